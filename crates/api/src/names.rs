@@ -1,0 +1,134 @@
+//! Names and numbers users, kernels and other programs know Fairlead by. Each says where it comes from.
+
+use std::time::Duration;
+
+/// API group of pools, blocks and egresses (Coil v2).
+pub const COIL_GROUP: &str = "coil.cybozu.com";
+/// API group of mesh and peers (WireKube).
+pub const WIREKUBE_GROUP: &str = "wirekube.io";
+/// API group of external peers (Kilo).
+pub const KILO_GROUP: &str = "kilo.squat.ai";
+
+/// Finalizer on AddressPools and AddressBlocks (Coil v2).
+pub const COIL_FINALIZER: &str = "coil.cybozu.com";
+/// Namespace annotation that names the pool of its pods (Coil v2).
+pub const ANNOTATION_POOL: &str = "coil.cybozu.com/pool";
+/// Pool of namespaces without the annotation (Coil v2).
+pub const DEFAULT_POOL: &str = "default";
+/// Label on an AddressBlock: the pool it was carved from (Coil v2).
+pub const LABEL_POOL: &str = "coil.cybozu.com/pool";
+/// Label on an AddressBlock: the node that owns it (Coil v2).
+pub const LABEL_NODE: &str = "coil.cybozu.com/node";
+/// Label on an AddressBlock: UID of the BlockRequest that asked for it (Coil v2).
+pub const LABEL_REQUEST: &str = "coil.cybozu.com/request";
+/// Label on an AddressBlock that must never be given to pods (Coil v2).
+pub const LABEL_RESERVED: &str = "coil.cybozu.com/reserved";
+/// Prefix of pod annotations that choose egress gateways, followed by their namespace (Coil v2).
+pub const ANNOTATION_EGRESS_PREFIX: &str = "egress.coil.cybozu.com/";
+
+/// Node annotation: endpoint to publish instead of a discovered one (WireKube).
+pub const ANNOTATION_ENDPOINT: &str = "wirekube.io/endpoint";
+/// Node annotation: internal address to publish (WireKube).
+pub const ANNOTATION_INTERNAL_IP: &str = "wirekube.io/internal-ip";
+/// WireKubePeer annotation: per-peer override of the birthday method (WireKube).
+pub const ANNOTATION_BIRTHDAY: &str = "wirekube.io/birthday-attack";
+/// Label on a WireKubePeer: the node it belongs to (WireKube).
+pub const LABEL_WIREKUBE_NODE: &str = "wirekube.io/node";
+
+/// Node annotation: endpoint to use for this node (Kilo).
+pub const ANNOTATION_KILO_FORCE_ENDPOINT: &str = "kilo.squat.ai/force-endpoint";
+/// Node annotation: internal address to use (Kilo).
+pub const ANNOTATION_KILO_FORCE_INTERNAL_IP: &str = "kilo.squat.ai/force-internal-ip";
+/// Node annotation: preferred leader of its location (Kilo).
+pub const ANNOTATION_KILO_LEADER: &str = "kilo.squat.ai/leader";
+/// Node annotation: its location (Kilo).
+pub const ANNOTATION_KILO_LOCATION: &str = "kilo.squat.ai/location";
+/// Node annotation: keepalive in seconds towards all peers (Kilo).
+pub const ANNOTATION_KILO_KEEPALIVE: &str = "kilo.squat.ai/persistent-keepalive";
+/// Node annotation: further prefixes reachable at its location (Kilo).
+pub const ANNOTATION_KILO_ALLOWED_LOCATION_IPS: &str = "kilo.squat.ai/allowed-location-ips";
+
+/// Node annotations of the KubeSpan Kubernetes registry (Talos).
+pub mod kubespan {
+    /// Identifier of the affiliate.
+    pub const NODE_ID: &str = "cluster.talos.dev/node-id";
+    /// Addresses of the node.
+    pub const SELF_IPS: &str = "networking.talos.dev/self-ips";
+    /// Port of its API server.
+    pub const API_SERVER_PORT: &str = "networking.talos.dev/api-server-port";
+    /// Address inside the mesh.
+    pub const IP: &str = "networking.talos.dev/kubespan-ip";
+    /// WireGuard public key.
+    pub const PUBLIC_KEY: &str = "networking.talos.dev/kubespan-public-key";
+    /// Pod prefixes.
+    pub const ASSIGNED_PREFIXES: &str = "networking.talos.dev/assigned-prefixes";
+    /// WireGuard endpoints.
+    pub const ENDPOINTS: &str = "networking.talos.dev/kubespan-endpoints";
+    /// Prefixes others must not send here.
+    pub const EXCLUDE_ADVERTISED_NETWORKS: &str = "networking.talos.dev/kubespan-exclude-advertised-networks";
+}
+
+/// Routing table with one route per local pod (Coil v2).
+pub const TABLE_PODS: u32 = 116;
+/// Routing table of narrow egress destinations in client pods (Coil v2).
+pub const TABLE_EGRESS_NARROW: u32 = 117;
+/// Routing table of wide egress destinations in client pods (Coil v2).
+pub const TABLE_EGRESS_WIDE: u32 = 118;
+/// Routing table with one route per local block, for routing daemons (Coil v2).
+pub const TABLE_EXPORT: u32 = 119;
+/// Routing table with the default routes into the mesh (KubeSpan).
+pub const TABLE_MESH: u32 = 180;
+/// Priority of the rule that looks up [`TABLE_PODS`] (Coil v2).
+pub const RULE_PRIORITY_PODS: u32 = 2000;
+/// Priority of the rule that looks up [`TABLE_MESH`] (KubeSpan).
+pub const RULE_PRIORITY_MESH: u32 = 32500;
+/// Route protocol of everything above (Coil v2).
+pub const ROUTE_PROTOCOL: u8 = 30;
+/// Route protocol of the built-in router (Coil v2, coil-router).
+pub const ROUTE_PROTOCOL_ROUTER: u8 = 31;
+/// UDP port of Foo-over-UDP (Coil v2).
+pub const FOU_PORT: u16 = 5555;
+
+/// Bits of the packet mark that the mesh uses; all others belong to somebody else (KubeSpan).
+pub const MARK_MASK: u32 = 0x60;
+/// Mark of packets that WireGuard sends (KubeSpan).
+pub const MARK_FROM_WIREGUARD: u32 = 0x20;
+/// Mark of packets that are to enter WireGuard (KubeSpan).
+pub const MARK_TO_WIREGUARD: u32 = 0x40;
+/// nftables table of the mesh, family `inet` (KubeSpan).
+pub const NFT_TABLE: &str = "talos_kubespan";
+/// Chain in the prerouting hook, type filter (KubeSpan).
+pub const NFT_CHAIN_PREROUTING: &str = "kubespan_prerouting";
+/// Chain in the output hook, type route (KubeSpan).
+pub const NFT_CHAIN_OUTGOING: &str = "kubespan_outgoing";
+/// Set of IPv4 prefixes reached through the mesh (KubeSpan).
+pub const NFT_SET_IPV4: &str = "kubespan_targets_ipv4";
+/// Set of IPv6 prefixes reached through the mesh (KubeSpan).
+pub const NFT_SET_IPV6: &str = "kubespan_targets_ipv6";
+
+/// WireGuard's UDP port (KubeSpan, WireKube, Kilo).
+pub const WIREGUARD_PORT: u16 = 51820;
+/// Name of the WireGuard device unless the mesh names another (WireKube).
+pub const WIREGUARD_INTERFACE: &str = "wire_kube";
+/// Pause between keepalives (KubeSpan, WireKube).
+pub const KEEPALIVE: Duration = Duration::from_secs(25);
+/// Device MTU on a 1500-byte uplink (KubeSpan, WireKube).
+pub const MESH_MTU: u32 = 1420;
+/// Bytes WireGuard adds over IPv6: 40 IP + 8 UDP + 32 WireGuard; over IPv4 it is 20 less.
+pub const WIREGUARD_OVERHEAD_IPV6: u32 = 80;
+/// Least MTU of an IPv6 link (RFC 8200, section 5).
+pub const IPV6_MIN_MTU: u32 = 1280;
+
+/// Socket on which the node program serves the CNI plugin and the CLI (Coil v2).
+pub const NODE_SOCKET: &str = "/run/coild.sock";
+/// Prefix of the alias of a pod's host link: `COIL:<pool>:<container ID>:<interface>` (Coil v2).
+pub const LINK_ALIAS_PREFIX: &str = "COIL:";
+/// IPv4 gateway of pods, on the host's end of every pod link (Coil v2 design, "Intra-node routing").
+pub const POD_GATEWAY_IPV4: std::net::Ipv4Addr = std::net::Ipv4Addr::new(169, 254, 1, 1);
+/// IPv6 gateway of pods, on the host's end of every pod link.
+pub const POD_GATEWAY_IPV6: std::net::Ipv6Addr = std::net::Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
+
+/// Lease the IPAM controller is elected by (Coil v2).
+pub const LEASE_IPAM: &str = "coil-ipam-leader";
+/// Namespace of Fairlead's own objects (Coil v2).
+pub const SYSTEM_NAMESPACE: &str = "kube-system";

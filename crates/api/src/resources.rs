@@ -1,0 +1,1 @@
+//! Custom resources; being written.

@@ -1,0 +1,179 @@
+//! WireGuard as desired and as observed, the same for the kernel's and the embedded implementation.
+//!
+//! Shapes follow `wg(8)` and `include/uapi/linux/wireguard.h`.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::SocketAddr;
+use std::str::FromStr;
+use std::time::{Duration, SystemTime};
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use ipnet::IpNet;
+
+/// A key did not parse.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("not a WireGuard key: expected 44 characters of base64 that hold 32 bytes (see `wg genkey`)")]
+pub struct InvalidKey;
+
+fn decode(text: &str) -> Result<[u8; 32], InvalidKey> {
+    STANDARD.decode(text.trim()).ok().and_then(|bytes| bytes.try_into().ok()).ok_or(InvalidKey)
+}
+
+/// A Curve25519 public key: the identity of a node in the mesh.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PublicKey(pub [u8; 32]);
+
+impl fmt::Display for PublicKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&STANDARD.encode(self.0))
+    }
+}
+
+impl fmt::Debug for PublicKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PublicKey({self})")
+    }
+}
+
+impl FromStr for PublicKey {
+    type Err = InvalidKey;
+
+    fn from_str(text: &str) -> Result<Self, InvalidKey> {
+        decode(text).map(Self)
+    }
+}
+
+/// A Curve25519 private key. `Debug` never shows it.
+#[derive(Clone, PartialEq, Eq)]
+pub struct PrivateKey(pub [u8; 32]);
+
+impl fmt::Debug for PrivateKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("PrivateKey(hidden)")
+    }
+}
+
+impl FromStr for PrivateKey {
+    type Err = InvalidKey;
+
+    fn from_str(text: &str) -> Result<Self, InvalidKey> {
+        decode(text).map(Self)
+    }
+}
+
+impl PrivateKey {
+    /// The key as `wg(8)` writes it. For key files only.
+    pub fn to_base64(&self) -> String {
+        STANDARD.encode(self.0)
+    }
+}
+
+/// What one peer should be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PeerConfig {
+    /// Extra symmetric key mixed into handshakes.
+    pub preshared_key: Option<[u8; 32]>,
+    /// Where to send when nothing was heard yet. `None` leaves the present endpoint alone.
+    pub endpoint: Option<SocketAddr>,
+    /// Seconds between keepalives; `None` or zero sends none.
+    pub persistent_keepalive: Option<u16>,
+    /// What the peer may send from and is sent for; sorted, without duplicates.
+    pub allowed_ips: Vec<IpNet>,
+}
+
+/// What a device should be: everything but the endpoints is complete.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceConfig {
+    /// The node's identity.
+    pub private_key: PrivateKey,
+    /// UDP port, the same for IPv4 and IPv6.
+    pub listen_port: u16,
+    /// `SO_MARK` of everything the device sends; zero for none.
+    pub fwmark: u32,
+    /// Peers by identity. A peer not named here is removed.
+    pub peers: BTreeMap<PublicKey, PeerConfig>,
+}
+
+/// What a device says of one peer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PeerState {
+    /// The configuration in force; `endpoint` is where packets go now, roaming included.
+    pub config: PeerConfig,
+    /// When the last handshake completed.
+    pub last_handshake: Option<SystemTime>,
+    /// Bytes received and authenticated since the peer was added.
+    pub rx_bytes: u64,
+    /// Bytes sent since the peer was added.
+    pub tx_bytes: u64,
+}
+
+/// What a device says of itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceState {
+    /// `None` before the first configuration.
+    pub private_key: Option<PrivateKey>,
+    /// UDP port in use.
+    pub listen_port: u16,
+    /// Mark in use.
+    pub fwmark: u32,
+    /// Peers by identity.
+    pub peers: BTreeMap<PublicKey, PeerState>,
+}
+
+/// The difference between a device and its configuration: what has to be sent, nothing more.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct DeviceChange {
+    /// New identity.
+    pub private_key: Option<PrivateKey>,
+    /// New port.
+    pub listen_port: Option<u16>,
+    /// New mark.
+    pub fwmark: Option<u32>,
+    /// Peers to add, or to bring to this configuration without losing their session.
+    /// Allowed addresses are replaced; an endpoint of `None` is left alone.
+    pub set_peers: BTreeMap<PublicKey, PeerConfig>,
+    /// Peers to remove.
+    pub remove_peers: Vec<PublicKey>,
+}
+
+impl DeviceChange {
+    /// Whether there is nothing to do.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+impl DeviceState {
+    /// What to send so that this device becomes `desired`. Endpoints differ only where `desired` names one.
+    pub fn change_to(&self, desired: &DeviceConfig) -> DeviceChange {
+        let differs = |key: &PublicKey, peer: &PeerConfig| {
+            self.peers.get(key).is_none_or(|present| {
+                let endpoint = peer.endpoint.or(present.config.endpoint);
+                present.config != PeerConfig { endpoint, ..peer.clone() }
+            })
+        };
+        DeviceChange {
+            private_key: (self.private_key.as_ref() != Some(&desired.private_key))
+                .then(|| desired.private_key.clone()),
+            listen_port: (self.listen_port != desired.listen_port).then_some(desired.listen_port),
+            fwmark: (self.fwmark != desired.fwmark).then_some(desired.fwmark),
+            set_peers: desired
+                .peers
+                .iter()
+                .filter(|(key, peer)| differs(key, peer))
+                .map(|(key, peer)| (*key, peer.clone()))
+                .collect(),
+            remove_peers: self
+                .peers
+                .keys()
+                .filter(|key| !desired.peers.contains_key(key))
+                .copied()
+                .collect(),
+        }
+    }
+}
+
+/// How long a session may be used before WireGuard refuses it (`REJECT_AFTER_TIME`, WireGuard paper 6.1).
+pub const SESSION_LIFETIME: Duration = Duration::from_secs(180);

@@ -1,0 +1,17 @@
+//! Desired kernel state: compared with what the kernel has, and applied as one batch of what differs.
+//!
+//! * [`pods`]: the veth pair of a pod, its addresses and routes, and what the kernel says of pods that exist.
+//! * [`routes`]: whole routing tables and rules (pods, export, mesh).
+//! * [`uplink`]: the node's own links: MTU towards the others, forwarding switches.
+//! * [`mesh`]: the nftables table with its sets, the rule and table that lead into the WireGuard device.
+//! * [`wireguard`]: one trait over the kernel's WireGuard and the embedded one.
+//!
+//! It decides no policy: `ipam`, `topology` and `path` say what should be, the node program brings it here. The
+//! kernel's dump is the truth, not our memory, so a restart adopts what is there; applying the same state twice
+//! sends nothing (`fairlead_netlink::changes_sent` counts). Nothing is cleaned up on exit.
+
+pub mod mesh;
+pub mod pods;
+pub mod routes;
+pub mod uplink;
+pub mod wireguard;

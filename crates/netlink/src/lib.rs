@@ -1,0 +1,22 @@
+//! Fairlead's netlink: what the kernel is asked and told, in batches, with the kernel's own error texts.
+//!
+//! * [`Socket`]: one blocking netlink socket, in the network namespace of the thread that opens it. Requests are
+//!   sent in batches and acknowledged; errors carry the kernel's extended message and the caller's description.
+//! * [`netns`]: files of network namespaces, and running a closure inside one.
+//! * [`route`]: links, addresses, routes and rules (`rtnetlink(7)`).
+//! * [`nftables`]: tables, chains, sets and rules (`linux/netfilter/nf_tables.h`).
+//! * [`wireguard`]: the kernel's WireGuard (`linux/wireguard.h`).
+//!
+//! It decides nothing: `dataplane` compares what is with what should be and hands the difference down. Calls block
+//! for microseconds; there is no async here. Every message that changes something is counted ([`changes_sent`]), so
+//! that tests and metrics can show that an unchanged state sends nothing.
+
+mod error;
+pub mod netns;
+pub mod nftables;
+pub mod route;
+mod socket;
+pub mod wireguard;
+
+pub use error::{Error, Result};
+pub use socket::{Family, Message, Reply, Socket, changes_sent};

@@ -1,0 +1,369 @@
+//! One netlink socket: framing, acknowledgements, dumps (`netlink(7)`, `linux/netlink.h`).
+
+use std::io::IoSlice;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use nix::errno::Errno;
+use nix::libc;
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv, sendmsg, setsockopt, socket,
+    sockopt,
+};
+
+use crate::{Error, Result};
+
+/// `struct nlmsghdr` in bytes.
+const HEADER: usize = 16;
+/// Room for one datagram of a dump; the kernel fills at most 32 KiB (`NLMSG_GOODSIZE`, `netlink_dump`).
+const RECEIVE: usize = 128 * 1024;
+/// Room for the largest batch: 100,000 prefixes are 4 MB.
+const SEND_BUFFER: usize = 64 << 20;
+/// How often an interrupted dump is repeated before we give up.
+const DUMP_TRIES: usize = 8;
+/// Messages that may be unacknowledged at once: their acknowledgements must fit the receive buffer.
+const WINDOW: usize = 256;
+
+static CHANGES: AtomicU64 = AtomicU64::new(0);
+
+/// How many messages that change kernel state this process has sent so far.
+pub fn changes_sent() -> u64 {
+    CHANGES.load(Ordering::Relaxed)
+}
+
+/// Which part of the kernel a socket talks to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Family {
+    /// `NETLINK_ROUTE`
+    Route,
+    /// `NETLINK_NETFILTER`
+    Netfilter,
+    /// `NETLINK_GENERIC`
+    Generic,
+}
+
+/// One request.
+#[derive(Debug, Clone)]
+pub struct Message {
+    /// `nlmsg_type`
+    pub kind: u16,
+    /// `nlmsg_flags` besides `NLM_F_REQUEST` and `NLM_F_ACK`, which the socket sets.
+    pub flags: u16,
+    /// What follows the header.
+    pub payload: Vec<u8>,
+    /// The operation and its object, for errors: "add address 10.0.0.1/32 to veth1".
+    pub what: String,
+}
+
+/// One answer.
+#[derive(Debug, Clone)]
+pub struct Reply {
+    /// `nlmsg_type`
+    pub kind: u16,
+    /// What follows the header.
+    pub payload: Vec<u8>,
+}
+
+/// A blocking netlink socket in the namespace of the thread that opened it.
+#[derive(Debug)]
+pub struct Socket {
+    fd: OwnedFd,
+    sequence: u32,
+    buffer: Vec<u8>,
+}
+
+struct Frame<'a> {
+    kind: u16,
+    flags: u16,
+    sequence: u32,
+    payload: &'a [u8],
+}
+
+impl Socket {
+    /// Opens a socket in the calling thread's network namespace.
+    ///
+    /// # Errors
+    /// The kernel lacks the family, or descriptors ran out.
+    pub fn open(family: Family) -> Result<Self> {
+        let protocol = match family {
+            Family::Route => SockProtocol::NetlinkRoute,
+            Family::Netfilter => SockProtocol::NetlinkNetFilter,
+            Family::Generic => SockProtocol::NetlinkGeneric,
+        };
+        let fd = socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, protocol)
+            .map_err(|errno| Error::socket("socket", errno))?;
+        bind(fd.as_raw_fd(), &NetlinkAddr::new(0, 0)).map_err(|errno| Error::socket("bind", errno))?;
+        // Without the privilege a smaller buffer has to do; only very large batches need this one.
+        let _ = setsockopt(&fd, sockopt::SndBufForce, &SEND_BUFFER);
+        let _ = setsockopt(&fd, sockopt::RcvBufForce, &(8 << 20));
+        for option in [libc::NETLINK_EXT_ACK, libc::NETLINK_CAP_ACK, libc::NETLINK_GET_STRICT_CHK] {
+            set_netlink_option(&fd, option);
+        }
+        Ok(Self { fd, sequence: 0, buffer: vec![0; RECEIVE] })
+    }
+
+    /// Sends requests that change something, each acknowledged, and stops at the first refusal.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] with the index and description of the first message the kernel refused. Messages of the
+    /// same window after it may have been carried out.
+    pub fn change(&mut self, messages: &[Message]) -> Result<()> {
+        for (index, outcome) in self.change_each(messages)?.into_iter().enumerate() {
+            outcome.map_err(|error| with_index(error, index))?;
+        }
+        Ok(())
+    }
+
+    /// Sends requests that change something and reports on each by itself.
+    ///
+    /// # Errors
+    /// Only when the socket itself fails.
+    pub fn change_each(&mut self, messages: &[Message]) -> Result<Vec<Result<()>>> {
+        let mut outcomes = Vec::with_capacity(messages.len());
+        for window in messages.chunks(WINDOW) {
+            CHANGES.fetch_add(window.len() as u64, Ordering::Relaxed);
+            let first = self.sequence.wrapping_add(1);
+            let mut bytes = Vec::new();
+            for message in window {
+                self.sequence = self.sequence.wrapping_add(1);
+                frame(&mut bytes, message, NLM_F_REQUEST | NLM_F_ACK, self.sequence);
+            }
+            self.send(&bytes)?;
+            for (offset, message) in window.iter().enumerate() {
+                outcomes.push(self.acknowledgement(first.wrapping_add(offset as u32), &message.what)?.map(drop));
+            }
+        }
+        Ok(outcomes)
+    }
+
+    /// Sends one request and returns the answers that come before its acknowledgement.
+    ///
+    /// # Errors
+    /// The kernel's refusal, or a failure of the socket.
+    pub fn ask(&mut self, message: &Message) -> Result<Vec<Reply>> {
+        self.sequence = self.sequence.wrapping_add(1);
+        let mut bytes = Vec::new();
+        frame(&mut bytes, message, NLM_F_REQUEST | NLM_F_ACK, self.sequence);
+        self.send(&bytes)?;
+        self.acknowledgement(self.sequence, &message.what)?
+    }
+
+    /// Dumps a kernel table; repeats when it changed meanwhile (`NLM_F_DUMP_INTR`).
+    ///
+    /// # Errors
+    /// The kernel's refusal, a failure of the socket, or a table that never stood still.
+    pub fn dump(&mut self, message: &Message) -> Result<Vec<Reply>> {
+        for _ in 0..DUMP_TRIES {
+            self.sequence = self.sequence.wrapping_add(1);
+            let mut bytes = Vec::new();
+            frame(&mut bytes, message, NLM_F_REQUEST | NLM_F_DUMP, self.sequence);
+            self.send(&bytes)?;
+            if let Some(replies) = self.dump_replies(&message.what)? {
+                return Ok(replies);
+            }
+        }
+        Err(Error::Malformed {
+            what: message.what.clone(),
+            reason: format!("the table changed during each of {DUMP_TRIES} dumps"),
+        })
+    }
+
+    /// Sends one atomic nftables transaction: `begin`, the messages, `end` (`NFNL_MSG_BATCH_BEGIN`).
+    ///
+    /// # Errors
+    /// The first refusal; then nothing at all was changed.
+    pub fn transaction(&mut self, begin: &Message, messages: &[Message], end: &Message) -> Result<()> {
+        let Some((last, rest)) = messages.split_last() else { return Ok(()) };
+        CHANGES.fetch_add(messages.len() as u64, Ordering::Relaxed);
+        let first = self.sequence.wrapping_add(1);
+        let mut bytes = Vec::new();
+        let mut next = |bytes: &mut Vec<u8>, message: &Message, flags: u16| {
+            self.sequence = self.sequence.wrapping_add(1);
+            frame(bytes, message, flags, self.sequence);
+            self.sequence
+        };
+        next(&mut bytes, begin, NLM_F_REQUEST);
+        for message in rest {
+            next(&mut bytes, message, NLM_F_REQUEST);
+        }
+        // The end of a batch is acknowledged only by recent kernels, its last operation by all.
+        let awaited = next(&mut bytes, last, NLM_F_REQUEST | NLM_F_ACK);
+        next(&mut bytes, end, NLM_F_REQUEST);
+        self.send(&bytes)?;
+        self.transaction_outcome(messages, first.wrapping_add(1), awaited)
+    }
+
+    fn transaction_outcome(&mut self, messages: &[Message], first: u32, awaited: u32) -> Result<()> {
+        let mut refusal: Option<Error> = None;
+        loop {
+            let received = self.receive()?;
+            let mut rest = self.buffer.get(..received).unwrap_or_default();
+            while let Some(parsed) = take_frame(&mut rest) {
+                if parsed.kind != libc::NLMSG_ERROR as u16 {
+                    continue;
+                }
+                let index = parsed.sequence.wrapping_sub(first) as usize;
+                let what = messages.get(index).map_or("commit the nftables transaction", |m| m.what.as_str());
+                if let (Err(error), None) = (parse_error(&parsed, what), &refusal) {
+                    refusal = Some(with_index(error, index));
+                }
+                if parsed.sequence == awaited {
+                    // Errors come in order of the messages; everything of this batch has been said.
+                    return refusal.map_or(Ok(()), Err);
+                }
+            }
+            if let Some(error) = refusal.take_if(|_| received == 0 || self.is_quiet()) {
+                return Err(error);
+            }
+        }
+    }
+
+    /// Whether nothing waits to be read: a refused batch may never acknowledge its last message.
+    fn is_quiet(&self) -> bool {
+        let mut byte = [0u8; 1];
+        recv(self.fd.as_raw_fd(), &mut byte, MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT) == Err(Errno::EAGAIN)
+    }
+
+    fn dump_replies(&mut self, what: &str) -> Result<Option<Vec<Reply>>> {
+        let (mut replies, mut interrupted) = (Vec::new(), false);
+        loop {
+            let received = self.receive()?;
+            let mut rest = self.buffer.get(..received).unwrap_or_default();
+            while let Some(parsed) = take_frame(&mut rest) {
+                if parsed.sequence != self.sequence {
+                    continue;
+                }
+                interrupted |= parsed.flags & libc::NLM_F_DUMP_INTR as u16 != 0;
+                match i32::from(parsed.kind) {
+                    libc::NLMSG_DONE => return Ok((!interrupted).then_some(replies)),
+                    libc::NLMSG_ERROR => parse_error(&parsed, what)?,
+                    _ => replies.push(Reply { kind: parsed.kind, payload: parsed.payload.to_vec() }),
+                }
+            }
+        }
+    }
+
+    /// Reads until the acknowledgement of `sequence`. The outer error is the socket's, the inner the kernel's.
+    fn acknowledgement(&mut self, sequence: u32, what: &str) -> Result<Result<Vec<Reply>>> {
+        let mut replies = Vec::new();
+        loop {
+            // One datagram per acknowledgement: the kernel never joins two in one buffer here.
+            let received = self.receive()?;
+            let mut rest = self.buffer.get(..received).unwrap_or_default();
+            while let Some(parsed) = take_frame(&mut rest) {
+                if parsed.sequence != sequence {
+                    continue;
+                }
+                if i32::from(parsed.kind) == libc::NLMSG_ERROR {
+                    return Ok(parse_error(&parsed, what).map(|()| replies));
+                }
+                replies.push(Reply { kind: parsed.kind, payload: parsed.payload.to_vec() });
+            }
+        }
+    }
+
+    fn send(&self, bytes: &[u8]) -> Result<()> {
+        sendmsg::<()>(self.fd.as_raw_fd(), &[IoSlice::new(bytes)], &[], MsgFlags::empty(), None)
+            .map(drop)
+            .map_err(|errno| Error::socket("send", errno))
+    }
+
+    fn receive(&mut self) -> Result<usize> {
+        loop {
+            match recv(self.fd.as_raw_fd(), &mut self.buffer, MsgFlags::empty()) {
+                Err(Errno::EINTR) => {}
+                other => return other.map_err(|errno| Error::socket("receive", errno)),
+            }
+        }
+    }
+}
+
+const NLM_F_REQUEST: u16 = libc::NLM_F_REQUEST as u16;
+const NLM_F_ACK: u16 = libc::NLM_F_ACK as u16;
+const NLM_F_DUMP: u16 = libc::NLM_F_DUMP as u16;
+
+#[expect(unsafe_code, reason = "nix has no wrapper for SOL_NETLINK options")]
+fn set_netlink_option(fd: &OwnedFd, option: libc::c_int) {
+    let on: libc::c_int = 1;
+    // SAFETY: `on` outlives the call and its size is passed. Old kernels refuse an option; then errors only say less.
+    unsafe {
+        libc::setsockopt(
+            fd.as_raw_fd(),
+            libc::SOL_NETLINK,
+            option,
+            (&raw const on).cast(),
+            size_of::<libc::c_int>() as libc::socklen_t,
+        );
+    }
+}
+
+fn with_index(error: Error, at: usize) -> Error {
+    match error {
+        Error::Refused { what, errno, detail, .. } => Error::Refused { what, index: at, errno, detail },
+        other => other,
+    }
+}
+
+fn frame(out: &mut Vec<u8>, message: &Message, flags: u16, sequence: u32) {
+    let length = HEADER + message.payload.len();
+    out.extend_from_slice(&(length as u32).to_ne_bytes());
+    out.extend_from_slice(&message.kind.to_ne_bytes());
+    out.extend_from_slice(&(message.flags | flags).to_ne_bytes());
+    out.extend_from_slice(&sequence.to_ne_bytes());
+    out.extend_from_slice(&0u32.to_ne_bytes());
+    out.extend_from_slice(&message.payload);
+    out.resize(out.len().next_multiple_of(4), 0);
+}
+
+fn read_u16(bytes: &[u8], at: usize) -> Option<u16> {
+    Some(u16::from_ne_bytes(bytes.get(at..at.checked_add(2)?)?.try_into().ok()?))
+}
+
+fn read_u32(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_ne_bytes(bytes.get(at..at.checked_add(4)?)?.try_into().ok()?))
+}
+
+fn take_frame<'a>(rest: &mut &'a [u8]) -> Option<Frame<'a>> {
+    let length = read_u32(rest, 0)? as usize;
+    let frame = Frame {
+        kind: read_u16(rest, 4)?,
+        flags: read_u16(rest, 6)?,
+        sequence: read_u32(rest, 8)?,
+        payload: rest.get(HEADER..length)?,
+    };
+    *rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
+    Some(frame)
+}
+
+/// Reads `struct nlmsgerr` and the extended acknowledgement behind it (`NLMSGERR_ATTR_MSG`).
+fn parse_error(frame: &Frame<'_>, what: &str) -> Result<()> {
+    let code = read_u32(frame.payload, 0).map(|raw| raw as i32).ok_or_else(|| Error::Malformed {
+        what: what.to_owned(),
+        reason: "a truncated acknowledgement".to_owned(),
+    })?;
+    if code == 0 {
+        return Ok(());
+    }
+    let capped = frame.flags & libc::NLM_F_CAPPED as u16 != 0;
+    let echoed = if capped { HEADER } else { read_u32(frame.payload, 4).unwrap_or(0) as usize };
+    let attributes = frame.payload.get(4usize.saturating_add(echoed).next_multiple_of(4)..).unwrap_or_default();
+    Err(Error::Refused {
+        what: what.to_owned(),
+        index: 0,
+        errno: code.saturating_neg(),
+        detail: extended_message(attributes),
+    })
+}
+
+fn extended_message(mut attributes: &[u8]) -> Option<String> {
+    const NLMSGERR_ATTR_MSG: u16 = 1;
+    loop {
+        let length = usize::from(read_u16(attributes, 0)?);
+        let kind = read_u16(attributes, 2)?;
+        let value = attributes.get(4..length)?;
+        if kind == NLMSGERR_ATTR_MSG {
+            return Some(String::from_utf8_lossy(value).trim_end_matches('\0').to_owned());
+        }
+        attributes = attributes.get(length.next_multiple_of(4)..)?;
+    }
+}
