@@ -1,1 +1,56 @@
-fn main() {}
+//! One front door for developers.
+//!
+//! `cargo xtask demo|test|bench|generate|lint` do all their own set-up: Debian packages, the Kubernetes test bed from
+//! Go modules, the builds. This program only orchestrates other programs and counts; it links neither the product nor
+//! any library, so it compiles in seconds. Progress goes to stderr, results to stdout.
+
+mod setup;
+mod steps;
+mod tests;
+
+use std::env;
+use std::process::ExitCode;
+
+const HELP: &str = "\
+Usage: cargo xtask COMMAND
+
+Commands:
+  demo [--topology NAME] [--keep] [--json]
+                          show the main job on this machine: pods on nodes in different networks reach each other
+  test [RING...] [-- FILTER...]
+                          run the tests; rings: pure lab kube vm demo (all of them without a name)
+  bench [NAME] [--json]   run benchmarks: peers and ours in one run
+  generate [--check]      write deploy/crds from the code; with --check only say whether it is current
+  lint                    rustfmt, clippy and the generated files
+  setup                   only the set-up of the above
+
+Needs root on Debian 12 with Rust and Go (1.26 or newer). Traffic stays inside network namespaces.
+";
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = env::args().skip(1).collect();
+    let (command, rest) = match arguments.split_first() {
+        Some((command, rest)) => (command.as_str(), rest),
+        None => ("help", &[][..]),
+    };
+    let outcome = match command {
+        "demo" => steps::demo(rest),
+        "test" => tests::run(rest),
+        "bench" => steps::bench(rest),
+        "generate" => steps::generate(rest),
+        "lint" => steps::lint(),
+        "setup" => setup::everything(),
+        "help" | "--help" | "-h" => {
+            steps::print(HELP);
+            Ok(())
+        }
+        other => Err(format!("unknown command {other:?}\n\n{HELP}")),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            steps::say(&format!("error: {message}"));
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! The node's WireGuard identity: one key in one file, made once.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use fairlead_api::wireguard::PrivateKey;
+
+/// Name of the key file in the state directory.
+const FILE: &str = "wireguard.key";
+/// A key file holds 44 characters; anything this long is something else.
+const LONGEST: u64 = 4096;
+
+/// Why there is no identity. The key file is never overwritten by any of these.
+#[derive(Debug, thiserror::Error)]
+pub enum IdentityError {
+    /// The file holds something else.
+    #[error(
+        "WireGuard key file {path} is corrupt ({reason}). It was left as it is: restore it from a backup, or delete it \
+         to give this node a new identity"
+    )]
+    Corrupt {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
+    /// The file system refused.
+    #[error("cannot {operation} WireGuard key file {path}: {source}")]
+    File {
+        /// What was tried.
+        operation: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The answer.
+        source: io::Error,
+    },
+}
+
+/// Reads the key of `state_dir`, or makes one with `fresh` bytes when there is none yet.
+///
+/// A new key is written to a temporary file (mode 0600), synced and renamed, so that a crash leaves either no key or
+/// a whole one. A key file that others may read is narrowed to 0600.
+///
+/// # Errors
+/// The directory cannot be used, or the file holds something that is not a key.
+pub fn load_or_create(state_dir: &Path, fresh: [u8; 32]) -> Result<PrivateKey, IdentityError> {
+    let path = state_dir.join(FILE);
+    let failed = |operation, path: &Path| {
+        let path = path.to_owned();
+        move |source| IdentityError::File { operation, path, source }
+    };
+    fs::create_dir_all(state_dir).map_err(failed("make the directory of", &path))?;
+    match File::open(&path) {
+        Ok(file) => read(&path, file),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let key = PrivateKey(clamp(fresh));
+            write(state_dir, &path, &key).map_err(failed("write", &path))?;
+            Ok(key)
+        }
+        Err(error) => Err(failed("open", &path)(error)),
+    }
+}
+
+fn read(path: &Path, file: File) -> Result<PrivateKey, IdentityError> {
+    let corrupt = |reason: String| IdentityError::Corrupt { path: path.to_owned(), reason };
+    let unreadable = |source| IdentityError::File { operation: "read", path: path.to_owned(), source };
+    let mode = file.metadata().map_err(unreadable)?.permissions().mode();
+    if mode & 0o077 != 0 {
+        tracing::warn!(path = %path.display(), "the WireGuard key file was readable by others; narrowing it to 0600");
+        file.set_permissions(fs::Permissions::from_mode(0o600)).map_err(unreadable)?;
+    }
+    let mut text = Vec::new();
+    file.take(LONGEST).read_to_end(&mut text).map_err(unreadable)?;
+    let text = String::from_utf8(text).map_err(|_| corrupt("it is not text".to_owned()))?;
+    let key: PrivateKey = text.parse().map_err(|error| corrupt(format!("{error}")))?;
+    if key.0 == [0; 32] {
+        return Err(corrupt("the key is all zeros".to_owned()));
+    }
+    Ok(key)
+}
+
+fn write(state_dir: &Path, path: &Path, key: &PrivateKey) -> io::Result<()> {
+    let temporary = path.with_extension("key.new");
+    // Left by a crash between writing and renaming; it was never anybody's identity.
+    let _ = fs::remove_file(&temporary);
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
+    file.write_all(key.to_base64().as_bytes())?;
+    file.write_all(b"\n")?;
+    file.sync_all()?;
+    fs::rename(&temporary, path)?;
+    File::open(state_dir)?.sync_all()
+}
+
+/// Brings random bytes to the form of a Curve25519 scalar, as `wg genkey` does (RFC 7748, section 5).
+fn clamp(mut bytes: [u8; 32]) -> [u8; 32] {
+    bytes[0] &= 248;
+    bytes[31] = (bytes[31] & 127) | 64;
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_is_made_once_and_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = load_or_create(dir.path(), [7; 32]).unwrap();
+        let again = load_or_create(dir.path(), [9; 32]).unwrap();
+        assert_eq!(first, again);
+        let mode = fs::metadata(dir.path().join(FILE)).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+    }
+
+    #[test]
+    fn a_corrupt_key_is_named_and_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        for garbage in [&b"not a key"[..], b"", b"\xff\xfe", &[b'A'; 9000], b"AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA="] {
+            fs::write(dir.path().join(FILE), garbage).unwrap();
+            let error = load_or_create(dir.path(), [7; 32]).unwrap_err().to_string();
+            assert!(error.contains("wireguard.key is corrupt"), "{error}");
+            assert_eq!(fs::read(dir.path().join(FILE)).unwrap(), garbage);
+        }
+    }
+
+    #[test]
+    fn a_widely_readable_key_is_narrowed() {
+        let dir = tempfile::tempdir().unwrap();
+        let key = load_or_create(dir.path(), [7; 32]).unwrap();
+        let path = dir.path().join(FILE);
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
+        assert_eq!(load_or_create(dir.path(), [1; 32]).unwrap(), key);
+        assert_eq!(fs::metadata(path).unwrap().permissions().mode() & 0o777, 0o600);
+    }
+
+    #[test]
+    fn a_half_written_key_is_nobodys() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("wireguard.key.new"), b"half").unwrap();
+        let key = load_or_create(dir.path(), [7; 32]).unwrap();
+        assert_eq!(load_or_create(dir.path(), [8; 32]).unwrap(), key);
+    }
+}

@@ -1,0 +1,99 @@
+//! What the other commands need on a fresh Debian machine.
+
+use std::path::Path;
+use std::process::Command;
+
+use crate::steps::{Result, built, cargo, run, timed};
+
+/// Debian packages and what they are for.
+const PACKAGES: &[&str] = &[
+    // the network lab and its judges
+    "iproute2",
+    "iputils-ping",
+    "nftables",
+    "conntrack",
+    "wireguard-tools",
+    "tcpdump",
+    "procps",
+    "util-linux",
+    // building aws-lc and the VM bed's initramfs
+    "gcc",
+    "libc6-dev",
+    "busybox-static",
+    "kmod",
+    "cpio",
+    "xz-utils",
+    "qemu-system-x86",
+];
+
+/// Packages, the Kubernetes test bed, the builds.
+pub(crate) fn everything() -> Result {
+    packages()?;
+    programs()?;
+    control_plane()
+}
+
+/// Installs the Debian packages that are missing.
+pub(crate) fn packages() -> Result {
+    if !nix_is_root()? {
+        return Err(
+            "this needs root: it makes network namespaces. Run it as root (or with sudo -E)".to_owned()
+        );
+    }
+    let missing: Vec<&str> = PACKAGES.iter().copied().filter(|package| !is_installed(package)).collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    timed(&format!("Debian packages: {}", missing.join(" ")), || {
+        let apt = |arguments: &[&str]| {
+            let mut command = Command::new("apt-get");
+            command.env("DEBIAN_FRONTEND", "noninteractive").args(["-q", "-y"]).args(arguments);
+            run(command.stdout(std::process::Stdio::null()))
+        };
+        apt(&["update"])?;
+        let mut install = vec!["install", "--no-install-recommends"];
+        install.extend(&missing);
+        apt(&install)
+    })
+}
+
+/// Builds the Kubernetes control plane from its Go modules, once per version, outside the checkout.
+pub(crate) fn control_plane() -> Result {
+    if env_is_set("KUBEBUILDER_ASSETS") {
+        return Ok(());
+    }
+    if run(Command::new("go").arg("version").stdout(std::process::Stdio::null())).is_err() {
+        return Err("the Kubernetes test bed is built with Go 1.26 or newer, and `go` is not in PATH: install it from \
+             https://go.dev/dl, or set KUBEBUILDER_ASSETS to a directory with kube-apiserver, etcd and kubectl"
+            .to_owned());
+    }
+    timed("Kubernetes control plane (first time about 5 minutes)", || {
+        run(Command::new(built("testbed-kube-setup")))
+    })
+}
+
+/// Builds every program of the workspace, at once: selecting packages would build the libraries again for each
+/// selection, because cargo unifies features over what is selected.
+pub(crate) fn programs() -> Result {
+    timed("Fairlead and its test beds (first time about 5 minutes)", || {
+        run(cargo(&["build", "--workspace", "--bins", "--examples"]))
+    })
+}
+
+fn is_installed(package: &str) -> bool {
+    Command::new("dpkg-query")
+        .args(["-W", "-f", "${Status}", package])
+        .output()
+        .is_ok_and(|output| String::from_utf8_lossy(&output.stdout).contains("ok installed"))
+}
+
+fn env_is_set(name: &str) -> bool {
+    std::env::var_os(name).is_some_and(|value| !value.is_empty())
+}
+
+fn nix_is_root() -> std::result::Result<bool, String> {
+    use std::os::unix::fs::MetadataExt;
+    let metadata =
+        Path::new("/proc/self").metadata().map_err(|error| format!("cannot read /proc/self: {error}"))?;
+    Ok(metadata.uid() == 0)
+}

@@ -1,0 +1,109 @@
+//! Running programs with progress, and the commands that are little more than that.
+
+use std::env;
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Instant;
+
+use crate::setup;
+
+/// What a command ends with: a sentence for the user when it failed.
+pub(crate) type Result = std::result::Result<(), String>;
+
+/// Data, for pipes.
+#[expect(clippy::print_stdout, reason = "this is where data leaves the program")]
+pub(crate) fn print(text: &str) {
+    print!("{text}");
+    // A reader that went away is no reason to fail.
+    let _ = std::io::stdout().flush();
+}
+
+/// Progress and errors, for people.
+#[expect(clippy::print_stderr, reason = "this is where progress leaves the program")]
+pub(crate) fn say(text: &str) {
+    eprintln!("{text}");
+}
+
+/// Announces a step, runs it and says how long it took.
+pub(crate) fn timed(what: &str, step: impl FnOnce() -> Result) -> Result {
+    say(&format!("==> {what}"));
+    let start = Instant::now();
+    step()?;
+    say(&format!("    done in {:.1} s", start.elapsed().as_secs_f64()));
+    Ok(())
+}
+
+/// Runs a program to its end; anything but success is an error that shows its command line.
+pub(crate) fn run(mut command: impl std::borrow::BorrowMut<Command>) -> Result {
+    let command = command.borrow_mut();
+    let line = describe(command);
+    let status = command.status().map_err(|error| format!("cannot run {line}: {error}"))?;
+    if status.success() { Ok(()) } else { Err(format!("{line} failed: {status}")) }
+}
+
+fn describe(command: &Command) -> String {
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    words.map(|word| word.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ")
+}
+
+/// The workspace's root: where `cargo xtask` found this program.
+pub(crate) fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).parent().map(PathBuf::from).unwrap_or_default()
+}
+
+/// The same cargo that runs us, at the workspace's root.
+pub(crate) fn cargo(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(root()).args(arguments);
+    command
+}
+
+/// Where cargo puts what it builds.
+pub(crate) fn target_directory() -> PathBuf {
+    env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from).join("debug")
+}
+
+/// `cargo xtask demo`
+pub(crate) fn demo(arguments: &[String]) -> Result {
+    let start = Instant::now();
+    setup::everything()?;
+    let outcome = run(Command::new(target_directory().join("fairlead-demo")).args(arguments));
+    say(&format!(
+        "demo: {:.0} s in all, set-up included (budget: 900 s from nothing, 60 s again)",
+        start.elapsed().as_secs_f64()
+    ));
+    outcome
+}
+
+/// `cargo xtask bench`
+pub(crate) fn bench(arguments: &[String]) -> Result {
+    setup::everything()?;
+    let mut command = cargo(&["run", "--quiet", "-p", "fairlead-demo", "--bin", "fairlead-bench", "--"]);
+    run(command.args(arguments))
+}
+
+/// `cargo xtask generate`
+pub(crate) fn generate(arguments: &[String]) -> Result {
+    let mut command = cargo(&[
+        "run",
+        "--quiet",
+        "-p",
+        "fairlead-api",
+        "--features",
+        "resources",
+        "--example",
+        "generate_crds",
+        "--",
+    ]);
+    run(command.args(arguments))
+}
+
+/// `cargo xtask lint`
+pub(crate) fn lint() -> Result {
+    timed("rustfmt", || run(cargo(&["fmt", "--all", "--check"])))?;
+    timed("clippy", || {
+        run(cargo(&["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"]))
+    })?;
+    timed("generated files", || generate(&["--check".to_owned()]))
+}
