@@ -59,16 +59,17 @@ pub(crate) fn cargo(arguments: &[&str]) -> Command {
     command
 }
 
-/// Where cargo puts what it builds.
-pub(crate) fn target_directory() -> PathBuf {
-    env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from).join("debug")
+/// A program that [`setup::programs`] built; examples are `examples/NAME`.
+pub(crate) fn built(name: &str) -> PathBuf {
+    let target = env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from);
+    target.join("debug").join(name)
 }
 
 /// `cargo xtask demo`
 pub(crate) fn demo(arguments: &[String]) -> Result {
     let start = Instant::now();
     setup::everything()?;
-    let outcome = run(Command::new(target_directory().join("fairlead-demo")).args(arguments));
+    let outcome = run(Command::new(built("fairlead-demo")).args(arguments));
     say(&format!(
         "demo: {:.0} s in all, set-up included (budget: 900 s from nothing, 60 s again)",
         start.elapsed().as_secs_f64()
@@ -79,24 +80,13 @@ pub(crate) fn demo(arguments: &[String]) -> Result {
 /// `cargo xtask bench`
 pub(crate) fn bench(arguments: &[String]) -> Result {
     setup::everything()?;
-    let mut command = cargo(&["run", "--quiet", "-p", "fairlead-demo", "--bin", "fairlead-bench", "--"]);
-    run(command.args(arguments))
+    run(Command::new(built("fairlead-bench")).args(arguments))
 }
 
 /// `cargo xtask generate`
 pub(crate) fn generate(arguments: &[String]) -> Result {
-    let mut command = cargo(&[
-        "run",
-        "--quiet",
-        "-p",
-        "fairlead-api",
-        "--features",
-        "resources",
-        "--example",
-        "generate_crds",
-        "--",
-    ]);
-    run(command.args(arguments))
+    setup::programs()?;
+    run(Command::new(built("examples/generate_crds")).current_dir(root()).args(arguments))
 }
 
 /// `cargo xtask lint`

@@ -1,7 +1,8 @@
 //! `cargo xtask test`: every ring, one after another, with the counts added up.
 
 use std::io::{BufRead, BufReader};
-use std::process::Stdio;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use crate::setup;
@@ -11,7 +12,6 @@ use crate::steps::{Result, cargo, print, say};
 struct Ring {
     name: &'static str,
     packages: &'static [&'static str],
-    features: &'static [&'static str],
 }
 
 const RINGS: &[Ring] = &[
@@ -29,16 +29,14 @@ const RINGS: &[Ring] = &[
             "fairlead",
             "xtask",
         ],
-        features: &["fairlead-api/resources"],
     },
     Ring {
         name: "lab",
         packages: &["testbed-lab", "fairlead-netlink", "fairlead-dataplane", "fairlead-tunnel"],
-        features: &[],
     },
-    Ring { name: "kube", packages: &["testbed-kube"], features: &[] },
-    Ring { name: "vm", packages: &["testbed-vm"], features: &[] },
-    Ring { name: "demo", packages: &["fairlead-demo"], features: &[] },
+    Ring { name: "kube", packages: &["testbed-kube"] },
+    Ring { name: "vm", packages: &["testbed-vm"] },
+    Ring { name: "demo", packages: &["fairlead-demo"] },
 ];
 
 /// What the test programs reported.
@@ -66,27 +64,29 @@ pub(crate) fn run(arguments: &[String]) -> Result {
     let wanted = choose(names)?;
     let start = Instant::now();
     setup::packages()?;
+    setup::programs()?;
     if wanted.iter().any(|ring| matches!(ring.name, "kube" | "demo")) {
         setup::control_plane()?;
-        setup::product()?;
     }
+    let programs = build()?;
     let (mut total, mut broken) = (Counts::default(), Vec::new());
     for ring in wanted {
         let began = Instant::now();
         say(&format!("==> tests: {}", ring.name));
-        let (counts, success) = run_ring(ring, filter)?;
+        let mut counts = Counts::default();
+        for program in programs.iter().filter(|program| ring.packages.contains(&program.package.as_str())) {
+            let (one, success) = run_program(program, filter)?;
+            counts.add(one);
+            if !success {
+                broken.push(program.path.clone());
+            }
+        }
+        let seconds = began.elapsed().as_secs_f64();
         say(&format!(
-            "    {}: {} passed, {} failed, {} ignored in {:.0} s",
-            ring.name,
-            counts.passed,
-            counts.failed,
-            counts.ignored,
-            began.elapsed().as_secs_f64()
+            "    {}: {} passed, {} failed in {seconds:.0} s",
+            ring.name, counts.passed, counts.failed
         ));
         total.add(counts);
-        if !success {
-            broken.push(ring.name);
-        }
     }
     say(&format!(
         "tests: {:.0} s in all (budget: 1500 s from nothing, 480 s again)",
@@ -104,31 +104,73 @@ fn choose(names: &[String]) -> std::result::Result<Vec<&'static Ring>, String> {
     Ok(RINGS.iter().filter(|ring| names.is_empty() || names.iter().any(|name| name == ring.name)).collect())
 }
 
-fn run_ring(ring: &Ring, filter: &[String]) -> std::result::Result<(Counts, bool), String> {
-    let mut command = cargo(&["test", "--no-fail-fast"]);
-    for package in ring.packages {
-        command.args(["-p", package]);
+/// One test executable.
+struct Program {
+    package: String,
+    directory: PathBuf,
+    path: String,
+}
+
+/// Builds all tests at once (see [`setup::programs`]) and lists the executables.
+fn build() -> std::result::Result<Vec<Program>, String> {
+    say("==> building the tests");
+    let mut command = cargo(&["test", "--workspace", "--no-run", "--message-format=json-render-diagnostics"]);
+    let output = command
+        .stderr(Stdio::inherit())
+        .output()
+        .map_err(|error| format!("cannot run cargo test --no-run: {error}"))?;
+    if !output.status.success() {
+        return Err("the tests do not compile".to_owned());
     }
-    if !ring.features.is_empty() {
-        command.args(["--features", &ring.features.join(",")]);
-    }
-    if !filter.is_empty() {
-        command.arg("--").args(filter);
-    }
-    let mut child =
-        command.stdout(Stdio::piped()).spawn().map_err(|error| format!("cannot run cargo test: {error}"))?;
+    String::from_utf8_lossy(&output.stdout).lines().filter_map(executable).map(program).collect()
+}
+
+/// The manifest and executable that one line of cargo's JSON messages names, if it is about a test.
+fn executable(line: &str) -> Option<(&str, &str)> {
+    let value = |key: &str| {
+        let (_, rest) = line.split_once(&format!("\"{key}\":\""))?;
+        rest.split_once('"').map(|(value, _)| value)
+    };
+    let is_test = line.contains("\"reason\":\"compiler-artifact\"") && line.contains("\"test\":true}");
+    is_test.then(|| value("manifest_path").zip(value("executable"))).flatten()
+}
+
+fn program((manifest, path): (&str, &str)) -> std::result::Result<Program, String> {
+    let text =
+        std::fs::read_to_string(manifest).map_err(|error| format!("cannot read {manifest}: {error}"))?;
+    let package = text
+        .lines()
+        .find_map(|line| line.strip_prefix("name = "))
+        .ok_or_else(|| format!("{manifest} names no package"))?
+        .trim_matches('"')
+        .to_owned();
+    let directory = Path::new(manifest).parent().map(Path::to_owned).unwrap_or_default();
+    Ok(Program { package, directory, path: path.to_owned() })
+}
+
+fn run_program(program: &Program, filter: &[String]) -> std::result::Result<(Counts, bool), String> {
+    let failed = |error| format!("cannot run {}: {error}", program.path);
+    let mut child = Command::new(&program.path)
+        .args(filter)
+        .current_dir(&program.directory)
+        .env("CARGO_MANIFEST_DIR", &program.directory)
+        .stdout(Stdio::piped())
+        .spawn()
+        .map_err(failed)?;
+    let name = Path::new(&program.path).file_name().unwrap_or_default().to_string_lossy().into_owned();
+    say(&format!("--- {} {name}", program.package));
     let mut counts = Counts::default();
     if let Some(output) = child.stdout.take() {
         for line in BufReader::new(output).lines() {
-            let line = line.map_err(|error| format!("cannot read what cargo test prints: {error}"))?;
+            let line = line.map_err(failed)?;
             if let Some(one) = parse(&line) {
                 counts.add(one);
             }
             say(&line);
         }
     }
-    let status = child.wait().map_err(|error| format!("cannot wait for cargo test: {error}"))?;
-    Ok((counts, status.success()))
+    let success = child.wait().map_err(failed)?.success();
+    Ok((counts, success))
 }
 
 /// Reads `test result: ok. 3 passed; 0 failed; 1 ignored; …`.
@@ -158,6 +200,13 @@ mod unit {
         let line = "test result: FAILED. 12 passed; 3 failed; 1 ignored; 0 measured; 2 filtered out; finished in 0.01s";
         assert_eq!(parse(line), Some(Counts { passed: 12, failed: 3, ignored: 1 }));
         assert_eq!(parse("running 3 tests"), None);
+    }
+
+    #[test]
+    fn test_executables_are_found_in_cargos_messages() {
+        let line = r#"{"reason":"compiler-artifact","package_id":"x","manifest_path":"/w/a/Cargo.toml","target":{"kind":["test"],"name":"t"},"profile":{"opt_level":"0","test":true},"features":[],"filenames":["/t/a"],"executable":"/t/a","fresh":true}"#;
+        assert_eq!(executable(line), Some(("/w/a/Cargo.toml", "/t/a")));
+        assert_eq!(executable(&line.replace("\"test\":true}", "\"test\":false}")), None);
     }
 
     #[test]
