@@ -23,6 +23,7 @@ const RINGS: &[Ring] = &[
             "fairlead-topology",
             "fairlead-path",
             "fairlead-wire",
+            "fairlead-cluster",
             "fairlead-cni-plugin",
             "fairlead-node",
             "fairlead-controller",

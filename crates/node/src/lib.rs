@@ -1,1 +1,25 @@
-//! Placeholder
+//! The per-node program: CNI server, node IPAM and mesh agent.
+//!
+//! It is a thin shell around pure parts. `fairlead-ipam` decides addresses, `fairlead-topology` peers and prefixes,
+//! `fairlead-path` endpoints; `fairlead-dataplane` brings the kernel to what they say. Data comes from the API server
+//! (watches of `fairlead-cluster`), from the kernel (pods of before a restart) and over a UNIX socket from the CNI plugin and
+//! the command line ([`cni`], [`status`]). It goes to the kernel and to this node's own objects, nothing else's.
+//!
+//! Nothing is torn down on exit: the kernel keeps forwarding, and the next start adopts what is there. An API server
+//! that is away stops only what needs a new decision of the controller.
+//!
+//! Not here: egress gateways, relaying and NAT traversal; they will be modules beside [`mesh`].
+
+mod api_server;
+pub mod blocks;
+pub mod cni;
+pub mod identity;
+pub mod ipam;
+pub mod mesh;
+pub mod metrics;
+pub mod order;
+mod program;
+pub mod requests;
+pub mod status;
+
+pub use program::{Settings, WireGuardChoice, run};

@@ -8,9 +8,9 @@ use std::hash::Hash;
 use std::pin::pin;
 
 use futures::{Stream, StreamExt};
+use kube::runtime::WatchStreamExt;
 use kube::runtime::reflector::{self, Lookup, Store};
 use kube::runtime::watcher::{self, Event};
-use kube::runtime::WatchStreamExt;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 

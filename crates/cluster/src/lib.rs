@@ -1,0 +1,10 @@
+//! What every long-running Fairlead program needs of Kubernetes and gives to its kubelet.
+//!
+//! * [`caches`]: objects as last seen, with a signal for every change. The API server's absence stops nothing.
+//! * [`http`]: `/healthz`, `/readyz` and `/metrics`.
+//!
+//! It knows no resource and decides nothing; the node program and the controller do. Objects come from the API
+//! server's watches and go to whoever holds the cache.
+
+pub mod caches;
+pub mod http;

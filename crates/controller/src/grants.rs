@@ -1,0 +1,325 @@
+//! BlockRequests to AddressBlocks.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use fairlead_api::names::{COIL_FINALIZER, LABEL_NODE, LABEL_POOL, LABEL_REQUEST};
+use fairlead_api::resources::{
+    AddressBlock, AddressBlockFields, AddressPool, BlockRequest, BlockRequestCondition,
+    BlockRequestConditionType, BlockRequestOutcome, BlockRequestStatus, ConditionStatus,
+};
+use fairlead_ipam::grant::REASON_ALLOCATED;
+use fairlead_ipam::{BlockNets, ExistingBlock, Grant, Pool, PoolState, Refusal, Request, grant};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time};
+use kube::api::{ObjectMeta, Patch, PatchParams, PostParams};
+use kube::runtime::reflector::{ObjectRef, Store};
+use kube::{Api, Client, ResourceExt};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+/// Requests that are worked on at once.
+const AT_ONCE: usize = 16;
+/// Pause before a request whose answer could not be written is tried again.
+const AGAIN: Duration = Duration::from_secs(1);
+/// How long a block just made counts although the watch has not shown it. It shows within a second; one that was made
+/// and deleted in between must not be remembered for ever, and a name taken after all is refused by the API server.
+const FRESH: Duration = Duration::from_secs(60);
+/// How often another number is tried when the API server has the name already.
+const NAME_TRIES: usize = 16;
+
+/// What granting works with.
+pub struct Granter {
+    client: Client,
+    pools: Store<AddressPool>,
+    blocks: Store<AddressBlock>,
+    fresh: Mutex<HashMap<String, (Instant, ExistingBlock)>>,
+}
+
+/// Why a request could not be answered now.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The API server refused.
+    #[error("cannot {what}: {source}")]
+    Api {
+        /// What was tried.
+        what: String,
+        /// Its answer.
+        source: Box<kube::Error>,
+    },
+    /// Number after number was taken.
+    #[error("{NAME_TRIES} blocks in a row exist already in pool {0}; the watch seems to lag")]
+    NamesTaken(String),
+}
+
+fn api(what: impl Into<String>) -> impl FnOnce(kube::Error) -> Error {
+    move |source| Error::Api { what: what.into(), source: Box::new(source) }
+}
+
+impl Granter {
+    /// Grants from these caches, which must have their first lists.
+    pub fn new(client: Client, pools: Store<AddressPool>, blocks: Store<AddressBlock>) -> Self {
+        Self { client, pools, blocks, fresh: Mutex::default() }
+    }
+
+    /// Answers pending requests for ever; one that fails delays no other.
+    pub async fn run(self: Arc<Self>, requests: Store<BlockRequest>, mut changed: watch::Receiver<u64>) {
+        let (mut running, mut busy) = (JoinSet::new(), BTreeMap::<String, Instant>::new());
+        loop {
+            let now = Instant::now();
+            busy.retain(|_, until| *until > now);
+            for request in requests.state() {
+                let uid = request.uid().unwrap_or_default();
+                let pending = request.outcome() == BlockRequestOutcome::Pending
+                    && request.metadata.deletion_timestamp.is_none();
+                if pending && running.len() < AT_ONCE && !busy.contains_key(&uid) {
+                    busy.insert(uid, now + AGAIN);
+                    let granter = Arc::clone(&self);
+                    running.spawn(async move {
+                        if let Err(error) = granter.answer(&request).await {
+                            tracing::warn!(request = request.name_any(), %error, "cannot answer; will try again");
+                        }
+                    });
+                }
+            }
+            tokio::select! {
+                _ = changed.changed() => {}
+                Some(_) = running.join_next() => {}
+                () = tokio::time::sleep(AGAIN) => {}
+            }
+        }
+    }
+
+    async fn answer(&self, request: &BlockRequest) -> Result<(), Error> {
+        let (block, outcome) = match self.block_for(request).await? {
+            Ok(name) => (Some(name.clone()), Ok(format!("allocated a block {name}"))),
+            Err(refusal) => (None, Err(refusal)),
+        };
+        match &outcome {
+            Ok(_) => {
+                tracing::info!(request = request.name_any(), block, node = request.spec.node_name, "granted")
+            }
+            Err(refusal) => tracing::warn!(request = request.name_any(), %refusal, "refused"),
+        }
+        let status = BlockRequestStatus {
+            address_block_name: block,
+            conditions: conditions(&outcome, jiff::Timestamp::now()),
+        };
+        let requests: Api<BlockRequest> = Api::all(self.client.clone());
+        let patch = serde_json::json!({ "metadata": { "uid": request.uid() }, "status": status });
+        match requests.patch_status(&request.name_any(), &PatchParams::default(), &Patch::Merge(&patch)).await
+        {
+            Ok(_) => Ok(()),
+            // The node took its request back, or made another: that one is answered by itself.
+            Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(()),
+            Err(error) => Err(api(format!("write the status of BlockRequest {}", request.name_any()))(error)),
+        }
+    }
+
+    /// The block of a request: the one it has already, or a new one.
+    async fn block_for(&self, request: &BlockRequest) -> Result<Result<String, Refusal>, Error> {
+        let blocks: Api<AddressBlock> = Api::all(self.client.clone());
+        for _ in 0..NAME_TRIES {
+            let (index, name, nets) = match self.decide(request) {
+                Grant::Existing { name } => return Ok(Ok(name)),
+                Grant::Refused(refusal) => return Ok(Err(refusal)),
+                Grant::New { index, name, nets } => (index, name, nets),
+            };
+            let Some(pool) = self.pools.get(&ObjectRef::new(&request.spec.pool_name)) else { continue };
+            match blocks.create(&PostParams::default(), &new_block(request, &pool, index, &name, &nets)).await
+            {
+                Ok(_) => return Ok(Ok(name)),
+                // Somebody made it by hand, or the watch lags: it stays in `fresh`, so the next number is tried.
+                Err(kube::Error::Api(status)) if status.code == 409 => self.belongs_to_another(&name),
+                Err(error) => {
+                    self.forget(&name);
+                    return Err(api(format!("create AddressBlock {name}"))(error));
+                }
+            }
+        }
+        Err(Error::NamesTaken(request.spec.pool_name.clone()))
+    }
+
+    /// Decides, and remembers a new block in the same breath, so that two requests never get one block.
+    fn decide(&self, request: &BlockRequest) -> Grant {
+        let mut fresh = self.fresh.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        fresh.retain(|name, (at, _)| {
+            now.saturating_duration_since(*at) < FRESH && self.blocks.get(&ObjectRef::new(name)).is_none()
+        });
+        let mut blocks: Vec<ExistingBlock> =
+            self.blocks.state().iter().map(|block| existing(block)).collect();
+        blocks.extend(fresh.values().map(|(_, block)| block.clone()));
+        let uid = request.uid().unwrap_or_default();
+        let wanted = Request { uid: &uid, pool: &request.spec.pool_name, node: &request.spec.node_name };
+        let answer = grant(&wanted, &pool_states(&self.pools.state()), &blocks);
+        if let Grant::New { index, name, nets } = &answer {
+            let block = ExistingBlock {
+                name: name.clone(),
+                pool: request.spec.pool_name.clone(),
+                index: *index,
+                nets: *nets,
+                request: Some(uid),
+                terminating: false,
+            };
+            fresh.insert(name.clone(), (now, block));
+        }
+        answer
+    }
+
+    fn belongs_to_another(&self, name: &str) {
+        let mut fresh = self.fresh.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, block)) = fresh.get_mut(name) {
+            block.request = None;
+        }
+    }
+
+    fn forget(&self, name: &str) {
+        self.fresh.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
+    }
+}
+
+/// The pools as decisions see them.
+pub fn pool_states(pools: &[Arc<AddressPool>]) -> BTreeMap<String, PoolState> {
+    pools
+        .iter()
+        .map(|pool| {
+            let terminating = pool.metadata.deletion_timestamp.is_some();
+            (pool.name_any(), PoolState { parsed: parse(pool), terminating })
+        })
+        .collect()
+}
+
+/// The pool, or why it cannot be used.
+///
+/// # Errors
+/// What a user has to change.
+pub fn parse(pool: &AddressPool) -> Result<Pool, fairlead_ipam::PoolError> {
+    let subnets = pool.spec.subnets.iter().map(|subnet| (subnet.ipv4.as_deref(), subnet.ipv6.as_deref()));
+    Pool::parse(&pool.name_any(), i64::from(pool.spec.block_size_bits), subnets)
+}
+
+/// A block as decisions see it. One whose prefixes do not parse still keeps its number.
+pub fn existing(block: &AddressBlock) -> ExistingBlock {
+    let nets = block.parse().map(|nets| BlockNets { ipv4: nets.ipv4, ipv6: nets.ipv6 }).unwrap_or_default();
+    ExistingBlock {
+        name: block.name_any(),
+        pool: block.pool().unwrap_or_default().to_owned(),
+        index: block.spec.index,
+        nets,
+        request: block.labels().get(LABEL_REQUEST).cloned(),
+        terminating: block.metadata.deletion_timestamp.is_some(),
+    }
+}
+
+fn new_block(
+    request: &BlockRequest,
+    pool: &AddressPool,
+    index: u32,
+    name: &str,
+    nets: &BlockNets,
+) -> AddressBlock {
+    let labels = [
+        (LABEL_POOL, request.spec.pool_name.clone()),
+        (LABEL_NODE, request.spec.node_name.clone()),
+        (LABEL_REQUEST, request.uid().unwrap_or_default()),
+    ];
+    let owner = OwnerReference {
+        api_version: "coil.cybozu.com/v2".to_owned(),
+        kind: "AddressPool".to_owned(),
+        name: pool.name_any(),
+        uid: pool.uid().unwrap_or_default(),
+        controller: Some(true),
+        block_owner_deletion: Some(true),
+    };
+    let fields = AddressBlockFields {
+        index,
+        ipv4: nets.ipv4.map(|net| net.to_string()),
+        ipv6: nets.ipv6.map(|net| net.to_string()),
+    };
+    let mut block = AddressBlock::new(name, fields);
+    block.metadata = ObjectMeta {
+        name: Some(name.to_owned()),
+        labels: Some(labels.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()),
+        finalizers: Some(vec![COIL_FINALIZER.to_owned()]),
+        owner_references: Some(vec![owner]),
+        ..ObjectMeta::default()
+    };
+    block
+}
+
+/// `Complete` for every answer, `Failed` besides for a refusal, as Coil writes them.
+fn conditions(outcome: &Result<String, Refusal>, now: jiff::Timestamp) -> Vec<BlockRequestCondition> {
+    let condition = |type_, reason: &str, message: String| BlockRequestCondition {
+        type_,
+        status: ConditionStatus::True,
+        last_probe_time: Some(Time(now)),
+        last_transition_time: Some(Time(now)),
+        reason: reason.to_owned(),
+        message,
+    };
+    match outcome {
+        Ok(message) => {
+            vec![condition(BlockRequestConditionType::Complete, REASON_ALLOCATED, message.clone())]
+        }
+        Err(refusal) => vec![
+            condition(BlockRequestConditionType::Complete, refusal.reason(), refusal.to_string()),
+            condition(BlockRequestConditionType::Failed, refusal.reason(), refusal.to_string()),
+        ],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pool(name: &str, ipv4: &str) -> Arc<AddressPool> {
+        Arc::new(
+            serde_json::from_value(serde_json::json!({
+                "apiVersion": "coil.cybozu.com/v2", "kind": "AddressPool", "metadata": { "name": name, "uid": "p" },
+                "spec": { "blockSizeBits": 2, "subnets": [{ "ipv4": ipv4 }] },
+            }))
+            .unwrap(),
+        )
+    }
+
+    #[test]
+    fn a_refusal_is_complete_and_failed_with_coils_words() {
+        let refused =
+            conditions(&Err(Refusal::OutOfBlocks { pool: "p".into() }), jiff::Timestamp::UNIX_EPOCH);
+        assert_eq!(refused.len(), 2);
+        assert!(
+            refused
+                .iter()
+                .all(|c| c.reason == "out of blocks" && c.message == "pool p does not have free blocks")
+        );
+    }
+
+    #[test]
+    fn a_new_block_has_coils_shape() {
+        let request: BlockRequest = serde_json::from_value(serde_json::json!({
+            "apiVersion": "coil.cybozu.com/v2", "kind": "BlockRequest", "metadata": { "name": "r", "uid": "u" },
+            "spec": { "nodeName": "n1", "poolName": "p1" },
+        }))
+        .unwrap();
+        let pool = pool("p1", "10.0.0.0/24");
+        let states = pool_states(std::slice::from_ref(&pool));
+        let wanted = Request { uid: "u", pool: "p1", node: "n1" };
+        let Grant::New { index, name, nets } = grant(&wanted, &states, &[]) else { panic!("no block") };
+        let json = serde_json::to_value(new_block(&request, &pool, index, &name, &nets)).unwrap();
+        assert_eq!(json["metadata"]["name"], "p1-0");
+        assert_eq!(json["index"], 0);
+        assert_eq!(json["ipv4"], "10.0.0.0/30");
+        assert_eq!(json["metadata"]["labels"][LABEL_REQUEST], "u");
+        assert_eq!(json["metadata"]["finalizers"][0], COIL_FINALIZER);
+        assert_eq!(json["metadata"]["ownerReferences"][0]["controller"], true);
+    }
+
+    #[test]
+    fn a_pool_that_cannot_be_used_says_why() {
+        let states = pool_states(&[pool("p1", "10.0.0.0/31")]);
+        let wanted = Request { uid: "u", pool: "p1", node: "n1" };
+        let Grant::Refused(refusal) = grant(&wanted, &states, &[]) else { panic!("granted") };
+        assert!(refusal.to_string().contains("10.0.0.0/31"), "{refusal}");
+    }
+}

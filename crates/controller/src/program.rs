@@ -1,0 +1,139 @@
+//! Being elected, and working while elected.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::Context as _;
+use fairlead_api::names::{LEASE_IPAM, SYSTEM_NAMESPACE};
+use fairlead_cluster::caches::{self, Cache};
+use fairlead_cluster::http;
+use k8s_openapi::api::core::v1::Node;
+use kube::api::PartialObjectMeta;
+use kube::runtime::watcher;
+use kube::{Api, Client};
+use kube_lease_manager::LeaseManagerBuilder;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+use tokio::task::JoinSet;
+
+use crate::{grants, orphans, pools};
+
+/// Seconds after which another copy takes over from a leader that has gone silent (Coil's figure).
+const LEASE_SECONDS: u64 = 15;
+/// Seconds before its end at which the leader renews the lease.
+const RENEW_SECONDS: u64 = 10;
+
+/// How the program is to run.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Name of this copy in the Lease.
+    pub identity: String,
+    /// Where metrics are served.
+    pub metrics: SocketAddr,
+    /// Where health is served.
+    pub health: SocketAddr,
+}
+
+/// Runs the controller until `stop` resolves.
+///
+/// # Errors
+/// The lease cannot be used at all.
+pub async fn run(
+    settings: Settings,
+    config: kube::Config,
+    stop: impl Future<Output = ()>,
+) -> anyhow::Result<()> {
+    let client = Client::try_from(config).context("cannot make a Kubernetes client")?;
+    let leads = Arc::new(AtomicBool::new(false));
+    let mut servers = JoinSet::new();
+    servers.spawn(http::serve("metrics", settings.metrics, http::metrics(scrape(Arc::clone(&leads)))));
+    servers.spawn(http::serve("health", settings.health, http::health(Arc::new(|| None))));
+    let lease = LeaseManagerBuilder::new(client.clone(), LEASE_IPAM)
+        .with_namespace(SYSTEM_NAMESPACE)
+        .with_identity(&settings.identity)
+        .with_duration(LEASE_SECONDS)
+        .with_grace(RENEW_SECONDS)
+        .build()
+        .await
+        .with_context(|| format!("cannot use Lease {SYSTEM_NAMESPACE}/{LEASE_IPAM}"))?;
+    let (mut elected, election) = lease.watch().await;
+    let mut stop = std::pin::pin!(stop);
+    // Dropping the tasks stops them at once: a leader that lost its lease writes nothing more.
+    let mut work: Option<JoinSet<()>> = None;
+    loop {
+        let leading = *elected.borrow_and_update();
+        leads.store(leading, Ordering::Relaxed);
+        match (leading, &work) {
+            (true, None) => {
+                tracing::info!(identity = settings.identity, "elected");
+                work = Some(lead(&client));
+            }
+            (false, Some(_)) => {
+                tracing::warn!(identity = settings.identity, "lost the lease; waiting for the next election");
+                work = None;
+            }
+            _ => {}
+        }
+        tokio::select! {
+            changed = elected.changed() => if changed.is_err() { anyhow::bail!("the election stopped") },
+            () = &mut stop => break,
+        }
+    }
+    drop(work);
+    // Gives the lease back, so that the next copy need not wait for its end.
+    drop(elected);
+    let _ = tokio::time::timeout(std::time::Duration::from_secs(2), election).await;
+    Ok(())
+}
+
+fn lead(client: &Client) -> JoinSet<()> {
+    let mut tasks = JoinSet::new();
+    let config = caches::config;
+    let pool_cache = caches::spawn(&mut tasks, "AddressPools", watcher(Api::all(client.clone()), config()));
+    let block_cache = caches::spawn(&mut tasks, "AddressBlocks", watcher(Api::all(client.clone()), config()));
+    let requests = caches::spawn(&mut tasks, "BlockRequests", watcher(Api::all(client.clone()), config()));
+    let nodes: Cache<PartialObjectMeta<Node>> =
+        caches::spawn(&mut tasks, "Nodes", watcher(Api::all(client.clone()), config()));
+    let client = client.clone();
+    tasks.spawn(async move {
+        // Deciding from half a list could give an address twice.
+        let first_lists = async {
+            pool_cache.store.wait_until_ready().await.ok()?;
+            block_cache.store.wait_until_ready().await.ok()?;
+            requests.store.wait_until_ready().await.ok()?;
+            nodes.store.wait_until_ready().await.ok()
+        };
+        if first_lists.await.is_none() {
+            return;
+        }
+        let (pool_store, block_store) = (pool_cache.store.clone(), block_cache.store.clone());
+        let granter = Arc::new(grants::Granter::new(client.clone(), pool_store.clone(), block_store.clone()));
+        tokio::join!(
+            granter.run(requests.store.clone(), requests.subscribe()),
+            pools::run(
+                client.clone(),
+                pool_store,
+                block_store.clone(),
+                pool_cache.subscribe(),
+                block_cache.subscribe()
+            ),
+            orphans::run(client.clone(), nodes.store.clone(), block_store, nodes.subscribe()),
+        );
+    });
+    tasks
+}
+
+fn scrape(leads: Arc<AtomicBool>) -> impl Fn() -> String + Clone + Send + Sync + 'static {
+    move || {
+        let mut registry = Registry::with_prefix("fairlead_controller");
+        let leader: Gauge = Gauge::default();
+        leader.set(i64::from(leads.load(Ordering::Relaxed)));
+        registry.register("leader", "Whether this copy is the elected one", leader);
+        let mut text = String::new();
+        // Writing to a string cannot fail.
+        let _ = encode(&mut text, &registry);
+        text
+    }
+}

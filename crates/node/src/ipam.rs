@@ -1,0 +1,234 @@
+//! Addresses of this node, shared by the verbs that run side by side: the pure [`NodeIpam`] behind a short lock, and
+//! waiting for a block without holding it.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use fairlead_api::resources::{AddressBlock, AddressPool};
+use fairlead_dataplane::pods::PodOnNode;
+use fairlead_ipam::{Allocation, Answer, Block, BlockNets, BlockUsage, Key, NodeIpam};
+use ipnet::IpNet;
+use fairlead_wire::cni::ErrorCode;
+use kube::ResourceExt;
+use kube::runtime::reflector::{ObjectRef, Store};
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use crate::requests::Requester;
+
+/// Why a pod got no address.
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    /// No such pool.
+    #[error(
+        "pool {pool} does not exist: create an AddressPool of that name, or change the annotation \
+         coil.cybozu.com/pool of the pod's namespace"
+    )]
+    UnknownPool {
+        /// Its name.
+        pool: String,
+    },
+    /// The pool is on its way out.
+    #[error("pool {pool} is being deleted: it gives no addresses to new pods")]
+    Terminating {
+        /// Its name.
+        pool: String,
+    },
+    /// The controller said no.
+    #[error("no address block: {reason}")]
+    Refused {
+        /// Its words.
+        reason: String,
+    },
+    /// Nobody answered in time.
+    #[error("no address block of pool {pool} within the time a pod may wait: is `fairlead controller` running, and is the API server reachable?")]
+    TimedOut {
+        /// Its name.
+        pool: String,
+    },
+}
+
+impl Failure {
+    /// The CNI error code: whether trying again may help without anybody doing anything.
+    pub fn code(&self) -> ErrorCode {
+        match self {
+            Self::UnknownPool { .. } | Self::Terminating { .. } => ErrorCode::InvalidNetworkConfig,
+            Self::Refused { .. } | Self::TimedOut { .. } => ErrorCode::TryAgainLater,
+        }
+    }
+}
+
+/// The address book of this node.
+pub struct Ipam {
+    node: String,
+    book: Mutex<NodeIpam>,
+    changed: watch::Sender<u64>,
+    pools: Store<AddressPool>,
+    pools_known: Box<dyn Fn() -> bool + Send + Sync>,
+}
+
+impl Ipam {
+    /// An empty book. `pools_known` says whether the pools' first list has arrived.
+    pub fn new(node: &str, pools: Store<AddressPool>, pools_known: Box<dyn Fn() -> bool + Send + Sync>) -> Self {
+        Self {
+            node: node.to_owned(),
+            book: Mutex::new(NodeIpam::default()),
+            changed: watch::Sender::new(0),
+            pools,
+            pools_known,
+        }
+    }
+
+    fn book(&self) -> MutexGuard<'_, NodeIpam> {
+        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Enters the pods the kernel already has; called once, before the first verb.
+    pub fn adopt(&self, pods: Vec<PodOnNode>) {
+        let mut book = self.book();
+        for pod in pods {
+            let key = Key { container_id: pod.container_id, ifname: pod.ifname };
+            if let Err(error) = book.adopt(key, &pod.pool, pod.ipv4, pod.ipv6) {
+                tracing::warn!(%error, link = pod.host_link, "a pod of before the start is not in order");
+            }
+        }
+    }
+
+    /// Brings the book to the blocks the API server says this node has.
+    pub fn sync_blocks(&self, blocks: &[Arc<AddressBlock>]) {
+        let own: Vec<Block> = blocks.iter().filter_map(|block| self.own_block(block)).collect();
+        let mut book = self.book();
+        let gone: Vec<String> = book
+            .blocks()
+            .map(|block| block.name().to_owned())
+            .filter(|name| !own.iter().any(|block| block.name() == name))
+            .collect();
+        for name in gone {
+            book.remove_block(&name);
+        }
+        for block in own {
+            book.upsert_block(block);
+        }
+        drop(book);
+        self.changed.send_modify(|generation| *generation += 1);
+    }
+
+    /// Takes one granted block into use at once.
+    pub fn add_block(&self, block: &AddressBlock) {
+        if let Some(block) = self.own_block(block) {
+            self.book().upsert_block(block);
+            self.changed.send_modify(|generation| *generation += 1);
+        }
+    }
+
+    fn own_block(&self, block: &AddressBlock) -> Option<Block> {
+        if block.node() != Some(&self.node) {
+            return None;
+        }
+        let unusable = |error: &dyn std::fmt::Display| {
+            tracing::error!(block = block.name_any(), %error, "unusable AddressBlock");
+        };
+        let nets = block.parse().inspect_err(|error| unusable(error)).ok()?;
+        let nets = BlockNets { ipv4: nets.ipv4, ipv6: nets.ipv6 };
+        let deleting = block.metadata.deletion_timestamp.is_some();
+        Block::new(&block.name_any(), block.pool()?, nets, block.is_reserved(), deleting)
+            .inspect_err(|error| unusable(error))
+            .ok()
+    }
+
+    /// An address for `key`, waiting until `deadline` for a block where none has room. The same key gets the same
+    /// address again. One pool's wait is nobody else's.
+    ///
+    /// # Errors
+    /// The pool gives none; see [`Failure`].
+    pub async fn allocate(&self, requester: &Requester, pool: &str, key: &Key, deadline: Instant) -> Result<Allocation, Failure> {
+        let (mut blocks, mut answers) = (self.changed.subscribe(), requester.answers());
+        loop {
+            match self.book().allocate(pool, key) {
+                Answer::Allocated(allocation) => break Ok(allocation),
+                Answer::NeedBlock => {}
+            }
+            self.check_pool(pool)?;
+            if let Some(reason) = requester.refusal(pool, std::time::Instant::now()) {
+                return Err(Failure::Refused { reason });
+            }
+            requester.want(pool);
+            let woken = async {
+                tokio::select! {
+                    _ = blocks.changed() => {}
+                    _ = answers.changed() => {}
+                }
+            };
+            if tokio::time::timeout_at(deadline, woken).await.is_err() {
+                return Err(Failure::TimedOut { pool: pool.to_owned() });
+            }
+        }
+        .inspect(|_| {
+            // Ahead of need, so that no pod waits for a block.
+            if self.book().wants_block(pool) {
+                requester.want(pool);
+            }
+        })
+    }
+
+    fn check_pool(&self, pool: &str) -> Result<(), Failure> {
+        match self.pools.get(&ObjectRef::new(pool)) {
+            Some(object) if object.metadata.deletion_timestamp.is_some() => {
+                Err(Failure::Terminating { pool: pool.to_owned() })
+            }
+            None if (self.pools_known)() => Err(Failure::UnknownPool { pool: pool.to_owned() }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Frees what `key` holds; nothing when it holds nothing.
+    pub fn release(&self, key: &Key) {
+        self.book().release(key);
+        self.changed.send_modify(|generation| *generation += 1);
+    }
+
+    /// Use of every block.
+    pub fn usage(&self) -> Vec<BlockUsage> {
+        self.book().usage()
+    }
+
+    /// The prefixes of every block.
+    pub fn blocks(&self) -> Vec<(String, BlockNets)> {
+        self.book().blocks().map(|block| (block.name().to_owned(), block.nets())).collect()
+    }
+
+    /// All prefixes of this node's blocks.
+    pub fn prefixes(&self) -> Vec<IpNet> {
+        self.book().blocks().flat_map(|block| block.nets().nets().collect::<Vec<_>>()).collect()
+    }
+
+    /// Empty blocks that may be given back.
+    pub fn releasable(&self) -> Vec<String> {
+        self.book().releasable_blocks()
+    }
+
+    /// Takes an empty block out of use, so that it can be given back; false when a pod was quicker.
+    pub fn close(&self, block: &str) -> bool {
+        self.book().close_block(block)
+    }
+
+    /// Takes a block that could not be given back into use again.
+    pub fn reopen(&self, block: &str) {
+        self.book().reopen_block(block);
+        self.changed.send_modify(|generation| *generation += 1);
+    }
+
+    /// Pods whose addresses are in no block of this node, one sentence each.
+    pub fn problems(&self) -> Vec<String> {
+        let book = self.book();
+        let sentence = |(key, held): (&Key, &fairlead_ipam::Held)| {
+            let addresses: Vec<String> =
+                held.ipv4.map(|ip| ip.to_string()).into_iter().chain(held.ipv6.map(|ip| ip.to_string())).collect();
+            format!(
+                "container {} has {} which is in no AddressBlock of this node: another node may be given it; delete the pod",
+                key.container_id,
+                addresses.join(" and ")
+            )
+        };
+        book.homeless().map(sentence).collect()
+    }
+}

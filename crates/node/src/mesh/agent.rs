@@ -1,0 +1,337 @@
+//! One step of the mesh: from what the cluster says to what the kernel does. Blocking, without any I/O of its own but
+//! the data plane's; it is called again whenever something changed or a timer of a path runs out.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant, SystemTime};
+
+use fairlead_api::names::{KEEPALIVE, MARK_FROM_WIREGUARD};
+use fairlead_api::wireguard::{DeviceConfig, DeviceState, PeerConfig, PeerState, PrivateKey, PublicKey};
+use fairlead_dataplane::mesh::{self as kernel, MeshState};
+use fairlead_dataplane::uplink;
+use fairlead_dataplane::wireguard::{self, Backend, Preference, WireGuardDevice};
+use fairlead_path::candidates::{OwnView, PeerView, order};
+use fairlead_path::nat::{self, NatType};
+use fairlead_path::rotation::{self, Config, Observation, Rotation, State};
+use fairlead_topology::{Plan, Policy, plan};
+use ipnet::IpNet;
+
+use super::view::{self, MeshSettings, PublishedPeer};
+
+/// How soon the agent looks again while some peer is not up.
+const LOOK_SOON: Duration = Duration::from_millis(500);
+/// How soon it looks again when all is well.
+const LOOK_LATER: Duration = Duration::from_secs(5);
+
+/// Everything a step decides from.
+#[derive(Debug, Clone)]
+pub struct Inputs {
+    /// This node's name.
+    pub node: String,
+    /// The mesh resource.
+    pub settings: MeshSettings,
+    /// All published peers, our own included.
+    pub peers: Vec<PublishedPeer>,
+    /// Prefixes of blocks by node.
+    pub blocks: BTreeMap<String, Vec<IpNet>>,
+    /// This node's own addresses, as its Node object has them.
+    pub node_addresses: Vec<IpAddr>,
+    /// Addresses behind which the API server is; they never enter the mesh, or a broken tunnel could not be mended.
+    pub api_server: Vec<IpAddr>,
+    /// Seconds between keepalives to every peer; the default when `None`.
+    pub keepalive: Option<u16>,
+    /// Endpoints given as host names, resolved.
+    pub resolved: BTreeMap<String, SocketAddr>,
+    /// Problems found while reading the cluster's objects.
+    pub problems: Vec<String>,
+}
+
+/// How one peer is doing.
+#[derive(Debug, Clone)]
+pub struct PeerReport {
+    /// Its name.
+    pub name: String,
+    /// Its identity.
+    pub public_key: PublicKey,
+    /// Up, connecting or down, and why.
+    pub path: rotation::Status,
+    /// What the device says; `None` only before it was configured.
+    pub device: Option<PeerState>,
+    /// What is sent to it.
+    pub prefixes: Vec<IpNet>,
+    /// Whether the endpoint in use is one the peer did not publish itself.
+    pub endpoint_is_news: bool,
+}
+
+/// What a step found and did.
+#[derive(Debug, Clone)]
+pub struct Report {
+    /// Which WireGuard is in use.
+    pub backend: Backend,
+    /// The device.
+    pub interface: String,
+    /// Its MTU.
+    pub mtu: u32,
+    /// Our port.
+    pub port: u16,
+    /// Our address translation, as others see it.
+    pub nat: NatType,
+    /// Our own endpoints: addresses of this host with our port.
+    pub host: Vec<SocketAddr>,
+    /// Where others see us.
+    pub observed: Vec<SocketAddr>,
+    /// Peers by name.
+    pub peers: Vec<PeerReport>,
+    /// Our own prefixes.
+    pub own_prefixes: Vec<IpNet>,
+    /// What a user should know, one sentence each.
+    pub problems: Vec<String>,
+}
+
+/// What the agent keeps between steps. Losing it (a restart) loses no traffic: the device is adopted as it is.
+pub struct Agent {
+    key: PrivateKey,
+    public_key: PublicKey,
+    preference: Preference,
+    device: Option<Box<dyn WireGuardDevice>>,
+    paths: BTreeMap<PublicKey, Rotation>,
+    nat: NatType,
+    started: Instant,
+}
+
+/// A step that could not be carried out.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The WireGuard device.
+    #[error(transparent)]
+    Device(#[from] wireguard::Error),
+    /// nftables, rules or routes.
+    #[error(transparent)]
+    Kernel(#[from] kernel::Error),
+    /// Links, addresses or switches.
+    #[error(transparent)]
+    Uplink(#[from] uplink::Error),
+}
+
+impl Agent {
+    /// An agent for the identity `key`; nothing is touched before the first step.
+    pub fn new(key: PrivateKey, public_key: PublicKey, preference: Preference, now: Instant) -> Self {
+        Self {
+            key,
+            public_key,
+            preference,
+            device: None,
+            paths: BTreeMap::new(),
+            nat: NatType::Unknown,
+            started: now,
+        }
+    }
+
+    /// Brings the kernel to what `inputs` ask for and says how the peers are.
+    ///
+    /// # Errors
+    /// The kernel refused something; what was done before stays, and the next step goes on from there.
+    pub fn step(&mut self, inputs: &Inputs, now: Instant) -> Result<Report, Error> {
+        let mtu = uplink::mesh_mtu(inputs.settings.mtu, uplink::mtu()?);
+        let host = self.host_endpoints(inputs)?;
+        let plan = plan(&view::members(&inputs.peers, inputs.blocks.clone()), &policy(inputs));
+        let observed = view::observed_endpoints(&inputs.peers, &inputs.node, &self.public_key);
+        self.classify_nat(inputs, &host);
+        let device = self.open(inputs, mtu)?;
+        let (interface, backend) = (device.interface().to_owned(), device.backend());
+        uplink::accept_from_mesh(&interface)?;
+        let before = device.state()?;
+        let own = own_view(inputs, &host, &observed)?;
+        let endpoints = self.choose_endpoints(inputs, &plan, &own, &before, now);
+        self.configure(inputs, &plan, &before, &endpoints)?;
+        kernel::apply(&MeshState {
+            interface: interface.clone(),
+            mtu,
+            targets_v4: plan.targets_ipv4.iter().copied().map(IpNet::from).collect(),
+            targets_v6: plan.targets_ipv6.iter().copied().map(IpNet::from).collect(),
+        })?;
+        let mut problems = inputs.problems.clone();
+        problems.extend(plan.problems.iter().map(ToString::to_string));
+        problems.extend(inputs.settings.interface.ne(&interface).then(|| {
+            format!(
+                "WireKubeMesh names interface {} and this node runs on {interface}: restart `fairlead node` to change it",
+                inputs.settings.interface
+            )
+        }));
+        Ok(Report {
+            backend,
+            interface,
+            mtu,
+            port: inputs.settings.port,
+            nat: self.nat,
+            observed,
+            peers: self.report_peers(inputs, &plan, &before, now),
+            own_prefixes: own_prefixes(inputs),
+            host,
+            problems,
+        })
+    }
+
+    /// When to step again if nothing changes before.
+    pub fn pause(&self, report: &Report, now: Instant) -> Duration {
+        let all_up = report.peers.iter().all(|peer| peer.path.state == State::Up);
+        let look = if all_up { LOOK_LATER } else { LOOK_SOON };
+        let since = self.since(now);
+        let next = self.paths.values().filter_map(|path| path.next_wakeup(since)).min();
+        next.map_or(look, |at| at.saturating_sub(since).min(look)).max(Duration::from_millis(50))
+    }
+
+    /// Path machines count time from the agent's start.
+    fn since(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.started)
+    }
+
+    fn open(&mut self, inputs: &Inputs, mtu: u32) -> Result<&dyn WireGuardDevice, Error> {
+        let device = match self.device.take() {
+            Some(device) => device,
+            None => wireguard::open(&wireguard::Settings {
+                interface: inputs.settings.interface.clone(),
+                mtu,
+                preference: self.preference,
+            })?,
+        };
+        Ok(&**self.device.insert(device))
+    }
+
+    fn host_endpoints(&self, inputs: &Inputs) -> Result<Vec<SocketAddr>, Error> {
+        let pods: Vec<IpNet> = inputs.blocks.get(&inputs.node).cloned().unwrap_or_default();
+        let local = uplink::addresses(&[&inputs.settings.interface])?;
+        let mut addresses: Vec<IpAddr> = inputs.node_addresses.clone();
+        addresses.extend(local.into_iter().filter(|address| !pods.iter().any(|pod| pod.contains(address))));
+        addresses.dedup();
+        let mut endpoints: Vec<SocketAddr> = Vec::new();
+        for address in addresses {
+            let endpoint = SocketAddr::new(address, inputs.settings.port);
+            if !endpoints.contains(&endpoint) {
+                endpoints.push(endpoint);
+            }
+        }
+        Ok(endpoints)
+    }
+
+    fn classify_nat(&mut self, inputs: &Inputs, host: &[SocketAddr]) {
+        let seen = view::seen_by_others(&inputs.peers, &inputs.node, &self.public_key);
+        let found = nat::classify(&seen, host);
+        if found != NatType::Unknown {
+            self.nat = found;
+        }
+    }
+
+    /// Feeds every path machine and collects the endpoints they want set now.
+    fn choose_endpoints(
+        &mut self,
+        inputs: &Inputs,
+        plan: &Plan,
+        own: &OwnView,
+        device: &DeviceState,
+        now: Instant,
+    ) -> BTreeMap<PublicKey, SocketAddr> {
+        let since = self.since(now);
+        self.paths.retain(|key, _| plan.peers.contains_key(key));
+        let mut chosen = BTreeMap::new();
+        for peer in inputs.peers.iter().filter(|peer| plan.peers.contains_key(&peer.public_key)) {
+            let path =
+                self.paths.entry(peer.public_key).or_insert_with(|| Rotation::new(Config::default(), since));
+            path.set_candidates(since, order(own, &peer_view(inputs, peer)));
+            path.observe(since, &observation(device.peers.get(&peer.public_key)));
+            if let Some(endpoint) = path.poll(since) {
+                tracing::debug!(peer = peer.name, %endpoint, "trying endpoint");
+                chosen.insert(peer.public_key, endpoint);
+            }
+        }
+        chosen
+    }
+
+    fn configure(
+        &self,
+        inputs: &Inputs,
+        plan: &Plan,
+        before: &DeviceState,
+        endpoints: &BTreeMap<PublicKey, SocketAddr>,
+    ) -> Result<(), Error> {
+        let default = inputs.keepalive.unwrap_or(KEEPALIVE.as_secs() as u16);
+        let peers = plan.peers.iter().map(|(key, peer)| {
+            let config = PeerConfig {
+                preshared_key: peer.preshared_key,
+                endpoint: endpoints.get(key).copied(),
+                persistent_keepalive: Some(inputs.keepalive.or(peer.keepalive).unwrap_or(default)),
+                allowed_ips: peer.allowed_ips.clone(),
+            };
+            (*key, config)
+        });
+        let desired = DeviceConfig {
+            private_key: self.key.clone(),
+            listen_port: inputs.settings.port,
+            fwmark: MARK_FROM_WIREGUARD,
+            peers: peers.collect(),
+        };
+        let change = before.change_to(&desired);
+        match &self.device {
+            Some(device) if !change.is_empty() => Ok(device.change(&change)?),
+            _ => Ok(()),
+        }
+    }
+
+    fn report_peers(&self, inputs: &Inputs, plan: &Plan, device: &DeviceState, now: Instant) -> Vec<PeerReport> {
+        let since = self.since(now);
+        let report = |peer: &PublishedPeer| {
+            let planned = plan.peers.get(&peer.public_key)?;
+            let path = self.paths.get(&peer.public_key)?.status(since);
+            let state = device.peers.get(&peer.public_key).cloned();
+            let endpoint = state.as_ref().and_then(|state| state.config.endpoint);
+            Some(PeerReport {
+                name: peer.name.clone(),
+                public_key: peer.public_key,
+                endpoint_is_news: endpoint.is_some_and(|endpoint| {
+                    !peer.host.contains(&endpoint) && peer.manual.as_deref() != Some(&endpoint.to_string())
+                }),
+                path,
+                device: state,
+                prefixes: planned.allowed_ips.clone(),
+            })
+        };
+        inputs.peers.iter().filter_map(report).collect()
+    }
+}
+
+fn policy(inputs: &Inputs) -> Policy {
+    let mut excluded = inputs.settings.excluded.clone();
+    excluded.extend(inputs.api_server.iter().copied().map(IpNet::from));
+    Policy { own: inputs.node.clone(), excluded }
+}
+
+fn own_prefixes(inputs: &Inputs) -> Vec<IpNet> {
+    let mut prefixes: Vec<IpNet> = inputs.node_addresses.iter().copied().map(IpNet::from).collect();
+    prefixes.extend(inputs.blocks.get(&inputs.node).into_iter().flatten());
+    prefixes
+}
+
+fn own_view(inputs: &Inputs, host: &[SocketAddr], observed: &[SocketAddr]) -> Result<OwnView, Error> {
+    Ok(OwnView {
+        addresses: host.iter().map(SocketAddr::ip).collect(),
+        public_ips: observed.iter().map(SocketAddr::ip).collect(),
+        connected: uplink::connected_prefixes(&[&inputs.settings.interface])?,
+    })
+}
+
+fn peer_view(inputs: &Inputs, peer: &PublishedPeer) -> PeerView {
+    let resolve = |text: &String| text.parse().ok().or_else(|| inputs.resolved.get(text).copied());
+    let mut observed = view::observed_endpoints(&inputs.peers, &peer.name, &peer.public_key);
+    observed.extend(peer.endpoint.filter(|endpoint| !peer.host.contains(endpoint) && !observed.contains(endpoint)));
+    PeerView { manual: peer.manual.as_ref().and_then(resolve), host: peer.host.clone(), observed }
+}
+
+fn observation(peer: Option<&PeerState>) -> Observation {
+    Observation {
+        endpoint: peer.and_then(|peer| peer.config.endpoint),
+        handshake_age: peer
+            .and_then(|peer| peer.last_handshake)
+            .map(|at| SystemTime::now().duration_since(at).unwrap_or_default()),
+        rx_bytes: peer.map_or(0, |peer| peer.rx_bytes),
+    }
+}

@@ -1,0 +1,202 @@
+//! This node's own WireKubePeer: what it should say (pure), and saying it.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+
+use fairlead_api::names::{KEEPALIVE, LABEL_WIREKUBE_NODE};
+use fairlead_api::resources::{
+    CandidateType, EndpointDiscoveryMethod, IceCandidate, NatType as PublishedNat, ObservedEndpoint, PeerTransport,
+    TransportMode, WireGuardImplementation, WireKubePeer, WireKubePeerSpec, WireKubePeerStatus,
+};
+use fairlead_api::wireguard::PublicKey;
+use fairlead_dataplane::wireguard::Backend;
+use fairlead_path::nat::NatType;
+use fairlead_path::rotation::State;
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use kube::api::{ObjectMeta, Patch, PatchParams};
+use kube::{Api, Client, ResourceExt};
+
+use super::agent::{PeerReport, Report};
+
+/// Field manager of our server-side applies.
+const MANAGER: &str = "fairlead-node";
+/// Priority of an address of the node itself (WireKube's candidate table).
+const HOST_PRIORITY: i32 = 100;
+/// Endpoints that this many others already report are not repeated: at a thousand nodes the reports would otherwise
+/// grow with the square.
+const ENOUGH_OBSERVERS: usize = 3;
+/// Most observations one node publishes.
+const MOST_OBSERVATIONS: usize = 64;
+/// Most problems one node publishes.
+const MOST_PROBLEMS: usize = 16;
+
+/// What the node's object should say, besides its name.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Desired {
+    /// The specification.
+    pub spec: WireKubePeerSpec,
+    /// The status.
+    pub status: WireKubePeerStatus,
+}
+
+/// What [`desired`] is made from.
+#[derive(Debug)]
+pub struct Facts<'a> {
+    /// Identity of this node.
+    pub public_key: PublicKey,
+    /// What the agent found.
+    pub report: &'a Report,
+    /// Endpoint chosen by annotation.
+    pub manual: Option<&'a str>,
+    /// Addresses of the Node object, which this node claims.
+    pub claims: Vec<String>,
+    /// Seconds between keepalives asked for by annotation.
+    pub keepalive: Option<u16>,
+    /// How many other nodes report this endpoint for this peer already.
+    pub reported: &'a dyn Fn(&str, SocketAddr) -> usize,
+}
+
+/// The object this node should publish. It says nothing that changes with every handshake, so that a quiet mesh
+/// writes nothing.
+pub fn desired(facts: &Facts<'_>) -> Desired {
+    let report = facts.report;
+    let up: Vec<&PeerReport> = report.peers.iter().filter(|peer| peer.path.state == State::Up).collect();
+    let (endpoint, method) = endpoint(facts);
+    let transports: BTreeMap<String, PeerTransport> =
+        up.iter().map(|peer| (peer.name.clone(), PeerTransport::Direct)).collect();
+    Desired {
+        spec: WireKubePeerSpec {
+            public_key: facts.public_key.to_string(),
+            endpoint,
+            allowed_ips: facts.claims.clone(),
+            persistent_keepalive: facts.keepalive.unwrap_or(KEEPALIVE.as_secs() as u16),
+        },
+        status: WireKubePeerStatus {
+            connected: Some(up.len() == report.peers.len()),
+            endpoint_discovery_method: Some(method),
+            nat_type: published_nat(report.nat),
+            ice_candidates: report.host.iter().map(host_candidate).collect(),
+            transport_mode: TransportMode::of(transports.values()),
+            peer_transports: transports,
+            observed_endpoints: observations(facts, &up),
+            wireguard: Some(match report.backend {
+                Backend::Kernel => WireGuardImplementation::Kernel,
+                Backend::Embedded => WireGuardImplementation::Embedded,
+            }),
+            problems: report.problems.iter().take(MOST_PROBLEMS).cloned().collect(),
+            ..WireKubePeerStatus::default()
+        },
+    }
+}
+
+/// `kernel` or `embedded`.
+pub fn backend_name(backend: Backend) -> &'static str {
+    match backend {
+        Backend::Kernel => "kernel",
+        Backend::Embedded => "embedded",
+    }
+}
+
+/// The name of a NAT type for people; empty while unknown.
+pub fn nat_name(nat: NatType) -> &'static str {
+    match nat {
+        NatType::Open => "open",
+        NatType::Cone => "cone",
+        NatType::Symmetric => "symmetric",
+        NatType::Unknown => "",
+    }
+}
+
+fn published_nat(nat: NatType) -> Option<PublishedNat> {
+    match nat {
+        NatType::Open => Some(PublishedNat::Open),
+        NatType::Cone => Some(PublishedNat::Cone),
+        NatType::Symmetric => Some(PublishedNat::Symmetric),
+        NatType::Unknown => None,
+    }
+}
+
+/// The one endpoint shown to people, and how it was found.
+fn endpoint(facts: &Facts<'_>) -> (Option<String>, EndpointDiscoveryMethod) {
+    if let Some(manual) = facts.manual {
+        return (Some(manual.to_owned()), EndpointDiscoveryMethod::Manual);
+    }
+    match (facts.report.observed.first(), facts.report.host.first()) {
+        (Some(observed), _) if facts.report.nat != NatType::Open => {
+            (Some(observed.to_string()), EndpointDiscoveryMethod::Observed)
+        }
+        (_, host) => (host.map(ToString::to_string), EndpointDiscoveryMethod::InternalIp),
+    }
+}
+
+fn host_candidate(address: &SocketAddr) -> IceCandidate {
+    IceCandidate { type_: CandidateType::Host, address: address.to_string(), priority: HOST_PRIORITY }
+}
+
+/// Where peers are that did not publish that address themselves: what a peer of theirs behind another NAT needs.
+fn observations(facts: &Facts<'_>, up: &[&PeerReport]) -> BTreeMap<String, ObservedEndpoint> {
+    up.iter()
+        .filter(|peer| peer.endpoint_is_news)
+        .filter_map(|peer| {
+            let endpoint = peer.device.as_ref()?.config.endpoint?;
+            let needed = (facts.reported)(&peer.name, endpoint) < ENOUGH_OBSERVERS;
+            needed.then(|| {
+                let seen = ObservedEndpoint {
+                    public_key: peer.public_key.to_string(),
+                    endpoint: endpoint.to_string(),
+                    last_seen: None,
+                };
+                (peer.name.clone(), seen)
+            })
+        })
+        .take(MOST_OBSERVATIONS)
+        .collect()
+}
+
+/// Writes what differs between `present` and `desired`; nothing when nothing does.
+///
+/// # Errors
+/// The API server's answer. The admission policy refuses any name but this node's.
+pub async fn publish(
+    client: &Client,
+    node: &Node,
+    present: Option<&WireKubePeer>,
+    desired: &Desired,
+) -> Result<bool, kube::Error> {
+    let name = node.name_any();
+    let peers: Api<WireKubePeer> = Api::all(client.clone());
+    let parameters = PatchParams::apply(MANAGER).force();
+    let mut written = false;
+    if present.is_none_or(|peer| peer.spec != desired.spec) {
+        let mut object = WireKubePeer::new(&name, desired.spec.clone());
+        object.metadata = metadata(&name, node);
+        peers.patch(&name, &parameters, &Patch::Apply(&object)).await?;
+        written = true;
+    }
+    if present.and_then(|peer| peer.status.as_ref()) != Some(&desired.status) {
+        let status = serde_json::json!({
+            "apiVersion": "wirekube.io/v1alpha1", "kind": "WireKubePeer",
+            "metadata": { "name": name }, "status": desired.status,
+        });
+        peers.patch_status(&name, &parameters, &Patch::Apply(&status)).await?;
+        written = true;
+    }
+    Ok(written)
+}
+
+fn metadata(name: &str, node: &Node) -> ObjectMeta {
+    let owner = OwnerReference {
+        api_version: "v1".to_owned(),
+        kind: "Node".to_owned(),
+        name: name.to_owned(),
+        uid: node.uid().unwrap_or_default(),
+        ..OwnerReference::default()
+    };
+    ObjectMeta {
+        name: Some(name.to_owned()),
+        labels: Some([(LABEL_WIREKUBE_NODE.to_owned(), name.to_owned())].into()),
+        owner_references: Some(vec![owner]),
+        ..ObjectMeta::default()
+    }
+}

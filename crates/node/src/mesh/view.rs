@@ -1,0 +1,145 @@
+//! What the cluster says, parsed: custom resources to members, endpoints and settings. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use fairlead_api::resources::{AddressBlock, CandidateType, EndpointDiscoveryMethod, WireKubeMesh, WireKubePeer};
+use fairlead_api::wireguard::PublicKey;
+use fairlead_topology::Member;
+use ipnet::IpNet;
+
+/// The mesh as its resource describes it, with defaults filled in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MeshSettings {
+    /// Name of the WireGuard device.
+    pub interface: String,
+    /// UDP port of every node that names no other.
+    pub port: u16,
+    /// Largest device MTU, in bytes.
+    pub mtu: u32,
+    /// Destinations that never enter the mesh.
+    pub excluded: Vec<IpNet>,
+}
+
+impl MeshSettings {
+    /// Reads the mesh resource; what does not parse is left out and said in `problems`.
+    pub fn parse(mesh: &WireKubeMesh, problems: &mut Vec<String>) -> Self {
+        let spec = &mesh.spec;
+        let name = mesh.metadata.name.as_deref().unwrap_or_default();
+        let excluded = spec.routing.iter().flat_map(|routing| &routing.exclude_cidrs).filter_map(|text| {
+            text.parse().map_err(|_| problems.push(format!("WireKubeMesh {name}: excludeCIDRs entry {text:?} is no CIDR"))).ok()
+        });
+        Self {
+            excluded: excluded.collect(),
+            interface: spec.interface_name.clone(),
+            port: spec.listen_port,
+            mtu: u32::from(spec.mtu),
+        }
+    }
+}
+
+/// One peer as published by its own node or by an administrator.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PublishedPeer {
+    /// Name of the WireKubePeer, which is the node's.
+    pub name: String,
+    /// Identity.
+    pub public_key: PublicKey,
+    /// An endpoint somebody chose by hand; it beats discovered ones. Host names are kept as text.
+    pub manual: Option<String>,
+    /// The endpoint the node thinks best, when nobody chose one.
+    pub endpoint: Option<SocketAddr>,
+    /// Addresses of the node itself, with its port.
+    pub host: Vec<SocketAddr>,
+    /// Where it sees others come from: peer name to endpoint, for the identity given there.
+    pub sees: BTreeMap<String, (PublicKey, SocketAddr)>,
+    /// Address prefixes it claims.
+    pub claims: Vec<IpNet>,
+    /// Seconds between keepalives, if it asks for others than the default.
+    pub keepalive: Option<u16>,
+}
+
+/// Reads one WireKubePeer. An unreadable key makes it useless and is an error; anything else unreadable is left out
+/// and said in `problems`.
+///
+/// # Errors
+/// A sentence that names the peer and what is wrong.
+pub fn parse_peer(peer: &WireKubePeer, problems: &mut Vec<String>) -> Result<PublishedPeer, String> {
+    let name = peer.metadata.name.clone().unwrap_or_default();
+    let spec = &peer.spec;
+    let public_key =
+        spec.parse_public_key().map_err(|error| format!("WireKubePeer {name}: spec.publicKey is {error}"))?;
+    let status = peer.status.as_ref();
+    let method = status.and_then(|status| status.endpoint_discovery_method);
+    let by_hand = method.is_none_or(|method| method == EndpointDiscoveryMethod::Manual);
+    let published = spec.endpoint.as_deref().filter(|endpoint| !endpoint.is_empty());
+    let (claims, unreadable) = spec.parse_allowed_ips();
+    problems.extend(
+        unreadable.iter().map(|text| format!("WireKubePeer {name}: allowedIPs entry {text:?} is no CIDR")),
+    );
+    Ok(PublishedPeer {
+        public_key,
+        claims,
+        manual: published.filter(|_| by_hand).map(str::to_owned),
+        endpoint: published.filter(|_| !by_hand).and_then(|text| text.parse().ok()),
+        host: status
+            .iter()
+            .flat_map(|status| &status.ice_candidates)
+            .filter(|candidate| candidate.type_ == CandidateType::Host)
+            .filter_map(|candidate| candidate.address.parse().ok())
+            .collect(),
+        sees: status
+            .iter()
+            .flat_map(|status| &status.observed_endpoints)
+            .filter_map(|(peer, seen)| {
+                Some((peer.clone(), (seen.public_key.parse().ok()?, seen.parse_endpoint().ok()?)))
+            })
+            .collect(),
+        keepalive: Some(spec.persistent_keepalive),
+        name,
+    })
+}
+
+/// Prefixes of all blocks, by the node they belong to. Blocks on their way out still count: pods may use them.
+pub fn blocks_by_node(blocks: &[Arc<AddressBlock>]) -> BTreeMap<String, Vec<IpNet>> {
+    let mut by_node: BTreeMap<String, Vec<IpNet>> = BTreeMap::new();
+    for block in blocks {
+        let (Some(node), Ok(nets)) = (block.node(), block.parse()) else { continue };
+        let prefixes = nets.ipv4.map(IpNet::from).into_iter().chain(nets.ipv6.map(IpNet::from));
+        by_node.entry(node.to_owned()).or_default().extend(prefixes);
+    }
+    by_node
+}
+
+/// Members of the mesh: published peers, each with the blocks the controller gave it.
+pub fn members(peers: &[PublishedPeer], mut blocks: BTreeMap<String, Vec<IpNet>>) -> Vec<Member> {
+    peers
+        .iter()
+        .map(|peer| Member {
+            name: peer.name.clone(),
+            public_key: peer.public_key,
+            claims: peer.claims.clone(),
+            blocks: blocks.remove(&peer.name).unwrap_or_default(),
+            persistent_keepalive: peer.keepalive,
+            preshared_key: None,
+        })
+        .collect()
+}
+
+/// Where the others see `name` with this identity; one entry for each observer, by its name.
+pub fn seen_by_others(peers: &[PublishedPeer], name: &str, key: &PublicKey) -> Vec<(String, SocketAddr)> {
+    peers
+        .iter()
+        .filter_map(|observer| {
+            let (seen_key, endpoint) = observer.sees.get(name)?;
+            (seen_key == key && observer.name != name).then(|| (observer.name.clone(), *endpoint))
+        })
+        .collect()
+}
+
+/// The distinct endpoints of [`seen_by_others`], in a stable order.
+pub fn observed_endpoints(peers: &[PublishedPeer], name: &str, key: &PublicKey) -> Vec<SocketAddr> {
+    let distinct: BTreeSet<SocketAddr> = seen_by_others(peers, name, key).into_iter().map(|(_, seen)| seen).collect();
+    distinct.into_iter().collect()
+}

@@ -1,0 +1,268 @@
+//! Putting the parts together.
+
+use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use fairlead_api::names::MESH_MTU;
+use fairlead_api::resources::{AddressBlock, AddressPool, WireKubeMesh, WireKubePeer};
+use fairlead_api::wireguard::{PrivateKey, PublicKey};
+use fairlead_dataplane::wireguard::Preference;
+use fairlead_dataplane::{pods, routes, uplink};
+use fairlead_wire::cni::cni_server::CniServer;
+use fairlead_wire::node::node_server::NodeServer;
+use k8s_openapi::api::core::v1::{Namespace, Node};
+use kube::api::PartialObjectMeta;
+use kube::runtime::watcher;
+use kube::{Api, Client};
+use tokio::net::UnixListener;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio_stream::wrappers::UnixListenerStream;
+
+use fairlead_cluster::caches::{self, Cache};
+use fairlead_cluster::http;
+use crate::ipam::Ipam;
+use crate::mesh::agent::Agent;
+use crate::metrics::Metrics;
+use crate::requests::{self, Requester};
+use crate::{api_server, blocks, cni, identity, mesh, order, status};
+
+/// How long the start waits for the API server before it serves what needs none (DEL, status).
+const FIRST_LISTS: Duration = Duration::from_secs(5);
+
+/// Which WireGuard to use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WireGuardChoice {
+    /// The kernel's if it has one, else the embedded one.
+    Auto,
+    /// The kernel's, or none.
+    Kernel,
+    /// The embedded one.
+    Embedded,
+}
+
+/// How the program is to run.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Name of this node's Node object.
+    pub node: String,
+    /// Socket for the CNI plugin and the command line.
+    pub socket: PathBuf,
+    /// Directory of the key file.
+    pub state_dir: PathBuf,
+    /// Where metrics are served.
+    pub metrics: SocketAddr,
+    /// Where health is served.
+    pub health: SocketAddr,
+    /// Which WireGuard to use.
+    pub wireguard: WireGuardChoice,
+}
+
+struct Caches {
+    nodes: Arc<Cache<Node>>,
+    namespaces: Arc<Cache<PartialObjectMeta<Namespace>>>,
+    pools: Arc<Cache<AddressPool>>,
+    blocks: Arc<Cache<AddressBlock>>,
+    meshes: Arc<Cache<WireKubeMesh>>,
+    peers: Arc<Cache<WireKubePeer>>,
+}
+
+impl Caches {
+    fn spawn(tasks: &mut JoinSet<()>, client: &Client, node: &str) -> Self {
+        let all = caches::config;
+        let own_node = all().fields(&format!("metadata.name={node}"));
+        Self {
+            nodes: Arc::new(caches::spawn(tasks, "this Node", watcher(Api::all(client.clone()), own_node))),
+            namespaces: Arc::new(caches::spawn(tasks, "Namespaces", watcher(Api::all(client.clone()), all()))),
+            pools: Arc::new(caches::spawn(tasks, "AddressPools", watcher(Api::all(client.clone()), all()))),
+            blocks: Arc::new(caches::spawn(tasks, "AddressBlocks", watcher(Api::all(client.clone()), all()))),
+            meshes: Arc::new(caches::spawn(tasks, "WireKubeMeshes", watcher(Api::all(client.clone()), all()))),
+            peers: Arc::new(caches::spawn(tasks, "WireKubePeers", watcher(Api::all(client.clone()), all()))),
+        }
+    }
+
+    fn missing(&self) -> Vec<&'static str> {
+        [
+            ("Node", self.nodes.is_ready()),
+            ("Namespaces", self.namespaces.is_ready()),
+            ("AddressPools", self.pools.is_ready()),
+            ("AddressBlocks", self.blocks.is_ready()),
+            ("WireKubeMeshes", self.meshes.is_ready()),
+            ("WireKubePeers", self.peers.is_ready()),
+        ]
+        .into_iter()
+        .filter_map(|(what, ready)| (!ready).then_some(what))
+        .collect()
+    }
+}
+
+/// Runs the node program until `stop` resolves. The kernel's state stays.
+///
+/// # Errors
+/// The kernel refuses what every node needs, or the socket cannot be made.
+pub async fn run(
+    settings: Settings,
+    config: kube::Config,
+    stop: impl Future<Output = ()>,
+) -> anyhow::Result<()> {
+    let host = config.cluster_url.host().unwrap_or_default().to_owned();
+    let client = Client::try_from(config).context("cannot make a Kubernetes client")?;
+    let metrics = Arc::new(Metrics::default());
+    let mut tasks = JoinSet::new();
+    prepare_kernel().await?;
+    let caches = Arc::new(Caches::spawn(&mut tasks, &client, &settings.node));
+    let ipam = ipam(&settings, &caches).await?;
+    let requester = Requester::spawn(&mut tasks, request_context(&settings, &client, &ipam));
+    tasks.spawn(blocks::run(client.clone(), Arc::clone(&ipam), Arc::clone(&caches.blocks)));
+    let shared = Arc::new(mesh::Shared::default());
+    let (addresses, api_server) = watch::channel(api_server::resolve(&host).await);
+    tasks.spawn(api_server::run(client.clone(), host, addresses));
+    let (public_key, problems) = match keys(&settings.state_dir) {
+        Ok((private, public)) => {
+            let agent = Agent::new(private, public, preference(settings.wireguard), Instant::now());
+            let context = mesh::Context {
+                client: client.clone(),
+                node: settings.node.clone(),
+                public_key: public,
+                nodes: Arc::clone(&caches.nodes),
+                meshes: Arc::clone(&caches.meshes),
+                peers: Arc::clone(&caches.peers),
+                blocks: Arc::clone(&caches.blocks),
+                api_server,
+                shared: Arc::clone(&shared),
+                metrics: Arc::clone(&metrics),
+            };
+            tasks.spawn(mesh::run(context, agent));
+            (Some(public.to_string()), Vec::new())
+        }
+        // Pods still start and stop, and reach each other on this node: one bad file is no reason to stop them.
+        Err(error) => {
+            tracing::error!(%error, "this node is not in the mesh");
+            (None, vec![error.to_string()])
+        }
+    };
+    let verbs = cni::Service {
+        ipam: Arc::clone(&ipam),
+        requester,
+        namespaces: Arc::clone(&caches.namespaces),
+        client,
+        order: order::Order::default(),
+        pod_mtu: pod_mtu(&caches, &shared),
+        metrics: Arc::clone(&metrics),
+    };
+    let about = status::Service { node: settings.node.clone(), public_key, problems, mesh: shared, ipam };
+    let readiness = Arc::clone(&caches);
+    tasks.spawn(http::serve("metrics", settings.metrics, http::metrics(move || metrics.text())));
+    tasks.spawn(http::serve("health", settings.health, http::health(Arc::new(move || not_ready(&readiness)))));
+    wait_for_first_lists(&caches).await;
+    serve(&settings.socket, verbs, about, stop).await
+}
+
+fn not_ready(caches: &Caches) -> Option<String> {
+    let missing = caches.missing();
+    (!missing.is_empty()).then(|| format!("waiting for the API server's {}", missing.join(", ")))
+}
+
+fn preference(choice: WireGuardChoice) -> Preference {
+    match choice {
+        WireGuardChoice::Auto => Preference::Auto,
+        WireGuardChoice::Kernel => Preference::Kernel,
+        WireGuardChoice::Embedded => Preference::Embedded,
+    }
+}
+
+fn keys(state_dir: &Path) -> Result<(PrivateKey, PublicKey), identity::IdentityError> {
+    let private = identity::load_or_create(state_dir, rand::random())?;
+    let public = fairlead_tunnel::public_key(&private);
+    Ok((private, public))
+}
+
+/// Forwarding and the rule for local pods, which every node needs.
+async fn prepare_kernel() -> anyhow::Result<()> {
+    tokio::task::spawn_blocking(|| {
+        uplink::enable_forwarding().context("cannot switch forwarding on")?;
+        routes::ensure_pod_rules().context("cannot add the rule for local pods")
+    })
+    .await
+    .context("preparing the kernel stopped half-way")?
+}
+
+async fn ipam(settings: &Settings, caches: &Arc<Caches>) -> anyhow::Result<Arc<Ipam>> {
+    let pools = Arc::clone(&caches.pools);
+    let ipam = Ipam::new(&settings.node, caches.pools.store.clone(), Box::new(move || pools.is_ready()));
+    let present = tokio::task::spawn_blocking(pods::list).await?.context("cannot read the pods' links")?;
+    tracing::info!(pods = present.len(), "adopted the pods that are here");
+    ipam.adopt(present);
+    Ok(Arc::new(ipam))
+}
+
+fn request_context(settings: &Settings, client: &Client, ipam: &Arc<Ipam>) -> requests::Context {
+    let ipam = Arc::clone(ipam);
+    requests::Context {
+        client: client.clone(),
+        node: settings.node.clone(),
+        granted: Box::new(move |block| ipam.add_block(block)),
+    }
+}
+
+/// The MTU of new pods: the mesh's, so that nothing has to be fragmented; the uplink's where there is no mesh.
+fn pod_mtu(caches: &Arc<Caches>, shared: &Arc<mesh::Shared>) -> Arc<dyn Fn() -> Option<u32> + Send + Sync> {
+    let (caches, shared) = (Arc::clone(caches), Arc::clone(shared));
+    Arc::new(move || {
+        if let Some(report) = shared.snapshot().report {
+            return Some(report.mtu);
+        }
+        let uplink = uplink::mtu().ok()?;
+        let meshes = caches.meshes.store.state();
+        if meshes.is_empty() && caches.meshes.is_ready() {
+            return Some(uplink);
+        }
+        let configured = meshes.first().map_or(MESH_MTU, |mesh| u32::from(mesh.spec.mtu));
+        Some(uplink::mesh_mtu(configured, uplink))
+    })
+}
+
+async fn wait_for_first_lists(caches: &Caches) {
+    let deadline = Instant::now() + FIRST_LISTS;
+    while !caches.missing().is_empty() {
+        if Instant::now() >= deadline {
+            tracing::warn!(missing = ?caches.missing(), "the API server has not answered yet; serving without it");
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+async fn serve(
+    path: &Path,
+    verbs: cni::Service,
+    about: status::Service,
+    stop: impl Future<Output = ()>,
+) -> anyhow::Result<()> {
+    let listener = listen(path).with_context(|| format!("cannot listen on {}", path.display()))?;
+    tracing::info!(socket = %path.display(), "serving");
+    tonic::transport::Server::builder()
+        .add_service(CniServer::new(verbs))
+        .add_service(NodeServer::new(about))
+        .serve_with_incoming_shutdown(UnixListenerStream::new(listener), stop)
+        .await
+        .context("the socket stopped working")
+}
+
+/// Binds beside the path and renames, so that a predecessor's stale socket is replaced in one step.
+fn listen(path: &Path) -> std::io::Result<UnixListener> {
+    if let Some(directory) = path.parent() {
+        std::fs::create_dir_all(directory)?;
+    }
+    let temporary = path.with_extension("new");
+    let _ = std::fs::remove_file(&temporary);
+    let listener = UnixListener::bind(&temporary)?;
+    // Only root may attach pods.
+    std::fs::set_permissions(&temporary, std::fs::Permissions::from_mode(0o600))?;
+    std::fs::rename(&temporary, path)?;
+    Ok(listener)
+}

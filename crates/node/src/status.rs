@@ -1,0 +1,104 @@
+//! What `fairlead status` asks this node.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use fairlead_ipam::{BlockNets, BlockUsage};
+use fairlead_path::rotation::State;
+use fairlead_wire::node::node_server::Node;
+use fairlead_wire::node::{Block, Peer, StatusRequest, StatusResponse};
+use tonic::{Request, Response, Status};
+
+use crate::ipam::Ipam;
+use crate::mesh::agent::{PeerReport, Report};
+use crate::mesh::publish::{backend_name, nat_name};
+use crate::mesh::{Shared, Snapshot};
+
+/// Serves the node's status.
+pub struct Service {
+    /// This node's name.
+    pub node: String,
+    /// This node's public key; `None` when its key file is unusable.
+    pub public_key: Option<String>,
+    /// Problems that were there from the start.
+    pub problems: Vec<String>,
+    /// The mesh.
+    pub mesh: Arc<Shared>,
+    /// The addresses.
+    pub ipam: Arc<Ipam>,
+}
+
+#[tonic::async_trait]
+impl Node for Service {
+    async fn status(&self, _: Request<StatusRequest>) -> Result<Response<StatusResponse>, Status> {
+        let Snapshot { report, failure } = self.mesh.snapshot();
+        let mut answer = StatusResponse {
+            node: self.node.clone(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            public_key: self.public_key.clone().unwrap_or_default(),
+            blocks: self.blocks(),
+            problems: self.problems.clone(),
+            netlink_changes: fairlead_netlink::changes_sent(),
+            ..StatusResponse::default()
+        };
+        answer.problems.extend(failure);
+        answer.problems.extend(self.ipam.problems());
+        if let Some(report) = report {
+            describe(&report, &mut answer, SystemTime::now());
+        }
+        Ok(Response::new(answer))
+    }
+}
+
+impl Service {
+    fn blocks(&self) -> Vec<Block> {
+        let nets: BTreeMap<String, BlockNets> = self.ipam.blocks().into_iter().collect();
+        let describe = |usage: BlockUsage| {
+            let nets = nets.get(&usage.block).copied().unwrap_or_default();
+            Block {
+                ipv4: nets.ipv4.map(|net| net.to_string()).unwrap_or_default(),
+                ipv6: nets.ipv6.map(|net| net.to_string()).unwrap_or_default(),
+                name: usage.block,
+                pool: usage.pool,
+                used: usage.used.into(),
+                capacity: usage.capacity.into(),
+            }
+        };
+        self.ipam.usage().into_iter().map(describe).collect()
+    }
+}
+
+fn describe(report: &Report, answer: &mut StatusResponse, now: SystemTime) {
+    answer.wireguard = backend_name(report.backend).to_owned();
+    answer.interface = report.interface.clone();
+    answer.listen_port = u32::from(report.port);
+    answer.mtu = report.mtu;
+    answer.nat_type = nat_name(report.nat).to_owned();
+    answer.prefixes = report.own_prefixes.iter().map(ToString::to_string).collect();
+    answer.problems.extend(report.problems.iter().cloned());
+    answer.peers = report.peers.iter().map(|peer| describe_peer(peer, now)).collect();
+}
+
+fn describe_peer(peer: &PeerReport, now: SystemTime) -> Peer {
+    let device = peer.device.as_ref();
+    let endpoint = device.and_then(|device| device.config.endpoint).or(peer.path.endpoint);
+    let handshake = device.and_then(|device| device.last_handshake);
+    let state = match peer.path.state {
+        State::Up => "up",
+        State::Connecting => "connecting",
+        State::Down => "down",
+    };
+    Peer {
+        name: peer.name.clone(),
+        public_key: peer.public_key.to_string(),
+        state: state.to_owned(),
+        endpoint: endpoint.map(|endpoint| endpoint.to_string()).unwrap_or_default(),
+        endpoint_source: peer.path.source.map(|source| source.to_string()).unwrap_or_default(),
+        handshake_age_seconds: handshake.map(|at| now.duration_since(at).unwrap_or_default().as_secs_f64()),
+        rx_bytes: device.map_or(0, |device| device.rx_bytes),
+        tx_bytes: device.map_or(0, |device| device.tx_bytes),
+        prefixes: peer.prefixes.iter().map(ToString::to_string).collect(),
+        reason: peer.path.reason.clone(),
+    }
+}
