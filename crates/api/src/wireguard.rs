@@ -165,12 +165,7 @@ impl DeviceState {
                 .filter(|(key, peer)| differs(key, peer))
                 .map(|(key, peer)| (*key, peer.clone()))
                 .collect(),
-            remove_peers: self
-                .peers
-                .keys()
-                .filter(|key| !desired.peers.contains_key(key))
-                .copied()
-                .collect(),
+            remove_peers: self.peers.keys().filter(|key| !desired.peers.contains_key(key)).copied().collect(),
         }
     }
 }

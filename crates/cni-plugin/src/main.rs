@@ -1,1 +1,158 @@
-fn main() {}
+//! `fairlead-cni`: reads the environment and standard input, asks the node program, prints one JSON object.
+//!
+//! Results and errors go to standard output, as the CNI specification demands; everything meant for people goes to
+//! standard error. All decisions are in the library beside this file.
+
+use std::io::{Read, Write};
+use std::os::unix::fs::MetadataExt;
+use std::process::ExitCode;
+
+use fairlead_cni_plugin::env::{self, Attachment, AttachmentVerb, Invocation, NetworkVerb};
+use fairlead_cni_plugin::failure::{Failure, code};
+use fairlead_cni_plugin::netconf::{self, NetConf, Previous};
+use fairlead_cni_plugin::result::{self, CniResult};
+use fairlead_cni_plugin::version::{self, SpecVersion};
+use fairlead_cni_plugin::{daemon, request};
+
+fn main() -> ExitCode {
+    let (output, exit) = match run() {
+        Ok(output) => (output, ExitCode::SUCCESS),
+        Err(failure) => (failure.to_json(), ExitCode::FAILURE),
+    };
+    match print(&output) {
+        Ok(()) => exit,
+        Err(error) => {
+            log(&format!("standard output: {error}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<String, Failure> {
+    match env::parse(|name| std::env::var_os(name))? {
+        Invocation::About => {
+            log("the CNI plugin of Fairlead; container runtimes call it, people use `fairlead`.");
+            log(&format!("CNI protocol versions supported: {}", SpecVersion::list()));
+            Ok(String::new())
+        }
+        Invocation::Attachment(verb, attachment) => {
+            let stdin = read_stdin()?;
+            let conf = netconf::parse(&stdin)?;
+            attach(verb, attachment, &conf, stdin).map_err(|failure| failure.in_version(conf.version))
+        }
+        Invocation::Network(verb) => {
+            let conf = netconf::parse(&read_stdin()?)?;
+            Err(needs_newer(verb, conf.version))
+        }
+        Invocation::Version => Ok(version::answer()),
+    }
+}
+
+fn attach(
+    verb: AttachmentVerb,
+    attachment: Attachment,
+    conf: &NetConf,
+    stdin: Vec<u8>,
+) -> Result<String, Failure> {
+    match verb {
+        AttachmentVerb::Add => {
+            refuse_own_namespace(&attachment)?;
+            let request = request::build(verb, attachment, conf, stdin)?;
+            let answer = block_on(daemon::add(&conf.socket, request, daemon::DEADLINE))?;
+            let previous = match &conf.previous {
+                Previous::Result(previous) => Some(previous),
+                Previous::None | Previous::Unusable(_) => None,
+            };
+            Ok(result::of_add(previous, CniResult::of_answer(&answer)?).to_json(conf.version))
+        }
+        AttachmentVerb::Check => Err(check_not_answered(conf.version)),
+        AttachmentVerb::Del => {
+            if let Previous::Unusable(reason) = &conf.previous {
+                log(&format!("DEL goes on without prevResult, which cannot be decoded: {reason}"));
+            }
+            let request = request::build(verb, attachment, conf, stdin)?;
+            block_on(daemon::del(&conf.socket, request, daemon::DEADLINE))?;
+            Ok(String::new())
+        }
+    }
+}
+
+/// One call, one thread: a process that lives for milliseconds has no use for more.
+fn block_on<T>(call: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::new(code::INTERNAL, format!("cannot start the event loop: {error}"), ""))?
+        .block_on(call)
+}
+
+/// A pod that asked for an interface in the node's own namespace would take over the node's network.
+fn refuse_own_namespace(attachment: &Attachment) -> Result<(), Failure> {
+    let identity = |path: &str| std::fs::metadata(path).map(|file| (file.dev(), file.ino())).ok();
+    // A path that cannot be looked at is not our own namespace; the node program says what is wrong with it.
+    let container = identity(&attachment.netns);
+    if attachment.netns_override || container.is_none() || container != identity("/proc/thread-self/ns/net") {
+        return Ok(());
+    }
+    Err(Failure::new(
+        code::NETWORK_NAMESPACE,
+        format!("CNI_NETNS {} is the plugin's own network namespace", attachment.netns),
+        "the runtime must give the container's namespace; CNI_NETNS_OVERRIDE=1 allows this one",
+    ))
+}
+
+fn check_not_answered(version: SpecVersion) -> Failure {
+    if version < SpecVersion::V0_4_0 {
+        let msg = format!("CHECK needs cniVersion 0.4.0, the network configuration has {}", version.as_str());
+        return Failure::new(code::INCOMPATIBLE_VERSION, msg, "");
+    }
+    Failure::new(
+        code::NOT_ANSWERED,
+        "CHECK is not answered by this version of the plugin",
+        "set \"disableCheck\": true in the network configuration list",
+    )
+}
+
+fn needs_newer(verb: NetworkVerb, version: SpecVersion) -> Failure {
+    let msg = format!(
+        "{} needs cniVersion 1.1.0, the network configuration has {}",
+        verb.as_str(),
+        version.as_str()
+    );
+    Failure::new(code::INCOMPATIBLE_VERSION, msg, format!("supported versions: {}", SpecVersion::list()))
+        .in_version(version)
+}
+
+fn read_stdin() -> Result<Vec<u8>, Failure> {
+    let mut bytes = Vec::new();
+    std::io::stdin().lock().take(netconf::MAX_BYTES.saturating_add(1)).read_to_end(&mut bytes).map_err(
+        |error| {
+            Failure::new(
+                code::IO,
+                format!("cannot read the network configuration from standard input: {error}"),
+                "",
+            )
+        },
+    )?;
+    if u64::try_from(bytes.len()).is_ok_and(|length| length <= netconf::MAX_BYTES) {
+        return Ok(bytes);
+    }
+    let msg =
+        format!("the network configuration on standard input has more than {} bytes", netconf::MAX_BYTES);
+    Err(Failure::new(code::NETWORK_CONFIG, msg, ""))
+}
+
+fn print(output: &str) -> std::io::Result<()> {
+    if output.is_empty() {
+        return Ok(());
+    }
+    let mut stdout = std::io::stdout().lock();
+    stdout.write_all(output.as_bytes())?;
+    stdout.write_all(b"\n")?;
+    stdout.flush()
+}
+
+/// For people. A closed standard error is no reason to fail.
+fn log(line: &str) {
+    let _ = writeln!(std::io::stderr(), "fairlead-cni {}: {line}", env!("CARGO_PKG_VERSION"));
+}

@@ -1,1 +1,191 @@
-//! Being written.
+//! Whole routing tables and rules, brought to what they should be.
+//!
+//! Tables with numbers of our own belong to us altogether: whatever is in them beyond what was asked for is deleted,
+//! whoever put it there. Tables that everybody uses (main, local, default) are shared: there only routes with our
+//! protocol number are ours. Rules are ours by protocol number and priority together.
+
+use std::collections::HashMap;
+
+use fairlead_api::names::{
+    MARK_MASK, MARK_TO_WIREGUARD, ROUTE_PROTOCOL, RULE_PRIORITY_MESH, RULE_PRIORITY_PODS, TABLE_EXPORT,
+    TABLE_MESH, TABLE_PODS,
+};
+use fairlead_netlink::route::{
+    IpFamily, Mark, Route, RouteSocket, Rule, TABLE_DEFAULT, TABLE_LOCAL, TABLE_MAIN, add_route, add_rule,
+    delete_route, delete_rule, replace_route,
+};
+use fairlead_netlink::{Message, Result};
+use ipnet::IpNet;
+use nix::libc;
+
+/// The loopback device has this index in every network namespace (`LOOPBACK_IFINDEX`, `net/core/dev.c`).
+pub const LOOPBACK_INDEX: u32 = 1;
+
+/// What has to be done to a set of routes or rules.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Difference<T> {
+    /// Not there yet.
+    pub add: Vec<T>,
+    /// To take the place of something that is in its way.
+    pub replace: Vec<T>,
+    /// There, but not wanted.
+    pub delete: Vec<T>,
+    /// Wanted, but somebody else's route is in its place, which is left alone.
+    pub blocked: Vec<T>,
+}
+
+// Derived, it would ask for `T: Default`.
+impl<T> Default for Difference<T> {
+    fn default() -> Self {
+        Self { add: Vec::new(), replace: Vec::new(), delete: Vec::new(), blocked: Vec::new() }
+    }
+}
+
+impl<T> Difference<T> {
+    /// Whether nothing has to be sent.
+    pub fn is_empty(&self) -> bool {
+        self.add.is_empty() && self.replace.is_empty() && self.delete.is_empty()
+    }
+}
+
+/// Whether a table belongs to us altogether.
+fn is_own_table(table: u32) -> bool {
+    !matches!(table, 0 | TABLE_DEFAULT | TABLE_MAIN | TABLE_LOCAL)
+}
+
+/// Compares what a table should hold with what it holds. `table` and `protocol` of the desired routes are overruled.
+/// Of two desired routes to one destination with one metric the first counts: a table cannot hold both.
+pub fn table_difference(table: u32, protocol: u8, desired: &[Route], existing: &[Route]) -> Difference<Route> {
+    // The kernel looks only at these two when it decides whether a route is already there.
+    let place = |route: &Route| (route.destination, route.metric);
+    let mut unmatched: HashMap<_, Vec<&Route>> = HashMap::new();
+    for route in existing {
+        unmatched.entry(place(route)).or_default().push(route);
+    }
+    let mut difference = Difference::default();
+    let mut seen = HashMap::new();
+    for route in desired {
+        let route = Route { table, protocol, next_hops: Vec::new(), ..route.clone() }.canonical();
+        if seen.insert(place(&route), ()).is_some() {
+            continue;
+        }
+        let there = unmatched.entry(place(&route)).or_default();
+        if let Some(position) = there.iter().position(|found| **found == route) {
+            there.swap_remove(position);
+        } else if there.is_empty() {
+            difference.add.push(route);
+        } else if let Some(position) =
+            there.iter().position(|found| is_own_table(table) || found.protocol == protocol)
+        {
+            there.swap_remove(position);
+            difference.replace.push(route);
+        } else {
+            difference.blocked.push(route);
+        }
+    }
+    let extra = |route: &&&Route| is_own_table(table) || route.protocol == protocol;
+    difference.delete = unmatched.values().flatten().filter(extra).map(|route| (*route).clone()).collect();
+    difference.delete.sort_by_key(|route| (route.destination, route.metric));
+    difference
+}
+
+/// Brings a table to exactly `desired` (see the module's words on whose routes are touched) and returns what was done.
+/// Sends nothing when nothing differs. What is blocked by somebody else's route is returned, not an error.
+///
+/// # Errors
+/// The first refusal, after everything else has been tried: one bad route does not keep out the others.
+pub fn sync_table(table: u32, protocol: u8, desired: &[Route]) -> Result<Difference<Route>> {
+    let mut socket = RouteSocket::open()?;
+    let difference = table_difference(table, protocol, desired, &socket.routes(table)?);
+    let delete: Vec<_> = difference.delete.iter().map(delete_route).collect();
+    let set = difference.replace.iter().map(replace_route).chain(difference.add.iter().map(add_route));
+    // What is wanted first, so that traffic always finds a route.
+    try_all(&mut socket, &set.collect::<Vec<_>>(), delete)?;
+    Ok(difference)
+}
+
+/// Sends everything and returns the first refusal that matters: what is to be deleted may be gone already.
+fn try_all(socket: &mut RouteSocket, set: &[Message], delete: Vec<Message>) -> Result<()> {
+    let messages = [set, &delete].concat();
+    let outcomes = socket.apply_each(&messages)?;
+    for (index, outcome) in outcomes.into_iter().enumerate() {
+        match outcome {
+            Err(error) if index >= set.len() && error.is_missing() => {}
+            other => other?,
+        }
+    }
+    Ok(())
+}
+
+/// The routes that tell a routing daemon which blocks live on this node. They lead to the loopback device: nobody
+/// looks the table up, it is only read.
+pub fn export_routes(blocks: &[IpNet]) -> Vec<Route> {
+    blocks.iter().map(|block| Route::onto(TABLE_EXPORT, ROUTE_PROTOCOL, *block, LOOPBACK_INDEX)).collect()
+}
+
+/// Brings the export table to exactly the given blocks.
+///
+/// # Errors
+/// See [`sync_table`].
+pub fn sync_export(blocks: &[IpNet]) -> Result<Difference<Route>> {
+    sync_table(TABLE_EXPORT, ROUTE_PROTOCOL, &export_routes(blocks))
+}
+
+/// The rules that lead to the routes of the pods on this node.
+pub fn pod_rules() -> Vec<Rule> {
+    let rule = |family| Rule::lookup(family, RULE_PRIORITY_PODS, TABLE_PODS, ROUTE_PROTOCOL);
+    IpFamily::BOTH.map(rule).to_vec()
+}
+
+/// The rules that lead marked packets into the mesh's table.
+pub fn mesh_rules() -> Vec<Rule> {
+    let mark = Some(Mark { value: MARK_TO_WIREGUARD, mask: MARK_MASK });
+    let rule =
+        |family| Rule { mark, ..Rule::lookup(family, RULE_PRIORITY_MESH, TABLE_MESH, ROUTE_PROTOCOL) };
+    IpFamily::BOTH.map(rule).to_vec()
+}
+
+/// Compares the rules there should be with those there are.
+///
+/// A rule that does the same counts as there, whoever made it: the kernel would take a second copy that differs only
+/// in protocol. A rule with our protocol at a priority we use, but with another effect, is a left-over of ours (the
+/// table's number was changed, say) and goes. Everything else belongs to others.
+pub fn rule_difference(desired: &[Rule], existing: &[Rule]) -> Difference<Rule> {
+    let mut difference = Difference::default();
+    for rule in desired {
+        let there = existing.iter().chain(&difference.add).any(|found| found.same_effect(rule));
+        if !there {
+            difference.add.push(rule.clone());
+        }
+    }
+    let own_place = |found: &Rule| (found.family, found.priority, found.protocol);
+    let stale = |found: &&Rule| {
+        !found.has_more
+            && desired.iter().any(|rule| own_place(rule) == own_place(found))
+            && !desired.iter().any(|rule| rule.same_effect(found))
+    };
+    difference.delete = existing.iter().filter(stale).cloned().collect();
+    difference
+}
+
+/// Makes sure that the given rules are there, once, and removes what is left of earlier versions of them
+/// (see [`rule_difference`]); returns what was done. Sends nothing when nothing differs.
+///
+/// On a kernel without IPv6, rules for IPv6 are left out: there is nothing to route.
+///
+/// # Errors
+/// The first refusal, after everything else has been tried.
+pub fn ensure_rules(desired: &[Rule]) -> Result<Difference<Rule>> {
+    let mut socket = RouteSocket::open()?;
+    let mut difference = rule_difference(desired, &socket.rules()?);
+    if !std::path::Path::new("/proc/sys/net/ipv6").exists() {
+        difference.add.retain(|rule| rule.family == IpFamily::V4);
+    }
+    let add: Vec<_> = difference.add.iter().map(add_rule).collect();
+    let delete = difference.delete.iter().map(delete_rule).collect();
+    match try_all(&mut socket, &add, delete) {
+        // Somebody else added the same meanwhile.
+        Err(error) if error.errno() == Some(libc::EEXIST) => Ok(difference),
+        other => other.map(|()| difference),
+    }
+}

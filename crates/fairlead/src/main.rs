@@ -1,1 +1,36 @@
-fn main() {}
+//! The `fairlead` executable: the programs of a cluster and the command line of its operators.
+//!
+//! It is thin: arguments become the settings of `fairlead-node` or `fairlead-controller`, and `status` asks a node's
+//! socket or the API server. Data goes to stdout, logs and errors to stderr. Exit codes: 0 done, 1 failed, 2 wrong
+//! arguments, 3 `status` found a peer that is not up or a problem.
+
+mod arguments;
+mod logging;
+mod programs;
+mod status;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::arguments::{Arguments, Command};
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    logging::start(arguments.log_level, arguments.log_format);
+    // One provider for every TLS connection of the process; a second installation is harmless.
+    let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+    let outcome = match arguments.command {
+        Command::Node(node) => programs::node(node),
+        Command::Controller(controller) => programs::controller(controller),
+        Command::Status(query) => status::run(&query),
+        Command::Completion { shell } => {
+            arguments::completion(shell);
+            Ok(ExitCode::SUCCESS)
+        }
+    };
+    outcome.unwrap_or_else(|error| {
+        logging::complain(&format!("{error:#}"));
+        ExitCode::FAILURE
+    })
+}

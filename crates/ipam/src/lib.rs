@@ -1,1 +1,28 @@
-//! Placeholder
+//! Which block a node gets, and which address a pod gets.
+//!
+//! * [`pool`]: an AddressPool parsed: subnets cut into numbered blocks.
+//! * [`mod@grant`]: the controller's answer to one BlockRequest.
+//! * [`node`]: addresses within the blocks of one node.
+//! * [`addresses`]: sets of addresses that must not be given out.
+//!
+//! Order and numbering are those of Coil v2, so that existing AddressBlocks keep their meaning: blocks are
+//! numbered through the subnets in order, the lowest free number is given, and within a block the address after
+//! the last one given is next (first and last address included; both families share one offset).
+//!
+//! Everything is pure: the shells read custom resources and links, call in here, and write what comes out. Nothing
+//! waits: [`node::NodeIpam`] answers "a block is needed" instead of fetching one, so no lock has to be held while
+//! the controller is asked. No input can make it panic or hand out an address twice.
+//!
+//! Not here: Kubernetes objects, finalizers, timing of requests and releases, routes.
+
+pub mod addresses;
+pub mod grant;
+pub mod node;
+pub mod pool;
+
+pub use addresses::AddressSet;
+pub use grant::{ExistingBlock, Grant, PoolState, Refusal, Request, grant};
+pub use node::{
+    AdoptError, Allocation, Answer, Block, BlockError, BlockUsage, Held, Key, NodeIpam, Released,
+};
+pub use pool::{BlockNets, MAX_BLOCK_SIZE_BITS, MAX_INDEX, Overlap, Pool, PoolError, overlaps};

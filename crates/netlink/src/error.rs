@@ -1,6 +1,7 @@
 //! Errors that name the operation, the object and the kernel's own words.
 
 use std::io;
+use std::path::PathBuf;
 
 /// What went wrong between us and the kernel.
 #[derive(Debug, thiserror::Error)]
@@ -23,6 +24,16 @@ pub enum Error {
         /// The system call.
         operation: &'static str,
         /// Its error.
+        source: io::Error,
+    },
+    /// A network namespace could not be opened or entered.
+    #[error("cannot {operation} network namespace {}: {source}", .path.display())]
+    Namespace {
+        /// What was tried: "open", "enter", "create".
+        operation: &'static str,
+        /// The file that names the namespace.
+        path: PathBuf,
+        /// Why it failed.
         source: io::Error,
     },
     /// The kernel answered something we cannot read.
@@ -55,14 +66,17 @@ impl Error {
     pub fn errno(&self) -> Option<i32> {
         match self {
             Self::Refused { errno, .. } => Some(*errno),
-            Self::Socket { source, .. } => source.raw_os_error(),
+            Self::Socket { source, .. } | Self::Namespace { source, .. } => source.raw_os_error(),
             Self::Malformed { .. } | Self::Invalid { .. } => None,
         }
     }
 
     /// Whether the object was already gone.
     pub fn is_missing(&self) -> bool {
-        matches!(self.errno(), Some(nix::libc::ENOENT | nix::libc::ESRCH | nix::libc::ENODEV | nix::libc::EADDRNOTAVAIL))
+        matches!(
+            self.errno(),
+            Some(nix::libc::ENOENT | nix::libc::ESRCH | nix::libc::ENODEV | nix::libc::EADDRNOTAVAIL)
+        )
     }
 
     /// Whether the object was already there.
@@ -74,7 +88,12 @@ impl Error {
     pub fn is_unsupported(&self) -> bool {
         matches!(
             self.errno(),
-            Some(nix::libc::EOPNOTSUPP | nix::libc::EPROTONOSUPPORT | nix::libc::EAFNOSUPPORT | nix::libc::ENOENT)
+            Some(
+                nix::libc::EOPNOTSUPP
+                    | nix::libc::EPROTONOSUPPORT
+                    | nix::libc::EAFNOSUPPORT
+                    | nix::libc::ENOENT
+            )
         )
     }
 }

@@ -3,9 +3,10 @@
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
-use std::thread;
+use std::{io, thread};
 
-use nix::sched::{CloneFlags, setns};
+use nix::sched::{CloneFlags, setns, unshare};
+use nix::sys::stat::fstat;
 
 use crate::{Error, Result};
 
@@ -20,13 +21,10 @@ impl Netns {
     /// Opens the namespace a path names, as `CNI_NETNS` or `/run/netns/NAME` does.
     ///
     /// # Errors
-    /// The file is missing or may not be opened.
+    /// The file is missing or may not be opened. That it is no network namespace shows when it is entered.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        let file = File::open(path).map_err(|source| Error::Socket {
-            operation: "open network namespace",
-            source: std::io::Error::new(source.kind(), format!("{}: {source}", path.display())),
-        })?;
+        let file = File::open(path).map_err(|source| failed("open", path, source))?;
         Ok(Self { file, path: path.to_owned() })
     }
 
@@ -38,9 +36,33 @@ impl Netns {
         Self::open("/proc/thread-self/ns/net")
     }
 
+    /// A new, empty namespace without a name: it is gone when the last descriptor, process and socket in it is.
+    ///
+    /// # Errors
+    /// The rights to make one are missing, or the kernel's limit is reached.
+    pub fn create() -> Result<Self> {
+        on_own_thread(Path::new("(new)"), || {
+            unshare(CloneFlags::CLONE_NEWNET)
+                .map_err(|errno| failed("create", Path::new("(new)"), errno.into()))?;
+            Self::current()
+        })
+    }
+
     /// The path it was opened by.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Whether both are the same namespace, by whatever paths they were opened.
+    ///
+    /// # Errors
+    /// A descriptor cannot be examined.
+    pub fn is_same(&self, other: &Self) -> Result<bool> {
+        let identity = |netns: &Self| {
+            let status = fstat(&netns.file).map_err(|errno| failed("examine", &netns.path, errno.into()))?;
+            Ok((status.st_dev, status.st_ino))
+        };
+        Ok(identity(self)? == identity(other)?)
     }
 
     /// Runs `work` on a thread of its own inside the namespace and returns what it returns.
@@ -48,22 +70,10 @@ impl Netns {
     /// # Errors
     /// The namespace cannot be entered (the file is none, or rights are missing), or `work` panicked.
     pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T> {
-        thread::scope(|scope| {
-            scope
-                .spawn(|| {
-                    setns(self.file.as_fd(), CloneFlags::CLONE_NEWNET).map_err(|errno| Error::Socket {
-                        operation: "enter network namespace",
-                        source: std::io::Error::other(format!("{}: {errno}", self.path.display())),
-                    })?;
-                    Ok(work())
-                })
-                .join()
-                .unwrap_or_else(|_| {
-                    Err(Error::Invalid {
-                        what: format!("work in network namespace {}", self.path.display()),
-                        reason: "the work panicked".to_owned(),
-                    })
-                })
+        on_own_thread(&self.path, || {
+            setns(self.file.as_fd(), CloneFlags::CLONE_NEWNET)
+                .map_err(|errno| failed("enter", &self.path, errno.into()))?;
+            Ok(work())
         })
     }
 }
@@ -72,4 +82,25 @@ impl AsFd for Netns {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
+}
+
+fn failed(operation: &'static str, path: &Path, source: io::Error) -> Error {
+    Error::Namespace { operation, path: path.to_owned(), source }
+}
+
+/// A thread that changed its namespace must not serve anybody else afterwards, so it ends with the work.
+fn on_own_thread<T: Send>(path: &Path, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    thread::scope(|scope| {
+        thread::Builder::new()
+            .name("netns".to_owned())
+            .spawn_scoped(scope, work)
+            .map_err(|source| failed("start a thread for", path, source))?
+            .join()
+            .unwrap_or_else(|_| {
+                Err(Error::Invalid {
+                    what: format!("work in network namespace {}", path.display()),
+                    reason: "the work panicked".to_owned(),
+                })
+            })
+    })
 }

@@ -1,1 +1,256 @@
-//! Being written.
+//! nftables: one table of family `inet` with interval sets, base chains and rules (`linux/netfilter/nf_tables.h`).
+//!
+//! A [`Table`] says what should be, [`read`] returns a [`TableState`] that says what is; both have a [`TableShape`]
+//! (everything but the sets' elements), so that comparing is `==`. [`create`], [`delete`] and [`change_elements`] make
+//! the messages and [`commit`] sends them as one transaction: all or nothing, and packets never see a half.
+//!
+//! The kernel cannot give a rule back in the words it was written in, so each rule carries a fingerprint of its
+//! expressions as user data. `nft` passes over it when it prints a rule and loses it when it replaces one.
+
+use std::collections::BTreeMap;
+
+use nix::libc;
+
+use crate::{Message, Result, Socket};
+
+pub(crate) mod attributes;
+mod dump;
+mod expression;
+mod intervals;
+mod messages;
+
+pub use dump::read;
+pub use expression::{Comparison, Expression, Header, Meta, TCP_MAXIMUM_SEGMENT, TcpOption};
+pub use intervals::{AddressType, Intervals};
+pub use messages::{change_elements, create, delete};
+
+/// A whole table of family `inet`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Table {
+    /// Its name.
+    pub name: String,
+    /// Its sets by name.
+    pub sets: BTreeMap<String, Intervals>,
+    /// Its chains by name.
+    pub chains: BTreeMap<String, Chain>,
+}
+
+/// A base chain, policy accept.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Chain {
+    /// Type and hook.
+    pub hook: Hook,
+    /// Order among the chains of the hook; lower is earlier.
+    pub priority: i32,
+    /// In order.
+    pub rules: Vec<Rule>,
+}
+
+/// Where a chain sees packets, and what changing them there means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Hook {
+    /// `type filter hook prerouting`: packets that came in, before they are routed.
+    FilterPrerouting,
+    /// `type route hook output`: packets of this host; they are routed again when their mark changes.
+    RouteOutput,
+}
+
+impl Hook {
+    const fn kind(self) -> &'static str {
+        match self {
+            Self::FilterPrerouting => "filter",
+            Self::RouteOutput => "route",
+        }
+    }
+
+    /// `NF_INET_PRE_ROUTING`, `NF_INET_LOCAL_OUT`
+    const fn number(self) -> u32 {
+        match self {
+            Self::FilterPrerouting => 0,
+            Self::RouteOutput => 3,
+        }
+    }
+}
+
+/// Expressions that are tried in order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rule(pub Vec<Expression>);
+
+impl Rule {
+    /// Identifies the rule's expressions: FNV-1a over what is sent, so that any change of it is noticed.
+    pub fn fingerprint(&self) -> u64 {
+        let mut list = attributes::AttributeWriter::new(&[]);
+        for expression in &self.0 {
+            expression.write(&mut list);
+        }
+        // Too long an expression is reported when the rule is sent.
+        let bytes = list.finish("fingerprint a rule").unwrap_or_default();
+        bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
+            (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
+        })
+    }
+}
+
+/// Everything of a table but its elements.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TableShape {
+    /// `enum nft_table_flags`; not zero means that the table sleeps or belongs to a process.
+    pub flags: u32,
+    /// Sets by name.
+    pub sets: BTreeMap<String, SetShape>,
+    /// Chains by name.
+    pub chains: BTreeMap<String, ChainShape>,
+}
+
+/// What a set holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SetShape {
+    /// Intervals of addresses.
+    Intervals(AddressType),
+    /// Something this module does not make.
+    Foreign,
+}
+
+/// A chain, as far as it matters whether it is ours.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ChainShape {
+    /// `None` for a chain without a hook.
+    pub base: Option<BaseShape>,
+    /// One per rule, in order; `None` for a rule without our fingerprint.
+    pub rules: Vec<Option<u64>>,
+}
+
+/// How a base chain is hooked in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BaseShape {
+    /// `filter`, `route` or `nat`.
+    pub kind: String,
+    /// `enum nf_inet_hooks`
+    pub hook: u32,
+    /// Order in the hook.
+    pub priority: i32,
+    /// Verdict at its end: `NF_DROP` 0, `NF_ACCEPT` 1.
+    pub policy: u32,
+}
+
+/// A table as the kernel has it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TableState {
+    /// Everything but the elements.
+    pub shape: TableShape,
+    /// What the interval sets hold, by name.
+    pub sets: BTreeMap<String, Intervals>,
+}
+
+impl Table {
+    /// What [`read`] reports once the table is in place.
+    pub fn shape(&self) -> TableShape {
+        let chain = |chain: &Chain| ChainShape {
+            base: Some(BaseShape {
+                kind: chain.hook.kind().to_owned(),
+                hook: chain.hook.number(),
+                priority: chain.priority,
+                policy: NF_ACCEPT,
+            }),
+            rules: chain.rules.iter().map(|rule| Some(rule.fingerprint())).collect(),
+        };
+        TableShape {
+            flags: 0,
+            sets: self
+                .sets
+                .iter()
+                .map(|(name, set)| (name.clone(), SetShape::Intervals(set.address_type())))
+                .collect(),
+            chains: self.chains.iter().map(|(name, made)| (name.clone(), chain(made))).collect(),
+        }
+    }
+}
+
+/// Sends the messages as one transaction; nothing at all if there are none.
+///
+/// # Errors
+/// The kernel's first refusal, with the message and its object; then nothing was changed.
+pub fn commit(socket: &mut Socket, messages: &[Message]) -> Result<()> {
+    let limit = |kind: i32, what: &str| Message {
+        kind: kind as u16,
+        flags: 0,
+        payload: messages::family_header(libc::AF_UNSPEC as u8, libc::NFNL_SUBSYS_NFTABLES as u16),
+        what: what.to_owned(),
+    };
+    let begin = limit(libc::NFNL_MSG_BATCH_BEGIN, "begin the nftables transaction");
+    let end = limit(libc::NFNL_MSG_BATCH_END, "commit the nftables transaction");
+    socket.transaction(&begin, messages, &end)
+}
+
+/// `NF_ACCEPT`
+const NF_ACCEPT: u32 = 1;
+/// `NFPROTO_INET`: both address families in one table.
+const NFPROTO_INET: u8 = 1;
+/// `NFT_SET_INTERVAL`
+const SET_INTERVAL: u32 = 4;
+/// `NFT_SET_ELEM_INTERVAL_END`
+const ELEMENT_INTERVAL_END: u32 = 1;
+
+/// `NFTA_TABLE_*`
+mod table {
+    pub(super) const NAME: u16 = 1;
+    pub(super) const FLAGS: u16 = 2;
+}
+
+/// `NFTA_CHAIN_*` and `NFTA_HOOK_*`
+mod chain {
+    pub(super) const TABLE: u16 = 1;
+    pub(super) const NAME: u16 = 3;
+    pub(super) const HOOK: u16 = 4;
+    pub(super) const POLICY: u16 = 5;
+    pub(super) const TYPE: u16 = 7;
+    pub(super) const HOOK_NUMBER: u16 = 1;
+    pub(super) const HOOK_PRIORITY: u16 = 2;
+}
+
+/// `NFTA_RULE_*`
+mod rule {
+    pub(super) const TABLE: u16 = 1;
+    pub(super) const CHAIN: u16 = 2;
+    pub(super) const EXPRESSIONS: u16 = 4;
+    pub(super) const USERDATA: u16 = 7;
+    /// Type of our own entry in the user data (type, length, value, a byte each but the value). `nft` knows 0, the
+    /// comment, and 1 and passes over all others.
+    pub(super) const USERDATA_FINGERPRINT: u8 = 0xfa;
+}
+
+/// `NFTA_SET_*`
+mod set {
+    pub(super) const TABLE: u16 = 1;
+    pub(super) const NAME: u16 = 2;
+    pub(super) const FLAGS: u16 = 3;
+    pub(super) const KEY_TYPE: u16 = 4;
+    pub(super) const KEY_LENGTH: u16 = 5;
+    pub(super) const ID: u16 = 10;
+}
+
+/// `NFTA_SET_ELEM_LIST_*` and `NFTA_SET_ELEM_*`
+mod element {
+    pub(super) const LIST_TABLE: u16 = 1;
+    pub(super) const LIST_SET: u16 = 2;
+    pub(super) const LIST_ELEMENTS: u16 = 3;
+    pub(super) const LIST_ELEMENT: u16 = 1;
+    pub(super) const KEY: u16 = 1;
+    pub(super) const FLAGS: u16 = 3;
+    pub(super) const DATA_VALUE: u16 = 1;
+}
+
+impl AddressType {
+    /// The number `nft` knows the type by; the kernel only stores it.
+    const fn nft_type(self) -> u32 {
+        match self {
+            Self::Ipv4 => 7,
+            Self::Ipv6 => 8,
+        }
+    }
+
+    /// Length of a key in bytes.
+    const fn key_length(self) -> u32 {
+        (self.bits() / 8) as u32
+    }
+}

@@ -1,15 +1,16 @@
 //! One netlink socket: framing, acknowledgements, dumps (`netlink(7)`, `linux/netlink.h`).
 
-use std::io::IoSlice;
+use std::io::{self, IoSlice};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use nix::errno::Errno;
 use nix::libc;
 use nix::sys::socket::{
-    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv, sendmsg, setsockopt, socket,
-    sockopt,
+    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv, sendmsg, setsockopt,
+    socket, sockopt,
 };
+use nix::sys::time::{TimeVal, TimeValLike};
 
 use crate::{Error, Result};
 
@@ -23,6 +24,10 @@ const SEND_BUFFER: usize = 64 << 20;
 const DUMP_TRIES: usize = 8;
 /// Messages that may be unacknowledged at once: their acknowledgements must fit the receive buffer.
 const WINDOW: usize = 256;
+
+/// Seconds to wait for an answer. The kernel answers while it takes the request, so only a lost answer (or a lock held
+/// for very long by somebody else) lets this pass; then an error is better than a thread that hangs for ever.
+const PATIENCE: i64 = 60;
 
 static CHANGES: AtomicU64 = AtomicU64::new(0);
 
@@ -72,11 +77,11 @@ pub struct Socket {
     buffer: Vec<u8>,
 }
 
-struct Frame<'a> {
-    kind: u16,
+pub(crate) struct Frame<'a> {
+    pub(crate) kind: u16,
     flags: u16,
     sequence: u32,
-    payload: &'a [u8],
+    pub(crate) payload: &'a [u8],
 }
 
 impl Socket {
@@ -96,6 +101,8 @@ impl Socket {
         // Without the privilege a smaller buffer has to do; only very large batches need this one.
         let _ = setsockopt(&fd, sockopt::SndBufForce, &SEND_BUFFER);
         let _ = setsockopt(&fd, sockopt::RcvBufForce, &(8 << 20));
+        setsockopt(&fd, sockopt::ReceiveTimeout, &TimeVal::seconds(PATIENCE))
+            .map_err(|errno| Error::socket("set the receive timeout", errno))?;
         for option in [libc::NETLINK_EXT_ACK, libc::NETLINK_CAP_ACK, libc::NETLINK_GET_STRICT_CHK] {
             set_netlink_option(&fd, option);
         }
@@ -130,7 +137,8 @@ impl Socket {
             }
             self.send(&bytes)?;
             for (offset, message) in window.iter().enumerate() {
-                outcomes.push(self.acknowledgement(first.wrapping_add(offset as u32), &message.what)?.map(drop));
+                outcomes
+                    .push(self.acknowledgement(first.wrapping_add(offset as u32), &message.what)?.map(drop));
             }
         }
         Ok(outcomes)
@@ -203,6 +211,11 @@ impl Socket {
                     continue;
                 }
                 let index = parsed.sequence.wrapping_sub(first) as usize;
+                // The batch's begin carries what went wrong with the commit as a whole; everything else outside is
+                // left over from something else.
+                if index >= messages.len() && parsed.sequence.wrapping_add(1) != first {
+                    continue;
+                }
                 let what = messages.get(index).map_or("commit the nftables transaction", |m| m.what.as_str());
                 if let (Err(error), None) = (parse_error(&parsed, what), &refusal) {
                     refusal = Some(with_index(error, index));
@@ -221,7 +234,8 @@ impl Socket {
     /// Whether nothing waits to be read: a refused batch may never acknowledge its last message.
     fn is_quiet(&self) -> bool {
         let mut byte = [0u8; 1];
-        recv(self.fd.as_raw_fd(), &mut byte, MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT) == Err(Errno::EAGAIN)
+        recv(self.fd.as_raw_fd(), &mut byte, MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT)
+            == Err(Errno::EAGAIN)
     }
 
     fn dump_replies(&mut self, what: &str) -> Result<Option<Vec<Reply>>> {
@@ -235,7 +249,11 @@ impl Socket {
                 }
                 interrupted |= parsed.flags & libc::NLM_F_DUMP_INTR as u16 != 0;
                 match i32::from(parsed.kind) {
-                    libc::NLMSG_DONE => return Ok((!interrupted).then_some(replies)),
+                    // A dump that fails on its way says so in its last message (since Linux 4.20).
+                    libc::NLMSG_DONE => {
+                        parse_done(&parsed, what)?;
+                        return Ok((!interrupted).then_some(replies));
+                    }
                     libc::NLMSG_ERROR => parse_error(&parsed, what)?,
                     _ => replies.push(Reply { kind: parsed.kind, payload: parsed.payload.to_vec() }),
                 }
@@ -270,8 +288,19 @@ impl Socket {
 
     fn receive(&mut self) -> Result<usize> {
         loop {
-            match recv(self.fd.as_raw_fd(), &mut self.buffer, MsgFlags::empty()) {
+            // With this flag the kernel returns the length the datagram really had.
+            match recv(self.fd.as_raw_fd(), &mut self.buffer, MsgFlags::MSG_TRUNC) {
                 Err(Errno::EINTR) => {}
+                Ok(length) if length > self.buffer.len() => {
+                    return Err(Error::Malformed {
+                        what: "a request".to_owned(),
+                        reason: format!("a datagram of {length} bytes does not fit {RECEIVE}"),
+                    });
+                }
+                Err(Errno::EAGAIN) => {
+                    let silence = format!("no answer from the kernel for {PATIENCE} seconds");
+                    return Err(Error::socket("receive", io::Error::new(io::ErrorKind::TimedOut, silence)));
+                }
                 other => return other.map_err(|errno| Error::socket("receive", errno)),
             }
         }
@@ -323,7 +352,7 @@ fn read_u32(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_ne_bytes(bytes.get(at..at.checked_add(4)?)?.try_into().ok()?))
 }
 
-fn take_frame<'a>(rest: &mut &'a [u8]) -> Option<Frame<'a>> {
+pub(crate) fn take_frame<'a>(rest: &mut &'a [u8]) -> Option<Frame<'a>> {
     let length = read_u32(rest, 0)? as usize;
     let frame = Frame {
         kind: read_u16(rest, 4)?,
@@ -346,13 +375,27 @@ fn parse_error(frame: &Frame<'_>, what: &str) -> Result<()> {
     }
     let capped = frame.flags & libc::NLM_F_CAPPED as u16 != 0;
     let echoed = if capped { HEADER } else { read_u32(frame.payload, 4).unwrap_or(0) as usize };
-    let attributes = frame.payload.get(4usize.saturating_add(echoed).next_multiple_of(4)..).unwrap_or_default();
+    let attributes =
+        frame.payload.get(4usize.saturating_add(echoed).next_multiple_of(4)..).unwrap_or_default();
     Err(Error::Refused {
         what: what.to_owned(),
         index: 0,
         errno: code.saturating_neg(),
         detail: extended_message(attributes),
     })
+}
+
+/// Reads the errno in `NLMSG_DONE` and the extended acknowledgement behind it (`netlink_dump_done`).
+fn parse_done(frame: &Frame<'_>, what: &str) -> Result<()> {
+    match read_u32(frame.payload, 0).map_or(0, |raw| raw as i32) {
+        code if code < 0 => Err(Error::Refused {
+            what: what.to_owned(),
+            index: 0,
+            errno: code.saturating_neg(),
+            detail: frame.payload.get(4..).and_then(extended_message),
+        }),
+        _ => Ok(()),
+    }
 }
 
 fn extended_message(mut attributes: &[u8]) -> Option<String> {
@@ -365,5 +408,82 @@ fn extended_message(mut attributes: &[u8]) -> Option<String> {
             return Some(String::from_utf8_lossy(value).trim_end_matches('\0').to_owned());
         }
         attributes = attributes.get(length.next_multiple_of(4)..)?;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn datagram(kind: i32, flags: u16, payload: &[u8]) -> Vec<u8> {
+        let message = Message { kind: kind as u16, flags, payload: payload.to_vec(), what: String::new() };
+        let mut bytes = Vec::new();
+        frame(&mut bytes, &message, 0, 7);
+        bytes
+    }
+
+    /// `NLMSGERR_ATTR_OFFS` before `NLMSGERR_ATTR_MSG`, as the kernel sends them.
+    fn attributes(text: &str) -> Vec<u8> {
+        let mut bytes = [8u16.to_ne_bytes(), 2u16.to_ne_bytes(), [1, 2], [3, 4]].concat();
+        bytes.extend((text.len() as u16 + 5).to_ne_bytes());
+        bytes.extend(1u16.to_ne_bytes());
+        bytes.extend(text.bytes());
+        bytes.resize(bytes.len() + 4 - text.len() % 4, 0);
+        bytes
+    }
+
+    fn refusal(result: Result<()>) -> (i32, Option<String>) {
+        match result {
+            Err(Error::Refused { errno, detail, .. }) => (errno, detail),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_kernels_words_are_found_behind_a_whole_and_a_capped_echo() {
+        let header = [20u32.to_ne_bytes(), [0; 4], [0; 4], [0; 4]].concat();
+        let code = (-libc::ENODEV).to_ne_bytes();
+        for (flags, echo) in [(0, [header.clone(), vec![9; 4]].concat()), (libc::NLM_F_CAPPED as u16, header)]
+        {
+            let payload = [code.to_vec(), echo, attributes("Cannot find device")].concat();
+            let bytes = datagram(libc::NLMSG_ERROR, flags, &payload);
+            let parsed = take_frame(&mut bytes.as_slice()).unwrap();
+            let expected = (libc::ENODEV, Some("Cannot find device".to_owned()));
+            assert_eq!(refusal(parse_error(&parsed, "x")), expected, "flags {flags:#x}");
+        }
+    }
+
+    #[test]
+    fn a_dump_may_fail_in_its_last_message() {
+        let payload = [(-libc::ENOENT).to_ne_bytes().to_vec(), attributes("no such table")].concat();
+        let bytes = datagram(libc::NLMSG_DONE, 0, &payload);
+        let parsed = take_frame(&mut bytes.as_slice()).unwrap();
+        assert_eq!(refusal(parse_done(&parsed, "x")), (libc::ENOENT, Some("no such table".to_owned())));
+        let good = datagram(libc::NLMSG_DONE, 0, &0i32.to_ne_bytes());
+        parse_done(&take_frame(&mut good.as_slice()).unwrap(), "x").unwrap();
+        let empty = datagram(libc::NLMSG_DONE, 0, &[]);
+        parse_done(&take_frame(&mut empty.as_slice()).unwrap(), "x").unwrap();
+    }
+
+    proptest! {
+        #[test]
+        fn any_datagram_is_read_to_its_end_without_panic(bytes in vec(any::<u8>(), 0..256)) {
+            let mut rest = bytes.as_slice();
+            while let Some(parsed) = take_frame(&mut rest) {
+                let _ = parse_error(&parsed, "x");
+                let _ = parse_done(&parsed, "x");
+            }
+        }
+
+        #[test]
+        fn any_payload_of_an_error_is_read_without_panic(bytes in vec(any::<u8>(), 0..128), flags: u16) {
+            let whole = datagram(libc::NLMSG_ERROR, flags, &bytes);
+            let parsed = take_frame(&mut whole.as_slice()).unwrap();
+            let _ = parse_error(&parsed, "x");
+            let _ = parse_done(&parsed, "x");
+        }
     }
 }

@@ -16,7 +16,7 @@ const LOOK_UP: Duration = Duration::from_secs(5);
 
 /// Keeps the addresses current: what `host` of the client's configuration resolves to, and the end points behind the
 /// `kubernetes` Service, which a pod's client is led to.
-pub async fn run(client: Client, host: String, addresses: watch::Sender<Vec<IpAddr>>) {
+pub(crate) async fn run(client: Client, host: String, addresses: watch::Sender<Vec<IpAddr>>) {
     loop {
         let mut found: BTreeSet<IpAddr> = BTreeSet::new();
         found.extend(resolve(&host).await);
@@ -34,7 +34,7 @@ pub async fn run(client: Client, host: String, addresses: watch::Sender<Vec<IpAd
 }
 
 /// The addresses of a host name or an address in brackets or without.
-pub async fn resolve(host: &str) -> Vec<IpAddr> {
+pub(crate) async fn resolve(host: &str) -> Vec<IpAddr> {
     let bare = host.trim_start_matches('[').trim_end_matches(']');
     if let Ok(address) = bare.parse() {
         return vec![address];
@@ -49,7 +49,7 @@ async fn end_points(client: &Client) -> Vec<IpAddr> {
     let slices: Api<EndpointSlice> = Api::namespaced(client.clone(), "default");
     match tokio::time::timeout(LOOK_UP, slices.get_opt("kubernetes")).await {
         Ok(Ok(Some(slice))) => {
-            let listed = slice.endpoints.iter().flatten().flat_map(|end_point| &end_point.addresses);
+            let listed = slice.endpoints.iter().flat_map(|end_point| &end_point.addresses);
             listed.filter_map(|address| address.parse().ok()).collect()
         }
         _ => Vec::new(),

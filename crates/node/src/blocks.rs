@@ -11,8 +11,8 @@ use kube::api::{DeleteParams, Patch, PatchParams};
 use kube::{Api, Client, ResourceExt};
 use tokio::time::timeout;
 
-use fairlead_cluster::caches::Cache;
 use crate::ipam::Ipam;
+use fairlead_cluster::caches::Cache;
 
 /// How long a block must have been empty before it is given back: a pod that is replaced finds it still here.
 const GRACE: Duration = Duration::from_secs(300);
@@ -35,7 +35,7 @@ pub async fn run(client: Client, ipam: Arc<Ipam>, blocks: Arc<Cache<AddressBlock
 
 async fn export(ipam: &Ipam) {
     let prefixes = ipam.prefixes();
-    let done = tokio::task::spawn_blocking(move || routes::export_blocks(&prefixes)).await;
+    let done = tokio::task::spawn_blocking(move || routes::sync_export(&prefixes)).await;
     match done {
         Ok(Ok(_)) => {}
         Ok(Err(error)) => tracing::warn!(%error, "cannot bring table 119 up to date"),
@@ -74,7 +74,8 @@ async fn delete(client: &Client, name: &str) -> Result<(), kube::Error> {
         return gone(error);
     }
     let Some(block) = blocks.get_opt(name).await? else { return Ok(()) };
-    let others: Vec<&String> = block.finalizers().iter().filter(|finalizer| *finalizer != COIL_FINALIZER).collect();
+    let others: Vec<&String> =
+        block.finalizers().iter().filter(|finalizer| *finalizer != COIL_FINALIZER).collect();
     let patch = serde_json::json!({
         "metadata": { "finalizers": others, "resourceVersion": block.resource_version() }
     });

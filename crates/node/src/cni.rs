@@ -17,11 +17,11 @@ use kube::{Api, Client};
 use tokio::time::Instant;
 use tonic::{Code, Request, Response, Status};
 
-use fairlead_cluster::caches::Cache;
 use crate::ipam::Ipam;
 use crate::metrics::Metrics;
 use crate::order::Order;
 use crate::requests::Requester;
+use fairlead_cluster::caches::Cache;
 
 /// How long an ADD may wait for a block before the runtime is told to try again.
 const BLOCK_WAIT: Duration = Duration::from_secs(20);
@@ -55,9 +55,9 @@ struct Attachment {
 fn refuse(code: ErrorCode, message: impl Into<String>, details: impl Into<String>) -> Status {
     let grpc = match code {
         ErrorCode::TryAgainLater => Code::Unavailable,
-        ErrorCode::InvalidEnvironmentVariables | ErrorCode::InvalidNetworkConfig | ErrorCode::UnsupportedField => {
-            Code::InvalidArgument
-        }
+        ErrorCode::InvalidEnvironmentVariables
+        | ErrorCode::InvalidNetworkConfig
+        | ErrorCode::UnsupportedField => Code::InvalidArgument,
         ErrorCode::UnknownContainer => Code::NotFound,
         _ => Code::Internal,
     };
@@ -117,14 +117,19 @@ impl Service {
     async fn pool_of(&self, namespace: &str) -> Result<String, Status> {
         let pool = |object: &PartialObjectMeta<Namespace>| {
             let annotations = object.metadata.annotations.as_ref();
-            annotations.and_then(|map| map.get(ANNOTATION_POOL)).map_or(DEFAULT_POOL, String::as_str).to_owned()
+            annotations
+                .and_then(|map| map.get(ANNOTATION_POOL))
+                .map_or(DEFAULT_POOL, String::as_str)
+                .to_owned()
         };
         if let Some(known) = self.namespaces.store.get(&ObjectRef::new(namespace)) {
             return Ok(pool(&known));
         }
         match Api::<Namespace>::all(self.client.clone()).get_metadata_opt(namespace).await {
             Ok(Some(object)) => Ok(pool(&object)),
-            Ok(None) => Err(refuse(ErrorCode::UnknownContainer, format!("namespace {namespace} does not exist"), "")),
+            Ok(None) => {
+                Err(refuse(ErrorCode::UnknownContainer, format!("namespace {namespace} does not exist"), ""))
+            }
             Err(error) => Err(refuse(
                 ErrorCode::TryAgainLater,
                 format!("cannot read namespace {namespace} from the API server"),
@@ -159,7 +164,11 @@ impl Service {
             }
             Err(error) => {
                 self.give_back(attachment, &allocation);
-                Err(refuse(ErrorCode::Internal, "setting up the pod's link stopped half-way", error.to_string()))
+                Err(refuse(
+                    ErrorCode::Internal,
+                    "setting up the pod's link stopped half-way",
+                    error.to_string(),
+                ))
             }
         }
     }
@@ -174,7 +183,8 @@ impl Service {
 
 fn pod_error_code(error: &pods::Error) -> ErrorCode {
     match error {
-        pods::Error::Namespace { .. } => ErrorCode::UnknownContainer,
+        pods::Error::Netns { .. } => ErrorCode::UnknownContainer,
+        pods::Error::Invalid { .. } => ErrorCode::InvalidEnvironmentVariables,
         _ => ErrorCode::IoFailure,
     }
 }
@@ -191,8 +201,8 @@ fn result(attachment: &Attachment, allocation: &Allocation, links: &PodLinks) ->
     serde_json::json!({
         "cniVersion": "1.1.0",
         "interfaces": [
-            { "name": attachment.key.ifname, "mac": links.container_mac, "sandbox": attachment.netns },
-            { "name": links.host_name, "mac": links.host_mac },
+            { "name": attachment.key.ifname, "mac": links.container_mac.to_string(), "sandbox": attachment.netns },
+            { "name": links.host_name, "mac": links.host_mac.to_string() },
         ],
         "ips": addresses,
     })
@@ -217,8 +227,12 @@ impl Cni for Service {
             let _turn = self.order.enter(&attachment.key.container_id).await;
             let result = self.attach(&attachment).await?;
             tracing::info!(
-                pod = attachment.pod, namespace = attachment.namespace, container = attachment.key.container_id,
-                ifname = attachment.key.ifname, elapsed_ms = start.elapsed().as_millis() as u64, "pod attached"
+                pod = attachment.pod,
+                namespace = attachment.namespace,
+                container = attachment.key.container_id,
+                ifname = attachment.key.ifname,
+                elapsed_ms = start.elapsed().as_millis() as u64,
+                "pod attached"
             );
             Ok(Response::new(AddResponse { result }))
         }
@@ -244,9 +258,11 @@ impl Cni for Service {
                 Ok(Response::new(()))
             }
             Ok(Err(error)) => Err(refuse(ErrorCode::IoFailure, error.to_string(), "")),
-            Err(error) => {
-                Err(refuse(ErrorCode::Internal, "removing the pod's link stopped half-way", error.to_string()))
-            }
+            Err(error) => Err(refuse(
+                ErrorCode::Internal,
+                "removing the pod's link stopped half-way",
+                error.to_string(),
+            )),
         };
         self.metrics.del(start.elapsed(), outcome.is_ok());
         outcome
@@ -258,7 +274,11 @@ impl Cni for Service {
         let _turn = self.order.enter(&key.container_id).await;
         let known = tokio::task::spawn_blocking(pods::list).await;
         match known {
-            Ok(Ok(pods)) if pods.iter().any(|pod| pod.container_id == key.container_id && pod.ifname == key.ifname) => {
+            Ok(Ok(pods))
+                if pods
+                    .iter()
+                    .any(|pod| pod.container_id == key.container_id && pod.ifname == key.ifname) =>
+            {
                 Ok(Response::new(()))
             }
             Ok(Ok(_)) => Err(refuse(
@@ -267,7 +287,11 @@ impl Cni for Service {
                 "",
             )),
             Ok(Err(error)) => Err(refuse(ErrorCode::IoFailure, error.to_string(), "")),
-            Err(error) => Err(refuse(ErrorCode::Internal, "reading the node's links stopped half-way", error.to_string())),
+            Err(error) => Err(refuse(
+                ErrorCode::Internal,
+                "reading the node's links stopped half-way",
+                error.to_string(),
+            )),
         }
     }
 }

@@ -117,7 +117,13 @@ mod tests {
     #[test]
     fn a_corrupt_key_is_named_and_kept() {
         let dir = tempfile::tempdir().unwrap();
-        for garbage in [&b"not a key"[..], b"", b"\xff\xfe", &[b'A'; 9000], b"AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA="] {
+        for garbage in [
+            &b"not a key"[..],
+            b"",
+            b"\xff\xfe",
+            &[b'A'; 9000],
+            b"AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=",
+        ] {
             fs::write(dir.path().join(FILE), garbage).unwrap();
             let error = load_or_create(dir.path(), [7; 32]).unwrap_err().to_string();
             assert!(error.contains("wireguard.key is corrupt"), "{error}");

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use fairlead_api::resources::{AddressBlock, AddressPool};
 use fairlead_dataplane::pods::PodOnNode;
 use fairlead_ipam::{Allocation, Answer, Block, BlockNets, BlockUsage, Key, NodeIpam};
-use ipnet::IpNet;
 use fairlead_wire::cni::ErrorCode;
+use ipnet::IpNet;
 use kube::ResourceExt;
 use kube::runtime::reflector::{ObjectRef, Store};
 use tokio::sync::watch;
@@ -40,7 +40,9 @@ pub enum Failure {
         reason: String,
     },
     /// Nobody answered in time.
-    #[error("no address block of pool {pool} within the time a pod may wait: is `fairlead controller` running, and is the API server reachable?")]
+    #[error(
+        "no address block of pool {pool} within the time a pod may wait: is `fairlead controller` running, and is the API server reachable?"
+    )]
     TimedOut {
         /// Its name.
         pool: String,
@@ -68,7 +70,11 @@ pub struct Ipam {
 
 impl Ipam {
     /// An empty book. `pools_known` says whether the pools' first list has arrived.
-    pub fn new(node: &str, pools: Store<AddressPool>, pools_known: Box<dyn Fn() -> bool + Send + Sync>) -> Self {
+    pub fn new(
+        node: &str,
+        pools: Store<AddressPool>,
+        pools_known: Box<dyn Fn() -> bool + Send + Sync>,
+    ) -> Self {
         Self {
             node: node.to_owned(),
             book: Mutex::new(NodeIpam::default()),
@@ -88,7 +94,7 @@ impl Ipam {
         for pod in pods {
             let key = Key { container_id: pod.container_id, ifname: pod.ifname };
             if let Err(error) = book.adopt(key, &pod.pool, pod.ipv4, pod.ipv6) {
-                tracing::warn!(%error, link = pod.host_link, "a pod of before the start is not in order");
+                tracing::warn!(%error, link = pod.host_name, "a pod of before the start is not in order");
             }
         }
     }
@@ -140,7 +146,13 @@ impl Ipam {
     ///
     /// # Errors
     /// The pool gives none; see [`Failure`].
-    pub async fn allocate(&self, requester: &Requester, pool: &str, key: &Key, deadline: Instant) -> Result<Allocation, Failure> {
+    pub async fn allocate(
+        &self,
+        requester: &Requester,
+        pool: &str,
+        key: &Key,
+        deadline: Instant,
+    ) -> Result<Allocation, Failure> {
         let (mut blocks, mut answers) = (self.changed.subscribe(), requester.answers());
         loop {
             match self.book().allocate(pool, key) {
@@ -221,8 +233,12 @@ impl Ipam {
     pub fn problems(&self) -> Vec<String> {
         let book = self.book();
         let sentence = |(key, held): (&Key, &fairlead_ipam::Held)| {
-            let addresses: Vec<String> =
-                held.ipv4.map(|ip| ip.to_string()).into_iter().chain(held.ipv6.map(|ip| ip.to_string())).collect();
+            let addresses: Vec<String> = held
+                .ipv4
+                .map(|ip| ip.to_string())
+                .into_iter()
+                .chain(held.ipv6.map(|ip| ip.to_string()))
+                .collect();
             format!(
                 "container {} has {} which is in no AddressBlock of this node: another node may be given it; delete the pod",
                 key.container_id,

@@ -4,9 +4,9 @@
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, SystemTime};
 
-use fairlead_path::rotation::State;
-use prometheus_client::encoding::text::encode;
+use fairlead_path::State;
 use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -59,8 +59,18 @@ impl Default for Metrics {
             registry: Registry::default(),
         };
         registry.register("cni_requests", "CNI verbs served, by result", metrics.requests.clone());
-        registry.register_with_unit("cni_add_duration", "Time one ADD took", Unit::Seconds, metrics.add_seconds.clone());
-        registry.register_with_unit("cni_del_duration", "Time one DEL took", Unit::Seconds, metrics.del_seconds.clone());
+        registry.register_with_unit(
+            "cni_add_duration",
+            "Time one ADD took",
+            Unit::Seconds,
+            metrics.add_seconds.clone(),
+        );
+        registry.register_with_unit(
+            "cni_del_duration",
+            "Time one DEL took",
+            Unit::Seconds,
+            metrics.del_seconds.clone(),
+        );
         registry.register("peer_up", "Whether the tunnel to the peer works", metrics.peer_up.clone());
         registry.register_with_unit(
             "peer_last_handshake_timestamp",
@@ -80,7 +90,11 @@ impl Default for Metrics {
             Unit::Bytes,
             metrics.peer_sent.clone(),
         );
-        registry.register("mesh_problems", "Problems that `fairlead status` explains", metrics.problems.clone());
+        registry.register(
+            "mesh_problems",
+            "Problems that `fairlead status` explains",
+            metrics.problems.clone(),
+        );
         registry.register(
             "netlink_changes",
             "Messages that changed kernel state since the start",

@@ -10,8 +10,9 @@ use anyhow::Context as _;
 use fairlead_api::names::MESH_MTU;
 use fairlead_api::resources::{AddressBlock, AddressPool, WireKubeMesh, WireKubePeer};
 use fairlead_api::wireguard::{PrivateKey, PublicKey};
+use fairlead_dataplane::uplink::{self, HostNetwork, Ignored};
 use fairlead_dataplane::wireguard::Preference;
-use fairlead_dataplane::{pods, routes, uplink};
+use fairlead_dataplane::{pods, routes};
 use fairlead_wire::cni::cni_server::CniServer;
 use fairlead_wire::node::node_server::NodeServer;
 use k8s_openapi::api::core::v1::{Namespace, Node};
@@ -23,13 +24,13 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_stream::wrappers::UnixListenerStream;
 
-use fairlead_cluster::caches::{self, Cache};
-use fairlead_cluster::http;
 use crate::ipam::Ipam;
 use crate::mesh::agent::Agent;
 use crate::metrics::Metrics;
 use crate::requests::{self, Requester};
 use crate::{api_server, blocks, cni, identity, mesh, order, status};
+use fairlead_cluster::caches::{self, Cache};
+use fairlead_cluster::http;
 
 /// How long the start waits for the API server before it serves what needs none (DEL, status).
 const FIRST_LISTS: Duration = Duration::from_secs(5);
@@ -77,10 +78,18 @@ impl Caches {
         let own_node = all().fields(&format!("metadata.name={node}"));
         Self {
             nodes: Arc::new(caches::spawn(tasks, "this Node", watcher(Api::all(client.clone()), own_node))),
-            namespaces: Arc::new(caches::spawn(tasks, "Namespaces", watcher(Api::all(client.clone()), all()))),
+            namespaces: Arc::new(caches::spawn(
+                tasks,
+                "Namespaces",
+                watcher(Api::all(client.clone()), all()),
+            )),
             pools: Arc::new(caches::spawn(tasks, "AddressPools", watcher(Api::all(client.clone()), all()))),
             blocks: Arc::new(caches::spawn(tasks, "AddressBlocks", watcher(Api::all(client.clone()), all()))),
-            meshes: Arc::new(caches::spawn(tasks, "WireKubeMeshes", watcher(Api::all(client.clone()), all()))),
+            meshes: Arc::new(caches::spawn(
+                tasks,
+                "WireKubeMeshes",
+                watcher(Api::all(client.clone()), all()),
+            )),
             peers: Arc::new(caches::spawn(tasks, "WireKubePeers", watcher(Api::all(client.clone()), all()))),
         }
     }
@@ -157,7 +166,11 @@ pub async fn run(
     let about = status::Service { node: settings.node.clone(), public_key, problems, mesh: shared, ipam };
     let readiness = Arc::clone(&caches);
     tasks.spawn(http::serve("metrics", settings.metrics, http::metrics(move || metrics.text())));
-    tasks.spawn(http::serve("health", settings.health, http::health(Arc::new(move || not_ready(&readiness)))));
+    tasks.spawn(http::serve(
+        "health",
+        settings.health,
+        http::health(Arc::new(move || not_ready(&readiness))),
+    ));
     wait_for_first_lists(&caches).await;
     serve(&settings.socket, verbs, about, stop).await
 }
@@ -185,7 +198,7 @@ fn keys(state_dir: &Path) -> Result<(PrivateKey, PublicKey), identity::IdentityE
 async fn prepare_kernel() -> anyhow::Result<()> {
     tokio::task::spawn_blocking(|| {
         uplink::enable_forwarding().context("cannot switch forwarding on")?;
-        routes::ensure_pod_rules().context("cannot add the rule for local pods")
+        routes::ensure_rules(&routes::pod_rules()).map(drop).context("cannot add the rule for local pods")
     })
     .await
     .context("preparing the kernel stopped half-way")?
@@ -216,7 +229,8 @@ fn pod_mtu(caches: &Arc<Caches>, shared: &Arc<mesh::Shared>) -> Arc<dyn Fn() -> 
         if let Some(report) = shared.snapshot().report {
             return Some(report.mtu);
         }
-        let uplink = uplink::mtu().ok()?;
+        let network = HostNetwork::read().ok()?;
+        let uplink = network.uplink_mtu(&Ignored::default())?;
         let meshes = caches.meshes.store.state();
         if meshes.is_empty() && caches.meshes.is_ready() {
             return Some(uplink);

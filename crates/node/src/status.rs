@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use fairlead_ipam::{BlockNets, BlockUsage};
-use fairlead_path::rotation::State;
+use fairlead_path::State;
 use fairlead_wire::node::node_server::Node;
 use fairlead_wire::node::{Block, Peer, StatusRequest, StatusResponse};
 use tonic::{Request, Response, Status};

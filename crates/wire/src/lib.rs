@@ -1,17 +1,13 @@
 //! What goes over Fairlead's own wires.
 //!
 //! Today that is the gRPC between the CNI plugin or the command line and the node program, over a UNIX socket
-//! ([`cni`], [`node`]), generated from `proto/`. The sans-I/O codecs of path probes, relay frames and discovery
-//! messages will stand beside them. Nothing here opens a socket or decides anything.
+//! ([`cni`], [`node`]). The messages, clients and servers are generated from `proto/` at build time, without `protoc`;
+//! written by hand is only how a CNI error travels inside a gRPC status, which must be byte for byte what Coil's Go
+//! programs send, because old and new programs meet on one node during an upgrade.
+//!
+//! The sans-I/O codecs of path probes, relay frames and discovery messages will stand beside them. Nothing here opens a
+//! socket or decides anything: bytes come from the caller and go back to the caller.
 
-/// The CNI contract (`proto/cni.proto`), wire-compatible with Coil v2.
-pub mod cni {
-    #![expect(missing_docs, unreachable_pub, clippy::all, reason = "generated from proto/cni.proto, documented there")]
-    tonic::include_proto!("pkg.cnirpc");
-}
-
-/// The status contract (`proto/node.proto`).
-pub mod node {
-    #![expect(missing_docs, unreachable_pub, clippy::all, reason = "generated from proto/node.proto, documented there")]
-    tonic::include_proto!("fairlead.node.v1");
-}
+pub mod cni;
+pub mod node;
+mod status;

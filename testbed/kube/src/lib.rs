@@ -1,1 +1,27 @@
-//! Placeholder
+//! A real Kubernetes control plane for tests, started in seconds.
+//!
+//! For: tests and demonstrations that must see what the real API server accepts, refuses and prints:
+//! etcd and kube-apiserver, and kube-controller-manager and kube-scheduler when asked. One test program
+//! may run several at once; each has its own directory, port and keys, and is gone when its
+//! [`ControlPlane`] is dropped or the test program dies, however it dies.
+//!
+//! Not for: production (etcd never syncs, keys lie in a temporary directory), and not a cluster: there
+//! are no nodes unless a test creates Node objects or runs kubelets of its own.
+//!
+//! Where things come from: the programs are compiled from Kubernetes's own Go modules (`kubebed/` beside
+//! this crate; needs Go, minutes the first time, then cached outside the checkout, see [`binary`]). If
+//! `KUBEBUILDER_ASSETS` names a directory with etcd, kube-apiserver and kubectl, as for other projects'
+//! tests, those serve instead wherever they can do what the [`Options`] ask. Data goes to a temporary
+//! directory; nothing is left behind.
+
+mod assets;
+mod build;
+mod control_plane;
+mod kubebed;
+mod kubeconfig;
+mod options;
+mod programs;
+
+pub use build::binary;
+pub use control_plane::ControlPlane;
+pub use options::{Launcher, Options};

@@ -2,22 +2,25 @@
 //! the data plane's; it is called again whenever something changed or a timer of a path runs out.
 
 use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant, SystemTime};
 
-use fairlead_api::names::{KEEPALIVE, MARK_FROM_WIREGUARD};
+use fairlead_api::names::MARK_FROM_WIREGUARD;
 use fairlead_api::wireguard::{DeviceConfig, DeviceState, PeerConfig, PeerState, PrivateKey, PublicKey};
 use fairlead_dataplane::mesh::{self as kernel, MeshState};
-use fairlead_dataplane::uplink;
+use fairlead_dataplane::uplink::{self, HostNetwork, Ignored};
 use fairlead_dataplane::wireguard::{self, Backend, Preference, WireGuardDevice};
-use fairlead_path::candidates::{OwnView, PeerView, order};
-use fairlead_path::nat::{self, NatType};
-use fairlead_path::rotation::{self, Config, Observation, Rotation, State};
+use fairlead_path::{
+    Config, NatType, Observation, OwnView, PeerView, Rotation, Seen, State, Status, classify, order,
+};
 use fairlead_topology::{Plan, Policy, plan};
 use ipnet::IpNet;
 
 use super::view::{self, MeshSettings, PublishedPeer};
 
+/// What an uplink carries when the kernel does not say (IEEE 802.3).
+const ETHERNET_MTU: u32 = 1500;
 /// How soon the agent looks again while some peer is not up.
 const LOOK_SOON: Duration = Duration::from_millis(500);
 /// How soon it looks again when all is well.
@@ -54,7 +57,7 @@ pub struct PeerReport {
     /// Its identity.
     pub public_key: PublicKey,
     /// Up, connecting or down, and why.
-    pub path: rotation::Status,
+    pub path: Status,
     /// What the device says; `None` only before it was configured.
     pub device: Option<PeerState>,
     /// What is sent to it.
@@ -105,12 +108,12 @@ pub enum Error {
     /// The WireGuard device.
     #[error(transparent)]
     Device(#[from] wireguard::Error),
-    /// nftables, rules or routes.
+    /// nftables, rules, routes, links or addresses.
     #[error(transparent)]
-    Kernel(#[from] kernel::Error),
-    /// Links, addresses or switches.
+    Netlink(#[from] fairlead_netlink::Error),
+    /// A switch of the kernel.
     #[error(transparent)]
-    Uplink(#[from] uplink::Error),
+    Sysctl(#[from] uplink::SysctlError),
 }
 
 impl Agent {
@@ -132,16 +135,23 @@ impl Agent {
     /// # Errors
     /// The kernel refused something; what was done before stays, and the next step goes on from there.
     pub fn step(&mut self, inputs: &Inputs, now: Instant) -> Result<Report, Error> {
-        let mtu = uplink::mesh_mtu(inputs.settings.mtu, uplink::mtu()?);
-        let host = self.host_endpoints(inputs)?;
+        let ignored = ignored(inputs);
+        let network = HostNetwork::read()?;
+        let mtu = uplink::mesh_mtu(inputs.settings.mtu, network.uplink_mtu(&ignored).unwrap_or(ETHERNET_MTU));
+        let host = host_endpoints(inputs, &network.node_addresses(&ignored));
         let plan = plan(&view::members(&inputs.peers, inputs.blocks.clone()), &policy(inputs));
         let observed = view::observed_endpoints(&inputs.peers, &inputs.node, &self.public_key);
-        self.classify_nat(inputs, &host);
+        self.nat = self.nat.updated(classify(&host, &self.seen(inputs)));
+        let own = OwnView {
+            addresses: host.iter().map(SocketAddr::ip).collect(),
+            public_ips: observed.iter().map(SocketAddr::ip).collect(),
+            prefixes: network.connected_prefixes(&ignored),
+        };
         let device = self.open(inputs, mtu)?;
         let (interface, backend) = (device.interface().to_owned(), device.backend());
-        uplink::accept_from_mesh(&interface)?;
         let before = device.state()?;
-        let own = own_view(inputs, &host, &observed)?;
+        // Answers to what came out of the tunnel may leave by another link as far as the main table knows.
+        uplink::loosen_reverse_path_filter(&interface)?;
         let endpoints = self.choose_endpoints(inputs, &plan, &own, &before, now);
         self.configure(inputs, &plan, &before, &endpoints)?;
         kernel::apply(&MeshState {
@@ -198,28 +208,16 @@ impl Agent {
         Ok(&**self.device.insert(device))
     }
 
-    fn host_endpoints(&self, inputs: &Inputs) -> Result<Vec<SocketAddr>, Error> {
-        let pods: Vec<IpNet> = inputs.blocks.get(&inputs.node).cloned().unwrap_or_default();
-        let local = uplink::addresses(&[&inputs.settings.interface])?;
-        let mut addresses: Vec<IpAddr> = inputs.node_addresses.clone();
-        addresses.extend(local.into_iter().filter(|address| !pods.iter().any(|pod| pod.contains(address))));
-        addresses.dedup();
-        let mut endpoints: Vec<SocketAddr> = Vec::new();
-        for address in addresses {
-            let endpoint = SocketAddr::new(address, inputs.settings.port);
-            if !endpoints.contains(&endpoint) {
-                endpoints.push(endpoint);
-            }
-        }
-        Ok(endpoints)
-    }
-
-    fn classify_nat(&mut self, inputs: &Inputs, host: &[SocketAddr]) {
-        let seen = view::seen_by_others(&inputs.peers, &inputs.node, &self.public_key);
-        let found = nat::classify(&seen, host);
-        if found != NatType::Unknown {
-            self.nat = found;
-        }
+    /// Where each observer sees this node, with the observer's own address.
+    fn seen(&self, inputs: &Inputs) -> Vec<Seen> {
+        let address_of = |observer: &str| {
+            let peer = inputs.peers.iter().find(|peer| peer.name == observer)?;
+            peer.host.first().map(SocketAddr::ip)
+        };
+        view::seen_by_others(&inputs.peers, &inputs.node, &self.public_key)
+            .into_iter()
+            .filter_map(|(observer, address)| Some(Seen { observer: address_of(&observer)?, address }))
+            .collect()
     }
 
     /// Feeds every path machine and collects the endpoints they want set now.
@@ -235,10 +233,12 @@ impl Agent {
         self.paths.retain(|key, _| plan.peers.contains_key(key));
         let mut chosen = BTreeMap::new();
         for peer in inputs.peers.iter().filter(|peer| plan.peers.contains_key(&peer.public_key)) {
-            let path =
-                self.paths.entry(peer.public_key).or_insert_with(|| Rotation::new(Config::default(), since));
+            let path = self
+                .paths
+                .entry(peer.public_key)
+                .or_insert_with(|| Rotation::new(config(inputs, peer), None));
             path.set_candidates(since, order(own, &peer_view(inputs, peer)));
-            path.observe(since, &observation(device.peers.get(&peer.public_key)));
+            path.observe(since, observation(device.peers.get(&peer.public_key)));
             if let Some(endpoint) = path.poll(since) {
                 tracing::debug!(peer = peer.name, %endpoint, "trying endpoint");
                 chosen.insert(peer.public_key, endpoint);
@@ -254,12 +254,11 @@ impl Agent {
         before: &DeviceState,
         endpoints: &BTreeMap<PublicKey, SocketAddr>,
     ) -> Result<(), Error> {
-        let default = inputs.keepalive.unwrap_or(KEEPALIVE.as_secs() as u16);
         let peers = plan.peers.iter().map(|(key, peer)| {
             let config = PeerConfig {
                 preshared_key: peer.preshared_key,
                 endpoint: endpoints.get(key).copied(),
-                persistent_keepalive: Some(inputs.keepalive.or(peer.keepalive).unwrap_or(default)),
+                persistent_keepalive: Some(inputs.keepalive.unwrap_or(peer.keepalive)),
                 allowed_ips: peer.allowed_ips.clone(),
             };
             (*key, config)
@@ -277,7 +276,13 @@ impl Agent {
         }
     }
 
-    fn report_peers(&self, inputs: &Inputs, plan: &Plan, device: &DeviceState, now: Instant) -> Vec<PeerReport> {
+    fn report_peers(
+        &self,
+        inputs: &Inputs,
+        plan: &Plan,
+        device: &DeviceState,
+        now: Instant,
+    ) -> Vec<PeerReport> {
         let since = self.since(now);
         let report = |peer: &PublishedPeer| {
             let planned = plan.peers.get(&peer.public_key)?;
@@ -302,7 +307,7 @@ impl Agent {
 fn policy(inputs: &Inputs) -> Policy {
     let mut excluded = inputs.settings.excluded.clone();
     excluded.extend(inputs.api_server.iter().copied().map(IpNet::from));
-    Policy { own: inputs.node.clone(), excluded }
+    Policy { excluded, ..Policy::new(&inputs.node) }
 }
 
 fn own_prefixes(inputs: &Inputs) -> Vec<IpNet> {
@@ -311,18 +316,40 @@ fn own_prefixes(inputs: &Inputs) -> Vec<IpNet> {
     prefixes
 }
 
-fn own_view(inputs: &Inputs, host: &[SocketAddr], observed: &[SocketAddr]) -> Result<OwnView, Error> {
-    Ok(OwnView {
-        addresses: host.iter().map(SocketAddr::ip).collect(),
-        public_ips: observed.iter().map(SocketAddr::ip).collect(),
-        connected: uplink::connected_prefixes(&[&inputs.settings.interface])?,
-    })
+/// What on this host is no address of the node itself: the mesh device and everything in pod networks.
+fn ignored(inputs: &Inputs) -> Ignored {
+    Ignored {
+        links: vec![inputs.settings.interface.clone()],
+        link_prefixes: Vec::new(),
+        networks: inputs.blocks.values().flatten().copied().collect(),
+    }
+}
+
+/// Addresses of the Node object first, because somebody chose them; then what else this host has.
+fn host_endpoints(inputs: &Inputs, local: &[IpAddr]) -> Vec<SocketAddr> {
+    let mut endpoints: Vec<SocketAddr> = Vec::new();
+    for address in inputs.node_addresses.iter().chain(local) {
+        let endpoint = SocketAddr::new(*address, inputs.settings.port);
+        if !endpoints.contains(&endpoint) {
+            endpoints.push(endpoint);
+        }
+    }
+    endpoints
+}
+
+/// The two ends of a pair must not rotate in step for ever: each stretches its attempts by another amount.
+fn config(inputs: &Inputs, peer: &PublishedPeer) -> Config {
+    let mut hasher = DefaultHasher::new();
+    (&inputs.node, &peer.name).hash(&mut hasher);
+    Config { seed: hasher.finish(), ..Config::default() }
 }
 
 fn peer_view(inputs: &Inputs, peer: &PublishedPeer) -> PeerView {
     let resolve = |text: &String| text.parse().ok().or_else(|| inputs.resolved.get(text).copied());
     let mut observed = view::observed_endpoints(&inputs.peers, &peer.name, &peer.public_key);
-    observed.extend(peer.endpoint.filter(|endpoint| !peer.host.contains(endpoint) && !observed.contains(endpoint)));
+    observed.extend(
+        peer.endpoint.filter(|endpoint| !peer.host.contains(endpoint) && !observed.contains(endpoint)),
+    );
     PeerView { manual: peer.manual.as_ref().and_then(resolve), host: peer.host.clone(), observed }
 }
 

@@ -22,8 +22,8 @@ use tokio::time::timeout;
 
 use self::agent::{Agent, Inputs, Report};
 use self::view::{MeshSettings, PublishedPeer};
-use fairlead_cluster::caches::Cache;
 use crate::metrics::Metrics;
+use fairlead_cluster::caches::Cache;
 
 /// Least pause between two steps, so that a storm of changes costs one step, not thousands.
 const LEAST_PAUSE: Duration = Duration::from_millis(50);
@@ -144,7 +144,11 @@ async fn step(mut agent: Agent, inputs: Inputs) -> (Agent, Result<Report, String
 
 impl Context {
     fn inputs(&self) -> Result<Inputs, String> {
-        if !(self.meshes.is_ready() && self.peers.is_ready() && self.blocks.is_ready() && self.nodes.is_ready()) {
+        if !(self.meshes.is_ready()
+            && self.peers.is_ready()
+            && self.blocks.is_ready()
+            && self.nodes.is_ready())
+        {
             return Err("waiting for the first answer of the API server".to_owned());
         }
         let mut meshes = self.meshes.store.state();
@@ -233,7 +237,9 @@ async fn publisher(context: &Context, mut inbox: watch::Receiver<Option<Arc<Repo
                 tracing::warn!(%error, "cannot publish this node's WireKubePeer");
                 tokio::time::sleep(AFTER_FAILURE).await;
             }
-            Err(_) => tracing::warn!("publishing this node's WireKubePeer took more than {} s", PUBLISH.as_secs()),
+            Err(_) => {
+                tracing::warn!("publishing this node's WireKubePeer took more than {} s", PUBLISH.as_secs())
+            }
         }
     }
 }
@@ -251,16 +257,16 @@ async fn publish_report(context: &Context, report: &Report) -> Result<bool, kube
             .filter(|seen| seen.endpoint == text)
             .count()
     };
-    let facts = publish::Facts {
+    let desired = publish::desired(&publish::Facts {
         public_key: context.public_key,
         report,
         manual: manual_endpoint(&node),
         claims: node_addresses(&node).into_iter().map(|address| IpNet::from(address).to_string()).collect(),
         keepalive: keepalive(&node, &mut Vec::new()),
         reported: &reported,
-    };
+    });
     let present = context.peers.store.get(&ObjectRef::new(&context.node));
-    publish::publish(&context.client, &node, present.as_deref(), &publish::desired(&facts)).await
+    publish::publish(&context.client, &node, present.as_deref(), &desired).await
 }
 
 /// WireKube's annotation beats Kilo's.
@@ -329,7 +335,7 @@ impl Names {
 
 /// A failed look-up leaves the last known address in use.
 async fn look_up(name: String, known: Arc<Mutex<BTreeMap<String, SocketAddr>>>) {
-    match timeout(NAME_LIFETIME, tokio::net::lookup_host(&name)).await {
+    match timeout(NAME_LIFETIME, tokio::net::lookup_host(name.clone())).await {
         Ok(Ok(mut addresses)) => {
             if let Some(address) = addresses.next() {
                 known.lock().unwrap_or_else(PoisonError::into_inner).insert(name, address);

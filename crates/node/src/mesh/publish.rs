@@ -5,13 +5,14 @@ use std::net::SocketAddr;
 
 use fairlead_api::names::{KEEPALIVE, LABEL_WIREKUBE_NODE};
 use fairlead_api::resources::{
-    CandidateType, EndpointDiscoveryMethod, IceCandidate, NatType as PublishedNat, ObservedEndpoint, PeerTransport,
-    TransportMode, WireGuardImplementation, WireKubePeer, WireKubePeerSpec, WireKubePeerStatus,
+    CandidateType, EndpointDiscoveryMethod, IceCandidate, NatType as PublishedNat, ObservedEndpoint,
+    PeerTransport, TransportMode, WireGuardImplementation, WireKubePeer, WireKubePeerSpec,
+    WireKubePeerStatus,
 };
 use fairlead_api::wireguard::PublicKey;
 use fairlead_dataplane::wireguard::Backend;
-use fairlead_path::nat::NatType;
-use fairlead_path::rotation::State;
+use fairlead_path::NatType;
+use fairlead_path::State;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::{ObjectMeta, Patch, PatchParams};
@@ -41,7 +42,6 @@ pub struct Desired {
 }
 
 /// What [`desired`] is made from.
-#[derive(Debug)]
 pub struct Facts<'a> {
     /// Identity of this node.
     pub public_key: PublicKey,
@@ -54,7 +54,7 @@ pub struct Facts<'a> {
     /// Seconds between keepalives asked for by annotation.
     pub keepalive: Option<u16>,
     /// How many other nodes report this endpoint for this peer already.
-    pub reported: &'a dyn Fn(&str, SocketAddr) -> usize,
+    pub reported: &'a (dyn Fn(&str, SocketAddr) -> usize + Sync),
 }
 
 /// The object this node should publish. It says nothing that changes with every handshake, so that a quiet mesh

@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use fairlead_api::resources::{AddressBlock, CandidateType, EndpointDiscoveryMethod, WireKubeMesh, WireKubePeer};
+use fairlead_api::resources::{
+    AddressBlock, CandidateType, EndpointDiscoveryMethod, WireKubeMesh, WireKubePeer,
+};
 use fairlead_api::wireguard::PublicKey;
 use fairlead_topology::Member;
 use ipnet::IpNet;
@@ -28,7 +30,11 @@ impl MeshSettings {
         let spec = &mesh.spec;
         let name = mesh.metadata.name.as_deref().unwrap_or_default();
         let excluded = spec.routing.iter().flat_map(|routing| &routing.exclude_cidrs).filter_map(|text| {
-            text.parse().map_err(|_| problems.push(format!("WireKubeMesh {name}: excludeCIDRs entry {text:?} is no CIDR"))).ok()
+            text.parse()
+                .map_err(|_| {
+                    problems.push(format!("WireKubeMesh {name}: excludeCIDRs entry {text:?} is no CIDR"))
+                })
+                .ok()
         });
         Self {
             excluded: excluded.collect(),
@@ -140,6 +146,7 @@ pub fn seen_by_others(peers: &[PublishedPeer], name: &str, key: &PublicKey) -> V
 
 /// The distinct endpoints of [`seen_by_others`], in a stable order.
 pub fn observed_endpoints(peers: &[PublishedPeer], name: &str, key: &PublicKey) -> Vec<SocketAddr> {
-    let distinct: BTreeSet<SocketAddr> = seen_by_others(peers, name, key).into_iter().map(|(_, seen)| seen).collect();
+    let distinct: BTreeSet<SocketAddr> =
+        seen_by_others(peers, name, key).into_iter().map(|(_, seen)| seen).collect();
     distinct.into_iter().collect()
 }

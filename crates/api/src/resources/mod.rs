@@ -1,0 +1,44 @@
+//! Custom resources: what users write, what programs tell each other, and where `deploy/crds` comes from.
+//!
+//! Names, groups and shapes are those of Coil v2, WireKube and Kilo, so that existing manifests keep working.
+//! Everything the API server can check is checked there (schema and CEL rules, with messages for people);
+//! the typed accessors here parse again, because a program must not trust what an older schema let in.
+//!
+//! The `///` comments of fields are what `kubectl explain` shows. [`definitions`] gives the manifests;
+//! `cargo run -p fairlead-api --features resources --example generate_crds` writes them.
+
+#![expect(unreachable_pub, reason = "the schema derive repeats each public struct inside a function")]
+#![expect(clippy::duplicated_attributes, reason = "printer columns of the same type are not duplicates")]
+
+mod address_block;
+mod address_pool;
+mod block_request;
+mod definitions;
+mod egress;
+mod kilo_peer;
+mod rules;
+mod wirekube_mesh;
+mod wirekube_peer;
+
+pub use address_block::{AddressBlock, AddressBlockFields};
+pub use address_pool::{AddressPool, AddressPoolSpec, AddressPoolStatus, InvalidSubnet, Subnet, SubnetSet};
+pub use block_request::{
+    BlockRequest, BlockRequestCondition, BlockRequestConditionType, BlockRequestOutcome, BlockRequestSpec,
+    BlockRequestStatus, ConditionStatus,
+};
+pub use definitions::definitions;
+pub use egress::{
+    Egress, EgressDisruptionBudget, EgressPodMetadata, EgressPodTemplate, EgressSpec, EgressStatus,
+    SessionAffinity,
+};
+pub use kilo_peer::{DnsOrIp, KiloPeer, KiloPeerSpec, PeerEndpoint};
+pub use wirekube_mesh::{
+    AutoAllowedIps, ExternalRelay, LocalSubnetPolicy, ManagedRelay, NatTraversal, Relay, RelayMode,
+    RelayProvider, RelayResources, RelayServiceType, RelayTransport, Routing, SecretRef, Toggle,
+    WireKubeMesh, WireKubeMeshSpec, WireKubeMeshStatus,
+};
+pub use wirekube_peer::{
+    CandidateType, EndpointDiscoveryMethod, IceCandidate, InvalidEndpoint, NatType, ObservedEndpoint,
+    PeerTransport, PortPrediction, TransportMode, WireGuardImplementation, WireKubePeer, WireKubePeerSpec,
+    WireKubePeerStatus,
+};

@@ -1,0 +1,71 @@
+//! CEL rules that several resources share, and schema helpers.
+//!
+//! Rules guard every conversion with `isCIDR` or `isIP`: the API server evaluates all rules of an object even
+//! when one has failed, and a conversion error would bury the useful message. Strings and lists that rules
+//! read carry a maximum, without which the API server refuses the rule as too expensive.
+
+use kube::core::{Message, Rule};
+use schemars::{JsonSchema, Schema, SchemaGenerator};
+use serde_json::Value;
+
+/// Longest CIDR: an IPv6 address with an embedded IPv4 address, and `/128`.
+pub(super) const CIDR_LENGTH: usize = 49;
+
+/// A rule whose message is computed by the API server, so that it can name the offending value.
+pub(super) fn explained(rule: &str, message: &str) -> Rule {
+    Rule { rule: rule.to_owned(), message: Some(Message::Expression(message.to_owned())), ..Rule::default() }
+}
+
+/// A string that is a prefix of one family, 4 or 6.
+pub(super) fn cidr_of_family(family: u8) -> Rule {
+    explained(
+        &format!("isCIDR(self) && cidr(self).ip().family() == {family}"),
+        &format!("\"'\" + self + \"' is not an IPv{family} prefix in CIDR notation\""),
+    )
+}
+
+/// A list of prefixes of either family.
+pub(super) fn cidrs() -> Rule {
+    explained(
+        "self.all(prefix, isCIDR(prefix))",
+        "\"'\" + self.filter(prefix, !isCIDR(prefix))[0] + \"' is not a prefix in CIDR notation (a single address needs /32 or /128)\"",
+    )
+}
+
+/// 32 bytes in base64, as `wg(8)` writes keys. The last character can only carry four bits.
+pub(super) const KEY_PATTERN: &str = "^[A-Za-z0-9+/]{42}[AEIMQUYcgkosw048]=$";
+
+/// A WireGuard key. The value is not repeated in the message, because it may be a secret.
+pub(super) fn wireguard_key() -> Rule {
+    Rule::new(format!("self.matches('{KEY_PATTERN}')"))
+        .message("must be a WireGuard key: 44 characters of base64 that hold 32 bytes, as `wg pubkey` and `wg genpsk` print them")
+}
+
+/// `host:port` with the host an address or a name, IPv6 in brackets, and a port from 1 to 65535.
+pub(super) fn host_and_port() -> Rule {
+    explained(
+        r"self.matches('^([A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|\\[[0-9A-Fa-f:.]+\\]):[0-9]{1,5}$') && int(self.substring(self.lastIndexOf(':') + 1)) >= 1 && int(self.substring(self.lastIndexOf(':') + 1)) <= 65535 && (!self.startsWith('[') || isIP(self.substring(1, self.lastIndexOf(':') - 1)))",
+        "\"'\" + self + \"' is not host:port (IPv6 addresses go in brackets, the port is 1 to 65535)\"",
+    )
+}
+
+/// The schema of `T` without its descriptions, which for pods alone are longer than a manifest may be.
+pub(super) fn undescribed<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
+    let mut schema = generator.subschema_for::<T>().to_value();
+    remove_descriptions(&mut schema);
+    Schema::try_from(schema).unwrap_or_default()
+}
+
+/// Drops `description` wherever it is a text: a property of that name is an object and stays.
+pub(super) fn remove_descriptions(schema: &mut Value) {
+    match schema {
+        Value::Object(fields) => {
+            if fields.get("description").is_some_and(Value::is_string) {
+                fields.remove("description");
+            }
+            fields.values_mut().for_each(remove_descriptions);
+        }
+        Value::Array(items) => items.iter_mut().for_each(remove_descriptions),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+    }
+}

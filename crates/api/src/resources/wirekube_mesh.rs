@@ -1,0 +1,405 @@
+//! `WireKubeMesh` of `wirekube.io/v1alpha1`: the settings of the mesh.
+
+use std::time::Duration;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use kube::{CustomResource, KubeSchema};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::rules::{CIDR_LENGTH, cidr_of_family, cidrs, explained, host_and_port};
+use crate::names::{MESH_MTU, WIREGUARD_INTERFACE, WIREGUARD_PORT};
+
+/// Settings that every node of the mesh shares.
+#[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[kube(
+    group = "wirekube.io",
+    version = "v1alpha1",
+    kind = "WireKubeMesh",
+    plural = "wirekubemeshes",
+    shortname = "wkmesh",
+    status = "WireKubeMeshStatus",
+    derive = "PartialEq",
+    doc = "The settings of the WireGuard mesh. Make one per cluster; every node reads it.",
+    printcolumn(name = "Port", type_ = "integer", json_path = ".spec.listenPort"),
+    printcolumn(name = "Interface", type_ = "string", json_path = ".spec.interfaceName"),
+    printcolumn(
+        name = "Ready",
+        type_ = "integer",
+        json_path = ".status.readyPeers",
+        description = "Peers with a usable path to all others"
+    ),
+    printcolumn(
+        name = "Total",
+        type_ = "integer",
+        json_path = ".status.totalPeers",
+        description = "All peers"
+    ),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+)]
+#[serde(rename_all = "camelCase")]
+pub struct WireKubeMeshSpec {
+    /// UDP port WireGuard listens on, on every node, for IPv4 and IPv6.
+    #[serde(default = "default_listen_port")]
+    #[schemars(with = "i32", range(min = 1024, max = 65535))]
+    pub listen_port: u16,
+    /// Name of the WireGuard device on every node.
+    #[serde(default = "default_interface_name")]
+    #[schemars(length(min = 1, max = 15))]
+    #[x_kube(validation = explained(
+        "self.matches('^[A-Za-z0-9_.-]+$') && self != '.' && self != '..'",
+        "\"'\" + self + \"' cannot be the name of a network device\"",
+    ))]
+    pub interface_name: String,
+    /// Greatest MTU of the device, in bytes. A node whose uplink is narrower uses less.
+    #[serde(default = "default_mtu")]
+    #[schemars(with = "i32", range(min = 576, max = 65535))]
+    pub mtu: u16,
+    /// STUN servers as host:port, with or without `stun:` before it. At least two, because the kind of a NAT only
+    /// shows in the answers of several servers. Left out, well-known public servers are asked.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(min = 2, max = 16), inner(length(max = 270)))]
+    #[x_kube(validation = explained(
+        r"self.all(server, server.matches('^(stun:)?([A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|\\[[0-9A-Fa-f:.]+\\])(:[0-9]{1,5})?$'))",
+        r#"'STUN server ' + self.filter(server, !server.matches('^(stun:)?([A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|\\[[0-9A-Fa-f:.]+\\])(:[0-9]{1,5})?$'))[0] + ' is not host:port'"#,
+    ))]
+    pub stun_servers: Vec<String>,
+    /// URL of the Kubernetes API server, for nodes that cannot use the Service address before the mesh is up.
+    #[serde(default, rename = "apiServerURL", skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 2048))]
+    #[x_kube(validation = explained(
+        "isURL(self) && url(self).getScheme() == 'https'", "\"'\" + self + \"' is not an https URL\""))]
+    pub api_server_url: Option<String>,
+    /// IPv4 prefix from which every node gets an address of its own inside the mesh. Left out, nodes have none.
+    #[serde(default, rename = "meshCIDR", skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = CIDR_LENGTH))]
+    #[x_kube(validation = cidr_of_family(4))]
+    pub mesh_cidr: Option<String>,
+    /// Which prefixes a node publishes by itself.
+    #[serde(default, rename = "autoAllowedIPs", skip_serializing_if = "Option::is_none")]
+    pub auto_allowed_ips: Option<AutoAllowedIps>,
+    /// Which destinations stay out of the mesh.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub routing: Option<Routing>,
+    /// How paths through NATs are found and judged.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nat_traversal: Option<NatTraversal>,
+    /// The relay for peers without a direct path. Left out, there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub relay: Option<Relay>,
+}
+
+/// Which prefixes a node publishes by itself.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct AutoAllowedIps {
+    /// Whether a node publishes its InternalIP addresses.
+    #[serde(default, rename = "includeNodeInternalIP")]
+    pub include_node_internal_ip: bool,
+}
+
+/// Which destinations stay out of the mesh.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct Routing {
+    /// Whether addresses in a subnet that the node itself is attached to are reached there (bypass) or through
+    /// the mesh (tunnel).
+    #[serde(default)]
+    pub local_subnet_policy: LocalSubnetPolicy,
+    /// Prefixes in CIDR notation that never enter the mesh.
+    #[serde(default, rename = "excludeCIDRs", skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 1000), inner(length(max = CIDR_LENGTH)))]
+    #[x_kube(validation = cidrs())]
+    pub exclude_cidrs: Vec<String>,
+}
+
+/// What to do with addresses in a subnet that the node is attached to.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub enum LocalSubnetPolicy {
+    /// Reach them there.
+    #[default]
+    Bypass,
+    /// Reach them through the mesh.
+    Tunnel,
+}
+
+/// How paths through NATs are found and judged.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new(
+    "!has(self.directConnectedWindowSeconds) || self.directConnectedWindowSeconds >= self.handshakeValidWindowSeconds + 30")
+    .message("directConnectedWindowSeconds must be at least 30 more than handshakeValidWindowSeconds"))]
+pub struct NatTraversal {
+    /// Whether two symmetric NATs are opened by trying many ports. Some providers take that for an attack.
+    /// The annotation wirekube.io/birthday-attack on a WireKubePeer overrides it.
+    #[serde(default)]
+    pub birthday_attack: Toggle,
+    /// Seconds after a handshake during which a direct path counts as working.
+    #[serde(default = "default_handshake_valid_window")]
+    #[schemars(with = "i32", range(min = 5, max = 86400))]
+    pub handshake_valid_window_seconds: u32,
+    /// Seconds a probe of a suspected path waits for its answer.
+    #[serde(default = "default_health_probe_timeout")]
+    #[schemars(with = "i32", range(min = 1, max = 30))]
+    pub health_probe_timeout_seconds: u32,
+    /// Seconds without a handshake after which a direct path is given up. Left out, 120 more than
+    /// handshakeValidWindowSeconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<i32>", range(min = 35, max = 90000))]
+    pub direct_connected_window_seconds: Option<u32>,
+}
+
+/// A choice that is made by these two words.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub enum Toggle {
+    /// Off.
+    #[default]
+    Disabled,
+    /// On.
+    Enabled,
+}
+
+/// The relay for peers without a direct path.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("self.provider != 'external' || has(self.external)")
+    .message("spec.relay.external is required when provider is external: it says where the relay is"))]
+pub struct Relay {
+    /// auto relays while there is no direct path, always relays everything, never relays nothing.
+    #[serde(default)]
+    pub mode: RelayMode,
+    /// external is a relay that runs already, managed is one in this cluster.
+    pub provider: RelayProvider,
+    /// Seconds to wait for a direct handshake before the relay is used.
+    #[serde(default = "default_handshake_timeout")]
+    #[schemars(with = "i32", range(min = 5, max = 300))]
+    pub handshake_timeout_seconds: u32,
+    /// Seconds between attempts to replace the relay by a direct path.
+    #[serde(default = "default_direct_retry_interval")]
+    #[schemars(with = "i32", range(min = 30, max = 86400))]
+    pub direct_retry_interval_seconds: u32,
+    /// A relay that runs already. Required when provider is external.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub external: Option<ExternalRelay>,
+    /// A relay in this cluster.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub managed: Option<ManagedRelay>,
+}
+
+/// When the relay is used.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub enum RelayMode {
+    /// While there is no direct path.
+    #[default]
+    Auto,
+    /// For everything.
+    Always,
+    /// For nothing.
+    Never,
+}
+
+/// Who runs the relay.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub enum RelayProvider {
+    /// Somebody else.
+    External,
+    /// This cluster.
+    Managed,
+}
+
+/// How the relay is spoken to.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub enum RelayTransport {
+    /// Plain TCP.
+    #[default]
+    Tcp,
+    /// WebSocket.
+    Ws,
+    /// WebSocket over TLS.
+    Wss,
+}
+
+/// A relay that runs already.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct ExternalRelay {
+    /// Where the relay is: host:port for tcp, or a URL for ws and wss.
+    #[schemars(length(min = 1, max = 2048))]
+    pub endpoint: String,
+    /// Where the relay is for its control connections, if not at endpoint.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 2048))]
+    pub control_endpoint: Option<String>,
+    /// How the relay is spoken to.
+    #[serde(default)]
+    pub transport: RelayTransport,
+    /// Secret whose key `token` admits to the relay.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub auth_secret_ref: Option<SecretRef>,
+}
+
+/// A Secret.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct SecretRef {
+    /// Its name.
+    #[schemars(length(min = 1, max = 253))]
+    pub name: String,
+    /// Its namespace. Left out, kube-system.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub namespace: Option<String>,
+}
+
+/// A relay in this cluster.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct ManagedRelay {
+    /// Pods that run it.
+    #[serde(default = "default_one")]
+    #[schemars(range(min = 1))]
+    pub replicas: i32,
+    /// Kind of the Service in front of it.
+    #[serde(default)]
+    pub service_type: RelayServiceType,
+    /// Port it listens on.
+    #[serde(default = "default_relay_port")]
+    #[schemars(with = "i32", range(min = 1, max = 65535))]
+    pub port: u16,
+    /// Container image. Left out, the one of this release.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<String>,
+    /// Where nodes outside reach its control connections, as host:port, if not through the Service.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 270))]
+    #[x_kube(validation = host_and_port())]
+    pub control_endpoint: Option<String>,
+    /// How it is spoken to.
+    #[serde(default)]
+    pub transport: RelayTransport,
+    /// What its pods ask for and may use.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resources: Option<RelayResources>,
+}
+
+/// Kind of the Service in front of a managed relay.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RelayServiceType {
+    /// A load balancer of the cloud.
+    #[default]
+    LoadBalancer,
+    /// A port of every node.
+    NodePort,
+}
+
+/// What the pods of a managed relay ask for and may use, as Kubernetes quantities.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct RelayResources {
+    /// CPU asked for, such as 100m.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu_request: Option<String>,
+    /// Memory asked for, such as 64Mi.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_request: Option<String>,
+    /// CPU at most, such as 500m.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu_limit: Option<String>,
+    /// Memory at most, such as 128Mi.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_limit: Option<String>,
+}
+
+/// What the controller says of the mesh.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct WireKubeMeshStatus {
+    /// Peers with a usable path to all others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ready_peers: Option<i32>,
+    /// All peers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub total_peers: Option<i32>,
+    /// Where the managed relay is reached, as host:port.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub relay_endpoint: Option<String>,
+    /// `Ready` is False with the reason while peers are missing.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
+    pub conditions: Vec<Condition>,
+}
+
+impl Default for WireKubeMeshSpec {
+    fn default() -> Self {
+        Self {
+            listen_port: default_listen_port(),
+            interface_name: default_interface_name(),
+            mtu: default_mtu(),
+            stun_servers: Vec::new(),
+            api_server_url: None,
+            mesh_cidr: None,
+            auto_allowed_ips: None,
+            routing: None,
+            nat_traversal: None,
+            relay: None,
+        }
+    }
+}
+
+impl Default for NatTraversal {
+    fn default() -> Self {
+        Self {
+            birthday_attack: Toggle::default(),
+            handshake_valid_window_seconds: default_handshake_valid_window(),
+            health_probe_timeout_seconds: default_health_probe_timeout(),
+            direct_connected_window_seconds: None,
+        }
+    }
+}
+
+impl NatTraversal {
+    /// How long a direct path without a handshake is kept, with the default filled in.
+    pub fn direct_connected_window(&self) -> Duration {
+        let default = self.handshake_valid_window_seconds.saturating_add(120);
+        Duration::from_secs(self.direct_connected_window_seconds.unwrap_or(default).into())
+    }
+}
+
+fn default_listen_port() -> u16 {
+    WIREGUARD_PORT
+}
+
+fn default_interface_name() -> String {
+    WIREGUARD_INTERFACE.to_owned()
+}
+
+fn default_mtu() -> u16 {
+    const { MESH_MTU as u16 }
+}
+
+fn default_handshake_valid_window() -> u32 {
+    180
+}
+
+fn default_health_probe_timeout() -> u32 {
+    5
+}
+
+fn default_handshake_timeout() -> u32 {
+    30
+}
+
+fn default_direct_retry_interval() -> u32 {
+    120
+}
+
+fn default_one() -> i32 {
+    1
+}
+
+fn default_relay_port() -> u16 {
+    3478
+}

@@ -1,0 +1,358 @@
+//! `WireKubePeer` of `wirekube.io/v1alpha1`: what a node says of itself to the others.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+
+use ipnet::IpNet;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use kube::{CustomResource, KubeSchema};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::rules::{CIDR_LENGTH, cidrs, host_and_port, wireguard_key};
+use crate::names::KEEPALIVE;
+use crate::wireguard::{InvalidKey, PublicKey};
+
+/// The identity of a node and how to reach it.
+#[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[kube(
+    group = "wirekube.io",
+    version = "v1alpha1",
+    kind = "WireKubePeer",
+    plural = "wirekubepeers",
+    shortname = "wkpeer",
+    status = "WireKubePeerStatus",
+    derive = "PartialEq",
+    doc = "A member of the WireGuard mesh. Every node writes the one of its own name; peers that are not nodes are made by hand.",
+    printcolumn(name = "Endpoint", type_ = "string", json_path = ".spec.endpoint"),
+    printcolumn(name = "AllowedIPs", type_ = "string", json_path = ".spec.allowedIPs"),
+    printcolumn(
+        name = "Connected",
+        type_ = "boolean",
+        json_path = ".status.connected",
+        description = "Whether the node has a usable path to all others"
+    ),
+    printcolumn(
+        name = "NAT",
+        type_ = "string",
+        json_path = ".status.natType",
+        description = "Kind of NAT the node is behind"
+    ),
+    printcolumn(
+        name = "Mode",
+        type_ = "string",
+        json_path = ".status.transportMode",
+        description = "Whether the node reaches the others directly, through a relay, or both"
+    ),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+)]
+#[serde(rename_all = "camelCase")]
+pub struct WireKubePeerSpec {
+    /// WireGuard public key, as `wg pubkey` prints it. A peer without one is left out of the mesh.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[schemars(length(max = 44))]
+    #[x_kube(validation = wireguard_key())]
+    pub public_key: String,
+    /// Where others send to before they know better, as host:port.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 270))]
+    #[x_kube(validation = host_and_port())]
+    pub endpoint: Option<String>,
+    /// Prefixes in CIDR notation that are reached through this peer. A node lists its own addresses;
+    /// the prefixes of its pods follow from its AddressBlocks.
+    #[serde(default, rename = "allowedIPs", skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 1000), inner(length(max = CIDR_LENGTH)))]
+    #[x_kube(validation = cidrs())]
+    pub allowed_ips: Vec<String>,
+    /// Seconds between keepalives to this peer. 0 sends none.
+    #[serde(default = "default_keepalive")]
+    #[schemars(with = "i32", range(min = 0, max = 65535))]
+    pub persistent_keepalive: u16,
+}
+
+/// What a node says of its paths. Only the node itself writes it.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct WireKubePeerStatus {
+    /// Whether the node has a usable path to all others, directly or through a relay.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub connected: Option<bool>,
+    /// When the latest handshake with any peer completed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_handshake: Option<Time>,
+    /// When the node last wrote this status.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_reported_at: Option<Time>,
+    /// Bytes received from all peers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bytes_received: Option<i64>,
+    /// Bytes sent to all peers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bytes_sent: Option<i64>,
+    /// How spec.endpoint was found.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub endpoint_discovery_method: Option<EndpointDiscoveryMethod>,
+    /// Kind of NAT the node is behind. Empty when it could not be told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nat_type: Option<NatType>,
+    /// Addresses at which the node may be reached, for others to try.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ice_candidates: Vec<IceCandidate>,
+    /// How the node's NAT chooses ports.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub port_prediction: Option<PortPrediction>,
+    /// Where the search for paths stands: gathering, checking, connected, relay, birthday or failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ice_state: Option<String>,
+    /// The same as peerTransports, under the name newer WireKube versions use.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub connections: BTreeMap<String, PeerTransport>,
+    /// How the node reaches each peer, by name: direct or relay.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub peer_transports: BTreeMap<String, PeerTransport>,
+    /// direct when all peers are reached directly, relay when all are relayed, else mixed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub transport_mode: Option<TransportMode>,
+    /// Round-trip time to the relay in milliseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub relay_latency_ms: Option<i32>,
+    /// kernel or userspace, as WireKube names them. See wireguard.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bind_mode: Option<String>,
+    /// Extension of Fairlead: from where this node receives authenticated packets of its peers, by peer name.
+    /// A peer behind a NAT learns its own public address from it, and others where to find that peer.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub observed_endpoints: BTreeMap<String, ObservedEndpoint>,
+    /// Extension of Fairlead: what is wrong, each in a sentence that names the thing.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub problems: Vec<String>,
+    /// Extension of Fairlead: which WireGuard the node runs.
+    #[serde(default, rename = "wireguard", skip_serializing_if = "Option::is_none")]
+    pub wireguard: Option<WireGuardImplementation>,
+    /// Conditions of the peer.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
+    pub conditions: Vec<Condition>,
+}
+
+/// How an endpoint was found.
+// Of a word that a newer version may add, a node only has to know that it does not know it: one unknown word
+// must not hide all peers. The same holds for the other enums here.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum EndpointDiscoveryMethod {
+    /// By the annotation of the node.
+    Manual,
+    /// The node has a public IPv6 address.
+    Ipv6,
+    /// A STUN server said.
+    Stun,
+    /// The metadata service of AWS said.
+    AwsMetadata,
+    /// The router opened a port.
+    Upnp,
+    /// It is an address of the node itself.
+    InternalIp,
+    /// Extension of Fairlead: peers said where they see the node.
+    Observed,
+    /// Not known.
+    #[default]
+    #[serde(rename = "", other)]
+    Unknown,
+}
+
+/// Kinds of NAT, as WireKube names them. RFC 4787 tells mapping from filtering.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum NatType {
+    /// No NAT.
+    Open,
+    /// Endpoint-independent mapping.
+    Cone,
+    /// Endpoint-independent mapping, address- and port-dependent filtering.
+    PortRestrictedCone,
+    /// Address- and port-dependent mapping.
+    Symmetric,
+    /// It could not be told.
+    #[default]
+    #[serde(rename = "", other)]
+    Unknown,
+}
+
+/// An address at which a node may be reached.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct IceCandidate {
+    /// host is an address of the node, srflx one a STUN server saw, prflx one a peer saw, relay a relay.
+    #[serde(rename = "type")]
+    pub type_: CandidateType,
+    /// The address as host:port.
+    pub address: String,
+    /// Greater is tried earlier.
+    pub priority: i32,
+}
+
+/// Kinds of candidates, as ICE (RFC 8445) names them.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub enum CandidateType {
+    /// An address of the node.
+    Host,
+    /// An address a STUN server saw.
+    Srflx,
+    /// An address a peer saw.
+    Prflx,
+    /// A relay.
+    Relay,
+    /// Not known.
+    #[serde(rename = "", other)]
+    Unknown,
+}
+
+/// How a NAT chooses ports.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct PortPrediction {
+    /// The port seen last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base_port: Option<i32>,
+    /// Mean distance between ports.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub increment: Option<i32>,
+    /// Greatest deviation from the mean.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub jitter: Option<i32>,
+    /// Ports seen, in order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sample_ports: Vec<i32>,
+}
+
+/// How one peer is reached.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub enum PeerTransport {
+    /// Over UDP, without help.
+    Direct,
+    /// Through a relay.
+    Relay,
+    /// Not known.
+    #[serde(rename = "", other)]
+    Unknown,
+}
+
+/// How all peers are reached.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub enum TransportMode {
+    /// All directly.
+    Direct,
+    /// All through a relay.
+    Relay,
+    /// Some directly, some through a relay.
+    Mixed,
+    /// Not known.
+    #[serde(rename = "", other)]
+    Unknown,
+}
+
+/// Which WireGuard a node runs.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub enum WireGuardImplementation {
+    /// The kernel's.
+    Kernel,
+    /// The one inside Fairlead.
+    Embedded,
+    /// Not known.
+    #[serde(rename = "", other)]
+    Unknown,
+}
+
+/// From where a node receives authenticated packets of a peer.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct ObservedEndpoint {
+    /// Public key the packets were authenticated with: what was seen of an earlier key says nothing of the present one.
+    pub public_key: String,
+    /// Address and port the packets came from, IPv6 in brackets.
+    pub endpoint: String,
+    /// When the endpoint was last seen, to the minute or so: it is not written again for every packet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_seen: Option<Time>,
+}
+
+/// An endpoint did not parse.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("'{0}' is not address:port")]
+pub struct InvalidEndpoint(pub String);
+
+impl ObservedEndpoint {
+    /// The address and port.
+    ///
+    /// # Errors
+    /// The text is not address:port.
+    pub fn parse_endpoint(&self) -> Result<SocketAddr, InvalidEndpoint> {
+        self.endpoint.parse().map_err(|_| InvalidEndpoint(self.endpoint.clone()))
+    }
+}
+
+impl WireKubePeerSpec {
+    /// The identity of the peer.
+    ///
+    /// # Errors
+    /// The text is not a WireGuard key, or there is none.
+    pub fn parse_public_key(&self) -> Result<PublicKey, InvalidKey> {
+        self.public_key.parse()
+    }
+
+    /// The published endpoint, if it is an address. Names are not looked up: `None` for them would hide a typing
+    /// error, so they are an error.
+    ///
+    /// # Errors
+    /// The text is not address:port.
+    pub fn parse_endpoint(&self) -> Result<Option<SocketAddr>, InvalidEndpoint> {
+        let parse = |text: &String| text.parse().map_err(|_| InvalidEndpoint(text.clone()));
+        self.endpoint.as_ref().map(parse).transpose()
+    }
+
+    /// The allowed addresses that are prefixes, with host bits cleared, and the texts that are not.
+    pub fn parse_allowed_ips(&self) -> (Vec<IpNet>, Vec<&str>) {
+        let mut prefixes = Vec::new();
+        let mut rejected = Vec::new();
+        for text in &self.allowed_ips {
+            match text.parse::<IpNet>() {
+                Ok(prefix) => prefixes.push(prefix.trunc()),
+                Err(_) => rejected.push(text.as_str()),
+            }
+        }
+        (prefixes, rejected)
+    }
+}
+
+impl Default for WireKubePeerSpec {
+    fn default() -> Self {
+        Self {
+            public_key: String::new(),
+            endpoint: None,
+            allowed_ips: Vec::new(),
+            persistent_keepalive: default_keepalive(),
+        }
+    }
+}
+
+impl TransportMode {
+    /// The aggregate over all peers; `None` without peers.
+    pub fn of<'a>(transports: impl IntoIterator<Item = &'a PeerTransport>) -> Option<Self> {
+        transports.into_iter().fold(None, |mode, transport| {
+            let next = match transport {
+                PeerTransport::Direct => Self::Direct,
+                PeerTransport::Relay => Self::Relay,
+                PeerTransport::Unknown => return mode,
+            };
+            Some(if mode.is_none_or(|mode| mode == next) { next } else { Self::Mixed })
+        })
+    }
+}
+
+fn default_keepalive() -> u16 {
+    const { KEEPALIVE.as_secs() as u16 }
+}

@@ -1,0 +1,198 @@
+//! The result of ADD: what was made, in every accepted version of the specification.
+//!
+//! One model serves all versions, because from 0.3.1 to 1.0.0 only `ips[].version` went away. Keys that are not in the
+//! model (those of newer versions) are dropped, as libcni does when it converts.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
+
+use crate::failure::{Failure, code};
+use crate::version::{SpecVersion, to_json};
+
+/// A CNI result, without its version.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct CniResult {
+    /// Interfaces that were made, inside and outside of the container.
+    #[serde(deserialize_with = "null_is_default")]
+    pub interfaces: Vec<Interface>,
+    /// Addresses that were given.
+    #[serde(deserialize_with = "null_is_default")]
+    pub ips: Vec<IpConfig>,
+    /// Routes that were made inside the container.
+    #[serde(deserialize_with = "null_is_default")]
+    pub routes: Vec<Route>,
+    /// Name service settings, for the runtime to apply.
+    #[serde(deserialize_with = "null_is_default")]
+    pub dns: Dns,
+}
+
+/// A link.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Interface {
+    /// Its name.
+    pub name: String,
+    /// Hardware address; empty when it has none.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub mac: String,
+    /// Path of the network namespace it is in; empty on the host.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub sandbox: String,
+}
+
+/// An address.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct IpConfig {
+    /// With its prefix length; host bits are kept.
+    pub address: IpNet,
+    /// Position in [`CniResult::interfaces`] of the link that has it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub interface: Option<usize>,
+    /// Default gateway of that subnet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gateway: Option<IpAddr>,
+}
+
+/// A route.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Route {
+    /// Destination.
+    pub dst: IpNet,
+    /// Next hop; without one the gateway of the address is meant.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gw: Option<IpAddr>,
+}
+
+/// Name service settings.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Dns {
+    /// Servers in order of preference.
+    #[serde(deserialize_with = "null_is_default", skip_serializing_if = "Vec::is_empty")]
+    pub nameservers: Vec<String>,
+    /// Local domain.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub domain: String,
+    /// Search list.
+    #[serde(deserialize_with = "null_is_default", skip_serializing_if = "Vec::is_empty")]
+    pub search: Vec<String>,
+    /// Options of resolv.conf(5).
+    #[serde(deserialize_with = "null_is_default", skip_serializing_if = "Vec::is_empty")]
+    pub options: Vec<String>,
+}
+
+/// Go writes an empty list as `null`.
+fn null_is_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+where
+    D: serde::Deserializer<'de>,
+    T: Default + Deserialize<'de>,
+{
+    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
+}
+
+impl CniResult {
+    /// Reads the node program's answer. `null` and nothing at all are an empty result: old node programs send that when
+    /// another plugin made the interface.
+    ///
+    /// # Errors
+    /// Code 6 if it is not a result, or an address belongs to an interface that is not there.
+    pub fn of_answer(bytes: &[u8]) -> Result<Self, Failure> {
+        let bytes = bytes.trim_ascii();
+        if bytes.is_empty() || bytes == b"null" {
+            return Ok(Self::default());
+        }
+        // By way of the map: a derived struct would also take a JSON array.
+        let result: Self = serde_json::from_slice::<serde_json::Map<_, _>>(bytes)
+            .and_then(|object| serde_json::from_value(object.into()))
+            .map_err(|error| unusable(error.to_string()))?;
+        match result.ips.iter().find(|ip| ip.interface.is_some_and(|at| at >= result.interfaces.len())) {
+            Some(ip) => Err(unusable(format!("{} is on an interface that is not listed", ip.address))),
+            None => Ok(result),
+        }
+    }
+
+    /// Neither interfaces nor addresses.
+    pub fn is_empty(&self) -> bool {
+        self.interfaces.is_empty() && self.ips.is_empty()
+    }
+
+    /// The result as `version` writes it.
+    pub fn to_json(&self, version: SpecVersion) -> String {
+        let ips = self.ips.iter().map(|ip| VersionedIp { version: family(version, ip), ip }).collect();
+        to_json(&Versioned {
+            cni_version: version.as_str(),
+            interfaces: &self.interfaces,
+            ips,
+            routes: &self.routes,
+            dns: &self.dns,
+        })
+    }
+}
+
+/// What ADD prints: the node program's result, or, when that is empty because another plugin made the interface, the
+/// result of that plugin unchanged.
+pub fn of_add(previous: Option<&CniResult>, answer: CniResult) -> CniResult {
+    match previous {
+        Some(previous) if answer.is_empty() => previous.clone(),
+        _ => answer,
+    }
+}
+
+fn unusable(why: String) -> Failure {
+    Failure::new(
+        code::DECODING,
+        format!("the node program's answer is not a CNI result: {why}"),
+        "the plugin and the node program may be of different releases; install both from the same one",
+    )
+}
+
+/// `ips[].version` was required until 1.0.0 removed it.
+fn family(version: SpecVersion, ip: &IpConfig) -> Option<&'static str> {
+    match (version, ip.address) {
+        (SpecVersion::V1_0_0, _) => None,
+        (SpecVersion::V0_3_1 | SpecVersion::V0_4_0, IpNet::V4(_)) => Some("4"),
+        (SpecVersion::V0_3_1 | SpecVersion::V0_4_0, IpNet::V6(_)) => Some("6"),
+    }
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Versioned<'a> {
+    cni_version: &'static str,
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    interfaces: &'a [Interface],
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    ips: Vec<VersionedIp<'a>>,
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    routes: &'a [Route],
+    dns: &'a Dns,
+}
+
+struct VersionedIp<'a> {
+    version: Option<&'static str>,
+    ip: &'a IpConfig,
+}
+
+impl Serialize for VersionedIp<'_> {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        #[derive(Serialize)]
+        struct Fields<'a> {
+            #[serde(skip_serializing_if = "Option::is_none")]
+            version: Option<&'static str>,
+            address: &'a IpNet,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            interface: Option<usize>,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            gateway: Option<IpAddr>,
+        }
+        let IpConfig { address, interface, gateway } = self.ip;
+        Fields { version: self.version, address, interface: *interface, gateway: *gateway }
+            .serialize(serializer)
+    }
+}
+
+#[cfg(test)]
+#[path = "result_tests.rs"]
+mod tests;

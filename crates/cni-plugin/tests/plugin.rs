@@ -1,0 +1,254 @@
+//! Runs the built executable as a container runtime does: environment and standard input in, standard output out.
+//!
+//! Only the node program is fake: [`FakeNode`] serves the real contract on a real UNIX socket and answers what a test
+//! tells it to.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "clippy sees tests only inside test functions; here the helpers are tests too"
+)]
+
+mod fake;
+
+use fairlead_wire::cni::{self, CniError, ErrorCode};
+use serde_json::{Value, json};
+use tonic::{Code, Status};
+
+use fake::{Call, FakeNode, Plugin};
+
+const RESULT: &str = r#"{
+    "cniVersion": "1.0.0",
+    "interfaces": [{"name": "eth0", "mac": "02:00:00:00:00:01", "sandbox": "/ns"}, {"name": "veth1"}],
+    "ips": [{"address": "10.100.0.5/32", "interface": 0}, {"address": "fd02::5/128", "interface": 0}],
+    "dns": {}
+}"#;
+
+fn error_code(output: &fake::Output) -> u64 {
+    assert!(!output.success, "expected an error, got {}", output.stdout);
+    output.json()["code"].as_u64().unwrap()
+}
+
+#[tokio::test]
+async fn add_brings_the_result_in_the_requested_version() {
+    let node = FakeNode::start(|_| Ok(RESULT.into()));
+    for (version, family) in [("0.3.1", json!("4")), ("0.4.0", json!("4")), ("1.0.0", Value::Null)] {
+        let output = Plugin::new("ADD").conf(&node.conf(version)).run().await;
+        assert!(output.success, "{output:?}");
+        let result = output.json();
+        assert_eq!(result["cniVersion"], version);
+        assert_eq!(
+            result["interfaces"][0],
+            json!({"name": "eth0", "mac": "02:00:00:00:00:01", "sandbox": "/ns"})
+        );
+        assert_eq!(result["ips"][0]["address"], "10.100.0.5/32");
+        assert_eq!(result["ips"][1]["address"], "fd02::5/128");
+        assert_eq!(result["ips"][0]["version"], family);
+        assert_eq!(output.stderr, "");
+    }
+}
+
+#[tokio::test]
+async fn add_hands_everything_to_the_node_program() {
+    let node = FakeNode::start(|_| Ok(RESULT.into()));
+    let conf = node.conf("1.0.0");
+    let output = Plugin::new("ADD")
+        .env("CNI_ARGS", "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0;X=y")
+        .env("CNI_PATH", "/opt/cni/bin")
+        .conf(&conf)
+        .run()
+        .await;
+    assert!(output.success, "{output:?}");
+    let calls = node.calls();
+    let [Call { verb: "Add", args, timeout: Some(timeout) }] = calls.as_slice() else { panic!("{calls:?}") };
+    assert_eq!((args.container_id.as_str(), args.netns.as_str()), ("c0ffee", "/nonexistent/netns"));
+    assert_eq!((args.ifname.as_str(), args.path.as_str()), ("eth0", "/opt/cni/bin"));
+    assert_eq!(args.args["K8S_POD_NAMESPACE"], "shop");
+    assert_eq!(args.args["K8S_POD_NAME"], "web-0");
+    assert_eq!(args.args["IS_CHAINED"], "false");
+    assert_eq!(args.args.len(), 3);
+    assert_eq!(args.stdin_data, conf.to_string().into_bytes());
+    assert!(timeout.starts_with("60"), "60 s in some unit of the gRPC specification: {timeout}");
+}
+
+#[tokio::test]
+async fn a_chained_add_passes_the_previous_result_through() {
+    let node = FakeNode::start(|_| Ok(b"null".to_vec()));
+    let mut conf = node.conf("0.4.0");
+    conf["prevResult"] = json!({
+        "cniVersion": "0.4.0",
+        "interfaces": [{"name": "cni0"}, {"name": "eth0", "sandbox": "/ns"}],
+        "ips": [{"version": "4", "address": "10.1.2.3/24", "gateway": "10.1.2.1", "interface": 1}],
+        "routes": [{"dst": "0.0.0.0/0"}],
+        "dns": {},
+    });
+    let output = Plugin::new("ADD").conf(&conf).run().await;
+    assert!(output.success, "{output:?}");
+    assert_eq!(output.json(), conf["prevResult"]);
+    let calls = node.calls();
+    let args = &calls[0].args;
+    assert_eq!(args.args["IS_CHAINED"], "true");
+    assert_eq!(args.ips, ["10.1.2.3"]);
+    assert_eq!(args.interfaces, [("cni0".to_owned(), false), ("eth0".to_owned(), true)].into());
+}
+
+#[tokio::test]
+async fn the_node_program_may_refuse_a_chained_add() {
+    let node = FakeNode::start(|_| {
+        let error = CniError {
+            code: ErrorCode::InvalidNetworkConfig.into(),
+            msg: "must be the first plugin".into(),
+            details: "move it up".into(),
+        };
+        Err(cni::status_with_error(Code::Internal, error))
+    });
+    let mut conf = node.conf("0.3.1");
+    conf["prevResult"] = json!({"interfaces": [{"name": "cni0"}]});
+    let output = Plugin::new("ADD").conf(&conf).run().await;
+    assert!(!output.success);
+    let expected =
+        json!({"cniVersion": "0.3.1", "code": 7, "msg": "must be the first plugin", "details": "move it up"});
+    assert_eq!(output.json(), expected);
+}
+
+#[tokio::test]
+async fn del_is_silent_and_needs_no_namespace() {
+    let node = FakeNode::start(|_| Ok(Vec::new()));
+    let mut conf = node.conf("0.4.0");
+    conf["prevResult"] = json!({"ips": "nonsense"});
+    let output = Plugin::new("DEL").without("CNI_NETNS").conf(&conf).run().await;
+    assert!(output.success, "{output:?}");
+    assert_eq!(output.stdout, "");
+    assert!(output.stderr.contains("prevResult"), "a person should know: {}", output.stderr);
+    let calls = node.calls();
+    assert_eq!(calls[0].verb, "Del");
+    assert_eq!(calls[0].args.netns, "");
+}
+
+#[tokio::test]
+async fn version_needs_neither_environment_nor_input() {
+    let output = Plugin::bare().env("CNI_COMMAND", "VERSION").stdin(b"{ not json").run().await;
+    assert!(output.success);
+    let expected = json!({"cniVersion": "1.0.0", "supportedVersions": ["0.3.1", "0.4.0", "1.0.0"]});
+    assert_eq!(output.json(), expected);
+}
+
+#[tokio::test]
+async fn without_a_command_it_introduces_itself_on_standard_error() {
+    let output = Plugin::bare().run().await;
+    assert!(output.success);
+    assert_eq!(output.stdout, "");
+    assert!(output.stderr.contains("0.3.1, 0.4.0, 1.0.0"), "{}", output.stderr);
+}
+
+#[tokio::test]
+async fn errors_before_the_call_have_the_codes_of_the_specification() {
+    let conf = |version: &str| json!({"cniVersion": version, "name": "n", "socket": "/nonexistent/x.sock"});
+    let good = conf("1.0.0");
+    let cases = [
+        (Plugin::new("UPDATE").conf(&good), 4),
+        (Plugin::bare().env("CNI_COMMAND", "ADD").conf(&good), 4),
+        (Plugin::new("ADD").env("CNI_CONTAINERID", "../x").conf(&good), 4),
+        (Plugin::new("ADD").env("CNI_IFNAME", "a/b").conf(&good), 4),
+        (Plugin::new("ADD").env("CNI_ARGS", "nonsense").conf(&good), 4),
+        (Plugin::new("ADD").stdin(b"{ not json"), 6),
+        (Plugin::new("DEL").stdin(b""), 6),
+        (Plugin::new("ADD").conf(&conf("1.1.0")), 1),
+        (Plugin::new("ADD").conf(&json!({"name": "n"})), 1),
+        (Plugin::new("ADD").conf(&json!({"cniVersion": "1.0.0"})), 7),
+        (Plugin::new("ADD").stdin(&vec![b' '; 3 << 20]), 7),
+        (Plugin::new("ADD").env("CNI_NETNS", "/proc/self/ns/net").conf(&good), 8),
+        (Plugin::new("CHECK").conf(&conf("0.3.1")), 1),
+        (Plugin::new("CHECK").conf(&good), 100),
+        (Plugin::new("GC").env("CNI_PATH", "/x").conf(&good), 1),
+        (Plugin::new("STATUS").env("CNI_PATH", "/x").conf(&good), 1),
+    ];
+    for (plugin, code) in cases {
+        let what = format!("{plugin:?}");
+        assert_eq!(error_code(&plugin.run().await), code, "{what}");
+    }
+}
+
+#[tokio::test]
+async fn all_missing_variables_are_named() {
+    let output = Plugin::bare().env("CNI_COMMAND", "ADD").run().await;
+    let msg = output.json()["msg"].as_str().unwrap().to_owned();
+    for name in ["CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME"] {
+        assert!(msg.contains(name), "{msg}");
+    }
+}
+
+#[tokio::test]
+async fn a_node_program_that_is_away_means_try_again_later() {
+    let directory = tempfile::tempdir().unwrap();
+    let absent = directory.path().join("absent.sock");
+    let refusing = directory.path().join("refusing.sock");
+    drop(std::os::unix::net::UnixListener::bind(&refusing).unwrap());
+    for socket in [absent, refusing] {
+        let socket = socket.to_str().unwrap();
+        for verb in ["ADD", "DEL"] {
+            let conf = json!({"cniVersion": "0.4.0", "name": "n", "socket": socket});
+            let output = Plugin::new(verb).conf(&conf).run().await;
+            assert_eq!(error_code(&output), 11);
+            let error = output.json();
+            assert_eq!(error["cniVersion"], "0.4.0");
+            assert!(error["msg"].as_str().unwrap().contains(socket), "{error}");
+            assert!(error["details"].as_str().unwrap().contains("fairlead node"), "{error}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_peer_that_hangs_up_or_speaks_nonsense_means_try_again_later() {
+    for greeting in [b"".as_slice(), b"HTTP/1.1 400 Bad Request\r\n\r\n"] {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("s");
+        let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        let peer = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            std::io::Write::write_all(&mut stream, greeting).unwrap();
+        });
+        let conf = json!({"cniVersion": "1.0.0", "name": "n", "socket": socket});
+        let output = Plugin::new("ADD").conf(&conf).run().await;
+        assert_eq!(error_code(&output), 11, "{output:?}");
+        peer.join().unwrap();
+    }
+}
+
+#[tokio::test]
+async fn what_the_node_program_says_reaches_the_runtime() {
+    type Say = fn() -> Status;
+    let with = |code: i32| CniError { code, msg: "pod shop/web-0: not found".into(), details: "d".into() };
+    let unknown_container = with(3);
+    let later = with(11);
+    let cases: [(Say, u64, &str); 4] = [
+        (|| Status::internal("plain"), 999, "plain"),
+        (|| Status::unimplemented("no such method"), 999, "no such method"),
+        (|| Status::unavailable("shutting down"), 11, "shutting down"),
+        (|| Status::with_details(Code::Internal, "torn", vec![0xff; 9].into()), 999, "torn"),
+    ];
+    for (say, code, msg) in cases {
+        let node = FakeNode::start(move |_| Err(say()));
+        let output = Plugin::new("ADD").conf(&node.conf("1.0.0")).run().await;
+        assert_eq!(error_code(&output), code);
+        assert!(output.json()["msg"].as_str().unwrap().contains(msg), "{output:?}");
+    }
+    for error in [unknown_container, later] {
+        let code = u64::try_from(error.code).unwrap();
+        let node = FakeNode::start(move |_| Err(cni::status_with_error(Code::NotFound, error.clone())));
+        let output = Plugin::new("DEL").conf(&node.conf("1.0.0")).run().await;
+        assert_eq!(error_code(&output), code);
+        assert_eq!(output.json()["msg"], "pod shop/web-0: not found");
+        assert_eq!(output.json()["details"], "d");
+    }
+}
+
+#[tokio::test]
+async fn an_answer_that_is_no_result_is_an_error() {
+    for answer in ["not json", "[1]", r#"{"ips": [{"address": "nowhere"}]}"#] {
+        let node = FakeNode::start(move |_| Ok(answer.into()));
+        let output = Plugin::new("ADD").conf(&node.conf("1.0.0")).run().await;
+        assert_eq!(error_code(&output), 6, "{answer}");
+    }
+}

@@ -1,0 +1,143 @@
+//! The table's text as expressions. `nft list table inet talos_kubespan` prints, for both chains:
+//!
+//! ```text
+//! meta mark & 0x00000060 == 0x00000020 accept
+//! ip daddr @kubespan_targets_ipv4 tcp flags syn / syn,rst tcp option maxseg size > M tcp option maxseg size set M
+//! ip daddr @kubespan_targets_ipv4 meta mark set meta mark & 0xffffffdf | 0x00000040 accept
+//! ```
+//!
+//! and the last two for IPv6; in the outgoing chain `oifname "lo" accept` follows the first.
+
+use std::collections::BTreeMap;
+
+use fairlead_api::names;
+use fairlead_netlink::nftables::{
+    AddressType, Chain, Comparison, Expression, Header, Hook, Intervals, Meta, Rule, TCP_MAXIMUM_SEGMENT,
+    Table,
+};
+
+use super::MeshState;
+
+/// `NFPROTO_IPV4`, `NFPROTO_IPV6` (`linux/netfilter.h`)
+const PROTOCOL_IPV4: u8 = 2;
+const PROTOCOL_IPV6: u8 = 10;
+/// `IPPROTO_TCP`
+const PROTOCOL_TCP: u8 = 6;
+/// Where the flags are in the TCP header, and two of them (RFC 9293, section 3.1).
+const TCP_FLAGS: u32 = 13;
+const TCP_SYN: u8 = 0x02;
+const TCP_RST: u8 = 0x04;
+/// Priority of both chains (KubeSpan): `filter`.
+const PRIORITY: i32 = 0;
+
+/// One address family's half of the table.
+struct Half {
+    addresses: AddressType,
+    set: &'static str,
+    protocol: u8,
+    /// Destination address in the IP header: offset and length (RFC 791, section 3.1; RFC 8200, section 3).
+    destination: (u32, u32),
+    /// IP and TCP header in bytes: what a segment is smaller than the packet.
+    headers: u32,
+}
+
+const HALVES: [Half; 2] = [
+    Half {
+        addresses: AddressType::Ipv4,
+        set: names::NFT_SET_IPV4,
+        protocol: PROTOCOL_IPV4,
+        destination: (16, 4),
+        headers: 40,
+    },
+    Half {
+        addresses: AddressType::Ipv6,
+        set: names::NFT_SET_IPV6,
+        protocol: PROTOCOL_IPV6,
+        destination: (24, 16),
+        headers: 60,
+    },
+];
+
+/// The table that should be.
+pub fn table(state: &MeshState) -> Table {
+    let targets = || state.targets_v4.iter().chain(&state.targets_v6);
+    let sets = HALVES.map(|half| (half.set.to_owned(), Intervals::merge(half.addresses, targets())));
+    let chain = |hook, rules| Chain { hook, priority: PRIORITY, rules };
+    let prerouting = [accept_from_wireguard()].into_iter().chain(into_mesh(state.mtu)).collect();
+    let outgoing =
+        [accept_from_wireguard(), accept_loopback()].into_iter().chain(into_mesh(state.mtu)).collect();
+    Table {
+        name: names::NFT_TABLE.to_owned(),
+        sets: BTreeMap::from(sets),
+        chains: BTreeMap::from([
+            (names::NFT_CHAIN_PREROUTING.to_owned(), chain(Hook::FilterPrerouting, prerouting)),
+            (names::NFT_CHAIN_OUTGOING.to_owned(), chain(Hook::RouteOutput, outgoing)),
+        ]),
+    }
+}
+
+/// What WireGuard sent itself must not enter it again.
+fn accept_from_wireguard() -> Rule {
+    Rule(vec![
+        Expression::LoadMeta(Meta::Mark),
+        Expression::replace_bits(names::MARK_MASK, 0),
+        Expression::Compare(Comparison::Equal, names::MARK_FROM_WIREGUARD.to_ne_bytes().to_vec()),
+        Expression::Accept,
+    ])
+}
+
+/// What stays on this host is nobody else's, even if a peer claims the address.
+fn accept_loopback() -> Rule {
+    Rule(vec![
+        Expression::LoadMeta(Meta::OutputInterface),
+        Expression::is_interface("lo"),
+        Expression::Accept,
+    ])
+}
+
+fn into_mesh(mtu: u32) -> impl Iterator<Item = Rule> {
+    let clamps = HALVES.iter().map(move |half| half.clamp(mtu));
+    clamps.chain(HALVES.iter().map(Half::mark))
+}
+
+impl Half {
+    fn to_target(&self) -> Vec<Expression> {
+        let (offset, length) = self.destination;
+        vec![
+            Expression::LoadMeta(Meta::NetworkProtocol),
+            Expression::Compare(Comparison::Equal, vec![self.protocol]),
+            Expression::LoadPayload { header: Header::Network, offset, length },
+            Expression::Lookup(self.set.to_owned()),
+        ]
+    }
+
+    /// Both ends of a connection learn what fits the mesh, whether a host or a pod opens it: path MTU discovery
+    /// is often filtered.
+    fn clamp(&self, mtu: u32) -> Rule {
+        let most = u16::try_from(mtu.saturating_sub(self.headers)).unwrap_or(u16::MAX).to_be_bytes().to_vec();
+        let mut expressions = self.to_target();
+        expressions.extend([
+            Expression::LoadMeta(Meta::TransportProtocol),
+            Expression::Compare(Comparison::Equal, vec![PROTOCOL_TCP]),
+            Expression::LoadPayload { header: Header::Transport, offset: TCP_FLAGS, length: 1 },
+            Expression::Bitwise { mask: vec![TCP_SYN | TCP_RST], xor: vec![0] },
+            Expression::Compare(Comparison::Equal, vec![TCP_SYN]),
+            Expression::LoadTcpOption(TCP_MAXIMUM_SEGMENT),
+            Expression::Compare(Comparison::Greater, most.clone()),
+            Expression::LoadConstant(most),
+            Expression::StoreTcpOption(TCP_MAXIMUM_SEGMENT),
+        ]);
+        Rule(expressions)
+    }
+
+    fn mark(&self) -> Rule {
+        let mut expressions = self.to_target();
+        expressions.extend([
+            Expression::LoadMeta(Meta::Mark),
+            Expression::replace_bits(!names::MARK_FROM_WIREGUARD, names::MARK_TO_WIREGUARD),
+            Expression::StoreMeta(Meta::Mark),
+            Expression::Accept,
+        ]);
+        Rule(expressions)
+    }
+}

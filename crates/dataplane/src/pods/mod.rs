@@ -1,0 +1,385 @@
+//! The link of a pod: a veth pair with one end in the pod, addresses and routes on both ends, and what the kernel
+//! says of the pods that exist.
+//!
+//! The record of a pod is the alias of its link on the host, `COIL:<pool>:<container ID>:<interface>`, and its routes
+//! in table 116; nothing is kept anywhere else, so a restarted node program finds every pod again with [`list`].
+//!
+//! All functions act in the calling thread's network namespace, the host's.
+
+mod plan;
+
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::thread;
+use std::time::Duration;
+
+use fairlead_api::names::{LINK_ALIAS_PREFIX, TABLE_PODS};
+use fairlead_netlink::netns::Netns;
+use fairlead_netlink::route::{
+    Link, MacAddress, Route, RouteSocket, VethEnd, add_veth, delete_link, set_alias,
+};
+use ipnet::IpNet;
+
+use crate::uplink::{self, SysctlError};
+
+pub use plan::PodAlias;
+use plan::Plan;
+
+/// Names on the host that are tried when others have ours.
+const NAME_TRIES: u32 = 8;
+/// How often and how long to wait for a link to become ready.
+const SETTLE_TRIES: u32 = 500;
+const SETTLE_PAUSE: Duration = Duration::from_millis(1);
+
+/// What a pod is to get.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodSpec {
+    /// The runtime's name for the sandbox (`CNI_CONTAINERID`).
+    pub container_id: String,
+    /// Name of the interface in the pod (`CNI_IFNAME`).
+    pub ifname: String,
+    /// File of the pod's network namespace (`CNI_NETNS`).
+    pub netns: PathBuf,
+    /// Pool its addresses are from.
+    pub pool: String,
+    /// Its IPv4 address.
+    pub ipv4: Option<Ipv4Addr>,
+    /// Its IPv6 address.
+    pub ipv6: Option<Ipv6Addr>,
+    /// MTU of both ends in bytes; the kernel's default is 1500.
+    pub mtu: Option<u32>,
+}
+
+/// The links that were made for a pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodLinks {
+    /// Link-layer address in the pod.
+    pub container_mac: MacAddress,
+    /// Index of the interface in the pod.
+    pub container_index: u32,
+    /// Name of the other end, on the host.
+    pub host_name: String,
+    /// Link-layer address on the host.
+    pub host_mac: MacAddress,
+    /// Index on the host.
+    pub host_index: u32,
+    /// MTU of both ends in bytes.
+    pub mtu: u32,
+}
+
+/// A pod as the kernel shows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodOnNode {
+    /// Pool its addresses are from.
+    pub pool: String,
+    /// The runtime's name for the sandbox.
+    pub container_id: String,
+    /// Name of the interface in the pod.
+    pub ifname: String,
+    /// Name of the other end, on the host.
+    pub host_name: String,
+    /// Index on the host.
+    pub host_index: u32,
+    /// Its IPv4 address, if it has a route.
+    pub ipv4: Option<Ipv4Addr>,
+    /// Its IPv6 address, if it has a route.
+    pub ipv6: Option<Ipv6Addr>,
+}
+
+/// Why a pod's link could not be made, removed or listed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The pod already has an interface of that name, and it is not one of ours.
+    #[error("interface {ifname} already exists in network namespace {}; another plugin may have made it", .netns.display())]
+    InterfaceExists {
+        /// Name of the interface.
+        ifname: String,
+        /// File of the namespace.
+        netns: PathBuf,
+    },
+    /// Something asked for cannot be.
+    #[error("{field} {value:?} {reason}")]
+    Invalid {
+        /// Which part of the request.
+        field: &'static str,
+        /// What it was.
+        value: String,
+        /// Why not.
+        reason: &'static str,
+    },
+    /// The kernel refused.
+    #[error("pod interface {ifname} of container {container_id}: {source}")]
+    Kernel {
+        /// The runtime's name for the sandbox.
+        container_id: String,
+        /// Name of the interface.
+        ifname: String,
+        /// What it refused and why.
+        source: fairlead_netlink::Error,
+    },
+    /// Links or routes could not be read.
+    #[error("cannot find out which pods are on this node: {0}")]
+    List(#[source] fairlead_netlink::Error),
+    /// The namespace is missing or is none.
+    #[error("network namespace {} of container {container_id} cannot be used: {reason}", .path.display())]
+    Netns {
+        /// The runtime's name for the sandbox.
+        container_id: String,
+        /// File of the namespace.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: io::Error,
+    },
+    /// A switch of the link could not be set.
+    #[error("pod interface {ifname} of container {container_id}: {source}")]
+    Sysctl {
+        /// The runtime's name for the sandbox.
+        container_id: String,
+        /// Name of the interface.
+        ifname: String,
+        /// Which and why.
+        source: SysctlError,
+    },
+}
+
+/// A result of work on pods.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Connects a pod. What was there for the same container and interface is removed first, so a runtime may repeat the
+/// call. There is no wait for duplicate address detection: when this returns the pod can talk.
+///
+/// # Errors
+/// See [`Error`]; nothing that was made is left then.
+pub fn add(spec: &PodSpec) -> Result<PodLinks> {
+    let plan = Plan::new(spec)?;
+    let netns = open_netns(spec)?;
+    let kernel = |source| kernel_error(spec, source);
+    let mut host = RouteSocket::open().map_err(kernel)?;
+    delete_links_of(&mut host, &spec.container_id, &spec.ifname).map_err(kernel)?;
+    // Inside the namespace, so that a file that is none is noticed before anything is made.
+    let Pair { host_link, container_index, mut pod } =
+        netns.run(|| make_pair(spec, &plan, &netns, &mut host)).map_err(kernel)??;
+    if let Err(error) = connect_host(spec, &plan, &mut host, &host_link) {
+        discard(&mut host, &host_link);
+        return Err(error);
+    }
+    settle(&mut pod, container_index);
+    settle(&mut host, host_link.index);
+    Ok(PodLinks {
+        container_mac: plan.container_mac,
+        container_index,
+        host_name: host_link.name,
+        host_mac: plan.host_mac,
+        host_index: host_link.index,
+        mtu: host_link.mtu,
+    })
+}
+
+/// Disconnects a pod: deletes its link, and with it the addresses and routes on both ends. Returns whether there was
+/// one. The pod's namespace is not needed.
+///
+/// # Errors
+/// The kernel refused.
+pub fn remove(container_id: &str, ifname: &str) -> Result<bool> {
+    RouteSocket::open().and_then(|mut host| delete_links_of(&mut host, container_id, ifname)).map_err(|source| {
+        Error::Kernel { container_id: container_id.to_owned(), ifname: ifname.to_owned(), source }
+    })
+}
+
+/// The pods on this node, from the kernel alone.
+///
+/// # Errors
+/// Links or routes cannot be read.
+pub fn list() -> Result<Vec<PodOnNode>> {
+    let read = || {
+        let mut host = RouteSocket::open()?;
+        Ok(pods_among(&host.links_by_alias(LINK_ALIAS_PREFIX)?, &host.routes(TABLE_PODS)?))
+    };
+    read().map_err(Error::List)
+}
+
+/// Finds the pods among links and routes of table 116. Links of other programs, and aliases without a pool (they mark
+/// other plugins' links that only use egress gateways), are no pods of ours.
+pub fn pods_among(links: &[Link], routes: &[Route]) -> Vec<PodOnNode> {
+    let addresses = |index| {
+        routes
+            .iter()
+            .filter(move |route| route.link == Some(index))
+            .map(|route| route.destination)
+            .filter(|prefix| prefix.prefix_len() == prefix.max_prefix_len())
+    };
+    let pod = |link: &Link| {
+        let alias = PodAlias::parse(link.alias.as_deref()?)?;
+        Some(PodOnNode {
+            pool: alias.pool,
+            container_id: alias.container_id,
+            ifname: alias.ifname,
+            host_name: link.name.clone(),
+            host_index: link.index,
+            ipv4: addresses(link.index).find_map(|prefix| match prefix {
+                IpNet::V4(it) => Some(it.addr()),
+                IpNet::V6(_) => None,
+            }),
+            ipv6: addresses(link.index).find_map(|prefix| match prefix {
+                IpNet::V4(_) => None,
+                IpNet::V6(it) => Some(it.addr()),
+            }),
+        })
+    };
+    links.iter().filter_map(pod).collect()
+}
+
+fn kernel_error(spec: &PodSpec, source: fairlead_netlink::Error) -> Error {
+    match source {
+        fairlead_netlink::Error::Namespace { path, source, .. } => {
+            Error::Netns { container_id: spec.container_id.clone(), path, reason: source }
+        }
+        source => Error::Kernel {
+            container_id: spec.container_id.clone(),
+            ifname: spec.ifname.clone(),
+            source,
+        },
+    }
+}
+
+fn sysctl_error(spec: &PodSpec, source: SysctlError) -> Error {
+    Error::Sysctl { container_id: spec.container_id.clone(), ifname: spec.ifname.clone(), source }
+}
+
+fn open_netns(spec: &PodSpec) -> Result<Netns> {
+    let kernel = |source| kernel_error(spec, source);
+    let netns = Netns::open(&spec.netns).map_err(kernel)?;
+    if Netns::current().and_then(|own| own.is_same(&netns)).map_err(kernel)? {
+        // A pod on the host's network must never get this far; its addresses would become the node's.
+        return Err(Error::Netns {
+            container_id: spec.container_id.clone(),
+            path: spec.netns.clone(),
+            reason: io::Error::new(io::ErrorKind::InvalidInput, "it is the host's own"),
+        });
+    }
+    Ok(netns)
+}
+
+/// By alias, not by name: links that Coil made have names drawn at random.
+fn delete_links_of(
+    host: &mut RouteSocket,
+    container_id: &str,
+    ifname: &str,
+) -> fairlead_netlink::Result<bool> {
+    let ours = |link: &Link| {
+        let alias = link.alias.as_deref().and_then(PodAlias::parse);
+        alias.is_some_and(|alias| alias.container_id == container_id && alias.ifname == ifname)
+    };
+    let stale: Vec<_> = host.links_of_kind("veth")?.into_iter().filter(ours).collect();
+    for link in &stale {
+        match host.apply(&[delete_link(link.index)]) {
+            // The pod's namespace went away meanwhile and took the pair along.
+            Err(error) if error.is_missing() => {}
+            other => other?,
+        }
+    }
+    Ok(!stale.is_empty())
+}
+
+/// A pair whose end in the pod is ready.
+struct Pair {
+    host_link: Link,
+    container_index: u32,
+    pod: RouteSocket,
+}
+
+/// Makes the pair and configures the end in the pod. Runs inside the pod's namespace; `host` is a socket outside.
+fn make_pair(spec: &PodSpec, plan: &Plan, netns: &Netns, host: &mut RouteSocket) -> Result<Pair> {
+    let host_link = make_links(spec, plan, netns, host)?;
+    match connect_pod(spec, plan, host, &host_link) {
+        Ok((container_index, pod)) => Ok(Pair { host_link, container_index, pod }),
+        Err(error) => {
+            discard(host, &host_link);
+            Err(error)
+        }
+    }
+}
+
+fn make_links(spec: &PodSpec, plan: &Plan, netns: &Netns, host: &mut RouteSocket) -> Result<Link> {
+    let kernel = |source| kernel_error(spec, source);
+    let container = VethEnd { name: &spec.ifname, mac: Some(plan.container_mac), mtu: spec.mtu };
+    for attempt in 0..NAME_TRIES {
+        let name = plan.host_name(attempt);
+        let end = VethEnd { name: &name, mac: Some(plan.host_mac), mtu: spec.mtu };
+        match host.apply(&[add_veth(&end, &container, netns.as_fd())]) {
+            Err(error) if error.is_existing() => {
+                // The kernel does not say which of the two names is taken.
+                if host.link_by_name(&name).map_err(kernel)?.is_none() {
+                    return Err(Error::InterfaceExists {
+                        ifname: spec.ifname.clone(),
+                        netns: spec.netns.clone(),
+                    });
+                }
+            }
+            other => {
+                other.map_err(kernel)?;
+                return expect_link(host, &name).map_err(kernel);
+            }
+        }
+    }
+    Err(Error::Invalid {
+        field: "container ID",
+        value: spec.container_id.clone(),
+        reason: "gives only names for the host's link that other links have",
+    })
+}
+
+/// The alias comes first of all: whatever happens later, the link can be found by it.
+fn connect_pod(
+    spec: &PodSpec,
+    plan: &Plan,
+    host: &mut RouteSocket,
+    host_link: &Link,
+) -> Result<(u32, RouteSocket)> {
+    let kernel = |source| kernel_error(spec, source);
+    host.apply(&[set_alias(host_link.index, &plan.alias)]).map_err(kernel)?;
+    let mut pod = RouteSocket::open().map_err(kernel)?;
+    let link = expect_link(&mut pod, &spec.ifname).map_err(kernel)?;
+    if spec.ipv6.is_some() {
+        uplink::accept_ipv6(&spec.ifname).map_err(|source| sysctl_error(spec, source))?;
+    }
+    pod.apply(&plan.in_pod(link.index)).map_err(kernel)?;
+    Ok((link.index, pod))
+}
+
+fn connect_host(spec: &PodSpec, plan: &Plan, host: &mut RouteSocket, link: &Link) -> Result<()> {
+    if spec.ipv6.is_some() {
+        uplink::refuse_advertisements(&link.name).map_err(|source| sysctl_error(spec, source))?;
+    }
+    host.apply(&plan.on_host(link.index)).map_err(|source| kernel_error(spec, source))
+}
+
+fn expect_link(socket: &mut RouteSocket, name: &str) -> fairlead_netlink::Result<Link> {
+    socket.link_by_name(name)?.ok_or_else(|| fairlead_netlink::Error::Malformed {
+        what: format!("look up link {name}"),
+        reason: "it was made a moment ago and is gone".to_owned(),
+    })
+}
+
+/// Waits until a link can send. The kernel notices in the background that the other end is there, and drops packets
+/// until then; since Linux 6.8 being asked makes it look at once, older ones need a millisecond or so. A pod that
+/// cannot send yet is no failure, so this gives up quietly.
+fn settle(socket: &mut RouteSocket, index: u32) {
+    for _ in 0..SETTLE_TRIES {
+        match socket.link(index) {
+            Ok(Some(link)) if !link.operational => thread::sleep(SETTLE_PAUSE),
+            _ => return,
+        }
+    }
+}
+
+fn discard(host: &mut RouteSocket, link: &Link) {
+    match host.apply(&[delete_link(link.index)]) {
+        Err(error) if !error.is_missing() => {
+            tracing::warn!(link = link.name, %error, "a half-made pod link remains");
+        }
+        _ => {}
+    }
+}

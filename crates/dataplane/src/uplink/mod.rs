@@ -1,0 +1,132 @@
+//! The node's own links: the MTU towards the others, the addresses others may reach it by, forwarding switches.
+//!
+//! [`HostNetwork`] is a snapshot of the kernel; everything it answers is computed from the snapshot alone.
+
+mod sysctl;
+
+use std::net::IpAddr;
+
+use fairlead_api::names::{IPV6_MIN_MTU, LINK_ALIAS_PREFIX, WIREGUARD_OVERHEAD_IPV6};
+use fairlead_netlink::route::{
+    Address, AddressFlags, Link, LinkLayer, Route, RouteKind, RouteSocket, Scope, TABLE_MAIN,
+};
+use ipnet::IpNet;
+
+pub use sysctl::{SysctlError, accept_ipv6, enable_forwarding, loosen_reverse_path_filter, refuse_advertisements};
+
+/// MTU of the mesh device: what was asked for, unless the uplink cannot carry it with WireGuard's 80 bytes over IPv6
+/// around it; never less than IPv6 needs (RFC 8200, section 5). All in bytes.
+pub fn mesh_mtu(configured: u32, uplink: u32) -> u32 {
+    configured.min(uplink.saturating_sub(WIREGUARD_OVERHEAD_IPV6)).max(IPV6_MIN_MTU)
+}
+
+/// Links and networks that are none of the node's own: the mesh device, pod networks, bridges of other programs.
+/// Pod links (known by their alias) and the loopback device need not be listed.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Ignored {
+    /// Names of links.
+    pub links: Vec<String>,
+    /// Beginnings of names of links: "veth", "cali".
+    pub link_prefixes: Vec<String>,
+    /// Networks whose addresses do not count, wherever they are.
+    pub networks: Vec<IpNet>,
+}
+
+impl Ignored {
+    fn link(&self, link: &Link) -> bool {
+        self.links.contains(&link.name)
+            || self.link_prefixes.iter().any(|prefix| link.name.starts_with(prefix.as_str()))
+            || link.alias.as_ref().is_some_and(|alias| alias.starts_with(LINK_ALIAS_PREFIX))
+    }
+
+    fn address(&self, address: IpAddr) -> bool {
+        self.networks.iter().any(|network| network.contains(&address))
+    }
+}
+
+/// What the kernel says of links, addresses and the main routing table at one moment.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct HostNetwork {
+    /// All links.
+    pub links: Vec<Link>,
+    /// All addresses.
+    pub addresses: Vec<Address>,
+    /// Routes of the main table.
+    pub routes: Vec<Route>,
+}
+
+impl HostNetwork {
+    /// Reads it in the calling thread's network namespace.
+    ///
+    /// # Errors
+    /// The kernel refuses or answers what cannot be read.
+    pub fn read() -> fairlead_netlink::Result<Self> {
+        let mut socket = RouteSocket::open()?;
+        Ok(Self { links: socket.links()?, addresses: socket.addresses()?, routes: socket.routes(TABLE_MAIN)? })
+    }
+
+    /// MTU towards other nodes in bytes: the least of the links (and routes) that the default routes use, IPv4 and
+    /// IPv6. Without a default route, the least of the physical links that are up; without those, unknown.
+    pub fn uplink_mtu(&self, ignored: &Ignored) -> Option<u32> {
+        let usable = |link: &&Link| link.up && link.layer != LinkLayer::Loopback && !ignored.link(link);
+        let defaults = self.routes.iter().filter(|route| {
+            route.destination.prefix_len() == 0 && route.kind == RouteKind::UNICAST
+        });
+        let by_route = defaults.flat_map(|route| {
+            let links = self.links.iter().filter(|link| route.links().any(|index| index == link.index));
+            links.filter(usable).map(|link| route.mtu.map_or(link.mtu, |mtu| mtu.min(link.mtu)))
+        });
+        let physical = || self.links.iter().filter(|link| link.is_physical()).filter(usable).map(|link| link.mtu);
+        by_route.min().or_else(|| physical().min())
+    }
+
+    /// The addresses other nodes might reach this one by: of global scope, ready for use, not about to be replaced,
+    /// on links that are up. In the kernel's order, without repetition.
+    pub fn node_addresses(&self, ignored: &Ignored) -> Vec<IpAddr> {
+        let mut found = Vec::new();
+        for address in self.own_addresses(ignored).map(|address| address.prefix.addr()) {
+            if !found.contains(&address) {
+                found.push(address);
+            }
+        }
+        found
+    }
+
+    /// The networks this node is connected to directly, by the same addresses; host prefixes are left out.
+    pub fn connected_prefixes(&self, ignored: &Ignored) -> Vec<IpNet> {
+        let networks = self.own_addresses(ignored).map(|address| address.prefix.trunc());
+        let mut found: Vec<_> = networks.filter(|it| it.prefix_len() < it.max_prefix_len()).collect();
+        found.sort();
+        found.dedup();
+        found
+    }
+
+    fn own_addresses<'a>(&'a self, ignored: &'a Ignored) -> impl Iterator<Item = &'a Address> {
+        self.addresses.iter().filter(move |address| {
+            let ip = address.prefix.addr();
+            let on = self.links.iter().find(|link| link.index == address.link);
+            address.scope == Scope::UNIVERSE
+                && is_ready(address)
+                && !is_local_only(ip)
+                && !ignored.address(ip)
+                && on.is_some_and(|link| link.up && !ignored.link(link))
+        })
+    }
+}
+
+fn is_ready(address: &Address) -> bool {
+    let unready = AddressFlags::TENTATIVE.union(AddressFlags::DADFAILED).union(AddressFlags::DEPRECATED);
+    // In IPv4 the same bit says "second address of its network", which is no reason to leave it out.
+    let temporary = address.prefix.addr().is_ipv6() && address.flags.intersects(AddressFlags::TEMPORARY);
+    !address.flags.intersects(unready) && !temporary
+}
+
+/// Addresses that mean something else on every link or host, whatever scope somebody gave them.
+fn is_local_only(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(it) => it.is_loopback() || it.is_link_local() || it.is_multicast() || it.is_unspecified(),
+        IpAddr::V6(it) => {
+            it.is_loopback() || it.is_unicast_link_local() || it.is_multicast() || it.is_unspecified()
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! Switches below `/proc/sys/net`, in the calling thread's network namespace. They are written only when they differ,
+//! so that a read-only `/proc/sys` with the right values does no harm.
+
+use std::path::{Path, PathBuf};
+use std::{fs, io};
+
+/// A switch could not be read or written.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {operation} {}: {source}; is /proc/sys mounted writable?", .path.display())]
+pub struct SysctlError {
+    /// "read", "list" or "set … to".
+    pub operation: String,
+    /// The file.
+    pub path: PathBuf,
+    /// Why.
+    pub source: io::Error,
+}
+
+type Result<T> = std::result::Result<T, SysctlError>;
+
+const IPV4: &str = "/proc/sys/net/ipv4";
+const IPV6: &str = "/proc/sys/net/ipv6";
+
+/// Reads a switch; `None` if this kernel or interface does not have it.
+fn read(path: &Path) -> Result<Option<String>> {
+    match fs::read_to_string(path) {
+        Ok(text) => Ok(Some(text.trim().to_owned())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(SysctlError { operation: "read".to_owned(), path: path.to_owned(), source }),
+    }
+}
+
+/// Sets a switch unless it is missing or has the value; returns whether it was written.
+fn set(path: &Path, value: &str) -> Result<bool> {
+    if read(path)?.is_none_or(|found| found == value) {
+        return Ok(false);
+    }
+    fs::write(path, value)
+        .map_err(|source| SysctlError { operation: format!("write {value} to"), path: path.to_owned(), source })?;
+    Ok(true)
+}
+
+fn of_interface(family: &str, interface: &str, switch: &str) -> PathBuf {
+    [family, "conf", interface, switch].iter().collect()
+}
+
+/// Makes the node forward IPv4 and IPv6 between its links, and returns the files that were changed.
+///
+/// A router ignores router advertisements, so a node that has its IPv6 default route from one would lose it the
+/// moment forwarding is switched on. Where an interface accepts advertisements as a host (`accept_ra` = 1, not
+/// forwarding yet) it is first told to go on doing so as a router (2). Interfaces that already forward are left as
+/// their administrator wants them. Interfaces that come later start with the kernel's default; call this again then.
+/// (`Documentation/networking/ip-sysctl.rst`)
+///
+/// # Errors
+/// A switch that differs cannot be written.
+pub fn enable_forwarding() -> Result<Vec<PathBuf>> {
+    let mut wanted = vec![(Path::new(IPV4).join("ip_forward"), "1")];
+    wanted.extend(advertised_interfaces()?.into_iter().map(|name| (of_interface(IPV6, &name, "accept_ra"), "2")));
+    wanted.push((of_interface(IPV6, "all", "forwarding"), "1"));
+    let mut changed = Vec::new();
+    for (path, value) in wanted {
+        if set(&path, value)? {
+            changed.push(path);
+        }
+    }
+    Ok(changed)
+}
+
+/// Interfaces that accept router advertisements now but would not once they forward.
+fn advertised_interfaces() -> Result<Vec<String>> {
+    let directory = Path::new(IPV6).join("conf");
+    let failed = |source| SysctlError { operation: "list".to_owned(), path: directory.clone(), source };
+    let entries = match fs::read_dir(&directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        other => other.map_err(failed)?,
+    };
+    let mut found = Vec::new();
+    for entry in entries {
+        let name = entry.map_err(failed)?.file_name().to_string_lossy().into_owned();
+        // These two are not interfaces; "default" is left alone, or every later pod link would believe its pod.
+        if matches!(name.as_str(), "all" | "default" | "lo") {
+            continue;
+        }
+        let is = |switch, value| Ok(read(&of_interface(IPV6, &name, switch))?.as_deref() == Some(value));
+        if is("accept_ra", "1")? && is("forwarding", "0")? {
+            found.push(name);
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// Makes reverse path filtering loose on an interface (`rp_filter` = 2, RFC 3704): packets may come in here even when
+/// the answer would leave elsewhere, as it is with a device that only marked packets are routed into.
+///
+/// # Errors
+/// The switch differs and cannot be written.
+pub fn loosen_reverse_path_filter(interface: &str) -> Result<bool> {
+    set(&of_interface(IPV4, interface, "rp_filter"), "2")
+}
+
+/// Makes the host deaf to router advertisements on an interface: what a pod says must never become a route of the
+/// node, even where `default/accept_ra` is 2.
+///
+/// # Errors
+/// The switch differs and cannot be written.
+pub fn refuse_advertisements(interface: &str) -> Result<bool> {
+    set(&of_interface(IPV6, interface, "accept_ra"), "0")
+}
+
+/// Makes an interface take IPv6 addresses where container runtimes disabled that by default.
+///
+/// # Errors
+/// The switch differs and cannot be written.
+pub fn accept_ipv6(interface: &str) -> Result<bool> {
+    set(&of_interface(IPV6, interface, "disable_ipv6"), "0")
+}

@@ -1,0 +1,45 @@
+//! The embedded WireGuard behind the trait.
+
+use fairlead_api::wireguard::{DeviceChange, DeviceState};
+
+use super::{Backend, Error, Settings, WireGuardDevice};
+
+/// Kind of its links (`IFLA_INFO_KIND`).
+pub(super) const KIND: &str = "tun";
+
+pub(super) struct Device {
+    tunnel: fairlead_tunnel::Device,
+}
+
+impl Device {
+    /// Adopts the TUN of this name, or makes one.
+    pub(super) fn open(settings: &Settings) -> Result<Self, Error> {
+        let settings = fairlead_tunnel::Settings::new(&settings.interface, settings.mtu);
+        Ok(Self { tunnel: fairlead_tunnel::Device::start(settings)? })
+    }
+}
+
+impl WireGuardDevice for Device {
+    fn backend(&self) -> Backend {
+        Backend::Embedded
+    }
+
+    fn interface(&self) -> &str {
+        self.tunnel.interface()
+    }
+
+    fn state(&self) -> Result<DeviceState, Error> {
+        Ok(self.tunnel.state()?)
+    }
+
+    fn change(&self, change: &DeviceChange) -> Result<(), Error> {
+        if change.is_empty() {
+            return Ok(());
+        }
+        Ok(self.tunnel.change(change)?)
+    }
+
+    fn delete(self: Box<Self>) -> Result<(), Error> {
+        Ok(self.tunnel.delete()?)
+    }
+}

@@ -1,0 +1,279 @@
+//! The kernel's WireGuard behind the trait.
+
+use std::collections::BTreeSet;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use fairlead_api::wireguard::{DeviceChange, DeviceState, PeerConfig, PeerState, PublicKey};
+use fairlead_netlink::route::{self, RouteSocket};
+use fairlead_netlink::wireguard::{DeviceUpdate, PeerUpdate, WireGuard, add_link};
+use ipnet::IpNet;
+
+use super::{Backend, Error, Settings, WireGuardDevice};
+
+#[derive(Debug)]
+pub(super) struct Device {
+    interface: String,
+    sockets: Mutex<Sockets>,
+}
+
+/// Both in the namespace the device was opened in, whichever thread uses it.
+#[derive(Debug)]
+struct Sockets {
+    family: WireGuard,
+    links: RouteSocket,
+}
+
+impl Device {
+    /// Keeps the link if it is there, else makes it.
+    pub(super) fn open(
+        settings: &Settings,
+        family: WireGuard,
+        links: &mut RouteSocket,
+        exists: bool,
+    ) -> Result<Self, Error> {
+        if !exists {
+            links.apply(&[add_link(&settings.interface, settings.mtu)?])?;
+        }
+        let sockets = Mutex::new(Sockets { family, links: RouteSocket::open()? });
+        Ok(Self { interface: settings.interface.clone(), sockets })
+    }
+
+    /// A socket is as good after a panic as before: every request stands for itself.
+    fn sockets(&self) -> MutexGuard<'_, Sockets> {
+        self.sockets.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl WireGuardDevice for Device {
+    fn backend(&self) -> Backend {
+        Backend::Kernel
+    }
+
+    fn interface(&self) -> &str {
+        &self.interface
+    }
+
+    fn state(&self) -> Result<DeviceState, Error> {
+        Ok(self.sockets().family.state(&self.interface)?)
+    }
+
+    fn change(&self, change: &DeviceChange) -> Result<(), Error> {
+        if change.is_empty() {
+            return Ok(());
+        }
+        let mut sockets = self.sockets();
+        let present = sockets.family.state(&self.interface)?;
+        Ok(sockets.family.update(&self.interface, &narrow(change, &present))?)
+    }
+
+    fn delete(self: Box<Self>) -> Result<(), Error> {
+        let mut sockets = self.sockets();
+        match sockets.links.link_by_name(&self.interface)? {
+            Some(link) => Ok(sockets.links.apply(&[route::delete_link(link.index)])?),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Leaves out of a change what is so already.
+///
+/// Replacing a peer's allowed addresses takes them away for a moment, in which packets are lost: a mere change of
+/// endpoint must not do that.
+fn narrow(change: &DeviceChange, present: &DeviceState) -> DeviceUpdate {
+    let set = change.set_peers.iter().filter_map(|(key, wanted)| match present.peers.get(key) {
+        None => Some(whole_peer(*key, wanted)),
+        Some(state) => changed_peer(*key, wanted, state),
+    });
+    DeviceUpdate {
+        private_key: change.private_key.clone(),
+        listen_port: change.listen_port,
+        fwmark: change.fwmark,
+        remove: change.remove_peers.clone(),
+        set: set.collect(),
+    }
+}
+
+fn whole_peer(public_key: PublicKey, wanted: &PeerConfig) -> PeerUpdate {
+    PeerUpdate {
+        public_key,
+        only_existing: false,
+        preshared_key: wanted.preshared_key,
+        endpoint: wanted.endpoint,
+        persistent_keepalive: wanted.persistent_keepalive,
+        replace_allowed_ips: true,
+        allowed_ips: wanted.allowed_ips.clone(),
+    }
+}
+
+/// `None` when the peer is as wanted.
+fn changed_peer(public_key: PublicKey, wanted: &PeerConfig, state: &PeerState) -> Option<PeerUpdate> {
+    let present = &state.config;
+    let preshared = |config: &PeerConfig| config.preshared_key.unwrap_or_default();
+    let keepalive = |config: &PeerConfig| config.persistent_keepalive.unwrap_or_default();
+    let prefixes = |config: &PeerConfig| config.allowed_ips.iter().map(IpNet::trunc).collect::<BTreeSet<_>>();
+    let (goal, held) = (prefixes(wanted), prefixes(present));
+    let replace_allowed_ips = !held.is_subset(&goal);
+    let allowed_ips = if replace_allowed_ips { goal } else { &goal - &held };
+    let update = PeerUpdate {
+        public_key,
+        only_existing: true,
+        preshared_key: (preshared(wanted) != preshared(present)).then(|| preshared(wanted)),
+        endpoint: wanted.endpoint.filter(|endpoint| present.endpoint != Some(*endpoint)),
+        persistent_keepalive: (keepalive(wanted) != keepalive(present)).then(|| keepalive(wanted)),
+        replace_allowed_ips,
+        allowed_ips: allowed_ips.into_iter().collect(),
+    };
+    let nothing = PeerUpdate {
+        public_key,
+        only_existing: true,
+        preshared_key: None,
+        endpoint: None,
+        persistent_keepalive: None,
+        replace_allowed_ips: false,
+        allowed_ips: Vec::new(),
+    };
+    (update != nothing).then_some(update)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use fairlead_api::wireguard::{DeviceConfig, PrivateKey};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// What the kernel does with an update (`drivers/net/wireguard/netlink.c`, `set_peer`).
+    fn carry_out(state: &mut DeviceState, update: &DeviceUpdate) {
+        state.private_key = update.private_key.clone().or(state.private_key.take());
+        state.listen_port = update.listen_port.unwrap_or(state.listen_port);
+        state.fwmark = update.fwmark.unwrap_or(state.fwmark);
+        for key in &update.remove {
+            state.peers.remove(key);
+        }
+        for set in &update.set {
+            if set.only_existing && !state.peers.contains_key(&set.public_key) {
+                continue;
+            }
+            for (key, other) in &mut state.peers {
+                other
+                    .config
+                    .allowed_ips
+                    .retain(|net| *key == set.public_key || !set.allowed_ips.contains(net));
+            }
+            let peer = &mut state
+                .peers
+                .entry(set.public_key)
+                .or_insert_with(|| peer(config(None, None, &[])))
+                .config;
+            if let Some(key) = set.preshared_key {
+                peer.preshared_key = (key != [0; 32]).then_some(key);
+            }
+            if let Some(seconds) = set.persistent_keepalive {
+                peer.persistent_keepalive = (seconds != 0).then_some(seconds);
+            }
+            peer.endpoint = set.endpoint.or(peer.endpoint);
+            if set.replace_allowed_ips {
+                peer.allowed_ips.clear();
+            }
+            peer.allowed_ips.extend(&set.allowed_ips);
+            peer.allowed_ips.sort();
+        }
+    }
+
+    fn config(endpoint: Option<&str>, persistent_keepalive: Option<u16>, nets: &[u8]) -> PeerConfig {
+        let nets: BTreeSet<IpNet> =
+            nets.iter().map(|n| IpNet::new([10, *n, 0, 0].into(), 16).unwrap()).collect();
+        PeerConfig {
+            preshared_key: None,
+            endpoint: endpoint.map(|text| text.parse().unwrap()),
+            persistent_keepalive,
+            allowed_ips: nets.into_iter().collect(),
+        }
+    }
+
+    fn peer(config: PeerConfig) -> PeerState {
+        PeerState { config, last_handshake: None, rx_bytes: 0, tx_bytes: 0 }
+    }
+
+    fn one_peer(state: PeerConfig, wanted: PeerConfig) -> DeviceUpdate {
+        let key = PublicKey([1; 32]);
+        let state = DeviceState {
+            private_key: None,
+            listen_port: 0,
+            fwmark: 0,
+            peers: BTreeMap::from([(key, peer(state))]),
+        };
+        narrow(
+            &DeviceChange { set_peers: BTreeMap::from([(key, wanted)]), ..DeviceChange::default() },
+            &state,
+        )
+    }
+
+    #[test]
+    fn a_new_endpoint_leaves_the_prefixes_alone() {
+        let before = config(Some("192.0.2.1:51820"), Some(25), &[1, 2]);
+        let after = config(Some("[2001:db8::1]:7"), Some(25), &[1, 2]);
+        let update = one_peer(before, after.clone());
+        assert_eq!(update.set.len(), 1);
+        assert_eq!(update.set[0].endpoint, after.endpoint);
+        assert!(!update.set[0].replace_allowed_ips && update.set[0].allowed_ips.is_empty());
+        assert_eq!(update.set[0].persistent_keepalive, None);
+    }
+
+    #[test]
+    fn a_further_prefix_comes_alone_and_a_lost_one_replaces_all() {
+        let update = one_peer(config(None, None, &[1]), config(None, None, &[1, 2]));
+        assert!(!update.set[0].replace_allowed_ips);
+        assert_eq!(update.set[0].allowed_ips, config(None, None, &[2]).allowed_ips);
+        let update = one_peer(config(None, None, &[1, 2]), config(None, None, &[2]));
+        assert!(update.set[0].replace_allowed_ips);
+        assert_eq!(update.set[0].allowed_ips, config(None, None, &[2]).allowed_ips);
+    }
+
+    #[test]
+    fn what_is_so_already_is_not_sent() {
+        let present = config(Some("192.0.2.1:51820"), None, &[1]);
+        let update = one_peer(
+            present.clone(),
+            PeerConfig { endpoint: None, persistent_keepalive: Some(0), ..present },
+        );
+        assert!(update.is_empty(), "{update:?}");
+    }
+
+    fn peers() -> impl Strategy<Value = BTreeMap<PublicKey, PeerConfig>> {
+        let endpoint = proptest::option::of(prop_oneof![Just("192.0.2.1:1"), Just("[2001:db8::1]:2")]);
+        let settings = (endpoint, proptest::option::of(1u16..3), proptest::option::of(1u8..3));
+        // Each prefix belongs to one peer at most, as topology sees to.
+        (proptest::collection::btree_map(0u8..6, settings, 0..6), proptest::collection::vec(0u8..6, 8))
+            .prop_map(|(peers, owners)| {
+                let nets =
+                    |owner: u8| (0u8..8).filter(|n| owners[usize::from(*n)] == owner).collect::<Vec<_>>();
+                let peer = |(n, (endpoint, keepalive, preshared)): (u8, (Option<&str>, _, Option<u8>))| {
+                    let preshared_key = preshared.map(|byte| [byte; 32]);
+                    (
+                        PublicKey([n; 32]),
+                        PeerConfig { preshared_key, ..config(endpoint, keepalive, &nets(n)) },
+                    )
+                };
+                peers.into_iter().map(peer).collect()
+            })
+    }
+
+    proptest! {
+        #[test]
+        fn a_narrowed_change_arrives_where_the_whole_would(before in peers(), after in peers(), port in 1u16..3) {
+            let mut state = DeviceState {
+                private_key: None,
+                listen_port: 1,
+                fwmark: 0,
+                peers: before.into_iter().map(|(key, config)| (key, peer(config))).collect(),
+            };
+            let desired = DeviceConfig { private_key: PrivateKey([9; 32]), listen_port: port, fwmark: 0x20, peers: after };
+            let update = narrow(&state.change_to(&desired), &state);
+            carry_out(&mut state, &update);
+            prop_assert!(state.change_to(&desired).is_empty(), "{:?} after {:?}", state.change_to(&desired), update);
+        }
+    }
+}

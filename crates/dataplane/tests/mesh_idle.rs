@@ -1,0 +1,41 @@
+//! An unchanged mesh sends nothing. The counter is the whole process's, so this binary has one test only.
+
+mod mesh_common;
+
+use fairlead_dataplane::mesh::{Applied, MeshState, apply};
+use fairlead_netlink::changes_sent;
+use mesh_common::{in_namespace, run, targets};
+
+#[test]
+fn only_what_differs_is_sent() {
+    in_namespace(|| {
+        run("ip link add mesh0 type veth peer name far0 && ip link set mesh0 up && ip link set far0 up");
+        let (targets_v4, targets_v6) = targets(1000);
+        let mut state = MeshState { interface: "mesh0".into(), mtu: 1420, targets_v4, targets_v6 };
+        assert_eq!(apply(&state).unwrap(), Applied::Rebuilt);
+        let sent = || {
+            let before = changes_sent();
+            move || changes_sent() - before
+        };
+
+        let counted = sent();
+        assert_eq!(apply(&state).unwrap(), Applied::Unchanged);
+        assert_eq!(counted(), 0);
+
+        // One of a thousand peers goes: one element, one message.
+        let handles = || run("nft -a list table inet talos_kubespan | grep -o 'handle [0-9]*$'");
+        let before = handles();
+        state.targets_v4.remove(500);
+        let counted = sent();
+        assert_eq!(apply(&state).unwrap(), Applied::Elements { deleted: 1, added: 0 });
+        assert_eq!(counted(), 1);
+        assert_eq!(handles(), before, "rules and sets are the same objects");
+
+        // The order and the spelling of prefixes mean nothing.
+        state.targets_v6.reverse();
+        state.targets_v4.push("10.0.0.7/32".parse().unwrap());
+        let counted = sent();
+        assert_eq!(apply(&state).unwrap(), Applied::Unchanged);
+        assert_eq!(counted(), 0);
+    });
+}

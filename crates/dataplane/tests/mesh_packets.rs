@@ -1,0 +1,224 @@
+//! Where packets really go: a node between a pod, an uplink and a veth in the place of the WireGuard device.
+
+mod mesh_common;
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::thread;
+use std::time::Duration;
+
+use fairlead_dataplane::mesh::{MeshState, apply};
+use mesh_common::Namespace;
+use nix::sys::socket::{setsockopt, sockopt};
+
+const TARGET_V4: &str = "10.5.0.1";
+const TARGET_V6: &str = "fd05::1";
+const PORT: u16 = 9999;
+/// Only bounds a failing test.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// The target addresses exist twice: behind the mesh device, and on the uplink for packets that must not enter it.
+struct Bed {
+    node: Namespace,
+    mesh: Namespace,
+    uplink: Namespace,
+    pod: Namespace,
+}
+
+impl Bed {
+    fn new() -> Self {
+        let bed = Self {
+            node: Namespace::new(),
+            mesh: Namespace::new(),
+            uplink: Namespace::new(),
+            pod: Namespace::new(),
+        };
+        bed.node.sh("sysctl -qw net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.default.rp_filter=0 \
+             net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1");
+        for (link, other, number) in
+            [("mesh0", &bed.mesh, 64), ("up0", &bed.uplink, 65), ("pod0", &bed.pod, 66)]
+        {
+            bed.node.veth(link, other, "eth0");
+            bed.node.sh(&format!(
+                "ip addr add 100.{number}.0.1/24 dev {link}; ip addr add fd{number}::1/64 dev {link} nodad"
+            ));
+            other.sh(&format!(
+                "ip addr add 100.{number}.0.2/24 dev eth0; ip addr add fd{number}::2/64 dev eth0 nodad; \
+                 ip route add default via 100.{number}.0.1; ip route add default via fd{number}::1"
+            ));
+        }
+        for other in [&bed.mesh, &bed.uplink] {
+            other.sh(&format!(
+                "ip addr add {TARGET_V4}/32 dev eth0; ip addr add {TARGET_V6}/128 dev eth0 nodad"
+            ));
+        }
+        bed.node.sh("ip route add default via 100.65.0.2; ip route add default via fd65::2");
+        // A mesh device has no neighbours to ask; a veth has.
+        let mac = bed.mesh.sh("cat /sys/class/net/eth0/address");
+        let mac = mac.trim();
+        bed.node.sh(&format!(
+            "ip neigh replace {TARGET_V4} lladdr {mac} dev mesh0; ip neigh replace {TARGET_V6} lladdr {mac} dev mesh0"
+        ));
+        bed
+    }
+
+    fn apply(&self) {
+        let state = MeshState {
+            interface: "mesh0".into(),
+            mtu: 1420,
+            targets_v4: vec!["10.5.0.0/16".parse().unwrap()],
+            targets_v6: vec!["fd05::/64".parse().unwrap()],
+        };
+        self.node.within(|| apply(&state).unwrap());
+    }
+}
+
+/// Answers each datagram with a name until one says "stop".
+fn answer(socket: &UdpSocket, name: &str) {
+    let mut buffer = [0; 64];
+    loop {
+        let (length, from) = socket.recv_from(&mut buffer).unwrap();
+        if &buffer[..length] == b"stop" {
+            return;
+        }
+        socket.send_to(name.as_bytes(), from).unwrap();
+    }
+}
+
+fn any(target: &str) -> SocketAddr {
+    match target.parse().unwrap() {
+        IpAddr::V4(_) => "0.0.0.0:0".parse().unwrap(),
+        IpAddr::V6(_) => "[::]:0".parse().unwrap(),
+    }
+}
+
+/// Who answers a datagram from here with this mark: "mesh" or "uplink".
+fn who_answers(from: &Namespace, target: &str, mark: u32) -> String {
+    from.within(|| {
+        let socket = UdpSocket::bind(any(target)).unwrap();
+        setsockopt(&socket, sockopt::Mark, &mark).unwrap();
+        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        socket.send_to(b"who?", (target.parse::<IpAddr>().unwrap(), PORT)).unwrap();
+        let mut buffer = [0; 64];
+        let length = socket.recv(&mut buffer).unwrap_or_else(|e| panic!("{target} mark {mark:#x}: {e}"));
+        String::from_utf8(buffer[..length].to_vec()).unwrap()
+    })
+}
+
+#[test]
+fn packets_to_the_mesh_enter_it_and_no_others() {
+    let bed = Bed::new();
+    for target in [TARGET_V4, TARGET_V6] {
+        thread::scope(|scope| {
+            for (namespace, name) in [(&bed.mesh, "mesh"), (&bed.uplink, "uplink")] {
+                let address = (target.parse::<IpAddr>().unwrap(), PORT);
+                let socket = namespace.within(|| UdpSocket::bind(address).unwrap());
+                scope.spawn(move || answer(&socket, name));
+            }
+            bed.node.sh("nft delete table inet talos_kubespan 2>/dev/null || true");
+            assert_eq!(who_answers(&bed.node, target, 0), "uplink", "before there is a mesh");
+            bed.apply();
+            assert_eq!(who_answers(&bed.node, target, 0), "mesh", "from this host");
+            assert_eq!(who_answers(&bed.pod, target, 0), "mesh", "forwarded");
+            assert_eq!(who_answers(&bed.node, target, 0x20), "uplink", "WireGuard's own packets");
+            assert_eq!(
+                who_answers(&bed.node, target, 0xffff_ffbf),
+                "uplink",
+                "the same with all other bits set"
+            );
+            assert_eq!(who_answers(&bed.node, target, 0x60), "mesh", "both bits are not WireGuard's mark");
+            other_bits_survive(&bed, target);
+            for namespace in [&bed.mesh, &bed.uplink] {
+                namespace.within(|| {
+                    let to = (target.parse::<IpAddr>().unwrap(), PORT);
+                    UdpSocket::bind(any(target)).unwrap().send_to(b"stop", to).unwrap();
+                });
+            }
+        });
+    }
+}
+
+fn other_bits_survive(bed: &Bed, target: &str) {
+    for (before, after) in [(0xabcd_0f1f_u32, 0xabcd_0f5f_u32), (0xffff_ffff, 0xffff_ffdf), (0, 0x40)] {
+        bed.node.sh(&format!(
+            "nft 'table inet judge; delete table inet judge; table inet judge {{ chain out {{ \
+             type filter hook postrouting priority 300; udp dport {PORT} meta mark {after:#x} counter; }}; }}'"
+        ));
+        assert_eq!(who_answers(&bed.node, target, before), "mesh", "mark {before:#x}");
+        let counter = bed.node.sh("nft list table inet judge");
+        assert!(counter.contains("packets 1 "), "mark {before:#x} did not become {after:#x}: {counter}");
+    }
+    bed.node.sh("nft delete table inet judge");
+}
+
+/// Counts, where they arrive, SYNs by their segment size.
+const JUDGE: &str = "nft 'table inet judge; delete table inet judge; table inet judge { chain in { \
+    type filter hook prerouting priority -300; \
+    tcp flags & (syn | ack) == syn tcp option maxseg size vmap { 1380 : jump open4, 1360 : jump open6 }; \
+    tcp flags & (syn | ack) == syn | ack tcp option maxseg size vmap { 1380 : jump accept4, 1360 : jump accept6 }; }; \
+    chain open4 { counter; }; chain open6 { counter; }; chain accept4 { counter; }; chain accept6 { counter; }; }'";
+
+fn counted(bed: &Bed, chain: &str) -> bool {
+    bed.mesh.sh(&format!("nft list chain inet judge {chain}")).contains("packets 1 ")
+}
+
+/// Opens a connection and moves a byte each way: a wrong checksum would not get through.
+fn connect(client: &Namespace, server: &Namespace, address: &str) {
+    let address: SocketAddr = (address.parse::<IpAddr>().unwrap(), PORT).into();
+    let listener = server.within(|| TcpListener::bind(address).unwrap());
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut byte = [0];
+            stream.read_exact(&mut byte).unwrap();
+            stream.write_all(&byte).unwrap();
+        });
+        client.within(|| {
+            let mut stream = TcpStream::connect_timeout(&address, PATIENCE).unwrap();
+            stream.set_read_timeout(Some(PATIENCE)).unwrap();
+            stream.write_all(b"x").unwrap();
+            stream.read_exact(&mut [0]).unwrap();
+        });
+    });
+}
+
+#[test]
+fn segments_are_clamped_for_this_host_and_for_pods() {
+    let bed = Bed::new();
+    bed.apply();
+    for (target, chain) in [(TARGET_V4, "open4"), (TARGET_V6, "open6")] {
+        for (client, whose) in [(&bed.node, "this host"), (&bed.pod, "a pod")] {
+            bed.mesh.sh(JUDGE);
+            connect(client, &bed.mesh, target);
+            assert!(
+                counted(&bed, chain),
+                "the SYN of {whose} to {target}: {}",
+                bed.mesh.sh("nft list table inet judge")
+            );
+        }
+    }
+    // And what answers a connection from the mesh. The client must be in the targets for that.
+    bed.mesh.sh("ip addr del 100.64.0.2/24 dev eth0; ip addr del fd64::2/64 dev eth0");
+    bed.mesh.sh("ip route replace default via 100.64.0.1 dev eth0 onlink; ip route replace default via fd64::1 dev eth0");
+    for (pod, node, chain) in [("100.66.0.2", "100.65.0.1", "accept4"), ("fd66::2", "fd65::1", "accept6")] {
+        for (server, address) in [(&bed.node, node), (&bed.pod, pod)] {
+            bed.mesh.sh(JUDGE);
+            connect(&bed.mesh, server, address);
+            assert!(
+                counted(&bed, chain),
+                "the answer of {address}: {}",
+                bed.mesh.sh("nft list table inet judge")
+            );
+        }
+    }
+}
+
+#[test]
+fn a_segment_that_fits_is_left_alone() {
+    let bed = Bed::new();
+    bed.apply();
+    bed.pod.sh("ip link set eth0 mtu 1400");
+    bed.mesh.sh(&JUDGE.replace("1380", "1360").replace("1360 : jump open6", "1340 : jump open6"));
+    connect(&bed.pod, &bed.mesh, TARGET_V4);
+    assert!(counted(&bed, "open4"), "{}", bed.mesh.sh("nft list table inet judge"));
+}

@@ -1,0 +1,254 @@
+//! The mesh's nftables table in a namespace of its own, judged by `nft`.
+
+mod mesh_common;
+
+use fairlead_dataplane::mesh::{Applied, MeshState, apply, remove};
+use ipnet::IpNet;
+use mesh_common::{in_namespace, run, targets};
+
+fn mesh(mtu: u32, v4: &[&str], v6: &[&str]) -> MeshState {
+    let nets = |texts: &[&str]| texts.iter().map(|text| text.parse().unwrap()).collect::<Vec<IpNet>>();
+    MeshState { interface: "mesh0".into(), mtu, targets_v4: nets(v4), targets_v6: nets(v6) }
+}
+
+/// Lines without indentation and without empty ones; `nft` breaks lists of elements as it likes.
+fn lines(text: &str) -> Vec<String> {
+    let text = text.replace(",\n\t\t\t     ", ", ");
+    text.lines().map(|line| line.trim().to_owned()).filter(|line| !line.is_empty()).collect()
+}
+
+/// Stands in for the WireGuard device.
+fn add_mesh_device() {
+    run("ip link add mesh0 type veth peer name far0 && ip link set mesh0 up && ip link set far0 up");
+}
+
+fn table_lines() -> Vec<String> {
+    lines(&run("nft list table inet talos_kubespan"))
+}
+
+#[test]
+fn nft_prints_the_documented_rules() {
+    in_namespace(|| {
+        add_mesh_device();
+        let state = mesh(
+            1420,
+            &["10.1.0.0/16", "192.0.2.7/32", "255.255.255.255/32"],
+            &["fd00:1::/64", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:fffe/127"],
+        );
+        assert_eq!(apply(&state).unwrap(), Applied::Rebuilt);
+        let expected = r#"
+table inet talos_kubespan {
+    set kubespan_targets_ipv4 {
+        type ipv4_addr
+        flags interval
+        elements = { 10.1.0.0/16, 192.0.2.7, 255.255.255.255 }
+    }
+    set kubespan_targets_ipv6 {
+        type ipv6_addr
+        flags interval
+        elements = { fd00:1::/64, ffff:ffff:ffff:ffff:ffff:ffff:ffff:fffe/127 }
+    }
+    chain kubespan_outgoing {
+        type route hook output priority filter; policy accept;
+        meta mark & 0x00000060 == 0x00000020 accept
+        oifname "lo" accept
+        ip daddr @kubespan_targets_ipv4 tcp flags syn / syn,rst tcp option maxseg size > 1380 tcp option maxseg size set 1380
+        ip6 daddr @kubespan_targets_ipv6 tcp flags syn / syn,rst tcp option maxseg size > 1360 tcp option maxseg size set 1360
+        ip daddr @kubespan_targets_ipv4 meta mark set meta mark & 0xffffffdf | 0x00000040 accept
+        ip6 daddr @kubespan_targets_ipv6 meta mark set meta mark & 0xffffffdf | 0x00000040 accept
+    }
+    chain kubespan_prerouting {
+        type filter hook prerouting priority filter; policy accept;
+        meta mark & 0x00000060 == 0x00000020 accept
+        ip daddr @kubespan_targets_ipv4 tcp flags syn / syn,rst tcp option maxseg size > 1380 tcp option maxseg size set 1380
+        ip6 daddr @kubespan_targets_ipv6 tcp flags syn / syn,rst tcp option maxseg size > 1360 tcp option maxseg size set 1360
+        ip daddr @kubespan_targets_ipv4 meta mark set meta mark & 0xffffffdf | 0x00000040 accept
+        ip6 daddr @kubespan_targets_ipv6 meta mark set meta mark & 0xffffffdf | 0x00000040 accept
+    }
+}"#;
+        assert_eq!(table_lines(), lines(expected));
+    });
+}
+
+#[test]
+fn both_ends_of_the_address_space() {
+    in_namespace(|| {
+        add_mesh_device();
+        let all = mesh(1420, &["0.0.0.0/0"], &["::/0"]);
+        apply(&all).unwrap();
+        assert_eq!(apply(&all).unwrap(), Applied::Unchanged);
+        let text = run("nft list set inet talos_kubespan kubespan_targets_ipv4");
+        assert!(text.contains("0.0.0.0/0"), "{text}");
+        let text = run("nft list set inet talos_kubespan kubespan_targets_ipv6");
+        assert!(text.contains("::/0"), "{text}");
+        let edges = mesh(1420, &["0.0.0.0/32", "255.255.255.254/31"], &["::/128", "ffff::/16"]);
+        assert_eq!(apply(&edges).unwrap(), Applied::Elements { deleted: 2, added: 4 });
+        assert_eq!(apply(&edges).unwrap(), Applied::Unchanged);
+        let none = mesh(1420, &[], &[]);
+        assert_eq!(apply(&none).unwrap(), Applied::Elements { deleted: 4, added: 0 });
+        assert!(!run("nft list table inet talos_kubespan").contains("elements"));
+    });
+}
+
+#[test]
+fn elements_nft_wrote_are_understood() {
+    in_namespace(|| {
+        add_mesh_device();
+        let state = mesh(1420, &["10.1.0.0/16"], &[]);
+        apply(&state).unwrap();
+        run(
+            "nft add element inet talos_kubespan kubespan_targets_ipv4 { 172.16.0.1-172.16.0.9, 255.255.255.255 }",
+        );
+        assert_eq!(apply(&state).unwrap(), Applied::Elements { deleted: 2, added: 0 });
+        assert_eq!(apply(&state).unwrap(), Applied::Unchanged);
+    });
+}
+
+#[test]
+fn neighbours_and_overlaps_change_only_themselves() {
+    in_namespace(|| {
+        add_mesh_device();
+        apply(&mesh(1420, &["10.0.0.0/24", "10.0.1.0/24", "10.9.0.0/16", "10.9.1.0/24"], &[])).unwrap();
+        // The overlap ends, the address stays covered; the neighbour splits off.
+        let less = mesh(1420, &["10.0.0.0/24", "10.9.0.0/16"], &[]);
+        assert_eq!(apply(&less).unwrap(), Applied::Elements { deleted: 1, added: 1 });
+        assert_eq!(apply(&less).unwrap(), Applied::Unchanged);
+        let text = run("nft list set inet talos_kubespan kubespan_targets_ipv4");
+        assert!(text.contains("10.0.0.0/24, 10.9.0.0/16"), "{text}");
+    });
+}
+
+#[test]
+fn damage_is_repaired_in_one_step() {
+    in_namespace(|| {
+        add_mesh_device();
+        let state = mesh(1420, &["10.1.0.0/16"], &["fd00:1::/64"]);
+        apply(&state).unwrap();
+        let whole = table_lines();
+        let handle =
+            "nft -a list chain inet talos_kubespan kubespan_outgoing | grep -o 'handle [0-9]*$' | tail -1";
+        for damage in [
+            "nft flush table inet talos_kubespan".to_owned(),
+            "nft flush chain inet talos_kubespan kubespan_prerouting".to_owned(),
+            "nft delete table inet talos_kubespan".to_owned(),
+            "nft flush ruleset".to_owned(),
+            "nft insert rule inet talos_kubespan kubespan_prerouting drop".to_owned(),
+            format!("nft delete rule inet talos_kubespan kubespan_outgoing $({handle})"),
+            format!("nft replace rule inet talos_kubespan kubespan_outgoing $({handle}) accept"),
+            "nft add table inet talos_kubespan '{ flags dormant; }'".to_owned(),
+            "nft add chain inet talos_kubespan other".to_owned(),
+            "nft 'chain inet talos_kubespan kubespan_prerouting { policy drop; }'".to_owned(),
+        ] {
+            run(&damage);
+            assert_ne!(table_lines_or_none(), whole, "`{damage}` did nothing");
+            assert_eq!(apply(&state).unwrap(), Applied::Rebuilt, "after {damage}");
+            assert_eq!(table_lines(), whole, "after {damage}");
+            assert_eq!(apply(&state).unwrap(), Applied::Unchanged, "after {damage}");
+        }
+        // Flushing a set leaves the rules whole: only elements come back.
+        run("nft flush set inet talos_kubespan kubespan_targets_ipv6");
+        assert_eq!(apply(&state).unwrap(), Applied::Elements { deleted: 0, added: 1 });
+        assert_eq!(table_lines(), whole);
+    });
+}
+
+fn table_lines_or_none() -> Vec<String> {
+    lines(&run("nft list table inet talos_kubespan || true"))
+}
+
+#[test]
+fn a_table_somebody_else_made_is_replaced_and_others_are_left_alone() {
+    in_namespace(|| {
+        add_mesh_device();
+        run("nft add table inet talos_kubespan '{ set kubespan_targets_ipv4 { type inet_service; }; }'");
+        run("nft add table inet other '{ set s { type ipv4_addr; flags interval; }; chain c { accept; }; }'");
+        run("nft add table ip talos_kubespan '{ chain kubespan_prerouting { drop; }; }'");
+        let others = || run("nft list table inet other; nft list table ip talos_kubespan");
+        let before = others();
+        assert_eq!(apply(&mesh(1420, &["10.1.0.0/16"], &[])).unwrap(), Applied::Rebuilt);
+        assert_eq!(apply(&mesh(1420, &["10.1.0.0/16"], &[])).unwrap(), Applied::Unchanged);
+        assert_eq!(others(), before);
+    });
+}
+
+#[test]
+fn another_mtu_rewrites_the_rules() {
+    in_namespace(|| {
+        add_mesh_device();
+        apply(&mesh(1420, &["10.1.0.0/16"], &[])).unwrap();
+        assert_eq!(apply(&mesh(1340, &["10.1.0.0/16"], &[])).unwrap(), Applied::Rebuilt);
+        let text = run("nft list table inet talos_kubespan");
+        assert!(text.contains("maxseg size set 1300") && text.contains("maxseg size set 1280"), "{text}");
+        assert_eq!(apply(&mesh(1340, &["10.1.0.0/16"], &[])).unwrap(), Applied::Unchanged);
+    });
+}
+
+#[test]
+fn a_hundred_thousand_prefixes() {
+    in_namespace(|| {
+        add_mesh_device();
+        let (v4, v6) = targets(50_000);
+        let mut state = MeshState { interface: "mesh0".into(), mtu: 1420, targets_v4: v4, targets_v6: v6 };
+        assert_eq!(apply(&state).unwrap(), Applied::Rebuilt);
+        assert_eq!(apply(&state).unwrap(), Applied::Unchanged);
+        state.targets_v4.remove(17_000);
+        state.targets_v6.remove(23_000);
+        assert_eq!(apply(&state).unwrap(), Applied::Elements { deleted: 2, added: 0 });
+        assert_eq!(apply(&state).unwrap(), Applied::Unchanged);
+        let count = run(
+            "nft -j list set inet talos_kubespan kubespan_targets_ipv4 | jq '.nftables[1].set.elem | length'",
+        );
+        assert_eq!(count.trim(), "49999");
+    });
+}
+
+#[test]
+fn policy_routing_is_as_documented_and_goes_again() {
+    in_namespace(|| {
+        add_mesh_device();
+        let rules = || run("ip rule; ip -6 rule");
+        let rules_before = rules();
+        run(
+            "ip rule add pref 32400 fwmark 0x40/0x60 lookup 181; ip -6 rule add pref 32400 fwmark 0x40/0x60 lookup 181",
+        );
+        run("nft add table inet other");
+        let (rules_with_foreign, tables_before) = (rules(), run("nft list tables"));
+        apply(&mesh(1420, &["10.1.0.0/16"], &[])).unwrap();
+        for family in ["-4", "-6"] {
+            let rules = run(&format!("ip {family} rule"));
+            assert!(rules.contains("32500:\tfrom all fwmark 0x40/0x60 lookup 180"), "{rules}");
+            let routes = run(&format!("ip {family} route show table 180"));
+            assert!(routes.starts_with("default dev mesh0 "), "{routes}");
+            assert_eq!(routes.lines().count(), 1, "{routes}");
+        }
+        // Somebody takes it away; it comes back.
+        run("ip rule del pref 32500; ip route flush table 180; ip link set mesh0 down; ip link set mesh0 up");
+        apply(&mesh(1420, &["10.1.0.0/16"], &[])).unwrap();
+        assert!(run("ip rule").contains("32500:"));
+        assert!(
+            run("ip route show table 180").contains("mesh0")
+                && run("ip -6 route show table 180").contains("mesh0")
+        );
+
+        for _ in 0..2 {
+            remove().unwrap();
+            assert_eq!(
+                (rules(), run("nft list tables")),
+                (rules_with_foreign.clone(), tables_before.clone())
+            );
+            assert_eq!(run("ip route show table 180 2>/dev/null || true").trim(), "");
+            assert_eq!(run("ip -6 route show table 180 2>/dev/null || true").trim(), "");
+        }
+        run("ip rule del pref 32400; ip -6 rule del pref 32400");
+        assert_eq!(rules(), rules_before);
+    });
+}
+
+#[test]
+fn a_missing_device_is_named() {
+    in_namespace(|| {
+        let error = apply(&mesh(1420, &[], &[])).unwrap_err().to_string();
+        assert!(error.contains("mesh0") && error.contains("no such link"), "{error}");
+        assert_eq!(run("nft list tables"), "", "nothing is marked when there is no way");
+    });
+}

@@ -1,0 +1,41 @@
+//! What has not changed is not sent. One test only: the counter belongs to the whole process.
+#![allow(clippy::unwrap_used, reason = "a test may")]
+
+use std::os::fd::{AsFd, AsRawFd};
+
+use fairlead_dataplane::pods::{self, PodSpec};
+use fairlead_dataplane::routes::{ensure_rules, mesh_rules, pod_rules, sync_export};
+use fairlead_dataplane::uplink;
+use fairlead_netlink::changes_sent;
+use fairlead_netlink::netns::Netns;
+use fairlead_netlink::route::{RouteSocket, set_up};
+
+#[test]
+fn the_second_time_nothing_is_sent() {
+    let (host, pod) = (Netns::create().unwrap(), Netns::create().unwrap());
+    RouteSocket::open_in(&host).unwrap().apply(&[set_up(1, true)]).unwrap();
+    let spec = PodSpec {
+        container_id: "abc".to_owned(),
+        ifname: "eth0".to_owned(),
+        netns: format!("/proc/self/fd/{}", pod.as_fd().as_raw_fd()).into(),
+        pool: "default".to_owned(),
+        ipv4: Some("10.1.0.5".parse().unwrap()),
+        ipv6: Some("fd00:1::5".parse().unwrap()),
+        mtu: None,
+    };
+    let blocks = ["10.1.0.0/27", "fd00:1::/123"].map(|text| text.parse().unwrap());
+    let bring_about = || {
+        let before = changes_sent();
+        let switched = uplink::enable_forwarding().unwrap();
+        let rules =
+            ensure_rules(&pod_rules()).unwrap().add.len() + ensure_rules(&mesh_rules()).unwrap().add.len();
+        let exported = sync_export(&blocks).unwrap().add.len();
+        let listed = pods::list().unwrap().len();
+        assert!(!pods::remove("somebody else", "eth0").unwrap());
+        (changes_sent() - before, switched.len(), rules, exported, listed)
+    };
+    let (sent, _, rules, exported, listed) = host.run(bring_about).unwrap();
+    assert_eq!((sent, rules, exported, listed), (6, 4, 2, 0));
+    host.run(|| pods::add(&spec).unwrap()).unwrap();
+    assert_eq!(host.run(bring_about).unwrap(), (0, 0, 0, 0, 1));
+}

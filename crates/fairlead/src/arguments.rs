@@ -1,0 +1,170 @@
+//! The command line. Names, defaults and environment variables of the programs follow Coil's, so that manifests need
+//! only another image.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
+use fairlead_api::names::NODE_SOCKET;
+use fairlead_node::WireGuardChoice;
+
+/// A Kubernetes network across clouds, homes and data centres.
+#[derive(Debug, Parser)]
+#[command(name = "fairlead", version, propagate_version = true)]
+pub(crate) struct Arguments {
+    /// What is worth a line in the log
+    #[arg(long, global = true, value_enum, default_value = "info", env = "FAIRLEAD_LOG_LEVEL")]
+    pub(crate) log_level: LogLevel,
+    /// How log lines look
+    #[arg(long, global = true, value_enum, default_value = "json", env = "FAIRLEAD_LOG_FORMAT")]
+    pub(crate) log_format: LogFormat,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// Least important lines that are logged.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub(crate) enum LogLevel {
+    Error,
+    Warn,
+    Info,
+    Debug,
+    Trace,
+}
+
+/// Log lines for programs or for people.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub(crate) enum LogFormat {
+    Json,
+    Text,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Run the per-node program: CNI server, addresses, mesh
+    Node(NodeArguments),
+    /// Run the controller: pools and blocks (several copies elect one)
+    Controller(ControllerArguments),
+    /// Show nodes, peers and what is wrong with them
+    Status(StatusArguments),
+    /// Print a completion script for a shell
+    Completion {
+        /// The shell
+        #[arg(value_enum)]
+        shell: Shell,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct NodeArguments {
+    /// Name of this node's Node object
+    #[arg(long, env = "COIL_NODE_NAME")]
+    pub(crate) node_name: String,
+    /// Socket for the CNI plugin and `fairlead status`
+    #[arg(long, default_value = NODE_SOCKET)]
+    pub(crate) socket: PathBuf,
+    /// Directory that keeps this node's WireGuard key
+    #[arg(long, default_value = "/var/lib/fairlead", env = "FAIRLEAD_STATE_DIR")]
+    pub(crate) state_dir: PathBuf,
+    /// Address for Prometheus metrics
+    #[arg(long, default_value = "[::]:9384", value_parser = listen_address)]
+    pub(crate) metrics_addr: SocketAddr,
+    /// Address for /healthz and /readyz
+    #[arg(long, default_value = "[::]:9385", value_parser = listen_address)]
+    pub(crate) health_addr: SocketAddr,
+    /// Which WireGuard to use
+    #[arg(long, value_enum, default_value = "auto")]
+    pub(crate) wireguard: WireGuard,
+}
+
+/// Which WireGuard implementation to use.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub(crate) enum WireGuard {
+    /// The kernel's if it has one, else the embedded one
+    Auto,
+    /// The kernel's, or fail
+    Kernel,
+    /// The one inside this program
+    Embedded,
+}
+
+impl From<WireGuard> for WireGuardChoice {
+    fn from(choice: WireGuard) -> Self {
+        match choice {
+            WireGuard::Auto => Self::Auto,
+            WireGuard::Kernel => Self::Kernel,
+            WireGuard::Embedded => Self::Embedded,
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ControllerArguments {
+    /// Name of this copy in the election
+    #[arg(long, env = "HOSTNAME", default_value = "fairlead-controller")]
+    pub(crate) identity: String,
+    /// Address for Prometheus metrics
+    #[arg(long, default_value = "[::]:9386", value_parser = listen_address)]
+    pub(crate) metrics_addr: SocketAddr,
+    /// Address for /healthz and /readyz
+    #[arg(long, default_value = "[::]:9387", value_parser = listen_address)]
+    pub(crate) health_addr: SocketAddr,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct StatusArguments {
+    /// How to print it
+    #[arg(short, long, value_enum, default_value = "table")]
+    pub(crate) output: Output,
+    /// Ask the node program behind this socket
+    #[arg(long, default_value = NODE_SOCKET, conflicts_with = "cluster")]
+    pub(crate) socket: PathBuf,
+    /// Ask the API server instead, for all nodes
+    #[arg(long)]
+    pub(crate) cluster: bool,
+}
+
+/// For people or for programs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Output {
+    Table,
+    Json,
+}
+
+/// `:9384` means every address, as in Coil's manifests.
+fn listen_address(text: &str) -> Result<SocketAddr, String> {
+    let full = if text.starts_with(':') { format!("[::]{text}") } else { text.to_owned() };
+    full.parse().map_err(|_| format!("{text:?} is not ADDRESS:PORT or :PORT"))
+}
+
+/// Prints a completion script to stdout.
+pub(crate) fn completion(shell: Shell) {
+    clap_complete::generate(shell, &mut Arguments::command(), "fairlead", &mut std::io::stdout());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_definition_is_sound() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn coils_short_addresses_are_accepted() {
+        assert_eq!(listen_address(":9384").unwrap().to_string(), "[::]:9384");
+        assert_eq!(listen_address("127.0.0.1:1").unwrap().to_string(), "127.0.0.1:1");
+        assert!(listen_address("9384").is_err());
+    }
+
+    #[test]
+    fn every_shell_gets_a_completion() {
+        for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Arguments::command(), "fairlead", &mut script);
+            assert!(String::from_utf8(script).unwrap().contains("controller"));
+        }
+    }
+}

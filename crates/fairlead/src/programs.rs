@@ -1,0 +1,75 @@
+//! Running the long-lived programs.
+
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use tokio::runtime::Builder;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::arguments::{ControllerArguments, NodeArguments};
+
+/// Threads of the runtime: the work is waiting, and every thread costs memory on every node.
+const THREADS: usize = 2;
+/// Seconds a read from the API server may take: a watch is ended by the server after 60, so that a connection that
+/// died silently is noticed soon after.
+const READ_SECONDS: u64 = 75;
+/// Seconds a connection to the API server may take to open.
+const CONNECT_SECONDS: u64 = 5;
+
+/// `fairlead node`
+pub(crate) fn node(arguments: NodeArguments) -> anyhow::Result<ExitCode> {
+    let settings = fairlead_node::Settings {
+        node: arguments.node_name,
+        socket: arguments.socket,
+        state_dir: arguments.state_dir,
+        metrics: arguments.metrics_addr,
+        health: arguments.health_addr,
+        wireguard: arguments.wireguard.into(),
+    };
+    run(async { fairlead_node::run(settings, cluster().await?, stop()?).await })
+}
+
+/// `fairlead controller`
+pub(crate) fn controller(arguments: ControllerArguments) -> anyhow::Result<ExitCode> {
+    let settings = fairlead_controller::Settings {
+        identity: arguments.identity,
+        metrics: arguments.metrics_addr,
+        health: arguments.health_addr,
+    };
+    run(async { fairlead_controller::run(settings, cluster().await?, stop()?).await })
+}
+
+fn run(program: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<ExitCode> {
+    let runtime = Builder::new_multi_thread()
+        .worker_threads(THREADS)
+        .enable_all()
+        .build()
+        .context("cannot start the runtime")?;
+    let outcome = runtime.block_on(program);
+    // Blocking work (a look-up, a netlink call) may still run; nothing waits for it.
+    runtime.shutdown_background();
+    outcome.map(|()| ExitCode::SUCCESS)
+}
+
+/// Where the API server is: in a pod its ServiceAccount, elsewhere `KUBECONFIG` or `~/.kube/config`.
+pub(crate) async fn cluster() -> anyhow::Result<kube::Config> {
+    let mut config = kube::Config::infer().await.context(
+        "no way to the Kubernetes API server: run in a pod with a ServiceAccount, or set KUBECONFIG to a kubeconfig file",
+    )?;
+    config.read_timeout = Some(std::time::Duration::from_secs(READ_SECONDS));
+    config.connect_timeout = Some(std::time::Duration::from_secs(CONNECT_SECONDS));
+    Ok(config)
+}
+
+/// Resolves when the program is asked to end.
+fn stop() -> anyhow::Result<impl Future<Output = ()>> {
+    let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
+    Ok(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        tracing::info!("ending; the kernel keeps forwarding");
+    })
+}

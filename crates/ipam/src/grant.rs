@@ -1,0 +1,187 @@
+//! The controller's decision about one BlockRequest.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use crate::addresses::AddressSet;
+use crate::pool::{BlockNets, Pool, PoolError};
+
+/// Reason of the condition `Complete` when a block was given (Coil v2).
+pub const REASON_ALLOCATED: &str = "allocated";
+
+/// A BlockRequest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Request<'a> {
+    /// UID of the object: what makes the answer idempotent.
+    pub uid: &'a str,
+    /// `spec.poolName`.
+    pub pool: &'a str,
+    /// `spec.nodeName`.
+    pub node: &'a str,
+}
+
+/// An AddressPool as the controller knows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PoolState {
+    /// The pool, or why it cannot be used.
+    pub parsed: Result<Pool, PoolError>,
+    /// Whether it has a deletion timestamp.
+    pub terminating: bool,
+}
+
+/// An AddressBlock as the controller knows it. All blocks of all pools count, whoever made them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ExistingBlock {
+    /// Name of the object.
+    pub name: String,
+    /// Pool label.
+    pub pool: String,
+    /// `index`.
+    pub index: u32,
+    /// `ipv4` and `ipv6`.
+    pub nets: BlockNets,
+    /// Request label: UID of the BlockRequest it was made for.
+    pub request: Option<String>,
+    /// Whether it has a deletion timestamp.
+    pub terminating: bool,
+}
+
+/// The answer to a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Grant {
+    /// The request was answered before, but its status was not written: this block is it.
+    Existing {
+        /// Name of the AddressBlock.
+        name: String,
+    },
+    /// A block to create.
+    New {
+        /// Its number.
+        index: u32,
+        /// Name of its AddressBlock.
+        name: String,
+        /// Its prefixes.
+        nets: BlockNets,
+    },
+    /// No block; the request has failed.
+    Refused(Refusal),
+}
+
+impl fmt::Display for Grant {
+    /// The condition's message.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Existing { name } | Self::New { name, .. } => write!(f, "allocated a block {name}"),
+            Self::Refused(refusal) => refusal.fmt(f),
+        }
+    }
+}
+
+/// Why there is no block. `Display` is the condition's message.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// No such AddressPool.
+    #[error(
+        "there is no pool {pool}: create the AddressPool, \
+         or correct the annotation coil.cybozu.com/pool of the pod's namespace"
+    )]
+    UnknownPool {
+        /// The name asked for.
+        pool: String,
+    },
+    /// The AddressPool cannot be used.
+    #[error("pool {pool} cannot be used: {error}")]
+    InvalidPool {
+        /// Its name.
+        pool: String,
+        /// What is wrong with it.
+        error: PoolError,
+    },
+    /// The AddressPool is being deleted.
+    #[error("pool {pool} is being deleted and gives no more blocks")]
+    Terminating {
+        /// Its name.
+        pool: String,
+    },
+    /// Every block is given.
+    #[error("pool {pool} does not have free blocks")]
+    OutOfBlocks {
+        /// Its name.
+        pool: String,
+    },
+    /// Numbers are free, but their addresses are in blocks with other names.
+    #[error(
+        "pool {pool} does not have free blocks: the addresses of all that are left, such as {nets}, \
+         are in blocks of other pools; remove the overlap"
+    )]
+    Overlap {
+        /// Its name.
+        pool: String,
+        /// The first block that would be free.
+        nets: BlockNets,
+    },
+}
+
+impl Refusal {
+    /// The condition's reason. "out of blocks" is Coil's.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::UnknownPool { .. } => "unknown pool",
+            Self::InvalidPool { .. } => "invalid pool",
+            Self::Terminating { .. } => "pool is being deleted",
+            Self::OutOfBlocks { .. } => "out of blocks",
+            Self::Overlap { .. } => "overlapping pools",
+        }
+    }
+}
+
+/// Answers a request. Asking again with the same UID names the same block as long as it exists, so a crash between
+/// creating the block and writing the status costs nothing.
+///
+/// A number is free when no object has its name and none of its addresses is in any block, so a block made by hand or
+/// left by an earlier pool of that name is passed over instead of colliding for ever.
+pub fn grant(request: &Request<'_>, pools: &BTreeMap<String, PoolState>, blocks: &[ExistingBlock]) -> Grant {
+    let answered = blocks.iter().find(|block| {
+        !request.uid.is_empty() && block.request.as_deref() == Some(request.uid) && !block.terminating
+    });
+    if let Some(block) = answered {
+        return Grant::Existing { name: block.name.clone() };
+    }
+    match new_block(request.pool, pools, blocks) {
+        Ok(grant) => grant,
+        Err(refusal) => Grant::Refused(refusal),
+    }
+}
+
+fn new_block(
+    name: &str,
+    pools: &BTreeMap<String, PoolState>,
+    blocks: &[ExistingBlock],
+) -> Result<Grant, Refusal> {
+    let pool_name = || name.to_owned();
+    let state = pools.get(name).ok_or_else(|| Refusal::UnknownPool { pool: pool_name() })?;
+    if state.terminating {
+        return Err(Refusal::Terminating { pool: pool_name() });
+    }
+    let pool = state
+        .parsed
+        .as_ref()
+        .map_err(|error| Refusal::InvalidPool { pool: pool_name(), error: error.clone() })?;
+    let of_pool = blocks.iter().filter(|block| block.pool == name).map(|block| block.index);
+    let by_name = blocks.iter().filter_map(|block| pool.index_of(&block.name));
+    let allocated: BTreeSet<u32> = of_pool.chain(by_name).collect();
+    let taken: AddressSet = blocks.iter().flat_map(|block| block.nets.nets()).collect();
+
+    let free = pool.first_free(&allocated, &taken).and_then(|index| Some((index, pool.block(index)?)));
+    if let Some((index, nets)) = free {
+        return Ok(Grant::New { index, name: pool.block_name(index), nets });
+    }
+    let but_for_overlap = pool.first_free(&allocated, &AddressSet::default());
+    Err(match but_for_overlap.and_then(|index| pool.block(index)) {
+        Some(nets) => Refusal::Overlap { pool: pool_name(), nets },
+        None => Refusal::OutOfBlocks { pool: pool_name() },
+    })
+}
+
+#[cfg(test)]
+mod tests;

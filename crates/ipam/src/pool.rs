@@ -1,0 +1,382 @@
+//! AddressPools: subnets cut into blocks of equal size.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+
+use crate::addresses::{AddressSet, range_v4, range_v6};
+
+/// Largest `blockSizeBits`: 2^20 addresses in a block.
+///
+/// A block belongs to one node, and no node runs a million pods (the kernel's neighbour and link tables end long
+/// before): more bits would only burn the pool. The bound also keeps every offset in a `u32`, every count of a
+/// node's addresses in an `i64` gauge, and a set of all offsets of a block, should someone fill it, below 128 KiB
+/// as a bitmap.
+pub const MAX_BLOCK_SIZE_BITS: u8 = 20;
+
+/// Largest block number: the AddressBlock resource stores it as a non-negative `int32`.
+pub const MAX_INDEX: u32 = i32::MAX as u32;
+
+/// Why an AddressPool cannot be used. Subnets are counted from 0, as in `spec.subnets[0]`.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PoolError {
+    /// `blockSizeBits` is out of bounds.
+    #[error("pool {pool}: blockSizeBits is {bits}; it must be between 0 and {MAX_BLOCK_SIZE_BITS}")]
+    BlockSize {
+        /// Name of the pool.
+        pool: String,
+        /// What was asked for.
+        bits: i64,
+    },
+    /// No subnet at all.
+    #[error("pool {pool}: spec.subnets is empty; name at least one subnet")]
+    NoSubnets {
+        /// Name of the pool.
+        pool: String,
+    },
+    /// A subnet with neither family.
+    #[error("pool {pool}: spec.subnets[{position}] has neither ipv4 nor ipv6; give it at least one")]
+    NoFamily {
+        /// Name of the pool.
+        pool: String,
+        /// Which subnet.
+        position: usize,
+    },
+    /// Not a prefix, or one of the other family.
+    #[error(
+        "pool {pool}: spec.subnets[{position}].{family} is {text:?}; it must be an {family} prefix such as {example}"
+    )]
+    NotAPrefix {
+        /// Name of the pool.
+        pool: String,
+        /// Which subnet.
+        position: usize,
+        /// `ipv4` or `ipv6`.
+        family: &'static str,
+        /// What was written.
+        text: String,
+        /// What it should look like.
+        example: &'static str,
+    },
+    /// Smaller than one block.
+    #[error(
+        "pool {pool}: too narrow subnet {subnet} in spec.subnets[{position}]: \
+         it has {host_bits} host bits and a block needs {bits}"
+    )]
+    TooNarrow {
+        /// Name of the pool.
+        pool: String,
+        /// Which subnet.
+        position: usize,
+        /// The prefix.
+        subnet: IpNet,
+        /// Host bits it has.
+        host_bits: u8,
+        /// Host bits a block has.
+        bits: u8,
+    },
+    /// The two families of a subnet have different sizes.
+    #[error(
+        "pool {pool}: {ipv4} and {ipv6} in spec.subnets[{position}] differ in size: \
+         both must have the same number of host bits"
+    )]
+    SizesDiffer {
+        /// Name of the pool.
+        pool: String,
+        /// Which subnet.
+        position: usize,
+        /// The IPv4 prefix.
+        ipv4: Ipv4Net,
+        /// The IPv6 prefix.
+        ipv6: Ipv6Net,
+    },
+    /// Subnets with different families.
+    #[error(
+        "pool {pool}: spec.subnets[{position}] has other address families than spec.subnets[0]: \
+         all subnets of a pool must have the same, or pods would get different ones"
+    )]
+    FamiliesDiffer {
+        /// Name of the pool.
+        pool: String,
+        /// Which subnet.
+        position: usize,
+    },
+    /// Two subnets share addresses.
+    #[error("pool {pool}: subnets {first} and {second} overlap: remove one of them")]
+    Overlap {
+        /// Name of the pool.
+        pool: String,
+        /// One of them.
+        first: IpNet,
+        /// The other.
+        second: IpNet,
+    },
+}
+
+/// The prefixes of one block. At least one is there when it comes from a [`Pool`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct BlockNets {
+    /// IPv4 prefix.
+    pub ipv4: Option<Ipv4Net>,
+    /// IPv6 prefix.
+    pub ipv6: Option<Ipv6Net>,
+}
+
+impl BlockNets {
+    /// The prefixes, IPv4 first.
+    pub fn nets(&self) -> impl Iterator<Item = IpNet> + use<> {
+        self.ipv4.map(IpNet::V4).into_iter().chain(self.ipv6.map(IpNet::V6))
+    }
+}
+
+impl fmt::Display for BlockNets {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.ipv4, self.ipv6) {
+            (Some(ipv4), Some(ipv6)) => write!(f, "{ipv4} and {ipv6}"),
+            (Some(ipv4), None) => ipv4.fmt(f),
+            (None, Some(ipv6)) => ipv6.fmt(f),
+            (None, None) => f.write_str("no prefix"),
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Subnet {
+    nets: BlockNets,
+    /// Number of its first block, counted through the pool.
+    first: u128,
+    /// How many blocks it holds.
+    blocks: u128,
+}
+
+/// A usable AddressPool.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pool {
+    name: String,
+    block_size_bits: u8,
+    subnets: Vec<Subnet>,
+}
+
+impl Pool {
+    /// Parses the fields of an AddressPool: `spec.blockSizeBits` and (`ipv4`, `ipv6`) of each of `spec.subnets`.
+    /// Host bits in a subnet are ignored, as Coil does.
+    ///
+    /// # Errors
+    /// Says which field of which pool is wrong; see [`PoolError`].
+    pub fn parse<'a>(
+        name: &str,
+        block_size_bits: i64,
+        subnets: impl IntoIterator<Item = (Option<&'a str>, Option<&'a str>)>,
+    ) -> Result<Self, PoolError> {
+        let bits = u8::try_from(block_size_bits)
+            .ok()
+            .filter(|bits| *bits <= MAX_BLOCK_SIZE_BITS)
+            .ok_or_else(|| PoolError::BlockSize { pool: name.to_owned(), bits: block_size_bits })?;
+        let mut pool = Self { name: name.to_owned(), block_size_bits: bits, subnets: Vec::new() };
+        for (position, (ipv4, ipv6)) in subnets.into_iter().enumerate() {
+            let subnet = parse_subnet(&pool, position, ipv4, ipv6)?;
+            pool.subnets.push(subnet);
+        }
+        if pool.subnets.is_empty() {
+            return Err(PoolError::NoSubnets { pool: pool.name });
+        }
+        let mut nets: Vec<IpNet> = pool.nets().collect();
+        match first_overlap(&mut nets) {
+            Some((first, second)) => Err(PoolError::Overlap { pool: pool.name, first, second }),
+            None => Ok(pool),
+        }
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Host bits of a block.
+    pub fn block_size_bits(&self) -> u8 {
+        self.block_size_bits
+    }
+
+    /// All its prefixes, in order, IPv4 before IPv6.
+    pub fn nets(&self) -> impl Iterator<Item = IpNet> {
+        self.subnets.iter().flat_map(|subnet| subnet.nets.nets())
+    }
+
+    /// How many blocks its subnets hold; `u128::MAX` if more. Only the first [`MAX_INDEX`]` + 1` can have names.
+    pub fn capacity(&self) -> u128 {
+        self.subnets.last().map_or(0, |last| last.first.saturating_add(last.blocks))
+    }
+
+    /// Name of a block's AddressBlock: `<pool>-<index>`.
+    pub fn block_name(&self, index: u32) -> String {
+        format!("{}-{index}", self.name)
+    }
+
+    /// Number of the block that has this AddressBlock name; `None` for another pool's or a made-up name.
+    pub fn index_of(&self, block_name: &str) -> Option<u32> {
+        let index = block_name.strip_prefix(&self.name)?.strip_prefix('-')?.parse().ok()?;
+        // "+1" and "01" also parse; no block is called so.
+        (self.block_name(index) == block_name).then_some(index)
+    }
+
+    /// The block with this number; `None` beyond the last one.
+    pub fn block(&self, index: u32) -> Option<BlockNets> {
+        if index > MAX_INDEX {
+            return None;
+        }
+        let (subnet, local) = self.locate(index.into())?;
+        Some(subnet.cut(local, self.block_size_bits))
+    }
+
+    /// Lowest number that is neither in `allocated` nor shares an address with `taken`.
+    pub fn first_free(&self, allocated: &BTreeSet<u32>, taken: &AddressSet) -> Option<u32> {
+        let mut index: u32 = 0;
+        // Every step passes an allocated number or a taken stretch, so it ends after as many as there are.
+        while index <= MAX_INDEX {
+            if allocated.contains(&index) {
+                index = index.checked_add(1)?;
+                continue;
+            }
+            let (subnet, local) = self.locate(index.into())?;
+            match subnet.next_clear(local, self.block_size_bits, taken) {
+                None => return Some(index),
+                Some(next) => index = subnet.first.checked_add(next.min(subnet.blocks))?.try_into().ok()?,
+            }
+        }
+        None
+    }
+
+    fn locate(&self, index: u128) -> Option<(&Subnet, u128)> {
+        let position = self.subnets.partition_point(|subnet| subnet.first <= index).checked_sub(1)?;
+        let subnet = self.subnets.get(position)?;
+        let local = index.checked_sub(subnet.first)?;
+        (local < subnet.blocks).then_some((subnet, local))
+    }
+}
+
+impl Subnet {
+    fn cut(&self, local: u128, bits: u8) -> BlockNets {
+        let offset = local.checked_shl(bits.into()).unwrap_or_default();
+        let ipv4 = self.nets.ipv4.and_then(|net| {
+            let first = u128::from(net.network().to_bits()).checked_add(offset)?;
+            Ipv4Net::new(Ipv4Addr::from_bits(first.try_into().ok()?), 32u8.checked_sub(bits)?).ok()
+        });
+        let ipv6 = self.nets.ipv6.and_then(|net| {
+            let first = net.network().to_bits().checked_add(offset)?;
+            Ipv6Net::new(Ipv6Addr::from_bits(first), 128u8.checked_sub(bits)?).ok()
+        });
+        BlockNets { ipv4, ipv6 }
+    }
+
+    /// `None` if the block is clear of `taken`, else the first one that may be, behind the taken stretch.
+    fn next_clear(&self, local: u128, bits: u8, taken: &AddressSet) -> Option<u128> {
+        let block = self.cut(local, bits);
+        let behind = |last: u128, first: u128| {
+            let passed = last.saturating_sub(first).checked_shr(bits.into()).unwrap_or_default();
+            passed.saturating_add(1)
+        };
+        let ipv4 = block.ipv4.zip(self.nets.ipv4).and_then(|(block, net)| {
+            taken.touching_v4(range_v4(block)).map(|last| behind(last, range_v4(net).0))
+        });
+        let ipv6 = block.ipv6.zip(self.nets.ipv6).and_then(|(block, net)| {
+            taken.touching_v6(range_v6(block)).map(|last| behind(last, range_v6(net).0))
+        });
+        ipv4.max(ipv6)
+    }
+}
+
+fn parse_subnet(
+    pool: &Pool,
+    position: usize,
+    ipv4: Option<&str>,
+    ipv6: Option<&str>,
+) -> Result<Subnet, PoolError> {
+    let not_a_prefix = |family, text: &str, example| PoolError::NotAPrefix {
+        pool: pool.name.clone(),
+        position,
+        family,
+        text: text.to_owned(),
+        example,
+    };
+    let ipv4 = ipv4
+        .map(|text| text.parse::<Ipv4Net>().map_err(|_| not_a_prefix("ipv4", text, "10.64.0.0/16")))
+        .transpose()?
+        .map(|net| net.trunc());
+    let ipv6 = ipv6
+        .map(|text| text.parse::<Ipv6Net>().map_err(|_| not_a_prefix("ipv6", text, "fd01::/112")))
+        .transpose()?
+        .map(|net| net.trunc());
+    let host_bits_v4 = ipv4.map(|net| 32u8.saturating_sub(net.prefix_len()));
+    let host_bits_v6 = ipv6.map(|net| 128u8.saturating_sub(net.prefix_len()));
+    if let (Some(ipv4), Some(ipv6)) = (ipv4, ipv6)
+        && host_bits_v4 != host_bits_v6
+    {
+        return Err(PoolError::SizesDiffer { pool: pool.name.clone(), position, ipv4, ipv6 });
+    }
+    let nets = BlockNets { ipv4, ipv6 };
+    let (Some(host_bits), Some(subnet)) = (host_bits_v4.or(host_bits_v6), nets.nets().next()) else {
+        return Err(PoolError::NoFamily { pool: pool.name.clone(), position });
+    };
+    let bits = pool.block_size_bits;
+    let Some(index_bits) = host_bits.checked_sub(bits) else {
+        return Err(PoolError::TooNarrow { pool: pool.name.clone(), position, subnet, host_bits, bits });
+    };
+    if let Some(first) = pool.subnets.first()
+        && (first.nets.ipv4.is_some(), first.nets.ipv6.is_some()) != (ipv4.is_some(), ipv6.is_some())
+    {
+        return Err(PoolError::FamiliesDiffer { pool: pool.name.clone(), position });
+    }
+    let blocks = 1u128.checked_shl(index_bits.into()).unwrap_or(u128::MAX);
+    Ok(Subnet { nets, first: pool.capacity(), blocks })
+}
+
+/// Sorted prefixes overlap exactly when two neighbours do: whatever starts inside a prefix comes right after it.
+fn first_overlap(nets: &mut [IpNet]) -> Option<(IpNet, IpNet)> {
+    nets.sort_unstable();
+    nets.iter().zip(nets.iter().skip(1)).find(|(a, b)| a.contains(*b)).map(|(a, b)| (*a, *b))
+}
+
+/// Two pools that share addresses.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Overlap {
+    /// Name of one pool.
+    pub first_pool: String,
+    /// Its subnet.
+    pub first_subnet: IpNet,
+    /// Name of the other pool.
+    pub second_pool: String,
+    /// Its subnet.
+    pub second_subnet: IpNet,
+}
+
+impl fmt::Display for Overlap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { first_pool, first_subnet, second_pool, second_subnet } = self;
+        write!(
+            f,
+            "subnet {first_subnet} of pool {first_pool} overlaps {second_subnet} of pool {second_pool}: \
+             a pod of each could get the same address; delete one of them"
+        )
+    }
+}
+
+/// The first subnets that two pools share addresses in, by address; `None` if they share none.
+pub fn overlaps(first: &Pool, second: &Pool) -> Option<Overlap> {
+    let of_first = first.nets().map(|net| (net, false));
+    let mut nets: Vec<(IpNet, bool)> = of_first.chain(second.nets().map(|net| (net, true))).collect();
+    nets.sort_unstable();
+    // Within a pool nothing overlaps, so overlapping neighbours are of different pools.
+    let (a, b) = nets.iter().zip(nets.iter().skip(1)).find(|(a, b)| a.0.contains(&b.0))?;
+    let (first_subnet, second_subnet) = if a.1 { (b.0, a.0) } else { (a.0, b.0) };
+    Some(Overlap {
+        first_pool: first.name.clone(),
+        first_subnet,
+        second_pool: second.name.clone(),
+        second_subnet,
+    })
+}
+
+#[cfg(test)]
+mod tests;

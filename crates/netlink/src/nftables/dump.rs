@@ -1,0 +1,188 @@
+//! What the kernel says of a table.
+
+use std::collections::BTreeMap;
+
+use nix::libc;
+
+use super::attributes::{AttributeWriter, Parsed, array, attributes, be32, explain, find, require, text};
+use super::messages::{family_header, kind};
+use super::{
+    AddressType, BaseShape, ChainShape, ELEMENT_INTERVAL_END, Intervals, NFPROTO_INET, SET_INTERVAL,
+    SetShape, TableShape, TableState, chain, element, rule, set, table,
+};
+use crate::{Error, Message, Reply, Result, Socket};
+
+/// `struct nfgenmsg` in bytes.
+const FAMILY_HEADER: usize = 4;
+
+/// Reads a table of family `inet`; `None` when there is none of this name.
+///
+/// # Errors
+/// The kernel refuses (no nftables, no right), or answers what this module cannot read.
+pub fn read(socket: &mut Socket, name: &str) -> Result<Option<TableState>> {
+    let what = format!("read table inet {name}");
+    let request = request(libc::NFT_MSG_GETTABLE, &what, |m| m.text(table::NAME, name))?;
+    let flags = match socket.ask(&request) {
+        Ok(replies) => explain(&what, replies.first().map_or(Ok(0), table_flags))?,
+        Err(Error::Refused { errno: libc::ENOENT, .. }) => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let sets = read_sets(socket, name)?;
+    let chains = read_chains(socket, name)?;
+    let mut elements = BTreeMap::new();
+    for (set, shape) in &sets {
+        if let SetShape::Intervals(kind) = shape {
+            elements.insert(set.clone(), read_elements(socket, name, set, *kind)?);
+        }
+    }
+    Ok(Some(TableState { shape: TableShape { flags, sets, chains }, sets: elements }))
+}
+
+fn request(number: i32, what: &str, write: impl FnOnce(&mut AttributeWriter)) -> Result<Message> {
+    let mut writer = AttributeWriter::new(&family_header(NFPROTO_INET, 0));
+    write(&mut writer);
+    Ok(Message { kind: kind(number), flags: 0, payload: writer.finish(what)?, what: what.to_owned() })
+}
+
+fn body(reply: &Reply) -> Parsed<&[u8]> {
+    reply.payload.get(FAMILY_HEADER..).ok_or("a truncated message")
+}
+
+fn table_flags(reply: &Reply) -> Parsed<u32> {
+    find(body(reply)?, table::FLAGS)?.map_or(Ok(0), be32)
+}
+
+fn read_sets(socket: &mut Socket, name: &str) -> Result<BTreeMap<String, SetShape>> {
+    let what = format!("list sets of table inet {name}");
+    let replies = socket.dump(&request(libc::NFT_MSG_GETSET, &what, |m| m.text(set::TABLE, name))?)?;
+    let parsed: Parsed<Vec<_>> = replies.iter().map(|reply| parse_set(body(reply)?, name)).collect();
+    Ok(explain(&what, parsed)?.into_iter().flatten().collect())
+}
+
+/// `None` for a set of another table.
+fn parse_set(body: &[u8], table_name: &str) -> Parsed<Option<(String, SetShape)>> {
+    if text(require(body, set::TABLE)?)? != table_name {
+        return Ok(None);
+    }
+    let flags = find(body, set::FLAGS)?.map_or(Ok(0), be32)?;
+    let (key_type, key_length) =
+        (be32(require(body, set::KEY_TYPE)?)?, be32(require(body, set::KEY_LENGTH)?)?);
+    let shape = [AddressType::Ipv4, AddressType::Ipv6]
+        .into_iter()
+        .find(|kind| (kind.nft_type(), kind.key_length(), SET_INTERVAL) == (key_type, key_length, flags))
+        .map_or(SetShape::Foreign, SetShape::Intervals);
+    Ok(Some((text(require(body, set::NAME)?)?.to_owned(), shape)))
+}
+
+fn read_chains(socket: &mut Socket, name: &str) -> Result<BTreeMap<String, ChainShape>> {
+    let what = format!("list chains of table inet {name}");
+    let replies = socket.dump(&request(libc::NFT_MSG_GETCHAIN, &what, |m| m.text(chain::TABLE, name))?)?;
+    let parsed: Parsed<Vec<_>> = replies.iter().map(|reply| parse_chain(body(reply)?, name)).collect();
+    let mut chains: BTreeMap<String, ChainShape> = explain(&what, parsed)?.into_iter().flatten().collect();
+    let what = format!("list rules of table inet {name}");
+    let replies = socket.dump(&request(libc::NFT_MSG_GETRULE, &what, |m| m.text(rule::TABLE, name))?)?;
+    for reply in &replies {
+        let (chain_name, fingerprint) =
+            match explain(&what, body(reply).and_then(|body| parse_rule(body, name)))? {
+                Some(parsed) => parsed,
+                None => continue,
+            };
+        if let Some(shape) = chains.get_mut(&chain_name) {
+            shape.rules.push(fingerprint);
+        }
+    }
+    Ok(chains)
+}
+
+/// `None` for a chain of another table: the kernel does not filter this dump.
+fn parse_chain(body: &[u8], table_name: &str) -> Parsed<Option<(String, ChainShape)>> {
+    if text(require(body, chain::TABLE)?)? != table_name {
+        return Ok(None);
+    }
+    let base = match find(body, chain::HOOK)? {
+        None => None,
+        Some(hook) => Some(BaseShape {
+            kind: text(require(body, chain::TYPE)?)?.to_owned(),
+            hook: be32(require(hook, chain::HOOK_NUMBER)?)?,
+            priority: i32::from_be_bytes(array(require(hook, chain::HOOK_PRIORITY)?)?),
+            policy: be32(require(body, chain::POLICY)?)?,
+        }),
+    };
+    Ok(Some((text(require(body, chain::NAME)?)?.to_owned(), ChainShape { base, rules: Vec::new() })))
+}
+
+/// The rule's chain and our fingerprint.
+fn parse_rule(body: &[u8], table_name: &str) -> Parsed<Option<(String, Option<u64>)>> {
+    if text(require(body, rule::TABLE)?)? != table_name {
+        return Ok(None);
+    }
+    let chain = text(require(body, rule::CHAIN)?)?.to_owned();
+    Ok(Some((chain, find(body, rule::USERDATA)?.and_then(fingerprint))))
+}
+
+fn fingerprint(mut userdata: &[u8]) -> Option<u64> {
+    loop {
+        let ([kind, length], rest) = userdata.split_first_chunk()?;
+        let (value, behind) = rest.split_at_checked(usize::from(*length))?;
+        if *kind == rule::USERDATA_FINGERPRINT {
+            return value.try_into().ok().map(u64::from_be_bytes);
+        }
+        userdata = behind;
+    }
+}
+
+fn read_elements(
+    socket: &mut Socket,
+    table_name: &str,
+    set_name: &str,
+    kind: AddressType,
+) -> Result<Intervals> {
+    let what = format!("list elements of set inet {table_name} {set_name}");
+    let replies = socket.dump(&request(libc::NFT_MSG_GETSETELEM, &what, |m| {
+        m.text(element::LIST_TABLE, table_name);
+        m.text(element::LIST_SET, set_name);
+    })?)?;
+    let mut elements = Vec::new();
+    for reply in &replies {
+        explain(&what, body(reply).and_then(|body| parse_elements(body, kind, &mut elements)))?;
+    }
+    Ok(Intervals::from_elements(kind, elements))
+}
+
+fn parse_elements(body: &[u8], kind: AddressType, into: &mut Vec<(u128, bool)>) -> Parsed<()> {
+    let Some(list) = find(body, element::LIST_ELEMENTS)? else { return Ok(()) };
+    for entry in attributes(list) {
+        let (_, entry) = entry?;
+        let flags = find(entry, element::FLAGS)?.map_or(Ok(0), be32)?;
+        let key = require(require(entry, element::KEY)?, element::DATA_VALUE)?;
+        let address = kind.number(key).ok_or("an element has the wrong length")?;
+        into.push((address, flags & ELEMENT_INTERVAL_END != 0));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn our_fingerprint_is_found_among_other_entries() {
+        let userdata = [0, 2, b'h', 0, 0xfa, 8, 0, 0, 0, 0, 0, 0, 1, 2];
+        assert_eq!(fingerprint(&userdata), Some(0x102));
+        assert_eq!(fingerprint(&userdata[..4]), None);
+        assert_eq!(fingerprint(&userdata[..10]), None);
+    }
+
+    proptest! {
+        #[test]
+        fn garbage_is_an_error_or_nothing(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+            let _ = parse_set(&bytes, "t");
+            let _ = parse_chain(&bytes, "t");
+            let _ = parse_rule(&bytes, "t");
+            let _ = parse_elements(&bytes, AddressType::Ipv6, &mut Vec::new());
+            let _ = fingerprint(&bytes);
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! What a rule does, step by step, through one register (`linux/netfilter/nf_tables.h`, `enum nft_*_attributes`).
+
+use super::attributes::AttributeWriter;
+
+/// `NFT_REG_1`: 16 bytes, enough for everything here.
+const REGISTER: u32 = 1;
+/// `NFT_REG_VERDICT`
+const VERDICT_REGISTER: u32 = 0;
+/// `NF_ACCEPT`
+const ACCEPT: u32 = 1;
+/// `NFT_EXTHDR_OP_TCPOPT`
+const TCP_OPTION: u32 = 1;
+/// `IFNAMSIZ`: interface names are compared with their zeros.
+const INTERFACE_NAME: usize = 16;
+
+/// A property of a packet that is not in its bytes (`enum nft_meta_keys`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Meta {
+    /// The packet mark, four bytes in host order.
+    Mark,
+    /// Name of the outgoing interface, 16 bytes filled up with zeros.
+    OutputInterface,
+    /// `NFPROTO_IPV4` or `NFPROTO_IPV6`, one byte.
+    NetworkProtocol,
+    /// `IPPROTO_*`, one byte.
+    TransportProtocol,
+}
+
+impl Meta {
+    const fn number(self) -> u32 {
+        match self {
+            Self::Mark => 3,
+            Self::OutputInterface => 7,
+            Self::NetworkProtocol => 15,
+            Self::TransportProtocol => 16,
+        }
+    }
+}
+
+/// Where a payload's offset counts from (`enum nft_payload_bases`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Header {
+    /// The IP header.
+    Network,
+    /// The TCP or UDP header.
+    Transport,
+}
+
+impl Header {
+    const fn number(self) -> u32 {
+        match self {
+            Self::Network => 1,
+            Self::Transport => 2,
+        }
+    }
+}
+
+/// How a register is compared: byte by byte, so greater and less are meaningful for network order only.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Comparison {
+    /// `NFT_CMP_EQ`
+    Equal,
+    /// `NFT_CMP_GT`
+    Greater,
+}
+
+impl Comparison {
+    const fn number(self) -> u32 {
+        match self {
+            Self::Equal => 0,
+            Self::Greater => 4,
+        }
+    }
+}
+
+/// A field of a TCP option (RFC 9293, section 3.1): offset and length count from the option's kind byte.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TcpOption {
+    /// The option's kind.
+    pub kind: u8,
+    /// First byte of the field.
+    pub offset: u32,
+    /// Bytes of the field.
+    pub length: u32,
+}
+
+/// Maximum segment size (kind 2), in bytes, network order.
+pub const TCP_MAXIMUM_SEGMENT: TcpOption = TcpOption { kind: 2, offset: 2, length: 2 };
+
+/// One step of a rule. A comparison or lookup that fails ends the rule.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Expression {
+    /// Loads a property.
+    LoadMeta(Meta),
+    /// Sets a property to what was loaded.
+    StoreMeta(Meta),
+    /// Loads bytes of the packet.
+    LoadPayload {
+        /// Where `offset` counts from.
+        header: Header,
+        /// First byte.
+        offset: u32,
+        /// Number of bytes, at most 16.
+        length: u32,
+    },
+    /// Loads a field of a TCP option; ends the rule if the packet lacks the option.
+    LoadTcpOption(TcpOption),
+    /// Overwrites a field of a TCP option with what was loaded; the kernel repairs the checksum.
+    StoreTcpOption(TcpOption),
+    /// Loads these bytes.
+    LoadConstant(Vec<u8>),
+    /// `(loaded & mask) ^ xor`, for two values of the same length.
+    Bitwise {
+        /// Bits to keep.
+        mask: Vec<u8>,
+        /// Bits to flip then.
+        xor: Vec<u8>,
+    },
+    /// Goes on if the comparison of what was loaded with these bytes holds.
+    Compare(Comparison, Vec<u8>),
+    /// Goes on if what was loaded is in this set of the same table.
+    Lookup(String),
+    /// Ends the chain and lets the packet pass.
+    Accept,
+}
+
+impl Expression {
+    /// Keeps the bits of `mask` of a number in host order and sets those of `value`: `(x & mask) | value`.
+    pub fn replace_bits(mask: u32, value: u32) -> Self {
+        // The kernel can only flip: bits to be set must be cleared first.
+        Self::Bitwise { mask: (mask & !value).to_ne_bytes().to_vec(), xor: value.to_ne_bytes().to_vec() }
+    }
+
+    /// Compares with an interface's whole name.
+    pub fn is_interface(name: &str) -> Self {
+        let mut bytes: Vec<u8> = name.bytes().take(INTERFACE_NAME.saturating_sub(1)).collect();
+        bytes.resize(INTERFACE_NAME, 0);
+        Self::Compare(Comparison::Equal, bytes)
+    }
+
+    /// Writes the list element `NFTA_LIST_ELEM` with this expression.
+    pub(super) fn write(&self, list: &mut AttributeWriter) {
+        const LIST_ELEMENT: u16 = 1;
+        const EXPRESSION_NAME: u16 = 1;
+        const EXPRESSION_DATA: u16 = 2;
+        list.nested(LIST_ELEMENT, |element| {
+            element.text(EXPRESSION_NAME, self.name());
+            element.nested(EXPRESSION_DATA, |data| self.write_data(data));
+        });
+    }
+
+    const fn name(&self) -> &'static str {
+        match self {
+            Self::LoadMeta(_) | Self::StoreMeta(_) => "meta",
+            Self::LoadPayload { .. } => "payload",
+            Self::LoadTcpOption(_) | Self::StoreTcpOption(_) => "exthdr",
+            Self::LoadConstant(_) | Self::Accept => "immediate",
+            Self::Bitwise { .. } => "bitwise",
+            Self::Compare(..) => "cmp",
+            Self::Lookup(_) => "lookup",
+        }
+    }
+
+    fn write_data(&self, data: &mut AttributeWriter) {
+        match self {
+            Self::LoadMeta(key) => {
+                data.be32(2, key.number());
+                data.be32(1, REGISTER);
+            }
+            Self::StoreMeta(key) => {
+                data.be32(2, key.number());
+                data.be32(3, REGISTER);
+            }
+            Self::LoadPayload { header, offset, length } => {
+                data.be32(1, REGISTER);
+                data.be32(2, header.number());
+                data.be32(3, *offset);
+                data.be32(4, *length);
+            }
+            Self::LoadTcpOption(option) => write_tcp_option(data, 1, *option),
+            Self::StoreTcpOption(option) => write_tcp_option(data, 7, *option),
+            Self::LoadConstant(bytes) => {
+                data.be32(1, REGISTER);
+                data.nested(2, |immediate| immediate.bytes(DATA_VALUE, bytes));
+            }
+            Self::Bitwise { mask, xor } => {
+                data.be32(1, REGISTER);
+                data.be32(2, REGISTER);
+                data.be32(3, u32::try_from(mask.len()).unwrap_or(u32::MAX));
+                data.nested(4, |value| value.bytes(DATA_VALUE, mask));
+                data.nested(5, |value| value.bytes(DATA_VALUE, xor));
+            }
+            Self::Compare(comparison, bytes) => {
+                data.be32(1, REGISTER);
+                data.be32(2, comparison.number());
+                data.nested(3, |value| value.bytes(DATA_VALUE, bytes));
+            }
+            Self::Lookup(set) => {
+                data.text(1, set);
+                data.be32(2, REGISTER);
+            }
+            Self::Accept => {
+                data.be32(1, VERDICT_REGISTER);
+                data.nested(2, |immediate| {
+                    immediate.nested(DATA_VERDICT, |verdict| verdict.be32(1, ACCEPT));
+                });
+            }
+        }
+    }
+}
+
+/// `NFTA_DATA_VALUE`
+const DATA_VALUE: u16 = 1;
+/// `NFTA_DATA_VERDICT`
+const DATA_VERDICT: u16 = 2;
+
+/// `register` is `NFTA_EXTHDR_DREG` to read, `NFTA_EXTHDR_SREG` to write.
+fn write_tcp_option(data: &mut AttributeWriter, register: u16, option: TcpOption) {
+    data.be32(register, REGISTER);
+    data.bytes(2, &[option.kind]);
+    data.be32(3, option.offset);
+    data.be32(4, option.length);
+    data.be32(6, TCP_OPTION);
+}

@@ -1,0 +1,232 @@
+//! Messages that make, change and delete a table.
+
+use nix::libc;
+
+use super::attributes::AttributeWriter;
+use super::intervals::Interval;
+use super::{
+    Chain, ELEMENT_INTERVAL_END, Intervals, NF_ACCEPT, NFPROTO_INET, Rule, SET_INTERVAL, Table, chain,
+    element, rule, set, table,
+};
+use crate::{Message, Result};
+
+/// Intervals per message: 1,000 of IPv6 take 64,000 of the 65,535 bytes an attribute can have.
+const CHUNK: usize = 1000;
+
+/// `struct nfgenmsg`; `resource` is the number of the subsystem in batch limits and zero elsewhere.
+pub(super) fn family_header(family: u8, resource: u16) -> Vec<u8> {
+    let [high, low] = resource.to_be_bytes();
+    vec![family, libc::NFNETLINK_V0 as u8, high, low]
+}
+
+/// `nlmsg_type` of an nftables message.
+pub(super) const fn kind(message: i32) -> u16 {
+    (libc::NFNL_SUBSYS_NFTABLES << 8 | message) as u16
+}
+
+fn message(
+    number: i32,
+    flags: i32,
+    what: String,
+    write: impl FnOnce(&mut AttributeWriter),
+) -> Result<Message> {
+    let mut writer = AttributeWriter::new(&family_header(NFPROTO_INET, 0));
+    write(&mut writer);
+    Ok(Message { kind: kind(number), flags: flags as u16, payload: writer.finish(&what)?, what })
+}
+
+/// Makes the table anew, in place of one of its name if there is one.
+///
+/// # Errors
+/// An expression is longer than an attribute can be.
+pub fn create(wanted: &Table) -> Result<Vec<Message>> {
+    // Adding first makes the deletion succeed whether or not the table was there.
+    let mut messages = vec![add_table(&wanted.name)?, delete_table(&wanted.name)?, add_table(&wanted.name)?];
+    for (number, (name, elements)) in (1..).zip(&wanted.sets) {
+        messages.push(add_set(&wanted.name, name, elements, number)?);
+        messages.extend(element_messages(&wanted.name, name, elements, Direction::Add)?);
+    }
+    for (name, made) in &wanted.chains {
+        messages.push(add_chain(&wanted.name, name, made)?);
+        for (position, made) in made.rules.iter().enumerate() {
+            messages.push(add_rule(&wanted.name, name, position, made)?);
+        }
+    }
+    Ok(messages)
+}
+
+/// Deletes the table with everything in it; succeeds when there is none.
+///
+/// # Errors
+/// None in practice: the name would have to be longer than an attribute can be.
+pub fn delete(name: &str) -> Result<Vec<Message>> {
+    Ok(vec![add_table(name)?, delete_table(name)?])
+}
+
+/// Brings one set from what it holds to what it should hold; no message when that is the same.
+///
+/// # Errors
+/// None in practice: a name would have to be longer than an attribute can be.
+pub fn change_elements(
+    table: &str,
+    set: &str,
+    present: &Intervals,
+    wanted: &Intervals,
+) -> Result<Vec<Message>> {
+    // Deletions first: a new interval may overlap one that goes.
+    let mut messages = element_messages(table, set, &present.not_in(wanted), Direction::Delete)?;
+    messages.extend(element_messages(table, set, &wanted.not_in(present), Direction::Add)?);
+    Ok(messages)
+}
+
+fn add_table(name: &str) -> Result<Message> {
+    message(libc::NFT_MSG_NEWTABLE, libc::NLM_F_CREATE, format!("add table inet {name}"), |m| {
+        m.text(table::NAME, name);
+        m.be32(table::FLAGS, 0);
+    })
+}
+
+fn delete_table(name: &str) -> Result<Message> {
+    message(libc::NFT_MSG_DELTABLE, 0, format!("delete table inet {name}"), |m| m.text(table::NAME, name))
+}
+
+fn add_set(table_name: &str, name: &str, elements: &Intervals, number: u32) -> Result<Message> {
+    let kind = elements.address_type();
+    let what = format!("add set inet {table_name} {name}");
+    message(libc::NFT_MSG_NEWSET, libc::NLM_F_CREATE, what, |m| {
+        m.text(set::TABLE, table_name);
+        m.text(set::NAME, name);
+        m.be32(set::FLAGS, SET_INTERVAL);
+        m.be32(set::KEY_TYPE, kind.nft_type());
+        m.be32(set::KEY_LENGTH, kind.key_length());
+        m.be32(set::ID, number);
+    })
+}
+
+fn add_chain(table_name: &str, name: &str, made: &Chain) -> Result<Message> {
+    let what = format!("add chain inet {table_name} {name}");
+    message(libc::NFT_MSG_NEWCHAIN, libc::NLM_F_CREATE, what, |m| {
+        m.text(chain::TABLE, table_name);
+        m.text(chain::NAME, name);
+        m.nested(chain::HOOK, |hook| {
+            hook.be32(chain::HOOK_NUMBER, made.hook.number());
+            hook.bytes(chain::HOOK_PRIORITY, &made.priority.to_be_bytes());
+        });
+        m.be32(chain::POLICY, NF_ACCEPT);
+        m.text(chain::TYPE, made.hook.kind());
+    })
+}
+
+fn add_rule(table_name: &str, chain_name: &str, position: usize, made: &Rule) -> Result<Message> {
+    let what = format!("add rule {} of chain inet {table_name} {chain_name}", position.saturating_add(1));
+    message(libc::NFT_MSG_NEWRULE, libc::NLM_F_CREATE | libc::NLM_F_APPEND, what, |m| {
+        m.text(rule::TABLE, table_name);
+        m.text(rule::CHAIN, chain_name);
+        m.nested(rule::EXPRESSIONS, |list| {
+            for expression in &made.0 {
+                expression.write(list);
+            }
+        });
+        m.bytes(rule::USERDATA, &userdata(made));
+    })
+}
+
+fn userdata(made: &Rule) -> Vec<u8> {
+    let value = made.fingerprint().to_be_bytes();
+    [&[rule::USERDATA_FINGERPRINT, value.len() as u8], value.as_slice()].concat()
+}
+
+#[derive(Clone, Copy)]
+enum Direction {
+    Add,
+    Delete,
+}
+
+fn element_messages(
+    table_name: &str,
+    set_name: &str,
+    elements: &Intervals,
+    direction: Direction,
+) -> Result<Vec<Message>> {
+    let (number, flags, verb, side) = match direction {
+        // Exclusive: an element we believed absent but is there means that our picture is wrong.
+        Direction::Add => (libc::NFT_MSG_NEWSETELEM, libc::NLM_F_CREATE | libc::NLM_F_EXCL, "add", "to"),
+        Direction::Delete => (libc::NFT_MSG_DELSETELEM, 0, "delete", "from"),
+    };
+    let chunk_message = |chunk: &[Interval]| {
+        let part = Intervals::of(elements.address_type(), chunk);
+        let what = format!("{verb} {} {side} set inet {table_name} {set_name}", part.summary());
+        message(number, flags, what, |m| {
+            m.text(element::LIST_TABLE, table_name);
+            m.text(element::LIST_SET, set_name);
+            m.nested(element::LIST_ELEMENTS, |list| {
+                for interval in chunk {
+                    write_interval(list, elements, *interval);
+                }
+            });
+        })
+    };
+    elements.list().chunks(CHUNK).map(chunk_message).collect()
+}
+
+/// Two elements: the first address, and the one behind the last unless there is none.
+fn write_interval(list: &mut AttributeWriter, elements: &Intervals, interval: Interval) {
+    let kind = elements.address_type();
+    let mut write = |address: u128, is_end: bool| {
+        list.nested(element::LIST_ELEMENT, |e| {
+            if is_end {
+                e.be32(element::FLAGS, ELEMENT_INTERVAL_END);
+            }
+            e.nested(element::KEY, |key| key.bytes(element::DATA_VALUE, &kind.key(address)));
+        });
+    };
+    write(interval.first, false);
+    if let Some(behind) = interval.last.checked_add(1).filter(|behind| *behind <= kind.highest()) {
+        write(behind, true);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::AddressType;
+    use super::*;
+
+    fn many(kind: AddressType, count: u128) -> Intervals {
+        let list: Vec<Interval> = (0..count).map(|n| Interval { first: n * 2, last: n * 2 }).collect();
+        Intervals::of(kind, &list)
+    }
+
+    #[test]
+    fn full_chunks_fit_an_attribute() {
+        for kind in [AddressType::Ipv4, AddressType::Ipv6] {
+            let messages = element_messages("t", "s", &many(kind, 2500), Direction::Add).unwrap();
+            assert_eq!(messages.len(), 3);
+            assert!(messages.iter().all(|m| m.payload.len() < 65_600));
+        }
+    }
+
+    #[test]
+    fn texts_name_the_operation_and_the_object() {
+        let one = Intervals::merge(AddressType::Ipv4, &["10.1.0.0/24".parse().unwrap()]);
+        let none = Intervals::empty(AddressType::Ipv4);
+        let messages = change_elements("t", "s", &one, &many(AddressType::Ipv4, 2)).unwrap();
+        let texts: Vec<&str> = messages.iter().map(|m| m.what.as_str()).collect();
+        assert_eq!(
+            texts,
+            [
+                "delete 10.1.0.0/24 from set inet t s",
+                "add 2 intervals from 0.0.0.0 to 0.0.0.2 to set inet t s"
+            ]
+        );
+        assert!(change_elements("t", "s", &one, &one).unwrap().is_empty());
+        assert_eq!(change_elements("t", "s", &none, &one).unwrap().len(), 1);
+    }
+
+    #[test]
+    fn the_last_interval_has_no_end() {
+        let all = Intervals::merge(AddressType::Ipv4, &["0.0.0.0/0".parse().unwrap()]);
+        let message = element_messages("t", "s", &all, Direction::Add).unwrap().remove(0);
+        // struct nfgenmsg, table "t", set "s", list (4) of one element (4) of one key (4) of one value (4 + 4)
+        assert_eq!(message.payload.len(), 4 + 8 + 8 + 4 + 4 + 4 + 8);
+    }
+}

@@ -1,0 +1,268 @@
+//! Messages that change something. They are built here and sent by the caller, many at once.
+
+use std::net::IpAddr;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use netlink_packet_core::Emitable;
+use netlink_packet_route::AddressFamily;
+use netlink_packet_route::address::{
+    AddressAttribute, AddressFlags as WireAddressFlags, AddressHeaderFlags, AddressMessage,
+};
+use netlink_packet_route::link::{
+    AfSpecInet6, AfSpecUnspec, In6AddrGenMode, InfoData, InfoKind, InfoVeth, LinkAttribute, LinkFlags,
+    LinkInfo, LinkMessage,
+};
+use netlink_packet_route::neighbour::{
+    NeighbourAddress, NeighbourAttribute, NeighbourMessage, NeighbourState,
+};
+use netlink_packet_route::route::{RouteAttribute, RouteFlags, RouteMessage, RouteMetric, RouteVia};
+use netlink_packet_route::rule::{RuleAction, RuleAttribute, RuleMessage};
+use nix::libc;
+
+use super::types::{Address, IpFamily, MacAddress, Route, Rule};
+use crate::Message;
+
+const CREATE: u16 = libc::NLM_F_CREATE as u16;
+const EXCLUSIVE: u16 = libc::NLM_F_EXCL as u16;
+const REPLACE: u16 = libc::NLM_F_REPLACE as u16;
+
+pub(super) fn family(family: IpFamily) -> AddressFamily {
+    match family {
+        IpFamily::V4 => AddressFamily::Inet,
+        IpFamily::V6 => AddressFamily::Inet6,
+    }
+}
+
+pub(super) fn message(kind: u16, flags: u16, body: &impl Emitable, what: String) -> Message {
+    let mut payload = vec![0; body.buffer_len()];
+    body.emit(&mut payload);
+    Message { kind, flags, payload, what }
+}
+
+/// One end of a veth pair to be made.
+#[derive(Debug, Clone, Copy)]
+pub struct VethEnd<'a> {
+    /// Its name, at most 15 bytes.
+    pub name: &'a str,
+    /// Its link-layer address; the kernel draws one if it is missing.
+    pub mac: Option<MacAddress>,
+    /// Its MTU in bytes; the kernel's default is 1500.
+    pub mtu: Option<u32>,
+}
+
+impl VethEnd<'_> {
+    fn attributes(&self) -> Vec<LinkAttribute> {
+        let mut attributes = vec![LinkAttribute::IfName(self.name.to_owned())];
+        attributes.extend(self.mac.map(|mac| LinkAttribute::Address(mac.0.to_vec())));
+        attributes.extend(self.mtu.map(LinkAttribute::Mtu));
+        attributes
+    }
+}
+
+/// Makes a veth pair of which the peer is born inside another network namespace. Neither end can be set up in the same
+/// message: the kernel refuses that for the first of the two.
+///
+/// The message holds the descriptor's number, so `peer_netns` must stay open until it is sent.
+pub fn add_veth(end: &VethEnd<'_>, peer: &VethEnd<'_>, peer_netns: BorrowedFd<'_>) -> Message {
+    let mut inner = LinkMessage::default();
+    inner.attributes = peer.attributes();
+    inner.attributes.push(LinkAttribute::NetNsFd(peer_netns.as_raw_fd()));
+    let mut outer = LinkMessage::default();
+    outer.attributes = end.attributes();
+    outer.attributes.push(LinkAttribute::LinkInfo(vec![
+        LinkInfo::Kind(InfoKind::Veth),
+        LinkInfo::Data(InfoData::Veth(InfoVeth::Peer(inner))),
+    ]));
+    let what = format!("add veth pair {} and {}", end.name, peer.name);
+    message(libc::RTM_NEWLINK, CREATE | EXCLUSIVE, &outer, what)
+}
+
+/// Deletes a link, and the other end with it if it is a veth.
+pub fn delete_link(index: u32) -> Message {
+    let mut link = LinkMessage::default();
+    link.header.index = index;
+    message(libc::RTM_DELLINK, 0, &link, format!("delete link {index}"))
+}
+
+fn set(index: u32, attribute: LinkAttribute, what: String) -> Message {
+    let mut link = LinkMessage::default();
+    link.header.index = index;
+    link.attributes.push(attribute);
+    message(libc::RTM_SETLINK, 0, &link, what)
+}
+
+/// Sets a link up or down.
+pub fn set_up(index: u32, up: bool) -> Message {
+    let mut link = LinkMessage::default();
+    link.header.index = index;
+    link.header.change_mask = LinkFlags::Up;
+    link.header.flags = if up { LinkFlags::Up } else { LinkFlags::empty() };
+    message(libc::RTM_SETLINK, 0, &link, format!("set link {index} {}", if up { "up" } else { "down" }))
+}
+
+/// Sets the MTU of a link, in bytes.
+pub fn set_mtu(index: u32, mtu: u32) -> Message {
+    set(index, LinkAttribute::Mtu(mtu), format!("set the MTU of link {index} to {mtu}"))
+}
+
+/// Sets the alias of a link: free text of at most 255 bytes.
+pub fn set_alias(index: u32, alias: &str) -> Message {
+    let what = format!("set the alias of link {index} to \"{alias}\"");
+    set(index, LinkAttribute::IfAlias(alias.to_owned()), what)
+}
+
+/// Renames a link.
+pub fn set_name(index: u32, name: &str) -> Message {
+    set(index, LinkAttribute::IfName(name.to_owned()), format!("rename link {index} to {name}"))
+}
+
+/// Makes a link come up without a link-local IPv6 address of the kernel's making (`IN6_ADDR_GEN_MODE_NONE`), which
+/// would go through duplicate address detection for one to two seconds. To be sent before the link is set up; the
+/// kernel applies it after the flags of the same message.
+pub fn disable_address_generation(index: u32) -> Message {
+    let mode = AfSpecInet6::AddrGenMode(In6AddrGenMode::None);
+    let spec = LinkAttribute::AfSpecUnspec(vec![AfSpecUnspec::Inet6(vec![mode])]);
+    set(index, spec, format!("disable IPv6 address generation on link {index}"))
+}
+
+fn address(kind: u16, flags: u16, address: &Address, verb: &str) -> Message {
+    let mut wire = AddressMessage::default();
+    let ip = address.prefix.addr();
+    wire.header.family = family(IpFamily::of(ip));
+    wire.header.prefix_len = address.prefix.prefix_len();
+    wire.header.scope = address.scope.0.into();
+    wire.header.index = address.link;
+    let bits = address.flags.0;
+    wire.header.flags = AddressHeaderFlags::from_bits_retain(bits.to_le_bytes()[0]);
+    // Without IFA_LOCAL the kernel takes an IPv4 address for the other end of a point-to-point link.
+    wire.attributes = vec![AddressAttribute::Local(ip), AddressAttribute::Address(ip)];
+    if bits > 0xff {
+        wire.attributes.push(AddressAttribute::Flags(WireAddressFlags::from_bits_retain(bits)));
+    }
+    message(kind, flags, &wire, format!("{verb} address {} on link {}", address.prefix, address.link))
+}
+
+/// Adds an address; refused if the link has it.
+pub fn add_address(it: &Address) -> Message {
+    address(libc::RTM_NEWADDR, CREATE | EXCLUSIVE, it, "add")
+}
+
+/// Adds an address or changes the properties of the one that is there.
+pub fn replace_address(it: &Address) -> Message {
+    address(libc::RTM_NEWADDR, CREATE | REPLACE, it, "set")
+}
+
+/// Deletes an address.
+pub fn delete_address(it: &Address) -> Message {
+    address(libc::RTM_DELADDR, 0, it, "delete")
+}
+
+fn route(kind: u16, flags: u16, route: &Route, verb: &str) -> Message {
+    let mut wire = RouteMessage::default();
+    let destination = route.destination.trunc();
+    wire.header.address_family = family(route.family());
+    wire.header.destination_prefix_length = destination.prefix_len();
+    // The header has room for tables below 256 only; the attribute counts.
+    wire.header.table = u8::try_from(route.table).unwrap_or(0);
+    wire.header.protocol = route.protocol.into();
+    wire.header.scope = route.scope.0.into();
+    wire.header.kind = route.kind.0.into();
+    wire.header.flags.set(RouteFlags::Onlink, route.onlink);
+    wire.attributes.push(RouteAttribute::Table(route.table));
+    if destination.prefix_len() > 0 {
+        wire.attributes.push(RouteAttribute::Destination(destination.addr().into()));
+    }
+    wire.attributes.extend(route.gateway.map(|gateway| match gateway {
+        IpAddr::V6(address) if route.family() == IpFamily::V4 => {
+            RouteAttribute::Via(RouteVia::Inet6(address))
+        }
+        same_family => RouteAttribute::Gateway(same_family.into()),
+    }));
+    wire.attributes.extend(route.link.map(RouteAttribute::Oif));
+    wire.attributes.extend(route.prefsrc.map(|source| RouteAttribute::PrefSource(source.into())));
+    if route.metric != 0 {
+        wire.attributes.push(RouteAttribute::Priority(route.metric));
+    }
+    wire.attributes.extend(route.mtu.map(|mtu| RouteAttribute::Metrics(vec![RouteMetric::Mtu(mtu)])));
+    message(kind, flags, &wire, format!("{verb} {route}"))
+}
+
+/// Adds a route; refused if there is one to the same destination with the same metric.
+pub fn add_route(it: &Route) -> Message {
+    route(libc::RTM_NEWROUTE, CREATE | EXCLUSIVE, it, "add")
+}
+
+/// Adds a route or puts it in the place of the one to the same destination with the same metric.
+pub fn replace_route(it: &Route) -> Message {
+    route(libc::RTM_NEWROUTE, CREATE | REPLACE, it, "set")
+}
+
+/// Deletes a route: the one that has everything that is given.
+pub fn delete_route(it: &Route) -> Message {
+    route(libc::RTM_DELROUTE, 0, it, "delete")
+}
+
+fn rule(kind: u16, flags: u16, rule: &Rule, verb: &str) -> Message {
+    let mut wire = RuleMessage::default();
+    wire.header.family = family(rule.family);
+    wire.header.action = RuleAction::ToTable;
+    wire.header.table = u8::try_from(rule.table).unwrap_or(0);
+    wire.attributes = vec![
+        RuleAttribute::Priority(rule.priority),
+        RuleAttribute::Table(rule.table),
+        RuleAttribute::Protocol(rule.protocol.into()),
+    ];
+    if let Some(mark) = rule.mark {
+        wire.attributes.extend([RuleAttribute::FwMark(mark.value), RuleAttribute::FwMask(mark.mask)]);
+    }
+    wire.attributes.extend(rule.iif.clone().map(RuleAttribute::Iifname));
+    wire.attributes.extend(rule.oif.clone().map(RuleAttribute::Oifname));
+    if let Some(source) = rule.source {
+        wire.header.src_len = source.prefix_len();
+        wire.attributes.push(RuleAttribute::Source(source.network()));
+    }
+    if let Some(destination) = rule.destination {
+        wire.header.dst_len = destination.prefix_len();
+        wire.attributes.push(RuleAttribute::Destination(destination.network()));
+    }
+    message(kind, flags, &wire, format!("{verb} {rule}"))
+}
+
+/// Adds a rule; refused if there is an identical one. The kernel does take copies that differ only in protocol.
+pub fn add_rule(it: &Rule) -> Message {
+    rule(libc::RTM_NEWRULE, CREATE | EXCLUSIVE, it, "add")
+}
+
+/// Deletes a rule: the first that has everything that is given.
+pub fn delete_rule(it: &Rule) -> Message {
+    rule(libc::RTM_DELRULE, 0, it, "delete")
+}
+
+fn neighbour(link: u32, ip: IpAddr) -> NeighbourMessage {
+    let mut wire = NeighbourMessage::default();
+    wire.header.family = family(IpFamily::of(ip));
+    wire.header.ifindex = link;
+    wire.attributes.push(NeighbourAttribute::Destination(match ip {
+        IpAddr::V4(address) => NeighbourAddress::Inet(address),
+        IpAddr::V6(address) => NeighbourAddress::Inet6(address),
+    }));
+    wire
+}
+
+/// Says once and for all which link-layer address an address on a link has.
+pub fn permanent_neighbour(link: u32, ip: IpAddr, mac: MacAddress) -> Message {
+    let mut wire = neighbour(link, ip);
+    wire.header.state = NeighbourState::Permanent;
+    wire.attributes.push(NeighbourAttribute::LinkLayerAddress(mac.0.to_vec()));
+    message(
+        libc::RTM_NEWNEIGH,
+        CREATE | REPLACE,
+        &wire,
+        format!("set neighbour {ip} on link {link} to {mac}"),
+    )
+}
+
+/// Forgets the link-layer address of an address on a link.
+pub fn delete_neighbour(link: u32, ip: IpAddr) -> Message {
+    message(libc::RTM_DELNEIGH, 0, &neighbour(link, ip), format!("delete neighbour {ip} on link {link}"))
+}

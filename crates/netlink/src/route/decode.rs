@@ -1,0 +1,267 @@
+//! From the kernel's messages to our types. Attributes we do not know are skipped.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use netlink_packet_core::{DecodeError, NlasIterator, parse_ip, parse_string, parse_u8, parse_u32};
+use netlink_packet_route::AddressFamily;
+use netlink_packet_route::address::AddressHeader;
+use netlink_packet_route::link::{LinkFlags, LinkHeader, LinkLayerType};
+use netlink_packet_route::route::{RouteFlags, RouteHeader, RouteVia};
+use netlink_packet_route::rule::{RuleAction, RuleFlags, RuleHeader};
+use nix::libc;
+
+use super::types::{
+    Address, AddressFlags, IpFamily, Link, LinkLayer, MacAddress, Mark, NextHop, Route, RouteKind, Rule,
+    Scope,
+};
+
+type Decoded<T> = Result<T, DecodeError>;
+
+/// Lengths of the fixed parts: `ifinfomsg`, `ifaddrmsg`, `rtmsg`, `fib_rule_hdr`, `rtnexthop`.
+const LINK_HEADER: usize = 16;
+const ADDRESS_HEADER: usize = 8;
+const ROUTE_HEADER: usize = 12;
+const RULE_HEADER: usize = 12;
+const NEXT_HOP_HEADER: usize = 8;
+
+/// `IF_OPER_UNKNOWN` and `IF_OPER_UP` (`linux/if.h`).
+const OPER_UNKNOWN: u8 = 0;
+const OPER_UP: u8 = 6;
+/// `IFLA_INFO_KIND` (`linux/if_link.h`).
+const INFO_KIND: u16 = 1;
+/// `RTAX_MTU` (`linux/rtnetlink.h`).
+const METRIC_MTU: u16 = 2;
+/// `RTA_VIA` (`linux/rtnetlink.h`).
+const ROUTE_VIA: u16 = 18;
+/// `IFA_FLAGS` (`linux/if_addr.h`).
+const ADDRESS_FLAGS: u16 = 8;
+
+/// `FRA_…` (`linux/fib_rules.h`).
+mod fra {
+    pub(super) const DST: u16 = 1;
+    pub(super) const SRC: u16 = 2;
+    pub(super) const IIFNAME: u16 = 3;
+    pub(super) const PRIORITY: u16 = 6;
+    pub(super) const FWMARK: u16 = 10;
+    pub(super) const SUPPRESS_IFGROUP: u16 = 13;
+    pub(super) const SUPPRESS_PREFIXLEN: u16 = 14;
+    pub(super) const TABLE: u16 = 15;
+    pub(super) const FWMASK: u16 = 16;
+    pub(super) const OIFNAME: u16 = 17;
+    pub(super) const PAD: u16 = 18;
+    pub(super) const PROTOCOL: u16 = 21;
+}
+
+fn after(payload: &[u8], header: usize) -> &[u8] {
+    payload.get(header..).unwrap_or_default()
+}
+
+fn family(raw: AddressFamily) -> Option<IpFamily> {
+    match raw {
+        AddressFamily::Inet => Some(IpFamily::V4),
+        AddressFamily::Inet6 => Some(IpFamily::V6),
+        _ => None,
+    }
+}
+
+fn prefix(address: IpAddr, length: u8) -> Decoded<IpNet> {
+    IpNet::new(address, length)
+        .map_err(|_| DecodeError::from(format!("{address} cannot have the prefix length {length}")))
+}
+
+/// Names of devices and aliases are bytes to the kernel.
+fn text(value: &[u8]) -> String {
+    let end = value.iter().position(|byte| *byte == 0).unwrap_or(value.len());
+    String::from_utf8_lossy(value.get(..end).unwrap_or_default()).into_owned()
+}
+
+/// Reads `RTM_NEWLINK` and `RTM_DELLINK`.
+pub(super) fn link(payload: &[u8]) -> Decoded<Link> {
+    let header = LinkHeader::parse(payload)?;
+    let mut link = Link {
+        index: header.index,
+        name: String::new(),
+        alias: None,
+        mtu: 0,
+        up: header.flags.contains(LinkFlags::Up),
+        carrier: header.flags.contains(LinkFlags::LowerUp),
+        operational: true,
+        layer: match header.link_layer_type {
+            LinkLayerType::Ether => LinkLayer::Ethernet,
+            LinkLayerType::Loopback => LinkLayer::Loopback,
+            _ => LinkLayer::Other,
+        },
+        mac: None,
+        kind: None,
+        peer_index: None,
+        peer_netns: None,
+    };
+    for attribute in NlasIterator::new(after(payload, LINK_HEADER)) {
+        let attribute = attribute?;
+        let value = attribute.value();
+        match attribute.kind() {
+            libc::IFLA_IFNAME => link.name = text(value),
+            libc::IFLA_IFALIAS => link.alias = Some(text(value)),
+            libc::IFLA_MTU => link.mtu = parse_u32(value)?,
+            libc::IFLA_ADDRESS => link.mac = <[u8; 6]>::try_from(value).ok().map(MacAddress),
+            libc::IFLA_LINK => link.peer_index = Some(parse_u32(value)?),
+            libc::IFLA_LINK_NETNSID => link.peer_netns = Some(parse_u32(value)?.cast_signed()),
+            libc::IFLA_OPERSTATE => link.operational = matches!(parse_u8(value)?, OPER_UNKNOWN | OPER_UP),
+            libc::IFLA_LINKINFO => link.kind = info_kind(value)?,
+            _ => {}
+        }
+    }
+    Ok(link)
+}
+
+fn info_kind(nested: &[u8]) -> Decoded<Option<String>> {
+    for attribute in NlasIterator::new(nested) {
+        let attribute = attribute?;
+        if attribute.kind() == INFO_KIND {
+            return Ok(Some(parse_string(attribute.value())?));
+        }
+    }
+    Ok(None)
+}
+
+/// Reads `RTM_NEWADDR` and `RTM_DELADDR`; `None` is an address of another family.
+pub(super) fn address(payload: &[u8]) -> Decoded<Option<Address>> {
+    let header = AddressHeader::parse(payload)?;
+    if family(header.family).is_none() {
+        return Ok(None);
+    }
+    let (mut own, mut shown, mut flags) = (None, None, u32::from(header.flags.bits()));
+    for attribute in NlasIterator::new(after(payload, ADDRESS_HEADER)) {
+        let attribute = attribute?;
+        match attribute.kind() {
+            libc::IFA_LOCAL => own = Some(parse_ip(attribute.value())?),
+            libc::IFA_ADDRESS => shown = Some(parse_ip(attribute.value())?),
+            ADDRESS_FLAGS => flags = parse_u32(attribute.value())?,
+            _ => {}
+        }
+    }
+    // On a point-to-point link IFA_ADDRESS is the other end; IFA_LOCAL is missing in IPv6 without a peer.
+    let ip = own.or(shown).ok_or_else(|| DecodeError::from("an address message without an address"))?;
+    Ok(Some(Address {
+        link: header.index,
+        prefix: prefix(ip, header.prefix_len)?,
+        scope: Scope(header.scope.into()),
+        flags: AddressFlags(flags),
+    }))
+}
+
+/// Reads `RTM_NEWROUTE` and `RTM_DELROUTE`; `None` is another family or a cached clone of a route.
+pub(super) fn route(payload: &[u8]) -> Decoded<Option<Route>> {
+    let header = RouteHeader::parse(payload)?;
+    let Some(family) = family(header.address_family) else { return Ok(None) };
+    if header.flags.contains(RouteFlags::Cloned) {
+        return Ok(None);
+    }
+    let mut route = Route {
+        table: header.table.into(),
+        destination: family.everything(),
+        kind: RouteKind(header.kind.into()),
+        gateway: None,
+        link: None,
+        protocol: header.protocol.into(),
+        scope: Scope(header.scope.into()),
+        prefsrc: None,
+        metric: 0,
+        mtu: None,
+        onlink: header.flags.contains(RouteFlags::Onlink),
+        next_hops: Vec::new(),
+    };
+    let mut destination = family.everything().addr();
+    for attribute in NlasIterator::new(after(payload, ROUTE_HEADER)) {
+        let attribute = attribute?;
+        let value = attribute.value();
+        match attribute.kind() {
+            libc::RTA_DST => destination = parse_ip(value)?,
+            libc::RTA_TABLE => route.table = parse_u32(value)?,
+            libc::RTA_OIF => route.link = Some(parse_u32(value)?),
+            libc::RTA_GATEWAY => route.gateway = Some(parse_ip(value)?),
+            ROUTE_VIA => route.gateway = via(value)?,
+            libc::RTA_PREFSRC => route.prefsrc = Some(parse_ip(value)?),
+            libc::RTA_PRIORITY => route.metric = parse_u32(value)?,
+            libc::RTA_METRICS => route.mtu = metric_mtu(value)?,
+            libc::RTA_MULTIPATH => route.next_hops = next_hops(value)?,
+            _ => {}
+        }
+    }
+    route.destination = prefix(destination, header.destination_prefix_length)?;
+    Ok(Some(route))
+}
+
+fn via(value: &[u8]) -> Decoded<Option<IpAddr>> {
+    Ok(match RouteVia::parse(value)? {
+        RouteVia::Inet(address) => Some(address.into()),
+        RouteVia::Inet6(address) => Some(address.into()),
+        _ => None,
+    })
+}
+
+fn metric_mtu(nested: &[u8]) -> Decoded<Option<u32>> {
+    for attribute in NlasIterator::new(nested) {
+        let attribute = attribute?;
+        if attribute.kind() == METRIC_MTU {
+            return Ok(Some(parse_u32(attribute.value())?));
+        }
+    }
+    Ok(None)
+}
+
+/// Reads a sequence of `struct rtnexthop`: length, flags, hops, index of the link, attributes.
+fn next_hops(mut rest: &[u8]) -> Decoded<Vec<NextHop>> {
+    let truncated = || DecodeError::from("a truncated next hop");
+    let mut hops = Vec::new();
+    while let Some((length, _)) = rest.split_first_chunk::<2>() {
+        let length = usize::from(u16::from_ne_bytes(*length));
+        let hop = rest.get(..length).filter(|_| length >= NEXT_HOP_HEADER).ok_or_else(truncated)?;
+        let link = parse_u32(hop.get(4..NEXT_HOP_HEADER).ok_or_else(truncated)?)?;
+        let mut gateway = None;
+        for attribute in NlasIterator::new(after(hop, NEXT_HOP_HEADER)) {
+            let attribute = attribute?;
+            match attribute.kind() {
+                libc::RTA_GATEWAY => gateway = Some(parse_ip(attribute.value())?),
+                ROUTE_VIA => gateway = via(attribute.value())?,
+                _ => {}
+            }
+        }
+        hops.push(NextHop { link, gateway });
+        rest = after(rest, length.next_multiple_of(4));
+    }
+    Ok(hops)
+}
+
+/// Reads `RTM_NEWRULE` and `RTM_DELRULE`; `None` is a rule of another family.
+pub(super) fn rule(payload: &[u8]) -> Decoded<Option<Rule>> {
+    let header = RuleHeader::parse(payload)?;
+    let Some(family) = family(header.family) else { return Ok(None) };
+    let mut rule = Rule::lookup(family, 0, header.table.into(), 0);
+    rule.has_more = header.action != RuleAction::ToTable
+        || header.tos != 0
+        || header.flags.intersects(RuleFlags::Invert | RuleFlags::Permanent);
+    let (mut value, mut mask) = (0, 0);
+    for attribute in NlasIterator::new(after(payload, RULE_HEADER)) {
+        let attribute = attribute?;
+        let bytes = attribute.value();
+        match attribute.kind() {
+            fra::PRIORITY => rule.priority = parse_u32(bytes)?,
+            fra::TABLE => rule.table = parse_u32(bytes)?,
+            fra::PROTOCOL => rule.protocol = parse_u8(bytes)?,
+            fra::FWMARK => value = parse_u32(bytes)?,
+            fra::FWMASK => mask = parse_u32(bytes)?,
+            fra::IIFNAME => rule.iif = Some(text(bytes)),
+            fra::OIFNAME => rule.oif = Some(text(bytes)),
+            fra::SRC => rule.source = Some(prefix(parse_ip(bytes)?, header.src_len)?),
+            fra::DST => rule.destination = Some(prefix(parse_ip(bytes)?, header.dst_len)?),
+            fra::PAD => {}
+            // The kernel always says these two; all ones means that nothing is suppressed.
+            fra::SUPPRESS_PREFIXLEN | fra::SUPPRESS_IFGROUP => rule.has_more |= parse_u32(bytes)? != u32::MAX,
+            _ => rule.has_more = true,
+        }
+    }
+    rule.mark = (value | mask != 0).then_some(Mark { value, mask });
+    Ok(Some(rule))
+}

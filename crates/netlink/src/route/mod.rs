@@ -1,0 +1,30 @@
+//! Links, addresses, routes, rules and neighbours (`rtnetlink(7)`).
+//!
+//! The vocabulary ([`Link`], [`Address`], [`Route`], [`Rule`]) is our own; the wire format comes from
+//! `netlink-packet-route` and stays behind this module, because that library changes often. What is to be changed is
+//! built as [`Message`](crate::Message)s, so that callers send many at once; what is there is read by [`RouteSocket`],
+//! and [`Subscription`] tells when it changes.
+//!
+//! Reading takes from each kernel message only the attributes we know and skips the rest: an exotic route or device
+//! of somebody else must not make a dump unreadable.
+
+mod changes;
+mod decode;
+mod dumps;
+mod types;
+mod watch;
+
+pub use changes::{
+    VethEnd, add_address, add_route, add_rule, add_veth, delete_address, delete_link, delete_neighbour,
+    delete_route, delete_rule, disable_address_generation, permanent_neighbour, replace_address,
+    replace_route, set_alias, set_mtu, set_name, set_up,
+};
+pub use dumps::RouteSocket;
+pub use types::{
+    Address, AddressFlags, IpFamily, Link, LinkLayer, MacAddress, Mark, NextHop, Route, RouteKind, Rule,
+    Scope, TABLE_DEFAULT, TABLE_LOCAL, TABLE_MAIN,
+};
+pub use watch::{Change, Subscription};
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,151 @@
+//! Hearing of changes as they happen (multicast groups of `rtnetlink(7)`).
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+
+use netlink_packet_core::DecodeError;
+use nix::errno::Errno;
+use nix::libc;
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv, setsockopt, socket,
+    sockopt,
+};
+
+use super::decode;
+use super::types::{Address, Link, Route, Rule};
+use crate::socket::take_frame;
+use crate::{Error, Result};
+
+/// `1 << (RTNLGRP_IPV6_RULE - 1)`; the old group constants stop before it.
+const GROUP_IPV6_RULE: u32 = 1 << (libc::RTNLGRP_IPV6_RULE - 1);
+const GROUPS: u32 = (libc::RTMGRP_LINK
+    | libc::RTMGRP_IPV4_IFADDR
+    | libc::RTMGRP_IPV6_IFADDR
+    | libc::RTMGRP_IPV4_ROUTE
+    | libc::RTMGRP_IPV6_ROUTE
+    | libc::RTMGRP_IPV4_RULE)
+    .cast_unsigned()
+    | GROUP_IPV6_RULE;
+/// Notifications that may wait; more are summed up as [`Change::Missed`].
+const RECEIVE_BUFFER: usize = 1 << 20;
+/// Largest notification; one message each.
+const DATAGRAM: usize = 64 * 1024;
+
+/// Something that changed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Change {
+    /// An address came, changed or went.
+    Address {
+        /// The address.
+        address: Address,
+        /// Whether it is gone.
+        gone: bool,
+    },
+    /// A link came, changed or went.
+    Link {
+        /// The link.
+        link: Link,
+        /// Whether it is gone.
+        gone: bool,
+    },
+    /// Changes were lost because they came faster than they were read: look at everything anew.
+    Missed,
+    /// A route came, changed or went.
+    Route {
+        /// The route.
+        route: Route,
+        /// Whether it is gone.
+        gone: bool,
+    },
+    /// A rule came or went.
+    Rule {
+        /// The rule.
+        rule: Rule,
+        /// Whether it is gone.
+        gone: bool,
+    },
+}
+
+/// A nonblocking socket that hears of changes to links, addresses, routes and rules in the network namespace of the
+/// thread that opened it. Wait until its descriptor is readable (`AsFd`), then call [`changes`](Self::changes).
+#[derive(Debug)]
+pub struct Subscription {
+    fd: OwnedFd,
+    buffer: Vec<u8>,
+}
+
+impl Subscription {
+    /// Subscribes in the calling thread's network namespace.
+    ///
+    /// # Errors
+    /// Descriptors ran out.
+    pub fn open() -> Result<Self> {
+        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+        let fd = socket(AddressFamily::Netlink, SockType::Raw, flags, SockProtocol::NetlinkRoute)
+            .map_err(|errno| Error::socket("socket", errno))?;
+        bind(fd.as_raw_fd(), &NetlinkAddr::new(0, GROUPS)).map_err(|errno| Error::socket("bind", errno))?;
+        // Without the privilege the default has to do; Missed then comes earlier.
+        let _ = setsockopt(&fd, sockopt::RcvBufForce, &RECEIVE_BUFFER);
+        Ok(Self { fd, buffer: vec![0; DATAGRAM] })
+    }
+
+    /// Everything that changed since the last call; never blocks.
+    ///
+    /// # Errors
+    /// The socket failed, or a message cannot be read.
+    pub fn changes(&mut self) -> Result<Vec<Change>> {
+        let mut changes = Vec::new();
+        loop {
+            match recv(self.fd.as_raw_fd(), &mut self.buffer, MsgFlags::MSG_TRUNC) {
+                Ok(length) => match self.buffer.get(..length) {
+                    Some(datagram) => read_changes(datagram, &mut changes)?,
+                    None => changes.push(Change::Missed),
+                },
+                Err(Errno::EAGAIN) => return Ok(changes),
+                Err(Errno::EINTR) => {}
+                Err(Errno::ENOBUFS) => changes.push(Change::Missed),
+                Err(errno) => return Err(Error::socket("receive", errno)),
+            }
+        }
+    }
+}
+
+impl AsFd for Subscription {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// For `tokio::io::unix::AsyncFd`.
+impl AsRawFd for Subscription {
+    fn as_raw_fd(&self) -> RawFd {
+        self.fd.as_raw_fd()
+    }
+}
+
+fn read_changes(mut datagram: &[u8], changes: &mut Vec<Change>) -> Result<()> {
+    while let Some(frame) = take_frame(&mut datagram) {
+        let change = read_change(frame.kind, frame.payload).map_err(|error| Error::Malformed {
+            what: "the subscription to network changes".to_owned(),
+            reason: error.to_string(),
+        })?;
+        changes.extend(change);
+    }
+    Ok(())
+}
+
+fn read_change(kind: u16, payload: &[u8]) -> std::result::Result<Option<Change>, DecodeError> {
+    Ok(match kind {
+        libc::RTM_NEWLINK | libc::RTM_DELLINK => {
+            Some(Change::Link { link: decode::link(payload)?, gone: kind == libc::RTM_DELLINK })
+        }
+        libc::RTM_NEWADDR | libc::RTM_DELADDR => decode::address(payload)?
+            .map(|address| Change::Address { address, gone: kind == libc::RTM_DELADDR }),
+        libc::RTM_NEWROUTE | libc::RTM_DELROUTE => {
+            decode::route(payload)?.map(|route| Change::Route { route, gone: kind == libc::RTM_DELROUTE })
+        }
+        libc::RTM_NEWRULE | libc::RTM_DELRULE => {
+            decode::rule(payload)?.map(|rule| Change::Rule { rule, gone: kind == libc::RTM_DELRULE })
+        }
+        _ => None,
+    })
+}

@@ -1,0 +1,88 @@
+//! What kind of NAT this node is behind, told from where others see it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+
+use crate::addresses::{canonical, is_private};
+
+/// How the NAT in front of a node maps its WireGuard port. Names are those of the peer resource's `natType`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub enum NatType {
+    /// Not enough has been seen.
+    #[default]
+    Unknown,
+    /// No NAT: seen at an address of its own.
+    Open,
+    /// One mapping for all destinations (endpoint-independent mapping, RFC 4787, 4.1). Whom it lets in is not known.
+    Cone,
+    /// Another mapping for each destination (address- or port-dependent mapping, RFC 4787, 4.1).
+    Symmetric,
+}
+
+impl NatType {
+    /// What to believe after a new classification: not knowing never overwrites knowing.
+    #[must_use]
+    pub fn updated(self, new: Self) -> Self {
+        if new == Self::Unknown { self } else { new }
+    }
+}
+
+impl fmt::Display for NatType {
+    /// Empty when unknown, as the resource's field is.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Unknown => "",
+            Self::Open => "open",
+            Self::Cone => "cone",
+            Self::Symmetric => "symmetric",
+        })
+    }
+}
+
+/// Where one peer sees this node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Seen {
+    /// The peer's address towards us: what makes two observers different to a NAT.
+    pub observer: IpAddr,
+    /// Our address and port as they arrive there.
+    pub address: SocketAddr,
+}
+
+/// Classifies the NAT in front of `local` (own addresses with the WireGuard port). `seen` holds the newest view of each
+/// observer.
+///
+/// IPv4 decides; IPv6, which hardly meets NAT, only where no IPv4 was seen. Observers on this side of the NAT see local
+/// addresses, and those between two NATs see private ones: neither counts while somebody sees a public one.
+pub fn classify(local: &[SocketAddr], seen: &[Seen]) -> NatType {
+    let local: BTreeSet<SocketAddr> = local.iter().map(|address| canonical(*address)).collect();
+    let seen: BTreeSet<(IpAddr, SocketAddr)> =
+        seen.iter().map(|seen| (seen.observer.to_canonical(), canonical(seen.address))).collect();
+    let ipv4 = seen.iter().any(|(_, address)| address.is_ipv4());
+    let of_family = seen.iter().filter(|(_, address)| address.is_ipv4() == ipv4);
+    let (inside, outside): (Vec<_>, Vec<_>) = of_family.partition(|(_, address)| local.contains(address));
+    if inside.iter().any(|(_, address)| !is_private(address.ip())) {
+        return NatType::Open;
+    }
+    let public: Vec<_> = outside.iter().filter(|(_, address)| !is_private(address.ip())).copied().collect();
+    let counting = if public.is_empty() { outside } else { public };
+    if counting.is_empty() {
+        return if inside.is_empty() { NatType::Unknown } else { NatType::Open };
+    }
+    let mut by_observer: BTreeMap<IpAddr, SocketAddr> = BTreeMap::new();
+    for (observer, address) in counting {
+        // Two nodes behind one address are one observer. If they disagree, the mapping depends on the port.
+        if by_observer.insert(observer, address).is_some_and(|before| before != address) {
+            return NatType::Symmetric;
+        }
+    }
+    let mappings: BTreeSet<&SocketAddr> = by_observer.values().collect();
+    match (by_observer.len(), mappings.len()) {
+        (0 | 1, _) => NatType::Unknown,
+        (_, 1) => NatType::Cone,
+        _ => NatType::Symmetric,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,78 @@
+//! What can go wrong with a device, in words for its user.
+
+use std::io;
+
+use fairlead_api::wireguard::PublicKey;
+
+/// Why a device could not be started, changed or asked.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The interface name is not one Linux accepts.
+    #[error(
+        "{0:?} cannot name a network interface: use 1 to 15 printable characters without space, '/', ':' or '%'"
+    )]
+    InterfaceName(String),
+    /// The MTU cannot be used.
+    #[error("interface {name}: MTU {mtu} is outside 576 to 65535")]
+    Mtu {
+        /// The interface.
+        name: String,
+        /// The MTU asked for.
+        mtu: u32,
+    },
+    /// The kernel has no TUN, or this process may not use it.
+    #[error("cannot open /dev/net/tun: {0}; load the `tun` module and run with CAP_NET_ADMIN")]
+    OpenTun(#[source] io::Error),
+    /// The name is held by something that is not a free TUN.
+    #[error(
+        "cannot use {name} as a TUN interface: {source}; is it held by another process, or an interface of another kind?"
+    )]
+    AttachTun {
+        /// The interface.
+        name: String,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// An operation on the interface failed.
+    #[error("interface {name}: {operation}: {source}")]
+    Interface {
+        /// The interface.
+        name: String,
+        /// What was tried.
+        operation: &'static str,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// The UDP port could not be opened.
+    #[error("cannot open UDP port {port} for WireGuard ({family}): {source}; is another program using it?")]
+    Listen {
+        /// The port asked for; zero for any.
+        port: u16,
+        /// `IPv4` or `IPv6`.
+        family: &'static str,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// The sockets refused the mark.
+    #[error("cannot set mark {mark:#x} on the WireGuard sockets: {source}; CAP_NET_ADMIN is needed")]
+    Mark {
+        /// The mark asked for.
+        mark: u32,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// A peer would be this node itself.
+    #[error(
+        "peer {0} has this device's own public key: two nodes share one private key, or a node was told to peer with itself"
+    )]
+    OwnKey(PublicKey),
+    /// Peers need an identity to talk to.
+    #[error("no private key is set: set one before, or together with, peers")]
+    NoPrivateKey,
+    /// A thread could not be started.
+    #[error("cannot start the threads of the WireGuard device: {0}")]
+    Spawn(#[source] io::Error),
+    /// The packet loop is gone.
+    #[error("the packet loop of WireGuard device {0} has ended; the log says why. Start the device again")]
+    Stopped(String),
+}

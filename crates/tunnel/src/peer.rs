@@ -1,0 +1,342 @@
+//! One peer: its sessions, where it is, and when something has to be sent to it although nobody asked.
+//!
+//! Handshakes, replay protection and the timers of WireGuard paper section 6 are `gotatun`'s [`Tunn`]. This adds what
+//! it leaves to the device: roaming, packets that wait for a session, persistent keepalives that never give up, and
+//! quick repetitions of a handshake after a new endpoint.
+
+use std::collections::VecDeque;
+use std::io;
+use std::mem;
+use std::time::{Duration, Instant, SystemTime};
+
+use fairlead_api::wireguard::{PeerConfig, PeerState, PublicKey};
+use gotatun::noise::errors::WireGuardError;
+use gotatun::noise::{Tunn, TunnResult};
+use gotatun::packet::{Packet, WgKind};
+
+use crate::udp::Path;
+
+/// Packets kept per peer while there is no session; the oldest make room.
+const MOST_STAGED: usize = 32;
+/// When a handshake towards a new endpoint is repeated, counted from the first one. Two peers behind NATs open the way
+/// for each other: whoever comes first is not heard, so both try again before `REKEY_TIMEOUT` (5 s).
+const REPEATS: [Duration; 3] = [Duration::from_millis(300), Duration::from_secs(1), Duration::from_secs(2)];
+/// How long an answered handshake may take to be confirmed before we start one of our own.
+const CONFIRMATION: Duration = Duration::from_secs(1);
+
+/// One reading of both clocks.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Now {
+    pub(crate) instant: Instant,
+    pub(crate) wall: SystemTime,
+}
+
+impl Now {
+    pub(crate) fn read() -> Self {
+        Self { instant: Instant::now(), wall: SystemTime::now() }
+    }
+}
+
+/// Repetitions still to come of a handshake towards a new endpoint.
+struct Repeats {
+    started: Instant,
+    left: &'static [Duration],
+}
+
+/// A peer of the device.
+pub(crate) struct Peer {
+    tunnel: Tunn,
+    path: Option<Path>,
+    preshared_key: Option<[u8; 32]>,
+    persistent_keepalive: Option<u16>,
+    /// Somebody who knows the peer's key has used a session with us. Until then the session in `tunnel` may stem
+    /// from a replayed initiation or an answer that never arrived, and must not swallow packets.
+    proven: bool,
+    /// Our index of the session we offered last and the peer has not used yet, and when we offered it.
+    offered: Option<(u32, Instant)>,
+    staged: VecDeque<Packet>,
+    repeats: Option<Repeats>,
+    /// When an authenticated packet last went either way; `None` asks for a keepalive now.
+    last_traffic: Option<Instant>,
+    last_handshake: Option<SystemTime>,
+    rx_bytes: u64,
+    tx_bytes: u64,
+    send_error: Option<String>,
+}
+
+impl Peer {
+    /// A peer nothing was heard of. `configure` tells it the rest.
+    pub(crate) fn new(tunnel: Tunn, preshared_key: Option<[u8; 32]>) -> Self {
+        Self {
+            tunnel,
+            path: None,
+            preshared_key,
+            persistent_keepalive: None,
+            proven: false,
+            offered: None,
+            staged: VecDeque::new(),
+            repeats: None,
+            last_traffic: None,
+            last_handshake: None,
+            rx_bytes: 0,
+            tx_bytes: 0,
+            send_error: None,
+        }
+    }
+
+    /// Where packets go now.
+    pub(crate) fn path(&self) -> Option<Path> {
+        self.path
+    }
+
+    /// Why the last datagram could not be sent, if so.
+    pub(crate) fn send_error(&self) -> Option<&str> {
+        self.send_error.as_deref()
+    }
+
+    /// What to tell the user; allowed addresses are known elsewhere.
+    pub(crate) fn state(&self) -> PeerState {
+        PeerState {
+            config: PeerConfig {
+                preshared_key: self.preshared_key,
+                endpoint: self.path.map(|path| path.remote),
+                persistent_keepalive: self.persistent_keepalive,
+                allowed_ips: Vec::new(),
+            },
+            last_handshake: self.last_handshake,
+            rx_bytes: self.rx_bytes,
+            tx_bytes: self.tx_bytes,
+        }
+    }
+
+    /// Brings the peer to `config` without disturbing its session.
+    pub(crate) fn configure(&mut self, config: &PeerConfig, now: Now, out: &mut Vec<WgKind>) {
+        if self.preshared_key != config.preshared_key {
+            self.preshared_key = config.preshared_key;
+            self.tunnel.set_preshared_key(config.preshared_key);
+        }
+        let was_off = self.keepalive_interval().is_none();
+        self.persistent_keepalive = config.persistent_keepalive;
+        if was_off && self.keepalive_interval().is_some() {
+            self.last_traffic = None;
+        }
+        if let Some(path) = config.endpoint.map(Path::to)
+            && self.path.is_none_or(|present| present.remote != path.remote)
+        {
+            self.path = Some(path);
+            self.send_error = None;
+            self.use_new_endpoint(now, out);
+        }
+    }
+
+    /// The device has a new identity: nothing that was agreed before holds.
+    pub(crate) fn rekey(&mut self, renew: impl FnOnce(&mut Tunn), now: Now, out: &mut Vec<WgKind>) {
+        renew(&mut self.tunnel);
+        self.proven = false;
+        self.offered = None;
+        if self.path.is_some() {
+            self.use_new_endpoint(now, out);
+        }
+    }
+
+    fn use_new_endpoint(&mut self, now: Now, out: &mut Vec<WgKind>) {
+        if self.is_live() {
+            self.keep_alive(now, out);
+        } else {
+            self.repeats = Some(Repeats { started: now.instant, left: &REPEATS });
+            self.initiate(true, now, out);
+        }
+    }
+
+    /// Sends an inner packet (already padded), or keeps it until there is a session.
+    pub(crate) fn send(&mut self, packet: Packet, now: Now, out: &mut Vec<WgKind>) {
+        if self.path.is_none() {
+            return;
+        }
+        if let Err(packet) = self.encapsulate(packet, now, out) {
+            self.stage(packet);
+            let answered_just_now =
+                self.offered.is_some_and(|(_, at)| now.instant.saturating_duration_since(at) < CONFIRMATION);
+            if !answered_just_now {
+                self.initiate(false, now, out);
+            }
+        }
+    }
+
+    /// Takes a message for this peer; gives back the inner packet (empty for a keepalive) of a data message.
+    /// Only an authenticated message moves the endpoint.
+    pub(crate) fn receive(
+        &mut self,
+        message: WgKind,
+        path: Path,
+        length: usize,
+        now: Now,
+        out: &mut Vec<WgKind>,
+    ) -> Option<Packet> {
+        let session = match &message {
+            WgKind::Data(data) => Some(data.header.receiver_idx.get()),
+            WgKind::HandshakeInit(_) | WgKind::HandshakeResp(_) | WgKind::CookieReply(_) => None,
+        };
+        match self.tunnel.handle_incoming_packet(message) {
+            TunnResult::WriteToNetwork(reply) => {
+                self.heard(path, length, now);
+                self.reply(reply, now, out);
+                None
+            }
+            TunnResult::WriteToTunnel(packet) => {
+                self.heard(path, length, now);
+                let confirmed = self.offered.is_some_and(|(index, _)| Some(index) == session);
+                if confirmed {
+                    self.offered = None;
+                }
+                if confirmed || !self.proven {
+                    self.established(now, out);
+                }
+                Some(packet)
+            }
+            TunnResult::Done => None,
+            TunnResult::Err(error) => {
+                tracing::trace!(?error, remote = %path.remote, "message refused");
+                None
+            }
+        }
+    }
+
+    fn heard(&mut self, path: Path, length: usize, now: Now) {
+        self.path = Some(path);
+        self.last_traffic = Some(now.instant);
+        self.rx_bytes = self.rx_bytes.saturating_add(u64::try_from(length).unwrap_or(u64::MAX));
+    }
+
+    fn reply(&mut self, reply: WgKind, now: Now, out: &mut Vec<WgKind>) {
+        let offered = match &reply {
+            WgKind::HandshakeResp(response) => Some((response.sender_idx.get(), now.instant)),
+            WgKind::HandshakeInit(_) | WgKind::CookieReply(_) | WgKind::Data(_) => None,
+        };
+        out.push(reply);
+        match offered {
+            Some(_) => self.offered = offered,
+            // The keepalive that answers a response: the handshake we initiated is complete.
+            None => self.established(now, out),
+        }
+    }
+
+    fn established(&mut self, now: Now, out: &mut Vec<WgKind>) {
+        self.proven = true;
+        self.last_handshake = Some(now.wall);
+        self.repeats = None;
+        for packet in mem::take(&mut self.staged) {
+            if let Err(packet) = self.encapsulate(packet, now, out) {
+                self.stage(packet);
+            }
+        }
+    }
+
+    /// Does what is due, and says when to ask again if that is sooner than the usual tick.
+    pub(crate) fn tick(&mut self, now: Now, out: &mut Vec<WgKind>) -> Option<Instant> {
+        match self.tunnel.update_timers() {
+            Ok(None) => {}
+            Ok(Some(message)) => self.emit(message, now, out),
+            Err(WireGuardError::ConnectionExpired) => self.staged.clear(),
+            Err(error) => tracing::debug!(?error, "WireGuard timer"),
+        }
+        if self.tunnel.time_since_last_handshake().is_none() {
+            self.proven = false;
+        }
+        let next = self.repeat(now, out);
+        let due = self.keepalive_interval().is_some_and(|interval| {
+            self.last_traffic.is_none_or(|last| now.instant.saturating_duration_since(last) >= interval)
+        });
+        if due && self.path.is_some() {
+            self.keep_alive(now, out);
+        }
+        next
+    }
+
+    fn repeat(&mut self, now: Now, out: &mut Vec<WgKind>) -> Option<Instant> {
+        let due = self.next_repeat()?;
+        if due > now.instant {
+            return Some(due);
+        }
+        if let Some(repeats) = &mut self.repeats {
+            repeats.left = repeats.left.get(1..).unwrap_or_default();
+        }
+        self.initiate(true, now, out);
+        self.next_repeat()
+    }
+
+    fn next_repeat(&self) -> Option<Instant> {
+        let repeats = self.repeats.as_ref()?;
+        let due = repeats.started.checked_add(*repeats.left.first()?)?;
+        let patience = self.offered.and_then(|(_, at)| at.checked_add(CONFIRMATION));
+        Some(patience.map_or(due, |patience| due.max(patience)))
+    }
+
+    /// The result of a send: counts what went out, remembers what did not. `used` lacks the local address of `asked`
+    /// when the kernel refused it: then it is ours no longer.
+    pub(crate) fn sent(&mut self, asked: &Path, used: &Path, length: usize, failure: Option<&io::Error>) {
+        if let Some(error) = failure {
+            self.send_error = Some(format!("sending {length} bytes to {}: {error}", asked.remote));
+            return;
+        }
+        self.send_error = None;
+        self.tx_bytes = self.tx_bytes.saturating_add(u64::try_from(length).unwrap_or(u64::MAX));
+        if used.local != asked.local
+            && let Some(path) = self.path.as_mut().filter(|path| path.local == asked.local)
+        {
+            path.local = None;
+        }
+    }
+
+    fn is_live(&self) -> bool {
+        self.proven && self.tunnel.time_since_last_handshake().is_some()
+    }
+
+    fn keepalive_interval(&self) -> Option<Duration> {
+        self.persistent_keepalive
+            .filter(|seconds| *seconds > 0)
+            .map(|seconds| Duration::from_secs(seconds.into()))
+    }
+
+    fn keep_alive(&mut self, now: Now, out: &mut Vec<WgKind>) {
+        // Whatever comes of it, the next one is an interval away.
+        self.last_traffic = Some(now.instant);
+        if self.encapsulate(Packet::default(), now, out).is_err() {
+            self.initiate(false, now, out);
+        }
+    }
+
+    fn encapsulate(&mut self, packet: Packet, now: Now, out: &mut Vec<WgKind>) -> Result<(), Packet> {
+        if !self.is_live() {
+            return Err(packet);
+        }
+        let message = self.tunnel.encapsulate_with_session(packet)?;
+        self.emit(message.into(), now, out);
+        Ok(())
+    }
+
+    fn initiate(&mut self, again: bool, now: Now, out: &mut Vec<WgKind>) {
+        if self.path.is_some()
+            && let Some(message) = self.tunnel.format_handshake_initiation(again)
+        {
+            self.emit(message.into(), now, out);
+        }
+    }
+
+    fn emit(&mut self, message: WgKind, now: Now, out: &mut Vec<WgKind>) {
+        self.last_traffic = Some(now.instant);
+        out.push(message);
+    }
+
+    fn stage(&mut self, packet: Packet) {
+        if self.staged.len() >= MOST_STAGED {
+            self.staged.pop_front();
+        }
+        self.staged.push_back(packet);
+    }
+}
+
+/// The identity of a peer as the protocol library knows it.
+pub(crate) fn protocol_key(key: &PublicKey) -> gotatun::x25519::PublicKey {
+    gotatun::x25519::PublicKey::from(key.0)
+}

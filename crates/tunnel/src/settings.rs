@@ -1,0 +1,71 @@
+//! What a device needs to know before it starts.
+
+use std::path::PathBuf;
+
+use crate::Error;
+
+/// Where `wg(8)` looks for userspace devices.
+const CONTROL_DIRECTORY: &str = "/var/run/wireguard";
+/// `IFNAMSIZ` of `linux/if.h` without its terminating zero.
+const LONGEST_NAME: usize = 15;
+/// Smallest MTU every IPv4 host must accept (RFC 791).
+const SMALLEST_MTU: u32 = 576;
+
+/// How to start a [`crate::Device`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settings {
+    /// Name of the TUN interface. An existing free TUN of this name is adopted.
+    pub name: String,
+    /// MTU of the interface in bytes, 576 to 65535.
+    pub mtu: u32,
+    /// Directory of the control socket `NAME.sock` that `wg show` reads; `None` for no control socket.
+    /// A socket that cannot be opened is logged and does not keep the device from starting.
+    pub control_directory: Option<PathBuf>,
+}
+
+impl Settings {
+    /// The usual settings: only name and MTU differ between devices.
+    pub fn new(name: impl Into<String>, mtu: u32) -> Self {
+        Self { name: name.into(), mtu, control_directory: Some(PathBuf::from(CONTROL_DIRECTORY)) }
+    }
+
+    /// The checked MTU, or why these settings cannot be used.
+    pub(crate) fn check(&self) -> Result<u16, Error> {
+        if !is_interface_name(&self.name) {
+            return Err(Error::InterfaceName(self.name.clone()));
+        }
+        u16::try_from(self.mtu)
+            .ok()
+            .filter(|_| self.mtu >= SMALLEST_MTU)
+            .ok_or_else(|| Error::Mtu { name: self.name.clone(), mtu: self.mtu })
+    }
+}
+
+/// As the kernel's `dev_valid_name`, and without `%`, which `TUNSETIFF` would expand to a number.
+fn is_interface_name(name: &str) -> bool {
+    (1..=LONGEST_NAME).contains(&name.len())
+        && name != "."
+        && name != ".."
+        && name.bytes().all(|byte| byte.is_ascii_graphic() && !matches!(byte, b'/' | b':' | b'%'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_the_kernel_would_refuse_or_expand_are_refused() {
+        for name in ["", ".", "..", "a/b", "tun%d", "with space", "sixteen-letters-", "café", "a:b"] {
+            assert!(matches!(Settings::new(name, 1420).check(), Err(Error::InterfaceName(_))), "{name:?}");
+        }
+        assert_eq!(Settings::new("kubespan", 1420).check().unwrap(), 1420);
+        assert_eq!(Settings::new("fifteen-letters", 576).check().unwrap(), 576);
+    }
+
+    #[test]
+    fn impossible_mtus_are_refused() {
+        for mtu in [0, 575, 65_536, u32::MAX] {
+            assert!(matches!(Settings::new("wg0", mtu).check(), Err(Error::Mtu { .. })), "{mtu}");
+        }
+    }
+}

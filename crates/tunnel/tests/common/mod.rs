@@ -1,0 +1,225 @@
+//! Namespaces, a veth pair between two of them, and devices inside.
+
+#![allow(dead_code, reason = "every test program uses its part of this")]
+#![expect(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail as tests do")]
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
+use std::panic::resume_unwind;
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use fairlead_api::wireguard::{DeviceChange, PeerConfig, PeerState, PrivateKey, PublicKey};
+use fairlead_tunnel::{Device, Settings};
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, setns, unshare};
+
+/// Bounds every wait; nothing asserts how long something took.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+/// The port of every device.
+pub(crate) const PORT: u16 = 51_820;
+/// The name of every interface; namespaces keep them apart.
+pub(crate) const NAME: &str = "wg0";
+
+/// A network namespace with its own `/run/wireguard`. It vanishes with this handle and what runs inside.
+pub(crate) struct Namespace {
+    network: File,
+    mounts: File,
+}
+
+impl Namespace {
+    pub(crate) fn new() -> Self {
+        let make = || {
+            unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS).expect("the lab needs root");
+            let none = None::<&str>;
+            mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).unwrap();
+            std::fs::create_dir_all("/run/wireguard").unwrap();
+            mount(Some("tmpfs"), "/run/wireguard", Some("tmpfs"), MsFlags::empty(), none).unwrap();
+            let open = |name| File::open(format!("/proc/thread-self/ns/{name}")).unwrap();
+            Self { network: open("net"), mounts: open("mnt") }
+        };
+        let namespace = thread::spawn(make).join().unwrap_or_else(|panic| resume_unwind(panic));
+        namespace.sh("ip link set lo up");
+        namespace
+    }
+
+    /// Runs `act` on a thread inside the namespace.
+    pub(crate) fn run<T: Send>(&self, act: impl FnOnce() -> T + Send) -> T {
+        thread::scope(|scope| {
+            let inside = scope.spawn(|| {
+                self.enter();
+                act()
+            });
+            inside.join().unwrap_or_else(|panic| resume_unwind(panic))
+        })
+    }
+
+    /// Moves the calling thread into the namespace for good.
+    pub(crate) fn enter(&self) {
+        unshare(CloneFlags::CLONE_FS).unwrap();
+        setns(&self.network, CloneFlags::CLONE_NEWNET).unwrap();
+        setns(&self.mounts, CloneFlags::CLONE_NEWNS).unwrap();
+    }
+
+    /// Runs a shell script and returns what it says; it must succeed.
+    pub(crate) fn sh(&self, script: &str) -> String {
+        let output = self.run(|| Command::new("sh").args(["-ec", script]).output().unwrap());
+        assert!(output.status.success(), "{script}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// A path that `ip` takes for this namespace.
+    fn path(&self) -> String {
+        format!("/proc/{}/fd/{}", std::process::id(), self.network.as_raw_fd())
+    }
+}
+
+/// Two namespaces with a cable: `192.0.2.1`, `2001:db8::1` at one end, `…2` at the other.
+pub(crate) fn cable() -> (Namespace, Namespace) {
+    let (a, b) = (Namespace::new(), Namespace::new());
+    a.sh(&format!("ip link add veth0 type veth peer name veth0 netns {}", b.path()));
+    for (namespace, host) in [(&a, 1), (&b, 2)] {
+        namespace.sh(&format!(
+            "ip addr add 192.0.2.{host}/24 dev veth0; ip addr add 2001:db8::{host}/64 dev veth0 nodad; ip link set veth0 up"
+        ));
+    }
+    (a, b)
+}
+
+/// Keys as `wg(8)` makes them.
+pub(crate) fn keys() -> (PrivateKey, PublicKey) {
+    let output =
+        Command::new("sh").args(["-ec", "k=$(wg genkey); echo $k; echo $k | wg pubkey"]).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let (private, public) = text.trim().split_once('\n').expect("wg(8) is installed");
+    (private.parse().unwrap(), public.parse().unwrap())
+}
+
+/// A device in its namespace with its keys.
+pub(crate) struct Node {
+    pub(crate) namespace: Namespace,
+    /// `None` while it is stopped.
+    pub(crate) device: Option<Device>,
+    pub(crate) private: PrivateKey,
+    pub(crate) public: PublicKey,
+    pub(crate) host: u8,
+}
+
+impl Node {
+    /// Starts a device with inner addresses `10.8.0.HOST` and `fd00:8::HOST`, without peers.
+    pub(crate) fn start(namespace: Namespace, host: u8) -> Self {
+        let (private, public) = keys();
+        let mut node = Self { namespace, device: None, private, public, host };
+        node.restart();
+        node.namespace.sh(&format!(
+            "ip addr add 10.8.0.{host}/24 dev {NAME}; ip addr add fd00:8::{host}/64 dev {NAME} nodad; ip link set {NAME} up"
+        ));
+        node
+    }
+
+    /// Starts the device on whatever interface there is.
+    pub(crate) fn restart(&mut self) {
+        let device = self.namespace.run(|| Device::start(Settings::new(NAME, 1420))).unwrap();
+        self.device = Some(device);
+        self.change(&DeviceChange {
+            private_key: Some(self.private.clone()),
+            listen_port: Some(PORT),
+            ..DeviceChange::default()
+        });
+    }
+
+    pub(crate) fn device(&self) -> &Device {
+        self.device.as_ref().unwrap()
+    }
+
+    pub(crate) fn change(&self, change: &DeviceChange) {
+        self.device().change(change).unwrap();
+    }
+
+    /// Adds the other node with its own inner addresses.
+    pub(crate) fn peer_with(&self, other: &Self, endpoint: Option<&str>) {
+        self.change(&set_peer(other.public, endpoint, &other.inner_prefixes()));
+    }
+
+    pub(crate) fn inner_prefixes(&self) -> [String; 2] {
+        [format!("10.8.0.{}/32", self.host), format!("fd00:8::{}/128", self.host)]
+    }
+
+    pub(crate) fn inner(&self) -> [IpAddr; 2] {
+        [format!("10.8.0.{}", self.host).parse().unwrap(), format!("fd00:8::{}", self.host).parse().unwrap()]
+    }
+
+    pub(crate) fn peer(&self, key: &PublicKey) -> PeerState {
+        self.device().state().unwrap().peers.remove(key).unwrap()
+    }
+
+    /// Pings until answered.
+    pub(crate) fn reaches(&self, address: IpAddr) {
+        until(&format!("{address} answers"), || self.pings(address));
+    }
+
+    /// One ping; whether it was answered within a second.
+    pub(crate) fn pings(&self, address: IpAddr) -> bool {
+        let ping = format!("ping -n -c 1 -W 1 {address}");
+        self.namespace.run(|| Command::new("sh").args(["-c", &ping]).output().unwrap().status.success())
+    }
+
+    pub(crate) fn index(&self) -> String {
+        self.namespace.sh(&format!(
+            "cat /sys/class/net/{NAME}/ifindex 2>/dev/null || ip -o link show {NAME} | cut -d: -f1"
+        ))
+    }
+}
+
+/// A connected pair; the first one knows where the second is.
+pub(crate) fn pair() -> (Node, Node) {
+    let (a, b) = cable();
+    let (a, b) = (Node::start(a, 1), Node::start(b, 2));
+    b.peer_with(&a, None);
+    a.peer_with(&b, Some("192.0.2.2:51820"));
+    a.reaches(b.inner()[0]);
+    (a, b)
+}
+
+pub(crate) fn set_peer(key: PublicKey, endpoint: Option<&str>, allowed: &[impl AsRef<str>]) -> DeviceChange {
+    let config = PeerConfig {
+        preshared_key: None,
+        endpoint: endpoint.map(|endpoint| endpoint.parse().unwrap()),
+        persistent_keepalive: None,
+        allowed_ips: allowed.iter().map(|prefix| prefix.as_ref().parse().unwrap()).collect(),
+    };
+    DeviceChange { set_peers: BTreeMap::from([(key, config)]), ..DeviceChange::default() }
+}
+
+/// Waits for `condition`.
+pub(crate) fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < PATIENCE, "still not: {what}");
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Sends `megabytes` of a pattern by TCP and checks every byte on arrival.
+pub(crate) fn transfer(from: &Namespace, to: &Namespace, address: IpAddr, megabytes: usize) {
+    let listener = to.run(|| TcpListener::bind(SocketAddr::new(address, 0))).unwrap();
+    let target = listener.local_addr().unwrap();
+    let pattern: Vec<u8> =
+        (0..megabytes << 20).map(|index: usize| (index ^ (index >> 8) ^ (index >> 16)) as u8).collect();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut stream = from.run(|| TcpStream::connect_timeout(&target, PATIENCE)).unwrap();
+            stream.set_write_timeout(Some(PATIENCE)).unwrap();
+            stream.write_all(&pattern).unwrap();
+        });
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut received = Vec::with_capacity(pattern.len());
+        stream.read_to_end(&mut received).unwrap();
+        assert!(received == pattern, "the transfer to {address} arrived damaged");
+    });
+}

@@ -1,0 +1,85 @@
+package main
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"net"
+	"net/url"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"go.etcd.io/etcd/server/v3/embed"
+)
+
+const etcdStartTimeout = 60 * time.Second
+
+// startEtcd opens (or creates) the single-member store in dataDir and waits until it answers.
+func startEtcd(dataDir, logPath string, clients, peers url.URL) (*embed.Etcd, error) {
+	config := embed.NewConfig()
+	config.Name, config.Dir = "bed", dataDir
+	config.LogLevel, config.LogOutputs = "warn", []string{logPath}
+	// A test's cluster need not survive a power cut, and syncing makes every write wait for the disk.
+	config.UnsafeNoFsync = true
+	config.ListenClientUrls, config.AdvertiseClientUrls = []url.URL{clients}, []url.URL{clients}
+	config.ListenPeerUrls, config.AdvertisePeerUrls = []url.URL{peers}, []url.URL{peers}
+	config.InitialCluster = config.InitialClusterFromName(config.Name)
+	store, err := embed.StartEtcd(config)
+	if err != nil {
+		return nil, fmt.Errorf("start etcd in %s: %w", dataDir, err)
+	}
+	select {
+	case <-store.Server.ReadyNotify():
+		return store, nil
+	case err = <-store.Err():
+	case <-time.After(etcdStartTimeout):
+		err = fmt.Errorf("not ready after %v", etcdStartTimeout)
+	}
+	store.Close()
+	return nil, fmt.Errorf("etcd in %s: %w (log: %s)", dataDir, err, logPath)
+}
+
+// startLocalEtcd is startEtcd on free ports of the loopback interface; it also returns the client URL.
+func startLocalEtcd(dataDir, logPath string) (*embed.Etcd, string, error) {
+	var urls [2]url.URL
+	for i := range urls {
+		port, err := freePort("127.0.0.1")
+		if err != nil {
+			return nil, "", err
+		}
+		urls[i] = url.URL{Scheme: "http", Host: net.JoinHostPort("127.0.0.1", fmt.Sprint(port))}
+	}
+	store, err := startEtcd(dataDir, logPath, urls[0], urls[1])
+	return store, urls[0].String(), err
+}
+
+// etcdMain understands the few of etcd's own flags that a test bed needs.
+func etcdMain(args []string) error {
+	flags := flag.NewFlagSet("etcd", flag.ExitOnError)
+	dataDir := flags.String("data-dir", "", "directory of the store")
+	clientURL := flags.String("listen-client-urls", "", "one URL to listen on for clients")
+	peerURL := flags.String("listen-peer-urls", "", "one URL to listen on for peers")
+	flags.String("advertise-client-urls", "", "accepted; clients are told the URL listened on")
+	flags.Bool("unsafe-no-fsync", true, "accepted; this etcd never syncs")
+	_ = flags.Parse(args) // ExitOnError
+	clients, clientsErr := url.Parse(*clientURL)
+	peers, peersErr := url.Parse(*peerURL)
+	if err := errors.Join(clientsErr, peersErr); err != nil {
+		return err
+	}
+	stop := make(chan os.Signal, 1)
+	signal.Notify(stop, syscall.SIGTERM, syscall.SIGINT)
+	store, err := startEtcd(*dataDir, "stderr", *clients, *peers)
+	if err != nil {
+		return err
+	}
+	defer store.Close()
+	select {
+	case <-stop:
+		return nil
+	case err := <-store.Err():
+		return err
+	}
+}

@@ -1,0 +1,76 @@
+// Command kubebed is a Kubernetes control plane for tests, built from Go modules alone.
+//
+//	kubebed up -dir DIR [flags]     etcd, an API server and, if asked, controllers and scheduler (up.go)
+//	kubebed PROGRAM ARGS...         one of Kubernetes's programs, or etcd, with its own arguments
+//
+// It exists so that tests talk to the real API server instead of to an imitation. It is not for
+// production: etcd does not sync to disk, and the state directory holds every private key.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"runtime"
+
+	"github.com/spf13/cobra"
+	"k8s.io/component-base/cli"
+	_ "k8s.io/component-base/logs/json/register"
+	_ "k8s.io/component-base/metrics/prometheus/clientgo"
+	_ "k8s.io/component-base/metrics/prometheus/version"
+	kubectl "k8s.io/kubectl/pkg/cmd"
+	kubectlutil "k8s.io/kubectl/pkg/cmd/util"
+	apiserver "k8s.io/kubernetes/cmd/kube-apiserver/app"
+	controllers "k8s.io/kubernetes/cmd/kube-controller-manager/app"
+	proxy "k8s.io/kubernetes/cmd/kube-proxy/app"
+	scheduler "k8s.io/kubernetes/cmd/kube-scheduler/app"
+	kubelet "k8s.io/kubernetes/cmd/kubelet/app"
+)
+
+// Children ask the kernel to be killed when the thread that started them ends (process.go), so the
+// main goroutine, which starts them all, must never move to another thread.
+func init() { runtime.LockOSThread() }
+
+var daemons = map[string]func() *cobra.Command{
+	"kube-apiserver":          apiserver.NewAPIServerCommand,
+	"kube-controller-manager": controllers.NewControllerManagerCommand,
+	"kube-scheduler":          func() *cobra.Command { return scheduler.NewSchedulerCommand() },
+	"kubelet":                 func() *cobra.Command { return kubelet.NewKubeletCommand(context.Background()) },
+	"kube-proxy":              proxy.NewProxyCommand,
+}
+
+func main() {
+	if len(os.Args) < 2 {
+		usage()
+	}
+	// The programs below find their own name and arguments where they would as separate binaries.
+	os.Args = os.Args[1:]
+	switch name := os.Args[0]; name {
+	case "up":
+		exitOn(name, up(os.Args[1:]))
+	case "etcd":
+		exitOn(name, etcdMain(os.Args[1:]))
+	case "kubectl":
+		if err := cli.RunNoErrOutput(kubectl.NewDefaultKubectlCommand()); err != nil {
+			kubectlutil.CheckErr(err)
+		}
+	default:
+		newCommand, known := daemons[name]
+		if !known {
+			usage()
+		}
+		os.Exit(cli.Run(newCommand()))
+	}
+}
+
+func usage() {
+	fmt.Fprintln(os.Stderr, "usage: kubebed up|etcd|kubectl|kube-apiserver|kube-controller-manager|kube-scheduler|kubelet|kube-proxy ARGS...")
+	os.Exit(2)
+}
+
+func exitOn(name string, err error) {
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "kubebed %s: %v\n", name, err)
+		os.Exit(1)
+	}
+}

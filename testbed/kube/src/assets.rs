@@ -1,0 +1,228 @@
+//! The control plane from a user's own etcd and kube-apiserver (`KUBEBUILDER_ASSETS`).
+//!
+//! Nothing here makes certificates: the API server signs one for itself, its key also signs
+//! ServiceAccount tokens, and the administrator has a static token.
+
+use std::fs::{self, File};
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::io::Read;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+
+use crate::control_plane::run_kubectl;
+use crate::programs::Programs;
+use crate::{Options, kubebed, kubeconfig};
+
+const READY_TIMEOUT: Duration = Duration::from_secs(180);
+const END_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Runs the arguments as a program and kills it when standard input ends, so that nothing outlives the
+/// test program, however that dies.
+const SUPERVISE: &str = r#"exec 3<&0
+"$@" </dev/null 3<&- &
+program=$!
+{ cat <&3 >/dev/null; kill -KILL "$program"; } &
+watcher=$!
+wait "$program"; status=$?
+kill "$watcher" 2>/dev/null
+exit $status"#;
+
+pub(crate) struct Assets {
+    // Dropped in this order: an API server whose etcd went first does not end by itself.
+    apiserver: Option<Supervised>,
+    _etcd: Supervised,
+    directory: PathBuf,
+    etcd_url: String,
+    address: SocketAddr,
+    admin_token: String,
+}
+
+struct Supervised {
+    shell: Child,
+    /// Its end is what kills the program.
+    stdin: Option<ChildStdin>,
+}
+
+impl Supervised {
+    fn start(program: &Command, options: &Options, directory: &Path, name: &str) -> anyhow::Result<Self> {
+        let path = directory.join(format!("{name}.log"));
+        let log = File::options().create(true).append(true).open(&path);
+        let log = log.with_context(|| format!("cannot open {}", path.display()))?;
+        let mut shell = options.command(Path::new("/bin/sh"));
+        shell.args(["-c", SUPERVISE, name]).arg(program.get_program()).args(program.get_args());
+        shell.stdin(Stdio::piped()).stdout(log.try_clone()?).stderr(log);
+        let mut shell = shell.spawn().with_context(|| format!("cannot run {name}"))?;
+        let stdin = shell.stdin.take();
+        Ok(Self { shell, stdin })
+    }
+
+    fn check_alive(&mut self, name: &str) -> anyhow::Result<()> {
+        match self.shell.try_wait().with_context(|| format!("cannot look after {name}"))? {
+            Some(status) => bail!("{name} ended by itself ({status})"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for Supervised {
+    fn drop(&mut self) {
+        drop(self.stdin.take());
+        kubebed::end(&mut self.shell, END_TIMEOUT);
+    }
+}
+
+impl Assets {
+    pub(crate) fn start(programs: &Programs, options: &Options, directory: &Path) -> anyhow::Result<Self> {
+        let etcd_url = format!("http://127.0.0.1:{}", free_port()?);
+        let port = options.port.map_or_else(free_port, Ok)?;
+        let mut etcd = direct(programs, "etcd");
+        etcd.arg(format!("--data-dir={}", directory.join("etcd").display()));
+        etcd.args(["listen-client-urls", "advertise-client-urls"].map(|flag| format!("--{flag}={etcd_url}")));
+        etcd.arg(format!("--listen-peer-urls=http://127.0.0.1:{}", free_port()?));
+        etcd.arg("--unsafe-no-fsync=true");
+        let mut assets = Self {
+            apiserver: None,
+            _etcd: Supervised::start(&etcd, options, directory, "etcd")?,
+            directory: directory.to_owned(),
+            etcd_url,
+            address: SocketAddr::new(options.first_address(), port),
+            admin_token: random_token()?,
+        };
+        let tokens = format!("{},admin,admin,\"system:masters\"\n", assets.admin_token);
+        fs::write(directory.join("tokens.csv"), tokens).context("cannot write the token file")?;
+        assets.start_apiserver(programs, options)?;
+        Ok(assets)
+    }
+
+    pub(crate) fn stop_apiserver(&mut self) -> anyhow::Result<()> {
+        self.apiserver.take().map(drop).context("the API server is not running")
+    }
+
+    pub(crate) fn start_apiserver(&mut self, programs: &Programs, options: &Options) -> anyhow::Result<()> {
+        if self.apiserver.is_some() {
+            bail!("the API server is running already");
+        }
+        let mut command = direct(programs, "kube-apiserver");
+        command.args(self.apiserver_arguments()).args(&options.apiserver_args);
+        let server = Supervised::start(&command, options, &self.directory, "kube-apiserver")?;
+        self.apiserver = Some(server);
+        let deadline = Instant::now() + READY_TIMEOUT;
+        while !self.ready(programs, options) {
+            if let Some(server) = self.apiserver.as_mut() {
+                server.check_alive("kube-apiserver")?;
+            }
+            if Instant::now() > deadline {
+                bail!("kube-apiserver at {} not ready after {} s", self.address, READY_TIMEOUT.as_secs());
+            }
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        Ok(())
+    }
+
+    fn apiserver_arguments(&self) -> Vec<String> {
+        let file = |name: &str| self.directory.join(name).display().to_string();
+        let ip = self.address.ip();
+        // Its first service range must have the family of the address it advertises.
+        let services =
+            if ip.is_ipv4() { "10.96.0.0/16,fd00:10:96::/112" } else { "fd00:10:96::/112,10.96.0.0/16" };
+        let mut arguments = vec![
+            format!("--etcd-servers={}", self.etcd_url),
+            format!("--bind-address={ip}"),
+            format!("--advertise-address={ip}"),
+            format!("--secure-port={}", self.address.port()),
+            format!("--cert-dir={}", self.directory.display()),
+            format!("--token-auth-file={}", file("tokens.csv")),
+            "--service-account-issuer=https://kubernetes.default.svc.cluster.local".to_owned(),
+            format!("--service-account-key-file={}", file("apiserver.key")),
+            format!("--service-account-signing-key-file={}", file("apiserver.key")),
+            format!("--service-cluster-ip-range={services}"),
+            "--authorization-mode=Node,RBAC".to_owned(),
+            "--allow-privileged=true".to_owned(),
+            // There is no controller that makes the ServiceAccounts it asks for.
+            "--disable-admission-plugins=ServiceAccount".to_owned(),
+        ];
+        if ip.is_loopback() {
+            arguments.push("--endpoint-reconciler-type=none".to_owned());
+        }
+        arguments
+    }
+
+    /// Whether the API server answers; makes the kubeconfig as soon as there is a certificate to put in it.
+    fn ready(&self, programs: &Programs, options: &Options) -> bool {
+        let Ok(certificate) = fs::read(self.directory.join("apiserver.crt")) else { return false };
+        let server = format!("https://{}", self.address);
+        let config = kubeconfig::for_token(&server, &STANDARD.encode(&certificate), &self.admin_token);
+        kubeconfig::write(&self.directory.join("admin.kubeconfig"), &config).is_ok()
+            && run_kubectl(programs, options, &self.directory, &["get", "--raw", "/readyz"], "").is_ok()
+    }
+}
+
+/// The program as the supervising shell will run it: the shell, not the program, goes through the launcher.
+fn direct(programs: &Programs, name: &str) -> Command {
+    programs.command(&Options::default(), name)
+}
+
+/// A port of the loopback interface that is free now, from below the range the kernel hands to outgoing
+/// connections: it must be free again when a stopped API server comes back.
+fn free_port() -> anyhow::Result<u16> {
+    const LOWEST: u16 = 15_000;
+    const COUNT: u64 = 15_000;
+    for _ in 0..200 {
+        // Every RandomState has keys of its own, so the hash of nothing is a random number.
+        let offset = u16::try_from(RandomState::new().build_hasher().finish() % COUNT).unwrap_or(0);
+        let port = LOWEST.saturating_add(offset);
+        if TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok() {
+            return Ok(port);
+        }
+    }
+    bail!("no free TCP port on 127.0.0.1 in 200 tries (is its loopback interface up?)")
+}
+
+fn random_token() -> anyhow::Result<String> {
+    let mut bytes = [0; 16];
+    File::open("/dev/urandom")
+        .and_then(|mut file| file.read_exact(&mut bytes))
+        .context("cannot read /dev/urandom")?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_supervised_program_dies_with_its_owner() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut sleep = Command::new("sh");
+        sleep.args(["-c", "echo $$ > \"$0\"; exec sleep 1000"]).arg(directory.path().join("pid"));
+        let supervised = Supervised::start(&sleep, &Options::default(), directory.path(), "sleep").unwrap();
+        let pid = loop {
+            match fs::read_to_string(directory.path().join("pid")) {
+                Ok(pid) if pid.ends_with('\n') => break pid.trim().to_owned(),
+                _ => std::thread::sleep(Duration::from_millis(10)),
+            }
+        };
+        assert!(Path::new("/proc").join(&pid).exists());
+        drop(supervised);
+        assert!(!Path::new("/proc").join(&pid).exists());
+    }
+
+    #[test]
+    fn a_program_that_ends_by_itself_is_noticed() {
+        let directory = tempfile::tempdir().unwrap();
+        let program = Command::new("false");
+        let mut supervised =
+            Supervised::start(&program, &Options::default(), directory.path(), "false").unwrap();
+        while supervised.shell.try_wait().unwrap().is_none() {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let error = supervised.check_alive("false").unwrap_err().to_string();
+        assert!(error.contains("false ended by itself"), "{error}");
+    }
+}

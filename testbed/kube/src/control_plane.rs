@@ -1,0 +1,205 @@
+use std::ffi::OsStr;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::{Mutex, PoisonError};
+
+use anyhow::{Context, bail};
+use tempfile::TempDir;
+
+use crate::assets::Assets;
+use crate::kubebed::Kubebed;
+use crate::programs::Programs;
+use crate::{Options, kubeconfig};
+
+/// A running control plane; dropping it ends its programs and removes its directory.
+pub struct ControlPlane {
+    // Fields are dropped in this order: the programs before the directory they write to.
+    servers: Mutex<Servers>,
+    programs: Programs,
+    options: Options,
+    kubeconfig: PathBuf,
+    server_url: String,
+    directory: TempDir,
+}
+
+enum Servers {
+    Kubebed(Kubebed),
+    Assets(Assets),
+}
+
+impl ControlPlane {
+    /// Starts a control plane and returns when its API server is ready (seconds; minutes if the programs
+    /// must be compiled first, see [`crate::binary`]).
+    ///
+    /// # Errors
+    /// The programs cannot be had or do not become ready; the end of their logs is in the message.
+    pub fn start(options: Options) -> anyhow::Result<Self> {
+        let programs = Programs::find(&options)?;
+        let directory =
+            TempDir::with_prefix("fairlead-kube-").context("cannot create a temporary directory")?;
+        let servers = match &programs {
+            Programs::Kubebed(binary) => {
+                Kubebed::start(binary, &options, directory.path()).map(Servers::Kubebed)
+            }
+            Programs::Assets(_) => Assets::start(&programs, &options, directory.path()).map(Servers::Assets),
+        };
+        let servers = servers.with_context(|| logs(directory.path()))?;
+        let kubeconfig = directory.path().join("admin.kubeconfig");
+        let server_url = kubeconfig::read_cluster(&kubeconfig)?.server;
+        Ok(Self { servers: Mutex::new(servers), programs, options, kubeconfig, server_url, directory })
+    }
+
+    /// The kubeconfig of a cluster administrator. It is JSON, which readers of YAML take.
+    pub fn kubeconfig(&self) -> &Path {
+        &self.kubeconfig
+    }
+
+    /// The API server's address as the kubeconfig names it, like `https://127.0.0.1:16443`.
+    pub fn server_url(&self) -> &str {
+        &self.server_url
+    }
+
+    /// Where state and logs are, for as long as this control plane lives.
+    pub fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// Runs kubectl as administrator; returns what it printed on stdout.
+    ///
+    /// # Errors
+    /// kubectl failed; what it printed on stderr is in the message.
+    pub fn kubectl<A: AsRef<OsStr>>(&self, args: &[A]) -> anyhow::Result<String> {
+        self.kubectl_stdin(args, "")
+    }
+
+    /// Like [`Self::kubectl`], with `stdin` as its standard input, for commands with `-f -`.
+    ///
+    /// # Errors
+    /// As for [`Self::kubectl`].
+    pub fn kubectl_stdin<A: AsRef<OsStr>>(&self, args: &[A], stdin: &str) -> anyhow::Result<String> {
+        run_kubectl(&self.programs, &self.options, self.directory.path(), args, stdin)
+    }
+
+    /// Creates or updates the objects in a YAML or JSON text (server-side apply; it wins conflicts).
+    ///
+    /// # Errors
+    /// The API server refuses an object; why is in the message.
+    pub fn apply(&self, yaml: &str) -> anyhow::Result<String> {
+        self.kubectl_stdin(&["apply", "--server-side", "--force-conflicts", "-f", "-"], yaml)
+    }
+
+    /// Kills the API server as a crash would; etcd, controllers and scheduler go on.
+    ///
+    /// # Errors
+    /// It is stopped already, or the control plane has ended.
+    pub fn stop_apiserver(&self) -> anyhow::Result<()> {
+        let result = match &mut *self.servers() {
+            Servers::Kubebed(bed) => bed.command("stop-apiserver"),
+            Servers::Assets(assets) => assets.stop_apiserver(),
+        };
+        result.with_context(|| logs(self.directory.path()))
+    }
+
+    /// Starts the API server again, on the same port and state, and waits until it is ready.
+    ///
+    /// # Errors
+    /// It runs already, or does not become ready; the end of its log is in the message.
+    pub fn start_apiserver(&self) -> anyhow::Result<()> {
+        let result = match &mut *self.servers() {
+            Servers::Kubebed(bed) => bed.command("start-apiserver"),
+            Servers::Assets(assets) => assets.start_apiserver(&self.programs, &self.options),
+        };
+        result.with_context(|| logs(self.directory.path()))
+    }
+
+    /// A token of an existing ServiceAccount, valid for an hour. With `node`, the name of an existing
+    /// Node, it is bound to that node as a pod's token is, and admission sees the node's name in it.
+    ///
+    /// # Errors
+    /// The ServiceAccount, namespace or Node does not exist.
+    pub fn token(
+        &self,
+        service_account: &str,
+        namespace: &str,
+        node: Option<&str>,
+    ) -> anyhow::Result<String> {
+        let mut args = vec!["create", "token", service_account, "--namespace", namespace];
+        if let Some(node) = node {
+            args.extend(["--bound-object-kind", "Node", "--bound-object-name", node]);
+        }
+        Ok(self.kubectl(&args)?.trim().to_owned())
+    }
+
+    /// Writes a kubeconfig (mode 0600) to `out` for a token from [`Self::token`]. `server_url_override`
+    /// is for clients that reach the server by another address; it must be one of the certificate's.
+    ///
+    /// # Errors
+    /// `out` cannot be written.
+    pub fn kubeconfig_for_token(
+        &self,
+        token: &str,
+        out: &Path,
+        server_url_override: Option<&str>,
+    ) -> anyhow::Result<()> {
+        let cluster = kubeconfig::read_cluster(&self.kubeconfig)?;
+        let server = server_url_override.unwrap_or(&cluster.server);
+        kubeconfig::write(out, &kubeconfig::for_token(server, &cluster.authority, token))
+    }
+
+    fn servers(&self) -> std::sync::MutexGuard<'_, Servers> {
+        // A panic of another test thread leaves the processes as they are; they can still be stopped.
+        self.servers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+pub(crate) fn run_kubectl<A: AsRef<OsStr>>(
+    programs: &Programs,
+    options: &Options,
+    directory: &Path,
+    args: &[A],
+    stdin: &str,
+) -> anyhow::Result<String> {
+    let mut child = programs
+        .command(options, "kubectl")
+        .args(args)
+        .env("KUBECONFIG", directory.join("admin.kubeconfig"))
+        // What is known about this server must not be taken for the next one's on the same port.
+        .env("KUBECACHEDIR", directory.join("kubectl-cache"))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .context("cannot run kubectl")?;
+    let input = child.stdin.take();
+    let output = std::thread::scope(|scope| {
+        // Beside reading: kubectl may fill its output before it has read all input. If it ends early,
+        // its own words say why, not the broken pipe.
+        scope.spawn(move || input.map(|mut pipe| pipe.write_all(stdin.as_bytes())));
+        child.wait_with_output()
+    })
+    .context("cannot read kubectl's output")?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    if !output.status.success() {
+        let words: Vec<_> = args.iter().map(|word| word.as_ref().to_string_lossy()).collect();
+        let (stderr, stdout) = (text(&output.stderr), text(&output.stdout));
+        bail!("kubectl {} failed ({}): {}{stdout}", words.join(" "), output.status, stderr.trim_end());
+    }
+    Ok(text(&output.stdout))
+}
+
+/// The ends of all logs in `directory`, which will be gone when somebody reads the error.
+fn logs(directory: &Path) -> String {
+    const LINES: usize = 15;
+    let mut report = "the control plane failed".to_owned();
+    for name in ["kubebed", "etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler"] {
+        let Ok(log) = std::fs::read(directory.join(format!("{name}.log"))) else { continue };
+        let log = String::from_utf8_lossy(&log);
+        let lines: Vec<&str> = log.lines().collect();
+        let end = lines.get(lines.len().saturating_sub(LINES)..).unwrap_or_default();
+        if !end.is_empty() {
+            report.push_str(&format!("\n--- end of {name}'s log:\n{}", end.join("\n")));
+        }
+    }
+    report
+}

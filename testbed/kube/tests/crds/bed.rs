@@ -1,0 +1,182 @@
+//! One API server for all tests of this program, programs' views of it, and objects to send to it.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use tempfile::TempDir;
+use testbed_kube::{ControlPlane, Options};
+
+/// An API server with everything of `deploy/` and two nodes.
+pub(crate) struct Bed {
+    pub(crate) plane: ControlPlane,
+    directory: TempDir,
+}
+
+/// One for the tests that run at the same time; the last one to end takes it away.
+pub(crate) fn bed() -> Arc<Bed> {
+    static SHARED: Mutex<Weak<Bed>> = Mutex::new(Weak::new());
+    let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+    shared.upgrade().unwrap_or_else(|| {
+        let bed = Arc::new(Bed::start());
+        *shared = Arc::downgrade(&bed);
+        bed
+    })
+}
+
+pub(crate) fn checkout() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+pub(crate) fn fixture(name: &str) -> String {
+    let path = checkout().join("crates/api/tests/fixtures").join(name);
+    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+impl Bed {
+    fn start() -> Self {
+        let plane = ControlPlane::start(Options::default()).unwrap();
+        plane.kubectl(&["apply", "-k", checkout().join("deploy").to_str().unwrap()]).unwrap();
+        plane.kubectl(&["wait", "--for=condition=Established", "crd", "--all", "--timeout=120s"]).unwrap();
+        for node in ["n1", "n2"] {
+            plane.apply(&format!("apiVersion: v1\nkind: Node\nmetadata: {{name: {node}}}\n")).unwrap();
+        }
+        let bed = Self { plane, directory: TempDir::new().unwrap() };
+        bed.await_policy();
+        bed
+    }
+
+    /// The API server puts a policy into force some time after it has accepted it.
+    fn await_policy(&self) {
+        let n1 = self.program("fairlead-node", Some("n1"));
+        let end = Instant::now() + Duration::from_secs(120);
+        while n1.create_dry(&peer("n2", "[]")).is_ok() {
+            assert!(Instant::now() < end, "the policy does not come into force");
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+
+    /// What a program may do: kubectl with a token of its ServiceAccount, bound to a node or not.
+    pub(crate) fn program(&self, account: &str, node: Option<&str>) -> Program<'_> {
+        let kubeconfig = self.directory.path().join(format!("{account}-{}", node.unwrap_or("unbound")));
+        // Tests at the same time write the same file; each write is complete before it is used.
+        static WRITING: Mutex<()> = Mutex::new(());
+        let _guard = WRITING.lock().unwrap_or_else(PoisonError::into_inner);
+        if !kubeconfig.exists() {
+            let token = self.plane.token(account, "kube-system", node).unwrap();
+            self.plane.kubeconfig_for_token(&token, &kubeconfig, None).unwrap();
+        }
+        Program { plane: &self.plane, kubeconfig: kubeconfig.to_str().unwrap().to_owned() }
+    }
+
+    pub(crate) fn get(&self, arguments: &[&str]) -> Value {
+        let arguments = [&["get", "-o", "json"], arguments].concat();
+        serde_json::from_str(&self.plane.kubectl(&arguments).unwrap()).unwrap()
+    }
+
+    pub(crate) fn namespace(&self, name: &str) {
+        self.plane.apply(&format!("apiVersion: v1\nkind: Namespace\nmetadata: {{name: {name}}}\n")).unwrap();
+    }
+}
+
+pub(crate) struct Program<'a> {
+    plane: &'a ControlPlane,
+    kubeconfig: String,
+}
+
+impl Program<'_> {
+    pub(crate) fn run(&self, arguments: &[&str], stdin: &str) -> Result<String, String> {
+        let arguments = [&["--kubeconfig", self.kubeconfig.as_str()], arguments].concat();
+        self.plane.kubectl_stdin(&arguments, stdin).map_err(|error| format!("{error:#}"))
+    }
+
+    pub(crate) fn create(&self, object: &str) -> Result<String, String> {
+        self.run(&["create", "-f", "-"], object)
+    }
+
+    pub(crate) fn create_dry(&self, object: &str) -> Result<String, String> {
+        self.run(&["create", "--dry-run=server", "-f", "-"], object)
+    }
+
+    pub(crate) fn merge(&self, kind: &str, name: &str, patch: &str) -> Result<String, String> {
+        self.run(&["patch", kind, name, "--type=merge", "--patch", patch], "")
+    }
+
+    /// Which of these accesses the API server would allow.
+    pub(crate) fn may(&self, accesses: &[Access]) -> Vec<bool> {
+        let reviews: Vec<String> = accesses.iter().map(Access::review).collect();
+        let print = "-o=jsonpath={.status.allowed}{'\\n'}";
+        let answers =
+            self.run(&["create", "--validate=false", print, "-f", "-"], &reviews.join("\n---\n")).unwrap();
+        answers.split_whitespace().map(|answer| answer == "true").collect()
+    }
+}
+
+/// An access as authorization sees it.
+#[derive(Debug)]
+pub(crate) struct Access {
+    pub(crate) verb: &'static str,
+    /// `resource.group`, or `resource` of the core group.
+    pub(crate) resource: &'static str,
+    pub(crate) subresource: &'static str,
+    pub(crate) name: &'static str,
+    pub(crate) namespace: &'static str,
+}
+
+impl Access {
+    fn review(&self) -> String {
+        let Self { verb, subresource, name, namespace, .. } = self;
+        let (resource, group) = self.resource.split_once('.').unwrap_or((self.resource, ""));
+        let attributes = serde_json::json!({"verb": verb, "resource": resource, "group": group,
+            "subresource": subresource, "name": name, "namespace": namespace});
+        format!(
+            "{{apiVersion: authorization.k8s.io/v1, kind: SelfSubjectAccessReview, spec: {{resourceAttributes: {attributes}}}}}"
+        )
+    }
+}
+
+#[track_caller]
+pub(crate) fn refused(result: Result<String, String>, words: &str) {
+    let error = result.expect_err(words);
+    assert!(error.contains(words), "expected '{words}' in: {error}");
+}
+
+pub(crate) fn pool(spec: &str) -> String {
+    format!("{{apiVersion: coil.cybozu.com/v2, kind: AddressPool, metadata: {{name: bad}}, spec: {spec}}}")
+}
+
+pub(crate) fn block(fields: &str) -> String {
+    format!("{{apiVersion: coil.cybozu.com/v2, kind: AddressBlock, metadata: {{name: bad-0}}, {fields}}}")
+}
+
+pub(crate) fn egress(spec: &str) -> String {
+    format!(
+        "{{apiVersion: coil.cybozu.com/v2, kind: Egress, metadata: {{name: bad, namespace: default}}, spec: {spec}}}"
+    )
+}
+
+pub(crate) fn mesh(spec: &str) -> String {
+    format!("{{apiVersion: wirekube.io/v1alpha1, kind: WireKubeMesh, metadata: {{name: bad}}, spec: {spec}}}")
+}
+
+pub(crate) fn wirekube_peer(spec: &str) -> String {
+    format!("{{apiVersion: wirekube.io/v1alpha1, kind: WireKubePeer, metadata: {{name: bad}}, spec: {spec}}}")
+}
+
+pub(crate) fn kilo_peer(spec: &str) -> String {
+    format!("{{apiVersion: kilo.squat.ai/v1alpha1, kind: Peer, metadata: {{name: bad}}, spec: {spec}}}")
+}
+
+pub(crate) const KEY: &str = "xTIBA5rboUvnH4htodjb6e697QjLERt1NAB4mZqp8Dg=";
+
+pub(crate) fn peer(name: &str, allowed: &str) -> String {
+    wirekube_peer(&format!("{{publicKey: {KEY}, allowedIPs: {allowed}}}"))
+        .replace("name: bad", &format!("name: {name}"))
+}
+
+pub(crate) fn request(name: &str, node: &str) -> String {
+    format!(
+        "{{apiVersion: coil.cybozu.com/v2, kind: BlockRequest, metadata: {{name: {name}}}, spec: {{nodeName: {node}, poolName: default}}}}"
+    )
+}

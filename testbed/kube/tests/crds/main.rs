@@ -1,0 +1,15 @@
+//! A real API server accepts `deploy/`, prints what the documentation promises, keeps users' objects as they
+//! wrote them ([`objects`]), refuses bad ones with words that help ([`validation`]), and holds every program to
+//! its rights ([`rights`]).
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "helpers of tests fail like tests"
+)]
+
+mod bed;
+mod objects;
+mod rights;
+mod validation;

@@ -1,0 +1,173 @@
+//! RBAC and admission policy hold the programs to what they need.
+
+use crate::bed::{Access, bed, block, peer, refused, request};
+
+#[test]
+fn a_node_writes_only_its_own_peer() {
+    let bed = bed();
+    let (n1, n2) = (bed.program("fairlead-node", Some("n1")), bed.program("fairlead-node", Some("n2")));
+    n1.create(&peer("n1", "[192.168.1.10/32, 'fd00::10/128']")).unwrap();
+    n2.create(&peer("n2", "[]")).unwrap();
+    n1.merge("wkpeer", "n1", r#"{"spec": {"endpoint": "203.0.113.7:1"}}"#).unwrap();
+    n1.run(
+        &[
+            "patch",
+            "wkpeer",
+            "n1",
+            "--subresource=status",
+            "--type=merge",
+            "--patch",
+            r#"{"status": {"connected": true}}"#,
+        ],
+        "",
+    )
+    .unwrap();
+
+    refused(
+        n1.create_dry(&peer("n3", "[]")),
+        "node 'n1' may only write the WireKubePeer of its own name, not 'n3'",
+    );
+    refused(n1.merge("wkpeer", "n2", r#"{"spec": {"endpoint": "203.0.113.7:1"}}"#), "not 'n2'");
+    refused(
+        n1.run(
+            &[
+                "patch",
+                "wkpeer",
+                "n2",
+                "--subresource=status",
+                "--type=merge",
+                "--patch",
+                r#"{"status": {"connected": false}}"#,
+            ],
+            "",
+        ),
+        "not 'n2'",
+    );
+    refused(n1.run(&["delete", "wkpeer", "n2"], ""), "cannot delete");
+    for prefix in ["0.0.0.0/0", "10.0.0.0/31", "fd00::/64"] {
+        let patch = format!(r#"{{"spec": {{"allowedIPs": ["192.168.1.10/32", "{prefix}"]}}}}"#);
+        refused(n1.merge("wkpeer", "n1", &patch), &format!("in spec.allowedIPs, not {prefix}"));
+    }
+    refused(
+        n1.merge("wkpeer", "n1", r#"{"metadata": {"labels": {"wirekube.io/node": "n2"}}}"#),
+        "the label wirekube.io/node",
+    );
+    n1.merge("wkpeer", "n1", r#"{"metadata": {"labels": {"wirekube.io/node": "n1"}}}"#).unwrap();
+}
+
+#[test]
+fn a_node_asks_only_for_itself() {
+    let bed = bed();
+    let (n1, n2) = (bed.program("fairlead-node", Some("n1")), bed.program("fairlead-node", Some("n2")));
+    n1.create(&request("req-default-n1", "n1")).unwrap();
+    refused(
+        n1.create(&request("req-default-n2", "n2")),
+        "may only ask for blocks for itself, not for spec.nodeName 'n2'",
+    );
+    refused(n2.run(&["delete", "blockrequest", "req-default-n1"], ""), "may only ask for blocks for itself");
+    n1.run(&["delete", "blockrequest", "req-default-n1"], "").unwrap();
+}
+
+#[test]
+fn a_node_frees_only_its_own_blocks() {
+    let bed = bed();
+    let (n1, controller) =
+        (bed.program("fairlead-node", Some("n1")), bed.program("fairlead-controller", None));
+    for (name, node) in [("own", "n1"), ("other", "n2")] {
+        let labels = format!(
+            "name: {name}, finalizers: [coil.cybozu.com], labels: {{coil.cybozu.com/node: {node}, coil.cybozu.com/pool: p}}"
+        );
+        controller.create(&block("index: 0, ipv4: 10.0.0.0/27").replace("name: bad-0", &labels)).unwrap();
+    }
+    let unfinalize = r#"{"metadata": {"finalizers": []}}"#;
+    refused(n1.merge("addressblock", "other", unfinalize), "'other' is not one");
+    refused(n1.run(&["delete", "addressblock", "other"], ""), "'other' is not one");
+    for labels in [r#"{"coil.cybozu.com/node": "n2"}"#, r#"{"coil.cybozu.com/request": "1234"}"#, "null"] {
+        let patch = format!(r#"{{"metadata": {{"labels": {labels}}}}}"#);
+        refused(n1.merge("addressblock", "own", &patch), "may not change the labels or the owner");
+    }
+    refused(n1.create(&block("index: 0, ipv4: 10.0.0.0/27")), "cannot create");
+    n1.merge("addressblock", "own", unfinalize).unwrap();
+    n1.run(&["delete", "addressblock", "own"], "").unwrap();
+
+    // The controller sweeps up after nodes that are gone.
+    controller.merge("addressblock", "other", unfinalize).unwrap();
+    controller.run(&["delete", "addressblock", "other"], "").unwrap();
+}
+
+#[test]
+fn a_token_that_names_no_node_writes_nothing() {
+    let bed = bed();
+    let unbound = bed.program("fairlead-node", None);
+    unbound.run(&["get", "wkpeer"], "").unwrap();
+    let words = "does not say which node it belongs to";
+    refused(unbound.create_dry(&peer("n3", "[]")), words);
+    refused(unbound.create_dry(&request("req-default-n3", "n3")), words);
+}
+
+/// Verbs separated by spaces, resource, subresource, name, namespace, and whether they are allowed.
+type Right = (&'static str, &'static str, &'static str, &'static str, &'static str, bool);
+
+const NODE_RIGHTS: &[Right] = &[
+    ("get list watch", "nodes", "", "", "", true),
+    ("get list watch", "namespaces", "", "", "", true),
+    ("get list watch", "pods", "", "", "", true),
+    ("get list watch", "addresspools.coil.cybozu.com", "", "", "", true),
+    ("get list watch", "wirekubemeshes.wirekube.io", "", "", "", true),
+    ("create patch", "events.events.k8s.io", "", "", "default", true),
+    ("create update patch delete", "nodes", "", "", "", false),
+    ("update patch", "nodes", "status", "", "", false),
+    ("create update patch delete", "pods", "", "", "", false),
+    ("create update patch delete", "addresspools.coil.cybozu.com", "", "", "", false),
+    ("create update patch delete", "wirekubemeshes.wirekube.io", "", "", "", false),
+    ("create deletecollection", "addressblocks.coil.cybozu.com", "", "", "", false),
+    ("delete deletecollection", "wirekubepeers.wirekube.io", "", "", "", false),
+    ("update patch", "blockrequests.coil.cybozu.com", "", "", "", false),
+    ("update patch", "blockrequests.coil.cybozu.com", "status", "", "", false),
+    ("get list", "secrets", "", "", "kube-system", false),
+    ("create get update", "leases.coordination.k8s.io", "", "coil-ipam-leader", "kube-system", false),
+    ("create", "serviceaccounts", "token", "fairlead-node", "kube-system", false),
+];
+
+const CONTROLLER_RIGHTS: &[Right] = &[
+    ("get list watch update patch", "addresspools.coil.cybozu.com", "", "", "", true),
+    ("update patch", "addresspools.coil.cybozu.com", "status", "", "", true),
+    ("get list watch create update patch delete", "addressblocks.coil.cybozu.com", "", "", "", true),
+    ("get list watch", "blockrequests.coil.cybozu.com", "", "", "", true),
+    ("update patch", "blockrequests.coil.cybozu.com", "status", "", "", true),
+    ("get list watch", "nodes", "", "", "", true),
+    ("get list watch delete", "wirekubepeers.wirekube.io", "", "", "", true),
+    ("update patch", "wirekubemeshes.wirekube.io", "status", "", "", true),
+    ("create", "leases.coordination.k8s.io", "", "", "kube-system", true),
+    ("get update patch", "leases.coordination.k8s.io", "", "coil-ipam-leader", "kube-system", true),
+    ("create patch", "events.events.k8s.io", "", "", "default", true),
+    ("get update patch delete", "leases.coordination.k8s.io", "", "kube-scheduler", "kube-system", false),
+    ("create", "leases.coordination.k8s.io", "", "", "default", false),
+    ("create delete", "addresspools.coil.cybozu.com", "", "", "", false),
+    ("create update patch delete", "nodes", "", "", "", false),
+    ("create update patch", "wirekubepeers.wirekube.io", "", "", "", false),
+    ("get list", "pods", "", "", "", false),
+    ("get list", "secrets", "", "", "kube-system", false),
+];
+
+#[test]
+fn programs_have_the_rights_they_need_and_no_more() {
+    let bed = bed();
+    for (account, node, rights) in
+        [("fairlead-node", Some("n1"), NODE_RIGHTS), ("fairlead-controller", None, CONTROLLER_RIGHTS)]
+    {
+        let mut accesses = Vec::new();
+        let mut expected = Vec::new();
+        for &(verbs, resource, subresource, name, namespace, allowed) in rights {
+            for verb in verbs.split(' ') {
+                accesses.push(Access { verb, resource, subresource, name, namespace });
+                expected.push(allowed);
+            }
+        }
+        let answers = bed.program(account, node).may(&accesses);
+        assert_eq!(answers.len(), accesses.len());
+        for ((access, answer), expected) in accesses.iter().zip(answers).zip(expected) {
+            assert_eq!(answer, expected, "{account}: {access:?}");
+        }
+    }
+}

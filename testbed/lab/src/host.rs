@@ -1,0 +1,99 @@
+//! A machine with an address in the lab.
+
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::ops::Deref;
+use std::sync::{Arc, Mutex};
+
+use anyhow::Result;
+
+use crate::internet::Attachment;
+use crate::lock;
+use crate::namespace::Namespace;
+use crate::router::Router;
+
+/// What to choose about a host behind a router; by default the lab chooses.
+#[derive(Debug, Clone, Default)]
+pub struct HostOptions {
+    /// Its IPv4 address; must be in the LAN's range and free.
+    pub address: Option<Ipv4Addr>,
+    /// MTU of its link, bytes of an IP packet.
+    pub mtu: Option<u32>,
+}
+
+/// A machine of the lab: a [`Namespace`] with an address and a cable that can be pulled. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Host {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    namespace: Namespace,
+    attachment: Mutex<Attachment>,
+    router: Option<Router>,
+}
+
+impl Host {
+    /// Does what the attachment says inside, plus `more` lines of `ip -batch`.
+    pub(crate) fn new(
+        namespace: Namespace,
+        attachment: Attachment,
+        router: Option<Router>,
+        more: &str,
+    ) -> Result<Self> {
+        namespace.ip(&format!("{}{more}", attachment.inside))?;
+        Ok(Self { inner: Arc::new(Inner { namespace, attachment: Mutex::new(attachment), router }) })
+    }
+
+    /// Its own IPv4 address: public, or that on its LAN. Of a router: that on its `wan`.
+    pub fn address(&self) -> Ipv4Addr {
+        lock(&self.inner.attachment).address
+    }
+
+    /// Its own IPv6 address, if it has one.
+    pub fn address6(&self) -> Option<Ipv6Addr> {
+        lock(&self.inner.attachment).address6
+    }
+
+    /// The IPv4 address its packets carry on the Internet.
+    pub fn public_address(&self) -> Ipv4Addr {
+        match &self.inner.router {
+            Some(router) => router.public_address_for(self.address()),
+            None => self.address(),
+        }
+    }
+
+    /// The router it is behind, if it is.
+    pub fn router(&self) -> Option<&Router> {
+        self.inner.router.as_ref()
+    }
+
+    /// Pulls its cable (of a router: the uplink). Addresses and routes inside stay, as on a real machine.
+    ///
+    /// # Errors
+    /// The lab is gone.
+    pub fn partition(&self) -> Result<()> {
+        lock(&self.inner.attachment).pull()
+    }
+
+    /// Plugs the cable in again.
+    ///
+    /// # Errors
+    /// The lab is gone.
+    pub fn heal(&self) -> Result<()> {
+        lock(&self.inner.attachment).plug()
+    }
+
+    /// Lets `change` work on the cable.
+    pub(crate) fn with_attachment<T>(&self, change: impl FnOnce(&mut Attachment) -> T) -> T {
+        change(&mut lock(&self.inner.attachment))
+    }
+}
+
+impl Deref for Host {
+    type Target = Namespace;
+
+    fn deref(&self) -> &Namespace {
+        &self.inner.namespace
+    }
+}
