@@ -55,7 +55,12 @@ fn is_own_table(table: u32) -> bool {
 
 /// Compares what a table should hold with what it holds. `table` and `protocol` of the desired routes are overruled.
 /// Of two desired routes to one destination with one metric the first counts: a table cannot hold both.
-pub fn table_difference(table: u32, protocol: u8, desired: &[Route], existing: &[Route]) -> Difference<Route> {
+pub fn table_difference(
+    table: u32,
+    protocol: u8,
+    desired: &[Route],
+    existing: &[Route],
+) -> Difference<Route> {
     // The kernel looks only at these two when it decides whether a route is already there.
     let place = |route: &Route| (route.destination, route.metric);
     let mut unmatched: HashMap<_, Vec<&Route>> = HashMap::new();
@@ -140,8 +145,7 @@ pub fn pod_rules() -> Vec<Rule> {
 /// The rules that lead marked packets into the mesh's table.
 pub fn mesh_rules() -> Vec<Rule> {
     let mark = Some(Mark { value: MARK_TO_WIREGUARD, mask: MARK_MASK });
-    let rule =
-        |family| Rule { mark, ..Rule::lookup(family, RULE_PRIORITY_MESH, TABLE_MESH, ROUTE_PROTOCOL) };
+    let rule = |family| Rule { mark, ..Rule::lookup(family, RULE_PRIORITY_MESH, TABLE_MESH, ROUTE_PROTOCOL) };
     IpFamily::BOTH.map(rule).to_vec()
 }
 

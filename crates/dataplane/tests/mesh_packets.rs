@@ -10,6 +10,7 @@ use std::time::Duration;
 use fairlead_dataplane::mesh::{MeshState, apply};
 use mesh_common::Namespace;
 use nix::sys::socket::{setsockopt, sockopt};
+use nix::sys::time::{TimeVal, TimeValLike};
 
 const TARGET_V4: &str = "10.5.0.1";
 const TARGET_V6: &str = "fd05::1";
@@ -73,11 +74,11 @@ impl Bed {
     }
 }
 
-/// Answers each datagram with a name until one says "stop".
+/// Answers each datagram with a name until one says "stop", or none comes any more.
 fn answer(socket: &UdpSocket, name: &str) {
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
     let mut buffer = [0; 64];
-    loop {
-        let (length, from) = socket.recv_from(&mut buffer).unwrap();
+    while let Ok((length, from)) = socket.recv_from(&mut buffer) {
         if &buffer[..length] == b"stop" {
             return;
         }
@@ -166,6 +167,8 @@ fn counted(bed: &Bed, chain: &str) -> bool {
 fn connect(client: &Namespace, server: &Namespace, address: &str) {
     let address: SocketAddr = (address.parse::<IpAddr>().unwrap(), PORT).into();
     let listener = server.within(|| TcpListener::bind(address).unwrap());
+    // Also how long `accept` waits (socket(7)).
+    setsockopt(&listener, sockopt::ReceiveTimeout, &TimeVal::seconds(PATIENCE.as_secs() as i64)).unwrap();
     thread::scope(|scope| {
         scope.spawn(|| {
             let (mut stream, _) = listener.accept().unwrap();

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test may")]
 
 use std::net::IpAddr;
+use std::os::fd::{AsFd, AsRawFd};
 use std::process::Command;
 
 use fairlead_dataplane::uplink::{
@@ -12,6 +13,10 @@ use fairlead_netlink::route::{
     Address, AddressFlags, Link, LinkLayer, NextHop, Route, RouteKind, Scope, TABLE_MAIN,
 };
 use ipnet::IpNet;
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrIn6, sendto, setsockopt, socket,
+    sockopt,
+};
 use proptest::prelude::*;
 
 fn prefix(text: &str) -> IpNet {
@@ -229,14 +234,58 @@ fn forwarding_keeps_router_advertisements_where_they_were_heard() {
     assert_eq!(switch("ipv6/conf/up0/accept_ra"), "1");
 }
 
+/// A router's announcement of itself (RFC 4861, section 4.2), sent to one host; the kernel adds the checksum.
+fn advertise(router: &Netns, to: &str) {
+    router
+        .run(|| {
+            let raw =
+                socket(AddressFamily::Inet6, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::IcmpV6)
+                    .unwrap();
+            // Hosts believe only neighbours, whose packets still have all their hops.
+            setsockopt(&raw, sockopt::Ipv6Ttl, &255).unwrap();
+            let lifetime = 1800u16.to_be_bytes();
+            let packet = [134, 0, 0, 0, 64, 0, lifetime[0], lifetime[1], 0, 0, 0, 0, 0, 0, 0, 0];
+            let index = nix::net::if_::if_nametoindex("far0").unwrap();
+            let address = SockaddrIn6::from(std::net::SocketAddrV6::new(to.parse().unwrap(), 0, 0, index));
+            sendto(raw.as_raw_fd(), &packet, &address, MsgFlags::empty()).unwrap();
+        })
+        .unwrap();
+}
+
+/// A host that has its IPv6 default route from a router's advertisement, and the router.
+fn advertised_host() -> (Netns, Netns) {
+    let (host, router) = (Netns::create().unwrap(), Netns::create().unwrap());
+    run(&host, "ip link add up0 type veth peer name far0");
+    run(&host, "sysctl -qw net.ipv6.conf.up0.accept_ra=1 net.ipv6.conf.up0.addr_gen_mode=1");
+    run(
+        &host,
+        &format!("ip link set far0 netns /proc/{}/fd/{}", std::process::id(), router.as_fd().as_raw_fd()),
+    );
+    run(&router, "ip link set far0 up");
+    run(&host, "ip link set up0 up");
+    run(&host, "ip addr add fe80::2/64 dev up0 nodad");
+    run(&router, "ip addr add fe80::1/64 dev far0 nodad");
+    for _ in 0..1000 {
+        advertise(&router, "fe80::2");
+        if run(&host, "ip -6 route").contains("default via fe80::1 dev up0 proto ra") {
+            return (host, router);
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    panic!("the host never believed its router: {}", run(&host, "ip -6 route"));
+}
+
 #[test]
 fn a_default_route_from_an_advertisement_outlives_the_switch() {
-    let netns = namespace();
-    run(&netns, "sysctl -qw net.ipv6.conf.up0.accept_ra=1");
-    // As the kernel marks the route it learns: protocol ra, and a lifetime.
-    run(&netns, "ip -6 route add default via fe80::1 dev up0 proto ra expires 600");
-    netns.run(|| enable_forwarding().unwrap()).unwrap();
-    assert!(run(&netns, "ip -6 route").contains("default via fe80::1 dev up0"));
+    let (host, router) = advertised_host();
+    host.run(|| enable_forwarding().unwrap()).unwrap();
+    assert!(run(&host, "ip -6 route").contains("default via fe80::1 dev up0 proto ra"));
+    advertise(&router, "fe80::2");
+    assert!(run(&host, "ip -6 route").contains("default via fe80::1 dev up0 proto ra"));
+    // What would happen otherwise.
+    let (host, _router) = advertised_host();
+    run(&host, "sysctl -qw net.ipv6.conf.all.forwarding=1");
+    assert!(!run(&host, "ip -6 route").contains("default"), "then all this would not be needed");
 }
 
 #[test]

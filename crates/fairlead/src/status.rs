@@ -84,7 +84,7 @@ fn node_json(status: &StatusResponse) -> Value {
 
 fn table(header: &[&str]) -> Table {
     let mut table = Table::new();
-    table.load_preset(NOTHING).set_header(header);
+    table.load_style(NOTHING).set_header(header);
     table
 }
 

@@ -18,9 +18,18 @@ use crate::udp::Path;
 
 /// Packets kept per peer while there is no session; the oldest make room.
 const MOST_STAGED: usize = 32;
-/// When a handshake towards a new endpoint is repeated, counted from the first one. Two peers behind NATs open the way
-/// for each other: whoever comes first is not heard, so both try again before `REKEY_TIMEOUT` (5 s).
-const REPEATS: [Duration; 3] = [Duration::from_millis(300), Duration::from_secs(1), Duration::from_secs(2)];
+/// How a handshake towards a new endpoint is repeated, counted from the first message. Two peers behind NATs open the
+/// way for each other: whoever comes first is not heard, so both try again before `REKEY_TIMEOUT` (5 s).
+///
+/// The protocol library remembers two initiations, and a peer answers only the first of several that arrive in one
+/// bunch (they wait together for address resolution, or a slow link). So only two different messages are sent, each
+/// twice: whichever is answered, the answer is understood. A copy that arrives after its original is a replay to the
+/// peer and harmless.
+const REPEATS: [Repeat; 3] = [
+    Repeat { after: Duration::from_millis(300), message: Message::Copy },
+    Repeat { after: Duration::from_secs(1), message: Message::Fresh },
+    Repeat { after: Duration::from_secs(2), message: Message::Copy },
+];
 /// How long an answered handshake may take to be confirmed before we start one of our own.
 const CONFIRMATION: Duration = Duration::from_secs(1);
 
@@ -37,10 +46,26 @@ impl Now {
     }
 }
 
+#[derive(Clone, Copy)]
+struct Repeat {
+    after: Duration,
+    message: Message,
+}
+
+#[derive(Clone, Copy)]
+enum Message {
+    /// The last initiation once more.
+    Copy,
+    /// A new one.
+    Fresh,
+}
+
 /// Repetitions still to come of a handshake towards a new endpoint.
 struct Repeats {
     started: Instant,
-    left: &'static [Duration],
+    left: &'static [Repeat],
+    /// The last initiation, unless something was learned since that has to go into the next.
+    last: Option<Vec<u8>>,
 }
 
 /// A peer of the device.
@@ -143,7 +168,7 @@ impl Peer {
         if self.is_live() {
             self.keep_alive(now, out);
         } else {
-            self.repeats = Some(Repeats { started: now.instant, left: &REPEATS });
+            self.repeats = Some(Repeats { started: now.instant, left: &REPEATS, last: None });
             self.initiate(true, now, out);
         }
     }
@@ -194,7 +219,13 @@ impl Peer {
                 }
                 Some(packet)
             }
-            TunnResult::Done => None,
+            TunnResult::Done => {
+                // A cookie: only a new initiation carries it.
+                if let Some(repeats) = &mut self.repeats {
+                    repeats.last = None;
+                }
+                None
+            }
             TunnResult::Err(error) => {
                 tracing::trace!(?error, remote = %path.remote, "message refused");
                 None
@@ -258,16 +289,27 @@ impl Peer {
         if due > now.instant {
             return Some(due);
         }
-        if let Some(repeats) = &mut self.repeats {
-            repeats.left = repeats.left.get(1..).unwrap_or_default();
+        match self.take_copy() {
+            Some(copy) => self.emit(copy, now, out),
+            None => self.initiate(true, now, out),
         }
-        self.initiate(true, now, out);
         self.next_repeat()
+    }
+
+    /// Moves on to the next repetition; gives back the message if it is a copy.
+    fn take_copy(&mut self) -> Option<WgKind> {
+        let repeats = self.repeats.as_mut()?;
+        let (repeat, left) = repeats.left.split_first()?;
+        repeats.left = left;
+        match repeat.message {
+            Message::Copy => Packet::copy_from(repeats.last.as_ref()?.as_slice()).try_into_wg().ok(),
+            Message::Fresh => None,
+        }
     }
 
     fn next_repeat(&self) -> Option<Instant> {
         let repeats = self.repeats.as_ref()?;
-        let due = repeats.started.checked_add(*repeats.left.first()?)?;
+        let due = repeats.started.checked_add(repeats.left.first()?.after)?;
         let patience = self.offered.and_then(|(_, at)| at.checked_add(CONFIRMATION));
         Some(patience.map_or(due, |patience| due.max(patience)))
     }
@@ -316,10 +358,17 @@ impl Peer {
     }
 
     fn initiate(&mut self, again: bool, now: Now, out: &mut Vec<WgKind>) {
-        if self.path.is_some()
-            && let Some(message) = self.tunnel.format_handshake_initiation(again)
-        {
-            self.emit(message.into(), now, out);
+        if self.path.is_none() {
+            return;
+        }
+        let Some(message) = self.tunnel.format_handshake_initiation(again) else { return };
+        let bytes = message.into_bytes();
+        if let Some(repeats) = &mut self.repeats {
+            repeats.last = Some(bytes.to_vec());
+        }
+        // It is what it was a moment ago.
+        if let Ok(message) = bytes.try_into_wg() {
+            self.emit(message, now, out);
         }
     }
 

@@ -34,6 +34,7 @@ type options struct {
 	services       []netip.Prefix
 	controllers    bool
 	scheduler      bool
+	ephemeral      bool
 	apiserverArgs  []string
 	controllerArgs []string
 }
@@ -45,6 +46,7 @@ func parseOptions(args []string) (options, error) {
 	flags.IntVar(&o.port, "port", 0, "TCP port of the API server (0: a free one, or the one used before)")
 	flags.BoolVar(&o.controllers, "controllers", false, "run kube-controller-manager")
 	flags.BoolVar(&o.scheduler, "scheduler", false, "run kube-scheduler")
+	flags.BoolVar(&o.ephemeral, "ephemeral", false, "remove the state directory when told to end (not after a failure: the logs are in it)")
 	flags.Func("address", "address clients use (repeatable; default 127.0.0.1). The first goes into the kubeconfig; with more than one the server listens on all interfaces", func(s string) error {
 		address, err := netip.ParseAddr(s)
 		o.addresses = append(o.addresses, address)
@@ -111,8 +113,15 @@ func up(args []string) error {
 	}
 	commands, ending := watchOwner()
 	b := &bed{options: o, ending: ending}
-	// An API server that loses its etcd ignores SIGTERM for minutes, so close stops etcd last.
-	defer b.close()
+	err = b.run(commands)
+	b.close()
+	if err == nil && o.ephemeral {
+		return os.RemoveAll(o.dir)
+	}
+	return err
+}
+
+func (b *bed) run(commands <-chan string) error {
 	if err := b.start(); err != nil {
 		return err
 	}
@@ -302,6 +311,7 @@ func (b *bed) stopAPIServer() error {
 	return nil
 }
 
+// close stops etcd last: an API server without it ignores SIGTERM for minutes.
 func (b *bed) close() {
 	for _, child := range b.background {
 		child.kill()

@@ -81,6 +81,8 @@ pub(crate) fn end(child: &mut Child, patience: Duration) {
 
 fn arguments(options: &Options) -> Vec<String> {
     let mut arguments = vec![
+        // If this process is killed, nobody else will remove the directory.
+        "-ephemeral".to_owned(),
         format!("-controllers={}", options.controllers),
         format!("-scheduler={}", options.scheduler),
         format!("-port={}", options.port.unwrap_or(0)),
@@ -119,7 +121,7 @@ mod tests {
             apiserver_args: vec!["--v=4".into()],
             ..Options::default()
         };
-        let expected = "-controllers=true -scheduler=false -port=6443 -address=192.0.2.1 -address=2001:db8::1 \
+        let expected = "-ephemeral -controllers=true -scheduler=false -port=6443 -address=192.0.2.1 -address=2001:db8::1 \
                         -san=api.test -apiserver-arg=--v=4";
         assert_eq!(arguments(&options).join(" "), expected);
     }

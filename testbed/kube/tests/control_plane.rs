@@ -1,9 +1,10 @@
 //! The control plane is real, keeps its state over a crash of its API server, and leaves nothing behind.
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use testbed_kube::{ControlPlane, Options};
@@ -72,6 +73,44 @@ fn two_at_once_do_not_see_each_other_and_nothing_stays_behind() {
     assert_eq!(processes_of(&directory), Vec::<PathBuf>::new());
     assert!(!directory.exists());
     second.apply(CONFIG_MAP).unwrap();
+}
+
+const OWNER: &str = "hold_one_until_killed";
+
+/// Not a test: the process that the next test kills.
+#[test]
+#[ignore = "run by another test"]
+fn hold_one_until_killed() {
+    let plane = start();
+    println!("directory: {}", plane.directory().display());
+    std::thread::sleep(std::time::Duration::from_secs(600));
+}
+
+#[test]
+fn nothing_stays_behind_when_its_owner_is_killed() {
+    let mut owner = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", OWNER, "--ignored", "--nocapture"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(owner.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let directory =
+        lines.find_map(|line| line.split_once("directory: ").map(|(_, path)| PathBuf::from(path))).unwrap();
+    assert!(!processes_of(&directory).is_empty());
+    owner.kill().unwrap();
+    owner.wait().unwrap();
+    for _ in 0..600 {
+        if processes_of(&directory).is_empty() && !directory.exists() {
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(100));
+    }
+    panic!(
+        "after a minute: {:?}, {} exists: {}",
+        processes_of(&directory),
+        directory.display(),
+        directory.exists()
+    );
 }
 
 #[test]

@@ -20,7 +20,8 @@ pub(crate) fn add_with_libraries(archive: &mut Archive, path: &Path) -> anyhow::
     Ok(())
 }
 
-fn add(archive: &mut Archive, path: &Path) -> anyhow::Result<()> {
+/// Adds a host file at its own path.
+pub(crate) fn add(archive: &mut Archive, path: &Path) -> anyhow::Result<()> {
     let read = || anyhow::Ok((fs::metadata(path)?.permissions().mode(), fs::read(path)?));
     let (permissions, content) =
         read().with_context(|| format!("cannot copy {} into the VM", path.display()))?;

@@ -25,9 +25,16 @@ const HOST_PROGRAMS: &[(&str, &str)] = &[
     ("sh", "dash"),
 ];
 
-/// What is copied into the VM.
+/// What is copied into the VM; busybox does the rest. The shell and whatever starts other programs must not
+/// be busybox, which runs its own `ip`, `ping` or `modprobe` whatever the search path says.
 const VM_PROGRAMS: &[(&str, &str)] = &[
     ("busybox", "busybox-static"),
+    ("dash", "dash"),
+    ("env", "coreutils"),
+    ("timeout", "coreutils"),
+    ("setsid", "util-linux"),
+    ("nsenter", "util-linux"),
+    ("unshare", "util-linux"),
     ("modprobe", "kmod"),
     ("ip", "iproute2"),
     ("tc", "iproute2"),
@@ -126,6 +133,7 @@ fn make(image: &Image, directory: &Path, tools: &[PathBuf]) -> anyhow::Result<()
     let boot = work.path().join("unpacked/boot").join(format!("vmlinuz-{version}"));
     let mut archive = Archive::default();
     add_base(&mut archive);
+    add_iproute_names(&mut archive)?;
     add_tools(&mut archive, tools)?;
     add_modules(&mut archive, &work.path().join("unpacked"), &version)?;
     fs::rename(&boot, &image.kernel).with_context(|| format!("cannot keep {}", boot.display()))?;
@@ -173,7 +181,20 @@ fn add_base(archive: &mut Archive) {
     let users = "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\ntcpdump:x:100:100::/:/bin/false\n";
     archive.file(Path::new("etc/passwd"), 0o644, users.into());
     archive.file(Path::new("etc/group"), 0o644, "root:x:0:\nnogroup:x:65534:\ntcpdump:x:100:\n".into());
+    let protocols = "ip 0 IP\nicmp 1 ICMP\nipencap 4 IP-ENCAP\ntcp 6 TCP\nudp 17 UDP\nipv6 41 IPv6\nipv6-icmp 58 IPv6-ICMP\n";
+    archive.file(Path::new("etc/protocols"), 0o644, protocols.into());
     archive.file(Path::new("etc/hosts"), 0o644, "127.0.0.1 localhost\n::1 localhost\n".into());
+}
+
+/// The names that `ip` knows for tables and protocols; which directory has them depends on its version.
+fn add_iproute_names(archive: &mut Archive) -> anyhow::Result<()> {
+    for directory in ["/etc/iproute2", "/usr/share/iproute2"] {
+        let entries = fs::read_dir(directory).into_iter().flatten().filter_map(Result::ok);
+        for file in entries.map(|entry| entry.path()).filter(|path| path.is_file()) {
+            files::add(archive, &file)?;
+        }
+    }
+    Ok(())
 }
 
 fn add_tools(archive: &mut Archive, tools: &[PathBuf]) -> anyhow::Result<()> {
@@ -191,6 +212,7 @@ fn add_tools(archive: &mut Archive, tools: &[PathBuf]) -> anyhow::Result<()> {
             busybox = Some(real);
         }
     }
+    archive.symlink(Path::new("usr/bin/sh"), "dash");
     let busybox = busybox.context("no busybox among the tools")?;
     for applet in output(Command::new(&busybox).arg("--list"))?.lines() {
         let paths = ["usr/bin", "usr/sbin"].map(|directory| Path::new(directory).join(applet));

@@ -24,7 +24,8 @@ const PORTS: [&str; 5] = ["control", "status", "input", "output", "error"];
 const KERNEL_ARGUMENTS: &str = "console=ttyS0 loglevel=4 oops=panic panic=-1 mitigations=off no_timer_check \
                                 tsc=reliable random.trust_cpu=on cryptomgr.notests nokaslr audit=0";
 
-/// Runs the arguments and kills them when standard input ends, so that no VM outlives its test program.
+/// Runs the arguments and kills them when standard input ends, so that no VM outlives its test program;
+/// then also removes the directory that is the script's own name.
 const SUPERVISE: &str = r#"exec 3<&0
 "$@" </dev/null 3<&- &
 machine=$!
@@ -32,12 +33,12 @@ machine=$!
 watcher=$!
 wait "$machine"; status=$?
 kill "$watcher" 2>/dev/null
+[ $status = 137 ] && rm -rf "$0"
 exit $status"#;
 
 pub(crate) struct Machine {
-    supervisor: Child,
-    /// Its end is what kills QEMU.
-    lifeline: Option<ChildStdin>,
+    // Ended before its directory is removed.
+    qemu: Qemu,
     pub(crate) control: UnixStream,
     pub(crate) status: UnixStream,
     pub(crate) input: UnixStream,
@@ -55,35 +56,21 @@ impl Machine {
         let initramfs = directory.path().join("initramfs");
         concatenate(&image.initramfs, extra, &initramfs)
             .with_context(|| format!("cannot write {}", initramfs.display()))?;
-        let listen = |name: &str| {
-            let path = directory.path().join(name);
-            let listener =
-                UnixListener::bind(&path).with_context(|| format!("cannot listen on {}", path.display()))?;
-            listener.set_nonblocking(true)?;
-            anyhow::Ok(listener)
+        let listeners = PORTS.map(|port| listen(&directory.path().join(port)));
+        let mut qemu = Qemu::start(image, options, &initramfs, directory.path())?;
+        let deadline = Instant::now() + BOOT_TIMEOUT;
+        let [control, status, input, output, error] = listeners
+            .map(|listener| qemu.accept(&listener?, deadline).with_context(|| diagnosis(directory.path())));
+        let mut machine = Self {
+            qemu,
+            control: control?,
+            status: status?,
+            input: input?,
+            output: output?,
+            error: error?,
+            directory,
         };
-        let [control, status, input, output, error] = PORTS.map(listen);
-        let (control, status, input, output, error) = (control?, status?, input?, output?, error?);
-        let mut supervisor = start_qemu(image, options, &initramfs, directory.path())?;
-        let lifeline = supervisor.stdin.take();
-        let mut starting =
-            Starting { supervisor: Some(supervisor), lifeline, deadline: Instant::now() + BOOT_TIMEOUT };
-        let connected = (|| {
-            anyhow::Ok((
-                starting.accept(&control)?,
-                starting.accept(&status)?,
-                starting.accept(&input)?,
-                starting.accept(&output)?,
-                starting.accept(&error)?,
-            ))
-        })();
-        let (control, status, input, output, error) =
-            connected.with_context(|| diagnosis(directory.path()))?;
-        let (supervisor, lifeline) =
-            (starting.supervisor.take().context("QEMU ended")?, starting.lifeline.take());
-        let mut machine = Self { supervisor, lifeline, control, status, input, output, error, directory };
-        let greeting = read_until(&mut machine.status, b"ready\n", starting.deadline);
-        match greeting.end {
+        match read_until(&mut machine.status, b"ready\n", deadline).end {
             End::Found => Ok(machine),
             end => bail!("the VM did not boot: {}\n{}", end.describe(), machine.diagnosis()),
         }
@@ -96,26 +83,34 @@ impl Machine {
 
     /// Ends the VM at once; every later request fails.
     pub(crate) fn kill(&mut self) {
-        drop(self.lifeline.take());
-        end(&mut self.supervisor);
+        self.qemu.kill();
     }
 }
 
-impl Drop for Machine {
-    fn drop(&mut self) {
-        self.kill();
-    }
-}
-
-/// QEMU between its start and its connection to all ports; killed if that fails.
-struct Starting {
-    supervisor: Option<Child>,
+/// The QEMU process, under the shell that ties its life to ours.
+struct Qemu {
+    supervisor: Child,
+    /// Its end is what kills QEMU.
     lifeline: Option<ChildStdin>,
-    deadline: Instant,
 }
 
-impl Starting {
-    fn accept(&mut self, listener: &UnixListener) -> anyhow::Result<UnixStream> {
+impl Qemu {
+    fn start(image: &Image, options: &Options, initramfs: &Path, directory: &Path) -> anyhow::Result<Self> {
+        let log_path = directory.join("qemu.log");
+        let log =
+            fs::File::create(&log_path).with_context(|| format!("cannot create {}", log_path.display()))?;
+        let mut command = options.command(Path::new("/bin/sh"));
+        command.args(["-c", SUPERVISE]).arg(directory).arg("qemu-system-x86_64");
+        command.args(qemu_arguments(options, directory));
+        command.arg("-kernel").arg(&image.kernel).arg("-initrd").arg(initramfs);
+        command.stdin(Stdio::piped()).stdout(log.try_clone()?).stderr(log);
+        let mut supervisor = command.spawn().context("cannot start QEMU")?;
+        let lifeline = supervisor.stdin.take();
+        Ok(Self { supervisor, lifeline })
+    }
+
+    /// Waits until QEMU has connected to a port's socket.
+    fn accept(&mut self, listener: &UnixListener, deadline: Instant) -> anyhow::Result<UnixStream> {
         loop {
             match listener.accept() {
                 Ok((stream, _)) => {
@@ -128,34 +123,41 @@ impl Starting {
                 }
                 Err(error) => return Err(error).context("cannot connect a port of the VM"),
             }
-            if let Some(status) = self.supervisor.as_mut().and_then(|child| child.try_wait().transpose()) {
-                bail!("QEMU ended at once ({})", status.context("cannot look after QEMU")?);
+            if let Some(status) = self.supervisor.try_wait().context("cannot look after QEMU")? {
+                bail!("QEMU ended at once ({status})");
             }
-            if Instant::now() > self.deadline {
+            if Instant::now() > deadline {
                 bail!("QEMU did not connect its ports in {} s", BOOT_TIMEOUT.as_secs());
             }
         }
     }
-}
 
-impl Drop for Starting {
-    fn drop(&mut self) {
+    fn kill(&mut self) {
         drop(self.lifeline.take());
-        if let Some(supervisor) = &mut self.supervisor {
-            end(supervisor);
+        let deadline = Instant::now() + END_TIMEOUT;
+        while Instant::now() < deadline {
+            if !matches!(self.supervisor.try_wait(), Ok(None)) {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(5));
         }
+        // Both fail only when it is gone.
+        let _ = self.supervisor.kill();
+        let _ = self.supervisor.wait();
     }
 }
 
-fn start_qemu(image: &Image, options: &Options, initramfs: &Path, directory: &Path) -> anyhow::Result<Child> {
-    let log_path = directory.join("qemu.log");
-    let log = fs::File::create(&log_path).with_context(|| format!("cannot create {}", log_path.display()))?;
-    let mut command = options.command(Path::new("/bin/sh"));
-    command.args(["-c", SUPERVISE, "supervise", "qemu-system-x86_64"]);
-    command.args(qemu_arguments(options, directory));
-    command.arg("-kernel").arg(&image.kernel).arg("-initrd").arg(initramfs);
-    command.stdin(Stdio::piped()).stdout(log.try_clone()?).stderr(log);
-    command.spawn().context("cannot start QEMU")
+impl Drop for Qemu {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+fn listen(path: &Path) -> anyhow::Result<UnixListener> {
+    let listener =
+        UnixListener::bind(path).with_context(|| format!("cannot listen on {}", path.display()))?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
 }
 
 fn qemu_arguments(options: &Options, directory: &Path) -> Vec<String> {
@@ -197,19 +199,6 @@ fn diagnosis(directory: &Path) -> String {
         report.push_str(&format!("--- end of {name}:\n{}\n", end.join("\n")));
     }
     report
-}
-
-fn end(supervisor: &mut Child) {
-    let deadline = Instant::now() + END_TIMEOUT;
-    while Instant::now() < deadline {
-        if !matches!(supervisor.try_wait(), Ok(None)) {
-            return;
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    // Both fail only when it is gone.
-    let _ = supervisor.kill();
-    let _ = supervisor.wait();
 }
 
 /// How reading from a port came to its end.

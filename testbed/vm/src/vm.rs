@@ -159,10 +159,10 @@ impl Vm {
         let status = read_until(&mut machine.status, b"\n", deadline);
         for end in [stdout.end, stderr.end, status.end] {
             if end != End::Found {
+                let diagnosis = machine.diagnosis();
                 machine.kill();
                 let (stdout, stderr) =
                     (String::from_utf8_lossy(&stdout.bytes), String::from_utf8_lossy(&stderr.bytes));
-                let diagnosis = machine.diagnosis();
                 bail!("{}\n--- stdout:\n{stdout}\n--- stderr:\n{stderr}\n{diagnosis}", end.describe());
             }
         }

@@ -9,7 +9,7 @@
 mod plan;
 
 use std::io;
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::thread;
@@ -18,20 +18,21 @@ use std::time::Duration;
 use fairlead_api::names::{LINK_ALIAS_PREFIX, TABLE_PODS};
 use fairlead_netlink::netns::Netns;
 use fairlead_netlink::route::{
-    Link, MacAddress, Route, RouteSocket, VethEnd, add_veth, delete_link, set_alias,
+    Link, MacAddress, Route, RouteSocket, TABLE_LOCAL, VethEnd, add_veth, delete_link, set_alias,
 };
 use ipnet::IpNet;
 
 use crate::uplink::{self, SysctlError};
 
-pub use plan::PodAlias;
 use plan::Plan;
+pub use plan::PodAlias;
 
 /// Names on the host that are tried when others have ours.
 const NAME_TRIES: u32 = 8;
-/// How often and how long to wait for a link to become ready.
-const SETTLE_TRIES: u32 = 500;
-const SETTLE_PAUSE: Duration = Duration::from_millis(1);
+/// How often and how long to wait for a link to become ready: ten seconds altogether.
+const SETTLE_TRIES: u32 = 1000;
+const SETTLE_PAUSE: Duration = Duration::from_micros(50);
+const SETTLE_PAUSE_MAX: Duration = Duration::from_millis(10);
 
 /// What a pod is to get.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -165,8 +166,7 @@ pub fn add(spec: &PodSpec) -> Result<PodLinks> {
         discard(&mut host, &host_link);
         return Err(error);
     }
-    settle(&mut pod, container_index);
-    settle(&mut host, host_link.index);
+    settle(spec, &mut pod, container_index, &mut host, &host_link);
     Ok(PodLinks {
         container_mac: plan.container_mac,
         container_index,
@@ -183,9 +183,9 @@ pub fn add(spec: &PodSpec) -> Result<PodLinks> {
 /// # Errors
 /// The kernel refused.
 pub fn remove(container_id: &str, ifname: &str) -> Result<bool> {
-    RouteSocket::open().and_then(|mut host| delete_links_of(&mut host, container_id, ifname)).map_err(|source| {
-        Error::Kernel { container_id: container_id.to_owned(), ifname: ifname.to_owned(), source }
-    })
+    RouteSocket::open().and_then(|mut host| delete_links_of(&mut host, container_id, ifname)).map_err(
+        |source| Error::Kernel { container_id: container_id.to_owned(), ifname: ifname.to_owned(), source },
+    )
 }
 
 /// The pods on this node, from the kernel alone.
@@ -236,11 +236,9 @@ fn kernel_error(spec: &PodSpec, source: fairlead_netlink::Error) -> Error {
         fairlead_netlink::Error::Namespace { path, source, .. } => {
             Error::Netns { container_id: spec.container_id.clone(), path, reason: source }
         }
-        source => Error::Kernel {
-            container_id: spec.container_id.clone(),
-            ifname: spec.ifname.clone(),
-            source,
-        },
+        source => {
+            Error::Kernel { container_id: spec.container_id.clone(), ifname: spec.ifname.clone(), source }
+        }
     }
 }
 
@@ -363,16 +361,36 @@ fn expect_link(socket: &mut RouteSocket, name: &str) -> fairlead_netlink::Result
     })
 }
 
-/// Waits until a link can send. The kernel notices in the background that the other end is there, and drops packets
-/// until then; since Linux 6.8 being asked makes it look at once, older ones need a millisecond or so. A pod that
-/// cannot send yet is no failure, so this gives up quietly.
-fn settle(socket: &mut RouteSocket, index: u32) {
-    for _ in 0..SETTLE_TRIES {
-        match socket.link(index) {
-            Ok(Some(link)) if !link.operational => thread::sleep(SETTLE_PAUSE),
-            _ => return,
+/// Waits for what the kernel does in the background, usually done by the time we look. A pod that is late is no
+/// failure, so this gives up after ten seconds with a warning.
+fn settle(spec: &PodSpec, pod: &mut RouteSocket, container: u32, host: &mut RouteSocket, host_link: &Link) {
+    let mut pause = SETTLE_PAUSE;
+    let t0 = std::time::Instant::now();
+    for n in 0..SETTLE_TRIES {
+        let settled = can_send(pod, container)
+            .and_then(|pod_sends| Ok(pod_sends && can_send(host, host_link.index)?))
+            .and_then(|both_send| Ok(both_send && can_receive(pod, spec.ipv6)?));
+        if settled.unwrap_or(true) {
+            eprintln!("SETTLE {n} {:?}", t0.elapsed());
+            return;
         }
+        thread::sleep(pause);
+        pause = pause.saturating_mul(2).min(SETTLE_PAUSE_MAX);
     }
+    tracing::warn!(container = spec.container_id, link = host_link.name, "the pod's link is slow to get ready");
+}
+
+/// Until the kernel has noticed that the other end is there, it drops what is sent. Since Linux 6.8 being asked makes
+/// it look at once.
+fn can_send(socket: &mut RouteSocket, index: u32) -> fairlead_netlink::Result<bool> {
+    Ok(socket.link(index)?.is_none_or(|link| link.operational))
+}
+
+/// Even without duplicate address detection the kernel starts to accept packets for a new IPv6 address only in the
+/// background: with the route in the table of local addresses (`addrconf_dad_completed`, `net/ipv6/addrconf.c`).
+fn can_receive(pod: &mut RouteSocket, ipv6: Option<Ipv6Addr>) -> fairlead_netlink::Result<bool> {
+    let Some(ip) = ipv6 else { return Ok(true) };
+    Ok(pod.routes(TABLE_LOCAL)?.iter().any(|route| route.destination == IpNet::from(IpAddr::from(ip))))
 }
 
 fn discard(host: &mut RouteSocket, link: &Link) {

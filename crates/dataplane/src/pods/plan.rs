@@ -9,7 +9,7 @@ use fairlead_api::names::{
 use fairlead_netlink::Message;
 use fairlead_netlink::route::{
     Address, AddressFlags, IpFamily, MacAddress, Route, Scope, TABLE_MAIN, add_address, add_route,
-    disable_address_generation, permanent_neighbour, set_up,
+    disable_address_generation, permanent_neighbour, presumed_neighbour, set_up,
 };
 use ipnet::IpNet;
 
@@ -122,21 +122,25 @@ impl Plan {
     /// Messages for the end on the host.
     pub(super) fn on_host(&self, link: u32) -> Vec<Message> {
         let mut messages = self.bring_up(link);
-        let to_pod =
-            |ip: IpAddr| add_route(&Route::onto(TABLE_PODS, ROUTE_PROTOCOL, host_prefix(ip), link));
         if let Some(ip) = self.ipv4 {
             // Every pod link has this same address. Scope host keeps it from ever becoming the source of a packet
             // to the pod: the route has scope link, and the kernel takes no source address that reaches less far
             // than the route, so it goes on to the node's own address.
             messages.push(add_address(&address(link, host_prefix(POD_GATEWAY_IPV4.into()), Scope::HOST)));
-            messages.push(to_pod(ip.into()));
+            messages.extend(self.lead_to_pod(link, ip.into()));
         }
         if let Some(ip) = self.ipv6 {
             let gateway = link_local_prefix(POD_GATEWAY_IPV6.into());
             messages.push(add_address(&address(link, gateway, Scope::LINK)));
-            messages.push(to_pod(ip.into()));
+            messages.extend(self.lead_to_pod(link, ip.into()));
         }
         messages
+    }
+
+    /// The neighbour is not fixed as it is in the pod: a chained plugin may change the pod's link-layer address.
+    fn lead_to_pod(&self, link: u32, ip: IpAddr) -> [Message; 2] {
+        let neighbour = presumed_neighbour(link, ip, self.container_mac);
+        [neighbour, add_route(&Route::onto(TABLE_PODS, ROUTE_PROTOCOL, host_prefix(ip), link))]
     }
 
     /// The kernel's own link-local address would be tentative for a second or two and hold up every IPv6 pod; we set
@@ -146,8 +150,7 @@ impl Plan {
         quiet.into_iter().chain([set_up(link, true)]).collect()
     }
 
-    /// The first packet need not wait for an answer, and host settings such as `arp_ignore` cannot suppress one. The
-    /// host does not do the same for the pod: a chained plugin may change the pod's link-layer address.
+    /// The first packet need not wait for an answer, and host settings such as `arp_ignore` cannot suppress one.
     fn gateway_neighbour(&self, link: u32, gateway: IpAddr) -> Message {
         permanent_neighbour(link, gateway, self.host_mac)
     }
@@ -197,7 +200,11 @@ fn check(spec: &PodSpec) -> Result<()> {
         return Err(invalid("interface name", &spec.ifname, reason));
     }
     if spec.ipv4.is_none() && spec.ipv6.is_none() {
-        return Err(invalid("addresses of container", &spec.container_id, "are missing: neither IPv4 nor IPv6"));
+        return Err(invalid(
+            "addresses of container",
+            &spec.container_id,
+            "are missing: neither IPv4 nor IPv6",
+        ));
     }
     let least = if spec.ipv6.is_some() { IPV6_MIN_MTU } else { IPV4_MIN_MTU };
     match spec.mtu {

@@ -12,7 +12,9 @@ use fairlead_netlink::route::{
 };
 use ipnet::IpNet;
 
-pub use sysctl::{SysctlError, accept_ipv6, enable_forwarding, loosen_reverse_path_filter, refuse_advertisements};
+pub use sysctl::{
+    SysctlError, accept_ipv6, enable_forwarding, loosen_reverse_path_filter, refuse_advertisements,
+};
 
 /// MTU of the mesh device: what was asked for, unless the uplink cannot carry it with WireGuard's 80 bytes over IPv6
 /// around it; never less than IPv6 needs (RFC 8200, section 5). All in bytes.
@@ -62,21 +64,27 @@ impl HostNetwork {
     /// The kernel refuses or answers what cannot be read.
     pub fn read() -> fairlead_netlink::Result<Self> {
         let mut socket = RouteSocket::open()?;
-        Ok(Self { links: socket.links()?, addresses: socket.addresses()?, routes: socket.routes(TABLE_MAIN)? })
+        Ok(Self {
+            links: socket.links()?,
+            addresses: socket.addresses()?,
+            routes: socket.routes(TABLE_MAIN)?,
+        })
     }
 
     /// MTU towards other nodes in bytes: the least of the links (and routes) that the default routes use, IPv4 and
     /// IPv6. Without a default route, the least of the physical links that are up; without those, unknown.
     pub fn uplink_mtu(&self, ignored: &Ignored) -> Option<u32> {
         let usable = |link: &&Link| link.up && link.layer != LinkLayer::Loopback && !ignored.link(link);
-        let defaults = self.routes.iter().filter(|route| {
-            route.destination.prefix_len() == 0 && route.kind == RouteKind::UNICAST
-        });
+        let defaults = self
+            .routes
+            .iter()
+            .filter(|route| route.destination.prefix_len() == 0 && route.kind == RouteKind::UNICAST);
         let by_route = defaults.flat_map(|route| {
             let links = self.links.iter().filter(|link| route.links().any(|index| index == link.index));
             links.filter(usable).map(|link| route.mtu.map_or(link.mtu, |mtu| mtu.min(link.mtu)))
         });
-        let physical = || self.links.iter().filter(|link| link.is_physical()).filter(usable).map(|link| link.mtu);
+        let physical =
+            || self.links.iter().filter(|link| link.is_physical()).filter(usable).map(|link| link.mtu);
         by_route.min().or_else(|| physical().min())
     }
 

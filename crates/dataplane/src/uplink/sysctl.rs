@@ -8,7 +8,7 @@ use std::{fs, io};
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {operation} {}: {source}; is /proc/sys mounted writable?", .path.display())]
 pub struct SysctlError {
-    /// "read", "list" or "set … to".
+    /// "read", "list" or "write … to".
     pub operation: String,
     /// The file.
     pub path: PathBuf,
@@ -35,8 +35,11 @@ fn set(path: &Path, value: &str) -> Result<bool> {
     if read(path)?.is_none_or(|found| found == value) {
         return Ok(false);
     }
-    fs::write(path, value)
-        .map_err(|source| SysctlError { operation: format!("write {value} to"), path: path.to_owned(), source })?;
+    fs::write(path, value).map_err(|source| SysctlError {
+        operation: format!("write {value} to"),
+        path: path.to_owned(),
+        source,
+    })?;
     Ok(true)
 }
 
@@ -56,7 +59,9 @@ fn of_interface(family: &str, interface: &str, switch: &str) -> PathBuf {
 /// A switch that differs cannot be written.
 pub fn enable_forwarding() -> Result<Vec<PathBuf>> {
     let mut wanted = vec![(Path::new(IPV4).join("ip_forward"), "1")];
-    wanted.extend(advertised_interfaces()?.into_iter().map(|name| (of_interface(IPV6, &name, "accept_ra"), "2")));
+    wanted.extend(
+        advertised_interfaces()?.into_iter().map(|name| (of_interface(IPV6, &name, "accept_ra"), "2")),
+    );
     wanted.push((of_interface(IPV6, "all", "forwarding"), "1"));
     let mut changed = Vec::new();
     for (path, value) in wanted {

@@ -249,17 +249,23 @@ fn neighbour(link: u32, ip: IpAddr) -> NeighbourMessage {
     wire
 }
 
+fn known_neighbour(link: u32, ip: IpAddr, mac: MacAddress, state: NeighbourState) -> Message {
+    let mut wire = neighbour(link, ip);
+    wire.header.state = state;
+    wire.attributes.push(NeighbourAttribute::LinkLayerAddress(mac.0.to_vec()));
+    let what = format!("set neighbour {ip} on link {link} to {mac}");
+    message(libc::RTM_NEWNEIGH, CREATE | REPLACE, &wire, what)
+}
+
 /// Says once and for all which link-layer address an address on a link has.
 pub fn permanent_neighbour(link: u32, ip: IpAddr, mac: MacAddress) -> Message {
-    let mut wire = neighbour(link, ip);
-    wire.header.state = NeighbourState::Permanent;
-    wire.attributes.push(NeighbourAttribute::LinkLayerAddress(mac.0.to_vec()));
-    message(
-        libc::RTM_NEWNEIGH,
-        CREATE | REPLACE,
-        &wire,
-        format!("set neighbour {ip} on link {link} to {mac}"),
-    )
+    known_neighbour(link, ip, mac, NeighbourState::Permanent)
+}
+
+/// Says which link-layer address an address on a link has for now: packets go there at once, and the kernel confirms
+/// or corrects it a few seconds after the first (`NUD_STALE`; RFC 4861, section 7.3.2).
+pub fn presumed_neighbour(link: u32, ip: IpAddr, mac: MacAddress) -> Message {
+    known_neighbour(link, ip, mac, NeighbourState::Stale)
 }
 
 /// Forgets the link-layer address of an address on a link.

@@ -210,6 +210,25 @@ fn a_new_endpoint_is_tried_again_soon_until_somebody_answers() {
 }
 
 #[test]
+fn whichever_of_the_repetitions_is_answered_the_answer_counts() {
+    for answered in 0..4 {
+        let (mut a, mut b) = (Node::new(1), Node::new(2));
+        b.peer_with(&a, None, &[]);
+        let start = Now::read();
+        let after =
+            |milliseconds| Now { instant: start.instant + Duration::from_millis(milliseconds), ..start };
+        let mut sent = a.peer_with(&b, Some(b.address), &[]);
+        for milliseconds in [900, 1_900, 2_900] {
+            sent.extend(a.tick(after(milliseconds)).1);
+        }
+        assert_eq!(sent.len(), 4);
+        let answer = b.receive(a.address, &sent[answered].bytes);
+        settle(&mut a, &mut b, Vec::new(), answer);
+        assert!(a.state(&b).last_handshake.is_some(), "message {answered}");
+    }
+}
+
+#[test]
 fn the_next_repetition_is_not_missed_for_the_usual_tick() {
     let (mut a, b) = (Node::new(1), Node::new(2));
     a.peer_with(&b, Some(b.address), &[]);

@@ -1,0 +1,168 @@
+//! One host with the node program on it.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use nix::sys::signal::Signal;
+use serde_json::Value;
+use testbed_lab::{Host, Process};
+
+use crate::cni::Plugin;
+
+/// The executables under test, beside this program or one directory above a test's.
+///
+/// # Errors
+/// They were not built.
+pub fn executable(name: &str) -> anyhow::Result<PathBuf> {
+    let own = std::env::current_exe()?;
+    let found =
+        own.ancestors().skip(1).take(2).map(|directory| directory.join(name)).find(|path| path.is_file());
+    found.with_context(|| {
+        format!("{name} is not built: run `cargo build --workspace --bins`, or use `cargo xtask`")
+    })
+}
+
+/// A node of the world.
+#[derive(Debug)]
+pub struct Node {
+    /// Name of its Node object.
+    pub name: String,
+    /// Name of its site.
+    pub site: String,
+    /// The machine.
+    pub host: Host,
+    /// Its directory: socket, key, log, kubeconfig.
+    pub directory: PathBuf,
+    program: Option<Process>,
+    starts: u32,
+}
+
+impl Node {
+    /// A node that runs nothing yet.
+    pub fn new(name: &str, site: &str, host: Host, directory: PathBuf) -> Self {
+        Self { name: name.to_owned(), site: site.to_owned(), host, directory, program: None, starts: 0 }
+    }
+
+    /// Its own addresses, IPv4 first.
+    pub fn addresses(&self) -> Vec<IpAddr> {
+        let ipv4 = IpAddr::from(self.host.address());
+        std::iter::once(ipv4).chain(self.host.address6().map(IpAddr::from)).collect()
+    }
+
+    /// The address others on the Internet see.
+    pub fn public_address(&self) -> Ipv4Addr {
+        self.host.public_address()
+    }
+
+    /// Socket of the node program.
+    pub fn socket(&self) -> PathBuf {
+        self.directory.join("coild.sock")
+    }
+
+    /// Kubeconfig of the node's ServiceAccount.
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.directory.join("kubeconfig")
+    }
+
+    /// Log of the latest start of the node program.
+    pub fn log(&self) -> PathBuf {
+        self.directory.join(format!("node-{}.log", self.starts))
+    }
+
+    /// How the CNI plugin is called here.
+    ///
+    /// # Errors
+    /// The plugin is not built.
+    pub fn plugin(&self) -> anyhow::Result<Plugin> {
+        Ok(Plugin { executable: executable("fairlead-cni")?, socket: self.socket(), host: self.host.clone() })
+    }
+
+    /// Starts the node program.
+    ///
+    /// # Errors
+    /// It is not built or cannot be run.
+    pub fn start(&mut self) -> anyhow::Result<()> {
+        self.starts += 1;
+        let mut command = self.host.command(executable("fairlead")?)?;
+        command
+            .args(["node", "--node-name", &self.name, "--socket"])
+            .arg(self.socket())
+            .arg("--state-dir")
+            .arg(self.directory.join("state"))
+            .env("KUBECONFIG", self.kubeconfig())
+            .env(
+                "FAIRLEAD_LOG_LEVEL",
+                std::env::var("FAIRLEAD_LOG_LEVEL").unwrap_or_else(|_| "debug".to_owned()),
+            );
+        self.program = Some(self.host.spawn(&mut command, self.log())?);
+        Ok(())
+    }
+
+    /// Waits until the node program serves its socket.
+    ///
+    /// # Errors
+    /// It ended, or did not come up; its log is in the message.
+    pub fn wait_ready(&mut self, patience: Duration) -> anyhow::Result<()> {
+        let deadline = Instant::now() + patience;
+        while self.status().is_err() {
+            let ended = match &mut self.program {
+                Some(program) => program.status()?,
+                None => bail!("the node program of {} was not started", self.name),
+            };
+            if ended.is_some() || Instant::now() > deadline {
+                bail!("the node program of {} is not up ({ended:?}):\n{}", self.name, tail(&self.log()));
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        Ok(())
+    }
+
+    /// Kills the node program with SIGKILL, as a crash or the kernel's memory killer would.
+    ///
+    /// # Errors
+    /// It does not run.
+    pub fn kill(&mut self) -> anyhow::Result<()> {
+        let mut program =
+            self.program.take().with_context(|| format!("{} runs no node program", self.name))?;
+        program.signal(Signal::SIGKILL)?;
+        program.wait(Duration::from_secs(5))?;
+        Ok(())
+    }
+
+    /// What `fairlead status -o json` prints on this node.
+    ///
+    /// # Errors
+    /// The node program does not answer.
+    pub fn status(&self) -> anyhow::Result<Value> {
+        let output = self
+            .host
+            .command(executable("fairlead")?)?
+            .args(["--log-level", "error", "status", "-o", "json", "--socket"])
+            .arg(self.socket())
+            .output()?;
+        serde_json::from_slice(&output.stdout).with_context(|| {
+            format!("no status of {}: {}", self.name, String::from_utf8_lossy(&output.stderr))
+        })
+    }
+
+    /// Resident memory of the node program in MiB.
+    ///
+    /// # Errors
+    /// It does not run.
+    pub fn resident_mib(&self) -> anyhow::Result<f64> {
+        let program = self.program.as_ref().with_context(|| format!("{} runs no node program", self.name))?;
+        let status = std::fs::read_to_string(format!("/proc/{}/status", program.id()))?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
+        let kib: f64 = line.trim().trim_end_matches(" kB").trim().parse()?;
+        Ok(kib / 1024.0)
+    }
+}
+
+/// The last lines of a file, for errors.
+pub fn tail(path: &Path) -> String {
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    let lines: Vec<&str> = text.lines().collect();
+    lines.get(lines.len().saturating_sub(30)..).unwrap_or_default().join("\n")
+}

@@ -1,0 +1,80 @@
+//! Which sites there are, what their routers do, and which nodes they have.
+
+use std::net::Ipv4Addr;
+
+use ipnet::Ipv4Net;
+use testbed_lab::{Ipv6, Nat};
+
+/// A site behind a router.
+#[derive(Debug, Clone)]
+pub struct SitePlan {
+    /// Its name; nodes are named after it.
+    pub name: &'static str,
+    /// What its router does to IPv4.
+    pub nat: Nat,
+    /// Its LAN.
+    pub lan: Ipv4Net,
+    /// Addresses of its nodes.
+    pub nodes: Vec<Ipv4Addr>,
+    /// IPv6 of the site.
+    pub ipv6: Ipv6,
+    /// MTU of the uplink, 1500 if `None`.
+    pub uplink_mtu: Option<u32>,
+}
+
+/// All sites. The first has the API server.
+#[derive(Debug, Clone)]
+pub struct Topology {
+    /// Its name on the command line.
+    pub name: &'static str,
+    /// What it is, in a line.
+    pub about: &'static str,
+    /// Sites; the first is the cloud.
+    pub sites: Vec<SitePlan>,
+}
+
+fn lan(a: u8, b: u8, c: u8) -> Ipv4Net {
+    Ipv4Net::new_assert(Ipv4Addr::new(a, b, c, 0), 24)
+}
+
+fn hosts(lan: Ipv4Net, last: &[u8]) -> Vec<Ipv4Addr> {
+    let [a, b, c, _] = lan.network().octets();
+    last.iter().map(|last| Ipv4Addr::new(a, b, c, *last)).collect()
+}
+
+fn site(name: &'static str, nat: Nat, lan: Ipv4Net, last: &[u8]) -> SitePlan {
+    SitePlan { name, nat, lan, nodes: hosts(lan, last), ipv6: Ipv6::Off, uplink_mtu: None }
+}
+
+/// A cloud with public addresses, and a home and an office behind port-restricted NAT with one private range. One
+/// address (192.168.1.10) is used in both, so it belongs to nobody in the mesh.
+pub fn three_sites() -> Topology {
+    Topology {
+        name: "three-sites",
+        about: "cloud (public), home and office (port-restricted NAT, the same 192.168.1.0/24)",
+        sites: vec![
+            site("cloud", Nat::None, lan(198, 51, 100), &[11, 12]),
+            site("home", Nat::PortRestricted, lan(192, 168, 1), &[10, 11]),
+            site("office", Nat::PortRestricted, lan(192, 168, 1), &[10, 12]),
+        ],
+    }
+}
+
+/// Harder ways to the Internet: double NAT with a smaller uplink, an address-restricted NAT, and IPv6 behind a
+/// firewall beside IPv4.
+pub fn rough_edges() -> Topology {
+    Topology {
+        name: "rough-edges",
+        about: "cloud (public, IPv6), cafe (behind carrier-grade NAT, MTU 1400), farm (address-restricted NAT, IPv6)",
+        sites: vec![
+            SitePlan { ipv6: Ipv6::Global, ..site("cloud", Nat::None, lan(198, 51, 100), &[11, 12]) },
+            SitePlan { uplink_mtu: Some(1400), ..site("cafe", Nat::Cgnat, lan(192, 168, 1), &[10, 11]) },
+            SitePlan { ipv6: Ipv6::Global, ..site("farm", Nat::AddressRestricted, lan(10, 0, 0), &[20, 21]) },
+        ],
+    }
+}
+
+/// Every topology by name.
+pub fn all() -> Vec<Topology> {
+    vec![three_sites(), rough_edges()]
+}

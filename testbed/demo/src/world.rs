@@ -1,0 +1,260 @@
+//! Everything together, started as a user would start it.
+
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+use nix::sys::signal::Signal;
+use tempfile::TempDir;
+use testbed_kube::{ControlPlane, Options};
+use testbed_lab::{Host, HostOptions, Lab, NatSite, Process, SiteOptions};
+
+use crate::cni::{self, Pod};
+use crate::node::{Node, executable};
+use crate::objects;
+use crate::progress::Progress;
+use crate::topology::{SitePlan, Topology};
+
+/// How long programs may take to come up on a busy machine.
+const START: Duration = Duration::from_secs(60);
+/// ServiceAccounts of `deploy/rbac`.
+const NODE_ACCOUNT: &str = "fairlead-node";
+const CONTROLLER_ACCOUNT: &str = "fairlead-controller";
+
+/// A cluster across networks. Dropping it ends and removes everything.
+pub struct World {
+    /// The nodes, in the order of the topology.
+    pub nodes: Vec<Node>,
+    /// The pods, one to a node until a test makes more.
+    pub pods: Vec<Pod>,
+    /// The routers, by site.
+    pub sites: Vec<NatSite>,
+    /// The API server.
+    pub plane: ControlPlane,
+    controller: Option<Process>,
+    plane_host: Host,
+    directory: TempDir,
+    // Last, so that the programs end before their namespaces.
+    lab: Lab,
+}
+
+impl World {
+    /// Starts lab, API server, controller and node programs. Mesh and pool are not there yet.
+    ///
+    /// # Errors
+    /// Something did not come up; the message says what and shows its log.
+    pub fn start(topology: &Topology, progress: &Progress) -> anyhow::Result<Self> {
+        let lab = Lab::new()?;
+        let directory = tempfile::Builder::new().prefix("fairlead-").tempdir()?;
+        let mut sites = Vec::new();
+        let mut nodes = Vec::new();
+        for plan in &topology.sites {
+            let site = lab.site(plan.name, options(plan))?;
+            nodes.extend(hosts(&site, plan, directory.path())?);
+            sites.push(site);
+        }
+        progress.step(&format!("lab: {} ({})", topology.name, topology.about));
+        let cloud = sites.first().context("a topology needs a site")?;
+        let plane_host = cloud.host("api")?;
+        let plane = control_plane(&plane_host)?;
+        progress.step(&format!("Kubernetes API server ready at {}", plane.server_url()));
+        let mut world =
+            Self { nodes, pods: Vec::new(), sites, plane, controller: None, plane_host, directory, lab };
+        world.install()?;
+        progress
+            .step("installed deploy/ (custom resources, rights, admission policy); made Nodes and tokens");
+        world.start_controller()?;
+        world.nodes.iter_mut().try_for_each(Node::start)?;
+        world.nodes.iter_mut().try_for_each(|node| node.wait_ready(START))?;
+        progress.step(&format!("fairlead controller and {} node programs run", world.nodes.len()));
+        Ok(world)
+    }
+
+    /// The lab, for tests that add to it.
+    pub fn lab(&self) -> &Lab {
+        &self.lab
+    }
+
+    /// Where sockets, keys and logs are.
+    pub fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// The node of that name.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn node(&mut self, name: &str) -> anyhow::Result<&mut Node> {
+        self.nodes.iter_mut().find(|node| node.name == name).with_context(|| format!("no node {name}"))
+    }
+
+    /// The one thing a user does: `kubectl apply` of a mesh and a pool.
+    ///
+    /// # Errors
+    /// The API server refuses.
+    pub fn apply_mesh_and_pool(&self) -> anyhow::Result<()> {
+        self.plane.apply(objects::MESH_AND_POOL).map(drop)
+    }
+
+    /// Makes one pod on every node, side by side, through the CNI plugin.
+    ///
+    /// # Errors
+    /// A pod did not start, in the plugin's words.
+    pub fn start_pods(&mut self) -> anyhow::Result<()> {
+        let names: Vec<(String, String)> =
+            self.nodes.iter().map(|node| (format!("pod-{}", node.name), node.name.clone())).collect();
+        let yaml: Vec<String> = names.iter().map(|(pod, node)| objects::pod(pod, node)).collect();
+        self.plane.apply(&yaml.join("---\n"))?;
+        let started: Vec<anyhow::Result<Pod>> = std::thread::scope(|scope| {
+            let (lab, nodes) = (&self.lab, &self.nodes);
+            let running: Vec<_> = nodes
+                .iter()
+                .zip(&names)
+                .map(|(node, (pod, _))| scope.spawn(|| start_pod(lab, node, pod)))
+                .collect();
+            running
+                .into_iter()
+                .map(|thread| thread.join().unwrap_or_else(|_| Err(anyhow::anyhow!("panicked"))))
+                .collect()
+        });
+        for pod in started {
+            self.pods.push(pod?);
+        }
+        Ok(())
+    }
+
+    /// Makes one more pod.
+    ///
+    /// # Errors
+    /// It did not start.
+    pub fn start_pod(&mut self, name: &str, node: &str) -> anyhow::Result<&Pod> {
+        self.plane.apply(&objects::pod(name, node))?;
+        let at = self.nodes.iter().find(|at| at.name == node).with_context(|| format!("no node {node}"))?;
+        let pod = start_pod(&self.lab, at, name)?;
+        self.pods.push(pod);
+        self.pods.last().context("just pushed")
+    }
+
+    /// Starts the controller.
+    ///
+    /// # Errors
+    /// It is not built.
+    pub fn start_controller(&mut self) -> anyhow::Result<()> {
+        let mut command = self.plane_host.command(executable("fairlead")?)?;
+        command
+            .args(["controller", "--identity", "controller-1"])
+            .env("KUBECONFIG", self.directory.path().join("controller.kubeconfig"));
+        let log = self.directory.path().join("controller.log");
+        self.controller = Some(self.plane_host.spawn(&mut command, log)?);
+        Ok(())
+    }
+
+    /// Kills the controller with SIGKILL.
+    ///
+    /// # Errors
+    /// It does not run.
+    pub fn kill_controller(&mut self) -> anyhow::Result<()> {
+        let mut controller = self.controller.take().context("the controller does not run")?;
+        controller.signal(Signal::SIGKILL)?;
+        controller.wait(Duration::from_secs(5)).map(drop)
+    }
+
+    /// Waits until `condition` gives a value, trying every 100 ms.
+    ///
+    /// # Errors
+    /// The last error, when `patience` ran out.
+    pub fn wait_for<T>(
+        &self,
+        patience: Duration,
+        mut condition: impl FnMut(&Self) -> anyhow::Result<T>,
+    ) -> anyhow::Result<T> {
+        let deadline = Instant::now() + patience;
+        loop {
+            match condition(self) {
+                Ok(value) => return Ok(value),
+                Err(error) if Instant::now() > deadline => return Err(error),
+                Err(_) => std::thread::sleep(Duration::from_millis(100)),
+            }
+        }
+    }
+
+    fn install(&self) -> anyhow::Result<()> {
+        let deploy = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../deploy");
+        ensure!(deploy.is_dir(), "{} is missing", deploy.display());
+        self.plane.kubectl(&["apply", "--server-side", "-k", &deploy.to_string_lossy()])?;
+        let names: Vec<String> = self.nodes.iter().map(|node| node.name.clone()).collect();
+        self.plane.apply(&objects::cluster(&names))?;
+        self.plane.kubectl(&["wait", "--for=condition=Established", "crd", "--all", "--timeout=30s"])?;
+        let controller = self.plane.token(CONTROLLER_ACCOUNT, "kube-system", None)?;
+        let path = self.directory.path().join("controller.kubeconfig");
+        self.plane.kubeconfig_for_token(&controller, &path, None)?;
+        std::thread::scope(|scope| {
+            let working: Vec<_> =
+                self.nodes.iter().map(|node| scope.spawn(move || self.register(node))).collect();
+            working
+                .into_iter()
+                .try_for_each(|thread| thread.join().unwrap_or_else(|_| Err(anyhow::anyhow!("panicked"))))
+        })
+    }
+
+    /// What kubelet does for a node: its addresses, and a token that is bound to it.
+    fn register(&self, node: &Node) -> anyhow::Result<()> {
+        let status = objects::node_status(&node.addresses());
+        self.plane.kubectl(&[
+            "patch",
+            "node",
+            &node.name,
+            "--subresource=status",
+            "--type=merge",
+            "-p",
+            &status,
+        ])?;
+        let token = self.plane.token(NODE_ACCOUNT, "kube-system", Some(&node.name))?;
+        self.plane.kubeconfig_for_token(&token, &node.kubeconfig(), None)?;
+        Ok(())
+    }
+}
+
+fn options(plan: &SitePlan) -> SiteOptions {
+    SiteOptions { ipv6: plan.ipv6, uplink_mtu: plan.uplink_mtu, ..SiteOptions::new(plan.nat, plan.lan) }
+}
+
+fn hosts(site: &NatSite, plan: &SitePlan, directory: &Path) -> anyhow::Result<Vec<Node>> {
+    let host = |(index, address): (usize, &std::net::Ipv4Addr)| {
+        let name = format!("{}-{}", plan.name, index + 1);
+        let host = site.host_with(&name, &HostOptions { address: Some(*address), mtu: None })?;
+        let own = directory.join(&name);
+        std::fs::create_dir(&own)?;
+        Ok(Node::new(&name, plan.name, host, own))
+    };
+    plan.nodes.iter().enumerate().map(host).collect()
+}
+
+fn control_plane(host: &Host) -> anyhow::Result<ControlPlane> {
+    let inside = host.clone();
+    ControlPlane::start(Options {
+        launcher: Some(Box::new(move |program| {
+            // A lab that is gone cannot start anything; the command then fails and says so.
+            inside.command(program).unwrap_or_else(|_| std::process::Command::new("/nonexistent"))
+        })),
+        addresses: vec![IpAddr::from(host.address())],
+        // Nobody here makes the default ServiceAccounts that this plugin would wait for.
+        apiserver_args: vec!["--disable-admission-plugins=ServiceAccount".to_owned()],
+        ..Options::default()
+    })
+}
+
+fn start_pod(lab: &Lab, node: &Node, name: &str) -> anyhow::Result<Pod> {
+    let namespace = lab.bare_namespace(name)?;
+    let container = cni::container(name, &namespace);
+    let addresses = node.plugin()?.add(&container)?;
+    Ok(Pod {
+        name: name.to_owned(),
+        node: node.name.clone(),
+        site: node.site.clone(),
+        namespace,
+        container,
+        addresses,
+    })
+}
