@@ -4,11 +4,14 @@
 //! [`table`](table()) and [`plan`] are pure: what should be, and the messages from what is to what should be. [`apply`]
 //! asks the kernel, plans and sends. Only bits of `MARK_MASK` are ever changed; the others belong to other programs.
 
+use std::net::IpAddr;
 use std::path::Path;
 
 use fairlead_api::names;
 use fairlead_netlink::nftables::{self, Intervals, Table, TableState};
-use fairlead_netlink::route::{IpFamily, Route, RouteSocket, delete_rule};
+use fairlead_netlink::route::{
+    Address, AddressFlags, IpFamily, Route, RouteSocket, Scope, add_address, delete_rule,
+};
 use fairlead_netlink::{Error, Family, Message, Result, Socket};
 use ipnet::IpNet;
 
@@ -54,6 +57,7 @@ pub enum Applied {
 /// the same.
 pub fn apply(state: &MeshState) -> Result<Applied> {
     let defaults = default_routes(&state.interface)?;
+    accept_ipv4_sources(&state.interface)?;
     // The way first, then what leads packets there.
     let routes = sync_table(names::TABLE_MESH, names::ROUTE_PROTOCOL, &defaults);
     let rules = ensure_rules(&mesh_rules());
@@ -78,6 +82,20 @@ pub fn remove() -> Result<()> {
 }
 
 /// The routes of `TABLE_MESH`: everything into the device.
+/// Gives the device an IPv4 address if it has none. With reverse path filtering on, even when loose, the kernel drops
+/// all IPv4 that arrives on a device without one (`__fib_validate_source`, `no_addr`). It is the pods' gateway address
+/// with scope host, which is never chosen as the source of a packet.
+fn accept_ipv4_sources(interface: &str) -> Result<()> {
+    let mut socket = RouteSocket::open()?;
+    let Some(link) = socket.link_by_name(interface)? else { return Ok(()) };
+    if socket.addresses_on(link.index)?.iter().any(|address| address.prefix.addr().is_ipv4()) {
+        return Ok(());
+    }
+    let gateway = IpNet::from(IpAddr::from(names::POD_GATEWAY_IPV4));
+    let address = Address { link: link.index, prefix: gateway, scope: Scope::HOST, flags: AddressFlags::default() };
+    socket.apply(&[add_address(&address)])
+}
+
 fn default_routes(interface: &str) -> Result<Vec<Route>> {
     let link = RouteSocket::open()?.link_by_name(interface)?.ok_or_else(|| Error::Invalid {
         what: format!("lead packets into mesh device {interface}"),

@@ -55,7 +55,7 @@ impl Bed {
         }
         bed.node.sh("ip route add default via 100.65.0.2; ip route add default via fd65::2");
         // A mesh device has no neighbours to ask; a veth has.
-        let mac = bed.mesh.sh("cat /sys/class/net/eth0/address");
+        let mac = bed.mesh.sh("ip -j link show eth0 | jq -r .[0].address");
         let mac = mac.trim();
         bed.node.sh(&format!(
             "ip neigh replace {TARGET_V4} lladdr {mac} dev mesh0; ip neigh replace {TARGET_V6} lladdr {mac} dev mesh0"
@@ -152,15 +152,27 @@ fn other_bits_survive(bed: &Bed, target: &str) {
     bed.node.sh("nft delete table inet judge");
 }
 
-/// Counts, where they arrive, SYNs by their segment size.
-const JUDGE: &str = "nft 'table inet judge; delete table inet judge; table inet judge { chain in { \
-    type filter hook prerouting priority -300; \
-    tcp flags & (syn | ack) == syn tcp option maxseg size vmap { 1380 : jump open4, 1360 : jump open6 }; \
-    tcp flags & (syn | ack) == syn | ack tcp option maxseg size vmap { 1380 : jump accept4, 1360 : jump accept6 }; }; \
-    chain open4 { counter; }; chain open6 { counter; }; chain accept4 { counter; }; chain accept6 { counter; }; }'";
+/// Counts, where they arrive, packets that open or accept a connection with these segment sizes.
+fn judge(bed: &Bed, sizes: [u16; 2]) {
+    let mut rules = String::new();
+    for size in sizes {
+        for (what, flags) in [("open", "syn"), ("accept", "syn | ack")] {
+            rules += &format!(
+                "tcp flags & (syn | ack) == {flags} tcp option maxseg size {size} counter comment \"{what}{size}\"; "
+            );
+        }
+    }
+    bed.mesh.sh(&format!(
+        "nft 'table inet judge; delete table inet judge; \
+         table inet judge {{ chain in {{ type filter hook prerouting priority -300; {rules} }}; }}'"
+    ));
+}
 
-fn counted(bed: &Bed, chain: &str) -> bool {
-    bed.mesh.sh(&format!("nft list chain inet judge {chain}")).contains("packets 1 ")
+/// What was counted: "open1380", for instance.
+fn counted(bed: &Bed) -> String {
+    bed.mesh.sh("nft list table inet judge | grep 'packets 1 ' | grep -o 'comment .*' | tr -dc 'a-z0-9\n' | sed 's/comment//'")
+        .trim()
+        .to_owned()
 }
 
 /// Opens a connection and moves a byte each way: a wrong checksum would not get through.
@@ -189,29 +201,24 @@ fn connect(client: &Namespace, server: &Namespace, address: &str) {
 fn segments_are_clamped_for_this_host_and_for_pods() {
     let bed = Bed::new();
     bed.apply();
-    for (target, chain) in [(TARGET_V4, "open4"), (TARGET_V6, "open6")] {
+    for (target, expected) in [(TARGET_V4, "open1380"), (TARGET_V6, "open1360")] {
         for (client, whose) in [(&bed.node, "this host"), (&bed.pod, "a pod")] {
-            bed.mesh.sh(JUDGE);
+            judge(&bed, [1380, 1360]);
             connect(client, &bed.mesh, target);
-            assert!(
-                counted(&bed, chain),
-                "the SYN of {whose} to {target}: {}",
-                bed.mesh.sh("nft list table inet judge")
-            );
+            assert_eq!(counted(&bed), expected, "the SYN of {whose} to {target}");
         }
     }
-    // And what answers a connection from the mesh. The client must be in the targets for that.
-    bed.mesh.sh("ip addr del 100.64.0.2/24 dev eth0; ip addr del fd64::2/64 dev eth0");
-    bed.mesh.sh("ip route replace default via 100.64.0.1 dev eth0 onlink; ip route replace default via fd64::1 dev eth0");
-    for (pod, node, chain) in [("100.66.0.2", "100.65.0.1", "accept4"), ("fd66::2", "fd65::1", "accept6")] {
+    // And what answers a connection from the mesh, whose client is a target then.
+    bed.mesh.sh("ip addr del 100.64.0.2/24 dev eth0; ip addr del fd64::2/64 dev eth0; \
+         ip route replace default via 100.64.0.1 dev eth0 onlink; \
+         ip -6 route replace default via fd64::1 dev eth0 onlink");
+    for (pod, node, expected) in
+        [("100.66.0.2", "100.65.0.1", "accept1380"), ("fd66::2", "fd65::1", "accept1360")]
+    {
         for (server, address) in [(&bed.node, node), (&bed.pod, pod)] {
-            bed.mesh.sh(JUDGE);
+            judge(&bed, [1380, 1360]);
             connect(&bed.mesh, server, address);
-            assert!(
-                counted(&bed, chain),
-                "the answer of {address}: {}",
-                bed.mesh.sh("nft list table inet judge")
-            );
+            assert_eq!(counted(&bed), expected, "the answer of {address}");
         }
     }
 }
@@ -221,7 +228,9 @@ fn a_segment_that_fits_is_left_alone() {
     let bed = Bed::new();
     bed.apply();
     bed.pod.sh("ip link set eth0 mtu 1400");
-    bed.mesh.sh(&JUDGE.replace("1380", "1360").replace("1360 : jump open6", "1340 : jump open6"));
-    connect(&bed.pod, &bed.mesh, TARGET_V4);
-    assert!(counted(&bed, "open4"), "{}", bed.mesh.sh("nft list table inet judge"));
+    for (target, expected) in [(TARGET_V4, "open1360"), (TARGET_V6, "open1340")] {
+        judge(&bed, [1360, 1340]);
+        connect(&bed.pod, &bed.mesh, target);
+        assert_eq!(counted(&bed), expected);
+    }
 }

@@ -23,6 +23,8 @@ func startEtcd(dataDir, logPath string, clients, peers url.URL) (*embed.Etcd, er
 	config.LogLevel, config.LogOutputs = "warn", []string{logPath}
 	// A test's cluster need not survive a power cut, and syncing makes every write wait for the disk.
 	config.UnsafeNoFsync = true
+	// Left at zero it would log every single request as slow.
+	config.WarningUnaryRequestDuration = embed.DefaultWarningUnaryRequestDuration
 	config.ListenClientUrls, config.AdvertiseClientUrls = []url.URL{clients}, []url.URL{clients}
 	config.ListenPeerUrls, config.AdvertisePeerUrls = []url.URL{peers}, []url.URL{peers}
 	config.InitialCluster = config.InitialClusterFromName(config.Name)

@@ -21,6 +21,8 @@ use super::view::{self, MeshSettings, PublishedPeer};
 
 /// What an uplink carries when the kernel does not say (IEEE 802.3).
 const ETHERNET_MTU: u32 = 1500;
+/// How long one endpoint is tried where setting it forces handshakes: they are sent within the first two seconds.
+const FORCED_ATTEMPT: Duration = Duration::from_millis(2500);
 /// How soon the agent looks again while some peer is not up.
 const LOOK_SOON: Duration = Duration::from_millis(500);
 /// How soon it looks again when all is well.
@@ -230,13 +232,14 @@ impl Agent {
         now: Instant,
     ) -> BTreeMap<PublicKey, SocketAddr> {
         let since = self.since(now);
+        let backend = self.device.as_ref().map_or(Backend::Embedded, |device| device.backend());
         self.paths.retain(|key, _| plan.peers.contains_key(key));
         let mut chosen = BTreeMap::new();
         for peer in inputs.peers.iter().filter(|peer| plan.peers.contains_key(&peer.public_key)) {
             let path = self
                 .paths
                 .entry(peer.public_key)
-                .or_insert_with(|| Rotation::new(config(inputs, peer), None));
+                .or_insert_with(|| Rotation::new(config(inputs, peer, backend), None));
             path.set_candidates(since, order(own, &peer_view(inputs, peer)));
             path.observe(since, observation(device.peers.get(&peer.public_key)));
             if let Some(endpoint) = path.poll(since) {
@@ -338,10 +341,15 @@ fn host_endpoints(inputs: &Inputs, local: &[IpAddr]) -> Vec<SocketAddr> {
 }
 
 /// The two ends of a pair must not rotate in step for ever: each stretches its attempts by another amount.
-fn config(inputs: &Inputs, peer: &PublishedPeer) -> Config {
+fn config(inputs: &Inputs, peer: &PublishedPeer, backend: Backend) -> Config {
     let mut hasher = DefaultHasher::new();
     (&inputs.node, &peer.name).hash(&mut hasher);
-    Config { seed: hasher.finish(), ..Config::default() }
+    let config = Config { seed: hasher.finish(), ..Config::default() };
+    match backend {
+        // A new endpoint makes it send handshakes at once, so that each attempt can be short.
+        Backend::Embedded => Config { attempt: FORCED_ATTEMPT, ..config },
+        Backend::Kernel => config,
+    }
 }
 
 fn peer_view(inputs: &Inputs, peer: &PublishedPeer) -> PeerView {

@@ -1,0 +1,206 @@
+//! What every WireGuard has to do, whichever it is: two nodes in two namespaces, joined by a veth.
+#![allow(dead_code, reason = "each test binary uses a part")]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use fairlead_api::wireguard::{DeviceConfig, DeviceState, PeerConfig, PeerState, PrivateKey, PublicKey};
+use fairlead_dataplane::mesh::{self, MeshState};
+use fairlead_dataplane::wireguard::{Backend, Preference, Settings, WireGuardDevice, open};
+use fairlead_netlink::changes_sent;
+
+use crate::mesh_common::{Namespace, run};
+
+const PORT: u16 = 51820;
+const MTU: u32 = 1420;
+/// Only bounds a failing test.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+pub(crate) struct Node {
+    pub(crate) namespace: Namespace,
+    settings: Settings,
+    private_key: PrivateKey,
+    public_key: PublicKey,
+    number: u8,
+}
+
+impl Node {
+    /// Names of control sockets are the machine's, so they carry our process id.
+    fn new(number: u8, preference: Preference) -> Self {
+        let namespace = Namespace::new();
+        namespace.sh("sysctl -qw net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.default.rp_filter=0");
+        let private_key = run("wg genkey");
+        let public_key = run(&format!("echo {} | wg pubkey", private_key.trim())).trim().parse().unwrap();
+        let settings =
+            Settings { interface: format!("wg{number}-{}", std::process::id()), mtu: MTU, preference };
+        Self { namespace, settings, private_key: private_key.parse().unwrap(), public_key, number }
+    }
+
+    fn open(&self) -> Box<dyn WireGuardDevice> {
+        self.namespace.within(|| open(&self.settings)).unwrap()
+    }
+
+    /// Gives the device its addresses, and leads packets to the other node into it as the node program does.
+    fn join(&self, other: &Self) {
+        let (me, it, link) = (self.number, other.number, &self.settings.interface);
+        self.namespace.sh(&format!(
+            "ip addr replace 10.77.0.{me}/32 dev {link}; ip addr replace fd77::{me}/128 dev {link} nodad"
+        ));
+        let state = MeshState {
+            interface: link.clone(),
+            mtu: MTU,
+            targets_v4: vec![format!("10.77.0.{it}/32").parse().unwrap()],
+            targets_v6: vec![format!("fd77::{it}/128").parse().unwrap()],
+        };
+        self.namespace.within(|| mesh::apply(&state)).unwrap();
+    }
+
+    fn config(&self, other: &Self, endpoint: Option<&str>) -> DeviceConfig {
+        let allowed_ips = [format!("10.77.0.{}/32", other.number), format!("fd77::{}/128", other.number)];
+        let peer = PeerConfig {
+            preshared_key: Some([42; 32]),
+            endpoint: endpoint.map(|address| SocketAddr::new(address.parse().unwrap(), PORT)),
+            persistent_keepalive: Some(25),
+            allowed_ips: allowed_ips.iter().map(|net| net.parse().unwrap()).collect(),
+        };
+        DeviceConfig {
+            private_key: self.private_key.clone(),
+            listen_port: PORT,
+            fwmark: 0x20,
+            peers: BTreeMap::from([(other.public_key, peer)]),
+        }
+    }
+
+    fn ping(&self, other: &Self) {
+        let it = other.number;
+        let (from4, from6) = (format!("10.77.0.{}", self.number), format!("fd77::{}", self.number));
+        self.namespace.sh(&format!(
+            "ping -c 3 -i 0.2 -W 10 -I {from4} 10.77.0.{it}; ping -c 3 -i 0.2 -W 10 -I {from6} fd77::{it} || (ip rule; ip route show table all; ip route get 10.77.0.{it} mark 0x40; ip route get 10.77.0.{it}; wg show; ip -s link; ss -aunp; tcpdump -c 4 -ni eth0 & sleep 1; ping -c 2 -W 1 10.77.0.{it}; sleep 3; exit 1)"
+        ));
+    }
+
+    fn link(&self) -> String {
+        self.namespace.sh(&format!("ip -o link show {}", self.settings.interface))
+    }
+}
+
+fn bring_to(device: &dyn WireGuardDevice, desired: &DeviceConfig) {
+    let change = device.state().unwrap().change_to(desired);
+    assert!(!change.is_empty());
+    device.change(&change).unwrap();
+    let left = device.state().unwrap().change_to(desired);
+    assert!(left.is_empty(), "applied, but still to do: {left:?}");
+}
+
+fn only_peer(state: &DeviceState) -> &PeerState {
+    assert_eq!(state.peers.len(), 1);
+    state.peers.values().next().unwrap()
+}
+
+/// Everything in one go, because the count of sent changes is the whole process's.
+pub(crate) fn exercise(preference: Preference, expected: Backend) {
+    let (a, b) = (Node::new(1, preference), Node::new(2, preference));
+    a.namespace.veth("eth0", &b.namespace, "eth0");
+    a.namespace.sh("ip addr add 192.0.2.1/24 dev eth0");
+    b.namespace.sh("ip addr add 192.0.2.2/24 dev eth0; ip addr add 192.0.2.3/24 dev eth0");
+    let (device_a, device_b) = (a.open(), b.open());
+    assert_eq!((device_a.backend(), device_a.interface()), (expected, a.settings.interface.as_str()));
+    let link = a.link();
+    assert!(link.contains("mtu 1420") && link.contains(",UP"), "{link}");
+
+    bring_to(&*device_a, &a.config(&b, Some("192.0.2.2")));
+    bring_to(&*device_b, &b.config(&a, None));
+    a.join(&b);
+    b.join(&a);
+    a.ping(&b);
+    b.ping(&a);
+    let state = device_a.state().unwrap();
+    assert!(only_peer(&state).last_handshake.is_some() && only_peer(&state).rx_bytes > 0, "{state:?}");
+    agrees_with_wg(&a, &state);
+
+    unchanged_sends_nothing(&*device_a, &a.config(&b, Some("192.0.2.2")));
+    endpoint_change_keeps_the_session(&a, &b, &*device_a);
+    let device_a = restart(&a, &b, device_a);
+    removal(&a, device_a);
+    device_b.delete().unwrap();
+}
+
+fn unchanged_sends_nothing(device: &dyn WireGuardDevice, desired: &DeviceConfig) {
+    let before = changes_sent();
+    let change = device.state().unwrap().change_to(desired);
+    assert!(change.is_empty(), "{change:?}");
+    device.change(&change).unwrap();
+    assert_eq!(changes_sent(), before);
+}
+
+fn endpoint_change_keeps_the_session(a: &Node, b: &Node, device: &dyn WireGuardDevice) {
+    let before = device.state().unwrap();
+    let desired = a.config(b, Some("192.0.2.3"));
+    bring_to(device, &desired);
+    a.ping(b);
+    let after = device.state().unwrap();
+    assert_eq!(only_peer(&after).last_handshake, only_peer(&before).last_handshake, "a new session was made");
+    assert!(only_peer(&after).rx_bytes > only_peer(&before).rx_bytes);
+    assert_eq!(only_peer(&after).config.endpoint, Some("192.0.2.3:51820".parse().unwrap()));
+}
+
+/// A successor finds the link, its addresses and the marks in place.
+fn restart(a: &Node, b: &Node, device: Box<dyn WireGuardDevice>) -> Box<dyn WireGuardDevice> {
+    let index = |link: String| link.split(':').next().unwrap().to_owned();
+    let (before, link) = (device.state().unwrap(), index(a.link()));
+    let backend = device.backend();
+    drop(device);
+    assert_eq!(index(a.link()), link, "the link went with its owner");
+    let sent = changes_sent();
+    let device = a.open();
+    assert_eq!(changes_sent(), sent, "adopting a device that is right changes nothing");
+    assert_eq!((index(a.link()), device.backend()), (link, backend));
+    let desired = a.config(b, Some("192.0.2.2"));
+    match backend {
+        Backend::Kernel => {
+            assert_eq!(only_peer(&device.state().unwrap()).last_handshake, only_peer(&before).last_handshake)
+        }
+        Backend::Embedded => assert!(device.state().unwrap().peers.is_empty(), "state lives in the process"),
+    }
+    bring_to(&*device, &desired);
+    a.ping(b);
+    device
+}
+
+fn removal(a: &Node, device: Box<dyn WireGuardDevice>) {
+    let nobody = DeviceConfig { peers: BTreeMap::new(), ..a.config(a, None) };
+    bring_to(&*device, &nobody);
+    a.namespace.within(mesh::remove).unwrap();
+    device.delete().unwrap();
+    let deadline = Instant::now() + PATIENCE;
+    while a.namespace.sh("ip -o link").contains(&a.settings.interface) {
+        assert!(Instant::now() < deadline, "the link is still there");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// `wg show NAME dump`: private key, public key, port, mark; then per peer public key, preshared key, endpoint, allowed
+/// addresses, handshake, received, sent, keepalive.
+fn agrees_with_wg(node: &Node, state: &DeviceState) {
+    let text = node.namespace.sh(&format!("wg show {} dump", node.settings.interface));
+    let mut lines = text.lines().map(|line| line.split('\t').collect::<Vec<_>>());
+    let device = lines.next().unwrap();
+    assert_eq!(device[0], node.private_key.to_base64());
+    assert_eq!(device[1], node.public_key.to_string());
+    assert_eq!((device[2], device[3]), ("51820", "0x20"));
+    let peer = lines.next().unwrap();
+    let (key, known) = state.peers.first_key_value().unwrap();
+    assert_eq!(peer[0], key.to_string());
+    assert_eq!(peer[1], PrivateKey(known.config.preshared_key.unwrap()).to_base64());
+    assert_eq!(peer[2], known.config.endpoint.unwrap().to_string());
+    let allowed = |texts: &mut dyn Iterator<Item = String>| texts.collect::<BTreeSet<_>>();
+    assert_eq!(
+        allowed(&mut peer[3].split(',').map(str::to_owned)),
+        allowed(&mut known.config.allowed_ips.iter().map(ToString::to_string))
+    );
+    let handshake = known.last_handshake.unwrap().duration_since(std::time::UNIX_EPOCH).unwrap();
+    assert_eq!(peer[4], handshake.as_secs().to_string());
+    assert_eq!(peer[7], "25");
+    assert!(lines.next().is_none(), "{text}");
+}

@@ -1,0 +1,142 @@
+//! Transactions against the real kernel, each test in a network namespace of its own.
+
+use std::collections::BTreeMap;
+use std::thread;
+
+use fairlead_netlink::nftables::{
+    AddressType, Chain, Expression, Header, Hook, Intervals, Meta, Rule, Table, change_elements, commit,
+    create, delete, read,
+};
+use fairlead_netlink::{Family, Socket};
+use ipnet::IpNet;
+use nix::sched::{CloneFlags, unshare};
+
+fn in_namespace(test: impl FnOnce(&mut Socket) + Send) {
+    thread::scope(|scope| {
+        let work = scope.spawn(|| {
+            unshare(CloneFlags::CLONE_NEWNET).expect("tests make network namespaces: run them as root");
+            test(&mut Socket::open(Family::Netfilter).unwrap());
+        });
+        work.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    });
+}
+
+fn intervals(kind: AddressType, nets: &[&str]) -> Intervals {
+    let nets: Vec<IpNet> = nets.iter().map(|net| net.parse().unwrap()).collect();
+    Intervals::merge(kind, &nets)
+}
+
+fn table(expressions: Vec<Expression>) -> Table {
+    let chain = Chain { hook: Hook::RouteOutput, priority: -150, rules: vec![Rule(expressions)] };
+    Table {
+        name: "probe".into(),
+        sets: BTreeMap::from([("four".into(), intervals(AddressType::Ipv4, &["10.0.0.0/8"]))]),
+        chains: BTreeMap::from([("out".into(), chain)]),
+    }
+}
+
+fn lookup(set: &str) -> Vec<Expression> {
+    vec![
+        Expression::LoadPayload { header: Header::Network, offset: 16, length: 4 },
+        Expression::Lookup(set.into()),
+        Expression::Accept,
+    ]
+}
+
+#[test]
+fn a_table_is_read_as_it_was_made() {
+    in_namespace(|socket| {
+        let wanted = table(lookup("four"));
+        assert_eq!(read(socket, "probe").unwrap(), None);
+        for _ in 0..2 {
+            commit(socket, &create(&wanted).unwrap()).unwrap();
+            let present = read(socket, "probe").unwrap().unwrap();
+            assert_eq!(present.shape, wanted.shape());
+            assert_eq!(present.sets, wanted.sets);
+        }
+        for _ in 0..2 {
+            commit(socket, &delete("probe").unwrap()).unwrap();
+            assert_eq!(read(socket, "probe").unwrap(), None);
+        }
+    });
+}
+
+#[test]
+fn a_refused_message_is_named_and_nothing_is_changed() {
+    in_namespace(|socket| {
+        commit(socket, &create(&table(lookup("four"))).unwrap()).unwrap();
+        let before = read(socket, "probe").unwrap();
+        let error = commit(socket, &create(&table(lookup("absent"))).unwrap()).unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("cannot add rule 1 of chain inet probe out: No such file"), "{text}");
+        assert_eq!(error.errno(), Some(nix::libc::ENOENT));
+        assert_eq!(read(socket, "probe").unwrap(), before, "the transaction left a trace");
+
+        let none = Intervals::empty(AddressType::Ipv4);
+        let absent = intervals(AddressType::Ipv4, &["192.0.2.0/24"]);
+        let error = commit(socket, &change_elements("probe", "four", &absent, &none).unwrap()).unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("cannot delete 192.0.2.0/24 from set inet probe four: No such file"), "{text}");
+
+        let error = commit(socket, &change_elements("probe", "five", &none, &absent).unwrap()).unwrap_err();
+        assert!(error.to_string().contains("cannot add 192.0.2.0/24 to set inet probe five"), "{error}");
+
+        let overlapping = intervals(AddressType::Ipv4, &["10.1.0.0/16"]);
+        let error =
+            commit(socket, &change_elements("probe", "four", &none, &overlapping).unwrap()).unwrap_err();
+        assert!(error.is_existing() && error.to_string().contains("10.1.0.0/16"), "{error}");
+        assert_eq!(read(socket, "probe").unwrap(), before);
+    });
+}
+
+#[test]
+fn both_families_at_full_chunks() {
+    in_namespace(|socket| {
+        let v4: Vec<IpNet> = (0..3001u32)
+            .map(|n| IpNet::new(std::net::Ipv4Addr::from_bits(n * 2).into(), 32).unwrap())
+            .collect();
+        let v6: Vec<IpNet> = (0..3001u128)
+            .map(|n| IpNet::new(std::net::Ipv6Addr::from_bits(n * 2).into(), 128).unwrap())
+            .collect();
+        let mut wanted = table(vec![Expression::LoadMeta(Meta::Mark), Expression::Accept]);
+        wanted.sets.insert("four".into(), Intervals::merge(AddressType::Ipv4, &v4));
+        wanted.sets.insert("six".into(), Intervals::merge(AddressType::Ipv6, &v6));
+        commit(socket, &create(&wanted).unwrap()).unwrap();
+        let present = read(socket, "probe").unwrap().unwrap();
+        assert_eq!(present.sets, wanted.sets);
+        assert_eq!(present.sets["six"].prefixes(), v6);
+    });
+}
+
+#[test]
+fn every_change_arrives() {
+    use proptest::prelude::*;
+    use proptest::test_runner::{Config, TestRunner};
+    // Crowded, so that intervals grow, shrink, split, join and touch both ends of the address space.
+    let net = (prop_oneof![0u32..48, (0u32..48).prop_map(|n| u32::MAX - n)], 26u8..=32)
+        .prop_map(|(bits, length)| IpNet::new(std::net::Ipv4Addr::from_bits(bits).into(), length).unwrap());
+    let steps = proptest::collection::vec(proptest::collection::vec(net, 0..12), 1..6);
+    in_namespace(|socket| {
+        let mut runner =
+            TestRunner::new(Config { cases: 64, failure_persistence: None, ..Config::default() });
+        let socket = std::cell::RefCell::new(socket);
+        runner
+            .run(&steps, |steps| {
+                let mut socket = socket.borrow_mut();
+                let mut wanted = table(lookup("four"));
+                wanted.sets.insert("four".into(), Intervals::empty(AddressType::Ipv4));
+                commit(&mut socket, &create(&wanted).unwrap()).unwrap();
+                let mut present = Intervals::empty(AddressType::Ipv4);
+                for nets in steps {
+                    let goal = Intervals::merge(AddressType::Ipv4, &nets);
+                    let messages = change_elements("probe", "four", &present, &goal).unwrap();
+                    commit(&mut socket, &messages)
+                        .map_err(|e| TestCaseError::fail(format!("{e} from {present:?}")))?;
+                    present = read(&mut socket, "probe").unwrap().unwrap().sets.remove("four").unwrap();
+                    prop_assert_eq!(&present, &goal);
+                }
+                Ok(())
+            })
+            .unwrap();
+    });
+}

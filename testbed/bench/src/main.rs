@@ -1,0 +1,161 @@
+//! Benchmarks: what Fairlead does, measured beside what others do, in one run and in turns.
+//!
+//! `fairlead-bench [NAME...] [--json]` runs the [`CASES`] and prints a table, or with `--json` an array of
+//! [`report::Measurement`]s, to stdout; progress goes to stderr. Every sample of ours is taken next to one of the
+//! peer's, so that whatever else the machine does disturbs both alike, and ratios are taken pair by pair.
+//!
+//! Only optimised code is measured: a debug build of this program builds the release one and becomes it.
+//!
+//! It asserts nothing about time and is no test: numbers depend on the machine. It does check that what was timed
+//! did happen. Traffic stays inside network namespaces ([`testbed_lab`]), which vanish with the program.
+
+mod nft;
+mod plan;
+mod release;
+mod report;
+mod statistics;
+mod tunnel;
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail};
+
+use report::Measurement;
+
+const HELP: &str = "\
+Usage: fairlead-bench [NAME...] [--json]
+
+Benchmarks (all of them without a name), about 20 s each at most:
+  nft      load prefixes into an nftables set, add and delete one: our netlink and the program nft
+  plan     decide the peers of a mesh (ours alone)
+  tunnel   TCP through WireGuard in user space: embedded and wireguard-go
+
+Options:
+  --json   an array of {case, subject, metric, unit, value, samples} instead of a table; value is the median
+
+Needs root, the Debian packages iperf3, iproute2, iputils-ping, nftables and wireguard-tools, and Go.
+";
+
+/// A benchmark by the name it is asked for.
+struct Case {
+    name: &'static str,
+    run: fn() -> Result<Vec<Measurement>>,
+}
+
+const CASES: &[Case] = &[
+    Case { name: nft::CASE, run: nft::run },
+    Case { name: plan::CASE, run: plan::run },
+    Case { name: tunnel::CASE, run: tunnel::run },
+];
+
+/// What the command line asks for.
+#[derive(Debug, PartialEq, Eq)]
+enum Command {
+    /// One end of the tunnel benchmark, in a process of its own: the embedded WireGuard with this interface.
+    Device(String),
+    Help,
+    Measure {
+        names: Vec<String>,
+        json: bool,
+    },
+}
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match parse(&arguments).and_then(|command| obey(command, &arguments)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            progress(&format!("error: {error:#}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn parse(arguments: &[String]) -> Result<Command> {
+    if let [first, interface] = arguments
+        && first == tunnel::DEVICE_COMMAND
+    {
+        return Ok(Command::Device(interface.clone()));
+    }
+    let (mut names, mut json) = (Vec::new(), false);
+    for argument in arguments {
+        match argument.as_str() {
+            "--help" | "-h" => return Ok(Command::Help),
+            "--json" => json = true,
+            name if CASES.iter().any(|case| case.name == name) => names.push(name.to_owned()),
+            other => {
+                let known: Vec<&str> = CASES.iter().map(|case| case.name).collect();
+                bail!("unknown benchmark or option {other:?}: choose from {} and --json", known.join(", "));
+            }
+        }
+    }
+    Ok(Command::Measure { names, json })
+}
+
+fn obey(command: Command, arguments: &[String]) -> Result<()> {
+    match command {
+        Command::Device(interface) => tunnel::run_device(&interface),
+        Command::Help => print(HELP),
+        Command::Measure { .. } if cfg!(debug_assertions) => release::become_release_build(arguments),
+        Command::Measure { names, json } => {
+            let measurements = measure(&names)?;
+            print(&if json { report::json(&measurements)? } else { report::table(&measurements) })
+        }
+    }
+}
+
+/// Runs the named cases, or all; the first that fails ends it.
+fn measure(names: &[String]) -> Result<Vec<Measurement>> {
+    let mut all = Vec::new();
+    for case in CASES.iter().filter(|case| names.is_empty() || names.iter().any(|name| name == case.name)) {
+        progress(&format!("==> {}", case.name));
+        let measurements = (case.run)().with_context(|| format!("cannot measure {}", case.name))?;
+        all.extend(measurements);
+    }
+    Ok(all)
+}
+
+fn print(text: &str) -> Result<()> {
+    writeln!(std::io::stdout(), "{}", text.trim_end()).context("cannot write to standard output")
+}
+
+/// What is going on, for people.
+fn progress(text: &str) {
+    // Whoever closed stderr does not want to know.
+    let _ = writeln!(std::io::stderr(), "{text}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(arguments: &[&str]) -> Result<Command> {
+        parse(&arguments.iter().map(ToString::to_string).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn names_and_options_come_in_any_order() {
+        let names = vec!["plan".to_owned(), "nft".to_owned()];
+        assert_eq!(parsed(&["plan", "--json", "nft"]).unwrap(), Command::Measure { names, json: true });
+        assert_eq!(parsed(&[]).unwrap(), Command::Measure { names: vec![], json: false });
+        assert_eq!(parsed(&["nft", "--help"]).unwrap(), Command::Help);
+        assert_eq!(parsed(&["device", "wg0"]).unwrap(), Command::Device("wg0".to_owned()));
+    }
+
+    #[test]
+    fn an_unknown_name_is_answered_with_the_known_ones() {
+        let message = parsed(&["tunel"]).unwrap_err().to_string();
+        assert_eq!(
+            message,
+            "unknown benchmark or option \"tunel\": choose from nft, plan, tunnel and --json"
+        );
+    }
+
+    #[test]
+    fn the_help_knows_every_case() {
+        for case in CASES {
+            assert!(HELP.contains(&format!("\n  {} ", case.name)), "{}", case.name);
+        }
+    }
+}
