@@ -70,8 +70,8 @@ impl PrivateKey {
     }
 }
 
-/// What one peer should be.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// What one peer should be. `Debug` never shows the preshared key.
+#[derive(Clone, PartialEq, Eq)]
 pub struct PeerConfig {
     /// Extra symmetric key mixed into handshakes.
     pub preshared_key: Option<[u8; 32]>,
@@ -81,6 +81,17 @@ pub struct PeerConfig {
     pub persistent_keepalive: Option<u16>,
     /// What the peer may send from and is sent for; sorted, without duplicates.
     pub allowed_ips: Vec<IpNet>,
+}
+
+impl fmt::Debug for PeerConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PeerConfig")
+            .field("preshared_key", &self.preshared_key.map(|_| "hidden"))
+            .field("endpoint", &self.endpoint)
+            .field("persistent_keepalive", &self.persistent_keepalive)
+            .field("allowed_ips", &self.allowed_ips)
+            .finish()
+    }
 }
 
 /// What a device should be: everything but the endpoints is complete.

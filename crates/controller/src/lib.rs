@@ -8,6 +8,7 @@
 //! Not here: admission webhooks and the egress controllers, which will stand beside [`grants`] and [`pools`].
 
 pub mod grants;
+pub mod mesh;
 pub mod orphans;
 pub mod pools;
 mod program;

@@ -18,7 +18,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use tokio::task::JoinSet;
 
-use crate::{grants, orphans, pools};
+use crate::{grants, mesh, orphans, pools};
 
 /// Seconds after which another copy takes over from a leader that has gone silent (Coil's figure).
 const LEASE_SECONDS: u64 = 15;
@@ -96,6 +96,10 @@ fn lead(client: &Client) -> JoinSet<()> {
     let requests = caches::spawn(&mut tasks, "BlockRequests", watcher(Api::all(client.clone()), config()));
     let nodes: Cache<PartialObjectMeta<Node>> =
         caches::spawn(&mut tasks, "Nodes", watcher(Api::all(client.clone()), config()));
+    let meshes = caches::spawn(&mut tasks, "WireKubeMeshes", watcher(Api::all(client.clone()), config()));
+    let peers = caches::spawn(&mut tasks, "WireKubePeers", watcher(Api::all(client.clone()), config()));
+    let (mesh_store, peer_store) = (meshes.store.clone(), peers.store.clone());
+    tasks.spawn(mesh::run(client.clone(), mesh_store, peer_store, meshes.subscribe(), peers.subscribe()));
     let client = client.clone();
     tasks.spawn(async move {
         // Deciding from half a list could give an address twice.

@@ -11,7 +11,7 @@ use fairlead_netlink::route::{
     Address, AddressFlags, Change, IpFamily, LinkLayer, MacAddress, Mark, Route, RouteSocket, Rule, Scope,
     Subscription, VethEnd, add_address, add_route, add_rule, add_veth, delete_address, delete_link,
     delete_neighbour, delete_route, delete_rule, disable_address_generation, permanent_neighbour,
-    replace_address, replace_route, set_alias, set_mtu, set_name, set_up,
+    presumed_neighbour, replace_address, replace_route, set_alias, set_mtu, set_name, set_up,
 };
 use fairlead_netlink::{Error, Message};
 use ipnet::IpNet;
@@ -199,7 +199,7 @@ fn rules_are_dumped_as_they_were_added() {
 }
 
 #[test]
-fn a_permanent_neighbour_is_there_and_goes() {
+fn neighbours_are_fixed_presumed_and_forgotten() {
     let (netns, mut socket, index, _b) = connected();
     let mac = MacAddress([2, 0, 0, 0, 0, 7]);
     let both = ["169.254.1.1", "fe80::1"].map(|text| text.parse::<IpAddr>().unwrap());
@@ -209,6 +209,8 @@ fn a_permanent_neighbour_is_there_and_goes() {
         let line = format!("{ip} dev left lladdr 02:00:00:00:00:07 PERMANENT");
         assert!(shown.contains(&line), "{shown}");
     }
+    socket.apply(&both.map(|ip| presumed_neighbour(index, ip, mac))).unwrap();
+    assert_eq!(run(&netns, "ip neigh show nud stale").lines().count(), 2);
     socket.apply(&both.map(|ip| delete_neighbour(index, ip))).unwrap();
     assert_eq!(run(&netns, "ip neigh show nud permanent"), "");
 }

@@ -154,11 +154,11 @@ struct Peer {
 impl Peer {
     fn load(&self, prefixes: &[IpNet]) -> Result<()> {
         let mut text =
-            format!("table inet {TABLE} {{ set {SET} {{ type ipv4_addr; flags interval; elements = {{");
+            format!("table inet {TABLE} {{\nset {SET} {{\ntype ipv4_addr\nflags interval\nelements = {{\n");
         for prefix in prefixes {
-            write!(text, " {prefix},")?;
+            writeln!(text, "{prefix},")?;
         }
-        text.push_str(" } } }\n");
+        text.push_str("}\n}\n}\n");
         self.nft(&["-f", "-"], &text).map(drop)
     }
 
@@ -193,11 +193,9 @@ impl Peer {
         let output = child.wait_with_output().context("cannot wait for nft")?;
         if !output.status.success() {
             let words = arguments.join(" ");
-            bail!(
-                "nft {words} failed ({}): {}",
-                output.status,
-                String::from_utf8_lossy(&output.stderr).trim()
-            );
+            // It repeats its input, all in one line perhaps.
+            let errors: String = String::from_utf8_lossy(&output.stderr).chars().take(300).collect();
+            bail!("nft {words} failed ({}): {}", output.status, errors.trim());
         }
         written.context("nft did not read its input")?;
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())

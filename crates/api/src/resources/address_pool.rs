@@ -48,7 +48,7 @@ use super::rules::{CIDR_LENGTH, cidr_of_family, explained};
 pub struct AddressPoolSpec {
     /// Size of a block: it has 2 to the power of this many addresses, so 5 makes 32. It cannot be changed.
     #[serde(default = "default_block_size_bits")]
-    #[schemars(with = "i32", range(min = 0, max = 63))]
+    #[schemars(with = "i32", range(min = 0, max = 20))]
     #[x_kube(validation = Rule::new("self == oldSelf")
         .message("spec.blockSizeBits cannot be changed: nodes hold blocks of the present size; make another pool"))]
     pub block_size_bits: u8,

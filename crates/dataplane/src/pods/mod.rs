@@ -365,19 +365,21 @@ fn expect_link(socket: &mut RouteSocket, name: &str) -> fairlead_netlink::Result
 /// failure, so this gives up after ten seconds with a warning.
 fn settle(spec: &PodSpec, pod: &mut RouteSocket, container: u32, host: &mut RouteSocket, host_link: &Link) {
     let mut pause = SETTLE_PAUSE;
-    let t0 = std::time::Instant::now();
-    for n in 0..SETTLE_TRIES {
+    for _ in 0..SETTLE_TRIES {
         let settled = can_send(pod, container)
             .and_then(|pod_sends| Ok(pod_sends && can_send(host, host_link.index)?))
             .and_then(|both_send| Ok(both_send && can_receive(pod, spec.ipv6)?));
         if settled.unwrap_or(true) {
-            eprintln!("SETTLE {n} {:?}", t0.elapsed());
             return;
         }
         thread::sleep(pause);
         pause = pause.saturating_mul(2).min(SETTLE_PAUSE_MAX);
     }
-    tracing::warn!(container = spec.container_id, link = host_link.name, "the pod's link is slow to get ready");
+    tracing::warn!(
+        container = spec.container_id,
+        link = host_link.name,
+        "the pod's link is slow to get ready"
+    );
 }
 
 /// Until the kernel has noticed that the other end is there, it drops what is sent. Since Linux 6.8 being asked makes

@@ -1,6 +1,7 @@
 //! The mesh agent: watches members, steps the data plane, publishes this node.
 
 pub mod agent;
+pub mod events;
 pub mod publish;
 pub mod view;
 
@@ -21,6 +22,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use self::agent::{Agent, Inputs, Report};
+use self::events::Events;
 use self::view::{MeshSettings, PublishedPeer};
 use crate::metrics::Metrics;
 use fairlead_cluster::caches::Cache;
@@ -225,14 +227,15 @@ impl Context {
 /// Publishes what reports say, one write at a time; while the API server is away the latest report waits.
 async fn publisher(context: &Context, mut inbox: watch::Receiver<Option<Arc<Report>>>) {
     let mut own = context.peers.subscribe();
+    let mut events = Events::default();
     loop {
         tokio::select! {
             changed = inbox.changed() => if changed.is_err() { return },
             _ = own.changed() => {}
         }
         let Some(report) = inbox.borrow_and_update().clone() else { continue };
-        match timeout(PUBLISH, publish_report(context, &report)).await {
-            Ok(Ok(_)) => {}
+        match timeout(PUBLISH, publish_report(context, &report, &mut events)).await {
+            Ok(Ok(())) => {}
             Ok(Err(error)) => {
                 tracing::warn!(%error, "cannot publish this node's WireKubePeer");
                 tokio::time::sleep(AFTER_FAILURE).await;
@@ -244,8 +247,8 @@ async fn publisher(context: &Context, mut inbox: watch::Receiver<Option<Arc<Repo
     }
 }
 
-async fn publish_report(context: &Context, report: &Report) -> Result<bool, kube::Error> {
-    let Some(node) = context.nodes.store.get(&ObjectRef::new(&context.node)) else { return Ok(false) };
+async fn publish_report(context: &Context, report: &Report, events: &mut Events) -> Result<(), kube::Error> {
+    let Some(node) = context.nodes.store.get(&ObjectRef::new(&context.node)) else { return Ok(()) };
     let others: Vec<Arc<WireKubePeer>> = context.peers.store.state();
     let reported = |peer: &str, endpoint: SocketAddr| {
         let text = endpoint.to_string();
@@ -266,7 +269,8 @@ async fn publish_report(context: &Context, report: &Report) -> Result<bool, kube
         reported: &reported,
     });
     let present = context.peers.store.get(&ObjectRef::new(&context.node));
-    publish::publish(&context.client, &node, present.as_deref(), &desired).await
+    publish::publish(&context.client, &node, present.as_deref(), &desired).await?;
+    events.tell(&context.client, &node, &report.problems).await
 }
 
 /// WireKube's annotation beats Kilo's.

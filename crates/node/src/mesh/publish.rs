@@ -163,16 +163,14 @@ pub async fn publish(
     node: &Node,
     present: Option<&WireKubePeer>,
     desired: &Desired,
-) -> Result<bool, kube::Error> {
+) -> Result<(), kube::Error> {
     let name = node.name_any();
     let peers: Api<WireKubePeer> = Api::all(client.clone());
     let parameters = PatchParams::apply(MANAGER).force();
-    let mut written = false;
     if present.is_none_or(|peer| peer.spec != desired.spec) {
         let mut object = WireKubePeer::new(&name, desired.spec.clone());
         object.metadata = metadata(&name, node);
         peers.patch(&name, &parameters, &Patch::Apply(&object)).await?;
-        written = true;
     }
     if present.and_then(|peer| peer.status.as_ref()) != Some(&desired.status) {
         let status = serde_json::json!({
@@ -180,9 +178,8 @@ pub async fn publish(
             "metadata": { "name": name }, "status": desired.status,
         });
         peers.patch_status(&name, &parameters, &Patch::Apply(&status)).await?;
-        written = true;
     }
-    Ok(written)
+    Ok(())
 }
 
 fn metadata(name: &str, node: &Node) -> ObjectMeta {
@@ -198,5 +195,109 @@ fn metadata(name: &str, node: &Node) -> ObjectMeta {
         labels: Some([(LABEL_WIREKUBE_NODE.to_owned(), name.to_owned())].into()),
         owner_references: Some(vec![owner]),
         ..ObjectMeta::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use fairlead_api::wireguard::{PeerConfig, PeerState};
+    use fairlead_path::Status;
+
+    use super::*;
+
+    fn peer(name: &str, state: State, endpoint: &str, news: bool) -> PeerReport {
+        let config = PeerConfig {
+            preshared_key: None,
+            endpoint: endpoint.parse().ok(),
+            persistent_keepalive: Some(25),
+            allowed_ips: Vec::new(),
+        };
+        PeerReport {
+            name: name.to_owned(),
+            public_key: PublicKey([name.len() as u8; 32]),
+            path: Status { state, endpoint: None, source: None, reason: String::new() },
+            device: Some(PeerState {
+                config,
+                last_handshake: Some(SystemTime::UNIX_EPOCH),
+                rx_bytes: 1,
+                tx_bytes: 1,
+            }),
+            prefixes: Vec::new(),
+            endpoint_is_news: news,
+        }
+    }
+
+    fn report(nat: NatType, peers: Vec<PeerReport>) -> Report {
+        Report {
+            backend: Backend::Embedded,
+            interface: "wire_kube".to_owned(),
+            mtu: 1420,
+            port: 51820,
+            nat,
+            host: vec!["192.168.1.10:51820".parse().unwrap()],
+            observed: vec!["203.0.113.9:4000".parse().unwrap()],
+            peers,
+            own_prefixes: Vec::new(),
+            problems: vec!["p".to_owned(); 100],
+        }
+    }
+
+    fn facts<'a>(report: &'a Report, reported: &'a (dyn Fn(&str, SocketAddr) -> usize + Sync)) -> Facts<'a> {
+        let claims = vec!["192.168.1.10/32".to_owned()];
+        Facts { public_key: PublicKey([9; 32]), report, manual: None, claims, keepalive: None, reported }
+    }
+
+    #[test]
+    fn a_quiet_mesh_writes_the_same_again() {
+        let first = report(NatType::Cone, vec![peer("a", State::Up, "203.0.113.1:1", true)]);
+        let mut later = first.clone();
+        if let Some(device) = later.peers.first_mut().and_then(|peer| peer.device.as_mut()) {
+            device.rx_bytes = 1_000_000;
+            device.last_handshake = Some(SystemTime::now());
+        }
+        let nobody = |_: &str, _: SocketAddr| 0;
+        assert_eq!(desired(&facts(&first, &nobody)), desired(&facts(&later, &nobody)));
+    }
+
+    #[test]
+    fn the_endpoint_shown_is_chosen_by_hand_or_seen_or_our_own() {
+        let nobody = |_: &str, _: SocketAddr| 0;
+        let behind = report(NatType::Cone, Vec::new());
+        assert_eq!(desired(&facts(&behind, &nobody)).spec.endpoint.as_deref(), Some("203.0.113.9:4000"));
+        let open = report(NatType::Open, Vec::new());
+        assert_eq!(desired(&facts(&open, &nobody)).spec.endpoint.as_deref(), Some("192.168.1.10:51820"));
+        let by_hand = desired(&Facts { manual: Some("node.example:7"), ..facts(&open, &nobody) });
+        assert_eq!(by_hand.spec.endpoint.as_deref(), Some("node.example:7"));
+        assert_eq!(by_hand.status.endpoint_discovery_method, Some(EndpointDiscoveryMethod::Manual));
+    }
+
+    #[test]
+    fn only_news_of_peers_that_are_up_is_told_and_only_by_the_first_few() {
+        let peers = vec![
+            peer("a", State::Up, "203.0.113.1:1", true),
+            peer("bb", State::Up, "203.0.113.2:1", false),
+            peer("ccc", State::Down, "203.0.113.3:1", true),
+        ];
+        let report = report(NatType::Open, peers);
+        let nobody = |_: &str, _: SocketAddr| 0;
+        let told: Vec<String> =
+            desired(&facts(&report, &nobody)).status.observed_endpoints.into_keys().collect();
+        assert_eq!(told, ["a"]);
+        let many = |_: &str, _: SocketAddr| ENOUGH_OBSERVERS;
+        assert!(desired(&facts(&report, &many)).status.observed_endpoints.is_empty());
+    }
+
+    #[test]
+    fn status_is_bounded_and_says_who_is_connected() {
+        let nobody = |_: &str, _: SocketAddr| 0;
+        let half =
+            report(NatType::Open, vec![peer("a", State::Up, "", false), peer("bb", State::Down, "", false)]);
+        let status = desired(&facts(&half, &nobody)).status;
+        assert_eq!(status.problems.len(), MOST_PROBLEMS);
+        assert_eq!(status.connected, Some(false));
+        assert_eq!(status.peer_transports.len(), 1);
+        assert_eq!(status.transport_mode, Some(TransportMode::Direct));
     }
 }

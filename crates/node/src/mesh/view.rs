@@ -150,3 +150,116 @@ pub fn observed_endpoints(peers: &[PublishedPeer], name: &str, key: &PublicKey) 
         seen_by_others(peers, name, key).into_iter().map(|(_, seen)| seen).collect();
     distinct.into_iter().collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use fairlead_topology::{Policy, plan};
+
+    use super::*;
+
+    fn key(byte: u8) -> PublicKey {
+        PublicKey([byte; 32])
+    }
+
+    fn peer(json: serde_json::Value) -> WireKubePeer {
+        let mut object = serde_json::json!({ "apiVersion": "wirekube.io/v1alpha1", "kind": "WireKubePeer" });
+        if let (Some(object), Some(more)) = (object.as_object_mut(), json.as_object()) {
+            object.extend(more.clone());
+        }
+        serde_json::from_value(object).unwrap()
+    }
+
+    #[test]
+    fn what_does_not_parse_is_said_and_left_out() {
+        let object = peer(serde_json::json!({
+            "metadata": { "name": "n1" },
+            "spec": { "publicKey": key(1).to_string(), "allowedIPs": ["10.0.0.1/32", "nonsense"] },
+            "status": { "iceCandidates": [
+                { "type": "host", "address": "10.0.0.1:51820", "priority": 100 },
+                { "type": "host", "address": "not an address", "priority": 100 },
+                { "type": "relay", "address": "relay", "priority": 10 },
+            ] },
+        }));
+        let mut problems = Vec::new();
+        let parsed = parse_peer(&object, &mut problems).unwrap();
+        assert_eq!(parsed.claims, ["10.0.0.1/32".parse().unwrap()]);
+        assert_eq!(parsed.host, ["10.0.0.1:51820".parse().unwrap()]);
+        assert!(
+            problems.iter().any(|problem| problem.contains("n1") && problem.contains("nonsense")),
+            "{problems:?}"
+        );
+    }
+
+    #[test]
+    fn a_peer_without_a_key_is_an_error_that_names_it() {
+        let object = peer(serde_json::json!({ "metadata": { "name": "n1" }, "spec": { "publicKey": "" } }));
+        assert!(parse_peer(&object, &mut Vec::new()).unwrap_err().contains("WireKubePeer n1"));
+    }
+
+    #[test]
+    fn an_endpoint_counts_as_chosen_by_hand_unless_the_node_discovered_it() {
+        let with = |method: Option<&str>| {
+            let object = peer(serde_json::json!({
+                "metadata": { "name": "n1" },
+                "spec": { "publicKey": key(1).to_string(), "endpoint": "192.0.2.1:5" },
+                "status": { "endpointDiscoveryMethod": method },
+            }));
+            parse_peer(&object, &mut Vec::new()).unwrap()
+        };
+        for by_hand in [None, Some("manual")] {
+            assert_eq!(with(by_hand).manual.as_deref(), Some("192.0.2.1:5"));
+        }
+        assert_eq!(with(Some("internal-ip")).manual, None);
+        assert_eq!(with(Some("internal-ip")).endpoint, "192.0.2.1:5".parse().ok());
+    }
+
+    #[test]
+    fn where_others_see_a_peer_counts_only_for_its_present_key() {
+        let observer = |name: &str, seen: PublicKey| PublishedPeer {
+            name: name.to_owned(),
+            public_key: key(7),
+            manual: None,
+            endpoint: None,
+            host: Vec::new(),
+            sees: [("n1".to_owned(), (seen, "203.0.113.1:9".parse().unwrap()))].into(),
+            claims: Vec::new(),
+            keepalive: None,
+        };
+        let peers = [observer("a", key(1)), observer("b", key(2)), observer("n1", key(1))];
+        assert_eq!(seen_by_others(&peers, "n1", &key(1)).len(), 1);
+        assert_eq!(observed_endpoints(&peers, "n1", &key(2)), ["203.0.113.1:9".parse().unwrap()]);
+    }
+
+    #[test]
+    fn a_thousand_peers_lose_one_and_only_it_changes() {
+        let peers: Vec<PublishedPeer> = (0..1000u32)
+            .map(|index| {
+                let mut bytes = [0; 32];
+                bytes[..4].copy_from_slice(&index.to_be_bytes());
+                bytes[31] = 1;
+                PublishedPeer {
+                    name: format!("node-{index:04}"),
+                    public_key: PublicKey(bytes),
+                    manual: None,
+                    endpoint: None,
+                    host: Vec::new(),
+                    sees: BTreeMap::new(),
+                    claims: vec![IpNet::from(std::net::IpAddr::from([
+                        10,
+                        0,
+                        (index / 256) as u8,
+                        (index % 256) as u8,
+                    ]))],
+                    keepalive: None,
+                }
+            })
+            .collect();
+        let policy = Policy::new("node-0000");
+        let before = plan(&members(&peers, BTreeMap::new()), &policy);
+        let after = plan(&members(&peers[..999], BTreeMap::new()), &policy);
+        let gone: Vec<_> =
+            before.peers.iter().filter(|(key, peer)| after.peers.get(key) != Some(peer)).collect();
+        assert_eq!(gone.len(), 1);
+        assert_eq!(after.peers.len(), 998);
+    }
+}

@@ -93,7 +93,7 @@ fn good_objects_at_the_limits_are_accepted() {
     let objects = [
         pool(&format!("{{subnets: [{}]}}", many.join(", "))),
         pool("{blockSizeBits: 0, subnets: [{ipv4: 192.0.2.1/32, ipv6: '2001:db8::1/128'}]}"),
-        pool("{blockSizeBits: 63, subnets: [{ipv6: 'fd00::/64'}]}"),
+        pool("{blockSizeBits: 20, subnets: [{ipv6: 'fd00::/64'}]}"),
         pool("{subnets: [{ipv4: 10.2.3.4/16}]}"),
         egress("{destinations: [0.0.0.0/0], podDisruptionBudget: {minAvailable: 100%}}"),
         egress("{destinations: [0.0.0.0/0], template: {spec: {fieldOfTomorrow: 1}}}").replace("bad", "good"),
