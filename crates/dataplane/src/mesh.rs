@@ -1,7 +1,7 @@
 //! What leads packets into the mesh: an nftables table that marks them, a rule that looks the mark up, and a routing
 //! table with the mesh device as default.
 //!
-//! [`table`](table()) and [`plan`] are pure: what should be, and the messages from what is to what should be. [`apply`]
+//! [`table()`] and [`plan`] are pure: what should be, and the messages from what is to what should be. [`apply`]
 //! asks the kernel, plans and sends. Only bits of `MARK_MASK` are ever changed; the others belong to other programs.
 
 use std::net::IpAddr;
@@ -57,17 +57,18 @@ pub enum Applied {
 /// the same.
 pub fn apply(state: &MeshState) -> Result<Applied> {
     let defaults = default_routes(&state.interface)?;
-    accept_ipv4_sources(&state.interface)?;
+    let address = accept_ipv4_sources(&state.interface);
     // The way first, then what leads packets there.
     let routes = sync_table(names::TABLE_MESH, names::ROUTE_PROTOCOL, &defaults);
     let rules = ensure_rules(&mesh_rules());
     let applied = apply_table(state)?;
+    address?;
     routes?;
     rules?;
     Ok(applied)
 }
 
-/// Takes everything away that [`apply`] made. The device is not touched.
+/// Takes everything away that [`apply`] made. The device is not touched; it keeps its address.
 ///
 /// # Errors
 /// The kernel refuses a message. Whatever does not depend on it is done all the same.
@@ -81,7 +82,6 @@ pub fn remove() -> Result<()> {
     routes.map(drop)
 }
 
-/// The routes of `TABLE_MESH`: everything into the device.
 /// Gives the device an IPv4 address if it has none. With reverse path filtering on, even when loose, the kernel drops
 /// all IPv4 that arrives on a device without one (`__fib_validate_source`, `no_addr`). It is the pods' gateway address
 /// with scope host, which is never chosen as the source of a packet.
@@ -92,10 +92,12 @@ fn accept_ipv4_sources(interface: &str) -> Result<()> {
         return Ok(());
     }
     let gateway = IpNet::from(IpAddr::from(names::POD_GATEWAY_IPV4));
-    let address = Address { link: link.index, prefix: gateway, scope: Scope::HOST, flags: AddressFlags::default() };
+    let address =
+        Address { link: link.index, prefix: gateway, scope: Scope::HOST, flags: AddressFlags::default() };
     socket.apply(&[add_address(&address)])
 }
 
+/// The routes of `TABLE_MESH`: everything into the device.
 fn default_routes(interface: &str) -> Result<Vec<Route>> {
     let link = RouteSocket::open()?.link_by_name(interface)?.ok_or_else(|| Error::Invalid {
         what: format!("lead packets into mesh device {interface}"),

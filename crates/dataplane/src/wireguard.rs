@@ -7,8 +7,10 @@
 use std::fmt;
 
 use fairlead_api::wireguard::{DeviceChange, DeviceState};
-use fairlead_netlink::route::{self, Link, RouteSocket};
+use fairlead_netlink::route::{self, RouteSocket};
 use fairlead_netlink::wireguard as kernel;
+
+use crate::uplink::loosen_reverse_path_filter;
 
 mod embedded;
 mod in_kernel;
@@ -121,15 +123,18 @@ pub trait WireGuardDevice: Send + Sync {
     fn delete(self: Box<Self>) -> Result<(), Error>;
 }
 
-/// Opens the device in the network namespace of the calling thread: adopts or creates it, gives it its MTU and sets it
-/// up.
+/// Opens the device in the network namespace of the calling thread: adopts or creates it, gives it its MTU, sets it
+/// up and loosens its reverse path filter.
 ///
 /// # Errors
 /// The implementation asked for is missing, or the name belongs to something else.
 pub fn open(settings: &Settings) -> Result<Box<dyn WireGuardDevice>, Error> {
     let mut links = RouteSocket::open()?;
     let present = links.link_by_name(&settings.interface)?;
-    let device: Box<dyn WireGuardDevice> = match candidate(settings, present.as_ref())? {
+    let device: Box<dyn WireGuardDevice> = match candidate(
+        settings,
+        present.as_ref().map(|link| link.kind.as_deref()),
+    )? {
         Backend::Kernel => match kernel::WireGuard::open() {
             Ok(family) => Box::new(in_kernel::Device::open(settings, family, &mut links, present.is_some())?),
             Err(error) if error.is_unsupported() && settings.preference == Preference::Auto => {
@@ -145,10 +150,9 @@ pub fn open(settings: &Settings) -> Result<Box<dyn WireGuardDevice>, Error> {
     Ok(device)
 }
 
-/// Which implementation to try, given the link that has the name already.
-fn candidate(settings: &Settings, present: Option<&Link>) -> Result<Backend, Error> {
-    let found = present.map(|link| link.kind.as_deref());
-    match (settings.preference, found) {
+/// Which implementation to try, given the kind of the link that has the name already; hardware has no kind.
+fn candidate(settings: &Settings, present: Option<Option<&str>>) -> Result<Backend, Error> {
+    match (settings.preference, present) {
         (Preference::Auto | Preference::Kernel, None | Some(Some(kernel::KIND))) => Ok(Backend::Kernel),
         (Preference::Auto | Preference::Embedded, Some(Some(embedded::KIND)))
         | (Preference::Embedded, None) => Ok(Backend::Embedded),
@@ -160,7 +164,7 @@ fn candidate(settings: &Settings, present: Option<&Link>) -> Result<Backend, Err
     }
 }
 
-/// MTU and up, if the link is not so already.
+/// MTU, up and open to answers, if the link is not so already.
 fn bring_up(links: &mut RouteSocket, settings: &Settings) -> Result<(), Error> {
     let link = links
         .link_by_name(&settings.interface)?
@@ -172,46 +176,35 @@ fn bring_up(links: &mut RouteSocket, settings: &Settings) -> Result<(), Error> {
     if !link.up {
         messages.push(route::set_up(link.index, true));
     }
-    Ok(links.apply(&messages)?)
+    links.apply(&messages)?;
+    // Answers of other nodes come in here though the main table would send to them elsewhere.
+    if let Err(error) = loosen_reverse_path_filter(&settings.interface) {
+        tracing::warn!(interface = settings.interface, %error, "cannot loosen the reverse path filter");
+    }
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn link(kind: Option<&str>) -> Link {
-        Link {
-            index: 7,
-            name: "wire_kube".into(),
-            alias: None,
-            mtu: 1420,
-            up: true,
-            carrier: true,
-            layer: route::LinkLayer::Other,
-            mac: None,
-            kind: kind.map(str::to_owned),
-            peer_index: None,
-            peer_netns: None,
-        }
-    }
-
     #[test]
     fn a_device_that_is_there_decides() {
         use Backend::{Embedded, Kernel};
         let settings = |preference| Settings { interface: "wire_kube".into(), mtu: 1420, preference };
-        let (wireguard, tun, bridge) = (link(Some("wireguard")), link(Some("tun")), link(Some("bridge")));
+        let (wireguard, tun, bridge) = (Some("wireguard"), Some("tun"), Some("bridge"));
         for (preference, present, expected) in [
             (Preference::Auto, None, Some(Kernel)),
-            (Preference::Auto, Some(&wireguard), Some(Kernel)),
-            (Preference::Auto, Some(&tun), Some(Embedded)),
+            (Preference::Auto, Some(wireguard), Some(Kernel)),
+            (Preference::Auto, Some(tun), Some(Embedded)),
             (Preference::Kernel, None, Some(Kernel)),
-            (Preference::Kernel, Some(&wireguard), Some(Kernel)),
-            (Preference::Kernel, Some(&tun), None),
+            (Preference::Kernel, Some(wireguard), Some(Kernel)),
+            (Preference::Kernel, Some(tun), None),
             (Preference::Embedded, None, Some(Embedded)),
-            (Preference::Embedded, Some(&tun), Some(Embedded)),
-            (Preference::Embedded, Some(&wireguard), None),
-            (Preference::Auto, Some(&bridge), None),
-            (Preference::Auto, Some(&link(None)), None),
+            (Preference::Embedded, Some(tun), Some(Embedded)),
+            (Preference::Embedded, Some(wireguard), None),
+            (Preference::Auto, Some(bridge), None),
+            (Preference::Auto, Some(None), None),
         ] {
             let chosen = candidate(&settings(preference), present);
             assert_eq!(chosen.as_ref().ok().copied(), expected, "{preference:?} {present:?}");

@@ -1,5 +1,12 @@
 //! The kernel's WireGuard, on kernels that have it. `FAIRLEAD_KERNEL_WIREGUARD=1` says that this one must; without it, a
 //! kernel that has none must say so properly.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a test fails by panicking"
+)]
 
 mod mesh_common;
 mod wireguard_common;

@@ -87,7 +87,7 @@ fn links_are_changed_and_found_by_alias_and_kind() {
     socket.apply(&changes).unwrap();
     let expected = socket.link_by_name("other").unwrap().unwrap();
     assert_eq!((expected.mtu, expected.up, expected.alias.as_deref()), (1300, false, Some(alias)));
-    assert_eq!(socket.links_by_alias("COIL:").unwrap(), [expected.clone()]);
+    assert_eq!(socket.links_by_alias("COIL:").unwrap(), std::slice::from_ref(&expected));
     assert_eq!(socket.links_by_alias("COLI:").unwrap(), []);
     assert_eq!(socket.links_of_kind("veth").unwrap(), [expected]);
     assert_eq!(socket.links_of_kind("bridge").unwrap(), []);

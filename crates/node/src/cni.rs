@@ -14,7 +14,7 @@ use k8s_openapi::api::core::v1::Namespace;
 use kube::api::PartialObjectMeta;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, Client};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 use tonic::{Code, Request, Response, Status};
 
 use crate::ipam::Ipam;
@@ -25,6 +25,9 @@ use fairlead_cluster::caches::Cache;
 
 /// How long an ADD may wait for a block before the runtime is told to try again.
 const BLOCK_WAIT: Duration = Duration::from_secs(20);
+
+/// How long the API server may take to say what a namespace is that the cache has not seen.
+const NAMESPACE_WAIT: Duration = Duration::from_secs(5);
 
 /// Serves ADD, DEL and CHECK.
 pub struct Service {
@@ -125,7 +128,11 @@ impl Service {
         if let Some(known) = self.namespaces.store.get(&ObjectRef::new(namespace)) {
             return Ok(pool(&known));
         }
-        match Api::<Namespace>::all(self.client.clone()).get_metadata_opt(namespace).await {
+        let namespaces = Api::<Namespace>::all(self.client.clone());
+        let unanswered = |_| refuse(ErrorCode::TryAgainLater, "the API server does not answer", "");
+        let asked =
+            timeout(NAMESPACE_WAIT, namespaces.get_metadata_opt(namespace)).await.map_err(unanswered)?;
+        match asked {
             Ok(Some(object)) => Ok(pool(&object)),
             Ok(None) => {
                 Err(refuse(ErrorCode::UnknownContainer, format!("namespace {namespace} does not exist"), ""))

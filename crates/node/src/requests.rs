@@ -12,6 +12,7 @@ use kube::runtime::wait::await_condition;
 use kube::{Api, Client};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
+use tokio::time::timeout;
 
 /// How long one request may stay unanswered before it is made anew.
 const ANSWER: Duration = Duration::from_secs(30);
@@ -83,7 +84,7 @@ async fn serve(
             Some(pool) = queue.recv() => {
                 if under_way.insert(pool.clone()) {
                     let context = Arc::clone(&context);
-                    running.spawn(async move { (request(&context, &pool).await, pool) });
+                    running.spawn(async move { (bounded_request(&context, &pool).await, pool) });
                 }
             }
             Some(Ok((outcome, pool))) = running.join_next() => {
@@ -111,7 +112,7 @@ async fn serve(
 enum RequestError {
     #[error("pool {pool}: {message}")]
     Refused { pool: String, message: String },
-    #[error("BlockRequest {name} was not answered within {} s: is `fairlead controller` running and elected?", ANSWER.as_secs())]
+    #[error("BlockRequest {name} was not answered within {} s: is the API server reachable, and is `fairlead controller` running and elected?", ANSWER.as_secs())]
     Unanswered { name: String },
     #[error("cannot {what}: {source}")]
     Api { what: String, source: Box<kube::Error> },
@@ -121,6 +122,12 @@ fn api(what: impl Into<String>) -> impl FnOnce(kube::Error) -> RequestError {
     move |source| RequestError::Api { what: what.into(), source: Box::new(source) }
 }
 
+/// An API server that has gone silent must not keep the pool's next request waiting.
+async fn bounded_request(context: &Context, pool: &str) -> Result<(), RequestError> {
+    let name = BlockRequest::name_for(pool, &context.node);
+    timeout(ANSWER, request(context, pool)).await.unwrap_or(Err(RequestError::Unanswered { name }))
+}
+
 async fn request(context: &Context, pool: &str) -> Result<(), RequestError> {
     let name = BlockRequest::name_for(pool, &context.node);
     let requests: Api<BlockRequest> = Api::all(context.client.clone());
@@ -128,10 +135,7 @@ async fn request(context: &Context, pool: &str) -> Result<(), RequestError> {
     let done = await_condition(requests.clone(), &name, |request: Option<&BlockRequest>| {
         request.is_some_and(|request| request.outcome() != BlockRequestOutcome::Pending)
     });
-    let answered = tokio::time::timeout(ANSWER, done)
-        .await
-        .map_err(|_| RequestError::Unanswered { name: name.clone() })?
-        .map_err(|_| RequestError::Unanswered { name: name.clone() })?;
+    let answered = done.await.map_err(|_| RequestError::Unanswered { name: name.clone() })?;
     match answered.as_ref().map(BlockRequest::outcome) {
         Some(BlockRequestOutcome::Granted(block)) => {
             let blocks: Api<AddressBlock> = Api::all(context.client.clone());

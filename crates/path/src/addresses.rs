@@ -21,7 +21,7 @@ pub(crate) fn is_reachable(address: IpAddr) -> bool {
 }
 
 /// Whether the address means something only within a site: RFC 1918, RFC 6598 (shared by carriers), RFC 4193.
-pub(crate) fn is_private(address: IpAddr) -> bool {
+pub fn is_private(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(ip) => {
             let [first, second, ..] = ip.octets();

@@ -21,6 +21,7 @@ pub mod candidates;
 pub mod nat;
 pub mod rotation;
 
+pub use addresses::is_private;
 pub use candidates::{Candidate, MAX_CANDIDATES, OwnView, PeerView, Source, order};
 pub use nat::{NatType, Seen, classify};
 pub use rotation::{Config, Observation, Rotation, State, Status, Worked};

@@ -17,9 +17,8 @@ use fairlead_netlink::{Family, Socket};
 use ipnet::{IpNet, Ipv4Net};
 use testbed_lab::{Lab, Namespace};
 
-use crate::plan::milliseconds;
 use crate::progress;
-use crate::report::Measurement;
+use crate::report::{Measurement, milliseconds};
 
 pub(crate) const CASE: &str = "nft";
 const SIZES: [u32; 2] = [1_000, 10_000];
@@ -28,7 +27,7 @@ const TABLE: &str = "bench";
 const SET: &str = "targets";
 /// Reads the set back before every change, as the data plane does: the kernel's dump is the truth.
 const OURS: &str = "fairlead";
-/// Knows what the set holds, as `nft` may not.
+/// Is told what the set holds, to show what reading costs.
 const OURS_WITHOUT_READING: &str = "fairlead, no read";
 const PEER: &str = "nft";
 /// The kernel frees the elements of a deleted table in the background; that must not fall into the next sample.

@@ -2,7 +2,7 @@
 
 use std::hint::black_box;
 use std::net::{Ipv4Addr, Ipv6Addr};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use fairlead_api::wireguard::PublicKey;
@@ -10,7 +10,7 @@ use fairlead_topology::{Member, Policy, plan};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use crate::progress;
-use crate::report::Measurement;
+use crate::report::{Measurement, milliseconds};
 
 pub(crate) const CASE: &str = "plan";
 const SIZES: [u32; 2] = [1_000, 10_000];
@@ -75,11 +75,6 @@ fn ipv6(base: u32, number: u32, length: u8) -> Result<IpNet> {
     let offset = u128::from(number).checked_mul(size).context("too many prefixes")?;
     let address = Ipv6Addr::from_bits((u128::from(base) << 96).saturating_add(offset));
     Ok(Ipv6Net::new(address, length)?.into())
-}
-
-/// For reports.
-pub(crate) fn milliseconds(duration: Duration) -> f64 {
-    duration.as_secs_f64() * 1000.0
 }
 
 #[cfg(test)]

@@ -1,5 +1,7 @@
 //! What was measured, as a table for people and as JSON for programs.
 
+use std::time::Duration;
+
 use anyhow::{Context, Result};
 use comfy_table::Table;
 use comfy_table::presets::NOTHING;
@@ -28,6 +30,8 @@ pub(crate) struct Measurement {
 }
 
 impl Measurement {
+    /// Takes the median of the samples; compared with nobody.
+    ///
     /// # Errors
     /// There is no sample.
     pub(crate) fn new(
@@ -47,6 +51,11 @@ impl Measurement {
     pub(crate) fn against(self, peer: &'static str) -> Self {
         Self { peer: Some(peer), ..self }
     }
+}
+
+/// A duration as a sample.
+pub(crate) fn milliseconds(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1000.0
 }
 
 /// An array of measurements.

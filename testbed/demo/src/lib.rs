@@ -14,6 +14,7 @@ pub mod probe;
 pub mod progress;
 pub mod report;
 pub mod topology;
+pub mod traffic;
 pub mod world;
 
 pub use world::World;

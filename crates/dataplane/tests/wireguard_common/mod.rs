@@ -29,7 +29,7 @@ impl Node {
     /// Names of control sockets are the machine's, so they carry our process id.
     fn new(number: u8, preference: Preference) -> Self {
         let namespace = Namespace::new();
-        namespace.sh("sysctl -qw net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.default.rp_filter=0");
+        namespace.sh("sysctl -qw net.ipv4.conf.all.rp_filter=1 net.ipv4.conf.default.rp_filter=1");
         let private_key = run("wg genkey");
         let public_key = run(&format!("echo {} | wg pubkey", private_key.trim())).trim().parse().unwrap();
         let settings =

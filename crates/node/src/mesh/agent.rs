@@ -12,7 +12,8 @@ use fairlead_dataplane::mesh::{self as kernel, MeshState};
 use fairlead_dataplane::uplink::{self, HostNetwork, Ignored};
 use fairlead_dataplane::wireguard::{self, Backend, Preference, WireGuardDevice};
 use fairlead_path::{
-    Config, NatType, Observation, OwnView, PeerView, Rotation, Seen, State, Status, classify, order,
+    Config, NatType, Observation, OwnView, PeerView, Rotation, Seen, State, Status, classify, is_private,
+    order,
 };
 use fairlead_topology::{Plan, Policy, plan};
 use ipnet::IpNet;
@@ -39,8 +40,10 @@ pub struct Inputs {
     pub peers: Vec<PublishedPeer>,
     /// Prefixes of blocks by node.
     pub blocks: BTreeMap<String, Vec<IpNet>>,
-    /// This node's own addresses, as its Node object has them.
+    /// This node's own addresses, as its Node object has them: where others may reach it.
     pub node_addresses: Vec<IpAddr>,
+    /// Those of them that it wants to be reached at through the mesh.
+    pub claims: Vec<IpAddr>,
     /// Addresses behind which the API server is; they never enter the mesh, or a broken tunnel could not be mended.
     pub api_server: Vec<IpAddr>,
     /// Seconds between keepalives to every peer; the default when `None`.
@@ -64,7 +67,8 @@ pub struct PeerReport {
     pub device: Option<PeerState>,
     /// What is sent to it.
     pub prefixes: Vec<IpNet>,
-    /// Whether the endpoint in use is one the peer did not publish itself.
+    /// Whether the endpoint in use tells anybody anything: the peer did not publish it itself, or it is a public
+    /// address of its own, which shows that no NAT is in front of it.
     pub endpoint_is_news: bool,
 }
 
@@ -89,6 +93,8 @@ pub struct Report {
     pub peers: Vec<PeerReport>,
     /// Our own prefixes.
     pub own_prefixes: Vec<IpNet>,
+    /// Our own addresses among them, which we publish.
+    pub claims: Vec<IpAddr>,
     /// What a user should know, one sentence each.
     pub problems: Vec<String>,
 }
@@ -98,10 +104,16 @@ pub struct Agent {
     key: PrivateKey,
     public_key: PublicKey,
     preference: Preference,
-    device: Option<Box<dyn WireGuardDevice>>,
+    device: Option<Open>,
     paths: BTreeMap<PublicKey, Rotation>,
     nat: NatType,
     started: Instant,
+}
+
+/// The device, and the MTU it was opened with.
+struct Open {
+    device: Box<dyn WireGuardDevice>,
+    mtu: u32,
 }
 
 /// A step that could not be carried out.
@@ -137,6 +149,15 @@ impl Agent {
     /// # Errors
     /// The kernel refused something; what was done before stays, and the next step goes on from there.
     pub fn step(&mut self, inputs: &Inputs, now: Instant) -> Result<Report, Error> {
+        let outcome = self.try_step(inputs, now);
+        if let Err(Error::Device(_)) = outcome {
+            // Somebody may have removed it; the next step opens it again.
+            self.device = None;
+        }
+        outcome
+    }
+
+    fn try_step(&mut self, inputs: &Inputs, now: Instant) -> Result<Report, Error> {
         let ignored = ignored(inputs);
         let network = HostNetwork::read()?;
         let mtu = uplink::mesh_mtu(inputs.settings.mtu, network.uplink_mtu(&ignored).unwrap_or(ETHERNET_MTU));
@@ -146,7 +167,8 @@ impl Agent {
         self.nat = self.nat.updated(classify(&host, &self.seen(inputs)));
         let own = OwnView {
             addresses: host.iter().map(SocketAddr::ip).collect(),
-            public_ips: observed.iter().map(SocketAddr::ip).collect(),
+            // A public address on an interface of ours says nothing about who else is near.
+            public_ips: observed.iter().filter(|seen| !host.contains(seen)).map(SocketAddr::ip).collect(),
             prefixes: network.connected_prefixes(&ignored),
         };
         let device = self.open(inputs, mtu)?;
@@ -179,6 +201,7 @@ impl Agent {
             observed,
             peers: self.report_peers(inputs, &plan, &before, now),
             own_prefixes: own_prefixes(inputs),
+            claims: inputs.claims.clone(),
             host,
             problems,
         })
@@ -198,16 +221,21 @@ impl Agent {
         now.saturating_duration_since(self.started)
     }
 
+    /// The device, opened again when it is to have another MTU; its name is kept until the program is started anew.
     fn open(&mut self, inputs: &Inputs, mtu: u32) -> Result<&dyn WireGuardDevice, Error> {
-        let device = match self.device.take() {
-            Some(device) => device,
-            None => wireguard::open(&wireguard::Settings {
-                interface: inputs.settings.interface.clone(),
-                mtu,
-                preference: self.preference,
-            })?,
+        let (present, interface) = match self.device.take() {
+            Some(open) if open.mtu == mtu => (Some(open), String::new()),
+            Some(open) => (None, open.device.interface().to_owned()),
+            None => (None, inputs.settings.interface.clone()),
         };
-        Ok(&**self.device.insert(device))
+        let open = match present {
+            Some(open) => open,
+            None => {
+                let settings = wireguard::Settings { interface, mtu, preference: self.preference };
+                Open { device: wireguard::open(&settings)?, mtu }
+            }
+        };
+        Ok(&*self.device.insert(open).device)
     }
 
     /// Where each observer sees this node, with the observer's own address.
@@ -232,7 +260,7 @@ impl Agent {
         now: Instant,
     ) -> BTreeMap<PublicKey, SocketAddr> {
         let since = self.since(now);
-        let backend = self.device.as_ref().map_or(Backend::Embedded, |device| device.backend());
+        let backend = self.device.as_ref().map_or(Backend::Embedded, |open| open.device.backend());
         self.paths.retain(|key, _| plan.peers.contains_key(key));
         let mut chosen = BTreeMap::new();
         for peer in inputs.peers.iter().filter(|peer| plan.peers.contains_key(&peer.public_key)) {
@@ -274,7 +302,7 @@ impl Agent {
         };
         let change = before.change_to(&desired);
         match &self.device {
-            Some(device) if !change.is_empty() => Ok(device.change(&change)?),
+            Some(open) if !change.is_empty() => Ok(open.device.change(&change)?),
             _ => Ok(()),
         }
     }
@@ -295,9 +323,7 @@ impl Agent {
             Some(PeerReport {
                 name: peer.name.clone(),
                 public_key: peer.public_key,
-                endpoint_is_news: endpoint.is_some_and(|endpoint| {
-                    !peer.host.contains(&endpoint) && peer.manual.as_deref() != Some(&endpoint.to_string())
-                }),
+                endpoint_is_news: endpoint.is_some_and(|endpoint| is_news(peer, endpoint)),
                 path,
                 device: state,
                 prefixes: planned.allowed_ips.clone(),
@@ -307,6 +333,12 @@ impl Agent {
     }
 }
 
+fn is_news(peer: &PublishedPeer, endpoint: SocketAddr) -> bool {
+    let published = peer.host.contains(&endpoint);
+    let open = published && !is_private(endpoint.ip());
+    open || !(published || peer.manual.as_deref() == Some(&endpoint.to_string()))
+}
+
 fn policy(inputs: &Inputs) -> Policy {
     let mut excluded = inputs.settings.excluded.clone();
     excluded.extend(inputs.api_server.iter().copied().map(IpNet::from));
@@ -314,7 +346,7 @@ fn policy(inputs: &Inputs) -> Policy {
 }
 
 fn own_prefixes(inputs: &Inputs) -> Vec<IpNet> {
-    let mut prefixes: Vec<IpNet> = inputs.node_addresses.iter().copied().map(IpNet::from).collect();
+    let mut prefixes: Vec<IpNet> = inputs.claims.iter().copied().map(IpNet::from).collect();
     prefixes.extend(inputs.blocks.get(&inputs.node).into_iter().flatten());
     prefixes
 }
@@ -355,6 +387,7 @@ fn config(inputs: &Inputs, peer: &PublishedPeer, backend: Backend) -> Config {
 fn peer_view(inputs: &Inputs, peer: &PublishedPeer) -> PeerView {
     let resolve = |text: &String| text.parse().ok().or_else(|| inputs.resolved.get(text).copied());
     let mut observed = view::observed_endpoints(&inputs.peers, &peer.name, &peer.public_key);
+    observed.retain(|endpoint| !peer.host.contains(endpoint));
     observed.extend(
         peer.endpoint.filter(|endpoint| !peer.host.contains(endpoint) && !observed.contains(endpoint)),
     );

@@ -171,12 +171,14 @@ impl Context {
             }
         }
         peers.sort_by(|a, b| a.name.cmp(&b.name));
-        self.speak_for_ourselves(&mut peers, &node);
+        let claims = claims(&settings, &node);
+        self.speak_for_ourselves(&mut peers, &claims);
         Ok(Inputs {
             node: self.node.clone(),
             settings,
             blocks: view::blocks_by_node(&self.blocks.store.state()),
-            node_addresses: node_addresses(&node),
+            node_addresses: node_addresses(&node, &["InternalIP", "ExternalIP"]),
+            claims,
             api_server: self.api_server.borrow().clone(),
             keepalive: keepalive(&node, &mut problems),
             resolved: BTreeMap::new(),
@@ -186,7 +188,7 @@ impl Context {
     }
 
     /// Our own entry is what we know, not what the API server last heard of us.
-    fn speak_for_ourselves(&self, peers: &mut Vec<PublishedPeer>, node: &Node) {
+    fn speak_for_ourselves(&self, peers: &mut Vec<PublishedPeer>, claims: &[IpAddr]) {
         let previous = peers.iter().position(|peer| peer.name == self.node).map(|at| peers.remove(at));
         peers.push(PublishedPeer {
             name: self.node.clone(),
@@ -195,7 +197,7 @@ impl Context {
             endpoint: None,
             host: Vec::new(),
             sees: previous.map(|peer| peer.sees).unwrap_or_default(),
-            claims: node_addresses(node).into_iter().map(IpNet::from).collect(),
+            claims: claims.iter().copied().map(IpNet::from).collect(),
             keepalive: None,
         });
     }
@@ -264,7 +266,7 @@ async fn publish_report(context: &Context, report: &Report, events: &mut Events)
         public_key: context.public_key,
         report,
         manual: manual_endpoint(&node),
-        claims: node_addresses(&node).into_iter().map(|address| IpNet::from(address).to_string()).collect(),
+        claims: report.claims.iter().map(|address| IpNet::from(*address).to_string()).collect(),
         keepalive: keepalive(&node, &mut Vec::new()),
         reported: &reported,
     });
@@ -294,12 +296,18 @@ fn keepalive(node: &Node, problems: &mut Vec<String>) -> Option<u16> {
         .ok()
 }
 
-/// Internal and external addresses of the Node object, internal first, without repetition.
-pub fn node_addresses(node: &Node) -> Vec<IpAddr> {
+/// What this node wants to be reached at through the mesh: its internal addresses. External ones belong to the cloud's
+/// translation, and people reach them without the mesh.
+fn claims(settings: &MeshSettings, node: &Node) -> Vec<IpAddr> {
+    if settings.claim_node_addresses { node_addresses(node, &["InternalIP"]) } else { Vec::new() }
+}
+
+/// Addresses of the Node object of these kinds, in the order of the kinds, without repetition.
+fn node_addresses(node: &Node, kinds: &[&str]) -> Vec<IpAddr> {
     let listed = node.status.iter().flat_map(|status| status.addresses.iter().flatten());
     let mut addresses = Vec::new();
-    for kind in ["InternalIP", "ExternalIP"] {
-        for entry in listed.clone().filter(|entry| entry.type_ == kind) {
+    for kind in kinds {
+        for entry in listed.clone().filter(|entry| entry.type_ == *kind) {
             match entry.address.parse() {
                 Ok(address) if !addresses.contains(&address) => addresses.push(address),
                 _ => {}

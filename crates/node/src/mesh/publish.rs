@@ -240,6 +240,7 @@ mod tests {
             observed: vec!["203.0.113.9:4000".parse().unwrap()],
             peers,
             own_prefixes: Vec::new(),
+            claims: Vec::new(),
             problems: vec!["p".to_owned(); 100],
         }
     }

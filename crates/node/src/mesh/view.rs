@@ -22,6 +22,9 @@ pub struct MeshSettings {
     pub mtu: u32,
     /// Destinations that never enter the mesh.
     pub excluded: Vec<IpNet>,
+    /// Whether nodes are to be reached at their own addresses through the mesh, as KubeSpan does; WireKube's
+    /// `autoAllowedIPs.includeNodeInternalIP` says no when it is there and false.
+    pub claim_node_addresses: bool,
 }
 
 impl MeshSettings {
@@ -41,6 +44,10 @@ impl MeshSettings {
             interface: spec.interface_name.clone(),
             port: spec.listen_port,
             mtu: u32::from(spec.mtu),
+            claim_node_addresses: spec
+                .auto_allowed_ips
+                .as_ref()
+                .is_none_or(|auto| auto.include_node_internal_ip),
         }
     }
 }

@@ -63,12 +63,17 @@ pub(crate) fn run() -> Result<Vec<Measurement>> {
 fn measure(ours: &Pair, peer: &Pair, streams: u8) -> Result<Vec<Measurement>> {
     let (mut own_samples, mut peer_samples) = (Samples::default(), Samples::default());
     for round in 1..=ROUNDS {
-        for (subject, pair, samples) in [(OURS, ours, &mut own_samples), (PEER, peer, &mut peer_samples)] {
-            let sample = pair.transfer(streams).with_context(|| format!("{subject}, {streams} streams"))?;
+        let mut turns = [(OURS, ours, &mut own_samples), (PEER, peer, &mut peer_samples)];
+        // Nobody is always the one after the other.
+        if round.is_multiple_of(2) {
+            turns.reverse();
+        }
+        for (subject, pair, samples) in turns {
+            let sample = pair.transfer(streams).with_context(|| format!("{subject}, streams: {streams}"))?;
             ensure!(sample.bytes > 0.0, "nothing came through the tunnel of {subject}");
             let (throughput, cpu) = (sample.megabits_per_second, sample.cpu_seconds_per_gigabyte());
             progress(&format!(
-                "    {streams} streams, round {round} of {ROUNDS}, {subject}: {throughput:.0} Mbit/s, {cpu:.2} CPU s/GB"
+                "    streams: {streams}, round {round} of {ROUNDS}, {subject}: {throughput:.0} Mbit/s, {cpu:.2} CPU s/GB"
             ));
             samples.throughput.push(throughput);
             samples.cpu.push(cpu);

@@ -1,0 +1,287 @@
+//! Traffic that goes on while things break, and what it suffered.
+//!
+//! A [`Flow`] sends a numbered message every 50 ms from one pod to an echo server of its own in another and notes when
+//! each came back: UDP shows every loss, TCP whether an established connection lives on.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+
+use crate::cni::Pod;
+
+/// Pause between two messages.
+const PACE: Duration = Duration::from_millis(50);
+/// How often a thread that waits for bytes looks whether it should end.
+const LOOK: Duration = Duration::from_millis(100);
+/// How long a connection may take to come about.
+const CONNECT: Duration = Duration::from_secs(5);
+/// A message that is younger may still be on its way, on a machine that is busy.
+const UNDER_WAY: Duration = Duration::from_secs(1);
+/// So many of the latest messages must have been answered for a flow to count as flowing.
+const FLOWING: usize = 5;
+
+/// What a flow suffered in some time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Figures {
+    /// Messages sent long enough ago to have been answered.
+    pub sent: usize,
+    /// Those that never were.
+    pub lost: usize,
+    /// The longest time without any answer.
+    pub longest_gap: Duration,
+}
+
+/// Messages in the order they were sent: when, and when the answer came.
+#[derive(Debug, Default)]
+struct Log {
+    messages: Vec<(Instant, Option<Instant>)>,
+    /// Why the connection ended, if it did.
+    ended: Option<String>,
+}
+
+/// Messages that go from one pod to another and back; dropping it ends them.
+pub struct Flow {
+    name: String,
+    log: Arc<Mutex<Log>>,
+    stop: Arc<AtomicBool>,
+    connection: Option<TcpStream>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Flow {
+    /// Starts UDP from one pod to an address of another.
+    ///
+    /// # Errors
+    /// A pod's namespace cannot be entered.
+    pub fn udp(from: &Pod, to: &Pod, address: IpAddr) -> anyhow::Result<Self> {
+        let server = to.namespace.run(|| UdpSocket::bind((address, 0)))??;
+        let remote = server.local_addr()?;
+        let client = from.namespace.run(|| UdpSocket::bind(any(address)))??;
+        for socket in [&server, &client] {
+            socket.set_read_timeout(Some(LOOK))?;
+        }
+        let mut flow = Self::named("udp", from, to);
+        let receiver = client.try_clone()?;
+        flow.thread(move |_, stop| {
+            echo_datagrams(&server, stop);
+        });
+        flow.thread(move |log, stop| {
+            paced(log, stop, |number| {
+                // An unreachable network is one of the things that are being measured.
+                let _ = client.send_to(&number.to_be_bytes(), remote);
+                Ok(())
+            });
+        });
+        flow.thread(move |log, stop| {
+            let mut number = [0; 8];
+            while !stop.load(Ordering::Relaxed) {
+                if let Ok((8, _)) = receiver.recv_from(&mut number) {
+                    answered(log, u64::from_be_bytes(number));
+                }
+            }
+        });
+        Ok(flow)
+    }
+
+    /// Connects one pod to an address of another and keeps that connection busy.
+    ///
+    /// # Errors
+    /// The connection does not come about, or a pod's namespace cannot be entered.
+    pub fn tcp(from: &Pod, to: &Pod, address: IpAddr) -> anyhow::Result<Self> {
+        let listener = to.namespace.run(|| TcpListener::bind((address, 0)))??;
+        let remote = listener.local_addr()?;
+        let mut client = from
+            .namespace
+            .run(|| TcpStream::connect_timeout(&remote, CONNECT))?
+            .with_context(|| format!("{} cannot connect to {} at {remote}", from.name, to.name))?;
+        let (server, _) = listener.accept()?;
+        for stream in [&server, &client] {
+            stream.set_read_timeout(Some(LOOK))?;
+            stream.set_nodelay(true)?;
+        }
+        let mut flow = Self::named("tcp", from, to);
+        flow.connection = Some(client.try_clone()?);
+        let mut receiver = client.try_clone()?;
+        flow.thread(move |_, stop| echo_stream(server, stop));
+        flow.thread(move |log, stop| paced(log, stop, |number| client.write_all(&number.to_be_bytes())));
+        flow.thread(move |log, stop| {
+            let ended = numbers(&mut receiver, stop, |number| answered(log, number));
+            if let Err(error) = ended {
+                lock(log).ended.get_or_insert(error.to_string());
+            }
+        });
+        Ok(flow)
+    }
+
+    fn named(kind: &str, from: &Pod, to: &Pod) -> Self {
+        Self {
+            name: format!("{kind} {} -> {}", from.name, to.name),
+            log: Arc::default(),
+            stop: Arc::default(),
+            connection: None,
+            threads: Vec::new(),
+        }
+    }
+
+    fn thread(&mut self, work: impl FnOnce(&Mutex<Log>, &AtomicBool) + Send + 'static) {
+        let (log, stop) = (Arc::clone(&self.log), Arc::clone(&self.stop));
+        self.threads.push(std::thread::spawn(move || work(&log, &stop)));
+    }
+
+    /// What it is and between whom, for people.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Whether the latest messages, all sent after `mark`, were answered.
+    pub fn flows_since(&self, mark: Instant) -> bool {
+        let log = lock(&self.log);
+        let now = Instant::now();
+        let mut latest = log.messages.iter().rev().filter(|(sent, answer)| {
+            // One that was sent just now says nothing yet.
+            answer.is_some() || now.saturating_duration_since(*sent) > UNDER_WAY
+        });
+        let good = |(sent, answer): &(Instant, Option<Instant>)| {
+            answer.is_some() && *sent > mark && now.saturating_duration_since(*sent) < UNDER_WAY
+        };
+        log.ended.is_none() && (0..FLOWING).all(|_| latest.next().is_some_and(good))
+    }
+
+    /// Why the connection ended; `None` while it lives, and for UDP.
+    pub fn ended(&self) -> Option<String> {
+        lock(&self.log).ended.clone()
+    }
+
+    /// What happened since `mark`. Messages of the last second are not counted: they may be under way.
+    pub fn figures_since(&self, mark: Instant) -> Figures {
+        figures(&lock(&self.log).messages, mark, Instant::now())
+    }
+}
+
+impl Drop for Flow {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(connection) = &self.connection {
+            // It may have ended by itself; a writer that waits for a lost peer is woken either way.
+            let _ = connection.shutdown(Shutdown::Both);
+        }
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn figures(messages: &[(Instant, Option<Instant>)], mark: Instant, now: Instant) -> Figures {
+    let settled = now.checked_sub(UNDER_WAY).unwrap_or(now);
+    let counted = || messages.iter().filter(|(sent, _)| *sent >= mark && *sent < settled);
+    let mut answers: Vec<Instant> =
+        messages.iter().filter_map(|(_, answer)| *answer).filter(|at| *at >= mark && *at <= now).collect();
+    answers.sort_unstable();
+    let starts = std::iter::once(mark).chain(answers.iter().copied());
+    let ends = answers.iter().copied().chain(std::iter::once(now));
+    Figures {
+        sent: counted().count(),
+        lost: counted().filter(|(_, answer)| answer.is_none()).count(),
+        longest_gap: starts
+            .zip(ends)
+            .map(|(start, end)| end.saturating_duration_since(start))
+            .max()
+            .unwrap_or_default(),
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn any(family: IpAddr) -> SocketAddr {
+    match family {
+        IpAddr::V4(_) => (std::net::Ipv4Addr::UNSPECIFIED, 0).into(),
+        IpAddr::V6(_) => (std::net::Ipv6Addr::UNSPECIFIED, 0).into(),
+    }
+}
+
+/// Sends numbers at an even pace until told to stop or until a message cannot be sent any more.
+fn paced(log: &Mutex<Log>, stop: &AtomicBool, mut send: impl FnMut(u64) -> std::io::Result<()>) {
+    for number in 0.. {
+        if stop.load(Ordering::Relaxed) {
+            return;
+        }
+        lock(log).messages.push((Instant::now(), None));
+        if let Err(error) = send(number) {
+            lock(log).ended.get_or_insert(error.to_string());
+            return;
+        }
+        std::thread::sleep(PACE);
+    }
+}
+
+fn answered(log: &Mutex<Log>, number: u64) {
+    let mut log = lock(log);
+    let message = usize::try_from(number).ok().and_then(|number| log.messages.get_mut(number));
+    if let Some((_, answer @ None)) = message {
+        *answer = Some(Instant::now());
+    }
+}
+
+fn echo_datagrams(server: &UdpSocket, stop: &AtomicBool) {
+    let mut number = [0; 8];
+    while !stop.load(Ordering::Relaxed) {
+        if let Ok((length, from)) = server.recv_from(&mut number) {
+            // What cannot be sent back is lost, and will be counted.
+            let _ = server.send_to(number.get(..length).unwrap_or_default(), from);
+        }
+    }
+}
+
+fn echo_stream(mut server: TcpStream, stop: &AtomicBool) {
+    let Ok(mut writer) = server.try_clone() else { return };
+    // Its end is seen, and noted, at the other end.
+    let _ = numbers(&mut server, stop, |number| drop(writer.write_all(&number.to_be_bytes())));
+}
+
+/// Reads numbers until told to stop; an end that nobody asked for is an error.
+fn numbers(stream: &mut TcpStream, stop: &AtomicBool, mut take: impl FnMut(u64)) -> std::io::Result<()> {
+    let (mut number, mut filled) = ([0; 8], 0);
+    while !stop.load(Ordering::Relaxed) {
+        match stream.read(number.get_mut(filled..).unwrap_or_default()) {
+            Ok(0) if stop.load(Ordering::Relaxed) => return Ok(()),
+            Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+            Ok(read) => filled = filled.saturating_add(read),
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted
+                ) => {}
+            Err(error) => return Err(error),
+        }
+        if filled == number.len() {
+            take(u64::from_be_bytes(number));
+            filled = 0;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gap_is_the_longest_time_without_an_answer_even_at_the_ends() {
+        let mark = Instant::now();
+        let at = |ms| mark + Duration::from_millis(ms);
+        let messages =
+            [(at(10), Some(at(11))), (at(60), None), (at(500), Some(at(501))), (at(5_000), None)];
+        let found = figures(&messages, mark, at(5_200));
+        assert_eq!(found.longest_gap, Duration::from_millis(4_699));
+        assert_eq!((found.sent, found.lost), (3, 1), "the last may be under way");
+        let found = figures(&messages, at(100), at(400));
+        assert_eq!((found.sent, found.longest_gap), (0, Duration::from_millis(300)));
+    }
+}

@@ -1,0 +1,108 @@
+//! What users suffer when the node program dies.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::print_stdout,
+    reason = "helpers of tests may panic as tests do"
+)]
+
+mod outage;
+
+use std::time::{Duration, Instant};
+
+use fairlead_demo::World;
+use fairlead_demo::traffic::Flow;
+use outage::{loses_nothing, mesh, node, pod, resumes, tcp, udp, used};
+
+const START: Duration = Duration::from_secs(60);
+
+/// The node program of home-1 is killed with SIGKILL and started again at once, as its supervisor would.
+///
+/// Stops, with the embedded WireGuard: traffic between home-1 and other nodes, until the program is back and has shaken
+/// hands again. Goes on: traffic between pods on home-1, all traffic of other nodes, established connections (they
+/// wait), the pods' addresses, the WireGuard device. Then the same again while the router forgets its mappings, as when
+/// a power cut takes both.
+#[test]
+fn a_killed_node_program_comes_back_and_nothing_is_forgotten() {
+    let mut world = mesh();
+    let neighbour = world.start_pod("neighbour", "home-1").unwrap().clone();
+    let across = [
+        udp(&world, "home-1", "cloud-1"),
+        udp(&world, "cloud-1", "home-1"),
+        udp(&world, "home-1", "office-2"),
+        udp(&world, "home-1", "home-2"),
+        tcp(&world, "home-1", "cloud-1"),
+        tcp(&world, "office-2", "home-1"),
+    ];
+    let local = pod(&world, "home-1");
+    let elsewhere = [
+        udp(&world, "cloud-2", "office-1"),
+        udp(&world, "home-2", "office-1"),
+        tcp(&world, "home-2", "cloud-2"),
+        Flow::udp(local, &neighbour, neighbour.addresses[0]).unwrap(),
+        Flow::tcp(&neighbour, local, local.addresses[1]).unwrap(),
+    ];
+    std::thread::sleep(Duration::from_secs(1));
+
+    killed_and_started(&mut world, &across, &elsewhere);
+    pods_keep_their_addresses(&mut world);
+    killed_while_the_router_forgets(&mut world, &across, &elsewhere);
+}
+
+fn killed_and_started(world: &mut World, across: &[Flow], elsewhere: &[Flow]) {
+    let what = "kill -9 of the node program";
+    let (used_before, index_before) = (used(node(world, "home-1")), index(world));
+    let mark = Instant::now();
+    let home = world.node("home-1").unwrap();
+    home.kill().unwrap();
+    home.start().unwrap();
+    resumes(what, across, mark, mark);
+    loses_nothing(what, elsewhere, mark);
+    world.node("home-1").unwrap().wait_ready(START).unwrap();
+    assert_eq!(index(world), index_before, "the device was adopted, not made anew");
+    let same = |world: &World| {
+        let now = used(node(world, "home-1"));
+        anyhow::ensure!(now == used_before, "{used_before} addresses were in use, now {now}");
+        Ok(())
+    };
+    world.wait_for(START, same).unwrap();
+}
+
+fn index(world: &World) -> String {
+    node(world, "home-1").host.shell("cat /sys/class/net/wire_kube/ifindex").unwrap()
+}
+
+/// What was rebuilt from the kernel is good enough to go on with: no address is given twice, and one that is given
+/// back is free again.
+fn pods_keep_their_addresses(world: &mut World) {
+    let before = used(node(world, "home-1"));
+    let newcomer = world.start_pod("newcomer", "home-1").unwrap().clone();
+    let others = world.pods.iter().filter(|pod| pod.name != newcomer.name);
+    for address in others.flat_map(|pod| &pod.addresses) {
+        assert!(!newcomer.addresses.contains(address), "{address} was given twice");
+    }
+    let plugin = node(world, "home-1").plugin().unwrap();
+    let again = plugin.add(&pod(world, "home-1").container).unwrap();
+    assert_eq!(again, pod(world, "home-1").addresses, "a repeated ADD of a pod of before gives what it has");
+    assert_eq!(used(node(world, "home-1")), before + 1);
+    plugin.del(&newcomer.container).unwrap();
+    plugin.del(&world.pods.iter().find(|pod| pod.name == "neighbour").unwrap().container.clone()).ok();
+    assert_eq!(used(node(world, "home-1")), before - 1, "DEL works for pods of before and after");
+    world.pods.retain(|pod| pod.name != "newcomer" && pod.name != "neighbour");
+}
+
+fn killed_while_the_router_forgets(world: &mut World, across: &[Flow], elsewhere: &[Flow]) {
+    let what = "kill -9 and a router that forgets";
+    let router = world.sites.iter().find(|site| site.name() == "home").unwrap().router().clone();
+    let mark = Instant::now();
+    let home = world.node("home-1").unwrap();
+    home.kill().unwrap();
+    router.lose_mappings().unwrap();
+    home.start().unwrap();
+    resumes(what, across, mark, mark);
+    // Nothing of the cloud and the office went through that router.
+    loses_nothing(what, &elsewhere[..1], mark);
+}

@@ -1,0 +1,109 @@
+//! What the tests of failures share: a mesh that works, and traffic that is watched while something fails.
+
+#![allow(dead_code, reason = "each test file uses its part")]
+
+use std::time::{Duration, Instant};
+
+use fairlead_demo::cni::{self, Container, Pod};
+use fairlead_demo::node::Node;
+use fairlead_demo::progress::Progress;
+use fairlead_demo::traffic::Flow;
+use fairlead_demo::{World, probe, topology};
+use serde_json::Value;
+
+/// Only bounds a test that would hang: what is expected is printed, not asserted.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
+
+/// Three sites with a pod on every node, each of which reaches every other.
+pub(crate) fn mesh() -> World {
+    let mut world = World::start(&topology::three_sites(), &Progress::default()).unwrap();
+    world.apply_mesh_and_pool().unwrap();
+    world.start_pods().unwrap();
+    let (pairs, _) =
+        probe::all_pairs(&world.pods, Instant::now() + Duration::from_secs(60), |_, _| String::new())
+            .unwrap();
+    let failed: Vec<_> = pairs.iter().filter(|pair| !(pair.tcp && pair.icmp)).collect();
+    assert!(failed.is_empty(), "before anything is broken: {failed:?}");
+    world
+}
+
+pub(crate) fn pod<'a>(world: &'a World, node: &str) -> &'a Pod {
+    world.pods.iter().find(|pod| pod.node == node).unwrap_or_else(|| panic!("no pod on {node}"))
+}
+
+pub(crate) fn node<'a>(world: &'a World, name: &str) -> &'a Node {
+    world.nodes.iter().find(|node| node.name == name).unwrap_or_else(|| panic!("no node {name}"))
+}
+
+/// UDP between the pods of two nodes.
+pub(crate) fn udp(world: &World, from: &str, to: &str) -> Flow {
+    let (from, to) = (pod(world, from), pod(world, to));
+    Flow::udp(from, to, to.addresses[0]).unwrap()
+}
+
+/// An established connection between the pods of two nodes, over IPv6 inside.
+pub(crate) fn tcp(world: &World, from: &str, to: &str) -> Flow {
+    let (from, to) = (pod(world, from), pod(world, to));
+    Flow::tcp(from, to, to.addresses[1]).unwrap()
+}
+
+/// Waits until every flow flows again, prints what each suffered since `mark`, and says when the last was back,
+/// counted from `from`.
+pub(crate) fn resumes(what: &str, flows: &[Flow], mark: Instant, from: Instant) -> Duration {
+    let deadline = Instant::now() + PATIENCE;
+    let floor = Instant::now();
+    for flow in flows {
+        while !flow.flows_since(floor) {
+            assert!(flow.ended().is_none(), "{what}: {} ended: {:?}", flow.name(), flow.ended());
+            assert!(Instant::now() < deadline, "{what}: {} did not resume in {PATIENCE:?}", flow.name());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+    let back = from.elapsed();
+    report(what, flows, mark);
+    println!("{what}: everything was back after {:.1} s", back.as_secs_f64());
+    back
+}
+
+/// Waits long enough for the last messages to count, and asserts that not one was lost since `mark`.
+pub(crate) fn loses_nothing(what: &str, flows: &[Flow], mark: Instant) {
+    std::thread::sleep(Duration::from_secs(1));
+    report(what, flows, mark);
+    for flow in flows {
+        let found = flow.figures_since(mark);
+        assert!(found.sent > 0, "{what}: {} sent nothing", flow.name());
+        assert_eq!(found.lost, 0, "{what}: {} was disturbed: {found:?} {:?}", flow.name(), flow.ended());
+    }
+}
+
+/// Prints what each flow suffered since `mark`.
+pub(crate) fn report(what: &str, flows: &[Flow], mark: Instant) {
+    for flow in flows {
+        let found = flow.figures_since(mark);
+        println!(
+            "{what}: {:<34} longest gap {:>6} ms, {} of {} lost",
+            flow.name(),
+            found.longest_gap.as_millis(),
+            found.lost,
+            found.sent
+        );
+    }
+}
+
+/// Addresses in use on a node, as `fairlead status` counts them.
+pub(crate) fn used(node: &Node) -> u64 {
+    let status = node.status().unwrap();
+    status["blocks"].as_array().unwrap().iter().map(|block| block["used"].as_u64().unwrap()).sum()
+}
+
+/// One peer of a node, as `fairlead status` shows it.
+pub(crate) fn peer(node: &Node, name: &str) -> Option<Value> {
+    let status = node.status().ok()?;
+    status["peers"].as_array()?.iter().find(|peer| peer["name"] == name).cloned()
+}
+
+/// A container of a Kubernetes namespace that was never attached, with nothing but its network namespace.
+pub(crate) fn container(world: &World, name: &str, namespace: &str) -> Container {
+    let inside = world.lab().bare_namespace(name).unwrap();
+    Container { namespace: namespace.to_owned(), ..cni::container(name, &inside) }
+}
