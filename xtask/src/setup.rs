@@ -10,6 +10,7 @@ const PACKAGES: &[&str] = &[
     // the network lab and its judges
     "iproute2",
     "iputils-ping",
+    "iperf3",
     "nftables",
     "conntrack",
     "wireguard-tools",
@@ -23,6 +24,7 @@ const PACKAGES: &[&str] = &[
     "kmod",
     "cpio",
     "xz-utils",
+    "dash",
     "qemu-system-x86",
 ];
 

@@ -29,6 +29,7 @@ const RINGS: &[Ring] = &[
             "fairlead-controller",
             "fairlead",
             "xtask",
+            "fairlead-bench",
         ],
     },
     Ring {
@@ -218,8 +219,8 @@ mod unit {
 
     #[test]
     fn every_workspace_package_is_in_a_ring() {
-        let manifest = std::fs::read_dir(crate::steps::root().join("crates")).unwrap();
-        for entry in manifest {
+        let members = |folder: &str| std::fs::read_dir(crate::steps::root().join(folder)).unwrap();
+        for entry in members("crates").chain(members("testbed")) {
             let text = std::fs::read_to_string(entry.unwrap().path().join("Cargo.toml")).unwrap();
             let name = text
                 .lines()

@@ -78,7 +78,8 @@ fn read(path: &Path, file: File) -> Result<PrivateKey, IdentityError> {
     if key.0 == [0; 32] {
         return Err(corrupt("the key is all zeros".to_owned()));
     }
-    Ok(key)
+    // The kernel clamps what it is given; a key kept otherwise would look different from the device's for ever.
+    Ok(PrivateKey(clamp(key.0)))
 }
 
 fn write(state_dir: &Path, path: &Path, key: &PrivateKey) -> io::Result<()> {
@@ -139,6 +140,14 @@ mod tests {
         fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
         assert_eq!(load_or_create(dir.path(), [1; 32]).unwrap(), key);
         assert_eq!(fs::metadata(path).unwrap().permissions().mode() & 0o777, 0o600);
+    }
+
+    #[test]
+    fn a_key_of_another_tool_is_clamped_as_the_kernel_does() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join(FILE), PrivateKey([0xff; 32]).to_base64()).unwrap();
+        let key = load_or_create(dir.path(), [1; 32]).unwrap();
+        assert_eq!((key.0[0], key.0[31]), (248, 127));
     }
 
     #[test]

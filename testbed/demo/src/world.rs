@@ -169,14 +169,7 @@ impl World {
         patience: Duration,
         mut condition: impl FnMut(&Self) -> anyhow::Result<T>,
     ) -> anyhow::Result<T> {
-        let deadline = Instant::now() + patience;
-        loop {
-            match condition(self) {
-                Ok(value) => return Ok(value),
-                Err(error) if Instant::now() > deadline => return Err(error),
-                Err(_) => std::thread::sleep(Duration::from_millis(100)),
-            }
-        }
+        eventually(patience, || condition(self))
     }
 
     fn install(&self) -> anyhow::Result<()> {
@@ -213,6 +206,24 @@ impl World {
         let token = self.plane.token(NODE_ACCOUNT, "kube-system", Some(&node.name))?;
         self.plane.kubeconfig_for_token(&token, &node.kubeconfig(), None)?;
         Ok(())
+    }
+}
+
+/// Waits until `condition` gives a value, trying every 100 ms.
+///
+/// # Errors
+/// The last error, when `patience` ran out.
+pub fn eventually<T>(
+    patience: Duration,
+    mut condition: impl FnMut() -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
+    let deadline = Instant::now() + patience;
+    loop {
+        match condition() {
+            Ok(value) => return Ok(value),
+            Err(error) if Instant::now() > deadline => return Err(error),
+            Err(_) => std::thread::sleep(Duration::from_millis(100)),
+        }
     }
 }
 

@@ -289,7 +289,9 @@ impl Agent {
             let config = PeerConfig {
                 preshared_key: peer.preshared_key,
                 endpoint: endpoints.get(key).copied(),
-                persistent_keepalive: Some(inputs.keepalive.unwrap_or(peer.keepalive)),
+                // Devices say zero as "none".
+                persistent_keepalive: Some(inputs.keepalive.unwrap_or(peer.keepalive))
+                    .filter(|seconds| *seconds > 0),
                 allowed_ips: peer.allowed_ips.clone(),
             };
             (*key, config)
