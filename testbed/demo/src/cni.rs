@@ -55,10 +55,7 @@ pub struct Pod {
 impl Plugin {
     /// The network configuration a runtime would pass on stdin.
     pub fn configuration(&self) -> String {
-        serde_json::json!({
-            "cniVersion": "1.0.0", "name": "k8s-pod-network", "type": "coil", "socket": self.socket,
-        })
-        .to_string()
+        configuration(&self.socket)
     }
 
     /// Calls the plugin with a verb and any configuration and returns what it printed.
@@ -101,14 +98,7 @@ impl Plugin {
         if !output.status.success() {
             bail!("ADD of {} failed: {answer}", container.pod);
         }
-        let listed = answer.get("ips").and_then(Value::as_array).context("the result has no ips")?;
-        listed
-            .iter()
-            .map(|ip| {
-                let text = ip.get("address").and_then(Value::as_str).context("an ip has no address")?;
-                Ok(text.parse::<ipnet::IpNet>()?.addr())
-            })
-            .collect()
+        addresses(&answer)
     }
 
     /// DEL.
@@ -122,6 +112,29 @@ impl Plugin {
         }
         Ok(())
     }
+}
+
+/// The network configuration of a node whose program serves `socket`.
+pub fn configuration(socket: &Path) -> String {
+    serde_json::json!({
+        "cniVersion": "1.0.0", "name": "k8s-pod-network", "type": "coil", "socket": socket,
+    })
+    .to_string()
+}
+
+/// The addresses in a result of ADD.
+///
+/// # Errors
+/// It is no such result.
+pub fn addresses(result: &Value) -> anyhow::Result<Vec<IpAddr>> {
+    let listed = result.get("ips").and_then(Value::as_array).context("the result has no ips")?;
+    listed
+        .iter()
+        .map(|ip| {
+            let text = ip.get("address").and_then(Value::as_str).context("an ip has no address")?;
+            Ok(text.parse::<ipnet::IpNet>()?.addr())
+        })
+        .collect()
 }
 
 /// The container of a pod in a namespace of the lab.

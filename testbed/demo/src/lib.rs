@@ -15,6 +15,7 @@ pub mod progress;
 pub mod report;
 pub mod topology;
 pub mod traffic;
+pub mod vm_node;
 pub mod world;
 
 pub use world::World;

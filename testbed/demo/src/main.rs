@@ -4,6 +4,7 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use clap::Parser;
+use fairlead_demo::node::executable;
 use fairlead_demo::progress::Progress;
 use fairlead_demo::{World, report, topology};
 use nix::sys::signal::{SigSet, Signal};
@@ -70,36 +71,41 @@ fn stop_signals() -> SigSet {
     [Signal::SIGINT, Signal::SIGTERM].into_iter().collect()
 }
 
+/// Lines to paste: the API server, the nodes, the pods.
 fn look_around(world: &World) -> anyhow::Result<String> {
-    let api = testbed_kube::binary()?;
-    let mut text = format!(
-        "\nIt runs until Ctrl-C. The API server is in the lab's network, so enter a node first:\n\n\
-         export KUBECONFIG={}\n",
-        world.plane.kubeconfig().display()
-    );
+    let kubectl = testbed_kube::binary()?;
+    let fairlead = executable("fairlead")?;
+    let mut lines = vec![
+        String::new(),
+        "It runs until Ctrl-C. Everything is inside network namespaces; each line below enters one."
+            .to_owned(),
+        String::new(),
+        "# kubectl (the API server listens in the cloud site only)".to_owned(),
+        format!("export KUBECONFIG={}", world.plane.kubeconfig().display()),
+        format!(
+            "{} {} kubectl get wirekubepeers,addresspools,addressblocks",
+            world.plane_host().enter_command(),
+            kubectl.display()
+        ),
+        String::new(),
+        "# what each node says".to_owned(),
+    ];
     for node in &world.nodes {
-        text.push_str(&format!(
-            "\n# node {} ({})\n{}\n",
-            node.name,
-            node.host.address(),
-            node.host.enter_command()
-        ));
-        text.push_str(&format!("    fairlead status --socket {}\n", node.socket().display()));
+        let enter = node.host.enter_command();
+        lines.push(format!("{enter} {} status --socket {}", fairlead.display(), node.socket().display()));
     }
+    lines.extend([
+        String::new(),
+        "# a shell on a node; then: wg show, nft list ruleset, ip rule, ip route show table 116".to_owned(),
+    ]);
+    lines.extend(
+        world.nodes.iter().map(|node| format!("{} sh    # {}", node.host.enter_command(), node.name)),
+    );
+    lines.extend([String::new(), "# a shell in a pod; then: ping an address of another".to_owned()]);
     for pod in &world.pods {
-        text.push_str(&format!(
-            "\n# pod {} {:?}\n{}\n",
-            pod.name,
-            pod.addresses,
-            pod.namespace.enter_command()
-        ));
+        let addresses: Vec<String> = pod.addresses.iter().map(ToString::to_string).collect();
+        lines.push(format!("{} sh    # {} {}", pod.namespace.enter_command(), pod.name, addresses.join(" ")));
     }
-    text.push_str(&format!(
-        "\nOn a node: wg show; nft list table inet talos_kubespan; ip rule; ip route show table 116\n\
-         kubectl: {} kubectl get wirekubepeers,addressblocks\n\
-         Logs, keys and sockets: {}\n",
-        api.display(),
-        world.directory().display()
-    ));
-    Ok(text)
+    lines.push(format!("\nlogs, keys and sockets: {}", world.directory().display()));
+    Ok(lines.join("\n"))
 }

@@ -74,7 +74,16 @@ pub fn rough_edges() -> Topology {
     }
 }
 
-/// Every topology by name.
+/// One public node, for tests that add the rest themselves.
+pub fn one_cloud() -> Topology {
+    Topology {
+        name: "one-cloud",
+        about: "cloud (public) with one node",
+        sites: vec![site("cloud", Nat::None, lan(198, 51, 100), &[11])],
+    }
+}
+
+/// Every topology of the demo by name.
 pub fn all() -> Vec<Topology> {
     vec![three_sites(), rough_edges()]
 }

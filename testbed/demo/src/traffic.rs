@@ -276,8 +276,7 @@ mod tests {
     fn a_gap_is_the_longest_time_without_an_answer_even_at_the_ends() {
         let mark = Instant::now();
         let at = |ms| mark + Duration::from_millis(ms);
-        let messages =
-            [(at(10), Some(at(11))), (at(60), None), (at(500), Some(at(501))), (at(5_000), None)];
+        let messages = [(at(10), Some(at(11))), (at(60), None), (at(500), Some(at(501))), (at(5_000), None)];
         let found = figures(&messages, mark, at(5_200));
         assert_eq!(found.longest_gap, Duration::from_millis(4_699));
         assert_eq!((found.sent, found.lost), (3, 1), "the last may be under way");

@@ -76,6 +76,11 @@ impl World {
         &self.lab
     }
 
+    /// The machine of the API server and the controller.
+    pub fn plane_host(&self) -> &Host {
+        &self.plane_host
+    }
+
     /// Where sockets, keys and logs are.
     pub fn directory(&self) -> &Path {
         self.directory.path()
@@ -189,6 +194,15 @@ impl World {
                 .into_iter()
                 .try_for_each(|thread| thread.join().unwrap_or_else(|_| Err(anyhow::anyhow!("panicked"))))
         })
+    }
+
+    /// Makes the Node object and the kubeconfig of a machine that was not in the topology.
+    ///
+    /// # Errors
+    /// The API server refuses.
+    pub fn join(&self, node: &Node) -> anyhow::Result<()> {
+        self.plane.apply(&objects::cluster(std::slice::from_ref(&node.name)))?;
+        self.register(node)
     }
 
     /// What kubelet does for a node: its addresses, and a token that is bound to it.

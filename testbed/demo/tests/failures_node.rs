@@ -57,10 +57,15 @@ fn killed_and_started(world: &mut World, across: &[Flow], elsewhere: &[Flow]) {
     let (used_before, index_before) = (used(node(world, "home-1")), index(world));
     let mark = Instant::now();
     let home = world.node("home-1").unwrap();
+    eprintln!("DBG t0 {:?} holders before {}", std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap(), home.host.shell("ps -eo pid,ppid,lstart,args | grep '[f]airlead node --node-name home-1 ' || true; cat /sys/class/net/wire_kube/carrier; ss -uanp | grep 51820 || true").unwrap());
     home.kill().unwrap();
+    eprintln!("DBG killed {:?} after {}", std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap(), home.host.shell("ps -eo pid,ppid,lstart,args | grep '[f]airlead node --node-name home-1 ' || true; cat /sys/class/net/wire_kube/carrier; ss -uanp | grep 51820 || true").unwrap());
     home.start().unwrap();
+    eprintln!("DBG started {:?}", std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap());
     resumes(what, across, mark, mark);
     loses_nothing(what, elsewhere, mark);
+    eprintln!("DBG status {:#}", node(world, "home-1").status().unwrap()["peers"]);
+    eprintln!("DBG log {}", std::fs::read_to_string(node(world, "home-1").log()).unwrap().lines().take(40).collect::<Vec<_>>().join("\n"));
     world.node("home-1").unwrap().wait_ready(START).unwrap();
     assert_eq!(index(world), index_before, "the device was adopted, not made anew");
     let same = |world: &World| {
