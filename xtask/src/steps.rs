@@ -79,7 +79,8 @@ pub(crate) fn demo(arguments: &[String]) -> Result {
 
 /// `cargo xtask bench`
 pub(crate) fn bench(arguments: &[String]) -> Result {
-    setup::everything()?;
+    setup::packages()?;
+    setup::programs()?;
     run(Command::new(built("fairlead-bench")).args(arguments))
 }
 

@@ -14,6 +14,9 @@ use serde_json::Value;
 /// Only bounds a test that would hang: what is expected is printed, not asserted.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
 
+/// How long it takes until messages of now are old enough to be counted.
+const SETTLE: Duration = Duration::from_millis(1100);
+
 /// Three sites with a pod on every node, each of which reaches every other.
 pub(crate) fn mesh() -> World {
     let mut world = World::start(&topology::three_sites(), &Progress::default()).unwrap();
@@ -60,6 +63,7 @@ pub(crate) fn resumes(what: &str, flows: &[Flow], mark: Instant, from: Instant) 
         }
     }
     let back = from.elapsed();
+    std::thread::sleep(SETTLE);
     report(what, flows, mark);
     println!("{what}: everything was back after {:.1} s", back.as_secs_f64());
     back
@@ -67,7 +71,7 @@ pub(crate) fn resumes(what: &str, flows: &[Flow], mark: Instant, from: Instant) 
 
 /// Waits long enough for the last messages to count, and asserts that not one was lost since `mark`.
 pub(crate) fn loses_nothing(what: &str, flows: &[Flow], mark: Instant) {
-    std::thread::sleep(Duration::from_secs(1));
+    std::thread::sleep(SETTLE);
     report(what, flows, mark);
     for flow in flows {
         let found = flow.figures_since(mark);

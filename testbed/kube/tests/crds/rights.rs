@@ -111,7 +111,9 @@ type Right = (&'static str, &'static str, &'static str, &'static str, &'static s
 const NODE_RIGHTS: &[Right] = &[
     ("get list watch", "nodes", "", "", "", true),
     ("get list watch", "namespaces", "", "", "", true),
-    ("get list watch", "pods", "", "", "", true),
+    ("get", "endpointslices.discovery.k8s.io", "", "kubernetes", "default", true),
+    ("get list watch", "endpointslices.discovery.k8s.io", "", "", "default", false),
+    ("get list watch", "pods", "", "", "", false),
     ("get list watch", "addresspools.coil.cybozu.com", "", "", "", true),
     ("get list watch", "wirekubemeshes.wirekube.io", "", "", "", true),
     ("create patch", "events.events.k8s.io", "", "", "default", true),

@@ -1,0 +1,165 @@
+//! What users suffer when the control plane dies: Fairlead's controller, or the API server.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::print_stdout,
+    reason = "helpers of tests may panic as tests do"
+)]
+
+mod outage;
+
+use std::time::{Duration, Instant};
+
+use fairlead_demo::World;
+use fairlead_demo::cni::Container;
+use fairlead_demo::traffic::Flow;
+use outage::{PATIENCE, container, loses_nothing, mesh, node, pod, report, resumes, tcp, udp, used};
+
+/// A pool with blocks of two addresses, so that the third pod of a node needs a block.
+const TINY: &str = r#"
+apiVersion: coil.cybozu.com/v2
+kind: AddressPool
+metadata: {name: tiny}
+spec:
+  blockSizeBits: 1
+  subnets: [{ipv4: 10.65.0.0/24}]
+---
+apiVersion: v1
+kind: Namespace
+metadata: {name: tiny, annotations: {coil.cybozu.com/pool: tiny}}
+"#;
+
+/// The controller is killed with SIGKILL.
+///
+/// Stops: giving out address blocks. Goes on: all traffic, and the start of pods where a block has room. When it is
+/// started again it leads again, and pods that waited for a block start.
+///
+/// Then the API server is killed.
+///
+/// Stops: what needs to be told to others, that is new blocks and new nodes. Goes on: all traffic, starts of pods where
+/// a block has room, deletions, `fairlead status`. A node program that is killed in that time comes back without its
+/// peers: with the embedded WireGuard its node is cut off from other nodes, but not its pods from each other, until the
+/// API server is back.
+#[test]
+fn traffic_and_pods_do_without_the_control_plane() {
+    let mut world = mesh();
+    let flows = [
+        udp(&world, "home-1", "cloud-1"),
+        udp(&world, "home-2", "office-1"),
+        udp(&world, "cloud-2", "office-2"),
+        tcp(&world, "office-1", "home-1"),
+        tcp(&world, "cloud-1", "office-2"),
+    ];
+    std::thread::sleep(Duration::from_secs(1));
+    without_the_controller(&mut world, &flows);
+    without_the_api_server(&mut world, &flows);
+}
+
+fn without_the_controller(world: &mut World, flows: &[Flow]) {
+    let what = "without the controller";
+    world.plane.apply(TINY).unwrap();
+    let plugin = node(world, "home-1").plugin().unwrap();
+    let tiny: Vec<Container> = (0..12).map(|n| container(world, &format!("tiny-{n}"), "tiny")).collect();
+    // The pool may be news to the node.
+    world.wait_for(PATIENCE, |_| plugin.add(&tiny[0])).unwrap();
+    let mark = Instant::now();
+    world.kill_controller().unwrap();
+    let started = world.start_pod("without-controller", "home-1").unwrap().clone();
+    println!("{what}: a pod started where a block has room, after {:.1} s", mark.elapsed().as_secs_f64());
+    plugin.del(&started.container).unwrap();
+    // Whatever was granted in advance is used up until one is refused or has to wait.
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| {
+            let begun = Instant::now();
+            let attempts = tiny[1..].iter().map(|pod| plugin.add(pod));
+            (attempts.take_while(Result::is_ok).count(), begun.elapsed())
+        });
+        let (started, waited) = waiting.join().unwrap();
+        println!("{what}: {started} more pods used up their blocks; the next was refused after {waited:.1?}");
+        assert!(started < tiny.len() - 1, "blocks came from nowhere");
+    });
+    loses_nothing(what, flows, mark);
+    let begun = Instant::now();
+    world.start_controller().unwrap();
+    // A runtime asks again and again, as here.
+    world.wait_for(PATIENCE, |_| tiny.iter().try_for_each(|pod| plugin.add(pod).map(drop))).unwrap();
+    println!("{what}: started again; all waiting pods run after {:.1} s", begun.elapsed().as_secs_f64());
+    let mut addresses: Vec<_> = tiny.iter().map(|pod| plugin.add(pod).unwrap()).collect();
+    addresses.sort();
+    addresses.dedup();
+    assert_eq!(addresses.len(), tiny.len(), "an address was given twice");
+    tiny.iter().for_each(|pod| plugin.del(pod).unwrap());
+    loses_nothing(what, flows, mark);
+}
+
+fn without_the_api_server(world: &mut World, flows: &[Flow]) {
+    let what = "without the API server";
+    let neighbour = world.start_pod("neighbour", "home-1").unwrap().clone();
+    let first = pod(world, "home-1");
+    let local = [
+        Flow::udp(first, &neighbour, neighbour.addresses[0]).unwrap(),
+        Flow::tcp(&neighbour, first, first.addresses[1]).unwrap(),
+    ];
+    let mark = Instant::now();
+    world.plane.stop_apiserver().unwrap();
+    pods_come_and_go(world, what, "home-1");
+    pods_come_and_go(world, what, "cloud-2");
+    std::thread::sleep(Duration::from_secs(20).saturating_sub(mark.elapsed()));
+    loses_nothing(what, flows, mark);
+    loses_nothing(what, &local, mark);
+
+    let what = "without the API server, home-1 restarted";
+    let used_before = used(node(world, "home-1"));
+    let restarted = Instant::now();
+    let home = world.node("home-1").unwrap();
+    home.kill().unwrap();
+    home.start().unwrap();
+    home.wait_ready(PATIENCE).unwrap();
+    println!("{what}: serves its socket after {:.1} s", restarted.elapsed().as_secs_f64());
+    let home = node(world, "home-1");
+    let status = home.status().unwrap();
+    println!("{what}: status says {} with peers {}", status["problems"], status["peers"]);
+    let plugin = home.plugin().unwrap();
+    let newcomer = container(world, "during-outage", "demo");
+    match plugin.add(&newcomer) {
+        Ok(addresses) => println!("{what}: a pod started with {addresses:?}"),
+        Err(error) => println!("{what}: a pod does not start: {error:#}"),
+    }
+    plugin.del(&newcomer).unwrap();
+    plugin.del(&neighbour.container).unwrap();
+    let again = plugin.add(&neighbour.container);
+    println!("{what}: DEL works; ADD of the same pod again: {:?}", again.map_err(|error| error.to_string()));
+    report(what, flows, restarted);
+    loses_nothing(what, &flows[1..3], restarted);
+
+    let begun = Instant::now();
+    world.plane.start_apiserver().unwrap();
+    println!("{what}: the API server took {:.1} s to start", begun.elapsed().as_secs_f64());
+    resumes(what, flows, restarted, Instant::now());
+    let counted = |world: &World| {
+        let now = used(node(world, "home-1"));
+        anyhow::ensure!(now <= used_before && now > 0, "{used_before} addresses were in use, now {now}");
+        Ok(())
+    };
+    world.wait_for(PATIENCE, counted).unwrap();
+    let begun = Instant::now();
+    let late = container(world, "late", "demo");
+    world.wait_for(PATIENCE, |_| plugin.add(&late)).unwrap();
+    println!("{what}: a pod starts again {:.1} s after that", begun.elapsed().as_secs_f64());
+}
+
+/// What needs no API server: a pod starts where a block has room, `fairlead status` answers, the pod goes.
+fn pods_come_and_go(world: &World, what: &str, name: &str) {
+    let node = node(world, name);
+    let (plugin, before) = (node.plugin().unwrap(), used(node));
+    let pod = container(world, &format!("comes-and-goes-{name}"), "demo");
+    let begun = Instant::now();
+    plugin.add(&pod).unwrap();
+    println!("{what}: a pod started on {name} in {} ms", begun.elapsed().as_millis());
+    assert_eq!(used(node), before + 1);
+    plugin.del(&pod).unwrap();
+    assert_eq!(used(node), before);
+}
