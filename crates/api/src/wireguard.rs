@@ -183,3 +183,92 @@ impl DeviceState {
 
 /// How long a session may be used before WireGuard refuses it (`REJECT_AFTER_TIME`, WireGuard paper 6.1).
 pub const SESSION_LIFETIME: Duration = Duration::from_secs(180);
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn key(number: u32) -> PublicKey {
+        let mut bytes = [1; 32];
+        bytes[..4].copy_from_slice(&number.to_be_bytes());
+        PublicKey(bytes)
+    }
+
+    fn peer(number: u32, endpoint: Option<SocketAddr>) -> PeerConfig {
+        let allowed_ips = vec![IpNet::from(std::net::IpAddr::from(number.to_be_bytes()))];
+        PeerConfig { preshared_key: None, endpoint, persistent_keepalive: Some(25), allowed_ips }
+    }
+
+    fn device(peers: impl IntoIterator<Item = (u32, Option<SocketAddr>)>) -> DeviceConfig {
+        let peers =
+            peers.into_iter().map(|(number, endpoint)| (key(number), peer(number, endpoint))).collect();
+        DeviceConfig { private_key: PrivateKey([8; 32]), listen_port: 51820, fwmark: 0x20, peers }
+    }
+
+    /// What a device would say after it was configured so.
+    fn state(config: &DeviceConfig) -> DeviceState {
+        let peers = config.peers.iter().map(|(key, config)| {
+            (*key, PeerState { config: config.clone(), last_handshake: None, rx_bytes: 0, tx_bytes: 0 })
+        });
+        DeviceState {
+            private_key: Some(config.private_key.clone()),
+            listen_port: config.listen_port,
+            fwmark: config.fwmark,
+            peers: peers.collect(),
+        }
+    }
+
+    #[test]
+    fn removing_one_of_a_thousand_peers_touches_one_peer() {
+        let before = state(&device((0..1000).map(|number| (number, None))));
+        let change =
+            before.change_to(&device((0..1000).filter(|number| *number != 500).map(|number| (number, None))));
+        assert_eq!(change, DeviceChange { remove_peers: vec![key(500)], ..DeviceChange::default() });
+    }
+
+    #[test]
+    fn an_endpoint_that_roamed_is_left_alone() {
+        let roamed = "203.0.113.1:7".parse().ok();
+        let before = state(&device([(1, roamed)]));
+        assert!(before.change_to(&device([(1, None)])).is_empty());
+        let other = "203.0.113.2:7".parse().ok();
+        assert_eq!(before.change_to(&device([(1, other)])).set_peers.len(), 1);
+    }
+
+    #[test]
+    fn secrets_are_not_shown() {
+        let mut config = device([(1, None)]);
+        config.peers.values_mut().for_each(|peer| peer.preshared_key = Some([77; 32]));
+        let text = format!("{config:?}");
+        assert!(!text.contains("77, 77") && !text.contains("8, 8, 8"), "{text}");
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_a_key_or_an_error(text in ".{0,64}") {
+            if let Ok(key) = text.parse::<PublicKey>() {
+                prop_assert_eq!(key.to_string(), text.trim());
+            }
+        }
+
+        #[test]
+        fn a_configured_device_needs_no_change(numbers in prop::collection::btree_set(0u32..50, 0..20)) {
+            let config = device(numbers.into_iter().map(|number| (number, None)));
+            prop_assert!(state(&config).change_to(&config).is_empty());
+        }
+
+        #[test]
+        fn a_change_names_exactly_what_differs(
+            before in prop::collection::btree_set(0u32..30, 0..20),
+            after in prop::collection::btree_set(0u32..30, 0..20),
+        ) {
+            let change = state(&device(before.iter().map(|n| (*n, None)))).change_to(&device(after.iter().map(|n| (*n, None))));
+            let added: Vec<PublicKey> = after.difference(&before).map(|n| key(*n)).collect();
+            let removed: Vec<PublicKey> = before.difference(&after).map(|n| key(*n)).collect();
+            prop_assert_eq!(change.set_peers.into_keys().collect::<Vec<_>>(), added);
+            prop_assert_eq!(change.remove_peers, removed);
+        }
+    }
+}

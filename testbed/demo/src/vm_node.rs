@@ -18,7 +18,8 @@ use crate::cni;
 use crate::node::{Node, executable};
 use crate::objects;
 
-/// Where the node program's files are in the VM.
+/// Where things are in the VM.
+const PROGRAMS: &str = "/opt/fairlead";
 const SOCKET: &str = "/run/coild.sock";
 const KUBECONFIG: &str = "/etc/fairlead/kubeconfig";
 const LOG: &str = "/run/fairlead-node.log";
@@ -29,8 +30,6 @@ pub struct VmNode {
     /// The same node as the lab sees it; no program runs on that side.
     pub node: Node,
     vm: Vm,
-    /// Small copies of the programs, at this path in the VM too.
-    programs: PathBuf,
 }
 
 impl VmNode {
@@ -48,14 +47,12 @@ impl VmNode {
         )?;
         let node = Node::new(name, site.name(), host.clone(), directory.clone());
         world.join(&node)?;
-        let files = vec![small_copy("fairlead", &directory)?, small_copy("fairlead-cni", &directory)?];
         let options = Options {
             launcher: Some(Box::new(move |program| {
                 // A lab that is gone cannot start anything; the command then fails and says so.
                 host.command(program).unwrap_or_else(|_| Command::new("/nonexistent"))
             })),
             tap: Some("tap0".to_owned()),
-            files,
             ..Options::default()
         };
         let mut vm = Vm::start(&options)?;
@@ -65,7 +62,11 @@ impl VmNode {
             "ip address add {address}/{lan} dev eth0\nip link set eth0 up\nip route add default via {gateway}"
         ))?;
         vm.put(Path::new(KUBECONFIG), 0o600, &std::fs::read(node.kubeconfig())?)?;
-        Ok(Self { node, vm, programs: directory })
+        for program in ["fairlead", "fairlead-cni"] {
+            let content = std::fs::read(small_copy(program, &directory)?)?;
+            vm.put(&Path::new(PROGRAMS).join(program), 0o755, &content)?;
+        }
+        Ok(Self { node, vm })
     }
 
     /// Runs a script in the VM and returns what it printed.
@@ -82,11 +83,10 @@ impl VmNode {
     /// It ended, or does not come up; its log is in the message.
     pub fn start(&mut self, patience: Duration) -> anyhow::Result<Duration> {
         let start = Instant::now();
-        let (program, name) = (self.programs.join("fairlead"), &self.node.name);
+        let name = &self.node.name;
         self.vm.shell(&format!(
-            "KUBECONFIG={KUBECONFIG} FAIRLEAD_LOG_LEVEL=debug {} node --node-name {name} --socket {SOCKET} \
-             >>{LOG} 2>&1 &\necho $! >{PROCESS}",
-            program.display()
+            "KUBECONFIG={KUBECONFIG} FAIRLEAD_LOG_LEVEL=debug {PROGRAMS}/fairlead node --node-name {name} --socket {SOCKET} \
+             >>{LOG} 2>&1 &\necho $! >{PROCESS}"
         ))?;
         while self.status().is_err() {
             if start.elapsed() > patience || !self.runs()? {
@@ -123,7 +123,7 @@ impl VmNode {
     /// # Errors
     /// The node program does not answer.
     pub fn status(&mut self) -> anyhow::Result<Value> {
-        let mut command = Command::new(self.programs.join("fairlead"));
+        let mut command = Command::new(format!("{PROGRAMS}/fairlead"));
         command.args(["--log-level", "error", "status", "-o", "json", "--socket", SOCKET]);
         // Not all may be well, which is no failure here.
         let output = self.vm.run(&command)?;
@@ -145,16 +145,15 @@ impl VmNode {
         );
         let result = self.vm.shell(&format!(
             "ip netns add {name}\necho '{}' | CNI_COMMAND=ADD CNI_CONTAINERID={name} CNI_NETNS=/run/netns/{name} \
-             CNI_IFNAME=eth0 CNI_PATH={} CNI_ARGS='{arguments}' {}",
+             CNI_IFNAME=eth0 CNI_PATH={PROGRAMS} CNI_ARGS='{arguments}' {PROGRAMS}/fairlead-cni",
             cni::configuration(Path::new(SOCKET)),
-            self.programs.display(),
-            self.programs.join("fairlead-cni").display(),
         ))?;
         cni::addresses(&serde_json::from_str(&result).context("ADD printed no JSON")?)
     }
 
     fn runs(&mut self) -> anyhow::Result<bool> {
-        let answer = self.vm.shell(&format!("kill -0 $(cat {PROCESS}) 2>/dev/null && echo yes || echo no"))?;
+        let answer =
+            self.vm.shell(&format!("kill -0 $(cat {PROCESS}) 2>/dev/null && echo yes || echo no"))?;
         Ok(answer.trim() == "yes")
     }
 }
