@@ -1,19 +1,24 @@
 //! Addresses of this node, shared by the verbs that run side by side: the pure [`NodeIpam`] behind a short lock, and
 //! waiting for a block without holding it.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use fairlead_api::resources::{AddressBlock, AddressPool};
 use fairlead_dataplane::pods::PodOnNode;
 use fairlead_ipam::{Allocation, Answer, Block, BlockNets, BlockUsage, Key, NodeIpam};
 use fairlead_wire::cni::ErrorCode;
 use ipnet::IpNet;
-use kube::ResourceExt;
 use kube::runtime::reflector::{ObjectRef, Store};
+use kube::{Api, ResourceExt};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::requests::Requester;
+
+/// How long the API server may take to say whether a pool exists.
+const POOL_WAIT: Duration = Duration::from_secs(5);
 
 /// Why a pod got no address.
 #[derive(Debug, thiserror::Error)]
@@ -64,23 +69,22 @@ pub struct Ipam {
     node: String,
     book: Mutex<NodeIpam>,
     changed: watch::Sender<u64>,
+    /// Whether the API server has said which blocks this node has.
+    blocks_known: AtomicBool,
     pools: Store<AddressPool>,
-    pools_known: Box<dyn Fn() -> bool + Send + Sync>,
+    api: Api<AddressPool>,
 }
 
 impl Ipam {
-    /// An empty book. `pools_known` says whether the pools' first list has arrived.
-    pub fn new(
-        node: &str,
-        pools: Store<AddressPool>,
-        pools_known: Box<dyn Fn() -> bool + Send + Sync>,
-    ) -> Self {
+    /// An empty book of this node.
+    pub fn new(node: &str, pools: Store<AddressPool>, api: Api<AddressPool>) -> Self {
         Self {
             node: node.to_owned(),
             book: Mutex::new(NodeIpam::default()),
             changed: watch::Sender::new(0),
+            blocks_known: AtomicBool::new(false),
             pools,
-            pools_known,
+            api,
         }
     }
 
@@ -115,6 +119,7 @@ impl Ipam {
             book.upsert_block(block);
         }
         drop(book);
+        self.blocks_known.store(true, Ordering::Release);
         self.changed.send_modify(|generation| *generation += 1);
     }
 
@@ -159,7 +164,7 @@ impl Ipam {
                 Answer::Allocated(allocation) => break Ok(allocation),
                 Answer::NeedBlock => {}
             }
-            self.check_pool(pool)?;
+            self.check_pool(pool).await?;
             if let Some(reason) = requester.refusal(pool, std::time::Instant::now()) {
                 return Err(Failure::Refused { reason });
             }
@@ -182,14 +187,21 @@ impl Ipam {
         })
     }
 
-    fn check_pool(&self, pool: &str) -> Result<(), Failure> {
-        match self.pools.get(&ObjectRef::new(pool)) {
-            Some(object) if object.metadata.deletion_timestamp.is_some() => {
-                Err(Failure::Terminating { pool: pool.to_owned() })
-            }
-            None if (self.pools_known)() => Err(Failure::UnknownPool { pool: pool.to_owned() }),
-            _ => Ok(()),
+    /// A pool that the cache does not have may just have been made: the API server has the last word. While that one
+    /// is away, nobody can say, and the pod waits.
+    async fn check_pool(&self, pool: &str) -> Result<(), Failure> {
+        let object = match self.pools.get(&ObjectRef::new(pool)) {
+            Some(object) => object,
+            None => match tokio::time::timeout(POOL_WAIT, self.api.get_opt(pool)).await {
+                Ok(Ok(None)) => return Err(Failure::UnknownPool { pool: pool.to_owned() }),
+                Ok(Ok(Some(object))) => Arc::new(object),
+                Ok(Err(_)) | Err(_) => return Ok(()),
+            },
+        };
+        if object.metadata.deletion_timestamp.is_some() {
+            return Err(Failure::Terminating { pool: pool.to_owned() });
         }
+        Ok(())
     }
 
     /// Frees what `key` holds; nothing when it holds nothing.
@@ -229,8 +241,12 @@ impl Ipam {
         self.changed.send_modify(|generation| *generation += 1);
     }
 
-    /// Pods whose addresses are in no block of this node, one sentence each.
+    /// Pods whose addresses are in no block of this node, one sentence each. None while the API server has not said
+    /// which blocks there are: a pod must not be deleted because of an outage.
     pub fn problems(&self) -> Vec<String> {
+        if !self.blocks_known.load(Ordering::Acquire) {
+            return Vec::new();
+        }
         let book = self.book();
         let sentence = |(key, held): (&Key, &fairlead_ipam::Held)| {
             let addresses: Vec<String> = held

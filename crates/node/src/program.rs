@@ -124,7 +124,7 @@ pub async fn run(
     let mut tasks = JoinSet::new();
     prepare_kernel().await?;
     let caches = Arc::new(Caches::spawn(&mut tasks, &client, &settings.node));
-    let ipam = ipam(&settings, &caches).await?;
+    let ipam = ipam(&settings, &client, &caches).await?;
     let requester = Requester::spawn(&mut tasks, request_context(&settings, &client, &ipam));
     tasks.spawn(blocks::run(client.clone(), Arc::clone(&ipam), Arc::clone(&caches.blocks)));
     let shared = Arc::new(mesh::Shared::default());
@@ -204,9 +204,8 @@ async fn prepare_kernel() -> anyhow::Result<()> {
     .context("preparing the kernel stopped half-way")?
 }
 
-async fn ipam(settings: &Settings, caches: &Arc<Caches>) -> anyhow::Result<Arc<Ipam>> {
-    let pools = Arc::clone(&caches.pools);
-    let ipam = Ipam::new(&settings.node, caches.pools.store.clone(), Box::new(move || pools.is_ready()));
+async fn ipam(settings: &Settings, client: &Client, caches: &Caches) -> anyhow::Result<Arc<Ipam>> {
+    let ipam = Ipam::new(&settings.node, caches.pools.store.clone(), Api::all(client.clone()));
     let present = tokio::task::spawn_blocking(pods::list).await?.context("cannot read the pods' links")?;
     tracing::info!(pods = present.len(), "adopted the pods that are here");
     ipam.adopt(present);
