@@ -5,10 +5,10 @@ mount -t proc proc /proc
 mount -t sysfs sysfs /sys
 mount -t devtmpfs devtmpfs /dev
 ln -s /proc/self/fd /dev/fd
-mkdir -p /dev/pts /dev/shm
+# /tmp stays on the initial file system: what the host injected from there must not be hidden.
+mkdir -p /dev/pts /dev/shm /tmp
 mount -t devpts devpts /dev/pts
 mount -t tmpfs tmpfs /dev/shm
-mount -t tmpfs tmpfs /tmp
 mount -t tmpfs tmpfs /run
 mkdir -p /run/netns
 chmod 1777 /tmp /dev/shm

@@ -7,11 +7,12 @@ use std::process::{Command, Stdio};
 
 use testbed_vm::Options;
 
-/// Builds one test program of a package; cargo says in JSON lines where it put it.
+/// Builds one test program of a package; cargo says in JSON lines where it put it. The whole workspace is selected,
+/// because selecting one package would build the libraries again with that package's features.
 fn build_test(package: &str, test: &str) -> PathBuf {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let output = Command::new(cargo)
-        .args(["test", "--package", package, "--test", test, "--no-run", "--message-format=json"])
+        .args(["test", "--workspace", "--test", test, "--no-run", "--message-format=json"])
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .stderr(Stdio::inherit())
         .output()
@@ -20,6 +21,7 @@ fn build_test(package: &str, test: &str) -> PathBuf {
     assert!(output.status.success(), "cannot build the test {test} of {package}: {}", rendered(&messages));
     let program = json(&messages)
         .filter(|message| text(message, "/target/name").as_deref() == Some(test))
+        .filter(|message| text(message, "/package_id").is_some_and(|id| id.contains(package)))
         .find_map(|message| text(&message, "/executable"));
     assert!(program.is_some(), "cargo built no test {test} of {package}:\n{messages}");
     program.map(PathBuf::from).unwrap()
