@@ -113,7 +113,7 @@ fn readiness(pool: &AddressPool, parsed: &[(String, Pool)], held: usize) -> (boo
         return (
             false,
             "Overlap",
-            format!("{overlap}; addresses in both are given once only. Remove one of the subnets"),
+            format!("{overlap}; until then the addresses in both are given only once"),
         );
     }
     if held as u128 >= own.capacity() {

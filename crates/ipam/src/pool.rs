@@ -357,7 +357,7 @@ impl fmt::Display for Overlap {
         write!(
             f,
             "subnet {first_subnet} of pool {first_pool} overlaps {second_subnet} of pool {second_pool}: \
-             a pod of each could get the same address; delete one of them"
+             delete one of the pools, because no subnet can be taken out of a pool"
         )
     }
 }

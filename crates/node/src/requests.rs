@@ -110,8 +110,9 @@ async fn serve(
 /// Why a block did not come.
 #[derive(Debug, thiserror::Error)]
 enum RequestError {
-    #[error("pool {pool}: {message}")]
-    Refused { pool: String, message: String },
+    /// The controller's words name the pool.
+    #[error("{0}")]
+    Refused(String),
     #[error("BlockRequest {name} was not answered within {} s: is the API server reachable, and is `fairlead controller` running and elected?", ANSWER.as_secs())]
     Unanswered { name: String },
     #[error("cannot {what}: {source}")]
@@ -143,9 +144,7 @@ async fn request(context: &Context, pool: &str) -> Result<(), RequestError> {
             (context.granted)(&block);
             Ok(())
         }
-        Some(BlockRequestOutcome::Refused { message, .. }) => {
-            Err(RequestError::Refused { pool: pool.to_owned(), message: message.to_owned() })
-        }
+        Some(BlockRequestOutcome::Refused { message, .. }) => Err(RequestError::Refused(message.to_owned())),
         Some(BlockRequestOutcome::Pending) | None => Err(RequestError::Unanswered { name }),
     }
 }

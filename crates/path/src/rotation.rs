@@ -30,13 +30,20 @@ pub struct Config {
     pub session_lifetime: Duration,
     /// How long nothing may come from the peer before the session is dead. `None` for peers that send no keepalives.
     pub silence: Option<Duration>,
+    /// How long more than keepalives may go to the peer without anything coming back before the session is dead.
+    /// A living peer answers with a keepalive within 10 s if it has nothing else to send (`KEEPALIVE_TIMEOUT`). Should
+    /// just that one get lost, no harm is done: the first endpoint to be tried is the one in use.
+    pub unanswered: Duration,
     /// Any number, different on each node and for each peer: what the stretching is drawn from.
     pub seed: u64,
 }
 
+/// Bytes that are no question: two persistent keepalives (32 bytes each), which nobody answers.
+const KEEPALIVES: u64 = 64;
+
 impl Default for Config {
-    /// 5.5 s for two rounds, 15 s afterwards; dead after 195 s without handshake, or 60 s without a packet: two
-    /// keepalives of 25 s and a margin.
+    /// 5.5 s for two rounds, 15 s afterwards; dead after 195 s without handshake, 60 s without a packet (two keepalives
+    /// of 25 s and a margin), or 12 s without an answer.
     fn default() -> Self {
         Self {
             attempt: Duration::from_millis(5500),
@@ -44,6 +51,7 @@ impl Default for Config {
             fast_rounds: 2,
             session_lifetime: Duration::from_secs(195),
             silence: Some(Duration::from_secs(60)),
+            unanswered: Duration::from_secs(12),
             seed: 0,
         }
     }
@@ -58,6 +66,8 @@ pub struct Observation {
     pub handshake_age: Option<Duration>,
     /// Bytes received from the peer, authenticated, since it was added to the device.
     pub rx_bytes: u64,
+    /// Bytes sent to the peer since then.
+    pub tx_bytes: u64,
 }
 
 /// The endpoint that worked last. Worth keeping across restarts: see [`Rotation::new`].
@@ -119,6 +129,10 @@ pub struct Rotation {
     device: Option<Observation>,
     handshake: Option<Duration>,
     heard: Option<Duration>,
+    /// What had been sent when the peer was last heard.
+    sent_when_heard: u64,
+    /// Since when more than keepalives waits for an answer.
+    asking: Option<Duration>,
     up: bool,
     lost: Option<Loss>,
     attempt: Option<Attempt>,
@@ -139,6 +153,8 @@ impl Rotation {
             device: None,
             handshake: None,
             heard: None,
+            sent_when_heard: 0,
+            asking: None,
             up: false,
             lost: None,
             attempt: None,
@@ -197,12 +213,23 @@ impl Rotation {
         if received || newer {
             self.heard = Some(now);
         }
+        self.note_questions(now, observation.tx_bytes, received || newer);
         if newer || handshake.is_none() {
             self.handshake = handshake;
         }
         self.note_roaming(now, &observation, received);
         self.device = Some(observation);
         self.settle(now);
+    }
+
+    fn note_questions(&mut self, now: Duration, sent: u64, heard: bool) {
+        // A device made anew counts from zero.
+        if heard || sent < self.sent_when_heard {
+            self.sent_when_heard = sent;
+            self.asking = None;
+        } else if sent.saturating_sub(self.sent_when_heard) > KEEPALIVES {
+            self.asking.get_or_insert(now);
+        }
     }
 
     /// An authenticated packet came from an endpoint that is not the one being tried: it deserves a window of its own,
@@ -314,8 +341,9 @@ impl Rotation {
     }
 
     fn is_silent(&self, now: Duration) -> bool {
-        let Some(limit) = self.config.silence else { return false };
-        self.heard.is_none_or(|at| now.saturating_sub(at) > limit)
+        let longer = |since: Option<Duration>, limit| since.is_some_and(|at| now.saturating_sub(at) > limit);
+        longer(self.asking, self.config.unanswered)
+            || self.config.silence.is_some_and(|limit| self.heard.is_none() || longer(self.heard, limit))
     }
 
     fn is_alive(&self, now: Duration) -> bool {
@@ -331,7 +359,8 @@ impl Rotation {
             let tick = Duration::from_millis(1);
             let expires = self.handshake.map(|at| at.saturating_add(self.config.session_lifetime));
             let silent = self.heard.zip(self.config.silence).map(|(at, limit)| at.saturating_add(limit));
-            let first = expires.into_iter().chain(silent).min();
+            let given_up = self.asking.map(|at| at.saturating_add(self.config.unanswered));
+            let first = expires.into_iter().chain(silent).chain(given_up).min();
             return first.map(|at| at.saturating_add(tick));
         }
         if self.turns().is_empty() {

@@ -96,6 +96,15 @@ impl Problem {
             | Self::BlocksOverlap { node, other, .. } => vec![node, other],
         }
     }
+
+    /// Whether the user has done what it asks for: the address that several nodes claim is among those the mesh
+    /// resource excludes, so that nobody misses it.
+    pub fn is_settled_by(&self, excluded: &[IpNet]) -> bool {
+        match self {
+            Self::ClaimedTwice { prefix, .. } => excluded.iter().any(|out| out.contains(prefix)),
+            _ => false,
+        }
+    }
 }
 
 impl fmt::Display for Problem {
@@ -127,7 +136,7 @@ impl fmt::Display for Problem {
             }
             Self::ClaimedTwice { prefix, nodes } => write!(
                 f,
-                "{prefix} is claimed by nodes {}: it is left out of the mesh on all of them; give each node an address of its own, or exclude this one on all of them",
+                "{prefix} is claimed by nodes {}: it is left out of the mesh on all of them; give each node an address of its own, or name this one in routing.excludeCIDRs of the WireKubeMesh",
                 Names(nodes)
             ),
             Self::ClaimOverlapsClaim { node, prefix, other, other_prefix } => write!(

@@ -80,10 +80,12 @@ fn an_address_claimed_twice_is_left_out_on_both_and_disturbs_nobody_else() {
         texts(&plan.problems),
         [
             "192.168.1.10/32 is claimed by nodes home-1 and office-1: it is left out of the mesh on all of them; \
-           give each node an address of its own, or exclude this one on all of them"
+           give each node an address of its own, or name this one in routing.excludeCIDRs of the WireKubeMesh"
         ]
     );
     assert_eq!(plan.problems[0].nodes(), ["home-1", "office-1"]);
+    assert!(plan.problems[0].is_settled_by(&[net("10.0.0.0/8"), net("192.168.1.0/24")]));
+    assert!(!plan.problems[0].is_settled_by(&[net("192.168.1.11/32")]));
 }
 
 #[test]

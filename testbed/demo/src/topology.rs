@@ -74,12 +74,15 @@ pub fn rough_edges() -> Topology {
     }
 }
 
-/// One public node, for tests that add the rest themselves.
-pub fn one_cloud() -> Topology {
+/// A public node and one behind a NAT, for tests that add nodes of their own.
+pub fn two_sites() -> Topology {
     Topology {
-        name: "one-cloud",
-        about: "cloud (public) with one node",
-        sites: vec![site("cloud", Nat::None, lan(198, 51, 100), &[11])],
+        name: "two-sites",
+        about: "cloud (public) and office (port-restricted NAT) with a node each",
+        sites: vec![
+            site("cloud", Nat::None, lan(198, 51, 100), &[11]),
+            site("office", Nat::PortRestricted, lan(192, 168, 1), &[10]),
+        ],
     }
 }
 

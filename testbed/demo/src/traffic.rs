@@ -34,6 +34,8 @@ pub struct Figures {
     pub lost: usize,
     /// The longest time without any answer.
     pub longest_gap: Duration,
+    /// The longest time in which nothing was sent: well above 50 ms, this machine was too busy to measure.
+    pub longest_pause: Duration,
 }
 
 /// Messages in the order they were sent: when, and when the answer came.
@@ -182,17 +184,20 @@ fn figures(messages: &[(Instant, Option<Instant>)], mark: Instant, now: Instant)
     let mut answers: Vec<Instant> =
         messages.iter().filter_map(|(_, answer)| *answer).filter(|at| *at >= mark && *at <= now).collect();
     answers.sort_unstable();
-    let starts = std::iter::once(mark).chain(answers.iter().copied());
-    let ends = answers.iter().copied().chain(std::iter::once(now));
+    let sends: Vec<Instant> = messages.iter().map(|(sent, _)| *sent).filter(|at| *at >= mark).collect();
     Figures {
         sent: counted().count(),
         lost: counted().filter(|(_, answer)| answer.is_none()).count(),
-        longest_gap: starts
-            .zip(ends)
-            .map(|(start, end)| end.saturating_duration_since(start))
-            .max()
-            .unwrap_or_default(),
+        longest_gap: longest(mark, &answers, now),
+        longest_pause: longest(mark, &sends, now),
     }
+}
+
+/// The longest time without any of `moments`, which are in order.
+fn longest(start: Instant, moments: &[Instant], end: Instant) -> Duration {
+    let starts = std::iter::once(&start).chain(moments);
+    let ends = moments.iter().chain(std::iter::once(&end));
+    starts.zip(ends).map(|(start, end)| end.saturating_duration_since(*start)).max().unwrap_or_default()
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {

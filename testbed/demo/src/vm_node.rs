@@ -4,13 +4,13 @@
 //! between the site's LAN and a TAP, and the VM has the address the lab gave to the host.
 
 use std::net::IpAddr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use serde_json::Value;
-use testbed_lab::NatSite;
+use testbed_lab::{Host, NatSite};
 use testbed_vm::{Options, Vm};
 
 use crate::World;
@@ -18,8 +18,11 @@ use crate::cni;
 use crate::node::{Node, executable};
 use crate::objects;
 
+/// The VM's end of the cable.
+const TAP: &str = "tap0";
 /// Where things are in the VM.
-const PROGRAMS: &str = "/opt/fairlead";
+const PROGRAM: &str = "/usr/bin/fairlead";
+const PLUGIN: &str = "/opt/cni/bin/fairlead-cni";
 const SOCKET: &str = "/run/coild.sock";
 const KUBECONFIG: &str = "/etc/fairlead/kubeconfig";
 const LOG: &str = "/run/fairlead-node.log";
@@ -40,31 +43,28 @@ impl VmNode {
     pub fn boot(world: &World, site: &NatSite, name: &str) -> anyhow::Result<Self> {
         let directory = world.directory().join(name);
         std::fs::create_dir(&directory)?;
-        let host = site.host(name)?;
-        host.shell(
-            "ip address flush dev eth0\nip tuntap add tap0 mode tap\nip link add lan type bridge mcast_snooping 0\n\
-             ip link set eth0 master lan\nip link set tap0 master lan\nip link set tap0 up\nip link set lan up",
-        )?;
-        let node = Node::new(name, site.name(), host.clone(), directory.clone());
+        let node = Node::new(name, site.name(), site.host(name)?, directory);
+        lead_cable_on(&node.host)?;
         world.join(&node)?;
-        let options = Options {
+        let inside = node.host.clone();
+        let mut vm = Vm::start(&Options {
             launcher: Some(Box::new(move |program| {
                 // A lab that is gone cannot start anything; the command then fails and says so.
-                host.command(program).unwrap_or_else(|_| Command::new("/nonexistent"))
+                inside.command(program).unwrap_or_else(|_| Command::new("/nonexistent"))
             })),
-            tap: Some("tap0".to_owned()),
+            tap: Some(TAP.to_owned()),
+            // For the libraries it brings along, which are those of the node program too.
+            files: vec![executable("fairlead-cni")?],
             ..Options::default()
-        };
-        let mut vm = Vm::start(&options)?;
+        })?;
         let (lan, gateway) = (site.router().lan().prefix_len(), site.router().lan_address());
         let address = node.host.address();
         vm.shell(&format!(
             "ip address add {address}/{lan} dev eth0\nip link set eth0 up\nip route add default via {gateway}"
         ))?;
         vm.put(Path::new(KUBECONFIG), 0o600, &std::fs::read(node.kubeconfig())?)?;
-        for program in ["fairlead", "fairlead-cni"] {
-            let content = std::fs::read(small_copy(program, &directory)?)?;
-            vm.put(&Path::new(PROGRAMS).join(program), 0o755, &content)?;
+        for (program, path) in [("fairlead", PROGRAM), ("fairlead-cni", PLUGIN)] {
+            vm.put(Path::new(path), 0o755, &stripped(program, &node.directory)?)?;
         }
         Ok(Self { node, vm })
     }
@@ -85,7 +85,7 @@ impl VmNode {
         let start = Instant::now();
         let name = &self.node.name;
         self.vm.shell(&format!(
-            "KUBECONFIG={KUBECONFIG} FAIRLEAD_LOG_LEVEL=debug {PROGRAMS}/fairlead node --node-name {name} --socket {SOCKET} \
+            "KUBECONFIG={KUBECONFIG} FAIRLEAD_LOG_LEVEL=debug {PROGRAM} node --node-name {name} --socket {SOCKET} \
              >>{LOG} 2>&1 &\necho $! >{PROCESS}"
         ))?;
         while self.status().is_err() {
@@ -123,7 +123,7 @@ impl VmNode {
     /// # Errors
     /// The node program does not answer.
     pub fn status(&mut self) -> anyhow::Result<Value> {
-        let mut command = Command::new(format!("{PROGRAMS}/fairlead"));
+        let mut command = Command::new(PROGRAM);
         command.args(["--log-level", "error", "status", "-o", "json", "--socket", SOCKET]);
         // Not all may be well, which is no failure here.
         let output = self.vm.run(&command)?;
@@ -145,7 +145,7 @@ impl VmNode {
         );
         let result = self.vm.shell(&format!(
             "ip netns add {name}\necho '{}' | CNI_COMMAND=ADD CNI_CONTAINERID={name} CNI_NETNS=/run/netns/{name} \
-             CNI_IFNAME=eth0 CNI_PATH={PROGRAMS} CNI_ARGS='{arguments}' {PROGRAMS}/fairlead-cni",
+             CNI_IFNAME=eth0 CNI_PATH=/opt/cni/bin CNI_ARGS='{arguments}' {PLUGIN}",
             cni::configuration(Path::new(SOCKET)),
         ))?;
         cni::addresses(&serde_json::from_str(&result).context("ADD printed no JSON")?)
@@ -158,14 +158,21 @@ impl VmNode {
     }
 }
 
-/// Debug builds are large, and everything in a VM lies in its memory.
-fn small_copy(program: &str, directory: &Path) -> anyhow::Result<PathBuf> {
+/// Makes a host a switch between its cable and a TAP. Its address is the VM's from now on.
+fn lead_cable_on(host: &Host) -> anyhow::Result<()> {
+    host.shell(&format!(
+        "ip address flush dev eth0\nip tuntap add {TAP} mode tap\nip link add lan type bridge mcast_snooping 0\n\
+         for port in eth0 {TAP}; do ip link set $port master lan up; done\nip link set lan up"
+    ))
+    .map(drop)
+}
+
+/// A program without its symbols: debug builds are large, and all files of a VM lie in its memory.
+fn stripped(program: &str, directory: &Path) -> anyhow::Result<Vec<u8>> {
     let copy = directory.join(program);
-    let output = Command::new("strip")
-        .arg("-o")
-        .args([&copy, &executable(program)?])
-        .output()
-        .context("cannot run strip: is binutils installed?")?;
+    let mut strip = Command::new("strip");
+    strip.arg("-o").args([&copy, &executable(program)?]);
+    let output = strip.output().context("cannot run strip: is binutils installed?")?;
     ensure!(output.status.success(), "strip {program}: {}", String::from_utf8_lossy(&output.stderr));
-    Ok(copy)
+    Ok(std::fs::read(copy)?)
 }

@@ -3,10 +3,18 @@
 //! `three-sites` runs as the program a user starts, with `--json --keep`, and is looked at through what it prints;
 //! `rough-edges` runs from the library. Nothing is fake but the kubelet.
 
-use std::collections::BTreeMap;
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::print_stdout,
+    reason = "helpers of tests may panic as tests do"
+)]
+
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -32,8 +40,14 @@ fn three_sites_is_one_json_object_and_a_world_to_look_around_in() {
     let report = demo.report().unwrap();
     every_pair_works(&report, &["cloud-1", "cloud-2", "home-1", "home-2", "office-1", "office-2"]);
     assert_eq!(report["sites"], serde_json::json!(["cloud", "home", "office"]));
-    let nodes = demo.nodes().unwrap();
-    assert_eq!(nodes.len(), 6);
+    let nodes = demo.nodes();
+    assert_eq!(nodes.len(), 6, "{nodes:?}");
+    for line in demo.status_lines() {
+        // Exit code 3, because there is a problem to be told.
+        let status = run(&format!("{line} || test $? = 3")).unwrap();
+        assert!(status.contains(&format!("problem: {DUPLICATE}/32")), "{line}: {status}");
+    }
+    assert_eq!(demo.status_lines().len(), 6);
 
     let natted = ["home-1", "home-2", "office-1", "office-2"];
     eventually(PATIENCE, || published(&demo.peers()?, &["cloud-1", "cloud-2"], &natted)).unwrap();
@@ -108,26 +122,12 @@ fn every_pair_works(report: &Value, nodes: &[&str]) {
     assert_eq!(named, nodes);
     assert_eq!(report["ok"], true, "{report:#}");
 
-    let mut expected: Vec<(String, String, &str)> = Vec::new();
-    for from in nodes {
-        for to in nodes.iter().filter(|to| *to != from) {
-            expected
-                .extend(["ipv4", "ipv6"].map(|family| (format!("pod-{from}"), format!("pod-{to}"), family)));
-        }
-    }
     let pairs = report["pairs"].as_array().unwrap();
-    let text = |pair: &Value, key: &str| pair[key].as_str().unwrap().to_owned();
-    let mut found: Vec<(String, String, &str)> = pairs
-        .iter()
-        .map(|pair| (text(pair, "from"), text(pair, "to"), pair["family"].as_str().unwrap()))
-        .collect();
-    found.sort();
-    expected.sort();
-    assert_eq!(found, expected);
+    pairs_are_complete(pairs, nodes);
     for pair in pairs {
         assert_eq!((&pair["tcp"], &pair["icmp"]), (&true.into(), &true.into()), "{pair}");
         assert!(pair["rtt_ms"].as_f64().is_some_and(|rtt| rtt > 0.0), "{pair}");
-        assert!(text(pair, "path").starts_with("direct "), "{pair}");
+        assert!(pair["path"].as_str().unwrap().starts_with("direct "), "{pair}");
     }
     let figure = |key: &str| report[key].as_f64().unwrap();
     let (seconds, memory) = (figure("seconds_to_all_reachable"), figure("node_rss_mib"));
@@ -136,6 +136,24 @@ fn every_pair_works(report: &Value, nodes: &[&str]) {
     );
     assert!(seconds > 0.0 && seconds <= 60.0);
     assert!(memory > 0.0);
+}
+
+fn pairs_are_complete(pairs: &[Value], nodes: &[&str]) {
+    let mut expected: Vec<(String, String, &str)> = Vec::new();
+    for from in nodes {
+        for to in nodes.iter().filter(|to| *to != from) {
+            expected
+                .extend(["ipv4", "ipv6"].map(|family| (format!("pod-{from}"), format!("pod-{to}"), family)));
+        }
+    }
+    let text = |pair: &Value, key: &str| pair[key].as_str().unwrap().to_owned();
+    let mut found: Vec<(String, String, &str)> = pairs
+        .iter()
+        .map(|pair| (text(pair, "from"), text(pair, "to"), pair["family"].as_str().unwrap()))
+        .collect();
+    found.sort();
+    expected.sort();
+    assert_eq!(found, expected);
 }
 
 /// What nodes say of themselves once they have seen each other.
@@ -219,7 +237,7 @@ impl Demo {
         let report =
             serde_json::from_str(&line).with_context(|| format!("no JSON in {line:?}; it said {said}"))?;
         eventually(PATIENCE, || {
-            ensure!(self.said().contains("\nLogs, keys and sockets: "), "it does not say how to look around");
+            ensure!(self.said().contains("\nlogs, keys and sockets: "), "it does not say how to look around");
             Ok(())
         })?;
         println!("{}", self.said());
@@ -233,28 +251,30 @@ impl Demo {
         line.with_context(|| format!("it does not say {start:?}: {said}"))
     }
 
-    /// How to enter each node, by name.
-    fn nodes(&self) -> Result<BTreeMap<String, String>> {
+    /// How to run something on each node, by name: the lines for a shell on a node.
+    fn nodes(&self) -> Vec<(String, String)> {
         let said = self.said();
-        let lines: Vec<&str> = said.lines().collect();
-        let node = |pair: &[&str]| {
-            let name = pair.first()?.strip_prefix("# node ")?.split_whitespace().next()?;
-            Some((name.to_owned(), (*pair.get(1)?).to_owned()))
-        };
-        Ok(lines.windows(2).filter_map(node).collect())
+        let shells = said.lines().filter_map(|line| line.split_once(" sh    # "));
+        // Those in a pod have its addresses behind its name.
+        let nodes = shells.filter(|(_, name)| !name.contains(' '));
+        nodes.map(|(enter, name)| (name.to_owned(), enter.to_owned())).collect()
+    }
+
+    /// The lines that show what each node says.
+    fn status_lines(&self) -> Vec<String> {
+        self.said().lines().filter(|line| line.contains(" status --socket ")).map(str::to_owned).collect()
     }
 
     fn directory(&self) -> Result<PathBuf> {
-        self.line("Logs, keys and sockets: ").map(PathBuf::from)
+        self.line("logs, keys and sockets: ").map(PathBuf::from)
     }
 
+    /// kubectl as its lines have it, with other arguments.
     fn kubectl(&self, args: &[&str]) -> Result<String> {
-        let (kubeconfig, line) = (self.line("export KUBECONFIG=")?, self.line("kubectl: ")?);
-        let program = line.split_whitespace().next().context("names no program")?;
-        ensure!(Path::new(program).is_file(), "{program} is not there");
-        let nodes = self.nodes()?;
-        let enter = nodes.values().next().context("no node")?;
-        run(&format!("KUBECONFIG={kubeconfig} {enter} {program} kubectl {}", args.join(" ")))
+        let (kubeconfig, said) = (self.line("export KUBECONFIG=")?, self.said());
+        let line = said.lines().find_map(|line| line.split_once(" kubectl get "));
+        let (enter, _) = line.context("it does not say how to call kubectl")?;
+        run(&format!("KUBECONFIG={kubeconfig} {enter} kubectl {}", args.join(" ")))
     }
 
     fn peers(&self) -> Result<Vec<Value>> {

@@ -1,6 +1,15 @@
 //! Other people's programs look at the mesh: `wg`, `nft`, `ip`, `kubectl` and an HTTP client must see what the seeds
 //! describe, and what `fairlead status` says. One world; the steps follow each other.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::print_stdout,
+    reason = "helpers of tests may panic as tests do"
+)]
+
 mod outage;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -49,9 +58,18 @@ fn independent_programs_see_what_was_promised() {
     a_pod_that_goes_takes_its_link_along(&mut world);
 }
 
+/// Waits until nodes and controller have nothing more to say.
 fn all_nodes_are_up(world: &World) {
     world
         .wait_for(PATIENCE, |world| {
+            let peers = world.plane.kubectl(&["get", "wirekubepeers", "-o", "json"])?;
+            for peer in serde_json::from_str::<Value>(&peers)?["items"].as_array().into_iter().flatten() {
+                let status = &peer["status"];
+                ensure!(status["connected"] == true && status["natType"].is_string(), "{status:#}");
+            }
+            let pools = world.plane.kubectl(&["get", "addresspool", "default", "-o", "json"])?;
+            let pool: Value = serde_json::from_str(&pools)?;
+            ensure!(pool["status"]["blocks"] == 6, "{pool:#}");
             for node in &world.nodes {
                 let status = node.status()?;
                 let peers = status["peers"].as_array().cloned().unwrap_or_default();
@@ -375,43 +393,9 @@ fn fairlead(world: &World, node: &Node, arguments: &[&str]) -> (i32, String, Str
 fn status_exits_with_its_codes(world: &World) {
     let node = node(world, "home-2");
     let socket = node.socket().to_string_lossy().into_owned();
-    let with_socket = ["status", "--socket", &socket];
-    let duplicate = "problem: 192.168.1.10/32 is claimed by nodes home-1 and office-1";
-
-    let (code, table, _) = fairlead(world, node, &with_socket);
-    println!("--- fairlead status\n{table}");
-    assert_eq!(code, 3, "{table}");
-    assert!(
-        table.starts_with("node home-2  wireguard embedded  interface wire_kube  port 51820  "),
-        "{table}"
-    );
-    assert!(table.contains(duplicate), "{table}");
-    let header = table.lines().find(|line| line.trim_start().starts_with("PEER")).unwrap();
-    let names: Vec<&str> = header.split_whitespace().collect();
-    let expected =
-        ["PEER", "STATE", "ENDPOINT", "SOURCE", "HANDSHAKE", "RECEIVED", "SENT", "PREFIXES", "REASON"];
-    assert_eq!(names, expected);
-    for peer in ["cloud-1", "cloud-2", "home-1", "office-1", "office-2"] {
-        let row = table.lines().find(|line| line.trim_start().starts_with(peer)).expect(peer);
-        assert!(row.contains(" up ") && row.contains("s ago"), "{row}");
-    }
-    let (code, json, _) = fairlead(world, node, &["status", "--socket", &socket, "-o", "json"]);
-    assert_eq!((code, serde_json::from_str::<Value>(&json).unwrap()["node"].as_str()), (3, Some("home-2")));
-
-    let (code, table, _) = fairlead(world, node, &["status", "--cluster"]);
-    println!("--- fairlead status --cluster\n{table}");
-    assert_eq!(code, 3, "{table}");
-    for node in &world.nodes {
-        let row = table.lines().find(|line| line.trim_start().starts_with(&node.name)).expect("a row");
-        let nat = if node.site == "cloud" { "open" } else { "cone" };
-        assert!(
-            ["true", "5", "direct", "embedded", nat, "192.168.1.10/32"].iter().all(|w| row.contains(w)),
-            "{row}"
-        );
-    }
-    let (code, json, _) = fairlead(world, node, &["status", "--cluster", "-o", "json"]);
-    let all: Value = serde_json::from_str(&json).unwrap();
-    assert_eq!((code, all["nodes"].as_array().unwrap().len()), (3, 6));
+    let here = ["status", "--socket", &socket];
+    a_node_tells_its_problem(world, node, &here);
+    the_cluster_tells_every_nodes_problem(world, node);
 
     let (code, out, error) = fairlead(world, node, &["status", "--socket", "/run/nobody.sock"]);
     assert_eq!((code, out.as_str()), (1, ""));
@@ -425,13 +409,50 @@ fn status_exits_with_its_codes(world: &World) {
     world.plane.kubectl(&["patch", "wirekubemesh", "default", "--type=merge", "-p", patch]).unwrap();
     world
         .wait_for(PATIENCE, |world| {
-            for query in [&with_socket[..], &["status", "--cluster"]] {
+            for query in [&here[..], &["status", "--cluster"]] {
                 let (code, table, error) = fairlead(world, node, query);
                 ensure!(code == 0, "{query:?} exits with {code}: {table}{error}");
             }
             Ok(())
         })
         .unwrap();
+}
+
+fn a_node_tells_its_problem(world: &World, node: &Node, query: &[&str]) {
+    let (code, table, _) = fairlead(world, node, query);
+    println!("--- fairlead status\n{table}");
+    assert_eq!(code, 3, "{table}");
+    let wireguard = node.status().unwrap()["wireguard"].as_str().unwrap().to_owned();
+    let head = format!("node home-2  wireguard {wireguard}  interface wire_kube  port 51820  ");
+    assert!(table.starts_with(&head), "{table}");
+    assert!(table.contains("problem: 192.168.1.10/32 is claimed by nodes home-1 and office-1"), "{table}");
+    let header = table.lines().find(|line| line.trim_start().starts_with("PEER")).unwrap();
+    let names: Vec<&str> = header.split_whitespace().collect();
+    let expected =
+        ["PEER", "STATE", "ENDPOINT", "SOURCE", "HANDSHAKE", "RECEIVED", "SENT", "PREFIXES", "REASON"];
+    assert_eq!(names, expected);
+    for peer in ["cloud-1", "cloud-2", "home-1", "office-1", "office-2"] {
+        let row = table.lines().find(|line| line.trim_start().starts_with(peer)).expect(peer);
+        assert!(row.contains(" up ") && row.contains("s ago"), "{row}");
+    }
+    let (code, json, _) = fairlead(world, node, &[query, &["-o", "json"]].concat());
+    let status: Value = serde_json::from_str(&json).unwrap();
+    assert_eq!((code, &status["node"]), (3, &"home-2".into()));
+}
+
+fn the_cluster_tells_every_nodes_problem(world: &World, from: &Node) {
+    let (code, table, _) = fairlead(world, from, &["status", "--cluster"]);
+    println!("--- fairlead status --cluster\n{table}");
+    assert_eq!(code, 3, "{table}");
+    for node in &world.nodes {
+        let row = table.lines().find(|line| line.trim_start().starts_with(&node.name)).expect("a row");
+        let nat = if node.site == "cloud" { "open" } else { "cone" };
+        let words = ["true", "5", "direct", nat, "192.168.1.10/32"];
+        assert!(words.iter().all(|word| row.contains(word)), "{row}");
+    }
+    let (code, json, _) = fairlead(world, from, &["status", "--cluster", "-o", "json"]);
+    let all: Value = serde_json::from_str(&json).unwrap();
+    assert_eq!((code, all["nodes"].as_array().unwrap().len()), (3, 6));
 }
 
 fn netlink_changes(world: &World) -> Result<Vec<(String, u64)>> {

@@ -171,7 +171,7 @@ fn overlapping_pools_are_named_with_their_subnets() {
     assert_eq!(
         found.to_string(),
         "subnet 10.9.0.0/24 of pool a overlaps 10.8.0.0/15 of pool b: \
-         a pod of each could get the same address; delete one of them"
+         delete one of the pools, because no subnet can be taken out of a pool"
     );
     let mirrored = overlaps(&b, &a).unwrap();
     assert_eq!((mirrored.first_pool.as_str(), mirrored.first_subnet), ("b", found.second_subnet));

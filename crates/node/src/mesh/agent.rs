@@ -185,7 +185,8 @@ impl Agent {
             targets_v6: plan.targets_ipv6.iter().copied().map(IpNet::from).collect(),
         })?;
         let mut problems = inputs.problems.clone();
-        problems.extend(plan.problems.iter().map(ToString::to_string));
+        let open = plan.problems.iter().filter(|problem| !problem.is_settled_by(&inputs.settings.excluded));
+        problems.extend(open.map(ToString::to_string));
         problems.extend(inputs.settings.interface.ne(&interface).then(|| {
             format!(
                 "WireKubeMesh names interface {} and this node runs on {interface}: restart `fairlead node` to change it",
@@ -403,5 +404,34 @@ fn observation(peer: Option<&PeerState>) -> Observation {
             .and_then(|peer| peer.last_handshake)
             .map(|at| SystemTime::now().duration_since(at).unwrap_or_default()),
         rx_bytes: peer.map_or(0, |peer| peer.rx_bytes),
+        tx_bytes: peer.map_or(0, |peer| peer.tx_bytes),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_peer_did_not_publish_and_its_public_addresses_are_news() {
+        let peer = PublishedPeer {
+            name: "a".to_owned(),
+            public_key: PublicKey([1; 32]),
+            manual: Some("203.0.113.1:7".to_owned()),
+            endpoint: None,
+            host: ["192.168.1.10:51820", "198.51.100.1:51820"].map(|text| text.parse().unwrap()).to_vec(),
+            sees: BTreeMap::new(),
+            claims: Vec::new(),
+            keepalive: None,
+        };
+        let cases = [
+            ("203.0.113.9:4000", true),
+            ("198.51.100.1:51820", true),
+            ("192.168.1.10:51820", false),
+            ("203.0.113.1:7", false),
+        ];
+        for (endpoint, news) in cases {
+            assert_eq!(is_news(&peer, endpoint.parse().unwrap()), news, "{endpoint}");
+        }
     }
 }

@@ -4,6 +4,8 @@ use proptest::prelude::*;
 
 use super::*;
 
+mod silence;
+
 fn end(text: &str) -> SocketAddr {
     text.parse().unwrap_or_else(|error| panic!("{text}: {error}"))
 }
@@ -187,30 +189,6 @@ fn a_live_session_that_roams_is_kept_and_remembered() {
 }
 
 #[test]
-fn silence_is_noticed_after_a_minute_and_age_after_the_session_ends() {
-    let mut bench = Bench::new(&[(A, Source::Host), (B, Source::Host)]);
-    bench.look();
-    bench.shake();
-    bench.run(1);
-    let mut quiet = Bench { rotation: bench.rotation.clone(), ..bench };
-    assert_eq!(quiet.run(60), []);
-    assert_eq!(quiet.run(2), [(1, A.to_owned())]);
-    quiet.run(10);
-    assert_eq!(
-        quiet.status().reason,
-        format!("no packet for 72 s; tried 1 endpoint, no handshake yet; trying {B} (host)")
-    );
-
-    let config = Config { silence: None, ..Config::default() };
-    let mut phone = Bench::with(config, None, &[(A, Source::Host)]);
-    phone.look();
-    phone.shake();
-    assert_eq!(phone.run(195), []);
-    assert_eq!(phone.run(2), [(1, A.to_owned())]);
-    assert_eq!(phone.status().reason, format!("no handshake for 197 s; trying {A} (host)"));
-}
-
-#[test]
 fn keepalives_hold_a_session_up_and_wakeups_are_rare() {
     let mut bench = Bench::new(&[(A, Source::Host)]);
     bench.look();
@@ -243,7 +221,8 @@ fn waking_only_when_asked_to_misses_nothing() {
 #[test]
 fn a_restarted_program_takes_over_a_live_session_and_remembers() {
     let mut bench = Bench::new(&[(A, Source::Host), (B, Source::Host)]);
-    bench.device = Observation { endpoint: Some(end(B)), handshake_age: None, rx_bytes: 5_000_000 };
+    bench.device =
+        Observation { endpoint: Some(end(B)), handshake_age: None, rx_bytes: 5_000_000, tx_bytes: 0 };
     bench.handshake = Some(bench.now - Duration::from_secs(100));
     assert_eq!(bench.run(30), []);
     assert_eq!(bench.state(), State::Up);
@@ -426,7 +405,7 @@ proptest! {
                 Step::Observe { endpoint, age, rx } => {
                     device = endpoint.map(address).or(device);
                     let handshake_age = age.map(|age| Duration::from_secs(age.into()));
-                    rotation.observe(now, Observation { endpoint: device, handshake_age, rx_bytes: rx });
+                    rotation.observe(now, Observation { endpoint: device, handshake_age, rx_bytes: rx, tx_bytes: 0 });
                 }
             }
             let was_up = rotation.status(now).state == State::Up;
@@ -459,7 +438,7 @@ proptest! {
                 Step::Candidates(numbers) => rotation.set_candidates(now, candidates(&numbers)),
                 Step::Observe { endpoint, age, rx } => {
                     let handshake_age = age.map(|age| Duration::from_secs(age.into()));
-                    rotation.observe(now, Observation { endpoint: endpoint.map(address), handshake_age, rx_bytes: rx });
+                    rotation.observe(now, Observation { endpoint: endpoint.map(address), handshake_age, rx_bytes: rx, tx_bytes: 0 });
                 }
             }
             rotation.poll(now);
@@ -471,7 +450,7 @@ proptest! {
         let end = now + Duration::from_secs(23) * windows;
         let (mut tried, mut device) = (BTreeSet::new(), None);
         while now < end {
-            rotation.observe(now, Observation { endpoint: device, handshake_age: None, rx_bytes: 0 });
+            rotation.observe(now, Observation { endpoint: device, handshake_age: None, rx_bytes: 0, tx_bytes: 0 });
             if let Some(set) = rotation.poll(now) {
                 tried.insert(set);
                 device = Some(set);
