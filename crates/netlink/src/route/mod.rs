@@ -16,8 +16,8 @@ mod watch;
 
 pub use changes::{
     VethEnd, add_address, add_route, add_rule, add_veth, delete_address, delete_link, delete_neighbour,
-    delete_route, delete_rule, disable_address_generation, permanent_neighbour, presumed_neighbour, replace_address,
-    replace_route, set_alias, set_mtu, set_name, set_up,
+    delete_route, delete_rule, disable_address_generation, permanent_neighbour, presumed_neighbour,
+    replace_address, replace_route, set_alias, set_mtu, set_name, set_up,
 };
 pub use dumps::RouteSocket;
 pub use types::{
