@@ -3,6 +3,8 @@
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 use std::time::Instant;
 
 use crate::setup;
@@ -12,6 +14,8 @@ use crate::steps::{Result, cargo, print, say};
 struct Ring {
     name: &'static str,
     packages: &'static [&'static str],
+    /// Test programs that run side by side: those of the demo mostly wait.
+    at_once: usize,
 }
 
 const RINGS: &[Ring] = &[
@@ -30,6 +34,7 @@ const RINGS: &[Ring] = &[
             "fairlead",
             "xtask",
         ],
+        at_once: 1,
     },
     Ring {
         name: "lab",
@@ -40,10 +45,11 @@ const RINGS: &[Ring] = &[
             "fairlead-tunnel",
             "fairlead-bench",
         ],
+        at_once: 1,
     },
-    Ring { name: "kube", packages: &["testbed-kube"] },
-    Ring { name: "vm", packages: &["testbed-vm"] },
-    Ring { name: "demo", packages: &["fairlead-demo"] },
+    Ring { name: "kube", packages: &["testbed-kube"], at_once: 1 },
+    Ring { name: "vm", packages: &["testbed-vm"], at_once: 1 },
+    Ring { name: "demo", packages: &["fairlead-demo"], at_once: 2 },
 ];
 
 /// What the test programs reported.
@@ -80,11 +86,24 @@ pub(crate) fn run(arguments: &[String]) -> Result {
     for ring in wanted {
         let began = Instant::now();
         say(&format!("==> tests: {}", ring.name));
+        let of_ring: Vec<&Program> =
+            programs.iter().filter(|program| ring.packages.contains(&program.package.as_str())).collect();
         let mut counts = Counts::default();
-        for program in programs.iter().filter(|program| ring.packages.contains(&program.package.as_str())) {
-            let (one, success) = run_program(program, filter)?;
+        let outcomes = run_programs(&of_ring, ring.at_once, filter);
+        if outcomes.len() != of_ring.len() {
+            return Err(format!(
+                "ring {}: only {} of {} test programs ran",
+                ring.name,
+                outcomes.len(),
+                of_ring.len()
+            ));
+        }
+        for (program, outcome) in of_ring.iter().zip(outcomes) {
+            let (one, success) = outcome?;
             counts.add(one);
             if !success {
+                // One that died printed no count; it must not look as if nothing had happened.
+                counts.failed += u64::from(one.failed == 0);
                 broken.push(program.path.clone());
             }
         }
@@ -157,7 +176,28 @@ fn program((manifest, path): (&str, &str)) -> std::result::Result<Program, Strin
     Ok(Program { package, directory, path: path.to_owned() })
 }
 
-fn run_program(program: &Program, filter: &[String]) -> std::result::Result<(Counts, bool), String> {
+type Outcome = std::result::Result<(Counts, bool), String>;
+
+/// Runs test programs, some side by side; the outcomes are in the order of the programs.
+fn run_programs(programs: &[&Program], at_once: usize, filter: &[String]) -> Vec<Outcome> {
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let mut done = Vec::new();
+        loop {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            let Some(program) = programs.get(index) else { return done };
+            done.push((index, run_program(program, filter)));
+        }
+    };
+    let mut outcomes: Vec<(usize, Outcome)> = thread::scope(|scope| {
+        let workers: Vec<_> = (0..at_once).map(|_| scope.spawn(work)).collect();
+        workers.into_iter().flat_map(|worker| worker.join().unwrap_or_default()).collect()
+    });
+    outcomes.sort_by_key(|(index, _)| *index);
+    outcomes.into_iter().map(|(_, outcome)| outcome).collect()
+}
+
+fn run_program(program: &Program, filter: &[String]) -> Outcome {
     let failed = |error| format!("cannot run {}: {error}", program.path);
     let mut child = Command::new(&program.path)
         .args(filter)
@@ -168,6 +208,7 @@ fn run_program(program: &Program, filter: &[String]) -> std::result::Result<(Cou
         .map_err(failed)?;
     let name = Path::new(&program.path).file_name().unwrap_or_default().to_string_lossy().into_owned();
     say(&format!("--- {} {name}", program.package));
+    let tag = format!("{:.12} | ", name);
     let mut counts = Counts::default();
     if let Some(output) = child.stdout.take() {
         for line in BufReader::new(output).lines() {
@@ -175,7 +216,7 @@ fn run_program(program: &Program, filter: &[String]) -> std::result::Result<(Cou
             if let Some(one) = parse(&line) {
                 counts.add(one);
             }
-            say(&line);
+            say(&format!("{tag}{line}"));
         }
     }
     let success = child.wait().map_err(failed)?.success();

@@ -108,6 +108,8 @@ pub struct Agent {
     paths: BTreeMap<PublicKey, Rotation>,
     nat: NatType,
     started: Instant,
+    /// When an endpoint was tried last.
+    tried: Instant,
 }
 
 /// The device, and the MTU it was opened with.
@@ -141,6 +143,7 @@ impl Agent {
             paths: BTreeMap::new(),
             nat: NatType::Unknown,
             started: now,
+            tried: now,
         }
     }
 
@@ -208,10 +211,12 @@ impl Agent {
         })
     }
 
-    /// When to step again if nothing changes before.
+    /// When to step again if nothing changes before: often after an endpoint was tried, ever more rarely while a peer
+    /// stays away, so that one that is gone for good costs next to nothing.
     pub fn pause(&self, report: &Report, now: Instant) -> Duration {
         let all_up = report.peers.iter().all(|peer| peer.path.state == State::Up);
-        let look = if all_up { LOOK_LATER } else { LOOK_SOON };
+        let tried = now.saturating_duration_since(self.tried);
+        let look = if all_up { LOOK_LATER } else { (tried / 4).clamp(LOOK_SOON, LOOK_LATER) };
         let since = self.since(now);
         let next = self.paths.values().filter_map(|path| path.next_wakeup(since)).min();
         next.map_or(look, |at| at.saturating_sub(since).min(look)).max(Duration::from_millis(50))
@@ -274,6 +279,7 @@ impl Agent {
             if let Some(endpoint) = path.poll(since) {
                 tracing::debug!(peer = peer.name, %endpoint, "trying endpoint");
                 chosen.insert(peer.public_key, endpoint);
+                self.tried = now;
             }
         }
         chosen
