@@ -25,6 +25,8 @@ const AGAIN: Duration = Duration::from_secs(1);
 /// How long a block just made counts although the watch has not shown it. It shows within a second; one that was made
 /// and deleted in between must not be remembered for ever, and a name taken after all is refused by the API server.
 const FRESH: Duration = Duration::from_secs(60);
+/// How long to wait for the watch to bring what the API server has already.
+const WATCH_LAG: Duration = Duration::from_millis(100);
 /// How often another number is tried when the API server has the name already.
 const NAME_TRIES: usize = 16;
 
@@ -47,9 +49,11 @@ pub enum Error {
         /// Its answer.
         source: Box<kube::Error>,
     },
-    /// Number after number was taken.
-    #[error("{NAME_TRIES} blocks in a row exist already in pool {0}; the watch seems to lag")]
-    NamesTaken(String),
+    /// The watch shows neither the pool nor the blocks that the API server has.
+    #[error(
+        "{NAME_TRIES} blocks in a row exist already in pool {0}, or the pool was not seen; the watch seems to lag"
+    )]
+    WatchLags(String),
 }
 
 fn api(what: impl Into<String>) -> impl FnOnce(kube::Error) -> Error {
@@ -122,6 +126,10 @@ impl Granter {
         for _ in 0..NAME_TRIES {
             let (index, name, nets) = match self.decide(request) {
                 Grant::Existing { name } => return Ok(Ok(name)),
+                Grant::Refused(Refusal::UnknownPool { pool }) if self.exists(&pool).await? => {
+                    tokio::time::sleep(WATCH_LAG).await;
+                    continue;
+                }
                 Grant::Refused(refusal) => return Ok(Err(refusal)),
                 Grant::New { index, name, nets } => (index, name, nets),
             };
@@ -137,7 +145,13 @@ impl Granter {
                 }
             }
         }
-        Err(Error::NamesTaken(request.spec.pool_name.clone()))
+        Err(Error::WatchLags(request.spec.pool_name.clone()))
+    }
+
+    /// Whether the API server has a pool: the watch may not have brought one that was made a moment ago.
+    async fn exists(&self, pool: &str) -> Result<bool, Error> {
+        let pools: Api<AddressPool> = Api::all(self.client.clone());
+        Ok(pools.get_opt(pool).await.map_err(api(format!("read AddressPool {pool}")))?.is_some())
     }
 
     /// Decides, and remembers a new block in the same breath, so that two requests never get one block.
