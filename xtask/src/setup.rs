@@ -70,7 +70,8 @@ pub(crate) fn control_plane() -> Result {
             .to_owned());
     }
     timed("Kubernetes control plane (first time about 5 minutes)", || {
-        run(Command::new(built("testbed-kube-setup")))
+        // It prints where the programs are; stdout belongs to the command this is done for.
+        run(Command::new(built("testbed-kube-setup")).stdout(std::process::Stdio::null()))
     })
 }
 

@@ -138,7 +138,9 @@ fn executable(line: &str) -> Option<(&str, &str)> {
         let (_, rest) = line.split_once(&format!("\"{key}\":\""))?;
         rest.split_once('"').map(|(value, _)| value)
     };
-    let is_test = line.contains("\"reason\":\"compiler-artifact\"") && line.contains("\"test\":true}");
+    // Of the target and the profile, which both have a field `test`, the profile says how it was built.
+    let is_test =
+        line.contains("\"reason\":\"compiler-artifact\"") && line.contains("\"test\":true},\"features\":");
     is_test.then(|| value("manifest_path").zip(value("executable"))).flatten()
 }
 
@@ -211,9 +213,10 @@ mod unit {
 
     #[test]
     fn test_executables_are_found_in_cargos_messages() {
-        let line = r#"{"reason":"compiler-artifact","package_id":"x","manifest_path":"/w/a/Cargo.toml","target":{"kind":["test"],"name":"t"},"profile":{"opt_level":"0","test":true},"features":[],"filenames":["/t/a"],"executable":"/t/a","fresh":true}"#;
+        let line = r#"{"reason":"compiler-artifact","package_id":"x","manifest_path":"/w/a/Cargo.toml","target":{"kind":["test"],"name":"t","test":true},"profile":{"opt_level":"0","test":true},"features":[],"filenames":["/t/a"],"executable":"/t/a","fresh":true}"#;
         assert_eq!(executable(line), Some(("/w/a/Cargo.toml", "/t/a")));
-        assert_eq!(executable(&line.replace("\"test\":true}", "\"test\":false}")), None);
+        let program = line.replace("\"test\":true},\"features\"", "\"test\":false},\"features\"");
+        assert_eq!(executable(&program), None);
     }
 
     #[test]
