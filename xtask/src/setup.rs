@@ -15,6 +15,7 @@ const PACKAGES: &[&str] = &[
     "conntrack",
     "wireguard-tools",
     "tcpdump",
+    "bird2",
     "procps",
     "util-linux",
     // building aws-lc and the VM bed's initramfs

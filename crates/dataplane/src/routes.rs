@@ -7,8 +7,8 @@
 use std::collections::HashMap;
 
 use fairlead_api::names::{
-    MARK_MASK, MARK_TO_WIREGUARD, ROUTE_PROTOCOL, RULE_PRIORITY_MESH, RULE_PRIORITY_PODS, TABLE_EXPORT,
-    TABLE_MESH, TABLE_PODS,
+    MARK_MASK, MARK_TO_WIREGUARD, ROUTE_PROTOCOL, ROUTE_PROTOCOL_ROUTER, RULE_PRIORITY_MESH,
+    RULE_PRIORITY_PODS, TABLE_EXPORT, TABLE_MESH, TABLE_PODS,
 };
 use fairlead_netlink::route::{
     IpFamily, Mark, Route, RouteSocket, Rule, TABLE_DEFAULT, TABLE_LOCAL, TABLE_MAIN, add_route, add_rule,
@@ -79,12 +79,11 @@ pub fn table_difference(
             there.swap_remove(position);
         } else if there.is_empty() {
             difference.add.push(route);
-        } else if let Some(position) =
-            there.iter().position(|found| is_own_table(table) || found.protocol == protocol)
-        {
-            there.swap_remove(position);
+        } else if is_own_table(table) || there.iter().all(|found| found.protocol == protocol) {
+            there.swap_remove(0);
             difference.replace.push(route);
         } else {
+            // Replacing hits the first route in that place, which may be somebody else's even where ours is there too.
             difference.blocked.push(route);
         }
     }
@@ -134,6 +133,56 @@ pub fn export_routes(blocks: &[IpNet]) -> Vec<Route> {
 /// See [`sync_table`].
 pub fn sync_export(blocks: &[IpNet]) -> Result<Difference<Route>> {
     sync_table(TABLE_EXPORT, ROUTE_PROTOCOL, &export_routes(blocks))
+}
+
+/// A route that could not be set, and why: the kernel's words, or whose route is in its place.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refused {
+    /// The route.
+    pub route: Route,
+    /// The reason, without the route.
+    pub reason: String,
+}
+
+/// Brings the routes of the built-in router (main table, protocol 31) to exactly `desired`, and returns what was done and
+/// what was refused. Routes of other protocols are never touched; one that leads the same way is as good as ours.
+///
+/// # Errors
+/// The kernel cannot be asked at all. A refusal of a single route disturbs no other and is no error.
+pub fn sync_router(desired: &[Route]) -> Result<(Difference<Route>, Vec<Refused>)> {
+    let mut socket = RouteSocket::open()?;
+    let existing = socket.routes(TABLE_MAIN)?;
+    let difference = table_difference(TABLE_MAIN, ROUTE_PROTOCOL_ROUTER, desired, &existing);
+    let set: Vec<&Route> = difference.replace.iter().chain(&difference.add).collect();
+    let replace = difference.replace.iter().map(replace_route);
+    let mut messages: Vec<Message> = replace.chain(difference.add.iter().map(add_route)).collect();
+    // What is wanted first, so that traffic always finds a route.
+    messages.extend(difference.delete.iter().map(delete_route));
+    let mut refused: Vec<Refused> =
+        difference.blocked.iter().filter_map(|route| in_the_way(route, &existing)).collect();
+    let wanted = set.len();
+    let outcomes = socket.apply_each(&messages)?;
+    for (index, (route, outcome)) in set.into_iter().chain(&difference.delete).zip(outcomes).enumerate() {
+        match outcome {
+            Ok(()) => {}
+            // What was to be deleted may be gone already, with its link.
+            Err(error) if index >= wanted && error.is_missing() => {}
+            Err(error) => refused.push(Refused { route: route.clone(), reason: error.to_string() }),
+        }
+    }
+    Ok((difference, refused))
+}
+
+/// Why somebody else's route in the place of ours is a problem; `None` if it leads the same way.
+fn in_the_way(route: &Route, existing: &[Route]) -> Option<Refused> {
+    let same_place = |found: &&Route| (found.destination, found.metric) == (route.destination, route.metric);
+    let mut others = existing.iter().filter(same_place).filter(|found| found.protocol != route.protocol);
+    let other = others.next()?;
+    let way = |it: &Route| (it.kind, it.gateway, it.link);
+    (way(other) != way(route)).then(|| Refused {
+        route: route.clone(),
+        reason: format!("another program's {other} (protocol {}) is in its place", other.protocol),
+    })
 }
 
 /// The rules that lead to the routes of the pods on this node.

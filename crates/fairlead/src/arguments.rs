@@ -76,6 +76,14 @@ pub(crate) struct NodeArguments {
     /// Which WireGuard to use
     #[arg(long, value_enum, default_value = "auto")]
     pub(crate) wireguard: WireGuard,
+    /// Keep plain routes to the pods of nodes on the same layer-2 network, without encryption, in place of a mesh
+    #[arg(long, env = "FAIRLEAD_ROUTER", value_name = "BOOL", default_value = "false",
+        num_args = 0..=1, require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
+    pub(crate) router: bool,
+    /// At the end, empty table 119 if the Node object is gone
+    #[arg(long, env = "FAIRLEAD_CLEAR_ROUTES_ON_SHUTDOWN", value_name = "BOOL", default_value = "false",
+        num_args = 0..=1, require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
+    pub(crate) clear_routes_on_shutdown: bool,
 }
 
 /// Which WireGuard implementation to use.
@@ -157,6 +165,20 @@ mod tests {
         assert_eq!(listen_address(":9384").unwrap().to_string(), "[::]:9384");
         assert_eq!(listen_address("127.0.0.1:1").unwrap().to_string(), "127.0.0.1:1");
         assert!(listen_address("9384").is_err());
+    }
+
+    #[test]
+    fn switches_are_written_as_in_coils_manifests() {
+        let parse = |more: &[&str]| {
+            let usual = ["fairlead", "node", "--node-name", "a"];
+            let Command::Node(node) = Arguments::parse_from(usual.iter().chain(more)).command else {
+                panic!("another command")
+            };
+            (node.router, node.clear_routes_on_shutdown)
+        };
+        assert_eq!(parse(&[]), (false, false));
+        assert_eq!(parse(&["--router", "--clear-routes-on-shutdown=true"]), (true, true));
+        assert_eq!(parse(&["--router=false", "--clear-routes-on-shutdown"]), (false, true));
     }
 
     #[test]

@@ -25,6 +25,8 @@ pub(crate) fn node(arguments: NodeArguments) -> anyhow::Result<ExitCode> {
         metrics: arguments.metrics_addr,
         health: arguments.health_addr,
         wireguard: arguments.wireguard.into(),
+        router: arguments.router,
+        clear_routes_on_shutdown: arguments.clear_routes_on_shutdown,
     };
     run(async { fairlead_node::run(settings, cluster().await?, stop()?).await })
 }

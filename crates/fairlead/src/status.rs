@@ -70,6 +70,11 @@ fn node_json(status: &StatusResponse) -> Value {
         "prefixes": status.prefixes,
         "problems": status.problems,
         "netlinkChanges": status.netlink_changes,
+        "router": status.router.as_ref().map(|router| json!({
+            "routes": router.routes.iter().map(|route| json!({
+                "destination": route.destination, "node": route.node, "gateway": route.gateway,
+            })).collect::<Vec<_>>(),
+        })),
         "blocks": status.blocks.iter().map(|block| json!({
             "name": block.name, "pool": block.pool, "ipv4": block.ipv4, "ipv6": block.ipv6,
             "used": block.used, "capacity": block.capacity,
@@ -130,6 +135,13 @@ fn node_table(status: &StatusResponse) -> String {
             ]);
         }
         text.push_str(&format!("\n{blocks}\n"));
+    }
+    if let Some(router) = &status.router {
+        let mut routes = table(&["ROUTE", "NODE", "VIA"]);
+        for route in &router.routes {
+            routes.add_row([&route.destination, &route.node, &route.gateway]);
+        }
+        text.push_str(&format!("\n{routes}\n"));
     }
     for problem in &status.problems {
         text.push_str(&format!("\nproblem: {problem}\n"));

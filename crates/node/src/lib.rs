@@ -5,6 +5,8 @@
 //! (watches of `fairlead-cluster`), from the kernel (pods of before a restart) and over a UNIX socket from the CNI plugin and
 //! the command line ([`cni`], [`status`]). It goes to the kernel and to this node's own objects, nothing else's.
 //!
+//! Where nodes share a network and want no mesh, [`router`] keeps plain routes to the others' blocks instead of [`mesh`].
+//!
 //! Nothing is torn down on exit: the kernel keeps forwarding, and the next start adopts what is there. An API server
 //! that is away stops only what needs a new decision of the controller.
 //!
@@ -13,6 +15,7 @@
 mod api_server;
 pub mod blocks;
 pub mod cni;
+mod farewell;
 pub mod identity;
 pub mod ipam;
 pub mod mesh;
@@ -20,6 +23,7 @@ pub mod metrics;
 pub mod order;
 mod program;
 pub mod requests;
+pub mod router;
 pub mod status;
 
 pub use program::{Settings, WireGuardChoice, run};

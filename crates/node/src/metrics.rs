@@ -26,6 +26,11 @@ struct Peer {
     peer: String,
 }
 
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RouterNode {
+    node: String,
+}
+
 /// Upper bounds of the ADD and DEL latency buckets, in seconds: from a kernel round trip to a block's long wait.
 const BUCKETS: [f64; 12] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 20.0];
 
@@ -41,11 +46,14 @@ pub struct Metrics {
     peer_sent: Family<Peer, Gauge>,
     problems: Gauge,
     netlink_changes: Gauge,
+    router_syncs: Family<RouterNode, Counter>,
+    router_routes: Family<RouterNode, Gauge>,
 }
 
 impl Default for Metrics {
     fn default() -> Self {
-        let mut registry = Registry::with_prefix("fairlead");
+        let mut all = Registry::default();
+        let registry = all.sub_registry_with_prefix("fairlead");
         let metrics = Self {
             requests: Family::default(),
             add_seconds: Histogram::new(BUCKETS),
@@ -56,6 +64,8 @@ impl Default for Metrics {
             peer_sent: Family::default(),
             problems: Gauge::default(),
             netlink_changes: Gauge::default(),
+            router_syncs: Family::default(),
+            router_routes: Family::default(),
             registry: Registry::default(),
         };
         registry.register("cni_requests", "CNI verbs served, by result", metrics.requests.clone());
@@ -100,7 +110,11 @@ impl Default for Metrics {
             "Messages that changed kernel state since the start",
             metrics.netlink_changes.clone(),
         );
-        Self { registry, ..metrics }
+        // As Coil's router has them.
+        let router = all.sub_registry_with_prefix("coil_router");
+        router.register("syncs", "Synchronisations of the built-in router", metrics.router_syncs.clone());
+        router.register("routes_synced", "Routes of the built-in router", metrics.router_routes.clone());
+        Self { registry: all, ..metrics }
     }
 }
 
@@ -115,6 +129,13 @@ impl Metrics {
     pub fn del(&self, took: Duration, ok: bool) {
         self.requests.get_or_create(&Verb { verb: "DEL", result: result(ok) }).inc();
         self.del_seconds.observe(took.as_secs_f64());
+    }
+
+    /// The built-in router was stepped and has so many routes.
+    pub fn router(&self, node: &str, routes: usize) {
+        let label = RouterNode { node: node.to_owned() };
+        self.router_syncs.get_or_create(&label).inc();
+        self.router_routes.get_or_create(&label).set(i64::try_from(routes).unwrap_or(i64::MAX));
     }
 
     /// The mesh was stepped. Peers that are gone disappear.

@@ -17,7 +17,8 @@ use fairlead_wire::cni::cni_server::CniServer;
 use fairlead_wire::node::node_server::NodeServer;
 use k8s_openapi::api::core::v1::{Namespace, Node};
 use kube::api::PartialObjectMeta;
-use kube::runtime::watcher;
+use kube::runtime::reflector::ObjectRef;
+use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client};
 use tokio::net::UnixListener;
 use tokio::sync::watch;
@@ -28,7 +29,7 @@ use crate::ipam::Ipam;
 use crate::mesh::agent::Agent;
 use crate::metrics::Metrics;
 use crate::requests::{self, Requester};
-use crate::{api_server, blocks, cni, identity, mesh, order, status};
+use crate::{api_server, blocks, cni, farewell, identity, mesh, order, router, status};
 use fairlead_cluster::caches::{self, Cache};
 use fairlead_cluster::http;
 
@@ -61,6 +62,10 @@ pub struct Settings {
     pub health: SocketAddr,
     /// Which WireGuard to use.
     pub wireguard: WireGuardChoice,
+    /// Whether to keep plain routes to the blocks of nodes on the same network.
+    pub router: bool,
+    /// Whether to empty table 119 at the end if the Node object is gone.
+    pub clear_routes_on_shutdown: bool,
 }
 
 struct Caches {
@@ -163,7 +168,14 @@ pub async fn run(
         pod_mtu: pod_mtu(&caches, &shared),
         metrics: Arc::clone(&metrics),
     };
-    let about = status::Service { node: settings.node.clone(), public_key, problems, mesh: shared, ipam };
+    let router = settings.router.then(Arc::<router::Shared>::default);
+    if let Some(shared) = &router {
+        let context = router_context(&mut tasks, &settings, &verbs.client, &caches, shared, &metrics);
+        tasks.spawn(router::run(context));
+    }
+    let client = verbs.client.clone();
+    let about =
+        status::Service { node: settings.node.clone(), public_key, problems, mesh: shared, router, ipam };
     let readiness = Arc::clone(&caches);
     tasks.spawn(http::serve("metrics", settings.metrics, http::metrics(move || metrics.text())));
     tasks.spawn(http::serve(
@@ -172,7 +184,35 @@ pub async fn run(
         http::health(Arc::new(move || not_ready(&readiness))),
     ));
     wait_for_first_lists(&caches).await;
-    serve(&settings.socket, verbs, about, stop).await
+    serve(&settings.socket, verbs, about, stop).await?;
+    if settings.clear_routes_on_shutdown {
+        let nodes = &caches.nodes;
+        let watched = nodes.is_ready().then(|| nodes.store.get(&ObjectRef::new(&settings.node)).is_some());
+        // Nothing may write table 119 again after it was cleared.
+        tasks.shutdown().await;
+        farewell::clear_if_gone(&client, &settings.node, watched).await;
+    }
+    Ok(())
+}
+
+/// The router's own watch of all Nodes, which nothing else needs.
+fn router_context(
+    tasks: &mut JoinSet<()>,
+    settings: &Settings,
+    client: &Client,
+    caches: &Caches,
+    shared: &Arc<router::Shared>,
+    metrics: &Arc<Metrics>,
+) -> router::Context {
+    let nodes = watcher(Api::all(client.clone()), caches::config()).modify(router::trimmed);
+    router::Context {
+        node: settings.node.clone(),
+        nodes: Arc::new(caches::spawn(tasks, "Nodes", nodes)),
+        blocks: Arc::clone(&caches.blocks),
+        meshes: Arc::clone(&caches.meshes),
+        shared: Arc::clone(shared),
+        metrics: Arc::clone(metrics),
+    }
 }
 
 fn not_ready(caches: &Caches) -> Option<String> {

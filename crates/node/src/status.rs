@@ -7,13 +7,14 @@ use std::time::SystemTime;
 use fairlead_ipam::{BlockNets, BlockUsage};
 use fairlead_path::State;
 use fairlead_wire::node::node_server::Node;
-use fairlead_wire::node::{Block, Peer, StatusRequest, StatusResponse};
+use fairlead_wire::node::{Block, BlockRoute, Peer, Router, StatusRequest, StatusResponse};
 use tonic::{Request, Response, Status};
 
 use crate::ipam::Ipam;
 use crate::mesh::agent::{PeerReport, Report};
 use crate::mesh::publish::{backend_name, nat_name};
-use crate::mesh::{Shared, Snapshot};
+use crate::mesh::{NO_MESH, Shared, Snapshot};
+use crate::router;
 
 /// Serves the node's status.
 pub struct Service {
@@ -25,6 +26,8 @@ pub struct Service {
     pub problems: Vec<String>,
     /// The mesh.
     pub mesh: Arc<Shared>,
+    /// The built-in router; `None` where it is off.
+    pub router: Option<Arc<router::Shared>>,
     /// The addresses.
     pub ipam: Arc<Ipam>,
 }
@@ -42,7 +45,13 @@ impl Node for Service {
             netlink_changes: fairlead_netlink::changes_sent(),
             ..StatusResponse::default()
         };
-        answer.problems.extend(failure);
+        // Where the router does the work, nobody misses a mesh.
+        answer.problems.extend(failure.filter(|why| self.router.is_none() || why != NO_MESH));
+        if let Some(router) = &self.router {
+            let report = router.report();
+            answer.router = Some(Router { routes: report.routes.iter().map(describe_route).collect() });
+            answer.problems.extend(report.problems);
+        }
         answer.problems.extend(self.ipam.problems());
         if let Some(report) = report {
             describe(&report, &mut answer, SystemTime::now());
@@ -66,6 +75,14 @@ impl Service {
             }
         };
         self.ipam.usage().into_iter().map(describe).collect()
+    }
+}
+
+fn describe_route(route: &fairlead_topology::BlockRoute) -> BlockRoute {
+    BlockRoute {
+        destination: route.destination.to_string(),
+        node: route.node.clone(),
+        gateway: route.gateway.to_string(),
     }
 }
 

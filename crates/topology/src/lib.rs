@@ -9,6 +9,9 @@
 //! once is left out on both and reported. Every node computes the same answer from the same members, in
 //! whatever order they arrive.
 //!
+//! Where nodes share a layer-2 network and want no mesh, [`desired_routes`] says which plain routes lead to the blocks of
+//! the others.
+//!
 //! Pure: no I/O, no clock, no randomness. Not here: kernel routes, nftables, WireGuard.
 //!
 //! Locations and gateways are to come between the two steps of [`plan`]: after the conflict check has said
@@ -19,6 +22,7 @@
 mod conflicts;
 mod prefixes;
 mod problem;
+mod router;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -29,6 +33,7 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use conflicts::{Entry, Tier};
 pub use prefixes::Unusable;
 pub use problem::Problem;
+pub use router::{BlockRoute, OwnAddress, RouterBlock, RouterNode, RouterProblem, Routing, desired_routes};
 
 /// One node (or external peer) that wants to be in the mesh.
 #[derive(Clone, PartialEq, Eq)]

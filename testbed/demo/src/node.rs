@@ -35,6 +35,8 @@ pub struct Node {
     pub host: Host,
     /// Its directory: socket, key, log, kubeconfig.
     pub directory: PathBuf,
+    /// More arguments of the node program.
+    pub arguments: Vec<String>,
     program: Option<Process>,
     starts: u32,
 }
@@ -42,7 +44,15 @@ pub struct Node {
 impl Node {
     /// A node that runs nothing yet.
     pub fn new(name: &str, site: &str, host: Host, directory: PathBuf) -> Self {
-        Self { name: name.to_owned(), site: site.to_owned(), host, directory, program: None, starts: 0 }
+        Self {
+            name: name.to_owned(),
+            site: site.to_owned(),
+            host,
+            directory,
+            arguments: Vec::new(),
+            program: None,
+            starts: 0,
+        }
     }
 
     /// Its own addresses, IPv4 first.
@@ -91,6 +101,7 @@ impl Node {
             .arg(self.socket())
             .arg("--state-dir")
             .arg(self.directory.join("state"))
+            .args(&self.arguments)
             .env("KUBECONFIG", self.kubeconfig())
             .env(
                 "FAIRLEAD_LOG_LEVEL",
@@ -128,6 +139,18 @@ impl Node {
             self.program.take().with_context(|| format!("{} runs no node program", self.name))?;
         program.signal(Signal::SIGKILL)?;
         program.wait(Duration::from_secs(5))?;
+        Ok(())
+    }
+
+    /// Asks the node program to end, as its supervisor would.
+    ///
+    /// # Errors
+    /// It does not run, or did not end in time.
+    pub fn stop(&mut self) -> anyhow::Result<()> {
+        let mut program =
+            self.program.take().with_context(|| format!("{} runs no node program", self.name))?;
+        program.signal(Signal::SIGTERM)?;
+        program.wait(Duration::from_secs(30))?;
         Ok(())
     }
 

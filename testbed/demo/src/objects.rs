@@ -13,6 +13,9 @@ pub const MESH_AND_POOL: &str = concat!(
     include_str!("../../../deploy/examples/pool.yaml")
 );
 
+/// The pool alone: `deploy/examples/pool.yaml`.
+pub const POOL: &str = include_str!("../../../deploy/examples/pool.yaml");
+
 /// Nodes and the pods' namespace, as a cluster would have them.
 pub fn cluster(nodes: &[String]) -> String {
     let mut yaml = format!("apiVersion: v1\nkind: Namespace\nmetadata: {{name: {NAMESPACE}}}\n");

@@ -1,8 +1,8 @@
 //! Which sites there are, what their routers do, and which nodes they have.
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 
-use ipnet::Ipv4Net;
+use ipnet::{Ipv4Net, Ipv6Net};
 use testbed_lab::{Ipv6, Nat};
 
 /// A site behind a router.
@@ -31,6 +31,8 @@ pub struct Topology {
     pub about: &'static str,
     /// Sites; the first is the cloud.
     pub sites: Vec<SitePlan>,
+    /// More arguments of every node program.
+    pub node_arguments: &'static [&'static str],
 }
 
 fn lan(a: u8, b: u8, c: u8) -> Ipv4Net {
@@ -57,6 +59,7 @@ pub fn three_sites() -> Topology {
             site("home", Nat::PortRestricted, lan(192, 168, 1), &[10, 11]),
             site("office", Nat::PortRestricted, lan(192, 168, 1), &[10, 12]),
         ],
+        node_arguments: &[],
     }
 }
 
@@ -71,6 +74,7 @@ pub fn rough_edges() -> Topology {
             SitePlan { uplink_mtu: Some(1400), ..site("cafe", Nat::Cgnat, lan(192, 168, 1), &[10, 11]) },
             SitePlan { ipv6: Ipv6::Global, ..site("farm", Nat::AddressRestricted, lan(10, 0, 0), &[20, 21]) },
         ],
+        node_arguments: &[],
     }
 }
 
@@ -83,6 +87,18 @@ pub fn two_sites() -> Topology {
             site("cloud", Nat::None, lan(198, 51, 100), &[11]),
             site("office", Nat::PortRestricted, lan(192, 168, 1), &[10]),
         ],
+        node_arguments: &[],
+    }
+}
+
+/// Three nodes on one network, with IPv6 of its own, for tests that need no mesh.
+pub fn one_network(node_arguments: &'static [&'static str]) -> Topology {
+    let ipv6 = Ipv6::Local(Ipv6Net::new_assert(Ipv6Addr::new(0xfd00, 0x1a, 0, 0, 0, 0, 0, 0), 64));
+    Topology {
+        name: "one-network",
+        about: "rack (one layer-2 network) with three nodes",
+        sites: vec![SitePlan { ipv6, ..site("rack", Nat::None, lan(198, 51, 100), &[11, 12, 13]) }],
+        node_arguments,
     }
 }
 

@@ -51,7 +51,7 @@ impl World {
         let mut nodes = Vec::new();
         for plan in &topology.sites {
             let site = lab.site(plan.name, options(plan))?;
-            nodes.extend(hosts(&site, plan, directory.path())?);
+            nodes.extend(hosts(&site, plan, topology.node_arguments, directory.path())?);
             sites.push(site);
         }
         progress.step(&format!("lab: {} ({})", topology.name, topology.about));
@@ -100,6 +100,14 @@ impl World {
     /// The API server refuses.
     pub fn apply_mesh_and_pool(&self) -> anyhow::Result<()> {
         self.plane.apply(objects::MESH_AND_POOL).map(drop)
+    }
+
+    /// `kubectl apply` of a pool alone, for clusters without a mesh.
+    ///
+    /// # Errors
+    /// The API server refuses.
+    pub fn apply_pool(&self) -> anyhow::Result<()> {
+        self.plane.apply(objects::POOL).map(drop)
     }
 
     /// Makes one pod on every node, side by side, through the CNI plugin.
@@ -245,13 +253,15 @@ fn options(plan: &SitePlan) -> SiteOptions {
     SiteOptions { ipv6: plan.ipv6, uplink_mtu: plan.uplink_mtu, ..SiteOptions::new(plan.nat, plan.lan) }
 }
 
-fn hosts(site: &NatSite, plan: &SitePlan, directory: &Path) -> anyhow::Result<Vec<Node>> {
+fn hosts(site: &NatSite, plan: &SitePlan, arguments: &[&str], directory: &Path) -> anyhow::Result<Vec<Node>> {
     let host = |(index, address): (usize, &std::net::Ipv4Addr)| {
         let name = format!("{}-{}", plan.name, index + 1);
         let host = site.host_with(&name, &HostOptions { address: Some(*address), mtu: None })?;
         let own = directory.join(&name);
         std::fs::create_dir(&own)?;
-        Ok(Node::new(&name, plan.name, host, own))
+        let mut node = Node::new(&name, plan.name, host, own);
+        node.arguments = arguments.iter().map(|text| (*text).to_owned()).collect();
+        Ok(node)
     };
     plan.nodes.iter().enumerate().map(host).collect()
 }

@@ -109,7 +109,8 @@ impl HostNetwork {
         found
     }
 
-    fn own_addresses<'a>(&'a self, ignored: &'a Ignored) -> impl Iterator<Item = &'a Address> {
+    /// The node's own addresses of global scope that are ready for use, on links that are up, in the kernel's order.
+    pub fn own_addresses<'a>(&'a self, ignored: &'a Ignored) -> impl Iterator<Item = &'a Address> {
         self.addresses.iter().filter(move |address| {
             let ip = address.prefix.addr();
             let on = self.links.iter().find(|link| link.index == address.link);

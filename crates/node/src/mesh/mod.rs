@@ -36,6 +36,9 @@ const PUBLISH: Duration = Duration::from_secs(10);
 /// How long a resolved host name is used before it is looked up again.
 const NAME_LIFETIME: Duration = Duration::from_secs(30);
 
+/// Why nothing is done where nobody asked for a mesh.
+pub const NO_MESH: &str = "there is no WireKubeMesh: this node routes only its own pods";
+
 /// What the rest of the program may know of the mesh.
 #[derive(Debug, Default)]
 pub struct Shared(Mutex<Snapshot>);
@@ -155,7 +158,7 @@ impl Context {
         }
         let mut meshes = self.meshes.store.state();
         meshes.sort_by_key(|mesh| mesh.name_any());
-        let mesh = meshes.first().ok_or("there is no WireKubeMesh: this node routes only its own pods")?;
+        let mesh = meshes.first().ok_or(NO_MESH)?;
         let node = self
             .nodes
             .store
@@ -303,7 +306,7 @@ fn claims(settings: &MeshSettings, node: &Node) -> Vec<IpAddr> {
 }
 
 /// Addresses of the Node object of these kinds, in the order of the kinds, without repetition.
-fn node_addresses(node: &Node, kinds: &[&str]) -> Vec<IpAddr> {
+pub(crate) fn node_addresses(node: &Node, kinds: &[&str]) -> Vec<IpAddr> {
     let listed = node.status.iter().flat_map(|status| status.addresses.iter().flatten());
     let mut addresses = Vec::new();
     for kind in kinds {
