@@ -1,6 +1,8 @@
 //! Defects of Coil v2's address management that can be shown without a node program: each must not be ours. Those about
 //! waiting and locks are tested in `crates/node/src/ipam/tests.rs`.
 
+#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests may panic as tests do")]
+
 use std::collections::BTreeMap;
 
 use fairlead_ipam::{

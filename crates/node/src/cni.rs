@@ -40,7 +40,7 @@ pub struct Service {
     /// For namespaces that the cache has not seen yet.
     pub client: Client,
     /// Turns by container.
-    pub order: Order,
+    pub order: Arc<Order>,
     /// MTU of pod links, as it is when a pod starts.
     pub pod_mtu: Arc<dyn Fn() -> Option<u32> + Send + Sync>,
     /// Counters.

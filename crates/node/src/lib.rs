@@ -13,8 +13,10 @@
 mod api_server;
 pub mod blocks;
 pub mod cni;
+pub mod detached;
 pub mod identity;
 pub mod ipam;
+pub mod leaks;
 pub mod mesh;
 pub mod metrics;
 pub mod order;

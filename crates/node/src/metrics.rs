@@ -35,6 +35,7 @@ pub struct Metrics {
     requests: Family<Verb, Counter>,
     add_seconds: Histogram,
     del_seconds: Histogram,
+    leaked_addresses: Counter,
     peer_up: Family<Peer, Gauge>,
     peer_handshake: Family<Peer, Gauge<f64, AtomicU64>>,
     peer_received: Family<Peer, Gauge>,
@@ -50,6 +51,7 @@ impl Default for Metrics {
             requests: Family::default(),
             add_seconds: Histogram::new(BUCKETS),
             del_seconds: Histogram::new(BUCKETS),
+            leaked_addresses: Counter::default(),
             peer_up: Family::default(),
             peer_handshake: Family::default(),
             peer_received: Family::default(),
@@ -70,6 +72,11 @@ impl Default for Metrics {
             "Time one DEL took",
             Unit::Seconds,
             metrics.del_seconds.clone(),
+        );
+        registry.register(
+            "ipam_leaked_addresses_freed",
+            "Addresses that were freed because their pod was gone and no DEL came",
+            metrics.leaked_addresses.clone(),
         );
         registry.register("peer_up", "Whether the tunnel to the peer works", metrics.peer_up.clone());
         registry.register_with_unit(
@@ -115,6 +122,11 @@ impl Metrics {
     pub fn del(&self, took: Duration, ok: bool) {
         self.requests.get_or_create(&Verb { verb: "DEL", result: result(ok) }).inc();
         self.del_seconds.observe(took.as_secs_f64());
+    }
+
+    /// An address was freed whose pod was gone.
+    pub fn leaked_address_freed(&self) {
+        self.leaked_addresses.inc();
     }
 
     /// The mesh was stepped. Peers that are gone disappear.

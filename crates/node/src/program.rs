@@ -24,11 +24,12 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_stream::wrappers::UnixListenerStream;
 
+use crate::detached::Detached;
 use crate::ipam::Ipam;
 use crate::mesh::agent::Agent;
 use crate::metrics::Metrics;
 use crate::requests::{self, Requester};
-use crate::{api_server, blocks, cni, identity, mesh, order, status};
+use crate::{api_server, blocks, cni, identity, leaks, mesh, order, status};
 use fairlead_cluster::caches::{self, Cache};
 use fairlead_cluster::http;
 
@@ -154,12 +155,14 @@ pub async fn run(
             (None, vec![error.to_string()])
         }
     };
+    let order = Arc::new(order::Order::default());
+    tasks.spawn(leaks::run(Arc::clone(&ipam), Arc::clone(&order), Arc::clone(&metrics)));
     let verbs = cni::Service {
         ipam: Arc::clone(&ipam),
         requester,
         namespaces: Arc::clone(&caches.namespaces),
         client,
-        order: order::Order::default(),
+        order,
         pod_mtu: pod_mtu(&caches, &shared),
         metrics: Arc::clone(&metrics),
     };
@@ -259,7 +262,7 @@ async fn serve(
     let listener = listen(path).with_context(|| format!("cannot listen on {}", path.display()))?;
     tracing::info!(socket = %path.display(), "serving");
     tonic::transport::Server::builder()
-        .add_service(CniServer::new(verbs))
+        .add_service(CniServer::new(Detached(Arc::new(verbs))))
         .add_service(NodeServer::new(about))
         .serve_with_incoming_shutdown(UnixListenerStream::new(listener), stop)
         .await

@@ -5,6 +5,15 @@
 //! The decisions are those of `fairlead_ipam`; around them the model makes the calls in the order in which the
 //! programs make them. The seed is printed; `FAIRLEAD_MODEL_SEED` repeats it, and a failure shrinks to few steps.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::print_stdout,
+    reason = "a test may panic and print"
+)]
+
 mod api;
 mod controller;
 mod node;
@@ -25,6 +34,9 @@ const RUNS: u32 = 400;
 const STEPS: usize = 250;
 const NODES: usize = 3;
 const CONTAINERS: usize = 10;
+/// Prefixes of a subnet: IPv4, IPv6.
+type Subnet = (Option<&'static str>, Option<&'static str>);
+
 const POOLS: [&str; 4] = ["dual", "single", "narrow", "missing"];
 
 type Checked = Result<(), TestCaseError>;
@@ -426,7 +438,7 @@ impl Cluster {
 
 /// Both families in blocks of four; single addresses; too few blocks for all. The fourth, `missing`, is never made.
 fn add_pools(api: &mut Api) {
-    let pools: [(&str, i64, &[(Option<&str>, Option<&str>)]); 3] = [
+    let pools: [(&str, i64, &[Subnet]); 3] = [
         (
             "dual",
             2,
