@@ -12,6 +12,7 @@ use kube::{Api, Client, ResourceExt};
 use tokio::time::timeout;
 
 use crate::ipam::Ipam;
+use crate::metrics::Metrics;
 use fairlead_cluster::caches::Cache;
 
 /// How long a block must have been empty before it is given back: a pod that is replaced finds it still here.
@@ -20,14 +21,14 @@ const GRACE: Duration = Duration::from_secs(300);
 const SWEEP: Duration = Duration::from_secs(30);
 
 /// Keeps blocks, table 119 and the address book in step for ever.
-pub async fn run(client: Client, ipam: Arc<Ipam>, blocks: Arc<Cache<AddressBlock>>) {
+pub async fn run(client: Client, ipam: Arc<Ipam>, blocks: Arc<Cache<AddressBlock>>, metrics: Arc<Metrics>) {
     let mut changes = blocks.subscribe();
     let mut empty_since = BTreeMap::new();
     loop {
         if blocks.is_ready() {
             ipam.sync_blocks(&blocks.store.state());
             export(&ipam).await;
-            give_back(&client, &ipam, &mut empty_since).await;
+            give_back(&client, &ipam, &metrics, &mut empty_since).await;
         }
         let _ = timeout(SWEEP, changes.changed()).await;
     }
@@ -44,7 +45,12 @@ async fn export(ipam: &Ipam) {
 }
 
 /// Gives back blocks that nobody has needed for the grace.
-async fn give_back(client: &Client, ipam: &Ipam, empty_since: &mut BTreeMap<String, Instant>) {
+async fn give_back(
+    client: &Client,
+    ipam: &Ipam,
+    metrics: &Metrics,
+    empty_since: &mut BTreeMap<String, Instant>,
+) {
     let now = Instant::now();
     let releasable = ipam.releasable();
     empty_since.retain(|name, _| releasable.contains(name));
@@ -54,9 +60,13 @@ async fn give_back(client: &Client, ipam: &Ipam, empty_since: &mut BTreeMap<Stri
             continue;
         }
         match give_back_one(client, ipam, &name).await {
-            Ok(true) => tracing::info!(block = name, "gave an empty block back"),
+            Ok(true) => {
+                metrics.block_given_back(true);
+                tracing::info!(block = name, "gave an empty block back");
+            }
             Ok(false) => {}
             Err(error) => {
+                metrics.block_given_back(false);
                 tracing::warn!(block = name, %error, "cannot give an empty block back; will try again");
             }
         }

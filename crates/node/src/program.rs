@@ -127,7 +127,8 @@ pub async fn run(
     let caches = Arc::new(Caches::spawn(&mut tasks, &client, &settings.node));
     let ipam = ipam(&settings, &client, &caches).await?;
     let requester = Requester::spawn(&mut tasks, request_context(&settings, &client, &ipam));
-    tasks.spawn(blocks::run(client.clone(), Arc::clone(&ipam), Arc::clone(&caches.blocks)));
+    let block_cache = Arc::clone(&caches.blocks);
+    tasks.spawn(blocks::run(client.clone(), Arc::clone(&ipam), block_cache, Arc::clone(&metrics)));
     let shared = Arc::new(mesh::Shared::default());
     let (addresses, api_server) = watch::channel(api_server::resolve(&host).await);
     tasks.spawn(api_server::run(client.clone(), host, addresses));
@@ -166,9 +167,14 @@ pub async fn run(
         pod_mtu: pod_mtu(&caches, &shared),
         metrics: Arc::clone(&metrics),
     };
+    let usage = Arc::clone(&ipam);
+    let scrape = move || {
+        metrics.blocks(&usage.usage());
+        metrics.text()
+    };
     let about = status::Service { node: settings.node.clone(), public_key, problems, mesh: shared, ipam };
     let readiness = Arc::clone(&caches);
-    tasks.spawn(http::serve("metrics", settings.metrics, http::metrics(move || metrics.text())));
+    tasks.spawn(http::serve("metrics", settings.metrics, http::metrics(scrape)));
     tasks.spawn(http::serve(
         "health",
         settings.health,
