@@ -9,6 +9,7 @@
 
 pub mod grants;
 pub mod mesh;
+mod metrics;
 pub mod orphans;
 pub mod pools;
 mod program;

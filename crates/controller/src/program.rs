@@ -2,7 +2,6 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::Context as _;
 use fairlead_api::names::{LEASE_IPAM, SYSTEM_NAMESPACE};
@@ -13,11 +12,9 @@ use kube::api::PartialObjectMeta;
 use kube::runtime::watcher;
 use kube::{Api, Client};
 use kube_lease_manager::LeaseManagerBuilder;
-use prometheus_client::encoding::text::encode;
-use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::registry::Registry;
 use tokio::task::JoinSet;
 
+use crate::metrics::View;
 use crate::{grants, mesh, orphans, pools};
 
 /// Seconds after which another copy takes over from a leader that has gone silent (Coil's figure).
@@ -46,9 +43,10 @@ pub async fn run(
     stop: impl Future<Output = ()>,
 ) -> anyhow::Result<()> {
     let client = Client::try_from(config).context("cannot make a Kubernetes client")?;
-    let leads = Arc::new(AtomicBool::new(false));
+    let view = View::default();
+    let shown = view.clone();
     let mut servers = JoinSet::new();
-    servers.spawn(http::serve("metrics", settings.metrics, http::metrics(scrape(Arc::clone(&leads)))));
+    servers.spawn(http::serve("metrics", settings.metrics, http::metrics(move || shown.text())));
     servers.spawn(http::serve("health", settings.health, http::health(Arc::new(|| None))));
     let lease = LeaseManagerBuilder::new(client.clone(), LEASE_IPAM)
         .with_namespace(SYSTEM_NAMESPACE)
@@ -64,15 +62,15 @@ pub async fn run(
     let mut work: Option<JoinSet<()>> = None;
     loop {
         let leading = *elected.borrow_and_update();
-        leads.store(leading, Ordering::Relaxed);
         match (leading, &work) {
             (true, None) => {
                 tracing::info!(identity = settings.identity, "elected");
-                work = Some(lead(&client));
+                work = Some(lead(&client, &view));
             }
             (false, Some(_)) => {
                 tracing::warn!(identity = settings.identity, "lost the lease; waiting for the next election");
                 work = None;
+                view.set(None);
             }
             _ => {}
         }
@@ -88,11 +86,12 @@ pub async fn run(
     Ok(())
 }
 
-fn lead(client: &Client) -> JoinSet<()> {
+fn lead(client: &Client, view: &View) -> JoinSet<()> {
     let mut tasks = JoinSet::new();
     let config = caches::config;
     let pool_cache = caches::spawn(&mut tasks, "AddressPools", watcher(Api::all(client.clone()), config()));
     let block_cache = caches::spawn(&mut tasks, "AddressBlocks", watcher(Api::all(client.clone()), config()));
+    view.set(Some((pool_cache.store.clone(), block_cache.store.clone())));
     let requests = caches::spawn(&mut tasks, "BlockRequests", watcher(Api::all(client.clone()), config()));
     let nodes: Cache<PartialObjectMeta<Node>> =
         caches::spawn(&mut tasks, "Nodes", watcher(Api::all(client.clone()), config()));
@@ -127,17 +126,4 @@ fn lead(client: &Client) -> JoinSet<()> {
         );
     });
     tasks
-}
-
-fn scrape(leads: Arc<AtomicBool>) -> impl Fn() -> String + Clone + Send + Sync + 'static {
-    move || {
-        let mut registry = Registry::with_prefix("fairlead_controller");
-        let leader: Gauge = Gauge::default();
-        leader.set(i64::from(leads.load(Ordering::Relaxed)));
-        registry.register("leader", "Whether this copy is the elected one", leader);
-        let mut text = String::new();
-        // Writing to a string cannot fail.
-        let _ = encode(&mut text, &registry);
-        text
-    }
 }

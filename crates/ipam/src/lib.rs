@@ -3,6 +3,7 @@
 //! * [`pool`]: an AddressPool parsed: subnets cut into numbered blocks.
 //! * [`mod@grant`]: the controller's answer to one BlockRequest.
 //! * [`node`]: addresses within the blocks of one node.
+//! * [`leaks`]: addresses whose pod is gone although nobody said so.
 //! * [`addresses`]: sets of addresses that must not be given out.
 //!
 //! Order and numbering are those of Coil v2, so that existing AddressBlocks keep their meaning: blocks are
@@ -17,6 +18,7 @@
 
 pub mod addresses;
 pub mod grant;
+pub mod leaks;
 pub mod node;
 pub mod pool;
 

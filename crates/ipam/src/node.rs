@@ -4,7 +4,7 @@
 //! it. So blocks may come, go and come back in any order relative to the pods that use them, and an address of a
 //! vanished block stays with its pod.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 mod block;
@@ -139,7 +139,13 @@ pub struct NodeIpam {
     held: BTreeMap<Key, Held>,
     holders: BTreeMap<IpAddr, Key>,
     requested: BTreeSet<String>,
+    /// UIDs of blocks that were closed, the latest last.
+    closed: VecDeque<String>,
 }
+
+/// How many closed blocks are remembered after they are gone. A block closes after minutes of not being used, and
+/// news of it that are late are late by a minute.
+const REMEMBERED: usize = 256;
 
 impl NodeIpam {
     /// Knows nothing yet.
@@ -148,13 +154,15 @@ impl NodeIpam {
     }
 
     /// Learns of a block, or of a change of it.
+    ///
+    /// A block that was closed stays closed, even when it was forgotten in between: late news must not bring back what
+    /// may belong to another node by now. A new block of the same name is open; the UID tells them apart.
     pub fn upsert_block(&mut self, block: Block) {
         let same = self.blocks.get(&block.name).filter(|known| known.block.nets == block.nets);
-        let (last, closed) = match same {
-            Some(known) => (known.last, known.closed),
-            // Without memory of its own, the search starts behind the highest address in use.
-            None => (self.used_offsets(&block).last().copied(), false),
-        };
+        // Without memory of its own, the search starts behind the highest address in use.
+        let last = same.map_or_else(|| self.used_offsets(&block).last().copied(), |known| known.last);
+        let closed = same.is_some_and(|known| known.closed && known.block.uid == block.uid)
+            || (!block.uid.is_empty() && self.closed.contains(&block.uid));
         self.blocks.insert(block.name.clone(), Known { block, last, closed });
     }
 
@@ -319,16 +327,25 @@ impl NodeIpam {
     /// `false`, and nothing changed, when an address of it is in use or it is not known.
     pub fn close_block(&mut self, name: &str) -> bool {
         let empty = self.blocks.get(name).is_some_and(|known| self.used_offsets(&known.block).is_empty());
-        if empty && let Some(known) = self.blocks.get_mut(name) {
+        if empty
+            && let Some(known) = self.blocks.get_mut(name)
+            && !known.closed
+        {
             known.closed = true;
+            self.closed.push_back(known.block.uid.clone());
+            if self.closed.len() > REMEMBERED {
+                self.closed.pop_front();
+            }
         }
         empty
     }
 
-    /// Takes a closed block into use again, because it could not be deleted.
+    /// Takes a closed block into use again, because it was certainly not deleted: when nobody knows, it must stay
+    /// closed, for another node may have its addresses.
     pub fn reopen_block(&mut self, name: &str) {
         if let Some(known) = self.blocks.get_mut(name) {
             known.closed = false;
+            self.closed.retain(|uid| *uid != known.block.uid);
         }
     }
 

@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 use fairlead_api::names::COIL_FINALIZER;
 use fairlead_api::resources::AddressBlock;
 use fairlead_dataplane::routes;
-use kube::api::{DeleteParams, Patch, PatchParams};
+use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
 use kube::{Api, Client, ResourceExt};
 use tokio::time::timeout;
 
 use crate::ipam::Ipam;
+use crate::metrics::Metrics;
 use fairlead_cluster::caches::Cache;
 
 /// How long a block must have been empty before it is given back: a pod that is replaced finds it still here.
@@ -20,14 +21,14 @@ const GRACE: Duration = Duration::from_secs(300);
 const SWEEP: Duration = Duration::from_secs(30);
 
 /// Keeps blocks, table 119 and the address book in step for ever.
-pub async fn run(client: Client, ipam: Arc<Ipam>, blocks: Arc<Cache<AddressBlock>>) {
+pub async fn run(client: Client, ipam: Arc<Ipam>, blocks: Arc<Cache<AddressBlock>>, metrics: Arc<Metrics>) {
     let mut changes = blocks.subscribe();
     let mut empty_since = BTreeMap::new();
     loop {
         if blocks.is_ready() {
             ipam.sync_blocks(&blocks.store.state());
             export(&ipam).await;
-            give_back(&client, &ipam, &mut empty_since).await;
+            give_back(&client, &ipam, &metrics, &mut empty_since).await;
         }
         let _ = timeout(SWEEP, changes.changed()).await;
     }
@@ -44,36 +45,69 @@ async fn export(ipam: &Ipam) {
 }
 
 /// Gives back blocks that nobody has needed for the grace.
-async fn give_back(client: &Client, ipam: &Ipam, empty_since: &mut BTreeMap<String, Instant>) {
+async fn give_back(
+    client: &Client,
+    ipam: &Ipam,
+    metrics: &Metrics,
+    empty_since: &mut BTreeMap<String, Instant>,
+) {
     let now = Instant::now();
     let releasable = ipam.releasable();
     empty_since.retain(|name, _| releasable.contains(name));
     for name in releasable {
         let since = *empty_since.entry(name.clone()).or_insert(now);
-        if now.saturating_duration_since(since) < GRACE || !ipam.close(&name) {
+        if now.saturating_duration_since(since) < GRACE {
             continue;
         }
-        match delete(client, &name).await {
-            Ok(()) => tracing::info!(block = name, "gave an empty block back"),
+        match give_back_one(client, ipam, &name).await {
+            Ok(true) => {
+                metrics.block_given_back(true);
+                tracing::info!(block = name, "gave an empty block back");
+            }
+            Ok(false) => {}
             Err(error) => {
+                metrics.block_given_back(false);
                 tracing::warn!(block = name, %error, "cannot give an empty block back; will try again");
-                ipam.reopen(&name);
             }
         }
     }
 }
 
-/// Deletes the block and takes our finalizer off, in this order: in between nobody can be given it.
-async fn delete(client: &Client, name: &str) -> Result<(), kube::Error> {
+/// False when there was nothing to do.
+///
+/// The server is asked before the block is closed, so that an outage takes no block out of use. Once the deletion has
+/// been sent, a block without an answer stays closed: another node may have its addresses by now.
+async fn give_back_one(client: &Client, ipam: &Ipam, name: &str) -> Result<bool, kube::Error> {
     let blocks: Api<AddressBlock> = Api::all(client.clone());
-    let gone = |error: kube::Error| match error {
-        kube::Error::Api(status) if status.code == 404 => Ok(()),
-        other => Err(other),
-    };
-    if let Err(error) = blocks.delete(name, &DeleteParams::default()).await {
-        return gone(error);
+    let present = blocks.get_opt(name).await?;
+    if !ipam.close(name) {
+        return Ok(false);
     }
-    let Some(block) = blocks.get_opt(name).await? else { return Ok(()) };
+    // Gone, or granted to another: the watch is about to say so, and until then it stays closed.
+    let Some(present) = present.filter(|block| block.node() == Some(ipam.node())) else { return Ok(false) };
+    let precisely_this = Preconditions { uid: present.uid(), resource_version: present.resource_version() };
+    let parameters = DeleteParams { preconditions: Some(precisely_this), ..DeleteParams::default() };
+    match blocks.delete(name, &parameters).await {
+        Ok(_) => {}
+        Err(error) => {
+            if certainly_refused(&error) {
+                ipam.reopen(name);
+            }
+            return done_if_gone(error);
+        }
+    }
+    drop_finalizer(&blocks, name, present.uid()).await?;
+    ipam.forget(name);
+    Ok(true)
+}
+
+/// After the deletion, not before: in between nobody can be given the block.
+async fn drop_finalizer(
+    blocks: &Api<AddressBlock>,
+    name: &str,
+    uid: Option<String>,
+) -> Result<(), kube::Error> {
+    let Some(block) = blocks.get_opt(name).await?.filter(|block| block.uid() == uid) else { return Ok(()) };
     let others: Vec<&String> =
         block.finalizers().iter().filter(|finalizer| *finalizer != COIL_FINALIZER).collect();
     let patch = serde_json::json!({
@@ -81,6 +115,39 @@ async fn delete(client: &Client, name: &str) -> Result<(), kube::Error> {
     });
     match blocks.patch(name, &PatchParams::default(), &Patch::Merge(&patch)).await {
         Ok(_) => Ok(()),
-        Err(error) => gone(error),
+        Err(error) => done_if_gone(error).map(drop),
+    }
+}
+
+fn done_if_gone(error: kube::Error) -> Result<bool, kube::Error> {
+    match error {
+        kube::Error::Api(status) if status.code == 404 => Ok(true),
+        other => Err(other),
+    }
+}
+
+/// Whether the server said no before it changed anything. Not for a conflict: then the block may be another one; not
+/// for 5xx: the change may have been stored.
+fn certainly_refused(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if matches!(status.code, 400 | 401 | 403 | 405 | 422 | 429))
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::core::Status;
+
+    use super::*;
+
+    #[test]
+    fn only_a_plain_no_lets_a_block_be_used_again() {
+        let answer = |code| kube::Error::Api(Box::new(Status { code, ..Status::default() }));
+        for code in [400, 401, 403, 405, 422, 429] {
+            assert!(certainly_refused(&answer(code)), "{code}");
+        }
+        for code in [404, 409, 500, 503, 504] {
+            assert!(!certainly_refused(&answer(code)), "{code}");
+        }
+        let lost = std::io::Error::from(std::io::ErrorKind::ConnectionReset);
+        assert!(!certainly_refused(&kube::Error::Service(Box::new(lost))));
     }
 }

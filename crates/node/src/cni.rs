@@ -40,7 +40,7 @@ pub struct Service {
     /// For namespaces that the cache has not seen yet.
     pub client: Client,
     /// Turns by container.
-    pub order: Order,
+    pub order: Arc<Order>,
     /// MTU of pod links, as it is when a pod starts.
     pub pod_mtu: Arc<dyn Fn() -> Option<u32> + Send + Sync>,
     /// Counters.
@@ -148,11 +148,10 @@ impl Service {
     async fn attach(&self, attachment: &Attachment) -> Result<Vec<u8>, Status> {
         let pool = self.pool_of(&attachment.namespace).await?;
         let deadline = Instant::now() + BLOCK_WAIT;
-        let allocation = self
-            .ipam
-            .allocate(&self.requester, &pool, &attachment.key, deadline)
-            .await
-            .map_err(|failure| refuse(failure.code(), failure.to_string(), ""))?;
+        let asked = std::time::Instant::now();
+        let given = self.ipam.allocate(&self.requester, &pool, &attachment.key, deadline).await;
+        self.metrics.block_wait(asked.elapsed());
+        let allocation = given.map_err(|failure| refuse(failure.code(), failure.to_string(), ""))?;
         let spec = PodSpec {
             container_id: attachment.key.container_id.clone(),
             ifname: attachment.key.ifname.clone(),

@@ -1,13 +1,15 @@
 //! Addresses of this node, shared by the verbs that run side by side: the pure [`NodeIpam`] behind a short lock, and
 //! waiting for a block without holding it.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use fairlead_api::resources::{AddressBlock, AddressPool};
 use fairlead_dataplane::pods::PodOnNode;
-use fairlead_ipam::{Allocation, Answer, Block, BlockNets, BlockUsage, Key, NodeIpam};
+use fairlead_ipam::leaks::Suspects;
+use fairlead_ipam::{Allocation, Answer, Block, BlockNets, BlockUsage, Held, Key, NodeIpam};
 use fairlead_wire::cni::ErrorCode;
 use ipnet::IpNet;
 use kube::runtime::reflector::{ObjectRef, Store};
@@ -88,6 +90,11 @@ impl Ipam {
         }
     }
 
+    /// This node's name.
+    pub fn node(&self) -> &str {
+        &self.node
+    }
+
     fn book(&self) -> MutexGuard<'_, NodeIpam> {
         self.book.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -141,9 +148,9 @@ impl Ipam {
         let nets = block.parse().inspect_err(|error| unusable(error)).ok()?;
         let nets = BlockNets { ipv4: nets.ipv4, ipv6: nets.ipv6 };
         let deleting = block.metadata.deletion_timestamp.is_some();
-        Block::new(&block.name_any(), block.pool()?, nets, block.is_reserved(), deleting)
-            .inspect_err(|error| unusable(error))
-            .ok()
+        let own = Block::new(&block.name_any(), block.pool()?, nets, block.is_reserved(), deleting);
+        let own = own.inspect_err(|error| unusable(error)).ok()?;
+        Some(own.with_uid(&block.uid().unwrap_or_default()))
     }
 
     /// An address for `key`, waiting until `deadline` for a block where none has room. The same key gets the same
@@ -210,6 +217,16 @@ impl Ipam {
         self.changed.send_modify(|generation| *generation += 1);
     }
 
+    /// Looks for addresses whose pod has no link any more; see [`Suspects::look`].
+    pub fn leaked(&self, suspects: &mut Suspects, grace: Duration, linked: &BTreeSet<Key>) -> Vec<Key> {
+        suspects.look(std::time::Instant::now(), grace, self.book().held().map(|(key, _)| key), linked)
+    }
+
+    /// What every key holds, by key.
+    pub fn held(&self) -> Vec<(Key, Held)> {
+        self.book().held().map(|(key, held)| (key.clone(), held.clone())).collect()
+    }
+
     /// Use of every block.
     pub fn usage(&self) -> Vec<BlockUsage> {
         self.book().usage()
@@ -230,12 +247,17 @@ impl Ipam {
         self.book().releasable_blocks()
     }
 
+    /// Forgets a block that has been given back.
+    pub fn forget(&self, block: &str) {
+        self.book().remove_block(block);
+    }
+
     /// Takes an empty block out of use, so that it can be given back; false when a pod was quicker.
     pub fn close(&self, block: &str) -> bool {
         self.book().close_block(block)
     }
 
-    /// Takes a block that could not be given back into use again.
+    /// Takes a block that was certainly not deleted into use again.
     pub fn reopen(&self, block: &str) {
         self.book().reopen_block(block);
         self.changed.send_modify(|generation| *generation += 1);
@@ -248,7 +270,7 @@ impl Ipam {
             return Vec::new();
         }
         let book = self.book();
-        let sentence = |(key, held): (&Key, &fairlead_ipam::Held)| {
+        let sentence = |(key, held): (&Key, &Held)| {
             let addresses: Vec<String> = held
                 .ipv4
                 .map(|ip| ip.to_string())
@@ -264,3 +286,6 @@ impl Ipam {
         book.homeless().map(sentence).collect()
     }
 }
+
+#[cfg(test)]
+mod tests;

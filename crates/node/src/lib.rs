@@ -15,9 +15,11 @@
 mod api_server;
 pub mod blocks;
 pub mod cni;
+pub mod detached;
 mod farewell;
 pub mod identity;
 pub mod ipam;
+pub mod leaks;
 pub mod mesh;
 pub mod metrics;
 pub mod order;

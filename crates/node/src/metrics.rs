@@ -4,6 +4,7 @@
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, SystemTime};
 
+use fairlead_ipam::BlockUsage;
 use fairlead_path::State;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
@@ -31,6 +32,16 @@ struct RouterNode {
     node: String,
 }
 
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Pool {
+    pool: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Outcome {
+    result: &'static str,
+}
+
 /// Upper bounds of the ADD and DEL latency buckets, in seconds: from a kernel round trip to a block's long wait.
 const BUCKETS: [f64; 12] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 20.0];
 
@@ -40,6 +51,12 @@ pub struct Metrics {
     requests: Family<Verb, Counter>,
     add_seconds: Histogram,
     del_seconds: Histogram,
+    addresses_used: Family<Pool, Gauge>,
+    addresses: Family<Pool, Gauge>,
+    blocks: Family<Pool, Gauge>,
+    block_wait: Histogram,
+    blocks_given_back: Family<Outcome, Counter>,
+    leaked_addresses: Counter,
     peer_up: Family<Peer, Gauge>,
     peer_handshake: Family<Peer, Gauge<f64, AtomicU64>>,
     peer_received: Family<Peer, Gauge>,
@@ -58,6 +75,12 @@ impl Default for Metrics {
             requests: Family::default(),
             add_seconds: Histogram::new(BUCKETS),
             del_seconds: Histogram::new(BUCKETS),
+            addresses_used: Family::default(),
+            addresses: Family::default(),
+            blocks: Family::default(),
+            block_wait: Histogram::new(BUCKETS),
+            blocks_given_back: Family::default(),
+            leaked_addresses: Counter::default(),
             peer_up: Family::default(),
             peer_handshake: Family::default(),
             peer_received: Family::default(),
@@ -81,6 +104,7 @@ impl Default for Metrics {
             Unit::Seconds,
             metrics.del_seconds.clone(),
         );
+        metrics.register_ipam(registry);
         registry.register("peer_up", "Whether the tunnel to the peer works", metrics.peer_up.clone());
         registry.register_with_unit(
             "peer_last_handshake_timestamp",
@@ -119,6 +143,59 @@ impl Default for Metrics {
 }
 
 impl Metrics {
+    fn register_ipam(&self, registry: &mut Registry) {
+        registry.register(
+            "ipam_addresses_used",
+            "Addresses of this node's blocks that pods have",
+            self.addresses_used.clone(),
+        );
+        registry.register(
+            "ipam_addresses",
+            "Addresses in this node's blocks; of two families, each pair counts once",
+            self.addresses.clone(),
+        );
+        registry.register("ipam_blocks", "AddressBlocks of this node", self.blocks.clone());
+        registry.register_with_unit(
+            "ipam_block_wait",
+            "Time an ADD waited for its address, and so for a block where none had room",
+            Unit::Seconds,
+            self.block_wait.clone(),
+        );
+        registry.register(
+            "ipam_blocks_given_back",
+            "Empty AddressBlocks that were to be given back, by result",
+            self.blocks_given_back.clone(),
+        );
+        registry.register(
+            "ipam_leaked_addresses_freed",
+            "Addresses that were freed because their pod was gone and no DEL came",
+            self.leaked_addresses.clone(),
+        );
+    }
+
+    /// How full the blocks are. Pools without a block here disappear.
+    pub fn blocks(&self, usage: &[BlockUsage]) {
+        for family in [&self.addresses_used, &self.addresses, &self.blocks] {
+            family.clear();
+        }
+        for block in usage {
+            let label = Pool { pool: block.pool.clone() };
+            self.addresses_used.get_or_create(&label).inc_by(block.used.into());
+            self.addresses.get_or_create(&label).inc_by(block.capacity.into());
+            self.blocks.get_or_create(&label).inc();
+        }
+    }
+
+    /// An ADD got an address, or none.
+    pub fn block_wait(&self, took: Duration) {
+        self.block_wait.observe(took.as_secs_f64());
+    }
+
+    /// An empty block was given back, or could not be.
+    pub fn block_given_back(&self, ok: bool) {
+        self.blocks_given_back.get_or_create(&Outcome { result: result(ok) }).inc();
+    }
+
     /// One ADD ended.
     pub fn add(&self, took: Duration, ok: bool) {
         self.requests.get_or_create(&Verb { verb: "ADD", result: result(ok) }).inc();
@@ -136,6 +213,11 @@ impl Metrics {
         let label = RouterNode { node: node.to_owned() };
         self.router_syncs.get_or_create(&label).inc();
         self.router_routes.get_or_create(&label).set(i64::try_from(routes).unwrap_or(i64::MAX));
+    }
+
+    /// An address was freed whose pod was gone.
+    pub fn leaked_address_freed(&self) {
+        self.leaked_addresses.inc();
     }
 
     /// The mesh was stepped. Peers that are gone disappear.
@@ -170,4 +252,83 @@ impl Metrics {
 
 fn result(ok: bool) -> &'static str {
     if ok { "ok" } else { "error" }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+
+    use super::*;
+
+    fn filled() -> Metrics {
+        let metrics = Metrics::default();
+        let usage = |block: &str, used| BlockUsage {
+            block: block.to_owned(),
+            pool: "default".to_owned(),
+            used,
+            capacity: 32,
+            open: true,
+        };
+        metrics.blocks(&[usage("default-0", 32), usage("default-1", 3)]);
+        metrics.block_wait(Duration::from_millis(3));
+        metrics.block_given_back(true);
+        metrics.leaked_address_freed();
+        metrics.add(Duration::from_millis(7), true);
+        metrics.del(Duration::from_millis(2), false);
+        metrics
+    }
+
+    /// OpenMetrics 1.0: every family says its type and purpose before its samples, counters end in `_total`, no sample
+    /// comes twice, and the text has an end.
+    #[test]
+    fn a_scrape_follows_open_metrics() {
+        let text = filled().text();
+        let (mut types, mut helped, mut samples) = (BTreeMap::new(), BTreeSet::new(), BTreeSet::new());
+        let body = text.strip_suffix("# EOF\n").expect("the end is marked");
+        for line in body.lines() {
+            let words: Vec<&str> = line.splitn(4, ' ').collect();
+            match words[..] {
+                ["#", "TYPE", family, kind] => {
+                    assert_eq!(types.insert(family.to_owned(), kind.to_owned()), None)
+                }
+                ["#", "HELP", family, _] => assert!(helped.insert(family.to_owned()), "{line}"),
+                ["#", "UNIT", family, unit] => assert!(family.ends_with(unit), "{line}"),
+                _ => {
+                    let (series, value) = line.rsplit_once(' ').expect("a value");
+                    assert!(value.parse::<f64>().is_ok(), "{line}");
+                    assert!(samples.insert(series.to_owned()), "twice: {line}");
+                    let name = series.split('{').next().unwrap();
+                    assert!(name.chars().all(|c| c.is_ascii_lowercase() || c == '_'), "{line}");
+                    let (family, kind) =
+                        types.iter().filter(|(family, _)| name.starts_with(*family)).max().expect("a family");
+                    let ending = &name[family.len()..];
+                    let endings: &[&str] = match kind.as_str() {
+                        "counter" => &["_total"],
+                        "gauge" => &[""],
+                        _ => &["_bucket", "_count", "_sum"],
+                    };
+                    assert!(endings.contains(&ending), "{kind}: {line}");
+                    assert!(helped.contains(family), "{line}");
+                }
+            }
+        }
+        assert!(samples.len() > 30, "{text}");
+    }
+
+    #[test]
+    fn blocks_of_a_pool_are_added_up_and_those_that_left_disappear() {
+        let metrics = filled();
+        let text = metrics.text();
+        for line in [
+            "fairlead_ipam_addresses_used{pool=\"default\"} 35",
+            "fairlead_ipam_addresses{pool=\"default\"} 64",
+            "fairlead_ipam_blocks{pool=\"default\"} 2",
+            "fairlead_ipam_leaked_addresses_freed_total 1",
+            "fairlead_ipam_blocks_given_back_total{result=\"ok\"} 1",
+        ] {
+            assert!(text.lines().any(|it| it == line), "{line} is not in\n{text}");
+        }
+        metrics.blocks(&[]);
+        assert!(!metrics.text().contains("pool="));
+    }
 }

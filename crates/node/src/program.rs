@@ -25,11 +25,12 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_stream::wrappers::UnixListenerStream;
 
+use crate::detached::Detached;
 use crate::ipam::Ipam;
 use crate::mesh::agent::Agent;
 use crate::metrics::Metrics;
 use crate::requests::{self, Requester};
-use crate::{api_server, blocks, cni, farewell, identity, mesh, order, router, status};
+use crate::{api_server, blocks, cni, farewell, identity, leaks, mesh, order, router, status};
 use fairlead_cluster::caches::{self, Cache};
 use fairlead_cluster::http;
 
@@ -131,7 +132,8 @@ pub async fn run(
     let caches = Arc::new(Caches::spawn(&mut tasks, &client, &settings.node));
     let ipam = ipam(&settings, &client, &caches).await?;
     let requester = Requester::spawn(&mut tasks, request_context(&settings, &client, &ipam));
-    tasks.spawn(blocks::run(client.clone(), Arc::clone(&ipam), Arc::clone(&caches.blocks)));
+    let block_cache = Arc::clone(&caches.blocks);
+    tasks.spawn(blocks::run(client.clone(), Arc::clone(&ipam), block_cache, Arc::clone(&metrics)));
     let shared = Arc::new(mesh::Shared::default());
     let (addresses, api_server) = watch::channel(api_server::resolve(&host).await);
     tasks.spawn(api_server::run(client.clone(), host, addresses));
@@ -159,12 +161,14 @@ pub async fn run(
             (None, vec![error.to_string()])
         }
     };
+    let order = Arc::new(order::Order::default());
+    tasks.spawn(leaks::run(Arc::clone(&ipam), Arc::clone(&order), Arc::clone(&metrics)));
     let verbs = cni::Service {
         ipam: Arc::clone(&ipam),
         requester,
         namespaces: Arc::clone(&caches.namespaces),
         client,
-        order: order::Order::default(),
+        order,
         pod_mtu: pod_mtu(&caches, &shared),
         metrics: Arc::clone(&metrics),
     };
@@ -174,10 +178,15 @@ pub async fn run(
         tasks.spawn(router::run(context));
     }
     let client = verbs.client.clone();
+    let usage = Arc::clone(&ipam);
+    let scrape = move || {
+        metrics.blocks(&usage.usage());
+        metrics.text()
+    };
     let about =
         status::Service { node: settings.node.clone(), public_key, problems, mesh: shared, router, ipam };
     let readiness = Arc::clone(&caches);
-    tasks.spawn(http::serve("metrics", settings.metrics, http::metrics(move || metrics.text())));
+    tasks.spawn(http::serve("metrics", settings.metrics, http::metrics(scrape)));
     tasks.spawn(http::serve(
         "health",
         settings.health,
@@ -299,7 +308,7 @@ async fn serve(
     let listener = listen(path).with_context(|| format!("cannot listen on {}", path.display()))?;
     tracing::info!(socket = %path.display(), "serving");
     tonic::transport::Server::builder()
-        .add_service(CniServer::new(verbs))
+        .add_service(CniServer::new(Detached(Arc::new(verbs))))
         .add_service(NodeServer::new(about))
         .serve_with_incoming_shutdown(UnixListenerStream::new(listener), stop)
         .await

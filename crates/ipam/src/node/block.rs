@@ -43,6 +43,8 @@ pub struct Block {
     pub(super) size: u32,
     pub(super) reserved: bool,
     pub(super) deleting: bool,
+    /// Empty when nobody said it.
+    pub(super) uid: String,
 }
 
 impl Block {
@@ -72,7 +74,14 @@ impl Block {
         let nets =
             BlockNets { ipv4: nets.ipv4.map(|net| net.trunc()), ipv6: nets.ipv6.map(|net| net.trunc()) };
         let size = 1u32.checked_shl(bits.into()).unwrap_or(1);
-        Ok(Self { name, pool: pool.to_owned(), nets, size, reserved, deleting })
+        Ok(Self { name, pool: pool.to_owned(), nets, size, reserved, deleting, uid: String::new() })
+    }
+
+    /// Tells it from another block of the same name, before or after it: the UID of its object.
+    #[must_use]
+    pub fn with_uid(mut self, uid: &str) -> Self {
+        uid.clone_into(&mut self.uid);
+        self
     }
 
     /// Its name.
@@ -88,6 +97,11 @@ impl Block {
     /// Its prefixes.
     pub fn nets(&self) -> BlockNets {
         self.nets
+    }
+
+    /// The UID of its object; empty when nobody said it.
+    pub fn uid(&self) -> &str {
+        &self.uid
     }
 
     pub(super) fn offset_of(&self, address: IpAddr) -> Option<u32> {

@@ -443,3 +443,21 @@ proptest! {
         prop_assert_eq!(ipam.releasable_blocks(), [""; 0]);
     }
 }
+
+#[test]
+fn a_closed_block_stays_closed_for_late_news_and_a_new_one_of_its_name_is_open() {
+    let block = |uid: &str| block("default-0", "10.64.0.0/30").with_uid(uid);
+    let mut ipam = NodeIpam::new();
+    ipam.upsert_block(block("first"));
+    assert!(ipam.close_block("default-0"));
+    ipam.remove_block("default-0");
+    ipam.upsert_block(block("first"));
+    assert_eq!(give(&mut ipam, 1), "none", "the watch is behind: another node may have it");
+    ipam.upsert_block(block("second"));
+    assert_eq!(give(&mut ipam, 1), "10.64.0.0", "granted again to this node");
+    ipam.release(&key(1));
+    ipam.upsert_block(block("first"));
+    assert_eq!(give(&mut ipam, 1), "none");
+    ipam.reopen_block("default-0");
+    assert_eq!(give(&mut ipam, 1), "10.64.0.1");
+}

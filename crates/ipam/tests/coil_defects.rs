@@ -1,0 +1,99 @@
+//! Defects of Coil v2's address management that can be shown without a node program: each must not be ours. Those about
+//! waiting and locks are tested in `crates/node/src/ipam/tests.rs`.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests may panic as tests do")]
+
+use std::collections::BTreeMap;
+
+use fairlead_ipam::{
+    Answer, Block, BlockNets, ExistingBlock, Grant, Key, NodeIpam, Pool, PoolState, Request, grant,
+};
+
+fn key(id: &str) -> Key {
+    Key { container_id: id.to_owned(), ifname: "eth0".to_owned() }
+}
+
+fn block(name: &str, ipv4: &str) -> Block {
+    let nets = BlockNets { ipv4: Some(ipv4.parse().unwrap()), ipv6: None };
+    Block::new(name, "default", nets, false, false).unwrap()
+}
+
+fn address(book: &mut NodeIpam, id: &str) -> Option<String> {
+    match book.allocate("default", &key(id)) {
+        Answer::Allocated(given) => given.ipv4.map(|ip| ip.to_string()),
+        Answer::NeedBlock => None,
+    }
+}
+
+/// Number 4: the block of a freed address could not be deleted; the DEL that is repeated must not free the address
+/// under the pod that has it now, nor end the program when the block is gone.
+#[test]
+fn a_repeated_del_after_a_failed_block_deletion_frees_nothing_and_kills_nothing() {
+    let mut book = NodeIpam::new();
+    book.upsert_block(block("default-0", "192.0.2.0/32"));
+    assert_eq!(address(&mut book, "old").as_deref(), Some("192.0.2.0"));
+    assert!(book.release(&key("old")).unwrap().now_empty);
+    assert!(book.close_block("default-0"));
+    book.reopen_block("default-0");
+    assert_eq!(address(&mut book, "new").as_deref(), Some("192.0.2.0"));
+    assert_eq!(book.release(&key("old")), None);
+    assert_eq!(book.holder("192.0.2.0".parse().unwrap()), Some(&key("new")));
+    book.remove_block("default-0");
+    assert_eq!(book.release(&key("old")), None);
+    assert!(book.release(&key("new")).is_some());
+    assert_eq!(book.release(&key("new")), None, "the second of two DELs of the last address");
+}
+
+/// Number 5: the controller says a block was granted, but no list shows it.
+#[test]
+fn a_granted_block_that_nobody_can_see_is_asked_for_again() {
+    let mut book = NodeIpam::new();
+    book.request_started("default");
+    book.request_finished("default");
+    assert_eq!(book.allocate("default", &key("pod")), Answer::NeedBlock);
+    book.upsert_block(block("default-7", "10.0.0.28/30"));
+    assert_eq!(address(&mut book, "pod").as_deref(), Some("10.0.0.28"));
+}
+
+/// Number 7 (cybozu-go/coil#271): the controller died between making the block and answering, and the next one is asked
+/// again; and if two blocks came all the same, the one too many is given back.
+#[test]
+fn a_request_answered_by_two_controllers_gets_one_block_and_a_second_would_not_stay() {
+    let pool = Pool::parse("default", 2, [(Some("10.0.0.0/24"), None)]).unwrap();
+    let pools = BTreeMap::from([("default".to_owned(), PoolState { parsed: Ok(pool), terminating: false })]);
+    let request = Request { uid: "uid", pool: "default", node: "n1" };
+    let Grant::New { index, name, nets } = grant(&request, &pools, &[]) else { panic!("no block") };
+    let made = ExistingBlock {
+        name: name.clone(),
+        pool: "default".to_owned(),
+        index,
+        nets,
+        request: Some("uid".to_owned()),
+        terminating: false,
+    };
+    assert_eq!(grant(&request, &pools, &[made]), Grant::Existing { name });
+
+    let mut book = NodeIpam::new();
+    book.upsert_block(block("default-0", "10.0.0.0/30"));
+    book.upsert_block(block("default-1", "10.0.0.4/30"));
+    address(&mut book, "pod").unwrap();
+    assert_eq!(book.releasable_blocks(), ["default-1"]);
+}
+
+/// Number 8 (cybozu-go/coil#347): a block that is learnt of again while its addresses are in use.
+#[test]
+fn news_of_a_block_in_use_do_not_give_its_addresses_again() {
+    let mut book = NodeIpam::new();
+    let mut given = Vec::new();
+    for id in ["a", "b", "c", "d"] {
+        book.upsert_block(block("default-0", "10.0.0.0/30"));
+        given.push(address(&mut book, id).unwrap());
+        // Gone from one list and back in the next.
+        book.remove_block("default-0");
+        book.upsert_block(block("default-0", "10.0.0.0/30"));
+    }
+    given.sort();
+    given.dedup();
+    assert_eq!(given.len(), 4);
+    assert_eq!(address(&mut book, "e"), None);
+}

@@ -1,0 +1,232 @@
+//! Defects of Coil v2 that are about waiting, locks and wake-ups: none may be ours. The API server is a function.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::OnceLock;
+use std::task::{Context, Poll};
+
+use futures::FutureExt;
+use futures::future::{BoxFuture, join_all};
+use kube::Client;
+use kube::client::Body;
+use kube::runtime::reflector;
+use tokio::task::JoinSet;
+use tonic::codegen::Service as Answers;
+use tonic::codegen::http::{Request, Response};
+
+use super::*;
+use crate::requests;
+
+/// An API server: a path to an answer, now or never.
+#[derive(Clone)]
+struct Server(Arc<dyn Fn(&str) -> BoxFuture<'static, (u16, String)> + Send + Sync>);
+
+impl Answers<Request<Body>> for Server {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let answer = (self.0)(request.uri().path());
+        Box::pin(async move {
+            let (code, body) = answer.await;
+            Ok(Response::builder().status(code).body(Body::from(body.into_bytes())).unwrap())
+        })
+    }
+}
+
+fn client(answer: impl Fn(&str) -> BoxFuture<'static, (u16, String)> + Send + Sync + 'static) -> Client {
+    Client::new(Server(Arc::new(answer)), "default")
+}
+
+/// Never says anything: a controller and a server that are both away.
+fn silent() -> Client {
+    client(|_| futures::future::pending().boxed())
+}
+
+/// The node's addresses, with these pools in the cache, and what asks for blocks.
+fn node(client: Client, pools: &[&str], tasks: &mut JoinSet<()>) -> (Arc<Ipam>, Requester) {
+    let (store, mut writer) = reflector::store();
+    for name in pools {
+        let pool = serde_json::json!({
+            "apiVersion": "coil.cybozu.com/v2", "kind": "AddressPool", "metadata": { "name": name },
+            "spec": { "blockSizeBits": 2, "subnets": [{ "ipv4": "10.0.0.0/8" }] },
+        });
+        let pool: AddressPool = serde_json::from_value(pool).unwrap();
+        writer.apply_watcher_event(&kube::runtime::watcher::Event::Apply(pool));
+    }
+    let ipam = Arc::new(Ipam::new("n1", store, Api::all(client.clone())));
+    let granted = Arc::clone(&ipam);
+    let granted = Box::new(move |block: &AddressBlock| granted.add_block(block));
+    let requester = Requester::spawn(tasks, requests::Context { client, node: "n1".to_owned(), granted });
+    (ipam, requester)
+}
+
+fn block(name: &str, pool: &str, ipv4: &str) -> AddressBlock {
+    serde_json::from_value(serde_json::json!({
+        "apiVersion": "coil.cybozu.com/v2", "kind": "AddressBlock", "index": 0, "ipv4": ipv4,
+        "metadata": {
+            "name": name, "uid": name,
+            "labels": { "coil.cybozu.com/pool": pool, "coil.cybozu.com/node": "n1" },
+        },
+    }))
+    .unwrap()
+}
+
+fn key(id: impl ToString) -> Key {
+    Key { container_id: id.to_string(), ifname: "eth0".to_owned() }
+}
+
+fn far() -> Instant {
+    Instant::now() + Duration::from_secs(600)
+}
+
+/// Numbers 1 and 2: while pods wait for a block of one pool, nothing else waits: not the collection of empty blocks, not
+/// news of blocks, not another pool, not a DEL of the same pool.
+#[tokio::test]
+async fn a_pod_that_waits_for_a_block_holds_up_nothing_else() {
+    let mut tasks = JoinSet::new();
+    let (ipam, requester) = node(silent(), &["a", "b"], &mut tasks);
+    ipam.add_block(&block("a-0", "a", "10.0.0.0/32"));
+    ipam.add_block(&block("b-0", "b", "10.0.1.0/30"));
+    let first = ipam.allocate(&requester, "a", &key("first"), far()).await.unwrap();
+    let (waiting, other) = (key("waiting"), key("other"));
+    let mut waits = Box::pin(ipam.allocate(&requester, "a", &waiting, far()));
+    assert!(futures::poll!(&mut waits).is_pending());
+
+    assert_eq!(ipam.releasable(), ["b-0"]);
+    ipam.sync_blocks(&[
+        Arc::new(block("a-0", "a", "10.0.0.0/32")),
+        Arc::new(block("b-0", "b", "10.0.1.0/30")),
+    ]);
+    assert!(futures::poll!(Box::pin(ipam.allocate(&requester, "b", &other, far()))).is_ready());
+    assert!(futures::poll!(&mut waits).is_pending());
+    // The freed address is the one the other pod waits for, and it hears of it.
+    ipam.release(&key("first"));
+    assert_eq!(waits.await.unwrap().ipv4, first.ipv4);
+}
+
+/// Number 2: pods that wait do so side by side, and each only as long as it may.
+#[tokio::test]
+async fn pods_wait_side_by_side_and_each_to_its_own_deadline() {
+    let mut tasks = JoinSet::new();
+    let (ipam, requester) = node(silent(), &["a"], &mut tasks);
+    let keys: Vec<Key> = (0..24).map(key).collect();
+    let late = Instant::now();
+    let impatient = keys.iter().take(20).map(|key| ipam.allocate(&requester, "a", key, late));
+    let mut patient: Vec<_> =
+        keys.iter().skip(20).map(|key| Box::pin(ipam.allocate(&requester, "a", key, far()))).collect();
+    for waits in &mut patient {
+        assert!(futures::poll!(waits).is_pending());
+    }
+    for outcome in join_all(impatient).await {
+        assert!(matches!(outcome, Err(Failure::TimedOut { .. })), "{outcome:?}");
+    }
+    ipam.add_block(&block("a-0", "a", "10.0.0.0/30"));
+    assert!(join_all(patient).await.iter().all(Result::is_ok), "one block of four serves all four at once");
+}
+
+/// Number 3: the block comes after the pod has seen that there is none and before it begins to wait.
+#[tokio::test]
+async fn a_block_that_comes_just_before_the_wait_is_not_missed() {
+    let mut tasks = JoinSet::new();
+    let slot: Arc<OnceLock<Arc<Ipam>>> = Arc::default();
+    let inside = Arc::clone(&slot);
+    // The pool is not in the cache, so the server is asked, between the look and the wait.
+    let server = client(move |path| {
+        if !path.ends_with("/addresspools/a") {
+            return futures::future::pending().boxed();
+        }
+        inside.get().unwrap().add_block(&block("a-0", "a", "10.0.0.0/30"));
+        let pool = serde_json::json!({
+            "apiVersion": "coil.cybozu.com/v2", "kind": "AddressPool", "metadata": { "name": "a" },
+            "spec": { "blockSizeBits": 2, "subnets": [{ "ipv4": "10.0.0.0/24" }] },
+        });
+        std::future::ready((200, pool.to_string())).boxed()
+    });
+    let (ipam, requester) = node(server, &[], &mut tasks);
+    assert!(slot.set(Arc::clone(&ipam)).is_ok());
+    let pod = key("pod");
+    let given = tokio::time::timeout(Duration::from_secs(60), ipam.allocate(&requester, "a", &pod, far()));
+    assert_eq!(given.await.unwrap().unwrap().ipv4, Some("10.0.0.0".parse().unwrap()));
+}
+
+/// Number 5: the controller says which block it granted, and that block cannot be read. The pod gets a reason, and
+/// nothing ends.
+#[tokio::test]
+async fn a_granted_block_that_cannot_be_read_is_a_reason_and_no_panic() {
+    let mut tasks = JoinSet::new();
+    let request = serde_json::json!({
+        "apiVersion": "coil.cybozu.com/v2", "kind": "BlockRequest",
+        "metadata": { "name": "req-a-n1", "uid": "u", "resourceVersion": "1" },
+        "spec": { "nodeName": "n1", "poolName": "a" },
+    });
+    let mut answered = request.clone();
+    answered["status"] = serde_json::json!({
+        "addressBlockName": "a-7",
+        "conditions": [{ "type": "Complete", "status": "True", "reason": "allocated", "message": "",
+            "lastProbeTime": null, "lastTransitionTime": null }],
+    });
+    let list = serde_json::json!({
+        "apiVersion": "coil.cybozu.com/v2", "kind": "BlockRequestList",
+        "metadata": { "resourceVersion": "2" }, "items": [answered],
+    });
+    let server = client(move |path| {
+        let (code, body) = match path {
+            path if path.ends_with("/blockrequests/req-a-n1") => (200, request.to_string()),
+            path if path.ends_with("/blockrequests") => (200, list.to_string()),
+            path if path.ends_with("/nodes/n1") => {
+                (200, r#"{"apiVersion":"meta.k8s.io/v1","kind":"PartialObjectMetadata","metadata":{"name":"n1","uid":"n"}}"#.into())
+            }
+            _ => (404, r#"{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"NotFound","message":"none such","code":404}"#.into()),
+        };
+        std::future::ready((code, body)).boxed()
+    });
+    let (ipam, requester) = node(server, &["a"], &mut tasks);
+    let failure = ipam.allocate(&requester, "a", &key("pod"), far()).await.unwrap_err();
+    assert!(failure.to_string().contains("read AddressBlock a-7"), "{failure}");
+    assert_eq!(tasks.len(), 1, "the request task lives on");
+}
+
+/// Numbers 4 and 6: verbs, news of blocks and the collection of empty ones from many threads at once.
+#[test]
+fn verbs_and_news_from_many_threads_never_share_an_address() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(4).enable_all().build().unwrap();
+    runtime.block_on(async {
+        let mut tasks = JoinSet::new();
+        let (ipam, requester) = node(silent(), &["a"], &mut tasks);
+        let blocks: Vec<Arc<AddressBlock>> =
+            (0..8).map(|n| Arc::new(block(&format!("a-{n}"), "a", &format!("10.0.{n}.0/28")))).collect();
+        ipam.sync_blocks(&blocks);
+        let mut verbs = JoinSet::new();
+        for pod in 0..64u32 {
+            let (ipam, requester) = (Arc::clone(&ipam), requester.clone());
+            verbs.spawn(async move {
+                for _ in 0..50 {
+                    let given = ipam.allocate(&requester, "a", &key(pod), far()).await.unwrap();
+                    let again = ipam.allocate(&requester, "a", &key(pod), far()).await.unwrap();
+                    assert_eq!(given.ipv4, again.ipv4);
+                    ipam.release(&key(pod));
+                    ipam.release(&key(pod));
+                }
+                ipam.allocate(&requester, "a", &key(pod), far()).await.unwrap().ipv4
+            });
+        }
+        for _ in 0..100 {
+            ipam.sync_blocks(&blocks);
+            for name in ipam.releasable() {
+                if ipam.close(&name) {
+                    ipam.reopen(&name);
+                }
+            }
+            tokio::task::yield_now().await;
+        }
+        let given: BTreeSet<_> = verbs.join_all().await.into_iter().collect();
+        assert_eq!(given.len(), 64);
+        assert_eq!(ipam.held().len(), 64);
+    });
+}
