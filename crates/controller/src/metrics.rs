@@ -18,13 +18,16 @@ struct Pool {
     pool: String,
 }
 
+/// The leader's watch caches.
+type Caches = (Store<AddressPool>, Store<AddressBlock>);
+
 /// What the leader sees; nothing in a copy that does not lead.
 #[derive(Clone, Default)]
-pub(crate) struct View(Arc<Mutex<Option<(Store<AddressPool>, Store<AddressBlock>)>>>);
+pub(crate) struct View(Arc<Mutex<Option<Caches>>>);
 
 impl View {
     /// This copy leads, or no longer does.
-    pub(crate) fn set(&self, caches: Option<(Store<AddressPool>, Store<AddressBlock>)>) {
+    pub(crate) fn set(&self, caches: Option<Caches>) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = caches;
     }
 

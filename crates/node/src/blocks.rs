@@ -134,9 +134,42 @@ fn certainly_refused(error: &kube::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use futures::FutureExt;
     use kube::core::Status;
+    use tokio::task::JoinSet;
 
     use super::*;
+    use crate::ipam::tests::{block, client, node};
+
+    /// A server on which a block has no finalizer but ours and whose DELETE is answered with `code`.
+    fn server(code: u16) -> Client {
+        client(move |call| {
+            let object = || serde_json::to_string(&block("a-0", "a", "10.0.0.0/30")).unwrap();
+            let status = format!(r#"{{"kind":"Status","apiVersion":"v1","status":"Failure","code":{code}}}"#);
+            let answer = match call.split(' ').next() {
+                Some("DELETE") if code != 200 => (code, status),
+                _ => (200, object()),
+            };
+            std::future::ready(answer).boxed()
+        })
+    }
+
+    #[tokio::test]
+    async fn a_block_is_used_again_only_after_a_plain_refusal() {
+        for (code, known, open) in
+            [(200, false, false), (403, true, true), (409, true, false), (504, true, false)]
+        {
+            let mut tasks = JoinSet::new();
+            let client = server(code);
+            let (ipam, _requester) = node(client.clone(), &["a"], &mut tasks);
+            ipam.add_block(&block("a-0", "a", "10.0.0.0/30"));
+            let outcome = give_back_one(&client, &ipam, "a-0").await;
+            assert_eq!(outcome.is_ok(), code == 200, "{code}: {outcome:?}");
+            let usage = ipam.usage();
+            assert_eq!(!usage.is_empty(), known, "{code}");
+            assert_eq!(usage.first().is_some_and(|usage| usage.open), open, "{code}");
+        }
+    }
 
     #[test]
     fn only_a_plain_no_lets_a_block_be_used_again() {

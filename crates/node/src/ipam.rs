@@ -288,4 +288,4 @@ impl Ipam {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

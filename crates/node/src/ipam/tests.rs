@@ -17,9 +17,12 @@ use tonic::codegen::http::{Request, Response};
 use super::*;
 use crate::requests;
 
-/// An API server: a path to an answer, now or never.
+/// A status and a body, now or never.
+pub(crate) type Answer = BoxFuture<'static, (u16, String)>;
+
+/// An API server: from a method and a path, as `GET /api`, to an answer.
 #[derive(Clone)]
-struct Server(Arc<dyn Fn(&str) -> BoxFuture<'static, (u16, String)> + Send + Sync>);
+struct Server(Arc<dyn Fn(&str) -> Answer + Send + Sync>);
 
 impl Answers<Request<Body>> for Server {
     type Response = Response<Body>;
@@ -31,7 +34,7 @@ impl Answers<Request<Body>> for Server {
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let answer = (self.0)(request.uri().path());
+        let answer = (self.0)(&format!("{} {}", request.method(), request.uri().path()));
         Box::pin(async move {
             let (code, body) = answer.await;
             Ok(Response::builder().status(code).body(Body::from(body.into_bytes())).unwrap())
@@ -39,7 +42,7 @@ impl Answers<Request<Body>> for Server {
     }
 }
 
-fn client(answer: impl Fn(&str) -> BoxFuture<'static, (u16, String)> + Send + Sync + 'static) -> Client {
+pub(crate) fn client(answer: impl Fn(&str) -> Answer + Send + Sync + 'static) -> Client {
     Client::new(Server(Arc::new(answer)), "default")
 }
 
@@ -49,7 +52,7 @@ fn silent() -> Client {
 }
 
 /// The node's addresses, with these pools in the cache, and what asks for blocks.
-fn node(client: Client, pools: &[&str], tasks: &mut JoinSet<()>) -> (Arc<Ipam>, Requester) {
+pub(crate) fn node(client: Client, pools: &[&str], tasks: &mut JoinSet<()>) -> (Arc<Ipam>, Requester) {
     let (store, mut writer) = reflector::store();
     for name in pools {
         let pool = serde_json::json!({
@@ -66,7 +69,7 @@ fn node(client: Client, pools: &[&str], tasks: &mut JoinSet<()>) -> (Arc<Ipam>, 
     (ipam, requester)
 }
 
-fn block(name: &str, pool: &str, ipv4: &str) -> AddressBlock {
+pub(crate) fn block(name: &str, pool: &str, ipv4: &str) -> AddressBlock {
     serde_json::from_value(serde_json::json!({
         "apiVersion": "coil.cybozu.com/v2", "kind": "AddressBlock", "index": 0, "ipv4": ipv4,
         "metadata": {
