@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use fairlead_api::resources::{AddressBlock, AddressPool};
 use fairlead_dataplane::pods::PodOnNode;
-use fairlead_ipam::{Allocation, Answer, Block, BlockNets, BlockUsage, Key, NodeIpam};
+use fairlead_ipam::{Allocation, Answer, Block, BlockNets, BlockUsage, Held, Key, NodeIpam};
 use fairlead_wire::cni::ErrorCode;
 use ipnet::IpNet;
 use kube::runtime::reflector::{ObjectRef, Store};
@@ -204,6 +204,11 @@ impl Ipam {
         Ok(())
     }
 
+    /// What `key` holds.
+    pub fn held(&self, key: &Key) -> Option<Held> {
+        self.book().get(key).cloned()
+    }
+
     /// Frees what `key` holds; nothing when it holds nothing.
     pub fn release(&self, key: &Key) {
         self.book().release(key);
@@ -248,7 +253,7 @@ impl Ipam {
             return Vec::new();
         }
         let book = self.book();
-        let sentence = |(key, held): (&Key, &fairlead_ipam::Held)| {
+        let sentence = |(key, held): (&Key, &Held)| {
             let addresses: Vec<String> = held
                 .ipv4
                 .map(|ip| ip.to_string())
