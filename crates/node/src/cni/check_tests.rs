@@ -81,10 +81,7 @@ fn every_difference_is_named() {
         (|_, seen| seen.connected = false, "not the other end"),
         (|_, seen| seen.pod.as_mut().unwrap().up = false, "eth0 of the pod is down"),
         (|_, seen| seen.host.as_mut().unwrap().up = false, "veth1 on the host is down"),
-        (
-            |_, seen| seen.pod.as_mut().unwrap().addresses.truncate(0),
-            "lacks its reserved address 10.1.0.5",
-        ),
+        (|_, seen| seen.pod.as_mut().unwrap().addresses.truncate(0), "lacks its reserved address 10.1.0.5"),
         (|_, seen| seen.pod_routes.truncate(1), "no default route for fd00:1::5"),
         (|_, seen| seen.led_to_pod.truncate(0), "does not lead 10.1.0.5 to link veth1"),
         (|result, _| result["interfaces"][0]["mac"] = json!("02:00:00:00:00:99"), "not 02:00:00:00:00:99"),
