@@ -9,6 +9,7 @@ use crate::steps::{Result, built, cargo, run, timed};
 const PACKAGES: &[&str] = &[
     // the network lab and its judges
     "iproute2",
+    "containernetworking-plugins",
     "iputils-ping",
     "iperf3",
     "nftables",

@@ -4,10 +4,13 @@ use std::time::Duration;
 
 use fairlead_wire::cni::CniArgs;
 use fairlead_wire::cni::cni_client::CniClient;
+use fairlead_wire::network::network_client::NetworkClient;
+use fairlead_wire::network::{GcRequest, GcResponse, StatusRequest};
 use tonic::Request;
 use tonic::transport::{Channel, Endpoint};
 
-use crate::failure::{Failure, reasons};
+use crate::failure::{Failure, code, reasons};
+use crate::netconf;
 
 /// How long one call may take, connecting included (Coil v2: one minute). Runtimes give up later than that.
 pub const DEADLINE: Duration = Duration::from_secs(60);
@@ -36,14 +39,61 @@ pub async fn del(socket: &str, request: CniArgs, deadline: Duration) -> Result<(
     .await
 }
 
+/// CHECK.
+///
+/// # Errors
+/// As [`add`]; also every difference between what ADD made and what is there.
+pub async fn check(socket: &str, request: CniArgs, deadline: Duration) -> Result<(), Failure> {
+    bounded(socket, deadline, async {
+        let answer = connect(socket).await?.check(with_deadline(request, deadline)).await;
+        answer.map(|_| ()).map_err(|status| Failure::of_status(&status, socket))
+    })
+    .await
+}
+
+/// GC. The answer says what was freed and what could not be.
+///
+/// # Errors
+/// As [`add`].
+pub async fn gc(socket: &str, request: GcRequest, deadline: Duration) -> Result<GcResponse, Failure> {
+    bounded(socket, deadline, async {
+        let mut client = NetworkClient::new(channel(socket).await?)
+            .max_encoding_message_size(netconf::MAX_MESSAGE)
+            .max_decoding_message_size(netconf::MAX_MESSAGE);
+        let answer = client.gc(with_deadline(request, deadline)).await;
+        answer.map(tonic::Response::into_inner).map_err(|status| Failure::of_status(&status, socket))
+    })
+    .await
+}
+
+/// STATUS.
+///
+/// # Errors
+/// Code 50 or 51 with the reason why ADD could not succeed now; a node program that does not answer is one.
+pub async fn status(socket: &str, deadline: Duration) -> Result<(), Failure> {
+    let asked = bounded(socket, deadline, async {
+        let mut client = NetworkClient::new(channel(socket).await?);
+        let answer = client.status(with_deadline(StatusRequest {}, deadline)).await;
+        answer.map(|_| ()).map_err(|status| Failure::of_status(&status, socket))
+    });
+    asked.await.map_err(|failure| match failure.code {
+        code::TRY_AGAIN_LATER => Failure { code: code::NOT_AVAILABLE, ..failure },
+        _ => failure,
+    })
+}
+
 async fn connect(socket: &str) -> Result<CniClient<Channel>, Failure> {
+    channel(socket).await.map(CniClient::new)
+}
+
+async fn channel(socket: &str) -> Result<Channel, Failure> {
     let broken = |error: tonic::transport::Error| Failure::unreachable(socket, &reasons(&error));
     let endpoint = Endpoint::from_shared(format!("unix://{socket}")).map_err(broken)?;
-    Ok(CniClient::new(endpoint.connect().await.map_err(broken)?))
+    endpoint.connect().await.map_err(broken)
 }
 
 /// The node program learns the deadline too, and need not go on for a caller that is gone.
-fn with_deadline(request: CniArgs, deadline: Duration) -> Request<CniArgs> {
+fn with_deadline<T>(request: T, deadline: Duration) -> Request<T> {
     let mut request = Request::new(request);
     request.set_timeout(deadline);
     request

@@ -2,6 +2,8 @@
 
 use std::ffi::OsString;
 
+use fairlead_wire::spool::{is_identifier, is_interface_name};
+
 use crate::args::PodArgs;
 use crate::failure::{Failure, code};
 
@@ -153,16 +155,8 @@ fn container_id(text: String) -> Result<String, Failure> {
 pub(crate) const IDENTIFIER_RULE: &str =
     "it must start with a letter or digit and hold only letters, digits, '_', '.' and '-'";
 
-/// `^[A-Za-z0-9][A-Za-z0-9_.-]*$`, the rule for container IDs and network names.
-pub(crate) fn is_identifier(text: &str) -> bool {
-    text.starts_with(|first: char| first.is_ascii_alphanumeric())
-        && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.' | b'-'))
-}
-
-/// The kernel's rule (`dev_valid_name`): at most 15 bytes, no '/', ':' or white space, not "." or "..".
 fn interface_name(text: String) -> Result<String, Failure> {
-    let forbidden = |c: char| matches!(c, '/' | ':') || c.is_whitespace() || c.is_control();
-    if text.len() <= 15 && text != "." && text != ".." && !text.contains(forbidden) {
+    if is_interface_name(&text) {
         return Ok(text);
     }
     Err(wrong(

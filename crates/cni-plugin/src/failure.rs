@@ -23,8 +23,8 @@ pub mod code {
     pub const NETWORK_NAMESPACE: u32 = 8;
     /// The node program is away or busy; the same call may succeed later.
     pub const TRY_AGAIN_LATER: u32 = 11;
-    /// The verb is known to the specification but not answered by this version of the plugin.
-    pub const NOT_ANSWERED: u32 = 100;
+    /// STATUS: ADD could not succeed now.
+    pub const NOT_AVAILABLE: u32 = 50;
     /// Everything else.
     pub const INTERNAL: u32 = 999;
 }
@@ -154,7 +154,7 @@ mod tests {
             json!({"cniVersion": "0.4.0", "code": 7, "msg": "no \"name\"", "details": "add one"})
         );
         let object: Value = serde_json::from_str(&Failure::new(5, "m", "").to_json()).unwrap();
-        assert_eq!(object, json!({"cniVersion": "1.0.0", "code": 5, "msg": "m"}));
+        assert_eq!(object, json!({"cniVersion": "1.1.0", "code": 5, "msg": "m"}));
     }
 
     #[test]

@@ -8,7 +8,8 @@
 //! (`crates/node`). It knows nothing of Kubernetes beyond the names in `CNI_ARGS`.
 //!
 //! Data comes in through [`mod@env`] and [`netconf`], becomes a [`request`], and what [`daemon`] brings back becomes a
-//! [`result`] or a [`failure`]. Only [`daemon`] does I/O; `main.rs` reads, calls and prints. Everything else is pure.
+//! [`result`] or a [`failure`]. Only [`daemon`] and [`pending`] do I/O; `main.rs` reads, calls and prints. Everything
+//! else is pure.
 //!
 //! The specification: <https://github.com/containernetworking/cni/blob/main/SPEC.md>, versions in [`version`].
 
@@ -17,6 +18,7 @@ pub mod daemon;
 pub mod env;
 pub mod failure;
 pub mod netconf;
+pub mod pending;
 pub mod request;
 pub mod result;
 pub mod version;

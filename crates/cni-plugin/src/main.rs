@@ -6,13 +6,18 @@
 use std::io::{Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use fairlead_cni_plugin::env::{self, Attachment, AttachmentVerb, Invocation, NetworkVerb};
 use fairlead_cni_plugin::failure::{Failure, code};
 use fairlead_cni_plugin::netconf::{self, NetConf, Previous};
 use fairlead_cni_plugin::result::{self, CniResult};
 use fairlead_cni_plugin::version::{self, SpecVersion};
-use fairlead_cni_plugin::{daemon, request};
+use fairlead_cni_plugin::{daemon, pending, request};
+use fairlead_wire::network::GcRequest;
+
+/// STATUS is asked every few seconds: better no answer than a late one.
+const STATUS_DEADLINE: Duration = Duration::from_secs(10);
 
 fn main() -> ExitCode {
     let (output, exit) = match run() {
@@ -42,7 +47,7 @@ fn run() -> Result<String, Failure> {
         }
         Invocation::Network(verb) => {
             let conf = netconf::parse(&read_stdin()?)?;
-            Err(needs_newer(verb, conf.version))
+            network(verb, &conf).map_err(|failure| failure.in_version(conf.version))
         }
         Invocation::Version => Ok(version::answer()),
     }
@@ -65,14 +70,71 @@ fn attach(
             };
             Ok(result::of_add(previous, CniResult::of_answer(&answer)?).to_json(conf.version))
         }
-        AttachmentVerb::Check => Err(check_not_answered(conf.version)),
+        AttachmentVerb::Check => {
+            if conf.version < SpecVersion::V0_4_0 {
+                return Err(needs_newer("CHECK", SpecVersion::V0_4_0, conf.version));
+            }
+            refuse_own_namespace(&attachment)?;
+            let request = request::build(verb, attachment, conf, stdin)?;
+            block_on(daemon::check(&conf.socket, request, daemon::DEADLINE))?;
+            Ok(String::new())
+        }
         AttachmentVerb::Del => {
             if let Previous::Unusable(reason) = &conf.previous {
                 log(&format!("DEL goes on without prevResult, which cannot be decoded: {reason}"));
             }
+            let (container_id, ifname) = (attachment.container_id.clone(), attachment.ifname.clone());
             let request = request::build(verb, attachment, conf, stdin)?;
-            block_on(daemon::del(&conf.socket, request, daemon::DEADLINE))?;
+            match block_on(daemon::del(&conf.socket, request, daemon::DEADLINE)) {
+                Ok(()) => Ok(String::new()),
+                Err(failure) if failure.code == code::TRY_AGAIN_LATER => {
+                    leave_for_later(&conf.socket, &container_id, &ifname, failure)
+                }
+                Err(failure) => Err(failure),
+            }
+        }
+    }
+}
+
+fn leave_for_later(
+    socket: &str,
+    container_id: &str,
+    ifname: &str,
+    failure: Failure,
+) -> Result<String, Failure> {
+    match pending::note(socket, container_id, ifname) {
+        Ok(()) => {
+            log(&format!("DEL of {container_id} is left for the node program to finish: {failure}"));
             Ok(String::new())
+        }
+        Err(error) => {
+            log(&format!("DEL of {container_id} cannot be left for later beside {socket}: {error}"));
+            Err(failure)
+        }
+    }
+}
+
+fn network(verb: NetworkVerb, conf: &NetConf) -> Result<String, Failure> {
+    if conf.version < SpecVersion::V1_1_0 {
+        return Err(needs_newer(verb.as_str(), SpecVersion::V1_1_0, conf.version));
+    }
+    match verb {
+        NetworkVerb::Gc => {
+            let valid = netconf::valid_attachments(conf)?;
+            let request = GcRequest { network: conf.name.clone(), valid };
+            let done = block_on(daemon::gc(&conf.socket, request, daemon::DEADLINE))?;
+            for freed in &done.freed {
+                log(&format!("GC freed interface {} of container {}", freed.ifname, freed.container_id));
+            }
+            if done.failures.is_empty() {
+                return Ok(String::new());
+            }
+            let msg =
+                format!("{} attachments of network {} could not be freed", done.failures.len(), conf.name);
+            Err(Failure::new(code::IO, msg, done.failures.join("; ")))
+        }
+        NetworkVerb::Status => {
+            block_on(daemon::status(&conf.socket, STATUS_DEADLINE)).map(|()| String::new())
         }
     }
 }
@@ -101,26 +163,13 @@ fn refuse_own_namespace(attachment: &Attachment) -> Result<(), Failure> {
     ))
 }
 
-fn check_not_answered(version: SpecVersion) -> Failure {
-    if version < SpecVersion::V0_4_0 {
-        let msg = format!("CHECK needs cniVersion 0.4.0, the network configuration has {}", version.as_str());
-        return Failure::new(code::INCOMPATIBLE_VERSION, msg, "");
-    }
-    Failure::new(
-        code::NOT_ANSWERED,
-        "CHECK is not answered by this version of the plugin",
-        "set \"disableCheck\": true in the network configuration list",
-    )
-}
-
-fn needs_newer(verb: NetworkVerb, version: SpecVersion) -> Failure {
+fn needs_newer(verb: &str, least: SpecVersion, version: SpecVersion) -> Failure {
     let msg = format!(
-        "{} needs cniVersion 1.1.0, the network configuration has {}",
-        verb.as_str(),
+        "{verb} needs cniVersion {}, the network configuration has {}",
+        least.as_str(),
         version.as_str()
     );
     Failure::new(code::INCOMPATIBLE_VERSION, msg, format!("supported versions: {}", SpecVersion::list()))
-        .in_version(version)
 }
 
 fn read_stdin() -> Result<Vec<u8>, Failure> {

@@ -1,10 +1,12 @@
 //! The network configuration on standard input.
 
 use fairlead_api::names::NODE_SOCKET;
+use fairlead_wire::network::Attachment;
+use fairlead_wire::spool::is_identifier;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use crate::env::{IDENTIFIER_RULE, is_identifier};
+use crate::env::IDENTIFIER_RULE;
 use crate::failure::{Failure, code};
 use crate::result::CniResult;
 use crate::version::SpecVersion;
@@ -12,11 +14,14 @@ use crate::version::SpecVersion;
 /// Longest configuration that is read, in bytes. The largest real ones list every container of a node: some 100 KiB.
 pub const MAX_BYTES: u64 = 2 << 20;
 
+/// Longest message to or from the node program, in bytes: what fits in a configuration fits in a message.
+pub const MAX_MESSAGE: usize = 4 << 20;
+
 /// Longest path a UNIX socket address holds (`sun_path` of unix(7), without its final NUL).
 const MAX_SOCKET_PATH: usize = 107;
 
 /// A network configuration, checked.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct NetConf {
     /// The version the runtime wants to be answered in.
     pub version: SpecVersion,
@@ -26,6 +31,8 @@ pub struct NetConf {
     pub socket: String,
     /// What the plugins before this one made.
     pub previous: Previous,
+    /// What the runtime says is in use, as it came; for [`valid_attachments`].
+    pub valid: Value,
 }
 
 /// `prevResult`.
@@ -50,6 +57,11 @@ struct Raw {
     socket: Option<String>,
     #[serde(default)]
     prev_result: Value,
+    #[serde(default, rename = "cni.dev/valid-attachments")]
+    valid_attachments: Value,
+    /// The same under the name that libcni 1.2.0 gave it by mistake.
+    #[serde(default, rename = "cni.dev/attachments")]
+    attachments: Value,
 }
 
 /// Understands a configuration. Keys that are not ours are ignored, as the specification allows.
@@ -66,6 +78,7 @@ pub fn parse(bytes: &[u8]) -> Result<NetConf, Failure> {
             name: network_name(raw.name.unwrap_or_default())?,
             socket: socket_path(raw.socket)?,
             previous: previous(raw.prev_result),
+            valid: if raw.valid_attachments.is_null() { raw.attachments } else { raw.valid_attachments },
         })
     };
     checked().map_err(|failure: Failure| failure.in_version(version))
@@ -136,6 +149,31 @@ fn previous(value: Value) -> Previous {
     }
 }
 
+/// The attachments that GC must leave alone. None given means that none is in use: that is how libcni says it.
+///
+/// # Errors
+/// Code 7 if there is a list that cannot be understood as a whole: half of it would cost running pods their network.
+pub fn valid_attachments(conf: &NetConf) -> Result<Vec<Attachment>, Failure> {
+    #[derive(Deserialize)]
+    struct Entry {
+        #[serde(rename = "containerID")]
+        container_id: String,
+        ifname: String,
+    }
+    let entries: Option<Vec<Entry>> = Option::deserialize(&conf.valid).map_err(|error| {
+        Failure::new(
+            code::NETWORK_CONFIG,
+            format!(
+                "\"cni.dev/valid-attachments\" in the network configuration cannot be understood: {error}"
+            ),
+            "it must be a list of objects with containerID and ifname; nothing was freed",
+        )
+        .in_version(conf.version)
+    })?;
+    let attachment = |entry: Entry| Attachment { container_id: entry.container_id, ifname: entry.ifname };
+    Ok(entries.unwrap_or_default().into_iter().map(attachment).collect())
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -190,12 +228,12 @@ mod tests {
 
     #[test]
     fn versions_that_are_not_spoken_are_refused_with_those_that_are() {
-        let cases = [(json!({"name": "n"}), "0.1.0"), (json!({"name": "n", "cniVersion": "1.1.0"}), "1.1.0")];
+        let cases = [(json!({"name": "n"}), "0.1.0"), (json!({"name": "n", "cniVersion": "1.2.0"}), "1.2.0")];
         for (conf, named) in cases {
             let failure = parsed(conf).unwrap_err();
             assert_eq!(failure.code, code::INCOMPATIBLE_VERSION);
             assert!(failure.msg.contains(named), "{}", failure.msg);
-            assert!(failure.details.contains("0.3.1, 0.4.0, 1.0.0"), "{}", failure.details);
+            assert!(failure.details.contains("0.3.1, 0.4.0, 1.0.0, 1.1.0"), "{}", failure.details);
         }
     }
 
@@ -227,18 +265,61 @@ mod tests {
         }
     }
 
+    fn valid(value: Value) -> Result<Vec<(String, String)>, Failure> {
+        let mut conf = json!({"cniVersion": "1.1.0", "name": "n"});
+        conf.as_object_mut().unwrap().append(&mut value.as_object().unwrap().clone());
+        let listed = valid_attachments(&parsed(conf).unwrap())?;
+        Ok(listed.into_iter().map(|entry| (entry.container_id, entry.ifname)).collect())
+    }
+
+    #[test]
+    fn valid_attachments_as_runtimes_send_them() {
+        let pair = |id: &str| (id.to_owned(), "eth0".to_owned());
+        let entry = |id: &str| json!({"containerID": id, "ifname": "eth0", "more": 1});
+        let cases = [
+            (json!({}), vec![]),
+            (json!({"cni.dev/valid-attachments": null}), vec![]),
+            (json!({"cni.dev/valid-attachments": []}), vec![]),
+            (json!({"cni.dev/valid-attachments": [entry("a"), entry("b")]}), vec![pair("a"), pair("b")]),
+            (json!({"cni.dev/attachments": [entry("a")]}), vec![pair("a")]),
+            (
+                json!({"cni.dev/valid-attachments": [entry("a")], "cni.dev/attachments": [entry("b")]}),
+                vec![pair("a")],
+            ),
+        ];
+        for (conf, expected) in cases {
+            assert_eq!(valid(conf.clone()).unwrap(), expected, "{conf}");
+        }
+    }
+
+    #[test]
+    fn a_list_that_is_half_understood_is_refused() {
+        let good = json!({"containerID": "a", "ifname": "eth0"});
+        for bad in [json!(1), json!("a"), json!({}), json!([good, 1]), json!([good, {"containerID": "b"}])] {
+            let failure = valid(json!({"cni.dev/valid-attachments": bad})).unwrap_err();
+            assert_eq!((failure.code, failure.version), (code::NETWORK_CONFIG, SpecVersion::V1_1_0), "{bad}");
+        }
+    }
+
     proptest! {
+        #[test]
+        fn every_valid_attachment_is_read_back(listed in prop::collection::vec((".*", ".*"), 0..5)) {
+            let entries: Vec<Value> =
+                listed.iter().map(|(id, ifname)| json!({"containerID": id, "ifname": ifname})).collect();
+            prop_assert_eq!(valid(json!({"cni.dev/valid-attachments": entries})).unwrap(), listed);
+        }
+
         #[test]
         fn hostile_bytes_never_panic(bytes: Vec<u8>) {
             prop_assert_eq!(parse(&bytes).map_err(|failure| failure.code), Err(code::DECODING));
         }
 
         #[test]
-        fn hostile_fields_never_panic(key in "cniVersion|name|socket|prevResult", text: String, number: f64) {
+        fn hostile_fields_never_panic(key in "cniVersion|name|socket|prevResult|cni.dev/valid-attachments", text: String, number: f64) {
             for value in [json!(text), json!(number), json!([text]), json!({ text: number })] {
                 let mut conf = json!({"cniVersion": "1.0.0", "name": "n"});
                 conf[&key] = value;
-                let _ = parsed(conf);
+                let _ = parsed(conf).map(|conf| valid_attachments(&conf));
             }
         }
 

@@ -13,7 +13,8 @@ const IS_CHAINED: &str = "IS_CHAINED";
 /// The request for one call; `stdin` is the configuration as it came.
 ///
 /// # Errors
-/// Code 6 for an ADD whose prevResult makes no sense. DEL goes on without it: it must succeed whenever it can.
+/// Code 6 for an ADD or CHECK whose prevResult makes no sense, 7 for a CHECK without one. DEL goes on without it: it
+/// must succeed whenever it can.
 pub fn build(
     verb: AttachmentVerb,
     attachment: Attachment,
@@ -21,6 +22,7 @@ pub fn build(
     stdin: Vec<u8>,
 ) -> Result<CniArgs, Failure> {
     let previous = match (&conf.previous, verb) {
+        (Previous::None, AttachmentVerb::Check) => return Err(missing().in_version(conf.version)),
         (Previous::None | Previous::Unusable(_), AttachmentVerb::Del) | (Previous::None, _) => None,
         (Previous::Result(result), _) => Some(result),
         (Previous::Unusable(reason), _) => return Err(unusable(reason).in_version(conf.version)),
@@ -47,6 +49,14 @@ fn addresses(previous: &CniResult) -> Vec<String> {
 /// Name of each interface, and whether it is inside a container.
 fn places(previous: &CniResult) -> std::collections::HashMap<String, bool> {
     previous.interfaces.iter().map(|link| (link.name.clone(), !link.sandbox.is_empty())).collect()
+}
+
+fn missing() -> Failure {
+    Failure::new(
+        code::NETWORK_CONFIG,
+        "CHECK needs \"prevResult\", and the network configuration has none",
+        "the runtime must pass what ADD returned (CNI 0.4.0 and newer)",
+    )
 }
 
 fn unusable(reason: &str) -> Failure {
@@ -111,6 +121,13 @@ mod tests {
         assert!(pairs(&request.args).contains(&("IS_CHAINED", "true")));
         assert_eq!(request.ips, ["10.1.2.3", "fd00::3"]);
         assert_eq!(request.interfaces, [("cni0".to_owned(), false), ("eth0".to_owned(), true)].into());
+    }
+
+    #[test]
+    fn check_needs_a_previous_result() {
+        assert_eq!(built(AttachmentVerb::Check, json!(null)).unwrap_err().code, code::NETWORK_CONFIG);
+        assert_eq!(built(AttachmentVerb::Check, json!("x")).unwrap_err().code, code::DECODING);
+        assert!(built(AttachmentVerb::Check, json!({})).is_ok());
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The result of ADD: what was made, in every accepted version of the specification.
 //!
-//! One model serves all versions, because from 0.3.1 to 1.0.0 only `ips[].version` went away. Keys that are not in the
-//! model (those of newer versions) are dropped, as libcni does when it converts.
+//! One model serves all versions: from 0.3.1 to 1.0.0 only `ips[].version` went away, and 1.1.0 added keys that are
+//! left out for older ones, as libcni does when it converts. Keys that no version knows are dropped.
 
 use std::net::IpAddr;
 
@@ -40,6 +40,24 @@ pub struct Interface {
     /// Path of the network namespace it is in; empty on the host.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub sandbox: String,
+    /// What only 1.1.0 says of it.
+    #[serde(flatten)]
+    pub more: InterfaceMore,
+}
+
+/// Keys of an interface since 1.1.0.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct InterfaceMore {
+    /// MTU in bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mtu: Option<i64>,
+    /// Path of a socket that stands for the interface (vhost-user).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub socket_path: Option<String>,
+    /// PCI address of the device behind it.
+    #[serde(rename = "pciID", skip_serializing_if = "Option::is_none")]
+    pub pci_id: Option<String>,
 }
 
 /// An address.
@@ -63,6 +81,30 @@ pub struct Route {
     /// Next hop; without one the gateway of the address is meant.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gw: Option<IpAddr>,
+    /// What only 1.1.0 says of it.
+    #[serde(flatten)]
+    pub more: RouteMore,
+}
+
+/// Keys of a route since 1.1.0.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RouteMore {
+    /// MTU along the path, in bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mtu: Option<i64>,
+    /// Maximal segment size of TCP to announce, in bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub advmss: Option<i64>,
+    /// Less is preferred.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub priority: Option<i64>,
+    /// Table it is in; the main table without it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub table: Option<i64>,
+    /// How far the destination is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub scope: Option<i64>,
 }
 
 /// Name service settings.
@@ -121,13 +163,12 @@ impl CniResult {
     /// The result as `version` writes it.
     pub fn to_json(&self, version: SpecVersion) -> String {
         let ips = self.ips.iter().map(|ip| VersionedIp { version: family(version, ip), ip }).collect();
-        to_json(&Versioned {
-            cni_version: version.as_str(),
-            interfaces: &self.interfaces,
-            ips,
-            routes: &self.routes,
-            dns: &self.dns,
-        })
+        let (mut interfaces, mut routes) = (self.interfaces.clone(), self.routes.clone());
+        if version < SpecVersion::V1_1_0 {
+            interfaces.iter_mut().for_each(|interface| interface.more = InterfaceMore::default());
+            routes.iter_mut().for_each(|route| route.more = RouteMore::default());
+        }
+        to_json(&Versioned { cni_version: version.as_str(), interfaces, ips, routes, dns: &self.dns })
     }
 }
 
@@ -151,7 +192,7 @@ fn unusable(why: String) -> Failure {
 /// `ips[].version` was required until 1.0.0 removed it.
 fn family(version: SpecVersion, ip: &IpConfig) -> Option<&'static str> {
     match (version, ip.address) {
-        (SpecVersion::V1_0_0, _) => None,
+        (SpecVersion::V1_0_0 | SpecVersion::V1_1_0, _) => None,
         (SpecVersion::V0_3_1 | SpecVersion::V0_4_0, IpNet::V4(_)) => Some("4"),
         (SpecVersion::V0_3_1 | SpecVersion::V0_4_0, IpNet::V6(_)) => Some("6"),
     }
@@ -161,12 +202,12 @@ fn family(version: SpecVersion, ip: &IpConfig) -> Option<&'static str> {
 #[serde(rename_all = "camelCase")]
 struct Versioned<'a> {
     cni_version: &'static str,
-    #[serde(skip_serializing_if = "<[_]>::is_empty")]
-    interfaces: &'a [Interface],
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    interfaces: Vec<Interface>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     ips: Vec<VersionedIp<'a>>,
-    #[serde(skip_serializing_if = "<[_]>::is_empty")]
-    routes: &'a [Route],
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    routes: Vec<Route>,
     dns: &'a Dns,
 }
 

@@ -28,7 +28,7 @@ fn rendered(result: &CniResult, version: SpecVersion) -> Value {
 }
 
 #[test]
-fn the_newest_version_has_no_family() {
+fn from_1_0_0_there_is_no_family() {
     let expected = json!({
         "cniVersion": "1.0.0",
         "interfaces": [
@@ -39,6 +39,22 @@ fn the_newest_version_has_no_family() {
         "dns": {},
     });
     assert_eq!(rendered(&parse(&answer()).unwrap(), SpecVersion::V1_0_0), expected);
+}
+
+#[test]
+fn what_1_1_0_added_is_kept_there_and_left_out_before() {
+    let newest = json!({
+        "cniVersion": "1.1.0",
+        "interfaces": [{"name": "eth0", "mtu": 1420, "socketPath": "/s", "pciID": "0000:00:1f.6"}],
+        "routes": [{"dst": "10.0.0.0/8", "mtu": 1400, "advmss": 1360, "priority": 7, "table": 0, "scope": 253}],
+        "dns": {},
+    });
+    let result = parse(&newest).unwrap();
+    assert_eq!(rendered(&result, SpecVersion::V1_1_0), newest);
+    let expected = json!({
+        "cniVersion": "1.0.0", "interfaces": [{"name": "eth0"}], "routes": [{"dst": "10.0.0.0/8"}], "dns": {},
+    });
+    assert_eq!(rendered(&result, SpecVersion::V1_0_0), expected);
 }
 
 #[test]
@@ -132,15 +148,33 @@ proptest! {
     }
 
     #[test]
-    fn every_version_is_read_back(nets in prop::collection::vec(any_net(), 0..5), dst in any_net(), gw: IpAddr, mac: String) {
-        let result = CniResult {
-            interfaces: vec![Interface { name: "eth0".into(), mac, sandbox: String::new() }],
+    fn every_version_is_read_back(
+        nets in prop::collection::vec(any_net(), 0..5),
+        dst in any_net(),
+        gw: IpAddr,
+        mac: String,
+        mtu: Option<i64>,
+        socket_path: Option<String>,
+        table: Option<i64>,
+        scope: Option<i64>,
+    ) {
+        let more = InterfaceMore { mtu, socket_path, pci_id: None };
+        let interface = Interface { name: "eth0".into(), mac, sandbox: String::new(), more };
+        let more = RouteMore { mtu, advmss: scope, priority: table, table, scope };
+        let newest = CniResult {
+            interfaces: vec![interface.clone()],
             ips: nets.into_iter().map(|address| IpConfig { address, interface: Some(0), gateway: Some(gw) }).collect(),
-            routes: vec![Route { dst, gw: None }],
+            routes: vec![Route { dst, gw: None, more }],
             dns: Dns::default(),
         };
+        let older = CniResult {
+            interfaces: vec![Interface { more: InterfaceMore::default(), ..interface }],
+            routes: vec![Route { dst, gw: None, more: RouteMore::default() }],
+            ..newest.clone()
+        };
         for version in SpecVersion::ALL {
-            prop_assert_eq!(&CniResult::of_answer(result.to_json(version).as_bytes()).unwrap(), &result);
+            let expected = if version < SpecVersion::V1_1_0 { &older } else { &newest };
+            prop_assert_eq!(&CniResult::of_answer(newest.to_json(version).as_bytes()).unwrap(), expected);
         }
     }
 }

@@ -11,13 +11,15 @@ pub enum SpecVersion {
     V0_4_0,
     /// 1.0.0: no `version` in `ips`.
     V1_0_0,
+    /// 1.1.0: GC and STATUS, more about interfaces and routes.
+    V1_1_0,
 }
 
 impl SpecVersion {
     /// Every accepted version, oldest first.
-    pub const ALL: [Self; 3] = [Self::V0_3_1, Self::V0_4_0, Self::V1_0_0];
+    pub const ALL: [Self; 4] = [Self::V0_3_1, Self::V0_4_0, Self::V1_0_0, Self::V1_1_0];
     /// What is spoken when nobody asked for a version: VERSION, and errors before the configuration was understood.
-    pub const NEWEST: Self = Self::V1_0_0;
+    pub const NEWEST: Self = Self::V1_1_0;
 
     /// As it stands in `cniVersion`.
     pub fn as_str(self) -> &'static str {
@@ -25,6 +27,7 @@ impl SpecVersion {
             Self::V0_3_1 => "0.3.1",
             Self::V0_4_0 => "0.4.0",
             Self::V1_0_0 => "1.0.0",
+            Self::V1_1_0 => "1.1.0",
         }
     }
 
@@ -33,7 +36,7 @@ impl SpecVersion {
         Self::ALL.into_iter().find(|version| version.as_str() == text)
     }
 
-    /// `0.3.1, 0.4.0, 1.0.0`, for messages.
+    /// `0.3.1, 0.4.0, 1.0.0, 1.1.0`, for messages.
     pub fn list() -> String {
         Self::ALL.map(Self::as_str).join(", ")
     }
@@ -45,7 +48,7 @@ pub fn answer() -> String {
     #[serde(rename_all = "camelCase")]
     struct Answer {
         cni_version: &'static str,
-        supported_versions: [&'static str; 3],
+        supported_versions: [&'static str; 4],
     }
     let answer = Answer {
         cni_version: SpecVersion::NEWEST.as_str(),
@@ -68,7 +71,7 @@ mod tests {
         for version in SpecVersion::ALL {
             assert_eq!(SpecVersion::parse(version.as_str()), Some(version));
         }
-        for other in ["", "0.1.0", "0.2.0", "0.3.0", "1.0", "1.1.0", " 1.0.0", "v1.0.0"] {
+        for other in ["", "0.1.0", "0.2.0", "0.3.0", "1.0", "1.2.0", " 1.0.0", "v1.0.0"] {
             assert_eq!(SpecVersion::parse(other), None, "{other}");
         }
         assert_eq!(SpecVersion::ALL.last(), Some(&SpecVersion::NEWEST));
@@ -78,8 +81,10 @@ mod tests {
     #[test]
     fn the_answer_lists_every_version() {
         let answer: serde_json::Value = serde_json::from_str(&answer()).unwrap();
-        let expected =
-            serde_json::json!({"cniVersion": "1.0.0", "supportedVersions": ["0.3.1", "0.4.0", "1.0.0"]});
+        let expected = serde_json::json!({
+            "cniVersion": "1.1.0",
+            "supportedVersions": ["0.3.1", "0.4.0", "1.0.0", "1.1.0"],
+        });
         assert_eq!(answer, expected);
     }
 }

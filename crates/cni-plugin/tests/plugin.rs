@@ -13,6 +13,8 @@
 mod fake;
 
 use fairlead_wire::cni::{self, CniError, ErrorCode};
+use fairlead_wire::network::{Attachment, GcRequest, GcResponse};
+use fairlead_wire::spool;
 use serde_json::{Value, json};
 use tonic::{Code, Status};
 
@@ -33,7 +35,9 @@ fn error_code(output: &fake::Output) -> u64 {
 #[tokio::test]
 async fn add_brings_the_result_in_the_requested_version() {
     let node = FakeNode::start(|_| Ok(RESULT.into()));
-    for (version, family) in [("0.3.1", json!("4")), ("0.4.0", json!("4")), ("1.0.0", Value::Null)] {
+    for (version, family) in
+        [("0.3.1", json!("4")), ("0.4.0", json!("4")), ("1.0.0", Value::Null), ("1.1.0", Value::Null)]
+    {
         let output = Plugin::new("ADD").conf(&node.conf(version)).run().await;
         assert!(output.success, "{output:?}");
         let result = output.json();
@@ -130,7 +134,7 @@ async fn del_is_silent_and_needs_no_namespace() {
 async fn version_needs_neither_environment_nor_input() {
     let output = Plugin::bare().env("CNI_COMMAND", "VERSION").stdin(b"{ not json").run().await;
     assert!(output.success);
-    let expected = json!({"cniVersion": "1.0.0", "supportedVersions": ["0.3.1", "0.4.0", "1.0.0"]});
+    let expected = json!({"cniVersion": "1.1.0", "supportedVersions": ["0.3.1", "0.4.0", "1.0.0", "1.1.0"]});
     assert_eq!(output.json(), expected);
 }
 
@@ -139,13 +143,15 @@ async fn without_a_command_it_introduces_itself_on_standard_error() {
     let output = Plugin::bare().run().await;
     assert!(output.success);
     assert_eq!(output.stdout, "");
-    assert!(output.stderr.contains("0.3.1, 0.4.0, 1.0.0"), "{}", output.stderr);
+    assert!(output.stderr.contains("0.3.1, 0.4.0, 1.0.0, 1.1.0"), "{}", output.stderr);
 }
 
 #[tokio::test]
 async fn errors_before_the_call_have_the_codes_of_the_specification() {
     let conf = |version: &str| json!({"cniVersion": version, "name": "n", "socket": "/nonexistent/x.sock"});
     let good = conf("1.0.0");
+    let mut unusable_list = conf("1.1.0");
+    unusable_list["cni.dev/valid-attachments"] = json!([{"containerID": 1}]);
     let cases = [
         (Plugin::new("UPDATE").conf(&good), 4),
         (Plugin::bare().env("CNI_COMMAND", "ADD").conf(&good), 4),
@@ -154,15 +160,19 @@ async fn errors_before_the_call_have_the_codes_of_the_specification() {
         (Plugin::new("ADD").env("CNI_ARGS", "nonsense").conf(&good), 4),
         (Plugin::new("ADD").stdin(b"{ not json"), 6),
         (Plugin::new("DEL").stdin(b""), 6),
-        (Plugin::new("ADD").conf(&conf("1.1.0")), 1),
+        (Plugin::new("ADD").conf(&conf("1.2.0")), 1),
         (Plugin::new("ADD").conf(&json!({"name": "n"})), 1),
         (Plugin::new("ADD").conf(&json!({"cniVersion": "1.0.0"})), 7),
         (Plugin::new("ADD").stdin(&vec![b' '; 3 << 20]), 7),
         (Plugin::new("ADD").env("CNI_NETNS", "/proc/self/ns/net").conf(&good), 8),
         (Plugin::new("CHECK").conf(&conf("0.3.1")), 1),
-        (Plugin::new("CHECK").conf(&good), 100),
+        (Plugin::new("CHECK").conf(&good), 7),
         (Plugin::new("GC").env("CNI_PATH", "/x").conf(&good), 1),
         (Plugin::new("STATUS").env("CNI_PATH", "/x").conf(&good), 1),
+        (Plugin::new("GC").conf(&conf("1.1.0")), 4),
+        (Plugin::new("GC").env("CNI_PATH", "/x").conf(&unusable_list), 7),
+        (Plugin::new("GC").env("CNI_PATH", "/x").conf(&conf("1.1.0")), 11),
+        (Plugin::new("STATUS").env("CNI_PATH", "/x").conf(&conf("1.1.0")), 50),
     ];
     for (plugin, code) in cases {
         let what = format!("{plugin:?}");
@@ -187,8 +197,8 @@ async fn a_node_program_that_is_away_means_try_again_later() {
     drop(std::os::unix::net::UnixListener::bind(&refusing).unwrap());
     for socket in [absent, refusing] {
         let socket = socket.to_str().unwrap();
-        for verb in ["ADD", "DEL"] {
-            let conf = json!({"cniVersion": "0.4.0", "name": "n", "socket": socket});
+        for verb in ["ADD", "CHECK"] {
+            let conf = json!({"cniVersion": "0.4.0", "name": "n", "socket": socket, "prevResult": {}});
             let output = Plugin::new(verb).conf(&conf).run().await;
             assert_eq!(error_code(&output), 11);
             let error = output.json();
@@ -237,7 +247,7 @@ async fn what_the_node_program_says_reaches_the_runtime() {
     for error in [unknown_container, later] {
         let code = u64::try_from(error.code).unwrap();
         let node = FakeNode::start(move |_| Err(cni::status_with_error(Code::NotFound, error.clone())));
-        let output = Plugin::new("DEL").conf(&node.conf("1.0.0")).run().await;
+        let output = Plugin::new("ADD").conf(&node.conf("1.0.0")).run().await;
         assert_eq!(error_code(&output), code);
         assert_eq!(output.json()["msg"], "pod shop/web-0: not found");
         assert_eq!(output.json()["details"], "d");
@@ -250,5 +260,134 @@ async fn an_answer_that_is_no_result_is_an_error() {
         let node = FakeNode::start(move |_| Ok(answer.into()));
         let output = Plugin::new("ADD").conf(&node.conf("1.0.0")).run().await;
         assert_eq!(error_code(&output), 6, "{answer}");
+    }
+}
+
+#[tokio::test]
+async fn del_without_a_node_program_is_written_down_and_succeeds() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("away.sock");
+    let conf = json!({"cniVersion": "1.1.0", "name": "n", "socket": socket});
+    for _ in 0..2 {
+        let output = Plugin::new("DEL").conf(&conf).run().await;
+        assert!(output.success, "{output:?}");
+        assert_eq!(output.stdout, "");
+        assert!(output.stderr.contains("left for the node program"), "{}", output.stderr);
+    }
+    let written = std::fs::read_dir(spool::pending_deletions(&socket)).unwrap();
+    let names: Vec<_> = written.map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(names, ["c0ffee:eth0"]);
+}
+
+#[tokio::test]
+async fn del_fails_when_it_can_neither_be_done_nor_written_down() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("away.sock");
+    std::fs::write(directory.path().join("away.sock.d"), "in the way").unwrap();
+    let conf = json!({"cniVersion": "1.0.0", "name": "n", "socket": socket});
+    let output = Plugin::new("DEL").conf(&conf).run().await;
+    assert_eq!(error_code(&output), 11, "{output:?}");
+}
+
+#[tokio::test]
+async fn a_del_that_the_node_program_refuses_is_not_written_down() {
+    let node = FakeNode::start(|_| Err(Status::internal("netlink")));
+    let conf = node.conf("1.0.0");
+    let output = Plugin::new("DEL").conf(&conf).run().await;
+    assert_eq!(error_code(&output), 999);
+    let socket = std::path::PathBuf::from(conf["socket"].as_str().unwrap());
+    assert!(!spool::pending_deletions(&socket).exists());
+}
+
+#[tokio::test]
+async fn check_hands_on_the_previous_result_and_what_differs() {
+    let node = FakeNode::start(|args| match args.ifname.as_str() {
+        "eth0" => Ok(Vec::new()),
+        _ => {
+            let error = CniError { code: 101, msg: "route gone".into(), details: "d".into() };
+            Err(cni::status_with_error(Code::FailedPrecondition, error))
+        }
+    });
+    for version in ["0.4.0", "1.0.0", "1.1.0"] {
+        let mut conf = node.conf(version);
+        conf["prevResult"] = serde_json::from_str(RESULT).unwrap();
+        let output = Plugin::new("CHECK").conf(&conf).run().await;
+        assert!(output.success && output.stdout.is_empty(), "{output:?}");
+        let output = Plugin::new("CHECK").env("CNI_IFNAME", "net1").conf(&conf).run().await;
+        let expected = json!({"cniVersion": version, "code": 101, "msg": "route gone", "details": "d"});
+        assert_eq!(output.json(), expected);
+    }
+    let calls = node.calls();
+    assert!(calls.iter().all(|call| call.verb == "Check"));
+    let stdin: Value = serde_json::from_slice(&calls[0].args.stdin_data).unwrap();
+    assert_eq!(stdin["prevResult"]["ips"][0]["address"], "10.100.0.5/32");
+}
+
+fn gc(conf: &Value) -> Plugin {
+    Plugin::bare().env("CNI_COMMAND", "GC").env("CNI_PATH", "/opt/cni/bin").conf(conf)
+}
+
+#[tokio::test]
+async fn gc_names_the_network_and_what_is_valid() {
+    let (seen, asked) = std::sync::mpsc::channel();
+    let collect = move |request: &GcRequest| {
+        seen.send(request.clone()).unwrap();
+        let freed = vec![Attachment { container_id: "gone".into(), ifname: "eth0".into() }];
+        Ok(GcResponse { freed, failures: Vec::new() })
+    };
+    let node = FakeNode::of_network(collect, || Ok(()));
+    let mut conf = node.conf("1.1.0");
+    conf["cni.dev/valid-attachments"] = json!([{"containerID": "a", "ifname": "eth0"}]);
+    let output = gc(&conf).run().await;
+    assert!(output.success && output.stdout.is_empty(), "{output:?}");
+    assert!(output.stderr.contains("gone"), "{}", output.stderr);
+    let request = asked.recv().unwrap();
+    assert_eq!(request.network, "k8s-pod-network");
+    assert_eq!(request.valid, [Attachment { container_id: "a".into(), ifname: "eth0".into() }]);
+}
+
+#[tokio::test]
+async fn gc_reports_what_could_not_be_freed() {
+    let collect = |_: &GcRequest| {
+        Ok(GcResponse { freed: Vec::new(), failures: vec!["a: busy".into(), "b: busy".into()] })
+    };
+    let node = FakeNode::of_network(collect, || Ok(()));
+    let output = gc(&node.conf("1.1.0")).run().await;
+    assert_eq!(error_code(&output), 5);
+    assert_eq!(output.json()["details"], "a: busy; b: busy");
+}
+
+#[tokio::test]
+async fn a_list_as_long_as_a_configuration_may_be_is_handed_on() {
+    let (seen, asked) = std::sync::mpsc::channel();
+    let collect = move |request: &GcRequest| {
+        seen.send(request.valid.len()).unwrap();
+        Ok(GcResponse::default())
+    };
+    let node = FakeNode::of_network(collect, || Ok(()));
+    let mut conf = node.conf("1.1.0");
+    let entries: Vec<Value> =
+        (0..15_000).map(|n| json!({"containerID": format!("{n:064x}"), "ifname": "eth0"})).collect();
+    conf["cni.dev/valid-attachments"] = json!(entries);
+    let output = gc(&conf).run().await;
+    assert!(output.success, "{output:?}");
+    assert_eq!(asked.recv().unwrap(), 15_000);
+}
+
+#[tokio::test]
+async fn status_passes_the_reason_on() {
+    let status = |conf: &Value| Plugin::bare().env("CNI_COMMAND", "STATUS").env("CNI_PATH", "/x").conf(conf);
+    let ready = FakeNode::of_network(|_| Ok(GcResponse::default()), || Ok(()));
+    let output = status(&ready.conf("1.1.0")).run().await;
+    assert!(output.success && output.stdout.is_empty(), "{output:?}");
+    for code in [ErrorCode::PluginNotAvailable, ErrorCode::LimitedConnectivity] {
+        let refuse = move || {
+            let error = CniError { code: code.into(), msg: "pool dry".into(), details: String::new() };
+            Err(cni::status_with_error(Code::Unavailable, error))
+        };
+        let node = FakeNode::of_network(|_| Ok(GcResponse::default()), refuse);
+        let output = status(&node.conf("1.1.0")).run().await;
+        assert_eq!(error_code(&output), u64::try_from(i32::from(code)).unwrap());
+        assert_eq!(output.json()["msg"], "pool dry");
     }
 }

@@ -9,7 +9,8 @@ use std::process::Command;
 use fairlead_dataplane::pods::{self, Error, PodLinks, PodSpec};
 use fairlead_dataplane::{routes, uplink};
 use fairlead_netlink::netns::Netns;
-use fairlead_netlink::route::{RouteSocket, VethEnd, add_veth, delete_link, set_alias, set_up};
+use fairlead_netlink::route::{RouteSocket, TABLE_MAIN, VethEnd, add_veth, delete_link, set_alias, set_up};
+use ipnet::IpNet;
 
 const NODE: &str = "192.0.2.10";
 const NODE_V6: &str = "2001:db8::10";
@@ -378,4 +379,31 @@ fn many_pods_start_side_by_side_on_a_full_node() {
     let started = std::time::Instant::now();
     host.add(&spec(&one, "one-more", Some("10.1.0.200"), Some("fd00:1::200"))).unwrap();
     println!("one more beside them in {:?}", started.elapsed());
+}
+
+#[test]
+fn inspection_shows_both_ends() {
+    let (host, pod) = (Host::new(), Netns::create().unwrap());
+    let spec = spec(&pod, "seen", Some("10.1.0.9"), Some("fd00:1::9"));
+    let made = host.add(&spec).unwrap();
+    let inspect = || host.at(|| pods::inspect("seen", "eth0", &spec.netns, &[TABLE_MAIN]).unwrap());
+    let seen = inspect();
+    assert_eq!(inspect(), seen);
+    let addresses: [IpNet; 2] = ["10.1.0.9/32".parse().unwrap(), "fd00:1::9/128".parse().unwrap()];
+    let (host_end, pod_end) = (seen.host.unwrap(), seen.pod.unwrap());
+    assert_eq!(
+        (host_end.name, host_end.mac, host_end.up),
+        (made.host_name.clone(), Some(made.host_mac), true)
+    );
+    assert_eq!((pod_end.name.as_str(), pod_end.mac, pod_end.up), ("eth0", Some(made.container_mac), true));
+    for address in addresses {
+        assert!(seen.led_to_pod.contains(&address) && pod_end.addresses.contains(&address), "{address}");
+    }
+    assert_eq!(seen.pod_routes.iter().filter(|route| route.destination.prefix_len() == 0).count(), 2);
+    assert!(seen.connected);
+    host.run(&format!("ip link del {}", made.host_name));
+    let gone = inspect();
+    assert_eq!((gone.host, gone.pod, gone.connected), (None, None, false));
+    let error = host.at(|| pods::inspect("seen", "eth0", "/nonexistent".as_ref(), &[]).unwrap_err());
+    assert!(matches!(error, Error::Netns { .. }), "{error}");
 }

@@ -211,6 +211,11 @@ impl Ipam {
         Ok(())
     }
 
+    /// What `key` holds.
+    pub fn held(&self, key: &Key) -> Option<Held> {
+        self.book().get(key).cloned()
+    }
+
     /// Frees what `key` holds; nothing when it holds nothing.
     pub fn release(&self, key: &Key) {
         self.book().release(key);
@@ -223,7 +228,7 @@ impl Ipam {
     }
 
     /// What every key holds, by key.
-    pub fn held(&self) -> Vec<(Key, Held)> {
+    pub fn all_held(&self) -> Vec<(Key, Held)> {
         self.book().held().map(|(key, held)| (key.clone(), held.clone())).collect()
     }
 

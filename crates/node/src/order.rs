@@ -21,13 +21,19 @@ pub struct Ticket {
 impl Order {
     /// Waits for the turn of this caller.
     pub async fn enter(&self, container: &str) -> Ticket {
-        let turn = {
-            let mut turns = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            // Nobody waits or works on these any more.
-            turns.retain(|_, turn| Arc::strong_count(turn) > 1);
-            Arc::clone(turns.entry(container.to_owned()).or_default())
-        };
-        Ticket { _turn: turn.lock_owned().await }
+        Ticket { _turn: self.turn(container).lock_owned().await }
+    }
+
+    /// The turn, if nobody has it or waits for it.
+    pub fn try_enter(&self, container: &str) -> Option<Ticket> {
+        self.turn(container).try_lock_owned().ok().map(|turn| Ticket { _turn: turn })
+    }
+
+    fn turn(&self, container: &str) -> Arc<Turn<()>> {
+        let mut turns = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // Nobody waits or works on these any more.
+        turns.retain(|_, turn| Arc::strong_count(turn) > 1);
+        Arc::clone(turns.entry(container.to_owned()).or_default())
     }
 }
 
@@ -41,6 +47,8 @@ mod tests {
         let first = order.enter("a").await;
         let mut second = Box::pin(order.enter("a"));
         assert!(futures::poll!(&mut second).is_pending());
+        assert!(order.try_enter("a").is_none());
+        assert!(order.try_enter("c").is_some());
         let other = order.enter("b").await;
         drop(first);
         assert!(futures::poll!(&mut second).is_ready());

@@ -14,6 +14,7 @@ use fairlead_dataplane::uplink::{self, HostNetwork, Ignored};
 use fairlead_dataplane::wireguard::Preference;
 use fairlead_dataplane::{pods, routes};
 use fairlead_wire::cni::cni_server::CniServer;
+use fairlead_wire::network::network_server::NetworkServer;
 use fairlead_wire::node::node_server::NodeServer;
 use k8s_openapi::api::core::v1::{Namespace, Node};
 use kube::api::PartialObjectMeta;
@@ -25,6 +26,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_stream::wrappers::UnixListenerStream;
 
+use crate::cni::records::Records;
 use crate::detached::Detached;
 use crate::ipam::Ipam;
 use crate::mesh::agent::Agent;
@@ -130,7 +132,8 @@ pub async fn run(
     let mut tasks = JoinSet::new();
     prepare_kernel().await?;
     let caches = Arc::new(Caches::spawn(&mut tasks, &client, &settings.node));
-    let ipam = ipam(&settings, &client, &caches).await?;
+    let records = Records::beside(&settings.socket);
+    let ipam = ipam(&settings, &client, &caches, &records).await?;
     let requester = Requester::spawn(&mut tasks, request_context(&settings, &client, &ipam));
     let block_cache = Arc::clone(&caches.blocks);
     tasks.spawn(blocks::run(client.clone(), Arc::clone(&ipam), block_cache, Arc::clone(&metrics)));
@@ -163,15 +166,21 @@ pub async fn run(
     };
     let order = Arc::new(order::Order::default());
     tasks.spawn(leaks::run(Arc::clone(&ipam), Arc::clone(&order), Arc::clone(&metrics)));
-    let verbs = cni::Service {
+    let verbs = Arc::new(cni::Service {
         ipam: Arc::clone(&ipam),
         requester,
         namespaces: Arc::clone(&caches.namespaces),
+        pools: Arc::clone(&caches.pools),
+        blocks: Arc::clone(&caches.blocks),
         client,
         order,
         pod_mtu: pod_mtu(&caches, &shared),
+        mesh_problem: mesh_problem(&shared, problems.clone()),
+        records,
+        collecting: tokio::sync::Mutex::default(),
         metrics: Arc::clone(&metrics),
-    };
+    });
+    tasks.spawn(cni::gc::run(Arc::clone(&verbs)));
     let router = settings.router.then(Arc::<router::Shared>::default);
     if let Some(shared) = &router {
         let context = router_context(&mut tasks, &settings, &verbs.client, &caches, shared, &metrics);
@@ -253,9 +262,20 @@ async fn prepare_kernel() -> anyhow::Result<()> {
     .context("preparing the kernel stopped half-way")?
 }
 
-async fn ipam(settings: &Settings, client: &Client, caches: &Caches) -> anyhow::Result<Arc<Ipam>> {
+async fn ipam(
+    settings: &Settings,
+    client: &Client,
+    caches: &Caches,
+    records: &Records,
+) -> anyhow::Result<Arc<Ipam>> {
     let ipam = Ipam::new(&settings.node, caches.pools.store.clone(), Api::all(client.clone()));
-    let present = tokio::task::spawn_blocking(pods::list).await?.context("cannot read the pods' links")?;
+    let records = records.clone();
+    let finish_and_list = move || {
+        cni::gc::finish_pending(&records);
+        pods::list()
+    };
+    let present =
+        tokio::task::spawn_blocking(finish_and_list).await?.context("cannot read the pods' links")?;
     tracing::info!(pods = present.len(), "adopted the pods that are here");
     ipam.adopt(present);
     Ok(Arc::new(ipam))
@@ -288,6 +308,14 @@ fn pod_mtu(caches: &Arc<Caches>, shared: &Arc<mesh::Shared>) -> Arc<dyn Fn() -> 
     })
 }
 
+fn mesh_problem(
+    shared: &Arc<mesh::Shared>,
+    from_the_start: Vec<String>,
+) -> Arc<dyn Fn() -> Option<String> + Send + Sync> {
+    let shared = Arc::clone(shared);
+    Arc::new(move || from_the_start.first().cloned().or_else(|| shared.snapshot().failure))
+}
+
 async fn wait_for_first_lists(caches: &Caches) {
     let deadline = Instant::now() + FIRST_LISTS;
     while !caches.missing().is_empty() {
@@ -301,14 +329,15 @@ async fn wait_for_first_lists(caches: &Caches) {
 
 async fn serve(
     path: &Path,
-    verbs: cni::Service,
+    verbs: Arc<cni::Service>,
     about: status::Service,
     stop: impl Future<Output = ()>,
 ) -> anyhow::Result<()> {
     let listener = listen(path).with_context(|| format!("cannot listen on {}", path.display()))?;
     tracing::info!(socket = %path.display(), "serving");
     tonic::transport::Server::builder()
-        .add_service(CniServer::new(Detached(Arc::new(verbs))))
+        .add_service(CniServer::new(Detached(Arc::clone(&verbs))))
+        .add_service(NetworkServer::from_arc(verbs))
         .add_service(NodeServer::new(about))
         .serve_with_incoming_shutdown(UnixListenerStream::new(listener), stop)
         .await

@@ -1,7 +1,7 @@
 //! What goes over Fairlead's own wires.
 //!
 //! Today that is the gRPC between the CNI plugin or the command line and the node program, over a UNIX socket
-//! ([`cni`], [`node`]). The messages, clients and servers are generated from `proto/` at build time, without `protoc`;
+//! ([`cni`], [`network`], [`node`]), and the names of the files beside that socket ([`spool`]). The messages, clients and servers are generated from `proto/` at build time, without `protoc`;
 //! written by hand is only how a CNI error travels inside a gRPC status, which must be byte for byte what Coil's Go
 //! programs send, because old and new programs meet on one node during an upgrade.
 //!
@@ -9,5 +9,7 @@
 //! socket or decides anything: bytes come from the caller and go back to the caller.
 
 pub mod cni;
+pub mod network;
 pub mod node;
+pub mod spool;
 mod status;

@@ -6,6 +6,8 @@ use std::sync::{Arc, Mutex};
 
 use fairlead_wire::cni::cni_server::{Cni, CniServer};
 use fairlead_wire::cni::{AddResponse, CniArgs};
+use fairlead_wire::network::network_server::{Network, NetworkServer};
+use fairlead_wire::network::{GcRequest, GcResponse, StatusRequest};
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
 use tokio::net::UnixListener;
@@ -13,6 +15,7 @@ use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{Request, Response, Status};
 
 type Answer = dyn Fn(&CniArgs) -> Result<Vec<u8>, Status> + Send + Sync;
+type Collect = dyn Fn(&GcRequest) -> Result<GcResponse, Status> + Send + Sync;
 
 /// What the fake was asked.
 #[derive(Debug, Clone)]
@@ -35,13 +38,33 @@ impl FakeNode {
     pub(crate) fn start(
         answer: impl Fn(&CniArgs) -> Result<Vec<u8>, Status> + Send + Sync + 'static,
     ) -> Self {
+        let unasked = || Status::unimplemented("this test asks no network verb");
+        Self::serve(answer, move |_| Err(unasked()), move || Err(unasked()))
+    }
+
+    /// One that answers GC and STATUS only.
+    pub(crate) fn of_network(
+        collect: impl Fn(&GcRequest) -> Result<GcResponse, Status> + Send + Sync + 'static,
+        ready: impl Fn() -> Result<(), Status> + Send + Sync + 'static,
+    ) -> Self {
+        Self::serve(|_| Err(Status::unimplemented("this test asks network verbs only")), collect, ready)
+    }
+
+    fn serve(
+        answer: impl Fn(&CniArgs) -> Result<Vec<u8>, Status> + Send + Sync + 'static,
+        collect: impl Fn(&GcRequest) -> Result<GcResponse, Status> + Send + Sync + 'static,
+        ready: impl Fn() -> Result<(), Status> + Send + Sync + 'static,
+    ) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("node.sock");
         let listener = UnixListener::bind(&path).unwrap();
         let calls = Arc::<Mutex<Vec<Call>>>::default();
         let service = Service { calls: calls.clone(), answer: Box::new(answer) };
+        let network =
+            NetworkServer::new(NetworkService { collect: Box::new(collect), ready: Box::new(ready) });
         let server = tokio::spawn(async move {
-            let router = tonic::transport::Server::builder().add_service(CniServer::new(service));
+            let router =
+                tonic::transport::Server::builder().add_service(CniServer::new(service)).add_service(network);
             router.serve_with_incoming(UnixListenerStream::new(listener)).await.unwrap();
         });
         Self { socket: path.to_str().unwrap().to_owned(), calls, server, _directory: directory }
@@ -90,6 +113,22 @@ impl Cni for Service {
 
     async fn check(&self, request: Request<CniArgs>) -> Result<Response<()>, Status> {
         self.answer("Check", request).map(|_| Response::new(()))
+    }
+}
+
+struct NetworkService {
+    collect: Box<Collect>,
+    ready: Box<dyn Fn() -> Result<(), Status> + Send + Sync>,
+}
+
+#[tonic::async_trait]
+impl Network for NetworkService {
+    async fn gc(&self, request: Request<GcRequest>) -> Result<Response<GcResponse>, Status> {
+        (self.collect)(request.get_ref()).map(Response::new)
+    }
+
+    async fn status(&self, _: Request<StatusRequest>) -> Result<Response<()>, Status> {
+        (self.ready)().map(Response::new)
     }
 }
 

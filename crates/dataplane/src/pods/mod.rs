@@ -6,6 +6,7 @@
 //!
 //! All functions act in the calling thread's network namespace, the host's.
 
+mod inspect;
 mod plan;
 
 use std::io;
@@ -24,6 +25,7 @@ use ipnet::IpNet;
 
 use crate::uplink::{self, SysctlError};
 
+pub use inspect::{End, Inspection, inspect};
 use plan::Plan;
 pub use plan::PodAlias;
 

@@ -1,22 +1,33 @@
 //! The CNI service: what the plugin asks, turned into an address and a link, and back into words.
 
+mod args;
+mod check;
+pub mod gc;
+pub mod records;
+mod status;
+
 use std::net::IpAddr;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use fairlead_api::names::{ANNOTATION_POOL, DEFAULT_POOL};
+use fairlead_api::resources::{AddressBlock, AddressPool};
 use fairlead_dataplane::pods::{self, PodLinks, PodSpec};
 use fairlead_ipam::{Allocation, Key};
 use fairlead_wire::cni::cni_server::Cni;
-use fairlead_wire::cni::{AddResponse, CniArgs, CniError, ErrorCode, status_with_error};
+use fairlead_wire::cni::{AddResponse, CniArgs, ErrorCode};
+use fairlead_wire::network::network_server::Network;
+use fairlead_wire::network::{GcRequest, GcResponse, StatusRequest};
 use k8s_openapi::api::core::v1::Namespace;
 use kube::api::PartialObjectMeta;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, Client};
 use tokio::time::{Instant, timeout};
-use tonic::{Code, Request, Response, Status};
+use tonic::{Request, Response, Status};
 
+use self::args::{Attachment, attachment, key, netns, network, refuse};
+use self::check::{Previous, differences};
+use self::records::Records;
 use crate::ipam::Ipam;
 use crate::metrics::Metrics;
 use crate::order::Order;
@@ -29,7 +40,7 @@ const BLOCK_WAIT: Duration = Duration::from_secs(20);
 /// How long the API server may take to say what a namespace is that the cache has not seen.
 const NAMESPACE_WAIT: Duration = Duration::from_secs(5);
 
-/// Serves ADD, DEL and CHECK.
+/// Serves ADD, DEL, CHECK, GC and STATUS.
 pub struct Service {
     /// Addresses of this node.
     pub ipam: Arc<Ipam>,
@@ -37,82 +48,24 @@ pub struct Service {
     pub requester: Requester,
     /// Metadata of all namespaces.
     pub namespaces: Arc<Cache<PartialObjectMeta<Namespace>>>,
+    /// All pools.
+    pub pools: Arc<Cache<AddressPool>>,
+    /// All blocks of all nodes.
+    pub blocks: Arc<Cache<AddressBlock>>,
     /// For namespaces that the cache has not seen yet.
     pub client: Client,
     /// Turns by container.
     pub order: Arc<Order>,
     /// MTU of pod links, as it is when a pod starts.
     pub pod_mtu: Arc<dyn Fn() -> Option<u32> + Send + Sync>,
+    /// Why pods of this node may not reach other nodes, if something is wrong.
+    pub mesh_problem: Arc<dyn Fn() -> Option<String> + Send + Sync>,
+    /// Files beside the socket.
+    pub records: Records,
+    /// One GC at a time.
+    pub collecting: tokio::sync::Mutex<()>,
     /// Counters.
     pub metrics: Arc<Metrics>,
-}
-
-/// One container's interface, as the runtime named it.
-struct Attachment {
-    key: Key,
-    netns: PathBuf,
-    namespace: String,
-    pod: String,
-}
-
-fn refuse(code: ErrorCode, message: impl Into<String>, details: impl Into<String>) -> Status {
-    let grpc = match code {
-        ErrorCode::TryAgainLater => Code::Unavailable,
-        ErrorCode::InvalidEnvironmentVariables
-        | ErrorCode::InvalidNetworkConfig
-        | ErrorCode::UnsupportedField => Code::InvalidArgument,
-        ErrorCode::UnknownContainer => Code::NotFound,
-        _ => Code::Internal,
-    };
-    status_with_error(grpc, CniError { code: code.into(), msg: message.into(), details: details.into() })
-}
-
-fn is_identifier(text: &str) -> bool {
-    text.starts_with(|first: char| first.is_ascii_alphanumeric())
-        && text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-'))
-        // Longer ones would not fit the alias of the pod's link (`IFALIASZ`, 256 bytes).
-        && text.len() <= 128
-}
-
-fn is_interface_name(text: &str) -> bool {
-    (1..=15).contains(&text.len())
-        && !matches!(text, "." | "..")
-        && !text.contains(['/', ':'])
-        && !text.chars().any(|c| c.is_whitespace() || c.is_control())
-}
-
-fn key(args: &CniArgs) -> Result<Key, Status> {
-    let invalid = |what: &str, value: &str| {
-        refuse(ErrorCode::InvalidEnvironmentVariables, format!("{what} is invalid"), format!("{value:?}"))
-    };
-    if !is_identifier(&args.container_id) {
-        return Err(invalid("CNI_CONTAINERID", &args.container_id));
-    }
-    if !is_interface_name(&args.ifname) {
-        return Err(invalid("CNI_IFNAME", &args.ifname));
-    }
-    Ok(Key { container_id: args.container_id.clone(), ifname: args.ifname.clone() })
-}
-
-fn attachment(args: &CniArgs) -> Result<Attachment, Status> {
-    let argument = |name: &str| {
-        args.args.get(name).filter(|value| !value.is_empty()).cloned().ok_or_else(|| {
-            refuse(
-                ErrorCode::InvalidEnvironmentVariables,
-                format!("CNI_ARGS names no {name}"),
-                "Fairlead attaches Kubernetes pods: the runtime must pass K8S_POD_NAMESPACE and K8S_POD_NAME",
-            )
-        })
-    };
-    if args.netns.is_empty() {
-        return Err(refuse(ErrorCode::InvalidEnvironmentVariables, "CNI_NETNS is empty", ""));
-    }
-    Ok(Attachment {
-        key: key(args)?,
-        netns: PathBuf::from(&args.netns),
-        namespace: argument("K8S_POD_NAMESPACE")?,
-        pod: argument("K8S_POD_NAME")?,
-    })
 }
 
 impl Service {
@@ -183,7 +136,78 @@ impl Service {
     fn give_back(&self, attachment: &Attachment, allocation: &Allocation) {
         if allocation.fresh {
             self.ipam.release(&attachment.key);
+            self.leave_records(&attachment.key);
         }
+    }
+
+    /// Before anything is made, so that GC finds also what a crash left half-made.
+    fn enter_in_records(&self, key: &Key, network: Option<String>) -> Result<(), Status> {
+        // A DEL of the past must not hit what is made now.
+        self.records.forget_pending(key).map_err(|error| {
+            refuse(ErrorCode::IoFailure, "cannot cancel an earlier DEL of this container", error.to_string())
+        })?;
+        if let Some(network) = network
+            && let Err(error) = self.records.note(&network, key)
+        {
+            tracing::warn!(container = key.container_id, %error, "GC will not find this attachment");
+        }
+        Ok(())
+    }
+
+    fn leave_records(&self, key: &Key) {
+        if let Err(error) = self.records.forget(key).and_then(|()| self.records.forget_pending(key)) {
+            tracing::warn!(container = key.container_id, %error, "a record of a removed attachment remains");
+        }
+    }
+
+    /// Removes link and address; the caller has the container's turn.
+    async fn detach(&self, key: &Key) -> Result<(), Status> {
+        let (container, ifname) = (key.container_id.clone(), key.ifname.clone());
+        let removed = tokio::task::spawn_blocking(move || pods::remove(&container, &ifname)).await;
+        match removed {
+            // The address is free only when nothing answers to it any more.
+            Ok(Ok(existed)) => {
+                self.ipam.release(key);
+                self.leave_records(key);
+                tracing::info!(container = key.container_id, ifname = key.ifname, existed, "pod detached");
+                Ok(())
+            }
+            Ok(Err(error)) => Err(refuse(ErrorCode::IoFailure, error.to_string(), "")),
+            Err(error) => Err(refuse(
+                ErrorCode::Internal,
+                "removing the pod's link stopped half-way",
+                error.to_string(),
+            )),
+        }
+    }
+
+    /// Compares what ADD made with what is there.
+    async fn inspect(&self, args: &CniArgs, key: &Key) -> Result<(), Status> {
+        let netns = netns(args)?;
+        let previous = Previous::of_configuration(&args.stdin_data).map_err(|error| {
+            refuse(ErrorCode::DecodingFailure, "prevResult cannot be decoded", error.to_string())
+        })?;
+        let Some(held) = self.ipam.held(key) else {
+            let msg = format!("container {} has no address reserved for {}", key.container_id, key.ifname);
+            return Err(refuse(ErrorCode::UnknownContainer, msg, "the runtime has to make the sandbox anew"));
+        };
+        let tables = previous.clone().unwrap_or_default().tables();
+        let (container, ifname, file) = (key.container_id.clone(), key.ifname.clone(), netns.clone());
+        let read = move || pods::inspect(&container, &ifname, &file, &tables);
+        let seen = match tokio::task::spawn_blocking(read).await {
+            Ok(Ok(seen)) => seen,
+            Ok(Err(error)) => return Err(refuse(pod_error_code(&error), error.to_string(), "")),
+            Err(error) => {
+                let msg = "reading the pod's link stopped half-way";
+                return Err(refuse(ErrorCode::Internal, msg, error.to_string()));
+            }
+        };
+        let found = differences((&key.ifname, &netns), previous.as_ref(), &held, &seen);
+        if found.is_empty() {
+            return Ok(());
+        }
+        let details = "something changed it after ADD; the runtime has to make the sandbox anew";
+        Err(refuse(ErrorCode::AttachmentChanged, found.join("; "), details))
     }
 }
 
@@ -207,8 +231,8 @@ fn result(attachment: &Attachment, allocation: &Allocation, links: &PodLinks) ->
     serde_json::json!({
         "cniVersion": "1.1.0",
         "interfaces": [
-            { "name": attachment.key.ifname, "mac": links.container_mac.to_string(), "sandbox": attachment.netns },
-            { "name": links.host_name, "mac": links.host_mac.to_string() },
+            { "name": attachment.key.ifname, "mac": links.container_mac.to_string(), "sandbox": attachment.netns, "mtu": links.mtu },
+            { "name": links.host_name, "mac": links.host_mac.to_string(), "mtu": links.mtu },
         ],
         "ips": addresses,
     })
@@ -231,6 +255,7 @@ impl Cni for Service {
             }
             let attachment = attachment(&args)?;
             let _turn = self.order.enter(&attachment.key.container_id).await;
+            self.enter_in_records(&attachment.key, network(&args.stdin_data))?;
             let result = self.attach(&attachment).await?;
             tracing::info!(
                 pod = attachment.pod,
@@ -254,22 +279,7 @@ impl Cni for Service {
         let start = std::time::Instant::now();
         let key = key(&args)?;
         let _turn = self.order.enter(&key.container_id).await;
-        let (container, ifname) = (key.container_id.clone(), key.ifname.clone());
-        let removed = tokio::task::spawn_blocking(move || pods::remove(&container, &ifname)).await;
-        let outcome = match removed {
-            // The address is free only when nothing answers to it any more.
-            Ok(Ok(existed)) => {
-                self.ipam.release(&key);
-                tracing::info!(container = key.container_id, ifname = key.ifname, existed, "pod detached");
-                Ok(Response::new(()))
-            }
-            Ok(Err(error)) => Err(refuse(ErrorCode::IoFailure, error.to_string(), "")),
-            Err(error) => Err(refuse(
-                ErrorCode::Internal,
-                "removing the pod's link stopped half-way",
-                error.to_string(),
-            )),
-        };
+        let outcome = self.detach(&key).await.map(Response::new);
         self.metrics.del(start.elapsed(), outcome.is_ok());
         outcome
     }
@@ -278,51 +288,17 @@ impl Cni for Service {
         let args = request.into_inner();
         let key = key(&args)?;
         let _turn = self.order.enter(&key.container_id).await;
-        let known = tokio::task::spawn_blocking(pods::list).await;
-        match known {
-            Ok(Ok(pods))
-                if pods
-                    .iter()
-                    .any(|pod| pod.container_id == key.container_id && pod.ifname == key.ifname) =>
-            {
-                Ok(Response::new(()))
-            }
-            Ok(Ok(_)) => Err(refuse(
-                ErrorCode::UnknownContainer,
-                format!("container {} has no link for {} on this node", key.container_id, key.ifname),
-                "",
-            )),
-            Ok(Err(error)) => Err(refuse(ErrorCode::IoFailure, error.to_string(), "")),
-            Err(error) => Err(refuse(
-                ErrorCode::Internal,
-                "reading the node's links stopped half-way",
-                error.to_string(),
-            )),
-        }
+        self.inspect(&args, &key).await.map(Response::new)
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn container_ids_follow_the_specification() {
-        for good in ["a", "0123456789abcdef", "A-b_c.d"] {
-            assert!(is_identifier(good), "{good}");
-        }
-        for bad in ["", "-a", ".a", "a b", "a/b", "a:b", "é"] {
-            assert!(!is_identifier(bad), "{bad}");
-        }
+#[tonic::async_trait]
+impl Network for Service {
+    async fn gc(&self, request: Request<GcRequest>) -> Result<Response<GcResponse>, Status> {
+        self.collect(request.into_inner()).await.map(Response::new)
     }
 
-    #[test]
-    fn interface_names_follow_the_kernel() {
-        for good in ["eth0", "net1", "a23456789012345"] {
-            assert!(is_interface_name(good), "{good}");
-        }
-        for bad in ["", ".", "..", "a/b", "a:b", "a b", "a234567890123456", "a\n"] {
-            assert!(!is_interface_name(bad), "{bad:?}");
-        }
+    async fn status(&self, _: Request<StatusRequest>) -> Result<Response<()>, Status> {
+        self.readiness().await.map(Response::new)
     }
 }

@@ -1,0 +1,158 @@
+//! Files beside the socket: unfinished DELs, and which attachment is of which network. [`fairlead_wire::spool`] says
+//! where they lie and why they are there.
+//!
+//! They are no second truth. A record without an attachment costs one look, and an attachment without a record is
+//! left alone by GC.
+
+use std::fs::{self, DirBuilder, File};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use fairlead_ipam::Key;
+use fairlead_wire::spool;
+
+/// The two directories.
+#[derive(Debug, Clone)]
+pub struct Records {
+    pending: PathBuf,
+    networks: PathBuf,
+}
+
+impl Records {
+    /// Those that belong to a socket.
+    pub fn beside(socket: &Path) -> Self {
+        Self { pending: spool::pending_deletions(socket), networks: spool::networks(socket) }
+    }
+
+    /// DELs that plugins left.
+    ///
+    /// # Errors
+    /// The directory is there and cannot be read.
+    pub fn pending(&self) -> io::Result<Vec<Key>> {
+        keys(&self.pending)
+    }
+
+    /// Whether there still is an unfinished DEL.
+    pub fn is_pending(&self, key: &Key) -> bool {
+        spool::file_name(&key.container_id, &key.ifname).is_some_and(|name| self.pending.join(name).exists())
+    }
+
+    /// A DEL is done, or an ADD has made it void.
+    ///
+    /// # Errors
+    /// There is one and it cannot be removed.
+    pub fn forget_pending(&self, key: &Key) -> io::Result<()> {
+        remove(&self.pending, key)
+    }
+
+    /// Writes down whose attachment it is.
+    ///
+    /// # Errors
+    /// The file system refuses.
+    pub fn note(&self, network: &str, key: &Key) -> io::Result<()> {
+        let Some(name) = spool::file_name(&key.container_id, &key.ifname) else { return Ok(()) };
+        let directory = self.networks.join(network);
+        DirBuilder::new().recursive(true).mode(0o700).create(&directory)?;
+        File::create(directory.join(name)).map(drop)
+    }
+
+    /// The attachment is gone.
+    ///
+    /// # Errors
+    /// The file system refuses.
+    pub fn forget(&self, key: &Key) -> io::Result<()> {
+        match fs::read_dir(&self.networks) {
+            Ok(networks) => {
+                for network in networks {
+                    remove(&network?.path(), key)?;
+                }
+                Ok(())
+            }
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The attachments of a network.
+    ///
+    /// # Errors
+    /// The directory is there and cannot be read.
+    pub fn of(&self, network: &str) -> io::Result<Vec<Key>> {
+        if !spool::is_identifier(network) {
+            return Err(io::Error::new(
+                ErrorKind::InvalidInput,
+                format!("{network:?} is no name of a network"),
+            ));
+        }
+        keys(&self.networks.join(network))
+    }
+}
+
+/// Names that are none of ours are passed over.
+fn keys(directory: &Path) -> io::Result<Vec<Key>> {
+    let entries = match fs::read_dir(directory) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries?,
+    };
+    let mut keys = Vec::new();
+    for entry in entries {
+        let name = entry?.file_name();
+        if let Some((container_id, ifname)) = name.to_str().and_then(spool::parse_file_name) {
+            keys.push(Key { container_id: container_id.to_owned(), ifname: ifname.to_owned() });
+        }
+    }
+    keys.sort();
+    Ok(keys)
+}
+
+fn remove(directory: &Path, key: &Key) -> io::Result<()> {
+    let Some(name) = spool::file_name(&key.container_id, &key.ifname) else { return Ok(()) };
+    match fs::remove_file(directory.join(name)) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(id: &str) -> Key {
+        Key { container_id: id.to_owned(), ifname: "eth0".to_owned() }
+    }
+
+    #[test]
+    fn attachments_are_kept_by_network_until_forgotten() {
+        let directory = tempfile::tempdir().unwrap();
+        let records = Records::beside(&directory.path().join("s"));
+        assert_eq!(records.of("a").unwrap(), []);
+        records.forget(&key("one")).unwrap();
+        for (network, id) in [("a", "one"), ("a", "two"), ("a", "one"), ("b", "three")] {
+            records.note(network, &key(id)).unwrap();
+        }
+        assert_eq!(records.of("a").unwrap(), [key("one"), key("two")]);
+        assert_eq!(records.of("b").unwrap(), [key("three")]);
+        records.forget(&key("one")).unwrap();
+        assert_eq!(records.of("a").unwrap(), [key("two")]);
+        assert!(records.of("../a").is_err());
+    }
+
+    #[test]
+    fn unfinished_deletions_are_found_and_strangers_are_not() {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("s");
+        let records = Records::beside(&socket);
+        assert_eq!(records.pending().unwrap(), []);
+        let pending = spool::pending_deletions(&socket);
+        fs::create_dir_all(&pending).unwrap();
+        for name in ["c:eth0", "README", ".c:eth0", "c:a b"] {
+            fs::write(pending.join(name), "").unwrap();
+        }
+        assert_eq!(records.pending().unwrap(), [key("c")]);
+        assert!(records.is_pending(&key("c")));
+        records.forget_pending(&key("c")).unwrap();
+        records.forget_pending(&key("c")).unwrap();
+        assert_eq!(records.pending().unwrap(), []);
+    }
+}

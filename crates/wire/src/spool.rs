@@ -1,0 +1,124 @@
+//! Names of the files that plugin and node program leave for each other beside the socket.
+//!
+//! Everything lies in `<socket>.d`: who can reach the socket can reach the directory, so neither side needs a setting
+//! of its own. An attachment is one empty file, `<container ID>:<interface>`; making and removing such a file is
+//! atomic, and nothing can be half written.
+//!
+//! - `pending-del/` holds DELs that the runtime was told are done while the node program was away. It finishes them.
+//! - `networks/<name>/` holds the attachments of each network. The kernel's records do not name the network, and GC
+//!   must not touch those of another one.
+
+use std::path::{Path, PathBuf};
+
+/// Longest container ID that is accepted, in bytes: longer ones would not fit the alias of the pod's link (`IFALIASZ`,
+/// 256 bytes).
+pub const CONTAINER_ID_MAX: usize = 128;
+
+/// Directory of unfinished DELs.
+pub fn pending_deletions(socket: &Path) -> PathBuf {
+    beside(socket).join("pending-del")
+}
+
+/// Directory with one directory per network.
+pub fn networks(socket: &Path) -> PathBuf {
+    beside(socket).join("networks")
+}
+
+fn beside(socket: &Path) -> PathBuf {
+    let mut name = socket.as_os_str().to_owned();
+    name.push(".d");
+    PathBuf::from(name)
+}
+
+/// The file of an attachment; `None` if there can be no such attachment.
+pub fn file_name(container_id: &str, ifname: &str) -> Option<String> {
+    (is_container_id(container_id) && is_interface_name(ifname)).then(|| format!("{container_id}:{ifname}"))
+}
+
+/// Container ID and interface of a file; `None` for a file of another origin.
+pub fn parse_file_name(name: &str) -> Option<(&str, &str)> {
+    name.split_once(':')
+        .filter(|(container_id, ifname)| is_container_id(container_id) && is_interface_name(ifname))
+}
+
+/// The rule of the CNI specification for container IDs and network names, `^[A-Za-z0-9][A-Za-z0-9_.-]*$`.
+pub fn is_identifier(text: &str) -> bool {
+    text.starts_with(|first: char| first.is_ascii_alphanumeric())
+        && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.' | b'-'))
+}
+
+/// An identifier that fits the kernel's records.
+pub fn is_container_id(text: &str) -> bool {
+    is_identifier(text) && text.len() <= CONTAINER_ID_MAX
+}
+
+/// The kernel's rule (`dev_valid_name`, `net/core/dev.c`): 1 to 15 bytes, no '/', ':' or white space, not "." or "..".
+pub fn is_interface_name(text: &str) -> bool {
+    let forbidden = |c: char| matches!(c, '/' | ':') || c.is_whitespace() || c.is_control();
+    (1..=15).contains(&text.len()) && !matches!(text, "." | "..") && !text.contains(forbidden)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn the_directories_lie_beside_the_socket() {
+        let socket = Path::new("/run/coild.sock");
+        assert_eq!(pending_deletions(socket), Path::new("/run/coild.sock.d/pending-del"));
+        assert_eq!(networks(socket), Path::new("/run/coild.sock.d/networks"));
+    }
+
+    #[test]
+    fn what_cannot_be_attached_has_no_file() {
+        for (container_id, ifname) in
+            [("", "eth0"), ("../x", "eth0"), ("a/b", "eth0"), ("c", ".."), ("c", "a/b")]
+        {
+            assert_eq!(file_name(container_id, ifname), None, "{container_id} {ifname}");
+        }
+        assert_eq!(file_name(&"f".repeat(CONTAINER_ID_MAX + 1), "eth0"), None);
+    }
+
+    #[test]
+    fn container_ids_follow_the_specification() {
+        for good in ["a", "0123456789abcdef", "A-b_c.d"] {
+            assert!(is_container_id(good), "{good}");
+        }
+        for bad in ["", "-a", ".a", "a b", "a/b", "a:b", "é"] {
+            assert!(!is_container_id(bad), "{bad}");
+        }
+    }
+
+    #[test]
+    fn interface_names_follow_the_kernel() {
+        for good in ["eth0", "net1", "a23456789012345"] {
+            assert!(is_interface_name(good), "{good}");
+        }
+        for bad in ["", ".", "..", "a/b", "a:b", "a b", "a234567890123456", "a\n"] {
+            assert!(!is_interface_name(bad), "{bad:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn every_file_is_read_back(container_id in "[A-Za-z0-9][A-Za-z0-9_.-]{0,127}", ifname in "[^/:\\s\\p{Cc}.]{1,3}") {
+            let name = file_name(&container_id, &ifname).unwrap();
+            prop_assert!(name.len() <= 255);
+            prop_assert_eq!(parse_file_name(&name), Some((container_id.as_str(), ifname.as_str())));
+        }
+
+        #[test]
+        fn a_file_never_leaves_its_directory(container_id: String, ifname: String) {
+            if let Some(name) = file_name(&container_id, &ifname) {
+                prop_assert!(!name.contains('/') && !name.starts_with('.'));
+            }
+        }
+
+        #[test]
+        fn hostile_names_never_panic(name: String) {
+            let _ = parse_file_name(&name);
+        }
+    }
+}
