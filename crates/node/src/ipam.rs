@@ -227,11 +227,6 @@ impl Ipam {
         suspects.look(std::time::Instant::now(), grace, self.book().held().map(|(key, _)| key), linked)
     }
 
-    /// What every key holds, by key.
-    pub fn all_held(&self) -> Vec<(Key, Held)> {
-        self.book().held().map(|(key, held)| (key.clone(), held.clone())).collect()
-    }
-
     /// Use of every block.
     pub fn usage(&self) -> Vec<BlockUsage> {
         self.book().usage()
