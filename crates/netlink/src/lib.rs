@@ -5,6 +5,7 @@
 //! * [`netns`]: files of network namespaces, and running a closure inside one.
 //! * [`route`]: links, addresses, routes and rules (`rtnetlink(7)`).
 //! * [`nftables`]: tables, chains, sets and rules (`linux/netfilter/nf_tables.h`).
+//! * [`replies`]: the decoders alone, for bytes of another origin.
 //! * [`wireguard`]: the kernel's WireGuard (`linux/wireguard.h`).
 //!
 //! It decides nothing: `dataplane` compares what is with what should be and hands the difference down. Calls block
@@ -14,6 +15,7 @@
 mod error;
 pub mod netns;
 pub mod nftables;
+pub mod replies;
 pub mod route;
 mod socket;
 pub mod wireguard;

@@ -19,6 +19,7 @@ mod expression;
 mod intervals;
 mod messages;
 
+pub(crate) use dump::count;
 pub use dump::read;
 pub use expression::{Comparison, Expression, Header, Meta, TCP_MAXIMUM_SEGMENT, TcpOption};
 pub use intervals::{AddressType, Intervals};

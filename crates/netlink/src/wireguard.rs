@@ -27,6 +27,11 @@ const SET_DEVICE: u8 = 1;
 /// `WG_GENL_VERSION`
 const VERSION: u8 = 1;
 
+/// How many peers one message of a device dump has.
+pub(crate) fn count_peers(message: &[u8]) -> Parsed<usize> {
+    decode::device(std::iter::once(message)).map(|device| device.peers.len())
+}
+
 /// `WGDEVICE_A_*`
 mod device {
     pub(super) const NAME: u16 = 2;

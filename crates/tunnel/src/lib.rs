@@ -31,6 +31,15 @@ pub use device::Device;
 pub use error::Error;
 pub use settings::Settings;
 
+/// Understands the text of one request to the control socket, without its empty last line, and shows what it asks for.
+/// For fuzz targets and recorded requests; the socket's own server does the same with what clients send.
+///
+/// # Errors
+/// What is not understood.
+pub fn understand_control_request(text: &str) -> Result<String, String> {
+    uapi::understand(text)
+}
+
 /// The public key of a private one (RFC 7748, section 6.1).
 pub fn public_key(private: &fairlead_api::wireguard::PrivateKey) -> fairlead_api::wireguard::PublicKey {
     let secret = gotatun::x25519::StaticSecret::from(private.0);

@@ -10,6 +10,7 @@ use super::{
     AddressType, BaseShape, ChainShape, ELEMENT_INTERVAL_END, Intervals, NFPROTO_INET, SET_INTERVAL,
     SetShape, TableShape, TableState, chain, element, rule, set, table,
 };
+use crate::replies::ReplyKind;
 use crate::{Error, Message, Reply, Result, Socket};
 
 /// `struct nfgenmsg` in bytes.
@@ -159,6 +160,29 @@ fn parse_elements(body: &[u8], kind: AddressType, into: &mut Vec<(u128, bool)>) 
         into.push((address, flags & ELEMENT_INTERVAL_END != 0));
     }
     Ok(())
+}
+
+/// How many objects of a kind the attributes of one reply hold; none for kinds that are not nftables'.
+pub(crate) fn count(kind: ReplyKind, body: &[u8]) -> Parsed<usize> {
+    // The name that corpora use.
+    let table = "t";
+    Ok(match kind {
+        ReplyKind::Chain => usize::from(parse_chain(body, table)?.is_some()),
+        ReplyKind::Elements => {
+            let mut elements = Vec::new();
+            for address in [AddressType::Ipv4, AddressType::Ipv6] {
+                let mut found = Vec::new();
+                if parse_elements(body, address, &mut found).is_ok() {
+                    Intervals::from_elements(address, found.clone());
+                    elements.extend(found);
+                }
+            }
+            elements.len()
+        }
+        ReplyKind::Rule => usize::from(parse_rule(body, table)?.is_some()),
+        ReplyKind::Set => usize::from(parse_set(body, table)?.is_some()),
+        ReplyKind::Changes | ReplyKind::WireGuardDevice => 0,
+    })
 }
 
 #[cfg(test)]

@@ -24,6 +24,7 @@ pub use types::{
     Address, AddressFlags, IpFamily, Link, LinkLayer, MacAddress, Mark, NextHop, Route, RouteKind, Rule,
     Scope, TABLE_DEFAULT, TABLE_LOCAL, TABLE_MAIN,
 };
+pub(crate) use watch::count_changes;
 pub use watch::{Change, Subscription};
 
 #[cfg(test)]

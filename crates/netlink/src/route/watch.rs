@@ -122,6 +122,13 @@ impl AsRawFd for Subscription {
     }
 }
 
+/// How many changes a datagram tells of.
+pub(crate) fn count_changes(datagram: &[u8]) -> Result<usize> {
+    let mut changes = Vec::new();
+    read_changes(datagram, &mut changes)?;
+    Ok(changes.len())
+}
+
 fn read_changes(mut datagram: &[u8], changes: &mut Vec<Change>) -> Result<()> {
     while let Some(frame) = take_frame(&mut datagram) {
         let change = read_change(frame.kind, frame.payload).map_err(|error| Error::Malformed {

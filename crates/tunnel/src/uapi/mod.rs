@@ -7,3 +7,17 @@ mod response;
 mod server;
 
 pub(crate) use server::Server;
+
+/// Parses one request and shows it, with the change it makes to an empty device.
+pub(crate) fn understand(text: &str) -> Result<String, String> {
+    let empty = fairlead_api::wireguard::DeviceState {
+        private_key: None,
+        listen_port: 0,
+        fwmark: 0,
+        peers: Default::default(),
+    };
+    match request::parse(text).map_err(|error| error.to_string())? {
+        request::Request::Get => Ok(response::describe(&empty)),
+        request::Request::Set(set) => Ok(format!("{:?}", set.change(&empty))),
+    }
+}

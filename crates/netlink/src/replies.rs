@@ -1,0 +1,39 @@
+//! The decoders of the kernel's replies without a socket, for whoever has bytes of another origin: fuzz targets and
+//! recorded replies. Programs use the typed calls of the other modules.
+
+use crate::{nftables, route, wireguard};
+
+/// What the bytes are said to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReplyKind {
+    /// Frames with their headers, as a subscription to links, addresses, routes and rules receives them.
+    Changes,
+    /// The attributes of a chain, behind `struct nfgenmsg`.
+    Chain,
+    /// The attributes of a list of set elements.
+    Elements,
+    /// The attributes of a rule of a chain.
+    Rule,
+    /// The attributes of a set.
+    Set,
+    /// A message of `WG_CMD_GET_DEVICE`, behind the netlink header.
+    WireGuardDevice,
+}
+
+impl ReplyKind {
+    /// All kinds, in an order that does not change: corpora name them by position.
+    pub const ALL: [Self; 6] =
+        [Self::Changes, Self::Chain, Self::Elements, Self::Rule, Self::Set, Self::WireGuardDevice];
+}
+
+/// Decodes bytes and says how many objects were in them.
+///
+/// # Errors
+/// What is wrong with the bytes.
+pub fn read(kind: ReplyKind, bytes: &[u8]) -> Result<usize, String> {
+    match kind {
+        ReplyKind::Changes => route::count_changes(bytes).map_err(|error| error.to_string()),
+        ReplyKind::WireGuardDevice => wireguard::count_peers(bytes).map_err(str::to_owned),
+        other => nftables::count(other, bytes).map_err(str::to_owned),
+    }
+}
