@@ -141,8 +141,8 @@ fn socket_path(path: Option<String>) -> Result<String, Failure> {
 fn previous(value: Value) -> Previous {
     match value {
         Value::Null => Previous::None,
-        Value::Object(_) => match serde_json::from_value(value) {
-            Ok(result) => Previous::Result(result),
+        Value::Object(_) => match serde_json::from_value::<CniResult>(value) {
+            Ok(result) => result.stray_address().map_or(Previous::Result(result), Previous::Unusable),
             Err(error) => Previous::Unusable(error.to_string()),
         },
         _ => Previous::Unusable("it is not a JSON object".to_owned()),
@@ -260,7 +260,8 @@ mod tests {
         assert!(
             matches!(of(json!({"ips": [{"address": "10.0.0.1/24"}]})), Previous::Result(result) if result.ips.len() == 1)
         );
-        for bad in [json!("x"), json!([]), json!({"ips": "x"}), json!({"ips": [{"address": "x"}]})] {
+        let stray = json!({"ips": [{"address": "10.0.0.1/24", "interface": 0}]});
+        for bad in [json!("x"), json!([]), json!({"ips": "x"}), json!({"ips": [{"address": "x"}]}), stray] {
             assert!(matches!(of(bad.clone()), Previous::Unusable(_)), "{bad}");
         }
     }

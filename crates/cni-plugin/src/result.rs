@@ -149,10 +149,16 @@ impl CniResult {
         let result: Self = serde_json::from_slice::<serde_json::Map<_, _>>(bytes)
             .and_then(|object| serde_json::from_value(object.into()))
             .map_err(|error| unusable(error.to_string()))?;
-        match result.ips.iter().find(|ip| ip.interface.is_some_and(|at| at >= result.interfaces.len())) {
-            Some(ip) => Err(unusable(format!("{} is on an interface that is not listed", ip.address))),
+        match result.stray_address() {
+            Some(problem) => Err(unusable(problem)),
             None => Ok(result),
         }
+    }
+
+    /// What is wrong when an address is said to be on an interface that the result does not list.
+    pub fn stray_address(&self) -> Option<String> {
+        let stray = self.ips.iter().find(|ip| ip.interface.is_some_and(|at| at >= self.interfaces.len()))?;
+        Some(format!("{} is on an interface that is not listed", stray.address))
     }
 
     /// Neither interfaces nor addresses.
