@@ -22,6 +22,7 @@ use fairlead_netlink::route::{
     Link, MacAddress, Route, RouteSocket, TABLE_LOCAL, VethEnd, add_veth, delete_link, set_alias,
 };
 use ipnet::IpNet;
+use tracing::trace_span;
 
 use crate::uplink::{self, SysctlError};
 
@@ -160,15 +161,18 @@ pub fn add(spec: &PodSpec) -> Result<PodLinks> {
     let netns = open_netns(spec)?;
     let kernel = |source| kernel_error(spec, source);
     let mut host = RouteSocket::open().map_err(kernel)?;
-    delete_links_of(&mut host, &spec.container_id, &spec.ifname).map_err(kernel)?;
+    trace_span!("look for an old link")
+        .in_scope(|| delete_links_of(&mut host, &spec.container_id, &spec.ifname))
+        .map_err(kernel)?;
     // Inside the namespace, so that a file that is none is noticed before anything is made.
     let Pair { host_link, container_index, mut pod } =
         netns.run(|| make_pair(spec, &plan, &netns, &mut host)).map_err(kernel)??;
-    if let Err(error) = connect_host(spec, &plan, &mut host, &host_link) {
+    let connected = trace_span!("host's end").in_scope(|| connect_host(spec, &plan, &mut host, &host_link));
+    if let Err(error) = connected {
         discard(&mut host, &host_link);
         return Err(error);
     }
-    settle(spec, &mut pod, container_index, &mut host, &host_link);
+    trace_span!("until ready").in_scope(|| settle(spec, &mut pod, container_index, &mut host, &host_link));
     Ok(PodLinks {
         container_mac: plan.container_mac,
         container_index,
@@ -292,8 +296,8 @@ struct Pair {
 
 /// Makes the pair and configures the end in the pod. Runs inside the pod's namespace; `host` is a socket outside.
 fn make_pair(spec: &PodSpec, plan: &Plan, netns: &Netns, host: &mut RouteSocket) -> Result<Pair> {
-    let host_link = make_links(spec, plan, netns, host)?;
-    match connect_pod(spec, plan, host, &host_link) {
+    let host_link = trace_span!("veth pair").in_scope(|| make_links(spec, plan, netns, host))?;
+    match trace_span!("pod's end").in_scope(|| connect_pod(spec, plan, host, &host_link)) {
         Ok((container_index, pod)) => Ok(Pair { host_link, container_index, pod }),
         Err(error) => {
             discard(host, &host_link);
