@@ -19,7 +19,7 @@ use std::time::Duration;
 use fairlead_api::names::{LINK_ALIAS_PREFIX, TABLE_PODS};
 use fairlead_netlink::netns::Netns;
 use fairlead_netlink::route::{
-    Link, MacAddress, Route, RouteSocket, TABLE_LOCAL, VethEnd, add_veth, delete_link, set_alias,
+    IpFamily, Link, MacAddress, Route, RouteSocket, TABLE_LOCAL, VethEnd, add_veth, delete_link, set_alias,
 };
 use ipnet::IpNet;
 use tracing::trace_span;
@@ -33,9 +33,9 @@ pub use plan::PodAlias;
 /// Names on the host that are tried when others have ours.
 const NAME_TRIES: u32 = 8;
 /// How often and how long to wait for a link to become ready: ten seconds altogether.
-const SETTLE_TRIES: u32 = 1000;
+const SETTLE_TRIES: u32 = 10_000;
 const SETTLE_PAUSE: Duration = Duration::from_micros(50);
-const SETTLE_PAUSE_MAX: Duration = Duration::from_millis(10);
+const SETTLE_PAUSE_MAX: Duration = Duration::from_millis(1);
 
 /// What a pod is to get.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -151,8 +151,7 @@ pub enum Error {
 /// A result of work on pods.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Connects a pod. What was there for the same container and interface is removed first, so a runtime may repeat the
-/// call. There is no wait for duplicate address detection: when this returns the pod can talk.
+/// Connects a pod. What was there for the same container and interface is replaced, so a runtime may repeat the call. There is no wait for duplicate address detection: when this returns the pod can talk.
 ///
 /// # Errors
 /// See [`Error`]; nothing that was made is left then.
@@ -161,9 +160,6 @@ pub fn add(spec: &PodSpec) -> Result<PodLinks> {
     let netns = open_netns(spec)?;
     let kernel = |source| kernel_error(spec, source);
     let mut host = RouteSocket::open().map_err(kernel)?;
-    trace_span!("look for an old link")
-        .in_scope(|| delete_links_of(&mut host, &spec.container_id, &spec.ifname))
-        .map_err(kernel)?;
     // Inside the namespace, so that a file that is none is noticed before anything is made.
     let Pair { host_link, container_index, mut pod } =
         netns.run(|| make_pair(spec, &plan, &netns, &mut host)).map_err(kernel)??;
@@ -189,9 +185,20 @@ pub fn add(spec: &PodSpec) -> Result<PodLinks> {
 /// # Errors
 /// The kernel refused.
 pub fn remove(container_id: &str, ifname: &str) -> Result<bool> {
-    RouteSocket::open().and_then(|mut host| delete_links_of(&mut host, container_id, ifname)).map_err(
-        |source| Error::Kernel { container_id: container_id.to_owned(), ifname: ifname.to_owned(), source },
-    )
+    let remove = || {
+        let mut host = RouteSocket::open()?;
+        let known =
+            trace_span!("look up").in_scope(|| link_by_usual_name(&mut host, container_id, ifname))?;
+        trace_span!("delete").in_scope(|| match known {
+            Some(link) => delete(&mut host, &link).map(|()| true),
+            None => delete_links_of(&mut host, container_id, ifname),
+        })
+    };
+    remove().map_err(|source| Error::Kernel {
+        container_id: container_id.to_owned(),
+        ifname: ifname.to_owned(),
+        source,
+    })
 }
 
 /// The pods on this node, from the kernel alone.
@@ -266,25 +273,40 @@ fn open_netns(spec: &PodSpec) -> Result<Netns> {
     Ok(netns)
 }
 
-/// By alias, not by name: links that Coil made have names drawn at random.
+fn belongs_to(link: &Link, container_id: &str, ifname: &str) -> bool {
+    let alias = link.alias.as_deref().and_then(PodAlias::parse);
+    alias.is_some_and(|alias| alias.container_id == container_id && alias.ifname == ifname)
+}
+
+/// The link of a pod if it has the name that is tried first, which nearly every pod's has: one question, however many
+/// pods there are.
+fn link_by_usual_name(
+    host: &mut RouteSocket,
+    container_id: &str,
+    ifname: &str,
+) -> fairlead_netlink::Result<Option<Link>> {
+    let link = host.link_by_name(&plan::host_name(container_id, ifname, 0))?;
+    Ok(link.filter(|link| belongs_to(link, container_id, ifname)))
+}
+
+/// By alias among all links: those that Coil made have names drawn at random.
 fn delete_links_of(
     host: &mut RouteSocket,
     container_id: &str,
     ifname: &str,
 ) -> fairlead_netlink::Result<bool> {
-    let ours = |link: &Link| {
-        let alias = link.alias.as_deref().and_then(PodAlias::parse);
-        alias.is_some_and(|alias| alias.container_id == container_id && alias.ifname == ifname)
-    };
-    let stale: Vec<_> = host.links_of_kind("veth")?.into_iter().filter(ours).collect();
-    for link in &stale {
-        match host.apply(&[delete_link(link.index)]) {
-            // The pod's namespace went away meanwhile and took the pair along.
-            Err(error) if error.is_missing() => {}
-            other => other?,
-        }
-    }
+    let mut stale = host.links_of_kind("veth")?;
+    stale.retain(|link| belongs_to(link, container_id, ifname));
+    stale.iter().try_for_each(|link| delete(host, link))?;
     Ok(!stale.is_empty())
+}
+
+fn delete(host: &mut RouteSocket, link: &Link) -> fairlead_netlink::Result<()> {
+    match host.apply(&[delete_link(link.index)]) {
+        // The pod's namespace went away meanwhile and took the pair along.
+        Err(error) if error.is_missing() => Ok(()),
+        other => other,
+    }
 }
 
 /// A pair whose end in the pod is ready.
@@ -306,14 +328,22 @@ fn make_pair(spec: &PodSpec, plan: &Plan, netns: &Netns, host: &mut RouteSocket)
     }
 }
 
+/// A link of an earlier ADD of the same container is in the way of one of the two names, so it is looked for only when
+/// the kernel says that one is taken: the search reads every pod's link.
 fn make_links(spec: &PodSpec, plan: &Plan, netns: &Netns, host: &mut RouteSocket) -> Result<Link> {
     let kernel = |source| kernel_error(spec, source);
     let container = VethEnd { name: &spec.ifname, mac: Some(plan.container_mac), mtu: spec.mtu };
-    for attempt in 0..NAME_TRIES {
+    let (mut attempt, mut searched) = (0, false);
+    while attempt < NAME_TRIES {
         let name = plan.host_name(attempt);
         let end = VethEnd { name: &name, mac: Some(plan.host_mac), mtu: spec.mtu };
         match host.apply(&[add_veth(&end, &container, netns.as_fd())]) {
             Err(error) if error.is_existing() => {
+                if !std::mem::replace(&mut searched, true)
+                    && delete_links_of(host, &spec.container_id, &spec.ifname).map_err(kernel)?
+                {
+                    continue;
+                }
                 // The kernel does not say which of the two names is taken.
                 if host.link_by_name(&name).map_err(kernel)?.is_none() {
                     return Err(Error::InterfaceExists {
@@ -321,6 +351,7 @@ fn make_links(spec: &PodSpec, plan: &Plan, netns: &Netns, host: &mut RouteSocket
                         netns: spec.netns.clone(),
                     });
                 }
+                attempt += 1;
             }
             other => {
                 other.map_err(kernel)?;
@@ -398,7 +429,10 @@ fn can_send(socket: &mut RouteSocket, index: u32) -> fairlead_netlink::Result<bo
 /// background: with the route in the table of local addresses (`addrconf_dad_completed`, `net/ipv6/addrconf.c`).
 fn can_receive(pod: &mut RouteSocket, ipv6: Option<Ipv6Addr>) -> fairlead_netlink::Result<bool> {
     let Some(ip) = ipv6 else { return Ok(true) };
-    Ok(pod.routes(TABLE_LOCAL)?.iter().any(|route| route.destination == IpNet::from(IpAddr::from(ip))))
+    Ok(pod
+        .routes_of(IpFamily::V6, TABLE_LOCAL)?
+        .iter()
+        .any(|route| route.destination == IpNet::from(IpAddr::from(ip))))
 }
 
 fn discard(host: &mut RouteSocket, link: &Link) {

@@ -54,7 +54,8 @@ impl fmt::Display for PodAlias {
 /// A checked request with the names and addresses that follow from it.
 #[derive(Debug)]
 pub(super) struct Plan {
-    identity: String,
+    container_id: String,
+    ifname: String,
     ipv4: Option<Ipv4Addr>,
     ipv6: Option<Ipv6Addr>,
     pub(super) alias: String,
@@ -65,7 +66,7 @@ pub(super) struct Plan {
 impl Plan {
     pub(super) fn new(spec: &PodSpec) -> Result<Self> {
         check(spec)?;
-        let identity = format!("{}:{}", spec.container_id, spec.ifname);
+        let identity = identity(&spec.container_id, &spec.ifname);
         let alias = PodAlias {
             pool: spec.pool.clone(),
             container_id: spec.container_id.clone(),
@@ -78,17 +79,16 @@ impl Plan {
         Ok(Self {
             container_mac: mac(&format!("{identity}:container")),
             host_mac: mac(&format!("{identity}:host")),
-            identity,
+            container_id: spec.container_id.clone(),
+            ifname: spec.ifname.clone(),
             ipv4: spec.ipv4,
             ipv6: spec.ipv6,
             alias,
         })
     }
 
-    /// "veth" and eight hexadecimal digits, always the same for the same pod and attempt.
     pub(super) fn host_name(&self, attempt: u32) -> String {
-        let hash = fnv1a(&format!("{}:{attempt}", self.identity));
-        format!("veth{:08x}", (hash ^ (hash >> 32)) & 0xffff_ffff)
+        host_name(&self.container_id, &self.ifname, attempt)
     }
 
     /// Messages for the end in the pod, to be sent inside its namespace.
@@ -154,6 +154,16 @@ impl Plan {
     fn gateway_neighbour(&self, link: u32, gateway: IpAddr) -> Message {
         permanent_neighbour(link, gateway, self.host_mac)
     }
+}
+
+fn identity(container_id: &str, ifname: &str) -> String {
+    format!("{container_id}:{ifname}")
+}
+
+/// Name of a pod's link on the host: "veth" and eight hexadecimal digits, always the same for the same pod and attempt.
+pub(super) fn host_name(container_id: &str, ifname: &str, attempt: u32) -> String {
+    let hash = fnv1a(&format!("{}:{attempt}", identity(container_id, ifname)));
+    format!("veth{:08x}", (hash ^ (hash >> 32)) & 0xffff_ffff)
 }
 
 fn host_prefix(ip: IpAddr) -> IpNet {

@@ -182,7 +182,11 @@ impl RouteSocket {
         Ok(found)
     }
 
-    fn routes_of(&mut self, family: IpFamily, table: u32) -> Result<Vec<Route>> {
+    /// The routes of one table and one family; a table that was never used is empty.
+    ///
+    /// # Errors
+    /// The kernel's refusal or an unreadable answer.
+    pub fn routes_of(&mut self, family: IpFamily, table: u32) -> Result<Vec<Route>> {
         let mut request = RouteMessage::default();
         request.header.address_family = changes::family(family);
         request.attributes.push(RouteAttribute::Table(table));
