@@ -32,9 +32,8 @@ impl Peer {
         let path = directory.join("lock");
         let lock = File::create(&path).with_context(|| format!("cannot create {}", path.display()))?;
         lock.lock().with_context(|| format!("cannot lock {}", path.display()))?;
-        let missing = |package: &&&str| {
-            !directory.join(package.rsplit('/').next().unwrap_or(package)).exists()
-        };
+        let missing =
+            |package: &&&str| !directory.join(package.rsplit('/').next().unwrap_or(package)).exists();
         for package in packages.iter().filter(missing) {
             progress(&format!("    building {package} {version} into {}", directory.display()));
             let status = Command::new("go")
@@ -43,8 +42,13 @@ impl Peer {
                 .stdin(Stdio::null())
                 .stdout(Stdio::null())
                 .status()
-                .with_context(|| format!("cannot run go, which builds {name}: install it from https://go.dev/dl"))?;
-            ensure!(status.success(), "building {package}@{version} failed ({status}); the messages are above");
+                .with_context(|| {
+                    format!("cannot run go, which builds {name}: install it from https://go.dev/dl")
+                })?;
+            ensure!(
+                status.success(),
+                "building {package}@{version} failed ({status}); the messages are above"
+            );
         }
         Ok(directory)
     }

@@ -17,8 +17,8 @@ use fairlead_netlink::{Family, Socket};
 use ipnet::{IpNet, Ipv4Net};
 use testbed_lab::{Lab, Namespace};
 
-use crate::{Effort, progress};
 use crate::report::{Measurement, milliseconds};
+use crate::{Effort, progress};
 
 pub(crate) const CASE: &str = "nft";
 const SIZES: [u32; 2] = [1_000, 10_000];

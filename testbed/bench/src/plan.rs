@@ -9,8 +9,8 @@ use fairlead_api::wireguard::PublicKey;
 use fairlead_topology::{Member, Policy, plan};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
-use crate::{Effort, progress};
 use crate::report::{Measurement, milliseconds};
+use crate::{Effort, progress};
 
 pub(crate) const CASE: &str = "plan";
 const SIZES: [u32; 2] = [1_000, 10_000];

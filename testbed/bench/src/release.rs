@@ -29,10 +29,7 @@ pub(crate) fn become_release_build(arguments: &[String]) -> Result<()> {
         .stdin(Stdio::null())
         .status()
         .context("cannot run cargo, which builds what is measured")?;
-    ensure!(
-        status.success(),
-        "the release build failed ({status}); its messages are above"
-    );
+    ensure!(status.success(), "the release build failed ({status}); its messages are above");
     execute(&target.join("release").join("fairlead-bench"), arguments).map(|never| match never {})
 }
 

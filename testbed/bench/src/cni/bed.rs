@@ -72,8 +72,10 @@ impl Bed {
         world.plane.apply(&objects(cold))?;
         let site = world.sites.first().context("the cluster has no site")?;
         let peer_host = site.host("peer")?;
-        let sandboxes =
-            (0..SANDBOXES).map(|_| Ok(Netns::create()?)).collect::<Result<Vec<_>>>().context("cannot make the pods")?;
+        let sandboxes = (0..SANDBOXES)
+            .map(|_| Ok(Netns::create()?))
+            .collect::<Result<Vec<_>>>()
+            .context("cannot make the pods")?;
         Ok(Self {
             own_plugin: executable("fairlead-cni")?,
             peer_data: tempfile::tempdir().context("cannot make a directory for host-local")?,
@@ -111,9 +113,13 @@ impl Bed {
         Plugin::ptp(&self.peer_programs.join("ptp"), self.peer_data.path(), family)
     }
 
-    /// Starts `pods` pods, `parallel` at a time, then ends them in the same way; more than there are sandboxes in
-    /// several goes.
-    pub(super) fn attach_and_detach(&self, plugin: &Plugin, parallel: usize, pods: usize) -> Result<(Load, Load)> {
+    /// Starts `pods` pods, `parallel` at a time, then ends them in the same way.
+    pub(super) fn attach_and_detach(
+        &self,
+        plugin: &Plugin,
+        parallel: usize,
+        pods: usize,
+    ) -> Result<(Load, Load)> {
         ensure!(pods <= self.sandboxes.len(), "more pods than sandboxes");
         let host = if plugin.is_in(&self.peer_programs) { &self.peer_host } else { self.own_host()? };
         let first = self.containers.fetch_add(pods as u64, Ordering::Relaxed);

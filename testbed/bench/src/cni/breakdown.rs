@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use fairlead_dataplane::pods::{self, PodSpec};
 use testbed_lab::Host;
-use tracing::span::Id;
 use tracing::Subscriber;
+use tracing::span::Id;
 use tracing_subscriber::layer::{Context as LayerContext, Layer, SubscriberExt};
 use tracing_subscriber::registry::LookupSpan;
 
@@ -165,7 +165,8 @@ fn steps(bed: &Bed, family: Family, spans: &Spans, parts: &mut Parts) -> Result<
             Ok(())
         })??;
         for (step, elapsed) in spans.take() {
-            parts.push(&format!("{verb} {family}, mean: kernel, {step}"), milliseconds(elapsed) / PODS as f64);
+            parts
+                .push(&format!("{verb} {family}, mean: kernel, {step}"), milliseconds(elapsed) / PODS as f64);
         }
     }
     Ok(())

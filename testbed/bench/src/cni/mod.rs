@@ -88,7 +88,8 @@ impl Samples {
 }
 
 fn measure(bed: &Bed, family: Family, level: Level, rounds: usize) -> Result<Vec<Measurement>> {
-    let [mut adds, mut peer_adds, mut dels, mut peer_dels] = [const { Samples { half: vec![], most: vec![], rate: vec![] } }; 4];
+    let [mut adds, mut peer_adds, mut dels, mut peer_dels] =
+        [const { Samples { half: vec![], most: vec![], rate: vec![] } }; 4];
     let parallel = level.parallel;
     for round in 1..=rounds {
         let patient = if family == Family::Ipv4 { level.pods } else { level.patient_pods };
@@ -129,7 +130,10 @@ fn cold(bed: &Bed, rounds: usize) -> Result<Vec<Measurement>> {
     for round in 0..rounds {
         let (add, _) = bed.attach_and_detach(&bed.cold(round), 100, 100)?;
         samples.push(&add)?;
-        progress(&format!("    first pods of a pool, 100 at once, round {} of {rounds}: ADD {add}", round + 1));
+        progress(&format!(
+            "    first pods of a pool, 100 at once, round {} of {rounds}: ADD {add}",
+            round + 1
+        ));
     }
     Ok(samples.measurements(OURS, "ADD ipv4, 100 at once, no block yet")?.into())
 }

@@ -97,8 +97,7 @@ impl Plugin {
     /// ADD; the result must have an address of each family.
     pub(super) fn add(&self, container: &str, netns: &Path) -> Result<()> {
         let output = self.call("ADD", container, netns)?;
-        let result: Value =
-            serde_json::from_slice(&output).context("the result of ADD is no JSON")?;
+        let result: Value = serde_json::from_slice(&output).context("the result of ADD is no JSON")?;
         let found = result.get("ips").and_then(Value::as_array).map_or(0, Vec::len);
         ensure!(found == self.addresses, "{found} addresses instead of {}: {result}", self.addresses);
         Ok(())
