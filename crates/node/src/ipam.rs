@@ -1,16 +1,19 @@
 //! Addresses of this node, shared by the verbs that run side by side: the pure [`NodeIpam`] behind a short lock, and
 //! waiting for a block without holding it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use fairlead_api::resources::{AddressBlock, AddressPool};
 use fairlead_dataplane::pods::PodOnNode;
+use fairlead_ipam::check::Owner;
 use fairlead_ipam::leaks::Suspects;
 use fairlead_ipam::{Allocation, Answer, Block, BlockNets, BlockUsage, Held, Key, NodeIpam};
 use fairlead_wire::cni::ErrorCode;
+use fairlead_wire::node::Block as WireBlock;
 use ipnet::IpNet;
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::{Api, ResourceExt};
@@ -66,10 +69,25 @@ impl Failure {
     }
 }
 
+/// What one interface of one container has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Attached {
+    /// Whose it is.
+    pub key: Key,
+    /// Its addresses.
+    pub held: Held,
+    /// The block of this node that has them.
+    pub block: Option<String>,
+    /// The pod, if it was attached since the start of this program.
+    pub owner: Option<Owner>,
+}
+
 /// The address book of this node.
 pub struct Ipam {
     node: String,
     book: Mutex<NodeIpam>,
+    /// For people; nothing is decided by it. Only of keys that hold an address.
+    owners: Mutex<BTreeMap<Key, Owner>>,
     changed: watch::Sender<u64>,
     /// Whether the API server has said which blocks this node has.
     blocks_known: AtomicBool,
@@ -83,6 +101,7 @@ impl Ipam {
         Self {
             node: node.to_owned(),
             book: Mutex::new(NodeIpam::default()),
+            owners: Mutex::default(),
             changed: watch::Sender::new(0),
             blocks_known: AtomicBool::new(false),
             pools,
@@ -219,7 +238,64 @@ impl Ipam {
     /// Frees what `key` holds; nothing when it holds nothing.
     pub fn release(&self, key: &Key) {
         self.book().release(key);
+        self.owners().remove(key);
         self.changed.send_modify(|generation| *generation += 1);
+    }
+
+    fn owners(&self) -> MutexGuard<'_, BTreeMap<Key, Owner>> {
+        self.owners.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Remembers which pod an attachment was made for.
+    pub fn remember_owner(&self, key: &Key, owner: Owner) {
+        self.owners().insert(key.clone(), owner);
+    }
+
+    /// All that is held, by key.
+    pub fn attachments(&self) -> Vec<Attached> {
+        let owners = self.owners().clone();
+        let book = self.book();
+        let nets: Vec<(String, IpNet)> = book
+            .blocks()
+            .flat_map(|block| block.nets().nets().map(|net| (block.name().to_owned(), net)).collect::<Vec<_>>())
+            .collect();
+        let attached = |(key, held): (&Key, &Held)| {
+            let ip = held.ipv4.map(IpAddr::from).or(held.ipv6.map(IpAddr::from));
+            let block = nets.iter().find(|(_, net)| ip.is_some_and(|ip| net.contains(&ip)));
+            Attached {
+                key: key.clone(),
+                held: held.clone(),
+                block: block.map(|(name, _)| name.clone()),
+                owner: owners.get(key).cloned(),
+            }
+        };
+        book.held().map(attached).collect()
+    }
+
+    /// Every block with its use, for people.
+    pub fn describe_blocks(&self) -> Vec<WireBlock> {
+        let book = self.book();
+        let blocks: BTreeMap<&str, &Block> = book.blocks().map(|block| (block.name(), block)).collect();
+        let describe = |usage: BlockUsage| {
+            let block = blocks.get(usage.block.as_str());
+            let nets = block.map(|block| block.nets()).unwrap_or_default();
+            let state = match block {
+                Some(block) if block.is_reserved() => "reserved",
+                Some(block) if block.is_deleting() => "deleting",
+                _ if usage.open => "open",
+                _ => "closed",
+            };
+            WireBlock {
+                ipv4: nets.ipv4.map(|net| net.to_string()).unwrap_or_default(),
+                ipv6: nets.ipv6.map(|net| net.to_string()).unwrap_or_default(),
+                name: usage.block,
+                pool: usage.pool,
+                used: usage.used.into(),
+                capacity: usage.capacity.into(),
+                state: state.to_owned(),
+            }
+        };
+        book.usage().into_iter().map(describe).collect()
     }
 
     /// Looks for addresses whose pod has no link any more; see [`Suspects::look`].
@@ -230,11 +306,6 @@ impl Ipam {
     /// Use of every block.
     pub fn usage(&self) -> Vec<BlockUsage> {
         self.book().usage()
-    }
-
-    /// The prefixes of every block.
-    pub fn blocks(&self) -> Vec<(String, BlockNets)> {
-        self.book().blocks().map(|block| (block.name().to_owned(), block.nets())).collect()
     }
 
     /// All prefixes of this node's blocks.
