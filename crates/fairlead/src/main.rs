@@ -1,11 +1,13 @@
 //! The `fairlead` executable: the programs of a cluster and the command line of its operators.
 //!
-//! It is thin: arguments become the settings of `fairlead-node` or `fairlead-controller`, and `status` asks a node's
-//! socket or the API server. Data goes to stdout, logs and errors to stderr. Exit codes: 0 done, 1 failed, 2 wrong
-//! arguments, 3 `status` found a peer that is not up or a problem.
+//! It is thin: arguments become the settings of `fairlead-node` or `fairlead-controller`, and `status` and `ipam` ask a
+//! node's socket or the API server. Data goes to stdout, logs and errors to stderr. Exit codes: 0 done, 1 failed, 2 wrong
+//! arguments, 3 `status` or `ipam check` found something that is not as it should be.
 
 mod arguments;
+mod ipam;
 mod logging;
+mod output;
 mod programs;
 mod status;
 
@@ -23,6 +25,7 @@ fn main() -> ExitCode {
     let outcome = match arguments.command {
         Command::Node(node) => programs::node(node),
         Command::Controller(controller) => programs::controller(controller),
+        Command::Ipam { command } => ipam::run(&command),
         Command::Status(query) => status::run(&query),
         Command::Completion { shell } => {
             arguments::completion(shell);

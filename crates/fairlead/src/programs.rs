@@ -18,12 +18,19 @@ const CONNECT_SECONDS: u64 = 5;
 
 /// `fairlead node`
 pub(crate) fn node(arguments: NodeArguments) -> anyhow::Result<ExitCode> {
+    // In Coil's words, which administrators search for.
+    anyhow::ensure!(arguments.enable_ipam || arguments.enable_egress, "both IPAM and egress are disabled");
+    for flag in arguments.of_coil.given() {
+        tracing::warn!(flag, "this flag of Coil's has no effect here");
+    }
     let settings = fairlead_node::Settings {
         node: arguments.node_name,
         socket: arguments.socket,
         state_dir: arguments.state_dir,
         metrics: arguments.metrics_addr,
         health: arguments.health_addr,
+        enable_ipam: arguments.enable_ipam,
+        block_grace: arguments.addressblock_gc_interval,
         wireguard: arguments.wireguard.into(),
         router: arguments.router,
         clear_routes_on_shutdown: arguments.clear_routes_on_shutdown,

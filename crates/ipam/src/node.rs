@@ -141,7 +141,6 @@ pub struct NodeIpam {
     blocks: BTreeMap<String, Known>,
     held: BTreeMap<Key, Held>,
     holders: BTreeMap<IpAddr, Key>,
-    requested: BTreeSet<String>,
     /// UIDs of blocks that were closed, the latest last.
     closed: VecDeque<String>,
 }
@@ -281,29 +280,19 @@ impl NodeIpam {
         self.held.iter().filter(|(_, held)| self.block_of(held).is_none())
     }
 
-    /// Notes that a block of this pool has been asked for, so that [`Self::wants_block`] does not ask again.
-    pub fn request_started(&mut self, pool: &str) {
-        self.requested.insert(pool.to_owned());
-    }
-
-    /// Notes that the request has been answered, either way.
-    pub fn request_finished(&mut self, pool: &str) {
-        self.requested.remove(pool);
-    }
-
-    /// Whether to ask for a block of this pool ahead of need: pods use it, a quarter of a block or less than one
-    /// address is left free, and none has been asked for.
+    /// Whether to ask for a block of this pool ahead of need: pods use it, and a quarter of a block or less than one
+    /// address is left free. It says so until the block is there; asking twice is for the caller to avoid.
     ///
     /// Never for blocks of a single address: pools are cut that small because their addresses are scarce, and a
     /// spare one on every node would use them up.
     pub fn wants_block(&self, pool: &str) -> bool {
         let room = self.room(pool);
-        !self.requested.contains(pool) && room.used > 0 && room.size > 1 && room.free < room.spare()
+        room.used > 0 && room.size > 1 && room.free < room.spare()
     }
 
     /// Blocks to give back, by name: empty ones that are being deleted or were closed, and empty ones whose loss
-    /// would not soon make [`Self::wants_block`] ask for another. When no pod uses a pool, all of its blocks, unless
-    /// one has just been asked for. Reserved ones stay.
+    /// would not soon make [`Self::wants_block`] ask for another. When no pod uses a pool, all of its blocks. Reserved
+    /// ones stay.
     ///
     /// To avoid giving back what the next pod needs, wait some seconds, then [`Self::close_block`] each.
     pub fn releasable_blocks(&self) -> Vec<String> {
@@ -317,7 +306,7 @@ impl NodeIpam {
             let room = rooms.entry(&block.pool).or_insert_with(|| self.room(&block.pool));
             let left = room.free.saturating_sub(block.size.into());
             let spare = room.used > 0 && room.size > 1 && left < room.spare().saturating_mul(2);
-            let surplus = known.open() && !spare && !self.requested.contains(&block.pool);
+            let surplus = known.open() && !spare;
             if surplus {
                 room.free = left;
             }

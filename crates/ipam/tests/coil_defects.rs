@@ -48,9 +48,9 @@ fn a_repeated_del_after_a_failed_block_deletion_frees_nothing_and_kills_nothing(
 #[test]
 fn a_granted_block_that_nobody_can_see_is_asked_for_again() {
     let mut book = NodeIpam::new();
-    book.request_started("default");
-    book.request_finished("default");
-    assert_eq!(book.allocate("default", &key("pod")), Answer::NeedBlock);
+    for _ in 0..2 {
+        assert_eq!(book.allocate("default", &key("pod")), Answer::NeedBlock);
+    }
     book.upsert_block(block("default-7", "10.0.0.28/30"));
     assert_eq!(address(&mut book, "pod").as_deref(), Some("10.0.0.28"));
 }

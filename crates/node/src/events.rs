@@ -24,8 +24,8 @@ const QUIET: Duration = Duration::from_secs(30);
 const REMEMBERED: usize = 1024;
 /// How long one attempt may take.
 const ATTEMPT: Duration = Duration::from_secs(10);
-/// Pauses between attempts while the API server is away; after the last the Event is dropped.
-const PAUSES: [Duration; 5] = [1, 3, 10, 30, 60].map(Duration::from_secs);
+/// Pauses between attempts while the API server is away, in seconds; after the last the Event is dropped.
+const PAUSES: [u64; 5] = [1, 3, 10, 30, 60];
 /// Longest note the API server takes (`events.k8s.io/v1`, `note`).
 const LONGEST_NOTE: usize = 1000;
 
@@ -89,13 +89,17 @@ async fn publish(recorder: &Recorder, news: &News) -> bool {
             Ok(Ok(())) => return true,
             // The namespace may be gone, or the right missing: asking again changes nothing.
             Ok(Err(kube::Error::Api(status))) if (400..500).contains(&status.code) && status.code != 429 => {
-                tracing::warn!(reason = news.reason, error = status.message, "the API server refuses an Event");
+                tracing::warn!(
+                    reason = news.reason,
+                    error = status.message,
+                    "the API server refuses an Event"
+                );
                 return false;
             }
             Ok(Err(error)) => tracing::debug!(reason = news.reason, %error, "cannot publish an Event yet"),
             Err(_) => tracing::debug!(reason = news.reason, "publishing an Event takes too long"),
         }
-        tokio::time::sleep(pause).await;
+        tokio::time::sleep(Duration::from_secs(pause)).await;
     }
     false
 }

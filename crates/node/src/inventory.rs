@@ -105,7 +105,9 @@ impl Inventory {
             blocks: blocks
                 .is_ready()
                 .then(|| blocks.store.state().iter().map(|block| known_block(block)).collect()),
-            pools: pools.is_ready().then(|| pools.store.state().iter().map(|pool| known_pool(pool)).collect()),
+            pools: pools
+                .is_ready()
+                .then(|| pools.store.state().iter().map(|pool| known_pool(pool)).collect()),
             pods: self.known_pods(),
         }
     }
@@ -170,7 +172,10 @@ fn still_used(
     };
     let id = &explained.container_id;
     if !explained.link.is_empty() {
-        return refuse(format!("container {id} is connected by link {}: delete its pod instead", explained.link));
+        return refuse(format!(
+            "container {id} is connected by link {}: delete its pod instead",
+            explained.link
+        ));
     }
     let Some(pods) = pods else {
         return refuse(format!("the API server has not said whether the pod of container {id} exists"));
@@ -195,9 +200,8 @@ fn meant(subject: &str, attached: &[Attached]) -> Result<Vec<Key>, Status> {
     }
     let whole = attached.iter().any(|one| one.key.container_id == subject);
     let by_prefix = !whole && subject.len() >= LEAST_PREFIX;
-    let wanted = |key: &&Key| {
-        key.container_id == subject || (by_prefix && key.container_id.starts_with(subject))
-    };
+    let wanted =
+        |key: &&Key| key.container_id == subject || (by_prefix && key.container_id.starts_with(subject));
     let keys: Vec<Key> = attached.iter().map(|one| &one.key).filter(wanted).cloned().collect();
     let containers: BTreeSet<&str> = keys.iter().map(|key| key.container_id.as_str()).collect();
     match containers.len() {
@@ -215,7 +219,8 @@ fn addresses(held: &Held) -> impl Iterator<Item = IpAddr> + use<> {
 }
 
 async fn kernel() -> Result<Kernel, Status> {
-    let failed = |error: &dyn std::fmt::Display| Status::internal(format!("cannot read the kernel's state: {error}"));
+    let failed =
+        |error: &dyn std::fmt::Display| Status::internal(format!("cannot read the kernel's state: {error}"));
     let read = tokio::task::spawn_blocking(read_kernel).await.map_err(|error| failed(&error))?;
     read.map_err(|error| failed(&error))
 }
@@ -245,12 +250,12 @@ fn link(pod: PodOnNode) -> PodLink {
 
 /// An AddressBlock as the checks know it. Prefixes that do not parse are left out.
 pub fn known_block(block: &fairlead_api::resources::AddressBlock) -> KnownBlock {
-    let nets = block.parse().unwrap_or_default();
+    let nets = block.parse().map(|nets| [nets.ipv4.map(IpNet::from), nets.ipv6.map(IpNet::from)]);
     KnownBlock {
         name: block.name_any(),
         pool: block.pool().unwrap_or_default().to_owned(),
         node: block.node().unwrap_or_default().to_owned(),
-        nets: nets.ipv4.map(IpNet::from).into_iter().chain(nets.ipv6.map(IpNet::from)).collect(),
+        nets: nets.unwrap_or_default().into_iter().flatten().collect(),
     }
 }
 
@@ -274,11 +279,17 @@ pub fn known_pod(pod: &SlimPod) -> KnownPod {
 }
 
 fn unknown(view: &NodeView) -> Vec<String> {
-    [("AddressBlocks", view.blocks.is_none()), ("AddressPools", view.pools.is_none()), ("Pods", view.pods.is_none())]
-        .into_iter()
-        .filter(|(_, missing)| *missing)
-        .map(|(what, _)| format!("the API server has not said which {what} there are since the node program started"))
-        .collect()
+    [
+        ("AddressBlocks", view.blocks.is_none()),
+        ("AddressPools", view.pools.is_none()),
+        ("Pods", view.pods.is_none()),
+    ]
+    .into_iter()
+    .filter(|(_, missing)| *missing)
+    .map(|(what, _)| {
+        format!("the API server has not said which {what} there are since the node program started")
+    })
+    .collect()
 }
 
 /// A finding as it travels.
@@ -304,15 +315,15 @@ impl Explainer<'_> {
     fn explain(&self, Attached { key, held, block, owner }: Attached) -> HeldAddresses {
         let own: Vec<IpAddr> = addresses(&held).collect();
         let by_address = || {
-            let pod = self.pods.iter().find(|pod| pod.addresses.iter().any(|address| own.contains(address)))?;
+            let pod =
+                self.pods.iter().find(|pod| pod.addresses.iter().any(|address| own.contains(address)))?;
             let (namespace, name) = (pod.namespace.clone(), pod.name.clone());
             Some(check::Owner { namespace, name, uid: pod.uids.first().cloned() })
         };
         let owner = owner.or_else(by_address);
         let record = self.records.get(&key);
-        let seconds = |at: SystemTime| {
-            i64::try_from(at.duration_since(SystemTime::UNIX_EPOCH).ok()?.as_secs()).ok()
-        };
+        let seconds =
+            |at: SystemTime| i64::try_from(at.duration_since(SystemTime::UNIX_EPOCH).ok()?.as_secs()).ok();
         HeldAddresses {
             link: self.links.get(&key).map(|name| (*name).to_owned()).unwrap_or_default(),
             network: record.map(|record| record.network.clone()).unwrap_or_default(),
@@ -350,7 +361,11 @@ mod tests {
 
     #[test]
     fn an_attachment_is_meant_by_address_by_id_and_by_a_long_prefix() {
-        let all = [attached("0123456789ab", "10.0.0.1"), attached("0123456789cd", "10.0.0.2"), attached("0123", "10.0.0.3")];
+        let all = [
+            attached("0123456789ab", "10.0.0.1"),
+            attached("0123456789cd", "10.0.0.2"),
+            attached("0123", "10.0.0.3"),
+        ];
         assert_eq!(ids("10.0.0.2", &all), Ok(vec!["0123456789cd".to_owned()]));
         assert_eq!(ids("0123456789ab", &all), Ok(vec!["0123456789ab".to_owned()]));
         assert_eq!(ids("0123456789c", &all), Ok(vec!["0123456789cd".to_owned()]));

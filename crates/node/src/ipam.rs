@@ -20,7 +20,7 @@ use kube::{Api, ResourceExt};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::requests::Requester;
+use crate::requests::{self, Requester};
 
 /// How long the API server may take to say whether a pool exists.
 const POOL_WAIT: Duration = Duration::from_secs(5);
@@ -44,10 +44,12 @@ pub enum Failure {
         pool: String,
     },
     /// The controller said no.
-    #[error("no address block: {reason}")]
+    #[error("no address block: {message}")]
     Refused {
-        /// Its words.
+        /// The reason of its condition; empty where it was not the controller that refused.
         reason: String,
+        /// Its words.
+        message: String,
     },
     /// Nobody answered in time.
     #[error(
@@ -65,6 +67,22 @@ impl Failure {
         match self {
             Self::UnknownPool { .. } | Self::Terminating { .. } => ErrorCode::InvalidNetworkConfig,
             Self::Refused { .. } | Self::TimedOut { .. } => ErrorCode::TryAgainLater,
+        }
+    }
+
+    /// The reason of the Event on the pod.
+    pub fn event_reason(&self) -> &'static str {
+        match self {
+            Self::UnknownPool { .. } => "UnknownPool",
+            Self::Terminating { .. } => "PoolTerminating",
+            Self::Refused { reason, .. } => match reason.as_str() {
+                "out of blocks" | "overlapping pools" => "PoolExhausted",
+                "unknown pool" => "UnknownPool",
+                "pool is being deleted" => "PoolTerminating",
+                "pool is disabled" => "PoolDisabled",
+                _ => "FailedAllocation",
+            },
+            Self::TimedOut { .. } => "FailedAllocation",
         }
     }
 }
@@ -191,8 +209,9 @@ impl Ipam {
                 Answer::NeedBlock => {}
             }
             self.check_pool(pool).await?;
-            if let Some(reason) = requester.refusal(pool, std::time::Instant::now()) {
-                return Err(Failure::Refused { reason });
+            if let Some(refusal) = requester.refusal(pool, std::time::Instant::now()) {
+                let requests::Refusal { reason, message } = refusal;
+                return Err(Failure::Refused { reason, message });
             }
             requester.want(pool);
             let woken = async {
@@ -257,7 +276,9 @@ impl Ipam {
         let book = self.book();
         let nets: Vec<(String, IpNet)> = book
             .blocks()
-            .flat_map(|block| block.nets().nets().map(|net| (block.name().to_owned(), net)).collect::<Vec<_>>())
+            .flat_map(|block| {
+                block.nets().nets().map(|net| (block.name().to_owned(), net)).collect::<Vec<_>>()
+            })
             .collect();
         let attached = |(key, held): (&Key, &Held)| {
             let ip = held.ipv4.map(IpAddr::from).or(held.ipv6.map(IpAddr::from));

@@ -6,8 +6,8 @@ use std::time::SystemTime;
 use fairlead_path::State;
 use fairlead_wire::node::node_server::Node;
 use fairlead_wire::node::{
-    BlockRoute, IpamCheckRequest, IpamCheckResponse, IpamReleaseRequest, IpamReleaseResponse, IpamShowRequest,
-    IpamShowResponse, Peer, Router, StatusRequest, StatusResponse,
+    BlockRoute, IpamCheckRequest, IpamCheckResponse, IpamReleaseRequest, IpamReleaseResponse,
+    IpamShowRequest, IpamShowResponse, Peer, Router, StatusRequest, StatusResponse,
 };
 use tonic::{Request, Response, Status};
 

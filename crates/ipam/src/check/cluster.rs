@@ -8,7 +8,8 @@ use super::{ClusterView, Finding, KnownBlock, KnownPod, KnownPool, Severity};
 
 /// Compares pods, blocks, pools and Nodes. The worst come first.
 pub fn cluster(view: &ClusterView) -> Vec<Finding> {
-    let pools: BTreeMap<&str, &KnownPool> = view.pools.iter().map(|pool| (pool.name.as_str(), pool)).collect();
+    let pools: BTreeMap<&str, &KnownPool> =
+        view.pools.iter().map(|pool| (pool.name.as_str(), pool)).collect();
     let nodes: BTreeSet<&str> = view.nodes.iter().map(String::as_str).collect();
     let blocks = Blocks::new(&view.blocks);
     let mut found: Vec<Finding> = blocks.overlaps().iter().map(overlap).collect();
@@ -30,7 +31,8 @@ fn orphan(block: &KnownBlock) -> Finding {
         [
             format!("block {} belongs to node {:?}, which does not exist", block.name, block.node),
             "the Node was deleted, and the controller has not collected its blocks yet".to_owned(),
-            "see whether `fairlead controller` runs and is elected; it collects such blocks at once".to_owned(),
+            "see whether `fairlead controller` runs and is elected; it collects such blocks at once"
+                .to_owned(),
         ],
     )
 }
@@ -48,7 +50,8 @@ fn misplaced(pod: &KnownPod, address: IpAddr, blocks: &Blocks<'_>) -> Option<Fin
                     "pod {subject} on {} has {address}, which is in block {} of node {}",
                     pod.node, block.name, block.node
                 ),
-                "its packets are led to the other node, where another pod may be given the address".to_owned(),
+                "its packets are led to the other node, where another pod may be given the address"
+                    .to_owned(),
                 format!("delete pod {subject}, so that it gets an address of its node"),
             ],
         )),

@@ -94,7 +94,11 @@ impl<'a> Index<'a> {
                 "PodGone",
                 &reservation.key.container_id,
                 [
-                    format!("{} still has {}, and there is no such pod on this node", name(reservation), list(&own)),
+                    format!(
+                        "{} still has {}, and there is no such pod on this node",
+                        name(reservation),
+                        list(&own)
+                    ),
                     "the runtime has not called DEL yet, or never will".to_owned(),
                     format!(
                         "if this lasts: see whether the runtime still has the sandbox (`crictl pods`); if not, \
@@ -115,8 +119,14 @@ impl<'a> Index<'a> {
                 "PodIPsDiffer",
                 pod.full_name(),
                 [
-                    format!("{} has {}, and its status.podIPs say {}", name(reservation), list(&own), list(&pod.addresses)),
-                    "Services send its packets elsewhere; an older sandbox of the pod may still be there".to_owned(),
+                    format!(
+                        "{} has {}, and its status.podIPs say {}",
+                        name(reservation),
+                        list(&own),
+                        list(&pod.addresses)
+                    ),
+                    "Services send its packets elsewhere; an older sandbox of the pod may still be there"
+                        .to_owned(),
                     format!("if this lasts, delete pod {}", pod.full_name()),
                 ],
             )
@@ -194,9 +204,8 @@ impl<'a> Index<'a> {
         let mut found = duplicates(pods.iter());
         for pod in pods.iter().filter(|pod| pod.has_network) {
             let unknown = pod.addresses.iter().find(|address| !self.holders.contains_key(*address));
-            let made_for_it = |reservation: &Reservation| {
-                reservation.owner.as_ref().is_some_and(|owner| pod.is(owner))
-            };
+            let made_for_it =
+                |reservation: &Reservation| reservation.owner.as_ref().is_some_and(|owner| pod.is(owner));
             // With an attachment of its own the difference is told there.
             if let Some(address) = unknown.filter(|_| !self.view.held.iter().any(made_for_it)) {
                 found.push(pod_without_reservation(pod, *address));
@@ -304,7 +313,10 @@ fn pod_without_reservation(pod: &KnownPod, address: IpAddr) -> Finding {
         "PodWithoutAddress",
         pod.full_name(),
         [
-            format!("pod {} has {address} by its status, and nothing is reserved for it here", pod.full_name()),
+            format!(
+                "pod {} has {address} by its status, and nothing is reserved for it here",
+                pod.full_name()
+            ),
             "another network plugin made its interface, or its link is gone".to_owned(),
             format!("delete pod {}, so that it is connected anew", pod.full_name()),
         ],

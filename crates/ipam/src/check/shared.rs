@@ -78,7 +78,8 @@ pub(super) fn pool_of_block(block: &KnownBlock, pools: &BTreeMap<&str, &KnownPoo
         &block.name,
         [
             format!("block {} has {outside}, which is in no subnet of pool {}", block.name, pool.name),
-            "the pool was deleted and made again with other subnets, or the block was made by hand".to_owned(),
+            "the pool was deleted and made again with other subnets, or the block was made by hand"
+                .to_owned(),
             format!("add the subnet to pool {}, or move the pods of the block away", pool.name),
         ],
     ))

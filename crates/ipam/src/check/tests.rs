@@ -115,10 +115,7 @@ fn every_disagreement_of_a_node_has_its_reason() {
             &["PodIPsDiffer"],
         ),
         (|view| view.pods.as_mut().unwrap().push(pod("old", "n1", "10.0.0.8")), &["PodWithoutAddress"]),
-        (
-            |view| view.pods.as_mut().unwrap().push(pod("twin", "n1", "10.0.0.2")),
-            &["DuplicateAddress"],
-        ),
+        (|view| view.pods.as_mut().unwrap().push(pod("twin", "n1", "10.0.0.2")), &["DuplicateAddress"]),
     ];
     for (number, (spoil, expected)) in cases.iter().enumerate() {
         let mut view = healthy();

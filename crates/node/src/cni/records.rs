@@ -168,7 +168,10 @@ mod tests {
         assert_eq!(records.of("a").unwrap(), [key("one"), key("two")]);
         assert_eq!(records.of("b").unwrap(), [key("three")]);
         let all = records.all().unwrap();
-        assert_eq!(all.keys().map(|key| key.container_id.as_str()).collect::<Vec<_>>(), ["one", "three", "two"]);
+        assert_eq!(
+            all.keys().map(|key| key.container_id.as_str()).collect::<Vec<_>>(),
+            ["one", "three", "two"]
+        );
         assert!(all[&key("three")].network == "b" && all[&key("three")].since.is_some());
         records.forget(&key("one")).unwrap();
         assert_eq!(records.of("a").unwrap(), [key("two")]);

@@ -22,7 +22,8 @@ const ANSWER: Duration = Duration::from_secs(2);
 impl Service {
     /// Whether ADD could succeed now. Asks the API server only if no block of this node has room.
     pub(super) async fn readiness(&self) -> Result<(), Status> {
-        if has_room(&self.ipam.usage()) {
+        // What another plugin gives, that one has to judge.
+        if !self.gives_addresses || has_room(&self.ipam.usage()) {
             return Ok(());
         }
         let Err(reason) = self.could_get_a_block().await else { return Ok(()) };
