@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
-use fairlead_api::names::NODE_SOCKET;
+use fairlead_api::names::{NODE_SOCKET, ROUTE_PROTOCOL, RULE_PRIORITY_PODS, TABLE_EXPORT, TABLE_PODS};
 use fairlead_node::WireGuardChoice;
 
 /// A Kubernetes network across clouds, homes and data centres.
@@ -109,6 +109,17 @@ pub(crate) struct NodeArguments {
 #[derive(Debug, Default, Args)]
 pub(crate) struct OfCoil {
     #[arg(long, hide = true)]
+    pod_table_id: Option<u32>,
+    #[arg(long, hide = true)]
+    pod_rule_prio: Option<u32>,
+    #[arg(long, hide = true)]
+    export_table_id: Option<u32>,
+    #[arg(long, hide = true)]
+    protocol_id: Option<u32>,
+    #[arg(long, hide = true, value_name = "BOOL",
+        num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    compat_calico: Option<bool>,
+    #[arg(long, hide = true)]
     zap_devel: Option<Option<String>>,
     #[arg(long, hide = true)]
     zap_encoder: Option<String>,
@@ -135,7 +146,28 @@ pub(crate) struct OfCoil {
 }
 
 impl OfCoil {
-    /// Those that were given.
+    /// What was asked for and cannot be had. Without addresses of our own these numbers stand for nothing.
+    pub(crate) fn impossible(&self, enable_ipam: bool) -> Option<String> {
+        let numbers = [
+            ("--pod-table-id", self.pod_table_id, TABLE_PODS),
+            ("--pod-rule-prio", self.pod_rule_prio, RULE_PRIORITY_PODS),
+            ("--export-table-id", self.export_table_id, TABLE_EXPORT),
+            ("--protocol-id", self.protocol_id, ROUTE_PROTOCOL.into()),
+        ];
+        let other = numbers.into_iter().find(|(_, given, ours)| given.is_some_and(|given| given != *ours));
+        match other {
+            Some((flag, Some(given), ours)) if enable_ipam => {
+                Some(format!("{flag} {given} is not supported: it is always {ours}; leave the flag out"))
+            }
+            _ if self.compat_calico == Some(true) && enable_ipam => Some(
+                "--compat-calico is not supported: links of pods have names of their own; leave the flag out"
+                    .to_owned(),
+            ),
+            _ => None,
+        }
+    }
+
+    /// Those without any effect that were given.
     pub(crate) fn given(&self) -> Vec<&'static str> {
         [
             ("--zap-devel", self.zap_devel.is_some()),
@@ -353,6 +385,25 @@ mod tests {
         assert_eq!(node.of_coil.given(), given);
         let Command::Node(plain) = Arguments::parse_from(usual).command else { panic!("another command") };
         assert_eq!((plain.enable_ipam, plain.of_coil.given().len()), (true, 0));
+    }
+
+    #[test]
+    fn coils_numbers_are_accepted_where_they_are_ours_or_stand_for_nothing() {
+        let impossible = |flags: &[&str]| {
+            let usual = ["fairlead", "node", "--node-name", "a"];
+            let Command::Node(node) = Arguments::parse_from(usual.iter().chain(flags)).command else {
+                panic!("another command")
+            };
+            node.of_coil.impossible(node.enable_ipam)
+        };
+        let ours =
+            ["--pod-table-id=116", "--pod-rule-prio=2000", "--export-table-id=119", "--protocol-id=30"];
+        assert_eq!(impossible(&ours), None);
+        assert_eq!(impossible(&["--enable-ipam=false", "--pod-table-id=0", "--protocol-id=2"]), None);
+        assert_eq!(impossible(&["--compat-calico=false"]), None);
+        let refused = impossible(&["--protocol-id=30", "--export-table-id", "7"]).unwrap();
+        assert!(refused.contains("--export-table-id 7") && refused.contains("119"), "{refused}");
+        assert!(impossible(&["--compat-calico"]).unwrap().contains("--compat-calico"));
     }
 
     #[test]

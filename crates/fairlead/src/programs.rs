@@ -20,6 +20,9 @@ const CONNECT_SECONDS: u64 = 5;
 pub(crate) fn node(arguments: NodeArguments) -> anyhow::Result<ExitCode> {
     // In Coil's words, which administrators search for.
     anyhow::ensure!(arguments.enable_ipam || arguments.enable_egress, "both IPAM and egress are disabled");
+    if let Some(reason) = arguments.of_coil.impossible(arguments.enable_ipam) {
+        anyhow::bail!(reason);
+    }
     for flag in arguments.of_coil.given() {
         tracing::warn!(flag, "this flag of Coil's has no effect here");
     }

@@ -360,7 +360,9 @@ fn mesh_problem(
     from_the_start: Vec<String>,
 ) -> Arc<dyn Fn() -> Option<String> + Send + Sync> {
     let shared = Arc::clone(shared);
-    Arc::new(move || from_the_start.first().cloned().or_else(|| shared.snapshot().failure))
+    // Who asked for no mesh misses none.
+    let failure = move || shared.snapshot().failure.filter(|why| why != mesh::NO_MESH);
+    Arc::new(move || from_the_start.first().cloned().or_else(&failure))
 }
 
 async fn wait_for_first_lists(caches: &Caches) {
