@@ -10,6 +10,8 @@ use clap_complete::Shell;
 use fairlead_api::names::{NODE_SOCKET, ROUTE_PROTOCOL, RULE_PRIORITY_PODS, TABLE_EXPORT, TABLE_PODS};
 use fairlead_node::WireGuardChoice;
 
+use crate::install::{InstallArguments, UninstallArguments};
+
 /// A Kubernetes network across clouds, homes and data centres.
 #[derive(Debug, Parser)]
 #[command(name = "fairlead", version, propagate_version = true)]
@@ -47,6 +49,8 @@ pub(crate) enum Command {
     Node(NodeArguments),
     /// Run the controller: pools and blocks (several copies elect one)
     Controller(ControllerArguments),
+    /// Put the CNI plugin and its network configuration in place on this node
+    Install(InstallArguments),
     /// Explain every address of this node, find disagreements, free what leaked
     Ipam {
         #[command(subcommand)]
@@ -54,6 +58,8 @@ pub(crate) enum Command {
     },
     /// Show nodes, peers and what is wrong with them
     Status(StatusArguments),
+    /// Remove the CNI plugin and its network configuration from this node
+    Uninstall(UninstallArguments),
     /// Print a completion script for a shell
     Completion {
         /// The shell
@@ -119,16 +125,6 @@ pub(crate) struct OfCoil {
     #[arg(long, hide = true, value_name = "BOOL",
         num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     compat_calico: Option<bool>,
-    #[arg(long, hide = true)]
-    zap_devel: Option<Option<String>>,
-    #[arg(long, hide = true)]
-    zap_encoder: Option<String>,
-    #[arg(long, hide = true)]
-    zap_log_level: Option<String>,
-    #[arg(long, hide = true)]
-    zap_stacktrace_level: Option<String>,
-    #[arg(long, hide = true)]
-    zap_time_encoding: Option<String>,
     #[arg(short, long, hide = true)]
     v: Option<String>,
     #[arg(long, hide = true)]
@@ -170,11 +166,6 @@ impl OfCoil {
     /// Those without any effect that were given.
     pub(crate) fn given(&self) -> Vec<&'static str> {
         [
-            ("--zap-devel", self.zap_devel.is_some()),
-            ("--zap-encoder", self.zap_encoder.is_some()),
-            ("--zap-log-level", self.zap_log_level.is_some()),
-            ("--zap-stacktrace-level", self.zap_stacktrace_level.is_some()),
-            ("--zap-time-encoding", self.zap_time_encoding.is_some()),
             ("-v", self.v.is_some()),
             ("--vmodule", self.vmodule.is_some()),
             ("--logtostderr", self.logtostderr.is_some()),
@@ -371,8 +362,8 @@ mod tests {
 
     #[test]
     fn coils_flags_are_accepted_and_those_without_effect_are_known() {
-        let coils = "--zap-stacktrace-level=panic -v 2 --enable-ipam=false --enable-egress --egress-port=5555 \
-                     --backend nftables --addressblock-gc-interval=10m --zap-devel --health-addr=:9385";
+        let coils = "-v 2 --enable-ipam=false --enable-egress --egress-port=5555 \
+                     --backend nftables --addressblock-gc-interval=10m --health-addr=:9385";
         let usual = ["fairlead", "node", "--node-name", "a"];
         let Command::Node(node) =
             Arguments::parse_from(usual.into_iter().chain(coils.split_whitespace())).command
@@ -381,7 +372,7 @@ mod tests {
         };
         assert_eq!((node.enable_ipam, node.enable_egress), (false, true));
         assert_eq!(node.addressblock_gc_interval, Duration::from_secs(600));
-        let given = ["--zap-devel", "--zap-stacktrace-level", "-v", "--egress-port", "--backend"];
+        let given = ["-v", "--egress-port", "--backend"];
         assert_eq!(node.of_coil.given(), given);
         let Command::Node(plain) = Arguments::parse_from(usual).command else { panic!("another command") };
         assert_eq!((plain.enable_ipam, plain.of_coil.given().len()), (true, 0));
