@@ -78,8 +78,12 @@ impl Inventory {
     /// What disagrees at two looks.
     ///
     /// # Errors
-    /// The kernel cannot be read.
+    /// The kernel cannot be read, or there is nothing to compare because another plugin gives the addresses.
     pub async fn check(&self) -> Result<IpamCheckResponse, Status> {
+        if !self.verbs.gives_addresses {
+            let why = "another plugin gives the addresses of this node (--enable-ipam=false): nothing to compare";
+            return Err(Status::failed_precondition(why));
+        }
         let view = self.view(kernel().await?);
         let mut findings = check::node(&view);
         if !findings.is_empty() {
