@@ -18,7 +18,7 @@ Commands:
   demo [--topology NAME] [--keep] [--json]
                           show the main job on this machine: pods on nodes in different networks reach each other
   test [RING...] [-- FILTER...]
-                          run the tests; rings: pure lab kube vm demo (all of them without a name)
+                          run the tests; rings: pure lab kube vm demo nodes (all of them without a name)
   bench [NAME] [--json]   run benchmarks: peers and ours in one run
   generate [--check]      write deploy/crds from the code; with --check only say whether it is current
   lint                    rustfmt, clippy and the generated files

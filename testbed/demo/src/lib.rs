@@ -11,7 +11,6 @@ pub mod cni;
 pub mod node;
 pub mod objects;
 pub mod probe;
-pub mod progress;
 pub mod report;
 pub mod topology;
 pub mod traffic;

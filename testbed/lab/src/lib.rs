@@ -36,6 +36,8 @@ mod lab;
 mod namespace;
 mod nat;
 mod process;
+mod programs;
+mod progress;
 mod router;
 mod site;
 
@@ -45,6 +47,8 @@ pub use lab::Lab;
 pub use namespace::Namespace;
 pub use nat::Nat;
 pub use process::Process;
+pub use programs::{eventually, executable};
+pub use progress::Progress;
 pub use router::Router;
 pub use site::{Ipv6, NatSite, PublicSite, SiteOptions};
 
