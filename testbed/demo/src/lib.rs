@@ -13,7 +13,6 @@ pub mod objects;
 pub mod probe;
 pub mod report;
 pub mod topology;
-pub mod traffic;
 pub mod vm_node;
 pub mod world;
 

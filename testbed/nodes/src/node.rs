@@ -2,13 +2,13 @@
 
 use std::ffi::OsStr;
 use std::fs;
-use std::net::IpAddr;
+use std::net::{IpAddr, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use testbed_lab::{Host, Process, eventually, executable};
+use testbed_lab::{ForeignNetwork, Host, Place, Process, eventually, executable};
 
 use crate::cgroups::Layout;
 use crate::files;
@@ -229,6 +229,25 @@ impl Node {
             bail!("{} failed on {} ({}): {}", words.join(" "), self.name, output.status, errors.trim());
         }
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    /// The network of the pod that has this address, on this node.
+    ///
+    /// # Errors
+    /// The node is off, or no pod here has it.
+    pub fn pod_network(&self, address: IpAddr) -> Result<ForeignNetwork> {
+        let power = self.power.as_ref().with_context(|| format!("{} is off", self.name))?;
+        let directory = PathBuf::from(format!("/proc/{}/root/run/netns", power.init));
+        let entries = fs::read_dir(&directory)
+            .with_context(|| format!("cannot list the network namespaces of {}", self.name))?;
+        for entry in entries.flatten() {
+            // One that is just being made or removed cannot be entered, and is not the one.
+            let Ok(network) = ForeignNetwork::open(&address.to_string(), &entry.path()) else { continue };
+            if matches!(network.inside(|| UdpSocket::bind((address, 0))), Ok(Ok(_))) {
+                return Ok(network);
+            }
+        }
+        bail!("no pod on {} has the address {address}", self.name)
     }
 
     /// A line to paste into a root shell to look around inside.
