@@ -1,9 +1,10 @@
 //! One front door for developers.
 //!
-//! `cargo xtask demo|test|bench|generate|lint` do all their own set-up: Debian packages, the Kubernetes test bed from
+//! `cargo xtask demo|test|bench|image|generate|lint` do all their own set-up: Debian packages, the Kubernetes test bed from
 //! Go modules, the builds. This program only orchestrates other programs and counts; it links neither the product nor
 //! any library, so it compiles in seconds. Progress goes to stderr, results to stdout.
 
+mod image;
 mod setup;
 mod steps;
 mod tests;
@@ -20,6 +21,9 @@ Commands:
   test [RING...] [-- FILTER...]
                           run the tests; rings: pure lab kube vm demo nodes (all of them without a name)
   bench [NAME] [--json]   run benchmarks: peers and ours in one run
+  image [--tag NAME] [--output FILE] [--debug]
+                          make the OCI image that deploy/ runs, without an engine; --debug: of the debug build,
+                          for clusters on this machine
   generate [--check]      write deploy/crds from the code; with --check only say whether it is current
   lint                    rustfmt, clippy and the generated files
   setup                   only the set-up of the above
@@ -37,6 +41,7 @@ fn main() -> ExitCode {
         "demo" => steps::demo(rest),
         "test" => tests::run(rest),
         "bench" => steps::bench(rest),
+        "image" => image::make(rest),
         "generate" => steps::generate(rest),
         "lint" => steps::lint(),
         "setup" => setup::everything(),

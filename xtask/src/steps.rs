@@ -59,10 +59,14 @@ pub(crate) fn cargo(arguments: &[&str]) -> Command {
     command
 }
 
+/// Where cargo puts what it builds.
+pub(crate) fn target() -> PathBuf {
+    env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from)
+}
+
 /// A program that [`setup::programs`] built; examples are `examples/NAME`.
 pub(crate) fn built(name: &str) -> PathBuf {
-    let target = env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from);
-    target.join("debug").join(name)
+    target().join("debug").join(name)
 }
 
 /// `cargo xtask demo`

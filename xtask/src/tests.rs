@@ -31,6 +31,7 @@ const RINGS: &[Ring] = &[
             "fairlead-cni-plugin",
             "fairlead-node",
             "fairlead-controller",
+            "fairlead-image",
             "fairlead",
             "xtask",
         ],

@@ -9,6 +9,8 @@ use clap_complete::Shell;
 use fairlead_api::names::NODE_SOCKET;
 use fairlead_node::WireGuardChoice;
 
+use crate::install::{InstallArguments, UninstallArguments};
+
 /// A Kubernetes network across clouds, homes and data centres.
 #[derive(Debug, Parser)]
 #[command(name = "fairlead", version, propagate_version = true)]
@@ -46,8 +48,12 @@ pub(crate) enum Command {
     Node(NodeArguments),
     /// Run the controller: pools and blocks (several copies elect one)
     Controller(ControllerArguments),
+    /// Put the CNI plugin and its network configuration in place on this node
+    Install(InstallArguments),
     /// Show nodes, peers and what is wrong with them
     Status(StatusArguments),
+    /// Remove the CNI plugin and its network configuration from this node
+    Uninstall(UninstallArguments),
     /// Print a completion script for a shell
     Completion {
         /// The shell

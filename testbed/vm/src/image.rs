@@ -206,7 +206,7 @@ fn add_tools(archive: &mut Archive, tools: &[PathBuf]) -> anyhow::Result<()> {
         // The kernel calls /sbin/modprobe itself; for the others every directory is in PATH.
         let usual = Path::new("usr/sbin").join(name);
         if !archive.contains(&usual) {
-            archive.symlink(&usual, Path::new("/").join(files::inside(&real)));
+            archive.symlink(&usual, Path::new("/").join(fairlead_image::inside(&real)));
         }
         if name == "busybox" {
             busybox = Some(real);
@@ -217,7 +217,10 @@ fn add_tools(archive: &mut Archive, tools: &[PathBuf]) -> anyhow::Result<()> {
     for applet in output(Command::new(&busybox).arg("--list"))?.lines() {
         let paths = ["usr/bin", "usr/sbin"].map(|directory| Path::new(directory).join(applet));
         if !paths.iter().any(|path| archive.contains(path)) {
-            archive.symlink(&Path::new("usr/bin").join(applet), Path::new("/").join(files::inside(&busybox)));
+            archive.symlink(
+                &Path::new("usr/bin").join(applet),
+                Path::new("/").join(fairlead_image::inside(&busybox)),
+            );
         }
     }
     Ok(())

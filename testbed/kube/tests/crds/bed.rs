@@ -70,6 +70,13 @@ impl Bed {
         Program { plane: &self.plane, kubeconfig: kubeconfig.to_str().unwrap().to_owned() }
     }
 
+    /// What the owner of this token may do; `name` is for its kubeconfig.
+    pub(crate) fn program_with(&self, token: &str, name: &str) -> Program<'_> {
+        let kubeconfig = self.directory.path().join(name);
+        self.plane.kubeconfig_for_token(token, &kubeconfig, None).unwrap();
+        Program { plane: &self.plane, kubeconfig: kubeconfig.to_str().unwrap().to_owned() }
+    }
+
     pub(crate) fn get(&self, arguments: &[&str]) -> Value {
         let arguments = [&["get", "-o", "json"], arguments].concat();
         serde_json::from_str(&self.plane.kubectl(&arguments).unwrap()).unwrap()

@@ -1,6 +1,6 @@
 //! A real API server accepts `deploy/`, prints what the documentation promises, keeps users' objects as they
-//! wrote them ([`objects`]), refuses bad ones with words that help ([`validation`]), and holds every program to
-//! its rights ([`rights`]).
+//! wrote them ([`objects`]), refuses bad ones with words that help ([`validation`]), holds every program to its
+//! rights ([`rights`]), and takes what a user installs ([`install`]).
 
 #![expect(
     clippy::unwrap_used,
@@ -10,6 +10,7 @@
 )]
 
 mod bed;
+mod install;
 mod objects;
 mod rights;
 mod validation;

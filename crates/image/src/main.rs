@@ -1,0 +1,168 @@
+//! `fairlead-image`: puts the programs it is given into Fairlead's image. `cargo xtask image` builds them and runs it.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, ensure};
+use clap::Parser;
+use fairlead_image::{Compression, Image, Reference, Tree, libraries};
+
+/// Make Fairlead's OCI image from programs that are built already.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Arguments {
+    /// The executable `fairlead`
+    #[arg(long)]
+    fairlead: PathBuf,
+    /// The CNI plugin, linked statically: it runs on the node, whatever C library that has
+    #[arg(long)]
+    plugin: PathBuf,
+    /// Name of the image
+    #[arg(long, default_value = concat!("localhost/fairlead:", env!("CARGO_PKG_VERSION")))]
+    tag: Reference,
+    /// The tar to write
+    #[arg(short, long)]
+    output: PathBuf,
+    /// Revision of the sources, for the image's labels
+    #[arg(long)]
+    revision: Option<String>,
+    /// For clusters on this machine: no compression, and a plugin that needs this machine's C library will do
+    #[arg(long)]
+    local: bool,
+}
+
+/// What Coil calls its programs; manifests name them.
+const NAMES_OF_COIL: [&str; 4] = ["coild", "coil-installer", "coil-ipam-controller", "coil-router"];
+
+/// What one needs to look at a node's network, from the Debian packages of the machine that makes the image.
+const TOOLS: [&str; 4] = ["/usr/sbin/conntrack", "/usr/sbin/ip", "/usr/sbin/nft", "/usr/bin/wg"];
+
+fn main() -> ExitCode {
+    match run(&Arguments::parse()) {
+        Ok(line) => {
+            // A reader that went away is no reason to fail.
+            let _ = writeln!(std::io::stdout(), "{line}");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            let _ = writeln!(std::io::stderr(), "error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: &Arguments) -> anyhow::Result<String> {
+    if !arguments.local {
+        let needed = libraries(&arguments.plugin)?;
+        ensure!(
+            needed.is_empty(),
+            "{} needs shared libraries {needed:?}: link it statically",
+            arguments.plugin.display()
+        );
+    }
+    let image = Image {
+        references: vec![arguments.tag.clone()],
+        entrypoint: vec!["/usr/local/bin/fairlead".to_owned()],
+        command: vec!["--help".to_owned()],
+        environment: BTreeMap::from([(
+            "PATH".to_owned(),
+            "/usr/local/coil:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin".to_owned(),
+        )]),
+        labels: labels(arguments.revision.as_deref()),
+        compression: if arguments.local { Compression::None } else { Compression::Gzip },
+    };
+    let tree = tree(&arguments.fairlead, &arguments.plugin)?;
+    let digest = fairlead_image::write(&tree, &image, &arguments.output)?;
+    Ok(format!("{} {} {digest}", arguments.output.display(), arguments.tag))
+}
+
+fn tree(fairlead: &Path, plugin: &Path) -> anyhow::Result<Tree> {
+    let mut tree = Tree::new();
+    tree.program(fairlead, Path::new("/usr/local/bin/fairlead"))?;
+    tree.file(plugin, Path::new("/usr/local/coil/coil"))?;
+    for name in NAMES_OF_COIL {
+        tree.symlink(&Path::new("/usr/local/coil").join(name), "../bin/fairlead");
+    }
+    // Who runs the controller; a name for its number, so that people see one.
+    tree.bytes(
+        Path::new("/etc/passwd"),
+        0o644,
+        "root:x:0:0:root:/root:/bin/sh\nfairlead:x:10000:10000::/:/bin/sh\n",
+    );
+    tree.bytes(Path::new("/etc/group"), 0o644, "root:x:0:\nfairlead:x:10000:\n");
+    for tool in TOOLS.map(Path::new) {
+        tree.program(tool, tool)
+            .context("install the Debian packages conntrack, iproute2, nftables and wireguard-tools")?;
+    }
+    // Busybox's own shell would run its own `ip` instead of the real one.
+    tree.program(Path::new("/usr/bin/dash"), Path::new("/usr/bin/sh"))
+        .context("install the Debian package dash")?;
+    let busybox = Path::new("/usr/bin/busybox");
+    tree.file(busybox, busybox).context("install the Debian package busybox-static")?;
+    for applet in [
+        "cat", "env", "grep", "head", "ls", "nc", "ping", "ping6", "ps", "sleep", "sysctl", "tail", "top",
+        "vi", "wget",
+    ] {
+        tree.symlink(&Path::new("/usr/bin").join(applet), "busybox");
+    }
+    Ok(tree)
+}
+
+/// <https://github.com/opencontainers/image-spec/blob/main/annotations.md>
+fn labels(revision: Option<&str>) -> BTreeMap<String, String> {
+    let mut labels = BTreeMap::from([
+        ("description", "A Kubernetes network across clouds, homes and data centres"),
+        ("licenses", env!("CARGO_PKG_LICENSE")),
+        ("title", "Fairlead"),
+        ("version", env!("CARGO_PKG_VERSION")),
+    ]);
+    labels.extend(revision.map(|revision| ("revision", revision)));
+    labels
+        .into_iter()
+        .map(|(key, value)| (format!("org.opencontainers.image.{key}"), value.to_owned()))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_arguments_are_sound() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn a_plugin_that_needs_libraries_does_not_travel() {
+        let directory = tempfile::tempdir().unwrap();
+        let arguments = |local| Arguments {
+            fairlead: "/bin/true".into(),
+            plugin: "/bin/true".into(),
+            tag: "localhost/fairlead:test".parse().unwrap(),
+            output: directory.path().join("image.tar"),
+            revision: Some("abc".to_owned()),
+            local,
+        };
+        let error = run(&arguments(false)).unwrap_err().to_string();
+        assert!(error.contains("link it statically") && error.contains("libc.so.6"), "{error}");
+        assert!(run(&arguments(true)).unwrap().contains("localhost/fairlead:test sha256:"));
+    }
+
+    #[test]
+    fn programs_tools_and_coils_names_are_in() {
+        let tree = tree(Path::new("/bin/true"), Path::new("/bin/true")).unwrap();
+        for path in [
+            "/usr/local/bin/fairlead",
+            "/usr/local/coil/coil",
+            "/usr/local/coil/coild",
+            "/usr/sbin/nft",
+            "/bin/sh",
+        ] {
+            assert!(tree.contains(Path::new(path)), "{path} is missing");
+        }
+    }
+}
