@@ -117,6 +117,9 @@ impl Caches {
     }
 }
 
+/// Port of an address that names none (RFC 9110, section 4.2.2).
+const HTTPS: u16 = 443;
+
 /// Runs the node program until `stop` resolves. The kernel's state stays.
 ///
 /// # Errors
@@ -127,6 +130,7 @@ pub async fn run(
     stop: impl Future<Output = ()>,
 ) -> anyhow::Result<()> {
     let host = config.cluster_url.host().unwrap_or_default().to_owned();
+    let port = config.cluster_url.port_u16().unwrap_or(HTTPS);
     let client = Client::try_from(config).context("cannot make a Kubernetes client")?;
     let metrics = Arc::new(Metrics::default());
     let mut tasks = JoinSet::new();
@@ -138,8 +142,8 @@ pub async fn run(
     let block_cache = Arc::clone(&caches.blocks);
     tasks.spawn(blocks::run(client.clone(), Arc::clone(&ipam), block_cache, Arc::clone(&metrics)));
     let shared = Arc::new(mesh::Shared::default());
-    let (addresses, api_server) = watch::channel(api_server::resolve(&host).await);
-    tasks.spawn(api_server::run(client.clone(), host, addresses));
+    let (endpoints, api_server) = watch::channel(None);
+    tasks.spawn(api_server::run(client.clone(), host, port, endpoints));
     let (public_key, problems) = match keys(&settings.state_dir) {
         Ok((private, public)) => {
             let agent = Agent::new(private, public, preference(settings.wireguard), Instant::now());

@@ -138,6 +138,11 @@ impl Cluster {
         self.nodes.iter_mut().find(|node| node.name() == name).with_context(|| format!("no node {name}"))
     }
 
+    /// Address families of nodes and pods.
+    pub fn families(&self) -> Families {
+        self.topology.families
+    }
+
     /// The networks' routers, in the order of the topology.
     pub fn sites(&self) -> &[NatSite] {
         &self.sites

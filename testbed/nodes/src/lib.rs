@@ -13,6 +13,7 @@
 mod cgroups;
 mod cluster;
 mod files;
+pub mod install;
 mod janitor;
 pub mod machine;
 mod node;

@@ -8,14 +8,15 @@ use clap::{Parser, ValueEnum};
 use nix::sys::signal::{SigSet, Signal};
 use testbed_lab::Progress;
 use testbed_nodes::Cluster;
-use testbed_nodes::topology::{Families, Network, Topology, one_network};
+use testbed_nodes::install::{Mode, POOL_RANGES};
+use testbed_nodes::topology::{Families, Network, Topology, one_network, two_and_one_behind_nat};
 
 /// Real nodes: kubelet, containerd and kube-proxy, until Ctrl-C.
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask nodes")]
 struct Arguments {
     /// Who gives pods their network
-    #[arg(long, value_enum, default_value = "stock")]
+    #[arg(long, value_enum, default_value = "mesh")]
     network: Choice,
     /// IPv4 alone instead of both families
     #[arg(long)]
@@ -27,7 +28,11 @@ struct Arguments {
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum Choice {
-    /// The reference plugins, on one network
+    /// Fairlead with its mesh: two nodes on one network, the third behind a NAT router
+    Mesh,
+    /// Fairlead without a mesh: three nodes on one network
+    Router,
+    /// The reference plugins: two nodes on one network
     Stock,
 }
 
@@ -45,7 +50,11 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
     // Before any thread is made, so that Ctrl-C waits for us in all of them.
     stop_signals().thread_block()?;
     let cluster = Cluster::start(topology(arguments), &arguments.images, Progress::default())?;
-    cluster.wait_ready()?;
+    match arguments.network {
+        Choice::Mesh => cluster.install_fairlead(Mode::Mesh)?,
+        Choice::Router => cluster.install_fairlead(Mode::Router)?,
+        Choice::Stock => cluster.wait_ready()?,
+    }
     complain(&look_around(&cluster)?);
     stop_signals().wait()?;
     Ok(())
@@ -53,7 +62,10 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
 
 fn topology(arguments: &Arguments) -> Topology {
     let families = if arguments.ipv4_only { Families::Ipv4 } else { Families::Dual };
+    let installed = Network::Installed { pods: POOL_RANGES };
     match arguments.network {
+        Choice::Mesh => two_and_one_behind_nat(families, installed),
+        Choice::Router => one_network(3, families, installed),
         Choice::Stock => one_network(2, families, Network::Stock),
     }
 }
