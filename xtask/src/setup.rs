@@ -19,6 +19,9 @@ const PACKAGES: &[&str] = &[
     "bird2",
     "procps",
     "util-linux",
+    // real nodes
+    "containerd",
+    "runc",
     // building aws-lc and the VM bed's initramfs
     "gcc",
     "libc6-dev",

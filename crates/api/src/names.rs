@@ -105,6 +105,10 @@ pub const NFT_CHAIN_OUTGOING: &str = "kubespan_outgoing";
 pub const NFT_SET_IPV4: &str = "kubespan_targets_ipv4";
 /// Set of IPv6 prefixes reached through the mesh (KubeSpan).
 pub const NFT_SET_IPV6: &str = "kubespan_targets_ipv6";
+/// Set of the other nodes' own IPv4 addresses, which an API server on this node answers without the mesh (own).
+pub const NFT_SET_NODES_IPV4: &str = "fairlead_nodes_ipv4";
+/// The same for IPv6 (own).
+pub const NFT_SET_NODES_IPV6: &str = "fairlead_nodes_ipv6";
 
 /// WireGuard's UDP port (KubeSpan, WireKube, Kilo).
 pub const WIREGUARD_PORT: u16 = 51820;

@@ -128,6 +128,9 @@ impl Caches {
     }
 }
 
+/// Port of an address that names none (RFC 9110, section 4.2.2).
+const HTTPS: u16 = 443;
+
 /// Runs the node program until `stop` resolves. The kernel's state stays.
 ///
 /// # Errors
@@ -138,6 +141,7 @@ pub async fn run(
     stop: impl Future<Output = ()>,
 ) -> anyhow::Result<()> {
     let host = config.cluster_url.host().unwrap_or_default().to_owned();
+    let port = config.cluster_url.port_u16().unwrap_or(HTTPS);
     let metrics = Arc::new(Metrics::default());
     let client = client(config, &metrics)?;
     let mut tasks = JoinSet::new();
@@ -157,8 +161,8 @@ pub async fn run(
         tasks.spawn(leaks::run(Arc::clone(&ipam), Arc::clone(&order), Arc::clone(&metrics)));
     }
     let shared = Arc::new(mesh::Shared::default());
-    let (addresses, api_server) = watch::channel(api_server::resolve(&host).await);
-    tasks.spawn(api_server::run(client.clone(), host, addresses));
+    let (endpoints, api_server) = watch::channel(None);
+    tasks.spawn(api_server::run(client.clone(), host, port, endpoints));
     let (public_key, problems) = match keys(&settings.state_dir) {
         Ok((private, public)) => {
             let agent = Agent::new(private, public, preference(settings.wireguard), Instant::now());

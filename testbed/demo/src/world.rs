@@ -2,18 +2,18 @@
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
 use testbed_kube::{ControlPlane, Options};
-use testbed_lab::{Host, HostOptions, Lab, NatSite, Process, SiteOptions};
+pub use testbed_lab::eventually;
+use testbed_lab::{Host, HostOptions, Lab, NatSite, Process, Progress, SiteOptions};
 
 use crate::cni::{self, Pod};
 use crate::node::{Node, executable};
 use crate::objects;
-use crate::progress::Progress;
 use crate::topology::{SitePlan, Topology};
 
 /// How long programs may take to come up on a busy machine.
@@ -228,24 +228,6 @@ impl World {
         let token = self.plane.token(NODE_ACCOUNT, "kube-system", Some(&node.name))?;
         self.plane.kubeconfig_for_token(&token, &node.kubeconfig(), None)?;
         Ok(())
-    }
-}
-
-/// Waits until `condition` gives a value, trying every 100 ms.
-///
-/// # Errors
-/// The last error, when `patience` ran out.
-pub fn eventually<T>(
-    patience: Duration,
-    mut condition: impl FnMut() -> anyhow::Result<T>,
-) -> anyhow::Result<T> {
-    let deadline = Instant::now() + patience;
-    loop {
-        match condition() {
-            Ok(value) => return Ok(value),
-            Err(error) if Instant::now() > deadline => return Err(error),
-            Err(_) => std::thread::sleep(Duration::from_millis(100)),
-        }
     }
 }
 

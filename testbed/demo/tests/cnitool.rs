@@ -19,11 +19,11 @@ use std::time::Duration;
 
 use fairlead_demo::cni;
 use fairlead_demo::node::{Node, executable};
-use fairlead_demo::progress::Progress;
 use fairlead_demo::{World, objects, topology};
 use nix::fcntl::{Flock, FlockArg};
 use serde_json::{Value, json};
 use testbed_lab::Namespace;
+use testbed_lab::Progress;
 
 use crate::outage::{PATIENCE, node, used};
 
