@@ -81,7 +81,8 @@ impl Inventory {
     /// The kernel cannot be read, or there is nothing to compare because another plugin gives the addresses.
     pub async fn check(&self) -> Result<IpamCheckResponse, Status> {
         if !self.verbs.gives_addresses {
-            let why = "another plugin gives the addresses of this node (--enable-ipam=false): nothing to compare";
+            let why =
+                "another plugin gives the addresses of this node (--enable-ipam=false): nothing to compare";
             return Err(Status::failed_precondition(why));
         }
         let view = self.view(kernel().await?);
@@ -100,9 +101,11 @@ impl Inventory {
 
     fn view(&self, kernel: Kernel) -> NodeView {
         let (blocks, pools) = (&self.verbs.blocks, &self.verbs.pools);
+        let pods = self.known_pods();
+        let reservation = |one| self.reservation(one, pods.as_deref().unwrap_or_default());
         NodeView {
             node: self.ipam().node().to_owned(),
-            held: self.ipam().attachments().into_iter().map(|one| self.reservation(one)).collect(),
+            held: self.ipam().attachments().into_iter().map(reservation).collect(),
             links: kernel.pods.into_iter().map(link).collect(),
             stray: kernel.stray,
             exported: kernel.exported,
@@ -112,7 +115,7 @@ impl Inventory {
             pools: pools
                 .is_ready()
                 .then(|| pools.store.state().iter().map(|pool| known_pool(pool)).collect()),
-            pods: self.known_pods(),
+            pods,
         }
     }
 
@@ -121,7 +124,8 @@ impl Inventory {
         self.pods.is_ready().then(pods)
     }
 
-    fn reservation(&self, Attached { key, held, owner, .. }: Attached) -> Reservation {
+    fn reservation(&self, Attached { key, held, owner, .. }: Attached, pods: &[KnownPod]) -> Reservation {
+        let owner = owner.or_else(|| owner_by_address(&held, pods));
         let busy = self.verbs.order.try_enter(&key.container_id).is_none();
         Reservation { key, held, owner, busy }
     }
@@ -220,6 +224,16 @@ fn meant(subject: &str, attached: &[Attached]) -> Result<Vec<Key>, Status> {
 
 fn addresses(held: &Held) -> impl Iterator<Item = IpAddr> + use<> {
     held.ipv4.map(IpAddr::from).into_iter().chain(held.ipv6.map(IpAddr::from))
+}
+
+/// Who says that the addresses are its own: for attachments of before the start.
+fn owner_by_address(held: &Held, pods: &[KnownPod]) -> Option<check::Owner> {
+    let own: Vec<IpAddr> = addresses(held).collect();
+    let claims =
+        |pod: &&KnownPod| pod.has_network && pod.addresses.iter().any(|address| own.contains(address));
+    let pod = pods.iter().find(claims)?;
+    let (namespace, name) = (pod.namespace.clone(), pod.name.clone());
+    Some(check::Owner { namespace, name, uid: pod.uids.first().cloned() })
 }
 
 async fn kernel() -> Result<Kernel, Status> {

@@ -202,6 +202,20 @@ fn a_terminating_pool_is_told_at_the_pod(world: &mut World) {
         Ok(())
     };
     world.wait_for(PATIENCE, added).unwrap();
+    // What keeps it until its last block is gone.
+    world
+        .wait_for(PATIENCE, |world| {
+            let held = world.plane.kubectl(&[
+                "get",
+                "addresspool",
+                "leaving",
+                "-o",
+                "jsonpath={.metadata.finalizers}",
+            ])?;
+            ensure!(held.contains("coil.cybozu.com"), "no finalizer yet: {held}");
+            Ok(())
+        })
+        .unwrap();
     world.plane.kubectl(&["delete", "addresspool", "leaving", "--wait=false"]).unwrap();
     let (code, text) = refused(&call(here, "ADD", &late, &configuration(here)));
     assert!(code == NETWORK_CONFIG && text.contains("is being deleted"), "{code} {text}");

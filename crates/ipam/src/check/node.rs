@@ -227,7 +227,7 @@ fn leaked(reservation: &Reservation) -> Finding {
         "LeakedAddress",
         list(&own),
         [
-            format!("{} is reserved for {}, which has no link", list(&own), name(reservation)),
+            format!("{} holds {} and has no link", name(reservation), list(&own)),
             "the pod's network namespace is gone and no DEL came".to_owned(),
             format!(
                 "it is freed by itself within two minutes; at once by `fairlead ipam release {}`",

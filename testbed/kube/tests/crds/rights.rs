@@ -113,7 +113,7 @@ const NODE_RIGHTS: &[Right] = &[
     ("get list watch", "namespaces", "", "", "", true),
     ("get", "endpointslices.discovery.k8s.io", "", "kubernetes", "default", true),
     ("get list watch", "endpointslices.discovery.k8s.io", "", "", "default", false),
-    ("get list watch", "pods", "", "", "", false),
+    ("get list watch", "pods", "", "", "", true),
     ("get list watch", "addresspools.coil.cybozu.com", "", "", "", true),
     ("get list watch", "wirekubemeshes.wirekube.io", "", "", "", true),
     ("create patch", "events.events.k8s.io", "", "", "default", true),
