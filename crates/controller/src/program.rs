@@ -14,8 +14,8 @@ use kube::{Api, Client};
 use kube_lease_manager::LeaseManagerBuilder;
 use tokio::task::JoinSet;
 
-use crate::metrics::View;
-use crate::{grants, mesh, orphans, pools};
+use crate::metrics::Metrics;
+use crate::{grants, mesh, orphans, pools, webhook};
 
 /// Seconds after which another copy takes over from a leader that has gone silent (Coil's figure).
 const LEASE_SECONDS: u64 = 15;
@@ -31,6 +31,8 @@ pub struct Settings {
     pub metrics: SocketAddr,
     /// Where health is served.
     pub health: SocketAddr,
+    /// The admission webhook.
+    pub webhook: webhook::Settings,
 }
 
 /// Runs the controller until `stop` resolves.
@@ -43,11 +45,12 @@ pub async fn run(
     stop: impl Future<Output = ()>,
 ) -> anyhow::Result<()> {
     let client = Client::try_from(config).context("cannot make a Kubernetes client")?;
-    let view = View::default();
-    let shown = view.clone();
+    let metrics = Arc::new(Metrics::default());
+    let shown = Arc::clone(&metrics);
     let mut servers = JoinSet::new();
     servers.spawn(http::serve("metrics", settings.metrics, http::metrics(move || shown.text())));
-    servers.spawn(http::serve("health", settings.health, http::health(Arc::new(|| None))));
+    let ready = webhook::spawn(&mut servers, &settings.webhook, &client, &metrics);
+    servers.spawn(http::serve("health", settings.health, http::health(ready)));
     let lease = LeaseManagerBuilder::new(client.clone(), LEASE_IPAM)
         .with_namespace(SYSTEM_NAMESPACE)
         .with_identity(&settings.identity)
@@ -65,12 +68,12 @@ pub async fn run(
         match (leading, &work) {
             (true, None) => {
                 tracing::info!(identity = settings.identity, "elected");
-                work = Some(lead(&client, &view));
+                work = Some(lead(&client, &metrics));
             }
             (false, Some(_)) => {
                 tracing::warn!(identity = settings.identity, "lost the lease; waiting for the next election");
                 work = None;
-                view.set(None);
+                metrics.lead(None);
             }
             _ => {}
         }
@@ -86,12 +89,12 @@ pub async fn run(
     Ok(())
 }
 
-fn lead(client: &Client, view: &View) -> JoinSet<()> {
+fn lead(client: &Client, metrics: &Arc<Metrics>) -> JoinSet<()> {
     let mut tasks = JoinSet::new();
     let config = caches::config;
     let pool_cache = caches::spawn(&mut tasks, "AddressPools", watcher(Api::all(client.clone()), config()));
     let block_cache = caches::spawn(&mut tasks, "AddressBlocks", watcher(Api::all(client.clone()), config()));
-    view.set(Some((pool_cache.store.clone(), block_cache.store.clone())));
+    metrics.lead(Some((pool_cache.store.clone(), block_cache.store.clone())));
     let requests = caches::spawn(&mut tasks, "BlockRequests", watcher(Api::all(client.clone()), config()));
     let nodes: Cache<PartialObjectMeta<Node>> =
         caches::spawn(&mut tasks, "Nodes", watcher(Api::all(client.clone()), config()));
@@ -99,7 +102,7 @@ fn lead(client: &Client, view: &View) -> JoinSet<()> {
     let peers = caches::spawn(&mut tasks, "WireKubePeers", watcher(Api::all(client.clone()), config()));
     let (mesh_store, peer_store) = (meshes.store.clone(), peers.store.clone());
     tasks.spawn(mesh::run(client.clone(), mesh_store, peer_store, meshes.subscribe(), peers.subscribe()));
-    let client = client.clone();
+    let (client, metrics) = (client.clone(), Arc::clone(metrics));
     tasks.spawn(async move {
         // Deciding from half a list could give an address twice.
         let first_lists = async {
@@ -112,7 +115,9 @@ fn lead(client: &Client, view: &View) -> JoinSet<()> {
             return;
         }
         let (pool_store, block_store) = (pool_cache.store.clone(), block_cache.store.clone());
-        let granter = Arc::new(grants::Granter::new(client.clone(), pool_store.clone(), block_store.clone()));
+        let stores = (pool_store.clone(), block_store.clone());
+        let granter =
+            Arc::new(grants::Granter::new(client.clone(), stores.0, stores.1, Arc::clone(&metrics)));
         tokio::join!(
             granter.run(requests.store.clone(), requests.subscribe()),
             pools::run(
@@ -122,7 +127,7 @@ fn lead(client: &Client, view: &View) -> JoinSet<()> {
                 pool_cache.subscribe(),
                 block_cache.subscribe()
             ),
-            orphans::run(client.clone(), nodes.store.clone(), block_store, nodes.subscribe()),
+            orphans::run(client.clone(), nodes.store.clone(), block_store, nodes.subscribe(), metrics),
         );
     });
     tasks

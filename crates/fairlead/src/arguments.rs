@@ -3,6 +3,7 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
@@ -118,6 +119,25 @@ pub(crate) struct ControllerArguments {
     /// Address for /healthz and /readyz
     #[arg(long, default_value = "[::]:9387", value_parser = listen_address)]
     pub(crate) health_addr: SocketAddr,
+    /// Address for the admission webhook
+    #[arg(long, default_value = "[::]:9443", value_parser = listen_address)]
+    pub(crate) webhook_addr: SocketAddr,
+    /// Directory with tls.crt and tls.key of the webhook, if they are made by somebody else
+    #[arg(long, default_value = "/certs")]
+    pub(crate) cert_dir: PathBuf,
+    /// Make and rotate the webhook's certificates; the default is to do so unless the directory has one
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub(crate) enable_cert_rotation: Option<bool>,
+    /// How long certificates that are made here are valid, such as 90d; the next is made after two thirds
+    #[arg(long, default_value = "365d", value_parser = duration)]
+    pub(crate) cert_lifetime: Duration,
+    /// Pause between the steps of a rotation, for every API server and every copy to see the last one
+    #[arg(long, default_value = "1h", value_parser = duration)]
+    pub(crate) cert_settle: Duration,
+    /// Has no effect, because new certificates are used without a restart; for manifests of Coil
+    #[arg(long, hide_short_help = true, value_name = "BOOL", default_value = "false",
+        num_args = 0..=1, require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
+    pub(crate) enable_restart_on_cert_refresh: bool,
 }
 
 #[derive(Debug, Args)]
@@ -144,6 +164,21 @@ pub(crate) enum Output {
 fn listen_address(text: &str) -> Result<SocketAddr, String> {
     let full = if text.starts_with(':') { format!("[::]{text}") } else { text.to_owned() };
     full.parse().map_err(|_| format!("{text:?} is not ADDRESS:PORT or :PORT"))
+}
+
+/// A whole number with its unit: `90d`, `1h`, `30m` or `20s`.
+fn duration(text: &str) -> Result<Duration, String> {
+    let wrong = || format!("{text:?} is not a number with s, m, h or d behind it, such as 90d");
+    let unit = text.chars().next_back().ok_or_else(wrong)?;
+    let seconds: u64 = match unit {
+        's' => 1,
+        'm' => 60,
+        'h' => 3600,
+        'd' => 86_400,
+        _ => return Err(wrong()),
+    };
+    let count: u32 = text.strip_suffix(unit).and_then(|count| count.parse().ok()).ok_or_else(wrong)?;
+    Ok(Duration::from_secs(seconds.saturating_mul(count.into())))
 }
 
 /// Prints a completion script to stdout.
@@ -179,6 +214,36 @@ mod tests {
         assert_eq!(parse(&[]), (false, false));
         assert_eq!(parse(&["--router", "--clear-routes-on-shutdown=true"]), (true, true));
         assert_eq!(parse(&["--router=false", "--clear-routes-on-shutdown"]), (false, true));
+    }
+
+    #[test]
+    fn durations_have_units() {
+        assert_eq!(duration("90d"), Ok(Duration::from_secs(90 * 86_400)));
+        assert_eq!(duration("20s"), Ok(Duration::from_secs(20)));
+        for wrong in ["", "s", "20", "-1h", "1.5h", "1w", "99999999999d", "1ä"] {
+            assert!(duration(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn coils_arguments_of_the_webhook_are_accepted() {
+        let parse = |more: &[&str]| {
+            let Command::Controller(controller) =
+                Arguments::parse_from(["fairlead", "controller"].iter().chain(more)).command
+            else {
+                panic!("another command")
+            };
+            (controller.webhook_addr.port(), controller.cert_dir, controller.enable_cert_rotation)
+        };
+        assert_eq!(parse(&[]), (9443, "/certs".into(), None));
+        let all = [
+            "--webhook-addr=:1",
+            "--cert-dir=/c",
+            "--enable-cert-rotation=false",
+            "--enable-restart-on-cert-refresh=true",
+        ];
+        assert_eq!(parse(&all), (1, "/c".into(), Some(false)));
+        assert_eq!(parse(&["--enable-cert-rotation", "--enable-restart-on-cert-refresh"]).2, Some(true));
     }
 
     #[test]

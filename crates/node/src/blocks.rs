@@ -9,6 +9,7 @@ use fairlead_api::resources::AddressBlock;
 use fairlead_dataplane::routes;
 use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
 use kube::{Api, Client, ResourceExt};
+use tokio::sync::watch;
 use tokio::time::timeout;
 
 use crate::ipam::Ipam;
@@ -21,16 +22,30 @@ const GRACE: Duration = Duration::from_secs(300);
 const SWEEP: Duration = Duration::from_secs(30);
 
 /// Keeps blocks, table 119 and the address book in step for ever.
-pub async fn run(client: Client, ipam: Arc<Ipam>, blocks: Arc<Cache<AddressBlock>>, metrics: Arc<Metrics>) {
+pub async fn run(
+    client: Client,
+    ipam: Arc<Ipam>,
+    blocks: Arc<Cache<AddressBlock>>,
+    mut pools: watch::Receiver<u64>,
+    metrics: Arc<Metrics>,
+) {
     let mut changes = blocks.subscribe();
     let mut empty_since = BTreeMap::new();
     loop {
         if blocks.is_ready() {
             ipam.sync_blocks(&blocks.store.state());
+            ipam.sync_pools();
             export(&ipam).await;
             give_back(&client, &ipam, &metrics, &mut empty_since).await;
         }
-        let _ = timeout(SWEEP, changes.changed()).await;
+        let changed = async {
+            tokio::select! {
+                _ = changes.changed() => {}
+                _ = pools.changed() => {}
+                () = ipam.drained() => {}
+            }
+        };
+        let _ = timeout(SWEEP, changed).await;
     }
 }
 
@@ -44,7 +59,7 @@ async fn export(ipam: &Ipam) {
     }
 }
 
-/// Gives back blocks that nobody has needed for the grace.
+/// Gives back blocks that nobody has needed for the grace, and empty ones of withdrawn pools at once.
 async fn give_back(
     client: &Client,
     ipam: &Ipam,
@@ -56,7 +71,7 @@ async fn give_back(
     empty_since.retain(|name, _| releasable.contains(name));
     for name in releasable {
         let since = *empty_since.entry(name.clone()).or_insert(now);
-        if now.saturating_duration_since(since) < GRACE {
+        if now.saturating_duration_since(since) < GRACE && !ipam.drains(&name) {
             continue;
         }
         match give_back_one(client, ipam, &name).await {

@@ -14,7 +14,7 @@ use fairlead_wire::cni::ErrorCode;
 use ipnet::IpNet;
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::{Api, ResourceExt};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 use crate::requests::Requester;
@@ -40,6 +40,15 @@ pub enum Failure {
         /// Its name.
         pool: String,
     },
+    /// An administrator stopped the pool.
+    #[error(
+        "pool {pool} is disabled and gives no addresses to new pods: set spec.disabled of the AddressPool to false, \
+         or change the annotation coil.cybozu.com/pool of the pod's namespace"
+    )]
+    Disabled {
+        /// Its name.
+        pool: String,
+    },
     /// The controller said no.
     #[error("no address block: {reason}")]
     Refused {
@@ -60,7 +69,9 @@ impl Failure {
     /// The CNI error code: whether trying again may help without anybody doing anything.
     pub fn code(&self) -> ErrorCode {
         match self {
-            Self::UnknownPool { .. } | Self::Terminating { .. } => ErrorCode::InvalidNetworkConfig,
+            Self::UnknownPool { .. } | Self::Terminating { .. } | Self::Disabled { .. } => {
+                ErrorCode::InvalidNetworkConfig
+            }
             Self::Refused { .. } | Self::TimedOut { .. } => ErrorCode::TryAgainLater,
         }
     }
@@ -71,6 +82,8 @@ pub struct Ipam {
     node: String,
     book: Mutex<NodeIpam>,
     changed: watch::Sender<u64>,
+    /// A block of a withdrawn pool has become empty.
+    drained: Notify,
     /// Whether the API server has said which blocks this node has.
     blocks_known: AtomicBool,
     pools: Store<AddressPool>,
@@ -84,6 +97,7 @@ impl Ipam {
             node: node.to_owned(),
             book: Mutex::new(NodeIpam::default()),
             changed: watch::Sender::new(0),
+            drained: Notify::new(),
             blocks_known: AtomicBool::new(false),
             pools,
             api,
@@ -130,6 +144,31 @@ impl Ipam {
         self.changed.send_modify(|generation| *generation += 1);
     }
 
+    /// Withdraws pools that are disabled or being deleted, and takes back into use those that no longer are.
+    pub fn sync_pools(&self) {
+        let names: BTreeSet<String> = self.book().blocks().map(|block| block.pool().to_owned()).collect();
+        for pool in names {
+            self.sync_pool(&pool);
+        }
+    }
+
+    fn sync_pool(&self, pool: &str) {
+        let withdrawn =
+            self.pools.get(&ObjectRef::new(pool)).is_some_and(|object| withdrawal(&object).is_some());
+        self.book().set_withdrawn(pool, withdrawn);
+    }
+
+    /// Whether an empty block is to be given back without waiting for a pod that may need it.
+    pub fn drains(&self, block: &str) -> bool {
+        let book = self.book();
+        book.blocks().any(|known| known.name() == block && book.is_withdrawn(known.pool()))
+    }
+
+    /// Resolves when a block of a withdrawn pool has become empty.
+    pub async fn drained(&self) {
+        self.drained.notified().await;
+    }
+
     /// Takes one granted block into use at once.
     pub fn add_block(&self, block: &AddressBlock) {
         if let Some(block) = self.own_block(block) {
@@ -166,6 +205,7 @@ impl Ipam {
         deadline: Instant,
     ) -> Result<Allocation, Failure> {
         let (mut blocks, mut answers) = (self.changed.subscribe(), requester.answers());
+        self.sync_pool(pool);
         loop {
             match self.book().allocate(pool, key) {
                 Answer::Allocated(allocation) => break Ok(allocation),
@@ -205,10 +245,7 @@ impl Ipam {
                 Ok(Err(_)) | Err(_) => return Ok(()),
             },
         };
-        if object.metadata.deletion_timestamp.is_some() {
-            return Err(Failure::Terminating { pool: pool.to_owned() });
-        }
-        Ok(())
+        withdrawal(&object).map_or(Ok(()), Err)
     }
 
     /// What `key` holds.
@@ -218,7 +255,12 @@ impl Ipam {
 
     /// Frees what `key` holds; nothing when it holds nothing.
     pub fn release(&self, key: &Key) {
-        self.book().release(key);
+        let mut book = self.book();
+        let released = book.release(key);
+        if released.is_some_and(|released| released.now_empty && book.is_withdrawn(&released.held.pool)) {
+            self.drained.notify_one();
+        }
+        drop(book);
         self.changed.send_modify(|generation| *generation += 1);
     }
 
@@ -284,6 +326,16 @@ impl Ipam {
             )
         };
         book.homeless().map(sentence).collect()
+    }
+}
+
+/// Why a pool gives nothing to new pods, whatever blocks there are.
+fn withdrawal(pool: &AddressPool) -> Option<Failure> {
+    let name = pool.name_any();
+    match (pool.metadata.deletion_timestamp.is_some(), pool.spec.disabled) {
+        (true, _) => Some(Failure::Terminating { pool: name }),
+        (false, true) => Some(Failure::Disabled { pool: name }),
+        (false, false) => None,
     }
 }
 

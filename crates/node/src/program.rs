@@ -136,7 +136,14 @@ pub async fn run(
     let ipam = ipam(&settings, &client, &caches, &records).await?;
     let requester = Requester::spawn(&mut tasks, request_context(&settings, &client, &ipam));
     let block_cache = Arc::clone(&caches.blocks);
-    tasks.spawn(blocks::run(client.clone(), Arc::clone(&ipam), block_cache, Arc::clone(&metrics)));
+    let pools_changed = caches.pools.subscribe();
+    tasks.spawn(blocks::run(
+        client.clone(),
+        Arc::clone(&ipam),
+        block_cache,
+        pools_changed,
+        Arc::clone(&metrics),
+    ));
     let shared = Arc::new(mesh::Shared::default());
     let (addresses, api_server) = watch::channel(api_server::resolve(&host).await);
     tasks.spawn(api_server::run(client.clone(), host, addresses));
