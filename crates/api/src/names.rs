@@ -132,6 +132,19 @@ pub const POD_GATEWAY_IPV4: std::net::Ipv4Addr = std::net::Ipv4Addr::new(169, 25
 /// IPv6 gateway of pods, on the host's end of every pod link.
 pub const POD_GATEWAY_IPV6: std::net::Ipv6Addr = std::net::Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
 
+/// Service through which the API server reaches the admission webhook (Coil v2).
+pub const WEBHOOK_SERVICE: &str = "coilv2-ipam-webhook-service";
+/// Secret with the webhook's certificate, in [`SYSTEM_NAMESPACE`] (Coil v2).
+pub const WEBHOOK_SECRET: &str = "coilv2-ipam-webhook-server-cert";
+/// MutatingWebhookConfiguration of pools (Coil v2).
+pub const WEBHOOK_MUTATING: &str = "coilv2-mutating-ipam-webhook-configuration";
+/// ValidatingWebhookConfiguration of pools (Coil v2).
+pub const WEBHOOK_VALIDATING: &str = "coilv2-validating-ipam-webhook-configuration";
+/// Path of the webhook that completes AddressPools (Coil v2).
+pub const WEBHOOK_PATH_MUTATE_POOL: &str = "/mutate-coil-cybozu-com-v2-addresspool";
+/// Path of the webhook that judges AddressPools (Coil v2).
+pub const WEBHOOK_PATH_VALIDATE_POOL: &str = "/validate-coil-cybozu-com-v2-addresspool";
+
 /// Lease the IPAM controller is elected by (Coil v2).
 pub const LEASE_IPAM: &str = "coil-ipam-leader";
 /// Namespace of Fairlead's own objects (Coil v2).

@@ -212,6 +212,25 @@ pub(crate) struct ControllerArguments {
     /// Address for /healthz and /readyz
     #[arg(long, default_value = "[::]:9387", value_parser = listen_address)]
     pub(crate) health_addr: SocketAddr,
+    /// Address for the admission webhook
+    #[arg(long, default_value = "[::]:9443", value_parser = listen_address)]
+    pub(crate) webhook_addr: SocketAddr,
+    /// Directory with tls.crt and tls.key of the webhook, if they are made by somebody else
+    #[arg(long, default_value = "/certs")]
+    pub(crate) cert_dir: PathBuf,
+    /// Make and rotate the webhook's certificates; the default is to do so unless the directory has one
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub(crate) enable_cert_rotation: Option<bool>,
+    /// How long certificates that are made here are valid, such as 90d; the next is made after two thirds
+    #[arg(long, default_value = "365d", value_parser = duration)]
+    pub(crate) cert_lifetime: Duration,
+    /// Pause between the steps of a rotation, for every API server and every copy to see the last one
+    #[arg(long, default_value = "1h", value_parser = duration)]
+    pub(crate) cert_settle: Duration,
+    /// Has no effect, because new certificates are used without a restart; for manifests of Coil
+    #[arg(long, hide_short_help = true, value_name = "BOOL", default_value = "false",
+        num_args = 0..=1, require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
+    pub(crate) enable_restart_on_cert_refresh: bool,
 }
 
 #[derive(Debug, Args)]
@@ -305,15 +324,16 @@ fn listen_address(text: &str) -> Result<SocketAddr, String> {
     full.parse().map_err(|_| format!("{text:?} is not ADDRESS:PORT or :PORT"))
 }
 
-/// Durations as Go writes them: numbers with units, as `1h30m` or `1.5s` (Go, `time.ParseDuration`).
+/// Durations as Go writes them: numbers with units, as `1h30m` or `1.5s` (Go,
+/// `time.ParseDuration`), and days besides.
 fn duration(text: &str) -> Result<Duration, String> {
-    let wrong = || format!("{text:?} is no duration: write it as 300ms, 45s, 5m or 1h30m");
+    let wrong = || format!("{text:?} is no duration: write it as 300ms, 45s, 5m, 1h30m or 90d");
     let mut seconds = 0.0_f64;
     let mut rest = text;
     while !rest.is_empty() {
         let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.').ok_or_else(wrong)?;
         let (number, behind) = rest.split_at_checked(end).ok_or_else(wrong)?;
-        let units = [("ns", 1e-9), ("us", 1e-6), ("ms", 1e-3), ("s", 1.0), ("m", 60.0), ("h", 3600.0)];
+        let units = [("ns", 1e-9), ("us", 1e-6), ("ms", 1e-3), ("s", 1.0), ("m", 60.0), ("h", 3600.0), ("d", 86_400.0)];
         let unit = units.into_iter().find_map(|(name, size)| Some((behind.strip_prefix(name)?, size)));
         let (behind, size) = unit.ok_or_else(wrong)?;
         seconds += number.parse::<f64>().map_err(|_| wrong())? * size;
@@ -399,12 +419,33 @@ mod tests {
 
     #[test]
     fn durations_are_read_as_go_reads_them() {
-        for (text, milliseconds) in [("300ms", 300), ("45s", 45_000), ("1h30m", 5_400_000), ("1.5s", 1_500)] {
+        for (text, milliseconds) in [("300ms", 300), ("45s", 45_000), ("1h30m", 5_400_000), ("1.5s", 1_500), ("90d", 7_776_000_000)] {
             assert_eq!(duration(text), Ok(Duration::from_millis(milliseconds)), "{text}");
         }
-        for wrong in ["", "5", "m", "0s", "-5m", "5m3", "1d", "5 m", "1e400h", "..s"] {
+        for wrong in ["", "5", "m", "0s", "-5m", "5m3", "1w", "5 m", "1e400h", "..s"] {
             assert!(duration(wrong).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn coils_arguments_of_the_webhook_are_accepted() {
+        let parse = |more: &[&str]| {
+            let Command::Controller(controller) =
+                Arguments::parse_from(["fairlead", "controller"].iter().chain(more)).command
+            else {
+                panic!("another command")
+            };
+            (controller.webhook_addr.port(), controller.cert_dir, controller.enable_cert_rotation)
+        };
+        assert_eq!(parse(&[]), (9443, "/certs".into(), None));
+        let all = [
+            "--webhook-addr=:1",
+            "--cert-dir=/c",
+            "--enable-cert-rotation=false",
+            "--enable-restart-on-cert-refresh=true",
+        ];
+        assert_eq!(parse(&all), (1, "/c".into(), Some(false)));
+        assert_eq!(parse(&["--enable-cert-rotation", "--enable-restart-on-cert-refresh"]).2, Some(true));
     }
 
     #[test]

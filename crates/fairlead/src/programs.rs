@@ -47,6 +47,15 @@ pub(crate) fn controller(arguments: ControllerArguments) -> anyhow::Result<ExitC
         identity: arguments.identity,
         metrics: arguments.metrics_addr,
         health: arguments.health_addr,
+        webhook: fairlead_controller::WebhookSettings {
+            address: arguments.webhook_addr,
+            directory: arguments.cert_dir,
+            rotate: arguments.enable_cert_rotation,
+            policy: fairlead_controller::CertificatePolicy {
+                lifetime: arguments.cert_lifetime,
+                settle: arguments.cert_settle,
+            },
+        },
     };
     run(async { fairlead_controller::run(settings, cluster().await?, stop()?).await })
 }

@@ -29,4 +29,4 @@ pub use grant::{ExistingBlock, Grant, PoolState, Refusal, Request, grant};
 pub use node::{
     AdoptError, Allocation, Answer, Block, BlockError, BlockUsage, Held, Key, NodeIpam, Released,
 };
-pub use pool::{BlockNets, MAX_BLOCK_SIZE_BITS, MAX_INDEX, Overlap, Pool, PoolError, overlaps};
+pub use pool::{BlockNets, MAX_BLOCK_SIZE_BITS, MAX_INDEX, Overlap, Pool, PoolError, admit, overlaps};

@@ -60,7 +60,8 @@ fn a_granted_block_that_nobody_can_see_is_asked_for_again() {
 #[test]
 fn a_request_answered_by_two_controllers_gets_one_block_and_a_second_would_not_stay() {
     let pool = Pool::parse("default", 2, [(Some("10.0.0.0/24"), None)]).unwrap();
-    let pools = BTreeMap::from([("default".to_owned(), PoolState { parsed: Ok(pool), terminating: false })]);
+    let state = PoolState { parsed: Ok(pool), terminating: false, disabled: false, created: 0 };
+    let pools = BTreeMap::from([("default".to_owned(), state)]);
     let request = Request { uid: "uid", pool: "default", node: "n1" };
     let Grant::New { index, name, nets } = grant(&request, &pools, &[]) else { panic!("no block") };
     let made = ExistingBlock {

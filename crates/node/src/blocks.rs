@@ -9,6 +9,7 @@ use fairlead_api::resources::AddressBlock;
 use fairlead_dataplane::routes;
 use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
 use kube::{Api, Client, ResourceExt};
+use tokio::sync::watch;
 use tokio::time::timeout;
 
 use crate::ipam::Ipam;
@@ -24,6 +25,7 @@ pub async fn run(
     client: Client,
     ipam: Arc<Ipam>,
     blocks: Arc<Cache<AddressBlock>>,
+    mut pools: watch::Receiver<u64>,
     metrics: Arc<Metrics>,
     grace: Duration,
 ) {
@@ -32,10 +34,18 @@ pub async fn run(
     loop {
         if blocks.is_ready() {
             ipam.sync_blocks(&blocks.store.state());
+            ipam.sync_pools();
             export(&ipam).await;
             give_back(&client, &ipam, &metrics, (&mut empty_since, grace)).await;
         }
-        let _ = timeout(SWEEP.min(grace), changes.changed()).await;
+        let changed = async {
+            tokio::select! {
+                _ = changes.changed() => {}
+                _ = pools.changed() => {}
+                () = ipam.drained() => {}
+            }
+        };
+        let _ = timeout(SWEEP.min(grace), changed).await;
     }
 }
 
@@ -49,7 +59,7 @@ async fn export(ipam: &Ipam) {
     }
 }
 
-/// Gives back blocks that nobody has needed for the grace.
+/// Gives back blocks that nobody has needed for the grace, and empty ones of withdrawn pools at once.
 async fn give_back(
     client: &Client,
     ipam: &Ipam,
@@ -61,7 +71,7 @@ async fn give_back(
     empty_since.retain(|name, _| releasable.contains(name));
     for name in releasable {
         let since = *empty_since.entry(name.clone()).or_insert(now);
-        if now.saturating_duration_since(since) < grace {
+        if now.saturating_duration_since(since) < grace && !ipam.drains(&name) {
             continue;
         }
         match give_back_one(client, ipam, &name).await {

@@ -17,7 +17,7 @@ use fairlead_wire::node::Block as WireBlock;
 use ipnet::IpNet;
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::{Api, ResourceExt};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 use crate::requests::{self, Requester};
@@ -43,6 +43,15 @@ pub enum Failure {
         /// Its name.
         pool: String,
     },
+    /// An administrator stopped the pool.
+    #[error(
+        "pool {pool} is disabled and gives no addresses to new pods: set spec.disabled of the AddressPool to false, \
+         or change the annotation coil.cybozu.com/pool of the pod's namespace"
+    )]
+    Disabled {
+        /// Its name.
+        pool: String,
+    },
     /// The controller said no.
     #[error("no address block: {message}")]
     Refused {
@@ -65,7 +74,9 @@ impl Failure {
     /// The CNI error code: whether trying again may help without anybody doing anything.
     pub fn code(&self) -> ErrorCode {
         match self {
-            Self::UnknownPool { .. } | Self::Terminating { .. } => ErrorCode::InvalidNetworkConfig,
+            Self::UnknownPool { .. } | Self::Terminating { .. } | Self::Disabled { .. } => {
+                ErrorCode::InvalidNetworkConfig
+            }
             Self::Refused { .. } | Self::TimedOut { .. } => ErrorCode::TryAgainLater,
         }
     }
@@ -107,6 +118,8 @@ pub struct Ipam {
     /// For people; nothing is decided by it. Only of keys that hold an address.
     owners: Mutex<BTreeMap<Key, Owner>>,
     changed: watch::Sender<u64>,
+    /// A block of a withdrawn pool has become empty.
+    drained: Notify,
     /// Whether the API server has said which blocks this node has.
     blocks_known: AtomicBool,
     pools: Store<AddressPool>,
@@ -121,6 +134,7 @@ impl Ipam {
             book: Mutex::new(NodeIpam::default()),
             owners: Mutex::default(),
             changed: watch::Sender::new(0),
+            drained: Notify::new(),
             blocks_known: AtomicBool::new(false),
             pools,
             api,
@@ -167,6 +181,31 @@ impl Ipam {
         self.changed.send_modify(|generation| *generation += 1);
     }
 
+    /// Withdraws pools that are disabled or being deleted, and takes back into use those that no longer are.
+    pub fn sync_pools(&self) {
+        let names: BTreeSet<String> = self.book().blocks().map(|block| block.pool().to_owned()).collect();
+        for pool in names {
+            self.sync_pool(&pool);
+        }
+    }
+
+    fn sync_pool(&self, pool: &str) {
+        let withdrawn =
+            self.pools.get(&ObjectRef::new(pool)).is_some_and(|object| withdrawal(&object).is_some());
+        self.book().set_withdrawn(pool, withdrawn);
+    }
+
+    /// Whether an empty block is to be given back without waiting for a pod that may need it.
+    pub fn drains(&self, block: &str) -> bool {
+        let book = self.book();
+        book.blocks().any(|known| known.name() == block && book.is_withdrawn(known.pool()))
+    }
+
+    /// Resolves when a block of a withdrawn pool has become empty.
+    pub async fn drained(&self) {
+        self.drained.notified().await;
+    }
+
     /// Takes one granted block into use at once.
     pub fn add_block(&self, block: &AddressBlock) {
         if let Some(block) = self.own_block(block) {
@@ -203,6 +242,7 @@ impl Ipam {
         deadline: Instant,
     ) -> Result<Allocation, Failure> {
         let (mut blocks, mut answers) = (self.changed.subscribe(), requester.answers());
+        self.sync_pool(pool);
         loop {
             match self.book().allocate(pool, key) {
                 Answer::Allocated(allocation) => break Ok(allocation),
@@ -243,10 +283,7 @@ impl Ipam {
                 Ok(Err(_)) | Err(_) => return Ok(()),
             },
         };
-        if object.metadata.deletion_timestamp.is_some() {
-            return Err(Failure::Terminating { pool: pool.to_owned() });
-        }
-        Ok(())
+        withdrawal(&object).map_or(Ok(()), Err)
     }
 
     /// What `key` holds.
@@ -256,7 +293,12 @@ impl Ipam {
 
     /// Frees what `key` holds; nothing when it holds nothing.
     pub fn release(&self, key: &Key) {
-        self.book().release(key);
+        let mut book = self.book();
+        let released = book.release(key);
+        if released.is_some_and(|released| released.now_empty && book.is_withdrawn(&released.held.pool)) {
+            self.drained.notify_one();
+        }
+        drop(book);
         self.owners().remove(key);
         self.changed.send_modify(|generation| *generation += 1);
     }
@@ -376,6 +418,16 @@ impl Ipam {
             )
         };
         book.homeless().map(sentence).collect()
+    }
+}
+
+/// Why a pool gives nothing to new pods, whatever blocks there are.
+fn withdrawal(pool: &AddressPool) -> Option<Failure> {
+    let name = pool.name_any();
+    match (pool.metadata.deletion_timestamp.is_some(), pool.spec.disabled) {
+        (true, _) => Some(Failure::Terminating { pool: name }),
+        (false, true) => Some(Failure::Disabled { pool: name }),
+        (false, false) => None,
     }
 }
 

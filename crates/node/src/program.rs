@@ -156,7 +156,15 @@ pub async fn run(
     let order = Arc::new(order::Order::default());
     if settings.enable_ipam {
         let (block_cache, grace) = (Arc::clone(&caches.blocks), settings.block_grace);
-        let kept = blocks::run(client.clone(), Arc::clone(&ipam), block_cache, Arc::clone(&metrics), grace);
+        let pools_changed = caches.pools.subscribe();
+        let kept = blocks::run(
+            client.clone(),
+            Arc::clone(&ipam),
+            block_cache,
+            pools_changed,
+            Arc::clone(&metrics),
+            grace,
+        );
         tasks.spawn(kept);
         tasks.spawn(leaks::run(Arc::clone(&ipam), Arc::clone(&order), Arc::clone(&metrics)));
     }

@@ -99,7 +99,7 @@ impl World {
     /// # Errors
     /// The API server refuses.
     pub fn apply_mesh_and_pool(&self) -> anyhow::Result<()> {
-        self.plane.apply(objects::MESH_AND_POOL).map(drop)
+        self.apply_when_asked(objects::MESH_AND_POOL)
     }
 
     /// `kubectl apply` of a pool alone, for clusters without a mesh.
@@ -107,7 +107,12 @@ impl World {
     /// # Errors
     /// The API server refuses.
     pub fn apply_pool(&self) -> anyhow::Result<()> {
-        self.plane.apply(objects::POOL).map(drop)
+        self.apply_when_asked(objects::POOL)
+    }
+
+    /// Pools are accepted as soon as the controller has told the API server whom to trust.
+    fn apply_when_asked(&self, yaml: &str) -> anyhow::Result<()> {
+        eventually(START, || self.plane.apply(yaml)).map(drop)
     }
 
     /// Makes one pod on every node, side by side, through the CNI plugin.
@@ -191,6 +196,7 @@ impl World {
         self.plane.kubectl(&["apply", "--server-side", "-k", &deploy.to_string_lossy()])?;
         let names: Vec<String> = self.nodes.iter().map(|node| node.name.clone()).collect();
         self.plane.apply(&objects::cluster(&names))?;
+        self.plane.apply(&objects::webhook_endpoint(IpAddr::from(self.plane_host.address())))?;
         self.plane.kubectl(&["wait", "--for=condition=Established", "crd", "--all", "--timeout=30s"])?;
         let controller = self.plane.token(CONTROLLER_ACCOUNT, "kube-system", None)?;
         let path = self.directory.path().join("controller.kubeconfig");
@@ -257,7 +263,11 @@ fn control_plane(host: &Host) -> anyhow::Result<ControlPlane> {
         })),
         addresses: vec![IpAddr::from(host.address())],
         // Nobody here makes the default ServiceAccounts that this plugin would wait for.
-        apiserver_args: vec!["--disable-admission-plugins=ServiceAccount".to_owned()],
+        // Nobody routes Services here; the API server finds the webhook's endpoint by itself.
+        apiserver_args: vec![
+            "--disable-admission-plugins=ServiceAccount".to_owned(),
+            "--enable-aggregator-routing=true".to_owned(),
+        ],
         ..Options::default()
     })
 }

@@ -47,6 +47,23 @@ fn first_and_last_address_are_used_and_the_next_is_behind_the_last_given() {
 }
 
 #[test]
+fn a_withdrawn_pool_gives_nothing_new_and_lets_go_of_what_is_empty() {
+    let mut ipam = with(&[("default-0", "10.64.0.0/30"), ("default-1", "10.64.0.4/30")]);
+    ipam.upsert_block(Block::new("kept", "default", nets("10.64.0.8/30", ""), true, false).unwrap());
+    assert_eq!(give(&mut ipam, 1), "10.64.0.0");
+    ipam.set_withdrawn("default", true);
+    assert_eq!(give(&mut ipam, 2), "none");
+    assert_eq!(give(&mut ipam, 1), "10.64.0.0", "who has an address keeps it");
+    assert!(!ipam.wants_block("default"));
+    assert!(ipam.usage().iter().all(|usage| !usage.open));
+    assert_eq!(ipam.releasable_blocks(), ["default-1"]);
+    ipam.release(&key(1)).unwrap();
+    assert_eq!(ipam.releasable_blocks(), ["default-0", "default-1"]);
+    ipam.set_withdrawn("default", false);
+    assert_eq!(give(&mut ipam, 2), "10.64.0.1");
+}
+
+#[test]
 fn asking_again_gives_the_same_even_from_another_pool() {
     let mut ipam = with(&[("default-0", "10.64.0.0/30")]);
     let Answer::Allocated(first) = ipam.allocate("default", &key(1)) else { panic!() };

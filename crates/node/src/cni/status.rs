@@ -77,6 +77,8 @@ fn pool_state(pool: &AddressPool) -> PoolState {
     PoolState {
         parsed: Pool::parse(&pool.name_any(), i64::from(pool.spec.block_size_bits), subnets),
         terminating: pool.metadata.deletion_timestamp.is_some(),
+        disabled: pool.spec.disabled,
+        created: pool.created_at(),
     }
 }
 
@@ -97,7 +99,7 @@ mod tests {
 
     fn pool(name: &str, subnet: &str, bits: i64, terminating: bool) -> (String, PoolState) {
         let parsed = Pool::parse(name, bits, [(Some(subnet), None)]);
-        (name.to_owned(), PoolState { parsed, terminating })
+        (name.to_owned(), PoolState { parsed, terminating, disabled: false, created: 0 })
     }
 
     fn block(name: &str, pool: &str, net: &str) -> ExistingBlock {
