@@ -86,6 +86,7 @@ impl Failure {
         match self {
             Self::UnknownPool { .. } => "UnknownPool",
             Self::Terminating { .. } => "PoolTerminating",
+            Self::Disabled { .. } => "PoolDisabled",
             Self::Refused { reason, .. } => match reason.as_str() {
                 "out of blocks" | "overlapping pools" => "PoolExhausted",
                 "unknown pool" => "UnknownPool",
