@@ -46,7 +46,7 @@ pub(crate) enum LogFormat {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Run the per-node program: CNI server, addresses, mesh
-    Node(NodeArguments),
+    Node(Box<NodeArguments>),
     /// Run the controller: pools and blocks (several copies elect one)
     Controller(ControllerArguments),
     /// Put the CNI plugin and its network configuration in place on this node

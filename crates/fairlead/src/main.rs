@@ -35,7 +35,7 @@ fn main() -> ExitCode {
     // One provider for every TLS connection of the process; a second installation is harmless.
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
     let outcome = match arguments.command {
-        Command::Node(node) => programs::node(node),
+        Command::Node(node) => programs::node(*node),
         Command::Controller(controller) => programs::controller(controller),
         Command::Install(places) => install::install(&places),
         Command::Ipam { command } => ipam::run(&command),

@@ -39,7 +39,8 @@ const FOUND: i32 = 3;
 #[test]
 fn every_address_is_explained_and_every_refusal_is_told() {
     let mut world = World::start(&topology::two_sites(), &Default::default()).unwrap();
-    let steps: [(&str, fn(&mut World)); 8] = [
+    type Step = fn(&mut World);
+    let steps: [(&str, Step); 8] = [
         ("an unknown pool", an_unknown_pool_is_told_at_the_pod),
         ("a dry pool", a_dry_pool_is_told_at_the_pod_and_by_status),
         ("a pool that is being deleted", a_terminating_pool_is_told_at_the_pod),
