@@ -333,7 +333,15 @@ fn duration(text: &str) -> Result<Duration, String> {
     while !rest.is_empty() {
         let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.').ok_or_else(wrong)?;
         let (number, behind) = rest.split_at_checked(end).ok_or_else(wrong)?;
-        let units = [("ns", 1e-9), ("us", 1e-6), ("ms", 1e-3), ("s", 1.0), ("m", 60.0), ("h", 3600.0), ("d", 86_400.0)];
+        let units = [
+            ("ns", 1e-9),
+            ("us", 1e-6),
+            ("ms", 1e-3),
+            ("s", 1.0),
+            ("m", 60.0),
+            ("h", 3600.0),
+            ("d", 86_400.0),
+        ];
         let unit = units.into_iter().find_map(|(name, size)| Some((behind.strip_prefix(name)?, size)));
         let (behind, size) = unit.ok_or_else(wrong)?;
         seconds += number.parse::<f64>().map_err(|_| wrong())? * size;
@@ -419,7 +427,9 @@ mod tests {
 
     #[test]
     fn durations_are_read_as_go_reads_them() {
-        for (text, milliseconds) in [("300ms", 300), ("45s", 45_000), ("1h30m", 5_400_000), ("1.5s", 1_500), ("90d", 7_776_000_000)] {
+        for (text, milliseconds) in
+            [("300ms", 300), ("45s", 45_000), ("1h30m", 5_400_000), ("1.5s", 1_500), ("90d", 7_776_000_000)]
+        {
             assert_eq!(duration(text), Ok(Duration::from_millis(milliseconds)), "{text}");
         }
         for wrong in ["", "5", "m", "0s", "-5m", "5m3", "1w", "5 m", "1e400h", "..s"] {

@@ -20,11 +20,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use fairlead_api::names::{WEBHOOK_SECRET, WEBHOOK_SERVICE};
 use fairlead_demo::node::executable;
-use fairlead_demo::progress::Progress;
 use fairlead_demo::{World, topology};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use testbed_lab::Process;
+use testbed_lab::Progress;
 
 use crate::outage::{PATIENCE, container, node};
 
