@@ -363,7 +363,7 @@ fn kubectl_shows_columns(world: &World) {
         .unwrap();
     let pools = columns(world, "addresspools");
     assert_eq!(pools[0], ["NAME", "BLOCKSIZE BITS", "BLOCKS", "CAPACITY", "FREE", "NODES", "READY", "REASON", "AGE"]);
-    assert_eq!(pools[1][..6], ["default", "5", "6", "65536", "65344", "True"]);
+    assert_eq!(pools[1][..8], ["default", "5", "6", "65536", "65344", "6", "True", "Available"]);
 
     let blocks = columns(world, "addressblocks");
     assert_eq!(blocks[0], ["NAME", "NODE", "POOL", "IPV4", "IPV6", "AGE"]);
