@@ -170,12 +170,13 @@ mod tests {
     }
 
     fn image(compression: Compression) -> Image {
-        let mut image = Image::default();
-        image.references =
-            ["localhost/test:1", "localhost/test:one"].map(|name| name.parse().unwrap()).to_vec();
-        image.labels.insert("org.opencontainers.image.version".to_owned(), "1".to_owned());
-        image.compression = compression;
-        image
+        let label = ("org.opencontainers.image.version".to_owned(), "1".to_owned());
+        Image {
+            references: ["localhost/test:1", "localhost/test:one"].map(|name| name.parse().unwrap()).to_vec(),
+            labels: BTreeMap::from([label]),
+            compression,
+            ..Image::default()
+        }
     }
 
     fn members(path: &Path) -> BTreeMap<String, Vec<u8>> {

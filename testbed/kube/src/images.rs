@@ -1,7 +1,8 @@
 //! The images that test clusters run, made from files: no engine, no registry.
 //!
 //! Each function returns an OCI tar for `ctr -n k8s.io images import`, made first if need be and kept like
-//! [`crate::binary`]. The names are those that upstream's suite asks for; a test compares them with the suite's own list.
+//! [`crate::binary`]. The names are those that upstream's suite asks for; a test compares them with the
+//! suite's source.
 //!
 //! What is in them is not what upstream puts there, but does the same: Debian's busybox, `agnhost` from Kubernetes's module
 //! with this machine's curl, dig and nc, `pause` from Kubernetes's source.
@@ -154,4 +155,38 @@ fn add_busybox(tree: &mut Tree) -> anyhow::Result<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// From the source of the list that the suite prints, so that the suite need not be built for this.
+    #[test]
+    fn the_names_are_those_that_the_suite_asks_for() {
+        let sources = conformance::kubernetes().unwrap().sources().unwrap();
+        let list = std::fs::read_to_string(sources.join("test/utils/image/manifest.go")).unwrap();
+        for (key, name) in [
+            ("Agnhost", AGNHOST),
+            ("AgnhostPrev", AGNHOST_BEFORE),
+            ("BusyBox", BUSYBOX),
+            ("GlibcDnsTesting", GLIBC_DNS_TESTING),
+            ("Pause", PAUSE),
+        ] {
+            let (path, tag) = name.rsplit_once(':').unwrap();
+            let base = path.rsplit_once('/').unwrap().1;
+            let line = list.lines().find(|line| line.contains(&format!("configs[{key}] ="))).unwrap();
+            assert!(
+                line.contains(&format!("\"{base}\", \"{tag}\"")),
+                "{name} is not what the suite says: {line}"
+            );
+        }
+    }
+
+    #[test]
+    fn the_tag_of_coredns_is_the_version_that_is_built() {
+        let manifest = include_str!("../coredns/go.mod");
+        let tag = COREDNS.rsplit_once(':').unwrap().1;
+        assert!(manifest.contains(&format!("github.com/coredns/coredns {tag}\n")), "{tag}");
+    }
 }
