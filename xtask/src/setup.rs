@@ -19,8 +19,12 @@ const PACKAGES: &[&str] = &[
     "bird2",
     "procps",
     "util-linux",
-    // real nodes
+    // nodes, and what is in the images they run
+    "bind9-dnsutils",
+    "bind9-host",
     "containerd",
+    "curl",
+    "netcat-openbsd",
     "runc",
     // building aws-lc and the VM bed's initramfs
     "gcc",

@@ -40,6 +40,9 @@ impl Held {
 /// Addresses given to a key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Allocation {
+    /// The pool they are from: another than the one asked for if the key has had them since before the namespace
+    /// was given another pool.
+    pub pool: String,
     /// IPv4 address.
     pub ipv4: Option<Ipv4Addr>,
     /// IPv6 address.
@@ -184,7 +187,8 @@ impl NodeIpam {
         if let Some(held) = self.held.get(key) {
             let (ipv4, ipv6) = (held.ipv4, held.ipv6);
             let block = self.block_of(held).map(|block| block.name.clone());
-            return Answer::Allocated(Allocation { ipv4, ipv6, block, fresh: false });
+            let pool = held.pool.clone();
+            return Answer::Allocated(Allocation { pool, ipv4, ipv6, block, fresh: false });
         }
         let mut best: Option<(usize, &str, u32)> = None;
         for known in self.blocks.values().filter(|known| known.open() && known.block.pool == pool) {
@@ -200,8 +204,9 @@ impl NodeIpam {
         let Some(known) = self.blocks.get_mut(&name) else { return Answer::NeedBlock };
         known.last = Some(offset);
         let (ipv4, ipv6) = known.block.addresses_at(offset);
-        self.hold(key.clone(), Held { pool: pool.to_owned(), ipv4, ipv6 });
-        Answer::Allocated(Allocation { ipv4, ipv6, block: Some(name), fresh: true })
+        let pool = pool.to_owned();
+        self.hold(key.clone(), Held { pool: pool.clone(), ipv4, ipv6 });
+        Answer::Allocated(Allocation { pool, ipv4, ipv6, block: Some(name), fresh: true })
     }
 
     /// Takes a key's addresses back. `None` when it holds none: a late or repeated release changes nothing.

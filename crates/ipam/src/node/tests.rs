@@ -51,7 +51,7 @@ fn asking_again_gives_the_same_even_from_another_pool() {
     let mut ipam = with(&[("default-0", "10.64.0.0/30")]);
     let Answer::Allocated(first) = ipam.allocate("default", &key(1)) else { panic!() };
     assert!(first.fresh);
-    assert_eq!(first.block.as_deref(), Some("default-0"));
+    assert_eq!((first.pool.as_str(), first.block.as_deref()), ("default", Some("default-0")));
     for pool in ["default", "other"] {
         assert_eq!(
             ipam.allocate(pool, &key(1)),

@@ -30,7 +30,7 @@ impl Link {
 #[derive(Debug, Clone)]
 enum Add {
     Waits { pool: String },
-    HasAddress { pool: String, allocation: Allocation },
+    HasAddress(Allocation),
 }
 
 /// A BlockRequest under way.
@@ -146,6 +146,18 @@ impl Node {
         victims.iter().for_each(|key| self.del(key));
     }
 
+    /// A pod of which CHECK would say that it does not hold the addresses that its link has. Pods that are being
+    /// added wait for their turn.
+    pub(crate) fn fails_check(&self) -> Option<&Key> {
+        let program = self.program.as_ref()?;
+        let holds = |key: &Key, link: &Link| {
+            let held = program.book.get(key);
+            held.is_some_and(|it| it.pool == link.pool && it.ipv4 == link.ipv4 && it.ipv6 == link.ipv6)
+        };
+        let settled = self.kernel.iter().filter(|(key, _)| !program.adds.contains_key(*key));
+        settled.filter(|(key, link)| !holds(key, link)).map(|(key, _)| key).next()
+    }
+
     /// One step of one ADD. `made` says whether the kernel makes the link.
     pub(crate) fn work(&mut self, now: Instant, pick: usize, made: bool) {
         let Some(program) = &mut self.program else { return };
@@ -160,14 +172,14 @@ impl Node {
                     if program.book.wants_block(&pool) {
                         program.ask(now, &pool);
                     }
-                    program.adds.insert(key, Add::HasAddress { pool, allocation });
+                    program.adds.insert(key, Add::HasAddress(allocation));
                 }
             },
-            Some(Add::HasAddress { pool, allocation }) => {
+            Some(Add::HasAddress(allocation)) => {
                 // A stale link of the same container goes first, whatever comes of the new one.
                 self.kernel.remove(&key);
                 if made {
-                    let Allocation { ipv4, ipv6, .. } = allocation;
+                    let Allocation { pool, ipv4, ipv6, .. } = allocation;
                     self.kernel.insert(key, Link { pool, ipv4, ipv6 });
                 } else if allocation.fresh {
                     program.book.release(&key);

@@ -109,7 +109,7 @@ impl Service {
             container_id: attachment.key.container_id.clone(),
             ifname: attachment.key.ifname.clone(),
             netns: attachment.netns.clone(),
-            pool,
+            pool: allocation.pool.clone(),
             ipv4: allocation.ipv4,
             ipv6: allocation.ipv6,
             mtu: (self.pod_mtu)(),

@@ -11,8 +11,8 @@ const DEPLOYMENT: [&str; 4] = ["deployment", "coil-ipam-controller", "--namespac
 
 /// Every container of a workload, the init containers first.
 fn containers(workload: &Value) -> Vec<&Value> {
-    let of = |list: &str| workload["spec"]["template"]["spec"][list].as_array().into_iter().flatten();
-    of("initContainers").chain(of("containers")).collect()
+    let of = |list: &str| workload.pointer(&format!("/spec/template/spec/{list}")).and_then(Value::as_array);
+    ["initContainers", "containers"].into_iter().filter_map(of).flatten().collect()
 }
 
 #[test]
