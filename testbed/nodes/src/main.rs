@@ -1,4 +1,4 @@
-//! `cargo xtask nodes`: a cluster of real nodes to look around in.
+//! `fairlead-nodes`: a cluster of real nodes to look around in.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use testbed_nodes::topology::{Families, Network, Topology, one_network, two_and_
 
 /// Real nodes: kubelet, containerd and kube-proxy, until Ctrl-C.
 #[derive(Debug, Parser)]
-#[command(name = "cargo xtask nodes")]
+#[command(name = "fairlead-nodes")]
 struct Arguments {
     /// Who gives pods their network
     #[arg(long, value_enum, default_value = "mesh")]
