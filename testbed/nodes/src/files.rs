@@ -4,11 +4,11 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
+// It holds a pod's namespaces, and must be on the node: nothing is ever pulled.
+use testbed_kube::images::PAUSE;
 
 /// Address of the cluster's DNS, in the first range of Services.
 pub(crate) const CLUSTER_DNS: &str = "10.96.0.10";
-/// The image that holds a pod's namespaces. It must be on the node: nothing is ever pulled.
-pub(crate) const PAUSE_IMAGE: &str = "localhost/pause:1";
 
 /// containerd 1.6 and newer.
 ///
@@ -21,7 +21,7 @@ state = "/run/containerd"
 [grpc]
   address = "/run/containerd/containerd.sock"
 [plugins."io.containerd.grpc.v1.cri"]
-  sandbox_image = "{PAUSE_IMAGE}"
+  sandbox_image = "{PAUSE}"
   disable_apparmor = true
   restrict_oom_score_adj = true
   [plugins."io.containerd.grpc.v1.cri".cni]

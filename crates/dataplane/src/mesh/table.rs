@@ -126,7 +126,7 @@ fn accept_loopback() -> Rule {
 fn past_mesh(bypass: &Bypass) -> impl Iterator<Item = Rule> {
     bypass.servers.iter().flat_map(|server| {
         let half = HALVES.iter().find(|half| half.addresses == AddressType::of(server.ip()));
-        half.into_iter().flat_map(|half| [half.to_server(*server), half.from_server(*server)])
+        half.into_iter().flat_map(|half| [half.request(*server), half.answer(*server)])
     })
 }
 
@@ -137,7 +137,7 @@ fn into_mesh(mtu: u32) -> impl Iterator<Item = Rule> {
 
 impl Half {
     /// `ip daddr A tcp dport P accept`
-    fn to_server(&self, server: SocketAddr) -> Rule {
+    fn request(&self, server: SocketAddr) -> Rule {
         let mut expressions = self.is_address(self.destination, server.ip());
         expressions.extend(is_tcp_port(TCP_DESTINATION_PORT, server.port()));
         expressions.push(Expression::Accept);
@@ -145,7 +145,7 @@ impl Half {
     }
 
     /// `ip saddr A tcp sport P ip daddr @nodes accept`
-    fn from_server(&self, server: SocketAddr) -> Rule {
+    fn answer(&self, server: SocketAddr) -> Rule {
         let mut expressions = self.is_address(self.source, server.ip());
         expressions.extend(is_tcp_port(TCP_SOURCE_PORT, server.port()));
         let (offset, length) = self.destination;
