@@ -19,7 +19,7 @@ Commands:
   demo [--topology NAME] [--keep] [--json]
                           show the main job on this machine: pods on nodes in different networks reach each other
   test [RING...] [-- FILTER...]
-                          run the tests; rings: pure lab kube vm demo (all of them without a name)
+                          run the tests; rings: pure lab kube vm demo nodes (all of them without a name)
   bench [NAME] [--json]   run benchmarks: peers and ours in one run
   image [--tag NAME] [--output FILE] [--debug]
                           make the OCI image that deploy/ runs, without an engine; --debug: of the debug build,

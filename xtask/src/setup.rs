@@ -19,6 +19,13 @@ const PACKAGES: &[&str] = &[
     "bird2",
     "procps",
     "util-linux",
+    // nodes, and what is in the images they run
+    "bind9-dnsutils",
+    "bind9-host",
+    "containerd",
+    "curl",
+    "netcat-openbsd",
+    "runc",
     // building aws-lc and the VM bed's initramfs
     "gcc",
     "libc6-dev",

@@ -51,6 +51,7 @@ const RINGS: &[Ring] = &[
     Ring { name: "kube", packages: &["testbed-kube"], at_once: 1 },
     Ring { name: "vm", packages: &["testbed-vm"], at_once: 1 },
     Ring { name: "demo", packages: &["fairlead-demo"], at_once: 2 },
+    Ring { name: "nodes", packages: &["testbed-nodes"], at_once: 1 },
 ];
 
 /// What the test programs reported.
@@ -79,7 +80,7 @@ pub(crate) fn run(arguments: &[String]) -> Result {
     let start = Instant::now();
     setup::packages()?;
     setup::programs()?;
-    if wanted.iter().any(|ring| matches!(ring.name, "kube" | "demo")) {
+    if wanted.iter().any(|ring| matches!(ring.name, "kube" | "demo" | "nodes")) {
         setup::control_plane()?;
     }
     let programs = build()?;

@@ -105,6 +105,10 @@ pub const NFT_CHAIN_OUTGOING: &str = "kubespan_outgoing";
 pub const NFT_SET_IPV4: &str = "kubespan_targets_ipv4";
 /// Set of IPv6 prefixes reached through the mesh (KubeSpan).
 pub const NFT_SET_IPV6: &str = "kubespan_targets_ipv6";
+/// Set of the other nodes' own IPv4 addresses, which an API server on this node answers without the mesh (own).
+pub const NFT_SET_NODES_IPV4: &str = "fairlead_nodes_ipv4";
+/// The same for IPv6 (own).
+pub const NFT_SET_NODES_IPV6: &str = "fairlead_nodes_ipv6";
 
 /// WireGuard's UDP port (KubeSpan, WireKube, Kilo).
 pub const WIREGUARD_PORT: u16 = 51820;
@@ -127,6 +131,19 @@ pub const LINK_ALIAS_PREFIX: &str = "COIL:";
 pub const POD_GATEWAY_IPV4: std::net::Ipv4Addr = std::net::Ipv4Addr::new(169, 254, 1, 1);
 /// IPv6 gateway of pods, on the host's end of every pod link.
 pub const POD_GATEWAY_IPV6: std::net::Ipv6Addr = std::net::Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
+
+/// Service through which the API server reaches the admission webhook (Coil v2).
+pub const WEBHOOK_SERVICE: &str = "coilv2-ipam-webhook-service";
+/// Secret with the webhook's certificate, in [`SYSTEM_NAMESPACE`] (Coil v2).
+pub const WEBHOOK_SECRET: &str = "coilv2-ipam-webhook-server-cert";
+/// MutatingWebhookConfiguration of pools (Coil v2).
+pub const WEBHOOK_MUTATING: &str = "coilv2-mutating-ipam-webhook-configuration";
+/// ValidatingWebhookConfiguration of pools (Coil v2).
+pub const WEBHOOK_VALIDATING: &str = "coilv2-validating-ipam-webhook-configuration";
+/// Path of the webhook that completes AddressPools (Coil v2).
+pub const WEBHOOK_PATH_MUTATE_POOL: &str = "/mutate-coil-cybozu-com-v2-addresspool";
+/// Path of the webhook that judges AddressPools (Coil v2).
+pub const WEBHOOK_PATH_VALIDATE_POOL: &str = "/validate-coil-cybozu-com-v2-addresspool";
 
 /// Lease the IPAM controller is elected by (Coil v2).
 pub const LEASE_IPAM: &str = "coil-ipam-leader";

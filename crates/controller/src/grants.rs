@@ -18,6 +18,8 @@ use kube::{Api, Client, ResourceExt};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
+use crate::metrics::Metrics;
+
 /// Requests that are worked on at once.
 const AT_ONCE: usize = 16;
 /// Pause before a request whose answer could not be written is tried again.
@@ -31,16 +33,17 @@ const WATCH_LAG: Duration = Duration::from_millis(100);
 const NAME_TRIES: usize = 16;
 
 /// What granting works with.
-pub struct Granter {
+pub(crate) struct Granter {
     client: Client,
     pools: Store<AddressPool>,
     blocks: Store<AddressBlock>,
     fresh: Mutex<HashMap<String, (Instant, ExistingBlock)>>,
+    metrics: Arc<Metrics>,
 }
 
 /// Why a request could not be answered now.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub(crate) enum Error {
     /// The API server refused.
     #[error("cannot {what}: {source}")]
     Api {
@@ -62,12 +65,21 @@ fn api(what: impl Into<String>) -> impl FnOnce(kube::Error) -> Error {
 
 impl Granter {
     /// Grants from these caches, which must have their first lists.
-    pub fn new(client: Client, pools: Store<AddressPool>, blocks: Store<AddressBlock>) -> Self {
-        Self { client, pools, blocks, fresh: Mutex::default() }
+    pub(crate) fn new(
+        client: Client,
+        pools: Store<AddressPool>,
+        blocks: Store<AddressBlock>,
+        metrics: Arc<Metrics>,
+    ) -> Self {
+        Self { client, pools, blocks, fresh: Mutex::default(), metrics }
     }
 
     /// Answers pending requests for ever; one that fails delays no other.
-    pub async fn run(self: Arc<Self>, requests: Store<BlockRequest>, mut changed: watch::Receiver<u64>) {
+    pub(crate) async fn run(
+        self: Arc<Self>,
+        requests: Store<BlockRequest>,
+        mut changed: watch::Receiver<u64>,
+    ) {
         let (mut running, mut busy) = (JoinSet::new(), BTreeMap::<String, Instant>::new());
         loop {
             let now = Instant::now();
@@ -101,9 +113,13 @@ impl Granter {
         };
         match &outcome {
             Ok(_) => {
-                tracing::info!(request = request.name_any(), block, node = request.spec.node_name, "granted")
+                self.metrics.granted();
+                tracing::info!(request = request.name_any(), block, node = request.spec.node_name, "granted");
             }
-            Err(refusal) => tracing::warn!(request = request.name_any(), %refusal, "refused"),
+            Err(refusal) => {
+                self.metrics.refused(refusal.reason());
+                tracing::warn!(request = request.name_any(), %refusal, "refused");
+            }
         }
         let status = BlockRequestStatus {
             address_block_name: block,
@@ -194,12 +210,13 @@ impl Granter {
 }
 
 /// The pools as decisions see them.
-pub fn pool_states(pools: &[Arc<AddressPool>]) -> BTreeMap<String, PoolState> {
+pub(crate) fn pool_states(pools: &[Arc<AddressPool>]) -> BTreeMap<String, PoolState> {
     pools
         .iter()
         .map(|pool| {
             let terminating = pool.metadata.deletion_timestamp.is_some();
-            (pool.name_any(), PoolState { parsed: parse(pool), terminating })
+            let (disabled, created) = (pool.spec.disabled, pool.created_at());
+            (pool.name_any(), PoolState { parsed: parse(pool), terminating, disabled, created })
         })
         .collect()
 }
@@ -208,13 +225,13 @@ pub fn pool_states(pools: &[Arc<AddressPool>]) -> BTreeMap<String, PoolState> {
 ///
 /// # Errors
 /// What a user has to change.
-pub fn parse(pool: &AddressPool) -> Result<Pool, fairlead_ipam::PoolError> {
+pub(crate) fn parse(pool: &AddressPool) -> Result<Pool, fairlead_ipam::PoolError> {
     let subnets = pool.spec.subnets.iter().map(|subnet| (subnet.ipv4.as_deref(), subnet.ipv6.as_deref()));
     Pool::parse(&pool.name_any(), i64::from(pool.spec.block_size_bits), subnets)
 }
 
 /// A block as decisions see it. One whose prefixes do not parse still keeps its number.
-pub fn existing(block: &AddressBlock) -> ExistingBlock {
+pub(crate) fn existing(block: &AddressBlock) -> ExistingBlock {
     let nets = block.parse().map(|nets| BlockNets { ipv4: nets.ipv4, ipv6: nets.ipv6 }).unwrap_or_default();
     ExistingBlock {
         name: block.name_any(),

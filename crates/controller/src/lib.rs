@@ -1,17 +1,22 @@
-//! The controller program: one leader grants address blocks and looks after pools.
+//! The controller program: one leader grants address blocks and looks after pools, and all copies judge new pools.
 //!
 //! Several copies may run; a Lease elects the one that works. It reads AddressPools, AddressBlocks, BlockRequests and
 //! Nodes from watches, lets `fairlead-ipam` decide, and writes AddressBlocks, conditions and finalizers. Losing it
 //! stops nothing that runs: nodes keep what they have, and only a node without a free address waits for the next
 //! leader.
 //!
-//! Not here: admission webhooks and the egress controllers, which will stand beside [`grants`] and [`pools`].
+//! Every copy serves the admission webhook, whether it is elected or not.
+//!
+//! Not here: the egress controllers.
 
-pub mod grants;
-pub mod mesh;
+mod grants;
+mod mesh;
 mod metrics;
-pub mod orphans;
-pub mod pools;
+mod orphans;
+mod pool_status;
+mod pools;
 mod program;
+mod webhook;
 
 pub use program::{Settings, run};
+pub use webhook::{Policy as CertificatePolicy, Settings as WebhookSettings};

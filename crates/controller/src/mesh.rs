@@ -15,7 +15,7 @@ const GATHER: Duration = Duration::from_secs(1);
 const SWEEP: Duration = Duration::from_secs(30);
 
 /// Connected peers and all peers. Pure.
-pub fn count(peers: &[Arc<WireKubePeer>]) -> (i32, i32) {
+pub(crate) fn count(peers: &[Arc<WireKubePeer>]) -> (i32, i32) {
     let ready =
         peers.iter().filter(|peer| peer.status.as_ref().is_some_and(|s| s.connected == Some(true))).count();
     let clamp = |count: usize| i32::try_from(count).unwrap_or(i32::MAX);
@@ -23,7 +23,7 @@ pub fn count(peers: &[Arc<WireKubePeer>]) -> (i32, i32) {
 }
 
 /// Keeps the counts current for ever.
-pub async fn run(
+pub(crate) async fn run(
     client: Client,
     meshes: Store<WireKubeMesh>,
     peers: Store<WireKubePeer>,

@@ -1,4 +1,5 @@
-//! What a scrape of the controller shows: who leads, and how many blocks each pool has.
+//! What a scrape of the controller shows: who leads, how many blocks each pool has, what was granted, refused and
+//! swept up, and how the webhook fares.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -7,6 +8,7 @@ use kube::ResourceExt;
 use kube::runtime::reflector::Store;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
@@ -18,39 +20,114 @@ struct Pool {
     pool: String,
 }
 
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Reason {
+    reason: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Outcome {
+    result: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Review {
+    webhook: &'static str,
+    result: &'static str,
+}
+
 /// The leader's watch caches.
 type Caches = (Store<AddressPool>, Store<AddressBlock>);
 
-/// What the leader sees; nothing in a copy that does not lead.
-#[derive(Clone, Default)]
-pub(crate) struct View(Arc<Mutex<Option<Caches>>>);
+/// Counts since the start of this copy, and what it sees while it leads.
+#[derive(Debug, Default)]
+pub(crate) struct Metrics {
+    caches: Mutex<Option<Caches>>,
+    grants: Counter,
+    refusals: Family<Reason, Counter>,
+    orphans: Family<Outcome, Counter>,
+    reviews: Family<Review, Counter>,
+    certificate_end: Gauge,
+}
 
-impl View {
+impl Metrics {
     /// This copy leads, or no longer does.
-    pub(crate) fn set(&self, caches: Option<Caches>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = caches;
+    pub(crate) fn lead(&self, caches: Option<Caches>) {
+        *self.caches.lock().unwrap_or_else(PoisonError::into_inner) = caches;
+    }
+
+    /// A BlockRequest was answered with a block.
+    pub(crate) fn granted(&self) {
+        self.grants.inc();
+    }
+
+    /// A BlockRequest was answered without one; the reason is that of its condition.
+    pub(crate) fn refused(&self, reason: &'static str) {
+        self.refusals.get_or_create(&Reason { reason }).inc();
+    }
+
+    /// A block of a node that is gone was looked at: `freed`, `kept` or `failed`.
+    pub(crate) fn orphan(&self, result: &'static str) {
+        self.orphans.get_or_create(&Outcome { result }).inc();
+    }
+
+    /// The webhook `mutate` or `validate` answered: `allowed`, `denied` or `failed`.
+    pub(crate) fn reviewed(&self, webhook: &'static str, result: &'static str) {
+        self.reviews.get_or_create(&Review { webhook, result }).inc();
+    }
+
+    /// When the certificate that is served ends.
+    pub(crate) fn certificate_ends(&self, at: jiff::Timestamp) {
+        self.certificate_end.set(at.as_second());
     }
 
     /// The text of a scrape.
     pub(crate) fn text(&self) -> String {
-        let caches = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let caches = self.caches.lock().unwrap_or_else(PoisonError::into_inner).clone();
         match caches {
-            Some((pools, blocks)) => text(true, &pools.state(), &blocks.state()),
-            None => text(false, &[], &[]),
+            Some((pools, blocks)) => self.page(true, &pools.state(), &blocks.state()),
+            None => self.page(false, &[], &[]),
         }
+    }
+
+    fn page(&self, leads: bool, pools: &[Arc<AddressPool>], blocks: &[Arc<AddressBlock>]) -> String {
+        let mut registry = Registry::default();
+        self.counts(&mut registry, leads);
+        of_coil(&mut registry, pools, blocks);
+        let mut text = String::new();
+        // Writing to a string cannot fail.
+        let _ = encode(&mut text, &registry);
+        text
+    }
+
+    fn counts(&self, registry: &mut Registry, leads: bool) {
+        let leader: Gauge = Gauge::default();
+        leader.set(i64::from(leads));
+        let ours = registry.sub_registry_with_prefix("fairlead_controller");
+        ours.register("leader", "Whether this copy is the elected one", leader);
+        ours.register("block_grants", "BlockRequests answered with a block", self.grants.clone());
+        ours.register("block_refusals", "BlockRequests refused, by reason", self.refusals.clone());
+        ours.register(
+            "orphan_blocks",
+            "Blocks of nodes that are gone: freed, kept because something changed meanwhile, or failed",
+            self.orphans.clone(),
+        );
+        let webhook = registry.sub_registry_with_prefix("fairlead_webhook");
+        webhook.register(
+            "requests",
+            "Admission reviews answered, by webhook and result",
+            self.reviews.clone(),
+        );
+        webhook.register(
+            "certificate_expiry_timestamp_seconds",
+            "When the served certificate ends; 0 while there is none",
+            self.certificate_end.clone(),
+        );
     }
 }
 
 /// The names under `coil_controller` are Coil's and mean the same.
-fn text(leads: bool, pools: &[Arc<AddressPool>], blocks: &[Arc<AddressBlock>]) -> String {
-    let mut registry = Registry::default();
-    let leader: Gauge = Gauge::default();
-    leader.set(i64::from(leads));
-    registry.sub_registry_with_prefix("fairlead_controller").register(
-        "leader",
-        "Whether this copy is the elected one",
-        leader,
-    );
+fn of_coil(registry: &mut Registry, pools: &[Arc<AddressPool>], blocks: &[Arc<AddressBlock>]) {
     let (max, allocated) = (Family::<Pool, Gauge>::default(), Family::<Pool, Gauge>::default());
     for pool in pools {
         let label = Pool { pool: pool.name_any() };
@@ -62,15 +139,15 @@ fn text(leads: bool, pools: &[Arc<AddressPool>], blocks: &[Arc<AddressBlock>]) -
     let of_coil = registry.sub_registry_with_prefix("coil_controller");
     of_coil.register("max_blocks", "Blocks that the pool can be cut into; 0 when it cannot be used", max);
     of_coil.register("allocated_blocks", "Blocks of the pool that nodes have", allocated);
-    let mut text = String::new();
-    // Writing to a string cannot fail.
-    let _ = encode(&mut text, &registry);
-    text
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn has(page: &str, line: &str) {
+        assert!(page.lines().any(|it| it == line), "{line} is not in\n{page}");
+    }
 
     #[test]
     fn pools_have_coils_names_and_only_the_leader_shows_them() {
@@ -90,7 +167,8 @@ mod tests {
             }))
             .unwrap(),
         );
-        let shown = text(true, &[pool("a", "10.0.0.0/24"), pool("broken", "10.0.0.0/31")], &[block]);
+        let metrics = Metrics::default();
+        let shown = metrics.page(true, &[pool("a", "10.0.0.0/24"), pool("broken", "10.0.0.0/31")], &[block]);
         for line in [
             "fairlead_controller_leader 1",
             "coil_controller_max_blocks{pool=\"a\"} 64",
@@ -98,9 +176,29 @@ mod tests {
             "coil_controller_allocated_blocks{pool=\"a\"} 1",
             "coil_controller_allocated_blocks{pool=\"broken\"} 0",
         ] {
-            assert!(shown.lines().any(|it| it == line), "{line} is not in\n{shown}");
+            has(&shown, line);
         }
-        let idle = View::default().text();
+        let idle = metrics.text();
         assert!(idle.contains("fairlead_controller_leader 0") && !idle.contains("pool="), "{idle}");
+    }
+
+    #[test]
+    fn counts_are_named_as_prometheus_wants_them() {
+        let metrics = Metrics::default();
+        metrics.granted();
+        metrics.refused("out of blocks");
+        metrics.orphan("freed");
+        metrics.reviewed("validate", "denied");
+        metrics.certificate_ends(jiff::Timestamp::from_second(1_800_000_000).unwrap());
+        let page = metrics.text();
+        for line in [
+            "fairlead_controller_block_grants_total 1",
+            "fairlead_controller_block_refusals_total{reason=\"out of blocks\"} 1",
+            "fairlead_controller_orphan_blocks_total{result=\"freed\"} 1",
+            "fairlead_webhook_requests_total{webhook=\"validate\",result=\"denied\"} 1",
+            "fairlead_webhook_certificate_expiry_timestamp_seconds 1800000000",
+        ] {
+            has(&page, line);
+        }
     }
 }

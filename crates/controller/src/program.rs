@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use fairlead_api::names::{LEASE_IPAM, SYSTEM_NAMESPACE};
@@ -14,13 +15,16 @@ use kube::{Api, Client};
 use kube_lease_manager::LeaseManagerBuilder;
 use tokio::task::JoinSet;
 
-use crate::metrics::View;
-use crate::{grants, mesh, orphans, pools};
+use crate::metrics::Metrics;
+use crate::{grants, mesh, orphans, pools, webhook};
 
 /// Seconds after which another copy takes over from a leader that has gone silent (Coil's figure).
 const LEASE_SECONDS: u64 = 15;
 /// Seconds before its end at which the leader renews the lease.
 const RENEW_SECONDS: u64 = 10;
+
+/// How long the webhook is still served at the end: API servers hear a moment later that this copy is going.
+const LINGER: Duration = Duration::from_secs(3);
 
 /// How the program is to run.
 #[derive(Debug, Clone)]
@@ -31,6 +35,8 @@ pub struct Settings {
     pub metrics: SocketAddr,
     /// Where health is served.
     pub health: SocketAddr,
+    /// The admission webhook.
+    pub webhook: webhook::Settings,
 }
 
 /// Runs the controller until `stop` resolves.
@@ -43,11 +49,12 @@ pub async fn run(
     stop: impl Future<Output = ()>,
 ) -> anyhow::Result<()> {
     let client = Client::try_from(config).context("cannot make a Kubernetes client")?;
-    let view = View::default();
-    let shown = view.clone();
+    let metrics = Arc::new(Metrics::default());
+    let shown = Arc::clone(&metrics);
     let mut servers = JoinSet::new();
     servers.spawn(http::serve("metrics", settings.metrics, http::metrics(move || shown.text())));
-    servers.spawn(http::serve("health", settings.health, http::health(Arc::new(|| None))));
+    let ready = webhook::spawn(&mut servers, &settings.webhook, &client, &metrics);
+    servers.spawn(http::serve("health", settings.health, http::health(ready)));
     let lease = LeaseManagerBuilder::new(client.clone(), LEASE_IPAM)
         .with_namespace(SYSTEM_NAMESPACE)
         .with_identity(&settings.identity)
@@ -65,12 +72,12 @@ pub async fn run(
         match (leading, &work) {
             (true, None) => {
                 tracing::info!(identity = settings.identity, "elected");
-                work = Some(lead(&client, &view));
+                work = Some(lead(&client, &metrics));
             }
             (false, Some(_)) => {
                 tracing::warn!(identity = settings.identity, "lost the lease; waiting for the next election");
                 work = None;
-                view.set(None);
+                metrics.lead(None);
             }
             _ => {}
         }
@@ -82,16 +89,18 @@ pub async fn run(
     drop(work);
     // Gives the lease back, so that the next copy need not wait for its end.
     drop(elected);
-    let _ = tokio::time::timeout(std::time::Duration::from_secs(2), election).await;
+    let _ = tokio::time::timeout(Duration::from_secs(2), election).await;
+    tokio::time::sleep(LINGER).await;
+    drop(servers);
     Ok(())
 }
 
-fn lead(client: &Client, view: &View) -> JoinSet<()> {
+fn lead(client: &Client, metrics: &Arc<Metrics>) -> JoinSet<()> {
     let mut tasks = JoinSet::new();
     let config = caches::config;
     let pool_cache = caches::spawn(&mut tasks, "AddressPools", watcher(Api::all(client.clone()), config()));
     let block_cache = caches::spawn(&mut tasks, "AddressBlocks", watcher(Api::all(client.clone()), config()));
-    view.set(Some((pool_cache.store.clone(), block_cache.store.clone())));
+    metrics.lead(Some((pool_cache.store.clone(), block_cache.store.clone())));
     let requests = caches::spawn(&mut tasks, "BlockRequests", watcher(Api::all(client.clone()), config()));
     let nodes: Cache<PartialObjectMeta<Node>> =
         caches::spawn(&mut tasks, "Nodes", watcher(Api::all(client.clone()), config()));
@@ -99,7 +108,7 @@ fn lead(client: &Client, view: &View) -> JoinSet<()> {
     let peers = caches::spawn(&mut tasks, "WireKubePeers", watcher(Api::all(client.clone()), config()));
     let (mesh_store, peer_store) = (meshes.store.clone(), peers.store.clone());
     tasks.spawn(mesh::run(client.clone(), mesh_store, peer_store, meshes.subscribe(), peers.subscribe()));
-    let client = client.clone();
+    let (client, metrics) = (client.clone(), Arc::clone(metrics));
     tasks.spawn(async move {
         // Deciding from half a list could give an address twice.
         let first_lists = async {
@@ -112,7 +121,9 @@ fn lead(client: &Client, view: &View) -> JoinSet<()> {
             return;
         }
         let (pool_store, block_store) = (pool_cache.store.clone(), block_cache.store.clone());
-        let granter = Arc::new(grants::Granter::new(client.clone(), pool_store.clone(), block_store.clone()));
+        let stores = (pool_store.clone(), block_store.clone());
+        let granter =
+            Arc::new(grants::Granter::new(client.clone(), stores.0, stores.1, Arc::clone(&metrics)));
         tokio::join!(
             granter.run(requests.store.clone(), requests.subscribe()),
             pools::run(
@@ -122,7 +133,7 @@ fn lead(client: &Client, view: &View) -> JoinSet<()> {
                 pool_cache.subscribe(),
                 block_cache.subscribe()
             ),
-            orphans::run(client.clone(), nodes.store.clone(), block_store, nodes.subscribe()),
+            orphans::run(client.clone(), nodes.store.clone(), block_store, nodes.subscribe(), metrics),
         );
     });
     tasks

@@ -4,7 +4,7 @@
 //! [`table()`] and [`plan`] are pure: what should be, and the messages from what is to what should be. [`apply`]
 //! asks the kernel, plans and sends. Only bits of `MARK_MASK` are ever changed; the others belong to other programs.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 
 use fairlead_api::names;
@@ -32,6 +32,19 @@ pub struct MeshState {
     pub targets_v4: Vec<IpNet>,
     /// IPv6 prefixes of the other nodes, in any order; they may overlap.
     pub targets_v6: Vec<IpNet>,
+    /// What goes past the mesh although its destination is a target.
+    pub bypass: Bypass,
+}
+
+/// Connections between nodes and the API server go past the mesh, in both directions, or a tunnel that is down would cut
+/// nodes off from the very thing that could mend it: their peers, and the pod that is to run here next. Connections of
+/// pods do not: only the mesh leads back to them.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Bypass {
+    /// TCP endpoints of the API server, on this node or elsewhere.
+    pub servers: Vec<SocketAddr>,
+    /// The other nodes' own addresses.
+    pub nodes: Vec<IpAddr>,
 }
 
 /// What [`apply`] had to do to the nftables table.

@@ -9,7 +9,7 @@
 
 mod mesh_common;
 
-use fairlead_dataplane::mesh::{Applied, MeshState, apply};
+use fairlead_dataplane::mesh::{Applied, Bypass, MeshState, apply};
 use fairlead_netlink::changes_sent;
 use mesh_common::{in_namespace, run, targets};
 
@@ -18,7 +18,13 @@ fn only_what_differs_is_sent() {
     in_namespace(|| {
         run("ip link add mesh0 type veth peer name far0 && ip link set mesh0 up && ip link set far0 up");
         let (targets_v4, targets_v6) = targets(1000);
-        let mut state = MeshState { interface: "mesh0".into(), mtu: 1420, targets_v4, targets_v6 };
+        let mut state = MeshState {
+            interface: "mesh0".into(),
+            mtu: 1420,
+            targets_v4,
+            targets_v6,
+            bypass: Bypass::default(),
+        };
         assert_eq!(apply(&state).unwrap(), Applied::Rebuilt);
         let sent = || {
             let before = changes_sent();

@@ -14,7 +14,7 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::thread;
 use std::time::Duration;
 
-use fairlead_dataplane::mesh::{MeshState, apply};
+use fairlead_dataplane::mesh::{Bypass, MeshState, apply};
 use mesh_common::Namespace;
 use nix::sys::socket::{setsockopt, sockopt};
 use nix::sys::time::{TimeVal, TimeValLike};
@@ -76,6 +76,7 @@ impl Bed {
             mtu: 1420,
             targets_v4: vec!["10.5.0.0/16".parse().unwrap()],
             targets_v6: vec!["fd05::/64".parse().unwrap()],
+            bypass: Bypass::default(),
         };
         self.node.within(|| apply(&state).unwrap());
     }

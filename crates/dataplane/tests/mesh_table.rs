@@ -9,13 +9,19 @@
 
 mod mesh_common;
 
-use fairlead_dataplane::mesh::{Applied, MeshState, apply, remove};
+use fairlead_dataplane::mesh::{Applied, Bypass, MeshState, apply, remove};
 use ipnet::IpNet;
 use mesh_common::{in_namespace, run, targets};
 
 fn mesh(mtu: u32, v4: &[&str], v6: &[&str]) -> MeshState {
     let nets = |texts: &[&str]| texts.iter().map(|text| text.parse().unwrap()).collect::<Vec<IpNet>>();
-    MeshState { interface: "mesh0".into(), mtu, targets_v4: nets(v4), targets_v6: nets(v6) }
+    MeshState {
+        interface: "mesh0".into(),
+        mtu,
+        targets_v4: nets(v4),
+        targets_v6: nets(v6),
+        bypass: Bypass::default(),
+    }
 }
 
 /// Lines without indentation and without empty ones; `nft` breaks lists of elements as it likes.
@@ -191,11 +197,49 @@ fn another_mtu_rewrites_the_rules() {
 }
 
 #[test]
+fn the_api_server_is_reached_past_the_mesh() {
+    in_namespace(|| {
+        add_mesh_device();
+        let mut state = mesh(1420, &["192.0.2.0/24"], &["fd00:1::/64"]);
+        state.bypass = Bypass {
+            servers: vec!["192.0.2.1:6443".parse().unwrap(), "[fd00:1::1]:6443".parse().unwrap()],
+            nodes: vec!["192.0.2.2".parse().unwrap(), "fd00:1::2".parse().unwrap()],
+        };
+        assert_eq!(apply(&state).unwrap(), Applied::Rebuilt);
+        assert_eq!(apply(&state).unwrap(), Applied::Unchanged);
+        let outgoing = lines(&run("nft list chain inet talos_kubespan kubespan_outgoing"));
+        for rule in [
+            "ip daddr 192.0.2.1 tcp dport 6443 accept",
+            "ip saddr 192.0.2.1 tcp sport 6443 ip daddr @fairlead_nodes_ipv4 accept",
+            "ip6 daddr fd00:1::1 tcp dport 6443 accept",
+            "ip6 saddr fd00:1::1 tcp sport 6443 ip6 daddr @fairlead_nodes_ipv6 accept",
+        ] {
+            let at = outgoing.iter().position(|line| line == rule);
+            let marks = outgoing.iter().position(|line| line.contains("@kubespan_targets_ipv4"));
+            assert!(at.is_some() && at < marks, "{rule} not before the marks in {outgoing:#?}");
+        }
+        let prerouting = run("nft list chain inet talos_kubespan kubespan_prerouting");
+        assert!(!prerouting.contains("6443"), "pods have no other way than the mesh: {prerouting}");
+        // One more node is one more element, not another table.
+        state.bypass.nodes.push("192.0.2.9".parse().unwrap());
+        assert_eq!(apply(&state).unwrap(), Applied::Elements { deleted: 0, added: 1 });
+        state.bypass = Bypass::default();
+        assert_eq!(apply(&state).unwrap(), Applied::Rebuilt);
+    });
+}
+
+#[test]
 fn a_hundred_thousand_prefixes() {
     in_namespace(|| {
         add_mesh_device();
         let (v4, v6) = targets(50_000);
-        let mut state = MeshState { interface: "mesh0".into(), mtu: 1420, targets_v4: v4, targets_v6: v6 };
+        let mut state = MeshState {
+            interface: "mesh0".into(),
+            mtu: 1420,
+            targets_v4: v4,
+            targets_v6: v6,
+            bypass: Bypass::default(),
+        };
         assert_eq!(apply(&state).unwrap(), Applied::Rebuilt);
         assert_eq!(apply(&state).unwrap(), Applied::Unchanged);
         state.targets_v4.remove(17_000);

@@ -3,10 +3,11 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
-use fairlead_api::names::NODE_SOCKET;
+use fairlead_api::names::{NODE_SOCKET, ROUTE_PROTOCOL, RULE_PRIORITY_PODS, TABLE_EXPORT, TABLE_PODS};
 use fairlead_node::WireGuardChoice;
 
 use crate::install::{InstallArguments, UninstallArguments};
@@ -45,11 +46,16 @@ pub(crate) enum LogFormat {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Run the per-node program: CNI server, addresses, mesh
-    Node(NodeArguments),
+    Node(Box<NodeArguments>),
     /// Run the controller: pools and blocks (several copies elect one)
     Controller(ControllerArguments),
     /// Put the CNI plugin and its network configuration in place on this node
     Install(InstallArguments),
+    /// Explain every address of this node, find disagreements, free what leaked
+    Ipam {
+        #[command(subcommand)]
+        command: IpamCommand,
+    },
     /// Show nodes, peers and what is wrong with them
     Status(StatusArguments),
     /// Remove the CNI plugin and its network configuration from this node
@@ -79,9 +85,22 @@ pub(crate) struct NodeArguments {
     /// Address for /healthz and /readyz
     #[arg(long, default_value = "[::]:9385", value_parser = listen_address)]
     pub(crate) health_addr: SocketAddr,
+    /// Give addresses to pods and make their interfaces; without, another plugin must come before this one
+    #[arg(long, value_name = "BOOL", default_value = "true",
+        num_args = 0..=1, require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
+    pub(crate) enable_ipam: bool,
+    /// Serve egress gateways. Nothing acts on it yet
+    #[arg(long, value_name = "BOOL", default_value = "true",
+        num_args = 0..=1, require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
+    pub(crate) enable_egress: bool,
+    /// How long a block must have been empty before it is given back, as 5m or 1h30m
+    #[arg(long, default_value = "5m", value_name = "DURATION", value_parser = duration)]
+    pub(crate) addressblock_gc_interval: Duration,
     /// Which WireGuard to use
     #[arg(long, value_enum, default_value = "auto")]
     pub(crate) wireguard: WireGuard,
+    #[command(flatten)]
+    pub(crate) of_coil: OfCoil,
     /// Keep plain routes to the pods of nodes on the same layer-2 network, without encryption, in place of a mesh
     #[arg(long, env = "FAIRLEAD_ROUTER", value_name = "BOOL", default_value = "false",
         num_args = 0..=1, require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
@@ -90,6 +109,75 @@ pub(crate) struct NodeArguments {
     #[arg(long, env = "FAIRLEAD_CLEAR_ROUTES_ON_SHUTDOWN", value_name = "BOOL", default_value = "false",
         num_args = 0..=1, require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
     pub(crate) clear_routes_on_shutdown: bool,
+}
+
+/// Flags of Coil's `coild` that are accepted so that its manifests work, and that change nothing.
+#[derive(Debug, Default, Args)]
+pub(crate) struct OfCoil {
+    #[arg(long, hide = true)]
+    pod_table_id: Option<u32>,
+    #[arg(long, hide = true)]
+    pod_rule_prio: Option<u32>,
+    #[arg(long, hide = true)]
+    export_table_id: Option<u32>,
+    #[arg(long, hide = true)]
+    protocol_id: Option<u32>,
+    #[arg(long, hide = true, value_name = "BOOL",
+        num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    compat_calico: Option<bool>,
+    #[arg(short, long, hide = true)]
+    v: Option<String>,
+    #[arg(long, hide = true)]
+    vmodule: Option<String>,
+    #[arg(long, hide = true)]
+    logtostderr: Option<Option<String>>,
+    #[arg(long, hide = true)]
+    egress_port: Option<String>,
+    #[arg(long, hide = true)]
+    backend: Option<String>,
+    #[arg(long, hide = true)]
+    enable_originating_only: Option<Option<String>>,
+    #[arg(long, hide = true)]
+    register_from_main: Option<Option<String>>,
+}
+
+impl OfCoil {
+    /// What was asked for and cannot be had. Without addresses of our own these numbers stand for nothing.
+    pub(crate) fn impossible(&self, enable_ipam: bool) -> Option<String> {
+        let numbers = [
+            ("--pod-table-id", self.pod_table_id, TABLE_PODS),
+            ("--pod-rule-prio", self.pod_rule_prio, RULE_PRIORITY_PODS),
+            ("--export-table-id", self.export_table_id, TABLE_EXPORT),
+            ("--protocol-id", self.protocol_id, ROUTE_PROTOCOL.into()),
+        ];
+        let other = numbers.into_iter().find(|(_, given, ours)| given.is_some_and(|given| given != *ours));
+        match other {
+            Some((flag, Some(given), ours)) if enable_ipam => {
+                Some(format!("{flag} {given} is not supported: it is always {ours}; leave the flag out"))
+            }
+            _ if self.compat_calico == Some(true) && enable_ipam => Some(
+                "--compat-calico is not supported: links of pods have names of their own; leave the flag out"
+                    .to_owned(),
+            ),
+            _ => None,
+        }
+    }
+
+    /// Those without any effect that were given.
+    pub(crate) fn given(&self) -> Vec<&'static str> {
+        [
+            ("-v", self.v.is_some()),
+            ("--vmodule", self.vmodule.is_some()),
+            ("--logtostderr", self.logtostderr.is_some()),
+            ("--egress-port", self.egress_port.is_some()),
+            ("--backend", self.backend.is_some()),
+            ("--enable-originating-only", self.enable_originating_only.is_some()),
+            ("--register-from-main", self.register_from_main.is_some()),
+        ]
+        .into_iter()
+        .filter_map(|(name, given)| given.then_some(name))
+        .collect()
+    }
 }
 
 /// Which WireGuard implementation to use.
@@ -124,6 +212,25 @@ pub(crate) struct ControllerArguments {
     /// Address for /healthz and /readyz
     #[arg(long, default_value = "[::]:9387", value_parser = listen_address)]
     pub(crate) health_addr: SocketAddr,
+    /// Address for the admission webhook
+    #[arg(long, default_value = "[::]:9443", value_parser = listen_address)]
+    pub(crate) webhook_addr: SocketAddr,
+    /// Directory with tls.crt and tls.key of the webhook, if they are made by somebody else
+    #[arg(long, default_value = "/certs")]
+    pub(crate) cert_dir: PathBuf,
+    /// Make and rotate the webhook's certificates; the default is to do so unless the directory has one
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub(crate) enable_cert_rotation: Option<bool>,
+    /// How long certificates that are made here are valid, such as 90d; the next is made after two thirds
+    #[arg(long, default_value = "365d", value_parser = duration)]
+    pub(crate) cert_lifetime: Duration,
+    /// Pause between the steps of a rotation, for every API server and every copy to see the last one
+    #[arg(long, default_value = "1h", value_parser = duration)]
+    pub(crate) cert_settle: Duration,
+    /// Has no effect, because new certificates are used without a restart; for manifests of Coil
+    #[arg(long, hide_short_help = true, value_name = "BOOL", default_value = "false",
+        num_args = 0..=1, require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
+    pub(crate) enable_restart_on_cert_refresh: bool,
 }
 
 #[derive(Debug, Args)]
@@ -139,6 +246,71 @@ pub(crate) struct StatusArguments {
     pub(crate) cluster: bool,
 }
 
+#[derive(Debug, Subcommand)]
+pub(crate) enum IpamCommand {
+    /// Find out where kernel, blocks and pods disagree
+    #[command(
+        after_help = "Exit codes: 0 everything agrees, 1 could not ask, 2 wrong arguments, 3 something disagrees \
+        or could not be compared."
+    )]
+    Check(IpamCheck),
+    /// Free the addresses of a pod that is gone
+    #[command(
+        after_help = "Exit codes: 0 freed, 1 refused (the pod is alive, or nothing is reserved for it) or could \
+        not ask, 2 wrong arguments."
+    )]
+    Release(IpamRelease),
+    /// Show blocks, and every address with its pod, link and pool
+    #[command(after_help = "Exit codes: 0 shown, 1 could not ask, 2 wrong arguments.")]
+    Show(IpamShow),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct IpamCheck {
+    /// How to print it
+    #[arg(short, long, value_enum, default_value = "table")]
+    pub(crate) output: IpamOutput,
+    /// Ask the node program behind this socket
+    #[arg(long, default_value = NODE_SOCKET, conflicts_with = "cluster")]
+    pub(crate) socket: PathBuf,
+    /// Compare pods, blocks, pools and Nodes of the whole cluster instead, as the API server has them
+    #[arg(long)]
+    pub(crate) cluster: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct IpamRelease {
+    /// An address, or a container ID or the first 8 or more characters of it
+    pub(crate) subject: String,
+    /// Also if the pod seems to be alive: it loses its network
+    #[arg(long)]
+    pub(crate) force: bool,
+    /// How to print it
+    #[arg(short, long, value_enum, default_value = "table")]
+    pub(crate) output: IpamOutput,
+    /// Ask the node program behind this socket
+    #[arg(long, default_value = NODE_SOCKET)]
+    pub(crate) socket: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct IpamShow {
+    /// How to print it
+    #[arg(short, long, value_enum, default_value = "table")]
+    pub(crate) output: IpamOutput,
+    /// Ask the node program behind this socket
+    #[arg(long, default_value = NODE_SOCKET)]
+    pub(crate) socket: PathBuf,
+}
+
+/// For people, for people with wide screens, or for programs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum IpamOutput {
+    Table,
+    Wide,
+    Json,
+}
+
 /// For people or for programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Output {
@@ -150,6 +322,35 @@ pub(crate) enum Output {
 fn listen_address(text: &str) -> Result<SocketAddr, String> {
     let full = if text.starts_with(':') { format!("[::]{text}") } else { text.to_owned() };
     full.parse().map_err(|_| format!("{text:?} is not ADDRESS:PORT or :PORT"))
+}
+
+/// Durations as Go writes them: numbers with units, as `1h30m` or `1.5s` (Go,
+/// `time.ParseDuration`), and days besides.
+fn duration(text: &str) -> Result<Duration, String> {
+    let wrong = || format!("{text:?} is no duration: write it as 300ms, 45s, 5m, 1h30m or 90d");
+    let mut seconds = 0.0_f64;
+    let mut rest = text;
+    while !rest.is_empty() {
+        let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.').ok_or_else(wrong)?;
+        let (number, behind) = rest.split_at_checked(end).ok_or_else(wrong)?;
+        let units = [
+            ("ns", 1e-9),
+            ("us", 1e-6),
+            ("ms", 1e-3),
+            ("s", 1.0),
+            ("m", 60.0),
+            ("h", 3600.0),
+            ("d", 86_400.0),
+        ];
+        let unit = units.into_iter().find_map(|(name, size)| Some((behind.strip_prefix(name)?, size)));
+        let (behind, size) = unit.ok_or_else(wrong)?;
+        seconds += number.parse::<f64>().map_err(|_| wrong())? * size;
+        rest = behind;
+    }
+    match Duration::try_from_secs_f64(seconds) {
+        Ok(duration) if !duration.is_zero() => Ok(duration),
+        _ => Err(wrong()),
+    }
 }
 
 /// Prints a completion script to stdout.
@@ -188,11 +389,82 @@ mod tests {
     }
 
     #[test]
+    fn coils_flags_are_accepted_and_those_without_effect_are_known() {
+        let coils = "-v 2 --enable-ipam=false --enable-egress --egress-port=5555 \
+                     --backend nftables --addressblock-gc-interval=10m --health-addr=:9385";
+        let usual = ["fairlead", "node", "--node-name", "a"];
+        let Command::Node(node) =
+            Arguments::parse_from(usual.into_iter().chain(coils.split_whitespace())).command
+        else {
+            panic!("another command")
+        };
+        assert_eq!((node.enable_ipam, node.enable_egress), (false, true));
+        assert_eq!(node.addressblock_gc_interval, Duration::from_secs(600));
+        let given = ["-v", "--egress-port", "--backend"];
+        assert_eq!(node.of_coil.given(), given);
+        let Command::Node(plain) = Arguments::parse_from(usual).command else { panic!("another command") };
+        assert_eq!((plain.enable_ipam, plain.of_coil.given().len()), (true, 0));
+    }
+
+    #[test]
+    fn coils_numbers_are_accepted_where_they_are_ours_or_stand_for_nothing() {
+        let impossible = |flags: &[&str]| {
+            let usual = ["fairlead", "node", "--node-name", "a"];
+            let Command::Node(node) = Arguments::parse_from(usual.iter().chain(flags)).command else {
+                panic!("another command")
+            };
+            node.of_coil.impossible(node.enable_ipam)
+        };
+        let ours =
+            ["--pod-table-id=116", "--pod-rule-prio=2000", "--export-table-id=119", "--protocol-id=30"];
+        assert_eq!(impossible(&ours), None);
+        assert_eq!(impossible(&["--enable-ipam=false", "--pod-table-id=0", "--protocol-id=2"]), None);
+        assert_eq!(impossible(&["--compat-calico=false"]), None);
+        let refused = impossible(&["--protocol-id=30", "--export-table-id", "7"]).unwrap();
+        assert!(refused.contains("--export-table-id 7") && refused.contains("119"), "{refused}");
+        assert!(impossible(&["--compat-calico"]).unwrap().contains("--compat-calico"));
+    }
+
+    #[test]
+    fn durations_are_read_as_go_reads_them() {
+        for (text, milliseconds) in
+            [("300ms", 300), ("45s", 45_000), ("1h30m", 5_400_000), ("1.5s", 1_500), ("90d", 7_776_000_000)]
+        {
+            assert_eq!(duration(text), Ok(Duration::from_millis(milliseconds)), "{text}");
+        }
+        for wrong in ["", "5", "m", "0s", "-5m", "5m3", "1w", "5 m", "1e400h", "..s"] {
+            assert!(duration(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn coils_arguments_of_the_webhook_are_accepted() {
+        let parse = |more: &[&str]| {
+            let Command::Controller(controller) =
+                Arguments::parse_from(["fairlead", "controller"].iter().chain(more)).command
+            else {
+                panic!("another command")
+            };
+            (controller.webhook_addr.port(), controller.cert_dir, controller.enable_cert_rotation)
+        };
+        assert_eq!(parse(&[]), (9443, "/certs".into(), None));
+        let all = [
+            "--webhook-addr=:1",
+            "--cert-dir=/c",
+            "--enable-cert-rotation=false",
+            "--enable-restart-on-cert-refresh=true",
+        ];
+        assert_eq!(parse(&all), (1, "/c".into(), Some(false)));
+        assert_eq!(parse(&["--enable-cert-rotation", "--enable-restart-on-cert-refresh"]).2, Some(true));
+    }
+
+    #[test]
     fn every_shell_gets_a_completion() {
         for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Arguments::command(), "fairlead", &mut script);
-            assert!(String::from_utf8(script).unwrap().contains("controller"));
+            let script = String::from_utf8(script).unwrap();
+            assert!(script.contains("controller") && script.contains("release"));
         }
     }
 }

@@ -1,14 +1,16 @@
 //! The `fairlead` executable: the programs of a cluster and the command line of its operators.
 //!
 //! It is thin: arguments become the settings of `fairlead-node` or `fairlead-controller`; `install` puts the CNI plugin in
-//! place; `status` asks a node's socket or the API server. Data goes to stdout, logs and errors to stderr. Exit codes: 0 done, 1 failed, 2 wrong
-//! arguments, 3 `status` found a peer that is not up or a problem.
+//! place; `status` and `ipam` ask a node's socket or the API server. Data goes to stdout, logs and errors to stderr. Exit
+//! codes: 0 done, 1 failed, 2 wrong arguments, 3 `status` or `ipam check` found something that is not as it should be.
 
 mod arguments;
 mod called_as;
 mod install;
+mod ipam;
 mod logging;
 mod netconf;
+mod output;
 mod programs;
 mod status;
 
@@ -33,9 +35,10 @@ fn main() -> ExitCode {
     // One provider for every TLS connection of the process; a second installation is harmless.
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
     let outcome = match arguments.command {
-        Command::Node(node) => programs::node(node),
+        Command::Node(node) => programs::node(*node),
         Command::Controller(controller) => programs::controller(controller),
         Command::Install(places) => install::install(&places),
+        Command::Ipam { command } => ipam::run(&command),
         Command::Status(query) => status::run(&query),
         Command::Uninstall(places) => install::uninstall(&places),
         Command::Completion { shell } => {

@@ -18,12 +18,22 @@ const CONNECT_SECONDS: u64 = 5;
 
 /// `fairlead node`
 pub(crate) fn node(arguments: NodeArguments) -> anyhow::Result<ExitCode> {
+    // In Coil's words, which administrators search for.
+    anyhow::ensure!(arguments.enable_ipam || arguments.enable_egress, "both IPAM and egress are disabled");
+    if let Some(reason) = arguments.of_coil.impossible(arguments.enable_ipam) {
+        anyhow::bail!(reason);
+    }
+    for flag in arguments.of_coil.given() {
+        tracing::warn!(flag, "this flag of Coil's has no effect here");
+    }
     let settings = fairlead_node::Settings {
         node: arguments.node_name,
         socket: arguments.socket,
         state_dir: arguments.state_dir,
         metrics: arguments.metrics_addr,
         health: arguments.health_addr,
+        enable_ipam: arguments.enable_ipam,
+        block_grace: arguments.addressblock_gc_interval,
         wireguard: arguments.wireguard.into(),
         router: arguments.router,
         clear_routes_on_shutdown: arguments.clear_routes_on_shutdown,
@@ -37,6 +47,15 @@ pub(crate) fn controller(arguments: ControllerArguments) -> anyhow::Result<ExitC
         identity: arguments.identity,
         metrics: arguments.metrics_addr,
         health: arguments.health_addr,
+        webhook: fairlead_controller::WebhookSettings {
+            address: arguments.webhook_addr,
+            directory: arguments.cert_dir,
+            rotate: arguments.enable_cert_rotation,
+            policy: fairlead_controller::CertificatePolicy {
+                lifetime: arguments.cert_lifetime,
+                settle: arguments.cert_settle,
+            },
+        },
     };
     run(async { fairlead_controller::run(settings, cluster().await?, stop()?).await })
 }

@@ -5,26 +5,24 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Context as _;
-use comfy_table::Table;
-use comfy_table::presets::NOTHING;
 use fairlead_api::resources::WireKubePeer;
 use fairlead_wire::node::node_client::NodeClient;
 use fairlead_wire::node::{Peer, StatusRequest, StatusResponse};
 use kube::api::ListParams;
 use kube::{Api, Client, ResourceExt};
 use serde_json::{Value, json};
-use tonic::transport::Endpoint;
+use tonic::transport::{Channel, Endpoint};
 
 use crate::arguments::{Output, StatusArguments};
+use crate::output::{or_dash, table};
 use crate::programs;
 
 /// Exit code when everything answered and something is not as it should be.
-const NOT_WELL: u8 = 3;
+pub(crate) const NOT_WELL: u8 = 3;
 
 /// Prints the status and says by the exit code whether all is well.
 pub(crate) fn run(query: &StatusArguments) -> anyhow::Result<ExitCode> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let (text, well) = runtime.block_on(async {
+    let (text, well) = current_thread(async {
         if query.cluster { cluster(query.output).await } else { node(&query.socket, query.output).await }
     })?;
     // A reader that went away (`| head`) is no failure.
@@ -32,7 +30,13 @@ pub(crate) fn run(query: &StatusArguments) -> anyhow::Result<ExitCode> {
     Ok(if well { ExitCode::SUCCESS } else { ExitCode::from(NOT_WELL) })
 }
 
-async fn node(socket: &Path, output: Output) -> anyhow::Result<(String, bool)> {
+/// Runs what a command asks, on this thread.
+pub(crate) fn current_thread<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(work)
+}
+
+/// The node program behind a socket.
+pub(crate) async fn connect(socket: &Path) -> anyhow::Result<NodeClient<Channel>> {
     let channel = Endpoint::from_shared(format!("unix://{}", socket.display()))
         .with_context(|| format!("{} is no path of a socket", socket.display()))?
         .connect()
@@ -43,7 +47,12 @@ async fn node(socket: &Path, output: Output) -> anyhow::Result<(String, bool)> {
                 socket.display()
             )
         })?;
-    let status = NodeClient::new(channel)
+    Ok(NodeClient::new(channel))
+}
+
+async fn node(socket: &Path, output: Output) -> anyhow::Result<(String, bool)> {
+    let status = connect(socket)
+        .await?
         .status(StatusRequest {})
         .await
         .context("the node program answered")?
@@ -77,7 +86,7 @@ fn node_json(status: &StatusResponse) -> Value {
         })),
         "blocks": status.blocks.iter().map(|block| json!({
             "name": block.name, "pool": block.pool, "ipv4": block.ipv4, "ipv6": block.ipv6,
-            "used": block.used, "capacity": block.capacity,
+            "used": block.used, "capacity": block.capacity, "state": block.state,
         })).collect::<Vec<_>>(),
         "peers": status.peers.iter().map(|peer| json!({
             "name": peer.name, "publicKey": peer.public_key, "state": peer.state, "endpoint": peer.endpoint,
@@ -87,14 +96,7 @@ fn node_json(status: &StatusResponse) -> Value {
     })
 }
 
-fn table(header: &[&str]) -> Table {
-    let mut table = Table::new();
-    table.load_style(NOTHING).set_header(header);
-    table
-}
-
 fn node_table(status: &StatusResponse) -> String {
-    let or_dash = |text: &str| if text.is_empty() { "-".to_owned() } else { text.to_owned() };
     let mut text = format!(
         "node {}  wireguard {}  interface {}  port {}  mtu {}  nat {}\npublic key {}\nprefixes {}\n\n",
         status.node,

@@ -13,11 +13,12 @@ use crate::Tree;
 use crate::tree::{Content, Entry};
 
 /// How a layer is stored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Compression {
     /// Small: for images that travel.
     Gzip,
     /// Fast: for images that are imported on the machine that made them.
+    #[default]
     None,
 }
 

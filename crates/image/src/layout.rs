@@ -19,7 +19,7 @@ const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 
 /// What an image says of itself.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Image {
     /// The names it is imported under; at least one.
     pub references: Vec<Reference>,
@@ -36,18 +36,6 @@ pub struct Image {
 }
 
 impl Image {
-    /// An image that has nothing but a name.
-    pub fn new(reference: Reference) -> Self {
-        Self {
-            references: vec![reference],
-            entrypoint: Vec::new(),
-            command: Vec::new(),
-            environment: BTreeMap::new(),
-            labels: BTreeMap::new(),
-            compression: Compression::None,
-        }
-    }
-
     fn config(&self, layer: &Layer) -> Value {
         let mut environment = self.environment.clone();
         let path = || "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin".to_owned();
@@ -182,11 +170,13 @@ mod tests {
     }
 
     fn image(compression: Compression) -> Image {
-        let mut image = Image::new("localhost/test:1".parse().unwrap());
-        image.references.push("localhost/test:one".parse().unwrap());
-        image.labels.insert("org.opencontainers.image.version".to_owned(), "1".to_owned());
-        image.compression = compression;
-        image
+        let label = ("org.opencontainers.image.version".to_owned(), "1".to_owned());
+        Image {
+            references: ["localhost/test:1", "localhost/test:one"].map(|name| name.parse().unwrap()).to_vec(),
+            labels: BTreeMap::from([label]),
+            compression,
+            ..Image::default()
+        }
     }
 
     fn members(path: &Path) -> BTreeMap<String, Vec<u8>> {

@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
+use ipnet::IpNet;
+
 use crate::addresses::AddressSet;
 use crate::pool::{BlockNets, Pool, PoolError};
 
@@ -27,6 +29,10 @@ pub struct PoolState {
     pub parsed: Result<Pool, PoolError>,
     /// Whether it has a deletion timestamp.
     pub terminating: bool,
+    /// `spec.disabled`.
+    pub disabled: bool,
+    /// When it was made, in seconds since 1970: of pools that overlap, the oldest has the addresses.
+    pub created: i64,
 }
 
 /// An AddressBlock as the controller knows it. All blocks of all pools count, whoever made them.
@@ -103,16 +109,24 @@ pub enum Refusal {
         /// Its name.
         pool: String,
     },
+    /// The AddressPool is disabled.
+    #[error(
+        "pool {pool} is disabled and gives no more blocks: set spec.disabled to false, or use another pool"
+    )]
+    Disabled {
+        /// Its name.
+        pool: String,
+    },
     /// Every block is given.
     #[error("pool {pool} does not have free blocks")]
     OutOfBlocks {
         /// Its name.
         pool: String,
     },
-    /// Numbers are free, but their addresses are in blocks with other names.
+    /// Numbers are free, but their addresses are in blocks with other names, or in older pools.
     #[error(
         "pool {pool} does not have free blocks: the addresses of all that are left, such as {nets}, \
-         are in blocks of other pools; remove the overlap"
+         belong to older pools or are in blocks of others; remove the overlap"
     )]
     Overlap {
         /// Its name.
@@ -129,6 +143,7 @@ impl Refusal {
             Self::UnknownPool { .. } => "unknown pool",
             Self::InvalidPool { .. } => "invalid pool",
             Self::Terminating { .. } => "pool is being deleted",
+            Self::Disabled { .. } => "pool is disabled",
             Self::OutOfBlocks { .. } => "out of blocks",
             Self::Overlap { .. } => "overlapping pools",
         }
@@ -140,6 +155,10 @@ impl Refusal {
 ///
 /// A number is free when no object has its name and none of its addresses is in any block, so a block made by hand or
 /// left by an earlier pool of that name is passed over instead of colliding for ever.
+///
+/// Addresses in several pools are given by the oldest only, even while it is disabled or being deleted: whoever grants
+/// may not see yet what another controller granted a moment ago, and two blocks of different pools have different
+/// names, so that the API server would take both.
 pub fn grant(request: &Request<'_>, pools: &BTreeMap<String, PoolState>, blocks: &[ExistingBlock]) -> Grant {
     let answered = blocks.iter().find(|block| {
         !request.uid.is_empty() && block.request.as_deref() == Some(request.uid) && !block.terminating
@@ -163,6 +182,9 @@ fn new_block(
     if state.terminating {
         return Err(Refusal::Terminating { pool: pool_name() });
     }
+    if state.disabled {
+        return Err(Refusal::Disabled { pool: pool_name() });
+    }
     let pool = state
         .parsed
         .as_ref()
@@ -170,7 +192,8 @@ fn new_block(
     let of_pool = blocks.iter().filter(|block| block.pool == name).map(|block| block.index);
     let by_name = blocks.iter().filter_map(|block| pool.index_of(&block.name));
     let allocated: BTreeSet<u32> = of_pool.chain(by_name).collect();
-    let taken: AddressSet = blocks.iter().flat_map(|block| block.nets.nets()).collect();
+    let in_blocks = blocks.iter().flat_map(|block| block.nets.nets());
+    let taken: AddressSet = in_blocks.chain(nets_of_older(name, state, pools)).collect();
 
     let free = pool.first_free(&allocated, &taken).and_then(|index| Some((index, pool.block(index)?)));
     if let Some((index, nets)) = free {
@@ -181,6 +204,18 @@ fn new_block(
         Some(nets) => Refusal::Overlap { pool: pool_name(), nets },
         None => Refusal::OutOfBlocks { pool: pool_name() },
     })
+}
+
+/// The subnets of all pools that come before this one. The name decides between pools of the same second.
+fn nets_of_older<'a>(
+    name: &'a str,
+    state: &'a PoolState,
+    pools: &'a BTreeMap<String, PoolState>,
+) -> impl Iterator<Item = IpNet> + 'a {
+    let older = move |(other, of_other): &(&'a String, &'a PoolState)| {
+        (of_other.created, other.as_str()) < (state.created, name)
+    };
+    pools.iter().filter(older).filter_map(|(_, other)| other.parsed.as_ref().ok()).flat_map(Pool::nets)
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@
 //! * [`node`]: addresses within the blocks of one node.
 //! * [`leaks`]: addresses whose pod is gone although nobody said so.
 //! * [`addresses`]: sets of addresses that must not be given out.
+//! * [`check`]: where kernel, blocks and pods disagree.
 //!
 //! Order and numbering are those of Coil v2, so that existing AddressBlocks keep their meaning: blocks are
 //! numbered through the subnets in order, the lowest free number is given, and within a block the address after
@@ -17,6 +18,7 @@
 //! Not here: Kubernetes objects, finalizers, timing of requests and releases, routes.
 
 pub mod addresses;
+pub mod check;
 pub mod grant;
 pub mod leaks;
 pub mod node;
@@ -27,4 +29,4 @@ pub use grant::{ExistingBlock, Grant, PoolState, Refusal, Request, grant};
 pub use node::{
     AdoptError, Allocation, Answer, Block, BlockError, BlockUsage, Held, Key, NodeIpam, Released,
 };
-pub use pool::{BlockNets, MAX_BLOCK_SIZE_BITS, MAX_INDEX, Overlap, Pool, PoolError, overlaps};
+pub use pool::{BlockNets, MAX_BLOCK_SIZE_BITS, MAX_INDEX, Overlap, Pool, PoolError, admit, overlaps};

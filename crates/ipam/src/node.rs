@@ -116,7 +116,8 @@ pub struct BlockUsage {
     pub used: u32,
     /// Offsets there are.
     pub capacity: u32,
-    /// Whether new pods may get addresses from it: neither reserved, nor being deleted, nor closed.
+    /// Whether new pods may get addresses from it: neither reserved, nor being deleted, nor closed, nor of a pool
+    /// that was withdrawn.
     pub open: bool,
 }
 
@@ -141,7 +142,8 @@ pub struct NodeIpam {
     blocks: BTreeMap<String, Known>,
     held: BTreeMap<Key, Held>,
     holders: BTreeMap<IpAddr, Key>,
-    requested: BTreeSet<String>,
+    /// Pools that give nothing to new pods.
+    withdrawn: BTreeSet<String>,
     /// UIDs of blocks that were closed, the latest last.
     closed: VecDeque<String>,
 }
@@ -191,7 +193,7 @@ impl NodeIpam {
             return Answer::Allocated(Allocation { pool, ipv4, ipv6, block, fresh: false });
         }
         let mut best: Option<(usize, &str, u32)> = None;
-        for known in self.blocks.values().filter(|known| known.open() && known.block.pool == pool) {
+        for known in self.blocks.values().filter(|known| self.open(known) && known.block.pool == pool) {
             let used = self.used_offsets(&known.block);
             if best.is_none_or(|(most, ..)| used.len() > most)
                 && let Some(offset) = next_free(&used, known.block.size, known.last)
@@ -281,29 +283,38 @@ impl NodeIpam {
         self.held.iter().filter(|(_, held)| self.block_of(held).is_none())
     }
 
-    /// Notes that a block of this pool has been asked for, so that [`Self::wants_block`] does not ask again.
-    pub fn request_started(&mut self, pool: &str) {
-        self.requested.insert(pool.to_owned());
+    /// Says whether a pool is disabled or being deleted: then new keys get nothing from its blocks either, and those
+    /// that have addresses keep them.
+    pub fn set_withdrawn(&mut self, pool: &str, withdrawn: bool) {
+        if !withdrawn {
+            self.withdrawn.remove(pool);
+        } else if !self.withdrawn.contains(pool) {
+            self.withdrawn.insert(pool.to_owned());
+        }
     }
 
-    /// Notes that the request has been answered, either way.
-    pub fn request_finished(&mut self, pool: &str) {
-        self.requested.remove(pool);
+    /// Whether a pool was withdrawn.
+    pub fn is_withdrawn(&self, pool: &str) -> bool {
+        self.withdrawn.contains(pool)
     }
 
-    /// Whether to ask for a block of this pool ahead of need: pods use it, a quarter of a block or less than one
-    /// address is left free, and none has been asked for.
+    fn open(&self, known: &Known) -> bool {
+        known.open() && !self.is_withdrawn(&known.block.pool)
+    }
+
+    /// Whether to ask for a block of this pool ahead of need: pods use it, and a quarter of a block or less than one
+    /// address is left free. It says so until the block is there; asking twice is for the caller to avoid.
     ///
     /// Never for blocks of a single address: pools are cut that small because their addresses are scarce, and a
     /// spare one on every node would use them up.
     pub fn wants_block(&self, pool: &str) -> bool {
         let room = self.room(pool);
-        !self.requested.contains(pool) && room.used > 0 && room.size > 1 && room.free < room.spare()
+        !self.is_withdrawn(pool) && room.used > 0 && room.size > 1 && room.free < room.spare()
     }
 
     /// Blocks to give back, by name: empty ones that are being deleted or were closed, and empty ones whose loss
-    /// would not soon make [`Self::wants_block`] ask for another. When no pod uses a pool, all of its blocks, unless
-    /// one has just been asked for. Reserved ones stay.
+    /// would not soon make [`Self::wants_block`] ask for another. When no pod uses a pool, all of its blocks. All empty
+    /// ones of a withdrawn pool. Reserved ones stay.
     ///
     /// To avoid giving back what the next pod needs, wait some seconds, then [`Self::close_block`] each.
     pub fn releasable_blocks(&self) -> Vec<String> {
@@ -317,11 +328,12 @@ impl NodeIpam {
             let room = rooms.entry(&block.pool).or_insert_with(|| self.room(&block.pool));
             let left = room.free.saturating_sub(block.size.into());
             let spare = room.used > 0 && room.size > 1 && left < room.spare().saturating_mul(2);
-            let surplus = known.open() && !spare && !self.requested.contains(&block.pool);
+            let surplus = self.open(known) && !spare;
             if surplus {
                 room.free = left;
             }
-            if known.closed || block.deleting || surplus {
+            let drains = self.is_withdrawn(&block.pool) && !block.reserved;
+            if known.closed || block.deleting || surplus || drains {
                 names.push(block.name.clone());
             }
         }
@@ -363,7 +375,7 @@ impl NodeIpam {
                 pool: known.block.pool.clone(),
                 used: count(self.used_offsets(&known.block).len()),
                 capacity: known.block.size,
-                open: known.open(),
+                open: self.open(known),
             })
             .collect()
     }
@@ -373,7 +385,7 @@ impl NodeIpam {
         for known in self.blocks.values().filter(|known| known.block.pool == pool) {
             let used = count(self.used_offsets(&known.block).len());
             room.used = room.used.saturating_add(used.into());
-            if known.open() {
+            if self.open(known) {
                 room.free = room.free.saturating_add(known.block.size.saturating_sub(used).into());
                 room.size = room.size.max(known.block.size);
             }

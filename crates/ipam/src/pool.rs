@@ -354,17 +354,29 @@ pub struct Overlap {
 impl fmt::Display for Overlap {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { first_pool, first_subnet, second_pool, second_subnet } = self;
-        write!(
-            f,
-            "subnet {first_subnet} of pool {first_pool} overlaps {second_subnet} of pool {second_pool}: \
-             delete one of the pools, because no subnet can be taken out of a pool"
-        )
+        write!(f, "subnet {first_subnet} of pool {first_pool} overlaps {second_subnet} of pool {second_pool}")
     }
 }
 
+impl std::error::Error for Overlap {}
+
 /// The first subnets that two pools share addresses in, by address; `None` if they share none.
 pub fn overlaps(first: &Pool, second: &Pool) -> Option<Overlap> {
-    let of_first = first.nets().map(|net| (net, false));
+    overlap_of(first, first.nets(), second)
+}
+
+/// Whether a pool may be stored beside another one: what it had `before` may overlap, for no subnet can be taken out
+/// of a pool and other changes (to disable it) must stay possible; what it gets now may not. `None` for a new pool.
+///
+/// # Errors
+/// The first new overlap, by address.
+pub fn admit(pool: &Pool, before: Option<&Pool>, other: &Pool) -> Result<(), Overlap> {
+    let had: BTreeSet<IpNet> = before.into_iter().flat_map(Pool::nets).collect();
+    overlap_of(pool, pool.nets().filter(|net| !had.contains(net)), other).map_or(Ok(()), Err)
+}
+
+fn overlap_of(first: &Pool, nets: impl Iterator<Item = IpNet>, second: &Pool) -> Option<Overlap> {
+    let of_first = nets.map(|net| (net, false));
     let mut nets: Vec<(IpNet, bool)> = of_first.chain(second.nets().map(|net| (net, true))).collect();
     nets.sort_unstable();
     // Within a pool nothing overlaps, so overlapping neighbours are of different pools.

@@ -1,40 +1,47 @@
-//! Where the API server is: these addresses never enter the mesh, or a broken tunnel would cut this node off from
-//! the very thing that could mend it.
+//! Where the API server is: this node's own connections to it go past the mesh, or a broken tunnel would cut the node off
+//! from the very thing that could mend it.
 
 use std::collections::BTreeSet;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::{Api, Client};
 use tokio::sync::watch;
 
-/// How often the addresses are looked up again.
+/// How often the endpoints are looked up again.
 const REFRESH: Duration = Duration::from_secs(60);
+/// How soon, while nothing is known.
+const RETRY: Duration = Duration::from_secs(1);
 /// Longest one look-up may take.
 const LOOK_UP: Duration = Duration::from_secs(5);
 
-/// Keeps the addresses current: what `host` of the client's configuration resolves to, and the end points behind the
+/// `None` until the API server was asked: no packet may be led into the mesh before, or the question would get no answer.
+pub(crate) type Endpoints = Option<Vec<SocketAddr>>;
+
+/// Keeps the endpoints current: what host and port of the client's configuration resolve to, and those behind the
 /// `kubernetes` Service, which a pod's client is led to.
-pub(crate) async fn run(client: Client, host: String, addresses: watch::Sender<Vec<IpAddr>>) {
+pub(crate) async fn run(client: Client, host: String, port: u16, endpoints: watch::Sender<Endpoints>) {
     loop {
-        let mut found: BTreeSet<IpAddr> = BTreeSet::new();
-        found.extend(resolve(&host).await);
-        found.extend(end_points(&client).await);
-        if !found.is_empty() {
-            let found: Vec<IpAddr> = found.into_iter().collect();
-            addresses.send_if_modified(|known| {
-                let changed = *known != found;
-                *known = found;
-                changed
-            });
+        match behind_service(&client).await {
+            Some(behind) => {
+                let mut found: BTreeSet<SocketAddr> = behind.into_iter().collect();
+                found.extend(resolve(&host).await.into_iter().map(|address| SocketAddr::new(address, port)));
+                let found = Some(found.into_iter().collect());
+                endpoints.send_if_modified(|known| {
+                    let changed = *known != found;
+                    *known = found;
+                    changed
+                });
+                tokio::time::sleep(REFRESH).await;
+            }
+            None => tokio::time::sleep(RETRY).await,
         }
-        tokio::time::sleep(REFRESH).await;
     }
 }
 
 /// The addresses of a host name or an address in brackets or without.
-pub(crate) async fn resolve(host: &str) -> Vec<IpAddr> {
+async fn resolve(host: &str) -> Vec<IpAddr> {
     let bare = host.trim_start_matches('[').trim_end_matches(']');
     if let Ok(address) = bare.parse() {
         return vec![address];
@@ -45,13 +52,44 @@ pub(crate) async fn resolve(host: &str) -> Vec<IpAddr> {
     }
 }
 
-async fn end_points(client: &Client) -> Vec<IpAddr> {
+/// `None` if the API server did not answer. A refusal is an answer, by which nothing is known.
+async fn behind_service(client: &Client) -> Option<Vec<SocketAddr>> {
     let slices: Api<EndpointSlice> = Api::namespaced(client.clone(), "default");
     match tokio::time::timeout(LOOK_UP, slices.get_opt("kubernetes")).await {
-        Ok(Ok(Some(slice))) => {
-            let listed = slice.endpoints.iter().flat_map(|end_point| &end_point.addresses);
-            listed.filter_map(|address| address.parse().ok()).collect()
+        Ok(Ok(slice)) => Some(slice.as_ref().map(sockets).unwrap_or_default()),
+        Ok(Err(kube::Error::Api(refusal))) => {
+            tracing::warn!(
+                reason = refusal.message,
+                "cannot read the EndpointSlice default/kubernetes: the API server may become unreachable with the mesh"
+            );
+            Some(Vec::new())
         }
-        _ => Vec::new(),
+        _ => None,
+    }
+}
+
+/// Every address with every port.
+fn sockets(slice: &EndpointSlice) -> Vec<SocketAddr> {
+    let ports = || slice.ports.iter().flatten().filter_map(|port| u16::try_from(port.port?).ok());
+    let addresses = slice.endpoints.iter().flat_map(|endpoint| &endpoint.addresses);
+    let addresses = addresses.filter_map(|address| address.parse().ok());
+    addresses.flat_map(|address: IpAddr| ports().map(move |port| SocketAddr::new(address, port))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_address_of_the_slice_comes_with_its_port() {
+        let slice: EndpointSlice = serde_json::from_value(serde_json::json!({
+            "addressType": "IPv4",
+            "endpoints": [{"addresses": ["198.51.100.10", "nonsense"]}, {"addresses": ["198.51.100.11"]}],
+            "ports": [{"name": "https", "port": 6443, "protocol": "TCP"}, {"port": 70_000}],
+        }))
+        .unwrap();
+        let expected: Vec<SocketAddr> =
+            ["198.51.100.10:6443", "198.51.100.11:6443"].map(|text| text.parse().unwrap()).to_vec();
+        assert_eq!(sockets(&slice), expected);
     }
 }

@@ -9,28 +9,43 @@ use fairlead_api::resources::AddressBlock;
 use fairlead_dataplane::routes;
 use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
 use kube::{Api, Client, ResourceExt};
+use tokio::sync::watch;
 use tokio::time::timeout;
 
 use crate::ipam::Ipam;
 use crate::metrics::Metrics;
 use fairlead_cluster::caches::Cache;
 
-/// How long a block must have been empty before it is given back: a pod that is replaced finds it still here.
-const GRACE: Duration = Duration::from_secs(300);
 /// How often the table and the empty blocks are looked at when nothing changes.
 const SWEEP: Duration = Duration::from_secs(30);
 
-/// Keeps blocks, table 119 and the address book in step for ever.
-pub async fn run(client: Client, ipam: Arc<Ipam>, blocks: Arc<Cache<AddressBlock>>, metrics: Arc<Metrics>) {
+/// Keeps blocks, table 119 and the address book in step for ever. A block is given back when it has been empty for
+/// `grace`: a pod that is replaced finds it still here.
+pub async fn run(
+    client: Client,
+    ipam: Arc<Ipam>,
+    blocks: Arc<Cache<AddressBlock>>,
+    mut pools: watch::Receiver<u64>,
+    metrics: Arc<Metrics>,
+    grace: Duration,
+) {
     let mut changes = blocks.subscribe();
     let mut empty_since = BTreeMap::new();
     loop {
         if blocks.is_ready() {
             ipam.sync_blocks(&blocks.store.state());
+            ipam.sync_pools();
             export(&ipam).await;
-            give_back(&client, &ipam, &metrics, &mut empty_since).await;
+            give_back(&client, &ipam, &metrics, (&mut empty_since, grace)).await;
         }
-        let _ = timeout(SWEEP, changes.changed()).await;
+        let changed = async {
+            tokio::select! {
+                _ = changes.changed() => {}
+                _ = pools.changed() => {}
+                () = ipam.drained() => {}
+            }
+        };
+        let _ = timeout(SWEEP.min(grace), changed).await;
     }
 }
 
@@ -44,19 +59,19 @@ async fn export(ipam: &Ipam) {
     }
 }
 
-/// Gives back blocks that nobody has needed for the grace.
+/// Gives back blocks that nobody has needed for the grace, and empty ones of withdrawn pools at once.
 async fn give_back(
     client: &Client,
     ipam: &Ipam,
     metrics: &Metrics,
-    empty_since: &mut BTreeMap<String, Instant>,
+    (empty_since, grace): (&mut BTreeMap<String, Instant>, Duration),
 ) {
     let now = Instant::now();
     let releasable = ipam.releasable();
     empty_since.retain(|name, _| releasable.contains(name));
     for name in releasable {
         let since = *empty_since.entry(name.clone()).or_insert(now);
-        if now.saturating_duration_since(since) < GRACE {
+        if now.saturating_duration_since(since) < grace && !ipam.drains(&name) {
             continue;
         }
         match give_back_one(client, ipam, &name).await {

@@ -1,23 +1,26 @@
 //! Addresses of this node, shared by the verbs that run side by side: the pure [`NodeIpam`] behind a short lock, and
 //! waiting for a block without holding it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use fairlead_api::resources::{AddressBlock, AddressPool};
 use fairlead_dataplane::pods::PodOnNode;
+use fairlead_ipam::check::Owner;
 use fairlead_ipam::leaks::Suspects;
 use fairlead_ipam::{Allocation, Answer, Block, BlockNets, BlockUsage, Held, Key, NodeIpam};
 use fairlead_wire::cni::ErrorCode;
+use fairlead_wire::node::Block as WireBlock;
 use ipnet::IpNet;
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::{Api, ResourceExt};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
-use crate::requests::Requester;
+use crate::requests::{self, Requester};
 
 /// How long the API server may take to say whether a pool exists.
 const POOL_WAIT: Duration = Duration::from_secs(5);
@@ -40,11 +43,22 @@ pub enum Failure {
         /// Its name.
         pool: String,
     },
+    /// An administrator stopped the pool.
+    #[error(
+        "pool {pool} is disabled and gives no addresses to new pods: set spec.disabled of the AddressPool to false, \
+         or change the annotation coil.cybozu.com/pool of the pod's namespace"
+    )]
+    Disabled {
+        /// Its name.
+        pool: String,
+    },
     /// The controller said no.
-    #[error("no address block: {reason}")]
+    #[error("no address block: {message}")]
     Refused {
-        /// Its words.
+        /// The reason of its condition; empty where it was not the controller that refused.
         reason: String,
+        /// Its words.
+        message: String,
     },
     /// Nobody answered in time.
     #[error(
@@ -60,17 +74,53 @@ impl Failure {
     /// The CNI error code: whether trying again may help without anybody doing anything.
     pub fn code(&self) -> ErrorCode {
         match self {
-            Self::UnknownPool { .. } | Self::Terminating { .. } => ErrorCode::InvalidNetworkConfig,
+            Self::UnknownPool { .. } | Self::Terminating { .. } | Self::Disabled { .. } => {
+                ErrorCode::InvalidNetworkConfig
+            }
             Self::Refused { .. } | Self::TimedOut { .. } => ErrorCode::TryAgainLater,
         }
     }
+
+    /// The reason of the Event on the pod.
+    pub fn event_reason(&self) -> &'static str {
+        match self {
+            Self::UnknownPool { .. } => "UnknownPool",
+            Self::Terminating { .. } => "PoolTerminating",
+            Self::Disabled { .. } => "PoolDisabled",
+            Self::Refused { reason, .. } => match reason.as_str() {
+                "out of blocks" | "overlapping pools" => "PoolExhausted",
+                "unknown pool" => "UnknownPool",
+                "pool is being deleted" => "PoolTerminating",
+                "pool is disabled" => "PoolDisabled",
+                _ => "FailedAllocation",
+            },
+            Self::TimedOut { .. } => "FailedAllocation",
+        }
+    }
+}
+
+/// What one interface of one container has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Attached {
+    /// Whose it is.
+    pub key: Key,
+    /// Its addresses.
+    pub held: Held,
+    /// The block of this node that has them.
+    pub block: Option<String>,
+    /// The pod, if it was attached since the start of this program.
+    pub owner: Option<Owner>,
 }
 
 /// The address book of this node.
 pub struct Ipam {
     node: String,
     book: Mutex<NodeIpam>,
+    /// For people; nothing is decided by it. Only of keys that hold an address.
+    owners: Mutex<BTreeMap<Key, Owner>>,
     changed: watch::Sender<u64>,
+    /// A block of a withdrawn pool has become empty.
+    drained: Notify,
     /// Whether the API server has said which blocks this node has.
     blocks_known: AtomicBool,
     pools: Store<AddressPool>,
@@ -83,7 +133,9 @@ impl Ipam {
         Self {
             node: node.to_owned(),
             book: Mutex::new(NodeIpam::default()),
+            owners: Mutex::default(),
             changed: watch::Sender::new(0),
+            drained: Notify::new(),
             blocks_known: AtomicBool::new(false),
             pools,
             api,
@@ -130,6 +182,31 @@ impl Ipam {
         self.changed.send_modify(|generation| *generation += 1);
     }
 
+    /// Withdraws pools that are disabled or being deleted, and takes back into use those that no longer are.
+    pub fn sync_pools(&self) {
+        let names: BTreeSet<String> = self.book().blocks().map(|block| block.pool().to_owned()).collect();
+        for pool in names {
+            self.sync_pool(&pool);
+        }
+    }
+
+    fn sync_pool(&self, pool: &str) {
+        let withdrawn =
+            self.pools.get(&ObjectRef::new(pool)).is_some_and(|object| withdrawal(&object).is_some());
+        self.book().set_withdrawn(pool, withdrawn);
+    }
+
+    /// Whether an empty block is to be given back without waiting for a pod that may need it.
+    pub fn drains(&self, block: &str) -> bool {
+        let book = self.book();
+        book.blocks().any(|known| known.name() == block && book.is_withdrawn(known.pool()))
+    }
+
+    /// Resolves when a block of a withdrawn pool has become empty.
+    pub async fn drained(&self) {
+        self.drained.notified().await;
+    }
+
     /// Takes one granted block into use at once.
     pub fn add_block(&self, block: &AddressBlock) {
         if let Some(block) = self.own_block(block) {
@@ -166,14 +243,16 @@ impl Ipam {
         deadline: Instant,
     ) -> Result<Allocation, Failure> {
         let (mut blocks, mut answers) = (self.changed.subscribe(), requester.answers());
+        self.sync_pool(pool);
         loop {
             match self.book().allocate(pool, key) {
                 Answer::Allocated(allocation) => break Ok(allocation),
                 Answer::NeedBlock => {}
             }
             self.check_pool(pool).await?;
-            if let Some(reason) = requester.refusal(pool, std::time::Instant::now()) {
-                return Err(Failure::Refused { reason });
+            if let Some(refusal) = requester.refusal(pool, std::time::Instant::now()) {
+                let requests::Refusal { reason, message } = refusal;
+                return Err(Failure::Refused { reason, message });
             }
             requester.want(pool);
             let woken = async {
@@ -205,10 +284,7 @@ impl Ipam {
                 Ok(Err(_)) | Err(_) => return Ok(()),
             },
         };
-        if object.metadata.deletion_timestamp.is_some() {
-            return Err(Failure::Terminating { pool: pool.to_owned() });
-        }
-        Ok(())
+        withdrawal(&object).map_or(Ok(()), Err)
     }
 
     /// What `key` holds.
@@ -218,8 +294,72 @@ impl Ipam {
 
     /// Frees what `key` holds; nothing when it holds nothing.
     pub fn release(&self, key: &Key) {
-        self.book().release(key);
+        let mut book = self.book();
+        let released = book.release(key);
+        if released.is_some_and(|released| released.now_empty && book.is_withdrawn(&released.held.pool)) {
+            self.drained.notify_one();
+        }
+        drop(book);
+        self.owners().remove(key);
         self.changed.send_modify(|generation| *generation += 1);
+    }
+
+    fn owners(&self) -> MutexGuard<'_, BTreeMap<Key, Owner>> {
+        self.owners.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Remembers which pod an attachment was made for.
+    pub fn remember_owner(&self, key: &Key, owner: Owner) {
+        self.owners().insert(key.clone(), owner);
+    }
+
+    /// All that is held, by key.
+    pub fn attachments(&self) -> Vec<Attached> {
+        let owners = self.owners().clone();
+        let book = self.book();
+        let nets: Vec<(String, IpNet)> = book
+            .blocks()
+            .flat_map(|block| {
+                block.nets().nets().map(|net| (block.name().to_owned(), net)).collect::<Vec<_>>()
+            })
+            .collect();
+        let attached = |(key, held): (&Key, &Held)| {
+            let ip = held.ipv4.map(IpAddr::from).or(held.ipv6.map(IpAddr::from));
+            let block = nets.iter().find(|(_, net)| ip.is_some_and(|ip| net.contains(&ip)));
+            Attached {
+                key: key.clone(),
+                held: held.clone(),
+                block: block.map(|(name, _)| name.clone()),
+                owner: owners.get(key).cloned(),
+            }
+        };
+        book.held().map(attached).collect()
+    }
+
+    /// Every block with its use, for people.
+    pub fn describe_blocks(&self) -> Vec<WireBlock> {
+        let book = self.book();
+        let blocks: BTreeMap<&str, &Block> = book.blocks().map(|block| (block.name(), block)).collect();
+        let describe = |usage: BlockUsage| {
+            let block = blocks.get(usage.block.as_str());
+            let nets = block.map(|block| block.nets()).unwrap_or_default();
+            let state = match block {
+                Some(block) if block.is_reserved() => "reserved",
+                Some(block) if block.is_deleting() => "deleting",
+                _ if usage.open => "open",
+                _ => "closed",
+            };
+            WireBlock {
+                ipv4: nets.ipv4.map(|net| net.to_string()).unwrap_or_default(),
+                ipv6: nets.ipv6.map(|net| net.to_string()).unwrap_or_default(),
+                name: usage.block,
+                pool: usage.pool,
+                used: usage.used.into(),
+                capacity: usage.capacity.into(),
+                state: state.to_owned(),
+            }
+        };
+        book.usage().into_iter().map(describe).collect()
     }
 
     /// Looks for addresses whose pod has no link any more; see [`Suspects::look`].
@@ -230,11 +370,6 @@ impl Ipam {
     /// Use of every block.
     pub fn usage(&self) -> Vec<BlockUsage> {
         self.book().usage()
-    }
-
-    /// The prefixes of every block.
-    pub fn blocks(&self) -> Vec<(String, BlockNets)> {
-        self.book().blocks().map(|block| (block.name().to_owned(), block.nets())).collect()
     }
 
     /// All prefixes of this node's blocks.
@@ -284,6 +419,16 @@ impl Ipam {
             )
         };
         book.homeless().map(sentence).collect()
+    }
+}
+
+/// Why a pool gives nothing to new pods, whatever blocks there are.
+fn withdrawal(pool: &AddressPool) -> Option<Failure> {
+    let name = pool.name_any();
+    match (pool.metadata.deletion_timestamp.is_some(), pool.spec.disabled) {
+        (true, _) => Some(Failure::Terminating { pool: name }),
+        (false, true) => Some(Failure::Disabled { pool: name }),
+        (false, false) => None,
     }
 }
 

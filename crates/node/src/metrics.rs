@@ -23,6 +23,12 @@ struct Verb {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ApiRequest {
+    resource: String,
+    verb: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Peer {
     peer: String,
 }
@@ -57,6 +63,8 @@ pub struct Metrics {
     block_wait: Histogram,
     blocks_given_back: Family<Outcome, Counter>,
     leaked_addresses: Counter,
+    api_requests: Family<ApiRequest, Counter>,
+    events_dropped: Counter,
     peer_up: Family<Peer, Gauge>,
     peer_handshake: Family<Peer, Gauge<f64, AtomicU64>>,
     peer_received: Family<Peer, Gauge>,
@@ -81,6 +89,8 @@ impl Default for Metrics {
             block_wait: Histogram::new(BUCKETS),
             blocks_given_back: Family::default(),
             leaked_addresses: Counter::default(),
+            api_requests: Family::default(),
+            events_dropped: Counter::default(),
             peer_up: Family::default(),
             peer_handshake: Family::default(),
             peer_received: Family::default(),
@@ -105,6 +115,16 @@ impl Default for Metrics {
             metrics.del_seconds.clone(),
         );
         metrics.register_ipam(registry);
+        registry.register(
+            "api_requests",
+            "Requests sent to the API server, by verb and resource",
+            metrics.api_requests.clone(),
+        );
+        registry.register(
+            "events_dropped",
+            "Kubernetes Events that were not published: too many at once, or the API server did not take them",
+            metrics.events_dropped.clone(),
+        );
         registry.register("peer_up", "Whether the tunnel to the peer works", metrics.peer_up.clone());
         registry.register_with_unit(
             "peer_last_handshake_timestamp",
@@ -196,16 +216,24 @@ impl Metrics {
         self.blocks_given_back.get_or_create(&Outcome { result: result(ok) }).inc();
     }
 
-    /// One ADD ended.
-    pub fn add(&self, took: Duration, ok: bool) {
-        self.requests.get_or_create(&Verb { verb: "ADD", result: result(ok) }).inc();
-        self.add_seconds.observe(took.as_secs_f64());
+    /// A CNI verb ended.
+    pub fn verb(&self, verb: &'static str, took: Duration, ok: bool) {
+        self.requests.get_or_create(&Verb { verb, result: result(ok) }).inc();
+        match verb {
+            "ADD" => self.add_seconds.observe(took.as_secs_f64()),
+            "DEL" => self.del_seconds.observe(took.as_secs_f64()),
+            _ => {}
+        }
     }
 
-    /// One DEL ended.
-    pub fn del(&self, took: Duration, ok: bool) {
-        self.requests.get_or_create(&Verb { verb: "DEL", result: result(ok) }).inc();
-        self.del_seconds.observe(took.as_secs_f64());
+    /// A request goes to the API server.
+    pub fn api_request(&self, verb: &'static str, resource: String) {
+        self.api_requests.get_or_create(&ApiRequest { resource, verb }).inc();
+    }
+
+    /// An Event was not published.
+    pub fn event_dropped(&self) {
+        self.events_dropped.inc();
     }
 
     /// The built-in router was stepped and has so many routes.
@@ -273,8 +301,11 @@ mod tests {
         metrics.block_wait(Duration::from_millis(3));
         metrics.block_given_back(true);
         metrics.leaked_address_freed();
-        metrics.add(Duration::from_millis(7), true);
-        metrics.del(Duration::from_millis(2), false);
+        metrics.verb("ADD", Duration::from_millis(7), true);
+        metrics.verb("DEL", Duration::from_millis(2), false);
+        metrics.verb("CHECK", Duration::from_millis(2), true);
+        metrics.api_request("get", "namespaces".to_owned());
+        metrics.event_dropped();
         metrics
     }
 

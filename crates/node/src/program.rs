@@ -28,13 +28,16 @@ use tokio_stream::wrappers::UnixListenerStream;
 
 use crate::cni::records::Records;
 use crate::detached::Detached;
+use crate::events::{News, Teller, node_reference};
+use crate::inventory::Inventory;
 use crate::ipam::Ipam;
 use crate::mesh::agent::Agent;
 use crate::metrics::Metrics;
 use crate::requests::{self, Requester};
 use crate::{api_server, blocks, cni, farewell, identity, leaks, mesh, order, router, status};
 use fairlead_cluster::caches::{self, Cache};
-use fairlead_cluster::http;
+use fairlead_cluster::pods::{self as cluster_pods, SlimPod};
+use fairlead_cluster::{http, requests as api_requests};
 
 /// How long the start waits for the API server before it serves what needs none (DEL, status).
 const FIRST_LISTS: Duration = Duration::from_secs(5);
@@ -63,6 +66,10 @@ pub struct Settings {
     pub metrics: SocketAddr,
     /// Where health is served.
     pub health: SocketAddr,
+    /// Whether to give addresses and make interfaces; otherwise another plugin does before this one is called.
+    pub enable_ipam: bool,
+    /// How long a block must have been empty before it is given back.
+    pub block_grace: Duration,
     /// Which WireGuard to use.
     pub wireguard: WireGuardChoice,
     /// Whether to keep plain routes to the blocks of nodes on the same network.
@@ -72,6 +79,8 @@ pub struct Settings {
 }
 
 struct Caches {
+    /// Whether addresses are given, and so pools and blocks are waited for.
+    gives_addresses: bool,
     nodes: Arc<Cache<Node>>,
     namespaces: Arc<Cache<PartialObjectMeta<Namespace>>>,
     pools: Arc<Cache<AddressPool>>,
@@ -81,10 +90,12 @@ struct Caches {
 }
 
 impl Caches {
-    fn spawn(tasks: &mut JoinSet<()>, client: &Client, node: &str) -> Self {
+    fn spawn(tasks: &mut JoinSet<()>, client: &Client, settings: &Settings) -> Self {
+        let node = &settings.node;
         let all = caches::config;
         let own_node = all().fields(&format!("metadata.name={node}"));
         Self {
+            gives_addresses: settings.enable_ipam,
             nodes: Arc::new(caches::spawn(tasks, "this Node", watcher(Api::all(client.clone()), own_node))),
             namespaces: Arc::new(caches::spawn(
                 tasks,
@@ -106,8 +117,8 @@ impl Caches {
         [
             ("Node", self.nodes.is_ready()),
             ("Namespaces", self.namespaces.is_ready()),
-            ("AddressPools", self.pools.is_ready()),
-            ("AddressBlocks", self.blocks.is_ready()),
+            ("AddressPools", self.pools.is_ready() || !self.gives_addresses),
+            ("AddressBlocks", self.blocks.is_ready() || !self.gives_addresses),
             ("WireKubeMeshes", self.meshes.is_ready()),
             ("WireKubePeers", self.peers.is_ready()),
         ]
@@ -116,6 +127,9 @@ impl Caches {
         .collect()
     }
 }
+
+/// Port of an address that names none (RFC 9110, section 4.2.2).
+const HTTPS: u16 = 443;
 
 /// Runs the node program until `stop` resolves. The kernel's state stays.
 ///
@@ -127,19 +141,36 @@ pub async fn run(
     stop: impl Future<Output = ()>,
 ) -> anyhow::Result<()> {
     let host = config.cluster_url.host().unwrap_or_default().to_owned();
-    let client = Client::try_from(config).context("cannot make a Kubernetes client")?;
+    let port = config.cluster_url.port_u16().unwrap_or(HTTPS);
     let metrics = Arc::new(Metrics::default());
+    let client = client(config, &metrics)?;
     let mut tasks = JoinSet::new();
-    prepare_kernel().await?;
-    let caches = Arc::new(Caches::spawn(&mut tasks, &client, &settings.node));
+    if settings.enable_ipam {
+        prepare_kernel().await?;
+    }
+    let caches = Arc::new(Caches::spawn(&mut tasks, &client, &settings));
+    let events = Teller::spawn(&mut tasks, client.clone(), &settings.node, Arc::clone(&metrics));
     let records = Records::beside(&settings.socket);
     let ipam = ipam(&settings, &client, &caches, &records).await?;
     let requester = Requester::spawn(&mut tasks, request_context(&settings, &client, &ipam));
-    let block_cache = Arc::clone(&caches.blocks);
-    tasks.spawn(blocks::run(client.clone(), Arc::clone(&ipam), block_cache, Arc::clone(&metrics)));
+    let order = Arc::new(order::Order::default());
+    if settings.enable_ipam {
+        let (block_cache, grace) = (Arc::clone(&caches.blocks), settings.block_grace);
+        let pools_changed = caches.pools.subscribe();
+        let kept = blocks::run(
+            client.clone(),
+            Arc::clone(&ipam),
+            block_cache,
+            pools_changed,
+            Arc::clone(&metrics),
+            grace,
+        );
+        tasks.spawn(kept);
+        tasks.spawn(leaks::run(Arc::clone(&ipam), Arc::clone(&order), Arc::clone(&metrics)));
+    }
     let shared = Arc::new(mesh::Shared::default());
-    let (addresses, api_server) = watch::channel(api_server::resolve(&host).await);
-    tasks.spawn(api_server::run(client.clone(), host, addresses));
+    let (endpoints, api_server) = watch::channel(None);
+    tasks.spawn(api_server::run(client.clone(), host, port, endpoints));
     let (public_key, problems) = match keys(&settings.state_dir) {
         Ok((private, public)) => {
             let agent = Agent::new(private, public, preference(settings.wireguard), Instant::now());
@@ -161,12 +192,18 @@ pub async fn run(
         // Pods still start and stop, and reach each other on this node: one bad file is no reason to stop them.
         Err(error) => {
             tracing::error!(%error, "this node is not in the mesh");
+            events.warn(News {
+                regarding: node_reference(&settings.node),
+                reason: "WireGuardKeyUnusable",
+                action: "ReadKey",
+                note: error.to_string(),
+            });
             (None, vec![error.to_string()])
         }
     };
-    let order = Arc::new(order::Order::default());
-    tasks.spawn(leaks::run(Arc::clone(&ipam), Arc::clone(&order), Arc::clone(&metrics)));
+    let pods = own_pods(&mut tasks, &client, &settings.node);
     let verbs = Arc::new(cni::Service {
+        gives_addresses: settings.enable_ipam,
         ipam: Arc::clone(&ipam),
         requester,
         namespaces: Arc::clone(&caches.namespaces),
@@ -178,6 +215,7 @@ pub async fn run(
         mesh_problem: mesh_problem(&shared, problems.clone()),
         records,
         collecting: tokio::sync::Mutex::default(),
+        events,
         metrics: Arc::clone(&metrics),
     });
     tasks.spawn(cni::gc::run(Arc::clone(&verbs)));
@@ -187,13 +225,20 @@ pub async fn run(
         tasks.spawn(router::run(context));
     }
     let client = verbs.client.clone();
-    let usage = Arc::clone(&ipam);
+    let usage = ipam;
     let scrape = move || {
         metrics.blocks(&usage.usage());
         metrics.text()
     };
-    let about =
-        status::Service { node: settings.node.clone(), public_key, problems, mesh: shared, router, ipam };
+    let inventory = Inventory { verbs: Arc::clone(&verbs), pods };
+    let about = status::Service {
+        node: settings.node.clone(),
+        public_key,
+        problems,
+        mesh: shared,
+        router,
+        inventory,
+    };
     let readiness = Arc::clone(&caches);
     tasks.spawn(http::serve("metrics", settings.metrics, http::metrics(scrape)));
     tasks.spawn(http::serve(
@@ -211,6 +256,20 @@ pub async fn run(
         farewell::clear_if_gone(&client, &settings.node, watched).await;
     }
     Ok(())
+}
+
+/// A client that counts what it asks.
+fn client(config: kube::Config, metrics: &Arc<Metrics>) -> anyhow::Result<Client> {
+    let metrics = Arc::clone(metrics);
+    let count = move |kind: api_requests::Kind| metrics.api_request(kind.verb, kind.resource);
+    api_requests::counting_client(config, count).context("cannot make a Kubernetes client")
+}
+
+/// The pods of this node, which nothing waits for: they explain addresses, and no verb asks for them.
+fn own_pods(tasks: &mut JoinSet<()>, client: &Client, node: &str) -> Arc<Cache<SlimPod>> {
+    let config = caches::config().fields(&format!("spec.nodeName={node}"));
+    let pods = watcher(Api::<SlimPod>::all(client.clone()), config).modify(cluster_pods::trimmed);
+    Arc::new(caches::spawn(tasks, "this node's Pods", pods))
 }
 
 /// The router's own watch of all Nodes, which nothing else needs.
@@ -313,7 +372,9 @@ fn mesh_problem(
     from_the_start: Vec<String>,
 ) -> Arc<dyn Fn() -> Option<String> + Send + Sync> {
     let shared = Arc::clone(shared);
-    Arc::new(move || from_the_start.first().cloned().or_else(|| shared.snapshot().failure))
+    // Who asked for no mesh misses none.
+    let failure = move || shared.snapshot().failure.filter(|why| why != mesh::NO_MESH);
+    Arc::new(move || from_the_start.first().cloned().or_else(&failure))
 }
 
 async fn wait_for_first_lists(caches: &Caches) {

@@ -21,9 +21,18 @@ pub const REFUSAL_LIFETIME: Duration = Duration::from_secs(3);
 /// Pools that may wait to be asked for; more are asked for again by the pods that wait.
 const QUEUE: usize = 256;
 
+/// Why there is no block.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusal {
+    /// The reason of the controller's condition; empty when it was not the controller that refused.
+    pub reason: String,
+    /// In words.
+    pub message: String,
+}
+
 /// The latest refusals by pool.
 #[derive(Debug, Default)]
-struct Refusals(Mutex<BTreeMap<String, (Instant, String)>>);
+struct Refusals(Mutex<BTreeMap<String, (Instant, Refusal)>>);
 
 /// A handle by which pods' starts ask for blocks.
 #[derive(Clone)]
@@ -60,10 +69,10 @@ impl Requester {
     }
 
     /// Why the controller refused a block of `pool` lately.
-    pub fn refusal(&self, pool: &str, now: Instant) -> Option<String> {
+    pub fn refusal(&self, pool: &str, now: Instant) -> Option<Refusal> {
         let refusals = self.refusals.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let (at, reason) = refusals.get(pool)?;
-        (now.saturating_duration_since(*at) < REFUSAL_LIFETIME).then(|| reason.clone())
+        let (at, refusal) = refusals.get(pool)?;
+        (now.saturating_duration_since(*at) < REFUSAL_LIFETIME).then(|| refusal.clone())
     }
 
     /// Sees each answer of the controller.
@@ -96,7 +105,7 @@ async fn serve(
                     }
                     Err(error) => {
                         tracing::warn!(pool, %error, "no block");
-                        known.insert(pool, (Instant::now(), error.to_string()));
+                        known.insert(pool, (Instant::now(), error.into_refusal()));
                     }
                 }
                 drop(known);
@@ -111,12 +120,22 @@ async fn serve(
 #[derive(Debug, thiserror::Error)]
 enum RequestError {
     /// The controller's words name the pool.
-    #[error("{0}")]
-    Refused(String),
+    #[error("{message}")]
+    Refused { reason: String, message: String },
     #[error("BlockRequest {name} was not answered within {} s: is the API server reachable, and is `fairlead controller` running and elected?", ANSWER.as_secs())]
     Unanswered { name: String },
     #[error("cannot {what}: {source}")]
     Api { what: String, source: Box<kube::Error> },
+}
+
+impl RequestError {
+    fn into_refusal(self) -> Refusal {
+        let message = self.to_string();
+        match self {
+            Self::Refused { reason, .. } => Refusal { reason, message },
+            Self::Api { .. } | Self::Unanswered { .. } => Refusal { reason: String::new(), message },
+        }
+    }
 }
 
 fn api(what: impl Into<String>) -> impl FnOnce(kube::Error) -> RequestError {
@@ -144,7 +163,9 @@ async fn request(context: &Context, pool: &str) -> Result<(), RequestError> {
             (context.granted)(&block);
             Ok(())
         }
-        Some(BlockRequestOutcome::Refused { message, .. }) => Err(RequestError::Refused(message.to_owned())),
+        Some(BlockRequestOutcome::Refused { reason, message }) => {
+            Err(RequestError::Refused { reason: reason.to_owned(), message: message.to_owned() })
+        }
         Some(BlockRequestOutcome::Pending) | None => Err(RequestError::Unanswered { name }),
     }
 }

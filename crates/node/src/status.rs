@@ -1,16 +1,17 @@
 //! What `fairlead status` asks this node.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use fairlead_ipam::{BlockNets, BlockUsage};
 use fairlead_path::State;
 use fairlead_wire::node::node_server::Node;
-use fairlead_wire::node::{Block, BlockRoute, Peer, Router, StatusRequest, StatusResponse};
+use fairlead_wire::node::{
+    BlockRoute, IpamCheckRequest, IpamCheckResponse, IpamReleaseRequest, IpamReleaseResponse,
+    IpamShowRequest, IpamShowResponse, Peer, Router, StatusRequest, StatusResponse,
+};
 use tonic::{Request, Response, Status};
 
-use crate::ipam::Ipam;
+use crate::inventory::Inventory;
 use crate::mesh::agent::{PeerReport, Report};
 use crate::mesh::publish::{backend_name, nat_name};
 use crate::mesh::{NO_MESH, Shared, Snapshot};
@@ -29,7 +30,7 @@ pub struct Service {
     /// The built-in router; `None` where it is off.
     pub router: Option<Arc<router::Shared>>,
     /// The addresses.
-    pub ipam: Arc<Ipam>,
+    pub inventory: Inventory,
 }
 
 #[tonic::async_trait]
@@ -40,7 +41,7 @@ impl Node for Service {
             node: self.node.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             public_key: self.public_key.clone().unwrap_or_default(),
-            blocks: self.blocks(),
+            blocks: self.inventory.verbs.ipam.describe_blocks(),
             problems: self.problems.clone(),
             netlink_changes: fairlead_netlink::changes_sent(),
             ..StatusResponse::default()
@@ -52,29 +53,27 @@ impl Node for Service {
             answer.router = Some(Router { routes: report.routes.iter().map(describe_route).collect() });
             answer.problems.extend(report.problems);
         }
-        answer.problems.extend(self.ipam.problems());
+        answer.problems.extend(self.inventory.verbs.ipam.problems());
         if let Some(report) = report {
             describe(&report, &mut answer, SystemTime::now());
         }
         Ok(Response::new(answer))
     }
-}
 
-impl Service {
-    fn blocks(&self) -> Vec<Block> {
-        let nets: BTreeMap<String, BlockNets> = self.ipam.blocks().into_iter().collect();
-        let describe = |usage: BlockUsage| {
-            let nets = nets.get(&usage.block).copied().unwrap_or_default();
-            Block {
-                ipv4: nets.ipv4.map(|net| net.to_string()).unwrap_or_default(),
-                ipv6: nets.ipv6.map(|net| net.to_string()).unwrap_or_default(),
-                name: usage.block,
-                pool: usage.pool,
-                used: usage.used.into(),
-                capacity: usage.capacity.into(),
-            }
-        };
-        self.ipam.usage().into_iter().map(describe).collect()
+    async fn ipam_show(&self, _: Request<IpamShowRequest>) -> Result<Response<IpamShowResponse>, Status> {
+        self.inventory.show().await.map(Response::new)
+    }
+
+    async fn ipam_check(&self, _: Request<IpamCheckRequest>) -> Result<Response<IpamCheckResponse>, Status> {
+        self.inventory.check().await.map(Response::new)
+    }
+
+    async fn ipam_release(
+        &self,
+        request: Request<IpamReleaseRequest>,
+    ) -> Result<Response<IpamReleaseResponse>, Status> {
+        let IpamReleaseRequest { subject, force } = request.into_inner();
+        self.inventory.release(&subject, force).await.map(Response::new)
     }
 }
 

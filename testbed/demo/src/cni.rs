@@ -7,7 +7,7 @@ use std::process::{Output, Stdio};
 
 use anyhow::{Context, bail};
 use serde_json::Value;
-use testbed_lab::{Host, Namespace};
+use testbed_lab::{Host, Namespace, Place};
 
 use crate::objects::NAMESPACE;
 
@@ -50,6 +50,16 @@ pub struct Pod {
     pub container: Container,
     /// Its addresses, IPv4 first.
     pub addresses: Vec<IpAddr>,
+}
+
+impl Place for Pod {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn inside<T: Send>(&self, work: impl FnOnce() -> T + Send) -> anyhow::Result<T> {
+        self.namespace.run(work)
+    }
 }
 
 impl Plugin {

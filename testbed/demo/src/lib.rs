@@ -11,10 +11,8 @@ pub mod cni;
 pub mod node;
 pub mod objects;
 pub mod probe;
-pub mod progress;
 pub mod report;
 pub mod topology;
-pub mod traffic;
 pub mod vm_node;
 pub mod world;
 

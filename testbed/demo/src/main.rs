@@ -5,9 +5,9 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use fairlead_demo::node::executable;
-use fairlead_demo::progress::Progress;
 use fairlead_demo::{World, report, topology};
 use nix::sys::signal::{SigSet, Signal};
+use testbed_lab::Progress;
 
 /// Pods on nodes in different networks reach each other.
 #[derive(Debug, Parser)]

@@ -7,22 +7,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use nix::sys::signal::Signal;
 use serde_json::Value;
+pub use testbed_lab::executable;
 use testbed_lab::{Host, Process};
 
 use crate::cni::Plugin;
-
-/// The executables under test, beside this program or one directory above a test's.
-///
-/// # Errors
-/// They were not built.
-pub fn executable(name: &str) -> anyhow::Result<PathBuf> {
-    let own = std::env::current_exe()?;
-    let found =
-        own.ancestors().skip(1).take(2).map(|directory| directory.join(name)).find(|path| path.is_file());
-    found.with_context(|| {
-        format!("{name} is not built: run `cargo build --workspace --bins`, or use `cargo xtask`")
-    })
-}
 
 /// A node of the world.
 #[derive(Debug)]

@@ -2,18 +2,18 @@
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
 use testbed_kube::{ControlPlane, Options};
-use testbed_lab::{Host, HostOptions, Lab, NatSite, Process, SiteOptions};
+pub use testbed_lab::eventually;
+use testbed_lab::{Host, HostOptions, Lab, NatSite, Process, Progress, SiteOptions};
 
 use crate::cni::{self, Pod};
 use crate::node::{Node, executable};
 use crate::objects;
-use crate::progress::Progress;
 use crate::topology::{SitePlan, Topology};
 
 /// How long programs may take to come up on a busy machine.
@@ -99,7 +99,7 @@ impl World {
     /// # Errors
     /// The API server refuses.
     pub fn apply_mesh_and_pool(&self) -> anyhow::Result<()> {
-        self.plane.apply(objects::MESH_AND_POOL).map(drop)
+        self.apply_when_asked(objects::MESH_AND_POOL)
     }
 
     /// `kubectl apply` of a pool alone, for clusters without a mesh.
@@ -107,7 +107,12 @@ impl World {
     /// # Errors
     /// The API server refuses.
     pub fn apply_pool(&self) -> anyhow::Result<()> {
-        self.plane.apply(objects::POOL).map(drop)
+        self.apply_when_asked(objects::POOL)
+    }
+
+    /// Pools are accepted as soon as the controller has told the API server whom to trust.
+    fn apply_when_asked(&self, yaml: &str) -> anyhow::Result<()> {
+        eventually(START, || self.plane.apply(yaml)).map(drop)
     }
 
     /// Makes one pod on every node, side by side, through the CNI plugin.
@@ -191,6 +196,7 @@ impl World {
         self.plane.kubectl(&["apply", "--server-side", "-k", &deploy.to_string_lossy()])?;
         let names: Vec<String> = self.nodes.iter().map(|node| node.name.clone()).collect();
         self.plane.apply(&objects::cluster(&names))?;
+        self.plane.apply(&objects::webhook_endpoint(IpAddr::from(self.plane_host.address())))?;
         self.plane.kubectl(&["wait", "--for=condition=Established", "crd", "--all", "--timeout=30s"])?;
         let controller = self.plane.token(CONTROLLER_ACCOUNT, "kube-system", None)?;
         let path = self.directory.path().join("controller.kubeconfig");
@@ -231,24 +237,6 @@ impl World {
     }
 }
 
-/// Waits until `condition` gives a value, trying every 100 ms.
-///
-/// # Errors
-/// The last error, when `patience` ran out.
-pub fn eventually<T>(
-    patience: Duration,
-    mut condition: impl FnMut() -> anyhow::Result<T>,
-) -> anyhow::Result<T> {
-    let deadline = Instant::now() + patience;
-    loop {
-        match condition() {
-            Ok(value) => return Ok(value),
-            Err(error) if Instant::now() > deadline => return Err(error),
-            Err(_) => std::thread::sleep(Duration::from_millis(100)),
-        }
-    }
-}
-
 fn options(plan: &SitePlan) -> SiteOptions {
     SiteOptions { ipv6: plan.ipv6, uplink_mtu: plan.uplink_mtu, ..SiteOptions::new(plan.nat, plan.lan) }
 }
@@ -275,7 +263,11 @@ fn control_plane(host: &Host) -> anyhow::Result<ControlPlane> {
         })),
         addresses: vec![IpAddr::from(host.address())],
         // Nobody here makes the default ServiceAccounts that this plugin would wait for.
-        apiserver_args: vec!["--disable-admission-plugins=ServiceAccount".to_owned()],
+        // Nobody routes Services here; the API server finds the webhook's endpoint by itself.
+        apiserver_args: vec![
+            "--disable-admission-plugins=ServiceAccount".to_owned(),
+            "--enable-aggregator-routing=true".to_owned(),
+        ],
         ..Options::default()
     })
 }

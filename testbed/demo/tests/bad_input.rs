@@ -16,11 +16,12 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::IpAddr;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use fairlead_api::names::WEBHOOK_VALIDATING;
 use fairlead_demo::cni::{Container, Plugin, Pod};
 use fairlead_demo::node::{Node, executable};
 use fairlead_demo::{World, probe};
@@ -135,10 +136,14 @@ fn pool(name: &str, bits: u8, ipv4: &str) -> String {
 }
 
 fn ready(world: &World, pool: &str) -> Result<Value> {
+    condition(world, pool, "Ready")
+}
+
+fn condition(world: &World, pool: &str, wanted: &str) -> Result<Value> {
     let text = world.plane.kubectl(&["get", "addresspool", pool, "-o", "json"])?;
     let object: Value = serde_json::from_str(&text)?;
     let conditions = object["status"]["conditions"].as_array().context("no conditions")?;
-    conditions.iter().find(|condition| condition["type"] == "Ready").cloned().context("no Ready")
+    conditions.iter().find(|condition| condition["type"] == wanted).cloned().context("no such condition")
 }
 
 fn wait_for_reason(world: &World, pool: &str, status: &str, reason: &str) -> String {
@@ -171,14 +176,35 @@ fn a_pool_with_a_bad_subnet_is_refused(world: &mut World) {
 }
 
 fn pools_that_overlap_are_told(world: &mut World) {
-    world.plane.apply(&pool("clash", 5, "10.64.128.0/17")).unwrap();
+    let clash = pool("clash", 5, "10.64.128.0/17");
+    let denied = |world: &World| {
+        let error = world.plane.apply(&clash).err().context("accepted")?.to_string();
+        let words =
+            "denied the request: subnet 10.64.128.0/17 of pool clash overlaps 10.64.0.0/16 of pool default";
+        ensure!(error.contains(words), "{error}");
+        Ok(())
+    };
+    denied(world).unwrap();
+    // Of two made at the same moment the webhook sees neither. Here nobody asks it.
+    world.plane.kubectl(&["delete", "validatingwebhookconfiguration", WEBHOOK_VALIDATING]).unwrap();
+    world.wait_for(PATIENCE, |world| world.plane.apply(&clash)).unwrap();
+    let message = wait_for_reason(world, "clash", "False", "Overlap");
+    println!("  clash: {message}");
     for name in ["clash", "default"] {
-        let message = wait_for_reason(world, name, "False", "Overlap");
-        println!("  {name}: {message}");
-        for word in ["10.64.128.0/17", "10.64.0.0/16", "clash", "default"] {
-            assert!(message.contains(word), "{word} is not in {message}");
+        let overlapping = || condition(world, name, "Overlapping");
+        let told = world.wait_for(PATIENCE, |_| {
+            overlapping().and_then(|told| {
+                ensure!(told["status"] == "True", "{told}");
+                Ok(told["message"].as_str().unwrap_or_default().to_owned())
+            })
+        });
+        let told = told.unwrap();
+        println!("  {name}: {told}");
+        for word in ["10.64.128.0/17", "10.64.0.0/16", "clash", "only default, the older one"] {
+            assert!(told.contains(word), "{word} is not in {told}");
         }
     }
+    wait_for_reason(world, "default", "True", "Available");
     // What is in one pool only is still given.
     let before = used(node(world, "cloud-1"));
     let late = world.start_pod("beside-overlap", "cloud-1").unwrap().clone();
@@ -186,7 +212,9 @@ fn pools_that_overlap_are_told(world: &mut World) {
     probe::ping(&late, pod(world, "home-2").addresses[0]).unwrap();
 
     world.plane.kubectl(&["delete", "addresspool", "clash", "--timeout=30s"]).unwrap();
-    wait_for_reason(world, "default", "True", "Available");
+    let webhook = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/webhook");
+    world.plane.kubectl(&["apply", "--server-side", "-k", &webhook.to_string_lossy()]).unwrap();
+    world.wait_for(PATIENCE, denied).unwrap();
 }
 
 fn an_unknown_pool_is_named_until_it_is_made(world: &mut World) {

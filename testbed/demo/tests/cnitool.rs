@@ -19,11 +19,11 @@ use std::time::Duration;
 
 use fairlead_demo::cni;
 use fairlead_demo::node::{Node, executable};
-use fairlead_demo::progress::Progress;
 use fairlead_demo::{World, objects, topology};
 use nix::fcntl::{Flock, FlockArg};
 use serde_json::{Value, json};
 use testbed_lab::Namespace;
+use testbed_lab::Progress;
 
 use crate::outage::{PATIENCE, node, used};
 
@@ -102,7 +102,9 @@ struct Sandbox {
 impl Bed {
     fn new(world: &World) -> Self {
         let directory = tempfile::Builder::new().prefix("fairlead-cnitool-").tempdir().unwrap();
-        fs::create_dir(directory.path().join("bin")).unwrap();
+        for name in ["bin", "var-lib"] {
+            fs::create_dir(directory.path().join(name)).unwrap();
+        }
         let plugin = executable("fairlead-cni").unwrap();
         std::os::unix::fs::symlink(plugin, directory.path().join("bin/coil")).unwrap();
         let pods: Vec<String> =
@@ -129,8 +131,12 @@ impl Bed {
         let nets = self.directory.path().join("net.d");
         fs::create_dir_all(&nets).unwrap();
         fs::write(nets.join("10-coil.conflist"), list.to_string()).unwrap();
-        let mut command = node.host.command(&self.tool).unwrap();
+        // cnitool keeps results below /var/lib/cni and cannot be told otherwise; the machine's own is not ours to write.
+        let mut command = node.host.command("unshare").unwrap();
+        let private = "mount --bind \"$1\" /var/lib && shift && exec \"$@\"";
         command
+            .args(["--mount", "sh", "-ec", private, "sh"])
+            .args([&self.directory.path().join("var-lib"), &self.tool])
             .args([verb, "k8s-pod-network"])
             .env("NETCONFPATH", nets)
             .env("CNI_PATH", format!("{}/bin:{DEBIANS}", self.directory.path().display()));

@@ -20,12 +20,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use fairlead_demo::cni::Pod;
-use fairlead_demo::progress::Progress;
 use fairlead_demo::world::eventually;
 use fairlead_demo::{World, probe, report, topology};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
+use testbed_lab::Progress;
 
 /// Bounds what hangs; nothing here is measured by it.
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 
 use fairlead_demo::World;
 use fairlead_demo::cni::{Container, Pod};
-use fairlead_demo::traffic::Flow;
 use outage::{PATIENCE, container, loses_nothing, mesh, node, pod, report, resumes, tcp, udp, used};
+use testbed_lab::traffic::Flow;
 
 /// Error code of CNI for what may work later.
 const TRY_AGAIN: &str = r#""code":11"#;

@@ -14,9 +14,9 @@ mod outage;
 use std::time::{Duration, Instant};
 
 use fairlead_demo::World;
-use fairlead_demo::traffic::Flow;
 use outage::{loses_nothing, mesh, node, peer, resumes, tcp, udp};
 use testbed_lab::Router;
+use testbed_lab::traffic::Flow;
 
 /// Traffic by the sites it needs.
 struct Flows {

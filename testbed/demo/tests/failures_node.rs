@@ -14,8 +14,8 @@ mod outage;
 use std::time::{Duration, Instant};
 
 use fairlead_demo::World;
-use fairlead_demo::traffic::Flow;
 use outage::{loses_nothing, mesh, node, pod, resumes, tcp, udp, used};
+use testbed_lab::traffic::Flow;
 
 const START: Duration = Duration::from_secs(60);
 

@@ -11,9 +11,9 @@
 use std::time::Duration;
 
 use anyhow::ensure;
-use fairlead_demo::progress::Progress;
 use fairlead_demo::{World, topology};
 use testbed_lab::Host;
+use testbed_lab::Progress;
 
 /// Two looks a minute apart, and a slow machine.
 const PATIENCE: Duration = Duration::from_secs(240);

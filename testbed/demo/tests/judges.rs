@@ -143,10 +143,15 @@ fn nft_has_the_lines_of_the_seed(node: &Node) {
         // Beside the seed's: segments that fit the mesh, and what stays on this host.
         let own = |line: &&str| line.contains(" tcp option maxseg ") || *line == "oifname \"lo\" accept";
         let rules: Vec<&str> = lines.filter(|line| !own(line)).collect();
+        let past_the_mesh = |line: &&&str| line.contains(" tcp dport ") || line.contains(" tcp sport ");
+        let api_server: Vec<&str> = rules.iter().filter(past_the_mesh).copied().collect();
+        only_nodes_pass_to_the_api_server(&api_server, name == "kubespan_outgoing");
+        let rules: Vec<&str> = rules.iter().filter(|line| !past_the_mesh(line)).copied().collect();
         assert_eq!(rules, SEED_RULES, "{name}");
     }
     assert_eq!(text.matches("\tchain ").count(), 2, "{text}");
-    assert_eq!(text.matches("\tset ").count(), 2, "{text}");
+    assert_eq!(text.matches("\tset kubespan_targets_").count(), 2, "{text}");
+    assert_eq!(text.matches("\tset fairlead_nodes_").count(), 2, "{text}");
     let status = node.status().unwrap();
     let prefixes = status["peers"].as_array().unwrap().iter().flat_map(|peer| texts(&peer["prefixes"]));
     let prefixes: Vec<IpNet> = prefixes.map(|text| text.parse().unwrap()).collect();
@@ -156,6 +161,18 @@ fn nft_has_the_lines_of_the_seed(node: &Node) {
         assert_eq!(union(elements(node, set).into_iter()), expected, "{set} of {}", node.name);
         assert!(!expected.is_empty());
     }
+}
+
+/// A node's own connections to the API server, and its answers to nodes, do not need the mesh that they build.
+fn only_nodes_pass_to_the_api_server(lines: &[&str], expected: bool) {
+    if !expected {
+        assert!(lines.is_empty(), "{lines:?}");
+        return;
+    }
+    let endpoint = lines[0].strip_prefix("ip daddr ").and_then(|rest| rest.strip_suffix(" accept")).unwrap();
+    let (address, port) = endpoint.split_once(" tcp dport ").unwrap();
+    let answers = format!("ip saddr {address} tcp sport {port} ip daddr @fairlead_nodes_ipv4 accept");
+    assert_eq!(lines[1..], [answers], "{lines:?}");
 }
 
 /// What a set holds, as first and last address.
@@ -345,8 +362,8 @@ fn kubectl_shows_columns(world: &World) {
         )
         .unwrap();
     let pools = columns(world, "addresspools");
-    assert_eq!(pools[0], ["NAME", "BLOCKSIZE BITS", "BLOCKS", "CAPACITY", "FREE", "READY", "AGE"]);
-    assert_eq!(pools[1][..6], ["default", "5", "6", "65536", "65344", "True"]);
+    assert_eq!(pools[0], ["NAME", "BLOCKSIZE BITS", "BLOCKS", "CAPACITY", "FREE", "NODES", "READY", "REASON", "AGE"]);
+    assert_eq!(pools[1][..8], ["default", "5", "6", "65536", "65344", "6", "True", "Available"]);
 
     let blocks = columns(world, "addressblocks");
     assert_eq!(blocks[0], ["NAME", "NODE", "POOL", "IPV4", "IPV6", "AGE"]);

@@ -15,11 +15,11 @@ use std::time::{Duration, Instant};
 
 use fairlead_demo::cni::Pod;
 use fairlead_demo::probe::{self, Servers};
-use fairlead_demo::progress::Progress;
 use fairlead_demo::vm_node::VmNode;
 use fairlead_demo::{World, topology};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
+use testbed_lab::Progress;
 use testbed_lab::{Nat, Process};
 
 /// Only bounds a test that would hang; everything in the VM is emulated and slow.

@@ -14,10 +14,10 @@ mod outage;
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
-use fairlead_demo::progress::Progress;
-use fairlead_demo::traffic::Flow;
 use fairlead_demo::{World, probe, topology};
 use outage::{loses_nothing, node, pod, tcp, udp};
+use testbed_lab::Progress;
+use testbed_lab::traffic::Flow;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 

@@ -36,8 +36,9 @@ impl ControlPlane {
     /// The programs cannot be had or do not become ready; the end of their logs is in the message.
     pub fn start(options: Options) -> anyhow::Result<Self> {
         let programs = Programs::find(&options)?;
-        let directory =
-            TempDir::with_prefix("fairlead-kube-").context("cannot create a temporary directory")?;
+        let parent = options.parent.clone().unwrap_or_else(std::env::temp_dir);
+        let directory = TempDir::with_prefix_in("fairlead-kube-", parent)
+            .context("cannot create a temporary directory")?;
         let servers = match &programs {
             Programs::Kubebed(binary) => {
                 Kubebed::start(binary, &options, directory.path()).map(Servers::Kubebed)

@@ -13,10 +13,17 @@
 //! `KUBEBUILDER_ASSETS` names a directory with etcd, kube-apiserver and kubectl, as for other projects'
 //! tests, those serve instead wherever they can do what the [`Options`] ask. Data goes to a temporary
 //! directory; nothing is left behind.
+//!
+//! For clusters with real nodes there are also the [`images`] they run and upstream's [`conformance`] suite, built and kept
+//! in the same way.
 
 mod assets;
 mod build;
+mod cache;
+pub mod conformance;
 mod control_plane;
+mod go;
+pub mod images;
 mod kubebed;
 mod kubeconfig;
 mod options;

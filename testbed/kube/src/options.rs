@@ -21,6 +21,8 @@ pub struct Options {
     pub addresses: Vec<IpAddr>,
     /// Further DNS names for the server's certificate.
     pub extra_names: Vec<String>,
+    /// Where the directory with state and logs is made; the system's directory for temporary files if not given.
+    pub parent: Option<PathBuf>,
     /// TCP port of the API server; a free one (15000–29999) if not given.
     pub port: Option<u16>,
     /// Run kube-controller-manager (default ServiceAccounts, garbage collection, namespace deletion...).

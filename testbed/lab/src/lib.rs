@@ -35,16 +35,23 @@ mod internet;
 mod lab;
 mod namespace;
 mod nat;
+mod place;
 mod process;
+mod programs;
+mod progress;
 mod router;
 mod site;
+pub mod traffic;
 
 pub use faults::Faults;
 pub use host::{Host, HostOptions};
 pub use lab::Lab;
 pub use namespace::Namespace;
 pub use nat::Nat;
+pub use place::{ForeignNetwork, Place};
 pub use process::Process;
+pub use programs::{eventually, executable};
+pub use progress::Progress;
 pub use router::Router;
 pub use site::{Ipv6, NatSite, PublicSite, SiteOptions};
 

@@ -30,22 +30,34 @@ use super::rules::{CIDR_LENGTH, cidr_of_family, explained};
         description = "Addresses in all subnets"),
     printcolumn(name = "Free", type_ = "integer", json_path = ".status.free",
         description = "Addresses in no block yet"),
+    printcolumn(name = "Nodes", type_ = "integer", json_path = ".status.nodeCount",
+        description = "Nodes that hold blocks"),
     printcolumn(name = "Ready", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].status",
         description = "Whether blocks can be taken from the pool"),
+    printcolumn(name = "Reason", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].reason",
+        description = "Why, in one word"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = explained(
-    "self.subnets.all(s, !has(s.ipv4) || !isCIDR(s.ipv4) || 32 - cidr(s.ipv4).prefixLength() >= self.blockSizeBits)",
-    "self.subnets.map(s, has(s.ipv4) && isCIDR(s.ipv4) && 32 - cidr(s.ipv4).prefixLength() < self.blockSizeBits, \
+    "self.subnets.all(s, !has(s.ipv4) || !isCIDR(s.ipv4) || cidr(s.ipv4).ip().family() != 4 \
+     || 32 - cidr(s.ipv4).prefixLength() >= self.blockSizeBits)",
+    "self.subnets.map(s, has(s.ipv4) && isCIDR(s.ipv4) && cidr(s.ipv4).ip().family() == 4 \
+     && 32 - cidr(s.ipv4).prefixLength() < self.blockSizeBits, \
      'too narrow subnet: ' + s.ipv4 + ' holds less than one block of 2 to the power of spec.blockSizeBits addresses')[0]",
 ))]
 #[x_kube(validation = explained(
-    "self.subnets.all(s, !has(s.ipv6) || !isCIDR(s.ipv6) || 128 - cidr(s.ipv6).prefixLength() >= self.blockSizeBits)",
-    "self.subnets.map(s, has(s.ipv6) && isCIDR(s.ipv6) && 128 - cidr(s.ipv6).prefixLength() < self.blockSizeBits, \
+    "self.subnets.all(s, !has(s.ipv6) || !isCIDR(s.ipv6) || cidr(s.ipv6).ip().family() != 6 \
+     || 128 - cidr(s.ipv6).prefixLength() >= self.blockSizeBits)",
+    "self.subnets.map(s, has(s.ipv6) && isCIDR(s.ipv6) && cidr(s.ipv6).ip().family() == 6 \
+     && 128 - cidr(s.ipv6).prefixLength() < self.blockSizeBits, \
      'too narrow subnet: ' + s.ipv6 + ' holds less than one block of 2 to the power of spec.blockSizeBits addresses')[0]",
 ))]
 pub struct AddressPoolSpec {
+    /// Gives no more blocks and no more addresses, also not from blocks that nodes hold. Pods keep what they have;
+    /// nodes give each block back when its last pod is gone. So a pool is emptied before it is deleted.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub disabled: bool,
     /// Size of a block: it has 2 to the power of this many addresses, so 5 makes 32. It cannot be changed.
     #[serde(default = "default_block_size_bits")]
     #[schemars(with = "i32", range(min = 0, max = 20))]
@@ -72,6 +84,7 @@ pub struct AddressPoolSpec {
     .message("a subnet needs ipv4, ipv6 or both"))]
 #[x_kube(validation = explained(
     "!has(self.ipv4) || !has(self.ipv6) || !isCIDR(self.ipv4) || !isCIDR(self.ipv6) \
+     || cidr(self.ipv4).ip().family() != 4 || cidr(self.ipv6).ip().family() != 6 \
      || 32 - cidr(self.ipv4).prefixLength() == 128 - cidr(self.ipv6).prefixLength()",
     "'a dual-stack subnet gives each pod one address of both families, so both must have the same size: ' \
      + self.ipv4 + ' and ' + self.ipv6 + ' have not (the IPv6 prefix is to be longer by 96)'",
@@ -104,7 +117,8 @@ pub struct AddressPoolStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub capacity: Option<i64>,
-    /// Addresses in the blocks that nodes hold, given to pods or not.
+    /// Addresses in the blocks that nodes hold, given to pods or not: which of them pods have is known only to the
+    /// nodes, whose metrics say it (`fairlead_ipam_addresses_used`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub used: Option<i64>,
@@ -112,10 +126,34 @@ pub struct AddressPoolStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub free: Option<i64>,
-    /// `Ready` is False with the reason when no block can be taken from the pool.
+    /// How many nodes hold blocks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0))]
+    pub node_count: Option<i64>,
+    /// Blocks by node, by name of the node; the first 500 only.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = MAX_LISTED_NODES))]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["name".into()]))]
+    pub nodes: Vec<NodeBlocks>,
+    /// `Ready` is False with the reason when no block can be taken from the pool. `Disabled`, `Exhausted` and
+    /// `Overlapping` are True when that is so.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
     pub conditions: Vec<Condition>,
+}
+
+/// How many nodes [`AddressPoolStatus::nodes`] lists at most: the status is written whenever a block changes.
+pub const MAX_LISTED_NODES: usize = 500;
+
+/// Blocks of a pool that one node holds.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeBlocks {
+    /// Name of the node.
+    pub name: String,
+    /// How many blocks it holds.
+    #[schemars(range(min = 1))]
+    pub blocks: i64,
 }
 
 /// A subnet whose prefixes did parse; host bits are cleared.
@@ -149,6 +187,14 @@ pub(super) fn parse_prefix<N: std::str::FromStr>(
     family: &'static str,
 ) -> Result<Option<N>, InvalidSubnet> {
     text.map(|text| text.parse().map_err(|_| InvalidSubnet(text.to_owned(), family))).transpose()
+}
+
+impl AddressPool {
+    /// When the pool was made, in seconds since 1970; the end of time while nobody knows. Of pools that overlap, the
+    /// oldest has the addresses.
+    pub fn created_at(&self) -> i64 {
+        self.metadata.creation_timestamp.as_ref().map_or(i64::MAX, |time| time.0.as_second())
+    }
 }
 
 impl AddressPoolSpec {

@@ -21,7 +21,10 @@ mod wirekube_mesh;
 mod wirekube_peer;
 
 pub use address_block::{AddressBlock, AddressBlockFields};
-pub use address_pool::{AddressPool, AddressPoolSpec, AddressPoolStatus, InvalidSubnet, Subnet, SubnetSet};
+pub use address_pool::{
+    AddressPool, AddressPoolSpec, AddressPoolStatus, InvalidSubnet, MAX_LISTED_NODES, NodeBlocks, Subnet,
+    SubnetSet,
+};
 pub use block_request::{
     BlockRequest, BlockRequestCondition, BlockRequestConditionType, BlockRequestOutcome, BlockRequestSpec,
     BlockRequestStatus, ConditionStatus,

@@ -6,9 +6,16 @@
 //! ip daddr @kubespan_targets_ipv4 meta mark set meta mark & 0xffffffdf | 0x00000040 accept
 //! ```
 //!
-//! and the last two for IPv6; in the outgoing chain `oifname "lo" accept` follows the first.
+//! and the last two for IPv6; in the outgoing chain `oifname "lo" accept` follows the first, and then, for each endpoint of
+//! the API server:
+//!
+//! ```text
+//! ip daddr A tcp dport P accept
+//! ip saddr A tcp sport P ip daddr @fairlead_nodes_ipv4 accept
+//! ```
 
 use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
 
 use fairlead_api::names;
 use fairlead_netlink::nftables::{
@@ -16,7 +23,9 @@ use fairlead_netlink::nftables::{
     Table,
 };
 
-use super::MeshState;
+use ipnet::IpNet;
+
+use super::{Bypass, MeshState};
 
 /// `NFPROTO_IPV4`, `NFPROTO_IPV6` (`linux/netfilter.h`)
 const PROTOCOL_IPV4: u8 = 2;
@@ -27,6 +36,9 @@ const PROTOCOL_TCP: u8 = 6;
 const TCP_FLAGS: u32 = 13;
 const TCP_SYN: u8 = 0x02;
 const TCP_RST: u8 = 0x04;
+/// Ports in the TCP header (RFC 9293, section 3.1), two bytes each.
+const TCP_SOURCE_PORT: u32 = 0;
+const TCP_DESTINATION_PORT: u32 = 2;
 /// Priority of both chains (KubeSpan): `filter`.
 const PRIORITY: i32 = 0;
 
@@ -34,8 +46,11 @@ const PRIORITY: i32 = 0;
 struct Half {
     addresses: AddressType,
     set: &'static str,
+    /// The other nodes' own addresses.
+    nodes: &'static str,
     protocol: u8,
-    /// Destination address in the IP header: offset and length (RFC 791, section 3.1; RFC 8200, section 3).
+    /// Addresses in the IP header: offset and length (RFC 791, section 3.1; RFC 8200, section 3).
+    source: (u32, u32),
     destination: (u32, u32),
     /// IP and TCP header in bytes: what a segment is smaller than the packet.
     headers: u32,
@@ -45,14 +60,18 @@ const HALVES: [Half; 2] = [
     Half {
         addresses: AddressType::Ipv4,
         set: names::NFT_SET_IPV4,
+        nodes: names::NFT_SET_NODES_IPV4,
         protocol: PROTOCOL_IPV4,
+        source: (12, 4),
         destination: (16, 4),
         headers: 40,
     },
     Half {
         addresses: AddressType::Ipv6,
         set: names::NFT_SET_IPV6,
+        nodes: names::NFT_SET_NODES_IPV6,
         protocol: PROTOCOL_IPV6,
+        source: (8, 16),
         destination: (24, 16),
         headers: 60,
     },
@@ -61,14 +80,22 @@ const HALVES: [Half; 2] = [
 /// The table that should be.
 pub fn table(state: &MeshState) -> Table {
     let targets = || state.targets_v4.iter().chain(&state.targets_v6);
-    let sets = HALVES.map(|half| (half.set.to_owned(), Intervals::merge(half.addresses, targets())));
+    let mut sets =
+        BTreeMap::from(HALVES.map(|half| (half.set.to_owned(), Intervals::merge(half.addresses, targets()))));
+    if !state.bypass.servers.is_empty() {
+        let nodes: Vec<IpNet> = state.bypass.nodes.iter().copied().map(IpNet::from).collect();
+        sets.extend(HALVES.map(|half| (half.nodes.to_owned(), Intervals::merge(half.addresses, &nodes))));
+    }
     let chain = |hook, rules| Chain { hook, priority: PRIORITY, rules };
     let prerouting = [accept_from_wireguard()].into_iter().chain(into_mesh(state.mtu)).collect();
-    let outgoing =
-        [accept_from_wireguard(), accept_loopback()].into_iter().chain(into_mesh(state.mtu)).collect();
+    let outgoing = [accept_from_wireguard(), accept_loopback()]
+        .into_iter()
+        .chain(past_mesh(&state.bypass))
+        .chain(into_mesh(state.mtu))
+        .collect();
     Table {
         name: names::NFT_TABLE.to_owned(),
-        sets: BTreeMap::from(sets),
+        sets,
         chains: BTreeMap::from([
             (names::NFT_CHAIN_PREROUTING.to_owned(), chain(Hook::FilterPrerouting, prerouting)),
             (names::NFT_CHAIN_OUTGOING.to_owned(), chain(Hook::RouteOutput, outgoing)),
@@ -95,12 +122,54 @@ fn accept_loopback() -> Rule {
     ])
 }
 
+/// This host's connections to the API server, and its answers to other nodes if it is here.
+fn past_mesh(bypass: &Bypass) -> impl Iterator<Item = Rule> {
+    bypass.servers.iter().flat_map(|server| {
+        let half = HALVES.iter().find(|half| half.addresses == AddressType::of(server.ip()));
+        half.into_iter().flat_map(|half| [half.request(*server), half.answer(*server)])
+    })
+}
+
 fn into_mesh(mtu: u32) -> impl Iterator<Item = Rule> {
     let clamps = HALVES.iter().map(move |half| half.clamp(mtu));
     clamps.chain(HALVES.iter().map(Half::mark))
 }
 
 impl Half {
+    /// `ip daddr A tcp dport P accept`
+    fn request(&self, server: SocketAddr) -> Rule {
+        let mut expressions = self.is_address(self.destination, server.ip());
+        expressions.extend(is_tcp_port(TCP_DESTINATION_PORT, server.port()));
+        expressions.push(Expression::Accept);
+        Rule(expressions)
+    }
+
+    /// `ip saddr A tcp sport P ip daddr @nodes accept`
+    fn answer(&self, server: SocketAddr) -> Rule {
+        let mut expressions = self.is_address(self.source, server.ip());
+        expressions.extend(is_tcp_port(TCP_SOURCE_PORT, server.port()));
+        let (offset, length) = self.destination;
+        expressions.extend([
+            Expression::LoadPayload { header: Header::Network, offset, length },
+            Expression::Lookup(self.nodes.to_owned()),
+            Expression::Accept,
+        ]);
+        Rule(expressions)
+    }
+
+    fn is_address(&self, (offset, length): (u32, u32), address: IpAddr) -> Vec<Expression> {
+        let bytes = match address {
+            IpAddr::V4(address) => address.octets().to_vec(),
+            IpAddr::V6(address) => address.octets().to_vec(),
+        };
+        vec![
+            Expression::LoadMeta(Meta::NetworkProtocol),
+            Expression::Compare(Comparison::Equal, vec![self.protocol]),
+            Expression::LoadPayload { header: Header::Network, offset, length },
+            Expression::Compare(Comparison::Equal, bytes),
+        ]
+    }
+
     fn to_target(&self) -> Vec<Expression> {
         let (offset, length) = self.destination;
         vec![
@@ -140,4 +209,13 @@ impl Half {
         ]);
         Rule(expressions)
     }
+}
+
+fn is_tcp_port(offset: u32, port: u16) -> [Expression; 4] {
+    [
+        Expression::LoadMeta(Meta::TransportProtocol),
+        Expression::Compare(Comparison::Equal, vec![PROTOCOL_TCP]),
+        Expression::LoadPayload { header: Header::Transport, offset, length: 2 },
+        Expression::Compare(Comparison::Equal, port.to_be_bytes().to_vec()),
+    ]
 }

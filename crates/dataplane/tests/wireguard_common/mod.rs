@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use fairlead_api::wireguard::{DeviceConfig, DeviceState, PeerConfig, PeerState, PrivateKey, PublicKey};
-use fairlead_dataplane::mesh::{self, MeshState};
+use fairlead_dataplane::mesh::{self, Bypass, MeshState};
 use fairlead_dataplane::wireguard::{Backend, Preference, Settings, WireGuardDevice, open};
 use fairlead_netlink::changes_sent;
 
@@ -52,6 +52,7 @@ impl Node {
             mtu: MTU,
             targets_v4: vec![format!("10.77.0.{it}/32").parse().unwrap()],
             targets_v6: vec![format!("fd77::{it}/128").parse().unwrap()],
+            bypass: Bypass::default(),
         };
         self.namespace.within(|| mesh::apply(&state)).unwrap();
     }

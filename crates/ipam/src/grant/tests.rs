@@ -3,7 +3,7 @@ use super::*;
 fn pools(pools: &[(&str, &str, bool)]) -> BTreeMap<String, PoolState> {
     let state = |(name, subnet, terminating): &(&str, &str, bool)| {
         let parsed = Pool::parse(name, 5, [(Some(*subnet), None)]);
-        ((*name).to_owned(), PoolState { parsed, terminating: *terminating })
+        ((*name).to_owned(), PoolState { parsed, terminating: *terminating, disabled: false, created: 0 })
     };
     pools.iter().map(state).collect()
 }
@@ -91,7 +91,14 @@ fn refusals_say_why() {
         grant(&ask("u", "second"), &pools, &blocks),
         "overlapping pools",
         "pool second does not have free blocks: the addresses of all that are left, such as 10.64.0.0/27, \
-         are in blocks of other pools; remove the overlap",
+         belong to older pools or are in blocks of others; remove the overlap",
+    );
+    let disabled = pools.get_mut("default").unwrap();
+    disabled.disabled = true;
+    refused(
+        grant(&ask("u", "default"), &pools, &[]),
+        "pool is disabled",
+        "pool default is disabled and gives no more blocks: set spec.disabled to false, or use another pool",
     );
     pools.clear();
     assert!(matches!(
@@ -112,4 +119,55 @@ fn blocks_nobody_expected_are_passed_over() {
         block("other-0", "other", 0, "10.64.0.64/26", None),
     ];
     assert_eq!(grant(&ask("u", "default"), &pools, &blocks).to_string(), "allocated a block default-4");
+}
+
+#[test]
+fn addresses_in_two_pools_are_given_by_the_older_only() {
+    let mut pools = pools(&[("a", "10.64.0.0/26", false), ("b", "10.64.0.0/25", false)]);
+    let mut given = |a: i64, b: i64, disabled: bool| {
+        pools.get_mut("a").unwrap().created = a;
+        pools.get_mut("b").unwrap().created = b;
+        pools.get_mut("a").unwrap().disabled = disabled;
+        let first = |pool| match grant(&ask("u", pool), &pools, &[]) {
+            Grant::New { nets, .. } => nets.to_string(),
+            other => other.to_string(),
+        };
+        (first("a"), first("b"))
+    };
+    let nothing_left = "pool a does not have free blocks: the addresses of all that are left, such as 10.64.0.0/27, \
+                        belong to older pools or are in blocks of others; remove the overlap";
+    assert_eq!(given(1, 2, false), ("10.64.0.0/27".into(), "10.64.0.64/27".into()));
+    assert_eq!(given(2, 1, false), (nothing_left.into(), "10.64.0.0/27".into()));
+    // Of the same second, the first by name.
+    assert_eq!(given(1, 1, false), ("10.64.0.0/27".into(), "10.64.0.64/27".into()));
+    // A disabled pool keeps what is its own.
+    assert_eq!(given(1, 2, true).1, "10.64.0.64/27");
+}
+
+proptest::proptest! {
+    /// Two controllers that do not see each other's blocks yet, each granting from another of two pools.
+    #[test]
+    fn two_pools_never_give_one_address_even_blindly(
+        a in (0u32..16, 24u8..=27), b in (0u32..16, 24u8..=27), ages in (0i64..3, 0i64..3), given in 0usize..12,
+    ) {
+        let subnet = |(at, length): (u32, u8)| {
+            let net = std::net::Ipv4Addr::from_bits(0x0a40_0000 + at * 32);
+            ipnet::Ipv4Net::new(net, length).unwrap().trunc().to_string()
+        };
+        let mut pools = pools(&[("a", &subnet(a), false), ("b", &subnet(b), false)]);
+        pools.get_mut("a").unwrap().created = ages.0;
+        pools.get_mut("b").unwrap().created = ages.1;
+        let blindly = |pool: &str| {
+            let mut own: Vec<ExistingBlock> = Vec::new();
+            while own.len() < given && let Grant::New { index, name, nets } = grant(&ask("u", pool), &pools, &own) {
+                own.push(ExistingBlock { name, pool: pool.into(), index, nets, request: None, terminating: false });
+            }
+            own.iter().flat_map(|block| block.nets.nets()).collect::<Vec<_>>()
+        };
+        for of_a in blindly("a") {
+            for of_b in blindly("b") {
+                proptest::prop_assert!(!of_a.contains(&of_b) && !of_b.contains(&of_a), "{of_a} {of_b}");
+            }
+        }
+    }
 }

@@ -89,6 +89,16 @@ impl Block {
         &self.name
     }
 
+    /// Whether pods never get addresses from it.
+    pub fn is_reserved(&self) -> bool {
+        self.reserved
+    }
+
+    /// Whether it is on its way out.
+    pub fn is_deleting(&self) -> bool {
+        self.deleting
+    }
+
     /// Its pool.
     pub fn pool(&self) -> &str {
         &self.pool

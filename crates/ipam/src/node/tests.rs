@@ -47,6 +47,23 @@ fn first_and_last_address_are_used_and_the_next_is_behind_the_last_given() {
 }
 
 #[test]
+fn a_withdrawn_pool_gives_nothing_new_and_lets_go_of_what_is_empty() {
+    let mut ipam = with(&[("default-0", "10.64.0.0/30"), ("default-1", "10.64.0.4/30")]);
+    ipam.upsert_block(Block::new("kept", "default", nets("10.64.0.8/30", ""), true, false).unwrap());
+    assert_eq!(give(&mut ipam, 1), "10.64.0.0");
+    ipam.set_withdrawn("default", true);
+    assert_eq!(give(&mut ipam, 2), "none");
+    assert_eq!(give(&mut ipam, 1), "10.64.0.0", "who has an address keeps it");
+    assert!(!ipam.wants_block("default"));
+    assert!(ipam.usage().iter().all(|usage| !usage.open));
+    assert_eq!(ipam.releasable_blocks(), ["default-1"]);
+    ipam.release(&key(1)).unwrap();
+    assert_eq!(ipam.releasable_blocks(), ["default-0", "default-1"]);
+    ipam.set_withdrawn("default", false);
+    assert_eq!(give(&mut ipam, 2), "10.64.0.1");
+}
+
+#[test]
 fn asking_again_gives_the_same_even_from_another_pool() {
     let mut ipam = with(&[("default-0", "10.64.0.0/30")]);
     let Answer::Allocated(first) = ipam.allocate("default", &key(1)) else { panic!() };
@@ -210,11 +227,8 @@ fn a_block_is_asked_for_before_the_last_one_is_full() {
         }
     }
     assert_eq!(wanted_at, Some(7), "one of eight left");
-    ipam.request_started("default");
-    assert!(!ipam.wants_block("default"));
     assert!(!ipam.wants_block("unknown"));
     ipam.upsert_block(block("default-1", "10.64.1.0/29"));
-    ipam.request_finished("default");
     assert!(!ipam.wants_block("default"));
     assert_eq!(ipam.releasable_blocks(), [""; 0], "what was asked for ahead is not given back at once");
 }
@@ -229,12 +243,9 @@ fn scarce_single_addresses_are_never_asked_for_ahead_and_given_back_at_once() {
 }
 
 #[test]
-fn unused_pools_give_everything_back_but_not_what_was_just_asked_for() {
+fn unused_pools_give_everything_back() {
     let mut ipam = with(&[("default-0", "10.64.0.0/29"), ("default-1", "10.64.1.0/29")]);
     assert_eq!(ipam.releasable_blocks(), ["default-0", "default-1"]);
-    ipam.request_started("default");
-    assert_eq!(ipam.releasable_blocks(), [""; 0]);
-    ipam.request_finished("default");
     give(&mut ipam, 1);
     assert_eq!(ipam.releasable_blocks(), ["default-1"]);
 }

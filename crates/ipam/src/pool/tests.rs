@@ -168,15 +168,25 @@ fn overlapping_pools_are_named_with_their_subnets() {
     let a = Pool::parse("a", 5, [(Some("10.1.0.0/24"), None), (Some("10.9.0.0/24"), None)]).unwrap();
     let b = Pool::parse("b", 5, [(Some("10.2.0.0/24"), None), (Some("10.8.0.0/15"), None)]).unwrap();
     let found = overlaps(&a, &b).unwrap();
-    assert_eq!(
-        found.to_string(),
-        "subnet 10.9.0.0/24 of pool a overlaps 10.8.0.0/15 of pool b: \
-         delete one of the pools, because no subnet can be taken out of a pool"
-    );
+    assert_eq!(found.to_string(), "subnet 10.9.0.0/24 of pool a overlaps 10.8.0.0/15 of pool b");
     let mirrored = overlaps(&b, &a).unwrap();
     assert_eq!((mirrored.first_pool.as_str(), mirrored.first_subnet), ("b", found.second_subnet));
     let c = Pool::parse("c", 5, [(Some("10.3.0.0/24"), None)]).unwrap();
     assert_eq!(overlaps(&a, &c), None);
+}
+
+#[test]
+fn only_what_a_pool_gets_now_must_be_clear_of_others() {
+    let pool = |name, subnets: &[&str]| Pool::parse(name, 5, subnets.iter().map(|net| (Some(*net), None)));
+    let other = pool("other", &["10.1.0.0/24", "10.2.0.0/24"]).unwrap();
+    let overlapping = pool("p", &["10.1.0.0/16"]).unwrap();
+    assert!(admit(&overlapping, None, &other).is_err());
+    assert_eq!(admit(&overlapping, Some(&overlapping), &other), Ok(()));
+    let clear = pool("p", &["10.1.0.0/16", "10.3.0.0/24"]).unwrap();
+    assert_eq!(admit(&clear, Some(&overlapping), &other), Ok(()));
+    let worse = pool("p", &["10.1.0.0/16", "10.2.0.128/25"]).unwrap();
+    let denied = admit(&worse, Some(&overlapping), &other).unwrap_err();
+    assert_eq!(denied.to_string(), "subnet 10.2.0.128/25 of pool p overlaps 10.2.0.0/24 of pool other");
 }
 
 #[test]

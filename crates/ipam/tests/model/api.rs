@@ -143,7 +143,8 @@ impl Objects {
 
     pub(crate) fn add_pool(&mut self, name: &str, bits: i64, subnets: &[(Option<&str>, Option<&str>)]) {
         let parsed = Pool::parse(name, bits, subnets.iter().copied());
-        self.pools.insert(name.to_owned(), PoolState { parsed, terminating: false });
+        self.pools
+            .insert(name.to_owned(), PoolState { parsed, terminating: false, disabled: false, created: 0 });
     }
 }
 

@@ -14,6 +14,8 @@ pub(super) struct Attachment {
     pub(super) netns: PathBuf,
     pub(super) namespace: String,
     pub(super) pod: String,
+    /// By runtimes that say it.
+    pub(super) pod_uid: Option<String>,
 }
 
 pub(super) fn refuse(code: ErrorCode, message: impl Into<String>, details: impl Into<String>) -> Status {
@@ -59,6 +61,7 @@ pub(super) fn attachment(args: &CniArgs) -> Result<Attachment, Status> {
         netns: netns(args)?,
         namespace: argument("K8S_POD_NAMESPACE")?,
         pod: argument("K8S_POD_NAME")?,
+        pod_uid: args.args.get("K8S_POD_UID").filter(|uid| !uid.is_empty()).cloned(),
     })
 }
 

@@ -109,6 +109,22 @@ pub(super) fn differences(
     found
 }
 
+/// Differences from what other plugins reported; the host's side is theirs.
+pub(super) fn reported_differences(
+    (ifname, netns): (&str, &Path),
+    previous: &Previous,
+    seen: &Inspection,
+) -> Vec<String> {
+    let mut found = Vec::new();
+    match &seen.pod {
+        None => found.push(format!("the pod has no interface {ifname}")),
+        Some(end) if !end.up => found.push(format!("interface {} of the pod is down", end.name)),
+        Some(_) => {}
+    }
+    as_reported((ifname, netns), previous, seen, &mut found);
+    found
+}
+
 fn in_pod(end: &End, reserved: &[IpAddr], seen: &Inspection, found: &mut Vec<String>) {
     if !end.up {
         found.push(format!("interface {} of the pod is down", end.name));

@@ -73,6 +73,20 @@ fn what_a_later_plugin_changed_and_reported_passes() {
 }
 
 #[test]
+fn behind_another_plugin_only_what_it_reported_is_demanded() {
+    let at = ("eth0", Path::new(NETNS));
+    // No address of ours, no link of ours, no way out of ours.
+    let theirs = Inspection { host: None, led_to_pod: Vec::new(), pod_routes: Vec::new(), ..seen() };
+    assert_eq!(reported_differences(at, &previous(&result()), &theirs), [""; 0]);
+    let gone = Inspection { pod: None, ..theirs.clone() };
+    assert_eq!(reported_differences(at, &previous(&result()), &gone), ["the pod has no interface eth0"]);
+    let mut bare = theirs;
+    bare.pod.as_mut().unwrap().addresses.clear();
+    let found = reported_differences(at, &previous(&result()), &bare);
+    assert!(found.iter().any(|line| line.contains("lacks 10.1.0.5/32 of prevResult")), "{found:?}");
+}
+
+#[test]
 fn every_difference_is_named() {
     type Break = fn(&mut Value, &mut Inspection);
     let cases: [(Break, &str); 13] = [

@@ -47,10 +47,20 @@ pub async fn run(service: Arc<Service>) {
         for key in service.records.pending().unwrap_or_default() {
             let _turn = service.order.enter(&key.container_id).await;
             // An ADD or a DEL that had its turn in between may have settled it.
-            if service.records.is_pending(&key)
-                && let Err(error) = service.detach(&key).await
-            {
-                tracing::warn!(container = key.container_id, error = error.message(), "cannot finish a DEL");
+            if !service.records.is_pending(&key) {
+                continue;
+            }
+            match service.detach(&key).await {
+                Ok(existed) => {
+                    tracing::info!(container = key.container_id, existed, "finished a DEL that was left")
+                }
+                Err(error) => {
+                    tracing::warn!(
+                        container = key.container_id,
+                        error = error.message(),
+                        "cannot finish a DEL"
+                    )
+                }
             }
         }
     }
@@ -65,29 +75,39 @@ impl Service {
             let msg = format!("cannot read the attachments of network {}", request.network);
             refuse(ErrorCode::IoFailure, msg, error.to_string())
         })?;
-        let mut answer = GcResponse::default();
-        for key in superfluous(present, &request.valid) {
+        let free = |key: Key| async move {
             let Some(_turn) = self.order.try_enter(&key.container_id) else {
                 tracing::info!(container = key.container_id, "GC leaves a busy attachment alone");
-                continue;
+                return (key, Ok(false));
             };
-            match self.detach(&key).await {
-                Ok(()) => {
-                    tracing::info!(
-                        container = key.container_id,
-                        ifname = key.ifname,
-                        "GC freed an attachment"
-                    );
-                    let Key { container_id, ifname } = key;
-                    answer.freed.push(Attachment { container_id, ifname });
-                }
-                Err(error) => {
-                    answer.failures.push(format!("container {}: {}", key.container_id, error.message()))
-                }
+            let outcome = self.detach(&key).await.map(|_| true);
+            (key, outcome)
+        };
+        Ok(free_all(superfluous(present, &request.valid), free).await)
+    }
+}
+
+/// Goes on after each error: one attachment that cannot be freed keeps no other. `free` says whether it did.
+async fn free_all<F>(keys: Vec<Key>, free: impl Fn(Key) -> F) -> GcResponse
+where
+    F: Future<Output = (Key, Result<bool, Status>)>,
+{
+    let mut answer = GcResponse::default();
+    for key in keys {
+        let (key, outcome) = free(key).await;
+        match outcome {
+            Ok(true) => {
+                tracing::info!(container = key.container_id, ifname = key.ifname, "GC freed an attachment");
+                let Key { container_id, ifname } = key;
+                answer.freed.push(Attachment { container_id, ifname });
+            }
+            Ok(false) => {}
+            Err(error) => {
+                answer.failures.push(format!("container {}: {}", key.container_id, error.message()))
             }
         }
-        Ok(answer)
     }
+    answer
 }
 
 fn superfluous(present: Vec<Key>, valid: &[Attachment]) -> Vec<Key> {
@@ -107,6 +127,23 @@ mod tests {
 
     fn any_key() -> impl Strategy<Value = Key> {
         ("[a-c]", "eth[01]").prop_map(|(container_id, ifname)| Key { container_id, ifname })
+    }
+
+    #[tokio::test]
+    async fn an_attachment_that_cannot_be_freed_keeps_no_other() {
+        let key = |id: &str| Key { container_id: id.to_owned(), ifname: "eth0".to_owned() };
+        let keys = ["a", "stuck", "busy", "b"].map(key).to_vec();
+        let free = |key: Key| async move {
+            let outcome = match key.container_id.as_str() {
+                "stuck" => Err(refuse(ErrorCode::IoFailure, "the kernel says no", "")),
+                id => Ok(id != "busy"),
+            };
+            (key, outcome)
+        };
+        let done = free_all(keys, free).await;
+        let freed: Vec<&str> = done.freed.iter().map(|one| one.container_id.as_str()).collect();
+        assert_eq!(freed, ["a", "b"]);
+        assert_eq!(done.failures, ["container stuck: the kernel says no"]);
     }
 
     proptest! {

@@ -1,10 +1,12 @@
 //! The CNI service: what the plugin asks, turned into an address and a link, and back into words.
 
 mod args;
+mod chained;
 mod check;
 pub mod gc;
 pub mod records;
 mod status;
+mod verbs;
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -13,22 +15,21 @@ use std::time::Duration;
 use fairlead_api::names::{ANNOTATION_POOL, DEFAULT_POOL};
 use fairlead_api::resources::{AddressBlock, AddressPool};
 use fairlead_dataplane::pods::{self, PodLinks, PodSpec};
+use fairlead_ipam::check::Owner;
 use fairlead_ipam::{Allocation, Key};
-use fairlead_wire::cni::cni_server::Cni;
-use fairlead_wire::cni::{AddResponse, CniArgs, ErrorCode};
-use fairlead_wire::network::network_server::Network;
-use fairlead_wire::network::{GcRequest, GcResponse, StatusRequest};
+use fairlead_wire::cni::{CniArgs, ErrorCode};
 use k8s_openapi::api::core::v1::Namespace;
 use kube::api::PartialObjectMeta;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, Client};
 use tokio::time::{Instant, timeout};
-use tonic::{Request, Response, Status};
+use tonic::Status;
 
-use self::args::{Attachment, attachment, key, netns, network, refuse};
+use self::args::{Attachment, netns, refuse};
 use self::check::{Previous, differences};
 use self::records::Records;
-use crate::ipam::Ipam;
+use crate::events::{News, Teller, pod_reference};
+use crate::ipam::{Failure, Ipam};
 use crate::metrics::Metrics;
 use crate::order::Order;
 use crate::requests::Requester;
@@ -42,6 +43,8 @@ const NAMESPACE_WAIT: Duration = Duration::from_secs(5);
 
 /// Serves ADD, DEL, CHECK, GC and STATUS.
 pub struct Service {
+    /// Whether this program gives addresses and makes interfaces; otherwise another plugin did both before.
+    pub gives_addresses: bool,
     /// Addresses of this node.
     pub ipam: Arc<Ipam>,
     /// Asks the controller for blocks.
@@ -64,6 +67,8 @@ pub struct Service {
     pub records: Records,
     /// One GC at a time.
     pub collecting: tokio::sync::Mutex<()>,
+    /// Told of pods that get no address.
+    pub events: Teller,
     /// Counters.
     pub metrics: Arc<Metrics>,
 }
@@ -104,7 +109,10 @@ impl Service {
         let asked = std::time::Instant::now();
         let given = self.ipam.allocate(&self.requester, &pool, &attachment.key, deadline).await;
         self.metrics.block_wait(asked.elapsed());
-        let allocation = given.map_err(|failure| refuse(failure.code(), failure.to_string(), ""))?;
+        let allocation = given.map_err(|failure| {
+            self.tell(attachment, &failure);
+            refuse(failure.code(), failure.to_string(), "")
+        })?;
         let spec = PodSpec {
             container_id: attachment.key.container_id.clone(),
             ifname: attachment.key.ifname.clone(),
@@ -116,10 +124,13 @@ impl Service {
         };
         let made = tokio::task::spawn_blocking(move || pods::add(&spec)).await;
         match made {
-            Ok(Ok(links)) => Ok(result(attachment, &allocation, &links)),
+            Ok(Ok(links)) => {
+                self.ipam.remember_owner(&attachment.key, owner(attachment));
+                Ok(result(attachment, &allocation, &links))
+            }
             Ok(Err(error)) => {
                 self.give_back(attachment, &allocation);
-                Err(refuse(pod_error_code(&error), error.to_string(), ""))
+                Err(pod_refusal(&error))
             }
             Err(error) => {
                 self.give_back(attachment, &allocation);
@@ -130,6 +141,17 @@ impl Service {
                 ))
             }
         }
+    }
+
+    /// Users look for the reason at their pod.
+    fn tell(&self, attachment: &Attachment, failure: &Failure) {
+        let Attachment { namespace, pod, pod_uid, .. } = attachment;
+        self.events.warn(News {
+            regarding: pod_reference(namespace, pod, pod_uid.clone()),
+            reason: failure.event_reason(),
+            action: "AllocateAddress",
+            note: failure.to_string(),
+        });
     }
 
     /// An ADD that failed holds nothing, unless an earlier one of the same container succeeded.
@@ -160,8 +182,8 @@ impl Service {
         }
     }
 
-    /// Removes link and address; the caller has the container's turn.
-    async fn detach(&self, key: &Key) -> Result<(), Status> {
+    /// Removes link and address and says whether there was a link; the caller has the container's turn.
+    pub(crate) async fn detach(&self, key: &Key) -> Result<bool, Status> {
         let (container, ifname) = (key.container_id.clone(), key.ifname.clone());
         let removed = tokio::task::spawn_blocking(move || pods::remove(&container, &ifname)).await;
         match removed {
@@ -169,8 +191,7 @@ impl Service {
             Ok(Ok(existed)) => {
                 self.ipam.release(key);
                 self.leave_records(key);
-                tracing::info!(container = key.container_id, ifname = key.ifname, existed, "pod detached");
-                Ok(())
+                Ok(existed)
             }
             Ok(Err(error)) => Err(refuse(ErrorCode::IoFailure, error.to_string(), "")),
             Err(error) => Err(refuse(
@@ -196,7 +217,7 @@ impl Service {
         let read = move || pods::inspect(&container, &ifname, &file, &tables);
         let seen = match tokio::task::spawn_blocking(read).await {
             Ok(Ok(seen)) => seen,
-            Ok(Err(error)) => return Err(refuse(pod_error_code(&error), error.to_string(), "")),
+            Ok(Err(error)) => return Err(pod_refusal(&error)),
             Err(error) => {
                 let msg = "reading the pod's link stopped half-way";
                 return Err(refuse(ErrorCode::Internal, msg, error.to_string()));
@@ -211,12 +232,27 @@ impl Service {
     }
 }
 
-fn pod_error_code(error: &pods::Error) -> ErrorCode {
-    match error {
-        pods::Error::Netns { .. } => ErrorCode::UnknownContainer,
-        pods::Error::Invalid { .. } => ErrorCode::InvalidEnvironmentVariables,
-        _ => ErrorCode::IoFailure,
+fn owner(attachment: &Attachment) -> Owner {
+    Owner {
+        namespace: attachment.namespace.clone(),
+        name: attachment.pod.clone(),
+        uid: attachment.pod_uid.clone(),
     }
+}
+
+fn pod_refusal(error: &pods::Error) -> Status {
+    let (code, details) = match error {
+        pods::Error::Netns { .. } => (ErrorCode::UnknownContainer, ""),
+        pods::Error::Invalid { .. } => (ErrorCode::InvalidEnvironmentVariables, ""),
+        // What cannot be made is the interface that CNI_IFNAME asks for (CNI specification, "Parameters").
+        pods::Error::InterfaceExists { .. } => (
+            ErrorCode::InvalidEnvironmentVariables,
+            "CNI_IFNAME must name an interface that is not there yet: put Fairlead before the plugin that made it, \
+             or start `fairlead node` with --enable-ipam=false",
+        ),
+        _ => (ErrorCode::IoFailure, ""),
+    };
+    refuse(code, error.to_string(), details)
 }
 
 /// The CNI result: the container's interface first, as Coil has it; no gateways, no routes.
@@ -238,67 +274,4 @@ fn result(attachment: &Attachment, allocation: &Allocation, links: &PodLinks) ->
     })
     .to_string()
     .into_bytes()
-}
-
-#[tonic::async_trait]
-impl Cni for Service {
-    async fn add(&self, request: Request<CniArgs>) -> Result<Response<AddResponse>, Status> {
-        let args = request.into_inner();
-        let start = std::time::Instant::now();
-        let outcome = async {
-            if !args.interfaces.is_empty() || !args.ips.is_empty() {
-                return Err(refuse(
-                    ErrorCode::InvalidNetworkConfig,
-                    "Fairlead must be the first plugin of the chain: it makes the pod's interface",
-                    "put it before the plugins that change an interface (portmap, bandwidth, tuning)",
-                ));
-            }
-            let attachment = attachment(&args)?;
-            let _turn = self.order.enter(&attachment.key.container_id).await;
-            self.enter_in_records(&attachment.key, network(&args.stdin_data))?;
-            let result = self.attach(&attachment).await?;
-            tracing::info!(
-                pod = attachment.pod,
-                namespace = attachment.namespace,
-                container = attachment.key.container_id,
-                ifname = attachment.key.ifname,
-                elapsed_ms = start.elapsed().as_millis() as u64,
-                "pod attached"
-            );
-            Ok(Response::new(AddResponse { result }))
-        }
-        .await;
-        self.metrics.add(start.elapsed(), outcome.is_ok());
-        outcome.inspect_err(|status| {
-            tracing::warn!(container = args.container_id, error = status.message(), "cannot attach pod");
-        })
-    }
-
-    async fn del(&self, request: Request<CniArgs>) -> Result<Response<()>, Status> {
-        let args = request.into_inner();
-        let start = std::time::Instant::now();
-        let key = key(&args)?;
-        let _turn = self.order.enter(&key.container_id).await;
-        let outcome = self.detach(&key).await.map(Response::new);
-        self.metrics.del(start.elapsed(), outcome.is_ok());
-        outcome
-    }
-
-    async fn check(&self, request: Request<CniArgs>) -> Result<Response<()>, Status> {
-        let args = request.into_inner();
-        let key = key(&args)?;
-        let _turn = self.order.enter(&key.container_id).await;
-        self.inspect(&args, &key).await.map(Response::new)
-    }
-}
-
-#[tonic::async_trait]
-impl Network for Service {
-    async fn gc(&self, request: Request<GcRequest>) -> Result<Response<GcResponse>, Status> {
-        self.collect(request.into_inner()).await.map(Response::new)
-    }
-
-    async fn status(&self, _: Request<StatusRequest>) -> Result<Response<()>, Status> {
-        self.readiness().await.map(Response::new)
-    }
 }

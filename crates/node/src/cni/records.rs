@@ -4,13 +4,24 @@
 //! They are no second truth. A record without an attachment costs one look, and an attachment without a record is
 //! left alone by GC.
 
+use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use fairlead_ipam::Key;
 use fairlead_wire::spool;
+
+/// What is written down of an attachment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Record {
+    /// `name` of the network configuration.
+    pub network: String,
+    /// When it was last attached; `None` where the file system does not say.
+    pub since: Option<SystemTime>,
+}
 
 /// The two directories.
 #[derive(Debug, Clone)]
@@ -87,6 +98,28 @@ impl Records {
         }
         keys(&self.networks.join(network))
     }
+
+    /// Everything that is written down.
+    ///
+    /// # Errors
+    /// A directory is there and cannot be read.
+    pub fn all(&self) -> io::Result<BTreeMap<Key, Record>> {
+        let networks = match fs::read_dir(&self.networks) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(BTreeMap::new()),
+            networks => networks?,
+        };
+        let mut all = BTreeMap::new();
+        for entry in networks {
+            let directory = entry?.path();
+            let Some(network) = directory.file_name().and_then(|name| name.to_str()) else { continue };
+            for key in keys(&directory)? {
+                let file = spool::file_name(&key.container_id, &key.ifname).map(|name| directory.join(name));
+                let since = file.and_then(|file| file.metadata().ok()?.modified().ok());
+                all.insert(key, Record { network: network.to_owned(), since });
+            }
+        }
+        Ok(all)
+    }
 }
 
 /// Names that are none of ours are passed over.
@@ -127,12 +160,19 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let records = Records::beside(&directory.path().join("s"));
         assert_eq!(records.of("a").unwrap(), []);
+        assert!(records.all().unwrap().is_empty());
         records.forget(&key("one")).unwrap();
         for (network, id) in [("a", "one"), ("a", "two"), ("a", "one"), ("b", "three")] {
             records.note(network, &key(id)).unwrap();
         }
         assert_eq!(records.of("a").unwrap(), [key("one"), key("two")]);
         assert_eq!(records.of("b").unwrap(), [key("three")]);
+        let all = records.all().unwrap();
+        assert_eq!(
+            all.keys().map(|key| key.container_id.as_str()).collect::<Vec<_>>(),
+            ["one", "three", "two"]
+        );
+        assert!(all[&key("three")].network == "b" && all[&key("three")].since.is_some());
         records.forget(&key("one")).unwrap();
         assert_eq!(records.of("a").unwrap(), [key("two")]);
         assert!(records.of("../a").is_err());

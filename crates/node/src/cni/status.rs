@@ -22,7 +22,8 @@ const ANSWER: Duration = Duration::from_secs(2);
 impl Service {
     /// Whether ADD could succeed now. Asks the API server only if no block of this node has room.
     pub(super) async fn readiness(&self) -> Result<(), Status> {
-        if has_room(&self.ipam.usage()) {
+        // What another plugin gives, that one has to judge.
+        if !self.gives_addresses || has_room(&self.ipam.usage()) {
             return Ok(());
         }
         let Err(reason) = self.could_get_a_block().await else { return Ok(()) };
@@ -76,6 +77,8 @@ fn pool_state(pool: &AddressPool) -> PoolState {
     PoolState {
         parsed: Pool::parse(&pool.name_any(), i64::from(pool.spec.block_size_bits), subnets),
         terminating: pool.metadata.deletion_timestamp.is_some(),
+        disabled: pool.spec.disabled,
+        created: pool.created_at(),
     }
 }
 
@@ -96,7 +99,7 @@ mod tests {
 
     fn pool(name: &str, subnet: &str, bits: i64, terminating: bool) -> (String, PoolState) {
         let parsed = Pool::parse(name, bits, [(Some(subnet), None)]);
-        (name.to_owned(), PoolState { parsed, terminating })
+        (name.to_owned(), PoolState { parsed, terminating, disabled: false, created: 0 })
     }
 
     fn block(name: &str, pool: &str, net: &str) -> ExistingBlock {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use fairlead_api::names::MARK_FROM_WIREGUARD;
 use fairlead_api::wireguard::{DeviceConfig, DeviceState, PeerConfig, PeerState, PrivateKey, PublicKey};
-use fairlead_dataplane::mesh::{self as kernel, MeshState};
+use fairlead_dataplane::mesh::{self as kernel, Bypass, MeshState};
 use fairlead_dataplane::uplink::{self, HostNetwork, Ignored};
 use fairlead_dataplane::wireguard::{self, Backend, Preference, WireGuardDevice};
 use fairlead_path::{
@@ -44,8 +44,8 @@ pub struct Inputs {
     pub node_addresses: Vec<IpAddr>,
     /// Those of them that it wants to be reached at through the mesh.
     pub claims: Vec<IpAddr>,
-    /// Addresses behind which the API server is; they never enter the mesh, or a broken tunnel could not be mended.
-    pub api_server: Vec<IpAddr>,
+    /// TCP endpoints of the API server; nodes reach them past the mesh, or a broken tunnel could not be mended.
+    pub api_server: Vec<SocketAddr>,
     /// Seconds between keepalives to every peer; the default when `None`.
     pub keepalive: Option<u16>,
     /// Endpoints given as host names, resolved.
@@ -186,6 +186,7 @@ impl Agent {
             mtu,
             targets_v4: plan.targets_ipv4.iter().copied().map(IpNet::from).collect(),
             targets_v6: plan.targets_ipv6.iter().copied().map(IpNet::from).collect(),
+            bypass: Bypass { servers: inputs.api_server.clone(), nodes: other_nodes(inputs) },
         })?;
         let mut problems = inputs.problems.clone();
         let open = plan.problems.iter().filter(|problem| !problem.is_settled_by(&inputs.settings.excluded));
@@ -349,9 +350,14 @@ fn is_news(peer: &PublishedPeer, endpoint: SocketAddr) -> bool {
 }
 
 fn policy(inputs: &Inputs) -> Policy {
-    let mut excluded = inputs.settings.excluded.clone();
-    excluded.extend(inputs.api_server.iter().copied().map(IpNet::from));
-    Policy { excluded, ..Policy::new(&inputs.node) }
+    Policy { excluded: inputs.settings.excluded.clone(), ..Policy::new(&inputs.node) }
+}
+
+/// The other nodes' own addresses. A wider claim is a network, not a node.
+fn other_nodes(inputs: &Inputs) -> Vec<IpAddr> {
+    let others = inputs.peers.iter().filter(|peer| peer.name != inputs.node);
+    let claims = others.flat_map(|peer| &peer.claims);
+    claims.filter(|claim| claim.prefix_len() == claim.max_prefix_len()).map(IpNet::addr).collect()
 }
 
 fn own_prefixes(inputs: &Inputs) -> Vec<IpNet> {

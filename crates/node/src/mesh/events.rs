@@ -2,14 +2,14 @@
 
 use std::time::{Duration, Instant};
 
-use k8s_openapi::api::core::v1::{Node, ObjectReference};
-use kube::runtime::events::{Event, EventType, Recorder, Reporter};
+use k8s_openapi::api::core::v1::Node;
+use kube::runtime::events::{Event, EventType, Recorder};
 use kube::{Client, ResourceExt};
+
+use crate::events::{cut, node_reference, reporter};
 
 /// Least pause between two Events: a problem that comes and goes must not flood the API server.
 const PAUSE: Duration = Duration::from_secs(30);
-/// Longest note the API server takes (`events.k8s.io/v1`, `note`).
-const LONGEST_NOTE: usize = 1000;
 
 /// Remembers what was told.
 #[derive(Debug, Default)]
@@ -26,11 +26,7 @@ fn next(told: &[String], problems: &[String]) -> Option<(EventType, &'static str
     if problems.is_empty() {
         return Some((EventType::Normal, "MeshProblemsGone", "the mesh has no problems any more".to_owned()));
     }
-    let mut note = problems.join("; ");
-    let end =
-        (0..=LONGEST_NOTE.min(note.len())).rev().find(|at| note.is_char_boundary(*at)).unwrap_or_default();
-    note.truncate(end);
-    Some((EventType::Warning, "MeshProblem", note))
+    Some((EventType::Warning, "MeshProblem", cut(problems.join("; "))))
 }
 
 impl Events {
@@ -49,7 +45,6 @@ impl Events {
             return Ok(());
         };
         // A recorder joins Events that differ only in their note; each of ours is to be read.
-        let reporter = Reporter { controller: "fairlead-node".to_owned(), instance: Some(node.name_any()) };
         let event = Event {
             type_,
             reason: reason.to_owned(),
@@ -57,21 +52,11 @@ impl Events {
             action: "JoinMesh".to_owned(),
             secondary: None,
         };
-        Recorder::new(client.clone(), reporter).publish(&event, &regarding(node)).await?;
+        let name = node.name_any();
+        Recorder::new(client.clone(), reporter(&name)).publish(&event, &node_reference(&name)).await?;
         self.told = problems.to_vec();
         self.at = Some(Instant::now());
         Ok(())
-    }
-}
-
-/// Events on Nodes carry the node's name as UID: kubelet writes them so, and `kubectl describe node` looks for that.
-fn regarding(node: &Node) -> ObjectReference {
-    ObjectReference {
-        api_version: Some("v1".to_owned()),
-        kind: Some("Node".to_owned()),
-        name: Some(node.name_any()),
-        uid: Some(node.name_any()),
-        ..ObjectReference::default()
     }
 }
 
@@ -87,12 +72,5 @@ mod tests {
         assert!(note.contains("192.0.2.1"));
         assert!(next(&problems, &problems).is_none());
         assert_eq!(next(&problems, &[]).unwrap().0, EventType::Normal);
-    }
-
-    #[test]
-    fn a_long_note_is_cut_at_a_character() {
-        let problems = vec!["é".repeat(2000)];
-        let (_, _, note) = next(&[], &problems).unwrap();
-        assert!(note.len() <= LONGEST_NOTE && note.chars().all(|c| c == 'é'));
     }
 }

@@ -39,6 +39,9 @@ const NAME_LIFETIME: Duration = Duration::from_secs(30);
 /// Why nothing is done where nobody asked for a mesh.
 pub const NO_MESH: &str = "there is no WireKubeMesh: this node routes only its own pods";
 
+/// Why nothing is done yet.
+const WAITING: &str = "waiting for the first answer of the API server";
+
 /// What the rest of the program may know of the mesh.
 #[derive(Debug, Default)]
 pub struct Shared(Mutex<Snapshot>);
@@ -83,8 +86,8 @@ pub struct Context {
     pub peers: Arc<Cache<WireKubePeer>>,
     /// All blocks.
     pub blocks: Arc<Cache<AddressBlock>>,
-    /// Where the API server is.
-    pub api_server: watch::Receiver<Vec<IpAddr>>,
+    /// Where the API server is; `None` until it said so.
+    pub api_server: watch::Receiver<Option<Vec<SocketAddr>>>,
     /// Where snapshots go.
     pub shared: Arc<Shared>,
     /// Counters.
@@ -154,8 +157,9 @@ impl Context {
             && self.blocks.is_ready()
             && self.nodes.is_ready())
         {
-            return Err("waiting for the first answer of the API server".to_owned());
+            return Err(WAITING.to_owned());
         }
+        let api_server = self.api_server.borrow().clone().ok_or(WAITING)?;
         let mut meshes = self.meshes.store.state();
         meshes.sort_by_key(|mesh| mesh.name_any());
         let mesh = meshes.first().ok_or(NO_MESH)?;
@@ -182,7 +186,7 @@ impl Context {
             blocks: view::blocks_by_node(&self.blocks.store.state()),
             node_addresses: node_addresses(&node, &["InternalIP", "ExternalIP"]),
             claims,
-            api_server: self.api_server.borrow().clone(),
+            api_server,
             keepalive: keepalive(&node, &mut problems),
             resolved: BTreeMap::new(),
             peers,

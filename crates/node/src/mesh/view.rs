@@ -269,4 +269,28 @@ mod tests {
         assert_eq!(gone.len(), 1);
         assert_eq!(after.peers.len(), 998);
     }
+
+    proptest::proptest! {
+        /// Everything in it was written by another node or a person.
+        #[test]
+        fn hostile_peers_never_panic(
+            texts in proptest::collection::vec("[0-9a-f.:/\\[\\]%+=A-Z-]{0,50}", 6), name: String, keepalive: u16,
+        ) {
+            let object = peer(serde_json::json!({
+                "metadata": { "name": name },
+                "spec": {
+                    "publicKey": texts[0], "allowedIPs": [texts[1], "10.0.0.1/32"], "endpoint": texts[2],
+                    "persistentKeepalive": keepalive,
+                },
+                "status": {
+                    "iceCandidates": [{ "type": "host", "address": texts[3], "priority": 1 }],
+                    "observedEndpoints": { (texts[4].clone()): { "publicKey": key(1).to_string(), "endpoint": texts[5] } },
+                },
+            }));
+            let mut problems = Vec::new();
+            if let Ok(parsed) = parse_peer(&object, &mut problems) {
+                proptest::prop_assert!(parsed.claims.contains(&"10.0.0.1/32".parse().unwrap()));
+            }
+        }
+    }
 }

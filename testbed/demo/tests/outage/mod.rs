@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use fairlead_demo::cni::{self, Container, Pod};
 use fairlead_demo::node::Node;
-use fairlead_demo::progress::Progress;
-use fairlead_demo::traffic::Flow;
 use fairlead_demo::{World, probe, topology};
 use serde_json::Value;
+use testbed_lab::Progress;
+use testbed_lab::traffic::Flow;
 
 /// Only bounds a test that would hang: what is expected is printed, not asserted.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);

@@ -28,7 +28,7 @@ fn columns_are_as_documented() {
     let objects = [
         (
             "addresspools",
-            "NAME BLOCKSIZE_BITS BLOCKS CAPACITY FREE READY AGE",
+            "NAME BLOCKSIZE_BITS BLOCKS CAPACITY FREE NODES READY REASON AGE",
             fixture("address_pool.yaml").replace("pool1", "columns"),
         ),
         (

@@ -113,7 +113,7 @@ const NODE_RIGHTS: &[Right] = &[
     ("get list watch", "namespaces", "", "", "", true),
     ("get", "endpointslices.discovery.k8s.io", "", "kubernetes", "default", true),
     ("get list watch", "endpointslices.discovery.k8s.io", "", "", "default", false),
-    ("get list watch", "pods", "", "", "", false),
+    ("get list watch", "pods", "", "", "", true),
     ("get list watch", "addresspools.coil.cybozu.com", "", "", "", true),
     ("get list watch", "wirekubemeshes.wirekube.io", "", "", "", true),
     ("create patch", "events.events.k8s.io", "", "", "default", true),
@@ -131,6 +131,9 @@ const NODE_RIGHTS: &[Right] = &[
     ("create", "serviceaccounts", "token", "fairlead-node", "kube-system", false),
 ];
 
+const VALIDATING: &str = "validatingwebhookconfigurations.admissionregistration.k8s.io";
+const MUTATING: &str = "mutatingwebhookconfigurations.admissionregistration.k8s.io";
+
 const CONTROLLER_RIGHTS: &[Right] = &[
     ("get list watch update patch", "addresspools.coil.cybozu.com", "", "", "", true),
     ("update patch", "addresspools.coil.cybozu.com", "status", "", "", true),
@@ -143,6 +146,13 @@ const CONTROLLER_RIGHTS: &[Right] = &[
     ("create", "leases.coordination.k8s.io", "", "", "kube-system", true),
     ("get update patch", "leases.coordination.k8s.io", "", "coil-ipam-leader", "kube-system", true),
     ("create patch", "events.events.k8s.io", "", "", "default", true),
+    ("get list watch update", "secrets", "", "coilv2-ipam-webhook-server-cert", "kube-system", true),
+    ("create get list watch update patch delete", "secrets", "", "another", "kube-system", false),
+    ("create get", "secrets", "", "coilv2-ipam-webhook-server-cert", "default", false),
+    ("get list watch patch", VALIDATING, "", "coilv2-validating-ipam-webhook-configuration", "", true),
+    ("get list watch patch", MUTATING, "", "coilv2-mutating-ipam-webhook-configuration", "", true),
+    ("create get update patch delete", VALIDATING, "", "another", "", false),
+    ("create get update patch delete", MUTATING, "", "another", "", false),
     ("get update patch delete", "leases.coordination.k8s.io", "", "kube-scheduler", "kube-system", false),
     ("create", "leases.coordination.k8s.io", "", "", "default", false),
     ("create delete", "addresspools.coil.cybozu.com", "", "", "", false),

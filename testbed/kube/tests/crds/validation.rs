@@ -79,6 +79,7 @@ fn bad_objects_are_refused_with_a_reason() {
     assert_eq!(errors.len(), table.len(), "{errors:#?}");
     for ((object, words), error) in table.iter().zip(errors) {
         assert!(error.contains(words), "expected '{words}' for {object} in: {error}");
+        assert!(words.contains("too narrow") || !error.contains("too narrow"), "misleading: {error}");
         // No noise: a rule without a message, or one that could not be evaluated, would say so.
         assert!(!error.contains("no such overload") && !error.contains("failed rule"), "{error}");
         assert!(words.contains("Required value") || !error.contains("evaluation"), "{error}");

@@ -1,6 +1,6 @@
 //! Traffic that goes on while things break, and what it suffered.
 //!
-//! A [`Flow`] sends a numbered message every 50 ms from one pod to an echo server of its own in another and notes when
+//! A [`Flow`] sends a numbered message every 50 ms from one place to an echo server of its own in another and notes when
 //! each came back: UDP shows every loss, TCP whether an established connection lives on.
 
 use std::io::{ErrorKind, Read, Write};
@@ -10,9 +10,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
+use anyhow::{Context, Result};
 
-use crate::cni::Pod;
+use crate::place::Place;
 
 /// Pause between two messages.
 const PACE: Duration = Duration::from_millis(50);
@@ -46,7 +46,7 @@ struct Log {
     ended: Option<String>,
 }
 
-/// Messages that go from one pod to another and back; dropping it ends them.
+/// Messages that go from one place to another and back; dropping it ends them.
 pub struct Flow {
     name: String,
     log: Arc<Mutex<Log>>,
@@ -56,14 +56,14 @@ pub struct Flow {
 }
 
 impl Flow {
-    /// Starts UDP from one pod to an address of another.
+    /// Starts UDP from one place to an address of another.
     ///
     /// # Errors
-    /// A pod's namespace cannot be entered.
-    pub fn udp(from: &Pod, to: &Pod, address: IpAddr) -> anyhow::Result<Self> {
-        let server = to.namespace.run(|| UdpSocket::bind((address, 0)))??;
+    /// A namespace cannot be entered.
+    pub fn udp(from: &impl Place, to: &impl Place, address: IpAddr) -> Result<Self> {
+        let server = to.inside(|| UdpSocket::bind((address, 0)))??;
         let remote = server.local_addr()?;
-        let client = from.namespace.run(|| UdpSocket::bind(any(address)))??;
+        let client = from.inside(|| UdpSocket::bind(any(address)))??;
         for socket in [&server, &client] {
             socket.set_read_timeout(Some(LOOK))?;
         }
@@ -90,17 +90,16 @@ impl Flow {
         Ok(flow)
     }
 
-    /// Connects one pod to an address of another and keeps that connection busy.
+    /// Connects one place to an address of another and keeps that connection busy.
     ///
     /// # Errors
-    /// The connection does not come about, or a pod's namespace cannot be entered.
-    pub fn tcp(from: &Pod, to: &Pod, address: IpAddr) -> anyhow::Result<Self> {
-        let listener = to.namespace.run(|| TcpListener::bind((address, 0)))??;
+    /// The connection does not come about, or a namespace cannot be entered.
+    pub fn tcp(from: &impl Place, to: &impl Place, address: IpAddr) -> Result<Self> {
+        let listener = to.inside(|| TcpListener::bind((address, 0)))??;
         let remote = listener.local_addr()?;
         let mut client = from
-            .namespace
-            .run(|| TcpStream::connect_timeout(&remote, CONNECT))?
-            .with_context(|| format!("{} cannot connect to {} at {remote}", from.name, to.name))?;
+            .inside(|| TcpStream::connect_timeout(&remote, CONNECT))?
+            .with_context(|| format!("{} cannot connect to {} at {remote}", from.name(), to.name()))?;
         let (server, _) = listener.accept()?;
         for stream in [&server, &client] {
             stream.set_read_timeout(Some(LOOK))?;
@@ -120,9 +119,9 @@ impl Flow {
         Ok(flow)
     }
 
-    fn named(kind: &str, from: &Pod, to: &Pod) -> Self {
+    fn named(kind: &str, from: &impl Place, to: &impl Place) -> Self {
         Self {
-            name: format!("{kind} {} -> {}", from.name, to.name),
+            name: format!("{kind} {} -> {}", from.name(), to.name()),
             log: Arc::default(),
             stop: Arc::default(),
             connection: None,

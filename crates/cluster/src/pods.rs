@@ -1,0 +1,139 @@
+//! Pods reduced to what addresses need. Everything else of a pod is never even parsed, so that a node program stays
+//! small beside pods with long specifications.
+
+use std::net::IpAddr;
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::Resource;
+use kube::api::ObjectMeta;
+use serde::{Deserialize, Serialize};
+
+/// Annotation on the mirror of a static pod: the UID by which kubelet knows the pod (kubelet, `ConfigHashAnnotationKey`).
+const ANNOTATION_STATIC_UID: &str = "kubernetes.io/config.hash";
+
+/// A pod: who it is, where it is, and which addresses it is said to have.
+#[derive(Resource, Serialize, Deserialize, Clone, Debug, Default)]
+#[resource(inherit = Pod)]
+pub struct SlimPod {
+    /// Name, namespace, UID; see [`trimmed`].
+    #[serde(default)]
+    pub metadata: ObjectMeta,
+    #[serde(default)]
+    spec: Spec,
+    #[serde(default)]
+    status: Status,
+}
+
+#[derive(Serialize, Deserialize, Clone, Debug, Default)]
+#[serde(rename_all = "camelCase", default)]
+struct Spec {
+    node_name: Option<String>,
+    host_network: bool,
+}
+
+#[derive(Serialize, Deserialize, Clone, Debug, Default)]
+#[serde(default)]
+struct Status {
+    phase: Option<String>,
+    #[serde(rename = "podIPs")]
+    pod_ips: Vec<PodIp>,
+}
+
+#[derive(Serialize, Deserialize, Clone, Debug)]
+struct PodIp {
+    ip: String,
+}
+
+impl SlimPod {
+    /// Its namespace; empty for an object that has none, which the API server does not make.
+    pub fn namespace(&self) -> &str {
+        self.metadata.namespace.as_deref().unwrap_or_default()
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        self.metadata.name.as_deref().unwrap_or_default()
+    }
+
+    /// The UIDs it goes by: the object's, and kubelet's own for a static pod. Container runtimes pass kubelet's.
+    pub fn uids(&self) -> Vec<String> {
+        let of_static = self.metadata.annotations.iter().flatten().map(|(_, uid)| uid);
+        self.metadata.uid.iter().chain(of_static).cloned().collect()
+    }
+
+    /// The node it is bound to, if any.
+    pub fn node(&self) -> Option<&str> {
+        self.spec.node_name.as_deref()
+    }
+
+    /// Whether it uses its node's network and has no address of its own.
+    pub fn uses_host_network(&self) -> bool {
+        self.spec.host_network
+    }
+
+    /// Whether it has ended for good (`status.phase`), so that its addresses may belong to others.
+    pub fn has_ended(&self) -> bool {
+        matches!(self.status.phase.as_deref(), Some("Succeeded" | "Failed"))
+    }
+
+    /// `status.podIPs`; what is no address is left out.
+    pub fn addresses(&self) -> Vec<IpAddr> {
+        self.status.pod_ips.iter().filter_map(|listed| listed.ip.parse().ok()).collect()
+    }
+}
+
+/// Leaves of the metadata only who the pod is.
+pub fn trimmed(pod: &mut SlimPod) {
+    let whole = std::mem::take(&mut pod.metadata);
+    let annotations = whole.annotations.and_then(|mut all| all.remove_entry(ANNOTATION_STATIC_UID));
+    pod.metadata = ObjectMeta {
+        name: whole.name,
+        namespace: whole.namespace,
+        uid: whole.uid,
+        resource_version: whole.resource_version,
+        annotations: annotations.map(|kept| [kept].into()),
+        ..ObjectMeta::default()
+    };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pod(mut json: serde_json::Value) -> SlimPod {
+        json["apiVersion"] = "v1".into();
+        json["kind"] = "Pod".into();
+        let mut pod = serde_json::from_value(json).unwrap();
+        trimmed(&mut pod);
+        pod
+    }
+
+    #[test]
+    fn only_what_addresses_need_is_kept() {
+        let pod = pod(serde_json::json!({
+            "metadata": {
+                "name": "web", "namespace": "shop", "uid": "u1", "labels": { "a": "b" },
+                "annotations": { "kubernetes.io/config.hash": "h1", "note": "long" },
+                "managedFields": [{ "manager": "kubelet" }],
+            },
+            "spec": { "nodeName": "n1", "containers": [{ "name": "main", "image": "i" }] },
+            "status": { "phase": "Running", "podIPs": [{ "ip": "10.0.0.1" }, { "ip": "fd00::1" }, { "ip": "?" }] },
+        }));
+        assert_eq!((pod.namespace(), pod.name(), pod.node()), ("shop", "web", Some("n1")));
+        assert_eq!(pod.uids(), ["u1", "h1"]);
+        assert_eq!(pod.addresses(), ["10.0.0.1".parse::<IpAddr>().unwrap(), "fd00::1".parse().unwrap()]);
+        assert!(!pod.uses_host_network() && !pod.has_ended());
+        assert_eq!((pod.metadata.labels, pod.metadata.managed_fields), (None, None));
+        assert_eq!(pod.metadata.annotations.unwrap().len(), 1);
+    }
+
+    #[test]
+    fn a_pod_that_is_not_scheduled_yet_is_one_too() {
+        let fresh = pod(serde_json::json!({ "metadata": { "name": "web" }, "spec": {}, "status": {} }));
+        assert_eq!((fresh.node(), fresh.addresses()), (None, vec![]));
+        let ended = pod(serde_json::json!({
+            "metadata": { "name": "job" }, "spec": { "hostNetwork": true }, "status": { "phase": "Failed" },
+        }));
+        assert!(ended.has_ended() && ended.uses_host_network());
+    }
+}

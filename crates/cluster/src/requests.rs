@@ -1,0 +1,103 @@
+//! How often the API server is asked, and for what: a layer of the client that counts.
+
+use axum::http::{Method, Request, Uri};
+use kube::client::{Body, ClientBuilder};
+use kube::{Client, Config};
+use tower::util::MapRequestLayer;
+
+/// One kind of request, in the words of Kubernetes' audit log.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Kind {
+    /// get, list, watch, create, update, patch, delete, deletecollection.
+    pub verb: &'static str,
+    /// Plural name of the resource with its subresource, as `pods` or `nodes/status`; `-` for anything else, such as
+    /// the server's version.
+    pub resource: String,
+}
+
+/// A client whose every request is shown to `count` before it is sent.
+///
+/// # Errors
+/// The configuration is of no use, as with [`Client::try_from`].
+pub fn counting_client(
+    config: Config,
+    count: impl Fn(Kind) + Clone + Send + Sync + 'static,
+) -> kube::Result<Client> {
+    let layer = MapRequestLayer::new(move |request: Request<Body>| {
+        count(kind(request.method(), request.uri()));
+        request
+    });
+    Ok(ClientBuilder::try_from(config)?.with_layer(&layer).build())
+}
+
+/// What a request is about (Kubernetes API concepts, "Resource URIs"). Pure.
+pub fn kind(method: &Method, uri: &Uri) -> Kind {
+    let segments: Vec<&str> = uri.path().split('/').filter(|segment| !segment.is_empty()).collect();
+    let of_group = match segments.as_slice() {
+        ["api", _, rest @ ..] | ["apis", _, _, rest @ ..] => rest,
+        _ => &[],
+    };
+    let in_namespace = match of_group {
+        // The Namespace object itself has at most a subresource behind its name.
+        ["namespaces", _, rest @ ..] if !matches!(rest, [] | ["status" | "finalize"]) => rest,
+        all => all,
+    };
+    let (resource, named) = match in_namespace {
+        [] => ("-".to_owned(), true),
+        [resource] => ((*resource).to_owned(), false),
+        [resource, _] => ((*resource).to_owned(), true),
+        [resource, _, subresource, ..] => (format!("{resource}/{subresource}"), true),
+    };
+    let watches =
+        uri.query().into_iter().flat_map(|query| query.split('&')).any(|part| part.starts_with("watch=true"));
+    let verb = match method.as_str() {
+        "POST" => "create",
+        "PUT" => "update",
+        "PATCH" => "patch",
+        "DELETE" if named => "delete",
+        "DELETE" => "deletecollection",
+        _ if watches => "watch",
+        _ if named => "get",
+        _ => "list",
+    };
+    Kind { verb, resource }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn requests_are_named_as_in_the_audit_log() {
+        let cases = [
+            ("GET", "/api/v1/pods?limit=500&fieldSelector=spec.nodeName%3Da", "list", "pods"),
+            ("GET", "/api/v1/pods?&watch=true&timeoutSeconds=60", "watch", "pods"),
+            ("GET", "/api/v1/namespaces/demo", "get", "namespaces"),
+            ("GET", "/api/v1/namespaces", "list", "namespaces"),
+            ("PUT", "/api/v1/namespaces/demo/status", "update", "namespaces/status"),
+            ("GET", "/api/v1/namespaces/demo/pods/web", "get", "pods"),
+            ("GET", "/api/v1/namespaces/demo/pods", "list", "pods"),
+            ("PATCH", "/api/v1/nodes/a/status?", "patch", "nodes/status"),
+            ("POST", "/apis/coil.cybozu.com/v2/blockrequests?", "create", "blockrequests"),
+            ("DELETE", "/apis/coil.cybozu.com/v2/addressblocks/b", "delete", "addressblocks"),
+            ("DELETE", "/apis/coil.cybozu.com/v2/addressblocks", "deletecollection", "addressblocks"),
+            ("POST", "/apis/events.k8s.io/v1/namespaces/demo/events?", "create", "events"),
+            ("GET", "/version", "get", "-"),
+        ];
+        for (method, uri, verb, resource) in cases {
+            let found = kind(&method.parse().unwrap(), &uri.parse().unwrap());
+            assert_eq!(found, Kind { verb, resource: resource.to_owned() }, "{method} {uri}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_path_panics(path in "(/[a-z0-9.]{0,8}){0,9}", query in "[a-z=&]{0,20}") {
+            if let Ok(uri) = format!("{path}?{query}").parse() {
+                kind(&Method::GET, &uri);
+            }
+        }
+    }
+}

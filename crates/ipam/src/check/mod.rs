@@ -1,0 +1,177 @@
+//! Where kernel, blocks and pods disagree about addresses, and what to do about it.
+//!
+//! [`node`] compares everything one node knows; [`cluster`] compares what the API server has of all nodes. Both only
+//! look. Each disagreement is a [`Finding`] that a person can act on.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use crate::node::{Held, Key};
+
+mod cluster;
+mod node;
+mod shared;
+
+pub use cluster::cluster;
+pub use node::node;
+
+/// How bad a finding is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Severity {
+    /// Packets are lost or misled, or two pods may get one address.
+    Error,
+    /// Untidy, or it heals by itself.
+    Warning,
+}
+
+impl Severity {
+    /// The word for it, in lower case.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Error => "error",
+            Self::Warning => "warning",
+        }
+    }
+}
+
+/// One disagreement.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Finding {
+    /// How bad it is.
+    pub severity: Severity,
+    /// What kind it is, in one word for programs.
+    pub reason: &'static str,
+    /// The address, block or pod it is about.
+    pub subject: String,
+    /// What was found.
+    pub what: String,
+    /// How it may have come about, or what follows from it.
+    pub why: String,
+    /// What to do.
+    pub advice: String,
+}
+
+/// Who an attachment was made for, as the runtime said at ADD.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Owner {
+    /// Namespace of the pod.
+    pub namespace: String,
+    /// Name of the pod.
+    pub name: String,
+    /// UID of the pod, by runtimes that say it.
+    pub uid: Option<String>,
+}
+
+/// What an interface of a container has reserved.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Reservation {
+    /// Whose it is.
+    pub key: Key,
+    /// The addresses.
+    pub held: Held,
+    /// The pod; unknown for attachments of before the last start.
+    pub owner: Option<Owner>,
+    /// Whether a verb of the container is under way, so that half of it may be missing.
+    pub busy: bool,
+}
+
+/// A pod's link as the kernel shows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodLink {
+    /// Whose it is, by its alias.
+    pub key: Key,
+    /// Name of the end on the host.
+    pub name: String,
+    /// Addresses that table 116 leads to it.
+    pub addresses: Vec<IpAddr>,
+}
+
+/// An AddressBlock.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KnownBlock {
+    /// Its name.
+    pub name: String,
+    /// Its pool, by its label.
+    pub pool: String,
+    /// Its node, by its label.
+    pub node: String,
+    /// Its prefixes.
+    pub nets: Vec<IpNet>,
+}
+
+/// An AddressPool.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KnownPool {
+    /// Its name.
+    pub name: String,
+    /// Its subnets.
+    pub nets: Vec<IpNet>,
+}
+
+/// A Pod object.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KnownPod {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// The UIDs it goes by.
+    pub uids: Vec<String>,
+    /// Its node.
+    pub node: String,
+    /// `status.podIPs`.
+    pub addresses: Vec<IpAddr>,
+    /// Whether addresses are expected of it: it has a network of its own and has not ended.
+    pub has_network: bool,
+}
+
+impl KnownPod {
+    /// As people name it.
+    pub fn full_name(&self) -> String {
+        format!("{}/{}", self.namespace, self.name)
+    }
+
+    /// Whether an attachment was made for it. A pod made anew under the same name is another one.
+    pub fn is(&self, owner: &Owner) -> bool {
+        let same_life = owner.uid.as_ref().is_none_or(|uid| self.uids.contains(uid));
+        self.namespace == owner.namespace && self.name == owner.name && same_life
+    }
+}
+
+/// What one node knows.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct NodeView {
+    /// Its name.
+    pub node: String,
+    /// The address book.
+    pub held: Vec<Reservation>,
+    /// The kernel's links of pods.
+    pub links: Vec<PodLink>,
+    /// Single addresses in table 116 that lead to no pod's link.
+    pub stray: Vec<IpAddr>,
+    /// Table 119.
+    pub exported: Vec<IpNet>,
+    /// The blocks of all nodes; `None` while the API server has not said.
+    pub blocks: Option<Vec<KnownBlock>>,
+    /// All pools; `None` while the API server has not said.
+    pub pools: Option<Vec<KnownPool>>,
+    /// The pods of this node; `None` while the API server has not said.
+    pub pods: Option<Vec<KnownPod>>,
+}
+
+/// What the API server has of all nodes.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ClusterView {
+    /// Names of all Nodes.
+    pub nodes: Vec<String>,
+    /// All blocks.
+    pub blocks: Vec<KnownBlock>,
+    /// All pools.
+    pub pools: Vec<KnownPool>,
+    /// All pods.
+    pub pods: Vec<KnownPod>,
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,53 @@
+//! Places from which traffic can come: network namespaces that somebody else made.
+
+use std::fs::File;
+use std::io;
+use std::path::Path;
+use std::thread;
+
+use anyhow::{Context, Result};
+use nix::sched::{CloneFlags, setns};
+
+/// Somewhere that sockets can be opened.
+pub trait Place {
+    /// Its name, for people.
+    fn name(&self) -> &str;
+
+    /// Runs `work` in its network namespace; sockets opened there stay there.
+    ///
+    /// # Errors
+    /// The namespace is gone or cannot be entered.
+    fn inside<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T>;
+}
+
+/// A network namespace of which only a file is known, such as that of a pod.
+#[derive(Debug)]
+pub struct ForeignNetwork {
+    name: String,
+    file: File,
+}
+
+impl ForeignNetwork {
+    /// Opens it; it lives at least as long as the value.
+    ///
+    /// # Errors
+    /// There is no such file.
+    pub fn open(name: &str, path: &Path) -> Result<Self> {
+        let file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
+        Ok(Self { name: name.to_owned(), file })
+    }
+}
+
+impl Place for ForeignNetwork {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn inside<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T> {
+        let enter = || -> io::Result<()> { Ok(setns(&self.file, CloneFlags::CLONE_NEWNET)?) };
+        thread::scope(|scope| match scope.spawn(|| enter().map(|()| work())).join() {
+            Ok(result) => result.with_context(|| format!("cannot enter the network of {}", self.name)),
+            Err(panic) => std::panic::resume_unwind(panic),
+        })
+    }
+}

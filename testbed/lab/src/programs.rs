@@ -1,0 +1,38 @@
+//! What every bed does with programs that were built beside it.
+
+use std::path::PathBuf;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+/// How often [`eventually`] looks.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
+
+/// An executable of this workspace, beside this program or one directory above a test's.
+///
+/// # Errors
+/// It was not built.
+pub fn executable(name: &str) -> Result<PathBuf> {
+    let own = std::env::current_exe()?;
+    let found =
+        own.ancestors().skip(1).take(2).map(|directory| directory.join(name)).find(|path| path.is_file());
+    found.with_context(|| {
+        format!("{name} is not built: run `cargo build --workspace --bins`, or use `cargo xtask`")
+    })
+}
+
+/// Waits until `condition` gives a value, trying every 100 ms.
+///
+/// # Errors
+/// The last error, when `patience` ran out.
+pub fn eventually<T>(patience: Duration, mut condition: impl FnMut() -> Result<T>) -> Result<T> {
+    let deadline = Instant::now() + patience;
+    loop {
+        match condition() {
+            Ok(value) => return Ok(value),
+            Err(error) if Instant::now() > deadline => return Err(error),
+            Err(_) => thread::sleep(LOOK_AGAIN),
+        }
+    }
+}

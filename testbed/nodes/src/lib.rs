@@ -1,0 +1,23 @@
+//! Real Kubernetes nodes on one machine: kubelet, containerd and kube-proxy, for tests on what users really run.
+//!
+//! A [`Cluster`] is a lab of networks (`testbed-lab`), a real control plane on its first node (`testbed-kube`), and nodes
+//! that each have network, mount, process, host name, IPC and control-group namespaces of their own. Pods are real:
+//! containerd and runc start them from images, kubelet probes them, kube-proxy (nftables) serves their Services. Only
+//! the kernel is shared.
+//!
+//! Nothing is pulled: images are archives that the caller names. Nothing stays: when a cluster is dropped, panics or is
+//! killed, processes, namespaces, control groups and files go with it.
+//!
+//! Needs root and Debian's containerd, runc and containernetworking-plugins.
+
+mod cgroups;
+mod cluster;
+mod files;
+pub mod install;
+mod janitor;
+pub mod machine;
+mod node;
+pub mod topology;
+
+pub use cluster::Cluster;
+pub use node::Node;

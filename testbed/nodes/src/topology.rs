@@ -1,0 +1,74 @@
+//! Which networks there are and which nodes are in them.
+
+use ipnet::{Ipv4Net, Ipv6Net};
+use testbed_lab::{Ipv6, Nat};
+
+/// Which addresses nodes and pods have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Families {
+    /// IPv4 and IPv6, IPv4 first.
+    Dual,
+    /// IPv4 alone.
+    Ipv4,
+}
+
+/// Who gives pods their network.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Network {
+    /// Nobody yet: whoever uses the cluster installs something. Pods will have addresses of these ranges.
+    Installed {
+        /// All ranges, separated by commas; kube-proxy must know which sources are pods.
+        pods: &'static str,
+    },
+    /// The reference plugins ptp, host-local and portmap, and routes between nodes of one site.
+    Stock,
+}
+
+/// A router and the nodes behind it.
+#[derive(Debug, Clone)]
+pub struct Site {
+    /// Its name; nodes are `NAME-1`, `NAME-2` and so on.
+    pub name: &'static str,
+    /// What its router does to IPv4.
+    pub nat: Nat,
+    /// Its IPv4 range.
+    pub lan: Ipv4Net,
+    /// Its IPv6, if the cluster has it.
+    pub ipv6: Ipv6,
+    /// How many nodes it has.
+    pub nodes: usize,
+}
+
+/// What to build.
+#[derive(Debug, Clone)]
+pub struct Topology {
+    /// The control plane runs on the first node of the first site.
+    pub sites: Vec<Site>,
+    /// Address families of nodes and pods.
+    pub families: Families,
+    /// Network of the pods.
+    pub network: Network,
+}
+
+/// Public addresses (TEST-NET-2, RFC 5737).
+fn cloud(nodes: usize) -> Site {
+    let lan = Ipv4Net::new_assert([198, 51, 100, 0].into(), 24);
+    Site { name: "cloud", nat: Nat::None, lan, ipv6: Ipv6::Global, nodes }
+}
+
+/// A home router as most have it: a private range, and IPv6 of its own that nobody routes.
+fn home(nodes: usize) -> Site {
+    let lan = Ipv4Net::new_assert([192, 168, 1, 0].into(), 24);
+    let ipv6 = Ipv6::Local(Ipv6Net::new_assert([0xfd00, 0x1a, 0, 0, 0, 0, 0, 0].into(), 64));
+    Site { name: "home", nat: Nat::PortRestricted, lan, ipv6, nodes }
+}
+
+/// Two nodes on one network with public addresses, the third behind a NAT router.
+pub fn two_and_one_behind_nat(families: Families, network: Network) -> Topology {
+    Topology { sites: vec![cloud(2), home(1)], families, network }
+}
+
+/// All nodes on one network.
+pub fn one_network(nodes: usize, families: Families, network: Network) -> Topology {
+    Topology { sites: vec![cloud(nodes)], families, network }
+}
