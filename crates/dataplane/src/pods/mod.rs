@@ -158,7 +158,8 @@ pub enum Error {
 /// A result of work on pods.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Connects a pod. What was there for the same container and interface is replaced, so a runtime may repeat the call. There is no wait for duplicate address detection: when this returns the pod can talk.
+/// Connects a pod. What was there for the same container and interface is replaced, so a runtime may repeat the call.
+/// There is no wait for duplicate address detection: when this returns the pod can talk.
 ///
 /// # Errors
 /// See [`Error`]; nothing that was made is left then.

@@ -9,13 +9,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use fairlead_demo::World;
 use fairlead_demo::node::executable;
-use fairlead_demo::progress::Progress;
 use fairlead_demo::topology::{SitePlan, Topology};
 use fairlead_netlink::netns::Netns;
 use fairlead_netlink::route::RouteSocket;
 use ipnet::Ipv4Net;
 use tempfile::TempDir;
-use testbed_lab::{Host, Ipv6, Nat};
+use testbed_lab::{Host, Ipv6, Nat, Progress};
 
 use super::load::Load;
 use super::subject::{Family, Plugin};
@@ -69,7 +68,7 @@ impl Bed {
     pub(super) fn start(cold: usize) -> Result<Self> {
         let peer_programs = PLUGINS.programs()?;
         let world = World::start(&topology()?, &Progress::default())?;
-        world.plane.apply(&objects(cold))?;
+        world.apply_when_asked(&objects(cold))?;
         let site = world.sites.first().context("the cluster has no site")?;
         let peer_host = site.host("peer")?;
         let sandboxes = (0..SANDBOXES)
