@@ -64,7 +64,7 @@ pub(crate) fn node(client: Client, pools: &[&str], tasks: &mut JoinSet<()>) -> (
     }
     let ipam = Arc::new(Ipam::new(
         "n1",
-        fairlead_dataplane::numbers::Numbers::default(),
+        Numbers::default(),
         store,
         Api::all(client.clone()),
     ));
