@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use testbed_kube::images;
 use testbed_lab::{eventually, executable};
 
 use crate::cluster::{Cluster, tail};
@@ -49,6 +50,17 @@ pub fn image(directory: &Path, tag: &str) -> Result<PathBuf> {
     ensure!(output.status.success(), "cannot make {tag}: {}", String::from_utf8_lossy(&output.stderr));
     Ok(path)
 }
+
+/// What pods of a test cluster run: pause, busybox, agnhost, CoreDNS; made first if need be, see `testbed_kube::images`.
+///
+/// # Errors
+/// One cannot be made; the message says what is missing.
+pub fn test_images() -> Result<Vec<PathBuf>> {
+    Ok(vec![images::pause()?, images::busybox()?, images::agnhost()?, images::coredns()?])
+}
+
+/// CoreDNS under the address that kubelets give to pods. Its image is one of [`test_images`].
+const DNS: &str = include_str!("../manifests/coredns.yaml");
 
 /// The image that `deploy/` names.
 pub const IMAGE: &str = concat!("localhost/fairlead:", env!("CARGO_PKG_VERSION"));
@@ -97,8 +109,21 @@ impl Cluster {
         Ok(())
     }
 
-    /// What a person would look at first.
-    fn explain(&self) -> String {
+    /// Starts the cluster's DNS and waits until it answers. Pods need a network by then.
+    ///
+    /// # Errors
+    /// It does not come up; the message shows pods and logs.
+    pub fn install_dns(&self) -> Result<()> {
+        self.apply(DNS)?;
+        let timeout = format!("--timeout={}s", PATIENCE.as_secs());
+        self.kubectl(&["-n", "kube-system", "rollout", "status", "deployment/coredns", &timeout])
+            .with_context(|| self.explain())?;
+        self.progress().step("CoreDNS answers");
+        Ok(())
+    }
+
+    /// What a person would look at first when something does not work: pods, nodes, warnings, ends of logs.
+    pub fn explain(&self) -> String {
         let ask = |arguments: &[&str]| match self.kubectl(arguments) {
             Ok(text) => text,
             Err(error) => format!("{error:#}\n"),
@@ -113,5 +138,15 @@ impl Cluster {
             text += &tail(&node.log("kubelet"));
         }
         text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_manifest_of_dns_runs_the_image_that_is_made() {
+        assert!(DNS.contains(&format!("image: {}\n", images::COREDNS)), "{DNS}");
     }
 }
