@@ -29,5 +29,6 @@ mod program;
 pub mod requests;
 pub mod router;
 pub mod status;
+mod turn;
 
 pub use program::{Settings, WireGuardChoice, run};
