@@ -88,6 +88,16 @@ pub(crate) fn nodes(arguments: &[String]) -> Result {
     run(Command::new(built("fairlead-nodes")).args(arguments))
 }
 
+/// `cargo xtask test conformance`: not a ring, since it judges for minutes what the rings judge in seconds.
+pub(crate) fn conformance(arguments: &[String]) -> Result {
+    setup::packages()?;
+    setup::programs()?;
+    setup::control_plane()?;
+    setup::conformance()?;
+    let reports = target().join("conformance");
+    run(Command::new(built("fairlead-conformance")).arg("--report-dir").arg(reports).args(arguments))
+}
+
 /// `cargo xtask bench`
 pub(crate) fn bench(arguments: &[String]) -> Result {
     setup::packages()?;

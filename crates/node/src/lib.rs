@@ -31,4 +31,5 @@ pub mod router;
 pub mod status;
 mod turn;
 
+pub use fairlead_dataplane::numbers;
 pub use program::{Settings, WireGuardChoice, run};

@@ -1,6 +1,6 @@
 //! Benchmarks: what Fairlead does, measured beside what others do, in one run and in turns.
 //!
-//! `fairlead-bench [NAME...] [--json]` runs the [`CASES`] and prints a table, or with `--json` an array of
+//! `fairlead-bench [NAME...] [--quick] [--json]` runs the [`CASES`] and prints a table, or with `--json` an array of
 //! [`report::Measurement`]s, to stdout; progress goes to stderr. Every sample of ours is taken next to one of the
 //! peer's, so that whatever else the machine does disturbs both alike, and ratios are taken pair by pair.
 //!
@@ -9,6 +9,8 @@
 //! It asserts nothing about time and is no test: numbers depend on the machine. It does check that what was timed
 //! did happen. Traffic stays inside network namespaces ([`testbed_lab`]), which vanish with the program.
 
+mod cni;
+mod go;
 mod nft;
 mod plan;
 mod release;
@@ -24,26 +26,39 @@ use anyhow::{Context, Result, bail};
 use report::Measurement;
 
 const HELP: &str = "\
-Usage: fairlead-bench [NAME...] [--json]
+Usage: fairlead-bench [NAME...] [--quick] [--json]
 
-Benchmarks (all of them without a name), about 20 s each at most:
+Benchmarks (all of them without a name):
+  cni      start and end pods: ours with a real API server, and ptp with host-local (5 minutes)
   nft      load prefixes into an nftables set, add and delete one: our netlink and the program nft
   plan     decide the peers of a mesh (ours alone)
   tunnel   TCP through WireGuard in user space: embedded and wireguard-go
 
 Options:
+  --quick  fewer pods, nodes and rounds, where a benchmark would take minutes
   --json   an array of {case, subject, metric, unit, value, samples} instead of a table; value is the median
 
-Needs root, the Debian packages iperf3, iproute2, iputils-ping, nftables and wireguard-tools, and Go.
+Needs root, the Debian packages iperf3, iproute2, iputils-ping, nftables and wireguard-tools, and Go. nft, plan and
+tunnel take 20 s each at most.
 ";
 
 /// A benchmark by the name it is asked for.
 struct Case {
     name: &'static str,
-    run: fn() -> Result<Vec<Measurement>>,
+    run: fn(Effort) -> Result<Vec<Measurement>>,
+}
+
+/// How much is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Effort {
+    /// What the documented figures are taken with.
+    Full,
+    /// Enough to see that everything works, and the order of magnitude.
+    Quick,
 }
 
 const CASES: &[Case] = &[
+    Case { name: cni::CASE, run: cni::run },
     Case { name: nft::CASE, run: nft::run },
     Case { name: plan::CASE, run: plan::run },
     Case { name: tunnel::CASE, run: tunnel::run },
@@ -57,6 +72,7 @@ enum Command {
     Help,
     Measure {
         names: Vec<String>,
+        effort: Effort,
         json: bool,
     },
 }
@@ -78,19 +94,23 @@ fn parse(arguments: &[String]) -> Result<Command> {
     {
         return Ok(Command::Device(interface.clone()));
     }
-    let (mut names, mut json) = (Vec::new(), false);
+    let (mut names, mut effort, mut json) = (Vec::new(), Effort::Full, false);
     for argument in arguments {
         match argument.as_str() {
             "--help" | "-h" => return Ok(Command::Help),
             "--json" => json = true,
+            "--quick" => effort = Effort::Quick,
             name if CASES.iter().any(|case| case.name == name) => names.push(name.to_owned()),
             other => {
                 let known: Vec<&str> = CASES.iter().map(|case| case.name).collect();
-                bail!("unknown benchmark or option {other:?}: choose from {} and --json", known.join(", "));
+                bail!(
+                    "unknown benchmark or option {other:?}: choose from {}, --quick and --json",
+                    known.join(", ")
+                );
             }
         }
     }
-    Ok(Command::Measure { names, json })
+    Ok(Command::Measure { names, effort, json })
 }
 
 fn obey(command: Command, arguments: &[String]) -> Result<()> {
@@ -98,19 +118,19 @@ fn obey(command: Command, arguments: &[String]) -> Result<()> {
         Command::Device(interface) => tunnel::run_device(&interface),
         Command::Help => print(HELP),
         Command::Measure { .. } if cfg!(debug_assertions) => release::become_release_build(arguments),
-        Command::Measure { names, json } => {
-            let measurements = measure(&names)?;
+        Command::Measure { names, effort, json } => {
+            let measurements = measure(&names, effort)?;
             print(&if json { report::json(&measurements)? } else { report::table(&measurements) })
         }
     }
 }
 
 /// Runs the named cases, or all; the first that fails ends it.
-fn measure(names: &[String]) -> Result<Vec<Measurement>> {
+fn measure(names: &[String], effort: Effort) -> Result<Vec<Measurement>> {
     let mut all = Vec::new();
     for case in CASES.iter().filter(|case| names.is_empty() || names.iter().any(|name| name == case.name)) {
         progress(&format!("==> {}", case.name));
-        let measurements = (case.run)().with_context(|| format!("cannot measure {}", case.name))?;
+        let measurements = (case.run)(effort).with_context(|| format!("cannot measure {}", case.name))?;
         all.extend(measurements);
     }
     Ok(all)
@@ -137,8 +157,14 @@ mod tests {
     #[test]
     fn names_and_options_come_in_any_order() {
         let names = vec!["plan".to_owned(), "nft".to_owned()];
-        assert_eq!(parsed(&["plan", "--json", "nft"]).unwrap(), Command::Measure { names, json: true });
-        assert_eq!(parsed(&[]).unwrap(), Command::Measure { names: vec![], json: false });
+        assert_eq!(
+            parsed(&["plan", "--json", "--quick", "nft"]).unwrap(),
+            Command::Measure { names, effort: Effort::Quick, json: true }
+        );
+        assert_eq!(
+            parsed(&[]).unwrap(),
+            Command::Measure { names: vec![], effort: Effort::Full, json: false }
+        );
         assert_eq!(parsed(&["nft", "--help"]).unwrap(), Command::Help);
         assert_eq!(parsed(&["device", "wg0"]).unwrap(), Command::Device("wg0".to_owned()));
     }
@@ -148,7 +174,7 @@ mod tests {
         let message = parsed(&["tunel"]).unwrap_err().to_string();
         assert_eq!(
             message,
-            "unknown benchmark or option \"tunel\": choose from nft, plan, tunnel and --json"
+            "unknown benchmark or option \"tunel\": choose from cni, nft, plan, tunnel, --quick and --json"
         );
     }
 

@@ -17,8 +17,8 @@ use fairlead_netlink::{Family, Socket};
 use ipnet::{IpNet, Ipv4Net};
 use testbed_lab::{Lab, Namespace};
 
-use crate::progress;
 use crate::report::{Measurement, milliseconds};
+use crate::{Effort, progress};
 
 pub(crate) const CASE: &str = "nft";
 const SIZES: [u32; 2] = [1_000, 10_000];
@@ -33,7 +33,7 @@ const PEER: &str = "nft";
 /// The kernel frees the elements of a deleted table in the background; that must not fall into the next sample.
 const REST: Duration = Duration::from_millis(100);
 
-pub(crate) fn run() -> Result<Vec<Measurement>> {
+pub(crate) fn run(_: Effort) -> Result<Vec<Measurement>> {
     let lab = Lab::new()?;
     let mut ours = Ours::new(lab.bare_namespace("ours")?)?;
     let peer = Peer { namespace: lab.bare_namespace("nft")? };

@@ -17,19 +17,19 @@ pub(crate) fn become_release_build(arguments: &[String]) -> Result<()> {
     let program = std::env::current_exe().context("cannot find out where this program is")?;
     let target = target_directory(&program)
         .with_context(|| format!("cannot tell cargo's target directory from {}", program.display()))?;
-    progress("==> release build of fairlead-bench (first time a few minutes)");
+    progress("==> release build of Fairlead and fairlead-bench (first time up to 15 minutes)");
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let status = Command::new(cargo)
-        .args(["build", "--release", "--package", "fairlead-bench", "--target-dir"])
+        .args(["build", "--release"])
+        // At once, so that cargo unifies their features and builds each library once.
+        .args(["--package", "fairlead-bench", "--package", "fairlead", "--package", "fairlead-cni-plugin"])
+        .arg("--target-dir")
         .arg(&target)
         .current_dir(WORKSPACE)
         .stdin(Stdio::null())
         .status()
         .context("cannot run cargo, which builds what is measured")?;
-    ensure!(
-        status.success(),
-        "the release build of fairlead-bench failed ({status}); its messages are above"
-    );
+    ensure!(status.success(), "the release build failed ({status}); its messages are above");
     execute(&target.join("release").join("fairlead-bench"), arguments).map(|never| match never {})
 }
 

@@ -20,6 +20,15 @@ impl Summary {
     }
 }
 
+/// The sample that a share of all samples does not exceed (nearest rank: always one that was taken). `share` is from 0
+/// to 1; `None` without a sample.
+pub(crate) fn percentile(samples: &[f64], share: f64) -> Option<f64> {
+    let mut sorted = samples.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let rank = (share * sorted.len() as f64).ceil() as usize;
+    sorted.get(rank.clamp(1, sorted.len().max(1)).saturating_sub(1)).copied()
+}
+
 /// Ours divided by the peer's, pair by pair: what slowed the machine down for a while slowed both down.
 ///
 /// Samples without a partner, and pairs whose quotient is no number, are left out.
@@ -50,6 +59,17 @@ mod tests {
     #[test]
     fn no_samples_have_no_summary() {
         assert_eq!(Summary::of(&[]), None);
+    }
+
+    #[test]
+    fn percentiles_are_samples() {
+        let samples: Vec<f64> = (1..=100).rev().map(f64::from).collect();
+        assert_eq!(percentile(&samples, 0.5), Some(50.0));
+        assert_eq!(percentile(&samples, 0.99), Some(99.0));
+        assert_eq!(percentile(&samples, 1.0), Some(100.0));
+        assert_eq!(percentile(&[3.0, 1.0], 0.99), Some(3.0));
+        assert_eq!(percentile(&[7.0], 0.0), Some(7.0));
+        assert_eq!(percentile(&[], 0.5), None);
     }
 
     #[test]

@@ -110,8 +110,12 @@ impl World {
         self.apply_when_asked(objects::POOL)
     }
 
-    /// Pools are accepted as soon as the controller has told the API server whom to trust.
-    fn apply_when_asked(&self, yaml: &str) -> anyhow::Result<()> {
+    /// `kubectl apply` of anything with pools: they are accepted as soon as the controller has told the API server whom
+    /// to trust.
+    ///
+    /// # Errors
+    /// The API server refuses.
+    pub fn apply_when_asked(&self, yaml: &str) -> anyhow::Result<()> {
         eventually(START, || self.plane.apply(yaml)).map(drop)
     }
 

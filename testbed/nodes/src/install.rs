@@ -168,8 +168,8 @@ impl Cluster {
         Ok(())
     }
 
-    /// What a person would look at first.
-    fn explain(&self) -> String {
+    /// What a person would look at first when something does not work: pods, nodes, warnings, ends of logs.
+    pub fn explain(&self) -> String {
         let ask = |arguments: &[&str]| match self.kubectl(arguments) {
             Ok(text) => text,
             Err(error) => format!("{error:#}\n"),

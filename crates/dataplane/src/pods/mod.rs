@@ -7,6 +7,7 @@
 //! All functions act in the calling thread's network namespace, the host's.
 
 mod inspect;
+mod moved;
 mod plan;
 
 use std::io;
@@ -16,25 +17,28 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
 
-use fairlead_api::names::{LINK_ALIAS_PREFIX, TABLE_PODS};
+use fairlead_api::names::LINK_ALIAS_PREFIX;
 use fairlead_netlink::netns::Netns;
 use fairlead_netlink::route::{
-    Link, MacAddress, Route, RouteSocket, TABLE_LOCAL, VethEnd, add_veth, delete_link, set_alias,
+    IpFamily, Link, MacAddress, Route, RouteSocket, TABLE_LOCAL, VethEnd, add_veth, delete_link, set_alias,
 };
 use ipnet::IpNet;
+use tracing::trace_span;
 
+use crate::numbers::Numbers;
 use crate::uplink::{self, SysctlError};
 
 pub use inspect::{End, Inspection, inspect};
+pub use moved::gather_routes;
 use plan::Plan;
 pub use plan::PodAlias;
 
 /// Names on the host that are tried when others have ours.
 const NAME_TRIES: u32 = 8;
 /// How often and how long to wait for a link to become ready: ten seconds altogether.
-const SETTLE_TRIES: u32 = 1000;
+const SETTLE_TRIES: u32 = 10_000;
 const SETTLE_PAUSE: Duration = Duration::from_micros(50);
-const SETTLE_PAUSE_MAX: Duration = Duration::from_millis(10);
+const SETTLE_PAUSE_MAX: Duration = Duration::from_millis(1);
 
 /// What a pod is to get.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,6 +57,10 @@ pub struct PodSpec {
     pub ipv6: Option<Ipv6Addr>,
     /// MTU of both ends in bytes; the kernel's default is 1500.
     pub mtu: Option<u32>,
+    /// Name of the link on the host, if others rely on one; otherwise it is made of the container's.
+    pub link_name: Option<String>,
+    /// Of its routes on the host.
+    pub numbers: Numbers,
 }
 
 /// The links that were made for a pod.
@@ -150,8 +158,8 @@ pub enum Error {
 /// A result of work on pods.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Connects a pod. What was there for the same container and interface is removed first, so a runtime may repeat the
-/// call. There is no wait for duplicate address detection: when this returns the pod can talk.
+/// Connects a pod. What was there for the same container and interface is replaced, so a runtime may repeat the call.
+/// There is no wait for duplicate address detection: when this returns the pod can talk.
 ///
 /// # Errors
 /// See [`Error`]; nothing that was made is left then.
@@ -160,15 +168,15 @@ pub fn add(spec: &PodSpec) -> Result<PodLinks> {
     let netns = open_netns(spec)?;
     let kernel = |source| kernel_error(spec, source);
     let mut host = RouteSocket::open().map_err(kernel)?;
-    delete_links_of(&mut host, &spec.container_id, &spec.ifname).map_err(kernel)?;
     // Inside the namespace, so that a file that is none is noticed before anything is made.
     let Pair { host_link, container_index, mut pod } =
         netns.run(|| make_pair(spec, &plan, &netns, &mut host)).map_err(kernel)??;
-    if let Err(error) = connect_host(spec, &plan, &mut host, &host_link) {
+    let connected = trace_span!("host's end").in_scope(|| connect_host(spec, &plan, &mut host, &host_link));
+    if let Err(error) = connected {
         discard(&mut host, &host_link);
         return Err(error);
     }
-    settle(spec, &mut pod, container_index, &mut host, &host_link);
+    trace_span!("until ready").in_scope(|| settle(spec, &mut pod, container_index, &mut host, &host_link));
     Ok(PodLinks {
         container_mac: plan.container_mac,
         container_index,
@@ -185,19 +193,30 @@ pub fn add(spec: &PodSpec) -> Result<PodLinks> {
 /// # Errors
 /// The kernel refused.
 pub fn remove(container_id: &str, ifname: &str) -> Result<bool> {
-    RouteSocket::open().and_then(|mut host| delete_links_of(&mut host, container_id, ifname)).map_err(
-        |source| Error::Kernel { container_id: container_id.to_owned(), ifname: ifname.to_owned(), source },
-    )
+    let remove = || {
+        let mut host = RouteSocket::open()?;
+        let known =
+            trace_span!("look up").in_scope(|| link_by_usual_name(&mut host, container_id, ifname))?;
+        trace_span!("delete").in_scope(|| match known {
+            Some(link) => delete(&mut host, &link).map(|()| true),
+            None => delete_links_of(&mut host, container_id, ifname),
+        })
+    };
+    remove().map_err(|source| Error::Kernel {
+        container_id: container_id.to_owned(),
+        ifname: ifname.to_owned(),
+        source,
+    })
 }
 
 /// The pods on this node, from the kernel alone.
 ///
 /// # Errors
 /// Links or routes cannot be read.
-pub fn list() -> Result<Vec<PodOnNode>> {
+pub fn list(numbers: Numbers) -> Result<Vec<PodOnNode>> {
     let read = || {
         let mut host = RouteSocket::open()?;
-        Ok(pods_among(&host.links_by_alias(LINK_ALIAS_PREFIX)?, &host.routes(TABLE_PODS)?))
+        Ok(pods_among(&host.links_by_alias(LINK_ALIAS_PREFIX)?, &host.routes(numbers.table_pods())?))
     };
     read().map_err(Error::List)
 }
@@ -262,25 +281,40 @@ fn open_netns(spec: &PodSpec) -> Result<Netns> {
     Ok(netns)
 }
 
-/// By alias, not by name: links that Coil made have names drawn at random.
+fn belongs_to(link: &Link, container_id: &str, ifname: &str) -> bool {
+    let alias = link.alias.as_deref().and_then(PodAlias::parse);
+    alias.is_some_and(|alias| alias.container_id == container_id && alias.ifname == ifname)
+}
+
+/// The link of a pod if it has the name that is tried first, which nearly every pod's has: one question, however many
+/// pods there are.
+fn link_by_usual_name(
+    host: &mut RouteSocket,
+    container_id: &str,
+    ifname: &str,
+) -> fairlead_netlink::Result<Option<Link>> {
+    let link = host.link_by_name(&plan::host_name(container_id, ifname, 0))?;
+    Ok(link.filter(|link| belongs_to(link, container_id, ifname)))
+}
+
+/// By alias among all links: those that Coil made have names drawn at random.
 fn delete_links_of(
     host: &mut RouteSocket,
     container_id: &str,
     ifname: &str,
 ) -> fairlead_netlink::Result<bool> {
-    let ours = |link: &Link| {
-        let alias = link.alias.as_deref().and_then(PodAlias::parse);
-        alias.is_some_and(|alias| alias.container_id == container_id && alias.ifname == ifname)
-    };
-    let stale: Vec<_> = host.links_of_kind("veth")?.into_iter().filter(ours).collect();
-    for link in &stale {
-        match host.apply(&[delete_link(link.index)]) {
-            // The pod's namespace went away meanwhile and took the pair along.
-            Err(error) if error.is_missing() => {}
-            other => other?,
-        }
-    }
+    let mut stale = host.links_of_kind("veth")?;
+    stale.retain(|link| belongs_to(link, container_id, ifname));
+    stale.iter().try_for_each(|link| delete(host, link))?;
     Ok(!stale.is_empty())
+}
+
+fn delete(host: &mut RouteSocket, link: &Link) -> fairlead_netlink::Result<()> {
+    match host.apply(&[delete_link(link.index)]) {
+        // The pod's namespace went away meanwhile and took the pair along.
+        Err(error) if error.is_missing() => Ok(()),
+        other => other,
+    }
 }
 
 /// A pair whose end in the pod is ready.
@@ -292,8 +326,8 @@ struct Pair {
 
 /// Makes the pair and configures the end in the pod. Runs inside the pod's namespace; `host` is a socket outside.
 fn make_pair(spec: &PodSpec, plan: &Plan, netns: &Netns, host: &mut RouteSocket) -> Result<Pair> {
-    let host_link = make_links(spec, plan, netns, host)?;
-    match connect_pod(spec, plan, host, &host_link) {
+    let host_link = trace_span!("veth pair").in_scope(|| make_links(spec, plan, netns, host))?;
+    match trace_span!("pod's end").in_scope(|| connect_pod(spec, plan, host, &host_link)) {
         Ok((container_index, pod)) => Ok(Pair { host_link, container_index, pod }),
         Err(error) => {
             discard(host, &host_link);
@@ -302,21 +336,33 @@ fn make_pair(spec: &PodSpec, plan: &Plan, netns: &Netns, host: &mut RouteSocket)
     }
 }
 
+/// A link of an earlier ADD of the same container is in the way of one of the two names, so it is looked for only when
+/// the kernel says that one is taken: the search reads every pod's link.
 fn make_links(spec: &PodSpec, plan: &Plan, netns: &Netns, host: &mut RouteSocket) -> Result<Link> {
     let kernel = |source| kernel_error(spec, source);
     let container = VethEnd { name: &spec.ifname, mac: Some(plan.container_mac), mtu: spec.mtu };
-    for attempt in 0..NAME_TRIES {
+    let (mut attempt, mut searched) = (0, false);
+    while attempt < NAME_TRIES {
         let name = plan.host_name(attempt);
         let end = VethEnd { name: &name, mac: Some(plan.host_mac), mtu: spec.mtu };
         match host.apply(&[add_veth(&end, &container, netns.as_fd())]) {
             Err(error) if error.is_existing() => {
+                if !std::mem::replace(&mut searched, true)
+                    && delete_links_of(host, &spec.container_id, &spec.ifname).map_err(kernel)?
+                {
+                    continue;
+                }
                 // The kernel does not say which of the two names is taken.
-                if host.link_by_name(&name).map_err(kernel)?.is_none() {
+                let Some(other) = host.link_by_name(&name).map_err(kernel)? else {
                     return Err(Error::InterfaceExists {
                         ifname: spec.ifname.clone(),
                         netns: spec.netns.clone(),
                     });
+                };
+                if spec.link_name.is_some() {
+                    make_way(spec, host, &other)?;
                 }
+                attempt += 1;
             }
             other => {
                 other.map_err(kernel)?;
@@ -329,6 +375,16 @@ fn make_links(spec: &PodSpec, plan: &Plan, netns: &Netns, host: &mut RouteSocket
         value: spec.container_id.clone(),
         reason: "gives only names for the host's link that other links have",
     })
+}
+
+/// A name that is the pod's and not the container's may still be that of the container before, whose DEL is to come.
+fn make_way(spec: &PodSpec, host: &mut RouteSocket, other: &Link) -> Result<()> {
+    let alias = other.alias.as_deref().and_then(PodAlias::parse);
+    if alias.is_some_and(|alias| alias.ifname == spec.ifname) {
+        return delete(host, other).map_err(|source| kernel_error(spec, source));
+    }
+    let reason = "is that of another program's link, or of another interface of the pod";
+    Err(Error::Invalid { field: "name of the host's link", value: other.name.clone(), reason })
 }
 
 /// The alias comes first of all: whatever happens later, the link can be found by it.
@@ -394,7 +450,10 @@ fn can_send(socket: &mut RouteSocket, index: u32) -> fairlead_netlink::Result<bo
 /// background: with the route in the table of local addresses (`addrconf_dad_completed`, `net/ipv6/addrconf.c`).
 fn can_receive(pod: &mut RouteSocket, ipv6: Option<Ipv6Addr>) -> fairlead_netlink::Result<bool> {
     let Some(ip) = ipv6 else { return Ok(true) };
-    Ok(pod.routes(TABLE_LOCAL)?.iter().any(|route| route.destination == IpNet::from(IpAddr::from(ip))))
+    Ok(pod
+        .routes_of(IpFamily::V6, TABLE_LOCAL)?
+        .iter()
+        .any(|route| route.destination == IpNet::from(IpAddr::from(ip))))
 }
 
 fn discard(host: &mut RouteSocket, link: &Link) {

@@ -3,9 +3,7 @@
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use fairlead_api::names::{
-    IPV6_MIN_MTU, LINK_ALIAS_PREFIX, POD_GATEWAY_IPV4, POD_GATEWAY_IPV6, ROUTE_PROTOCOL, TABLE_PODS,
-};
+use fairlead_api::names::{IPV6_MIN_MTU, LINK_ALIAS_PREFIX, POD_GATEWAY_IPV4, POD_GATEWAY_IPV6};
 use fairlead_netlink::Message;
 use fairlead_netlink::route::{
     Address, AddressFlags, IpFamily, MacAddress, Route, Scope, TABLE_MAIN, add_address, add_route,
@@ -14,6 +12,7 @@ use fairlead_netlink::route::{
 use ipnet::IpNet;
 
 use super::{Error, PodSpec, Result};
+use crate::numbers::Numbers;
 
 /// `IFNAMSIZ` without the terminating zero (`linux/if.h`).
 const NAME_MAX: usize = 15;
@@ -54,9 +53,12 @@ impl fmt::Display for PodAlias {
 /// A checked request with the names and addresses that follow from it.
 #[derive(Debug)]
 pub(super) struct Plan {
-    identity: String,
+    container_id: String,
+    ifname: String,
     ipv4: Option<Ipv4Addr>,
     ipv6: Option<Ipv6Addr>,
+    link_name: Option<String>,
+    numbers: Numbers,
     pub(super) alias: String,
     pub(super) container_mac: MacAddress,
     pub(super) host_mac: MacAddress,
@@ -65,7 +67,7 @@ pub(super) struct Plan {
 impl Plan {
     pub(super) fn new(spec: &PodSpec) -> Result<Self> {
         check(spec)?;
-        let identity = format!("{}:{}", spec.container_id, spec.ifname);
+        let identity = identity(&spec.container_id, &spec.ifname);
         let alias = PodAlias {
             pool: spec.pool.clone(),
             container_id: spec.container_id.clone(),
@@ -78,17 +80,19 @@ impl Plan {
         Ok(Self {
             container_mac: mac(&format!("{identity}:container")),
             host_mac: mac(&format!("{identity}:host")),
-            identity,
+            container_id: spec.container_id.clone(),
+            ifname: spec.ifname.clone(),
             ipv4: spec.ipv4,
             ipv6: spec.ipv6,
+            link_name: spec.link_name.clone(),
+            numbers: spec.numbers,
             alias,
         })
     }
 
-    /// "veth" and eight hexadecimal digits, always the same for the same pod and attempt.
     pub(super) fn host_name(&self, attempt: u32) -> String {
-        let hash = fnv1a(&format!("{}:{attempt}", self.identity));
-        format!("veth{:08x}", (hash ^ (hash >> 32)) & 0xffff_ffff)
+        let fixed = self.link_name.clone();
+        fixed.unwrap_or_else(|| host_name(&self.container_id, &self.ifname, attempt))
     }
 
     /// Messages for the end in the pod, to be sent inside its namespace.
@@ -140,7 +144,8 @@ impl Plan {
     /// The neighbour is not fixed as it is in the pod: a chained plugin may change the pod's link-layer address.
     fn lead_to_pod(&self, link: u32, ip: IpAddr) -> [Message; 2] {
         let neighbour = presumed_neighbour(link, ip, self.container_mac);
-        [neighbour, add_route(&Route::onto(TABLE_PODS, ROUTE_PROTOCOL, host_prefix(ip), link))]
+        let (table, protocol) = (self.numbers.table_pods(), self.numbers.protocol());
+        [neighbour, add_route(&Route::onto(table, protocol, host_prefix(ip), link))]
     }
 
     /// The kernel's own link-local address would be tentative for a second or two and hold up every IPv6 pod; we set
@@ -154,6 +159,16 @@ impl Plan {
     fn gateway_neighbour(&self, link: u32, gateway: IpAddr) -> Message {
         permanent_neighbour(link, gateway, self.host_mac)
     }
+}
+
+fn identity(container_id: &str, ifname: &str) -> String {
+    format!("{container_id}:{ifname}")
+}
+
+/// Name of a pod's link on the host: "veth" and eight hexadecimal digits, always the same for the same pod and attempt.
+pub(super) fn host_name(container_id: &str, ifname: &str, attempt: u32) -> String {
+    let hash = fnv1a(&format!("{}:{attempt}", identity(container_id, ifname)));
+    format!("veth{:08x}", (hash ^ (hash >> 32)) & 0xffff_ffff)
 }
 
 fn host_prefix(ip: IpAddr) -> IpNet {
@@ -196,8 +211,11 @@ fn check(spec: &PodSpec) -> Result<()> {
             return Err(invalid(field, value, "contains a colon, a space or a control character"));
         }
     }
-    if let Some(reason) = bad_interface_name(&spec.ifname) {
-        return Err(invalid("interface name", &spec.ifname, reason));
+    let link_name = spec.link_name.iter().map(|name| ("name of the host's link", name));
+    for (field, name) in [("interface name", &spec.ifname)].into_iter().chain(link_name) {
+        if let Some(reason) = bad_interface_name(name) {
+            return Err(invalid(field, name, reason));
+        }
     }
     if spec.ipv4.is_none() && spec.ipv6.is_none() {
         return Err(invalid(

@@ -7,7 +7,6 @@
 mod cpu;
 mod iperf;
 mod pair;
-mod wireguard_go;
 
 use std::process::Command;
 use std::thread;
@@ -16,8 +15,9 @@ use anyhow::{Context, Result, ensure};
 use fairlead_tunnel::{Device, Settings};
 use testbed_lab::Lab;
 
-use crate::progress;
+use crate::go::Peer;
 use crate::report::Measurement;
+use crate::{Effort, progress};
 use pair::{INTERFACE, MTU, Pair};
 
 pub(crate) const CASE: &str = "tunnel";
@@ -27,6 +27,13 @@ const STREAMS: [u8; 2] = [1, 4];
 const ROUNDS: usize = 3;
 const OURS: &str = "fairlead";
 const PEER: &str = "wireguard-go";
+/// The same that judges the embedded WireGuard in the tests of `fairlead-tunnel`; they share the built program, which
+/// is named by the last part of the module's path.
+const WIREGUARD_GO: Peer = Peer {
+    name: PEER,
+    version: "v0.0.0-20260522210424-ecfc5a8d5446",
+    packages: &["golang.zx2c4.com/wireguard"],
+};
 
 /// What one subject did with one number of streams.
 #[derive(Debug, Default)]
@@ -37,9 +44,9 @@ struct Samples {
     cpu: Vec<f64>,
 }
 
-pub(crate) fn run() -> Result<Vec<Measurement>> {
+pub(crate) fn run(_: Effort) -> Result<Vec<Measurement>> {
     iperf::check_installed()?;
-    let peer_program = wireguard_go::program()?;
+    let peer_program = WIREGUARD_GO.programs()?.join("wireguard");
     let own_program = std::env::current_exe().context("cannot find out where this program is")?;
     let mut peer_command = Command::new(peer_program);
     peer_command.args(["-f", INTERFACE]);
