@@ -29,6 +29,7 @@ mod program;
 pub mod requests;
 pub mod router;
 pub mod status;
+mod turn;
 
 pub use fairlead_dataplane::numbers;
 pub use program::{Settings, WireGuardChoice, run};
