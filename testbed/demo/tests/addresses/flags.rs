@@ -33,8 +33,11 @@ pub(super) fn other_numbers_and_names_are_used(world: &mut World) {
     for pod in [first.as_str(), second] {
         other.host.shell(&format!("ping -c 1 -W 10 {pod}")).unwrap();
     }
-    let (code, text) = ipam(other, &["check"]);
-    assert_eq!(code, Some(0), "{text}");
+    // No kubelet, so no Pod objects; that is all there is to find.
+    let (_, text) = ipam(other, &["check"]);
+    let findings: Vec<&str> = text.lines().filter(|line| !line.starts_with(' ')).collect();
+    let findings = findings.iter().filter(|line| line.starts_with("warning") || line.starts_with("error"));
+    assert!(findings.clone().all(|line| line.starts_with("warning PodGone:")), "{text}");
     for container in [&before, &one] {
         assert!(call(other, "DEL", container, &configuration(other)).status.success());
     }
