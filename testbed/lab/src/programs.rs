@@ -29,10 +29,12 @@ pub fn executable(name: &str) -> Result<PathBuf> {
 pub fn eventually<T>(patience: Duration, mut condition: impl FnMut() -> Result<T>) -> Result<T> {
     let deadline = Instant::now() + patience;
     loop {
+        let asked = Instant::now();
         match condition() {
             Ok(value) => return Ok(value),
             Err(error) if Instant::now() > deadline => return Err(error),
-            Err(_) => thread::sleep(LOOK_AGAIN),
+            // What is expensive to ask (kubectl) is asked less often, or the asking keeps it from happening.
+            Err(_) => thread::sleep(LOOK_AGAIN.max(asked.elapsed().saturating_mul(2))),
         }
     }
 }
