@@ -362,7 +362,10 @@ fn kubectl_shows_columns(world: &World) {
         )
         .unwrap();
     let pools = columns(world, "addresspools");
-    assert_eq!(pools[0], ["NAME", "BLOCKSIZE BITS", "BLOCKS", "CAPACITY", "FREE", "NODES", "READY", "REASON", "AGE"]);
+    assert_eq!(
+        pools[0],
+        ["NAME", "BLOCKSIZE BITS", "BLOCKS", "CAPACITY", "FREE", "NODES", "READY", "REASON", "AGE"]
+    );
     assert_eq!(pools[1][..8], ["default", "5", "6", "65536", "65344", "6", "True", "Available"]);
 
     let blocks = columns(world, "addressblocks");

@@ -125,7 +125,8 @@ impl Served {
     }
 }
 
-fn scrape() -> Result<String> {
+/// The node program's metrics, asked from its own network namespace.
+pub(crate) fn scrape() -> Result<String> {
     let mut stream = TcpStream::connect(METRICS).context("the node program serves no metrics")?;
     stream.set_read_timeout(Some(Duration::from_secs(5)))?;
     stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
