@@ -20,6 +20,8 @@ Commands:
                           show the main job on this machine: pods on nodes in different networks reach each other
   test [RING...] [-- FILTER...]
                           run the tests; rings: pure lab kube vm demo nodes (all of them without a name)
+  test conformance [--families ipv4|dual] [--network mesh|router|stock] [--focus REGEX]
+                          run Kubernetes's own network conformance tests on three real nodes (no ring; --help says more)
   bench [NAME] [--json]   run benchmarks: peers and ours in one run
   image [--tag NAME] [--output FILE] [--debug]
                           make the OCI image that deploy/ runs, without an engine; --debug: of the debug build,

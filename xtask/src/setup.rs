@@ -84,6 +84,13 @@ pub(crate) fn control_plane() -> Result {
     })
 }
 
+/// Builds upstream's end-to-end suite and the images that its pods run, once per version, outside the checkout.
+pub(crate) fn conformance() -> Result {
+    timed("Kubernetes's end-to-end suite and its images (first time about 4 minutes)", || {
+        run(Command::new(built("testbed-kube-setup")).arg("conformance").stdout(std::process::Stdio::null()))
+    })
+}
+
 /// Builds every program of the workspace, at once: selecting packages would build the libraries again for each
 /// selection, because cargo unifies features over what is selected.
 pub(crate) fn programs() -> Result {

@@ -81,6 +81,16 @@ pub(crate) fn demo(arguments: &[String]) -> Result {
     outcome
 }
 
+/// `cargo xtask test conformance`: not a ring, since it judges for minutes what the rings judge in seconds.
+pub(crate) fn conformance(arguments: &[String]) -> Result {
+    setup::packages()?;
+    setup::programs()?;
+    setup::control_plane()?;
+    setup::conformance()?;
+    let reports = target().join("conformance");
+    run(Command::new(built("fairlead-conformance")).arg("--report-dir").arg(reports).args(arguments))
+}
+
 /// `cargo xtask bench`
 pub(crate) fn bench(arguments: &[String]) -> Result {
     setup::packages()?;

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Instant;
 
 use crate::setup;
-use crate::steps::{Result, cargo, print, say};
+use crate::steps::{self, Result, cargo, print, say};
 
 /// A group of packages tested together, from the cheapest to the dearest.
 struct Ring {
@@ -32,6 +32,7 @@ const RINGS: &[Ring] = &[
             "fairlead-node",
             "fairlead-controller",
             "fairlead-image",
+            "fairlead-conformance",
             "fairlead",
             "xtask",
         ],
@@ -72,6 +73,9 @@ impl Counts {
 
 /// Sets up what the wanted rings need, runs them all even when one fails, and prints the sum last.
 pub(crate) fn run(arguments: &[String]) -> Result {
+    if let Some((_, rest)) = arguments.split_first().filter(|(first, _)| *first == "conformance") {
+        return steps::conformance(rest);
+    }
     let (names, filter) = match arguments.iter().position(|argument| argument == "--") {
         Some(at) => (arguments.get(..at).unwrap_or_default(), arguments.get(at + 1..).unwrap_or_default()),
         None => (arguments, &[][..]),

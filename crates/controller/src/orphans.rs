@@ -14,9 +14,6 @@ use tokio::sync::watch;
 
 use crate::metrics::Metrics;
 
-/// How often blocks are compared with nodes when no node changes.
-const SWEEP: Duration = Duration::from_secs(300);
-
 /// Blocks whose node is not among `nodes`. Reserved blocks and those without a node stay. Pure.
 pub(crate) fn orphans<'a>(
     blocks: &'a [Arc<AddressBlock>],
@@ -28,13 +25,14 @@ pub(crate) fn orphans<'a>(
     blocks.iter().filter(orphaned).map(AsRef::as_ref).collect()
 }
 
-/// Frees blocks of deleted nodes for ever.
+/// Frees blocks of deleted nodes for ever: when a node changes, and every `sweep` besides.
 pub(crate) async fn run(
     client: Client,
     nodes: Store<PartialObjectMeta<Node>>,
     blocks: Store<AddressBlock>,
     mut changed: watch::Receiver<u64>,
     metrics: Arc<Metrics>,
+    sweep: Duration,
 ) {
     loop {
         let known: BTreeSet<String> = nodes.state().iter().map(|node| node.name_any()).collect();
@@ -52,7 +50,7 @@ pub(crate) async fn run(
                 }
             }
         }
-        let _ = tokio::time::timeout(SWEEP, changed.changed()).await;
+        let _ = tokio::time::timeout(sweep, changed.changed()).await;
     }
 }
 

@@ -35,6 +35,8 @@ pub struct Settings {
     pub metrics: SocketAddr,
     /// Where health is served.
     pub health: SocketAddr,
+    /// How often blocks are compared with Nodes besides at every change of a Node.
+    pub sweep: Duration,
     /// The admission webhook.
     pub webhook: webhook::Settings,
 }
@@ -72,7 +74,7 @@ pub async fn run(
         match (leading, &work) {
             (true, None) => {
                 tracing::info!(identity = settings.identity, "elected");
-                work = Some(lead(&client, &metrics));
+                work = Some(lead(&client, &metrics, settings.sweep));
             }
             (false, Some(_)) => {
                 tracing::warn!(identity = settings.identity, "lost the lease; waiting for the next election");
@@ -95,7 +97,7 @@ pub async fn run(
     Ok(())
 }
 
-fn lead(client: &Client, metrics: &Arc<Metrics>) -> JoinSet<()> {
+fn lead(client: &Client, metrics: &Arc<Metrics>, sweep: Duration) -> JoinSet<()> {
     let mut tasks = JoinSet::new();
     let config = caches::config;
     let pool_cache = caches::spawn(&mut tasks, "AddressPools", watcher(Api::all(client.clone()), config()));
@@ -133,7 +135,7 @@ fn lead(client: &Client, metrics: &Arc<Metrics>) -> JoinSet<()> {
                 pool_cache.subscribe(),
                 block_cache.subscribe()
             ),
-            orphans::run(client.clone(), nodes.store.clone(), block_store, nodes.subscribe(), metrics),
+            orphans::run(client.clone(), nodes.store.clone(), block_store, nodes.subscribe(), metrics, sweep),
         );
     });
     tasks

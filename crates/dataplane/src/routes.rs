@@ -7,8 +7,7 @@
 use std::collections::HashMap;
 
 use fairlead_api::names::{
-    MARK_MASK, MARK_TO_WIREGUARD, ROUTE_PROTOCOL, ROUTE_PROTOCOL_ROUTER, RULE_PRIORITY_MESH,
-    RULE_PRIORITY_PODS, TABLE_EXPORT, TABLE_MESH, TABLE_PODS,
+    MARK_MASK, MARK_TO_WIREGUARD, ROUTE_PROTOCOL, ROUTE_PROTOCOL_ROUTER, RULE_PRIORITY_MESH, TABLE_MESH,
 };
 use fairlead_netlink::route::{
     IpFamily, Mark, Route, RouteSocket, Rule, TABLE_DEFAULT, TABLE_LOCAL, TABLE_MAIN, add_route, add_rule,
@@ -17,6 +16,8 @@ use fairlead_netlink::route::{
 use fairlead_netlink::{Message, Result};
 use ipnet::IpNet;
 use nix::libc;
+
+use crate::numbers::Numbers;
 
 /// The loopback device has this index in every network namespace (`LOOPBACK_IFINDEX`, `net/core/dev.c`).
 pub const LOOPBACK_INDEX: u32 = 1;
@@ -123,16 +124,18 @@ fn try_all(socket: &mut RouteSocket, set: &[Message], delete: Vec<Message>) -> R
 
 /// The routes that tell a routing daemon which blocks live on this node. They lead to the loopback device: nobody
 /// looks the table up, it is only read.
-pub fn export_routes(blocks: &[IpNet]) -> Vec<Route> {
-    blocks.iter().map(|block| Route::onto(TABLE_EXPORT, ROUTE_PROTOCOL, *block, LOOPBACK_INDEX)).collect()
+pub fn export_routes(numbers: Numbers, blocks: &[IpNet]) -> Vec<Route> {
+    let route =
+        |block: &IpNet| Route::onto(numbers.table_export(), numbers.protocol(), *block, LOOPBACK_INDEX);
+    blocks.iter().map(route).collect()
 }
 
 /// Brings the export table to exactly the given blocks.
 ///
 /// # Errors
 /// See [`sync_table`].
-pub fn sync_export(blocks: &[IpNet]) -> Result<Difference<Route>> {
-    sync_table(TABLE_EXPORT, ROUTE_PROTOCOL, &export_routes(blocks))
+pub fn sync_export(numbers: Numbers, blocks: &[IpNet]) -> Result<Difference<Route>> {
+    sync_table(numbers.table_export(), numbers.protocol(), &export_routes(numbers, blocks))
 }
 
 /// A route that could not be set, and why: the kernel's words, or whose route is in its place.
@@ -186,8 +189,9 @@ fn in_the_way(route: &Route, existing: &[Route]) -> Option<Refused> {
 }
 
 /// The rules that lead to the routes of the pods on this node.
-pub fn pod_rules() -> Vec<Rule> {
-    let rule = |family| Rule::lookup(family, RULE_PRIORITY_PODS, TABLE_PODS, ROUTE_PROTOCOL);
+pub fn pod_rules(numbers: Numbers) -> Vec<Rule> {
+    let rule =
+        |family| Rule::lookup(family, numbers.rule_priority(), numbers.table_pods(), numbers.protocol());
     IpFamily::BOTH.map(rule).to_vec()
 }
 

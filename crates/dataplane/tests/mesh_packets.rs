@@ -160,6 +160,26 @@ fn other_bits_survive(bed: &Bed, target: &str) {
     bed.node.sh("nft delete table inet judge");
 }
 
+/// As kube-proxy does for a NodePort that is asked at this host's own address.
+#[test]
+fn what_a_service_sends_elsewhere_from_the_hosts_own_address_enters_the_mesh() {
+    let bed = Bed::new();
+    bed.apply();
+    for (family, target, own) in [("ip", TARGET_V4, "100.65.0.1"), ("ip6", TARGET_V6, "fd65::1")] {
+        bed.node.sh(&format!(
+            "nft 'table {family} service {{ chain out {{ type nat hook output priority -100; \
+             {family} daddr {own} udp dport {PORT} dnat to {target}; }}; }}'"
+        ));
+        thread::scope(|scope| {
+            let address = (target.parse::<IpAddr>().unwrap(), PORT);
+            let socket = bed.mesh.within(|| UdpSocket::bind(address).unwrap());
+            scope.spawn(move || answer(&socket, "mesh"));
+            assert_eq!(who_answers(&bed.node, own, 0), "mesh");
+            bed.mesh.within(|| UdpSocket::bind(any(target)).unwrap().send_to(b"stop", address).unwrap());
+        });
+    }
+}
+
 /// Counts, where they arrive, packets that open or accept a connection with these segment sizes.
 fn judge(bed: &Bed, sizes: [u16; 2]) {
     let mut rules = String::new();

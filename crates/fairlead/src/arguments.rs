@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
-use fairlead_api::names::{NODE_SOCKET, ROUTE_PROTOCOL, RULE_PRIORITY_PODS, TABLE_EXPORT, TABLE_PODS};
+use fairlead_api::names::NODE_SOCKET;
 use fairlead_node::WireGuardChoice;
 
 use crate::install::{InstallArguments, UninstallArguments};
+use crate::of_coil::{KernelNumbers, OfCoil};
 
 /// A Kubernetes network across clouds, homes and data centres.
 #[derive(Debug, Parser)]
@@ -100,84 +101,21 @@ pub(crate) struct NodeArguments {
     #[arg(long, value_enum, default_value = "auto")]
     pub(crate) wireguard: WireGuard,
     #[command(flatten)]
+    pub(crate) numbers: KernelNumbers,
+    /// Name the links of pods as Calico's policy program expects (FELIX_INTERFACEPREFIX=veth)
+    #[arg(long, value_name = "BOOL", default_value = "false",
+        num_args = 0..=1, require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
+    pub(crate) compat_calico: bool,
+    #[command(flatten)]
     pub(crate) of_coil: OfCoil,
     /// Keep plain routes to the pods of nodes on the same layer-2 network, without encryption, in place of a mesh
     #[arg(long, env = "FAIRLEAD_ROUTER", value_name = "BOOL", default_value = "false",
         num_args = 0..=1, require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
     pub(crate) router: bool,
-    /// At the end, empty table 119 if the Node object is gone
+    /// At the end, empty the export table if the Node object is gone
     #[arg(long, env = "FAIRLEAD_CLEAR_ROUTES_ON_SHUTDOWN", value_name = "BOOL", default_value = "false",
         num_args = 0..=1, require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
     pub(crate) clear_routes_on_shutdown: bool,
-}
-
-/// Flags of Coil's `coild` that are accepted so that its manifests work, and that change nothing.
-#[derive(Debug, Default, Args)]
-pub(crate) struct OfCoil {
-    #[arg(long, hide = true)]
-    pod_table_id: Option<u32>,
-    #[arg(long, hide = true)]
-    pod_rule_prio: Option<u32>,
-    #[arg(long, hide = true)]
-    export_table_id: Option<u32>,
-    #[arg(long, hide = true)]
-    protocol_id: Option<u32>,
-    #[arg(long, hide = true, value_name = "BOOL",
-        num_args = 0..=1, require_equals = true, default_missing_value = "true")]
-    compat_calico: Option<bool>,
-    #[arg(short, long, hide = true)]
-    v: Option<String>,
-    #[arg(long, hide = true)]
-    vmodule: Option<String>,
-    #[arg(long, hide = true)]
-    logtostderr: Option<Option<String>>,
-    #[arg(long, hide = true)]
-    egress_port: Option<String>,
-    #[arg(long, hide = true)]
-    backend: Option<String>,
-    #[arg(long, hide = true)]
-    enable_originating_only: Option<Option<String>>,
-    #[arg(long, hide = true)]
-    register_from_main: Option<Option<String>>,
-}
-
-impl OfCoil {
-    /// What was asked for and cannot be had. Without addresses of our own these numbers stand for nothing.
-    pub(crate) fn impossible(&self, enable_ipam: bool) -> Option<String> {
-        let numbers = [
-            ("--pod-table-id", self.pod_table_id, TABLE_PODS),
-            ("--pod-rule-prio", self.pod_rule_prio, RULE_PRIORITY_PODS),
-            ("--export-table-id", self.export_table_id, TABLE_EXPORT),
-            ("--protocol-id", self.protocol_id, ROUTE_PROTOCOL.into()),
-        ];
-        let other = numbers.into_iter().find(|(_, given, ours)| given.is_some_and(|given| given != *ours));
-        match other {
-            Some((flag, Some(given), ours)) if enable_ipam => {
-                Some(format!("{flag} {given} is not supported: it is always {ours}; leave the flag out"))
-            }
-            _ if self.compat_calico == Some(true) && enable_ipam => Some(
-                "--compat-calico is not supported: links of pods have names of their own; leave the flag out"
-                    .to_owned(),
-            ),
-            _ => None,
-        }
-    }
-
-    /// Those without any effect that were given.
-    pub(crate) fn given(&self) -> Vec<&'static str> {
-        [
-            ("-v", self.v.is_some()),
-            ("--vmodule", self.vmodule.is_some()),
-            ("--logtostderr", self.logtostderr.is_some()),
-            ("--egress-port", self.egress_port.is_some()),
-            ("--backend", self.backend.is_some()),
-            ("--enable-originating-only", self.enable_originating_only.is_some()),
-            ("--register-from-main", self.register_from_main.is_some()),
-        ]
-        .into_iter()
-        .filter_map(|(name, given)| given.then_some(name))
-        .collect()
-    }
 }
 
 /// Which WireGuard implementation to use.
@@ -212,6 +150,9 @@ pub(crate) struct ControllerArguments {
     /// Address for /healthz and /readyz
     #[arg(long, default_value = "[::]:9387", value_parser = listen_address)]
     pub(crate) health_addr: SocketAddr,
+    /// How often blocks are compared with Nodes besides at every change of a Node
+    #[arg(long, default_value = "5m", value_name = "DURATION", value_parser = duration)]
+    pub(crate) gc_interval: Duration,
     /// Address for the admission webhook
     #[arg(long, default_value = "[::]:9443", value_parser = listen_address)]
     pub(crate) webhook_addr: SocketAddr,
@@ -386,43 +327,6 @@ mod tests {
         assert_eq!(parse(&[]), (false, false));
         assert_eq!(parse(&["--router", "--clear-routes-on-shutdown=true"]), (true, true));
         assert_eq!(parse(&["--router=false", "--clear-routes-on-shutdown"]), (false, true));
-    }
-
-    #[test]
-    fn coils_flags_are_accepted_and_those_without_effect_are_known() {
-        let coils = "-v 2 --enable-ipam=false --enable-egress --egress-port=5555 \
-                     --backend nftables --addressblock-gc-interval=10m --health-addr=:9385";
-        let usual = ["fairlead", "node", "--node-name", "a"];
-        let Command::Node(node) =
-            Arguments::parse_from(usual.into_iter().chain(coils.split_whitespace())).command
-        else {
-            panic!("another command")
-        };
-        assert_eq!((node.enable_ipam, node.enable_egress), (false, true));
-        assert_eq!(node.addressblock_gc_interval, Duration::from_secs(600));
-        let given = ["-v", "--egress-port", "--backend"];
-        assert_eq!(node.of_coil.given(), given);
-        let Command::Node(plain) = Arguments::parse_from(usual).command else { panic!("another command") };
-        assert_eq!((plain.enable_ipam, plain.of_coil.given().len()), (true, 0));
-    }
-
-    #[test]
-    fn coils_numbers_are_accepted_where_they_are_ours_or_stand_for_nothing() {
-        let impossible = |flags: &[&str]| {
-            let usual = ["fairlead", "node", "--node-name", "a"];
-            let Command::Node(node) = Arguments::parse_from(usual.iter().chain(flags)).command else {
-                panic!("another command")
-            };
-            node.of_coil.impossible(node.enable_ipam)
-        };
-        let ours =
-            ["--pod-table-id=116", "--pod-rule-prio=2000", "--export-table-id=119", "--protocol-id=30"];
-        assert_eq!(impossible(&ours), None);
-        assert_eq!(impossible(&["--enable-ipam=false", "--pod-table-id=0", "--protocol-id=2"]), None);
-        assert_eq!(impossible(&["--compat-calico=false"]), None);
-        let refused = impossible(&["--protocol-id=30", "--export-table-id", "7"]).unwrap();
-        assert!(refused.contains("--export-table-id 7") && refused.contains("119"), "{refused}");
-        assert!(impossible(&["--compat-calico"]).unwrap().contains("--compat-calico"));
     }
 
     #[test]

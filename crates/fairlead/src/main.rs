@@ -10,6 +10,7 @@ mod install;
 mod ipam;
 mod logging;
 mod netconf;
+mod of_coil;
 mod output;
 mod programs;
 mod status;

@@ -23,9 +23,7 @@ const CONNECT_SECONDS: u64 = 5;
 pub(crate) fn node(arguments: NodeArguments) -> anyhow::Result<ExitCode> {
     // In Coil's words, which administrators search for.
     anyhow::ensure!(arguments.enable_ipam || arguments.enable_egress, "both IPAM and egress are disabled");
-    if let Some(reason) = arguments.of_coil.impossible(arguments.enable_ipam) {
-        anyhow::bail!(reason);
-    }
+    let numbers = arguments.numbers.checked(arguments.enable_ipam)?;
     for flag in arguments.of_coil.given() {
         tracing::warn!(flag, "this flag of Coil's has no effect here");
     }
@@ -39,6 +37,8 @@ pub(crate) fn node(arguments: NodeArguments) -> anyhow::Result<ExitCode> {
         block_grace: arguments.addressblock_gc_interval,
         wireguard: arguments.wireguard.into(),
         router: arguments.router,
+        numbers,
+        calico_names: arguments.compat_calico,
         clear_routes_on_shutdown: arguments.clear_routes_on_shutdown,
     };
     run(async { fairlead_node::run(settings, cluster().await?, stop()?).await })
@@ -50,6 +50,7 @@ pub(crate) fn controller(arguments: ControllerArguments) -> anyhow::Result<ExitC
         identity: arguments.identity,
         metrics: arguments.metrics_addr,
         health: arguments.health_addr,
+        sweep: arguments.gc_interval,
         webhook: fairlead_controller::WebhookSettings {
             address: arguments.webhook_addr,
             directory: arguments.cert_dir,

@@ -21,7 +21,7 @@ mod messages;
 
 pub(crate) use dump::count;
 pub use dump::read;
-pub use expression::{Comparison, Expression, Header, Meta, TCP_MAXIMUM_SEGMENT, TcpOption};
+pub use expression::{Comparison, DestinationType, Expression, Header, Meta, TCP_MAXIMUM_SEGMENT, TcpOption};
 pub use intervals::{AddressType, Intervals};
 pub use messages::{change_elements, create, delete};
 

@@ -1,4 +1,4 @@
-//! This node's blocks: kept in step with the API server, exported to table 119, given back when empty.
+//! This node's blocks: kept in step with the API server, exported to routing daemons, given back when empty.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use fairlead_cluster::caches::Cache;
 /// How often the table and the empty blocks are looked at when nothing changes.
 const SWEEP: Duration = Duration::from_secs(30);
 
-/// Keeps blocks, table 119 and the address book in step for ever. A block is given back when it has been empty for
+/// Keeps blocks, the export table and the address book in step for ever. A block is given back when it has been empty for
 /// `grace`: a pod that is replaced finds it still here.
 pub async fn run(
     client: Client,
@@ -51,11 +51,12 @@ pub async fn run(
 
 async fn export(ipam: &Ipam) {
     let prefixes = ipam.prefixes();
-    let done = tokio::task::spawn_blocking(move || routes::sync_export(&prefixes)).await;
+    let numbers = ipam.numbers();
+    let done = tokio::task::spawn_blocking(move || routes::sync_export(numbers, &prefixes)).await;
     match done {
         Ok(Ok(_)) => {}
-        Ok(Err(error)) => tracing::warn!(%error, "cannot bring table 119 up to date"),
-        Err(error) => tracing::warn!(%error, "bringing table 119 up to date stopped half-way"),
+        Ok(Err(error)) => tracing::warn!(%error, "cannot bring the export table up to date"),
+        Err(error) => tracing::warn!(%error, "bringing the export table up to date stopped half-way"),
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use fairlead_dataplane::numbers::Numbers;
 use fairlead_dataplane::routes;
 use k8s_openapi::api::core::v1::Node;
 use kube::{Api, Client};
@@ -31,23 +32,23 @@ fn is_gone(answer: Answer, watched: Option<bool>) -> bool {
     }
 }
 
-/// Empties table 119 if the Node object is gone, so that routing daemons stop advertising what other nodes may now have.
+/// Empties the export table if the Node object is gone, so that routing daemons stop advertising what other nodes may now have.
 /// Everything else, and everything in all other cases, stays.
-pub(crate) async fn clear_if_gone(client: &Client, node: &str, watched: Option<bool>) {
+pub(crate) async fn clear_if_gone(client: &Client, node: &str, numbers: Numbers, watched: Option<bool>) {
     let work = async {
         if !is_gone(ask(client, node).await, watched) {
-            tracing::info!(node, "the Node still exists; table 119 stays");
+            tracing::info!(node, "the Node still exists; the export table stays");
             return;
         }
-        match tokio::task::spawn_blocking(|| routes::sync_export(&[])).await {
-            Ok(Ok(_)) => tracing::info!(node, "the Node is gone; emptied table 119"),
-            Ok(Err(error)) => tracing::warn!(%error, "cannot empty table 119"),
-            Err(error) => tracing::warn!(%error, "emptying table 119 stopped half-way"),
+        match tokio::task::spawn_blocking(move || routes::sync_export(numbers, &[])).await {
+            Ok(Ok(_)) => tracing::info!(node, "the Node is gone; emptied the export table"),
+            Ok(Err(error)) => tracing::warn!(%error, "cannot empty the export table"),
+            Err(error) => tracing::warn!(%error, "emptying the export table stopped half-way"),
         }
     };
     if timeout(BUDGET, work).await.is_err() {
         tracing::warn!(
-            "table 119 stays: the API server did not say in {} s whether the Node is gone",
+            "the export table stays: the API server did not say in {} s whether the Node is gone",
             BUDGET.as_secs()
         );
     }

@@ -5,9 +5,10 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use fairlead_api::names::{LINK_ALIAS_PREFIX, TABLE_EXPORT, TABLE_PODS};
+use fairlead_api::names::LINK_ALIAS_PREFIX;
 use fairlead_cluster::caches::Cache;
 use fairlead_cluster::pods::SlimPod;
+use fairlead_dataplane::numbers::Numbers;
 use fairlead_dataplane::pods::{self, PodOnNode};
 use fairlead_ipam::check::{self, Finding, KnownBlock, KnownPod, KnownPool, NodeView, PodLink, Reservation};
 use fairlead_ipam::{Held, Key};
@@ -39,7 +40,7 @@ pub struct Inventory {
 /// What the kernel shows.
 struct Kernel {
     pods: Vec<PodOnNode>,
-    /// Single addresses of table 116 that lead to no pod's link.
+    /// Single addresses of the pods' table that lead to no pod's link.
     stray: Vec<IpAddr>,
     exported: Vec<IpNet>,
 }
@@ -54,7 +55,7 @@ impl Inventory {
     /// # Errors
     /// The kernel cannot be read.
     pub async fn show(&self) -> Result<IpamShowResponse, Status> {
-        let kernel = kernel().await?;
+        let kernel = kernel(self.verbs.ipam.numbers()).await?;
         let explain = self.explainer(&kernel);
         Ok(IpamShowResponse {
             node: self.ipam().node().to_owned(),
@@ -85,11 +86,11 @@ impl Inventory {
                 "another plugin gives the addresses of this node (--enable-ipam=false): nothing to compare";
             return Err(Status::failed_precondition(why));
         }
-        let view = self.view(kernel().await?);
+        let view = self.view(kernel(self.verbs.ipam.numbers()).await?);
         let mut findings = check::node(&view);
         if !findings.is_empty() {
             tokio::time::sleep(SECOND_LOOK).await;
-            let again = check::node(&self.view(kernel().await?));
+            let again = check::node(&self.view(kernel(self.verbs.ipam.numbers()).await?));
             findings.retain(|finding| again.contains(finding));
         }
         Ok(IpamCheckResponse {
@@ -147,7 +148,7 @@ impl Inventory {
     /// While no verb of the container can run.
     async fn release_one(&self, key: &Key, force: bool) -> Result<HeldAddresses, Status> {
         let _turn = self.verbs.order.enter(&key.container_id).await;
-        let kernel = kernel().await?;
+        let kernel = kernel(self.verbs.ipam.numbers()).await?;
         let attached = self.ipam().attachments();
         let Some(attached) = attached.into_iter().find(|one| one.key == *key) else {
             return Err(Status::not_found(format!("container {} was detached meanwhile", key.container_id)));
@@ -236,17 +237,18 @@ fn owner_by_address(held: &Held, pods: &[KnownPod]) -> Option<check::Owner> {
     Some(check::Owner { namespace, name, uid: pod.uids.first().cloned() })
 }
 
-async fn kernel() -> Result<Kernel, Status> {
+async fn kernel(numbers: Numbers) -> Result<Kernel, Status> {
     let failed =
         |error: &dyn std::fmt::Display| Status::internal(format!("cannot read the kernel's state: {error}"));
-    let read = tokio::task::spawn_blocking(read_kernel).await.map_err(|error| failed(&error))?;
+    let read =
+        tokio::task::spawn_blocking(move || read_kernel(numbers)).await.map_err(|error| failed(&error))?;
     read.map_err(|error| failed(&error))
 }
 
-fn read_kernel() -> fairlead_netlink::Result<Kernel> {
+fn read_kernel(numbers: Numbers) -> fairlead_netlink::Result<Kernel> {
     let mut socket = RouteSocket::open()?;
     let links = socket.links_by_alias(LINK_ALIAS_PREFIX)?;
-    let routes = socket.routes(TABLE_PODS)?;
+    let routes = socket.routes(numbers.table_pods())?;
     let pods = pods::pods_among(&links, &routes);
     let known: BTreeSet<u32> = pods.iter().map(|pod| pod.host_index).collect();
     let stray = routes
@@ -254,7 +256,7 @@ fn read_kernel() -> fairlead_netlink::Result<Kernel> {
         .filter(|route| route.link.is_none_or(|link| !known.contains(&link)))
         .map(|route| route.destination.addr())
         .collect();
-    let exported = socket.routes(TABLE_EXPORT)?.iter().map(|route| route.destination).collect();
+    let exported = socket.routes(numbers.table_export())?.iter().map(|route| route.destination).collect();
     Ok(Kernel { pods, stray, exported })
 }
 

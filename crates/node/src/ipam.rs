@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use fairlead_api::resources::{AddressBlock, AddressPool};
+use fairlead_dataplane::numbers::Numbers;
 use fairlead_dataplane::pods::PodOnNode;
 use fairlead_ipam::check::Owner;
 use fairlead_ipam::leaks::Suspects;
@@ -115,6 +116,8 @@ pub struct Attached {
 /// The address book of this node.
 pub struct Ipam {
     node: String,
+    /// Of the routes of pods and blocks in the kernel.
+    numbers: Numbers,
     book: Mutex<NodeIpam>,
     /// For people; nothing is decided by it. Only of keys that hold an address.
     owners: Mutex<BTreeMap<Key, Owner>>,
@@ -131,9 +134,10 @@ pub struct Ipam {
 
 impl Ipam {
     /// An empty book of this node.
-    pub fn new(node: &str, pools: Store<AddressPool>, api: Api<AddressPool>) -> Self {
+    pub fn new(node: &str, numbers: Numbers, pools: Store<AddressPool>, api: Api<AddressPool>) -> Self {
         Self {
             node: node.to_owned(),
+            numbers,
             book: Mutex::new(NodeIpam::default()),
             owners: Mutex::default(),
             changed: watch::Sender::new(0),
@@ -148,6 +152,11 @@ impl Ipam {
     /// This node's name.
     pub fn node(&self) -> &str {
         &self.node
+    }
+
+    /// Numbers of the tables that routes of pods and blocks are in.
+    pub fn numbers(&self) -> Numbers {
+        self.numbers
     }
 
     fn book(&self) -> MutexGuard<'_, NodeIpam> {

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use fairlead_dataplane::numbers::Numbers;
 use fairlead_dataplane::pods;
 use fairlead_ipam::Key;
 use fairlead_ipam::leaks::Suspects;
@@ -22,7 +23,7 @@ pub async fn run(ipam: Arc<Ipam>, order: Arc<Order>, metrics: Arc<Metrics>) {
     let mut suspects = Suspects::default();
     loop {
         tokio::time::sleep(SWEEP).await;
-        let Some(linked) = links().await else { continue };
+        let Some(linked) = links(ipam.numbers()).await else { continue };
         for key in ipam.leaked(&mut suspects, GRACE, &linked) {
             if free(&ipam, &order, &key).await {
                 metrics.leaked_address_freed();
@@ -34,7 +35,7 @@ pub async fn run(ipam: Arc<Ipam>, order: Arc<Order>, metrics: Arc<Metrics>) {
 /// Looks once more while no verb of the container can run.
 async fn free(ipam: &Ipam, order: &Order, key: &Key) -> bool {
     let _turn = order.enter(&key.container_id).await;
-    let gone = links().await.is_some_and(|linked| !linked.contains(key));
+    let gone = links(ipam.numbers()).await.is_some_and(|linked| !linked.contains(key));
     if gone {
         tracing::warn!(
             container = key.container_id,
@@ -47,8 +48,8 @@ async fn free(ipam: &Ipam, order: &Order, key: &Key) -> bool {
 }
 
 /// Whose links the kernel has; `None` when it cannot be read.
-async fn links() -> Option<BTreeSet<Key>> {
-    match tokio::task::spawn_blocking(pods::list).await {
+async fn links(numbers: Numbers) -> Option<BTreeSet<Key>> {
+    match tokio::task::spawn_blocking(move || pods::list(numbers)).await {
         Ok(Ok(pods)) => Some(
             pods.into_iter().map(|pod| Key { container_id: pod.container_id, ifname: pod.ifname }).collect(),
         ),

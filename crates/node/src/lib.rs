@@ -31,4 +31,5 @@ pub mod requests;
 pub mod router;
 pub mod status;
 
+pub use fairlead_dataplane::numbers;
 pub use program::{Settings, WireGuardChoice, run};

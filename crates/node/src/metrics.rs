@@ -22,6 +22,15 @@ struct Verb {
     result: &'static str,
 }
 
+/// As Go's `go-grpc-prometheus` has them.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct GrpcCall {
+    grpc_type: &'static str,
+    grpc_service: &'static str,
+    grpc_method: &'static str,
+    grpc_code: String,
+}
+
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ApiRequest {
     resource: String,
@@ -55,6 +64,7 @@ const BUCKETS: [f64; 12] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 
 pub struct Metrics {
     registry: Registry,
     requests: Family<Verb, Counter>,
+    grpc_calls: Family<GrpcCall, Counter>,
     add_seconds: Histogram,
     del_seconds: Histogram,
     addresses_used: Family<Pool, Gauge>,
@@ -81,6 +91,7 @@ impl Default for Metrics {
         let registry = all.sub_registry_with_prefix("fairlead");
         let metrics = Self {
             requests: Family::default(),
+            grpc_calls: Family::default(),
             add_seconds: Histogram::new(BUCKETS),
             del_seconds: Histogram::new(BUCKETS),
             addresses_used: Family::default(),
@@ -154,6 +165,9 @@ impl Default for Metrics {
             "Messages that changed kernel state since the start",
             metrics.netlink_changes.clone(),
         );
+        // As Coil's coild has them.
+        let grpc = all.sub_registry_with_prefix("grpc_server");
+        grpc.register("handled", "RPCs completed, by method and code", metrics.grpc_calls.clone());
         // As Coil's router has them.
         let router = all.sub_registry_with_prefix("coil_router");
         router.register("syncs", "Synchronisations of the built-in router", metrics.router_syncs.clone());
@@ -224,6 +238,22 @@ impl Metrics {
             "DEL" => self.del_seconds.observe(took.as_secs_f64()),
             _ => {}
         }
+    }
+
+    /// A call of Coil's gRPC service was answered. Codes are named as Go names them (`google.golang.org/grpc/codes`).
+    pub fn grpc_call(&self, verb: &str, code: tonic::Code) {
+        let grpc_method = match verb {
+            "ADD" => "Add",
+            "DEL" => "Del",
+            _ => "Check",
+        };
+        let grpc_code = match code {
+            tonic::Code::Ok => "OK".to_owned(),
+            tonic::Code::Cancelled => "Canceled".to_owned(),
+            other => format!("{other:?}"),
+        };
+        let call = GrpcCall { grpc_type: "unary", grpc_service: "pkg.cnirpc.CNI", grpc_method, grpc_code };
+        self.grpc_calls.get_or_create(&call).inc();
     }
 
     /// A request goes to the API server.
@@ -304,6 +334,8 @@ mod tests {
         metrics.verb("ADD", Duration::from_millis(7), true);
         metrics.verb("DEL", Duration::from_millis(2), false);
         metrics.verb("CHECK", Duration::from_millis(2), true);
+        metrics.grpc_call("ADD", tonic::Code::Ok);
+        metrics.grpc_call("CHECK", tonic::Code::Cancelled);
         metrics.api_request("get", "namespaces".to_owned());
         metrics.event_dropped();
         metrics
@@ -355,6 +387,8 @@ mod tests {
             "fairlead_ipam_addresses{pool=\"default\"} 64",
             "fairlead_ipam_blocks{pool=\"default\"} 2",
             "fairlead_ipam_leaked_addresses_freed_total 1",
+            "grpc_server_handled_total{grpc_type=\"unary\",grpc_service=\"pkg.cnirpc.CNI\",grpc_method=\"Add\",grpc_code=\"OK\"} 1",
+            "grpc_server_handled_total{grpc_type=\"unary\",grpc_service=\"pkg.cnirpc.CNI\",grpc_method=\"Check\",grpc_code=\"Canceled\"} 1",
             "fairlead_ipam_blocks_given_back_total{result=\"ok\"} 1",
         ] {
             assert!(text.lines().any(|it| it == line), "{line} is not in\n{text}");

@@ -10,6 +10,7 @@ use anyhow::Context as _;
 use fairlead_api::names::MESH_MTU;
 use fairlead_api::resources::{AddressBlock, AddressPool, WireKubeMesh, WireKubePeer};
 use fairlead_api::wireguard::{PrivateKey, PublicKey};
+use fairlead_dataplane::numbers::Numbers;
 use fairlead_dataplane::uplink::{self, HostNetwork, Ignored};
 use fairlead_dataplane::wireguard::Preference;
 use fairlead_dataplane::{pods, routes};
@@ -79,7 +80,11 @@ pub struct Settings {
     pub wireguard: WireGuardChoice,
     /// Whether to keep plain routes to the blocks of nodes on the same network.
     pub router: bool,
-    /// Whether to empty table 119 at the end if the Node object is gone.
+    /// Of the routes of pods and blocks in the kernel.
+    pub numbers: Numbers,
+    /// Whether links of pods have the names that Calico's policy program expects.
+    pub calico_names: bool,
+    /// Whether to empty the export table at the end if the Node object is gone.
     pub clear_routes_on_shutdown: bool,
 }
 
@@ -151,7 +156,7 @@ pub async fn run(
     let client = client(config, &metrics)?;
     let mut tasks = JoinSet::new();
     if settings.enable_ipam {
-        prepare_kernel().await?;
+        prepare_kernel(settings.numbers).await?;
     }
     let caches = Arc::new(Caches::spawn(&mut tasks, &client, &settings));
     let events = Teller::spawn(&mut tasks, client.clone(), &settings.node, Arc::clone(&metrics));
@@ -217,6 +222,7 @@ pub async fn run(
         client,
         order,
         pod_mtu: pod_mtu(&caches, &shared),
+        calico_names: settings.calico_names,
         mesh_problem: mesh_problem(&shared, problems.clone()),
         records,
         collecting: tokio::sync::Mutex::default(),
@@ -256,9 +262,9 @@ pub async fn run(
     if settings.clear_routes_on_shutdown {
         let nodes = &caches.nodes;
         let watched = nodes.is_ready().then(|| nodes.store.get(&ObjectRef::new(&settings.node)).is_some());
-        // Nothing may write table 119 again after it was cleared.
+        // Nothing may write the export table again after it was cleared.
         tasks.shutdown().await;
-        farewell::clear_if_gone(&client, &settings.node, watched).await;
+        farewell::clear_if_gone(&client, &settings.node, settings.numbers, watched).await;
     }
     Ok(())
 }
@@ -317,10 +323,12 @@ fn keys(state_dir: &Path) -> Result<(PrivateKey, PublicKey), identity::IdentityE
 }
 
 /// Forwarding and the rule for local pods, which every node needs.
-async fn prepare_kernel() -> anyhow::Result<()> {
-    tokio::task::spawn_blocking(|| {
+async fn prepare_kernel(numbers: Numbers) -> anyhow::Result<()> {
+    tokio::task::spawn_blocking(move || {
         uplink::enable_forwarding().context("cannot switch forwarding on")?;
-        routes::ensure_rules(&routes::pod_rules()).map(drop).context("cannot add the rule for local pods")
+        routes::ensure_rules(&routes::pod_rules(numbers))
+            .map(drop)
+            .context("cannot add the rule for local pods")
     })
     .await
     .context("preparing the kernel stopped half-way")?
@@ -332,11 +340,20 @@ async fn ipam(
     caches: &Caches,
     records: &Records,
 ) -> anyhow::Result<Arc<Ipam>> {
-    let ipam = Ipam::new(&settings.node, caches.pools.store.clone(), Api::all(client.clone()));
-    let records = records.clone();
+    let ipam =
+        Ipam::new(&settings.node, settings.numbers, caches.pools.store.clone(), Api::all(client.clone()));
+    let (records, numbers) = (records.clone(), settings.numbers);
     let finish_and_list = move || {
         cni::gc::finish_pending(&records);
-        pods::list()
+        let moved = pods::gather_routes(numbers)?;
+        if moved > 0 {
+            tracing::info!(
+                routes = moved,
+                table = numbers.table_pods(),
+                "moved routes of pods from another table"
+            );
+        }
+        pods::list(numbers)
     };
     let present =
         tokio::task::spawn_blocking(finish_and_list).await?.context("cannot read the pods' links")?;
@@ -415,9 +432,18 @@ async fn serve(
         .add_service(CniServer::new(Detached(Arc::clone(&verbs))))
         .add_service(NetworkServer::from_arc(verbs))
         .add_service(NodeServer::new(about))
+        .add_service(described().build_v1()?)
+        .add_service(described().build_v1alpha()?)
         .serve_with_incoming_shutdown(UnixListenerStream::new(listener), stop)
         .await
         .context("the socket stopped working")
+}
+
+/// Tells clients such as `grpcurl` what can be asked here, in the current version of the protocol and in the older one
+/// that Coil's library speaks too.
+fn described() -> tonic_reflection::server::Builder<'static> {
+    tonic_reflection::server::Builder::configure()
+        .register_encoded_file_descriptor_set(fairlead_wire::FILE_DESCRIPTORS)
 }
 
 /// Binds beside the path and renames, so that a predecessor's stale socket is replaced in one step.
@@ -432,4 +458,31 @@ fn listen(path: &Path) -> std::io::Result<UnixListener> {
     std::fs::set_permissions(&temporary, std::fs::Permissions::from_mode(0o600))?;
     std::fs::rename(&temporary, path)?;
     Ok(listener)
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio_stream::StreamExt as _;
+    use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
+    use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
+    use tonic_reflection::pb::v1::{
+        ServerReflectionRequest, server_reflection_client::ServerReflectionClient,
+    };
+
+    use super::*;
+
+    #[tokio::test]
+    async fn clients_without_proto_files_find_the_services() {
+        let mut client = ServerReflectionClient::new(described().build_v1().unwrap());
+        let asked = MessageRequest::ListServices(String::new());
+        let request = ServerReflectionRequest { host: String::new(), message_request: Some(asked) };
+        let mut answers =
+            client.server_reflection_info(tokio_stream::once(request)).await.unwrap().into_inner();
+        let answer = answers.next().await.unwrap().unwrap().message_response;
+        let Some(MessageResponse::ListServicesResponse(list)) = answer else { panic!("{answer:?}") };
+        let names: Vec<String> = list.service.into_iter().map(|service| service.name).collect();
+        for name in ["pkg.cnirpc.CNI", "fairlead.cni.v1.Network", "fairlead.node.v1.Node"] {
+            assert!(names.iter().any(|found| found == name), "{names:?}");
+        }
+    }
 }

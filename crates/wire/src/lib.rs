@@ -13,3 +13,6 @@ pub mod network;
 pub mod node;
 pub mod spool;
 mod status;
+
+/// The `.proto` files as an encoded `google.protobuf.FileDescriptorSet`, for gRPC server reflection.
+pub const FILE_DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));

@@ -10,6 +10,8 @@
     reason = "helpers of tests may panic as tests do"
 )]
 
+#[path = "addresses/flags.rs"]
+mod flags;
 mod outage;
 
 use std::fs;
@@ -40,7 +42,7 @@ const FOUND: i32 = 3;
 fn every_address_is_explained_and_every_refusal_is_told() {
     let mut world = World::start(&topology::two_sites(), &Default::default()).unwrap();
     type Step = fn(&mut World);
-    let steps: [(&str, Step); 8] = [
+    let steps: [(&str, Step); 9] = [
         ("an unknown pool", an_unknown_pool_is_told_at_the_pod),
         ("a dry pool", a_dry_pool_is_told_at_the_pod_and_by_status),
         ("a pool that is being deleted", a_terminating_pool_is_told_at_the_pod),
@@ -48,7 +50,8 @@ fn every_address_is_explained_and_every_refusal_is_told() {
         ("who has which address", addresses_are_shown_with_their_pods),
         ("what does not fit together", disagreements_are_found_and_leaks_are_freed),
         ("an ADD after a DEL that was left", an_add_cancels_a_del_that_was_left),
-        ("behind another plugin", behind_another_plugin_nothing_is_made),
+        ("other numbers and names", flags::other_numbers_and_names_are_used),
+        ("behind another plugin", flags::behind_another_plugin_nothing_is_made),
     ];
     for (name, step) in steps {
         let start = std::time::Instant::now();
@@ -439,96 +442,4 @@ fn disagreements_are_found_and_leaks_are_freed(world: &mut World) {
         let gone = ["-n", objects::NAMESPACE, "delete", "pod", pod, "--force", "--grace-period=0"];
         world.plane.kubectl(&gone).unwrap();
     }
-}
-
-/// The file is what a plugin leaves when it finds no node program.
-fn an_add_cancels_a_del_that_was_left(world: &mut World) {
-    let at = node(world, NODE);
-    let (again, other) = (container(world, "again", "demo"), container(world, "other", "demo"));
-    let before = used(at);
-    for one in [&again, &other] {
-        assert!(call(at, "ADD", one, &configuration(at)).status.success());
-    }
-    let pending = at.directory.join("coild.sock.d/pending-del");
-    fs::create_dir_all(&pending).unwrap();
-    let left = |one: &Container| pending.join(format!("{}:eth0", one.id));
-    fs::write(left(&again), "").unwrap();
-    assert!(call(at, "ADD", &again, &configuration(at)).status.success());
-    assert!(!left(&again).exists(), "the ADD made it void");
-    // The other one's is finished, and so the first would have been.
-    fs::write(left(&other), "").unwrap();
-    world
-        .wait_for(PATIENCE, |_| {
-            ensure!(!left(&other).exists() && used(at) == before + 1, "not finished yet");
-            Ok(())
-        })
-        .unwrap();
-    let still = shown(at)["attachments"].to_string();
-    assert!(still.contains(&again.id) && !still.contains(&other.id), "{still}");
-    assert!(call(at, "DEL", &again, &configuration(at)).status.success());
-}
-
-fn behind_another_plugin_nothing_is_made(world: &mut World) {
-    let sandbox = world.lab().bare_namespace("chained").unwrap();
-    let one =
-        Container { namespace: "demo".to_owned(), ..fairlead_demo::cni::container("chained", &sandbox) };
-    sandbox
-        .shell(
-            "ip link add eth0 address 02:00:00:00:00:07 type veth peer name peer0; ip link set peer0 up; \
-                ip link set eth0 up; ip addr add 10.20.0.7/24 dev eth0",
-        )
-        .unwrap();
-    let previous = json!({
-        "cniVersion": "1.1.0",
-        "interfaces": [{"name": "eth0", "mac": "02:00:00:00:00:07", "sandbox": one.netns}, {"name": "cni0"}],
-        "ips": [{"address": "10.20.0.7/24", "interface": 0, "gateway": "10.20.0.1"}],
-        "routes": [], "dns": {"nameservers": ["10.0.0.10"]},
-    });
-    let chained = |node: &Node| {
-        let mut configuration = configuration(node);
-        configuration["prevResult"] = previous.clone();
-        configuration
-    };
-    // With addresses of its own it has to be the first.
-    let here = node(world, NODE);
-    let (code, text) = refused(&call(here, "ADD", &one, &chained(here)));
-    assert!(code == NETWORK_CONFIG && text.contains("coil must be called as the first plugin"), "{text}");
-    // And what is there already cannot be made.
-    let (code, text) = refused(&call(here, "ADD", &one, &configuration(here)));
-    assert!(code == ENVIRONMENT && text.contains("CNI_IFNAME") && text.contains("already exists"), "{text}");
-    assert!(call(here, "DEL", &one, &configuration(here)).status.success());
-
-    let other = world.node(OTHER).unwrap();
-    other.kill().unwrap();
-    other.arguments = vec!["--enable-ipam=false".to_owned()];
-    other.start().unwrap();
-    other.wait_ready(PATIENCE).unwrap();
-    let there = node(world, OTHER);
-    let (code, text) = refused(&call(there, "ADD", &one, &configuration(there)));
-    assert!(code == NETWORK_CONFIG && text.contains("must be called after another plugin"), "{text}");
-    let output = call(there, "ADD", &one, &chained(there));
-    assert!(output.status.success(), "{output:?}");
-    let mut passed: Value = serde_json::from_slice(&output.stdout).unwrap();
-    passed.as_object_mut().unwrap().entry("routes").or_insert(json!([]));
-    assert_eq!(passed, previous, "the result of the plugin before is passed on");
-    for verb in ["CHECK", "STATUS", "GC"] {
-        let output = call(there, verb, &one, &chained(there));
-        assert!(output.status.success(), "{verb}: {output:?}");
-    }
-    sandbox.shell("ip addr flush dev eth0").unwrap();
-    let (code, text) = refused(&call(there, "CHECK", &one, &chained(there)));
-    assert!(code == CHANGED && text.contains("lacks 10.20.0.7/24"), "{text}");
-    for _ in 0..2 {
-        assert!(call(there, "DEL", &one, &chained(there)).status.success());
-    }
-    sandbox.shell("ip link show eth0").unwrap();
-    let output = there
-        .host
-        .command(executable("fairlead").unwrap())
-        .unwrap()
-        .args(["node", "--node-name", "x", "--enable-ipam=false", "--enable-egress=false"])
-        .output()
-        .unwrap();
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(!output.status.success() && said.contains("both IPAM and egress are disabled"), "{said}");
 }

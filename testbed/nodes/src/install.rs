@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use testbed_kube::images;
 use testbed_lab::{eventually, executable};
 
 use crate::cluster::{Cluster, tail};
@@ -19,6 +20,16 @@ pub enum Mode {
     Mesh,
     /// `deploy/overlays/router`: plain routes, for nodes on one network.
     Router,
+}
+
+impl Mode {
+    /// What `kubectl apply -k` is told, from the checkout.
+    fn kustomization(self) -> &'static str {
+        match self {
+            Self::Mesh => "deploy",
+            Self::Router => "deploy/overlays/router",
+        }
+    }
 }
 
 /// The ranges of `deploy/examples/pool.yaml`, separated by commas.
@@ -50,6 +61,31 @@ pub fn image(directory: &Path, tag: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
+/// What pods of a test cluster run: pause, busybox, agnhost, CoreDNS; made first if need be, see `testbed_kube::images`.
+///
+/// # Errors
+/// One cannot be made; the message says what is missing.
+pub fn test_images() -> Result<Vec<PathBuf>> {
+    Ok(vec![images::pause()?, images::busybox()?, images::agnhost()?, images::coredns()?])
+}
+
+/// A pool that the webhook accepts.
+const PROBE: &str = "\
+apiVersion: coil.cybozu.com/v2
+kind: AddressPool
+metadata: {name: probe}
+spec: {blockSizeBits: 0, subnets: [{ipv4: 192.0.2.0/24}]}
+";
+
+/// CoreDNS under the address that kubelets give to pods. Its image is one of [`test_images`].
+const DNS: &str = include_str!("../manifests/coredns.yaml");
+
+/// The way from one absolute directory to another; kustomize takes no absolute ones.
+fn from_directory(from: &Path, to: &Path) -> PathBuf {
+    let up = from.components().skip(1).map(|_| "..");
+    up.collect::<PathBuf>().join(to.strip_prefix("/").unwrap_or(to))
+}
+
 /// The image that `deploy/` names.
 pub const IMAGE: &str = concat!("localhost/fairlead:", env!("CARGO_PKG_VERSION"));
 
@@ -60,10 +96,7 @@ impl Cluster {
     /// The API server refuses an object, or a program does not come up; the message shows what it said.
     pub fn install_fairlead(&self, mode: Mode) -> Result<()> {
         self.import_image(&image(self.directory(), IMAGE)?)?;
-        let kustomization = match mode {
-            Mode::Mesh => "deploy",
-            Mode::Router => "deploy/overlays/router",
-        };
+        let kustomization = mode.kustomization();
         self.kubectl(&["apply", "-k", &checkout().join(kustomization).to_string_lossy()])?;
         self.kubectl(&["wait", "--for=condition=Established", "crd", "--all", "--timeout=60s"])?;
         let pool = pool(self.families())?;
@@ -81,7 +114,32 @@ impl Cluster {
             }
         ));
         self.wait_fairlead()?;
-        self.wait_ready()
+        self.wait_ready()?;
+        // Where a mesh came up, connections between nodes took another way from one packet to the next. Those that
+        // kube-proxy hides behind the node's address do not survive that, and the API server keeps one to each webhook.
+        let again = ["apply", "--dry-run=server", "-f", "-"];
+        eventually(PATIENCE, || self.plane().kubectl_stdin(&again, PROBE)).map(drop)
+    }
+
+    /// Rolls out the same programs as an image of another tag, by an overlay as users write it, and waits until every node
+    /// has it.
+    ///
+    /// # Errors
+    /// As for [`Cluster::install_fairlead`].
+    pub fn upgrade_fairlead(&self, mode: Mode, tag: &str) -> Result<()> {
+        let (name, _) = IMAGE.rsplit_once(':').context("the image has no tag")?;
+        self.import_image(&image(self.directory(), &format!("{name}:{tag}"))?)?;
+        let overlay = self.directory().canonicalize()?.join(format!("overlay-{tag}"));
+        std::fs::create_dir_all(&overlay)?;
+        let base = from_directory(&overlay, &checkout().canonicalize()?.join(mode.kustomization()));
+        std::fs::write(
+            overlay.join("kustomization.yaml"),
+            format!("resources: [{}]\nimages: [{{name: {name}, newTag: {tag}}}]\n", base.display()),
+        )?;
+        self.kubectl(&["apply", "-k", &overlay.to_string_lossy()])?;
+        self.wait_fairlead()?;
+        self.progress().step(&format!("{name}:{tag} runs everywhere"));
+        Ok(())
     }
 
     /// Waits until the DaemonSet and the Deployment of `deploy/` have what they want.
@@ -97,8 +155,21 @@ impl Cluster {
         Ok(())
     }
 
-    /// What a person would look at first.
-    fn explain(&self) -> String {
+    /// Starts the cluster's DNS and waits until it answers. Pods need a network by then.
+    ///
+    /// # Errors
+    /// It does not come up; the message shows pods and logs.
+    pub fn install_dns(&self) -> Result<()> {
+        self.apply(DNS)?;
+        let timeout = format!("--timeout={}s", PATIENCE.as_secs());
+        self.kubectl(&["-n", "kube-system", "rollout", "status", "deployment/coredns", &timeout])
+            .with_context(|| self.explain())?;
+        self.progress().step("CoreDNS answers");
+        Ok(())
+    }
+
+    /// What a person would look at first when something does not work: pods, nodes, warnings, ends of logs.
+    pub fn explain(&self) -> String {
         let ask = |arguments: &[&str]| match self.kubectl(arguments) {
             Ok(text) => text,
             Err(error) => format!("{error:#}\n"),
@@ -113,5 +184,20 @@ impl Cluster {
             text += &tail(&node.log("kubelet"));
         }
         text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_way_between_directories_leads_through_the_root() {
+        assert_eq!(from_directory(Path::new("/tmp/x"), Path::new("/a/deploy")), Path::new("../../a/deploy"));
+    }
+
+    #[test]
+    fn the_manifest_of_dns_runs_the_image_that_is_made() {
+        assert!(DNS.contains(&format!("image: {}\n", images::COREDNS)), "{DNS}");
     }
 }

@@ -8,7 +8,7 @@ use clap::{Parser, ValueEnum};
 use nix::sys::signal::{SigSet, Signal};
 use testbed_lab::Progress;
 use testbed_nodes::Cluster;
-use testbed_nodes::install::{Mode, POOL_RANGES};
+use testbed_nodes::install::{Mode, POOL_RANGES, test_images};
 use testbed_nodes::topology::{Families, Network, Topology, one_network, two_and_one_behind_nat};
 
 /// Real nodes: kubelet, containerd and kube-proxy, until Ctrl-C.
@@ -21,7 +21,7 @@ struct Arguments {
     /// IPv4 alone instead of both families
     #[arg(long)]
     ipv4_only: bool,
-    /// Archives of images to import into every node
+    /// Archives of further images to import into every node
     #[arg(long = "image")]
     images: Vec<PathBuf>,
 }
@@ -49,12 +49,15 @@ fn main() -> ExitCode {
 fn run(arguments: &Arguments) -> anyhow::Result<()> {
     // Before any thread is made, so that Ctrl-C waits for us in all of them.
     stop_signals().thread_block()?;
-    let cluster = Cluster::start(topology(arguments), &arguments.images, Progress::default())?;
+    let mut images = test_images()?;
+    images.extend(arguments.images.iter().cloned());
+    let cluster = Cluster::start(topology(arguments), &images, Progress::default())?;
     match arguments.network {
         Choice::Mesh => cluster.install_fairlead(Mode::Mesh)?,
         Choice::Router => cluster.install_fairlead(Mode::Router)?,
         Choice::Stock => cluster.wait_ready()?,
     }
+    cluster.install_dns()?;
     complain(&look_around(&cluster)?);
     stop_signals().wait()?;
     Ok(())

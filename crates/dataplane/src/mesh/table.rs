@@ -6,8 +6,8 @@
 //! ip daddr @kubespan_targets_ipv4 meta mark set meta mark & 0xffffffdf | 0x00000040 accept
 //! ```
 //!
-//! and the last two for IPv6; in the outgoing chain `oifname "lo" accept` follows the first, and then, for each endpoint of
-//! the API server:
+//! and the last two for IPv6; in the outgoing chain `oifname "lo" fib daddr type local accept` follows the first, and then, for
+//! each endpoint of the API server:
 //!
 //! ```text
 //! ip daddr A tcp dport P accept
@@ -19,8 +19,8 @@ use std::net::{IpAddr, SocketAddr};
 
 use fairlead_api::names;
 use fairlead_netlink::nftables::{
-    AddressType, Chain, Comparison, Expression, Header, Hook, Intervals, Meta, Rule, TCP_MAXIMUM_SEGMENT,
-    Table,
+    AddressType, Chain, Comparison, DestinationType, Expression, Header, Hook, Intervals, Meta, Rule,
+    TCP_MAXIMUM_SEGMENT, Table,
 };
 
 use ipnet::IpNet;
@@ -113,11 +113,14 @@ fn accept_from_wireguard() -> Rule {
     ])
 }
 
-/// What stays on this host is nobody else's, even if a peer claims the address.
+/// What stays on this host is nobody else's, even if a peer claims the address. The interface alone does not say so: it is
+/// still the loopback one when a Service's translation has just sent a connection to this host elsewhere.
 fn accept_loopback() -> Rule {
     Rule(vec![
         Expression::LoadMeta(Meta::OutputInterface),
         Expression::is_interface("lo"),
+        Expression::LoadDestinationType,
+        Expression::Compare(Comparison::Equal, DestinationType::Local.number().to_ne_bytes().to_vec()),
         Expression::Accept,
     ])
 }

@@ -2,12 +2,12 @@
 
 use std::path::Path;
 
-use fairlead_api::names::TABLE_PODS;
 use fairlead_netlink::netns::Netns;
 use fairlead_netlink::route::{Link, MacAddress, Route, RouteSocket};
 use ipnet::IpNet;
 
 use super::{Error, PodAlias, Result};
+use crate::numbers::Numbers;
 
 /// One end of a pod's link.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,7 +41,12 @@ pub struct Inspection {
 ///
 /// # Errors
 /// The namespace cannot be entered, or the kernel refuses to show something.
-pub fn inspect(container_id: &str, ifname: &str, netns: &Path, tables: &[u32]) -> Result<Inspection> {
+pub fn inspect(
+    numbers: Numbers,
+    (container_id, ifname): (&str, &str),
+    netns: &Path,
+    tables: &[u32],
+) -> Result<Inspection> {
     let kernel =
         |source| Error::Kernel { container_id: container_id.to_owned(), ifname: ifname.to_owned(), source };
     let open = || RouteSocket::open_in(&Netns::open(netns)?);
@@ -64,7 +69,9 @@ pub fn inspect(container_id: &str, ifname: &str, netns: &Path, tables: &[u32]) -
             pod_routes.extend(pod_socket.routes(*table)?);
         }
         Ok(Inspection {
-            led_to_pod: host.as_ref().map_or(Ok(Vec::new()), |host| led_to(&mut host_socket, host.index))?,
+            led_to_pod: host
+                .as_ref()
+                .map_or(Ok(Vec::new()), |host| led_to(&mut host_socket, numbers, host.index))?,
             connected: host.as_ref().zip(pod.as_ref()).is_some_and(|(host, pod)| is_pair(host, pod)),
             host: host.map(|link| end(&mut host_socket, link)).transpose()?,
             pod: pod.map(|link| end(&mut pod_socket, link)).transpose()?,
@@ -74,8 +81,8 @@ pub fn inspect(container_id: &str, ifname: &str, netns: &Path, tables: &[u32]) -
     read().map_err(kernel)
 }
 
-fn led_to(host: &mut RouteSocket, link: u32) -> fairlead_netlink::Result<Vec<IpNet>> {
-    let routes = host.routes(TABLE_PODS)?;
+fn led_to(host: &mut RouteSocket, numbers: Numbers, link: u32) -> fairlead_netlink::Result<Vec<IpNet>> {
+    let routes = host.routes(numbers.table_pods())?;
     Ok(routes.iter().filter(|route| route.link == Some(link)).map(|route| route.destination).collect())
 }
 

@@ -7,6 +7,7 @@
 //! All functions act in the calling thread's network namespace, the host's.
 
 mod inspect;
+mod moved;
 mod plan;
 mod removal;
 
@@ -17,7 +18,7 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
 
-use fairlead_api::names::{LINK_ALIAS_PREFIX, TABLE_PODS};
+use fairlead_api::names::LINK_ALIAS_PREFIX;
 use fairlead_netlink::netns::Netns;
 use fairlead_netlink::route::{
     IpFamily, Link, MacAddress, Route, RouteSocket, TABLE_LOCAL, VethEnd, add_veth, delete_link, set_alias,
@@ -25,9 +26,11 @@ use fairlead_netlink::route::{
 use ipnet::IpNet;
 use tracing::trace_span;
 
+use crate::numbers::Numbers;
 use crate::uplink::{self, SysctlError};
 
 pub use inspect::{End, Inspection, inspect};
+pub use moved::gather_routes;
 use plan::Plan;
 pub use plan::PodAlias;
 pub use removal::{Removal, remove};
@@ -56,6 +59,10 @@ pub struct PodSpec {
     pub ipv6: Option<Ipv6Addr>,
     /// MTU of both ends in bytes; the kernel's default is 1500.
     pub mtu: Option<u32>,
+    /// Name of the link on the host, if others rely on one; otherwise it is made of the container's.
+    pub link_name: Option<String>,
+    /// Of its routes on the host.
+    pub numbers: Numbers,
 }
 
 /// The links that were made for a pod.
@@ -186,10 +193,10 @@ pub fn add(spec: &PodSpec) -> Result<PodLinks> {
 ///
 /// # Errors
 /// Links or routes cannot be read.
-pub fn list() -> Result<Vec<PodOnNode>> {
+pub fn list(numbers: Numbers) -> Result<Vec<PodOnNode>> {
     let read = || {
         let mut host = RouteSocket::open()?;
-        Ok(pods_among(&host.links_by_alias(LINK_ALIAS_PREFIX)?, &host.routes(TABLE_PODS)?))
+        Ok(pods_among(&host.links_by_alias(LINK_ALIAS_PREFIX)?, &host.routes(numbers.table_pods())?))
     };
     read().map_err(Error::List)
 }
@@ -292,11 +299,14 @@ fn make_links(spec: &PodSpec, plan: &Plan, netns: &Netns, host: &mut RouteSocket
                     }
                 }
                 // The kernel does not say which of the two names is taken.
-                if host.link_by_name(&name).map_err(kernel)?.is_none() {
+                let Some(other) = host.link_by_name(&name).map_err(kernel)? else {
                     return Err(Error::InterfaceExists {
                         ifname: spec.ifname.clone(),
                         netns: spec.netns.clone(),
                     });
+                };
+                if spec.link_name.is_some() {
+                    make_way(spec, host, &other)?;
                 }
                 attempt += 1;
             }
@@ -311,6 +321,16 @@ fn make_links(spec: &PodSpec, plan: &Plan, netns: &Netns, host: &mut RouteSocket
         value: spec.container_id.clone(),
         reason: "gives only names for the host's link that other links have",
     })
+}
+
+/// A name that is the pod's and not the container's may still be that of the container before, whose DEL is to come.
+fn make_way(spec: &PodSpec, host: &mut RouteSocket, other: &Link) -> Result<()> {
+    let alias = other.alias.as_deref().and_then(PodAlias::parse);
+    if alias.is_some_and(|alias| alias.ifname == spec.ifname) {
+        return removal::delete(host, other.index).map_err(|source| kernel_error(spec, source));
+    }
+    let reason = "is that of another program's link, or of another interface of the pod";
+    Err(Error::Invalid { field: "name of the host's link", value: other.name.clone(), reason })
 }
 
 /// The alias comes first of all: whatever happens later, the link can be found by it.

@@ -3,9 +3,7 @@
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use fairlead_api::names::{
-    IPV6_MIN_MTU, LINK_ALIAS_PREFIX, POD_GATEWAY_IPV4, POD_GATEWAY_IPV6, ROUTE_PROTOCOL, TABLE_PODS,
-};
+use fairlead_api::names::{IPV6_MIN_MTU, LINK_ALIAS_PREFIX, POD_GATEWAY_IPV4, POD_GATEWAY_IPV6};
 use fairlead_netlink::Message;
 use fairlead_netlink::route::{
     Address, AddressFlags, IpFamily, MacAddress, Route, Scope, TABLE_MAIN, add_address, add_route,
@@ -14,6 +12,7 @@ use fairlead_netlink::route::{
 use ipnet::IpNet;
 
 use super::{Error, PodSpec, Result};
+use crate::numbers::Numbers;
 
 /// `IFNAMSIZ` without the terminating zero (`linux/if.h`).
 const NAME_MAX: usize = 15;
@@ -58,6 +57,8 @@ pub(super) struct Plan {
     ifname: String,
     ipv4: Option<Ipv4Addr>,
     ipv6: Option<Ipv6Addr>,
+    link_name: Option<String>,
+    numbers: Numbers,
     pub(super) alias: String,
     pub(super) container_mac: MacAddress,
     pub(super) host_mac: MacAddress,
@@ -83,12 +84,15 @@ impl Plan {
             ifname: spec.ifname.clone(),
             ipv4: spec.ipv4,
             ipv6: spec.ipv6,
+            link_name: spec.link_name.clone(),
+            numbers: spec.numbers,
             alias,
         })
     }
 
     pub(super) fn host_name(&self, attempt: u32) -> String {
-        host_name(&self.container_id, &self.ifname, attempt)
+        let fixed = self.link_name.clone();
+        fixed.unwrap_or_else(|| host_name(&self.container_id, &self.ifname, attempt))
     }
 
     /// Messages for the end in the pod, to be sent inside its namespace.
@@ -140,7 +144,8 @@ impl Plan {
     /// The neighbour is not fixed as it is in the pod: a chained plugin may change the pod's link-layer address.
     fn lead_to_pod(&self, link: u32, ip: IpAddr) -> [Message; 2] {
         let neighbour = presumed_neighbour(link, ip, self.container_mac);
-        [neighbour, add_route(&Route::onto(TABLE_PODS, ROUTE_PROTOCOL, host_prefix(ip), link))]
+        let (table, protocol) = (self.numbers.table_pods(), self.numbers.protocol());
+        [neighbour, add_route(&Route::onto(table, protocol, host_prefix(ip), link))]
     }
 
     /// The kernel's own link-local address would be tentative for a second or two and hold up every IPv6 pod; we set
@@ -206,8 +211,11 @@ fn check(spec: &PodSpec) -> Result<()> {
             return Err(invalid(field, value, "contains a colon, a space or a control character"));
         }
     }
-    if let Some(reason) = bad_interface_name(&spec.ifname) {
-        return Err(invalid("interface name", &spec.ifname, reason));
+    let link_name = spec.link_name.iter().map(|name| ("name of the host's link", name));
+    for (field, name) in [("interface name", &spec.ifname)].into_iter().chain(link_name) {
+        if let Some(reason) = bad_interface_name(name) {
+            return Err(invalid(field, name, reason));
+        }
     }
     if spec.ipv4.is_none() && spec.ipv6.is_none() {
         return Err(invalid(

@@ -83,7 +83,7 @@ pub struct PodLink {
     pub key: Key,
     /// Name of the end on the host.
     pub name: String,
-    /// Addresses that table 116 leads to it.
+    /// Addresses that the table of pods leads to it.
     pub addresses: Vec<IpAddr>,
 }
 
@@ -148,7 +148,7 @@ pub struct NodeView {
     pub held: Vec<Reservation>,
     /// The kernel's links of pods.
     pub links: Vec<PodLink>,
-    /// Single addresses in table 116 that lead to no pod's link.
+    /// Single addresses in the table of pods that lead to no pod's link.
     pub stray: Vec<IpAddr>,
     /// Table 119.
     pub exported: Vec<IpNet>,

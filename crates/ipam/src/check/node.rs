@@ -166,7 +166,11 @@ impl<'a> Index<'a> {
             "DuplicateAddress",
             foreign.to_string(),
             [
-                format!("table 116 leads {foreign} to {} of {}, but it {whose}", link.name, name(holder)),
+                format!(
+                    "the table of pods leads {foreign} to {} of {}, but it {whose}",
+                    link.name,
+                    name(holder)
+                ),
                 "packets for one pod reach another".to_owned(),
                 format!("delete the pod of container {}", link.key.container_id),
             ],
@@ -243,7 +247,11 @@ fn route_missing(reservation: &Reservation, link: &PodLink, address: IpAddr) -> 
         "RouteMissing",
         address.to_string(),
         [
-            format!("table 116 does not lead {address} to link {} of {}", link.name, name(reservation)),
+            format!(
+                "the table of pods does not lead {address} to link {} of {}",
+                link.name,
+                name(reservation)
+            ),
             "no packet reaches the pod; some program deleted the route, or the link went down".to_owned(),
             "delete the pod, so that it is connected anew".to_owned(),
         ],
@@ -273,9 +281,9 @@ fn stray(address: IpAddr) -> Finding {
         "StrayRoute",
         address.to_string(),
         [
-            format!("table 116 has a route for {address} that leads to no pod's link"),
+            format!("the table of pods has a route for {address} that leads to no pod's link"),
             "another program put it there".to_owned(),
-            format!("`ip route del {address} table 116`, and find out who made it"),
+            format!("`ip route show table all to {address}` shows it: delete it, and find out who made it"),
         ],
     )
 }

@@ -10,6 +10,10 @@ const VERDICT_REGISTER: u32 = 0;
 const ACCEPT: u32 = 1;
 /// `NFT_EXTHDR_OP_TCPOPT`
 const TCP_OPTION: u32 = 1;
+/// `NFT_FIB_RESULT_ADDRTYPE`
+const FIB_RESULT_ADDRESS_TYPE: u32 = 3;
+/// `NFTA_FIB_F_DADDR`
+const FIB_BY_DESTINATION: u32 = 2;
 /// `IFNAMSIZ`: interface names are compared with their zeros.
 const INTERFACE_NAME: usize = 16;
 
@@ -51,6 +55,22 @@ impl Header {
         match self {
             Self::Network => 1,
             Self::Transport => 2,
+        }
+    }
+}
+
+/// Whose address the destination is for this host (`enum nft_fib_result`, `linux/rtnetlink.h`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DestinationType {
+    /// `RTN_LOCAL`: its own.
+    Local,
+}
+
+impl DestinationType {
+    /// As [`Expression::LoadDestinationType`] loads it.
+    pub const fn number(self) -> u32 {
+        match self {
+            Self::Local => 2,
         }
     }
 }
@@ -103,6 +123,8 @@ pub enum Expression {
         /// Number of bytes, at most 16.
         length: u32,
     },
+    /// Loads a [`DestinationType`], four bytes in host order, by looking the packet's destination up.
+    LoadDestinationType,
     /// Loads a field of a TCP option; ends the rule if the packet lacks the option.
     LoadTcpOption(TcpOption),
     /// Overwrites a field of a TCP option with what was loaded; the kernel repairs the checksum.
@@ -153,6 +175,7 @@ impl Expression {
         match self {
             Self::LoadMeta(_) | Self::StoreMeta(_) => "meta",
             Self::LoadPayload { .. } => "payload",
+            Self::LoadDestinationType => "fib",
             Self::LoadTcpOption(_) | Self::StoreTcpOption(_) => "exthdr",
             Self::LoadConstant(_) | Self::Accept => "immediate",
             Self::Bitwise { .. } => "bitwise",
@@ -176,6 +199,11 @@ impl Expression {
                 data.be32(2, header.number());
                 data.be32(3, *offset);
                 data.be32(4, *length);
+            }
+            Self::LoadDestinationType => {
+                data.be32(1, REGISTER);
+                data.be32(2, FIB_RESULT_ADDRESS_TYPE);
+                data.be32(3, FIB_BY_DESTINATION);
             }
             Self::LoadTcpOption(option) => write_tcp_option(data, 1, *option),
             Self::StoreTcpOption(option) => write_tcp_option(data, 7, *option),

@@ -125,6 +125,24 @@ impl RouteSocket {
         Ok(found)
     }
 
+    /// The IPv4 and IPv6 routes of all tables.
+    ///
+    /// # Errors
+    /// The kernel's refusal or an unreadable answer.
+    pub fn all_routes(&mut self) -> Result<Vec<Route>> {
+        let mut found = Vec::new();
+        for family in IpFamily::BOTH {
+            let mut request = RouteMessage::default();
+            request.header.address_family = changes::family(family);
+            let what = format!("list all {family} routes");
+            let request = changes::message(libc::RTM_GETROUTE, 0, &request, what);
+            let replies = self.dump_or_nothing(&request, libc::EAFNOSUPPORT)?;
+            let routes = decode_all(&replies, libc::RTM_NEWROUTE, &request.what, decode::route)?;
+            found.extend(routes.into_iter().flatten());
+        }
+        Ok(found)
+    }
+
     /// All IPv4 and IPv6 rules.
     ///
     /// # Errors

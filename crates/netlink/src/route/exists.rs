@@ -7,7 +7,6 @@ use nix::libc;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 
 /// What the library's macro makes.
-#[expect(unsafe_code, reason = "ioctl is a system call on raw structures")]
 mod ioctl {
     use nix::libc;
 

@@ -48,8 +48,8 @@ impl Service {
         })?;
         let previous = previous.unwrap_or_default();
         let tables = previous.tables();
-        let (container, ifname, file) = (key.container_id.clone(), key.ifname.clone(), netns.clone());
-        let read = move || pods::inspect(&container, &ifname, &file, &tables);
+        let (numbers, whose, file) = (self.ipam.numbers(), key.clone(), netns.clone());
+        let read = move || pods::inspect(numbers, (&whose.container_id, &whose.ifname), &file, &tables);
         let seen = match tokio::task::spawn_blocking(read).await {
             Ok(Ok(seen)) => seen,
             Ok(Err(error)) => return Err(pod_refusal(&error)),

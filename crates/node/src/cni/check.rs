@@ -148,7 +148,7 @@ fn on_host(end: &End, reserved: &[IpAddr], seen: &Inspection, found: &mut Vec<St
         found.push(format!("link {} on the host is down", end.name));
     }
     for ip in reserved.iter().filter(|ip| !seen.led_to_pod.contains(&IpNet::from(**ip))) {
-        found.push(format!("table 116 on the host does not lead {ip} to link {}", end.name));
+        found.push(format!("no route on the host leads {ip} to link {}", end.name));
     }
 }
 

@@ -1,6 +1,7 @@
 //! The CNI service: what the plugin asks, turned into an address and a link, and back into words.
 
 mod args;
+mod calico;
 mod chained;
 mod check;
 pub mod gc;
@@ -64,6 +65,8 @@ pub struct Service {
     pub order: Arc<Order>,
     /// MTU of pod links, as it is when a pod starts.
     pub pod_mtu: Arc<dyn Fn() -> Option<u32> + Send + Sync>,
+    /// Whether links on the host have the names that Calico's policy program expects.
+    pub calico_names: bool,
     /// Why pods of this node may not reach other nodes, if something is wrong.
     pub mesh_problem: Arc<dyn Fn() -> Option<String> + Send + Sync>,
     /// Files beside the socket.
@@ -124,6 +127,8 @@ impl Service {
             ipv4: allocation.ipv4,
             ipv6: allocation.ipv6,
             mtu: None,
+            link_name: self.calico_names.then(|| calico::link_name(&attachment.namespace, &attachment.pod)),
+            numbers: self.ipam.numbers(),
         };
         let pod_mtu = Arc::clone(&self.pod_mtu);
         let add = move || {
@@ -216,8 +221,8 @@ impl Service {
             return Err(refuse(ErrorCode::UnknownContainer, msg, "the runtime has to make the sandbox anew"));
         };
         let tables = previous.clone().unwrap_or_default().tables();
-        let (container, ifname, file) = (key.container_id.clone(), key.ifname.clone(), netns.clone());
-        let read = move || pods::inspect(&container, &ifname, &file, &tables);
+        let (numbers, whose, file) = (self.ipam.numbers(), key.clone(), netns.clone());
+        let read = move || pods::inspect(numbers, (&whose.container_id, &whose.ifname), &file, &tables);
         let seen = match tokio::task::spawn_blocking(read).await {
             Ok(Ok(seen)) => seen,
             Ok(Err(error)) => return Err(pod_refusal(&error)),

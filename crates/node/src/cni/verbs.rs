@@ -60,6 +60,7 @@ impl Service {
     ) -> Result<Response<T>, Status> {
         let took = start.elapsed();
         self.metrics.verb(verb, took, outcome.is_ok());
+        self.metrics.grpc_call(verb, outcome.as_ref().err().map_or(tonic::Code::Ok, Status::code));
         let of_pod = |name: &str| args.args.get(name).map(String::as_str).unwrap_or_default();
         let (namespace, pod) = (of_pod("K8S_POD_NAMESPACE"), of_pod("K8S_POD_NAME"));
         let (container, ifname, elapsed_ms) = (&args.container_id, &args.ifname, milliseconds(took));

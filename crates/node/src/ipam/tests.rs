@@ -62,7 +62,7 @@ pub(crate) fn node(client: Client, pools: &[&str], tasks: &mut JoinSet<()>) -> (
         let pool: AddressPool = serde_json::from_value(pool).unwrap();
         writer.apply_watcher_event(&kube::runtime::watcher::Event::Apply(pool));
     }
-    let ipam = Arc::new(Ipam::new("n1", store, Api::all(client.clone())));
+    let ipam = Arc::new(Ipam::new("n1", Numbers::default(), store, Api::all(client.clone())));
     let granted = Arc::clone(&ipam);
     let granted = Box::new(move |block: &AddressBlock| granted.add_block(block));
     let context = requests::Context {

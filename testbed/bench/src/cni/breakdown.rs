@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use fairlead_dataplane::numbers::Numbers;
 use fairlead_dataplane::pods::{self, PodSpec};
 use testbed_lab::Host;
 use tracing::Subscriber;
@@ -125,8 +126,7 @@ impl Served {
     }
 }
 
-/// The node program's metrics, asked from its own network namespace.
-pub(crate) fn scrape() -> Result<String> {
+fn scrape() -> Result<String> {
     let mut stream = TcpStream::connect(METRICS).context("the node program serves no metrics")?;
     stream.set_read_timeout(Some(Duration::from_secs(5)))?;
     stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
@@ -146,6 +146,8 @@ fn steps(bed: &Bed, family: Family, spans: &Spans, parts: &mut Parts) -> Result<
         ipv4: (family != Family::Ipv6).then_some(Ipv4Addr::new(10, 99, 0, 1)),
         ipv6: (family != Family::Ipv4).then(|| std::net::Ipv6Addr::new(0xfd00, 0x99, 0, 0, 0, 0, 0, 1)),
         mtu: Some(1500),
+        link_name: None,
+        numbers: Numbers::default(),
     };
     for verb in ["ADD", "DEL"] {
         spans.take();

@@ -1,0 +1,177 @@
+//! The numbers under which pods' routes and rules stand in the kernel. Administrators can choose others where these are
+//! taken, as in Coil.
+
+use fairlead_api::names::{
+    ROUTE_PROTOCOL, ROUTE_PROTOCOL_ROUTER, RULE_PRIORITY_MESH, RULE_PRIORITY_PODS, TABLE_EGRESS_NARROW,
+    TABLE_EGRESS_WIDE, TABLE_EXPORT, TABLE_MESH, TABLE_PODS,
+};
+use fairlead_netlink::route::{TABLE_DEFAULT, TABLE_LOCAL, TABLE_MAIN};
+
+/// `RTPROT_STATIC` (`linux/rtnetlink.h`). It and those below belong to the kernel and to administrators.
+pub(crate) const PROTOCOL_STATIC: u32 = 4;
+
+/// Tables, priority and protocol that go together: no two of them collide, and none is anybody else's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Numbers {
+    table_pods: u32,
+    rule_priority: u32,
+    table_export: u32,
+    protocol: u8,
+}
+
+/// Numbers as somebody wrote them, not looked at yet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Unchecked {
+    /// Table with a route to each pod of the node.
+    pub table_pods: u32,
+    /// Priority of the rule that looks that table up.
+    pub rule_priority: u32,
+    /// Table with the blocks of the node, for routing daemons.
+    pub table_export: u32,
+    /// Protocol of all these routes and rules.
+    pub protocol: u32,
+}
+
+impl Default for Unchecked {
+    fn default() -> Self {
+        Self {
+            table_pods: TABLE_PODS,
+            rule_priority: RULE_PRIORITY_PODS,
+            table_export: TABLE_EXPORT,
+            protocol: ROUTE_PROTOCOL.into(),
+        }
+    }
+}
+
+/// A number that cannot be used, and why.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{what} {number} {reason}")]
+pub struct Taken {
+    /// What it was to number.
+    pub what: &'static str,
+    /// The number.
+    pub number: u32,
+    /// Whose it is.
+    pub reason: &'static str,
+}
+
+impl Default for Numbers {
+    fn default() -> Self {
+        Self {
+            table_pods: TABLE_PODS,
+            rule_priority: RULE_PRIORITY_PODS,
+            table_export: TABLE_EXPORT,
+            protocol: ROUTE_PROTOCOL,
+        }
+    }
+}
+
+impl TryFrom<Unchecked> for Numbers {
+    type Error = Taken;
+
+    fn try_from(written: Unchecked) -> Result<Self, Taken> {
+        let Unchecked { table_pods, rule_priority, table_export, protocol } = written;
+        for (what, number) in [("table of pods", table_pods), ("export table", table_export)] {
+            if let Some(reason) = owner_of_table(number) {
+                return Err(Taken { what, number, reason });
+            }
+        }
+        if table_export == table_pods {
+            return Err(Taken { what: "export table", number: table_export, reason: "is the table of pods" });
+        }
+        if let Some(reason) = owner_of_priority(rule_priority) {
+            return Err(Taken { what: "rule priority", number: rule_priority, reason });
+        }
+        let taken = |reason| Taken { what: "route protocol", number: protocol, reason };
+        match u8::try_from(protocol) {
+            Err(_) => Err(taken("is more than 255")),
+            Ok(_) if protocol <= PROTOCOL_STATIC => Err(taken("belongs to the kernel and to administrators")),
+            Ok(ROUTE_PROTOCOL_ROUTER) => Err(taken("belongs to the built-in router")),
+            Ok(protocol) => Ok(Self { table_pods, rule_priority, table_export, protocol }),
+        }
+    }
+}
+
+fn owner_of_table(number: u32) -> Option<&'static str> {
+    match number {
+        0 => Some("is no table"),
+        TABLE_DEFAULT | TABLE_MAIN | TABLE_LOCAL => Some("is one that everybody uses"),
+        TABLE_MESH => Some("is the mesh's"),
+        TABLE_EGRESS_NARROW | TABLE_EGRESS_WIDE => Some("is for egress"),
+        _ => None,
+    }
+}
+
+fn owner_of_priority(number: u32) -> Option<&'static str> {
+    match number {
+        0 => Some("is that of the kernel's table of local addresses"),
+        RULE_PRIORITY_MESH.. => {
+            Some("comes after the mesh's rule: packets for pods here would leave the node")
+        }
+        _ => None,
+    }
+}
+
+impl Numbers {
+    /// Table with a route to each pod of the node.
+    pub fn table_pods(self) -> u32 {
+        self.table_pods
+    }
+
+    /// Priority of the rule that looks up [`Self::table_pods`].
+    pub fn rule_priority(self) -> u32 {
+        self.rule_priority
+    }
+
+    /// Table with the blocks of the node, for routing daemons.
+    pub fn table_export(self) -> u32 {
+        self.table_export
+    }
+
+    /// Protocol of all these routes and rules.
+    pub fn protocol(self) -> u8 {
+        self.protocol
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn coils_defaults_are_ours() {
+        assert_eq!(Numbers::try_from(Unchecked::default()), Ok(Numbers::default()));
+    }
+
+    #[test]
+    fn numbers_of_others_are_refused_by_name() {
+        let usual = Unchecked::default();
+        let cases = [
+            (Unchecked { table_pods: 0, ..usual }, "table of pods 0 is no table"),
+            (Unchecked { table_pods: 254, ..usual }, "table of pods 254 is one that everybody uses"),
+            (Unchecked { table_export: 255, ..usual }, "export table 255 is one that everybody uses"),
+            (Unchecked { table_export: 180, ..usual }, "export table 180 is the mesh's"),
+            (Unchecked { table_pods: 118, ..usual }, "table of pods 118 is for egress"),
+            (Unchecked { table_export: 116, ..usual }, "export table 116 is the table of pods"),
+            (
+                Unchecked { rule_priority: 0, ..usual },
+                "rule priority 0 is that of the kernel's table of local addresses",
+            ),
+            (
+                Unchecked { rule_priority: 32_766, ..usual },
+                "rule priority 32766 comes after the mesh's rule: packets for pods here would leave the node",
+            ),
+            (Unchecked { protocol: 256, ..usual }, "route protocol 256 is more than 255"),
+            (
+                Unchecked { protocol: 2, ..usual },
+                "route protocol 2 belongs to the kernel and to administrators",
+            ),
+            (Unchecked { protocol: 31, ..usual }, "route protocol 31 belongs to the built-in router"),
+        ];
+        for (written, words) in cases {
+            assert_eq!(Numbers::try_from(written).unwrap_err().to_string(), words);
+        }
+        let all = Unchecked { table_pods: 1116, rule_priority: 1999, table_export: 70_000, protocol: 200 };
+        assert_eq!(Numbers::try_from(all).map(Numbers::table_export), Ok(70_000));
+    }
+}

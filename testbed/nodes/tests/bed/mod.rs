@@ -1,0 +1,78 @@
+//! What the tests of a program share: one cluster, rooms in it, and traffic between its pods.
+
+#![allow(dead_code, reason = "each test program uses its part")]
+
+mod room;
+mod traffic;
+
+use std::sync::{OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::time::Duration;
+
+use anyhow::Result;
+use testbed_nodes::Cluster;
+
+pub(crate) use room::{Pod, Room, all_different, server};
+pub(crate) use traffic::Running;
+
+/// Only bounds a test that would hang.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+
+/// The cluster of a test program. It is made by the first test that asks, and ends with the program.
+pub(crate) struct Bed {
+    build: fn() -> Result<Cluster>,
+    cluster: OnceLock<Result<RwLock<Cluster>, String>>,
+}
+
+impl Bed {
+    pub(crate) const fn new(build: fn() -> Result<Cluster>) -> Self {
+        Self { build, cluster: OnceLock::new() }
+    }
+
+    /// For tests that disturb nobody; they run side by side.
+    pub(crate) fn shared(&'static self) -> RwLockReadGuard<'static, Cluster> {
+        let cluster = self.lock().read().unwrap_or_else(PoisonError::into_inner);
+        cluster.wait_ready().unwrap();
+        cluster
+    }
+
+    /// For tests that break something: no other runs meanwhile. What an earlier one left broken is mended first.
+    pub(crate) fn alone(&'static self) -> RwLockWriteGuard<'static, Cluster> {
+        let mut cluster = self.lock().write().unwrap_or_else(PoisonError::into_inner);
+        let names: Vec<String> = cluster.nodes().iter().map(|node| node.name().to_owned()).collect();
+        for name in names {
+            if !cluster.node(&name).unwrap().is_on() {
+                cluster.node_mut(&name).unwrap().power_on().unwrap();
+            }
+            cluster.kubectl(&["uncordon", &name]).unwrap();
+        }
+        cluster.wait_ready().unwrap();
+        cluster.wait_fairlead().unwrap();
+        cluster
+    }
+
+    fn lock(&self) -> &RwLock<Cluster> {
+        let built = self
+            .cluster
+            .get_or_init(|| (self.build)().map(RwLock::new).map_err(|error| format!("{error:#}")));
+        match built {
+            Ok(cluster) => cluster,
+            Err(error) => panic!("there is no cluster to test on: {error}"),
+        }
+    }
+}
+
+/// Kernel, blocks, pods and pools agree, on each node and in the whole cluster. Looks again for a while: the address of a
+/// pod that was killed with its node's memory is only freed after two looks.
+pub(crate) fn addresses_agree(cluster: &Cluster) {
+    let selector = "app.kubernetes.io/component=coild";
+    let listed =
+        cluster.kubectl(&["-n", "kube-system", "get", "pods", "-l", selector, "-o", "name"]).unwrap();
+    let programs: Vec<&str> = listed.split_whitespace().collect();
+    assert_eq!(programs.len(), cluster.nodes().len(), "one program a node: {listed}");
+    let check = |program: &str, more: &[&str]| {
+        let words = ["-n", "kube-system", "exec", program, "-c", "coild", "--", "fairlead", "ipam", "check"];
+        testbed_lab::eventually(2 * PATIENCE, || cluster.kubectl(&[&words[..], more].concat())).unwrap();
+    };
+    programs.iter().for_each(|program| check(program, &[]));
+    check(programs[0], &["--cluster"]);
+}
