@@ -1,6 +1,6 @@
 //! One front door for developers.
 //!
-//! `cargo xtask demo|test|bench|image|generate|lint` do all their own set-up: Debian packages, the Kubernetes test bed from
+//! `cargo xtask demo|test|nodes|bench|image|generate|lint` do all their own set-up: Debian packages, the Kubernetes test bed from
 //! Go modules, the builds. This program only orchestrates other programs and counts; it links neither the product nor
 //! any library, so it compiles in seconds. Progress goes to stderr, results to stdout.
 
@@ -22,6 +22,9 @@ Commands:
                           run the tests; rings: pure lab kube vm demo nodes (all of them without a name)
   test conformance [--families ipv4|dual] [--network mesh|router|stock] [--focus REGEX]
                           run Kubernetes's own network conformance tests on three real nodes (no ring; --help says more)
+  nodes [--network mesh|router|stock] [--ipv4-only]
+                          a cluster of real nodes to look around in: kubelet, containerd, kube-proxy, and Fairlead from
+                          deploy/; runs until Ctrl-C
   bench [NAME] [--json]   run benchmarks: peers and ours in one run
   image [--tag NAME] [--output FILE] [--debug]
                           make the OCI image that deploy/ runs, without an engine; --debug: of the debug build,
@@ -42,6 +45,7 @@ fn main() -> ExitCode {
     let outcome = match command {
         "demo" => steps::demo(rest),
         "test" => tests::run(rest),
+        "nodes" => steps::nodes(rest),
         "bench" => steps::bench(rest),
         "image" => image::make(rest),
         "generate" => steps::generate(rest),

@@ -24,6 +24,7 @@ const PACKAGES: &[&str] = &[
     "bind9-host",
     "containerd",
     "curl",
+    "iptables",
     "netcat-openbsd",
     "runc",
     // building aws-lc and the VM bed's initramfs
@@ -81,6 +82,13 @@ pub(crate) fn control_plane() -> Result {
     timed("Kubernetes control plane (first time about 5 minutes)", || {
         // It prints where the programs are; stdout belongs to the command this is done for.
         run(Command::new(built("testbed-kube-setup")).stdout(std::process::Stdio::null()))
+    })
+}
+
+/// Makes the images that pods of test clusters run, once per version, outside the checkout.
+pub(crate) fn images() -> Result {
+    timed("images of test clusters (first time about 3 minutes)", || {
+        run(Command::new(built("testbed-kube-setup")).arg("images").stdout(std::process::Stdio::null()))
     })
 }
 

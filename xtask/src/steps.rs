@@ -81,6 +81,13 @@ pub(crate) fn demo(arguments: &[String]) -> Result {
     outcome
 }
 
+/// `cargo xtask nodes`
+pub(crate) fn nodes(arguments: &[String]) -> Result {
+    setup::everything()?;
+    setup::images()?;
+    run(Command::new(built("fairlead-nodes")).args(arguments))
+}
+
 /// `cargo xtask test conformance`: not a ring, since it judges for minutes what the rings judge in seconds.
 pub(crate) fn conformance(arguments: &[String]) -> Result {
     setup::packages()?;

@@ -87,6 +87,9 @@ pub(crate) fn run(arguments: &[String]) -> Result {
     if wanted.iter().any(|ring| matches!(ring.name, "kube" | "demo" | "nodes")) {
         setup::control_plane()?;
     }
+    if wanted.iter().any(|ring| ring.name == "nodes") {
+        setup::images()?;
+    }
     let programs = build()?;
     let (mut total, mut broken) = (Counts::default(), Vec::new());
     for ring in wanted {

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::http::{StatusCode, header};
@@ -11,6 +12,9 @@ use tokio::net::TcpListener;
 
 /// The content type of OpenMetrics text.
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// How soon a port that is taken is tried again.
+const AGAIN: Duration = Duration::from_millis(500);
 
 /// Says why the program is not ready, or nothing when it is.
 pub type Readiness = Arc<dyn Fn() -> Option<String> + Send + Sync>;
@@ -40,16 +44,26 @@ pub fn metrics(text: impl Fn() -> String + Clone + Send + Sync + 'static) -> Rou
     Router::new().route("/metrics", get(answer))
 }
 
-/// Serves `routes` until the task is dropped. A port that is taken is logged; pods start without it.
+/// Serves `routes` until the task is dropped. A port that is taken is logged and tried again; pods start without it.
 pub async fn serve(what: &'static str, address: SocketAddr, routes: Router) {
-    let listener = match TcpListener::bind(address).await {
-        Ok(listener) => listener,
-        Err(error) => {
-            tracing::error!(what, %address, %error, "cannot listen; is another program on this port?");
-            return;
-        }
-    };
+    let listener = listen(what, address).await;
     if let Err(error) = axum::serve(listener, routes).await {
         tracing::error!(what, %address, %error, "stopped serving");
+    }
+}
+
+/// A predecessor that is ending gives its port back a moment later.
+async fn listen(what: &'static str, address: SocketAddr) -> TcpListener {
+    let mut told = false;
+    loop {
+        match TcpListener::bind(address).await {
+            Ok(listener) => return listener,
+            Err(error) if told => tracing::debug!(what, %address, %error, "still cannot listen"),
+            Err(error) => {
+                tracing::error!(what, %address, %error, "cannot listen; is another program on this port?");
+                told = true;
+            }
+        }
+        tokio::time::sleep(AGAIN).await;
     }
 }

@@ -30,6 +30,7 @@ mod recent;
 pub mod requests;
 pub mod router;
 pub mod status;
+mod turn;
 
 pub use fairlead_dataplane::numbers;
 pub use program::{Settings, WireGuardChoice, run};

@@ -36,6 +36,7 @@ use crate::mesh::agent::Agent;
 use crate::metrics::Metrics;
 use crate::recent::Recent;
 use crate::requests::{self, Requester};
+use crate::turn::Turn;
 use crate::{api_server, blocks, cni, farewell, identity, leaks, mesh, order, router, status};
 use fairlead_cluster::caches::{self, Cache};
 use fairlead_cluster::pods::{self as cluster_pods, SlimPod};
@@ -141,7 +142,8 @@ impl Caches {
 /// Port of an address that names none (RFC 9110, section 4.2.2).
 const HTTPS: u16 = 443;
 
-/// Runs the node program until `stop` resolves. The kernel's state stays.
+/// Runs the node program until `stop` resolves. The kernel's state stays. While another one serves the socket, it waits for
+/// the end of that one.
 ///
 /// # Errors
 /// The kernel refuses what every node needs, or the socket cannot be made.
@@ -155,10 +157,19 @@ pub async fn run(
     let metrics = Arc::new(Metrics::default());
     let client = client(config, &metrics)?;
     let mut tasks = JoinSet::new();
+    let caches = Arc::new(Caches::spawn(&mut tasks, &client, &settings));
+    let pods = own_pods(&mut tasks, &client, &settings.node);
+    let (endpoints, api_server) = watch::channel(None);
+    tasks.spawn(api_server::run(client.clone(), host, port, endpoints));
+    // What is above only reads. From here on there may be but one.
+    let mut stop = std::pin::pin!(stop);
+    tokio::select! {
+        turn = Turn::wait(&settings.socket) => turn?.keep(),
+        () = &mut stop => return Ok(()),
+    }
     if settings.enable_ipam {
         prepare_kernel(settings.numbers).await?;
     }
-    let caches = Arc::new(Caches::spawn(&mut tasks, &client, &settings));
     let events = Teller::spawn(&mut tasks, client.clone(), &settings.node, Arc::clone(&metrics));
     let records = Records::beside(&settings.socket);
     let ipam = ipam(&settings, &client, &caches, &records).await?;
@@ -179,8 +190,6 @@ pub async fn run(
         tasks.spawn(leaks::run(Arc::clone(&ipam), Arc::clone(&order), Arc::clone(&metrics)));
     }
     let shared = Arc::new(mesh::Shared::default());
-    let (endpoints, api_server) = watch::channel(None);
-    tasks.spawn(api_server::run(client.clone(), host, port, endpoints));
     let (public_key, problems) = match keys(&settings.state_dir) {
         Ok((private, public)) => {
             let agent = Agent::new(private, public, preference(settings.wireguard), Instant::now());
@@ -211,7 +220,6 @@ pub async fn run(
             (None, vec![error.to_string()])
         }
     };
-    let pods = own_pods(&mut tasks, &client, &settings.node);
     let verbs = Arc::new(cni::Service {
         gives_addresses: settings.enable_ipam,
         ipam: Arc::clone(&ipam),

@@ -24,6 +24,11 @@ pub fn networks(socket: &Path) -> PathBuf {
     beside(socket).join("networks")
 }
 
+/// Locked by the node program that serves the socket, for as long as it lives. One that is started beside it waits for that.
+pub fn turn(socket: &Path) -> PathBuf {
+    beside(socket).join("turn")
+}
+
 fn beside(socket: &Path) -> PathBuf {
     let mut name = socket.as_os_str().to_owned();
     name.push(".d");

@@ -443,3 +443,30 @@ fn disagreements_are_found_and_leaks_are_freed(world: &mut World) {
         world.plane.kubectl(&gone).unwrap();
     }
 }
+
+/// The file is what a plugin leaves when it finds no node program.
+fn an_add_cancels_a_del_that_was_left(world: &mut World) {
+    let at = node(world, NODE);
+    let (again, other) = (container(world, "again", "demo"), container(world, "other", "demo"));
+    let before = used(at);
+    for one in [&again, &other] {
+        assert!(call(at, "ADD", one, &configuration(at)).status.success());
+    }
+    let pending = at.directory.join("coild.sock.d/pending-del");
+    fs::create_dir_all(&pending).unwrap();
+    let left = |one: &Container| pending.join(format!("{}:eth0", one.id));
+    fs::write(left(&again), "").unwrap();
+    assert!(call(at, "ADD", &again, &configuration(at)).status.success());
+    assert!(!left(&again).exists(), "the ADD made it void");
+    // The other one's is finished, and so the first would have been.
+    fs::write(left(&other), "").unwrap();
+    world
+        .wait_for(PATIENCE, |_| {
+            ensure!(!left(&other).exists() && used(at) == before + 1, "not finished yet");
+            Ok(())
+        })
+        .unwrap();
+    let still = shown(at)["attachments"].to_string();
+    assert!(still.contains(&again.id) && !still.contains(&other.id), "{still}");
+    assert!(call(at, "DEL", &again, &configuration(at)).status.success());
+}

@@ -97,7 +97,7 @@ fn every_difference_is_named() {
         (|_, seen| seen.host.as_mut().unwrap().up = false, "veth1 on the host is down"),
         (|_, seen| seen.pod.as_mut().unwrap().addresses.truncate(0), "lacks its reserved address 10.1.0.5"),
         (|_, seen| seen.pod_routes.truncate(1), "no default route for fd00:1::5"),
-        (|_, seen| seen.led_to_pod.truncate(0), "does not lead 10.1.0.5 to link veth1"),
+        (|_, seen| seen.led_to_pod.truncate(0), "no route on the host leads 10.1.0.5 to link veth1"),
         (|result, _| result["interfaces"][0]["mac"] = json!("02:00:00:00:00:99"), "not 02:00:00:00:00:99"),
         (|result, _| result["interfaces"][1]["mac"] = json!("02:00:00:00:00:98"), "not 02:00:00:00:00:98"),
         (|result, _| result["interfaces"][0]["sandbox"] = json!("/run/netns/q"), "made in /run/netns/q"),

@@ -29,8 +29,10 @@ use fairlead_cluster::caches::Cache;
 
 /// Least pause between two steps, so that a storm of changes costs one step, not thousands.
 const LEAST_PAUSE: Duration = Duration::from_millis(50);
-/// Pause after a step that failed.
+/// Longest pause after a step that failed.
 const AFTER_FAILURE: Duration = Duration::from_secs(2);
+/// Pause after the first: a predecessor that is ending gives port and device back a moment later.
+const AFTER_FIRST_FAILURE: Duration = Duration::from_millis(50);
 /// Longest an API call of the publisher may take before it is given up and repeated.
 const PUBLISH: Duration = Duration::from_secs(10);
 /// How long a resolved host name is used before it is looked up again.
@@ -107,13 +109,16 @@ pub async fn run(context: Context, mut agent: Agent) {
     let (reports, inbox) = watch::channel(None);
     let publisher = publisher(&context, inbox);
     let steps = async {
+        let mut failures = 0_u32;
         loop {
             let pause = match context.inputs() {
                 Ok(mut inputs) => {
                     inputs.resolved = names.resolve(&inputs.peers);
                     let (back, outcome) = step(agent, inputs).await;
                     agent = back;
-                    context.conclude(outcome, &agent, &reports)
+                    let pause = context.conclude(outcome, &agent, &reports);
+                    failures = if pause.is_some() { 0_u32 } else { failures.saturating_add(1) };
+                    pause.unwrap_or_else(|| after_failure(failures))
                 }
                 Err(reason) => {
                     context.shared.set(None, Some(reason));
@@ -209,12 +214,13 @@ impl Context {
         });
     }
 
+    /// How long the next step may wait; `None` after a failure.
     fn conclude(
         &self,
         outcome: Result<Report, String>,
         agent: &Agent,
         reports: &watch::Sender<Option<Arc<Report>>>,
-    ) -> Duration {
+    ) -> Option<Duration> {
         match outcome {
             Ok(report) => {
                 let pause = agent.pause(&report, Instant::now());
@@ -222,15 +228,21 @@ impl Context {
                 self.metrics.mesh(&report);
                 self.shared.set(Some(Arc::clone(&report)), None);
                 reports.send_replace(Some(report));
-                pause
+                Some(pause)
             }
             Err(error) => {
                 tracing::warn!(error, "the mesh is not as it should be");
                 self.shared.set(None, Some(error));
-                AFTER_FAILURE
+                None
             }
         }
     }
+}
+
+/// The pause doubles with every failure in a row.
+fn after_failure(failures: u32) -> Duration {
+    let doubled = 2_u32.saturating_pow(failures.saturating_sub(1));
+    AFTER_FIRST_FAILURE.saturating_mul(doubled).min(AFTER_FAILURE)
 }
 
 /// Publishes what reports say, one write at a time; while the API server is away the latest report waits.
@@ -362,5 +374,16 @@ async fn look_up(name: String, known: Arc<Mutex<BTreeMap<String, SocketAddr>>>) 
         }
         Ok(Err(error)) => tracing::warn!(name, %error, "cannot resolve a peer's endpoint"),
         Err(_) => tracing::warn!(name, "a peer's endpoint did not resolve in {} s", NAME_LIFETIME.as_secs()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failures_in_a_row_make_the_pause_longer_up_to_a_limit() {
+        let pauses: Vec<u128> = [1, 2, 3, 6, 7, 1000].map(|n| after_failure(n).as_millis()).to_vec();
+        assert_eq!(pauses, [50, 100, 200, 1600, 2000, 2000]);
     }
 }

@@ -21,10 +21,12 @@ pub(super) fn other_numbers_and_names_are_used(world: &mut World) {
     assert_eq!(result["interfaces"][1]["name"], "veth09a67b96e47");
     let table = other.host.shell("ip -4 route show table 1116; ip rule show priority 1990").unwrap();
     let second = result["ips"][0]["address"].as_str().unwrap().trim_end_matches("/32");
-    for words in
-        [&format!("{first} dev veth"), &format!("{second} dev veth09a67b96e47 proto 40"), "lookup 1116"]
-    {
-        assert!(table.contains(words.as_str()), "{words}: {table}");
+    for words in [
+        format!("{first} dev veth"),
+        format!("{second} dev veth09a67b96e47 proto 40"),
+        "lookup 1116".to_owned(),
+    ] {
+        assert!(table.contains(&words), "{words}: {table}");
     }
     let exported = other.host.shell("ip -4 route show table 1119").unwrap();
     assert!(exported.contains("dev lo proto 40"), "{exported}");
@@ -58,32 +60,6 @@ fn restart(world: &mut World, flags: &str) {
     other.wait_ready(PATIENCE).unwrap();
 }
 
-/// The file is what a plugin leaves when it finds no node program.
-fn an_add_cancels_a_del_that_was_left(world: &mut World) {
-    let at = node(world, NODE);
-    let (again, other) = (container(world, "again", "demo"), container(world, "other", "demo"));
-    let before = used(at);
-    for one in [&again, &other] {
-        assert!(call(at, "ADD", one, &configuration(at)).status.success());
-    }
-    let pending = at.directory.join("coild.sock.d/pending-del");
-    fs::create_dir_all(&pending).unwrap();
-    let left = |one: &Container| pending.join(format!("{}:eth0", one.id));
-    fs::write(left(&again), "").unwrap();
-    assert!(call(at, "ADD", &again, &configuration(at)).status.success());
-    assert!(!left(&again).exists(), "the ADD made it void");
-    // The other one's is finished, and so the first would have been.
-    fs::write(left(&other), "").unwrap();
-    world
-        .wait_for(PATIENCE, |_| {
-            ensure!(!left(&other).exists() && used(at) == before + 1, "not finished yet");
-            Ok(())
-        })
-        .unwrap();
-    let still = shown(at)["attachments"].to_string();
-    assert!(still.contains(&again.id) && !still.contains(&other.id), "{still}");
-    assert!(call(at, "DEL", &again, &configuration(at)).status.success());
-}
 pub(super) fn behind_another_plugin_nothing_is_made(world: &mut World) {
     let sandbox = world.lab().bare_namespace("chained").unwrap();
     let one =

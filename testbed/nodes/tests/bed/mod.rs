@@ -1,6 +1,6 @@
 //! What the tests of a program share: one cluster, rooms in it, and traffic between its pods.
 
-#![allow(dead_code, reason = "each test program uses its part")]
+#![allow(dead_code, unused_imports, reason = "each test program uses its part")]
 
 mod room;
 mod traffic;
@@ -8,11 +8,12 @@ mod traffic;
 use std::sync::{OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
+use testbed_lab::eventually;
 use testbed_nodes::Cluster;
 
 pub(crate) use room::{Pod, Room, all_different, server};
-pub(crate) use traffic::Running;
+pub(crate) use traffic::{Running, Traffic};
 
 /// Only bounds a test that would hang.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
@@ -64,15 +65,23 @@ impl Bed {
 /// Kernel, blocks, pods and pools agree, on each node and in the whole cluster. Looks again for a while: the address of a
 /// pod that was killed with its node's memory is only freed after two looks.
 pub(crate) fn addresses_agree(cluster: &Cluster) {
-    let selector = "app.kubernetes.io/component=coild";
-    let listed =
-        cluster.kubectl(&["-n", "kube-system", "get", "pods", "-l", selector, "-o", "name"]).unwrap();
-    let programs: Vec<&str> = listed.split_whitespace().collect();
-    assert_eq!(programs.len(), cluster.nodes().len(), "one program a node: {listed}");
+    let programs = eventually(PATIENCE, || node_programs(cluster)).unwrap();
     let check = |program: &str, more: &[&str]| {
         let words = ["-n", "kube-system", "exec", program, "-c", "coild", "--", "fairlead", "ipam", "check"];
-        testbed_lab::eventually(2 * PATIENCE, || cluster.kubectl(&[&words[..], more].concat())).unwrap();
+        eventually(2 * PATIENCE, || cluster.kubectl(&[&words[..], more].concat())).unwrap();
     };
     programs.iter().for_each(|program| check(program, &[]));
-    check(programs[0], &["--cluster"]);
+    check(&programs[0], &["--cluster"]);
+}
+
+/// One pod a node; in an upgrade there are two for a moment.
+fn node_programs(cluster: &Cluster) -> Result<Vec<String>> {
+    let selector = "app.kubernetes.io/component=coild";
+    let living = "{range .items[*]}{.metadata.deletionTimestamp}/{.metadata.name} {end}";
+    let path = format!("jsonpath={living}");
+    let listed = cluster.kubectl(&["-n", "kube-system", "get", "pods", "-l", selector, "-o", &path])?;
+    let pods: Vec<String> =
+        listed.split_whitespace().filter_map(|pod| pod.strip_prefix('/')).map(str::to_owned).collect();
+    ensure!(pods.len() == cluster.nodes().len(), "one program a node: {listed}");
+    Ok(pods)
 }

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use testbed_lab::ForeignNetwork;
-use testbed_lab::traffic::Flow;
+use testbed_lab::traffic::{Figures, Flow};
 use testbed_nodes::Cluster;
 
 use super::{PATIENCE, Pod, Room, server};
@@ -46,24 +46,29 @@ impl Traffic {
         }
     }
 
-    /// Waits until all flow again, and says how many messages sent since `mark` were lost, and the longest gap.
-    pub(crate) fn since(&self, mark: Instant) -> (usize, Duration) {
+    /// Waits until all flow again, and says how many messages sent since `mark` were lost.
+    pub(crate) fn lost_since(&self, mark: Instant) -> usize {
         self.flows();
         std::thread::sleep(SETTLE);
-        let figures: Vec<_> = self.flows.iter().map(|flow| flow.figures_since(mark)).collect();
+        let figures: Vec<Figures> = self.flows.iter().map(|flow| flow.figures_since(mark)).collect();
         let lost = figures.iter().map(|figures| figures.lost).sum();
         let sent: usize = figures.iter().map(|figures| figures.sent).sum();
-        let gap = figures.iter().map(|figures| figures.longest_gap).max().unwrap_or_default();
+        assert!(figures.iter().all(|figures| figures.sent > 0), "{}: nothing was sent", self.between);
+        let gap = |of: &[Figures]| of.iter().map(|figures| figures.longest_gap).max().unwrap_or_default();
         let pause = figures.iter().map(|figures| figures.longest_pause).max().unwrap_or_default();
-        println!("{}: {lost} of {sent} messages lost, longest gap {gap:?} (pause {pause:?})", self.between);
-        assert!(sent > 0, "nothing was sent");
-        (lost, gap)
+        let (tcp, udp) = figures.split_last().unwrap();
+        println!(
+            "{}: {lost} of {sent} messages lost; longest gap UDP {:.2?}, TCP {:.2?}; longest time without sending {pause:.2?}",
+            self.between,
+            gap(udp),
+            tcp.longest_gap
+        );
+        lost
     }
 
     /// Nothing was lost since `mark`, and everything flows.
     pub(crate) fn lost_nothing(&self, mark: Instant) {
-        let (lost, _) = self.since(mark);
-        assert_eq!(lost, 0, "{}", self.between);
+        assert_eq!(self.lost_since(mark), 0, "{}", self.between);
     }
 }
 

@@ -7,7 +7,15 @@ use testbed_lab::eventually;
 use testbed_nodes::Cluster;
 
 use crate::BED;
-use crate::bed::{PATIENCE, Room, addresses_agree, all_different, server};
+use crate::bed::{PATIENCE, Pod, Room, Traffic, addresses_agree, all_different, server};
+
+/// Between one pod on each of two nodes.
+fn traffic(cluster: &Cluster, pods: &[Pod], one: &str, other: &str) -> Traffic {
+    let on = |node: &str| pods.iter().find(|pod| pod.node == node).unwrap();
+    let traffic = Traffic::between(cluster, on(one), on(other));
+    traffic.flows();
+    traffic
+}
 
 fn blocks_of(cluster: &Cluster, node: &str) -> String {
     let selector = format!("coil.cybozu.com/node={node}");
@@ -25,6 +33,8 @@ fn a_node_that_lost_power_comes_back_with_its_pods_and_no_address_is_given_twice
     };
     let lost: Vec<_> = pods.iter().filter(|pod| pod.node == "cloud-2").collect();
     assert_eq!(lost.len(), 2, "{pods:#?}");
+    let elsewhere = traffic(&cluster, &pods, "cloud-1", "home-1");
+    let mark = Instant::now();
     cluster.node_mut("cloud-2").unwrap().power_cut().unwrap();
     cluster.kubectl(&["wait", "--for=condition=Ready=Unknown", "node", "cloud-2", "--timeout=120s"]).unwrap();
     cluster.progress().step("cloud-2 is off and not Ready");
@@ -53,6 +63,7 @@ fn a_node_that_lost_power_comes_back_with_its_pods_and_no_address_is_given_twice
         Ok(now)
     };
     let now = eventually(PATIENCE, back).unwrap();
+    elsewhere.lost_nothing(mark);
     all_different(&now);
     for pod in &now {
         let to: Vec<String> = now.iter().map(|pod| pod.addresses[0].to_string()).collect();
@@ -92,8 +103,10 @@ fn a_drained_node_has_no_pods_and_takes_new_ones_afterwards() {
 fn blocks_of_a_deleted_node_are_free_at_once_and_the_others_do_not_notice() {
     let mut cluster = BED.alone();
     let room = Room::new(&cluster, "leave");
-    room.run("deployment/web", &server("web", 6));
+    let pods = room.run("deployment/web", &server("web", 6));
     assert!(!blocks_of(&cluster, "home-1").is_empty());
+    let others = traffic(&cluster, &pods, "cloud-1", "cloud-2");
+    let mark = Instant::now();
     room.keep();
     let drain =
         ["drain", "home-1", "--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout=120s"];
@@ -118,6 +131,7 @@ fn blocks_of_a_deleted_node_are_free_at_once_and_the_others_do_not_notice() {
     eventually(PATIENCE, || cluster.kubectl(&["get", "node", "home-1"])).unwrap();
     cluster.wait_ready().unwrap();
     cluster.wait_fairlead().unwrap();
+    others.lost_nothing(mark);
     let room = Room::again(&cluster, "leave");
     room.kubectl("rollout restart deployment web").unwrap();
     room.rolled_out("deployment/web");
