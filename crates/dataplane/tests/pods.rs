@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use fairlead_dataplane::numbers::{Numbers, Unchecked};
-use fairlead_dataplane::pods::{self, Error, PodLinks, PodSpec};
+use fairlead_dataplane::pods::{self, Error, PodLinks, PodSpec, Removal};
 use fairlead_dataplane::{routes, uplink};
 use fairlead_netlink::netns::Netns;
 use fairlead_netlink::route::{RouteSocket, TABLE_MAIN, VethEnd, add_veth, delete_link, set_alias, set_up};
@@ -194,6 +194,34 @@ fn pods_are_listed_from_the_kernel_alone_and_removed_once() {
     assert_eq!(host.table("-4"), "");
     let rest = host.at(|| pods::list(Numbers::default()).unwrap());
     assert_eq!(rest.iter().map(|pod| pod.container_id.as_str()).collect::<Vec<_>>(), ["six"]);
+}
+
+/// Who asks for a removal need not wait for the kernel's acknowledgement.
+#[test]
+fn a_removal_is_over_as_soon_as_nothing_of_the_pod_is_left() {
+    let (host, pod) = (Host::new(), Netns::create().unwrap());
+    let spec = spec(&pod, "a", Some("10.1.0.5"), Some("fd00:1::5"));
+    for _ in 0..20 {
+        host.add(&spec).unwrap();
+        let removal = host.at(|| Removal::find("a", "eth0").unwrap());
+        assert!(removal.is_needed() && !host.at(|| removal.is_over()));
+        std::thread::scope(|scope| {
+            let acknowledged = scope.spawn(|| host.at(|| removal.carry_out().unwrap()));
+            host.at(|| {
+                while !removal.is_over() {
+                    assert!(!acknowledged.is_finished() || removal.is_over(), "acknowledged and still there");
+                }
+            });
+            assert_eq!((host.table("-4"), host.table("-6")), (String::new(), String::new()));
+            assert!(try_run(&host.netns, "ping -c 1 -W 1 10.1.0.5").is_err());
+            // The same container may come back at once, whether the kernel has acknowledged or not.
+            host.add(&spec).unwrap();
+            ping(&host.netns, "10.1.0.5");
+            acknowledged.join().unwrap();
+        });
+        assert!(host.at(|| pods::remove("a", "eth0").unwrap()), "the second one is there");
+    }
+    assert_eq!(links(&host.netns), 1, "only the uplink is left");
 }
 
 #[test]

@@ -10,6 +10,9 @@ use crate::arguments::{ControllerArguments, NodeArguments};
 
 /// Threads of the runtime: the work is waiting, and every thread costs memory on every node.
 const THREADS: usize = 2;
+/// Threads for work that blocks: the kernel changes one link at a time, so a few make links and the others wait for links
+/// to be freed, 10 to 40 ms each. What does not fit waits in a queue.
+const BLOCKING_THREADS: usize = 64;
 /// Seconds a read from the API server may take: a watch is ended by the server after 60, so that a connection that
 /// died silently is noticed soon after.
 const READ_SECONDS: u64 = 75;
@@ -64,6 +67,7 @@ pub(crate) fn controller(arguments: ControllerArguments) -> anyhow::Result<ExitC
 fn run(program: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<ExitCode> {
     let runtime = Builder::new_multi_thread()
         .worker_threads(THREADS)
+        .max_blocking_threads(BLOCKING_THREADS)
         .enable_all()
         .build()
         .context("cannot start the runtime")?;

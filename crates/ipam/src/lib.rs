@@ -4,6 +4,7 @@
 //! * [`mod@grant`]: the controller's answer to one BlockRequest.
 //! * [`node`]: addresses within the blocks of one node.
 //! * [`leaks`]: addresses whose pod is gone although nobody said so.
+//! * [`demand`]: how many blocks to ask for at once.
 //! * [`addresses`]: sets of addresses that must not be given out.
 //! * [`check`]: where kernel, blocks and pods disagree.
 //!
@@ -19,6 +20,7 @@
 
 pub mod addresses;
 pub mod check;
+pub mod demand;
 pub mod grant;
 pub mod leaks;
 pub mod node;

@@ -10,8 +10,9 @@ use fairlead_netlink::netns::Netns;
 use fairlead_netlink::route::{
     Address, AddressFlags, Change, IpFamily, LinkLayer, MacAddress, Mark, Route, RouteSocket, Rule, Scope,
     Subscription, VethEnd, add_address, add_route, add_rule, add_veth, delete_address, delete_link,
-    delete_neighbour, delete_route, delete_rule, disable_address_generation, permanent_neighbour,
-    presumed_neighbour, replace_address, replace_route, set_alias, set_mtu, set_name, set_up,
+    delete_neighbour, delete_route, delete_rule, disable_address_generation, link_exists,
+    permanent_neighbour, presumed_neighbour, replace_address, replace_route, set_alias, set_mtu, set_name,
+    set_up,
 };
 use fairlead_netlink::{Error, Message};
 use ipnet::IpNet;
@@ -76,6 +77,16 @@ fn a_veth_pair_is_born_across_two_namespaces_in_one_message() {
     left.apply(&[delete_link(found.index)]).unwrap();
     assert_eq!((left.link_by_name("left").unwrap(), right.link_by_name("right").unwrap()), (None, None));
     assert!(left.apply(&[delete_link(found.index)]).unwrap_err().is_missing());
+}
+
+#[test]
+fn a_link_exists_until_it_is_deleted() {
+    let (netns, mut socket, link, _far) = connected();
+    let exists = |link| netns.run(|| link_exists(link)).unwrap();
+    assert!(exists(1) && exists(link));
+    assert!(!exists(0) && !exists(u32::MAX));
+    socket.apply(&[delete_link(link)]).unwrap();
+    assert!(!exists(link));
 }
 
 #[test]

@@ -12,7 +12,7 @@ use fairlead_dataplane::numbers::Numbers;
 use fairlead_dataplane::pods::PodOnNode;
 use fairlead_ipam::check::Owner;
 use fairlead_ipam::leaks::Suspects;
-use fairlead_ipam::{Allocation, Answer, Block, BlockNets, BlockUsage, Held, Key, NodeIpam};
+use fairlead_ipam::{Allocation, Answer, Block, BlockNets, BlockUsage, Held, Key, NodeIpam, demand};
 use fairlead_wire::cni::ErrorCode;
 use fairlead_wire::node::Block as WireBlock;
 use ipnet::IpNet;
@@ -122,6 +122,8 @@ pub struct Ipam {
     /// For people; nothing is decided by it. Only of keys that hold an address.
     owners: Mutex<BTreeMap<Key, Owner>>,
     changed: watch::Sender<u64>,
+    /// Pods that wait for a block, by pool.
+    waiting: Mutex<BTreeMap<String, usize>>,
     /// A block of a withdrawn pool has become empty.
     drained: Notify,
     /// Whether the API server has said which blocks this node has.
@@ -139,6 +141,7 @@ impl Ipam {
             book: Mutex::new(NodeIpam::default()),
             owners: Mutex::default(),
             changed: watch::Sender::new(0),
+            waiting: Mutex::default(),
             drained: Notify::new(),
             blocks_known: AtomicBool::new(false),
             pools,
@@ -253,17 +256,19 @@ impl Ipam {
     ) -> Result<Allocation, Failure> {
         let (mut blocks, mut answers) = (self.changed.subscribe(), requester.answers());
         self.sync_pool(pool);
+        let mut waiting = None;
         loop {
             match self.book().allocate(pool, key) {
                 Answer::Allocated(allocation) => break Ok(allocation),
                 Answer::NeedBlock => {}
             }
-            self.check_pool(pool).await?;
+            let size = self.check_pool(pool).await?;
             if let Some(refusal) = requester.refusal(pool, std::time::Instant::now()) {
                 let requests::Refusal { reason, message } = refusal;
                 return Err(Failure::Refused { reason, message });
             }
-            requester.want(pool);
+            let waiting = waiting.get_or_insert_with(|| Waiting::enter(&self.waiting, pool));
+            requester.want(pool, demand::blocks_wanted(waiting.pods(), size));
             let woken = async {
                 tokio::select! {
                     _ = blocks.changed() => {}
@@ -277,23 +282,28 @@ impl Ipam {
         .inspect(|_| {
             // Ahead of need, so that no pod waits for a block.
             if self.book().wants_block(pool) {
-                requester.want(pool);
+                requester.want(pool, 1);
             }
         })
     }
 
+    /// The number of addresses in a block of a pool that may give some.
+    ///
     /// A pool that the cache does not have may just have been made: the API server has the last word. While that one
     /// is away, nobody can say, and the pod waits.
-    async fn check_pool(&self, pool: &str) -> Result<(), Failure> {
+    async fn check_pool(&self, pool: &str) -> Result<usize, Failure> {
         let object = match self.pools.get(&ObjectRef::new(pool)) {
             Some(object) => object,
             None => match tokio::time::timeout(POOL_WAIT, self.api.get_opt(pool)).await {
                 Ok(Ok(None)) => return Err(Failure::UnknownPool { pool: pool.to_owned() }),
                 Ok(Ok(Some(object))) => Arc::new(object),
-                Ok(Err(_)) | Err(_) => return Ok(()),
+                Ok(Err(_)) | Err(_) => return Ok(usize::MAX),
             },
         };
-        withdrawal(&object).map_or(Ok(()), Err)
+        match withdrawal(&object) {
+            Some(failure) => Err(failure),
+            None => Ok(1_usize.checked_shl(object.spec.block_size_bits.into()).unwrap_or(usize::MAX)),
+        }
     }
 
     /// What `key` holds.
@@ -438,6 +448,44 @@ fn withdrawal(pool: &AddressPool) -> Option<Failure> {
         (true, _) => Some(Failure::Terminating { pool: name }),
         (false, true) => Some(Failure::Disabled { pool: name }),
         (false, false) => None,
+    }
+}
+
+/// A pod among those that wait for a block of a pool, until it is dropped.
+struct Waiting<'a> {
+    all: &'a Mutex<BTreeMap<String, usize>>,
+    pool: String,
+}
+
+impl<'a> Waiting<'a> {
+    fn enter(all: &'a Mutex<BTreeMap<String, usize>>, pool: &str) -> Self {
+        let waiting = Self { all, pool: pool.to_owned() };
+        let mut counts = waiting.counts();
+        let pods = counts.entry(pool.to_owned()).or_default();
+        *pods = pods.saturating_add(1);
+        drop(counts);
+        waiting
+    }
+
+    /// How many wait, this one included.
+    fn pods(&self) -> usize {
+        self.counts().get(&self.pool).copied().unwrap_or(1)
+    }
+
+    fn counts(&self) -> MutexGuard<'_, BTreeMap<String, usize>> {
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        let mut counts = self.counts();
+        if let Some(pods) = counts.get_mut(&self.pool) {
+            *pods = pods.saturating_sub(1);
+            if *pods == 0 {
+                counts.remove(&self.pool);
+            }
+        }
     }
 }
 

@@ -26,6 +26,7 @@ pub mod mesh;
 pub mod metrics;
 pub mod order;
 mod program;
+mod recent;
 pub mod requests;
 pub mod router;
 pub mod status;

@@ -34,6 +34,7 @@ use crate::inventory::Inventory;
 use crate::ipam::Ipam;
 use crate::mesh::agent::Agent;
 use crate::metrics::Metrics;
+use crate::recent::Recent;
 use crate::requests::{self, Requester};
 use crate::turn::Turn;
 use crate::{api_server, blocks, cni, farewell, identity, leaks, mesh, order, router, status};
@@ -43,6 +44,10 @@ use fairlead_cluster::{http, requests as api_requests};
 
 /// How long the start waits for the API server before it serves what needs none (DEL, status).
 const FIRST_LISTS: Duration = Duration::from_secs(5);
+
+/// How long the uplink's MTU counts once it was read. Reading it reads every link of the node, and a hundred pods that
+/// start together must not do it a hundred times.
+const UPLINK_LIFETIME: Duration = Duration::from_secs(1);
 
 /// Which WireGuard to use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -168,7 +173,7 @@ pub async fn run(
     let events = Teller::spawn(&mut tasks, client.clone(), &settings.node, Arc::clone(&metrics));
     let records = Records::beside(&settings.socket);
     let ipam = ipam(&settings, &client, &caches, &records).await?;
-    let requester = Requester::spawn(&mut tasks, request_context(&settings, &client, &ipam));
+    let requester = Requester::spawn(&mut tasks, request_context(&settings, &client, &ipam, &caches));
     let order = Arc::new(order::Order::default());
     if settings.enable_ipam {
         let (block_cache, grace) = (Arc::clone(&caches.blocks), settings.block_grace);
@@ -365,24 +370,34 @@ async fn ipam(
     Ok(Arc::new(ipam))
 }
 
-fn request_context(settings: &Settings, client: &Client, ipam: &Arc<Ipam>) -> requests::Context {
+fn request_context(
+    settings: &Settings,
+    client: &Client,
+    ipam: &Arc<Ipam>,
+    caches: &Caches,
+) -> requests::Context {
     let ipam = Arc::clone(ipam);
     requests::Context {
         client: client.clone(),
         node: settings.node.clone(),
+        nodes: caches.nodes.store.clone(),
+        blocks: caches.blocks.store.clone(),
         granted: Box::new(move |block| ipam.add_block(block)),
     }
 }
 
-/// The MTU of new pods: the mesh's, so that nothing has to be fragmented; the uplink's where there is no mesh.
+/// The MTU of new pods: the mesh's, so that nothing has to be fragmented; the uplink's where there is no mesh. To be asked
+/// on threads that may block.
 fn pod_mtu(caches: &Arc<Caches>, shared: &Arc<mesh::Shared>) -> Arc<dyn Fn() -> Option<u32> + Send + Sync> {
     let (caches, shared) = (Arc::clone(caches), Arc::clone(shared));
+    let uplink = Recent::new(UPLINK_LIFETIME, || {
+        HostNetwork::read().ok().and_then(|network| network.uplink_mtu(&Ignored::default()))
+    });
     Arc::new(move || {
         if let Some(report) = shared.snapshot().report {
             return Some(report.mtu);
         }
-        let network = HostNetwork::read().ok()?;
-        let uplink = network.uplink_mtu(&Ignored::default())?;
+        let uplink = uplink.value(Instant::now())?;
         let meshes = caches.meshes.store.state();
         if meshes.is_empty() && caches.meshes.is_ready() {
             return Some(uplink);

@@ -1,21 +1,28 @@
-//! Asking the controller for blocks: at most one BlockRequest per pool at a time, never in the way of another pool.
+//! Asking the controller for blocks: as many BlockRequests of a pool side by side as the pods that wait need, a few at
+//! most, and never in the way of another pool.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use fairlead_api::names::LABEL_REQUEST;
 use fairlead_api::resources::{AddressBlock, BlockRequest, BlockRequestOutcome, BlockRequestSpec};
+use fairlead_ipam::demand::Demand;
+use futures::TryStreamExt;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
-use kube::api::{DeleteParams, ObjectMeta, PostParams};
-use kube::runtime::wait::await_condition;
-use kube::{Api, Client};
+use kube::api::{DeleteParams, ObjectMeta, PostParams, WatchEvent, WatchParams};
+use kube::runtime::reflector::{ObjectRef, Store};
+use kube::{Api, Client, ResourceExt};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 /// How long one request may stay unanswered before it is made anew.
 const ANSWER: Duration = Duration::from_secs(30);
+/// Pause before an unanswered request whose watch has ended is watched again.
+const WATCH_AGAIN: Duration = Duration::from_millis(500);
 /// How long a refusal counts for pods that ask after it; then the controller is asked again.
 pub const REFUSAL_LIFETIME: Duration = Duration::from_secs(3);
 /// Pools that may wait to be asked for; more are asked for again by the pods that wait.
@@ -34,10 +41,16 @@ pub struct Refusal {
 #[derive(Debug, Default)]
 struct Refusals(Mutex<BTreeMap<String, (Instant, Refusal)>>);
 
+/// Blocks of a pool that are to come, those under way included.
+struct Wish {
+    pool: String,
+    blocks: usize,
+}
+
 /// A handle by which pods' starts ask for blocks.
 #[derive(Clone)]
 pub struct Requester {
-    wanted: mpsc::Sender<String>,
+    wanted: mpsc::Sender<Wish>,
     refusals: Arc<Refusals>,
     answered: watch::Receiver<u64>,
 }
@@ -48,6 +61,10 @@ pub struct Context {
     pub client: Client,
     /// This node's name.
     pub node: String,
+    /// Has this node's Node object; the API server is asked while it is not there.
+    pub nodes: Store<Node>,
+    /// Has blocks; the API server is asked for one that is not there yet.
+    pub blocks: Store<AddressBlock>,
     /// Takes a granted block into use at once, before the watch brings it.
     pub granted: Box<dyn Fn(&AddressBlock) + Send + Sync>,
 }
@@ -62,10 +79,10 @@ impl Requester {
         Self { wanted, refusals, answered }
     }
 
-    /// Asks for a block of `pool`, unless that is already under way.
-    pub fn want(&self, pool: &str) {
+    /// Asks for blocks of `pool`, unless that many are already under way.
+    pub fn want(&self, pool: &str, blocks: usize) {
         // A full queue drops the wish; whoever waits wishes again.
-        let _ = self.wanted.try_send(pool.to_owned());
+        let _ = self.wanted.try_send(Wish { pool: pool.to_owned(), blocks });
     }
 
     /// Why the controller refused a block of `pool` lately.
@@ -83,29 +100,37 @@ impl Requester {
 
 async fn serve(
     context: Arc<Context>,
-    mut queue: mpsc::Receiver<String>,
+    mut queue: mpsc::Receiver<Wish>,
     refusals: Arc<Refusals>,
     answers: watch::Sender<u64>,
 ) {
-    let (mut under_way, mut running) = (BTreeSet::new(), JoinSet::new());
+    let (mut demand, mut answered, mut running) = (Demand::default(), BTreeSet::new(), JoinSet::new());
     loop {
         tokio::select! {
-            Some(pool) = queue.recv() => {
-                if under_way.insert(pool.clone()) {
+            Some(Wish { pool, blocks }) = queue.recv() => {
+                while let Some(number) = demand.begin(&pool, blocks) {
+                    let name = name(&pool, &context.node, number);
+                    let task = Task { pool: pool.clone(), number, answered: answered.contains(&name), name };
                     let context = Arc::clone(&context);
-                    running.spawn(async move { (bounded_request(&context, &pool).await, pool) });
+                    running.spawn(async move { (bounded_request(&context, &task).await, task) });
                 }
             }
-            Some(Ok((outcome, pool))) = running.join_next() => {
-                under_way.remove(&pool);
+            Some(Ok((outcome, task))) = running.join_next() => {
+                let Task { pool, number, name, .. } = task;
+                let last = demand.end(&pool, number);
                 let mut known = refusals.0.lock().unwrap_or_else(PoisonError::into_inner);
                 match outcome {
                     Ok(()) => {
+                        answered.insert(name);
                         known.remove(&pool);
                     }
                     Err(error) => {
+                        answered.remove(&name);
                         tracing::warn!(pool, %error, "no block");
-                        known.insert(pool, (Instant::now(), error.into_refusal()));
+                        // While others are under way, a block may still come for the pods that wait.
+                        if last {
+                            known.insert(pool, (Instant::now(), error.into_refusal()));
+                        }
                     }
                 }
                 drop(known);
@@ -113,6 +138,24 @@ async fn serve(
             }
             else => return,
         }
+    }
+}
+
+/// One request to be made.
+struct Task {
+    pool: String,
+    number: usize,
+    name: String,
+    /// Whether the last one of this name was answered, so that it can be replaced without a look.
+    answered: bool,
+}
+
+/// The first request has the name that Coil gives it. The others' begin differently, so that they are never those of
+/// another node or pool.
+fn name(pool: &str, node: &str, number: usize) -> String {
+    match number {
+        0 => BlockRequest::name_for(pool, node),
+        number => format!("req{}-{pool}-{node}", number.saturating_add(1)),
     }
 }
 
@@ -143,77 +186,158 @@ fn api(what: impl Into<String>) -> impl FnOnce(kube::Error) -> RequestError {
 }
 
 /// An API server that has gone silent must not keep the pool's next request waiting.
-async fn bounded_request(context: &Context, pool: &str) -> Result<(), RequestError> {
-    let name = BlockRequest::name_for(pool, &context.node);
-    timeout(ANSWER, request(context, pool)).await.unwrap_or(Err(RequestError::Unanswered { name }))
+async fn bounded_request(context: &Context, task: &Task) -> Result<(), RequestError> {
+    let unanswered = || RequestError::Unanswered { name: task.name.clone() };
+    timeout(ANSWER, request(context, task)).await.unwrap_or_else(|_| Err(unanswered()))
 }
 
-async fn request(context: &Context, pool: &str) -> Result<(), RequestError> {
-    let name = BlockRequest::name_for(pool, &context.node);
+async fn request(context: &Context, task: &Task) -> Result<(), RequestError> {
+    let name = &task.name;
     let requests: Api<BlockRequest> = Api::all(context.client.clone());
-    replace(context, &requests, &name, pool).await?;
-    let done = await_condition(requests.clone(), &name, |request: Option<&BlockRequest>| {
-        request.is_some_and(|request| request.outcome() != BlockRequestOutcome::Pending)
-    });
-    let answered = done.await.map_err(|_| RequestError::Unanswered { name: name.clone() })?;
-    match answered.as_ref().map(BlockRequest::outcome) {
+    let made = make(context, &requests, task).await?;
+    let request = answer(&requests, made).await.map_err(api(format!("read BlockRequest {name}")))?;
+    match request.as_ref().map(BlockRequest::outcome) {
         Some(BlockRequestOutcome::Granted(block)) => {
-            let blocks: Api<AddressBlock> = Api::all(context.client.clone());
-            let block = blocks.get(block).await.map_err(api(format!("read AddressBlock {block}")))?;
+            let uid = request.as_ref().and_then(ResourceExt::uid);
+            // A block of that name may have been another's before.
+            let for_this = |seen: &Arc<AddressBlock>| seen.labels().get(LABEL_REQUEST) == uid.as_ref();
+            let block = match context.blocks.get(&ObjectRef::new(block)).filter(for_this) {
+                Some(seen) => seen,
+                None => {
+                    let blocks: Api<AddressBlock> = Api::all(context.client.clone());
+                    Arc::new(blocks.get(block).await.map_err(api(format!("read AddressBlock {block}")))?)
+                }
+            };
             (context.granted)(&block);
             Ok(())
         }
         Some(BlockRequestOutcome::Refused { reason, message }) => {
             Err(RequestError::Refused { reason: reason.to_owned(), message: message.to_owned() })
         }
-        Some(BlockRequestOutcome::Pending) | None => Err(RequestError::Unanswered { name }),
+        Some(BlockRequestOutcome::Pending) | None => Err(RequestError::Unanswered { name: name.to_owned() }),
     }
 }
 
 /// Makes the request, in place of the answered one of last time.
-async fn replace(
+async fn make(
     context: &Context,
     requests: &Api<BlockRequest>,
-    name: &str,
-    pool: &str,
-) -> Result<(), RequestError> {
+    task: &Task,
+) -> Result<BlockRequest, RequestError> {
+    let Task { pool, name, answered, .. } = task;
     let wanted = BlockRequest {
         metadata: ObjectMeta {
-            name: Some(name.to_owned()),
+            name: Some(name.clone()),
             owner_references: Some(vec![owner(context).await?]),
             ..ObjectMeta::default()
         },
-        spec: BlockRequestSpec { node_name: context.node.clone(), pool_name: pool.to_owned() },
+        spec: BlockRequestSpec { node_name: context.node.clone(), pool_name: pool.clone() },
         status: None,
     };
+    let delete = || async {
+        match requests.delete(name, &DeleteParams::default()).await {
+            Err(error) if !is(&error, 404) => {
+                Err(api(format!("delete the answered BlockRequest {name}"))(error))
+            }
+            _ => Ok(()),
+        }
+    };
+    let parameters = PostParams::default();
+    let create = || requests.create(&parameters, &wanted);
+    let created = || api(format!("create BlockRequest {name}"));
+    if *answered {
+        delete().await?;
+    }
+    match create().await {
+        Err(error) if is(&error, 409) => {}
+        other => return other.map_err(created()),
+    }
     match requests.get_opt(name).await.map_err(api(format!("read BlockRequest {name}")))? {
         // Unanswered: made before a restart of ours; its answer is as good.
-        Some(present) if present.outcome() == BlockRequestOutcome::Pending => return Ok(()),
-        Some(_) => {
-            requests
-                .delete(name, &DeleteParams::default())
-                .await
-                .map_err(api(format!("delete the answered BlockRequest {name}")))?;
-        }
+        Some(present) if present.outcome() == BlockRequestOutcome::Pending => return Ok(present),
+        Some(_) => delete().await?,
         None => {}
     }
-    requests
-        .create(&PostParams::default(), &wanted)
-        .await
-        .map(drop)
-        .map_err(api(format!("create BlockRequest {name}")))
+    create().await.map_err(created())
+}
+
+fn is(error: &kube::Error, code: u16) -> bool {
+    matches!(error, kube::Error::Api(status) if status.code == code)
+}
+
+/// The request once it is answered; `None` when it is gone. Asks until it is.
+async fn answer(
+    requests: &Api<BlockRequest>,
+    made: BlockRequest,
+) -> Result<Option<BlockRequest>, kube::Error> {
+    let mut request = made;
+    loop {
+        if request.outcome() != BlockRequestOutcome::Pending {
+            return Ok(Some(request));
+        }
+        if let Ok(Some(answered)) = watch_for_answer(requests, &request).await {
+            return Ok(Some(answered));
+        }
+        // The watch has ended, as every one does at times, or the request is gone.
+        match requests.get_opt(&request.name_any()).await? {
+            Some(present) => request = present,
+            None => return Ok(None),
+        }
+        sleep(WATCH_AGAIN).await;
+    }
+}
+
+/// Watches from the version that is known on, so that no answer can be missed and nothing has to be listed first.
+async fn watch_for_answer(
+    requests: &Api<BlockRequest>,
+    request: &BlockRequest,
+) -> Result<Option<BlockRequest>, kube::Error> {
+    let version = request.resource_version().unwrap_or_default();
+    let parameters = WatchParams::default().fields(&format!("metadata.name={}", request.name_any()));
+    let mut events = pin!(requests.watch(&parameters, &version).await?);
+    while let Some(event) = events.try_next().await? {
+        match event {
+            WatchEvent::Added(request) | WatchEvent::Modified(request)
+                if request.outcome() != BlockRequestOutcome::Pending =>
+            {
+                return Ok(Some(request));
+            }
+            WatchEvent::Deleted(_) | WatchEvent::Error(_) => return Ok(None),
+            WatchEvent::Added(_) | WatchEvent::Modified(_) | WatchEvent::Bookmark(_) => {}
+        }
+    }
+    Ok(None)
 }
 
 /// The Node owns the request, so that Kubernetes collects it when the node goes for good.
 async fn owner(context: &Context) -> Result<OwnerReference, RequestError> {
-    let nodes: Api<Node> = Api::all(context.client.clone());
-    let node = nodes.get_metadata(&context.node).await.map_err(api(format!("read Node {}", context.node)))?;
+    let known = context.nodes.get(&ObjectRef::new(&context.node));
+    let uid = match known.and_then(|node| node.uid()) {
+        Some(uid) => uid,
+        None => {
+            let nodes: Api<Node> = Api::all(context.client.clone());
+            let node = nodes.get_metadata(&context.node).await;
+            node.map_err(api(format!("read Node {}", context.node)))?.metadata.uid.unwrap_or_default()
+        }
+    };
     Ok(OwnerReference {
         api_version: "v1".to_owned(),
         kind: "Node".to_owned(),
         name: context.node.clone(),
-        uid: node.metadata.uid.unwrap_or_default(),
+        uid,
         controller: Some(false),
         block_owner_deletion: Some(false),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_request_has_coils_name_and_the_others_have_nobodys() {
+        assert_eq!(name("p", "n", 0), "req-p-n");
+        assert_eq!(name("p", "n", 1), "req2-p-n");
+        assert_ne!(name("p", "n", 1), name("2-p", "n", 0));
+    }
 }

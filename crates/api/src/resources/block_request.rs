@@ -132,7 +132,7 @@ pub enum BlockRequestOutcome<'a> {
 }
 
 impl BlockRequest {
-    /// Name of the one request that a node may have for a pool: `req-<pool>-<node>`.
+    /// Name of a node's request for a pool: `req-<pool>-<node>`. It may have a few more under other names.
     pub fn name_for(pool: &str, node: &str) -> String {
         format!("req-{pool}-{node}")
     }

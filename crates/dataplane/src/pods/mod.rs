@@ -9,6 +9,7 @@
 mod inspect;
 mod moved;
 mod plan;
+mod removal;
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -32,6 +33,7 @@ pub use inspect::{End, Inspection, inspect};
 pub use moved::gather_routes;
 use plan::Plan;
 pub use plan::PodAlias;
+pub use removal::{Removal, remove};
 
 /// Names on the host that are tried when others have ours.
 const NAME_TRIES: u32 = 8;
@@ -187,28 +189,6 @@ pub fn add(spec: &PodSpec) -> Result<PodLinks> {
     })
 }
 
-/// Disconnects a pod: deletes its link, and with it the addresses and routes on both ends. Returns whether there was
-/// one. The pod's namespace is not needed.
-///
-/// # Errors
-/// The kernel refused.
-pub fn remove(container_id: &str, ifname: &str) -> Result<bool> {
-    let remove = || {
-        let mut host = RouteSocket::open()?;
-        let known =
-            trace_span!("look up").in_scope(|| link_by_usual_name(&mut host, container_id, ifname))?;
-        trace_span!("delete").in_scope(|| match known {
-            Some(link) => delete(&mut host, &link).map(|()| true),
-            None => delete_links_of(&mut host, container_id, ifname),
-        })
-    };
-    remove().map_err(|source| Error::Kernel {
-        container_id: container_id.to_owned(),
-        ifname: ifname.to_owned(),
-        source,
-    })
-}
-
 /// The pods on this node, from the kernel alone.
 ///
 /// # Errors
@@ -281,42 +261,6 @@ fn open_netns(spec: &PodSpec) -> Result<Netns> {
     Ok(netns)
 }
 
-fn belongs_to(link: &Link, container_id: &str, ifname: &str) -> bool {
-    let alias = link.alias.as_deref().and_then(PodAlias::parse);
-    alias.is_some_and(|alias| alias.container_id == container_id && alias.ifname == ifname)
-}
-
-/// The link of a pod if it has the name that is tried first, which nearly every pod's has: one question, however many
-/// pods there are.
-fn link_by_usual_name(
-    host: &mut RouteSocket,
-    container_id: &str,
-    ifname: &str,
-) -> fairlead_netlink::Result<Option<Link>> {
-    let link = host.link_by_name(&plan::host_name(container_id, ifname, 0))?;
-    Ok(link.filter(|link| belongs_to(link, container_id, ifname)))
-}
-
-/// By alias among all links: those that Coil made have names drawn at random.
-fn delete_links_of(
-    host: &mut RouteSocket,
-    container_id: &str,
-    ifname: &str,
-) -> fairlead_netlink::Result<bool> {
-    let mut stale = host.links_of_kind("veth")?;
-    stale.retain(|link| belongs_to(link, container_id, ifname));
-    stale.iter().try_for_each(|link| delete(host, link))?;
-    Ok(!stale.is_empty())
-}
-
-fn delete(host: &mut RouteSocket, link: &Link) -> fairlead_netlink::Result<()> {
-    match host.apply(&[delete_link(link.index)]) {
-        // The pod's namespace went away meanwhile and took the pair along.
-        Err(error) if error.is_missing() => Ok(()),
-        other => other,
-    }
-}
-
 /// A pair whose end in the pod is ready.
 struct Pair {
     host_link: Link,
@@ -347,10 +291,12 @@ fn make_links(spec: &PodSpec, plan: &Plan, netns: &Netns, host: &mut RouteSocket
         let end = VethEnd { name: &name, mac: Some(plan.host_mac), mtu: spec.mtu };
         match host.apply(&[add_veth(&end, &container, netns.as_fd())]) {
             Err(error) if error.is_existing() => {
-                if !std::mem::replace(&mut searched, true)
-                    && delete_links_of(host, &spec.container_id, &spec.ifname).map_err(kernel)?
-                {
-                    continue;
+                if !std::mem::replace(&mut searched, true) {
+                    let stale = removal::links_of(host, &spec.container_id, &spec.ifname).map_err(kernel)?;
+                    stale.iter().try_for_each(|link| removal::delete(host, *link)).map_err(kernel)?;
+                    if !stale.is_empty() {
+                        continue;
+                    }
                 }
                 // The kernel does not say which of the two names is taken.
                 let Some(other) = host.link_by_name(&name).map_err(kernel)? else {
@@ -381,7 +327,7 @@ fn make_links(spec: &PodSpec, plan: &Plan, netns: &Netns, host: &mut RouteSocket
 fn make_way(spec: &PodSpec, host: &mut RouteSocket, other: &Link) -> Result<()> {
     let alias = other.alias.as_deref().and_then(PodAlias::parse);
     if alias.is_some_and(|alias| alias.ifname == spec.ifname) {
-        return delete(host, other).map_err(|source| kernel_error(spec, source));
+        return removal::delete(host, other.index).map_err(|source| kernel_error(spec, source));
     }
     let reason = "is that of another program's link, or of another interface of the pod";
     Err(Error::Invalid { field: "name of the host's link", value: other.name.clone(), reason })

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::{Duration, Instant};
 
+use fairlead_ipam::demand::{Demand, blocks_wanted};
 use fairlead_ipam::leaks::Suspects;
 use fairlead_ipam::{Allocation, Answer, Block as Own, Key, NodeIpam};
 
@@ -12,6 +13,8 @@ use crate::api::{Api, Block, Failed, Outcome, Wire, Write};
 const ANSWER: Duration = Duration::from_secs(30);
 const EMPTY_FOR: Duration = Duration::from_secs(300);
 const LEAKED_FOR: Duration = Duration::from_secs(60);
+/// Addresses in a block, as nodes count when pods wait: few, so that they ask for many blocks at once.
+const LEAST_BLOCK: usize = 1;
 
 /// A pod's link with its alias, and its routes.
 #[derive(Debug, Clone, PartialEq)]
@@ -61,7 +64,9 @@ pub(crate) struct Program {
     pub(crate) book: NodeIpam,
     cache: Option<BTreeMap<String, Block>>,
     adds: BTreeMap<Key, Add>,
-    asking: BTreeMap<String, Asking>,
+    /// By pool and number.
+    asking: BTreeMap<(String, usize), Asking>,
+    demand: Demand,
     giving: Option<Giving>,
     empty_since: BTreeMap<String, Instant>,
     suspects: Suspects,
@@ -100,6 +105,7 @@ impl Node {
             cache: None,
             adds: BTreeMap::new(),
             asking: BTreeMap::new(),
+            demand: Demand::default(),
             giving: None,
             empty_since: BTreeMap::new(),
             suspects: Suspects::default(),
@@ -165,12 +171,14 @@ impl Node {
         match program.adds.remove(&key) {
             Some(Add::Waits { pool }) => match program.book.allocate(&pool, &key) {
                 Answer::NeedBlock => {
-                    program.ask(now, &pool);
-                    program.adds.insert(key, Add::Waits { pool });
+                    program.adds.insert(key, Add::Waits { pool: pool.clone() });
+                    let waits = |add: &&Add| matches!(add, Add::Waits { pool: its } if *its == pool);
+                    let waiting = program.adds.values().filter(waits).count();
+                    program.ask(now, &pool, blocks_wanted(waiting, LEAST_BLOCK));
                 }
                 Answer::Allocated(allocation) => {
                     if program.book.wants_block(&pool) {
-                        program.ask(now, &pool);
+                        program.ask(now, &pool, 1);
                     }
                     program.adds.insert(key, Add::HasAddress(allocation));
                 }
@@ -202,11 +210,12 @@ impl Node {
     /// One step of one BlockRequest.
     pub(crate) fn ask(&mut self, api: &mut Api, pick: usize, wire: Wire) {
         let Some(program) = &mut self.program else { return };
-        let Some(pool) = program.asking.keys().nth(pick % program.asking.len().max(1)).cloned() else {
+        let Some(at) = program.asking.keys().nth(pick % program.asking.len().max(1)).cloned() else {
             return;
         };
-        let Some(mut asking) = program.asking.remove(&pool) else { return };
-        let name = format!("req-{pool}-{}", self.name);
+        let Some(mut asking) = program.asking.remove(&at) else { return };
+        let (pool, number) = &at;
+        let name = format!("req{number}-{pool}-{}", self.name);
         let create = Write::CreateRequest { name: name.clone(), pool: pool.clone(), node: self.name.clone() };
         let next = match &asking.next {
             Ask::Look => api.read(wire).map(|objects| match objects.requests.get(&name) {
@@ -236,7 +245,9 @@ impl Node {
         };
         if let Ok(Some(next)) = next {
             asking.next = next;
-            program.asking.insert(pool, asking);
+            program.asking.insert(at, asking);
+        } else {
+            program.demand.end(pool, *number);
         }
     }
 
@@ -322,7 +333,13 @@ impl Node {
                 api.stray.push(call.clone());
             }
         }
-        program.asking.retain(|_, asking| !late(asking));
+        let Program { asking, demand, .. } = program;
+        asking.retain(|(pool, number), asking| {
+            if late(asking) {
+                demand.end(pool, *number);
+            }
+            !late(asking)
+        });
     }
 
     pub(crate) fn is_idle(&self) -> bool {
@@ -333,8 +350,10 @@ impl Node {
 }
 
 impl Program {
-    fn ask(&mut self, now: Instant, pool: &str) {
-        self.asking.entry(pool.to_owned()).or_insert(Asking { since: now, next: Ask::Look });
+    fn ask(&mut self, now: Instant, pool: &str, blocks: usize) {
+        while let Some(number) = self.demand.begin(pool, blocks) {
+            self.asking.insert((pool.to_owned(), number), Asking { since: now, next: Ask::Look });
+        }
     }
 }
 

@@ -11,6 +11,7 @@
 mod changes;
 mod decode;
 mod dumps;
+mod exists;
 mod types;
 mod watch;
 
@@ -20,6 +21,7 @@ pub use changes::{
     replace_address, replace_route, set_alias, set_mtu, set_name, set_up,
 };
 pub use dumps::RouteSocket;
+pub use exists::link_exists;
 pub use types::{
     Address, AddressFlags, IpFamily, Link, LinkLayer, MacAddress, Mark, NextHop, Route, RouteKind, Rule,
     Scope, TABLE_DEFAULT, TABLE_LOCAL, TABLE_MAIN,

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use fairlead_api::names::{ANNOTATION_POOL, DEFAULT_POOL};
 use fairlead_api::resources::{AddressBlock, AddressPool};
-use fairlead_dataplane::pods::{self, PodLinks, PodSpec};
+use fairlead_dataplane::pods::{self, PodLinks, PodSpec, Removal};
 use fairlead_ipam::check::Owner;
 use fairlead_ipam::{Allocation, Key};
 use fairlead_wire::cni::{CniArgs, ErrorCode};
@@ -38,6 +38,9 @@ use fairlead_cluster::caches::Cache;
 
 /// How long an ADD may wait for a block before the runtime is told to try again.
 const BLOCK_WAIT: Duration = Duration::from_secs(20);
+
+/// How often to look whether a link is gone while the kernel deletes it.
+const DELETION_LOOK: Duration = Duration::from_millis(1);
 
 /// How long the API server may take to say what a namespace is that the cache has not seen.
 const NAMESPACE_WAIT: Duration = Duration::from_secs(5);
@@ -116,18 +119,23 @@ impl Service {
             self.tell(attachment, &failure);
             refuse(failure.code(), failure.to_string(), "")
         })?;
-        let spec = PodSpec {
+        let mut spec = PodSpec {
             container_id: attachment.key.container_id.clone(),
             ifname: attachment.key.ifname.clone(),
             netns: attachment.netns.clone(),
             pool: allocation.pool.clone(),
             ipv4: allocation.ipv4,
             ipv6: allocation.ipv6,
-            mtu: (self.pod_mtu)(),
+            mtu: None,
             link_name: self.calico_names.then(|| calico::link_name(&attachment.namespace, &attachment.pod)),
             numbers: self.ipam.numbers(),
         };
-        let made = tokio::task::spawn_blocking(move || pods::add(&spec)).await;
+        let pod_mtu = Arc::clone(&self.pod_mtu);
+        let add = move || {
+            spec.mtu = pod_mtu();
+            pods::add(&spec)
+        };
+        let made = tokio::task::spawn_blocking(add).await;
         match made {
             Ok(Ok(links)) => {
                 self.ipam.remember_owner(&attachment.key, owner(attachment));
@@ -190,21 +198,16 @@ impl Service {
     /// Removes link and address and says whether there was a link; the caller has the container's turn.
     pub(crate) async fn detach(&self, key: &Key) -> Result<bool, Status> {
         let (container, ifname) = (key.container_id.clone(), key.ifname.clone());
-        let removed = tokio::task::spawn_blocking(move || pods::remove(&container, &ifname)).await;
-        match removed {
-            // The address is free only when nothing answers to it any more.
-            Ok(Ok(existed)) => {
-                self.ipam.release(key);
-                self.leave_records(key);
-                Ok(existed)
-            }
+        let existed = match tokio::task::spawn_blocking(move || Removal::find(&container, &ifname)).await {
+            Ok(Ok(removal)) if removal.is_needed() => delete(removal).await.map(|()| true),
+            Ok(Ok(_)) => Ok(false),
             Ok(Err(error)) => Err(refuse(ErrorCode::IoFailure, error.to_string(), "")),
-            Err(error) => Err(refuse(
-                ErrorCode::Internal,
-                "removing the pod's link stopped half-way",
-                error.to_string(),
-            )),
-        }
+            Err(error) => Err(stopped_half_way(&error)),
+        }?;
+        // The address is free only when nothing answers to it any more.
+        self.ipam.release(key);
+        self.leave_records(key);
+        Ok(existed)
     }
 
     /// Compares what ADD made with what is there.
@@ -235,6 +238,27 @@ impl Service {
         let details = "something changed it after ADD; the runtime has to make the sandbox anew";
         Err(refuse(ErrorCode::AttachmentChanged, found.join("; "), details))
     }
+}
+
+/// Returns as soon as the links are gone. The kernel keeps the thread that asked for it until their memory is free,
+/// several times as long.
+async fn delete(removal: Removal) -> Result<(), Status> {
+    let links = removal.clone();
+    let mut deleting = tokio::task::spawn_blocking(move || links.carry_out());
+    loop {
+        match timeout(DELETION_LOOK, &mut deleting).await {
+            Ok(Ok(outcome)) => {
+                return outcome.map_err(|error| refuse(ErrorCode::IoFailure, error.to_string(), ""));
+            }
+            Ok(Err(error)) => return Err(stopped_half_way(&error)),
+            Err(_) if removal.is_over() => return Ok(()),
+            Err(_) => {}
+        }
+    }
+}
+
+fn stopped_half_way(error: &tokio::task::JoinError) -> Status {
+    refuse(ErrorCode::Internal, "removing the pod's link stopped half-way", error.to_string())
 }
 
 fn owner(attachment: &Attachment) -> Owner {

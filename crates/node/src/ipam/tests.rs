@@ -65,7 +65,14 @@ pub(crate) fn node(client: Client, pools: &[&str], tasks: &mut JoinSet<()>) -> (
     let ipam = Arc::new(Ipam::new("n1", Numbers::default(), store, Api::all(client.clone())));
     let granted = Arc::clone(&ipam);
     let granted = Box::new(move |block: &AddressBlock| granted.add_block(block));
-    let requester = Requester::spawn(tasks, requests::Context { client, node: "n1".to_owned(), granted });
+    let context = requests::Context {
+        client,
+        node: "n1".to_owned(),
+        nodes: reflector::store().0,
+        blocks: reflector::store().0,
+        granted,
+    };
+    let requester = Requester::spawn(tasks, context);
     (ipam, requester)
 }
 
@@ -174,14 +181,12 @@ async fn a_granted_block_that_cannot_be_read_is_a_reason_and_no_panic() {
         "conditions": [{ "type": "Complete", "status": "True", "reason": "allocated", "message": "",
             "lastProbeTime": null, "lastTransitionTime": null }],
     });
-    let list = serde_json::json!({
-        "apiVersion": "coil.cybozu.com/v2", "kind": "BlockRequestList",
-        "metadata": { "resourceVersion": "2" }, "items": [answered],
-    });
+    let event = serde_json::json!({ "type": "MODIFIED", "object": answered });
     let server = client(move |path| {
         let (code, body) = match path {
-            path if path.ends_with("/blockrequests/req-a-n1") => (200, request.to_string()),
-            path if path.ends_with("/blockrequests") => (200, list.to_string()),
+            path if path.starts_with("POST ") && path.ends_with("/blockrequests") => (201, request.to_string()),
+            // The watch.
+            path if path.ends_with("/blockrequests") => (200, format!("{event}\n")),
             path if path.ends_with("/nodes/n1") => {
                 (200, r#"{"apiVersion":"meta.k8s.io/v1","kind":"PartialObjectMetadata","metadata":{"name":"n1","uid":"n"}}"#.into())
             }
