@@ -19,7 +19,7 @@ Commands:
   demo [--topology NAME] [--keep] [--json]
                           show the main job on this machine: pods on nodes in different networks reach each other
   test [RING...] [-- FILTER...]
-                          run the tests; rings: pure lab kube vm demo nodes (all of them without a name)
+                          run the tests; rings: pure lab kube vm demo (all of them without a name), and nodes (only by name)
   test conformance [--families ipv4|dual] [--network mesh|router|stock] [--focus REGEX]
                           run Kubernetes's own network conformance tests on three real nodes (no ring; --help says more)
   nodes [--network mesh|router|stock] [--ipv4-only]

@@ -16,6 +16,8 @@ struct Ring {
     packages: &'static [&'static str],
     /// Test programs that run side by side: those of the demo mostly wait.
     at_once: usize,
+    /// Only when it is named: a whole cluster of real nodes wants a machine to itself.
+    when_named: bool,
 }
 
 const RINGS: &[Ring] = &[
@@ -37,6 +39,7 @@ const RINGS: &[Ring] = &[
             "xtask",
         ],
         at_once: 1,
+        when_named: false,
     },
     Ring {
         name: "lab",
@@ -48,11 +51,12 @@ const RINGS: &[Ring] = &[
             "fairlead-bench",
         ],
         at_once: 1,
+        when_named: false,
     },
-    Ring { name: "kube", packages: &["testbed-kube"], at_once: 1 },
-    Ring { name: "vm", packages: &["testbed-vm"], at_once: 1 },
-    Ring { name: "demo", packages: &["fairlead-demo"], at_once: 2 },
-    Ring { name: "nodes", packages: &["testbed-nodes"], at_once: 1 },
+    Ring { name: "kube", packages: &["testbed-kube"], at_once: 1, when_named: false },
+    Ring { name: "vm", packages: &["testbed-vm"], at_once: 1, when_named: false },
+    Ring { name: "demo", packages: &["fairlead-demo"], at_once: 2, when_named: false },
+    Ring { name: "nodes", packages: &["testbed-nodes"], at_once: 1, when_named: true },
 ];
 
 /// What the test programs reported.
@@ -136,7 +140,10 @@ fn choose(names: &[String]) -> std::result::Result<Vec<&'static Ring>, String> {
         let known: Vec<&str> = RINGS.iter().map(|ring| ring.name).collect();
         return Err(format!("there is no test ring {unknown:?}; there are: {}", known.join(" ")));
     }
-    Ok(RINGS.iter().filter(|ring| names.is_empty() || names.iter().any(|name| name == ring.name)).collect())
+    let is_wanted = |ring: &&Ring| {
+        if names.is_empty() { !ring.when_named } else { names.iter().any(|name| name == ring.name) }
+    };
+    Ok(RINGS.iter().filter(is_wanted).collect())
 }
 
 /// One test executable.
@@ -273,6 +280,16 @@ mod unit {
     fn an_unknown_ring_is_named() {
         let error = choose(&["labb".to_owned()]).err().unwrap();
         assert!(error.contains("labb") && error.contains("pure"), "{error}");
+    }
+
+    #[test]
+    fn without_a_name_all_rings_run_but_those_that_want_the_machine_to_themselves() {
+        let names = |wanted: &[&str]| {
+            let wanted: Vec<String> = wanted.iter().map(|name| (*name).to_owned()).collect();
+            choose(&wanted).unwrap().iter().map(|ring| ring.name).collect::<Vec<_>>()
+        };
+        assert_eq!(names(&[]), ["pure", "lab", "kube", "vm", "demo"]);
+        assert_eq!(names(&["nodes", "pure"]), ["pure", "nodes"]);
     }
 
     #[test]
