@@ -1,6 +1,5 @@
 //! Behind another CNI plugin, which gave the addresses and made the interface (`--enable-ipam=false`).
 
-use fairlead_dataplane::pods;
 use fairlead_ipam::Key;
 use fairlead_wire::cni::{CniArgs, ErrorCode};
 use serde_json::Value;
@@ -8,7 +7,7 @@ use tonic::Status;
 
 use super::args::{netns, refuse};
 use super::check::{Previous, reported_differences};
-use super::{Service, pod_refusal};
+use super::{Service, verdict};
 
 /// Whether another plugin ran before. Old plugins say so in their own argument (Coil v2).
 pub(super) fn is_chained(args: &CniArgs) -> bool {
@@ -47,23 +46,8 @@ impl Service {
             refuse(ErrorCode::DecodingFailure, "prevResult cannot be decoded", error.to_string())
         })?;
         let previous = previous.unwrap_or_default();
-        let tables = previous.tables();
-        let (numbers, whose, file) = (self.ipam.numbers(), key.clone(), netns.clone());
-        let read = move || pods::inspect(numbers, (&whose.container_id, &whose.ifname), &file, &tables);
-        let seen = match tokio::task::spawn_blocking(read).await {
-            Ok(Ok(seen)) => seen,
-            Ok(Err(error)) => return Err(pod_refusal(&error)),
-            Err(error) => {
-                let msg = "reading the pod's link stopped half-way";
-                return Err(refuse(ErrorCode::Internal, msg, error.to_string()));
-            }
-        };
-        let found = reported_differences((&key.ifname, &netns), &previous, &seen);
-        if found.is_empty() {
-            return Ok(());
-        }
-        let details = "something changed it after ADD; the runtime has to make the sandbox anew";
-        Err(refuse(ErrorCode::AttachmentChanged, found.join("; "), details))
+        let seen = self.look(key, &netns, previous.tables()).await?;
+        verdict(&reported_differences((&key.ifname, &netns), &previous, &seen))
     }
 }
 

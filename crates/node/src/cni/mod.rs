@@ -10,12 +10,13 @@ mod status;
 mod verbs;
 
 use std::net::IpAddr;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use fairlead_api::names::{ANNOTATION_POOL, DEFAULT_POOL};
 use fairlead_api::resources::{AddressBlock, AddressPool};
-use fairlead_dataplane::pods::{self, PodLinks, PodSpec, Removal};
+use fairlead_dataplane::pods::{self, Inspection, PodLinks, PodSpec, Removal};
 use fairlead_ipam::check::Owner;
 use fairlead_ipam::{Allocation, Key};
 use fairlead_wire::cni::{CniArgs, ErrorCode};
@@ -220,24 +221,31 @@ impl Service {
             let msg = format!("container {} has no address reserved for {}", key.container_id, key.ifname);
             return Err(refuse(ErrorCode::UnknownContainer, msg, "the runtime has to make the sandbox anew"));
         };
-        let tables = previous.clone().unwrap_or_default().tables();
-        let (numbers, whose, file) = (self.ipam.numbers(), key.clone(), netns.clone());
-        let read = move || pods::inspect(numbers, (&whose.container_id, &whose.ifname), &file, &tables);
-        let seen = match tokio::task::spawn_blocking(read).await {
-            Ok(Ok(seen)) => seen,
-            Ok(Err(error)) => return Err(pod_refusal(&error)),
+        let seen = self.look(key, &netns, previous.clone().unwrap_or_default().tables()).await?;
+        verdict(&differences((&key.ifname, &netns), previous.as_ref(), &held, &seen))
+    }
+
+    /// What the kernel shows of both ends of a link, and the routes of `tables` in the pod.
+    async fn look(&self, key: &Key, netns: &Path, tables: Vec<u32>) -> Result<Inspection, Status> {
+        let (numbers, key, file) = (self.ipam.numbers(), key.clone(), netns.to_owned());
+        let read = move || pods::inspect(numbers, (&key.container_id, &key.ifname), &file, &tables);
+        match tokio::task::spawn_blocking(read).await {
+            Ok(seen) => seen.map_err(|error| pod_refusal(&error)),
             Err(error) => {
                 let msg = "reading the pod's link stopped half-way";
-                return Err(refuse(ErrorCode::Internal, msg, error.to_string()));
+                Err(refuse(ErrorCode::Internal, msg, error.to_string()))
             }
-        };
-        let found = differences((&key.ifname, &netns), previous.as_ref(), &held, &seen);
-        if found.is_empty() {
-            return Ok(());
         }
-        let details = "something changed it after ADD; the runtime has to make the sandbox anew";
-        Err(refuse(ErrorCode::AttachmentChanged, found.join("; "), details))
     }
+}
+
+/// The answer of CHECK to what was found.
+fn verdict(found: &[String]) -> Result<(), Status> {
+    if found.is_empty() {
+        return Ok(());
+    }
+    let details = "something changed it after ADD; the runtime has to make the sandbox anew";
+    Err(refuse(ErrorCode::AttachmentChanged, found.join("; "), details))
 }
 
 /// Returns as soon as the links are gone. The kernel keeps the thread that asked for it until their memory is free,
