@@ -477,19 +477,15 @@ fn pods_keep_their_addresses_when_the_table_gets_another_number() {
     host.run("ip route add 10.1.0.6/32 dev uplink table 116 proto 30");
     let numbers = numbers(1116, 1990);
     host.at(|| routes::ensure_rules(&routes::pod_rules(numbers)).unwrap());
-    assert_eq!(host.at(|| pods::gather_routes(numbers).unwrap()), 2);
+    assert_eq!(host.at(|| gather(numbers)), 2);
     let listed = host.at(|| pods::list(numbers).unwrap());
     assert_eq!((listed[0].ipv4, listed[0].ipv6), (wanted.ipv4, wanted.ipv6));
     assert!(host.table("-4").starts_with("10.1.0.6 dev uplink") && host.table("-6").is_empty());
     assert_eq!(host.run("ip route show table 77").lines().count(), 1);
     assert_eq!(host.run("ip route show table 78").lines().count(), 1);
     ping(&host.netns, "10.1.0.5");
-    assert_eq!(
-        host.at(|| pods::gather_routes(numbers).unwrap()),
-        0,
-        "the second time there is nothing to do"
-    );
-    assert_eq!(host.at(|| pods::gather_routes(Numbers::default()).unwrap()), 2, "and back");
+    assert_eq!(host.at(|| gather(numbers)), 0, "the second time there is nothing to do");
+    assert_eq!(host.at(|| gather(Numbers::default())), 2, "and back");
     assert_eq!(host.at(|| pods::list(Numbers::default()).unwrap())[0].ipv4, wanted.ipv4);
 }
 
@@ -516,4 +512,8 @@ fn a_name_that_is_the_pods_passes_to_its_next_container() {
 
 fn numbers(table_pods: u32, rule_priority: u32) -> Numbers {
     Unchecked { table_pods, rule_priority, table_export: 1119, protocol: 40 }.try_into().unwrap()
+}
+
+fn gather(numbers: Numbers) -> usize {
+    pods::gather_routes(numbers, &pods::list(numbers).unwrap()).unwrap()
 }

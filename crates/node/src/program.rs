@@ -353,15 +353,15 @@ async fn ipam(
     let (records, numbers) = (records.clone(), settings.numbers);
     let finish_and_list = move || {
         cni::gc::finish_pending(&records);
-        let moved = pods::gather_routes(numbers)?;
-        if moved > 0 {
-            tracing::info!(
-                routes = moved,
-                table = numbers.table_pods(),
-                "moved routes of pods from another table"
-            );
+        let present = pods::list(numbers)?;
+        match pods::gather_routes(numbers, &present)? {
+            0 => Ok(present),
+            moved => {
+                let table = numbers.table_pods();
+                tracing::info!(routes = moved, table, "moved routes of pods from another table");
+                pods::list(numbers)
+            }
         }
-        pods::list(numbers)
     };
     let present =
         tokio::task::spawn_blocking(finish_and_list).await?.context("cannot read the pods' links")?;

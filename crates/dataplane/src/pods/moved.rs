@@ -1,47 +1,49 @@
 //! Routes of pods that stand in another table than the one that is used now, because its number was changed.
 
-use std::collections::HashMap;
-
-use fairlead_api::names::LINK_ALIAS_PREFIX;
 use fairlead_netlink::route::{
-    Route, RouteSocket, TABLE_DEFAULT, TABLE_LOCAL, TABLE_MAIN, add_route, delete_route,
+    Route, RouteSocket, TABLE_DEFAULT, TABLE_LOCAL, TABLE_MAIN, delete_route, replace_route,
 };
 
-use super::{Error, PodAlias, Result};
+use super::{Error, PodOnNode, Result};
 use crate::numbers::{Numbers, PROTOCOL_STATIC};
 
-/// Brings the routes of all pods of this node into the table of `numbers`, and returns how many were elsewhere. A pod
-/// is known by its link and its addresses by these routes, so without them its addresses would be given away again.
+/// Brings the routes of those of `pods` that seem to have no address into the table of `numbers`, and returns how many
+/// were elsewhere. A pod is known by its link and its addresses by these routes, so without them its addresses would be
+/// given away again.
+///
+/// Other tables, which may be large, are read only if there is such a pod.
 ///
 /// # Errors
-/// Links or routes cannot be read, or the kernel refuses a route.
-pub fn gather_routes(numbers: Numbers) -> Result<usize> {
+/// Routes cannot be read, or the kernel refuses one.
+pub fn gather_routes(numbers: Numbers, pods: &[PodOnNode]) -> Result<usize> {
+    let lost = pods.iter().filter(|pod| pod.ipv4.is_none() && pod.ipv6.is_none());
+    let lost: Vec<u32> = lost.map(|pod| pod.host_index).collect();
+    if lost.is_empty() {
+        return Ok(0);
+    }
     let gather = || {
         let mut host = RouteSocket::open()?;
-        let links = host.links_by_alias(LINK_ALIAS_PREFIX)?;
-        let pods = links.iter().filter(|link| link.alias.as_deref().and_then(PodAlias::parse).is_some());
-        let pods: HashMap<u32, &str> = pods.map(|link| (link.index, link.name.as_str())).collect();
-        let astray: Vec<Route> =
-            host.all_routes()?.into_iter().filter(|route| is_astray(route, numbers, &pods)).collect();
-        for route in &astray {
+        let routes = host.all_routes()?;
+        let mut moved = 0;
+        for link in lost {
+            let astray: Vec<&Route> =
+                routes.iter().filter(|route| route.link == Some(link) && is_astray(route, numbers)).collect();
             let (table, protocol) = (numbers.table_pods(), numbers.protocol());
-            let moved = Route { table, protocol, ..route.clone() };
-            match host.apply(&[add_route(&moved)]) {
-                // An earlier start got as far as this.
-                Err(error) if error.is_existing() => {}
-                other => other?,
-            }
-            host.apply(&[delete_route(route)])?;
+            let copies =
+                astray.iter().map(|route| replace_route(&Route { table, protocol, ..(*route).clone() }));
+            let originals = astray.iter().map(|route| delete_route(route));
+            // Together, and the copies of both families first: a pod with but one of its addresses is not looked at again.
+            host.apply(&copies.chain(originals).collect::<Vec<_>>())?;
+            moved += astray.len();
         }
-        Ok(astray.len())
+        Ok(moved)
     };
     gather().map_err(Error::List)
 }
 
 /// Routes of the kernel and of administrators, and those in tables that everybody uses, are no record of ours.
-fn is_astray(route: &Route, numbers: Numbers, pods: &HashMap<u32, &str>) -> bool {
+fn is_astray(route: &Route, numbers: Numbers) -> bool {
     let shared = [0, TABLE_DEFAULT, TABLE_MAIN, TABLE_LOCAL, numbers.table_pods()];
-    let ours = u32::from(route.protocol) > PROTOCOL_STATIC;
     let whole = route.destination.prefix_len() == route.destination.max_prefix_len();
-    ours && whole && !shared.contains(&route.table) && route.link.is_some_and(|link| pods.contains_key(&link))
+    whole && u32::from(route.protocol) > PROTOCOL_STATIC && !shared.contains(&route.table)
 }
