@@ -132,13 +132,7 @@ impl RouteSocket {
     pub fn all_routes(&mut self) -> Result<Vec<Route>> {
         let mut found = Vec::new();
         for family in IpFamily::BOTH {
-            let mut request = RouteMessage::default();
-            request.header.address_family = changes::family(family);
-            let what = format!("list all {family} routes");
-            let request = changes::message(libc::RTM_GETROUTE, 0, &request, what);
-            let replies = self.dump_or_nothing(&request, libc::EAFNOSUPPORT)?;
-            let routes = decode_all(&replies, libc::RTM_NEWROUTE, &request.what, decode::route)?;
-            found.extend(routes.into_iter().flatten());
+            found.extend(self.dump_routes(family, None)?);
         }
         Ok(found)
     }
@@ -205,16 +199,26 @@ impl RouteSocket {
     /// # Errors
     /// The kernel's refusal or an unreadable answer.
     pub fn routes_of(&mut self, family: IpFamily, table: u32) -> Result<Vec<Route>> {
+        let mut routes = self.dump_routes(family, Some(table))?;
+        // Kernels before 4.20 do not filter.
+        routes.retain(|route| route.table == table);
+        Ok(routes)
+    }
+
+    fn dump_routes(&mut self, family: IpFamily, table: Option<u32>) -> Result<Vec<Route>> {
         let mut request = RouteMessage::default();
         request.header.address_family = changes::family(family);
-        request.attributes.push(RouteAttribute::Table(table));
-        let what = format!("list {family} routes of table {table}");
-        let request = changes::message(libc::RTM_GETROUTE, 0, &request, what);
+        request.attributes.extend(table.map(RouteAttribute::Table));
         // With the strict filter a table that was never used is not there.
-        let replies = self.dump_or_nothing(&request, libc::ENOENT)?;
+        let (of, nothing) = match table {
+            Some(table) => (format!(" of table {table}"), libc::ENOENT),
+            None => (String::new(), libc::EAFNOSUPPORT),
+        };
+        let what = format!("list {family} routes{of}");
+        let request = changes::message(libc::RTM_GETROUTE, 0, &request, what);
+        let replies = self.dump_or_nothing(&request, nothing)?;
         let routes = decode_all(&replies, libc::RTM_NEWROUTE, &request.what, decode::route)?;
-        // Kernels before 4.20 do not filter.
-        Ok(routes.into_iter().flatten().filter(|route| route.table == table).collect())
+        Ok(routes.into_iter().flatten().collect())
     }
 
     fn dump_or_nothing(&mut self, request: &Message, absence: i32) -> Result<Vec<Reply>> {
