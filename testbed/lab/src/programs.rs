@@ -22,7 +22,7 @@ pub fn executable(name: &str) -> Result<PathBuf> {
     })
 }
 
-/// Waits until `condition` gives a value, trying every 100 ms.
+/// Waits until `condition` gives a value, trying every 100 ms, or less often if to try takes long.
 ///
 /// # Errors
 /// The last error, when `patience` ran out.
