@@ -19,6 +19,9 @@ use fairlead_cluster::caches::Cache;
 /// How often the table and the empty blocks are looked at when nothing changes.
 const SWEEP: Duration = Duration::from_secs(30);
 
+/// How long the API server may take to say whether a block is there.
+const LOOK: Duration = Duration::from_secs(5);
+
 /// Keeps blocks, the export table and the address book in step for ever. A block is given back when it has been empty for
 /// `grace`: a pod that is replaced finds it still here.
 pub async fn run(
@@ -34,6 +37,7 @@ pub async fn run(
     loop {
         if blocks.is_ready() {
             ipam.sync_blocks(&blocks.store.state());
+            drop_gone(&client, &ipam).await;
             ipam.sync_pools();
             export(&ipam).await;
             give_back(&client, &ipam, &metrics, (&mut empty_since, grace)).await;
@@ -46,6 +50,19 @@ pub async fn run(
             }
         };
         let _ = timeout(SWEEP.min(grace), changed).await;
+    }
+}
+
+/// Drops granted blocks that were deleted before the watch showed them: it may never show them. Without an answer they
+/// stay.
+async fn drop_gone(client: &Client, ipam: &Ipam) {
+    let blocks: Api<AddressBlock> = Api::all(client.clone());
+    for (name, uid) in ipam.unseen() {
+        let Ok(Ok(present)) = timeout(LOOK, blocks.get_opt(&name)).await else { continue };
+        if present.and_then(|block| block.uid()).as_ref() != Some(&uid) {
+            tracing::warn!(block = name, "a granted block was deleted at once");
+            ipam.forget(&name);
+        }
     }
 }
 
@@ -184,6 +201,47 @@ mod tests {
             let usage = ipam.usage();
             assert_eq!(!usage.is_empty(), known, "{code}");
             assert_eq!(usage.first().is_some_and(|usage| usage.open), open, "{code}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_granted_block_stays_while_the_watch_is_behind_and_goes_when_it_was_deleted() {
+        let other = |block: &mut AddressBlock| block.metadata.uid = Some("another".to_owned());
+        for (shown, present, stays) in [(false, true, true), (true, true, true), (false, false, false)] {
+            let mut tasks = JoinSet::new();
+            let client = client(move |_| {
+                let mut there = block("a-0", "a", "10.0.0.0/30");
+                if !present {
+                    other(&mut there);
+                }
+                std::future::ready((200, serde_json::to_string(&there).unwrap())).boxed()
+            });
+            let (ipam, requester) = node(client.clone(), &["a"], &mut tasks);
+            let granted = block("a-0", "a", "10.0.0.0/30");
+            ipam.add_block(&granted);
+            let later = tokio::time::Instant::now() + Duration::from_secs(600);
+            let key = fairlead_ipam::Key { container_id: "pod".to_owned(), ifname: "eth0".to_owned() };
+            let given = ipam.allocate(&requester, "a", &key, later).await.unwrap();
+            // Of the same name, but an older one, as the watch still has it.
+            let mut older = block("a-0", "a", "10.9.0.0/30");
+            other(&mut older);
+            ipam.sync_blocks(&[]);
+            ipam.sync_blocks(&[Arc::new(older)]);
+            assert_eq!(ipam.usage().first().map(|usage| usage.used), Some(1), "it is in use");
+            assert!(
+                ipam.prefixes()
+                    .iter()
+                    .any(|net| given.ipv4.is_some_and(|ip| net.contains(&std::net::IpAddr::from(ip))))
+            );
+            if shown {
+                ipam.sync_blocks(&[Arc::new(granted)]);
+                assert_eq!(ipam.unseen(), []);
+                ipam.sync_blocks(&[]);
+                assert!(ipam.usage().is_empty(), "what the watch has shown goes when it no longer does");
+                continue;
+            }
+            drop_gone(&client, &ipam).await;
+            assert_eq!(!ipam.usage().is_empty(), stays);
         }
     }
 

@@ -21,6 +21,11 @@ use kube::{Api, ResourceExt};
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
+mod ahead;
+mod waiting;
+
+use self::ahead::Ahead;
+use self::waiting::Waiting;
 use crate::requests::{self, Requester};
 
 /// How long the API server may take to say whether a pool exists.
@@ -119,6 +124,8 @@ pub struct Ipam {
     /// Of the routes of pods and blocks in the kernel.
     numbers: Numbers,
     book: Mutex<NodeIpam>,
+    /// Locked before the book, never after it.
+    ahead: Mutex<Ahead>,
     /// For people; nothing is decided by it. Only of keys that hold an address.
     owners: Mutex<BTreeMap<Key, Owner>>,
     changed: watch::Sender<u64>,
@@ -139,6 +146,7 @@ impl Ipam {
             node: node.to_owned(),
             numbers,
             book: Mutex::new(NodeIpam::default()),
+            ahead: Mutex::default(),
             owners: Mutex::default(),
             changed: watch::Sender::new(0),
             waiting: Mutex::default(),
@@ -174,14 +182,17 @@ impl Ipam {
         }
     }
 
-    /// Brings the book to the blocks the API server says this node has.
+    /// Brings the book to the blocks that the watch shows. Blocks granted since stay; see [`Self::unseen`].
     pub fn sync_blocks(&self, blocks: &[Arc<AddressBlock>]) {
-        let own: Vec<Block> = blocks.iter().filter_map(|block| self.own_block(block)).collect();
+        let mut ahead = self.ahead();
+        ahead.see(blocks);
+        let shown = blocks.iter().filter(|block| !ahead.has(&block.name_any()));
+        let own: Vec<Block> = shown.filter_map(|block| self.own_block(block)).collect();
         let mut book = self.book();
         let gone: Vec<String> = book
             .blocks()
             .map(|block| block.name().to_owned())
-            .filter(|name| !own.iter().any(|block| block.name() == name))
+            .filter(|name| !ahead.has(name) && !own.iter().any(|block| block.name() == name))
             .collect();
         for name in gone {
             book.remove_block(&name);
@@ -189,7 +200,7 @@ impl Ipam {
         for block in own {
             book.upsert_block(block);
         }
-        drop(book);
+        drop((book, ahead));
         self.blocks_known.store(true, Ordering::Release);
         self.changed.send_modify(|generation| *generation += 1);
     }
@@ -221,10 +232,23 @@ impl Ipam {
 
     /// Takes one granted block into use at once.
     pub fn add_block(&self, block: &AddressBlock) {
-        if let Some(block) = self.own_block(block) {
-            self.book().upsert_block(block);
+        if let Some(own) = self.own_block(block) {
+            let mut ahead = self.ahead();
+            ahead.enter(block);
+            self.book().upsert_block(own);
+            drop(ahead);
             self.changed.send_modify(|generation| *generation += 1);
         }
+    }
+
+    /// Name and UID of the blocks in use that the watch has not shown yet. They may be gone without it having shown
+    /// them: only the API server can say.
+    pub fn unseen(&self) -> Vec<(String, String)> {
+        self.ahead().list()
+    }
+
+    fn ahead(&self) -> MutexGuard<'_, Ahead> {
+        self.ahead.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn own_block(&self, block: &AddressBlock) -> Option<Block> {
@@ -401,8 +425,10 @@ impl Ipam {
         self.book().releasable_blocks()
     }
 
-    /// Forgets a block that has been given back.
+    /// Forgets a block that is gone.
     pub fn forget(&self, block: &str) {
+        let mut ahead = self.ahead();
+        ahead.leave(block);
         self.book().remove_block(block);
     }
 
@@ -448,44 +474,6 @@ fn withdrawal(pool: &AddressPool) -> Option<Failure> {
         (true, _) => Some(Failure::Terminating { pool: name }),
         (false, true) => Some(Failure::Disabled { pool: name }),
         (false, false) => None,
-    }
-}
-
-/// A pod among those that wait for a block of a pool, until it is dropped.
-struct Waiting<'a> {
-    all: &'a Mutex<BTreeMap<String, usize>>,
-    pool: String,
-}
-
-impl<'a> Waiting<'a> {
-    fn enter(all: &'a Mutex<BTreeMap<String, usize>>, pool: &str) -> Self {
-        let waiting = Self { all, pool: pool.to_owned() };
-        let mut counts = waiting.counts();
-        let pods = counts.entry(pool.to_owned()).or_default();
-        *pods = pods.saturating_add(1);
-        drop(counts);
-        waiting
-    }
-
-    /// How many wait, this one included.
-    fn pods(&self) -> usize {
-        self.counts().get(&self.pool).copied().unwrap_or(1)
-    }
-
-    fn counts(&self) -> MutexGuard<'_, BTreeMap<String, usize>> {
-        self.all.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Drop for Waiting<'_> {
-    fn drop(&mut self) {
-        let mut counts = self.counts();
-        if let Some(pods) = counts.get_mut(&self.pool) {
-            *pods = pods.saturating_sub(1);
-            if *pods == 0 {
-                counts.remove(&self.pool);
-            }
-        }
     }
 }
 
