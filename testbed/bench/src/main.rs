@@ -10,7 +10,6 @@
 //! did happen. Traffic stays inside network namespaces ([`testbed_lab`]), which vanish with the program.
 
 mod cni;
-mod go;
 mod nft;
 mod plan;
 mod release;

@@ -12,23 +12,26 @@
 
 mod outage;
 
-use std::fs::{self, File};
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Output;
 use std::time::Duration;
 
 use fairlead_demo::cni;
-use fairlead_demo::node::{Node, executable};
+use fairlead_demo::node::{Node, executable, tail};
 use fairlead_demo::{World, objects, topology};
-use nix::fcntl::{Flock, FlockArg};
 use serde_json::{Value, json};
+use testbed_kube::Published;
 use testbed_lab::Namespace;
 use testbed_lab::Progress;
 
 use crate::outage::{PATIENCE, node, used};
 
-const MODULE: &str = "github.com/containernetworking/cni/cnitool";
-const VERSION: &str = "v1.3.1";
+const CNITOOL: Published = Published {
+    name: "cnitool",
+    version: "v1.3.1",
+    packages: &["github.com/containernetworking/cni/cnitool"],
+};
 /// Where Debian's `containernetworking-plugins` puts them.
 const DEBIANS: &str = "/usr/lib/cni";
 const NODE: &str = "cloud-1";
@@ -51,28 +54,6 @@ fn cnitool_drives_every_verb_at_every_version() {
     bed.check_names_what_is_wrong(&world);
     bed.gc_frees_what_is_not_valid(&world);
     bed.del_without_a_node_program_leaks_nothing(&mut world);
-}
-
-/// The program, built once per machine into the user's cache.
-fn cnitool() -> PathBuf {
-    let cache = std::env::var_os("XDG_CACHE_HOME").map_or_else(
-        || PathBuf::from(std::env::var_os("HOME").expect("HOME says where the cache is")).join(".cache"),
-        PathBuf::from,
-    );
-    let directory = cache.join("fairlead").join(format!("cnitool-{VERSION}"));
-    fs::create_dir_all(&directory).unwrap();
-    let lock = File::create(directory.join("lock")).unwrap();
-    let _lock = Flock::lock(lock, FlockArg::LockExclusive).map_err(|(_, errno)| errno).unwrap();
-    let program = directory.join("cnitool");
-    if !program.exists() {
-        let built = Command::new("go")
-            .args(["install", &format!("{MODULE}@{VERSION}")])
-            .env("GOBIN", &directory)
-            .output()
-            .expect("Go is needed to build cnitool");
-        assert!(built.status.success(), "building cnitool: {}", String::from_utf8_lossy(&built.stderr));
-    }
-    program
 }
 
 /// Plugins that come after ours in real lists.
@@ -110,7 +91,7 @@ impl Bed {
         let pods: Vec<String> =
             ["life", "broken", "kept", "dropped"].map(|name| objects::pod(name, NODE)).to_vec();
         world.plane.apply(&pods.join("---\n")).unwrap();
-        Self { tool: cnitool(), directory }
+        Self { tool: CNITOOL.programs().unwrap().join("cnitool"), directory }
     }
 
     fn sandbox(&self, world: &World, name: &str) -> Sandbox {
@@ -208,7 +189,7 @@ impl Bed {
         if !more.is_empty() {
             assert_eq!(result["interfaces"][0]["mac"], "02:00:00:00:be:ef", "tuning changed it: {result}");
         }
-        assert_eq!(used(at), before + 1);
+        expect_used(at, before + 1);
         if more.iter().any(|plugin| plugin["type"] == "portmap") {
             // Its CHECK looks for the IPv4 rules of a dual-stack pod among those of IPv6 (as of 1.1.1).
             println!("CHECK behind portmap is not asked");
@@ -220,7 +201,7 @@ impl Bed {
         }
         self.works(at, "del", version, more, Some(&sandbox));
         self.works(at, "del", version, more, Some(&sandbox));
-        assert_eq!(used(at), before);
+        expect_used(at, before);
         println!("{version} with {} more plugins: ok", more.len());
     }
 
@@ -257,14 +238,14 @@ impl Bed {
         conf["cniVersion"] = json!("1.1.0");
         conf["cni.dev/valid-attachments"] = json!([{"containerID": containers[0].id, "ifname": "eth0"}]);
         for network in ["another-network", "k8s-pod-network"] {
-            assert_eq!(used(at), before + 2);
+            expect_used(at, before + 2);
             conf["name"] = json!(network);
             let output = plugin.call("GC", &containers[0], &conf.to_string()).unwrap();
             assert!(output.status.success(), "{output:?}");
         }
-        assert_eq!(used(at), before + 1);
+        expect_used(at, before + 1);
         self.works(at, "gc", "1.1.0", &[], None);
-        assert_eq!(used(at), before);
+        expect_used(at, before);
     }
 
     fn del_without_a_node_program_leaks_nothing(&self, world: &mut World) {
@@ -273,7 +254,7 @@ impl Bed {
         for sandbox in [&one, &two] {
             self.works(node(world, NODE), "add", "1.1.0", &[], Some(sandbox));
         }
-        assert_eq!(used(node(world, NODE)), before + 2);
+        expect_used(node(world, NODE), before + 2);
         world.node(NODE).unwrap().kill().unwrap();
         let at = node(world, NODE);
         let said = self.fails(at, "status", "1.1.0", None);
@@ -284,7 +265,8 @@ impl Bed {
         started.start().unwrap();
         started.wait_ready(PATIENCE).unwrap();
         let at = node(world, NODE);
-        assert_eq!(used(at), before + 1, "only the other one is left");
+        // Only the other one is left.
+        expect_used(at, before + 1);
         self.works(at, "check", "1.1.0", &[], Some(&two));
         self.works(at, "del", "1.1.0", &[], Some(&two));
         world
@@ -294,4 +276,9 @@ impl Bed {
             })
             .unwrap();
     }
+}
+
+fn expect_used(at: &Node, wanted: u64) {
+    let now = used(at);
+    assert_eq!(now, wanted, "{:#}\n{}", at.status().unwrap(), tail(&at.log()));
 }

@@ -20,6 +20,11 @@ impl Shelf {
         Ok(Self { directory: base.join("fairlead").join(name) })
     }
 
+    /// Where it is; it may not be there yet.
+    pub(crate) fn directory(&self) -> &Path {
+        &self.directory
+    }
+
     /// The path of a file, made first if it is not there. Of several processes that ask at once, one makes it and the others
     /// wait. `make` gets the path to write to; the file appears under its own name when it is complete.
     pub(crate) fn file(

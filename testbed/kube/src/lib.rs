@@ -28,7 +28,9 @@ mod kubebed;
 mod kubeconfig;
 mod options;
 mod programs;
+mod published;
 
 pub use build::binary;
 pub use control_plane::ControlPlane;
 pub use options::{Launcher, Options};
+pub use published::Published;

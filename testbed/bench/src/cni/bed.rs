@@ -14,13 +14,13 @@ use fairlead_netlink::netns::Netns;
 use fairlead_netlink::route::RouteSocket;
 use ipnet::Ipv4Net;
 use tempfile::TempDir;
+use testbed_kube::Published;
 use testbed_lab::{Host, Ipv6, Nat, Progress};
 
 use super::load::Load;
 use super::subject::{Family, Plugin};
-use crate::go::Peer;
 
-const PLUGINS: Peer = Peer {
+const PLUGINS: Published = Published {
     name: "cni-plugins",
     version: "v1.9.1",
     packages: &[

@@ -13,9 +13,9 @@ use std::thread;
 
 use anyhow::{Context, Result, ensure};
 use fairlead_tunnel::{Device, Settings};
+use testbed_kube::Published;
 use testbed_lab::Lab;
 
-use crate::go::Peer;
 use crate::report::Measurement;
 use crate::{Effort, progress};
 use pair::{INTERFACE, MTU, Pair};
@@ -29,7 +29,7 @@ const OURS: &str = "fairlead";
 const PEER: &str = "wireguard-go";
 /// The same that judges the embedded WireGuard in the tests of `fairlead-tunnel`; they share the built program, which
 /// is named by the last part of the module's path.
-const WIREGUARD_GO: Peer = Peer {
+const WIREGUARD_GO: Published = Published {
     name: PEER,
     version: "v0.0.0-20260522210424-ecfc5a8d5446",
     packages: &["golang.zx2c4.com/wireguard"],
