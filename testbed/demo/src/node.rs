@@ -164,11 +164,19 @@ impl Node {
     /// It does not run.
     pub fn resident_mib(&self) -> anyhow::Result<f64> {
         let program = self.program.as_ref().with_context(|| format!("{} runs no node program", self.name))?;
-        let status = std::fs::read_to_string(format!("/proc/{}/status", program.id()))?;
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
-        let kib: f64 = line.trim().trim_end_matches(" kB").trim().parse()?;
-        Ok(kib / 1024.0)
+        resident_mib(program)
     }
+}
+
+/// Resident memory of a program in MiB.
+///
+/// # Errors
+/// It has ended.
+pub fn resident_mib(program: &Process) -> anyhow::Result<f64> {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", program.id()))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
+    let kib: f64 = line.trim().trim_end_matches(" kB").trim().parse()?;
+    Ok(kib / 1024.0)
 }
 
 /// The last lines of a file, for errors.

@@ -12,7 +12,7 @@ pub use testbed_lab::eventually;
 use testbed_lab::{Host, HostOptions, Lab, NatSite, Process, Progress, SiteOptions};
 
 use crate::cni::{self, Pod};
-use crate::node::{Node, executable};
+use crate::node::{self, Node, executable};
 use crate::objects;
 use crate::topology::{SitePlan, Topology};
 
@@ -170,6 +170,14 @@ impl World {
         let log = self.directory.path().join("controller.log");
         self.controller = Some(self.plane_host.spawn(&mut command, log)?);
         Ok(())
+    }
+
+    /// Resident memory of the controller in MiB.
+    ///
+    /// # Errors
+    /// It does not run.
+    pub fn controller_resident_mib(&self) -> anyhow::Result<f64> {
+        node::resident_mib(self.controller.as_ref().context("the controller does not run")?)
     }
 
     /// Kills the controller with SIGKILL.

@@ -44,7 +44,7 @@ pub(super) struct Bed {
 }
 
 /// One node on a network of its own; no mesh, since nobody else is there.
-pub(super) fn topology() -> Result<Topology> {
+pub(crate) fn topology() -> Result<Topology> {
     let lan: Ipv4Net = "198.51.100.0/24".parse()?;
     let site = SitePlan {
         name: "rack",

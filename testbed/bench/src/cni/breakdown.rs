@@ -9,11 +9,12 @@ use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use fairlead_dataplane::numbers::Numbers;
-use fairlead_dataplane::pods::{self, PodSpec};
+use fairlead_dataplane::pods::{self, PodSpec, Removal};
 use testbed_lab::Host;
 use tracing::Subscriber;
 use tracing::span::Id;
@@ -126,7 +127,8 @@ impl Served {
     }
 }
 
-fn scrape() -> Result<String> {
+/// The node program's metrics, asked from its own network namespace.
+pub(crate) fn scrape() -> Result<String> {
     let mut stream = TcpStream::connect(METRICS).context("the node program serves no metrics")?;
     stream.set_read_timeout(Some(Duration::from_secs(5)))?;
     stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
@@ -172,7 +174,29 @@ fn steps(bed: &Bed, family: Family, spans: &Spans, parts: &mut Parts) -> Result<
                 .push(&format!("{verb} {family}, mean: kernel, {step}"), milliseconds(elapsed) / PODS as f64);
         }
     }
+    let gone = bed.own_host()?.run(|| until_gone(&spec))??;
+    parts.push(&format!("DEL {family}, mean: kernel, until gone"), milliseconds(gone) / PODS as f64);
     Ok(())
+}
+
+/// How long the links are still there once their deletion begins, which is as long as DEL waits.
+fn until_gone(spec: &PodSpec) -> Result<Duration> {
+    let mut all = Duration::ZERO;
+    for _ in 0..PODS {
+        pods::add(spec)?;
+        let removal = Removal::find(&spec.container_id, &spec.ifname)?;
+        let start = Instant::now();
+        all += thread::scope(|scope| -> Result<Duration> {
+            let acknowledged = scope.spawn(|| removal.carry_out());
+            while !removal.is_over() && !acknowledged.is_finished() {
+                thread::sleep(Duration::from_micros(50));
+            }
+            let gone = start.elapsed();
+            acknowledged.join().map_err(|_| anyhow!("a thread panicked"))??;
+            Ok(gone)
+        })?;
+    }
+    Ok(all)
 }
 
 /// Sums up how long the data plane was in each of its spans.

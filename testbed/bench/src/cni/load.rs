@@ -13,9 +13,9 @@ use crate::statistics::percentile;
 
 /// What came of it.
 #[derive(Debug)]
-pub(super) struct Load {
+pub(crate) struct Load {
     /// Of each call.
-    pub(super) milliseconds: Vec<f64>,
+    pub(crate) milliseconds: Vec<f64>,
     /// From the first start to the last end.
     elapsed: Duration,
 }
@@ -26,7 +26,7 @@ impl Load {
     ///
     /// # Errors
     /// A call failed.
-    pub(super) fn run(
+    pub(crate) fn run(
         parallel: usize,
         calls: usize,
         call: impl Fn(usize) -> Result<()> + Sync,
@@ -60,7 +60,7 @@ impl Load {
         })
     }
 
-    pub(super) fn pods_per_second(&self) -> f64 {
+    pub(crate) fn pods_per_second(&self) -> f64 {
         self.milliseconds.len() as f64 / self.elapsed.as_secs_f64()
     }
 }

@@ -5,10 +5,10 @@
 //! started as a container runtime starts them; from that to the end of the process is one sample. Both subjects use
 //! the same pods in turns.
 
-mod bed;
-mod breakdown;
-mod load;
-mod subject;
+pub(crate) mod bed;
+pub(crate) mod breakdown;
+pub(crate) mod load;
+pub(crate) mod subject;
 
 use anyhow::{Context, Result};
 

@@ -10,17 +10,17 @@ use serde_json::{Value, json};
 
 /// Address families of a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Family {
+pub(crate) enum Family {
     Dual,
     Ipv4,
     Ipv6,
 }
 
 impl Family {
-    pub(super) const ALL: [Self; 3] = [Self::Ipv4, Self::Ipv6, Self::Dual];
+    pub(crate) const ALL: [Self; 3] = [Self::Ipv4, Self::Ipv6, Self::Dual];
 
     /// As it stands in names and rows.
-    pub(super) fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Dual => "dual",
             Self::Ipv4 => "ipv4",
@@ -44,7 +44,7 @@ impl fmt::Display for Family {
 
 /// A CNI plugin with its network configuration.
 #[derive(Debug, Clone)]
-pub(super) struct Plugin {
+pub(crate) struct Plugin {
     executable: PathBuf,
     /// Where it finds plugins that it calls itself.
     path: PathBuf,
@@ -56,14 +56,14 @@ pub(super) struct Plugin {
 
 impl Plugin {
     /// Our plugin, for the pods of a Kubernetes namespace.
-    pub(super) fn ours(executable: &Path, socket: &Path, namespace: String, family: Family) -> Self {
+    pub(crate) fn ours(executable: &Path, socket: &Path, namespace: String, family: Family) -> Self {
         let configuration =
             json!({"cniVersion": "1.0.0", "name": "k8s-pod-network", "type": "coil", "socket": socket});
         Self::new(executable, &configuration, namespace, family)
     }
 
     /// `ptp` with `host-local`, which keeps its files in `data`.
-    pub(super) fn ptp(executable: &Path, data: &Path, family: Family) -> Self {
+    pub(crate) fn ptp(executable: &Path, data: &Path, family: Family) -> Self {
         let v4 = (json!([{"subnet": "10.88.0.0/16"}]), json!({"dst": "0.0.0.0/0"}));
         let v6 = (json!([{"subnet": "fd00:88::/64"}]), json!({"dst": "::/0"}));
         let (ranges, routes): (Vec<Value>, Vec<Value>) = match family {
@@ -90,12 +90,12 @@ impl Plugin {
     }
 
     /// Whether its executable is in this directory.
-    pub(super) fn is_in(&self, directory: &Path) -> bool {
+    pub(crate) fn is_in(&self, directory: &Path) -> bool {
         self.path == directory
     }
 
     /// ADD; the result must have an address of each family.
-    pub(super) fn add(&self, container: &str, netns: &Path) -> Result<()> {
+    pub(crate) fn add(&self, container: &str, netns: &Path) -> Result<()> {
         let output = self.call("ADD", container, netns)?;
         let result: Value = serde_json::from_slice(&output).context("the result of ADD is no JSON")?;
         let found = result.get("ips").and_then(Value::as_array).map_or(0, Vec::len);
@@ -104,12 +104,12 @@ impl Plugin {
     }
 
     /// DEL.
-    pub(super) fn del(&self, container: &str, netns: &Path) -> Result<()> {
+    pub(crate) fn del(&self, container: &str, netns: &Path) -> Result<()> {
         self.call("DEL", container, netns).map(drop)
     }
 
     /// A verb that asks nobody: what remains is starting the process.
-    pub(super) fn version(&self) -> Result<()> {
+    pub(crate) fn version(&self) -> Result<()> {
         self.call("VERSION", "", Path::new("")).map(drop)
     }
 

@@ -1,0 +1,69 @@
+//! Nodes without a kernel: the node program's address book and its requests, many in one process.
+
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use fairlead_dataplane::numbers::Numbers;
+use fairlead_ipam::Key;
+use fairlead_node::ipam::Ipam;
+use fairlead_node::requests::{Context, Requester};
+use futures::future::try_join_all;
+use futures::{StreamExt, TryStreamExt, stream};
+use kube::Api;
+use tokio::task::JoinSet;
+
+use super::Size;
+use super::cluster::{Cluster, POOL};
+use crate::report::milliseconds;
+
+/// Nodes on which pods start at the same time.
+const AT_ONCE: usize = 50;
+/// How long one pod may wait.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// What became of one node.
+pub(super) struct Done {
+    /// Since the start of the run.
+    pub(super) at: Duration,
+    pub(super) addresses: Vec<Ipv4Addr>,
+    /// Milliseconds that each pod waited for its address.
+    pub(super) waits: Vec<f64>,
+}
+
+/// Starts all pods of one node after the other, and those of each node at once.
+pub(super) async fn run(cluster: &Cluster, size: Size, start: Instant) -> Result<Vec<Done>> {
+    let nodes = cluster.names.iter().map(|name| node(cluster, name, size.pods, start));
+    stream::iter(nodes).buffer_unordered(AT_ONCE).try_collect().await
+}
+
+async fn node(cluster: &Cluster, name: &str, pods: usize, start: Instant) -> Result<Done> {
+    let (pools, api) = (cluster.pools.store.clone(), Api::all(cluster.client.clone()));
+    let ipam = Arc::new(Ipam::new(name, Numbers::default(), pools, api));
+    let granted = Arc::clone(&ipam);
+    let context = Context {
+        client: cluster.client.clone(),
+        node: name.to_owned(),
+        nodes: cluster.nodes.store.clone(),
+        blocks: cluster.blocks.store.clone(),
+        granted: Box::new(move |block| granted.add_block(block)),
+    };
+    let mut tasks = JoinSet::new();
+    let requester = Requester::spawn(&mut tasks, context);
+    let pod = |number: usize| {
+        let (ipam, requester) = (&ipam, &requester);
+        async move {
+            let key = Key { container_id: format!("{name}-{number}"), ifname: "eth0".to_owned() };
+            let begin = Instant::now();
+            let deadline = tokio::time::Instant::now() + PATIENCE;
+            let given = ipam.allocate(requester, POOL, &key, deadline).await;
+            let given = given.with_context(|| format!("no address for pod {number} of {name}"))?;
+            let address =
+                given.ipv4.with_context(|| format!("pod {number} of {name} has no IPv4 address"))?;
+            anyhow::Ok((address, milliseconds(begin.elapsed())))
+        }
+    };
+    let (addresses, waits) = try_join_all((0..pods).map(pod)).await?.into_iter().unzip();
+    Ok(Done { at: start.elapsed(), addresses, waits })
+}
