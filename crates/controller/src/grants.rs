@@ -1,7 +1,7 @@
 //! BlockRequests to AddressBlocks.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use fairlead_api::names::{COIL_FINALIZER, LABEL_NODE, LABEL_POOL, LABEL_REQUEST};
@@ -37,8 +37,41 @@ pub(crate) struct Granter {
     client: Client,
     pools: Store<AddressPool>,
     blocks: Store<AddressBlock>,
-    fresh: Mutex<HashMap<String, (Instant, ExistingBlock)>>,
+    book: Mutex<Book>,
     metrics: Arc<Metrics>,
+}
+
+/// All blocks.
+#[derive(Default)]
+struct Book {
+    /// Those that the watch shows, by name, each read once.
+    shown: HashMap<String, (Arc<AddressBlock>, ExistingBlock)>,
+    /// Those just made.
+    fresh: HashMap<String, (Instant, ExistingBlock)>,
+}
+
+impl Book {
+    fn sync(&mut self, shown: Vec<Arc<AddressBlock>>, now: Instant) {
+        let mut before = std::mem::take(&mut self.shown);
+        let entry = |object: Arc<AddressBlock>| {
+            let known = before.remove(object.name_any().as_str());
+            let known = known.filter(|(known, _)| Arc::ptr_eq(known, &object));
+            let block = known.map_or_else(|| existing(&object), |(_, block)| block);
+            (block.name.clone(), (object, block))
+        };
+        self.shown = shown.into_iter().map(entry).collect();
+        let shown = &self.shown;
+        self.fresh
+            .retain(|name, (at, _)| now.saturating_duration_since(*at) < FRESH && !shown.contains_key(name));
+    }
+
+    fn blocks(&self) -> Vec<&ExistingBlock> {
+        self.shown
+            .values()
+            .map(|(_, block)| block)
+            .chain(self.fresh.values().map(|(_, block)| block))
+            .collect()
+    }
 }
 
 /// Why a request could not be answered now.
@@ -71,7 +104,7 @@ impl Granter {
         blocks: Store<AddressBlock>,
         metrics: Arc<Metrics>,
     ) -> Self {
-        Self { client, pools, blocks, fresh: Mutex::default(), metrics }
+        Self { client, pools, blocks, book: Mutex::default(), metrics }
     }
 
     /// Answers pending requests for ever; one that fails delays no other.
@@ -84,11 +117,8 @@ impl Granter {
         loop {
             let now = Instant::now();
             busy.retain(|_, until| *until > now);
-            for request in requests.state() {
-                let uid = request.uid().unwrap_or_default();
-                let pending = request.outcome() == BlockRequestOutcome::Pending
-                    && request.metadata.deletion_timestamp.is_none();
-                if pending && running.len() < AT_ONCE && !busy.contains_key(&uid) {
+            for (uid, request) in pending(requests.state()) {
+                if running.len() < AT_ONCE && !busy.contains_key(&uid) {
                     busy.insert(uid, now + AGAIN);
                     let granter = Arc::clone(&self);
                     running.spawn(async move {
@@ -172,17 +202,12 @@ impl Granter {
 
     /// Decides, and remembers a new block in the same breath, so that two requests never get one block.
     fn decide(&self, request: &BlockRequest) -> Grant {
-        let mut fresh = self.fresh.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut book = self.book();
         let now = Instant::now();
-        fresh.retain(|name, (at, _)| {
-            now.saturating_duration_since(*at) < FRESH && self.blocks.get(&ObjectRef::new(name)).is_none()
-        });
-        let mut blocks: Vec<ExistingBlock> =
-            self.blocks.state().iter().map(|block| existing(block)).collect();
-        blocks.extend(fresh.values().map(|(_, block)| block.clone()));
+        book.sync(self.blocks.state(), now);
         let uid = request.uid().unwrap_or_default();
         let wanted = Request { uid: &uid, pool: &request.spec.pool_name, node: &request.spec.node_name };
-        let answer = grant(&wanted, &pool_states(&self.pools.state()), &blocks);
+        let answer = grant(&wanted, &pool_states(&self.pools.state()), &book.blocks());
         if let Grant::New { index, name, nets } = &answer {
             let block = ExistingBlock {
                 name: name.clone(),
@@ -192,21 +217,36 @@ impl Granter {
                 request: Some(uid),
                 terminating: false,
             };
-            fresh.insert(name.clone(), (now, block));
+            book.fresh.insert(name.clone(), (now, block));
         }
         answer
     }
 
     fn belongs_to_another(&self, name: &str) {
-        let mut fresh = self.fresh.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, block)) = fresh.get_mut(name) {
+        if let Some((_, block)) = self.book().fresh.get_mut(name) {
             block.request = None;
         }
     }
 
     fn forget(&self, name: &str) {
-        self.fresh.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
+        self.book().fresh.remove(name);
     }
+
+    fn book(&self) -> MutexGuard<'_, Book> {
+        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Requests that want an answer, with their UIDs, the oldest first: however many come, none waits for ever.
+fn pending(requests: Vec<Arc<BlockRequest>>) -> Vec<(String, Arc<BlockRequest>)> {
+    let is_pending = |request: &Arc<BlockRequest>| {
+        request.outcome() == BlockRequestOutcome::Pending && request.metadata.deletion_timestamp.is_none()
+    };
+    let mut pending: Vec<Arc<BlockRequest>> = requests.into_iter().filter(is_pending).collect();
+    pending.sort_by_cached_key(|request| {
+        (request.metadata.creation_timestamp.as_ref().map(|time| time.0), request.name_any())
+    });
+    pending.into_iter().map(|request| (request.uid().unwrap_or_default(), request)).collect()
 }
 
 /// The pools as decisions see them.
@@ -304,6 +344,8 @@ fn conditions(outcome: &Result<String, Refusal>, now: jiff::Timestamp) -> Vec<Bl
 mod tests {
     use super::*;
 
+    const NONE: [ExistingBlock; 0] = [];
+
     fn pool(name: &str, ipv4: &str) -> Arc<AddressPool> {
         Arc::new(
             serde_json::from_value(serde_json::json!({
@@ -326,6 +368,59 @@ mod tests {
         );
     }
 
+    fn request(name: &str, second: u8, more: serde_json::Value) -> Arc<BlockRequest> {
+        let mut request = serde_json::json!({
+            "apiVersion": "coil.cybozu.com/v2", "kind": "BlockRequest",
+            "metadata": { "name": name, "uid": name, "creationTimestamp": format!("2026-01-01T00:00:0{second}Z") },
+            "spec": { "nodeName": "n1", "poolName": "p1" },
+        });
+        if let (Some(request), serde_json::Value::Object(more)) = (request.as_object_mut(), more) {
+            request.extend(more);
+        }
+        Arc::new(serde_json::from_value(request).unwrap())
+    }
+
+    #[test]
+    fn the_oldest_pending_request_is_answered_first() {
+        let done = serde_json::json!({ "status": { "conditions": [{
+            "type": "Complete", "status": "True", "reason": "allocated", "message": "",
+            "lastProbeTime": "2026-01-01T00:00:00Z", "lastTransitionTime": "2026-01-01T00:00:00Z",
+        }], "addressBlockName": "p1-0" } });
+        let none = serde_json::Value::Null;
+        let requests = vec![
+            request("late", 3, none.clone()),
+            request("answered", 0, done),
+            request("early", 1, none.clone()),
+            request("also", 3, none),
+        ];
+        let order: Vec<String> = pending(requests).into_iter().map(|(uid, _)| uid).collect();
+        assert_eq!(order, ["early", "also", "late"]);
+    }
+
+    #[test]
+    fn a_block_counts_from_its_grant_on_and_as_it_is_shown_last() {
+        let block = |pool: &str| -> Arc<AddressBlock> {
+            Arc::new(
+                serde_json::from_value(serde_json::json!({
+                    "apiVersion": "coil.cybozu.com/v2", "kind": "AddressBlock", "index": 0, "ipv4": "10.0.0.0/30",
+                    "metadata": { "name": "p1-0", "labels": { LABEL_POOL: pool } },
+                }))
+                .unwrap(),
+            )
+        };
+        let (mut book, now) = (Book::default(), Instant::now());
+        book.fresh.insert("p1-0".to_owned(), (now, existing(&block("fresh"))));
+        let pools = |book: &Book| book.blocks().iter().map(|block| block.pool.clone()).collect::<Vec<_>>();
+        book.sync(Vec::new(), now);
+        assert_eq!(pools(&book), ["fresh"]);
+        book.sync(vec![block("p1")], now);
+        assert_eq!(pools(&book), ["p1"]);
+        book.sync(vec![block("changed")], now);
+        assert_eq!(pools(&book), ["changed"]);
+        book.sync(Vec::new(), now);
+        assert!(book.blocks().is_empty());
+    }
+
     #[test]
     fn a_new_block_has_coils_shape() {
         let request: BlockRequest = serde_json::from_value(serde_json::json!({
@@ -336,7 +431,7 @@ mod tests {
         let pool = pool("p1", "10.0.0.0/24");
         let states = pool_states(std::slice::from_ref(&pool));
         let wanted = Request { uid: "u", pool: "p1", node: "n1" };
-        let Grant::New { index, name, nets } = grant(&wanted, &states, &[]) else { panic!("no block") };
+        let Grant::New { index, name, nets } = grant(&wanted, &states, &NONE) else { panic!("no block") };
         let json = serde_json::to_value(new_block(&request, &pool, index, &name, &nets)).unwrap();
         assert_eq!(json["metadata"]["name"], "p1-0");
         assert_eq!(json["index"], 0);
@@ -350,7 +445,7 @@ mod tests {
     fn a_pool_that_cannot_be_used_says_why() {
         let states = pool_states(&[pool("p1", "10.0.0.0/31")]);
         let wanted = Request { uid: "u", pool: "p1", node: "n1" };
-        let Grant::Refused(refusal) = grant(&wanted, &states, &[]) else { panic!("granted") };
+        let Grant::Refused(refusal) = grant(&wanted, &states, &NONE) else { panic!("granted") };
         assert!(refusal.to_string().contains("10.0.0.0/31"), "{refusal}");
     }
 }

@@ -1,5 +1,6 @@
 //! The controller's decision about one BlockRequest.
 
+use std::borrow::Borrow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
@@ -159,8 +160,12 @@ impl Refusal {
 /// Addresses in several pools are given by the oldest only, even while it is disabled or being deleted: whoever grants
 /// may not see yet what another controller granted a moment ago, and two blocks of different pools have different
 /// names, so that the API server would take both.
-pub fn grant(request: &Request<'_>, pools: &BTreeMap<String, PoolState>, blocks: &[ExistingBlock]) -> Grant {
-    let answered = blocks.iter().find(|block| {
+pub fn grant(
+    request: &Request<'_>,
+    pools: &BTreeMap<String, PoolState>,
+    blocks: &[impl Borrow<ExistingBlock>],
+) -> Grant {
+    let answered = blocks.iter().map(Borrow::borrow).find(|block| {
         !request.uid.is_empty() && block.request.as_deref() == Some(request.uid) && !block.terminating
     });
     if let Some(block) = answered {
@@ -175,7 +180,7 @@ pub fn grant(request: &Request<'_>, pools: &BTreeMap<String, PoolState>, blocks:
 fn new_block(
     name: &str,
     pools: &BTreeMap<String, PoolState>,
-    blocks: &[ExistingBlock],
+    blocks: &[impl Borrow<ExistingBlock>],
 ) -> Result<Grant, Refusal> {
     let pool_name = || name.to_owned();
     let state = pools.get(name).ok_or_else(|| Refusal::UnknownPool { pool: pool_name() })?;
@@ -189,10 +194,11 @@ fn new_block(
         .parsed
         .as_ref()
         .map_err(|error| Refusal::InvalidPool { pool: pool_name(), error: error.clone() })?;
-    let of_pool = blocks.iter().filter(|block| block.pool == name).map(|block| block.index);
-    let by_name = blocks.iter().filter_map(|block| pool.index_of(&block.name));
+    let blocks = || blocks.iter().map(Borrow::borrow);
+    let of_pool = blocks().filter(|block| block.pool == name).map(|block| block.index);
+    let by_name = blocks().filter_map(|block| pool.index_of(&block.name));
     let allocated: BTreeSet<u32> = of_pool.chain(by_name).collect();
-    let in_blocks = blocks.iter().flat_map(|block| block.nets.nets());
+    let in_blocks = blocks().flat_map(|block| block.nets.nets());
     let taken: AddressSet = in_blocks.chain(nets_of_older(name, state, pools)).collect();
 
     let free = pool.first_free(&allocated, &taken).and_then(|index| Some((index, pool.block(index)?)));

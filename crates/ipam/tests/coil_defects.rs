@@ -63,7 +63,9 @@ fn a_request_answered_by_two_controllers_gets_one_block_and_a_second_would_not_s
     let state = PoolState { parsed: Ok(pool), terminating: false, disabled: false, created: 0 };
     let pools = BTreeMap::from([("default".to_owned(), state)]);
     let request = Request { uid: "uid", pool: "default", node: "n1" };
-    let Grant::New { index, name, nets } = grant(&request, &pools, &[]) else { panic!("no block") };
+    let Grant::New { index, name, nets } = grant(&request, &pools, &[] as &[ExistingBlock]) else {
+        panic!("no block")
+    };
     let made = ExistingBlock {
         name: name.clone(),
         pool: "default".to_owned(),

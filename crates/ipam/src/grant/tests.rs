@@ -1,5 +1,7 @@
 use super::*;
 
+const NONE: [ExistingBlock; 0] = [];
+
 fn pools(pools: &[(&str, &str, bool)]) -> BTreeMap<String, PoolState> {
     let state = |(name, subnet, terminating): &(&str, &str, bool)| {
         let parsed = Pool::parse(name, 5, [(Some(*subnet), None)]);
@@ -96,7 +98,7 @@ fn refusals_say_why() {
     let disabled = pools.get_mut("default").unwrap();
     disabled.disabled = true;
     refused(
-        grant(&ask("u", "default"), &pools, &[]),
+        grant(&ask("u", "default"), &pools, &NONE),
         "pool is disabled",
         "pool default is disabled and gives no more blocks: set spec.disabled to false, or use another pool",
     );
@@ -128,7 +130,7 @@ fn addresses_in_two_pools_are_given_by_the_older_only() {
         pools.get_mut("a").unwrap().created = a;
         pools.get_mut("b").unwrap().created = b;
         pools.get_mut("a").unwrap().disabled = disabled;
-        let first = |pool| match grant(&ask("u", pool), &pools, &[]) {
+        let first = |pool| match grant(&ask("u", pool), &pools, &NONE) {
             Grant::New { nets, .. } => nets.to_string(),
             other => other.to_string(),
         };

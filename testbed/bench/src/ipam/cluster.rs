@@ -73,8 +73,8 @@ impl Cluster {
 
     /// Requests that the API server has answered so far, of everybody; watches count when they end.
     pub(super) async fn requests_served(&self) -> Result<f64> {
-        let request = kube::core::Request::new("/metrics");
-        let request = request.get("", &Default::default()).context("cannot ask for metrics")?;
+        let request = kube::core::Request::new("");
+        let request = request.get("metrics", &Default::default()).context("cannot ask for metrics")?;
         let text = self.client.request_text(request).await.context("cannot read the API server's metrics")?;
         Ok(text.lines().filter_map(served).sum())
     }
