@@ -10,5 +10,6 @@
 
 pub mod caches;
 pub mod http;
+pub mod lean;
 pub mod pods;
 pub mod requests;

@@ -7,10 +7,10 @@ use std::time::Duration;
 use anyhow::Context as _;
 use fairlead_api::names::{LEASE_IPAM, SYSTEM_NAMESPACE};
 use fairlead_cluster::caches::{self, Cache};
-use fairlead_cluster::http;
+use fairlead_cluster::{http, lean};
 use k8s_openapi::api::core::v1::Node;
 use kube::api::PartialObjectMeta;
-use kube::runtime::watcher;
+use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client};
 use kube_lease_manager::LeaseManagerBuilder;
 use tokio::task::JoinSet;
@@ -100,14 +100,31 @@ pub async fn run(
 fn lead(client: &Client, metrics: &Arc<Metrics>, sweep: Duration) -> JoinSet<()> {
     let mut tasks = JoinSet::new();
     let config = caches::config;
-    let pool_cache = caches::spawn(&mut tasks, "AddressPools", watcher(Api::all(client.clone()), config()));
-    let block_cache = caches::spawn(&mut tasks, "AddressBlocks", watcher(Api::all(client.clone()), config()));
+    let pool_cache = caches::spawn(
+        &mut tasks,
+        "AddressPools",
+        watcher(Api::all(client.clone()), config()).modify(lean::any),
+    );
+    let blocks = watcher(Api::all(client.clone()), config()).modify(lean::labelled);
+    let block_cache = caches::spawn(&mut tasks, "AddressBlocks", blocks);
     metrics.lead(Some((pool_cache.store.clone(), block_cache.store.clone())));
-    let requests = caches::spawn(&mut tasks, "BlockRequests", watcher(Api::all(client.clone()), config()));
-    let nodes: Cache<PartialObjectMeta<Node>> =
-        caches::spawn(&mut tasks, "Nodes", watcher(Api::all(client.clone()), config()));
-    let meshes = caches::spawn(&mut tasks, "WireKubeMeshes", watcher(Api::all(client.clone()), config()));
-    let peers = caches::spawn(&mut tasks, "WireKubePeers", watcher(Api::all(client.clone()), config()));
+    let requests = watcher(Api::all(client.clone()), config()).modify(lean::identified);
+    let requests = caches::spawn(&mut tasks, "BlockRequests", requests);
+    let nodes: Cache<PartialObjectMeta<Node>> = caches::spawn(
+        &mut tasks,
+        "Nodes",
+        watcher(Api::all(client.clone()), config()).modify(lean::identified),
+    );
+    let meshes = caches::spawn(
+        &mut tasks,
+        "WireKubeMeshes",
+        watcher(Api::all(client.clone()), config()).modify(lean::any),
+    );
+    let peers = caches::spawn(
+        &mut tasks,
+        "WireKubePeers",
+        watcher(Api::all(client.clone()), config()).modify(lean::any),
+    );
     let (mesh_store, peer_store) = (meshes.store.clone(), peers.store.clone());
     tasks.spawn(mesh::run(client.clone(), mesh_store, peer_store, meshes.subscribe(), peers.subscribe()));
     let (client, metrics) = (client.clone(), Arc::clone(metrics));

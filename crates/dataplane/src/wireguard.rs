@@ -5,10 +5,12 @@
 //! (`DeviceState::change_to`) and hand the difference to [`WireGuardDevice::change`].
 
 use std::fmt;
+use std::path::PathBuf;
 
 use fairlead_api::wireguard::{DeviceChange, DeviceState};
 use fairlead_netlink::route::{self, RouteSocket};
 use fairlead_netlink::wireguard as kernel;
+pub use fairlead_tunnel::Retiring;
 
 use crate::uplink::loosen_reverse_path_filter;
 
@@ -54,6 +56,8 @@ pub struct Settings {
     pub mtu: u32,
     /// Which implementation to take.
     pub preference: Preference,
+    /// Where an embedded device of another process may be waiting for this one ([`WireGuardDevice::retire`]).
+    pub predecessor: Option<PathBuf>,
 }
 
 /// Why a device could not be opened, read or changed.
@@ -115,6 +119,13 @@ pub trait WireGuardDevice: Send + Sync {
     /// # Errors
     /// The device is gone, or refuses a value.
     fn change(&self, change: &DeviceChange) -> Result<(), Error>;
+
+    /// Gets ready to hand the device to another process that opens it with this path as [`Settings::predecessor`]. `None`
+    /// when that one needs nothing from this process: the kernel keeps its devices.
+    ///
+    /// # Errors
+    /// Nothing can listen at `path`, or the device is gone.
+    fn retire(self: Box<Self>, path: PathBuf) -> Result<Option<Retiring>, Error>;
 
     /// Removes the device and its link. Dropping it leaves the link in place for a successor.
     ///
@@ -191,7 +202,8 @@ mod tests {
     #[test]
     fn a_device_that_is_there_decides() {
         use Backend::{Embedded, Kernel};
-        let settings = |preference| Settings { interface: "wire_kube".into(), mtu: 1420, preference };
+        let settings =
+            |preference| Settings { interface: "wire_kube".into(), mtu: 1420, preference, predecessor: None };
         let (wireguard, tun, bridge) = (Some("wireguard"), Some("tun"), Some("bridge"));
         for (preference, present, expected) in [
             (Preference::Auto, None, Some(Kernel)),

@@ -32,8 +32,12 @@ fn the_kernels_wireguard() {
 }
 
 fn absence_is_reported() {
-    let settings =
-        |preference| Settings { interface: format!("wgk-{}", std::process::id()), mtu: 1420, preference };
+    let settings = |preference| Settings {
+        interface: format!("wgk-{}", std::process::id()),
+        mtu: 1420,
+        preference,
+        predecessor: None,
+    };
     in_namespace(|| {
         let error = open(&settings(Preference::Kernel)).err().expect("there is no WireGuard to open");
         assert!(error.is_unsupported(), "{error}");

@@ -31,6 +31,7 @@ pub mod requests;
 pub mod router;
 pub mod status;
 mod turn;
+mod watches;
 
 pub use fairlead_dataplane::numbers;
 pub use program::{Settings, WireGuardChoice, run};

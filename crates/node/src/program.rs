@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use fairlead_api::names::MESH_MTU;
-use fairlead_api::resources::{AddressBlock, AddressPool, WireKubeMesh, WireKubePeer};
 use fairlead_api::wireguard::{PrivateKey, PublicKey};
 use fairlead_dataplane::numbers::Numbers;
 use fairlead_dataplane::uplink::{self, HostNetwork, Ignored};
@@ -17,13 +16,11 @@ use fairlead_dataplane::{pods, routes};
 use fairlead_wire::cni::cni_server::CniServer;
 use fairlead_wire::network::network_server::NetworkServer;
 use fairlead_wire::node::node_server::NodeServer;
-use k8s_openapi::api::core::v1::{Namespace, Node};
-use kube::api::PartialObjectMeta;
 use kube::runtime::reflector::ObjectRef;
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client};
 use tokio::net::UnixListener;
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 use tokio::task::JoinSet;
 use tokio_stream::wrappers::UnixListenerStream;
 
@@ -36,10 +33,10 @@ use crate::mesh::agent::Agent;
 use crate::metrics::Metrics;
 use crate::recent::Recent;
 use crate::requests::{self, Requester};
-use crate::turn::Turn;
+use crate::turn::{self, Turn};
+use crate::watches::{self, Caches};
 use crate::{api_server, blocks, cni, farewell, identity, leaks, mesh, order, router, status};
-use fairlead_cluster::caches::{self, Cache};
-use fairlead_cluster::pods::{self as cluster_pods, SlimPod};
+use fairlead_cluster::caches;
 use fairlead_cluster::{http, requests as api_requests};
 
 /// How long the start waits for the API server before it serves what needs none (DEL, status).
@@ -89,56 +86,6 @@ pub struct Settings {
     pub clear_routes_on_shutdown: bool,
 }
 
-struct Caches {
-    /// Whether addresses are given, and so pools and blocks are waited for.
-    gives_addresses: bool,
-    nodes: Arc<Cache<Node>>,
-    namespaces: Arc<Cache<PartialObjectMeta<Namespace>>>,
-    pools: Arc<Cache<AddressPool>>,
-    blocks: Arc<Cache<AddressBlock>>,
-    meshes: Arc<Cache<WireKubeMesh>>,
-    peers: Arc<Cache<WireKubePeer>>,
-}
-
-impl Caches {
-    fn spawn(tasks: &mut JoinSet<()>, client: &Client, settings: &Settings) -> Self {
-        let node = &settings.node;
-        let all = caches::config;
-        let own_node = all().fields(&format!("metadata.name={node}"));
-        Self {
-            gives_addresses: settings.enable_ipam,
-            nodes: Arc::new(caches::spawn(tasks, "this Node", watcher(Api::all(client.clone()), own_node))),
-            namespaces: Arc::new(caches::spawn(
-                tasks,
-                "Namespaces",
-                watcher(Api::all(client.clone()), all()),
-            )),
-            pools: Arc::new(caches::spawn(tasks, "AddressPools", watcher(Api::all(client.clone()), all()))),
-            blocks: Arc::new(caches::spawn(tasks, "AddressBlocks", watcher(Api::all(client.clone()), all()))),
-            meshes: Arc::new(caches::spawn(
-                tasks,
-                "WireKubeMeshes",
-                watcher(Api::all(client.clone()), all()),
-            )),
-            peers: Arc::new(caches::spawn(tasks, "WireKubePeers", watcher(Api::all(client.clone()), all()))),
-        }
-    }
-
-    fn missing(&self) -> Vec<&'static str> {
-        [
-            ("Node", self.nodes.is_ready()),
-            ("Namespaces", self.namespaces.is_ready()),
-            ("AddressPools", self.pools.is_ready() || !self.gives_addresses),
-            ("AddressBlocks", self.blocks.is_ready() || !self.gives_addresses),
-            ("WireKubeMeshes", self.meshes.is_ready()),
-            ("WireKubePeers", self.peers.is_ready()),
-        ]
-        .into_iter()
-        .filter_map(|(what, ready)| (!ready).then_some(what))
-        .collect()
-    }
-}
-
 /// Port of an address that names none (RFC 9110, section 4.2.2).
 const HTTPS: u16 = 443;
 
@@ -158,15 +105,15 @@ pub async fn run(
     let client = client(config, &metrics)?;
     let mut tasks = JoinSet::new();
     let caches = Arc::new(Caches::spawn(&mut tasks, &client, &settings));
-    let pods = own_pods(&mut tasks, &client, &settings.node);
+    let pods = watches::own_pods(&mut tasks, &client, &settings.node);
     let (endpoints, api_server) = watch::channel(None);
     tasks.spawn(api_server::run(client.clone(), host, port, endpoints));
     // What is above only reads. From here on there may be but one.
     let mut stop = std::pin::pin!(stop);
-    tokio::select! {
-        turn = Turn::wait(&settings.socket) => turn?.keep(),
+    let turn = tokio::select! {
+        turn = Turn::wait(&settings.socket) => turn?,
         () = &mut stop => return Ok(()),
-    }
+    };
     if settings.enable_ipam {
         prepare_kernel(settings.numbers).await?;
     }
@@ -190,9 +137,13 @@ pub async fn run(
         tasks.spawn(leaks::run(Arc::clone(&ipam), Arc::clone(&order), Arc::clone(&metrics)));
     }
     let shared = Arc::new(mesh::Shared::default());
+    let (end_mesh, mesh_end) = oneshot::channel::<()>();
+    let mut agents = JoinSet::new();
     let (public_key, problems) = match keys(&settings.state_dir) {
         Ok((private, public)) => {
-            let agent = Agent::new(private, public, preference(settings.wireguard), Instant::now());
+            let handover = turn::handover(&settings.state_dir);
+            let preference = preference(settings.wireguard);
+            let agent = Agent::new((private, public), preference, handover, Instant::now());
             let context = mesh::Context {
                 client: client.clone(),
                 node: settings.node.clone(),
@@ -205,7 +156,7 @@ pub async fn run(
                 shared: Arc::clone(&shared),
                 metrics: Arc::clone(&metrics),
             };
-            tasks.spawn(mesh::run(context, agent));
+            agents.spawn(mesh::run(context, agent, async { drop(mesh_end.await) }));
             (Some(public.to_string()), Vec::new())
         }
         // Pods still start and stop, and reach each other on this node: one bad file is no reason to stop them.
@@ -263,16 +214,23 @@ pub async fn run(
     tasks.spawn(http::serve(
         "health",
         settings.health,
-        http::health(Arc::new(move || not_ready(&readiness))),
+        http::health(Arc::new(move || readiness.not_ready())),
     ));
     wait_for_first_lists(&caches).await;
     serve(&settings.socket, verbs, about, stop).await?;
+    drop(end_mesh);
+    let agent = agents.join_next().await.and_then(Result::ok);
     if settings.clear_routes_on_shutdown {
         let nodes = &caches.nodes;
         let watched = nodes.is_ready().then(|| nodes.store.get(&ObjectRef::new(&settings.node)).is_some());
         // Nothing may write the export table again after it was cleared.
         tasks.shutdown().await;
         farewell::clear_if_gone(&client, &settings.node, settings.numbers, watched).await;
+    }
+    // A successor must find nobody at work.
+    tasks.shutdown().await;
+    if let Some(agent) = agent.filter(|_| turn.has_successor()) {
+        turn::hand_over(agent, turn).await;
     }
     Ok(())
 }
@@ -282,13 +240,6 @@ fn client(config: kube::Config, metrics: &Arc<Metrics>) -> anyhow::Result<Client
     let metrics = Arc::clone(metrics);
     let count = move |kind: api_requests::Kind| metrics.api_request(kind.verb, kind.resource);
     api_requests::counting_client(config, count).context("cannot make a Kubernetes client")
-}
-
-/// The pods of this node, which nothing waits for: they explain addresses, and no verb asks for them.
-fn own_pods(tasks: &mut JoinSet<()>, client: &Client, node: &str) -> Arc<Cache<SlimPod>> {
-    let config = caches::config().fields(&format!("spec.nodeName={node}"));
-    let pods = watcher(Api::<SlimPod>::all(client.clone()), config).modify(cluster_pods::trimmed);
-    Arc::new(caches::spawn(tasks, "this node's Pods", pods))
 }
 
 /// The router's own watch of all Nodes, which nothing else needs.
@@ -309,11 +260,6 @@ fn router_context(
         shared: Arc::clone(shared),
         metrics: Arc::clone(metrics),
     }
-}
-
-fn not_ready(caches: &Caches) -> Option<String> {
-    let missing = caches.missing();
-    (!missing.is_empty()).then(|| format!("waiting for the API server's {}", missing.join(", ")))
 }
 
 fn preference(choice: WireGuardChoice) -> Preference {

@@ -1,13 +1,19 @@
 //! The device as its user holds it.
 
-use std::thread::JoinHandle;
+use std::path::PathBuf;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
 use fairlead_api::wireguard::{DeviceChange, DeviceState, PublicKey};
 
+use crate::handover::{Acquaintance, Estate, Inheritance};
 use crate::pump::{self, Handle};
 use crate::tun::Tun;
 use crate::uapi::Server;
 use crate::{Error, Settings};
+
+/// How often it is looked whether a successor has taken over.
+const LOOK: Duration = Duration::from_millis(20);
 
 /// A running WireGuard device.
 ///
@@ -29,8 +35,7 @@ impl Device {
     /// When the settings cannot be used, the kernel has no TUN or refuses this one, or no thread can be started.
     pub fn start(settings: Settings) -> Result<Self, Error> {
         let mtu = settings.check()?;
-        let tun = Tun::open(&settings.name, mtu)?;
-        let (handle, pump) = pump::spawn(&settings.name, tun, mtu)?;
+        let (handle, pump) = pump::spawn(&settings.name, open(&settings, mtu)?, mtu)?;
         let control = settings.control_directory.as_deref().and_then(|directory| {
             Server::start(directory, handle.clone())
                 .inspect_err(|error| {
@@ -77,6 +82,18 @@ impl Device {
         self.handle.send_error(*peer).unwrap_or_else(|stopped| Some(stopped.to_string()))
     }
 
+    /// Gets ready to hand the device to a successor that is started with this path in [`Settings::predecessor`]. The
+    /// device works on; a control socket is given up.
+    ///
+    /// # Errors
+    ///
+    /// When nothing can listen at `path`, or the packet loop has ended.
+    pub fn retire(mut self, path: PathBuf) -> Result<Retiring, Error> {
+        self.control = None;
+        self.handle.retire(path)?;
+        Ok(Retiring(self))
+    }
+
     /// Stops the device and removes its interface.
     ///
     /// # Errors
@@ -84,6 +101,37 @@ impl Device {
     /// When the kernel refuses, or the packet loop has ended.
     pub fn delete(self) -> Result<(), Error> {
         self.handle.delete()
+    }
+}
+
+/// The interface with what a predecessor has left, or on its own.
+#[expect(clippy::type_complexity, reason = "it is taken apart at once")]
+fn open(settings: &Settings, mtu: u16) -> Result<(Tun, Option<(Inheritance, Vec<Acquaintance>)>), Error> {
+    let asked = settings.predecessor.as_deref().map_or(Ok(None), Inheritance::ask);
+    let estate = asked.unwrap_or_else(|error| {
+        tracing::warn!(interface = settings.name, %error, "cannot take over from a predecessor without a break");
+        None
+    });
+    match estate {
+        Some(Estate { tun, inheritance, acquaintances }) => {
+            Ok((Tun::inherit(&settings.name, tun, mtu)?, Some((inheritance, acquaintances))))
+        }
+        None => Ok((Tun::open(&settings.name, mtu)?, None)),
+    }
+}
+
+/// A device that waits for its successor.
+pub struct Retiring(Device);
+
+impl Retiring {
+    /// Waits until a successor has everything, or for `patience`; says whether one has. The device ends either way.
+    pub fn wait(self, patience: Duration) -> bool {
+        let deadline = Instant::now().checked_add(patience);
+        let is_over = || self.0.pump.as_ref().is_none_or(JoinHandle::is_finished);
+        while !is_over() && deadline.is_some_and(|deadline| Instant::now() < deadline) {
+            thread::sleep(LOOK);
+        }
+        is_over()
     }
 }
 

@@ -16,6 +16,7 @@ use gotatun::x25519;
 
 use crate::Error;
 use crate::allowed::AllowedIps;
+use crate::handover::Acquaintance;
 use crate::inner;
 use crate::peer::{Now, Peer, protocol_key};
 use crate::udp::Path;
@@ -107,6 +108,8 @@ pub(crate) struct Engine {
     indexes: IndexTable,
     /// Which peer a session index that we gave out belongs to.
     by_index: HashMap<u32, PublicKey>,
+    /// Where a predecessor has peers that are not configured here yet.
+    inherited: HashMap<PublicKey, Path>,
     messages: Vec<WgKind>,
 }
 
@@ -119,6 +122,7 @@ impl Engine {
             allowed: AllowedIps::default(),
             indexes: IndexTable::from_os_rng(),
             by_index: HashMap::new(),
+            inherited: HashMap::new(),
             messages: Vec::new(),
         }
     }
@@ -140,6 +144,35 @@ impl Engine {
     /// Why the last datagram to a peer could not be sent, if so.
     pub(crate) fn send_error(&self, key: &PublicKey) -> Option<&str> {
         self.peers.get(key)?.send_error()
+    }
+
+    /// Peers with a session, for a successor.
+    pub(crate) fn acquaintances(&self) -> Vec<Acquaintance> {
+        let live = self.peers.iter().filter(|(_, peer)| peer.is_live());
+        live.filter_map(|(key, peer)| Some(Acquaintance { key: *key, path: peer.path()? })).collect()
+    }
+
+    /// Remembers where a predecessor has its peers. When they are configured here, that is where they are, whatever
+    /// endpoint is configured first.
+    pub(crate) fn inherit(&mut self, acquaintances: &[Acquaintance]) {
+        self.inherited = acquaintances.iter().map(|peer| (peer.key, peer.path)).collect();
+    }
+
+    /// Whether there is a session with this peer, or none is wanted.
+    pub(crate) fn is_settled(&self, key: &PublicKey) -> bool {
+        self.peers.get(key).is_none_or(|peer| peer.is_live())
+    }
+
+    /// Whether a datagram is for a session, or a handshake, that was not begun here.
+    pub(crate) fn is_of_another(&self, datagram: &[u8]) -> bool {
+        // The receiver's index, by type of message (WireGuard paper 5.4.2 to 5.4.7).
+        let index = match datagram.first() {
+            Some(2) => datagram.get(8..12),
+            Some(3 | 4) => datagram.get(4..8),
+            _ => None,
+        };
+        let index = index.and_then(|bytes| bytes.try_into().ok()).map(u32::from_le_bytes);
+        index.is_some_and(|index| !self.by_index.contains_key(&index))
     }
 
     /// Whether `change` can be applied; nothing is applied in part.
@@ -199,7 +232,14 @@ impl Engine {
             self.peers.insert(*key, Box::new(Peer::new(tunnel, config.preshared_key)));
         }
         self.allowed.replace(*key, &config.allowed_ips);
-        self.with_peer(*key, out, |peer, messages| peer.configure(config, now, messages));
+        let inherited = self.inherited.remove(key);
+        self.with_peer(*key, out, |peer, messages| match inherited {
+            Some(path) => {
+                peer.configure(&PeerConfig { endpoint: None, ..config.clone() }, now, messages);
+                peer.meet(path, now, messages);
+            }
+            None => peer.configure(config, now, messages),
+        });
     }
 
     /// Takes a packet from the TUN. Without an owner of its destination it is dropped.

@@ -1,6 +1,7 @@
 //! What can go wrong with a device, in words for its user.
 
 use std::io;
+use std::path::PathBuf;
 
 use fairlead_api::wireguard::PublicKey;
 
@@ -72,6 +73,14 @@ pub enum Error {
     /// A thread could not be started.
     #[error("cannot start the threads of the WireGuard device: {0}")]
     Spawn(#[source] io::Error),
+    /// No successor can be waited for.
+    #[error("cannot wait for a successor of the WireGuard device at {}: {source}", path.display())]
+    Retire {
+        /// Where.
+        path: PathBuf,
+        /// The kernel's answer.
+        source: io::Error,
+    },
     /// The packet loop is gone.
     #[error("the packet loop of WireGuard device {0} has ended; the log says why. Start the device again")]
     Stopped(String),

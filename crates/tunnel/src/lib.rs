@@ -13,12 +13,14 @@
 //! thread in the network namespace of the thread that called [`Device::start`].
 //!
 //! The interface outlives the process: a successor that starts with the same name adopts it with its addresses
-//! and routes. Only [`Device::delete`] removes it.
+//! and routes. Only [`Device::delete`] removes it. One that starts while the old process retires ([`Device::retire`])
+//! takes over without losing a packet.
 
 mod allowed;
 mod device;
 mod engine;
 mod error;
+mod handover;
 mod inner;
 mod peer;
 mod pump;
@@ -26,8 +28,9 @@ mod settings;
 mod tun;
 mod uapi;
 mod udp;
+mod unix;
 
-pub use device::Device;
+pub use device::{Device, Retiring};
 pub use error::Error;
 pub use settings::Settings;
 

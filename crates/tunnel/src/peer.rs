@@ -164,6 +164,12 @@ impl Peer {
         }
     }
 
+    /// Starts with a handshake towards where another process of ours has the peer.
+    pub(crate) fn meet(&mut self, path: Path, now: Now, out: &mut Vec<WgKind>) {
+        self.path = Some(path);
+        self.use_new_endpoint(now, out);
+    }
+
     fn use_new_endpoint(&mut self, now: Now, out: &mut Vec<WgKind>) {
         if self.is_live() {
             self.keep_alive(now, out);
@@ -330,7 +336,8 @@ impl Peer {
         }
     }
 
-    fn is_live(&self) -> bool {
+    /// Whether there is a session that the peer has used.
+    pub(crate) fn is_live(&self) -> bool {
         self.proven && self.tunnel.time_since_last_handshake().is_some()
     }
 

@@ -5,8 +5,9 @@
 
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver as Commands, SyncSender, sync_channel};
 use std::thread::{self, JoinHandle};
@@ -18,6 +19,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::Error;
 use crate::engine::{Datagram, Engine, Output};
+use crate::handover::{Acquaintance, Inheritance, Retirement, Welcome, Work};
 use crate::peer::Now;
 use crate::tun::Tun;
 use crate::udp::{Path, Receiver, Sockets};
@@ -37,6 +39,7 @@ enum Command {
     Change(Box<DeviceChange>, SyncSender<Result<(), Error>>),
     SendError(PublicKey, SyncSender<Option<String>>),
     Delete(SyncSender<Result<(), Error>>),
+    Retire(PathBuf, SyncSender<Result<(), Error>>),
     Stop,
 }
 
@@ -69,6 +72,11 @@ impl Handle {
         self.ask(Command::Delete)?
     }
 
+    /// Waits for a successor at `path` from now on; the loop ends when that one has everything.
+    pub(crate) fn retire(&self, path: PathBuf) -> Result<(), Error> {
+        self.ask(|answer| Command::Retire(path, answer))?
+    }
+
     /// Ends the loop; it may have ended already.
     pub(crate) fn stop(&self) {
         let _ = self.tell(Command::Stop);
@@ -93,18 +101,28 @@ impl Handle {
 }
 
 /// Starts the loop on a thread that inherits the network namespace of the caller.
-pub(crate) fn spawn(name: &str, tun: Tun, mtu: u16) -> Result<(Handle, JoinHandle<()>), Error> {
+pub(crate) fn spawn(
+    name: &str,
+    (tun, estate): (Tun, Option<(Inheritance, Vec<Acquaintance>)>),
+    mtu: u16,
+) -> Result<(Handle, JoinHandle<()>), Error> {
     let (commands, inbox) = sync_channel(MOST_COMMANDS);
     let (wake, woken) = UnixStream::pair().map_err(Error::Spawn)?;
     wake.set_nonblocking(true).map_err(Error::Spawn)?;
     woken.set_nonblocking(true).map_err(Error::Spawn)?;
     let handle = Handle { name: name.into(), commands, wake: Arc::new(wake) };
+    let mut engine = Engine::new(mtu);
+    let inheritance = estate.map(|(inheritance, acquaintances)| {
+        engine.inherit(&acquaintances);
+        inheritance
+    });
     let pump = Pump {
         name: Arc::clone(&handle.name),
         tun: Some(tun),
         sockets: None,
         mark: 0,
-        engine: Engine::new(mtu),
+        engine,
+        other: inheritance.map_or(Other::Nobody, Other::Predecessor),
         inbox,
         woken,
         waiting: VecDeque::new(),
@@ -127,6 +145,7 @@ struct Pump {
     sockets: Option<Sockets>,
     mark: u32,
     engine: Engine,
+    other: Other,
     inbox: Commands<Command>,
     woken: UnixStream,
     waiting: VecDeque<Datagram>,
@@ -134,10 +153,45 @@ struct Pump {
     next_tick: Instant,
 }
 
+/// Another process that works on the same interface for a while.
+enum Other {
+    Nobody,
+    Predecessor(Inheritance),
+    Successor(Retirement),
+}
+
+impl Other {
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        match self {
+            Self::Nobody => None,
+            Self::Predecessor(inheritance) => Some(inheritance.descriptor()),
+            Self::Successor(retirement) => Some(retirement.descriptor()),
+        }
+    }
+
+    /// Whether this process reads the TUN.
+    fn leaves_tunnel(&self) -> bool {
+        match self {
+            Self::Nobody => true,
+            Self::Predecessor(inheritance) => inheritance.reads_tunnel(),
+            Self::Successor(retirement) => retirement.reads_tunnel(),
+        }
+    }
+
+    /// Whether this process reads its sockets.
+    fn leaves_network(&self) -> bool {
+        match self {
+            Self::Nobody | Self::Predecessor(_) => true,
+            Self::Successor(retirement) => retirement.reads_network(),
+        }
+    }
+}
+
 /// What the last `poll` found.
 struct Ready {
     tunnel: bool,
     network: bool,
+    other: bool,
 }
 
 /// Whether the loop goes on.
@@ -162,6 +216,9 @@ impl Pump {
                 return;
             }
             let now = Now::read();
+            if ready.other && matches!(self.attend(now), Flow::End) {
+                return;
+            }
             if ready.network {
                 self.take_from_network(&mut receiver, now);
             }
@@ -175,6 +232,7 @@ impl Pump {
                 self.next_tick = self.engine.tick(now, &mut self.outputs);
             }
             self.flush();
+            self.inherit(now);
         }
     }
 
@@ -182,15 +240,19 @@ impl Pump {
     fn wait(&self) -> io::Result<Ready> {
         let tun = self.tun.as_ref().ok_or_else(|| io::Error::other("the interface was deleted"))?;
         let first_waits_for_v6 = self.waiting.front().map(|datagram| datagram.path.remote.is_ipv6());
-        let read_tunnel = if self.waiting.is_empty() { PollFlags::POLLIN } else { PollFlags::empty() };
+        let if_so = |condition| if condition { PollFlags::POLLIN } else { PollFlags::empty() };
+        let read_tunnel = if_so(self.waiting.is_empty() && self.other.leaves_tunnel());
+        let read_network = if_so(self.other.leaves_network());
         let mut descriptors =
             vec![PollFd::new(self.woken.as_fd(), PollFlags::POLLIN), PollFd::new(tun.as_fd(), read_tunnel)];
         let sockets = self.sockets.iter().flat_map(Sockets::descriptors).zip([false, true]);
         descriptors.extend(sockets.map(|(socket, is_v6)| {
             let write =
                 if first_waits_for_v6 == Some(is_v6) { PollFlags::POLLOUT } else { PollFlags::empty() };
-            PollFd::new(socket, PollFlags::POLLIN | write)
+            PollFd::new(socket, read_network | write)
         }));
+        let sockets = 2..descriptors.len();
+        descriptors.extend(self.other.descriptor().map(|other| PollFd::new(other, PollFlags::POLLIN)));
 
         let left = self.next_tick.saturating_duration_since(Instant::now());
         // Rounded up, or the loop would spin through the last millisecond.
@@ -207,7 +269,10 @@ impl Pump {
         let readable = PollFlags::POLLIN | PollFlags::POLLERR;
         Ok(Ready {
             tunnel: found(1).contains(PollFlags::POLLIN),
-            network: found(2).intersects(readable) || found(3).intersects(readable),
+            network: self.other.leaves_network()
+                && sockets.clone().any(|index| found(index).intersects(readable)),
+            other: self.other.descriptor().is_some()
+                && found(sockets.end).intersects(readable | PollFlags::POLLHUP),
         })
     }
 
@@ -225,6 +290,11 @@ impl Pump {
                 Command::Delete(answer) => {
                     drop(answer.send(self.tun.take().map_or(Ok(()), Tun::delete)));
                     return Flow::End;
+                }
+                Command::Retire(path, answer) => {
+                    let retirement =
+                        Retirement::start(&path).map_err(|source| Error::Retire { path, source });
+                    drop(answer.send(retirement.map(|retirement| self.other = Other::Successor(retirement))));
                 }
                 Command::Stop => return Flow::End,
             }
@@ -247,7 +317,7 @@ impl Pump {
         let mark = change.fwmark.unwrap_or(self.mark);
         let present = self.sockets.as_ref().map(Sockets::port);
         match change.listen_port.filter(|port| Some(*port) != present) {
-            Some(port) => self.sockets = Some(Sockets::open(port, mark)?),
+            Some(port) => self.open(port, mark)?,
             None if mark != self.mark => {
                 self.sockets.iter().try_for_each(|sockets| sockets.set_mark(mark))?
             }
@@ -260,14 +330,83 @@ impl Pump {
         Ok(())
     }
 
+    fn open(&mut self, port: u16, mark: u32) -> Result<(), Error> {
+        let Other::Predecessor(inheritance) = &mut self.other else {
+            self.sockets = Some(Sockets::open(port, mark)?);
+            return Ok(());
+        };
+        let inherited = inheritance.take_sockets(port);
+        let is_inherited = inherited.is_some();
+        self.sockets = Some(match inherited {
+            Some(sockets) => Sockets::inherit(sockets, port, mark)?,
+            None => Sockets::open(port, mark)?,
+        });
+        if let Err(error) = inheritance.arrive(is_inherited, Instant::now()) {
+            self.orphan(&error);
+        }
+        Ok(())
+    }
+
+    /// Goes on alone.
+    fn orphan(&mut self, error: &io::Error) {
+        tracing::warn!(interface = %self.name, %error, "the predecessor went away half-way");
+        self.other = Other::Nobody;
+    }
+
+    /// Moves on with what a predecessor has left.
+    fn inherit(&mut self, now: Now) {
+        let Other::Predecessor(inheritance) = &mut self.other else { return };
+        match inheritance.step(now.instant, |key| self.engine.is_settled(key)) {
+            Ok(true) => {}
+            Ok(false) => {
+                tracing::info!(interface = %self.name, "took over from the program before");
+                self.other = Other::Nobody;
+            }
+            Err(error) => self.orphan(&error),
+        }
+    }
+
+    /// Hears the other process.
+    fn attend(&mut self, now: Now) -> Flow {
+        match &mut self.other {
+            Other::Nobody => {}
+            // It never speaks again: it has gone.
+            Other::Predecessor(_) => self.orphan(&io::ErrorKind::ConnectionReset.into()),
+            Other::Successor(retirement) => {
+                for _ in 0..BATCH {
+                    match retirement.next() {
+                        Work::Greet => {
+                            let port = self.sockets.as_ref().map_or(0, Sockets::port);
+                            let tun = self.tun.iter().map(Tun::as_fd);
+                            let descriptors: Vec<_> =
+                                tun.chain(self.sockets.iter().flat_map(Sockets::descriptors)).collect();
+                            let peers = self.engine.acquaintances();
+                            retirement.greet(Welcome { port, peers }, &descriptors);
+                        }
+                        Work::Datagram(path, datagram) => {
+                            self.engine.incoming(datagram, path, now, &mut self.outputs);
+                        }
+                        Work::Nothing => break,
+                        Work::End => return Flow::End,
+                    }
+                }
+            }
+        }
+        Flow::Continue
+    }
+
     fn take_from_network(&mut self, receiver: &mut Receiver, now: Now) {
         let Some(sockets) = &self.sockets else { return };
         for socket in sockets.descriptors() {
             for _ in 0..BATCH {
                 match receiver.receive(socket) {
-                    Ok(Some((path, datagram))) => {
-                        self.engine.incoming(datagram, path, now, &mut self.outputs);
-                    }
+                    Ok(Some((path, datagram))) => match &self.other {
+                        // If it has gone meanwhile, the next look at the connection says so.
+                        Other::Predecessor(inheritance) if self.engine.is_of_another(datagram) => {
+                            drop(inheritance.pass_on(path, datagram));
+                        }
+                        _ => self.engine.incoming(datagram, path, now, &mut self.outputs),
+                    },
                     Ok(None) => {}
                     // Nothing there, or an ICMP error that reading has cleared.
                     Err(_) => break,

@@ -21,12 +21,20 @@ pub struct Settings {
     /// Directory of the control socket `NAME.sock` that `wg show` reads; `None` for no control socket.
     /// A socket that cannot be opened is logged and does not keep the device from starting.
     pub control_directory: Option<PathBuf>,
+    /// Where a predecessor may be waiting to hand the interface over ([`crate::Device::retire`]); `None` to ask nobody.
+    /// A directory that only root can enter: whoever listens there gets the traffic.
+    pub predecessor: Option<PathBuf>,
 }
 
 impl Settings {
     /// The usual settings: only name and MTU differ between devices.
     pub fn new(name: impl Into<String>, mtu: u32) -> Self {
-        Self { name: name.into(), mtu, control_directory: Some(PathBuf::from(CONTROL_DIRECTORY)) }
+        Self {
+            name: name.into(),
+            mtu,
+            control_directory: Some(PathBuf::from(CONTROL_DIRECTORY)),
+            predecessor: None,
+        }
     }
 
     /// The checked MTU, or why these settings cannot be used.

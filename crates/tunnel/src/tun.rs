@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 
 use nix::errno::Errno;
@@ -40,6 +40,13 @@ impl Tun {
         // A predecessor may have left offloads on: this device reads and writes plain packets.
         tun.operate("switching offloads off", || tun.set_offload(0))?;
         tun.operate("making it persistent", || tun.set_persist(true))?;
+        tun.operate("setting the MTU", || tun.set_mtu(mtu))?;
+        Ok(tun)
+    }
+
+    /// The interface `name` as another process has it, and sets its MTU.
+    pub(crate) fn inherit(name: &str, descriptor: OwnedFd, mtu: u16) -> Result<Self, Error> {
+        let tun = Self { file: descriptor.into(), name: name.to_owned() };
         tun.operate("setting the MTU", || tun.set_mtu(mtu))?;
         Ok(tun)
     }

@@ -2,7 +2,7 @@
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use nix::errno::Errno;
 use nix::libc;
@@ -62,6 +62,15 @@ impl Sockets {
                 result => return result,
             }
         }
+    }
+
+    /// Those of another process, IPv4 first, as it opened them.
+    pub(crate) fn inherit(descriptors: Vec<OwnedFd>, port: u16, mark: u32) -> Result<Self, Error> {
+        let mut sockets = descriptors.into_iter().map(Socket::from);
+        let missing = || Error::Listen { port, family: "IPv4", source: io::ErrorKind::NotFound.into() };
+        let sockets = Self { v4: sockets.next().ok_or_else(missing)?, v6: sockets.next(), port };
+        sockets.set_mark(mark)?;
+        Ok(sockets)
     }
 
     fn open_once(port: u16, mark: u32) -> Result<Self, Error> {

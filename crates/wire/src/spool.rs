@@ -29,6 +29,11 @@ pub fn turn(socket: &Path) -> PathBuf {
     beside(socket).join("turn")
 }
 
+/// Locked by a program that waits for its turn, so that the one that has it knows of a successor.
+pub fn next_turn(socket: &Path) -> PathBuf {
+    beside(socket).join("next-turn")
+}
+
 fn beside(socket: &Path) -> PathBuf {
     let mut name = socket.as_os_str().to_owned();
     name.push(".d");

@@ -1,8 +1,10 @@
 //! The embedded WireGuard behind the trait.
 
+use std::path::PathBuf;
+
 use fairlead_api::wireguard::{DeviceChange, DeviceState};
 
-use super::{Backend, Error, Settings, WireGuardDevice};
+use super::{Backend, Error, Retiring, Settings, WireGuardDevice};
 
 /// Kind of its links (`IFLA_INFO_KIND`).
 pub(super) const KIND: &str = "tun";
@@ -14,7 +16,9 @@ pub(super) struct Device {
 impl Device {
     /// Adopts the TUN of this name, or makes one.
     pub(super) fn open(settings: &Settings) -> Result<Self, Error> {
+        let predecessor = settings.predecessor.clone();
         let settings = fairlead_tunnel::Settings::new(&settings.interface, settings.mtu);
+        let settings = fairlead_tunnel::Settings { predecessor, ..settings };
         Ok(Self { tunnel: fairlead_tunnel::Device::start(settings)? })
     }
 }
@@ -37,6 +41,10 @@ impl WireGuardDevice for Device {
             return Ok(());
         }
         Ok(self.tunnel.change(change)?)
+    }
+
+    fn retire(self: Box<Self>, path: PathBuf) -> Result<Option<Retiring>, Error> {
+        Ok(Some(self.tunnel.retire(path)?))
     }
 
     fn delete(self: Box<Self>) -> Result<(), Error> {

@@ -1,6 +1,7 @@
 //! The kernel's WireGuard behind the trait.
 
 use std::collections::BTreeSet;
+use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use fairlead_api::wireguard::{DeviceChange, DeviceState, PeerConfig, PeerState, PublicKey};
@@ -8,7 +9,7 @@ use fairlead_netlink::route::{self, RouteSocket};
 use fairlead_netlink::wireguard::{DeviceUpdate, PeerUpdate, WireGuard, add_link};
 use ipnet::IpNet;
 
-use super::{Backend, Error, Settings, WireGuardDevice};
+use super::{Backend, Error, Retiring, Settings, WireGuardDevice};
 
 #[derive(Debug)]
 pub(super) struct Device {
@@ -64,6 +65,10 @@ impl WireGuardDevice for Device {
         let mut sockets = self.sockets();
         let present = sockets.family.state(&self.interface)?;
         Ok(sockets.family.update(&self.interface, &narrow(change, &present))?)
+    }
+
+    fn retire(self: Box<Self>, _: PathBuf) -> Result<Option<Retiring>, Error> {
+        Ok(None)
     }
 
     fn delete(self: Box<Self>) -> Result<(), Error> {

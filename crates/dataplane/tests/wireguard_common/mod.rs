@@ -32,8 +32,12 @@ impl Node {
         namespace.sh("sysctl -qw net.ipv4.conf.all.rp_filter=1 net.ipv4.conf.default.rp_filter=1");
         let private_key = run("wg genkey");
         let public_key = run(&format!("echo {} | wg pubkey", private_key.trim())).trim().parse().unwrap();
-        let settings =
-            Settings { interface: format!("wg{number}-{}", std::process::id()), mtu: MTU, preference };
+        let settings = Settings {
+            interface: format!("wg{number}-{}", std::process::id()),
+            mtu: MTU,
+            preference,
+            predecessor: None,
+        };
         Self { namespace, settings, private_key: private_key.parse().unwrap(), public_key, number }
     }
 

@@ -4,13 +4,14 @@
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime};
 
 use fairlead_api::names::MARK_FROM_WIREGUARD;
 use fairlead_api::wireguard::{DeviceConfig, DeviceState, PeerConfig, PeerState, PrivateKey, PublicKey};
 use fairlead_dataplane::mesh::{self as kernel, Bypass, MeshState};
 use fairlead_dataplane::uplink::{self, HostNetwork, Ignored};
-use fairlead_dataplane::wireguard::{self, Backend, Preference, WireGuardDevice};
+use fairlead_dataplane::wireguard::{self, Backend, Preference, Retiring, WireGuardDevice};
 use fairlead_path::{
     Config, NatType, Observation, OwnView, PeerView, Rotation, Seen, State, Status, classify, is_private,
     order,
@@ -104,6 +105,8 @@ pub struct Agent {
     key: PrivateKey,
     public_key: PublicKey,
     preference: Preference,
+    /// Where devices inside processes are handed from one program to the next.
+    handover: PathBuf,
     device: Option<Open>,
     paths: BTreeMap<PublicKey, Rotation>,
     nat: NatType,
@@ -134,11 +137,17 @@ pub enum Error {
 
 impl Agent {
     /// An agent for the identity `key`; nothing is touched before the first step.
-    pub fn new(key: PrivateKey, public_key: PublicKey, preference: Preference, now: Instant) -> Self {
+    pub fn new(
+        (key, public_key): (PrivateKey, PublicKey),
+        preference: Preference,
+        handover: PathBuf,
+        now: Instant,
+    ) -> Self {
         Self {
             key,
             public_key,
             preference,
+            handover,
             device: None,
             paths: BTreeMap::new(),
             nat: NatType::Unknown,
@@ -212,6 +221,14 @@ impl Agent {
         })
     }
 
+    /// Gets ready to hand the device to the next program. `None` when there is nothing to hand over.
+    ///
+    /// # Errors
+    /// The device cannot be handed over: the next program starts it anew.
+    pub fn retire(self) -> Result<Option<Retiring>, wireguard::Error> {
+        self.device.map_or(Ok(None), |open| open.device.retire(self.handover))
+    }
+
     /// When to step again if nothing changes before: often after an endpoint was tried, ever more rarely while a peer
     /// stays away, so that one that is gone for good costs next to nothing.
     pub fn pause(&self, report: &Report, now: Instant) -> Duration {
@@ -238,7 +255,8 @@ impl Agent {
         let open = match present {
             Some(open) => open,
             None => {
-                let settings = wireguard::Settings { interface, mtu, preference: self.preference };
+                let (preference, predecessor) = (self.preference, Some(self.handover.clone()));
+                let settings = wireguard::Settings { interface, mtu, preference, predecessor };
                 Open { device: wireguard::open(&settings)?, mtu }
             }
         };

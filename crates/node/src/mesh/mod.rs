@@ -6,7 +6,9 @@ pub mod publish;
 pub mod view;
 
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::net::{IpAddr, SocketAddr};
+use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -96,8 +98,9 @@ pub struct Context {
     pub metrics: Arc<Metrics>,
 }
 
-/// Runs the mesh for ever.
-pub async fn run(context: Context, mut agent: Agent) {
+/// Runs the mesh until `stop` resolves. The device stays as it is, in the agent's hands.
+pub async fn run(context: Context, mut agent: Agent, stop: impl Future<Output = ()>) -> Agent {
+    let mut stop = pin!(stop);
     let mut changes = [
         context.nodes.subscribe(),
         context.meshes.subscribe(),
@@ -136,10 +139,16 @@ pub async fn run(context: Context, mut agent: Agent) {
                     _ = api_server.changed() => {}
                 }
             };
-            let _ = timeout(pause.saturating_sub(LEAST_PAUSE), changed).await;
+            tokio::select! {
+                _ = timeout(pause.saturating_sub(LEAST_PAUSE), changed) => {}
+                () = &mut stop => return agent,
+            }
         }
     };
-    tokio::join!(steps, publisher);
+    tokio::select! {
+        agent = steps => agent,
+        never = publisher => match never {},
+    }
 }
 
 /// One step on a thread that may block.
@@ -246,12 +255,12 @@ fn after_failure(failures: u32) -> Duration {
 }
 
 /// Publishes what reports say, one write at a time; while the API server is away the latest report waits.
-async fn publisher(context: &Context, mut inbox: watch::Receiver<Option<Arc<Report>>>) {
+async fn publisher(context: &Context, mut inbox: watch::Receiver<Option<Arc<Report>>>) -> Infallible {
     let mut own = context.peers.subscribe();
     let mut events = Events::default();
     loop {
         tokio::select! {
-            changed = inbox.changed() => if changed.is_err() { return },
+            Ok(()) = inbox.changed() => {}
             _ = own.changed() => {}
         }
         let Some(report) = inbox.borrow_and_update().clone() else { continue };

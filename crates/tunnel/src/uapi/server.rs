@@ -2,7 +2,7 @@
 
 use std::fs::{self, DirBuilder};
 use std::io::{self, Read, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -11,13 +11,13 @@ use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::stat::{Mode, fchmod};
-use socket2::{Domain, SockAddr, Socket, Type};
+use socket2::Type;
 
 use super::request::{Request, parse};
 use super::response::{describe, outcome};
 use crate::Error;
 use crate::pump::Handle;
+use crate::unix;
 
 /// Clients at once; others wait in the backlog.
 const MOST_CONNECTIONS: usize = 8;
@@ -37,7 +37,7 @@ impl Server {
     pub(crate) fn start(directory: &Path, handle: Handle) -> io::Result<Self> {
         DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
         let path = directory.join(format!("{}.sock", handle.name()));
-        let listener = listen(&path)?;
+        let listener = UnixListener::from(OwnedFd::from(unix::listen(&path, Type::STREAM)?));
         let (stop, stopped) = UnixStream::pair()?;
         let service = Service { path, listener, stopped, handle, connections: Vec::new() };
         let thread = thread::Builder::new()
@@ -55,27 +55,6 @@ impl Drop for Server {
             let _ = thread.join();
         }
     }
-}
-
-/// Binds with mode 0600 from the first moment, replacing what a killed predecessor left.
-fn listen(path: &Path) -> io::Result<UnixListener> {
-    if UnixStream::connect(path).is_ok() {
-        return Err(io::Error::new(
-            io::ErrorKind::AddrInUse,
-            format!("{} belongs to another running device", path.display()),
-        ));
-    }
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
-    let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
-    // Linux gives the file the mode of the unbound socket (unix(7)).
-    fchmod(socket.as_fd(), Mode::S_IRUSR | Mode::S_IWUSR)?;
-    socket.bind(&SockAddr::unix(path)?)?;
-    socket.listen(16)?;
-    socket.set_nonblocking(true)?;
-    Ok(UnixListener::from(std::os::fd::OwnedFd::from(socket)))
 }
 
 struct Connection {
@@ -203,6 +182,7 @@ fn refuse(error: &Error) -> String {
         | Error::Mtu { .. }
         | Error::OpenTun(_)
         | Error::AttachTun { .. }
+        | Error::Retire { .. }
         | Error::Spawn(_)
         | Error::Stopped(_) => Errno::EIO as i32,
     };

@@ -1,0 +1,81 @@
+//! Objects without what nobody here reads, for caches: a program must stay small in a large cluster. Field managers alone
+//! are half of most objects.
+
+use kube::ResourceExt;
+use kube::api::ObjectMeta;
+
+/// `kubectl apply` keeps a copy of the whole object in it.
+const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
+
+/// For objects of any kind.
+pub fn any(object: &mut impl ResourceExt) {
+    object.meta_mut().managed_fields = None;
+    if let Some(annotations) = &mut object.meta_mut().annotations {
+        annotations.remove(LAST_APPLIED);
+    }
+}
+
+/// For objects of which nothing else of the metadata is read but labels.
+pub fn labelled(object: &mut impl ResourceExt) {
+    let labels = object.meta_mut().labels.take();
+    *object.meta_mut() = ObjectMeta { labels, ..identity(object.meta_mut()) };
+}
+
+/// For objects of which nothing of the metadata is read but who they are and since when.
+pub fn identified(object: &mut impl ResourceExt) {
+    *object.meta_mut() = identity(object.meta_mut());
+}
+
+fn identity(metadata: &mut ObjectMeta) -> ObjectMeta {
+    ObjectMeta {
+        name: metadata.name.take(),
+        namespace: metadata.namespace.take(),
+        uid: metadata.uid.take(),
+        resource_version: metadata.resource_version.take(),
+        creation_timestamp: metadata.creation_timestamp.take(),
+        deletion_timestamp: metadata.deletion_timestamp.take(),
+        ..ObjectMeta::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::ConfigMap;
+
+    use super::*;
+
+    fn object() -> ConfigMap {
+        serde_json::from_value(serde_json::json!({
+            "apiVersion": "v1", "kind": "ConfigMap", "data": { "key": "value" },
+            "metadata": {
+                "name": "a", "namespace": "n", "uid": "u", "resourceVersion": "7",
+                "deletionTimestamp": "2026-01-01T00:00:00Z", "creationTimestamp": "2026-01-01T00:00:00Z",
+                "labels": { "label": "yes" }, "finalizers": ["one"], "managedFields": [{ "manager": "kubectl" }],
+                "annotations": { LAST_APPLIED: "{}", "mine": "yes" },
+            },
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn what_users_wrote_stays() {
+        let mut lean = object();
+        any(&mut lean);
+        assert_eq!(lean.annotations().keys().collect::<Vec<_>>(), ["mine"]);
+        assert_eq!((lean.finalizers().len(), lean.labels().len(), lean.managed_fields().len()), (1, 1, 0));
+        assert_eq!(lean.data, object().data);
+    }
+
+    #[test]
+    fn who_it_is_stays() {
+        let mut lean = object();
+        labelled(&mut lean);
+        let mut expected = object();
+        expected.metadata =
+            ObjectMeta { finalizers: None, managed_fields: None, annotations: None, ..expected.metadata };
+        assert_eq!(lean, expected);
+        identified(&mut lean);
+        expected.metadata.labels = None;
+        assert_eq!(lean, expected);
+    }
+}

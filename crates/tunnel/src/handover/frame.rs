@@ -1,0 +1,200 @@
+//! What the two processes of a hand-over say to each other, in bytes.
+
+use std::net::{IpAddr, SocketAddr, SocketAddrV6};
+
+use fairlead_api::wireguard::PublicKey;
+
+use crate::udp::Path;
+
+/// Changes whenever the layout does: another version is not understood, and nothing is handed over.
+const VERSION: u8 = 1;
+
+const WELCOME: u8 = 1;
+const TAKE_NETWORK: u8 = 2;
+const TAKE_TUNNEL: u8 = 3;
+const DATAGRAM: u8 = 4;
+
+/// One message.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Frame<'a> {
+    /// From the old process, with the descriptors of TUN and sockets.
+    Welcome(Welcome),
+    /// From the new one: it reads the sockets from now on.
+    TakeNetwork,
+    /// From the new one: it reads the TUN from now on.
+    TakeTunnel,
+    /// From the new one: a datagram of a session that it does not have.
+    Datagram(Path, &'a [u8]),
+}
+
+/// What the old process knows that the new one needs.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Welcome {
+    /// Of the sockets.
+    pub(crate) port: u16,
+    /// Peers with a session.
+    pub(crate) peers: Vec<Acquaintance>,
+}
+
+/// A peer of the old process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Acquaintance {
+    pub(crate) key: PublicKey,
+    /// Where it is.
+    pub(crate) path: Path,
+}
+
+impl Frame<'_> {
+    /// Appends the frame to `bytes`.
+    pub(crate) fn write(&self, bytes: &mut Vec<u8>) {
+        match self {
+            Self::Welcome(welcome) => {
+                bytes.extend([WELCOME, VERSION]);
+                bytes.extend(welcome.port.to_be_bytes());
+                for peer in &welcome.peers {
+                    bytes.extend(peer.key.0);
+                    write_path(&peer.path, bytes);
+                }
+            }
+            Self::TakeNetwork => bytes.push(TAKE_NETWORK),
+            Self::TakeTunnel => bytes.push(TAKE_TUNNEL),
+            Self::Datagram(path, datagram) => {
+                bytes.push(DATAGRAM);
+                write_path(path, bytes);
+                bytes.extend_from_slice(datagram);
+            }
+        }
+    }
+}
+
+/// Reads a frame; `None` if it is none.
+pub(crate) fn read(bytes: &[u8]) -> Option<Frame<'_>> {
+    let (kind, mut rest) = bytes.split_first()?;
+    match *kind {
+        WELCOME => read_welcome(rest).map(Frame::Welcome),
+        TAKE_NETWORK => rest.is_empty().then_some(Frame::TakeNetwork),
+        TAKE_TUNNEL => rest.is_empty().then_some(Frame::TakeTunnel),
+        DATAGRAM => {
+            let path = read_path(&mut rest)?;
+            Some(Frame::Datagram(path, rest))
+        }
+        _ => None,
+    }
+}
+
+fn read_welcome(mut bytes: &[u8]) -> Option<Welcome> {
+    let [version] = take(&mut bytes)?;
+    if version != VERSION {
+        return None;
+    }
+    let port = u16::from_be_bytes(take(&mut bytes)?);
+    let mut peers = Vec::new();
+    while !bytes.is_empty() {
+        let key = PublicKey(take(&mut bytes)?);
+        peers.push(Acquaintance { key, path: read_path(&mut bytes)? });
+    }
+    Some(Welcome { port, peers })
+}
+
+fn write_path(path: &Path, bytes: &mut Vec<u8>) {
+    write_ip(Some(path.remote.ip()), bytes);
+    bytes.extend(path.remote.port().to_be_bytes());
+    if let SocketAddr::V6(remote) = path.remote {
+        bytes.extend(remote.scope_id().to_be_bytes());
+    }
+    write_ip(path.local, bytes);
+}
+
+fn read_path(bytes: &mut &[u8]) -> Option<Path> {
+    let ip = read_ip(bytes)??;
+    let port = u16::from_be_bytes(take(bytes)?);
+    let remote = match ip {
+        IpAddr::V4(_) => SocketAddr::new(ip, port),
+        IpAddr::V6(ip) => SocketAddrV6::new(ip, port, 0, u32::from_be_bytes(take(bytes)?)).into(),
+    };
+    Some(Path { remote, local: read_ip(bytes)? })
+}
+
+/// The family (0 for none) and the octets.
+fn write_ip(ip: Option<IpAddr>, bytes: &mut Vec<u8>) {
+    match ip {
+        None => bytes.push(0),
+        Some(IpAddr::V4(ip)) => {
+            bytes.push(4);
+            bytes.extend(ip.octets());
+        }
+        Some(IpAddr::V6(ip)) => {
+            bytes.push(6);
+            bytes.extend(ip.octets());
+        }
+    }
+}
+
+fn read_ip(bytes: &mut &[u8]) -> Option<Option<IpAddr>> {
+    let [family] = take(bytes)?;
+    match family {
+        0 => Some(None),
+        4 => Some(Some(IpAddr::from(take::<4>(bytes)?))),
+        6 => Some(Some(IpAddr::from(take::<16>(bytes)?))),
+        _ => None,
+    }
+}
+
+fn take<const N: usize>(bytes: &mut &[u8]) -> Option<[u8; N]> {
+    let (first, rest) = bytes.split_first_chunk()?;
+    *bytes = rest;
+    Some(*first)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn path() -> impl Strategy<Value = Path> {
+        let remote = (any::<IpAddr>(), any::<u16>(), any::<u32>()).prop_map(|(ip, port, scope)| match ip {
+            IpAddr::V4(_) => SocketAddr::new(ip, port),
+            IpAddr::V6(ip) => SocketAddrV6::new(ip, port, 0, scope).into(),
+        });
+        (remote, any::<Option<IpAddr>>()).prop_map(|(remote, local)| Path { remote, local })
+    }
+
+    fn acquaintance() -> impl Strategy<Value = Acquaintance> {
+        (any::<[u8; 32]>(), path()).prop_map(|(key, path)| Acquaintance { key: PublicKey(key), path })
+    }
+
+    fn there_and_back(frame: &Frame<'_>) {
+        let mut bytes = Vec::new();
+        frame.write(&mut bytes);
+        assert_eq!(read(&bytes).as_ref(), Some(frame));
+    }
+
+    proptest! {
+        #[test]
+        fn frames_are_understood(
+            port: u16,
+            peers in prop::collection::vec(acquaintance(), 0..4),
+            path in path(),
+            datagram: Vec<u8>,
+        ) {
+            there_and_back(&Frame::Welcome(Welcome { port, peers }));
+            there_and_back(&Frame::Datagram(path, &datagram));
+            there_and_back(&Frame::TakeNetwork);
+            there_and_back(&Frame::TakeTunnel);
+        }
+
+        #[test]
+        fn any_bytes_are_read_or_refused(kind in 0_u8..6, rest: Vec<u8>) {
+            let bytes: Vec<u8> = std::iter::once(kind).chain(rest).collect();
+            if let Some(frame) = read(&bytes) {
+                there_and_back(&frame);
+            }
+        }
+    }
+
+    #[test]
+    fn another_version_is_refused() {
+        assert_eq!(read(&[WELCOME, VERSION + 1, 0, 0]), None);
+    }
+}
