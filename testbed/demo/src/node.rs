@@ -142,6 +142,26 @@ impl Node {
         Ok(())
     }
 
+    /// Replaces the node program as an upgrade does: the new one is started beside the old one, which ends when the new
+    /// one waits for its turn.
+    ///
+    /// # Errors
+    /// There is no old one, the new one cannot be run, or either does not do its part in time.
+    pub fn upgrade(&mut self, patience: Duration) -> anyhow::Result<()> {
+        let mut old = self.program.take().with_context(|| format!("{} runs no node program", self.name))?;
+        self.start()?;
+        let deadline = Instant::now() + patience;
+        while !std::fs::read_to_string(self.log())?.contains("taking over when it ends") {
+            if Instant::now() > deadline {
+                bail!("the new program of {} does not wait for its turn:\n{}", self.name, tail(&self.log()));
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        old.signal(Signal::SIGTERM)?;
+        old.wait(patience)?;
+        self.wait_ready(patience)
+    }
+
     /// What `fairlead status -o json` prints on this node.
     ///
     /// # Errors

@@ -122,3 +122,21 @@ fn killed_while_the_router_forgets(world: &mut World, across: &[Flow], elsewhere
     // Nothing of the cloud and the office went through that router.
     loses_nothing(what, &elsewhere[..1], mark);
 }
+
+/// The node programs of three sites are replaced one after the other, as an upgrade does it, while pods talk through tunnels
+/// inside these programs. Nothing stops.
+#[test]
+fn an_upgraded_node_program_loses_nothing() {
+    let mut world = mesh();
+    let nodes = ["cloud-1", "home-1", "office-2"];
+    let pairs = [("home-1", "cloud-1"), ("cloud-1", "office-2"), ("office-2", "cloud-1")];
+    let flows: Vec<Flow> =
+        pairs.iter().flat_map(|(from, to)| [udp(&world, from, to), tcp(&world, from, to)]).collect();
+    std::thread::sleep(Duration::from_secs(1));
+    let mark = Instant::now();
+    for name in nodes {
+        world.node(name).unwrap().upgrade(START).unwrap();
+    }
+    std::thread::sleep(Duration::from_secs(2));
+    loses_nothing("an upgrade of the node program", &flows, mark);
+}
