@@ -16,8 +16,9 @@ use crate::{Error, Result};
 
 /// `struct nlmsghdr` in bytes.
 const HEADER: usize = 16;
-/// Room for one datagram of a dump; the kernel fills at most 32 KiB (`NLMSG_GOODSIZE`, `netlink_dump`).
-const RECEIVE: usize = 128 * 1024;
+/// Room for one datagram of a dump; the kernel fills at most 32 KiB (`netlink_recvmsg`, `netlink_dump`). Every thread that
+/// reads keeps as much for each of its sockets.
+const RECEIVE: usize = 64 * 1024;
 /// Room for the largest batch: 100,000 prefixes are 4 MB.
 const SEND_BUFFER: usize = 64 << 20;
 /// How often an interrupted dump is repeated before we give up.

@@ -3,6 +3,7 @@
 use std::fmt::Debug;
 use std::sync::Arc;
 
+use fairlead_api::names::{LABEL_NODE, LABEL_POOL, LABEL_RESERVED};
 use fairlead_api::resources::{AddressBlock, AddressPool, WireKubeMesh, WireKubePeer};
 use fairlead_cluster::caches::{self, Cache};
 use fairlead_cluster::lean;
@@ -33,7 +34,9 @@ impl Caches {
     pub(crate) fn spawn(tasks: &mut JoinSet<()>, client: &Client, settings: &Settings) -> Self {
         let node = &settings.node;
         let own_node = caches::config().fields(&format!("metadata.name={node}"));
-        let blocks = watcher(Api::all(client.clone()), caches::config()).modify(lean::labelled);
+        let own = node.clone();
+        let blocks = watcher(Api::all(client.clone()), caches::config());
+        let blocks = blocks.modify(move |block| trim_block(block, &own));
         Self {
             gives_addresses: settings.enable_ipam,
             nodes: Arc::new(spawn(tasks, "this Node", client, own_node)),
@@ -64,6 +67,19 @@ impl Caches {
     pub(crate) fn not_ready(&self) -> Option<String> {
         let missing = self.missing();
         (!missing.is_empty()).then(|| format!("waiting for the API server's {}", missing.join(", ")))
+    }
+}
+
+/// Of the thousands of blocks of other nodes only the prefixes matter, whose they are and of which pool.
+fn trim_block(block: &mut AddressBlock, own_node: &str) {
+    lean::labelled(block);
+    if block.node() == Some(own_node) {
+        return;
+    }
+    block.metadata.uid = None;
+    block.metadata.resource_version = None;
+    if let Some(labels) = &mut block.metadata.labels {
+        labels.retain(|name, _| [LABEL_NODE, LABEL_POOL, LABEL_RESERVED].contains(&name.as_str()));
     }
 }
 

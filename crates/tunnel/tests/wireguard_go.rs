@@ -8,6 +8,7 @@ use std::fs::{self, File};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
+use common::handover::{Handover, Pings, assert_lossless};
 use common::{NAME, Namespace, Node, cable, keys, set_peer, transfer, until};
 use fairlead_api::wireguard::{PrivateKey, PublicKey};
 use nix::fcntl::{Flock, FlockArg};
@@ -134,4 +135,21 @@ fn a_preshared_key_is_mixed_in() {
     change.set_peers.values_mut().for_each(|config| config.preshared_key = Some(secret.0));
     node.change(&change);
     exchange(&node, &judge);
+}
+
+#[test]
+fn a_device_that_is_handed_over_loses_nothing() {
+    let (a, b) = cable();
+    let (mut node, judge) = (Node::start(a, 1), Judge::start(b));
+    judge.peer_with(&node, "");
+    node.change(&set_peer(judge.public, Some("192.0.2.2:51820"), &INNER));
+    node.reaches("10.8.0.9".parse().unwrap());
+    let pings = [
+        Pings::start(&node.namespace, "10.8.0.9".parse().unwrap()),
+        Pings::start(&judge.namespace, node.inner()[0]),
+    ];
+    for _ in 0..3 {
+        Handover::new().complete(&mut node, judge.public, Some("192.0.2.2:51820"), &INNER);
+    }
+    pings.into_iter().map(Pings::finish).for_each(assert_lossless);
 }

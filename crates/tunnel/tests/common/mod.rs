@@ -3,6 +3,8 @@
 #![allow(dead_code, reason = "every test program uses its part of this")]
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail as tests do")]
 
+pub(crate) mod handover;
+
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{Read, Write};
