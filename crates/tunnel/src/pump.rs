@@ -253,11 +253,7 @@ impl Pump {
         }));
         let sockets = 2..descriptors.len();
         descriptors.extend(self.other.descriptor().map(|other| PollFd::new(other, PollFlags::POLLIN)));
-
-        let left = self.next_tick.saturating_duration_since(Instant::now());
-        // Rounded up, or the loop would spin through the last millisecond.
-        let timeout = PollTimeout::try_from(left.as_millis().saturating_add(1)).unwrap_or(PollTimeout::MAX);
-        match poll(&mut descriptors, timeout) {
+        match poll(&mut descriptors, self.until_next_tick()) {
             Ok(_) | Err(Errno::EINTR) => {}
             Err(errno) => return Err(errno.into()),
         }
@@ -274,6 +270,12 @@ impl Pump {
             other: self.other.descriptor().is_some()
                 && found(sockets.end).intersects(readable | PollFlags::POLLHUP),
         })
+    }
+
+    fn until_next_tick(&self) -> PollTimeout {
+        let left = self.next_tick.saturating_duration_since(Instant::now());
+        // Rounded up, or the loop would spin through the last millisecond.
+        PollTimeout::try_from(left.as_millis().saturating_add(1)).unwrap_or(PollTimeout::MAX)
     }
 
     fn obey(&mut self) -> Flow {

@@ -1,11 +1,5 @@
 //! One process hands its device to the next: what an upgrade of a node is to the traffic of its pods.
 
-#![expect(
-    clippy::unwrap_used,
-    clippy::print_stdout,
-    reason = "helpers of tests fail, and say what they found"
-)]
-
 mod common;
 
 use std::path::Path;
