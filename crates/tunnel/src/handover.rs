@@ -16,3 +16,8 @@ mod retirement;
 pub(crate) use frame::{Acquaintance, Welcome};
 pub(crate) use inheritance::{Estate, Inheritance};
 pub(crate) use retirement::{Retirement, Work};
+
+/// See [`crate::understand_handover_message`].
+pub(crate) fn understand(bytes: &[u8]) -> Option<String> {
+    frame::read(bytes).map(|frame| format!("{frame:?}"))
+}

@@ -43,6 +43,12 @@ pub fn understand_control_request(text: &str) -> Result<String, String> {
     uapi::understand(text)
 }
 
+/// Understands a message of a hand-over between two processes, and shows what it says; `None` if it is none. For fuzz targets
+/// and recorded messages; both processes do the same with what the other one sends.
+pub fn understand_handover_message(bytes: &[u8]) -> Option<String> {
+    handover::understand(bytes)
+}
+
 /// The public key of a private one (RFC 7748, section 6.1).
 pub fn public_key(private: &fairlead_api::wireguard::PrivateKey) -> fairlead_api::wireguard::PublicKey {
     let secret = gotatun::x25519::StaticSecret::from(private.0);

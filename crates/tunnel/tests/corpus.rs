@@ -1,16 +1,24 @@
-//! Every input the fuzz target `uapi` keeps is read again, without a fuzzer.
+//! Every input that the fuzz targets `uapi` and `handover` keep is read again, without a fuzzer.
 #![allow(clippy::unwrap_used, reason = "a test may")]
 
 use std::path::Path;
 
-use fairlead_tunnel::understand_control_request;
+use fairlead_tunnel::{understand_control_request, understand_handover_message};
+
+fn inputs(target: &str) -> Vec<Vec<u8>> {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(target);
+    std::fs::read_dir(directory).unwrap().map(|entry| std::fs::read(entry.unwrap().path()).unwrap()).collect()
+}
 
 #[test]
-fn kept_inputs_never_panic_and_some_are_good() {
-    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/uapi");
-    let good = std::fs::read_dir(directory).unwrap().filter(|entry| {
-        let bytes = std::fs::read(entry.as_ref().unwrap().path()).unwrap();
-        understand_control_request(&String::from_utf8_lossy(&bytes)).is_ok()
-    });
-    assert!(good.count() > 2);
+fn kept_requests_never_panic_and_some_are_good() {
+    let understood = |bytes: &Vec<u8>| understand_control_request(&String::from_utf8_lossy(bytes)).is_ok();
+    assert!(inputs("uapi").iter().filter(|bytes| understood(bytes)).count() > 2);
+}
+
+#[test]
+fn kept_handover_messages_never_panic_and_some_are_good() {
+    let understood = |bytes: &Vec<u8>| understand_handover_message(bytes).is_some();
+    let (good, bad): (Vec<_>, Vec<_>) = inputs("handover").into_iter().partition(understood);
+    assert!(good.len() > 3 && bad.len() > 1);
 }
