@@ -302,6 +302,11 @@ impl NodeIpam {
         known.open() && !self.is_withdrawn(&known.block.pool)
     }
 
+    /// Addresses of this pool that pods could have at once.
+    pub fn free(&self, pool: &str) -> u64 {
+        self.room(pool).free
+    }
+
     /// Whether to ask for a block of this pool ahead of need: pods use it, and a quarter of a block or less than one
     /// address is left free. It says so until the block is there; asking twice is for the caller to avoid.
     ///

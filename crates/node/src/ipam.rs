@@ -12,7 +12,7 @@ use fairlead_dataplane::numbers::Numbers;
 use fairlead_dataplane::pods::PodOnNode;
 use fairlead_ipam::check::Owner;
 use fairlead_ipam::leaks::Suspects;
-use fairlead_ipam::{Allocation, Answer, Block, BlockNets, BlockUsage, Held, Key, NodeIpam, demand};
+use fairlead_ipam::{Allocation, Answer, Block, BlockNets, BlockUsage, Held, Key, NodeIpam};
 use fairlead_wire::cni::ErrorCode;
 use fairlead_wire::node::Block as WireBlock;
 use ipnet::IpNet;
@@ -291,8 +291,8 @@ impl Ipam {
                 let requests::Refusal { reason, message } = refusal;
                 return Err(Failure::Refused { reason, message });
             }
-            let waiting = waiting.get_or_insert_with(|| Waiting::enter(&self.waiting, pool));
-            requester.want(pool, demand::blocks_wanted(waiting.pods(), size));
+            waiting.get_or_insert_with(|| Waiting::enter(&self.waiting, pool));
+            requester.want(pool, size);
             let woken = async {
                 tokio::select! {
                     _ = blocks.changed() => {}
@@ -306,9 +306,18 @@ impl Ipam {
         .inspect(|_| {
             // Ahead of need, so that no pod waits for a block.
             if self.book().wants_block(pool) {
-                requester.want(pool, 1);
+                requester.want(pool, usize::MAX);
             }
         })
+    }
+
+    /// Pods that wait for a block beyond those for which there is room by now; one at least while a block is wanted ahead
+    /// of need.
+    pub fn missing(&self, pool: &str) -> usize {
+        let waiting = waiting::pods(&self.waiting, pool);
+        let book = self.book();
+        let room = usize::try_from(book.free(pool)).unwrap_or(usize::MAX);
+        waiting.saturating_sub(room).max(book.wants_block(pool).into())
     }
 
     /// The number of addresses in a block of a pool that may give some.

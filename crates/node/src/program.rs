@@ -322,12 +322,13 @@ fn request_context(
     ipam: &Arc<Ipam>,
     caches: &Caches,
 ) -> requests::Context {
-    let ipam = Arc::clone(ipam);
+    let (ipam, asked) = (Arc::clone(ipam), Arc::clone(ipam));
     requests::Context {
         client: client.clone(),
         node: settings.node.clone(),
         nodes: caches.nodes.store.clone(),
         blocks: caches.blocks.store.clone(),
+        missing: Box::new(move |pool| asked.missing(pool)),
         granted: Box::new(move |block| ipam.add_block(block)),
     }
 }

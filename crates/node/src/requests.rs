@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use fairlead_api::names::LABEL_REQUEST;
 use fairlead_api::resources::{AddressBlock, BlockRequest, BlockRequestOutcome, BlockRequestSpec};
-use fairlead_ipam::demand::Demand;
+use fairlead_ipam::demand::{Demand, blocks_wanted};
 use futures::TryStreamExt;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
@@ -41,10 +41,11 @@ pub struct Refusal {
 #[derive(Debug, Default)]
 struct Refusals(Mutex<BTreeMap<String, (Instant, Refusal)>>);
 
-/// Blocks of a pool that are to come, those under way included.
+/// Somebody misses blocks of a pool.
 struct Wish {
     pool: String,
-    blocks: usize,
+    /// Addresses in one.
+    block_size: usize,
 }
 
 /// A handle by which pods' starts ask for blocks.
@@ -65,6 +66,8 @@ pub struct Context {
     pub nodes: Store<Node>,
     /// Has blocks; the API server is asked for one that is not there yet.
     pub blocks: Store<AddressBlock>,
+    /// How many pods miss an address of a pool at this moment. A wish may be older than the block that fulfilled it.
+    pub missing: Box<dyn Fn(&str) -> usize + Send + Sync>,
     /// Takes a granted block into use at once, before the watch brings it.
     pub granted: Box<dyn Fn(&AddressBlock) + Send + Sync>,
 }
@@ -79,10 +82,11 @@ impl Requester {
         Self { wanted, refusals, answered }
     }
 
-    /// Asks for blocks of `pool`, unless that many are already under way.
-    pub fn want(&self, pool: &str, blocks: usize) {
+    /// Asks for blocks of `pool`, as many as the pods that miss an address need, when one has `block_size` of them. Those
+    /// under way count.
+    pub fn want(&self, pool: &str, block_size: usize) {
         // A full queue drops the wish; whoever waits wishes again.
-        let _ = self.wanted.try_send(Wish { pool: pool.to_owned(), blocks });
+        let _ = self.wanted.try_send(Wish { pool: pool.to_owned(), block_size });
     }
 
     /// Why the controller refused a block of `pool` lately.
@@ -107,8 +111,9 @@ async fn serve(
     let (mut demand, mut answered, mut running) = (Demand::default(), BTreeSet::new(), JoinSet::new());
     loop {
         tokio::select! {
-            Some(Wish { pool, blocks }) = queue.recv() => {
-                while let Some(number) = demand.begin(&pool, blocks) {
+            Some(Wish { pool, block_size }) = queue.recv() => {
+                let wanted = blocks_wanted((context.missing)(&pool), block_size);
+                while let Some(number) = demand.begin(&pool, wanted) {
                     let name = name(&pool, &context.node, number);
                     let task = Task { pool: pool.clone(), number, answered: answered.contains(&name), name };
                     let context = Arc::clone(&context);

@@ -63,13 +63,14 @@ pub(crate) fn node(client: Client, pools: &[&str], tasks: &mut JoinSet<()>) -> (
         writer.apply_watcher_event(&kube::runtime::watcher::Event::Apply(pool));
     }
     let ipam = Arc::new(Ipam::new("n1", Numbers::default(), store, Api::all(client.clone())));
-    let granted = Arc::clone(&ipam);
+    let (granted, asked) = (Arc::clone(&ipam), Arc::clone(&ipam));
     let granted = Box::new(move |block: &AddressBlock| granted.add_block(block));
     let context = requests::Context {
         client,
         node: "n1".to_owned(),
         nodes: reflector::store().0,
         blocks: reflector::store().0,
+        missing: Box::new(move |pool| asked.missing(pool)),
         granted,
     };
     let requester = Requester::spawn(tasks, context);
@@ -118,6 +119,34 @@ async fn a_pod_that_waits_for_a_block_holds_up_nothing_else() {
     // The freed address is the one the other pod waits for, and it hears of it.
     ipam.release(&key("first"));
     assert_eq!(waits.await.unwrap().ipv4, first.ipv4);
+}
+
+/// A wish that is read after its block has come asks for nothing.
+#[tokio::test]
+async fn a_wish_that_is_fulfilled_already_makes_no_request() {
+    let mut tasks = JoinSet::new();
+    let asked = Arc::new(AtomicBool::new(false));
+    let seen = Arc::clone(&asked);
+    let server = client(move |_| {
+        seen.store(true, Ordering::Release);
+        futures::future::pending().boxed()
+    });
+    let (ipam, requester) = node(server, &["a"], &mut tasks);
+    let pod = key("pod");
+    let mut waits = Box::pin(ipam.allocate(&requester, "a", &pod, far()));
+    // Its wish is in the queue; before anybody reads it, the block is there.
+    assert!(futures::poll!(&mut waits).is_pending());
+    ipam.add_block(&block("a-0", "a", "10.0.0.0/28"));
+    waits.await.unwrap();
+    for _ in 0..20 {
+        tokio::task::yield_now().await;
+    }
+    assert!(!asked.load(Ordering::Acquire), "one more block was asked for");
+    // A pod that does miss one is heard.
+    let keys: Vec<Key> = (0..16).map(key).collect();
+    let more: Vec<_> = keys.iter().map(|key| ipam.allocate(&requester, "a", key, far())).collect();
+    let _ = tokio::time::timeout(Duration::from_millis(200), join_all(more)).await;
+    assert!(asked.load(Ordering::Acquire));
 }
 
 /// Number 2: pods that wait do so side by side, and each only as long as it may.

@@ -20,13 +20,8 @@ impl<'a> Waiting<'a> {
         waiting
     }
 
-    /// How many wait, this one included.
-    pub(super) fn pods(&self) -> usize {
-        self.counts().get(&self.pool).copied().unwrap_or(1)
-    }
-
     fn counts(&self) -> MutexGuard<'_, BTreeMap<String, usize>> {
-        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(self.all)
     }
 }
 
@@ -40,4 +35,13 @@ impl Drop for Waiting<'_> {
             }
         }
     }
+}
+
+/// How many wait for a block of a pool.
+pub(super) fn pods(all: &Mutex<BTreeMap<String, usize>>, pool: &str) -> usize {
+    lock(all).get(pool).copied().unwrap_or_default()
+}
+
+fn lock(all: &Mutex<BTreeMap<String, usize>>) -> MutexGuard<'_, BTreeMap<String, usize>> {
+    all.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -41,12 +41,13 @@ pub(super) async fn run(cluster: &Cluster, size: Size, start: Instant) -> Result
 async fn node(cluster: &Cluster, name: &str, pods: usize, start: Instant) -> Result<Done> {
     let (pools, api) = (cluster.pools.store.clone(), Api::all(cluster.client.clone()));
     let ipam = Arc::new(Ipam::new(name, Numbers::default(), pools, api));
-    let granted = Arc::clone(&ipam);
+    let (granted, asked) = (Arc::clone(&ipam), Arc::clone(&ipam));
     let context = Context {
         client: cluster.client.clone(),
         node: name.to_owned(),
         nodes: cluster.nodes.store.clone(),
         blocks: cluster.blocks.store.clone(),
+        missing: Box::new(move |pool| asked.missing(pool)),
         granted: Box::new(move |block| granted.add_block(block)),
     };
     let mut tasks = JoinSet::new();
