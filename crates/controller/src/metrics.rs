@@ -149,8 +149,8 @@ mod tests {
         assert!(page.lines().any(|it| it == line), "{line} is not in\n{page}");
     }
 
-    #[test]
-    fn pools_have_coils_names_and_only_the_leader_shows_them() {
+    /// What the leader shows: two pools, of which one cannot be used, and a block.
+    fn page(metrics: &Metrics) -> String {
         let pool = |name: &str, ipv4: &str| {
             Arc::new(
                 serde_json::from_value::<AddressPool>(serde_json::json!({
@@ -167,8 +167,13 @@ mod tests {
             }))
             .unwrap(),
         );
+        metrics.page(true, &[pool("a", "10.0.0.0/24"), pool("broken", "10.0.0.0/31")], &[block])
+    }
+
+    #[test]
+    fn pools_have_coils_names_and_only_the_leader_shows_them() {
         let metrics = Metrics::default();
-        let shown = metrics.page(true, &[pool("a", "10.0.0.0/24"), pool("broken", "10.0.0.0/31")], &[block]);
+        let shown = page(&metrics);
         for line in [
             "fairlead_controller_leader 1",
             "coil_controller_max_blocks{pool=\"a\"} 64",
@@ -182,15 +187,19 @@ mod tests {
         assert!(idle.contains("fairlead_controller_leader 0") && !idle.contains("pool="), "{idle}");
     }
 
-    #[test]
-    fn counts_are_named_as_prometheus_wants_them() {
+    fn counted() -> Metrics {
         let metrics = Metrics::default();
         metrics.granted();
         metrics.refused("out of blocks");
         metrics.orphan("freed");
         metrics.reviewed("validate", "denied");
         metrics.certificate_ends(jiff::Timestamp::from_second(1_800_000_000).unwrap());
-        let page = metrics.text();
+        metrics
+    }
+
+    #[test]
+    fn counts_are_named_as_prometheus_wants_them() {
+        let page = counted().text();
         for line in [
             "fairlead_controller_block_grants_total 1",
             "fairlead_controller_block_refusals_total{reason=\"out of blocks\"} 1",
@@ -200,5 +209,24 @@ mod tests {
         ] {
             has(&page, line);
         }
+    }
+
+    #[test]
+    fn the_dashboard_asks_for_what_there_is() {
+        let dashboard = include_str!("../../../deploy/grafana/fairlead.json");
+        let text = page(&counted());
+        let words = dashboard.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_');
+        let ours = words.filter(|word| {
+            ["fairlead_controller_", "fairlead_webhook_", "coil_controller_"]
+                .iter()
+                .any(|prefix| word.starts_with(prefix))
+        });
+        let mut asked = 0;
+        for name in ours {
+            let family = ["_total", "_bucket"].iter().find_map(|end| name.strip_suffix(end)).unwrap_or(name);
+            assert!(text.contains(&format!("# TYPE {family} ")), "{name} is not in\n{text}");
+            asked += 1;
+        }
+        assert!(asked > 3, "{asked}");
     }
 }

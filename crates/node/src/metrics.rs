@@ -396,4 +396,32 @@ mod tests {
         metrics.blocks(&[]);
         assert!(!metrics.text().contains("pool="));
     }
+
+    #[test]
+    fn the_dashboard_asks_for_what_there_is() {
+        let dashboard = include_str!("../../../deploy/grafana/fairlead.json");
+        let metrics = filled();
+        let peer = Peer { peer: "a".to_owned() };
+        drop(metrics.peer_up.get_or_create(&peer));
+        drop(metrics.peer_handshake.get_or_create(&peer));
+        drop(metrics.peer_received.get_or_create(&peer));
+        drop(metrics.peer_sent.get_or_create(&peer));
+        drop(metrics.router_routes.get_or_create(&RouterNode { node: "n".to_owned() }));
+        let text = metrics.text();
+        let words = dashboard.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_');
+        let ours = words
+            .filter(|word| {
+                ["fairlead_", "coil_router_", "grpc_server_"].iter().any(|prefix| word.starts_with(prefix))
+            })
+            .filter(|word| {
+                !["fairlead_controller_", "fairlead_webhook_"].iter().any(|other| word.starts_with(other))
+            });
+        let mut asked = 0;
+        for name in ours {
+            let family = ["_total", "_bucket"].iter().find_map(|end| name.strip_suffix(end)).unwrap_or(name);
+            assert!(text.contains(&format!("# TYPE {family} ")), "{name} is not in\n{text}");
+            asked += 1;
+        }
+        assert!(asked > 3, "{asked}");
+    }
 }
