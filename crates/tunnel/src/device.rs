@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use fairlead_api::wireguard::{DeviceChange, DeviceState, PublicKey};
 
-use crate::handover::{Acquaintance, Estate, Inheritance};
+use crate::handover::Inheritance;
 use crate::pump::{self, Handle};
 use crate::tun::Tun;
 use crate::uapi::Server;
@@ -105,17 +105,14 @@ impl Device {
 }
 
 /// The interface with what a predecessor has left, or on its own.
-#[expect(clippy::type_complexity, reason = "it is taken apart at once")]
-fn open(settings: &Settings, mtu: u16) -> Result<(Tun, Option<(Inheritance, Vec<Acquaintance>)>), Error> {
+fn open(settings: &Settings, mtu: u16) -> Result<(Tun, Option<Inheritance>), Error> {
     let asked = settings.predecessor.as_deref().map_or(Ok(None), Inheritance::ask);
-    let estate = asked.unwrap_or_else(|error| {
+    let inherited = asked.unwrap_or_else(|error| {
         tracing::warn!(interface = settings.name, %error, "cannot take over from a predecessor without a break");
         None
     });
-    match estate {
-        Some(Estate { tun, inheritance, acquaintances }) => {
-            Ok((Tun::inherit(&settings.name, tun, mtu)?, Some((inheritance, acquaintances))))
-        }
+    match inherited {
+        Some((tun, inheritance)) => Ok((Tun::inherit(&settings.name, tun, mtu)?, Some(inheritance))),
         None => Ok((Tun::open(&settings.name, mtu)?, None)),
     }
 }

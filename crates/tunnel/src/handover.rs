@@ -14,7 +14,7 @@ mod link;
 mod retirement;
 
 pub(crate) use frame::{Acquaintance, Welcome};
-pub(crate) use inheritance::{Estate, Inheritance};
+pub(crate) use inheritance::Inheritance;
 pub(crate) use retirement::{Retirement, Work};
 
 /// See [`crate::understand_handover_message`].

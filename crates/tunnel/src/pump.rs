@@ -19,7 +19,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::Error;
 use crate::engine::{Datagram, Engine, Output};
-use crate::handover::{Acquaintance, Inheritance, Retirement, Welcome, Work};
+use crate::handover::{Inheritance, Retirement, Welcome, Work};
 use crate::peer::Now;
 use crate::tun::Tun;
 use crate::udp::{Path, Receiver, Sockets};
@@ -103,7 +103,7 @@ impl Handle {
 /// Starts the loop on a thread that inherits the network namespace of the caller.
 pub(crate) fn spawn(
     name: &str,
-    (tun, estate): (Tun, Option<(Inheritance, Vec<Acquaintance>)>),
+    (tun, inheritance): (Tun, Option<Inheritance>),
     mtu: u16,
 ) -> Result<(Handle, JoinHandle<()>), Error> {
     let (commands, inbox) = sync_channel(MOST_COMMANDS);
@@ -112,10 +112,9 @@ pub(crate) fn spawn(
     woken.set_nonblocking(true).map_err(Error::Spawn)?;
     let handle = Handle { name: name.into(), commands, wake: Arc::new(wake) };
     let mut engine = Engine::new(mtu);
-    let inheritance = estate.map(|(inheritance, acquaintances)| {
-        engine.inherit(&acquaintances);
-        inheritance
-    });
+    if let Some(inheritance) = &inheritance {
+        engine.inherit(inheritance.peers());
+    }
     let pump = Pump {
         name: Arc::clone(&handle.name),
         tun: Some(tun),

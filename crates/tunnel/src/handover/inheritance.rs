@@ -1,6 +1,5 @@
 //! The new process's side.
 
-use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path as FilePath;
@@ -25,8 +24,8 @@ pub(crate) struct Inheritance {
     link: Link,
     port: u16,
     sockets: Vec<OwnedFd>,
-    /// Peers that the old process has sessions with.
-    awaited: BTreeSet<PublicKey>,
+    /// Those that the old process has sessions with.
+    peers: Vec<Acquaintance>,
     phase: Phase,
 }
 
@@ -40,19 +39,12 @@ enum Phase {
     Leaving { until: Instant },
 }
 
-/// What the old process had.
-pub(crate) struct Estate {
-    pub(crate) tun: OwnedFd,
-    pub(crate) inheritance: Inheritance,
-    pub(crate) acquaintances: Vec<Acquaintance>,
-}
-
 impl Inheritance {
-    /// Asks whoever retires at `path`; `None` when nobody does.
+    /// Asks whoever retires at `path` for the TUN and the rest; `None` when nobody does.
     ///
     /// # Errors
     /// It does not answer, or not in words of this version.
-    pub(crate) fn ask(path: &FilePath) -> io::Result<Option<Estate>> {
+    pub(crate) fn ask(path: &FilePath) -> io::Result<Option<(OwnedFd, Self)>> {
         let link = match Link::connect(path, GREETING) {
             Ok(link) => link,
             Err(error)
@@ -75,10 +67,12 @@ impl Inheritance {
         link.stop_waiting()?;
         let mut descriptors = descriptors.into_iter();
         let tun = descriptors.next().ok_or_else(strange)?;
-        let awaited = peers.iter().map(|peer| peer.key).collect();
-        let inheritance =
-            Self { link, port, sockets: descriptors.collect(), awaited, phase: Phase::Arriving };
-        Ok(Some(Estate { tun, inheritance, acquaintances: peers }))
+        Ok(Some((tun, Self { link, port, sockets: descriptors.collect(), peers, phase: Phase::Arriving })))
+    }
+
+    /// Peers that the old process has sessions with.
+    pub(crate) fn peers(&self) -> &[Acquaintance] {
+        &self.peers
     }
 
     /// Readable when the old process has gone: it says nothing any more.
@@ -121,7 +115,9 @@ impl Inheritance {
     /// The old process has gone.
     pub(crate) fn step(&mut self, now: Instant, is_settled: impl Fn(&PublicKey) -> bool) -> io::Result<bool> {
         match self.phase {
-            Phase::Greeting { until } if now >= until || self.awaited.iter().all(is_settled) => {
+            Phase::Greeting { until }
+                if now >= until || self.peers.iter().all(|peer| is_settled(&peer.key)) =>
+            {
                 self.take_tunnel(now)?;
             }
             Phase::Leaving { until } => return Ok(now < until),
