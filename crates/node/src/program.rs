@@ -220,15 +220,13 @@ pub async fn run(
     serve(&settings.socket, verbs, about, stop).await?;
     drop(end_mesh);
     let agent = agents.join_next().await.and_then(Result::ok);
+    // A successor must find nobody at work, and nothing may write the export table again after it was cleared.
+    tasks.shutdown().await;
     if settings.clear_routes_on_shutdown {
         let nodes = &caches.nodes;
         let watched = nodes.is_ready().then(|| nodes.store.get(&ObjectRef::new(&settings.node)).is_some());
-        // Nothing may write the export table again after it was cleared.
-        tasks.shutdown().await;
         farewell::clear_if_gone(&client, &settings.node, settings.numbers, watched).await;
     }
-    // A successor must find nobody at work.
-    tasks.shutdown().await;
     if let Some(agent) = agent.filter(|_| turn.has_successor()) {
         turn::hand_over(agent, turn).await;
     }

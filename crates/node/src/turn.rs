@@ -15,7 +15,7 @@ use tokio::net::UnixStream;
 
 use crate::mesh::agent::Agent;
 
-/// How often a program that waits looks whether it is its turn: packets are lost meanwhile.
+/// How often a program that waits looks whether it is its turn: no pod starts meanwhile.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 /// The same for a program that takes no lock (Coil's), which has to be asked.
 const ASK_AGAIN: Duration = Duration::from_millis(100);

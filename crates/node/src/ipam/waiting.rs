@@ -13,21 +13,17 @@ impl<'a> Waiting<'a> {
     /// One more.
     pub(super) fn enter(all: &'a Mutex<BTreeMap<String, usize>>, pool: &str) -> Self {
         let waiting = Self { all, pool: pool.to_owned() };
-        let mut counts = waiting.counts();
+        let mut counts = lock(all);
         let pods = counts.entry(pool.to_owned()).or_default();
         *pods = pods.saturating_add(1);
         drop(counts);
         waiting
     }
-
-    fn counts(&self) -> MutexGuard<'_, BTreeMap<String, usize>> {
-        lock(self.all)
-    }
 }
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        let mut counts = self.counts();
+        let mut counts = lock(self.all);
         if let Some(pods) = counts.get_mut(&self.pool) {
             *pods = pods.saturating_sub(1);
             if *pods == 0 {
