@@ -44,18 +44,15 @@ impl Cluster {
         world.apply_when_asked(&pools())?;
         let client = client(world.plane.kubeconfig()).await?;
         let names: Vec<String> = (0..size.nodes).map(|number| format!("node-{number}")).collect();
-        let made: Vec<Node> = create(&Api::all(client.clone()), names.iter().map(|name| node(name)))
-            .await
-            .context("cannot make Nodes")?;
-        drop(made);
+        let nodes = Api::<Node>::all(client.clone());
+        create(&nodes, names.iter().map(|name| node(name))).await.context("cannot make Nodes")?;
         let real = world.nodes.first().context("the cluster has no real node")?;
         let hosts =
             names.iter().map(String::as_str).cycle().take(size.objects.saturating_sub(size.real_pods));
         let hosts = std::iter::repeat_n(real.name.as_str(), size.real_pods).chain(hosts);
         let pods = hosts.enumerate().map(|(number, host)| pod(number, host));
-        let made: Vec<Pod> =
-            create(&Api::namespaced(client.clone(), NAMESPACE), pods).await.context("cannot make Pods")?;
-        drop(made);
+        let objects = Api::<Pod>::namespaced(client.clone(), NAMESPACE);
+        create(&objects, pods).await.context("cannot make Pods")?;
         let mut watches = JoinSet::new();
         let cluster = Self {
             nodes: watch(&mut watches, "Nodes", &client),
@@ -115,13 +112,14 @@ async fn client(kubeconfig: &Path) -> Result<Client> {
     Ok(Client::try_from(config)?)
 }
 
-async fn create<K>(api: &Api<K>, objects: impl Iterator<Item = Value>) -> Result<Vec<K>>
+async fn create<K>(api: &Api<K>, objects: impl Iterator<Item = Value>) -> Result<()>
 where
     K: Resource + Clone + std::fmt::Debug + Serialize + DeserializeOwned,
 {
     let one = |object: Value| async move {
         let object: K = serde_json::from_value(object)?;
-        anyhow::Ok(api.create(&PostParams::default(), &object).await?)
+        api.create(&PostParams::default(), &object).await?;
+        anyhow::Ok(())
     };
     stream::iter(objects).map(one).buffer_unordered(AT_ONCE).try_collect().await
 }
