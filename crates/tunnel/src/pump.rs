@@ -361,6 +361,8 @@ impl Pump {
             Ok(true) => {}
             Ok(false) => {
                 tracing::info!(interface = %self.name, "took over from the program before");
+                // Whoever is configured from now on may have moved since.
+                self.engine.inherit(&[]);
                 self.other = Other::Nobody;
             }
             Err(error) => self.orphan(&error),

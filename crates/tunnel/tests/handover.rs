@@ -42,6 +42,23 @@ fn a_working_address_is_kept_although_another_is_configured() {
 }
 
 #[test]
+fn where_a_peer_was_is_forgotten_when_everything_is_handed_over() {
+    let (mut a, b) = pair();
+    let handover = Handover::new();
+    let retiring = handover.retire(&mut a);
+    let waiting = thread::spawn(move || retiring.wait(PATIENCE));
+    a.device = Some(handover.successor(&a).unwrap());
+    a.change(&DeviceChange {
+        private_key: Some(a.private.clone()),
+        listen_port: Some(PORT),
+        ..DeviceChange::default()
+    });
+    assert!(waiting.join().unwrap());
+    a.peer_with(&b, Some("192.0.2.77:51820"));
+    assert_eq!(a.peer(&b.public).config.endpoint, Some("192.0.2.77:51820".parse().unwrap()));
+}
+
+#[test]
 fn a_successor_that_dies_half_way_leaves_the_device_working() {
     let (mut a, b) = pair();
     let (handover, pings) = (Handover::new(), Pings::start(&a.namespace, b.inner()[0]));
