@@ -31,7 +31,7 @@ const LEAST_PREFIX: usize = 8;
 
 /// Answers what `fairlead ipam` asks.
 pub struct Inventory {
-    /// The verbs, whose addresses, records and turns these are.
+    /// The CNI service, whose addresses, records and locks these are.
     pub verbs: Arc<cni::Service>,
     /// The pods of this node.
     pub pods: Arc<Cache<SlimPod>>,
@@ -127,7 +127,7 @@ impl Inventory {
 
     fn reservation(&self, Attached { key, held, owner, .. }: Attached, pods: &[KnownPod]) -> Reservation {
         let owner = owner.or_else(|| owner_by_address(&held, pods));
-        let busy = self.verbs.order.try_enter(&key.container_id).is_none();
+        let busy = self.verbs.locks.try_lock(&key.container_id).is_none();
         Reservation { key, held, owner, busy }
     }
 
@@ -145,9 +145,9 @@ impl Inventory {
         Ok(IpamReleaseResponse { released })
     }
 
-    /// While no verb of the container can run.
+    /// While no CNI operation of the container can run.
     async fn release_one(&self, key: &Key, force: bool) -> Result<HeldAddresses, Status> {
-        let _turn = self.verbs.order.enter(&key.container_id).await;
+        let _guard = self.verbs.locks.lock(&key.container_id).await;
         let kernel = kernel(self.verbs.ipam.numbers()).await?;
         let attached = self.ipam().attachments();
         let Some(attached) = attached.into_iter().find(|one| one.key == *key) else {

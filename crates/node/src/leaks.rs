@@ -9,9 +9,9 @@ use fairlead_dataplane::pods;
 use fairlead_ipam::Key;
 use fairlead_ipam::leaks::Suspects;
 
+use crate::container_locks::ContainerLocks;
 use crate::ipam::Ipam;
 use crate::metrics::Metrics;
-use crate::order::Order;
 
 /// How often links are compared with addresses.
 const SWEEP: Duration = Duration::from_secs(30);
@@ -19,22 +19,22 @@ const SWEEP: Duration = Duration::from_secs(30);
 const GRACE: Duration = Duration::from_secs(60);
 
 /// Looks for ever.
-pub async fn run(ipam: Arc<Ipam>, order: Arc<Order>, metrics: Arc<Metrics>) {
+pub async fn run(ipam: Arc<Ipam>, locks: Arc<ContainerLocks>, metrics: Arc<Metrics>) {
     let mut suspects = Suspects::default();
     loop {
         tokio::time::sleep(SWEEP).await;
         let Some(linked) = links(ipam.numbers()).await else { continue };
         for key in ipam.leaked(&mut suspects, GRACE, &linked) {
-            if free(&ipam, &order, &key).await {
+            if free(&ipam, &locks, &key).await {
                 metrics.leaked_address_freed();
             }
         }
     }
 }
 
-/// Looks once more while no verb of the container can run.
-async fn free(ipam: &Ipam, order: &Order, key: &Key) -> bool {
-    let _turn = order.enter(&key.container_id).await;
+/// Looks once more while no CNI operation of the container can run.
+async fn free(ipam: &Ipam, locks: &ContainerLocks, key: &Key) -> bool {
+    let _guard = locks.lock(&key.container_id).await;
     let gone = links(ipam.numbers()).await.is_some_and(|linked| !linked.contains(key));
     if gone {
         tracing::warn!(

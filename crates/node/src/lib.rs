@@ -15,6 +15,7 @@
 mod api_server;
 pub mod blocks;
 pub mod cni;
+pub mod container_locks;
 pub mod detached;
 pub mod events;
 mod farewell;
@@ -24,7 +25,6 @@ pub mod ipam;
 pub mod leaks;
 pub mod mesh;
 pub mod metrics;
-pub mod order;
 mod program;
 mod recent;
 pub mod requests;

@@ -25,6 +25,7 @@ use tokio::task::JoinSet;
 use tokio_stream::wrappers::UnixListenerStream;
 
 use crate::cni::records::Records;
+use crate::container_locks::ContainerLocks;
 use crate::detached::Detached;
 use crate::events::{News, Teller, node_reference};
 use crate::inventory::Inventory;
@@ -35,7 +36,7 @@ use crate::recent::Recent;
 use crate::requests::{self, Requester};
 use crate::turn::{self, Turn};
 use crate::watches::{self, Caches};
-use crate::{api_server, blocks, cni, farewell, identity, leaks, mesh, order, router, status};
+use crate::{api_server, blocks, cni, farewell, identity, leaks, mesh, router, status};
 use fairlead_cluster::caches;
 use fairlead_cluster::{http, requests as api_requests};
 
@@ -121,7 +122,7 @@ pub async fn run(
     let records = Records::beside(&settings.socket);
     let ipam = ipam(&settings, &client, &caches, &records).await?;
     let requester = Requester::spawn(&mut tasks, request_context(&settings, &client, &ipam, &caches));
-    let order = Arc::new(order::Order::default());
+    let locks = Arc::<ContainerLocks>::default();
     if settings.enable_ipam {
         let (block_cache, grace) = (Arc::clone(&caches.blocks), settings.block_grace);
         let pools_changed = caches.pools.subscribe();
@@ -134,7 +135,7 @@ pub async fn run(
             grace,
         );
         tasks.spawn(kept);
-        tasks.spawn(leaks::run(Arc::clone(&ipam), Arc::clone(&order), Arc::clone(&metrics)));
+        tasks.spawn(leaks::run(Arc::clone(&ipam), Arc::clone(&locks), Arc::clone(&metrics)));
     }
     let shared = Arc::new(mesh::Shared::default());
     let (end_mesh, mesh_end) = oneshot::channel::<()>();
@@ -179,7 +180,7 @@ pub async fn run(
         pools: Arc::clone(&caches.pools),
         blocks: Arc::clone(&caches.blocks),
         client,
-        order,
+        locks,
         pod_mtu: pod_mtu(&caches, &shared),
         calico_names: settings.calico_names,
         mesh_problem: mesh_problem(&shared, problems.clone()),

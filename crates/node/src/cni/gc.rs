@@ -45,7 +45,7 @@ pub async fn run(service: Arc<Service>) {
     loop {
         tokio::time::sleep(SWEEP).await;
         for key in service.records.pending().unwrap_or_default() {
-            let _turn = service.order.enter(&key.container_id).await;
+            let _guard = service.locks.lock(&key.container_id).await;
             // An ADD or a DEL that had its turn in between may have settled it.
             if !service.records.is_pending(&key) {
                 continue;
@@ -76,7 +76,7 @@ impl Service {
             refuse(ErrorCode::IoFailure, msg, error.to_string())
         })?;
         let free = |key: Key| async move {
-            let Some(_turn) = self.order.try_enter(&key.container_id) else {
+            let Some(_guard) = self.locks.try_lock(&key.container_id) else {
                 tracing::info!(container = key.container_id, "GC leaves a busy attachment alone");
                 return (key, Ok(false));
             };

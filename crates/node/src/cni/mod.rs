@@ -30,10 +30,10 @@ use tonic::Status;
 use self::args::{Attachment, netns, refuse};
 use self::check::{Previous, differences};
 use self::records::Records;
+use crate::container_locks::ContainerLocks;
 use crate::events::{News, Teller, pod_reference};
 use crate::ipam::{Failure, Ipam};
 use crate::metrics::Metrics;
-use crate::order::Order;
 use crate::requests::Requester;
 use fairlead_cluster::caches::Cache;
 
@@ -62,8 +62,8 @@ pub struct Service {
     pub blocks: Arc<Cache<AddressBlock>>,
     /// For namespaces that the cache has not seen yet.
     pub client: Client,
-    /// Turns by container.
-    pub order: Arc<Order>,
+    /// Serializes the operations of each container.
+    pub locks: Arc<ContainerLocks>,
     /// MTU of pod links, as it is when a pod starts.
     pub pod_mtu: Arc<dyn Fn() -> Option<u32> + Send + Sync>,
     /// Whether links on the host have the names that Calico's policy program expects.

@@ -16,7 +16,7 @@ impl Service {
     async fn add_one(&self, args: &CniArgs) -> Result<Vec<u8>, Status> {
         if !self.gives_addresses {
             let key = key(args)?;
-            let _turn = self.order.enter(&key.container_id).await;
+            let _guard = self.locks.lock(&key.container_id).await;
             self.enter_in_records(&key, None)?;
             return pass_on(args);
         }
@@ -29,21 +29,21 @@ impl Service {
             ));
         }
         let attachment = attachment(args)?;
-        let _turn = self.order.enter(&attachment.key.container_id).await;
+        let _guard = self.locks.lock(&attachment.key.container_id).await;
         self.enter_in_records(&attachment.key, network(&args.stdin_data))?;
         self.attach(&attachment).await
     }
 
     async fn del_one(&self, args: &CniArgs) -> Result<(), Status> {
         let key = key(args)?;
-        let _turn = self.order.enter(&key.container_id).await;
+        let _guard = self.locks.lock(&key.container_id).await;
         // Without addresses to give there usually is nothing; what an earlier life of the node made still goes.
         self.detach(&key).await.map(drop)
     }
 
     async fn check_one(&self, args: &CniArgs) -> Result<(), Status> {
         let key = key(args)?;
-        let _turn = self.order.enter(&key.container_id).await;
+        let _guard = self.locks.lock(&key.container_id).await;
         if self.gives_addresses {
             self.inspect(args, &key).await
         } else {
