@@ -24,6 +24,7 @@ const RINGS: &[Ring] = &[
     Ring {
         name: "pure",
         packages: &[
+            "fairlead-address",
             "fairlead-api",
             "fairlead-ipam",
             "fairlead-topology",

@@ -1,0 +1,22 @@
+//! Arithmetic on IP addresses and prefixes, for every crate that decides about them.
+//!
+//! * [`DualStack`]: one value per address family, at most.
+//! * [`IntervalSet`], [`PrefixSet`]: sets of addresses as sorted intervals; union, difference, overlap, and the fewest
+//!   prefixes that cover them.
+//! * [`Endpoint`]: an address or a DNS name, with a port.
+//! * [`is_private`], [`is_reachable`], [`unusable`]: the special-purpose addresses of RFC 6890.
+//!
+//! A leaf: it uses no other crate of Fairlead, does no I/O and resolves no names. Kubernetes fields are parsed in
+//! `fairlead-api`; which address or prefix is whose is decided in `fairlead-ipam` and `fairlead-topology`.
+
+mod class;
+mod dual_stack;
+mod endpoint;
+mod interval;
+mod prefix;
+
+pub use class::{UnusablePrefix, canonical, is_private, is_reachable, unusable};
+pub use dual_stack::{DualStack, DualStackAddrs, DualStackNets};
+pub use endpoint::{Endpoint, InvalidEndpoint};
+pub use interval::{AddressFamily, Interval, IntervalSet};
+pub use prefix::{PrefixSet, is_host, outermost, overlap};

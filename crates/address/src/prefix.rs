@@ -1,0 +1,166 @@
+//! Prefixes of both families.
+
+use std::net::IpAddr;
+
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+
+use crate::interval::{AddressFamily, Interval, IntervalSet};
+
+/// Whether two prefixes share addresses: one lies in the other.
+pub fn overlap(a: &IpNet, b: &IpNet) -> bool {
+    a.contains(b) || b.contains(a)
+}
+
+/// Whether the prefix is a single address.
+pub fn is_host(prefix: &IpNet) -> bool {
+    prefix.prefix_len() == prefix.max_prefix_len()
+}
+
+/// Sorted, without duplicates and without prefixes that lie in another one of the list. Neighbours are not joined.
+pub fn outermost(mut prefixes: Vec<IpNet>) -> Vec<IpNet> {
+    prefixes.sort_unstable();
+    // A prefix sorts before all that lie in it.
+    prefixes.dedup_by(|next, kept| kept.contains(&*next));
+    prefixes
+}
+
+/// A set of addresses of both families.
+///
+/// Two equal sets of addresses are equal values, whatever prefixes they came from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PrefixSet {
+    /// Its IPv4 addresses.
+    ipv4: IntervalSet,
+    /// Its IPv6 addresses.
+    ipv6: IntervalSet,
+}
+
+impl PrefixSet {
+    /// Its addresses of one family.
+    pub fn family(&self, family: AddressFamily) -> &IntervalSet {
+        match family {
+            AddressFamily::Ipv4 => &self.ipv4,
+            AddressFamily::Ipv6 => &self.ipv6,
+        }
+    }
+
+    /// Whether there is no address at all.
+    pub fn is_empty(&self) -> bool {
+        self.ipv4.is_empty() && self.ipv6.is_empty()
+    }
+
+    /// Whether the address is in the set.
+    pub fn contains(&self, address: IpAddr) -> bool {
+        self.family(AddressFamily::of(address)).contains(address)
+    }
+
+    /// The first of its intervals that shares an address with the prefix.
+    pub fn overlapping(&self, prefix: IpNet) -> Option<Interval> {
+        self.family(AddressFamily::of(prefix.addr())).overlapping(prefix.into())
+    }
+
+    /// The addresses that are not in `other`.
+    #[must_use]
+    pub fn subtract(&self, other: &Self) -> Self {
+        Self { ipv4: self.ipv4.subtract(&other.ipv4), ipv6: self.ipv6.subtract(&other.ipv6) }
+    }
+
+    /// The fewest prefixes that cover exactly its IPv4 addresses, in order.
+    pub fn ipv4_prefixes(&self) -> Vec<Ipv4Net> {
+        let ipv4 = |prefix| if let IpNet::V4(prefix) = prefix { Some(prefix) } else { None };
+        self.ipv4.prefixes().into_iter().filter_map(ipv4).collect()
+    }
+
+    /// The fewest prefixes that cover exactly its IPv6 addresses, in order.
+    pub fn ipv6_prefixes(&self) -> Vec<Ipv6Net> {
+        let ipv6 = |prefix| if let IpNet::V6(prefix) = prefix { Some(prefix) } else { None };
+        self.ipv6.prefixes().into_iter().filter_map(ipv6).collect()
+    }
+}
+
+impl Default for PrefixSet {
+    fn default() -> Self {
+        Self { ipv4: IntervalSet::empty(AddressFamily::Ipv4), ipv6: IntervalSet::empty(AddressFamily::Ipv6) }
+    }
+}
+
+impl FromIterator<IpNet> for PrefixSet {
+    fn from_iter<I: IntoIterator<Item = IpNet>>(prefixes: I) -> Self {
+        let (mut ipv4, mut ipv6) = (Vec::new(), Vec::new());
+        for prefix in prefixes {
+            match prefix {
+                IpNet::V4(prefix) => ipv4.push(prefix.into()),
+                IpNet::V6(prefix) => ipv6.push(prefix.into()),
+            }
+        }
+        Self {
+            ipv4: IntervalSet::from_intervals(AddressFamily::Ipv4, ipv4),
+            ipv6: IntervalSet::from_intervals(AddressFamily::Ipv6, ipv6),
+        }
+    }
+}
+
+impl<'a> FromIterator<&'a IpNet> for PrefixSet {
+    fn from_iter<I: IntoIterator<Item = &'a IpNet>>(prefixes: I) -> Self {
+        prefixes.into_iter().copied().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn nets(texts: &[&str]) -> Vec<IpNet> {
+        texts.iter().map(|text| text.parse().unwrap()).collect()
+    }
+
+    #[test]
+    fn both_families_are_kept_apart() {
+        let set: PrefixSet = nets(&["10.0.0.0/24", "fd00::/64", "10.0.1.0/24"]).iter().collect();
+        let rest = set.subtract(&nets(&["10.0.0.0/25", "::/0"]).iter().collect());
+        assert_eq!(rest.ipv4_prefixes(), ["10.0.0.128/25".parse().unwrap(), "10.0.1.0/24".parse().unwrap()]);
+        assert_eq!(rest.ipv6_prefixes(), []);
+        assert!(set.overlapping("fd00::5/128".parse().unwrap()).is_some());
+        assert!(rest.overlapping("fd00::5/128".parse().unwrap()).is_none());
+        assert!(!rest.is_empty() && PrefixSet::default().is_empty());
+    }
+
+    #[test]
+    fn a_prefix_and_its_own_parts_overlap_in_both_orders() {
+        let [wide, narrow, other]: [IpNet; 3] =
+            nets(&["10.0.0.0/8", "10.1.0.0/16", "11.0.0.0/8"]).try_into().unwrap();
+        assert!(overlap(&wide, &narrow) && overlap(&narrow, &wide) && overlap(&wide, &wide));
+        assert!(!overlap(&narrow, &other));
+        assert!(is_host(&"10.0.0.1/32".parse().unwrap()) && !is_host(&"fd00::/127".parse().unwrap()));
+    }
+
+    proptest! {
+        #[test]
+        fn outermost_drops_exactly_what_lies_in_another(
+            list in proptest::collection::vec((0u32..256, 20u8..=32), 0..20)
+        ) {
+            let list: Vec<IpNet> = list
+                .into_iter()
+                .map(|(low, length)| IpNet::new(std::net::Ipv4Addr::from_bits(low << 4).into(), length).unwrap().trunc())
+                .collect();
+            let kept = outermost(list.clone());
+            let inside = |net: &IpNet| list.iter().any(|other| other != net && other.contains(net));
+            let mut expected: Vec<IpNet> = list.iter().filter(|net| !inside(net)).copied().collect();
+            expected.sort();
+            expected.dedup();
+            prop_assert_eq!(kept, expected);
+        }
+
+        #[test]
+        fn a_set_contains_what_its_prefixes_contain(
+            list in proptest::collection::vec((any::<IpAddr>(), 0u8..=128), 0..6), probe: IpAddr
+        ) {
+            let net = |(address, length): (IpAddr, u8)| IpNet::new(address, length.min(if address.is_ipv4() { 32 } else { 128 })).unwrap();
+            let list: Vec<IpNet> = list.into_iter().map(net).collect();
+            let set: PrefixSet = list.iter().collect();
+            prop_assert_eq!(set.contains(probe), list.iter().any(|net| net.contains(&probe)));
+        }
+    }
+}
