@@ -1,10 +1,11 @@
 //! One front door for developers.
 //!
 //! `cargo xtask demo|test|nodes|bench|image|generate|lint` do all their own set-up: Debian packages, the Kubernetes test bed from
-//! Go modules, the builds. This program only orchestrates other programs and counts; it links neither the product nor
-//! any library, so it compiles in seconds. Progress goes to stderr, results to stdout.
+//! Go modules, the builds. This program only runs other programs and counts; it does not link the product, so that it
+//! compiles quickly. Progress goes to stderr, results to stdout.
 
 mod image;
+mod process;
 mod setup;
 mod steps;
 mod tests;

@@ -1,82 +1,42 @@
-//! `cargo xtask test`: every ring, one after another, with the counts added up.
+//! `cargo xtask test`: runs the rings one after another, adds up the counts, and fails when something did not run.
 
-use std::io::{BufRead, BufReader};
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+mod counts;
+mod executables;
+mod rings;
+
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use crate::process;
 use crate::setup;
-use crate::steps::{self, Result, cargo, print, say};
+use crate::steps::{self, Result, print, say};
+use counts::Counts;
+use executables::Executable;
+use rings::Ring;
 
-/// A group of packages tested together, from the cheapest to the dearest.
-struct Ring {
-    name: &'static str,
-    packages: &'static [&'static str],
-    /// Test programs that run side by side: those of the demo mostly wait.
-    at_once: usize,
-    /// Only when it is named: a whole cluster of real nodes wants a machine to itself.
-    when_named: bool,
+/// What a ring or one test executable came to: the counts of libtest, and every reason why it is no success.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Outcome {
+    counts: Counts,
+    problems: Vec<String>,
 }
 
-const RINGS: &[Ring] = &[
-    Ring {
-        name: "pure",
-        packages: &[
-            "fairlead-address",
-            "fairlead-api",
-            "fairlead-ipam",
-            "fairlead-topology",
-            "fairlead-path",
-            "fairlead-wire",
-            "fairlead-cluster",
-            "fairlead-cni-plugin",
-            "fairlead-node",
-            "fairlead-controller",
-            "fairlead-image",
-            "fairlead-conformance",
-            "fairlead",
-            "xtask",
-        ],
-        at_once: 1,
-        when_named: false,
-    },
-    Ring {
-        name: "lab",
-        packages: &[
-            "testbed-lab",
-            "fairlead-netlink",
-            "fairlead-dataplane",
-            "fairlead-tunnel",
-            "fairlead-bench",
-        ],
-        at_once: 1,
-        when_named: false,
-    },
-    Ring { name: "kube", packages: &["testbed-kube"], at_once: 1, when_named: false },
-    Ring { name: "vm", packages: &["testbed-vm"], at_once: 1, when_named: false },
-    Ring { name: "demo", packages: &["fairlead-demo"], at_once: 2, when_named: false },
-    Ring { name: "nodes", packages: &["testbed-nodes"], at_once: 1, when_named: true },
-];
-
-/// What the test programs reported.
-#[derive(Debug, Default, PartialEq, Eq, Clone, Copy)]
-struct Counts {
-    passed: u64,
-    failed: u64,
-    ignored: u64,
-}
-
-impl Counts {
+impl Outcome {
     fn add(&mut self, other: Self) {
-        self.passed += other.passed;
-        self.failed += other.failed;
-        self.ignored += other.ignored;
+        self.counts.add(other.counts);
+        self.problems.extend(other.problems);
+    }
+
+    /// A problem that is no failed test: it counts as one, so that no sum hides it.
+    fn fail(&mut self, problem: String) {
+        self.counts.failed += 1;
+        self.problems.push(problem);
     }
 }
 
-/// Sets up what the wanted rings need, runs them all even when one fails, and prints the sum last.
+/// Sets up what the chosen rings need, runs them all even when one fails, and prints the sum last.
 pub(crate) fn run(arguments: &[String]) -> Result {
     if let Some((_, rest)) = arguments.split_first().filter(|(first, _)| *first == "conformance") {
         return steps::conformance(rest);
@@ -85,226 +45,191 @@ pub(crate) fn run(arguments: &[String]) -> Result {
         Some(at) => (arguments.get(..at).unwrap_or_default(), arguments.get(at + 1..).unwrap_or_default()),
         None => (arguments, &[][..]),
     };
-    let wanted = choose(names)?;
+    let chosen = rings::choose(names)?;
     let start = Instant::now();
-    setup::packages()?;
-    setup::programs()?;
-    if wanted.iter().any(|ring| matches!(ring.name, "kube" | "demo" | "nodes")) {
-        setup::control_plane()?;
-    }
-    if wanted.iter().any(|ring| ring.name == "nodes") {
-        setup::images()?;
-    }
-    let programs = build()?;
-    let (mut total, mut broken) = (Counts::default(), Vec::new());
-    for ring in wanted {
-        let began = Instant::now();
-        say(&format!("==> tests: {}", ring.name));
-        let of_ring: Vec<&Program> =
-            programs.iter().filter(|program| ring.packages.contains(&program.package.as_str())).collect();
-        let mut counts = Counts::default();
-        let outcomes = run_programs(&of_ring, ring.at_once, filter);
-        if outcomes.len() != of_ring.len() {
-            return Err(format!(
-                "ring {}: only {} of {} test programs ran",
-                ring.name,
-                outcomes.len(),
-                of_ring.len()
-            ));
-        }
-        for (program, outcome) in of_ring.iter().zip(outcomes) {
-            let (one, success) = outcome?;
-            counts.add(one);
-            if !success {
-                // One that died printed no count; it must not look as if nothing had happened.
-                counts.failed += u64::from(one.failed == 0);
-                broken.push(program.path.clone());
-            }
-        }
-        let seconds = began.elapsed().as_secs_f64();
-        say(&format!(
-            "    {}: {} passed, {} failed in {seconds:.0} s",
-            ring.name, counts.passed, counts.failed
-        ));
-        total.add(counts);
-    }
+    let executables = set_up(&chosen)?;
+    rings::assign(&executables)?;
+    let outcomes: Vec<(&str, Outcome)> =
+        chosen.iter().map(|ring| (ring.name, run_ring(ring, &executables, filter))).collect();
+    let total = sum(outcomes, filter);
     say(&format!(
         "tests: {:.0} s in all (budget: 1500 s from nothing, 480 s again)",
         start.elapsed().as_secs_f64()
     ));
-    print(&format!("{} passed, {} failed, {} skipped\n", total.passed, total.failed, total.ignored));
-    if broken.is_empty() { Ok(()) } else { Err(format!("failed: {}", broken.join(", "))) }
+    print(&format!("{}\n", total.counts));
+    if total.problems.is_empty() { Ok(()) } else { Err(total.problems.join("\n       ")) }
 }
 
-fn choose(names: &[String]) -> std::result::Result<Vec<&'static Ring>, String> {
-    if let Some(unknown) = names.iter().find(|name| !RINGS.iter().any(|ring| ring.name == name.as_str())) {
-        let known: Vec<&str> = RINGS.iter().map(|ring| ring.name).collect();
-        return Err(format!("there is no test ring {unknown:?}; there are: {}", known.join(" ")));
+fn set_up(chosen: &[&Ring]) -> std::result::Result<Vec<Executable>, String> {
+    setup::packages()?;
+    setup::programs()?;
+    if chosen.iter().any(|ring| ring.needs_control_plane()) {
+        setup::control_plane()?;
     }
-    let is_wanted = |ring: &&Ring| {
-        if names.is_empty() { !ring.when_named } else { names.iter().any(|name| name == ring.name) }
-    };
-    Ok(RINGS.iter().filter(is_wanted).collect())
-}
-
-/// One test executable.
-struct Program {
-    package: String,
-    directory: PathBuf,
-    path: String,
-}
-
-/// Builds all tests at once (see [`setup::programs`]) and lists the executables.
-fn build() -> std::result::Result<Vec<Program>, String> {
-    say("==> building the tests");
-    let mut command = cargo(&["test", "--workspace", "--no-run", "--message-format=json-render-diagnostics"]);
-    let output = command
-        .stderr(Stdio::inherit())
-        .output()
-        .map_err(|error| format!("cannot run cargo test --no-run: {error}"))?;
-    if !output.status.success() {
-        return Err("the tests do not compile".to_owned());
+    if chosen.iter().any(|ring| ring.needs_images()) {
+        setup::images()?;
     }
-    String::from_utf8_lossy(&output.stdout).lines().filter_map(executable).map(program).collect()
+    executables::build()
 }
 
-/// The manifest and executable that one line of cargo's JSON messages names, if it is about a test.
-fn executable(line: &str) -> Option<(&str, &str)> {
-    let value = |key: &str| {
-        let (_, rest) = line.split_once(&format!("\"{key}\":\""))?;
-        rest.split_once('"').map(|(value, _)| value)
-    };
-    // Of the target and the profile, which both have a field `test`, the profile says how it was built.
-    let is_test =
-        line.contains("\"reason\":\"compiler-artifact\"") && line.contains("\"test\":true},\"features\":");
-    is_test.then(|| value("manifest_path").zip(value("executable"))).flatten()
+/// Adds up the rings. Without a filter every ring must have run a test, with one at least one of them.
+fn sum(outcomes: Vec<(&str, Outcome)>, filter: &[String]) -> Outcome {
+    let mut total = Outcome::default();
+    for (ring, outcome) in outcomes {
+        let no_test = filter.is_empty() && outcome.counts.ran() == 0;
+        total.add(outcome);
+        if no_test {
+            total.fail(format!("the ring {ring} ran no test"));
+        }
+    }
+    if !filter.is_empty() && total.counts.ran() == 0 {
+        total.fail(format!("no test of the chosen rings matches {:?}", filter.join(" ")));
+    }
+    total
 }
 
-fn program((manifest, path): (&str, &str)) -> std::result::Result<Program, String> {
-    let text =
-        std::fs::read_to_string(manifest).map_err(|error| format!("cannot read {manifest}: {error}"))?;
-    let package = text
-        .lines()
-        .find_map(|line| line.strip_prefix("name = "))
-        .ok_or_else(|| format!("{manifest} names no package"))?
-        .trim_matches('"')
-        .to_owned();
-    let directory = Path::new(manifest).parent().map(Path::to_owned).unwrap_or_default();
-    Ok(Program { package, directory, path: path.to_owned() })
+fn run_ring(ring: &Ring, executables: &[Executable], filter: &[String]) -> Outcome {
+    let start = Instant::now();
+    say(&format!("==> tests: {}", ring.name));
+    let of_ring: Vec<&Executable> = executables
+        .iter()
+        .filter(|executable| ring.packages.contains(&executable.package.as_str()))
+        .collect();
+    let mut total = Outcome::default();
+    for outcome in run_parallel(&of_ring, ring.parallel, |executable| run_one(executable, filter, ring.limit))
+    {
+        total.add(outcome);
+    }
+    let seconds = start.elapsed().as_secs_f64();
+    say(&format!("    {}: {} in {seconds:.0} s", ring.name, total.counts));
+    total
 }
 
-type Outcome = std::result::Result<(Counts, bool), String>;
-
-/// Runs test programs, some side by side; the outcomes are in the order of the programs.
-fn run_programs(programs: &[&Program], at_once: usize, filter: &[String]) -> Vec<Outcome> {
+/// Runs test executables, some side by side; the outcomes are in the order of the executables.
+fn run_parallel(
+    executables: &[&Executable],
+    parallel: usize,
+    run: impl Fn(&Executable) -> Outcome + Sync,
+) -> Vec<Outcome> {
     let next = AtomicUsize::new(0);
+    let outcomes: Vec<OnceLock<Outcome>> = executables.iter().map(|_| OnceLock::new()).collect();
     let work = || {
-        let mut done = Vec::new();
-        loop {
-            let index = next.fetch_add(1, Ordering::Relaxed);
-            let Some(program) = programs.get(index) else { return done };
-            done.push((index, run_program(program, filter)));
+        while let Some(index) =
+            Some(next.fetch_add(1, Ordering::Relaxed)).filter(|index| *index < outcomes.len())
+        {
+            if let (Some(executable), Some(outcome)) = (executables.get(index), outcomes.get(index)) {
+                let _ = outcome.set(run(executable));
+            }
         }
     };
-    let mut outcomes: Vec<(usize, Outcome)> = thread::scope(|scope| {
-        let workers: Vec<_> = (0..at_once).map(|_| scope.spawn(work)).collect();
-        workers.into_iter().flat_map(|worker| worker.join().unwrap_or_default()).collect()
+    thread::scope(|scope| (0..parallel).for_each(|_| drop(scope.spawn(work))));
+    outcomes.into_iter().map(|outcome| outcome.into_inner().unwrap_or_default()).collect()
+}
+
+fn run_one(executable: &Executable, filter: &[String], limit: Duration) -> Outcome {
+    let name = executable.path.file_name().unwrap_or_default().to_owned();
+    say(&format!("--- {} {name}", executable.package));
+    let tag = format!("{name:.12} | ");
+    let mut command = process::dies_with_us(executable.path.as_std_path());
+    command.args(filter).current_dir(&executable.directory).env("CARGO_MANIFEST_DIR", &executable.directory);
+    let mut reported: Option<Counts> = None;
+    let ended = process::run(&mut command, limit, |line| {
+        if let Some(counts) = Counts::parse(line) {
+            reported.get_or_insert_default().add(counts);
+        }
+        say(&format!("{tag}{line}"));
     });
-    outcomes.sort_by_key(|(index, _)| *index);
-    outcomes.into_iter().map(|(_, outcome)| outcome).collect()
+    judge(executable.path.as_str(), reported, ended)
 }
 
-fn run_program(program: &Program, filter: &[String]) -> Outcome {
-    let failed = |error| format!("cannot run {}: {error}", program.path);
-    let mut child = Command::new(&program.path)
-        .args(filter)
-        .current_dir(&program.directory)
-        .env("CARGO_MANIFEST_DIR", &program.directory)
-        .stdout(Stdio::piped())
-        .spawn()
-        .map_err(failed)?;
-    let name = Path::new(&program.path).file_name().unwrap_or_default().to_string_lossy().into_owned();
-    say(&format!("--- {} {name}", program.package));
-    let tag = format!("{:.12} | ", name);
-    let mut counts = Counts::default();
-    if let Some(output) = child.stdout.take() {
-        for line in BufReader::new(output).lines() {
-            let line = line.map_err(failed)?;
-            if let Some(one) = parse(&line) {
-                counts.add(one);
-            }
-            say(&format!("{tag}{line}"));
-        }
+/// Whatever the reason of a failure is, at least one test failed.
+fn judge(path: &str, reported: Option<Counts>, ended: std::result::Result<bool, process::Error>) -> Outcome {
+    let mut outcome = Outcome { counts: reported.unwrap_or_default(), problems: Vec::new() };
+    match (ended, reported) {
+        (Ok(true), Some(_)) => {}
+        (Ok(true), None) => outcome.fail(format!("{path} ended without a test result")),
+        (Ok(false), Some(counts)) if counts.failed > 0 => outcome.problems.push(format!("{path} failed")),
+        (Ok(false), _) => outcome.fail(format!("{path} died")),
+        (Err(error), _) => outcome.fail(format!("{path} {error}")),
     }
-    let success = child.wait().map_err(failed)?.success();
-    Ok((counts, success))
-}
-
-/// Reads `test result: ok. 3 passed; 0 failed; 1 ignored; …`.
-fn parse(line: &str) -> Option<Counts> {
-    let rest = line.strip_prefix("test result: ")?;
-    let (_, rest) = rest.split_once(". ")?;
-    let mut counts = Counts::default();
-    for part in rest.split(';') {
-        let Some((number, what)) = part.trim().split_once(' ') else { continue };
-        let Ok(number) = number.parse() else { continue };
-        match what {
-            "passed" => counts.passed = number,
-            "failed" => counts.failed = number,
-            "ignored" => counts.ignored = number,
-            _ => {}
-        }
-    }
-    Some(counts)
+    outcome
 }
 
 #[cfg(test)]
 mod unit {
     use super::*;
 
+    fn counts(passed: u64, failed: u64) -> Counts {
+        Counts { passed, failed, skipped: 0 }
+    }
+
+    fn outcome(passed: u64, failed: u64) -> Outcome {
+        Outcome { counts: counts(passed, failed), problems: Vec::new() }
+    }
+
+    /// A test executable that is a shell script.
+    fn script(text: &str, limit: Duration) -> Outcome {
+        let shell = Executable { package: "x".to_owned(), directory: "/".into(), path: "/bin/sh".into() };
+        run_one(&shell, &["-c".to_owned(), text.to_owned()], limit)
+    }
+
+    const LONG: Duration = Duration::from_secs(60);
+
     #[test]
-    fn counts_are_read_from_libtest() {
-        let line = "test result: FAILED. 12 passed; 3 failed; 1 ignored; 0 measured; 2 filtered out; finished in 0.01s";
-        assert_eq!(parse(line), Some(Counts { passed: 12, failed: 3, ignored: 1 }));
-        assert_eq!(parse("running 3 tests"), None);
+    fn a_ring_without_a_test_fails() {
+        let total = sum(vec![("pure", outcome(3, 0)), ("lab", outcome(0, 0))], &[]);
+        assert_eq!(
+            total,
+            Outcome { counts: counts(3, 1), problems: vec!["the ring lab ran no test".to_owned()] }
+        );
+        assert_eq!(sum(vec![("pure", outcome(3, 0))], &[]), outcome(3, 0));
     }
 
     #[test]
-    fn test_executables_are_found_in_cargos_messages() {
-        let line = r#"{"reason":"compiler-artifact","package_id":"x","manifest_path":"/w/a/Cargo.toml","target":{"kind":["test"],"name":"t","test":true},"profile":{"opt_level":"0","test":true},"features":[],"filenames":["/t/a"],"executable":"/t/a","fresh":true}"#;
-        assert_eq!(executable(line), Some(("/w/a/Cargo.toml", "/t/a")));
-        let program = line.replace("\"test\":true},\"features\"", "\"test\":false},\"features\"");
-        assert_eq!(executable(&program), None);
+    fn a_filter_that_matches_in_no_ring_fails() {
+        let filter = ["drain".to_owned()];
+        let total = sum(vec![("pure", outcome(0, 0)), ("lab", outcome(0, 0))], &filter);
+        assert_eq!(total.counts, counts(0, 1));
+        assert!(total.problems[0].contains("matches \"drain\""), "{total:?}");
+        assert_eq!(sum(vec![("pure", outcome(0, 0)), ("lab", outcome(1, 0))], &filter), outcome(1, 0));
     }
 
     #[test]
-    fn an_unknown_ring_is_named() {
-        let error = choose(&["labb".to_owned()]).err().unwrap();
-        assert!(error.contains("labb") && error.contains("pure"), "{error}");
+    fn results_of_an_executable_are_added_up() {
+        let result =
+            "test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s";
+        assert_eq!(script(&format!("echo '{result}'; echo '{result}'"), LONG), outcome(4, 0));
     }
 
     #[test]
-    fn without_a_name_all_rings_run_but_those_that_want_the_machine_to_themselves() {
-        let names = |wanted: &[&str]| {
-            let wanted: Vec<String> = wanted.iter().map(|name| (*name).to_owned()).collect();
-            choose(&wanted).unwrap().iter().map(|ring| ring.name).collect::<Vec<_>>()
-        };
-        assert_eq!(names(&[]), ["pure", "lab", "kube", "vm", "demo"]);
-        assert_eq!(names(&["nodes", "pure"]), ["pure", "nodes"]);
+    fn an_executable_that_fails_without_a_failed_test_counts_as_one() {
+        let result =
+            |failed| format!("echo 'test result: FAILED. 1 passed; {failed} failed; 0 ignored'; exit 101");
+        let failed = script(&result(2), LONG);
+        assert_eq!((failed.counts, failed.problems.len()), (counts(1, 2), 1));
+        let died = script("kill -SEGV $$", LONG);
+        assert_eq!((died.counts, died.problems), (counts(0, 1), vec!["/bin/sh died".to_owned()]));
+        let silent = script("true", LONG);
+        assert_eq!(silent.counts, counts(0, 1));
+        assert!(silent.problems[0].contains("without a test result"), "{silent:?}");
     }
 
     #[test]
-    fn every_workspace_package_is_in_a_ring() {
-        let members = |folder: &str| std::fs::read_dir(crate::steps::root().join(folder)).unwrap();
-        for entry in members("crates").chain(members("testbed")) {
-            let text = std::fs::read_to_string(entry.unwrap().path().join("Cargo.toml")).unwrap();
-            let name = text
-                .lines()
-                .find_map(|line| line.strip_prefix("name = "))
-                .unwrap()
-                .trim_matches('"')
-                .to_owned();
-            assert!(RINGS.iter().any(|ring| ring.packages.contains(&name.as_str())), "{name} is in no ring");
-        }
+    fn an_executable_that_hangs_fails_and_keeps_what_it_counted() {
+        let text = "echo 'test result: ok. 1 passed; 0 failed; 0 ignored'; sleep 1000";
+        let hung = script(text, Duration::from_secs(2));
+        assert_eq!(hung.counts, counts(1, 1));
+        assert!(hung.problems[0].contains("was killed after 2.0 s"), "{hung:?}");
+    }
+
+    #[test]
+    fn outcomes_keep_the_order_of_the_executables() {
+        let all: Vec<Executable> = (0..8)
+            .map(|number| Executable { package: number.to_string(), directory: "/".into(), path: "/".into() })
+            .collect();
+        let all: Vec<&Executable> = all.iter().collect();
+        let number = |executable: &Executable| executable.package.parse().unwrap();
+        let outcomes = run_parallel(&all, 3, |executable| outcome(number(executable), 0));
+        assert_eq!(outcomes, (0..8).map(|passed| outcome(passed, 0)).collect::<Vec<_>>());
     }
 }
