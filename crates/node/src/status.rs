@@ -115,6 +115,6 @@ fn describe_peer(peer: &PeerReport, now: SystemTime) -> Peer {
         rx_bytes: device.map_or(0, |device| device.rx_bytes),
         tx_bytes: device.map_or(0, |device| device.tx_bytes),
         prefixes: peer.prefixes.iter().map(ToString::to_string).collect(),
-        reason: if peer.path.state == State::Up { String::new() } else { peer.path.reason.clone() },
+        reason: if peer.path.state == State::Up { String::new() } else { peer.path.message.clone() },
     }
 }

@@ -1,13 +1,13 @@
-//! What kind of address something is.
+//! Classes of addresses.
 
 use std::net::{IpAddr, SocketAddr};
 
-/// The same endpoint with an IPv4-mapped address as IPv4, without flow label and scope, so that equal means equal.
+/// The endpoint with an IPv4-mapped address as IPv4, without flow label and scope, for comparison.
 pub(crate) fn canonical(endpoint: SocketAddr) -> SocketAddr {
     SocketAddr::new(endpoint.ip().to_canonical(), endpoint.port())
 }
 
-/// Whether another host can be there at all: not loopback, link-local, multicast, unspecified, reserved.
+/// Whether another host can have the address: not loopback, link-local, multicast, unspecified, reserved.
 pub(crate) fn is_reachable(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(ip) => {
@@ -20,7 +20,7 @@ pub(crate) fn is_reachable(address: IpAddr) -> bool {
     }
 }
 
-/// Whether the address means something only within a site: RFC 1918, RFC 6598 (shared by carriers), RFC 4193.
+/// Whether the address is only valid within a site: RFC 1918, RFC 6598 (shared by carriers), RFC 4193.
 pub fn is_private(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(ip) => {

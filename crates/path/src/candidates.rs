@@ -1,4 +1,4 @@
-//! Where a peer may be reached, best first.
+//! The endpoints at which a peer may be reached, best first.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -8,22 +8,21 @@ use ipnet::IpNet;
 
 use crate::addresses::{canonical, is_private, is_reachable};
 
-/// Most candidates [`order`] returns. With the attempt windows of [`crate::rotation::Config`] all are tried in a minute
-/// and a half.
+/// The limit on candidates from [`order`]. With the attempts of [`crate::rotation::Config`] all are tried within 90 s.
 pub const MAX_CANDIDATES: usize = 16;
-/// Most of one kind, so that a peer with many addresses does not hide what others saw of it.
-const MAX_OF_A_KIND: usize = 8;
+/// The limit per source, so that a peer's many addresses do not displace its observed endpoints.
+const MAX_PER_SOURCE: usize = 8;
 
-/// Where a candidate comes from.
+/// The source of a candidate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Source {
-    /// A person wrote it: annotation or static configuration.
+    /// Configured: an annotation or a static peer.
     Manual,
-    /// Other nodes saw the peer there.
+    /// Other nodes observed the peer there.
     Observed,
     /// One of the peer's own addresses.
     Host,
-    /// An authenticated packet of the peer came from there, and nobody had named it.
+    /// The device learned it from an authenticated packet of the peer; no other source names it.
     Roamed,
 }
 
@@ -38,12 +37,12 @@ impl fmt::Display for Source {
     }
 }
 
-/// One endpoint that may lead to a peer.
+/// An endpoint that may reach a peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Candidate {
     /// Address and WireGuard port.
     pub address: SocketAddr,
-    /// Who says so.
+    /// Where it comes from.
     pub source: Source,
 }
 
@@ -53,51 +52,51 @@ impl fmt::Display for Candidate {
     }
 }
 
-/// What this node knows of itself.
+/// This node's own addresses and networks.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct OwnView {
     /// Addresses on its interfaces.
     pub addresses: Vec<IpAddr>,
-    /// Addresses that others see it at; empty while nobody has said.
+    /// Addresses at which other nodes observed it; empty before the first observation.
     pub public_ips: Vec<IpAddr>,
-    /// Prefixes it reaches without a default route: on a link of its own, or by a specific route.
+    /// Prefixes it reaches without the default route: connected ones, and those of specific routes.
     pub prefixes: Vec<IpNet>,
 }
 
-/// What is known of where a peer is.
+/// The known endpoints of a peer.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PeerView {
-    /// What a person wrote.
+    /// The configured endpoint.
     pub manual: Option<SocketAddr>,
     /// Its own addresses, in its order of preference.
     pub host: Vec<SocketAddr>,
-    /// Where other nodes see it, newest first.
+    /// Where other nodes observed it, newest first.
     pub observed: Vec<SocketAddr>,
 }
 
-/// Whether both are behind one NAT.
+/// Whether this node and the peer are behind one NAT.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Neighbourhood {
-    /// Both are seen at one address.
+    /// Both are observed at one address.
     Same,
-    /// They are seen at different addresses.
+    /// They are observed at different addresses.
     Different,
     Unknown,
 }
 
-/// Lists the candidates for a peer: usable ones only, each address once, at most [`MAX_CANDIDATES`].
+/// Orders the usable candidates of a peer, each address once, at most [`MAX_CANDIDATES`]:
 ///
-/// 1. What a person wrote.
-/// 2. Its own addresses on prefixes we are connected to, unless it is known to be elsewhere: there an equal
-///    private prefix is most likely another network with the same numbers.
+/// 1. The configured endpoint.
+/// 2. Its own addresses on our connected prefixes, unless it is behind another NAT: there an equal private prefix is
+///    most likely another network.
 /// 3. Its public addresses.
-/// 4. Where others see it.
-/// 5. Its private addresses elsewhere, which a router of the site may know.
-/// 6. Behind our own NAT: where others see it, because that needs a NAT that turns packets back (RFC 4787, 6).
-/// 7. Private addresses of a peer known to be behind another NAT.
+/// 4. Its observed endpoints.
+/// 5. Its private addresses on other prefixes, which a router of the site may reach.
+/// 6. Behind our own NAT: its observed endpoints, which need a NAT that supports hairpinning (RFC 4787, 6).
+/// 7. Private addresses of a peer behind another NAT.
 ///
-/// Addresses of a family we have none of are left out, except manual ones. Link-local, loopback, multicast and
-/// unspecified ones, our own and port 0 never appear. Equal ranks keep the order given.
+/// Addresses of a family this node does not have are left out, except configured ones; link-local, loopback, multicast,
+/// unspecified and own addresses and port 0 always. Equal ranks keep the order given.
 pub fn order(own: &OwnView, peer: &PeerView) -> Vec<Candidate> {
     let named = peer
         .manual
@@ -122,7 +121,7 @@ pub fn order(own: &OwnView, peer: &PeerView) -> Vec<Candidate> {
             Source::Manual | Source::Roamed => return true,
         };
         *kind = kind.saturating_add(1);
-        *kind <= MAX_OF_A_KIND
+        *kind <= MAX_PER_SOURCE
     });
     ranked.truncate(MAX_CANDIDATES);
     ranked.into_iter().map(|(_, candidate)| candidate).collect()
@@ -146,12 +145,12 @@ fn neighbourhood(own: &OwnView, peer: &PeerView) -> Neighbourhood {
     if own_public.intersection(&seen_at).next().is_some() {
         return Neighbourhood::Same;
     }
-    // Only public addresses of one family can tell two places apart.
+    // Only public addresses of one family distinguish two sites.
     let differ = |ipv4: bool| {
         let in_family = |ip: &&IpAddr| ip.is_ipv4() == ipv4 && !is_private(**ip);
         own_public.iter().any(|ip| in_family(&ip)) && seen_at.iter().any(|ip| in_family(&ip))
     };
-    // In IPv6 every host has an address of its own: different ones say nothing.
+    // In IPv6 every host has an address of its own: different addresses prove nothing.
     if differ(true) { Neighbourhood::Different } else { Neighbourhood::Unknown }
 }
 

@@ -1,20 +1,18 @@
-//! Which endpoint WireGuard should use for a peer now.
+//! Which endpoint WireGuard uses for each peer.
 //!
-//! First version, driven by handshakes alone, as it must always be for peers that speak nothing but WireGuard:
+//! * [`PathAgent`]: one per node, with a state machine per peer. The interface of this crate for a shell.
+//! * [`candidates`]: the endpoints at which a peer may be reached, best first.
+//! * [`nat`]: the kind of NAT in front of this node, from where peers see it.
+//! * [`rotation`]: the strategy for peers that do not answer probes. It tries candidates in order, starts with the one of
+//!   the last live session, and leaves live sessions alone.
 //!
-//! * [`candidates`]: where a peer may be reached, best first.
-//! * [`nat`]: what kind of NAT this node is behind, from where others see it.
-//! * [`rotation`]: per peer, a state machine that tries candidates in turn, remembers what worked, leaves live sessions
-//!   alone and can say why a peer is not up.
+//! Sans-I/O: time is a [`std::time::Duration`] since an epoch of the caller's that never goes back (the start of the
+//! process will do), the device's state and datagrams come in as arguments, decisions go out as events. Randomness
+//! comes from a seed. Nothing here opens a socket or sleeps.
 //!
-//! Sans-I/O: time is a [`std::time::Duration`] since any epoch of the caller's that never goes back (a process start
-//! will do), the device's state comes in as observations, decisions go out as return values. Nothing here opens a
-//! socket, sleeps or draws random numbers.
-//!
-//! To come, beside these modules: STUN and mapping prediction feed [`nat`] and [`candidates`]; authenticated probes get
-//! a module of their own whose proven paths enter [`rotation`] as candidates above all but manual ones; the relay
-//! becomes one more [`candidates::Source`], used while nothing else is proven. None of them changes what a caller
-//! does: observe, poll, apply, sleep until the next wake-up.
+//! To come: a probe format, whose datagrams enter by [`PathAgent::handle_datagram`] and leave by
+//! [`PathAgent::poll_transmit`]; a peer that answers probes gets a strategy of its own beside [`rotation`]. STUN and
+//! mapping prediction feed [`nat`] and [`candidates`]; a relay becomes one more [`candidates::Source`].
 
 mod addresses;
 pub mod candidates;
@@ -24,4 +22,4 @@ pub mod rotation;
 pub use addresses::is_private;
 pub use candidates::{Candidate, MAX_CANDIDATES, OwnView, PeerView, Source, order};
 pub use nat::{NatType, Seen, classify};
-pub use rotation::{Config, Observation, Rotation, State, Status, Worked};
+pub use rotation::{Config, EndpointReason, LastGood, Observation, Reason, Rotation, State, Status};

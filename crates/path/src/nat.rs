@@ -1,4 +1,4 @@
-//! What kind of NAT this node is behind, told from where others see it.
+//! The kind of NAT in front of this node, from the endpoints at which peers observe it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -9,19 +9,19 @@ use crate::addresses::{canonical, is_private};
 /// How the NAT in front of a node maps its WireGuard port. Names are those of the peer resource's `natType`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub enum NatType {
-    /// Not enough has been seen.
+    /// Too few observations.
     #[default]
     Unknown,
-    /// No NAT: seen at an address of its own.
+    /// No NAT: observed at an address of its own.
     Open,
-    /// One mapping for all destinations (endpoint-independent mapping, RFC 4787, 4.1). Whom it lets in is not known.
+    /// One mapping for all destinations (endpoint-independent mapping, RFC 4787, 4.1). Its filtering is not known.
     Cone,
     /// Another mapping for each destination (address- or port-dependent mapping, RFC 4787, 4.1).
     Symmetric,
 }
 
 impl NatType {
-    /// What to believe after a new classification: not knowing never overwrites knowing.
+    /// The type after a new classification: `Unknown` never replaces a known type.
     #[must_use]
     pub fn updated(self, new: Self) -> Self {
         if new == Self::Unknown { self } else { new }
@@ -40,20 +40,20 @@ impl fmt::Display for NatType {
     }
 }
 
-/// Where one peer sees this node.
+/// The endpoint at which one peer observes this node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Seen {
-    /// The peer's address towards us: what makes two observers different to a NAT.
+    /// The peer's address towards us, by which a NAT distinguishes observers.
     pub observer: IpAddr,
-    /// Our address and port as they arrive there.
+    /// Our address and port as the peer receives them.
     pub address: SocketAddr,
 }
 
-/// Classifies the NAT in front of `local` (own addresses with the WireGuard port). `seen` holds the newest view of each
-/// observer.
+/// Classifies the NAT in front of `local` (own addresses with the WireGuard port). `seen` holds the newest observation of
+/// each observer.
 ///
-/// IPv4 decides; IPv6, which hardly meets NAT, only where no IPv4 was seen. Observers on this side of the NAT see local
-/// addresses, and those between two NATs see private ones: neither counts while somebody sees a public one.
+/// IPv4 decides; IPv6, which is rarely translated, only without IPv4 observations. Observers on this side of the NAT see
+/// local addresses, and those between two NATs see private ones: neither counts if an observer sees a public one.
 pub fn classify(local: &[SocketAddr], seen: &[Seen]) -> NatType {
     let local: BTreeSet<SocketAddr> = local.iter().map(|address| canonical(*address)).collect();
     let seen: BTreeSet<(IpAddr, SocketAddr)> =
@@ -71,7 +71,7 @@ pub fn classify(local: &[SocketAddr], seen: &[Seen]) -> NatType {
     }
     let mut by_observer: BTreeMap<IpAddr, SocketAddr> = BTreeMap::new();
     for (observer, address) in counting {
-        // Two nodes behind one address are one observer. If they disagree, the mapping depends on the port.
+        // Two nodes behind one address are one observer. If their observations differ, the mapping depends on the port.
         if by_observer.insert(observer, address).is_some_and(|before| before != address) {
             return NatType::Symmetric;
         }

@@ -1,49 +1,56 @@
-//! One peer: which endpoint to set, when, and why it is not up.
+//! The strategy for a peer that does not answer probes: rotate through its candidates until a WireGuard handshake
+//! completes, as KubeSpan does.
 //!
-//! The caller observes the device (about once a second while [`State::Up`] is not reached, rarer afterwards), then
-//! polls; whatever [`Rotation::poll`] returns is to be set as the peer's endpoint at once, with a handshake forced if
-//! the device can. It sleeps until [`Rotation::next_wakeup`] and observes again before it polls.
+//! The caller observes the device, then polls; it sets the endpoint that [`Rotation::poll`] returns at once, with a
+//! forced handshake if the device can do that. It observes and polls again at [`Rotation::next_wakeup`].
 //!
-//! What is never done: touch the endpoint of a live session. A peer that came to us first, or moved, stays where it is.
+//! The rotation never changes the endpoint of a live session: a peer that connected to us, or roamed, keeps its
+//! endpoint.
 
 use std::collections::BTreeSet;
-use std::fmt;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use rand::rngs::SmallRng;
+use rand::{RngExt, SeedableRng};
+
 use crate::addresses::canonical;
 use crate::candidates::{Candidate, Source};
+
+mod status;
+
+pub use status::{Reason, State, Status};
 
 /// Durations of a rotation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Config {
     /// How long each candidate is tried in the first rounds. WireGuard sends a handshake at most every 5 s and up to a
-    /// third of a second (`REKEY_TIMEOUT` and jitter): with less, some candidates would see none, unless the caller
+    /// third of a second (`REKEY_TIMEOUT` and jitter): a shorter attempt may pass without a handshake, unless the caller
     /// forces one whenever it sets an endpoint.
     pub attempt: Duration,
     /// How long each is tried after that. It is stretched by up to a half, differently each round: two nodes that
     /// rotate at the same pace might otherwise never try each other at the same time.
     pub slow_attempt: Duration,
-    /// Rounds through all candidates before slowing down and calling the peer down.
+    /// Rounds through all candidates before the rotation slows down and the peer is [`State::Down`].
     pub fast_rounds: u32,
-    /// How old a handshake may be before the session is dead: WireGuard's `REJECT_AFTER_TIME` and a margin.
+    /// The handshake age that ends a session: WireGuard's `REJECT_AFTER_TIME` and a margin.
     pub session_lifetime: Duration,
-    /// How long nothing may come from the peer before the session is dead. `None` for peers that send no keepalives.
+    /// The time without a packet from the peer that ends a session. `None` for peers that send no keepalives.
     pub silence: Option<Duration>,
-    /// How long more than keepalives may go to the peer without anything coming back before the session is dead.
-    /// A living peer answers with a keepalive within 10 s if it has nothing else to send (`KEEPALIVE_TIMEOUT`). Should
-    /// just that one get lost, no harm is done: the first endpoint to be tried is the one in use.
+    /// The time without an answer to more than keepalives that ends a session. A peer that is alive answers with a
+    /// keepalive within 10 s (`KEEPALIVE_TIMEOUT`). If only that keepalive was lost, nothing breaks: the first candidate
+    /// tried is the endpoint in use.
     pub unanswered: Duration,
-    /// Any number, different on each node and for each peer: what the stretching is drawn from.
+    /// Differs between nodes and between peers: the stretching is drawn from it.
     pub seed: u64,
 }
 
-/// Bytes that are no question: two persistent keepalives (32 bytes each), which nobody answers.
-const KEEPALIVES: u64 = 64;
+/// Sent bytes that need no answer: two persistent keepalives of 32 bytes each.
+const MAX_UNANSWERED_BYTES: u64 = 64;
 
 impl Default for Config {
-    /// 5.5 s for two rounds, 15 s afterwards; dead after 195 s without handshake, 60 s without a packet (two keepalives
-    /// of 25 s and a margin), or 12 s without an answer.
+    /// 5.5 s for two rounds, 15 s afterwards; a session ends after 195 s without a handshake, 60 s without a packet (two
+    /// keepalives of 25 s and a margin), or 12 s without an answer.
     fn default() -> Self {
         Self {
             attempt: Duration::from_millis(5500),
@@ -57,7 +64,7 @@ impl Default for Config {
     }
 }
 
-/// What the device says of the peer.
+/// The WireGuard device's state of the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Observation {
     /// Where packets go now.
@@ -70,73 +77,52 @@ pub struct Observation {
     pub tx_bytes: u64,
 }
 
-/// The endpoint that worked last. Worth keeping across restarts: see [`Rotation::new`].
-pub type Worked = Candidate;
+/// The endpoint of the last live session. A caller may keep it across restarts: see [`Rotation::new`].
+pub type LastGood = Candidate;
 
-/// How a peer is doing.
+/// Why an endpoint is set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum State {
-    /// A session is alive.
-    Up,
-    /// Endpoints are being tried.
-    Connecting,
-    /// There is nothing to try, or everything has been tried [`Config::fast_rounds`] times; it goes on slowly.
-    Down,
-}
-
-impl fmt::Display for State {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Up => "up",
-            Self::Connecting => "connecting",
-            Self::Down => "down",
-        })
-    }
-}
-
-/// For users: `fairlead status`, Events, the peer resource.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Status {
-    /// How it is doing.
-    pub state: State,
-    /// Where packets go now.
-    pub endpoint: Option<SocketAddr>,
-    /// Where that endpoint comes from.
-    pub source: Option<Source>,
-    /// A sentence that says why.
-    pub reason: String,
+pub enum EndpointReason {
+    /// The last live session used it.
+    LastGood,
+    /// It has just appeared, or risen above the candidate being tried.
+    NewCandidate,
+    /// The rotation has reached it.
+    NextCandidate,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Attempt {
-    candidate: Candidate,
+pub(crate) struct Attempt {
+    pub(crate) candidate: Candidate,
+    pub(crate) reason: EndpointReason,
     since: Duration,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Loss {
-    Silence,
     Expired,
+    Silent,
 }
 
-/// The state machine of one peer.
+/// The rotation of one peer.
 #[derive(Debug, Clone)]
 pub struct Rotation {
     config: Config,
     candidates: Vec<Candidate>,
-    worked: Option<Worked>,
-    /// What the device said last; nothing is decided before it has spoken.
+    last_good: Option<LastGood>,
+    /// The last observation; nothing is decided before the first.
     device: Option<Observation>,
     handshake: Option<Duration>,
-    heard: Option<Duration>,
-    /// What had been sent when the peer was last heard.
-    sent_when_heard: u64,
-    /// Since when more than keepalives waits for an answer.
-    asking: Option<Duration>,
+    /// When the peer's last packet was observed.
+    received: Option<Duration>,
+    /// The device's count of sent bytes at that time.
+    sent_when_received: u64,
+    /// When an answer to more than keepalives became outstanding.
+    unanswered_since: Option<Duration>,
     up: bool,
     lost: Option<Loss>,
     attempt: Option<Attempt>,
-    /// To be tried before anything else: just appeared.
+    /// To be tried before all others: it has just appeared.
     urgent: Option<SocketAddr>,
     round: u32,
     tried_this_round: BTreeSet<SocketAddr>,
@@ -144,17 +130,17 @@ pub struct Rotation {
 }
 
 impl Rotation {
-    /// A peer nothing is known of but, perhaps, where it was reached before ([`Self::worked`] of an earlier run).
-    pub fn new(config: Config, worked: Option<Worked>) -> Self {
+    /// A peer without candidates. `last_good` is [`Self::last_good`] of an earlier run, if the caller has kept it.
+    pub fn new(config: Config, last_good: Option<LastGood>) -> Self {
         Self {
             config,
             candidates: Vec::new(),
-            worked: worked.map(|worked| Candidate { address: canonical(worked.address), ..worked }),
+            last_good: last_good.map(canonical_candidate),
             device: None,
             handshake: None,
-            heard: None,
-            sent_when_heard: 0,
-            asking: None,
+            received: None,
+            sent_when_received: 0,
+            unanswered_since: None,
             up: false,
             lost: None,
             attempt: None,
@@ -165,102 +151,101 @@ impl Rotation {
         }
     }
 
-    /// Replaces the candidates, best first. While the peer is not up, one that was never tried and has now come to
-    /// stand above the one being tried is tried at once, and so is any new one when all others have failed: to open
-    /// two NATs, both sides must begin together.
+    /// Replaces the candidates, best first. While the peer is not up, an untried candidate that now ranks above the
+    /// one being tried is tried at once, and so is any new one when all others have failed: to open two NATs, both
+    /// sides must begin together.
     pub fn set_candidates(&mut self, now: Duration, candidates: Vec<Candidate>) {
         let mut seen = BTreeSet::new();
         let candidates: Vec<Candidate> = candidates
             .into_iter()
-            .map(|candidate| Candidate { address: canonical(candidate.address), ..candidate })
+            .map(canonical_candidate)
             .filter(|candidate| seen.insert(candidate.address))
             .collect();
         let before = std::mem::replace(&mut self.candidates, candidates);
         self.urgent = self.urgent.filter(|urgent| seen.contains(urgent));
         if let Some(attempt) = self.attempt.filter(|_| !self.is_alive(now)) {
-            self.urgent = self.urgent.or(self.overtaking(&before, attempt.candidate.address));
+            self.urgent = self.urgent.or(self.promoted_candidate(&before, attempt.candidate.address));
         }
     }
 
-    fn overtaking(&self, before: &[Candidate], current: SocketAddr) -> Option<SocketAddr> {
-        let place = |list: &[Candidate], address| list.iter().position(|c| c.address == address);
-        let (current_before, current_now) = (place(before, current), place(&self.candidates, current));
+    fn promoted_candidate(&self, before: &[Candidate], current: SocketAddr) -> Option<SocketAddr> {
+        let rank = |list: &[Candidate], address| list.iter().position(|c| c.address == address);
+        let (current_before, current_now) = (rank(before, current), rank(&self.candidates, current));
         let untried = self.candidates.iter().filter(|candidate| !self.tried.contains(&candidate.address));
-        let overtakes = |candidate: &&Candidate| {
-            let was = place(before, candidate.address);
-            let is = place(&self.candidates, candidate.address);
-            // One that stood above before had its chance to be tried first and waits for its turn.
-            let rose = was.is_none_or(|was| current_before.is_some_and(|current| was > current));
-            let above = current_now.is_none_or(|current| is < Some(current));
-            rose && (above || (was.is_none() && self.round > 0))
+        let is_promoted = |candidate: &&Candidate| {
+            let rank_before = rank(before, candidate.address);
+            let rank_now = rank(&self.candidates, candidate.address);
+            // A candidate that already ranked above keeps its place in the rotation.
+            let rose = rank_before.is_none_or(|rank| current_before.is_some_and(|current| rank > current));
+            let above = current_now.is_none_or(|current| rank_now < Some(current));
+            rose && (above || (rank_before.is_none() && self.round > 0))
         };
-        untried.into_iter().find(overtakes).map(|candidate| candidate.address)
+        untried.into_iter().find(is_promoted).map(|candidate| candidate.address)
     }
 
-    /// Takes note of what the device says.
+    /// Takes the device's state of the peer.
     pub fn observe(&mut self, now: Duration, observation: Observation) {
         let observation = Observation { endpoint: observation.endpoint.map(canonical), ..observation };
         let handshake = observation.handshake_age.map(|age| now.saturating_sub(age));
         // Ages are rounded: the same handshake may seem to move by a second.
         let newer = handshake > self.handshake.map(|known| known.saturating_add(Duration::from_secs(2)));
-        // A device made anew counts from zero.
+        // A recreated device counts from zero.
         let received = match self.device {
             Some(before) if observation.rx_bytes < before.rx_bytes => observation.rx_bytes > 0,
             Some(before) => observation.rx_bytes > before.rx_bytes,
-            // First sight of a session that others made: it gets the benefit of the doubt.
+            // The first observation shows a session of another process: it counts as alive.
             None => handshake.is_some(),
         };
         if received || newer {
-            self.heard = Some(now);
+            self.received = Some(now);
         }
-        self.note_questions(now, observation.tx_bytes, received || newer);
+        self.update_unanswered(now, observation.tx_bytes, received || newer);
         if newer || handshake.is_none() {
             self.handshake = handshake;
         }
-        self.note_roaming(now, &observation, received);
+        self.update_roamed(now, &observation, received);
         self.device = Some(observation);
-        self.settle(now);
+        self.update_state(now);
     }
 
-    fn note_questions(&mut self, now: Duration, sent: u64, heard: bool) {
-        // A device made anew counts from zero.
-        if heard || sent < self.sent_when_heard {
-            self.sent_when_heard = sent;
-            self.asking = None;
-        } else if sent.saturating_sub(self.sent_when_heard) > KEEPALIVES {
-            self.asking.get_or_insert(now);
+    fn update_unanswered(&mut self, now: Duration, sent: u64, received: bool) {
+        // A recreated device counts from zero.
+        if received || sent < self.sent_when_received {
+            self.sent_when_received = sent;
+            self.unanswered_since = None;
+        } else if sent.saturating_sub(self.sent_when_received) > MAX_UNANSWERED_BYTES {
+            self.unanswered_since.get_or_insert(now);
         }
     }
 
-    /// An authenticated packet came from an endpoint that is not the one being tried: it deserves a window of its own,
-    /// once a round, without being set, because it is set.
-    fn note_roaming(&mut self, now: Duration, observation: &Observation, received: bool) {
+    /// An authenticated packet came from an endpoint other than the one being tried. The device already uses it: it gets
+    /// an attempt of its own, once a round, without being set.
+    fn update_roamed(&mut self, now: Duration, observation: &Observation, received: bool) {
         let (Some(attempt), Some(endpoint)) = (self.attempt, observation.endpoint) else { return };
         let moved = self.device.is_none_or(|before| before.endpoint != Some(endpoint));
         let elsewhere = endpoint != attempt.candidate.address && (moved || received);
         if elsewhere && self.tried_this_round.insert(endpoint) {
             self.tried.insert(endpoint);
-            self.attempt = Some(Attempt { candidate: self.named(endpoint), since: now });
+            self.attempt = Some(Attempt { candidate: self.candidate_at(endpoint), since: now, ..attempt });
         }
     }
 
-    /// Follows the session up and down.
-    fn settle(&mut self, now: Duration) {
+    fn update_state(&mut self, now: Duration) {
         let alive = self.is_alive(now);
         if alive {
             if let Some(endpoint) = self.device.and_then(|device| device.endpoint) {
-                self.worked = Some(self.named(endpoint));
+                self.last_good = Some(self.candidate_at(endpoint));
             }
             self.lost = None;
-            self.start_over();
+            self.restart();
         } else if self.up {
-            self.lost = Some(if self.is_expired(now) { Loss::Expired } else { Loss::Silence });
-            self.start_over();
+            self.lost = Some(self.loss(now));
+            self.restart();
         }
         self.up = alive;
     }
 
-    fn start_over(&mut self) {
+    fn restart(&mut self) {
         self.attempt = None;
         self.urgent = None;
         self.round = 0;
@@ -268,37 +253,46 @@ impl Rotation {
         self.tried.clear();
     }
 
-    /// The endpoint to set now, if any. Nothing before the first observation.
+    /// The endpoint to set now, if any. `None` before the first observation.
     pub fn poll(&mut self, now: Duration) -> Option<SocketAddr> {
         self.device?;
-        self.settle(now);
+        self.update_state(now);
         if self.up {
             return None;
         }
-        let due = self.attempt.is_none_or(|attempt| now >= self.ends(&attempt));
+        let due = self.attempt.is_none_or(|attempt| now >= self.deadline(&attempt));
         if !due && self.urgent.is_none() {
             return None;
         }
-        let next = self.next();
-        self.attempt = next.map(|candidate| Attempt { candidate, since: now });
-        let address = next?.address;
+        let next = self.next_candidate();
+        self.attempt = next.map(|(candidate, reason)| Attempt { candidate, reason, since: now });
+        let address = self.attempt?.candidate.address;
         self.tried_this_round.insert(address);
         self.tried.insert(address);
         Some(address)
     }
 
-    fn next(&mut self) -> Option<Candidate> {
+    /// The candidate being tried.
+    pub(crate) fn attempt(&self) -> Option<&Attempt> {
+        self.attempt.as_ref()
+    }
+
+    fn next_candidate(&mut self) -> Option<(Candidate, EndpointReason)> {
         let urgent = self.urgent.take();
         if let Some(urgent) = self.candidates.iter().find(|candidate| Some(candidate.address) == urgent) {
-            return Some(*urgent);
+            return Some((*urgent, EndpointReason::NewCandidate));
         }
         let untried = |this: &Self| {
-            this.turns().into_iter().find(|candidate| !this.tried_this_round.contains(&candidate.address))
+            let is_untried = |candidate: &Candidate| !this.tried_this_round.contains(&candidate.address);
+            let candidate = this.ordered_candidates().into_iter().find(is_untried)?;
+            let is_last_good = this.last_good.is_some_and(|last| last.address == candidate.address);
+            let reason = if is_last_good { EndpointReason::LastGood } else { EndpointReason::NextCandidate };
+            Some((candidate, reason))
         };
         if let Some(candidate) = untried(self) {
             return Some(candidate);
         }
-        if self.turns().is_empty() {
+        if self.ordered_candidates().is_empty() {
             return None;
         }
         self.tried_this_round.clear();
@@ -306,34 +300,37 @@ impl Rotation {
         untried(self)
     }
 
-    /// What worked last, then the rest in order. An endpoint that worked but is not named any more (a mapping of a
-    /// NAT) is only tried in the fast rounds, or when there is nothing else.
-    fn turns(&self) -> Vec<Candidate> {
-        let worked = self.worked.filter(|worked| {
+    /// The last good endpoint, then the other candidates in order. A last good endpoint that is no candidate any more
+    /// (a mapping of a NAT) is only tried in the fast rounds, or when there is nothing else.
+    fn ordered_candidates(&self) -> Vec<Candidate> {
+        let last_good = self.last_good.filter(|last| {
             self.candidates.is_empty()
                 || self.round < self.config.fast_rounds
-                || self.candidates.iter().any(|candidate| candidate.address == worked.address)
+                || self.candidates.iter().any(|candidate| candidate.address == last.address)
         });
-        let first = worked.map(|worked| worked.address);
+        let first = last_good.map(|last| last.address);
         let rest = self.candidates.iter().filter(|candidate| Some(candidate.address) != first);
-        worked.map(|worked| self.named(worked.address)).into_iter().chain(rest.copied()).collect()
+        first.map(|address| self.candidate_at(address)).into_iter().chain(rest.copied()).collect()
     }
 
-    fn named(&self, address: SocketAddr) -> Candidate {
-        let named = self.candidates.iter().find(|candidate| candidate.address == address);
-        let known = named.or(self.worked.as_ref().filter(|worked| worked.address == address));
+    fn candidate_at(&self, address: SocketAddr) -> Candidate {
+        let candidate = self.candidates.iter().find(|candidate| candidate.address == address);
+        let known = candidate.or(self.last_good.as_ref().filter(|last| last.address == address));
         known.copied().unwrap_or(Candidate { address, source: Source::Roamed })
     }
 
-    fn ends(&self, attempt: &Attempt) -> Duration {
+    fn deadline(&self, attempt: &Attempt) -> Duration {
         let window = if self.round < self.config.fast_rounds {
             self.config.attempt
         } else {
-            let draw = mix(self.config.seed ^ u64::from(self.round)) % 128;
-            self.config.slow_attempt.saturating_mul(u32::try_from(draw).unwrap_or(0).saturating_add(256))
-                / 256
+            let mut random = SmallRng::seed_from_u64(self.config.seed ^ u64::from(self.round));
+            self.config.slow_attempt.saturating_mul(random.random_range(256..384)) / 256
         };
         attempt.since.saturating_add(window)
+    }
+
+    fn loss(&self, now: Duration) -> Loss {
+        if self.is_expired(now) { Loss::Expired } else { Loss::Silent }
     }
 
     fn is_expired(&self, now: Duration) -> bool {
@@ -342,104 +339,46 @@ impl Rotation {
 
     fn is_silent(&self, now: Duration) -> bool {
         let longer = |since: Option<Duration>, limit| since.is_some_and(|at| now.saturating_sub(at) > limit);
-        longer(self.asking, self.config.unanswered)
-            || self.config.silence.is_some_and(|limit| self.heard.is_none() || longer(self.heard, limit))
+        longer(self.unanswered_since, self.config.unanswered)
+            || self
+                .config
+                .silence
+                .is_some_and(|limit| self.received.is_none() || longer(self.received, limit))
     }
 
     fn is_alive(&self, now: Duration) -> bool {
         !self.is_expired(now) && !self.is_silent(now)
     }
 
-    /// When to observe and poll next, if nothing happens before. `None` when only news can change anything: before the
-    /// first observation, or without any candidate.
+    /// When to observe and poll next, if nothing happens before. `None` when only an observation or a candidate can
+    /// change anything: before the first observation, or without any candidate.
     pub fn next_wakeup(&self, now: Duration) -> Option<Duration> {
         self.device?;
         if self.is_alive(now) {
-            // One tick later than the last moment that is still good.
+            // One tick later than the last moment of the session.
             let tick = Duration::from_millis(1);
             let expires = self.handshake.map(|at| at.saturating_add(self.config.session_lifetime));
-            let silent = self.heard.zip(self.config.silence).map(|(at, limit)| at.saturating_add(limit));
-            let given_up = self.asking.map(|at| at.saturating_add(self.config.unanswered));
-            let first = expires.into_iter().chain(silent).chain(given_up).min();
+            let silent = self.received.zip(self.config.silence).map(|(at, limit)| at.saturating_add(limit));
+            let unanswered = self.unanswered_since.map(|at| at.saturating_add(self.config.unanswered));
+            let first = expires.into_iter().chain(silent).chain(unanswered).min();
             return first.map(|at| at.saturating_add(tick));
         }
-        if self.turns().is_empty() {
+        if self.ordered_candidates().is_empty() {
             return None;
         }
-        let end = self.attempt.filter(|_| self.urgent.is_none()).map_or(now, |attempt| self.ends(&attempt));
+        let end =
+            self.attempt.filter(|_| self.urgent.is_none()).map_or(now, |attempt| self.deadline(&attempt));
         Some(end.max(now))
     }
 
-    /// The endpoint that worked last, to be kept and given to [`Self::new`] after a restart.
-    pub fn worked(&self) -> Option<Worked> {
-        self.worked
-    }
-
-    /// How the peer is doing, for users.
-    pub fn status(&self, now: Duration) -> Status {
-        let device = self.device.and_then(|device| device.endpoint);
-        if self.is_alive(now) {
-            let age = self.handshake.map_or(Duration::ZERO, |at| now.saturating_sub(at)).as_secs();
-            let via = device.map_or_else(String::new, |endpoint| format!(" over {}", self.named(endpoint)));
-            let source = device.map(|endpoint| self.named(endpoint).source);
-            return Status {
-                state: State::Up,
-                endpoint: device,
-                source,
-                reason: format!("handshake {age} s ago{via}"),
-            };
-        }
-        let trying = self.attempt.map(|attempt| attempt.candidate);
-        let shown = trying.or(device.map(|endpoint| self.named(endpoint)));
-        let exhausted = self.round >= self.config.fast_rounds || self.turns().is_empty();
-        Status {
-            state: if exhausted { State::Down } else { State::Connecting },
-            endpoint: shown.map(|candidate| candidate.address),
-            source: shown.map(|candidate| candidate.source),
-            reason: self.reason(now, trying),
-        }
-    }
-
-    fn reason(&self, now: Duration, trying: Option<Candidate>) -> String {
-        let mut parts = Vec::new();
-        // The loss may have happened since the last poll.
-        let lost =
-            self.lost.or(self.up.then(|| if self.is_expired(now) { Loss::Expired } else { Loss::Silence }));
-        match (lost, self.heard, self.handshake) {
-            (Some(Loss::Silence), Some(heard), _) => {
-                parts.push(format!("no packet for {} s", now.saturating_sub(heard).as_secs()));
-            }
-            (Some(_), _, Some(at)) => {
-                parts.push(format!("no handshake for {} s", now.saturating_sub(at).as_secs()));
-            }
-            (Some(_), ..) => parts.push("its session is gone".to_owned()),
-            (None, ..) => {}
-        }
-        let failed = self.tried.len().saturating_sub(usize::from(self.round == 0 && trying.is_some()));
-        let endpoints = if failed == 1 { "endpoint" } else { "endpoints" };
-        if failed > 0 {
-            parts.push(format!("tried {failed} {endpoints}, no handshake yet"));
-        }
-        match trying {
-            Some(candidate) => parts.push(format!("trying {candidate}")),
-            None if self.device.is_none() => {
-                parts.push("the WireGuard device has not been read yet".to_owned())
-            }
-            None if self.turns().is_empty() => parts.push(
-                "no candidate endpoint known: the node has published none and no peer has seen it".to_owned(),
-            ),
-            None => parts.push("about to try its endpoints".to_owned()),
-        }
-        parts.join("; ")
+    /// The endpoint of the last live session, for [`Self::new`] after a restart.
+    pub fn last_good(&self) -> Option<LastGood> {
+        self.last_good
     }
 }
 
-/// Scrambles a number (the finalizer of splitmix64).
-fn mix(number: u64) -> u64 {
-    let mut x = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
+fn canonical_candidate(candidate: Candidate) -> Candidate {
+    Candidate { address: canonical(candidate.address), ..candidate }
 }
 
 #[cfg(test)]

@@ -203,7 +203,7 @@ mod tests {
     use std::time::SystemTime;
 
     use fairlead_api::wireguard::{PeerConfig, PeerState};
-    use fairlead_path::Status;
+    use fairlead_path::{Reason, Status};
 
     use super::*;
 
@@ -217,7 +217,13 @@ mod tests {
         PeerReport {
             name: name.to_owned(),
             public_key: PublicKey([name.len() as u8; 32]),
-            path: Status { state, endpoint: None, source: None, reason: String::new() },
+            path: Status {
+                state,
+                reason: Reason::NotObserved,
+                endpoint: None,
+                source: None,
+                message: String::new(),
+            },
             device: Some(PeerState {
                 config,
                 last_handshake: Some(SystemTime::UNIX_EPOCH),

@@ -27,7 +27,7 @@ fn listed(own: &OwnView, peer: &PeerView) -> Vec<String> {
 }
 
 #[test]
-fn what_a_person_wrote_comes_first() {
+fn a_configured_endpoint_comes_first() {
     let cloud = own(&["203.0.113.1"], &["203.0.113.1"], &["203.0.113.0/24"]);
     let node = peer(Some("198.51.100.9:4000"), &["203.0.113.2:51820"], &["198.51.100.7:1024"]);
     assert_eq!(
@@ -37,8 +37,8 @@ fn what_a_person_wrote_comes_first() {
 }
 
 #[test]
-fn a_peer_behind_another_nat_is_met_where_others_see_it() {
-    // Both LANs have the same numbers; the office's private address would be somebody else's here.
+fn a_peer_behind_another_nat_is_tried_at_its_observed_endpoint_first() {
+    // Both LANs use the same prefix; the office's private address may belong to another host here.
     let home = own(&["192.168.1.10", "fd00:1::10"], &["198.51.100.1"], &["192.168.1.0/24"]);
     let office =
         peer(None, &["192.168.1.11:51820", "10.9.0.4:51820", "[2001:db8::5]:51820"], &["198.51.100.2:40000"]);
@@ -54,7 +54,7 @@ fn a_peer_behind_another_nat_is_met_where_others_see_it() {
 }
 
 #[test]
-fn a_peer_behind_the_same_nat_is_met_on_the_lan_and_last_from_outside() {
+fn a_peer_behind_the_same_nat_is_tried_on_the_lan_first_and_through_the_nat_last() {
     let home = own(&["192.168.1.10"], &["198.51.100.1"], &["192.168.1.0/24"]);
     let neighbour =
         peer(None, &["10.0.7.2:51820", "192.168.1.11:51820"], &["198.51.100.1:40000", "192.168.1.11:51820"]);
@@ -65,23 +65,23 @@ fn a_peer_behind_the_same_nat_is_met_on_the_lan_and_last_from_outside() {
 }
 
 #[test]
-fn before_we_know_how_we_look_from_outside_the_lan_is_tried_first() {
+fn without_an_own_public_address_the_lan_is_tried_first() {
     let home = own(&["192.168.1.10"], &[], &["192.168.1.0/24"]);
-    let somebody = peer(None, &["192.168.1.11:51820", "172.16.0.1:51820"], &["198.51.100.2:40000"]);
+    let unknown = peer(None, &["192.168.1.11:51820", "172.16.0.1:51820"], &["198.51.100.2:40000"]);
     assert_eq!(
-        listed(&home, &somebody),
+        listed(&home, &unknown),
         ["192.168.1.11:51820 (host)", "198.51.100.2:40000 (observed)", "172.16.0.1:51820 (host)"]
     );
 }
 
 #[test]
-fn a_routed_private_network_works_without_anybody_observing() {
+fn a_routed_private_network_needs_no_observation() {
     let rack1 = own(&["10.0.1.5"], &[], &["10.0.1.0/24"]);
     assert_eq!(listed(&rack1, &peer(None, &["10.0.2.5:51820"], &[])), ["10.0.2.5:51820 (host)"]);
 }
 
 #[test]
-fn what_cannot_work_never_appears() {
+fn unusable_addresses_never_appear() {
     let node = own(&["192.0.2.1", "fe80::1"], &[], &["0.0.0.0/0"]);
     let silly = peer(
         Some("0.0.0.0:51820"),

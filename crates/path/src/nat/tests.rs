@@ -17,7 +17,7 @@ fn kind(local: &[&str], seen: &[(&str, &str)]) -> NatType {
 const LAN: &[&str] = &["192.168.1.10:51820", "[2001:db8::10]:51820"];
 
 #[test]
-fn kinds_are_told_apart() {
+fn nat_types_are_distinguished() {
     let cases: &[(&[(&str, &str)], NatType)] = &[
         (&[], NatType::Unknown),
         (&[("203.0.113.1", "198.51.100.1:40000")], NatType::Unknown),
@@ -28,10 +28,10 @@ fn kinds_are_told_apart() {
         // Two observers behind one address are one, unless they disagree.
         (&[("203.0.113.1", "198.51.100.1:40000"), ("203.0.113.1", "198.51.100.1:40000")], NatType::Unknown),
         (&[("203.0.113.1", "198.51.100.1:40000"), ("203.0.113.1", "198.51.100.1:40001")], NatType::Symmetric),
-        // The neighbour on the LAN sees no NAT; it does not count once somebody outside has seen us.
+        // An observer on the LAN sees no NAT; it does not count if another one sees a public address.
         (&[("192.168.1.11", "192.168.1.10:51820"), ("203.0.113.1", "198.51.100.1:40000")], NatType::Unknown),
         (&[("192.168.1.11", "192.168.1.10:51820")], NatType::Open),
-        // Nor does one between our router and the carrier's.
+        // Nor does an observer between our router and the carrier's.
         (
             &[
                 ("100.64.0.7", "100.64.0.9:1"),
@@ -40,7 +40,7 @@ fn kinds_are_told_apart() {
             ],
             NatType::Cone,
         ),
-        // IPv6 decides only when there is nothing else.
+        // IPv6 decides only without IPv4 observations.
         (&[("2001:db8::1", "[2001:db8::10]:51820")], NatType::Open),
         (&[("2001:db8::1", "[2001:db8::10]:51820"), ("203.0.113.1", "198.51.100.1:40000")], NatType::Unknown),
         (
@@ -61,7 +61,7 @@ fn kinds_are_told_apart() {
 }
 
 #[test]
-fn not_knowing_never_overwrites_knowing() {
+fn unknown_never_replaces_a_known_type() {
     assert_eq!(NatType::Cone.updated(NatType::Unknown), NatType::Cone);
     assert_eq!(NatType::Cone.updated(NatType::Symmetric), NatType::Symmetric);
     assert_eq!(NatType::default().updated(NatType::Open), NatType::Open);

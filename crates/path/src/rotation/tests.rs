@@ -18,7 +18,7 @@ fn list(items: &[(&str, Source)]) -> Vec<Candidate> {
     items.iter().map(|(address, source)| Candidate { address: end(address), source: *source }).collect()
 }
 
-/// A peer, a clock, and a device that does what it is told.
+/// A rotation with a clock and a device that uses the endpoint it is told.
 struct Bench {
     rotation: Rotation,
     now: Duration,
@@ -31,13 +31,13 @@ impl Bench {
         Self::with(Config::default(), None, items)
     }
 
-    fn with(config: Config, worked: Option<Worked>, items: &[(&str, Source)]) -> Self {
-        let mut rotation = Rotation::new(config, worked);
+    fn with(config: Config, last_good: Option<LastGood>, items: &[(&str, Source)]) -> Self {
+        let mut rotation = Rotation::new(config, last_good);
         rotation.set_candidates(Duration::ZERO, list(items));
         Self { rotation, now: Duration::from_secs(1000), device: Observation::default(), handshake: None }
     }
 
-    fn look(&mut self) -> Option<String> {
+    fn poll(&mut self) -> Option<String> {
         let handshake_age = self.handshake.map(|at| self.now.saturating_sub(at));
         self.rotation.observe(self.now, Observation { handshake_age, ..self.device });
         let set = self.rotation.poll(self.now);
@@ -45,19 +45,19 @@ impl Bench {
         set.map(|address| address.to_string())
     }
 
-    /// Once a second; what was set, with the second it was set in.
+    /// Polls once a second; returns each endpoint set, with its second.
     fn run(&mut self, seconds: u64) -> Vec<(u64, String)> {
         let start = self.now;
         (0..seconds)
             .filter_map(|second| {
                 self.now = start + Duration::from_secs(second + 1);
-                self.look().map(|set| (second + 1, set))
+                self.poll().map(|set| (second + 1, set))
             })
             .collect()
     }
 
     /// A handshake completes now, with a packet.
-    fn shake(&mut self) {
+    fn complete_handshake(&mut self) {
         self.handshake = Some(self.now);
         self.device.rx_bytes += 92;
     }
@@ -74,18 +74,18 @@ impl Bench {
 #[test]
 fn a_public_peer_is_up_after_the_first_attempt() {
     let mut bench = Bench::new(&[(A, Source::Host), (B, Source::Observed)]);
-    assert_eq!(bench.look().as_deref(), Some(A));
-    assert_eq!((bench.state(), bench.status().reason), (State::Connecting, format!("trying {A} (host)")));
-    bench.shake();
+    assert_eq!(bench.poll().as_deref(), Some(A));
+    assert_eq!((bench.state(), bench.status().message), (State::Connecting, format!("trying {A} (host)")));
+    bench.complete_handshake();
     assert_eq!(bench.run(3), []);
     let status = bench.status();
     assert_eq!((status.state, status.endpoint, status.source), (State::Up, Some(end(A)), Some(Source::Host)));
-    assert_eq!(status.reason, format!("handshake 3 s ago over {A} (host)"));
-    assert_eq!(bench.rotation.worked().map(|worked| worked.address), Some(end(A)));
+    assert_eq!(status.message, format!("handshake 3 s ago over {A} (host)"));
+    assert_eq!(bench.rotation.last_good().map(|last| last.address), Some(end(A)));
 }
 
 #[test]
-fn all_candidates_are_tried_in_turn_then_slowly_for_ever() {
+fn all_candidates_are_tried_in_order_then_slowly_forever() {
     let mut bench = Bench::new(&[(A, Source::Host), (B, Source::Observed), (C, Source::Host)]);
     let set = bench.run(40);
     let order: Vec<&str> = set.iter().map(|(_, address)| address.as_str()).collect();
@@ -93,45 +93,45 @@ fn all_candidates_are_tried_in_turn_then_slowly_for_ever() {
     assert_eq!(set.iter().map(|(at, _)| *at).collect::<Vec<_>>(), [1, 7, 13, 19, 25, 31, 37]);
     let status = bench.status();
     assert_eq!(status.state, State::Down);
-    assert_eq!(status.reason, format!("tried 3 endpoints, no handshake yet; trying {A} (host)"));
+    assert_eq!(status.message, format!("tried 3 endpoints, no handshake yet; trying {A} (host)"));
     let slow = bench.run(600);
     assert!((600 / 24 - 1..=600 / 15).contains(&slow.len()), "{}", slow.len());
 }
 
 #[test]
-fn nothing_is_said_before_the_device_was_read() {
+fn nothing_is_decided_before_the_first_observation() {
     let mut bench = Bench::new(&[(A, Source::Host)]);
     assert_eq!(bench.rotation.poll(bench.now), None);
     assert_eq!(bench.rotation.next_wakeup(bench.now), None);
-    assert_eq!(bench.status().reason, "the WireGuard device has not been read yet");
+    assert_eq!(bench.status().message, "the WireGuard device has not been read yet");
 }
 
 #[test]
-fn without_candidates_it_waits_and_says_so() {
+fn without_candidates_the_peer_is_down_until_one_appears() {
     let mut bench = Bench::new(&[]);
     assert_eq!(bench.run(100), []);
     assert_eq!(bench.rotation.next_wakeup(bench.now), None);
     assert_eq!(bench.state(), State::Down);
     assert_eq!(
-        bench.status().reason,
+        bench.status().message,
         "no candidate endpoint known: the node has published none and no peer has seen it"
     );
     bench.rotation.set_candidates(bench.now, list(&[(A, Source::Observed)]));
     assert_eq!(bench.rotation.next_wakeup(bench.now), Some(bench.now));
-    assert_eq!(bench.look().as_deref(), Some(A));
+    assert_eq!(bench.poll().as_deref(), Some(A));
     assert_eq!(bench.state(), State::Connecting);
     bench.rotation.set_candidates(bench.now, vec![]);
     bench.run(10);
     assert_eq!(bench.state(), State::Down);
-    assert!(bench.status().reason.ends_with("no peer has seen it"), "{}", bench.status().reason);
+    assert!(bench.status().message.ends_with("no peer has seen it"), "{}", bench.status().message);
 }
 
 #[test]
-fn a_peer_that_comes_to_us_is_not_disturbed() {
+fn a_session_that_the_peer_initiated_keeps_its_endpoint() {
     for items in [&[][..], &[(A, Source::Host), (B, Source::Host)][..]] {
         let mut bench = Bench::new(items);
         bench.device.endpoint = Some(end(C));
-        bench.shake();
+        bench.complete_handshake();
         bench.now += Duration::from_secs(50);
         assert_eq!(bench.run(60), []);
         let status = bench.status();
@@ -143,22 +143,22 @@ fn a_peer_that_comes_to_us_is_not_disturbed() {
 }
 
 #[test]
-fn an_endpoint_that_roams_in_while_we_try_gets_its_window_without_being_set() {
+fn a_roamed_endpoint_gets_an_attempt_without_being_set() {
     let mut bench = Bench::new(&[(A, Source::Host), (B, Source::Host)]);
-    assert_eq!(bench.look().as_deref(), Some(A));
+    assert_eq!(bench.poll().as_deref(), Some(A));
     bench.run(4);
     // The peer's first handshake message arrives: the device turns to where it came from.
     bench.device.endpoint = Some(end(C));
     bench.device.rx_bytes += 148;
     assert_eq!(bench.run(5), []);
-    assert_eq!(bench.status().reason, format!("tried 1 endpoint, no handshake yet; trying {C} (roamed)"));
-    bench.shake();
+    assert_eq!(bench.status().message, format!("tried 1 endpoint, no handshake yet; trying {C} (roamed)"));
+    bench.complete_handshake();
     assert_eq!(bench.run(30), []);
     assert_eq!(bench.state(), State::Up);
 }
 
 #[test]
-fn a_peer_that_is_heard_but_never_answers_does_not_stop_the_rotation() {
+fn a_peer_that_sends_but_never_answers_does_not_stop_the_rotation() {
     let mut bench = Bench::new(&[(A, Source::Host), (B, Source::Host)]);
     let mut set = Vec::new();
     for _ in 0..6 {
@@ -170,10 +170,10 @@ fn a_peer_that_is_heard_but_never_answers_does_not_stop_the_rotation() {
 }
 
 #[test]
-fn a_live_session_that_roams_is_kept_and_remembered() {
+fn a_live_session_that_roams_keeps_its_endpoint_as_last_good() {
     let mut bench = Bench::new(&[(A, Source::Host)]);
-    bench.look();
-    bench.shake();
+    bench.poll();
+    bench.complete_handshake();
     bench.run(5);
     bench.device.endpoint = Some(end(C));
     bench.device.rx_bytes += 100;
@@ -181,7 +181,7 @@ fn a_live_session_that_roams_is_kept_and_remembered() {
     bench.rotation.set_candidates(bench.now, list(&[(B, Source::Manual), (A, Source::Host)]));
     assert_eq!(bench.run(20), []);
     assert_eq!(bench.status().source, Some(Source::Roamed));
-    // Lost: what worked last comes first, in the fast rounds only, because nobody names it.
+    // Lost: the last good endpoint comes first, in the fast rounds only, because it is no candidate.
     let set = bench.run(120);
     let order: Vec<&str> = set.iter().map(|(_, address)| address.as_str()).collect();
     assert_eq!(order[..7], [C, B, A, C, B, A, B]);
@@ -191,10 +191,10 @@ fn a_live_session_that_roams_is_kept_and_remembered() {
 #[test]
 fn keepalives_hold_a_session_up_and_wakeups_are_rare() {
     let mut bench = Bench::new(&[(A, Source::Host)]);
-    bench.look();
+    bench.poll();
     for round in 0..40 {
         if round % 4 == 0 {
-            bench.shake();
+            bench.complete_handshake();
         }
         bench.device.rx_bytes += 32;
         assert!(bench.run(25).is_empty());
@@ -205,81 +205,81 @@ fn keepalives_hold_a_session_up_and_wakeups_are_rare() {
 }
 
 #[test]
-fn waking_only_when_asked_to_misses_nothing() {
+fn polling_only_at_the_wakeups_misses_nothing() {
     let mut bench = Bench::new(&[(A, Source::Host), (B, Source::Host)]);
-    bench.look();
-    bench.shake();
-    bench.look();
+    bench.poll();
+    bench.complete_handshake();
+    bench.poll();
     let mut set = Vec::new();
     for _ in 0..5 {
         bench.now = bench.rotation.next_wakeup(bench.now).unwrap();
-        set.extend(bench.look());
+        set.extend(bench.poll());
     }
     assert_eq!(set, [A, B, A, B, A]);
 }
 
 #[test]
-fn a_restarted_program_takes_over_a_live_session_and_remembers() {
+fn a_restarted_program_keeps_a_live_session_and_starts_with_last_good() {
     let mut bench = Bench::new(&[(A, Source::Host), (B, Source::Host)]);
     bench.device =
         Observation { endpoint: Some(end(B)), handshake_age: None, rx_bytes: 5_000_000, tx_bytes: 0 };
     bench.handshake = Some(bench.now - Duration::from_secs(100));
     assert_eq!(bench.run(30), []);
     assert_eq!(bench.state(), State::Up);
-    // And with the session gone, the seed says where to begin.
-    let worked = list(&[(B, Source::Host)]).pop();
-    let mut cold = Bench::with(Config::default(), worked, &[(A, Source::Host), (B, Source::Host)]);
-    assert_eq!(cold.look().as_deref(), Some(B));
-    let mut alone = Bench::with(Config::default(), worked, &[]);
-    assert_eq!(alone.look().as_deref(), Some(B));
+    // Without a session the rotation starts with the last good endpoint.
+    let last_good = list(&[(B, Source::Host)]).pop();
+    let mut cold = Bench::with(Config::default(), last_good, &[(A, Source::Host), (B, Source::Host)]);
+    assert_eq!(cold.poll().as_deref(), Some(B));
+    let mut alone = Bench::with(Config::default(), last_good, &[]);
+    assert_eq!(alone.poll().as_deref(), Some(B));
 }
 
 #[test]
-fn a_device_made_anew_is_no_news_from_the_peer() {
+fn a_recreated_device_counts_as_no_packet() {
     let mut bench = Bench::new(&[(A, Source::Host)]);
-    bench.look();
-    bench.shake();
+    bench.poll();
+    bench.complete_handshake();
     bench.run(3);
     bench.device = Observation { rx_bytes: 0, ..bench.device };
     bench.handshake = None;
     assert_eq!(bench.run(1), [(1, A.to_owned())]);
-    assert_eq!(bench.status().reason, format!("its session is gone; trying {A} (host)"));
+    assert_eq!(bench.status().message, format!("the device lost its session; trying {A} (host)"));
 }
 
 #[test]
 fn a_better_new_candidate_is_tried_at_once_and_a_worse_one_waits() {
     let mut bench = Bench::new(&[(B, Source::Host)]);
-    bench.look();
+    bench.poll();
     bench
         .rotation
         .set_candidates(bench.now, list(&[(A, Source::Observed), (B, Source::Host), (C, Source::Host)]));
     assert_eq!(bench.rotation.next_wakeup(bench.now), Some(bench.now));
-    assert_eq!(bench.look().as_deref(), Some(A));
+    assert_eq!(bench.poll().as_deref(), Some(A));
     assert_eq!(bench.run(7), [(6, C.to_owned())]);
-    // The same list again is no news.
+    // The same list again changes nothing.
     bench
         .rotation
         .set_candidates(bench.now, list(&[(A, Source::Observed), (B, Source::Host), (C, Source::Host)]));
-    assert_eq!(bench.look(), None);
+    assert_eq!(bench.poll(), None);
 }
 
 #[test]
 fn a_known_candidate_that_rises_above_the_current_one_is_tried_at_once() {
     let mut bench = Bench::new(&[(A, Source::Host), (B, Source::Observed)]);
-    bench.look();
-    // We have learnt how we look from outside: the private address is somebody else's.
+    bench.poll();
+    // The node's public address became known: the private address belongs to another site.
     bench.rotation.set_candidates(bench.now, list(&[(B, Source::Observed), (A, Source::Host)]));
-    assert_eq!(bench.look().as_deref(), Some(B));
+    assert_eq!(bench.poll().as_deref(), Some(B));
 }
 
 #[test]
-fn what_worked_is_not_overtaken_by_what_stood_above_it_all_along() {
-    let worked = list(&[(B, Source::Observed)]).pop();
+fn last_good_is_not_overtaken_by_candidates_that_ranked_above_it_before() {
+    let last_good = list(&[(B, Source::Observed)]).pop();
     let items = [(A, Source::Host), (B, Source::Observed)];
-    let mut bench = Bench::with(Config::default(), worked, &items);
-    assert_eq!(bench.look().as_deref(), Some(B));
+    let mut bench = Bench::with(Config::default(), last_good, &items);
+    assert_eq!(bench.poll().as_deref(), Some(B));
     bench.rotation.set_candidates(bench.now, list(&items));
-    assert_eq!(bench.look(), None);
+    assert_eq!(bench.poll(), None);
 }
 
 #[test]
@@ -287,14 +287,14 @@ fn when_all_others_failed_any_new_candidate_is_tried_at_once() {
     let mut bench = Bench::new(&[(A, Source::Host)]);
     bench.run(30);
     bench.rotation.set_candidates(bench.now, list(&[(A, Source::Host), (B, Source::Observed)]));
-    assert_eq!(bench.look().as_deref(), Some(B));
+    assert_eq!(bench.poll().as_deref(), Some(B));
 }
 
 #[test]
 fn a_peer_that_restarts_on_another_port_is_found_again() {
     let mut bench = Bench::new(&[("198.51.100.1:40000", Source::Observed)]);
-    bench.look();
-    bench.shake();
+    bench.poll();
+    bench.complete_handshake();
     bench.run(50);
     bench.rotation.set_candidates(bench.now, list(&[("198.51.100.1:40999", Source::Observed)]));
     let set = bench.run(20);
@@ -305,13 +305,13 @@ fn a_peer_that_restarts_on_another_port_is_found_again() {
 #[test]
 fn a_flapping_peer_starts_fast_each_time() {
     let mut bench = Bench::new(&[(A, Source::Host), (B, Source::Host)]);
-    bench.look();
+    bench.poll();
     for _ in 0..5 {
-        bench.shake();
+        bench.complete_handshake();
         assert_eq!(bench.run(60), []);
         assert_eq!(bench.state(), State::Up);
         let set = bench.run(12);
-        assert_eq!(set[0].1, A, "what worked comes first");
+        assert_eq!(set[0].1, A, "the last good endpoint comes first");
         assert_eq!(set[1].1, B);
         assert_eq!(bench.state(), State::Connecting);
         bench.device.endpoint = Some(end(A));
@@ -320,7 +320,7 @@ fn a_flapping_peer_starts_fast_each_time() {
 
 /// Two peers behind port-restricted NATs: a packet arrives only where one was sent in the last 30 s.
 #[test]
-fn two_peers_behind_nat_meet_in_the_middle() {
+fn two_peers_behind_nat_try_each_other_at_the_same_time() {
     let (seen_a, seen_b) = ("198.51.100.1:40000", "198.51.100.2:41000");
     for delay in 0..40 {
         let config = |seed| Config { seed, ..Config::default() };
@@ -340,7 +340,7 @@ fn two_peers_behind_nat_meet_in_the_middle() {
                 }
                 let other = 1 - side;
                 peers[side].now = Duration::from_secs(1000 + second);
-                let set = peers[side].look();
+                let set = peers[side].poll();
                 if set.is_some() || second % 5 == 0 {
                     let Some(target) = peers[side].device.endpoint else { continue };
                     opened[side].insert(target, second);
@@ -348,8 +348,8 @@ fn two_peers_behind_nat_meet_in_the_middle() {
                     if target == public[other] && open {
                         peers[0].device.endpoint = Some(public[1]);
                         peers[1].device.endpoint = Some(public[0]);
-                        peers[0].shake();
-                        peers[1].shake();
+                        peers[0].complete_handshake();
+                        peers[1].complete_handshake();
                         met = met.or(Some(second));
                     }
                 }
@@ -389,7 +389,7 @@ fn candidates(numbers: &[u8]) -> Vec<Candidate> {
 
 proptest! {
     #[test]
-    fn whatever_happens_it_sets_only_what_it_was_given_and_leaves_live_sessions_alone(
+    fn any_sequence_sets_only_given_candidates_and_leaves_live_sessions_alone(
         steps in prop::collection::vec(step(), 1..80),
         seed in any::<u64>(),
     ) {
@@ -409,17 +409,17 @@ proptest! {
                 }
             }
             let was_up = rotation.status(now).state == State::Up;
-            let worked = rotation.worked();
+            let last_good = rotation.last_good();
             if let Some(set) = rotation.poll(now) {
                 prop_assert!(!was_up);
-                prop_assert!(current.iter().chain(&worked).any(|candidate| candidate.address == set));
+                prop_assert!(current.iter().chain(&last_good).any(|candidate| candidate.address == set));
                 prop_assert_eq!(rotation.status(now).endpoint, Some(set));
                 device = Some(set);
             }
             prop_assert_eq!(rotation.poll(now), None, "asking twice");
             let status = rotation.status(now);
             prop_assert_eq!(status.state == State::Up, was_up);
-            prop_assert!(!status.reason.is_empty());
+            prop_assert!(!status.message.is_empty());
             prop_assert!(rotation.next_wakeup(now).is_none_or(|at| at > now));
         }
     }
@@ -445,7 +445,7 @@ proptest! {
         }
         let numbers: Vec<u8> = numbers.into_iter().collect();
         rotation.set_candidates(now, candidates(&numbers));
-        // Two rounds at the slowest pace, with one window for what worked and one for what roams in.
+        // Two rounds at the slowest pace, with one attempt for the last good endpoint and one for a roamed one.
         let windows = u32::try_from(numbers.len()).unwrap() * 2 + 3;
         let end = now + Duration::from_secs(23) * windows;
         let (mut tried, mut device) = (BTreeSet::new(), None);

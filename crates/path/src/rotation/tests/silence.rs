@@ -5,46 +5,50 @@ use super::*;
 #[test]
 fn silence_is_noticed_after_a_minute_and_age_after_the_session_ends() {
     let mut bench = Bench::new(&[(A, Source::Host), (B, Source::Host)]);
-    bench.look();
-    bench.shake();
+    bench.poll();
+    bench.complete_handshake();
     bench.run(1);
     let mut quiet = Bench { rotation: bench.rotation.clone(), ..bench };
     assert_eq!(quiet.run(60), []);
     assert_eq!(quiet.run(2), [(1, A.to_owned())]);
     quiet.run(10);
     assert_eq!(
-        quiet.status().reason,
+        quiet.status().message,
         format!("no packet for 72 s; tried 1 endpoint, no handshake yet; trying {B} (host)")
     );
 
     let config = Config { silence: None, ..Config::default() };
     let mut phone = Bench::with(config, None, &[(A, Source::Host)]);
-    phone.look();
-    phone.shake();
+    phone.poll();
+    phone.complete_handshake();
     assert_eq!(phone.run(195), []);
     assert_eq!(phone.run(2), [(1, A.to_owned())]);
-    assert_eq!(phone.status().reason, format!("no handshake for 197 s; trying {A} (host)"));
+    assert_eq!(phone.status().message, format!("no handshake for 197 s; trying {A} (host)"));
 }
 
 #[test]
-fn a_peer_that_answers_nothing_is_given_up_after_twelve_seconds() {
+fn a_session_without_an_answer_ends_after_twelve_seconds() {
     let mut bench = Bench::new(&[(A, Source::Observed), (B, Source::Observed)]);
-    bench.look();
-    bench.shake();
+    bench.poll();
+    bench.complete_handshake();
     bench.run(1);
     bench.device.tx_bytes += 1000;
     assert_eq!(bench.run(13), []);
-    assert_eq!(bench.run(7), [(1, A.to_owned()), (7, B.to_owned())], "first where it was, then elsewhere");
+    assert_eq!(
+        bench.run(7),
+        [(1, A.to_owned()), (7, B.to_owned())],
+        "first the endpoint in use, then the next"
+    );
     bench.device.rx_bytes += 92;
     bench.run(1);
-    assert_eq!(bench.state(), State::Up, "an answer is all it takes");
+    assert_eq!(bench.state(), State::Up, "one answer is enough");
 }
 
 #[test]
-fn an_answer_in_time_and_keepalives_of_ours_give_nobody_up() {
+fn an_answer_in_time_and_our_own_keepalives_end_no_session() {
     let mut bench = Bench::new(&[(A, Source::Observed), (B, Source::Observed)]);
-    bench.look();
-    bench.shake();
+    bench.poll();
+    bench.complete_handshake();
     bench.run(1);
     for _ in 0..10 {
         bench.device.tx_bytes += 1000;
@@ -60,11 +64,11 @@ fn an_answer_in_time_and_keepalives_of_ours_give_nobody_up() {
 }
 
 #[test]
-fn a_device_made_anew_waits_for_no_old_answer() {
+fn a_recreated_device_awaits_no_old_answer() {
     let mut bench = Bench::new(&[(A, Source::Observed)]);
     bench.device.tx_bytes = 9000;
-    bench.look();
-    bench.shake();
+    bench.poll();
+    bench.complete_handshake();
     bench.run(1);
     bench.device.tx_bytes = 20_000;
     bench.run(10);
