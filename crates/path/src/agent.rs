@@ -1,0 +1,278 @@
+//! One state machine per peer behind one sans-I/O interface, as in the cores of Firezone (`snownet`) and iroh.
+//!
+//! The shell owns the clock, the WireGuard device and the sockets. It calls [`PathAgent::handle_timeout`] at
+//! [`PathAgent::poll_timeout`] and [`PathAgent::handle_datagram`] for each datagram on the WireGuard port that is no
+//! WireGuard message; after each call it drains [`PathAgent::poll_event`] and [`PathAgent::poll_transmit`].
+//!
+//! Every decision of [`Rotation`] needs a current observation, or it could change the endpoint of a session that came up
+//! a moment ago. So a timer only asks for one ([`Event::ObservationDue`]), and [`PathAgent::observe`] decides. A
+//! shell that reads all peers from the device in one request should observe all of them: their timers then move on
+//! together.
+//!
+//! No probe format is defined yet. Each datagram is counted and dropped, and nothing is transmitted.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use fairlead_api::wireguard::PublicKey;
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+
+use crate::candidates::{Candidate, Source};
+use crate::rotation::{Config, EndpointReason, LastGood, Observation, Reason, Rotation, State, Status};
+use crate::timers::TimerQueue;
+
+/// Time between observations while a peer is not up: at first, and again after each endpoint that is set.
+const MIN_OBSERVATION_INTERVAL: Duration = Duration::from_millis(500);
+/// Time between observations while a peer is up, or has been away for long.
+const MAX_OBSERVATION_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Where a peer may be reached.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct PeerPaths {
+    /// Endpoints to try, best first ([`crate::order`]).
+    pub candidates: Vec<Candidate>,
+    /// The endpoint of its last live session, from [`PathAgent::last_good`] of an earlier run. Used when the peer is added.
+    pub last_good: Option<LastGood>,
+}
+
+/// Something for the shell to do or to report.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Event {
+    /// Call [`PathAgent::observe`] with the device's state of this peer. The event is repeated until that happens.
+    ObservationDue {
+        /// The peer.
+        peer: PublicKey,
+    },
+    /// Set this endpoint on the device, with a forced handshake if the device can do that.
+    SetEndpoint {
+        /// The peer.
+        peer: PublicKey,
+        /// Its new endpoint.
+        endpoint: SocketAddr,
+        /// Where the endpoint comes from.
+        source: Source,
+        /// Why it is set.
+        reason: EndpointReason,
+    },
+    /// The path to this peer has another state.
+    StateChanged {
+        /// The peer.
+        peer: PublicKey,
+        /// The state before.
+        from: State,
+        /// The state now.
+        to: State,
+        /// Why.
+        reason: Reason,
+    },
+}
+
+/// A datagram to be sent from the WireGuard port.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Transmit {
+    /// Its source address; the kernel chooses one when `None`.
+    pub local: Option<IpAddr>,
+    /// Its destination.
+    pub remote: SocketAddr,
+    /// Its payload.
+    pub payload: Vec<u8>,
+}
+
+#[derive(Debug)]
+struct Peer {
+    rotation: Rotation,
+    /// The state of the last [`Event::StateChanged`].
+    state: State,
+    /// When an endpoint was last set, or the peer added.
+    changed: Duration,
+    /// When this machine is to run next.
+    due: Option<Duration>,
+    /// An [`Event::ObservationDue`] waits in the queue.
+    observation_queued: bool,
+}
+
+/// The paths of one node: a machine for each peer, a queue of their timers, and what they want done.
+#[derive(Debug)]
+pub struct PathAgent {
+    config: Config,
+    random: StdRng,
+    peers: BTreeMap<PublicKey, Peer>,
+    timers: TimerQueue<PublicKey>,
+    events: VecDeque<Event>,
+    unknown_datagrams: u64,
+    #[cfg(test)]
+    machines_run: usize,
+}
+
+impl PathAgent {
+    /// An agent without peers. `seed` must differ between nodes: all random numbers are drawn from it, and
+    /// [`Config::seed`] is replaced for each peer.
+    pub fn new(config: Config, seed: u64) -> Self {
+        Self {
+            config,
+            random: StdRng::seed_from_u64(seed),
+            peers: BTreeMap::new(),
+            timers: TimerQueue::default(),
+            events: VecDeque::new(),
+            unknown_datagrams: 0,
+            #[cfg(test)]
+            machines_run: 0,
+        }
+    }
+
+    /// Adds a peer, or replaces its candidates. The path of a known peer keeps its state.
+    pub fn upsert_peer(&mut self, now: Duration, key: PublicKey, paths: PeerPaths) {
+        let is_new = !self.peers.contains_key(&key);
+        let peer = self.peers.entry(key).or_insert_with(|| {
+            let config = Config { seed: self.random.random(), ..self.config };
+            let rotation = Rotation::new(config, paths.last_good);
+            Peer { rotation, state: State::Connecting, changed: now, due: None, observation_queued: false }
+        });
+        peer.rotation.set_candidates(now, paths.candidates);
+        let wakeup = if is_new { Some(now) } else { peer.rotation.next_wakeup(now) };
+        let due = peer.due.into_iter().chain(wakeup).min();
+        self.timers.reschedule(key, &mut peer.due, due);
+        if !is_new {
+            report_state(&mut self.events, key, peer, now);
+        }
+    }
+
+    /// Removes a peer, its timer and its undelivered events.
+    pub fn remove_peer(&mut self, key: &PublicKey) {
+        if let Some(mut peer) = self.peers.remove(key) {
+            self.timers.reschedule(*key, &mut peer.due, None);
+            self.events.retain(|event| event.peer() != key);
+        }
+    }
+
+    /// Takes the device's state of a peer and decides on it; peers that were not added are ignored. A peer that the
+    /// device does not have yet is observed as [`Observation::default`].
+    pub fn observe(&mut self, now: Duration, key: &PublicKey, observation: Observation) {
+        let Some(peer) = self.peers.get_mut(key) else { return };
+        #[cfg(test)]
+        {
+            self.machines_run += 1;
+        }
+        peer.rotation.observe(now, observation);
+        if let Some(endpoint) = peer.rotation.poll(now)
+            && let Some(attempt) = peer.rotation.attempt()
+        {
+            peer.changed = now;
+            let (source, reason) = (attempt.candidate.source, attempt.reason);
+            self.events.push_back(Event::SetEndpoint { peer: *key, endpoint, source, reason });
+        }
+        report_state(&mut self.events, *key, peer, now);
+        let wakeup = peer.rotation.next_wakeup(now).filter(|wakeup| *wakeup > now);
+        let next = now.saturating_add(peer.observation_interval(now));
+        let due = wakeup.map_or(next, |wakeup| wakeup.min(next));
+        self.timers.reschedule(*key, &mut peer.due, Some(due));
+    }
+
+    /// Takes a datagram that arrived on the WireGuard port and is no WireGuard message. `local` is the address it was
+    /// sent to, if the socket told. No format is defined yet: the datagram is counted and dropped.
+    pub fn handle_datagram(
+        &mut self,
+        _now: Duration,
+        _local: Option<IpAddr>,
+        _remote: SocketAddr,
+        _bytes: &[u8],
+    ) {
+        self.unknown_datagrams = self.unknown_datagrams.saturating_add(1);
+    }
+
+    /// Runs the machines that are due, and no others.
+    pub fn handle_timeout(&mut self, now: Duration) {
+        while let Some(key) = self.timers.pop_due(now) {
+            let Some(peer) = self.peers.get_mut(&key) else { continue };
+            #[cfg(test)]
+            {
+                self.machines_run += 1;
+            }
+            peer.due = None;
+            let again = now.saturating_add(MIN_OBSERVATION_INTERVAL);
+            self.timers.reschedule(key, &mut peer.due, Some(again));
+            if !std::mem::replace(&mut peer.observation_queued, true) {
+                self.events.push_back(Event::ObservationDue { peer: key });
+            }
+        }
+    }
+
+    /// The next datagram to send: none as long as no probe format is defined.
+    pub fn poll_transmit(&mut self) -> Option<Transmit> {
+        None
+    }
+
+    /// The next event.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        let event = self.events.pop_front()?;
+        if let Event::ObservationDue { peer } = event
+            && let Some(peer) = self.peers.get_mut(&peer)
+        {
+            peer.observation_queued = false;
+        }
+        Some(event)
+    }
+
+    /// When to call [`Self::handle_timeout`]. `None` without peers.
+    pub fn poll_timeout(&self) -> Option<Duration> {
+        self.timers.next()
+    }
+
+    /// The state of a peer at `now`, for users.
+    pub fn status(&self, now: Duration, key: &PublicKey) -> Option<Status> {
+        self.peers.get(key).map(|peer| peer.rotation.status(now))
+    }
+
+    /// The endpoint of a peer's last live session.
+    pub fn last_good(&self, key: &PublicKey) -> Option<LastGood> {
+        self.peers.get(key)?.rotation.last_good()
+    }
+
+    /// The peers, sorted.
+    pub fn peers(&self) -> impl Iterator<Item = &PublicKey> {
+        self.peers.keys()
+    }
+
+    /// How many datagrams were dropped because their format is not known.
+    pub fn unknown_datagrams(&self) -> u64 {
+        self.unknown_datagrams
+    }
+}
+
+impl Peer {
+    /// Short after an endpoint was set, ever longer while the peer stays away: a peer that is gone for good costs next to
+    /// nothing.
+    fn observation_interval(&self, now: Duration) -> Duration {
+        match self.state {
+            State::Up => MAX_OBSERVATION_INTERVAL,
+            State::Connecting | State::Down => {
+                let quarter = now.saturating_sub(self.changed) / 4;
+                quarter.clamp(MIN_OBSERVATION_INTERVAL, MAX_OBSERVATION_INTERVAL)
+            }
+        }
+    }
+}
+
+fn report_state(events: &mut VecDeque<Event>, key: PublicKey, peer: &mut Peer, now: Duration) {
+    let (state, reason) = peer.rotation.state(now);
+    let from = std::mem::replace(&mut peer.state, state);
+    if from != state {
+        events.push_back(Event::StateChanged { peer: key, from, to: state, reason });
+    }
+}
+
+impl Event {
+    /// The peer this is about.
+    pub fn peer(&self) -> &PublicKey {
+        match self {
+            Self::ObservationDue { peer }
+            | Self::SetEndpoint { peer, .. }
+            | Self::StateChanged { peer, .. } => peer,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
