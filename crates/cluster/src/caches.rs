@@ -1,7 +1,7 @@
-//! Watch caches: what this node knows of the cluster, kept current, and a signal whenever something changed.
+//! Watch caches: the objects of one kind as last seen, kept current, with a signal at every change.
 //!
-//! An unreachable API server stops nothing: the last known state stays in force and the watch is repeated with
-//! growing pauses.
+//! An unreachable API server stops nothing: the last known state remains in use and the watch is retried with exponential
+//! backoff.
 
 use std::fmt::Debug;
 use std::hash::Hash;
@@ -14,8 +14,10 @@ use kube::runtime::watcher::{self, Event};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-/// Seconds after which the server ends a watch and it is begun anew. A connection that died silently (a NAT that
-/// forgot it, a router that was replaced) is noticed within this time.
+use crate::subsystem::Subsystem;
+
+/// Seconds after which the server ends a watch and it is begun anew. A connection that is dead without a reset (a NAT
+/// binding that expired, a router that was replaced) is detected within this time.
 pub const WATCH_SECONDS: u32 = 60;
 
 /// Objects of one kind as last seen.
@@ -53,9 +55,37 @@ where
     K: Lookup + Clone + Debug + Send + Sync + 'static,
     K::DynamicType: Hash + Eq + Clone + Debug + Default + Send + Sync,
 {
+    let (cache, update) = cache(what, events);
+    tasks.spawn(update);
+    cache
+}
+
+/// Keeps a cache current on a task of `subsystem`. `what` names the objects in logs and the task.
+pub fn start<K>(
+    subsystem: &mut Subsystem,
+    what: &'static str,
+    events: impl Stream<Item = watcher::Result<Event<K>>> + Send + 'static,
+) -> Cache<K>
+where
+    K: Lookup + Clone + Debug + Send + Sync + 'static,
+    K::DynamicType: Hash + Eq + Clone + Debug + Default + Send + Sync,
+{
+    let (cache, update) = cache(what, events);
+    subsystem.spawn(what, update);
+    cache
+}
+
+fn cache<K>(
+    what: &'static str,
+    events: impl Stream<Item = watcher::Result<Event<K>>> + Send + 'static,
+) -> (Cache<K>, impl Future<Output = ()> + Send + 'static)
+where
+    K: Lookup + Clone + Debug + Send + Sync + 'static,
+    K::DynamicType: Hash + Eq + Clone + Debug + Default + Send + Sync,
+{
     let (store, mut writer) = reflector::store();
     let (changed, generation) = watch::channel(0);
-    tasks.spawn(async move {
+    let update = async move {
         let mut events = pin!(events.default_backoff());
         let mut interrupted = false;
         while let Some(event) = events.next().await {
@@ -72,12 +102,12 @@ where
                 Err(error) if interrupted => tracing::debug!(what, %error, "still cannot watch"),
                 Err(error) => {
                     interrupted = true;
-                    tracing::warn!(what, %error, "cannot watch; the last known state stays in force");
+                    tracing::warn!(what, %error, "cannot watch; the last known state remains in use");
                 }
             }
         }
-    });
-    Cache { store, generation }
+    };
+    (Cache { store, generation }, update)
 }
 
 /// The watch parameters every cache uses.

@@ -5,16 +5,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::http::{StatusCode, header};
+use axum::http::{StatusCode, Uri, header};
 use axum::response::IntoResponse;
 use axum::routing::get;
 use tokio::net::TcpListener;
 
+use crate::subsystem::{Health, Report};
+
 /// The content type of OpenMetrics text.
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// How soon a port that is taken is tried again.
-const AGAIN: Duration = Duration::from_millis(500);
+/// Pause before a port that is in use is tried again.
+const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Says why the program is not ready, or nothing when it is.
 pub type Readiness = Arc<dyn Fn() -> Option<String> + Send + Sync>;
@@ -35,6 +37,21 @@ pub fn health(readiness: Readiness) -> Router {
     )
 }
 
+/// Routes of the health port: `/healthz` says whether every task runs, `/readyz` which subsystems are not ready and why; both
+/// name every subsystem with `?verbose`.
+pub fn probes(health: Health) -> Router {
+    let ready = health.clone();
+    Router::new()
+        .route("/healthz", get(move |uri: Uri| async move { probe(&health.liveness(), &uri) }))
+        .route("/readyz", get(move |uri: Uri| async move { probe(&ready.readiness(), &uri) }))
+}
+
+fn probe(report: &Report, uri: &Uri) -> (StatusCode, String) {
+    let verbose = uri.query().is_some_and(|query| query.split('&').any(|part| part.starts_with("verbose")));
+    let status = if report.is_ok() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    (status, report.text(verbose))
+}
+
 /// Routes of the metrics port: `/metrics`.
 pub fn metrics(text: impl Fn() -> String + Clone + Send + Sync + 'static) -> Router {
     let answer = move || {
@@ -44,7 +61,7 @@ pub fn metrics(text: impl Fn() -> String + Clone + Send + Sync + 'static) -> Rou
     Router::new().route("/metrics", get(answer))
 }
 
-/// Serves `routes` until the task is dropped. A port that is taken is logged and tried again; pods start without it.
+/// Serves `routes` until the task is dropped. A port that is in use is logged and tried again; pods start without it.
 pub async fn serve(what: &'static str, address: SocketAddr, routes: Router) {
     let listener = listen(what, address).await;
     if let Err(error) = axum::serve(listener, routes).await {
@@ -52,18 +69,18 @@ pub async fn serve(what: &'static str, address: SocketAddr, routes: Router) {
     }
 }
 
-/// A predecessor that is ending gives its port back a moment later.
+/// A predecessor that is ending releases its port a moment later.
 async fn listen(what: &'static str, address: SocketAddr) -> TcpListener {
-    let mut told = false;
+    let mut reported = false;
     loop {
         match TcpListener::bind(address).await {
             Ok(listener) => return listener,
-            Err(error) if told => tracing::debug!(what, %address, %error, "still cannot listen"),
+            Err(error) if reported => tracing::debug!(what, %address, %error, "still cannot listen"),
             Err(error) => {
                 tracing::error!(what, %address, %error, "cannot listen; is another program on this port?");
-                told = true;
+                reported = true;
             }
         }
-        tokio::time::sleep(AGAIN).await;
+        tokio::time::sleep(RETRY_INTERVAL).await;
     }
 }

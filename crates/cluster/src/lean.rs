@@ -1,10 +1,10 @@
-//! Objects without what nobody here reads, for caches: a program must stay small in a large cluster. Field managers alone
-//! are half of most objects.
+//! Objects without the fields that are never read, for caches: a program must stay small in a large cluster. `managedFields`
+//! alone are half of most objects.
 
 use kube::ResourceExt;
 use kube::api::ObjectMeta;
 
-/// `kubectl apply` keeps a copy of the whole object in it.
+/// Holds a copy of the whole object (`kubectl apply`).
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
 /// For objects of any kind.
@@ -15,13 +15,13 @@ pub fn any(object: &mut impl ResourceExt) {
     }
 }
 
-/// For objects of which nothing else of the metadata is read but labels.
+/// For objects of whose metadata only identity and labels are read.
 pub fn labelled(object: &mut impl ResourceExt) {
     let labels = object.meta_mut().labels.take();
     *object.meta_mut() = ObjectMeta { labels, ..identity(object.meta_mut()) };
 }
 
-/// For objects of which nothing of the metadata is read but who they are and since when.
+/// For objects of whose metadata only the identity and the timestamps are read.
 pub fn identified(object: &mut impl ResourceExt) {
     *object.meta_mut() = identity(object.meta_mut());
 }
@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn what_users_wrote_stays() {
+    fn what_users_wrote_is_kept() {
         let mut lean = object();
         any(&mut lean);
         assert_eq!(lean.annotations().keys().collect::<Vec<_>>(), ["mine"]);
@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn who_it_is_stays() {
+    fn the_identity_is_kept() {
         let mut lean = object();
         labelled(&mut lean);
         let mut expected = object();

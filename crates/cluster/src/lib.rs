@@ -1,15 +1,21 @@
-//! What every long-running Fairlead program needs of Kubernetes and gives to its kubelet.
+//! What every long-running Fairlead program needs: watch caches, Events, metrics, health and supervised tasks.
 //!
-//! * [`caches`]: objects as last seen, with a signal for every change. The API server's absence stops nothing.
+//! * [`caches`]: objects as last seen, with a signal for every change. An unreachable API server stops nothing.
+//! * [`events`]: Kubernetes Events, published without delaying the caller.
 //! * [`http`]: `/healthz`, `/readyz` and `/metrics`.
+//! * [`metrics`]: what the metrics of all programs share.
 //! * [`pods`]: pods reduced to what addresses need.
-//! * [`requests`]: how often the API server is asked, and for what.
+//! * [`requests`]: requests to the API server, counted.
+//! * [`subsystem`]: the tasks of a program by name, their health, and the order in which they stop.
 //!
-//! It decides nothing; the node program and the controller do. Objects come from the API server's watches and go to
-//! whoever holds the cache.
+//! It decides nothing; the node program and the controller do. Objects come from the API server's watches and go to the
+//! holders of the caches.
 
 pub mod caches;
+pub mod events;
 pub mod http;
 pub mod lean;
+pub mod metrics;
 pub mod pods;
 pub mod requests;
+pub mod subsystem;

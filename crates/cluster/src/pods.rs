@@ -1,5 +1,5 @@
-//! Pods reduced to what addresses need. Everything else of a pod is never even parsed, so that a node program stays
-//! small beside pods with long specifications.
+//! Pods reduced to what concerns addresses. All other fields are not even parsed, so that a node program stays small beside
+//! pods with long specifications.
 
 use std::net::IpAddr;
 
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 /// Annotation on the mirror of a static pod: the UID by which kubelet knows the pod (kubelet, `ConfigHashAnnotationKey`).
 const ANNOTATION_STATIC_UID: &str = "kubernetes.io/config.hash";
 
-/// A pod: who it is, where it is, and which addresses it is said to have.
+/// A pod: its identity, its node, and the addresses in its status.
 #[derive(Resource, Serialize, Deserialize, Clone, Debug, Default)]
 #[resource(inherit = Pod)]
 pub struct SlimPod {
@@ -45,7 +45,7 @@ struct PodIp {
 }
 
 impl SlimPod {
-    /// Its namespace; empty for an object that has none, which the API server does not make.
+    /// Its namespace; empty for an object without one, which the API server does not return.
     pub fn namespace(&self) -> &str {
         self.metadata.namespace.as_deref().unwrap_or_default()
     }
@@ -55,7 +55,7 @@ impl SlimPod {
         self.metadata.name.as_deref().unwrap_or_default()
     }
 
-    /// The UIDs it goes by: the object's, and kubelet's own for a static pod. Container runtimes pass kubelet's.
+    /// Its UIDs: the object's, and kubelet's own for a static pod. Container runtimes pass kubelet's.
     pub fn uids(&self) -> Vec<String> {
         let of_static = self.metadata.annotations.iter().flatten().map(|(_, uid)| uid);
         self.metadata.uid.iter().chain(of_static).cloned().collect()
@@ -71,18 +71,18 @@ impl SlimPod {
         self.spec.host_network
     }
 
-    /// Whether it has ended for good (`status.phase`), so that its addresses may belong to others.
+    /// Whether it has terminated (`status.phase`), so that its addresses may belong to other pods.
     pub fn has_ended(&self) -> bool {
         matches!(self.status.phase.as_deref(), Some("Succeeded" | "Failed"))
     }
 
-    /// `status.podIPs`; what is no address is left out.
+    /// `status.podIPs`, without entries that are no address.
     pub fn addresses(&self) -> Vec<IpAddr> {
         self.status.pod_ips.iter().filter_map(|listed| listed.ip.parse().ok()).collect()
     }
 }
 
-/// Leaves of the metadata only who the pod is.
+/// Keeps of the metadata only the identity.
 pub fn trimmed(pod: &mut SlimPod) {
     let whole = std::mem::take(&mut pod.metadata);
     let annotations = whole.annotations.and_then(|mut all| all.remove_entry(ANNOTATION_STATIC_UID));
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_addresses_need_is_kept() {
+    fn only_what_concerns_addresses_is_kept() {
         let pod = pod(serde_json::json!({
             "metadata": {
                 "name": "web", "namespace": "shop", "uid": "u1", "labels": { "a": "b" },
@@ -128,9 +128,9 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_is_not_scheduled_yet_is_one_too() {
-        let fresh = pod(serde_json::json!({ "metadata": { "name": "web" }, "spec": {}, "status": {} }));
-        assert_eq!((fresh.node(), fresh.addresses()), (None, vec![]));
+    fn a_pod_that_is_not_scheduled_yet_is_parsed() {
+        let unscheduled = pod(serde_json::json!({ "metadata": { "name": "web" }, "spec": {}, "status": {} }));
+        assert_eq!((unscheduled.node(), unscheduled.addresses()), (None, vec![]));
         let ended = pod(serde_json::json!({
             "metadata": { "name": "job" }, "spec": { "hostNetwork": true }, "status": { "phase": "Failed" },
         }));
