@@ -1,9 +1,9 @@
 //! What one node program says to the next when it hands over its tunnels.
 #![no_main]
 
-use fairlead_tunnel::understand_handover_message;
+use fairlead_tunnel::parse_handover_message;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
-    let _ = understand_handover_message(bytes);
+    let _ = parse_handover_message(bytes);
 });

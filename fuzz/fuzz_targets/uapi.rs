@@ -1,9 +1,9 @@
 //! What a client such as `wg` writes to the control socket of the embedded WireGuard.
 #![no_main]
 
-use fairlead_tunnel::understand_control_request;
+use fairlead_tunnel::parse_control_request;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|text: &str| {
-    let _ = understand_control_request(text);
+    let _ = parse_control_request(text);
 });

@@ -1,23 +1,26 @@
 //! One WireGuard device, whichever implementation carries it.
 //!
 //! [`open`] takes the kernel's WireGuard where there is one and the embedded one elsewhere, and adopts a device that
-//! is already there, with its sessions. Callers compare [`WireGuardDevice::state`] with what should be
-//! (`DeviceState::change_to`) and hand the difference to [`WireGuardDevice::change`].
+//! exists, with its sessions. Callers compare [`WireGuardDevice::state`] with the desired configuration
+//! (`DeviceState::change_to`) and pass the difference to [`WireGuardDevice::change`].
 
 use std::fmt;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 
 use fairlead_api::wireguard::{DeviceChange, DeviceState};
 use fairlead_netlink::route::{self, RouteSocket};
 use fairlead_netlink::wireguard as kernel;
-pub use fairlead_tunnel::Retiring;
+pub use fairlead_tunnel::{PathDatagram, PathSocketStats, PendingHandover};
 
 use crate::uplink::loosen_reverse_path_filter;
 
 mod embedded;
 mod in_kernel;
 
-/// Who encrypts.
+/// An implementation of WireGuard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Backend {
     /// The kernel's module.
@@ -35,7 +38,7 @@ impl fmt::Display for Backend {
     }
 }
 
-/// Which implementation to take.
+/// Which implementation to use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Preference {
     /// The one the device already has; for a new device the kernel's if there is one.
@@ -47,17 +50,17 @@ pub enum Preference {
     Embedded,
 }
 
-/// What a device is to be like as a link.
+/// The settings of a device's link.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
     /// Name of the link.
     pub interface: String,
     /// Its MTU in bytes.
     pub mtu: u32,
-    /// Which implementation to take.
+    /// Which implementation to use.
     pub preference: Preference,
-    /// Where an embedded device of another process may be waiting for this one ([`WireGuardDevice::retire`]).
-    pub predecessor: Option<PathBuf>,
+    /// Where an old process may be listening to hand its embedded device over ([`WireGuardDevice::hand_over`]).
+    pub handover_socket: Option<PathBuf>,
 }
 
 /// Why a device could not be opened, read or changed.
@@ -69,7 +72,7 @@ pub enum Error {
     /// The embedded implementation failed.
     #[error(transparent)]
     Embedded(#[from] fairlead_tunnel::Error),
-    /// The kernel's WireGuard was asked for and is not there.
+    /// The kernel's WireGuard was requested and is missing.
     #[error(
         "this kernel has no WireGuard ({0}): load its module `wireguard`, or let Fairlead use the embedded one"
     )]
@@ -82,18 +85,18 @@ pub enum Error {
     Foreign {
         /// The link.
         interface: String,
-        /// What it is: "of kind bridge", "hardware".
+        /// Its kind: "of kind bridge", "hardware".
         kind: String,
         /// Which implementation was to use it.
         wanted: Backend,
     },
-    /// A link that was there is gone.
-    #[error("link {0} has vanished: somebody removed it; open the device again")]
+    /// The link was removed.
+    #[error("link {0} was removed: open the device again")]
     Vanished(String),
 }
 
 impl Error {
-    /// Whether it says no more than that this kernel has no WireGuard.
+    /// Whether the reason is that this kernel has no WireGuard.
     pub fn is_unsupported(&self) -> bool {
         matches!(self, Self::NoKernel(_))
     }
@@ -101,44 +104,69 @@ impl Error {
 
 /// A WireGuard device.
 pub trait WireGuardDevice: Send + Sync {
-    /// Who encrypts.
+    /// The implementation.
     fn backend(&self) -> Backend;
 
     /// Name of the link.
     fn interface(&self) -> &str;
 
-    /// How it is configured and what it knows of its peers.
+    /// Its configuration and the state of its peers.
     ///
     /// # Errors
-    /// The device is gone, or cannot be asked.
+    /// The device is gone, or cannot be read.
     fn state(&self) -> Result<DeviceState, Error>;
 
-    /// Carries out a difference; nothing at all if it is empty. Sessions of peers that stay are kept, and an
-    /// allowed address that stays is never missing for a moment.
+    /// Applies a change; an empty one sends nothing. Peers that stay keep their sessions, and an allowed address that stays
+    /// is never missing for a moment.
     ///
     /// # Errors
     /// The device is gone, or refuses a value.
     fn change(&self, change: &DeviceChange) -> Result<(), Error>;
 
-    /// Gets ready to hand the device to another process that opens it with this path as [`Settings::predecessor`]. `None`
-    /// when that one needs nothing from this process: the kernel keeps its devices.
+    /// Opens the socket for non-WireGuard datagrams on the WireGuard port; one at a time. `None` where the implementation
+    /// has none (the kernel's), or one is open already.
     ///
     /// # Errors
-    /// Nothing can listen at `path`, or the device is gone.
-    fn retire(self: Box<Self>, path: PathBuf) -> Result<Option<Retiring>, Error>;
+    /// The process has no descriptor left.
+    fn open_path_socket(&self) -> io::Result<Option<Box<dyn PathSocket>>>;
 
-    /// Removes the device and its link. Dropping it leaves the link in place for a successor.
+    /// Listens for another process that opens the device with this path as [`Settings::handover_socket`]. `None` when that
+    /// one needs nothing from this process: the kernel keeps its devices.
+    ///
+    /// # Errors
+    /// The socket cannot be opened, or the device is gone.
+    fn hand_over(self: Box<Self>, path: PathBuf) -> Result<Option<PendingHandover>, Error>;
+
+    /// Removes the device and its link. Dropping it leaves the link for the next process.
     ///
     /// # Errors
     /// The kernel refuses.
     fn delete(self: Box<Self>) -> Result<(), Error>;
 }
 
+/// Sends and receives datagrams that are no WireGuard messages on the WireGuard port: probes, STUN. Its descriptor is
+/// readable while datagrams wait. The queue is bounded; what it drops is counted.
+pub trait PathSocket: AsFd + Send + Sync {
+    /// Sends from the WireGuard port with the device's mark, without waiting. The kernel chooses the source address if
+    /// `local` is `None`.
+    ///
+    /// # Errors
+    /// `NotConnected` as long as the device has no port, `WouldBlock` while the socket is full; the kernel's error
+    /// otherwise.
+    fn send(&self, local: Option<IpAddr>, remote: SocketAddr, payload: &[u8]) -> io::Result<()>;
+
+    /// The next datagram, if one waits.
+    fn try_receive(&self) -> Option<PathDatagram>;
+
+    /// The device's counters of such datagrams.
+    fn stats(&self) -> PathSocketStats;
+}
+
 /// Opens the device in the network namespace of the calling thread: adopts or creates it, gives it its MTU, sets it
 /// up and loosens its reverse path filter.
 ///
 /// # Errors
-/// The implementation asked for is missing, or the name belongs to something else.
+/// The requested implementation is missing, or the name belongs to a link of another kind.
 pub fn open(settings: &Settings) -> Result<Box<dyn WireGuardDevice>, Error> {
     let mut links = RouteSocket::open()?;
     let present = links.link_by_name(&settings.interface)?;
@@ -161,7 +189,7 @@ pub fn open(settings: &Settings) -> Result<Box<dyn WireGuardDevice>, Error> {
     Ok(device)
 }
 
-/// Which implementation to try, given the kind of the link that has the name already; hardware has no kind.
+/// Which implementation to try, given the kind of the existing link of this name; hardware has no kind.
 fn candidate(settings: &Settings, present: Option<Option<&str>>) -> Result<Backend, Error> {
     match (settings.preference, present) {
         (Preference::Auto | Preference::Kernel, None | Some(Some(kernel::KIND))) => Ok(Backend::Kernel),
@@ -175,7 +203,7 @@ fn candidate(settings: &Settings, present: Option<Option<&str>>) -> Result<Backe
     }
 }
 
-/// MTU, up and open to answers, if the link is not so already.
+/// Sets the MTU and the link up where that is not so yet, and loosens its reverse path filter.
 fn bring_up(links: &mut RouteSocket, settings: &Settings) -> Result<(), Error> {
     let link = links
         .link_by_name(&settings.interface)?
@@ -188,7 +216,7 @@ fn bring_up(links: &mut RouteSocket, settings: &Settings) -> Result<(), Error> {
         messages.push(route::set_up(link.index, true));
     }
     links.apply(&messages)?;
-    // Answers of other nodes come in here though the main table would send to them elsewhere.
+    // Packets of other nodes arrive here although the main table routes to them by another link.
     if let Err(error) = loosen_reverse_path_filter(&settings.interface) {
         tracing::warn!(interface = settings.interface, %error, "cannot loosen the reverse path filter");
     }
@@ -200,10 +228,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_that_is_there_decides() {
+    fn the_kind_of_an_existing_link_decides() {
         use Backend::{Embedded, Kernel};
-        let settings =
-            |preference| Settings { interface: "wire_kube".into(), mtu: 1420, preference, predecessor: None };
+        let settings = |preference| Settings {
+            interface: "wire_kube".into(),
+            mtu: 1420,
+            preference,
+            handover_socket: None,
+        };
         let (wireguard, tun, bridge) = (Some("wireguard"), Some("tun"), Some("bridge"));
         for (preference, present, expected) in [
             (Preference::Auto, None, Some(Kernel)),

@@ -1,5 +1,5 @@
 //! The kernel's WireGuard, on kernels that have it. `FAIRLEAD_KERNEL_WIREGUARD=1` says that this one must; without it, a
-//! kernel that has none must say so properly.
+//! kernel without it must be reported as such.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -26,17 +26,17 @@ fn the_kernels_wireguard() {
         Err(error) if required => panic!("FAIRLEAD_KERNEL_WIREGUARD=1, but {error}"),
         Err(error) => {
             assert!(error.is_unsupported(), "{error}");
-            absence_is_reported();
+            a_missing_module_is_reported();
         }
     }
 }
 
-fn absence_is_reported() {
+fn a_missing_module_is_reported() {
     let settings = |preference| Settings {
         interface: format!("wgk-{}", std::process::id()),
         mtu: 1420,
         preference,
-        predecessor: None,
+        handover_socket: None,
     };
     in_namespace(|| {
         let error = open(&settings(Preference::Kernel)).err().expect("there is no WireGuard to open");

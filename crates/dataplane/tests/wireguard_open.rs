@@ -1,4 +1,4 @@
-//! Names that belong to somebody else.
+//! Names that cannot be used.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -19,7 +19,7 @@ fn a_link_of_another_kind_is_refused_and_left_alone() {
             run("ip link add wire_kube type bridge");
             let before = run("ip -o link");
             let settings =
-                Settings { interface: "wire_kube".into(), mtu: 1420, preference, predecessor: None };
+                Settings { interface: "wire_kube".into(), mtu: 1420, preference, handover_socket: None };
             let error = open(&settings).err().expect("a bridge is no WireGuard device").to_string();
             assert!(error.contains("wire_kube") && error.contains("bridge"), "{error}");
             assert_eq!(run("ip -o link"), before);
@@ -34,7 +34,7 @@ fn a_bad_name_is_an_error_that_says_so() {
             interface: "much-too-long-a-name".into(),
             mtu: 1420,
             preference: Preference::Embedded,
-            predecessor: None,
+            handover_socket: None,
         };
         let error = open(&settings).err().expect("the kernel allows 15 characters").to_string();
         assert!(error.contains("much-too-long-a-name"), "{error}");

@@ -1,4 +1,4 @@
-//! Which peer owns which inner addresses: WireGuard's cryptokey routing table (WireGuard paper 2).
+//! The owners of inner addresses: WireGuard's cryptokey routing table (WireGuard paper 2).
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -17,12 +17,12 @@ pub(crate) struct AllowedIps {
 }
 
 impl AllowedIps {
-    /// Gives `owner` exactly these prefixes; those another peer had leave it.
+    /// Assigns exactly these prefixes to `owner`; another peer loses those it had.
     pub(crate) fn replace(&mut self, owner: PublicKey, prefixes: &[IpNet]) {
         let wanted: BTreeSet<IpNet> = prefixes.iter().map(IpNet::trunc).collect();
         let present = self.by_owner.remove(&owner).unwrap_or_default();
         for prefix in present.difference(&wanted) {
-            self.forget(prefix);
+            self.remove(prefix);
         }
         for prefix in &wanted {
             let previous = self.assign(*prefix, owner);
@@ -57,7 +57,7 @@ impl AllowedIps {
         }
     }
 
-    fn forget(&mut self, prefix: &IpNet) {
+    fn remove(&mut self, prefix: &IpNet) {
         match prefix {
             IpNet::V4(v4) => self.v4.remove(v4),
             IpNet::V6(v6) => self.v6.remove(v6),
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prefix_moves_to_its_new_owner_and_leaves_the_old_one() {
+    fn a_prefix_moves_from_its_old_owner_to_the_new_one() {
         let mut table = AllowedIps::default();
         let (wide, narrow): (IpNet, IpNet) = ("10.0.0.0/8".parse().unwrap(), "10.1.0.0/16".parse().unwrap());
         table.replace(key(1), &[wide, narrow]);

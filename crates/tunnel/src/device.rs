@@ -1,29 +1,33 @@
-//! The device as its user holds it.
+//! The device's public interface.
 
+use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use fairlead_api::wireguard::{DeviceChange, DeviceState, PublicKey};
 
-use crate::handover::Inheritance;
+use crate::handover::Takeover;
+use crate::path_socket::{PathPort, PathSocket, PathSocketStats};
 use crate::pump::{self, Handle};
 use crate::tun::Tun;
 use crate::uapi::Server;
 use crate::{Error, Settings};
 
-/// How often it is looked whether a successor has taken over.
-const LOOK: Duration = Duration::from_millis(20);
+/// How often [`PendingHandover::wait`] checks whether the hand-over is complete.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A running WireGuard device.
 ///
 /// It lives in the network namespace of the thread that started it. Its methods may be called from any thread; they
 /// wait for the packet loop, which answers in well under a millisecond. Dropping it ends its threads and leaves the
-/// interface with its addresses and routes, for a successor to adopt.
+/// interface with its addresses and routes, for the next process to adopt.
 pub struct Device {
     handle: Handle,
+    path_port: Arc<PathPort>,
     pump: Option<JoinHandle<()>>,
-    /// Shown to `wg(8)`; `None` without one.
+    /// The control socket for `wg(8)`; `None` without one.
     control: Option<Server>,
 }
 
@@ -35,7 +39,7 @@ impl Device {
     /// When the settings cannot be used, the kernel has no TUN or refuses this one, or no thread can be started.
     pub fn start(settings: Settings) -> Result<Self, Error> {
         let mtu = settings.check()?;
-        let (handle, pump) = pump::spawn(&settings.name, open(&settings, mtu)?, mtu)?;
+        let (handle, path_port, pump) = pump::spawn(&settings.name, open(&settings, mtu)?, mtu)?;
         let control = settings.control_directory.as_deref().and_then(|directory| {
             Server::start(directory, handle.clone())
                 .inspect_err(|error| {
@@ -47,7 +51,7 @@ impl Device {
                 })
                 .ok()
         });
-        Ok(Self { handle, pump: Some(pump), control })
+        Ok(Self { handle, path_port, pump: Some(pump), control })
     }
 
     /// The name of the interface.
@@ -55,7 +59,7 @@ impl Device {
         self.handle.name()
     }
 
-    /// What the device is now.
+    /// The device's configuration, sessions and counters.
     ///
     /// # Errors
     ///
@@ -82,16 +86,31 @@ impl Device {
         self.handle.send_error(*peer).unwrap_or_else(|stopped| Some(stopped.to_string()))
     }
 
-    /// Gets ready to hand the device to a successor that is started with this path in [`Settings::predecessor`]. The
-    /// device works on; a control socket is given up.
+    /// Opens the socket for non-WireGuard datagrams on the device's port; `None` while one is open. Without one these
+    /// datagrams are counted and dropped.
+    ///
+    /// # Errors
+    ///
+    /// The process has no descriptor left.
+    pub fn open_path_socket(&self) -> io::Result<Option<PathSocket>> {
+        self.path_port.open()
+    }
+
+    /// The counters of non-WireGuard datagrams.
+    pub fn path_socket_stats(&self) -> PathSocketStats {
+        self.path_port.stats()
+    }
+
+    /// Listens for a process that starts a device with this path as [`Settings::handover_socket`], to hand this one over.
+    /// Until then the device keeps working; its control socket is closed.
     ///
     /// # Errors
     ///
     /// When nothing can listen at `path`, or the packet loop has ended.
-    pub fn retire(mut self, path: PathBuf) -> Result<Retiring, Error> {
+    pub fn hand_over(mut self, path: PathBuf) -> Result<PendingHandover, Error> {
         self.control = None;
-        self.handle.retire(path)?;
-        Ok(Retiring(self))
+        self.handle.serve_handover(path)?;
+        Ok(PendingHandover(self))
     }
 
     /// Stops the device and removes its interface.
@@ -104,37 +123,38 @@ impl Device {
     }
 }
 
-/// The interface with what a predecessor has left, or on its own.
-fn open(settings: &Settings, mtu: u16) -> Result<(Tun, Option<Inheritance>), Error> {
-    let asked = settings.predecessor.as_deref().map_or(Ok(None), Inheritance::ask);
-    let inherited = asked.unwrap_or_else(|error| {
-        tracing::warn!(interface = settings.name, %error, "cannot take over from a predecessor without a break");
+/// The interface: taken over from the old process if one listens, else adopted or created.
+fn open(settings: &Settings, mtu: u16) -> Result<(Tun, Option<Takeover>), Error> {
+    let connected = settings.handover_socket.as_deref().map_or(Ok(None), Takeover::connect);
+    let takeover = connected.unwrap_or_else(|error| {
+        tracing::warn!(interface = settings.name, %error, "cannot take the device over from the old process: tunnels pause until new handshakes");
         None
     });
-    match inherited {
-        Some((tun, inheritance)) => Ok((Tun::inherit(&settings.name, tun, mtu)?, Some(inheritance))),
+    match takeover {
+        Some((tun, takeover)) => Ok((Tun::adopt(&settings.name, tun, mtu)?, Some(takeover))),
         None => Ok((Tun::open(&settings.name, mtu)?, None)),
     }
 }
 
-/// A device that waits for its successor.
-pub struct Retiring(Device);
+/// A device that is being handed over.
+pub struct PendingHandover(Device);
 
-impl Retiring {
-    /// Waits until a successor has everything, or for `patience`; says whether one has. The device ends either way.
-    pub fn wait(self, patience: Duration) -> bool {
-        let deadline = Instant::now().checked_add(patience);
-        let is_over = || self.0.pump.as_ref().is_none_or(JoinHandle::is_finished);
-        while !is_over() && deadline.is_some_and(|deadline| Instant::now() < deadline) {
-            thread::sleep(LOOK);
+impl PendingHandover {
+    /// Waits until the new process has taken over everything, at most for `timeout`; returns whether it has. The device
+    /// ends either way.
+    pub fn wait(self, timeout: Duration) -> bool {
+        let deadline = Instant::now().checked_add(timeout);
+        let is_complete = || self.0.pump.as_ref().is_none_or(JoinHandle::is_finished);
+        while !is_complete() && deadline.is_some_and(|deadline| Instant::now() < deadline) {
+            thread::sleep(POLL_INTERVAL);
         }
-        is_over()
+        is_complete()
     }
 }
 
 impl Drop for Device {
     fn drop(&mut self) {
-        // First the server, which asks the loop.
+        // First the control socket's server, which sends requests to the loop.
         self.control = None;
         self.handle.stop();
         if let Some(pump) = self.pump.take()

@@ -2,33 +2,30 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::net::SocketAddr;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fairlead_api::wireguard::{DeviceChange, PeerConfig, PeerState, PrivateKey, PublicKey};
 use gotatun::noise::handshake::parse_handshake_anon;
 use gotatun::noise::index_table::IndexTable;
-use gotatun::noise::rate_limiter::RateLimiter;
 use gotatun::noise::{Tunn, TunnResult};
 use gotatun::packet::{Packet, WgKind};
 use gotatun::x25519;
 
 use crate::Error;
 use crate::allowed::AllowedIps;
-use crate::handover::Acquaintance;
+use crate::handover::PeerSnapshot;
 use crate::inner;
 use crate::peer::{Now, Peer, protocol_key};
 use crate::udp::Path;
 
-/// How often the timers of all peers are looked at.
-const TICK: Duration = Duration::from_millis(250);
-/// Handshake messages of one address per second before it has to prove itself with a cookie.
-const HANDSHAKES_PER_ADDRESS: u64 = 100;
-/// Handshake messages of all addresses per second before everybody has to.
-const HANDSHAKES_IN_ALL: u32 = 1_000;
+mod limiter;
 
-/// Something to be done with bytes.
+use limiter::HandshakeLimiter;
+
+/// How often the timers of all peers run.
+const TICK: Duration = Duration::from_millis(250);
+
+/// Bytes for the packet loop to send or write.
 pub(crate) enum Output {
     /// Send to the network.
     Datagram(Datagram),
@@ -36,65 +33,28 @@ pub(crate) enum Output {
     Inner(Packet),
 }
 
-/// A datagram on its way out.
+/// A datagram to be sent.
 pub(crate) struct Datagram {
-    /// Whom it is accounted to; nobody for cookies.
+    /// The peer whose counters include it; `None` for cookies.
     pub(crate) peer: Option<PublicKey>,
     pub(crate) path: Path,
     pub(crate) bytes: Packet,
 }
 
-/// Our keys and what protects them from floods.
+/// Our keys and the limiter of handshakes with them.
 struct Identity {
     configured: PrivateKey,
     private: x25519::StaticSecret,
     public: x25519::PublicKey,
-    gate: Gate,
+    limiter: HandshakeLimiter,
 }
 
 impl Identity {
     fn new(key: &PrivateKey, now: Now) -> Self {
         let private = x25519::StaticSecret::from(key.0);
         let public = x25519::PublicKey::from(&private);
-        Self { configured: key.clone(), private, public, gate: Gate::new(&public, now.instant) }
-    }
-}
-
-/// Checks message formats and MACs; under load asks for cookies (WireGuard paper 5.3).
-struct Gate {
-    usual: Arc<RateLimiter>,
-    /// Takes nobody without a cookie: for floods from many (or forged) addresses.
-    strict: RateLimiter,
-    second: Instant,
-    handshakes: u32,
-}
-
-impl Gate {
-    fn new(public: &x25519::PublicKey, now: Instant) -> Self {
-        Self {
-            usual: Arc::new(RateLimiter::new(public, HANDSHAKES_PER_ADDRESS)),
-            strict: RateLimiter::new(public, 0),
-            second: now,
-            handshakes: 0,
-        }
-    }
-
-    fn admit(&mut self, from: SocketAddr, datagram: &[u8]) -> Result<WgKind, TunnResult> {
-        // Types 1 and 2 cost a Diffie-Hellman computation.
-        if matches!(datagram.first(), Some(1 | 2)) {
-            self.handshakes = self.handshakes.saturating_add(1);
-        }
-        let limiter = if self.handshakes > HANDSHAKES_IN_ALL { &self.strict } else { &*self.usual };
-        limiter.verify_packet(from, Packet::copy_from(datagram))
-    }
-
-    fn tick(&mut self, now: Instant) {
-        self.usual.try_reset_count();
-        self.strict.try_reset_count();
-        if now.saturating_duration_since(self.second) >= Duration::from_secs(1) {
-            self.second = now;
-            self.handshakes = 0;
-        }
+        let limiter = HandshakeLimiter::new(&public, now.instant);
+        Self { configured: key.clone(), private, public, limiter }
     }
 }
 
@@ -108,8 +68,8 @@ pub(crate) struct Engine {
     indexes: IndexTable,
     /// Which peer a session index that we gave out belongs to.
     by_index: HashMap<u32, PublicKey>,
-    /// Where a predecessor has peers that are not configured here yet.
-    inherited: HashMap<PublicKey, Path>,
+    /// Paths of the old process to peers that are not configured here yet.
+    snapshots: HashMap<PublicKey, Path>,
     messages: Vec<WgKind>,
 }
 
@@ -122,7 +82,7 @@ impl Engine {
             allowed: AllowedIps::default(),
             indexes: IndexTable::from_os_rng(),
             by_index: HashMap::new(),
-            inherited: HashMap::new(),
+            snapshots: HashMap::new(),
             messages: Vec::new(),
         }
     }
@@ -146,25 +106,25 @@ impl Engine {
         self.peers.get(key)?.send_error()
     }
 
-    /// Peers with a session, for a successor.
-    pub(crate) fn acquaintances(&self) -> Vec<Acquaintance> {
+    /// The peers with a session, for the process that takes over.
+    pub(crate) fn peer_snapshots(&self) -> Vec<PeerSnapshot> {
         let live = self.peers.iter().filter(|(_, peer)| peer.is_live());
-        live.filter_map(|(key, peer)| Some(Acquaintance { key: *key, path: peer.path()? })).collect()
+        live.filter_map(|(key, peer)| Some(PeerSnapshot { key: *key, path: peer.path()? })).collect()
     }
 
-    /// Remembers where a predecessor has its peers. When they are configured here, that is where they are, whatever
-    /// endpoint is configured first.
-    pub(crate) fn inherit(&mut self, acquaintances: &[Acquaintance]) {
-        self.inherited = acquaintances.iter().map(|peer| (peer.key, peer.path)).collect();
+    /// Sets the paths of the old process. A peer that is configured here starts with that path, whatever endpoint is
+    /// configured first.
+    pub(crate) fn set_peer_snapshots(&mut self, snapshots: &[PeerSnapshot]) {
+        self.snapshots = snapshots.iter().map(|peer| (peer.key, peer.path)).collect();
     }
 
-    /// Whether there is a session with this peer, or none is wanted.
-    pub(crate) fn is_settled(&self, key: &PublicKey) -> bool {
-        self.peers.get(key).is_none_or(|peer| peer.is_live())
+    /// Whether the peer is configured and has no session yet.
+    pub(crate) fn awaits_session(&self, key: &PublicKey) -> bool {
+        self.peers.get(key).is_some_and(|peer| !peer.is_live())
     }
 
-    /// Whether a datagram is for a session, or a handshake, that was not begun here.
-    pub(crate) fn is_of_another(&self, datagram: &[u8]) -> bool {
+    /// Whether a datagram belongs to a session, or a handshake, of the other process of a hand-over.
+    pub(crate) fn belongs_to_other_process(&self, datagram: &[u8]) -> bool {
         // The receiver's index, by type of message (WireGuard paper 5.4.2 to 5.4.7).
         let index = match datagram.first() {
             Some(2) => datagram.get(8..12),
@@ -208,8 +168,8 @@ impl Engine {
         for key in keys {
             self.with_peer(key, out, |peer, messages| {
                 let renew = |tunnel: &mut Tunn| {
-                    let gate = Arc::clone(&identity.gate.usual);
-                    tunnel.set_static_private(identity.private.clone(), identity.public, gate);
+                    let limiter = identity.limiter.per_address();
+                    tunnel.set_static_private(identity.private.clone(), identity.public, limiter);
                 };
                 peer.rekey(renew, now, messages);
             });
@@ -224,26 +184,26 @@ impl Engine {
                 identity.private.clone(),
                 protocol_key(key),
                 config.preshared_key,
-                // Persistent keepalives are the peer's own work: the library stops them when a handshake fails.
+                // `Peer` sends persistent keepalives: the library stops them when a handshake fails.
                 None,
                 self.indexes.clone(),
-                Arc::clone(&identity.gate.usual),
+                identity.limiter.per_address(),
             );
             self.peers.insert(*key, Box::new(Peer::new(tunnel, config.preshared_key)));
         }
         self.allowed.replace(*key, &config.allowed_ips);
-        let inherited = self.inherited.remove(key);
-        self.with_peer(*key, out, |peer, messages| match inherited {
+        let snapshot = self.snapshots.remove(key);
+        self.with_peer(*key, out, |peer, messages| match snapshot {
             Some(path) => {
                 peer.configure(&PeerConfig { endpoint: None, ..config.clone() }, now, messages);
-                peer.meet(path, now, messages);
+                peer.start_at(path, now, messages);
             }
             None => peer.configure(config, now, messages),
         });
     }
 
     /// Takes a packet from the TUN. Without an owner of its destination it is dropped.
-    pub(crate) fn outgoing(&mut self, packet: &[u8], now: Now, out: &mut Vec<Output>) {
+    pub(crate) fn send_packet(&mut self, packet: &[u8], now: Now, out: &mut Vec<Output>) {
         let Some(header) = inner::parse(packet) else { return };
         let Some(owner) = self.allowed.owner(header.destination).copied() else {
             tracing::trace!(destination = %header.destination, "no peer has this address");
@@ -255,10 +215,10 @@ impl Engine {
         self.with_peer(owner, out, |peer, messages| peer.send(packet, now, messages));
     }
 
-    /// Takes a datagram from the network: any bytes from anybody.
-    pub(crate) fn incoming(&mut self, datagram: &[u8], path: Path, now: Now, out: &mut Vec<Output>) {
+    /// Takes a datagram from the network: any bytes from any sender.
+    pub(crate) fn receive_datagram(&mut self, datagram: &[u8], path: Path, now: Now, out: &mut Vec<Output>) {
         let Some(identity) = &mut self.identity else { return };
-        let message = match identity.gate.admit(path.remote, datagram) {
+        let message = match identity.limiter.verify(path.remote, datagram) {
             Ok(message) => message,
             Err(TunnResult::WriteToNetwork(cookie)) => {
                 out.push(Output::Datagram(Datagram { peer: None, path, bytes: cookie.into() }));
@@ -296,17 +256,17 @@ impl Engine {
         }
         let Some(header) = inner::parse(&packet) else { return };
         if self.allowed.owner(header.source) != Some(&sender) {
-            tracing::trace!(source = %header.source, %sender, "not an allowed address of its sender");
+            tracing::trace!(source = %header.source, %sender, "the source is no allowed address of its sender");
             return;
         }
         packet.truncate(header.length);
         out.push(Output::Inner(packet));
     }
 
-    /// Does what is due, and says when to come again.
+    /// Runs the timers that are due, and returns when to call again.
     pub(crate) fn tick(&mut self, now: Now, out: &mut Vec<Output>) -> Instant {
         if let Some(identity) = &mut self.identity {
-            identity.gate.tick(now.instant);
+            identity.limiter.tick(now.instant);
         }
         let (indexes, peers) = (&self.indexes, &self.peers);
         self.by_index.retain(|index, key| indexes.in_use(*index) && peers.contains_key(key));
@@ -314,20 +274,20 @@ impl Engine {
         let mut next = now.instant.checked_add(TICK).unwrap_or(now.instant);
         let keys: Vec<PublicKey> = self.peers.keys().copied().collect();
         for key in keys {
-            let wish = self.with_peer(key, out, |peer, messages| peer.tick(now, messages));
-            next = wish.flatten().map_or(next, |wish| next.min(wish));
+            let due = self.with_peer(key, out, |peer, messages| peer.tick(now, messages));
+            next = due.flatten().map_or(next, |due| next.min(due));
         }
         next
     }
 
-    /// What became of a datagram: the path it was to take, the one it took.
+    /// The result of sending a datagram; `used` is the path it took.
     pub(crate) fn sent(&mut self, datagram: &Datagram, used: &Path, failure: Option<&io::Error>) {
         if let Some(peer) = datagram.peer.as_ref().and_then(|key| self.peers.get_mut(key)) {
             peer.sent(&datagram.path, used, datagram.bytes.len(), failure);
         }
     }
 
-    /// Lets a peer act, then addresses the messages it wants sent.
+    /// Calls `act` with a peer, then addresses the messages it emitted.
     fn with_peer<T>(
         &mut self,
         key: PublicKey,

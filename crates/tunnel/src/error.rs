@@ -1,4 +1,4 @@
-//! What can go wrong with a device, in words for its user.
+//! The errors of a device.
 
 use std::io;
 use std::path::PathBuf;
@@ -24,7 +24,7 @@ pub enum Error {
     /// The kernel has no TUN, or this process may not use it.
     #[error("cannot open /dev/net/tun: {0}; load the `tun` module and run with CAP_NET_ADMIN")]
     OpenTun(#[source] io::Error),
-    /// The name is held by something that is not a free TUN.
+    /// The name belongs to an interface that is not a free TUN.
     #[error(
         "cannot use {name} as a TUN interface: {source}; is it held by another process, or an interface of another kind?"
     )]
@@ -39,7 +39,7 @@ pub enum Error {
     Interface {
         /// The interface.
         name: String,
-        /// What was tried.
+        /// The operation.
         operation: &'static str,
         /// The kernel's answer.
         source: io::Error,
@@ -67,21 +67,21 @@ pub enum Error {
         "peer {0} has this device's own public key: two nodes share one private key, or a node was told to peer with itself"
     )]
     OwnKey(PublicKey),
-    /// Peers need an identity to talk to.
+    /// Peers need a private key.
     #[error("no private key is set: set one before, or together with, peers")]
     NoPrivateKey,
     /// A thread could not be started.
     #[error("cannot start the threads of the WireGuard device: {0}")]
     Spawn(#[source] io::Error),
-    /// No successor can be waited for.
-    #[error("cannot wait for a successor of the WireGuard device at {}: {source}", path.display())]
-    Retire {
-        /// Where.
+    /// The hand-over socket cannot be opened.
+    #[error("cannot listen for the new process at {} to hand the WireGuard device over: {source}", path.display())]
+    Handover {
+        /// The socket.
         path: PathBuf,
         /// The kernel's answer.
         source: io::Error,
     },
-    /// The packet loop is gone.
+    /// The packet loop has ended.
     #[error("the packet loop of WireGuard device {0} has ended; the log says why. Start the device again")]
     Stopped(String),
 }

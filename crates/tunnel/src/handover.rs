@@ -1,23 +1,25 @@
 //! Handing a running device to another process without losing a packet: for upgrades.
 //!
-//! Session keys cannot leave the protocol library, so the new process makes sessions of its own, and until it has them
-//! both work. The old process listens ([`Retirement`]), the new one connects ([`Inheritance`]) and gets the TUN, the
-//! sockets and the peers' addresses. It reads the sockets first, shakes hands with all peers, and passes on datagrams of
-//! sessions that are not its own; the old one decrypts them, and goes on encrypting what comes from the TUN. When every
-//! peer has a new session the new process reads the TUN too, and a moment later lets the old one go.
+//! The protocol library does not export session keys, so the new process establishes sessions of its own, and until it
+//! has them both processes work. The old one listens ([`HandoverServer`]); the new one connects ([`Takeover`]) and
+//! receives the TUN, the sockets and the peers' endpoints. It reads the sockets first, initiates a handshake with each
+//! peer, and forwards datagrams of sessions that are not its own; the old process decrypts them, and keeps encrypting the
+//! packets of the TUN. When each peer has a new session the new process reads the TUN too, and a second later closes
+//! the connection.
 //!
-//! If the new process dies half-way, the old one does everything again; if the old one does, the new one goes on alone.
+//! If the new process ends before the hand-over finished, the old one does everything again; if the old one ends, the
+//! new one continues alone.
 
 mod frame;
-mod inheritance;
 mod link;
-mod retirement;
+mod server;
+mod takeover;
 
-pub(crate) use frame::{Acquaintance, Welcome};
-pub(crate) use inheritance::Inheritance;
-pub(crate) use retirement::{Retirement, Work};
+pub(crate) use frame::{Offer, PeerSnapshot};
+pub(crate) use server::{HandoverServer, Request};
+pub(crate) use takeover::Takeover;
 
-/// See [`crate::understand_handover_message`].
-pub(crate) fn understand(bytes: &[u8]) -> Option<String> {
+/// See [`crate::parse_handover_message`].
+pub(crate) fn parse(bytes: &[u8]) -> Option<String> {
     frame::read(bytes).map(|frame| format!("{frame:?}"))
 }

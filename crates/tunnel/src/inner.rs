@@ -1,4 +1,4 @@
-//! The few bytes of an inner IP packet that WireGuard looks at.
+//! The fields of an inner IP packet that WireGuard needs.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -7,7 +7,7 @@ const PADDING: usize = 16;
 const IPV4_HEADER: usize = 20;
 const IPV6_HEADER: usize = 40;
 
-/// What a well-formed IP header says.
+/// The fields of a well-formed IP header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Inner {
     pub(crate) source: IpAddr,

@@ -1,27 +1,30 @@
 //! WireGuard inside this process, for nodes whose kernel has none.
 //!
 //! What it is: a TUN interface, two UDP sockets and the WireGuard protocol between them, configured with the same
-//! words ([`fairlead_api::wireguard`]) as the kernel's device, and shown by the same tool: `wg show NAME` reads it
+//! types ([`fairlead_api::wireguard`]) as the kernel's device, and shown by the same tool: `wg show NAME` reads it
 //! through a UNIX socket. The protocol itself (handshakes, sessions, replay windows, cookies) is `gotatun`'s `noise`.
 //!
-//! What it is not: it gives the interface no addresses and no routes, does not set it up or down, and decides
-//! nothing about endpoints beyond WireGuard's own roaming. That is the work of whoever configures it.
+//! What it is not: it gives the interface no addresses and no routes, does not set it up or down, and chooses
+//! no endpoints beyond WireGuard's own roaming. That is the work of its caller.
 //!
 //! Where data comes from and goes: configuration arrives by [`Device::change`]; IP packets are read from the TUN,
 //! encrypted and sent by UDP; datagrams are decrypted, checked against the sender's allowed addresses and written
-//! to the TUN. `engine` decides all of this without doing I/O; `pump` is the one loop that moves bytes, on one
-//! thread in the network namespace of the thread that called [`Device::start`].
+//! to the TUN. `demux` leads datagrams that are no WireGuard messages to the [`PathSocket`] instead. `engine` decides all
+//! of this without doing I/O; `pump` is the one loop that moves bytes, on one thread in the network namespace of the
+//! thread that called [`Device::start`].
 //!
-//! The interface outlives the process: a successor that starts with the same name adopts it with its addresses
-//! and routes. Only [`Device::delete`] removes it. One that starts while the old process retires ([`Device::retire`])
-//! takes over without losing a packet.
+//! The interface outlives the process: a device that starts with the same name adopts it with its addresses and routes.
+//! Only [`Device::delete`] removes it. With [`Device::hand_over`] another process takes the device over without losing a
+//! packet.
 
 mod allowed;
+mod demux;
 mod device;
 mod engine;
 mod error;
 mod handover;
 mod inner;
+mod path_socket;
 mod peer;
 mod pump;
 mod settings;
@@ -30,23 +33,24 @@ mod uapi;
 mod udp;
 mod unix;
 
-pub use device::{Device, Retiring};
+pub use device::{Device, PendingHandover};
 pub use error::Error;
+pub use path_socket::{PathDatagram, PathSocket, PathSocketStats};
 pub use settings::Settings;
 
-/// Understands the text of one request to the control socket, without its empty last line, and shows what it asks for.
-/// For fuzz targets and recorded requests; the socket's own server does the same with what clients send.
+/// Parses the text of one request to the control socket, without its empty last line, and shows it. For fuzz targets and
+/// recorded requests; the control socket's server parses requests of clients in the same way.
 ///
 /// # Errors
-/// What is not understood.
-pub fn understand_control_request(text: &str) -> Result<String, String> {
-    uapi::understand(text)
+/// The part that is invalid.
+pub fn parse_control_request(text: &str) -> Result<String, String> {
+    uapi::parse(text)
 }
 
-/// Understands a message of a hand-over between two processes, and shows what it says; `None` if it is none. For fuzz targets
-/// and recorded messages; both processes do the same with what the other one sends.
-pub fn understand_handover_message(bytes: &[u8]) -> Option<String> {
-    handover::understand(bytes)
+/// Parses a message of a hand-over between two processes, and shows it; `None` if it is invalid. For fuzz targets and
+/// recorded messages; both processes parse the messages of the other one in the same way.
+pub fn parse_handover_message(bytes: &[u8]) -> Option<String> {
+    handover::parse(bytes)
 }
 
 /// The public key of a private one (RFC 7748, section 6.1).

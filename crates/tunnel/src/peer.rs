@@ -1,7 +1,7 @@
-//! One peer: its sessions, where it is, and when something has to be sent to it although nobody asked.
+//! One peer: its sessions, its path, and its timers.
 //!
-//! Handshakes, replay protection and the timers of WireGuard paper section 6 are `gotatun`'s [`Tunn`]. This adds what
-//! it leaves to the device: roaming, packets that wait for a session, persistent keepalives that never give up, and
+//! Handshakes, replay protection and the timers of WireGuard paper section 6 are `gotatun`'s [`Tunn`]. This module
+//! adds what the device has to do: roaming, packets that wait for a session, persistent keepalives that never stop, and
 //! quick repetitions of a handshake after a new endpoint.
 
 use std::collections::VecDeque;
@@ -17,13 +17,13 @@ use gotatun::packet::{Packet, WgKind};
 use crate::udp::Path;
 
 /// Packets kept per peer while there is no session; the oldest make room.
-const MOST_STAGED: usize = 32;
+const MAX_STAGED: usize = 32;
 /// How a handshake towards a new endpoint is repeated, counted from the first message. Two peers behind NATs open the
-/// way for each other: whoever comes first is not heard, so both try again before `REKEY_TIMEOUT` (5 s).
+/// way for each other: the first message is dropped, so both repeat theirs before `REKEY_TIMEOUT` (5 s).
 ///
 /// The protocol library remembers two initiations, and a peer answers only the first of several that arrive in one
 /// bunch (they wait together for address resolution, or a slow link). So only two different messages are sent, each
-/// twice: whichever is answered, the answer is understood. A copy that arrives after its original is a replay to the
+/// twice: the answer to either is accepted. A copy that arrives after its original is a replay to the
 /// peer and harmless.
 const REPEATS: [Repeat; 3] = [
     Repeat { after: Duration::from_millis(300), message: Message::Copy },
@@ -31,7 +31,7 @@ const REPEATS: [Repeat; 3] = [
     Repeat { after: Duration::from_secs(2), message: Message::Copy },
 ];
 /// How long an answered handshake may take to be confirmed before we start one of our own.
-const CONFIRMATION: Duration = Duration::from_secs(1);
+const CONFIRMATION_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// One reading of both clocks.
 #[derive(Debug, Clone, Copy)]
@@ -74,11 +74,11 @@ pub(crate) struct Peer {
     path: Option<Path>,
     preshared_key: Option<[u8; 32]>,
     persistent_keepalive: Option<u16>,
-    /// Somebody who knows the peer's key has used a session with us. Until then the session in `tunnel` may stem
-    /// from a replayed initiation or an answer that never arrived, and must not swallow packets.
-    proven: bool,
-    /// Our index of the session we offered last and the peer has not used yet, and when we offered it.
-    offered: Option<(u32, Instant)>,
+    /// The peer has used a session with us (key confirmation, WireGuard paper 5.4.6). Until then the session in `tunnel`
+    /// may stem from a replayed initiation or a lost response, and must not take packets.
+    confirmed: bool,
+    /// Our index of the session of our last response, which the peer has not used yet, and when we sent it.
+    unconfirmed: Option<(u32, Instant)>,
     staged: VecDeque<Packet>,
     repeats: Option<Repeats>,
     /// When an authenticated packet last went either way; `None` asks for a keepalive now.
@@ -90,15 +90,15 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    /// A peer nothing was heard of. `configure` tells it the rest.
+    /// A peer without session and path, until [`Self::configure`].
     pub(crate) fn new(tunnel: Tunn, preshared_key: Option<[u8; 32]>) -> Self {
         Self {
             tunnel,
             path: None,
             preshared_key,
             persistent_keepalive: None,
-            proven: false,
-            offered: None,
+            confirmed: false,
+            unconfirmed: None,
             staged: VecDeque::new(),
             repeats: None,
             last_traffic: None,
@@ -119,7 +119,7 @@ impl Peer {
         self.send_error.as_deref()
     }
 
-    /// What to tell the user; allowed addresses are known elsewhere.
+    /// The state without the allowed addresses, which [`crate::allowed`] has.
     pub(crate) fn state(&self) -> PeerState {
         PeerState {
             config: PeerConfig {
@@ -134,7 +134,7 @@ impl Peer {
         }
     }
 
-    /// Brings the peer to `config` without disturbing its session.
+    /// Applies `config` without disturbing the session.
     pub(crate) fn configure(&mut self, config: &PeerConfig, now: Now, out: &mut Vec<WgKind>) {
         if self.preshared_key != config.preshared_key {
             self.preshared_key = config.preshared_key;
@@ -154,18 +154,18 @@ impl Peer {
         }
     }
 
-    /// The device has a new identity: nothing that was agreed before holds.
+    /// The device has a new identity: all sessions are void.
     pub(crate) fn rekey(&mut self, renew: impl FnOnce(&mut Tunn), now: Now, out: &mut Vec<WgKind>) {
         renew(&mut self.tunnel);
-        self.proven = false;
-        self.offered = None;
+        self.confirmed = false;
+        self.unconfirmed = None;
         if self.path.is_some() {
             self.use_new_endpoint(now, out);
         }
     }
 
-    /// Starts with a handshake towards where another process of ours has the peer.
-    pub(crate) fn meet(&mut self, path: Path, now: Now, out: &mut Vec<WgKind>) {
+    /// Starts with a handshake on the path that the old process of a hand-over used.
+    pub(crate) fn start_at(&mut self, path: Path, now: Now, out: &mut Vec<WgKind>) {
         self.path = Some(path);
         self.use_new_endpoint(now, out);
     }
@@ -186,15 +186,16 @@ impl Peer {
         }
         if let Err(packet) = self.encapsulate(packet, now, out) {
             self.stage(packet);
-            let answered_just_now =
-                self.offered.is_some_and(|(_, at)| now.instant.saturating_duration_since(at) < CONFIRMATION);
-            if !answered_just_now {
+            let awaits_confirmation = self
+                .unconfirmed
+                .is_some_and(|(_, at)| now.instant.saturating_duration_since(at) < CONFIRMATION_TIMEOUT);
+            if !awaits_confirmation {
                 self.initiate(false, now, out);
             }
         }
     }
 
-    /// Takes a message for this peer; gives back the inner packet (empty for a keepalive) of a data message.
+    /// Takes a message for this peer; returns the inner packet (empty for a keepalive) of a data message.
     /// Only an authenticated message moves the endpoint.
     pub(crate) fn receive(
         &mut self,
@@ -210,17 +211,17 @@ impl Peer {
         };
         match self.tunnel.handle_incoming_packet(message) {
             TunnResult::WriteToNetwork(reply) => {
-                self.heard(path, length, now);
+                self.record_received(path, length, now);
                 self.reply(reply, now, out);
                 None
             }
             TunnResult::WriteToTunnel(packet) => {
-                self.heard(path, length, now);
-                let confirmed = self.offered.is_some_and(|(index, _)| Some(index) == session);
-                if confirmed {
-                    self.offered = None;
+                self.record_received(path, length, now);
+                let confirms = self.unconfirmed.is_some_and(|(index, _)| Some(index) == session);
+                if confirms {
+                    self.unconfirmed = None;
                 }
-                if confirmed || !self.proven {
+                if confirms || !self.confirmed {
                     self.established(now, out);
                 }
                 Some(packet)
@@ -233,33 +234,33 @@ impl Peer {
                 None
             }
             TunnResult::Err(error) => {
-                tracing::trace!(?error, remote = %path.remote, "message refused");
+                tracing::trace!(?error, remote = %path.remote, "message dropped");
                 None
             }
         }
     }
 
-    fn heard(&mut self, path: Path, length: usize, now: Now) {
+    fn record_received(&mut self, path: Path, length: usize, now: Now) {
         self.path = Some(path);
         self.last_traffic = Some(now.instant);
         self.rx_bytes = self.rx_bytes.saturating_add(u64::try_from(length).unwrap_or(u64::MAX));
     }
 
     fn reply(&mut self, reply: WgKind, now: Now, out: &mut Vec<WgKind>) {
-        let offered = match &reply {
+        let response = match &reply {
             WgKind::HandshakeResp(response) => Some((response.sender_idx.get(), now.instant)),
             WgKind::HandshakeInit(_) | WgKind::CookieReply(_) | WgKind::Data(_) => None,
         };
         out.push(reply);
-        match offered {
-            Some(_) => self.offered = offered,
+        match response {
+            Some(_) => self.unconfirmed = response,
             // The keepalive that answers a response: the handshake we initiated is complete.
             None => self.established(now, out),
         }
     }
 
     fn established(&mut self, now: Now, out: &mut Vec<WgKind>) {
-        self.proven = true;
+        self.confirmed = true;
         self.last_handshake = Some(now.wall);
         self.repeats = None;
         for packet in mem::take(&mut self.staged) {
@@ -269,7 +270,7 @@ impl Peer {
         }
     }
 
-    /// Does what is due, and says when to ask again if that is sooner than the usual tick.
+    /// Runs the timers that are due, and returns when to call again if that is sooner than the usual tick.
     pub(crate) fn tick(&mut self, now: Now, out: &mut Vec<WgKind>) -> Option<Instant> {
         match self.tunnel.update_timers() {
             Ok(None) => {}
@@ -278,7 +279,7 @@ impl Peer {
             Err(error) => tracing::debug!(?error, "WireGuard timer"),
         }
         if self.tunnel.time_since_last_handshake().is_none() {
-            self.proven = false;
+            self.confirmed = false;
         }
         let next = self.repeat(now, out);
         let due = self.keepalive_interval().is_some_and(|interval| {
@@ -302,7 +303,7 @@ impl Peer {
         self.next_repeat()
     }
 
-    /// Moves on to the next repetition; gives back the message if it is a copy.
+    /// Consumes the next repetition; returns the message if it is a copy.
     fn take_copy(&mut self) -> Option<WgKind> {
         let repeats = self.repeats.as_mut()?;
         let (repeat, left) = repeats.left.split_first()?;
@@ -316,12 +317,12 @@ impl Peer {
     fn next_repeat(&self) -> Option<Instant> {
         let repeats = self.repeats.as_ref()?;
         let due = repeats.started.checked_add(repeats.left.first()?.after)?;
-        let patience = self.offered.and_then(|(_, at)| at.checked_add(CONFIRMATION));
-        Some(patience.map_or(due, |patience| due.max(patience)))
+        let confirmation = self.unconfirmed.and_then(|(_, at)| at.checked_add(CONFIRMATION_TIMEOUT));
+        Some(confirmation.map_or(due, |until| due.max(until)))
     }
 
-    /// The result of a send: counts what went out, remembers what did not. `used` lacks the local address of `asked`
-    /// when the kernel refused it: then it is ours no longer.
+    /// The result of a send: counts the bytes, or keeps the error. `used` lacks the local address of `asked` when the
+    /// kernel refused it: the address has been removed.
     pub(crate) fn sent(&mut self, asked: &Path, used: &Path, length: usize, failure: Option<&io::Error>) {
         if let Some(error) = failure {
             self.send_error = Some(format!("sending {length} bytes to {}: {error}", asked.remote));
@@ -338,7 +339,7 @@ impl Peer {
 
     /// Whether there is a session that the peer has used.
     pub(crate) fn is_live(&self) -> bool {
-        self.proven && self.tunnel.time_since_last_handshake().is_some()
+        self.confirmed && self.tunnel.time_since_last_handshake().is_some()
     }
 
     fn keepalive_interval(&self) -> Option<Duration> {
@@ -348,7 +349,7 @@ impl Peer {
     }
 
     fn keep_alive(&mut self, now: Now, out: &mut Vec<WgKind>) {
-        // Whatever comes of it, the next one is an interval away.
+        // The next one is an interval away, even if this one fails.
         self.last_traffic = Some(now.instant);
         if self.encapsulate(Packet::default(), now, out).is_err() {
             self.initiate(false, now, out);
@@ -373,7 +374,7 @@ impl Peer {
         if let Some(repeats) = &mut self.repeats {
             repeats.last = Some(bytes.to_vec());
         }
-        // It is what it was a moment ago.
+        // It was parsed from these bytes.
         if let Ok(message) = bytes.try_into_wg() {
             self.emit(message, now, out);
         }
@@ -385,14 +386,14 @@ impl Peer {
     }
 
     fn stage(&mut self, packet: Packet) {
-        if self.staged.len() >= MOST_STAGED {
+        if self.staged.len() >= MAX_STAGED {
             self.staged.pop_front();
         }
         self.staged.push_back(packet);
     }
 }
 
-/// The identity of a peer as the protocol library knows it.
+/// The key in the protocol library's type.
 pub(crate) fn protocol_key(key: &PublicKey) -> gotatun::x25519::PublicKey {
     gotatun::x25519::PublicKey::from(key.0)
 }

@@ -1,4 +1,4 @@
-//! What a device needs to know before it starts.
+//! The settings of a device before it starts.
 
 use std::path::PathBuf;
 
@@ -7,9 +7,9 @@ use crate::Error;
 /// Where `wg(8)` looks for userspace devices.
 const CONTROL_DIRECTORY: &str = "/var/run/wireguard";
 /// `IFNAMSIZ` of `linux/if.h` without its terminating zero.
-const LONGEST_NAME: usize = 15;
-/// Smallest MTU every IPv4 host must accept (RFC 791).
-const SMALLEST_MTU: u32 = 576;
+const MAX_NAME_LENGTH: usize = 15;
+/// The MTU that every IPv4 host must accept (RFC 791).
+const MIN_MTU: u32 = 576;
 
 /// How to start a [`crate::Device`].
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,11 +19,11 @@ pub struct Settings {
     /// MTU of the interface in bytes, 576 to 65535.
     pub mtu: u32,
     /// Directory of the control socket `NAME.sock` that `wg show` reads; `None` for no control socket.
-    /// A socket that cannot be opened is logged and does not keep the device from starting.
+    /// A socket that cannot be opened is logged; the device starts without it.
     pub control_directory: Option<PathBuf>,
-    /// Where a predecessor may be waiting to hand the interface over ([`crate::Device::retire`]); `None` to ask nobody.
-    /// A directory that only root can enter: whoever listens there gets the traffic.
-    pub predecessor: Option<PathBuf>,
+    /// Where an old process may be listening to hand the interface over ([`crate::Device::hand_over`]); `None` without a
+    /// hand-over. A directory that only root can enter: a process that listens there gets the traffic.
+    pub handover_socket: Option<PathBuf>,
 }
 
 impl Settings {
@@ -33,7 +33,7 @@ impl Settings {
             name: name.into(),
             mtu,
             control_directory: Some(PathBuf::from(CONTROL_DIRECTORY)),
-            predecessor: None,
+            handover_socket: None,
         }
     }
 
@@ -44,14 +44,14 @@ impl Settings {
         }
         u16::try_from(self.mtu)
             .ok()
-            .filter(|_| self.mtu >= SMALLEST_MTU)
+            .filter(|_| self.mtu >= MIN_MTU)
             .ok_or_else(|| Error::Mtu { name: self.name.clone(), mtu: self.mtu })
     }
 }
 
-/// As the kernel's `dev_valid_name`, and without `%`, which `TUNSETIFF` would expand to a number.
+/// The kernel's `dev_valid_name`, and without `%`, which `TUNSETIFF` would expand to a number.
 fn is_interface_name(name: &str) -> bool {
-    (1..=LONGEST_NAME).contains(&name.len())
+    (1..=MAX_NAME_LENGTH).contains(&name.len())
         && name != "."
         && name != ".."
         && name.bytes().all(|byte| byte.is_ascii_graphic() && !matches!(byte, b'/' | b':' | b'%'))

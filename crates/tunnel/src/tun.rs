@@ -37,21 +37,21 @@ impl Tun {
             .map_err(Error::OpenTun)?;
         let tun = Self { file, name: name.to_owned() };
         tun.attach().map_err(|source| Error::AttachTun { name: name.to_owned(), source: source.into() })?;
-        // A predecessor may have left offloads on: this device reads and writes plain packets.
+        // Another process may have left offloads on: this device reads and writes plain packets.
         tun.operate("switching offloads off", || tun.set_offload(0))?;
         tun.operate("making it persistent", || tun.set_persist(true))?;
         tun.operate("setting the MTU", || tun.set_mtu(mtu))?;
         Ok(tun)
     }
 
-    /// The interface `name` as another process has it, and sets its MTU.
-    pub(crate) fn inherit(name: &str, descriptor: OwnedFd, mtu: u16) -> Result<Self, Error> {
+    /// Adopts the attached descriptor of another process for the interface `name`, and sets its MTU.
+    pub(crate) fn adopt(name: &str, descriptor: OwnedFd, mtu: u16) -> Result<Self, Error> {
         let tun = Self { file: descriptor.into(), name: name.to_owned() };
         tun.operate("setting the MTU", || tun.set_mtu(mtu))?;
         Ok(tun)
     }
 
-    /// Lets the interface vanish with this handle.
+    /// Removes the interface.
     pub(crate) fn delete(self) -> Result<(), Error> {
         self.operate("removing it", || self.set_persist(false))
     }
@@ -61,7 +61,7 @@ impl Tun {
         (&self.file).read(buffer)
     }
 
-    /// Hands one packet to the kernel.
+    /// Writes one packet.
     pub(crate) fn write(&self, packet: &[u8]) -> io::Result<()> {
         (&self.file).write(packet).map(drop)
     }
@@ -109,7 +109,7 @@ impl Tun {
 
     #[expect(unsafe_code, reason = "SIOCSIFMTU has no safe wrapper")]
     fn set_mtu(&self, mtu: u16) -> Result<libc::c_int, Errno> {
-        // Any socket of this network namespace will do (netdevice(7)).
+        // Any socket of this network namespace serves (netdevice(7)).
         let socket = Socket::new(Domain::IPV4, Type::DGRAM, None)
             .map_err(|error| Errno::from_raw(error.raw_os_error().unwrap_or(libc::EIO)))?;
         let mut request = self.request();

@@ -15,14 +15,14 @@ use crate::Error;
 
 /// Enough for a burst of a few thousand datagrams; the memory is the kernel's, and only while they wait.
 const SOCKET_BUFFER: usize = 4 << 20;
-/// How often a free port for both families is looked for when any will do.
-const PORT_ATTEMPTS: usize = 16;
+/// Attempts to find a port that is free in both families, for port zero.
+const MAX_PORT_ATTEMPTS: usize = 16;
 
 /// Where a datagram goes, or came from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Path {
     pub(crate) remote: SocketAddr,
-    /// Our address on this path, so that the answer leaves from where the question arrived.
+    /// Our address on this path, so that an answer leaves from the address that was asked.
     pub(crate) local: Option<IpAddr>,
 }
 
@@ -33,7 +33,7 @@ impl Path {
     }
 }
 
-/// An IPv4 address in IPv6 clothes belongs to the IPv4 socket.
+/// An IPv4-mapped address belongs to the IPv4 socket.
 fn canonical(address: SocketAddr) -> SocketAddr {
     match address.ip().to_canonical() {
         IpAddr::V4(v4) => SocketAddr::new(v4.into(), address.port()),
@@ -49,13 +49,15 @@ pub(crate) struct Sockets {
 }
 
 impl Sockets {
-    /// Opens `port` for both families; IPv6 is left out if the kernel has none. Port zero takes any free one.
+    /// Opens `port` for both families; IPv6 is left out if the kernel has none. Port zero takes any free port.
     pub(crate) fn open(port: u16, mark: u32) -> Result<Self, Error> {
         let mut attempt = 1;
         loop {
             match Self::open_once(port, mark) {
                 Err(Error::Listen { source, .. })
-                    if port == 0 && source.kind() == io::ErrorKind::AddrInUse && attempt < PORT_ATTEMPTS =>
+                    if port == 0
+                        && source.kind() == io::ErrorKind::AddrInUse
+                        && attempt < MAX_PORT_ATTEMPTS =>
                 {
                     attempt += 1;
                 }
@@ -64,8 +66,8 @@ impl Sockets {
         }
     }
 
-    /// Those of another process, IPv4 first, as it opened them.
-    pub(crate) fn inherit(descriptors: Vec<OwnedFd>, port: u16, mark: u32) -> Result<Self, Error> {
+    /// The sockets of another process, IPv4 first, as it opened them.
+    pub(crate) fn adopt(descriptors: Vec<OwnedFd>, port: u16, mark: u32) -> Result<Self, Error> {
         let mut sockets = descriptors.into_iter().map(Socket::from);
         let missing = || Error::Listen { port, family: "IPv4", source: io::ErrorKind::NotFound.into() };
         let sockets = Self { v4: sockets.next().ok_or_else(missing)?, v6: sockets.next(), port };
@@ -209,7 +211,7 @@ impl Receiver {
         Self { buffer: vec![0; buffer], control: nix::cmsg_space!(libc::in_pktinfo, libc::in6_pktinfo) }
     }
 
-    /// The next datagram that waits, with its path; `None` inside for one that cannot be WireGuard's.
+    /// The next datagram that waits, with its path; `None` inside for one without a usable sender, or truncated.
     pub(crate) fn receive(&mut self, socket: BorrowedFd<'_>) -> io::Result<Option<(Path, &[u8])>> {
         let (path, length) = {
             let mut buffers = [IoSliceMut::new(&mut self.buffer)];

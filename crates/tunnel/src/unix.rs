@@ -1,4 +1,4 @@
-//! Sockets in the file system for root alone.
+//! UNIX sockets that only root may open.
 
 use std::fs;
 use std::io;
@@ -11,10 +11,10 @@ use socket2::{Domain, SockAddr, Socket, Type};
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 16;
 
-/// Listens at `path` with mode 0600 from the first moment, in place of what a killed predecessor left.
+/// Listens at `path` with mode 0600 from the first moment, replacing the socket of a killed process.
 ///
 /// # Errors
-/// `AddrInUse` when somebody listens there; what the kernel says otherwise.
+/// `AddrInUse` when a process listens there; the kernel's error otherwise.
 pub(crate) fn listen(path: &Path, kind: Type) -> io::Result<Socket> {
     let address = SockAddr::unix(path)?;
     if Socket::new(Domain::UNIX, kind, None)?.connect(&address).is_ok() {

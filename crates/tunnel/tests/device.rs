@@ -8,7 +8,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
 
-use common::{NAME, Namespace, Node, PATIENCE, PORT, cable, keys, pair, set_peer, transfer, until};
+use common::{NAME, Namespace, Node, PORT, TIMEOUT, cable, keys, pair, set_peer, transfer, until};
 use fairlead_api::wireguard::{DeviceChange, PrivateKey};
 use fairlead_tunnel::{Device, Error, Settings};
 
@@ -67,7 +67,7 @@ fn inner_sources_are_enforced() {
     let (a, b) = pair();
     a.namespace.sh(&format!("ip addr add 10.8.0.99/24 dev {NAME}"));
     let receiver = b.namespace.run(|| UdpSocket::bind("10.8.0.2:7000")).unwrap();
-    receiver.set_read_timeout(Some(PATIENCE)).unwrap();
+    receiver.set_read_timeout(Some(TIMEOUT)).unwrap();
     let send = |source: &str, text: &str| {
         let socket = a.namespace.run(|| UdpSocket::bind((source, 0))).unwrap();
         socket.send_to(text.as_bytes(), "10.8.0.2:7000").unwrap();
@@ -81,7 +81,7 @@ fn inner_sources_are_enforced() {
     send("10.8.0.1", "genuine");
     assert_eq!(receive(), "genuine", "one queue: the first would have come first");
 
-    // The address moves to somebody else, and back.
+    // The address moves to another peer, and back.
     let (_, stranger) = keys();
     b.change(&set_peer(stranger, None, &["10.8.0.1/32"]));
     assert_eq!(b.peer(&a.public).config.allowed_ips, ["fd00:8::1/128".parse().unwrap()]);
@@ -95,13 +95,16 @@ fn inner_sources_are_enforced() {
 }
 
 #[test]
-fn a_successor_adopts_the_interface_and_traffic_resumes() {
+fn a_restarted_device_adopts_the_interface_and_traffic_resumes() {
     let (mut a, b) = pair();
     a.namespace.sh(&format!("ip route add 10.77.0.0/16 dev {NAME}; ip -6 route add fd00:77::/48 dev {NAME}"));
     let (index, routes) =
         (a.index(), a.namespace.sh("ip route show 10.77.0.0/16; ip -6 route show fd00:77::/48"));
     a.device = None;
-    assert!(a.namespace.sh(&format!("ip link show {NAME}")).contains(NAME), "it outlives its process");
+    assert!(
+        a.namespace.sh(&format!("ip link show {NAME}")).contains(NAME),
+        "the interface outlives its process"
+    );
     a.restart();
     a.peer_with(&b, Some("192.0.2.2:51820"));
     b.reaches(a.inner()[0]);
@@ -126,7 +129,7 @@ fn victim() {
 }
 
 #[test]
-fn after_kill_9_a_successor_takes_over_interface_and_control_socket() {
+fn after_kill_9_the_next_process_adopts_interface_and_control_socket() {
     let (mut a, b) = pair();
     a.device = None;
     let mut command = Command::new(std::env::current_exe().unwrap());
@@ -207,7 +210,7 @@ fn the_control_socket_is_private_and_survives_nonsense() {
         let mut idle: Vec<UnixStream> = (0..20).map(|_| UnixStream::connect(&path).unwrap()).collect();
         for nonsense in [&b"\n\n"[..], b"get=1\xff\n\n", b"set=1\nlisten_port=x\n\n", b"\0\0\0\n\n"] {
             let mut stream = idle.remove(0);
-            stream.set_read_timeout(Some(PATIENCE)).unwrap();
+            stream.set_read_timeout(Some(TIMEOUT)).unwrap();
             stream.write_all(nonsense).unwrap();
             let mut answer = [0; 64];
             let length = stream.read(&mut answer).unwrap();
@@ -237,7 +240,7 @@ fn without_a_control_socket_the_device_works_all_the_same() {
 }
 
 #[test]
-fn hostile_datagrams_disturb_nobody() {
+fn hostile_datagrams_change_no_peer_and_no_session() {
     let (a, b) = pair();
     let before = a.peer(&b.public);
     let attacker = b.namespace.run(|| UdpSocket::bind("192.0.2.2:0")).unwrap();
@@ -296,7 +299,7 @@ fn mark_and_port_change_while_traffic_flows() {
          ip route add unreachable 192.0.2.2",
     );
     assert!(!a.pings(b.inner()[0]));
-    until("the reason is said", || a.device().send_error(&b.public).is_some());
+    until("the reason is shown", || a.device().send_error(&b.public).is_some());
     let said = a.device().send_error(&b.public).unwrap();
     assert!(said.contains("192.0.2.2:51820"), "{said}");
 

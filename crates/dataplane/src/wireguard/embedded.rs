@@ -1,10 +1,14 @@
 //! The embedded WireGuard behind the trait.
 
+use std::io;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
 use fairlead_api::wireguard::{DeviceChange, DeviceState};
 
-use super::{Backend, Error, Retiring, Settings, WireGuardDevice};
+use super::{
+    Backend, Error, PathDatagram, PathSocket, PathSocketStats, PendingHandover, Settings, WireGuardDevice,
+};
 
 /// Kind of its links (`IFLA_INFO_KIND`).
 pub(super) const KIND: &str = "tun";
@@ -14,11 +18,11 @@ pub(super) struct Device {
 }
 
 impl Device {
-    /// Adopts the TUN of this name, or makes one.
+    /// Adopts the TUN of this name, or creates one.
     pub(super) fn open(settings: &Settings) -> Result<Self, Error> {
-        let predecessor = settings.predecessor.clone();
+        let handover_socket = settings.handover_socket.clone();
         let settings = fairlead_tunnel::Settings::new(&settings.interface, settings.mtu);
-        let settings = fairlead_tunnel::Settings { predecessor, ..settings };
+        let settings = fairlead_tunnel::Settings { handover_socket, ..settings };
         Ok(Self { tunnel: fairlead_tunnel::Device::start(settings)? })
     }
 }
@@ -43,11 +47,30 @@ impl WireGuardDevice for Device {
         Ok(self.tunnel.change(change)?)
     }
 
-    fn retire(self: Box<Self>, path: PathBuf) -> Result<Option<Retiring>, Error> {
-        Ok(Some(self.tunnel.retire(path)?))
+    fn open_path_socket(&self) -> io::Result<Option<Box<dyn PathSocket>>> {
+        let socket = self.tunnel.open_path_socket()?;
+        Ok(socket.map(|socket| Box::new(socket) as Box<dyn PathSocket>))
+    }
+
+    fn hand_over(self: Box<Self>, path: PathBuf) -> Result<Option<PendingHandover>, Error> {
+        Ok(Some(self.tunnel.hand_over(path)?))
     }
 
     fn delete(self: Box<Self>) -> Result<(), Error> {
         Ok(self.tunnel.delete()?)
+    }
+}
+
+impl PathSocket for fairlead_tunnel::PathSocket {
+    fn send(&self, local: Option<IpAddr>, remote: SocketAddr, payload: &[u8]) -> io::Result<()> {
+        self.send(local, remote, payload)
+    }
+
+    fn try_receive(&self) -> Option<PathDatagram> {
+        self.try_receive()
+    }
+
+    fn stats(&self) -> PathSocketStats {
+        self.stats()
     }
 }

@@ -1,6 +1,7 @@
 //! The kernel's WireGuard behind the trait.
 
 use std::collections::BTreeSet;
+use std::io;
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -9,7 +10,7 @@ use fairlead_netlink::route::{self, RouteSocket};
 use fairlead_netlink::wireguard::{DeviceUpdate, PeerUpdate, WireGuard, add_link};
 use ipnet::IpNet;
 
-use super::{Backend, Error, Retiring, Settings, WireGuardDevice};
+use super::{Backend, Error, PathSocket, PendingHandover, Settings, WireGuardDevice};
 
 #[derive(Debug)]
 pub(super) struct Device {
@@ -17,7 +18,7 @@ pub(super) struct Device {
     sockets: Mutex<Sockets>,
 }
 
-/// Both in the namespace the device was opened in, whichever thread uses it.
+/// Both belong to the namespace in which the device was opened, whichever thread uses them.
 #[derive(Debug)]
 struct Sockets {
     family: WireGuard,
@@ -25,7 +26,7 @@ struct Sockets {
 }
 
 impl Device {
-    /// Keeps the link if it is there, else makes it.
+    /// Adopts the link, or creates it.
     pub(super) fn open(
         settings: &Settings,
         family: WireGuard,
@@ -39,7 +40,7 @@ impl Device {
         Ok(Self { interface: settings.interface.clone(), sockets })
     }
 
-    /// A socket is as good after a panic as before: every request stands for itself.
+    /// A panic leaves the sockets usable: every request stands for itself.
     fn sockets(&self) -> MutexGuard<'_, Sockets> {
         self.sockets.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -67,7 +68,13 @@ impl WireGuardDevice for Device {
         Ok(sockets.family.update(&self.interface, &narrow(change, &present))?)
     }
 
-    fn retire(self: Box<Self>, _: PathBuf) -> Result<Option<Retiring>, Error> {
+    /// The kernel drops what is no WireGuard message before any socket of ours sees it; a raw socket with a filter would
+    /// be needed.
+    fn open_path_socket(&self) -> io::Result<Option<Box<dyn PathSocket>>> {
+        Ok(None)
+    }
+
+    fn hand_over(self: Box<Self>, _: PathBuf) -> Result<Option<PendingHandover>, Error> {
         Ok(None)
     }
 
@@ -80,10 +87,10 @@ impl WireGuardDevice for Device {
     }
 }
 
-/// Leaves out of a change what is so already.
+/// Removes from a change what is unchanged.
 ///
-/// Replacing a peer's allowed addresses takes them away for a moment, in which packets are lost: a mere change of
-/// endpoint must not do that.
+/// Replacing a peer's allowed addresses removes them for a moment, in which packets are lost: a change of endpoint alone
+/// must not do that.
 fn narrow(change: &DeviceChange, present: &DeviceState) -> DeviceUpdate {
     let set = change.set_peers.iter().filter_map(|(key, wanted)| match present.peers.get(key) {
         None => Some(whole_peer(*key, wanted)),
@@ -110,15 +117,15 @@ fn whole_peer(public_key: PublicKey, wanted: &PeerConfig) -> PeerUpdate {
     }
 }
 
-/// `None` when the peer is as wanted.
+/// `None` when the peer is unchanged.
 fn changed_peer(public_key: PublicKey, wanted: &PeerConfig, state: &PeerState) -> Option<PeerUpdate> {
     let present = &state.config;
     let preshared = |config: &PeerConfig| config.preshared_key.unwrap_or_default();
     let keepalive = |config: &PeerConfig| config.persistent_keepalive.unwrap_or_default();
     let prefixes = |config: &PeerConfig| config.allowed_ips.iter().map(IpNet::trunc).collect::<BTreeSet<_>>();
-    let (goal, held) = (prefixes(wanted), prefixes(present));
-    let replace_allowed_ips = !held.is_subset(&goal);
-    let allowed_ips = if replace_allowed_ips { goal } else { &goal - &held };
+    let (desired, present_prefixes) = (prefixes(wanted), prefixes(present));
+    let replace_allowed_ips = !present_prefixes.is_subset(&desired);
+    let allowed_ips = if replace_allowed_ips { desired } else { &desired - &present_prefixes };
     let update = PeerUpdate {
         public_key,
         only_existing: true,
@@ -150,7 +157,7 @@ mod tests {
     use super::*;
 
     /// What the kernel does with an update (`drivers/net/wireguard/netlink.c`, `set_peer`).
-    fn carry_out(state: &mut DeviceState, update: &DeviceUpdate) {
+    fn apply(state: &mut DeviceState, update: &DeviceUpdate) {
         state.private_key = update.private_key.clone().or(state.private_key.take());
         state.listen_port = update.listen_port.unwrap_or(state.listen_port);
         state.fwmark = update.fwmark.unwrap_or(state.fwmark);
@@ -228,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_further_prefix_comes_alone_and_a_lost_one_replaces_all() {
+    fn an_added_prefix_is_sent_alone_and_a_removed_one_replaces_all() {
         let update = one_peer(config(None, None, &[1]), config(None, None, &[1, 2]));
         assert!(!update.set[0].replace_allowed_ips);
         assert_eq!(update.set[0].allowed_ips, config(None, None, &[2]).allowed_ips);
@@ -238,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_so_already_is_not_sent() {
+    fn unchanged_values_are_not_sent() {
         let present = config(Some("192.0.2.1:51820"), None, &[1]);
         let update = one_peer(
             present.clone(),
@@ -268,7 +275,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_narrowed_change_arrives_where_the_whole_would(before in peers(), after in peers(), port in 1u16..3) {
+        fn a_narrowed_change_has_the_effect_of_the_whole_one(before in peers(), after in peers(), port in 1u16..3) {
             let mut state = DeviceState {
                 private_key: None,
                 listen_port: 1,
@@ -277,7 +284,7 @@ mod tests {
             };
             let desired = DeviceConfig { private_key: PrivateKey([9; 32]), listen_port: port, fwmark: 0x20, peers: after };
             let update = narrow(&state.change_to(&desired), &state);
-            carry_out(&mut state, &update);
+            apply(&mut state, &update);
             prop_assert!(state.change_to(&desired).is_empty(), "{:?} after {:?}", state.change_to(&desired), update);
         }
     }

@@ -36,7 +36,7 @@ impl Node {
             interface: format!("wg{number}-{}", std::process::id()),
             mtu: MTU,
             preference,
-            predecessor: None,
+            handover_socket: None,
         };
         Self { namespace, settings, private_key: private_key.parse().unwrap(), public_key, number }
     }

@@ -11,7 +11,7 @@ use fairlead_api::names::MARK_FROM_WIREGUARD;
 use fairlead_api::wireguard::{DeviceConfig, DeviceState, PeerConfig, PeerState, PrivateKey, PublicKey};
 use fairlead_dataplane::mesh::{self as kernel, Bypass, MeshState};
 use fairlead_dataplane::uplink::{self, HostNetwork, Ignored};
-use fairlead_dataplane::wireguard::{self, Backend, Preference, Retiring, WireGuardDevice};
+use fairlead_dataplane::wireguard::{self, Backend, PendingHandover, Preference, WireGuardDevice};
 use fairlead_path::{
     Config, NatType, Observation, OwnView, PeerView, Rotation, Seen, State, Status, classify, is_private,
     order,
@@ -225,8 +225,8 @@ impl Agent {
     ///
     /// # Errors
     /// The device cannot be handed over: the next program starts it anew.
-    pub fn retire(self) -> Result<Option<Retiring>, wireguard::Error> {
-        self.device.map_or(Ok(None), |open| open.device.retire(self.handover))
+    pub fn retire(self) -> Result<Option<PendingHandover>, wireguard::Error> {
+        self.device.map_or(Ok(None), |open| open.device.hand_over(self.handover))
     }
 
     /// When to step again if nothing changes before: often after an endpoint was tried, ever more rarely while a peer
@@ -255,8 +255,8 @@ impl Agent {
         let open = match present {
             Some(open) => open,
             None => {
-                let (preference, predecessor) = (self.preference, Some(self.handover.clone()));
-                let settings = wireguard::Settings { interface, mtu, preference, predecessor };
+                let (preference, handover_socket) = (self.preference, Some(self.handover.clone()));
+                let settings = wireguard::Settings { interface, mtu, preference, handover_socket };
                 Open { device: wireguard::open(&settings)?, mtu }
             }
         };

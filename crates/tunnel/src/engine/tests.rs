@@ -1,13 +1,14 @@
 //! Two or more engines wired together by hand: no sockets, no namespaces.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use proptest::prelude::*;
 
+use super::limiter::{MAX_HANDSHAKES, MAX_HANDSHAKES_PER_ADDRESS};
 use super::*;
 
-/// An engine and where it is on the pretended network.
+/// An engine and its address on the simulated network.
 struct Node {
     engine: Engine,
     address: SocketAddr,
@@ -48,14 +49,14 @@ impl Node {
 
     fn send(&mut self, packet: &[u8]) -> Vec<Datagram> {
         let mut out = Vec::new();
-        self.engine.outgoing(packet, Now::read(), &mut out);
+        self.engine.send_packet(packet, Now::read(), &mut out);
         self.sort(out)
     }
 
     fn receive(&mut self, from: SocketAddr, datagram: &[u8]) -> Vec<Datagram> {
         let mut out = Vec::new();
         let path = Path { remote: from, local: Some(self.address.ip()) };
-        self.engine.incoming(datagram, path, Now::read(), &mut out);
+        self.engine.receive_datagram(datagram, path, Now::read(), &mut out);
         self.sort(out)
     }
 
@@ -108,8 +109,8 @@ fn packet(source: &str, destination: &str, length: u16) -> Vec<u8> {
     bytes
 }
 
-/// Carries datagrams between two nodes until both are silent.
-fn settle(a: &mut Node, b: &mut Node, mut from_a: Vec<Datagram>, mut from_b: Vec<Datagram>) {
+/// Carries datagrams between two nodes until both are idle.
+fn exchange(a: &mut Node, b: &mut Node, mut from_a: Vec<Datagram>, mut from_b: Vec<Datagram>) {
     for _ in 0..20 {
         let to_b: Vec<Vec<u8>> = from_a.drain(..).map(|datagram| datagram.bytes.to_vec()).collect();
         let to_a: Vec<Vec<u8>> = from_b.drain(..).map(|datagram| datagram.bytes.to_vec()).collect();
@@ -119,17 +120,17 @@ fn settle(a: &mut Node, b: &mut Node, mut from_a: Vec<Datagram>, mut from_b: Vec
         from_b.extend(to_b.iter().flat_map(|bytes| b.receive(a.address, bytes)));
         from_a.extend(to_a.iter().flat_map(|bytes| a.receive(b.address, bytes)));
     }
-    panic!("the two never fall silent");
+    panic!("the two never become idle");
 }
 
 /// Two nodes with a session: 10.0.0.1 and 10.0.0.2.
 fn connected() -> (Node, Node) {
     let (mut a, mut b) = (Node::new(1), Node::new(2));
     let quiet = b.peer_with(&a, None, &["10.0.0.1/32"]);
-    assert!(quiet.is_empty(), "nowhere to send to");
+    assert!(quiet.is_empty(), "no endpoint");
     let first = a.peer_with(&b, Some(b.address), &["10.0.0.2/32"]);
     assert_eq!(first.len(), 1, "a new endpoint is tried at once");
-    settle(&mut a, &mut b, first, Vec::new());
+    exchange(&mut a, &mut b, first, Vec::new());
     (a, b)
 }
 
@@ -141,7 +142,7 @@ fn packets_cross_both_ways_and_lose_their_padding() {
     assert_eq!(out[0].bytes.len(), 80 + 32, "padded to 16, and 32 bytes of WireGuard");
     let out = (out, b.send(&back));
     assert_eq!(out.1[0].bytes.len(), 1420 + 32, "never padded beyond the MTU");
-    settle(&mut a, &mut b, out.0, out.1);
+    exchange(&mut a, &mut b, out.0, out.1);
     assert_eq!((a.delivered, b.delivered), (vec![back], vec![there]));
 }
 
@@ -158,8 +159,8 @@ fn both_ends_know_the_handshake_and_only_after_it_completed() {
     assert_eq!(answer.len(), 1);
     assert_eq!(b.state(&a).last_handshake, None, "the answer may be lost");
     let held = b.send(&packet("10.0.0.2", "10.0.0.1", 60));
-    assert!(held.is_empty(), "no packet goes into a session nobody has confirmed");
-    settle(&mut a, &mut b, Vec::new(), answer);
+    assert!(held.is_empty(), "no packet goes into an unconfirmed session");
+    exchange(&mut a, &mut b, Vec::new(), answer);
     assert_eq!(a.delivered.len(), 1, "it went once the session was confirmed");
 }
 
@@ -171,24 +172,24 @@ fn packets_wait_for_a_session_in_order_and_in_bounds() {
     for length in 100..200 {
         assert!(a.send(&packet("10.0.0.1", "10.0.0.2", length)).is_empty());
     }
-    settle(&mut a, &mut b, first, Vec::new());
+    exchange(&mut a, &mut b, first, Vec::new());
     let lengths: Vec<usize> = b.delivered.iter().map(Vec::len).collect();
     assert_eq!(lengths, (168..200).collect::<Vec<_>>(), "the newest 32");
 }
 
 #[test]
-fn both_starting_at_once_find_each_other() {
+fn simultaneous_handshakes_end_in_one_session() {
     let (mut a, mut b) = (Node::new(1), Node::new(2));
     let from_a = a.peer_with(&b, Some(b.address), &["10.0.0.2/32"]);
     let from_b = b.peer_with(&a, Some(a.address), &["10.0.0.1/32"]);
-    settle(&mut a, &mut b, from_a, from_b);
+    exchange(&mut a, &mut b, from_a, from_b);
     let out = (a.send(&packet("10.0.0.1", "10.0.0.2", 60)), b.send(&packet("10.0.0.2", "10.0.0.1", 60)));
-    settle(&mut a, &mut b, out.0, out.1);
+    exchange(&mut a, &mut b, out.0, out.1);
     assert_eq!((a.delivered.len(), b.delivered.len()), (1, 1));
 }
 
 #[test]
-fn a_new_endpoint_is_tried_again_soon_until_somebody_answers() {
+fn a_handshake_to_a_new_endpoint_is_repeated_until_it_is_answered() {
     let (mut a, mut b) = (Node::new(1), Node::new(2));
     let start = Now::read();
     assert_eq!(a.peer_with(&b, Some(b.address), &[]).len(), 1);
@@ -198,19 +199,19 @@ fn a_new_endpoint_is_tried_again_soon_until_somebody_answers() {
     for milliseconds in [900, 1_900, 2_900, 3_900, 4_500] {
         sent.push(a.tick(after(milliseconds)).1.len());
     }
-    // 0.3, 1 and 2 seconds after the first; later repetitions are the library's, on its own clock.
+    // 0.3, 1 and 2 seconds after the first; later repetitions are the library's, by its own clock.
     assert_eq!(sent, [1, 1, 1, 0, 0]);
 
     let again = a.peer_with(&b, Some("192.0.2.9:9".parse().unwrap()), &[]);
-    assert_eq!(again.len(), 1, "yet another endpoint is tried at once, whatever goes on");
+    assert_eq!(again.len(), 1, "another endpoint is tried at once, also during repetitions");
     assert_eq!(again[0].path.remote, "192.0.2.9:9".parse().unwrap());
     b.peer_with(&a, None, &[]);
-    settle(&mut a, &mut b, again, Vec::new());
+    exchange(&mut a, &mut b, again, Vec::new());
     assert!(a.tick(after(60_000)).1.is_empty(), "answered: no more repetitions");
 }
 
 #[test]
-fn whichever_of_the_repetitions_is_answered_the_answer_counts() {
+fn the_answer_to_any_repetition_completes_the_handshake() {
     for answered in 0..4 {
         let (mut a, mut b) = (Node::new(1), Node::new(2));
         b.peer_with(&a, None, &[]);
@@ -223,13 +224,13 @@ fn whichever_of_the_repetitions_is_answered_the_answer_counts() {
         }
         assert_eq!(sent.len(), 4);
         let answer = b.receive(a.address, &sent[answered].bytes);
-        settle(&mut a, &mut b, Vec::new(), answer);
+        exchange(&mut a, &mut b, Vec::new(), answer);
         assert!(a.state(&b).last_handshake.is_some(), "message {answered}");
     }
 }
 
 #[test]
-fn the_next_repetition_is_not_missed_for_the_usual_tick() {
+fn a_repetition_that_is_due_sooner_shortens_the_tick() {
     let (mut a, b) = (Node::new(1), Node::new(2));
     a.peer_with(&b, Some(b.address), &[]);
     let now = Now::read();
@@ -249,26 +250,26 @@ fn changing_a_peer_keeps_its_session() {
     let after = a.state(&b);
     assert_eq!(after.last_handshake, before.last_handshake);
     assert!(after.rx_bytes >= before.rx_bytes && after.rx_bytes > 0);
-    settle(&mut a, &mut b, out, Vec::new());
+    exchange(&mut a, &mut b, out, Vec::new());
 
-    assert!(a.peer_with(&b, Some(moved), &["10.0.0.2/32"]).is_empty(), "an endpoint that stays is no news");
+    assert!(a.peer_with(&b, Some(moved), &["10.0.0.2/32"]).is_empty(), "an unchanged endpoint sends nothing");
     assert!(a.peer_with(&b, None, &["10.0.0.2/32"]).is_empty());
     assert_eq!(a.state(&b).config.endpoint, Some(moved), "no endpoint leaves it alone");
 }
 
 #[test]
-fn sources_are_checked_against_their_sender() {
+fn inner_sources_must_be_allowed_addresses_of_the_sender() {
     let (mut a, mut b) = connected();
     let spoofed = a.send(&packet("10.0.0.99", "10.0.0.2", 60));
-    settle(&mut a, &mut b, spoofed, Vec::new());
+    exchange(&mut a, &mut b, spoofed, Vec::new());
     assert!(b.delivered.is_empty());
 
     let c = Node::new(3);
     b.peer_with(&c, None, &["10.0.0.1/32"]);
     assert_eq!(b.state(&a).config.allowed_ips, [], "moved to the new peer");
     let out = a.send(&packet("10.0.0.1", "10.0.0.2", 60));
-    settle(&mut a, &mut b, out, Vec::new());
-    assert!(b.delivered.is_empty(), "its address is another's now");
+    exchange(&mut a, &mut b, out, Vec::new());
+    assert!(b.delivered.is_empty(), "its address belongs to another peer now");
 }
 
 #[test]
@@ -294,11 +295,11 @@ fn cookies_are_given_under_load_and_do_not_move_the_endpoint() {
     let first = a.peer_with(&b, Some(b.address), &[]);
     let initiation = first[0].bytes.to_vec();
     let mut answers = Vec::new();
-    for _ in 0..=HANDSHAKES_PER_ADDRESS {
+    for _ in 0..=MAX_HANDSHAKES_PER_ADDRESS {
         answers = b.receive(a.address, &initiation);
     }
     assert_eq!(answers.len(), 1);
-    assert_eq!((answers[0].peer, answers[0].bytes.len()), (None, 64), "a cookie, accounted to nobody");
+    assert_eq!((answers[0].peer, answers[0].bytes.len()), (None, 64), "a cookie, counted for no peer");
     let elsewhere = "198.51.100.1:7".parse().unwrap();
     a.receive(elsewhere, &answers[0].bytes);
     assert_eq!(a.state(&b).config.endpoint, Some(b.address));
@@ -306,17 +307,17 @@ fn cookies_are_given_under_load_and_do_not_move_the_endpoint() {
     let now = Now::read();
     let repeated = a.tick(Now { instant: now.instant + Duration::from_millis(400), ..now }).1;
     assert_eq!(repeated.len(), 1);
-    settle(&mut a, &mut b, repeated, Vec::new());
+    exchange(&mut a, &mut b, repeated, Vec::new());
     assert!(a.state(&b).last_handshake.is_some(), "with the cookie it gets through");
 }
 
 #[test]
-fn floods_from_everywhere_need_cookies_too() {
+fn floods_from_many_addresses_are_answered_with_cookies_too() {
     let (mut a, mut b) = (Node::new(1), Node::new(2));
     b.peer_with(&a, None, &[]);
     let initiation = a.peer_with(&b, Some(b.address), &[])[0].bytes.to_vec();
     let mut last = Vec::new();
-    for number in 0..=HANDSHAKES_IN_ALL {
+    for number in 0..=MAX_HANDSHAKES {
         let [_, _, high, low] = number.to_be_bytes();
         last = b.receive(SocketAddr::from(([10, 0, high, low], 1)), &initiation);
     }
@@ -324,14 +325,14 @@ fn floods_from_everywhere_need_cookies_too() {
 }
 
 #[test]
-fn strangers_get_no_answer() {
+fn unknown_keys_get_no_answer() {
     let (mut a, mut b) = (Node::new(1), Node::new(2));
     let first = a.peer_with(&b, Some(b.address), &[]);
     assert!(b.receive(a.address, &first[0].bytes).is_empty());
 }
 
 #[test]
-fn our_own_key_is_refused_by_name_and_nothing_changes() {
+fn a_peer_with_our_own_key_is_refused_and_nothing_changes() {
     let mut a = Node::new(1);
     let mut change = set_peer(a.public(), None, &["10.0.0.0/8"]);
     change.set_peers.extend(set_peer(PublicKey([7; 32]), None, &[]).set_peers);
@@ -347,29 +348,34 @@ fn our_own_key_is_refused_by_name_and_nothing_changes() {
 }
 
 #[test]
-fn peers_need_an_identity_first() {
+fn peers_need_a_private_key_first() {
     let mut engine = Engine::new(1420);
     let change = set_peer(PublicKey([7; 32]), None, &[]);
     assert!(matches!(engine.check(&change), Err(Error::NoPrivateKey)));
-    engine.incoming(&[1; 148], Path::to("192.0.2.1:1".parse().unwrap()), Now::read(), &mut Vec::new());
-    engine.outgoing(&packet("10.0.0.1", "10.0.0.2", 60), Now::read(), &mut Vec::new());
+    engine.receive_datagram(
+        &[1; 148],
+        Path::to("192.0.2.1:1".parse().unwrap()),
+        Now::read(),
+        &mut Vec::new(),
+    );
+    engine.send_packet(&packet("10.0.0.1", "10.0.0.2", 60), Now::read(), &mut Vec::new());
 }
 
 #[test]
-fn two_nodes_with_one_key_neither_panic_nor_chatter() {
+fn two_nodes_with_one_key_cause_neither_panic_nor_message_loop() {
     let (mut a, mut twin, mut b) = (Node::new(1), Node::new(1), Node::new(2));
     twin.address = "192.0.2.111:51820".parse().unwrap();
     b.peer_with(&a, None, &["10.0.0.1/32"]);
     for round in 0..5 {
         let endpoint = SocketAddr::new(b.address.ip(), 51_820 + round);
         let first = a.peer_with(&b, Some(endpoint), &["10.0.0.2/32"]);
-        settle(&mut a, &mut b, first, Vec::new());
+        exchange(&mut a, &mut b, first, Vec::new());
         let first = twin.peer_with(&b, Some(endpoint), &["10.0.0.2/32"]);
-        settle(&mut twin, &mut b, first, Vec::new());
+        exchange(&mut twin, &mut b, first, Vec::new());
     }
     let out = twin.send(&packet("10.0.0.1", "10.0.0.2", 60));
-    settle(&mut twin, &mut b, out, Vec::new());
-    assert_eq!(b.state(&a).config.endpoint, Some(twin.address), "whoever spoke last has the name");
+    exchange(&mut twin, &mut b, out, Vec::new());
+    assert_eq!(b.state(&a).config.endpoint, Some(twin.address), "the last sender is the peer's endpoint");
 }
 
 #[test]
@@ -382,9 +388,9 @@ fn a_new_identity_ends_sessions_and_starts_new_ones() {
     let change = DeviceChange { private_key: Some(fresh.clone()), ..DeviceChange::default() };
     let out = a.change(&change).unwrap();
     a.private = fresh;
-    settle(&mut a, &mut b, out, Vec::new());
+    exchange(&mut a, &mut b, out, Vec::new());
     let out = a.send(&packet("10.0.0.1", "10.0.0.2", 60));
-    settle(&mut a, &mut b, out, Vec::new());
+    exchange(&mut a, &mut b, out, Vec::new());
     assert_eq!(b.delivered.len(), 1);
 }
 
@@ -395,7 +401,7 @@ fn preshared_keys_must_agree() {
     let mut change = set_peer(b.public(), Some(b.address), &[]);
     change.set_peers.values_mut().for_each(|config| config.preshared_key = Some([5; 32]));
     let first = a.change(&change).unwrap();
-    settle(&mut a, &mut b, first, Vec::new());
+    exchange(&mut a, &mut b, first, Vec::new());
     assert_eq!(a.state(&b).last_handshake, None);
 }
 
@@ -413,11 +419,11 @@ fn keepalives_are_sent_at_once_and_then_at_their_interval() {
 }
 
 #[test]
-fn removed_peers_are_forgotten() {
+fn removed_peers_leave_no_session_and_no_index() {
     let (mut a, mut b) = connected();
     b.change(&DeviceChange { remove_peers: vec![a.public()], ..DeviceChange::default() }).unwrap();
     let out = a.send(&packet("10.0.0.1", "10.0.0.2", 60));
-    settle(&mut a, &mut b, out, Vec::new());
+    exchange(&mut a, &mut b, out, Vec::new());
     assert!(b.delivered.is_empty());
     assert!(b.send(&packet("10.0.0.2", "10.0.0.1", 60)).is_empty());
     b.tick(Now::read());
@@ -425,7 +431,7 @@ fn removed_peers_are_forgotten() {
 }
 
 #[test]
-fn what_could_not_be_sent_is_said_until_something_could() {
+fn a_send_error_is_shown_until_a_datagram_is_sent() {
     let (mut a, b) = connected();
     let datagram = a.send(&packet("10.0.0.1", "10.0.0.2", 60)).remove(0);
     let before = a.state(&b).tx_bytes;
@@ -468,7 +474,7 @@ proptest! {
         let mut damaged = genuine.clone();
         let place = position.index(damaged.len());
         damaged[place] ^= flip;
-        // Bytes 1 to 3 are reserved and, as in other implementations that use them for routing, not looked at.
+        // Bytes 1 to 3 are reserved: the demultiplexer checks them, before the engine.
         if !(1..4).contains(&place) {
             b.receive(a.address, &damaged);
         }
@@ -482,6 +488,6 @@ proptest! {
     fn hostile_inner_packets_never_panic(bytes: Vec<u8>) {
         let (mut a, mut b) = connected();
         let out = a.send(&bytes);
-        settle(&mut a, &mut b, out, Vec::new());
+        exchange(&mut a, &mut b, out, Vec::new());
     }
 }

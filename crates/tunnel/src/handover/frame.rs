@@ -1,4 +1,4 @@
-//! What the two processes of a hand-over say to each other, in bytes.
+//! The messages between the two processes of a hand-over.
 
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 
@@ -6,10 +6,10 @@ use fairlead_api::wireguard::PublicKey;
 
 use crate::udp::Path;
 
-/// Changes whenever the layout does: another version is not understood, and nothing is handed over.
+/// Changes whenever the layout does: an offer of another version is refused, and nothing is handed over.
 const VERSION: u8 = 1;
 
-const WELCOME: u8 = 1;
+const OFFER: u8 = 1;
 const TAKE_NETWORK: u8 = 2;
 const TAKE_TUNNEL: u8 = 3;
 const DATAGRAM: u8 = 4;
@@ -17,8 +17,8 @@ const DATAGRAM: u8 = 4;
 /// One message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Frame<'a> {
-    /// From the old process, with the descriptors of TUN and sockets.
-    Welcome(Welcome),
+    /// From the old process, with the descriptors of the TUN and the sockets.
+    Offer(Offer),
     /// From the new one: it reads the sockets from now on.
     TakeNetwork,
     /// From the new one: it reads the TUN from now on.
@@ -27,20 +27,19 @@ pub(crate) enum Frame<'a> {
     Datagram(Path, &'a [u8]),
 }
 
-/// What the old process knows that the new one needs.
+/// The old process's port and peers.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(crate) struct Welcome {
-    /// Of the sockets.
+pub(crate) struct Offer {
+    /// The port of the sockets.
     pub(crate) port: u16,
     /// Peers with a session.
-    pub(crate) peers: Vec<Acquaintance>,
+    pub(crate) peers: Vec<PeerSnapshot>,
 }
 
-/// A peer of the old process.
+/// A peer of the old process and its path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Acquaintance {
+pub(crate) struct PeerSnapshot {
     pub(crate) key: PublicKey,
-    /// Where it is.
     pub(crate) path: Path,
 }
 
@@ -48,10 +47,10 @@ impl Frame<'_> {
     /// Appends the frame to `bytes`.
     pub(crate) fn write(&self, bytes: &mut Vec<u8>) {
         match self {
-            Self::Welcome(welcome) => {
-                bytes.extend([WELCOME, VERSION]);
-                bytes.extend(welcome.port.to_be_bytes());
-                for peer in &welcome.peers {
+            Self::Offer(offer) => {
+                bytes.extend([OFFER, VERSION]);
+                bytes.extend(offer.port.to_be_bytes());
+                for peer in &offer.peers {
                     bytes.extend(peer.key.0);
                     write_path(&peer.path, bytes);
                 }
@@ -67,11 +66,11 @@ impl Frame<'_> {
     }
 }
 
-/// Reads a frame; `None` if it is none.
+/// Parses a frame; `None` if it is invalid.
 pub(crate) fn read(bytes: &[u8]) -> Option<Frame<'_>> {
     let (kind, mut rest) = bytes.split_first()?;
     match *kind {
-        WELCOME => read_welcome(rest).map(Frame::Welcome),
+        OFFER => read_offer(rest).map(Frame::Offer),
         TAKE_NETWORK => rest.is_empty().then_some(Frame::TakeNetwork),
         TAKE_TUNNEL => rest.is_empty().then_some(Frame::TakeTunnel),
         DATAGRAM => {
@@ -82,7 +81,7 @@ pub(crate) fn read(bytes: &[u8]) -> Option<Frame<'_>> {
     }
 }
 
-fn read_welcome(mut bytes: &[u8]) -> Option<Welcome> {
+fn read_offer(mut bytes: &[u8]) -> Option<Offer> {
     let [version] = take(&mut bytes)?;
     if version != VERSION {
         return None;
@@ -91,9 +90,9 @@ fn read_welcome(mut bytes: &[u8]) -> Option<Welcome> {
     let mut peers = Vec::new();
     while !bytes.is_empty() {
         let key = PublicKey(take(&mut bytes)?);
-        peers.push(Acquaintance { key, path: read_path(&mut bytes)? });
+        peers.push(PeerSnapshot { key, path: read_path(&mut bytes)? });
     }
-    Some(Welcome { port, peers })
+    Some(Offer { port, peers })
 }
 
 fn write_path(path: &Path, bytes: &mut Vec<u8>) {
@@ -160,11 +159,11 @@ mod tests {
         (remote, any::<Option<IpAddr>>()).prop_map(|(remote, local)| Path { remote, local })
     }
 
-    fn acquaintance() -> impl Strategy<Value = Acquaintance> {
-        (any::<[u8; 32]>(), path()).prop_map(|(key, path)| Acquaintance { key: PublicKey(key), path })
+    fn peer_snapshot() -> impl Strategy<Value = PeerSnapshot> {
+        (any::<[u8; 32]>(), path()).prop_map(|(key, path)| PeerSnapshot { key: PublicKey(key), path })
     }
 
-    fn there_and_back(frame: &Frame<'_>) {
+    fn assert_read_back(frame: &Frame<'_>) {
         let mut bytes = Vec::new();
         frame.write(&mut bytes);
         assert_eq!(read(&bytes).as_ref(), Some(frame));
@@ -172,29 +171,29 @@ mod tests {
 
     proptest! {
         #[test]
-        fn frames_are_understood(
+        fn written_frames_are_read_back(
             port: u16,
-            peers in prop::collection::vec(acquaintance(), 0..4),
+            peers in prop::collection::vec(peer_snapshot(), 0..4),
             path in path(),
             datagram: Vec<u8>,
         ) {
-            there_and_back(&Frame::Welcome(Welcome { port, peers }));
-            there_and_back(&Frame::Datagram(path, &datagram));
-            there_and_back(&Frame::TakeNetwork);
-            there_and_back(&Frame::TakeTunnel);
+            assert_read_back(&Frame::Offer(Offer { port, peers }));
+            assert_read_back(&Frame::Datagram(path, &datagram));
+            assert_read_back(&Frame::TakeNetwork);
+            assert_read_back(&Frame::TakeTunnel);
         }
 
         #[test]
-        fn any_bytes_are_read_or_refused(kind in 0_u8..6, rest: Vec<u8>) {
+        fn any_bytes_are_parsed_or_refused(kind in 0_u8..6, rest: Vec<u8>) {
             let bytes: Vec<u8> = std::iter::once(kind).chain(rest).collect();
             if let Some(frame) = read(&bytes) {
-                there_and_back(&frame);
+                assert_read_back(&frame);
             }
         }
     }
 
     #[test]
     fn another_version_is_refused() {
-        assert_eq!(read(&[WELCOME, VERSION + 1, 0, 0]), None);
+        assert_eq!(read(&[OFFER, VERSION + 1, 0, 0]), None);
     }
 }

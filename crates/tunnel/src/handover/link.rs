@@ -12,31 +12,31 @@ use socket2::{Domain, SockAddr, Socket, Type};
 
 use super::frame::Frame;
 
-/// Longest message: a welcome with some thousand peers, or the longest datagram.
-pub(super) const LONGEST: usize = 1 << 20;
-/// Descriptors of a welcome: the TUN and two sockets.
-const MOST_DESCRIPTORS: usize = 3;
+/// An offer with some thousand peers, or the longest datagram.
+pub(super) const MAX_MESSAGE_LENGTH: usize = 1 << 20;
+/// The descriptors of an offer: the TUN and two sockets.
+const MAX_DESCRIPTORS: usize = 3;
 /// Room for a burst of datagrams.
 const BUFFER: usize = 4 << 20;
 
 /// One end.
 pub(super) struct Link(Socket);
 
-/// What came.
+/// What [`Link::receive`] returned.
 pub(super) enum Received {
-    /// A message of so many bytes.
+    /// The length of a message, and its descriptors.
     Message(usize, Vec<OwnedFd>),
     /// The other end is closed.
     Closed,
 }
 
 impl Link {
-    /// Connects to whoever listens at `path`; waits no longer than `patience` for messages until
-    /// [`Self::stop_waiting`].
-    pub(super) fn connect(path: &Path, patience: Duration) -> io::Result<Self> {
+    /// Connects to the process that listens at `path`; waits no longer than `timeout` for messages until
+    /// [`Self::set_nonblocking`].
+    pub(super) fn connect(path: &Path, timeout: Duration) -> io::Result<Self> {
         let socket = Socket::new(Domain::UNIX, Type::SEQPACKET, None)?;
         socket.connect(&SockAddr::unix(path)?)?;
-        socket.set_read_timeout(Some(patience))?;
+        socket.set_read_timeout(Some(timeout))?;
         Self::new(socket)
     }
 
@@ -55,12 +55,12 @@ impl Link {
         Ok(Self(socket))
     }
 
-    /// From now on nothing waits.
-    pub(super) fn stop_waiting(&self) -> io::Result<()> {
+    /// From now on [`Self::receive`] does not wait.
+    pub(super) fn set_nonblocking(&self) -> io::Result<()> {
         self.0.set_nonblocking(true)
     }
 
-    /// Sends a frame; `WouldBlock` when the other end does not keep up.
+    /// Sends a frame; `WouldBlock` when the connection is full.
     pub(super) fn send(&self, frame: &Frame<'_>, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
         let mut bytes = Vec::new();
         frame.write(&mut bytes);
@@ -74,7 +74,7 @@ impl Link {
 
     /// The next message, into `buffer`; one that is longer is an error.
     pub(super) fn receive(&self, buffer: &mut [u8]) -> io::Result<Received> {
-        let mut control = nix::cmsg_space!([RawFd; MOST_DESCRIPTORS]);
+        let mut control = nix::cmsg_space!([RawFd; MAX_DESCRIPTORS]);
         let mut buffers = [IoSliceMut::new(buffer)];
         let flags = MsgFlags::MSG_CMSG_CLOEXEC;
         let message = recvmsg::<UnixAddr>(self.0.as_raw_fd(), &mut buffers, Some(&mut control), flags)?;
@@ -88,7 +88,7 @@ impl Link {
             return Ok(Received::Closed);
         }
         if message.flags.contains(MsgFlags::MSG_TRUNC) {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "a message that is too long"));
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "the message is too long"));
         }
         Ok(Received::Message(message.bytes, descriptors))
     }
@@ -96,8 +96,8 @@ impl Link {
 
 #[expect(unsafe_code, reason = "descriptors arrive as numbers")]
 fn own(raw: RawFd) -> OwnedFd {
-    // SAFETY: the kernel made this descriptor for us in the call that returned it (unix(7), SCM_RIGHTS), and nobody else
-    // has its number.
+    // SAFETY: the kernel made this descriptor for us in the call that returned it (unix(7), SCM_RIGHTS), and no
+    // other owner has its number.
     unsafe { OwnedFd::from_raw_fd(raw) }
 }
 

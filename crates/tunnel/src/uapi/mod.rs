@@ -9,7 +9,7 @@ mod server;
 pub(crate) use server::Server;
 
 /// Parses one request and shows it, with the change it makes to an empty device.
-pub(crate) fn understand(text: &str) -> Result<String, String> {
+pub(crate) fn parse(text: &str) -> Result<String, String> {
     let empty = fairlead_api::wireguard::DeviceState {
         private_key: None,
         listen_port: 0,

@@ -1,4 +1,4 @@
-//! What a client asks for: text in, typed requests out.
+//! Parses the requests of clients: text in, typed requests out.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -9,9 +9,9 @@ use ipnet::IpNet;
 /// A parsed request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Request {
-    /// Say everything.
+    /// Report configuration and state.
     Get,
-    /// Change something.
+    /// Change the configuration.
     Set(Set),
 }
 
@@ -45,9 +45,9 @@ enum AllowedIp {
     Remove(IpNet),
 }
 
-/// A request that is not understood.
+/// A request that is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("control request not understood: {0}")]
+#[error("invalid control request: {0}")]
 pub(crate) struct Refused(String);
 
 /// Parses the lines of one request, without the empty line at its end.
@@ -87,7 +87,7 @@ impl Set {
         Ok(())
     }
 
-    /// The change this request means for a device that is in `state`.
+    /// The change that this request makes to a device in `state`.
     pub(crate) fn change(&self, state: &DeviceState) -> DeviceChange {
         let mut peers: BTreeMap<PublicKey, PeerConfig> = BTreeMap::new();
         if !self.replace_peers {
@@ -145,7 +145,7 @@ impl SetPeer {
         if self.update_only && !peers.contains_key(&self.key) {
             return;
         }
-        // Peers that are replaced by themselves keep nothing but their session.
+        // A peer that replaces itself keeps only its session.
         let fresh = PeerConfig {
             preshared_key: None,
             endpoint: state.peers.get(&self.key).and_then(|present| present.config.endpoint),
@@ -199,7 +199,7 @@ fn allowed_ip(value: &str) -> Result<AllowedIp, Refused> {
     Ok(if remove { AllowedIp::Remove(prefix) } else { AllowedIp::Add(prefix) })
 }
 
-/// 32 bytes in hexadecimal. The value is a secret more often than not, so the error does not repeat it.
+/// 32 bytes in hexadecimal. The value may be a secret, so the error does not repeat it.
 fn key(value: &str) -> Result<[u8; 32], Refused> {
     let refused = || Refused("a key is not 64 hexadecimal digits".to_owned());
     let (digits, rest) = value.as_bytes().as_chunks::<2>();

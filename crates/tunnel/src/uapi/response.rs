@@ -1,4 +1,4 @@
-//! What a client is told: typed state in, text out.
+//! Formats the answers to clients: typed state in, text out.
 
 use std::fmt::Write;
 use std::time::{Duration, SystemTime};

@@ -20,11 +20,11 @@ use crate::pump::Handle;
 use crate::unix;
 
 /// Clients at once; others wait in the backlog.
-const MOST_CONNECTIONS: usize = 8;
+const MAX_CONNECTIONS: usize = 8;
 /// A `setconf` of several thousand peers.
-const LONGEST_REQUEST: usize = 2 << 20;
-/// A client that says nothing, or does not read its answer, is dropped after this long.
-const PATIENCE: Duration = Duration::from_secs(10);
+const MAX_REQUEST_LENGTH: usize = 2 << 20;
+/// A client that sends nothing, or does not read its answer, is disconnected after this time.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The running control socket. Dropping it ends its thread and removes the socket.
 pub(crate) struct Server {
@@ -60,7 +60,7 @@ impl Drop for Server {
 struct Connection {
     stream: UnixStream,
     received: Vec<u8>,
-    heard: Instant,
+    last_read: Instant,
 }
 
 struct Service {
@@ -83,18 +83,18 @@ impl Service {
                 if is_ready {
                     return serve(connection, handle, now).unwrap_or(false);
                 }
-                now.saturating_duration_since(connection.heard) < PATIENCE
+                now.saturating_duration_since(connection.last_read) < IDLE_TIMEOUT
             });
             self.accept(now);
         }
-        // Here, because whoever drops the device may live in another mount namespace.
+        // Here, because the thread that drops the device may be in another mount namespace.
         let _ = fs::remove_file(&self.path);
     }
 
     /// Which connections have something to read; `None` to end.
     fn wait(&self) -> Option<Vec<bool>> {
         let new =
-            if self.connections.len() < MOST_CONNECTIONS { PollFlags::POLLIN } else { PollFlags::empty() };
+            if self.connections.len() < MAX_CONNECTIONS { PollFlags::POLLIN } else { PollFlags::empty() };
         let mut descriptors = vec![
             PollFd::new(self.stopped.as_fd(), PollFlags::POLLIN),
             PollFd::new(self.listener.as_fd(), new),
@@ -118,13 +118,13 @@ impl Service {
     }
 
     fn accept(&mut self, now: Instant) {
-        while self.connections.len() < MOST_CONNECTIONS {
+        while self.connections.len() < MAX_CONNECTIONS {
             let Ok((stream, _)) = self.listener.accept() else { return };
             let prepared = stream
-                .set_read_timeout(Some(PATIENCE))
-                .and_then(|()| stream.set_write_timeout(Some(PATIENCE)));
+                .set_read_timeout(Some(IDLE_TIMEOUT))
+                .and_then(|()| stream.set_write_timeout(Some(IDLE_TIMEOUT)));
             if prepared.is_ok() {
-                self.connections.push(Connection { stream, received: Vec::new(), heard: now });
+                self.connections.push(Connection { stream, received: Vec::new(), last_read: now });
             }
         }
     }
@@ -137,13 +137,13 @@ fn serve(connection: &mut Connection, handle: &Handle, now: Instant) -> io::Resu
     if length == 0 {
         return Ok(false);
     }
-    connection.heard = now;
+    connection.last_read = now;
     connection.received.extend_from_slice(buffer.get(..length).unwrap_or_default());
     while let Some(request) = take_request(&mut connection.received) {
         let answer = answer(&request, handle);
         connection.stream.write_all(answer.as_bytes())?;
     }
-    Ok(connection.received.len() <= LONGEST_REQUEST)
+    Ok(connection.received.len() <= MAX_REQUEST_LENGTH)
 }
 
 /// Removes the first request, which ends with an empty line.
@@ -170,7 +170,7 @@ fn answer(request: &[u8], handle: &Handle) -> String {
     result.map_or_else(|error| refuse(&error), |()| outcome(0))
 }
 
-/// The protocol has room for a number only; the words go to the log.
+/// The protocol has only a number for the error; the message goes to the log.
 fn refuse(error: &Error) -> String {
     tracing::warn!(%error, "control request failed");
     let errno = match error {
@@ -182,7 +182,7 @@ fn refuse(error: &Error) -> String {
         | Error::Mtu { .. }
         | Error::OpenTun(_)
         | Error::AttachTun { .. }
-        | Error::Retire { .. }
+        | Error::Handover { .. }
         | Error::Spawn(_)
         | Error::Stopped(_) => Errno::EIO as i32,
     };

@@ -21,7 +21,7 @@ use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, setns, unshare};
 
 /// Bounds every wait; nothing asserts how long something took.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 /// The port of every device.
 pub(crate) const PORT: u16 = 51_820;
 /// The name of every interface; namespaces keep them apart.
@@ -123,7 +123,7 @@ impl Node {
         node
     }
 
-    /// Starts the device on whatever interface there is.
+    /// Starts the device on a new interface, or on the one that is there.
     pub(crate) fn restart(&mut self) {
         let device = self.namespace.run(|| Device::start(Settings::new(NAME, 1420))).unwrap();
         self.device = Some(device);
@@ -201,7 +201,7 @@ pub(crate) fn set_peer(key: PublicKey, endpoint: Option<&str>, allowed: &[impl A
 pub(crate) fn until(what: &str, mut condition: impl FnMut() -> bool) {
     let start = Instant::now();
     while !condition() {
-        assert!(start.elapsed() < PATIENCE, "still not: {what}");
+        assert!(start.elapsed() < TIMEOUT, "still not: {what}");
         thread::sleep(Duration::from_millis(50));
     }
 }
@@ -214,12 +214,12 @@ pub(crate) fn transfer(from: &Namespace, to: &Namespace, address: IpAddr, megaby
         (0..megabytes << 20).map(|index: usize| (index ^ (index >> 8) ^ (index >> 16)) as u8).collect();
     thread::scope(|scope| {
         scope.spawn(|| {
-            let mut stream = from.run(|| TcpStream::connect_timeout(&target, PATIENCE)).unwrap();
-            stream.set_write_timeout(Some(PATIENCE)).unwrap();
+            let mut stream = from.run(|| TcpStream::connect_timeout(&target, TIMEOUT)).unwrap();
+            stream.set_write_timeout(Some(TIMEOUT)).unwrap();
             stream.write_all(&pattern).unwrap();
         });
         let (mut stream, _) = listener.accept().unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
         let mut received = Vec::with_capacity(pattern.len());
         stream.read_to_end(&mut received).unwrap();
         assert!(received == pattern, "the transfer to {address} arrived damaged");

@@ -1,0 +1,152 @@
+//! The new process's side.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path as FilePath;
+use std::time::{Duration, Instant};
+
+use fairlead_api::wireguard::PublicKey;
+
+use super::frame::{self, Frame, Offer, PeerSnapshot};
+use super::link::{Link, MAX_MESSAGE_LENGTH, Received};
+use crate::udp::Path;
+
+/// How long the old process may take to send its offer: its loop does so at once.
+const OFFER_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long handshakes may take before the new process reads the TUN without them. A peer that does not answer now was
+/// perhaps reachable for the old process, but will not be much longer.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long datagrams of old sessions may be on their way.
+const DRAIN_TIME: Duration = Duration::from_secs(1);
+
+/// A takeover in progress.
+pub(crate) struct Takeover {
+    link: Link,
+    port: u16,
+    sockets: Vec<OwnedFd>,
+    /// Those with which the old process has sessions.
+    peers: Vec<PeerSnapshot>,
+    phase: Phase,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    /// The old process does everything.
+    Connected,
+    /// This process reads the sockets, the old one the TUN.
+    Handshaking { until: Instant },
+    /// This process reads both.
+    Draining { until: Instant },
+}
+
+impl Takeover {
+    /// Connects to the process that hands over at `path` and returns its TUN with the takeover; `None` if none listens.
+    ///
+    /// # Errors
+    /// It does not answer, or with another version.
+    pub(crate) fn connect(path: &FilePath) -> io::Result<Option<(OwnedFd, Self)>> {
+        let link = match Link::connect(path, OFFER_TIMEOUT) {
+            Ok(link) => link,
+            Err(error)
+                if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) =>
+            {
+                return Ok(None);
+            }
+            Err(error) => return Err(error),
+        };
+        let mut buffer = vec![0; MAX_MESSAGE_LENGTH];
+        let Received::Message(length, descriptors) = link.receive(&mut buffer)? else {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        };
+        let invalid = || io::Error::new(io::ErrorKind::InvalidData, "the offer has another version");
+        let Some(Frame::Offer(Offer { port, peers })) = frame::read(buffer.get(..length).unwrap_or_default())
+        else {
+            return Err(invalid());
+        };
+        link.set_nonblocking()?;
+        let mut descriptors = descriptors.into_iter();
+        let tun = descriptors.next().ok_or_else(invalid)?;
+        Ok(Some((tun, Self { link, port, sockets: descriptors.collect(), peers, phase: Phase::Connected })))
+    }
+
+    /// The peers with which the old process has sessions.
+    pub(crate) fn peers(&self) -> &[PeerSnapshot] {
+        &self.peers
+    }
+
+    /// Readable when the old process has gone: it sends nothing after its offer.
+    pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
+        self.link.as_fd()
+    }
+
+    /// Whether this process reads the TUN.
+    pub(crate) fn reads_tunnel(&self) -> bool {
+        matches!(self.phase, Phase::Draining { .. })
+    }
+
+    /// The old process's sockets, if they have this port.
+    pub(crate) fn take_sockets(&mut self, port: u16) -> Option<Vec<OwnedFd>> {
+        let sockets = std::mem::take(&mut self.sockets);
+        (port == self.port && !sockets.is_empty()).then_some(sockets)
+    }
+
+    /// Sockets are open: `taken` if they are the old process's.
+    ///
+    /// # Errors
+    /// The old process has gone.
+    pub(crate) fn sockets_opened(&mut self, taken: bool, now: Instant) -> io::Result<()> {
+        if self.phase != Phase::Connected {
+            return Ok(());
+        }
+        if taken {
+            self.link.send(&Frame::TakeNetwork, &[])?;
+            self.phase = Phase::Handshaking { until: later(now, HANDSHAKE_TIMEOUT) };
+            return Ok(());
+        }
+        // On another port the old process's sessions are useless.
+        self.take_tunnel(now)
+    }
+
+    /// Enters the next phase when it is due; false when the takeover is complete. `is_ready` tells whether a peer has a
+    /// session, or needs none.
+    ///
+    /// # Errors
+    /// The old process has gone.
+    pub(crate) fn advance(
+        &mut self,
+        now: Instant,
+        is_ready: impl Fn(&PublicKey) -> bool,
+    ) -> io::Result<bool> {
+        match self.phase {
+            Phase::Handshaking { until }
+                if now >= until || self.peers.iter().all(|peer| is_ready(&peer.key)) =>
+            {
+                self.take_tunnel(now)?;
+            }
+            Phase::Draining { until } => return Ok(now < until),
+            Phase::Connected | Phase::Handshaking { .. } => {}
+        }
+        Ok(true)
+    }
+
+    fn take_tunnel(&mut self, now: Instant) -> io::Result<()> {
+        self.link.send(&Frame::TakeTunnel, &[])?;
+        self.phase = Phase::Draining { until: later(now, DRAIN_TIME) };
+        Ok(())
+    }
+
+    /// Forwards a datagram of another session to the old process.
+    ///
+    /// # Errors
+    /// It has gone. A full connection is no error: the datagram is lost.
+    pub(crate) fn forward(&self, path: Path, datagram: &[u8]) -> io::Result<()> {
+        match self.link.send(&Frame::Datagram(path, datagram), &[]) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
+            other => other,
+        }
+    }
+}
+
+fn later(now: Instant, by: Duration) -> Instant {
+    now.checked_add(by).unwrap_or(now)
+}

@@ -1,0 +1,219 @@
+//! Datagrams on the WireGuard port that are no WireGuard messages: probes, STUN.
+
+use std::collections::VecDeque;
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::udp::{Path, Sockets};
+
+/// Datagrams that wait for the reader.
+const MAX_QUEUED: usize = 256;
+/// Their bytes in all.
+const MAX_QUEUED_BYTES: usize = 256 << 10;
+
+/// A received datagram.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PathDatagram {
+    /// The address it was sent to; `None` if the kernel did not tell.
+    pub local: Option<IpAddr>,
+    /// Its sender.
+    pub remote: SocketAddr,
+    /// Its payload.
+    pub payload: Vec<u8>,
+}
+
+/// How many datagrams a device received that are no WireGuard messages, and what became of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct PathSocketStats {
+    /// Queued for the reader.
+    pub queued: u64,
+    /// Dropped: no [`PathSocket`] was open.
+    pub dropped_without_reader: u64,
+    /// Dropped: the queue was full.
+    pub dropped_queue_full: u64,
+}
+
+/// Sends and receives datagrams on the WireGuard port of a device, past WireGuard. Its descriptor is readable while
+/// datagrams wait. Dropping it closes the queue.
+pub struct PathSocket {
+    port: Arc<PathPort>,
+    readable: UnixStream,
+}
+
+impl PathSocket {
+    /// Sends from the WireGuard port with the device's mark, without waiting. The kernel chooses the source address if
+    /// `local` is `None`.
+    ///
+    /// # Errors
+    /// `NotConnected` as long as the device has no port, `WouldBlock` while the socket is full; the kernel's error
+    /// otherwise.
+    pub fn send(&self, local: Option<IpAddr>, remote: SocketAddr, payload: &[u8]) -> io::Result<()> {
+        let sockets = self.port.lock().sockets.clone().ok_or(io::ErrorKind::NotConnected)?;
+        sockets.send(&Path { local, ..Path::to(remote) }, payload)
+    }
+
+    /// The next datagram, if one waits.
+    pub fn try_receive(&self) -> Option<PathDatagram> {
+        let mut state = self.port.lock();
+        let reader = state.reader.as_mut()?;
+        let datagram = reader.queue.pop_front()?;
+        reader.bytes = reader.bytes.saturating_sub(datagram.payload.len());
+        if reader.queue.is_empty() {
+            // The one byte that made the descriptor readable.
+            let _ = (&self.readable).read(&mut [0; 1]);
+        }
+        Some(datagram)
+    }
+
+    /// The device's counters since its start.
+    pub fn stats(&self) -> PathSocketStats {
+        self.port.lock().stats
+    }
+}
+
+impl AsFd for PathSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.readable.as_fd()
+    }
+}
+
+impl Drop for PathSocket {
+    fn drop(&mut self) {
+        self.port.lock().reader = None;
+    }
+}
+
+/// What the packet loop and the reader share. The lock is never held during I/O that waits.
+#[derive(Default)]
+pub(crate) struct PathPort(Mutex<State>);
+
+#[derive(Default)]
+struct State {
+    sockets: Option<Arc<Sockets>>,
+    reader: Option<Reader>,
+    stats: PathSocketStats,
+}
+
+struct Reader {
+    queue: VecDeque<PathDatagram>,
+    bytes: usize,
+    wake: UnixStream,
+}
+
+impl PathPort {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Opens the reading end; `None` while there is one.
+    pub(crate) fn open(self: &Arc<Self>) -> io::Result<Option<PathSocket>> {
+        let (wake, readable) = UnixStream::pair()?;
+        wake.set_nonblocking(true)?;
+        readable.set_nonblocking(true)?;
+        let mut state = self.lock();
+        if state.reader.is_some() {
+            return Ok(None);
+        }
+        state.reader = Some(Reader { queue: VecDeque::new(), bytes: 0, wake });
+        drop(state);
+        Ok(Some(PathSocket { port: Arc::clone(self), readable }))
+    }
+
+    /// The device's sockets were opened, or replaced.
+    pub(crate) fn set_sockets(&self, sockets: &Arc<Sockets>) {
+        self.lock().sockets = Some(Arc::clone(sockets));
+    }
+
+    /// Queues a datagram for the reader, or counts and drops it.
+    pub(crate) fn push(&self, path: Path, payload: &[u8]) {
+        let mut state = self.lock();
+        let State { reader, stats, .. } = &mut *state;
+        let Some(reader) = reader else {
+            stats.dropped_without_reader = stats.dropped_without_reader.saturating_add(1);
+            return;
+        };
+        let bytes = reader.bytes.saturating_add(payload.len());
+        if reader.queue.len() >= MAX_QUEUED || bytes > MAX_QUEUED_BYTES {
+            stats.dropped_queue_full = stats.dropped_queue_full.saturating_add(1);
+            return;
+        }
+        if reader.queue.is_empty() {
+            let _ = reader.wake.write(&[0]);
+        }
+        stats.queued = stats.queued.saturating_add(1);
+        reader.bytes = bytes;
+        reader.queue.push_back(PathDatagram {
+            local: path.local,
+            remote: path.remote,
+            payload: payload.to_vec(),
+        });
+    }
+
+    /// The counters since the start.
+    pub(crate) fn stats(&self) -> PathSocketStats {
+        self.lock().stats
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+    use super::*;
+
+    fn path() -> Path {
+        Path::to("192.0.2.1:7".parse().unwrap())
+    }
+
+    fn is_readable(socket: &PathSocket) -> bool {
+        poll(&mut [PollFd::new(socket.as_fd(), PollFlags::POLLIN)], PollTimeout::ZERO).unwrap() == 1
+    }
+
+    #[test]
+    fn datagrams_without_a_reader_are_counted() {
+        let port = Arc::new(PathPort::default());
+        port.push(path(), b"early");
+        let socket = port.open().unwrap().unwrap();
+        assert!(port.open().unwrap().is_none(), "one reader at a time");
+        assert_eq!((socket.try_receive(), is_readable(&socket)), (None, false));
+        port.push(path(), b"heard");
+        assert_eq!(socket.try_receive().unwrap().payload, b"heard");
+        port.push(path(), b"left behind");
+        drop(socket);
+        port.push(path(), b"late");
+        let expected = PathSocketStats { queued: 2, dropped_without_reader: 2, dropped_queue_full: 0 };
+        assert_eq!(port.stats(), expected);
+        let next = port.open().unwrap().unwrap();
+        assert_eq!((next.try_receive(), is_readable(&next)), (None, false), "the queue went with its reader");
+    }
+
+    #[test]
+    fn the_queue_is_bounded_in_datagrams_and_in_bytes_and_counts_what_it_drops() {
+        let port = Arc::new(PathPort::default());
+        let socket = port.open().unwrap().unwrap();
+        (0..=MAX_QUEUED).for_each(|number| port.push(path(), &number.to_be_bytes()));
+        assert_eq!(port.stats().dropped_queue_full, 1);
+        for number in 0..MAX_QUEUED {
+            assert!(is_readable(&socket));
+            assert_eq!(socket.try_receive().unwrap().payload, number.to_be_bytes());
+        }
+        assert!(!is_readable(&socket) && socket.try_receive().is_none());
+        for _ in 0..5 {
+            port.push(path(), &vec![0; 60_000]);
+        }
+        assert_eq!(port.stats().dropped_queue_full, 2);
+        assert_eq!(std::iter::from_fn(|| socket.try_receive()).count(), 4);
+        port.push(path(), b"room again");
+        assert!(is_readable(&socket));
+    }
+
+    #[test]
+    fn sending_needs_a_port() {
+        let socket = Arc::new(PathPort::default()).open().unwrap().unwrap();
+        let error = socket.send(None, "192.0.2.1:7".parse().unwrap(), b"x").unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::NotConnected);
+    }
+}

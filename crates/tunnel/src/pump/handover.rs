@@ -1,0 +1,133 @@
+//! The packet loop's part of a hand-over.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::packets::MAX_BATCH;
+use super::{Flow, Pump};
+use crate::Error;
+use crate::handover::{HandoverServer, Offer, Request, Takeover};
+use crate::peer::Now;
+use crate::tun::Tun;
+use crate::udp::Sockets;
+
+/// The other process that works on the same interface during a hand-over.
+pub(super) enum Handover {
+    None,
+    /// This process hands over.
+    Server(HandoverServer),
+    /// This process takes over.
+    Takeover(Takeover),
+}
+
+impl Handover {
+    pub(super) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        match self {
+            Self::None => None,
+            Self::Server(server) => Some(server.descriptor()),
+            Self::Takeover(takeover) => Some(takeover.descriptor()),
+        }
+    }
+
+    /// Whether this process reads the TUN.
+    pub(super) fn reads_tunnel(&self) -> bool {
+        match self {
+            Self::None => true,
+            Self::Server(server) => server.reads_tunnel(),
+            Self::Takeover(takeover) => takeover.reads_tunnel(),
+        }
+    }
+
+    /// Whether this process reads the sockets.
+    pub(super) fn reads_network(&self) -> bool {
+        match self {
+            Self::None | Self::Takeover(_) => true,
+            Self::Server(server) => server.reads_network(),
+        }
+    }
+}
+
+impl Pump {
+    /// Opens the port: with the sockets of the old process if they have it.
+    pub(super) fn open_port(&mut self, port: u16, mark: u32) -> Result<(), Error> {
+        let taken = match &mut self.handover {
+            Handover::Takeover(takeover) => takeover.take_sockets(port),
+            Handover::None | Handover::Server(_) => None,
+        };
+        let took_sockets = taken.is_some();
+        let sockets = Arc::new(match taken {
+            Some(descriptors) => Sockets::adopt(descriptors, port, mark)?,
+            None => Sockets::open(port, mark)?,
+        });
+        self.path_port.set_sockets(&sockets);
+        self.sockets = Some(sockets);
+        if let Handover::Takeover(takeover) = &mut self.handover
+            && let Err(error) = takeover.sockets_opened(took_sockets, Instant::now())
+        {
+            self.abandon_takeover(&error);
+        }
+        Ok(())
+    }
+
+    pub(super) fn serve_handover(&mut self, path: PathBuf) -> Result<(), Error> {
+        let server = HandoverServer::listen(&path).map_err(|source| Error::Handover { path, source })?;
+        self.handover = Handover::Server(server);
+        Ok(())
+    }
+
+    /// Continues without the old process.
+    fn abandon_takeover(&mut self, error: &io::Error) {
+        tracing::warn!(
+            interface = %self.name, %error, "the old process ended before the hand-over finished: continuing alone"
+        );
+        self.handover = Handover::None;
+    }
+
+    /// Enters the next phase of a takeover when it is due.
+    pub(super) fn advance_takeover(&mut self, now: Now) {
+        let Handover::Takeover(takeover) = &mut self.handover else { return };
+        match takeover.advance(now.instant, |key| !self.engine.awaits_session(key)) {
+            Ok(true) => {}
+            Ok(false) => {
+                tracing::info!(interface = %self.name, "the hand-over from the old process is complete");
+                // A peer that is configured from now on may have moved since.
+                self.engine.set_peer_snapshots(&[]);
+                self.handover = Handover::None;
+            }
+            Err(error) => self.abandon_takeover(&error),
+        }
+    }
+
+    /// Reads from the connection to the other process.
+    pub(super) fn poll_handover(&mut self, now: Now) -> Flow {
+        match &mut self.handover {
+            Handover::None => {}
+            // The old process sends nothing after its offer: it has gone.
+            Handover::Takeover(_) => self.abandon_takeover(&io::ErrorKind::ConnectionReset.into()),
+            Handover::Server(server) => {
+                for _ in 0..MAX_BATCH {
+                    match server.next_request() {
+                        Some(Request::Connected) => {
+                            let sockets = self.sockets.as_deref();
+                            let port = sockets.map_or(0, Sockets::port);
+                            let tun = self.tun.iter().map(Tun::as_fd);
+                            let descriptors: Vec<_> =
+                                tun.chain(sockets.into_iter().flat_map(Sockets::descriptors)).collect();
+                            let peers = self.engine.peer_snapshots();
+                            server.send_offer(Offer { port, peers }, &descriptors);
+                        }
+                        Some(Request::Datagram(path, datagram)) => {
+                            self.engine.receive_datagram(datagram, path, now, &mut self.outputs);
+                        }
+                        Some(Request::Finished) => return Flow::End,
+                        None => break,
+                    }
+                }
+            }
+        }
+        Flow::Continue
+    }
+}
