@@ -1,11 +1,16 @@
-//! What every WireGuard has to do, whichever it is: two nodes in two namespaces, joined by a veth.
+//! What both implementations have to do: two nodes in two namespaces, joined by a veth pair.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
+use std::io::{BufRead, BufReader};
+use std::net::{SocketAddr, UdpSocket};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-use fairlead_api::wireguard::{DeviceConfig, DeviceState, PeerConfig, PeerState, PrivateKey, PublicKey};
+use fairlead_api::wireguard::{
+    DeviceChange, DeviceConfig, DeviceState, PeerConfig, PeerState, PrivateKey, PublicKey,
+};
 use fairlead_dataplane::mesh::{self, Bypass, MeshState};
 use fairlead_dataplane::wireguard::{Backend, Preference, Settings, WireGuardDevice, open};
 use fairlead_netlink::changes_sent;
@@ -15,7 +20,7 @@ use crate::mesh_common::{Namespace, run};
 const PORT: u16 = 51820;
 const MTU: u32 = 1420;
 /// Only bounds a failing test.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 pub(crate) struct Node {
     pub(crate) namespace: Namespace,
@@ -26,7 +31,7 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    /// Names of control sockets are the machine's, so they carry our process id.
+    /// All namespaces share the directory of control sockets, so the names contain our process ID.
     fn new(number: u8, preference: Preference) -> Self {
         let namespace = Namespace::new();
         namespace.sh("sysctl -qw net.ipv4.conf.all.rp_filter=1 net.ipv4.conf.default.rp_filter=1");
@@ -90,7 +95,7 @@ impl Node {
     }
 }
 
-fn bring_to(device: &dyn WireGuardDevice, desired: &DeviceConfig) {
+fn reconcile(device: &dyn WireGuardDevice, desired: &DeviceConfig) {
     let change = device.state().unwrap().change_to(desired);
     assert!(!change.is_empty());
     device.change(&change).unwrap();
@@ -103,7 +108,7 @@ fn only_peer(state: &DeviceState) -> &PeerState {
     state.peers.values().next().unwrap()
 }
 
-/// Everything in one go, because the count of sent changes is the whole process's.
+/// Everything in one test, because the count of sent changes is that of the whole process.
 pub(crate) fn exercise(preference: Preference, expected: Backend) {
     let (a, b) = (Node::new(1, preference), Node::new(2, preference));
     a.namespace.veth("eth0", &b.namespace, "eth0");
@@ -118,8 +123,8 @@ pub(crate) fn exercise(preference: Preference, expected: Backend) {
     let link = a.link();
     assert!(link.contains("mtu 1420") && link.contains(",UP"), "{link}");
 
-    bring_to(&*device_a, &a.config(&b, Some("192.0.2.2")));
-    bring_to(&*device_b, &b.config(&a, None));
+    reconcile(&*device_a, &a.config(&b, Some("192.0.2.2")));
+    reconcile(&*device_b, &b.config(&a, None));
     a.join(&b);
     b.join(&a);
     a.ping(&b);
@@ -128,25 +133,111 @@ pub(crate) fn exercise(preference: Preference, expected: Backend) {
     assert!(only_peer(&state).last_handshake.is_some() && only_peer(&state).rx_bytes > 0, "{state:?}");
     agrees_with_wg(&a, &state);
 
-    unchanged_sends_nothing(&*device_a, &a.config(&b, Some("192.0.2.2")));
+    unchanged_sends_nothing(&a, &*device_a, &a.config(&b, Some("192.0.2.2")));
+    path_socket(&b, &*device_a);
     endpoint_change_keeps_the_session(&a, &b, &*device_a);
     let device_a = restart(&a, &b, device_a);
     removal(&a, device_a);
     device_b.delete().unwrap();
 }
 
-fn unchanged_sends_nothing(device: &dyn WireGuardDevice, desired: &DeviceConfig) {
-    let before = changes_sent();
-    let change = device.state().unwrap().change_to(desired);
-    assert!(change.is_empty(), "{change:?}");
-    device.change(&change).unwrap();
-    assert_eq!(changes_sent(), before);
+/// Setting every peer again to what it is changes no value, touches no link, address, route or rule (`ip monitor` would
+/// tell), and sends nothing to the peer (nftables counts).
+fn unchanged_sends_nothing(node: &Node, device: &dyn WireGuardDevice, desired: &DeviceConfig) {
+    let before = device.state().unwrap();
+    assert!(before.change_to(desired).is_empty());
+    let again = DeviceChange { set_peers: desired.peers.clone(), ..DeviceChange::default() };
+    assert!(!again.is_empty());
+    node.namespace
+        .sh("nft 'add table inet judge; add chain inet judge out { type filter hook output priority 0; }; \
+         add rule inet judge out udp sport 51820 counter'");
+    let monitor = Monitor::start(&node.namespace);
+    let sent = changes_sent();
+    for _ in 0..10 {
+        device.change(&again).unwrap();
+    }
+    assert_eq!(changes_sent(), sent);
+    assert_eq!(device.state().unwrap(), before);
+    let counted = node.namespace.sh("nft list table inet judge");
+    assert!(counted.contains("counter packets 0 "), "{counted}");
+
+    assert_eq!(monitor.finish(&node.namespace), [""; 0]);
+    node.namespace.sh("nft delete table inet judge");
+}
+
+/// `ip monitor` in a namespace. A link of its own shows when it listens, and what it was told before the end.
+struct Monitor {
+    process: Child,
+    lines: Receiver<String>,
+}
+
+impl Monitor {
+    fn start(namespace: &Namespace) -> Self {
+        let mut command = Command::new("ip");
+        command.args(["-o", "monitor", "link", "address", "route", "rule"]).stdout(Stdio::piped());
+        let mut process = namespace.within(|| command.spawn()).unwrap();
+        let output = BufReader::new(process.stdout.take().unwrap());
+        let (sender, lines) = channel();
+        std::thread::spawn(move || {
+            output.lines().map_while(Result::ok).try_for_each(|line| sender.send(line))
+        });
+        namespace.sh("ip link add judge0 type bridge");
+        for mtu in 1_000.. {
+            namespace.sh(&format!("ip link set judge0 mtu {mtu}"));
+            if lines.recv_timeout(Duration::from_millis(100)).is_ok() {
+                break;
+            }
+        }
+        Self { process, lines }
+    }
+
+    /// The changes since the start.
+    fn finish(mut self, namespace: &Namespace) -> Vec<String> {
+        namespace.sh("ip link del judge0");
+        let mut changes = Vec::new();
+        loop {
+            let line = self.lines.recv_timeout(TIMEOUT).unwrap();
+            match (line.contains("judge0"), line.contains("Deleted")) {
+                (true, true) => break,
+                (true, false) => {}
+                (false, _) => changes.push(line),
+            }
+        }
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+        changes
+    }
+}
+
+/// A datagram that is no WireGuard message arrives past the tunnel, and the answer leaves from the same port.
+fn path_socket(other: &Node, device: &dyn WireGuardDevice) {
+    let Some(socket) = device.open_path_socket().unwrap() else {
+        assert_eq!(device.backend(), Backend::Kernel, "the embedded one has a path socket");
+        return;
+    };
+    assert!(device.open_path_socket().unwrap().is_none(), "one at a time");
+    let stranger = other.namespace.within(|| UdpSocket::bind("192.0.2.3:0")).unwrap();
+    stranger.set_read_timeout(Some(TIMEOUT)).unwrap();
+    stranger.send_to(b"a question", ("192.0.2.1", PORT)).unwrap();
+    let deadline = Instant::now() + TIMEOUT;
+    let question = loop {
+        assert!(Instant::now() < deadline, "the datagram did not arrive: {:?}", socket.stats());
+        match socket.try_receive() {
+            Some(datagram) => break datagram,
+            None => std::thread::sleep(Duration::from_millis(5)),
+        }
+    };
+    assert_eq!((question.remote, question.payload), (stranger.local_addr().unwrap(), b"a question".to_vec()));
+    socket.send(question.local, question.remote, b"an answer").unwrap();
+    let mut answer = [0; 64];
+    let (length, from) = stranger.recv_from(&mut answer).unwrap();
+    assert_eq!((&answer[..length], from), (&b"an answer"[..], "192.0.2.1:51820".parse().unwrap()));
 }
 
 fn endpoint_change_keeps_the_session(a: &Node, b: &Node, device: &dyn WireGuardDevice) {
     let before = device.state().unwrap();
     let desired = a.config(b, Some("192.0.2.3"));
-    bring_to(device, &desired);
+    reconcile(device, &desired);
     a.ping(b);
     let after = device.state().unwrap();
     assert_eq!(only_peer(&after).last_handshake, only_peer(&before).last_handshake, "a new session was made");
@@ -154,35 +245,35 @@ fn endpoint_change_keeps_the_session(a: &Node, b: &Node, device: &dyn WireGuardD
     assert_eq!(only_peer(&after).config.endpoint, Some("192.0.2.3:51820".parse().unwrap()));
 }
 
-/// A successor finds the link, its addresses and the marks in place.
+/// The next process finds the link, its addresses and the marks in place.
 fn restart(a: &Node, b: &Node, device: Box<dyn WireGuardDevice>) -> Box<dyn WireGuardDevice> {
     let index = |link: String| link.split(':').next().unwrap().to_owned();
     let (before, link) = (device.state().unwrap(), index(a.link()));
     let backend = device.backend();
     drop(device);
-    assert_eq!(index(a.link()), link, "the link went with its owner");
+    assert_eq!(index(a.link()), link, "the link was removed with its owner");
     let sent = changes_sent();
     let device = a.open();
-    assert_eq!(changes_sent(), sent, "adopting a device that is right changes nothing");
+    assert_eq!(changes_sent(), sent, "adopting an unchanged device changes nothing");
     assert_eq!((index(a.link()), device.backend()), (link, backend));
     let desired = a.config(b, Some("192.0.2.2"));
     match backend {
         Backend::Kernel => {
             assert_eq!(only_peer(&device.state().unwrap()).last_handshake, only_peer(&before).last_handshake)
         }
-        Backend::Embedded => assert!(device.state().unwrap().peers.is_empty(), "state lives in the process"),
+        Backend::Embedded => assert!(device.state().unwrap().peers.is_empty(), "its state is in the process"),
     }
-    bring_to(&*device, &desired);
+    reconcile(&*device, &desired);
     a.ping(b);
     device
 }
 
 fn removal(a: &Node, device: Box<dyn WireGuardDevice>) {
-    let nobody = DeviceConfig { peers: BTreeMap::new(), ..a.config(a, None) };
-    bring_to(&*device, &nobody);
+    let without_peers = DeviceConfig { peers: BTreeMap::new(), ..a.config(a, None) };
+    reconcile(&*device, &without_peers);
     a.namespace.within(mesh::remove).unwrap();
     device.delete().unwrap();
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while a.namespace.sh("ip -o link").contains(&a.settings.interface) {
         assert!(Instant::now() < deadline, "the link is still there");
         std::thread::sleep(Duration::from_millis(20));
