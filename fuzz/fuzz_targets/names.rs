@@ -1,5 +1,5 @@
 //! Names by which attachments are found again, and keys: aliases of links, files beside the socket, published keys.
-//! Whoever can write them may write anything.
+//! A process that can write them may write anything.
 #![no_main]
 
 use fairlead_api::wireguard::PublicKey;

@@ -144,7 +144,7 @@ fn print(text: &str) -> Result<()> {
 
 /// What is going on, for people.
 fn progress(text: &str) {
-    // Whoever closed stderr does not want to know.
+    // A closed stderr is no error.
     let _ = writeln!(std::io::stderr(), "{text}");
 }
 

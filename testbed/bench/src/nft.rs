@@ -27,7 +27,7 @@ const TABLE: &str = "bench";
 const SET: &str = "targets";
 /// Reads the set back before every change, as the data plane does: the kernel's dump is the truth.
 const OURS: &str = "fairlead";
-/// Is told what the set holds, to show what reading costs.
+/// Gets what the set holds, to show what reading costs.
 const OURS_WITHOUT_READING: &str = "fairlead, no read";
 const PEER: &str = "nft";
 /// The kernel frees the elements of a deleted table in the background; that must not fall into the next sample.

@@ -33,7 +33,7 @@ pub(crate) fn become_release_build(arguments: &[String]) -> Result<()> {
     execute(&target.join("release").join("fairlead-bench"), arguments).map(|never| match never {})
 }
 
-/// Of `TARGET/debug/fairlead-bench`: the directory that cargo was told, by whatever way.
+/// Of `TARGET/debug/fairlead-bench`: cargo's target directory, however it was set.
 fn target_directory(program: &Path) -> Option<PathBuf> {
     program.parent()?.parent().map(Path::to_owned)
 }

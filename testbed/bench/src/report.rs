@@ -30,7 +30,7 @@ pub(crate) struct Measurement {
 }
 
 impl Measurement {
-    /// Takes the median of the samples; compared with nobody.
+    /// Takes the median of the samples, without a comparison.
     ///
     /// # Errors
     /// There is no sample.

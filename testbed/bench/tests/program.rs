@@ -8,7 +8,7 @@ use testbed_lab::Lab;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_fairlead-bench");
 /// Bounds every wait.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 #[test]
 fn an_unknown_benchmark_fails_and_writes_nothing_to_stdout() {
@@ -43,7 +43,7 @@ fn the_embedded_device_runs_in_a_process_and_obeys_wg() {
     };
     while !set() {
         assert!(
-            start.elapsed() < PATIENCE && device.status().unwrap().is_none(),
+            start.elapsed() < TIMEOUT && device.status().unwrap().is_none(),
             "{}",
             device.output().unwrap()
         );

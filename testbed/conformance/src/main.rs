@@ -1,6 +1,6 @@
 //! `cargo xtask test conformance`: Kubernetes's own network tests on real nodes with Fairlead.
 //!
-//! For each wish of address families a cluster of three nodes (`testbed-nodes`), Fairlead installed from `deploy/` with the image
+//! For each choice of address families a cluster of three nodes (`testbed-nodes`), Fairlead installed from `deploy/` with the image
 //! that `fairlead-image` makes, CoreDNS, and then upstream's suite as upstream runs it. Nothing in the suite is changed or
 //! left out.
 
@@ -72,7 +72,7 @@ fn main() -> ExitCode {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
-            // Nobody is left to tell when stderr is closed.
+            // There is no other place for the message when stderr is closed.
             let _ = writeln!(std::io::stderr(), "error: {error:#}");
             ExitCode::FAILURE
         }

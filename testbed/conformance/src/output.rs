@@ -66,7 +66,7 @@ pub(crate) struct Reader {
 }
 
 impl Reader {
-    /// Takes the next line; returns what to tell people of it.
+    /// Takes the next line; returns the progress to report.
     pub(crate) fn line(&mut self, line: &str) -> Option<String> {
         if let Some(end) = self.ended.take() {
             return Some(self.name(&end, line));

@@ -18,7 +18,7 @@ use crate::output::{Counts, Reader};
 /// When ginkgo gives up; a quiet machine takes two minutes.
 const TIMEOUT: &str = "45m";
 /// How often its output is looked at.
-const LOOK_AGAIN: Duration = Duration::from_millis(200);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 /// What to run, and how.
 pub(crate) struct Suite<'a> {
@@ -43,13 +43,13 @@ impl Suite<'_> {
             // Asked before reading, so that the last lines are not missed.
             let status = ginkgo.status()?;
             for line in output.read()? {
-                if let Some(news) = reader.line(&line) {
-                    cluster.progress().step(&news);
+                if let Some(progress) = reader.line(&line) {
+                    cluster.progress().step(&progress);
                 }
             }
             match status {
                 Some(status) => break status,
-                None => thread::sleep(LOOK_AGAIN),
+                None => thread::sleep(POLL_INTERVAL),
             }
         };
         ensure!(

@@ -68,18 +68,23 @@ impl Plugin {
         configuration(&self.socket)
     }
 
-    /// Calls the plugin with a verb and any configuration and returns what it printed.
+    /// Calls the plugin with an operation and any configuration and returns what it printed.
     ///
     /// # Errors
     /// It cannot be run.
-    pub fn call(&self, verb: &str, container: &Container, configuration: &str) -> anyhow::Result<Output> {
+    pub fn call(
+        &self,
+        operation: &str,
+        container: &Container,
+        configuration: &str,
+    ) -> anyhow::Result<Output> {
         let arguments = format!(
             "IgnoreUnknown=1;K8S_POD_NAMESPACE={};K8S_POD_NAME={};K8S_POD_INFRA_CONTAINER_ID={}",
             container.namespace, container.pod, container.id
         );
         let mut command = self.host.command(&self.executable)?;
         command
-            .env("CNI_COMMAND", verb)
+            .env("CNI_COMMAND", operation)
             .env("CNI_CONTAINERID", &container.id)
             .env("CNI_NETNS", &container.netns)
             .env("CNI_IFNAME", "eth0")

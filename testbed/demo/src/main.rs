@@ -37,7 +37,7 @@ fn main() -> ExitCode {
 }
 
 fn complain(text: &str) {
-    // Nobody is left to tell when stderr is closed.
+    // There is no other place for the message when stderr is closed.
     let _ = writeln!(std::io::stderr(), "{text}");
 }
 

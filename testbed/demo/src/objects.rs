@@ -1,4 +1,4 @@
-//! The Kubernetes objects of the demo. A cluster has most of them already; here nobody else makes them.
+//! The Kubernetes objects of the demo. A cluster has most of them already; here no other program makes them.
 
 use std::fmt::Write;
 use std::net::IpAddr;

@@ -14,7 +14,7 @@ use crate::probe::{self, Pair};
 use crate::topology::Topology;
 
 /// Longest the pairs may take before the demo gives up.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// What `--json` prints.
 #[derive(Debug, Serialize)]
@@ -43,7 +43,7 @@ pub fn run(world: &mut World, topology: &Topology) -> anyhow::Result<Report> {
     let start = Instant::now();
     world.apply_mesh_and_pool()?;
     world.start_pods()?;
-    let (mut pairs, done) = probe::all_pairs(&world.pods, start + PATIENCE, |_, _| String::new())?;
+    let (mut pairs, done) = probe::all_pairs(&world.pods, start + TIMEOUT, |_, _| String::new())?;
     let status: BTreeMap<String, Value> = world
         .nodes
         .iter()

@@ -49,7 +49,7 @@ fn site(name: &'static str, nat: Nat, lan: Ipv4Net, last: &[u8]) -> SitePlan {
 }
 
 /// A cloud with public addresses, and a home and an office behind port-restricted NAT with one private range. One
-/// address (192.168.1.10) is used in both, so it belongs to nobody in the mesh.
+/// address (192.168.1.10) is used in both, so the mesh leaves it out.
 pub fn three_sites() -> Topology {
     Topology {
         name: "three-sites",

@@ -274,8 +274,8 @@ fn control_plane(host: &Host) -> anyhow::Result<ControlPlane> {
             inside.command(program).unwrap_or_else(|_| std::process::Command::new("/nonexistent"))
         })),
         addresses: vec![IpAddr::from(host.address())],
-        // Nobody here makes the default ServiceAccounts that this plugin would wait for.
-        // Nobody routes Services here; the API server finds the webhook's endpoint by itself.
+        // No controller here makes the default ServiceAccounts that this plugin would wait for.
+        // Services are not routed here; the API server finds the webhook's endpoint by itself.
         apiserver_args: vec![
             "--disable-admission-plugins=ServiceAccount".to_owned(),
             "--enable-aggregator-routing=true".to_owned(),

@@ -24,7 +24,7 @@ use fairlead_demo::node::{Node, executable};
 use fairlead_demo::{World, objects, topology};
 use serde_json::{Value, json};
 
-use crate::outage::{PATIENCE, container, node, used};
+use crate::outage::{TIMEOUT, container, node, used};
 
 const NODE: &str = "cloud-1";
 const OTHER: &str = "office-1";
@@ -61,14 +61,14 @@ fn every_address_is_explained_and_every_refusal_is_told() {
 }
 
 /// Calls the plugin as containerd does, with the pod's UID.
-fn call(node: &Node, verb: &str, container: &Container, configuration: &Value) -> Output {
+fn call(node: &Node, operation: &str, container: &Container, configuration: &Value) -> Output {
     let plugin = executable("fairlead-cni").unwrap();
     let Container { id, pod, namespace, netns } = container;
     let args =
         format!("IgnoreUnknown=1;K8S_POD_NAMESPACE={namespace};K8S_POD_NAME={pod};K8S_POD_UID=uid-{pod}");
     let mut command = node.host.command(&plugin).unwrap();
     command
-        .env("CNI_COMMAND", verb)
+        .env("CNI_COMMAND", operation)
         .env("CNI_CONTAINERID", id)
         .env("CNI_NETNS", netns)
         .env("CNI_IFNAME", "eth0")
@@ -86,7 +86,7 @@ fn configuration(node: &Node) -> Value {
     json!({"cniVersion": "1.1.0", "name": "k8s-pod-network", "type": "coil", "socket": node.socket()})
 }
 
-/// Code and words of a verb that must fail.
+/// Code and message of an operation that must fail.
 fn refused(output: &Output) -> (u64, String) {
     assert!(!output.status.success(), "it succeeded: {output:?}");
     let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -128,13 +128,13 @@ fn events(world: &World, namespace: &str, name: &str, reason: &str) -> Result<Ve
 
 /// Waits for the one Event and returns it.
 fn event(world: &World, namespace: &str, name: &str, reason: &str) -> Value {
-    let found = world.wait_for(PATIENCE, |world| {
+    let found = world.wait_for(TIMEOUT, |world| {
         let found = events(world, namespace, name, reason)?;
         ensure!(!found.is_empty(), "no Event {reason} on {namespace}/{name}");
         Ok(found)
     });
     let found = found.unwrap();
-    assert_eq!(found.len(), 1, "the same is told once: {found:#?}");
+    assert_eq!(found.len(), 1, "the same Event is published once: {found:#?}");
     println!("  {} {}: {}", found[0]["type"], found[0]["reason"], found[0]["message"]);
     found[0].clone()
 }
@@ -148,7 +148,7 @@ fn an_unknown_pool_is_told_at_the_pod(world: &mut World) {
     assert_eq!(event["type"], "Warning");
     assert_eq!(event["involvedObject"]["uid"], "uid-nobody", "`kubectl describe pod` looks for it");
     assert!(event["message"].as_str().unwrap().contains("coil.cybozu.com/pool"), "{event}");
-    // Nobody asked for a mesh, so nobody misses one.
+    // Without a WireKubeMesh, a missing mesh is no problem.
     let (code, text) = refused(&call(at, "STATUS", &one, &configuration(at)));
     assert!(code == NOT_AVAILABLE && text.contains("no AddressPool"), "{code} {text}");
 }
@@ -169,7 +169,7 @@ fn a_dry_pool_is_told_at_the_pod_and_by_status(world: &mut World) {
         ensure!(output.status.success(), "{output:?}");
         Ok(())
     };
-    world.wait_for(PATIENCE, added).unwrap();
+    world.wait_for(TIMEOUT, added).unwrap();
     for _ in 0..3 {
         let (code, text) = refused(&call(at, "ADD", &late, &configuration(at)));
         assert!(code == TRY_AGAIN_LATER && text.contains("does not have free blocks"), "{code} {text}");
@@ -192,7 +192,7 @@ fn a_dry_pool_is_told_at_the_pod_and_by_status(world: &mut World) {
 fn restart(world: &mut World) {
     let node = world.node(NODE).unwrap();
     node.start().unwrap();
-    node.wait_ready(PATIENCE).unwrap();
+    node.wait_ready(TIMEOUT).unwrap();
 }
 
 fn a_terminating_pool_is_told_at_the_pod(world: &mut World) {
@@ -205,10 +205,10 @@ fn a_terminating_pool_is_told_at_the_pod(world: &mut World) {
         ensure!(output.status.success(), "{output:?}");
         Ok(())
     };
-    world.wait_for(PATIENCE, added).unwrap();
+    world.wait_for(TIMEOUT, added).unwrap();
     // What keeps it until its last block is gone.
     world
-        .wait_for(PATIENCE, |world| {
+        .wait_for(TIMEOUT, |world| {
             let held = world.plane.kubectl(&[
                 "get",
                 "addresspool",
@@ -256,7 +256,7 @@ fn a_pod_start_asks_the_api_server_nothing(world: &mut World) {
         ensure!(output.status.success(), "{output:?}");
         Ok(())
     };
-    world.wait_for(PATIENCE, added).unwrap();
+    world.wait_for(TIMEOUT, added).unwrap();
     let before = asked(at);
     assert!(
         before.iter().any(|line| line.contains("blockrequests")),
@@ -264,8 +264,8 @@ fn a_pod_start_asks_the_api_server_nothing(world: &mut World) {
     );
     for index in 0..10 {
         let one = container(world, &format!("free-{index}"), objects::NAMESPACE);
-        for verb in ["ADD", "DEL"] {
-            let output = call(at, verb, &one, &configuration(at));
+        for operation in ["ADD", "DEL"] {
+            let output = call(at, operation, &one, &configuration(at));
             assert!(output.status.success(), "{output:?}");
         }
     }
@@ -328,7 +328,7 @@ fn addresses_are_shown_with_their_pods(world: &mut World) {
     world.node(NODE).unwrap().kill().unwrap();
     restart(world);
     let at = node(world, NODE);
-    let after = world.wait_for(PATIENCE, |_| {
+    let after = world.wait_for(TIMEOUT, |_| {
         let now = shown(at);
         ensure!(attachment(&now, &world.pods[0])["pod"]["name"] == "one", "{now:#}");
         Ok(now)
@@ -379,7 +379,7 @@ fn disagreements_are_found_and_leaks_are_freed(world: &mut World) {
     let at = node(world, NODE);
     let [one, two, three] = &world.pods[..] else { panic!("three pods") };
     world
-        .wait_for(PATIENCE, |_| {
+        .wait_for(TIMEOUT, |_| {
             let found = found(at);
             ensure!(found == (Some(0), vec![]), "{found:?}: {}", ipam(at, &["check"]).1);
             Ok(())
@@ -412,7 +412,7 @@ fn disagreements_are_found_and_leaks_are_freed(world: &mut World) {
     assert_eq!(used(at), before);
     let gone = ["-n", objects::NAMESPACE, "delete", "pod", "two", "--force", "--grace-period=0"];
     world.plane.kubectl(&gone).unwrap();
-    let freed = world.wait_for(PATIENCE, |_| {
+    let freed = world.wait_for(TIMEOUT, |_| {
         let (code, said) = ipam(at, &["release", &two.addresses[0].to_string()]);
         // The collection of leaked addresses may be quicker.
         ensure!(code == Some(0) || said.contains("nothing on this node is reserved"), "{said}");
@@ -427,7 +427,7 @@ fn disagreements_are_found_and_leaks_are_freed(world: &mut World) {
     assert!(code == Some(0) && said.contains(&lost.to_string()), "{said}");
     assert_eq!(used(at), before - 2);
     assert!(!at.host.shell("ip -o link").unwrap().contains(&one.container.id), "its link is gone");
-    // Now its pod says what nobody has, and another pod says the same.
+    // Now its pod has an address that is not allocated, and so has another pod.
     let (code, reasons) = found(at);
     assert_eq!((code, &reasons[..]), (Some(FOUND), &["PodWithoutAddress".to_owned()][..]));
     world.plane.apply(&objects::pod("twin", OTHER)).unwrap();
@@ -461,7 +461,7 @@ fn an_add_cancels_a_del_that_was_left(world: &mut World) {
     // The other one's is finished, and so the first would have been.
     fs::write(left(&other), "").unwrap();
     world
-        .wait_for(PATIENCE, |_| {
+        .wait_for(TIMEOUT, |_| {
             ensure!(!left(&other).exists() && used(at) == before + 1, "not finished yet");
             Ok(())
         })

@@ -27,9 +27,9 @@ use fairlead_demo::node::{Node, executable};
 use fairlead_demo::{World, probe};
 use serde_json::{Value, json};
 
-use crate::outage::{PATIENCE, container, node, pod, used};
+use crate::outage::{TIMEOUT, container, node, pod, used};
 
-/// Pods that nobody breaks on purpose: one of each site.
+/// Pods that the tests leave alone: one of each site.
 const BYSTANDERS: [&str; 3] = ["cloud-1", "home-1", "office-2"];
 /// More connections than any plugin would open, few enough for the limit of open files.
 const CONNECTIONS: usize = 200;
@@ -42,7 +42,7 @@ const NETWORK_CONFIG: u64 = 7;
 const TRY_AGAIN_LATER: u64 = 11;
 
 #[test]
-fn bad_input_is_named_and_disturbs_nobody_else() {
+fn bad_input_is_named_and_disturbs_nothing_else() {
     let mut world = outage::mesh();
     type Step = fn(&mut World);
     let steps: [(&str, Step, &[&str]); 9] = [
@@ -57,7 +57,7 @@ fn bad_input_is_named_and_disturbs_nobody_else() {
         ("one key on two nodes", nodes_with_one_key_are_both_left_out, &["home-1", "home-2", "office-2"]),
     ];
     let pods = world.pods.clone();
-    // Between nodes that nobody breaks, all the time.
+    // Between nodes that the tests leave alone, all the time.
     let flows = [outage::udp(&world, "home-1", "office-2"), outage::tcp(&world, "office-2", "home-1")];
     let mark = Instant::now();
     for (name, step, bystanders) in steps {
@@ -78,7 +78,7 @@ fn pods_reach_each_other(after: &str, world: &World, nodes: &[&str]) {
 }
 
 fn reach(after: &str, pods: &[Pod]) {
-    let (pairs, _) = probe::all_pairs(pods, Instant::now() + PATIENCE, |_, _| String::new()).unwrap();
+    let (pairs, _) = probe::all_pairs(pods, Instant::now() + TIMEOUT, |_, _| String::new()).unwrap();
     let failed: Vec<_> = pairs.iter().filter(|pair| !(pair.tcp && pair.icmp)).collect();
     assert!(!pairs.is_empty() && failed.is_empty(), "after {after}: {failed:?}");
 }
@@ -147,7 +147,7 @@ fn condition(world: &World, pool: &str, wanted: &str) -> Result<Value> {
 }
 
 fn wait_for_reason(world: &World, pool: &str, status: &str, reason: &str) -> String {
-    let message = world.wait_for(PATIENCE, |world| {
+    let message = world.wait_for(TIMEOUT, |world| {
         let ready = ready(world, pool)?;
         ensure!(ready["status"] == status && ready["reason"] == reason, "{pool}: {ready}");
         Ok(ready["message"].as_str().unwrap_or_default().to_owned())
@@ -185,23 +185,23 @@ fn pools_that_overlap_are_told(world: &mut World) {
         Ok(())
     };
     denied(world).unwrap();
-    // Of two made at the same moment the webhook sees neither. Here nobody asks it.
+    // Of two made at the same moment the webhook sees neither. Here it is not called.
     world.plane.kubectl(&["delete", "validatingwebhookconfiguration", WEBHOOK_VALIDATING]).unwrap();
-    world.wait_for(PATIENCE, |world| world.plane.apply(&clash)).unwrap();
+    world.wait_for(TIMEOUT, |world| world.plane.apply(&clash)).unwrap();
     let message = wait_for_reason(world, "clash", "False", "Overlap");
     println!("  clash: {message}");
     for name in ["clash", "default"] {
         let overlapping = || condition(world, name, "Overlapping");
-        let told = world.wait_for(PATIENCE, |_| {
-            overlapping().and_then(|told| {
-                ensure!(told["status"] == "True", "{told}");
-                Ok(told["message"].as_str().unwrap_or_default().to_owned())
+        let reported = world.wait_for(TIMEOUT, |_| {
+            overlapping().and_then(|reported| {
+                ensure!(reported["status"] == "True", "{reported}");
+                Ok(reported["message"].as_str().unwrap_or_default().to_owned())
             })
         });
-        let told = told.unwrap();
-        println!("  {name}: {told}");
+        let reported = reported.unwrap();
+        println!("  {name}: {reported}");
         for word in ["10.64.128.0/17", "10.64.0.0/16", "clash", "only default, the older one"] {
-            assert!(told.contains(word), "{word} is not in {told}");
+            assert!(reported.contains(word), "{word} is not in {reported}");
         }
     }
     wait_for_reason(world, "default", "True", "Available");
@@ -214,7 +214,7 @@ fn pools_that_overlap_are_told(world: &mut World) {
     world.plane.kubectl(&["delete", "addresspool", "clash", "--timeout=30s"]).unwrap();
     let webhook = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/webhook");
     world.plane.kubectl(&["apply", "--server-side", "-k", &webhook.to_string_lossy()]).unwrap();
-    world.wait_for(PATIENCE, denied).unwrap();
+    world.wait_for(TIMEOUT, denied).unwrap();
 }
 
 fn an_unknown_pool_is_named_until_it_is_made(world: &mut World) {
@@ -231,11 +231,11 @@ fn an_unknown_pool_is_named_until_it_is_made(world: &mut World) {
     assert_eq!(used(at), before);
 
     world.plane.apply(&pool("nowhere", 2, "10.77.0.0/24")).unwrap();
-    let addresses = world.wait_for(PATIENCE, |_| plugin.add(&one)).unwrap();
+    let addresses = world.wait_for(TIMEOUT, |_| plugin.add(&one)).unwrap();
     assert!(matches!(addresses[..], [IpAddr::V4(ip)] if ip.octets()[..3] == [10, 77, 0]), "{addresses:?}");
-    // Pods of every pool are in the mesh, without anybody announcing them.
+    // Pods of every pool are in the mesh, without being announced.
     let (from, to) = (pod(world, "office-2"), addresses[0]);
-    world.wait_for(PATIENCE, |_| probe::ping(from, to)).unwrap();
+    world.wait_for(TIMEOUT, |_| probe::ping(from, to)).unwrap();
     plugin.del(&one).unwrap();
     assert_eq!(used(at), before);
 }
@@ -335,7 +335,7 @@ fn a_dry_pool_says_so_and_recovers(world: &mut World) {
     let (here, there) = (node(world, "home-2"), node(world, "cloud-2"));
     let plugin = here.plugin().unwrap();
     let first = container(world, "puddle-0", "puddle");
-    let address = world.wait_for(PATIENCE, |_| plugin.add(&first)).unwrap();
+    let address = world.wait_for(TIMEOUT, |_| plugin.add(&first)).unwrap();
     for index in 1..4 {
         plugin.add(&container(world, &format!("puddle-{index}"), "puddle")).unwrap();
     }
@@ -374,7 +374,7 @@ fn without_a_node_program_the_socket_is_named(world: &mut World) {
     }
     restart(world, "home-2");
     let at = node(world, "home-2");
-    world.wait_for(PATIENCE, |_| plugin.add(&one)).unwrap();
+    world.wait_for(TIMEOUT, |_| plugin.add(&one)).unwrap();
     plugin.del(&one).unwrap();
     is_in_the_mesh(world, at);
 }
@@ -382,7 +382,7 @@ fn without_a_node_program_the_socket_is_named(world: &mut World) {
 fn restart(world: &mut World, name: &str) {
     let node = world.node(name).unwrap();
     node.start().unwrap();
-    node.wait_ready(PATIENCE).unwrap();
+    node.wait_ready(TIMEOUT).unwrap();
 }
 
 fn key_file(node: &Node) -> PathBuf {
@@ -405,7 +405,7 @@ fn is_in_the_mesh(world: &World, node: &Node) {
         let pair = [pod(world, &node.name), pod(world, other)];
         for (from, to) in [(pair[0], pair[1]), (pair[1], pair[0])] {
             for address in &to.addresses {
-                world.wait_for(PATIENCE, |_| probe::ping(from, *address)).unwrap();
+                world.wait_for(TIMEOUT, |_| probe::ping(from, *address)).unwrap();
             }
         }
     }
@@ -421,10 +421,10 @@ fn a_corrupt_key_file_is_named_and_kept(world: &mut World) {
     restart(world, "home-2");
 
     let at = node(world, "home-2");
-    let told = problems(at).unwrap();
-    println!("  {told:?}");
+    let reported = problems(at).unwrap();
+    println!("  {reported:?}");
     let named = format!("WireGuard key file {} is corrupt", path.display());
-    assert!(told.iter().any(|problem| problem.contains(&named)), "{told:?}");
+    assert!(reported.iter().any(|problem| problem.contains(&named)), "{reported:?}");
     assert_eq!(fs::read(&path).unwrap(), garbage, "the file was changed");
     // Pods of this node still come, go and reach each other.
     let local = world.start_pod("without-mesh", "home-2").unwrap().clone();
@@ -454,10 +454,10 @@ fn nodes_with_one_key_are_both_left_out(world: &mut World) {
 
     let others = ["home-1", "home-2", "office-1", "office-2"];
     world
-        .wait_for(PATIENCE, |world| others.iter().try_for_each(|name| leaves_out(node(world, name), &shared)))
+        .wait_for(TIMEOUT, |world| others.iter().try_for_each(|name| leaves_out(node(world, name), &shared)))
         .unwrap();
     for name in ["cloud-1", "cloud-2"] {
-        world.wait_for(PATIENCE, |world| names_both(node(world, name), &shared)).unwrap();
+        world.wait_for(TIMEOUT, |world| names_both(node(world, name), &shared)).unwrap();
     }
     println!("  {:?}", problems(node(world, "cloud-1")).unwrap());
     pods_reach_each_other("one key on two nodes, while it lasts", world, &others);
@@ -474,15 +474,15 @@ fn nodes_with_one_key_are_both_left_out(world: &mut World) {
 fn is_in_the_mesh_again(world: &World, name: &str) {
     for other in ["home-1", "office-2"] {
         for address in &pod(world, name).addresses {
-            world.wait_for(PATIENCE, |world| probe::ping(pod(world, other), *address)).unwrap();
+            world.wait_for(TIMEOUT, |world| probe::ping(pod(world, other), *address)).unwrap();
         }
     }
 }
 
 fn names_both(node: &Node, key: &str) -> Result<()> {
-    let told = problems(node)?;
+    let reported = problems(node)?;
     let both = |problem: &String| ["cloud-1 and cloud-2", key].iter().all(|word| problem.contains(word));
-    ensure!(told.iter().any(both), "{} does not say it: {told:?}", node.name);
+    ensure!(reported.iter().any(both), "{} does not say it: {reported:?}", node.name);
     Ok(())
 }
 

@@ -1,4 +1,4 @@
-//! An independent judge of the CNI side: `cnitool` of the CNI project drives every verb at every version, also through
+//! An independent judge of the CNI side: `cnitool` of the CNI project drives every operation at every version, also through
 //! chains with Debian's plugins, against a real node program and a real API server.
 
 #![allow(
@@ -25,7 +25,7 @@ use testbed_kube::Published;
 use testbed_lab::Namespace;
 use testbed_lab::Progress;
 
-use crate::outage::{PATIENCE, node, used};
+use crate::outage::{TIMEOUT, node, used};
 
 const CNITOOL: Published = Published {
     name: "cnitool",
@@ -101,7 +101,7 @@ impl Bed {
     fn tool(
         &self,
         node: &Node,
-        verb: &str,
+        operation: &str,
         version: &str,
         more: &[Value],
         sandbox: Option<&Sandbox>,
@@ -112,13 +112,13 @@ impl Bed {
         let nets = self.directory.path().join("net.d");
         fs::create_dir_all(&nets).unwrap();
         fs::write(nets.join("10-coil.conflist"), list.to_string()).unwrap();
-        // cnitool keeps results below /var/lib/cni and cannot be told otherwise; the machine's own is not ours to write.
+        // cnitool keeps results below /var/lib/cni, which cannot be changed; the machine's own is not ours to write.
         let mut command = node.host.command("unshare").unwrap();
         let private = "mount --bind \"$1\" /var/lib && shift && exec \"$@\"";
         command
             .args(["--mount", "sh", "-ec", private, "sh"])
             .args([&self.directory.path().join("var-lib"), &self.tool])
-            .args([verb, "k8s-pod-network"])
+            .args([operation, "k8s-pod-network"])
             .env("NETCONFPATH", nets)
             .env("CNI_PATH", format!("{}/bin:{DEBIANS}", self.directory.path().display()));
         match sandbox {
@@ -127,7 +127,7 @@ impl Bed {
                     format!("IgnoreUnknown=1;K8S_POD_NAMESPACE={};K8S_POD_NAME={name}", objects::NAMESPACE);
                 command.arg(namespace.netns_path()).env("CNI_ARGS", args);
             }
-            // cnitool wants a namespace also for verbs that have none.
+            // cnitool requires a namespace also for operations that have none.
             None => {
                 command.arg("/nonexistent");
             }
@@ -145,19 +145,19 @@ impl Bed {
     fn works(
         &self,
         node: &Node,
-        verb: &str,
+        operation: &str,
         version: &str,
         more: &[Value],
         sandbox: Option<&Sandbox>,
     ) -> String {
-        let output = self.tool(node, verb, version, more, sandbox);
-        assert!(output.status.success(), "{verb} {version}: {output:?}");
+        let output = self.tool(node, operation, version, more, sandbox);
+        assert!(output.status.success(), "{operation} {version}: {output:?}");
         String::from_utf8(output.stdout).unwrap()
     }
 
-    fn fails(&self, node: &Node, verb: &str, version: &str, sandbox: Option<&Sandbox>) -> String {
-        let output = self.tool(node, verb, version, &[], sandbox);
-        assert!(!output.status.success(), "{verb} {version} succeeded");
+    fn fails(&self, node: &Node, operation: &str, version: &str, sandbox: Option<&Sandbox>) -> String {
+        let output = self.tool(node, operation, version, &[], sandbox);
+        assert!(!output.status.success(), "{operation} {version} succeeded");
         String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout)
     }
 
@@ -172,7 +172,7 @@ impl Bed {
             anyhow::ensure!(output.status.success(), "{output:?}");
             Ok(())
         };
-        world.wait_for(PATIENCE, ready).unwrap();
+        world.wait_for(TIMEOUT, ready).unwrap();
     }
 
     /// ADD, CHECK, DEL and DEL again.
@@ -263,7 +263,7 @@ impl Bed {
         drop(one);
         let started = world.node(NODE).unwrap();
         started.start().unwrap();
-        started.wait_ready(PATIENCE).unwrap();
+        started.wait_ready(TIMEOUT).unwrap();
         let at = node(world, NODE);
         // Only the other one is left.
         expect_used(at, before + 1);

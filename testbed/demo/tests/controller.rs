@@ -1,5 +1,5 @@
 //! The controller against a real API server: the webhook that judges pools, its certificates, pools that are emptied,
-//! and several copies of which one leads.
+//! and several replicas of which one leads.
 
 #![allow(
     clippy::unwrap_used,
@@ -26,7 +26,7 @@ use serde_json::{Value, json};
 use testbed_lab::Process;
 use testbed_lab::Progress;
 
-use crate::outage::{PATIENCE, container, node};
+use crate::outage::{TIMEOUT, container, node};
 
 const FINALIZER: &str = "coil.cybozu.com";
 
@@ -68,7 +68,7 @@ fn blocks_of(world: &World, pool: &str) -> Result<Vec<Value>> {
     Ok(list["items"].as_array().context("no list")?.clone())
 }
 
-/// Of a node without a program, so that nobody gives its blocks back.
+/// Of a node without a program, so that its blocks are not released.
 fn request(name: &str, pool: &str) -> String {
     json!({
         "apiVersion": "coil.cybozu.com/v2", "kind": "BlockRequest", "metadata": { "name": name },
@@ -120,7 +120,7 @@ fn pools_are_completed_and_judged(world: &World) {
     // More blocks than can be numbered: Coil gave none at all of such a pool.
     let huge = json!({ "blockSizeBits": 8, "subnets": [{ "ipv6": "fd05::/48" }] });
     world.plane.apply(&pool("huge", &huge)).unwrap();
-    world.wait_for(PATIENCE, |world| condition(world, "huge", "Ready", "True")).unwrap();
+    world.wait_for(TIMEOUT, |world| condition(world, "huge", "Ready", "True")).unwrap();
 
     world.plane.apply(&pool("apart", &apart)).unwrap();
     let grow = |subnet: &str| {
@@ -140,13 +140,13 @@ fn a_disabled_pool_is_emptied(world: &mut World) {
         world.plane.kubectl(&["patch", "addresspool", "default", "--type=merge", "-p", &patch]).unwrap();
     };
     disable(world, true);
-    let told = world.wait_for(PATIENCE, |world| condition(world, "default", "Disabled", "True")).unwrap();
-    assert_eq!(told["reason"], "SpecDisabled");
+    let reported = world.wait_for(TIMEOUT, |world| condition(world, "default", "Disabled", "True")).unwrap();
+    assert_eq!(reported["reason"], "SpecDisabled");
     assert_eq!(condition(world, "default", "Ready", "False").unwrap()["reason"], "Disabled");
     // The block of this node has room, and yet.
     let late = container(world, "late", "demo");
     world
-        .wait_for(PATIENCE, |_| {
+        .wait_for(TIMEOUT, |_| {
             let error = plugin.add(&late).err().context("it got an address")?.to_string();
             ensure!(error.contains("pool default is disabled"), "{error}");
             println!("  {error}");
@@ -158,7 +158,7 @@ fn a_disabled_pool_is_emptied(world: &mut World) {
     plugin.del(&stays.container).unwrap();
     let begun = Instant::now();
     world
-        .wait_for(PATIENCE, |world| {
+        .wait_for(TIMEOUT, |world| {
             let left = blocks_of(world, "default")?;
             ensure!(left.is_empty(), "{left:?}");
             let status = object(world, &["addresspool", "default"])?["status"].take();
@@ -168,8 +168,8 @@ fn a_disabled_pool_is_emptied(world: &mut World) {
         .unwrap();
     println!("  the last block was back after {:.1} s", begun.elapsed().as_secs_f64());
     disable(world, false);
-    world.wait_for(PATIENCE, |_| plugin.add(&late)).unwrap();
-    let status = world.wait_for(PATIENCE, |world| {
+    world.wait_for(TIMEOUT, |_| plugin.add(&late)).unwrap();
+    let status = world.wait_for(TIMEOUT, |world| {
         condition(world, "default", "Disabled", "False")?;
         let status = object(world, &["addresspool", "default"])?["status"].take();
         ensure!(status["blocks"] != 0, "{status}");
@@ -183,9 +183,9 @@ fn a_dry_pool_has_an_event(world: &World) {
     let spec = json!({ "blockSizeBits": 1, "subnets": [{ "ipv4": "10.99.0.0/31" }] });
     world.plane.apply(&pool("puddle", &spec)).unwrap();
     world.plane.apply(&request("drinks", "puddle")).unwrap();
-    world.wait_for(PATIENCE, |world| condition(world, "puddle", "Exhausted", "True")).unwrap();
+    world.wait_for(TIMEOUT, |world| condition(world, "puddle", "Exhausted", "True")).unwrap();
     assert_eq!(condition(world, "puddle", "Ready", "False").unwrap()["reason"], "Exhausted");
-    let event = world.wait_for(PATIENCE, |world| {
+    let event = world.wait_for(TIMEOUT, |world| {
         let events = object(world, &["events.events.k8s.io", "--all-namespaces"])?;
         let events = events["items"].as_array().context("no list")?.clone();
         events.into_iter().find(|event| event["regarding"]["name"] == "puddle").context("no event")
@@ -195,7 +195,7 @@ fn a_dry_pool_has_an_event(world: &World) {
     println!("  {}", event["note"]);
     world.plane.apply(&request("thirsts", "puddle")).unwrap();
     world
-        .wait_for(PATIENCE, |world| {
+        .wait_for(TIMEOUT, |world| {
             let status = object(world, &["blockrequest", "thirsts"])?["status"].take();
             let failed = status["conditions"].as_array().context("pending")?.last().cloned().unwrap();
             ensure!(failed["type"] == "Failed" && failed["reason"] == "out of blocks", "{failed}");
@@ -212,14 +212,14 @@ fn without_a_webhook_pools_can_still_go(world: &mut World) {
     world.kill_controller().unwrap();
     let other = json!({ "subnets": [{ "ipv4": "10.76.0.0/16" }] });
     refused(world.plane.apply(&pool("comes", &other)), "failed calling webhook");
-    // Whatever does not change the spec is nobody's business.
+    // What does not change the spec is not validated.
     world.plane.kubectl(&["label", "addresspool", "leaves", "seen=yes"]).unwrap();
     world.plane.kubectl(&["delete", "addresspool", "leaves", "--wait=false"]).unwrap();
     let patch = r#"{"metadata": {"finalizers": null}}"#;
     world.plane.kubectl(&["patch", "addresspool", "leaves", "--type=merge", "-p", patch]).unwrap();
     refused(object(world, &["addresspool", "leaves"]), "not found");
     world.start_controller().unwrap();
-    world.wait_for(PATIENCE, |world| world.plane.apply(&pool("comes", &other))).unwrap();
+    world.wait_for(TIMEOUT, |world| world.plane.apply(&pool("comes", &other))).unwrap();
     world.plane.kubectl(&["delete", "addresspool", "comes", "--timeout=60s"]).unwrap();
 }
 
@@ -231,14 +231,14 @@ fn http(world: &World, port: u16, path: &str) -> String {
     world.plane_host().shell(&get).unwrap_or_default()
 }
 
-/// One copy of the controller.
-struct Copy {
+/// One replica of the controller.
+struct Replica {
     name: String,
     ports: u16,
     process: Process,
 }
 
-impl Copy {
+impl Replica {
     fn start(world: &World, name: &str, ports: u16, arguments: &[&str]) -> Self {
         let mut command = world.plane_host().command(executable("fairlead").unwrap()).unwrap();
         command.args(["controller", "--identity", name]).args(arguments);
@@ -261,7 +261,7 @@ impl Copy {
 
     fn wait_ready(&self, world: &World) {
         world
-            .wait_for(PATIENCE, |world| {
+            .wait_for(TIMEOUT, |world| {
                 let answer = http(world, self.ports + 1, "/readyz");
                 ensure!(answer.contains(" 200 ") && answer.ends_with("ok"), "{}: {answer}", self.name);
                 Ok(())
@@ -286,8 +286,8 @@ fn secret(world: &World) -> Result<BTreeMap<String, String>> {
     Ok(serde_json::from_value(data).unwrap_or_default())
 }
 
-/// Two copies of the controller, and no other one.
-fn two_copies(world: &mut World, arguments: &[&str]) -> [Copy; 2] {
+/// Two replicas of the controller, and no other one.
+fn two_replicas(world: &mut World, arguments: &[&str]) -> [Replica; 2] {
     world.kill_controller().unwrap();
     world
         .plane
@@ -297,25 +297,26 @@ fn two_copies(world: &mut World, arguments: &[&str]) -> [Copy; 2] {
     let empty = r#"{"data": null}"#;
     let patch = ["patch", "secret", WEBHOOK_SECRET, "--namespace=kube-system", "--type=merge", "-p", empty];
     world.plane.kubectl(&patch).unwrap();
-    let copies = [Copy::start(world, "one", 9500, arguments), Copy::start(world, "two", 9510, arguments)];
-    copies.iter().for_each(|copy| copy.wait_ready(world));
-    copies
+    let replicas =
+        [Replica::start(world, "one", 9500, arguments), Replica::start(world, "two", 9510, arguments)];
+    replicas.iter().for_each(|replica| replica.wait_ready(world));
+    replicas
 }
 
 /// A generation lives so short that the next is due six seconds after it was made (certificates begin an hour before).
-/// Pools are judged all the time, by either copy, and not one review fails.
+/// Pools are judged all the time, by either replica, and not one review fails.
 #[test]
-fn certificates_are_rotated_by_two_copies_and_no_review_fails() {
+fn certificates_are_rotated_by_two_replicas_and_no_review_fails() {
     let mut world = World::start(&topology::two_sites(), &Progress::default()).unwrap();
     world.apply_mesh_and_pool().unwrap();
-    let copies = two_copies(&mut world, &["--cert-lifetime=1810s", "--cert-settle=5s"]);
+    let replicas = two_replicas(&mut world, &["--cert-lifetime=1810s", "--cert-settle=5s"]);
     let probe = pool("probe", &json!({ "subnets": [{ "ipv4": "10.80.0.0/16" }] }));
-    world.wait_for(PATIENCE, |world| create_dry(world, &probe)).unwrap();
-    let ends = copies.each_ref().map(|copy| copy.certificate_ends(&world));
+    world.wait_for(TIMEOUT, |world| create_dry(world, &probe)).unwrap();
+    let ends = replicas.each_ref().map(|replica| replica.certificate_ends(&world));
     assert!(ends[0].is_some() && ends[0] == ends[1], "they agree: {ends:?}");
 
     let (mut served, mut reviews, mut seen) = (secret(&world).unwrap()["tls.crt"].clone(), 0u32, 0u32);
-    let (mut prepared, deadline) = (false, Instant::now() + 2 * PATIENCE);
+    let (mut prepared, deadline) = (false, Instant::now() + 2 * TIMEOUT);
     while seen < 3 {
         assert!(Instant::now() < deadline, "{seen} rotations, {reviews} reviews");
         create_dry(&world, &probe).unwrap();
@@ -329,9 +330,9 @@ fn certificates_are_rotated_by_two_copies_and_no_review_fails() {
         }
     }
     println!("{seen} rotations, {reviews} reviews, none failed");
-    // Neither copy was restarted, and both judged.
-    for copy in &copies {
-        let page = http(&world, copy.ports, "/metrics");
+    // Neither replica was restarted, and both judged.
+    for replica in &replicas {
+        let page = http(&world, replica.ports, "/metrics");
         assert!(
             page.contains("fairlead_webhook_requests_total{webhook=\"validate\",result=\"allowed\"}"),
             "{page}"
@@ -339,20 +340,20 @@ fn certificates_are_rotated_by_two_copies_and_no_review_fails() {
     }
 }
 
-/// The leader dies in the middle of its work; the other copy takes over the Lease. No block is given twice, every
+/// The leader dies in the middle of its work; the other replica takes over the Lease. No block is given twice, every
 /// request is answered once, and grants go on.
 #[test]
-fn another_copy_takes_over_from_a_leader_that_was_killed() {
+fn another_replica_takes_over_from_a_leader_that_was_killed() {
     let mut world = World::start(&topology::two_sites(), &Progress::default()).unwrap();
-    let [one, two] = two_copies(&mut world, &[]);
+    let [one, two] = two_replicas(&mut world, &[]);
     idle_node(&world);
     let many = json!({ "blockSizeBits": 2, "subnets": [{ "ipv4": "10.90.0.0/20" }] });
-    world.wait_for(PATIENCE, |world| world.plane.apply(&pool("many", &many))).unwrap();
+    world.wait_for(TIMEOUT, |world| world.plane.apply(&pool("many", &many))).unwrap();
     let leader = |world: &World| -> Result<String> {
         let lease = object(world, &["lease", "coil-ipam-leader", "--namespace=kube-system"])?;
-        Ok(lease["spec"]["holderIdentity"].as_str().context("nobody")?.to_owned())
+        Ok(lease["spec"]["holderIdentity"].as_str().context("no holder")?.to_owned())
     };
-    let first = world.wait_for(PATIENCE, |world| {
+    let first = world.wait_for(TIMEOUT, |world| {
         let holder = leader(world)?;
         ensure!(holder == one.name || holder == two.name, "{holder}");
         Ok(holder)
@@ -372,11 +373,11 @@ fn another_copy_takes_over_from_a_leader_that_was_killed() {
         Ok(done)
     };
     ask(&world, 1);
-    world.wait_for(PATIENCE, |world| answered(world, 40..)).unwrap();
+    world.wait_for(TIMEOUT, |world| answered(world, 40..)).unwrap();
     let (dies, lives) = if first == one.name { (one, two) } else { (two, one) };
     let begun = std::thread::scope(|scope| {
         let asking = scope.spawn(|| ask(&world, 2));
-        world.wait_for(PATIENCE, |world| answered(world, 41..)).unwrap();
+        world.wait_for(TIMEOUT, |world| answered(world, 41..)).unwrap();
         dies.kill();
         let begun = Instant::now();
         asking.join().unwrap();
@@ -384,10 +385,10 @@ fn another_copy_takes_over_from_a_leader_that_was_killed() {
     });
     let left = 80 - answered(&world, 41..).unwrap().len();
     println!("the leader died with {left} requests of 80 unanswered");
-    world.wait_for(PATIENCE, |world| answered(world, 80..)).unwrap();
+    world.wait_for(TIMEOUT, |world| answered(world, 80..)).unwrap();
     println!("all requests were answered {:.1} s after the leader died", begun.elapsed().as_secs_f64());
     ask(&world, 3);
-    let requests = world.wait_for(PATIENCE, |world| answered(world, 120..)).unwrap();
+    let requests = world.wait_for(TIMEOUT, |world| answered(world, 120..)).unwrap();
     assert_eq!(leader(&world).unwrap(), lives.name);
 
     let blocks = blocks_of(&world, "many").unwrap();

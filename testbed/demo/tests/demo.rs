@@ -28,7 +28,7 @@ use serde_json::Value;
 use testbed_lab::Progress;
 
 /// Bounds what hangs; nothing here is measured by it.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// Home-1's and office-1's, each behind its own router.
 const DUPLICATE: &str = "192.168.1.10";
 /// Enough for many full windows: a path that loses large packets does not carry it.
@@ -43,14 +43,14 @@ fn three_sites_is_one_json_object_and_a_world_to_look_around_in() {
     let nodes = demo.nodes();
     assert_eq!(nodes.len(), 6, "{nodes:?}");
     for line in demo.status_lines() {
-        // Exit code 3, because there is a problem to be told.
+        // Exit code 3, because there is a problem to report.
         let status = run(&format!("{line} || test $? = 3")).unwrap();
         assert!(status.contains(&format!("problem: {DUPLICATE}/32")), "{line}: {status}");
     }
     assert_eq!(demo.status_lines().len(), 6);
 
     let natted = ["home-1", "home-2", "office-1", "office-2"];
-    eventually(PATIENCE, || published(&demo.peers()?, &["cloud-1", "cloud-2"], &natted)).unwrap();
+    eventually(TIMEOUT, || published(&demo.peers()?, &["cloud-1", "cloud-2"], &natted)).unwrap();
     columns_name_nat_and_mode(&demo.kubectl(&["get", "wirekubepeers"]).unwrap());
 
     for (node, problems) in report["problems"].as_object().unwrap() {
@@ -83,7 +83,7 @@ fn rough_edges_carry_large_packets_both_ways() {
 
     let peers = |world: &World| items(&world.plane.kubectl(&["get", "wirekubepeers", "-o", "json"])?);
     let natted = ["cafe-1", "cafe-2", "farm-1", "farm-2"];
-    world.wait_for(PATIENCE, |world| published(&peers(world)?, &["cloud-1", "cloud-2"], &natted)).unwrap();
+    world.wait_for(TIMEOUT, |world| published(&peers(world)?, &["cloud-1", "cloud-2"], &natted)).unwrap();
 
     let pod = |node: &str| world.pods.iter().find(|pod| pod.node == node).unwrap();
     let (cafe, cloud) = (pod("cafe-1"), pod("cloud-1"));
@@ -236,7 +236,7 @@ impl Demo {
         let said = self.said();
         let report =
             serde_json::from_str(&line).with_context(|| format!("no JSON in {line:?}; it said {said}"))?;
-        eventually(PATIENCE, || {
+        eventually(TIMEOUT, || {
             ensure!(self.said().contains("\nlogs, keys and sockets: "), "it does not say how to look around");
             Ok(())
         })?;

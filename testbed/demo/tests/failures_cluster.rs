@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use fairlead_demo::World;
 use fairlead_demo::cni::{Container, Pod};
-use outage::{PATIENCE, container, loses_nothing, mesh, node, pod, report, resumes, tcp, udp, used};
+use outage::{TIMEOUT, container, loses_nothing, mesh, node, pod, report, resumes, tcp, udp, used};
 use testbed_lab::traffic::Flow;
 
 /// Error code of CNI for what may work later.
@@ -60,7 +60,7 @@ fn without_the_controller_pods_start_where_there_is_room() {
 
 /// The API server is killed.
 ///
-/// Stops: what needs to be told to others, that is new blocks and new nodes. Goes on: all traffic, starts of pods where
+/// Stops: what other nodes must learn, that is new blocks and new nodes. Goes on: all traffic, starts of pods where
 /// a block has room, deletions, `fairlead status`. A node program that is killed in that time comes back without its
 /// peers: with the embedded WireGuard its node is cut off from other nodes, but not its pods from each other, and no pod
 /// starts there, until the API server is back.
@@ -76,8 +76,8 @@ fn without_the_controller(world: &mut World, flows: &[Flow]) {
     world.plane.apply(TINY).unwrap();
     let plugin = node(world, "home-1").plugin().unwrap();
     let tiny: Vec<Container> = (0..12).map(|n| container(world, &format!("tiny-{n}"), "tiny")).collect();
-    // The pool may be news to the node.
-    world.wait_for(PATIENCE, |_| plugin.add(&tiny[0])).unwrap();
+    // The node program may not have seen the pool yet.
+    world.wait_for(TIMEOUT, |_| plugin.add(&tiny[0])).unwrap();
     let mark = Instant::now();
     world.kill_controller().unwrap();
     let started = world.start_pod("without-controller", "home-1").unwrap().clone();
@@ -98,7 +98,7 @@ fn without_the_controller(world: &mut World, flows: &[Flow]) {
     let begun = Instant::now();
     world.start_controller().unwrap();
     // A runtime asks again and again, as here.
-    world.wait_for(PATIENCE, |_| tiny[..8].iter().try_for_each(|pod| plugin.add(pod).map(drop))).unwrap();
+    world.wait_for(TIMEOUT, |_| tiny[..8].iter().try_for_each(|pod| plugin.add(pod).map(drop))).unwrap();
     println!(
         "{what}: started after its lease ended; 8 pods run after {:.1} s",
         begun.elapsed().as_secs_f64()
@@ -107,7 +107,7 @@ fn without_the_controller(world: &mut World, flows: &[Flow]) {
     let begun = Instant::now();
     world.kill_controller().unwrap();
     world.start_controller().unwrap();
-    world.wait_for(PATIENCE, |_| tiny.iter().try_for_each(|pod| plugin.add(pod).map(drop))).unwrap();
+    world.wait_for(TIMEOUT, |_| tiny.iter().try_for_each(|pod| plugin.add(pod).map(drop))).unwrap();
     println!("{what}: killed and started at once; 4 more run after {:.1} s", begun.elapsed().as_secs_f64());
     let mut addresses: Vec<_> = tiny.iter().map(|pod| plugin.add(pod).unwrap()).collect();
     addresses.sort();
@@ -142,7 +142,7 @@ fn restarted_without_the_api_server(world: &mut World, flows: &[Flow], local: [F
     let home = world.node("home-1").unwrap();
     home.kill().unwrap();
     home.start().unwrap();
-    home.wait_ready(PATIENCE).unwrap();
+    home.wait_ready(TIMEOUT).unwrap();
     println!("{what}: serves its socket after {:.1} s", restarted.elapsed().as_secs_f64());
     let home = node(world, "home-1");
     let status = home.status().unwrap();
@@ -172,10 +172,10 @@ fn restarted_without_the_api_server(world: &mut World, flows: &[Flow], local: [F
         anyhow::ensure!(now == used_before - 1, "{used_before} less one should be in use, not {now}");
         Ok(())
     };
-    world.wait_for(PATIENCE, counted).unwrap();
+    world.wait_for(TIMEOUT, counted).unwrap();
     let begun = Instant::now();
     let late = container(world, "late", "demo");
-    world.wait_for(PATIENCE, |_| plugin.add(&late)).unwrap();
+    world.wait_for(TIMEOUT, |_| plugin.add(&late)).unwrap();
     println!("{what}: a pod starts again {:.1} s after that", begun.elapsed().as_secs_f64());
 }
 

@@ -16,7 +16,7 @@ use testbed_lab::Host;
 use testbed_lab::Progress;
 
 /// Two looks a minute apart, and a slow machine.
-const PATIENCE: Duration = Duration::from_secs(240);
+const TIMEOUT: Duration = Duration::from_secs(240);
 
 fn metrics(host: &Host, port: u16) -> String {
     let get =
@@ -32,7 +32,7 @@ fn value(text: &str, series: &str) -> Option<f64> {
     text.lines().find_map(|line| line.strip_prefix(series)?.trim().parse().ok())
 }
 
-/// A pod's namespace vanishes and nobody calls DEL: its address is freed, the other pod keeps its own, the count says
+/// A pod's namespace vanishes without a DEL: its address is freed, the other pod keeps its own, the count says
 /// so, and the DEL that comes in the end finds nothing to do.
 #[test]
 fn an_address_whose_pod_vanished_without_del_is_freed_and_counted() {
@@ -55,7 +55,7 @@ fn an_address_whose_pod_vanished_without_del_is_freed_and_counted() {
     // What the end of the namespace does to its links.
     vanishes.namespace.shell("ip link delete eth0").unwrap();
     world
-        .wait_for(PATIENCE, |world| {
+        .wait_for(TIMEOUT, |world| {
             let now = metrics(&world.nodes[0].host, 9384);
             let counts = (value(&now, used), value(&now, freed));
             ensure!(counts == (Some(1.0), Some(1.0)), "{counts:?}");

@@ -26,7 +26,7 @@ use fairlead_demo::node::{Node, executable};
 use ipnet::IpNet;
 use serde_json::Value;
 
-use crate::outage::{PATIENCE, node, pod};
+use crate::outage::{TIMEOUT, node, pod};
 
 /// How long the mesh must be quiet for.
 const QUIET: Duration = Duration::from_secs(15);
@@ -61,7 +61,7 @@ fn independent_programs_see_what_was_promised() {
 /// Waits until nodes and controller have nothing more to say.
 fn all_nodes_are_up(world: &World) {
     world
-        .wait_for(PATIENCE, |world| {
+        .wait_for(TIMEOUT, |world| {
             let peers = world.plane.kubectl(&["get", "wirekubepeers", "-o", "json"])?;
             for peer in serde_json::from_str::<Value>(&peers)?["items"].as_array().into_iter().flatten() {
                 let status = &peer["status"];
@@ -204,7 +204,7 @@ fn number(address: IpAddr) -> u128 {
     }
 }
 
-/// The same addresses in as few ranges as possible: how they are cut is nobody's business.
+/// The same addresses in as few ranges as possible: how they are split does not matter.
 fn union(ranges: impl Iterator<Item = (u128, u128)>) -> Vec<(u128, u128)> {
     let mut sorted: Vec<(u128, u128)> = ranges.collect();
     sorted.sort_unstable();
@@ -410,7 +410,7 @@ fn fairlead(world: &World, node: &Node, arguments: &[&str]) -> (i32, String, Str
     (status.code().unwrap(), text(&stdout), text(&stderr))
 }
 
-/// 0 all is well, 1 no answer, 2 wrong arguments, 3 something is not as it should be.
+/// 0 no problem, 1 no answer, 2 wrong arguments, 3 at least one problem.
 fn status_exits_with_its_codes(world: &World) {
     let node = node(world, "home-2");
     let socket = node.socket().to_string_lossy().into_owned();
@@ -418,9 +418,9 @@ fn status_exits_with_its_codes(world: &World) {
     a_node_tells_its_problem(world, node, &here);
     the_cluster_tells_every_nodes_problem(world, node);
 
-    let (code, out, error) = fairlead(world, node, &["status", "--socket", "/run/nobody.sock"]);
+    let (code, out, error) = fairlead(world, node, &["status", "--socket", "/run/no-server.sock"]);
     assert_eq!((code, out.as_str()), (1, ""));
-    assert!(error.contains("/run/nobody.sock") && error.contains("fairlead node"), "{error}");
+    assert!(error.contains("/run/no-server.sock") && error.contains("fairlead node"), "{error}");
     let (code, out, error) = fairlead(world, node, &["status", "--sockets", "x"]);
     assert_eq!((code, out.as_str()), (2, ""));
     assert!(error.contains("--sockets"), "{error}");
@@ -429,7 +429,7 @@ fn status_exits_with_its_codes(world: &World) {
     let patch = r#"{"spec": {"routing": {"excludeCIDRs": ["192.168.1.10/32"]}}}"#;
     world.plane.kubectl(&["patch", "wirekubemesh", "default", "--type=merge", "-p", patch]).unwrap();
     world
-        .wait_for(PATIENCE, |world| {
+        .wait_for(TIMEOUT, |world| {
             for query in [&here[..], &["status", "--cluster"]] {
                 let (code, table, error) = fairlead(world, node, query);
                 ensure!(code == 0, "{query:?} exits with {code}: {table}{error}");

@@ -23,7 +23,7 @@ use testbed_lab::Progress;
 use testbed_lab::{Nat, Process};
 
 /// Only bounds a test that would hang; everything in the VM is emulated and slow.
-const PATIENCE: Duration = Duration::from_secs(90);
+const TIMEOUT: Duration = Duration::from_secs(90);
 /// Name of the pod in the VM, and of its network namespace.
 const POD: &str = "inside";
 /// What every ping runs with: no names, times of answers, 20 a second.
@@ -42,7 +42,7 @@ fn a_killed_node_program_loses_nothing_where_the_kernel_has_wireguard() {
     println!("the VM was ready {:.1?} after its start", start.elapsed());
     world.apply_mesh_and_pool().unwrap();
     world.start_pods().unwrap();
-    let start = vm.start(PATIENCE).unwrap();
+    let start = vm.start(TIMEOUT).unwrap();
     println!("the node program in the VM was up {start:.1?} after its start");
     let inside = vm.start_pod(&world, POD).unwrap();
     assert!(matches!(inside[..], [IpAddr::V4(_), IpAddr::V6(_)]), "{inside:?}");
@@ -53,7 +53,7 @@ fn a_killed_node_program_loses_nothing_where_the_kernel_has_wireguard() {
 }
 
 fn until<T>(what: &str, mut condition: impl FnMut() -> anyhow::Result<T>) -> T {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         match condition() {
             Ok(value) => return value,
@@ -186,7 +186,7 @@ impl Pings {
         }
         vm.shell("kill -INT $(cat /tmp/pings)").unwrap();
         for (what, process) in &mut self.from_outside {
-            process.wait(PATIENCE).unwrap();
+            process.wait(TIMEOUT).unwrap();
             loses_nothing(what, &process.output().unwrap());
         }
         for (what, log) in &self.from_inside {
@@ -271,7 +271,7 @@ fn nothing_is_lost_while_the_node_program_is_away(world: &World, vm: &mut VmNode
     std::thread::sleep(Duration::from_secs(3));
     let (_, away) = device(vm);
     println!("the node program was away for {:.1?}", dead.elapsed());
-    let start = vm.start(PATIENCE).unwrap();
+    let start = vm.start(TIMEOUT).unwrap();
     println!("it was up again {start:.1?} after its start");
     until("the new node program knows its peers", || {
         let status = vm.status()?;

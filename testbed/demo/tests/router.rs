@@ -19,7 +19,7 @@ use outage::{loses_nothing, node, pod, tcp, udp};
 use testbed_lab::Progress;
 use testbed_lab::traffic::Flow;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Three nodes with `--router` and no WireKubeMesh: pods reach each other in both families by routes of protocol 31. What
 /// others put into the main table stays, also where it is in the way. A killed node program loses nothing. When a Node is
@@ -46,7 +46,7 @@ fn nodes_on_one_network_need_no_mesh() {
 }
 
 fn every_pair_works(world: &World) {
-    let (pairs, _) = probe::all_pairs(&world.pods, Instant::now() + PATIENCE, |_, _| String::new()).unwrap();
+    let (pairs, _) = probe::all_pairs(&world.pods, Instant::now() + TIMEOUT, |_, _| String::new()).unwrap();
     let failed: Vec<_> = pairs.iter().filter(|pair| !(pair.tcp && pair.icmp)).collect();
     assert!(failed.is_empty(), "{failed:?}");
     assert_eq!(pairs.len(), 12, "three pods, both directions, both families");
@@ -95,7 +95,7 @@ fn routes_lead_to_the_nodes(world: &World) {
     assert!(own.iter().all(|prefix| !routes.iter().any(|line| line.starts_with(prefix.as_str()))));
 }
 
-/// Somebody takes the place of one of our routes: it stays his, and status says so until he is gone.
+/// Another program takes the place of one of our routes: its route stays, and status reports it until it is gone.
 fn a_foreign_route_in_the_way_is_left_alone_and_said(world: &World) {
     let block = blocks(world, "rack-2").into_iter().find(|prefix| prefix.contains('.')).unwrap();
     shown(world, "rack-1", &format!("ip route replace blackhole {block} proto static"));
@@ -105,7 +105,7 @@ fn a_foreign_route_in_the_way_is_left_alone_and_said(world: &World) {
         ensure!(problems.iter().any(|it| it.as_str().unwrap().contains(&block)), "{problems:?}");
         Ok(())
     };
-    world.wait_for(PATIENCE, said).unwrap();
+    world.wait_for(TIMEOUT, said).unwrap();
     assert!(shown(world, "rack-1", "ip route").contains(&format!("blackhole {block} proto static")));
     assert_eq!(ours(world, "rack-1").len(), 3, "the others are not disturbed");
     shown(world, "rack-1", &format!("ip route del blackhole {block} proto static"));
@@ -118,7 +118,7 @@ fn all_routes(world: &World, node_name: &str, count: usize) {
         ensure!(routes.len() == count, "{count} are wanted, there are {routes:?}");
         Ok(())
     };
-    world.wait_for(PATIENCE, there).unwrap();
+    world.wait_for(TIMEOUT, there).unwrap();
 }
 
 fn a_route_that_was_lost_comes_back(world: &World) {
@@ -137,7 +137,7 @@ fn a_killed_node_program_loses_nothing(world: &mut World) {
     killed.kill().unwrap();
     std::thread::sleep(Duration::from_secs(2));
     killed.start().unwrap();
-    killed.wait_ready(PATIENCE).unwrap();
+    killed.wait_ready(TIMEOUT).unwrap();
     std::thread::sleep(Duration::from_secs(2));
     loses_nothing("kill -9 of the node program", &flows, mark);
     assert_eq!(ours(world, "rack-1"), before);
@@ -149,11 +149,11 @@ fn a_deleted_node_loses_its_routes(world: &mut World) {
     all_routes(world, "rack-1", 2);
     all_routes(world, "rack-2", 2);
     let left: Vec<_> = world.pods.iter().filter(|pod| pod.node != "rack-3").cloned().collect();
-    let (pairs, _) = probe::all_pairs(&left, Instant::now() + PATIENCE, |_, _| String::new()).unwrap();
+    let (pairs, _) = probe::all_pairs(&left, Instant::now() + TIMEOUT, |_, _| String::new()).unwrap();
     assert!(pairs.len() == 4 && pairs.iter().all(|pair| pair.tcp && pair.icmp), "{pairs:?}");
 }
 
-/// Without the controller nobody takes blocks away, so that only the ending program can clear the table.
+/// Without the controller no blocks are deleted, so that only the ending program can clear the table.
 fn table_119_is_cleared_only_when_the_node_is_gone(world: &mut World) {
     let table = "ip -4 route show table 119; ip -6 route show table 119";
     world.kill_controller().unwrap();

@@ -52,7 +52,7 @@ impl Shelf {
     }
 }
 
-/// Tells people what takes so long.
+/// Reports progress to people.
 pub(crate) fn progress(message: &str) {
     // Nothing useful can be done when stderr is closed.
     let _ = writeln!(io::stderr(), "testbed-kube: {message}");

@@ -189,7 +189,7 @@ pub(crate) fn run_kubectl<A: AsRef<OsStr>>(
     Ok(text(&output.stdout))
 }
 
-/// The ends of all logs in `directory`, which will be gone when somebody reads the error.
+/// The ends of all logs in `directory`, which will be gone when the error is read.
 fn logs(directory: &Path) -> String {
     const LINES: usize = 15;
     let mut report = "the control plane failed".to_owned();

@@ -28,7 +28,7 @@ pub const BUSYBOX_BEFORE: &str = "registry.k8s.io/e2e-test-images/busybox:1.36.1
 pub const COREDNS: &str = "registry.k8s.io/coredns/coredns:v1.15.0";
 /// What looks up names as programs linked with the GNU C library do.
 pub const GLIBC_DNS_TESTING: &str = "registry.k8s.io/e2e-test-images/glibc-dns-testing:2.0.0";
-/// The process that holds a pod's namespaces; runtimes must be told this name.
+/// The process that holds a pod's namespaces; it is in the configuration of runtimes.
 pub const PAUSE: &str = "registry.k8s.io/pause:3.10.2";
 
 const BUSYBOX_PROGRAM: &str = "/usr/bin/busybox";

@@ -16,7 +16,7 @@ const END_TIMEOUT: Duration = Duration::from_secs(10);
 
 pub(crate) struct Kubebed {
     child: Child,
-    /// Taken when dropping: its end tells the child to end.
+    /// Taken when dropping: its end makes the child end.
     stdin: Option<ChildStdin>,
     answers: Receiver<String>,
 }
@@ -43,7 +43,7 @@ impl Kubebed {
     pub(crate) fn command(&mut self, name: &str) -> anyhow::Result<()> {
         let stdin = self.stdin.as_mut().context("the control plane has ended")?;
         writeln!(stdin, "{name}")
-            .with_context(|| format!("cannot tell the control plane to {name}: it has ended"))?;
+            .with_context(|| format!("cannot send {name} to the control plane: it has ended"))?;
         match self.answer(name)?.as_str() {
             "OK" => Ok(()),
             answer => bail!("the control plane answered {name} with: {answer}"),
@@ -81,7 +81,7 @@ pub(crate) fn end(child: &mut Child, patience: Duration) {
 
 fn arguments(options: &Options) -> Vec<String> {
     let mut arguments = vec![
-        // If this process is killed, nobody else will remove the directory.
+        // If this process is killed, nothing else removes the directory.
         "-ephemeral".to_owned(),
         format!("-controllers={}", options.controllers),
         format!("-scheduler={}", options.scheduler),

@@ -86,7 +86,7 @@ pub(crate) struct Internet {
 impl Internet {
     pub(crate) fn new(namespace: Namespace) -> Result<Self> {
         namespace.set_sysctls(FORWARDING)?;
-        // What belongs to nobody vanishes, as most unused addresses do.
+        // Packets to unused addresses are dropped, as by most networks.
         namespace.ip(
             "route add blackhole 203.0.113.0/24\nroute add blackhole 2001:db8::/32\naddr add 2001:db8::1/128 dev lo\n",
         )?;
@@ -97,7 +97,7 @@ impl Internet {
         &self.namespace
     }
 
-    /// A number nobody else has; it stands for an IPv4 address, an IPv6 address and an IPv6 prefix.
+    /// A unique number; it stands for an IPv4 address, an IPv6 address and an IPv6 prefix.
     pub(crate) fn allocate(&self) -> Result<u8> {
         let mut next = lock(&self.next);
         let number = *next;
@@ -106,7 +106,7 @@ impl Internet {
         Ok(number)
     }
 
-    /// Plugs a namespace in and tells it what to do at its end.
+    /// Plugs a namespace in and configures its end.
     pub(crate) fn attach(&self, namespace: &Namespace, uplink: &Uplink) -> Result<Attachment> {
         let number = self.allocate()?;
         let Uplink { interface, ipv6, mtu, routed } = uplink;

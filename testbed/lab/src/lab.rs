@@ -50,7 +50,7 @@ impl Registry {
 }
 
 impl Drop for Registry {
-    /// Also when making the lab failed half-way.
+    /// Also when making the lab failed before it finished.
     fn drop(&mut self) {
         self.destroy();
     }
@@ -67,7 +67,7 @@ impl Shared {
 }
 
 impl Lab {
-    /// Makes an Internet with nobody on it.
+    /// Makes an Internet without sites.
     ///
     /// # Errors
     /// Not root, or `ip` is not installed.

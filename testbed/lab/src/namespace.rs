@@ -290,7 +290,7 @@ impl Namespace {
             .stderr(Stdio::piped())
             .spawn()
             .with_context(|| format!("cannot run {program} in {}: is it installed?", self.name()))?;
-        // The inputs are far smaller than a pipe's buffer or are read at once, so this cannot block for ever.
+        // The inputs are far smaller than a pipe's buffer or are read at once, so this cannot block forever.
         let written = child.stdin.take().map_or(Ok(()), |mut stdin| stdin.write_all(input.as_bytes()));
         let output = child.wait_with_output().with_context(|| format!("cannot wait for {program}"))?;
         if !output.status.success() {
@@ -333,7 +333,7 @@ impl Namespace {
         }
         let mut gone: Vec<Alive> =
             namespaces.iter().filter_map(|one| lock(&one.inner.alive).take()).collect();
-        // All are told before any is waited for.
+        // All get the signal before any is waited for.
         for alive in &mut gone {
             let _ = alive.holder.kill();
         }

@@ -1,4 +1,4 @@
-//! Places from which traffic can come: network namespaces that somebody else made.
+//! Places from which traffic can come: network namespaces that another program made.
 
 use std::fs::File;
 use std::io;

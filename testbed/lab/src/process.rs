@@ -12,7 +12,7 @@ use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 
 /// How often a waiting caller looks again.
-const LOOK_AGAIN: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// A running program. Dropping it kills it with its children; those of a program that had already ended go with the lab.
 #[derive(Debug)]
@@ -71,8 +71,8 @@ impl Process {
     /// Waits until its output contains `text`.
     ///
     /// # Errors
-    /// It ended or `patience` ran out before; the error holds the output.
-    pub fn wait_for_output(&mut self, text: &str, patience: Duration) -> Result<()> {
+    /// It ended or `timeout` ran out before; the error holds the output.
+    pub fn wait_for_output(&mut self, text: &str, timeout: Duration) -> Result<()> {
         let start = Instant::now();
         loop {
             let ended = self.status()?;
@@ -83,27 +83,27 @@ impl Process {
             if let Some(status) = ended {
                 bail!("{} ended ({status}) before it wrote {text:?}; its output:\n{output}", self.name);
             }
-            if start.elapsed() > patience {
-                bail!("{} did not write {text:?} within {patience:?}; its output:\n{output}", self.name);
+            if start.elapsed() > timeout {
+                bail!("{} did not write {text:?} within {timeout:?}; its output:\n{output}", self.name);
             }
-            thread::sleep(LOOK_AGAIN);
+            thread::sleep(POLL_INTERVAL);
         }
     }
 
     /// Waits for its end.
     ///
     /// # Errors
-    /// `patience` ran out.
-    pub fn wait(&mut self, patience: Duration) -> Result<ExitStatus> {
+    /// `timeout` ran out.
+    pub fn wait(&mut self, timeout: Duration) -> Result<ExitStatus> {
         let start = Instant::now();
         loop {
             if let Some(status) = self.status()? {
                 return Ok(status);
             }
-            if start.elapsed() > patience {
-                bail!("{} still runs after {patience:?}", self.name);
+            if start.elapsed() > timeout {
+                bail!("{} still runs after {timeout:?}", self.name);
             }
-            thread::sleep(LOOK_AGAIN);
+            thread::sleep(POLL_INTERVAL);
         }
     }
 
@@ -118,15 +118,15 @@ impl Process {
         kill(self.pid(), signal).with_context(|| format!("cannot send {signal} to {}", self.name))
     }
 
-    /// Asks it to end (SIGTERM), and kills it and its children when `patience` runs out.
+    /// Asks it to end (SIGTERM), and kills it and its children when `timeout` runs out.
     ///
     /// # Errors
     /// The kernel does not let us wait for it.
-    pub fn stop(mut self, patience: Duration) -> Result<ExitStatus> {
+    pub fn stop(mut self, timeout: Duration) -> Result<ExitStatus> {
         if self.status()?.is_none() {
             let _ = kill(self.pid(), Signal::SIGTERM);
         }
-        if let Ok(status) = self.wait(patience) {
+        if let Ok(status) = self.wait(timeout) {
             return Ok(status);
         }
         self.kill_group();

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 
 /// How often [`eventually`] looks.
-const LOOK_AGAIN: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// An executable of this workspace, beside this program or one directory above a test's.
 ///
@@ -25,16 +25,16 @@ pub fn executable(name: &str) -> Result<PathBuf> {
 /// Waits until `condition` gives a value, trying every 100 ms, or less often if to try takes long.
 ///
 /// # Errors
-/// The last error, when `patience` ran out.
-pub fn eventually<T>(patience: Duration, mut condition: impl FnMut() -> Result<T>) -> Result<T> {
-    let deadline = Instant::now() + patience;
+/// The last error, when `timeout` ran out.
+pub fn eventually<T>(timeout: Duration, mut condition: impl FnMut() -> Result<T>) -> Result<T> {
+    let deadline = Instant::now() + timeout;
     loop {
         let asked = Instant::now();
         match condition() {
             Ok(value) => return Ok(value),
             Err(error) if Instant::now() > deadline => return Err(error),
             // What is expensive to ask (kubectl) is asked less often, or the asking keeps it from happening.
-            Err(_) => thread::sleep(LOOK_AGAIN.max(asked.elapsed().saturating_mul(2))),
+            Err(_) => thread::sleep(POLL_INTERVAL.max(asked.elapsed().saturating_mul(2))),
         }
     }
 }

@@ -18,7 +18,7 @@ impl Default for Progress {
 impl Progress {
     /// Prints one step with the time since the start.
     pub fn step(&self, what: &str) {
-        // Whoever closed stderr does not want to know.
+        // A closed stderr is no error.
         let _ = writeln!(std::io::stderr(), "[{:5.1} s] {what}", self.start.elapsed().as_secs_f64());
     }
 }

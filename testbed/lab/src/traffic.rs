@@ -210,7 +210,7 @@ fn any(family: IpAddr) -> SocketAddr {
     }
 }
 
-/// Sends numbers at an even pace until told to stop or until a message cannot be sent any more.
+/// Sends numbers at an even pace until stopped or until a message cannot be sent any more.
 fn paced(log: &Mutex<Log>, stop: &AtomicBool, mut send: impl FnMut(u64) -> std::io::Result<()>) {
     for number in 0.. {
         if stop.load(Ordering::Relaxed) {
@@ -249,7 +249,7 @@ fn echo_stream(mut server: TcpStream, stop: &AtomicBool) {
     let _ = numbers(&mut server, stop, |number| drop(writer.write_all(&number.to_be_bytes())));
 }
 
-/// Reads numbers until told to stop; an end that nobody asked for is an error.
+/// Reads numbers until stopped; any other end is an error.
 fn numbers(stream: &mut TcpStream, stop: &AtomicBool, mut take: impl FnMut(u64)) -> std::io::Result<()> {
     let (mut number, mut filled) = ([0; 8], 0);
     while !stop.load(Ordering::Relaxed) {

@@ -14,7 +14,7 @@ mod common;
 use std::net::{Ipv6Addr, SocketAddr, UdpSocket};
 use std::time::Duration;
 
-use common::{Observers, PATIENCE, SILENCE, at, lan, receive, seen, socket};
+use common::{Observers, SILENCE, TIMEOUT, at, lan, receive, seen, socket};
 use testbed_lab::{Host, HostOptions, Ipv6, Lab, Nat, NatSite, SiteOptions};
 
 fn bed(nat: Nat) -> (Lab, Observers, NatSite, Host) {
@@ -48,7 +48,7 @@ fn a_rebind_changes_the_mapping() {
         let after = observers.reflexive(&inside);
         assert_ne!(before, after, "{nat:?}");
         observers.send(0, "to the new mapping", after);
-        assert_eq!(receive(&inside, PATIENCE).unwrap().0, "to the new mapping", "{nat:?}");
+        assert_eq!(receive(&inside, TIMEOUT).unwrap().0, "to the new mapping", "{nat:?}");
         site.router().rebind().unwrap();
         assert_ne!(observers.reflexive(&inside), after, "{nat:?}: again");
     }
@@ -66,7 +66,7 @@ fn a_changed_address_moves_the_site() {
         assert_eq!(host.public_address(), address);
         assert_ne!(before.ip(), after.ip());
         observers.send(0, "answer", after);
-        assert_eq!(receive(&inside, PATIENCE).unwrap().0, "answer");
+        assert_eq!(receive(&inside, TIMEOUT).unwrap().0, "answer");
         // The new address survives a pulled cable.
         site.router().partition().unwrap();
         site.router().heal().unwrap();
@@ -94,7 +94,7 @@ fn a_short_mapping_life_ends_idle_mappings_only() {
     }
     for (nat, inside, outside) in &sockets {
         observers.send(0, "alive", *outside);
-        assert_eq!(receive(inside, PATIENCE).unwrap().0, "alive", "{nat:?}");
+        assert_eq!(receive(inside, TIMEOUT).unwrap().0, "alive", "{nat:?}");
     }
     std::thread::sleep(Duration::from_millis(4500));
     for (nat, inside, outside) in &sockets {
@@ -137,7 +137,7 @@ fn a_pulled_cable_partitions_and_heals() {
 }
 
 fn wait(expected: bool) -> Duration {
-    if expected { PATIENCE } else { SILENCE }
+    if expected { TIMEOUT } else { SILENCE }
 }
 
 fn socket6(host: &Host, port: u16) -> UdpSocket {
@@ -175,11 +175,11 @@ fn a_blackholed_port_is_one_way_and_only_that_port() {
     assert_eq!(observers.reflexive(&inside), outside, "outwards it works");
     observers.send(0, "lost", outside);
     observers.send(0, "other port", other_outside);
-    assert_eq!(receive(&other, PATIENCE).unwrap().0, "other port");
+    assert_eq!(receive(&other, TIMEOUT).unwrap().0, "other port");
     assert!(receive(&inside, SILENCE).is_none());
     host.set_faults(|faults| faults.blackholed_udp.clear()).unwrap();
     observers.send(0, "back", outside);
-    assert_eq!(receive(&inside, PATIENCE).unwrap().0, "back");
+    assert_eq!(receive(&inside, TIMEOUT).unwrap().0, "back");
 }
 
 #[test]
@@ -193,10 +193,10 @@ fn a_host_firewall_lets_only_answers_in() {
     assert!(receive(&inside, SILENCE).is_none());
     observers.reflexive(&inside);
     observers.send(0, "answer", at(host.address(), 5000));
-    assert_eq!(receive(&inside, PATIENCE).unwrap().0, "answer");
+    assert_eq!(receive(&inside, TIMEOUT).unwrap().0, "answer");
     host.set_faults(|faults| faults.udp_firewall = false).unwrap();
     observers.send(3, "stranger", at(host.address(), 5000));
-    assert_eq!(receive(&inside, PATIENCE).unwrap().0, "stranger");
+    assert_eq!(receive(&inside, TIMEOUT).unwrap().0, "stranger");
 }
 
 #[test]
@@ -217,10 +217,10 @@ fn the_ipv6_firewall_lets_answers_in_and_can_be_opened() {
     send(&other);
     assert!(receive(&inside, SILENCE).is_none(), "another port");
     send(&outside);
-    assert!(receive(&inside, PATIENCE).is_some(), "the answer");
+    assert!(receive(&inside, TIMEOUT).is_some(), "the answer");
     site.router().set_ipv6_firewall(false).unwrap();
     send(&other);
-    assert!(receive(&inside, PATIENCE).is_some(), "opened");
+    assert!(receive(&inside, TIMEOUT).is_some(), "opened");
 }
 
 #[test]
@@ -273,7 +273,7 @@ fn a_path_mtu_black_hole_says_nothing() {
     let from = socket(&one, 5001);
     from.send_to(&[b'x'; 1300], at(two.address(), 5000)).unwrap();
     assert!(receive(&listener, SILENCE).is_none());
-    assert!(seen(&from, &listener, at(two.address(), 5000), PATIENCE).is_some());
+    assert!(seen(&from, &listener, at(two.address(), 5000), TIMEOUT).is_some());
 }
 
 #[test]

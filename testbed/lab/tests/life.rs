@@ -1,4 +1,4 @@
-//! A lab is made quickly, is nobody else's business, and leaves nothing behind.
+//! A lab is made quickly, is invisible outside, and leaves nothing behind.
 
 #![allow(
     clippy::unwrap_used,
@@ -49,7 +49,7 @@ fn network_is_held(inode: u64) -> bool {
 fn wait_until(what: &str, condition: impl Fn() -> bool) {
     let start = Instant::now();
     while !condition() {
-        assert!(start.elapsed() < common::PATIENCE, "not within {:?}: {what}", common::PATIENCE);
+        assert!(start.elapsed() < common::TIMEOUT, "not within {:?}: {what}", common::TIMEOUT);
         std::thread::sleep(Duration::from_millis(10));
     }
 }
@@ -63,7 +63,7 @@ fn three_sites_with_six_hosts_are_made_quickly_and_vanish() {
     let observer = socket(&hosts[0], 4000);
     for host in &hosts[1..] {
         let source =
-            seen(&socket(host, 5000), &observer, at(hosts[0].address(), 4000), common::PATIENCE).unwrap();
+            seen(&socket(host, 5000), &observer, at(hosts[0].address(), 4000), common::TIMEOUT).unwrap();
         assert_eq!(source.ip(), host.public_address());
     }
     drop(observer);
@@ -86,7 +86,7 @@ fn a_panic_takes_everything_along() {
     let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         let lab = Lab::new().unwrap();
         let host = lab.public_site("site").host("one").unwrap();
-        // Forked twice and in the background: nobody's child any more.
+        // Forked twice and in the background: no longer our child.
         host.shell("setsid sleep 1000 >/dev/null 2>&1 & echo $! > /run/wireguard/pid").unwrap();
         let orphan: u32 = host.shell("cat /run/wireguard/pid").unwrap().trim().parse().unwrap();
         let process = host.spawn(Command::new("sleep").arg("1000"), output.path()).unwrap();
@@ -141,12 +141,12 @@ fn two_labs_side_by_side_do_not_meet() {
     assert_eq!(hosts[0][0].address(), hosts[1][0].address(), "the same addresses in both");
     let observers = hosts.each_ref().map(|all| socket(&all[0], 4000));
     socket(&hosts[0][3], 5000).send_to(b"first lab", at(hosts[0][0].address(), 4000)).unwrap();
-    assert_eq!(receive(&observers[0], common::PATIENCE).unwrap().0, "first lab");
+    assert_eq!(receive(&observers[0], common::TIMEOUT).unwrap().0, "first lab");
     assert!(receive(&observers[1], common::SILENCE).is_none());
     let [first, second] = labs;
     drop(first);
     let source =
-        seen(&socket(&hosts[1][3], 5000), &observers[1], at(hosts[1][0].address(), 4000), common::PATIENCE);
+        seen(&socket(&hosts[1][3], 5000), &observers[1], at(hosts[1][0].address(), 4000), common::TIMEOUT);
     assert!(source.is_some(), "the other lab goes on");
     drop(second);
 }
@@ -162,7 +162,7 @@ fn one_lan_range_serves_two_sites() {
     let neighbour = socket(&hosts[3], 6000);
     let far = socket(&hosts[5], 6000);
     socket(home, 6001).send_to(b"neighbour", at(hosts[3].address(), 6000)).unwrap();
-    assert_eq!(receive(&neighbour, common::PATIENCE).unwrap().1, at(home.address(), 6001));
+    assert_eq!(receive(&neighbour, common::TIMEOUT).unwrap().1, at(home.address(), 6001));
     assert!(receive(&far, common::SILENCE).is_none());
 }
 
@@ -220,14 +220,14 @@ fn a_process_writes_to_its_file_and_stops() {
     let mut command = pod.command("sh").unwrap();
     command.args(["-c", "trap 'echo bye; exit 3' TERM; echo ready; while :; do sleep 0.05; done"]);
     let mut process = pod.spawn(&mut command, output.path()).unwrap();
-    process.wait_for_output("ready", common::PATIENCE).unwrap();
+    process.wait_for_output("ready", common::TIMEOUT).unwrap();
     assert!(process.status().unwrap().is_none());
-    assert_eq!(process.stop(common::PATIENCE).unwrap().code(), Some(3));
+    assert_eq!(process.stop(common::TIMEOUT).unwrap().code(), Some(3));
     assert!(fs::read_to_string(output.path()).unwrap().ends_with("bye\n"));
 
     let mut short =
         pod.spawn(Command::new("sh").args(["-c", "echo oh no >&2; exit 1"]), output.path()).unwrap();
-    let error = short.wait_for_output("ready", common::PATIENCE).unwrap_err().to_string();
+    let error = short.wait_for_output("ready", common::TIMEOUT).unwrap_err().to_string();
     assert!(error.contains("oh no") && error.contains("exit status: 1"), "{error}");
 }
 

@@ -76,10 +76,10 @@ fn linux_masquerade_shares_a_port_between_hosts() {
     let wan = bed.site.router().address();
     let [first, second] = bed.observers.hosts.each_ref();
     let (at_first, at_second) = (socket(first, 4100), socket(second, 4100));
-    let patience = common::PATIENCE;
-    assert_eq!(seen(&one, &at_first, at(first.address(), 4100), patience), Some(at(wan, 51_820)));
-    assert_eq!(seen(&two, &at_second, at(second.address(), 4100), patience), Some(at(wan, 51_820)));
-    let remapped = seen(&two, &at_first, at(first.address(), 4100), patience).unwrap();
+    let timeout = common::TIMEOUT;
+    assert_eq!(seen(&one, &at_first, at(first.address(), 4100), timeout), Some(at(wan, 51_820)));
+    assert_eq!(seen(&two, &at_second, at(second.address(), 4100), timeout), Some(at(wan, 51_820)));
+    let remapped = seen(&two, &at_first, at(first.address(), 4100), timeout).unwrap();
     assert_ne!(remapped, at(wan, 51_820), "towards one endpoint the port is taken");
 }
 
@@ -152,7 +152,7 @@ fn one_to_one_is_eim_eif_with_an_address_per_host() {
     // Not even one packet outwards is needed.
     let listener = socket(&bed.hosts[0], 50_003);
     bed.observers.send(0, "unasked", at(one, 50_003));
-    assert_eq!(receive(&listener, common::PATIENCE).unwrap().0, "unasked");
+    assert_eq!(receive(&listener, common::TIMEOUT).unwrap().0, "unasked");
 }
 
 #[test]
@@ -178,10 +178,10 @@ fn udp_blocked_lets_only_dns_and_tcp_out() {
     let server = &bed.observers.hosts[0];
     let dns = socket(server, 53);
     let client = socket(&bed.hosts[0], 50_001);
-    assert!(seen(&client, &dns, at(server.address(), 53), common::PATIENCE).is_some());
+    assert!(seen(&client, &dns, at(server.address(), 53), common::TIMEOUT).is_some());
     let listener = server.run(|| std::net::TcpListener::bind((server.address(), 443)).unwrap()).unwrap();
     let target = listener.local_addr().unwrap();
-    bed.hosts[0].run(|| std::net::TcpStream::connect_timeout(&target, common::PATIENCE).unwrap()).unwrap();
+    bed.hosts[0].run(|| std::net::TcpStream::connect_timeout(&target, common::TIMEOUT).unwrap()).unwrap();
 }
 
 #[test]
@@ -219,7 +219,7 @@ fn two_customers_of_one_carrier_meet_only_inside() {
     let inner = |host: &Host| at(host.router().unwrap().address(), 51_820);
     from.send_to(b"punch", inner(&two)).unwrap();
     to.send_to(b"punch", inner(&one)).unwrap();
-    assert_eq!(receive(&from, common::PATIENCE).unwrap().1, at(two_site.router().address(), 51_820));
+    assert_eq!(receive(&from, common::TIMEOUT).unwrap().1, at(two_site.router().address(), 51_820));
 }
 
 /// Who can punch through to whom; `first` sends first, so both orders are tried.

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 const ROOT: &str = "/sys/fs/cgroup";
 /// Removing a control group fails while a killed process in it is still being taken down.
 const ATTEMPTS: usize = 100;
-const LOOK_AGAIN: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Where the control groups of one node are.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -145,7 +145,7 @@ fn remove_tree(group: &Path) {
         if !group.exists() {
             return;
         }
-        thread::sleep(LOOK_AGAIN);
+        thread::sleep(POLL_INTERVAL);
     }
 }
 

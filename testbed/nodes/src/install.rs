@@ -11,7 +11,7 @@ use crate::cluster::{Cluster, tail};
 use crate::topology::Families;
 
 /// How long the programs may take to come up on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(180);
+const TIMEOUT: Duration = Duration::from_secs(180);
 
 /// How nodes reach each other's pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,7 +23,7 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// What `kubectl apply -k` is told, from the checkout.
+    /// The argument of `kubectl apply -k`, from the checkout.
     fn kustomization(self) -> &'static str {
         match self {
             Self::Mesh => "deploy",
@@ -101,10 +101,10 @@ impl Cluster {
         self.kubectl(&["wait", "--for=condition=Established", "crd", "--all", "--timeout=60s"])?;
         let pool = pool(self.families())?;
         // The webhook may not answer yet: a user would try again, too.
-        eventually(PATIENCE, || self.apply(&pool))?;
+        eventually(TIMEOUT, || self.apply(&pool))?;
         if mode == Mode::Mesh {
             let mesh = checkout().join("deploy/examples/mesh.yaml");
-            eventually(PATIENCE, || self.kubectl(&["apply", "-f", &mesh.to_string_lossy()]))?;
+            eventually(TIMEOUT, || self.kubectl(&["apply", "-f", &mesh.to_string_lossy()]))?;
         }
         self.progress().step(&format!(
             "kubectl apply -k {kustomization}, a pool{}",
@@ -118,7 +118,7 @@ impl Cluster {
         // Where a mesh came up, connections between nodes took another way from one packet to the next. Those that
         // kube-proxy hides behind the node's address do not survive that, and the API server keeps one to each webhook.
         let again = ["apply", "--dry-run=server", "-f", "-"];
-        eventually(PATIENCE, || self.plane().kubectl_stdin(&again, PROBE)).map(drop)
+        eventually(TIMEOUT, || self.plane().kubectl_stdin(&again, PROBE)).map(drop)
     }
 
     /// Rolls out the same programs as an image of another tag, by an overlay as users write it, and waits until every node
@@ -147,7 +147,7 @@ impl Cluster {
     /// # Errors
     /// They do not; the message shows their pods and logs.
     pub fn wait_fairlead(&self) -> Result<()> {
-        let timeout = format!("--timeout={}s", PATIENCE.as_secs());
+        let timeout = format!("--timeout={}s", TIMEOUT.as_secs());
         for what in ["daemonset/coild", "deployment/coil-ipam-controller"] {
             self.kubectl(&["-n", "kube-system", "rollout", "status", what, &timeout])
                 .with_context(|| self.explain())?;
@@ -161,7 +161,7 @@ impl Cluster {
     /// It does not come up; the message shows pods and logs.
     pub fn install_dns(&self) -> Result<()> {
         self.apply(DNS)?;
-        let timeout = format!("--timeout={}s", PATIENCE.as_secs());
+        let timeout = format!("--timeout={}s", TIMEOUT.as_secs());
         self.kubectl(&["-n", "kube-system", "rollout", "status", "deployment/coredns", &timeout])
             .with_context(|| self.explain())?;
         self.progress().step("CoreDNS answers");

@@ -54,7 +54,7 @@ impl Drop for Janitor {
     fn drop(&mut self) {
         Layout::remove_cluster(&self.cluster);
         if let Some(mut stdin) = self.stdin.take() {
-            // If it is gone, there is nothing to tell.
+            // If it is gone, there is nothing to report.
             let _ = stdin.write_all(b"done\n");
         }
         let _ = self.shell.wait();

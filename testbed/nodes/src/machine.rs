@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 use crate::cgroups::Layout;
 
 /// How often process 1 looks after its programs.
-const LOOK_AGAIN: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// How long a program that ended is left alone, as systemd's `RestartSec` does.
 const RESTART_AFTER: Duration = Duration::from_millis(500);
 
@@ -38,7 +38,7 @@ pub struct Machine {
     /// Sysctls that kubelet sets for the whole machine: (path below `/proc/sys`, value). The node sees them so,
     /// and nothing is changed outside.
     pub pretended_sysctls: Vec<(String, String)>,
-    /// Where logs, process ids and the wish that a program should not run are kept.
+    /// Where logs, process IDs and the marks of programs that must not run are kept.
     pub directory: PathBuf,
     /// Kept running, in this order.
     pub programs: Vec<Program>,
@@ -87,7 +87,7 @@ pub fn enter(machine: &Machine, live: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Process 1: mounts what a machine has of its own, then keeps the programs running for ever.
+/// Process 1: mounts what a machine has of its own, then keeps the programs running.
 ///
 /// # Errors
 /// It is not process 1, or something cannot be mounted.
@@ -110,7 +110,7 @@ pub fn live(machine: &Machine) -> Result<()> {
                 running.insert(start(machine, program)?, program.name.as_str());
             }
         }
-        thread::sleep(LOOK_AGAIN);
+        thread::sleep(POLL_INTERVAL);
     }
 }
 
@@ -152,7 +152,7 @@ fn mount_all(machine: &Machine) -> Result<()> {
     fresh("proc", "/proc", none)?;
     // The lab's sysfs shows this node's interfaces already.
     machine.cgroups.mount_inside()?;
-    // Old kernels have none, and nobody here needs it.
+    // Old kernels have none, and nothing here needs it.
     let _ = fresh("bpf", "/sys/fs/bpf", none);
     fresh("tmpfs", "/run", Some("mode=0755"))?;
     for directory in ["/run/lock", "/run/netns"] {

@@ -15,7 +15,7 @@ use crate::files;
 use crate::machine::{Machine, Program};
 
 /// How long a program of a node may take to come up or to end on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// What a node's process 1 keeps running.
 const CONTAINERD: &str = "containerd";
 const KUBELET: &str = "kubelet";
@@ -174,7 +174,7 @@ impl Node {
         let Some(power) = self.power.take() else { return Ok(()) };
         let init = PathBuf::from(format!("/proc/{}", power.init));
         drop(power);
-        eventually(PATIENCE, || {
+        eventually(TIMEOUT, || {
             ensure!(!init.exists(), "process 1 of {} is still there", self.name);
             Ok(())
         })?;
@@ -285,7 +285,7 @@ impl Node {
         command.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
         let mut keeper = self.host.spawn(&mut command, self.directory.join("log/machine.log"))?;
         let children = format!("/proc/{0}/task/{0}/children", keeper.id());
-        let init = eventually(PATIENCE, || {
+        let init = eventually(TIMEOUT, || {
             // An end is an answer too: trying again would not help.
             match keeper.status()? {
                 Some(status) => Ok(Err(status)),
@@ -301,14 +301,14 @@ impl Node {
     }
 
     fn wait_for_containerd(&self) -> Result<()> {
-        eventually(PATIENCE, || self.exec(&["ctr", "version"])).map(drop)
+        eventually(TIMEOUT, || self.exec(&["ctr", "version"])).map(drop)
     }
 
     fn restart(&self, program: &str) -> Result<()> {
         let file = self.machine.pid_file(program);
         let before = fs::read_to_string(&file).with_context(|| format!("{program} was never started"))?;
         self.exec(&["kill", "-KILL", &before])?;
-        eventually(PATIENCE, || {
+        eventually(TIMEOUT, || {
             let now = fs::read_to_string(&file)?;
             ensure!(now != before, "{program} of {} was not started again", self.name);
             Ok(())

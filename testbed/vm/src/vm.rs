@@ -149,7 +149,7 @@ impl Vm {
         let (sink, stdout, stderr) = (&mut machine.input, &mut machine.output, &mut machine.error);
         let mark = mark.as_bytes();
         let (stdout, stderr) = std::thread::scope(|scope| {
-            // All at once: a VM whose output nobody takes stops, and so would its reading. That it died
+            // All at once: a VM whose output is not read stops, and so would its reading. That it died
             // while being sent to is seen by the readers.
             scope.spawn(move || sink.write_all(input));
             let stderr = scope.spawn(move || read_until(stderr, mark, deadline));

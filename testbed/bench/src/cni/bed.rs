@@ -31,7 +31,7 @@ const PLUGINS: Published = Published {
 /// Pods that can be there at the same time.
 const SANDBOXES: usize = 100;
 /// How long links may take to go after the last DEL.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 pub(super) struct Bed {
     pub(super) world: World,
@@ -43,7 +43,7 @@ pub(super) struct Bed {
     containers: AtomicU64,
 }
 
-/// One node on a network of its own; no mesh, since nobody else is there.
+/// One node on a network of its own; no mesh, since there is no other node.
 pub(crate) fn topology() -> Result<Topology> {
     let lan: Ipv4Net = "198.51.100.0/24".parse()?;
     let site = SitePlan {
@@ -139,7 +139,7 @@ impl Bed {
         let del = each(&|id, netns| plugin.del(id, netns))?;
         let start = Instant::now();
         while links(host)? != before {
-            ensure!(start.elapsed() < PATIENCE, "links remain after DEL");
+            ensure!(start.elapsed() < TIMEOUT, "links remain after DEL");
         }
         Ok((add, del))
     }

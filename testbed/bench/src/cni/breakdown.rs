@@ -1,6 +1,6 @@
 //! Where the time of one ADD and one DEL goes, when nothing else runs.
 //!
-//! The whole is measured from outside. Of it, starting the process is what the verb VERSION costs, which asks nobody;
+//! The whole is measured from outside. Of it, starting the process is what the operation VERSION costs, which calls no server;
 //! what the node program needs is the difference of its own metrics; the call between the two is what is left. The
 //! steps of the kernel work are the spans of `fairlead_dataplane::pods`, run in this process in the node's namespace:
 //! same code, same links. All are means, so that the parts add up.
@@ -71,13 +71,13 @@ fn outside(bed: &Bed, family: Family, parts: &mut Parts) -> Result<()> {
     let before = Served::read(host)?;
     let (add, del) = bed.attach_and_detach(&plugin, 1, PODS)?;
     let served = Served::read(host)?.since(&before);
-    for (verb, whole, serving) in [("ADD", mean(&add), served.add), ("DEL", mean(&del), served.del)] {
-        let name = |part: &str| format!("{verb} {family}, mean: {part}");
+    for (operation, whole, serving) in [("ADD", mean(&add), served.add), ("DEL", mean(&del), served.del)] {
+        let name = |part: &str| format!("{operation} {family}, mean: {part}");
         parts.push(&name("whole"), whole);
         parts.push(&name("process start and end"), start);
         parts.push(&name("call"), whole - start - serving);
         parts.push(&name("node program"), serving);
-        if verb == "ADD" {
+        if operation == "ADD" {
             parts.push(&name("node program, address"), served.address);
         }
     }
@@ -151,27 +151,29 @@ fn steps(bed: &Bed, family: Family, spans: &Spans, parts: &mut Parts) -> Result<
         link_name: None,
         numbers: Numbers::default(),
     };
-    for verb in ["ADD", "DEL"] {
+    for operation in ["ADD", "DEL"] {
         spans.take();
         bed.own_host()?.run(|| -> Result<()> {
             for _ in 0..PODS {
                 let made = || pods::add(&spec).map(drop);
                 let removed = || pods::remove(&spec.container_id, &spec.ifname).map(drop);
                 let (timed, other): (&dyn Fn() -> pods::Result<()>, &dyn Fn() -> pods::Result<()>) =
-                    if verb == "ADD" { (&made, &removed) } else { (&removed, &made) };
-                if verb == "DEL" {
+                    if operation == "ADD" { (&made, &removed) } else { (&removed, &made) };
+                if operation == "DEL" {
                     spans.pause(other)?;
                 }
                 timed()?;
-                if verb == "ADD" {
+                if operation == "ADD" {
                     spans.pause(other)?;
                 }
             }
             Ok(())
         })??;
         for (step, elapsed) in spans.take() {
-            parts
-                .push(&format!("{verb} {family}, mean: kernel, {step}"), milliseconds(elapsed) / PODS as f64);
+            parts.push(
+                &format!("{operation} {family}, mean: kernel, {step}"),
+                milliseconds(elapsed) / PODS as f64,
+            );
         }
     }
     let gone = bed.own_host()?.run(|| until_gone(&spec))??;

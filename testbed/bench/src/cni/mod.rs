@@ -97,7 +97,7 @@ fn measure(bed: &Bed, family: Family, level: Level, rounds: usize) -> Result<Vec
             (OURS, bed.ours(family), level.pods, &mut adds, &mut dels),
             (PEER, bed.peer(family), patient, &mut peer_adds, &mut peer_dels),
         ];
-        // Nobody is always the one after the other.
+        // The order alternates.
         if round.is_multiple_of(2) {
             turns.reverse();
         }

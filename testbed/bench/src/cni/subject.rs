@@ -108,18 +108,18 @@ impl Plugin {
         self.call("DEL", container, netns).map(drop)
     }
 
-    /// A verb that asks nobody: what remains is starting the process.
+    /// An operation that calls no server: what remains is starting the process.
     pub(crate) fn version(&self) -> Result<()> {
         self.call("VERSION", "", Path::new("")).map(drop)
     }
 
-    fn call(&self, verb: &str, container: &str, netns: &Path) -> Result<Vec<u8>> {
+    fn call(&self, operation: &str, container: &str, netns: &Path) -> Result<Vec<u8>> {
         let arguments = format!(
             "IgnoreUnknown=1;K8S_POD_NAMESPACE={};K8S_POD_NAME=pod;K8S_POD_INFRA_CONTAINER_ID={container}",
             self.namespace
         );
         let mut child = Command::new(&self.executable)
-            .env("CNI_COMMAND", verb)
+            .env("CNI_COMMAND", operation)
             .env("CNI_CONTAINERID", container)
             .env("CNI_NETNS", netns)
             .env("CNI_IFNAME", "eth0")
@@ -136,7 +136,7 @@ impl Plugin {
         let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
         ensure!(
             output.status.success(),
-            "{verb} failed ({}): {} {}",
+            "{operation} failed ({}): {} {}",
             output.status,
             said(&output.stdout),
             said(&output.stderr)

@@ -21,7 +21,7 @@ use crate::report::milliseconds;
 /// Nodes on which pods start at the same time.
 const AT_ONCE: usize = 50;
 /// How long one pod may wait.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// What became of one node.
 pub(super) struct Done {
@@ -57,7 +57,7 @@ async fn node(cluster: &Cluster, name: &str, pods: usize, start: Instant) -> Res
         async move {
             let key = Key { container_id: format!("{name}-{number}"), ifname: "eth0".to_owned() };
             let begin = Instant::now();
-            let deadline = tokio::time::Instant::now() + PATIENCE;
+            let deadline = tokio::time::Instant::now() + TIMEOUT;
             let given = ipam.allocate(requester, POOL, &key, deadline).await;
             let given = given.with_context(|| format!("no address for pod {number} of {name}"))?;
             let address =

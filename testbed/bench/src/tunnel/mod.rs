@@ -2,7 +2,7 @@
 //!
 //! Each implementation has two network namespaces with a cable (veth, MTU 1500) between them, a device process in
 //! either, and an iperf3 server behind the tunnel. Both are configured by the same lines of `wg(8)` and `ip(8)`. They
-//! stand side by side and are measured in turns; whoever is not measured is idle.
+//! stand side by side and are measured in turns; the others are idle meanwhile.
 
 mod cpu;
 mod iperf;
@@ -71,7 +71,7 @@ fn measure(ours: &Pair, peer: &Pair, streams: u8) -> Result<Vec<Measurement>> {
     let (mut own_samples, mut peer_samples) = (Samples::default(), Samples::default());
     for round in 1..=ROUNDS {
         let mut turns = [(OURS, ours, &mut own_samples), (PEER, peer, &mut peer_samples)];
-        // Nobody is always the one after the other.
+        // The order alternates.
         if round.is_multiple_of(2) {
             turns.reverse();
         }

@@ -17,8 +17,8 @@ pub(super) const INTERFACE: &str = "wg0";
 pub(super) const MTU: u32 = 1420;
 const PORT: u16 = 51_820;
 /// Bounds every wait.
-const PATIENCE: Duration = Duration::from_secs(20);
-const LOOK_AGAIN: Duration = Duration::from_millis(50);
+const TIMEOUT: Duration = Duration::from_secs(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// One transfer.
 #[derive(Debug, Clone, Copy)]
@@ -75,7 +75,7 @@ impl Pair {
         })?;
         let output = outputs.path().join("server");
         let mut server = right.namespace.spawn(&mut iperf::server(&target), output)?;
-        server.wait_for_output("Server listening", PATIENCE)?;
+        server.wait_for_output("Server listening", TIMEOUT)?;
         Ok(Self { left, right, _server: server, outputs })
     }
 
@@ -84,7 +84,7 @@ impl Pair {
         let before = self.cpu_seconds()?;
         let mut command = iperf::client(&self.right.inner_address(), streams);
         let mut client = self.left.namespace.spawn(&mut command, self.outputs.path().join("client"))?;
-        client.wait(PATIENCE)?;
+        client.wait(TIMEOUT)?;
         let arrived = iperf::parse(&client.output()?)?;
         Ok(Sample {
             bytes: arrived.bytes,
@@ -147,8 +147,8 @@ fn configuration(number: u8) -> String {
 fn wait_until(what: &str, mut condition: impl FnMut() -> bool) -> Result<()> {
     let start = Instant::now();
     while !condition() {
-        ensure!(start.elapsed() < PATIENCE, "waited {PATIENCE:?} in vain for {what}");
-        thread::sleep(LOOK_AGAIN);
+        ensure!(start.elapsed() < TIMEOUT, "waited {TIMEOUT:?} in vain for {what}");
+        thread::sleep(POLL_INTERVAL);
     }
     Ok(())
 }

@@ -60,7 +60,7 @@ fn restart(world: &mut World, flags: &str) {
     other.kill().unwrap();
     other.arguments = flags.split_whitespace().map(str::to_owned).collect();
     other.start().unwrap();
-    other.wait_ready(PATIENCE).unwrap();
+    other.wait_ready(TIMEOUT).unwrap();
 }
 
 pub(super) fn behind_another_plugin_nothing_is_made(world: &mut World) {
@@ -102,9 +102,9 @@ pub(super) fn behind_another_plugin_nothing_is_made(world: &mut World) {
     let mut passed: Value = serde_json::from_slice(&output.stdout).unwrap();
     passed.as_object_mut().unwrap().entry("routes").or_insert(json!([]));
     assert_eq!(passed, previous, "the result of the plugin before is passed on");
-    for verb in ["CHECK", "STATUS", "GC"] {
-        let output = call(there, verb, &one, &chained(there));
-        assert!(output.status.success(), "{verb}: {output:?}");
+    for operation in ["CHECK", "STATUS", "GC"] {
+        let output = call(there, operation, &one, &chained(there));
+        assert!(output.status.success(), "{operation}: {output:?}");
     }
     sandbox.shell("ip addr flush dev eth0").unwrap();
     let (code, text) = refused(&call(there, "CHECK", &one, &chained(there)));

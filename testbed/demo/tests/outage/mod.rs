@@ -12,7 +12,7 @@ use testbed_lab::Progress;
 use testbed_lab::traffic::Flow;
 
 /// Only bounds a test that would hang: what is expected is printed, not asserted.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// How long it takes until messages of now are old enough to be counted.
 const SETTLE: Duration = Duration::from_millis(1100);
@@ -53,7 +53,7 @@ pub(crate) fn tcp(world: &World, from: &str, to: &str) -> Flow {
 /// Waits until every flow flows again, prints what each suffered since `mark`, and says when the last was back,
 /// counted from `from`.
 pub(crate) fn resumes(what: &str, flows: &[Flow], mark: Instant, from: Instant) -> Duration {
-    let (floor, deadline) = (Instant::now(), Instant::now() + PATIENCE);
+    let (floor, deadline) = (Instant::now(), Instant::now() + TIMEOUT);
     let mut missing: Vec<&Flow> = flows.iter().collect();
     while !missing.is_empty() {
         missing.retain(|flow| {
@@ -65,7 +65,7 @@ pub(crate) fn resumes(what: &str, flows: &[Flow], mark: Instant, from: Instant) 
             !back
         });
         let names: Vec<&str> = missing.iter().map(|flow| flow.name()).collect();
-        assert!(Instant::now() < deadline, "{what}: not back in {PATIENCE:?}: {names:?}");
+        assert!(Instant::now() < deadline, "{what}: not back in {TIMEOUT:?}: {names:?}");
         std::thread::sleep(Duration::from_millis(20));
     }
     let back = from.elapsed();

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use testbed_lab::{Host, Lab, Namespace};
 
 /// Long enough for a loaded machine; only bounds a failure.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(10);
 /// How long silence must last before it counts as silence.
 pub(crate) const SILENCE: Duration = Duration::from_millis(150);
 
@@ -25,8 +25,8 @@ pub(crate) fn at(address: Ipv4Addr, port: u16) -> SocketAddr {
 }
 
 /// Waits for one datagram and says from where it came.
-pub(crate) fn receive(socket: &UdpSocket, patience: Duration) -> Option<(String, SocketAddr)> {
-    socket.set_read_timeout(Some(patience)).unwrap();
+pub(crate) fn receive(socket: &UdpSocket, timeout: Duration) -> Option<(String, SocketAddr)> {
+    socket.set_read_timeout(Some(timeout)).unwrap();
     let start = Instant::now();
     let mut buffer = [0; 2048];
     loop {
@@ -36,7 +36,7 @@ pub(crate) fn receive(socket: &UdpSocket, patience: Duration) -> Option<(String,
             }
             // Someone's port was unreachable; that is not an answer.
             Err(error)
-                if error.kind() == std::io::ErrorKind::ConnectionRefused && start.elapsed() < patience => {}
+                if error.kind() == std::io::ErrorKind::ConnectionRefused && start.elapsed() < timeout => {}
             Err(_) => return None,
         }
     }
@@ -52,11 +52,11 @@ pub(crate) fn seen(
     from: &UdpSocket,
     to: &UdpSocket,
     address: SocketAddr,
-    patience: Duration,
+    timeout: Duration,
 ) -> Option<SocketAddr> {
     drain_now(to);
     from.send_to(b"who am I", address).unwrap();
-    receive(to, patience).map(|(_, source)| source)
+    receive(to, timeout).map(|(_, source)| source)
 }
 
 /// Throws away what has arrived.
@@ -84,7 +84,7 @@ impl Observers {
     /// What the first observer sees as the socket's address.
     pub(crate) fn reflexive(&self, from: &UdpSocket) -> SocketAddr {
         let (observer, address) = &self.sockets[0];
-        seen(from, observer, *address, PATIENCE).expect("an observer sees the socket")
+        seen(from, observer, *address, TIMEOUT).expect("an observer sees the socket")
     }
 
     /// The socket's address as all four see it, in order: two ports of one host, two of the other.
@@ -92,7 +92,7 @@ impl Observers {
         self.sockets
             .iter()
             .map(|(observer, address)| {
-                seen(from, observer, *address, PATIENCE).expect("an observer sees the socket")
+                seen(from, observer, *address, TIMEOUT).expect("an observer sees the socket")
             })
             .collect()
     }
@@ -106,8 +106,8 @@ impl Observers {
     pub(crate) fn hears_within(&self, from: &UdpSocket, expected: bool) -> bool {
         let (observer, address) = &self.sockets[0];
         drain_now(observer);
-        let patience = if expected { PATIENCE } else { SILENCE };
-        from.send_to(b"is anybody there", address).is_ok() && receive(observer, patience).is_some()
+        let timeout = if expected { TIMEOUT } else { SILENCE };
+        from.send_to(b"is anybody there", address).is_ok() && receive(observer, timeout).is_some()
     }
 
     /// Sends `text` from an observer's socket.

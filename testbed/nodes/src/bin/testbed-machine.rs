@@ -14,7 +14,7 @@ fn main() -> ExitCode {
     match run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // Nobody is left to tell when stderr is closed.
+            // There is no other place for the message when stderr is closed.
             let _ = writeln!(std::io::stderr(), "testbed-machine: {error:#}");
             ExitCode::FAILURE
         }

@@ -16,7 +16,7 @@ pub(crate) use room::{Pod, Room, all_different, server};
 pub(crate) use traffic::{Running, Traffic};
 
 /// Only bounds a test that would hang.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// The cluster of a test program. It is made by the first test that asks, and ends with the program.
 pub(crate) struct Bed {
@@ -29,7 +29,7 @@ impl Bed {
         Self { build, cluster: OnceLock::new() }
     }
 
-    /// For tests that disturb nobody; they run side by side.
+    /// For tests that disturb no other test; they run concurrently.
     pub(crate) fn shared(&'static self) -> RwLockReadGuard<'static, Cluster> {
         let cluster = self.lock().read().unwrap_or_else(PoisonError::into_inner);
         cluster.wait_ready().unwrap();
@@ -65,10 +65,10 @@ impl Bed {
 /// Kernel, blocks, pods and pools agree, on each node and in the whole cluster. Looks again for a while: the address of a
 /// pod that was killed with its node's memory is only freed after two looks.
 pub(crate) fn addresses_agree(cluster: &Cluster) {
-    let programs = eventually(PATIENCE, || node_programs(cluster)).unwrap();
+    let programs = eventually(TIMEOUT, || node_programs(cluster)).unwrap();
     let check = |program: &str, more: &[&str]| {
         let words = ["-n", "kube-system", "exec", program, "-c", "coild", "--", "fairlead", "ipam", "check"];
-        eventually(2 * PATIENCE, || cluster.kubectl(&[&words[..], more].concat())).unwrap();
+        eventually(2 * TIMEOUT, || cluster.kubectl(&[&words[..], more].concat())).unwrap();
     };
     programs.iter().for_each(|program| check(program, &[]));
     check(&programs[0], &["--cluster"]);

@@ -9,7 +9,7 @@ use testbed_kube::images::AGNHOST;
 use testbed_lab::eventually;
 use testbed_nodes::Cluster;
 
-use super::PATIENCE;
+use super::TIMEOUT;
 
 /// A namespace that is deleted with all that is in it.
 pub(crate) struct Room<'a> {
@@ -41,7 +41,7 @@ impl<'a> Room<'a> {
         cluster.apply(&namespace).unwrap();
         let room = Self { cluster, name: name.to_owned() };
         // Pods that come before it are refused.
-        eventually(PATIENCE, || room.kubectl("get serviceaccount default")).unwrap();
+        eventually(TIMEOUT, || room.kubectl("get serviceaccount default")).unwrap();
         cluster.progress().step(&format!("test: {name}"));
         room
     }
@@ -80,7 +80,7 @@ impl<'a> Room<'a> {
 
     /// Waits until a Deployment or DaemonSet has what it wants.
     pub(crate) fn rolled_out(&self, what: &str) {
-        self.kubectl(&format!("rollout status {what} --timeout={}s", PATIENCE.as_secs()))
+        self.kubectl(&format!("rollout status {what} --timeout={}s", TIMEOUT.as_secs()))
             .with_context(|| self.explain())
             .unwrap();
     }
@@ -102,7 +102,7 @@ impl<'a> Room<'a> {
             ensure!(pods.len() == 1 && pods[0].ready, "{app}: {pods:?}");
             Ok(pods[0].clone())
         };
-        eventually(PATIENCE, ready).with_context(|| self.explain()).unwrap()
+        eventually(TIMEOUT, ready).with_context(|| self.explain()).unwrap()
     }
 
     /// What a person would look at first.

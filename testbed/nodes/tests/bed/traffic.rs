@@ -6,7 +6,7 @@ use testbed_lab::ForeignNetwork;
 use testbed_lab::traffic::{Figures, Flow};
 use testbed_nodes::Cluster;
 
-use super::{PATIENCE, Pod, Room, server};
+use super::{Pod, Room, TIMEOUT, server};
 
 /// How long it takes until messages of now are old enough to be counted.
 const SETTLE: Duration = Duration::from_millis(1100);
@@ -36,7 +36,7 @@ impl Traffic {
     /// Waits until all flow.
     pub(crate) fn flows(&self) {
         let now = Instant::now();
-        let deadline = now + PATIENCE;
+        let deadline = now + TIMEOUT;
         while !self.flows.iter().all(|flow| flow.flows_since(now)) {
             assert!(Instant::now() < deadline, "{} does not flow", self.between);
             for flow in &self.flows {

@@ -34,7 +34,7 @@ static BED: bed::Bed = bed::Bed::new(build);
 fn build() -> Result<Cluster> {
     let topology = two_and_one_behind_nat(Families::Dual, Network::Installed { pods: POOL_RANGES });
     let cluster = Cluster::start(topology, &test_images()?, Progress::default())?;
-    // Its router lets nobody in over IPv6 otherwise.
+    // Its router drops incoming IPv6 otherwise.
     cluster.sites().first().context("no network")?.router().set_ipv6_firewall(false)?;
     cluster.install_fairlead(Mode::Mesh)?;
     cluster.install_dns()?;

@@ -7,7 +7,7 @@ use testbed_lab::eventually;
 use testbed_nodes::Cluster;
 
 use crate::BED;
-use crate::bed::{PATIENCE, Pod, Room, Traffic, addresses_agree, all_different, server};
+use crate::bed::{Pod, Room, TIMEOUT, Traffic, addresses_agree, all_different, server};
 
 /// Between one pod on each of two nodes.
 fn traffic(cluster: &Cluster, pods: &[Pod], one: &str, other: &str) -> Traffic {
@@ -47,7 +47,7 @@ fn a_node_that_lost_power_comes_back_with_its_pods_and_no_address_is_given_twice
             ensure!(ready >= 6, "{ready} pods elsewhere");
             Ok(())
         };
-        eventually(PATIENCE, more).unwrap();
+        eventually(TIMEOUT, more).unwrap();
         room.keep();
     }
     cluster.node_mut("cloud-2").unwrap().power_on().unwrap();
@@ -62,7 +62,7 @@ fn a_node_that_lost_power_comes_back_with_its_pods_and_no_address_is_given_twice
         ensure!(same && now.len() == 8 && now.iter().all(|pod| pod.ready), "{now:#?}");
         Ok(now)
     };
-    let now = eventually(PATIENCE, back).unwrap();
+    let now = eventually(TIMEOUT, back).unwrap();
     elsewhere.lost_nothing(mark);
     all_different(&now);
     for pod in &now {
@@ -71,7 +71,7 @@ fn a_node_that_lost_power_comes_back_with_its_pods_and_no_address_is_given_twice
             "for to in {}; do curl -sS -m 5 -o /dev/null http://$to:8080/ || exit 1; done",
             to.join(" ")
         );
-        eventually(PATIENCE, || room.shell(&pod.name, &script)).unwrap();
+        eventually(TIMEOUT, || room.shell(&pod.name, &script)).unwrap();
     }
     addresses_agree(&cluster);
 }
@@ -89,7 +89,7 @@ fn a_drained_node_has_no_pods_and_takes_new_ones_afterwards() {
         ensure!(pods.len() == 6 && pods.iter().all(|pod| pod.ready && pod.node != "home-1"), "{pods:#?}");
         Ok(pods)
     };
-    all_different(&eventually(PATIENCE, elsewhere).unwrap());
+    all_different(&eventually(TIMEOUT, elsewhere).unwrap());
     addresses_agree(&cluster);
     cluster.kubectl(&["uncordon", "home-1"]).unwrap();
     room.kubectl("rollout restart deployment web").unwrap();
@@ -119,16 +119,16 @@ fn blocks_of_a_deleted_node_are_free_at_once_and_the_others_do_not_notice() {
         ensure!(left.is_empty(), "still there: {left}");
         Ok(())
     };
-    eventually(PATIENCE, free).unwrap();
+    eventually(TIMEOUT, free).unwrap();
     println!("blocks of the deleted node were free after {:.1} s", deleted.elapsed().as_secs_f64());
     let peer = || {
         let gone = cluster.kubectl(&["get", "wirekubepeer", "home-1"]);
         ensure!(gone.is_err(), "its peer is still there");
         Ok(())
     };
-    eventually(PATIENCE, peer).unwrap();
+    eventually(TIMEOUT, peer).unwrap();
     cluster.node_mut("home-1").unwrap().power_on().unwrap();
-    eventually(PATIENCE, || cluster.kubectl(&["get", "node", "home-1"])).unwrap();
+    eventually(TIMEOUT, || cluster.kubectl(&["get", "node", "home-1"])).unwrap();
     cluster.wait_ready().unwrap();
     cluster.wait_fairlead().unwrap();
     others.lost_nothing(mark);

@@ -1,11 +1,11 @@
-//! What users are told about pools: by the webhook through its Service, and by Events on pods.
+//! What users learn about pools: from the webhook through its Service, and from Events on pods.
 
 use anyhow::ensure;
 use testbed_kube::images::AGNHOST;
 use testbed_lab::eventually;
 
 use crate::BED;
-use crate::bed::{PATIENCE, Room};
+use crate::bed::{Room, TIMEOUT};
 
 fn pool(name: &str, ipv4: &str, bits: u8) -> String {
     format!(
@@ -35,12 +35,12 @@ fn event(room: &Room<'_>, pod: &str, reason: &str) -> String {
     let words = format!(
         "get events.v1.events.k8s.io --field-selector regarding.name={pod},reason={reason} -o jsonpath={{.items[*].note}}"
     );
-    let told = || {
+    let reported = || {
         let note = room.kubectl(&words)?;
         ensure!(!note.is_empty(), "no Event {reason} on {pod}: {:?}", room.kubectl("get events"));
         Ok(note)
     };
-    eventually(PATIENCE, told).unwrap()
+    eventually(TIMEOUT, reported).unwrap()
 }
 
 #[test]
@@ -82,7 +82,7 @@ fn a_pod_is_told_that_its_pool_is_dry_and_starts_when_an_address_is_free() {
         ensure!(status == "True", "the pool does not say that it is dry: {status}");
         Ok(())
     };
-    eventually(PATIENCE, exhausted).unwrap();
+    eventually(TIMEOUT, exhausted).unwrap();
     // The block stays on the first pod's node for a while; an address is free for pods there.
     room.kubectl("delete pod second --wait=true").unwrap();
     room.kubectl("delete pod first --wait=true").unwrap();

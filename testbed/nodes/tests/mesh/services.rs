@@ -8,7 +8,7 @@ use testbed_kube::images::AGNHOST;
 use testbed_lab::eventually;
 
 use crate::BED;
-use crate::bed::{PATIENCE, Pod, Room, all_different, server};
+use crate::bed::{Pod, Room, TIMEOUT, all_different, server};
 
 /// As a URL has it.
 fn host(address: IpAddr) -> String {
@@ -38,7 +38,7 @@ fn pods_of_every_pair_reach_each_other_with_their_own_addresses() {
             targets.join(" ")
         );
         // One may be lost while the mesh finds a better endpoint, and curl does not repeat a lost SYN at once.
-        let seen = eventually(PATIENCE, || room.shell(&from.name, &script)).unwrap();
+        let seen = eventually(TIMEOUT, || room.shell(&from.name, &script)).unwrap();
         let lines: Vec<&str> = seen.lines().collect();
         assert_eq!(lines.len(), targets.len(), "{seen}");
         for (target, line) in targets.iter().zip(lines) {
@@ -90,10 +90,10 @@ fn services_answer_in_both_families_from_pods_and_hosts_of_every_node() {
         };
         for pod in &pods {
             // A pod meets itself, too.
-            eventually(PATIENCE, || meets_all(&room.shell(&pod.name, &script)?)).unwrap();
+            eventually(TIMEOUT, || meets_all(&room.shell(&pod.name, &script)?)).unwrap();
         }
         for node in cluster.nodes() {
-            eventually(PATIENCE, || meets_all(&node.exec(&["sh", "-c", &script])?)).unwrap();
+            eventually(TIMEOUT, || meets_all(&node.exec(&["sh", "-c", &script])?)).unwrap();
         }
     }
     node_port(&room);
@@ -105,7 +105,7 @@ fn node_port(room: &Room<'_>) {
     let cloud: Vec<_> = room.cluster.nodes().iter().filter(|node| node.name() != "home-1").collect();
     for address in cloud.iter().flat_map(|node| node.addresses()) {
         let script = ASK.replace("TARGET", &format!("{}:{port}", host(*address)));
-        eventually(PATIENCE, || room.cluster.lab().internet().shell(&script)).unwrap();
+        eventually(TIMEOUT, || room.cluster.lab().internet().shell(&script)).unwrap();
     }
 }
 
@@ -128,7 +128,7 @@ fn names_of_services_and_of_their_pods_are_found_from_every_node() {
                 ensure!(found == *expected, "{name} from {}: {found:?}, not {expected:?}", pod.node);
                 Ok(())
             };
-            eventually(PATIENCE, found).unwrap();
+            eventually(TIMEOUT, found).unwrap();
         }
         // By the short name, as programs do it.
         room.shell(&pod.name, "curl -sS -m 20 http://web/hostname").unwrap();
@@ -159,10 +159,10 @@ spec:
     let at = cluster.node("cloud-2").unwrap();
     for address in at.addresses() {
         let ask = format!("curl -gsS -m 5 http://{}:18080/hostname", host(*address));
-        let from_outside = eventually(PATIENCE, || cluster.lab().internet().shell(&ask)).unwrap();
+        let from_outside = eventually(TIMEOUT, || cluster.lab().internet().shell(&ask)).unwrap();
         assert_eq!(from_outside.trim(), "web");
         let other = cluster.node("cloud-1").unwrap();
-        assert_eq!(eventually(PATIENCE, || other.exec(&["sh", "-c", &ask])).unwrap().trim(), "web");
+        assert_eq!(eventually(TIMEOUT, || other.exec(&["sh", "-c", &ask])).unwrap().trim(), "web");
     }
     room.kubectl("delete pod web --wait=true").unwrap();
     let rules = at.host().shell("iptables-save -t nat").unwrap();

@@ -7,7 +7,7 @@ use testbed_kube::images::{AGNHOST, AGNHOST_BEFORE, BUSYBOX};
 use testbed_lab::eventually;
 
 use crate::BED;
-use crate::bed::{PATIENCE, Room, all_different, server};
+use crate::bed::{Room, TIMEOUT, all_different, server};
 
 #[test]
 fn a_daemonset_has_a_pod_with_addresses_of_its_nodes_blocks_on_every_node() {
@@ -65,9 +65,9 @@ fn probes_exec_and_logs_reach_pods_also_on_the_node_behind_the_router() {
             ensure!(pods.len() == 1 && pods[0].ready == wanted, "{pods:?}");
             Ok(pods[0].clone())
         };
-        eventually(PATIENCE, look).unwrap()
+        eventually(TIMEOUT, look).unwrap()
     };
-    eventually(PATIENCE, || room.shell("web", "echo ready > /www/ready")).unwrap();
+    eventually(TIMEOUT, || room.shell("web", "echo ready > /www/ready")).unwrap();
     let before = ready_is(true);
     room.shell("web", "rm /www/ready").unwrap();
     ready_is(false);
@@ -77,10 +77,10 @@ fn probes_exec_and_logs_reach_pods_also_on_the_node_behind_the_router() {
         ensure!(pods[0].restarts == 1, "{pods:?}");
         Ok(pods[0].clone())
     };
-    let after = eventually(PATIENCE, restarted).unwrap();
+    let after = eventually(TIMEOUT, restarted).unwrap();
     assert_eq!(after.addresses, before.addresses, "a new container, the same pod");
     assert_eq!(room.kubectl("logs web --previous").unwrap().trim(), "serving");
-    eventually(PATIENCE, || room.shell("web", "echo ready > /www/ready")).unwrap();
+    eventually(TIMEOUT, || room.shell("web", "echo ready > /www/ready")).unwrap();
     ready_is(true);
 }
 
@@ -111,7 +111,7 @@ spec:
 fn a_rolling_update_refuses_no_connection() {
     let cluster = BED.shared();
     let room = Room::new(&cluster, "rolling");
-    // Kubernetes asks for it: endpoints change after the pod was told to end.
+    // Kubernetes asks for it: endpoints change after the pod was asked to terminate.
     let manifest = server("web", 3)
         .replace("terminationGracePeriodSeconds: 1", "terminationGracePeriodSeconds: 30")
         .replace(
@@ -130,7 +130,7 @@ fn a_rolling_update_refuses_no_connection() {
     let answers =
         || room.kubectl("logs client").map(|log| log.lines().map(str::to_owned).collect::<Vec<_>>());
     // The Service may be younger than the client.
-    let start = eventually(PATIENCE, || {
+    let start = eventually(TIMEOUT, || {
         let lines = answers()?;
         ensure!(lines.iter().rev().take(10).filter(|line| *line == "good").count() == 10, "{lines:?}");
         Ok(lines.len())
@@ -143,7 +143,7 @@ fn a_rolling_update_refuses_no_connection() {
         ensure!(before.iter().all(|pod| !now.contains(&pod.name)), "{now}");
         Ok(())
     };
-    eventually(PATIENCE, gone).unwrap();
+    eventually(TIMEOUT, gone).unwrap();
     let during: Vec<String> = answers().unwrap().split_off(start);
     let failed: Vec<&String> = during.iter().filter(|line| *line != "good").collect();
     assert!(failed.is_empty() && during.len() > 50, "{} of {}: {failed:?}", failed.len(), during.len());
