@@ -20,7 +20,7 @@ pub(crate) fn make(arguments: &[String]) -> Result {
     let request = parse(arguments)?;
     setup::packages()?;
     let (fairlead, plugin) = if request.debug {
-        setup::programs()?;
+        setup::build(&["--bin=fairlead", "--bin=fairlead-cni", "--bin=fairlead-image"])?;
         (built("fairlead"), built("fairlead-cni"))
     } else {
         release()?

@@ -31,8 +31,8 @@ Commands:
                           make the OCI image that deploy/ runs, without an engine; --debug: of the debug build,
                           for clusters on this machine
   generate [--check]      write deploy/crds from the code; with --check only say whether it is current
-  lint                    rustfmt, clippy and the generated files
-  setup                   only the set-up of the above
+  lint                    rustfmt, clippy, the fuzz targets (with a nightly toolchain) and the generated files
+  setup                   only the set-up of demo and test
 
 Needs root on Debian 12 with Rust and Go (1.26 or newer). Traffic stays inside network namespaces.
 ";

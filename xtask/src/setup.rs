@@ -1,9 +1,10 @@
 //! What the other commands need on a fresh Debian machine.
 
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::thread;
 
-use crate::steps::{Result, built, cargo, run, timed};
+use crate::steps::{Background, Result, built, cargo, run, say, timed};
 
 /// Debian packages and what they are for.
 const PACKAGES: &[&str] = &[
@@ -38,16 +39,104 @@ const PACKAGES: &[&str] = &[
     "qemu-system-x86",
 ];
 
-/// Packages, the Kubernetes test bed, the builds.
+/// What `cargo xtask demo` runs.
+const DEMO: &[&str] = &["--bin=fairlead", "--bin=fairlead-cni", "--bin=fairlead-demo"];
+/// What nodes of `testbed/nodes` run.
+const NODES: &[&str] = &[
+    "--bin=fairlead",
+    "--bin=fairlead-cni",
+    "--bin=fairlead-conformance",
+    "--bin=fairlead-image",
+    "--bin=fairlead-nodes",
+    "--bin=testbed-machine",
+];
+/// Every test executable, and every program that tests run.
+const TESTS: &[&str] = &["--bins", "--examples", "--tests"];
+
+/// What is made of Go modules, once per version, outside the checkout: arguments of `testbed-kube-setup`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kubernetes {
+    /// Upstream's end-to-end suite.
+    Conformance,
+    /// The programs of Kubernetes and etcd.
+    ControlPlane,
+    /// What pods of test clusters run.
+    Images,
+}
+
+impl Kubernetes {
+    fn argument(self) -> &'static str {
+        match self {
+            Self::Conformance => "conformance",
+            Self::ControlPlane => "control-plane",
+            Self::Images => "images",
+        }
+    }
+}
+
+/// Everything that `demo` and `test` need.
 pub(crate) fn everything() -> Result {
-    packages()?;
-    programs()?;
-    control_plane()
+    prepare(&[Kubernetes::ControlPlane], || build(TESTS))
+}
+
+/// What `demo` needs.
+pub(crate) fn demo() -> Result {
+    prepare(&[Kubernetes::ControlPlane], || build(DEMO))
+}
+
+/// What `nodes` and, with the suite, `test conformance` need.
+pub(crate) fn nodes(suite: bool) -> Result {
+    let kubernetes = [Kubernetes::ControlPlane, Kubernetes::Images, Kubernetes::Conformance];
+    prepare(kubernetes.get(..if suite { 3 } else { 2 }).unwrap_or_default(), || build(NODES))
+}
+
+/// Debian's packages, what Go builds and what cargo builds, side by side: a compiler of one language leaves a core idle
+/// where the other does not, and downloads overlap with both.
+pub(crate) fn prepare<T>(
+    kubernetes: &[Kubernetes],
+    build_rest: impl FnOnce() -> std::result::Result<T, String>,
+) -> std::result::Result<T, String> {
+    // Those of the user have neither kubelet nor kube-proxy.
+    let given = env_is_set("KUBEBUILDER_ASSETS") && kubernetes == [Kubernetes::ControlPlane];
+    if given || kubernetes.is_empty() {
+        packages()?;
+        return build_rest();
+    }
+    find_go()?;
+    thread::scope(|scope| {
+        let packages = scope.spawn(packages);
+        // First and alone, so that Go begins early.
+        let setup = build(&["--bin=testbed-kube-setup"]);
+        // Images have files of Debian's packages.
+        packages.join().map_err(|_| "the set-up of Debian's packages panicked")??;
+        setup
+    })?;
+    let mut command = Command::new(built("testbed-kube-setup"));
+    // It prints where the programs are; stdout belongs to the command this is done for.
+    command.args(kubernetes.iter().map(|made| made.argument())).stdout(Stdio::null());
+    say("==> Kubernetes from its Go modules, meanwhile (first time some minutes)");
+    let go = Background::start(command)?;
+    let rest = build_rest()?;
+    timed("Kubernetes from its Go modules", || go.wait())?;
+    Ok(rest)
+}
+
+/// Builds targets. Always of the whole workspace: cargo unifies features over the packages that are selected, so selecting
+/// some of them would build libraries once more for each selection.
+pub(crate) fn build(targets: &[&str]) -> Result {
+    timed("Fairlead and its test beds", || run(cargo(&["build", "--workspace"]).args(targets)))
+}
+
+/// As [`build`] for all tests, with cargo's messages on standard output.
+pub(crate) fn build_tests_with_messages() -> Command {
+    let mut command = cargo(&["build", "--workspace", "--message-format=json-render-diagnostics"]);
+    command.args(TESTS).stdout(Stdio::piped());
+    command
 }
 
 /// Installs the Debian packages that are missing.
 pub(crate) fn packages() -> Result {
-    if !nix_is_root()? {
+    if !is_root()? {
         return Err(
             "this needs root: it makes network namespaces. Run it as root (or with sudo -E)".to_owned()
         );
@@ -60,7 +149,7 @@ pub(crate) fn packages() -> Result {
         let apt = |arguments: &[&str]| {
             let mut command = Command::new("apt-get");
             command.env("DEBIAN_FRONTEND", "noninteractive").args(["-q", "-y"]).args(arguments);
-            run(command.stdout(std::process::Stdio::null()))
+            run(command.stdout(Stdio::null()))
         };
         apt(&["update"])?;
         let mut install = vec!["install", "--no-install-recommends"];
@@ -69,41 +158,11 @@ pub(crate) fn packages() -> Result {
     })
 }
 
-/// Builds the Kubernetes control plane from its Go modules, once per version, outside the checkout.
-pub(crate) fn control_plane() -> Result {
-    if env_is_set("KUBEBUILDER_ASSETS") {
-        return Ok(());
-    }
-    if run(Command::new("go").arg("version").stdout(std::process::Stdio::null())).is_err() {
-        return Err("the Kubernetes test bed is built with Go 1.26 or newer, and `go` is not in PATH: install it from \
-             https://go.dev/dl, or set KUBEBUILDER_ASSETS to a directory with kube-apiserver, etcd and kubectl"
-            .to_owned());
-    }
-    timed("Kubernetes control plane (first time about 5 minutes)", || {
-        // It prints where the programs are; stdout belongs to the command this is done for.
-        run(Command::new(built("testbed-kube-setup")).stdout(std::process::Stdio::null()))
-    })
-}
-
-/// Makes the images that pods of test clusters run, once per version, outside the checkout.
-pub(crate) fn images() -> Result {
-    timed("images of test clusters (first time about 3 minutes)", || {
-        run(Command::new(built("testbed-kube-setup")).arg("images").stdout(std::process::Stdio::null()))
-    })
-}
-
-/// Builds upstream's end-to-end suite and the images that its pods run, once per version, outside the checkout.
-pub(crate) fn conformance() -> Result {
-    timed("Kubernetes's end-to-end suite and its images (first time about 4 minutes)", || {
-        run(Command::new(built("testbed-kube-setup")).arg("conformance").stdout(std::process::Stdio::null()))
-    })
-}
-
-/// Builds every program of the workspace, at once: selecting packages would build the libraries again for each
-/// selection, because cargo unifies features over what is selected.
-pub(crate) fn programs() -> Result {
-    timed("Fairlead and its test beds (first time about 5 minutes)", || {
-        run(cargo(&["build", "--workspace", "--bins", "--examples"]))
+fn find_go() -> Result {
+    run(Command::new("go").arg("version").stdout(Stdio::null())).map_err(|_| {
+        "the Kubernetes test bed is built with Go 1.26 or newer, and `go` is not in PATH: install it from \
+         https://go.dev/dl, or set KUBEBUILDER_ASSETS to a directory with kube-apiserver, etcd and kubectl"
+            .to_owned()
     })
 }
 
@@ -118,7 +177,7 @@ fn env_is_set(name: &str) -> bool {
     std::env::var_os(name).is_some_and(|value| !value.is_empty())
 }
 
-fn nix_is_root() -> std::result::Result<bool, String> {
+fn is_root() -> std::result::Result<bool, String> {
     use std::os::unix::fs::MetadataExt;
     let metadata =
         Path::new("/proc/self").metadata().map_err(|error| format!("cannot read /proc/self: {error}"))?;

@@ -3,7 +3,7 @@
 use std::env;
 use std::io::Write;
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Child, Command};
 use std::time::Instant;
 
 use crate::setup;
@@ -42,6 +42,35 @@ pub(crate) fn run(mut command: impl std::borrow::BorrowMut<Command>) -> Result {
     if status.success() { Ok(()) } else { Err(format!("{line} failed: {status}")) }
 }
 
+/// A program that runs beside us. Dropping it kills it.
+pub(crate) struct Background {
+    line: String,
+    child: Child,
+}
+
+impl Background {
+    pub(crate) fn start(mut command: Command) -> std::result::Result<Self, String> {
+        let line = describe(&command);
+        let child = command.spawn().map_err(|error| format!("cannot run {line}: {error}"))?;
+        Ok(Self { line, child })
+    }
+
+    /// Waits for its end, as [`run`] does.
+    pub(crate) fn wait(mut self) -> Result {
+        let line = &self.line;
+        let status = self.child.wait().map_err(|error| format!("cannot wait for {line}: {error}"))?;
+        if status.success() { Ok(()) } else { Err(format!("{line} failed: {status}")) }
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        // Both do nothing when it was waited for.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
 fn describe(command: &Command) -> String {
     let words = std::iter::once(command.get_program()).chain(command.get_args());
     words.map(|word| word.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ")
@@ -64,7 +93,7 @@ pub(crate) fn target() -> PathBuf {
     env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from)
 }
 
-/// A program that [`setup::programs`] built; examples are `examples/NAME`.
+/// A program that [`setup::build`] built; examples are `examples/NAME`.
 pub(crate) fn built(name: &str) -> PathBuf {
     target().join("debug").join(name)
 }
@@ -72,7 +101,7 @@ pub(crate) fn built(name: &str) -> PathBuf {
 /// `cargo xtask demo`
 pub(crate) fn demo(arguments: &[String]) -> Result {
     let start = Instant::now();
-    setup::everything()?;
+    setup::demo()?;
     let outcome = run(Command::new(built("fairlead-demo")).args(arguments));
     say(&format!(
         "demo: {:.0} s in all, set-up included (budget: 900 s from nothing, 60 s again)",
@@ -83,31 +112,31 @@ pub(crate) fn demo(arguments: &[String]) -> Result {
 
 /// `cargo xtask nodes`
 pub(crate) fn nodes(arguments: &[String]) -> Result {
-    setup::everything()?;
-    setup::images()?;
+    setup::nodes(false)?;
     run(Command::new(built("fairlead-nodes")).args(arguments))
 }
 
-/// `cargo xtask test conformance`: not a ring, since it judges for minutes what the rings judge in seconds.
+/// `cargo xtask test conformance`: no ring, since it takes minutes for what the rings test in seconds.
 pub(crate) fn conformance(arguments: &[String]) -> Result {
-    setup::packages()?;
-    setup::programs()?;
-    setup::control_plane()?;
-    setup::conformance()?;
+    setup::nodes(true)?;
     let reports = target().join("conformance");
     run(Command::new(built("fairlead-conformance")).arg("--report-dir").arg(reports).args(arguments))
 }
 
-/// `cargo xtask bench`
+/// `cargo xtask bench`: of the release build, which is the one that people run.
 pub(crate) fn bench(arguments: &[String]) -> Result {
     setup::packages()?;
-    setup::programs()?;
-    run(Command::new(built("fairlead-bench")).args(arguments))
+    timed("release build (first time up to 15 minutes)", || {
+        // At once, so that cargo unifies their features and builds each library once.
+        let packages = ["fairlead-bench", "fairlead", "fairlead-cni-plugin"];
+        run(cargo(&["build", "--release"]).args(packages.map(|package| format!("--package={package}"))))
+    })?;
+    run(Command::new(target().join("release/fairlead-bench")).args(arguments))
 }
 
 /// `cargo xtask generate`
 pub(crate) fn generate(arguments: &[String]) -> Result {
-    setup::programs()?;
+    setup::build(&["--example=generate_crds"])?;
     run(Command::new(built("examples/generate_crds")).current_dir(root()).args(arguments))
 }
 
@@ -117,5 +146,25 @@ pub(crate) fn lint() -> Result {
     timed("clippy", || {
         run(cargo(&["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"]))
     })?;
+    fuzz_targets()?;
     timed("generated files", || generate(&["--check".to_owned()]))
+}
+
+/// Builds the fuzz targets, which are outside the workspace because they need a nightly toolchain.
+fn fuzz_targets() -> Result {
+    let toolchains = Command::new("rustup").args(["toolchain", "list"]).output();
+    let has_nightly = toolchains.is_ok_and(|output| {
+        String::from_utf8_lossy(&output.stdout).lines().any(|line| line.starts_with("nightly"))
+    });
+    if !has_nightly {
+        say(
+            "==> fuzz targets: not built, since there is no nightly toolchain (rustup toolchain install nightly)",
+        );
+        return Ok(());
+    }
+    timed("fuzz targets", || {
+        let mut command = Command::new("rustup");
+        command.args(["run", "nightly", "cargo", "build", "--quiet", "--locked"]);
+        run(command.arg("--manifest-path").arg(root().join("fuzz/Cargo.toml")))
+    })
 }

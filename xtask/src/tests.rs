@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::process;
-use crate::setup;
+use crate::setup::{self, Kubernetes};
 use crate::steps::{self, Result, print, say};
 use counts::Counts;
 use executables::Executable;
@@ -61,15 +61,14 @@ pub(crate) fn run(arguments: &[String]) -> Result {
 }
 
 fn set_up(chosen: &[&Ring]) -> std::result::Result<Vec<Executable>, String> {
-    setup::packages()?;
-    setup::programs()?;
+    let mut kubernetes = Vec::new();
     if chosen.iter().any(|ring| ring.needs_control_plane()) {
-        setup::control_plane()?;
+        kubernetes.push(Kubernetes::ControlPlane);
     }
     if chosen.iter().any(|ring| ring.needs_images()) {
-        setup::images()?;
+        kubernetes.push(Kubernetes::Images);
     }
-    executables::build()
+    setup::prepare(&kubernetes, executables::build)
 }
 
 /// Adds up the rings. Without a filter every ring must have run a test, with one at least one of them.

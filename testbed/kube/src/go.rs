@@ -81,15 +81,13 @@ impl Module {
             Package::Tests(name) => (&["test", "-c"], name),
         };
         let what = if name == "." { self.requirement.as_str() } else { name };
-        progress(&format!(
-            "building {what} {} (minutes with an empty Go cache, then never again)",
-            self.version
-        ));
+        progress(&format!("building {what} {} (takes minutes with an empty Go cache)", self.version));
         let started = Instant::now();
         let mut command = self.go();
         command
             .args(verb)
-            .args(["-trimpath", "-ldflags"])
+            // Without debug information, which the linker would drop anyway: 5 % less time, a quarter less in the cache.
+            .args(["-trimpath", "-gcflags=all=-dwarf=false", "-ldflags"])
             .arg(linker_flags(&self.version))
             .arg("-o")
             .arg(output);
@@ -113,9 +111,11 @@ impl Module {
         Ok(())
     }
 
+    /// The Go command, which ends when this process does: a build of minutes must not go on by itself.
     fn go(&self) -> Command {
-        let mut command = Command::new("go");
+        let mut command = Command::new("setpriv");
         command
+            .args(["--pdeathsig", "KILL", "--", "go"])
             .current_dir(&self.path)
             .env("CGO_ENABLED", "0")
             .env("GOFLAGS", "-mod=readonly -buildvcs=false")

@@ -1,12 +1,12 @@
 //! The test executables of the workspace, as cargo names them.
 
 use std::io::{BufRead, BufReader};
-use std::process::Stdio;
 
 use cargo_metadata::camino::Utf8PathBuf;
 use cargo_metadata::{Message, Metadata, MetadataCommand};
 
-use crate::steps::{cargo, root, say};
+use crate::setup;
+use crate::steps::{root, say};
 
 /// One test executable.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,9 +21,9 @@ pub(crate) struct Executable {
 pub(crate) fn build() -> Result<Vec<Executable>, String> {
     say("==> building the tests");
     let metadata = workspace()?;
-    let mut command = cargo(&["test", "--workspace", "--no-run", "--message-format=json-render-diagnostics"]);
-    let mut child =
-        command.stdout(Stdio::piped()).spawn().map_err(|error| format!("cannot run cargo build: {error}"))?;
+    let mut child = setup::build_tests_with_messages()
+        .spawn()
+        .map_err(|error| format!("cannot run cargo build: {error}"))?;
     let messages = child.stdout.take().ok_or("cargo build has no output")?;
     let executables = parse(BufReader::new(messages), &metadata);
     let status = child.wait().map_err(|error| format!("cannot wait for cargo build: {error}"))?;
