@@ -14,13 +14,25 @@ mod outage;
 use std::time::{Duration, Instant};
 
 use fairlead_demo::World;
-use outage::{loses_nothing, mesh, node, peer, resumes, tcp, udp};
+use outage::{TIMEOUT, loses_nothing, mesh, node, peer, resumes, tcp, udp};
 use testbed_lab::Router;
 use testbed_lab::traffic::Flow;
 
+/// Until tunnels work again after a router or its cable is back: UDP at once, TCP after 2 to 3 s.
+const ROUTER_BACK: Duration = Duration::from_secs(30);
+/// Until tunnels work again after a node is back: 6 to 8 s.
+const NODE_BACK: Duration = Duration::from_secs(80);
+/// Until a node behind a router with new mappings reaches a node with a public address: 0.1 s.
+const OUTWARDS: Duration = Duration::from_secs(1);
+/// Until a peer of such a node, and a peer behind another NAT, reaches it: up to a keepalive (25 s), and 15 to 30 s.
+/// Ten times as much would be more than [`TIMEOUT`].
+const INWARDS: Duration = TIMEOUT;
+
 /// Traffic by the sites it needs.
 struct Flows {
-    /// Through the router of home.
+    /// From home to the cloud over UDP: the node at home sends first.
+    outwards: [Flow; 1],
+    /// The rest of what goes through the router of home.
     home: Vec<Flow>,
     /// Inside home.
     inside_home: Vec<Flow>,
@@ -31,8 +43,8 @@ struct Flows {
 impl Flows {
     fn start(world: &World) -> Self {
         Self {
+            outwards: [udp(world, "home-1", "cloud-1")],
             home: vec![
-                udp(world, "home-1", "cloud-1"),
                 udp(world, "cloud-2", "home-2"),
                 udp(world, "home-1", "office-2"),
                 udp(world, "office-1", "home-2"),
@@ -83,8 +95,9 @@ fn at_home(what: &str, change: impl FnOnce(&Router)) {
     std::thread::sleep(Duration::from_secs(1));
     let mark = Instant::now();
     change(&router(&world, "home"));
-    resumes(what, &flows.home, mark, mark);
-    resumes(what, &patient, mark, mark);
+    resumes(what, &flows.outwards, mark, mark, OUTWARDS);
+    resumes(what, &flows.home, mark, mark, INWARDS);
+    resumes(what, &patient, mark, mark, INWARDS);
     loses_nothing(what, &flows.inside_home, mark);
     loses_nothing(what, &flows.elsewhere, mark);
 }
@@ -112,12 +125,13 @@ fn the_router_is_dead_for_a_while(world: &World, flows: &Flows) {
     std::thread::sleep(Duration::from_secs(8));
     router(world, "home").heal().unwrap();
     let healed = Instant::now();
-    resumes(what, &flows.home, mark, healed);
+    resumes(what, &flows.outwards, mark, healed, ROUTER_BACK);
+    resumes(what, &flows.home, mark, healed, ROUTER_BACK);
     loses_nothing(what, &flows.inside_home, mark);
     loses_nothing(what, &flows.elsewhere, mark);
 }
 
-/// The cable of office-2 is pulled. Nobody else is disturbed, and its peers say why it does not answer.
+/// The cable of office-2 is pulled. No other node is disturbed, and its peers say why it does not answer.
 fn one_node_is_cut_off(world: &World, flows: &Flows) {
     let what = "office-2 cut off";
     let mark = Instant::now();
@@ -133,8 +147,9 @@ fn one_node_is_cut_off(world: &World, flows: &Flows) {
     println!("{what}: home-1 says after {:.1} s: {reason}", mark.elapsed().as_secs_f64());
     cut.host.heal().unwrap();
     let healed = Instant::now();
-    resumes(what, &flows.home, mark, healed);
-    resumes(what, &flows.elsewhere, mark, healed);
+    resumes(what, &flows.outwards, mark, healed, NODE_BACK);
+    resumes(what, &flows.home, mark, healed, NODE_BACK);
+    resumes(what, &flows.elsewhere, mark, healed, NODE_BACK);
     loses_nothing(what, &flows.inside_home, mark);
     loses_nothing(what, &flows.elsewhere[..2], mark);
 }
@@ -149,8 +164,9 @@ fn the_cloud_is_cut_off(world: &World, flows: &Flows) {
     std::thread::sleep(Duration::from_secs(5));
     router(world, "cloud").heal().unwrap();
     let healed = Instant::now();
-    resumes(what, &flows.home, mark, healed);
-    resumes(what, &flows.elsewhere, mark, healed);
+    resumes(what, &flows.outwards, mark, healed, ROUTER_BACK);
+    resumes(what, &flows.home, mark, healed, ROUTER_BACK);
+    resumes(what, &flows.elsewhere, mark, healed, ROUTER_BACK);
     loses_nothing(what, &between, mark);
     loses_nothing(what, &flows.inside_home, mark);
 }
