@@ -1,4 +1,4 @@
-//! Other people's programs look at the mesh: `wg`, `nft`, `ip`, `kubectl` and an HTTP client must see what the seeds
+//! Independent programs inspect the mesh: `wg`, `nft`, `ip`, `kubectl` and an HTTP client must see what the seeds
 //! describe, and what `fairlead status` says. One world; the steps follow each other.
 
 #![allow(
@@ -10,6 +10,7 @@
     reason = "helpers of tests may panic as tests do"
 )]
 
+mod monitor;
 mod outage;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -26,6 +27,7 @@ use fairlead_demo::node::{Node, executable};
 use ipnet::IpNet;
 use serde_json::Value;
 
+use crate::monitor::Monitors;
 use crate::outage::{TIMEOUT, node, pod};
 
 /// How long the mesh must be quiet for.
@@ -484,12 +486,15 @@ fn netlink_changes(world: &World) -> Result<Vec<(String, u64)>> {
     world.nodes.iter().map(of).collect()
 }
 
+/// The kernel itself reports no change of any node, and the node programs count none.
 fn an_unchanged_mesh_changes_nothing(world: &World) {
+    let mut monitors: Vec<Monitors> = world.nodes.iter().map(|node| Monitors::start(world, node)).collect();
     let before = netlink_changes(world).unwrap();
     std::thread::sleep(QUIET);
     let after = netlink_changes(world).unwrap();
     println!("netlink messages that changed something since the start: {after:?}");
     assert_eq!(after, before, "a quiet mesh sent something in {QUIET:?}");
+    monitors.iter_mut().for_each(Monitors::saw_nothing);
 }
 
 fn a_pod_that_goes_takes_its_link_along(world: &mut World) {
