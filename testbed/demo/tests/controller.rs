@@ -359,8 +359,8 @@ fn another_replica_takes_over_from_a_leader_that_was_killed() {
         Ok(holder)
     });
     let first = first.unwrap();
-    let ask = |world: &World, batch: usize| {
-        let requests: Vec<String> = (0..40).map(|n| request(&format!("r-{batch}-{n}"), "many")).collect();
+    let ask = |world: &World, batch: usize, count: usize| {
+        let requests: Vec<String> = (0..count).map(|n| request(&format!("r-{batch}-{n}"), "many")).collect();
         world.plane.apply(&requests.join("\n---\n")).unwrap();
     };
     let answered = |world: &World, wanted: RangeFrom<usize>| -> Result<Vec<Value>> {
@@ -372,27 +372,28 @@ fn another_replica_takes_over_from_a_leader_that_was_killed() {
         ensure!(wanted.contains(&done.len()), "{} of {wanted:?}", done.len());
         Ok(done)
     };
-    ask(&world, 1);
+    ask(&world, 1, 40);
     world.wait_for(TIMEOUT, |world| answered(world, 40..)).unwrap();
     let (dies, lives) = if first == one.name { (one, two) } else { (two, one) };
     let begun = std::thread::scope(|scope| {
-        let asking = scope.spawn(|| ask(&world, 2));
+        let asking = scope.spawn(|| ask(&world, 2, 120));
         world.wait_for(TIMEOUT, |world| answered(world, 41..)).unwrap();
         dies.kill();
         let begun = Instant::now();
         asking.join().unwrap();
         begun
     });
-    let left = 80 - answered(&world, 41..).unwrap().len();
-    println!("the leader died with {left} requests of 80 unanswered");
-    world.wait_for(TIMEOUT, |world| answered(world, 80..)).unwrap();
+    let left = 160 - answered(&world, 41..).unwrap().len();
+    println!("the leader died with {left} requests of 160 unanswered");
+    assert!(left > 0, "the leader had nothing left to do when it died");
+    world.wait_for(TIMEOUT, |world| answered(world, 160..)).unwrap();
     println!("all requests were answered {:.1} s after the leader died", begun.elapsed().as_secs_f64());
-    ask(&world, 3);
-    let requests = world.wait_for(TIMEOUT, |world| answered(world, 120..)).unwrap();
+    ask(&world, 3, 40);
+    let requests = world.wait_for(TIMEOUT, |world| answered(world, 200..)).unwrap();
     assert_eq!(leader(&world).unwrap(), lives.name);
 
     let blocks = blocks_of(&world, "many").unwrap();
-    assert_eq!(blocks.len(), 120, "one for each request");
+    assert_eq!(blocks.len(), 200, "one for each request");
     let mut subnets: Vec<Ipv4Addr> = Vec::new();
     for block in &blocks {
         let name = block["metadata"]["name"].as_str().unwrap();
@@ -404,5 +405,5 @@ fn another_replica_takes_over_from_a_leader_that_was_killed() {
     }
     subnets.sort_unstable();
     subnets.dedup();
-    assert_eq!(subnets.len(), 120, "no block twice");
+    assert_eq!(subnets.len(), 200, "a block was granted twice");
 }
