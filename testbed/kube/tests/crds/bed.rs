@@ -1,5 +1,6 @@
 //! One API server for all tests of this program, programs' views of it, and objects to send to it.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -114,6 +115,32 @@ impl Program<'_> {
         self.run(&["patch", kind, name, "--type=merge", "--patch", patch], "")
     }
 
+    /// Everything it may do with resources in a namespace: verb, `resource.group`, subresource and name.
+    pub(crate) fn rights(&self, namespace: &str) -> BTreeSet<[String; 4]> {
+        let review = serde_json::json!({"apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectRulesReview", "spec": {"namespace": namespace}});
+        let arguments = ["create", "--validate=false", "-o=json", "-f", "-"];
+        let answer: Value =
+            serde_json::from_str(&self.run(&arguments, &review.to_string()).unwrap()).unwrap();
+        let mut rights = BTreeSet::new();
+        for rule in answer["status"]["resourceRules"].as_array().unwrap() {
+            let names = Some(strings(&rule["resourceNames"])).filter(|names| !names.is_empty());
+            for (group, resource) in strings(&rule["apiGroups"]).iter().flat_map(|group| {
+                strings(&rule["resources"]).into_iter().map(move |resource| (group, resource))
+            }) {
+                let (resource, subresource) = resource.split_once('/').unwrap_or((resource, ""));
+                let resource =
+                    if group.is_empty() { resource.to_owned() } else { format!("{resource}.{group}") };
+                for verb in strings(&rule["verbs"]) {
+                    for name in names.as_deref().unwrap_or(&[""]) {
+                        rights.insert([verb, &resource, subresource, name].map(str::to_owned));
+                    }
+                }
+            }
+        }
+        rights
+    }
+
     /// Which of these accesses the API server would allow.
     pub(crate) fn may(&self, accesses: &[Access]) -> Vec<bool> {
         let reviews: Vec<String> = accesses.iter().map(Access::review).collect();
@@ -122,6 +149,11 @@ impl Program<'_> {
             self.run(&["create", "--validate=false", print, "-f", "-"], &reviews.join("\n---\n")).unwrap();
         answers.split_whitespace().map(|answer| answer == "true").collect()
     }
+}
+
+/// Strings of a JSON array; an array that is not there has none.
+fn strings(array: &Value) -> Vec<&str> {
+    array.as_array().into_iter().flatten().filter_map(Value::as_str).collect()
 }
 
 /// An access as authorization sees it.

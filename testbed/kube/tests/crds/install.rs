@@ -38,8 +38,9 @@ fn coils_selectors_are_kept_so_that_its_programs_are_replaced() {
 }
 
 #[test]
-fn what_the_workloads_name_is_there() {
+fn objects_that_the_workloads_refer_to_exist() {
     let bed = bed();
+    let mut configurations = Vec::new();
     for workload in [bed.get(&DAEMON_SET), bed.get(&DEPLOYMENT)] {
         let account = workload["spec"]["template"]["spec"]["serviceAccountName"].as_str().unwrap();
         bed.get(&["serviceaccount", account, "--namespace", "kube-system"]);
@@ -49,10 +50,14 @@ fn what_the_workloads_name_is_there() {
                 let Some(name) = key["name"].as_str() else { continue };
                 let map = bed.get(&["configmap", name, "--namespace", "kube-system"]);
                 let netconf = map["data"][key["key"].as_str().unwrap()].as_str().unwrap();
-                serde_json::from_str::<Value>(netconf).unwrap();
+                configurations.push(serde_json::from_str::<Value>(netconf).unwrap());
             }
         }
     }
+    // The network configuration is the only one, of the init container; it runs the plugin that the image installs.
+    let [netconf] = &configurations[..] else { panic!("{configurations:?}") };
+    assert_eq!(netconf["name"], "k8s-pod-network");
+    assert_eq!(netconf["plugins"][0], json!({"type": "coil", "socket": "/run/coild.sock"}));
 }
 
 #[test]
