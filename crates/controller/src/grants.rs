@@ -10,7 +10,7 @@ use fairlead_api::resources::{
     BlockRequestConditionType, BlockRequestOutcome, BlockRequestStatus, ConditionStatus,
 };
 use fairlead_ipam::grant::REASON_ALLOCATED;
-use fairlead_ipam::{BlockNets, ExistingBlock, Grant, Pool, PoolState, Refusal, Request, grant};
+use fairlead_ipam::{BlockNets, ExistingBlock, Grant, PoolState, Refusal, Request, grant};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time};
 use kube::api::{ObjectMeta, Patch, PatchParams, PostParams};
 use kube::runtime::reflector::{ObjectRef, Store};
@@ -56,7 +56,7 @@ impl Book {
         let entry = |object: Arc<AddressBlock>| {
             let known = before.remove(object.name_any().as_str());
             let known = known.filter(|(known, _)| Arc::ptr_eq(known, &object));
-            let block = known.map_or_else(|| existing(&object), |(_, block)| block);
+            let block = known.map_or_else(|| object.as_ref().into(), |(_, block)| block);
             (block.name.clone(), (object, block))
         };
         self.shown = shown.into_iter().map(entry).collect();
@@ -147,7 +147,7 @@ impl Granter {
                 tracing::info!(request = request.name_any(), block, node = request.spec.node_name, "granted");
             }
             Err(refusal) => {
-                self.metrics.refused(refusal.reason());
+                self.metrics.refused(refusal.reason().as_condition());
                 tracing::warn!(request = request.name_any(), %refusal, "refused");
             }
         }
@@ -251,36 +251,7 @@ fn pending(requests: Vec<Arc<BlockRequest>>) -> Vec<(String, Arc<BlockRequest>)>
 
 /// The pools as decisions see them.
 pub(crate) fn pool_states(pools: &[Arc<AddressPool>]) -> BTreeMap<String, PoolState> {
-    pools
-        .iter()
-        .map(|pool| {
-            let terminating = pool.metadata.deletion_timestamp.is_some();
-            let (disabled, created) = (pool.spec.disabled, pool.created_at());
-            (pool.name_any(), PoolState { parsed: parse(pool), terminating, disabled, created })
-        })
-        .collect()
-}
-
-/// The pool, or why it cannot be used.
-///
-/// # Errors
-/// What a user has to change.
-pub(crate) fn parse(pool: &AddressPool) -> Result<Pool, fairlead_ipam::PoolError> {
-    let subnets = pool.spec.subnets.iter().map(|subnet| (subnet.ipv4.as_deref(), subnet.ipv6.as_deref()));
-    Pool::parse(&pool.name_any(), i64::from(pool.spec.block_size_bits), subnets)
-}
-
-/// A block as decisions see it. One whose prefixes do not parse still keeps its number.
-pub(crate) fn existing(block: &AddressBlock) -> ExistingBlock {
-    let nets = block.parse().map(|nets| BlockNets { ipv4: nets.ipv4, ipv6: nets.ipv6 }).unwrap_or_default();
-    ExistingBlock {
-        name: block.name_any(),
-        pool: block.pool().unwrap_or_default().to_owned(),
-        index: block.spec.index,
-        nets,
-        request: block.labels().get(LABEL_REQUEST).cloned(),
-        terminating: block.metadata.deletion_timestamp.is_some(),
-    }
+    pools.iter().map(|pool| (pool.name_any(), pool.as_ref().into())).collect()
 }
 
 fn new_block(
@@ -333,10 +304,13 @@ fn conditions(outcome: &Result<String, Refusal>, now: jiff::Timestamp) -> Vec<Bl
         Ok(message) => {
             vec![condition(BlockRequestConditionType::Complete, REASON_ALLOCATED, message.clone())]
         }
-        Err(refusal) => vec![
-            condition(BlockRequestConditionType::Complete, refusal.reason(), refusal.to_string()),
-            condition(BlockRequestConditionType::Failed, refusal.reason(), refusal.to_string()),
-        ],
+        Err(refusal) => {
+            let reason = refusal.reason().as_condition();
+            vec![
+                condition(BlockRequestConditionType::Complete, reason, refusal.to_string()),
+                condition(BlockRequestConditionType::Failed, reason, refusal.to_string()),
+            ]
+        }
     }
 }
 
@@ -409,7 +383,7 @@ mod tests {
             )
         };
         let (mut book, now) = (Book::default(), Instant::now());
-        book.fresh.insert("p1-0".to_owned(), (now, existing(&block("fresh"))));
+        book.fresh.insert("p1-0".to_owned(), (now, block("fresh").as_ref().into()));
         let pools = |book: &Book| book.blocks().iter().map(|block| block.pool.clone()).collect::<Vec<_>>();
         book.sync(Vec::new(), now);
         assert_eq!(pools(&book), ["fresh"]);

@@ -13,8 +13,6 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
-use crate::grants;
-
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Pool {
     pool: String,
@@ -133,7 +131,7 @@ fn of_coil(registry: &mut Registry, pools: &[Arc<AddressPool>], blocks: &[Arc<Ad
         let label = Pool { pool: pool.name_any() };
         let held = blocks.iter().filter(|block| block.pool() == Some(&label.pool)).count();
         allocated.get_or_create(&label).set(i64::try_from(held).unwrap_or(i64::MAX));
-        let capacity = grants::parse(pool).map_or(0, |usable| usable.capacity());
+        let capacity = fairlead_ipam::Pool::try_from(pool.as_ref()).map_or(0, |usable| usable.capacity());
         max.get_or_create(&label).set(i64::try_from(capacity).unwrap_or(i64::MAX));
     }
     let of_coil = registry.sub_registry_with_prefix("coil_controller");

@@ -31,7 +31,7 @@ type Finding = (bool, &'static str, String);
 
 impl<'a> Cluster<'a> {
     pub(crate) fn new(pools: &[Arc<AddressPool>], blocks: &'a [Arc<AddressBlock>]) -> Self {
-        let existing = blocks.iter().map(|block| grants::existing(block)).collect();
+        let existing = blocks.iter().map(|block| block.as_ref().into()).collect();
         Self { pools: grants::pool_states(pools), blocks: existing, objects: blocks }
     }
 

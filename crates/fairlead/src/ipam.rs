@@ -10,7 +10,7 @@ use anyhow::Context as _;
 use fairlead_api::resources::{AddressBlock, AddressPool};
 use fairlead_cluster::pods::{SlimPod, trimmed};
 use fairlead_ipam::check::{self, ClusterView};
-use fairlead_node::inventory::{in_wire_form, known_block, known_pod, known_pool};
+use fairlead_node::inventory::{in_wire_form, known_pod};
 use fairlead_wire::node::{
     Block, Finding, HeldAddresses, IpamCheckRequest, IpamCheckResponse, IpamReleaseRequest,
     IpamReleaseResponse, IpamShowRequest, IpamShowResponse,
@@ -92,8 +92,8 @@ async fn check_cluster() -> anyhow::Result<IpamCheckResponse> {
     let pools = pools.list(&ListParams::default()).await.context("cannot list AddressPools")?;
     let view = ClusterView {
         nodes: nodes.items.iter().map(ResourceExt::name_any).collect(),
-        blocks: blocks.items.iter().map(known_block).collect(),
-        pools: pools.items.iter().map(known_pool).collect(),
+        blocks: blocks.items.iter().map(Into::into).collect(),
+        pools: pools.items.iter().map(Into::into).collect(),
         pods,
     };
     let findings = check::cluster(&view).into_iter().map(in_wire_form).collect();

@@ -138,16 +138,73 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// The condition's reason. "out of blocks" is Coil's.
-    pub fn reason(&self) -> &'static str {
+    /// The reason in one word.
+    pub fn reason(&self) -> RefusalReason {
         match self {
-            Self::UnknownPool { .. } => "unknown pool",
-            Self::InvalidPool { .. } => "invalid pool",
-            Self::Terminating { .. } => "pool is being deleted",
-            Self::Disabled { .. } => "pool is disabled",
-            Self::OutOfBlocks { .. } => "out of blocks",
-            Self::Overlap { .. } => "overlapping pools",
+            Self::Disabled { .. } => RefusalReason::PoolDisabled,
+            Self::InvalidPool { .. } => RefusalReason::InvalidPool,
+            Self::OutOfBlocks { .. } => RefusalReason::PoolExhausted,
+            Self::Overlap { .. } => RefusalReason::PoolOverlap,
+            Self::Terminating { .. } => RefusalReason::PoolTerminating,
+            Self::UnknownPool { .. } => RefusalReason::UnknownPool,
         }
+    }
+}
+
+/// Why there is no block, without the details.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RefusalReason {
+    /// [`Refusal::InvalidPool`].
+    InvalidPool,
+    /// [`Refusal::Disabled`].
+    PoolDisabled,
+    /// [`Refusal::OutOfBlocks`].
+    PoolExhausted,
+    /// [`Refusal::Overlap`].
+    PoolOverlap,
+    /// [`Refusal::Terminating`].
+    PoolTerminating,
+    /// [`Refusal::UnknownPool`].
+    UnknownPool,
+}
+
+impl RefusalReason {
+    const ALL: [Self; 6] = [
+        Self::InvalidPool,
+        Self::PoolDisabled,
+        Self::PoolExhausted,
+        Self::PoolOverlap,
+        Self::PoolTerminating,
+        Self::UnknownPool,
+    ];
+
+    /// The word in Events and status.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::InvalidPool => "InvalidPool",
+            Self::PoolDisabled => "PoolDisabled",
+            Self::PoolExhausted => "PoolExhausted",
+            Self::PoolOverlap => "PoolOverlap",
+            Self::PoolTerminating => "PoolTerminating",
+            Self::UnknownPool => "UnknownPool",
+        }
+    }
+
+    /// The reason of a BlockRequest's condition, in the style of Coil v2, whose only one is "out of blocks".
+    pub fn as_condition(self) -> &'static str {
+        match self {
+            Self::InvalidPool => "invalid pool",
+            Self::PoolDisabled => "pool is disabled",
+            Self::PoolExhausted => "out of blocks",
+            Self::PoolOverlap => "overlapping pools",
+            Self::PoolTerminating => "pool is being deleted",
+            Self::UnknownPool => "unknown pool",
+        }
+    }
+
+    /// The reason that a condition gives; `None` for words of another controller.
+    pub fn from_condition(reason: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|known| known.as_condition() == reason)
     }
 }
 

@@ -10,14 +10,13 @@ use fairlead_cluster::caches::Cache;
 use fairlead_cluster::pods::SlimPod;
 use fairlead_dataplane::numbers::Numbers;
 use fairlead_dataplane::pods::{self, PodOnNode};
-use fairlead_ipam::check::{self, Finding, KnownBlock, KnownPod, KnownPool, NodeView, PodLink, Reservation};
+use fairlead_ipam::check::{self, Finding, KnownPod, NodeView, PodLink, Reservation};
 use fairlead_ipam::{Held, Key};
 use fairlead_netlink::route::RouteSocket;
 use fairlead_wire::node::{
     Finding as WireFinding, HeldAddresses, IpamCheckResponse, IpamReleaseResponse, IpamShowResponse,
 };
 use ipnet::IpNet;
-use kube::ResourceExt;
 use tonic::{Code, Status};
 
 use crate::cni;
@@ -112,10 +111,10 @@ impl Inventory {
             exported: kernel.exported,
             blocks: blocks
                 .is_ready()
-                .then(|| blocks.store.state().iter().map(|block| known_block(block)).collect()),
+                .then(|| blocks.store.state().iter().map(|block| block.as_ref().into()).collect()),
             pools: pools
                 .is_ready()
-                .then(|| pools.store.state().iter().map(|pool| known_pool(pool)).collect()),
+                .then(|| pools.store.state().iter().map(|pool| pool.as_ref().into()).collect()),
             pods,
         }
     }
@@ -266,24 +265,6 @@ fn link(pod: PodOnNode) -> PodLink {
         key: Key { container_id: pod.container_id, ifname: pod.ifname },
         name: pod.host_name,
     }
-}
-
-/// An AddressBlock as the checks know it. Prefixes that do not parse are left out.
-pub fn known_block(block: &fairlead_api::resources::AddressBlock) -> KnownBlock {
-    let nets = block.parse().map(|nets| [nets.ipv4.map(IpNet::from), nets.ipv6.map(IpNet::from)]);
-    KnownBlock {
-        name: block.name_any(),
-        pool: block.pool().unwrap_or_default().to_owned(),
-        node: block.node().unwrap_or_default().to_owned(),
-        nets: nets.unwrap_or_default().into_iter().flatten().collect(),
-    }
-}
-
-/// An AddressPool as the checks know it. Subnets that do not parse are left out.
-pub fn known_pool(pool: &fairlead_api::resources::AddressPool) -> KnownPool {
-    let subnets = &pool.spec.subnets;
-    let texts = subnets.iter().flat_map(|subnet| subnet.ipv4.iter().chain(&subnet.ipv6));
-    KnownPool { name: pool.name_any(), nets: texts.filter_map(|text| text.parse().ok()).collect() }
 }
 
 /// A Pod as the checks know it.

@@ -12,7 +12,9 @@ use fairlead_dataplane::numbers::Numbers;
 use fairlead_dataplane::pods::PodOnNode;
 use fairlead_ipam::check::Owner;
 use fairlead_ipam::leaks::Suspects;
-use fairlead_ipam::{Allocation, Answer, Block, BlockNets, BlockUsage, Held, Key, NodeIpam};
+use fairlead_ipam::{
+    Allocation, Answer, AssumedBlocks, Block, BlockUsage, Held, Key, NodeIpam, RefusalReason,
+};
 use fairlead_wire::cni::ErrorCode;
 use fairlead_wire::node::Block as WireBlock;
 use ipnet::IpNet;
@@ -21,10 +23,8 @@ use kube::{Api, ResourceExt};
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
-mod ahead;
 mod waiting;
 
-use self::ahead::Ahead;
 use self::waiting::Waiting;
 use crate::requests::{self, Requester};
 
@@ -61,8 +61,8 @@ pub enum Failure {
     /// The controller said no.
     #[error("no address block: {message}")]
     Refused {
-        /// The reason of its condition; empty where it was not the controller that refused.
-        reason: String,
+        /// Its reason; `None` where the API server or another controller refused.
+        reason: Option<RefusalReason>,
         /// Its words.
         message: String,
     },
@@ -90,16 +90,10 @@ impl Failure {
     /// The reason of the Event on the pod.
     pub fn event_reason(&self) -> &'static str {
         match self {
-            Self::UnknownPool { .. } => "UnknownPool",
-            Self::Terminating { .. } => "PoolTerminating",
-            Self::Disabled { .. } => "PoolDisabled",
-            Self::Refused { reason, .. } => match reason.as_str() {
-                "out of blocks" | "overlapping pools" => "PoolExhausted",
-                "unknown pool" => "UnknownPool",
-                "pool is being deleted" => "PoolTerminating",
-                "pool is disabled" => "PoolDisabled",
-                _ => "FailedAllocation",
-            },
+            Self::UnknownPool { .. } => RefusalReason::UnknownPool.as_str(),
+            Self::Terminating { .. } => RefusalReason::PoolTerminating.as_str(),
+            Self::Disabled { .. } => RefusalReason::PoolDisabled.as_str(),
+            Self::Refused { reason, .. } => reason.map_or("FailedAllocation", RefusalReason::as_str),
             Self::TimedOut { .. } => "FailedAllocation",
         }
     }
@@ -125,7 +119,7 @@ pub struct Ipam {
     numbers: Numbers,
     book: Mutex<NodeIpam>,
     /// Locked before the book, never after it.
-    ahead: Mutex<Ahead>,
+    assumed: Mutex<AssumedBlocks>,
     /// For people; nothing is decided by it. Only of keys that hold an address.
     owners: Mutex<BTreeMap<Key, Owner>>,
     changed: watch::Sender<u64>,
@@ -146,7 +140,7 @@ impl Ipam {
             node: node.to_owned(),
             numbers,
             book: Mutex::new(NodeIpam::default()),
-            ahead: Mutex::default(),
+            assumed: Mutex::default(),
             owners: Mutex::default(),
             changed: watch::Sender::new(0),
             waiting: Mutex::default(),
@@ -184,15 +178,17 @@ impl Ipam {
 
     /// Brings the book to the blocks that the watch shows. Blocks granted since stay; see [`Self::unseen`].
     pub fn sync_blocks(&self, blocks: &[Arc<AddressBlock>]) {
-        let mut ahead = self.ahead();
-        ahead.see(blocks);
-        let shown = blocks.iter().filter(|block| !ahead.has(&block.name_any()));
-        let own: Vec<Block> = shown.filter_map(|block| self.own_block(block)).collect();
+        let mut assumed = self.assumed();
+        let id = |block: &Arc<AddressBlock>| (block.name_any(), block.uid().unwrap_or_default());
+        let ids: Vec<(String, String)> = blocks.iter().map(id).collect();
+        assumed.observe(ids.iter().map(|(name, uid)| (name.as_str(), uid.as_str())));
+        let own = blocks.iter().filter_map(|block| self.own_block(block));
+        let own: Vec<Block> = own.filter(|block| assumed.get(block.name()).is_none()).collect();
         let mut book = self.book();
         let gone: Vec<String> = book
             .blocks()
             .map(|block| block.name().to_owned())
-            .filter(|name| !ahead.has(name) && !own.iter().any(|block| block.name() == name))
+            .filter(|name| assumed.get(name).is_none() && !own.iter().any(|block| block.name() == name))
             .collect();
         for name in gone {
             book.remove_block(&name);
@@ -200,7 +196,7 @@ impl Ipam {
         for block in own {
             book.upsert_block(block);
         }
-        drop((book, ahead));
+        drop((book, assumed));
         self.blocks_known.store(true, Ordering::Release);
         self.changed.send_modify(|generation| *generation += 1);
     }
@@ -233,10 +229,10 @@ impl Ipam {
     /// Takes one granted block into use at once.
     pub fn add_block(&self, block: &AddressBlock) {
         if let Some(own) = self.own_block(block) {
-            let mut ahead = self.ahead();
-            ahead.enter(block);
+            let mut assumed = self.assumed();
+            assumed.assume(std::time::Instant::now(), own.name(), Some(own.uid().to_owned()), ());
             self.book().upsert_block(own);
-            drop(ahead);
+            drop(assumed);
             self.changed.send_modify(|generation| *generation += 1);
         }
     }
@@ -244,26 +240,21 @@ impl Ipam {
     /// Name and UID of the blocks in use that the watch has not shown yet. They may be gone without it having shown
     /// them: only the API server can say.
     pub fn unseen(&self) -> Vec<(String, String)> {
-        self.ahead().list()
+        let assumed = self.assumed();
+        assumed.iter().map(|(name, block)| (name.to_owned(), block.uid.clone().unwrap_or_default())).collect()
     }
 
-    fn ahead(&self) -> MutexGuard<'_, Ahead> {
-        self.ahead.lock().unwrap_or_else(PoisonError::into_inner)
+    fn assumed(&self) -> MutexGuard<'_, AssumedBlocks> {
+        self.assumed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn own_block(&self, block: &AddressBlock) -> Option<Block> {
         if block.node() != Some(&self.node) {
             return None;
         }
-        let unusable = |error: &dyn std::fmt::Display| {
-            tracing::error!(block = block.name_any(), %error, "unusable AddressBlock");
-        };
-        let nets = block.parse().inspect_err(|error| unusable(error)).ok()?;
-        let nets = BlockNets { ipv4: nets.ipv4, ipv6: nets.ipv6 };
-        let deleting = block.metadata.deletion_timestamp.is_some();
-        let own = Block::new(&block.name_any(), block.pool()?, nets, block.is_reserved(), deleting);
-        let own = own.inspect_err(|error| unusable(error)).ok()?;
-        Some(own.with_uid(&block.uid().unwrap_or_default()))
+        let own = Block::try_from(block);
+        own.inspect_err(|error| tracing::error!(block = block.name_any(), %error, "unusable AddressBlock"))
+            .ok()
     }
 
     /// An address for `key`, waiting until `deadline` for a block where none has room. The same key gets the same
@@ -436,8 +427,8 @@ impl Ipam {
 
     /// Forgets a block that is gone.
     pub fn forget(&self, block: &str) {
-        let mut ahead = self.ahead();
-        ahead.leave(block);
+        let mut assumed = self.assumed();
+        assumed.forget(block);
         self.book().remove_block(block);
     }
 

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use fairlead_api::names::LABEL_REQUEST;
 use fairlead_api::resources::{AddressBlock, BlockRequest, BlockRequestOutcome, BlockRequestSpec};
+use fairlead_ipam::RefusalReason;
 use fairlead_ipam::demand::{Demand, blocks_wanted};
 use futures::TryStreamExt;
 use k8s_openapi::api::core::v1::Node;
@@ -31,8 +32,8 @@ const QUEUE: usize = 256;
 /// Why there is no block.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
-    /// The reason of the controller's condition; empty when it was not the controller that refused.
-    pub reason: String,
+    /// The reason of the controller's condition; `None` when it was not the controller that refused.
+    pub reason: Option<RefusalReason>,
     /// In words.
     pub message: String,
 }
@@ -169,7 +170,7 @@ fn name(pool: &str, node: &str, number: usize) -> String {
 enum RequestError {
     /// The controller's words name the pool.
     #[error("{message}")]
-    Refused { reason: String, message: String },
+    Refused { reason: Option<RefusalReason>, message: String },
     #[error("BlockRequest {name} was not answered within {} s: is the API server reachable, and is `fairlead controller` running and elected?", ANSWER.as_secs())]
     Unanswered { name: String },
     #[error("cannot {what}: {source}")]
@@ -181,7 +182,7 @@ impl RequestError {
         let message = self.to_string();
         match self {
             Self::Refused { reason, .. } => Refusal { reason, message },
-            Self::Api { .. } | Self::Unanswered { .. } => Refusal { reason: String::new(), message },
+            Self::Api { .. } | Self::Unanswered { .. } => Refusal { reason: None, message },
         }
     }
 }
@@ -217,7 +218,8 @@ async fn request(context: &Context, task: &Task) -> Result<(), RequestError> {
             Ok(())
         }
         Some(BlockRequestOutcome::Refused { reason, message }) => {
-            Err(RequestError::Refused { reason: reason.to_owned(), message: message.to_owned() })
+            let reason = RefusalReason::from_condition(reason);
+            Err(RequestError::Refused { reason, message: message.to_owned() })
         }
         Some(BlockRequestOutcome::Pending) | None => Err(RequestError::Unanswered { name: name.to_owned() }),
     }

@@ -12,7 +12,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use fairlead_api::names::{COIL_FINALIZER, WEBHOOK_PATH_MUTATE_POOL, WEBHOOK_PATH_VALIDATE_POOL};
 use fairlead_api::resources::AddressPool;
-use fairlead_ipam::{MAX_INDEX, admit};
+use fairlead_ipam::{MAX_INDEX, Pool, admit};
 use kube::api::ListParams;
 use kube::core::DynamicObject;
 use kube::core::admission::{AdmissionRequest, AdmissionResponse, AdmissionReview};
@@ -20,7 +20,6 @@ use kube::{Api, Client, ResourceExt};
 use serde_json::json;
 use tokio::time::timeout;
 
-use crate::grants;
 use crate::metrics::Metrics;
 
 /// Time for the list of pools; below the `timeoutSeconds` of the webhook configuration.
@@ -112,15 +111,15 @@ fn finalizer(present: &[String]) -> serde_json::Value {
 
 /// Whether a pool may be stored beside the others. Pure.
 fn judge(pool: &AddressPool, before: Option<&AddressPool>, others: &[AddressPool]) -> Verdict {
-    let parsed = match grants::parse(pool) {
+    let parsed = match Pool::try_from(pool) {
         Ok(parsed) => parsed,
         Err(error) => return Verdict::Denied(error.to_string()),
     };
-    let before = before.and_then(|before| grants::parse(before).ok());
+    let before = before.and_then(|before| Pool::try_from(before).ok());
     let name = pool.name_any();
     for other in others.iter().filter(|other| other.name_any() != name) {
         // One that cannot be used gives no addresses.
-        let Ok(other) = grants::parse(other) else { continue };
+        let Ok(other) = Pool::try_from(other) else { continue };
         if let Err(overlap) = admit(&parsed, before.as_ref(), &other) {
             return Verdict::Denied(format!(
                 "{overlap}: no address may be in two pools; choose another subnet"

@@ -28,7 +28,7 @@ fn ask<'a>(uid: &'a str, pool: &'a str) -> Request<'a> {
 #[track_caller]
 fn refused(grant: Grant, reason: &str, message: &str) {
     let Grant::Refused(refusal) = grant else { panic!("{grant:?}") };
-    assert_eq!((refusal.reason(), refusal.to_string().as_str()), (reason, message));
+    assert_eq!((refusal.reason().as_condition(), refusal.to_string().as_str()), (reason, message));
 }
 
 #[test]
@@ -57,6 +57,14 @@ fn a_request_is_answered_once() {
     // An empty UID is nobody's.
     let nobody = [block("default-7", "default", 7, "10.64.0.224/27", Some(""))];
     assert!(matches!(grant(&ask("", "default"), &pools, &nobody), Grant::Refused(_)));
+}
+
+#[test]
+fn a_reason_is_read_back_from_its_condition() {
+    for reason in RefusalReason::ALL {
+        assert_eq!(RefusalReason::from_condition(reason.as_condition()), Some(reason));
+    }
+    assert_eq!(RefusalReason::from_condition("not of ours"), None);
 }
 
 #[test]

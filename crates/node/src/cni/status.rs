@@ -6,8 +6,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use fairlead_api::resources::{AddressBlock, AddressPool};
-use fairlead_ipam::{BlockNets, BlockUsage, ExistingBlock, Grant, Pool, PoolState, Request, grant};
+use fairlead_ipam::{BlockUsage, ExistingBlock, Grant, PoolState, Request, grant};
 use fairlead_wire::cni::ErrorCode;
 use kube::ResourceExt;
 use tokio::time::timeout;
@@ -46,9 +45,10 @@ impl Service {
             Ok(Err(error)) => return Err(format!("the API server cannot be asked for one: {error}")),
             Err(_) => return Err("the API server does not answer".to_owned()),
         }
-        let pools = self.pools.store.state().iter().map(|pool| (pool.name_any(), pool_state(pool))).collect();
+        let pools =
+            self.pools.store.state().iter().map(|pool| (pool.name_any(), pool.as_ref().into())).collect();
         let blocks: Vec<ExistingBlock> =
-            self.blocks.store.state().iter().map(|block| existing(block)).collect();
+            self.blocks.store.state().iter().map(|block| block.as_ref().into()).collect();
         some_pool_gives(&pools, &blocks)
     }
 }
@@ -72,29 +72,10 @@ fn some_pool_gives(pools: &BTreeMap<String, PoolState>, blocks: &[ExistingBlock]
     }
 }
 
-fn pool_state(pool: &AddressPool) -> PoolState {
-    let subnets = pool.spec.subnets.iter().map(|subnet| (subnet.ipv4.as_deref(), subnet.ipv6.as_deref()));
-    PoolState {
-        parsed: Pool::parse(&pool.name_any(), i64::from(pool.spec.block_size_bits), subnets),
-        terminating: pool.metadata.deletion_timestamp.is_some(),
-        disabled: pool.spec.disabled,
-        created: pool.created_at(),
-    }
-}
-
-fn existing(block: &AddressBlock) -> ExistingBlock {
-    ExistingBlock {
-        name: block.name_any(),
-        pool: block.pool().unwrap_or_default().to_owned(),
-        index: block.spec.index,
-        nets: block.parse().map(|nets| BlockNets { ipv4: nets.ipv4, ipv6: nets.ipv6 }).unwrap_or_default(),
-        request: None,
-        terminating: block.metadata.deletion_timestamp.is_some(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use fairlead_ipam::{BlockNets, Pool};
+
     use super::*;
 
     fn pool(name: &str, subnet: &str, bits: i64, terminating: bool) -> (String, PoolState) {
