@@ -10,7 +10,7 @@ use anyhow::Context as _;
 use fairlead_api::resources::{AddressBlock, AddressPool};
 use fairlead_cluster::pods::{SlimPod, trimmed};
 use fairlead_ipam::check::{self, ClusterView};
-use fairlead_node::inventory::{in_wire_form, known_pod};
+use fairlead_node::ipam::inventory::{known_pod, to_wire};
 use fairlead_wire::node::{
     Block, Finding, HeldAddresses, IpamCheckRequest, IpamCheckResponse, IpamReleaseRequest,
     IpamReleaseResponse, IpamShowRequest, IpamShowResponse,
@@ -96,7 +96,7 @@ async fn check_cluster() -> anyhow::Result<IpamCheckResponse> {
         pools: pools.items.iter().map(Into::into).collect(),
         pods,
     };
-    let findings = check::cluster(&view).into_iter().map(in_wire_form).collect();
+    let findings = check::cluster(&view).into_iter().map(to_wire).collect();
     Ok(IpamCheckResponse { node: String::new(), findings, unknown: Vec::new() })
 }
 

@@ -1,17 +1,17 @@
-//! How many blocks of a pool a node asks for at the same time.
+//! How many blocks of a pool a node requests at the same time.
 //!
 //! One request after the other would make a hundred pods that start together wait for four answers in a row. Too many
-//! would take blocks that nobody needs, and flood the controller.
+//! would take blocks that no pod needs, and flood the controller.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Requests of one pool that a node may have under way together.
-pub const REQUESTS_AT_ONCE: usize = 4;
+pub const MAX_REQUESTS: usize = 4;
 
 /// How many blocks have to come so that each of `waiting` pods gets an address, when one has `block_size` of them:
-/// never more than [`REQUESTS_AT_ONCE`].
-pub fn blocks_wanted(waiting: usize, block_size: usize) -> usize {
-    waiting.div_ceil(block_size.max(1)).min(REQUESTS_AT_ONCE)
+/// never more than [`MAX_REQUESTS`].
+pub fn blocks_needed(waiting: usize, block_size: usize) -> usize {
+    waiting.div_ceil(block_size.max(1)).min(MAX_REQUESTS)
 }
 
 /// Which requests of each pool are under way, by number.
@@ -19,15 +19,15 @@ pub fn blocks_wanted(waiting: usize, block_size: usize) -> usize {
 pub struct Demand(BTreeMap<String, BTreeSet<usize>>);
 
 impl Demand {
-    /// Begins one more request: the lowest free number, unless as many blocks as are `wanted` are on their way, or as
+    /// Begins one more request and returns the lowest free number, unless as many requests as `needed` are under way, or as
     /// many as may be.
-    pub fn begin(&mut self, pool: &str, wanted: usize) -> Option<usize> {
+    pub fn begin(&mut self, pool: &str, needed: usize) -> Option<usize> {
         let under_way = self.0.get(pool);
-        if under_way.map_or(0, BTreeSet::len) >= wanted {
+        if under_way.map_or(0, BTreeSet::len) >= needed {
             return None;
         }
         let free = |number: &usize| under_way.is_none_or(|numbers| !numbers.contains(number));
-        let number = (0..REQUESTS_AT_ONCE).find(free)?;
+        let number = (0..MAX_REQUESTS).find(free)?;
         self.0.entry(pool.to_owned()).or_default().insert(number);
         Some(number)
     }
@@ -50,12 +50,12 @@ mod tests {
 
     use super::*;
 
-    fn begin_all(demand: &mut Demand, pool: &str, wanted: usize) -> Vec<usize> {
-        std::iter::from_fn(|| demand.begin(pool, wanted)).collect()
+    fn begin_all(demand: &mut Demand, pool: &str, needed: usize) -> Vec<usize> {
+        std::iter::from_fn(|| demand.begin(pool, needed)).collect()
     }
 
     #[test]
-    fn as_many_requests_are_under_way_as_are_wanted_and_allowed() {
+    fn as_many_requests_are_under_way_as_are_needed_and_allowed() {
         let mut demand = Demand::default();
         assert_eq!(begin_all(&mut demand, "a", 1), [0]);
         assert!(begin_all(&mut demand, "a", 1).is_empty());
@@ -67,24 +67,24 @@ mod tests {
     }
 
     #[test]
-    fn a_hundred_pods_want_four_blocks_of_thirty_two() {
-        assert_eq!(blocks_wanted(100, 32), 4);
-        assert_eq!(blocks_wanted(32, 32), 1);
-        assert_eq!(blocks_wanted(33, 32), 2);
-        assert_eq!(blocks_wanted(1, 1), 1);
-        assert_eq!(blocks_wanted(0, 32), 0);
-        assert_eq!(blocks_wanted(usize::MAX, 0), REQUESTS_AT_ONCE);
+    fn a_hundred_pods_need_four_blocks_of_thirty_two() {
+        assert_eq!(blocks_needed(100, 32), 4);
+        assert_eq!(blocks_needed(32, 32), 1);
+        assert_eq!(blocks_needed(33, 32), 2);
+        assert_eq!(blocks_needed(1, 1), 1);
+        assert_eq!(blocks_needed(0, 32), 0);
+        assert_eq!(blocks_needed(usize::MAX, 0), MAX_REQUESTS);
     }
 
     proptest! {
-        /// What is asked for is enough, and one less would not be, unless the limit says so.
+        /// What is requested is enough, and one less would not be, unless the limit says so.
         #[test]
-        fn what_is_wanted_is_enough_and_no_more(waiting in 0..10_000usize, bits in 0..8u32) {
+        fn the_needed_blocks_are_enough_and_no_more(waiting in 0..10_000usize, bits in 0..8u32) {
             let size = 1usize << bits;
-            let wanted = blocks_wanted(waiting, size);
-            prop_assert!(wanted <= REQUESTS_AT_ONCE);
-            prop_assert!(wanted == REQUESTS_AT_ONCE || wanted * size >= waiting);
-            prop_assert!(wanted == 0 || (wanted - 1) * size < waiting);
+            let needed = blocks_needed(waiting, size);
+            prop_assert!(needed <= MAX_REQUESTS);
+            prop_assert!(needed == MAX_REQUESTS || needed * size >= waiting);
+            prop_assert!(needed == 0 || (needed - 1) * size < waiting);
         }
 
         /// Whatever comes and goes, no number is used twice at once, and no pool has more than it may.
@@ -97,7 +97,7 @@ mod tests {
                         prop_assert!(used.insert((pool.clone(), number)));
                     }
                     let of_pool = used.iter().filter(|(its, _)| *its == pool).count();
-                    prop_assert!(of_pool <= REQUESTS_AT_ONCE);
+                    prop_assert!(of_pool <= MAX_REQUESTS);
                     prop_assert!(of_pool >= figure.min(1));
                 } else {
                     let last = demand.end(&pool, figure);

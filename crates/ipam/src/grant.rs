@@ -9,7 +9,7 @@ use ipnet::IpNet;
 use crate::addresses::AddressSet;
 use crate::pool::{BlockNets, Pool, PoolError};
 
-/// Reason of the condition `Complete` when a block was given (Coil v2).
+/// Reason of the condition `Complete` when a block was granted (Coil v2).
 pub const REASON_ALLOCATED: &str = "allocated";
 
 /// A BlockRequest.
@@ -36,7 +36,7 @@ pub struct PoolState {
     pub created: i64,
 }
 
-/// An AddressBlock as the controller knows it. All blocks of all pools count, whoever made them.
+/// An AddressBlock as the controller knows it. Blocks of all pools count, also those made by hand.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExistingBlock {
     /// Name of the object.
@@ -118,7 +118,7 @@ pub enum Refusal {
         /// Its name.
         pool: String,
     },
-    /// Every block is given.
+    /// Every block is granted.
     #[error("pool {pool} does not have free blocks")]
     OutOfBlocks {
         /// Its name.
@@ -212,11 +212,11 @@ impl RefusalReason {
 /// creating the block and writing the status costs nothing.
 ///
 /// A number is free when no object has its name and none of its addresses is in any block, so a block made by hand or
-/// left by an earlier pool of that name is passed over instead of colliding for ever.
+/// left by an earlier pool of that name is skipped instead of colliding forever.
 ///
-/// Addresses in several pools are given by the oldest only, even while it is disabled or being deleted: whoever grants
-/// may not see yet what another controller granted a moment ago, and two blocks of different pools have different
-/// names, so that the API server would take both.
+/// Addresses in several pools are granted by the oldest only, even while it is disabled or being deleted: the watch may
+/// not show yet what another controller granted a moment ago, and two blocks of different pools have different names, so
+/// the API server would accept both.
 pub fn grant(
     request: &Request<'_>,
     pools: &BTreeMap<String, PoolState>,

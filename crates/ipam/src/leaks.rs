@@ -1,37 +1,37 @@
-//! Addresses that are in the book although their pod is gone.
+//! Addresses that are still allocated although their pod is gone.
 //!
 //! A DEL can be lost: a runtime that is reinstalled, a machine that loses power between the deletion of the namespace
-//! and the call. The pod's link is gone then, and nobody will ever give its address back.
+//! and the call. The pod's link is gone then, and no call will ever free its address.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use crate::node::Key;
+use crate::table::Key;
 
-/// Keys that hold an address without having a link, and since when.
+/// Keys that have an address but no link, and since when.
 ///
-/// One look proves nothing: an ADD takes its address before it makes the link. So a key is reported only when it was
-/// without a link at two looks at least the grace apart and at every look in between. It is a container, not a pod's
-/// name, so a new pod of the same name is somebody else.
+/// One observation proves nothing: an ADD allocates its address before it makes the link. So a key is reported only when
+/// it had no link in two observations at least the grace apart and in every one in between. A key is a container, not a
+/// pod's name, so a new pod of the same name is another key.
 #[derive(Debug, Clone, Default)]
 pub struct Suspects {
     since: BTreeMap<Key, Instant>,
 }
 
 impl Suspects {
-    /// Takes a look and returns the keys whose addresses have leaked: in `held`, not in `linked`, and so for `grace`.
+    /// Returns the keys whose addresses have leaked: in `allocated` but not in `linked`, for at least `grace`.
     ///
-    /// Verbs may have run since the lists were made. Whoever frees a key looks once more while no verb of its
-    /// container can run.
-    pub fn look<'a>(
+    /// CNI operations may have run since the lists were made. Before freeing a key, the caller checks it once more while
+    /// it holds the container's lock.
+    pub fn observe<'a>(
         &mut self,
         now: Instant,
         grace: Duration,
-        held: impl IntoIterator<Item = &'a Key>,
+        allocated: impl IntoIterator<Item = &'a Key>,
         linked: &BTreeSet<Key>,
     ) -> Vec<Key> {
         let before = std::mem::take(&mut self.since);
-        for key in held.into_iter().filter(|key| !linked.contains(*key)) {
+        for key in allocated.into_iter().filter(|key| !linked.contains(*key)) {
             self.since.insert(key.clone(), before.get(key).copied().unwrap_or(now));
         }
         let leaked = |(key, since): (&Key, &Instant)| {
@@ -41,12 +41,12 @@ impl Suspects {
         self.since.iter().filter_map(leaked).collect()
     }
 
-    /// How many keys are under suspicion.
+    /// Number of suspected keys.
     pub fn len(&self) -> usize {
         self.since.len()
     }
 
-    /// Whether nobody is under suspicion.
+    /// Whether no key is suspected.
     pub fn is_empty(&self) -> bool {
         self.since.is_empty()
     }
@@ -63,38 +63,42 @@ mod tests {
     }
 
     #[test]
-    fn a_leak_is_reported_at_the_second_look_after_the_grace() {
+    fn a_leak_is_reported_by_the_second_observation_after_the_grace() {
         let (mut suspects, start, gone) = (Suspects::default(), Instant::now(), key("gone"));
-        let mut look =
-            |seconds| suspects.look(start + Duration::from_secs(seconds), GRACE, [&gone], &BTreeSet::new());
-        assert_eq!(look(0), []);
-        assert_eq!(look(59), []);
-        assert_eq!(look(60), std::slice::from_ref(&gone));
-        assert_eq!(look(61), std::slice::from_ref(&gone), "until it is freed");
+        let mut observe = |seconds| {
+            suspects.observe(start + Duration::from_secs(seconds), GRACE, [&gone], &BTreeSet::new())
+        };
+        assert_eq!(observe(0), []);
+        assert_eq!(observe(59), []);
+        assert_eq!(observe(60), std::slice::from_ref(&gone));
+        assert_eq!(observe(61), std::slice::from_ref(&gone), "until it is freed");
     }
 
     #[test]
-    fn one_look_is_never_enough_even_without_a_grace() {
+    fn one_observation_is_never_enough_even_without_a_grace() {
         let gone = key("gone");
-        assert_eq!(Suspects::default().look(Instant::now(), Duration::ZERO, [&gone], &BTreeSet::new()), []);
+        assert_eq!(
+            Suspects::default().observe(Instant::now(), Duration::ZERO, [&gone], &BTreeSet::new()),
+            []
+        );
     }
 
     #[test]
     fn a_link_seen_in_between_clears_the_suspicion() {
         let (mut suspects, start, slow) = (Suspects::default(), Instant::now(), key("slow"));
         let linked = BTreeSet::from([slow.clone()]);
-        suspects.look(start, GRACE, [&slow], &BTreeSet::new());
-        assert_eq!(suspects.look(start + GRACE / 2, GRACE, [&slow], &linked), []);
+        suspects.observe(start, GRACE, [&slow], &BTreeSet::new());
+        assert_eq!(suspects.observe(start + GRACE / 2, GRACE, [&slow], &linked), []);
         assert!(suspects.is_empty());
-        assert_eq!(suspects.look(start + GRACE, GRACE, [&slow], &BTreeSet::new()), []);
+        assert_eq!(suspects.observe(start + GRACE, GRACE, [&slow], &BTreeSet::new()), []);
     }
 
     #[test]
     fn a_released_key_is_forgotten_and_another_interface_is_another_suspect() {
         let (mut suspects, start, one) = (Suspects::default(), Instant::now(), key("one"));
         let second = Key { ifname: "net1".to_owned(), ..one.clone() };
-        suspects.look(start, GRACE, [&one], &BTreeSet::new());
-        assert_eq!(suspects.look(start + GRACE, GRACE, [&second], &BTreeSet::new()), []);
+        suspects.observe(start, GRACE, [&one], &BTreeSet::new());
+        assert_eq!(suspects.observe(start + GRACE, GRACE, [&second], &BTreeSet::new()), []);
         assert_eq!(suspects.len(), 1);
     }
 }

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use fairlead_ipam::{
-    Answer, Block, BlockNets, ExistingBlock, Grant, Key, NodeIpam, Pool, PoolState, Request, grant,
+    AllocationTable, Answer, Block, BlockNets, ExistingBlock, Grant, Key, Pool, PoolState, Request, grant,
 };
 
 fn key(id: &str) -> Key {
@@ -18,7 +18,7 @@ fn block(name: &str, ipv4: &str) -> Block {
     Block::new(name, "default", nets, false, false).unwrap()
 }
 
-fn address(book: &mut NodeIpam, id: &str) -> Option<String> {
+fn address(book: &mut AllocationTable, id: &str) -> Option<String> {
     match book.allocate("default", &key(id)) {
         Answer::Allocated(given) => given.ipv4.map(|ip| ip.to_string()),
         Answer::NeedBlock => None,
@@ -29,7 +29,7 @@ fn address(book: &mut NodeIpam, id: &str) -> Option<String> {
 /// under the pod that has it now, nor end the program when the block is gone.
 #[test]
 fn a_repeated_del_after_a_failed_block_deletion_frees_nothing_and_kills_nothing() {
-    let mut book = NodeIpam::new();
+    let mut book = AllocationTable::new();
     book.upsert_block(block("default-0", "192.0.2.0/32"));
     assert_eq!(address(&mut book, "old").as_deref(), Some("192.0.2.0"));
     assert!(book.release(&key("old")).unwrap().now_empty);
@@ -47,7 +47,7 @@ fn a_repeated_del_after_a_failed_block_deletion_frees_nothing_and_kills_nothing(
 /// Number 5: the controller says a block was granted, but no list shows it.
 #[test]
 fn a_granted_block_that_nobody_can_see_is_asked_for_again() {
-    let mut book = NodeIpam::new();
+    let mut book = AllocationTable::new();
     for _ in 0..2 {
         assert_eq!(book.allocate("default", &key("pod")), Answer::NeedBlock);
     }
@@ -76,7 +76,7 @@ fn a_request_answered_by_two_controllers_gets_one_block_and_a_second_would_not_s
     };
     assert_eq!(grant(&request, &pools, &[made]), Grant::Existing { name });
 
-    let mut book = NodeIpam::new();
+    let mut book = AllocationTable::new();
     book.upsert_block(block("default-0", "10.0.0.0/30"));
     book.upsert_block(block("default-1", "10.0.0.4/30"));
     address(&mut book, "pod").unwrap();
@@ -86,7 +86,7 @@ fn a_request_answered_by_two_controllers_gets_one_block_and_a_second_would_not_s
 /// Number 8 (cybozu-go/coil#347): a block that is learnt of again while its addresses are in use.
 #[test]
 fn news_of_a_block_in_use_do_not_give_its_addresses_again() {
-    let mut book = NodeIpam::new();
+    let mut book = AllocationTable::new();
     let mut given = Vec::new();
     for id in ["a", "b", "c", "d"] {
         book.upsert_block(block("default-0", "10.0.0.0/30"));

@@ -13,21 +13,17 @@
 //! Not here: egress gateways, relaying and NAT traversal; they will be modules beside [`mesh`].
 
 mod api_server;
-pub mod blocks;
 pub mod cni;
 pub mod container_locks;
 pub mod detached;
 pub mod events;
 mod farewell;
 pub mod identity;
-pub mod inventory;
 pub mod ipam;
-pub mod leaks;
 pub mod mesh;
 pub mod metrics;
 mod program;
 mod recent;
-pub mod requests;
 pub mod router;
 pub mod status;
 mod turn;

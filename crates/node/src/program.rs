@@ -28,15 +28,14 @@ use crate::cni::records::Records;
 use crate::container_locks::ContainerLocks;
 use crate::detached::Detached;
 use crate::events::{News, Teller, node_reference};
-use crate::inventory::Inventory;
-use crate::ipam::Ipam;
+use crate::ipam::inventory::Inventory;
+use crate::ipam::{self, Ipam};
 use crate::mesh::agent::Agent;
 use crate::metrics::Metrics;
 use crate::recent::Recent;
-use crate::requests::{self, Requester};
 use crate::turn::{self, Turn};
 use crate::watches::{self, Caches};
-use crate::{api_server, blocks, cni, farewell, identity, leaks, mesh, router, status};
+use crate::{api_server, cni, farewell, identity, mesh, router, status};
 use fairlead_cluster::caches;
 use fairlead_cluster::{http, requests as api_requests};
 
@@ -120,22 +119,19 @@ pub async fn run(
     }
     let events = Teller::spawn(&mut tasks, client.clone(), &settings.node, Arc::clone(&metrics));
     let records = Records::beside(&settings.socket);
-    let ipam = ipam(&settings, &client, &caches, &records).await?;
-    let requester = Requester::spawn(&mut tasks, request_context(&settings, &client, &ipam, &caches));
+    let addresses = adopt(&settings, &client, &caches, &records).await?;
     let locks = Arc::<ContainerLocks>::default();
     if settings.enable_ipam {
-        let (block_cache, grace) = (Arc::clone(&caches.blocks), settings.block_grace);
-        let pools_changed = caches.pools.subscribe();
-        let kept = blocks::run(
-            client.clone(),
-            Arc::clone(&ipam),
-            block_cache,
-            pools_changed,
-            Arc::clone(&metrics),
-            grace,
-        );
-        tasks.spawn(kept);
-        tasks.spawn(leaks::run(Arc::clone(&ipam), Arc::clone(&locks), Arc::clone(&metrics)));
+        let deps = ipam::Deps {
+            client: client.clone(),
+            nodes: caches.nodes.store.clone(),
+            blocks: Arc::clone(&caches.blocks),
+            pools: Arc::clone(&caches.pools),
+            locks: Arc::clone(&locks),
+            metrics: Arc::clone(&metrics),
+            block_grace: settings.block_grace,
+        };
+        ipam::start(&addresses, deps, &mut tasks);
     }
     let shared = Arc::new(mesh::Shared::default());
     let (end_mesh, mesh_end) = oneshot::channel::<()>();
@@ -174,8 +170,7 @@ pub async fn run(
     };
     let verbs = Arc::new(cni::Service {
         gives_addresses: settings.enable_ipam,
-        ipam: Arc::clone(&ipam),
-        requester,
+        ipam: Arc::clone(&addresses),
         namespaces: Arc::clone(&caches.namespaces),
         pools: Arc::clone(&caches.pools),
         blocks: Arc::clone(&caches.blocks),
@@ -196,12 +191,12 @@ pub async fn run(
         tasks.spawn(router::run(context));
     }
     let client = verbs.client.clone();
-    let usage = ipam;
+    let usage = addresses;
     let scrape = move || {
         metrics.blocks(&usage.usage());
         metrics.text()
     };
-    let inventory = Inventory { verbs: Arc::clone(&verbs), pods };
+    let inventory = Inventory { cni: Arc::clone(&verbs), pods };
     let about = status::Service {
         node: settings.node.clone(),
         public_key,
@@ -287,7 +282,8 @@ async fn prepare_kernel(numbers: Numbers) -> anyhow::Result<()> {
     .context("preparing the kernel stopped half-way")?
 }
 
-async fn ipam(
+/// The addresses of this node, with those of the pods that run already.
+async fn adopt(
     settings: &Settings,
     client: &Client,
     caches: &Caches,
@@ -313,23 +309,6 @@ async fn ipam(
     tracing::info!(pods = present.len(), "adopted the pods that are here");
     ipam.adopt(present);
     Ok(Arc::new(ipam))
-}
-
-fn request_context(
-    settings: &Settings,
-    client: &Client,
-    ipam: &Arc<Ipam>,
-    caches: &Caches,
-) -> requests::Context {
-    let (ipam, asked) = (Arc::clone(ipam), Arc::clone(ipam));
-    requests::Context {
-        client: client.clone(),
-        node: settings.node.clone(),
-        nodes: caches.nodes.store.clone(),
-        blocks: caches.blocks.store.clone(),
-        missing: Box::new(move |pool| asked.missing(pool)),
-        granted: Box::new(move |block| ipam.add_block(block)),
-    }
 }
 
 /// The MTU of new pods: the mesh's, so that nothing has to be fragmented; the uplink's where there is no mesh. To be asked

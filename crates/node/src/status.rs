@@ -11,7 +11,7 @@ use fairlead_wire::node::{
 };
 use tonic::{Request, Response, Status};
 
-use crate::inventory::Inventory;
+use crate::ipam::inventory::Inventory;
 use crate::mesh::agent::{PeerReport, Report};
 use crate::mesh::publish::{backend_name, nat_name};
 use crate::mesh::{NO_MESH, Shared, Snapshot};
@@ -41,7 +41,7 @@ impl Node for Service {
             node: self.node.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             public_key: self.public_key.clone().unwrap_or_default(),
-            blocks: self.inventory.verbs.ipam.describe_blocks(),
+            blocks: self.inventory.cni.ipam.describe_blocks(),
             problems: self.problems.clone(),
             netlink_changes: fairlead_netlink::changes_sent(),
             ..StatusResponse::default()
@@ -53,7 +53,7 @@ impl Node for Service {
             answer.router = Some(Router { routes: report.routes.iter().map(describe_route).collect() });
             answer.problems.extend(report.problems);
         }
-        answer.problems.extend(self.inventory.verbs.ipam.problems());
+        answer.problems.extend(self.inventory.cni.ipam.problems());
         if let Some(report) = report {
             describe(&report, &mut answer, SystemTime::now());
         }

@@ -1,13 +1,13 @@
 //! Where kernel, blocks and pods disagree about addresses, and what to do about it.
 //!
 //! [`node`] compares everything one node knows; [`cluster`] compares what the API server has of all nodes. Both only
-//! look. Each disagreement is a [`Finding`] that a person can act on.
+//! read. Each disagreement is a [`Finding`] that a person can act on.
 
 use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use crate::node::{Held, Key};
+use crate::table::{Allocated, Key};
 
 mod cluster;
 mod node;
@@ -66,20 +66,20 @@ pub struct Owner {
 /// What an interface of a container has reserved.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reservation {
-    /// Whose it is.
+    /// The interface.
     pub key: Key,
     /// The addresses.
-    pub held: Held,
+    pub allocated: Allocated,
     /// The pod; unknown for attachments of before the last start.
     pub owner: Option<Owner>,
-    /// Whether a verb of the container is under way, so that half of it may be missing.
+    /// Whether a CNI operation of the container is under way, so that parts of it may be missing.
     pub busy: bool,
 }
 
 /// A pod's link as the kernel shows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodLink {
-    /// Whose it is, by its alias.
+    /// The interface, by the alias of the link.
     pub key: Key,
     /// Name of the end on the host.
     pub name: String,
@@ -144,8 +144,8 @@ impl KnownPod {
 pub struct NodeView {
     /// Its name.
     pub node: String,
-    /// The address book.
-    pub held: Vec<Reservation>,
+    /// The allocation table.
+    pub reservations: Vec<Reservation>,
     /// The kernel's links of pods.
     pub links: Vec<PodLink>,
     /// Single addresses in the table of pods that lead to no pod's link.

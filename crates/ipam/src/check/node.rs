@@ -1,4 +1,4 @@
-//! One node: its address book, its kernel, and what the API server has of it.
+//! One node: its allocation table, its kernel, and what the API server has of it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -7,13 +7,13 @@ use ipnet::IpNet;
 
 use super::shared::{Blocks, duplicates, finding, overlap, pool_of_block};
 use super::{Finding, KnownBlock, KnownPod, KnownPool, NodeView, PodLink, Reservation, Severity};
-use crate::node::{Held, Key};
+use crate::table::{Allocated, Key};
 
 /// Compares everything that is known. What the API server has not said is not compared. The worst come first.
 pub fn node(view: &NodeView) -> Vec<Finding> {
     let index = Index::new(view);
     let mut found: Vec<Finding> = Vec::new();
-    for reservation in view.held.iter().filter(|reservation| !reservation.busy) {
+    for reservation in view.reservations.iter().filter(|reservation| !reservation.busy) {
         found.extend(index.reservation(reservation));
     }
     found.extend(view.links.iter().filter_map(|link| index.link(link)));
@@ -29,14 +29,14 @@ pub fn node(view: &NodeView) -> Vec<Finding> {
 struct Index<'a> {
     view: &'a NodeView,
     links: BTreeMap<&'a Key, &'a PodLink>,
-    held: BTreeMap<&'a Key, &'a Reservation>,
+    allocated: BTreeMap<&'a Key, &'a Reservation>,
     holders: BTreeMap<IpAddr, &'a Reservation>,
     /// Blocks of all nodes.
     blocks: Option<Blocks<'a>>,
 }
 
-fn addresses(held: &Held) -> Vec<IpAddr> {
-    held.ipv4.map(IpAddr::from).into_iter().chain(held.ipv6.map(IpAddr::from)).collect()
+fn addresses(allocated: &Allocated) -> Vec<IpAddr> {
+    allocated.ipv4.map(IpAddr::from).into_iter().chain(allocated.ipv6.map(IpAddr::from)).collect()
 }
 
 /// How people find the attachment.
@@ -52,13 +52,13 @@ fn name(reservation: &Reservation) -> String {
 impl<'a> Index<'a> {
     fn new(view: &'a NodeView) -> Self {
         let of_address = |reservation: &'a Reservation| {
-            addresses(&reservation.held).into_iter().map(move |address| (address, reservation))
+            addresses(&reservation.allocated).into_iter().map(move |address| (address, reservation))
         };
         Self {
             view,
             links: view.links.iter().map(|link| (&link.key, link)).collect(),
-            held: view.held.iter().map(|reservation| (&reservation.key, reservation)).collect(),
-            holders: view.held.iter().flat_map(of_address).collect(),
+            allocated: view.reservations.iter().map(|reservation| (&reservation.key, reservation)).collect(),
+            holders: view.reservations.iter().flat_map(of_address).collect(),
             blocks: view.blocks.as_deref().map(Blocks::new),
         }
     }
@@ -68,16 +68,16 @@ impl<'a> Index<'a> {
         match self.links.get(&reservation.key) {
             None => found.push(leaked(reservation)),
             Some(link) => {
-                let missing = addresses(&reservation.held);
+                let missing = addresses(&reservation.allocated);
                 let missing = missing.into_iter().filter(|address| !link.addresses.contains(address));
                 found.extend(missing.map(|address| route_missing(reservation, link, address)));
             }
         }
-        for address in addresses(&reservation.held) {
+        for address in addresses(&reservation.allocated) {
             let Some(blocks) = &self.blocks else { continue };
             let block = blocks.having(address);
             if block.is_none_or(|block| block.node != self.view.node) {
-                found.push(homeless(reservation, address, block));
+                found.push(without_block(reservation, address, block));
             }
         }
         found.extend(self.pod_of(reservation));
@@ -87,7 +87,7 @@ impl<'a> Index<'a> {
     /// What the API server says of the pod the attachment was made for.
     fn pod_of(&self, reservation: &Reservation) -> Option<Finding> {
         let (owner, pods) = (reservation.owner.as_ref()?, self.view.pods.as_ref()?);
-        let own = addresses(&reservation.held);
+        let own = addresses(&reservation.allocated);
         let Some(pod) = pods.iter().find(|pod| pod.is(owner)) else {
             return Some(finding(
                 Severity::Warning,
@@ -110,7 +110,7 @@ impl<'a> Index<'a> {
         };
         let differs = pod.has_network
             && !pod.addresses.is_empty()
-            // A second network's interface is none of kubelet's business.
+            // A second network's interface is unknown to kubelet.
             && reservation.key.ifname == "eth0"
             && pod.addresses.iter().any(|address| !own.contains(address));
         differs.then(|| {
@@ -135,7 +135,7 @@ impl<'a> Index<'a> {
 
     fn link(&self, link: &PodLink) -> Option<Finding> {
         let subject = &link.name;
-        let Some(holder) = self.held.get(&link.key) else {
+        let Some(holder) = self.allocated.get(&link.key) else {
             return Some(finding(
                 Severity::Error,
                 "LinkWithoutAddress",
@@ -155,7 +155,7 @@ impl<'a> Index<'a> {
                 ],
             ));
         };
-        let own = addresses(&holder.held);
+        let own = addresses(&holder.allocated);
         let foreign = link.addresses.iter().find(|address| !own.contains(address))?;
         let whose = match self.holders.get(foreign) {
             Some(other) => format!("is reserved for {}", name(other)),
@@ -210,8 +210,8 @@ impl<'a> Index<'a> {
             let unknown = pod.addresses.iter().find(|address| !self.holders.contains_key(*address));
             let made_for_it =
                 |reservation: &Reservation| reservation.owner.as_ref().is_some_and(|owner| pod.is(owner));
-            // With an attachment of its own the difference is told there.
-            if let Some(address) = unknown.filter(|_| !self.view.held.iter().any(made_for_it)) {
+            // With an attachment of its own the difference is reported there.
+            if let Some(address) = unknown.filter(|_| !self.view.reservations.iter().any(made_for_it)) {
                 found.push(pod_without_reservation(pod, *address));
             }
         }
@@ -225,7 +225,7 @@ fn list(addresses: &[IpAddr]) -> String {
 }
 
 fn leaked(reservation: &Reservation) -> Finding {
-    let own = addresses(&reservation.held);
+    let own = addresses(&reservation.allocated);
     finding(
         Severity::Warning,
         "LeakedAddress",
@@ -258,7 +258,7 @@ fn route_missing(reservation: &Reservation, link: &PodLink, address: IpAddr) -> 
     )
 }
 
-fn homeless(reservation: &Reservation, address: IpAddr, block: Option<&KnownBlock>) -> Finding {
+fn without_block(reservation: &Reservation, address: IpAddr, block: Option<&KnownBlock>) -> Finding {
     let place = match block {
         Some(block) => format!("is in block {} of node {}", block.name, block.node),
         None => "is in no AddressBlock".to_owned(),

@@ -1,4 +1,4 @@
-//! What both checks look for.
+//! What both checks share.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -35,7 +35,7 @@ impl<'a> Blocks<'a> {
     pub(super) fn having(&self, address: IpAddr) -> Option<&'a KnownBlock> {
         let behind = self.by_prefix.partition_point(|(net, _)| net.network() <= address);
         let before = self.by_prefix.get(..behind).unwrap_or_default();
-        // Without overlaps the first look hits; with them the one around may stand some places before.
+        // Without overlaps the first candidate is the one; with them an enclosing block may come some places before.
         before.iter().rev().take(64).find(|(net, _)| net.contains(&address)).map(|(_, block)| *block)
     }
 
@@ -85,7 +85,7 @@ pub(super) fn pool_of_block(block: &KnownBlock, pools: &BTreeMap<&str, &KnownPoo
     ))
 }
 
-/// Two blocks with one address: two nodes may give it to two pods.
+/// Two blocks with one address: two nodes may allocate it to two pods.
 pub(super) fn overlap((first, second, net): &(&KnownBlock, &KnownBlock, IpNet)) -> Finding {
     finding(
         Severity::Error,

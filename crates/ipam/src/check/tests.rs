@@ -32,7 +32,7 @@ fn reservation(id: &str, pod: &str, address: &str) -> Reservation {
     let owner = Owner { namespace: "shop".into(), name: pod.into(), uid: Some(format!("uid-{pod}")) };
     Reservation {
         key: key(id),
-        held: Held { pool: "default".into(), ipv4: address.parse().ok(), ipv6: None },
+        allocated: Allocated { pool: "default".into(), ipv4: address.parse().ok(), ipv6: None },
         owner: Some(owner),
         busy: false,
     }
@@ -46,7 +46,7 @@ fn link(id: &str, address: &str) -> PodLink {
 fn healthy() -> NodeView {
     NodeView {
         node: "n1".to_owned(),
-        held: vec![reservation("a", "web", "10.0.0.1"), reservation("b", "db", "10.0.0.2")],
+        reservations: vec![reservation("a", "web", "10.0.0.1"), reservation("b", "db", "10.0.0.2")],
         links: vec![link("a", "10.0.0.1"), link("b", "10.0.0.2")],
         stray: Vec::new(),
         exported: vec!["10.0.0.0/27".parse().unwrap()],
@@ -132,7 +132,7 @@ fn every_disagreement_of_a_node_has_its_reason() {
 fn what_a_verb_works_on_is_not_judged() {
     let mut view = healthy();
     view.links.truncate(1);
-    view.held[1].busy = true;
+    view.reservations[1].busy = true;
     assert_eq!(node(&view), []);
 }
 
@@ -184,11 +184,11 @@ fn every_disagreement_of_a_cluster_has_its_reason() {
 }
 
 proptest::proptest! {
-    /// Whatever the views hold, looking at them is harmless, and an address of an own block is never called homeless.
+    /// Whatever the views hold, looking at them is harmless, and an address of an own block is never called without_block.
     #[test]
     fn own_addresses_are_at_home(last in 0u8..32, prefix in 20u8..=32) {
         let mut view = healthy();
-        view.held = vec![reservation("a", "web", &format!("10.0.0.{last}"))];
+        view.reservations = vec![reservation("a", "web", &format!("10.0.0.{last}"))];
         view.blocks.as_mut().unwrap().push(block("big-0", "n2", &format!("10.0.64.0/{prefix}")));
         proptest::prop_assert!(!reasons(&view).contains(&"AddressOutsideBlocks"));
     }

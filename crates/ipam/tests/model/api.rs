@@ -13,15 +13,24 @@ pub(crate) struct Block {
     pub(crate) index: u32,
     pub(crate) nets: BlockNets,
     pub(crate) request: Option<String>,
+    pub(crate) reserved: bool,
     pub(crate) deleting: bool,
     pub(crate) version: u64,
+}
+
+impl Block {
+    pub(crate) fn new(pool: &str, node: &str, index: u32, nets: BlockNets, request: Option<String>) -> Self {
+        let (uid, pool, node) = (String::new(), pool.to_owned(), node.to_owned());
+        Self { uid, pool, node, index, nets, request, reserved: false, deleting: false, version: 0 }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Outcome {
     Pending,
     Granted(String),
-    Refused,
+    /// With the reason of the condition.
+    Refused(&'static str),
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -43,9 +52,9 @@ pub(crate) struct Objects {
 /// What may happen to a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wire {
-    /// It is carried out and the answer arrives.
+    /// It is executed and the answer arrives.
     Works,
-    /// It is carried out and the answer is lost.
+    /// It is executed and the answer is lost.
     LosesAnswer,
     /// It never arrives.
     LosesCall,
@@ -56,7 +65,7 @@ pub(crate) enum Wire {
 pub(crate) enum Failed {
     Conflict,
     NotFound,
-    /// It may have been carried out or not.
+    /// It may have been executed or not.
     NoAnswer,
 }
 
@@ -67,18 +76,18 @@ pub(crate) enum Write {
     DeleteBlock { name: String, uid: String, version: u64 },
     DropFinalizer { name: String, uid: String },
     CreateRequest { name: String, pool: String, node: String },
-    DeleteRequest { name: String, uid: String },
+    DeleteRequest { name: String },
     AnswerRequest { name: String, uid: String, outcome: Outcome },
 }
 
 impl Objects {
-    pub(crate) fn fresh(&mut self) -> u64 {
+    pub(crate) fn next_version(&mut self) -> u64 {
         self.next += 1;
         self.next
     }
 
-    pub(crate) fn carry_out(&mut self, write: &Write) -> Result<(), Failed> {
-        let version = self.fresh();
+    pub(crate) fn apply(&mut self, write: &Write) -> Result<(), Failed> {
+        let version = self.next_version();
         match write {
             Write::CreateBlock { name, block } => {
                 if self.blocks.contains_key(name) {
@@ -109,11 +118,8 @@ impl Objects {
                 let request = Request { uid, pool: pool.clone(), node: node.clone(), outcome };
                 self.requests.insert(name.clone(), request);
             }
-            Write::DeleteRequest { name, uid } => {
-                if self.requests.get(name).ok_or(Failed::NotFound)?.uid != *uid {
-                    return Err(Failed::Conflict);
-                }
-                self.requests.remove(name);
+            Write::DeleteRequest { name } => {
+                self.requests.remove(name).ok_or(Failed::NotFound)?;
             }
             Write::AnswerRequest { name, uid, outcome } => {
                 let request = self.requests.get_mut(name).ok_or(Failed::NotFound)?;
@@ -153,7 +159,7 @@ impl Objects {
 pub(crate) struct Api {
     pub(crate) objects: Objects,
     pub(crate) down: bool,
-    /// Calls of programs that died since; each may still be carried out, once.
+    /// Calls of programs that died since; each may still be executed, once.
     pub(crate) stray: Vec<Write>,
 }
 
@@ -162,7 +168,7 @@ impl Api {
         if self.down || wire == Wire::LosesCall {
             return Err(Failed::NoAnswer);
         }
-        let done = self.objects.carry_out(write);
+        let done = self.objects.apply(write);
         if wire == Wire::LosesAnswer { Err(Failed::NoAnswer) } else { done }
     }
 

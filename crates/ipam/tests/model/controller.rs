@@ -1,11 +1,14 @@
 //! The elected controller: `fairlead_ipam::grant` with caches that lag and calls that fail, in the order in which
 //! `crates/controller/src/grants.rs` makes them.
 
-use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
-use fairlead_ipam::{ExistingBlock, Grant, Request as Wanted, grant};
+use fairlead_ipam::{AssumedBlocks, ExistingBlock, Grant, Request as Wanted, grant};
 
 use crate::api::{Api, Block, Failed, Objects, Outcome, Request, Wire, Write};
+
+/// How long a block just made counts although the watch has not shown it.
+const ASSUMED_FOR: Duration = Duration::from_secs(60);
 
 /// One answer that is being given.
 #[derive(Debug, Clone)]
@@ -18,24 +21,23 @@ pub(crate) struct Task {
 #[derive(Debug)]
 pub(crate) struct Controller {
     cache: Objects,
-    fresh: BTreeMap<String, ExistingBlock>,
+    assumed: AssumedBlocks<ExistingBlock>,
     tasks: Vec<Task>,
 }
 
 impl Controller {
-    /// A copy that was just elected: it lists everything before it decides anything.
+    /// A replica that was just elected: it lists everything before it decides anything.
     pub(crate) fn elected(api: &Api) -> Self {
-        Self { cache: api.objects.clone(), fresh: BTreeMap::new(), tasks: Vec::new() }
+        Self { cache: api.objects.clone(), assumed: AssumedBlocks::default(), tasks: Vec::new() }
     }
 
     /// The watches deliver.
     pub(crate) fn sync(&mut self, api: &Api) {
         self.cache = api.objects.clone();
-        self.fresh.retain(|name, _| !self.cache.blocks.contains_key(name));
     }
 
-    /// Takes up a request that nobody works on.
-    pub(crate) fn take_up(&mut self, pick: usize) {
+    /// Takes up a request that is not being answered yet.
+    pub(crate) fn take_up(&mut self, now: Instant, pick: usize) {
         let free = |request: &&(&String, &Request)| {
             request.1.outcome == Outcome::Pending
                 && !self.tasks.iter().any(|task| task.wanted.uid == request.1.uid)
@@ -47,46 +49,41 @@ impl Controller {
         }
         let (name, request) = *pending[pick % pending.len()];
         let (name, request) = (name.clone(), request.clone());
-        let call = self.decide(&name, &request);
+        let call = self.decide(now, &name, &request);
         self.tasks.push(Task { request: name, wanted: request, call });
     }
 
-    fn decide(&mut self, name: &str, request: &Request) -> Write {
+    fn decide(&mut self, now: Instant, name: &str, request: &Request) -> Write {
+        let shown = self.cache.blocks.iter().map(|(name, block)| (name.as_str(), block.uid.as_str()));
+        self.assumed.observe(shown);
+        self.assumed.expire(now, ASSUMED_FOR);
         let mut blocks = self.cache.existing();
-        blocks.extend(self.fresh.values().cloned());
+        blocks.extend(self.assumed.iter().map(|(_, assumed)| assumed.block.clone()));
         let wanted = Wanted { uid: &request.uid, pool: &request.pool, node: &request.node };
         let answer =
             |outcome| Write::AnswerRequest { name: name.to_owned(), uid: request.uid.clone(), outcome };
         match grant(&wanted, &self.cache.pools, &blocks) {
             Grant::Existing { name } => answer(Outcome::Granted(name)),
-            Grant::Refused(_) => answer(Outcome::Refused),
+            Grant::Refused(refusal) => answer(Outcome::Refused(refusal.reason().as_condition())),
             Grant::New { index, name, nets } => {
-                let block = Block {
-                    uid: String::new(),
-                    pool: request.pool.clone(),
-                    node: request.node.clone(),
-                    index,
-                    nets,
-                    request: Some(request.uid.clone()),
-                    deleting: false,
-                    version: 0,
-                };
+                let (pool, request_uid) = (request.pool.clone(), Some(request.uid.clone()));
                 let existing = ExistingBlock {
                     name: name.clone(),
-                    pool: request.pool.clone(),
+                    pool: pool.clone(),
                     index,
                     nets,
-                    request: Some(request.uid.clone()),
+                    request: request_uid.clone(),
                     terminating: false,
                 };
-                self.fresh.insert(name.clone(), existing);
+                self.assumed.assume(now, &name, None, existing);
+                let block = Block::new(&pool, &request.node, index, nets, request_uid);
                 Write::CreateBlock { name, block }
             }
         }
     }
 
     /// Makes the next call of one answer.
-    pub(crate) fn advance(&mut self, api: &mut Api, pick: usize, wire: Wire) {
+    pub(crate) fn advance(&mut self, api: &mut Api, now: Instant, pick: usize, wire: Wire) {
         if self.tasks.is_empty() {
             return;
         }
@@ -102,13 +99,13 @@ impl Controller {
                 };
             }
             Err(Failed::Conflict) => {
-                if let Some(block) = self.fresh.get_mut(name) {
-                    block.request = None;
+                if let Some(assumed) = self.assumed.get_mut(name) {
+                    assumed.block.request = None;
                 }
-                task.call = self.decide(&task.request.clone(), &task.wanted.clone());
+                task.call = self.decide(now, &task.request.clone(), &task.wanted.clone());
             }
             Err(_) => {
-                self.fresh.remove(name);
+                self.assumed.forget(name);
                 return;
             }
         }

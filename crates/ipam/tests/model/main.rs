@@ -1,9 +1,9 @@
-//! A cluster in memory, driven at random: nodes, two controllers that take turns, an API server that fails in every
-//! way a network can make it fail. After each step no two pods have one address and no pod has an address that is not
-//! its node's; when the trouble ends, nothing has leaked.
+//! A cluster in memory, driven at random: nodes, a controller that fails over, an API server that fails in every way a
+//! network can make it fail. After each step no two pods have one address and no pod has an address that is not its
+//! node's. When the failures end, every ADD ends, none is refused a block that can be granted, and nothing has leaked.
 //!
-//! The decisions are those of `fairlead_ipam`; around them the model makes the calls in the order in which the
-//! programs make them. The seed is printed; `FAIRLEAD_MODEL_SEED` repeats it, and a failure shrinks to few steps.
+//! The nodes run `fairlead_ipam::state::NodeState`, as the node program does; the model only makes the calls that it asks
+//! for, and wakes what it wakes. The seed is printed; `FAIRLEAD_MODEL_SEED` repeats it, and a failure shrinks to few steps.
 
 #![allow(
     clippy::unwrap_used,
@@ -28,7 +28,8 @@ use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestRng, TestRu
 
 use api::{Api, Wire};
 use controller::Controller;
-use node::{Node, key};
+use fairlead_ipam::{Grant, Request, grant};
+use node::{Mistake, Node, key};
 use steps::{Step, step};
 
 /// Random runs, and the most steps of one.
@@ -69,39 +70,46 @@ impl Cluster {
         let (api, now) = (&mut self.api, self.now);
         match step.clone() {
             Step::Add { node, container, pool } => {
-                self.nodes[node].add(key(on(node, container)), POOLS[pool]);
+                self.nodes[node].add(now, key(on(node, container)), POOLS[pool]);
             }
             Step::Answer { pick, wire } => {
                 if let Some(leader) = &mut self.leader {
-                    leader.advance(api, pick, wire);
+                    leader.advance(api, now, pick, wire);
                 }
             }
-            Step::Ask { node, pick, wire } => self.nodes[node].ask(api, pick, wire),
             Step::Crash { node } => self.nodes[node].crash(api),
             Step::Del { node, container } => self.nodes[node].del(&key(on(node, container))),
+            Step::DeleteBlock { pick } => self.change_block(pick, |block| block.deleting = true),
+            Step::Disable { pool, disabled } => {
+                if let Some(state) = api.objects.pools.get_mut(POOLS[pool]) {
+                    state.disabled = disabled;
+                }
+            }
             Step::Failover => self.failover(),
+            Step::FindLeaks { node } => self.nodes[node].find_leaks(now),
             Step::Flow { node, wire } => self.flow(node, wire),
             Step::Gc { node, valid } => {
                 self.nodes[node]
                     .gc(|it| (0..CONTAINERS).any(|n| *it == key(on(node, n)) && valid & (1 << n) != 0));
             }
-            Step::Give { node, wire, refused } => self.nodes[node].give(api, wire, refused),
-            Step::GiveUp { node, pick } => self.nodes[node].give_up(pick),
             Step::HandMade { node, index } => self.make_by_hand(node, index),
-            Step::Look { node } => self.nodes[node].look(now),
             Step::LosesPod { node, container } => {
                 self.nodes[node].kernel.remove(&key(on(node, container)));
             }
             Step::NodeLeaves { node } => self.leaves(node),
             Step::Outage { begins } => api.down = begins,
             Step::PowerCut { node } => self.power_cut(node),
+            Step::Release { node, wire, refused } => self.nodes[node].release(api, wire, refused),
+            Step::Request { node, pick, wire } => self.nodes[node].request(api, now, pick, wire),
+            Step::Reserve { pick, reserved } => self.change_block(pick, |block| block.reserved = reserved),
             Step::Start { node } => self.nodes[node].start(),
             Step::StrayArrives { pick } => {
                 if !api.stray.is_empty() {
                     let call = api.stray.swap_remove(pick % api.stray.len());
-                    let _ = api.objects.carry_out(&call);
+                    let _ = api.objects.apply(&call);
                 }
             }
+            Step::SyncBlocks { node, wire } => self.nodes[node].sync_blocks(api, now, wire),
             Step::SyncController => {
                 if let (Some(leader), false) = (&mut self.leader, api.down) {
                     leader.sync(api);
@@ -110,38 +118,42 @@ impl Cluster {
             Step::SyncNode { node } => self.nodes[node].sync(api),
             Step::TakeUp { pick } => {
                 if let Some(leader) = &mut self.leader {
-                    leader.take_up(pick);
+                    leader.take_up(now, pick);
                 }
             }
-            Step::Tend { node, wire } => self.nodes[node].tend(api, now, wire),
             Step::Terminate { pool } => self.terminate(pool),
             Step::Tidy { node, wire } => self.tidy(node, wire),
             Step::Time { seconds } => {
                 self.now += Duration::from_secs(seconds);
                 self.nodes.iter_mut().for_each(|node| node.time_passes(api, self.now));
             }
-            Step::Work { node, pick, made } => self.nodes[node].work(now, pick, made),
+            Step::Work { node, pick, wire, made } => self.nodes[node].work(api, now, pick, wire, made),
         }
     }
 
     fn flow(&mut self, node: usize, wire: Wire) {
         self.take(&Step::SyncNode { node });
-        (0..CONTAINERS).for_each(|pick| self.take(&Step::Work { node, pick, made: true }));
+        (0..CONTAINERS).for_each(|pick| self.take(&Step::Work { node, pick, wire, made: true }));
         for pick in 0..8 {
-            self.take(&Step::Ask { node, pick, wire });
+            self.take(&Step::Request { node, pick, wire });
             self.take(&Step::SyncController);
             self.take(&Step::TakeUp { pick });
             self.take(&Step::Answer { pick, wire });
         }
-        (0..CONTAINERS).for_each(|pick| self.take(&Step::Work { node, pick, made: true }));
+        (0..CONTAINERS).for_each(|pick| self.take(&Step::Work { node, pick, wire, made: true }));
     }
 
     fn tidy(&mut self, node: usize, wire: Wire) {
-        self.take(&Step::Tend { node, wire: Wire::Works });
+        self.take(&Step::SyncBlocks { node, wire: Wire::Works });
         self.take(&Step::Time { seconds: 301 });
-        self.take(&Step::Tend { node, wire: Wire::Works });
-        self.take(&Step::Give { node, wire: Wire::Works, refused: false });
-        self.take(&Step::Give { node, wire, refused: false });
+        self.take(&Step::SyncBlocks { node, wire: Wire::Works });
+        for wire in [Wire::Works, Wire::Works, Wire::Works, wire, wire] {
+            self.take(&Step::Release { node, wire, refused: false });
+        }
+        for pool in 0..POOLS.len() {
+            self.take(&Step::Add { node, container: pool, pool });
+            (0..4).for_each(|pick| self.take(&Step::Work { node, pick, wire, made: true }));
+        }
     }
 
     fn failover(&mut self) {
@@ -169,36 +181,35 @@ impl Cluster {
         self.api.objects.requests.retain(|_, request| request.node != *name);
     }
 
-    /// Somebody writes an AddressBlock with kubectl, with the number the controller would give next or another.
+    /// A user creates an AddressBlock with kubectl, with the number the controller would grant next or another.
     fn make_by_hand(&mut self, node: usize, index: u32) {
         let pool = self.api.objects.pools.get("dual").and_then(|state| state.parsed.as_ref().ok());
         let Some((name, nets)) = pool.and_then(|pool| Some((pool.block_name(index), pool.block(index)?)))
         else {
             return;
         };
-        let (uid, request) = (String::new(), None);
-        let node = self.nodes[node].name.clone();
-        let block = api::Block {
-            uid,
-            pool: "dual".to_owned(),
-            node,
-            index,
-            nets,
-            request,
-            deleting: false,
-            version: 0,
-        };
-        let _ = self.api.objects.carry_out(&api::Write::CreateBlock { name, block });
+        let block = api::Block::new("dual", &self.nodes[node].name, index, nets, None);
+        let _ = self.api.objects.apply(&api::Write::CreateBlock { name, block });
+    }
+
+    /// A user changes a block with kubectl.
+    fn change_block(&mut self, pick: usize, change: impl FnOnce(&mut api::Block)) {
+        let objects = &mut self.api.objects;
+        let (version, blocks) = (objects.next_version(), objects.blocks.len().max(1));
+        if let Some(block) = objects.blocks.values_mut().nth(pick % blocks) {
+            change(block);
+            block.version = version;
+        }
     }
 
     /// A pool begins to go, or is made again when its last block has gone.
     fn terminate(&mut self, pool: usize) {
         let objects = &mut self.api.objects;
-        let held = objects.blocks.values().any(|block| block.pool == POOLS[pool]);
+        let allocated = objects.blocks.values().any(|block| block.pool == POOLS[pool]);
         if let Some(state) = objects.pools.get_mut(POOLS[pool]) {
             if !state.terminating {
                 state.terminating = true;
-            } else if !held {
+            } else if !allocated {
                 add_pools(&mut self.api);
             }
         }
@@ -229,8 +240,8 @@ impl Cluster {
         Ok(())
     }
 
-    /// The trouble ends: everything works and goes on until nothing moves any more.
-    fn settle(&mut self) -> Checked {
+    /// The failures end: everything works and goes on until nothing moves any more.
+    fn recover(&mut self) -> Checked {
         self.take(&Step::Outage { begins: false });
         while !self.api.stray.is_empty() {
             self.take(&Step::StrayArrives { pick: 0 });
@@ -241,12 +252,15 @@ impl Cluster {
             for node in 0..NODES {
                 self.take(&Step::Start { node });
                 self.round(node)?;
+                // What was lost before the recovery has to time out first.
+                if round > 2 {
+                    self.no_add_waits(node)?;
+                }
+                if round == 10 {
+                    self.add_to_each_pool(node)?;
+                }
             }
             self.take(&Step::Time { seconds: 29 });
-            if round > 40 {
-                // Pools that are dry, going or missing keep nobody waiting for ever.
-                (0..NODES).for_each(|node| self.take(&Step::GiveUp { node, pick: 0 }));
-            }
             self.check()?;
         }
         self.nothing_leaked()
@@ -254,12 +268,15 @@ impl Cluster {
 
     fn round(&mut self, node: usize) -> Checked {
         let wire = Wire::Works;
-        for pick in 0..CONTAINERS {
-            self.take(&Step::Work { node, pick, made: true });
-        }
-        for _ in 0..4 {
+        for _ in 0..16 {
+            if self.nodes[node].is_idle() && self.leader.as_ref().is_some_and(Controller::is_idle) {
+                break;
+            }
+            for pick in 0..CONTAINERS {
+                self.take(&Step::Work { node, pick, wire, made: true });
+            }
             for pick in 0..POOLS.len() {
-                self.take(&Step::Ask { node, pick, wire });
+                self.take(&Step::Request { node, pick, wire });
             }
             self.take(&Step::SyncController);
             for pick in 0..4 {
@@ -268,30 +285,64 @@ impl Cluster {
                 self.take(&Step::Answer { pick, wire });
             }
         }
+        self.take(&Step::SyncController);
+        (0..4).for_each(|pick| self.take(&Step::TakeUp { pick }));
+        (0..8).for_each(|pick| self.take(&Step::Answer { pick, wire }));
         self.take(&Step::SyncNode { node });
-        self.take(&Step::Look { node });
+        self.take(&Step::FindLeaks { node });
         for _ in 0..3 {
-            self.take(&Step::Tend { node, wire });
-            self.take(&Step::Give { node, wire, refused: false });
-            self.take(&Step::Give { node, wire, refused: false });
+            self.take(&Step::SyncBlocks { node, wire });
+            for _ in 0..10 {
+                self.take(&Step::Release { node, wire, refused: false });
+            }
             self.take(&Step::SyncNode { node });
         }
-        self.take(&Step::Tend { node, wire });
+        self.take(&Step::SyncBlocks { node, wire });
         self.check()
+    }
+
+    fn no_add_waits(&self, node: usize) -> Checked {
+        let node = &self.nodes[node];
+        prop_assert!(node.has_no_adds(), "an ADD on {} waits forever: {:?}", node.name, node.program);
+        Ok(())
+    }
+
+    /// An ADD succeeds, or fails for a reason that holds.
+    fn add_to_each_pool(&mut self, node: usize) -> Checked {
+        for (pool, name) in POOLS.iter().enumerate() {
+            let added = key(on(node, CONTAINERS + pool));
+            self.nodes[node].add(self.now, added.clone(), name);
+            self.round(node)?;
+            self.no_add_waits(node)?;
+            if !self.nodes[node].kernel.contains_key(&added) {
+                let objects = &self.api.objects;
+                let request = Request { uid: "", pool: name, node: "" };
+                let possible = grant(&request, &objects.pools, &objects.existing());
+                let why = self.nodes[node].program.as_ref().and_then(|program| program.failures.get(&added));
+                prop_assert!(
+                    matches!(possible, Grant::Refused(_)),
+                    "{why:?} on {}, and {possible:?} could be had",
+                    self.nodes[node].name
+                );
+                prop_assert!(why.is_some(), "an ADD ended without a reason");
+            }
+            self.nodes[node].del(&added);
+        }
+        Ok(())
     }
 
     fn nothing_leaked(&self) -> Checked {
         for node in &self.nodes {
             prop_assert!(node.is_idle(), "{} still works: {:?}", node.name, node.program);
             let Some(program) = &node.program else { continue };
-            let held: Vec<_> = program.book.held().map(|(key, _)| key).collect();
-            prop_assert_eq!(held, node.kernel.keys().collect::<Vec<_>>(), "addresses without pods");
-            let known: Vec<&str> = program.book.blocks().map(|block| block.name()).collect();
+            let allocated: Vec<_> = program.state.table().allocated().map(|(key, _)| key).collect();
+            prop_assert_eq!(allocated, node.kernel.keys().collect::<Vec<_>>(), "addresses without pods");
+            let known: Vec<&str> = program.state.table().blocks().map(|block| block.name()).collect();
             let own = self.api.objects.blocks.iter().filter(|(_, block)| block.node == node.name);
             let own: Vec<&str> = own.map(|(name, _)| name.as_str()).collect();
             prop_assert_eq!(known, own, "blocks of {}", &node.name);
-            prop_assert_eq!(program.book.releasable_blocks(), [""; 0], "blocks nobody needs");
-            prop_assert_eq!(program.book.homeless().count(), 0);
+            prop_assert_eq!(program.state.table().releasable_blocks(), [""; 0], "blocks that no pod needs");
+            prop_assert_eq!(program.state.without_block().count(), 0);
         }
         prop_assert!(self.leader.as_ref().is_some_and(Controller::is_idle));
         let pending =
@@ -314,22 +365,22 @@ fn add_pools(api: &mut Api) {
     ];
     for (name, bits, subnets) in pools {
         if api.objects.pools.get(name).is_none_or(|state| state.terminating) {
-            let held = api.objects.blocks.values().any(|block| block.pool == name);
-            if !held {
+            let allocated = api.objects.blocks.values().any(|block| block.pool == name);
+            if !allocated {
                 api.objects.add_pool(name, bits, subnets);
             }
         }
     }
 }
 
-fn run(steps: &[Step], careless: bool) -> Checked {
+fn run(steps: &[Step], mistake: Option<Mistake>) -> Checked {
     let mut cluster = Cluster::new();
-    cluster.nodes.iter_mut().for_each(|node| node.careless = careless);
+    cluster.nodes.iter_mut().for_each(|node| node.mistake = mistake);
     for step in steps {
         cluster.take(step);
         cluster.check()?;
     }
-    cluster.settle()
+    cluster.recover()
 }
 
 fn seed() -> u64 {
@@ -340,20 +391,20 @@ fn seed() -> u64 {
     })
 }
 
-fn runs(seed: u64, careless: bool, max_shrink_iters: u32) -> Result<(), String> {
+fn runs(seed: u64, mistake: Option<Mistake>, max_shrink_iters: u32) -> Result<(), String> {
     let mut bytes = [0; 32];
     bytes[..8].copy_from_slice(&seed.to_le_bytes());
     let config = Config { cases: RUNS, failure_persistence: None, max_shrink_iters, ..Config::default() };
     let mut runner = TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &bytes));
     let steps = prop::collection::vec(step(), 1..STEPS);
-    runner.run(&steps, |steps| run(&steps, careless)).map_err(|error| error.to_string())
+    runner.run(&steps, |steps| run(&steps, mistake)).map_err(|error| error.to_string())
 }
 
 #[test]
-fn no_trouble_gives_an_address_twice_or_loses_one() {
+fn no_failure_allocates_an_address_twice_or_loses_one_or_makes_an_add_wait_forever() {
     let seed = seed();
     println!("FAIRLEAD_MODEL_SEED={seed}");
-    if let Err(error) = runs(seed, false, 20_000) {
+    if let Err(error) = runs(seed, None, 20_000) {
         panic!("FAIRLEAD_MODEL_SEED={seed}: {error}");
     }
 }
@@ -361,6 +412,13 @@ fn no_trouble_gives_an_address_twice_or_loses_one() {
 /// The model sees what it is for: nodes that use a block again when the answer to its deletion was lost.
 #[test]
 fn a_node_that_takes_a_lost_answer_for_a_refusal_is_found_out() {
-    let found = runs(1, true, 0).expect_err("400 runs find it");
+    let found = runs(1, Some(Mistake::ReopensWithoutAnswer), 0).expect_err("400 runs find it");
     assert!(found.contains("is in no block of that node"), "{found}");
+}
+
+/// And nodes on which pods are not woken when their block has come.
+#[test]
+fn a_node_that_wakes_no_waiting_pod_is_found_out() {
+    let found = runs(1, Some(Mistake::WakesNoWaiter), 0).expect_err("400 runs find it");
+    assert!(found.contains("waits forever"), "{found}");
 }

@@ -1,20 +1,24 @@
-//! A node: its kernel, and the node program around `NodeIpam`, in the order in which `crates/node` does things.
+//! A node: its kernel, and a node program around [`NodeState`]. Everything here is I/O; the state decides.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::{Duration, Instant};
 
-use fairlead_ipam::demand::{Demand, blocks_wanted};
-use fairlead_ipam::leaks::Suspects;
-use fairlead_ipam::{Allocation, Answer, Block as Own, Key, NodeIpam};
+use fairlead_ipam::request::{RequestCall, RequestEnd, RequestFlow, RequestOutcome, RequestReply};
+use fairlead_ipam::state::{
+    AllocationError, Attempt, BlockDeletion, BlockDemand, DeletionAnswer, NodeState, PoolInfo,
+    RequestFailure, ShownBlock,
+};
+use fairlead_ipam::{Allocation, Block as Own, Key, PoolState};
 
-use crate::api::{Api, Block, Failed, Outcome, Wire, Write};
+use crate::api::{Api, Block, Failed, Outcome, Request, Wire, Write};
 
-const ANSWER: Duration = Duration::from_secs(30);
-const EMPTY_FOR: Duration = Duration::from_secs(300);
-const LEAKED_FOR: Duration = Duration::from_secs(60);
-/// Addresses in a block, as nodes count when pods wait: few, so that they ask for many blocks at once.
-const LEAST_BLOCK: usize = 1;
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
+const BLOCK_WAIT: Duration = Duration::from_secs(20);
+const RELEASE_GRACE: Duration = Duration::from_secs(300);
+const LEAK_GRACE: Duration = Duration::from_secs(60);
+/// Addresses in a block, as nodes count when pods wait: few, so that they request many blocks at once.
+const BLOCK_SIZE: usize = 1;
 
 /// A pod's link with its alias, and its routes.
 #[derive(Debug, Clone, PartialEq)]
@@ -31,45 +35,51 @@ impl Link {
 }
 
 #[derive(Debug, Clone)]
-enum Add {
-    Waits { pool: String },
+struct Add {
+    pool: String,
+    since: Instant,
+    stage: Stage,
+}
+
+#[derive(Debug, Clone)]
+enum Stage {
     HasAddress(Allocation),
+    ReadsPool,
+    Tries,
+    /// Until the state wakes it.
+    Waits,
 }
 
 /// A BlockRequest under way.
 #[derive(Debug, Clone)]
-struct Asking {
+struct Requesting {
     since: Instant,
-    next: Ask,
+    flow: RequestFlow,
 }
 
+/// A block that is being released: the next thing to do.
 #[derive(Debug, Clone)]
-enum Ask {
-    Look,
-    Send(Write),
-    Await,
-    Read(String),
-}
-
-/// A block being given back.
-#[derive(Debug, Clone)]
-struct Giving {
-    name: String,
-    call: Write,
+enum Release {
+    Close(String, Option<BlockDeletion>),
+    Delete(BlockDeletion),
+    RemoveFinalizer(BlockDeletion),
+    Forget(BlockDeletion),
 }
 
 /// The node program while it runs.
 #[derive(Debug)]
 pub(crate) struct Program {
-    pub(crate) book: NodeIpam,
-    cache: Option<BTreeMap<String, Block>>,
+    pub(crate) state: NodeState<Key>,
+    blocks: Option<BTreeMap<String, Block>>,
+    pools: BTreeMap<String, PoolState>,
     adds: BTreeMap<Key, Add>,
-    /// By pool and number.
-    asking: BTreeMap<(String, usize), Asking>,
-    demand: Demand,
-    giving: Option<Giving>,
-    empty_since: BTreeMap<String, Instant>,
-    suspects: Suspects,
+    /// Why the latest ADD of a container failed.
+    pub(crate) failures: BTreeMap<Key, AllocationError>,
+    requests: BTreeMap<BlockDemand, Requesting>,
+    /// Whether the request task was notified.
+    request: bool,
+    due: VecDeque<String>,
+    release: Option<Release>,
 }
 
 #[derive(Debug)]
@@ -77,8 +87,16 @@ pub(crate) struct Node {
     pub(crate) name: String,
     pub(crate) kernel: BTreeMap<Key, Link>,
     pub(crate) program: Option<Program>,
-    /// A mistake that the model must find: a block whose deletion got no answer is used again.
-    pub(crate) careless: bool,
+    /// A mistake that the model must find.
+    pub(crate) mistake: Option<Mistake>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mistake {
+    /// A block whose deletion got no answer is used again.
+    ReopensWithoutAnswer,
+    /// Pods that wait are not told of the end of requests.
+    WakesNoWaiter,
 }
 
 pub(crate) fn key(container: usize) -> Key {
@@ -87,7 +105,7 @@ pub(crate) fn key(container: usize) -> Key {
 
 impl Node {
     pub(crate) fn new(name: &str) -> Self {
-        Self { name: name.to_owned(), kernel: BTreeMap::new(), program: None, careless: false }
+        Self { name: name.to_owned(), kernel: BTreeMap::new(), program: None, mistake: None }
     }
 
     /// The program starts: its state is what the kernel shows.
@@ -95,45 +113,51 @@ impl Node {
         if self.program.is_some() {
             return;
         }
-        let mut book = NodeIpam::new();
+        let mut state = NodeState::default();
         for (key, link) in &self.kernel {
-            book.adopt(key.clone(), &link.pool, link.ipv4, link.ipv6)
+            state
+                .adopt(key.clone(), &link.pool, link.ipv4, link.ipv6)
                 .expect("the kernel's pods are in order");
         }
         self.program = Some(Program {
-            book,
-            cache: None,
+            state,
+            blocks: None,
+            pools: BTreeMap::new(),
             adds: BTreeMap::new(),
-            asking: BTreeMap::new(),
-            demand: Demand::default(),
-            giving: None,
-            empty_since: BTreeMap::new(),
-            suspects: Suspects::default(),
+            failures: BTreeMap::new(),
+            requests: BTreeMap::new(),
+            request: false,
+            due: VecDeque::new(),
+            release: None,
         });
     }
 
     /// The program dies; the kernel stays, and what was sent may still arrive.
     pub(crate) fn crash(&mut self, api: &mut Api) {
         let Some(program) = self.program.take() else { return };
-        api.stray.extend(program.giving.map(|giving| giving.call));
-        for asking in program.asking.into_values() {
-            if let Ask::Send(call) = asking.next {
-                api.stray.push(call);
-            }
-        }
+        let release = match program.release {
+            Some(Release::Delete(deletion)) => Some(delete(&deletion)),
+            Some(Release::RemoveFinalizer(deletion)) => Some(remove_finalizer(&deletion)),
+            _ => None,
+        };
+        api.stray.extend(release);
+        let calls = program.requests.iter().filter_map(|(demand, it)| self.write(demand, it.flow.call()));
+        api.stray.extend(calls.collect::<Vec<_>>());
     }
 
-    /// The watch delivers this node's blocks.
+    /// The watches deliver this node's blocks and all pools.
     pub(crate) fn sync(&mut self, api: &Api) {
         let Some(program) = &mut self.program else { return };
         let Ok(objects) = api.read(Wire::Works) else { return };
         let own = objects.blocks.iter().filter(|(_, block)| block.node == self.name);
-        program.cache = Some(own.map(|(name, block)| (name.clone(), block.clone())).collect());
+        program.blocks = Some(own.map(|(name, block)| (name.clone(), block.clone())).collect());
+        program.pools = objects.pools.clone();
     }
 
-    pub(crate) fn add(&mut self, key: Key, pool: &str) {
+    pub(crate) fn add(&mut self, now: Instant, key: Key, pool: &str) {
         let Some(program) = &mut self.program else { return };
-        program.adds.entry(key).or_insert_with(|| Add::Waits { pool: pool.to_owned() });
+        let add = || Add { pool: pool.to_owned(), since: now, stage: Stage::Tries };
+        program.adds.entry(key).or_insert_with(add);
     }
 
     /// DEL and each victim of GC: never beside an ADD of the same container.
@@ -141,222 +165,323 @@ impl Node {
         let Some(program) = &mut self.program else { return };
         if !program.adds.contains_key(key) {
             self.kernel.remove(key);
-            program.book.release(key);
+            program.state.release(key);
+            self.apply_effects();
         }
     }
 
     pub(crate) fn gc(&mut self, valid: impl Fn(&Key) -> bool) {
         let Some(program) = &self.program else { return };
-        let victims: Vec<Key> =
-            program.book.held().map(|(key, _)| key.clone()).filter(|key| !valid(key)).collect();
+        let keys = program.state.table().allocated().map(|(key, _)| key.clone());
+        let victims: Vec<Key> = keys.filter(|key| !valid(key)).collect();
         victims.iter().for_each(|key| self.del(key));
     }
 
-    /// A pod of which CHECK would say that it does not hold the addresses that its link has. Pods that are being
-    /// added wait for their turn.
+    /// A pod of which CHECK would say that it does not have the addresses of its link. Pods that are being added wait for
+    /// their lock.
     pub(crate) fn fails_check(&self) -> Option<&Key> {
         let program = self.program.as_ref()?;
-        let holds = |key: &Key, link: &Link| {
-            let held = program.book.get(key);
-            held.is_some_and(|it| it.pool == link.pool && it.ipv4 == link.ipv4 && it.ipv6 == link.ipv6)
+        let has = |key: &Key, link: &Link| {
+            let allocated = program.state.table().get(key);
+            allocated.is_some_and(|it| it.pool == link.pool && it.ipv4 == link.ipv4 && it.ipv6 == link.ipv6)
         };
-        let settled = self.kernel.iter().filter(|(key, _)| !program.adds.contains_key(*key));
-        settled.filter(|(key, link)| !holds(key, link)).map(|(key, _)| key).next()
+        let mut added = self.kernel.iter().filter(|(key, _)| !program.adds.contains_key(*key));
+        added.find(|(key, link)| !has(key, link)).map(|(key, _)| key)
     }
 
     /// One step of one ADD. `made` says whether the kernel makes the link.
-    pub(crate) fn work(&mut self, now: Instant, pick: usize, made: bool) {
+    pub(crate) fn work(&mut self, api: &Api, now: Instant, pick: usize, wire: Wire, made: bool) {
         let Some(program) = &mut self.program else { return };
-        let Some(key) = program.adds.keys().nth(pick % program.adds.len().max(1)).cloned() else { return };
-        match program.adds.remove(&key) {
-            Some(Add::Waits { pool }) => match program.book.allocate(&pool, &key) {
-                Answer::NeedBlock => {
-                    program.adds.insert(key, Add::Waits { pool: pool.clone() });
-                    let waits = |add: &&Add| matches!(add, Add::Waits { pool: its } if *its == pool);
-                    let waiting = program.adds.values().filter(waits).count();
-                    program.ask(now, &pool, blocks_wanted(waiting, LEAST_BLOCK));
-                }
-                Answer::Allocated(allocation) => {
-                    if program.book.wants_block(&pool) {
-                        program.ask(now, &pool, 1);
-                    }
-                    program.adds.insert(key, Add::HasAddress(allocation));
-                }
-            },
-            Some(Add::HasAddress(allocation)) => {
+        let runs = |(key, add): (&Key, &Add)| (!matches!(add.stage, Stage::Waits)).then(|| key.clone());
+        let running: Vec<Key> = program.adds.iter().filter_map(runs).collect();
+        let Some(key) = running.get(pick % running.len().max(1)) else { return };
+        let Some(mut add) = program.adds.remove(key) else { return };
+        let pool_info = match add.stage {
+            Stage::HasAddress(allocation) => {
                 // A stale link of the same container goes first, whatever comes of the new one.
-                self.kernel.remove(&key);
+                self.kernel.remove(key);
                 if made {
                     let Allocation { pool, ipv4, ipv6, .. } = allocation;
-                    self.kernel.insert(key, Link { pool, ipv4, ipv6 });
-                } else if allocation.fresh {
-                    program.book.release(&key);
+                    self.kernel.insert(key.clone(), Link { pool, ipv4, ipv6 });
+                } else if allocation.is_new {
+                    program.state.release(key);
+                    self.apply_effects();
                 }
+                return;
             }
-            None => {}
-        }
-    }
-
-    /// The runtime's patience with an ADD that waits for a block ends.
-    pub(crate) fn give_up(&mut self, pick: usize) {
-        let Some(program) = &mut self.program else { return };
-        let waiting = |(key, add): (&Key, &Add)| matches!(add, Add::Waits { .. }).then(|| key.clone());
-        let waiting: Vec<Key> = program.adds.iter().filter_map(waiting).collect();
-        if !waiting.is_empty() {
-            program.adds.remove(&waiting[pick % waiting.len()]);
-        }
+            Stage::Tries => program.pools.get(&add.pool).map(pool_info),
+            Stage::ReadsPool => Some(match api.read(wire) {
+                Ok(objects) => objects.pools.get(&add.pool).map_or(PoolInfo::Missing, pool_info),
+                Err(_) => PoolInfo::Unavailable,
+            }),
+            Stage::Waits => return,
+        };
+        add.stage = match program.state.allocate(now, &add.pool, key, pool_info, key) {
+            Attempt::Allocated(allocation) => Stage::HasAddress(allocation),
+            Attempt::Failed(error) => {
+                program.failures.insert(key.clone(), error);
+                return self.apply_effects();
+            }
+            Attempt::ReadPool => Stage::ReadsPool,
+            Attempt::Wait => Stage::Waits,
+        };
+        program.adds.insert(key.clone(), add);
+        self.apply_effects();
     }
 
     /// One step of one BlockRequest.
-    pub(crate) fn ask(&mut self, api: &mut Api, pick: usize, wire: Wire) {
+    pub(crate) fn request(&mut self, api: &mut Api, now: Instant, pick: usize, wire: Wire) {
         let Some(program) = &mut self.program else { return };
-        let Some(at) = program.asking.keys().nth(pick % program.asking.len().max(1)).cloned() else {
-            return;
-        };
-        let Some(mut asking) = program.asking.remove(&at) else { return };
-        let (pool, number) = &at;
-        let name = format!("req{number}-{pool}-{}", self.name);
-        let create = Write::CreateRequest { name: name.clone(), pool: pool.clone(), node: self.name.clone() };
-        let next = match &asking.next {
-            Ask::Look => api.read(wire).map(|objects| match objects.requests.get(&name) {
-                None => Some(Ask::Send(create)),
-                Some(present) if present.outcome == Outcome::Pending => Some(Ask::Await),
-                Some(present) => {
-                    Some(Ask::Send(Write::DeleteRequest { name: name.clone(), uid: present.uid.clone() }))
-                }
-            }),
-            Ask::Send(call) => api.call(call, wire).map(|()| match call {
-                Write::DeleteRequest { .. } => Some(Ask::Send(create)),
-                _ => Some(Ask::Await),
-            }),
-            Ask::Await => api.read(wire).map(|objects| {
-                match objects.requests.get(&name).map(|request| request.outcome.clone()) {
-                    Some(Outcome::Granted(block)) => Some(Ask::Read(block)),
-                    Some(Outcome::Pending) => Some(Ask::Await),
-                    Some(Outcome::Refused) | None => None,
-                }
-            }),
-            Ask::Read(block) => api.read(wire).map(|objects| {
-                if let Some(granted) = objects.blocks.get(block).filter(|block| block.node == self.name) {
-                    program.book.upsert_block(own(block, granted));
-                }
-                None
-            }),
-        };
-        if let Ok(Some(next)) = next {
-            asking.next = next;
-            program.asking.insert(at, asking);
+        if std::mem::take(&mut program.request) {
+            while let Some(demand) = program.state.next_request() {
+                let flow = RequestFlow::new(demand.replaces_answered);
+                program.requests.insert(demand, Requesting { since: now, flow });
+            }
+        }
+        let at = program.requests.keys().nth(pick % program.requests.len().max(1)).cloned();
+        let Some(demand) = at else { return };
+        let Some(Requesting { since, mut flow }) = program.requests.remove(&demand) else { return };
+        let ended = if let RequestCall::ReadBlock { block, request_uid } = flow.call() {
+            Some(self.read_block(api, wire, block, request_uid))
         } else {
-            program.demand.end(pool, *number);
-        }
-    }
-
-    /// What the block task does at each turn: the book follows the watch, and one empty block begins to be given back.
-    pub(crate) fn tend(&mut self, api: &Api, now: Instant, wire: Wire) {
-        let Some(program) = &mut self.program else { return };
-        let Some(cache) = &program.cache else { return };
-        if program.giving.is_some() {
-            return;
-        }
-        let known: Vec<String> = program.book.blocks().map(|block| block.name().to_owned()).collect();
-        for name in known.iter().filter(|name| !cache.contains_key(*name)) {
-            program.book.remove_block(name);
-        }
-        for (name, block) in cache {
-            program.book.upsert_block(own(name, block));
-        }
-        let releasable = program.book.releasable_blocks();
-        program.empty_since.retain(|name, _| releasable.contains(name));
-        for name in releasable {
-            let since = *program.empty_since.entry(name.clone()).or_insert(now);
-            if now.saturating_duration_since(since) < EMPTY_FOR {
-                continue;
-            }
-            // Asked before it is closed: while the server is away, pods go on getting addresses from it.
-            let Ok(objects) = api.read(wire) else { continue };
-            let present = objects.blocks.get(&name).filter(|block| block.node == self.name).cloned();
-            if !program.book.close_block(&name) {
-                continue;
-            }
-            if let Some(Block { uid, version, .. }) = present {
-                let call = Write::DeleteBlock { name: name.clone(), uid, version };
-                program.giving = Some(Giving { name, call });
-                return;
-            }
-        }
-    }
-
-    /// The next call for the block that is being given back. `refused` is a server that says no and means it.
-    pub(crate) fn give(&mut self, api: &mut Api, wire: Wire, refused: bool) {
-        let Some(program) = &mut self.program else { return };
-        let Some(Giving { name, call }) = program.giving.take() else { return };
-        let Write::DeleteBlock { uid, .. } = &call else {
-            // Whatever came of the finalizer: the block stays closed, and the next turn looks at it again.
-            if api.call(&call, wire).is_err() && self.careless {
-                program.book.reopen_block(&name);
-            }
-            return;
+            self.call(api, wire, &demand, &mut flow).err().map(Err)
         };
-        if refused {
-            program.book.reopen_block(&name);
-            return;
+        let Some(program) = &mut self.program else { return };
+        match ended {
+            Some(outcome) => program.state.end_request(now, &demand, outcome),
+            None => drop(program.requests.insert(demand, Requesting { since, flow })),
         }
-        match api.call(&call, wire) {
-            Ok(()) => {
-                let call = Write::DropFinalizer { name: name.clone(), uid: uid.clone() };
-                program.giving = Some(Giving { name, call });
+        self.apply_effects();
+    }
+
+    fn call(
+        &self,
+        api: &mut Api,
+        wire: Wire,
+        demand: &BlockDemand,
+        flow: &mut RequestFlow,
+    ) -> Result<(), RequestFailure> {
+        let no_answer = |_| failure("no answer");
+        let reply = match (flow.call(), self.write(demand, flow.call())) {
+            (RequestCall::Delete, Some(write)) => match api.call(&write, wire) {
+                Ok(()) | Err(Failed::NotFound) => RequestReply::Deleted,
+                Err(error) => return Err(no_answer(error)),
+            },
+            (_, Some(write)) => match api.call(&write, wire) {
+                Ok(()) => RequestReply::Present(RequestOutcome::Pending),
+                Err(Failed::Conflict) => RequestReply::AlreadyExists,
+                Err(error) => return Err(no_answer(error)),
+            },
+            (call, None) => match api.read(wire).map_err(no_answer)?.requests.get(&self.name_of(demand)) {
+                None => RequestReply::Absent,
+                // The watch goes on.
+                Some(Request { outcome: Outcome::Pending, .. }) if *call == RequestCall::AwaitAnswer => {
+                    return Ok(());
+                }
+                Some(request) => RequestReply::Present(outcome(request)),
+            },
+        };
+        flow.advance(reply).map_err(|end| match end {
+            RequestEnd::Refused(failure) => failure,
+            RequestEnd::Unanswered => failure("unanswered"),
+        })
+    }
+
+    fn read_block(
+        &self,
+        api: &Api,
+        wire: Wire,
+        name: &str,
+        request_uid: &str,
+    ) -> Result<Option<Own>, RequestFailure> {
+        let cached = self.program.as_ref().and_then(|program| program.blocks.as_ref()?.get(name));
+        let block = match cached.filter(|block| block.request.as_deref() == Some(request_uid)) {
+            Some(cached) => cached,
+            None => {
+                let objects = api.read(wire).map_err(|_| failure("no answer"))?;
+                objects.blocks.get(name).ok_or_else(|| failure("no such block"))?
             }
-            Err(Failed::NoAnswer) if self.careless => program.book.reopen_block(&name),
-            Err(Failed::Conflict | Failed::NoAnswer | Failed::NotFound) => {}
+        };
+        Ok((block.node == self.name).then(|| own(name, block)))
+    }
+
+    fn name_of(&self, demand: &BlockDemand) -> String {
+        format!("req{}-{}-{}", demand.number, demand.pool, self.name)
+    }
+
+    fn write(&self, demand: &BlockDemand, call: &RequestCall) -> Option<Write> {
+        let name = self.name_of(demand);
+        match call {
+            RequestCall::Create => {
+                Some(Write::CreateRequest { name, pool: demand.pool.clone(), node: self.name.clone() })
+            }
+            RequestCall::Delete => Some(Write::DeleteRequest { name }),
+            RequestCall::AwaitAnswer | RequestCall::Read | RequestCall::ReadBlock { .. } => None,
         }
     }
 
-    /// The look for leaked addresses.
-    pub(crate) fn look(&mut self, now: Instant) {
+    /// What the block task does when something changed: the state follows the watches, and blocks become due.
+    pub(crate) fn sync_blocks(&mut self, api: &Api, now: Instant, wire: Wire) {
+        let Some(program) = &mut self.program else { return };
+        let Some(blocks) = program.blocks.as_ref().filter(|_| program.release.is_none()) else { return };
+        let shown = blocks.iter().map(|(name, block)| ShownBlock {
+            name,
+            uid: &block.uid,
+            own: Some(own(name, block)),
+        });
+        program.state.sync_blocks(shown.collect());
+        for (name, uid) in program.state.assumed() {
+            let Ok(objects) = api.read(wire) else { continue };
+            if objects.blocks.get(&name).is_none_or(|block| block.uid != uid) {
+                program.state.forget_block(&name, &uid);
+            }
+        }
+        let pools = &program.pools;
+        program.state.sync_pools(|pool| pools.get(pool).is_some_and(|pool| pool_info(pool).is_cordoned()));
+        program.due = program.state.due_releases(now, RELEASE_GRACE).into();
+        self.apply_effects();
+    }
+
+    /// The next step of the release of a block. `refused` is a server that says no and means it.
+    pub(crate) fn release(&mut self, api: &mut Api, wire: Wire, refused: bool) {
+        let mistaken = self.mistake == Some(Mistake::ReopensWithoutAnswer);
+        let Some(program) = &mut self.program else { return };
+        program.release = match program.release.take() {
+            None => program.due.pop_front().and_then(|name| {
+                let objects = api.read(wire).ok()?;
+                let present = objects.blocks.get(&name).filter(|block| block.node == self.name);
+                let deletion = present.map(|block| BlockDeletion {
+                    name: name.clone(),
+                    uid: block.uid.clone(),
+                    version: block.version.to_string(),
+                });
+                Some(Release::Close(name, deletion))
+            }),
+            Some(Release::Close(name, present)) => {
+                program.state.close_block(&name, present).map(Release::Delete)
+            }
+            Some(Release::Delete(deletion)) => {
+                let answer = match api.call(&delete(&deletion), if refused { Wire::LosesCall } else { wire })
+                {
+                    _ if refused => DeletionAnswer::Refused,
+                    Ok(()) | Err(Failed::NotFound) => DeletionAnswer::Accepted,
+                    Err(Failed::NoAnswer) if mistaken => DeletionAnswer::Refused,
+                    Err(Failed::Conflict | Failed::NoAnswer) => DeletionAnswer::Unknown,
+                };
+                let accepted = program.state.deletion_answered(&deletion, answer);
+                accepted.then_some(Release::RemoveFinalizer(deletion))
+            }
+            Some(Release::RemoveFinalizer(deletion)) => match api.call(&remove_finalizer(&deletion), wire) {
+                Ok(()) | Err(Failed::Conflict | Failed::NotFound) => Some(Release::Forget(deletion)),
+                Err(Failed::NoAnswer) => {
+                    if mistaken {
+                        program.state.deletion_answered(&deletion, DeletionAnswer::Refused);
+                    }
+                    None
+                }
+            },
+            Some(Release::Forget(BlockDeletion { name, uid, .. })) => {
+                program.state.forget_block(&name, &uid);
+                None
+            }
+        };
+        self.apply_effects();
+    }
+
+    /// The search for leaked addresses.
+    pub(crate) fn find_leaks(&mut self, now: Instant) {
         let Some(program) = &mut self.program else { return };
         let linked: BTreeSet<Key> = self.kernel.keys().cloned().collect();
-        let held = program.book.held().map(|(key, _)| key);
-        for key in program.suspects.look(now, LEAKED_FOR, held, &linked) {
-            // The turn of the container is held: no ADD of it runs.
+        for key in program.state.leaked(now, LEAK_GRACE, &linked) {
+            // The lock of the container is held: no ADD of it runs.
             if !program.adds.contains_key(&key) && !self.kernel.contains_key(&key) {
-                program.book.release(&key);
+                program.state.release(&key);
             }
         }
+        self.apply_effects();
     }
 
-    /// Requests that were not answered in time are dropped; what was sent may still arrive.
+    /// Requests and pods that have waited too long give up; what was sent may still arrive.
     pub(crate) fn time_passes(&mut self, api: &mut Api, now: Instant) {
         let Some(program) = &mut self.program else { return };
-        let late = |asking: &Asking| now.saturating_duration_since(asking.since) >= ANSWER;
-        for asking in program.asking.values().filter(|asking| late(asking)) {
-            if let Ask::Send(call) = &asking.next {
-                api.stray.push(call.clone());
-            }
+        let late = |since: Instant, limit| now.saturating_duration_since(since) >= limit;
+        let expired = program.requests.extract_if(.., |_, request| late(request.since, REQUEST_TIMEOUT));
+        let expired: Vec<(BlockDemand, Requesting)> = expired.collect();
+        for (demand, _) in &expired {
+            program.state.end_request(now, demand, Err(failure("timed out")));
         }
-        let Program { asking, demand, .. } = program;
-        asking.retain(|(pool, number), asking| {
-            if late(asking) {
-                demand.end(pool, *number);
-            }
-            !late(asking)
-        });
+        for (key, _) in program
+            .adds
+            .extract_if(.., |_, add| matches!(add.stage, Stage::Waits) && late(add.since, BLOCK_WAIT))
+        {
+            program.state.stop_waiting(&key);
+        }
+        self.apply_effects();
+        let calls = expired.iter().filter_map(|(demand, it)| self.write(demand, it.flow.call()));
+        api.stray.extend(calls.collect::<Vec<_>>());
     }
 
+    fn apply_effects(&mut self) {
+        let Some(program) = &mut self.program else { return };
+        let effects = program.state.take_effects();
+        program.request |= effects.request;
+        for key in effects.wake {
+            if self.mistake == Some(Mistake::WakesNoWaiter) {
+                continue;
+            }
+            if let Some(add) = program.adds.get_mut(&key).filter(|add| matches!(add.stage, Stage::Waits)) {
+                add.stage = Stage::Tries;
+            }
+        }
+    }
+
+    pub(crate) fn has_no_adds(&self) -> bool {
+        self.program.as_ref().is_some_and(|program| program.adds.is_empty())
+    }
+
+    /// Whether no ADD, request or release is under way.
     pub(crate) fn is_idle(&self) -> bool {
         self.program.as_ref().is_some_and(|program| {
-            program.adds.is_empty() && program.asking.is_empty() && program.giving.is_none()
+            program.adds.is_empty()
+                && program.requests.is_empty()
+                && program.release.is_none()
+                && !program.request
         })
     }
 }
 
-impl Program {
-    fn ask(&mut self, now: Instant, pool: &str, blocks: usize) {
-        while let Some(number) = self.demand.begin(pool, blocks) {
-            self.asking.insert((pool.to_owned(), number), Asking { since: now, next: Ask::Look });
+fn failure(message: &str) -> RequestFailure {
+    RequestFailure { reason: None, message: message.to_owned() }
+}
+
+fn outcome(request: &Request) -> RequestOutcome {
+    match &request.outcome {
+        Outcome::Granted(block) => {
+            RequestOutcome::Granted { block: block.clone(), request_uid: request.uid.clone() }
         }
+        Outcome::Pending => RequestOutcome::Pending,
+        Outcome::Refused(reason) => RequestOutcome::refused(reason, ""),
     }
 }
 
+fn pool_info(pool: &PoolState) -> PoolInfo {
+    match (pool.terminating, pool.disabled) {
+        (true, _) => PoolInfo::Deleting,
+        (false, true) => PoolInfo::Disabled,
+        (false, false) => PoolInfo::Usable { block_size: BLOCK_SIZE },
+    }
+}
+
+fn delete(deletion: &BlockDeletion) -> Write {
+    let BlockDeletion { name, uid, version } = deletion.clone();
+    Write::DeleteBlock { name, uid, version: version.parse().expect("a version of the model") }
+}
+
+fn remove_finalizer(deletion: &BlockDeletion) -> Write {
+    Write::DropFinalizer { name: deletion.name.clone(), uid: deletion.uid.clone() }
+}
+
 fn own(name: &str, block: &Block) -> Own {
-    Own::new(name, &block.pool, block.nets, false, block.deleting).expect("granted").with_uid(&block.uid)
+    let own = Own::new(name, &block.pool, block.nets, block.reserved, block.deleting);
+    own.expect("granted").with_uid(&block.uid)
 }

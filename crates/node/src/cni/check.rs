@@ -10,7 +10,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use fairlead_dataplane::pods::{End, Inspection};
-use fairlead_ipam::Held;
+use fairlead_ipam::Allocated;
 use fairlead_netlink::route::TABLE_MAIN;
 use ipnet::IpNet;
 use serde::{Deserialize, Deserializer};
@@ -86,12 +86,12 @@ impl Route {
 pub(super) fn differences(
     (ifname, netns): (&str, &Path),
     previous: Option<&Previous>,
-    held: &Held,
+    allocated: &Allocated,
     seen: &Inspection,
 ) -> Vec<String> {
     let mut found = Vec::new();
     let reserved: Vec<IpAddr> =
-        held.ipv4.map(IpAddr::from).into_iter().chain(held.ipv6.map(IpAddr::from)).collect();
+        allocated.ipv4.map(IpAddr::from).into_iter().chain(allocated.ipv6.map(IpAddr::from)).collect();
     match &seen.pod {
         None => found.push(format!("the pod has no interface {ifname}")),
         Some(end) => in_pod(end, &reserved, seen, &mut found),

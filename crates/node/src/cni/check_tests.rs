@@ -1,5 +1,5 @@
 use fairlead_dataplane::pods::{End, Inspection};
-use fairlead_ipam::Held;
+use fairlead_ipam::Allocated;
 use fairlead_netlink::route::{MacAddress, Route as Seen};
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -8,8 +8,8 @@ use super::*;
 
 const NETNS: &str = "/run/netns/p";
 
-fn held() -> Held {
-    Held { pool: "default".into(), ipv4: "10.1.0.5".parse().ok(), ipv6: "fd00:1::5".parse().ok() }
+fn allocated() -> Allocated {
+    Allocated { pool: "default".into(), ipv4: "10.1.0.5".parse().ok(), ipv6: "fd00:1::5".parse().ok() }
 }
 
 fn end(name: &str, last: u8, addresses: &[&str]) -> End {
@@ -48,13 +48,13 @@ fn previous(result: &Value) -> Previous {
 }
 
 fn compare(result: &Value, seen: &Inspection) -> Vec<String> {
-    differences(("eth0", Path::new(NETNS)), Some(&previous(result)), &held(), seen)
+    differences(("eth0", Path::new(NETNS)), Some(&previous(result)), &allocated(), seen)
 }
 
 #[test]
 fn what_add_made_passes() {
     assert_eq!(compare(&result(), &seen()), [""; 0]);
-    assert_eq!(differences(("eth0", Path::new(NETNS)), None, &held(), &seen()), [""; 0]);
+    assert_eq!(differences(("eth0", Path::new(NETNS)), None, &allocated(), &seen()), [""; 0]);
 }
 
 #[test]

@@ -32,9 +32,8 @@ use self::check::{Previous, differences};
 use self::records::Records;
 use crate::container_locks::ContainerLocks;
 use crate::events::{News, Teller, pod_reference};
-use crate::ipam::{Failure, Ipam};
+use crate::ipam::{AllocationError, Ipam};
 use crate::metrics::Metrics;
-use crate::requests::Requester;
 use fairlead_cluster::caches::Cache;
 
 /// How long an ADD may wait for a block before the runtime is told to try again.
@@ -52,8 +51,6 @@ pub struct Service {
     pub gives_addresses: bool,
     /// Addresses of this node.
     pub ipam: Arc<Ipam>,
-    /// Asks the controller for blocks.
-    pub requester: Requester,
     /// Metadata of all namespaces.
     pub namespaces: Arc<Cache<PartialObjectMeta<Namespace>>>,
     /// All pools.
@@ -114,11 +111,15 @@ impl Service {
         let pool = self.pool_of(&attachment.namespace).await?;
         let deadline = Instant::now() + BLOCK_WAIT;
         let asked = std::time::Instant::now();
-        let given = self.ipam.allocate(&self.requester, &pool, &attachment.key, deadline).await;
+        let given = self.ipam.allocate(&pool, &attachment.key, deadline).await;
         self.metrics.block_wait(asked.elapsed());
         let allocation = given.map_err(|failure| {
             self.tell(attachment, &failure);
-            refuse(failure.code(), failure.to_string(), "")
+            let code = match failure.is_temporary() {
+                true => ErrorCode::TryAgainLater,
+                false => ErrorCode::InvalidNetworkConfig,
+            };
+            refuse(code, failure.to_string(), "")
         })?;
         let mut spec = PodSpec {
             container_id: attachment.key.container_id.clone(),
@@ -139,7 +140,7 @@ impl Service {
         let made = tokio::task::spawn_blocking(add).await;
         match made {
             Ok(Ok(links)) => {
-                self.ipam.remember_owner(&attachment.key, owner(attachment));
+                self.ipam.set_owner(&attachment.key, owner(attachment));
                 Ok(result(attachment, &allocation, &links))
             }
             Ok(Err(error)) => {
@@ -158,7 +159,7 @@ impl Service {
     }
 
     /// Users look for the reason at their pod.
-    fn tell(&self, attachment: &Attachment, failure: &Failure) {
+    fn tell(&self, attachment: &Attachment, failure: &AllocationError) {
         let Attachment { namespace, pod, pod_uid, .. } = attachment;
         self.events.warn(News {
             regarding: pod_reference(namespace, pod, pod_uid.clone()),
@@ -170,7 +171,7 @@ impl Service {
 
     /// An ADD that failed holds nothing, unless an earlier one of the same container succeeded.
     fn give_back(&self, attachment: &Attachment, allocation: &Allocation) {
-        if allocation.fresh {
+        if allocation.is_new {
             self.ipam.release(&attachment.key);
             self.leave_records(&attachment.key);
         }
@@ -217,12 +218,12 @@ impl Service {
         let previous = Previous::of_configuration(&args.stdin_data).map_err(|error| {
             refuse(ErrorCode::DecodingFailure, "prevResult cannot be decoded", error.to_string())
         })?;
-        let Some(held) = self.ipam.held(key) else {
+        let Some(allocated) = self.ipam.allocated(key) else {
             let msg = format!("container {} has no address reserved for {}", key.container_id, key.ifname);
             return Err(refuse(ErrorCode::UnknownContainer, msg, "the runtime has to make the sandbox anew"));
         };
         let seen = self.look(key, &netns, previous.clone().unwrap_or_default().tables()).await?;
-        verdict(&differences((&key.ifname, &netns), previous.as_ref(), &held, &seen))
+        verdict(&differences((&key.ifname, &netns), previous.as_ref(), &allocated, &seen))
     }
 
     /// What the kernel shows of both ends of a link, and the routes of `tables` in the pod.

@@ -3,8 +3,10 @@
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 
+use fairlead_ipam::state::{BlockDeletion, DeletionAnswer};
 use futures::FutureExt;
 use futures::future::{BoxFuture, join_all};
 use kube::Client;
@@ -15,7 +17,6 @@ use tonic::codegen::Service as Answers;
 use tonic::codegen::http::{Request, Response};
 
 use super::*;
-use crate::requests;
 
 /// A status and a body, now or never.
 pub(crate) type Answer = BoxFuture<'static, (u16, String)>;
@@ -51,8 +52,8 @@ fn silent() -> Client {
     client(|_| futures::future::pending().boxed())
 }
 
-/// The node's addresses, with these pools in the cache, and what asks for blocks.
-pub(crate) fn node(client: Client, pools: &[&str], tasks: &mut JoinSet<()>) -> (Arc<Ipam>, Requester) {
+/// The node's addresses, with these pools in the cache, and the task that requests blocks.
+pub(crate) fn node(client: Client, pools: &[&str], tasks: &mut JoinSet<()>) -> Arc<Ipam> {
     let (store, mut writer) = reflector::store();
     for name in pools {
         let pool = serde_json::json!({
@@ -63,18 +64,24 @@ pub(crate) fn node(client: Client, pools: &[&str], tasks: &mut JoinSet<()>) -> (
         writer.apply_watcher_event(&kube::runtime::watcher::Event::Apply(pool));
     }
     let ipam = Arc::new(Ipam::new("n1", Numbers::default(), store, Api::all(client.clone())));
-    let (granted, asked) = (Arc::clone(&ipam), Arc::clone(&ipam));
-    let granted = Box::new(move |block: &AddressBlock| granted.add_block(block));
-    let context = requests::Context {
+    let requests = requests::Requests {
         client,
-        node: "n1".to_owned(),
+        ipam: Arc::clone(&ipam),
         nodes: reflector::store().0,
         blocks: reflector::store().0,
-        missing: Box::new(move |pool| asked.missing(pool)),
-        granted,
     };
-    let requester = Requester::spawn(tasks, context);
-    (ipam, requester)
+    tasks.spawn(requests::run(requests));
+    ipam
+}
+
+/// A block is granted.
+pub(crate) fn assume(ipam: &Ipam, block: &AddressBlock) {
+    let own = ipam.own_block(block).unwrap();
+    ipam.update(|state| state.assume_block(Instant::now(), own));
+}
+
+fn releasable(ipam: &Ipam) -> Vec<String> {
+    ipam.lock().table().releasable_blocks()
 }
 
 pub(crate) fn block(name: &str, pool: &str, ipv4: &str) -> AddressBlock {
@@ -92,38 +99,38 @@ fn key(id: impl ToString) -> Key {
     Key { container_id: id.to_string(), ifname: "eth0".to_owned() }
 }
 
-fn far() -> Instant {
-    Instant::now() + Duration::from_secs(600)
+fn far() -> tokio::time::Instant {
+    tokio::time::Instant::now() + Duration::from_secs(600)
 }
 
-/// Numbers 1 and 2: while pods wait for a block of one pool, nothing else waits: not the collection of empty blocks, not
-/// news of blocks, not another pool, not a DEL of the same pool.
+/// Numbers 1 and 2: while pods wait for a block of one pool, nothing else waits: not the release of empty blocks, not
+/// block events, not another pool, not a DEL of the same pool.
 #[tokio::test]
 async fn a_pod_that_waits_for_a_block_holds_up_nothing_else() {
     let mut tasks = JoinSet::new();
-    let (ipam, requester) = node(silent(), &["a", "b"], &mut tasks);
-    ipam.add_block(&block("a-0", "a", "10.0.0.0/32"));
-    ipam.add_block(&block("b-0", "b", "10.0.1.0/30"));
-    let first = ipam.allocate(&requester, "a", &key("first"), far()).await.unwrap();
+    let ipam = node(silent(), &["a", "b"], &mut tasks);
+    assume(&ipam, &block("a-0", "a", "10.0.0.0/32"));
+    assume(&ipam, &block("b-0", "b", "10.0.1.0/30"));
+    let first = ipam.allocate("a", &key("first"), far()).await.unwrap();
     let (waiting, other) = (key("waiting"), key("other"));
-    let mut waits = Box::pin(ipam.allocate(&requester, "a", &waiting, far()));
+    let mut waits = Box::pin(ipam.allocate("a", &waiting, far()));
     assert!(futures::poll!(&mut waits).is_pending());
 
-    assert_eq!(ipam.releasable(), ["b-0"]);
+    assert_eq!(releasable(&ipam), ["b-0"]);
     ipam.sync_blocks(&[
         Arc::new(block("a-0", "a", "10.0.0.0/32")),
         Arc::new(block("b-0", "b", "10.0.1.0/30")),
     ]);
-    assert!(futures::poll!(Box::pin(ipam.allocate(&requester, "b", &other, far()))).is_ready());
+    assert!(futures::poll!(Box::pin(ipam.allocate("b", &other, far()))).is_ready());
     assert!(futures::poll!(&mut waits).is_pending());
     // The freed address is the one the other pod waits for, and it hears of it.
     ipam.release(&key("first"));
     assert_eq!(waits.await.unwrap().ipv4, first.ipv4);
 }
 
-/// A wish that is read after its block has come asks for nothing.
+/// Demand is computed after its block has come: nothing is requested.
 #[tokio::test]
-async fn a_wish_that_is_fulfilled_already_makes_no_request() {
+async fn a_demand_that_is_met_already_makes_no_request() {
     let mut tasks = JoinSet::new();
     let asked = Arc::new(AtomicBool::new(false));
     let seen = Arc::clone(&asked);
@@ -131,20 +138,20 @@ async fn a_wish_that_is_fulfilled_already_makes_no_request() {
         seen.store(true, Ordering::Release);
         futures::future::pending().boxed()
     });
-    let (ipam, requester) = node(server, &["a"], &mut tasks);
+    let ipam = node(server, &["a"], &mut tasks);
     let pod = key("pod");
-    let mut waits = Box::pin(ipam.allocate(&requester, "a", &pod, far()));
-    // Its wish is in the queue; before anybody reads it, the block is there.
+    let mut waits = Box::pin(ipam.allocate("a", &pod, far()));
+    // The request task is notified; before it runs, the block is there.
     assert!(futures::poll!(&mut waits).is_pending());
-    ipam.add_block(&block("a-0", "a", "10.0.0.0/28"));
+    assume(&ipam, &block("a-0", "a", "10.0.0.0/28"));
     waits.await.unwrap();
     for _ in 0..20 {
         tokio::task::yield_now().await;
     }
     assert!(!asked.load(Ordering::Acquire), "one more block was asked for");
-    // A pod that does miss one is heard.
+    // A pod that does need one gets a request.
     let keys: Vec<Key> = (0..16).map(key).collect();
-    let more: Vec<_> = keys.iter().map(|key| ipam.allocate(&requester, "a", key, far())).collect();
+    let more: Vec<_> = keys.iter().map(|key| ipam.allocate("a", key, far())).collect();
     let _ = tokio::time::timeout(Duration::from_millis(200), join_all(more)).await;
     assert!(asked.load(Ordering::Acquire));
 }
@@ -153,19 +160,19 @@ async fn a_wish_that_is_fulfilled_already_makes_no_request() {
 #[tokio::test]
 async fn pods_wait_side_by_side_and_each_to_its_own_deadline() {
     let mut tasks = JoinSet::new();
-    let (ipam, requester) = node(silent(), &["a"], &mut tasks);
+    let ipam = node(silent(), &["a"], &mut tasks);
     let keys: Vec<Key> = (0..24).map(key).collect();
-    let late = Instant::now();
-    let impatient = keys.iter().take(20).map(|key| ipam.allocate(&requester, "a", key, late));
+    let late = tokio::time::Instant::now();
+    let impatient = keys.iter().take(20).map(|key| ipam.allocate("a", key, late));
     let mut patient: Vec<_> =
-        keys.iter().skip(20).map(|key| Box::pin(ipam.allocate(&requester, "a", key, far()))).collect();
+        keys.iter().skip(20).map(|key| Box::pin(ipam.allocate("a", key, far()))).collect();
     for waits in &mut patient {
         assert!(futures::poll!(waits).is_pending());
     }
     for outcome in join_all(impatient).await {
-        assert!(matches!(outcome, Err(Failure::TimedOut { .. })), "{outcome:?}");
+        assert!(matches!(outcome, Err(AllocationError::TimedOut { .. })), "{outcome:?}");
     }
-    ipam.add_block(&block("a-0", "a", "10.0.0.0/30"));
+    assume(&ipam, &block("a-0", "a", "10.0.0.0/30"));
     assert!(join_all(patient).await.iter().all(Result::is_ok), "one block of four serves all four at once");
 }
 
@@ -180,17 +187,17 @@ async fn a_block_that_comes_just_before_the_wait_is_not_missed() {
         if !path.ends_with("/addresspools/a") {
             return futures::future::pending().boxed();
         }
-        inside.get().unwrap().add_block(&block("a-0", "a", "10.0.0.0/30"));
+        assume(inside.get().unwrap(), &block("a-0", "a", "10.0.0.0/30"));
         let pool = serde_json::json!({
             "apiVersion": "coil.cybozu.com/v2", "kind": "AddressPool", "metadata": { "name": "a" },
             "spec": { "blockSizeBits": 2, "subnets": [{ "ipv4": "10.0.0.0/24" }] },
         });
         std::future::ready((200, pool.to_string())).boxed()
     });
-    let (ipam, requester) = node(server, &[], &mut tasks);
+    let ipam = node(server, &[], &mut tasks);
     assert!(slot.set(Arc::clone(&ipam)).is_ok());
     let pod = key("pod");
-    let given = tokio::time::timeout(Duration::from_secs(60), ipam.allocate(&requester, "a", &pod, far()));
+    let given = tokio::time::timeout(Duration::from_secs(60), ipam.allocate("a", &pod, far()));
     assert_eq!(given.await.unwrap().unwrap().ipv4, Some("10.0.0.0".parse().unwrap()));
 }
 
@@ -223,46 +230,49 @@ async fn a_granted_block_that_cannot_be_read_is_a_reason_and_no_panic() {
         };
         std::future::ready((code, body)).boxed()
     });
-    let (ipam, requester) = node(server, &["a"], &mut tasks);
-    let failure = ipam.allocate(&requester, "a", &key("pod"), far()).await.unwrap_err();
+    let ipam = node(server, &["a"], &mut tasks);
+    let failure = ipam.allocate("a", &key("pod"), far()).await.unwrap_err();
     assert!(failure.to_string().contains("read AddressBlock a-7"), "{failure}");
     assert_eq!(tasks.len(), 1, "the request task lives on");
 }
 
-/// Numbers 4 and 6: verbs, news of blocks and the collection of empty ones from many threads at once.
+/// Numbers 4 and 6: CNI operations, block events and the release of empty ones from many threads at once.
 #[test]
-fn verbs_and_news_from_many_threads_never_share_an_address() {
+fn operations_and_events_from_many_threads_never_share_an_address() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(4).enable_all().build().unwrap();
     runtime.block_on(async {
         let mut tasks = JoinSet::new();
-        let (ipam, requester) = node(silent(), &["a"], &mut tasks);
+        let ipam = node(silent(), &["a"], &mut tasks);
         let blocks: Vec<Arc<AddressBlock>> =
             (0..8).map(|n| Arc::new(block(&format!("a-{n}"), "a", &format!("10.0.{n}.0/28")))).collect();
         ipam.sync_blocks(&blocks);
-        let mut verbs = JoinSet::new();
+        let mut operations = JoinSet::new();
         for pod in 0..64u32 {
-            let (ipam, requester) = (Arc::clone(&ipam), requester.clone());
-            verbs.spawn(async move {
+            let ipam = Arc::clone(&ipam);
+            operations.spawn(async move {
                 for _ in 0..50 {
-                    let given = ipam.allocate(&requester, "a", &key(pod), far()).await.unwrap();
-                    let again = ipam.allocate(&requester, "a", &key(pod), far()).await.unwrap();
+                    let given = ipam.allocate("a", &key(pod), far()).await.unwrap();
+                    let again = ipam.allocate("a", &key(pod), far()).await.unwrap();
                     assert_eq!(given.ipv4, again.ipv4);
                     ipam.release(&key(pod));
                     ipam.release(&key(pod));
                 }
-                ipam.allocate(&requester, "a", &key(pod), far()).await.unwrap().ipv4
+                ipam.allocate("a", &key(pod), far()).await.unwrap().ipv4
             });
         }
         for _ in 0..100 {
             ipam.sync_blocks(&blocks);
-            for name in ipam.releasable() {
-                if ipam.close(&name) {
-                    ipam.reopen(&name);
-                }
+            for name in releasable(&ipam) {
+                let deletion = BlockDeletion { name: name.clone(), uid: name.clone(), version: "1".into() };
+                ipam.update(|state| {
+                    if let Some(deletion) = state.close_block(&name, Some(deletion)) {
+                        state.deletion_answered(&deletion, DeletionAnswer::Refused);
+                    }
+                });
             }
             tokio::task::yield_now().await;
         }
-        let given: BTreeSet<_> = verbs.join_all().await.into_iter().collect();
+        let given: BTreeSet<_> = operations.join_all().await.into_iter().collect();
         assert_eq!(given.len(), 64);
         assert_eq!(ipam.usage().iter().map(|block| block.used).sum::<u32>(), 64);
     });

@@ -17,15 +17,15 @@ fn key(number: u32) -> Key {
     Key { container_id: format!("c{number}"), ifname: "eth0".into() }
 }
 
-fn give(ipam: &mut NodeIpam, number: u32) -> String {
+fn give(ipam: &mut AllocationTable, number: u32) -> String {
     match ipam.allocate("default", &key(number)) {
         Answer::Allocated(allocation) => allocation.ipv4.unwrap().to_string(),
         Answer::NeedBlock => "none".to_owned(),
     }
 }
 
-fn with(blocks: &[(&str, &str)]) -> NodeIpam {
-    let mut ipam = NodeIpam::new();
+fn with(blocks: &[(&str, &str)]) -> AllocationTable {
+    let mut ipam = AllocationTable::new();
     blocks.iter().for_each(|(name, net)| ipam.upsert_block(block(name, net)));
     ipam
 }
@@ -51,15 +51,15 @@ fn a_withdrawn_pool_gives_nothing_new_and_lets_go_of_what_is_empty() {
     let mut ipam = with(&[("default-0", "10.64.0.0/30"), ("default-1", "10.64.0.4/30")]);
     ipam.upsert_block(Block::new("kept", "default", nets("10.64.0.8/30", ""), true, false).unwrap());
     assert_eq!(give(&mut ipam, 1), "10.64.0.0");
-    ipam.set_withdrawn("default", true);
+    ipam.set_cordoned("default", true);
     assert_eq!(give(&mut ipam, 2), "none");
     assert_eq!(give(&mut ipam, 1), "10.64.0.0", "who has an address keeps it");
-    assert!(!ipam.wants_block("default"));
+    assert!(!ipam.wants_spare_block("default"));
     assert!(ipam.usage().iter().all(|usage| !usage.open));
     assert_eq!(ipam.releasable_blocks(), ["default-1"]);
     ipam.release(&key(1)).unwrap();
     assert_eq!(ipam.releasable_blocks(), ["default-0", "default-1"]);
-    ipam.set_withdrawn("default", false);
+    ipam.set_cordoned("default", false);
     assert_eq!(give(&mut ipam, 2), "10.64.0.1");
 }
 
@@ -67,15 +67,15 @@ fn a_withdrawn_pool_gives_nothing_new_and_lets_go_of_what_is_empty() {
 fn asking_again_gives_the_same_even_from_another_pool() {
     let mut ipam = with(&[("default-0", "10.64.0.0/30")]);
     let Answer::Allocated(first) = ipam.allocate("default", &key(1)) else { panic!() };
-    assert!(first.fresh);
+    assert!(first.is_new);
     assert_eq!((first.pool.as_str(), first.block.as_deref()), ("default", Some("default-0")));
     for pool in ["default", "other"] {
         assert_eq!(
             ipam.allocate(pool, &key(1)),
-            Answer::Allocated(Allocation { fresh: false, ..first.clone() })
+            Answer::Allocated(Allocation { is_new: false, ..first.clone() })
         );
     }
-    assert_eq!(ipam.held().count(), 1);
+    assert_eq!(ipam.allocated().count(), 1);
     let second_interface = Key { ifname: "net1".into(), ..key(1) };
     let Answer::Allocated(second) = ipam.allocate("default", &second_interface) else { panic!() };
     assert_ne!(second.ipv4, first.ipv4);
@@ -83,7 +83,7 @@ fn asking_again_gives_the_same_even_from_another_pool() {
 
 #[test]
 fn both_families_share_one_offset() {
-    let mut ipam = NodeIpam::new();
+    let mut ipam = AllocationTable::new();
     let dual = Block::new("default-0", "default", nets("10.64.0.8/30", "fd01::8/126"), false, false).unwrap();
     ipam.upsert_block(dual);
     // A pod from before that has only one of the two blocks the offset for the other as well.
@@ -98,7 +98,7 @@ fn both_families_share_one_offset() {
 
 #[test]
 fn a_missing_pool_or_block_is_an_answer() {
-    let mut ipam = NodeIpam::new();
+    let mut ipam = AllocationTable::new();
     assert_eq!(ipam.allocate("default", &key(1)), Answer::NeedBlock);
     ipam.upsert_block(block("default-0", "10.64.0.0/30"));
     assert_eq!(ipam.allocate("other", &key(1)), Answer::NeedBlock);
@@ -125,7 +125,7 @@ fn late_and_double_releases_change_nothing() {
 
 #[test]
 fn reserved_and_dying_and_closed_blocks_give_nothing() {
-    let mut ipam = NodeIpam::new();
+    let mut ipam = AllocationTable::new();
     ipam.upsert_block(Block::new("r", "default", nets("10.64.0.0/30", ""), true, false).unwrap());
     ipam.upsert_block(Block::new("d", "default", nets("10.64.0.4/30", ""), false, true).unwrap());
     ipam.upsert_block(block("c", "10.64.0.8/30"));
@@ -170,11 +170,11 @@ fn the_fullest_block_is_used_so_that_others_empty() {
 
 #[test]
 fn what_runs_is_adopted_before_or_after_its_block_is_known() {
-    let mut ipam = NodeIpam::new();
+    let mut ipam = AllocationTable::new();
     ipam.adopt(key(1), "default", addr("10.64.0.1"), None).unwrap();
-    assert_eq!(ipam.homeless().count(), 1);
+    assert_eq!(ipam.without_block().count(), 1);
     ipam.upsert_block(block("default-0", "10.64.0.0/30"));
-    assert_eq!(ipam.homeless().count(), 0);
+    assert_eq!(ipam.without_block().count(), 0);
     ipam.adopt(key(2), "default", addr("10.64.0.2"), None).unwrap();
     ipam.adopt(key(2), "default", addr("10.64.0.2"), None).unwrap();
     // The search goes on behind the highest adopted, not at the start.
@@ -197,7 +197,7 @@ fn nothing_wrong_is_adopted() {
         Err(AdoptError::HoldsOthers { .. })
     ));
     assert!(matches!(ipam.adopt(key(3), "default", None, None), Err(AdoptError::NoAddress { .. })));
-    assert_eq!(ipam.held().count(), 1);
+    assert_eq!(ipam.allocated().count(), 1);
 }
 
 #[test]
@@ -219,17 +219,17 @@ fn a_vanished_block_takes_no_address_from_its_pod() {
 fn a_block_is_asked_for_before_the_last_one_is_full() {
     let mut ipam = with(&[("default-0", "10.64.0.0/29")]);
     let mut wanted_at = None;
-    assert!(!ipam.wants_block("default"), "nobody uses the pool");
+    assert!(!ipam.wants_spare_block("default"), "nobody uses the pool");
     for number in 1..=8 {
         give(&mut ipam, number);
-        if ipam.wants_block("default") {
+        if ipam.wants_spare_block("default") {
             wanted_at.get_or_insert(number);
         }
     }
     assert_eq!(wanted_at, Some(7), "one of eight left");
-    assert!(!ipam.wants_block("unknown"));
+    assert!(!ipam.wants_spare_block("unknown"));
     ipam.upsert_block(block("default-1", "10.64.1.0/29"));
-    assert!(!ipam.wants_block("default"));
+    assert!(!ipam.wants_spare_block("default"));
     assert_eq!(ipam.releasable_blocks(), [""; 0], "what was asked for ahead is not given back at once");
 }
 
@@ -239,7 +239,7 @@ fn scarce_single_addresses_are_never_asked_for_ahead_and_given_back_at_once() {
     give(&mut ipam, 1);
     assert_eq!(ipam.releasable_blocks(), ["default-1"]);
     give(&mut ipam, 2);
-    assert!(!ipam.wants_block("default"));
+    assert!(!ipam.wants_spare_block("default"));
 }
 
 #[test]
@@ -265,7 +265,7 @@ fn blocks_that_make_no_sense_are_refused() {
 
 #[test]
 fn a_full_million_address_block_does_not_overflow() {
-    let mut ipam = NodeIpam::new();
+    let mut ipam = AllocationTable::new();
     ipam.upsert_block(
         Block::new("b", "default", nets("255.240.0.0/12", "ffff::fff0:0/108"), false, false).unwrap(),
     );
@@ -303,12 +303,12 @@ struct Model {
     /// Name to pool, first host number, open.
     blocks: BTreeMap<String, (String, u8, bool, bool)>,
     /// Key to host numbers by family.
-    held: BTreeMap<Key, (Option<u8>, Option<u8>)>,
+    allocated: BTreeMap<Key, (Option<u8>, Option<u8>)>,
 }
 
 impl Model {
     fn taken(&self, host: u8) -> bool {
-        self.held.values().any(|(v4, v6)| *v4 == Some(host) || *v6 == Some(host))
+        self.allocated.values().any(|(v4, v6)| *v4 == Some(host) || *v6 == Some(host))
     }
 
     fn has_room(&self, pool: &str) -> bool {
@@ -330,19 +330,19 @@ fn host_v6(host: u8) -> Ipv6Addr {
     Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, host.into())
 }
 
-fn step(ipam: &mut NodeIpam, model: &mut Model, op: Op) -> Result<(), TestCaseError> {
+fn step(ipam: &mut AllocationTable, model: &mut Model, op: Op) -> Result<(), TestCaseError> {
     let block_name = |n: u8| format!("b{n}");
     match op {
         Op::Allocate(pool, number) => {
             let pool = format!("p{pool}");
             match ipam.allocate(&pool, &key(number)) {
                 Answer::NeedBlock => {
-                    prop_assert!(!model.held.contains_key(&key(number)) && !model.has_room(&pool));
+                    prop_assert!(!model.allocated.contains_key(&key(number)) && !model.has_room(&pool));
                 }
                 Answer::Allocated(given) => {
-                    prop_assert_eq!(given.fresh, !model.held.contains_key(&key(number)));
+                    prop_assert_eq!(given.is_new, !model.allocated.contains_key(&key(number)));
                     let hosts = (given.ipv4.map(|ip| ip.octets()[3]), given.ipv6.map(|ip| ip.octets()[15]));
-                    if given.fresh {
+                    if given.is_new {
                         prop_assert_eq!(hosts.0, hosts.1);
                         prop_assert!(!model.taken(hosts.0.unwrap()), "given twice: {:?}", given);
                         let (of, first, usable, closed) = &model.blocks[&given.block.unwrap()];
@@ -352,15 +352,15 @@ fn step(ipam: &mut NodeIpam, model: &mut Model, op: Op) -> Result<(), TestCaseEr
                                 && !closed
                                 && (*first..first + 4).contains(&hosts.0.unwrap())
                         );
-                        model.held.insert(key(number), hosts);
+                        model.allocated.insert(key(number), hosts);
                     } else {
-                        prop_assert_eq!(hosts, model.held[&key(number)]);
+                        prop_assert_eq!(hosts, model.allocated[&key(number)]);
                     }
                 }
             }
         }
         Op::Release(number) => {
-            let expected = model.held.remove(&key(number));
+            let expected = model.allocated.remove(&key(number));
             let released = ipam.release(&key(number));
             prop_assert_eq!(released.is_some(), expected.is_some());
             if let Some(Released { block: Some(name), now_empty, .. }) = released {
@@ -369,14 +369,16 @@ fn step(ipam: &mut NodeIpam, model: &mut Model, op: Op) -> Result<(), TestCaseEr
         }
         Op::Adopt(number, host, both) => {
             let hosts = (Some(host), both.then_some(host));
-            let mine = model.held.get(&key(number)).copied();
+            let mine = model.allocated.get(&key(number)).copied();
             // Families are told apart here: only the same family's address is "taken".
-            let free =
-                model.held.values().all(|(v4, v6)| *v4 != hosts.0 && (hosts.1.is_none() || *v6 != hosts.1));
+            let free = model
+                .allocated
+                .values()
+                .all(|(v4, v6)| *v4 != hosts.0 && (hosts.1.is_none() || *v6 != hosts.1));
             let done = ipam.adopt(key(number), "p0", hosts.0.map(host_v4), hosts.1.map(host_v6));
             prop_assert_eq!(done.is_ok(), mine == Some(hosts) || (mine.is_none() && free));
             if done.is_ok() {
-                model.held.insert(key(number), hosts);
+                model.allocated.insert(key(number), hosts);
             }
         }
         Op::Upsert(n, pool, reserved, deleting) => {
@@ -414,15 +416,15 @@ proptest! {
 
     #[test]
     fn it_agrees_with_a_model_that_remembers_everything_twice(ops in prop::collection::vec(op(), 1..120)) {
-        let (mut ipam, mut model) = (NodeIpam::new(), Model::default());
+        let (mut ipam, mut model) = (AllocationTable::new(), Model::default());
         for op in ops {
             step(&mut ipam, &mut model, op)?;
             // Nobody lost, nobody added, nobody shares.
-            prop_assert_eq!(ipam.held().map(|(key, _)| key).collect::<Vec<_>>(), model.held.keys().collect::<Vec<_>>());
-            let addresses: usize = model.held.values().map(|(v4, v6)| v4.iter().count() + v6.iter().count()).sum();
+            prop_assert_eq!(ipam.allocated().map(|(key, _)| key).collect::<Vec<_>>(), model.allocated.keys().collect::<Vec<_>>());
+            let addresses: usize = model.allocated.values().map(|(v4, v6)| v4.iter().count() + v6.iter().count()).sum();
             prop_assert_eq!(ipam.holders.len(), addresses);
-            for (key, held) in ipam.held() {
-                prop_assert!(held.addresses().all(|address| ipam.holder(address) == Some(key)));
+            for (key, allocated) in ipam.allocated() {
+                prop_assert!(allocated.addresses().all(|address| ipam.holder(address) == Some(key)));
             }
             for usage in ipam.usage() {
                 let (_, first, ..) = model.blocks[&usage.block];
@@ -439,18 +441,18 @@ proptest! {
         used in prop::collection::vec(0u32..40, 0..40),
         blocks in 1u8..8,
     ) {
-        let mut ipam = NodeIpam::new();
+        let mut ipam = AllocationTable::new();
         for n in 0..blocks {
             ipam.upsert_block(block(&format!("b{n}"), &format!("10.0.{n}.0/29")));
         }
         (0..40).for_each(|number| drop(give(&mut ipam, number)));
         used.iter().for_each(|number| drop(ipam.release(&key(*number))));
-        let wanted = ipam.wants_block("default");
+        let wanted = ipam.wants_spare_block("default");
         for name in ipam.releasable_blocks() {
             prop_assert!(ipam.close_block(&name));
             ipam.remove_block(&name);
         }
-        prop_assert_eq!(ipam.wants_block("default"), wanted);
+        prop_assert_eq!(ipam.wants_spare_block("default"), wanted);
         prop_assert_eq!(ipam.releasable_blocks(), [""; 0]);
     }
 }
@@ -458,7 +460,7 @@ proptest! {
 #[test]
 fn a_closed_block_stays_closed_for_late_news_and_a_new_one_of_its_name_is_open() {
     let block = |uid: &str| block("default-0", "10.64.0.0/30").with_uid(uid);
-    let mut ipam = NodeIpam::new();
+    let mut ipam = AllocationTable::new();
     ipam.upsert_block(block("first"));
     assert!(ipam.close_block("default-0"));
     ipam.remove_block("default-0");

@@ -43,7 +43,7 @@ pub struct Block {
     pub(super) size: u32,
     pub(super) reserved: bool,
     pub(super) deleting: bool,
-    /// Empty when nobody said it.
+    /// Empty when unknown.
     pub(super) uid: String,
 }
 
@@ -77,7 +77,7 @@ impl Block {
         Ok(Self { name, pool: pool.to_owned(), nets, size, reserved, deleting, uid: String::new() })
     }
 
-    /// Tells it from another block of the same name, before or after it: the UID of its object.
+    /// Sets the UID of its object, which tells it from another block of the same name.
     #[must_use]
     pub fn with_uid(mut self, uid: &str) -> Self {
         uid.clone_into(&mut self.uid);
@@ -94,7 +94,7 @@ impl Block {
         self.reserved
     }
 
-    /// Whether it is on its way out.
+    /// Whether it has a deletion timestamp.
     pub fn is_deleting(&self) -> bool {
         self.deleting
     }
@@ -109,7 +109,7 @@ impl Block {
         self.nets
     }
 
-    /// The UID of its object; empty when nobody said it.
+    /// The UID of its object; empty when unknown.
     pub fn uid(&self) -> &str {
         &self.uid
     }

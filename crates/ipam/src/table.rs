@@ -1,8 +1,8 @@
 //! Addresses within the blocks of one node.
 //!
-//! The table of held addresses is the only truth: whether an address is free is read from it, never remembered beside
-//! it. So blocks may come, go and come back in any order relative to the pods that use them, and an address of a
-//! vanished block stays with its pod.
+//! The allocated addresses are the only state: whether an address is free is derived from them, never stored beside them.
+//! So blocks may be added, removed and added again in any order relative to the pods that use them, and an address of a
+//! removed block stays allocated.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -11,7 +11,7 @@ mod block;
 
 pub use block::{Block, BlockError};
 
-/// Who holds an address: one interface of one container. Never a pod's name, which can be reused.
+/// The attachment that an address is allocated to: one interface of one container. Never a pod's name, which can be reused.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key {
     /// CNI container ID.
@@ -20,10 +20,10 @@ pub struct Key {
     pub ifname: String,
 }
 
-/// What a key holds.
+/// The addresses of a key.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Held {
-    /// The pool it was asked from.
+pub struct Allocated {
+    /// The pool they were requested from.
     pub pool: String,
     /// IPv4 address.
     pub ipv4: Option<Ipv4Addr>,
@@ -31,13 +31,14 @@ pub struct Held {
     pub ipv6: Option<Ipv6Addr>,
 }
 
-impl Held {
-    fn addresses(&self) -> impl Iterator<Item = IpAddr> + use<> {
+impl Allocated {
+    /// The addresses of either family.
+    pub fn addresses(&self) -> impl Iterator<Item = IpAddr> + use<> {
         self.ipv4.map(IpAddr::V4).into_iter().chain(self.ipv6.map(IpAddr::V6))
     }
 }
 
-/// Addresses given to a key.
+/// The answer to a key that requested addresses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Allocation {
     /// The pool they are from: another than the one asked for if the key has had them since before the namespace
@@ -47,42 +48,42 @@ pub struct Allocation {
     pub ipv4: Option<Ipv4Addr>,
     /// IPv6 address.
     pub ipv6: Option<Ipv6Addr>,
-    /// The block they are from; `None` if the key was adopted and its block is not known (any more).
+    /// The block they are from; `None` if the key was adopted and its block is not known, or was removed.
     pub block: Option<String>,
-    /// Whether they were given just now; `false` when the key had them already.
-    pub fresh: bool,
+    /// Whether they were allocated by this request; `false` when the key had them already.
+    pub is_new: bool,
 }
 
-/// The answer to a wish for addresses.
+/// The answer to a request for addresses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Answer {
-    /// Here they are.
+    /// The key has these.
     Allocated(Allocation),
-    /// No block of this pool has a free address: request one, [`NodeIpam::upsert_block`] it, ask again.
+    /// No block of this pool has a free address.
     NeedBlock,
 }
 
-/// What a release gave back.
+/// What a release freed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Released {
-    /// What the key held.
-    pub held: Held,
+    /// What the key had.
+    pub allocated: Allocated,
     /// The block it was in; `None` if that block is gone.
     pub block: Option<String>,
-    /// Whether that block has no address in use now. See [`NodeIpam::releasable_blocks`] for whether to give it back.
+    /// Whether that block has no address in use now. See [`AllocationTable::releasable_blocks`] for whether to release it.
     pub now_empty: bool,
 }
 
 /// Why something found at start was not adopted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AdoptError {
-    /// Nothing to adopt.
+    /// There is no address to adopt.
     #[error("interface {} of container {} has no address", key.ifname, key.container_id)]
     NoAddress {
         /// The interface.
         key: Key,
     },
-    /// Somebody else has the address.
+    /// The address is allocated to another key.
     #[error(
         "{address} of container {} is already held by container {}: \
          two pods with one address; delete one of them", key.container_id, holder.container_id
@@ -90,18 +91,18 @@ pub enum AdoptError {
     AddressTaken {
         /// The address.
         address: IpAddr,
-        /// Who was to adopt it.
+        /// The key that was to adopt it.
         key: Key,
-        /// Who has it.
+        /// The key that has it.
         holder: Key,
     },
     /// The key has other addresses.
-    #[error("interface {} of container {} already holds other addresses", key.ifname, key.container_id)]
+    #[error("interface {} of container {} already has other addresses", key.ifname, key.container_id)]
     HoldsOthers {
         /// The interface.
         key: Key,
-        /// What it holds.
-        held: Held,
+        /// What it has.
+        allocated: Allocated,
     },
 }
 
@@ -114,19 +115,19 @@ pub struct BlockUsage {
     pub pool: String,
     /// Offsets in use.
     pub used: u32,
-    /// Offsets there are.
+    /// Offsets in total.
     pub capacity: u32,
     /// Whether new pods may get addresses from it: neither reserved, nor being deleted, nor closed, nor of a pool
-    /// that was withdrawn.
+    /// that is cordoned.
     pub open: bool,
 }
 
 #[derive(Debug, Clone)]
 struct Known {
     block: Block,
-    /// Offset given last; where the search for the next one starts.
+    /// Offset allocated last; the search for the next one starts behind it.
     last: Option<u32>,
-    /// Being given back: no new addresses from it.
+    /// Being released: no new addresses from it.
     closed: bool,
 }
 
@@ -136,44 +137,49 @@ impl Known {
     }
 }
 
-/// Address management of one node. Plain state: the caller serialises access and never holds it across a wait.
+/// The addresses and blocks of one node.
 #[derive(Debug, Clone, Default)]
-pub struct NodeIpam {
+pub struct AllocationTable {
     blocks: BTreeMap<String, Known>,
-    held: BTreeMap<Key, Held>,
+    allocated: BTreeMap<Key, Allocated>,
     holders: BTreeMap<IpAddr, Key>,
-    /// Pools that give nothing to new pods.
-    withdrawn: BTreeSet<String>,
+    /// Pools that allocate nothing to new pods.
+    cordoned: BTreeSet<String>,
     /// UIDs of blocks that were closed, the latest last.
     closed: VecDeque<String>,
 }
 
-/// How many closed blocks are remembered after they are gone. A block closes after minutes of not being used, and
-/// news of it that are late are late by a minute.
-const REMEMBERED: usize = 256;
+/// How many closed blocks are remembered after they are gone. A block closes after minutes without use, and a watch
+/// lags by a minute at most.
+const MAX_CLOSED_UIDS: usize = 256;
 
-impl NodeIpam {
-    /// Knows nothing yet.
+impl AllocationTable {
+    /// An empty table.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Learns of a block, or of a change of it.
+    /// Adds or updates a block.
     ///
-    /// A block that was closed stays closed, even when it was forgotten in between: late news must not bring back what
+    /// A block that was closed stays closed, even when it was removed in between: a watch that lags must not reopen what
     /// may belong to another node by now. A new block of the same name is open; the UID tells them apart.
     pub fn upsert_block(&mut self, block: Block) {
         let same = self.blocks.get(&block.name).filter(|known| known.block.nets == block.nets);
-        // Without memory of its own, the search starts behind the highest address in use.
+        // Of a block that was not known, the search starts behind the highest address in use.
         let last = same.map_or_else(|| self.used_offsets(&block).last().copied(), |known| known.last);
         let closed = same.is_some_and(|known| known.closed && known.block.uid == block.uid)
             || (!block.uid.is_empty() && self.closed.contains(&block.uid));
         self.blocks.insert(block.name.clone(), Known { block, last, closed });
     }
 
-    /// Forgets a block that is no longer this node's. Addresses in use stay with their holders.
+    /// Removes a block that is no longer this node's. Addresses in use stay allocated.
     pub fn remove_block(&mut self, name: &str) -> Option<Block> {
         self.blocks.remove(name).map(|known| known.block)
+    }
+
+    /// One known block.
+    pub fn block(&self, name: &str) -> Option<&Block> {
+        self.blocks.get(name).map(|known| &known.block)
     }
 
     /// The known blocks, by name.
@@ -181,16 +187,16 @@ impl NodeIpam {
         self.blocks.values().map(|known| &known.block)
     }
 
-    /// Gives a key its addresses: those it has, whatever the pool, or new ones.
+    /// Allocates addresses to a key: those it has, whatever the pool, or new ones.
     ///
     /// Of several blocks the fullest that has room is used, the first by name among equals: so pods gather in few
-    /// blocks and the others become empty and can be given back.
+    /// blocks and the others become empty and can be released.
     pub fn allocate(&mut self, pool: &str, key: &Key) -> Answer {
-        if let Some(held) = self.held.get(key) {
-            let (ipv4, ipv6) = (held.ipv4, held.ipv6);
-            let block = self.block_of(held).map(|block| block.name.clone());
-            let pool = held.pool.clone();
-            return Answer::Allocated(Allocation { pool, ipv4, ipv6, block, fresh: false });
+        if let Some(allocated) = self.allocated.get(key) {
+            let (ipv4, ipv6) = (allocated.ipv4, allocated.ipv6);
+            let block = self.block_of(allocated).map(|block| block.name.clone());
+            let pool = allocated.pool.clone();
+            return Answer::Allocated(Allocation { pool, ipv4, ipv6, block, is_new: false });
         }
         let mut best: Option<(usize, &str, u32)> = None;
         for known in self.blocks.values().filter(|known| self.open(known) && known.block.pool == pool) {
@@ -207,20 +213,20 @@ impl NodeIpam {
         known.last = Some(offset);
         let (ipv4, ipv6) = known.block.addresses_at(offset);
         let pool = pool.to_owned();
-        self.hold(key.clone(), Held { pool: pool.clone(), ipv4, ipv6 });
-        Answer::Allocated(Allocation { pool, ipv4, ipv6, block: Some(name), fresh: true })
+        self.insert(key.clone(), Allocated { pool: pool.clone(), ipv4, ipv6 });
+        Answer::Allocated(Allocation { pool, ipv4, ipv6, block: Some(name), is_new: true })
     }
 
-    /// Takes a key's addresses back. `None` when it holds none: a late or repeated release changes nothing.
+    /// Frees the addresses of a key. `None` when it has none: a late or repeated release changes nothing.
     pub fn release(&mut self, key: &Key) -> Option<Released> {
-        let held = self.held.remove(key)?;
-        for address in held.addresses() {
+        let allocated = self.allocated.remove(key)?;
+        for address in allocated.addresses() {
             self.holders.remove(&address);
         }
-        let block = self.block_of(&held);
+        let block = self.block_of(&allocated);
         let now_empty = block.is_some_and(|block| self.used_offsets(block).is_empty());
         let block = block.map(|block| block.name.clone());
-        Some(Released { held, block, now_empty })
+        Some(Released { allocated, block, now_empty })
     }
 
     /// Records what a running pod has, as found in the kernel. Its block may be known already, later, or never.
@@ -234,94 +240,98 @@ impl NodeIpam {
         ipv4: Option<Ipv4Addr>,
         ipv6: Option<Ipv6Addr>,
     ) -> Result<(), AdoptError> {
-        let wanted = Held { pool: pool.to_owned(), ipv4, ipv6 };
-        if wanted.addresses().next().is_none() {
+        let adopted = Allocated { pool: pool.to_owned(), ipv4, ipv6 };
+        if adopted.addresses().next().is_none() {
             return Err(AdoptError::NoAddress { key });
         }
-        if let Some(held) = self.held.get(&key) {
-            let same = (held.ipv4, held.ipv6) == (ipv4, ipv6);
-            return if same { Ok(()) } else { Err(AdoptError::HoldsOthers { key, held: held.clone() }) };
+        if let Some(allocated) = self.allocated.get(&key) {
+            let same = (allocated.ipv4, allocated.ipv6) == (ipv4, ipv6);
+            return if same {
+                Ok(())
+            } else {
+                Err(AdoptError::HoldsOthers { key, allocated: allocated.clone() })
+            };
         }
-        for address in wanted.addresses() {
+        for address in adopted.addresses() {
             if let Some(holder) = self.holders.get(&address) {
                 return Err(AdoptError::AddressTaken { address, key, holder: holder.clone() });
             }
         }
         for known in self.blocks.values_mut() {
-            let highest = wanted.addresses().filter_map(|address| known.block.offset_of(address)).max();
+            let highest = adopted.addresses().filter_map(|address| known.block.offset_of(address)).max();
             known.last = known.last.max(highest);
         }
-        self.hold(key, wanted);
+        self.insert(key, adopted);
         Ok(())
     }
 
-    fn hold(&mut self, key: Key, held: Held) {
-        for address in held.addresses() {
+    fn insert(&mut self, key: Key, allocated: Allocated) {
+        for address in allocated.addresses() {
             self.holders.insert(address, key.clone());
         }
-        self.held.insert(key, held);
+        self.allocated.insert(key, allocated);
     }
 
-    /// What a key holds.
-    pub fn get(&self, key: &Key) -> Option<&Held> {
-        self.held.get(key)
+    /// What a key has.
+    pub fn get(&self, key: &Key) -> Option<&Allocated> {
+        self.allocated.get(key)
     }
 
-    /// Who holds an address.
+    /// The key that has an address.
     pub fn holder(&self, address: IpAddr) -> Option<&Key> {
         self.holders.get(&address)
     }
 
-    /// All keys and what they hold, by key.
-    pub fn held(&self) -> impl Iterator<Item = (&Key, &Held)> {
-        self.held.iter()
+    /// All keys and what they have, by key.
+    pub fn allocated(&self) -> impl Iterator<Item = (&Key, &Allocated)> {
+        self.allocated.iter()
     }
 
-    /// Keys with addresses that are in no known block: their routes have no owner in the cluster, and the controller
-    /// may give the addresses to another node. To be reported.
-    pub fn homeless(&self) -> impl Iterator<Item = (&Key, &Held)> {
-        self.held.iter().filter(|(_, held)| self.block_of(held).is_none())
+    /// Keys with addresses that are in no known block: no node announces them, and the controller may grant them to
+    /// another node. To be reported.
+    pub fn without_block(&self) -> impl Iterator<Item = (&Key, &Allocated)> {
+        self.allocated.iter().filter(|(_, allocated)| self.block_of(allocated).is_none())
     }
 
-    /// Says whether a pool is disabled or being deleted: then new keys get nothing from its blocks either, and those
-    /// that have addresses keep them.
-    pub fn set_withdrawn(&mut self, pool: &str, withdrawn: bool) {
-        if !withdrawn {
-            self.withdrawn.remove(pool);
-        } else if !self.withdrawn.contains(pool) {
-            self.withdrawn.insert(pool.to_owned());
+    /// Cordons a pool that is disabled or being deleted: new keys get nothing from its blocks, and those that have
+    /// addresses keep them. Or uncordons it.
+    pub fn set_cordoned(&mut self, pool: &str, cordoned: bool) {
+        if !cordoned {
+            self.cordoned.remove(pool);
+        } else if !self.cordoned.contains(pool) {
+            self.cordoned.insert(pool.to_owned());
         }
     }
 
-    /// Whether a pool was withdrawn.
-    pub fn is_withdrawn(&self, pool: &str) -> bool {
-        self.withdrawn.contains(pool)
+    /// Whether a pool is cordoned.
+    pub fn is_cordoned(&self, pool: &str) -> bool {
+        self.cordoned.contains(pool)
     }
 
     fn open(&self, known: &Known) -> bool {
-        known.open() && !self.is_withdrawn(&known.block.pool)
+        known.open() && !self.is_cordoned(&known.block.pool)
     }
 
-    /// Addresses of this pool that pods could have at once.
+    /// Free addresses of this pool.
     pub fn free(&self, pool: &str) -> u64 {
         self.room(pool).free
     }
 
-    /// Whether to ask for a block of this pool ahead of need: pods use it, and a quarter of a block or less than one
-    /// address is left free. It says so until the block is there; asking twice is for the caller to avoid.
+    /// Whether to request a block of this pool before a pod needs it: pods use it, and less than a quarter of a block or
+    /// no address is free. True until the block is there; the caller avoids a second request.
     ///
     /// Never for blocks of a single address: pools are cut that small because their addresses are scarce, and a
     /// spare one on every node would use them up.
-    pub fn wants_block(&self, pool: &str) -> bool {
+    pub fn wants_spare_block(&self, pool: &str) -> bool {
         let room = self.room(pool);
-        !self.is_withdrawn(pool) && room.used > 0 && room.size > 1 && room.free < room.spare()
+        !self.is_cordoned(pool) && room.used > 0 && room.size > 1 && room.free < room.spare()
     }
 
-    /// Blocks to give back, by name: empty ones that are being deleted or were closed, and empty ones whose loss
-    /// would not soon make [`Self::wants_block`] ask for another. When no pod uses a pool, all of its blocks. All empty
-    /// ones of a withdrawn pool. Reserved ones stay.
+    /// Blocks to release, by name: empty ones that are being deleted or were closed, and empty ones whose loss would
+    /// not soon make [`Self::wants_spare_block`] request another. When no pod uses a pool, all of its blocks. All empty
+    /// ones of a cordoned pool. Reserved ones stay.
     ///
-    /// To avoid giving back what the next pod needs, wait some seconds, then [`Self::close_block`] each.
+    /// To keep what the next pod needs, wait some time, then [`Self::close_block`] each.
     pub fn releasable_blocks(&self) -> Vec<String> {
         let mut rooms: BTreeMap<&str, Room> = BTreeMap::new();
         let mut names = Vec::new();
@@ -337,7 +347,7 @@ impl NodeIpam {
             if surplus {
                 room.free = left;
             }
-            let drains = self.is_withdrawn(&block.pool) && !block.reserved;
+            let drains = self.is_cordoned(&block.pool) && !block.reserved;
             if known.closed || block.deleting || surplus || drains {
                 names.push(block.name.clone());
             }
@@ -345,7 +355,7 @@ impl NodeIpam {
         names
     }
 
-    /// Takes a block out of use, so that it can be deleted without a pod getting an address from it meanwhile.
+    /// Closes a block: no pod gets an address from it while it is being deleted.
     /// `false`, and nothing changed, when an address of it is in use or it is not known.
     pub fn close_block(&mut self, name: &str) -> bool {
         let empty = self.blocks.get(name).is_some_and(|known| self.used_offsets(&known.block).is_empty());
@@ -355,15 +365,15 @@ impl NodeIpam {
         {
             known.closed = true;
             self.closed.push_back(known.block.uid.clone());
-            if self.closed.len() > REMEMBERED {
+            if self.closed.len() > MAX_CLOSED_UIDS {
                 self.closed.pop_front();
             }
         }
         empty
     }
 
-    /// Takes a closed block into use again, because it was certainly not deleted: when nobody knows, it must stay
-    /// closed, for another node may have its addresses.
+    /// Reopens a closed block that was certainly not deleted. When that is unknown it must stay closed: another node
+    /// may have its addresses.
     pub fn reopen_block(&mut self, name: &str) {
         if let Some(known) = self.blocks.get_mut(name) {
             known.closed = false;
@@ -398,11 +408,12 @@ impl NodeIpam {
         room
     }
 
-    /// The block of the key's pool that has its address, else any that has.
-    fn block_of(&self, held: &Held) -> Option<&Block> {
-        let having = |block: &&Block| held.addresses().any(|address| block.offset_of(address).is_some());
-        let mut of_pool = self.blocks().filter(|block| block.pool == held.pool);
-        of_pool.find(having).or_else(|| self.blocks().find(having))
+    /// The block of the key's pool that contains the address, else any that does.
+    pub fn block_of(&self, allocated: &Allocated) -> Option<&Block> {
+        let contains =
+            |block: &&Block| allocated.addresses().any(|address| block.offset_of(address).is_some());
+        let mut of_pool = self.blocks().filter(|block| block.pool == allocated.pool);
+        of_pool.find(contains).or_else(|| self.blocks().find(contains))
     }
 
     fn used_offsets(&self, block: &Block) -> BTreeSet<u32> {
@@ -427,7 +438,7 @@ struct Room {
 }
 
 impl Room {
-    /// Free addresses below which another block is asked for: a quarter of one.
+    /// Another block is requested when fewer addresses than these are free: a quarter of a block.
     fn spare(&self) -> u64 {
         u64::from(self.size / 4).max(1)
     }
@@ -437,7 +448,7 @@ fn count(length: usize) -> u32 {
     u32::try_from(length).unwrap_or(u32::MAX)
 }
 
-/// First offset behind `last` that is not used, going round once.
+/// First unused offset behind `last`, with one wrap-around.
 fn next_free(used: &BTreeSet<u32>, size: u32, last: Option<u32>) -> Option<u32> {
     let start = last.and_then(|last| last.checked_add(1)).filter(|start| *start < size).unwrap_or(0);
     first_gap(used, start, size).or_else(|| first_gap(used, 0, start))

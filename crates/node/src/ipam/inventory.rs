@@ -11,7 +11,7 @@ use fairlead_cluster::pods::SlimPod;
 use fairlead_dataplane::numbers::Numbers;
 use fairlead_dataplane::pods::{self, PodOnNode};
 use fairlead_ipam::check::{self, Finding, KnownPod, NodeView, PodLink, Reservation};
-use fairlead_ipam::{Held, Key};
+use fairlead_ipam::{Allocated, Key};
 use fairlead_netlink::route::RouteSocket;
 use fairlead_wire::node::{
     Finding as WireFinding, HeldAddresses, IpamCheckResponse, IpamReleaseResponse, IpamShowResponse,
@@ -19,19 +19,19 @@ use fairlead_wire::node::{
 use ipnet::IpNet;
 use tonic::{Code, Status};
 
+use super::{Attachment, Ipam};
 use crate::cni;
 use crate::cni::records::Record;
-use crate::ipam::{Attached, Ipam};
 
 /// A finding counts only if it is still there after this pause: the parts are not read at one moment.
-const SECOND_LOOK: Duration = Duration::from_millis(750);
+const SECOND_READ: Duration = Duration::from_millis(750);
 /// Fewer characters of a container ID may be a typing error.
-const LEAST_PREFIX: usize = 8;
+const MIN_PREFIX: usize = 8;
 
 /// Answers what `fairlead ipam` asks.
 pub struct Inventory {
     /// The CNI service, whose addresses, records and locks these are.
-    pub verbs: Arc<cni::Service>,
+    pub cni: Arc<cni::Service>,
     /// The pods of this node.
     pub pods: Arc<Cache<SlimPod>>,
 }
@@ -46,7 +46,7 @@ struct Kernel {
 
 impl Inventory {
     fn ipam(&self) -> &Ipam {
-        &self.verbs.ipam
+        &self.cni.ipam
     }
 
     /// Every address with its pod, link and block.
@@ -54,7 +54,7 @@ impl Inventory {
     /// # Errors
     /// The kernel cannot be read.
     pub async fn show(&self) -> Result<IpamShowResponse, Status> {
-        let kernel = kernel(self.verbs.ipam.numbers()).await?;
+        let kernel = kernel(self.cni.ipam.numbers()).await?;
         let explain = self.explainer(&kernel);
         Ok(IpamShowResponse {
             node: self.ipam().node().to_owned(),
@@ -70,42 +70,42 @@ impl Inventory {
         };
         Explainer {
             links: kernel.pods.iter().map(link).collect(),
-            records: self.verbs.records.all().unwrap_or_default(),
+            records: self.cni.records.all().unwrap_or_default(),
             pods: self.known_pods().unwrap_or_default(),
         }
     }
 
-    /// What disagrees at two looks.
+    /// The findings of two reads in a row.
     ///
     /// # Errors
     /// The kernel cannot be read, or there is nothing to compare because another plugin gives the addresses.
     pub async fn check(&self) -> Result<IpamCheckResponse, Status> {
-        if !self.verbs.gives_addresses {
+        if !self.cni.gives_addresses {
             let why =
                 "another plugin gives the addresses of this node (--enable-ipam=false): nothing to compare";
             return Err(Status::failed_precondition(why));
         }
-        let view = self.view(kernel(self.verbs.ipam.numbers()).await?);
+        let view = self.view(kernel(self.cni.ipam.numbers()).await?);
         let mut findings = check::node(&view);
         if !findings.is_empty() {
-            tokio::time::sleep(SECOND_LOOK).await;
-            let again = check::node(&self.view(kernel(self.verbs.ipam.numbers()).await?));
+            tokio::time::sleep(SECOND_READ).await;
+            let again = check::node(&self.view(kernel(self.cni.ipam.numbers()).await?));
             findings.retain(|finding| again.contains(finding));
         }
         Ok(IpamCheckResponse {
             node: view.node.clone(),
-            findings: findings.into_iter().map(in_wire_form).collect(),
+            findings: findings.into_iter().map(to_wire).collect(),
             unknown: unknown(&view),
         })
     }
 
     fn view(&self, kernel: Kernel) -> NodeView {
-        let (blocks, pools) = (&self.verbs.blocks, &self.verbs.pools);
+        let (blocks, pools) = (&self.cni.blocks, &self.cni.pools);
         let pods = self.known_pods();
         let reservation = |one| self.reservation(one, pods.as_deref().unwrap_or_default());
         NodeView {
             node: self.ipam().node().to_owned(),
-            held: self.ipam().attachments().into_iter().map(reservation).collect(),
+            reservations: self.ipam().attachments().into_iter().map(reservation).collect(),
             links: kernel.pods.into_iter().map(link).collect(),
             stray: kernel.stray,
             exported: kernel.exported,
@@ -124,10 +124,14 @@ impl Inventory {
         self.pods.is_ready().then(pods)
     }
 
-    fn reservation(&self, Attached { key, held, owner, .. }: Attached, pods: &[KnownPod]) -> Reservation {
-        let owner = owner.or_else(|| owner_by_address(&held, pods));
-        let busy = self.verbs.locks.try_lock(&key.container_id).is_none();
-        Reservation { key, held, owner, busy }
+    fn reservation(
+        &self,
+        Attachment { key, allocated, owner, .. }: Attachment,
+        pods: &[KnownPod],
+    ) -> Reservation {
+        let owner = owner.or_else(|| owner_by_address(&allocated, pods));
+        let busy = self.cni.locks.try_lock(&key.container_id).is_none();
+        Reservation { key, allocated, owner, busy }
     }
 
     /// Frees what an address or a container has.
@@ -136,7 +140,7 @@ impl Inventory {
     /// Nothing is reserved for it, it is not clear whose it is, or the pod is alive and `force` is not given.
     pub async fn release(&self, subject: &str, force: bool) -> Result<IpamReleaseResponse, Status> {
         let attached = self.ipam().attachments();
-        let keys = meant(subject, &attached)?;
+        let keys = resolve_subject(subject, &attached)?;
         let mut released = Vec::new();
         for key in keys {
             released.push(self.release_one(&key, force).await?);
@@ -146,8 +150,8 @@ impl Inventory {
 
     /// While no CNI operation of the container can run.
     async fn release_one(&self, key: &Key, force: bool) -> Result<HeldAddresses, Status> {
-        let _guard = self.verbs.locks.lock(&key.container_id).await;
-        let kernel = kernel(self.verbs.ipam.numbers()).await?;
+        let _guard = self.cni.locks.lock(&key.container_id).await;
+        let kernel = kernel(self.cni.ipam.numbers()).await?;
         let attached = self.ipam().attachments();
         let Some(attached) = attached.into_iter().find(|one| one.key == *key) else {
             return Err(Status::not_found(format!("container {} was detached meanwhile", key.container_id)));
@@ -156,7 +160,7 @@ impl Inventory {
         if !force {
             still_used(&explained, &attached, self.known_pods().as_deref())?;
         }
-        self.verbs.detach(key).await?;
+        self.cni.detach(key).await?;
         tracing::warn!(
             container = key.container_id,
             ifname = key.ifname,
@@ -172,7 +176,7 @@ impl Inventory {
 /// Why the attachment must not be freed.
 fn still_used(
     explained: &HeldAddresses,
-    attached: &Attached,
+    attached: &Attachment,
     pods: Option<&[KnownPod]>,
 ) -> Result<(), Status> {
     let refuse = |why: String| {
@@ -188,7 +192,7 @@ fn still_used(
     let Some(pods) = pods else {
         return refuse(format!("the API server has not said whether the pod of container {id} exists"));
     };
-    let own: Vec<IpAddr> = addresses(&attached.held).collect();
+    let own: Vec<IpAddr> = attached.allocated.addresses().collect();
     let alive = |pod: &&KnownPod| {
         let by_name = attached.owner.as_ref().is_some_and(|owner| pod.is(owner));
         pod.has_network && (by_name || pod.addresses.iter().any(|address| own.contains(address)))
@@ -199,15 +203,16 @@ fn still_used(
     }
 }
 
-/// Which attachments are meant. Pure.
-fn meant(subject: &str, attached: &[Attached]) -> Result<Vec<Key>, Status> {
+/// The attachments that an address, a container ID or a prefix of one names.
+fn resolve_subject(subject: &str, attached: &[Attachment]) -> Result<Vec<Key>, Status> {
     let nothing = || Status::not_found(format!("nothing on this node is reserved for {subject:?}"));
     if let Ok(address) = subject.parse::<IpAddr>() {
-        let holder = attached.iter().find(|one| addresses(&one.held).any(|held| held == address));
+        let holder =
+            attached.iter().find(|one| one.allocated.addresses().any(|allocated| allocated == address));
         return holder.map(|one| vec![one.key.clone()]).ok_or_else(nothing);
     }
     let whole = attached.iter().any(|one| one.key.container_id == subject);
-    let by_prefix = !whole && subject.len() >= LEAST_PREFIX;
+    let by_prefix = !whole && subject.len() >= MIN_PREFIX;
     let wanted =
         |key: &&Key| key.container_id == subject || (by_prefix && key.container_id.starts_with(subject));
     let keys: Vec<Key> = attached.iter().map(|one| &one.key).filter(wanted).cloned().collect();
@@ -222,13 +227,9 @@ fn meant(subject: &str, attached: &[Attached]) -> Result<Vec<Key>, Status> {
     }
 }
 
-fn addresses(held: &Held) -> impl Iterator<Item = IpAddr> + use<> {
-    held.ipv4.map(IpAddr::from).into_iter().chain(held.ipv6.map(IpAddr::from))
-}
-
-/// Who says that the addresses are its own: for attachments of before the start.
-fn owner_by_address(held: &Held, pods: &[KnownPod]) -> Option<check::Owner> {
-    let own: Vec<IpAddr> = addresses(held).collect();
+/// The pod that has the addresses in its status: for attachments of before the start.
+fn owner_by_address(allocated: &Allocated, pods: &[KnownPod]) -> Option<check::Owner> {
+    let own: Vec<IpAddr> = allocated.addresses().collect();
     let claims =
         |pod: &&KnownPod| pod.has_network && pod.addresses.iter().any(|address| own.contains(address));
     let pod = pods.iter().find(claims)?;
@@ -294,7 +295,7 @@ fn unknown(view: &NodeView) -> Vec<String> {
 }
 
 /// A finding as it travels.
-pub fn in_wire_form(finding: Finding) -> WireFinding {
+pub fn to_wire(finding: Finding) -> WireFinding {
     WireFinding {
         severity: finding.severity.as_str().to_owned(),
         reason: finding.reason.to_owned(),
@@ -313,15 +314,8 @@ struct Explainer<'a> {
 }
 
 impl Explainer<'_> {
-    fn explain(&self, Attached { key, held, block, owner }: Attached) -> HeldAddresses {
-        let own: Vec<IpAddr> = addresses(&held).collect();
-        let by_address = || {
-            let pod =
-                self.pods.iter().find(|pod| pod.addresses.iter().any(|address| own.contains(address)))?;
-            let (namespace, name) = (pod.namespace.clone(), pod.name.clone());
-            Some(check::Owner { namespace, name, uid: pod.uids.first().cloned() })
-        };
-        let owner = owner.or_else(by_address);
+    fn explain(&self, Attachment { key, allocated, block, owner }: Attachment) -> HeldAddresses {
+        let owner = owner.or_else(|| owner_by_address(&allocated, &self.pods));
         let record = self.records.get(&key);
         let seconds =
             |at: SystemTime| i64::try_from(at.duration_since(SystemTime::UNIX_EPOCH).ok()?.as_secs()).ok();
@@ -331,10 +325,10 @@ impl Explainer<'_> {
             attached_unix_seconds: record.and_then(|record| seconds(record.since?)),
             container_id: key.container_id,
             ifname: key.ifname,
-            pool: held.pool,
+            pool: allocated.pool,
             block: block.unwrap_or_default(),
-            ipv4: held.ipv4.map(|ip| ip.to_string()).unwrap_or_default(),
-            ipv6: held.ipv6.map(|ip| ip.to_string()).unwrap_or_default(),
+            ipv4: allocated.ipv4.map(|ip| ip.to_string()).unwrap_or_default(),
+            ipv6: allocated.ipv6.map(|ip| ip.to_string()).unwrap_or_default(),
             pod_namespace: owner.as_ref().map(|owner| owner.namespace.clone()).unwrap_or_default(),
             pod_name: owner.as_ref().map(|owner| owner.name.clone()).unwrap_or_default(),
             pod_uid: owner.and_then(|owner| owner.uid).unwrap_or_default(),
@@ -346,22 +340,22 @@ impl Explainer<'_> {
 mod tests {
     use super::*;
 
-    fn attached(id: &str, ipv4: &str) -> Attached {
-        Attached {
+    fn attached(id: &str, ipv4: &str) -> Attachment {
+        Attachment {
             key: Key { container_id: id.to_owned(), ifname: "eth0".to_owned() },
-            held: Held { pool: "default".to_owned(), ipv4: ipv4.parse().ok(), ipv6: None },
+            allocated: Allocated { pool: "default".to_owned(), ipv4: ipv4.parse().ok(), ipv6: None },
             block: None,
             owner: None,
         }
     }
 
-    fn ids(subject: &str, all: &[Attached]) -> Result<Vec<String>, Code> {
-        let keys = meant(subject, all).map_err(|status| status.code())?;
+    fn ids(subject: &str, all: &[Attachment]) -> Result<Vec<String>, Code> {
+        let keys = resolve_subject(subject, all).map_err(|status| status.code())?;
         Ok(keys.into_iter().map(|key| key.container_id).collect())
     }
 
     #[test]
-    fn an_attachment_is_meant_by_address_by_id_and_by_a_long_prefix() {
+    fn an_attachment_is_named_by_address_by_id_and_by_a_long_prefix() {
         let all = [
             attached("0123456789ab", "10.0.0.1"),
             attached("0123456789cd", "10.0.0.2"),
@@ -378,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_nobody_uses_is_freed_without_force() {
+    fn only_unused_attachments_are_freed_without_force() {
         let one = attached("c", "10.0.0.1");
         let nothing = Explainer { links: BTreeMap::new(), records: BTreeMap::new(), pods: Vec::new() };
         let explained = nothing.explain(one.clone());

@@ -1,0 +1,317 @@
+//! All that one node decides about its addresses: [`NodeState`].
+//!
+//! The node program keeps it behind one lock. It calls a method, applies the [`Effects`], and does the I/O that the
+//! answer asks for; nothing is decided outside, and nothing waits inside. The model in `tests/model` drives the same
+//! methods.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::time::{Duration, Instant};
+
+mod error;
+mod release;
+mod requests;
+
+pub use error::AllocationError;
+pub use release::{BlockDeletion, DeletionAnswer};
+pub use requests::{BlockDemand, REFUSAL_LIFETIME, RequestFailure};
+
+use self::requests::Requests;
+use crate::assumed::AssumedBlocks;
+use crate::check::Owner;
+use crate::leaks::Suspects;
+use crate::table::{AdoptError, Allocated, Allocation, AllocationTable, Answer, Block, Key};
+
+/// What the node knows of a pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PoolInfo {
+    /// It has a deletion timestamp.
+    Deleting,
+    /// `spec.disabled` is true.
+    Disabled,
+    /// The API server has no such pool.
+    Missing,
+    /// The API server did not answer.
+    Unavailable,
+    /// It may have blocks.
+    Usable {
+        /// Addresses in one block.
+        block_size: usize,
+    },
+}
+
+impl PoolInfo {
+    /// Whether pods get nothing from it, whatever blocks this node has.
+    pub fn is_cordoned(self) -> bool {
+        matches!(self, Self::Deleting | Self::Disabled)
+    }
+}
+
+/// The result of one attempt to allocate an address.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Attempt {
+    /// The key has these addresses.
+    Allocated(Allocation),
+    /// It gets none.
+    Failed(AllocationError),
+    /// No block has a free address, and nothing is known of the pool: read it and try again.
+    ReadPool,
+    /// A block is being requested: try again when woken.
+    Wait,
+}
+
+/// What the caller does after a method, as soon as it has released the lock.
+#[derive(Debug, Clone)]
+pub struct Effects<W> {
+    /// Waiters that try again.
+    pub wake: Vec<W>,
+    /// Whether [`NodeState::next_request`] may have a request.
+    pub request: bool,
+    /// Whether [`NodeState::due_releases`] may have a block that need not become older.
+    pub release: bool,
+}
+
+impl<W> Default for Effects<W> {
+    fn default() -> Self {
+        Self { wake: Vec::new(), request: false, release: false }
+    }
+}
+
+/// A block as the watch shows it.
+#[derive(Debug, Clone)]
+pub struct ShownBlock<'a> {
+    /// Name of the object.
+    pub name: &'a str,
+    /// UID of the object.
+    pub uid: &'a str,
+    /// The block, if it is this node's and usable.
+    pub own: Option<Block>,
+}
+
+/// What one interface of one container has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Attachment {
+    /// The interface.
+    pub key: Key,
+    /// Its addresses.
+    pub allocated: Allocated,
+    /// The block of this node that they are from.
+    pub block: Option<String>,
+    /// The pod, if it was attached since the start of this program.
+    pub owner: Option<Owner>,
+}
+
+#[derive(Debug, Clone)]
+struct Waiter<W> {
+    pool: String,
+    waker: W,
+}
+
+/// Addresses, blocks, block requests and waiting pods of one node. `W` is what wakes a waiting pod.
+#[derive(Debug, Clone)]
+pub struct NodeState<W> {
+    table: AllocationTable,
+    assumed: AssumedBlocks,
+    /// Reported to users; no decision depends on it. Only of keys that have an address.
+    owners: BTreeMap<Key, Owner>,
+    waiting: BTreeMap<Key, Waiter<W>>,
+    requests: Requests,
+    /// Whether the API server has listed the blocks since the start.
+    blocks_known: bool,
+    /// Since when each releasable block is.
+    releasable_since: BTreeMap<String, Instant>,
+    suspects: Suspects,
+    effects: Effects<W>,
+}
+
+impl<W> Default for NodeState<W> {
+    fn default() -> Self {
+        Self {
+            table: AllocationTable::default(),
+            assumed: AssumedBlocks::default(),
+            owners: BTreeMap::new(),
+            waiting: BTreeMap::new(),
+            requests: Requests::default(),
+            blocks_known: false,
+            releasable_since: BTreeMap::new(),
+            suspects: Suspects::default(),
+            effects: Effects::default(),
+        }
+    }
+}
+
+impl<W: Clone> NodeState<W> {
+    /// What has to be done because of the calls since the last one of this method.
+    pub fn take_effects(&mut self) -> Effects<W> {
+        std::mem::take(&mut self.effects)
+    }
+
+    /// Addresses and blocks.
+    pub fn table(&self) -> &AllocationTable {
+        &self.table
+    }
+
+    /// Records what a running pod has, as found in the kernel at the start.
+    ///
+    /// # Errors
+    /// See [`AllocationTable::adopt`].
+    pub fn adopt(
+        &mut self,
+        key: Key,
+        pool: &str,
+        ipv4: Option<Ipv4Addr>,
+        ipv6: Option<Ipv6Addr>,
+    ) -> Result<(), AdoptError> {
+        self.table.adopt(key, pool, ipv4, ipv6)
+    }
+
+    /// Tries to allocate an address. `pool_info` is `None` until the pool was read. Only one attempt of a key is under way
+    /// at a time; the container's lock ensures that. After [`Attempt::Wait`] the caller tries again when woken, or
+    /// calls [`Self::stop_waiting`].
+    pub fn allocate(
+        &mut self,
+        now: Instant,
+        pool: &str,
+        key: &Key,
+        pool_info: Option<PoolInfo>,
+        waker: &W,
+    ) -> Attempt {
+        self.table.set_cordoned(pool, pool_info.is_some_and(PoolInfo::is_cordoned));
+        if let Answer::Allocated(allocation) = self.table.allocate(pool, key) {
+            self.stop_waiting(key);
+            if self.table.wants_spare_block(pool) {
+                self.request(pool, usize::MAX);
+            }
+            return Attempt::Allocated(allocation);
+        }
+        let name = || pool.to_owned();
+        let failure = match pool_info {
+            None => return Attempt::ReadPool,
+            Some(PoolInfo::Deleting) => Some(AllocationError::Terminating { pool: name() }),
+            Some(PoolInfo::Disabled) => Some(AllocationError::Disabled { pool: name() }),
+            Some(PoolInfo::Missing) => Some(AllocationError::UnknownPool { pool: name() }),
+            Some(PoolInfo::Unavailable | PoolInfo::Usable { .. }) => {
+                self.requests.failure(pool, now).map(AllocationError::NoBlock)
+            }
+        };
+        if let Some(failure) = failure {
+            self.stop_waiting(key);
+            return Attempt::Failed(failure);
+        }
+        self.waiting.insert(key.clone(), Waiter { pool: name(), waker: waker.clone() });
+        // Without an answer about the pool, one block at a time.
+        let block_size = match pool_info {
+            Some(PoolInfo::Usable { block_size }) => block_size,
+            _ => usize::MAX,
+        };
+        self.request(pool, block_size);
+        Attempt::Wait
+    }
+
+    /// Ends the wait of a key that has timed out or was cancelled.
+    pub fn stop_waiting(&mut self, key: &Key) {
+        self.waiting.remove(key);
+    }
+
+    /// Remembers which pod an attachment was made for.
+    pub fn set_owner(&mut self, key: &Key, owner: Owner) {
+        self.owners.insert(key.clone(), owner);
+    }
+
+    /// Frees the addresses of a key, if it has any.
+    pub fn release(&mut self, key: &Key) {
+        self.owners.remove(key);
+        let Some(released) = self.table.release(key) else { return };
+        self.effects.release |= released.now_empty && self.table.is_cordoned(&released.allocated.pool);
+        self.wake_where_free();
+    }
+
+    /// Updates the blocks to what the watch shows, of all nodes. Assumed blocks stay.
+    pub fn sync_blocks(&mut self, shown: Vec<ShownBlock<'_>>) {
+        self.assumed.observe(shown.iter().map(|block| (block.name, block.uid)));
+        let own = shown.into_iter().filter_map(|block| block.own);
+        let own: Vec<Block> = own.filter(|block| self.assumed.get(block.name()).is_none()).collect();
+        let shown: BTreeSet<&str> = own.iter().map(Block::name).collect();
+        let names = self.table.blocks().map(Block::name);
+        let gone = names.filter(|name| self.assumed.get(name).is_none() && !shown.contains(name));
+        let gone: Vec<String> = gone.map(str::to_owned).collect();
+        for name in gone {
+            self.table.remove_block(&name);
+        }
+        for block in own {
+            self.table.upsert_block(block);
+        }
+        self.blocks_known = true;
+        self.wake_where_free();
+    }
+
+    /// Cordons the pools of which `is_cordoned` says so, among those with blocks or waiting pods, and uncordons the others.
+    pub fn sync_pools(&mut self, is_cordoned: impl Fn(&str) -> bool) {
+        let pools = self.table.blocks().map(Block::pool);
+        let pools = pools.chain(self.waiting.values().map(|waiter| waiter.pool.as_str()));
+        let pools: BTreeSet<String> = pools.map(str::to_owned).collect();
+        for pool in pools {
+            let cordoned = is_cordoned(&pool);
+            self.table.set_cordoned(&pool, cordoned);
+            if cordoned {
+                self.wake(&pool);
+            }
+        }
+        self.wake_where_free();
+    }
+
+    /// Name and UID of the blocks in use that the watch has not shown yet. They may be gone without the watch ever showing
+    /// them; only the API server knows.
+    pub fn assumed(&self) -> Vec<(String, String)> {
+        let pair = |(name, assumed): (&str, &crate::Assumed<()>)| {
+            (name.to_owned(), assumed.uid.clone().unwrap_or_default())
+        };
+        self.assumed.iter().map(pair).collect()
+    }
+
+    /// Removes a block that the API server no longer has. Another block of the same name stays.
+    pub fn forget_block(&mut self, name: &str, uid: &str) {
+        if self.assumed.get(name).is_some_and(|assumed| assumed.uid.as_deref() == Some(uid)) {
+            self.assumed.forget(name);
+        }
+        if self.is_block(name, uid) {
+            self.table.remove_block(name);
+        }
+    }
+
+    /// Keys whose addresses have leaked; see [`Suspects::observe`].
+    pub fn leaked(&mut self, now: Instant, grace: Duration, linked: &BTreeSet<Key>) -> Vec<Key> {
+        self.suspects.observe(now, grace, self.table.allocated().map(|(key, _)| key), linked)
+    }
+
+    /// All attachments, by key.
+    pub fn attachments(&self) -> Vec<Attachment> {
+        let attachment = |(key, allocated): (&Key, &Allocated)| Attachment {
+            key: key.clone(),
+            allocated: allocated.clone(),
+            block: self.table.block_of(allocated).map(|block| block.name().to_owned()),
+            owner: self.owners.get(key).cloned(),
+        };
+        self.table.allocated().map(attachment).collect()
+    }
+
+    /// Attachments with addresses in no block of this node. None until the API server has listed the blocks: no pod must
+    /// be deleted because of an outage.
+    pub fn without_block(&self) -> impl Iterator<Item = (&Key, &Allocated)> {
+        self.table.without_block().filter(|_| self.blocks_known)
+    }
+
+    fn is_block(&self, name: &str, uid: &str) -> bool {
+        self.table.block(name).is_some_and(|block| block.uid() == uid)
+    }
+
+    fn wake(&mut self, pool: &str) {
+        let waiters = self.waiting.values().filter(|waiter| waiter.pool == pool);
+        self.effects.wake.extend(waiters.map(|waiter| waiter.waker.clone()));
+    }
+
+    fn wake_where_free(&mut self) {
+        let waiters = self.waiting.values().filter(|waiter| self.table.free(&waiter.pool) > 0);
+        self.effects.wake.extend(waiters.map(|waiter| waiter.waker.clone()));
+    }
+}

@@ -1,0 +1,256 @@
+//! This node's blocks: synchronised with the API server, exported to routing daemons, released when empty.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use fairlead_api::names::COIL_FINALIZER;
+use fairlead_api::resources::AddressBlock;
+use fairlead_cluster::caches::Cache;
+use fairlead_dataplane::routes;
+use fairlead_ipam::state::{BlockDeletion, DeletionAnswer};
+use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
+use kube::{Api, Client, ResourceExt};
+use tokio::sync::watch;
+use tokio::time::timeout;
+
+use super::Ipam;
+use crate::metrics::Metrics;
+
+/// How often the table and the empty blocks are checked when nothing changes.
+const SYNC_INTERVAL: Duration = Duration::from_secs(30);
+
+/// How long the API server may take to say whether a block exists.
+const READ_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Keeps blocks, the export table and the state synchronised.
+pub(super) struct Keeper {
+    pub(super) client: Client,
+    pub(super) ipam: Arc<Ipam>,
+    pub(super) metrics: Arc<Metrics>,
+}
+
+impl Keeper {
+    /// Runs forever. A block is released when it has been empty for `grace`: a pod that is replaced finds it still here.
+    pub(super) async fn run(
+        self,
+        blocks: Arc<Cache<AddressBlock>>,
+        mut pools: watch::Receiver<u64>,
+        grace: Duration,
+    ) {
+        let mut changes = blocks.subscribe();
+        loop {
+            if blocks.is_ready() {
+                self.ipam.sync_blocks(&blocks.store.state());
+                self.confirm_assumed().await;
+                self.ipam.sync_pools();
+                export(&self.ipam).await;
+                for name in self.ipam.update(|state| state.due_releases(Instant::now(), grace)) {
+                    self.release(&name).await;
+                }
+            }
+            let changed = async {
+                tokio::select! {
+                    _ = changes.changed() => {}
+                    _ = pools.changed() => {}
+                    () = self.ipam.release.notified() => {}
+                }
+            };
+            let _ = timeout(SYNC_INTERVAL.min(grace), changed).await;
+        }
+    }
+
+    fn blocks(&self) -> Api<AddressBlock> {
+        Api::all(self.client.clone())
+    }
+
+    /// Forgets granted blocks that were deleted before the watch showed them: it may never show them. Without an answer
+    /// they stay.
+    async fn confirm_assumed(&self) {
+        let assumed = self.ipam.lock().assumed();
+        for (name, uid) in assumed {
+            let Ok(Ok(present)) = timeout(READ_TIMEOUT, self.blocks().get_opt(&name)).await else { continue };
+            if present.and_then(|block| block.uid()).as_ref() != Some(&uid) {
+                tracing::warn!(block = name, "a granted block was deleted at once");
+                self.ipam.update(|state| state.forget_block(&name, &uid));
+            }
+        }
+    }
+
+    async fn release(&self, name: &str) {
+        match self.try_release(name).await {
+            Ok(true) => {
+                self.metrics.block_given_back(true);
+                tracing::info!(block = name, "released an empty block");
+            }
+            Ok(false) => {}
+            Err(error) => {
+                self.metrics.block_given_back(false);
+                tracing::warn!(block = name, %error, "cannot release an empty block; will try again");
+            }
+        }
+    }
+
+    /// False when the block is not released now. The server is asked before the block is closed, so that an outage takes
+    /// no block out of use.
+    async fn try_release(&self, name: &str) -> Result<bool, kube::Error> {
+        let present =
+            self.blocks().get_opt(name).await?.filter(|block| block.node() == Some(&self.ipam.node));
+        let present = present.map(|block| BlockDeletion {
+            name: name.to_owned(),
+            uid: block.uid().unwrap_or_default(),
+            version: block.resource_version().unwrap_or_default(),
+        });
+        let Some(deletion) = self.ipam.update(|state| state.close_block(name, present)) else {
+            return Ok(false);
+        };
+        let BlockDeletion { name, uid, version } = &deletion;
+        let preconditions = Preconditions { uid: Some(uid.clone()), resource_version: Some(version.clone()) };
+        let parameters = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
+        let sent = self.blocks().delete(name, &parameters).await;
+        let answer = answer(sent.as_ref().err());
+        if !self.ipam.update(|state| state.deletion_answered(&deletion, answer)) {
+            return sent.map(|_| false);
+        }
+        remove_finalizer(&self.blocks(), name, uid).await?;
+        self.ipam.update(|state| state.forget_block(name, uid));
+        Ok(true)
+    }
+}
+
+/// A conflict leaves open whether the block is another one by now, and a 5xx whether the deletion was stored.
+fn answer(error: Option<&kube::Error>) -> DeletionAnswer {
+    match error {
+        None => DeletionAnswer::Accepted,
+        Some(kube::Error::Api(status)) if status.is_not_found() => DeletionAnswer::Accepted,
+        Some(kube::Error::Api(status)) if matches!(status.code, 400 | 401 | 403 | 405 | 422 | 429) => {
+            DeletionAnswer::Refused
+        }
+        Some(_) => DeletionAnswer::Unknown,
+    }
+}
+
+/// After the deletion, not before: in between the block cannot be granted to another node.
+async fn remove_finalizer(blocks: &Api<AddressBlock>, name: &str, uid: &str) -> Result<(), kube::Error> {
+    let present = blocks.get_opt(name).await?.filter(|block| block.uid().as_deref() == Some(uid));
+    let Some(block) = present else { return Ok(()) };
+    let others: Vec<&String> =
+        block.finalizers().iter().filter(|finalizer| *finalizer != COIL_FINALIZER).collect();
+    let patch = serde_json::json!({
+        "metadata": { "finalizers": others, "resourceVersion": block.resource_version() }
+    });
+    match blocks.patch(name, &PatchParams::default(), &Patch::Merge(&patch)).await {
+        Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
+        outcome => outcome.map(drop),
+    }
+}
+
+async fn export(ipam: &Ipam) {
+    let (prefixes, numbers) = (ipam.prefixes(), ipam.numbers());
+    let done = tokio::task::spawn_blocking(move || routes::sync_export(numbers, &prefixes)).await;
+    match done {
+        Ok(Ok(_)) => {}
+        Ok(Err(error)) => tracing::warn!(%error, "cannot update the export table"),
+        Err(error) => tracing::warn!(%error, "updating the export table stopped before it finished"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt;
+    use kube::core::Status;
+    use tokio::task::JoinSet;
+
+    use super::*;
+    use crate::ipam::tests::{assume, block, client, node};
+
+    /// A server on which a block has no finalizer but ours and whose DELETE is answered with `code`.
+    fn server(code: u16) -> Client {
+        client(move |call| {
+            let object = || serde_json::to_string(&block("a-0", "a", "10.0.0.0/30")).unwrap();
+            let status = format!(r#"{{"kind":"Status","apiVersion":"v1","status":"Failure","code":{code}}}"#);
+            let answer = match call.split(' ').next() {
+                Some("DELETE") if code != 200 => (code, status),
+                _ => (200, object()),
+            };
+            std::future::ready(answer).boxed()
+        })
+    }
+
+    fn keeper(client: Client, ipam: &Arc<Ipam>) -> Keeper {
+        Keeper { client, ipam: Arc::clone(ipam), metrics: Arc::default() }
+    }
+
+    #[tokio::test]
+    async fn a_block_is_used_again_only_after_a_plain_refusal() {
+        for (code, known, open) in
+            [(200, false, false), (403, true, true), (409, true, false), (504, true, false)]
+        {
+            let mut tasks = JoinSet::new();
+            let client = server(code);
+            let ipam = node(client.clone(), &["a"], &mut tasks);
+            assume(&ipam, &block("a-0", "a", "10.0.0.0/30"));
+            let outcome = keeper(client, &ipam).try_release("a-0").await;
+            assert_eq!(outcome.is_ok(), code == 200, "{code}: {outcome:?}");
+            let usage = ipam.usage();
+            assert_eq!(!usage.is_empty(), known, "{code}");
+            assert_eq!(usage.first().is_some_and(|usage| usage.open), open, "{code}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_granted_block_stays_while_the_watch_is_behind_and_goes_when_it_was_deleted() {
+        let other = |block: &mut AddressBlock| block.metadata.uid = Some("another".to_owned());
+        for (shown, present, stays) in [(false, true, true), (true, true, true), (false, false, false)] {
+            let mut tasks = JoinSet::new();
+            let client = client(move |_| {
+                let mut there = block("a-0", "a", "10.0.0.0/30");
+                if !present {
+                    other(&mut there);
+                }
+                std::future::ready((200, serde_json::to_string(&there).unwrap())).boxed()
+            });
+            let ipam = node(client.clone(), &["a"], &mut tasks);
+            let granted = block("a-0", "a", "10.0.0.0/30");
+            assume(&ipam, &granted);
+            let later = tokio::time::Instant::now() + Duration::from_secs(600);
+            let key = fairlead_ipam::Key { container_id: "pod".to_owned(), ifname: "eth0".to_owned() };
+            let given = ipam.allocate("a", &key, later).await.unwrap();
+            // Of the same name, but an older one, as the watch still has it.
+            let mut older = block("a-0", "a", "10.9.0.0/30");
+            other(&mut older);
+            ipam.sync_blocks(&[]);
+            ipam.sync_blocks(&[Arc::new(older)]);
+            assert_eq!(ipam.usage().first().map(|usage| usage.used), Some(1), "it is in use");
+            assert!(
+                ipam.prefixes()
+                    .iter()
+                    .any(|net| given.ipv4.is_some_and(|ip| net.contains(&std::net::IpAddr::from(ip))))
+            );
+            if shown {
+                ipam.sync_blocks(&[Arc::new(granted)]);
+                assert_eq!(ipam.lock().assumed(), []);
+                ipam.sync_blocks(&[]);
+                assert!(ipam.usage().is_empty(), "what the watch has shown goes when it no longer does");
+                continue;
+            }
+            keeper(client, &ipam).confirm_assumed().await;
+            assert_eq!(!ipam.usage().is_empty(), stays);
+        }
+    }
+
+    #[test]
+    fn only_a_plain_no_lets_a_block_be_used_again() {
+        let answer = |code| kube::Error::Api(Box::new(Status { code, ..Status::default() }));
+        for code in [400, 401, 403, 405, 422, 429] {
+            assert_eq!(super::answer(Some(&answer(code))), DeletionAnswer::Refused, "{code}");
+        }
+        for code in [409, 500, 503, 504] {
+            assert_eq!(super::answer(Some(&answer(code))), DeletionAnswer::Unknown, "{code}");
+        }
+        let gone = Status { code: 404, reason: "NotFound".to_owned(), ..Status::default() };
+        assert_eq!(super::answer(Some(&kube::Error::Api(Box::new(gone)))), DeletionAnswer::Accepted);
+        let lost = std::io::Error::from(std::io::ErrorKind::ConnectionReset);
+        let lost = kube::Error::Service(Box::new(lost));
+        assert_eq!(super::answer(Some(&lost)), DeletionAnswer::Unknown);
+    }
+}
