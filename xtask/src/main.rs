@@ -18,13 +18,13 @@ Usage: cargo xtask COMMAND
 
 Commands:
   demo [--topology NAME] [--keep] [--json]
-                          show the main job on this machine: pods on nodes in different networks reach each other
+                          run the demo: pods on nodes in different networks reach each other
   test [RING...] [-- FILTER...]
                           run the tests; rings: pure lab kube vm demo (all of them without a name), and nodes (only by name)
   test conformance [--families ipv4|dual] [--network mesh|router|stock] [--focus REGEX]
                           run Kubernetes's own network conformance tests on three real nodes (no ring; --help says more)
   nodes [--network mesh|router|stock] [--ipv4-only]
-                          a cluster of real nodes to look around in: kubelet, containerd, kube-proxy, and Fairlead from
+                          a cluster of real nodes to inspect: kubelet, containerd, kube-proxy, and Fairlead from
                           deploy/; runs until Ctrl-C
   bench [NAME] [--json]   run benchmarks: peers and ours in one run
   image [--tag NAME] [--output FILE] [--debug]

@@ -123,7 +123,7 @@ pub(crate) fn conformance(arguments: &[String]) -> Result {
     run(Command::new(built("fairlead-conformance")).arg("--report-dir").arg(reports).args(arguments))
 }
 
-/// `cargo xtask bench`: of the release build, which is the one that people run.
+/// `cargo xtask bench`: of the release build, which users run.
 pub(crate) fn bench(arguments: &[String]) -> Result {
     setup::packages()?;
     timed("release build (first time up to 15 minutes)", || {
