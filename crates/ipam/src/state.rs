@@ -315,3 +315,6 @@ impl<W: Clone> NodeState<W> {
         self.effects.wake.extend(waiters.map(|waiter| waiter.waker.clone()));
     }
 }
+
+#[cfg(test)]
+mod tests;
