@@ -90,7 +90,7 @@ pub(crate) fn nodes(suite: bool) -> Result {
     prepare(kubernetes.get(..if suite { 3 } else { 2 }).unwrap_or_default(), || build(NODES))
 }
 
-/// Debian's packages, what Go builds and what cargo builds, side by side: a compiler of one language leaves a core idle
+/// Debian's packages, what Go builds and what cargo builds, concurrently: a compiler of one language leaves a core idle
 /// where the other does not, and downloads overlap with both.
 pub(crate) fn prepare<T>(
     kubernetes: &[Kubernetes],

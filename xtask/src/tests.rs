@@ -104,7 +104,7 @@ fn run_ring(ring: &Ring, executables: &[Executable], filter: &[String]) -> Outco
     total
 }
 
-/// Runs test executables, some side by side; the outcomes are in the order of the executables.
+/// Runs test executables, some concurrently; the outcomes are in the order of the executables.
 fn run_parallel(
     executables: &[&Executable],
     parallel: usize,

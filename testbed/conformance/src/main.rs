@@ -22,7 +22,7 @@ use testbed_nodes::topology::{self, one_network, two_and_one_behind_nat};
 use crate::output::Counts;
 use crate::suite::Suite;
 
-/// How many nodes; some tests want two, and the third is behind a router.
+/// Number of nodes; some tests require two, and the third is behind a router.
 const NODES: usize = 3;
 
 /// Kubernetes's network conformance tests on three real nodes.
@@ -32,7 +32,7 @@ struct Arguments {
     /// Address families of nodes and pods; each choice is a cluster of its own
     #[arg(long, value_enum, value_delimiter = ',', default_values = ["ipv4", "dual"])]
     families: Vec<Families>,
-    /// Who gives pods their network
+    /// Network plugin of the pods
     #[arg(long, value_enum, default_value = "mesh")]
     network: Network,
     /// Regular expression of the tests to run
@@ -41,10 +41,10 @@ struct Arguments {
     /// Regular expression of tests to leave out
     #[arg(long)]
     skip: Option<String>,
-    /// How many tests run at once
+    /// Number of tests that run concurrently
     #[arg(long, default_value = "3")]
     procs: NonZeroU8,
-    /// Where junit.xml and ginkgo.log go, in a directory for each choice of families
+    /// Directory of junit.xml and ginkgo.log, with a subdirectory for each choice of families
     #[arg(long, default_value = "target/conformance")]
     report_dir: PathBuf,
 }
@@ -63,7 +63,7 @@ enum Network {
     Mesh,
     /// Fairlead without a mesh: all nodes on one network
     Router,
-    /// The reference plugins ptp, host-local and portmap, all nodes on one network: what the bed itself is worth
+    /// The reference plugins ptp, host-local and portmap, all nodes on one network: a baseline without Fairlead
     Stock,
 }
 

@@ -84,7 +84,7 @@ impl Suite<'_> {
     }
 }
 
-/// The suite wants one program of that name; ours has it as a word.
+/// The suite requires a program of that name; ours is a subcommand.
 fn kubectl(cluster: &Cluster) -> Result<PathBuf> {
     let path = cluster.directory().join("kubectl");
     let program = testbed_kube::binary()?;

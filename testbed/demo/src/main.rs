@@ -13,7 +13,7 @@ use testbed_lab::Progress;
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask demo")]
 struct Arguments {
-    /// Leave it running until Ctrl-C and say how to look around
+    /// Leave it running until Ctrl-C and print how to inspect it
     #[arg(long)]
     keep: bool,
     /// Print one JSON object on stdout instead of the table

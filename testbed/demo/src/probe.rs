@@ -128,7 +128,7 @@ pub fn ping(from: &Pod, to: IpAddr) -> anyhow::Result<f64> {
     Ok(rest.split_whitespace().next().unwrap_or_default().parse()?)
 }
 
-/// Tries all pairs side by side until each has answered by TCP and ICMP, or until `deadline`. `path` says how packets
+/// Tries all pairs concurrently until each has answered by TCP and ICMP, or until `deadline`. `path` says how packets
 /// go from one pod to another; it is asked at the end.
 ///
 /// # Errors

@@ -119,7 +119,7 @@ impl World {
         eventually(START, || self.plane.apply(yaml)).map(drop)
     }
 
-    /// Makes one pod on every node, side by side, through the CNI plugin.
+    /// Makes one pod on every node, concurrently, through the CNI plugin.
     ///
     /// # Errors
     /// A pod did not start, in the plugin's words.

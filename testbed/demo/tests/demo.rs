@@ -229,7 +229,7 @@ impl Demo {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// The one line on stdout, once it has also said how to look around.
+    /// The one line on stdout, once it has also printed how to inspect it.
     fn report(&mut self) -> Result<Value> {
         let mut line = String::new();
         self.stdout.read_line(&mut line)?;
@@ -237,7 +237,10 @@ impl Demo {
         let report =
             serde_json::from_str(&line).with_context(|| format!("no JSON in {line:?}; it said {said}"))?;
         eventually(TIMEOUT, || {
-            ensure!(self.said().contains("\nlogs, keys and sockets: "), "it does not say how to look around");
+            ensure!(
+                self.said().contains("\nlogs, keys and sockets: "),
+                "it does not print how to inspect it"
+            );
             Ok(())
         })?;
         println!("{}", self.said());

@@ -134,7 +134,7 @@ fn the_kernel_has_what_was_planned(world: &World, vm: &mut VmNode) {
         assert!(table.contains(word), "`{word}` is missing in\n{table}");
     }
     for prefix in &prefixes {
-        // Prefixes side by side are one interval, so the table's text need not have them.
+        // Adjacent prefixes are one interval, so the table's text need not have them.
         let (address, _) = prefix.split_once('/').unwrap();
         let family = if address.contains(':') { "ipv6" } else { "ipv4" };
         vm.shell(&format!("nft get element inet talos_kubespan kubespan_targets_{family} '{{ {address} }}'"))

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use crate::go::{Module, Package};
 
-/// Kubernetes's end-to-end suite, the program `e2e.test`. Started through [`ginkgo`] it runs tests side by side.
+/// Kubernetes's end-to-end suite, the program `e2e.test`. Started through [`ginkgo`] it runs tests concurrently.
 ///
 /// # Errors
 /// As for [`crate::binary`].

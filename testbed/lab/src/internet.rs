@@ -33,7 +33,7 @@ pub(crate) fn routed_prefix6(number: u8) -> Ipv6Net {
     Ipv6Net::new_assert(network, 64)
 }
 
-/// What a namespace that wants to be attached asks for.
+/// The settings of a namespace to attach.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Uplink {
     /// Name of the interface inside.

@@ -22,7 +22,7 @@
 //! let host = home.host("home-1")?;
 //! host.shell(&format!("ping -c 1 {}", cloud.address()))?;
 //! home.router().rebind()?;
-//! println!("look around: {}", host.enter_command());
+//! println!("to inspect it: {}", host.enter_command());
 //! # Ok(())
 //! # }
 //! ```

@@ -178,7 +178,7 @@ impl Namespace {
         PathBuf::from(format!("/proc/{}/ns/net", self.inner.holder))
     }
 
-    /// A line to paste into a root shell to look around inside.
+    /// A line to paste into a root shell to inspect it from inside.
     pub fn enter_command(&self) -> String {
         format!("nsenter --target {} --net --mount --uts", self.inner.holder)
     }

@@ -1,4 +1,4 @@
-//! `cargo xtask nodes`: a cluster of real nodes to look around in.
+//! `cargo xtask nodes`: a cluster of real nodes to inspect.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -15,7 +15,7 @@ use testbed_nodes::topology::{Families, Network, Topology, one_network, two_and_
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask nodes")]
 struct Arguments {
-    /// Who gives pods their network
+    /// Network plugin of the pods
     #[arg(long, value_enum, default_value = "mesh")]
     network: Choice,
     /// IPv4 alone instead of both families

@@ -250,7 +250,7 @@ impl Node {
         bail!("no pod on {} has the address {address}", self.name)
     }
 
-    /// A line to paste into a root shell to look around inside.
+    /// A line to paste into a root shell to inspect it from inside.
     pub fn enter_command(&self) -> String {
         match &self.power {
             Some(power) => format!("nsenter --target {} --all", power.init),
@@ -269,7 +269,7 @@ impl Node {
             .map(drop)
     }
 
-    /// Puts a network configuration in place, as the container runtime wants it: it does not notice a file that was
+    /// Puts a network configuration in place, as the container runtime requires: it does not notice a file that was
     /// moved in from another directory.
     pub(crate) fn configure_network(&self, name: &str, text: &str) -> Result<()> {
         let directory = self.directory.join("cni-conf");

@@ -12,7 +12,7 @@ pub enum Families {
     Ipv4,
 }
 
-/// Who gives pods their network.
+/// Network plugin of the pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Network {
     /// None yet: the user of the cluster installs one. Pods will have addresses of these ranges.

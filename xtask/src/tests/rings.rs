@@ -9,7 +9,7 @@ use super::executables::Executable;
 pub(crate) struct Ring {
     pub(crate) name: &'static str,
     pub(crate) packages: &'static [&'static str],
-    /// How many test executables run side by side: those of the demo mostly wait.
+    /// Number of test executables that run concurrently: those of the demo mostly wait.
     pub(crate) parallel: usize,
     /// Only when it is named: a cluster of real nodes needs the machine to itself.
     pub(crate) only_by_name: bool,

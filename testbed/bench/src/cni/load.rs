@@ -1,4 +1,4 @@
-//! Calls side by side, each timed.
+//! Concurrent calls, each timed.
 
 use std::fmt;
 use std::sync::Barrier;

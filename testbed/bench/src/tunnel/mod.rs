@@ -2,7 +2,7 @@
 //!
 //! Each implementation has two network namespaces with a cable (veth, MTU 1500) between them, a device process in
 //! either, and an iperf3 server behind the tunnel. Both are configured by the same lines of `wg(8)` and `ip(8)`. They
-//! stand side by side and are measured in turns; the others are idle meanwhile.
+//! are set up together and measured in turns; the others are idle meanwhile.
 
 mod cpu;
 mod iperf;
