@@ -1,5 +1,7 @@
 //! Datagrams on the WireGuard port that are no WireGuard messages, in namespaces.
 
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+
 mod common;
 
 use std::net::{SocketAddr, UdpSocket};

@@ -59,7 +59,7 @@ impl Handover {
 }
 
 /// A ping every 5 ms until [`Self::finish`].
-pub(crate) struct Pings(Child);
+pub(crate) struct Pings(Option<Child>);
 
 /// What `ping` saw.
 #[derive(Debug)]
@@ -73,15 +73,25 @@ impl Pings {
     pub(crate) fn start(from: &Namespace, to: IpAddr) -> Self {
         let mut ping = Command::new("ping");
         ping.args(["-n", "-i", "0.005", &to.to_string()]).stdout(Stdio::piped());
-        Self(from.run(|| ping.spawn().unwrap()))
+        Self(Some(from.run(|| ping.spawn().unwrap())))
     }
 
-    pub(crate) fn finish(self) -> PingReport {
+    pub(crate) fn finish(mut self) -> PingReport {
+        let ping = self.0.take().unwrap();
         // A break at the very end needs time to be seen.
         thread::sleep(Duration::from_millis(500));
-        Command::new("kill").args(["-INT", &self.0.id().to_string()]).status().unwrap();
-        let output = self.0.wait_with_output().unwrap();
+        Command::new("kill").args(["-INT", &ping.id().to_string()]).status().unwrap();
+        let output = ping.wait_with_output().unwrap();
         PingReport::parse(&String::from_utf8(output.stdout).unwrap())
+    }
+}
+
+impl Drop for Pings {
+    fn drop(&mut self) {
+        if let Some(mut ping) = self.0.take() {
+            let _ = ping.kill();
+            let _ = ping.wait();
+        }
     }
 }
 
