@@ -18,8 +18,8 @@ fn block(name: &str, ipv4: &str) -> Block {
     Block::new(name, "default", nets, false, false).unwrap()
 }
 
-fn address(book: &mut AllocationTable, id: &str) -> Option<String> {
-    match book.allocate("default", &key(id)) {
+fn address(table: &mut AllocationTable, id: &str) -> Option<String> {
+    match table.allocate("default", &key(id)) {
         Answer::Allocated(given) => given.ipv4.map(|ip| ip.to_string()),
         Answer::NeedBlock => None,
     }
@@ -29,34 +29,34 @@ fn address(book: &mut AllocationTable, id: &str) -> Option<String> {
 /// under the pod that has it now, nor end the program when the block is gone.
 #[test]
 fn a_repeated_del_after_a_failed_block_deletion_frees_nothing_and_kills_nothing() {
-    let mut book = AllocationTable::new();
-    book.upsert_block(block("default-0", "192.0.2.0/32"));
-    assert_eq!(address(&mut book, "old").as_deref(), Some("192.0.2.0"));
-    assert!(book.release(&key("old")).unwrap().now_empty);
-    assert!(book.close_block("default-0"));
-    book.reopen_block("default-0");
-    assert_eq!(address(&mut book, "new").as_deref(), Some("192.0.2.0"));
-    assert_eq!(book.release(&key("old")), None);
-    assert_eq!(book.holder("192.0.2.0".parse().unwrap()), Some(&key("new")));
-    book.remove_block("default-0");
-    assert_eq!(book.release(&key("old")), None);
-    assert!(book.release(&key("new")).is_some());
-    assert_eq!(book.release(&key("new")), None, "the second of two DELs of the last address");
+    let mut table = AllocationTable::new();
+    table.upsert_block(block("default-0", "192.0.2.0/32"));
+    assert_eq!(address(&mut table, "old").as_deref(), Some("192.0.2.0"));
+    assert!(table.release(&key("old")).unwrap().now_empty);
+    assert!(table.close_block("default-0"));
+    table.reopen_block("default-0");
+    assert_eq!(address(&mut table, "new").as_deref(), Some("192.0.2.0"));
+    assert_eq!(table.release(&key("old")), None);
+    assert_eq!(table.holder("192.0.2.0".parse().unwrap()), Some(&key("new")));
+    table.remove_block("default-0");
+    assert_eq!(table.release(&key("old")), None);
+    assert!(table.release(&key("new")).is_some());
+    assert_eq!(table.release(&key("new")), None, "the second of two DELs of the last address");
 }
 
 /// Number 5: the controller says a block was granted, but no list shows it.
 #[test]
-fn a_granted_block_that_nobody_can_see_is_asked_for_again() {
-    let mut book = AllocationTable::new();
+fn a_granted_block_that_no_list_shows_is_requested_again() {
+    let mut table = AllocationTable::new();
     for _ in 0..2 {
-        assert_eq!(book.allocate("default", &key("pod")), Answer::NeedBlock);
+        assert_eq!(table.allocate("default", &key("pod")), Answer::NeedBlock);
     }
-    book.upsert_block(block("default-7", "10.0.0.28/30"));
-    assert_eq!(address(&mut book, "pod").as_deref(), Some("10.0.0.28"));
+    table.upsert_block(block("default-7", "10.0.0.28/30"));
+    assert_eq!(address(&mut table, "pod").as_deref(), Some("10.0.0.28"));
 }
 
 /// Number 7 (cybozu-go/coil#271): the controller died between making the block and answering, and the next one is asked
-/// again; and if two blocks came all the same, the one too many is given back.
+/// again; and if two blocks came all the same, the surplus one is released.
 #[test]
 fn a_request_answered_by_two_controllers_gets_one_block_and_a_second_would_not_stay() {
     let pool = Pool::parse("default", 2, [(Some("10.0.0.0/24"), None)]).unwrap();
@@ -76,27 +76,27 @@ fn a_request_answered_by_two_controllers_gets_one_block_and_a_second_would_not_s
     };
     assert_eq!(grant(&request, &pools, &[made]), Grant::Existing { name });
 
-    let mut book = AllocationTable::new();
-    book.upsert_block(block("default-0", "10.0.0.0/30"));
-    book.upsert_block(block("default-1", "10.0.0.4/30"));
-    address(&mut book, "pod").unwrap();
-    assert_eq!(book.releasable_blocks(), ["default-1"]);
+    let mut table = AllocationTable::new();
+    table.upsert_block(block("default-0", "10.0.0.0/30"));
+    table.upsert_block(block("default-1", "10.0.0.4/30"));
+    address(&mut table, "pod").unwrap();
+    assert_eq!(table.releasable_blocks(), ["default-1"]);
 }
 
-/// Number 8 (cybozu-go/coil#347): a block that is learnt of again while its addresses are in use.
+/// Number 8 (cybozu-go/coil#347): a block that is added again while its addresses are in use.
 #[test]
-fn news_of_a_block_in_use_do_not_give_its_addresses_again() {
-    let mut book = AllocationTable::new();
+fn an_update_of_a_block_in_use_does_not_allocate_its_addresses_again() {
+    let mut table = AllocationTable::new();
     let mut given = Vec::new();
     for id in ["a", "b", "c", "d"] {
-        book.upsert_block(block("default-0", "10.0.0.0/30"));
-        given.push(address(&mut book, id).unwrap());
+        table.upsert_block(block("default-0", "10.0.0.0/30"));
+        given.push(address(&mut table, id).unwrap());
         // Gone from one list and back in the next.
-        book.remove_block("default-0");
-        book.upsert_block(block("default-0", "10.0.0.0/30"));
+        table.remove_block("default-0");
+        table.upsert_block(block("default-0", "10.0.0.0/30"));
     }
     given.sort();
     given.dedup();
     assert_eq!(given.len(), 4);
-    assert_eq!(address(&mut book, "e"), None);
+    assert_eq!(address(&mut table, "e"), None);
 }

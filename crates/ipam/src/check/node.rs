@@ -159,7 +159,7 @@ impl<'a> Index<'a> {
         let foreign = link.addresses.iter().find(|address| !own.contains(address))?;
         let whose = match self.holders.get(foreign) {
             Some(other) => format!("is reserved for {}", name(other)),
-            None => "is reserved for nobody".to_owned(),
+            None => "is not reserved".to_owned(),
         };
         Some(finding(
             Severity::Error,

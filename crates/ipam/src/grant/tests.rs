@@ -54,9 +54,9 @@ fn a_request_is_answered_once() {
         grant(&ask("u1", "default"), &pools, &blocks),
         Grant::Refused(Refusal::Terminating { .. })
     ));
-    // An empty UID is nobody's.
-    let nobody = [block("default-7", "default", 7, "10.64.0.224/27", Some(""))];
-    assert!(matches!(grant(&ask("", "default"), &pools, &nobody), Grant::Refused(_)));
+    // An empty UID is no request's.
+    let without_request = [block("default-7", "default", 7, "10.64.0.224/27", Some(""))];
+    assert!(matches!(grant(&ask("", "default"), &pools, &without_request), Grant::Refused(_)));
 }
 
 #[test]
@@ -118,7 +118,7 @@ fn refusals_say_why() {
 }
 
 #[test]
-fn blocks_nobody_expected_are_passed_over() {
+fn unexpected_blocks_are_skipped() {
     let pools = pools(&[("default", "10.64.0.0/24", false)]);
     let blocks = [
         // Made by hand: right name, no label.

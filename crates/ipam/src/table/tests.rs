@@ -47,7 +47,7 @@ fn first_and_last_address_are_used_and_the_next_is_behind_the_last_given() {
 }
 
 #[test]
-fn a_withdrawn_pool_gives_nothing_new_and_lets_go_of_what_is_empty() {
+fn a_cordoned_pool_allocates_nothing_new_and_releases_empty_blocks() {
     let mut ipam = with(&[("default-0", "10.64.0.0/30"), ("default-1", "10.64.0.4/30")]);
     ipam.upsert_block(Block::new("kept", "default", nets("10.64.0.8/30", ""), true, false).unwrap());
     assert_eq!(give(&mut ipam, 1), "10.64.0.0");
@@ -134,7 +134,7 @@ fn reserved_and_dying_and_closed_blocks_give_nothing() {
     assert!(ipam.usage().iter().all(|usage| !usage.open));
     assert_eq!(ipam.releasable_blocks(), ["c", "d"], "a reserved block stays");
     ipam.upsert_block(block("c", "10.64.0.8/30"));
-    assert_eq!(give(&mut ipam, 1), "none", "news of a closed block do not open it");
+    assert_eq!(give(&mut ipam, 1), "none", "an update of a closed block does not open it");
     ipam.reopen_block("c");
     assert_eq!(give(&mut ipam, 1), "10.64.0.8");
     assert!(!ipam.close_block("c"), "in use");
@@ -219,7 +219,7 @@ fn a_vanished_block_takes_no_address_from_its_pod() {
 fn a_block_is_asked_for_before_the_last_one_is_full() {
     let mut ipam = with(&[("default-0", "10.64.0.0/29")]);
     let mut wanted_at = None;
-    assert!(!ipam.wants_spare_block("default"), "nobody uses the pool");
+    assert!(!ipam.wants_spare_block("default"), "no pod uses the pool");
     for number in 1..=8 {
         give(&mut ipam, number);
         if ipam.wants_spare_block("default") {
@@ -230,7 +230,7 @@ fn a_block_is_asked_for_before_the_last_one_is_full() {
     assert!(!ipam.wants_spare_block("unknown"));
     ipam.upsert_block(block("default-1", "10.64.1.0/29"));
     assert!(!ipam.wants_spare_block("default"));
-    assert_eq!(ipam.releasable_blocks(), [""; 0], "what was asked for ahead is not given back at once");
+    assert_eq!(ipam.releasable_blocks(), [""; 0], "a spare block is not released at once");
 }
 
 #[test]
@@ -370,7 +370,7 @@ fn step(ipam: &mut AllocationTable, model: &mut Model, op: Op) -> Result<(), Tes
         Op::Adopt(number, host, both) => {
             let hosts = (Some(host), both.then_some(host));
             let mine = model.allocated.get(&key(number)).copied();
-            // Families are told apart here: only the same family's address is "taken".
+            // Families are distinguished here: only the same family's address is "taken".
             let free = model
                 .allocated
                 .values()
@@ -419,7 +419,7 @@ proptest! {
         let (mut ipam, mut model) = (AllocationTable::new(), Model::default());
         for op in ops {
             step(&mut ipam, &mut model, op)?;
-            // Nobody lost, nobody added, nobody shares.
+            // No key is lost or added, and none share an address.
             prop_assert_eq!(ipam.allocated().map(|(key, _)| key).collect::<Vec<_>>(), model.allocated.keys().collect::<Vec<_>>());
             let addresses: usize = model.allocated.values().map(|(v4, v6)| v4.iter().count() + v6.iter().count()).sum();
             prop_assert_eq!(ipam.holders.len(), addresses);

@@ -95,7 +95,7 @@ pub(crate) struct Node {
 pub(crate) enum Mistake {
     /// A block whose deletion got no answer is used again.
     ReopensWithoutAnswer,
-    /// Pods that wait are not told of the end of requests.
+    /// Waiting pods are never woken.
     WakesNoWaiter,
 }
 

@@ -182,7 +182,7 @@ async fn a_block_that_comes_just_before_the_wait_is_not_missed() {
     let mut tasks = JoinSet::new();
     let slot: Arc<OnceLock<Arc<Ipam>>> = Arc::default();
     let inside = Arc::clone(&slot);
-    // The pool is not in the cache, so the server is asked, between the look and the wait.
+    // The pool is not in the cache, so the server is asked, between the attempt and the wait.
     let server = client(move |path| {
         if !path.ends_with("/addresspools/a") {
             return futures::future::pending().boxed();
