@@ -1,55 +1,10 @@
 //! Sets of addresses of one family, as sorted intervals.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
-/// IPv4 or IPv6.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum AddressFamily {
-    /// 32 bits.
-    Ipv4,
-    /// 128 bits.
-    Ipv6,
-}
-
-impl AddressFamily {
-    /// The family of an address.
-    pub const fn of(address: IpAddr) -> Self {
-        match address {
-            IpAddr::V4(_) => Self::Ipv4,
-            IpAddr::V6(_) => Self::Ipv6,
-        }
-    }
-
-    /// Bits of an address.
-    pub const fn bits(self) -> u8 {
-        match self {
-            Self::Ipv4 => 32,
-            Self::Ipv6 => 128,
-        }
-    }
-
-    /// The highest address as a number.
-    pub const fn highest(self) -> u128 {
-        match self {
-            Self::Ipv4 => u32::MAX as u128,
-            Self::Ipv6 => u128::MAX,
-        }
-    }
-
-    /// The address with this number, of which only the low [`Self::bits`] count.
-    pub const fn address(self, number: u128) -> IpAddr {
-        match self {
-            Self::Ipv4 => IpAddr::V4(Ipv4Addr::from_bits(number as u32)),
-            Self::Ipv6 => IpAddr::V6(Ipv6Addr::from_bits(number)),
-        }
-    }
-
-    fn prefix(self, first: u128, length: u8) -> Option<IpNet> {
-        IpNet::new(self.address(first), length).ok()
-    }
-}
+use crate::family::IpFamily;
 
 /// Addresses of one family as numbers, from the first to the last, both included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -86,18 +41,18 @@ impl From<Ipv6Net> for Interval {
 /// Two equal sets of addresses are equal values, whatever prefixes they came from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IntervalSet {
-    family: AddressFamily,
+    family: IpFamily,
     intervals: Vec<Interval>,
 }
 
 impl IntervalSet {
     /// No address of this family.
-    pub const fn empty(family: AddressFamily) -> Self {
+    pub const fn empty(family: IpFamily) -> Self {
         Self { family, intervals: Vec::new() }
     }
 
     /// The union of intervals in any order.
-    pub fn from_intervals(family: AddressFamily, mut intervals: Vec<Interval>) -> Self {
+    pub fn from_intervals(family: IpFamily, mut intervals: Vec<Interval>) -> Self {
         intervals.sort_unstable();
         intervals.dedup_by(|next, kept| {
             let joins = next.first <= kept.last.saturating_add(1);
@@ -110,13 +65,13 @@ impl IntervalSet {
     }
 
     /// The union of those prefixes that are of this family; others are passed over.
-    pub fn from_prefixes<'a>(family: AddressFamily, prefixes: impl IntoIterator<Item = &'a IpNet>) -> Self {
-        let of_family = prefixes.into_iter().filter(|prefix| AddressFamily::of(prefix.addr()) == family);
+    pub fn from_prefixes<'a>(family: IpFamily, prefixes: impl IntoIterator<Item = &'a IpNet>) -> Self {
+        let of_family = prefixes.into_iter().filter(|prefix| IpFamily::of(prefix.addr()) == family);
         Self::from_intervals(family, of_family.map(|prefix| Interval::from(*prefix)).collect())
     }
 
     /// The family of its addresses.
-    pub const fn family(&self) -> AddressFamily {
+    pub const fn family(&self) -> IpFamily {
         self.family
     }
 
@@ -143,7 +98,7 @@ impl IntervalSet {
 
     /// Whether an address is in one of the intervals.
     pub fn contains(&self, address: IpAddr) -> bool {
-        AddressFamily::of(address) == self.family && self.overlapping(IpNet::from(address).into()).is_some()
+        IpFamily::of(address) == self.family && self.overlapping(IpNet::from(address).into()).is_some()
     }
 
     /// The addresses that are not in `other`, which must be of the same family.
@@ -198,7 +153,7 @@ impl IntervalSet {
 
 /// Cuts an interval into prefixes, largest possible first.
 struct Cover {
-    family: AddressFamily,
+    family: IpFamily,
     rest: Option<Interval>,
 }
 
@@ -217,7 +172,7 @@ impl Iterator for Cover {
             .and_then(|size| first.checked_add(size))
             .filter(|next| *next <= last)
             .map(|first| Interval { first, last });
-        self.family.prefix(first, u8::try_from(bits.saturating_sub(host_bits)).ok()?)
+        IpNet::new(self.family.address(first), u8::try_from(bits.saturating_sub(host_bits)).ok()?).ok()
     }
 }
 

@@ -12,11 +12,13 @@
 mod class;
 mod dual_stack;
 mod endpoint;
+mod family;
 mod interval;
 mod prefix;
 
 pub use class::{UnusablePrefix, canonical, is_private, is_reachable, unusable};
 pub use dual_stack::{DualStack, DualStackAddrs, DualStackNets};
 pub use endpoint::{Endpoint, InvalidEndpoint};
-pub use interval::{AddressFamily, Interval, IntervalSet};
+pub use family::IpFamily;
+pub use interval::{Interval, IntervalSet};
 pub use prefix::{PrefixSet, is_host, outermost, overlap};

@@ -4,7 +4,8 @@ use std::net::IpAddr;
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
-use crate::interval::{AddressFamily, Interval, IntervalSet};
+use crate::family::IpFamily;
+use crate::interval::{Interval, IntervalSet};
 
 /// Whether two prefixes share addresses: one lies in the other.
 pub fn overlap(a: &IpNet, b: &IpNet) -> bool {
@@ -37,10 +38,10 @@ pub struct PrefixSet {
 
 impl PrefixSet {
     /// Its addresses of one family.
-    pub fn family(&self, family: AddressFamily) -> &IntervalSet {
+    pub fn family(&self, family: IpFamily) -> &IntervalSet {
         match family {
-            AddressFamily::Ipv4 => &self.ipv4,
-            AddressFamily::Ipv6 => &self.ipv6,
+            IpFamily::V4 => &self.ipv4,
+            IpFamily::V6 => &self.ipv6,
         }
     }
 
@@ -51,12 +52,12 @@ impl PrefixSet {
 
     /// Whether the address is in the set.
     pub fn contains(&self, address: IpAddr) -> bool {
-        self.family(AddressFamily::of(address)).contains(address)
+        self.family(IpFamily::of(address)).contains(address)
     }
 
     /// The first of its intervals that shares an address with the prefix.
     pub fn overlapping(&self, prefix: IpNet) -> Option<Interval> {
-        self.family(AddressFamily::of(prefix.addr())).overlapping(prefix.into())
+        self.family(IpFamily::of(prefix.addr())).overlapping(prefix.into())
     }
 
     /// The addresses that are not in `other`.
@@ -80,7 +81,7 @@ impl PrefixSet {
 
 impl Default for PrefixSet {
     fn default() -> Self {
-        Self { ipv4: IntervalSet::empty(AddressFamily::Ipv4), ipv6: IntervalSet::empty(AddressFamily::Ipv6) }
+        Self { ipv4: IntervalSet::empty(IpFamily::V4), ipv6: IntervalSet::empty(IpFamily::V6) }
     }
 }
 
@@ -94,8 +95,8 @@ impl FromIterator<IpNet> for PrefixSet {
             }
         }
         Self {
-            ipv4: IntervalSet::from_intervals(AddressFamily::Ipv4, ipv4),
-            ipv6: IntervalSet::from_intervals(AddressFamily::Ipv6, ipv6),
+            ipv4: IntervalSet::from_intervals(IpFamily::V4, ipv4),
+            ipv6: IntervalSet::from_intervals(IpFamily::V6, ipv6),
         }
     }
 }

@@ -7,8 +7,9 @@
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 
+use fairlead_address::IntervalSet;
 use fairlead_api::names;
-use fairlead_netlink::nftables::{self, Intervals, Table, TableState};
+use fairlead_netlink::nftables::{self, Table, TableState};
 use fairlead_netlink::route::{
     Address, AddressFlags, IpFamily, Route, RouteSocket, Scope, add_address, delete_rule,
 };
@@ -170,8 +171,7 @@ pub fn plan(wanted: &Table, present: Option<&TableState>) -> Result<(Applied, Ve
     };
     let (mut messages, mut deleted, mut added) = (Vec::new(), 0usize, 0usize);
     for (name, elements) in &wanted.sets {
-        let held =
-            present.sets.get(name).cloned().unwrap_or_else(|| Intervals::empty(elements.address_type()));
+        let held = present.sets.get(name).cloned().unwrap_or_else(|| IntervalSet::empty(elements.family()));
         deleted = deleted.saturating_add(held.not_in(elements).len());
         added = added.saturating_add(elements.not_in(&held).len());
         messages.extend(nftables::change_elements(&wanted.name, name, &held, elements)?);

@@ -4,9 +4,8 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
+use fairlead_address::{Interval, PrefixSet};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
-
-use crate::addresses::{AddressSet, range_v4, range_v6};
 
 /// Largest `blockSizeBits`: 2^20 addresses in a block.
 ///
@@ -231,7 +230,7 @@ impl Pool {
     }
 
     /// Lowest number that is neither in `allocated` nor shares an address with `taken`.
-    pub fn first_free(&self, allocated: &BTreeSet<u32>, taken: &AddressSet) -> Option<u32> {
+    pub fn first_free(&self, allocated: &BTreeSet<u32>, taken: &PrefixSet) -> Option<u32> {
         let mut index: u32 = 0;
         // Every step passes an allocated number or a taken stretch, so it ends after as many as there are.
         while index <= MAX_INDEX {
@@ -271,18 +270,15 @@ impl Subnet {
     }
 
     /// `None` if the block is clear of `taken`, else the first one that may be, behind the taken stretch.
-    fn next_clear(&self, local: u128, bits: u8, taken: &AddressSet) -> Option<u128> {
+    fn next_clear(&self, local: u128, bits: u8, taken: &PrefixSet) -> Option<u128> {
         let block = self.cut(local, bits);
-        let behind = |last: u128, first: u128| {
-            let passed = last.saturating_sub(first).checked_shr(bits.into()).unwrap_or_default();
-            passed.saturating_add(1)
+        let behind = |block: IpNet, subnet: IpNet| {
+            let last = taken.overlapping(block)?.last;
+            let distance = last.saturating_sub(Interval::from(subnet).first);
+            Some(distance.checked_shr(bits.into()).unwrap_or_default().saturating_add(1))
         };
-        let ipv4 = block.ipv4.zip(self.nets.ipv4).and_then(|(block, net)| {
-            taken.touching_v4(range_v4(block)).map(|last| behind(last, range_v4(net).0))
-        });
-        let ipv6 = block.ipv6.zip(self.nets.ipv6).and_then(|(block, net)| {
-            taken.touching_v6(range_v6(block)).map(|last| behind(last, range_v6(net).0))
-        });
+        let ipv4 = block.ipv4.zip(self.nets.ipv4).and_then(|(block, net)| behind(block.into(), net.into()));
+        let ipv6 = block.ipv6.zip(self.nets.ipv6).and_then(|(block, net)| behind(block.into(), net.into()));
         ipv4.max(ipv6)
     }
 }

@@ -9,20 +9,20 @@
 
 use std::collections::BTreeMap;
 
+use fairlead_address::{IntervalSet, IpFamily};
 use nix::libc;
 
 use crate::{Message, Result, Socket};
 
 pub(crate) mod attributes;
 mod dump;
+mod elements;
 mod expression;
-mod intervals;
 mod messages;
 
 pub(crate) use dump::count;
 pub use dump::read;
 pub use expression::{Comparison, DestinationType, Expression, Header, Meta, TCP_MAXIMUM_SEGMENT, TcpOption};
-pub use intervals::{AddressType, Intervals};
 pub use messages::{change_elements, create, delete};
 
 /// A whole table of family `inet`.
@@ -31,7 +31,7 @@ pub struct Table {
     /// Its name.
     pub name: String,
     /// Its sets by name.
-    pub sets: BTreeMap<String, Intervals>,
+    pub sets: BTreeMap<String, IntervalSet>,
     /// Its chains by name.
     pub chains: BTreeMap<String, Chain>,
 }
@@ -107,7 +107,7 @@ pub struct TableShape {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SetShape {
     /// Intervals of addresses.
-    Intervals(AddressType),
+    Intervals(IpFamily),
     /// Something this module does not make.
     Foreign,
 }
@@ -140,7 +140,7 @@ pub struct TableState {
     /// Everything but the elements.
     pub shape: TableShape,
     /// What the interval sets hold, by name.
-    pub sets: BTreeMap<String, Intervals>,
+    pub sets: BTreeMap<String, IntervalSet>,
 }
 
 impl Table {
@@ -160,7 +160,7 @@ impl Table {
             sets: self
                 .sets
                 .iter()
-                .map(|(name, set)| (name.clone(), SetShape::Intervals(set.address_type())))
+                .map(|(name, set)| (name.clone(), SetShape::Intervals(set.family())))
                 .collect(),
             chains: self.chains.iter().map(|(name, made)| (name.clone(), chain(made))).collect(),
         }
@@ -239,19 +239,4 @@ mod element {
     pub(super) const KEY: u16 = 1;
     pub(super) const FLAGS: u16 = 3;
     pub(super) const DATA_VALUE: u16 = 1;
-}
-
-impl AddressType {
-    /// The number `nft` knows the type by; the kernel only stores it.
-    const fn nft_type(self) -> u32 {
-        match self {
-            Self::Ipv4 => 7,
-            Self::Ipv6 => 8,
-        }
-    }
-
-    /// Length of a key in bytes.
-    const fn key_length(self) -> u32 {
-        (self.bits() / 8) as u32
-    }
 }

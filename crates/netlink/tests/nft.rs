@@ -10,9 +10,9 @@
 use std::collections::BTreeMap;
 use std::thread;
 
+use fairlead_address::{IntervalSet, IpFamily};
 use fairlead_netlink::nftables::{
-    AddressType, Chain, Expression, Header, Hook, Intervals, Meta, Rule, Table, change_elements, commit,
-    create, delete, read,
+    Chain, Expression, Header, Hook, Meta, Rule, Table, change_elements, commit, create, delete, read,
 };
 use fairlead_netlink::{Family, Socket};
 use ipnet::IpNet;
@@ -28,16 +28,16 @@ fn in_namespace(test: impl FnOnce(&mut Socket) + Send) {
     });
 }
 
-fn intervals(kind: AddressType, nets: &[&str]) -> Intervals {
+fn intervals(kind: IpFamily, nets: &[&str]) -> IntervalSet {
     let nets: Vec<IpNet> = nets.iter().map(|net| net.parse().unwrap()).collect();
-    Intervals::merge(kind, &nets)
+    IntervalSet::from_prefixes(kind, &nets)
 }
 
 fn table(expressions: Vec<Expression>) -> Table {
     let chain = Chain { hook: Hook::RouteOutput, priority: -150, rules: vec![Rule(expressions)] };
     Table {
         name: "probe".into(),
-        sets: BTreeMap::from([("four".into(), intervals(AddressType::Ipv4, &["10.0.0.0/8"]))]),
+        sets: BTreeMap::from([("four".into(), intervals(IpFamily::V4, &["10.0.0.0/8"]))]),
         chains: BTreeMap::from([("out".into(), chain)]),
     }
 }
@@ -79,8 +79,8 @@ fn a_refused_message_is_named_and_nothing_is_changed() {
         assert_eq!(error.errno(), Some(nix::libc::ENOENT));
         assert_eq!(read(socket, "probe").unwrap(), before, "the transaction left a trace");
 
-        let none = Intervals::empty(AddressType::Ipv4);
-        let absent = intervals(AddressType::Ipv4, &["192.0.2.0/24"]);
+        let none = IntervalSet::empty(IpFamily::V4);
+        let absent = intervals(IpFamily::V4, &["192.0.2.0/24"]);
         let error = commit(socket, &change_elements("probe", "four", &absent, &none).unwrap()).unwrap_err();
         let text = error.to_string();
         assert!(text.contains("cannot delete 192.0.2.0/24 from set inet probe four: No such file"), "{text}");
@@ -88,7 +88,7 @@ fn a_refused_message_is_named_and_nothing_is_changed() {
         let error = commit(socket, &change_elements("probe", "five", &none, &absent).unwrap()).unwrap_err();
         assert!(error.to_string().contains("cannot add 192.0.2.0/24 to set inet probe five"), "{error}");
 
-        let overlapping = intervals(AddressType::Ipv4, &["10.1.0.0/16"]);
+        let overlapping = intervals(IpFamily::V4, &["10.1.0.0/16"]);
         let error =
             commit(socket, &change_elements("probe", "four", &none, &overlapping).unwrap()).unwrap_err();
         assert!(error.is_existing() && error.to_string().contains("10.1.0.0/16"), "{error}");
@@ -106,8 +106,8 @@ fn both_families_at_full_chunks() {
             .map(|n| IpNet::new(std::net::Ipv6Addr::from_bits(n * 2).into(), 128).unwrap())
             .collect();
         let mut wanted = table(vec![Expression::LoadMeta(Meta::Mark), Expression::Accept]);
-        wanted.sets.insert("four".into(), Intervals::merge(AddressType::Ipv4, &v4));
-        wanted.sets.insert("six".into(), Intervals::merge(AddressType::Ipv6, &v6));
+        wanted.sets.insert("four".into(), IntervalSet::from_prefixes(IpFamily::V4, &v4));
+        wanted.sets.insert("six".into(), IntervalSet::from_prefixes(IpFamily::V6, &v6));
         commit(socket, &create(&wanted).unwrap()).unwrap();
         let present = read(socket, "probe").unwrap().unwrap();
         assert_eq!(present.sets, wanted.sets);
@@ -131,11 +131,11 @@ fn every_change_arrives() {
             .run(&steps, |steps| {
                 let mut socket = socket.borrow_mut();
                 let mut wanted = table(lookup("four"));
-                wanted.sets.insert("four".into(), Intervals::empty(AddressType::Ipv4));
+                wanted.sets.insert("four".into(), IntervalSet::empty(IpFamily::V4));
                 commit(&mut socket, &create(&wanted).unwrap()).unwrap();
-                let mut present = Intervals::empty(AddressType::Ipv4);
+                let mut present = IntervalSet::empty(IpFamily::V4);
                 for nets in steps {
-                    let goal = Intervals::merge(AddressType::Ipv4, &nets);
+                    let goal = IntervalSet::from_prefixes(IpFamily::V4, &nets);
                     let messages = change_elements("probe", "four", &present, &goal).unwrap();
                     commit(&mut socket, &messages)
                         .map_err(|e| TestCaseError::fail(format!("{e} from {present:?}")))?;

@@ -12,7 +12,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use fairlead_netlink::nftables::{self, AddressType, Intervals, Table};
+use fairlead_address::{IntervalSet, IpFamily};
+use fairlead_netlink::nftables::{self, Table};
 use fairlead_netlink::{Family, Socket};
 use ipnet::{IpNet, Ipv4Net};
 use testbed_lab::{Lab, Namespace};
@@ -103,7 +104,7 @@ impl Ours {
     }
 
     fn load(&mut self, prefixes: &[IpNet]) -> Result<()> {
-        let elements = Intervals::merge(AddressType::Ipv4, prefixes);
+        let elements = IntervalSet::from_prefixes(IpFamily::V4, prefixes);
         let table = Table {
             name: TABLE.to_owned(),
             sets: BTreeMap::from([(SET.to_owned(), elements)]),
@@ -120,18 +121,18 @@ impl Ours {
         self.change(&present, &before)
     }
 
-    fn add_and_delete_knowing(&mut self, present: &Intervals, one: &IpNet) -> Result<()> {
+    fn add_and_delete_knowing(&mut self, present: &IntervalSet, one: &IpNet) -> Result<()> {
         let more = with(present, one);
         self.change(present, &more)?;
         self.change(&more, present)
     }
 
-    fn change(&mut self, present: &Intervals, wanted: &Intervals) -> Result<()> {
+    fn change(&mut self, present: &IntervalSet, wanted: &IntervalSet) -> Result<()> {
         let messages = nftables::change_elements(TABLE, SET, present, wanted)?;
         Ok(nftables::commit(&mut self.socket, &messages)?)
     }
 
-    fn held(&mut self) -> Result<Intervals> {
+    fn held(&mut self) -> Result<IntervalSet> {
         let table = nftables::read(&mut self.socket, TABLE)?;
         table.and_then(|mut table| table.sets.remove(SET)).context("our set is not in the kernel")
     }
@@ -141,8 +142,8 @@ impl Ours {
     }
 }
 
-fn with(present: &Intervals, one: &IpNet) -> Intervals {
-    Intervals::merge(AddressType::Ipv4, present.prefixes().iter().chain([one]))
+fn with(present: &IntervalSet, one: &IpNet) -> IntervalSet {
+    IntervalSet::from_prefixes(IpFamily::V4, present.prefixes().iter().chain([one]))
 }
 
 /// The program `nft`, a process per transaction.
@@ -208,7 +209,7 @@ mod tests {
     #[test]
     fn prefixes_cannot_be_merged() {
         let prefixes: Vec<IpNet> = (0..10_000).map(|number| prefix(number).unwrap()).collect();
-        assert_eq!(Intervals::merge(AddressType::Ipv4, &prefixes).len(), prefixes.len());
+        assert_eq!(IntervalSet::from_prefixes(IpFamily::V4, &prefixes).len(), prefixes.len());
     }
 
     #[test]

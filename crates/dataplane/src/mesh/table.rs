@@ -17,10 +17,10 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 
+use fairlead_address::{IntervalSet, IpFamily};
 use fairlead_api::names;
 use fairlead_netlink::nftables::{
-    AddressType, Chain, Comparison, DestinationType, Expression, Header, Hook, Intervals, Meta, Rule,
-    TCP_MAXIMUM_SEGMENT, Table,
+    Chain, Comparison, DestinationType, Expression, Header, Hook, Meta, Rule, TCP_MAXIMUM_SEGMENT, Table,
 };
 
 use ipnet::IpNet;
@@ -44,7 +44,7 @@ const PRIORITY: i32 = 0;
 
 /// One address family's half of the table.
 struct Half {
-    addresses: AddressType,
+    addresses: IpFamily,
     set: &'static str,
     /// The other nodes' own addresses.
     nodes: &'static str,
@@ -58,7 +58,7 @@ struct Half {
 
 const HALVES: [Half; 2] = [
     Half {
-        addresses: AddressType::Ipv4,
+        addresses: IpFamily::V4,
         set: names::NFT_SET_IPV4,
         nodes: names::NFT_SET_NODES_IPV4,
         protocol: PROTOCOL_IPV4,
@@ -67,7 +67,7 @@ const HALVES: [Half; 2] = [
         headers: 40,
     },
     Half {
-        addresses: AddressType::Ipv6,
+        addresses: IpFamily::V6,
         set: names::NFT_SET_IPV6,
         nodes: names::NFT_SET_NODES_IPV6,
         protocol: PROTOCOL_IPV6,
@@ -80,11 +80,14 @@ const HALVES: [Half; 2] = [
 /// The table that should be.
 pub fn table(state: &MeshState) -> Table {
     let targets = || state.targets_v4.iter().chain(&state.targets_v6);
-    let mut sets =
-        BTreeMap::from(HALVES.map(|half| (half.set.to_owned(), Intervals::merge(half.addresses, targets()))));
+    let mut sets = BTreeMap::from(
+        HALVES.map(|half| (half.set.to_owned(), IntervalSet::from_prefixes(half.addresses, targets()))),
+    );
     if !state.bypass.servers.is_empty() {
         let nodes: Vec<IpNet> = state.bypass.nodes.iter().copied().map(IpNet::from).collect();
-        sets.extend(HALVES.map(|half| (half.nodes.to_owned(), Intervals::merge(half.addresses, &nodes))));
+        sets.extend(
+            HALVES.map(|half| (half.nodes.to_owned(), IntervalSet::from_prefixes(half.addresses, &nodes))),
+        );
     }
     let chain = |hook, rules| Chain { hook, priority: PRIORITY, rules };
     let prerouting = [accept_from_wireguard()].into_iter().chain(into_mesh(state.mtu)).collect();
@@ -128,7 +131,7 @@ fn accept_loopback() -> Rule {
 /// This host's connections to the API server, and its answers to other nodes if it is here.
 fn past_mesh(bypass: &Bypass) -> impl Iterator<Item = Rule> {
     bypass.servers.iter().flat_map(|server| {
-        let half = HALVES.iter().find(|half| half.addresses == AddressType::of(server.ip()));
+        let half = HALVES.iter().find(|half| half.addresses == IpFamily::of(server.ip()));
         half.into_iter().flat_map(|half| [half.request(*server), half.answer(*server)])
     })
 }

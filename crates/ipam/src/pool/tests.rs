@@ -17,7 +17,7 @@ fn show(pool: &Pool, index: u32) -> String {
     pool.block(index).map(|nets| nets.to_string()).unwrap_or_default()
 }
 
-fn set(nets: &[&str]) -> AddressSet {
+fn set(nets: &[&str]) -> PrefixSet {
     nets.iter().map(|text| text.parse::<IpNet>().unwrap()).collect()
 }
 
@@ -114,7 +114,7 @@ fn huge_ipv6_pools_work() {
     assert_eq!(pool.capacity(), 1 << 72);
     assert_eq!(show(&pool, MAX_INDEX), "fd00::7f:ffff:ff00/120");
     assert_eq!(pool.block(MAX_INDEX + 1), None);
-    assert_eq!(pool.first_free(&BTreeSet::from([0, 1]), &AddressSet::default()), Some(2));
+    assert_eq!(pool.first_free(&BTreeSet::from([0, 1]), &PrefixSet::default()), Some(2));
     let everything = parse(0, &[(None, Some("::/0"))]).unwrap();
     assert_eq!(everything.capacity(), u128::MAX);
     assert_eq!(show(&everything, 5), "::5/128");
@@ -125,7 +125,7 @@ fn huge_ipv6_pools_work() {
 #[test]
 fn the_lowest_free_number_is_found_across_subnets() {
     let pool = v4(5, &["10.64.0.0/26", "10.65.0.0/26"]);
-    let none = AddressSet::default();
+    let none = PrefixSet::default();
     assert_eq!(pool.first_free(&BTreeSet::new(), &none), Some(0));
     assert_eq!(pool.first_free(&BTreeSet::from([0, 1, 3]), &none), Some(2));
     assert_eq!(pool.first_free(&BTreeSet::from([0, 1, 2, 3]), &none), None);

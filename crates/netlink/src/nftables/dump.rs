@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 
+use fairlead_address::{IntervalSet, IpFamily};
 use nix::libc;
 
 use super::attributes::{AttributeWriter, Parsed, array, attributes, be32, explain, find, require, text};
 use super::messages::{family_header, kind};
 use super::{
-    AddressType, BaseShape, ChainShape, ELEMENT_INTERVAL_END, Intervals, NFPROTO_INET, SET_INTERVAL,
-    SetShape, TableShape, TableState, chain, element, rule, set, table,
+    BaseShape, ChainShape, ELEMENT_INTERVAL_END, NFPROTO_INET, SET_INTERVAL, SetShape, TableShape,
+    TableState, chain, element, elements, rule, set, table,
 };
 use crate::replies::ReplyKind;
 use crate::{Error, Message, Reply, Result, Socket};
@@ -32,8 +33,8 @@ pub fn read(socket: &mut Socket, name: &str) -> Result<Option<TableState>> {
     let chains = read_chains(socket, name)?;
     let mut elements = BTreeMap::new();
     for (set, shape) in &sets {
-        if let SetShape::Intervals(kind) = shape {
-            elements.insert(set.clone(), read_elements(socket, name, set, *kind)?);
+        if let SetShape::Intervals(family) = shape {
+            elements.insert(set.clone(), read_elements(socket, name, set, *family)?);
         }
     }
     Ok(Some(TableState { shape: TableShape { flags, sets, chains }, sets: elements }))
@@ -68,9 +69,12 @@ fn parse_set(body: &[u8], table_name: &str) -> Parsed<Option<(String, SetShape)>
     let flags = find(body, set::FLAGS)?.map_or(Ok(0), be32)?;
     let (key_type, key_length) =
         (be32(require(body, set::KEY_TYPE)?)?, be32(require(body, set::KEY_LENGTH)?)?);
-    let shape = [AddressType::Ipv4, AddressType::Ipv6]
+    let shape = [IpFamily::V4, IpFamily::V6]
         .into_iter()
-        .find(|kind| (kind.nft_type(), kind.key_length(), SET_INTERVAL) == (key_type, key_length, flags))
+        .find(|family| {
+            let wanted = (elements::nft_type(*family), elements::key_length(*family), SET_INTERVAL);
+            wanted == (key_type, key_length, flags)
+        })
         .map_or(SetShape::Foreign, SetShape::Intervals);
     Ok(Some((text(require(body, set::NAME)?)?.to_owned(), shape)))
 }
@@ -136,27 +140,27 @@ fn read_elements(
     socket: &mut Socket,
     table_name: &str,
     set_name: &str,
-    kind: AddressType,
-) -> Result<Intervals> {
+    family: IpFamily,
+) -> Result<IntervalSet> {
     let what = format!("list elements of set inet {table_name} {set_name}");
     let replies = socket.dump(&request(libc::NFT_MSG_GETSETELEM, &what, |m| {
         m.text(element::LIST_TABLE, table_name);
         m.text(element::LIST_SET, set_name);
     })?)?;
-    let mut elements = Vec::new();
+    let mut found = Vec::new();
     for reply in &replies {
-        explain(&what, body(reply).and_then(|body| parse_elements(body, kind, &mut elements)))?;
+        explain(&what, body(reply).and_then(|body| parse_elements(body, family, &mut found)))?;
     }
-    Ok(Intervals::from_elements(kind, elements))
+    Ok(elements::parse(family, found))
 }
 
-fn parse_elements(body: &[u8], kind: AddressType, into: &mut Vec<(u128, bool)>) -> Parsed<()> {
+fn parse_elements(body: &[u8], family: IpFamily, into: &mut Vec<(u128, bool)>) -> Parsed<()> {
     let Some(list) = find(body, element::LIST_ELEMENTS)? else { return Ok(()) };
     for entry in attributes(list) {
         let (_, entry) = entry?;
         let flags = find(entry, element::FLAGS)?.map_or(Ok(0), be32)?;
         let key = require(require(entry, element::KEY)?, element::DATA_VALUE)?;
-        let address = kind.number(key).ok_or("an element has the wrong length")?;
+        let address = elements::number(family, key).ok_or("an element has the wrong length")?;
         into.push((address, flags & ELEMENT_INTERVAL_END != 0));
     }
     Ok(())
@@ -169,15 +173,15 @@ pub(crate) fn count(kind: ReplyKind, body: &[u8]) -> Parsed<usize> {
     Ok(match kind {
         ReplyKind::Chain => usize::from(parse_chain(body, table)?.is_some()),
         ReplyKind::Elements => {
-            let mut elements = Vec::new();
-            for address in [AddressType::Ipv4, AddressType::Ipv6] {
+            let mut count = 0usize;
+            for family in [IpFamily::V4, IpFamily::V6] {
                 let mut found = Vec::new();
-                if parse_elements(body, address, &mut found).is_ok() {
-                    Intervals::from_elements(address, found.clone());
-                    elements.extend(found);
+                if parse_elements(body, family, &mut found).is_ok() {
+                    count = count.saturating_add(found.len());
+                    elements::parse(family, found);
                 }
             }
-            elements.len()
+            count
         }
         ReplyKind::Rule => usize::from(parse_rule(body, table)?.is_some()),
         ReplyKind::Set => usize::from(parse_set(body, table)?.is_some()),
@@ -205,7 +209,7 @@ mod tests {
             let _ = parse_set(&bytes, "t");
             let _ = parse_chain(&bytes, "t");
             let _ = parse_rule(&bytes, "t");
-            let _ = parse_elements(&bytes, AddressType::Ipv6, &mut Vec::new());
+            let _ = parse_elements(&bytes, IpFamily::V6, &mut Vec::new());
             let _ = fingerprint(&bytes);
         }
     }

@@ -1,12 +1,12 @@
 //! Messages that make, change and delete a table.
 
+use fairlead_address::{Interval, IntervalSet, IpFamily};
 use nix::libc;
 
 use super::attributes::AttributeWriter;
-use super::intervals::Interval;
 use super::{
-    Chain, ELEMENT_INTERVAL_END, Intervals, NF_ACCEPT, NFPROTO_INET, Rule, SET_INTERVAL, Table, chain,
-    element, rule, set, table,
+    Chain, ELEMENT_INTERVAL_END, NF_ACCEPT, NFPROTO_INET, Rule, SET_INTERVAL, Table, chain, element,
+    elements, rule, set, table,
 };
 use crate::{Message, Result};
 
@@ -70,8 +70,8 @@ pub fn delete(name: &str) -> Result<Vec<Message>> {
 pub fn change_elements(
     table: &str,
     set: &str,
-    present: &Intervals,
-    wanted: &Intervals,
+    present: &IntervalSet,
+    wanted: &IntervalSet,
 ) -> Result<Vec<Message>> {
     // Deletions first: a new interval may overlap one that goes.
     let mut messages = element_messages(table, set, &present.not_in(wanted), Direction::Delete)?;
@@ -90,15 +90,15 @@ fn delete_table(name: &str) -> Result<Message> {
     message(libc::NFT_MSG_DELTABLE, 0, format!("delete table inet {name}"), |m| m.text(table::NAME, name))
 }
 
-fn add_set(table_name: &str, name: &str, elements: &Intervals, number: u32) -> Result<Message> {
-    let kind = elements.address_type();
+fn add_set(table_name: &str, name: &str, elements: &IntervalSet, number: u32) -> Result<Message> {
+    let family = elements.family();
     let what = format!("add set inet {table_name} {name}");
     message(libc::NFT_MSG_NEWSET, libc::NLM_F_CREATE, what, |m| {
         m.text(set::TABLE, table_name);
         m.text(set::NAME, name);
         m.be32(set::FLAGS, SET_INTERVAL);
-        m.be32(set::KEY_TYPE, kind.nft_type());
-        m.be32(set::KEY_LENGTH, kind.key_length());
+        m.be32(set::KEY_TYPE, elements::nft_type(family));
+        m.be32(set::KEY_LENGTH, elements::key_length(family));
         m.be32(set::ID, number);
     })
 }
@@ -145,7 +145,7 @@ enum Direction {
 fn element_messages(
     table_name: &str,
     set_name: &str,
-    elements: &Intervals,
+    elements: &IntervalSet,
     direction: Direction,
 ) -> Result<Vec<Message>> {
     let (number, flags, verb, side) = match direction {
@@ -154,52 +154,45 @@ fn element_messages(
         Direction::Delete => (libc::NFT_MSG_DELSETELEM, 0, "delete", "from"),
     };
     let chunk_message = |chunk: &[Interval]| {
-        let part = Intervals::of(elements.address_type(), chunk);
-        let what = format!("{verb} {} {side} set inet {table_name} {set_name}", part.summary());
+        let summary = elements::summary(elements.family(), chunk);
+        let what = format!("{verb} {summary} {side} set inet {table_name} {set_name}");
         message(number, flags, what, |m| {
             m.text(element::LIST_TABLE, table_name);
             m.text(element::LIST_SET, set_name);
             m.nested(element::LIST_ELEMENTS, |list| {
                 for interval in chunk {
-                    write_interval(list, elements, *interval);
+                    write_interval(list, elements.family(), *interval);
                 }
             });
         })
     };
-    elements.list().chunks(CHUNK).map(chunk_message).collect()
+    elements.intervals().chunks(CHUNK).map(chunk_message).collect()
 }
 
-/// Two elements: the first address, and the one behind the last unless there is none.
-fn write_interval(list: &mut AttributeWriter, elements: &Intervals, interval: Interval) {
-    let kind = elements.address_type();
-    let mut write = |address: u128, is_end: bool| {
+fn write_interval(list: &mut AttributeWriter, family: IpFamily, interval: Interval) {
+    for (address, is_end) in elements::of_interval(family, interval) {
         list.nested(element::LIST_ELEMENT, |e| {
             if is_end {
                 e.be32(element::FLAGS, ELEMENT_INTERVAL_END);
             }
-            e.nested(element::KEY, |key| key.bytes(element::DATA_VALUE, &kind.key(address)));
+            e.nested(element::KEY, |key| key.bytes(element::DATA_VALUE, &elements::key(family, address)));
         });
-    };
-    write(interval.first, false);
-    if let Some(behind) = interval.last.checked_add(1).filter(|behind| *behind <= kind.highest()) {
-        write(behind, true);
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::AddressType;
     use super::*;
 
-    fn many(kind: AddressType, count: u128) -> Intervals {
-        let list: Vec<Interval> = (0..count).map(|n| Interval { first: n * 2, last: n * 2 }).collect();
-        Intervals::of(kind, &list)
+    fn many(family: IpFamily, count: u128) -> IntervalSet {
+        let single = |n| Interval { first: n * 2, last: n * 2 };
+        IntervalSet::from_intervals(family, (0..count).map(single).collect())
     }
 
     #[test]
     fn full_chunks_fit_an_attribute() {
-        for kind in [AddressType::Ipv4, AddressType::Ipv6] {
-            let messages = element_messages("t", "s", &many(kind, 2500), Direction::Add).unwrap();
+        for family in [IpFamily::V4, IpFamily::V6] {
+            let messages = element_messages("t", "s", &many(family, 2500), Direction::Add).unwrap();
             assert_eq!(messages.len(), 3);
             assert!(messages.iter().all(|m| m.payload.len() < 65_600));
         }
@@ -207,9 +200,9 @@ mod tests {
 
     #[test]
     fn texts_name_the_operation_and_the_object() {
-        let one = Intervals::merge(AddressType::Ipv4, &["10.1.0.0/24".parse().unwrap()]);
-        let none = Intervals::empty(AddressType::Ipv4);
-        let messages = change_elements("t", "s", &one, &many(AddressType::Ipv4, 2)).unwrap();
+        let one = IntervalSet::from_prefixes(IpFamily::V4, &["10.1.0.0/24".parse().unwrap()]);
+        let none = IntervalSet::empty(IpFamily::V4);
+        let messages = change_elements("t", "s", &one, &many(IpFamily::V4, 2)).unwrap();
         let texts: Vec<&str> = messages.iter().map(|m| m.what.as_str()).collect();
         assert_eq!(
             texts,
@@ -224,7 +217,7 @@ mod tests {
 
     #[test]
     fn the_last_interval_has_no_end() {
-        let all = Intervals::merge(AddressType::Ipv4, &["0.0.0.0/0".parse().unwrap()]);
+        let all = IntervalSet::from_prefixes(IpFamily::V4, &["0.0.0.0/0".parse().unwrap()]);
         let message = element_messages("t", "s", &all, Direction::Add).unwrap().remove(0);
         // struct nfgenmsg, table "t", set "s", list (4) of one element (4) of one key (4) of one value (4 + 4)
         assert_eq!(message.payload.len(), 4 + 8 + 8 + 4 + 4 + 4 + 8);

@@ -3,7 +3,8 @@
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 
-use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+pub use fairlead_address::IpFamily;
+use ipnet::IpNet;
 
 /// `RT_TABLE_DEFAULT` (`linux/rtnetlink.h`).
 pub const TABLE_DEFAULT: u32 = 253;
@@ -14,42 +15,6 @@ pub const TABLE_LOCAL: u32 = 255;
 
 /// Metric the kernel gives IPv6 routes that come without one (`IP6_RT_PRIO_USER`, `linux/ipv6_route.h`).
 const IPV6_DEFAULT_METRIC: u32 = 1024;
-
-/// One of the two address families we know.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum IpFamily {
-    /// `AF_INET`
-    V4,
-    /// `AF_INET6`
-    V6,
-}
-
-impl IpFamily {
-    /// Both, for those who do everything twice.
-    pub const BOTH: [Self; 2] = [Self::V4, Self::V6];
-
-    /// The family of an address.
-    pub fn of(address: IpAddr) -> Self {
-        if address.is_ipv4() { Self::V4 } else { Self::V6 }
-    }
-
-    /// The prefix that contains every address of the family.
-    pub fn everything(self) -> IpNet {
-        match self {
-            Self::V4 => Ipv4Net::default().into(),
-            Self::V6 => Ipv6Net::default().into(),
-        }
-    }
-}
-
-impl fmt::Display for IpFamily {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::V4 => "IPv4",
-            Self::V6 => "IPv6",
-        })
-    }
-}
 
 /// A 48-bit link-layer address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
