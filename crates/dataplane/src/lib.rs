@@ -1,6 +1,6 @@
 //! Desired kernel state: compared with what the kernel has, and applied as one batch of what differs.
 //!
-//! * [`numbers`]: of tables, rules and routes of pods, where an administrator chose others.
+//! * [`routing_ids`]: table IDs, rule priority and protocol, where an administrator chose others.
 //! * [`pods`]: the veth pair of a pod, its addresses and routes, and what the kernel says of pods that exist.
 //! * [`routes`]: whole routing tables and rules (pods, export, mesh).
 //! * [`uplink`]: the node's own links: MTU towards the others, forwarding switches.
@@ -12,8 +12,8 @@
 //! sends nothing (`fairlead_netlink::changes_sent` counts). Nothing is cleaned up on exit.
 
 pub mod mesh;
-pub mod numbers;
 pub mod pods;
 pub mod routes;
+pub mod routing_ids;
 pub mod uplink;
 pub mod wireguard;

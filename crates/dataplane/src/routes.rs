@@ -1,7 +1,7 @@
 //! Whole routing tables and rules, brought to what they should be.
 //!
-//! Tables with numbers of our own belong to us altogether: whatever is in them beyond what was asked for is deleted,
-//! whoever put it there. Tables that everybody uses (main, local, default) are shared: there only routes with our
+//! Tables with IDs of our own belong to Fairlead alone: what is in them beyond the desired routes is deleted,
+//! whatever added it. Tables that others use (main, local, default) are shared: there only routes with our
 //! protocol number are ours. Rules are ours by protocol number and priority together.
 
 use std::collections::HashMap;
@@ -17,7 +17,7 @@ use fairlead_netlink::{Message, Result};
 use ipnet::IpNet;
 use nix::libc;
 
-use crate::numbers::Numbers;
+use crate::routing_ids::RoutingIds;
 
 /// The loopback device has this index in every network namespace (`LOOPBACK_IFINDEX`, `net/core/dev.c`).
 pub const LOOPBACK_INDEX: u32 = 1;
@@ -124,9 +124,8 @@ fn try_all(socket: &mut RouteSocket, set: &[Message], delete: Vec<Message>) -> R
 
 /// The routes that tell a routing daemon which blocks live on this node. They lead to the loopback device: nobody
 /// looks the table up, it is only read.
-pub fn export_routes(numbers: Numbers, blocks: &[IpNet]) -> Vec<Route> {
-    let route =
-        |block: &IpNet| Route::onto(numbers.table_export(), numbers.protocol(), *block, LOOPBACK_INDEX);
+pub fn export_routes(ids: RoutingIds, blocks: &[IpNet]) -> Vec<Route> {
+    let route = |block: &IpNet| Route::onto(ids.table_export(), ids.protocol(), *block, LOOPBACK_INDEX);
     blocks.iter().map(route).collect()
 }
 
@@ -134,8 +133,8 @@ pub fn export_routes(numbers: Numbers, blocks: &[IpNet]) -> Vec<Route> {
 ///
 /// # Errors
 /// See [`sync_table`].
-pub fn sync_export(numbers: Numbers, blocks: &[IpNet]) -> Result<Difference<Route>> {
-    sync_table(numbers.table_export(), numbers.protocol(), &export_routes(numbers, blocks))
+pub fn sync_export(ids: RoutingIds, blocks: &[IpNet]) -> Result<Difference<Route>> {
+    sync_table(ids.table_export(), ids.protocol(), &export_routes(ids, blocks))
 }
 
 /// A route that could not be set, and why: the kernel's words, or whose route is in its place.
@@ -189,9 +188,8 @@ fn in_the_way(route: &Route, existing: &[Route]) -> Option<Refused> {
 }
 
 /// The rules that lead to the routes of the pods on this node.
-pub fn pod_rules(numbers: Numbers) -> Vec<Rule> {
-    let rule =
-        |family| Rule::lookup(family, numbers.rule_priority(), numbers.table_pods(), numbers.protocol());
+pub fn pod_rules(ids: RoutingIds) -> Vec<Rule> {
+    let rule = |family| Rule::lookup(family, ids.rule_priority(), ids.table_pods(), ids.protocol());
     IpFamily::BOTH.map(rule).to_vec()
 }
 

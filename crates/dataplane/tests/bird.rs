@@ -11,8 +11,8 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use fairlead_dataplane::numbers::Numbers;
 use fairlead_dataplane::routes::sync_export;
+use fairlead_dataplane::routing_ids::RoutingIds;
 use ipnet::IpNet;
 use testbed_lab::{Host, Ipv6, Lab, Nat, Process, SiteOptions};
 
@@ -51,7 +51,7 @@ fn prefix(text: &str) -> IpNet {
 }
 
 fn export(node: &Host, blocks: &[IpNet]) {
-    node.run(|| sync_export(Numbers::default(), blocks).unwrap()).unwrap();
+    node.run(|| sync_export(RoutingIds::default(), blocks).unwrap()).unwrap();
 }
 
 /// IPv4, then IPv6.

@@ -6,8 +6,8 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::path::PathBuf;
 use std::process::Command;
 
-use fairlead_dataplane::numbers::{Numbers, Unchecked};
 use fairlead_dataplane::pods::{self, Error, PodLinks, PodSpec, Removal};
+use fairlead_dataplane::routing_ids::{RawRoutingIds, RoutingIds};
 use fairlead_dataplane::{routes, uplink};
 use fairlead_netlink::netns::Netns;
 use fairlead_netlink::route::{RouteSocket, TABLE_MAIN, VethEnd, add_veth, delete_link, set_alias, set_up};
@@ -33,7 +33,7 @@ impl Host {
         host.run(&format!("ip addr add {NODE}/24 dev uplink"));
         host.run(&format!("ip addr add {NODE_V6}/64 dev uplink nodad"));
         host.at(|| uplink::enable_forwarding().unwrap());
-        host.at(|| routes::ensure_rules(&routes::pod_rules(Numbers::default())).unwrap());
+        host.at(|| routes::ensure_rules(&routes::pod_rules(RoutingIds::default())).unwrap());
         host
     }
 
@@ -85,7 +85,7 @@ fn spec(pod: &Netns, container_id: &str, ipv4: Option<&str>, ipv6: Option<&str>)
         ipv6: ipv6.map(|text| text.parse().unwrap()),
         mtu: Some(1400),
         link_name: None,
-        numbers: Numbers::default(),
+        ids: RoutingIds::default(),
     }
 }
 
@@ -109,7 +109,7 @@ fn an_ipv6_pod_pings_the_moment_it_is_added() {
     assert_eq!(run(&pod, "ip -4 addr show dev eth0"), "", "an IPv6 pod has no IPv4");
     let table = host.table("-6");
     assert!(table.starts_with(&format!("fd00:1::5 dev {} proto 30", made.host_name)), "{table}");
-    assert_eq!(host.at(|| pods::list(Numbers::default()).unwrap())[0].ipv4, None);
+    assert_eq!(host.at(|| pods::list(RoutingIds::default()).unwrap())[0].ipv4, None);
     let accept = format!("cat /proc/sys/net/ipv6/conf/{}/accept_ra", made.host_name);
     assert_eq!(host.run(&accept).trim(), "0", "a pod must not tell the host its routes");
 }
@@ -176,7 +176,7 @@ fn pods_are_listed_from_the_kernel_alone_and_removed_once() {
         PodSpec { pool: "internet".into(), ..spec(&three[2], "dual", Some("10.1.0.7"), Some("fd00:1::7")) },
     ];
     let made: Vec<_> = specs.iter().map(|spec| host.add(spec).unwrap()).collect();
-    let listed = host.at(|| pods::list(Numbers::default()).unwrap());
+    let listed = host.at(|| pods::list(RoutingIds::default()).unwrap());
     assert_eq!(listed.len(), 3);
     for (spec, made) in specs.iter().zip(&made) {
         let pod = listed.iter().find(|pod| pod.container_id == spec.container_id).unwrap();
@@ -192,7 +192,7 @@ fn pods_are_listed_from_the_kernel_alone_and_removed_once() {
     assert!(host.at(|| pods::remove("dual", "eth0").unwrap()));
     assert_eq!(links(&three[0]), 0);
     assert_eq!(host.table("-4"), "");
-    let rest = host.at(|| pods::list(Numbers::default()).unwrap());
+    let rest = host.at(|| pods::list(RoutingIds::default()).unwrap());
     assert_eq!(rest.iter().map(|pod| pod.container_id.as_str()).collect::<Vec<_>>(), ["six"]);
 }
 
@@ -237,7 +237,7 @@ fn links_of_others_are_neither_listed_nor_removed() {
         let made = socket.link_by_name(&name).unwrap().unwrap();
         socket.apply(&[set_alias(made.index, alias)]).unwrap();
     }
-    assert_eq!(host.at(|| pods::list(Numbers::default()).unwrap()), []);
+    assert_eq!(host.at(|| pods::list(RoutingIds::default()).unwrap()), []);
     assert!(!host.at(|| pods::remove("abc", "eth0").unwrap()));
     assert_eq!(links(&pod), 4);
 }
@@ -253,7 +253,7 @@ fn a_repeated_add_replaces_what_was_there() {
     host.add(&spec(&new, "a", Some("10.1.0.6"), None)).unwrap();
     assert_eq!((links(&old), links(&new)), (0, 1));
     ping(&new, NODE);
-    let listed = host.at(|| pods::list(Numbers::default()).unwrap());
+    let listed = host.at(|| pods::list(RoutingIds::default()).unwrap());
     assert_eq!(listed.iter().map(|pod| pod.ipv4).collect::<Vec<_>>(), [Some("10.1.0.6".parse().unwrap())]);
 }
 
@@ -264,7 +264,7 @@ fn a_link_with_a_name_drawn_by_coil_is_found_by_its_alias() {
     host.run(&format!("ip link set {} down", made.host_name));
     host.run(&format!("ip link set {} name veth0a1b2c3d", made.host_name));
     host.add(&spec(&pod, "a", Some("10.1.0.5"), None)).unwrap();
-    assert_eq!(host.at(|| pods::list(Numbers::default()).unwrap()).len(), 1);
+    assert_eq!(host.at(|| pods::list(RoutingIds::default()).unwrap()).len(), 1);
     ping(&pod, NODE);
 }
 
@@ -285,7 +285,7 @@ fn a_name_that_another_link_has_is_left_to_it() {
     let other = socket.link_by_name(&name).unwrap().unwrap();
     socket.apply(&[delete_link(other.index)]).unwrap();
     assert_eq!(host.add(&wanted).unwrap().host_name, name);
-    assert_eq!((host.at(|| pods::list(Numbers::default()).unwrap()).len(), links(&pod)), (1, 1));
+    assert_eq!((host.at(|| pods::list(RoutingIds::default()).unwrap()).len(), links(&pod)), (1, 1));
 }
 
 #[test]
@@ -375,7 +375,7 @@ fn a_pod_whose_namespace_vanished_is_gone_by_itself() {
     drop(pod);
     // The kernel takes namespaces down in the background.
     for _ in 0..1000 {
-        if host.at(|| pods::list(Numbers::default()).unwrap()).is_empty() {
+        if host.at(|| pods::list(RoutingIds::default()).unwrap()).is_empty() {
             assert!(!host.at(|| pods::remove("a", "eth0").unwrap()));
             return;
         }
@@ -401,7 +401,7 @@ fn many_pods_start_side_by_side_on_a_full_node() {
         }
     });
     println!("120 dual-stack pods in {:?}", started.elapsed());
-    let listed = host.at(|| pods::list(Numbers::default()).unwrap());
+    let listed = host.at(|| pods::list(RoutingIds::default()).unwrap());
     assert_eq!(listed.len(), 120);
     assert!(listed.iter().all(|pod| pod.ipv4.is_some() && pod.ipv6.is_some()));
     ping(&pods[0], "fd00:1::119");
@@ -418,7 +418,9 @@ fn inspection_shows_both_ends() {
     let spec = spec(&pod, "seen", Some("10.1.0.9"), Some("fd00:1::9"));
     let made = host.add(&spec).unwrap();
     let inspect = || {
-        host.at(|| pods::inspect(Numbers::default(), ("seen", "eth0"), &spec.netns, &[TABLE_MAIN]).unwrap())
+        host.at(|| {
+            pods::inspect(RoutingIds::default(), ("seen", "eth0"), &spec.netns, &[TABLE_MAIN]).unwrap()
+        })
     };
     let seen = inspect();
     assert_eq!(inspect(), seen);
@@ -438,7 +440,7 @@ fn inspection_shows_both_ends() {
     let gone = inspect();
     assert_eq!((gone.host, gone.pod, gone.connected), (None, None, false));
     let error = host.at(|| {
-        pods::inspect(Numbers::default(), ("seen", "eth0"), "/nonexistent".as_ref(), &[]).unwrap_err()
+        pods::inspect(RoutingIds::default(), ("seen", "eth0"), "/nonexistent".as_ref(), &[]).unwrap_err()
     });
     assert!(matches!(error, Error::Netns { .. }), "{error}");
 }
@@ -446,22 +448,22 @@ fn inspection_shows_both_ends() {
 #[test]
 fn numbers_that_an_administrator_chose_are_used() {
     let (host, pod) = (Host::new(), Netns::create().unwrap());
-    let numbers = numbers(1116, 1990);
-    host.at(|| routes::ensure_rules(&routes::pod_rules(numbers)).unwrap());
-    let wanted = PodSpec { numbers, ..spec(&pod, "a", Some("10.1.0.5"), Some("fd00:1::5")) };
+    let ids = routing_ids(1116, 1990);
+    host.at(|| routes::ensure_rules(&routes::pod_rules(ids)).unwrap());
+    let wanted = PodSpec { ids, ..spec(&pod, "a", Some("10.1.0.5"), Some("fd00:1::5")) };
     let made = host.add(&wanted).unwrap();
     ping(&host.netns, "10.1.0.5");
     ping(&pod, NODE_V6);
     let shown = host.run("ip route show table 1116");
     assert!(shown.starts_with(&format!("10.1.0.5 dev {} proto 40 ", made.host_name)), "{shown}");
     assert_eq!(
-        host.at(|| pods::list(Numbers::default()).unwrap())[0].ipv4,
+        host.at(|| pods::list(RoutingIds::default()).unwrap())[0].ipv4,
         None,
         "nothing is where it usually is"
     );
-    let listed = host.at(|| pods::list(numbers).unwrap());
+    let listed = host.at(|| pods::list(ids).unwrap());
     assert_eq!((listed[0].ipv4, listed[0].ipv6), (wanted.ipv4, wanted.ipv6));
-    let seen = host.at(|| pods::inspect(numbers, ("a", "eth0"), &wanted.netns, &[TABLE_MAIN]).unwrap());
+    let seen = host.at(|| pods::inspect(ids, ("a", "eth0"), &wanted.netns, &[TABLE_MAIN]).unwrap());
     assert_eq!(seen.led_to_pod.len(), 2);
 }
 
@@ -475,18 +477,18 @@ fn pods_keep_their_addresses_when_the_table_gets_another_number() {
     host.run(&format!("ip route add 10.1.0.5/32 dev {name} table 77 proto static"));
     host.run(&format!("ip route add 10.7.0.0/24 dev {name} table 78 proto static"));
     host.run("ip route add 10.1.0.6/32 dev uplink table 116 proto 30");
-    let numbers = numbers(1116, 1990);
-    host.at(|| routes::ensure_rules(&routes::pod_rules(numbers)).unwrap());
-    assert_eq!(host.at(|| gather(numbers)), 2);
-    let listed = host.at(|| pods::list(numbers).unwrap());
+    let ids = routing_ids(1116, 1990);
+    host.at(|| routes::ensure_rules(&routes::pod_rules(ids)).unwrap());
+    assert_eq!(host.at(|| gather(ids)), 2);
+    let listed = host.at(|| pods::list(ids).unwrap());
     assert_eq!((listed[0].ipv4, listed[0].ipv6), (wanted.ipv4, wanted.ipv6));
     assert!(host.table("-4").starts_with("10.1.0.6 dev uplink") && host.table("-6").is_empty());
     assert_eq!(host.run("ip route show table 77").lines().count(), 1);
     assert_eq!(host.run("ip route show table 78").lines().count(), 1);
     ping(&host.netns, "10.1.0.5");
-    assert_eq!(host.at(|| gather(numbers)), 0, "the second time there is nothing to do");
-    assert_eq!(host.at(|| gather(Numbers::default())), 2, "and back");
-    assert_eq!(host.at(|| pods::list(Numbers::default()).unwrap())[0].ipv4, wanted.ipv4);
+    assert_eq!(host.at(|| gather(ids)), 0, "the second time there is nothing to do");
+    assert_eq!(host.at(|| gather(RoutingIds::default())), 2, "and back");
+    assert_eq!(host.at(|| pods::list(RoutingIds::default()).unwrap())[0].ipv4, wanted.ipv4);
 }
 
 #[test]
@@ -510,10 +512,10 @@ fn a_name_that_is_the_pods_passes_to_its_next_container() {
     assert_eq!((links(&second), links(&host.netns)), (0, 3));
 }
 
-fn numbers(table_pods: u32, rule_priority: u32) -> Numbers {
-    Unchecked { table_pods, rule_priority, table_export: 1119, protocol: 40 }.try_into().unwrap()
+fn routing_ids(table_pods: u32, rule_priority: u32) -> RoutingIds {
+    RawRoutingIds { table_pods, rule_priority, table_export: 1119, protocol: 40 }.try_into().unwrap()
 }
 
-fn gather(numbers: Numbers) -> usize {
-    pods::gather_routes(numbers, &pods::list(numbers).unwrap()).unwrap()
+fn gather(ids: RoutingIds) -> usize {
+    pods::gather_routes(ids, &pods::list(ids).unwrap()).unwrap()
 }

@@ -4,11 +4,11 @@
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::process::Command;
 
-use fairlead_dataplane::numbers::Numbers;
 use fairlead_dataplane::routes::{
     LOOPBACK_INDEX, ensure_rules, mesh_rules, pod_rules, rule_difference, sync_export, sync_table,
     table_difference,
 };
+use fairlead_dataplane::routing_ids::RoutingIds;
 use fairlead_netlink::netns::Netns;
 use fairlead_netlink::route::{
     IpFamily, Mark, Route, RouteKind, RouteSocket, Rule, TABLE_MAIN, add_address, set_up,
@@ -50,17 +50,17 @@ fn to_loopback(text: &str) -> Route {
 fn blocks_are_exported_as_routing_daemons_expect_and_withdrawn() {
     let (netns, _) = namespace();
     let blocks = ["10.1.0.0/27", "10.1.0.32/27", "fd00:1::/123"].map(prefix);
-    at(&netns, || sync_export(Numbers::default(), &blocks).unwrap());
+    at(&netns, || sync_export(RoutingIds::default(), &blocks).unwrap());
     let shown = run(&netns, "ip route show table 119");
     assert!(shown.starts_with("10.1.0.0/27 dev lo proto 30 "), "{shown}");
     assert_eq!(shown.lines().count(), 2, "{shown}");
     let shown = run(&netns, "ip -6 route show table 119");
     assert!(shown.contains("fd00:1::/123 dev lo proto 30 "), "{shown}");
-    assert!(at(&netns, || sync_export(Numbers::default(), &blocks).unwrap()).is_empty());
-    let done = at(&netns, || sync_export(Numbers::default(), &blocks[1..]).unwrap());
+    assert!(at(&netns, || sync_export(RoutingIds::default(), &blocks).unwrap()).is_empty());
+    let done = at(&netns, || sync_export(RoutingIds::default(), &blocks[1..]).unwrap());
     assert_eq!(done.delete.iter().map(|route| route.destination).collect::<Vec<_>>(), [blocks[0]]);
     assert_eq!(run(&netns, "ip route show table 119").lines().count(), 1);
-    at(&netns, || sync_export(Numbers::default(), &[]).unwrap());
+    at(&netns, || sync_export(RoutingIds::default(), &[]).unwrap());
     assert_eq!(run(&netns, "ip route show table 119"), "");
 }
 
@@ -168,8 +168,8 @@ fn rules_are_there_once_whoever_made_them_and_foreign_ones_stay() {
     ] {
         run(&netns, command);
     }
-    let done = at(&netns, || ensure_rules(&pod_rules(Numbers::default())).unwrap());
-    assert_eq!(done.add, pod_rules(Numbers::default())[..1]);
+    let done = at(&netns, || ensure_rules(&pod_rules(RoutingIds::default())).unwrap());
+    assert_eq!(done.add, pod_rules(RoutingIds::default())[..1]);
     assert_eq!(done.delete, [Rule::lookup(IpFamily::V4, 2000, 115, 30)]);
     let shown = run(&netns, "ip rule");
     for kept in ["from 10.0.0.0/8 lookup 77", "lookup 78 proto 77", "ipproto udp lookup 79", "1999:"] {
@@ -177,7 +177,7 @@ fn rules_are_there_once_whoever_made_them_and_foreign_ones_stay() {
     }
     assert_eq!(shown.matches("2000:\tfrom all lookup 116").count(), 1, "{shown}");
     assert_eq!(run(&netns, "ip -6 rule").matches("lookup 116").count(), 1);
-    assert!(at(&netns, || ensure_rules(&pod_rules(Numbers::default())).unwrap()).is_empty());
+    assert!(at(&netns, || ensure_rules(&pod_rules(RoutingIds::default())).unwrap()).is_empty());
     let count = socket.rules().unwrap().len();
     at(&netns, || ensure_rules(&mesh_rules()).unwrap());
     assert_eq!(socket.rules().unwrap().len(), count + 2);
@@ -212,8 +212,8 @@ fn an_address_on_the_loopback_device_does_not_confuse_the_sync() {
         flags: Default::default(),
     };
     socket.apply(&[add_address(&address)]).unwrap();
-    at(&netns, || sync_export(Numbers::default(), &[prefix("10.1.0.0/27")]).unwrap());
-    assert!(at(&netns, || sync_export(Numbers::default(), &[prefix("10.1.0.0/27")]).unwrap()).is_empty());
+    at(&netns, || sync_export(RoutingIds::default(), &[prefix("10.1.0.0/27")]).unwrap());
+    assert!(at(&netns, || sync_export(RoutingIds::default(), &[prefix("10.1.0.0/27")]).unwrap()).is_empty());
 }
 
 /// A kernel of two rules: a place (destination and metric) holds one route; adding needs it free.

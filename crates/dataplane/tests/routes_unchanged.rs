@@ -3,9 +3,9 @@
 
 use std::os::fd::{AsFd, AsRawFd};
 
-use fairlead_dataplane::numbers::Numbers;
 use fairlead_dataplane::pods::{self, PodSpec};
 use fairlead_dataplane::routes::{ensure_rules, mesh_rules, pod_rules, sync_export};
+use fairlead_dataplane::routing_ids::RoutingIds;
 use fairlead_dataplane::uplink;
 use fairlead_netlink::changes_sent;
 use fairlead_netlink::netns::Netns;
@@ -24,16 +24,16 @@ fn the_second_time_nothing_is_sent() {
         ipv6: Some("fd00:1::5".parse().unwrap()),
         mtu: None,
         link_name: None,
-        numbers: Numbers::default(),
+        ids: RoutingIds::default(),
     };
     let blocks = ["10.1.0.0/27", "fd00:1::/123"].map(|text| text.parse().unwrap());
     let bring_about = || {
         let before = changes_sent();
         let switched = uplink::enable_forwarding().unwrap();
-        let rules = ensure_rules(&pod_rules(Numbers::default())).unwrap().add.len()
+        let rules = ensure_rules(&pod_rules(RoutingIds::default())).unwrap().add.len()
             + ensure_rules(&mesh_rules()).unwrap().add.len();
-        let exported = sync_export(Numbers::default(), &blocks).unwrap().add.len();
-        let listed = pods::list(Numbers::default()).unwrap().len();
+        let exported = sync_export(RoutingIds::default(), &blocks).unwrap().add.len();
+        let listed = pods::list(RoutingIds::default()).unwrap().len();
         assert!(!pods::remove("somebody else", "eth0").unwrap());
         (changes_sent() - before, switched.len(), rules, exported, listed)
     };

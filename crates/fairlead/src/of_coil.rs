@@ -2,7 +2,7 @@
 
 use clap::Args;
 use fairlead_api::names::{ROUTE_PROTOCOL, RULE_PRIORITY_PODS, TABLE_EXPORT, TABLE_PODS};
-use fairlead_node::numbers::{Numbers, Taken, Unchecked};
+use fairlead_node::routing_ids::{RawRoutingIds, Reserved, RoutingIds};
 
 /// Where routes of pods and blocks stand. Without addresses of our own these numbers stand for nothing.
 #[derive(Debug, Args)]
@@ -23,11 +23,11 @@ pub(crate) struct KernelNumbers {
 
 impl KernelNumbers {
     /// The numbers, if they are nobody else's.
-    pub(crate) fn checked(&self, enable_ipam: bool) -> Result<Numbers, Taken> {
+    pub(crate) fn checked(&self, enable_ipam: bool) -> Result<RoutingIds, Reserved> {
         if !enable_ipam {
-            return Ok(Numbers::default());
+            return Ok(RoutingIds::default());
         }
-        Numbers::try_from(Unchecked {
+        RoutingIds::try_from(RawRoutingIds {
             table_pods: self.pod_table_id,
             rule_priority: self.pod_rule_prio,
             table_export: self.export_table_id,
@@ -113,7 +113,7 @@ mod tests {
         assert_eq!((numbers.rule_priority(), numbers.protocol()), (1990, 40));
         let main = node("--pod-table-id=254");
         let words = main.numbers.checked(true).unwrap_err().to_string();
-        assert_eq!(words, "table of pods 254 is one that everybody uses");
+        assert_eq!(words, "table of pods 254 is one of the kernel's own");
         let standalone = node("--enable-ipam=false --pod-table-id=0 --protocol-id=2");
         assert!(standalone.numbers.checked(false).is_ok());
     }

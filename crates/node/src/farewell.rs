@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use fairlead_dataplane::numbers::Numbers;
 use fairlead_dataplane::routes;
+use fairlead_dataplane::routing_ids::RoutingIds;
 use k8s_openapi::api::core::v1::Node;
 use kube::{Api, Client};
 use tokio::time::timeout;
@@ -34,7 +34,7 @@ fn is_gone(answer: Answer, watched: Option<bool>) -> bool {
 
 /// Empties the export table if the Node object is gone, so that routing daemons stop advertising what other nodes may now have.
 /// Everything else, and everything in all other cases, stays.
-pub(crate) async fn clear_if_gone(client: &Client, node: &str, numbers: Numbers, watched: Option<bool>) {
+pub(crate) async fn clear_if_gone(client: &Client, node: &str, numbers: RoutingIds, watched: Option<bool>) {
     let work = async {
         if !is_gone(ask(client, node).await, watched) {
             tracing::info!(node, "the Node still exists; the export table stays");

@@ -29,5 +29,5 @@ pub mod status;
 mod turn;
 mod watches;
 
-pub use fairlead_dataplane::numbers;
+pub use fairlead_dataplane::routing_ids;
 pub use program::{Settings, WireGuardChoice, run};

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use fairlead_api::names::MESH_MTU;
 use fairlead_api::wireguard::{PrivateKey, PublicKey};
-use fairlead_dataplane::numbers::Numbers;
+use fairlead_dataplane::routing_ids::RoutingIds;
 use fairlead_dataplane::uplink::{self, HostNetwork, Ignored};
 use fairlead_dataplane::wireguard::Preference;
 use fairlead_dataplane::{pods, routes};
@@ -79,7 +79,7 @@ pub struct Settings {
     /// Whether to keep plain routes to the blocks of nodes on the same network.
     pub router: bool,
     /// Of the routes of pods and blocks in the kernel.
-    pub numbers: Numbers,
+    pub numbers: RoutingIds,
     /// Whether links of pods have the names that Calico's policy program expects.
     pub calico_names: bool,
     /// Whether to empty the export table at the end if the Node object is gone.
@@ -271,7 +271,7 @@ fn keys(state_dir: &Path) -> Result<(PrivateKey, PublicKey), identity::IdentityE
 }
 
 /// Forwarding and the rule for local pods, which every node needs.
-async fn prepare_kernel(numbers: Numbers) -> anyhow::Result<()> {
+async fn prepare_kernel(numbers: RoutingIds) -> anyhow::Result<()> {
     tokio::task::spawn_blocking(move || {
         uplink::enable_forwarding().context("cannot switch forwarding on")?;
         routes::ensure_rules(&routes::pod_rules(numbers))

@@ -7,7 +7,7 @@ use fairlead_netlink::route::{Link, MacAddress, Route, RouteSocket};
 use ipnet::IpNet;
 
 use super::{Error, PodAlias, Result};
-use crate::numbers::Numbers;
+use crate::routing_ids::RoutingIds;
 
 /// One end of a pod's link.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,7 +42,7 @@ pub struct Inspection {
 /// # Errors
 /// The namespace cannot be entered, or the kernel refuses to show something.
 pub fn inspect(
-    numbers: Numbers,
+    ids: RoutingIds,
     (container_id, ifname): (&str, &str),
     netns: &Path,
     tables: &[u32],
@@ -71,7 +71,7 @@ pub fn inspect(
         Ok(Inspection {
             led_to_pod: host
                 .as_ref()
-                .map_or(Ok(Vec::new()), |host| led_to(&mut host_socket, numbers, host.index))?,
+                .map_or(Ok(Vec::new()), |host| led_to(&mut host_socket, ids, host.index))?,
             connected: host.as_ref().zip(pod.as_ref()).is_some_and(|(host, pod)| is_pair(host, pod)),
             host: host.map(|link| end(&mut host_socket, link)).transpose()?,
             pod: pod.map(|link| end(&mut pod_socket, link)).transpose()?,
@@ -81,8 +81,8 @@ pub fn inspect(
     read().map_err(kernel)
 }
 
-fn led_to(host: &mut RouteSocket, numbers: Numbers, link: u32) -> fairlead_netlink::Result<Vec<IpNet>> {
-    let routes = host.routes(numbers.table_pods())?;
+fn led_to(host: &mut RouteSocket, ids: RoutingIds, link: u32) -> fairlead_netlink::Result<Vec<IpNet>> {
+    let routes = host.routes(ids.table_pods())?;
     Ok(routes.iter().filter(|route| route.link == Some(link)).map(|route| route.destination).collect())
 }
 

@@ -26,7 +26,7 @@ use fairlead_netlink::route::{
 use ipnet::IpNet;
 use tracing::trace_span;
 
-use crate::numbers::Numbers;
+use crate::routing_ids::RoutingIds;
 use crate::uplink::{self, SysctlError};
 
 pub use inspect::{End, Inspection, inspect};
@@ -62,7 +62,7 @@ pub struct PodSpec {
     /// Name of the link on the host, if others rely on one; otherwise it is made of the container's.
     pub link_name: Option<String>,
     /// Of its routes on the host.
-    pub numbers: Numbers,
+    pub ids: RoutingIds,
 }
 
 /// The links that were made for a pod.
@@ -193,10 +193,10 @@ pub fn add(spec: &PodSpec) -> Result<PodLinks> {
 ///
 /// # Errors
 /// Links or routes cannot be read.
-pub fn list(numbers: Numbers) -> Result<Vec<PodOnNode>> {
+pub fn list(ids: RoutingIds) -> Result<Vec<PodOnNode>> {
     let read = || {
         let mut host = RouteSocket::open()?;
-        Ok(pods_among(&host.links_by_alias(LINK_ALIAS_PREFIX)?, &host.routes(numbers.table_pods())?))
+        Ok(pods_among(&host.links_by_alias(LINK_ALIAS_PREFIX)?, &host.routes(ids.table_pods())?))
     };
     read().map_err(Error::List)
 }

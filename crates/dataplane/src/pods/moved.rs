@@ -5,9 +5,9 @@ use fairlead_netlink::route::{
 };
 
 use super::{Error, PodOnNode, Result};
-use crate::numbers::{Numbers, PROTOCOL_STATIC};
+use crate::routing_ids::{PROTOCOL_STATIC, RoutingIds};
 
-/// Brings the routes of those of `pods` that seem to have no address into the table of `numbers`, and returns how many
+/// Brings the routes of those of `pods` that seem to have no address into the table of `ids`, and returns how many
 /// were elsewhere. A pod is known by its link and its addresses by these routes, so without them its addresses would be
 /// given away again.
 ///
@@ -15,7 +15,7 @@ use crate::numbers::{Numbers, PROTOCOL_STATIC};
 ///
 /// # Errors
 /// Routes cannot be read, or the kernel refuses one.
-pub fn gather_routes(numbers: Numbers, pods: &[PodOnNode]) -> Result<usize> {
+pub fn gather_routes(ids: RoutingIds, pods: &[PodOnNode]) -> Result<usize> {
     let lost = pods.iter().filter(|pod| pod.ipv4.is_none() && pod.ipv6.is_none());
     let lost: Vec<u32> = lost.map(|pod| pod.host_index).collect();
     if lost.is_empty() {
@@ -27,8 +27,8 @@ pub fn gather_routes(numbers: Numbers, pods: &[PodOnNode]) -> Result<usize> {
         let mut moved = 0;
         for link in lost {
             let astray: Vec<&Route> =
-                routes.iter().filter(|route| route.link == Some(link) && is_astray(route, numbers)).collect();
-            let (table, protocol) = (numbers.table_pods(), numbers.protocol());
+                routes.iter().filter(|route| route.link == Some(link) && is_astray(route, ids)).collect();
+            let (table, protocol) = (ids.table_pods(), ids.protocol());
             let copies =
                 astray.iter().map(|route| replace_route(&Route { table, protocol, ..(*route).clone() }));
             let originals = astray.iter().map(|route| delete_route(route));
@@ -42,8 +42,8 @@ pub fn gather_routes(numbers: Numbers, pods: &[PodOnNode]) -> Result<usize> {
 }
 
 /// Routes of the kernel and of administrators, and those in tables that everybody uses, are no record of ours.
-fn is_astray(route: &Route, numbers: Numbers) -> bool {
-    let shared = [0, TABLE_DEFAULT, TABLE_MAIN, TABLE_LOCAL, numbers.table_pods()];
+fn is_astray(route: &Route, ids: RoutingIds) -> bool {
+    let shared = [0, TABLE_DEFAULT, TABLE_MAIN, TABLE_LOCAL, ids.table_pods()];
     let whole = route.destination.prefix_len() == route.destination.max_prefix_len();
     whole && u32::from(route.protocol) > PROTOCOL_STATIC && !shared.contains(&route.table)
 }

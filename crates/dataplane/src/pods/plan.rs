@@ -12,7 +12,7 @@ use fairlead_netlink::route::{
 use ipnet::IpNet;
 
 use super::{Error, PodSpec, Result};
-use crate::numbers::Numbers;
+use crate::routing_ids::RoutingIds;
 
 /// `IFNAMSIZ` without the terminating zero (`linux/if.h`).
 const NAME_MAX: usize = 15;
@@ -58,7 +58,7 @@ pub(super) struct Plan {
     ipv4: Option<Ipv4Addr>,
     ipv6: Option<Ipv6Addr>,
     link_name: Option<String>,
-    numbers: Numbers,
+    ids: RoutingIds,
     pub(super) alias: String,
     pub(super) container_mac: MacAddress,
     pub(super) host_mac: MacAddress,
@@ -85,7 +85,7 @@ impl Plan {
             ipv4: spec.ipv4,
             ipv6: spec.ipv6,
             link_name: spec.link_name.clone(),
-            numbers: spec.numbers,
+            ids: spec.ids,
             alias,
         })
     }
@@ -144,7 +144,7 @@ impl Plan {
     /// The neighbour is not fixed as it is in the pod: a chained plugin may change the pod's link-layer address.
     fn lead_to_pod(&self, link: u32, ip: IpAddr) -> [Message; 2] {
         let neighbour = presumed_neighbour(link, ip, self.container_mac);
-        let (table, protocol) = (self.numbers.table_pods(), self.numbers.protocol());
+        let (table, protocol) = (self.ids.table_pods(), self.ids.protocol());
         [neighbour, add_route(&Route::onto(table, protocol, host_prefix(ip), link))]
     }
 

@@ -130,7 +130,7 @@ impl Service {
             ipv6: allocation.ipv6,
             mtu: None,
             link_name: self.calico_names.then(|| calico::link_name(&attachment.namespace, &attachment.pod)),
-            numbers: self.ipam.numbers(),
+            ids: self.ipam.numbers(),
         };
         let pod_mtu = Arc::clone(&self.pod_mtu);
         let add = move || {

@@ -8,8 +8,8 @@ use std::time::{Duration, SystemTime};
 use fairlead_api::names::LINK_ALIAS_PREFIX;
 use fairlead_cluster::caches::Cache;
 use fairlead_cluster::pods::SlimPod;
-use fairlead_dataplane::numbers::Numbers;
 use fairlead_dataplane::pods::{self, PodOnNode};
+use fairlead_dataplane::routing_ids::RoutingIds;
 use fairlead_ipam::check::{self, Finding, KnownPod, NodeView, PodLink, Reservation};
 use fairlead_ipam::{Allocated, Key};
 use fairlead_netlink::route::RouteSocket;
@@ -237,7 +237,7 @@ fn owner_by_address(allocated: &Allocated, pods: &[KnownPod]) -> Option<check::O
     Some(check::Owner { namespace, name, uid: pod.uids.first().cloned() })
 }
 
-async fn kernel(numbers: Numbers) -> Result<Kernel, Status> {
+async fn kernel(numbers: RoutingIds) -> Result<Kernel, Status> {
     let failed =
         |error: &dyn std::fmt::Display| Status::internal(format!("cannot read the kernel's state: {error}"));
     let read =
@@ -245,7 +245,7 @@ async fn kernel(numbers: Numbers) -> Result<Kernel, Status> {
     read.map_err(|error| failed(&error))
 }
 
-fn read_kernel(numbers: Numbers) -> fairlead_netlink::Result<Kernel> {
+fn read_kernel(numbers: RoutingIds) -> fairlead_netlink::Result<Kernel> {
     let mut socket = RouteSocket::open()?;
     let links = socket.links_by_alias(LINK_ALIAS_PREFIX)?;
     let routes = socket.routes(numbers.table_pods())?;

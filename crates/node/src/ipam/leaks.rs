@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fairlead_dataplane::numbers::Numbers;
 use fairlead_dataplane::pods;
+use fairlead_dataplane::routing_ids::RoutingIds;
 use fairlead_ipam::Key;
 
 use super::Ipam;
@@ -46,7 +46,7 @@ async fn free(ipam: &Ipam, locks: &ContainerLocks, key: &Key) -> bool {
 }
 
 /// The keys that have a link in the kernel; `None` when it cannot be read.
-async fn links(numbers: Numbers) -> Option<BTreeSet<Key>> {
+async fn links(numbers: RoutingIds) -> Option<BTreeSet<Key>> {
     match tokio::task::spawn_blocking(move || pods::list(numbers)).await {
         Ok(Ok(pods)) => Some(
             pods.into_iter().map(|pod| Key { container_id: pod.container_id, ifname: pod.ifname }).collect(),

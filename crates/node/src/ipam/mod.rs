@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use fairlead_api::resources::{AddressBlock, AddressPool};
 use fairlead_cluster::caches::Cache;
-use fairlead_dataplane::numbers::Numbers;
 use fairlead_dataplane::pods::PodOnNode;
+use fairlead_dataplane::routing_ids::RoutingIds;
 use fairlead_ipam::check::Owner;
 pub use fairlead_ipam::state::{AllocationError, Attachment};
 use fairlead_ipam::state::{Attempt, BlockDemand, Effects, NodeState, PoolInfo, RequestFailure, ShownBlock};
@@ -73,7 +73,7 @@ pub fn start(ipam: &Arc<Ipam>, deps: Deps, tasks: &mut JoinSet<()>) {
 pub struct Ipam {
     node: String,
     /// Of the routes of pods and blocks in the kernel.
-    numbers: Numbers,
+    numbers: RoutingIds,
     state: Mutex<NodeState<Arc<Notify>>>,
     /// There may be a BlockRequest to make.
     request: Notify,
@@ -85,7 +85,7 @@ pub struct Ipam {
 
 impl Ipam {
     /// The empty state of this node.
-    pub fn new(node: &str, numbers: Numbers, pools: Store<AddressPool>, api: Api<AddressPool>) -> Self {
+    pub fn new(node: &str, numbers: RoutingIds, pools: Store<AddressPool>, api: Api<AddressPool>) -> Self {
         Self {
             node: node.to_owned(),
             numbers,
@@ -103,7 +103,7 @@ impl Ipam {
     }
 
     /// Numbers of the tables that routes of pods and blocks are in.
-    pub fn numbers(&self) -> Numbers {
+    pub fn numbers(&self) -> RoutingIds {
         self.numbers
     }
 

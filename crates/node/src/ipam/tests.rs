@@ -63,7 +63,7 @@ pub(crate) fn node(client: Client, pools: &[&str], tasks: &mut JoinSet<()>) -> A
         let pool: AddressPool = serde_json::from_value(pool).unwrap();
         writer.apply_watcher_event(&kube::runtime::watcher::Event::Apply(pool));
     }
-    let ipam = Arc::new(Ipam::new("n1", Numbers::default(), store, Api::all(client.clone())));
+    let ipam = Arc::new(Ipam::new("n1", RoutingIds::default(), store, Api::all(client.clone())));
     let requests = requests::Requests {
         client,
         ipam: Arc::clone(&ipam),

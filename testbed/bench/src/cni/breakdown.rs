@@ -13,8 +13,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
-use fairlead_dataplane::numbers::Numbers;
 use fairlead_dataplane::pods::{self, PodSpec, Removal};
+use fairlead_dataplane::routing_ids::RoutingIds;
 use testbed_lab::Host;
 use tracing::Subscriber;
 use tracing::span::Id;
@@ -149,7 +149,7 @@ fn steps(bed: &Bed, family: Family, spans: &Spans, parts: &mut Parts) -> Result<
         ipv6: (family != Family::Ipv4).then(|| std::net::Ipv6Addr::new(0xfd00, 0x99, 0, 0, 0, 0, 0, 1)),
         mtu: Some(1500),
         link_name: None,
-        numbers: Numbers::default(),
+        ids: RoutingIds::default(),
     };
     for operation in ["ADD", "DEL"] {
         spans.take();

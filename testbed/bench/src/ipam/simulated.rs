@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use fairlead_dataplane::numbers::Numbers;
+use fairlead_dataplane::routing_ids::RoutingIds;
 use fairlead_ipam::Key;
 use fairlead_node::ipam::Ipam;
 use fairlead_node::requests::{Context, Requester};
@@ -40,7 +40,7 @@ pub(super) async fn run(cluster: &Cluster, size: Size, start: Instant) -> Result
 
 async fn node(cluster: &Cluster, name: &str, pods: usize, start: Instant) -> Result<Done> {
     let (pools, api) = (cluster.pools.store.clone(), Api::all(cluster.client.clone()));
-    let ipam = Arc::new(Ipam::new(name, Numbers::default(), pools, api));
+    let ipam = Arc::new(Ipam::new(name, RoutingIds::default(), pools, api));
     let (granted, asked) = (Arc::clone(&ipam), Arc::clone(&ipam));
     let context = Context {
         client: cluster.client.clone(),

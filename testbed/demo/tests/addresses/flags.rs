@@ -50,7 +50,7 @@ pub(super) fn other_numbers_and_names_are_used(world: &mut World) {
         .unwrap();
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(
-        !output.status.success() && said.contains("table of pods 254 is one that everybody uses"),
+        !output.status.success() && said.contains("table of pods 254 is one of the kernel's own"),
         "{said}"
     );
 }

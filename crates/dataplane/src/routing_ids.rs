@@ -1,5 +1,5 @@
-//! The numbers under which pods' routes and rules stand in the kernel. Administrators can choose others where these are
-//! taken, as in Coil.
+//! Table IDs, rule priority and protocol of the routes and rules of pods. Administrators can choose others where these
+//! are in use, as in Coil.
 
 use fairlead_api::names::{
     ROUTE_PROTOCOL, ROUTE_PROTOCOL_ROUTER, RULE_PRIORITY_MESH, RULE_PRIORITY_PODS, TABLE_EGRESS_NARROW,
@@ -10,18 +10,18 @@ use fairlead_netlink::route::{TABLE_DEFAULT, TABLE_LOCAL, TABLE_MAIN};
 /// `RTPROT_STATIC` (`linux/rtnetlink.h`). It and those below belong to the kernel and to administrators.
 pub(crate) const PROTOCOL_STATIC: u32 = 4;
 
-/// Tables, priority and protocol that go together: no two of them collide, and none is anybody else's.
+/// Routing IDs that are distinct and not reserved for another use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Numbers {
+pub struct RoutingIds {
     table_pods: u32,
     rule_priority: u32,
     table_export: u32,
     protocol: u8,
 }
 
-/// Numbers as somebody wrote them, not looked at yet.
+/// Routing IDs as configured, not validated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Unchecked {
+pub struct RawRoutingIds {
     /// Table with a route to each pod of the node.
     pub table_pods: u32,
     /// Priority of the rule that looks that table up.
@@ -32,7 +32,7 @@ pub struct Unchecked {
     pub protocol: u32,
 }
 
-impl Default for Unchecked {
+impl Default for RawRoutingIds {
     fn default() -> Self {
         Self {
             table_pods: TABLE_PODS,
@@ -43,19 +43,19 @@ impl Default for Unchecked {
     }
 }
 
-/// A number that cannot be used, and why.
+/// A routing ID that is reserved or out of range.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{what} {number} {reason}")]
-pub struct Taken {
-    /// What it was to number.
+pub struct Reserved {
+    /// Which one.
     pub what: &'static str,
     /// The number.
     pub number: u32,
-    /// Whose it is.
+    /// What it is reserved for.
     pub reason: &'static str,
 }
 
-impl Default for Numbers {
+impl Default for RoutingIds {
     fn default() -> Self {
         Self {
             table_pods: TABLE_PODS,
@@ -66,43 +66,49 @@ impl Default for Numbers {
     }
 }
 
-impl TryFrom<Unchecked> for Numbers {
-    type Error = Taken;
+impl TryFrom<RawRoutingIds> for RoutingIds {
+    type Error = Reserved;
 
-    fn try_from(written: Unchecked) -> Result<Self, Taken> {
-        let Unchecked { table_pods, rule_priority, table_export, protocol } = written;
+    fn try_from(raw: RawRoutingIds) -> Result<Self, Reserved> {
+        let RawRoutingIds { table_pods, rule_priority, table_export, protocol } = raw;
         for (what, number) in [("table of pods", table_pods), ("export table", table_export)] {
-            if let Some(reason) = owner_of_table(number) {
-                return Err(Taken { what, number, reason });
+            if let Some(reason) = reserved_table(number) {
+                return Err(Reserved { what, number, reason });
             }
         }
         if table_export == table_pods {
-            return Err(Taken { what: "export table", number: table_export, reason: "is the table of pods" });
+            return Err(Reserved {
+                what: "export table",
+                number: table_export,
+                reason: "is the table of pods",
+            });
         }
-        if let Some(reason) = owner_of_priority(rule_priority) {
-            return Err(Taken { what: "rule priority", number: rule_priority, reason });
+        if let Some(reason) = reserved_priority(rule_priority) {
+            return Err(Reserved { what: "rule priority", number: rule_priority, reason });
         }
-        let taken = |reason| Taken { what: "route protocol", number: protocol, reason };
+        let reserved = |reason| Reserved { what: "route protocol", number: protocol, reason };
         match u8::try_from(protocol) {
-            Err(_) => Err(taken("is more than 255")),
-            Ok(_) if protocol <= PROTOCOL_STATIC => Err(taken("belongs to the kernel and to administrators")),
-            Ok(ROUTE_PROTOCOL_ROUTER) => Err(taken("belongs to the built-in router")),
+            Err(_) => Err(reserved("is more than 255")),
+            Ok(_) if protocol <= PROTOCOL_STATIC => {
+                Err(reserved("belongs to the kernel and to administrators"))
+            }
+            Ok(ROUTE_PROTOCOL_ROUTER) => Err(reserved("belongs to the built-in router")),
             Ok(protocol) => Ok(Self { table_pods, rule_priority, table_export, protocol }),
         }
     }
 }
 
-fn owner_of_table(number: u32) -> Option<&'static str> {
+fn reserved_table(number: u32) -> Option<&'static str> {
     match number {
         0 => Some("is no table"),
-        TABLE_DEFAULT | TABLE_MAIN | TABLE_LOCAL => Some("is one that everybody uses"),
+        TABLE_DEFAULT | TABLE_MAIN | TABLE_LOCAL => Some("is one of the kernel's own"),
         TABLE_MESH => Some("is the mesh's"),
         TABLE_EGRESS_NARROW | TABLE_EGRESS_WIDE => Some("is for egress"),
         _ => None,
     }
 }
 
-fn owner_of_priority(number: u32) -> Option<&'static str> {
+fn reserved_priority(number: u32) -> Option<&'static str> {
     match number {
         0 => Some("is that of the kernel's table of local addresses"),
         RULE_PRIORITY_MESH.. => {
@@ -112,7 +118,7 @@ fn owner_of_priority(number: u32) -> Option<&'static str> {
     }
 }
 
-impl Numbers {
+impl RoutingIds {
     /// Table with a route to each pod of the node.
     pub fn table_pods(self) -> u32 {
         self.table_pods
@@ -139,39 +145,40 @@ mod tests {
     use super::*;
 
     #[test]
-    fn coils_defaults_are_ours() {
-        assert_eq!(Numbers::try_from(Unchecked::default()), Ok(Numbers::default()));
+    fn the_defaults_are_those_of_coil() {
+        assert_eq!(RoutingIds::try_from(RawRoutingIds::default()), Ok(RoutingIds::default()));
     }
 
     #[test]
-    fn numbers_of_others_are_refused_by_name() {
-        let usual = Unchecked::default();
+    fn reserved_ids_are_refused_by_name() {
+        let usual = RawRoutingIds::default();
         let cases = [
-            (Unchecked { table_pods: 0, ..usual }, "table of pods 0 is no table"),
-            (Unchecked { table_pods: 254, ..usual }, "table of pods 254 is one that everybody uses"),
-            (Unchecked { table_export: 255, ..usual }, "export table 255 is one that everybody uses"),
-            (Unchecked { table_export: 180, ..usual }, "export table 180 is the mesh's"),
-            (Unchecked { table_pods: 118, ..usual }, "table of pods 118 is for egress"),
-            (Unchecked { table_export: 116, ..usual }, "export table 116 is the table of pods"),
+            (RawRoutingIds { table_pods: 0, ..usual }, "table of pods 0 is no table"),
+            (RawRoutingIds { table_pods: 254, ..usual }, "table of pods 254 is one of the kernel's own"),
+            (RawRoutingIds { table_export: 255, ..usual }, "export table 255 is one of the kernel's own"),
+            (RawRoutingIds { table_export: 180, ..usual }, "export table 180 is the mesh's"),
+            (RawRoutingIds { table_pods: 118, ..usual }, "table of pods 118 is for egress"),
+            (RawRoutingIds { table_export: 116, ..usual }, "export table 116 is the table of pods"),
             (
-                Unchecked { rule_priority: 0, ..usual },
+                RawRoutingIds { rule_priority: 0, ..usual },
                 "rule priority 0 is that of the kernel's table of local addresses",
             ),
             (
-                Unchecked { rule_priority: 32_766, ..usual },
+                RawRoutingIds { rule_priority: 32_766, ..usual },
                 "rule priority 32766 comes after the mesh's rule: packets for pods here would leave the node",
             ),
-            (Unchecked { protocol: 256, ..usual }, "route protocol 256 is more than 255"),
+            (RawRoutingIds { protocol: 256, ..usual }, "route protocol 256 is more than 255"),
             (
-                Unchecked { protocol: 2, ..usual },
+                RawRoutingIds { protocol: 2, ..usual },
                 "route protocol 2 belongs to the kernel and to administrators",
             ),
-            (Unchecked { protocol: 31, ..usual }, "route protocol 31 belongs to the built-in router"),
+            (RawRoutingIds { protocol: 31, ..usual }, "route protocol 31 belongs to the built-in router"),
         ];
-        for (written, words) in cases {
-            assert_eq!(Numbers::try_from(written).unwrap_err().to_string(), words);
+        for (raw, words) in cases {
+            assert_eq!(RoutingIds::try_from(raw).unwrap_err().to_string(), words);
         }
-        let all = Unchecked { table_pods: 1116, rule_priority: 1999, table_export: 70_000, protocol: 200 };
-        assert_eq!(Numbers::try_from(all).map(Numbers::table_export), Ok(70_000));
+        let all =
+            RawRoutingIds { table_pods: 1116, rule_priority: 1999, table_export: 70_000, protocol: 200 };
+        assert_eq!(RoutingIds::try_from(all).map(RoutingIds::table_export), Ok(70_000));
     }
 }
