@@ -3,12 +3,7 @@
 //! Only the node program is fake: [`FakeNode`] serves the real contract on a real UNIX socket and answers what a test
 //! tells it to.
 
-#![expect(
-    clippy::unwrap_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    reason = "clippy sees tests only inside test functions; here the helpers are tests too"
-)]
+#![cfg(test)]
 
 mod fake;
 

@@ -1,11 +1,6 @@
 //! A routing daemon judges the export table: Debian's BIRD reads table 119 on a node and tells another BIRD by BGP, whose
 //! kernel then has routes to exactly this node's blocks.
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    reason = "helpers of tests may panic as tests do"
-)]
+#![cfg(test)]
 
 use std::net::IpAddr;
 use std::path::Path;

@@ -1,12 +1,6 @@
 //! The kernel's WireGuard, on kernels that have it. `FAIRLEAD_KERNEL_WIREGUARD=1` says that this one must; without it, a
 //! kernel without it must be reported as such.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    reason = "a test fails by panicking"
-)]
+#![cfg(test)]
 
 mod mesh_common;
 mod wireguard_common;

@@ -1,11 +1,5 @@
 //! Where packets really go: a node between a pod, an uplink and a veth in the place of the WireGuard device.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    reason = "a test fails by panicking"
-)]
+#![cfg(test)]
 
 mod mesh_common;
 

@@ -1,11 +1,5 @@
 //! The mesh's nftables table in a namespace of its own, judged by `nft`.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    reason = "a test fails by panicking"
-)]
+#![cfg(test)]
 
 mod mesh_common;
 

@@ -1,5 +1,5 @@
 //! Pod links against the kernel. Each test has a host and pods of its own, all network namespaces.
-#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "a test may")]
+#![cfg(test)]
 
 use std::net::UdpSocket;
 use std::os::fd::{AsFd, AsRawFd};

@@ -1,5 +1,5 @@
 //! The built-in router's routes against the kernel, each test in a namespace of its own.
-#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "a test may")]
+#![cfg(test)]
 
 use std::process::Command;
 

@@ -1,5 +1,5 @@
 //! Tables and rules against the kernel, each test in a namespace of its own.
-#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "a test may")]
+#![cfg(test)]
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::process::Command;

@@ -1,5 +1,5 @@
 //! What the node finds out about its own links: pure cases on made-up snapshots, and the kernel in namespaces.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test may")]
+#![cfg(test)]
 
 use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd};

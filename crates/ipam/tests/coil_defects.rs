@@ -1,7 +1,7 @@
 //! Defects of Coil v2's address management that can be shown without a node program: each must not be ours. Those about
 //! waiting and locks are tested in `crates/node/src/ipam/tests.rs`.
 
-#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests may panic as tests do")]
+#![cfg(test)]
 
 use std::collections::BTreeMap;
 

@@ -1,11 +1,5 @@
 //! Transactions against the real kernel, each test in a network namespace of its own.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    reason = "a test fails by panicking"
-)]
+#![cfg(test)]
 
 use std::collections::BTreeMap;
 use std::thread;

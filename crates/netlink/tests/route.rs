@@ -1,5 +1,5 @@
 //! The route family against the kernel, each test in network namespaces of its own.
-#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "a test may")]
+#![cfg(test)]
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr};

@@ -1,5 +1,7 @@
 //! Devices in namespaces: what a node relies on.
 
+#![cfg(test)]
+
 mod common;
 
 use std::io::{Read, Write};

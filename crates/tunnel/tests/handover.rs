@@ -1,5 +1,7 @@
 //! One process hands its device over to the next: what happens to the traffic of pods when the node program is upgraded.
 
+#![cfg(test)]
+
 mod common;
 
 use std::path::Path;

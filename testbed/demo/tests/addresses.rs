@@ -1,14 +1,7 @@
 //! `fairlead ipam`, Events on pods, and what pods cost the API server: real programs, a real API server, the kernel.
 //! Nothing is fake but the kubelet.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    clippy::print_stdout,
-    reason = "helpers of tests may panic as tests do"
-)]
+#![cfg(test)]
 
 #[path = "addresses/flags.rs"]
 mod flags;

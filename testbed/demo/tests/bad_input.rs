@@ -1,14 +1,7 @@
 //! Bad input of every kind, one after another in one world. Each is answered by an error that names the thing; nothing
 //! is lost by it, and pods on other nodes do not notice. Nothing is fake but the kubelet.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    clippy::print_stdout,
-    reason = "helpers of tests may panic as tests do"
-)]
+#![cfg(test)]
 
 mod outage;
 

@@ -1,14 +1,7 @@
 //! An independent judge of the CNI side: `cnitool` of the CNI project drives every operation at every version, also through
 //! chains with Debian's plugins, against a real node program and a real API server.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    clippy::print_stdout,
-    reason = "helpers of tests may panic as tests do"
-)]
+#![cfg(test)]
 
 mod outage;
 

@@ -1,14 +1,7 @@
 //! The controller against a real API server: the webhook that judges pools, its certificates, pools that are emptied,
 //! and several replicas of which one leads.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    clippy::print_stdout,
-    reason = "helpers of tests may panic as tests do"
-)]
+#![cfg(test)]
 
 mod outage;
 

@@ -3,14 +3,7 @@
 //! `three-sites` runs as the program a user starts, with `--json --keep`, and is looked at through what it prints;
 //! `rough-edges` runs from the library. Nothing is fake but the kubelet.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    clippy::print_stdout,
-    reason = "helpers of tests may panic as tests do"
-)]
+#![cfg(test)]
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};

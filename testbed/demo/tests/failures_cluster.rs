@@ -1,13 +1,6 @@
 //! What users suffer when the control plane dies: Fairlead's controller, or the API server.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    clippy::print_stdout,
-    reason = "helpers of tests may panic as tests do"
-)]
+#![cfg(test)]
 
 mod outage;
 

@@ -1,12 +1,6 @@
 //! Addresses of pods that are gone, in the real kernel and with the real programs.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    reason = "helpers of tests may panic as tests do"
-)]
+#![cfg(test)]
 
 use std::time::Duration;
 

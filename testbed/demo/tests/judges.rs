@@ -1,14 +1,7 @@
 //! Independent programs inspect the mesh: `wg`, `nft`, `ip`, `kubectl` and an HTTP client must see what the seeds
 //! describe, and what `fairlead status` says. One world; the steps follow each other.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    clippy::print_stdout,
-    reason = "helpers of tests may panic as tests do"
-)]
+#![cfg(test)]
 
 mod monitor;
 mod outage;

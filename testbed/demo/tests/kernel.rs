@@ -1,14 +1,7 @@
 //! A node with the kernel's WireGuard among nodes with the embedded one: they understand each other, and the death of
 //! the node program is nothing to the kernel.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    clippy::print_stdout,
-    reason = "helpers of tests may panic as tests do"
-)]
+#![cfg(test)]
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};

@@ -1,13 +1,6 @@
 //! Nodes on one network without a mesh: plain routes to each other's pods, kept by the built-in router.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    clippy::print_stdout,
-    reason = "helpers of tests may panic as tests do"
-)]
+#![cfg(test)]
 
 mod outage;
 

@@ -1,5 +1,5 @@
 //! The control plane is real, keeps its state over a crash of its API server, and leaves nothing behind.
-#![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+#![cfg(test)]
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;

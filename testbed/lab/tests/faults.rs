@@ -1,13 +1,6 @@
 //! The switches: what they break, and that it heals.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    clippy::print_stdout,
-    reason = "helpers of tests may panic as tests do"
-)]
+#![cfg(test)]
 
 mod common;
 

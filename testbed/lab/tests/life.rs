@@ -1,13 +1,6 @@
 //! A lab is made quickly, is invisible outside, and leaves nothing behind.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    clippy::print_stdout,
-    reason = "helpers of tests may panic as tests do"
-)]
+#![cfg(test)]
 
 mod common;
 

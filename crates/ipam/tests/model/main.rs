@@ -5,14 +5,7 @@
 //! The nodes run `fairlead_ipam::state::NodeState`, as the node program does; the model only makes the calls that it asks
 //! for, and wakes what it wakes. The seed is printed; `FAIRLEAD_MODEL_SEED` repeats it, and a failure shrinks to few steps.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    clippy::print_stdout,
-    reason = "a test may panic and print"
-)]
+#![cfg(test)]
 
 mod api;
 mod controller;

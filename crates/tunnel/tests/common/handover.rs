@@ -1,6 +1,6 @@
 //! A device that is handed over, and pings that show whether packets were lost or had to wait.
 
-#![allow(clippy::print_stdout, reason = "helpers of tests print their measurements")]
+#![cfg(test)]
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

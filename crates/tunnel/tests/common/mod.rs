@@ -1,7 +1,6 @@
 //! Namespaces, a veth pair between two of them, and devices inside.
 
 #![allow(dead_code, reason = "every test program uses its part of this")]
-#![expect(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail as tests do")]
 
 pub(crate) mod handover;
 

@@ -2,12 +2,7 @@
 //! wrote them ([`objects`]), refuses bad ones with words that help ([`validation`]), holds every program to its
 //! rights ([`rights`]), and takes what a user installs ([`install`]).
 
-#![expect(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "helpers of tests fail like tests"
-)]
+#![cfg(test)]
 
 mod bed;
 mod install;

@@ -5,14 +5,7 @@
 //!
 //! All tests share one cluster. Those that break something run alone.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    clippy::print_stdout,
-    reason = "helpers of tests may panic as tests do"
-)]
+#![cfg(test)]
 
 #[path = "../bed/mod.rs"]
 mod bed;

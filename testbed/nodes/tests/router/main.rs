@@ -2,14 +2,7 @@
 //!
 //! Packets between pods go through the kernel alone, so nothing may be lost whatever happens to Fairlead.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    clippy::print_stdout,
-    reason = "helpers of tests may panic as tests do"
-)]
+#![cfg(test)]
 
 #[path = "../bed/mod.rs"]
 mod bed;
