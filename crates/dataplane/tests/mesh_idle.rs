@@ -1,15 +1,18 @@
-//! An unchanged mesh sends nothing. The counter is the whole process's, so this binary has one test only.
+//! An unchanged mesh sends nothing: `ip monitor` and `nft monitor` report nothing, and our own counter agrees. The counter
+//! is the whole process's, so this binary has one test only.
 #![cfg(test)]
 
 mod mesh_common;
 
 use fairlead_dataplane::mesh::{Applied, Bypass, MeshState, apply};
 use fairlead_netlink::changes_sent;
-use mesh_common::{in_namespace, run, targets};
+use mesh_common::{Namespace, run, targets};
+use testbed_netns::Monitor;
 
 #[test]
 fn only_what_differs_is_sent() {
-    in_namespace(|| {
+    let namespace = Namespace::new();
+    namespace.run(|| {
         run("ip link add mesh0 type veth peer name far0 && ip link set mesh0 up && ip link set far0 up");
         let (targets_v4, targets_v6) = targets(1000);
         let mut state = MeshState {
@@ -25,9 +28,13 @@ fn only_what_differs_is_sent() {
             move || changes_sent() - before
         };
 
+        let (mut ip, mut nft) = (Monitor::ip(&namespace), Monitor::nft(&namespace));
+        ip.wait_idle();
+        nft.wait_idle();
         let counted = sent();
         assert_eq!(apply(&state).unwrap(), Applied::Unchanged);
         assert_eq!(counted(), 0);
+        assert_eq!((ip.reported(), nft.reported()), (vec![], vec![]));
 
         // One of a thousand peers goes: one element, one message.
         let handles = || run("nft -a list table inet talos_kubespan | grep -o 'handle [0-9]*$'");
@@ -36,6 +43,9 @@ fn only_what_differs_is_sent() {
         let counted = sent();
         assert_eq!(apply(&state).unwrap(), Applied::Elements { deleted: 1, added: 0 });
         assert_eq!(counted(), 1);
+        let reported = nft.reported();
+        let changes: Vec<&String> = reported.iter().filter(|line| !line.starts_with('#')).collect();
+        assert!(matches!(&changes[..], [one] if one.starts_with("delete element inet")), "{reported:?}");
         assert_eq!(handles(), before, "rules and sets are the same objects");
 
         // The order and the spelling of prefixes mean nothing.
@@ -44,5 +54,6 @@ fn only_what_differs_is_sent() {
         let counted = sent();
         assert_eq!(apply(&state).unwrap(), Applied::Unchanged);
         assert_eq!(counted(), 0);
+        assert_eq!((ip.reported(), nft.reported()), (vec![], vec![]));
     });
 }

@@ -72,7 +72,7 @@ impl Bed {
             targets_v6: vec!["fd05::/64".parse().unwrap()],
             bypass: Bypass::default(),
         };
-        self.node.within(|| apply(&state).unwrap());
+        self.node.run(|| apply(&state).unwrap());
     }
 }
 
@@ -97,7 +97,7 @@ fn any(target: &str) -> SocketAddr {
 
 /// Who answers a datagram from here with this mark: "mesh" or "uplink".
 fn who_answers(from: &Namespace, target: &str, mark: u32) -> String {
-    from.within(|| {
+    from.run(|| {
         let socket = UdpSocket::bind(any(target)).unwrap();
         setsockopt(&socket, sockopt::Mark, &mark).unwrap();
         socket.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -115,7 +115,7 @@ fn packets_to_the_mesh_enter_it_and_no_others() {
         thread::scope(|scope| {
             for (namespace, name) in [(&bed.mesh, "mesh"), (&bed.uplink, "uplink")] {
                 let address = (target.parse::<IpAddr>().unwrap(), PORT);
-                let socket = namespace.within(|| UdpSocket::bind(address).unwrap());
+                let socket = namespace.run(|| UdpSocket::bind(address).unwrap());
                 scope.spawn(move || answer(&socket, name));
             }
             bed.node.sh("nft delete table inet talos_kubespan 2>/dev/null || true");
@@ -132,7 +132,7 @@ fn packets_to_the_mesh_enter_it_and_no_others() {
             assert_eq!(who_answers(&bed.node, target, 0x60), "mesh", "both bits are not WireGuard's mark");
             other_bits_survive(&bed, target);
             for namespace in [&bed.mesh, &bed.uplink] {
-                namespace.within(|| {
+                namespace.run(|| {
                     let to = (target.parse::<IpAddr>().unwrap(), PORT);
                     UdpSocket::bind(any(target)).unwrap().send_to(b"stop", to).unwrap();
                 });
@@ -166,10 +166,10 @@ fn what_a_service_sends_elsewhere_from_the_hosts_own_address_enters_the_mesh() {
         ));
         thread::scope(|scope| {
             let address = (target.parse::<IpAddr>().unwrap(), PORT);
-            let socket = bed.mesh.within(|| UdpSocket::bind(address).unwrap());
+            let socket = bed.mesh.run(|| UdpSocket::bind(address).unwrap());
             scope.spawn(move || answer(&socket, "mesh"));
             assert_eq!(who_answers(&bed.node, own, 0), "mesh");
-            bed.mesh.within(|| UdpSocket::bind(any(target)).unwrap().send_to(b"stop", address).unwrap());
+            bed.mesh.run(|| UdpSocket::bind(any(target)).unwrap().send_to(b"stop", address).unwrap());
         });
     }
 }
@@ -200,7 +200,7 @@ fn counted(bed: &Bed) -> String {
 /// Opens a connection and moves a byte each way: a wrong checksum would not get through.
 fn connect(client: &Namespace, server: &Namespace, address: &str) {
     let address: SocketAddr = (address.parse::<IpAddr>().unwrap(), PORT).into();
-    let listener = server.within(|| TcpListener::bind(address).unwrap());
+    let listener = server.run(|| TcpListener::bind(address).unwrap());
     // Also how long `accept` waits (socket(7)).
     setsockopt(&listener, sockopt::ReceiveTimeout, &TimeVal::seconds(PATIENCE.as_secs() as i64)).unwrap();
     thread::scope(|scope| {
@@ -210,7 +210,7 @@ fn connect(client: &Namespace, server: &Namespace, address: &str) {
             stream.read_exact(&mut byte).unwrap();
             stream.write_all(&byte).unwrap();
         });
-        client.within(|| {
+        client.run(|| {
             let mut stream = TcpStream::connect_timeout(&address, PATIENCE).unwrap();
             stream.set_read_timeout(Some(PATIENCE)).unwrap();
             stream.write_all(b"x").unwrap();

@@ -4,7 +4,6 @@
 use std::net::UdpSocket;
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::PathBuf;
-use std::process::Command;
 
 use fairlead_dataplane::pods::{self, Error, PodLinks, PodSpec, Removal};
 use fairlead_dataplane::routing_ids::{RawRoutingIds, RoutingIds};
@@ -12,6 +11,7 @@ use fairlead_dataplane::{routes, uplink};
 use fairlead_netlink::netns::Netns;
 use fairlead_netlink::route::{RouteSocket, TABLE_MAIN, VethEnd, add_veth, delete_link, set_alias, set_up};
 use ipnet::IpNet;
+use testbed_netns::{sh_in, try_sh_in};
 
 const NODE: &str = "192.0.2.10";
 const NODE_V6: &str = "2001:db8::10";
@@ -29,9 +29,9 @@ impl Host {
         let end = |name| VethEnd { name, mac: None, mtu: None };
         socket.apply(&[set_up(1, true), add_veth(&end("uplink"), &end("far"), network.as_fd())]).unwrap();
         let host = Self { netns, _network: network };
-        host.run("ip link set uplink up");
-        host.run(&format!("ip addr add {NODE}/24 dev uplink"));
-        host.run(&format!("ip addr add {NODE_V6}/64 dev uplink nodad"));
+        host.sh("ip link set uplink up");
+        host.sh(&format!("ip addr add {NODE}/24 dev uplink"));
+        host.sh(&format!("ip addr add {NODE_V6}/64 dev uplink nodad"));
         host.at(|| uplink::enable_forwarding().unwrap());
         host.at(|| routes::ensure_rules(&routes::pod_rules(RoutingIds::default())).unwrap());
         host
@@ -41,8 +41,8 @@ impl Host {
         self.netns.run(work).unwrap()
     }
 
-    fn run(&self, command: &str) -> String {
-        run(&self.netns, command)
+    fn sh(&self, command: &str) -> String {
+        sh_in(&self.netns, command)
     }
 
     fn add(&self, spec: &PodSpec) -> Result<PodLinks, Error> {
@@ -50,29 +50,13 @@ impl Host {
     }
 
     fn table(&self, family: &str) -> String {
-        self.run(&format!("ip {family} route show table 116"))
+        self.sh(&format!("ip {family} route show table 116"))
     }
-}
-
-fn try_run(netns: &Netns, command: &str) -> Result<String, String> {
-    let mut words = command.split(' ');
-    let mut program = Command::new(words.next().unwrap());
-    let output = netns.run(|| program.args(words).output().unwrap()).unwrap();
-    let text = |bytes| String::from_utf8(bytes).unwrap();
-    if output.status.success() {
-        Ok(text(output.stdout))
-    } else {
-        Err(text(output.stderr) + &text(output.stdout))
-    }
-}
-
-fn run(netns: &Netns, command: &str) -> String {
-    try_run(netns, command).unwrap_or_else(|error| panic!("{command}: {error}"))
 }
 
 /// One packet, one chance, and time only to bound a failure.
 fn ping(from: &Netns, to: &str) {
-    run(from, &format!("ping -c 1 -W 10 {to}"));
+    sh_in(from, &format!("ping -c 1 -W 10 {to}"));
 }
 
 fn spec(pod: &Netns, container_id: &str, ipv4: Option<&str>, ipv6: Option<&str>) -> PodSpec {
@@ -99,19 +83,19 @@ fn an_ipv6_pod_pings_the_moment_it_is_added() {
     let made = host.add(&spec(&pod, "six", None, Some("fd00:1::5"))).unwrap();
     ping(&pod, NODE_V6);
     for (netns, link) in [(&pod, "eth0"), (&host.netns, made.host_name.as_str())] {
-        let shown = run(netns, &format!("ip -6 addr show dev {link}"));
+        let shown = sh_in(netns, &format!("ip -6 addr show dev {link}"));
         assert!(!shown.contains("tentative"), "{shown}");
         assert_eq!(shown.matches("inet6 fe80:").count(), 1, "{shown}");
     }
-    let routes = run(&pod, "ip -6 route");
+    let routes = sh_in(&pod, "ip -6 route");
     assert!(routes.contains("default via fe80::1 dev eth0"), "{routes}");
     assert!(routes.contains("fd00:1::5 dev eth0"), "{routes}");
-    assert_eq!(run(&pod, "ip -4 addr show dev eth0"), "", "an IPv6 pod has no IPv4");
+    assert_eq!(sh_in(&pod, "ip -4 addr show dev eth0"), "", "an IPv6 pod has no IPv4");
     let table = host.table("-6");
     assert!(table.starts_with(&format!("fd00:1::5 dev {} proto 30", made.host_name)), "{table}");
     assert_eq!(host.at(|| pods::list(RoutingIds::default()).unwrap())[0].ipv4, None);
     let accept = format!("cat /proc/sys/net/ipv6/conf/{}/accept_ra", made.host_name);
-    assert_eq!(host.run(&accept).trim(), "0", "a pod must not tell the host its routes");
+    assert_eq!(host.sh(&accept).trim(), "0", "a pod must not tell the host its routes");
 }
 
 #[test]
@@ -122,13 +106,13 @@ fn an_ipv4_pod_looks_as_coil_prints_it() {
     let name = &made.host_name;
     assert!(name.len() == 12 && name.starts_with("veth"), "{name}");
     assert_eq!(host.table("-4").trim(), format!("10.1.0.5 dev {name} proto 30 scope link"));
-    let shown = host.run(&format!("ip addr show dev {name}"));
+    let shown = host.sh(&format!("ip addr show dev {name}"));
     assert!(shown.contains("inet 169.254.1.1/32 scope host"), "{shown}");
-    assert!(host.run(&format!("ip link show dev {name}")).contains("alias COIL:default:four:eth0"));
+    assert!(host.sh(&format!("ip link show dev {name}")).contains("alias COIL:default:four:eth0"));
     assert!(shown.contains("mtu 1400") && shown.contains(&made.host_mac.to_string()), "{shown}");
-    let routes = run(&pod, "ip route");
+    let routes = sh_in(&pod, "ip route");
     assert_eq!(routes.trim(), "default via 169.254.1.1 dev eth0 \n169.254.1.1 dev eth0 scope link");
-    let shown = run(&pod, "ip addr show dev eth0");
+    let shown = sh_in(&pod, "ip addr show dev eth0");
     assert!(shown.contains("inet 10.1.0.5/32 scope global eth0"), "{shown}");
     assert!(shown.contains("mtu 1400") && shown.contains(&made.container_mac.to_string()), "{shown}");
     assert_eq!((made.mtu, made.container_mac == made.host_mac), (1400, false));
@@ -213,7 +197,7 @@ fn a_removal_is_over_as_soon_as_nothing_of_the_pod_is_left() {
                 }
             });
             assert_eq!((host.table("-4"), host.table("-6")), (String::new(), String::new()));
-            assert!(try_run(&host.netns, "ping -c 1 -W 1 10.1.0.5").is_err());
+            assert!(try_sh_in(&host.netns, "ping -c 1 -W 1 10.1.0.5").is_err());
             // The same container may come back at once, whether the kernel has acknowledged or not.
             host.add(&spec).unwrap();
             ping(&host.netns, "10.1.0.5");
@@ -261,8 +245,8 @@ fn a_repeated_add_replaces_what_was_there() {
 fn a_link_with_a_name_drawn_by_coil_is_found_by_its_alias() {
     let (host, pod) = (Host::new(), Netns::create().unwrap());
     let made = host.add(&spec(&pod, "a", Some("10.1.0.5"), None)).unwrap();
-    host.run(&format!("ip link set {} down", made.host_name));
-    host.run(&format!("ip link set {} name veth0a1b2c3d", made.host_name));
+    host.sh(&format!("ip link set {} down", made.host_name));
+    host.sh(&format!("ip link set {} name veth0a1b2c3d", made.host_name));
     host.add(&spec(&pod, "a", Some("10.1.0.5"), None)).unwrap();
     assert_eq!(host.at(|| pods::list(RoutingIds::default()).unwrap()).len(), 1);
     ping(&pod, NODE);
@@ -291,7 +275,7 @@ fn a_name_that_another_link_has_is_left_to_it() {
 #[test]
 fn an_interface_of_another_plugin_is_not_touched() {
     let (host, pod) = (Host::new(), Netns::create().unwrap());
-    run(&pod, "ip link add eth0 type veth peer name foreign");
+    sh_in(&pod, "ip link add eth0 type veth peer name foreign");
     let error = host.add(&spec(&pod, "a", Some("10.1.0.5"), None)).unwrap_err();
     assert!(matches!(error, Error::InterfaceExists { .. }), "{error:?}");
     assert!(
@@ -363,7 +347,7 @@ fn a_failure_leaves_nothing_behind_and_says_what_the_kernel_said() {
 #[test]
 fn a_namespace_where_ipv6_is_disabled_by_default_gets_it() {
     let (host, pod) = (Host::new(), Netns::create().unwrap());
-    run(&pod, "sysctl -qw net.ipv6.conf.default.disable_ipv6=1");
+    sh_in(&pod, "sysctl -qw net.ipv6.conf.default.disable_ipv6=1");
     host.add(&spec(&pod, "a", None, Some("fd00:1::5"))).unwrap();
     ping(&pod, NODE_V6);
 }
@@ -436,7 +420,7 @@ fn inspection_shows_both_ends() {
     }
     assert_eq!(seen.pod_routes.iter().filter(|route| route.destination.prefix_len() == 0).count(), 2);
     assert!(seen.connected);
-    host.run(&format!("ip link del {}", made.host_name));
+    host.sh(&format!("ip link del {}", made.host_name));
     let gone = inspect();
     assert_eq!((gone.host, gone.pod, gone.connected), (None, None, false));
     let error = host.at(|| {
@@ -454,7 +438,7 @@ fn numbers_that_an_administrator_chose_are_used() {
     let made = host.add(&wanted).unwrap();
     ping(&host.netns, "10.1.0.5");
     ping(&pod, NODE_V6);
-    let shown = host.run("ip route show table 1116");
+    let shown = host.sh("ip route show table 1116");
     assert!(shown.starts_with(&format!("10.1.0.5 dev {} proto 40 ", made.host_name)), "{shown}");
     assert_eq!(
         host.at(|| pods::list(RoutingIds::default()).unwrap())[0].ipv4,
@@ -474,17 +458,17 @@ fn pods_keep_their_addresses_when_the_table_gets_another_number() {
     let wanted = spec(&pod, "a", Some("10.1.0.5"), Some("fd00:1::5"));
     let name = host.add(&wanted).unwrap().host_name;
     // What others made stays where it is, also on the pod's link.
-    host.run(&format!("ip route add 10.1.0.5/32 dev {name} table 77 proto static"));
-    host.run(&format!("ip route add 10.7.0.0/24 dev {name} table 78 proto static"));
-    host.run("ip route add 10.1.0.6/32 dev uplink table 116 proto 30");
+    host.sh(&format!("ip route add 10.1.0.5/32 dev {name} table 77 proto static"));
+    host.sh(&format!("ip route add 10.7.0.0/24 dev {name} table 78 proto static"));
+    host.sh("ip route add 10.1.0.6/32 dev uplink table 116 proto 30");
     let ids = routing_ids(1116, 1990);
     host.at(|| routes::ensure_rules(&routes::pod_rules(ids)).unwrap());
     assert_eq!(host.at(|| gather(ids)), 2);
     let listed = host.at(|| pods::list(ids).unwrap());
     assert_eq!((listed[0].ipv4, listed[0].ipv6), (wanted.ipv4, wanted.ipv6));
     assert!(host.table("-4").starts_with("10.1.0.6 dev uplink") && host.table("-6").is_empty());
-    assert_eq!(host.run("ip route show table 77").lines().count(), 1);
-    assert_eq!(host.run("ip route show table 78").lines().count(), 1);
+    assert_eq!(host.sh("ip route show table 77").lines().count(), 1);
+    assert_eq!(host.sh("ip route show table 78").lines().count(), 1);
     ping(&host.netns, "10.1.0.5");
     assert_eq!(host.at(|| gather(ids)), 0, "the second time there is nothing to do");
     assert_eq!(host.at(|| gather(RoutingIds::default())), 2, "and back");
@@ -506,7 +490,7 @@ fn a_name_that_is_the_pods_passes_to_its_next_container() {
     ping(&second, NODE);
     assert!(host.at(|| pods::remove("new", "eth0").unwrap()));
     // A stranger's link is left alone.
-    host.run("ip link add veth0123456789a type veth peer name strangers");
+    host.sh("ip link add veth0123456789a type veth peer name strangers");
     let error = host.add(&named(&second, "new", "10.1.0.6")).unwrap_err().to_string();
     assert!(error.contains("veth0123456789a") && error.contains("another program"), "{error}");
     assert_eq!((links(&second), links(&host.netns)), (0, 3));

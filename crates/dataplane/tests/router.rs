@@ -1,11 +1,10 @@
 //! The built-in router's routes against the kernel, each test in a namespace of its own.
 #![cfg(test)]
 
-use std::process::Command;
-
 use fairlead_dataplane::routes::{sync_router, table_difference};
 use fairlead_netlink::netns::Netns;
 use fairlead_netlink::route::{Route, RouteSocket, TABLE_MAIN};
+use testbed_netns::sh_in;
 
 /// A namespace with a network in each family on the link `left`, whose index comes back.
 fn namespace() -> (Netns, u32) {
@@ -18,18 +17,10 @@ fn namespace() -> (Netns, u32) {
         "ip addr add 192.0.2.1/24 dev left",
         "ip addr add fd00::1/64 dev left nodad",
     ] {
-        run(&netns, command);
+        sh_in(&netns, command);
     }
     let index = RouteSocket::open_in(&netns).unwrap().link_by_name("left").unwrap().unwrap().index;
     (netns, index)
-}
-
-fn run(netns: &Netns, command: &str) -> String {
-    let mut words = command.split(' ');
-    let mut program = Command::new(words.next().unwrap());
-    let output = netns.run(|| program.args(words).output().unwrap()).unwrap();
-    assert!(output.status.success(), "{command}: {}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).unwrap()
 }
 
 fn via(destination: &str, gateway: &str, link: u32) -> Route {
@@ -43,8 +34,8 @@ fn routes_come_change_and_go_and_an_unchanged_state_changes_nothing() {
     let sync = |desired: &[Route]| netns.run(|| sync_router(desired).unwrap()).unwrap();
     let (done, refused) = sync(&desired);
     assert_eq!((done.add.len(), refused.len()), (2, 0), "{refused:?}");
-    assert!(run(&netns, "ip route show proto 31").starts_with("10.1.0.0/27 via 192.0.2.2 dev left"));
-    assert!(run(&netns, "ip -6 route show proto 31").starts_with("fd01::/123 via fd00::2 dev left"));
+    assert!(sh_in(&netns, "ip route show proto 31").starts_with("10.1.0.0/27 via 192.0.2.2 dev left"));
+    assert!(sh_in(&netns, "ip -6 route show proto 31").starts_with("fd01::/123 via fd00::2 dev left"));
     assert!(sync(&desired).0.is_empty());
 
     let moved = [via("10.1.0.0/27", "192.0.2.3", link), via("fd01::/123", "fd00::3", link)];
@@ -52,7 +43,7 @@ fn routes_come_change_and_go_and_an_unchanged_state_changes_nothing() {
     assert_eq!((done.replace.len(), done.delete.len(), refused.len()), (2, 0, 0), "{done:?} {refused:?}");
     assert!(sync(&moved).0.is_empty());
     sync(&[]);
-    assert_eq!(run(&netns, "ip route show proto 31") + &run(&netns, "ip -6 route show proto 31"), "");
+    assert_eq!(sh_in(&netns, "ip route show proto 31") + &sh_in(&netns, "ip -6 route show proto 31"), "");
 }
 
 #[test]
@@ -70,7 +61,7 @@ fn what_the_kernel_refuses_is_said_and_disturbs_no_other() {
     named.sort();
     assert_eq!(named, bad.each_ref().map(|route| route.destination));
     assert!(refused.iter().all(|it| !it.reason.is_empty()), "{refused:?}");
-    let present = run(&netns, "ip route show proto 31") + &run(&netns, "ip -6 route show proto 31");
+    let present = sh_in(&netns, "ip route show proto 31") + &sh_in(&netns, "ip -6 route show proto 31");
     assert_eq!(present.lines().count(), 2, "{present}");
 }
 
@@ -85,7 +76,7 @@ fn foreign_routes_stay_even_in_the_way_and_equal_ones_are_no_problem() {
         "fd02::/123 via fd00::2 dev left proto static metric 1024",
     ];
     for route in foreign {
-        run(&netns, &format!("ip route add {route}"));
+        sh_in(&netns, &format!("ip route add {route}"));
     }
     let desired = [
         via("10.1.0.0/27", "192.0.2.2", link),
@@ -98,7 +89,7 @@ fn foreign_routes_stay_even_in_the_way_and_equal_ones_are_no_problem() {
     let named: Vec<_> = refused.iter().map(|it| it.route.destination.to_string()).collect();
     assert_eq!(named, ["10.1.0.0/27", "fd01::/123"]);
     assert!(refused[0].reason.contains("protocol 4"), "{}", refused[0].reason);
-    let present = run(&netns, "ip route") + &run(&netns, "ip -6 route");
+    let present = sh_in(&netns, "ip route") + &sh_in(&netns, "ip -6 route");
     assert!(foreign.iter().all(|route| present.contains(route)), "{present}");
 }
 
@@ -106,12 +97,12 @@ fn foreign_routes_stay_even_in_the_way_and_equal_ones_are_no_problem() {
 #[test]
 fn a_foreign_route_beside_ours_is_never_replaced() {
     let (netns, link) = namespace();
-    run(&netns, "ip route add 10.1.0.0/27 via 192.0.2.9 dev left proto static");
-    run(&netns, "ip route append 10.1.0.0/27 via 192.0.2.2 dev left proto 31");
+    sh_in(&netns, "ip route add 10.1.0.0/27 via 192.0.2.9 dev left proto static");
+    sh_in(&netns, "ip route append 10.1.0.0/27 via 192.0.2.2 dev left proto 31");
     let (done, refused) =
         netns.run(|| sync_router(&[via("10.1.0.0/27", "192.0.2.3", link)]).unwrap()).unwrap();
     assert_eq!((done.replace.len(), done.delete.len(), refused.len()), (0, 1, 1), "{done:?}");
-    let present = run(&netns, "ip route show 10.1.0.0/27");
+    let present = sh_in(&netns, "ip route show 10.1.0.0/27");
     assert_eq!(present.trim(), "10.1.0.0/27 via 192.0.2.9 dev left proto static");
     let existing = [Route { protocol: 4, ..via("10.1.0.0/27", "192.0.2.9", link) }];
     assert_eq!(

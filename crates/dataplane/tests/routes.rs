@@ -2,7 +2,6 @@
 #![cfg(test)]
 
 use std::net::{Ipv4Addr, Ipv6Addr};
-use std::process::Command;
 
 use fairlead_dataplane::routes::{
     LOOPBACK_INDEX, ensure_rules, mesh_rules, pod_rules, rule_difference, sync_export, sync_table,
@@ -15,6 +14,7 @@ use fairlead_netlink::route::{
 };
 use ipnet::IpNet;
 use proptest::prelude::*;
+use testbed_netns::sh_in;
 
 const PROTOCOL: u8 = 30;
 const TABLE: u32 = 1116;
@@ -30,14 +30,6 @@ fn namespace() -> (Netns, RouteSocket) {
     (netns, socket)
 }
 
-fn run(netns: &Netns, command: &str) -> String {
-    let mut words = command.split(' ');
-    let mut program = Command::new(words.next().unwrap());
-    let output = netns.run(|| program.args(words).output().unwrap()).unwrap();
-    assert!(output.status.success(), "{command}: {}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).unwrap()
-}
-
 fn at<T: Send>(netns: &Netns, work: impl FnOnce() -> T + Send) -> T {
     netns.run(work).unwrap()
 }
@@ -51,27 +43,27 @@ fn blocks_are_exported_as_routing_daemons_expect_and_withdrawn() {
     let (netns, _) = namespace();
     let blocks = ["10.1.0.0/27", "10.1.0.32/27", "fd00:1::/123"].map(prefix);
     at(&netns, || sync_export(RoutingIds::default(), &blocks).unwrap());
-    let shown = run(&netns, "ip route show table 119");
+    let shown = sh_in(&netns, "ip route show table 119");
     assert!(shown.starts_with("10.1.0.0/27 dev lo proto 30 "), "{shown}");
     assert_eq!(shown.lines().count(), 2, "{shown}");
-    let shown = run(&netns, "ip -6 route show table 119");
+    let shown = sh_in(&netns, "ip -6 route show table 119");
     assert!(shown.contains("fd00:1::/123 dev lo proto 30 "), "{shown}");
     assert!(at(&netns, || sync_export(RoutingIds::default(), &blocks).unwrap()).is_empty());
     let done = at(&netns, || sync_export(RoutingIds::default(), &blocks[1..]).unwrap());
     assert_eq!(done.delete.iter().map(|route| route.destination).collect::<Vec<_>>(), [blocks[0]]);
-    assert_eq!(run(&netns, "ip route show table 119").lines().count(), 1);
+    assert_eq!(sh_in(&netns, "ip route show table 119").lines().count(), 1);
     at(&netns, || sync_export(RoutingIds::default(), &[]).unwrap());
-    assert_eq!(run(&netns, "ip route show table 119"), "");
+    assert_eq!(sh_in(&netns, "ip route show table 119"), "");
 }
 
 #[test]
 fn our_own_table_is_brought_to_exactly_what_is_wanted() {
     let (netns, mut socket) = namespace();
-    run(&netns, "ip route add 10.9.0.0/24 dev lo table 1116 proto static");
-    run(&netns, "ip route add blackhole 10.8.0.0/24 table 1116");
-    run(&netns, "ip route add 10.1.0.0/24 dev lo table 1116 proto 30 metric 7");
-    run(&netns, "ip -6 route add fd09::/64 dev lo table 1116");
-    run(&netns, "ip route add 10.9.0.0/24 dev lo table 1117 proto 30");
+    sh_in(&netns, "ip route add 10.9.0.0/24 dev lo table 1116 proto static");
+    sh_in(&netns, "ip route add blackhole 10.8.0.0/24 table 1116");
+    sh_in(&netns, "ip route add 10.1.0.0/24 dev lo table 1116 proto 30 metric 7");
+    sh_in(&netns, "ip -6 route add fd09::/64 dev lo table 1116");
+    sh_in(&netns, "ip route add 10.9.0.0/24 dev lo table 1117 proto 30");
     let desired = [to_loopback("10.1.0.0/24"), to_loopback("10.2.0.99/24"), to_loopback("fd01::/64")];
     let done = at(&netns, || sync_table(TABLE, PROTOCOL, &desired).unwrap());
     assert_eq!((done.add.len(), done.replace.len(), done.delete.len(), done.blocked.len()), (3, 0, 4, 0));
@@ -84,9 +76,9 @@ fn our_own_table_is_brought_to_exactly_what_is_wanted() {
 #[test]
 fn a_route_that_changed_is_replaced_not_removed_and_added() {
     let (netns, mut socket) = namespace();
-    run(&netns, "ip link add left type veth peer name right");
-    run(&netns, "ip link set left up");
-    run(&netns, "ip link set right up");
+    sh_in(&netns, "ip link add left type veth peer name right");
+    sh_in(&netns, "ip link set left up");
+    sh_in(&netns, "ip link set right up");
     let link = socket.link_by_name("left").unwrap().unwrap().index;
     for text in ["10.1.0.0/24", "fd01::/64", "::/0", "0.0.0.0/0"] {
         let before = to_loopback(text);
@@ -102,8 +94,8 @@ fn a_route_that_changed_is_replaced_not_removed_and_added() {
 #[test]
 fn in_the_main_table_only_our_routes_are_ours() {
     let (netns, mut socket) = namespace();
-    run(&netns, "ip route add 10.1.0.0/24 dev lo proto 31");
-    run(&netns, "ip route add 10.2.0.0/24 dev lo proto static");
+    sh_in(&netns, "ip route add 10.1.0.0/24 dev lo proto 31");
+    sh_in(&netns, "ip route add 10.2.0.0/24 dev lo proto static");
     let before = socket.routes(TABLE_MAIN).unwrap();
     let desired = [to_loopback("10.2.0.0/24"), to_loopback("10.3.0.0/24")];
     let done = at(&netns, || sync_table(TABLE_MAIN, 31, &desired).unwrap());
@@ -166,22 +158,22 @@ fn rules_are_there_once_whoever_made_them_and_foreign_ones_stay() {
         // Ours, of an earlier version.
         "ip rule add pref 2000 lookup 115 protocol 30",
     ] {
-        run(&netns, command);
+        sh_in(&netns, command);
     }
     let done = at(&netns, || ensure_rules(&pod_rules(RoutingIds::default())).unwrap());
     assert_eq!(done.add, pod_rules(RoutingIds::default())[..1]);
     assert_eq!(done.delete, [Rule::lookup(IpFamily::V4, 2000, 115, 30)]);
-    let shown = run(&netns, "ip rule");
+    let shown = sh_in(&netns, "ip rule");
     for kept in ["from 10.0.0.0/8 lookup 77", "lookup 78 proto 77", "ipproto udp lookup 79", "1999:"] {
         assert!(shown.contains(kept), "{kept}: {shown}");
     }
     assert_eq!(shown.matches("2000:\tfrom all lookup 116").count(), 1, "{shown}");
-    assert_eq!(run(&netns, "ip -6 rule").matches("lookup 116").count(), 1);
+    assert_eq!(sh_in(&netns, "ip -6 rule").matches("lookup 116").count(), 1);
     assert!(at(&netns, || ensure_rules(&pod_rules(RoutingIds::default())).unwrap()).is_empty());
     let count = socket.rules().unwrap().len();
     at(&netns, || ensure_rules(&mesh_rules()).unwrap());
     assert_eq!(socket.rules().unwrap().len(), count + 2);
-    let shown = run(&netns, "ip rule");
+    let shown = sh_in(&netns, "ip rule");
     assert!(shown.contains("32500:\tfrom all fwmark 0x40/0x60 lookup 180 proto 30"), "{shown}");
 }
 

@@ -1,4 +1,5 @@
-//! What has not changed is not sent. One test only: the counter belongs to the whole process.
+//! What has not changed is not sent: `ip monitor` and `nft monitor` report nothing while the same state is applied again,
+//! and our own counter agrees. One test only: the counter belongs to the whole process.
 #![cfg(test)]
 
 use std::os::fd::{AsFd, AsRawFd};
@@ -8,13 +9,11 @@ use fairlead_dataplane::routes::{ensure_rules, mesh_rules, pod_rules, sync_expor
 use fairlead_dataplane::routing_ids::RoutingIds;
 use fairlead_dataplane::uplink;
 use fairlead_netlink::changes_sent;
-use fairlead_netlink::netns::Netns;
-use fairlead_netlink::route::{RouteSocket, set_up};
+use testbed_netns::{Monitor, Namespace};
 
 #[test]
 fn the_second_time_nothing_is_sent() {
-    let (host, pod) = (Netns::create().unwrap(), Netns::create().unwrap());
-    RouteSocket::open_in(&host).unwrap().apply(&[set_up(1, true)]).unwrap();
+    let (host, pod) = (Namespace::new(), Namespace::new());
     let spec = PodSpec {
         container_id: "abc".to_owned(),
         ifname: "eth0".to_owned(),
@@ -27,18 +26,23 @@ fn the_second_time_nothing_is_sent() {
         ids: RoutingIds::default(),
     };
     let blocks = ["10.1.0.0/27", "fd00:1::/123"].map(|text| text.parse().unwrap());
-    let bring_about = || {
+    let apply = || {
         let before = changes_sent();
         let switched = uplink::enable_forwarding().unwrap();
         let rules = ensure_rules(&pod_rules(RoutingIds::default())).unwrap().add.len()
             + ensure_rules(&mesh_rules()).unwrap().add.len();
         let exported = sync_export(RoutingIds::default(), &blocks).unwrap().add.len();
         let listed = pods::list(RoutingIds::default()).unwrap().len();
-        assert!(!pods::remove("somebody else", "eth0").unwrap());
+        assert!(!pods::remove("another container", "eth0").unwrap());
         (changes_sent() - before, switched.len(), rules, exported, listed)
     };
-    let (sent, _, rules, exported, listed) = host.run(bring_about).unwrap();
+    let (sent, _, rules, exported, listed) = host.run(apply);
     assert_eq!((sent, rules, exported, listed), (6, 4, 2, 0));
-    host.run(|| pods::add(&spec).unwrap()).unwrap();
-    assert_eq!(host.run(bring_about).unwrap(), (0, 0, 0, 0, 1));
+    host.run(|| pods::add(&spec).unwrap());
+
+    let (mut ip, mut nft) = (Monitor::ip(&host), Monitor::nft(&host));
+    ip.wait_idle();
+    nft.wait_idle();
+    assert_eq!(host.run(apply), (0, 0, 0, 0, 1));
+    assert_eq!((ip.reported(), nft.reported()), (vec![], vec![]));
 }

@@ -3,7 +3,6 @@
 
 use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd};
-use std::process::Command;
 
 use fairlead_dataplane::uplink::{
     HostNetwork, Ignored, enable_forwarding, loosen_reverse_path_filter, mesh_mtu, refuse_advertisements,
@@ -18,6 +17,7 @@ use nix::sys::socket::{
     sockopt,
 };
 use proptest::prelude::*;
+use testbed_netns::sh_in;
 
 fn prefix(text: &str) -> IpNet {
     text.parse().unwrap()
@@ -28,11 +28,7 @@ fn ip(text: &str) -> IpAddr {
 }
 
 fn run(netns: &Netns, command: &str) -> String {
-    let mut words = command.split(' ');
-    let mut program = Command::new(words.next().unwrap());
-    let output = netns.run(|| program.args(words).output().unwrap()).unwrap();
-    assert!(output.status.success(), "{command}: {}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).unwrap().trim().to_owned()
+    sh_in(netns, command).trim().to_owned()
 }
 
 fn link(index: u32, name: &str, mtu: u32) -> Link {

@@ -2,7 +2,6 @@
 #![cfg(test)]
 
 use std::collections::BTreeMap;
-use std::thread;
 
 use fairlead_address::{IntervalSet, IpFamily};
 use fairlead_netlink::nftables::{
@@ -10,21 +9,14 @@ use fairlead_netlink::nftables::{
 };
 use fairlead_netlink::{Family, Socket};
 use ipnet::IpNet;
-use nix::sched::{CloneFlags, unshare};
 
 fn in_namespace(test: impl FnOnce(&mut Socket) + Send) {
-    thread::scope(|scope| {
-        let work = scope.spawn(|| {
-            unshare(CloneFlags::CLONE_NEWNET).expect("tests make network namespaces: run them as root");
-            test(&mut Socket::open(Family::Netfilter).unwrap());
-        });
-        work.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-    });
+    testbed_netns::in_namespace(|| test(&mut Socket::open(Family::Netfilter).unwrap()));
 }
 
-fn intervals(kind: IpFamily, nets: &[&str]) -> IntervalSet {
+fn intervals(family: IpFamily, nets: &[&str]) -> IntervalSet {
     let nets: Vec<IpNet> = nets.iter().map(|net| net.parse().unwrap()).collect();
-    IntervalSet::from_prefixes(kind, &nets)
+    IntervalSet::from_prefixes(family, &nets)
 }
 
 fn table(expressions: Vec<Expression>) -> Table {

@@ -4,7 +4,6 @@
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::AsFd;
-use std::process::Command;
 
 use fairlead_netlink::netns::Netns;
 use fairlead_netlink::route::{
@@ -18,6 +17,7 @@ use fairlead_netlink::{Error, Message};
 use ipnet::IpNet;
 use nix::libc;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use testbed_netns::sh_in;
 
 const LOOPBACK: u32 = 1;
 
@@ -31,15 +31,6 @@ fn address(link: u32, text: &str) -> Address {
 
 fn plain(name: &str) -> VethEnd<'_> {
     VethEnd { name, mac: None, mtu: None }
-}
-
-/// What a program prints inside a namespace.
-fn run(netns: &Netns, command: &str) -> String {
-    let mut words = command.split(' ');
-    let mut program = Command::new(words.next().unwrap());
-    let output = netns.run(|| program.args(words).output().unwrap()).unwrap();
-    assert!(output.status.success(), "{command}: {}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).unwrap()
 }
 
 /// A namespace whose loopback is up, with a socket in it.
@@ -158,7 +149,7 @@ fn routes_of_one_table_are_dumped_as_they_were_added() {
     }
     assert_eq!(found.len(), wanted.len());
     assert_eq!(socket.routes(4711).unwrap(), [], "a table nobody used");
-    let shown = run(&netns, "ip route show table 1080");
+    let shown = sh_in(&netns, "ip route show table 1080");
     assert!(shown.contains("10.1.0.0/27 dev lo proto 30 scope link"), "{shown}");
     assert!(shown.contains("10.3.0.0/16 via inet6 fd00::2 dev left proto 30"), "{shown}");
 
@@ -174,7 +165,10 @@ fn routes_of_one_table_are_dumped_as_they_were_added() {
 fn the_ways_of_a_multipath_route_are_read() {
     let (netns, mut socket, index, _b) = connected();
     socket.apply(&[add_address(&address(index, "10.0.0.1/24"))]).unwrap();
-    run(&netns, "ip route add default nexthop via 10.0.0.2 dev left nexthop via 10.0.0.3 dev left weight 4");
+    sh_in(
+        &netns,
+        "ip route add default nexthop via 10.0.0.2 dev left nexthop via 10.0.0.3 dev left weight 4",
+    );
     let routes = socket.routes(254).unwrap();
     let default = routes.iter().find(|route| route.destination == prefix("0.0.0.0/0")).unwrap();
     let gateways: Vec<_> = default.next_hops.iter().map(|hop| hop.gateway.unwrap().to_string()).collect();
@@ -197,12 +191,12 @@ fn rules_are_dumped_as_they_were_added() {
     let wanted = [mesh.clone(), Rule { family: IpFamily::V6, ..mesh.clone() }, fussy];
     socket.apply(&wanted.iter().map(add_rule).collect::<Vec<_>>()).unwrap();
     assert!(socket.apply(&[add_rule(&mesh)]).unwrap_err().is_existing());
-    run(&netns, "ip rule add pref 99 ipproto tcp lookup 42");
+    sh_in(&netns, "ip rule add pref 99 ipproto tcp lookup 42");
     let found = socket.rules().unwrap();
     assert!(wanted.iter().all(|rule| found.contains(rule)), "{found:#?}");
     let exotic = found.iter().find(|rule| rule.priority == 99).unwrap();
     assert!(exotic.has_more, "a condition we cannot express must show");
-    let shown = run(&netns, "ip rule");
+    let shown = sh_in(&netns, "ip rule");
     assert!(shown.contains("32500:\tfrom all fwmark 0x40/0x60 lookup 180 proto 30"), "{shown}");
     socket.apply(&wanted.iter().map(delete_rule).collect::<Vec<_>>()).unwrap();
     let rest = socket.rules().unwrap();
@@ -215,15 +209,15 @@ fn neighbours_are_fixed_presumed_and_forgotten() {
     let mac = MacAddress([2, 0, 0, 0, 0, 7]);
     let both = ["169.254.1.1", "fe80::1"].map(|text| text.parse::<IpAddr>().unwrap());
     socket.apply(&both.map(|ip| permanent_neighbour(index, ip, mac))).unwrap();
-    let shown = run(&netns, "ip neigh");
+    let shown = sh_in(&netns, "ip neigh");
     for ip in both {
         let line = format!("{ip} dev left lladdr 02:00:00:00:00:07 PERMANENT");
         assert!(shown.contains(&line), "{shown}");
     }
     socket.apply(&both.map(|ip| presumed_neighbour(index, ip, mac))).unwrap();
-    assert_eq!(run(&netns, "ip neigh show nud stale").lines().count(), 2);
+    assert_eq!(sh_in(&netns, "ip neigh show nud stale").lines().count(), 2);
     socket.apply(&both.map(|ip| delete_neighbour(index, ip))).unwrap();
-    assert_eq!(run(&netns, "ip neigh show nud permanent"), "");
+    assert_eq!(sh_in(&netns, "ip neigh show nud permanent"), "");
 }
 
 #[test]
@@ -327,5 +321,5 @@ fn a_namespace_is_gone_with_its_last_handle() {
         }
         std::thread::sleep(std::time::Duration::from_millis(10));
     }
-    panic!("the pair outlived a namespace: {}", run(&a, "ip link"));
+    panic!("the pair outlived a namespace: {}", sh_in(&a, "ip link"));
 }

@@ -46,6 +46,7 @@ pub(crate) const RINGS: &[Ring] = &[
         name: "lab",
         packages: &[
             "testbed-lab",
+            "testbed-netns",
             "fairlead-netlink",
             "fairlead-dataplane",
             "fairlead-tunnel",

@@ -47,7 +47,7 @@ impl Node {
     }
 
     fn open(&self) -> Box<dyn WireGuardDevice> {
-        self.namespace.within(|| open(&self.settings)).unwrap()
+        self.namespace.run(|| open(&self.settings)).unwrap()
     }
 
     /// Gives the device its addresses, and leads packets to the other node into it as the node program does.
@@ -63,7 +63,7 @@ impl Node {
             targets_v6: vec![format!("fd77::{it}/128").parse().unwrap()],
             bypass: Bypass::default(),
         };
-        self.namespace.within(|| mesh::apply(&state)).unwrap();
+        self.namespace.run(|| mesh::apply(&state)).unwrap();
     }
 
     fn config(&self, other: &Self, endpoint: Option<&str>) -> DeviceConfig {
@@ -175,7 +175,7 @@ impl Monitor {
     fn start(namespace: &Namespace) -> Self {
         let mut command = Command::new("ip");
         command.args(["-o", "monitor", "link", "address", "route", "rule"]).stdout(Stdio::piped());
-        let mut process = namespace.within(|| command.spawn()).unwrap();
+        let mut process = namespace.run(|| command.spawn()).unwrap();
         let output = BufReader::new(process.stdout.take().unwrap());
         let (sender, lines) = channel();
         std::thread::spawn(move || {
@@ -216,7 +216,7 @@ fn path_socket(other: &Node, device: &dyn WireGuardDevice) {
         return;
     };
     assert!(device.open_path_socket().unwrap().is_none(), "one at a time");
-    let stranger = other.namespace.within(|| UdpSocket::bind("192.0.2.3:0")).unwrap();
+    let stranger = other.namespace.run(|| UdpSocket::bind("192.0.2.3:0")).unwrap();
     stranger.set_read_timeout(Some(TIMEOUT)).unwrap();
     stranger.send_to(b"a question", ("192.0.2.1", PORT)).unwrap();
     let deadline = Instant::now() + TIMEOUT;
@@ -271,7 +271,7 @@ fn restart(a: &Node, b: &Node, device: Box<dyn WireGuardDevice>) -> Box<dyn Wire
 fn removal(a: &Node, device: Box<dyn WireGuardDevice>) {
     let without_peers = DeviceConfig { peers: BTreeMap::new(), ..a.config(a, None) };
     reconcile(&*device, &without_peers);
-    a.namespace.within(mesh::remove).unwrap();
+    a.namespace.run(mesh::remove).unwrap();
     device.delete().unwrap();
     let deadline = Instant::now() + TIMEOUT;
     while a.namespace.sh("ip -o link").contains(&a.settings.interface) {

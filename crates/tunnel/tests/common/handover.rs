@@ -1,7 +1,5 @@
 //! A device that is handed over, and pings that show whether packets were lost or had to wait.
 
-#![cfg(test)]
-
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::PathBuf;
