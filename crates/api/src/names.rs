@@ -1,4 +1,4 @@
-//! Names and numbers users, kernels and other programs know Fairlead by. Each says where it comes from.
+//! Names and numbers by which users, kernels and other programs know Fairlead, each with its source.
 
 use std::time::Duration;
 
@@ -15,13 +15,13 @@ pub const COIL_FINALIZER: &str = "coil.cybozu.com";
 pub const ANNOTATION_POOL: &str = "coil.cybozu.com/pool";
 /// Pool of namespaces without the annotation (Coil v2).
 pub const DEFAULT_POOL: &str = "default";
-/// Label on an AddressBlock: the pool it was carved from (Coil v2).
+/// Label on an AddressBlock: the pool it is from (Coil v2).
 pub const LABEL_POOL: &str = "coil.cybozu.com/pool";
 /// Label on an AddressBlock: the node that owns it (Coil v2).
 pub const LABEL_NODE: &str = "coil.cybozu.com/node";
-/// Label on an AddressBlock: UID of the BlockRequest that asked for it (Coil v2).
+/// Label on an AddressBlock: UID of the BlockRequest it answers (Coil v2).
 pub const LABEL_REQUEST: &str = "coil.cybozu.com/request";
-/// Label on an AddressBlock that must never be given to pods (Coil v2).
+/// Label on an AddressBlock whose addresses must never be allocated to pods (Coil v2).
 pub const LABEL_RESERVED: &str = "coil.cybozu.com/reserved";
 /// Prefix of pod annotations that choose egress gateways, followed by their namespace (Coil v2).
 pub const ANNOTATION_EGRESS_PREFIX: &str = "egress.coil.cybozu.com/";
@@ -64,7 +64,7 @@ pub mod kubespan {
     pub const ASSIGNED_PREFIXES: &str = "networking.talos.dev/assigned-prefixes";
     /// WireGuard endpoints.
     pub const ENDPOINTS: &str = "networking.talos.dev/kubespan-endpoints";
-    /// Prefixes others must not send here.
+    /// Prefixes that other members must not route to it.
     pub const EXCLUDE_ADVERTISED_NETWORKS: &str = "networking.talos.dev/kubespan-exclude-advertised-networks";
 }
 
@@ -89,7 +89,7 @@ pub const ROUTE_PROTOCOL_ROUTER: u8 = 31;
 /// UDP port of Foo-over-UDP (Coil v2).
 pub const FOU_PORT: u16 = 5555;
 
-/// Bits of the packet mark that the mesh uses; all others belong to somebody else (KubeSpan).
+/// Bits of the packet mark that the mesh uses; all others belong to other software (KubeSpan).
 pub const MARK_MASK: u32 = 0x60;
 /// Mark of packets that WireGuard sends (KubeSpan).
 pub const MARK_FROM_WIREGUARD: u32 = 0x20;
@@ -114,13 +114,13 @@ pub const NFT_SET_NODES_IPV6: &str = "fairlead_nodes_ipv6";
 pub const WIREGUARD_PORT: u16 = 51820;
 /// Name of the WireGuard device unless the mesh names another (WireKube).
 pub const WIREGUARD_INTERFACE: &str = "wire_kube";
-/// Pause between keepalives (KubeSpan, WireKube).
+/// Interval of keepalives (KubeSpan, WireKube).
 pub const KEEPALIVE: Duration = Duration::from_secs(25);
 /// Device MTU on a 1500-byte uplink (KubeSpan, WireKube).
 pub const MESH_MTU: u32 = 1420;
 /// Bytes WireGuard adds over IPv6: 40 IP + 8 UDP + 32 WireGuard; over IPv4 it is 20 less.
 pub const WIREGUARD_OVERHEAD_IPV6: u32 = 80;
-/// Least MTU of an IPv6 link (RFC 8200, section 5).
+/// Minimum MTU of an IPv6 link (RFC 8200, section 5).
 pub const IPV6_MIN_MTU: u32 = 1280;
 
 /// Socket on which the node program serves the CNI plugin and the CLI (Coil v2).
@@ -140,9 +140,9 @@ pub const WEBHOOK_SECRET: &str = "coilv2-ipam-webhook-server-cert";
 pub const WEBHOOK_MUTATING: &str = "coilv2-mutating-ipam-webhook-configuration";
 /// ValidatingWebhookConfiguration of pools (Coil v2).
 pub const WEBHOOK_VALIDATING: &str = "coilv2-validating-ipam-webhook-configuration";
-/// Path of the webhook that completes AddressPools (Coil v2).
+/// Path of the webhook that sets defaults of AddressPools (Coil v2).
 pub const WEBHOOK_PATH_MUTATE_POOL: &str = "/mutate-coil-cybozu-com-v2-addresspool";
-/// Path of the webhook that judges AddressPools (Coil v2).
+/// Path of the webhook that validates AddressPools (Coil v2).
 pub const WEBHOOK_PATH_VALIDATE_POOL: &str = "/validate-coil-cybozu-com-v2-addresspool";
 
 /// Lease the IPAM controller is elected by (Coil v2).

@@ -6,11 +6,13 @@ use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::path::{Path, PathBuf};
 
+use fairlead_address::IpFamily;
 use fairlead_api::names::{COIL_GROUP, KILO_GROUP, WIREGUARD_PORT, WIREKUBE_GROUP};
 use fairlead_api::resources::{
-    AddressBlock, AddressPool, AddressPoolSpec, BlockRequest, BlockRequestOutcome, Egress,
+    AddressBlock, AddressPool, AddressPoolSpec, BlockRequest, BlockRequestOutcome, CandidateType, Egress,
     EndpointDiscoveryMethod, InvalidSubnet, KiloPeer, NatTraversal, NatType, PeerTransport, SubnetSet,
-    TransportMode, WireKubeMesh, WireKubeMeshSpec, WireKubePeer, WireKubePeerSpec, definitions,
+    TransportMode, WireGuardImplementation, WireKubeMesh, WireKubeMeshSpec, WireKubePeer, WireKubePeerSpec,
+    definitions,
 };
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::{CustomResourceExt, Resource};
@@ -141,6 +143,8 @@ fn wirekube_objects_with_every_field() {
 fn kilo_peer_with_every_field() {
     let peer: KiloPeer = round_trip("kilo_peer.yaml");
     assert_eq!(peer.spec.parse_public_key().unwrap().to_string(), peer.spec.public_key);
+    let endpoint = peer.spec.endpoint.unwrap();
+    assert_eq!((endpoint.dns_or_ip.dns.as_deref(), endpoint.port), (Some("laptop.example.com"), 51820));
 }
 
 #[test]
@@ -177,6 +181,9 @@ fn an_unknown_word_in_a_status_does_not_hide_the_peer() {
     let status = serde_json::from_value::<WireKubePeer>(written).unwrap().status.unwrap();
     assert_eq!(status.nat_type, Some(NatType::Unknown));
     assert_eq!(status.endpoint_discovery_method, Some(EndpointDiscoveryMethod::Unknown));
+    assert_eq!(status.transport_mode, Some(TransportMode::Unknown));
+    assert_eq!(status.wireguard, Some(WireGuardImplementation::Unknown));
+    assert_eq!(status.ice_candidates[0].type_, CandidateType::Unknown);
     assert_eq!(status.peer_transports["node-worker1"], PeerTransport::Unknown);
     assert_eq!(serde_json::to_value(NatType::Unknown).unwrap(), json!(""));
 }
@@ -195,7 +202,7 @@ fn transport_mode_is_the_aggregate() {
 fn accessors_name_what_does_not_parse() {
     let wrong_family = SubnetSet { ipv4: Some("fd00::/64".to_owned()), ipv6: None };
     let error = wrong_family.parse().unwrap_err();
-    assert_eq!(error, InvalidSubnet("fd00::/64".to_owned(), "IPv4"));
+    assert_eq!(error, InvalidSubnet { text: "fd00::/64".to_owned(), family: IpFamily::V4 });
     assert_eq!(error.to_string(), "'fd00::/64' is not an IPv4 prefix in CIDR notation");
 
     let host_bits = SubnetSet { ipv4: Some("10.2.3.4/16".to_owned()), ipv6: Some("fd00::9/112".to_owned()) };
@@ -210,7 +217,7 @@ fn accessors_name_what_does_not_parse() {
     };
     assert_eq!(peer.parse_endpoint().unwrap_err().to_string(), "'example.com:51820' is not address:port");
     assert_eq!(peer.parse_allowed_ips(), (vec!["10.0.0.0/24".parse().unwrap()], vec!["10.0.0.1"]));
-    assert!(peer.parse_public_key().is_err());
+    assert!(peer.parse_public_key().unwrap_err().to_string().contains("not a WireGuard key"));
 }
 
 proptest! {

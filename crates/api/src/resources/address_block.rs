@@ -1,10 +1,10 @@
-//! `AddressBlock` of `coil.cybozu.com/v2`: a part of a pool that one node holds.
+//! `AddressBlock` of `coil.cybozu.com/v2`: a part of a pool, held by one node.
 
-use ipnet::{Ipv4Net, Ipv6Net};
+use fairlead_address::DualStackNets;
 use kube::{CustomResource, KubeSchema};
 use serde::{Deserialize, Serialize};
 
-use super::address_pool::{InvalidSubnet, Subnet, parse_prefix};
+use super::address_pool::{InvalidSubnet, parse_prefixes};
 use super::rules::{CIDR_LENGTH, cidr_of_family};
 use crate::names::{LABEL_NODE, LABEL_POOL, LABEL_RESERVED};
 
@@ -17,14 +17,14 @@ use crate::names::{LABEL_NODE, LABEL_POOL, LABEL_RESERVED};
     plural = "addressblocks",
     no_spec,
     derive = "PartialEq",
-    doc = "A block of addresses carved out of an AddressPool for one node. Made by the controller; the node named by the label coil.cybozu.com/node frees it.",
+    doc = "A block of addresses carved out of an AddressPool for one node. The controller creates it; the node named by the label coil.cybozu.com/node releases it.",
     validation = Rule::new("has(self.ipv4) || has(self.ipv6)").message("a block needs ipv4, ipv6 or both"),
     validation = Rule::new("self.index == oldSelf.index && has(self.ipv4) == has(oldSelf.ipv4) && has(self.ipv6) == has(oldSelf.ipv6) && (!has(self.ipv4) || self.ipv4 == oldSelf.ipv4) && (!has(self.ipv6) || self.ipv6 == oldSelf.ipv6)")
         .message("index, ipv4 and ipv6 of a block cannot be changed: pods use its addresses"),
     printcolumn(name = "Node", type_ = "string", json_path = r".metadata.labels['coil\.cybozu\.com/node']",
         description = "Node that holds the block"),
     printcolumn(name = "Pool", type_ = "string", json_path = r".metadata.labels['coil\.cybozu\.com/pool']",
-        description = "Pool the block was carved from"),
+        description = "Pool the block is from"),
     printcolumn(name = "IPv4", type_ = "string", json_path = ".ipv4"),
     printcolumn(name = "IPv6", type_ = "string", json_path = ".ipv6"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
@@ -52,15 +52,12 @@ impl AddressBlock {
         format!("{pool}-{index}")
     }
 
-    /// The prefixes as numbers.
+    /// The prefixes, without host bits.
     ///
     /// # Errors
     /// The first prefix that is not CIDR of its family.
-    pub fn parse(&self) -> Result<Subnet, InvalidSubnet> {
-        Ok(Subnet {
-            ipv4: parse_prefix::<Ipv4Net>(self.spec.ipv4.as_deref(), "IPv4")?.map(|net| net.trunc()),
-            ipv6: parse_prefix::<Ipv6Net>(self.spec.ipv6.as_deref(), "IPv6")?.map(|net| net.trunc()),
-        })
+    pub fn parse(&self) -> Result<DualStackNets, InvalidSubnet> {
+        parse_prefixes(self.spec.ipv4.as_deref(), self.spec.ipv6.as_deref())
     }
 
     /// The node that holds the block, by its label.
@@ -68,12 +65,12 @@ impl AddressBlock {
         self.label(LABEL_NODE)
     }
 
-    /// The pool the block was carved from, by its label.
+    /// The pool the block is from, by its label.
     pub fn pool(&self) -> Option<&str> {
         self.label(LABEL_POOL)
     }
 
-    /// Whether the block must never be given to pods.
+    /// Whether its addresses must never be allocated to pods.
     pub fn is_reserved(&self) -> bool {
         self.label(LABEL_RESERVED) == Some("true")
     }

@@ -1,5 +1,6 @@
 //! `AddressPool` of `coil.cybozu.com/v2`: the subnets pods get addresses from.
 
+use fairlead_address::{DualStack, DualStackNets, IpFamily};
 use ipnet::{Ipv4Net, Ipv6Net};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::core::Rule;
@@ -29,13 +30,13 @@ use super::rules::{CIDR_LENGTH, cidr_of_family, explained};
     printcolumn(name = "Capacity", type_ = "integer", json_path = ".status.capacity",
         description = "Addresses in all subnets"),
     printcolumn(name = "Free", type_ = "integer", json_path = ".status.free",
-        description = "Addresses in no block yet"),
+        description = "Addresses that are in no block"),
     printcolumn(name = "Nodes", type_ = "integer", json_path = ".status.nodeCount",
         description = "Nodes that hold blocks"),
     printcolumn(name = "Ready", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].status",
-        description = "Whether blocks can be taken from the pool"),
+        description = "Whether blocks can be granted from the pool"),
     printcolumn(name = "Reason", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].reason",
-        description = "Why, in one word"),
+        description = "Reason of the condition Ready"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[serde(rename_all = "camelCase")]
@@ -54,8 +55,9 @@ use super::rules::{CIDR_LENGTH, cidr_of_family, explained};
      'too narrow subnet: ' + s.ipv6 + ' holds less than one block of 2 to the power of spec.blockSizeBits addresses')[0]",
 ))]
 pub struct AddressPoolSpec {
-    /// Gives no more blocks and no more addresses, also not from blocks that nodes hold. Pods keep what they have;
-    /// nodes give each block back when its last pod is gone. So a pool is emptied before it is deleted.
+    /// Whether allocation is stopped: the controller grants no block, and nodes allocate no address, not even from blocks
+    /// they hold. Pods keep their addresses; a node releases a block when its last pod is gone. Disable a pool to drain
+    /// it before it is deleted.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub disabled: bool,
     /// Size of a block: it has 2 to the power of this many addresses, so 5 makes 32. It cannot be changed.
@@ -102,11 +104,11 @@ pub struct SubnetSet {
     pub ipv6: Option<String>,
 }
 
-/// What the controller says of a pool. Counts of addresses are per family, and stop at 2^63 - 1.
+/// Observed state of a pool, written by the controller. Address counts are per family and saturate at 2^63 - 1.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct AddressPoolStatus {
-    /// Generation of the spec that the rest of the status speaks of.
+    /// Generation of the spec from which this status was computed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
     /// Blocks that nodes hold.
@@ -117,12 +119,12 @@ pub struct AddressPoolStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub capacity: Option<i64>,
-    /// Addresses in the blocks that nodes hold, given to pods or not: which of them pods have is known only to the
-    /// nodes, whose metrics say it (`fairlead_ipam_addresses_used`).
+    /// Addresses in blocks that nodes hold, allocated to pods or not. How many pods have is a metric of each node
+    /// (`fairlead_ipam_addresses_used`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub used: Option<i64>,
-    /// Addresses in no block yet.
+    /// Addresses that are in no block.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub free: Option<i64>,
@@ -135,8 +137,8 @@ pub struct AddressPoolStatus {
     #[schemars(length(max = MAX_LISTED_NODES))]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["name".into()]))]
     pub nodes: Vec<NodeBlocks>,
-    /// `Ready` is False with the reason when no block can be taken from the pool. `Disabled`, `Exhausted` and
-    /// `Overlapping` are True when that is so.
+    /// `Ready` is False, with the reason, while no block can be granted from the pool. `Disabled`, `Exhausted` and
+    /// `Overlapping` are True while that is the case.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
     pub conditions: Vec<Condition>,
@@ -156,53 +158,49 @@ pub struct NodeBlocks {
     pub blocks: i64,
 }
 
-/// A subnet whose prefixes did parse; host bits are cleared.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Subnet {
-    /// IPv4 side.
-    pub ipv4: Option<Ipv4Net>,
-    /// IPv6 side.
-    pub ipv6: Option<Ipv6Net>,
+/// A prefix of a pool or block did not parse.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("'{text}' is not an {family} prefix in CIDR notation")]
+pub struct InvalidSubnet {
+    /// What the field holds.
+    pub text: String,
+    /// The family of the field.
+    pub family: IpFamily,
 }
 
-/// A prefix of a pool did not parse.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("'{0}' is not an {1} prefix in CIDR notation")]
-pub struct InvalidSubnet(pub String, pub &'static str);
-
 impl SubnetSet {
-    /// The prefixes as numbers.
+    /// The prefixes, without host bits.
     ///
     /// # Errors
     /// The first prefix that is not CIDR of its family.
-    pub fn parse(&self) -> Result<Subnet, InvalidSubnet> {
-        let ipv4 = parse_prefix::<Ipv4Net>(self.ipv4.as_deref(), "IPv4")?;
-        let ipv6 = parse_prefix::<Ipv6Net>(self.ipv6.as_deref(), "IPv6")?;
-        Ok(Subnet { ipv4: ipv4.map(|net| net.trunc()), ipv6: ipv6.map(|net| net.trunc()) })
+    pub fn parse(&self) -> Result<DualStackNets, InvalidSubnet> {
+        parse_prefixes(self.ipv4.as_deref(), self.ipv6.as_deref())
     }
 }
 
-pub(super) fn parse_prefix<N: std::str::FromStr>(
-    text: Option<&str>,
-    family: &'static str,
-) -> Result<Option<N>, InvalidSubnet> {
-    text.map(|text| text.parse().map_err(|_| InvalidSubnet(text.to_owned(), family))).transpose()
+pub(super) fn parse_prefixes(ipv4: Option<&str>, ipv6: Option<&str>) -> Result<DualStackNets, InvalidSubnet> {
+    let invalid = |text: &str, family| InvalidSubnet { text: text.to_owned(), family };
+    let nets = DualStack { ipv4, ipv6 }.try_map(
+        |text| text.parse::<Ipv4Net>().map_err(|_| invalid(text, IpFamily::V4)),
+        |text| text.parse::<Ipv6Net>().map_err(|_| invalid(text, IpFamily::V6)),
+    )?;
+    Ok(nets.trunc())
 }
 
 impl AddressPool {
-    /// When the pool was made, in seconds since 1970; the end of time while nobody knows. Of pools that overlap, the
-    /// oldest has the addresses.
+    /// When the API server created the pool, in seconds since 1970; `i64::MAX` for an object it has not stored. Of pools
+    /// that overlap, the oldest has the addresses.
     pub fn created_at(&self) -> i64 {
         self.metadata.creation_timestamp.as_ref().map_or(i64::MAX, |time| time.0.as_second())
     }
 }
 
 impl AddressPoolSpec {
-    /// All subnets as numbers, in order.
+    /// All subnets, in order, without host bits.
     ///
     /// # Errors
     /// The first prefix that is not CIDR of its family.
-    pub fn parse_subnets(&self) -> Result<Vec<Subnet>, InvalidSubnet> {
+    pub fn parse_subnets(&self) -> Result<Vec<DualStackNets>, InvalidSubnet> {
         self.subnets.iter().map(SubnetSet::parse).collect()
     }
 }

@@ -5,7 +5,7 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// What a node asks for.
+/// Which node requests a block, and from which pool.
 #[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[kube(
     group = "coil.cybozu.com",
@@ -14,13 +14,13 @@ use serde::{Deserialize, Serialize};
     plural = "blockrequests",
     status = "BlockRequestStatus",
     derive = "PartialEq",
-    doc = "A node's request for another AddressBlock. Made and deleted by the node, answered by the controller in the status.",
+    doc = "A node's request for another AddressBlock. The node creates and deletes it; the controller answers in the status.",
     selectable = ".spec.nodeName",
     printcolumn(
         name = "Node",
         type_ = "string",
         json_path = ".spec.nodeName",
-        description = "Node that asks"
+        description = "Requesting node"
     ),
     printcolumn(
         name = "Pool",
@@ -32,13 +32,13 @@ use serde::{Deserialize, Serialize};
         name = "Block",
         type_ = "string",
         json_path = ".status.addressBlockName",
-        description = "Block that was given"
+        description = "Block that was granted"
     ),
     printcolumn(
         name = "Complete",
         type_ = "string",
         json_path = ".status.conditions[?(@.type==\"Complete\")].status",
-        description = "Whether the request was answered"
+        description = "Whether the request is complete"
     ),
     printcolumn(
         name = "Reason",
@@ -51,7 +51,7 @@ use serde::{Deserialize, Serialize};
 #[x_kube(validation = Rule::new("self == oldSelf")
     .message("the spec of a BlockRequest cannot be changed; delete it and make another"))]
 pub struct BlockRequestSpec {
-    /// Name of the node that asks. At most 63 characters, because the block carries it as a label.
+    /// Name of the requesting node. At most 63 characters, because the block carries it as a label.
     #[schemars(length(min = 1, max = 63))]
     pub node_name: String,
     /// Name of the pool that the block is to come from.
@@ -59,20 +59,20 @@ pub struct BlockRequestSpec {
     pub pool_name: String,
 }
 
-/// The controller's answer.
+/// Observed state of the request, written by the controller.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct BlockRequestStatus {
-    /// Name of the AddressBlock that was given.
+    /// Name of the AddressBlock that was granted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address_block_name: Option<String>,
-    /// `Complete` is True once the request was answered; `Failed` is True as well if there is no block.
+    /// `Complete` is True once the controller has processed the request; `Failed` is True as well if it granted no block.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
     pub conditions: Vec<BlockRequestCondition>,
 }
 
-/// One side of the answer.
+/// A condition of a BlockRequest.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct BlockRequestCondition {
@@ -81,16 +81,16 @@ pub struct BlockRequestCondition {
     pub type_: BlockRequestConditionType,
     /// True, False or Unknown.
     pub status: ConditionStatus,
-    /// When the controller last looked at the request.
+    /// When the controller last processed the request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_probe_time: Option<Time>,
     /// When the status last changed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_transition_time: Option<Time>,
-    /// The reason in a word or two, for programs.
+    /// Reason in one or two words, for programs.
     #[serde(default)]
     pub reason: String,
-    /// The reason in a sentence, for people.
+    /// Reason in one sentence, for people.
     #[serde(default)]
     pub message: String,
 }
@@ -98,41 +98,41 @@ pub struct BlockRequestCondition {
 /// Kinds of conditions of a BlockRequest.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum BlockRequestConditionType {
-    /// The request was answered.
+    /// The controller has processed the request.
     Complete,
-    /// The answer is that there is no block.
+    /// The controller granted no block.
     Failed,
 }
 
-/// Whether a condition holds, as everywhere in Kubernetes.
+/// Status of a condition, as in every Kubernetes API.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ConditionStatus {
     /// It holds.
     True,
     /// It does not hold.
     False,
-    /// It cannot be said.
+    /// The controller cannot tell.
     Unknown,
 }
 
-/// The answer to a request in one value.
+/// The outcome of a request in one value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlockRequestOutcome<'a> {
-    /// There is no answer yet.
+    /// The controller has not processed the request.
     Pending,
-    /// The named AddressBlock was given.
+    /// The controller granted the named AddressBlock.
     Granted(&'a str),
-    /// There will be no block.
+    /// The controller refused the request.
     Refused {
-        /// The reason in a word or two.
+        /// Reason in one or two words.
         reason: &'a str,
-        /// The reason in a sentence.
+        /// Reason in one sentence.
         message: &'a str,
     },
 }
 
 impl BlockRequest {
-    /// Name of a node's request for a pool: `req-<pool>-<node>`. It may have a few more under other names.
+    /// Name of a node's request for a pool: `req-<pool>-<node>`. A node may have a few more, under other names.
     pub fn name_for(pool: &str, node: &str) -> String {
         format!("req-{pool}-{node}")
     }

@@ -34,13 +34,13 @@ use super::rules::{CIDR_LENGTH, cidrs, undescribed};
         name = "Desired",
         type_ = "integer",
         json_path = ".spec.replicas",
-        description = "Gateways that should run"
+        description = "Desired gateway pods"
     ),
     printcolumn(
         name = "Available",
         type_ = "integer",
         json_path = ".status.replicas",
-        description = "Gateways that do run"
+        description = "Available gateway pods"
     ),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
@@ -75,7 +75,7 @@ pub struct EgressSpec {
     /// a service proxy that balances by flow spreads the flows of one client over all gateways.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub fou_source_port_auto: bool,
-    /// How many gateways an eviction must leave.
+    /// How many gateways an eviction must keep.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod_disruption_budget: Option<EgressDisruptionBudget>,
 }
@@ -119,7 +119,7 @@ pub enum SessionAffinity {
     None,
 }
 
-/// How many gateways an eviction must leave. Only one of the two may be given.
+/// How many gateways an eviction must keep. Only one of the two may be given.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new("!has(self.minAvailable) || !has(self.maxUnavailable)")
@@ -142,7 +142,7 @@ const NUMBER_OR_PERCENT: &str =
 const NUMBER_OR_PERCENT_MESSAGE: &str =
     "must be a number that is not negative, or a percentage from 0% to 100%";
 
-/// What the controller says of an Egress.
+/// Observed state of an Egress, written by the controller.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct EgressStatus {
@@ -152,7 +152,7 @@ pub struct EgressStatus {
     /// Label selector of the gateway pods, for a HorizontalPodAutoscaler.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub selector: Option<String>,
-    /// `Ready` is False with the reason when the gateways cannot be made.
+    /// `Ready` is False, with the reason, while the gateways cannot be deployed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
     pub conditions: Vec<Condition>,
@@ -181,7 +181,7 @@ fn pod_spec_schema(generator: &mut SchemaGenerator) -> Schema {
     schema
 }
 
-/// Values as Kubernetes accepts them in labels, so that a wrong one is refused here and not in the Deployment.
+/// Values as Kubernetes accepts them in labels, so that the API server rejects a wrong one here and not in the Deployment.
 fn labels_schema(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "object",

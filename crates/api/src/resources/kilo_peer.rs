@@ -22,12 +22,12 @@ use crate::wireguard::{InvalidKey, PublicKey};
 )]
 #[serde(rename_all = "camelCase")]
 pub struct KiloPeerSpec {
-    /// Prefixes in CIDR notation that the peer may send from and is sent for.
+    /// Prefixes in CIDR notation: allowed sources of packets from the peer, and destinations routed to it.
     #[serde(rename = "allowedIPs")]
     #[schemars(length(max = 1000), inner(length(max = CIDR_LENGTH)))]
     #[x_kube(validation = cidrs())]
     pub allowed_ips: Vec<String>,
-    /// Where the peer listens. Left out for a peer that always speaks first.
+    /// Where the peer listens. Omit it for a peer that always initiates.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub endpoint: Option<PeerEndpoint>,
     /// Seconds between keepalives to the peer. 0 sends none.
@@ -61,7 +61,7 @@ pub struct PeerEndpoint {
 #[x_kube(validation = Rule::new("has(self.dns) != has(self.ip)")
     .message("give either dns or ip, not both and not neither"))]
 pub struct DnsOrIp {
-    /// Name of the host; it is looked up again when the address stops answering.
+    /// Name of the host; it is resolved again when the address stops responding.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     #[x_kube(validation = explained(

@@ -22,8 +22,7 @@ mod wirekube_peer;
 
 pub use address_block::{AddressBlock, AddressBlockFields};
 pub use address_pool::{
-    AddressPool, AddressPoolSpec, AddressPoolStatus, InvalidSubnet, MAX_LISTED_NODES, NodeBlocks, Subnet,
-    SubnetSet,
+    AddressPool, AddressPoolSpec, AddressPoolStatus, InvalidSubnet, MAX_LISTED_NODES, NodeBlocks, SubnetSet,
 };
 pub use block_request::{
     BlockRequest, BlockRequestCondition, BlockRequestConditionType, BlockRequestOutcome, BlockRequestSpec,

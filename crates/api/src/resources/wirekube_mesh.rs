@@ -20,7 +20,7 @@ use crate::names::{MESH_MTU, WIREGUARD_INTERFACE, WIREGUARD_PORT};
     shortname = "wkmesh",
     status = "WireKubeMeshStatus",
     derive = "PartialEq",
-    doc = "The settings of the WireGuard mesh. Make one per cluster; every node reads it.",
+    doc = "The settings of the WireGuard mesh. Create one per cluster; every node reads it.",
     printcolumn(name = "Port", type_ = "integer", json_path = ".spec.listenPort"),
     printcolumn(name = "Interface", type_ = "string", json_path = ".spec.interfaceName"),
     printcolumn(
@@ -51,12 +51,12 @@ pub struct WireKubeMeshSpec {
         "\"'\" + self + \"' cannot be the name of a network device\"",
     ))]
     pub interface_name: String,
-    /// Greatest MTU of the device, in bytes. A node whose uplink is narrower uses less.
+    /// Maximum MTU of the device, in bytes. A node whose uplink has a smaller MTU uses less.
     #[serde(default = "default_mtu")]
     #[schemars(with = "i32", range(min = 576, max = 65535))]
     pub mtu: u16,
-    /// STUN servers as host:port, with or without `stun:` before it. At least two, because the kind of a NAT only
-    /// shows in the answers of several servers. Left out, well-known public servers are asked.
+    /// STUN servers as host:port, with or without the prefix `stun:`. At least two, because only the responses of several
+    /// servers show the type of a NAT. If omitted, well-known public servers are used.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(min = 2, max = 16), inner(length(max = 270)))]
     #[x_kube(validation = explained(
@@ -70,7 +70,7 @@ pub struct WireKubeMeshSpec {
     #[x_kube(validation = explained(
         "isURL(self) && url(self).getScheme() == 'https'", "\"'\" + self + \"' is not an https URL\""))]
     pub api_server_url: Option<String>,
-    /// IPv4 prefix from which every node gets an address of its own inside the mesh. Left out, nodes have none.
+    /// IPv4 prefix from which every node gets an address of its own inside the mesh. If omitted, nodes have none.
     #[serde(default, rename = "meshCIDR", skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = CIDR_LENGTH))]
     #[x_kube(validation = cidr_of_family(4))]
@@ -81,10 +81,10 @@ pub struct WireKubeMeshSpec {
     /// Which destinations stay out of the mesh.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub routing: Option<Routing>,
-    /// How paths through NATs are found and judged.
+    /// How paths through NATs are found and validated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nat_traversal: Option<NatTraversal>,
-    /// The relay for peers without a direct path. Left out, there is none.
+    /// The relay for peers without a direct path. If omitted, there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub relay: Option<Relay>,
 }
@@ -113,25 +113,25 @@ pub struct Routing {
     pub exclude_cidrs: Vec<String>,
 }
 
-/// What to do with addresses in a subnet that the node is attached to.
+/// How addresses in a subnet that the node is attached to are reached.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub enum LocalSubnetPolicy {
-    /// Reach them there.
+    /// In that subnet.
     #[default]
     Bypass,
-    /// Reach them through the mesh.
+    /// Through the mesh.
     Tunnel,
 }
 
-/// How paths through NATs are found and judged.
+/// How paths through NATs are found and validated.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new(
     "!has(self.directConnectedWindowSeconds) || self.directConnectedWindowSeconds >= self.handshakeValidWindowSeconds + 30")
     .message("directConnectedWindowSeconds must be at least 30 more than handshakeValidWindowSeconds"))]
 pub struct NatTraversal {
-    /// Whether two symmetric NATs are opened by trying many ports. Some providers take that for an attack.
+    /// Whether two symmetric NATs are traversed by trying many ports. Some providers treat that as an attack.
     /// The annotation wirekube.io/birthday-attack on a WireKubePeer overrides it.
     #[serde(default)]
     pub birthday_attack: Toggle,
@@ -139,18 +139,18 @@ pub struct NatTraversal {
     #[serde(default = "default_handshake_valid_window")]
     #[schemars(with = "i32", range(min = 5, max = 86400))]
     pub handshake_valid_window_seconds: u32,
-    /// Seconds a probe of a suspected path waits for its answer.
+    /// Seconds to wait for the response to a probe of a suspected path.
     #[serde(default = "default_health_probe_timeout")]
     #[schemars(with = "i32", range(min = 1, max = 30))]
     pub health_probe_timeout_seconds: u32,
-    /// Seconds without a handshake after which a direct path is given up. Left out, 120 more than
+    /// Seconds without a handshake after which a direct path is abandoned. Defaults to 120 more than
     /// handshakeValidWindowSeconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<i32>", range(min = 35, max = 90000))]
     pub direct_connected_window_seconds: Option<u32>,
 }
 
-/// A choice that is made by these two words.
+/// A switch.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub enum Toggle {
@@ -170,7 +170,7 @@ pub struct Relay {
     /// auto relays while there is no direct path, always relays everything, never relays nothing.
     #[serde(default)]
     pub mode: RelayMode,
-    /// external is a relay that runs already, managed is one in this cluster.
+    /// external is a relay operated outside of Fairlead, managed is one that Fairlead runs in this cluster.
     pub provider: RelayProvider,
     /// Seconds to wait for a direct handshake before the relay is used.
     #[serde(default = "default_handshake_timeout")]
@@ -180,7 +180,7 @@ pub struct Relay {
     #[serde(default = "default_direct_retry_interval")]
     #[schemars(with = "i32", range(min = 30, max = 86400))]
     pub direct_retry_interval_seconds: u32,
-    /// A relay that runs already. Required when provider is external.
+    /// A relay operated outside of Fairlead. Required when provider is external.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub external: Option<ExternalRelay>,
     /// A relay in this cluster.
@@ -205,13 +205,13 @@ pub enum RelayMode {
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub enum RelayProvider {
-    /// Somebody else.
+    /// An operator outside of Fairlead.
     External,
-    /// This cluster.
+    /// Fairlead, in this cluster.
     Managed,
 }
 
-/// How the relay is spoken to.
+/// Transport to the relay.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub enum RelayTransport {
@@ -224,21 +224,21 @@ pub enum RelayTransport {
     Wss,
 }
 
-/// A relay that runs already.
+/// A relay operated outside of Fairlead.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct ExternalRelay {
-    /// Where the relay is: host:port for tcp, or a URL for ws and wss.
+    /// Address of the relay: host:port for tcp, or a URL for ws and wss.
     #[schemars(length(min = 1, max = 2048))]
     pub endpoint: String,
-    /// Where the relay is for its control connections, if not at endpoint.
+    /// Address for control connections, if it differs from endpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 2048))]
     pub control_endpoint: Option<String>,
-    /// How the relay is spoken to.
+    /// Transport to the relay.
     #[serde(default)]
     pub transport: RelayTransport,
-    /// Secret whose key `token` admits to the relay.
+    /// Secret whose key `token` authenticates to the relay.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub auth_secret_ref: Option<SecretRef>,
 }
@@ -249,7 +249,7 @@ pub struct SecretRef {
     /// Its name.
     #[schemars(length(min = 1, max = 253))]
     pub name: String,
-    /// Its namespace. Left out, kube-system.
+    /// Its namespace. Defaults to kube-system.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub namespace: Option<String>,
 }
@@ -258,7 +258,7 @@ pub struct SecretRef {
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct ManagedRelay {
-    /// Pods that run it.
+    /// How many pods run it.
     #[serde(default = "default_one")]
     #[schemars(range(min = 1))]
     pub replicas: i32,
@@ -269,18 +269,18 @@ pub struct ManagedRelay {
     #[serde(default = "default_relay_port")]
     #[schemars(with = "i32", range(min = 1, max = 65535))]
     pub port: u16,
-    /// Container image. Left out, the one of this release.
+    /// Container image. Defaults to the one of this release.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<String>,
-    /// Where nodes outside reach its control connections, as host:port, if not through the Service.
+    /// host:port at which nodes outside the cluster reach its control connections, if not through the Service.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 270))]
     #[x_kube(validation = host_and_port())]
     pub control_endpoint: Option<String>,
-    /// How it is spoken to.
+    /// Transport to it.
     #[serde(default)]
     pub transport: RelayTransport,
-    /// What its pods ask for and may use.
+    /// Resource requests and limits of its pods.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resources: Option<RelayResources>,
 }
@@ -295,25 +295,25 @@ pub enum RelayServiceType {
     NodePort,
 }
 
-/// What the pods of a managed relay ask for and may use, as Kubernetes quantities.
+/// Resource requests and limits of the pods of a managed relay, as Kubernetes quantities.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct RelayResources {
-    /// CPU asked for, such as 100m.
+    /// CPU request, such as 100m.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu_request: Option<String>,
-    /// Memory asked for, such as 64Mi.
+    /// Memory request, such as 64Mi.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_request: Option<String>,
-    /// CPU at most, such as 500m.
+    /// CPU limit, such as 500m.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu_limit: Option<String>,
-    /// Memory at most, such as 128Mi.
+    /// Memory limit, such as 128Mi.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_limit: Option<String>,
 }
 
-/// What the controller says of the mesh.
+/// Observed state of the mesh, written by the controller.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct WireKubeMeshStatus {
@@ -326,7 +326,7 @@ pub struct WireKubeMeshStatus {
     /// Where the managed relay is reached, as host:port.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub relay_endpoint: Option<String>,
-    /// `Ready` is False with the reason while peers are missing.
+    /// `Ready` is False, with the reason, while peers are missing.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
     pub conditions: Vec<Condition>,

@@ -23,7 +23,7 @@ use crate::wireguard::{InvalidKey, PublicKey};
     shortname = "wkpeer",
     status = "WireKubePeerStatus",
     derive = "PartialEq",
-    doc = "A member of the WireGuard mesh. Every node writes the one of its own name; peers that are not nodes are made by hand.",
+    doc = "A member of the WireGuard mesh. Every node writes the one with its own name; operators create those of peers that are not nodes.",
     printcolumn(name = "Endpoint", type_ = "string", json_path = ".spec.endpoint"),
     printcolumn(name = "AllowedIPs", type_ = "string", json_path = ".spec.allowedIPs"),
     printcolumn(
@@ -53,7 +53,7 @@ pub struct WireKubePeerSpec {
     #[schemars(length(max = 44))]
     #[x_kube(validation = wireguard_key())]
     pub public_key: String,
-    /// Where others send to before they know better, as host:port.
+    /// Initial endpoint for the other peers, as host:port.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 270))]
     #[x_kube(validation = host_and_port())]
@@ -70,7 +70,7 @@ pub struct WireKubePeerSpec {
     pub persistent_keepalive: u16,
 }
 
-/// What a node says of its paths. Only the node itself writes it.
+/// Observed state of a node's paths. Only the node itself writes it.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct WireKubePeerStatus {
@@ -92,7 +92,7 @@ pub struct WireKubePeerStatus {
     /// How spec.endpoint was found.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub endpoint_discovery_method: Option<EndpointDiscoveryMethod>,
-    /// Kind of NAT the node is behind. Empty when it could not be told.
+    /// Kind of NAT the node is behind. Empty if it is unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nat_type: Option<NatType>,
     /// Addresses at which the node may be reached, for others to try.
@@ -101,7 +101,7 @@ pub struct WireKubePeerStatus {
     /// How the node's NAT chooses ports.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub port_prediction: Option<PortPrediction>,
-    /// Where the search for paths stands: gathering, checking, connected, relay, birthday or failed.
+    /// State of the path search: gathering, checking, connected, relay, birthday or failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ice_state: Option<String>,
     /// The same as peerTransports, under the name newer WireKube versions use.
@@ -119,14 +119,14 @@ pub struct WireKubePeerStatus {
     /// kernel or userspace, as WireKube names them. See wireguard.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bind_mode: Option<String>,
-    /// Extension of Fairlead: from where this node receives authenticated packets of its peers, by peer name.
-    /// A peer behind a NAT learns its own public address from it, and others where to find that peer.
+    /// Extension of Fairlead: the endpoints from which this node receives authenticated packets, by peer name.
+    /// A peer behind a NAT learns its own public endpoint from it, and other peers get a candidate for that peer.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub observed_endpoints: BTreeMap<String, ObservedEndpoint>,
-    /// Extension of Fairlead: what is wrong, each in a sentence that names the thing.
+    /// Extension of Fairlead: problems, one sentence each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub problems: Vec<String>,
-    /// Extension of Fairlead: which WireGuard the node runs.
+    /// Extension of Fairlead: the WireGuard implementation of the node.
     #[serde(default, rename = "wireguard", skip_serializing_if = "Option::is_none")]
     pub wireguard: Option<WireGuardImplementation>,
     /// Conditions of the peer.
@@ -145,17 +145,17 @@ pub enum EndpointDiscoveryMethod {
     Manual,
     /// The node has a public IPv6 address.
     Ipv6,
-    /// A STUN server said.
+    /// A STUN server reported it.
     Stun,
-    /// The metadata service of AWS said.
+    /// The metadata service of AWS reported it.
     AwsMetadata,
     /// The router opened a port.
     Upnp,
     /// It is an address of the node itself.
     InternalIp,
-    /// Extension of Fairlead: peers said where they see the node.
+    /// Extension of Fairlead: peers reported it.
     Observed,
-    /// Not known.
+    /// Unknown.
     #[default]
     #[serde(rename = "", other)]
     Unknown,
@@ -173,7 +173,7 @@ pub enum NatType {
     PortRestrictedCone,
     /// Address- and port-dependent mapping.
     Symmetric,
-    /// It could not be told.
+    /// Unknown.
     #[default]
     #[serde(rename = "", other)]
     Unknown,
@@ -187,7 +187,7 @@ pub struct IceCandidate {
     pub type_: CandidateType,
     /// The address as host:port.
     pub address: String,
-    /// Greater is tried earlier.
+    /// A candidate with a higher priority is tried earlier.
     pub priority: i32,
 }
 
@@ -203,7 +203,7 @@ pub enum CandidateType {
     Prflx,
     /// A relay.
     Relay,
-    /// Not known.
+    /// Unknown.
     #[serde(rename = "", other)]
     Unknown,
 }
@@ -234,7 +234,7 @@ pub enum PeerTransport {
     Direct,
     /// Through a relay.
     Relay,
-    /// Not known.
+    /// Unknown.
     #[serde(rename = "", other)]
     Unknown,
 }
@@ -249,12 +249,12 @@ pub enum TransportMode {
     Relay,
     /// Some directly, some through a relay.
     Mixed,
-    /// Not known.
+    /// Unknown.
     #[serde(rename = "", other)]
     Unknown,
 }
 
-/// Which WireGuard a node runs.
+/// WireGuard implementation of a node.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub enum WireGuardImplementation {
@@ -262,16 +262,16 @@ pub enum WireGuardImplementation {
     Kernel,
     /// The one inside Fairlead.
     Embedded,
-    /// Not known.
+    /// Unknown.
     #[serde(rename = "", other)]
     Unknown,
 }
 
-/// From where a node receives authenticated packets of a peer.
+/// An endpoint from which a node receives authenticated packets of a peer.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct ObservedEndpoint {
-    /// Public key the packets were authenticated with: what was seen of an earlier key says nothing of the present one.
+    /// Public key the packets were authenticated with: observations of an earlier key do not count.
     pub public_key: String,
     /// Address and port the packets came from, IPv6 in brackets.
     pub endpoint: String,
@@ -304,8 +304,8 @@ impl WireKubePeerSpec {
         self.public_key.parse()
     }
 
-    /// The published endpoint, if it is an address. Names are not looked up: `None` for them would hide a typing
-    /// error, so they are an error.
+    /// The published endpoint, if it is an address. DNS names are not resolved and count as errors: `None`
+    /// would hide a typing error.
     ///
     /// # Errors
     /// The text is not address:port.
@@ -314,7 +314,7 @@ impl WireKubePeerSpec {
         self.endpoint.as_ref().map(parse).transpose()
     }
 
-    /// The allowed addresses that are prefixes, with host bits cleared, and the texts that are not.
+    /// The allowed IPs that are prefixes, with host bits cleared, and the texts that are not.
     pub fn parse_allowed_ips(&self) -> (Vec<IpNet>, Vec<&str>) {
         let mut prefixes = Vec::new();
         let mut rejected = Vec::new();
