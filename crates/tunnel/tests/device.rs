@@ -10,7 +10,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
 
-use common::{NAME, Namespace, Node, PORT, TIMEOUT, cable, keys, pair, set_peer, transfer, until};
+use common::{NAME, Node, PORT, TIMEOUT, cable, keys, namespace, pair, set_peer, transfer, until};
 use fairlead_api::wireguard::{DeviceChange, PrivateKey};
 use fairlead_tunnel::{Device, Error, Settings};
 
@@ -205,7 +205,7 @@ fn wg_sets_what_the_device_does() {
 
 #[test]
 fn the_control_socket_is_private_and_survives_nonsense() {
-    let node = Node::start(Namespace::new(), 1);
+    let node = Node::start(namespace(), 1);
     let path = format!("/run/wireguard/{NAME}.sock");
     node.namespace.run(|| {
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
@@ -226,7 +226,7 @@ fn the_control_socket_is_private_and_survives_nonsense() {
 
 #[test]
 fn without_a_control_socket_the_device_works_all_the_same() {
-    let first = Node::start(Namespace::new(), 1);
+    let first = Node::start(namespace(), 1);
     let (private, _) = keys();
     // Another network namespace that shares the directory, as nodes on one test machine do.
     let second = first.namespace.run(|| {
@@ -344,7 +344,7 @@ fn packets_larger_than_the_outer_path_still_arrive() {
 
 #[test]
 fn a_deleted_or_removed_interface_is_noticed() {
-    let mut node = Node::start(Namespace::new(), 1);
+    let mut node = Node::start(namespace(), 1);
     node.namespace.sh(&format!("ip link del {NAME}"));
     until("the loop ends", || matches!(node.device().state(), Err(Error::Stopped(_))));
     assert!(node.device().send_error(&node.public).is_some());
@@ -357,7 +357,7 @@ fn a_deleted_or_removed_interface_is_noticed() {
 
 #[test]
 fn an_interface_in_use_or_of_another_kind_is_refused_by_name() {
-    let node = Node::start(Namespace::new(), 1);
+    let node = Node::start(namespace(), 1);
     node.namespace.sh("ip link add dummy-like type veth peer name other");
     for name in [NAME, "dummy-like"] {
         let error = node.namespace.run(|| Device::start(Settings::new(name, 1420))).err().unwrap();
@@ -367,7 +367,7 @@ fn an_interface_in_use_or_of_another_kind_is_refused_by_name() {
 
 #[test]
 fn a_thousand_peers_are_taken_and_shown() {
-    let node = Node::start(Namespace::new(), 1);
+    let node = Node::start(namespace(), 1);
     assert!(node.namespace.sh(&format!("ip link show {NAME}")).contains("mtu 1420"));
     let mut change = DeviceChange::default();
     for number in 0..1_000_u32 {

@@ -5,19 +5,15 @@
 pub(crate) mod handover;
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
-use std::os::fd::AsRawFd;
-use std::panic::resume_unwind;
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use fairlead_api::wireguard::{DeviceChange, PeerConfig, PeerState, PrivateKey, PublicKey};
 use fairlead_tunnel::{Device, Settings};
-use nix::mount::{MsFlags, mount};
-use nix::sched::{CloneFlags, setns, unshare};
+pub(crate) use testbed_netns::Namespace;
 
 /// Bounds every wait; nothing asserts how long something took.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
@@ -26,66 +22,18 @@ pub(crate) const PORT: u16 = 51_820;
 /// The name of every interface; namespaces keep them apart.
 pub(crate) const NAME: &str = "wg0";
 
-/// A network namespace with its own `/run/wireguard`. It vanishes with this handle and what runs inside.
-pub(crate) struct Namespace {
-    network: File,
-    mounts: File,
-}
-
-impl Namespace {
-    pub(crate) fn new() -> Self {
-        let make = || {
-            unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS).expect("the lab needs root");
-            let none = None::<&str>;
-            mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).unwrap();
-            std::fs::create_dir_all("/run/wireguard").unwrap();
-            mount(Some("tmpfs"), "/run/wireguard", Some("tmpfs"), MsFlags::empty(), none).unwrap();
-            let open = |name| File::open(format!("/proc/thread-self/ns/{name}")).unwrap();
-            Self { network: open("net"), mounts: open("mnt") }
-        };
-        let namespace = thread::spawn(make).join().unwrap_or_else(|panic| resume_unwind(panic));
-        namespace.sh("ip link set lo up");
-        namespace
-    }
-
-    /// Runs `act` on a thread inside the namespace.
-    pub(crate) fn run<T: Send>(&self, act: impl FnOnce() -> T + Send) -> T {
-        thread::scope(|scope| {
-            let inside = scope.spawn(|| {
-                self.enter();
-                act()
-            });
-            inside.join().unwrap_or_else(|panic| resume_unwind(panic))
-        })
-    }
-
-    /// Moves the calling thread into the namespace for good.
-    pub(crate) fn enter(&self) {
-        unshare(CloneFlags::CLONE_FS).unwrap();
-        setns(&self.network, CloneFlags::CLONE_NEWNET).unwrap();
-        setns(&self.mounts, CloneFlags::CLONE_NEWNS).unwrap();
-    }
-
-    /// Runs a shell script and returns what it says; it must succeed.
-    pub(crate) fn sh(&self, script: &str) -> String {
-        let output = self.run(|| Command::new("sh").args(["-ec", script]).output().unwrap());
-        assert!(output.status.success(), "{script}: {}", String::from_utf8_lossy(&output.stderr));
-        String::from_utf8(output.stdout).unwrap()
-    }
-
-    /// A path that `ip` takes for this namespace.
-    fn path(&self) -> String {
-        format!("/proc/{}/fd/{}", std::process::id(), self.network.as_raw_fd())
-    }
+/// A namespace with its own `/run/wireguard`, where control sockets are.
+pub(crate) fn namespace() -> Namespace {
+    Namespace::with_own("/run/wireguard")
 }
 
 /// Two namespaces with a cable: `192.0.2.1`, `2001:db8::1` at one end, `…2` at the other.
 pub(crate) fn cable() -> (Namespace, Namespace) {
-    let (a, b) = (Namespace::new(), Namespace::new());
-    a.sh(&format!("ip link add veth0 type veth peer name veth0 netns {}", b.path()));
+    let (a, b) = (namespace(), namespace());
+    a.veth("veth0", &b, "veth0");
     for (namespace, host) in [(&a, 1), (&b, 2)] {
         namespace.sh(&format!(
-            "ip addr add 192.0.2.{host}/24 dev veth0; ip addr add 2001:db8::{host}/64 dev veth0 nodad; ip link set veth0 up"
+            "ip addr add 192.0.2.{host}/24 dev veth0; ip addr add 2001:db8::{host}/64 dev veth0 nodad"
         ));
     }
     (a, b)
