@@ -63,7 +63,7 @@ func etcdMain(args []string) error {
 	dataDir := flags.String("data-dir", "", "directory of the store")
 	clientURL := flags.String("listen-client-urls", "", "one URL to listen on for clients")
 	peerURL := flags.String("listen-peer-urls", "", "one URL to listen on for peers")
-	flags.String("advertise-client-urls", "", "accepted; clients are told the URL listened on")
+	flags.String("advertise-client-urls", "", "accepted; clients get the URL listened on")
 	flags.Bool("unsafe-no-fsync", true, "accepted; this etcd never syncs")
 	_ = flags.Parse(args) // ExitOnError
 	clients, clientsErr := url.Parse(*clientURL)

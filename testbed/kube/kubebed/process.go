@@ -53,7 +53,7 @@ func (p *process) kill() {
 	<-p.ended
 }
 
-// failure describes an end nobody asked for.
+// failure describes an unexpected end.
 func (p *process) failure() error {
 	return fmt.Errorf("%s ended by itself (%v); its log: %s", p.name, p.err, p.logPath)
 }

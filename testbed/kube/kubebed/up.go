@@ -46,7 +46,7 @@ func parseOptions(args []string) (options, error) {
 	flags.IntVar(&o.port, "port", 0, "TCP port of the API server (0: a free one, or the one used before)")
 	flags.BoolVar(&o.controllers, "controllers", false, "run kube-controller-manager")
 	flags.BoolVar(&o.scheduler, "scheduler", false, "run kube-scheduler")
-	flags.BoolVar(&o.ephemeral, "ephemeral", false, "remove the state directory when told to end (not after a failure: the logs are in it)")
+	flags.BoolVar(&o.ephemeral, "ephemeral", false, "remove the state directory at a regular end (not after a failure: the logs are in it)")
 	flags.Func("address", "address clients use (repeatable; default 127.0.0.1). The first goes into the kubeconfig; with more than one the server listens on all interfaces", func(s string) error {
 		address, err := netip.ParseAddr(s)
 		o.addresses = append(o.addresses, address)
@@ -99,7 +99,7 @@ type bed struct {
 	client     *http.Client
 	apiserver  *process // nil while a test has stopped it
 	background []*process
-	// ending is closed when stdin has ended or a signal came: whoever wanted the bed is gone.
+	// ending is closed when stdin has ended or a signal came: the user of the bed is gone.
 	ending chan struct{}
 }
 
@@ -234,7 +234,7 @@ func (b *bed) apiserverArguments() []string {
 		args = append(args, "--endpoint-reconciler-type=none")
 	}
 	if !b.controllers {
-		// Nobody would create the `default` ServiceAccounts that this plugin wants every pod to have.
+		// No controller creates the `default` ServiceAccounts that this plugin requires of every pod.
 		args = append(args, "--disable-admission-plugins=ServiceAccount")
 	}
 	return append(args, b.apiserverArgs...)
@@ -282,7 +282,7 @@ func (b *bed) startAPIServer() error {
 			b.apiserver = nil
 			return child.failure()
 		case <-b.ending:
-			return errors.New("told to end before kube-apiserver was ready")
+			return errors.New("asked to end before kube-apiserver was ready")
 		case <-time.After(50 * time.Millisecond):
 		}
 		if time.Now().After(deadline) {
@@ -324,7 +324,7 @@ func (b *bed) close() {
 	}
 }
 
-// serve obeys commands until it is told to end, or until a program ended that nobody stopped.
+// serve handles commands until it is asked to end, or until a program ends by itself.
 func (b *bed) serve(commands <-chan string) error {
 	failures := make(chan error, len(b.background))
 	for _, child := range b.background {
