@@ -28,7 +28,7 @@ use tokio::time::{timeout, timeout_at};
 mod blocks;
 pub mod inventory;
 mod leaks;
-mod requests;
+pub mod requests;
 
 use crate::container_locks::ContainerLocks;
 use crate::metrics::Metrics;

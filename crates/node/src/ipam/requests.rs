@@ -26,17 +26,19 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 const WATCH_INTERVAL: Duration = Duration::from_millis(500);
 
 /// What requests need.
-pub(super) struct Requests {
-    pub(super) client: Client,
-    pub(super) ipam: Arc<Ipam>,
+pub struct Requests {
+    /// Client of the API server.
+    pub client: Client,
+    /// What demands requests and takes the granted blocks.
+    pub ipam: Arc<Ipam>,
     /// The API server is asked while this node's Node object is not there.
-    pub(super) nodes: Store<Node>,
+    pub nodes: Store<Node>,
     /// The API server is asked for a block that is not there yet.
-    pub(super) blocks: Store<AddressBlock>,
+    pub blocks: Store<AddressBlock>,
 }
 
 /// Makes requests as they are demanded.
-pub(super) async fn run(requests: Requests) {
+pub async fn run(requests: Requests) {
     let (requests, mut running) = (Arc::new(requests), JoinSet::new());
     loop {
         while let Some(demand) = requests.ipam.update(NodeState::next_request) {

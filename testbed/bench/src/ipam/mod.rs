@@ -2,7 +2,7 @@
 //! server, and how much memory the controller and one real node program take.
 //!
 //! The nodes are simulated in this process with the node program's own code ([`fairlead_node::ipam`] and
-//! [`fairlead_node::requests`]): the same decisions, the same requests, the same waiting. What they do not have is a
+//! [`fairlead_node::ipam::requests`]): the same decisions, the same requests, the same waiting. What they do not have is a
 //! kernel, and instead of a watch each they share one. One more node is real, with real pods.
 
 mod cluster;

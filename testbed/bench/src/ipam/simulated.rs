@@ -1,4 +1,4 @@
-//! Nodes without a kernel: the node program's address book and its requests, many in one process.
+//! Nodes without a kernel: the node program's addresses and its requests, many in one process.
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result};
 use fairlead_dataplane::routing_ids::RoutingIds;
 use fairlead_ipam::Key;
 use fairlead_node::ipam::Ipam;
-use fairlead_node::requests::{Context, Requester};
+use fairlead_node::ipam::requests::{self, Requests};
 use futures::future::try_join_all;
 use futures::{StreamExt, TryStreamExt, stream};
 use kube::Api;
@@ -41,24 +41,21 @@ pub(super) async fn run(cluster: &Cluster, size: Size, start: Instant) -> Result
 async fn node(cluster: &Cluster, name: &str, pods: usize, start: Instant) -> Result<Done> {
     let (pools, api) = (cluster.pools.store.clone(), Api::all(cluster.client.clone()));
     let ipam = Arc::new(Ipam::new(name, RoutingIds::default(), pools, api));
-    let (granted, asked) = (Arc::clone(&ipam), Arc::clone(&ipam));
-    let context = Context {
+    let requests = Requests {
         client: cluster.client.clone(),
-        node: name.to_owned(),
+        ipam: Arc::clone(&ipam),
         nodes: cluster.nodes.store.clone(),
         blocks: cluster.blocks.store.clone(),
-        missing: Box::new(move |pool| asked.missing(pool)),
-        granted: Box::new(move |block| granted.add_block(block)),
     };
     let mut tasks = JoinSet::new();
-    let requester = Requester::spawn(&mut tasks, context);
+    tasks.spawn(requests::run(requests));
     let pod = |number: usize| {
-        let (ipam, requester) = (&ipam, &requester);
+        let ipam = &ipam;
         async move {
             let key = Key { container_id: format!("{name}-{number}"), ifname: "eth0".to_owned() };
             let begin = Instant::now();
             let deadline = tokio::time::Instant::now() + TIMEOUT;
-            let given = ipam.allocate(requester, POOL, &key, deadline).await;
+            let given = ipam.allocate(POOL, &key, deadline).await;
             let given = given.with_context(|| format!("no address for pod {number} of {name}"))?;
             let address =
                 given.ipv4.with_context(|| format!("pod {number} of {name} has no IPv4 address"))?;
