@@ -7,7 +7,7 @@
 //! * [`mesh`]: the nftables table with its sets, the rule and table that lead into the WireGuard device.
 //! * [`wireguard`]: one trait over the kernel's WireGuard and the embedded one.
 //!
-//! It decides no policy: `ipam`, `topology` and `path` say what should be, the node program brings it here. The
+//! It decides no policy: `ipam`, `topology` and `path` compute the desired state, the node program passes it here. The
 //! kernel's dump is the truth, not our memory, so a restart adopts what is there; applying the same state twice
 //! sends nothing (`fairlead_netlink::changes_sent` counts). Nothing is cleaned up on exit.
 

@@ -1,4 +1,4 @@
-//! Whole routing tables and rules, brought to what they should be.
+//! Whole routing tables and rules, reconciled with the desired state.
 //!
 //! Tables with IDs of our own belong to Fairlead alone: what is in them beyond the desired routes is deleted,
 //! whatever added it. Tables that others use (main, local, default) are shared: there only routes with our

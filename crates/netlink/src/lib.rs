@@ -1,4 +1,4 @@
-//! Fairlead's netlink: what the kernel is asked and told, in batches, with the kernel's own error texts.
+//! Fairlead's netlink: requests to the kernel, in batches, with the kernel's own error texts.
 //!
 //! * [`Socket`]: one blocking netlink socket, in the network namespace of the thread that opens it. Requests are
 //!   sent in batches and acknowledged; errors carry the kernel's extended message and the caller's description.
@@ -8,7 +8,7 @@
 //! * [`replies`]: the decoders alone, for bytes of another origin.
 //! * [`wireguard`]: the kernel's WireGuard (`linux/wireguard.h`).
 //!
-//! It decides nothing: `dataplane` compares what is with what should be and hands the difference down. Calls block
+//! It decides nothing: `dataplane` compares the actual with the desired state and passes the difference down. Calls block
 //! for microseconds; there is no async here. Every message that changes something is counted ([`changes_sent`]), so
 //! that tests and metrics can show that an unchanged state sends nothing.
 

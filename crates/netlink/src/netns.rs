@@ -88,7 +88,7 @@ fn failed(operation: &'static str, path: &Path, source: io::Error) -> Error {
     Error::Namespace { operation, path: path.to_owned(), source }
 }
 
-/// A thread that changed its namespace must not serve anybody else afterwards, so it ends with the work.
+/// A thread that changed its namespace must not run other work afterwards, so it ends with this one.
 fn on_own_thread<T: Send>(path: &Path, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     thread::scope(|scope| {
         thread::Builder::new()

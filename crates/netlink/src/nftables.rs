@@ -1,6 +1,6 @@
 //! nftables: one table of family `inet` with interval sets, base chains and rules (`linux/netfilter/nf_tables.h`).
 //!
-//! A [`Table`] says what should be, [`read`] returns a [`TableState`] that says what is; both have a [`TableShape`]
+//! A [`Table`] is the desired state, [`read`] returns a [`TableState`], the actual one; both have a [`TableShape`]
 //! (everything but the sets' elements), so that comparing is `==`. [`create`], [`delete`] and [`change_elements`] make
 //! the messages and [`commit`] sends them as one transaction: all or nothing, and packets never see a half.
 //!

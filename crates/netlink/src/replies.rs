@@ -1,5 +1,4 @@
-//! The decoders of the kernel's replies without a socket, for whoever has bytes of another origin: fuzz targets and
-//! recorded replies. Programs use the typed calls of the other modules.
+//! The decoders of the kernel's replies without a socket, for bytes of another origin: fuzz targets and recorded replies. Programs use the typed calls of the other modules.
 
 use crate::{nftables, route, wireguard};
 

@@ -21,14 +21,14 @@ const HEADER: usize = 16;
 const RECEIVE: usize = 64 * 1024;
 /// Room for the largest batch: 100,000 prefixes are 4 MB.
 const SEND_BUFFER: usize = 64 << 20;
-/// How often an interrupted dump is repeated before we give up.
-const DUMP_TRIES: usize = 8;
+/// How often an interrupted dump is tried.
+const MAX_DUMP_ATTEMPTS: usize = 8;
 /// Messages that may be unacknowledged at once: their acknowledgements must fit the receive buffer.
 const WINDOW: usize = 256;
 
-/// Seconds to wait for an answer. The kernel answers while it takes the request, so only a lost answer (or a lock held
-/// for very long by somebody else) lets this pass; then an error is better than a thread that hangs for ever.
-const PATIENCE: i64 = 60;
+/// Seconds to wait for a reply. The kernel replies while it processes the request, so only a lost reply, or a lock that
+/// another process holds for very long, lets this pass; then an error is better than a thread that hangs forever.
+const TIMEOUT: i64 = 60;
 
 static CHANGES: AtomicU64 = AtomicU64::new(0);
 
@@ -102,7 +102,7 @@ impl Socket {
         // Without the privilege a smaller buffer has to do; only very large batches need this one.
         let _ = setsockopt(&fd, sockopt::SndBufForce, &SEND_BUFFER);
         let _ = setsockopt(&fd, sockopt::RcvBufForce, &(8 << 20));
-        setsockopt(&fd, sockopt::ReceiveTimeout, &TimeVal::seconds(PATIENCE))
+        setsockopt(&fd, sockopt::ReceiveTimeout, &TimeVal::seconds(TIMEOUT))
             .map_err(|errno| Error::socket("set the receive timeout", errno))?;
         for option in [libc::NETLINK_EXT_ACK, libc::NETLINK_CAP_ACK, libc::NETLINK_GET_STRICT_CHK] {
             set_netlink_option(&fd, option);
@@ -114,7 +114,7 @@ impl Socket {
     ///
     /// # Errors
     /// [`Error::Refused`] with the index and description of the first message the kernel refused. Messages of the
-    /// same window after it may have been carried out.
+    /// same window after it may have been applied.
     pub fn change(&mut self, messages: &[Message]) -> Result<()> {
         for (index, outcome) in self.change_each(messages)?.into_iter().enumerate() {
             outcome.map_err(|error| with_index(error, index))?;
@@ -160,9 +160,9 @@ impl Socket {
     /// Dumps a kernel table; repeats when it changed meanwhile (`NLM_F_DUMP_INTR`).
     ///
     /// # Errors
-    /// The kernel's refusal, a failure of the socket, or a table that never stood still.
+    /// The kernel's refusal, a failure of the socket, or a table that changed during every attempt.
     pub fn dump(&mut self, message: &Message) -> Result<Vec<Reply>> {
-        for _ in 0..DUMP_TRIES {
+        for _ in 0..MAX_DUMP_ATTEMPTS {
             self.sequence = self.sequence.wrapping_add(1);
             let mut bytes = Vec::new();
             frame(&mut bytes, message, NLM_F_REQUEST | NLM_F_DUMP, self.sequence);
@@ -173,7 +173,7 @@ impl Socket {
         }
         Err(Error::Malformed {
             what: message.what.clone(),
-            reason: format!("the table changed during each of {DUMP_TRIES} dumps"),
+            reason: format!("the table changed during each of {MAX_DUMP_ATTEMPTS} dumps"),
         })
     }
 
@@ -299,7 +299,7 @@ impl Socket {
                     });
                 }
                 Err(Errno::EAGAIN) => {
-                    let silence = format!("no answer from the kernel for {PATIENCE} seconds");
+                    let silence = format!("no answer from the kernel for {TIMEOUT} seconds");
                     return Err(Error::socket("receive", io::Error::new(io::ErrorKind::TimedOut, silence)));
                 }
                 other => return other.map_err(|errno| Error::socket("receive", errno)),

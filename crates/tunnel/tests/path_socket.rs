@@ -1,6 +1,5 @@
 //! Datagrams on the WireGuard port that are no WireGuard messages, in namespaces.
 #![cfg(test)]
-#![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
 mod common;
 

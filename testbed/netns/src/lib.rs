@@ -27,6 +27,7 @@ pub struct Namespace {
 
 impl Namespace {
     /// A new, empty namespace.
+    #[expect(clippy::new_without_default, reason = "it creates something in the kernel")]
     pub fn new() -> Self {
         Self::make(None)
     }

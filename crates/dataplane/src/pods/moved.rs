@@ -41,7 +41,7 @@ pub fn gather_routes(ids: RoutingIds, pods: &[PodOnNode]) -> Result<usize> {
     gather().map_err(Error::List)
 }
 
-/// Routes of the kernel and of administrators, and those in tables that everybody uses, are no record of ours.
+/// Routes of the kernel and of administrators, and those in tables that others use, are no record of ours.
 fn is_astray(route: &Route, ids: RoutingIds) -> bool {
     let shared = [0, TABLE_DEFAULT, TABLE_MAIN, TABLE_LOCAL, ids.table_pods()];
     let whole = route.destination.prefix_len() == route.destination.max_prefix_len();

@@ -35,7 +35,7 @@ fn message(
     Ok(Message { kind: kind(number), flags: flags as u16, payload: writer.finish(&what)?, what })
 }
 
-/// Makes the table anew, in place of one of its name if there is one.
+/// Creates the table, replacing one of the same name.
 ///
 /// # Errors
 /// An expression is longer than an attribute can be.
@@ -63,7 +63,7 @@ pub fn delete(name: &str) -> Result<Vec<Message>> {
     Ok(vec![add_table(name)?, delete_table(name)?])
 }
 
-/// Brings one set from what it holds to what it should hold; no message when that is the same.
+/// Changes one set from its present to its desired elements; no message if they are the same.
 ///
 /// # Errors
 /// None in practice: a name would have to be longer than an attribute can be.
@@ -149,7 +149,7 @@ fn element_messages(
     direction: Direction,
 ) -> Result<Vec<Message>> {
     let (number, flags, verb, side) = match direction {
-        // Exclusive: an element we believed absent but is there means that our picture is wrong.
+        // Exclusive: an element that exists although we believe it absent means that our state is wrong.
         Direction::Add => (libc::NFT_MSG_NEWSETELEM, libc::NLM_F_CREATE | libc::NLM_F_EXCL, "add", "to"),
         Direction::Delete => (libc::NFT_MSG_DELSETELEM, 0, "delete", "from"),
     };

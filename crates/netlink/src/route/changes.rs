@@ -257,12 +257,12 @@ fn known_neighbour(link: u32, ip: IpAddr, mac: MacAddress, state: NeighbourState
     message(libc::RTM_NEWNEIGH, CREATE | REPLACE, &wire, what)
 }
 
-/// Says once and for all which link-layer address an address on a link has.
+/// Sets the link-layer address of an address on a link permanently (`NUD_PERMANENT`).
 pub fn permanent_neighbour(link: u32, ip: IpAddr, mac: MacAddress) -> Message {
     known_neighbour(link, ip, mac, NeighbourState::Permanent)
 }
 
-/// Says which link-layer address an address on a link has for now: packets go there at once, and the kernel confirms
+/// Sets the link-layer address of an address on a link until it is confirmed: packets go there at once, and the kernel confirms
 /// or corrects it a few seconds after the first (`NUD_STALE`; RFC 4861, section 7.3.2).
 pub fn presumed_neighbour(link: u32, ip: IpAddr, mac: MacAddress) -> Message {
     known_neighbour(link, ip, mac, NeighbourState::Stale)

@@ -6,7 +6,7 @@
 //! and [`Subscription`] tells when it changes.
 //!
 //! Reading takes from each kernel message only the attributes we know and skips the rest: an exotic route or device
-//! of somebody else must not make a dump unreadable.
+//! of other software must not make a dump unreadable.
 
 mod changes;
 mod decode;

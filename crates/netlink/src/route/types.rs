@@ -127,7 +127,7 @@ impl AddressFlags {
     pub const TEMPORARY: Self = Self(0x01);
     /// IPv6: usable at once, no duplicate address detection.
     pub const NODAD: Self = Self(0x02);
-    /// IPv6: somebody else has it.
+    /// IPv6: another host has it.
     pub const DADFAILED: Self = Self(0x08);
     /// Valid, but not for new connections.
     pub const DEPRECATED: Self = Self(0x20);
