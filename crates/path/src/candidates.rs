@@ -4,9 +4,8 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
+use fairlead_address::{canonical, is_private, is_reachable};
 use ipnet::IpNet;
-
-use crate::addresses::{canonical, is_private, is_reachable};
 
 /// The limit on candidates from [`order`]. With the attempts of [`crate::rotation::Config`] all are tried within 90 s.
 pub const MAX_CANDIDATES: usize = 16;

@@ -14,15 +14,14 @@
 //! [`PathAgent::poll_transmit`]; a peer that answers probes gets a strategy of its own beside [`rotation`]. STUN and
 //! mapping prediction feed [`nat`] and [`candidates`]; a relay becomes one more [`candidates::Source`].
 
-mod addresses;
 mod agent;
 pub mod candidates;
 pub mod nat;
 pub mod rotation;
 mod timers;
 
-pub use addresses::is_private;
 pub use agent::{Event, PathAgent, PeerPaths, Transmit};
 pub use candidates::{Candidate, MAX_CANDIDATES, OwnView, PeerView, Source, order};
+pub use fairlead_address::is_private;
 pub use nat::{NatType, Seen, classify};
 pub use rotation::{Config, EndpointReason, LastGood, Observation, Reason, Rotation, State, Status};

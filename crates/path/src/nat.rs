@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
-use crate::addresses::{canonical, is_private};
+use fairlead_address::{canonical, is_private};
 
 /// How the NAT in front of a node maps its WireGuard port. Names are those of the peer resource's `natType`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]

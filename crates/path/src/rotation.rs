@@ -11,10 +11,10 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use fairlead_address::canonical;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
-use crate::addresses::canonical;
 use crate::candidates::{Candidate, Source};
 
 mod status;
