@@ -12,15 +12,15 @@ use fairlead_dataplane::routes::{self, Refused};
 use fairlead_dataplane::uplink::{HostNetwork, Ignored};
 use fairlead_netlink::route::{Route, TABLE_MAIN};
 use fairlead_topology::{
-    BlockRoute, OwnAddress, RouterBlock, RouterNode, RouterProblem, Routing, desired_routes,
+    BlockRoute, Member, MemberRecord, OwnAddress, Plan, Policy, Problem, Source, merge, plan,
 };
-use ipnet::IpNet;
 use k8s_openapi::api::core::v1::{Node, NodeStatus};
 use kube::ResourceExt;
 use kube::api::ObjectMeta;
 use tokio::time::timeout;
 
 use crate::mesh::node_addresses;
+use crate::mesh::view::blocks_by_node;
 use crate::metrics::Metrics;
 use fairlead_cluster::caches::Cache;
 
@@ -108,8 +108,7 @@ pub async fn run(context: Context) {
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Inputs {
     node: String,
-    nodes: Vec<RouterNode>,
-    blocks: Vec<RouterBlock>,
+    members: Vec<Member>,
     mesh_devices: Vec<String>,
     mesh: bool,
 }
@@ -120,25 +119,23 @@ impl Context {
         if !(self.nodes.is_ready() && self.blocks.is_ready() && self.meshes.is_ready()) {
             return None;
         }
-        let mut nodes: Vec<RouterNode> = self
-            .nodes
-            .store
-            .state()
-            .iter()
-            .map(|node| RouterNode {
-                name: node.name_any(),
-                addresses: node_addresses(node, &["InternalIP"]),
-            })
-            .collect();
-        nodes.sort_by(|a, b| a.name.cmp(&b.name));
-        let mut blocks: Vec<RouterBlock> =
-            self.blocks.store.state().iter().filter_map(|block| router_block(block)).collect();
-        blocks.sort_by(|a, b| a.name.cmp(&b.name));
+        let mut records: Vec<MemberRecord> = Vec::new();
+        for node in self.nodes.store.state() {
+            let mut record = MemberRecord::of_node(Source::Kubernetes, node.name_any());
+            record.member.addresses = Some(node_addresses(&node, &["InternalIP"]));
+            records.push(record);
+        }
+        for (node, blocks) in blocks_by_node(&self.blocks.store.state()) {
+            let mut record = MemberRecord::of_node(Source::Kubernetes, node);
+            record.member.blocks = blocks;
+            records.push(record);
+        }
         let meshes = self.meshes.store.state();
         let mut mesh_devices: Vec<String> =
             meshes.iter().map(|mesh| mesh.spec.interface_name.clone()).collect();
         mesh_devices.push(WIREGUARD_INTERFACE.to_owned());
-        Some(Inputs { node: self.node.clone(), nodes, blocks, mesh_devices, mesh: !meshes.is_empty() })
+        let members = merge(records);
+        Some(Inputs { node: self.node.clone(), members, mesh_devices, mesh: !meshes.is_empty() })
     }
 
     async fn step(&self, inputs: Inputs) {
@@ -160,19 +157,13 @@ impl Context {
     }
 }
 
-fn router_block(block: &AddressBlock) -> Option<RouterBlock> {
-    let nets = block.parse().ok()?;
-    let prefixes = nets.ipv4.map(IpNet::from).into_iter().chain(nets.ipv6.map(IpNet::from));
-    Some(RouterBlock { name: block.name_any(), node: block.node()?.to_owned(), prefixes: prefixes.collect() })
-}
-
 /// One step on a thread that may block.
 fn bring(inputs: &Inputs) -> Result<Report, String> {
     let network = HostNetwork::read().map_err(|error| error.to_string())?;
     let ignored = Ignored { links: inputs.mesh_devices.clone(), ..Ignored::default() };
     let own: Vec<OwnAddress> =
         network.own_addresses(&ignored).map(|it| OwnAddress { link: it.link, prefix: it.prefix }).collect();
-    let routing = desired_routes(&inputs.node, &own, &inputs.nodes, &inputs.blocks);
+    let routing = plan(&inputs.members, &Policy { routes_on: Some(own), ..Policy::new(&inputs.node) });
     let desired: Vec<Route> = routing.routes.iter().map(kernel_route).collect();
     let (_, refused) = routes::sync_router(&desired).map_err(|error| error.to_string())?;
     Ok(report(routing, &refused, inputs.mesh))
@@ -183,11 +174,10 @@ fn kernel_route(route: &BlockRoute) -> Route {
 }
 
 /// What the user is to know. Nodes elsewhere are no problem where a mesh reaches them. Pure.
-fn report(mut routing: Routing, refused: &[Refused], mesh: bool) -> Report {
-    let elsewhere = |it: &RouterProblem| {
-        matches!(it, RouterProblem::NotConnected { .. } | RouterProblem::NoAddress { .. })
-    };
-    routing.problems.retain(|problem| !(mesh && elsewhere(problem)));
+fn report(mut routing: Plan, refused: &[Refused], mesh: bool) -> Report {
+    let elsewhere =
+        |it: &Problem| matches!(it, Problem::NodeNotConnected { .. } | Problem::NodeWithoutAddress { .. });
+    routing.problems.retain(|problem| problem.is_about_routes() && !(mesh && elsewhere(problem)));
     let mut problems: Vec<String> = routing.problems.iter().map(ToString::to_string).collect();
     problems.extend(refused.iter().map(|it| format!("no {}: {}", it.route, it.reason)));
     routing.routes.retain(|route| !refused.iter().any(|it| it.route.destination == route.destination));
@@ -212,7 +202,7 @@ mod tests {
         let routes = vec![route("10.0.0.0/27"), route("10.0.0.32/27")];
         let refused =
             [Refused { route: kernel_route(&routes[0]), reason: "network is unreachable".to_owned() }];
-        let found = report(Routing { routes, problems: Vec::new() }, &refused, false);
+        let found = report(Plan { routes, ..Plan::default() }, &refused, false);
         assert_eq!(found.routes, [route("10.0.0.32/27")]);
         assert!(found.problems[0].contains("10.0.0.0/27") && found.problems[0].contains("unreachable"));
     }
@@ -220,8 +210,8 @@ mod tests {
     #[test]
     fn nodes_elsewhere_are_a_problem_only_without_a_mesh() {
         let elsewhere =
-            RouterProblem::NotConnected { node: "b".to_owned(), address: "203.0.113.1".parse().unwrap() };
-        let routing = Routing { routes: Vec::new(), problems: vec![elsewhere] };
+            Problem::NodeNotConnected { node: "b".to_owned(), address: "203.0.113.1".parse().unwrap() };
+        let routing = Plan { problems: vec![elsewhere], ..Plan::default() };
         assert_eq!(report(routing.clone(), &[], true).problems.len(), 0);
         assert_eq!(report(routing, &[], false).problems.len(), 1);
     }

@@ -2,7 +2,7 @@
 //!
 //! Prefixes either contain each other or have nothing in common, so one walk over the sorted list with a stack
 //! of the open ones sees every overlap. For each open prefix only the two first owners per tier are kept: enough
-//! to know whether somebody else is there and to name one of them.
+//! to know whether another owner is there and to name one of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -98,7 +98,7 @@ struct Open {
 }
 
 /// Gives each member the prefixes it keeps and reports the rest. `names` are the owners' names by index, sorted.
-pub(crate) fn settle(
+pub(crate) fn resolve(
     entries: Vec<Entry>,
     names: &[&str],
     problems: &mut BTreeSet<Problem>,

@@ -1,14 +1,15 @@
 //! What was left out of a plan, in words for the person who can repair it.
 
 use std::fmt;
+use std::net::IpAddr;
 
 use fairlead_api::wireguard::PublicKey;
 use ipnet::IpNet;
 
 use crate::prefixes::Unusable;
 
-/// Something that was left out of the mesh. `Display` is a sentence for status and Events: it names the nodes
-/// and prefixes and says what to do.
+/// Something that was left out of the mesh or has no route. [`Self::reason`] is a word for programs. `Display` is a
+/// sentence for status and Events: it names the nodes and prefixes and says what to do.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Problem {
     /// A member without a usable public key.
@@ -81,25 +82,122 @@ pub enum Problem {
         /// Its block.
         other_block: IpNet,
     },
+    /// No route to a node whose address another node, or this one, has too: the neighbours cannot be told apart.
+    NodeAddressShared {
+        /// The node that is not reached.
+        node: String,
+        /// The address.
+        address: IpAddr,
+        /// Another node that has it; `None` is this host.
+        other: Option<String>,
+    },
+    /// No route to a block that covers the address of a node: the route would cut that node off.
+    BlockCoversNode {
+        /// Who has the block.
+        node: String,
+        /// The block.
+        prefix: IpNet,
+        /// The address.
+        address: IpAddr,
+    },
+    /// No route to a block that several nodes have.
+    BlockGrantedTwice {
+        /// The block.
+        prefix: IpNet,
+        /// Who has it, sorted.
+        nodes: Vec<String>,
+    },
+    /// No route to a node that has no InternalIP of the block's family.
+    NodeWithoutAddress {
+        /// The node.
+        node: String,
+        /// Whether IPv6 is missing, else IPv4.
+        ipv6: bool,
+    },
+    /// No route to blocks of a node that does not exist.
+    NodeMissing {
+        /// The name of the node.
+        node: String,
+    },
+    /// No route to a node on none of this host's networks.
+    NodeNotConnected {
+        /// The node.
+        node: String,
+        /// Its address.
+        address: IpAddr,
+    },
+    /// A block that cannot be routed.
+    BlockUnusable {
+        /// Who has it.
+        node: String,
+        /// The block.
+        prefix: IpNet,
+        /// What is wrong with it.
+        why: Unusable,
+    },
 }
 
 impl Problem {
-    /// Names of the nodes it is about, so that each can be told.
+    /// One word for conditions, Events and metrics.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::BlockCoversNode { .. } => "BlockCoversNode",
+            Self::BlockGrantedTwice { .. } => "BlockGrantedTwice",
+            Self::BlockUnusable { .. } => "BlockUnusable",
+            Self::BlocksOverlap { .. } => "BlocksOverlap",
+            Self::ClaimOverlapsBlock { .. } => "ClaimOverlapsBlock",
+            Self::ClaimOverlapsClaim { .. } => "ClaimOverlapsClaim",
+            Self::ClaimedTwice { .. } => "ClaimedTwice",
+            Self::NoKey { .. } => "NoKey",
+            Self::NodeAddressShared { .. } => "NodeAddressShared",
+            Self::NodeMissing { .. } => "NodeMissing",
+            Self::NodeNotConnected { .. } => "NodeNotConnected",
+            Self::NodeWithoutAddress { .. } => "NodeWithoutAddress",
+            Self::SharedKey { .. } => "SharedKey",
+            Self::SharedName { .. } => "SharedName",
+            Self::Unusable { .. } => "Unusable",
+        }
+    }
+
+    /// Whether it keeps a route from the built-in router, else a peer or prefix from the mesh.
+    pub fn is_about_routes(&self) -> bool {
+        matches!(
+            self,
+            Self::BlockCoversNode { .. }
+                | Self::BlockGrantedTwice { .. }
+                | Self::BlockUnusable { .. }
+                | Self::NodeAddressShared { .. }
+                | Self::NodeMissing { .. }
+                | Self::NodeNotConnected { .. }
+                | Self::NodeWithoutAddress { .. }
+        )
+    }
+
+    /// Names of the nodes it is about.
     pub fn nodes(&self) -> Vec<&str> {
         match self {
-            Self::NoKey { node } | Self::SharedName { node, .. } | Self::Unusable { node, .. } => vec![node],
-            Self::SharedKey { nodes, .. } | Self::ClaimedTwice { nodes, .. } => {
-                nodes.iter().map(String::as_str).collect()
-            }
-            Self::ClaimOverlapsClaim { node, other, .. }
+            Self::BlockGrantedTwice { nodes, .. }
+            | Self::ClaimedTwice { nodes, .. }
+            | Self::SharedKey { nodes, .. } => nodes.iter().map(String::as_str).collect(),
+            Self::BlocksOverlap { node, other, .. }
             | Self::ClaimOverlapsBlock { node, other, .. }
-            | Self::BlocksOverlap { node, other, .. } => vec![node, other],
+            | Self::ClaimOverlapsClaim { node, other, .. }
+            | Self::NodeAddressShared { node, other: Some(other), .. } => vec![node, other],
+            Self::BlockCoversNode { node, .. }
+            | Self::BlockUnusable { node, .. }
+            | Self::NoKey { node }
+            | Self::NodeAddressShared { node, .. }
+            | Self::NodeMissing { node }
+            | Self::NodeNotConnected { node, .. }
+            | Self::NodeWithoutAddress { node, .. }
+            | Self::SharedName { node, .. }
+            | Self::Unusable { node, .. } => vec![node],
         }
     }
 
     /// Whether the user has done what it asks for: the address that several nodes claim is among those the mesh
-    /// resource excludes, so that nobody misses it.
-    pub fn is_settled_by(&self, excluded: &[IpNet]) -> bool {
+    /// resource excludes, so that no packet needs it.
+    pub fn is_solved_by(&self, excluded: &[IpNet]) -> bool {
         match self {
             Self::ClaimedTwice { prefix, .. } => excluded.iter().any(|out| out.contains(prefix)),
             _ => false,
@@ -151,6 +249,45 @@ impl fmt::Display for Problem {
                 f,
                 "address block {block} of node {node} overlaps {other_block} of node {other}: both are left out of the mesh; delete one of the blocks or the overlapping pool"
             ),
+            Self::NodeAddressShared { node, address, other } => write!(
+                f,
+                "no route to the pods of {node}: its InternalIP {address} is also that of {}; give each its own",
+                other.as_deref().unwrap_or("this node")
+            ),
+            Self::BlockCoversNode { node, prefix, address } => write!(
+                f,
+                "no route to block {prefix} of {node}: it covers the node address {address}; give the pool subnets \
+                 outside of the nodes' networks"
+            ),
+            Self::BlockGrantedTwice { prefix, nodes } => write!(
+                f,
+                "no route to {prefix}: AddressBlocks give it to {}; delete the pods of all but one and its block",
+                Names(nodes)
+            ),
+            Self::NodeWithoutAddress { node, ipv6 } => {
+                let family = if *ipv6 { "IPv6" } else { "IPv4" };
+                write!(
+                    f,
+                    "no {family} route to the pods of {node}: its Node has no InternalIP of that family; give kubelet \
+                     one (--node-ip)"
+                )
+            }
+            Self::NodeMissing { node } => write!(
+                f,
+                "no route to the blocks of {node}: its Node {node} does not exist; delete its AddressBlocks if it is \
+                 gone for good"
+            ),
+            Self::NodeNotConnected { node, address } => write!(
+                f,
+                "no route to the pods of {node}: its InternalIP {address} is on no network of this node; use a \
+                 WireKubeMesh or a routing daemon for nodes elsewhere"
+            ),
+            Self::BlockUnusable { node, prefix, why } => {
+                write!(
+                    f,
+                    "no route to block {prefix} of {node}: {prefix} cannot be routed, {why}; correct its pool"
+                )
+            }
         }
     }
 }

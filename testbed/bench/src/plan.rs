@@ -48,12 +48,10 @@ fn member(number: u32) -> Result<Member> {
         *head = number.to_be_bytes();
     }
     Ok(Member {
-        name: name(number),
-        public_key: PublicKey(key),
+        public_key: Some(PublicKey(key)),
         claims: vec![ipv4([172, 16, 0, 0], number, 32)?, ipv6(0x2001_0db8, number, 128)?],
         blocks: vec![ipv4([10, 0, 0, 0], number, 27)?, ipv6(0xfd00_0000, number, 123)?],
-        persistent_keepalive: None,
-        preshared_key: None,
+        ..Member::named(name(number))
     })
 }
 

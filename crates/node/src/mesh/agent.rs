@@ -198,7 +198,7 @@ impl Agent {
             bypass: Bypass { servers: inputs.api_server.clone(), nodes: other_nodes(inputs) },
         })?;
         let mut problems = inputs.problems.clone();
-        let open = plan.problems.iter().filter(|problem| !problem.is_settled_by(&inputs.settings.excluded));
+        let open = plan.problems.iter().filter(|problem| !problem.is_solved_by(&inputs.settings.excluded));
         problems.extend(open.map(ToString::to_string));
         problems.extend(inputs.settings.interface.ne(&interface).then(|| {
             format!(

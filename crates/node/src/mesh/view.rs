@@ -130,12 +130,11 @@ pub fn members(peers: &[PublishedPeer], mut blocks: BTreeMap<String, Vec<IpNet>>
     peers
         .iter()
         .map(|peer| Member {
-            name: peer.name.clone(),
-            public_key: peer.public_key,
+            public_key: Some(peer.public_key),
             claims: peer.claims.clone(),
             blocks: blocks.remove(&peer.name).unwrap_or_default(),
             persistent_keepalive: peer.keepalive,
-            preshared_key: None,
+            ..Member::named(&peer.name)
         })
         .collect()
 }

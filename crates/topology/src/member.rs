@@ -1,0 +1,135 @@
+//! Members of the mesh: what one source says of one, and what all sources together say.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use fairlead_api::wireguard::PublicKey;
+use ipnet::IpNet;
+
+/// Who described a member. The first is believed before the next where both are of the same age.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Source {
+    /// The node program itself, of its own node.
+    Local,
+    /// Custom resources, Nodes and AddressBlocks of the cluster.
+    Kubernetes,
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Kubernetes => "kubernetes",
+            Self::Local => "local",
+        })
+    }
+}
+
+/// What one source says of one member. The order of the fields is the order of belief in [`crate::merge`]: the younger
+/// record before the older.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct MemberRecord {
+    /// Time since the source last confirmed the record; zero for a source that is watched.
+    pub age: Duration,
+    /// The source.
+    pub source: Source,
+    /// What it says. A source leaves out what it does not know.
+    pub member: Member,
+}
+
+impl MemberRecord {
+    /// A record of a node, whose name is the same in all sources.
+    pub fn of_node(source: Source, node: impl Into<String>) -> Self {
+        Self { age: Duration::ZERO, source, member: Member::named(node) }
+    }
+
+    /// A record of a member that is no node, by the ID that only this source knows. Names of nodes contain no slash, so
+    /// it is never taken for a node.
+    pub fn of_external(source: Source, id: &str) -> Self {
+        Self { age: Duration::ZERO, source, member: Member::named(format!("{source}/{id}")) }
+    }
+}
+
+/// A node or external peer, as all sources together describe it.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Member {
+    /// Its identity: the name of the node, or `source/ID` of a member that is no node. Unique.
+    pub name: String,
+    /// Its WireGuard key; `None` while it has published none, which keeps it out of the mesh.
+    pub public_key: Option<PublicKey>,
+    /// What it says it is reachable at: its own addresses, as host prefixes. Not trusted, and bound to the key.
+    pub claims: Vec<IpNet>,
+    /// Address blocks the controller gave it. Trusted.
+    pub blocks: Vec<IpNet>,
+    /// Addresses of its Node object of type InternalIP, in the order of the object; `None` where there is no such object.
+    pub addresses: Option<Vec<IpAddr>>,
+    /// Where its WireGuard may be reached.
+    pub endpoints: Endpoints,
+    /// The site it is in.
+    pub location: Option<String>,
+    /// Seconds between keepalives towards it; `None` takes the policy's, zero sends none.
+    pub persistent_keepalive: Option<u16>,
+    /// Symmetric key to mix into handshakes with it.
+    pub preshared_key: Option<[u8; 32]>,
+}
+
+impl Member {
+    /// A member of which only the identity is known.
+    pub fn named(name: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            public_key: None,
+            claims: Vec::new(),
+            blocks: Vec::new(),
+            addresses: None,
+            endpoints: Endpoints::default(),
+            location: None,
+            persistent_keepalive: None,
+            preshared_key: None,
+        }
+    }
+}
+
+impl fmt::Debug for Member {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Member")
+            .field("name", &self.name)
+            .field("public_key", &self.public_key)
+            .field("claims", &self.claims)
+            .field("blocks", &self.blocks)
+            .field("addresses", &self.addresses)
+            .field("endpoints", &self.endpoints)
+            .field("location", &self.location)
+            .field("persistent_keepalive", &self.persistent_keepalive)
+            .field("preshared_key", &self.preshared_key.map(|_| "hidden"))
+            .finish()
+    }
+}
+
+/// Where a member's WireGuard may be reached, and where it sees others.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct Endpoints {
+    /// Chosen by an administrator, as host:port; it is tried before discovered ones.
+    pub manual: Option<String>,
+    /// The one the member thinks best itself.
+    pub preferred: Option<SocketAddr>,
+    /// Its own addresses, with its port.
+    pub host: Vec<SocketAddr>,
+    /// Where it sees others: name of the member to the key it has there, and the endpoint.
+    pub sightings: BTreeMap<String, (PublicKey, SocketAddr)>,
+}
+
+impl Endpoints {
+    /// Adds what a source with less authority knows.
+    pub(crate) fn complete(&mut self, other: Self) {
+        self.manual = self.manual.take().or(other.manual);
+        self.preferred = self.preferred.or(other.preferred);
+        let unknown = other.host.into_iter().filter(|endpoint| !self.host.contains(endpoint));
+        let unknown: Vec<SocketAddr> = unknown.collect();
+        self.host.extend(unknown);
+        for (member, seen) in other.sightings {
+            self.sightings.entry(member).or_insert(seen);
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! Records of many sources to one member each.
+
+use crate::member::{Member, MemberRecord};
+
+/// Unites the records of each member, whatever order they come in. Takes `O(n log n)`.
+///
+/// Of a value that only one member can have, that of the youngest record counts; equally young ones count in the order of
+/// [`crate::Source`]. So another key for the same member is a rotation, not a second member, and claims of a record count
+/// only together with its key. Blocks and endpoints of all records are put together.
+pub fn merge(mut records: Vec<MemberRecord>) -> Vec<Member> {
+    records.sort_unstable_by(|a, b| (&a.member.name, a).cmp(&(&b.member.name, b)));
+    let mut members: Vec<Member> = Vec::with_capacity(records.len());
+    for MemberRecord { member, .. } in records {
+        match members.last_mut() {
+            Some(known) if known.name == member.name => complete(known, member),
+            _ => members.push(member),
+        }
+    }
+    members
+}
+
+/// Adds what a record with less authority knows.
+fn complete(known: &mut Member, other: Member) {
+    if known.public_key.is_none() {
+        known.public_key = other.public_key;
+        known.claims = other.claims;
+    }
+    let missing: Vec<_> = other.blocks.into_iter().filter(|block| !known.blocks.contains(block)).collect();
+    known.blocks.extend(missing);
+    known.addresses = known.addresses.take().or(other.addresses);
+    known.endpoints.complete(other.endpoints);
+    known.location = known.location.take().or(other.location);
+    known.persistent_keepalive = known.persistent_keepalive.or(other.persistent_keepalive);
+    known.preshared_key = known.preshared_key.or(other.preshared_key);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::time::Duration;
+
+    use fairlead_api::wireguard::PublicKey;
+    use ipnet::IpNet;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::member::{Endpoints, Source};
+
+    fn record(source: Source, age: u64, key: Option<u8>) -> MemberRecord {
+        let mut record = MemberRecord::of_node(source, "n1");
+        record.age = Duration::from_secs(age);
+        record.member.public_key = key.map(|byte| PublicKey([byte; 32]));
+        record
+    }
+
+    fn net(text: &str) -> IpNet {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn another_key_of_a_node_is_a_rotation_and_the_youngest_counts() {
+        let mut old = record(Source::Kubernetes, 60, Some(1));
+        old.member.claims = vec![net("192.0.2.9/32")];
+        old.member.blocks = vec![net("10.0.0.0/27")];
+        let mut new = record(Source::Kubernetes, 2, Some(2));
+        new.member.claims = vec![net("192.0.2.1/32")];
+        let merged = merge(vec![old, new]);
+        assert_eq!(merged.len(), 1);
+        assert_eq!(merged[0].public_key, Some(PublicKey([2; 32])));
+        assert_eq!(merged[0].claims, [net("192.0.2.1/32")], "claims go with their key");
+        assert_eq!(merged[0].blocks, [net("10.0.0.0/27")], "blocks belong to the node");
+    }
+
+    #[test]
+    fn what_the_program_knows_of_its_node_beats_what_it_published() {
+        let published = record(Source::Kubernetes, 0, Some(1));
+        let own = record(Source::Local, 0, Some(2));
+        assert_eq!(merge(vec![published, own])[0].public_key, Some(PublicKey([2; 32])));
+    }
+
+    #[test]
+    fn a_record_without_a_key_adds_to_that_with_one() {
+        let mut blocks = record(Source::Local, 0, None);
+        blocks.member.claims = vec![net("192.0.2.9/32")];
+        blocks.member.location = Some("home".to_owned());
+        let mut peer = record(Source::Kubernetes, 5, Some(1));
+        peer.member.claims = vec![net("192.0.2.1/32")];
+        let merged = merge(vec![blocks, peer]).remove(0);
+        assert_eq!((merged.public_key.is_some(), merged.location.as_deref()), (true, Some("home")));
+        assert_eq!(merged.claims, [net("192.0.2.1/32")], "claims without a key count for nothing");
+    }
+
+    #[test]
+    fn a_member_that_is_no_node_is_never_taken_for_one() {
+        let node = MemberRecord::of_node(Source::Kubernetes, "n1");
+        let external = MemberRecord::of_external(Source::Kubernetes, "n1");
+        assert_eq!(merge(vec![node, external]).len(), 2);
+    }
+
+    prop_compose! {
+        fn any_record()(
+            age in 0..3u64,
+            local: bool,
+            name in 0..4u8,
+            external: bool,
+            key in prop::option::of(0..3u8),
+            claims in prop::collection::vec((0..4u8).prop_map(|host| net(&format!("192.0.2.{host}/32"))), 0..3),
+            blocks in prop::collection::vec((0..4u8).prop_map(|block| net(&format!("10.0.{block}.0/24"))), 0..3),
+            host in prop::collection::vec((1..4u16).prop_map(|port| ([192, 0, 2, 1], port).into()), 0..3),
+            location in prop::option::of("[ab]"),
+            keepalive in prop::option::of(0..3u16),
+        ) -> MemberRecord {
+            let source = if local { Source::Local } else { Source::Kubernetes };
+            let name = format!("n{name}");
+            let record = match external {
+                true => MemberRecord::of_external(source, &name),
+                false => MemberRecord::of_node(source, name),
+            };
+            let member = Member {
+                public_key: key.map(|byte| PublicKey([byte; 32])),
+                claims,
+                blocks,
+                endpoints: Endpoints { host, ..Endpoints::default() },
+                location,
+                persistent_keepalive: keepalive,
+                ..record.member
+            };
+            MemberRecord { age: Duration::from_secs(age), source, member }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn the_order_of_records_does_not_matter(
+            records in prop::collection::vec(any_record(), 0..12).prop_shuffle(),
+        ) {
+            let mut sorted = records.clone();
+            sorted.sort();
+            prop_assert_eq!(merge(records), merge(sorted));
+        }
+
+        #[test]
+        fn saying_the_same_twice_changes_nothing(records in prop::collection::vec(any_record(), 0..12)) {
+            let once: BTreeSet<String> = merge(records.clone()).into_iter().map(|member| member.name).collect();
+            let twice = merge([records.clone(), records.clone()].concat());
+            prop_assert_eq!(twice.len(), once.len());
+            for member in &twice {
+                let of = records.iter().filter(|record| record.member.name == member.name);
+                let blocks: BTreeSet<IpNet> = of.flat_map(|record| record.member.blocks.clone()).collect();
+                prop_assert_eq!(blocks, member.blocks.iter().copied().collect());
+            }
+        }
+
+        #[test]
+        fn key_and_claims_come_from_one_record_and_none_is_younger(
+            records in prop::collection::vec(any_record(), 0..12),
+        ) {
+            for member in merge(records.clone()) {
+                let of = records.iter().filter(|record| record.member.name == member.name);
+                let keyed: Vec<&MemberRecord> = of.filter(|record| record.member.public_key.is_some()).collect();
+                let Some(youngest) = keyed.iter().map(|record| (record.age, record.source)).min() else {
+                    prop_assert_eq!(member.public_key, None);
+                    continue;
+                };
+                prop_assert!(keyed.iter().any(|record| (record.age, record.source) == youngest
+                    && record.member.public_key == member.public_key
+                    && record.member.claims == member.claims));
+            }
+        }
+    }
+}
