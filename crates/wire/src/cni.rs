@@ -1,4 +1,4 @@
-//! The CNI contract (`proto/cni.proto`), wire-compatible with Coil v2, and how its errors travel.
+//! The CNI contract (`proto/cni.proto`), wire-compatible with Coil v2, and the encoding of its errors.
 
 use prost::Message;
 
@@ -17,12 +17,12 @@ mod generated {
 
 /// Full protobuf name of [`CniError`].
 const ERROR_NAME: &str = "pkg.cnirpc.CNIError";
-/// What grpc-go's `Status.WithDetails` puts before that name.
+/// The prefix that grpc-go's `Status.WithDetails` puts before that name.
 const TYPE_URL_PREFIX: &str = "type.googleapis.com/";
 
 /// A gRPC status of `code` that carries `error` as its only detail, as grpc-go's `Status.WithDetails` encodes it.
 ///
-/// The status message is the error's `msg`, so that a client that knows nothing of CNI still shows a reason.
+/// The status message is the error's `msg`, for clients that do not decode the details.
 pub fn status_with_error(code: tonic::Code, error: CniError) -> tonic::Status {
     let message = error.msg.clone();
     let detail = Any { type_url: format!("{TYPE_URL_PREFIX}{ERROR_NAME}"), value: error.encode_to_vec() };
@@ -32,7 +32,7 @@ pub fn status_with_error(code: tonic::Code, error: CniError) -> tonic::Status {
 
 /// The CNI error inside a gRPC status: the first detail of that type that can be decoded, if there is one.
 ///
-/// The details come from another process: whatever they hold, the answer is `None` at worst.
+/// The details come from another process: `None` if they cannot be decoded.
 pub fn error_of(status: &tonic::Status) -> Option<CniError> {
     let details = Status::decode(status.details()).ok()?.details;
     details
@@ -41,7 +41,7 @@ pub fn error_of(status: &tonic::Status) -> Option<CniError> {
         .find_map(|detail| CniError::decode(detail.value.as_slice()).ok())
 }
 
-/// Only what follows the last slash names the type (google/protobuf/any.proto).
+/// The type is named after the last slash (google/protobuf/any.proto).
 fn is_error(type_url: &str) -> bool {
     type_url.rsplit_once('/').is_some_and(|(_, name)| name == ERROR_NAME)
 }
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_survives_the_trailers() {
+    fn an_error_is_read_back_from_the_trailers() {
         let sent = error(ErrorCode::UnknownContainer, "pod a/b: not found", "größer\n");
         let headers =
             status_with_error(tonic::Code::NotFound, sent.clone()).into_http::<()>().into_parts().0.headers;
@@ -116,7 +116,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_error_comes_back(grpc in 1..17i32, code: i32, msg: String, details: String) {
+        fn every_error_is_read_back(grpc in 1..17i32, code: i32, msg: String, details: String) {
             let sent = CniError { code, msg, details };
             let status = status_with_error(tonic::Code::from(grpc), sent.clone());
             prop_assert_eq!(error_of(&status), Some(sent));

@@ -1,12 +1,12 @@
-//! What goes over Fairlead's own wires.
+//! Fairlead's own protocols.
 //!
-//! Today that is the gRPC between the CNI plugin or the command line and the node program, over a UNIX socket
-//! ([`cni`], [`network`], [`node`]), and the names of the files beside that socket ([`spool`]). The messages, clients and servers are generated from `proto/` at build time, without `protoc`;
-//! written by hand is only how a CNI error travels inside a gRPC status, which must be byte for byte what Coil's Go
-//! programs send, because old and new programs meet on one node during an upgrade.
+//! Today these are the gRPC services between the CNI plugin or the command line and the node program, over a UNIX socket
+//! ([`cni`], [`network`], [`node`]), and the names of the files beside that socket ([`spool`]). Messages, clients and servers
+//! are generated from `proto/` at build time, without `protoc`. Only the encoding of a CNI error in a gRPC status is written
+//! by hand: it must be byte for byte that of Coil's Go programs, because programs of both run on one node during an upgrade.
 //!
-//! The sans-I/O codecs of path probes, relay frames and discovery messages will stand beside them. Nothing here opens a
-//! socket or decides anything: bytes come from the caller and go back to the caller.
+//! The sans-I/O codecs of path probes, relay frames and discovery messages will be modules beside these. Nothing here opens
+//! a socket or decides anything: bytes come from the caller and go back to the caller.
 
 pub mod cni;
 pub mod network;

@@ -1,4 +1,4 @@
-//! The verbs about a whole network (`proto/network.proto`).
+//! The CNI operations on a whole network (`proto/network.proto`).
 
 pub use generated::*;
 

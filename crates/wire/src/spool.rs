@@ -1,12 +1,11 @@
-//! Names of the files that plugin and node program leave for each other beside the socket.
+//! Names of the files beside the socket, which the plugin and the node program share.
 //!
-//! Everything lies in `<socket>.d`: who can reach the socket can reach the directory, so neither side needs a setting
-//! of its own. An attachment is one empty file, `<container ID>:<interface>`; making and removing such a file is
-//! atomic, and nothing can be half written.
+//! They are in the directory `<socket>.d`, so neither program needs another setting. An attachment is one empty file,
+//! `<container ID>:<interface>`: creating and removing it is atomic, and it has no content that could be incomplete.
 //!
-//! - `pending-del/` holds DELs that the runtime was told are done while the node program was away. It finishes them.
-//! - `networks/<name>/` holds the attachments of each network. The kernel's records do not name the network, and GC
-//!   must not touch those of another one.
+//! - `pending-del/` has the DELs that the plugin reported as done while the node program did not answer. It finishes them.
+//! - `networks/<name>/` has the attachments of each network. Link aliases do not name the network, and GC must keep the
+//!   attachments of other networks.
 
 use std::path::{Path, PathBuf};
 
@@ -14,7 +13,7 @@ use std::path::{Path, PathBuf};
 /// 256 bytes).
 pub const CONTAINER_ID_MAX: usize = 128;
 
-/// Directory of unfinished DELs.
+/// Directory of pending DELs.
 pub fn pending_deletions(socket: &Path) -> PathBuf {
     beside(socket).join("pending-del")
 }
@@ -40,12 +39,12 @@ fn beside(socket: &Path) -> PathBuf {
     PathBuf::from(name)
 }
 
-/// The file of an attachment; `None` if there can be no such attachment.
+/// The file of an attachment; `None` if a name is invalid.
 pub fn file_name(container_id: &str, ifname: &str) -> Option<String> {
     (is_container_id(container_id) && is_interface_name(ifname)).then(|| format!("{container_id}:{ifname}"))
 }
 
-/// Container ID and interface of a file; `None` for a file of another origin.
+/// Container ID and interface of a file; `None` for other files.
 pub fn parse_file_name(name: &str) -> Option<(&str, &str)> {
     name.split_once(':')
         .filter(|(container_id, ifname)| is_container_id(container_id) && is_interface_name(ifname))
@@ -57,7 +56,7 @@ pub fn is_identifier(text: &str) -> bool {
         && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.' | b'-'))
 }
 
-/// An identifier that fits the kernel's records.
+/// An identifier that fits a link's alias.
 pub fn is_container_id(text: &str) -> bool {
     is_identifier(text) && text.len() <= CONTAINER_ID_MAX
 }
@@ -75,14 +74,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_directories_lie_beside_the_socket() {
+    fn the_directories_are_beside_the_socket() {
         let socket = Path::new("/run/coild.sock");
         assert_eq!(pending_deletions(socket), Path::new("/run/coild.sock.d/pending-del"));
         assert_eq!(networks(socket), Path::new("/run/coild.sock.d/networks"));
     }
 
     #[test]
-    fn what_cannot_be_attached_has_no_file() {
+    fn invalid_names_have_no_file() {
         for (container_id, ifname) in
             [("", "eth0"), ("../x", "eth0"), ("a/b", "eth0"), ("c", ".."), ("c", "a/b")]
         {
