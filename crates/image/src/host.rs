@@ -5,7 +5,7 @@ use std::process::Command;
 
 use anyhow::{Context, bail};
 
-/// Where an absolute path of this machine lies below the root of an image. There `/bin`, `/lib` and so on are symbolic
+/// The path in an image, below its root, of an absolute path of this machine. There `/bin`, `/lib` and so on are symbolic
 /// links into `/usr`, which an archive must not replace by directories.
 pub fn inside(path: &Path) -> PathBuf {
     let relative: PathBuf = path.components().filter(|part| matches!(part, Component::Normal(_))).collect();
@@ -29,7 +29,7 @@ fn parse_ldd(output: &str) -> anyhow::Result<Vec<PathBuf>> {
     let mut paths = Vec::new();
     for line in output.lines() {
         if line.contains("=> not found") {
-            bail!("a library is missing on this machine: {}", line.trim());
+            bail!("a shared library is missing on this machine: {}", line.trim());
         }
         paths.extend(
             line.split_whitespace()

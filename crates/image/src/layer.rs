@@ -15,19 +15,19 @@ use crate::tree::{Content, Entry};
 /// How a layer is stored.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Compression {
-    /// Small: for images that travel.
+    /// Small, for registries.
     Gzip,
-    /// Fast: for images that are imported on the machine that made them.
+    /// Fast, for images that are imported on the machine that builds them.
     #[default]
     None,
 }
 
 /// A layer that has been written.
 pub(crate) struct Layer {
-    /// Of the bytes as stored.
+    /// Of the stored bytes.
     pub(crate) digest: String,
     pub(crate) size: u64,
-    /// Of the bytes as unpacked, what the configuration calls `diff_id`.
+    /// Digest of the uncompressed tar, `diff_id` in the configuration.
     pub(crate) diff_id: String,
     pub(crate) media_type: &'static str,
 }
@@ -42,7 +42,7 @@ pub(crate) fn write(tree: &Tree, compression: Compression, file: &File) -> anyho
     let stored = Hashing::new(BufWriter::new(file));
     let (stored, diff_id, media_type) = match compression {
         Compression::Gzip => {
-            // Neither a time nor a file name in its header.
+            // No time and no file name in its header.
             let gzip = GzBuilder::new().write(stored, flate2::Compression::default());
             let (gzip, diff_id) = archive(tree, gzip)?;
             let stored = gzip.finish().context("cannot finish the layer")?;
@@ -58,7 +58,7 @@ pub(crate) fn write(tree: &Tree, compression: Compression, file: &File) -> anyho
     Ok(Layer { digest, size, diff_id, media_type })
 }
 
-/// Writes the tar; gives back where it went and its digest.
+/// Writes the tar; returns the writer and the digest.
 fn archive<W: Write>(tree: &Tree, output: W) -> anyhow::Result<(W, String)> {
     let mut builder = Builder::new(Hashing::new(output));
     for (path, entry) in tree.entries() {
@@ -80,7 +80,7 @@ fn append(builder: &mut Builder<impl Write>, path: &Path, entry: &Entry) -> io::
         Entry::File { mode, content: Content::Host(source) } => {
             let file = File::open(source)?;
             let size = file.metadata()?.len();
-            // One that grows meanwhile would spoil all that follows.
+            // One that grows meanwhile would corrupt the tar.
             builder.append_data(&mut header(EntryType::Regular, *mode, size), path, file.take(size))
         }
         Entry::Symlink(target) => {
@@ -89,7 +89,7 @@ fn append(builder: &mut Builder<impl Write>, path: &Path, entry: &Entry) -> io::
     }
 }
 
-/// Owned by root, without a time.
+/// Owned by root, modification time 0.
 fn header(kind: EntryType, mode: u32, size: u64) -> Header {
     let mut header = Header::new_gnu();
     header.set_entry_type(kind);
@@ -101,7 +101,7 @@ fn header(kind: EntryType, mode: u32, size: u64) -> Header {
     header
 }
 
-/// Hands bytes on, counts and hashes them.
+/// Counts and hashes what is written through it.
 struct Hashing<W> {
     inner: W,
     hash: Sha256,
@@ -121,7 +121,9 @@ impl<W> Hashing<W> {
 impl<W: Write> Write for Hashing<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let count = self.inner.write(bytes)?;
-        let written = bytes.get(..count).ok_or_else(|| io::Error::other("more was written than given"))?;
+        let written = bytes
+            .get(..count)
+            .ok_or_else(|| io::Error::other("the writer reports more bytes than it was given"))?;
         self.hash.update(written);
         self.bytes = self.bytes.saturating_add(u64::try_from(count).map_err(io::Error::other)?);
         Ok(count)

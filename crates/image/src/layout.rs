@@ -18,20 +18,20 @@ const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 
-/// What an image says of itself.
+/// The metadata of an image.
 #[derive(Debug, Default)]
 pub struct Image {
-    /// The names it is imported under; at least one.
+    /// Its names; at least one.
     pub references: Vec<Reference>,
-    /// The program that always runs.
+    /// The entry point.
     pub entrypoint: Vec<String>,
-    /// Its usual arguments, or the program if there is no entry point.
+    /// The default arguments, or the program if there is no entry point.
     pub command: Vec<String>,
-    /// Variables; `PATH` has Debian's value if it is not given.
+    /// Environment variables; `PATH` defaults to Debian's.
     pub environment: BTreeMap<String, String>,
     /// Labels and annotations, such as `org.opencontainers.image.version`.
     pub labels: BTreeMap<String, String>,
-    /// How its layer is stored.
+    /// Compression of its layer.
     pub compression: Compression,
 }
 
@@ -74,7 +74,7 @@ impl Image {
     }
 }
 
-/// Writes the image to `output`, all of it or nothing. Returns the digest of its manifest, `sha256:…`.
+/// Writes the image to `output`, replacing it atomically. Returns the digest of its manifest, `sha256:…`.
 ///
 /// # Errors
 /// A file of the tree cannot be read, or `output` cannot be written.
@@ -113,7 +113,7 @@ pub fn write(tree: &Tree, image: &Image, output: &Path) -> anyhow::Result<String
     Ok(layer::digest(manifest.as_bytes()))
 }
 
-/// What `docker load` wants before version 25; the blobs are the same.
+/// The manifest that `docker load` reads before version 25; the blobs are the same.
 fn docker_manifest(image: &Image, config: &str, layer: &Layer) -> String {
     let tags: Vec<String> = image.references.iter().map(Reference::to_string).collect();
     let config = blob_path(&layer::digest(config.as_bytes()));
@@ -144,7 +144,7 @@ fn publish(archive: NamedTempFile, output: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// As Go and therefore OCI call it.
+/// The name in Go and OCI.
 fn architecture() -> &'static str {
     match std::env::consts::ARCH {
         "aarch64" => "arm64",

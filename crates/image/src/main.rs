@@ -1,4 +1,4 @@
-//! `fairlead-image`: puts the programs it is given into Fairlead's image. `cargo xtask image` builds them and runs it.
+//! `fairlead-image`: builds Fairlead's image from compiled programs. `cargo xtask image` compiles them and runs it.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -9,40 +9,40 @@ use anyhow::{Context, ensure};
 use clap::Parser;
 use fairlead_image::{Compression, Image, Reference, Tree, libraries};
 
-/// Make Fairlead's OCI image from programs that are built already.
+/// Build Fairlead's OCI image from compiled programs
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Arguments {
-    /// The executable `fairlead`
+    /// Path of the executable `fairlead`
     #[arg(long)]
     fairlead: PathBuf,
-    /// The CNI plugin, linked statically: it runs on the node, whatever C library that has
+    /// Path of the CNI plugin, statically linked, because it runs on the node and must not need its C library
     #[arg(long)]
     plugin: PathBuf,
-    /// Name of the image
+    /// Name and tag of the image
     #[arg(long, default_value = concat!("localhost/fairlead:", env!("CARGO_PKG_VERSION")))]
     tag: Reference,
-    /// The tar to write
+    /// Path of the tar to write
     #[arg(short, long)]
     output: PathBuf,
-    /// Revision of the sources, for the image's labels
+    /// Source revision, for the label org.opencontainers.image.revision
     #[arg(long)]
     revision: Option<String>,
-    /// For clusters on this machine: no compression, and a plugin that needs this machine's C library will do
+    /// Build for clusters on this machine: without compression, and with a dynamically linked plugin if it is one
     #[arg(long)]
     local: bool,
 }
 
-/// What Coil calls its programs; manifests name them.
-const NAMES_OF_COIL: [&str; 4] = ["coild", "coil-installer", "coil-ipam-controller", "coil-router"];
+/// Names of Coil's programs, which manifests use.
+const COIL_NAMES: [&str; 4] = ["coild", "coil-installer", "coil-ipam-controller", "coil-router"];
 
-/// What one needs to look at a node's network, from the Debian packages of the machine that makes the image.
+/// Tools to inspect a node's network, from the Debian packages of the machine that builds the image.
 const TOOLS: [&str; 4] = ["/usr/sbin/conntrack", "/usr/sbin/ip", "/usr/sbin/nft", "/usr/bin/wg"];
 
 fn main() -> ExitCode {
     match run(&Arguments::parse()) {
         Ok(line) => {
-            // A reader that went away is no reason to fail.
+            // A closed standard output is no reason to fail.
             let _ = writeln!(std::io::stdout(), "{line}");
             ExitCode::SUCCESS
         }
@@ -82,10 +82,10 @@ fn tree(fairlead: &Path, plugin: &Path) -> anyhow::Result<Tree> {
     let mut tree = Tree::new();
     tree.program(fairlead, Path::new("/usr/local/bin/fairlead"))?;
     tree.file(plugin, Path::new("/usr/local/coil/coil"))?;
-    for name in NAMES_OF_COIL {
+    for name in COIL_NAMES {
         tree.symlink(&Path::new("/usr/local/coil").join(name), "../bin/fairlead");
     }
-    // Who runs the controller; a name for its number, so that people see one.
+    // The user of the controller, so that its ID has a name.
     tree.bytes(
         Path::new("/etc/passwd"),
         0o644,
@@ -132,12 +132,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_arguments_are_sound() {
+    fn the_arguments_are_consistent() {
         Arguments::command().debug_assert();
     }
 
     #[test]
-    fn a_plugin_that_needs_libraries_does_not_travel() {
+    fn a_plugin_that_needs_libraries_is_refused_unless_local() {
         let directory = tempfile::tempdir().unwrap();
         let arguments = |local| Arguments {
             fairlead: "/bin/true".into(),
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_tools_and_coils_names_are_in() {
+    fn the_tree_has_programs_tools_and_coils_names() {
         let tree = tree(Path::new("/bin/true"), Path::new("/bin/true")).unwrap();
         for path in [
             "/usr/local/bin/fairlead",

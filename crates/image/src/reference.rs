@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use anyhow::{Context, ensure};
 
-/// The full name of an image, `HOST/PATH:TAG`, as container runtimes keep it.
+/// The full name of an image, `HOST/PATH:TAG`, as container runtimes store it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Reference {
     name: String,
@@ -33,21 +33,20 @@ impl fmt::Display for Reference {
 impl FromStr for Reference {
     type Err = anyhow::Error;
 
-    /// A name without a host is one of `docker.io`, and without a tag means `latest`: what every runtime makes of it when
-    /// a pod names it so.
+    /// The host defaults to `docker.io` and the tag to `latest`, as container runtimes complete the image of a pod.
     fn from_str(text: &str) -> anyhow::Result<Self> {
         let parse = || {
-            ensure!(!text.contains('@'), "a name with a digest cannot be given to a new image");
+            ensure!(!text.contains('@'), "the name of a new image cannot have a digest");
             // A colon before the last slash belongs to the host's port.
             let (name, tag) = match text.rsplit_once(':') {
                 Some((name, tag)) if !tag.contains('/') => (name, tag),
                 _ => (text, "latest"),
             };
-            let tag_is_right = !tag.is_empty()
+            let is_tag = !tag.is_empty()
                 && tag.len() <= 128
                 && !tag.starts_with(['.', '-'])
                 && tag.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte));
-            ensure!(tag_is_right, "{tag:?} is no tag");
+            ensure!(is_tag, "{tag:?} is not a valid tag");
             let (host, path) = match name.split_once('/') {
                 Some((host, path)) if host.contains(['.', ':']) || host == "localhost" => {
                     (host, path.to_owned())
@@ -55,16 +54,15 @@ impl FromStr for Reference {
                 Some(_) => ("docker.io", name.to_owned()),
                 None => ("docker.io", format!("library/{name}")),
             };
-            let host_is_right =
-                host.bytes().all(|byte| byte.is_ascii_alphanumeric() || b".:-[]".contains(&byte));
-            ensure!(host_is_right, "{host:?} is no host of a registry");
+            let is_host = host.bytes().all(|byte| byte.is_ascii_alphanumeric() || b".:-[]".contains(&byte));
+            ensure!(is_host, "{host:?} is not a valid registry host");
             ensure!(
                 path.split('/').all(is_component),
-                "{path:?} may hold only small letters, digits, '.', '_', '-' and '/'"
+                "{path:?} may contain only lower-case letters, digits, '.', '_', '-' and '/'"
             );
             Ok(Self { name: format!("{host}/{path}"), tag: tag.to_owned() })
         };
-        parse().with_context(|| format!("{text:?} is no name of an image"))
+        parse().with_context(|| format!("{text:?} is not a valid image name"))
     }
 }
 
@@ -80,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn short_names_become_what_runtimes_make_of_them() {
+    fn short_names_are_completed_as_runtimes_do() {
         for (short, full) in [
             ("fairlead", "docker.io/library/fairlead:latest"),
             ("me/fairlead:1", "docker.io/me/fairlead:1"),
@@ -93,11 +91,12 @@ mod tests {
     }
 
     #[test]
-    fn wrong_names_are_refused() {
-        for wrong in ["", ":1", "a:", "a b", "UPPER", "a/", "-a", "a:b c", "a@sha256:00", "a//b", "ho st.x/a"]
+    fn invalid_names_are_refused() {
+        for invalid in
+            ["", ":1", "a:", "a b", "UPPER", "a/", "-a", "a:b c", "a@sha256:00", "a//b", "ho st.x/a"]
         {
-            let error = format!("{:#}", wrong.parse::<Reference>().unwrap_err());
-            assert!(error.contains("is no name of an image"), "{error}");
+            let error = format!("{:#}", invalid.parse::<Reference>().unwrap_err());
+            assert!(error.contains("is not a valid image name"), "{error}");
         }
     }
 }

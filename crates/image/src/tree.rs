@@ -1,4 +1,4 @@
-//! What an image contains.
+//! The files of an image.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -13,7 +13,7 @@ use crate::host;
 /// Debian, and paths are given as they are on such a system.
 #[derive(Debug)]
 pub struct Tree {
-    // Sorted by component, so a directory always precedes what is in it, as unpacking needs it.
+    // Sorted by component: a directory precedes its entries, as unpacking needs it.
     entries: BTreeMap<PathBuf, Entry>,
 }
 
@@ -42,7 +42,7 @@ impl Default for Tree {
 }
 
 impl Tree {
-    /// What every program expects to find: the links into `/usr`, `/tmp`, `/run`, `/root`, and the user `root`.
+    /// What every program expects: the links into `/usr`, `/tmp`, `/run`, `/root`, and the user `root`.
     pub fn new() -> Self {
         let mut tree = Self { entries: BTreeMap::new() };
         for directory in ["bin", "sbin", "lib", "lib64"] {
@@ -64,7 +64,7 @@ impl Tree {
         self.add(path, Entry::Directory(mode));
     }
 
-    /// Adds a file with this content; `mode` are the lower twelve mode bits.
+    /// Adds a file with this content; `mode` is the lower twelve mode bits.
     pub fn bytes(&mut self, path: &Path, mode: u32, content: impl Into<Vec<u8>>) {
         self.add(path, Entry::File { mode, content: Content::Bytes(content.into()) });
     }
@@ -81,7 +81,11 @@ impl Tree {
     pub fn file(&mut self, source: &Path, path: &Path) -> anyhow::Result<()> {
         let metadata = std::fs::metadata(source)
             .with_context(|| format!("cannot put {} into the image", source.display()))?;
-        anyhow::ensure!(metadata.is_file(), "cannot put {} into the image: it is no file", source.display());
+        anyhow::ensure!(
+            metadata.is_file(),
+            "cannot put {} into the image: it is not a regular file",
+            source.display()
+        );
         let mode = metadata.permissions().mode() & 0o7777;
         self.add(path, Entry::File { mode, content: Content::Host(source.to_owned()) });
         Ok(())
@@ -101,7 +105,7 @@ impl Tree {
         Ok(())
     }
 
-    /// Whether there is something at this path.
+    /// Whether the path exists.
     pub fn contains(&self, path: &Path) -> bool {
         self.entries.contains_key(&host::inside(path))
     }
@@ -124,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn directories_come_before_what_is_in_them() {
+    fn directories_come_before_their_entries() {
         let mut tree = Tree::new();
         tree.bytes(Path::new("/opt/a/b"), 0o644, "");
         let paths: Vec<&Path> = tree.entries().map(|(path, _)| path).collect();
