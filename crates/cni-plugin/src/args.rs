@@ -1,19 +1,19 @@
-//! `CNI_ARGS`: what Kubernetes runtimes say about the pod.
+//! `CNI_ARGS`: the pod that a Kubernetes runtime names.
 
 use std::collections::BTreeMap;
 
 use crate::failure::{Failure, code};
 
-/// Keys that are understood and handed to the node program. Every other key needs `IgnoreUnknown=1`, as in libcni.
+/// Keys that are passed to the node program. Every other key needs `IgnoreUnknown=1`, as in libcni.
 const KNOWN: [&str; 4] = ["K8S_POD_NAMESPACE", "K8S_POD_NAME", "K8S_POD_INFRA_CONTAINER_ID", "K8S_POD_UID"];
 const IGNORE_UNKNOWN: &str = "IgnoreUnknown";
 
-/// The understood part of `CNI_ARGS`.
+/// The known keys of `CNI_ARGS`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PodArgs(BTreeMap<&'static str, String>);
 
 impl PodArgs {
-    /// Parses `KEY=VALUE;KEY=VALUE`. Of a key given twice the last value counts; empty parts are skipped.
+    /// Parses `KEY=VALUE;KEY=VALUE`. The last value of a repeated key counts; empty parts are skipped.
     ///
     /// # Errors
     /// Code 4 for a part without `=`, an `IgnoreUnknown` that is not a boolean, and unknown keys not to be ignored.
@@ -23,7 +23,7 @@ impl PodArgs {
         let mut ignore_unknown = false;
         for part in text.split(';').filter(|part| !part.is_empty()) {
             let Some((key, value)) = part.split_once('=') else {
-                return Err(wrong(format!("{part:?} is not KEY=VALUE")));
+                return Err(invalid(format!("{part:?} is not KEY=VALUE")));
             };
             if let Some(key) = KNOWN.into_iter().find(|known| *known == key) {
                 known.insert(key, value.to_owned());
@@ -36,7 +36,7 @@ impl PodArgs {
         if unknown.is_empty() || ignore_unknown {
             Ok(Self(known))
         } else {
-            Err(wrong(format!("unknown keys {unknown:?}, and {IGNORE_UNKNOWN}=1 is not set")))
+            Err(invalid(format!("unknown keys {unknown:?}, and {IGNORE_UNKNOWN}=1 is not set")))
         }
     }
 
@@ -55,11 +55,11 @@ fn parse_bool(text: &str) -> Result<bool, Failure> {
     match text.to_ascii_lowercase().as_str() {
         "1" | "true" => Ok(true),
         "0" | "false" => Ok(false),
-        _ => Err(wrong(format!("{IGNORE_UNKNOWN}={text:?} is neither true nor false"))),
+        _ => Err(invalid(format!("{IGNORE_UNKNOWN}={text:?} is neither true nor false"))),
     }
 }
 
-fn wrong(what: String) -> Failure {
+fn invalid(what: String) -> Failure {
     Failure::new(
         code::ENVIRONMENT,
         format!("CNI_ARGS: {what}"),
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn what_containerd_sends_is_understood() {
+    fn what_containerd_sends_is_parsed() {
         let args = PodArgs::parse(
             "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=web-0;K8S_POD_INFRA_CONTAINER_ID=abc;K8S_POD_UID=u",
         )
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn forms_that_are_accepted() {
+    fn accepted_forms() {
         assert_eq!(pairs(""), vec![]);
         assert_eq!(pairs(";;"), vec![]);
         assert_eq!(pairs("K8S_POD_NAME=a;"), vec![("K8S_POD_NAME", "a".into())]);
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn forms_that_are_refused() {
+    fn refused_forms() {
         let cases = [
             ("K8S_POD_NAME", "\"K8S_POD_NAME\" is not KEY=VALUE"),
             ("IgnoreUnknown=maybe", "neither true nor false"),
@@ -123,7 +123,7 @@ mod tests {
         }
 
         #[test]
-        fn values_come_back(namespace in "[^;]*", name in "[^;]*") {
+        fn values_are_read_back(namespace in "[^;]*", name in "[^;]*") {
             let args = PodArgs::parse(&format!("K8S_POD_NAMESPACE={namespace};K8S_POD_NAME={name}")).unwrap();
             prop_assert_eq!(args.get("K8S_POD_NAMESPACE"), Some(namespace.as_str()));
             prop_assert_eq!(args.get("K8S_POD_NAME"), Some(name.as_str()));

@@ -12,16 +12,16 @@ use tonic::transport::{Channel, Endpoint};
 use crate::failure::{Failure, code, reasons};
 use crate::netconf;
 
-/// How long one call may take, connecting included (Coil v2: one minute). Runtimes give up later than that.
-pub const DEADLINE: Duration = Duration::from_secs(60);
+/// Longest one call may take, connecting included (Coil v2: one minute). Runtimes time out later.
+pub const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// ADD. The answer is a CNI result in JSON, not looked at here.
+/// ADD. The answer is a CNI result in JSON, not parsed here.
 ///
 /// # Errors
-/// What the node program says, or code 11 when it cannot be reached or is too slow.
-pub async fn add(socket: &str, request: CniArgs, deadline: Duration) -> Result<Vec<u8>, Failure> {
-    bounded(socket, deadline, async {
-        let answer = connect(socket).await?.add(with_deadline(request, deadline)).await;
+/// The node program's error, or code 11 when it cannot be reached or is too slow.
+pub async fn add(socket: &str, request: CniArgs, limit: Duration) -> Result<Vec<u8>, Failure> {
+    bounded(socket, limit, async {
+        let answer = connect(socket).await?.add(with_timeout(request, limit)).await;
         answer.map(|answer| answer.into_inner().result).map_err(|status| Failure::of_status(&status, socket))
     })
     .await
@@ -31,9 +31,9 @@ pub async fn add(socket: &str, request: CniArgs, deadline: Duration) -> Result<V
 ///
 /// # Errors
 /// As [`add`].
-pub async fn del(socket: &str, request: CniArgs, deadline: Duration) -> Result<(), Failure> {
-    bounded(socket, deadline, async {
-        let answer = connect(socket).await?.del(with_deadline(request, deadline)).await;
+pub async fn del(socket: &str, request: CniArgs, limit: Duration) -> Result<(), Failure> {
+    bounded(socket, limit, async {
+        let answer = connect(socket).await?.del(with_timeout(request, limit)).await;
         answer.map(|_| ()).map_err(|status| Failure::of_status(&status, socket))
     })
     .await
@@ -42,25 +42,25 @@ pub async fn del(socket: &str, request: CniArgs, deadline: Duration) -> Result<(
 /// CHECK.
 ///
 /// # Errors
-/// As [`add`]; also every difference between what ADD made and what is there.
-pub async fn check(socket: &str, request: CniArgs, deadline: Duration) -> Result<(), Failure> {
-    bounded(socket, deadline, async {
-        let answer = connect(socket).await?.check(with_deadline(request, deadline)).await;
+/// As [`add`]; also every difference from what ADD made.
+pub async fn check(socket: &str, request: CniArgs, limit: Duration) -> Result<(), Failure> {
+    bounded(socket, limit, async {
+        let answer = connect(socket).await?.check(with_timeout(request, limit)).await;
         answer.map(|_| ()).map_err(|status| Failure::of_status(&status, socket))
     })
     .await
 }
 
-/// GC. The answer says what was freed and what could not be.
+/// GC. The answer lists what was freed and what could not be.
 ///
 /// # Errors
 /// As [`add`].
-pub async fn gc(socket: &str, request: GcRequest, deadline: Duration) -> Result<GcResponse, Failure> {
-    bounded(socket, deadline, async {
+pub async fn gc(socket: &str, request: GcRequest, limit: Duration) -> Result<GcResponse, Failure> {
+    bounded(socket, limit, async {
         let mut client = NetworkClient::new(channel(socket).await?)
             .max_encoding_message_size(netconf::MAX_MESSAGE)
             .max_decoding_message_size(netconf::MAX_MESSAGE);
-        let answer = client.gc(with_deadline(request, deadline)).await;
+        let answer = client.gc(with_timeout(request, limit)).await;
         answer.map(tonic::Response::into_inner).map_err(|status| Failure::of_status(&status, socket))
     })
     .await
@@ -69,11 +69,11 @@ pub async fn gc(socket: &str, request: GcRequest, deadline: Duration) -> Result<
 /// STATUS.
 ///
 /// # Errors
-/// Code 50 or 51 with the reason why ADD could not succeed now; a node program that does not answer is one.
-pub async fn status(socket: &str, deadline: Duration) -> Result<(), Failure> {
-    let asked = bounded(socket, deadline, async {
+/// Code 50 or 51 with the reason why ADD could not succeed now, for instance that the node program does not answer.
+pub async fn status(socket: &str, limit: Duration) -> Result<(), Failure> {
+    let asked = bounded(socket, limit, async {
         let mut client = NetworkClient::new(channel(socket).await?);
-        let answer = client.status(with_deadline(StatusRequest {}, deadline)).await;
+        let answer = client.status(with_timeout(StatusRequest {}, limit)).await;
         answer.map(|_| ()).map_err(|status| Failure::of_status(&status, socket))
     });
     asked.await.map_err(|failure| match failure.code {
@@ -92,20 +92,20 @@ async fn channel(socket: &str) -> Result<Channel, Failure> {
     endpoint.connect().await.map_err(broken)
 }
 
-/// The node program learns the deadline too, and need not go on for a caller that is gone.
-fn with_deadline<T>(request: T, deadline: Duration) -> Request<T> {
+/// Sends the timeout too (gRPC header `grpc-timeout`).
+fn with_timeout<T>(request: T, limit: Duration) -> Request<T> {
     let mut request = Request::new(request);
-    request.set_timeout(deadline);
+    request.set_timeout(limit);
     request
 }
 
 async fn bounded<T>(
     socket: &str,
-    deadline: Duration,
+    limit: Duration,
     call: impl Future<Output = Result<T, Failure>>,
 ) -> Result<T, Failure> {
-    match tokio::time::timeout(deadline, call).await {
+    match tokio::time::timeout(limit, call).await {
         Ok(outcome) => outcome,
-        Err(_) => Err(Failure::unreachable(socket, &format!("no answer in {} s", deadline.as_secs()))),
+        Err(_) => Err(Failure::unreachable(socket, &format!("no answer in {} s", limit.as_secs()))),
     }
 }

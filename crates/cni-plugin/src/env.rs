@@ -7,40 +7,40 @@ use fairlead_wire::spool::{is_identifier, is_interface_name};
 use crate::args::PodArgs;
 use crate::failure::{Failure, code};
 
-/// What the runtime wants.
+/// What the runtime requests.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Invocation {
-    /// No `CNI_COMMAND`: a person typed the program's name.
+    /// No `CNI_COMMAND`: not called by a runtime.
     About,
-    /// About one interface of one container.
-    Attachment(AttachmentVerb, Attachment),
-    /// About the whole network.
-    Network(NetworkVerb),
-    /// Which versions are spoken.
+    /// An operation on one interface of one container.
+    Attachment(AttachmentOperation, Attachment),
+    /// An operation on a whole network.
+    Network(NetworkOperation),
+    /// VERSION: the supported versions.
     Version,
 }
 
-/// Verbs about one interface of one container.
+/// Operations on one interface of one container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AttachmentVerb {
-    /// Make it.
+pub enum AttachmentOperation {
+    /// Attach it.
     Add,
-    /// Is it as it was made?
+    /// Compare it with what ADD made.
     Check,
-    /// Remove it; also when there is nothing to remove.
+    /// Detach it; succeeds also when there is nothing to detach.
     Del,
 }
 
-/// Verbs about the whole network.
+/// Operations on a whole network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum NetworkVerb {
-    /// Remove what is no longer in use.
+pub enum NetworkOperation {
+    /// Remove attachments that are no longer valid.
     Gc,
     /// Could ADD succeed now?
     Status,
 }
 
-impl NetworkVerb {
+impl NetworkOperation {
     /// As in `CNI_COMMAND`.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -50,7 +50,7 @@ impl NetworkVerb {
     }
 }
 
-/// One interface of one container, checked.
+/// One interface of one container, validated.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Attachment {
     /// `CNI_CONTAINERID`
@@ -61,27 +61,27 @@ pub struct Attachment {
     pub ifname: String,
     /// `CNI_ARGS`
     pub args: PodArgs,
-    /// `CNI_PATH`, handed on; Fairlead calls no other plugin, so it may be missing.
+    /// `CNI_PATH`, passed on; Fairlead calls no other plugin, so it may be missing.
     pub path: String,
     /// `CNI_NETNS_OVERRIDE`: the container may share the plugin's own namespace.
     pub netns_override: bool,
 }
 
-/// Understands the environment. An empty variable counts as a missing one.
+/// Parses the environment. An empty variable counts as a missing one.
 ///
 /// # Errors
-/// Code 4: an unknown command; all missing variables in one message; a value that breaks the rules of the specification.
+/// Code 4: an unknown command; all missing variables in one message; a value that the specification does not allow.
 pub fn parse(lookup: impl Fn(&str) -> Option<OsString>) -> Result<Invocation, Failure> {
     let variables = Variables { lookup };
     let Some(command) = variables.get("CNI_COMMAND")? else {
         return Ok(Invocation::About);
     };
     match command.as_str() {
-        "ADD" => variables.attachment(AttachmentVerb::Add),
-        "CHECK" => variables.attachment(AttachmentVerb::Check),
-        "DEL" => variables.attachment(AttachmentVerb::Del),
-        "GC" => variables.network(NetworkVerb::Gc),
-        "STATUS" => variables.network(NetworkVerb::Status),
+        "ADD" => variables.attachment(AttachmentOperation::Add),
+        "CHECK" => variables.attachment(AttachmentOperation::Check),
+        "DEL" => variables.attachment(AttachmentOperation::Del),
+        "GC" => variables.network(NetworkOperation::Gc),
+        "STATUS" => variables.network(NetworkOperation::Status),
         "VERSION" => Ok(Invocation::Version),
         unknown => Err(Failure::new(
             code::ENVIRONMENT,
@@ -96,10 +96,12 @@ struct Variables<F> {
 }
 
 impl<F: Fn(&str) -> Option<OsString>> Variables<F> {
-    fn attachment(&self, verb: AttachmentVerb) -> Result<Invocation, Failure> {
-        let required: &[&str] = match verb {
-            AttachmentVerb::Add | AttachmentVerb::Check => &["CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME"],
-            AttachmentVerb::Del => &["CNI_CONTAINERID", "CNI_IFNAME"],
+    fn attachment(&self, operation: AttachmentOperation) -> Result<Invocation, Failure> {
+        let required: &[&str] = match operation {
+            AttachmentOperation::Add | AttachmentOperation::Check => {
+                &["CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME"]
+            }
+            AttachmentOperation::Del => &["CNI_CONTAINERID", "CNI_IFNAME"],
         };
         self.require(required)?;
         let attachment = Attachment {
@@ -110,12 +112,12 @@ impl<F: Fn(&str) -> Option<OsString>> Variables<F> {
             path: self.text("CNI_PATH")?,
             netns_override: is_true(&self.text("CNI_NETNS_OVERRIDE")?),
         };
-        Ok(Invocation::Attachment(verb, attachment))
+        Ok(Invocation::Attachment(operation, attachment))
     }
 
-    fn network(&self, verb: NetworkVerb) -> Result<Invocation, Failure> {
+    fn network(&self, operation: NetworkOperation) -> Result<Invocation, Failure> {
         self.require(&["CNI_PATH"])?;
-        Ok(Invocation::Network(verb))
+        Ok(Invocation::Network(operation))
     }
 
     fn require(&self, names: &[&str]) -> Result<(), Failure> {
@@ -140,7 +142,7 @@ impl<F: Fn(&str) -> Option<OsString>> Variables<F> {
         let Some(value) = (self.lookup)(name).filter(|value| !value.is_empty()) else {
             return Ok(None);
         };
-        value.into_string().map(Some).map_err(|raw| wrong(name, &raw.to_string_lossy(), "it must be UTF-8"))
+        value.into_string().map(Some).map_err(|raw| invalid(name, &raw.to_string_lossy(), "it must be UTF-8"))
     }
 }
 
@@ -148,18 +150,18 @@ fn container_id(text: String) -> Result<String, Failure> {
     if is_identifier(&text) {
         return Ok(text);
     }
-    Err(wrong("CNI_CONTAINERID", &text, IDENTIFIER_RULE))
+    Err(invalid("CNI_CONTAINERID", &text, IDENTIFIER_RULE))
 }
 
-/// What [`is_identifier`] demands, for messages.
+/// The rule of [`is_identifier`], for messages.
 pub(crate) const IDENTIFIER_RULE: &str =
-    "it must start with a letter or digit and hold only letters, digits, '_', '.' and '-'";
+    "it must start with a letter or digit and contain only letters, digits, '_', '.' and '-'";
 
 fn interface_name(text: String) -> Result<String, Failure> {
     if is_interface_name(&text) {
         return Ok(text);
     }
-    Err(wrong(
+    Err(invalid(
         "CNI_IFNAME",
         &text,
         "it must have 1 to 15 bytes, no '/', ':' or space, and not be \".\" or \"..\"",
@@ -170,7 +172,7 @@ fn is_true(text: &str) -> bool {
     text == "1" || text.eq_ignore_ascii_case("true")
 }
 
-fn wrong(name: &str, value: &str, rule: &str) -> Failure {
+fn invalid(name: &str, value: &str, rule: &str) -> Failure {
     Failure::new(code::ENVIRONMENT, format!("invalid {name} {value:?}"), rule)
 }
 
@@ -200,8 +202,8 @@ mod tests {
     }
 
     #[test]
-    fn add_is_understood() {
-        let Ok(Invocation::Attachment(AttachmentVerb::Add, attachment)) =
+    fn add_is_parsed() {
+        let Ok(Invocation::Attachment(AttachmentOperation::Add, attachment)) =
             add_with("CNI_ARGS", "IgnoreUnknown=1;K8S_POD_NAME=p")
         else {
             panic!("not an ADD")
@@ -215,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_command_it_introduces_itself() {
+    fn without_a_command_it_prints_its_name() {
         assert_eq!(parsed(&[]), Ok(Invocation::About));
         assert_eq!(parsed(&[("CNI_COMMAND", "")]), Ok(Invocation::About));
     }
@@ -255,7 +257,7 @@ mod tests {
     #[test]
     fn del_works_without_a_namespace() {
         let variables = [("CNI_COMMAND", "DEL"), ("CNI_CONTAINERID", "c"), ("CNI_IFNAME", "eth0")];
-        let Ok(Invocation::Attachment(AttachmentVerb::Del, attachment)) = parsed(&variables) else {
+        let Ok(Invocation::Attachment(AttachmentOperation::Del, attachment)) = parsed(&variables) else {
             panic!("not a DEL")
         };
         assert_eq!(attachment.netns, "");

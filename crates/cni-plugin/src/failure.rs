@@ -1,4 +1,4 @@
-//! What the runtime is told when something fails: the error object of the CNI specification.
+//! The error that the runtime gets: the error object of the CNI specification.
 
 use std::error::Error;
 
@@ -9,47 +9,47 @@ use crate::version::{SpecVersion, to_json};
 
 /// Error codes. Below 100 they are the specification's, from 100 on ours.
 pub mod code {
-    /// The configuration asks for a version that is not spoken.
+    /// `cniVersion` is a version that is not supported.
     pub const INCOMPATIBLE_VERSION: u32 = 1;
-    /// An environment variable is missing or wrong.
+    /// An environment variable is missing or invalid.
     pub const ENVIRONMENT: u32 = 4;
     /// Standard input or output failed.
     pub const IO: u32 = 5;
-    /// Something that should be JSON is not, or not of the expected shape.
+    /// Content cannot be decoded: not JSON, or of another shape.
     pub const DECODING: u32 = 6;
-    /// The configuration is JSON but cannot be used.
+    /// The network configuration is invalid.
     pub const NETWORK_CONFIG: u32 = 7;
-    /// The namespace given for the container cannot be one.
+    /// `CNI_NETNS` is the plugin's own network namespace.
     pub const NETWORK_NAMESPACE: u32 = 8;
-    /// The node program is away or busy; the same call may succeed later.
+    /// The node program does not answer, or is busy; the same call may succeed later.
     pub const TRY_AGAIN_LATER: u32 = 11;
-    /// STATUS: ADD could not succeed now.
+    /// STATUS: the plugin cannot serve ADD now.
     pub const NOT_AVAILABLE: u32 = 50;
     /// Everything else.
     pub const INTERNAL: u32 = 999;
 }
 
-/// One failed call, as it will be printed.
+/// The error object of a failed call.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{msg}")]
 pub struct Failure {
-    /// One of [`code`], or what the node program answered.
+    /// One of [`code`], or the node program's.
     pub code: u32,
     /// What failed, on what.
     pub msg: String,
     /// What to do about it; may be empty.
     pub details: String,
-    /// The version the error object is written in.
+    /// Its `cniVersion`.
     pub version: SpecVersion,
 }
 
 impl Failure {
-    /// A failure in the newest version; [`Failure::in_version`] once the configuration's is known.
+    /// An error in the newest version; [`Failure::in_version`] once the configuration's is known.
     pub fn new(code: u32, msg: impl Into<String>, details: impl Into<String>) -> Self {
         Self { code, msg: msg.into(), details: details.into(), version: SpecVersion::NEWEST }
     }
 
-    /// The same failure, written in the version the configuration asks for.
+    /// The same error in the version that the configuration requests.
     pub fn in_version(self, version: SpecVersion) -> Self {
         Self { version, ..self }
     }
@@ -85,38 +85,38 @@ impl Failure {
         )
     }
 
-    /// What the node program (or the way to it) answered instead of a result.
+    /// The error in a gRPC status of the node program, or of the connection to it.
     ///
-    /// A CNI error in the status details is passed on as it is. Without one, a broken connection, a timeout and
-    /// `UNAVAILABLE` are worth another try; anything else is internal.
+    /// A CNI error in the status details is passed on unchanged. Without one, a broken connection, a timeout and
+    /// `UNAVAILABLE` become code 11, so that the runtime tries again; anything else is internal.
     pub fn of_status(status: &tonic::Status, socket: &str) -> Self {
         if let Some(error) = cni::error_of(status) {
             return Self::of_error(error, status);
         }
-        // Only a status made on this side has a source: the answer never came.
+        // Only a status made on this side has a source: no answer was received.
         let broken = status.source().map(reasons);
         let reason = broken.as_deref().unwrap_or(status.message());
         match status.code() {
             tonic::Code::Unavailable => Self::unreachable(socket, reason),
             _ if broken.is_some() => Self::unreachable(socket, reason),
-            tonic::Code::DeadlineExceeded => Self::unreachable(socket, "the time for the answer is over"),
+            tonic::Code::DeadlineExceeded => Self::unreachable(socket, "the deadline has passed"),
             other => Self::new(
                 code::INTERNAL,
-                format!("the node program on {socket} refused: {reason}"),
-                format!("gRPC status {other:?} ({other}); the log of `fairlead node` on this node says more"),
+                format!("the node program on {socket} returned an error: {reason}"),
+                format!("gRPC status {other:?} ({other}); see the log of `fairlead node` on this node"),
             ),
         }
     }
 
     fn of_error(error: cni::CniError, status: &tonic::Status) -> Self {
-        // Code 0 would read as success to some runtimes.
+        // Some runtimes would take code 0 for success.
         let code = u32::try_from(error.code).ok().filter(|code| *code != 0).unwrap_or(code::INTERNAL);
         let msg = if error.msg.is_empty() { status.message().to_owned() } else { error.msg };
         Self::new(code, msg, error.details)
     }
 }
 
-/// An error and all its causes in one line; causes that only repeat are left out.
+/// An error and all its causes in one line, without repetitions.
 pub fn reasons(error: &(dyn Error + 'static)) -> String {
     let mut line = error.to_string();
     let mut cause = error.source();
@@ -161,11 +161,11 @@ mod tests {
     fn a_cni_error_is_passed_on() {
         assert_eq!(carried(11, "no block", "pool x"), Failure::new(11, "no block", "pool x"));
         assert_eq!(carried(3, "gone", ""), Failure::new(3, "gone", ""));
-        assert_eq!(carried(150, "own", ""), Failure::new(150, "own", ""), "codes we do not know stay");
+        assert_eq!(carried(150, "own", ""), Failure::new(150, "own", ""), "unknown codes are kept");
     }
 
     #[test]
-    fn a_code_that_is_none_becomes_internal() {
+    fn an_invalid_code_becomes_internal() {
         for code in [0, -1, i32::MIN] {
             assert_eq!(carried(code, "m", "d"), Failure::new(code::INTERNAL, "m", "d"));
         }
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_that_broke_is_worth_another_try() {
+    fn a_broken_connection_means_try_again_later() {
         let status = Status::from_error(Box::new(std::io::Error::other("reset")));
         let failure = Failure::of_status(&status, "/s");
         assert_eq!(failure.code, code::TRY_AGAIN_LATER);

@@ -1,14 +1,14 @@
-//! `fairlead-cni`: reads the environment and standard input, asks the node program, prints one JSON object.
+//! `fairlead-cni`: reads the environment and standard input, calls the node program, prints one JSON object.
 //!
-//! Results and errors go to standard output, as the CNI specification demands; everything meant for people goes to
-//! standard error. All decisions are in the library beside this file.
+//! Results and errors go to standard output, as the CNI specification requires, and log lines to standard error. All
+//! decisions are in the library beside this file.
 
 use std::io::{Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use fairlead_cni_plugin::env::{self, Attachment, AttachmentVerb, Invocation, NetworkVerb};
+use fairlead_cni_plugin::env::{self, Attachment, AttachmentOperation, Invocation, NetworkOperation};
 use fairlead_cni_plugin::failure::{Failure, code};
 use fairlead_cni_plugin::netconf::{self, NetConf, Previous};
 use fairlead_cni_plugin::result::{self, CniResult};
@@ -16,8 +16,8 @@ use fairlead_cni_plugin::version::{self, SpecVersion};
 use fairlead_cni_plugin::{daemon, pending, request};
 use fairlead_wire::network::GcRequest;
 
-/// STATUS is asked every few seconds: better no answer than a late one.
-const STATUS_DEADLINE: Duration = Duration::from_secs(10);
+/// Runtimes call STATUS every few seconds: a late answer is of no use.
+const STATUS_TIMEOUT: Duration = Duration::from_secs(10);
 
 fn main() -> ExitCode {
     let (output, exit) = match run() {
@@ -36,56 +36,58 @@ fn main() -> ExitCode {
 fn run() -> Result<String, Failure> {
     match env::parse(|name| std::env::var_os(name))? {
         Invocation::About => {
-            log("the CNI plugin of Fairlead; container runtimes call it, people use `fairlead`.");
+            log(
+                "the CNI plugin of Fairlead, for container runtimes; the command line for people is `fairlead`.",
+            );
             log(&format!("CNI protocol versions supported: {}", SpecVersion::list()));
             Ok(String::new())
         }
-        Invocation::Attachment(verb, attachment) => {
+        Invocation::Attachment(operation, attachment) => {
             let stdin = read_stdin()?;
             let conf = netconf::parse(&stdin)?;
-            attach(verb, attachment, &conf, stdin).map_err(|failure| failure.in_version(conf.version))
+            attach(operation, attachment, &conf, stdin).map_err(|failure| failure.in_version(conf.version))
         }
-        Invocation::Network(verb) => {
+        Invocation::Network(operation) => {
             let conf = netconf::parse(&read_stdin()?)?;
-            network(verb, &conf).map_err(|failure| failure.in_version(conf.version))
+            network(operation, &conf).map_err(|failure| failure.in_version(conf.version))
         }
         Invocation::Version => Ok(version::answer()),
     }
 }
 
 fn attach(
-    verb: AttachmentVerb,
+    operation: AttachmentOperation,
     attachment: Attachment,
     conf: &NetConf,
     stdin: Vec<u8>,
 ) -> Result<String, Failure> {
-    match verb {
-        AttachmentVerb::Add => {
+    match operation {
+        AttachmentOperation::Add => {
             refuse_own_namespace(&attachment)?;
-            let request = request::build(verb, attachment, conf, stdin)?;
-            let answer = block_on(daemon::add(&conf.socket, request, daemon::DEADLINE))?;
+            let request = request::build(operation, attachment, conf, stdin)?;
+            let answer = block_on(daemon::add(&conf.socket, request, daemon::TIMEOUT))?;
             let previous = match &conf.previous {
                 Previous::Result(previous) => Some(previous),
                 Previous::None | Previous::Unusable(_) => None,
             };
             Ok(result::of_add(previous, CniResult::of_answer(&answer)?).to_json(conf.version))
         }
-        AttachmentVerb::Check => {
+        AttachmentOperation::Check => {
             if conf.version < SpecVersion::V0_4_0 {
                 return Err(needs_newer("CHECK", SpecVersion::V0_4_0, conf.version));
             }
             refuse_own_namespace(&attachment)?;
-            let request = request::build(verb, attachment, conf, stdin)?;
-            block_on(daemon::check(&conf.socket, request, daemon::DEADLINE))?;
+            let request = request::build(operation, attachment, conf, stdin)?;
+            block_on(daemon::check(&conf.socket, request, daemon::TIMEOUT))?;
             Ok(String::new())
         }
-        AttachmentVerb::Del => {
+        AttachmentOperation::Del => {
             if let Previous::Unusable(reason) = &conf.previous {
-                log(&format!("DEL goes on without prevResult, which cannot be decoded: {reason}"));
+                log(&format!("DEL ignores prevResult, which cannot be decoded: {reason}"));
             }
             let (container_id, ifname) = (attachment.container_id.clone(), attachment.ifname.clone());
-            let request = request::build(verb, attachment, conf, stdin)?;
-            match block_on(daemon::del(&conf.socket, request, daemon::DEADLINE)) {
+            let request = request::build(operation, attachment, conf, stdin)?;
+            match block_on(daemon::del(&conf.socket, request, daemon::TIMEOUT)) {
                 Ok(()) => Ok(String::new()),
                 Err(failure) if failure.code == code::TRY_AGAIN_LATER => {
                     leave_for_later(&conf.socket, &container_id, &ifname, failure)
@@ -102,27 +104,29 @@ fn leave_for_later(
     ifname: &str,
     failure: Failure,
 ) -> Result<String, Failure> {
-    match pending::note(socket, container_id, ifname) {
+    match pending::write(socket, container_id, ifname) {
         Ok(()) => {
             log(&format!("DEL of {container_id} is left for the node program to finish: {failure}"));
             Ok(String::new())
         }
         Err(error) => {
-            log(&format!("DEL of {container_id} cannot be left for later beside {socket}: {error}"));
+            log(&format!(
+                "DEL of {container_id} cannot be left for the node program beside {socket}: {error}"
+            ));
             Err(failure)
         }
     }
 }
 
-fn network(verb: NetworkVerb, conf: &NetConf) -> Result<String, Failure> {
+fn network(operation: NetworkOperation, conf: &NetConf) -> Result<String, Failure> {
     if conf.version < SpecVersion::V1_1_0 {
-        return Err(needs_newer(verb.as_str(), SpecVersion::V1_1_0, conf.version));
+        return Err(needs_newer(operation.as_str(), SpecVersion::V1_1_0, conf.version));
     }
-    match verb {
-        NetworkVerb::Gc => {
+    match operation {
+        NetworkOperation::Gc => {
             let valid = netconf::valid_attachments(conf)?;
             let request = GcRequest { network: conf.name.clone(), valid };
-            let done = block_on(daemon::gc(&conf.socket, request, daemon::DEADLINE))?;
+            let done = block_on(daemon::gc(&conf.socket, request, daemon::TIMEOUT))?;
             for freed in &done.freed {
                 log(&format!("GC freed interface {} of container {}", freed.ifname, freed.container_id));
             }
@@ -133,13 +137,13 @@ fn network(verb: NetworkVerb, conf: &NetConf) -> Result<String, Failure> {
                 format!("{} attachments of network {} could not be freed", done.failures.len(), conf.name);
             Err(Failure::new(code::IO, msg, done.failures.join("; ")))
         }
-        NetworkVerb::Status => {
-            block_on(daemon::status(&conf.socket, STATUS_DEADLINE)).map(|()| String::new())
+        NetworkOperation::Status => {
+            block_on(daemon::status(&conf.socket, STATUS_TIMEOUT)).map(|()| String::new())
         }
     }
 }
 
-/// One call, one thread: a process that lives for milliseconds has no use for more.
+/// One call needs one thread.
 fn block_on<T>(call: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -148,10 +152,10 @@ fn block_on<T>(call: impl Future<Output = Result<T, Failure>>) -> Result<T, Fail
         .block_on(call)
 }
 
-/// A pod that asked for an interface in the node's own namespace would take over the node's network.
+/// A pod attached in the node's own namespace would take over the node's network.
 fn refuse_own_namespace(attachment: &Attachment) -> Result<(), Failure> {
     let identity = |path: &str| std::fs::metadata(path).map(|file| (file.dev(), file.ino())).ok();
-    // A path that cannot be looked at is not our own namespace; the node program says what is wrong with it.
+    // A path that cannot be read is not our own namespace; the node program returns the error.
     let container = identity(&attachment.netns);
     if attachment.netns_override || container.is_none() || container != identity("/proc/thread-self/ns/net") {
         return Ok(());
@@ -159,14 +163,14 @@ fn refuse_own_namespace(attachment: &Attachment) -> Result<(), Failure> {
     Err(Failure::new(
         code::NETWORK_NAMESPACE,
         format!("CNI_NETNS {} is the plugin's own network namespace", attachment.netns),
-        "the runtime must give the container's namespace; CNI_NETNS_OVERRIDE=1 allows this one",
+        "the runtime must pass the container's namespace; CNI_NETNS_OVERRIDE=1 allows this one",
     ))
 }
 
-fn needs_newer(verb: &str, least: SpecVersion, version: SpecVersion) -> Failure {
+fn needs_newer(operation: &str, minimum: SpecVersion, version: SpecVersion) -> Failure {
     let msg = format!(
-        "{verb} needs cniVersion {}, the network configuration has {}",
-        least.as_str(),
+        "{operation} needs cniVersion {}, the network configuration has {}",
+        minimum.as_str(),
         version.as_str()
     );
     Failure::new(code::INCOMPATIBLE_VERSION, msg, format!("supported versions: {}", SpecVersion::list()))
@@ -201,7 +205,7 @@ fn print(output: &str) -> std::io::Result<()> {
     stdout.flush()
 }
 
-/// For people. A closed standard error is no reason to fail.
+/// A closed standard error is no reason to fail.
 fn log(line: &str) {
     let _ = writeln!(std::io::stderr(), "fairlead-cni {}: {line}", env!("CARGO_PKG_VERSION"));
 }

@@ -11,7 +11,7 @@ use crate::failure::{Failure, code};
 use crate::result::CniResult;
 use crate::version::SpecVersion;
 
-/// Longest configuration that is read, in bytes. The largest real ones list every container of a node: some 100 KiB.
+/// Longest configuration that is read, in bytes. The longest real ones list every container of a node: some 100 KiB.
 pub const MAX_BYTES: u64 = 2 << 20;
 
 /// Longest message to or from the node program, in bytes: what fits in a configuration fits in a message.
@@ -20,18 +20,18 @@ pub const MAX_MESSAGE: usize = 4 << 20;
 /// Longest path a UNIX socket address holds (`sun_path` of unix(7), without its final NUL).
 const MAX_SOCKET_PATH: usize = 107;
 
-/// A network configuration, checked.
+/// A network configuration, validated.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NetConf {
-    /// The version the runtime wants to be answered in.
+    /// The version of the result and of errors.
     pub version: SpecVersion,
     /// Name of the network.
     pub name: String,
     /// UNIX socket of the node program.
     pub socket: String,
-    /// What the plugins before this one made.
+    /// The result of the plugins before this one.
     pub previous: Previous,
-    /// What the runtime says is in use, as it came; for [`valid_attachments`].
+    /// The runtime's list of valid attachments, not parsed yet; for [`valid_attachments`].
     pub valid: Value,
 }
 
@@ -42,7 +42,7 @@ pub enum Previous {
     None,
     /// Result of the plugins before.
     Result(CniResult),
-    /// There is one but it makes no sense, for this reason. ADD must refuse that, DEL must not.
+    /// It cannot be decoded, for this reason. ADD must fail then, DEL must not.
     Unusable(String),
 }
 
@@ -59,16 +59,16 @@ struct Raw {
     prev_result: Value,
     #[serde(default, rename = "cni.dev/valid-attachments")]
     valid_attachments: Value,
-    /// The same under the name that libcni 1.2.0 gave it by mistake.
+    /// The same under the key that libcni 1.2.0 used by mistake.
     #[serde(default, rename = "cni.dev/attachments")]
     attachments: Value,
 }
 
-/// Understands a configuration. Keys that are not ours are ignored, as the specification allows.
+/// Parses a configuration. Unknown keys are ignored, as the specification allows.
 ///
 /// # Errors
-/// Code 6 if it is not a JSON object of the right shape, 1 for a version that is not spoken, 7 for a missing or wrong
-/// name or an impossible socket path.
+/// Code 6 if it is not a JSON object of the expected shape, 1 for a version that is not supported, 7 for a missing or
+/// invalid name or socket path.
 pub fn parse(bytes: &[u8]) -> Result<NetConf, Failure> {
     let raw = decode(bytes)?;
     let version = version(raw.cni_version.as_deref())?;
@@ -85,7 +85,7 @@ pub fn parse(bytes: &[u8]) -> Result<NetConf, Failure> {
 }
 
 fn decode(bytes: &[u8]) -> Result<Raw, Failure> {
-    // By way of the map: a derived struct would also take a JSON array.
+    // Through a map: a derived struct would also accept a JSON array.
     serde_json::from_slice::<Map<String, Value>>(bytes)
         .and_then(|object| serde_json::from_value(object.into()))
         .map_err(|error| {
@@ -98,12 +98,12 @@ fn decode(bytes: &[u8]) -> Result<Raw, Failure> {
 }
 
 fn version(text: Option<&str>) -> Result<SpecVersion, Failure> {
-    // What the specification says a configuration without the key means.
+    // The default of the specification.
     let text = text.filter(|text| !text.is_empty()).unwrap_or("0.1.0");
     SpecVersion::parse(text).ok_or_else(|| {
         Failure::new(
             code::INCOMPATIBLE_VERSION,
-            format!("incompatible CNI versions: the network configuration asks for {text:?}"),
+            format!("incompatible CNI versions: the network configuration has cniVersion {text:?}"),
             format!("set \"cniVersion\" to one of {}", SpecVersion::list()),
         )
     })
@@ -149,10 +149,10 @@ fn previous(value: Value) -> Previous {
     }
 }
 
-/// The attachments that GC must leave alone. None given means that none is in use: that is how libcni says it.
+/// The attachments that GC must keep. Without a list, none is valid: libcni omits an empty one.
 ///
 /// # Errors
-/// Code 7 if there is a list that cannot be understood as a whole: half of it would cost running pods their network.
+/// Code 7 if a part of the list cannot be decoded: GC by the rest would disconnect running pods.
 pub fn valid_attachments(conf: &NetConf) -> Result<Vec<Attachment>, Failure> {
     #[derive(Deserialize)]
     struct Entry {
@@ -163,9 +163,7 @@ pub fn valid_attachments(conf: &NetConf) -> Result<Vec<Attachment>, Failure> {
     let entries: Option<Vec<Entry>> = Option::deserialize(&conf.valid).map_err(|error| {
         Failure::new(
             code::NETWORK_CONFIG,
-            format!(
-                "\"cni.dev/valid-attachments\" in the network configuration cannot be understood: {error}"
-            ),
+            format!("\"cni.dev/valid-attachments\" in the network configuration cannot be decoded: {error}"),
             "it must be a list of objects with containerID and ifname; nothing was freed",
         )
         .in_version(conf.version)
@@ -198,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn the_socket_can_be_chosen() {
+    fn the_socket_can_be_configured() {
         let conf = |socket: &str| parsed(json!({"cniVersion": "1.0.0", "name": "n", "socket": socket}));
         assert_eq!(conf("/tmp/a b.sock").unwrap().socket, "/tmp/a b.sock");
         assert_eq!(conf("").unwrap().socket, "/run/coild.sock");
@@ -210,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_json_is_refused() {
+    fn input_that_is_not_json_is_refused() {
         let cases: [&[u8]; 8] = [
             b"",
             b"{",
@@ -227,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn versions_that_are_not_spoken_are_refused_with_those_that_are() {
+    fn unsupported_versions_are_refused_with_the_supported_ones() {
         let cases = [(json!({"name": "n"}), "0.1.0"), (json!({"name": "n", "cniVersion": "1.2.0"}), "1.2.0")];
         for (conf, named) in cases {
             let failure = parsed(conf).unwrap_err();
@@ -294,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_that_is_half_understood_is_refused() {
+    fn a_list_with_one_invalid_entry_is_refused() {
         let good = json!({"containerID": "a", "ifname": "eth0"});
         for bad in [json!(1), json!("a"), json!({}), json!([good, 1]), json!([good, {"containerID": "b"}])] {
             let failure = valid(json!({"cni.dev/valid-attachments": bad})).unwrap_err();

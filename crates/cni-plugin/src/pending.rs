@@ -1,9 +1,8 @@
-//! DEL while the node program is away: written down, to be finished by it later.
+//! DEL while the node program does not answer: left in a file, for the node program to finish.
 //!
-//! A runtime repeats a DEL that fails only so often, and some never; what nobody finishes leaks an address. The plugin
-//! could remove the link itself, but not free the address, and a link that vanishes under a node program that is
-//! starting would confuse the two. So it leaves a note beside the socket and reports success; the node program removes
-//! link and address, before it serves anything else and every few seconds after that.
+//! Some runtimes do not repeat a DEL that failed; its address would leak. The plugin cannot release the address, and a link
+//! that it removed itself could vanish while a starting node program adopts it. So it writes a file beside the socket and
+//! reports success; the node program removes link and address before it serves other calls, and every few seconds after.
 
 use std::fs::{DirBuilder, File};
 use std::os::unix::fs::DirBuilderExt;
@@ -11,11 +10,11 @@ use std::path::Path;
 
 use fairlead_wire::spool;
 
-/// Writes down that this attachment is to be removed. One that can never have been made needs no note.
+/// Leaves the DEL of this attachment for the node program. One with invalid names was never attached and needs none.
 ///
 /// # Errors
-/// The note cannot be written; the DEL must fail then, so that the runtime repeats it.
-pub fn note(socket: &str, container_id: &str, ifname: &str) -> std::io::Result<()> {
+/// The file cannot be written; the DEL must fail then, so that the runtime repeats it.
+pub fn write(socket: &str, container_id: &str, ifname: &str) -> std::io::Result<()> {
     let Some(name) = spool::file_name(container_id, ifname) else { return Ok(()) };
     let directory = spool::pending_deletions(Path::new(socket));
     DirBuilder::new().recursive(true).mode(0o700).create(&directory)?;

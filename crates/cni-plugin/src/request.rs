@@ -1,8 +1,8 @@
-//! What the node program is asked.
+//! The request to the node program.
 
 use fairlead_wire::cni::CniArgs;
 
-use crate::env::{Attachment, AttachmentVerb};
+use crate::env::{Attachment, AttachmentOperation};
 use crate::failure::{Failure, code};
 use crate::netconf::{NetConf, Previous};
 use crate::result::CniResult;
@@ -10,20 +10,20 @@ use crate::result::CniResult;
 /// Extra key in the arguments: "true" when a plugin ran before this one (Coil v2).
 const IS_CHAINED: &str = "IS_CHAINED";
 
-/// The request for one call; `stdin` is the configuration as it came.
+/// The request for one operation; `stdin` is the network configuration, unchanged.
 ///
 /// # Errors
-/// Code 6 for an ADD or CHECK whose prevResult makes no sense, 7 for a CHECK without one. DEL goes on without it: it
-/// must succeed whenever it can.
+/// Code 6 for an ADD or CHECK whose prevResult cannot be decoded, 7 for a CHECK without one. DEL does not need it and
+/// succeeds whenever it can.
 pub fn build(
-    verb: AttachmentVerb,
+    operation: AttachmentOperation,
     attachment: Attachment,
     conf: &NetConf,
     stdin: Vec<u8>,
 ) -> Result<CniArgs, Failure> {
-    let previous = match (&conf.previous, verb) {
-        (Previous::None, AttachmentVerb::Check) => return Err(missing().in_version(conf.version)),
-        (Previous::None | Previous::Unusable(_), AttachmentVerb::Del) | (Previous::None, _) => None,
+    let previous = match (&conf.previous, operation) {
+        (Previous::None, AttachmentOperation::Check) => return Err(missing().in_version(conf.version)),
+        (Previous::None | Previous::Unusable(_), AttachmentOperation::Del) | (Previous::None, _) => None,
         (Previous::Result(result), _) => Some(result),
         (Previous::Unusable(reason), _) => return Err(unusable(reason).in_version(conf.version)),
     };
@@ -46,7 +46,7 @@ fn addresses(previous: &CniResult) -> Vec<String> {
     previous.ips.iter().map(|ip| ip.address.addr().to_string()).collect()
 }
 
-/// Name of each interface, and whether it is inside a container.
+/// Name of each interface, and whether it is inside the container.
 fn places(previous: &CniResult) -> std::collections::HashMap<String, bool> {
     previous.interfaces.iter().map(|link| (link.name.clone(), !link.sandbox.is_empty())).collect()
 }
@@ -63,7 +63,7 @@ fn unusable(reason: &str) -> Failure {
     Failure::new(
         code::DECODING,
         format!("prevResult in the network configuration cannot be decoded: {reason}"),
-        "the plugin before this one in the list printed it; check that plugin",
+        "the previous plugin of the list returned it; check that plugin",
     )
 }
 
@@ -75,7 +75,7 @@ mod tests {
     use crate::args::PodArgs;
     use crate::netconf;
 
-    fn built(verb: AttachmentVerb, previous: serde_json::Value) -> Result<CniArgs, Failure> {
+    fn built(operation: AttachmentOperation, previous: serde_json::Value) -> Result<CniArgs, Failure> {
         let attachment = Attachment {
             container_id: "c".into(),
             netns: "/n".into(),
@@ -86,7 +86,7 @@ mod tests {
         };
         let stdin =
             json!({"cniVersion": "0.4.0", "name": "n", "prevResult": previous}).to_string().into_bytes();
-        build(verb, attachment, &netconf::parse(&stdin).unwrap(), stdin)
+        build(operation, attachment, &netconf::parse(&stdin).unwrap(), stdin)
     }
 
     fn pairs(map: &std::collections::HashMap<String, String>) -> Vec<(&str, &str)> {
@@ -96,8 +96,8 @@ mod tests {
     }
 
     #[test]
-    fn everything_is_handed_on() {
-        let request = built(AttachmentVerb::Add, json!(null)).unwrap();
+    fn everything_is_passed_on() {
+        let request = built(AttachmentOperation::Add, json!(null)).unwrap();
         assert_eq!((request.container_id.as_str(), request.netns.as_str()), ("c", "/n"));
         assert_eq!((request.ifname.as_str(), request.path.as_str()), ("eth0", "/opt/cni/bin"));
         let expected = [
@@ -112,12 +112,12 @@ mod tests {
     }
 
     #[test]
-    fn a_previous_result_goes_along() {
+    fn a_previous_result_is_passed_on() {
         let previous = json!({
             "interfaces": [{"name": "cni0"}, {"name": "eth0", "sandbox": "/n"}],
             "ips": [{"version": "4", "address": "10.1.2.3/24"}, {"version": "6", "address": "fd00::3/64"}],
         });
-        let request = built(AttachmentVerb::Add, previous).unwrap();
+        let request = built(AttachmentOperation::Add, previous).unwrap();
         assert!(pairs(&request.args).contains(&("IS_CHAINED", "true")));
         assert_eq!(request.ips, ["10.1.2.3", "fd00::3"]);
         assert_eq!(request.interfaces, [("cni0".to_owned(), false), ("eth0".to_owned(), true)].into());
@@ -125,16 +125,16 @@ mod tests {
 
     #[test]
     fn check_needs_a_previous_result() {
-        assert_eq!(built(AttachmentVerb::Check, json!(null)).unwrap_err().code, code::NETWORK_CONFIG);
-        assert_eq!(built(AttachmentVerb::Check, json!("x")).unwrap_err().code, code::DECODING);
-        assert!(built(AttachmentVerb::Check, json!({})).is_ok());
+        assert_eq!(built(AttachmentOperation::Check, json!(null)).unwrap_err().code, code::NETWORK_CONFIG);
+        assert_eq!(built(AttachmentOperation::Check, json!("x")).unwrap_err().code, code::DECODING);
+        assert!(built(AttachmentOperation::Check, json!({})).is_ok());
     }
 
     #[test]
     fn a_broken_previous_result_stops_add_but_not_del() {
-        let failure = built(AttachmentVerb::Add, json!({"ips": 1})).unwrap_err();
+        let failure = built(AttachmentOperation::Add, json!({"ips": 1})).unwrap_err();
         assert_eq!((failure.code, failure.version.as_str()), (code::DECODING, "0.4.0"));
-        let request = built(AttachmentVerb::Del, json!({"ips": 1})).unwrap();
+        let request = built(AttachmentOperation::Del, json!({"ips": 1})).unwrap();
         assert!(pairs(&request.args).contains(&("IS_CHAINED", "true")));
         assert!(request.ips.is_empty());
     }

@@ -1,7 +1,7 @@
-//! The result of ADD: what was made, in every accepted version of the specification.
+//! The result of ADD, in every supported version of the specification.
 //!
-//! One model serves all versions: from 0.3.1 to 1.0.0 only `ips[].version` went away, and 1.1.0 added keys that are
-//! left out for older ones, as libcni does when it converts. Keys that no version knows are dropped.
+//! One model serves all versions: 1.0.0 removed only `ips[].version`, and 1.1.0 added keys that are left out for older
+//! versions, as libcni's conversion does. Unknown keys are dropped.
 
 use std::net::IpAddr;
 
@@ -15,13 +15,13 @@ use crate::version::{SpecVersion, to_json};
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct CniResult {
-    /// Interfaces that were made, inside and outside of the container.
+    /// The interfaces made, inside and outside the container.
     #[serde(deserialize_with = "null_is_default")]
     pub interfaces: Vec<Interface>,
-    /// Addresses that were given.
+    /// The addresses assigned.
     #[serde(deserialize_with = "null_is_default")]
     pub ips: Vec<IpConfig>,
-    /// Routes that were made inside the container.
+    /// The routes made inside the container.
     #[serde(deserialize_with = "null_is_default")]
     pub routes: Vec<Route>,
     /// Name service settings, for the runtime to apply.
@@ -40,7 +40,7 @@ pub struct Interface {
     /// Path of the network namespace it is in; empty on the host.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub sandbox: String,
-    /// What only 1.1.0 says of it.
+    /// Keys since 1.1.0.
     #[serde(flatten)]
     pub more: InterfaceMore,
 }
@@ -52,7 +52,7 @@ pub struct InterfaceMore {
     /// MTU in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mtu: Option<i64>,
-    /// Path of a socket that stands for the interface (vhost-user).
+    /// Path of the socket of the interface (vhost-user).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub socket_path: Option<String>,
     /// PCI address of the device behind it.
@@ -78,10 +78,10 @@ pub struct IpConfig {
 pub struct Route {
     /// Destination.
     pub dst: IpNet,
-    /// Next hop; without one the gateway of the address is meant.
+    /// Next hop; the gateway of the address by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gw: Option<IpAddr>,
-    /// What only 1.1.0 says of it.
+    /// Keys since 1.1.0.
     #[serde(flatten)]
     pub more: RouteMore,
 }
@@ -90,19 +90,19 @@ pub struct Route {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RouteMore {
-    /// MTU along the path, in bytes.
+    /// Path MTU, in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mtu: Option<i64>,
-    /// Maximal segment size of TCP to announce, in bytes.
+    /// TCP maximum segment size to advertise, in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub advmss: Option<i64>,
-    /// Less is preferred.
+    /// Its metric: the lowest is preferred.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub priority: Option<i64>,
-    /// Table it is in; the main table without it.
+    /// Its routing table; the main table by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub table: Option<i64>,
-    /// How far the destination is.
+    /// Its scope (`rtm_scope`).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub scope: Option<i64>,
 }
@@ -135,17 +135,17 @@ where
 }
 
 impl CniResult {
-    /// Reads the node program's answer. `null` and nothing at all are an empty result: old node programs send that when
+    /// Parses the node program's answer. `null` and no bytes are an empty result: Coil's node program sends that when
     /// another plugin made the interface.
     ///
     /// # Errors
-    /// Code 6 if it is not a result, or an address belongs to an interface that is not there.
+    /// Code 6 if it is not a result, or an address names an interface that is not in it.
     pub fn of_answer(bytes: &[u8]) -> Result<Self, Failure> {
         let bytes = bytes.trim_ascii();
         if bytes.is_empty() || bytes == b"null" {
             return Ok(Self::default());
         }
-        // By way of the map: a derived struct would also take a JSON array.
+        // Through a map: a derived struct would also accept a JSON array.
         let result: Self = serde_json::from_slice::<serde_json::Map<_, _>>(bytes)
             .and_then(|object| serde_json::from_value(object.into()))
             .map_err(|error| unusable(error.to_string()))?;
@@ -155,13 +155,13 @@ impl CniResult {
         }
     }
 
-    /// What is wrong when an address is said to be on an interface that the result does not list.
+    /// The error if an address names an interface that the result does not list.
     pub fn stray_address(&self) -> Option<String> {
         let stray = self.ips.iter().find(|ip| ip.interface.is_some_and(|at| at >= self.interfaces.len()))?;
         Some(format!("{} is on an interface that is not listed", stray.address))
     }
 
-    /// Neither interfaces nor addresses.
+    /// Whether it has neither interfaces nor addresses.
     pub fn is_empty(&self) -> bool {
         self.interfaces.is_empty() && self.ips.is_empty()
     }
@@ -178,8 +178,8 @@ impl CniResult {
     }
 }
 
-/// What ADD prints: the node program's result, or, when that is empty because another plugin made the interface, the
-/// result of that plugin unchanged.
+/// The result of ADD: the node program's, or, when that is empty because another plugin made the interface, that
+/// plugin's, unchanged.
 pub fn of_add(previous: Option<&CniResult>, answer: CniResult) -> CniResult {
     match previous {
         Some(previous) if answer.is_empty() => previous.clone(),
@@ -191,7 +191,7 @@ fn unusable(why: String) -> Failure {
     Failure::new(
         code::DECODING,
         format!("the node program's answer is not a CNI result: {why}"),
-        "the plugin and the node program may be of different releases; install both from the same one",
+        "the plugin and the node program may be of different releases; install both from one",
     )
 }
 

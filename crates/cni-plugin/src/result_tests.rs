@@ -112,7 +112,7 @@ fn unusable_answers_are_refused() {
 }
 
 #[test]
-fn a_chained_result_passes_through_unless_the_answer_says_otherwise() {
+fn a_previous_result_is_returned_unless_the_answer_has_one() {
     let made = parse(&answer()).unwrap();
     let previous = parse(&json!({"interfaces": [{"name": "cni0"}]})).unwrap();
     assert_eq!(of_add(None, made.clone()), made);

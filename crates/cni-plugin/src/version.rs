@@ -1,8 +1,8 @@
-//! Versions of the CNI specification and what is accepted of them.
+//! The supported versions of the CNI specification.
 
 use serde::Serialize;
 
-/// A version of the CNI specification this plugin speaks, oldest first.
+/// A supported version, oldest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum SpecVersion {
     /// 0.3.1
@@ -16,12 +16,12 @@ pub enum SpecVersion {
 }
 
 impl SpecVersion {
-    /// Every accepted version, oldest first.
+    /// Every supported version, oldest first.
     pub const ALL: [Self; 4] = [Self::V0_3_1, Self::V0_4_0, Self::V1_0_0, Self::V1_1_0];
-    /// What is spoken when nobody asked for a version: VERSION, and errors before the configuration was understood.
+    /// For VERSION, and for errors before the configuration is parsed.
     pub const NEWEST: Self = Self::V1_1_0;
 
-    /// As it stands in `cniVersion`.
+    /// As in `cniVersion`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::V0_3_1 => "0.3.1",
@@ -31,7 +31,7 @@ impl SpecVersion {
         }
     }
 
-    /// The accepted version of that name.
+    /// The supported version of that name.
     pub fn parse(text: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|version| version.as_str() == text)
     }
@@ -57,7 +57,7 @@ pub fn answer() -> String {
     to_json(&answer)
 }
 
-/// Pretty JSON. Serializing our own structs of strings and numbers cannot fail; if it did, an empty object still is JSON.
+/// Pretty-printed JSON. Serializing our own structs of strings and numbers cannot fail; an empty object still is JSON.
 pub(crate) fn to_json(value: &impl Serialize) -> String {
     serde_json::to_string_pretty(value).unwrap_or_else(|_| "{}".to_owned())
 }

@@ -1,7 +1,6 @@
 //! Runs the built executable as a container runtime does: environment and standard input in, standard output out.
 //!
-//! Only the node program is fake: [`FakeNode`] serves the real contract on a real UNIX socket and answers what a test
-//! tells it to.
+//! Only the node program is fake: [`FakeNode`] serves the real contract on a real UNIX socket with a test's answers.
 
 #![cfg(test)]
 
@@ -28,7 +27,7 @@ fn error_code(output: &fake::Output) -> u64 {
 }
 
 #[tokio::test]
-async fn add_brings_the_result_in_the_requested_version() {
+async fn add_returns_the_result_in_the_requested_version() {
     let node = FakeNode::start(|_| Ok(RESULT.into()));
     for (version, family) in
         [("0.3.1", json!("4")), ("0.4.0", json!("4")), ("1.0.0", Value::Null), ("1.1.0", Value::Null)]
@@ -49,7 +48,7 @@ async fn add_brings_the_result_in_the_requested_version() {
 }
 
 #[tokio::test]
-async fn add_hands_everything_to_the_node_program() {
+async fn add_passes_everything_to_the_node_program() {
     let node = FakeNode::start(|_| Ok(RESULT.into()));
     let conf = node.conf("1.0.0");
     let output = Plugin::new("ADD")
@@ -60,7 +59,9 @@ async fn add_hands_everything_to_the_node_program() {
         .await;
     assert!(output.success, "{output:?}");
     let calls = node.calls();
-    let [Call { verb: "Add", args, timeout: Some(timeout) }] = calls.as_slice() else { panic!("{calls:?}") };
+    let [Call { method: "Add", args, timeout: Some(timeout) }] = calls.as_slice() else {
+        panic!("{calls:?}")
+    };
     assert_eq!((args.container_id.as_str(), args.netns.as_str()), ("c0ffee", "/nonexistent/netns"));
     assert_eq!((args.ifname.as_str(), args.path.as_str()), ("eth0", "/opt/cni/bin"));
     assert_eq!(args.args["K8S_POD_NAMESPACE"], "shop");
@@ -119,9 +120,9 @@ async fn del_is_silent_and_needs_no_namespace() {
     let output = Plugin::new("DEL").without("CNI_NETNS").conf(&conf).run().await;
     assert!(output.success, "{output:?}");
     assert_eq!(output.stdout, "");
-    assert!(output.stderr.contains("prevResult"), "a person should know: {}", output.stderr);
+    assert!(output.stderr.contains("prevResult"), "the log names it: {}", output.stderr);
     let calls = node.calls();
-    assert_eq!(calls[0].verb, "Del");
+    assert_eq!(calls[0].method, "Del");
     assert_eq!(calls[0].args.netns, "");
 }
 
@@ -134,7 +135,7 @@ async fn version_needs_neither_environment_nor_input() {
 }
 
 #[tokio::test]
-async fn without_a_command_it_introduces_itself_on_standard_error() {
+async fn without_a_command_it_prints_its_name_to_standard_error() {
     let output = Plugin::bare().run().await;
     assert!(output.success);
     assert_eq!(output.stdout, "");
@@ -185,16 +186,16 @@ async fn all_missing_variables_are_named() {
 }
 
 #[tokio::test]
-async fn a_node_program_that_is_away_means_try_again_later() {
+async fn a_node_program_that_does_not_listen_means_try_again_later() {
     let directory = tempfile::tempdir().unwrap();
     let absent = directory.path().join("absent.sock");
     let refusing = directory.path().join("refusing.sock");
     drop(std::os::unix::net::UnixListener::bind(&refusing).unwrap());
     for socket in [absent, refusing] {
         let socket = socket.to_str().unwrap();
-        for verb in ["ADD", "CHECK"] {
+        for command in ["ADD", "CHECK"] {
             let conf = json!({"cniVersion": "0.4.0", "name": "n", "socket": socket, "prevResult": {}});
-            let output = Plugin::new(verb).conf(&conf).run().await;
+            let output = Plugin::new(command).conf(&conf).run().await;
             assert_eq!(error_code(&output), 11);
             let error = output.json();
             assert_eq!(error["cniVersion"], "0.4.0");
@@ -205,7 +206,7 @@ async fn a_node_program_that_is_away_means_try_again_later() {
 }
 
 #[tokio::test]
-async fn a_peer_that_hangs_up_or_speaks_nonsense_means_try_again_later() {
+async fn a_peer_that_closes_or_sends_no_grpc_means_try_again_later() {
     for greeting in [b"".as_slice(), b"HTTP/1.1 400 Bad Request\r\n\r\n"] {
         let directory = tempfile::tempdir().unwrap();
         let socket = directory.path().join("s");
@@ -222,19 +223,19 @@ async fn a_peer_that_hangs_up_or_speaks_nonsense_means_try_again_later() {
 }
 
 #[tokio::test]
-async fn what_the_node_program_says_reaches_the_runtime() {
-    type Say = fn() -> Status;
+async fn errors_of_the_node_program_reach_the_runtime() {
+    type MakeStatus = fn() -> Status;
     let with = |code: i32| CniError { code, msg: "pod shop/web-0: not found".into(), details: "d".into() };
     let unknown_container = with(3);
     let later = with(11);
-    let cases: [(Say, u64, &str); 4] = [
+    let cases: [(MakeStatus, u64, &str); 4] = [
         (|| Status::internal("plain"), 999, "plain"),
         (|| Status::unimplemented("no such method"), 999, "no such method"),
         (|| Status::unavailable("shutting down"), 11, "shutting down"),
         (|| Status::with_details(Code::Internal, "torn", vec![0xff; 9].into()), 999, "torn"),
     ];
-    for (say, code, msg) in cases {
-        let node = FakeNode::start(move |_| Err(say()));
+    for (status, code, msg) in cases {
+        let node = FakeNode::start(move |_| Err(status()));
         let output = Plugin::new("ADD").conf(&node.conf("1.0.0")).run().await;
         assert_eq!(error_code(&output), code);
         assert!(output.json()["msg"].as_str().unwrap().contains(msg), "{output:?}");
@@ -250,7 +251,7 @@ async fn what_the_node_program_says_reaches_the_runtime() {
 }
 
 #[tokio::test]
-async fn an_answer_that_is_no_result_is_an_error() {
+async fn an_answer_that_is_not_a_result_is_an_error() {
     for answer in ["not json", "[1]", r#"{"ips": [{"address": "nowhere"}]}"#] {
         let node = FakeNode::start(move |_| Ok(answer.into()));
         let output = Plugin::new("ADD").conf(&node.conf("1.0.0")).run().await;
@@ -259,7 +260,7 @@ async fn an_answer_that_is_no_result_is_an_error() {
 }
 
 #[tokio::test]
-async fn del_without_a_node_program_is_written_down_and_succeeds() {
+async fn del_without_a_node_program_is_left_pending_and_succeeds() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("away.sock");
     let conf = json!({"cniVersion": "1.1.0", "name": "n", "socket": socket});
@@ -275,7 +276,7 @@ async fn del_without_a_node_program_is_written_down_and_succeeds() {
 }
 
 #[tokio::test]
-async fn del_fails_when_it_can_neither_be_done_nor_written_down() {
+async fn del_fails_when_it_can_neither_be_done_nor_left_pending() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("away.sock");
     std::fs::write(directory.path().join("away.sock.d"), "in the way").unwrap();
@@ -285,7 +286,7 @@ async fn del_fails_when_it_can_neither_be_done_nor_written_down() {
 }
 
 #[tokio::test]
-async fn a_del_that_the_node_program_refuses_is_not_written_down() {
+async fn a_del_that_the_node_program_refuses_is_not_left_pending() {
     let node = FakeNode::start(|_| Err(Status::internal("netlink")));
     let conf = node.conf("1.0.0");
     let output = Plugin::new("DEL").conf(&conf).run().await;
@@ -295,7 +296,7 @@ async fn a_del_that_the_node_program_refuses_is_not_written_down() {
 }
 
 #[tokio::test]
-async fn check_hands_on_the_previous_result_and_what_differs() {
+async fn check_passes_on_the_previous_result_and_the_differences() {
     let node = FakeNode::start(|args| match args.ifname.as_str() {
         "eth0" => Ok(Vec::new()),
         _ => {
@@ -313,7 +314,7 @@ async fn check_hands_on_the_previous_result_and_what_differs() {
         assert_eq!(output.json(), expected);
     }
     let calls = node.calls();
-    assert!(calls.iter().all(|call| call.verb == "Check"));
+    assert!(calls.iter().all(|call| call.method == "Check"));
     let stdin: Value = serde_json::from_slice(&calls[0].args.stdin_data).unwrap();
     assert_eq!(stdin["prevResult"]["ips"][0]["address"], "10.100.0.5/32");
 }
@@ -353,7 +354,7 @@ async fn gc_reports_what_could_not_be_freed() {
 }
 
 #[tokio::test]
-async fn a_list_as_long_as_a_configuration_may_be_is_handed_on() {
+async fn the_longest_list_a_configuration_may_have_is_passed_on() {
     let (seen, asked) = std::sync::mpsc::channel();
     let collect = move |request: &GcRequest| {
         seen.send(request.valid.len()).unwrap();

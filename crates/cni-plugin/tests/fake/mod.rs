@@ -1,4 +1,4 @@
-//! A node program that answers what the test says, and the plugin as a child process.
+//! A fake node program with a test's answers, and the plugin as a child process.
 
 use std::collections::BTreeMap;
 use std::process::Stdio;
@@ -17,16 +17,16 @@ use tonic::{Request, Response, Status};
 type Answer = dyn Fn(&CniArgs) -> Result<Vec<u8>, Status> + Send + Sync;
 type Collect = dyn Fn(&GcRequest) -> Result<GcResponse, Status> + Send + Sync;
 
-/// What the fake was asked.
+/// A call that the fake received.
 #[derive(Debug, Clone)]
 pub(crate) struct Call {
-    pub(crate) verb: &'static str,
+    pub(crate) method: &'static str,
     pub(crate) args: CniArgs,
     /// The header `grpc-timeout`.
     pub(crate) timeout: Option<String>,
 }
 
-/// Stands in for the node program: the real contract on a real socket, with answers made up by the test.
+/// Serves the real contract on a real socket, with a test's answers.
 pub(crate) struct FakeNode {
     socket: String,
     calls: Arc<Mutex<Vec<Call>>>,
@@ -38,8 +38,8 @@ impl FakeNode {
     pub(crate) fn start(
         answer: impl Fn(&CniArgs) -> Result<Vec<u8>, Status> + Send + Sync + 'static,
     ) -> Self {
-        let unasked = || Status::unimplemented("this test asks no network verb");
-        Self::serve(answer, move |_| Err(unasked()), move || Err(unasked()))
+        let uncalled = || Status::unimplemented("this test calls neither GC nor STATUS");
+        Self::serve(answer, move |_| Err(uncalled()), move || Err(uncalled()))
     }
 
     /// One that answers GC and STATUS only.
@@ -47,7 +47,7 @@ impl FakeNode {
         collect: impl Fn(&GcRequest) -> Result<GcResponse, Status> + Send + Sync + 'static,
         ready: impl Fn() -> Result<(), Status> + Send + Sync + 'static,
     ) -> Self {
-        Self::serve(|_| Err(Status::unimplemented("this test asks network verbs only")), collect, ready)
+        Self::serve(|_| Err(Status::unimplemented("this test calls GC and STATUS only")), collect, ready)
     }
 
     fn serve(
@@ -92,11 +92,11 @@ struct Service {
 }
 
 impl Service {
-    fn answer(&self, verb: &'static str, request: Request<CniArgs>) -> Result<Vec<u8>, Status> {
+    fn answer(&self, method: &'static str, request: Request<CniArgs>) -> Result<Vec<u8>, Status> {
         let timeout = request.metadata().get("grpc-timeout").map(|value| value.to_str().unwrap().to_owned());
         let args = request.into_inner();
         let answer = (self.answer)(&args);
-        self.calls.lock().unwrap().push(Call { verb, args, timeout });
+        self.calls.lock().unwrap().push(Call { method, args, timeout });
         answer
     }
 }
@@ -183,7 +183,7 @@ impl Plugin {
             .kill_on_drop(true)
             .spawn()
             .unwrap();
-        // A plugin that does not want its input closes the pipe; that is not the test's concern.
+        // A plugin that does not read its input closes the pipe.
         let _ = child.stdin.take().unwrap().write_all(&self.stdin).await;
         let output = child.wait_with_output().await.unwrap();
         Output {
