@@ -1,30 +1,47 @@
-//! How often the API server is asked, and for what: a layer of the client that counts.
+//! Requests to the API server, counted by verb and resource in a layer of the client.
 
 use axum::http::{Method, Request, Uri};
 use kube::client::{Body, ClientBuilder};
 use kube::{Client, Config};
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::registry::Registry;
 use tower::util::MapRequestLayer;
 
+use crate::metrics::register;
+
 /// One kind of request, in the words of Kubernetes' audit log.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct Kind {
-    /// get, list, watch, create, update, patch, delete, deletecollection.
-    pub verb: &'static str,
     /// Plural name of the resource with its subresource, as `pods` or `nodes/status`; `-` for anything else, such as
     /// the server's version.
     pub resource: String,
+    /// get, list, watch, create, update, patch, delete, deletecollection.
+    pub verb: &'static str,
 }
 
-/// A client whose every request is shown to `count` before it is sent.
+/// Counts requests to the API server.
+#[derive(Debug, Clone, Default)]
+pub struct RequestMetrics {
+    requests: Family<Kind, Counter>,
+}
+
+impl RequestMetrics {
+    /// Declares them in `registry`.
+    pub fn register(registry: &mut Registry) -> Self {
+        let help = "Requests sent to the API server, by verb and resource";
+        Self { requests: register(registry, "api_requests", help, Family::default()) }
+    }
+}
+
+/// A client that counts each request before it is sent.
 ///
 /// # Errors
-/// The configuration is of no use, as with [`Client::try_from`].
-pub fn counting_client(
-    config: Config,
-    count: impl Fn(Kind) + Clone + Send + Sync + 'static,
-) -> kube::Result<Client> {
+/// The configuration is invalid, as with [`Client::try_from`].
+pub fn counting_client(config: Config, metrics: RequestMetrics) -> kube::Result<Client> {
     let layer = MapRequestLayer::new(move |request: Request<Body>| {
-        count(kind(request.method(), request.uri()));
+        metrics.requests.get_or_create(&kind(request.method(), request.uri())).inc();
         request
     });
     Ok(ClientBuilder::try_from(config)?.with_layer(&layer).build())

@@ -12,22 +12,17 @@
 //!
 //! Not here: egress gateways, relaying and NAT traversal; they will be modules beside [`mesh`].
 
-mod api_server;
 pub mod cni;
 pub mod container_locks;
-pub mod detached;
-pub mod events;
-mod farewell;
-pub mod identity;
 pub mod ipam;
+pub mod lifecycle;
 pub mod mesh;
 pub mod metrics;
 mod program;
-mod recent;
 pub mod router;
 pub mod status;
-mod turn;
-mod watches;
+mod ttl_cell;
 
 pub use fairlead_dataplane::routing_ids;
-pub use program::{Settings, WireGuardChoice, run};
+pub use lifecycle::settings::{Settings, WireGuardChoice};
+pub use program::run;

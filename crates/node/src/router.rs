@@ -3,6 +3,8 @@
 //! An alternative to the mesh, for nodes that share a layer-2 network: packets are neither encrypted nor wrapped. Where a
 //! mesh is on as well, its packets are marked before they are routed, so the mesh wins. Routes stay when the program ends.
 
+pub mod metrics;
+
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -19,9 +21,9 @@ use kube::ResourceExt;
 use kube::api::ObjectMeta;
 use tokio::time::timeout;
 
+use self::metrics::RouterMetrics;
 use crate::mesh::node_addresses;
 use crate::mesh::view::blocks_by_node;
-use crate::metrics::Metrics;
 use fairlead_cluster::caches::Cache;
 
 /// How often the kernel is looked at when the cluster does not change: links come and go, and take routes with them.
@@ -66,7 +68,7 @@ pub struct Context {
     /// Where reports go.
     pub shared: Arc<Shared>,
     /// Counters.
-    pub metrics: Arc<Metrics>,
+    pub metrics: RouterMetrics,
 }
 
 /// Leaves of a Node only its name and addresses: a node program must stay small in a large cluster.
@@ -145,7 +147,7 @@ impl Context {
             let problems = vec![format!("cannot bring the router's routes up to date: {error}")];
             Report { problems, ..self.shared.report() }
         });
-        self.metrics.router(&self.node, report.routes.len());
+        self.metrics.synced(&self.node, report.routes.len());
         let before = self.shared.report();
         if before.problems != report.problems {
             tracing::warn!(problems = ?report.problems, "the router has other problems than before");

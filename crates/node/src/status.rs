@@ -1,4 +1,4 @@
-//! What `fairlead status` asks this node.
+//! The Node service, which `fairlead status` and `fairlead ipam` call.
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -23,7 +23,7 @@ pub struct Service {
     pub node: String,
     /// This node's public key; `None` when its key file is unusable.
     pub public_key: Option<String>,
-    /// Problems that were there from the start.
+    /// Problems found at the start.
     pub problems: Vec<String>,
     /// The mesh.
     pub mesh: Arc<Shared>,
@@ -46,7 +46,7 @@ impl Node for Service {
             netlink_changes: fairlead_netlink::changes_sent(),
             ..StatusResponse::default()
         };
-        // Where the router does the work, nobody misses a mesh.
+        // With the built-in router, a missing mesh is no problem.
         answer.problems.extend(failure.filter(|why| self.router.is_none() || why != NO_MESH));
         if let Some(router) = &self.router {
             let report = router.report();

@@ -23,14 +23,14 @@ pub fn networks(socket: &Path) -> PathBuf {
     beside(socket).join("networks")
 }
 
-/// Locked by the node program that serves the socket, for as long as it lives. One that is started beside it waits for that.
-pub fn turn(socket: &Path) -> PathBuf {
-    beside(socket).join("turn")
+/// Locked by the node program that serves the socket, until its process has ended. One that is started beside it waits.
+pub fn instance_lock(socket: &Path) -> PathBuf {
+    beside(socket).join("instance.lock")
 }
 
-/// Locked by a program that waits for its turn, so that the one that has it knows of a successor.
-pub fn next_turn(socket: &Path) -> PathBuf {
-    beside(socket).join("next-turn")
+/// Locked by the program that waits for the instance lock, so that its holder knows of a successor.
+pub fn successor_lock(socket: &Path) -> PathBuf {
+    beside(socket).join("successor.lock")
 }
 
 fn beside(socket: &Path) -> PathBuf {

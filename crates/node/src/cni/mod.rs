@@ -5,6 +5,7 @@ mod calico;
 mod chained;
 mod check;
 pub mod gc;
+pub mod metrics;
 pub mod records;
 mod status;
 mod verbs;
@@ -31,10 +32,10 @@ use self::args::{Attachment, netns, refuse};
 use self::check::{Previous, differences};
 use self::records::Records;
 use crate::container_locks::ContainerLocks;
-use crate::events::{News, Teller, pod_reference};
 use crate::ipam::{AllocationError, Ipam};
 use crate::metrics::Metrics;
 use fairlead_cluster::caches::Cache;
+use fairlead_cluster::events::{EventPublisher, PendingEvent, pod_reference};
 
 /// How long an ADD may wait for a block before the runtime is told to try again.
 const BLOCK_WAIT: Duration = Duration::from_secs(20);
@@ -72,7 +73,7 @@ pub struct Service {
     /// One GC at a time.
     pub collecting: tokio::sync::Mutex<()>,
     /// Told of pods that get no address.
-    pub events: Teller,
+    pub events: EventPublisher,
     /// Counters.
     pub metrics: Arc<Metrics>,
 }
@@ -112,7 +113,7 @@ impl Service {
         let deadline = Instant::now() + BLOCK_WAIT;
         let asked = std::time::Instant::now();
         let given = self.ipam.allocate(&pool, &attachment.key, deadline).await;
-        self.metrics.block_wait(asked.elapsed());
+        self.metrics.ipam.block_wait(asked.elapsed());
         let allocation = given.map_err(|failure| {
             self.tell(attachment, &failure);
             let code = match failure.is_temporary() {
@@ -161,7 +162,7 @@ impl Service {
     /// Users look for the reason at their pod.
     fn tell(&self, attachment: &Attachment, failure: &AllocationError) {
         let Attachment { namespace, pod, pod_uid, .. } = attachment;
-        self.events.warn(News {
+        self.events.warn(PendingEvent {
             regarding: pod_reference(namespace, pod, pod_uid.clone()),
             reason: failure.event_reason(),
             action: "AllocateAddress",

@@ -59,8 +59,8 @@ impl Service {
         outcome: Result<T, Status>,
     ) -> Result<Response<T>, Status> {
         let took = start.elapsed();
-        self.metrics.verb(verb, took, outcome.is_ok());
-        self.metrics.grpc_call(verb, outcome.as_ref().err().map_or(tonic::Code::Ok, Status::code));
+        self.metrics.cni.operation(verb, took, outcome.is_ok());
+        self.metrics.cni.grpc_call(verb, outcome.as_ref().err().map_or(tonic::Code::Ok, Status::code));
         let of_pod = |name: &str| args.args.get(name).map(String::as_str).unwrap_or_default();
         let (namespace, pod) = (of_pod("K8S_POD_NAMESPACE"), of_pod("K8S_POD_NAME"));
         let (container, ifname, elapsed_ms) = (&args.container_id, &args.ifname, milliseconds(took));
@@ -95,7 +95,7 @@ impl Service {
         outcome: Result<T, Status>,
     ) -> Result<Response<T>, Status> {
         let took = start.elapsed();
-        self.metrics.verb(verb, took, outcome.is_ok());
+        self.metrics.cni.operation(verb, took, outcome.is_ok());
         let elapsed_ms = milliseconds(took);
         match &outcome {
             // Runtimes ask every few seconds.

@@ -79,12 +79,12 @@ impl Keeper {
     async fn release(&self, name: &str) {
         match self.try_release(name).await {
             Ok(true) => {
-                self.metrics.block_given_back(true);
+                self.metrics.ipam.block_released(true);
                 tracing::info!(block = name, "released an empty block");
             }
             Ok(false) => {}
             Err(error) => {
-                self.metrics.block_given_back(false);
+                self.metrics.ipam.block_released(false);
                 tracing::warn!(block = name, %error, "cannot release an empty block; will try again");
             }
         }

@@ -24,7 +24,7 @@ pub(super) async fn run(ipam: Arc<Ipam>, locks: Arc<ContainerLocks>, metrics: Ar
         let Some(linked) = links(ipam.numbers()).await else { continue };
         for key in ipam.leaked(GRACE, &linked) {
             if free(&ipam, &locks, &key).await {
-                metrics.leaked_address_freed();
+                metrics.ipam.leaked_address_freed();
             }
         }
     }

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use fairlead_api::resources::{AddressBlock, AddressPool};
 use fairlead_cluster::caches::Cache;
+use fairlead_cluster::subsystem::Supervisor;
 use fairlead_dataplane::pods::PodOnNode;
 use fairlead_dataplane::routing_ids::RoutingIds;
 use fairlead_ipam::check::Owner;
@@ -22,12 +23,12 @@ use k8s_openapi::api::core::v1::Node;
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::{Api, Client, ResourceExt};
 use tokio::sync::Notify;
-use tokio::task::JoinSet;
 use tokio::time::{timeout, timeout_at};
 
 mod blocks;
 pub mod inventory;
 mod leaks;
+pub mod metrics;
 pub mod requests;
 
 use crate::container_locks::ContainerLocks;
@@ -55,7 +56,8 @@ pub struct Deps {
 }
 
 /// Starts what requests, keeps and releases blocks and frees leaked addresses.
-pub fn start(ipam: &Arc<Ipam>, deps: Deps, tasks: &mut JoinSet<()>) {
+pub fn start(ipam: &Arc<Ipam>, deps: Deps, supervisor: &mut Supervisor) {
+    let subsystem = supervisor.subsystem("ipam");
     let Deps { client, nodes, blocks, pools, locks, metrics, block_grace } = deps;
     let requests = requests::Requests {
         client: client.clone(),
@@ -63,10 +65,10 @@ pub fn start(ipam: &Arc<Ipam>, deps: Deps, tasks: &mut JoinSet<()>) {
         nodes,
         blocks: blocks.store.clone(),
     };
-    tasks.spawn(requests::run(requests));
+    subsystem.spawn("requests", requests::run(requests));
     let keeper = blocks::Keeper { client, ipam: Arc::clone(ipam), metrics: Arc::clone(&metrics) };
-    tasks.spawn(keeper.run(blocks, pools.subscribe(), block_grace));
-    tasks.spawn(leaks::run(Arc::clone(ipam), locks, metrics));
+    subsystem.spawn("blocks", keeper.run(blocks, pools.subscribe(), block_grace));
+    subsystem.spawn("leaks", leaks::run(Arc::clone(ipam), locks, metrics));
 }
 
 /// The addresses of this node.

@@ -1,7 +1,7 @@
 //! The mesh agent: watches members, steps the data plane, publishes this node.
 
 pub mod agent;
-pub mod events;
+pub mod metrics;
 pub mod publish;
 pub mod view;
 
@@ -24,10 +24,10 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use self::agent::{Agent, Inputs, Report};
-use self::events::Events;
+use self::metrics::MeshMetrics;
 use self::view::{MeshSettings, PublishedPeer};
-use crate::metrics::Metrics;
 use fairlead_cluster::caches::Cache;
+use fairlead_cluster::events::{EventPublisher, ProblemEvent, ProblemEvents, node_reference};
 
 /// Least pause between two steps, so that a storm of changes costs one step, not thousands.
 const LEAST_PAUSE: Duration = Duration::from_millis(50);
@@ -42,6 +42,14 @@ const NAME_LIFETIME: Duration = Duration::from_secs(30);
 
 /// Why nothing is done where nobody asked for a mesh.
 pub const NO_MESH: &str = "there is no WireKubeMesh: this node routes only its own pods";
+
+/// Problems of the mesh as Events on the Node.
+const PROBLEM_EVENT: ProblemEvent = ProblemEvent {
+    reason: "MeshProblem",
+    resolved: "MeshProblemsGone",
+    resolved_note: "the mesh has no problems any more",
+    action: "JoinMesh",
+};
 
 /// Why nothing is done yet.
 const WAITING: &str = "waiting for the first answer of the API server";
@@ -94,8 +102,10 @@ pub struct Context {
     pub api_server: watch::Receiver<Option<Vec<SocketAddr>>>,
     /// Where snapshots go.
     pub shared: Arc<Shared>,
+    /// Publishes problems on the Node, where `kubectl describe node` shows them.
+    pub events: EventPublisher,
     /// Counters.
-    pub metrics: Arc<Metrics>,
+    pub metrics: MeshMetrics,
 }
 
 /// Runs the mesh until `stop` resolves. The device stays as it is, in the agent's hands.
@@ -234,7 +244,7 @@ impl Context {
             Ok(report) => {
                 let pause = agent.pause(&report, Instant::now());
                 let report = Arc::new(report);
-                self.metrics.mesh(&report);
+                self.metrics.update(&report);
                 self.shared.set(Some(Arc::clone(&report)), None);
                 reports.send_replace(Some(report));
                 Some(pause)
@@ -257,7 +267,8 @@ fn after_failure(failures: u32) -> Duration {
 /// Publishes what reports say, one write at a time; while the API server is away the latest report waits.
 async fn publisher(context: &Context, mut inbox: watch::Receiver<Option<Arc<Report>>>) -> Infallible {
     let mut own = context.peers.subscribe();
-    let mut events = Events::default();
+    let regarding = node_reference(&context.node);
+    let mut events = ProblemEvents::new(context.events.clone(), regarding, PROBLEM_EVENT);
     loop {
         tokio::select! {
             Ok(()) = inbox.changed() => {}
@@ -277,7 +288,11 @@ async fn publisher(context: &Context, mut inbox: watch::Receiver<Option<Arc<Repo
     }
 }
 
-async fn publish_report(context: &Context, report: &Report, events: &mut Events) -> Result<(), kube::Error> {
+async fn publish_report(
+    context: &Context,
+    report: &Report,
+    events: &mut ProblemEvents,
+) -> Result<(), kube::Error> {
     let Some(node) = context.nodes.store.get(&ObjectRef::new(&context.node)) else { return Ok(()) };
     let others: Vec<Arc<WireKubePeer>> = context.peers.store.state();
     let reported = |peer: &str, endpoint: SocketAddr| {
@@ -300,7 +315,8 @@ async fn publish_report(context: &Context, report: &Report, events: &mut Events)
     });
     let present = context.peers.store.get(&ObjectRef::new(&context.node));
     publish::publish(&context.client, &node, present.as_deref(), &desired).await?;
-    events.tell(&context.client, &node, &report.problems).await
+    events.update(&report.problems, Instant::now());
+    Ok(())
 }
 
 /// WireKube's annotation beats Kilo's.

@@ -1,5 +1,5 @@
-//! Where the API server is: this node's own connections to it go past the mesh, or a broken tunnel would cut the node off
-//! from the very thing that could mend it.
+//! The endpoints of the API server: this node's own connections to it bypass the mesh, or a broken tunnel would cut the node
+//! off from what can repair it.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -10,17 +10,17 @@ use kube::{Api, Client};
 use tokio::sync::watch;
 
 /// How often the endpoints are looked up again.
-const REFRESH: Duration = Duration::from_secs(60);
-/// How soon, while nothing is known.
-const RETRY: Duration = Duration::from_secs(1);
+const REFRESH_INTERVAL: Duration = Duration::from_secs(60);
+/// The same while none are known.
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// Longest one look-up may take.
-const LOOK_UP: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// `None` until the API server was asked: no packet may be led into the mesh before, or the question would get no answer.
+/// `None` until the API server has answered: no packet may be routed into the mesh before, or the request could not reach it.
 pub(crate) type Endpoints = Option<Vec<SocketAddr>>;
 
 /// Keeps the endpoints current: what host and port of the client's configuration resolve to, and those behind the
-/// `kubernetes` Service, which a pod's client is led to.
+/// `kubernetes` Service, which a pod's client uses.
 pub(crate) async fn run(client: Client, host: String, port: u16, endpoints: watch::Sender<Endpoints>) {
     loop {
         match behind_service(&client).await {
@@ -33,9 +33,9 @@ pub(crate) async fn run(client: Client, host: String, port: u16, endpoints: watc
                     *known = found;
                     changed
                 });
-                tokio::time::sleep(REFRESH).await;
+                tokio::time::sleep(REFRESH_INTERVAL).await;
             }
-            None => tokio::time::sleep(RETRY).await,
+            None => tokio::time::sleep(RETRY_INTERVAL).await,
         }
     }
 }
@@ -46,16 +46,16 @@ async fn resolve(host: &str) -> Vec<IpAddr> {
     if let Ok(address) = bare.parse() {
         return vec![address];
     }
-    match tokio::time::timeout(LOOK_UP, tokio::net::lookup_host((bare, 443))).await {
+    match tokio::time::timeout(TIMEOUT, tokio::net::lookup_host((bare, 443))).await {
         Ok(Ok(addresses)) => addresses.map(|address| address.ip()).collect(),
         _ => Vec::new(),
     }
 }
 
-/// `None` if the API server did not answer. A refusal is an answer, by which nothing is known.
+/// `None` if the API server did not answer. A refusal is an answer, without endpoints.
 async fn behind_service(client: &Client) -> Option<Vec<SocketAddr>> {
     let slices: Api<EndpointSlice> = Api::namespaced(client.clone(), "default");
-    match tokio::time::timeout(LOOK_UP, slices.get_opt("kubernetes")).await {
+    match tokio::time::timeout(TIMEOUT, slices.get_opt("kubernetes")).await {
         Ok(Ok(slice)) => Some(slice.as_ref().map(sockets).unwrap_or_default()),
         Ok(Err(kube::Error::Api(refusal))) => {
             tracing::warn!(

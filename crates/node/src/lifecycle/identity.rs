@@ -1,4 +1,4 @@
-//! The node's WireGuard identity: one key in one file, made once.
+//! The node's WireGuard identity: one key in one file, generated once.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -9,15 +9,15 @@ use fairlead_api::wireguard::PrivateKey;
 
 /// Name of the key file in the state directory.
 const FILE: &str = "wireguard.key";
-/// A key file holds 44 characters; anything this long is something else.
-const LONGEST: u64 = 4096;
+/// A key file holds 44 characters; no key file is longer than this.
+const MAX_LENGTH: u64 = 4096;
 
-/// Why there is no identity. The key file is never overwritten by any of these.
+/// Why there is no identity. The key file is never overwritten after such an error.
 #[derive(Debug, thiserror::Error)]
 pub enum IdentityError {
-    /// The file holds something else.
+    /// The file holds no key.
     #[error(
-        "WireGuard key file {path} is corrupt ({reason}). It was left as it is: restore it from a backup, or delete it \
+        "WireGuard key file {path} is corrupt ({reason}). It was left unchanged: restore it from a backup, or delete it \
          to give this node a new identity"
     )]
     Corrupt {
@@ -33,19 +33,19 @@ pub enum IdentityError {
         operation: &'static str,
         /// The file.
         path: PathBuf,
-        /// The answer.
+        /// The error of the file system.
         source: io::Error,
     },
 }
 
-/// Reads the key of `state_dir`, or makes one with `fresh` bytes when there is none yet.
+/// Reads the key of `state_dir`, or generates one from `random` bytes when there is none yet.
 ///
 /// A new key is written to a temporary file (mode 0600), synced and renamed, so that a crash leaves either no key or
 /// a whole one. A key file that others may read is narrowed to 0600.
 ///
 /// # Errors
 /// The directory cannot be used, or the file holds something that is not a key.
-pub fn load_or_create(state_dir: &Path, fresh: [u8; 32]) -> Result<PrivateKey, IdentityError> {
+pub fn load_or_create(state_dir: &Path, random: [u8; 32]) -> Result<PrivateKey, IdentityError> {
     let path = state_dir.join(FILE);
     let failed = |operation, path: &Path| {
         let path = path.to_owned();
@@ -55,7 +55,7 @@ pub fn load_or_create(state_dir: &Path, fresh: [u8; 32]) -> Result<PrivateKey, I
     match File::open(&path) {
         Ok(file) => read(&path, file),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            let key = PrivateKey(clamp(fresh));
+            let key = PrivateKey(clamp(random));
             write(state_dir, &path, &key).map_err(failed("write", &path))?;
             Ok(key)
         }
@@ -72,19 +72,19 @@ fn read(path: &Path, file: File) -> Result<PrivateKey, IdentityError> {
         file.set_permissions(fs::Permissions::from_mode(0o600)).map_err(unreadable)?;
     }
     let mut text = Vec::new();
-    file.take(LONGEST).read_to_end(&mut text).map_err(unreadable)?;
+    file.take(MAX_LENGTH).read_to_end(&mut text).map_err(unreadable)?;
     let text = String::from_utf8(text).map_err(|_| corrupt("it is not text".to_owned()))?;
     let key: PrivateKey = text.parse().map_err(|error| corrupt(format!("{error}")))?;
     if key.0 == [0; 32] {
         return Err(corrupt("the key is all zeros".to_owned()));
     }
-    // The kernel clamps what it is given; a key kept otherwise would look different from the device's for ever.
+    // The kernel clamps what it is given; an unclamped key would differ from the device's forever.
     Ok(PrivateKey(clamp(key.0)))
 }
 
 fn write(state_dir: &Path, path: &Path, key: &PrivateKey) -> io::Result<()> {
     let temporary = path.with_extension("key.new");
-    // Left by a crash between writing and renaming; it was never anybody's identity.
+    // Left by a crash between writing and renaming; it was never in use.
     let _ = fs::remove_file(&temporary);
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
     file.write_all(key.to_base64().as_bytes())?;
@@ -94,7 +94,7 @@ fn write(state_dir: &Path, path: &Path, key: &PrivateKey) -> io::Result<()> {
     File::open(state_dir)?.sync_all()
 }
 
-/// Brings random bytes to the form of a Curve25519 scalar, as `wg genkey` does (RFC 7748, section 5).
+/// Turns random bytes into the form of a Curve25519 scalar, as `wg genkey` does (RFC 7748, section 5).
 fn clamp(mut bytes: [u8; 32]) -> [u8; 32] {
     bytes[0] &= 248;
     bytes[31] = (bytes[31] & 127) | 64;
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_half_written_key_is_nobodys() {
+    fn a_half_written_key_is_never_used() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("wireguard.key.new"), b"half").unwrap();
         let key = load_or_create(dir.path(), [7; 32]).unwrap();

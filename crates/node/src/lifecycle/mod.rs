@@ -1,0 +1,15 @@
+//! Start and end of the node program: settings, the lock of the only instance, the watch caches, the socket, and what is handed
+//! to a successor or cleared at the end.
+
+pub(crate) mod api_server;
+pub(crate) mod handover;
+pub mod identity;
+pub(crate) mod instance_lock;
+mod node;
+mod run_to_completion;
+mod server;
+pub(crate) mod settings;
+pub(crate) mod shutdown;
+mod watches;
+
+pub(crate) use node::Node;

@@ -1,0 +1,58 @@
+//! The settings of the node program.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use fairlead_dataplane::routing_ids::RoutingIds;
+use fairlead_dataplane::wireguard::Preference;
+
+/// Which WireGuard to use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WireGuardChoice {
+    /// The kernel's if it has one, else the embedded one.
+    Auto,
+    /// The kernel's, or none.
+    Kernel,
+    /// The embedded one.
+    Embedded,
+}
+
+impl From<WireGuardChoice> for Preference {
+    fn from(choice: WireGuardChoice) -> Self {
+        match choice {
+            WireGuardChoice::Auto => Self::Auto,
+            WireGuardChoice::Kernel => Self::Kernel,
+            WireGuardChoice::Embedded => Self::Embedded,
+        }
+    }
+}
+
+/// How the program is to run.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Name of this node's Node object.
+    pub node: String,
+    /// Socket for the CNI plugin and the command line.
+    pub socket: PathBuf,
+    /// Directory of the key file.
+    pub state_dir: PathBuf,
+    /// Where metrics are served.
+    pub metrics: SocketAddr,
+    /// Where health is served.
+    pub health: SocketAddr,
+    /// Whether to allocate addresses and create interfaces; otherwise another plugin does before this one is called.
+    pub enable_ipam: bool,
+    /// How long a block must have been empty before it is released.
+    pub block_grace: Duration,
+    /// Which WireGuard to use.
+    pub wireguard: WireGuardChoice,
+    /// Whether to keep plain routes to the blocks of nodes on the same network.
+    pub router: bool,
+    /// Of the routes of pods and blocks in the kernel.
+    pub numbers: RoutingIds,
+    /// Whether links of pods have the names that Calico's policy program expects.
+    pub calico_names: bool,
+    /// Whether to empty the export table at the end if the Node object was deleted.
+    pub clear_routes_on_shutdown: bool,
+}

@@ -1,0 +1,38 @@
+//! Metrics of the built-in router, as Coil's router has them.
+
+use fairlead_cluster::metrics::register;
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Node {
+    node: String,
+}
+
+/// See [`Self::register`] for what each means.
+#[derive(Debug, Clone)]
+pub struct RouterMetrics {
+    syncs: Family<Node, Counter>,
+    routes: Family<Node, Gauge>,
+}
+
+impl RouterMetrics {
+    /// Declares them in `all`.
+    pub fn register(all: &mut Registry) -> Self {
+        let coil = all.sub_registry_with_prefix("coil_router");
+        Self {
+            syncs: register(coil, "syncs", "Synchronisations of the built-in router", Family::default()),
+            routes: register(coil, "routes_synced", "Routes of the built-in router", Family::default()),
+        }
+    }
+
+    /// The routes of `node` were reconciled.
+    pub fn synced(&self, node: &str, routes: usize) {
+        let label = Node { node: node.to_owned() };
+        self.syncs.get_or_create(&label).inc();
+        self.routes.get_or_create(&label).set(i64::try_from(routes).unwrap_or(i64::MAX));
+    }
+}
