@@ -114,10 +114,10 @@ async fn publish_all(
             None if deduplication.is_due(&event, Instant::now()) => publish(&recorder, event, type_).await,
             None => continue,
         };
-        match (published, change) {
-            (true, Some(change)) => drop(change.send(())),
-            (true, None) => {}
-            (false, _) => drop(metrics.dropped.inc()),
+        if !published {
+            metrics.dropped.inc();
+        } else if let Some(change) = change {
+            let _ = change.send(());
         }
     }
 }
