@@ -350,7 +350,6 @@ mod tests {
         let requests = || seen.lock().unwrap().len();
         for (problems, expected) in [(&problem[..], 1), (&problem, 2), (&problem, 2), (&[], 3)] {
             events.update(problems, now);
-            events.update(&[], now);
             while requests() < expected {
                 tokio::task::yield_now().await;
             }
@@ -359,6 +358,8 @@ mod tests {
             assert_eq!(requests(), expected);
             now += DEDUPLICATION_PERIOD;
         }
+        events.update(&problem, now - DEDUPLICATION_PERIOD / 2);
+        tokio::time::sleep(Duration::from_millis(20)).await;
         let seen = seen.lock().unwrap();
         let words: Vec<_> =
             seen.iter().map(|event| (event["type"].as_str(), event["reason"].as_str())).collect();

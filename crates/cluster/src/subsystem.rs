@@ -323,6 +323,10 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_millis(50);
 
+    async fn blocks() {
+        panic!("index {} of 3", 7);
+    }
+
     async fn failure(supervisor: &Supervisor) -> String {
         let waited = supervisor.run_until(std::future::pending::<()>()).await;
         waited.unwrap_err().to_string()
@@ -332,7 +336,7 @@ mod tests {
     async fn a_task_that_panics_ends_the_program_and_is_named() {
         let mut supervisor = Supervisor::default();
         supervisor.subsystem("cni").spawn("server", std::future::pending::<()>());
-        supervisor.subsystem("ipam").spawn("blocks", async { panic!("index {} of 3", 7) });
+        supervisor.subsystem("ipam").spawn("blocks", blocks());
         assert_eq!(failure(&supervisor).await, "subsystem ipam: task blocks panicked: index 7 of 3");
         for report in [supervisor.health().liveness(), supervisor.health().readiness()] {
             let (endpoint, failed) = (report.endpoint, "[-]ipam failed: task blocks panicked: index 7 of 3");

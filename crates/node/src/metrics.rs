@@ -64,6 +64,8 @@ mod tests {
     use fairlead_ipam::BlockUsage;
 
     use super::*;
+    use crate::cni::Reason;
+    use crate::cni::metrics::Operation;
 
     fn filled() -> Metrics {
         let metrics = Metrics::default();
@@ -78,11 +80,11 @@ mod tests {
         metrics.ipam.block_wait(Duration::from_millis(3));
         metrics.ipam.block_released(true);
         metrics.ipam.leaked_address_freed();
-        metrics.cni.operation("ADD", Duration::from_millis(7), true);
-        metrics.cni.operation("DEL", Duration::from_millis(2), false);
-        metrics.cni.operation("CHECK", Duration::from_millis(2), true);
-        metrics.cni.grpc_call("ADD", tonic::Code::Ok);
-        metrics.cni.grpc_call("CHECK", tonic::Code::Cancelled);
+        metrics.cni.served(Operation::Add, Duration::from_millis(7), None);
+        metrics.cni.served(Operation::Del, Duration::from_millis(2), Some(Reason::DataPlaneFailed));
+        metrics.cni.served(Operation::Check, Duration::from_millis(2), None);
+        metrics.cni.grpc_call(Operation::Add, tonic::Code::Ok);
+        metrics.cni.grpc_call(Operation::Check, tonic::Code::Cancelled);
         metrics
     }
 

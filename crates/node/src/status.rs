@@ -41,7 +41,7 @@ impl Node for Service {
             node: self.node.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             public_key: self.public_key.clone().unwrap_or_default(),
-            blocks: self.inventory.cni.ipam.describe_blocks(),
+            blocks: self.inventory.ipam.describe_blocks(),
             problems: self.problems.clone(),
             netlink_changes: fairlead_netlink::changes_sent(),
             ..StatusResponse::default()
@@ -53,7 +53,7 @@ impl Node for Service {
             answer.router = Some(Router { routes: report.routes.iter().map(describe_route).collect() });
             answer.problems.extend(report.problems);
         }
-        answer.problems.extend(self.inventory.cni.ipam.problems());
+        answer.problems.extend(self.inventory.ipam.problems());
         if let Some(report) = report {
             describe(&report, &mut answer, SystemTime::now());
         }

@@ -1,8 +1,8 @@
-//! CHECK: what ADD made, what later plugins made of it, and what is there now.
+//! CHECK: compares what ADD made, and what later plugins changed, with what the kernel shows.
 //!
 //! `prevResult` is the result of the whole chain, so what a later plugin changed and reported is expected as it
-//! reported it. Beyond that only what a pod cannot work without is demanded: its reserved addresses, a way out, and a
-//! way in.
+//! reported it. Beyond that CHECK demands only what a pod cannot work without: its allocated addresses, a default route,
+//! and a route to it on the host.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -10,7 +10,6 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use fairlead_dataplane::pods::{End, Inspection};
-use fairlead_ipam::Allocated;
 use fairlead_netlink::route::TABLE_MAIN;
 use ipnet::IpNet;
 use serde::{Deserialize, Deserializer};
@@ -56,7 +55,7 @@ fn null_is_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(fro
 }
 
 impl Previous {
-    /// Reads it out of a network configuration; `None` if there is none in it.
+    /// Reads it from a network configuration; `None` if there is none.
     pub(super) fn of_configuration(stdin: &[u8]) -> Result<Option<Self>, serde_json::Error> {
         #[derive(Deserialize)]
         struct Configuration {
@@ -69,9 +68,10 @@ impl Previous {
         Ok(serde_json::from_slice::<Configuration>(stdin)?.previous)
     }
 
-    /// The tables inside the pod that have to be looked at.
-    pub(super) fn tables(&self) -> Vec<u32> {
-        let tables: BTreeSet<u32> = self.routes.iter().map(Route::table).chain([TABLE_MAIN]).collect();
+    /// The routing tables inside the pod that are compared.
+    pub(super) fn tables(previous: Option<&Self>) -> Vec<u32> {
+        let reported = previous.into_iter().flat_map(|previous| &previous.routes);
+        let tables: BTreeSet<u32> = reported.map(Route::table).chain([TABLE_MAIN]).collect();
         tables.into_iter().collect()
     }
 }
@@ -82,77 +82,65 @@ impl Route {
     }
 }
 
-/// Every difference, one sentence each.
-pub(super) fn differences(
-    (ifname, netns): (&str, &Path),
-    previous: Option<&Previous>,
-    allocated: &Allocated,
-    seen: &Inspection,
-) -> Vec<String> {
-    let mut found = Vec::new();
-    let reserved: Vec<IpAddr> =
-        allocated.ipv4.map(IpAddr::from).into_iter().chain(allocated.ipv6.map(IpAddr::from)).collect();
+/// What is wrong with our own link, one sentence each.
+pub(super) fn link(ifname: &str, allocated: &[IpAddr], seen: &Inspection, found: &mut Vec<String>) {
     match &seen.pod {
         None => found.push(format!("the pod has no interface {ifname}")),
-        Some(end) => in_pod(end, &reserved, seen, &mut found),
+        Some(end) => in_pod(end, allocated, seen, found),
     }
     match &seen.host {
         None => found.push("the host's end of the pod's link is gone".to_owned()),
-        Some(end) => on_host(end, &reserved, seen, &mut found),
+        Some(end) => on_host(end, allocated, seen, found),
     }
     if seen.pod.is_some() && seen.host.is_some() && !seen.connected {
         found.push(format!("interface {ifname} of the pod is not the other end of the host's link"));
     }
-    if let Some(previous) = previous {
-        as_reported((ifname, netns), previous, seen, &mut found);
-    }
-    found
 }
 
-/// Differences from what other plugins reported; the host's side is theirs.
-pub(super) fn reported_differences(
+/// What is wrong with an interface that another plugin made.
+pub(super) fn chained(
     (ifname, netns): (&str, &Path),
     previous: &Previous,
     seen: &Inspection,
-) -> Vec<String> {
-    let mut found = Vec::new();
+    found: &mut Vec<String>,
+) {
     match &seen.pod {
         None => found.push(format!("the pod has no interface {ifname}")),
         Some(end) if !end.up => found.push(format!("interface {} of the pod is down", end.name)),
         Some(_) => {}
     }
-    as_reported((ifname, netns), previous, seen, &mut found);
-    found
+    as_reported((ifname, netns), previous, seen, found);
 }
 
-fn in_pod(end: &End, reserved: &[IpAddr], seen: &Inspection, found: &mut Vec<String>) {
+fn in_pod(end: &End, allocated: &[IpAddr], seen: &Inspection, found: &mut Vec<String>) {
     if !end.up {
         found.push(format!("interface {} of the pod is down", end.name));
     }
-    for ip in reserved {
+    for ip in allocated {
         if !end.addresses.iter().any(|address| address.addr() == *ip) {
-            found.push(format!("interface {} of the pod lacks its reserved address {ip}", end.name));
+            found.push(format!("interface {} of the pod lacks its allocated address {ip}", end.name));
         }
-        // A later plugin may lead it elsewhere; only having none is wrong.
-        let way_out = seen.pod_routes.iter().any(|route| {
+        // A later plugin may change its gateway; only having none is wrong.
+        let has_default = seen.pod_routes.iter().any(|route| {
             route.destination.prefix_len() == 0 && route.destination.addr().is_ipv4() == ip.is_ipv4()
         });
-        if !way_out {
+        if !has_default {
             found.push(format!("the pod has no default route for {ip}"));
         }
     }
 }
 
-fn on_host(end: &End, reserved: &[IpAddr], seen: &Inspection, found: &mut Vec<String>) {
+fn on_host(end: &End, allocated: &[IpAddr], seen: &Inspection, found: &mut Vec<String>) {
     if !end.up {
         found.push(format!("link {} on the host is down", end.name));
     }
-    for ip in reserved.iter().filter(|ip| !seen.led_to_pod.contains(&IpNet::from(**ip))) {
+    for ip in allocated.iter().filter(|ip| !seen.led_to_pod.contains(&IpNet::from(**ip))) {
         found.push(format!("no route on the host leads {ip} to link {}", end.name));
     }
 }
 
-fn as_reported(
+/// What is not as the plugins before reported it.
+pub(super) fn as_reported(
     (ifname, netns): (&str, &Path),
     previous: &Previous,
     seen: &Inspection,
@@ -205,7 +193,7 @@ fn same_mac(reported: &Interface, end: Option<&End>, found: &mut Vec<String>) {
     }
 }
 
-/// By name, or by what the names lead to: `/var/run` often is a link to `/run`.
+/// The same path, or the same file: `/var/run` often is a link to `/run`.
 fn same_file(one: &Path, other: &Path) -> bool {
     let identity = |path: &Path| path.metadata().map(|file| (file.dev(), file.ino())).ok();
     one == other || identity(one).is_some_and(|one| Some(one) == identity(other))

@@ -1,5 +1,4 @@
 use fairlead_dataplane::pods::{End, Inspection};
-use fairlead_ipam::Allocated;
 use fairlead_netlink::route::{MacAddress, Route as Seen};
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -8,8 +7,23 @@ use super::*;
 
 const NETNS: &str = "/run/netns/p";
 
-fn allocated() -> Allocated {
-    Allocated { pool: "default".into(), ipv4: "10.1.0.5".parse().ok(), ipv6: "fd00:1::5".parse().ok() }
+fn differences(
+    (ifname, netns): (&str, &Path),
+    previous: Option<&Previous>,
+    seen: &Inspection,
+) -> Vec<String> {
+    let (mut found, allocated) = (Vec::new(), ["10.1.0.5", "fd00:1::5"].map(|ip| ip.parse().unwrap()));
+    link(ifname, &allocated, seen, &mut found);
+    if let Some(previous) = previous {
+        as_reported((ifname, netns), previous, seen, &mut found);
+    }
+    found
+}
+
+fn reported_differences(at: (&str, &Path), previous: &Previous, seen: &Inspection) -> Vec<String> {
+    let mut found = Vec::new();
+    chained(at, previous, seen, &mut found);
+    found
 }
 
 fn end(name: &str, last: u8, addresses: &[&str]) -> End {
@@ -48,13 +62,13 @@ fn previous(result: &Value) -> Previous {
 }
 
 fn compare(result: &Value, seen: &Inspection) -> Vec<String> {
-    differences(("eth0", Path::new(NETNS)), Some(&previous(result)), &allocated(), seen)
+    differences(("eth0", Path::new(NETNS)), Some(&previous(result)), seen)
 }
 
 #[test]
 fn what_add_made_passes() {
     assert_eq!(compare(&result(), &seen()), [""; 0]);
-    assert_eq!(differences(("eth0", Path::new(NETNS)), None, &allocated(), &seen()), [""; 0]);
+    assert_eq!(differences(("eth0", Path::new(NETNS)), None, &seen()), [""; 0]);
 }
 
 #[test]
@@ -69,7 +83,7 @@ fn what_a_later_plugin_changed_and_reported_passes() {
     seen.pod.as_mut().unwrap().mac = Some(MacAddress([2, 0, 0, 0, 0, 0xaa]));
     seen.pod_routes[0].gateway = Some("192.0.2.7".parse().unwrap());
     assert_eq!(compare(&result, &seen), [""; 0]);
-    assert_eq!(previous(&result).tables(), [100, TABLE_MAIN]);
+    assert_eq!(Previous::tables(Some(&previous(&result))), [100, TABLE_MAIN]);
 }
 
 #[test]
@@ -95,7 +109,7 @@ fn every_difference_is_named() {
         (|_, seen| seen.connected = false, "not the other end"),
         (|_, seen| seen.pod.as_mut().unwrap().up = false, "eth0 of the pod is down"),
         (|_, seen| seen.host.as_mut().unwrap().up = false, "veth1 on the host is down"),
-        (|_, seen| seen.pod.as_mut().unwrap().addresses.truncate(0), "lacks its reserved address 10.1.0.5"),
+        (|_, seen| seen.pod.as_mut().unwrap().addresses.truncate(0), "lacks its allocated address 10.1.0.5"),
         (|_, seen| seen.pod_routes.truncate(1), "no default route for fd00:1::5"),
         (|_, seen| seen.led_to_pod.truncate(0), "no route on the host leads 10.1.0.5 to link veth1"),
         (|result, _| result["interfaces"][0]["mac"] = json!("02:00:00:00:00:99"), "not 02:00:00:00:00:99"),

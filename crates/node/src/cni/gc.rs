@@ -1,96 +1,84 @@
-//! Freeing what no runtime uses any more: GC, and DELs that plugins left while this program was away.
+//! Removing attachments that no runtime uses any more: GC, and DELs that plugins left while this program was away.
 
 use std::collections::BTreeSet;
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
 use fairlead_dataplane::pods;
 use fairlead_ipam::Key;
-use fairlead_wire::cni::ErrorCode;
 use fairlead_wire::network::{Attachment, GcRequest, GcResponse};
-use tonic::Status;
 
 use super::Service;
-use super::args::refuse;
+use super::failure::{Failure, Reason};
 use super::records::Records;
 
-/// How often unfinished DELs are looked for: a plugin may have written one down just before this program served.
-const SWEEP: Duration = Duration::from_secs(5);
+/// How often to look for pending DELs: a plugin may have written one just before this program served.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Finishes the DELs that were left while no node program ran. For the start, before pods are adopted and verbs served.
+/// Finishes the DELs that are pending at the start, before pods are adopted and operations served.
 pub fn finish_pending(records: &Records) {
     let pending = records.pending().unwrap_or_else(|error| {
-        tracing::warn!(%error, "cannot read the DELs that were left for this program");
+        tracing::warn!(%error, "cannot read the pending DELs");
         Vec::new()
     });
     for key in pending {
         let done = pods::remove(&key.container_id, &key.ifname).map_err(|error| error.to_string());
-        let done = done.and_then(|existed| {
-            let forgotten = records.forget(&key).and_then(|()| records.forget_pending(&key));
-            forgotten.map(|()| existed).map_err(|error| error.to_string())
+        let done = done.and_then(|_| {
+            let removed = records.remove(&key).and_then(|()| records.remove_pending(&key));
+            removed.map_err(|error| error.to_string())
         });
-        match done {
-            Ok(existed) => {
-                tracing::info!(container = key.container_id, existed, "finished a DEL of before the start")
-            }
-            Err(error) => {
-                tracing::warn!(container = key.container_id, error, "cannot finish a DEL; will try again")
+        log_pending(&key, done);
+    }
+}
+
+/// Finishes DELs that become pending later.
+pub(super) async fn finish_pending_later(service: Arc<Service>) -> Infallible {
+    loop {
+        tokio::time::sleep(SWEEP_INTERVAL).await;
+        for key in service.records.pending().unwrap_or_default() {
+            // An ADD or a DEL in progress decides itself what becomes of it.
+            let Some(_guard) = service.locks.try_lock(&key.container_id) else { continue };
+            if service.records.is_pending(&key) {
+                log_pending(&key, service.detach(&key).await);
             }
         }
     }
 }
 
-/// Finishes DELs that are left later, for ever.
-pub async fn run(service: Arc<Service>) {
-    loop {
-        tokio::time::sleep(SWEEP).await;
-        for key in service.records.pending().unwrap_or_default() {
-            let _guard = service.locks.lock(&key.container_id).await;
-            // An ADD or a DEL that had its turn in between may have settled it.
-            if !service.records.is_pending(&key) {
-                continue;
-            }
-            match service.detach(&key).await {
-                Ok(existed) => {
-                    tracing::info!(container = key.container_id, existed, "finished a DEL that was left")
-                }
-                Err(error) => {
-                    tracing::warn!(
-                        container = key.container_id,
-                        error = error.message(),
-                        "cannot finish a DEL"
-                    )
-                }
-            }
-        }
+fn log_pending(key: &Key, done: Result<(), impl std::fmt::Display>) {
+    let container = &key.container_id;
+    match done {
+        Ok(()) => tracing::info!(container, "finished a pending DEL"),
+        Err(error) => tracing::warn!(container, %error, "cannot finish a pending DEL; will retry"),
     }
 }
 
 impl Service {
-    /// Frees every attachment of the network that is not valid. One that an ADD or DEL works on at this moment is left
-    /// alone: the runtime's list may be older than that. Goes on after errors.
-    pub(super) async fn collect(&self, request: GcRequest) -> Result<GcResponse, Status> {
+    /// Removes every attachment of the network that is not valid. One that an ADD or DEL works on at this moment is left
+    /// alone: the runtime's list may be older than that. Continues after errors.
+    pub(super) async fn gc(&self, request: GcRequest) -> Result<GcResponse, Failure> {
         let _only = self.collecting.lock().await;
-        let present = self.records.of(&request.network).map_err(|error| {
-            let msg = format!("cannot read the attachments of network {}", request.network);
-            refuse(ErrorCode::IoFailure, msg, error.to_string())
+        let present = self.records.attachments(&request.network).map_err(|error| {
+            let message = format!("cannot read the attachments of network {}", request.network);
+            Failure::new(Reason::RecordsUnusable, message).details(error)
         })?;
         let free = |key: Key| async move {
             let Some(_guard) = self.locks.try_lock(&key.container_id) else {
                 tracing::info!(container = key.container_id, "GC leaves a busy attachment alone");
                 return (key, Ok(false));
             };
-            let outcome = self.detach(&key).await.map(|_| true);
+            let outcome = self.detach(&key).await.map(|()| true);
             (key, outcome)
         };
         Ok(free_all(superfluous(present, &request.valid), free).await)
     }
 }
 
-/// Goes on after each error: one attachment that cannot be freed keeps no other. `free` says whether it did.
+/// Continues after each error: an attachment that cannot be freed delays no other. `free` returns whether it did.
 async fn free_all<F>(keys: Vec<Key>, free: impl Fn(Key) -> F) -> GcResponse
 where
-    F: Future<Output = (Key, Result<bool, Status>)>,
+    F: Future<Output = (Key, Result<bool, Failure>)>,
 {
     let mut answer = GcResponse::default();
     for key in keys {
@@ -102,9 +90,7 @@ where
                 answer.freed.push(Attachment { container_id, ifname });
             }
             Ok(false) => {}
-            Err(error) => {
-                answer.failures.push(format!("container {}: {}", key.container_id, error.message()))
-            }
+            Err(error) => answer.failures.push(format!("container {}: {}", key.container_id, error)),
         }
     }
     answer
@@ -130,12 +116,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_attachment_that_cannot_be_freed_keeps_no_other() {
+    async fn an_attachment_that_cannot_be_freed_delays_no_other() {
         let key = |id: &str| Key { container_id: id.to_owned(), ifname: "eth0".to_owned() };
         let keys = ["a", "stuck", "busy", "b"].map(key).to_vec();
         let free = |key: Key| async move {
             let outcome = match key.container_id.as_str() {
-                "stuck" => Err(refuse(ErrorCode::IoFailure, "the kernel says no", "")),
+                "stuck" => Err(Failure::new(Reason::DataPlaneFailed, "the kernel refused")),
                 id => Ok(id != "busy"),
             };
             (key, outcome)
@@ -143,7 +129,7 @@ mod tests {
         let done = free_all(keys, free).await;
         let freed: Vec<&str> = done.freed.iter().map(|one| one.container_id.as_str()).collect();
         assert_eq!(freed, ["a", "b"]);
-        assert_eq!(done.failures, ["container stuck: the kernel says no"]);
+        assert_eq!(done.failures, ["container stuck: the kernel refused"]);
     }
 
     proptest! {

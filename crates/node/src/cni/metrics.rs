@@ -1,5 +1,6 @@
-//! Metrics of CNI operations.
+//! Counts and latencies of CNI operations.
 
+use std::fmt;
 use std::time::Duration;
 
 use fairlead_cluster::metrics::{register, register_with_unit, result};
@@ -9,12 +10,63 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
+use super::failure::Reason;
 use crate::metrics::LATENCY_BUCKETS;
 
+/// An operation of the CNI specification that the node program serves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Operation {
+    /// Attach a container.
+    Add,
+    /// Compare an attachment with what ADD made.
+    Check,
+    /// Detach a container.
+    Del,
+    /// Remove attachments that are not valid any more.
+    Gc,
+    /// Could ADD succeed now?
+    Status,
+}
+
+impl Operation {
+    /// As in `CNI_COMMAND`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Add => "ADD",
+            Self::Check => "CHECK",
+            Self::Del => "DEL",
+            Self::Gc => "GC",
+            Self::Status => "STATUS",
+        }
+    }
+
+    /// The method of Coil's gRPC service; GC and STATUS are in a service of our own.
+    fn grpc_method(self) -> Option<&'static str> {
+        match self {
+            Self::Add => Some("Add"),
+            Self::Check => Some("Check"),
+            Self::Del => Some("Del"),
+            Self::Gc | Self::Status => None,
+        }
+    }
+}
+
+impl fmt::Display for Operation {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.as_str())
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Operation {
+struct Outcome {
     verb: &'static str,
     result: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Cause {
+    verb: &'static str,
+    reason: &'static str,
 }
 
 /// As Go's `go-grpc-prometheus` has them.
@@ -29,7 +81,8 @@ struct GrpcCall {
 /// See [`Self::register`] for what each means.
 #[derive(Debug, Clone)]
 pub struct CniMetrics {
-    requests: Family<Operation, Counter>,
+    requests: Family<Outcome, Counter>,
+    failures: Family<Cause, Counter>,
     add_seconds: Histogram,
     del_seconds: Histogram,
     grpc_calls: Family<GrpcCall, Counter>,
@@ -48,27 +101,28 @@ impl CniMetrics {
             add_seconds: duration("add_duration", "Time one ADD took"),
             del_seconds: duration("del_duration", "Time one DEL took"),
             requests: register(ours, "requests", "CNI operations served, by result", Family::default()),
+            failures: register(ours, "failures", "CNI operations that failed, by reason", Family::default()),
             grpc_calls,
         }
     }
 
-    /// A CNI operation ended.
-    pub fn operation(&self, verb: &'static str, took: Duration, ok: bool) {
-        self.requests.get_or_create(&Operation { verb, result: result(ok) }).inc();
-        match verb {
-            "ADD" => self.add_seconds.observe(took.as_secs_f64()),
-            "DEL" => self.del_seconds.observe(took.as_secs_f64()),
-            _ => {}
+    /// An operation ended.
+    pub fn served(&self, operation: Operation, took: Duration, failure: Option<Reason>) {
+        let (verb, result) = (operation.as_str(), result(failure.is_none()));
+        self.requests.get_or_create(&Outcome { verb, result }).inc();
+        if let Some(reason) = failure {
+            self.failures.get_or_create(&Cause { verb, reason: reason.as_str() }).inc();
+        }
+        match operation {
+            Operation::Add => self.add_seconds.observe(took.as_secs_f64()),
+            Operation::Del => self.del_seconds.observe(took.as_secs_f64()),
+            Operation::Check | Operation::Gc | Operation::Status => {}
         }
     }
 
     /// A call of Coil's gRPC service was answered. Codes are named as Go names them (`google.golang.org/grpc/codes`).
-    pub fn grpc_call(&self, verb: &str, code: tonic::Code) {
-        let grpc_method = match verb {
-            "ADD" => "Add",
-            "DEL" => "Del",
-            _ => "Check",
-        };
+    pub fn grpc_call(&self, operation: Operation, code: tonic::Code) {
+        let Some(grpc_method) = operation.grpc_method() else { return };
         let grpc_code = match code {
             tonic::Code::Ok => "OK".to_owned(),
             tonic::Code::Cancelled => "Canceled".to_owned(),

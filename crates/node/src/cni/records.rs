@@ -1,8 +1,8 @@
-//! Files beside the socket: unfinished DELs, and which attachment is of which network. [`fairlead_wire::spool`] says
-//! where they lie and why they are there.
+//! Files beside the socket: pending DELs, and the attachments of each network. [`fairlead_wire::spool`] says where they
+//! are and why.
 //!
-//! They are no second truth. A record without an attachment costs one look, and an attachment without a record is
-//! left alone by GC.
+//! They are no second source of truth: a record without an attachment costs one look-up, and GC leaves an attachment
+//! without a record alone.
 
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, File};
@@ -14,7 +14,7 @@ use std::time::SystemTime;
 use fairlead_ipam::Key;
 use fairlead_wire::spool;
 
-/// What is written down of an attachment.
+/// What is recorded of an attachment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Record {
     /// `name` of the network configuration.
@@ -31,12 +31,12 @@ pub struct Records {
 }
 
 impl Records {
-    /// Those that belong to a socket.
+    /// Those of a socket.
     pub fn beside(socket: &Path) -> Self {
         Self { pending: spool::pending_deletions(socket), networks: spool::networks(socket) }
     }
 
-    /// DELs that plugins left.
+    /// DELs that plugins left for the node program.
     ///
     /// # Errors
     /// The directory is there and cannot be read.
@@ -44,35 +44,35 @@ impl Records {
         keys(&self.pending)
     }
 
-    /// Whether there still is an unfinished DEL.
+    /// Whether a DEL of this attachment is pending.
     pub fn is_pending(&self, key: &Key) -> bool {
         spool::file_name(&key.container_id, &key.ifname).is_some_and(|name| self.pending.join(name).exists())
     }
 
-    /// A DEL is done, or an ADD has made it void.
+    /// Removes a pending DEL: it is done, or an ADD cancels it.
     ///
     /// # Errors
-    /// There is one and it cannot be removed.
-    pub fn forget_pending(&self, key: &Key) -> io::Result<()> {
+    /// There is one and the file system refuses to remove it.
+    pub fn remove_pending(&self, key: &Key) -> io::Result<()> {
         remove(&self.pending, key)
     }
 
-    /// Writes down whose attachment it is.
+    /// Records an attachment of a network.
     ///
     /// # Errors
     /// The file system refuses.
-    pub fn note(&self, network: &str, key: &Key) -> io::Result<()> {
+    pub fn add(&self, network: &str, key: &Key) -> io::Result<()> {
         let Some(name) = spool::file_name(&key.container_id, &key.ifname) else { return Ok(()) };
         let directory = self.networks.join(network);
         DirBuilder::new().recursive(true).mode(0o700).create(&directory)?;
         File::create(directory.join(name)).map(drop)
     }
 
-    /// The attachment is gone.
+    /// Removes the record of an attachment.
     ///
     /// # Errors
     /// The file system refuses.
-    pub fn forget(&self, key: &Key) -> io::Result<()> {
+    pub fn remove(&self, key: &Key) -> io::Result<()> {
         match fs::read_dir(&self.networks) {
             Ok(networks) => {
                 for network in networks {
@@ -89,17 +89,17 @@ impl Records {
     ///
     /// # Errors
     /// The directory is there and cannot be read.
-    pub fn of(&self, network: &str) -> io::Result<Vec<Key>> {
+    pub fn attachments(&self, network: &str) -> io::Result<Vec<Key>> {
         if !spool::is_identifier(network) {
             return Err(io::Error::new(
                 ErrorKind::InvalidInput,
-                format!("{network:?} is no name of a network"),
+                format!("{network:?} is not a valid network name"),
             ));
         }
         keys(&self.networks.join(network))
     }
 
-    /// Everything that is written down.
+    /// Every record.
     ///
     /// # Errors
     /// A directory is there and cannot be read.
@@ -122,7 +122,7 @@ impl Records {
     }
 }
 
-/// Names that are none of ours are passed over.
+/// Skips files with other names.
 fn keys(directory: &Path) -> io::Result<Vec<Key>> {
     let entries = match fs::read_dir(directory) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
@@ -156,30 +156,30 @@ mod tests {
     }
 
     #[test]
-    fn attachments_are_kept_by_network_until_forgotten() {
+    fn attachments_are_kept_by_network_until_they_are_removed() {
         let directory = tempfile::tempdir().unwrap();
         let records = Records::beside(&directory.path().join("s"));
-        assert_eq!(records.of("a").unwrap(), []);
+        assert_eq!(records.attachments("a").unwrap(), []);
         assert!(records.all().unwrap().is_empty());
-        records.forget(&key("one")).unwrap();
+        records.remove(&key("one")).unwrap();
         for (network, id) in [("a", "one"), ("a", "two"), ("a", "one"), ("b", "three")] {
-            records.note(network, &key(id)).unwrap();
+            records.add(network, &key(id)).unwrap();
         }
-        assert_eq!(records.of("a").unwrap(), [key("one"), key("two")]);
-        assert_eq!(records.of("b").unwrap(), [key("three")]);
+        assert_eq!(records.attachments("a").unwrap(), [key("one"), key("two")]);
+        assert_eq!(records.attachments("b").unwrap(), [key("three")]);
         let all = records.all().unwrap();
         assert_eq!(
             all.keys().map(|key| key.container_id.as_str()).collect::<Vec<_>>(),
             ["one", "three", "two"]
         );
         assert!(all[&key("three")].network == "b" && all[&key("three")].since.is_some());
-        records.forget(&key("one")).unwrap();
-        assert_eq!(records.of("a").unwrap(), [key("two")]);
-        assert!(records.of("../a").is_err());
+        records.remove(&key("one")).unwrap();
+        assert_eq!(records.attachments("a").unwrap(), [key("two")]);
+        assert!(records.attachments("../a").is_err());
     }
 
     #[test]
-    fn unfinished_deletions_are_found_and_strangers_are_not() {
+    fn pending_deletions_are_found_and_other_files_are_not() {
         let directory = tempfile::tempdir().unwrap();
         let socket = directory.path().join("s");
         let records = Records::beside(&socket);
@@ -191,8 +191,8 @@ mod tests {
         }
         assert_eq!(records.pending().unwrap(), [key("c")]);
         assert!(records.is_pending(&key("c")));
-        records.forget_pending(&key("c")).unwrap();
-        records.forget_pending(&key("c")).unwrap();
+        records.remove_pending(&key("c")).unwrap();
+        records.remove_pending(&key("c")).unwrap();
         assert_eq!(records.pending().unwrap(), []);
     }
 }

@@ -1,7 +1,7 @@
 //! STATUS: could an ADD succeed now?
 //!
-//! Runtimes report what this says as the readiness of the node, so it says no only when no pod at all could start. A
-//! mesh that does not work is named only then (code 51): pods still start and reach each other on this node.
+//! Runtimes report the answer as the readiness of the node, so it is an error only when no pod at all could start. A
+//! broken mesh is named only then (code 51): pods still start, and reach each other on this node.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,46 +10,46 @@ use fairlead_ipam::{BlockUsage, ExistingBlock, Grant, PoolState, Request, grant}
 use fairlead_wire::cni::ErrorCode;
 use kube::ResourceExt;
 use tokio::time::timeout;
-use tonic::Status;
 
 use super::Service;
-use super::args::refuse;
+use super::failure::{Failure, Reason};
 
-/// How long the API server may take to show that it is there.
-const ANSWER: Duration = Duration::from_secs(2);
+/// How long the API server may take to answer.
+const API_SERVER_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl Service {
     /// Whether ADD could succeed now. Asks the API server only if no block of this node has room.
-    pub(super) async fn readiness(&self) -> Result<(), Status> {
-        // What another plugin gives, that one has to judge.
-        if !self.gives_addresses || has_room(&self.ipam.usage()) {
+    pub(super) async fn status(&self) -> Result<(), Failure> {
+        // Addresses of another plugin are that plugin's to judge.
+        if !self.enable_ipam || has_room(&self.ipam.usage()) {
             return Ok(());
         }
-        let Err(reason) = self.could_get_a_block().await else { return Ok(()) };
-        let msg = format!("no pod can start on this node: no address block has room, and {reason}");
-        match (self.mesh_problem)() {
+        let Err((reason, why)) = self.could_get_a_block().await else { return Ok(()) };
+        let message = format!("no pod can start on this node: no address block has room, and {why}");
+        Err(match self.mesh.problem() {
             Some(problem) => {
-                let msg = format!("{msg}; running pods may not reach other nodes: {problem}");
-                Err(refuse(ErrorCode::LimitedConnectivity, msg, ""))
+                let message = format!("{message}; running pods may not reach other nodes: {problem}");
+                Failure::new(reason, message).code(ErrorCode::LimitedConnectivity)
             }
-            None => Err(refuse(ErrorCode::PluginNotAvailable, msg, "")),
-        }
+            None => Failure::new(reason, message).code(ErrorCode::PluginNotAvailable),
+        })
     }
 
-    async fn could_get_a_block(&self) -> Result<(), String> {
+    async fn could_get_a_block(&self) -> Result<(), (Reason, String)> {
+        let unavailable = |why: String| Err((Reason::ApiServerUnavailable, why));
         if !(self.pools.is_ready() && self.blocks.is_ready()) {
-            return Err("the API server has not answered since the start of this program".to_owned());
+            return unavailable("the API server has not answered since the start of this program".to_owned());
         }
-        match timeout(ANSWER, self.client.apiserver_version()).await {
+        match timeout(API_SERVER_TIMEOUT, self.client.apiserver_version()).await {
             Ok(Ok(_)) => {}
-            Ok(Err(error)) => return Err(format!("the API server cannot be asked for one: {error}")),
-            Err(_) => return Err("the API server does not answer".to_owned()),
+            Ok(Err(error)) => return unavailable(format!("the API server cannot be asked for one: {error}")),
+            Err(_) => return unavailable("the API server does not answer".to_owned()),
         }
         let pools =
             self.pools.store.state().iter().map(|pool| (pool.name_any(), pool.as_ref().into())).collect();
         let blocks: Vec<ExistingBlock> =
             self.blocks.store.state().iter().map(|block| block.as_ref().into()).collect();
-        some_pool_gives(&pools, &blocks)
+        any_pool_grants(&pools, &blocks)
     }
 }
 
@@ -58,7 +58,10 @@ fn has_room(usage: &[BlockUsage]) -> bool {
 }
 
 /// Whether the controller would grant a block of any pool; it decides with the same function.
-fn some_pool_gives(pools: &BTreeMap<String, PoolState>, blocks: &[ExistingBlock]) -> Result<(), String> {
+fn any_pool_grants(
+    pools: &BTreeMap<String, PoolState>,
+    blocks: &[ExistingBlock],
+) -> Result<(), (Reason, String)> {
     let mut refusals = Vec::new();
     for pool in pools.keys() {
         match grant(&Request { uid: "", pool, node: "" }, pools, blocks) {
@@ -67,8 +70,11 @@ fn some_pool_gives(pools: &BTreeMap<String, PoolState>, blocks: &[ExistingBlock]
         }
     }
     match refusals.is_empty() {
-        true => Err("there is no AddressPool: create one (deploy/examples/pool.yaml)".to_owned()),
-        false => Err(refusals.join("; ")),
+        true => {
+            let why = "there is no AddressPool: create one (deploy/examples/pool.yaml)";
+            Err((Reason::NoAddressPool, why.to_owned()))
+        }
+        false => Err((Reason::NoAddressBlock, refusals.join("; "))),
     }
 }
 
@@ -104,21 +110,23 @@ mod tests {
     }
 
     #[test]
-    fn without_pools_none_gives() {
-        assert!(some_pool_gives(&BTreeMap::new(), &[]).unwrap_err().contains("no AddressPool"));
+    fn without_pools_there_is_no_block() {
+        let (reason, why) = any_pool_grants(&BTreeMap::new(), &[]).unwrap_err();
+        assert!(reason == Reason::NoAddressPool && why.contains("no AddressPool"), "{reason} {why}");
     }
 
     #[test]
-    fn one_pool_that_gives_is_enough() {
+    fn one_pool_that_grants_is_enough() {
         let dry = pool("dry", "10.0.0.0/32", 0, false);
         let going = pool("going", "10.1.0.0/24", 5, true);
         let good = pool("good", "10.2.0.0/24", 5, false);
         let taken = [block("dry-0", "dry", "10.0.0.0/32")];
-        assert_eq!(some_pool_gives(&[dry.clone(), going.clone(), good].into(), &taken), Ok(()));
-        let reasons = some_pool_gives(&[dry, going].into(), &taken).unwrap_err();
+        assert_eq!(any_pool_grants(&[dry.clone(), going.clone(), good].into(), &taken), Ok(()));
+        let (reason, refusals) = any_pool_grants(&[dry, going].into(), &taken).unwrap_err();
+        assert_eq!(reason, Reason::NoAddressBlock);
         assert!(
-            reasons.contains("dry does not have free blocks") && reasons.contains("going is being deleted"),
-            "{reasons}"
+            refusals.contains("dry does not have free blocks") && refusals.contains("going is being deleted"),
+            "{refusals}"
         );
     }
 }

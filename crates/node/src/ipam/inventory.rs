@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use fairlead_api::names::LINK_ALIAS_PREFIX;
+use fairlead_api::resources::{AddressBlock, AddressPool};
 use fairlead_cluster::caches::Cache;
 use fairlead_cluster::pods::SlimPod;
 use fairlead_dataplane::pods::{self, PodOnNode};
@@ -20,8 +21,9 @@ use ipnet::IpNet;
 use tonic::{Code, Status};
 
 use super::{Attachment, Ipam};
-use crate::cni;
-use crate::cni::records::Record;
+use crate::cni::CniHandle;
+use crate::cni::records::{Record, Records};
+use crate::container_locks::ContainerLocks;
 
 /// A finding counts only if it is still there after this pause: the parts are not read at one moment.
 const SECOND_READ: Duration = Duration::from_millis(750);
@@ -30,8 +32,20 @@ const MIN_PREFIX: usize = 8;
 
 /// Answers what `fairlead ipam` asks.
 pub struct Inventory {
-    /// The CNI service, whose addresses, records and locks these are.
-    pub cni: Arc<cni::Service>,
+    /// Whether this program allocates the addresses.
+    pub enable_ipam: bool,
+    /// Addresses of this node.
+    pub ipam: Arc<Ipam>,
+    /// Files beside the socket.
+    pub records: Records,
+    /// Serializes the operations of each container.
+    pub locks: Arc<ContainerLocks>,
+    /// Detaches what is released.
+    pub cni: CniHandle,
+    /// All pools.
+    pub pools: Arc<Cache<AddressPool>>,
+    /// All blocks of all nodes.
+    pub blocks: Arc<Cache<AddressBlock>>,
     /// The pods of this node.
     pub pods: Arc<Cache<SlimPod>>,
 }
@@ -45,21 +59,17 @@ struct Kernel {
 }
 
 impl Inventory {
-    fn ipam(&self) -> &Ipam {
-        &self.cni.ipam
-    }
-
     /// Every address with its pod, link and block.
     ///
     /// # Errors
     /// The kernel cannot be read.
     pub async fn show(&self) -> Result<IpamShowResponse, Status> {
-        let kernel = kernel(self.cni.ipam.numbers()).await?;
+        let kernel = kernel(self.ipam.numbers()).await?;
         let explain = self.explainer(&kernel);
         Ok(IpamShowResponse {
-            node: self.ipam().node().to_owned(),
-            blocks: self.ipam().describe_blocks(),
-            attachments: self.ipam().attachments().into_iter().map(|one| explain.explain(one)).collect(),
+            node: self.ipam.node().to_owned(),
+            blocks: self.ipam.describe_blocks(),
+            attachments: self.ipam.attachments().into_iter().map(|one| explain.explain(one)).collect(),
         })
     }
 
@@ -70,7 +80,7 @@ impl Inventory {
         };
         Explainer {
             links: kernel.pods.iter().map(link).collect(),
-            records: self.cni.records.all().unwrap_or_default(),
+            records: self.records.all().unwrap_or_default(),
             pods: self.known_pods().unwrap_or_default(),
         }
     }
@@ -80,16 +90,16 @@ impl Inventory {
     /// # Errors
     /// The kernel cannot be read, or there is nothing to compare because another plugin gives the addresses.
     pub async fn check(&self) -> Result<IpamCheckResponse, Status> {
-        if !self.cni.gives_addresses {
+        if !self.enable_ipam {
             let why =
                 "another plugin gives the addresses of this node (--enable-ipam=false): nothing to compare";
             return Err(Status::failed_precondition(why));
         }
-        let view = self.view(kernel(self.cni.ipam.numbers()).await?);
+        let view = self.view(kernel(self.ipam.numbers()).await?);
         let mut findings = check::node(&view);
         if !findings.is_empty() {
             tokio::time::sleep(SECOND_READ).await;
-            let again = check::node(&self.view(kernel(self.cni.ipam.numbers()).await?));
+            let again = check::node(&self.view(kernel(self.ipam.numbers()).await?));
             findings.retain(|finding| again.contains(finding));
         }
         Ok(IpamCheckResponse {
@@ -100,12 +110,12 @@ impl Inventory {
     }
 
     fn view(&self, kernel: Kernel) -> NodeView {
-        let (blocks, pools) = (&self.cni.blocks, &self.cni.pools);
+        let (blocks, pools) = (&self.blocks, &self.pools);
         let pods = self.known_pods();
         let reservation = |one| self.reservation(one, pods.as_deref().unwrap_or_default());
         NodeView {
-            node: self.ipam().node().to_owned(),
-            reservations: self.ipam().attachments().into_iter().map(reservation).collect(),
+            node: self.ipam.node().to_owned(),
+            reservations: self.ipam.attachments().into_iter().map(reservation).collect(),
             links: kernel.pods.into_iter().map(link).collect(),
             stray: kernel.stray,
             exported: kernel.exported,
@@ -130,7 +140,7 @@ impl Inventory {
         pods: &[KnownPod],
     ) -> Reservation {
         let owner = owner.or_else(|| owner_by_address(&allocated, pods));
-        let busy = self.cni.locks.try_lock(&key.container_id).is_none();
+        let busy = self.locks.try_lock(&key.container_id).is_none();
         Reservation { key, allocated, owner, busy }
     }
 
@@ -139,7 +149,7 @@ impl Inventory {
     /// # Errors
     /// Nothing is reserved for it, it is not clear whose it is, or the pod is alive and `force` is not given.
     pub async fn release(&self, subject: &str, force: bool) -> Result<IpamReleaseResponse, Status> {
-        let attached = self.ipam().attachments();
+        let attached = self.ipam.attachments();
         let keys = resolve_subject(subject, &attached)?;
         let mut released = Vec::new();
         for key in keys {
@@ -150,9 +160,9 @@ impl Inventory {
 
     /// While no CNI operation of the container can run.
     async fn release_one(&self, key: &Key, force: bool) -> Result<HeldAddresses, Status> {
-        let _guard = self.cni.locks.lock(&key.container_id).await;
-        let kernel = kernel(self.cni.ipam.numbers()).await?;
-        let attached = self.ipam().attachments();
+        let _guard = self.locks.lock(&key.container_id).await;
+        let kernel = kernel(self.ipam.numbers()).await?;
+        let attached = self.ipam.attachments();
         let Some(attached) = attached.into_iter().find(|one| one.key == *key) else {
             return Err(Status::not_found(format!("container {} was detached meanwhile", key.container_id)));
         };

@@ -6,7 +6,6 @@ pub(crate) mod handover;
 pub mod identity;
 pub(crate) mod instance_lock;
 mod node;
-mod run_to_completion;
 mod server;
 pub(crate) mod settings;
 pub(crate) mod shutdown;

@@ -5,12 +5,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use fairlead_api::names::MESH_MTU;
 use fairlead_api::wireguard::{PrivateKey, PublicKey};
 use fairlead_cluster::events::{EventPublisher, PendingEvent, node_reference};
 use fairlead_cluster::subsystem::Supervisor;
 use fairlead_cluster::{caches, http, requests as api_requests};
-use fairlead_dataplane::uplink::{self, HostNetwork, Ignored};
+use fairlead_dataplane::uplink;
 use fairlead_dataplane::{pods, routes};
 use kube::runtime::events::Reporter;
 use kube::runtime::reflector::ObjectRef;
@@ -24,17 +23,13 @@ use super::settings::Settings;
 use super::watches::Caches;
 use super::{api_server, handover, identity, server, shutdown};
 use crate::cni::records::Records;
+use crate::cni::{CniDeps, MeshState};
 use crate::container_locks::ContainerLocks;
 use crate::ipam::inventory::Inventory;
 use crate::ipam::{self, Ipam};
 use crate::mesh::agent::Agent;
 use crate::metrics::Metrics;
-use crate::ttl_cell::TtlCell;
 use crate::{cni, mesh, router, status};
-
-/// How long the uplink's MTU is cached. Reading it reads every link of the node, and a hundred pods that start together must
-/// not do it a hundred times.
-const UPLINK_TTL: Duration = Duration::from_secs(1);
 
 /// Port of a URL that names none (RFC 9110, section 4.2.2).
 const HTTPS: u16 = 443;
@@ -247,34 +242,43 @@ impl Node {
         supervisor: &mut Supervisor,
     ) -> anyhow::Result<()> {
         let (settings, caches) = (&self.settings, &self.caches);
-        let operations = Arc::new(cni::Service {
-            gives_addresses: settings.enable_ipam,
-            ipam: ipam.ipam,
+        let problem = mesh.problems.first().cloned();
+        let deps = CniDeps {
+            enable_ipam: settings.enable_ipam,
+            ipam: Arc::clone(&ipam.ipam),
             namespaces: Arc::clone(&caches.namespaces),
             pools: Arc::clone(&caches.pools),
             blocks: Arc::clone(&caches.blocks),
+            meshes: Arc::clone(&caches.meshes),
             client: self.client.clone(),
-            locks: ipam.locks,
-            pod_mtu: pod_mtu(caches, &mesh.shared),
+            locks: Arc::clone(&ipam.locks),
+            mesh: Arc::new(MeshOfNode { shared: Arc::clone(&mesh.shared), problem }),
             calico_names: settings.calico_names,
-            mesh_problem: mesh_problem(&mesh.shared, mesh.problems.clone()),
-            records: ipam.records,
-            collecting: tokio::sync::Mutex::default(),
+            records: ipam.records.clone(),
             events,
             metrics: Arc::clone(&self.metrics),
-        });
-        let subsystem = supervisor.subsystem("cni");
-        subsystem.spawn("gc", cni::gc::run(Arc::clone(&operations)));
+        };
+        let cni = cni::start(deps, supervisor);
+        let inventory = Inventory {
+            enable_ipam: settings.enable_ipam,
+            ipam: ipam.ipam,
+            records: ipam.records,
+            locks: ipam.locks,
+            cni: cni.clone(),
+            pools: Arc::clone(&caches.pools),
+            blocks: Arc::clone(&caches.blocks),
+            pods: Arc::clone(&caches.pods),
+        };
         let status = status::Service {
             node: settings.node.clone(),
             public_key: mesh.public_key.map(|key| key.to_string()),
             problems: mesh.problems.clone(),
             mesh: Arc::clone(&mesh.shared),
             router,
-            inventory: Inventory { cni: Arc::clone(&operations), pods: Arc::clone(&caches.pods) },
+            inventory,
         };
         caches.wait_for_first_lists().await;
-        server::start(subsystem, &settings.socket, operations, status)
+        server::start(supervisor.subsystem("cni"), &settings.socket, cni, status)
     }
 
     /// Empties the export table if that is wanted and the Node was deleted. Nothing may write it any more.
@@ -294,33 +298,21 @@ fn keys(state_dir: &Path) -> Result<(PrivateKey, PublicKey), IdentityError> {
     Ok((private, public))
 }
 
-/// The MTU of new pods: the mesh's, so that nothing has to be fragmented; the uplink's where there is no mesh. To be called
-/// on threads that may block.
-fn pod_mtu(caches: &Arc<Caches>, shared: &Arc<mesh::Shared>) -> Arc<dyn Fn() -> Option<u32> + Send + Sync> {
-    let (caches, shared) = (Arc::clone(caches), Arc::clone(shared));
-    let uplink = TtlCell::new(UPLINK_TTL, || {
-        HostNetwork::read().ok().and_then(|network| network.uplink_mtu(&Ignored::default()))
-    });
-    Arc::new(move || {
-        if let Some(report) = shared.snapshot().report {
-            return Some(report.mtu);
-        }
-        let uplink = uplink.value(Instant::now())?;
-        let meshes = caches.meshes.store.state();
-        if meshes.is_empty() && caches.meshes.is_ready() {
-            return Some(uplink);
-        }
-        let configured = meshes.first().map_or(MESH_MTU, |mesh| u32::from(mesh.spec.mtu));
-        Some(uplink::mesh_mtu(configured, uplink))
-    })
+/// The mesh as the CNI service sees it.
+struct MeshOfNode {
+    shared: Arc<mesh::Shared>,
+    /// Why this node is not in the mesh since the start.
+    problem: Option<String>,
 }
 
-fn mesh_problem(
-    shared: &Arc<mesh::Shared>,
-    at_start: Vec<String>,
-) -> Arc<dyn Fn() -> Option<String> + Send + Sync> {
-    let shared = Arc::clone(shared);
-    // A cluster without a WireKubeMesh has no problem with it.
-    let failure = move || shared.snapshot().failure.filter(|why| why != mesh::NO_MESH);
-    Arc::new(move || at_start.first().cloned().or_else(&failure))
+impl MeshState for MeshOfNode {
+    fn mtu(&self) -> Option<u32> {
+        self.shared.snapshot().report.map(|report| report.mtu)
+    }
+
+    fn problem(&self) -> Option<String> {
+        // A cluster without a WireKubeMesh has no problem with it.
+        let failure = || self.shared.snapshot().failure.filter(|why| why != mesh::NO_MESH);
+        self.problem.clone().or_else(failure)
+    }
 }

@@ -2,7 +2,6 @@
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::sync::Arc;
 
 use anyhow::Context as _;
 use fairlead_cluster::subsystem::Subsystem;
@@ -12,8 +11,8 @@ use fairlead_wire::node::node_server::NodeServer;
 use tokio::net::UnixListener;
 use tokio_stream::wrappers::UnixListenerStream;
 
-use super::run_to_completion::RunToCompletion;
-use crate::{cni, status};
+use crate::cni::CniHandle;
+use crate::status;
 
 /// Serves the CNI operations and the status until the subsystem is stopped; calls in progress are finished.
 ///
@@ -22,13 +21,13 @@ use crate::{cni, status};
 pub(crate) fn start(
     subsystem: &mut Subsystem,
     path: &Path,
-    cni: Arc<cni::Service>,
+    cni: CniHandle,
     status: status::Service,
 ) -> anyhow::Result<()> {
     let listener = listen(path).with_context(|| format!("cannot listen on {}", path.display()))?;
     let router = tonic::transport::Server::builder()
-        .add_service(CniServer::new(RunToCompletion(Arc::clone(&cni))))
-        .add_service(NetworkServer::from_arc(cni))
+        .add_service(CniServer::new(cni.clone()))
+        .add_service(NetworkServer::new(cni))
         .add_service(NodeServer::new(status))
         .add_service(reflection().build_v1()?)
         .add_service(reflection().build_v1alpha()?);

@@ -1,0 +1,280 @@
+//! ADD, DEL and CHECK as one ordered list of stages, each the owner of one part of an attachment.
+//!
+//! ADD attaches in order, CHECK compares in order, and DEL detaches in reverse order. An ADD that fails detaches what its
+//! stages made, the failed one included, and reports its own error. One more part of an attachment (an egress tunnel,
+//! network policy, bandwidth) is one more [`Stage`] in a file of its own, and one line in [`super::start`].
+//!
+//! Detaching stops at the first stage that fails, for what comes before it still is in use: an address is not free while a
+//! link answers to it. Runtimes repeat a DEL that failed.
+
+pub(super) mod address;
+pub(super) mod chained;
+pub(super) mod link;
+pub(super) mod record;
+pub(super) mod result;
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::path::PathBuf;
+
+use fairlead_dataplane::pods::{Inspection, PodLinks};
+use fairlead_ipam::Key;
+use fairlead_wire::cni::CniArgs;
+
+use super::args;
+use super::check::Previous;
+use super::failure::Failure;
+
+/// One part of an attachment.
+#[tonic::async_trait]
+pub(super) trait Stage: Send + Sync {
+    /// Makes it, or makes it anew when a runtime repeats the ADD.
+    async fn attach(&self, context: &mut AttachContext) -> Result<(), Failure>;
+
+    /// Removes all of it, or what there is of it; nothing to remove is no failure.
+    async fn detach(&self, key: &Key) -> Result<(), Failure>;
+
+    /// Adds to `context.differences` what is not as ADD made it.
+    async fn check(&self, _context: &mut CheckContext) -> Result<(), Failure> {
+        Ok(())
+    }
+}
+
+/// One ADD: the request, and what the stages have made so far.
+#[derive(Debug)]
+pub(super) struct AttachContext {
+    pub(super) key: Key,
+    /// As the plugin passed them on; each stage parses what it needs with [`super::args`].
+    pub(super) args: CniArgs,
+    /// The pool of the addresses.
+    pub(super) pool: String,
+    pub(super) ipv4: Option<Ipv4Addr>,
+    pub(super) ipv6: Option<Ipv6Addr>,
+    pub(super) links: Option<PodLinks>,
+    /// The CNI result, in JSON.
+    pub(super) result: Vec<u8>,
+}
+
+impl AttachContext {
+    pub(super) fn new(args: CniArgs) -> Result<Self, Failure> {
+        let key = args::key(&args)?;
+        Ok(Self { key, args, pool: String::new(), ipv4: None, ipv6: None, links: None, result: Vec::new() })
+    }
+
+    pub(super) fn addresses(&self) -> impl Iterator<Item = IpAddr> + use<> {
+        self.ipv4.map(IpAddr::from).into_iter().chain(self.ipv6.map(IpAddr::from))
+    }
+}
+
+/// One CHECK: the request, what the kernel shows, and the differences found so far.
+#[derive(Debug)]
+pub(super) struct CheckContext {
+    pub(super) key: Key,
+    pub(super) netns: PathBuf,
+    pub(super) previous: Option<Previous>,
+    pub(super) kernel: Inspection,
+    /// The addresses that are allocated to the container.
+    pub(super) allocated: Vec<IpAddr>,
+    /// One sentence each.
+    pub(super) differences: Vec<String>,
+}
+
+/// The stages of an attachment in the order of ADD.
+pub(super) struct Stages(pub(super) Vec<Box<dyn Stage>>);
+
+impl Stages {
+    /// ADD. When `repeated`, an earlier ADD of this attachment has succeeded: what it made is left for DEL.
+    pub(super) async fn attach(&self, context: &mut AttachContext, repeated: bool) -> Result<(), Failure> {
+        for (at, stage) in self.0.iter().enumerate() {
+            let Err(failure) = stage.attach(context).await else { continue };
+            if !repeated && let Err(error) = detach(self.0.iter().take(at + 1), &context.key).await {
+                let (container, reason) = (&context.key.container_id, failure.reason.as_str());
+                tracing::warn!(container, reason, %error, "cannot roll back a failed ADD; DEL will remove the rest");
+            }
+            return Err(failure);
+        }
+        Ok(())
+    }
+
+    /// DEL.
+    pub(super) async fn detach(&self, key: &Key) -> Result<(), Failure> {
+        detach(self.0.iter(), key).await
+    }
+
+    /// CHECK.
+    pub(super) async fn check(&self, context: &mut CheckContext) -> Result<(), Failure> {
+        for stage in &self.0 {
+            stage.check(context).await?;
+        }
+        Ok(())
+    }
+}
+
+async fn detach<'a>(
+    attached: impl DoubleEndedIterator<Item = &'a Box<dyn Stage>>,
+    key: &Key,
+) -> Result<(), Failure> {
+    for stage in attached.rev() {
+        stage.detach(key).await?;
+    }
+    Ok(())
+}
+
+/// A stage that attaches nothing, and detaches what an earlier program with other settings attached.
+pub(super) struct DetachOnly(pub(super) Box<dyn Stage>);
+
+#[tonic::async_trait]
+impl Stage for DetachOnly {
+    async fn attach(&self, _: &mut AttachContext) -> Result<(), Failure> {
+        Ok(())
+    }
+
+    async fn detach(&self, key: &Key) -> Result<(), Failure> {
+        self.0.detach(key).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+    use crate::cni::failure::Reason;
+
+    /// Writes down what is asked of it, and fails where the test says.
+    struct Fake {
+        name: &'static str,
+        attach_fails: bool,
+        detach_fails: bool,
+        calls: Arc<Mutex<Vec<String>>>,
+    }
+
+    impl Fake {
+        fn call(&self, what: &str, fails: bool) -> Result<(), Failure> {
+            let call = format!("{what} {}", self.name);
+            self.calls.lock().unwrap().push(call.clone());
+            if fails { Err(Failure::new(Reason::DataPlaneFailed, call)) } else { Ok(()) }
+        }
+    }
+
+    #[tonic::async_trait]
+    impl Stage for Fake {
+        async fn attach(&self, context: &mut AttachContext) -> Result<(), Failure> {
+            context.result.extend(self.name.as_bytes());
+            self.call("attach", self.attach_fails)
+        }
+
+        async fn detach(&self, _: &Key) -> Result<(), Failure> {
+            self.call("detach", self.detach_fails)
+        }
+
+        async fn check(&self, context: &mut CheckContext) -> Result<(), Failure> {
+            context.differences.push(self.name.to_owned());
+            self.call("check", self.attach_fails)
+        }
+    }
+
+    const NAMES: [&str; 4] = ["a", "b", "c", "d"];
+
+    /// Stages of [`NAMES`], of which one fails to attach and one to detach; and what is asked of them.
+    fn stages(attach_fails: Option<usize>, detach_fails: Option<usize>) -> (Stages, Arc<Mutex<Vec<String>>>) {
+        let calls = Arc::<Mutex<Vec<String>>>::default();
+        let stage = |(at, name)| -> Box<dyn Stage> {
+            let (attach_fails, detach_fails) = (attach_fails == Some(at), detach_fails == Some(at));
+            Box::new(Fake { name, attach_fails, detach_fails, calls: Arc::clone(&calls) })
+        };
+        (Stages(NAMES.into_iter().enumerate().map(stage).collect()), calls)
+    }
+
+    fn add() -> AttachContext {
+        let (container_id, ifname) = ("c".to_owned(), "eth0".to_owned());
+        AttachContext::new(CniArgs { container_id, ifname, ..CniArgs::default() }).unwrap()
+    }
+
+    fn calls(what: &str, names: impl IntoIterator<Item = &'static str>) -> Vec<String> {
+        names.into_iter().map(|name| format!("{what} {name}")).collect()
+    }
+
+    #[tokio::test]
+    async fn add_runs_the_stages_in_order_and_del_in_reverse() {
+        let (stages, asked) = stages(None, None);
+        let mut context = add();
+        assert_eq!(stages.attach(&mut context, false).await, Ok(()));
+        assert_eq!(context.result, b"abcd");
+        assert_eq!(stages.detach(&context.key).await, Ok(()));
+        let expected = [calls("attach", NAMES), calls("detach", NAMES.into_iter().rev())].concat();
+        assert_eq!(*asked.lock().unwrap(), expected);
+    }
+
+    #[tokio::test]
+    async fn an_add_that_fails_at_any_stage_detaches_what_was_attached_in_reverse() {
+        for at in 0..NAMES.len() {
+            let (stages, asked) = stages(Some(at), None);
+            let failure = stages.attach(&mut add(), false).await.unwrap_err();
+            assert_eq!(failure.message, format!("attach {}", NAMES[at]));
+            let attached = || NAMES.into_iter().take(at + 1);
+            let expected = [calls("attach", attached()), calls("detach", attached().rev())].concat();
+            assert_eq!(*asked.lock().unwrap(), expected, "{at}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_rollback_that_fails_stops_there_and_does_not_hide_the_first_error() {
+        for undo in 0..NAMES.len() {
+            let (stages, asked) = stages(Some(3), Some(undo));
+            let failure = stages.attach(&mut add(), false).await.unwrap_err();
+            assert_eq!(failure.message, "attach d", "{undo}");
+            let detached = NAMES.into_iter().skip(undo).rev();
+            let expected = [calls("attach", NAMES), calls("detach", detached)].concat();
+            assert_eq!(*asked.lock().unwrap(), expected, "{undo}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_repeated_add_that_fails_keeps_what_the_first_one_made() {
+        let (stages, asked) = stages(Some(2), None);
+        let failure = stages.attach(&mut add(), true).await.unwrap_err();
+        assert_eq!(failure.message, "attach c");
+        assert_eq!(*asked.lock().unwrap(), calls("attach", ["a", "b", "c"]));
+    }
+
+    #[tokio::test]
+    async fn a_del_stops_at_the_stage_that_fails() {
+        let (stages, asked) = stages(None, Some(1));
+        let failure = stages.detach(&add().key).await.unwrap_err();
+        assert_eq!(failure.message, "detach b");
+        assert_eq!(*asked.lock().unwrap(), calls("detach", ["d", "c", "b"]));
+    }
+
+    #[tokio::test]
+    async fn check_collects_the_differences_of_all_stages() {
+        let (stages, _) = stages(None, None);
+        let kernel = Inspection {
+            host: None,
+            led_to_pod: Vec::new(),
+            pod: None,
+            pod_routes: Vec::new(),
+            connected: false,
+        };
+        let (netns, previous) = (PathBuf::new(), None);
+        let mut context = CheckContext {
+            key: add().key,
+            netns,
+            previous,
+            kernel,
+            allocated: Vec::new(),
+            differences: Vec::new(),
+        };
+        assert_eq!(stages.check(&mut context).await, Ok(()));
+        assert_eq!(context.differences, NAMES);
+    }
+
+    #[tokio::test]
+    async fn a_stage_that_only_detaches_makes_nothing() {
+        let (Stages(list), asked) = stages(None, None);
+        let stages =
+            Stages(list.into_iter().map(|stage| -> Box<dyn Stage> { Box::new(DetachOnly(stage)) }).collect());
+        assert_eq!(stages.attach(&mut add(), false).await, Ok(()));
+        assert_eq!(stages.detach(&add().key).await, Ok(()));
+        assert_eq!(*asked.lock().unwrap(), calls("detach", NAMES.into_iter().rev()));
+    }
+}

@@ -1,0 +1,116 @@
+//! The pod's addresses: allocated from the pool of its namespace.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use fairlead_api::names::{ANNOTATION_POOL, DEFAULT_POOL};
+use fairlead_ipam::Key;
+use fairlead_ipam::check::Owner;
+use k8s_openapi::api::core::v1::Namespace;
+use kube::api::PartialObjectMeta;
+use kube::runtime::reflector::ObjectRef;
+use kube::{Api, Client};
+use tokio::time::{Instant, timeout};
+
+use super::chained::is_chained;
+use super::{AttachContext, CheckContext, Stage};
+use crate::cni::args::{Attachment, attachment};
+use crate::cni::failure::{Failure, Reason};
+use crate::ipam::Ipam;
+use crate::metrics::Metrics;
+use fairlead_cluster::caches::Cache;
+use fairlead_cluster::events::{EventPublisher, PendingEvent, pod_reference};
+
+/// How long an ADD may wait for a block before the runtime is told to try again.
+const BLOCK_TIMEOUT: Duration = Duration::from_secs(20);
+/// How long the API server may take to return a namespace that the cache does not have.
+const NAMESPACE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Allocates and releases addresses.
+pub(in crate::cni) struct AddressStage {
+    pub(in crate::cni) ipam: Arc<Ipam>,
+    pub(in crate::cni) namespaces: Arc<Cache<PartialObjectMeta<Namespace>>>,
+    /// For namespaces that the cache does not have yet.
+    pub(in crate::cni) client: Client,
+    pub(in crate::cni) events: EventPublisher,
+    pub(in crate::cni) metrics: Arc<Metrics>,
+}
+
+#[tonic::async_trait]
+impl Stage for AddressStage {
+    async fn attach(&self, context: &mut AttachContext) -> Result<(), Failure> {
+        if is_chained(&context.args) {
+            // In Coil's words, which administrators search for.
+            let message = "coil must be called as the first plugin when IPAM related features are enabled";
+            return Err(Failure::new(Reason::InvalidPluginOrder, message)
+                .details("put it before the plugins that change an interface (portmap, bandwidth, tuning)"));
+        }
+        let attachment = attachment(&context.args)?;
+        let pool = self.pool_of(&attachment.namespace).await?;
+        let (start, deadline) = (std::time::Instant::now(), Instant::now() + BLOCK_TIMEOUT);
+        let allocated = self.ipam.allocate(&pool, &context.key, deadline).await;
+        self.metrics.ipam.block_wait(start.elapsed());
+        let allocation =
+            allocated.map_err(Failure::from).inspect_err(|failure| self.warn(&attachment, failure))?;
+        let Attachment { namespace, pod: name, pod_uid: uid, .. } = attachment;
+        self.ipam.set_owner(&context.key, Owner { namespace, name, uid });
+        (context.pool, context.ipv4, context.ipv6) = (allocation.pool, allocation.ipv4, allocation.ipv6);
+        Ok(())
+    }
+
+    async fn detach(&self, key: &Key) -> Result<(), Failure> {
+        // A release wakes every ADD that waits for an address.
+        if self.ipam.allocated(key).is_some() {
+            self.ipam.release(key);
+        }
+        Ok(())
+    }
+
+    async fn check(&self, context: &mut CheckContext) -> Result<(), Failure> {
+        let Key { container_id, ifname } = &context.key;
+        let allocated = self.ipam.allocated(&context.key).ok_or_else(|| {
+            let message = format!("container {container_id} has no address allocated for {ifname}");
+            Failure::new(Reason::NotAttached, message).details("the runtime must recreate the sandbox")
+        })?;
+        context.allocated.extend(allocated.addresses());
+        Ok(())
+    }
+}
+
+impl AddressStage {
+    /// The pool of a namespace's pods: from the watch cache, or from the API server for a namespace just created.
+    async fn pool_of(&self, namespace: &str) -> Result<String, Failure> {
+        let pool = |object: &PartialObjectMeta<Namespace>| {
+            let annotation =
+                object.metadata.annotations.as_ref().and_then(|annotations| annotations.get(ANNOTATION_POOL));
+            annotation.map_or(DEFAULT_POOL, String::as_str).to_owned()
+        };
+        if let Some(known) = self.namespaces.store.get(&ObjectRef::new(namespace)) {
+            return Ok(pool(&known));
+        }
+        let namespaces = Api::<Namespace>::all(self.client.clone());
+        let unavailable = |message| Failure::new(Reason::ApiServerUnavailable, message);
+        match timeout(NAMESPACE_TIMEOUT, namespaces.get_metadata_opt(namespace)).await {
+            Ok(Ok(Some(object))) => Ok(pool(&object)),
+            Ok(Ok(None)) => {
+                Err(Failure::new(Reason::UnknownNamespace, format!("namespace {namespace} does not exist")))
+            }
+            Ok(Err(error)) => {
+                let message = format!("cannot read namespace {namespace} from the API server");
+                Err(unavailable(message).details(error))
+            }
+            Err(_) => Err(unavailable("the API server does not answer".to_owned())),
+        }
+    }
+
+    /// Users look for the reason at their pod.
+    fn warn(&self, attachment: &Attachment, failure: &Failure) {
+        let Attachment { namespace, pod, pod_uid, .. } = attachment;
+        self.events.warn(PendingEvent {
+            regarding: pod_reference(namespace, pod, pod_uid.clone()),
+            reason: failure.reason.as_str(),
+            action: "AllocateAddress",
+            note: failure.message.clone(),
+        });
+    }
+}
