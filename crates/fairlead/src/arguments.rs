@@ -1,5 +1,5 @@
-//! The command line. Names, defaults and environment variables of the programs follow Coil's, so that manifests need
-//! only another image.
+//! The command line. Names, defaults and environment variables of the programs follow Coil's, so that its manifests
+//! work with another image alone.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -10,24 +10,24 @@ use clap_complete::Shell;
 use fairlead_api::names::NODE_SOCKET;
 use fairlead_node::WireGuardChoice;
 
+use crate::coil_compat::{IgnoredArguments, RoutingArguments};
 use crate::install::{InstallArguments, UninstallArguments};
-use crate::of_coil::{KernelNumbers, OfCoil};
 
 /// A Kubernetes network across clouds, homes and data centres.
 #[derive(Debug, Parser)]
 #[command(name = "fairlead", version, propagate_version = true)]
 pub(crate) struct Arguments {
-    /// What is worth a line in the log
+    /// Minimum log level
     #[arg(long, global = true, value_enum, default_value = "info", env = "FAIRLEAD_LOG_LEVEL")]
     pub(crate) log_level: LogLevel,
-    /// How log lines look
+    /// Log format
     #[arg(long, global = true, value_enum, default_value = "json", env = "FAIRLEAD_LOG_FORMAT")]
     pub(crate) log_format: LogFormat,
     #[command(subcommand)]
     pub(crate) command: Command,
 }
 
-/// Least important lines that are logged.
+/// Minimum level of lines that are logged.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub(crate) enum LogLevel {
     Error,
@@ -37,7 +37,7 @@ pub(crate) enum LogLevel {
     Trace,
 }
 
-/// Log lines for programs or for people.
+/// JSON for log collectors, text for terminals.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub(crate) enum LogFormat {
     Json,
@@ -46,24 +46,27 @@ pub(crate) enum LogFormat {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Run the per-node program: CNI server, addresses, mesh
+    /// Run the node program: CNI server, IPAM, mesh
     Node(Box<NodeArguments>),
-    /// Run the controller: pools and blocks (several copies elect one)
+    /// Run the controller: address pools and blocks (replicas elect a leader)
     Controller(ControllerArguments),
-    /// Put the CNI plugin and its network configuration in place on this node
+    /// Install the CNI plugin and its network configuration on this node
     Install(InstallArguments),
-    /// Explain every address of this node, find disagreements, free what leaked
+    /// Inspect the address allocation of this node, find inconsistencies, release leaked addresses
     Ipam {
         #[command(subcommand)]
         command: IpamCommand,
     },
-    /// Show nodes, peers and what is wrong with them
+    /// Show nodes, peers and their problems
+    #[command(
+        after_help = "Exit codes: 0 no problem, 1 query failed, 2 invalid arguments, 3 a peer is down or a problem is reported."
+    )]
     Status(StatusArguments),
     /// Remove the CNI plugin and its network configuration from this node
     Uninstall(UninstallArguments),
     /// Print a completion script for a shell
     Completion {
-        /// The shell
+        /// Shell to generate the script for
         #[arg(value_enum)]
         shell: Shell,
     },
@@ -72,60 +75,60 @@ pub(crate) enum Command {
 #[derive(Debug, Args)]
 pub(crate) struct NodeArguments {
     /// Name of this node's Node object
-    #[arg(long, env = "COIL_NODE_NAME")]
+    #[arg(long, value_name = "NAME", env = "COIL_NODE_NAME")]
     pub(crate) node_name: String,
-    /// Socket for the CNI plugin and `fairlead status`
-    #[arg(long, default_value = NODE_SOCKET)]
+    /// Listen on this UNIX socket for the CNI plugin and the command line
+    #[arg(long, value_name = "PATH", default_value = NODE_SOCKET)]
     pub(crate) socket: PathBuf,
-    /// Directory that keeps this node's WireGuard key
-    #[arg(long, default_value = "/var/lib/fairlead", env = "FAIRLEAD_STATE_DIR")]
+    /// Directory of this node's WireGuard private key
+    #[arg(long, value_name = "DIRECTORY", default_value = "/var/lib/fairlead", env = "FAIRLEAD_STATE_DIR")]
     pub(crate) state_dir: PathBuf,
-    /// Address for Prometheus metrics
-    #[arg(long, default_value = "[::]:9384", value_parser = listen_address)]
+    /// Serve Prometheus metrics on this address
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "[::]:9384", value_parser = listen_address)]
     pub(crate) metrics_addr: SocketAddr,
-    /// Address for /healthz and /readyz
-    #[arg(long, default_value = "[::]:9385", value_parser = listen_address)]
+    /// Serve /healthz and /readyz on this address
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "[::]:9385", value_parser = listen_address)]
     pub(crate) health_addr: SocketAddr,
-    /// Give addresses to pods and make their interfaces; without, another plugin must come before this one
+    /// Allocate pod addresses and create pod interfaces; if false, another CNI plugin must precede this one
     #[arg(long, value_name = "BOOL", default_value = "true",
         num_args = 0..=1, require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
     pub(crate) enable_ipam: bool,
-    /// Serve egress gateways. Nothing acts on it yet
+    /// Serve egress gateways (not implemented yet)
     #[arg(long, value_name = "BOOL", default_value = "true",
         num_args = 0..=1, require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
     pub(crate) enable_egress: bool,
-    /// How long a block must have been empty before it is given back, as 5m or 1h30m
+    /// Release an address block after it has been empty for this long, such as 5m or 1h30m
     #[arg(long, default_value = "5m", value_name = "DURATION", value_parser = duration)]
     pub(crate) addressblock_gc_interval: Duration,
-    /// Which WireGuard to use
+    /// WireGuard implementation
     #[arg(long, value_enum, default_value = "auto")]
     pub(crate) wireguard: WireGuard,
     #[command(flatten)]
-    pub(crate) numbers: KernelNumbers,
-    /// Name the links of pods as Calico's policy program expects (FELIX_INTERFACEPREFIX=veth)
+    pub(crate) numbers: RoutingArguments,
+    /// Name pod interfaces as Calico's Felix expects them (FELIX_INTERFACEPREFIX=veth)
     #[arg(long, value_name = "BOOL", default_value = "false",
         num_args = 0..=1, require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
     pub(crate) compat_calico: bool,
     #[command(flatten)]
-    pub(crate) of_coil: OfCoil,
-    /// Keep plain routes to the pods of nodes on the same layer-2 network, without encryption, in place of a mesh
+    pub(crate) ignored: IgnoredArguments,
+    /// Install unencrypted routes to the pods of nodes on the same layer-2 network, instead of a mesh
     #[arg(long, env = "FAIRLEAD_ROUTER", value_name = "BOOL", default_value = "false",
         num_args = 0..=1, require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
     pub(crate) router: bool,
-    /// At the end, empty the export table if the Node object is gone
+    /// On shutdown, clear the export table if the Node object has been deleted
     #[arg(long, env = "FAIRLEAD_CLEAR_ROUTES_ON_SHUTDOWN", value_name = "BOOL", default_value = "false",
         num_args = 0..=1, require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
     pub(crate) clear_routes_on_shutdown: bool,
 }
 
-/// Which WireGuard implementation to use.
+/// WireGuard implementation.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub(crate) enum WireGuard {
-    /// The kernel's if it has one, else the embedded one
+    /// The kernel's if it has WireGuard, else the embedded one
     Auto,
-    /// The kernel's, or fail
+    /// The kernel's; without it, fail
     Kernel,
-    /// The one inside this program
+    /// The userspace implementation inside this program
     Embedded,
 }
 
@@ -141,34 +144,34 @@ impl From<WireGuard> for WireGuardChoice {
 
 #[derive(Debug, Args)]
 pub(crate) struct ControllerArguments {
-    /// Name of this copy in the election
-    #[arg(long, env = "HOSTNAME", default_value = "fairlead-controller")]
+    /// Identity of this replica in the leader election
+    #[arg(long, value_name = "NAME", env = "HOSTNAME", default_value = "fairlead-controller")]
     pub(crate) identity: String,
-    /// Address for Prometheus metrics
-    #[arg(long, default_value = "[::]:9386", value_parser = listen_address)]
+    /// Serve Prometheus metrics on this address
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "[::]:9386", value_parser = listen_address)]
     pub(crate) metrics_addr: SocketAddr,
-    /// Address for /healthz and /readyz
-    #[arg(long, default_value = "[::]:9387", value_parser = listen_address)]
+    /// Serve /healthz and /readyz on this address
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "[::]:9387", value_parser = listen_address)]
     pub(crate) health_addr: SocketAddr,
-    /// How often blocks are compared with Nodes besides at every change of a Node
+    /// Interval for releasing the blocks of deleted Nodes, in addition to every change of a Node
     #[arg(long, default_value = "5m", value_name = "DURATION", value_parser = duration)]
     pub(crate) gc_interval: Duration,
-    /// Address for the admission webhook
-    #[arg(long, default_value = "[::]:9443", value_parser = listen_address)]
+    /// Serve the admission webhook on this address
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "[::]:9443", value_parser = listen_address)]
     pub(crate) webhook_addr: SocketAddr,
-    /// Directory with tls.crt and tls.key of the webhook, if they are made by somebody else
-    #[arg(long, default_value = "/certs")]
+    /// Directory of the webhook's tls.crt and tls.key, if something else issues them
+    #[arg(long, value_name = "DIRECTORY", default_value = "/certs")]
     pub(crate) cert_dir: PathBuf,
-    /// Make and rotate the webhook's certificates; the default is to do so unless the directory has one
+    /// Issue and rotate the webhook's certificates [default: true unless the directory has a certificate]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub(crate) enable_cert_rotation: Option<bool>,
-    /// How long certificates that are made here are valid, such as 90d; the next is made after two thirds
-    #[arg(long, default_value = "365d", value_parser = duration)]
+    /// Validity of issued certificates, such as 90d; each is replaced after two thirds of it
+    #[arg(long, value_name = "DURATION", default_value = "365d", value_parser = duration)]
     pub(crate) cert_lifetime: Duration,
-    /// Pause between the steps of a rotation, for every API server and every copy to see the last one
-    #[arg(long, default_value = "1h", value_parser = duration)]
+    /// Pause between the steps of a rotation, in which every API server and replica observes the previous step
+    #[arg(long, value_name = "DURATION", default_value = "1h", value_parser = duration)]
     pub(crate) cert_settle: Duration,
-    /// Has no effect, because new certificates are used without a restart; for manifests of Coil
+    /// Accepted for Coil's manifests, without effect: new certificates are served without a restart
     #[arg(long, hide_short_help = true, value_name = "BOOL", default_value = "false",
         num_args = 0..=1, require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
     pub(crate) enable_restart_on_cert_refresh: bool,
@@ -176,75 +179,76 @@ pub(crate) struct ControllerArguments {
 
 #[derive(Debug, Args)]
 pub(crate) struct StatusArguments {
-    /// How to print it
+    /// Output format
     #[arg(short, long, value_enum, default_value = "table")]
     pub(crate) output: Output,
-    /// Ask the node program behind this socket
-    #[arg(long, default_value = NODE_SOCKET, conflicts_with = "cluster")]
+    /// Query the node program at this UNIX socket
+    #[arg(long, value_name = "PATH", default_value = NODE_SOCKET, conflicts_with = "cluster")]
     pub(crate) socket: PathBuf,
-    /// Ask the API server instead, for all nodes
+    /// Query the API server about all nodes instead
     #[arg(long)]
     pub(crate) cluster: bool,
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum IpamCommand {
-    /// Find out where kernel, blocks and pods disagree
+    /// Find inconsistencies between allocations, kernel, blocks and pods
     #[command(
-        after_help = "Exit codes: 0 everything agrees, 1 could not ask, 2 wrong arguments, 3 something disagrees \
-        or could not be compared."
+        after_help = "Exit codes: 0 consistent, 1 query failed, 2 invalid arguments, 3 inconsistencies found, or some \
+        data could not be compared."
     )]
     Check(IpamCheck),
-    /// Free the addresses of a pod that is gone
+    /// Release the addresses of a deleted pod
     #[command(
-        after_help = "Exit codes: 0 freed, 1 refused (the pod is alive, or nothing is reserved for it) or could \
-        not ask, 2 wrong arguments."
+        after_help = "Exit codes: 0 released, 1 refused (the pod is running, or has no allocation) or query failed, \
+        2 invalid arguments."
     )]
     Release(IpamRelease),
-    /// Show blocks, and every address with its pod, link and pool
-    #[command(after_help = "Exit codes: 0 shown, 1 could not ask, 2 wrong arguments.")]
+    /// Show blocks, and every allocated address with its pod, interface and pool
+    #[command(after_help = "Exit codes: 0 success, 1 query failed, 2 invalid arguments.")]
     Show(IpamShow),
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct IpamCheck {
-    /// How to print it
+    /// Output format
     #[arg(short, long, value_enum, default_value = "table")]
     pub(crate) output: IpamOutput,
-    /// Ask the node program behind this socket
-    #[arg(long, default_value = NODE_SOCKET, conflicts_with = "cluster")]
+    /// Query the node program at this UNIX socket
+    #[arg(long, value_name = "PATH", default_value = NODE_SOCKET, conflicts_with = "cluster")]
     pub(crate) socket: PathBuf,
-    /// Compare pods, blocks, pools and Nodes of the whole cluster instead, as the API server has them
+    /// Compare the pods, blocks, pools and Nodes of the whole cluster instead, as read from the API server
     #[arg(long)]
     pub(crate) cluster: bool,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct IpamRelease {
-    /// An address, or a container ID or the first 8 or more characters of it
+    /// Address, or container ID, or at least the first 8 characters of one
+    #[arg(value_name = "ADDRESS|CONTAINER")]
     pub(crate) subject: String,
-    /// Also if the pod seems to be alive: it loses its network
+    /// Release even if the pod seems to be running: it loses its network
     #[arg(long)]
     pub(crate) force: bool,
-    /// How to print it
+    /// Output format
     #[arg(short, long, value_enum, default_value = "table")]
     pub(crate) output: IpamOutput,
-    /// Ask the node program behind this socket
-    #[arg(long, default_value = NODE_SOCKET)]
+    /// Query the node program at this UNIX socket
+    #[arg(long, value_name = "PATH", default_value = NODE_SOCKET)]
     pub(crate) socket: PathBuf,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct IpamShow {
-    /// How to print it
+    /// Output format
     #[arg(short, long, value_enum, default_value = "table")]
     pub(crate) output: IpamOutput,
-    /// Ask the node program behind this socket
-    #[arg(long, default_value = NODE_SOCKET)]
+    /// Query the node program at this UNIX socket
+    #[arg(long, value_name = "PATH", default_value = NODE_SOCKET)]
     pub(crate) socket: PathBuf,
 }
 
-/// For people, for people with wide screens, or for programs.
+/// A table, a table with more columns, or JSON for scripts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum IpamOutput {
     Table,
@@ -252,28 +256,27 @@ pub(crate) enum IpamOutput {
     Json,
 }
 
-/// For people or for programs.
+/// A table, or JSON for scripts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Output {
     Table,
     Json,
 }
 
-/// `:9384` means every address, as in Coil's manifests.
+/// `:9384` is every address, as in Coil's manifests.
 fn listen_address(text: &str) -> Result<SocketAddr, String> {
     let full = if text.starts_with(':') { format!("[::]{text}") } else { text.to_owned() };
     full.parse().map_err(|_| format!("{text:?} is not ADDRESS:PORT or :PORT"))
 }
 
-/// Durations as Go writes them: numbers with units, as `1h30m` or `1.5s` (Go,
-/// `time.ParseDuration`), and days besides.
+/// Go durations (`time.ParseDuration`) such as `1h30m` or `1.5s`, and in addition the unit `d` for days.
 fn duration(text: &str) -> Result<Duration, String> {
-    let wrong = || format!("{text:?} is no duration: write it as 300ms, 45s, 5m, 1h30m or 90d");
+    let invalid = || format!("{text:?} is not a duration such as 300ms, 45s, 5m, 1h30m or 90d");
     let mut seconds = 0.0_f64;
     let mut rest = text;
     while !rest.is_empty() {
-        let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.').ok_or_else(wrong)?;
-        let (number, behind) = rest.split_at_checked(end).ok_or_else(wrong)?;
+        let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.').ok_or_else(invalid)?;
+        let (number, tail) = rest.split_at_checked(end).ok_or_else(invalid)?;
         let units = [
             ("ns", 1e-9),
             ("us", 1e-6),
@@ -283,14 +286,14 @@ fn duration(text: &str) -> Result<Duration, String> {
             ("h", 3600.0),
             ("d", 86_400.0),
         ];
-        let unit = units.into_iter().find_map(|(name, size)| Some((behind.strip_prefix(name)?, size)));
-        let (behind, size) = unit.ok_or_else(wrong)?;
-        seconds += number.parse::<f64>().map_err(|_| wrong())? * size;
-        rest = behind;
+        let unit = units.into_iter().find_map(|(name, size)| Some((tail.strip_prefix(name)?, size)));
+        let (tail, size) = unit.ok_or_else(invalid)?;
+        seconds += number.parse::<f64>().map_err(|_| invalid())? * size;
+        rest = tail;
     }
     match Duration::try_from_secs_f64(seconds) {
         Ok(duration) if !duration.is_zero() => Ok(duration),
-        _ => Err(wrong()),
+        _ => Err(invalid()),
     }
 }
 
@@ -304,23 +307,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_definition_is_sound() {
+    fn the_definition_passes_the_checks_of_clap() {
         Arguments::command().debug_assert();
     }
 
     #[test]
-    fn coils_short_addresses_are_accepted() {
+    fn addresses_without_a_host_listen_on_all() {
         assert_eq!(listen_address(":9384").unwrap().to_string(), "[::]:9384");
         assert_eq!(listen_address("127.0.0.1:1").unwrap().to_string(), "127.0.0.1:1");
         assert!(listen_address("9384").is_err());
     }
 
     #[test]
-    fn switches_are_written_as_in_coils_manifests() {
+    fn boolean_flags_take_an_optional_value() {
         let parse = |more: &[&str]| {
-            let usual = ["fairlead", "node", "--node-name", "a"];
-            let Command::Node(node) = Arguments::parse_from(usual.iter().chain(more)).command else {
-                panic!("another command")
+            let required = ["fairlead", "node", "--node-name", "a"];
+            let Command::Node(node) = Arguments::parse_from(required.iter().chain(more)).command else {
+                panic!("unexpected command")
             };
             (node.router, node.clear_routes_on_shutdown)
         };
@@ -330,24 +333,24 @@ mod tests {
     }
 
     #[test]
-    fn durations_are_read_as_go_reads_them() {
+    fn durations_are_parsed_as_go_parses_them() {
         for (text, milliseconds) in
             [("300ms", 300), ("45s", 45_000), ("1h30m", 5_400_000), ("1.5s", 1_500), ("90d", 7_776_000_000)]
         {
             assert_eq!(duration(text), Ok(Duration::from_millis(milliseconds)), "{text}");
         }
-        for wrong in ["", "5", "m", "0s", "-5m", "5m3", "1w", "5 m", "1e400h", "..s"] {
-            assert!(duration(wrong).is_err(), "{wrong}");
+        for invalid in ["", "5", "m", "0s", "-5m", "5m3", "1w", "5 m", "1e400h", "..s"] {
+            assert!(duration(invalid).is_err(), "{invalid}");
         }
     }
 
     #[test]
-    fn coils_arguments_of_the_webhook_are_accepted() {
+    fn webhook_flags_of_coil_are_accepted() {
         let parse = |more: &[&str]| {
             let Command::Controller(controller) =
                 Arguments::parse_from(["fairlead", "controller"].iter().chain(more)).command
             else {
-                panic!("another command")
+                panic!("unexpected command")
             };
             (controller.webhook_addr.port(), controller.cert_dir, controller.enable_cert_rotation)
         };
@@ -363,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn every_shell_gets_a_completion() {
+    fn completion_scripts_contain_the_subcommands() {
         for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Arguments::command(), "fairlead", &mut script);

@@ -1,7 +1,7 @@
 //! `fairlead install` and `uninstall`: the CNI plugin and its network configuration on a node.
 //!
-//! The init container of the DaemonSet runs `install` at every start; names and defaults are those of coil-installer. Whatever
-//! it writes appears whole or not at all, files of others stay, and what is right already is not touched.
+//! The init container of the DaemonSet runs `install` at every start; names and defaults are those of coil-installer.
+//! Files are replaced atomically, unchanged ones are not written, and those of other programs are not touched.
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{ErrorKind, Write};
@@ -15,74 +15,74 @@ use serde_json::Value;
 
 use crate::netconf;
 
-/// Longest answer of the plugin that makes sense, and longest network configuration.
+/// Size limit of a network configuration.
 const MAX_BYTES: usize = 1 << 20;
 
-/// Where plugin and configuration belong.
+/// Paths of the plugin and its configuration.
 #[derive(Debug, Args)]
-pub(crate) struct Places {
-    /// File name of the network configuration; runtimes take the first one of the directory
-    #[arg(long, default_value = "10-coil.conflist", env = "CNI_CONF_NAME")]
+pub(crate) struct Paths {
+    /// File name of the network configuration; container runtimes use the first one in the directory
+    #[arg(long, value_name = "FILE", default_value = "10-coil.conflist", env = "CNI_CONF_NAME")]
     conf_name: String,
     /// Directory of network configurations
-    #[arg(long, default_value = "/host/etc/cni/net.d", env = "CNI_ETC_DIR")]
+    #[arg(long, value_name = "DIRECTORY", default_value = "/host/etc/cni/net.d", env = "CNI_ETC_DIR")]
     conf_dir: PathBuf,
-    /// Directory of plugins
-    #[arg(long, default_value = "/host/opt/cni/bin", env = "CNI_BIN_DIR")]
+    /// Directory of CNI plugins
+    #[arg(long, value_name = "DIRECTORY", default_value = "/host/opt/cni/bin", env = "CNI_BIN_DIR")]
     bin_dir: PathBuf,
-    /// The plugin; its file name is the type that network configurations name
-    #[arg(long, default_value = "/usr/local/coil/coil", env = "COIL_PATH")]
+    /// CNI plugin to install; its file name is the plugin type in network configurations
+    #[arg(long, value_name = "PATH", default_value = "/usr/local/coil/coil", env = "COIL_PATH")]
     plugin: PathBuf,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct InstallArguments {
     #[command(flatten)]
-    places: Places,
-    /// File with the network configuration
-    #[arg(long, env = "CNI_NETCONF_FILE")]
+    paths: Paths,
+    /// Read the network configuration from this file
+    #[arg(long, value_name = "PATH", env = "CNI_NETCONF_FILE")]
     netconf_file: Option<PathBuf>,
-    /// The network configuration itself; wins over the file
-    #[arg(long, env = "CNI_NETCONF")]
+    /// Network configuration; takes precedence over the file
+    #[arg(long, value_name = "JSON", env = "CNI_NETCONF")]
     netconf: Option<String>,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct UninstallArguments {
     #[command(flatten)]
-    places: Places,
+    paths: Paths,
 }
 
 /// What happened to a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Change {
-    None,
+    Unchanged,
     Written,
 }
 
 /// `fairlead install`
 pub(crate) fn install(arguments: &InstallArguments) -> anyhow::Result<ExitCode> {
-    let places = &arguments.places;
-    let kind = places.checked()?;
+    let paths = &arguments.paths;
+    let kind = paths.plugin_type()?;
     let text = netconf(arguments)?;
-    let versions = supported_versions(&places.plugin)?;
-    let remark = netconf::check(&text, &places.conf_name, kind, &versions).map_err(|reason| {
-        anyhow::anyhow!("the network configuration for {} is wrong: {reason}", places.conf_name)
+    let versions = supported_versions(&paths.plugin)?;
+    let warning = netconf::check(&text, &paths.conf_name, kind, &versions).map_err(|reason| {
+        anyhow::anyhow!("the network configuration for {} is invalid: {reason}", paths.conf_name)
     })?;
-    if let Some(remark) = remark {
-        tracing::warn!("{remark}");
+    if let Some(warning) = warning {
+        tracing::warn!("{warning}");
     }
     let plugin =
-        fs::read(&places.plugin).with_context(|| format!("cannot read {}", places.plugin.display()))?;
-    // The runtime uses the configuration the moment it is there, so the plugin comes first.
-    report(&places.bin_dir.join(kind), put(&places.bin_dir, kind, &plugin, 0o755)?);
-    let conf = put(&places.conf_dir, &places.conf_name, text.as_bytes(), 0o644)?;
-    report(&places.conf_dir.join(&places.conf_name), conf);
-    for other in sorted_before(&places.conf_dir, &places.conf_name)? {
+        fs::read(&paths.plugin).with_context(|| format!("cannot read {}", paths.plugin.display()))?;
+    // The runtime uses the configuration as soon as it exists, so the plugin is installed first.
+    report(&paths.bin_dir.join(kind), put(&paths.bin_dir, kind, &plugin, 0o755)?);
+    let conf = put(&paths.conf_dir, &paths.conf_name, text.as_bytes(), 0o644)?;
+    report(&paths.conf_dir.join(&paths.conf_name), conf);
+    for other in sorted_before(&paths.conf_dir, &paths.conf_name)? {
         tracing::warn!(
-            file = %places.conf_dir.join(&other).display(),
+            file = %paths.conf_dir.join(&other).display(),
             "the container runtime uses this network configuration instead of {}, because its name comes first: \
-             remove it, or set CNI_CONF_NAME to a name that comes before it", places.conf_name
+             remove it, or set CNI_CONF_NAME to a name that comes before it", paths.conf_name
         );
     }
     Ok(ExitCode::SUCCESS)
@@ -90,37 +90,37 @@ pub(crate) fn install(arguments: &InstallArguments) -> anyhow::Result<ExitCode> 
 
 /// `fairlead uninstall`
 pub(crate) fn uninstall(arguments: &UninstallArguments) -> anyhow::Result<ExitCode> {
-    let places = &arguments.places;
-    let kind = places.checked()?;
-    let conf = places.conf_dir.join(&places.conf_name);
+    let paths = &arguments.paths;
+    let kind = paths.plugin_type()?;
+    let conf = paths.conf_dir.join(&paths.conf_name);
     match fs::read_to_string(&conf) {
         Ok(text) if netconf::names(&text, kind) => remove(&conf)?,
-        Ok(_) => tracing::warn!(file = %conf.display(), "left alone: it does not name the plugin {kind}"),
+        Ok(_) => tracing::warn!(file = %conf.display(), "kept: it does not name the plugin {kind}"),
         Err(error) if error.kind() == ErrorKind::NotFound => {}
         Err(error) => return Err(error).with_context(|| format!("cannot read {}", conf.display())),
     }
-    // Without the configuration nobody starts it any more.
-    remove(&places.bin_dir.join(kind))?;
+    // Without the configuration the runtime does not execute the plugin any more.
+    remove(&paths.bin_dir.join(kind))?;
     Ok(ExitCode::SUCCESS)
 }
 
-impl Places {
-    /// The plugin's type, if all of it makes sense.
-    fn checked(&self) -> anyhow::Result<&str> {
+impl Paths {
+    /// The plugin's type, if all paths are valid.
+    fn plugin_type(&self) -> anyhow::Result<&str> {
         let name = &self.conf_name;
         let known = [".conf", ".conflist", ".json"].iter().any(|ending| name.ends_with(ending));
         ensure!(
             known && !name.contains('/') && !name.starts_with('.'),
-            "CNI_CONF_NAME {name:?} is no file name that ends with .conflist, .conf or .json: runtimes would not read it"
+            "CNI_CONF_NAME {name:?} is not a file name that ends with .conflist, .conf or .json: runtimes do not read it"
         );
         let kind = self.plugin.file_name().and_then(|name| name.to_str());
-        kind.with_context(|| format!("COIL_PATH {} names no file", self.plugin.display()))
+        kind.with_context(|| format!("COIL_PATH {} is not the path of a file", self.plugin.display()))
     }
 }
 
 fn netconf(arguments: &InstallArguments) -> anyhow::Result<String> {
-    let given = |text: &Option<String>| text.clone().filter(|text| !text.trim().is_empty());
-    let text = match (given(&arguments.netconf), &arguments.netconf_file) {
+    let non_empty = |text: &Option<String>| text.clone().filter(|text| !text.trim().is_empty());
+    let text = match (non_empty(&arguments.netconf), &arguments.netconf_file) {
         (Some(text), _) => text,
         (None, Some(path)) => fs::read_to_string(path)
             .with_context(|| format!("cannot read the network configuration {}", path.display()))?,
@@ -130,7 +130,7 @@ fn netconf(arguments: &InstallArguments) -> anyhow::Result<String> {
     Ok(text)
 }
 
-/// Asks the plugin itself, which also shows that it runs.
+/// Executes the plugin with VERSION, which also shows that it runs on this node.
 fn supported_versions(plugin: &Path) -> anyhow::Result<Vec<String>> {
     let context = || format!("{} is not the CNI plugin (COIL_PATH)", plugin.display());
     let output = Command::new(plugin)
@@ -140,22 +140,23 @@ fn supported_versions(plugin: &Path) -> anyhow::Result<Vec<String>> {
         .output()
         .with_context(|| format!("cannot run {}", plugin.display()))
         .with_context(context)?;
-    ensure!(output.status.success(), "{}: it ended with {}", context(), output.status);
+    ensure!(output.status.success(), "{}: it exited with {}", context(), output.status);
     let answer: Value = serde_json::from_slice(&output.stdout).with_context(context)?;
     let versions = answer.get("supportedVersions").and_then(Value::as_array).with_context(context)?;
     Ok(versions.iter().filter_map(Value::as_str).map(str::to_owned).collect())
 }
 
-/// Makes sure that the file has this content and mode. Another content is written beside it and renamed: a plugin that is
-/// being executed cannot be overwritten, and container runtimes do not notice files that come from another directory.
+/// Makes sure that the file has this content and mode. New content is written to a temporary file in the same directory and
+/// renamed: an executable that runs cannot be overwritten, and container runtimes do not notice files that are moved from
+/// another directory.
 fn put(directory: &Path, name: &str, content: &[u8], mode: u32) -> anyhow::Result<Change> {
     let path = directory.join(name);
-    if is_so(&path, content, mode) {
-        return Ok(Change::None);
+    if is_unchanged(&path, content, mode) {
+        return Ok(Change::Unchanged);
     }
     let write = || -> std::io::Result<()> {
         fs::create_dir_all(directory)?;
-        // No runtime reads a name without a known ending. One that a killed run left is written again.
+        // Runtimes do not read a name with this ending. A file left by a killed run is replaced.
         let temporary = directory.join(format!(".{name}.fairlead"));
         match fs::remove_file(&temporary) {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
@@ -163,7 +164,7 @@ fn put(directory: &Path, name: &str, content: &[u8], mode: u32) -> anyhow::Resul
         }
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
         file.write_all(content)?;
-        // The mode of `open` is cut by the umask.
+        // `open` applies the umask to its mode.
         file.set_permissions(Permissions::from_mode(mode))?;
         file.sync_all()?;
         fs::rename(&temporary, &path)?;
@@ -173,14 +174,14 @@ fn put(directory: &Path, name: &str, content: &[u8], mode: u32) -> anyhow::Resul
     Ok(Change::Written)
 }
 
-fn is_so(path: &Path, content: &[u8], mode: u32) -> bool {
+fn is_unchanged(path: &Path, content: &[u8], mode: u32) -> bool {
     let Ok(metadata) = fs::symlink_metadata(path) else { return false };
     metadata.is_file()
         && metadata.permissions().mode() & 0o7777 == mode
         && fs::read(path).is_ok_and(|found| found == content)
 }
 
-/// Configurations a runtime would take instead of ours.
+/// Configurations that a runtime would use instead of ours.
 fn sorted_before(directory: &Path, name: &str) -> anyhow::Result<Vec<String>> {
     let entries = fs::read_dir(directory).with_context(|| format!("cannot list {}", directory.display()))?;
     let mut others: Vec<String> = entries
@@ -194,7 +195,7 @@ fn sorted_before(directory: &Path, name: &str) -> anyhow::Result<Vec<String>> {
 
 fn report(path: &Path, change: Change) {
     match change {
-        Change::None => tracing::info!(file = %path.display(), "is as it should be"),
+        Change::Unchanged => tracing::info!(file = %path.display(), "unchanged"),
         Change::Written => tracing::info!(file = %path.display(), "written"),
     }
 }

@@ -1,4 +1,4 @@
-//! `fairlead ipam`: whose every address is, what does not fit together, and freeing what leaked.
+//! `fairlead ipam`: shows the address allocation, finds inconsistencies, and releases leaked addresses.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -21,29 +21,29 @@ use kube::{Api, Client, ResourceExt};
 use serde_json::{Value, json};
 
 use crate::arguments::{IpamCheck, IpamCommand, IpamOutput, IpamRelease, IpamShow};
-use crate::output::{or_dash, table};
+use crate::output::{self, or_dash, table};
 use crate::programs;
-use crate::status::{NOT_WELL, connect, current_thread};
+use crate::status::{PROBLEM_FOUND, connect, current_thread};
 
-/// Objects that one list request brings at most.
+/// Page size of list requests.
 const PAGE: u32 = 500;
 
-/// Runs one of the sub-commands; the exit code says whether something was found.
+/// Runs a subcommand. The exit code says whether a problem was found.
 pub(crate) fn run(command: &IpamCommand) -> anyhow::Result<ExitCode> {
-    let (text, well) = current_thread(async {
+    let (text, consistent) = current_thread(async {
         match command {
             IpamCommand::Check(query) => check(query).await,
             IpamCommand::Release(query) => Ok((release(query).await?, true)),
             IpamCommand::Show(query) => Ok((show(query).await?, true)),
         }
     })?;
-    // A reader that went away (`| head`) is no failure.
+    // A closed pipe (`| head`) is not a failure.
     let _ = std::io::stdout().write_all(text.as_bytes());
-    Ok(if well { ExitCode::SUCCESS } else { ExitCode::from(NOT_WELL) })
+    Ok(if consistent { ExitCode::SUCCESS } else { ExitCode::from(PROBLEM_FOUND) })
 }
 
 async fn show(query: &IpamShow) -> anyhow::Result<String> {
-    let answer = connect(&query.socket).await?.ipam_show(IpamShowRequest {}).await.map_err(answered)?;
+    let answer = connect(&query.socket).await?.ipam_show(IpamShowRequest {}).await.map_err(message_of)?;
     let answer = answer.into_inner();
     Ok(match query.output {
         IpamOutput::Json => format!("{:#}\n", show_json(&answer)),
@@ -64,25 +64,25 @@ async fn check(query: &IpamCheck) -> anyhow::Result<(String, bool)> {
 
 async fn release(query: &IpamRelease) -> anyhow::Result<String> {
     let request = IpamReleaseRequest { subject: query.subject.clone(), force: query.force };
-    let answer = connect(&query.socket).await?.ipam_release(request).await.map_err(answered)?.into_inner();
+    let answer = connect(&query.socket).await?.ipam_release(request).await.map_err(message_of)?.into_inner();
     Ok(match query.output {
         IpamOutput::Json => format!("{:#}\n", release_json(&answer)),
         IpamOutput::Table | IpamOutput::Wide => release_text(&answer),
     })
 }
 
-/// The node program's own words, without gRPC's.
-fn answered(status: tonic::Status) -> anyhow::Error {
+/// The node program's message, without gRPC's status code.
+fn message_of(status: tonic::Status) -> anyhow::Error {
     anyhow::anyhow!("{}", status.message())
 }
 
 async fn check_node(socket: &Path) -> anyhow::Result<IpamCheckResponse> {
-    Ok(connect(socket).await?.ipam_check(IpamCheckRequest {}).await.map_err(answered)?.into_inner())
+    Ok(connect(socket).await?.ipam_check(IpamCheckRequest {}).await.map_err(message_of)?.into_inner())
 }
 
 async fn check_cluster() -> anyhow::Result<IpamCheckResponse> {
     let client = Client::try_from(programs::cluster().await?)?;
-    // Pods first: what is made meanwhile then has its block in the later lists.
+    // Pods first: the block of a pod created meanwhile is then in the later lists.
     let pods = pods(&client).await?;
     let nodes = Api::<Node>::all(client.clone());
     let nodes = nodes.list_metadata(&ListParams::default()).await.context("cannot list Nodes")?;
@@ -100,7 +100,7 @@ async fn check_cluster() -> anyhow::Result<IpamCheckResponse> {
     Ok(IpamCheckResponse { node: String::new(), findings, unknown: Vec::new() })
 }
 
-/// All pods that are bound to a node, page by page.
+/// All scheduled pods, page by page.
 async fn pods(client: &Client) -> anyhow::Result<Vec<check::KnownPod>> {
     let pods = Api::<SlimPod>::all(client.clone());
     let mut parameters = ListParams::default().limit(PAGE).fields("spec.nodeName!=");
@@ -123,26 +123,15 @@ fn now() -> i64 {
     i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
 }
 
-/// Ages as kubectl prints them: the largest unit that says enough.
-fn age(attached: Option<i64>, now: i64) -> String {
-    let Some(seconds) = attached.map(|at| now.saturating_sub(at).max(0)) else { return "-".to_owned() };
-    match seconds {
-        0..120 => format!("{seconds}s"),
-        120..7_200 => format!("{}m", seconds / 60),
-        7_200..172_800 => format!("{}h", seconds / 3_600),
-        _ => format!("{}d", seconds / 86_400),
-    }
-}
-
 fn free(block: &Block) -> u64 {
     if block.state == "open" { block.capacity.saturating_sub(block.used) } else { 0 }
 }
 
-fn pod_name(held: &HeldAddresses) -> String {
-    if held.pod_name.is_empty() {
+fn pod_name(attachment: &HeldAddresses) -> String {
+    if attachment.pod_name.is_empty() {
         "-".to_owned()
     } else {
-        format!("{}/{}", held.pod_namespace, held.pod_name)
+        format!("{}/{}", attachment.pod_namespace, attachment.pod_name)
     }
 }
 
@@ -159,18 +148,22 @@ fn show_table(answer: &IpamShowResponse, wide: bool, now: i64) -> String {
         header.extend(["BLOCK", "NETWORK", "CONTAINER"]);
     }
     let mut addresses = table(&header);
-    for held in &answer.attachments {
+    for attachment in &answer.attachments {
         let mut row = vec![
-            pod_name(held),
-            or_dash(&held.ipv4),
-            or_dash(&held.ipv6),
-            held.pool.clone(),
-            held.ifname.clone(),
-            or_dash(&held.link),
-            age(held.attached_unix_seconds, now),
+            pod_name(attachment),
+            or_dash(&attachment.ipv4),
+            or_dash(&attachment.ipv6),
+            attachment.pool.clone(),
+            attachment.ifname.clone(),
+            or_dash(&attachment.link),
+            attachment.attached_unix_seconds.map_or("-".to_owned(), |at| output::age(now.saturating_sub(at))),
         ];
         if wide {
-            row.extend([or_dash(&held.block), or_dash(&held.network), held.container_id.clone()]);
+            row.extend([
+                or_dash(&attachment.block),
+                or_dash(&attachment.network),
+                attachment.container_id.clone(),
+            ]);
         }
         addresses.add_row(row);
     }
@@ -187,16 +180,16 @@ fn show_json(answer: &IpamShowResponse) -> Value {
     json!({
         "node": answer.node,
         "blocks": answer.blocks.iter().map(block).collect::<Vec<_>>(),
-        "attachments": answer.attachments.iter().map(held_json).collect::<Vec<_>>(),
+        "attachments": answer.attachments.iter().map(attachment_json).collect::<Vec<_>>(),
     })
 }
 
-fn held_json(held: &HeldAddresses) -> Value {
+fn attachment_json(attachment: &HeldAddresses) -> Value {
     json!({
-        "containerID": held.container_id, "interface": held.ifname,
-        "pool": held.pool, "block": held.block, "ipv4": held.ipv4, "ipv6": held.ipv6,
-        "pod": { "namespace": held.pod_namespace, "name": held.pod_name, "uid": held.pod_uid },
-        "link": held.link, "network": held.network, "attachedUnixSeconds": held.attached_unix_seconds,
+        "containerID": attachment.container_id, "interface": attachment.ifname,
+        "pool": attachment.pool, "block": attachment.block, "ipv4": attachment.ipv4, "ipv6": attachment.ipv6,
+        "pod": { "namespace": attachment.pod_namespace, "name": attachment.pod_name, "uid": attachment.pod_uid },
+        "link": attachment.link, "network": attachment.network, "attachedUnixSeconds": attachment.attached_unix_seconds,
     })
 }
 
@@ -253,14 +246,17 @@ fn check_table(answer: &IpamCheckResponse, wide: bool) -> String {
 }
 
 fn release_json(answer: &IpamReleaseResponse) -> Value {
-    json!({ "released": answer.released.iter().map(held_json).collect::<Vec<_>>() })
+    json!({ "released": answer.released.iter().map(attachment_json).collect::<Vec<_>>() })
 }
 
 fn release_text(answer: &IpamReleaseResponse) -> String {
-    let line = |held: &HeldAddresses| {
-        let addresses: Vec<&str> =
-            [&held.ipv4, &held.ipv6].into_iter().map(String::as_str).filter(|ip| !ip.is_empty()).collect();
-        format!("released {} of container {}\n", addresses.join(" and "), held.container_id)
+    let line = |attachment: &HeldAddresses| {
+        let addresses: Vec<&str> = [&attachment.ipv4, &attachment.ipv6]
+            .into_iter()
+            .map(String::as_str)
+            .filter(|ip| !ip.is_empty())
+            .collect();
+        format!("released {} of container {}\n", addresses.join(" and "), attachment.container_id)
     };
     answer.released.iter().map(line).collect()
 }
@@ -300,16 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn ages_are_those_of_kubectl() {
-        let cases = [(0, "0s"), (119, "119s"), (120, "2m"), (7_199, "119m"), (7_200, "2h"), (172_800, "2d")];
-        for (seconds, text) in cases {
-            assert_eq!(age(Some(1_000), 1_000 + seconds), text);
-        }
-        assert_eq!((age(None, 5), age(Some(10), 5)), ("-".to_owned(), "0s".to_owned()));
-    }
-
-    #[test]
-    fn a_wide_table_says_more_and_both_name_the_pod() {
+    fn a_wide_table_has_more_columns_and_both_name_the_pod() {
         let (narrow, wide) = (show_table(&shown(), false, 1_060), show_table(&shown(), true, 1_060));
         for word in ["default-0", "29", "shop/web", "10.0.0.1", "60s", "reserved"] {
             assert!(narrow.contains(word) && wide.contains(word), "{word} is missing in\n{narrow}\n{wide}");
@@ -318,32 +305,37 @@ mod tests {
     }
 
     #[test]
-    fn a_block_that_gives_nothing_has_nothing_free() {
+    fn a_reserved_block_has_no_free_addresses() {
         let value = show_json(&shown());
         assert_eq!((&value["blocks"][0]["free"], &value["blocks"][1]["free"]), (&json!(29), &json!(0)));
         assert_eq!(value["attachments"][0]["pod"]["name"], "web");
     }
 
     #[test]
-    fn findings_say_what_why_and_what_to_do() {
+    fn findings_have_a_cause_and_an_advice() {
         let finding = Finding {
             severity: "error".into(),
             reason: "RouteMissing".into(),
             subject: "10.0.0.1".into(),
-            what: "no way".into(),
+            what: "no route".into(),
             why: "it was deleted".into(),
             advice: "delete the pod".into(),
         };
         let answer =
             IpamCheckResponse { node: "n1".into(), findings: vec![finding], unknown: vec!["pods".into()] };
         for text in [check_table(&answer, false), check_table(&answer, true)] {
-            for word in
-                ["error", "RouteMissing", "no way", "it was deleted", "delete the pod", "not compared: pods"]
-            {
+            for word in [
+                "error",
+                "RouteMissing",
+                "no route",
+                "it was deleted",
+                "delete the pod",
+                "not compared: pods",
+            ] {
                 assert!(text.contains(word), "{word} is missing in\n{text}");
             }
         }
-        let well = IpamCheckResponse { node: "n1".into(), ..IpamCheckResponse::default() };
-        assert!(check_table(&well, false).contains("n1 agree"));
+        let consistent = IpamCheckResponse { node: "n1".into(), ..IpamCheckResponse::default() };
+        assert!(check_table(&consistent, false).contains("n1 agree"));
     }
 }

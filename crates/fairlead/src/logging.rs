@@ -1,4 +1,4 @@
-//! Logs and errors, on stderr.
+//! Logs and errors on stderr.
 
 use std::io::Write;
 
@@ -6,7 +6,7 @@ use tracing_subscriber::EnvFilter;
 
 use crate::arguments::{LogFormat, LogLevel};
 
-/// Starts logging. `RUST_LOG` still has the last word, module by module.
+/// Starts logging. `RUST_LOG` overrides the level per module.
 pub(crate) fn start(level: LogLevel, format: LogFormat) {
     let level = match level {
         LogLevel::Error => "error",
@@ -15,9 +15,9 @@ pub(crate) fn start(level: LogLevel, format: LogFormat) {
         LogLevel::Debug => "debug",
         LogLevel::Trace => "trace",
     };
-    // The HTTP and TLS libraries speak of every connection; only their warnings are worth a line.
-    let usual = format!("{level},hyper=warn,rustls=warn,tower=warn,kube_client=warn,h2=warn");
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(usual));
+    // The HTTP and TLS libraries log every connection; only their warnings are kept.
+    let default = format!("{level},hyper=warn,rustls=warn,tower=warn,kube_client=warn,h2=warn");
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(default));
     let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     match format {
         LogFormat::Json => lines.json().flatten_event(true).init(),
@@ -25,8 +25,8 @@ pub(crate) fn start(level: LogLevel, format: LogFormat) {
     }
 }
 
-/// Tells the user why the program ends.
-pub(crate) fn complain(message: &str) {
-    // Nobody is left to tell when stderr is closed.
+/// Prints why the program failed.
+pub(crate) fn error(message: &str) {
+    // A closed stderr leaves no place to report to.
     let _ = writeln!(std::io::stderr(), "error: {message}");
 }

@@ -1,16 +1,16 @@
 //! The `fairlead` executable: the programs of a cluster and the command line of its operators.
 //!
-//! It is thin: arguments become the settings of `fairlead-node` or `fairlead-controller`; `install` puts the CNI plugin in
-//! place; `status` and `ipam` ask a node's socket or the API server. Data goes to stdout, logs and errors to stderr. Exit
-//! codes: 0 done, 1 failed, 2 wrong arguments, 3 `status` or `ipam check` found something that is not as it should be.
+//! It is thin: arguments become the settings of `fairlead-node` or `fairlead-controller`; `install` installs the CNI
+//! plugin; `status` and `ipam` query a node's socket or the API server. Data goes to stdout, logs and errors to stderr. Exit
+//! codes: 0 done, 1 failed, 2 invalid arguments, 3 `status` or `ipam check` found a problem.
 
 mod arguments;
-mod called_as;
+mod argv0;
+mod coil_compat;
 mod install;
 mod ipam;
 mod logging;
 mod netconf;
-mod of_coil;
 mod output;
 mod programs;
 mod status;
@@ -21,15 +21,15 @@ use clap::Parser;
 
 use crate::arguments::{Arguments, Command};
 
-/// As clap ends with it.
-const WRONG_ARGUMENTS: u8 = 2;
+/// Exit code of clap, too.
+const INVALID_ARGUMENTS: u8 = 2;
 
 fn main() -> ExitCode {
-    let arguments = match called_as::translate(std::env::args_os()) {
+    let arguments = match argv0::translate(std::env::args_os()) {
         Ok(arguments) => Arguments::parse_from(arguments),
         Err(message) => {
-            logging::complain(&message);
-            return ExitCode::from(WRONG_ARGUMENTS);
+            logging::error(&message);
+            return ExitCode::from(INVALID_ARGUMENTS);
         }
     };
     logging::start(arguments.log_level, arguments.log_format);
@@ -48,7 +48,7 @@ fn main() -> ExitCode {
         }
     };
     outcome.unwrap_or_else(|error| {
-        logging::complain(&format!("{error:#}"));
+        logging::error(&format!("{error:#}"));
         ExitCode::FAILURE
     })
 }

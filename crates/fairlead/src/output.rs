@@ -1,16 +1,84 @@
-//! What tables for people have in common.
+//! Formatting shared by the commands that print tables.
 
 use comfy_table::Table;
 use comfy_table::presets::NOTHING;
 
-/// A table without lines, as kubectl prints them.
+/// A table without borders, as kubectl prints them.
 pub(crate) fn table(header: &[&str]) -> Table {
     let mut table = Table::new();
     table.load_style(NOTHING).set_header(header);
     table
 }
 
-/// Nothing is written as a dash, so that every column has a word.
+/// An age as kubectl prints it (apimachinery, `duration.HumanDuration`): two units while the second one matters.
+pub(crate) fn age(seconds: i64) -> String {
+    let (minutes, hours) = (seconds / 60, seconds / 3_600);
+    let (days, years) = (hours / 24, hours / 24 / 365);
+    let two = |large: i64, unit: char, small: i64, small_unit: char| match small {
+        0 => format!("{large}{unit}"),
+        _ => format!("{large}{unit}{small}{small_unit}"),
+    };
+    match seconds {
+        ..-1 => "<invalid>".to_owned(),
+        -1 => "0s".to_owned(),
+        _ if minutes < 2 => format!("{seconds}s"),
+        _ if minutes < 10 => two(minutes, 'm', seconds % 60, 's'),
+        _ if hours < 3 => format!("{minutes}m"),
+        _ if hours < 8 => two(hours, 'h', minutes % 60, 'm'),
+        _ if hours < 48 => format!("{hours}h"),
+        _ if days < 8 => two(days, 'd', hours % 24, 'h'),
+        _ if years < 2 => format!("{days}d"),
+        _ if years < 8 => two(years, 'y', days % 365, 'd'),
+        _ => format!("{years}y"),
+    }
+}
+
+/// An empty value is printed as a dash, so that every column has a word.
 pub(crate) fn or_dash(text: &str) -> String {
     if text.is_empty() { "-".to_owned() } else { text.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MINUTE: i64 = 60;
+    const HOUR: i64 = 60 * MINUTE;
+    const DAY: i64 = 24 * HOUR;
+    const YEAR: i64 = 365 * DAY;
+
+    /// The boundaries of apimachinery's own test (`TestHumanDurationBoundaries`), in whole seconds.
+    #[test]
+    fn ages_are_formatted_as_by_kubectl() {
+        for (seconds, text) in [
+            (-2, "<invalid>"),
+            (-1, "0s"),
+            (0, "0s"),
+            (70, "70s"),
+            (2 * MINUTE - 1, "119s"),
+            (2 * MINUTE, "2m"),
+            (2 * MINUTE + 1, "2m1s"),
+            (2 * MINUTE + 30, "2m30s"),
+            (10 * MINUTE - 1, "9m59s"),
+            (10 * MINUTE + 1, "10m"),
+            (120 * MINUTE, "120m"),
+            (3 * HOUR - 1, "179m"),
+            (3 * HOUR, "3h"),
+            (3 * HOUR + 5 * MINUTE, "3h5m"),
+            (8 * HOUR - 1, "7h59m"),
+            (8 * HOUR + 59 * MINUTE, "8h"),
+            (2 * DAY - 1, "47h"),
+            (2 * DAY, "2d"),
+            (2 * DAY + 4 * HOUR, "2d4h"),
+            (8 * DAY - 1, "7d23h"),
+            (8 * DAY + 23 * HOUR, "8d"),
+            (2 * YEAR - 1, "729d"),
+            (2 * YEAR + 23 * HOUR, "2y"),
+            (2 * YEAR + DAY, "2y1d"),
+            (8 * YEAR - 1, "7y364d"),
+            (8 * YEAR + 364 * DAY, "8y"),
+        ] {
+            assert_eq!(age(seconds), text, "{seconds} s");
+        }
+    }
 }

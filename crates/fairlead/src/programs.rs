@@ -8,24 +8,24 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::arguments::{ControllerArguments, NodeArguments};
 
-/// Threads of the runtime: the work is waiting, and every thread costs memory on every node.
+/// Worker threads of the runtime: tasks mostly wait, and each thread costs memory on every node.
 const THREADS: usize = 2;
-/// Threads for work that blocks: the kernel changes one link at a time, so a few make links and the others wait for links
-/// to be freed, 10 to 40 ms each. What does not fit waits in a queue.
+/// Threads for blocking work: the kernel changes one link at a time, so a few create links and the others wait 10 to 40 ms
+/// each for links to be freed. Further work is queued.
 const BLOCKING_THREADS: usize = 64;
-/// Seconds a read from the API server may take: a watch is ended by the server after 60, so that a connection that
-/// died silently is noticed soon after.
+/// Read timeout of API server connections in seconds: the server ends a watch after 60, so a connection that died
+/// silently is detected soon after.
 const READ_SECONDS: u64 = 75;
-/// Seconds a connection to the API server may take to open.
+/// Connect timeout of API server connections in seconds.
 const CONNECT_SECONDS: u64 = 5;
 
 /// `fairlead node`
 pub(crate) fn node(arguments: NodeArguments) -> anyhow::Result<ExitCode> {
-    // In Coil's words, which administrators search for.
+    // Coil's message, which administrators search for.
     anyhow::ensure!(arguments.enable_ipam || arguments.enable_egress, "both IPAM and egress are disabled");
     let numbers = arguments.numbers.checked(arguments.enable_ipam)?;
-    for flag in arguments.of_coil.given() {
-        tracing::warn!(flag, "this flag of Coil's has no effect here");
+    for flag in arguments.ignored.given() {
+        tracing::warn!(flag, "this flag of Coil has no effect in Fairlead");
     }
     let settings = fairlead_node::Settings {
         node: arguments.node_name,
@@ -70,24 +70,24 @@ fn run(program: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<Exit
         .max_blocking_threads(BLOCKING_THREADS)
         .enable_all()
         .build()
-        .context("cannot start the runtime")?;
+        .context("cannot start the async runtime")?;
     let outcome = runtime.block_on(program);
-    // Blocking work (a look-up, a netlink call) may still run; nothing waits for it.
+    // Blocking work (a DNS lookup, a netlink call) may still run; the program does not wait for it.
     runtime.shutdown_background();
     outcome.map(|()| ExitCode::SUCCESS)
 }
 
-/// Where the API server is: in a pod its ServiceAccount, elsewhere `KUBECONFIG` or `~/.kube/config`.
+/// Client configuration: in a pod its ServiceAccount, elsewhere `KUBECONFIG` or `~/.kube/config`.
 pub(crate) async fn cluster() -> anyhow::Result<kube::Config> {
     let mut config = kube::Config::infer().await.context(
-        "no way to the Kubernetes API server: run in a pod with a ServiceAccount, or set KUBECONFIG to a kubeconfig file",
+        "no Kubernetes client configuration: run in a pod with a ServiceAccount, or set KUBECONFIG to a kubeconfig file",
     )?;
     config.read_timeout = Some(std::time::Duration::from_secs(READ_SECONDS));
     config.connect_timeout = Some(std::time::Duration::from_secs(CONNECT_SECONDS));
     Ok(config)
 }
 
-/// Resolves when the program is asked to end.
+/// Resolves at SIGTERM or SIGINT.
 fn stop() -> anyhow::Result<impl Future<Output = ()>> {
     let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
@@ -96,6 +96,6 @@ fn stop() -> anyhow::Result<impl Future<Output = ()>> {
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
         }
-        tracing::info!("ending; the kernel keeps forwarding");
+        tracing::info!("shutting down; the kernel keeps forwarding");
     })
 }

@@ -1,4 +1,4 @@
-//! `fairlead status`: this node as its program sees it, or all nodes as the API server has them.
+//! `fairlead status`: this node as its program reports it, or all nodes as the API server lists them.
 
 use std::io::Write;
 use std::path::Path;
@@ -17,33 +17,33 @@ use crate::arguments::{Output, StatusArguments};
 use crate::output::{or_dash, table};
 use crate::programs;
 
-/// Exit code when everything answered and something is not as it should be.
-pub(crate) const NOT_WELL: u8 = 3;
+/// Exit code when the query succeeded and found a problem.
+pub(crate) const PROBLEM_FOUND: u8 = 3;
 
-/// Prints the status and says by the exit code whether all is well.
+/// Prints the status. The exit code says whether a problem was found.
 pub(crate) fn run(query: &StatusArguments) -> anyhow::Result<ExitCode> {
-    let (text, well) = current_thread(async {
+    let (text, healthy) = current_thread(async {
         if query.cluster { cluster(query.output).await } else { node(&query.socket, query.output).await }
     })?;
-    // A reader that went away (`| head`) is no failure.
+    // A closed pipe (`| head`) is not a failure.
     let _ = std::io::stdout().write_all(text.as_bytes());
-    Ok(if well { ExitCode::SUCCESS } else { ExitCode::from(NOT_WELL) })
+    Ok(if healthy { ExitCode::SUCCESS } else { ExitCode::from(PROBLEM_FOUND) })
 }
 
-/// Runs what a command asks, on this thread.
+/// Runs a query on this thread.
 pub(crate) fn current_thread<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
     tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(work)
 }
 
-/// The node program behind a socket.
+/// Connects to the node program at a UNIX socket.
 pub(crate) async fn connect(socket: &Path) -> anyhow::Result<NodeClient<Channel>> {
     let channel = Endpoint::from_shared(format!("unix://{}", socket.display()))
-        .with_context(|| format!("{} is no path of a socket", socket.display()))?
+        .with_context(|| format!("{} is not the path of a UNIX socket", socket.display()))?
         .connect()
         .await
         .with_context(|| {
             format!(
-                "no node program answers on {}: run this on a node where `fairlead node` runs (as root), or use --cluster",
+                "no node program answers at {}: run this as root on a node where `fairlead node` runs, or use --cluster",
                 socket.display()
             )
         })?;
@@ -55,17 +55,17 @@ async fn node(socket: &Path, output: Output) -> anyhow::Result<(String, bool)> {
         .await?
         .status(StatusRequest {})
         .await
-        .context("the node program answered")?
+        .context("the node program failed to report its status")?
         .into_inner();
-    let well = status.problems.is_empty() && status.peers.iter().all(|peer| peer.state == "up");
+    let healthy = status.problems.is_empty() && status.peers.iter().all(|peer| peer.state == "up");
     let text = match output {
         Output::Json => format!("{:#}\n", node_json(&status)),
         Output::Table => node_table(&status),
     };
-    Ok((text, well))
+    Ok((text, healthy))
 }
 
-/// The status with the names and types scripts rely on.
+/// The status for scripts: names and types are stable.
 fn node_json(status: &StatusResponse) -> Value {
     json!({
         "node": status.node,
@@ -155,8 +155,8 @@ fn peer_row(peer: &Peer) -> Vec<String> {
     vec![
         peer.name.clone(),
         peer.state.clone(),
-        if peer.endpoint.is_empty() { "-".to_owned() } else { peer.endpoint.clone() },
-        if peer.endpoint_source.is_empty() { "-".to_owned() } else { peer.endpoint_source.clone() },
+        or_dash(&peer.endpoint),
+        or_dash(&peer.endpoint_source),
         peer.handshake_age_seconds.map_or("never".to_owned(), |age| format!("{age:.0}s ago")),
         bytes(peer.rx_bytes),
         bytes(peer.tx_bytes),
@@ -165,7 +165,7 @@ fn peer_row(peer: &Peer) -> Vec<String> {
     ]
 }
 
-/// Bytes for people: `1.5 MiB`.
+/// A byte count with a binary unit: `1.5 MiB`.
 fn bytes(count: u64) -> String {
     const UNITS: [&str; 4] = ["KiB", "MiB", "GiB", "TiB"];
     let mut value = count as f64;
@@ -184,7 +184,7 @@ async fn cluster(output: Output) -> anyhow::Result<(String, bool)> {
     let client = Client::try_from(programs::cluster().await?)?;
     let peers: Api<WireKubePeer> = Api::all(client);
     let peers = peers.list(&ListParams::default()).await.context("cannot list WireKubePeers")?.items;
-    let well = peers.iter().all(|peer| {
+    let healthy = peers.iter().all(|peer| {
         peer.status
             .as_ref()
             .is_some_and(|status| status.connected == Some(true) && status.problems.is_empty())
@@ -195,7 +195,7 @@ async fn cluster(output: Output) -> anyhow::Result<(String, bool)> {
         }
         Output::Table => cluster_table(&peers),
     };
-    Ok((text, well))
+    Ok((text, healthy))
 }
 
 fn peer_json(peer: &WireKubePeer) -> Value {
@@ -227,7 +227,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_are_for_people() {
+    fn byte_counts_have_binary_units() {
         assert_eq!(bytes(0), "0 B");
         assert_eq!(bytes(1023), "1023 B");
         assert_eq!(bytes(1536), "1.5 KiB");

@@ -1,4 +1,4 @@
-//! With real files and real programs; the plugin is a shell script that answers VERSION as the real one does.
+//! Real files and processes; the plugin is a shell script that answers VERSION like the real one.
 
 use std::process::Child;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,18 +11,18 @@ use super::*;
 const LIST: &str = r#"{"cniVersion": "1.0.0", "name": "k8s-pod-network", "plugins": [{"type": "coil"}]}"#;
 const ANSWER: &str = r#"{"cniVersion":"1.1.0","supportedVersions":["1.0.0","1.1.0"]}"#;
 
-/// A file that was just written cannot be executed while a process that another test is starting has it open, too.
-static ALONE: Mutex<()> = Mutex::new(());
+/// Serialises the tests: a file just written cannot be executed while a process forked by another test holds it open.
+static SERIAL: Mutex<()> = Mutex::new(());
 
 struct Node {
     directory: TempDir,
-    _alone: MutexGuard<'static, ()>,
+    _serial: MutexGuard<'static, ()>,
 }
 
 impl Node {
     fn new() -> Self {
-        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-        let node = Self { directory: TempDir::new().unwrap(), _alone: alone };
+        let serial = SERIAL.lock().unwrap_or_else(PoisonError::into_inner);
+        let node = Self { directory: TempDir::new().unwrap(), _serial: serial };
         node.plugin(&format!("#!/bin/sh\necho '{ANSWER}'\n"));
         node
     }
@@ -35,8 +35,8 @@ impl Node {
         put(&self.path("image"), "coil", script.as_bytes(), 0o755).unwrap();
     }
 
-    fn places(&self) -> Places {
-        Places {
+    fn paths(&self) -> Paths {
+        Paths {
             conf_name: "10-coil.conflist".to_owned(),
             conf_dir: self.path("etc/cni/net.d"),
             bin_dir: self.path("opt/cni/bin"),
@@ -46,7 +46,7 @@ impl Node {
 
     fn install(&self, netconf: &str) -> Result<ExitCode, String> {
         let arguments =
-            InstallArguments { places: self.places(), netconf_file: None, netconf: Some(netconf.to_owned()) };
+            InstallArguments { paths: self.paths(), netconf_file: None, netconf: Some(netconf.to_owned()) };
         install(&arguments).map_err(|error| format!("{error:#}"))
     }
 
@@ -75,18 +75,18 @@ fn mode(path: &Path) -> u32 {
 }
 
 #[test]
-fn a_fresh_node_gets_plugin_and_configuration() {
+fn an_empty_node_gets_plugin_and_configuration() {
     let node = Node::new();
     node.install(LIST).unwrap();
     assert_eq!(fs::read_to_string(node.conf("10-coil.conflist")).unwrap(), LIST);
     assert_eq!(mode(&node.conf("10-coil.conflist")), 0o644);
     assert_eq!(fs::read(node.installed()).unwrap(), fs::read(node.path("image/coil")).unwrap());
     assert_eq!(mode(&node.installed()), 0o755);
-    assert_eq!(node.files().len(), 2, "something else was left: {:?}", node.files());
+    assert_eq!(node.files().len(), 2, "unexpected files: {:?}", node.files());
 }
 
 #[test]
-fn nothing_is_written_twice() {
+fn unchanged_files_are_not_written() {
     let node = Node::new();
     node.install(LIST).unwrap();
     let before = node.files();
@@ -98,7 +98,7 @@ fn nothing_is_written_twice() {
 }
 
 #[test]
-fn a_wrong_mode_is_put_right() {
+fn a_wrong_mode_is_corrected() {
     let node = Node::new();
     node.install(LIST).unwrap();
     fs::set_permissions(node.installed(), Permissions::from_mode(0o600)).unwrap();
@@ -107,7 +107,7 @@ fn a_wrong_mode_is_put_right() {
 }
 
 #[test]
-fn files_of_others_stay_and_those_that_come_first_are_named() {
+fn other_files_are_kept_and_those_that_sort_first_reported() {
     let node = Node::new();
     node.install(LIST).unwrap();
     for name in ["05-other.conflist", "10-calico.conf", "20-late.conflist", "00-notes.txt", ".hidden"] {
@@ -115,12 +115,12 @@ fn files_of_others_stay_and_those_that_come_first_are_named() {
     }
     node.install(LIST).unwrap();
     assert_eq!(node.files().len(), 7);
-    let before = sorted_before(&node.places().conf_dir, "10-coil.conflist").unwrap();
+    let before = sorted_before(&node.paths().conf_dir, "10-coil.conflist").unwrap();
     assert_eq!(before, ["05-other.conflist", "10-calico.conf"]);
 }
 
 #[test]
-fn a_plugin_that_runs_is_replaced() {
+fn a_running_plugin_is_replaced() {
     let node = Node::new();
     node.install(LIST).unwrap();
     fs::copy("/bin/sleep", node.installed()).unwrap();
@@ -133,9 +133,9 @@ fn a_plugin_that_runs_is_replaced() {
 }
 
 #[test]
-fn what_a_killed_run_left_is_no_obstacle() {
+fn the_temporary_file_of_a_killed_run_is_replaced() {
     let node = Node::new();
-    fs::create_dir_all(node.places().conf_dir).unwrap();
+    fs::create_dir_all(node.paths().conf_dir).unwrap();
     fs::write(node.conf(".10-coil.conflist.fairlead"), "{\"cni").unwrap();
     node.install(LIST).unwrap();
     assert!(!node.conf(".10-coil.conflist.fairlead").exists());
@@ -143,33 +143,33 @@ fn what_a_killed_run_left_is_no_obstacle() {
 }
 
 #[test]
-fn a_wrong_configuration_changes_nothing() {
+fn an_invalid_configuration_changes_nothing() {
     let node = Node::new();
     node.install(LIST).unwrap();
     let before = node.files();
     let error = node.install(&LIST.replace("1.0.0", "9.0.0")).unwrap_err();
-    assert!(error.contains("10-coil.conflist is wrong") && error.contains("9.0.0"), "{error}");
+    assert!(error.contains("10-coil.conflist is invalid") && error.contains("9.0.0"), "{error}");
     let error = node.install(" ").unwrap_err();
     assert!(error.contains("set CNI_NETCONF or CNI_NETCONF_FILE"), "{error}");
     assert_eq!(node.files(), before);
 }
 
 #[test]
-fn the_variable_wins_over_the_file() {
+fn the_variable_takes_precedence_over_the_file() {
     let node = Node::new();
     let file = node.path("netconf.json");
     fs::write(&file, LIST).unwrap();
-    let mut arguments = InstallArguments { places: node.places(), netconf_file: Some(file), netconf: None };
+    let mut arguments = InstallArguments { paths: node.paths(), netconf_file: Some(file), netconf: None };
     assert_eq!(netconf(&arguments).unwrap(), LIST);
     arguments.netconf = Some("other".to_owned());
     assert_eq!(netconf(&arguments).unwrap(), "other");
 }
 
 #[test]
-fn a_plugin_that_does_not_run_here_is_not_installed() {
+fn a_plugin_that_cannot_be_executed_is_not_installed() {
     let node = Node::new();
     for (script, words) in [
-        ("#!/bin/sh\nexit 3\n", "ended with exit status: 3"),
+        ("#!/bin/sh\nexit 3\n", "exited with exit status: 3"),
         ("#!/bin/sh\necho hello\n", "is not the CNI plugin"),
         ("#!/nonexistent/loader\n", "cannot run"),
     ] {
@@ -181,26 +181,26 @@ fn a_plugin_that_does_not_run_here_is_not_installed() {
 }
 
 #[test]
-fn names_no_runtime_reads_are_refused() {
+fn file_names_that_runtimes_ignore_are_refused() {
     let node = Node::new();
     for wrong in ["../10-coil.conflist", "coil", ".coil.conflist", ""] {
-        let places = Places { conf_name: wrong.to_owned(), ..node.places() };
-        let error = places.checked().unwrap_err().to_string();
+        let paths = Paths { conf_name: wrong.to_owned(), ..node.paths() };
+        let error = paths.plugin_type().unwrap_err().to_string();
         assert!(error.contains("CNI_CONF_NAME"), "{error}");
     }
 }
 
 #[test]
-fn uninstalling_takes_only_what_is_ours() {
+fn uninstall_removes_only_files_of_fairlead() {
     let node = Node::new();
     node.install(LIST).unwrap();
     fs::write(node.conf("20-other.conflist"), "{}").unwrap();
     fs::write(node.path("opt/cni/bin/portmap"), "").unwrap();
-    let arguments = UninstallArguments { places: node.places() };
+    let arguments = UninstallArguments { paths: node.paths() };
     uninstall(&arguments).unwrap();
     let left: Vec<PathBuf> = node.files().into_iter().map(|(path, _)| path).collect();
     assert_eq!(left, [node.conf("20-other.conflist"), node.path("opt/cni/bin/portmap")]);
-    fs::write(node.conf("10-coil.conflist"), r#"{"type": "somebody-elses"}"#).unwrap();
+    fs::write(node.conf("10-coil.conflist"), r#"{"type": "other"}"#).unwrap();
     uninstall(&arguments).unwrap();
     assert!(node.conf("10-coil.conflist").exists());
 }

@@ -1,28 +1,29 @@
-//! Flags of Coil's `coild`: numbers in the kernel, and those that are accepted only so that its manifests work.
+//! Flags of Coil's `coild`: routing table IDs and rule priorities, and flags that are accepted without effect so that
+//! Coil's manifests keep working.
 
 use clap::Args;
 use fairlead_api::names::{ROUTE_PROTOCOL, RULE_PRIORITY_PODS, TABLE_EXPORT, TABLE_PODS};
 use fairlead_node::routing_ids::{RawRoutingIds, Reserved, RoutingIds};
 
-/// Where routes of pods and blocks stand. Without addresses of our own these numbers stand for nothing.
+/// Routing tables, rule priority and route protocol. They have no effect with `--enable-ipam=false`.
 #[derive(Debug, Args)]
-pub(crate) struct KernelNumbers {
-    /// Routing table for this node's pods
-    #[arg(long, value_name = "NUMBER", default_value_t = TABLE_PODS, hide_short_help = true)]
+pub(crate) struct RoutingArguments {
+    /// Routing table of this node's pods
+    #[arg(long, value_name = "ID", default_value_t = TABLE_PODS, hide_short_help = true)]
     pod_table_id: u32,
-    /// Priority of the rule that looks it up
-    #[arg(long, value_name = "NUMBER", default_value_t = RULE_PRIORITY_PODS, hide_short_help = true)]
+    /// Priority of the routing rule that looks up the table of pods
+    #[arg(long, value_name = "PRIORITY", default_value_t = RULE_PRIORITY_PODS, hide_short_help = true)]
     pod_rule_prio: u32,
-    /// Routing table with this node's blocks, for routing daemons
-    #[arg(long, value_name = "NUMBER", default_value_t = TABLE_EXPORT, hide_short_help = true)]
+    /// Routing table that exports this node's blocks to routing daemons
+    #[arg(long, value_name = "ID", default_value_t = TABLE_EXPORT, hide_short_help = true)]
     export_table_id: u32,
-    /// Route protocol of these routes
-    #[arg(long, value_name = "NUMBER", default_value_t = ROUTE_PROTOCOL.into(), hide_short_help = true)]
+    /// Route protocol of the routes in both tables
+    #[arg(long, value_name = "ID", default_value_t = ROUTE_PROTOCOL.into(), hide_short_help = true)]
     protocol_id: u32,
 }
 
-impl KernelNumbers {
-    /// The numbers, if they are nobody else's.
+impl RoutingArguments {
+    /// The IDs, unless one of them is reserved.
     pub(crate) fn checked(&self, enable_ipam: bool) -> Result<RoutingIds, Reserved> {
         if !enable_ipam {
             return Ok(RoutingIds::default());
@@ -36,9 +37,9 @@ impl KernelNumbers {
     }
 }
 
-/// Flags that change nothing here.
+/// Flags that are accepted and ignored.
 #[derive(Debug, Default, Args)]
-pub(crate) struct OfCoil {
+pub(crate) struct IgnoredArguments {
     #[arg(short, long, hide = true)]
     v: Option<String>,
     #[arg(long, hide = true)]
@@ -55,8 +56,8 @@ pub(crate) struct OfCoil {
     register_from_main: Option<Option<String>>,
 }
 
-impl OfCoil {
-    /// Those that were given.
+impl IgnoredArguments {
+    /// Names of the flags that were given.
     pub(crate) fn given(&self) -> Vec<&'static str> {
         [
             ("-v", self.v.is_some()),
@@ -82,29 +83,29 @@ mod tests {
     use crate::arguments::{Arguments, Command, NodeArguments};
 
     fn node(flags: &str) -> NodeArguments {
-        let usual = ["fairlead", "node", "--node-name", "a"];
+        let required = ["fairlead", "node", "--node-name", "a"];
         let Command::Node(node) =
-            Arguments::parse_from(usual.into_iter().chain(flags.split_whitespace())).command
+            Arguments::parse_from(required.into_iter().chain(flags.split_whitespace())).command
         else {
-            panic!("another command")
+            panic!("unexpected command")
         };
         *node
     }
 
     #[test]
-    fn coils_flags_are_accepted_and_those_without_effect_are_known() {
-        let coils = "-v 2 --enable-ipam=false --enable-egress --egress-port=5555 --compat-calico \
+    fn flags_of_coil_are_accepted_and_ignored_ones_are_listed() {
+        let flags = "-v 2 --enable-ipam=false --enable-egress --egress-port=5555 --compat-calico \
                      --backend nftables --addressblock-gc-interval=10m --health-addr=:9385";
-        let given = node(coils);
+        let given = node(flags);
         assert_eq!((given.enable_ipam, given.enable_egress, given.compat_calico), (false, true, true));
         assert_eq!(given.addressblock_gc_interval, Duration::from_secs(600));
-        assert_eq!(given.of_coil.given(), ["-v", "--egress-port", "--backend"]);
+        assert_eq!(given.ignored.given(), ["-v", "--egress-port", "--backend"]);
         let plain = node("");
-        assert_eq!((plain.enable_ipam, plain.compat_calico, plain.of_coil.given().len()), (true, false, 0));
+        assert_eq!((plain.enable_ipam, plain.compat_calico, plain.ignored.given().len()), (true, false, 0));
     }
 
     #[test]
-    fn numbers_are_read_and_those_of_others_refused_where_they_matter() {
+    fn routing_ids_are_parsed_and_reserved_ones_refused() {
         let ours = "--pod-table-id=116 --pod-rule-prio=2000 --export-table-id=119 --protocol-id=30";
         assert_eq!(node(ours).numbers.checked(true), node("").numbers.checked(true));
         let others = node("--pod-table-id=1116 --export-table-id 1119 --pod-rule-prio=1990 --protocol-id=40");

@@ -1,13 +1,13 @@
-//! Coil's names of the programs. Its manifests say `command: ["coild"]`, so the image has links of these names; what the
-//! programs were told in Coil is told to ours.
+//! Coil's program names. Its manifests say `command: ["coild"]`, so the image has symbolic links with these names; this
+//! module translates `argv[0]` into the subcommand and drops flags of Coil's logging library.
 
 use std::ffi::OsString;
 use std::path::Path;
 
-/// The command line as this executable understands it.
+/// Replaces a Coil program name by our subcommand. Other command lines are returned unchanged.
 ///
 /// # Errors
-/// The name of a program that has become part of another.
+/// `coil-router`, which is part of the node program.
 pub(crate) fn translate(arguments: impl IntoIterator<Item = OsString>) -> Result<Vec<OsString>, String> {
     let mut arguments = arguments.into_iter();
     let Some(program) = arguments.next() else { return Ok(Vec::new()) };
@@ -16,9 +16,10 @@ pub(crate) fn translate(arguments: impl IntoIterator<Item = OsString>) -> Result
         Some("coil-installer") => "install",
         Some("coil-ipam-controller") => "controller",
         Some("coil-router") => {
-            return Err("coil-router is part of the node program now: remove this DaemonSet and give coild the argument \
-                        --router"
-                .to_owned());
+            return Err(
+                "coil-router is part of the node program: delete this DaemonSet and run coild with --router"
+                    .to_owned(),
+            );
         }
         Some("coild") => "node",
         _ => return Ok(std::iter::once(program).chain(arguments).collect()),
@@ -29,7 +30,7 @@ pub(crate) fn translate(arguments: impl IntoIterator<Item = OsString>) -> Result
         if !text.starts_with("--zap-") {
             translated.push(argument);
         } else if !text.contains('=') && text != "--zap-devel" {
-            // How Coil logs; the value is an argument of its own.
+            // The value of a zap flag is a separate argument.
             arguments.next();
         }
     }
@@ -46,7 +47,7 @@ mod tests {
     }
 
     #[test]
-    fn coils_programs_are_commands() {
+    fn program_names_of_coil_become_subcommands() {
         for (coil, ours) in [
             ("coild --zap-stacktrace-level=panic --router=true", "fairlead node --router=true"),
             (
@@ -61,14 +62,14 @@ mod tests {
     }
 
     #[test]
-    fn our_own_name_changes_nothing() {
+    fn other_program_names_are_unchanged() {
         for line in ["fairlead status --zap-x=1", "/usr/local/bin/fairlead node", "x"] {
             assert_eq!(translated(line).as_deref(), Ok(line));
         }
     }
 
     #[test]
-    fn the_router_says_where_it_went() {
+    fn coil_router_is_refused_with_its_replacement() {
         assert!(translated("coil-router --protocol-id 31").unwrap_err().contains("--router"));
     }
 }
