@@ -19,3 +19,4 @@ pub mod metrics;
 pub mod pods;
 pub mod requests;
 pub mod subsystem;
+pub mod writes;
