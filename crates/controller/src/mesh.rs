@@ -1,18 +1,19 @@
-//! The mesh resource's status: how many peers are connected.
+//! The status of WireKubeMeshes: how many peers are connected.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use fairlead_api::resources::{WireKubeMesh, WireKubePeer};
+use fairlead_cluster::writes::is_stale;
 use kube::api::{Patch, PatchParams};
 use kube::runtime::reflector::Store;
 use kube::{Api, Client, ResourceExt};
 use tokio::sync::watch;
 
-/// Changes are gathered this long: a node that joins changes all others' status within a second.
-const GATHER: Duration = Duration::from_secs(1);
-/// How often the counts are looked at without a change, for writes that failed.
-const SWEEP: Duration = Duration::from_secs(30);
+/// Changes are collected this long: a node that joins changes the status of all others within a second.
+const DEBOUNCE: Duration = Duration::from_secs(1);
+/// Interval without a change, for writes that failed.
+const RESYNC_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Connected peers and all peers. Pure.
 pub(crate) fn count(peers: &[Arc<WireKubePeer>]) -> (i32, i32) {
@@ -22,13 +23,12 @@ pub(crate) fn count(peers: &[Arc<WireKubePeer>]) -> (i32, i32) {
     (clamp(ready), clamp(peers.len()))
 }
 
-/// Keeps the counts current for ever.
+/// Keeps the counts current forever.
 pub(crate) async fn run(
     client: Client,
     meshes: Store<WireKubeMesh>,
     peers: Store<WireKubePeer>,
-    mut meshes_changed: watch::Receiver<u64>,
-    mut peers_changed: watch::Receiver<u64>,
+    [mut meshes_changed, mut peers_changed]: [watch::Receiver<u64>; 2],
 ) {
     let api: Api<WireKubeMesh> = Api::all(client);
     loop {
@@ -43,9 +43,9 @@ pub(crate) async fn run(
                 api.patch_status(&mesh.name_any(), &PatchParams::default(), &Patch::Merge(&patch)).await;
             match written {
                 Ok(_) => {}
-                Err(kube::Error::Api(status)) if status.code == 404 => {}
+                Err(error) if is_stale(&error) => {}
                 Err(error) => {
-                    tracing::warn!(mesh = mesh.name_any(), %error, "cannot write the status; will try again")
+                    tracing::warn!(mesh = mesh.name_any(), %error, "cannot write the status; retrying")
                 }
             }
         }
@@ -55,8 +55,8 @@ pub(crate) async fn run(
                 _ = peers_changed.changed() => {}
             }
         };
-        let _ = tokio::time::timeout(SWEEP, changed).await;
-        tokio::time::sleep(GATHER).await;
+        let _ = tokio::time::timeout(RESYNC_INTERVAL, changed).await;
+        tokio::time::sleep(DEBOUNCE).await;
     }
 }
 

@@ -1,4 +1,4 @@
-//! Blocks of nodes that are gone: nobody else can free them.
+//! Releases the blocks of deleted Nodes, whose own programs cannot.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -6,15 +6,20 @@ use std::time::Duration;
 
 use fairlead_api::names::COIL_FINALIZER;
 use fairlead_api::resources::AddressBlock;
+use fairlead_cluster::metrics::register;
+use fairlead_cluster::writes::remove_finalizer;
 use k8s_openapi::api::core::v1::Node;
-use kube::api::{DeleteParams, PartialObjectMeta, Patch, PatchParams, Preconditions};
-use kube::runtime::reflector::Store;
+use kube::api::{DeleteParams, Preconditions};
 use kube::{Api, Client, ResourceExt};
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 
-use crate::metrics::Metrics;
+use crate::stores::Stores;
 
-/// Blocks whose node is not among `nodes`. Reserved blocks and those without a node stay. Pure.
+/// Blocks whose node is not among `nodes`. Reserved blocks and those without a node are kept. Pure.
 pub(crate) fn orphans<'a>(
     blocks: &'a [Arc<AddressBlock>],
     nodes: &BTreeSet<String>,
@@ -25,85 +30,105 @@ pub(crate) fn orphans<'a>(
     blocks.iter().filter(orphaned).map(AsRef::as_ref).collect()
 }
 
-/// Frees blocks of deleted nodes for ever: when a node changes, and every `sweep` besides.
+/// Releases blocks of deleted Nodes forever: at every change of a Node, and at every `sweep_interval`.
 pub(crate) async fn run(
     client: Client,
-    nodes: Store<PartialObjectMeta<Node>>,
-    blocks: Store<AddressBlock>,
+    stores: Stores,
     mut changed: watch::Receiver<u64>,
-    metrics: Arc<Metrics>,
-    sweep: Duration,
+    metrics: OrphanMetrics,
+    sweep_interval: Duration,
 ) {
     loop {
-        let known: BTreeSet<String> = nodes.state().iter().map(|node| node.name_any()).collect();
-        for block in orphans(&blocks.state(), &known) {
+        let nodes: BTreeSet<String> = stores.nodes.state().iter().map(|node| node.name_any()).collect();
+        for block in orphans(&stores.blocks.state(), &nodes) {
             let (name, node) = (block.name_any(), block.node().unwrap_or_default());
-            match free(&client, block).await {
+            let outcome = release(&client, block).await;
+            metrics.count(outcome.as_ref().ok());
+            match outcome {
                 Ok(Outcome::Freed) => {
-                    metrics.orphan("freed");
-                    tracing::info!(block = name, node, "freed the block of a deleted node");
+                    tracing::info!(block = name, node, "released the block of a deleted Node")
                 }
-                Ok(Outcome::Kept) => metrics.orphan("kept"),
+                Ok(Outcome::Kept) => {}
                 Err(error) => {
-                    metrics.orphan("failed");
-                    tracing::warn!(block = name, node, %error, "cannot free the block of a deleted node; will try again");
+                    tracing::warn!(block = name, node, %error, "cannot release the block of a deleted Node; retrying");
                 }
             }
         }
-        let _ = tokio::time::timeout(sweep, changed.changed()).await;
+        let _ = tokio::time::timeout(sweep_interval, changed.changed()).await;
     }
 }
 
-/// What became of a block that seemed to be nobody's.
+/// What became of an orphaned block.
 #[derive(Debug, PartialEq, Eq)]
-enum Outcome {
-    /// It is gone.
+pub(crate) enum Outcome {
+    /// It is deleted.
     Freed,
-    /// Its node is back, or it is another block by now: nothing was taken from anybody.
+    /// Its Node exists again, or the object has changed: it is not an orphan.
     Kept,
 }
 
-/// Frees precisely the block that was looked at, and only while its node is gone; caches may be behind.
+/// Counts orphaned blocks by what became of them.
+#[derive(Debug, Clone)]
+pub(crate) struct OrphanMetrics(Family<ResultLabel, Counter>);
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ResultLabel {
+    result: &'static str,
+}
+
+impl OrphanMetrics {
+    /// Declares them in `registry`.
+    pub(crate) fn register(registry: &mut Registry) -> Self {
+        let help = "Blocks of deleted Nodes: freed, kept because something changed meanwhile, or failed";
+        Self(register(registry, "orphan_blocks", help, Family::default()))
+    }
+
+    /// A block was released or kept; `None` if that failed.
+    pub(crate) fn count(&self, outcome: Option<&Outcome>) {
+        let result = match outcome {
+            Some(Outcome::Freed) => "freed",
+            Some(Outcome::Kept) => "kept",
+            None => "failed",
+        };
+        self.0.get_or_create(&ResultLabel { result }).inc();
+    }
+}
+
+/// Deletes exactly the object that was read, and only while its Node does not exist; caches may lag behind.
 ///
-/// Once the deletion has been accepted, no pod gets an address from the block. Then the node is asked for once more: if
-/// it came back in between, its program holds the finalizer and lets go of the block when the last pod has left.
-async fn free(client: &Client, block: &AddressBlock) -> Result<Outcome, kube::Error> {
+/// Once the deletion has been accepted, no pod gets an address from the block. Then the Node is read again: if it was
+/// created in between, its program owns the finalizer and releases the block when the last pod has left.
+async fn release(client: &Client, block: &AddressBlock) -> Result<Outcome, kube::Error> {
     let (name, node) = (block.name_any(), block.node().unwrap_or_default());
     let blocks: Api<AddressBlock> = Api::all(client.clone());
-    if is_there(client, node).await? {
+    if exists(client, node).await? {
         return Ok(Outcome::Kept);
     }
-    let precisely_this = Preconditions { uid: block.uid(), resource_version: block.resource_version() };
-    let parameters = DeleteParams { preconditions: Some(precisely_this), ..DeleteParams::default() };
-    // Without finalizers it is gone with this.
+    let preconditions = Preconditions { uid: block.uid(), resource_version: block.resource_version() };
+    let parameters = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
+    // Without finalizers this deletes it.
     if let Err(error) = blocks.delete(&name, &parameters).await {
-        return when_changed(error);
+        return if_stale(error);
     }
     let Some(present) = blocks.get_opt(&name).await?.filter(|present| present.uid() == block.uid()) else {
         return Ok(Outcome::Freed);
     };
-    if is_there(client, node).await? {
+    if exists(client, node).await? {
         return Ok(Outcome::Kept);
     }
-    let others: Vec<&String> =
-        present.finalizers().iter().filter(|finalizer| *finalizer != COIL_FINALIZER).collect();
-    let metadata = serde_json::json!({ "finalizers": others, "resourceVersion": present.resource_version() });
-    let patch = serde_json::json!({ "metadata": metadata });
-    match blocks.patch(&name, &PatchParams::default(), &Patch::Merge(&patch)).await {
-        Ok(_) => Ok(Outcome::Freed),
-        Err(error) => when_changed(error),
-    }
+    let removed = remove_finalizer(&blocks, &present, COIL_FINALIZER).await;
+    removed.map_or_else(if_stale, |_| Ok(Outcome::Freed))
 }
 
-async fn is_there(client: &Client, node: &str) -> Result<bool, kube::Error> {
+async fn exists(client: &Client, node: &str) -> Result<bool, kube::Error> {
     Ok(Api::<Node>::all(client.clone()).get_metadata_opt(node).await?.is_some())
 }
 
-fn when_changed(error: kube::Error) -> Result<Outcome, kube::Error> {
+fn if_stale(error: kube::Error) -> Result<Outcome, kube::Error> {
     match error {
-        kube::Error::Api(status) if status.code == 404 => Ok(Outcome::Freed),
-        // The watch brings what it is now, and the next sweep looks again.
-        kube::Error::Api(status) if status.code == 409 => Ok(Outcome::Kept),
+        kube::Error::Api(status) if status.is_not_found() => Ok(Outcome::Freed),
+        // The watch shows what it is now, and the next sweep decides again.
+        kube::Error::Api(status) if status.is_conflict() => Ok(Outcome::Kept),
         other => Err(other),
     }
 }
@@ -146,7 +171,7 @@ mod tests {
         assert_eq!(found, ["gone"]);
     }
 
-    /// An API server with one block and the answers of Nodes one after another. It notes what is written.
+    /// An API server with one block and a sequence of answers about the Node. It records writes.
     struct Server {
         nodes: Mutex<Vec<bool>>,
         writes: Mutex<Vec<(String, serde_json::Value)>>,
@@ -178,19 +203,23 @@ mod tests {
         }
     }
 
-    /// Outcome and writes, when the node is there as `nodes` says, asked the first time and the second.
-    async fn freeing(first: bool, second: bool, delete: u16) -> (Outcome, Vec<(String, serde_json::Value)>) {
+    /// Outcome and writes; `first` and `second` say whether the Node exists when it is read.
+    async fn releasing(
+        first: bool,
+        second: bool,
+        delete: u16,
+    ) -> (Outcome, Vec<(String, serde_json::Value)>) {
         let server = Server { nodes: Mutex::new(vec![second, first]), writes: Mutex::default(), delete };
         let server = Arc::new(server);
         let router = axum::Router::new().fallback(answer).with_state(Arc::clone(&server));
-        let outcome = free(&Client::new(router, "default"), &block(Some("gone"), None)).await.unwrap();
+        let outcome = release(&Client::new(router, "default"), &block(Some("gone"), None)).await.unwrap();
         let writes = server.writes.lock().unwrap().clone();
         (outcome, writes)
     }
 
     #[tokio::test]
-    async fn only_the_block_that_was_looked_at_is_freed() {
-        let (outcome, writes) = freeing(false, false, 200).await;
+    async fn only_the_object_that_was_read_is_deleted() {
+        let (outcome, writes) = releasing(false, false, 200).await;
         assert_eq!((outcome, writes.len()), (Outcome::Freed, 2), "{writes:?}");
         assert!(writes[0].0.starts_with("DELETE "), "{writes:?}");
         assert_eq!(writes[0].1["preconditions"], serde_json::json!({"uid": "u", "resourceVersion": "7"}));
@@ -199,13 +228,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_block_that_changed_or_whose_node_came_back_is_left_alone() {
-        let (outcome, writes) = freeing(true, true, 200).await;
+    async fn a_block_that_changed_or_whose_node_exists_again_is_kept() {
+        let (outcome, writes) = releasing(true, true, 200).await;
         assert_eq!((outcome, writes.len()), (Outcome::Kept, 0), "{writes:?}");
-        let (outcome, writes) = freeing(false, false, 409).await;
+        let (outcome, writes) = releasing(false, false, 409).await;
         assert_eq!((outcome, writes.len()), (Outcome::Kept, 1), "{writes:?}");
-        // The node came back between the two looks: its program has the finalizer.
-        let (outcome, writes) = freeing(false, true, 200).await;
+        // The Node was created between the two reads: its program owns the finalizer.
+        let (outcome, writes) = releasing(false, true, 200).await;
         assert_eq!((outcome, writes.len()), (Outcome::Kept, 1), "{writes:?}");
     }
 }

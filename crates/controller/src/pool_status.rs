@@ -1,4 +1,4 @@
-//! What the status of a pool says: how full it is, who has its blocks, and why it gives none. Pure.
+//! The status of an AddressPool: how full it is, which nodes own its blocks, and why none is granted. Pure.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,24 +10,60 @@ use kube::ResourceExt;
 
 use crate::grants;
 
-/// Whether a block can be taken from the pool.
+/// Whether a block can be granted.
 const READY: &str = "Ready";
-/// Whether an administrator stopped it.
+/// Whether `spec.disabled` is true.
 const DISABLED: &str = "Disabled";
 /// Whether no block is left.
 pub(crate) const EXHAUSTED: &str = "Exhausted";
-/// Whether other pools have addresses of it.
+/// Whether another pool contains addresses of this one.
 pub(crate) const OVERLAPPING: &str = "Overlapping";
 
-/// All pools and blocks, as decisions see them.
+/// Why a condition of a pool is true or false. Events carry the same word.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reason {
+    Available,
+    BlocksLeft,
+    Disabled,
+    Exhausted,
+    Invalid,
+    NoOverlap,
+    OutOfBlocks,
+    Overlap,
+    SpecDisabled,
+    SpecEnabled,
+    Terminating,
+    Unknown,
+}
+
+impl Reason {
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Available => "Available",
+            Self::BlocksLeft => "BlocksLeft",
+            Self::Disabled => "Disabled",
+            Self::Exhausted => "Exhausted",
+            Self::Invalid => "Invalid",
+            Self::NoOverlap => "NoOverlap",
+            Self::OutOfBlocks => "OutOfBlocks",
+            Self::Overlap => "Overlap",
+            Self::SpecDisabled => "SpecDisabled",
+            Self::SpecEnabled => "SpecEnabled",
+            Self::Terminating => "Terminating",
+            Self::Unknown => "Unknown",
+        }
+    }
+}
+
+/// All pools and blocks.
 pub(crate) struct Cluster<'a> {
     pools: BTreeMap<String, PoolState>,
     blocks: Vec<ExistingBlock>,
     objects: &'a [Arc<AddressBlock>],
 }
 
-/// Whether a condition holds, why in one word, and why in a sentence.
-type Finding = (bool, &'static str, String);
+/// Whether a condition is true, the reason, and the message.
+type Finding = (bool, Reason, String);
 
 impl<'a> Cluster<'a> {
     pub(crate) fn new(pools: &[Arc<AddressPool>], blocks: &'a [Arc<AddressBlock>]) -> Self {
@@ -35,42 +71,42 @@ impl<'a> Cluster<'a> {
         Self { pools: grants::pool_states(pools), blocks: existing, objects: blocks }
     }
 
-    /// Blocks of a pool, by the node that holds them. Those without a node are under the empty name.
-    pub(crate) fn held(&self, pool: &str) -> BTreeMap<&'a str, i64> {
-        let mut held = BTreeMap::new();
+    /// Numbers of blocks of a pool by node; those without a node are under the empty name.
+    pub(crate) fn blocks_by_node(&self, pool: &str) -> BTreeMap<&'a str, i64> {
+        let mut counts = BTreeMap::new();
         for block in self.objects.iter().filter(|block| block.pool() == Some(pool)) {
-            let count: &mut i64 = held.entry(block.node().unwrap_or_default()).or_default();
+            let count: &mut i64 = counts.entry(block.node().unwrap_or_default()).or_default();
             *count = count.saturating_add(1);
         }
-        held
+        counts
     }
 
-    /// The status a pool should have.
+    /// The desired status of a pool.
     pub(crate) fn status(&self, pool: &AddressPool, now: jiff::Timestamp) -> AddressPoolStatus {
         let name = pool.name_any();
-        let by_node = self.held(&name);
-        let held: i64 = by_node.values().sum();
+        let by_node = self.blocks_by_node(&name);
+        let blocks: i64 = by_node.values().sum();
         let clamp = |count: u128| i64::try_from(count).unwrap_or(i64::MAX);
         let block_size = 1u128 << u32::from(pool.spec.block_size_bits).min(64);
-        let usable = self.pools.get(&name).and_then(|state| state.parsed.as_ref().ok());
-        let capacity = usable.map(|pool| pool.capacity().saturating_mul(block_size));
-        let granted = u128::try_from(held).unwrap_or_default().saturating_mul(block_size);
+        let parsed = self.pools.get(&name).and_then(|state| state.parsed.as_ref().ok());
+        let capacity = parsed.map(|pool| pool.capacity().saturating_mul(block_size));
+        let used = u128::try_from(blocks).unwrap_or_default().saturating_mul(block_size);
         let nodes = by_node.iter().filter(|(node, _)| !node.is_empty());
         let nodes: Vec<NodeBlocks> =
             nodes.map(|(node, blocks)| NodeBlocks { name: (*node).to_owned(), blocks: *blocks }).collect();
         AddressPoolStatus {
             observed_generation: pool.metadata.generation,
-            blocks: Some(held),
+            blocks: Some(blocks),
             capacity: capacity.map(clamp),
-            used: Some(clamp(granted)),
-            free: capacity.map(|capacity| clamp(capacity.saturating_sub(granted))),
+            used: Some(clamp(used)),
+            free: capacity.map(|capacity| clamp(capacity.saturating_sub(used))),
             node_count: Some(i64::try_from(nodes.len()).unwrap_or(i64::MAX)),
             nodes: nodes.into_iter().take(MAX_LISTED_NODES).collect(),
-            conditions: self.conditions(pool, held, now),
+            conditions: self.conditions(pool, blocks, now),
         }
     }
 
-    fn conditions(&self, pool: &AddressPool, held: i64, now: jiff::Timestamp) -> Vec<Condition> {
+    fn conditions(&self, pool: &AddressPool, blocks: i64, now: jiff::Timestamp) -> Vec<Condition> {
         let name = pool.name_any();
         let refusal = match grant(&Request { uid: "", pool: &name, node: "" }, &self.pools, &self.blocks) {
             Grant::Refused(refusal) => Some(refusal),
@@ -78,31 +114,31 @@ impl<'a> Cluster<'a> {
         };
         let present = pool.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
         [
-            (READY, ready(refusal.as_ref(), held)),
+            (READY, ready(refusal.as_ref(), blocks)),
             (DISABLED, disabled(pool)),
-            (EXHAUSTED, self.exhausted(&name, refusal.as_ref(), held)),
+            (EXHAUSTED, self.exhausted(&name, refusal.as_ref(), blocks)),
             (OVERLAPPING, self.overlapping(&name)),
         ]
         .map(|(type_, finding)| condition(present, type_, finding, pool.metadata.generation, now))
         .to_vec()
     }
 
-    fn exhausted(&self, pool: &str, refusal: Option<&Refusal>, held: i64) -> Finding {
+    fn exhausted(&self, pool: &str, refusal: Option<&Refusal>, blocks: i64) -> Finding {
         let none_left = match refusal {
             None => false,
             Some(Refusal::OutOfBlocks { .. } | Refusal::Overlap { .. }) => true,
-            // Then it gives none anyway; this tells whether it would.
+            // It grants none for another reason; this says whether it could.
             Some(_) => self
                 .pools
                 .get(pool)
                 .and_then(|state| state.parsed.as_ref().ok())
-                .is_some_and(|usable| u128::try_from(held).unwrap_or_default() >= usable.capacity()),
+                .is_some_and(|parsed| u128::try_from(blocks).unwrap_or_default() >= parsed.capacity()),
         };
         if none_left {
-            let message = format!("all blocks are given ({held}); add a subnet at the end of spec.subnets");
-            return (true, "OutOfBlocks", message);
+            let message = format!("all {blocks} blocks are granted; append a subnet to spec.subnets");
+            return (true, Reason::OutOfBlocks, message);
         }
-        (false, "BlocksLeft", "not all blocks are given".to_owned())
+        (false, Reason::BlocksLeft, "not all blocks are granted".to_owned())
     }
 
     fn overlapping(&self, name: &str) -> Finding {
@@ -115,48 +151,46 @@ impl<'a> Cluster<'a> {
             })
         });
         match found {
-            None => (false, "NoOverlap", "no other pool has addresses of this one".to_owned()),
+            None => (false, Reason::NoOverlap, "no other pool contains addresses of this one".to_owned()),
             Some((overlap, older)) => {
                 let message = format!(
-                    "{overlap}: only {older}, the older one, gives these addresses; \
-                     no subnet can be taken out of a pool, so disable one of the pools and delete it when it is empty"
+                    "{overlap}: only {older}, the older one, grants these addresses; \
+                     subnets cannot be removed from a pool, so disable one of the pools and delete it when it is empty"
                 );
-                (true, "Overlap", message)
+                (true, Reason::Overlap, message)
             }
         }
     }
 }
 
-fn ready(refusal: Option<&Refusal>, held: i64) -> Finding {
-    let Some(refusal) = refusal else { return (true, "Available", "blocks can be taken".to_owned()) };
-    match refusal {
+fn ready(refusal: Option<&Refusal>, blocks: i64) -> Finding {
+    let Some(refusal) = refusal else { return (true, Reason::Available, "blocks are available".to_owned()) };
+    let (reason, message) = match refusal {
         Refusal::Terminating { .. } => (
-            false,
-            "Terminating",
-            format!("is being deleted and waits for {held} blocks that pods still use"),
+            Reason::Terminating,
+            format!("the pool is being deleted and waits for {blocks} blocks that pods still use"),
         ),
         Refusal::Disabled { .. } => {
-            (false, "Disabled", format!("spec.disabled is true; {held} blocks are left on nodes"))
+            (Reason::Disabled, format!("spec.disabled is true; nodes still own {blocks} blocks"))
         }
-        Refusal::OutOfBlocks { .. } => (
-            false,
-            EXHAUSTED,
-            format!("all {held} blocks are given; add a subnet at the end of spec.subnets"),
-        ),
-        Refusal::Overlap { .. } => (false, "Overlap", refusal.to_string()),
-        Refusal::InvalidPool { error, .. } => (false, "Invalid", error.to_string()),
-        Refusal::UnknownPool { .. } => (false, "Unknown", refusal.to_string()),
-    }
+        Refusal::OutOfBlocks { .. } => {
+            (Reason::Exhausted, format!("all {blocks} blocks are granted; append a subnet to spec.subnets"))
+        }
+        Refusal::Overlap { .. } => (Reason::Overlap, refusal.to_string()),
+        Refusal::InvalidPool { error, .. } => (Reason::Invalid, error.to_string()),
+        Refusal::UnknownPool { .. } => (Reason::Unknown, refusal.to_string()),
+    };
+    (false, reason, message)
 }
 
 fn disabled(pool: &AddressPool) -> Finding {
     match pool.spec.disabled {
-        true => (true, "SpecDisabled", "spec.disabled is true".to_owned()),
-        false => (false, "SpecEnabled", "spec.disabled is not set".to_owned()),
+        true => (true, Reason::SpecDisabled, "spec.disabled is true".to_owned()),
+        false => (false, Reason::SpecEnabled, "spec.disabled is not set".to_owned()),
     }
 }
 
-/// Its transition time moves only when it changes sides.
+/// The transition time changes only with the status.
 fn condition(
     present: &[Condition],
     type_: &str,
@@ -171,7 +205,7 @@ fn condition(
     Condition {
         type_: type_.to_owned(),
         status: status.to_owned(),
-        reason: reason.to_owned(),
+        reason: reason.as_str().to_owned(),
         message,
         observed_generation: generation,
         last_transition_time: since.unwrap_or(Time(now)),

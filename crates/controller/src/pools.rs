@@ -1,45 +1,44 @@
-//! AddressPools: finalizers, a status that says how full they are and what is wrong with them, and Events.
+//! Maintains AddressPools: the finalizer, the status with its conditions, and Events.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use fairlead_api::names::COIL_FINALIZER;
 use fairlead_api::resources::{AddressBlock, AddressPool, AddressPoolStatus};
-use k8s_openapi::api::core::v1::ObjectReference;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use fairlead_cluster::events::{EventPublisher, PendingEvent};
+use fairlead_cluster::writes::{self, is_stale};
 use kube::api::{Patch, PatchParams};
-use kube::runtime::events::{Event, EventType, Recorder, Reporter};
-use kube::runtime::reflector::Store;
 use kube::{Api, Client, Resource, ResourceExt};
 use tokio::sync::watch;
 
-use crate::pool_status::{Cluster, EXHAUSTED, OVERLAPPING};
+use crate::pool_status::{Cluster, EXHAUSTED, OVERLAPPING, Reason};
+use crate::stores::Stores;
 
-/// Changes are gathered this long, so that a thousand new blocks cost a few status writes.
-const GATHER: Duration = Duration::from_millis(500);
-/// How often pools are looked at without a change, for writes that failed.
-const SWEEP: Duration = Duration::from_secs(10);
+/// Changes are collected this long, so that a thousand new blocks cost a few status writes.
+const DEBOUNCE: Duration = Duration::from_millis(500);
+/// Interval without a change, for writes that failed.
+const RESYNC_INTERVAL: Duration = Duration::from_secs(10);
 
-/// One thing to write.
+/// One write.
 #[derive(Debug, Clone, PartialEq)]
 enum Action {
-    /// The finalizers of a pool, all of them.
+    /// All finalizers of a pool.
     Finalizers {
         pool: String,
         finalizers: Vec<String>,
-        /// The version that was looked at.
+        /// The resource version that was read.
         version: Option<String>,
     },
     /// The status of a pool.
     Status {
-        pool: Box<ObjectReference>,
+        pool: String,
         status: Box<AddressPoolStatus>,
-        /// Conditions that hold now and did not before, and that somebody should look at.
-        news: Vec<Condition>,
+        /// Conditions that have become true and need attention.
+        events: Vec<PendingEvent>,
     },
 }
 
-/// Everything that has to be written for these pools and blocks. Pure.
+/// All writes that these pools and blocks need. Pure.
 fn actions(pools: &[Arc<AddressPool>], blocks: &[Arc<AddressBlock>], now: jiff::Timestamp) -> Vec<Action> {
     let cluster = Cluster::new(pools, blocks);
     pools
@@ -49,18 +48,17 @@ fn actions(pools: &[Arc<AddressPool>], blocks: &[Arc<AddressBlock>], now: jiff::
         .collect()
 }
 
-/// A pool keeps our finalizer until its last block is gone.
+/// A pool keeps our finalizer until its last block is deleted.
 fn finalizers(pool: &AddressPool, cluster: &Cluster<'_>) -> Option<Action> {
-    let has = pool.finalizers().iter().any(|finalizer| finalizer == COIL_FINALIZER);
+    let present = pool.finalizers().iter().any(|finalizer| finalizer == COIL_FINALIZER);
     let deleting = pool.metadata.deletion_timestamp.is_some();
-    let wants = !deleting || !cluster.held(&pool.name_any()).is_empty();
+    let desired = !deleting || !cluster.blocks_by_node(&pool.name_any()).is_empty();
     // The API server takes no new finalizer on an object that is being deleted.
-    if has == wants || (wants && deleting) {
+    if present == desired || (desired && deleting) {
         return None;
     }
-    let mut finalizers: Vec<String> =
-        pool.finalizers().iter().filter(|finalizer| *finalizer != COIL_FINALIZER).cloned().collect();
-    finalizers.extend(wants.then(|| COIL_FINALIZER.to_owned()));
+    let mut finalizers = writes::other_finalizers(pool, COIL_FINALIZER);
+    finalizers.extend(desired.then(|| COIL_FINALIZER.to_owned()));
     Some(Action::Finalizers { pool: pool.name_any(), finalizers, version: pool.resource_version() })
 }
 
@@ -70,33 +68,40 @@ fn status(pool: &AddressPool, cluster: &Cluster<'_>, now: jiff::Timestamp) -> Op
     if before == Some(&status) {
         return None;
     }
-    let held_before = |type_: &str| {
-        let conditions = before.map(|status| status.conditions.as_slice()).unwrap_or_default();
-        conditions.iter().any(|condition| condition.type_ == type_ && condition.status == "True")
+    let holding = |status: &AddressPoolStatus, type_: &str| {
+        let mut conditions = status.conditions.iter();
+        conditions.find(|condition| condition.type_ == type_ && condition.status == "True").cloned()
     };
-    let is_news = |condition: &&Condition| {
-        [EXHAUSTED, OVERLAPPING].contains(&condition.type_.as_str())
-            && condition.status == "True"
-            && !held_before(&condition.type_)
+    let event = |(type_, reason): (&str, Reason)| {
+        let condition = holding(&status, type_)?;
+        let is_new = before.is_none_or(|before| holding(before, type_).is_none());
+        is_new.then(|| PendingEvent {
+            regarding: pool.object_ref(&()),
+            reason: reason.as_str(),
+            action: "Grant",
+            note: condition.message,
+        })
     };
-    let news = status.conditions.iter().filter(is_news).cloned().collect();
-    Some(Action::Status { pool: Box::new(pool.object_ref(&())), status: Box::new(status), news })
+    let conditions = [(EXHAUSTED, Reason::OutOfBlocks), (OVERLAPPING, Reason::Overlap)];
+    let events = conditions.into_iter().filter_map(event).collect();
+    Some(Action::Status { pool: pool.name_any(), status: Box::new(status), events })
 }
 
-/// Keeps pools as they should be for ever.
+/// Maintains pools forever.
 pub(crate) async fn run(
     client: Client,
-    pools: Store<AddressPool>,
-    blocks: Store<AddressBlock>,
-    mut pools_changed: watch::Receiver<u64>,
-    mut blocks_changed: watch::Receiver<u64>,
+    stores: Stores,
+    [mut pools_changed, mut blocks_changed]: [watch::Receiver<u64>; 2],
+    publisher: EventPublisher,
 ) {
-    let recorder = Recorder::new(client.clone(), Reporter::from("fairlead-controller"));
     let api: Api<AddressPool> = Api::all(client);
     loop {
-        for action in actions(&pools.state(), &blocks.state(), jiff::Timestamp::now()) {
-            if let Err(error) = carry_out(&api, &recorder, &action).await {
-                tracing::warn!(?action, %error, "cannot write; will try again");
+        for action in actions(&stores.pools.state(), &stores.blocks.state(), jiff::Timestamp::now()) {
+            match apply(&api, &publisher, action).await {
+                Err(error) if !is_stale(&error) => {
+                    tracing::warn!(%error, "cannot update an AddressPool; retrying")
+                }
+                _ => {}
             }
         }
         let changed = async {
@@ -105,25 +110,22 @@ pub(crate) async fn run(
                 _ = blocks_changed.changed() => {}
             }
         };
-        let _ = tokio::time::timeout(SWEEP, changed).await;
-        tokio::time::sleep(GATHER).await;
+        let _ = tokio::time::timeout(RESYNC_INTERVAL, changed).await;
+        tokio::time::sleep(DEBOUNCE).await;
     }
 }
 
-async fn carry_out(
+async fn apply(
     pools: &Api<AddressPool>,
-    recorder: &Recorder,
-    action: &Action,
+    publisher: &EventPublisher,
+    action: Action,
 ) -> Result<(), kube::Error> {
-    let parameters = PatchParams::default();
-    let outcome = match action {
+    match action {
         Action::Finalizers { pool, finalizers, version } => {
-            let patch =
-                serde_json::json!({ "metadata": { "finalizers": finalizers, "resourceVersion": version } });
-            pools.patch(pool, &parameters, &Patch::Merge(&patch)).await
+            writes::replace_finalizers(pools, &pool, &finalizers, version.as_deref()).await?;
         }
-        Action::Status { pool, status, .. } => {
-            // A merge patch leaves alone what is left out, and an empty list must be written as such.
+        Action::Status { pool, status, events } => {
+            // A merge patch leaves absent fields alone, so empty ones are written explicitly.
             let mut patch = serde_json::json!({ "status": status });
             if let Some(status) = patch.get_mut("status").and_then(serde_json::Value::as_object_mut) {
                 status.entry("nodes").or_insert_with(|| serde_json::json!([]));
@@ -131,32 +133,11 @@ async fn carry_out(
                     status.entry(field).or_insert(serde_json::Value::Null);
                 }
             }
-            let name = pool.name.clone().unwrap_or_default();
-            pools.patch_status(&name, &parameters, &Patch::Merge(&patch)).await
-        }
-    };
-    match outcome {
-        Ok(_) => {}
-        // Gone, or changed since we looked: the watch brings what it is now.
-        Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => return Ok(()),
-        Err(error) => return Err(error),
-    }
-    if let Action::Status { pool, news, .. } = action {
-        for condition in news {
-            recorder.publish(&event(condition), pool).await?;
+            pools.patch_status(&pool, &PatchParams::default(), &Patch::Merge(&patch)).await?;
+            events.into_iter().for_each(|event| publisher.warn(event));
         }
     }
     Ok(())
-}
-
-fn event(condition: &Condition) -> Event {
-    Event {
-        type_: EventType::Warning,
-        reason: condition.reason.clone(),
-        note: Some(condition.message.clone()),
-        action: "Grant".to_owned(),
-        secondary: None,
-    }
 }
 
 #[cfg(test)]
@@ -189,9 +170,7 @@ mod tests {
 
     fn ready(actions: &[Action], name: &str) -> (String, String) {
         let found = actions.iter().find_map(|action| match action {
-            Action::Status { pool, status, .. } if pool.name.as_deref() == Some(name) => {
-                status.conditions.first().cloned()
-            }
+            Action::Status { pool, status, .. } if pool == name => status.conditions.first().cloned(),
             _ => None,
         });
         found.map(|condition| (condition.status, condition.reason)).unwrap()
@@ -207,11 +186,11 @@ mod tests {
     }
 
     #[test]
-    fn a_pool_leaves_when_its_last_block_has_left() {
+    fn a_pool_is_deleted_after_its_last_block() {
         let dying = pool("p", "10.0.0.0/24", true, true);
-        let held = actions(std::slice::from_ref(&dying), &[block("p")], jiff::Timestamp::UNIX_EPOCH);
-        assert!(!held.iter().any(|action| matches!(action, Action::Finalizers { .. })));
-        assert_eq!(ready(&held, "p").1, "Terminating");
+        let in_use = actions(std::slice::from_ref(&dying), &[block("p")], jiff::Timestamp::UNIX_EPOCH);
+        assert!(!in_use.iter().any(|action| matches!(action, Action::Finalizers { .. })));
+        assert_eq!(ready(&in_use, "p").1, "Terminating");
         let free = actions(&[dying], &[], jiff::Timestamp::UNIX_EPOCH);
         assert!(
             free.iter().any(|a| matches!(a, Action::Finalizers { finalizers, .. } if finalizers.is_empty()))
@@ -220,7 +199,7 @@ mod tests {
 
     fn holds(actions: &[Action], name: &str, type_: &str) -> (bool, String) {
         let found = actions.iter().find_map(|action| match action {
-            Action::Status { pool, status, .. } if pool.name.as_deref() == Some(name) => {
+            Action::Status { pool, status, .. } if pool == name => {
                 status.conditions.iter().find(|condition| condition.type_ == type_).cloned()
             }
             _ => None,
@@ -229,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn overlapping_pools_are_both_told_and_the_younger_gives_nothing_of_it() {
+    fn overlapping_pools_are_both_reported_and_the_younger_grants_none_of_the_overlap() {
         let pools = [pool("a", "10.0.0.0/24", false, true), pool("b", "10.0.0.128/25", false, true)];
         let actions = actions(&pools, &[], jiff::Timestamp::UNIX_EPOCH);
         assert_eq!(ready(&actions, "a"), ("True".into(), "Available".into()));
@@ -241,24 +220,24 @@ mod tests {
     }
 
     #[test]
-    fn a_pool_that_gave_its_last_block_says_so_once() {
+    fn an_exhausted_pool_is_reported_once() {
         let one = pool("p", "10.0.0.0/30", false, true);
         let first = actions(std::slice::from_ref(&one), &[block("p")], jiff::Timestamp::UNIX_EPOCH);
-        let Action::Status { status, news, .. } = &first[0] else { panic!("no status") };
+        let Action::Status { status, events, .. } = &first[0] else { panic!("no status") };
         assert_eq!(ready(&first, "p"), ("False".into(), "Exhausted".into()));
         assert!(holds(&first, "p", "Exhausted").0);
         assert_eq!((status.used, status.free, status.node_count), (Some(4), Some(0), Some(1)));
         assert_eq!((status.nodes[0].name.as_str(), status.nodes[0].blocks), ("n1", 1));
-        let told: Vec<&str> = news.iter().map(|condition| condition.reason.as_str()).collect();
-        assert_eq!(told, ["OutOfBlocks"]);
-        // Another block beside it changes the numbers, and is no news.
+        let reasons: Vec<&str> = events.iter().map(|event| event.reason).collect();
+        assert_eq!(reasons, ["OutOfBlocks"]);
+        // Another block changes the numbers, and causes no Event.
         let written = Arc::new(AddressPool { status: Some((**status).clone()), ..(*one).clone() });
         let second = actions(&[written], &[block("p"), block("p")], jiff::Timestamp::UNIX_EPOCH);
-        assert!(matches!(&second[0], Action::Status { news, .. } if news.is_empty()), "{second:?}");
+        assert!(matches!(&second[0], Action::Status { events, .. } if events.is_empty()), "{second:?}");
     }
 
     #[test]
-    fn a_disabled_pool_says_so_and_for_which_generation() {
+    fn a_disabled_pool_is_reported_with_its_generation() {
         let mut disabled = (*pool("p", "10.0.0.0/24", false, true)).clone();
         disabled.spec.disabled = true;
         let actions = actions(&[Arc::new(disabled)], &[block("p")], jiff::Timestamp::UNIX_EPOCH);
@@ -269,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_right_is_not_written_again() {
+    fn an_unchanged_status_is_not_written() {
         let pool = pool("p", "10.0.0.0/24", false, true);
         let first = actions(std::slice::from_ref(&pool), &[], jiff::Timestamp::UNIX_EPOCH);
         let Action::Status { status, .. } = &first[0] else { panic!("no status") };

@@ -1,42 +1,36 @@
-//! Being elected, and working while elected.
+//! The program: its subsystems, the leader's work while this replica leads, and the order of shutdown.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use fairlead_api::names::{LEASE_IPAM, SYSTEM_NAMESPACE};
-use fairlead_cluster::caches::{self, Cache};
-use fairlead_cluster::{http, lean};
-use k8s_openapi::api::core::v1::Node;
-use kube::api::PartialObjectMeta;
-use kube::runtime::{WatchStreamExt, watcher};
-use kube::{Api, Client};
-use kube_lease_manager::LeaseManagerBuilder;
-use tokio::task::JoinSet;
+use fairlead_cluster::subsystem::{Failure, Supervisor};
+use fairlead_cluster::{http, metrics};
+use kube::Client;
+use prometheus_client::registry::Registry;
+use tokio::sync::watch;
 
-use crate::metrics::Metrics;
-use crate::{grants, mesh, orphans, pools, webhook};
+use crate::leader::LeaderMetrics;
+use crate::webhook::{self, WebhookMetrics};
+use crate::{election, leader};
 
-/// Seconds after which another copy takes over from a leader that has gone silent (Coil's figure).
-const LEASE_SECONDS: u64 = 15;
-/// Seconds before its end at which the leader renews the lease.
-const RENEW_SECONDS: u64 = 10;
-
-/// How long the webhook is still served at the end: API servers hear a moment later that this copy is going.
-const LINGER: Duration = Duration::from_secs(3);
+/// How long the webhook is served after SIGTERM: API servers learn later that this replica is going.
+const DRAIN_PERIOD: Duration = Duration::from_secs(3);
+/// Time for a subsystem to stop.
+const STOP_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// How the program is to run.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// Name of this copy in the Lease.
+    /// Identity of this replica in the Lease.
     pub identity: String,
-    /// Where metrics are served.
+    /// Address of `/metrics`.
     pub metrics: SocketAddr,
-    /// Where health is served.
+    /// Address of `/healthz` and `/readyz`.
     pub health: SocketAddr,
-    /// How often blocks are compared with Nodes besides at every change of a Node.
-    pub sweep: Duration,
+    /// Interval for releasing the blocks of deleted Nodes, in addition to every change of a Node.
+    pub sweep_interval: Duration,
     /// The admission webhook.
     pub webhook: webhook::Settings,
 }
@@ -44,116 +38,68 @@ pub struct Settings {
 /// Runs the controller until `stop` resolves.
 ///
 /// # Errors
-/// The lease cannot be used at all.
+/// The client configuration is invalid, or a task ended before `stop`.
 pub async fn run(
     settings: Settings,
     config: kube::Config,
     stop: impl Future<Output = ()>,
 ) -> anyhow::Result<()> {
-    let client = Client::try_from(config).context("cannot make a Kubernetes client")?;
-    let metrics = Arc::new(Metrics::default());
-    let shown = Arc::clone(&metrics);
-    let mut servers = JoinSet::new();
-    servers.spawn(http::serve("metrics", settings.metrics, http::metrics(move || shown.text())));
-    let ready = webhook::spawn(&mut servers, &settings.webhook, &client, &metrics);
-    servers.spawn(http::serve("health", settings.health, http::health(ready)));
-    let lease = LeaseManagerBuilder::new(client.clone(), LEASE_IPAM)
-        .with_namespace(SYSTEM_NAMESPACE)
-        .with_identity(&settings.identity)
-        .with_duration(LEASE_SECONDS)
-        .with_grace(RENEW_SECONDS)
-        .build()
-        .await
-        .with_context(|| format!("cannot use Lease {SYSTEM_NAMESPACE}/{LEASE_IPAM}"))?;
-    let (mut elected, election) = lease.watch().await;
-    let mut stop = std::pin::pin!(stop);
-    // Dropping the tasks stops them at once: a leader that lost its lease writes nothing more.
-    let mut work: Option<JoinSet<()>> = None;
-    loop {
-        let leading = *elected.borrow_and_update();
-        match (leading, &work) {
-            (true, None) => {
-                tracing::info!(identity = settings.identity, "elected");
-                work = Some(lead(&client, &metrics, settings.sweep));
-            }
-            (false, Some(_)) => {
-                tracing::warn!(identity = settings.identity, "lost the lease; waiting for the next election");
-                work = None;
-                metrics.lead(None);
-            }
-            _ => {}
-        }
-        tokio::select! {
-            changed = elected.changed() => if changed.is_err() { anyhow::bail!("the election stopped") },
-            () = &mut stop => break,
-        }
-    }
-    drop(work);
-    // Gives the lease back, so that the next copy need not wait for its end.
-    drop(elected);
-    let _ = tokio::time::timeout(Duration::from_secs(2), election).await;
-    tokio::time::sleep(LINGER).await;
-    drop(servers);
-    Ok(())
+    let client = Client::try_from(config).context("cannot create a Kubernetes client")?;
+    let mut registry = Registry::default();
+    let leader_metrics = LeaderMetrics::register(&mut registry);
+    let webhook_metrics = WebhookMetrics::register(&mut registry);
+    let registry = Arc::new(registry);
+
+    let mut supervisor = Supervisor::default();
+    let scrape = http::metrics(move || metrics::text(&registry));
+    supervisor.subsystem("metrics").spawn("server", http::serve("metrics", settings.metrics, scrape));
+    let probes = http::probes(supervisor.health());
+    supervisor.subsystem("health").spawn("server", http::serve("health", settings.health, probes));
+    webhook::start(&mut supervisor, &settings.webhook, &client, &webhook_metrics);
+    let leading = election::start(&mut supervisor, client.clone(), settings.identity);
+
+    let lead = |supervisor: &mut Supervisor| {
+        leader::start(supervisor, &client, &leader_metrics, settings.sweep_interval);
+    };
+    let outcome = lead_while_elected(&mut supervisor, leading, stop, lead, &leader_metrics).await;
+
+    // The leader's last write comes before another replica may acquire the Lease.
+    supervisor.stop(leader::NAME, STOP_TIMEOUT).await;
+    supervisor.stop(election::NAME, STOP_TIMEOUT).await;
+    tokio::time::sleep(DRAIN_PERIOD).await;
+    supervisor.shutdown(&[webhook::NAME], STOP_TIMEOUT).await;
+    Ok(outcome?)
 }
 
-fn lead(client: &Client, metrics: &Arc<Metrics>, sweep: Duration) -> JoinSet<()> {
-    let mut tasks = JoinSet::new();
-    let config = caches::config;
-    let pool_cache = caches::spawn(
-        &mut tasks,
-        "AddressPools",
-        watcher(Api::all(client.clone()), config()).modify(lean::any),
-    );
-    let blocks = watcher(Api::all(client.clone()), config()).modify(lean::labelled);
-    let block_cache = caches::spawn(&mut tasks, "AddressBlocks", blocks);
-    metrics.lead(Some((pool_cache.store.clone(), block_cache.store.clone())));
-    let requests = watcher(Api::all(client.clone()), config()).modify(lean::identified);
-    let requests = caches::spawn(&mut tasks, "BlockRequests", requests);
-    let nodes: Cache<PartialObjectMeta<Node>> = caches::spawn(
-        &mut tasks,
-        "Nodes",
-        watcher(Api::all(client.clone()), config()).modify(lean::identified),
-    );
-    let meshes = caches::spawn(
-        &mut tasks,
-        "WireKubeMeshes",
-        watcher(Api::all(client.clone()), config()).modify(lean::any),
-    );
-    let peers = caches::spawn(
-        &mut tasks,
-        "WireKubePeers",
-        watcher(Api::all(client.clone()), config()).modify(lean::any),
-    );
-    let (mesh_store, peer_store) = (meshes.store.clone(), peers.store.clone());
-    tasks.spawn(mesh::run(client.clone(), mesh_store, peer_store, meshes.subscribe(), peers.subscribe()));
-    let (client, metrics) = (client.clone(), Arc::clone(metrics));
-    tasks.spawn(async move {
-        // Deciding from half a list could give an address twice.
-        let first_lists = async {
-            pool_cache.store.wait_until_ready().await.ok()?;
-            block_cache.store.wait_until_ready().await.ok()?;
-            requests.store.wait_until_ready().await.ok()?;
-            nodes.store.wait_until_ready().await.ok()
+/// Starts and stops the leader's work with the election, until `stop` or a failure.
+async fn lead_while_elected(
+    supervisor: &mut Supervisor,
+    mut leading: watch::Receiver<bool>,
+    stop: impl Future<Output = ()>,
+    lead: impl Fn(&mut Supervisor),
+    metrics: &LeaderMetrics,
+) -> Result<(), Failure> {
+    let mut stop = std::pin::pin!(stop);
+    loop {
+        let change = async {
+            tokio::select! {
+                changed = leading.changed() => match changed {
+                    Ok(()) => Some(*leading.borrow_and_update()),
+                    // The election ended, which is a failure of its own.
+                    Err(_) => std::future::pending().await,
+                },
+                () = &mut stop => None,
+            }
         };
-        if first_lists.await.is_none() {
-            return;
+        let Some(leads) = supervisor.run_until(change).await? else { return Ok(()) };
+        // Also when leadership was lost and won again in between.
+        supervisor.stop(leader::NAME, STOP_TIMEOUT).await;
+        metrics.leads(None);
+        if leads {
+            tracing::info!("elected");
+            lead(supervisor);
+        } else {
+            tracing::warn!("lost the Lease; waiting for the next election");
         }
-        let (pool_store, block_store) = (pool_cache.store.clone(), block_cache.store.clone());
-        let stores = (pool_store.clone(), block_store.clone());
-        let granter =
-            Arc::new(grants::Granter::new(client.clone(), stores.0, stores.1, Arc::clone(&metrics)));
-        tokio::join!(
-            granter.run(requests.store.clone(), requests.subscribe()),
-            pools::run(
-                client.clone(),
-                pool_store,
-                block_store.clone(),
-                pool_cache.subscribe(),
-                block_cache.subscribe()
-            ),
-            orphans::run(client.clone(), nodes.store.clone(), block_store, nodes.subscribe(), metrics, sweep),
-        );
-    });
-    tasks
+    }
 }

@@ -50,14 +50,14 @@ pub(crate) fn controller(arguments: ControllerArguments) -> anyhow::Result<ExitC
         identity: arguments.identity,
         metrics: arguments.metrics_addr,
         health: arguments.health_addr,
-        sweep: arguments.gc_interval,
+        sweep_interval: arguments.gc_interval,
         webhook: fairlead_controller::WebhookSettings {
             address: arguments.webhook_addr,
             directory: arguments.cert_dir,
             rotate: arguments.enable_cert_rotation,
             policy: fairlead_controller::CertificatePolicy {
                 lifetime: arguments.cert_lifetime,
-                settle: arguments.cert_settle,
+                propagation: arguments.cert_settle,
             },
         },
     };

@@ -196,7 +196,7 @@ fn a_dry_pool_has_an_event(world: &World) {
         })
         .unwrap();
     let page = http(world, 9386, "/metrics");
-    assert!(page.contains("fairlead_controller_block_refusals_total{reason=\"out of blocks\"} 1"), "{page}");
+    assert!(page.contains("fairlead_controller_block_refusals_total{reason=\"PoolExhausted\"} 1"), "{page}");
 }
 
 fn without_a_webhook_pools_can_still_go(world: &mut World) {

@@ -1,10 +1,9 @@
-//! Certificates of the webhook: what a Secret holds, and what is to be done with it now. Pure.
+//! Certificates of the webhook: what the Secret contains, and what to do with it now. Pure.
 //!
-//! A generation is an authority and one certificate signed by it, made together; the authority's key is thrown away, so
-//! nobody can sign more. A new generation takes over in three steps, far enough apart that every API server and every
-//! copy of the controller has seen the step before: its authority is published beside the old one; then its certificate
-//! is served; then the old authority is withdrawn. At any time, what any copy serves is trusted by what any API server
-//! has read.
+//! A generation is an authority and one certificate signed by it, issued together; the authority's key is dropped, so no
+//! further certificate can be signed. A new generation takes over in three steps, each after every API server and every
+//! replica has observed the previous one: its authority is added to the CA bundle; then its certificate is served; then
+//! the old authority is removed. At any time the certificate of every replica is trusted by every API server.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,23 +24,23 @@ use rustls::sign::CertifiedKey;
 
 use super::{CERTIFICATE, KEY};
 
-/// Key of the Secret with the authorities, which is what the webhook configurations carry.
+/// Key of the Secret with the CA bundle of the webhook configurations.
 const AUTHORITIES: &str = "ca.crt";
 const NEXT_CERTIFICATE: &str = "next.crt";
 const NEXT_KEY: &str = "next.key";
-/// Certificates are valid from this long before they are made: clocks differ.
+/// Certificates are valid from this long before they are issued: clocks differ.
 pub(super) const SKEW: Duration = Duration::from_secs(3600);
 
-/// How long things last.
+/// Lifetimes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Policy {
-    /// Validity of a generation. The next one is made when two thirds have passed.
+    /// Validity of a generation. The next one is issued after two thirds of it.
     pub lifetime: Duration,
     /// Pause between the steps of a rotation, for the slowest reader of a Secret or a webhook configuration.
-    pub settle: Duration,
+    pub propagation: Duration,
 }
 
-/// The DNS name by which the API server calls the webhook.
+/// The DNS name by which API servers call the webhook.
 pub(super) fn server_name() -> String {
     format!("{WEBHOOK_SERVICE}.{SYSTEM_NAMESPACE}.svc")
 }
@@ -55,11 +54,11 @@ pub(super) struct Pair {
     key: Vec<u8>,
     chain: Vec<CertificateDer<'static>>,
     begins: Timestamp,
-    /// When it ends.
+    /// When it expires.
     pub(super) ends: Timestamp,
 }
 
-/// Why a certificate cannot be served.
+/// Why a certificate is unusable.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Unusable {
     #[error("not PEM: {0}")]
@@ -76,7 +75,7 @@ impl Pair {
     /// Parses PEM text.
     ///
     /// # Errors
-    /// It cannot be served; see [`Unusable`].
+    /// It is unusable.
     pub(super) fn parse(certificate: &[u8], key: &[u8]) -> Result<Self, Unusable> {
         let chain = CertificateDer::pem_slice_iter(certificate).collect::<Result<Vec<_>, _>>()?;
         let first = chain.first().ok_or(Unusable::Empty)?;
@@ -90,27 +89,27 @@ impl Pair {
         Ok(pair)
     }
 
-    /// What a TLS server needs of it.
+    /// The form that a TLS server takes.
     ///
     /// # Errors
-    /// The key is not one, or not that of the certificate.
+    /// The key is invalid, or does not belong to the certificate.
     pub(super) fn certified(&self) -> Result<CertifiedKey, Unusable> {
         let key = PrivateKeyDer::from_pem_slice(&self.key)?;
         Ok(CertifiedKey::from_der(self.chain.clone(), key, &provider())?)
     }
 
-    /// When it was made, if it was made here.
-    fn made(&self) -> Timestamp {
+    /// When it was issued, if it was issued here.
+    fn issued(&self) -> Timestamp {
         later(self.begins, SKEW)
     }
 
-    /// When two thirds of its life are over.
+    /// When two thirds of its lifetime have passed.
     fn due(&self) -> Timestamp {
-        let life = self.ends.duration_since(self.begins).unsigned_abs();
-        later(self.begins, life / 3 * 2)
+        let lifetime = self.ends.duration_since(self.begins).unsigned_abs();
+        later(self.begins, lifetime / 3 * 2)
     }
 
-    /// Whether a client that knows these authorities accepts it at this time under our name.
+    /// Whether a client with these authorities accepts it at this time under the webhook's name.
     fn trusted(&self, authorities: &[CertificateDer<'static>], now: Timestamp) -> bool {
         let mut roots = RootCertStore::empty();
         roots.add_parsable_certificates(authorities.iter().cloned());
@@ -127,32 +126,33 @@ impl Pair {
     }
 }
 
-/// What the Secret holds.
+/// The content of the Secret.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Material {
-    /// Whom API servers are to trust.
+    /// The CA bundle.
     pub(super) authorities: Vec<CertificateDer<'static>>,
-    /// What is served.
+    /// The pair that is served.
     pub(super) serving: Pair,
-    /// What will be served next.
+    /// The pair that will be served next.
     pub(super) next: Option<Pair>,
 }
 
 impl Material {
-    /// Reads the Secret.
+    /// Parses the Secret.
     ///
     /// # Errors
-    /// It has nothing that can be served; what to do then is the same as without a Secret.
+    /// It contains no usable pair, and is treated like an absent one.
     pub(super) fn from_secret(data: &BTreeMap<String, ByteString>) -> Result<Self, Unusable> {
-        let of = |key: &str| data.get(key).map(|bytes| bytes.0.as_slice()).unwrap_or_default();
-        let authorities = CertificateDer::pem_slice_iter(of(AUTHORITIES)).collect::<Result<Vec<_>, _>>()?;
-        let serving = Pair::parse(of(CERTIFICATE), of(KEY))?;
-        // Nobody waits for a next one that is broken: another is made.
-        let next = Pair::parse(of(NEXT_CERTIFICATE), of(NEXT_KEY)).ok();
+        let value = |key: &str| data.get(key).map(|bytes| bytes.0.as_slice()).unwrap_or_default();
+        let authorities =
+            CertificateDer::pem_slice_iter(value(AUTHORITIES)).collect::<Result<Vec<_>, _>>()?;
+        let serving = Pair::parse(value(CERTIFICATE), value(KEY))?;
+        // A broken next pair is replaced by another one.
+        let next = Pair::parse(value(NEXT_CERTIFICATE), value(NEXT_KEY)).ok();
         Ok(Self { authorities, serving, next })
     }
 
-    /// Writes the Secret.
+    /// The Secret's data.
     pub(super) fn to_secret(&self) -> BTreeMap<String, ByteString> {
         let mut data = BTreeMap::from([
             (AUTHORITIES.to_owned(), self.bundle()),
@@ -166,7 +166,7 @@ impl Material {
         data.into_iter().map(|(key, bytes)| (key, ByteString(bytes))).collect()
     }
 
-    /// The authorities as `caBundle` wants them: PEM.
+    /// The authorities in PEM, as `caBundle` takes them.
     pub(super) fn bundle(&self) -> Vec<u8> {
         self.authorities.iter().map(|der| pem("CERTIFICATE", der)).collect::<String>().into_bytes()
     }
@@ -175,13 +175,13 @@ impl Material {
 /// What to do with the Secret.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Decision {
-    /// Start afresh: there is nothing that an API server would accept.
+    /// Issue the first generation: there is nothing that an API server would accept.
     Create,
-    /// Withdraw the authorities that signed nothing that is served.
-    Forget,
-    /// Leave it.
+    /// Remove authorities that have not signed the served certificate.
+    Prune,
+    /// Change nothing.
     Keep,
-    /// Make the next generation and publish its authority.
+    /// Issue the next generation and publish its authority.
     Prepare,
     /// Serve the next generation.
     Promote,
@@ -197,45 +197,46 @@ pub(super) fn decide(
     let Some(material) = material else { return Decision::Create };
     let next = material.next.as_ref().filter(|next| next.trusted(&material.authorities, now));
     if !material.serving.trusted(&material.authorities, now) {
-        // Nobody accepts what is served, so there is nothing to wait for.
+        // No API server accepts the served certificate, so there is nothing to wait for.
         return if next.is_some() { Decision::Promote } else { Decision::Create };
     }
     if let Some(next) = next {
-        let settled = published && now >= later(next.made(), policy.settle);
-        return if settled { Decision::Promote } else { Decision::Keep };
+        let propagated = published && now >= later(next.issued(), policy.propagation);
+        return if propagated { Decision::Promote } else { Decision::Keep };
     }
     if now >= material.serving.due() {
         return Decision::Prepare;
     }
-    // Prepare and Promote took one pause, and the copies need another one to serve the new certificate.
+    // Prepare to Promote took one pause, and replicas need another one to serve the new certificate.
     let surplus = material.authorities.len() > 1;
-    let settled = published && now >= later(material.serving.made(), policy.settle.saturating_mul(2));
-    if surplus && settled { Decision::Forget } else { Decision::Keep }
+    let propagated =
+        published && now >= later(material.serving.issued(), policy.propagation.saturating_mul(2));
+    if surplus && propagated { Decision::Prune } else { Decision::Keep }
 }
 
-/// Carries a decision out; `fresh` makes an authority and a pair signed by it.
+/// Applies a decision; `generate` issues an authority and a pair signed by it.
 ///
 /// # Errors
-/// Those of `fresh`.
-pub(super) fn carry_out<E>(
+/// Those of `generate`.
+pub(super) fn apply<E>(
     decision: Decision,
     present: Option<Material>,
     now: Timestamp,
-    fresh: impl FnOnce() -> Result<(CertificateDer<'static>, Pair), E>,
+    generate: impl FnOnce() -> Result<(CertificateDer<'static>, Pair), E>,
 ) -> Result<Option<Material>, E> {
-    let of_fresh = |(authority, serving)| Material { authorities: vec![authority], serving, next: None };
+    let initial = |(authority, serving)| Material { authorities: vec![authority], serving, next: None };
     let Some(mut material) = present.filter(|_| decision != Decision::Create) else {
-        return Ok(Some(of_fresh(fresh()?)));
+        return Ok(Some(initial(generate()?)));
     };
     match decision {
         Decision::Create | Decision::Keep => return Ok(None),
-        Decision::Forget => {
-            let needed =
+        Decision::Prune => {
+            let signed =
                 |one: &CertificateDer<'static>| material.serving.trusted(std::slice::from_ref(one), now);
-            material.authorities.retain(needed);
+            material.authorities.retain(signed);
         }
         Decision::Prepare => {
-            let (authority, next) = fresh()?;
+            let (authority, next) = generate()?;
             material.authorities.push(authority);
             material.next = Some(next);
         }
@@ -252,7 +253,7 @@ fn later(time: Timestamp, by: Duration) -> Timestamp {
     time.checked_add(by).unwrap_or(Timestamp::MAX)
 }
 
-/// PEM as RFC 7468 wants it.
+/// PEM (RFC 7468).
 fn pem(label: &str, der: &[u8]) -> String {
     let text = STANDARD.encode(der);
     let lines: Vec<&str> =
@@ -260,7 +261,7 @@ fn pem(label: &str, der: &[u8]) -> String {
     format!("-----BEGIN {label}-----\n{}\n-----END {label}-----\n", lines.join("\n"))
 }
 
-/// The cryptography of the whole program.
+/// The cryptography provider of the whole program.
 pub(super) fn provider() -> CryptoProvider {
     rustls::crypto::aws_lc_rs::default_provider()
 }

@@ -1,23 +1,23 @@
-//! Rotation by a test clock, and two copies that race for one Secret.
+//! Rotation by a test clock, and two replicas that race for one Secret.
 
 use super::super::issue::generation;
 use super::*;
 
 const POLICY: Policy =
-    Policy { lifetime: Duration::from_secs(365 * 86_400), settle: Duration::from_secs(3600) };
+    Policy { lifetime: Duration::from_secs(365 * 86_400), propagation: Duration::from_secs(3600) };
 
 fn start() -> Timestamp {
     "2026-11-21T12:00:00Z".parse().unwrap()
 }
 
-/// Makes a decision and carries it out.
+/// Decides and applies.
 fn step(material: Option<Material>, published: bool, now: Timestamp) -> (Decision, Option<Material>) {
     let decision = decide(material.as_ref(), published, POLICY, now);
-    let result = carry_out(decision, material.clone(), now, || generation(POLICY, now)).unwrap();
+    let result = apply(decision, material.clone(), now, || generation(POLICY, now)).unwrap();
     (decision, result.or(material))
 }
 
-fn fresh(now: Timestamp) -> Material {
+fn first(now: Timestamp) -> Material {
     step(None, false, now).1.unwrap()
 }
 
@@ -26,7 +26,7 @@ fn hours(hours: u64) -> Duration {
 }
 
 #[test]
-fn the_first_copy_makes_everything_and_then_leaves_it_alone() {
+fn the_first_generation_is_issued_once() {
     let (decision, material) = step(None, false, start());
     assert_eq!(decision, Decision::Create);
     let material = material.unwrap();
@@ -38,14 +38,14 @@ fn the_first_copy_makes_everything_and_then_leaves_it_alone() {
     assert_eq!(Material::from_secret(&material.to_secret()).unwrap(), material);
 }
 
-/// Ten years, looked at every half hour. API servers and copies see each step up to half an hour late; what any copy
-/// serves must be trusted by any of them.
+/// Ten years in steps of half an hour. API servers and replicas observe each step up to half an hour late; every replica's
+/// certificate must be trusted by every API server.
 #[test]
-fn through_ten_years_what_is_served_is_always_trusted() {
-    let mut material = fresh(start());
+fn the_served_certificate_is_trusted_through_ten_years() {
+    let mut material = first(start());
     let (mut before, mut rotations) = (material.clone(), 0);
     let mut now = start();
-    // Only days on which something happens are slow to check; the others are skipped by the day.
+    // Days without a rotation are skipped, to keep the test fast.
     while now < later(start(), hours(24 * 3650)) {
         let (decision, result) = step(Some(material.clone()), true, now);
         let after = result.unwrap();
@@ -65,8 +65,8 @@ fn through_ten_years_what_is_served_is_always_trusted() {
 }
 
 #[test]
-fn nothing_new_is_served_before_it_is_published_everywhere() {
-    let material = fresh(start());
+fn a_certificate_is_served_after_its_authority_is_published_everywhere() {
+    let material = first(start());
     let due = later(start(), hours(24 * 250));
     let (decision, prepared) = step(Some(material.clone()), true, due);
     let prepared = prepared.unwrap();
@@ -82,19 +82,19 @@ fn nothing_new_is_served_before_it_is_published_everywhere() {
     assert_eq!(decide(Some(&promoted), false, POLICY, later(due, hours(48))), Decision::Keep);
     let (decision, alone) = step(Some(promoted.clone()), true, later(due, hours(2)));
     let alone = alone.unwrap();
-    assert_eq!((decision, &alone.serving), (Decision::Forget, &promoted.serving));
+    assert_eq!((decision, &alone.serving), (Decision::Prune, &promoted.serving));
     assert_eq!(alone.authorities, promoted.authorities[1..]);
 }
 
 #[test]
-fn after_a_long_absence_what_is_ready_is_used_and_what_is_dead_is_replaced() {
-    let material = fresh(start());
+fn after_a_long_outage_a_prepared_generation_is_served_and_an_expired_one_replaced() {
+    let material = first(start());
     let late = later(start(), hours(24 * 400));
-    let (decision, anew) = step(Some(material.clone()), true, late);
-    let anew = anew.unwrap();
-    assert_eq!((decision, anew.authorities.len()), (Decision::Create, 1));
-    assert!(anew.serving.trusted(&anew.authorities, late));
-    // Switched off in the middle of a rotation.
+    let (decision, renewed) = step(Some(material.clone()), true, late);
+    let renewed = renewed.unwrap();
+    assert_eq!((decision, renewed.authorities.len()), (Decision::Create, 1));
+    assert!(renewed.serving.trusted(&renewed.authorities, late));
+    // Stopped in the middle of a rotation.
     let prepared = step(Some(material), true, later(start(), hours(24 * 300))).1.unwrap();
     let (decision, promoted) = step(Some(prepared), false, late);
     assert_eq!(decision, Decision::Promote);
@@ -103,9 +103,9 @@ fn after_a_long_absence_what_is_ready_is_used_and_what_is_dead_is_replaced() {
 }
 
 #[test]
-fn a_secret_that_cannot_be_used_is_replaced() {
-    let good = fresh(start()).to_secret();
-    let mut foreign = fresh(start()).to_secret();
+fn an_unusable_secret_is_replaced() {
+    let good = first(start()).to_secret();
+    let mut foreign = first(start()).to_secret();
     foreign.insert(AUTHORITIES.to_owned(), good[AUTHORITIES].clone());
     let foreign = Material::from_secret(&foreign).unwrap();
     assert_eq!(decide(Some(&foreign), true, POLICY, start()), Decision::Create);
@@ -117,13 +117,13 @@ fn a_secret_that_cannot_be_used_is_replaced() {
         assert!(Material::from_secret(&broken).is_err(), "{key}: {text}");
     }
     let mut mixed = good.clone();
-    mixed.insert(KEY.to_owned(), fresh(start()).to_secret()[KEY].clone());
+    mixed.insert(KEY.to_owned(), first(start()).to_secret()[KEY].clone());
     assert!(Material::from_secret(&mixed).is_err(), "a key of another certificate");
 }
 
-/// The Secret as an API server keeps it: a write is taken only if it names the version that is there.
+/// The Secret in an API server: a write is accepted only under the stored version.
 #[test]
-fn copies_that_race_agree_on_what_was_written_first() {
+fn racing_replicas_agree_on_the_first_write() {
     let mut stored: Option<(u64, Material)> = None;
     let mut write = |seen: Option<u64>, material: Material| match &mut stored {
         None if seen.is_none() => stored = Some((1, material)),
@@ -132,11 +132,11 @@ fn copies_that_race_agree_on_what_was_written_first() {
         }
         _ => {}
     };
-    let (one, two) = (fresh(start()), fresh(start()));
+    let (one, two) = (first(start()), first(start()));
     write(None, one.clone());
     write(None, two);
     assert_eq!(stored.as_ref().unwrap().1, one);
-    // Both see that it is due, from the same version.
+    // Both decide on the same version.
     let due = later(start(), hours(24 * 250));
     let (version, present) = stored.clone().unwrap();
     let prepared: Vec<Material> = (0..2).map(|_| step(Some(present.clone()), true, due).1.unwrap()).collect();
@@ -154,7 +154,7 @@ fn copies_that_race_agree_on_what_was_written_first() {
 proptest::proptest! {
     #[test]
     fn hostile_bytes_never_panic(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..200), at in 0usize..700) {
-        let good = fresh(start());
+        let good = first(start());
         let mut der = good.serving.chain[0].to_vec();
         let at = at % der.len();
         der[at] ^= bytes.first().copied().unwrap_or(1) | 1;

@@ -1,4 +1,4 @@
-//! Certificates that somebody else puts into a directory, such as a mounted Secret of cert-manager.
+//! Certificates that something else puts into a directory, such as a mounted Secret of cert-manager.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -8,31 +8,30 @@ use super::certificates::Pair;
 use super::server::Served;
 use super::{CERTIFICATE, KEY};
 
-/// How often the files are read. A kubelet takes a minute to bring a new Secret anyway.
-const LOOK: Duration = Duration::from_secs(10);
+/// Interval of reading the files. A kubelet takes a minute to mount a changed Secret anyway.
+const POLL_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Serves what the directory holds, for ever. What cannot be used changes nothing.
+/// Serves the directory's certificate forever. An unusable one changes nothing.
 pub(super) async fn run(directory: PathBuf, served: Arc<Served>) {
-    let mut complained = String::new();
+    let mut logged: Option<String> = None;
     loop {
-        let complaint =
-            read(&directory, &served).await.err().map(|error| format!("{error:#}")).unwrap_or_default();
-        if complaint != complained && !complaint.is_empty() {
-            tracing::error!(error = complaint, "cannot use the webhook's certificate; will try again");
+        let error = read(&directory, &served).await.err().map(|error| format!("{error:#}"));
+        if let Some(error) = error.as_ref().filter(|error| logged.as_ref() != Some(error)) {
+            tracing::error!(error, "cannot use the webhook's certificate; retrying");
         }
-        complained = complaint;
-        tokio::time::sleep(LOOK).await;
+        logged = error;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 
 async fn read(directory: &Path, served: &Served) -> anyhow::Result<()> {
     use anyhow::Context as _;
     let certificate = directory.join(CERTIFICATE);
-    let of = async |path: &Path| {
+    let content = async |path: &Path| {
         tokio::fs::read(path).await.with_context(|| format!("cannot read {}", path.display()))
     };
-    let (text, key) = (of(&certificate).await?, of(&directory.join(KEY)).await?);
-    let unusable = || format!("{} and {KEY} beside it cannot be served", certificate.display());
+    let (text, key) = (content(&certificate).await?, content(&directory.join(KEY)).await?);
+    let unusable = || format!("{} and {KEY} in the same directory are unusable", certificate.display());
     let pair = Pair::parse(&text, &key).with_context(unusable)?;
     served.replace(&pair).with_context(unusable)
 }

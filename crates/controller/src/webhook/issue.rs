@@ -1,4 +1,4 @@
-//! Making a generation of certificates.
+//! Issues a generation of certificates.
 
 use fairlead_api::names::{SYSTEM_NAMESPACE, WEBHOOK_SERVICE};
 use jiff::Timestamp;
@@ -11,21 +11,21 @@ use time::OffsetDateTime;
 
 use super::certificates::{Pair, Policy, SKEW, Unusable, server_name};
 
-/// Why no certificate could be made.
+/// Why no certificate could be issued.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Error {
-    #[error("cannot make a certificate: {0}")]
+    #[error("cannot issue a certificate: {0}")]
     Generate(#[from] rcgen::Error),
-    #[error("cannot make a certificate: the time {0} is out of range")]
+    #[error("cannot issue a certificate: the time {0} is out of range")]
     Time(Timestamp),
-    #[error("cannot use the certificate just made: {0}")]
+    #[error("the issued certificate is unusable: {0}")]
     Unusable(#[from] Unusable),
 }
 
-/// An authority, and a certificate for the webhook's Service that it signed. The authority's key ends with the call.
+/// An authority, and a certificate for the webhook's Service that it signed. The authority's key is dropped.
 ///
 /// # Errors
-/// The time is absurd, or the cryptography library fails.
+/// The time is out of range, or the cryptography library fails.
 pub(super) fn generation(policy: Policy, now: Timestamp) -> Result<(CertificateDer<'static>, Pair), Error> {
     let mut authority = params(policy, now, Vec::new())?;
     authority.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));

@@ -1,47 +1,50 @@
-//! The admission webhook: what the API server's own rules cannot decide about a pool, because it takes other objects.
+//! The admission webhook: what the API server's own rules cannot decide about a pool, because it depends on other objects.
 //!
 //! * [`review`]: the answer to one review.
-//! * [`server`]: HTTPS on the port that the Service leads to.
+//! * [`server`]: HTTPS on the port of the Service.
 //! * [`certificates`]: what to do with the Secret of certificates now. Pure; new ones are made in [`issue`].
-//! * [`keeper`]: Secret and webhook configurations; [`files`]: certificates that somebody else puts into a directory.
-//! * [`probe`]: readiness, by a TLS handshake with ourselves.
+//! * [`rotator`]: Secret and webhook configurations; [`files`]: certificates that something else puts into a directory.
+//! * [`probe`]: readiness, by a TLS handshake with the own port.
 //!
-//! Every copy serves, whether it leads or not, and all share one Secret.
+//! Every replica serves, whether it leads or not, and all share one Secret.
 
 mod certificates;
 mod files;
 mod issue;
-mod keeper;
+mod metrics;
 mod probe;
 mod review;
+mod rotator;
 mod server;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use fairlead_cluster::subsystem::Supervisor;
 use kube::Client;
-use tokio::task::JoinSet;
 
 pub use certificates::Policy;
+pub(crate) use metrics::WebhookMetrics;
 
-use crate::metrics::Metrics;
+/// Name of the subsystem.
+pub(crate) const NAME: &str = "webhook";
 
 /// Name of the certificate within [`Settings::directory`] and within the Secret.
 const CERTIFICATE: &str = "tls.crt";
 /// Name of its key there.
 const KEY: &str = "tls.key";
 
-/// How the webhook is to run.
+/// Settings of the webhook.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// Where it is served.
+    /// Address of the HTTPS server.
     pub address: SocketAddr,
-    /// Where `tls.crt` and `tls.key` are if somebody else makes them.
+    /// Directory of `tls.crt` and `tls.key` if something else issues them.
     pub directory: PathBuf,
-    /// Whether certificates are made and rotated here. If nobody says: unless the directory has one.
+    /// Whether certificates are issued and rotated here. By default, unless the directory has one.
     pub rotate: Option<bool>,
-    /// Lifetimes of certificates made here.
+    /// Lifetimes of certificates issued here.
     pub policy: Policy,
 }
 
@@ -51,22 +54,23 @@ impl Settings {
     }
 }
 
-/// Starts the webhook on `tasks`. What it returns says why it is not ready, or nothing when it is.
-pub(crate) fn spawn(
-    tasks: &mut JoinSet<()>,
+/// Starts the webhook.
+pub(crate) fn start(
+    supervisor: &mut Supervisor,
     settings: &Settings,
     client: &Client,
-    metrics: &Arc<Metrics>,
-) -> fairlead_cluster::http::Readiness {
-    let served = Arc::new(server::Served::new(Arc::clone(metrics)));
-    let routes = review::routes(client.clone(), Arc::clone(metrics));
-    tasks.spawn(server::run(settings.address, Arc::clone(&served), routes));
+    metrics: &WebhookMetrics,
+) {
+    let served = Arc::new(server::Served::new(metrics.clone()));
+    let routes = review::routes(client.clone(), metrics.clone());
+    let subsystem = supervisor.subsystem(NAME);
+    subsystem.spawn("server", server::run(settings.address, Arc::clone(&served), routes));
     if settings.rotates() {
-        keeper::spawn(tasks, client, settings.policy, Arc::clone(&served));
+        rotator::start(subsystem, client, settings.policy, Arc::clone(&served));
     } else {
-        tasks.spawn(files::run(settings.directory.clone(), Arc::clone(&served)));
+        subsystem.spawn("files", files::run(settings.directory.clone(), Arc::clone(&served)));
     }
-    let readiness = Arc::new(probe::Readiness::default());
-    tasks.spawn(probe::run(settings.address, served, Arc::clone(&readiness)));
-    Arc::new(move || readiness.reason())
+    let handshake = Arc::new(probe::Handshake::default());
+    subsystem.readiness(Arc::<probe::Handshake>::clone(&handshake));
+    subsystem.spawn("probe", probe::run(settings.address, served, handshake));
 }

@@ -1,9 +1,10 @@
-//! Readiness of the webhook: a TLS handshake with ourselves, which must end in the certificate we mean to serve.
+//! Readiness of the webhook: a TLS handshake with the own port, which must present the current certificate.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use fairlead_cluster::subsystem::Readiness;
 use jiff::Timestamp;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
@@ -16,45 +17,40 @@ use tokio_rustls::TlsConnector;
 use super::certificates::{provider, server_name};
 use super::server::Served;
 
-/// Pause between handshakes while all is well.
-const LOOK: Duration = Duration::from_secs(10);
-/// Pause while it is not.
-const AGAIN: Duration = Duration::from_millis(500);
+/// Interval of handshakes while they succeed.
+const POLL_INTERVAL: Duration = Duration::from_secs(10);
+/// Interval of handshakes while they fail.
+const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 /// Time for one handshake.
-const PATIENCE: Duration = Duration::from_secs(3);
+const TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Why the webhook is not ready.
+/// Why the last handshake failed; `None` if it succeeded.
 #[derive(Debug)]
-pub(super) struct Readiness(Mutex<Option<String>>);
+pub(super) struct Handshake(Mutex<Option<String>>);
 
-impl Default for Readiness {
+impl Default for Handshake {
     fn default() -> Self {
         Self(Mutex::new(Some("the webhook has not started yet".to_owned())))
     }
 }
 
-impl Readiness {
-    /// Nothing when it is ready.
-    pub(super) fn reason(&self) -> Option<String> {
+impl Readiness for Handshake {
+    fn not_ready(&self) -> Option<String> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    fn set(&self, reason: Option<String>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = reason;
     }
 }
 
-/// Tries for ever.
-pub(super) async fn run(address: SocketAddr, served: Arc<Served>, readiness: Arc<Readiness>) {
+/// Repeats the handshake forever.
+pub(super) async fn run(address: SocketAddr, served: Arc<Served>, last: Arc<Handshake>) {
     loop {
-        let reason = look(reachable(address), &served, Timestamp::now()).await.err();
-        let pause = if reason.is_none() { LOOK } else { AGAIN };
-        readiness.set(reason);
+        let reason = handshake(reachable(address), &served, Timestamp::now()).await.err();
+        let pause = if reason.is_none() { POLL_INTERVAL } else { RETRY_INTERVAL };
+        *last.0.lock().unwrap_or_else(PoisonError::into_inner) = reason;
         tokio::time::sleep(pause).await;
     }
 }
 
-/// The address a client on this machine uses: the one listened on, or loopback for all of them.
+/// The address for a client on this machine: the listening one, or loopback if that is unspecified.
 fn reachable(address: SocketAddr) -> SocketAddr {
     match address.ip().is_unspecified() {
         true => SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), address.port()),
@@ -62,10 +58,10 @@ fn reachable(address: SocketAddr) -> SocketAddr {
     }
 }
 
-async fn look(address: SocketAddr, served: &Served, now: Timestamp) -> Result<(), String> {
+async fn handshake(address: SocketAddr, served: &Served, now: Timestamp) -> Result<(), String> {
     let (certified, ends) = served.current().ok_or("the webhook has no certificate yet")?;
     if ends <= now {
-        return Err(format!("the webhook's certificate ended at {ends}"));
+        return Err(format!("the webhook's certificate expired at {ends}"));
     }
     let expected = certified.end_entity_cert().map_err(|error| error.to_string())?.clone().into_owned();
     let failed =
@@ -78,18 +74,18 @@ async fn look(address: SocketAddr, served: &Served, now: Timestamp) -> Result<()
         .with_custom_certificate_verifier(verifier)
         .with_no_client_auth();
     let name = ServerName::try_from(server_name()).map_err(|error| failed(&error))?;
-    let handshake = async {
+    let connect = async {
         let stream = TcpStream::connect(address).await?;
         TlsConnector::from(Arc::new(config)).connect(name, stream).await
     };
-    match timeout(PATIENCE, handshake).await {
+    match timeout(TIMEOUT, connect).await {
         Ok(Ok(_)) => Ok(()),
         Ok(Err(error)) => Err(failed(&error)),
-        Err(_) => Err(failed(&"it took too long")),
+        Err(_) => Err(failed(&"it timed out")),
     }
 }
 
-/// Accepts one certificate and no other: whose authority signed it is the API server's business.
+/// Accepts exactly one certificate. Its authority is verified by API servers.
 #[derive(Debug)]
 struct Expect {
     expected: CertificateDer<'static>,

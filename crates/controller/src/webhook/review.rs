@@ -1,7 +1,6 @@
-//! Answers to reviews of AddressPools. The API server has checked the shape already, by the schema and its rules; what
-//! is left takes the other pools.
+//! Answers reviews of AddressPools. The API server has validated the object by its schema and CEL rules; this validates it
+//! against the other pools.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
@@ -20,29 +19,29 @@ use kube::{Api, Client, ResourceExt};
 use serde_json::json;
 use tokio::time::timeout;
 
-use crate::metrics::Metrics;
+use super::metrics::WebhookMetrics;
 
 /// Time for the list of pools; below the `timeoutSeconds` of the webhook configuration.
-const LIST: Duration = Duration::from_secs(3);
+const LIST_TIMEOUT: Duration = Duration::from_secs(3);
 
 #[derive(Clone)]
 struct Context {
     pools: Api<AddressPool>,
-    metrics: Arc<Metrics>,
+    metrics: WebhookMetrics,
 }
 
-/// What became of a review.
+/// The answer to a review.
 enum Verdict {
-    /// It may be stored, with a patch and words for the user.
+    /// The object may be stored, with a patch and warnings for the user.
     Allowed { patch: serde_json::Value, warnings: Vec<String> },
-    /// It may not, because of what it says.
+    /// The object is invalid.
     Denied(String),
-    /// Nobody can say.
+    /// The review could not be decided.
     Failed(String),
 }
 
 /// The webhook's paths.
-pub(super) fn routes(client: Client, metrics: Arc<Metrics>) -> Router {
+pub(super) fn routes(client: Client, metrics: WebhookMetrics) -> Router {
     let context = Context { pools: Api::all(client), metrics };
     Router::new()
         .route(WEBHOOK_PATH_MUTATE_POOL, post(mutate))
@@ -67,7 +66,7 @@ async fn validate(State(context): State<Context>, body: Bytes) -> Response {
     };
     let verdict = match (pool(request.object.as_ref()), pool(request.old_object.as_ref())) {
         (Ok(Some(pool)), Ok(before)) => match others(&context.pools).await {
-            Ok(others) => judge(&pool, before.as_ref(), &others),
+            Ok(others) => validate_pool(&pool, before.as_ref(), &others),
             Err(error) => Verdict::Failed(error),
         },
         (Ok(None), _) => Verdict::Failed("the review has no object".to_owned()),
@@ -87,18 +86,18 @@ fn pool(object: Option<&DynamicObject>) -> Result<Option<AddressPool>, String> {
     parsed.transpose().map_err(|error| format!("not an AddressPool: {error}"))
 }
 
-/// Read from the API server and not from a cache: a pool made a moment ago counts.
+/// From the API server and not from a cache, so that a pool created a moment ago counts.
 async fn others(pools: &Api<AddressPool>) -> Result<Vec<AddressPool>, String> {
-    let failed = "cannot list AddressPools to find out whether they overlap; try again";
-    match timeout(LIST, pools.list(&ListParams::default())).await {
+    let failed = "cannot list AddressPools to check for overlaps; try again";
+    match timeout(LIST_TIMEOUT, pools.list(&ListParams::default())).await {
         Ok(Ok(list)) => Ok(list.items),
         Ok(Err(error)) => Err(format!("{failed}: {error}")),
         Err(_) => Err(format!("{failed}: the API server does not answer")),
     }
 }
 
-/// A JSON patch (RFC 6902) that adds the finalizer, as Coil does: so a pool can never go before its blocks, not even
-/// while no controller runs.
+/// A JSON patch (RFC 6902) that adds the finalizer, as Coil does: a pool is never deleted before its blocks, even while no
+/// controller runs.
 fn finalizer(present: &[String]) -> serde_json::Value {
     if present.iter().any(|finalizer| finalizer == COIL_FINALIZER) {
         return json!([]);
@@ -109,8 +108,8 @@ fn finalizer(present: &[String]) -> serde_json::Value {
     }
 }
 
-/// Whether a pool may be stored beside the others. Pure.
-fn judge(pool: &AddressPool, before: Option<&AddressPool>, others: &[AddressPool]) -> Verdict {
+/// Validates a pool against the others. Pure.
+fn validate_pool(pool: &AddressPool, before: Option<&AddressPool>, others: &[AddressPool]) -> Verdict {
     let parsed = match Pool::try_from(pool) {
         Ok(parsed) => parsed,
         Err(error) => return Verdict::Denied(error.to_string()),
@@ -118,7 +117,7 @@ fn judge(pool: &AddressPool, before: Option<&AddressPool>, others: &[AddressPool
     let before = before.and_then(|before| Pool::try_from(before).ok());
     let name = pool.name_any();
     for other in others.iter().filter(|other| other.name_any() != name) {
-        // One that cannot be used gives no addresses.
+        // An invalid pool grants no addresses.
         let Ok(other) = Pool::try_from(other) else { continue };
         if let Err(overlap) = admit(&parsed, before.as_ref(), &other) {
             return Verdict::Denied(format!(
@@ -126,9 +125,9 @@ fn judge(pool: &AddressPool, before: Option<&AddressPool>, others: &[AddressPool
             ));
         }
     }
-    let numbered = u128::from(MAX_INDEX).saturating_add(1);
-    let too_many = (parsed.capacity() > numbered).then(|| {
-        format!("only the first {numbered} blocks of pool {name} can be given: raise spec.blockSizeBits, or use a smaller subnet")
+    let max_blocks = u128::from(MAX_INDEX).saturating_add(1);
+    let too_many = (parsed.capacity() > max_blocks).then(|| {
+        format!("only the first {max_blocks} blocks of pool {name} can be granted: raise spec.blockSizeBits, or use a smaller subnet")
     });
     Verdict::Allowed { patch: json!([]), warnings: too_many.into_iter().collect() }
 }
@@ -156,7 +155,7 @@ fn answer(
             "denied"
         }
         Verdict::Failed(message) => {
-            tracing::warn!(pool = request.name, message, "cannot judge");
+            tracing::warn!(pool = request.name, message, "cannot review");
             response = response.deny(message);
             response.result.code = 500;
             "failed"

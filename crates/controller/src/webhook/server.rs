@@ -20,40 +20,40 @@ use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 
 use super::certificates::{Pair, Unusable, provider};
-use crate::metrics::Metrics;
+use super::metrics::WebhookMetrics;
 
-/// Connections at once. API servers keep a few; whoever else connects waits, and does not use up memory.
-const CONNECTIONS: usize = 128;
+/// Concurrent connections. API servers keep a few; further clients wait, so that they cannot exhaust memory.
+const MAX_CONNECTIONS: usize = 128;
 /// Time for a TLS handshake.
-const HANDSHAKE: Duration = Duration::from_secs(5);
-/// Time for the head of a request, and how long a connection may be idle: longer than API servers keep theirs (90 s), so
-/// that it is they who close it.
-const IDLE: Duration = Duration::from_secs(150);
-/// Pause before a port that is taken is tried again.
-const AGAIN: Duration = Duration::from_secs(2);
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time for the head of a request, and for an idle connection: longer than in API servers (90 s), so that they close it
+/// first.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(150);
+/// Pause before a failed bind or accept is retried.
+const RETRY_INTERVAL: Duration = Duration::from_secs(2);
 
 /// The certificate that is served now.
 pub(super) struct Served {
     now: ArcSwapOption<(Arc<CertifiedKey>, Timestamp)>,
-    metrics: Arc<Metrics>,
+    metrics: WebhookMetrics,
 }
 
 impl Served {
-    /// None yet: connections are refused.
-    pub(super) fn new(metrics: Arc<Metrics>) -> Self {
+    /// Without a certificate: handshakes fail.
+    pub(super) fn new(metrics: WebhookMetrics) -> Self {
         Self { now: ArcSwapOption::empty(), metrics }
     }
 
-    /// Serves another certificate from now on.
+    /// Serves this certificate on new connections.
     ///
     /// # Errors
-    /// It cannot be served; the one before stays.
+    /// It is unusable; the previous one is still served.
     pub(super) fn replace(&self, pair: &Pair) -> Result<(), Unusable> {
         let certified = pair.certified()?;
         if self.current().is_none_or(|(present, _)| present.cert != certified.cert) {
             self.now.store(Some(Arc::new((Arc::new(certified), pair.ends))));
-            self.metrics.certificate_ends(pair.ends);
-            tracing::info!(until = %pair.ends, "the webhook serves another certificate");
+            self.metrics.certificate_expires(pair.ends);
+            tracing::info!(until = %pair.ends, "the webhook serves a new certificate");
         }
         Ok(())
     }
@@ -76,26 +76,27 @@ impl ResolvesServerCert for Served {
     }
 }
 
-/// Serves for ever. While the port is taken, the copy is not ready and goes on trying.
-pub(super) async fn run(address: SocketAddr, served: Arc<Served>, routes: Router) {
-    let config = match config(served) {
-        Ok(config) => config,
-        Err(error) => {
-            tracing::error!(%error, "cannot serve the webhook");
-            return;
-        }
-    };
-    let acceptor = TlsAcceptor::from(Arc::new(config));
+/// Serves forever. While the port is in use, the replica is not ready and retries.
+///
+/// # Errors
+/// The cryptography library refuses the TLS configuration.
+pub(super) async fn run(
+    address: SocketAddr,
+    served: Arc<Served>,
+    routes: Router,
+) -> Result<(), rustls::Error> {
+    let acceptor = TlsAcceptor::from(Arc::new(config(served)?));
     let listener = loop {
         match TcpListener::bind(address).await {
             Ok(listener) => break listener,
             Err(error) => {
-                tracing::error!(%address, %error, "cannot listen for the webhook; is another program on this port?");
-                tokio::time::sleep(AGAIN).await;
+                tracing::error!(%address, %error, "cannot listen for the webhook; does another program use this port?");
+                tokio::time::sleep(RETRY_INTERVAL).await;
             }
         }
     };
     accept(&listener, &acceptor, &routes).await;
+    Ok(())
 }
 
 fn config(served: Arc<Served>) -> Result<ServerConfig, rustls::Error> {
@@ -107,7 +108,7 @@ fn config(served: Arc<Served>) -> Result<ServerConfig, rustls::Error> {
 }
 
 async fn accept(listener: &TcpListener, acceptor: &TlsAcceptor, routes: &Router) {
-    let room = Arc::new(Semaphore::new(CONNECTIONS));
+    let room = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let mut connections = JoinSet::new();
     loop {
         let Ok(permit) = Arc::clone(&room).acquire_owned().await else { return };
@@ -125,22 +126,22 @@ async fn accept(listener: &TcpListener, acceptor: &TlsAcceptor, routes: &Router)
             }
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a connection to the webhook");
-                tokio::time::sleep(AGAIN).await;
+                tokio::time::sleep(RETRY_INTERVAL).await;
             }
         }
     }
 }
 
 async fn serve(stream: TcpStream, acceptor: TlsAcceptor, routes: Router) {
-    let stream = match timeout(HANDSHAKE, acceptor.accept(stream)).await {
+    let stream = match timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream)).await {
         Ok(Ok(stream)) => stream,
         Ok(Err(error)) => return tracing::debug!(%error, "a TLS handshake with the webhook failed"),
-        Err(_) => return tracing::debug!("a TLS handshake with the webhook took too long"),
+        Err(_) => return tracing::debug!("a TLS handshake with the webhook timed out"),
     };
     let mut http = hyper::server::conn::http1::Builder::new();
-    let http = http.timer(TokioTimer::new()).header_read_timeout(IDLE);
+    let http = http.timer(TokioTimer::new()).header_read_timeout(IDLE_TIMEOUT);
     let served = http.serve_connection(TokioIo::new(stream), TowerToHyperService::new(routes)).await;
     if let Err(error) = served {
-        tracing::debug!(%error, "a connection to the webhook broke");
+        tracing::debug!(%error, "a connection to the webhook failed");
     }
 }

@@ -1,13 +1,15 @@
-//! Keeps the Secret of certificates in order, serves what it holds, and tells the API server whom to trust.
+//! Rotates the certificates in the Secret, serves them, and publishes the CA bundle to the API server.
 //!
-//! All copies do this at the same time. Whoever writes first wins: every write names the version that was read, the
-//! others see the result by their watch and go on from there.
+//! All replicas do this at the same time with optimistic concurrency: every write names the resource version that was
+//! read. The first one wins, and the others continue from its result when their watch shows it.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use fairlead_api::names::{SYSTEM_NAMESPACE, WEBHOOK_MUTATING, WEBHOOK_SECRET, WEBHOOK_VALIDATING};
 use fairlead_cluster::caches::{self, Cache};
+use fairlead_cluster::subsystem::Subsystem;
+use fairlead_cluster::writes::is_stale;
 use jiff::Timestamp;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::admissionregistration::v1::{
@@ -15,20 +17,20 @@ use k8s_openapi::api::admissionregistration::v1::{
 };
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::{ObjectMeta, Patch, PatchParams, PostParams};
+use kube::runtime::reflector::store::WriterDropped;
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::runtime::watcher;
 use kube::{Api, Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 use serde_json::json;
 use tokio::sync::watch;
-use tokio::task::JoinSet;
 
-use super::certificates::{Decision, Material, Policy, carry_out, decide};
+use super::certificates::{Decision, Material, Policy, apply, decide};
 use super::issue;
 use super::server::Served;
 
-/// How often certificates are looked at when nothing changes, and failed writes are tried again.
-const LOOK: Duration = Duration::from_secs(10);
+/// Interval without a change, for expiry and for writes that failed.
+const RESYNC_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Why something was not written.
 #[derive(Debug, thiserror::Error)]
@@ -41,7 +43,7 @@ enum Error {
     Issue(#[from] issue::Error),
 }
 
-struct Keeper {
+struct Rotator {
     client: Client,
     policy: Policy,
     served: Arc<Served>,
@@ -50,25 +52,25 @@ struct Keeper {
     validating: Store<ValidatingWebhookConfiguration>,
 }
 
-/// Starts keeping on `tasks`.
-pub(super) fn spawn(tasks: &mut JoinSet<()>, client: &Client, policy: Policy, served: Arc<Served>) {
-    let secrets: Cache<Secret> = caches::spawn(
-        tasks,
+/// Starts the rotation.
+pub(super) fn start(subsystem: &mut Subsystem, client: &Client, policy: Policy, served: Arc<Served>) {
+    let secrets: Cache<Secret> = caches::start(
+        subsystem,
         "the webhook's Secret",
         watcher(Api::namespaced(client.clone(), SYSTEM_NAMESPACE), named(WEBHOOK_SECRET)),
     );
-    let mutating = caches::spawn(
-        tasks,
+    let mutating = caches::start(
+        subsystem,
         "the MutatingWebhookConfiguration",
         watcher(Api::all(client.clone()), named(WEBHOOK_MUTATING)),
     );
-    let validating = caches::spawn(
-        tasks,
+    let validating = caches::start(
+        subsystem,
         "the ValidatingWebhookConfiguration",
         watcher(Api::all(client.clone()), named(WEBHOOK_VALIDATING)),
     );
     let changes = [secrets.subscribe(), mutating.subscribe(), validating.subscribe()];
-    let keeper = Keeper {
+    let rotator = Rotator {
         client: client.clone(),
         policy,
         served,
@@ -76,23 +78,24 @@ pub(super) fn spawn(tasks: &mut JoinSet<()>, client: &Client, policy: Policy, se
         mutating: mutating.store,
         validating: validating.store,
     };
-    tasks.spawn(keeper.run(changes));
+    subsystem.spawn("rotator", rotator.run(changes));
 }
 
-/// One object; RBAC by name allows a watch that asks for that name.
+/// Selects one object: RBAC by name allows only a watch with this selector.
 fn named(name: &str) -> watcher::Config {
     caches::config().fields(&format!("metadata.name={name}"))
 }
 
-impl Keeper {
-    async fn run(self, [mut secrets, mut mutating, mut validating]: [watch::Receiver<u64>; 3]) {
-        // An absent Secret and one that was not seen yet must not look alike.
-        if self.secrets.wait_until_ready().await.is_err() {
-            return;
-        }
+impl Rotator {
+    async fn run(
+        self,
+        [mut secrets, mut mutating, mut validating]: [watch::Receiver<u64>; 3],
+    ) -> Result<(), WriterDropped> {
+        // A Secret that was not listed yet must not be taken for an absent one.
+        self.secrets.wait_until_ready().await?;
         loop {
-            if let Err(error) = self.look(Timestamp::now()).await {
-                tracing::warn!(%error, "the webhook's certificates are not in order; will try again");
+            if let Err(error) = self.reconcile(Timestamp::now()).await {
+                tracing::warn!(%error, "cannot rotate the webhook's certificates; retrying");
             }
             let changed = async {
                 tokio::select! {
@@ -101,16 +104,16 @@ impl Keeper {
                     _ = validating.changed() => {}
                 }
             };
-            let _ = tokio::time::timeout(LOOK, changed).await;
+            let _ = tokio::time::timeout(RESYNC_INTERVAL, changed).await;
         }
     }
 
-    async fn look(&self, now: Timestamp) -> Result<(), Error> {
+    async fn reconcile(&self, now: Timestamp) -> Result<(), Error> {
         let secret = self.secrets.get(&ObjectRef::new(WEBHOOK_SECRET).within(SYSTEM_NAMESPACE));
         let data = secret.as_ref().and_then(|secret| secret.data.as_ref()).filter(|data| !data.is_empty());
         let material = data.and_then(|data| {
             let parsed = Material::from_secret(data);
-            parsed.inspect_err(|error| tracing::warn!(%error, "the webhook's Secret cannot be used")).ok()
+            parsed.inspect_err(|error| tracing::warn!(%error, "the webhook's Secret is unusable")).ok()
         });
         let published = match &material {
             Some(material) => {
@@ -123,8 +126,8 @@ impl Keeper {
         if decision == Decision::Keep {
             return Ok(());
         }
-        let fresh = || issue::generation(self.policy, now);
-        match carry_out(decision, material, now, fresh)? {
+        let generate = || issue::generation(self.policy, now);
+        match apply(decision, material, now, generate)? {
             Some(material) => self.write(secret.as_deref(), &material, decision).await,
             None => Ok(()),
         }
@@ -140,7 +143,7 @@ impl Keeper {
         let data = Some(material.to_secret());
         let parameters = PostParams::default();
         let written = match present {
-            // With its resourceVersion, so that it is refused if another copy was quicker.
+            // With its resourceVersion, so that it is refused if another replica wrote first.
             Some(present) => {
                 secrets.replace(WEBHOOK_SECRET, &parameters, &Secret { data, ..present.clone() }).await
             }
@@ -154,12 +157,13 @@ impl Keeper {
                 tracing::info!(?decision, until = %material.serving.ends, "wrote the webhook's certificates");
                 Ok(())
             }
-            Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(()),
+            Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(()),
+            Err(error) if is_stale(&error) => Ok(()),
             Err(error) => Err(Error::Secret(Box::new(error))),
         }
     }
 
-    /// Whether both configurations carry the bundle already, as far as there are any. Writes it where they do not.
+    /// Whether all existing webhook configurations carry the bundle. Writes it to those that do not.
     async fn publish(&self, bundle: &[u8]) -> Result<bool, Error> {
         let mutating = publish(&self.client, &self.mutating.state(), bundle).await?;
         let validating = publish(&self.client, &self.validating.state(), bundle).await?;
@@ -167,7 +171,7 @@ impl Keeper {
     }
 }
 
-/// A kind of webhook configuration.
+/// A webhook configuration.
 trait Configuration: Resource<DynamicType = (), Scope = k8s_openapi::ClusterResourceScope> {
     /// Its webhooks, by name.
     fn webhooks(&self) -> Vec<(&str, &WebhookClientConfig)>;
@@ -206,13 +210,13 @@ where
             continue;
         }
         published = false;
-        // The list is merged by name, so nothing but this field changes.
+        // A strategic merge patch merges the list by name, so only this field changes.
         let metadata = json!({ "resourceVersion": configuration.resource_version() });
         let patch = Patch::Strategic(json!({ "metadata": metadata, "webhooks": webhooks }));
         let name = configuration.name_any();
         match Api::<K>::all(client.clone()).patch(&name, &PatchParams::default(), &patch).await {
             Ok(_) => tracing::info!(name, "wrote caBundle"),
-            Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}
+            Err(error) if is_stale(&error) => {}
             Err(error) => return Err(Error::Configuration(name, Box::new(error))),
         }
     }

@@ -1,0 +1,113 @@
+//! The election: reads and writes the Lease as [`crate::lease`] decides.
+
+use std::time::{Duration, Instant};
+
+use fairlead_api::names::{LEASE_IPAM, SYSTEM_NAMESPACE};
+use fairlead_cluster::subsystem::Supervisor;
+use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::api::PostParams;
+use kube::{Api, Client};
+use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
+
+use crate::lease::{Elector, RENEW_DEADLINE, RETRY_PERIOD};
+
+/// Name of the subsystem.
+pub(crate) const NAME: &str = "election";
+
+/// Time for the write that releases the Lease on shutdown.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Takes part in the election. The receiver says whether this replica leads. Stopping the subsystem releases the Lease.
+pub(crate) fn start(supervisor: &mut Supervisor, client: Client, identity: String) -> watch::Receiver<bool> {
+    let (leading, receiver) = watch::channel(false);
+    let election =
+        Election { leases: Api::namespaced(client, SYSTEM_NAMESPACE), elector: Elector::new(identity) };
+    supervisor.subsystem(NAME).spawn_graceful("lease", |stop| election.run(leading, stop));
+    receiver
+}
+
+struct Election {
+    leases: Api<Lease>,
+    elector: Elector,
+}
+
+impl Election {
+    async fn run(mut self, leading: watch::Sender<bool>, stop: CancellationToken) {
+        if stop.run_until_cancelled(self.campaign(&leading)).await.is_none() {
+            leading.send_replace(false);
+            self.release().await;
+        }
+    }
+
+    /// Acquires and renews the Lease forever.
+    async fn campaign(&mut self, leading: &watch::Sender<bool>) {
+        let mut failed = false;
+        loop {
+            // A request that hangs must not outlast the right to lead.
+            let limit = self.time_left().unwrap_or(RENEW_DEADLINE);
+            let error = match timeout(limit, self.attempt()).await {
+                Ok(Ok(())) => None,
+                Ok(Err(error)) => Some(error.to_string()),
+                Err(_) => Some("the API server does not answer".to_owned()),
+            };
+            match &error {
+                Some(error) if !failed => {
+                    tracing::warn!(error, lease = LEASE_IPAM, "cannot acquire or renew the Lease; retrying");
+                }
+                Some(error) => tracing::debug!(error, lease = LEASE_IPAM, "still no access to the Lease"),
+                None => {}
+            }
+            failed = error.is_some();
+            self.publish(leading);
+            sleep(self.time_left().map_or(RETRY_PERIOD, |left| left.min(RETRY_PERIOD))).await;
+            self.publish(leading);
+        }
+    }
+
+    async fn attempt(&mut self) -> Result<(), kube::Error> {
+        let lease = self.leases.get_opt(LEASE_IPAM).await?;
+        let now = Instant::now();
+        self.elector.observe(now, lease);
+        let Some(mut claim) = self.elector.claim(now, Timestamp::now()) else { return Ok(()) };
+        let parameters = PostParams::default();
+        let stored = if claim.metadata.resource_version.is_some() {
+            self.leases.replace(LEASE_IPAM, &parameters, &claim).await
+        } else {
+            claim.metadata.name = Some(LEASE_IPAM.to_owned());
+            self.leases.create(&parameters, &claim).await
+        };
+        match stored {
+            Ok(lease) => self.elector.accepted(now, lease),
+            // Another replica wrote first; the next attempt reads what it wrote.
+            Err(kube::Error::Api(status)) if status.is_conflict() || status.is_already_exists() => {}
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    fn time_left(&self) -> Option<Duration> {
+        let now = Instant::now();
+        let deadline = self.elector.deadline().filter(|_| self.elector.leads(now));
+        deadline.map(|deadline| deadline.saturating_duration_since(now))
+    }
+
+    fn publish(&self, leading: &watch::Sender<bool>) {
+        let leads = self.elector.leads(Instant::now());
+        leading.send_if_modified(|before| std::mem::replace(before, leads) != leads);
+    }
+
+    async fn release(&mut self) {
+        let Some(lease) = self.elector.release(Timestamp::now()) else { return };
+        let parameters = PostParams::default();
+        let written = timeout(RELEASE_TIMEOUT, self.leases.replace(LEASE_IPAM, &parameters, &lease)).await;
+        if !matches!(written, Ok(Ok(_))) {
+            tracing::warn!(
+                lease = LEASE_IPAM,
+                "cannot release the Lease: the next leader waits until it expires"
+            );
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! What the elected replica does: it grants blocks, maintains AddressPools, releases the blocks of deleted Nodes and
+//! counts the peers of the mesh.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use fairlead_cluster::caches::{self, config};
+use fairlead_cluster::events::{EventMetrics, EventPublisher};
+use fairlead_cluster::lean;
+use fairlead_cluster::metrics::{Pool, register};
+use fairlead_cluster::subsystem::Supervisor;
+use kube::runtime::events::Reporter;
+use kube::runtime::{WatchStreamExt, watcher};
+use kube::{Api, Client, ResourceExt};
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+
+use crate::grants::{self, GrantMetrics};
+use crate::orphans::{self, OrphanMetrics};
+use crate::stores::Stores;
+use crate::{mesh, pools};
+
+/// Name of the subsystem.
+pub(crate) const NAME: &str = "leader";
+
+/// Starts the leader's work, which ends when the subsystem is stopped.
+pub(crate) fn start(
+    supervisor: &mut Supervisor,
+    client: &Client,
+    metrics: &LeaderMetrics,
+    sweep_interval: Duration,
+) {
+    let subsystem = supervisor.subsystem(NAME);
+    let pools = watcher(Api::all(client.clone()), config()).modify(lean::any);
+    let pools = caches::start(subsystem, "AddressPools", pools);
+    let blocks = watcher(Api::all(client.clone()), config()).modify(lean::labelled);
+    let blocks = caches::start(subsystem, "AddressBlocks", blocks);
+    let requests = watcher(Api::all(client.clone()), config()).modify(lean::identified);
+    let requests = caches::start(subsystem, "BlockRequests", requests);
+    let nodes = watcher(Api::all(client.clone()), config()).modify(lean::identified);
+    let nodes = caches::start(subsystem, "Nodes", nodes);
+    let meshes = watcher(Api::all(client.clone()), config()).modify(lean::any);
+    let meshes = caches::start(subsystem, "WireKubeMeshes", meshes);
+    let peers = watcher(Api::all(client.clone()), config()).modify(lean::any);
+    let peers = caches::start(subsystem, "WireKubePeers", peers);
+    let stores = Stores {
+        blocks: blocks.store.clone(),
+        nodes: nodes.store.clone(),
+        pools: pools.store.clone(),
+        requests: requests.store.clone(),
+    };
+    metrics.leads(Some(stores.clone()));
+    let reporter = Reporter::from("fairlead-controller");
+    let events = EventPublisher::start(subsystem, client.clone(), reporter, metrics.events.clone());
+
+    let grants = grants::run(client.clone(), stores.clone(), requests.subscribe(), metrics.grants.clone());
+    subsystem.spawn("grants", stores.clone().then(grants));
+    let changes = [pools.subscribe(), blocks.subscribe()];
+    subsystem
+        .spawn("pools", stores.clone().then(pools::run(client.clone(), stores.clone(), changes, events)));
+    let orphans = orphans::run(
+        client.clone(),
+        stores.clone(),
+        nodes.subscribe(),
+        metrics.orphans.clone(),
+        sweep_interval,
+    );
+    subsystem.spawn("orphans", stores.then(orphans));
+    let changes = [meshes.subscribe(), peers.subscribe()];
+    subsystem.spawn("mesh", mesh::run(client.clone(), meshes.store, peers.store, changes));
+}
+
+/// Counts since the start of this replica, and the pools while it leads.
+#[derive(Debug, Clone)]
+pub(crate) struct LeaderMetrics {
+    pub(crate) grants: GrantMetrics,
+    pub(crate) orphans: OrphanMetrics,
+    events: EventMetrics,
+    leader: Gauge,
+    usage: Arc<PoolUsage>,
+}
+
+impl LeaderMetrics {
+    /// Declares them in `registry`. The names under `coil_controller` are Coil's and mean the same.
+    pub(crate) fn register(registry: &mut Registry) -> Self {
+        let usage = Arc::new(PoolUsage::default());
+        let coil = registry.sub_registry_with_prefix("coil_controller");
+        coil.register_collector(Box::new(Arc::clone(&usage)));
+        let ours = registry.sub_registry_with_prefix("fairlead_controller");
+        Self {
+            grants: GrantMetrics::register(ours),
+            orphans: OrphanMetrics::register(ours),
+            events: EventMetrics::register(ours),
+            leader: register(ours, "leader", "Whether this replica is the leader", Gauge::default()),
+            usage,
+        }
+    }
+
+    /// This replica leads and has these caches, or does not lead any more.
+    pub(crate) fn leads(&self, stores: Option<Stores>) {
+        self.leader.set(i64::from(stores.is_some()));
+        *self.usage.0.lock().unwrap_or_else(PoisonError::into_inner) = stores;
+    }
+}
+
+/// Blocks per pool, counted at each scrape.
+#[derive(Debug, Default)]
+struct PoolUsage(Mutex<Option<Stores>>);
+
+impl Collector for PoolUsage {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+        let Some(stores) = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone() else {
+            return Ok(());
+        };
+        let (max, allocated) = (Family::<Pool, Gauge>::default(), Family::<Pool, Gauge>::default());
+        let blocks = stores.blocks.state();
+        for pool in stores.pools.state() {
+            let label = Pool { pool: pool.name_any() };
+            let count = blocks.iter().filter(|block| block.pool() == Some(&label.pool)).count();
+            allocated.get_or_create(&label).set(i64::try_from(count).unwrap_or(i64::MAX));
+            let capacity = fairlead_ipam::Pool::try_from(pool.as_ref()).map_or(0, |pool| pool.capacity());
+            max.get_or_create(&label).set(i64::try_from(capacity).unwrap_or(i64::MAX));
+        }
+        for (name, help, family) in [
+            ("max_blocks", "Blocks that the pool can be divided into; 0 if it is invalid.", max),
+            ("allocated_blocks", "Blocks of the pool that nodes own.", allocated),
+        ] {
+            family.encode(encoder.encode_descriptor(name, help, None, family.metric_type())?)?;
+        }
+        Ok(())
+    }
+}
