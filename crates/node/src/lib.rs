@@ -5,7 +5,7 @@
 //! (watches of `fairlead-cluster`), from the kernel (pods of before a restart) and over a UNIX socket from the CNI plugin and
 //! the command line ([`cni`], [`status`]). It goes to the kernel and to this node's own objects, nothing else's.
 //!
-//! Where nodes share a network and want no mesh, [`router`] keeps plain routes to the others' blocks instead of [`mesh`].
+//! Where nodes share a network and want no mesh, [`routes`] keeps plain routes to the others' blocks instead of [`mesh`].
 //!
 //! Nothing is torn down on exit: the kernel keeps forwarding, and the next start adopts what is there. An API server
 //! that is away stops only what needs a new decision of the controller.
@@ -16,10 +16,11 @@ pub mod cni;
 pub mod container_locks;
 pub mod ipam;
 pub mod lifecycle;
+pub mod members;
 pub mod mesh;
 pub mod metrics;
 mod program;
-pub mod router;
+pub mod routes;
 pub mod status;
 mod ttl_cell;
 

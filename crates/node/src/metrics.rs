@@ -9,7 +9,7 @@ use prometheus_client::registry::Registry;
 use crate::cni::metrics::CniMetrics;
 use crate::ipam::metrics::IpamMetrics;
 use crate::mesh::metrics::MeshMetrics;
-use crate::router::metrics::RouterMetrics;
+use crate::routes::metrics::RouterMetrics;
 
 /// Upper bounds of the ADD and DEL latency buckets, in seconds: from a kernel round trip to the longest wait for a block.
 pub const LATENCY_BUCKETS: [f64; 12] =

@@ -44,8 +44,8 @@ pub async fn run(
 
     supervisor.shutdown(&SHUTDOWN_ORDER, SHUTDOWN_TIMEOUT).await;
     node.clear_routes().await;
-    if let Some(agent) = mesh.agent.await.ok().filter(|_| lock.has_successor()) {
-        handover::hand_over(agent, lock).await;
+    if let Some(device) = mesh.into_device().await.filter(|_| lock.has_successor()) {
+        handover::hand_over(device, lock).await;
     }
     Ok(ended?)
 }

@@ -1,6 +1,5 @@
 //! The Node service, which `fairlead status` and `fairlead ipam` call.
 
-use std::sync::Arc;
 use std::time::SystemTime;
 
 use fairlead_path::State;
@@ -12,23 +11,20 @@ use fairlead_wire::node::{
 use tonic::{Request, Response, Status};
 
 use crate::ipam::inventory::Inventory;
-use crate::mesh::agent::{PeerReport, Report};
+use crate::mesh::problem::MeshFailure;
 use crate::mesh::publish::{backend_name, nat_name};
-use crate::mesh::{NO_MESH, Shared, Snapshot};
-use crate::router;
+use crate::mesh::report::{PeerReport, Report};
+use crate::mesh::{MeshView, Snapshot};
+use crate::routes::RoutesHandle;
 
 /// Serves the node's status.
 pub struct Service {
     /// This node's name.
     pub node: String,
-    /// This node's public key; `None` when its key file is unusable.
-    pub public_key: Option<String>,
-    /// Problems found at the start.
-    pub problems: Vec<String>,
     /// The mesh.
-    pub mesh: Arc<Shared>,
+    pub mesh: MeshView,
     /// The built-in router; `None` where it is off.
-    pub router: Option<Arc<router::Shared>>,
+    pub router: Option<RoutesHandle>,
     /// The addresses.
     pub inventory: Inventory,
 }
@@ -40,18 +36,18 @@ impl Node for Service {
         let mut answer = StatusResponse {
             node: self.node.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            public_key: self.public_key.clone().unwrap_or_default(),
+            public_key: self.mesh.public_key().map(|key| key.to_string()).unwrap_or_default(),
             blocks: self.inventory.ipam.describe_blocks(),
-            problems: self.problems.clone(),
             netlink_changes: fairlead_netlink::changes_sent(),
             ..StatusResponse::default()
         };
         // With the built-in router, a missing mesh is no problem.
-        answer.problems.extend(failure.filter(|why| self.router.is_none() || why != NO_MESH));
+        let failure = failure.filter(|why| self.router.is_none() || *why != MeshFailure::NoMesh);
+        answer.problems.extend(failure.map(|failure| failure.to_string()));
         if let Some(router) = &self.router {
             let report = router.report();
             answer.router = Some(Router { routes: report.routes.iter().map(describe_route).collect() });
-            answer.problems.extend(report.problems);
+            answer.problems.extend(report.problems.iter().map(ToString::to_string));
         }
         answer.problems.extend(self.inventory.ipam.problems());
         if let Some(report) = report {
@@ -92,7 +88,7 @@ fn describe(report: &Report, answer: &mut StatusResponse, now: SystemTime) {
     answer.mtu = report.mtu;
     answer.nat_type = nat_name(report.nat).to_owned();
     answer.prefixes = report.own_prefixes.iter().map(ToString::to_string).collect();
-    answer.problems.extend(report.problems.iter().cloned());
+    answer.problems.extend(report.problems.iter().map(ToString::to_string));
     answer.peers = report.peers.iter().map(|peer| describe_peer(peer, now)).collect();
 }
 

@@ -108,11 +108,11 @@ pub(crate) fn resolve(
         let present = by_prefix.entry(prefix).or_default().entry(owner).or_insert(tier);
         *present = (*present).max(tier);
     }
-    let mut judge = Judge { names, problems, owned: BTreeMap::new() };
+    let mut owners = Owners { names, problems, owned: BTreeMap::new() };
     let mut stack: Vec<Open> = Vec::new();
     for (prefix, holders) in by_prefix {
         while stack.last().is_some_and(|open| !open.prefix.contains(&prefix)) {
-            close(&mut stack, &mut judge);
+            close(&mut stack, &mut owners);
         }
         let mut own = Rivals::default();
         holders.iter().for_each(|(owner, tier)| own.tier_mut(*tier).add((*owner, prefix)));
@@ -124,27 +124,27 @@ pub(crate) fn resolve(
         stack.push(Open { prefix, holders, own, above, below: Rivals::default() });
     }
     while !stack.is_empty() {
-        close(&mut stack, &mut judge);
+        close(&mut stack, &mut owners);
     }
-    judge.owned
+    owners.owned
 }
 
-fn close(stack: &mut Vec<Open>, judge: &mut Judge<'_>) {
+fn close(stack: &mut Vec<Open>, owners: &mut Owners<'_>) {
     let Some(open) = stack.pop() else { return };
     if let Some(parent) = stack.last_mut() {
         parent.below.merge(&open.own);
         parent.below.merge(&open.below);
     }
-    judge.decide(&open);
+    owners.decide(&open);
 }
 
-struct Judge<'a> {
+struct Owners<'a> {
     names: &'a [&'a str],
     problems: &'a mut BTreeSet<Problem>,
     owned: BTreeMap<usize, Vec<IpNet>>,
 }
 
-impl Judge<'_> {
+impl Owners<'_> {
     fn decide(&mut self, open: &Open) {
         let mut rivals = open.own;
         rivals.merge(&open.above);

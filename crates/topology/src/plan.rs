@@ -131,7 +131,7 @@ fn usable_entries(by_name: &ByName<'_>, policy: &Policy, problems: &mut BTreeSet
         for entry in entries_of(owner, member) {
             match prefixes::unusable(&entry.prefix) {
                 None => entries.push(entry),
-                // An interface always has link-local and loopback addresses: only a peer's are worth a word.
+                // An interface always has link-local and loopback addresses: only those of a peer are reported.
                 Some(_) if member.name == policy.own => {}
                 Some(why) => {
                     let node = member.name.clone();
@@ -154,7 +154,7 @@ fn entries_of(owner: usize, member: &Member) -> impl Iterator<Item = Entry> {
     claims.chain(blocks)
 }
 
-/// Names of members that cannot be told from another one, or have no identity at all. Their prefixes still
+/// Names of members that share their identity with another one, or have none. Their prefixes still
 /// count in the conflict check: a node does not lose its block to a node that claims it and copied its key.
 fn unidentifiable<'a>(
     by_name: &ByName<'a>,

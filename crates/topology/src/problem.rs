@@ -82,7 +82,7 @@ pub enum Problem {
         /// Its block.
         other_block: IpNet,
     },
-    /// No route to a node whose address another node, or this one, has too: the neighbours cannot be told apart.
+    /// No route to a node whose address another node, or this one, has too.
     NodeAddressShared {
         /// The node that is not reached.
         node: String,

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::instance_lock::InstanceLock;
-use crate::mesh::agent::Agent;
+use crate::mesh::reconciler::DeviceSlot;
 
 /// How long the successor may take to have tunnels of its own: less than the grace kubelet gives a pod.
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -15,16 +15,16 @@ pub(crate) fn socket(state_dir: &Path) -> PathBuf {
 }
 
 /// Lets the successor begin; the tunnels of this process live on until the successor has its own.
-pub(crate) async fn hand_over(agent: Agent, lock: InstanceLock) {
-    let retiring = match tokio::task::spawn_blocking(|| agent.retire()).await {
-        Ok(Ok(Some(retiring))) => retiring,
+pub(crate) async fn hand_over(device: DeviceSlot, lock: InstanceLock) {
+    let pending = match tokio::task::spawn_blocking(|| device.hand_over()).await {
+        Ok(Ok(Some(pending))) => pending,
         Ok(Ok(None)) | Err(_) => return,
         Ok(Err(error)) => {
             return tracing::warn!(%error, "tunnels pause until the successor has its own");
         }
     };
     lock.release();
-    match tokio::task::spawn_blocking(|| retiring.wait(TIMEOUT)).await {
+    match tokio::task::spawn_blocking(|| pending.wait(TIMEOUT)).await {
         Ok(true) => tracing::info!("the successor has taken over"),
         _ => tracing::warn!("no successor took over within {} s", TIMEOUT.as_secs()),
     }

@@ -8,14 +8,13 @@ use anyhow::Context as _;
 use fairlead_api::wireguard::{PrivateKey, PublicKey};
 use fairlead_cluster::events::{EventPublisher, PendingEvent, node_reference};
 use fairlead_cluster::subsystem::Supervisor;
-use fairlead_cluster::{caches, http, requests as api_requests};
+use fairlead_cluster::{http, requests as api_requests};
 use fairlead_dataplane::uplink;
-use fairlead_dataplane::{pods, routes};
+use fairlead_dataplane::{pods, routes as dataplane_routes};
 use kube::runtime::events::Reporter;
 use kube::runtime::reflector::ObjectRef;
-use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client};
-use tokio::sync::{oneshot, watch};
+use tokio::sync::watch;
 
 use super::api_server::Endpoints;
 use super::identity::IdentityError;
@@ -27,9 +26,11 @@ use crate::cni::{CniDeps, MeshState};
 use crate::container_locks::ContainerLocks;
 use crate::ipam::inventory::Inventory;
 use crate::ipam::{self, Ipam};
-use crate::mesh::agent::Agent;
+use crate::mesh::problem::MeshFailure;
+use crate::mesh::{MeshDeps, MeshHandle, MeshView};
 use crate::metrics::Metrics;
-use crate::{cni, mesh, router, status};
+use crate::routes::{RoutesDeps, RoutesHandle};
+use crate::{cni, mesh, routes, status};
 
 /// Port of a URL that names none (RFC 9110, section 4.2.2).
 const HTTPS: u16 = 443;
@@ -48,15 +49,6 @@ pub(crate) struct IpamHandle {
     ipam: Arc<Ipam>,
     records: Records,
     locks: Arc<ContainerLocks>,
-}
-
-/// The mesh of this node.
-pub(crate) struct MeshHandle {
-    shared: Arc<mesh::Shared>,
-    public_key: Option<PublicKey>,
-    problems: Vec<String>,
-    /// The agent, after the mesh was stopped.
-    pub(crate) agent: oneshot::Receiver<Agent>,
 }
 
 impl Node {
@@ -92,7 +84,7 @@ impl Node {
         let numbers = self.settings.numbers;
         tokio::task::spawn_blocking(move || {
             uplink::enable_forwarding().context("cannot switch forwarding on")?;
-            routes::ensure_rules(&routes::pod_rules(numbers))
+            dataplane_routes::ensure_rules(&dataplane_routes::pod_rules(numbers))
                 .map(drop)
                 .context("cannot add the rule for local pods")
         })
@@ -159,61 +151,47 @@ impl Node {
     /// Joins the mesh. A node without a usable key stays outside: its pods start and stop, and reach each other.
     pub(crate) fn start_mesh(&self, events: &EventPublisher, supervisor: &mut Supervisor) -> MeshHandle {
         let (settings, caches) = (&self.settings, &self.caches);
-        let shared = Arc::new(mesh::Shared::default());
-        let (stopped, agent) = oneshot::channel();
-        let subsystem = supervisor.subsystem("mesh");
-        let (private, public) = match keys(&settings.state_dir) {
+        let keys = match keys(&settings.state_dir) {
             Ok(keys) => keys,
             Err(error) => {
                 tracing::error!(%error, "this node is not in the mesh");
+                let failure = MeshFailure::KeyUnusable(error.to_string());
                 events.warn(PendingEvent {
                     regarding: node_reference(&settings.node),
-                    reason: "WireGuardKeyUnusable",
+                    reason: failure.reason(),
                     action: "ReadKey",
                     note: error.to_string(),
                 });
-                return MeshHandle { shared, public_key: None, problems: vec![error.to_string()], agent };
+                return MeshHandle::outside(failure);
             }
         };
-        let socket = handover::socket(&settings.state_dir);
-        let agent_here = Agent::new((private, public), settings.wireguard.into(), socket, Instant::now());
-        let context = mesh::Context {
+        let deps = MeshDeps {
             client: self.client.clone(),
             node: settings.node.clone(),
-            public_key: public,
+            keys,
+            preference: settings.wireguard.into(),
+            handover: handover::socket(&settings.state_dir),
             nodes: Arc::clone(&caches.nodes),
             meshes: Arc::clone(&caches.meshes),
             peers: Arc::clone(&caches.peers),
             blocks: Arc::clone(&caches.blocks),
             api_server: self.api_server.clone(),
             events: events.clone(),
-            shared: Arc::clone(&shared),
             metrics: self.metrics.mesh.clone(),
         };
-        subsystem.spawn_graceful("agent", |stop| async move {
-            drop(stopped.send(mesh::run(context, agent_here, stop.cancelled_owned()).await));
-        });
-        MeshHandle { shared, public_key: Some(public), problems: Vec::new(), agent }
+        mesh::start(deps, supervisor)
     }
 
-    /// The built-in router, with a watch of all Nodes that nothing else needs; `None` where it is off.
-    pub(crate) fn start_router(&self, supervisor: &mut Supervisor) -> Option<Arc<router::Shared>> {
-        if !self.settings.router {
-            return None;
-        }
-        let subsystem = supervisor.subsystem("router");
-        let shared = Arc::<router::Shared>::default();
-        let nodes = watcher(Api::all(self.client.clone()), caches::config()).modify(router::trimmed);
-        let context = router::Context {
+    /// The built-in router; `None` where it is off.
+    pub(crate) fn start_router(&self, supervisor: &mut Supervisor) -> Option<RoutesHandle> {
+        let deps = || RoutesDeps {
+            client: self.client.clone(),
             node: self.settings.node.clone(),
-            nodes: Arc::new(caches::start(subsystem, "Nodes", nodes)),
             blocks: Arc::clone(&self.caches.blocks),
             meshes: Arc::clone(&self.caches.meshes),
-            shared: Arc::clone(&shared),
             metrics: self.metrics.router.clone(),
         };
-        subsystem.spawn("routes", router::run(context));
-        Some(shared)
+        self.settings.router.then(|| routes::start(deps(), supervisor))
     }
 
     /// Metrics and health.
@@ -237,12 +215,11 @@ impl Node {
         &self,
         ipam: IpamHandle,
         mesh: &MeshHandle,
-        router: Option<Arc<router::Shared>>,
+        router: Option<RoutesHandle>,
         events: EventPublisher,
         supervisor: &mut Supervisor,
     ) -> anyhow::Result<()> {
         let (settings, caches) = (&self.settings, &self.caches);
-        let problem = mesh.problems.first().cloned();
         let deps = CniDeps {
             enable_ipam: settings.enable_ipam,
             ipam: Arc::clone(&ipam.ipam),
@@ -252,7 +229,7 @@ impl Node {
             meshes: Arc::clone(&caches.meshes),
             client: self.client.clone(),
             locks: Arc::clone(&ipam.locks),
-            mesh: Arc::new(MeshOfNode { shared: Arc::clone(&mesh.shared), problem }),
+            mesh: Arc::new(mesh.view()),
             calico_names: settings.calico_names,
             records: ipam.records.clone(),
             events,
@@ -271,9 +248,7 @@ impl Node {
         };
         let status = status::Service {
             node: settings.node.clone(),
-            public_key: mesh.public_key.map(|key| key.to_string()),
-            problems: mesh.problems.clone(),
-            mesh: Arc::clone(&mesh.shared),
+            mesh: mesh.view(),
             router,
             inventory,
         };
@@ -298,21 +273,12 @@ fn keys(state_dir: &Path) -> Result<(PrivateKey, PublicKey), IdentityError> {
     Ok((private, public))
 }
 
-/// The mesh as the CNI service sees it.
-struct MeshOfNode {
-    shared: Arc<mesh::Shared>,
-    /// Why this node is not in the mesh since the start.
-    problem: Option<String>,
-}
-
-impl MeshState for MeshOfNode {
+impl MeshState for MeshView {
     fn mtu(&self) -> Option<u32> {
-        self.shared.snapshot().report.map(|report| report.mtu)
+        self.mtu()
     }
 
     fn problem(&self) -> Option<String> {
-        // A cluster without a WireKubeMesh has no problem with it.
-        let failure = || self.shared.snapshot().failure.filter(|why| why != mesh::NO_MESH);
-        self.problem.clone().or_else(failure)
+        self.problem().map(|failure| failure.to_string())
     }
 }

@@ -1,95 +1,65 @@
-//! The mesh agent: watches members, steps the data plane, publishes this node.
+//! The mesh: tunnels to all members, and what leads packets into them.
+//!
+//! Data goes one way. [`inputs`] reads the cluster's objects: members by way of [`crate::members`], settings, this Node.
+//! [`desired`] plans with [`fairlead_topology`] and lists the endpoints of each peer; it is pure. [`reconciler`] brings the
+//! kernel there. [`paths`] drives [`fairlead_path`] and chooses endpoints; a timer of a path reads neither the cluster's
+//! objects nor links, routes or nftables. [`run`] says when what happens. [`publisher`] writes this node's WireKubePeer
+//! from reports, beside all of this.
 
-pub mod agent;
+pub mod desired;
+pub mod inputs;
+pub mod kernel;
 pub mod metrics;
+mod names;
+pub mod paths;
+pub mod problem;
 pub mod publish;
-pub mod view;
+mod publisher;
+pub mod reconciler;
+pub mod report;
+mod run;
+pub mod settings;
+#[cfg(test)]
+mod tests;
 
-use std::collections::BTreeMap;
-use std::convert::Infallible;
-use std::net::{IpAddr, SocketAddr};
-use std::pin::pin;
+use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use fairlead_api::names::{ANNOTATION_ENDPOINT, ANNOTATION_KILO_FORCE_ENDPOINT, ANNOTATION_KILO_KEEPALIVE};
 use fairlead_api::resources::{AddressBlock, WireKubeMesh, WireKubePeer};
-use fairlead_api::wireguard::PublicKey;
-use ipnet::IpNet;
-use k8s_openapi::api::core::v1::Node;
-use kube::runtime::reflector::ObjectRef;
-use kube::{Client, ResourceExt};
-use tokio::sync::watch;
-use tokio::task::JoinSet;
-use tokio::time::timeout;
-
-use self::agent::{Agent, Inputs, Report};
-use self::metrics::MeshMetrics;
-use self::view::{MeshSettings, PublishedPeer};
+use fairlead_api::wireguard::{PrivateKey, PublicKey};
 use fairlead_cluster::caches::Cache;
-use fairlead_cluster::events::{EventPublisher, ProblemEvent, ProblemEvents, node_reference};
+use fairlead_cluster::events::EventPublisher;
+use fairlead_cluster::subsystem::Supervisor;
+use fairlead_dataplane::wireguard::Preference;
+use k8s_openapi::api::core::v1::Node;
+use kube::Client;
+use tokio::sync::{oneshot, watch};
 
-/// Least pause between two steps, so that a storm of changes costs one step, not thousands.
-const LEAST_PAUSE: Duration = Duration::from_millis(50);
-/// Longest pause after a step that failed.
-const AFTER_FAILURE: Duration = Duration::from_secs(2);
-/// Pause after the first: a predecessor that is ending gives port and device back a moment later.
-const AFTER_FIRST_FAILURE: Duration = Duration::from_millis(50);
-/// Longest an API call of the publisher may take before it is given up and repeated.
-const PUBLISH: Duration = Duration::from_secs(10);
-/// How long a resolved host name is used before it is looked up again.
-const NAME_LIFETIME: Duration = Duration::from_secs(30);
+use self::inputs::InputReader;
+use self::kernel::HostKernel;
+use self::metrics::MeshMetrics;
+use self::paths::PathDriver;
+use self::problem::MeshFailure;
+use self::publisher::Publisher;
+use self::reconciler::{DeviceSlot, Mesh};
+use self::report::Report;
+use crate::members::MemberSource;
+use crate::members::kubernetes::Kubernetes;
 
-/// Why nothing is done where nobody asked for a mesh.
-pub const NO_MESH: &str = "there is no WireKubeMesh: this node routes only its own pods";
-
-/// Problems of the mesh as Events on the Node.
-const PROBLEM_EVENT: ProblemEvent = ProblemEvent {
-    reason: "MeshProblem",
-    resolved: "MeshProblemsGone",
-    resolved_note: "the mesh has no problems any more",
-    action: "JoinMesh",
-};
-
-/// Why nothing is done yet.
-const WAITING: &str = "waiting for the first answer of the API server";
-
-/// What the rest of the program may know of the mesh.
-#[derive(Debug, Default)]
-pub struct Shared(Mutex<Snapshot>);
-
-/// The mesh as of the last step.
-#[derive(Debug, Default, Clone)]
-pub struct Snapshot {
-    /// What the last good step reported.
-    pub report: Option<Arc<Report>>,
-    /// Why the last step failed, or why there is none.
-    pub failure: Option<String>,
-}
-
-impl Shared {
-    /// The latest snapshot.
-    pub fn snapshot(&self) -> Snapshot {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    fn set(&self, report: Option<Arc<Report>>, failure: Option<String>) {
-        let mut snapshot = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        snapshot.failure = failure;
-        if report.is_some() {
-            snapshot.report = report;
-        }
-    }
-}
-
-/// What the mesh task works with.
-pub struct Context {
+/// What the mesh works with.
+pub struct MeshDeps {
     /// Client of the API server.
     pub client: Client,
     /// This node's name.
     pub node: String,
     /// This node's identity.
-    pub public_key: PublicKey,
+    pub keys: (PrivateKey, PublicKey),
+    /// Which WireGuard to use.
+    pub preference: Preference,
+    /// Where devices inside processes are handed from one program to the next.
+    pub handover: PathBuf,
     /// This node's own object.
     pub nodes: Arc<Cache<Node>>,
     /// The mesh resources; the first by name counts.
@@ -98,317 +68,149 @@ pub struct Context {
     pub peers: Arc<Cache<WireKubePeer>>,
     /// All blocks.
     pub blocks: Arc<Cache<AddressBlock>>,
-    /// Where the API server is; `None` until it said so.
+    /// Where the API server is; `None` until it has answered.
     pub api_server: watch::Receiver<Option<Vec<SocketAddr>>>,
-    /// Where snapshots go.
-    pub shared: Arc<Shared>,
     /// Publishes problems on the Node, where `kubectl describe node` shows them.
     pub events: EventPublisher,
-    /// Counters.
+    /// Gauges of the peers.
     pub metrics: MeshMetrics,
 }
 
-/// Runs the mesh until `stop` resolves. The device stays as it is, in the agent's hands.
-pub async fn run(context: Context, mut agent: Agent, stop: impl Future<Output = ()>) -> Agent {
-    let mut stop = pin!(stop);
-    let mut changes = [
-        context.nodes.subscribe(),
-        context.meshes.subscribe(),
-        context.peers.subscribe(),
-        context.blocks.subscribe(),
-    ];
-    let mut api_server = context.api_server.clone();
-    let mut names = Names::default();
-    let (reports, inbox) = watch::channel(None);
-    let publisher = publisher(&context, inbox);
-    let steps = async {
-        let mut failures = 0_u32;
-        loop {
-            let pause = match context.inputs() {
-                Ok(mut inputs) => {
-                    inputs.resolved = names.resolve(&inputs.peers);
-                    let (back, outcome) = step(agent, inputs).await;
-                    agent = back;
-                    let pause = context.conclude(outcome, &agent, &reports);
-                    failures = if pause.is_some() { 0_u32 } else { failures.saturating_add(1) };
-                    pause.unwrap_or_else(|| after_failure(failures))
-                }
-                Err(reason) => {
-                    context.shared.set(None, Some(reason));
-                    AFTER_FAILURE
-                }
-            };
-            tokio::time::sleep(LEAST_PAUSE).await;
-            let [nodes, meshes, peers, blocks] = &mut changes;
-            let changed = async {
-                tokio::select! {
-                    _ = nodes.changed() => {}
-                    _ = meshes.changed() => {}
-                    _ = peers.changed() => {}
-                    _ = blocks.changed() => {}
-                    _ = api_server.changed() => {}
-                }
-            };
-            tokio::select! {
-                _ = timeout(pause.saturating_sub(LEAST_PAUSE), changed) => {}
-                () = &mut stop => return agent,
-            }
-        }
+/// Joins the mesh. The device outlives the subsystem: see [`MeshHandle::into_device`].
+pub fn start(deps: MeshDeps, supervisor: &mut Supervisor) -> MeshHandle {
+    let reports = Arc::new(Reports::new(Some(deps.metrics)));
+    let (private_key, public_key) = deps.keys;
+    let sources: Vec<Box<dyn MemberSource>> =
+        vec![Box::new(Kubernetes::of_mesh(Arc::clone(&deps.peers), deps.blocks))];
+    let identity = (deps.node.clone(), public_key);
+    let reader = InputReader::new(identity, Arc::clone(&deps.nodes), deps.meshes, sources, deps.api_server);
+    let paths = PathDriver::new(rand::random(), Instant::now());
+    let device = DeviceSlot::new(deps.preference, deps.handover);
+    let mesh = Mesh::new(HostKernel, private_key, device, paths);
+    let publisher = Publisher {
+        client: deps.client,
+        node: deps.node,
+        public_key,
+        nodes: deps.nodes,
+        peers: deps.peers,
+        events: deps.events,
     };
-    tokio::select! {
-        agent = steps => agent,
-        never = publisher => match never {},
-    }
-}
-
-/// One step on a thread that may block.
-async fn step(mut agent: Agent, inputs: Inputs) -> (Agent, Result<Report, String>) {
-    let work = tokio::task::spawn_blocking(move || {
-        let outcome = agent.step(&inputs, Instant::now()).map_err(|error| error.to_string());
-        (agent, outcome)
+    let subsystem = supervisor.subsystem("mesh");
+    subsystem.spawn("publisher", publisher.run(reports.subscribe()));
+    let (stopped, device) = oneshot::channel();
+    let running = Arc::clone(&reports);
+    subsystem.spawn_graceful("reconciler", |stop| async move {
+        let mesh = run::run(reader, mesh, running, stop.cancelled_owned()).await;
+        drop(stopped.send(mesh.into_device()));
     });
-    match work.await {
-        Ok(done) => done,
-        // The agent is gone with the panic; there is nothing sane to go on with, and the kernel keeps what it has.
-        Err(panic) => std::panic::resume_unwind(panic.into_panic()),
+    MeshHandle { view: MeshView { public_key: Some(public_key), reports }, device }
+}
+
+/// The mesh of this node, for the program that runs it.
+pub struct MeshHandle {
+    view: MeshView,
+    device: oneshot::Receiver<DeviceSlot>,
+}
+
+impl MeshHandle {
+    /// The handle of a node that stays outside of the mesh.
+    pub fn outside(failure: MeshFailure) -> Self {
+        let reports = Reports::new(None);
+        reports.fail(failure);
+        let (_, device) = oneshot::channel();
+        Self { view: MeshView { public_key: None, reports: Arc::new(reports) }, device }
+    }
+
+    /// What other subsystems may know of the mesh.
+    pub fn view(&self) -> MeshView {
+        self.view.clone()
+    }
+
+    /// The device, once the subsystem was stopped.
+    pub async fn into_device(self) -> Option<DeviceSlot> {
+        self.device.await.ok()
     }
 }
 
-impl Context {
-    fn inputs(&self) -> Result<Inputs, String> {
-        if !(self.meshes.is_ready()
-            && self.peers.is_ready()
-            && self.blocks.is_ready()
-            && self.nodes.is_ready())
-        {
-            return Err(WAITING.to_owned());
-        }
-        let api_server = self.api_server.borrow().clone().ok_or(WAITING)?;
-        let mut meshes = self.meshes.store.state();
-        meshes.sort_by_key(|mesh| mesh.name_any());
-        let mesh = meshes.first().ok_or(NO_MESH)?;
-        let node = self
-            .nodes
-            .store
-            .get(&ObjectRef::new(&self.node))
-            .ok_or_else(|| format!("Node {} does not exist: is the node name right?", self.node))?;
-        let mut problems = Vec::new();
-        let settings = MeshSettings::parse(mesh, &mut problems);
-        let mut peers = Vec::new();
-        for peer in self.peers.store.state() {
-            match view::parse_peer(&peer, &mut problems) {
-                Ok(peer) => peers.push(peer),
-                Err(problem) => problems.push(problem),
-            }
-        }
-        peers.sort_by(|a, b| a.name.cmp(&b.name));
-        let claims = claims(&settings, &node);
-        self.speak_for_ourselves(&mut peers, &claims);
-        Ok(Inputs {
-            node: self.node.clone(),
-            settings,
-            blocks: view::blocks_by_node(&self.blocks.store.state()),
-            node_addresses: node_addresses(&node, &["InternalIP", "ExternalIP"]),
-            claims,
-            api_server,
-            keepalive: keepalive(&node, &mut problems),
-            resolved: BTreeMap::new(),
-            peers,
-            problems,
-        })
+/// What other subsystems may know of the mesh.
+#[derive(Clone)]
+pub struct MeshView {
+    public_key: Option<PublicKey>,
+    reports: Arc<Reports>,
+}
+
+impl MeshView {
+    /// This node's identity; `None` when its key file is unusable.
+    pub fn public_key(&self) -> Option<PublicKey> {
+        self.public_key
     }
 
-    /// Our own entry is what we know, not what the API server last heard of us.
-    fn speak_for_ourselves(&self, peers: &mut Vec<PublishedPeer>, claims: &[IpAddr]) {
-        let previous = peers.iter().position(|peer| peer.name == self.node).map(|at| peers.remove(at));
-        peers.push(PublishedPeer {
-            name: self.node.clone(),
-            public_key: self.public_key,
-            manual: None,
-            endpoint: None,
-            host: Vec::new(),
-            sees: previous.map(|peer| peer.sees).unwrap_or_default(),
-            claims: claims.iter().copied().map(IpNet::from).collect(),
-            keepalive: None,
+    /// The mesh as of the last step.
+    pub fn snapshot(&self) -> Snapshot {
+        self.reports.snapshot()
+    }
+
+    /// MTU of the device; `None` before there is one.
+    pub fn mtu(&self) -> Option<u32> {
+        self.snapshot().report.map(|report| report.mtu)
+    }
+
+    /// Why pods do not reach other nodes through the mesh. A cluster without a mesh has no problem with it.
+    pub fn problem(&self) -> Option<MeshFailure> {
+        self.snapshot().failure.filter(|failure| *failure != MeshFailure::NoMesh)
+    }
+}
+
+/// The mesh as of the last step.
+#[derive(Debug, Default, Clone)]
+pub struct Snapshot {
+    /// What the last good step reported.
+    pub report: Option<Arc<Report>>,
+    /// Why the last reconciliation failed, or why there is none.
+    pub failure: Option<MeshFailure>,
+}
+
+/// Where reports go: to status, metrics and the publisher.
+struct Reports {
+    snapshot: Mutex<Snapshot>,
+    metrics: Option<MeshMetrics>,
+    published: watch::Sender<Option<Arc<Report>>>,
+}
+
+impl Reports {
+    fn new(metrics: Option<MeshMetrics>) -> Self {
+        Self { snapshot: Mutex::default(), metrics, published: watch::Sender::default() }
+    }
+
+    fn snapshot(&self) -> Snapshot {
+        self.snapshot.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Sees each report that would publish something else than the one before.
+    fn subscribe(&self) -> watch::Receiver<Option<Arc<Report>>> {
+        self.published.subscribe()
+    }
+
+    fn fail(&self, failure: MeshFailure) {
+        self.snapshot.lock().unwrap_or_else(PoisonError::into_inner).failure = Some(failure);
+    }
+
+    fn clear_failure(&self) {
+        self.snapshot.lock().unwrap_or_else(PoisonError::into_inner).failure = None;
+    }
+
+    fn update(&self, report: Report) {
+        let report = Arc::new(report);
+        if let Some(metrics) = &self.metrics {
+            metrics.update(&report);
+        }
+        self.snapshot.lock().unwrap_or_else(PoisonError::into_inner).report = Some(Arc::clone(&report));
+        self.published.send_if_modified(|last| {
+            let differs = last.as_ref().is_none_or(|last| !last.publishes_the_same(&report));
+            if differs {
+                *last = Some(report);
+            }
+            differs
         });
-    }
-
-    /// How long the next step may wait; `None` after a failure.
-    fn conclude(
-        &self,
-        outcome: Result<Report, String>,
-        agent: &Agent,
-        reports: &watch::Sender<Option<Arc<Report>>>,
-    ) -> Option<Duration> {
-        match outcome {
-            Ok(report) => {
-                let pause = agent.pause(&report, Instant::now());
-                let report = Arc::new(report);
-                self.metrics.update(&report);
-                self.shared.set(Some(Arc::clone(&report)), None);
-                reports.send_replace(Some(report));
-                Some(pause)
-            }
-            Err(error) => {
-                tracing::warn!(error, "the mesh is not as it should be");
-                self.shared.set(None, Some(error));
-                None
-            }
-        }
-    }
-}
-
-/// The pause doubles with every failure in a row.
-fn after_failure(failures: u32) -> Duration {
-    let doubled = 2_u32.saturating_pow(failures.saturating_sub(1));
-    AFTER_FIRST_FAILURE.saturating_mul(doubled).min(AFTER_FAILURE)
-}
-
-/// Publishes what reports say, one write at a time; while the API server is away the latest report waits.
-async fn publisher(context: &Context, mut inbox: watch::Receiver<Option<Arc<Report>>>) -> Infallible {
-    let mut own = context.peers.subscribe();
-    let regarding = node_reference(&context.node);
-    let mut events = ProblemEvents::new(context.events.clone(), regarding, PROBLEM_EVENT);
-    loop {
-        tokio::select! {
-            Ok(()) = inbox.changed() => {}
-            _ = own.changed() => {}
-        }
-        let Some(report) = inbox.borrow_and_update().clone() else { continue };
-        match timeout(PUBLISH, publish_report(context, &report, &mut events)).await {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => {
-                tracing::warn!(%error, "cannot publish this node's WireKubePeer");
-                tokio::time::sleep(AFTER_FAILURE).await;
-            }
-            Err(_) => {
-                tracing::warn!("publishing this node's WireKubePeer took more than {} s", PUBLISH.as_secs())
-            }
-        }
-    }
-}
-
-async fn publish_report(
-    context: &Context,
-    report: &Report,
-    events: &mut ProblemEvents,
-) -> Result<(), kube::Error> {
-    let Some(node) = context.nodes.store.get(&ObjectRef::new(&context.node)) else { return Ok(()) };
-    let others: Vec<Arc<WireKubePeer>> = context.peers.store.state();
-    let reported = |peer: &str, endpoint: SocketAddr| {
-        let text = endpoint.to_string();
-        others
-            .iter()
-            // The first by name report; counting only those keeps the choice from swinging.
-            .filter(|other| other.name_any() < context.node)
-            .filter_map(|other| other.status.as_ref()?.observed_endpoints.get(peer))
-            .filter(|seen| seen.endpoint == text)
-            .count()
-    };
-    let desired = publish::desired(&publish::Facts {
-        public_key: context.public_key,
-        report,
-        manual: manual_endpoint(&node),
-        claims: report.claims.iter().map(|address| IpNet::from(*address).to_string()).collect(),
-        keepalive: keepalive(&node, &mut Vec::new()),
-        reported: &reported,
-    });
-    let present = context.peers.store.get(&ObjectRef::new(&context.node));
-    publish::publish(&context.client, &node, present.as_deref(), &desired).await?;
-    events.update(&report.problems, Instant::now());
-    Ok(())
-}
-
-/// WireKube's annotation beats Kilo's.
-fn manual_endpoint(node: &Node) -> Option<&str> {
-    [ANNOTATION_ENDPOINT, ANNOTATION_KILO_FORCE_ENDPOINT]
-        .iter()
-        .find_map(|name| node.annotations().get(*name))
-        .map(String::as_str)
-        .filter(|endpoint| !endpoint.is_empty())
-}
-
-fn keepalive(node: &Node, problems: &mut Vec<String>) -> Option<u16> {
-    let text = node.annotations().get(ANNOTATION_KILO_KEEPALIVE)?;
-    text.parse()
-        .map_err(|_| {
-            problems.push(format!(
-                "Node {}: annotation {ANNOTATION_KILO_KEEPALIVE} is {text:?}, which is no number of seconds",
-                node.name_any()
-            ));
-        })
-        .ok()
-}
-
-/// What this node wants to be reached at through the mesh: its internal addresses. External ones belong to the cloud's
-/// translation, and people reach them without the mesh.
-fn claims(settings: &MeshSettings, node: &Node) -> Vec<IpAddr> {
-    if settings.claim_node_addresses { node_addresses(node, &["InternalIP"]) } else { Vec::new() }
-}
-
-/// Addresses of the Node object of these kinds, in the order of the kinds, without repetition.
-pub(crate) fn node_addresses(node: &Node, kinds: &[&str]) -> Vec<IpAddr> {
-    let listed = node.status.iter().flat_map(|status| status.addresses.iter().flatten());
-    let mut addresses = Vec::new();
-    for kind in kinds {
-        for entry in listed.clone().filter(|entry| entry.type_ == *kind) {
-            match entry.address.parse() {
-                Ok(address) if !addresses.contains(&address) => addresses.push(address),
-                _ => {}
-            }
-        }
-    }
-    addresses
-}
-
-/// Host names given as endpoints, looked up beside everything else: a name that does not resolve delays nobody.
-#[derive(Default)]
-struct Names {
-    asked: BTreeMap<String, Instant>,
-    known: Arc<Mutex<BTreeMap<String, SocketAddr>>>,
-    lookups: JoinSet<()>,
-}
-
-impl Names {
-    /// What is known now; what is missing or old is being looked up when this returns.
-    fn resolve(&mut self, peers: &[PublishedPeer]) -> BTreeMap<String, SocketAddr> {
-        let wanted = peers.iter().filter_map(|peer| peer.manual.as_ref());
-        let wanted: Vec<&String> = wanted.filter(|text| text.parse::<SocketAddr>().is_err()).collect();
-        self.asked.retain(|name, _| wanted.contains(&name));
-        while self.lookups.try_join_next().is_some() {}
-        for name in wanted {
-            let fresh = self.asked.get(name).is_some_and(|at| at.elapsed() < NAME_LIFETIME);
-            if !fresh {
-                self.asked.insert(name.clone(), Instant::now());
-                self.lookups.spawn(look_up(name.clone(), Arc::clone(&self.known)));
-            }
-        }
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        known.retain(|name, _| self.asked.contains_key(name));
-        known.clone()
-    }
-}
-
-/// A failed look-up leaves the last known address in use.
-async fn look_up(name: String, known: Arc<Mutex<BTreeMap<String, SocketAddr>>>) {
-    match timeout(NAME_LIFETIME, tokio::net::lookup_host(name.clone())).await {
-        Ok(Ok(mut addresses)) => {
-            if let Some(address) = addresses.next() {
-                known.lock().unwrap_or_else(PoisonError::into_inner).insert(name, address);
-            }
-        }
-        Ok(Err(error)) => tracing::warn!(name, %error, "cannot resolve a peer's endpoint"),
-        Err(_) => tracing::warn!(name, "a peer's endpoint did not resolve in {} s", NAME_LIFETIME.as_secs()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn failures_in_a_row_make_the_pause_longer_up_to_a_limit() {
-        let pauses: Vec<u128> = [1, 2, 3, 6, 7, 1000].map(|n| after_failure(n).as_millis()).to_vec();
-        assert_eq!(pauses, [50, 100, 200, 1600, 2000, 2000]);
     }
 }

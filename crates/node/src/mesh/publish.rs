@@ -1,4 +1,4 @@
-//! This node's own WireKubePeer: what it should say (pure), and saying it.
+//! This node's own WireKubePeer: what it should say (pure), and writing it.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -14,23 +14,22 @@ use fairlead_dataplane::wireguard::Backend;
 use fairlead_path::NatType;
 use fairlead_path::State;
 use k8s_openapi::api::core::v1::Node;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::{ObjectMeta, Patch, PatchParams};
-use kube::{Api, Client, ResourceExt};
+use kube::{Api, Client, Resource as _, ResourceExt};
 
-use super::agent::{PeerReport, Report};
+use super::report::{PeerReport, Report};
 
 /// Field manager of our server-side applies.
 const MANAGER: &str = "fairlead-node";
 /// Priority of an address of the node itself (WireKube's candidate table).
 const HOST_PRIORITY: i32 = 100;
-/// Endpoints that this many others already report are not repeated: at a thousand nodes the reports would otherwise
+/// An endpoint that this many other nodes report is not reported again: at a thousand nodes the reports would otherwise
 /// grow with the square.
-const ENOUGH_OBSERVERS: usize = 3;
+const MAX_OBSERVERS: usize = 3;
 /// Most observations one node publishes.
-const MOST_OBSERVATIONS: usize = 64;
+const MAX_OBSERVATIONS: usize = 64;
 /// Most problems one node publishes.
-const MOST_PROBLEMS: usize = 16;
+const MAX_PROBLEMS: usize = 16;
 
 /// What the node's object should say, besides its name.
 #[derive(Debug, Clone, PartialEq)]
@@ -84,7 +83,7 @@ pub fn desired(facts: &Facts<'_>) -> Desired {
                 Backend::Kernel => WireGuardImplementation::Kernel,
                 Backend::Embedded => WireGuardImplementation::Embedded,
             }),
-            problems: report.problems.iter().take(MOST_PROBLEMS).cloned().collect(),
+            problems: report.problems.iter().take(MAX_PROBLEMS).map(ToString::to_string).collect(),
             ..WireKubePeerStatus::default()
         },
     }
@@ -134,13 +133,13 @@ fn host_candidate(address: &SocketAddr) -> IceCandidate {
     IceCandidate { type_: CandidateType::Host, address: address.to_string(), priority: HOST_PRIORITY }
 }
 
-/// Where peers are that did not publish that address themselves: what a peer of theirs behind another NAT needs.
+/// Endpoints of peers that did not publish them: what a peer behind another NAT needs to reach them.
 fn observations(facts: &Facts<'_>, up: &[&PeerReport]) -> BTreeMap<String, ObservedEndpoint> {
     up.iter()
         .filter(|peer| peer.endpoint_is_news)
         .filter_map(|peer| {
             let endpoint = peer.device.as_ref()?.config.endpoint?;
-            let needed = (facts.reported)(&peer.name, endpoint) < ENOUGH_OBSERVERS;
+            let needed = (facts.reported)(&peer.name, endpoint) < MAX_OBSERVERS;
             needed.then(|| {
                 let seen = ObservedEndpoint {
                     public_key: peer.public_key.to_string(),
@@ -150,7 +149,7 @@ fn observations(facts: &Facts<'_>, up: &[&PeerReport]) -> BTreeMap<String, Obser
                 (peer.name.clone(), seen)
             })
         })
-        .take(MOST_OBSERVATIONS)
+        .take(MAX_OBSERVATIONS)
         .collect()
 }
 
@@ -183,17 +182,10 @@ pub async fn publish(
 }
 
 fn metadata(name: &str, node: &Node) -> ObjectMeta {
-    let owner = OwnerReference {
-        api_version: "v1".to_owned(),
-        kind: "Node".to_owned(),
-        name: name.to_owned(),
-        uid: node.uid().unwrap_or_default(),
-        ..OwnerReference::default()
-    };
     ObjectMeta {
         name: Some(name.to_owned()),
         labels: Some([(LABEL_WIREKUBE_NODE.to_owned(), name.to_owned())].into()),
-        owner_references: Some(vec![owner]),
+        owner_references: node.owner_ref(&()).map(|owner| vec![owner]),
         ..ObjectMeta::default()
     }
 }
@@ -204,8 +196,10 @@ mod tests {
 
     use fairlead_api::wireguard::{PeerConfig, PeerState};
     use fairlead_path::{Reason, Status};
+    use fairlead_topology::Problem;
 
     use super::*;
+    use crate::mesh::problem::MeshProblem;
 
     fn peer(name: &str, state: State, endpoint: &str, news: bool) -> PeerReport {
         let config = PeerConfig {
@@ -247,7 +241,7 @@ mod tests {
             peers,
             own_prefixes: Vec::new(),
             claims: Vec::new(),
-            problems: vec!["p".to_owned(); 100],
+            problems: vec![MeshProblem::Plan(Problem::NoKey { node: "n".to_owned() }); 100],
         }
     }
 
@@ -264,45 +258,51 @@ mod tests {
             device.rx_bytes = 1_000_000;
             device.last_handshake = Some(SystemTime::now());
         }
-        let nobody = |_: &str, _: SocketAddr| 0;
-        assert_eq!(desired(&facts(&first, &nobody)), desired(&facts(&later, &nobody)));
+        let no_observers = |_: &str, _: SocketAddr| 0;
+        assert_eq!(desired(&facts(&first, &no_observers)), desired(&facts(&later, &no_observers)));
     }
 
     #[test]
-    fn the_endpoint_shown_is_chosen_by_hand_or_seen_or_our_own() {
-        let nobody = |_: &str, _: SocketAddr| 0;
+    fn the_endpoint_shown_is_manual_or_observed_or_our_own() {
+        let no_observers = |_: &str, _: SocketAddr| 0;
         let behind = report(NatType::Cone, Vec::new());
-        assert_eq!(desired(&facts(&behind, &nobody)).spec.endpoint.as_deref(), Some("203.0.113.9:4000"));
+        assert_eq!(
+            desired(&facts(&behind, &no_observers)).spec.endpoint.as_deref(),
+            Some("203.0.113.9:4000")
+        );
         let open = report(NatType::Open, Vec::new());
-        assert_eq!(desired(&facts(&open, &nobody)).spec.endpoint.as_deref(), Some("192.168.1.10:51820"));
-        let by_hand = desired(&Facts { manual: Some("node.example:7"), ..facts(&open, &nobody) });
-        assert_eq!(by_hand.spec.endpoint.as_deref(), Some("node.example:7"));
-        assert_eq!(by_hand.status.endpoint_discovery_method, Some(EndpointDiscoveryMethod::Manual));
+        assert_eq!(
+            desired(&facts(&open, &no_observers)).spec.endpoint.as_deref(),
+            Some("192.168.1.10:51820")
+        );
+        let manual = desired(&Facts { manual: Some("node.example:7"), ..facts(&open, &no_observers) });
+        assert_eq!(manual.spec.endpoint.as_deref(), Some("node.example:7"));
+        assert_eq!(manual.status.endpoint_discovery_method, Some(EndpointDiscoveryMethod::Manual));
     }
 
     #[test]
-    fn only_news_of_peers_that_are_up_is_told_and_only_by_the_first_few() {
+    fn only_news_of_peers_that_are_up_is_published_and_only_by_the_first_few() {
         let peers = vec![
             peer("a", State::Up, "203.0.113.1:1", true),
             peer("bb", State::Up, "203.0.113.2:1", false),
             peer("ccc", State::Down, "203.0.113.3:1", true),
         ];
         let report = report(NatType::Open, peers);
-        let nobody = |_: &str, _: SocketAddr| 0;
-        let told: Vec<String> =
-            desired(&facts(&report, &nobody)).status.observed_endpoints.into_keys().collect();
-        assert_eq!(told, ["a"]);
-        let many = |_: &str, _: SocketAddr| ENOUGH_OBSERVERS;
+        let no_observers = |_: &str, _: SocketAddr| 0;
+        let published: Vec<String> =
+            desired(&facts(&report, &no_observers)).status.observed_endpoints.into_keys().collect();
+        assert_eq!(published, ["a"]);
+        let many = |_: &str, _: SocketAddr| MAX_OBSERVERS;
         assert!(desired(&facts(&report, &many)).status.observed_endpoints.is_empty());
     }
 
     #[test]
-    fn status_is_bounded_and_says_who_is_connected() {
-        let nobody = |_: &str, _: SocketAddr| 0;
+    fn status_is_bounded_and_lists_connected_peers() {
+        let no_observers = |_: &str, _: SocketAddr| 0;
         let half =
             report(NatType::Open, vec![peer("a", State::Up, "", false), peer("bb", State::Down, "", false)]);
-        let status = desired(&facts(&half, &nobody)).status;
-        assert_eq!(status.problems.len(), MOST_PROBLEMS);
+        let status = desired(&facts(&half, &no_observers)).status;
+        assert_eq!(status.problems.len(), MAX_PROBLEMS);
         assert_eq!(status.connected, Some(false));
         assert_eq!(status.peer_transports.len(), 1);
         assert_eq!(status.transport_mode, Some(TransportMode::Direct));

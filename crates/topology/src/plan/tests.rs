@@ -89,11 +89,11 @@ fn an_address_claimed_twice_is_left_out_on_both_and_disturbs_no_other_node() {
 #[test]
 fn a_node_that_claims_our_address_does_not_get_it() {
     let members =
-        [member("a", 1, &["192.0.2.1/32"], &["10.64.0.0/27"]), member("thief", 2, &["192.0.2.1/32"], &[])];
+        [member("a", 1, &["192.0.2.1/32"], &["10.64.0.0/27"]), member("impostor", 2, &["192.0.2.1/32"], &[])];
     let plan = plan(&members, &Policy::new("a"));
     assert_eq!(allowed(&plan, 2), [""; 0]);
     assert_eq!(plan.targets_ipv4, []);
-    assert_eq!(plan.problems[0].nodes(), ["a", "thief"]);
+    assert_eq!(plan.problems[0].nodes(), ["a", "impostor"]);
 }
 
 #[test]
@@ -101,7 +101,7 @@ fn blocks_beat_claims() {
     let members = [
         member("a", 1, &[], &["10.64.0.0/27"]),
         member("b", 2, &[], &["10.64.0.32/27"]),
-        member("liar", 3, &["10.64.0.33/32", "10.64.0.5/32", "10.64.0.32/28", "192.0.2.9/32"], &[]),
+        member("impostor", 3, &["10.64.0.33/32", "10.64.0.5/32", "10.64.0.32/28", "192.0.2.9/32"], &[]),
     ];
     let plan = plan(&members, &Policy::new("a"));
     assert_eq!(allowed(&plan, 2), ["10.64.0.32/27"]);
@@ -109,7 +109,7 @@ fn blocks_beat_claims() {
     assert_eq!(plan.problems.len(), 3);
     assert_eq!(
         plan.problems[2].to_string(),
-        "node liar claims 10.64.0.33/32, which overlaps the address block 10.64.0.32/27 of node b: the claim is \
+        "node impostor claims 10.64.0.33/32, which overlaps the address block 10.64.0.32/27 of node b: the claim is \
          left out of the mesh; move the pool or the node's address"
     );
 }
@@ -118,13 +118,13 @@ fn blocks_beat_claims() {
 fn a_wide_claim_yields_to_anything_inside_it_and_stands_alone() {
     let members = [
         member("a", 1, &["192.0.2.1/32"], &[]),
-        member("greedy", 2, &["192.0.0.0/16", "172.16.0.0/24"], &[]),
+        member("wide", 2, &["192.0.0.0/16", "172.16.0.0/24"], &[]),
         member("c", 3, &["192.0.2.3/32"], &[]),
     ];
     let plan = plan(&members, &Policy::new("a"));
     assert_eq!(allowed(&plan, 2), ["172.16.0.0/24"]);
     assert_eq!(allowed(&plan, 3), ["192.0.2.3/32"]);
-    assert!(matches!(&plan.problems[..], [Problem::ClaimOverlapsClaim { node, .. }] if node == "greedy"));
+    assert!(matches!(&plan.problems[..], [Problem::ClaimOverlapsClaim { node, .. }] if node == "wide"));
 }
 
 #[test]
@@ -199,7 +199,7 @@ fn members_with_one_key_are_both_left_out() {
     let members = [
         member("b", 2, &["192.0.2.2/32"], &["10.64.0.0/27"]),
         member("clone", 2, &["192.0.2.3/32"], &[]),
-        member("liar", 3, &["10.64.0.1/32"], &[]),
+        member("impostor", 3, &["10.64.0.1/32"], &[]),
     ];
     let plan = plan(&members, &Policy::new("a"));
     assert_eq!(plan.peers.keys().copied().collect::<Vec<_>>(), [key(3)]);
@@ -282,7 +282,7 @@ fn a_thousand_members_and_a_thousand_conflicts_stay_cheap() {
     assert_eq!(quiet.peers.len(), 999);
     assert_eq!(quiet.problems, []);
     assert!(quiet.peers.values().all(|peer| peer.allowed_ips.len() == 4));
-    // Every one now also claims everything of everybody: a million overlaps, found without comparing pairs.
+    // Each member now also claims the prefixes of all others: a million overlaps, found without comparing pairs.
     for member in &mut members {
         member.claims.extend([net("10.0.0.0/8"), net("192.168.0.0/16"), net("192.168.0.1/32")]);
     }

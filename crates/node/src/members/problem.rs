@@ -1,0 +1,54 @@
+//! What could not be read in a source.
+
+use fairlead_api::wireguard::InvalidKey;
+
+/// A part of an object that was left out. `Display` is a sentence for users.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SourceProblem {
+    /// An allowed prefix of a peer.
+    #[error("WireKubePeer {peer}: allowedIPs entry {entry:?} is no CIDR; correct it")]
+    InvalidAllowedIp {
+        /// The WireKubePeer.
+        peer: String,
+        /// The entry.
+        entry: String,
+    },
+    /// An excluded prefix of the mesh.
+    #[error("WireKubeMesh {mesh}: excludeCIDRs entry {entry:?} is no CIDR; correct it")]
+    InvalidExcludedCidr {
+        /// The WireKubeMesh.
+        mesh: String,
+        /// The entry.
+        entry: String,
+    },
+    /// The keepalive annotation of this node.
+    #[error("Node {node}: annotation {annotation} is {value:?}, which is no number of seconds; correct it")]
+    InvalidKeepalive {
+        /// The Node.
+        node: String,
+        /// Name of the annotation.
+        annotation: &'static str,
+        /// Its value.
+        value: String,
+    },
+    /// The key of a peer, which is left out for it.
+    #[error("WireKubePeer {peer}: spec.publicKey is {error}")]
+    InvalidPublicKey {
+        /// The WireKubePeer.
+        peer: String,
+        /// What is wrong.
+        error: InvalidKey,
+    },
+}
+
+impl SourceProblem {
+    /// One word for conditions, Events and metrics.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::InvalidAllowedIp { .. } => "InvalidAllowedIP",
+            Self::InvalidExcludedCidr { .. } => "InvalidExcludedCIDR",
+            Self::InvalidKeepalive { .. } => "InvalidKeepalive",
+            Self::InvalidPublicKey { .. } => "InvalidPublicKey",
+        }
+    }
+}

@@ -1,0 +1,242 @@
+//! The mesh as this node should have it, from what the cluster and the host say. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+
+use fairlead_api::wireguard::{PeerConfig, PublicKey};
+use fairlead_dataplane::mesh::{Bypass, MeshState};
+use fairlead_dataplane::uplink::{self, HostNetwork, Ignored};
+use fairlead_path::{Candidate, NatType, OwnView, PeerView, Seen, classify, is_private, order};
+use fairlead_topology::{Endpoints, Member, Plan, Policy, plan};
+use ipnet::IpNet;
+
+use super::inputs::Inputs;
+use super::problem::MeshProblem;
+
+/// What an uplink carries when the kernel does not say (IEEE 802.3).
+const ETHERNET_MTU: u32 = 1500;
+
+/// What the mesh needs to know of this host's links and addresses.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Host {
+    uplink_mtu: u32,
+    addresses: Vec<IpAddr>,
+    networks: Vec<IpNet>,
+}
+
+impl Host {
+    /// Leaves out what does not belong to the node itself: the mesh device and everything in pod networks.
+    pub fn new(network: &HostNetwork, inputs: &Inputs) -> Self {
+        let blocks = inputs.members.iter().flat_map(|member| &member.blocks);
+        let ignored = Ignored {
+            links: vec![inputs.settings.interface.clone()],
+            link_prefixes: Vec::new(),
+            networks: blocks.copied().collect(),
+        };
+        Self {
+            uplink_mtu: network.uplink_mtu(&ignored).unwrap_or(ETHERNET_MTU),
+            addresses: network.node_addresses(&ignored),
+            networks: network.connected_prefixes(&ignored),
+        }
+    }
+}
+
+/// The desired state of one peer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DesiredPeer {
+    /// Its name.
+    pub name: String,
+    /// Its configuration, without an endpoint.
+    pub config: PeerConfig,
+    /// Endpoints to try, best first.
+    pub candidates: Vec<Candidate>,
+    /// What it published.
+    manual: Option<String>,
+    host: Vec<SocketAddr>,
+}
+
+impl DesiredPeer {
+    /// Whether others learn something from an endpoint in use.
+    pub fn is_news(&self, endpoint: SocketAddr) -> bool {
+        let published = self.host.contains(&endpoint);
+        let open = published && !is_private(endpoint.ip());
+        open || !(published || self.manual.as_deref() == Some(&endpoint.to_string()))
+    }
+}
+
+/// Everything the kernel is to have, and what is published.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Desired {
+    /// MTU of the device.
+    pub mtu: u32,
+    /// Peers by identity.
+    pub peers: BTreeMap<PublicKey, DesiredPeer>,
+    /// This node's endpoints: its addresses with its port.
+    pub host: Vec<SocketAddr>,
+    /// Where other nodes see this one.
+    pub observed: Vec<SocketAddr>,
+    /// The address translation in front of this node, as far as it is known.
+    pub nat: NatType,
+    /// This node's prefixes.
+    pub own_prefixes: Vec<IpNet>,
+    /// What was left out.
+    pub problems: Vec<MeshProblem>,
+    targets_v4: Vec<IpNet>,
+    targets_v6: Vec<IpNet>,
+    bypass: Bypass,
+}
+
+impl Desired {
+    /// Plans and looks for the endpoints of every peer. Takes `O(n log n)`.
+    pub fn new(inputs: &Inputs, host: &Host) -> Self {
+        let policy = Policy { excluded: inputs.settings.excluded.clone(), ..Policy::new(&inputs.node) };
+        let plan = plan(&inputs.members, &policy);
+        let sightings = Sightings::new(&inputs.members);
+        let endpoints = host_endpoints(inputs, &host.addresses);
+        let observed = sightings.endpoints(&inputs.node, &inputs.public_key);
+        let own = OwnView {
+            addresses: endpoints.iter().map(SocketAddr::ip).collect(),
+            // A public address on an interface of this host says nothing about who else is near.
+            public_ips: observed
+                .iter()
+                .filter(|seen| !endpoints.contains(seen))
+                .map(SocketAddr::ip)
+                .collect(),
+            prefixes: host.networks.clone(),
+        };
+        Self {
+            mtu: uplink::mesh_mtu(inputs.settings.mtu, host.uplink_mtu),
+            peers: peers(inputs, &plan, &sightings, &own),
+            nat: classify(&endpoints, &seen(inputs, &sightings)),
+            host: endpoints,
+            observed,
+            own_prefixes: own_prefixes(inputs),
+            problems: problems(inputs, &plan),
+            targets_v4: plan.targets_ipv4.into_iter().map(IpNet::from).collect(),
+            targets_v6: plan.targets_ipv6.into_iter().map(IpNet::from).collect(),
+            bypass: Bypass { servers: inputs.api_server.clone(), nodes: other_nodes(inputs) },
+        }
+    }
+
+    /// What leads packets into the device `interface`.
+    pub fn mesh_state(&self, interface: &str) -> MeshState {
+        MeshState {
+            interface: interface.to_owned(),
+            mtu: self.mtu,
+            targets_v4: self.targets_v4.clone(),
+            targets_v6: self.targets_v6.clone(),
+            bypass: self.bypass.clone(),
+        }
+    }
+}
+
+/// Where members see each other, by who is seen.
+struct Sightings<'a>(BTreeMap<&'a str, Vec<(&'a Member, PublicKey, SocketAddr)>>);
+
+impl<'a> Sightings<'a> {
+    fn new(members: &'a [Member]) -> Self {
+        let mut by_name: BTreeMap<&str, Vec<_>> = BTreeMap::new();
+        for observer in members {
+            for (name, (key, endpoint)) in &observer.endpoints.sightings {
+                if *name != observer.name {
+                    by_name.entry(name).or_default().push((observer, *key, *endpoint));
+                }
+            }
+        }
+        Self(by_name)
+    }
+
+    /// Where each other member sees `name` with this identity.
+    fn of(&self, name: &str, key: &PublicKey) -> impl Iterator<Item = (&'a Member, SocketAddr)> {
+        let seen = self.0.get(name).into_iter().flatten();
+        seen.filter(move |(_, seen, _)| seen == key).map(|(observer, _, endpoint)| (*observer, *endpoint))
+    }
+
+    /// The distinct endpoints of [`Self::of`], in a stable order.
+    fn endpoints(&self, name: &str, key: &PublicKey) -> Vec<SocketAddr> {
+        let distinct: BTreeSet<SocketAddr> = self.of(name, key).map(|(_, endpoint)| endpoint).collect();
+        distinct.into_iter().collect()
+    }
+}
+
+fn peers(
+    inputs: &Inputs,
+    plan: &Plan,
+    sightings: &Sightings<'_>,
+    own: &OwnView,
+) -> BTreeMap<PublicKey, DesiredPeer> {
+    let members = inputs.members.iter().filter_map(|member| {
+        let key = member.public_key?;
+        let planned = plan.peers.get(&key).filter(|planned| planned.name == member.name)?;
+        let config = PeerConfig {
+            preshared_key: planned.preshared_key,
+            endpoint: None,
+            // Devices say zero as "none".
+            persistent_keepalive: Some(inputs.keepalive.unwrap_or(planned.keepalive))
+                .filter(|seconds| *seconds > 0),
+            allowed_ips: planned.allowed_ips.clone(),
+        };
+        let (manual, host) = (member.endpoints.manual.clone(), member.endpoints.host.clone());
+        let observed = sightings.endpoints(&member.name, &key);
+        let candidates = order(own, &peer_view(&inputs.resolved, &member.endpoints, observed));
+        Some((key, DesiredPeer { name: member.name.clone(), config, candidates, manual, host }))
+    });
+    members.collect()
+}
+
+fn peer_view(
+    resolved: &BTreeMap<String, SocketAddr>,
+    endpoints: &Endpoints,
+    mut observed: Vec<SocketAddr>,
+) -> PeerView {
+    let resolve = |text: &String| text.parse().ok().or_else(|| resolved.get(text).copied());
+    observed.retain(|endpoint| !endpoints.host.contains(endpoint));
+    let preferred = endpoints.preferred.filter(|endpoint| !endpoints.host.contains(endpoint));
+    observed.extend(preferred.filter(|endpoint| !observed.contains(endpoint)));
+    PeerView { manual: endpoints.manual.as_ref().and_then(resolve), host: endpoints.host.clone(), observed }
+}
+
+/// Where each observer sees this node, with the observer's own address.
+fn seen(inputs: &Inputs, sightings: &Sightings<'_>) -> Vec<Seen> {
+    sightings
+        .of(&inputs.node, &inputs.public_key)
+        .filter_map(|(observer, address)| {
+            Some(Seen { observer: observer.endpoints.host.first()?.ip(), address })
+        })
+        .collect()
+}
+
+/// Addresses of the Node object first, because an administrator chose them; then the other addresses of this host.
+fn host_endpoints(inputs: &Inputs, local: &[IpAddr]) -> Vec<SocketAddr> {
+    let mut endpoints: Vec<SocketAddr> = Vec::new();
+    for address in inputs.node_addresses.iter().chain(local) {
+        let endpoint = SocketAddr::new(*address, inputs.settings.port);
+        if !endpoints.contains(&endpoint) {
+            endpoints.push(endpoint);
+        }
+    }
+    endpoints
+}
+
+/// The other nodes' own addresses. A wider claim is a network, not a node.
+fn other_nodes(inputs: &Inputs) -> Vec<IpAddr> {
+    let others = inputs.members.iter().filter(|member| member.name != inputs.node);
+    let claims = others.filter(|member| member.public_key.is_some()).flat_map(|member| &member.claims);
+    claims.filter(|claim| claim.prefix_len() == claim.max_prefix_len()).map(IpNet::addr).collect()
+}
+
+fn own_prefixes(inputs: &Inputs) -> Vec<IpNet> {
+    let mut prefixes: Vec<IpNet> = inputs.claims.iter().copied().map(IpNet::from).collect();
+    let own = inputs.members.iter().filter(|member| member.name == inputs.node);
+    prefixes.extend(own.flat_map(|member| &member.blocks));
+    prefixes
+}
+
+fn problems(inputs: &Inputs, plan: &Plan) -> Vec<MeshProblem> {
+    let open = plan.problems.iter().filter(|problem| !problem.is_solved_by(&inputs.settings.excluded));
+    let read = inputs.problems.iter().cloned().map(MeshProblem::Source);
+    read.chain(open.cloned().map(MeshProblem::Plan)).collect()
+}
+
+#[cfg(test)]
+pub(super) mod tests;

@@ -1,0 +1,113 @@
+use fairlead_topology::{MemberRecord, Source, merge};
+
+use super::*;
+use crate::mesh::settings::MeshSettings;
+
+/// The key of a node in tests.
+pub(in crate::mesh) fn key(number: u32) -> PublicKey {
+    let mut bytes = [1; 32];
+    bytes[..4].copy_from_slice(&number.to_be_bytes());
+    PublicKey(bytes)
+}
+
+/// A member with one address, 10.0.x.y, where it can be reached.
+pub(in crate::mesh) fn member(number: u32) -> Member {
+    let address = IpAddr::from([10, 0, (number / 256) as u8, (number % 256) as u8]);
+    let endpoints = Endpoints { host: vec![SocketAddr::new(address, 51820)], ..Endpoints::default() };
+    Member {
+        public_key: Some(key(number)),
+        claims: vec![address.into()],
+        endpoints,
+        ..Member::named(format!("node-{number:04}"))
+    }
+}
+
+/// What node 1 knows in a cluster of these members.
+pub(in crate::mesh) fn inputs(members: impl IntoIterator<Item = Member>) -> Inputs {
+    let record = |member| MemberRecord { member, ..MemberRecord::of_node(Source::Kubernetes, "") };
+    let own: IpAddr = [10, 0, 0, 1].into();
+    Inputs {
+        node: "node-0001".to_owned(),
+        public_key: key(1),
+        settings: MeshSettings {
+            interface: "wire_kube".to_owned(),
+            port: 51820,
+            mtu: 1420,
+            excluded: Vec::new(),
+            claim_node_addresses: true,
+        },
+        members: merge(members.into_iter().map(record).collect()),
+        node_addresses: vec![own],
+        claims: vec![own],
+        api_server: vec!["192.0.2.100:6443".parse().unwrap()],
+        keepalive: None,
+        resolved: BTreeMap::new(),
+        problems: Vec::new(),
+    }
+}
+
+fn host() -> Host {
+    Host { uplink_mtu: 1500, addresses: vec![[10, 0, 0, 1].into()], networks: Vec::new() }
+}
+
+#[test]
+fn what_a_peer_did_not_publish_and_its_public_addresses_are_news() {
+    let mut peer = member(2);
+    peer.endpoints.manual = Some("203.0.113.1:7".to_owned());
+    peer.endpoints.host =
+        ["192.168.1.10:51820", "198.51.100.1:51820"].map(|text| text.parse().unwrap()).to_vec();
+    let desired = Desired::new(&inputs([member(1), peer]), &host());
+    let cases = [
+        ("203.0.113.9:4000", true),
+        ("198.51.100.1:51820", true),
+        ("192.168.1.10:51820", false),
+        ("203.0.113.1:7", false),
+    ];
+    for (endpoint, news) in cases {
+        assert_eq!(desired.peers[&key(2)].is_news(endpoint.parse().unwrap()), news, "{endpoint}");
+    }
+}
+
+#[test]
+fn a_sighting_counts_only_for_the_present_key_of_the_peer() {
+    let observer = |number, seen: PublicKey| {
+        let mut observer = member(number);
+        let endpoint = "203.0.113.1:9".parse().unwrap();
+        observer.endpoints.sightings = [("node-0001".to_owned(), (seen, endpoint))].into();
+        observer
+    };
+    let members = [observer(2, key(1)), observer(3, key(9)), observer(1, key(1))];
+    let sightings = Sightings::new(&members);
+    assert_eq!(sightings.of("node-0001", &key(1)).count(), 1);
+    assert_eq!(sightings.endpoints("node-0001", &key(9)), ["203.0.113.1:9".parse().unwrap()]);
+    assert_eq!(Desired::new(&inputs(members), &host()).observed, ["203.0.113.1:9".parse().unwrap()]);
+}
+
+#[test]
+fn a_thousand_peers_lose_one_and_only_it_changes() {
+    let before = Desired::new(&inputs((0..1000).map(member)), &host());
+    let after = Desired::new(&inputs((0..999).map(member)), &host());
+    let gone: Vec<_> =
+        before.peers.iter().filter(|(key, peer)| after.peers.get(*key) != Some(*peer)).collect();
+    assert_eq!(gone.len(), 1);
+    assert_eq!(after.peers.len(), 998);
+}
+
+#[test]
+fn a_host_name_is_tried_once_it_is_resolved() {
+    let mut peer = member(2);
+    peer.endpoints.manual = Some("node.example:7".to_owned());
+    let mut inputs = inputs([member(1), peer]);
+    assert_eq!(Desired::new(&inputs, &host()).peers[&key(2)].candidates.len(), 1);
+    let resolved: SocketAddr = "203.0.113.7:7".parse().unwrap();
+    inputs.resolved.insert("node.example:7".to_owned(), resolved);
+    assert_eq!(Desired::new(&inputs, &host()).peers[&key(2)].candidates[0].address, resolved);
+}
+
+#[test]
+fn a_node_without_a_key_is_no_peer_and_its_address_no_bypass() {
+    let keyless = Member { public_key: None, ..member(2) };
+    let desired = Desired::new(&inputs([member(1), keyless]), &host());
+    assert!(desired.peers.is_empty());
+    assert_eq!(desired.mesh_state("wire_kube").bypass.nodes, Vec::<IpAddr>::new());
+}

@@ -1,0 +1,142 @@
+//! From the cluster's objects to everything the mesh is decided from. What the kernel says comes later, in
+//! [`super::desired`].
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use fairlead_api::resources::WireKubeMesh;
+use fairlead_api::wireguard::PublicKey;
+use fairlead_cluster::caches::Cache;
+use fairlead_topology::{Member, MemberRecord, Source};
+use ipnet::IpNet;
+use k8s_openapi::api::core::v1::Node;
+use kube::ResourceExt;
+use kube::runtime::reflector::ObjectRef;
+use tokio::sync::watch;
+
+use super::names::Names;
+use super::problem::MeshFailure;
+use super::settings::MeshSettings;
+use crate::members::{self, MemberSource, SourceProblem, annotations, nodes};
+
+/// What the cluster says, parsed and merged.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Inputs {
+    /// This node's name.
+    pub node: String,
+    /// This node's identity.
+    pub public_key: PublicKey,
+    /// The mesh resource.
+    pub settings: MeshSettings,
+    /// All members, this node included.
+    pub members: Vec<Member>,
+    /// This node's own addresses, as its Node object has them: where others may reach it.
+    pub node_addresses: Vec<IpAddr>,
+    /// Those of them at which it is reached through the mesh.
+    pub claims: Vec<IpAddr>,
+    /// TCP endpoints of the API server; nodes reach them past the mesh, or a broken tunnel could not be repaired.
+    pub api_server: Vec<SocketAddr>,
+    /// Seconds between keepalives to every peer; what each peer asks for when `None`.
+    pub keepalive: Option<u16>,
+    /// Endpoints given as host names, resolved.
+    pub resolved: BTreeMap<String, SocketAddr>,
+    /// What could not be read.
+    pub problems: Vec<SourceProblem>,
+}
+
+/// Reads [`Inputs`] and says when they may have changed.
+pub(super) struct InputReader {
+    node: String,
+    public_key: PublicKey,
+    nodes: Arc<Cache<Node>>,
+    meshes: Arc<Cache<WireKubeMesh>>,
+    sources: Vec<Box<dyn MemberSource>>,
+    api_server: watch::Receiver<Option<Vec<SocketAddr>>>,
+    names: Names,
+    node_changed: watch::Receiver<u64>,
+    mesh_changed: watch::Receiver<u64>,
+}
+
+impl InputReader {
+    pub(super) fn new(
+        (node, public_key): (String, PublicKey),
+        nodes: Arc<Cache<Node>>,
+        meshes: Arc<Cache<WireKubeMesh>>,
+        sources: Vec<Box<dyn MemberSource>>,
+        api_server: watch::Receiver<Option<Vec<SocketAddr>>>,
+    ) -> Self {
+        let (mut node_changed, mut mesh_changed) = (nodes.subscribe(), meshes.subscribe());
+        // Only what changes from now on is news.
+        node_changed.mark_unchanged();
+        mesh_changed.mark_unchanged();
+        let names = Names::default();
+        Self { node, public_key, nodes, meshes, sources, api_server, names, node_changed, mesh_changed }
+    }
+
+    /// Resolves when the inputs may have changed.
+    pub(super) async fn changed(&mut self) {
+        tokio::select! {
+            () = members::changed(&mut self.sources) => {}
+            () = self.names.changed() => {}
+            _ = self.api_server.changed() => {}
+            _ = self.mesh_changed.changed() => {}
+            _ = self.node_changed.changed() => {}
+        }
+    }
+
+    /// The inputs as they are.
+    ///
+    /// # Errors
+    /// There is no mesh, or something has not answered yet.
+    pub(super) fn read(&mut self) -> Result<Inputs, MeshFailure> {
+        let has_sources = self.sources.iter().all(|source| source.is_ready());
+        if !(has_sources && self.meshes.is_ready() && self.nodes.is_ready()) {
+            return Err(MeshFailure::WaitingForApiServer);
+        }
+        let api_server = self.api_server.borrow().clone().ok_or(MeshFailure::WaitingForApiServer)?;
+        let mut problems = Vec::new();
+        let meshes = self.meshes.store.state();
+        let mesh = meshes.iter().min_by_key(|mesh| mesh.name_any()).ok_or(MeshFailure::NoMesh)?;
+        let node = self.nodes.store.get(&ObjectRef::new(&self.node));
+        let node = node.ok_or_else(|| MeshFailure::NodeNotFound(self.node.clone()))?;
+        let settings = MeshSettings::parse(mesh, &mut problems);
+        let claims = claims(&settings, &node);
+        let own = self.own_record(&claims);
+        let members = members::merged(&self.sources, Some(own), &mut problems);
+        let members = members.ok_or(MeshFailure::WaitingForApiServer)?;
+        let keepalive = annotations::keepalive(&node).unwrap_or_else(|problem| {
+            problems.push(problem);
+            None
+        });
+        let others = members.iter().filter(|member| member.name != self.node);
+        let manual = others.filter_map(|member| member.endpoints.manual.as_ref());
+        let resolved = self.names.resolve(manual.filter(|text| text.parse::<SocketAddr>().is_err()));
+        Ok(Inputs {
+            node: self.node.clone(),
+            public_key: self.public_key,
+            settings,
+            members,
+            node_addresses: nodes::addresses(&node, nodes::ANY),
+            claims,
+            api_server,
+            keepalive,
+            resolved,
+            problems,
+        })
+    }
+
+    /// Of this node the program knows more than what the API server last heard.
+    fn own_record(&self, claims: &[IpAddr]) -> MemberRecord {
+        let mut record = MemberRecord::of_node(Source::Local, &self.node);
+        record.member.public_key = Some(self.public_key);
+        record.member.claims = claims.iter().copied().map(IpNet::from).collect();
+        record
+    }
+}
+
+/// The addresses at which this node is reached through the mesh: its internal ones. External ones belong to the address
+/// translation of the cloud, and are reached without the mesh.
+fn claims(settings: &MeshSettings, node: &Node) -> Vec<IpAddr> {
+    if settings.claim_node_addresses { nodes::addresses(node, nodes::INTERNAL) } else { Vec::new() }
+}

@@ -1,0 +1,156 @@
+//! The paths to the peers: drives [`PathAgent`] on timers and observations, and sets endpoints through the device.
+//!
+//! A wake costs what the peers that are due cost. It reads no object of the cluster and dumps no links, routes or
+//! nftables. Only an observation reads the device, and then serves all peers with one request.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant, SystemTime};
+
+use fairlead_api::wireguard::{DeviceChange, DeviceState, PeerConfig, PeerState, PublicKey};
+use fairlead_dataplane::wireguard::{self, Backend, WireGuardDevice};
+use fairlead_path::{Config, Event, Observation, PathAgent, PeerPaths, Status};
+
+use super::desired::DesiredPeer;
+
+/// How long one endpoint is tried where setting it forces handshakes: they are sent within the first two seconds.
+const FORCED_ATTEMPT: Duration = Duration::from_millis(2500);
+
+/// The paths of this node.
+pub struct PathDriver {
+    agent: PathAgent,
+    backend: Backend,
+    seed: u64,
+    started: Instant,
+    /// Configurations in use, for the peers whose endpoint is to be set.
+    configs: BTreeMap<PublicKey, PeerConfig>,
+    /// Peers as last observed.
+    observed: BTreeMap<PublicKey, PeerState>,
+}
+
+impl PathDriver {
+    /// No peers. `seed` must differ between nodes, or two of them might always try each other at different times.
+    pub fn new(seed: u64, now: Instant) -> Self {
+        let backend = Backend::Embedded;
+        Self {
+            agent: PathAgent::new(config(backend), seed),
+            backend,
+            seed,
+            started: now,
+            configs: BTreeMap::new(),
+            observed: BTreeMap::new(),
+        }
+    }
+
+    /// Replaces the peers. Those that stay keep their state.
+    pub fn set_peers(&mut self, peers: &BTreeMap<PublicKey, DesiredPeer>, backend: Backend, now: Instant) {
+        if self.backend != backend {
+            self.backend = backend;
+            self.agent = PathAgent::new(config(backend), self.seed);
+        }
+        let gone: Vec<PublicKey> =
+            self.agent.peers().filter(|key| !peers.contains_key(*key)).copied().collect();
+        gone.iter().for_each(|key| self.agent.remove_peer(key));
+        let since = self.since(now);
+        for (key, peer) in peers {
+            let paths = PeerPaths { candidates: peer.candidates.clone(), last_good: None };
+            self.agent.upsert_peer(since, *key, paths);
+        }
+        self.configs = peers.iter().map(|(key, peer)| (*key, peer.config.clone())).collect();
+    }
+
+    /// Takes the state of the device and returns the endpoints to set.
+    pub fn observe(&mut self, state: &DeviceState, now: Instant) -> BTreeMap<PublicKey, SocketAddr> {
+        let since = self.since(now);
+        for key in self.configs.keys() {
+            self.agent.observe(since, key, observation(state.peers.get(key)));
+        }
+        self.observed.clone_from(&state.peers);
+        self.drain().endpoints
+    }
+
+    /// Handles the timers that are due. Returns whether the device was observed.
+    ///
+    /// # Errors
+    /// The device cannot be read or changed.
+    pub fn handle_timeout(
+        &mut self,
+        device: &dyn WireGuardDevice,
+        now: Instant,
+    ) -> Result<bool, wireguard::Error> {
+        self.agent.handle_timeout(self.since(now));
+        let mut due = self.drain();
+        if due.observation {
+            due.endpoints.extend(self.observe(&device.state()?, now));
+        }
+        let set_peers: BTreeMap<PublicKey, PeerConfig> = due
+            .endpoints
+            .into_iter()
+            .filter_map(|(key, endpoint)| {
+                Some((key, PeerConfig { endpoint: Some(endpoint), ..self.configs.get(&key)?.clone() }))
+            })
+            .collect();
+        if !set_peers.is_empty() {
+            device.change(&DeviceChange { set_peers, ..DeviceChange::default() })?;
+        }
+        Ok(due.observation)
+    }
+
+    /// When to call [`Self::handle_timeout`]; `None` without peers.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        self.started.checked_add(self.agent.poll_timeout()?)
+    }
+
+    /// The path to a peer, and what the device said of the peer.
+    pub fn status(&self, key: &PublicKey, now: Instant) -> Option<(Status, Option<PeerState>)> {
+        Some((self.agent.status(self.since(now), key)?, self.observed.get(key).cloned()))
+    }
+
+    /// The agent counts time from the start of the driver.
+    fn since(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.started)
+    }
+
+    fn drain(&mut self) -> Due {
+        let mut due = Due::default();
+        while let Some(event) = self.agent.poll_event() {
+            match event {
+                Event::ObservationDue { .. } => due.observation = true,
+                Event::SetEndpoint { peer, endpoint, source, reason } => {
+                    tracing::debug!(%peer, %endpoint, %source, ?reason, "trying endpoint");
+                    due.endpoints.insert(peer, endpoint);
+                }
+                Event::StateChanged { peer, from, to, reason } => {
+                    tracing::debug!(%peer, %from, %to, reason = reason.name(), "the path changed its state");
+                }
+            }
+        }
+        due
+    }
+}
+
+/// What events ask for.
+#[derive(Default)]
+struct Due {
+    observation: bool,
+    endpoints: BTreeMap<PublicKey, SocketAddr>,
+}
+
+fn config(backend: Backend) -> Config {
+    match backend {
+        // A new endpoint makes it send handshakes at once, so that each attempt can be short.
+        Backend::Embedded => Config { attempt: FORCED_ATTEMPT, ..Config::default() },
+        Backend::Kernel => Config::default(),
+    }
+}
+
+fn observation(peer: Option<&PeerState>) -> Observation {
+    let Some(peer) = peer else { return Observation::default() };
+    let age = |at| SystemTime::now().duration_since(at).unwrap_or_default();
+    Observation {
+        endpoint: peer.config.endpoint,
+        handshake_age: peer.last_handshake.map(age),
+        rx_bytes: peer.rx_bytes,
+        tx_bytes: peer.tx_bytes,
+    }
+}

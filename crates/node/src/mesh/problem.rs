@@ -1,0 +1,105 @@
+//! Problems of the mesh, and why a node has none.
+
+use std::fmt;
+
+use fairlead_dataplane::uplink::SysctlError;
+use fairlead_dataplane::wireguard;
+use fairlead_topology::Problem;
+
+use crate::members::SourceProblem;
+
+/// Something that does not work while the mesh does. `Display` is a sentence for status and Events.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum MeshProblem {
+    /// The device has another name than the mesh resource says.
+    InterfaceChanged {
+        /// What the resource says.
+        configured: String,
+        /// The name of the device.
+        running: String,
+    },
+    /// Left out by the plan.
+    Plan(Problem),
+    /// Not readable in a source.
+    Source(SourceProblem),
+}
+
+impl MeshProblem {
+    /// One word for conditions, Events and metrics.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::InterfaceChanged { .. } => "InterfaceChanged",
+            Self::Plan(problem) => problem.reason(),
+            Self::Source(problem) => problem.reason(),
+        }
+    }
+}
+
+impl fmt::Display for MeshProblem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::InterfaceChanged { configured, running } => write!(
+                f,
+                "WireKubeMesh names interface {configured} and this node runs on {running}: restart `fairlead node` to \
+                 change it"
+            ),
+            Self::Plan(problem) => problem.fmt(f),
+            Self::Source(problem) => problem.fmt(f),
+        }
+    }
+}
+
+/// Why this node is not in the mesh, or why the last change was not applied.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum MeshFailure {
+    /// The WireGuard device.
+    #[error("{0}")]
+    DeviceFailed(String),
+    /// This node has no usable WireGuard key.
+    #[error("{0}")]
+    KeyUnusable(String),
+    /// nftables, rules, routes, links, addresses or switches of the kernel.
+    #[error("{0}")]
+    KernelRefused(String),
+    /// The cluster has no mesh.
+    #[error("there is no WireKubeMesh: this node routes only its own pods")]
+    NoMesh,
+    /// There is no Node object of this name.
+    #[error("Node {0} does not exist: is the node name right?")]
+    NodeNotFound(String),
+    /// A watch has not shown its first list.
+    #[error("waiting for the first answer of the API server")]
+    WaitingForApiServer,
+}
+
+impl MeshFailure {
+    /// One word for conditions, Events and metrics.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::DeviceFailed(_) => "DeviceFailed",
+            Self::KernelRefused(_) => "KernelRefused",
+            Self::KeyUnusable(_) => "WireGuardKeyUnusable",
+            Self::NoMesh => "NoMesh",
+            Self::NodeNotFound(_) => "NodeNotFound",
+            Self::WaitingForApiServer => "WaitingForAPIServer",
+        }
+    }
+}
+
+impl From<wireguard::Error> for MeshFailure {
+    fn from(error: wireguard::Error) -> Self {
+        Self::DeviceFailed(error.to_string())
+    }
+}
+
+impl From<fairlead_netlink::Error> for MeshFailure {
+    fn from(error: fairlead_netlink::Error) -> Self {
+        Self::KernelRefused(error.to_string())
+    }
+}
+
+impl From<SysctlError> for MeshFailure {
+    fn from(error: SysctlError) -> Self {
+        Self::KernelRefused(error.to_string())
+    }
+}

@@ -1,0 +1,224 @@
+//! Brings the kernel to the desired mesh. Runs when something changed, and now and then because others change the kernel
+//! too.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+
+use fairlead_api::names::MARK_FROM_WIREGUARD;
+use fairlead_api::wireguard::{DeviceConfig, PeerConfig, PrivateKey, PublicKey};
+use fairlead_dataplane::wireguard::{self, PendingHandover, Preference, WireGuardDevice};
+use fairlead_path::NatType;
+
+use super::desired::{Desired, DesiredPeer, Host};
+use super::inputs::Inputs;
+use super::kernel::Kernel;
+use super::paths::PathDriver;
+use super::problem::{MeshFailure, MeshProblem};
+use super::report::{PeerReport, Report};
+
+/// The mesh of this node: the device, what it is to be, and the paths. Losing it (a restart) loses no traffic: the
+/// device is adopted as it is.
+pub struct Mesh<K> {
+    kernel: K,
+    device: DeviceSlot,
+    private_key: PrivateKey,
+    planned: Option<Planned>,
+    nat: NatType,
+    paths: PathDriver,
+    /// How often it planned; for tests.
+    pub(super) plans: usize,
+}
+
+/// What is desired, and from what that follows.
+struct Planned {
+    inputs: Arc<Inputs>,
+    host: Host,
+    desired: Desired,
+}
+
+impl<K: Kernel> Mesh<K> {
+    /// Nothing is touched before the first [`Self::reconcile`].
+    pub fn new(kernel: K, private_key: PrivateKey, device: DeviceSlot, paths: PathDriver) -> Self {
+        Self { kernel, device, private_key, planned: None, nat: NatType::Unknown, paths, plans: 0 }
+    }
+
+    /// Brings the kernel to what `inputs` ask for.
+    ///
+    /// # Errors
+    /// The kernel refuses something. What was done before stays, and the next call goes on from there.
+    pub fn reconcile(&mut self, inputs: &Arc<Inputs>, now: Instant) -> Result<Report, MeshFailure> {
+        let host = Host::new(&self.kernel.network()?, inputs);
+        self.plan(inputs, host);
+        let Some(Planned { desired, .. }) = &self.planned else { return Err(MeshFailure::NoMesh) };
+        let slot = &mut self.device;
+        slot.use_device(|slot| {
+            let device = slot.open(&mut self.kernel, &inputs.settings.interface, desired.mtu)?;
+            let before = device.state()?;
+            self.paths.set_peers(&desired.peers, device.backend(), now);
+            let endpoints = self.paths.observe(&before, now);
+            let peer = |(key, peer): (&PublicKey, &DesiredPeer)| {
+                let endpoint = endpoints.get(key).copied();
+                (*key, PeerConfig { endpoint, ..peer.config.clone() })
+            };
+            let change = before.change_to(&DeviceConfig {
+                private_key: self.private_key.clone(),
+                listen_port: inputs.settings.port,
+                fwmark: MARK_FROM_WIREGUARD,
+                peers: desired.peers.iter().map(peer).collect(),
+            });
+            if change.is_empty() { Ok(()) } else { device.change(&change) }
+        })?;
+        let interface = slot.interface();
+        // Answers to what came out of the tunnel may leave by another link than the main table says.
+        self.kernel.loosen_reverse_path_filter(&interface)?;
+        self.kernel.apply(&desired.mesh_state(&interface))?;
+        self.report(now).ok_or(MeshFailure::NoMesh)
+    }
+
+    /// Handles the timers of the paths that are due. Returns a report if there is anything new in it.
+    ///
+    /// # Errors
+    /// The device cannot be read or changed.
+    pub fn wake_paths(&mut self, now: Instant) -> Result<Option<Report>, MeshFailure> {
+        let observed = self.device.use_device(|slot| match &slot.device {
+            Some(open) => self.paths.handle_timeout(&*open.device, now),
+            None => Ok(false),
+        })?;
+        Ok(self.report(now).filter(|_| observed))
+    }
+
+    /// When to call [`Self::wake_paths`]; `None` without a device or peers.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        self.device.device.as_ref().and_then(|_| self.paths.poll_timeout())
+    }
+
+    /// The device, for the program that follows this one.
+    pub fn into_device(self) -> DeviceSlot {
+        self.device
+    }
+
+    /// Plans anew if anything changed that the plan follows from.
+    fn plan(&mut self, inputs: &Arc<Inputs>, host: Host) {
+        if self.planned.as_ref().is_some_and(|last| last.inputs == *inputs && last.host == host) {
+            return;
+        }
+        self.plans = self.plans.saturating_add(1);
+        let desired = Desired::new(inputs, &host);
+        self.nat = self.nat.updated(desired.nat);
+        self.planned = Some(Planned { inputs: Arc::clone(inputs), host, desired });
+    }
+
+    fn report(&self, now: Instant) -> Option<Report> {
+        let (Planned { inputs, desired, .. }, open) = (self.planned.as_ref()?, self.device.device.as_ref()?);
+        let interface = open.device.interface().to_owned();
+        let renamed = inputs.settings.interface != interface;
+        let renamed = renamed.then(|| MeshProblem::InterfaceChanged {
+            configured: inputs.settings.interface.clone(),
+            running: interface.clone(),
+        });
+        Some(Report {
+            backend: open.device.backend(),
+            interface,
+            mtu: desired.mtu,
+            port: inputs.settings.port,
+            nat: self.nat,
+            host: desired.host.clone(),
+            observed: desired.observed.clone(),
+            peers: self.report_peers(desired, now),
+            own_prefixes: desired.own_prefixes.clone(),
+            claims: inputs.claims.clone(),
+            problems: desired.problems.iter().cloned().chain(renamed).collect(),
+        })
+    }
+
+    fn report_peers(&self, desired: &Desired, now: Instant) -> Vec<PeerReport> {
+        let peers = desired.peers.iter().filter_map(|(key, peer)| {
+            let (path, device) = self.paths.status(key, now)?;
+            let endpoint = device.as_ref().and_then(|device| device.config.endpoint);
+            Some(PeerReport {
+                name: peer.name.clone(),
+                public_key: *key,
+                path,
+                device,
+                prefixes: peer.config.allowed_ips.clone(),
+                endpoint_is_news: endpoint.is_some_and(|endpoint| peer.is_news(endpoint)),
+            })
+        });
+        let mut peers: Vec<PeerReport> = peers.collect();
+        peers.sort_by(|a, b| a.name.cmp(&b.name));
+        peers
+    }
+}
+
+/// The place of the WireGuard device.
+pub struct DeviceSlot {
+    preference: Preference,
+    /// Where devices inside processes are handed from one program to the next.
+    handover: PathBuf,
+    device: Option<OpenDevice>,
+}
+
+/// The device, and the MTU it was opened with.
+struct OpenDevice {
+    device: Box<dyn WireGuardDevice>,
+    mtu: u32,
+}
+
+impl DeviceSlot {
+    /// Without a device. `handover` is where a device of another process may be waiting, and where this one will.
+    pub fn new(preference: Preference, handover: PathBuf) -> Self {
+        Self { preference, handover, device: None }
+    }
+
+    /// Gets ready to hand the device to the next program. `None` when there is nothing to hand over.
+    ///
+    /// # Errors
+    /// The device cannot be handed over: the next program starts it anew.
+    pub fn hand_over(self) -> Result<Option<PendingHandover>, wireguard::Error> {
+        self.device.map_or(Ok(None), |open| open.device.hand_over(self.handover))
+    }
+
+    /// Empty without a device.
+    fn interface(&self) -> String {
+        self.device.as_ref().map(|open| open.device.interface().to_owned()).unwrap_or_default()
+    }
+
+    /// After an error the device is closed: another program may have removed it, and the next call opens it again.
+    fn use_device<T>(
+        &mut self,
+        work: impl FnOnce(&mut Self) -> Result<T, wireguard::Error>,
+    ) -> Result<T, wireguard::Error> {
+        let outcome = work(self);
+        if outcome.is_err() {
+            self.device = None;
+        }
+        outcome
+    }
+
+    /// The device, opened again when it is to have another MTU; its name is kept until the program is started anew.
+    fn open(
+        &mut self,
+        kernel: &mut impl Kernel,
+        interface: &str,
+        mtu: u32,
+    ) -> Result<&dyn WireGuardDevice, wireguard::Error> {
+        let (present, interface) = match self.device.take() {
+            Some(open) if open.mtu == mtu => (Some(open), String::new()),
+            Some(open) => (None, open.device.interface().to_owned()),
+            None => (None, interface.to_owned()),
+        };
+        let open = match present {
+            Some(open) => open,
+            None => {
+                let (preference, handover_socket) = (self.preference, Some(self.handover.clone()));
+                let settings = wireguard::Settings { interface, mtu, preference, handover_socket };
+                OpenDevice { device: kernel.open(&settings)?, mtu }
+            }
+        };
+        Ok(&*self.device.insert(open).device)
+    }
+}
+
+#[cfg(test)]
+mod tests;

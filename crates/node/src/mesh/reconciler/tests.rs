@@ -1,0 +1,153 @@
+use fairlead_api::wireguard::{DeviceChange, DeviceState};
+use fairlead_dataplane::mesh::MeshState;
+use fairlead_dataplane::wireguard::Backend;
+
+use super::*;
+use crate::mesh::desired::tests::{inputs, key, member};
+use crate::mesh::tests::{FakeKernel, Shared};
+
+fn mesh(kernel: &Shared) -> Mesh<FakeKernel> {
+    let paths = PathDriver::new(7, Instant::now());
+    let device = DeviceSlot::new(Preference::Auto, PathBuf::from("/nonexistent"));
+    Mesh::new(FakeKernel(Arc::clone(kernel)), PrivateKey([8; 32]), device, paths)
+}
+
+fn three() -> Arc<Inputs> {
+    Arc::new(inputs([member(1), member(2), member(3)]))
+}
+
+#[test]
+fn a_change_is_one_batch_and_the_same_again_is_none() {
+    let kernel = Shared::default();
+    let (mut mesh, now) = (mesh(&kernel), Instant::now());
+    let report = mesh.reconcile(&three(), now).unwrap();
+    assert_eq!((report.backend, report.mtu, report.peers.len()), (Backend::Embedded, 1420, 2));
+    {
+        let mut kernel = kernel.lock().unwrap();
+        assert_eq!(kernel.opened, ["wire_kube"]);
+        let [change] = &kernel.changes[..] else { panic!("{:?}", kernel.changes) };
+        assert_eq!(change.private_key, Some(PrivateKey([8; 32])));
+        assert_eq!((change.listen_port, change.fwmark), (Some(51820), Some(MARK_FROM_WIREGUARD)));
+        let peers: Vec<_> = change.set_peers.iter().map(|(key, peer)| (*key, peer.endpoint)).collect();
+        let endpoint = |text: &str| text.parse().ok();
+        assert_eq!(peers, [(key(2), endpoint("10.0.0.2:51820")), (key(3), endpoint("10.0.0.3:51820"))]);
+        assert_eq!(kernel.applied.len(), 1);
+        kernel.forget();
+    }
+    mesh.reconcile(&three(), now).unwrap();
+    let kernel = kernel.lock().unwrap();
+    assert_eq!((kernel.changes.len(), kernel.applied.len(), kernel.opened.len()), (0, 0, 0));
+    assert_eq!(mesh.plans, 1, "nothing changed that the plan follows from");
+}
+
+#[test]
+fn a_peer_that_leaves_is_removed_and_no_other_is_touched() {
+    let kernel = Shared::default();
+    let (mut mesh, now) = (mesh(&kernel), Instant::now());
+    mesh.reconcile(&three(), now).unwrap();
+    kernel.lock().unwrap().forget();
+    let two = Arc::new(inputs([member(1), member(2)]));
+    mesh.reconcile(&two, now).unwrap();
+    let kernel = kernel.lock().unwrap();
+    assert_eq!(kernel.changes, [DeviceChange { remove_peers: vec![key(3)], ..DeviceChange::default() }]);
+    let targets: Vec<Vec<_>> =
+        kernel.applied.iter().map(|state: &MeshState| state.targets_v4.clone()).collect();
+    assert_eq!(targets, [vec!["10.0.0.2/32".parse().unwrap()]]);
+}
+
+#[test]
+fn a_new_mtu_opens_the_device_again_under_its_name() {
+    let kernel = Shared::default();
+    let (mut mesh, now) = (mesh(&kernel), Instant::now());
+    mesh.reconcile(&three(), now).unwrap();
+    let mut narrower = inputs([member(1), member(2), member(3)]);
+    narrower.settings.mtu = 1300;
+    narrower.settings.interface = "other".to_owned();
+    let report = mesh.reconcile(&Arc::new(narrower), now).unwrap();
+    assert_eq!(kernel.lock().unwrap().opened, ["wire_kube", "wire_kube"]);
+    assert_eq!((report.mtu, report.problems[0].reason()), (1300, "InterfaceChanged"));
+}
+
+#[test]
+fn a_device_that_vanished_is_opened_again() {
+    let kernel = Shared::default();
+    let (mut mesh, now) = (mesh(&kernel), Instant::now());
+    mesh.reconcile(&three(), now).unwrap();
+    kernel.lock().unwrap().remove_device();
+    let failure = mesh.reconcile(&three(), now).unwrap_err();
+    assert_eq!(failure.reason(), "DeviceFailed");
+    assert_eq!(mesh.poll_timeout(), None, "no paths without a device");
+    mesh.reconcile(&three(), now).unwrap();
+    let kernel = kernel.lock().unwrap();
+    assert_eq!(kernel.opened.len(), 2);
+    assert_eq!(kernel.state.as_ref().map(|state: &DeviceState| state.peers.len()), Some(2));
+}
+
+#[test]
+fn after_a_failure_the_next_step_goes_on_from_there() {
+    let kernel = Shared::default();
+    let (mut mesh, now) = (mesh(&kernel), Instant::now());
+    kernel.lock().unwrap().refuse_open = true;
+    assert_eq!(mesh.reconcile(&three(), now).unwrap_err().reason(), "DeviceFailed");
+    kernel.lock().unwrap().refuse_open = false;
+    kernel.lock().unwrap().refuse_apply = true;
+    assert_eq!(mesh.reconcile(&three(), now).unwrap_err().reason(), "KernelRefused");
+    kernel.lock().unwrap().refuse_apply = false;
+    mesh.reconcile(&three(), now).unwrap();
+    let kernel = kernel.lock().unwrap();
+    assert_eq!((kernel.opened.len(), kernel.changes.len(), kernel.applied.len()), (1, 1, 1));
+    assert_eq!(mesh.plans, 1);
+}
+
+#[test]
+fn what_another_program_changed_is_put_right_by_the_next_sweep() {
+    let kernel = Shared::default();
+    let (mut mesh, now) = (mesh(&kernel), Instant::now());
+    mesh.reconcile(&three(), now).unwrap();
+    {
+        let mut kernel = kernel.lock().unwrap();
+        kernel.forget();
+        kernel.state.as_mut().unwrap().peers.remove(&key(2));
+        kernel.mesh = None;
+    }
+    mesh.reconcile(&three(), now).unwrap();
+    let kernel = kernel.lock().unwrap();
+    let set: Vec<_> = kernel.changes.iter().flat_map(|change| change.set_peers.keys().copied()).collect();
+    assert_eq!((set, kernel.applied.len()), (vec![key(2)], 1));
+}
+
+#[test]
+fn a_path_timer_reads_the_device_once_and_nothing_else() {
+    let kernel = Shared::default();
+    let (mut mesh, start) = (mesh(&kernel), Instant::now());
+    let peers = 100;
+    let all = Arc::new(inputs((1..=peers).map(|number| {
+        let mut member = member(number);
+        let other = format!("10.1.0.{number}:51820").parse().unwrap();
+        member.endpoints.host.push(other);
+        member
+    })));
+    mesh.reconcile(&all, start).unwrap();
+    kernel.lock().unwrap().forget();
+    let (mut wakes, mut observed) = (0, 0);
+    let mut set = std::collections::BTreeSet::new();
+    // Two attempts of every peer.
+    while let Some(at) = mesh.poll_timeout().filter(|at| *at < start + std::time::Duration::from_secs(6)) {
+        observed += usize::from(mesh.wake_paths(at).unwrap().is_some());
+        wakes += 1;
+        let mut kernel = kernel.lock().unwrap();
+        for change in kernel.changes.drain(..) {
+            assert!(change.remove_peers.is_empty() && change.private_key.is_none());
+            set.extend(change.set_peers.into_iter().map(|(key, peer)| (key, peer.endpoint)));
+        }
+    }
+    let kernel = kernel.lock().unwrap();
+    assert_eq!(mesh.plans, 1, "no plan");
+    assert_eq!(
+        (kernel.networks_read, kernel.applied.len(), kernel.mesh_reads),
+        (0, 0, 0),
+        "no links, no nftables"
+    );
+    assert_eq!((kernel.states_read, wakes > 5), (observed, true), "{wakes} wakes");
+    assert_eq!(set.len(), 2 * (peers as usize - 1), "each peer's two endpoints were tried");
+}

@@ -1,0 +1,71 @@
+//! What the mesh found and did, for status, metrics and the publisher.
+
+use std::net::{IpAddr, SocketAddr};
+
+use fairlead_api::wireguard::{PeerState, PublicKey};
+use fairlead_dataplane::wireguard::Backend;
+use fairlead_path::{NatType, Status};
+use ipnet::IpNet;
+
+use super::problem::MeshProblem;
+
+/// The state of one peer.
+#[derive(Debug, Clone)]
+pub struct PeerReport {
+    /// Its name.
+    pub name: String,
+    /// Its identity.
+    pub public_key: PublicKey,
+    /// Up, connecting or down, and why.
+    pub path: Status,
+    /// What the device says; `None` only before it was configured.
+    pub device: Option<PeerState>,
+    /// What is sent to it.
+    pub prefixes: Vec<IpNet>,
+    /// Whether others learn something from the endpoint in use: the peer did not publish it itself, or it is a public
+    /// address of its own, which shows that no NAT is in front of it.
+    pub endpoint_is_news: bool,
+}
+
+/// The state of the mesh.
+#[derive(Debug, Clone)]
+pub struct Report {
+    /// Which WireGuard is in use.
+    pub backend: Backend,
+    /// The device.
+    pub interface: String,
+    /// Its MTU.
+    pub mtu: u32,
+    /// Our port.
+    pub port: u16,
+    /// Our address translation, as others see it.
+    pub nat: NatType,
+    /// Our own endpoints: addresses of this host with our port.
+    pub host: Vec<SocketAddr>,
+    /// Where others see us.
+    pub observed: Vec<SocketAddr>,
+    /// Peers by name.
+    pub peers: Vec<PeerReport>,
+    /// Our own prefixes.
+    pub own_prefixes: Vec<IpNet>,
+    /// Our own addresses among them, which we publish.
+    pub claims: Vec<IpAddr>,
+    /// What a user should know.
+    pub problems: Vec<MeshProblem>,
+}
+
+impl Report {
+    /// Whether this node publishes the same of both: counters, ages of handshakes and reasons do not count.
+    pub fn publishes_the_same(&self, other: &Self) -> bool {
+        let peer = |peer: &PeerReport| {
+            let endpoint = peer.device.as_ref().and_then(|device| device.config.endpoint);
+            (peer.name.clone(), peer.public_key, peer.path.state, endpoint, peer.endpoint_is_news)
+        };
+        (self.backend, self.nat) == (other.backend, other.nat)
+            && self.host == other.host
+            && self.observed == other.observed
+            && self.claims == other.claims
+            && self.problems == other.problems
+            && self.peers.iter().map(peer).eq(other.peers.iter().map(peer))
+    }
+}

@@ -1,0 +1,175 @@
+use std::path::PathBuf;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use fairlead_api::resources::WireKubeMesh;
+use fairlead_api::wireguard::PrivateKey;
+use fairlead_cluster::caches::{self, Cache};
+use fairlead_cluster::subsystem::Supervisor;
+use fairlead_dataplane::wireguard::Preference;
+use fairlead_topology::{Member, MemberRecord, Source};
+use futures::future::BoxFuture;
+use futures::stream::{self, StreamExt as _};
+use k8s_openapi::api::core::v1::Node;
+use kube::runtime::watcher::Event;
+use tokio::sync::watch;
+
+use super::*;
+use crate::members::{MemberSource, SourceProblem};
+use crate::mesh::desired::tests::{key, member};
+use crate::mesh::paths::PathDriver;
+use crate::mesh::reconciler::DeviceSlot;
+use crate::mesh::tests::{FakeKernel, Shared};
+
+/// A source in memory that counts how often it is read.
+struct CountedSource {
+    members: Arc<Mutex<Vec<Member>>>,
+    reads: Arc<AtomicUsize>,
+    changes: watch::Receiver<()>,
+}
+
+impl MemberSource for CountedSource {
+    fn changed(&mut self) -> BoxFuture<'_, ()> {
+        Box::pin(async {
+            if self.changes.changed().await.is_err() {
+                std::future::pending().await
+            }
+        })
+    }
+
+    fn is_ready(&self) -> bool {
+        true
+    }
+
+    fn records(&self, _: &mut Vec<SourceProblem>) -> Vec<MemberRecord> {
+        self.reads.fetch_add(1, Ordering::Relaxed);
+        let record = |member: &Member| MemberRecord {
+            member: member.clone(),
+            ..MemberRecord::of_node(Source::Kubernetes, "")
+        };
+        self.members.lock().unwrap().iter().map(record).collect()
+    }
+}
+
+/// A node of a cluster with a mesh: its reader, and what the test changes.
+struct Cluster {
+    members: Arc<Mutex<Vec<Member>>>,
+    reads: Arc<AtomicUsize>,
+    changed: watch::Sender<()>,
+    api_server: watch::Sender<Option<Vec<std::net::SocketAddr>>>,
+    _watches: Supervisor,
+}
+
+impl Cluster {
+    async fn new() -> (Self, InputReader) {
+        let mut watches = Supervisor::default();
+        let node = serde_json::json!({ "metadata": { "name": "node-0001" } });
+        let node: Node = serde_json::from_value(node).unwrap();
+        let mesh = serde_json::json!({
+            "apiVersion": "wirekube.io/v1alpha1", "kind": "WireKubeMesh",
+            "metadata": { "name": "default" }, "spec": {},
+        });
+        let mesh: WireKubeMesh = serde_json::from_value(mesh).unwrap();
+        let nodes = cache(&mut watches, "Nodes", node).await;
+        let meshes = cache(&mut watches, "WireKubeMeshes", mesh).await;
+        let members = Arc::new(Mutex::new(vec![member(2), member(3)]));
+        let reads = Arc::new(AtomicUsize::new(0));
+        let (changed, changes) = watch::channel(());
+        let (api_server, endpoints) = watch::channel(Some(Vec::new()));
+        let source = CountedSource { members: Arc::clone(&members), reads: Arc::clone(&reads), changes };
+        let identity = ("node-0001".to_owned(), key(1));
+        let reader = InputReader::new(identity, nodes, meshes, vec![Box::new(source)], endpoints);
+        (Self { members, reads, changed, api_server, _watches: watches }, reader)
+    }
+
+    fn reads(&self) -> usize {
+        self.reads.load(Ordering::Relaxed)
+    }
+}
+
+async fn cache<K>(watches: &mut Supervisor, what: &'static str, object: K) -> Arc<Cache<K>>
+where
+    K: kube::runtime::reflector::Lookup<DynamicType = ()> + Clone + std::fmt::Debug + Send + Sync + 'static,
+{
+    let list = [Ok(Event::Init), Ok(Event::InitApply(object)), Ok(Event::InitDone)];
+    let events = stream::iter(list).chain(stream::pending());
+    let cache = caches::start(watches.subsystem("caches"), what, events);
+    while !cache.is_ready() {
+        tokio::task::yield_now().await;
+    }
+    Arc::new(cache)
+}
+
+fn schedule() -> Schedule {
+    Schedule { inputs: None, failures: 0, sweep_at: Instant::now() }
+}
+
+fn reports() -> Arc<Reports> {
+    Arc::new(Reports::new(None))
+}
+
+#[test]
+fn failures_in_a_row_make_the_pause_longer_up_to_a_limit() {
+    let pauses: Vec<u128> = [1, 2, 3, 6, 7, 1000].map(|n| retry_interval(n).as_millis()).to_vec();
+    assert_eq!(pauses, [50, 100, 200, 1600, 2000, 2000]);
+}
+
+#[tokio::test]
+async fn only_a_change_of_the_inputs_is_reconciled_and_a_sweep_reads_no_objects() {
+    let (cluster, mut reader) = Cluster::new().await;
+    let (mut schedule, reports) = (schedule(), reports());
+    let mut work = |wake| schedule.work(wake, &mut reader, &reports);
+    assert!(matches!(work(Wake::Sweep), Some(Work::Reconcile(_))), "the start");
+    assert!(work(Wake::Change).is_none(), "nothing is different");
+    assert_eq!(cluster.reads(), 2);
+    assert!(matches!(work(Wake::Sweep), Some(Work::Reconcile(_))));
+    assert!(matches!(work(Wake::Paths), Some(Work::WakePaths)));
+    assert_eq!(cluster.reads(), 2);
+    cluster.members.lock().unwrap().push(member(4));
+    let Some(Work::Reconcile(inputs)) = work(Wake::Change) else { panic!("a new member") };
+    assert_eq!(inputs.members.len(), 4, "with this node");
+}
+
+#[tokio::test]
+async fn without_an_answer_of_the_api_server_the_paths_rest_and_the_reason_is_known() {
+    let (cluster, mut reader) = Cluster::new().await;
+    let (mut schedule, reports) = (schedule(), reports());
+    cluster.api_server.send_replace(None);
+    assert!(schedule.work(Wake::Sweep, &mut reader, &reports).is_none());
+    assert_eq!(reports.snapshot().failure, Some(MeshFailure::WaitingForApiServer));
+    assert!(schedule.sweep_at > Instant::now() && schedule.inputs.is_none());
+}
+
+#[tokio::test]
+async fn timers_of_paths_read_no_objects_plan_nothing_and_dump_nothing() {
+    let (cluster, reader) = Cluster::new().await;
+    let (kernel, reports) = (Shared::default(), reports());
+    let device = DeviceSlot::new(Preference::Auto, PathBuf::from("/nonexistent"));
+    let paths = PathDriver::new(7, Instant::now());
+    let mesh = Mesh::new(FakeKernel(Arc::clone(&kernel)), PrivateKey([8; 32]), device, paths);
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let stopped = async { drop(stopped.await) };
+    let task = tokio::spawn(run(reader, mesh, Arc::clone(&reports), stopped));
+    // Each step that is no sweep is a wake of the paths: their peers do not answer.
+    let path_wakes = || {
+        let kernel = kernel.lock().unwrap();
+        kernel.states_read.saturating_sub(kernel.networks_read)
+    };
+    while path_wakes() < 3 {
+        sleep(MIN_PAUSE).await;
+    }
+    assert_eq!(cluster.reads(), 1);
+    let before = kernel.lock().unwrap().networks_read;
+    cluster.members.lock().unwrap().push(member(4));
+    cluster.changed.send_replace(());
+    while reports.snapshot().report.is_none_or(|report| report.peers.len() < 3) {
+        sleep(MIN_PAUSE).await;
+    }
+    assert_eq!(cluster.reads(), 2);
+    drop(stop);
+    let mesh = task.await.unwrap();
+    let kernel = kernel.lock().unwrap();
+    assert_eq!((mesh.plans, kernel.applied.len()), (2, 2));
+    assert_eq!(kernel.mesh_reads, kernel.networks_read, "only reconciliation dumps anything");
+    assert!(kernel.networks_read > before && reports.snapshot().failure.is_none());
+}

@@ -1,0 +1,156 @@
+//! A kernel and a WireGuard device in memory, which record all calls. Everything else of the mesh is real.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+
+use fairlead_api::wireguard::{DeviceChange, DeviceState, PeerState};
+use fairlead_dataplane::mesh::{Applied, MeshState};
+use fairlead_dataplane::uplink::{HostNetwork, SysctlError};
+use fairlead_dataplane::wireguard::{self, Backend, PathSocket, PendingHandover, Settings, WireGuardDevice};
+use fairlead_netlink::{Error, Result};
+
+use super::kernel::Kernel;
+
+/// State and record of a [`FakeKernel`].
+#[derive(Default)]
+pub(super) struct Record {
+    /// Names of devices that were opened.
+    pub(super) opened: Vec<String>,
+    /// Changes of the device, one entry per batch.
+    pub(super) changes: Vec<DeviceChange>,
+    /// States of nftables, rules and routes that differed from the one before.
+    pub(super) applied: Vec<MeshState>,
+    /// How often those were compared.
+    pub(super) mesh_reads: usize,
+    /// How often links, addresses and routes were dumped.
+    pub(super) networks_read: usize,
+    /// How often the device was read.
+    pub(super) states_read: usize,
+    pub(super) refuse_apply: bool,
+    pub(super) refuse_open: bool,
+    /// The device; `None` when there is none.
+    pub(super) state: Option<DeviceState>,
+    /// nftables, rules and routes as they are.
+    pub(super) mesh: Option<MeshState>,
+}
+
+pub(super) type Shared = Arc<Mutex<Record>>;
+
+impl Record {
+    /// Begins to count anew; the kernel stays as it is.
+    pub(super) fn forget(&mut self) {
+        let (state, mesh) = (self.state.take(), self.mesh.take());
+        *self = Self { state, mesh, ..Self::default() };
+    }
+
+    /// As `ip link delete` does.
+    pub(super) fn remove_device(&mut self) {
+        self.state = None;
+    }
+}
+
+pub(super) struct FakeKernel(pub(super) Shared);
+
+fn refused() -> Error {
+    Error::Invalid { what: "change a fake kernel".to_owned(), reason: "the test says so".to_owned() }
+}
+
+impl Kernel for FakeKernel {
+    fn apply(&mut self, state: &MeshState) -> Result<Applied> {
+        let mut record = self.0.lock().unwrap();
+        record.mesh_reads += 1;
+        if record.refuse_apply {
+            return Err(refused());
+        }
+        if record.mesh.as_ref() == Some(state) {
+            return Ok(Applied::Unchanged);
+        }
+        record.mesh = Some(state.clone());
+        record.applied.push(state.clone());
+        Ok(Applied::Rebuilt)
+    }
+
+    fn loosen_reverse_path_filter(&mut self, _: &str) -> std::result::Result<(), SysctlError> {
+        Ok(())
+    }
+
+    fn network(&mut self) -> Result<HostNetwork> {
+        self.0.lock().unwrap().networks_read += 1;
+        Ok(HostNetwork::default())
+    }
+
+    fn open(
+        &mut self,
+        settings: &Settings,
+    ) -> std::result::Result<Box<dyn WireGuardDevice>, wireguard::Error> {
+        let mut record = self.0.lock().unwrap();
+        if record.refuse_open {
+            return Err(refused().into());
+        }
+        record.opened.push(settings.interface.clone());
+        record.state.get_or_insert_with(|| DeviceState {
+            private_key: None,
+            listen_port: 0,
+            fwmark: 0,
+            peers: Default::default(),
+        });
+        Ok(Box::new(FakeDevice { interface: settings.interface.clone(), record: Arc::clone(&self.0) }))
+    }
+}
+
+struct FakeDevice {
+    interface: String,
+    record: Shared,
+}
+
+impl FakeDevice {
+    fn vanished(&self) -> wireguard::Error {
+        wireguard::Error::Vanished(self.interface.clone())
+    }
+}
+
+impl WireGuardDevice for FakeDevice {
+    fn backend(&self) -> Backend {
+        Backend::Embedded
+    }
+
+    fn interface(&self) -> &str {
+        &self.interface
+    }
+
+    fn state(&self) -> std::result::Result<DeviceState, wireguard::Error> {
+        let mut record = self.record.lock().unwrap();
+        record.states_read += 1;
+        record.state.clone().ok_or_else(|| self.vanished())
+    }
+
+    fn change(&self, change: &DeviceChange) -> std::result::Result<(), wireguard::Error> {
+        let mut record = self.record.lock().unwrap();
+        let Some(state) = &mut record.state else { return Err(self.vanished()) };
+        state.private_key = change.private_key.clone().or(state.private_key.take());
+        state.listen_port = change.listen_port.unwrap_or(state.listen_port);
+        state.fwmark = change.fwmark.unwrap_or(state.fwmark);
+        change.remove_peers.iter().for_each(|key| drop(state.peers.remove(key)));
+        for (key, config) in &change.set_peers {
+            let peer = PeerState { config: config.clone(), last_handshake: None, rx_bytes: 0, tx_bytes: 0 };
+            state.peers.insert(*key, peer);
+        }
+        record.changes.push(change.clone());
+        Ok(())
+    }
+
+    fn open_path_socket(&self) -> std::io::Result<Option<Box<dyn PathSocket>>> {
+        Ok(None)
+    }
+
+    fn hand_over(
+        self: Box<Self>,
+        _: PathBuf,
+    ) -> std::result::Result<Option<PendingHandover>, wireguard::Error> {
+        Ok(None)
+    }
+
+    fn delete(self: Box<Self>) -> std::result::Result<(), wireguard::Error> {
+        Ok(())
+    }
+}

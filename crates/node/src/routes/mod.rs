@@ -1,0 +1,271 @@
+//! The built-in router: plain routes in the main table to the blocks of nodes on the same network.
+//!
+//! An alternative to the mesh, for nodes that share a layer-2 network: packets are neither encrypted nor wrapped. Where a
+//! mesh is on as well, its packets are marked before they are routed, so the mesh wins. Routes stay when the program ends.
+//!
+//! Data goes one way: Nodes and AddressBlocks by way of [`crate::members`] to [`fairlead_topology::plan`], whose routes
+//! `dataplane::routes::sync_router` brings to the kernel.
+
+pub mod metrics;
+
+use std::convert::Infallible;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use fairlead_api::names::{ROUTE_PROTOCOL_ROUTER, WIREGUARD_INTERFACE};
+use fairlead_api::resources::{AddressBlock, WireKubeMesh};
+use fairlead_cluster::caches::{self, Cache};
+use fairlead_cluster::subsystem::Supervisor;
+use fairlead_dataplane::routes::{self, Refused};
+use fairlead_dataplane::uplink::{HostNetwork, Ignored};
+use fairlead_netlink::route::{Route, TABLE_MAIN};
+use fairlead_topology::{BlockRoute, Member, OwnAddress, Plan, Policy, Problem, plan};
+use kube::runtime::{WatchStreamExt, watcher};
+use kube::{Api, Client};
+use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
+
+use self::metrics::RouterMetrics;
+use crate::members::kubernetes::Kubernetes;
+use crate::members::{self, MemberSource, nodes};
+
+/// How often the kernel is compared without a change: links come and go, and take routes with them.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(10);
+/// Least pause between two steps, so that a storm of changes costs one step, not thousands.
+const MIN_PAUSE: Duration = Duration::from_millis(50);
+
+/// What the built-in router works with.
+pub struct RoutesDeps {
+    /// Client of the API server.
+    pub client: Client,
+    /// This node's name.
+    pub node: String,
+    /// All blocks.
+    pub blocks: Arc<Cache<AddressBlock>>,
+    /// The mesh resources: their devices are no networks of this node.
+    pub meshes: Arc<Cache<WireKubeMesh>>,
+    /// Counters.
+    pub metrics: RouterMetrics,
+}
+
+/// Keeps the routes, with a watch of all Nodes that nothing else needs.
+pub fn start(deps: RoutesDeps, supervisor: &mut Supervisor) -> RoutesHandle {
+    let subsystem = supervisor.subsystem("router");
+    let nodes = watcher(Api::all(deps.client), caches::config()).modify(nodes::trim);
+    let nodes = Arc::new(caches::start(subsystem, "Nodes", nodes));
+    let handle = RoutesHandle::default();
+    let router = Router {
+        node: deps.node,
+        sources: vec![Box::new(Kubernetes::of_routes(nodes, deps.blocks))],
+        meshes_changed: deps.meshes.subscribe(),
+        meshes: deps.meshes,
+        reports: handle.clone(),
+        metrics: deps.metrics,
+    };
+    subsystem.spawn("routes", router.run());
+    handle
+}
+
+/// What other subsystems may know of the routes.
+#[derive(Clone, Default)]
+pub struct RoutesHandle(Arc<Mutex<Report>>);
+
+impl RoutesHandle {
+    /// The latest report.
+    pub fn report(&self) -> Report {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set(&self, report: Report) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = report;
+    }
+}
+
+/// The routes as of the last step.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub struct Report {
+    /// Routes the kernel has, ours or equal ones of another program.
+    pub routes: Vec<BlockRoute>,
+    /// Blocks without a route.
+    pub problems: Vec<RouteProblem>,
+}
+
+/// Why a route is missing. `Display` is a sentence for status.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RouteProblem {
+    /// Left out by the plan.
+    Plan(Problem),
+    /// The kernel refuses this route, or another program's is in its place.
+    Refused {
+        /// The route.
+        route: Box<Route>,
+        /// Why.
+        error: String,
+    },
+    /// The routes could not be read or compared.
+    SyncFailed(String),
+}
+
+impl RouteProblem {
+    /// One word for conditions, Events and metrics.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::Plan(problem) => problem.reason(),
+            Self::Refused { .. } => "RouteRefused",
+            Self::SyncFailed(_) => "SyncFailed",
+        }
+    }
+}
+
+impl fmt::Display for RouteProblem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Plan(problem) => problem.fmt(f),
+            Self::Refused { route, error } => write!(f, "no {route}: {error}"),
+            Self::SyncFailed(error) => write!(f, "cannot bring the router's routes up to date: {error}"),
+        }
+    }
+}
+
+struct Router {
+    node: String,
+    sources: Vec<Box<dyn MemberSource>>,
+    meshes_changed: watch::Receiver<u64>,
+    meshes: Arc<Cache<WireKubeMesh>>,
+    reports: RoutesHandle,
+    metrics: RouterMetrics,
+}
+
+/// What the routes follow from, but for the kernel.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Inputs {
+    node: String,
+    members: Vec<Member>,
+    mesh_devices: Vec<String>,
+    mesh: bool,
+}
+
+impl Router {
+    async fn run(mut self) -> Infallible {
+        let mut done: Option<(Inputs, Instant)> = None;
+        loop {
+            if let Some(inputs) = self.inputs() {
+                // Kubelets write to their Nodes all the time; only addresses matter here.
+                let current =
+                    done.as_ref().is_some_and(|(last, at)| *last == inputs && at.elapsed() < SWEEP_INTERVAL);
+                if !current {
+                    self.step(inputs.clone()).await;
+                    done = Some((inputs, Instant::now()));
+                }
+            }
+            sleep(MIN_PAUSE).await;
+            let changed = async {
+                tokio::select! {
+                    () = members::changed(&mut self.sources) => {}
+                    _ = self.meshes_changed.changed() => {}
+                }
+            };
+            let _ = timeout(SWEEP_INTERVAL, changed).await;
+        }
+    }
+
+    /// `None` until every watch has shown its first list: routes of before the start must not vanish for lack of an answer.
+    fn inputs(&self) -> Option<Inputs> {
+        if !self.meshes.is_ready() {
+            return None;
+        }
+        let members = members::merged(&self.sources, None, &mut Vec::new())?;
+        let meshes = self.meshes.store.state();
+        let mut mesh_devices: Vec<String> =
+            meshes.iter().map(|mesh| mesh.spec.interface_name.clone()).collect();
+        mesh_devices.push(WIREGUARD_INTERFACE.to_owned());
+        Some(Inputs { node: self.node.clone(), members, mesh_devices, mesh: !meshes.is_empty() })
+    }
+
+    async fn step(&self, inputs: Inputs) {
+        let outcome = tokio::task::spawn_blocking(move || sync(&inputs)).await;
+        let outcome = outcome.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
+        let before = self.reports.report();
+        let report = outcome.unwrap_or_else(|error| {
+            let problems = vec![RouteProblem::SyncFailed(error.to_string())];
+            Report { problems, ..before.clone() }
+        });
+        self.metrics.synced(&self.node, report.routes.len());
+        if before.problems != report.problems {
+            tracing::warn!(problems = ?report.problems, "the router has other problems than before");
+        }
+        if before.routes != report.routes {
+            tracing::info!(routes = report.routes.len(), "the router's routes changed");
+        }
+        self.reports.set(report);
+    }
+}
+
+/// One step on a thread that may block.
+fn sync(inputs: &Inputs) -> fairlead_netlink::Result<Report> {
+    let network = HostNetwork::read()?;
+    let ignored = Ignored { links: inputs.mesh_devices.clone(), ..Ignored::default() };
+    let own = network.own_addresses(&ignored).map(|it| OwnAddress { link: it.link, prefix: it.prefix });
+    let policy = Policy { routes_on: Some(own.collect()), ..Policy::new(&inputs.node) };
+    let plan = plan(&inputs.members, &policy);
+    let desired: Vec<Route> = plan.routes.iter().map(kernel_route).collect();
+    let (_, refused) = routes::sync_router(&desired)?;
+    Ok(report(plan, refused, inputs.mesh))
+}
+
+fn kernel_route(route: &BlockRoute) -> Route {
+    Route::via(TABLE_MAIN, ROUTE_PROTOCOL_ROUTER, route.destination, route.gateway, route.link)
+}
+
+/// The report for users. Nodes elsewhere are no problem where a mesh reaches them. Pure.
+fn report(plan: Plan, refused: Vec<Refused>, mesh: bool) -> Report {
+    let elsewhere =
+        |it: &Problem| matches!(it, Problem::NodeNotConnected { .. } | Problem::NodeWithoutAddress { .. });
+    let missing = plan
+        .problems
+        .into_iter()
+        .filter(|problem| problem.is_about_routes() && !(mesh && elsewhere(problem)));
+    let mut problems: Vec<RouteProblem> = missing.map(RouteProblem::Plan).collect();
+    let mut routes = plan.routes;
+    routes.retain(|route| !refused.iter().any(|it| it.route.destination == route.destination));
+    problems.extend(
+        refused.into_iter().map(|it| RouteProblem::Refused { route: Box::new(it.route), error: it.reason }),
+    );
+    Report { routes, problems }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn route(destination: &str) -> BlockRoute {
+        BlockRoute {
+            destination: destination.parse().unwrap(),
+            node: "b".to_owned(),
+            gateway: "192.0.2.2".parse().unwrap(),
+            link: 2,
+        }
+    }
+
+    #[test]
+    fn a_refused_route_is_a_problem_and_the_others_stay() {
+        let routes = vec![route("10.0.0.0/27"), route("10.0.0.32/27")];
+        let refused =
+            vec![Refused { route: kernel_route(&routes[0]), reason: "network is unreachable".to_owned() }];
+        let found = report(Plan { routes, ..Plan::default() }, refused, false);
+        assert_eq!(found.routes, [route("10.0.0.32/27")]);
+        let text = found.problems[0].to_string();
+        assert!(text.contains("10.0.0.0/27") && text.contains("unreachable"), "{text}");
+        assert_eq!(found.problems[0].reason(), "RouteRefused");
+    }
+
+    #[test]
+    fn nodes_elsewhere_are_a_problem_only_without_a_mesh() {
+        let elsewhere =
+            Problem::NodeNotConnected { node: "b".to_owned(), address: "203.0.113.1".parse().unwrap() };
+        let plan = Plan { problems: vec![elsewhere], ..Plan::default() };
+        assert_eq!(report(plan.clone(), Vec::new(), true).problems.len(), 0);
+        assert_eq!(report(plan, Vec::new(), false).problems.len(), 1);
+    }
+}
