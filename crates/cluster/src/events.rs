@@ -333,8 +333,11 @@ mod tests {
                 let body = request.into_body().collect_bytes().await.unwrap();
                 let mut seen = seen.lock().unwrap();
                 seen.push(serde_json::from_slice(&body).unwrap());
-                let code = if seen.len() == 1 { 403 } else { 201 };
-                Ok::<_, Infallible>(Response::builder().status(code).body(Body::from(body.to_vec())).unwrap())
+                let (code, answer) = match seen.len() {
+                    1 => (403, br#"{"kind":"Status","status":"Failure","code":403}"#.to_vec()),
+                    _ => (201, body.to_vec()),
+                };
+                Ok::<_, Infallible>(Response::builder().status(code).body(Body::from(answer)).unwrap())
             }
         });
         let mut supervisor = Supervisor::default();

@@ -33,6 +33,11 @@ impl RequestMetrics {
         let help = "Requests sent to the API server, by verb and resource";
         Self { requests: register(registry, "api_requests", help, Family::default()) }
     }
+
+    /// Counts one request.
+    pub fn count(&self, kind: &Kind) {
+        self.requests.get_or_create(kind).inc();
+    }
 }
 
 /// A client that counts each request before it is sent.
@@ -41,7 +46,7 @@ impl RequestMetrics {
 /// The configuration is invalid, as with [`Client::try_from`].
 pub fn counting_client(config: Config, metrics: RequestMetrics) -> kube::Result<Client> {
     let layer = MapRequestLayer::new(move |request: Request<Body>| {
-        metrics.requests.get_or_create(&kind(request.method(), request.uri())).inc();
+        metrics.count(&kind(request.method(), request.uri()));
         request
     });
     Ok(ClientBuilder::try_from(config)?.with_layer(&layer).build())

@@ -61,6 +61,7 @@ mod tests {
 
     use std::time::Duration;
 
+    use fairlead_cluster::requests::Kind;
     use fairlead_ipam::BlockUsage;
 
     use super::*;
@@ -80,6 +81,7 @@ mod tests {
         metrics.ipam.block_wait(Duration::from_millis(3));
         metrics.ipam.block_released(true);
         metrics.ipam.leaked_address_freed();
+        metrics.requests.count(&Kind { resource: "namespaces".to_owned(), verb: "get" });
         metrics.cni.served(Operation::Add, Duration::from_millis(7), None);
         metrics.cni.served(Operation::Del, Duration::from_millis(2), Some(Reason::DataPlaneFailed));
         metrics.cni.served(Operation::Check, Duration::from_millis(2), None);

@@ -2,7 +2,6 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use fairlead_api::wireguard::{PrivateKey, PublicKey};
@@ -246,12 +245,7 @@ impl Node {
             blocks: Arc::clone(&caches.blocks),
             pods: Arc::clone(&caches.pods),
         };
-        let status = status::Service {
-            node: settings.node.clone(),
-            mesh: mesh.view(),
-            router,
-            inventory,
-        };
+        let status = status::Service { node: settings.node.clone(), mesh: mesh.view(), router, inventory };
         caches.wait_for_first_lists().await;
         server::start(supervisor.subsystem("cni"), &settings.socket, cni, status)
     }

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use fairlead_dataplane::routing_ids::RoutingIds;
 use fairlead_dataplane::pods::{self, PodSpec, Removal};
+use fairlead_dataplane::routing_ids::RoutingIds;
 use fairlead_ipam::Key;
 use tokio::time::timeout;
 
