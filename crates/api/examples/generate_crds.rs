@@ -43,7 +43,7 @@ fn render() -> Result<BTreeMap<String, String>, Box<dyn Error>> {
 }
 
 /// `maximum` and the like are floating-point numbers in Kubernetes's types, but `63.0` is not what people write,
-/// nor what the API server gives back.
+/// nor the API server's answer.
 fn write_whole_numbers(value: &mut Value) {
     match value {
         Value::Number(number) => {

@@ -1,7 +1,7 @@
 //! The vocabulary of Fairlead: what every other crate must call by the same name.
 //!
 //! * [`names`]: annotations, labels, finalizers, table numbers and marks, each with its source.
-//! * [`wireguard`]: keys, peers and devices as both WireGuard implementations understand them.
+//! * [`wireguard`]: keys, peers and devices as used by both WireGuard implementations.
 //! * `resources` (feature `resources`): the custom resources, from which `deploy/crds` is generated.
 //!
 //! There is no I/O here and nothing decides anything. Data-plane crates use it without the feature, so that

@@ -1,7 +1,7 @@
 //! A program as named subsystems: each owns its tasks, says whether it is ready, and is stopped in a given order.
 //!
 //! A task runs until its subsystem is stopped. One that returns, fails or panics before that takes the program down with the
-//! reason ([`Supervisor::run_until`]): a program that goes on without one of its parts looks healthy and is not. `/healthz`
+//! reason ([`Supervisor::run_until`]): a program that keeps running without one of its parts looks healthy and is not. `/healthz`
 //! and `/readyz` answer as those of the API server do (Kubernetes, "API health endpoints").
 
 use std::any::Any;

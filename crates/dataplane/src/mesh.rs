@@ -51,7 +51,7 @@ pub struct Bypass {
 /// What [`apply`] had to do to the nftables table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Applied {
-    /// It was as it should be; nothing was sent.
+    /// Unchanged; nothing was sent.
     Unchanged,
     /// Only elements of the sets differed.
     Elements {
@@ -151,7 +151,7 @@ fn apply_table(state: &MeshState) -> Result<Applied> {
     let present = nftables::read(&mut socket, &wanted.name)?;
     let (applied, messages) = plan(&wanted, present.as_ref())?;
     match nftables::commit(&mut socket, &messages) {
-        // Somebody changed the table after we read it; the transaction left no trace, so begin again from nothing.
+        // Another process changed the table after we read it; the transaction was rolled back, so start over.
         Err(error @ Error::Refused { .. }) if applied != Applied::Rebuilt => {
             tracing::warn!(table = wanted.name, %error, "cannot update the mesh table, replacing it");
             nftables::commit(&mut socket, &nftables::create(&wanted)?)?;
@@ -161,7 +161,7 @@ fn apply_table(state: &MeshState) -> Result<Applied> {
     }
 }
 
-/// The messages that lead from the table as it is to the table as it should be.
+/// The messages that turn the present table into the desired one.
 ///
 /// # Errors
 /// Names too long for a message.

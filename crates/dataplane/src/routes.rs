@@ -31,7 +31,7 @@ pub struct Difference<T> {
     pub replace: Vec<T>,
     /// There, but not wanted.
     pub delete: Vec<T>,
-    /// Wanted, but somebody else's route is in its place, which is left alone.
+    /// Desired, but a route of another protocol has its place; that route is left unchanged.
     pub blocked: Vec<T>,
 }
 
@@ -84,7 +84,7 @@ pub fn table_difference(
             there.swap_remove(0);
             difference.replace.push(route);
         } else {
-            // Replacing hits the first route in that place, which may be somebody else's even where ours is there too.
+            // Replacing hits the first route in that place, which may belong to another protocol even where ours exists too.
             difference.blocked.push(route);
         }
     }
@@ -95,7 +95,7 @@ pub fn table_difference(
 }
 
 /// Brings a table to exactly `desired` (see the module's words on whose routes are touched) and returns what was done.
-/// Sends nothing when nothing differs. What is blocked by somebody else's route is returned, not an error.
+/// Sends nothing when nothing differs. A route that another protocol's route blocks is returned, not an error.
 ///
 /// # Errors
 /// The first refusal, after everything else has been tried: one bad route does not keep out the others.
@@ -122,8 +122,8 @@ fn try_all(socket: &mut RouteSocket, set: &[Message], delete: Vec<Message>) -> R
     Ok(())
 }
 
-/// The routes that tell a routing daemon which blocks live on this node. They lead to the loopback device: nobody
-/// looks the table up, it is only read.
+/// The routes that tell a routing daemon which blocks live on this node. They lead to the loopback device:
+/// no rule looks the table up, daemons only read it.
 pub fn export_routes(ids: RoutingIds, blocks: &[IpNet]) -> Vec<Route> {
     let route = |block: &IpNet| Route::onto(ids.table_export(), ids.protocol(), *block, LOOPBACK_INDEX);
     blocks.iter().map(route).collect()
@@ -175,7 +175,7 @@ pub fn sync_router(desired: &[Route]) -> Result<(Difference<Route>, Vec<Refused>
     Ok((difference, refused))
 }
 
-/// Why somebody else's route in the place of ours is a problem; `None` if it leads the same way.
+/// Why another protocol's route in the place of ours is a problem; `None` if it has the same next hop.
 fn in_the_way(route: &Route, existing: &[Route]) -> Option<Refused> {
     let same_place = |found: &&Route| (found.destination, found.metric) == (route.destination, route.metric);
     let mut others = existing.iter().filter(same_place).filter(|found| found.protocol != route.protocol);
@@ -202,7 +202,7 @@ pub fn mesh_rules() -> Vec<Rule> {
 
 /// Compares the rules there should be with those there are.
 ///
-/// A rule that does the same counts as there, whoever made it: the kernel would take a second copy that differs only
+/// An equivalent rule of another process counts as present: the kernel would take a second copy that differs only
 /// in protocol. A rule with our protocol at a priority we use, but with another effect, is a left-over of ours (the
 /// table's number was changed, say) and goes. Everything else belongs to others.
 pub fn rule_difference(desired: &[Rule], existing: &[Rule]) -> Difference<Rule> {
@@ -239,7 +239,7 @@ pub fn ensure_rules(desired: &[Rule]) -> Result<Difference<Rule>> {
     let add: Vec<_> = difference.add.iter().map(add_rule).collect();
     let delete = difference.delete.iter().map(delete_rule).collect();
     match try_all(&mut socket, &add, delete) {
-        // Somebody else added the same meanwhile.
+        // Another process added the same rule meanwhile.
         Err(error) if error.errno() == Some(libc::EEXIST) => Ok(difference),
         other => other.map(|()| difference),
     }

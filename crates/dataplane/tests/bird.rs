@@ -11,7 +11,7 @@ use fairlead_dataplane::routing_ids::RoutingIds;
 use ipnet::IpNet;
 use testbed_lab::{Host, Ipv6, Lab, Nat, Process, SiteOptions};
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 #[test]
 fn bird_reads_table_119_and_another_bird_learns_exactly_the_blocks() {
@@ -25,7 +25,7 @@ fn bird_reads_table_119_and_another_bird_learns_exactly_the_blocks() {
     let mut blocks =
         ["10.1.0.0/27", "10.1.0.64/27", "10.9.0.7/32", "fd01::/123", "fd01::40/123"].map(prefix).to_vec();
     export(&node, &blocks);
-    // Routes of others, in their tables, are nobody's blocks.
+    // Routes of others, in their tables, are not blocks.
     node.shell("ip route add blackhole 10.7.0.0/24; ip route add blackhole 10.8.0.0/24 table 118").unwrap();
     let (from, to) = (addresses(&node), addresses(&neighbour));
     let _exporter = bird(&node, directory.path(), &exporter(&from, &to));
@@ -113,7 +113,7 @@ fn learns(neighbour: &Host, node: &[IpAddr; 2], blocks: &[IpNet]) {
         })
         .collect();
     wanted.sort();
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         let text = neighbour.shell("ip -4 route show proto bird; ip -6 route show proto bird").unwrap();
         let mut found: Vec<String> =

@@ -17,7 +17,7 @@ const TARGET_V4: &str = "10.5.0.1";
 const TARGET_V6: &str = "fd05::1";
 const PORT: u16 = 9999;
 /// Only bounds a failing test.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The target addresses exist twice: behind the mesh device, and on the uplink for packets that must not enter it.
 struct Bed {
@@ -78,7 +78,7 @@ impl Bed {
 
 /// Answers each datagram with a name until one says "stop", or none comes any more.
 fn answer(socket: &UdpSocket, name: &str) {
-    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    socket.set_read_timeout(Some(TIMEOUT)).unwrap();
     let mut buffer = [0; 64];
     while let Ok((length, from)) = socket.recv_from(&mut buffer) {
         if &buffer[..length] == b"stop" {
@@ -100,7 +100,7 @@ fn who_answers(from: &Namespace, target: &str, mark: u32) -> String {
     from.run(|| {
         let socket = UdpSocket::bind(any(target)).unwrap();
         setsockopt(&socket, sockopt::Mark, &mark).unwrap();
-        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        socket.set_read_timeout(Some(TIMEOUT)).unwrap();
         socket.send_to(b"who?", (target.parse::<IpAddr>().unwrap(), PORT)).unwrap();
         let mut buffer = [0; 64];
         let length = socket.recv(&mut buffer).unwrap_or_else(|e| panic!("{target} mark {mark:#x}: {e}"));
@@ -202,7 +202,7 @@ fn connect(client: &Namespace, server: &Namespace, address: &str) {
     let address: SocketAddr = (address.parse::<IpAddr>().unwrap(), PORT).into();
     let listener = server.run(|| TcpListener::bind(address).unwrap());
     // Also how long `accept` waits (socket(7)).
-    setsockopt(&listener, sockopt::ReceiveTimeout, &TimeVal::seconds(PATIENCE.as_secs() as i64)).unwrap();
+    setsockopt(&listener, sockopt::ReceiveTimeout, &TimeVal::seconds(TIMEOUT.as_secs() as i64)).unwrap();
     thread::scope(|scope| {
         scope.spawn(|| {
             let (mut stream, _) = listener.accept().unwrap();
@@ -211,8 +211,8 @@ fn connect(client: &Namespace, server: &Namespace, address: &str) {
             stream.write_all(&byte).unwrap();
         });
         client.run(|| {
-            let mut stream = TcpStream::connect_timeout(&address, PATIENCE).unwrap();
-            stream.set_read_timeout(Some(PATIENCE)).unwrap();
+            let mut stream = TcpStream::connect_timeout(&address, TIMEOUT).unwrap();
+            stream.set_read_timeout(Some(TIMEOUT)).unwrap();
             stream.write_all(b"x").unwrap();
             stream.read_exact(&mut [0]).unwrap();
         });

@@ -266,7 +266,7 @@ fn policy_routing_is_as_documented_and_goes_again() {
             assert!(routes.starts_with("default dev mesh0 "), "{routes}");
             assert_eq!(routes.lines().count(), 1, "{routes}");
         }
-        // Somebody takes it away; it comes back.
+        // Another process removes it; it is restored.
         run("ip rule del pref 32500; ip route flush table 180; ip link set mesh0 down; ip link set mesh0 up");
         apply(&mesh(1420, &["10.1.0.0/16"], &[])).unwrap();
         assert!(run("ip rule").contains("32500:"));

@@ -190,7 +190,7 @@ fn a_removal_is_over_as_soon_as_nothing_of_the_pod_is_left() {
         let removal = host.at(|| Removal::find("a", "eth0").unwrap());
         assert!(removal.is_needed() && !host.at(|| removal.is_over()));
         std::thread::scope(|scope| {
-            let acknowledged = scope.spawn(|| host.at(|| removal.carry_out().unwrap()));
+            let acknowledged = scope.spawn(|| host.at(|| removal.apply().unwrap()));
             host.at(|| {
                 while !removal.is_over() {
                     assert!(!acknowledged.is_finished() || removal.is_over(), "acknowledged and still there");

@@ -209,7 +209,7 @@ fn an_address_on_the_loopback_device_does_not_confuse_the_sync() {
 }
 
 /// A kernel of two rules: a place (destination and metric) holds one route; adding needs it free.
-fn carry_out(difference: &fairlead_dataplane::routes::Difference<Route>, existing: &[Route]) -> Vec<Route> {
+fn apply(difference: &fairlead_dataplane::routes::Difference<Route>, existing: &[Route]) -> Vec<Route> {
     let mut table = existing.to_vec();
     let same_place = |a: &Route, b: &Route| (a.destination, a.metric) == (b.destination, b.metric);
     for route in &difference.replace {
@@ -257,7 +257,7 @@ proptest! {
     fn after_the_difference_is_carried_out_the_table_is_right(desired in some_routes(), existing in some_routes()) {
         let existing = as_table(TABLE, existing);
         let wanted = as_table(TABLE, desired.iter().map(|it| Route { protocol: PROTOCOL, ..it.clone() }).collect());
-        let after = carry_out(&table_difference(TABLE, PROTOCOL, &desired, &existing), &existing);
+        let after = apply(&table_difference(TABLE, PROTOCOL, &desired, &existing), &existing);
         prop_assert_eq!(sorted(after.clone()), sorted(wanted));
         prop_assert!(table_difference(TABLE, PROTOCOL, &desired, &after).is_empty());
     }
@@ -265,7 +265,7 @@ proptest! {
     #[test]
     fn in_a_shared_table_foreign_routes_survive(desired in some_routes(), existing in some_routes()) {
         let existing = as_table(TABLE_MAIN, existing);
-        let after = carry_out(&table_difference(TABLE_MAIN, 30, &desired, &existing), &existing);
+        let after = apply(&table_difference(TABLE_MAIN, 30, &desired, &existing), &existing);
         let foreign = |routes: &[Route]| {
             sorted(routes.iter().filter(|route| route.protocol != 30).cloned().collect())
         };

@@ -56,7 +56,7 @@ fn default_route(destination: &str, gateway: &str, link: u32) -> Route {
     Route::via(TABLE_MAIN, 3, prefix(destination), ip(gateway), link)
 }
 
-/// Loopback, two cards, the mesh device, a pod and somebody's bridge.
+/// Loopback, two cards, the mesh device, a pod and a bridge.
 fn node() -> HostNetwork {
     let software = |kind: &str, link| Link { kind: Some(kind.to_owned()), ..link };
     let loopback = Link { layer: LinkLayer::Loopback, ..link(1, "lo", 65536) };
@@ -219,7 +219,7 @@ fn forwarding_keeps_router_advertisements_where_they_were_heard() {
     let changed = netns.run(|| enable_forwarding().unwrap()).unwrap();
     assert_eq!((switch("ipv4/ip_forward"), switch("ipv6/conf/all/forwarding")), ("1".into(), "1".into()));
     assert_eq!(switch("ipv6/conf/up0/accept_ra"), "2");
-    assert_eq!(switch("ipv6/conf/far0/accept_ra"), "0", "where nobody listened nobody does");
+    assert_eq!(switch("ipv6/conf/far0/accept_ra"), "0", "a switch that was off stays off");
     let changed: Vec<_> = changed.iter().map(|path| path.display().to_string()).collect();
     assert!(changed.contains(&"/proc/sys/net/ipv6/conf/up0/accept_ra".to_owned()), "{changed:?}");
     let position = |end: &str| changed.iter().position(|path| path.ends_with(end)).unwrap();

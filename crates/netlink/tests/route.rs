@@ -148,7 +148,7 @@ fn routes_of_one_table_are_dumped_as_they_were_added() {
         assert!(found.contains(&route), "{route:?} is not in {found:#?}");
     }
     assert_eq!(found.len(), wanted.len());
-    assert_eq!(socket.routes(4711).unwrap(), [], "a table nobody used");
+    assert_eq!(socket.routes(4711).unwrap(), [], "an unused table");
     let shown = sh_in(&netns, "ip route show table 1080");
     assert!(shown.contains("10.1.0.0/27 dev lo proto 30 scope link"), "{shown}");
     assert!(shown.contains("10.3.0.0/16 via inet6 fd00::2 dev left proto 30"), "{shown}");

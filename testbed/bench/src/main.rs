@@ -81,7 +81,7 @@ enum Command {
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    match parse(&arguments).and_then(|command| obey(command, &arguments)) {
+    match parse(&arguments).and_then(|command| run_command(command, &arguments)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             progress(&format!("error: {error:#}"));
@@ -115,7 +115,7 @@ fn parse(arguments: &[String]) -> Result<Command> {
     Ok(Command::Measure { names, effort, json })
 }
 
-fn obey(command: Command, arguments: &[String]) -> Result<()> {
+fn run_command(command: Command, arguments: &[String]) -> Result<()> {
     match command {
         Command::Device(interface) => tunnel::run_device(&interface),
         Command::Help => print(HELP),

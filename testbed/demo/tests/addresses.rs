@@ -134,12 +134,12 @@ fn event(world: &World, namespace: &str, name: &str, reason: &str) -> Value {
 
 fn an_unknown_pool_is_told_at_the_pod(world: &mut World) {
     let at = node(world, NODE);
-    let one = container(world, "nobody", objects::NAMESPACE);
+    let one = container(world, "no-pool", objects::NAMESPACE);
     let (code, text) = refused(&call(at, "ADD", &one, &configuration(at)));
     assert!(code == NETWORK_CONFIG && text.contains("pool default does not exist"), "{code} {text}");
-    let event = event(world, objects::NAMESPACE, "nobody", "UnknownPool");
+    let event = event(world, objects::NAMESPACE, "no-pool", "UnknownPool");
     assert_eq!(event["type"], "Warning");
-    assert_eq!(event["involvedObject"]["uid"], "uid-nobody", "`kubectl describe pod` looks for it");
+    assert_eq!(event["involvedObject"]["uid"], "uid-no-pool", "`kubectl describe pod` looks for it");
     assert!(event["message"].as_str().unwrap().contains("coil.cybozu.com/pool"), "{event}");
     // Without a WireKubeMesh, a missing mesh is no problem.
     let (code, text) = refused(&call(at, "STATUS", &one, &configuration(at)));

@@ -17,7 +17,7 @@ use crate::place::Place;
 /// Pause between two messages.
 const PACE: Duration = Duration::from_millis(50);
 /// How often a thread that waits for bytes looks whether it should end.
-const LOOK: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// How long a connection may take to come about.
 const CONNECT: Duration = Duration::from_secs(5);
 /// A message that is younger may still be on its way, on a machine that is busy.
@@ -65,7 +65,7 @@ impl Flow {
         let remote = server.local_addr()?;
         let client = from.inside(|| UdpSocket::bind(any(address)))??;
         for socket in [&server, &client] {
-            socket.set_read_timeout(Some(LOOK))?;
+            socket.set_read_timeout(Some(POLL_INTERVAL))?;
         }
         let mut flow = Self::named("udp", from, to);
         let receiver = client.try_clone()?;
@@ -102,7 +102,7 @@ impl Flow {
             .with_context(|| format!("{} cannot connect to {} at {remote}", from.name(), to.name()))?;
         let (server, _) = listener.accept()?;
         for stream in [&server, &client] {
-            stream.set_read_timeout(Some(LOOK))?;
+            stream.set_read_timeout(Some(POLL_INTERVAL))?;
             stream.set_nodelay(true)?;
         }
         let mut flow = Self::named("tcp", from, to);
@@ -178,8 +178,8 @@ impl Drop for Flow {
 }
 
 fn figures(messages: &[(Instant, Option<Instant>)], mark: Instant, now: Instant) -> Figures {
-    let settled = now.checked_sub(UNDER_WAY).unwrap_or(now);
-    let counted = || messages.iter().filter(|(sent, _)| *sent >= mark && *sent < settled);
+    let counted_until = now.checked_sub(UNDER_WAY).unwrap_or(now);
+    let counted = || messages.iter().filter(|(sent, _)| *sent >= mark && *sent < counted_until);
     let mut answers: Vec<Instant> =
         messages.iter().filter_map(|(_, answer)| *answer).filter(|at| *at >= mark && *at <= now).collect();
     answers.sort_unstable();

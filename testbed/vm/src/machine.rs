@@ -16,7 +16,7 @@ use crate::vm::Options;
 const BOOT_TIMEOUT: Duration = Duration::from_secs(180);
 const END_TIMEOUT: Duration = Duration::from_secs(10);
 /// How often a wait looks whether the VM still lives.
-const LOOK: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// The order in which the ports are made; `init.sh` knows them by these names.
 const PORTS: [&str; 5] = ["control", "status", "input", "output", "error"];
 
@@ -115,7 +115,7 @@ impl Qemu {
             match listener.accept() {
                 Ok((stream, _)) => {
                     stream.set_nonblocking(false)?;
-                    stream.set_read_timeout(Some(LOOK))?;
+                    stream.set_read_timeout(Some(POLL_INTERVAL))?;
                     return Ok(stream);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {

@@ -116,8 +116,8 @@ fn accept_from_wireguard() -> Rule {
     ])
 }
 
-/// What stays on this host is nobody else's, even if a peer claims the address. The interface alone does not say so: it is
-/// still the loopback one when a Service's translation has just sent a connection to this host elsewhere.
+/// Local addresses never enter the mesh, even if a peer claims them. The output interface alone is not enough: it is still
+/// the loopback one when a Service's DNAT has just redirected a local connection to another node.
 fn accept_loopback() -> Rule {
     Rule(vec![
         Expression::LoadMeta(Meta::OutputInterface),

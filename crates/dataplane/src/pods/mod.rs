@@ -178,7 +178,8 @@ pub fn add(spec: &PodSpec) -> Result<PodLinks> {
         discard(&mut host, &host_link);
         return Err(error);
     }
-    trace_span!("until ready").in_scope(|| settle(spec, &mut pod, container_index, &mut host, &host_link));
+    trace_span!("until ready")
+        .in_scope(|| wait_ready(spec, &mut pod, container_index, &mut host, &host_link));
     Ok(PodLinks {
         container_mac: plan.container_mac,
         container_index,
@@ -367,13 +368,19 @@ fn expect_link(socket: &mut RouteSocket, name: &str) -> fairlead_netlink::Result
 
 /// Waits for what the kernel does in the background, usually done by the time we look. A pod that is late is no
 /// failure, so this gives up after ten seconds with a warning.
-fn settle(spec: &PodSpec, pod: &mut RouteSocket, container: u32, host: &mut RouteSocket, host_link: &Link) {
+fn wait_ready(
+    spec: &PodSpec,
+    pod: &mut RouteSocket,
+    container: u32,
+    host: &mut RouteSocket,
+    host_link: &Link,
+) {
     let mut pause = SETTLE_PAUSE;
     for _ in 0..SETTLE_TRIES {
-        let settled = can_send(pod, container)
+        let ready = can_send(pod, container)
             .and_then(|pod_sends| Ok(pod_sends && can_send(host, host_link.index)?))
             .and_then(|both_send| Ok(both_send && can_receive(pod, spec.ipv6)?));
-        if settled.unwrap_or(true) {
+        if ready.unwrap_or(true) {
             return;
         }
         thread::sleep(pause);

@@ -20,7 +20,7 @@ const NAME_MAX: usize = 15;
 const ALIAS_MAX: usize = 255;
 /// Least MTU of IPv4 (RFC 791, section 3.2).
 const IPV4_MIN_MTU: u32 = 68;
-/// `RTPROT_BOOT`, what `ip route add` says: in the pod the routes are nobody's in particular.
+/// `RTPROT_BOOT`, what `ip route add` says: routes in the pod have no owner to distinguish.
 const PROTOCOL_BOOT: u8 = 3;
 
 /// The alias of a pod's link on the host: the one record of who it belongs to.
@@ -149,7 +149,7 @@ impl Plan {
     }
 
     /// The kernel's own link-local address would be tentative for a second or two and hold up every IPv6 pod; we set
-    /// both ends' ourselves, without duplicate address detection: nobody else can be on this link.
+    /// both ends' ourselves, without duplicate address detection: no other host can be on this link.
     fn bring_up(&self, link: u32) -> Vec<Message> {
         let quiet = self.ipv6.map(|_| disable_address_generation(link));
         quiet.into_iter().chain([set_up(link, true)]).collect()

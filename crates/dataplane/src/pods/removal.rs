@@ -12,14 +12,14 @@ use super::{Error, PodAlias, Result, plan};
 /// The kernel refused.
 pub fn remove(container_id: &str, ifname: &str) -> Result<bool> {
     let removal = Removal::find(container_id, ifname)?;
-    removal.carry_out()?;
+    removal.apply()?;
     Ok(removal.is_needed())
 }
 
 /// The removal of a pod in two steps, for those who need not wait until the kernel has freed the link's memory.
 ///
 /// The kernel deletes a link in a few hundred microseconds: both ends are shut, their routes and neighbours go, and they
-/// leave the list of links, so that nobody can find or use them (`unregister_netdevice_many_notify`,
+/// leave the list of links, so that no process can find or use them (`unregister_netdevice_many_notify`,
 /// `net/core/dev.c`). Before it acknowledges the request it also waits for all processors to have forgotten them
 /// (`rcu_barrier` in `netdev_run_todo`), which takes 10 to 40 milliseconds and keeps only the thread that asked.
 #[derive(Debug, Clone)]
@@ -60,7 +60,7 @@ impl Removal {
     ///
     /// # Errors
     /// The kernel refused.
-    pub fn carry_out(&self) -> Result<()> {
+    pub fn apply(&self) -> Result<()> {
         let delete_all = || {
             let mut host = RouteSocket::open()?;
             self.links.iter().try_for_each(|link| delete(&mut host, *link))

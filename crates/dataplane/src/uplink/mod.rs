@@ -130,7 +130,7 @@ fn is_ready(address: &Address) -> bool {
     !address.flags.intersects(unready) && !temporary
 }
 
-/// Addresses that mean something else on every link or host, whatever scope somebody gave them.
+/// Addresses that mean something else on every link or host, whatever scope they were configured with.
 fn is_local_only(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(it) => it.is_loopback() || it.is_link_local() || it.is_multicast() || it.is_unspecified(),

@@ -313,7 +313,7 @@ impl Rule {
         }
     }
 
-    /// Whether both do the same to packets, whoever made them.
+    /// Whether both do the same to packets, regardless of their protocol.
     pub fn same_effect(&self, other: &Self) -> bool {
         Self { protocol: other.protocol, ..self.clone() } == *other
     }

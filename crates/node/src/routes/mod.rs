@@ -123,7 +123,7 @@ impl fmt::Display for RouteProblem {
         match self {
             Self::Plan(problem) => problem.fmt(f),
             Self::Refused { route, error } => write!(f, "no {route}: {error}"),
-            Self::SyncFailed(error) => write!(f, "cannot bring the router's routes up to date: {error}"),
+            Self::SyncFailed(error) => write!(f, "cannot reconcile the router's routes: {error}"),
         }
     }
 }

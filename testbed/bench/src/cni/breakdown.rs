@@ -189,7 +189,7 @@ fn until_gone(spec: &PodSpec) -> Result<Duration> {
         let removal = Removal::find(&spec.container_id, &spec.ifname)?;
         let start = Instant::now();
         all += thread::scope(|scope| -> Result<Duration> {
-            let acknowledged = scope.spawn(|| removal.carry_out());
+            let acknowledged = scope.spawn(|| removal.apply());
             while !removal.is_over() && !acknowledged.is_finished() {
                 thread::sleep(Duration::from_micros(50));
             }

@@ -68,7 +68,7 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Requests that the API server has answered so far, of everybody; watches count when they end.
+    /// Requests that the API server has answered so far, of all clients; watches count when they end.
     pub(super) async fn requests_served(&self) -> Result<f64> {
         let request = kube::core::Request::new("");
         let request = request.get("metrics", &Default::default()).context("cannot ask for metrics")?;

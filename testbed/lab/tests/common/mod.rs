@@ -107,7 +107,7 @@ impl Observers {
         let (observer, address) = &self.sockets[0];
         drain_now(observer);
         let timeout = if expected { TIMEOUT } else { SILENCE };
-        from.send_to(b"is anybody there", address).is_ok() && receive(observer, timeout).is_some()
+        from.send_to(b"probe", address).is_ok() && receive(observer, timeout).is_some()
     }
 
     /// Sends `text` from an observer's socket.

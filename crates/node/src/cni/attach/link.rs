@@ -65,7 +65,7 @@ impl Stage for LinkStage {
 /// several times as long.
 async fn delete(removal: Removal) -> Result<(), Failure> {
     let links = removal.clone();
-    let mut deletion = Box::pin(blocking("removing the pod's link", move || links.carry_out()));
+    let mut deletion = Box::pin(blocking("removing the pod's link", move || links.apply()));
     loop {
         match timeout(DELETION_POLL_INTERVAL, &mut deletion).await {
             Ok(outcome) => return outcome?.map_err(removal_failure),
