@@ -207,10 +207,10 @@ mod tests {
 
     #[tokio::test]
     async fn an_add_that_fails_at_any_stage_detaches_what_was_attached_in_reverse() {
-        for at in 0..NAMES.len() {
+        for (at, name) in NAMES.into_iter().enumerate() {
             let (stages, asked) = stages(Some(at), None);
             let failure = stages.attach(&mut add(), false).await.unwrap_err();
-            assert_eq!(failure.message, format!("attach {}", NAMES[at]));
+            assert_eq!(failure.message, format!("attach {name}"));
             let attached = || NAMES.into_iter().take(at + 1);
             let expected = [calls("attach", attached()), calls("detach", attached().rev())].concat();
             assert_eq!(*asked.lock().unwrap(), expected, "{at}");
