@@ -51,6 +51,7 @@ pub(crate) fn start(
         nodes: nodes.store.clone(),
         pools: pools.store.clone(),
         requests: requests.store.clone(),
+        generations: [blocks.subscribe(), nodes.subscribe(), pools.subscribe(), requests.subscribe()],
     };
     metrics.leads(Some(stores.clone()));
     let reporter = Reporter::from("fairlead-controller");

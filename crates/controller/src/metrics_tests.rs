@@ -42,6 +42,7 @@ fn stores() -> Stores {
         nodes: cache(vec![]),
         pools: cache(vec![pool("a", "10.0.0.0/24"), pool("invalid", "10.0.0.0/31")]),
         requests: cache(vec![]),
+        generations: std::array::from_fn(|_| tokio::sync::watch::channel(1).1),
     }
 }
 
