@@ -339,7 +339,10 @@ fn a_dry_pool_says_so_and_recovers(world: &mut World) {
         let refused = add_fails(plugin, &late);
         println!("  refused after {:.0} ms", start.elapsed().as_secs_f64() * 1000.0);
         assert_eq!(refused.code, TRY_AGAIN_LATER, "{refused:?}");
-        assert_eq!(refused.text.trim(), "no address block: pool puddle does not have free blocks");
+        assert_eq!(
+            refused.text.trim(),
+            "no address block: pool puddle does not have free blocks PoolExhausted"
+        );
     }
     assert_eq!(used(here), full);
     let message = wait_for_reason(world, "puddle", "False", "Exhausted");
