@@ -40,12 +40,19 @@ impl HandshakeLimiter {
 
     /// The message, or the cookie to answer with, or an error.
     pub(super) fn verify(&mut self, from: SocketAddr, datagram: &[u8]) -> Result<WgKind, TunnResult> {
-        // Types 1 and 2 cost a Diffie-Hellman computation.
-        if matches!(datagram.first(), Some(1 | 2)) {
+        let is_flood = self.handshakes >= MAX_HANDSHAKES;
+        let limiter = if is_flood { &self.strict } else { &*self.per_address };
+        let verified = limiter.verify_packet(from, Packet::copy_from(datagram));
+        // Only what has the right form and MAC costs a Diffie-Hellman computation, or would have: a sender that does not
+        // know our public key makes no one else wait.
+        let is_handshake = match &verified {
+            Ok(message) => matches!(message, WgKind::HandshakeInit(_) | WgKind::HandshakeResp(_)),
+            Err(result) => matches!(result, TunnResult::WriteToNetwork(_)),
+        };
+        if is_handshake {
             self.handshakes = self.handshakes.saturating_add(1);
         }
-        let limiter = if self.handshakes > MAX_HANDSHAKES { &self.strict } else { &*self.per_address };
-        limiter.verify_packet(from, Packet::copy_from(datagram))
+        verified
     }
 
     pub(super) fn tick(&mut self, now: Instant) {

@@ -325,6 +325,25 @@ fn floods_from_many_addresses_are_answered_with_cookies_too() {
 }
 
 #[test]
+fn datagrams_that_are_no_handshake_with_us_demand_no_cookie_of_others() {
+    let (mut a, mut b) = (Node::new(1), Node::new(2));
+    b.peer_with(&a, None, &[]);
+    let first = a.peer_with(&b, Some(b.address), &[]);
+    let mut forged = first[0].bytes.to_vec();
+    // The first byte of MAC1 (WireGuard paper 5.4.2).
+    forged[116] ^= 1;
+    for number in 0..=3 * MAX_HANDSHAKES {
+        let [_, _, high, low] = number.to_be_bytes();
+        let from = SocketAddr::from(([10, 0, high, low], 1));
+        for junk in [&[1][..], &[2], &[1, 0, 0, 0], &forged] {
+            assert!(b.receive(from, junk).is_empty());
+        }
+    }
+    exchange(&mut a, &mut b, first, Vec::new());
+    assert!(a.state(&b).last_handshake.is_some(), "at once, without a cookie");
+}
+
+#[test]
 fn unknown_keys_get_no_answer() {
     let (mut a, mut b) = (Node::new(1), Node::new(2));
     let first = a.peer_with(&b, Some(b.address), &[]);
