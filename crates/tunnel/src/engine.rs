@@ -22,8 +22,10 @@ mod limiter;
 
 use limiter::HandshakeLimiter;
 
-/// How often the timers of all peers run.
+/// How often the timers of all peers run, and how many peers add as much again, up to a second: WireGuard's timers are of seconds.
 const TICK: Duration = Duration::from_millis(250);
+const PEERS_PER_TICK: usize = 500;
+const MAX_TICKS: u32 = 4;
 
 /// Bytes for the packet loop to send or write.
 pub(crate) enum Output {
@@ -271,7 +273,8 @@ impl Engine {
         let (indexes, peers) = (&self.indexes, &self.peers);
         self.by_index.retain(|index, key| indexes.in_use(*index) && peers.contains_key(key));
 
-        let mut next = now.instant.checked_add(TICK).unwrap_or(now.instant);
+        let ticks = u32::try_from(self.peers.len() / PEERS_PER_TICK).unwrap_or(MAX_TICKS).clamp(1, MAX_TICKS);
+        let mut next = now.instant.checked_add(TICK.saturating_mul(ticks)).unwrap_or(now.instant);
         let keys: Vec<PublicKey> = self.peers.keys().copied().collect();
         for key in keys {
             let due = self.with_peer(key, out, |peer, messages| peer.tick(now, messages));
