@@ -33,6 +33,11 @@ pub fn successor_lock(socket: &Path) -> PathBuf {
     beside(socket).join("successor.lock")
 }
 
+/// Where the node program's search for free addresses goes on after a restart, so that no address is reused at once.
+pub fn search_positions(socket: &Path) -> PathBuf {
+    beside(socket).join("search-positions")
+}
+
 fn beside(socket: &Path) -> PathBuf {
     let mut name = socket.as_os_str().to_owned();
     name.push(".d");
