@@ -30,7 +30,8 @@ Commands:
   image [--tag NAME] [--output FILE] [--debug]
                           make the OCI image that deploy/ runs, without an engine; --debug: of the debug build,
                           for clusters on this machine
-  generate [--check]      write deploy/crds from the code; with --check only say whether it is current
+  generate [--check]      write deploy/crds, warnings and docs/metrics.md from the code; with --check only say whether they
+                          are current
   lint                    rustfmt, clippy, the fuzz targets (with a nightly toolchain) and the generated files
   setup                   only the set-up of demo and test
 

@@ -3,7 +3,7 @@
 use std::env;
 use std::io::Write;
 use std::path::PathBuf;
-use std::process::{Child, Command};
+use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
 use crate::setup;
@@ -137,7 +137,12 @@ pub(crate) fn bench(arguments: &[String]) -> Result {
 /// `cargo xtask generate`
 pub(crate) fn generate(arguments: &[String]) -> Result {
     setup::build(&["--example=generate_crds"])?;
-    run(Command::new(built("examples/generate_crds")).current_dir(root()).args(arguments))
+    run(Command::new(built("examples/generate_crds")).current_dir(root()).args(arguments))?;
+    let mut reference = cargo(&["test", "--quiet", "--workspace", "--lib", "the_reference_of_metrics"]);
+    if !arguments.iter().any(|argument| argument == "--check") {
+        reference.env("FAIRLEAD_GENERATE", "1");
+    }
+    run(reference.stdout(Stdio::null()))
 }
 
 /// `cargo xtask lint`

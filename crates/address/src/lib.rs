@@ -21,4 +21,4 @@ pub use dual_stack::{DualStack, DualStackAddrs, DualStackNets};
 pub use endpoint::{Endpoint, InvalidEndpoint};
 pub use family::IpFamily;
 pub use interval::{Interval, IntervalSet};
-pub use prefix::{PrefixSet, is_host, outermost, overlap};
+pub use prefix::{PrefixSet, is_host, overlap};

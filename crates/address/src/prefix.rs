@@ -17,14 +17,6 @@ pub fn is_host(prefix: &IpNet) -> bool {
     prefix.prefix_len() == prefix.max_prefix_len()
 }
 
-/// Sorted, without duplicates and without prefixes that lie in another one of the list. Neighbours are not joined.
-pub fn outermost(mut prefixes: Vec<IpNet>) -> Vec<IpNet> {
-    prefixes.sort_unstable();
-    // A prefix sorts before all that lie in it.
-    prefixes.dedup_by(|next, kept| kept.contains(&*next));
-    prefixes
-}
-
 /// A set of addresses of both families.
 ///
 /// Two equal sets of addresses are equal values, whatever prefixes they came from.
@@ -138,22 +130,6 @@ mod tests {
     }
 
     proptest! {
-        #[test]
-        fn outermost_drops_exactly_what_lies_in_another(
-            list in proptest::collection::vec((0u32..256, 20u8..=32), 0..20)
-        ) {
-            let list: Vec<IpNet> = list
-                .into_iter()
-                .map(|(low, length)| IpNet::new(std::net::Ipv4Addr::from_bits(low << 4).into(), length).unwrap().trunc())
-                .collect();
-            let kept = outermost(list.clone());
-            let inside = |net: &IpNet| list.iter().any(|other| other != net && other.contains(net));
-            let mut expected: Vec<IpNet> = list.iter().filter(|net| !inside(net)).copied().collect();
-            expected.sort();
-            expected.dedup();
-            prop_assert_eq!(kept, expected);
-        }
-
         #[test]
         fn a_set_contains_what_its_prefixes_contain(
             list in proptest::collection::vec((any::<IpAddr>(), 0u8..=128), 0..6), probe: IpAddr

@@ -1,7 +1,8 @@
-//! Writes the CustomResourceDefinitions to `deploy/crds`, one file each.
+//! Writes the CustomResourceDefinitions to `deploy/crds`, one file each, and the admission policies that warn of fields
+//! without effect to `deploy/policy`.
 //!
 //! With `--check` nothing is written: stale, missing and unknown files are named, and the exit status is 1 if
-//! there are any. A directory may be given as argument instead of `deploy/crds`.
+//! there are any. A directory may be given as argument instead of `deploy`.
 
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a program for the command line")]
 
@@ -11,16 +12,20 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use fairlead_api::resources::definitions;
+use fairlead_api::resources::not_implemented::warning_policies;
 use serde_json::Value;
 
 const HEADER: &str = "# Generated from crates/api/src/resources by `cargo xtask generate`. Do not edit.\n";
+/// Directory in which every file is generated.
+const DEFINITIONS: &str = "crds";
+const POLICIES: &str = "policy/not-implemented.yaml";
 
 fn main() -> Result<ExitCode, Box<dyn Error>> {
     let (options, paths): (Vec<_>, Vec<_>) = std::env::args().skip(1).partition(|arg| arg.starts_with('-'));
     if let Some(unknown) = options.iter().find(|option| *option != "--check") {
         return Err(format!("unknown option '{unknown}': there is only --check").into());
     }
-    let default = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/crds"));
+    let default = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy"));
     let directory = paths.first().map_or(default, PathBuf::from);
     let files = render()?;
     if options.is_empty() { write(&directory, &files) } else { check(&directory, &files) }
@@ -36,9 +41,14 @@ fn render() -> Result<BTreeMap<String, String>, Box<dyn Error>> {
         let spec = &definition.spec;
         let file = format!("{}_{}.yaml", spec.group, spec.names.plural);
         kustomization.push_str(&format!("  - {file}\n"));
-        files.insert(file, format!("{HEADER}{}", serde_saphyr::to_string(&manifest)?));
+        files.insert(
+            format!("{DEFINITIONS}/{file}"),
+            format!("{HEADER}{}", serde_saphyr::to_string(&manifest)?),
+        );
     }
-    files.insert("kustomization.yaml".to_owned(), kustomization);
+    files.insert(format!("{DEFINITIONS}/kustomization.yaml"), kustomization);
+    let policies = warning_policies().iter().map(serde_saphyr::to_string).collect::<Result<Vec<_>, _>>()?;
+    files.insert(POLICIES.to_owned(), format!("{HEADER}{}", policies.join("---\n")));
     Ok(files)
 }
 
@@ -59,9 +69,10 @@ fn write_whole_numbers(value: &mut Value) {
 }
 
 fn write(directory: &Path, files: &BTreeMap<String, String>) -> Result<ExitCode, Box<dyn Error>> {
-    std::fs::create_dir_all(directory)?;
     for (name, content) in files {
-        std::fs::write(directory.join(name), content)?;
+        let path = directory.join(name);
+        path.parent().map_or(Ok(()), std::fs::create_dir_all)?;
+        std::fs::write(path, content)?;
     }
     for name in unknown_files(directory, files)? {
         std::fs::remove_file(directory.join(name))?;
@@ -88,12 +99,13 @@ fn check(directory: &Path, files: &BTreeMap<String, String>) -> Result<ExitCode,
 
 /// Files of definitions that are no longer there.
 fn unknown_files(directory: &Path, files: &BTreeMap<String, String>) -> Result<Vec<String>, Box<dyn Error>> {
-    if !directory.exists() {
+    let definitions = directory.join(DEFINITIONS);
+    if !definitions.exists() {
         return Ok(Vec::new());
     }
     let mut unknown = Vec::new();
-    for entry in std::fs::read_dir(directory)? {
-        let name = entry?.file_name().to_string_lossy().into_owned();
+    for entry in std::fs::read_dir(definitions)? {
+        let name = format!("{DEFINITIONS}/{}", entry?.file_name().to_string_lossy());
         if name.ends_with(".yaml") && !files.contains_key(&name) {
             unknown.push(name);
         }

@@ -48,26 +48,6 @@ pub const ANNOTATION_KILO_KEEPALIVE: &str = "kilo.squat.ai/persistent-keepalive"
 /// Node annotation: further prefixes reachable at its location (Kilo).
 pub const ANNOTATION_KILO_ALLOWED_LOCATION_IPS: &str = "kilo.squat.ai/allowed-location-ips";
 
-/// Node annotations of the KubeSpan Kubernetes registry (Talos).
-pub mod kubespan {
-    /// Identifier of the affiliate.
-    pub const NODE_ID: &str = "cluster.talos.dev/node-id";
-    /// Addresses of the node.
-    pub const SELF_IPS: &str = "networking.talos.dev/self-ips";
-    /// Port of its API server.
-    pub const API_SERVER_PORT: &str = "networking.talos.dev/api-server-port";
-    /// Address inside the mesh.
-    pub const IP: &str = "networking.talos.dev/kubespan-ip";
-    /// WireGuard public key.
-    pub const PUBLIC_KEY: &str = "networking.talos.dev/kubespan-public-key";
-    /// Pod prefixes.
-    pub const ASSIGNED_PREFIXES: &str = "networking.talos.dev/assigned-prefixes";
-    /// WireGuard endpoints.
-    pub const ENDPOINTS: &str = "networking.talos.dev/kubespan-endpoints";
-    /// Prefixes that other members must not route to it.
-    pub const EXCLUDE_ADVERTISED_NETWORKS: &str = "networking.talos.dev/kubespan-exclude-advertised-networks";
-}
-
 /// Routing table with one route per local pod (Coil v2).
 pub const TABLE_PODS: u32 = 116;
 /// Routing table of narrow egress destinations in client pods (Coil v2).
@@ -110,6 +90,11 @@ pub const NFT_SET_NODES_IPV4: &str = "fairlead_nodes_ipv4";
 /// The same for IPv6 (own).
 pub const NFT_SET_NODES_IPV6: &str = "fairlead_nodes_ipv6";
 
+/// nftables table that drops packets of pods with another's source address, family `inet` (own).
+pub const NFT_TABLE_SOURCE_CHECK: &str = "fairlead_source_check";
+/// nftables table that masquerades packets of pods that leave the cluster, family `inet` (own).
+pub const NFT_TABLE_MASQUERADE: &str = "fairlead_masquerade";
+
 /// WireGuard's UDP port (KubeSpan, WireKube, Kilo).
 pub const WIREGUARD_PORT: u16 = 51820;
 /// Name of the WireGuard device unless the mesh names another (WireKube).
@@ -127,25 +112,56 @@ pub const IPV6_MIN_MTU: u32 = 1280;
 pub const NODE_SOCKET: &str = "/run/coild.sock";
 /// Prefix of the alias of a pod's host link: `COIL:<pool>:<container ID>:<interface>` (Coil v2).
 pub const LINK_ALIAS_PREFIX: &str = "COIL:";
+/// Group of the pods' links on the host, by which nftables matches them (own).
+pub const LINK_GROUP_PODS: u32 = 116;
 /// IPv4 gateway of pods, on the host's end of every pod link (Coil v2 design, "Intra-node routing").
 pub const POD_GATEWAY_IPV4: std::net::Ipv4Addr = std::net::Ipv4Addr::new(169, 254, 1, 1);
 /// IPv6 gateway of pods, on the host's end of every pod link.
 pub const POD_GATEWAY_IPV6: std::net::Ipv6Addr = std::net::Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
 
-/// Service through which the API server reaches the admission webhook (Coil v2).
-pub const WEBHOOK_SERVICE: &str = "coilv2-ipam-webhook-service";
-/// Secret with the webhook's certificate, in [`SYSTEM_NAMESPACE`] (Coil v2).
-pub const WEBHOOK_SECRET: &str = "coilv2-ipam-webhook-server-cert";
-/// MutatingWebhookConfiguration of pools (Coil v2).
-pub const WEBHOOK_MUTATING: &str = "coilv2-mutating-ipam-webhook-configuration";
-/// ValidatingWebhookConfiguration of pools (Coil v2).
-pub const WEBHOOK_VALIDATING: &str = "coilv2-validating-ipam-webhook-configuration";
-/// Path of the webhook that sets defaults of AddressPools (Coil v2).
-pub const WEBHOOK_PATH_MUTATE_POOL: &str = "/mutate-coil-cybozu-com-v2-addresspool";
-/// Path of the webhook that validates AddressPools (Coil v2).
-pub const WEBHOOK_PATH_VALIDATE_POOL: &str = "/validate-coil-cybozu-com-v2-addresspool";
-
 /// Lease the IPAM controller is elected by (Coil v2).
 pub const LEASE_IPAM: &str = "coil-ipam-leader";
 /// Namespace of Fairlead's own objects (Coil v2).
 pub const SYSTEM_NAMESPACE: &str = "kube-system";
+
+/// Whether a text can be the name of a Node or a pool: a DNS subdomain (RFC 1123). Only such texts may get into a URL.
+pub fn is_object_name(text: &str) -> bool {
+    let is_label = |label: &str| {
+        let inner = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || *byte == b'-';
+        let bytes = label.as_bytes();
+        bytes.iter().all(inner)
+            && bytes.first().is_some_and(|byte| *byte != b'-')
+            && bytes.last().is_some_and(|byte| *byte != b'-')
+    };
+    text.len() <= 253 && text.split('.').all(is_label)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_dns_names_are_names_of_objects() {
+        for name in ["default", "a", "0", "node-1.example.com", "a--b"] {
+            assert!(is_object_name(name), "{name}");
+        }
+        for text in [
+            "",
+            "default?",
+            "default/status",
+            "../nodes",
+            "a b",
+            "A",
+            "-a",
+            "a-",
+            "a..b",
+            ".a",
+            "a%2f",
+            "ä",
+            "a_b",
+        ] {
+            assert!(!is_object_name(text), "{text}");
+        }
+        assert!(!is_object_name(&"a".repeat(254)));
+    }
+}

@@ -10,9 +10,9 @@ use fairlead_address::IpFamily;
 use fairlead_api::names::{COIL_GROUP, KILO_GROUP, WIREGUARD_PORT, WIREKUBE_GROUP};
 use fairlead_api::resources::{
     AddressBlock, AddressPool, AddressPoolSpec, BlockRequest, BlockRequestOutcome, CandidateType, Egress,
-    EndpointDiscoveryMethod, InvalidSubnet, KiloPeer, NatTraversal, NatType, PeerTransport, SubnetSet,
-    TransportMode, WireGuardImplementation, WireKubeMesh, WireKubeMeshSpec, WireKubePeer, WireKubePeerSpec,
-    definitions,
+    EndpointDiscoveryMethod, InvalidName, InvalidSubnet, KiloPeer, NatTraversal, NatType, PeerTransport,
+    SubnetSet, TransportMode, WireGuardImplementation, WireKubeMesh, WireKubeMeshSpec, WireKubePeer,
+    WireKubePeerSpec, definitions,
 };
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::{CustomResourceExt, Resource};
@@ -65,7 +65,10 @@ fn address_block_of_the_coil_design_has_its_fields_on_top() {
 #[test]
 fn block_request_of_the_coil_design_says_its_outcome() {
     let mut request: BlockRequest = round_trip("block_request.yaml");
-    assert_eq!(request.metadata.name, Some(BlockRequest::name_for("pool1", "node1")));
+    assert_eq!(request.check_names(), Ok(()));
+    let invalid = InvalidName { field: "poolName", text: "default/status".to_owned() };
+    request.spec.pool_name.clone_from(&invalid.text);
+    assert_eq!(request.check_names(), Err(invalid));
     assert_eq!(request.outcome(), BlockRequestOutcome::Granted("pool1-16"));
 
     // A refusal carries both conditions.
@@ -132,7 +135,8 @@ fn wirekube_objects_with_every_field() {
     let (prefixes, rejected) = peer.spec.parse_allowed_ips();
     assert_eq!((prefixes.len(), rejected.len()), (2, 0));
     assert_eq!(peer.spec.parse_public_key().unwrap().to_string(), peer.spec.public_key);
-    assert_eq!(peer.spec.parse_endpoint().unwrap(), Some("203.0.113.7:40001".parse().unwrap()));
+    let published = peer.spec.parse_endpoint().unwrap().and_then(|endpoint| endpoint.address());
+    assert_eq!(published, Some("203.0.113.7:40001".parse().unwrap()));
     let status = peer.status.unwrap();
     let seen = status.observed_endpoints["node-worker1"].parse_endpoint().unwrap();
     assert_eq!(seen, "[2001:db8::7]:51820".parse().unwrap());
@@ -211,11 +215,11 @@ fn accessors_name_what_does_not_parse() {
     assert_eq!(subnet.ipv6.unwrap(), "fd00::/112".parse().unwrap());
 
     let peer = WireKubePeerSpec {
-        endpoint: Some("example.com:51820".to_owned()),
+        endpoint: Some("example.com".to_owned()),
         allowed_ips: vec!["10.0.0.1".to_owned(), "10.0.0.9/24".to_owned()],
         ..WireKubePeerSpec::default()
     };
-    assert_eq!(peer.parse_endpoint().unwrap_err().to_string(), "'example.com:51820' is not address:port");
+    assert!(peer.parse_endpoint().unwrap_err().to_string().starts_with("not an endpoint: \"example.com\""));
     assert_eq!(peer.parse_allowed_ips(), (vec!["10.0.0.0/24".parse().unwrap()], vec!["10.0.0.1"]));
     assert!(peer.parse_public_key().unwrap_err().to_string().contains("not a WireGuard key"));
 }

@@ -5,6 +5,7 @@
 
 use std::fmt::Debug;
 use std::hash::Hash;
+use std::ops::RangeInclusive;
 use std::pin::pin;
 
 use futures::{Stream, StreamExt};
@@ -12,13 +13,13 @@ use kube::runtime::WatchStreamExt;
 use kube::runtime::reflector::{self, Lookup, Store};
 use kube::runtime::watcher::{self, Event};
 use tokio::sync::watch;
-use tokio::task::JoinSet;
 
 use crate::subsystem::Subsystem;
 
 /// Seconds after which the server ends a watch and it is begun anew. A connection that is dead without a reset (a NAT
-/// binding that expired, a router that was replaced) is detected within this time.
-pub const WATCH_SECONDS: u32 = 60;
+/// binding that expired, a router that was replaced) is detected within this time. Each watch has its own, so that those that
+/// started together, as after a restart of the API server, do not start again together.
+pub const WATCH_SECONDS: RangeInclusive<u32> = 40..=60;
 
 /// Objects of one kind as last seen.
 pub struct Cache<K: Lookup + Clone + 'static>
@@ -28,6 +29,36 @@ where
     /// The objects.
     pub store: Store<K>,
     generation: watch::Receiver<u64>,
+    refusal: watch::Receiver<Option<Refusal>>,
+    interruptions: watch::Receiver<u64>,
+}
+
+/// Why the API server answers, but shows no objects. It is asked again with exponential backoff.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// RBAC does not allow it; in the API server's words.
+    #[error("{0}")]
+    Forbidden(String),
+    /// There is no such resource.
+    #[error("the API server has no {0}: apply deploy/crds")]
+    UnknownResource(&'static str),
+}
+
+impl Refusal {
+    /// `None` if another attempt may succeed as things are.
+    fn of(what: &'static str, error: &watcher::Error) -> Option<Self> {
+        let status = match error {
+            watcher::Error::InitialListFailed(kube::Error::Api(status))
+            | watcher::Error::WatchStartFailed(kube::Error::Api(status))
+            | watcher::Error::WatchError(status) => status,
+            _ => return None,
+        };
+        match status.code {
+            403 => Some(Self::Forbidden(status.message.clone())),
+            404 => Some(Self::UnknownResource(what)),
+            _ => None,
+        }
+    }
 }
 
 impl<K: Lookup + Clone + 'static> Cache<K>
@@ -39,25 +70,31 @@ where
         self.generation.clone()
     }
 
+    /// A number that grows with every change; zero before the first list.
+    pub fn generation(&self) -> u64 {
+        *self.generation.borrow()
+    }
+
+    /// A receiver that sees every interruption of the watch from now on. What happens to the objects during one may never
+    /// be shown: etcd may be restored from a backup.
+    pub fn interruptions(&self) -> watch::Receiver<u64> {
+        self.interruptions.clone()
+    }
+
     /// Whether the first list has arrived.
     pub fn is_ready(&self) -> bool {
-        *self.generation.borrow() > 0
+        self.generation() > 0
     }
-}
 
-/// Keeps a cache current on a task of `tasks`. `what` names the objects in logs.
-pub fn spawn<K>(
-    tasks: &mut JoinSet<()>,
-    what: &'static str,
-    events: impl Stream<Item = watcher::Result<Event<K>>> + Send + 'static,
-) -> Cache<K>
-where
-    K: Lookup + Clone + Debug + Send + Sync + 'static,
-    K::DynamicType: Hash + Eq + Clone + Debug + Default + Send + Sync,
-{
-    let (cache, update) = cache(what, events);
-    tasks.spawn(update);
-    cache
+    /// Why the latest list or watch was refused; `None` if it was not.
+    pub fn refusal(&self) -> Option<Refusal> {
+        self.refusal.borrow().clone()
+    }
+
+    /// Whether the first list has arrived or was refused: waiting longer brings nothing.
+    pub fn has_answer(&self) -> bool {
+        self.is_ready() || self.refusal.borrow().is_some()
+    }
 }
 
 /// Keeps a cache current on a task of `subsystem`. `what` names the objects in logs and the task.
@@ -85,6 +122,8 @@ where
 {
     let (store, mut writer) = reflector::store();
     let (changed, generation) = watch::channel(0);
+    let (refused, refusal) = watch::channel(None);
+    let (interrupts, interruptions) = watch::channel(0);
     let update = async move {
         let mut events = pin!(events.default_backoff());
         let mut interrupted = false;
@@ -92,6 +131,9 @@ where
             match event {
                 Ok(event) => {
                     writer.apply_watcher_event(&event);
+                    if !matches!(event, Event::Init) {
+                        refused.send_if_modified(|refusal| refusal.take().is_some());
+                    }
                     if std::mem::take(&mut interrupted) {
                         tracing::info!(what, "watching again");
                     }
@@ -99,18 +141,76 @@ where
                         changed.send_modify(|generation| *generation += 1);
                     }
                 }
-                Err(error) if interrupted => tracing::debug!(what, %error, "still cannot watch"),
                 Err(error) => {
-                    interrupted = true;
-                    tracing::warn!(what, %error, "cannot watch; the last known state remains in use");
+                    refused.send_replace(Refusal::of(what, &error));
+                    interrupts.send_modify(|count| *count += 1);
+                    match std::mem::replace(&mut interrupted, true) {
+                        true => tracing::debug!(what, %error, "still cannot watch"),
+                        false => {
+                            tracing::warn!(what, %error, "cannot watch; the last known state remains in use")
+                        }
+                    }
                 }
             }
         }
     };
-    (Cache { store, generation }, update)
+    (Cache { store, generation, refusal, interruptions }, update)
 }
 
 /// The watch parameters every cache uses.
 pub fn config() -> watcher::Config {
-    watcher::Config::default().timeout(WATCH_SECONDS)
+    watcher::Config::default().timeout(rand::random_range(WATCH_SECONDS))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use futures::stream;
+    use k8s_openapi::api::core::v1::Namespace;
+    use kube::core::Status;
+
+    use super::*;
+    use crate::subsystem::Supervisor;
+
+    #[test]
+    fn watches_do_not_all_end_at_once() {
+        let ends: BTreeSet<u32> = (0..200).filter_map(|_| config().timeout).collect();
+        assert!(ends.len() > 10 && ends.iter().all(|end| WATCH_SECONDS.contains(end)), "{ends:?}");
+    }
+
+    fn error(code: u16) -> watcher::Error {
+        let status = Status { message: format!("code {code}"), code, ..Status::default() };
+        watcher::Error::InitialListFailed(kube::Error::Api(Box::new(status)))
+    }
+
+    #[tokio::test]
+    async fn a_refusal_is_an_answer_until_the_objects_are_shown() {
+        let refused = stream::iter([Err(error(403))]).chain(stream::pending());
+        let mut supervisor = Supervisor::default();
+        let cache = start::<Namespace>(supervisor.subsystem("caches"), "Namespaces", refused);
+        while !cache.has_answer() {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(cache.refusal(), Some(Refusal::Forbidden("code 403".to_owned())));
+        assert!(!cache.is_ready());
+
+        let (cache, update) = cache_of([Err(error(403)), Ok(Event::Init), Ok(Event::InitDone)]);
+        update.await;
+        assert_eq!((cache.refusal(), cache.is_ready()), (None, true));
+    }
+
+    #[test]
+    fn only_a_refusal_that_lasts_counts() {
+        assert_eq!(Refusal::of("Peers", &error(503)), None);
+        assert_eq!(Refusal::of("Peers", &watcher::Error::NoResourceVersion), None);
+        let unknown = Refusal::of("Peers", &error(404)).unwrap();
+        assert_eq!(unknown.to_string(), "the API server has no Peers: apply deploy/crds");
+    }
+
+    fn cache_of<const N: usize>(
+        events: [watcher::Result<Event<Namespace>>; N],
+    ) -> (Cache<Namespace>, impl Future<Output = ()>) {
+        super::cache("Namespaces", stream::iter(events))
+    }
 }

@@ -2,9 +2,11 @@
 //!
 //! * [`caches`]: objects as last seen, with a signal for every change. An unreachable API server stops nothing.
 //! * [`events`]: Kubernetes Events, published without delaying the caller.
-//! * [`http`]: `/healthz`, `/readyz` and `/metrics`.
+//! * [`history`]: whether etcd was restored from a backup.
+//! * [`http`]: `/healthz`, `/readyz` and `/metrics`, on servers with limits.
 //! * [`metrics`]: what the metrics of all programs share.
 //! * [`pods`]: pods reduced to what addresses need.
+//! * [`process`]: metrics of the process itself.
 //! * [`requests`]: requests to the API server, counted.
 //! * [`subsystem`]: the tasks of a program by name, their health, and the order in which they stop.
 //!
@@ -13,10 +15,12 @@
 
 pub mod caches;
 pub mod events;
+pub mod history;
 pub mod http;
 pub mod lean;
 pub mod metrics;
 pub mod pods;
+pub mod process;
 pub mod requests;
 pub mod subsystem;
 pub mod writes;

@@ -3,6 +3,7 @@
 
 use std::net::IpAddr;
 
+use fairlead_api::names::ANNOTATION_EGRESS_PREFIX;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Resource;
 use kube::api::ObjectMeta;
@@ -57,7 +58,7 @@ impl SlimPod {
 
     /// Its UIDs: the object's, and kubelet's own for a static pod. Container runtimes pass kubelet's.
     pub fn uids(&self) -> Vec<String> {
-        let of_static = self.metadata.annotations.iter().flatten().map(|(_, uid)| uid);
+        let of_static = self.metadata.annotations.as_ref().and_then(|all| all.get(ANNOTATION_STATIC_UID));
         self.metadata.uid.iter().chain(of_static).cloned().collect()
     }
 
@@ -82,16 +83,20 @@ impl SlimPod {
     }
 }
 
-/// Keeps of the metadata only the identity.
+/// Keeps of the metadata only the identity, and the annotations that concern the network.
 pub fn trimmed(pod: &mut SlimPod) {
     let whole = std::mem::take(&mut pod.metadata);
-    let annotations = whole.annotations.and_then(|mut all| all.remove_entry(ANNOTATION_STATIC_UID));
+    let is_kept = |name: &str| name == ANNOTATION_STATIC_UID || name.starts_with(ANNOTATION_EGRESS_PREFIX);
+    let annotations = whole.annotations.map(|mut all| {
+        all.retain(|name, _| is_kept(name));
+        all
+    });
     pod.metadata = ObjectMeta {
         name: whole.name,
         namespace: whole.namespace,
         uid: whole.uid,
         resource_version: whole.resource_version,
-        annotations: annotations.map(|kept| [kept].into()),
+        annotations: annotations.filter(|kept| !kept.is_empty()),
         ..ObjectMeta::default()
     };
 }
@@ -113,7 +118,9 @@ mod tests {
         let pod = pod(serde_json::json!({
             "metadata": {
                 "name": "web", "namespace": "shop", "uid": "u1", "labels": { "a": "b" },
-                "annotations": { "kubernetes.io/config.hash": "h1", "note": "long" },
+                "annotations": {
+                    "kubernetes.io/config.hash": "h1", "egress.coil.cybozu.com/nat": "a", "note": "long",
+                },
                 "managedFields": [{ "manager": "kubelet" }],
             },
             "spec": { "nodeName": "n1", "containers": [{ "name": "main", "image": "i" }] },
@@ -124,7 +131,7 @@ mod tests {
         assert_eq!(pod.addresses(), ["10.0.0.1".parse::<IpAddr>().unwrap(), "fd00::1".parse().unwrap()]);
         assert!(!pod.uses_host_network() && !pod.has_ended());
         assert_eq!((pod.metadata.labels, pod.metadata.managed_fields), (None, None));
-        assert_eq!(pod.metadata.annotations.unwrap().len(), 1);
+        assert_eq!(pod.metadata.annotations.unwrap().len(), 2);
     }
 
     #[test]

@@ -1,18 +1,25 @@
-//! Requests to the API server, counted by verb and resource in a layer of the client.
+//! Requests to the API server, counted by verb, resource and answer in a layer of the client.
 
-use axum::http::{Method, Request, Uri};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use axum::http::{Method, Request, Response, Uri};
 use kube::client::{Body, ClientBuilder};
 use kube::{Client, Config};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
-use tower::util::MapRequestLayer;
+use tower::Service;
+use tower::layer::layer_fn;
 
 use crate::metrics::register;
 
+/// Code of a request without an answer, as client-go has it.
+const NO_ANSWER: &str = "<error>";
+
 /// One kind of request, in the words of Kubernetes' audit log.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Kind {
     /// Plural name of the resource with its subresource, as `pods` or `nodes/status`; `-` for anything else, such as
     /// the server's version.
@@ -21,35 +28,71 @@ pub struct Kind {
     pub verb: &'static str,
 }
 
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Answered {
+    resource: String,
+    verb: &'static str,
+    code: String,
+}
+
 /// Counts requests to the API server.
 #[derive(Debug, Clone, Default)]
 pub struct RequestMetrics {
-    requests: Family<Kind, Counter>,
+    requests: Family<Answered, Counter>,
 }
 
 impl RequestMetrics {
     /// Declares them in `registry`.
     pub fn register(registry: &mut Registry) -> Self {
-        let help = "Requests sent to the API server, by verb and resource";
+        let help =
+            "Requests to the API server, by verb, resource and status code; <error> if there was no answer";
         Self { requests: register(registry, "api_requests", help, Family::default()) }
     }
 
-    /// Counts one request.
-    pub fn count(&self, kind: &Kind) {
-        self.requests.get_or_create(kind).inc();
+    /// Counts one request by the status code of its answer.
+    pub fn count(&self, kind: Kind, code: Option<u16>) {
+        let Kind { resource, verb } = kind;
+        let code = code.map_or_else(|| NO_ANSWER.to_owned(), |code| code.to_string());
+        self.requests.get_or_create(&Answered { resource, verb, code }).inc();
     }
 }
 
-/// A client that counts each request before it is sent.
+/// A client that counts each request when it is answered.
 ///
 /// # Errors
 /// The configuration is invalid, as with [`Client::try_from`].
 pub fn counting_client(config: Config, metrics: RequestMetrics) -> kube::Result<Client> {
-    let layer = MapRequestLayer::new(move |request: Request<Body>| {
-        metrics.count(&kind(request.method(), request.uri()));
-        request
-    });
+    let layer = layer_fn(move |inner| Counting { inner, metrics: metrics.clone() });
     Ok(ClientBuilder::try_from(config)?.with_layer(&layer).build())
+}
+
+struct Counting<S> {
+    inner: S,
+    metrics: RequestMetrics,
+}
+
+impl<S, B> Service<Request<Body>> for Counting<S>
+where
+    S: Service<Request<Body>, Response = Response<B>>,
+    S::Future: Send + 'static,
+{
+    type Response = S::Response;
+    type Error = S::Error;
+    type Future = Pin<Box<dyn Future<Output = Result<S::Response, S::Error>> + Send>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let (kind, metrics) = (kind(request.method(), request.uri()), self.metrics.clone());
+        let answer = self.inner.call(request);
+        Box::pin(async move {
+            let answer = answer.await;
+            metrics.count(kind, answer.as_ref().ok().map(|answer| answer.status().as_u16()));
+            answer
+        })
+    }
 }
 
 /// What a request is about (Kubernetes API concepts, "Resource URIs"). Pure.
@@ -88,6 +131,7 @@ pub fn kind(method: &Method, uri: &Uri) -> Kind {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use tower::service_fn;
 
     use super::*;
 
@@ -111,6 +155,27 @@ mod tests {
         for (method, uri, verb, resource) in cases {
             let found = kind(&method.parse().unwrap(), &uri.parse().unwrap());
             assert_eq!(found, Kind { verb, resource: resource.to_owned() }, "{method} {uri}");
+        }
+    }
+
+    #[tokio::test]
+    async fn requests_are_counted_by_the_code_of_their_answer() {
+        let metrics = RequestMetrics::default();
+        let inner = service_fn(|request: Request<Body>| async move {
+            match request.uri().path() {
+                "/api/v1/nodes/away" => Err("connection refused"),
+                "/api/v1/nodes/none" => Ok(Response::builder().status(404).body(()).unwrap()),
+                _ => Ok(Response::new(())),
+            }
+        });
+        let mut counting = Counting { inner, metrics: metrics.clone() };
+        for name in ["one", "none", "away"] {
+            let request = Request::get(format!("/api/v1/nodes/{name}")).body(Body::empty()).unwrap();
+            let _ = counting.call(request).await;
+        }
+        for code in ["200", "404", NO_ANSWER] {
+            let labels = Answered { resource: "nodes".to_owned(), verb: "get", code: code.to_owned() };
+            assert_eq!(metrics.requests.get(&labels).map(|count| count.get()), Some(1), "{code}");
         }
     }
 

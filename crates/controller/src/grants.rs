@@ -1,20 +1,22 @@
 //! Answers BlockRequests with AddressBlocks.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use fairlead_api::names::{COIL_FINALIZER, LABEL_NODE, LABEL_POOL, LABEL_REQUEST};
 use fairlead_api::resources::{
     AddressBlock, AddressBlockFields, AddressPool, BlockRequest, BlockRequestCondition,
-    BlockRequestConditionType, BlockRequestOutcome, BlockRequestStatus, ConditionStatus,
+    BlockRequestConditionType, BlockRequestOutcome, BlockRequestStatus, ConditionStatus, InvalidName,
 };
 use fairlead_cluster::metrics::register;
 use fairlead_cluster::writes::is_stale;
 use fairlead_ipam::grant::REASON_ALLOCATED;
+use fairlead_ipam::queue::{Attempt, Pending, RequestQueue};
 use fairlead_ipam::{
-    AssumedBlocks, BlockNets, ExistingBlock, Grant, PoolState, Refusal, RefusalReason, Request, grant,
+    ClaimedBlock, DualStackNets, ExistingBlock, Grant, PoolState, Refusal, RefusalReason, Request, grant,
 };
+use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time};
 use kube::api::{ObjectMeta, Patch, PatchParams, PostParams};
 use kube::runtime::reflector::ObjectRef;
@@ -25,51 +27,57 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
+use tokio::time::timeout;
 
+use crate::known_blocks::KnownBlocks;
 use crate::stores::Stores;
 
-/// Requests answered at once.
-const MAX_CONCURRENT: usize = 16;
-/// Pause before a request is retried whose answer could not be written.
-const RETRY_INTERVAL: Duration = Duration::from_secs(1);
-/// How long a block is assumed to exist although the watch does not show it. The watch shows it within a second; one that
-/// was deleted in between must not be assumed forever, and the API server refuses a name that is taken after all.
-const ASSUMED_LIFETIME: Duration = Duration::from_secs(60);
-/// Pause while the watch lacks a pool that the API server has.
-const WATCH_LAG: Duration = Duration::from_millis(100);
+/// How long the loop sleeps when nothing happens.
+const IDLE: Duration = Duration::from_secs(10);
+/// How long one call of the API server may take: a call that hangs must not keep a slot.
+const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 /// Attempts with other numbers when the API server has a block of that name already.
 const MAX_ATTEMPTS: usize = 16;
 
-/// Answers pending requests forever.
+/// Answers pending requests forever. After every list of all blocks, only claims are answered for `hold_off`: if etcd was
+/// restored from a backup, blocks in use are missing from the list, and their nodes need a moment to say so.
 pub(crate) async fn run(
     client: Client,
     stores: Stores,
     mut changed: watch::Receiver<u64>,
     metrics: GrantMetrics,
+    hold_off: Duration,
 ) {
     let requests = stores.requests.clone();
-    let granter = Arc::new(Granter { client, stores, known: Mutex::default(), metrics });
-    let (mut running, mut busy) = (JoinSet::new(), BTreeMap::<String, Instant>::new());
+    let granter = Arc::new(Granter { client, stores, metrics });
+    let (mut queue, mut running) = (RequestQueue::default(), JoinSet::new());
     loop {
         let now = Instant::now();
-        busy.retain(|_, until| *until > now);
-        for (uid, request) in pending(requests.state()) {
-            if running.len() < MAX_CONCURRENT && !busy.contains_key(&uid) {
-                busy.insert(uid, now + RETRY_INTERVAL);
-                let granter = Arc::clone(&granter);
-                running.spawn(async move {
-                    if let Err(error) = granter.answer(&request).await {
-                        tracing::warn!(request = request.name_any(), %error, "cannot answer; retrying");
-                    }
-                });
-            }
+        let held_until = granter.known().listed().map_or(now, |listed| listed + hold_off);
+        let pending = pending(requests.state());
+        let views: Vec<Pending<'_>> = pending.iter().map(|(uid, request)| view(uid, request)).collect();
+        for uid in queue.start(now, held_until, &views) {
+            let Some((_, request)) = pending.iter().find(|(of, _)| *of == uid) else { continue };
+            let (granter, request) = (Arc::clone(&granter), Arc::clone(request));
+            running.spawn(async move { (uid, granter.answer(&request).await) });
         }
+        let due = queue.next_due(now).into_iter().chain((held_until > now).then_some(held_until)).min();
+        let due = due.map_or(IDLE, |due| due.saturating_duration_since(now).min(IDLE));
         tokio::select! {
             _ = changed.changed() => {}
-            Some(_) = running.join_next() => {}
-            () = tokio::time::sleep(RETRY_INTERVAL) => {}
+            Some(ended) = running.join_next() => match ended {
+                Ok((uid, attempt)) => queue.end(Instant::now(), &uid, attempt),
+                Err(error) => if let Ok(panic) = error.try_into_panic() {
+                    std::panic::resume_unwind(panic);
+                }
+            },
+            () = tokio::time::sleep(due) => {}
         }
     }
+}
+
+fn view<'a>(uid: &'a str, request: &'a BlockRequest) -> Pending<'a> {
+    Pending { uid, node: &request.spec.node_name, claims: request.spec.in_use.is_some() }
 }
 
 /// Counts answers.
@@ -121,27 +129,50 @@ enum Error {
         /// Its answer.
         source: Box<kube::Error>,
     },
+    /// The API server did not answer.
+    #[error("cannot {operation}: the API server did not answer within {} s", CALL_TIMEOUT.as_secs())]
+    TimedOut {
+        /// What was tried.
+        operation: String,
+    },
     /// The watch lacks the pool or the blocks that the API server has.
-    #[error(
-        "{MAX_ATTEMPTS} blocks in a row exist already in pool {0}, or the pool is unknown; the watch lags behind"
-    )]
+    #[error("the watch does not show pool {0} or its latest blocks yet")]
     WatchLags(String),
 }
 
-fn api(operation: impl Into<String>) -> impl FnOnce(kube::Error) -> Error {
-    move |source| Error::Api { operation: operation.into(), source: Box::new(source) }
+async fn call<T>(
+    operation: impl Into<String>,
+    call: impl Future<Output = Result<T, kube::Error>>,
+) -> Result<T, Error> {
+    match timeout(CALL_TIMEOUT, call).await {
+        Ok(Ok(answer)) => Ok(answer),
+        Ok(Err(source)) => Err(Error::Api { operation: operation.into(), source: Box::new(source) }),
+        Err(_) => Err(Error::TimedOut { operation: operation.into() }),
+    }
 }
 
 struct Granter {
     client: Client,
     stores: Stores,
-    known: Mutex<KnownBlocks>,
     metrics: GrantMetrics,
 }
 
 impl Granter {
-    async fn answer(&self, request: &BlockRequest) -> Result<(), Error> {
-        let outcome = self.block_for(request).await?;
+    async fn answer(&self, request: &BlockRequest) -> Attempt {
+        match self.try_answer(request).await {
+            Ok(()) => Attempt::Answered,
+            Err(error) => {
+                tracing::warn!(request = request.name_any(), %error, "cannot answer; retrying");
+                Attempt::Failed
+            }
+        }
+    }
+
+    async fn try_answer(&self, request: &BlockRequest) -> Result<(), Error> {
+        let outcome = match parse(request) {
+            Ok(claim) => self.block_for(request, claim).await?,
+            Err(refusal) => Err(refusal),
+        };
         match &outcome {
             Ok(block) => {
                 self.metrics.granted();
@@ -157,118 +188,117 @@ impl Granter {
             address_block_name: outcome.ok(),
         };
         let requests: Api<BlockRequest> = Api::all(self.client.clone());
-        let patch = serde_json::json!({ "metadata": { "uid": request.uid() }, "status": status });
-        match requests.patch_status(&request.name_any(), &PatchParams::default(), &Patch::Merge(&patch)).await
-        {
-            Ok(_) => Ok(()),
-            // The node deleted its request, or made another, which is answered by itself.
-            Err(error) if is_stale(&error) => Ok(()),
-            Err(error) => Err(api(format!("write the status of BlockRequest {}", request.name_any()))(error)),
+        let (name, parameters) = (request.name_any(), PatchParams::default());
+        let patch =
+            Patch::Merge(serde_json::json!({ "metadata": { "uid": request.uid() }, "status": status }));
+        let written = requests.patch_status(&name, &parameters, &patch);
+        match call(format!("write the status of BlockRequest {name}"), written).await {
+            // The node deleted its request.
+            Err(Error::Api { source, .. }) if is_stale(&source) => Ok(()),
+            written => written.map(drop),
         }
     }
 
     /// Name of the request's block: the one it has already, or a new one.
-    async fn block_for(&self, request: &BlockRequest) -> Result<Result<String, Refusal>, Error> {
+    async fn block_for(
+        &self,
+        request: &BlockRequest,
+        claim: Option<ClaimedBlock>,
+    ) -> Result<Result<String, Refusal>, Error> {
         let blocks: Api<AddressBlock> = Api::all(self.client.clone());
+        let watch_lags = || Error::WatchLags(request.spec.pool_name.clone());
+        let parameters = PostParams::default();
         for _ in 0..MAX_ATTEMPTS {
-            let (index, name, nets) = match self.decide(request) {
+            let (index, name, nets) = match self.decide(request, claim) {
                 Grant::Existing { name } => return Ok(Ok(name)),
                 Grant::Refused(Refusal::UnknownPool { pool }) if self.pool_exists(&pool).await? => {
-                    tokio::time::sleep(WATCH_LAG).await;
-                    continue;
+                    return Err(watch_lags());
                 }
                 Grant::Refused(refusal) => return Ok(Err(refusal)),
                 Grant::New { index, name, nets } => (index, name, nets),
             };
-            let Some(pool) = self.stores.pools.get(&ObjectRef::new(&request.spec.pool_name)) else {
-                continue;
-            };
-            match blocks.create(&PostParams::default(), &new_block(request, &pool, index, &name, &nets)).await
-            {
+            let pool = self.stores.pools.get(&ObjectRef::new(&request.spec.pool_name));
+            let block = new_block(request, pool.ok_or_else(watch_lags)?.as_ref(), index, &name, &nets);
+            let created = blocks.create(&parameters, &block);
+            match call(format!("create AddressBlock {name}"), created).await {
                 Ok(_) => return Ok(Ok(name)),
                 // Made by hand, or not in the watch yet: it stays assumed, so the next number is tried.
-                Err(kube::Error::Api(status)) if status.is_already_exists() => {
+                Err(Error::Api { source, .. }) if matches!(&*source, kube::Error::Api(status) if status.is_already_exists()) =>
+                {
                     self.known().assume_of_another(&name);
                 }
                 Err(error) => {
-                    self.known().assumed.forget(&name);
-                    return Err(api(format!("create AddressBlock {name}"))(error));
+                    self.known().forget(&name);
+                    return Err(error);
                 }
             }
         }
-        Err(Error::WatchLags(request.spec.pool_name.clone()))
+        Err(watch_lags())
     }
 
-    /// Whether the API server has a pool that the watch does not show yet.
+    /// Whether the API server has a pool that the watch does not show yet. The name was checked: it goes into a URL.
     async fn pool_exists(&self, pool: &str) -> Result<bool, Error> {
         let pools: Api<AddressPool> = Api::all(self.client.clone());
-        Ok(pools.get_opt(pool).await.map_err(api(format!("read AddressPool {pool}")))?.is_some())
+        Ok(call(format!("read AddressPool {pool}"), pools.get_metadata_opt(pool)).await?.is_some())
     }
 
     /// Decides and assumes a new block under one lock, so that two requests never get the same block.
-    fn decide(&self, request: &BlockRequest) -> Grant {
+    fn decide(&self, request: &BlockRequest, claim: Option<ClaimedBlock>) -> Grant {
         let (mut known, now) = (self.known(), Instant::now());
-        known.observe(self.stores.blocks.state(), now);
         let uid = request.uid().unwrap_or_default();
-        let question = Request { uid: &uid, pool: &request.spec.pool_name, node: &request.spec.node_name };
-        let answer = grant(&question, &pool_states(&self.stores.pools.state()), &known.blocks());
+        let (pool, node) = (request.spec.pool_name.as_str(), request.spec.node_name.as_str());
+        let pod_capacity = self.stores.nodes.get(&ObjectRef::new(node)).and_then(|node| pod_capacity(&node));
+        let question = Request { uid: &uid, pool, node, pod_capacity, claim };
+        let answer = grant(&question, &pool_states(&self.stores.pools.state()), known.current(now));
         if let Grant::New { index, name, nets } = &answer {
             let block = ExistingBlock {
                 name: name.clone(),
-                pool: request.spec.pool_name.clone(),
+                pool: pool.to_owned(),
+                node: node.to_owned(),
                 index: *index,
                 nets: *nets,
                 request: Some(uid),
                 terminating: false,
             };
-            known.assumed.assume(now, name, None, block);
+            known.assume(now, block);
         }
         answer
     }
 
     fn known(&self) -> MutexGuard<'_, KnownBlocks> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.stores.known)
     }
 }
 
-/// All blocks that the API server has.
-#[derive(Default)]
-struct KnownBlocks {
-    /// Those that the watch shows, by name, each parsed once.
-    observed: HashMap<String, (Arc<AddressBlock>, ExistingBlock)>,
-    /// Those just created.
-    assumed: AssumedBlocks<ExistingBlock>,
+/// The blocks, locked for a moment.
+pub(crate) fn lock(known: &Mutex<KnownBlocks>) -> MutexGuard<'_, KnownBlocks> {
+    known.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl KnownBlocks {
-    fn observe(&mut self, shown: Vec<Arc<AddressBlock>>, now: Instant) {
-        let mut before = std::mem::take(&mut self.observed);
-        let entry = |object: Arc<AddressBlock>| {
-            let parsed = before.remove(object.name_any().as_str());
-            let parsed = parsed.filter(|(parsed, _)| Arc::ptr_eq(parsed, &object));
-            let block = parsed.map_or_else(|| object.as_ref().into(), |(_, block)| block);
-            (block.name.clone(), (object, block))
-        };
-        self.observed = shown.into_iter().map(entry).collect();
-        self.assumed.observe(
-            self.observed.iter().map(|(name, (object, _))| {
-                (name.as_str(), object.metadata.uid.as_deref().unwrap_or_default())
-            }),
-        );
-        self.assumed.expire(now, ASSUMED_LIFETIME);
-    }
+/// The claim of a request, whose fields an older schema may have let in.
+fn parse(request: &BlockRequest) -> Result<Option<ClaimedBlock>, Refusal> {
+    request.check_names().map_err(|InvalidName { field, text }| Refusal::InvalidRequest { field, text })?;
+    let claim = |fields: &AddressBlockFields| {
+        let nets = fields
+            .parse()
+            .map_err(|error| Refusal::InvalidRequest { field: "inUse", text: error.to_string() })?;
+        Ok(ClaimedBlock { index: fields.index, nets })
+    };
+    request.spec.in_use.as_ref().map(claim).transpose()
+}
 
-    /// A block of this name exists, but was not created for the request at hand.
-    fn assume_of_another(&mut self, name: &str) {
-        if let Some(assumed) = self.assumed.get_mut(name) {
-            assumed.block.request = None;
-        }
-    }
-
-    fn blocks(&self) -> Vec<&ExistingBlock> {
-        let observed = self.observed.values().map(|(_, block)| block);
-        observed.chain(self.assumed.iter().map(|(_, assumed)| &assumed.block)).collect()
-    }
+/// How many pods a Node can run, if it says so.
+pub(crate) fn pod_capacity(node: &Node) -> Option<u32> {
+    let quantity = &node.status.as_ref()?.capacity.as_ref()?.get("pods")?.0;
+    let digits = quantity.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    // The API server writes 1000 as "1k" (`resource.Quantity`).
+    let unit = match quantity.strip_prefix(digits)? {
+        "" => 1,
+        "k" => 1000,
+        "Ki" => 1024,
+        _ => return None,
+    };
+    digits.parse::<u32>().ok()?.checked_mul(unit)
 }
 
 /// Unanswered requests with their UIDs, the oldest first, so that none starves.
@@ -293,7 +323,7 @@ fn new_block(
     pool: &AddressPool,
     index: u32,
     name: &str,
-    nets: &BlockNets,
+    nets: &DualStackNets,
 ) -> AddressBlock {
     let labels = [
         (LABEL_POOL, request.spec.pool_name.clone()),
@@ -339,9 +369,9 @@ fn conditions(outcome: &Result<String, Refusal>, now: jiff::Timestamp) -> Vec<Bl
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use fairlead_ipam::BlockIndex;
 
-    const NONE: [ExistingBlock; 0] = [];
+    use super::*;
 
     fn pool(name: &str, ipv4: &str) -> Arc<AddressPool> {
         Arc::new(
@@ -363,6 +393,43 @@ mod tests {
                 .iter()
                 .all(|c| c.reason == "out of blocks" && c.message == "pool p does not have free blocks")
         );
+    }
+
+    #[test]
+    fn names_that_would_change_the_url_are_refused_for_good() {
+        for (pool, node, field) in [
+            ("default?", "n1", "poolName"),
+            ("default/status", "n1", "poolName"),
+            ("p1", "../n1", "nodeName"),
+        ] {
+            let spec = serde_json::json!({ "spec": { "nodeName": node, "poolName": pool } });
+            let refusal = parse(&request("r", 0, spec)).unwrap_err();
+            assert!(refusal.to_string().contains(field), "{refusal}");
+            assert_eq!(refusal.reason(), RefusalReason::InvalidRequest);
+        }
+        let claim = |ipv4: &str| {
+            let in_use = serde_json::json!({ "index": 3, "ipv4": ipv4 });
+            let spec = serde_json::json!({ "nodeName": "n1", "poolName": "p1", "inUse": in_use });
+            parse(&request("r", 0, serde_json::json!({ "spec": spec })))
+        };
+        assert_eq!(claim("10.0.0.12/30").unwrap().map(|claim| claim.index), Some(3));
+        assert_eq!(claim("10.0.0.12").unwrap_err().reason(), RefusalReason::InvalidRequest);
+        assert_eq!(parse(&request("r", 0, serde_json::Value::Null)).unwrap(), None);
+    }
+
+    #[test]
+    fn the_pod_capacity_of_a_node_is_a_number_or_unknown() {
+        let capacity = |pods: &str| {
+            let node = serde_json::json!({ "metadata": {}, "status": { "capacity": { "pods": pods } } });
+            pod_capacity(&serde_json::from_value(node).unwrap())
+        };
+        assert_eq!((capacity("250"), capacity("many"), capacity("-1")), (Some(250), None, None));
+        assert_eq!(
+            (capacity("1k"), capacity("2Ki")),
+            (Some(1000), Some(2048)),
+            "as the API server writes them"
+        );
+        assert_eq!(pod_capacity(&Node::default()), None);
     }
 
     fn request(name: &str, second: u8, more: serde_json::Value) -> Arc<BlockRequest> {
@@ -395,31 +462,6 @@ mod tests {
     }
 
     #[test]
-    fn a_block_is_known_from_its_grant_and_then_as_the_watch_shows_it() {
-        let block = |pool: &str| -> Arc<AddressBlock> {
-            Arc::new(
-                serde_json::from_value(serde_json::json!({
-                    "apiVersion": "coil.cybozu.com/v2", "kind": "AddressBlock", "index": 0, "ipv4": "10.0.0.0/30",
-                    "metadata": { "name": "p1-0", "labels": { LABEL_POOL: pool } },
-                }))
-                .unwrap(),
-            )
-        };
-        let (mut known, now) = (KnownBlocks::default(), Instant::now());
-        known.assumed.assume(now, "p1-0", None, block("assumed").as_ref().into());
-        let pools =
-            |known: &KnownBlocks| known.blocks().iter().map(|block| block.pool.clone()).collect::<Vec<_>>();
-        known.observe(Vec::new(), now);
-        assert_eq!(pools(&known), ["assumed"]);
-        known.observe(vec![block("p1")], now);
-        assert_eq!(pools(&known), ["p1"]);
-        known.observe(vec![block("changed")], now);
-        assert_eq!(pools(&known), ["changed"]);
-        known.observe(Vec::new(), now);
-        assert!(known.blocks().is_empty());
-    }
-
-    #[test]
     fn a_new_block_has_the_fields_of_coil() {
         let request: BlockRequest = serde_json::from_value(serde_json::json!({
             "apiVersion": "coil.cybozu.com/v2", "kind": "BlockRequest", "metadata": { "name": "r", "uid": "u" },
@@ -428,8 +470,10 @@ mod tests {
         .unwrap();
         let pool = pool("p1", "10.0.0.0/24");
         let states = pool_states(std::slice::from_ref(&pool));
-        let question = Request { uid: "u", pool: "p1", node: "n1" };
-        let Grant::New { index, name, nets } = grant(&question, &states, &NONE) else { panic!("no block") };
+        let question = Request { uid: "u", pool: "p1", node: "n1", pod_capacity: None, claim: None };
+        let Grant::New { index, name, nets } = grant(&question, &states, &BlockIndex::default()) else {
+            panic!("no block")
+        };
         let json = serde_json::to_value(new_block(&request, &pool, index, &name, &nets)).unwrap();
         assert_eq!(json["metadata"]["name"], "p1-0");
         assert_eq!(json["index"], 0);
@@ -446,8 +490,10 @@ mod tests {
     #[test]
     fn an_invalid_pool_is_refused_with_its_error() {
         let states = pool_states(&[pool("p1", "10.0.0.0/31")]);
-        let question = Request { uid: "u", pool: "p1", node: "n1" };
-        let Grant::Refused(refusal) = grant(&question, &states, &NONE) else { panic!("granted") };
+        let question = Request { uid: "u", pool: "p1", node: "n1", pod_capacity: None, claim: None };
+        let Grant::Refused(refusal) = grant(&question, &states, &BlockIndex::default()) else {
+            panic!("granted")
+        };
         assert!(refusal.to_string().contains("10.0.0.0/31"), "{refusal}");
     }
 }

@@ -1,14 +1,17 @@
-//! What the elected replica does: it grants blocks, maintains AddressPools, releases the blocks of deleted Nodes and
-//! counts the peers of the mesh.
+//! What the elected replica does: it grants blocks, maintains AddressPools, releases the blocks of deleted Nodes,
+//! counts the peers of the mesh, and names fields that have no effect.
 
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fairlead_cluster::caches::{self, config};
 use fairlead_cluster::events::{EventMetrics, EventPublisher};
 use fairlead_cluster::lean;
 use fairlead_cluster::metrics::{Pool, register};
 use fairlead_cluster::subsystem::Supervisor;
+use fairlead_ipam::orphans::Graces;
+use futures::StreamExt;
+use k8s_openapi::api::core::v1::{Node, NodeStatus};
 use kube::runtime::events::Reporter;
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client, ResourceExt};
@@ -19,28 +22,42 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
 use crate::grants::{self, GrantMetrics};
+use crate::known_blocks::KnownBlocks;
 use crate::orphans::{self, OrphanMetrics};
 use crate::stores::Stores;
-use crate::{mesh, pools};
+use crate::{mesh, not_implemented, pools};
 
 /// Name of the subsystem.
 pub(crate) const NAME: &str = "leader";
 
+/// How long the leader waits before it does certain things.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Pauses {
+    /// Before it grants blocks that no node claims.
+    pub(crate) hold_off: Duration,
+    /// Before it frees the blocks of a deleted Node.
+    pub(crate) graces: Graces,
+    /// Between attempts to free blocks.
+    pub(crate) sweep_interval: Duration,
+}
+
 /// Starts the leader's work, which ends when the subsystem is stopped.
-pub(crate) fn start(
-    supervisor: &mut Supervisor,
-    client: &Client,
-    metrics: &LeaderMetrics,
-    sweep_interval: Duration,
-) {
+pub(crate) fn start(supervisor: &mut Supervisor, client: &Client, metrics: &LeaderMetrics, pauses: Pauses) {
     let subsystem = supervisor.subsystem(NAME);
     let pools = watcher(Api::all(client.clone()), config()).modify(lean::any);
     let pools = caches::start(subsystem, "AddressPools", pools);
-    let blocks = watcher(Api::all(client.clone()), config()).modify(lean::labelled);
+    let known = Arc::new(Mutex::new(KnownBlocks::default()));
+    let (blocks, follower) =
+        (watcher(Api::all(client.clone()), config()).modify(lean::labelled), Arc::clone(&known));
+    let blocks = blocks.inspect(move |event| {
+        if let Ok(event) = event {
+            grants::lock(&follower).observe(Instant::now(), event);
+        }
+    });
     let blocks = caches::start(subsystem, "AddressBlocks", blocks);
     let requests = watcher(Api::all(client.clone()), config()).modify(lean::identified);
     let requests = caches::start(subsystem, "BlockRequests", requests);
-    let nodes = watcher(Api::all(client.clone()), config()).modify(lean::identified);
+    let nodes = watcher(Api::all(client.clone()), config()).modify(trim_node);
     let nodes = caches::start(subsystem, "Nodes", nodes);
     let meshes = watcher(Api::all(client.clone()), config()).modify(lean::any);
     let meshes = caches::start(subsystem, "WireKubeMeshes", meshes);
@@ -51,13 +68,20 @@ pub(crate) fn start(
         nodes: nodes.store.clone(),
         pools: pools.store.clone(),
         requests: requests.store.clone(),
+        known,
         generations: [blocks.subscribe(), nodes.subscribe(), pools.subscribe(), requests.subscribe()],
     };
     metrics.leads(Some(stores.clone()));
     let reporter = Reporter::from("fairlead-controller");
     let events = EventPublisher::start(subsystem, client.clone(), reporter, metrics.events.clone());
 
-    let grants = grants::run(client.clone(), stores.clone(), requests.subscribe(), metrics.grants.clone());
+    let grants = grants::run(
+        client.clone(),
+        stores.clone(),
+        requests.subscribe(),
+        metrics.grants.clone(),
+        pauses.hold_off,
+    );
     subsystem.spawn("grants", stores.clone().then(grants));
     let changes = [pools.subscribe(), blocks.subscribe()];
     subsystem
@@ -65,13 +89,29 @@ pub(crate) fn start(
     let orphans = orphans::run(
         client.clone(),
         stores.clone(),
-        nodes.subscribe(),
+        [nodes.subscribe(), blocks.subscribe()],
         metrics.orphans.clone(),
-        sweep_interval,
+        pauses,
     );
     subsystem.spawn("orphans", stores.then(orphans));
+    let egresses = watcher(Api::all(client.clone()), config()).modify(lean::any);
+    let egresses = caches::start(subsystem, "Egresses", egresses);
+    let changes = [meshes.subscribe(), egresses.subscribe()];
+    let ignored = not_implemented::run(client.clone(), meshes.store.clone(), egresses.store, changes);
+    subsystem.spawn("fields without effect", ignored);
     let changes = [meshes.subscribe(), peers.subscribe()];
     subsystem.spawn("mesh", mesh::run(client.clone(), meshes.store, peers.store, changes));
+}
+
+/// Node objects are large, and change with every heartbeat.
+fn trim_node(node: &mut Node) {
+    lean::identified(node);
+    node.spec = None;
+    let capacity = node.status.take().and_then(|status| status.capacity);
+    node.status = capacity.map(|mut capacity| {
+        capacity.retain(|resource, _| resource == "pods");
+        NodeStatus { capacity: Some(capacity), ..NodeStatus::default() }
+    });
 }
 
 /// Counts since the start of this replica, and the pools while it leads.

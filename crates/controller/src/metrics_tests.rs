@@ -1,15 +1,17 @@
 //! The names of all metrics of the program, and the dashboard that queries them.
 
 use fairlead_api::resources::{AddressBlock, AddressPool};
-use fairlead_cluster::metrics::text;
+use fairlead_cluster::metrics::{Exposition, text};
+use fairlead_cluster::process;
+use fairlead_cluster::requests::{Kind, RequestMetrics};
 use fairlead_ipam::RefusalReason;
 use kube::runtime::reflector::{Lookup, Store, store};
 use kube::runtime::watcher::Event;
 use prometheus_client::registry::Registry;
+use testbed_metrics::{Exposed, query, reference};
 
 use crate::leader::LeaderMetrics;
 use crate::stores::Stores;
-use crate::webhook::WebhookMetrics;
 
 fn has(page: &str, line: &str) {
     assert!(page.lines().any(|it| it == line), "{line} is not in\n{page}");
@@ -42,6 +44,7 @@ fn stores() -> Stores {
         nodes: cache(vec![]),
         pools: cache(vec![pool("a", "10.0.0.0/24"), pool("invalid", "10.0.0.0/31")]),
         requests: cache(vec![]),
+        known: std::sync::Arc::default(),
         generations: std::array::from_fn(|_| tokio::sync::watch::channel(1).1),
     }
 }
@@ -49,15 +52,16 @@ fn stores() -> Stores {
 struct Metrics {
     registry: Registry,
     leader: LeaderMetrics,
-    webhook: WebhookMetrics,
 }
 
 impl Metrics {
     fn new() -> Self {
         let mut registry = Registry::default();
+        process::register_process(&mut registry);
+        let requests = RequestMetrics::register(registry.sub_registry_with_prefix("fairlead"));
+        requests.count(Kind { resource: "leases".to_owned(), verb: "get" }, Some(200));
         let leader = LeaderMetrics::register(&mut registry);
-        let webhook = WebhookMetrics::register(&mut registry);
-        Self { registry, leader, webhook }
+        Self { registry, leader }
     }
 
     /// Every metric has a value.
@@ -66,8 +70,6 @@ impl Metrics {
         metrics.leader.grants.granted();
         metrics.leader.grants.refused(RefusalReason::PoolExhausted);
         metrics.leader.orphans.count(None);
-        metrics.webhook.reviewed("validate", "denied");
-        metrics.webhook.certificate_expires(jiff::Timestamp::from_second(1_800_000_000).unwrap());
         metrics
     }
 }
@@ -83,45 +85,52 @@ fn pools_have_the_names_of_coil_and_only_the_leader_shows_them() {
         "coil_controller_allocated_blocks{pool=\"a\"} 1",
         "coil_controller_allocated_blocks{pool=\"invalid\"} 0",
     ] {
-        has(&text(&metrics.registry), line);
+        has(&text(&metrics.registry, Exposition::Text), line);
     }
     metrics.leader.leads(None);
-    let standby = text(&metrics.registry);
+    let standby = text(&metrics.registry, Exposition::Text);
     assert!(standby.contains("fairlead_controller_leader 0") && !standby.contains("pool="), "{standby}");
 }
 
 #[test]
 fn names_follow_the_conventions_of_prometheus() {
-    let page = text(&Metrics::counted().registry);
+    let page = text(&Metrics::counted().registry, Exposition::Text);
     for line in [
         "fairlead_controller_block_grants_total 1",
         "fairlead_controller_block_refusals_total{reason=\"PoolExhausted\"} 1",
         "fairlead_controller_orphan_blocks_total{result=\"failed\"} 1",
         "fairlead_controller_events_dropped_total 0",
-        "fairlead_webhook_requests_total{webhook=\"validate\",result=\"denied\"} 1",
-        "fairlead_webhook_certificate_expiry_timestamp_seconds 1800000000",
     ] {
         has(&page, line);
     }
 }
 
-#[test]
-fn the_dashboard_queries_existing_metrics() {
-    let dashboard = include_str!("../../../deploy/grafana/fairlead.json");
+fn exposed() -> Exposed {
     let metrics = Metrics::counted();
     metrics.leader.leads(Some(stores()));
-    let text = text(&metrics.registry);
-    let words = dashboard.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_');
-    let ours = words.filter(|word| {
-        ["fairlead_controller_", "fairlead_webhook_", "coil_controller_"]
-            .iter()
-            .any(|prefix| word.starts_with(prefix))
-    });
-    let mut queried = 0;
-    for name in ours {
-        let family = ["_total", "_bucket"].iter().find_map(|end| name.strip_suffix(end)).unwrap_or(name);
-        assert!(text.contains(&format!("# TYPE {family} ")), "{name} is not in\n{text}");
-        queried += 1;
-    }
-    assert!(queried > 3, "{queried}");
+    Exposed::parse(&text(&metrics.registry, Exposition::Text))
+}
+
+/// Those of the node program are compared there.
+fn is_ours(metric: &str) -> bool {
+    ["fairlead_controller_", "coil_controller_"].iter().any(|prefix| metric.starts_with(prefix))
+}
+
+#[test]
+fn the_dashboard_and_the_alerts_query_existing_metrics_and_labels() {
+    let dashboard = include_str!("../../../deploy/grafana/fairlead.json");
+    let alerts = include_str!("../../../deploy/components/monitoring/alerts.yaml");
+    let exposed = exposed();
+    let queries = query::of_dashboard(dashboard).unwrap();
+    let unknown: Vec<String> = queries
+        .iter()
+        .chain(&query::of_rules(alerts))
+        .flat_map(|query| query.unknown(&exposed, is_ours))
+        .collect();
+    assert!(unknown.is_empty(), "{unknown:#?}");
+}
+
+#[test]
+fn the_reference_of_metrics_is_current() {
+    reference::check("controller", &exposed()).unwrap();
 }

@@ -1,15 +1,15 @@
 //! Releases the blocks of deleted Nodes, whose own programs cannot.
 
-use std::collections::BTreeSet;
-use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use fairlead_api::names::COIL_FINALIZER;
+use fairlead_api::names::{COIL_FINALIZER, LABEL_REQUEST, is_object_name};
 use fairlead_api::resources::AddressBlock;
 use fairlead_cluster::metrics::register;
 use fairlead_cluster::writes::remove_finalizer;
-use k8s_openapi::api::core::v1::Node;
-use kube::api::{DeleteParams, Preconditions};
+use fairlead_ipam::orphans::{Absences, OwnedBlock};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::api::{DeleteParams, ListParams, Preconditions};
+use kube::runtime::reflector::ObjectRef;
 use kube::{Api, Client, ResourceExt};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -17,45 +17,71 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 
+use crate::leader::Pauses;
 use crate::stores::Stores;
 
-/// Blocks whose node is not among `nodes`. Reserved blocks and those without a node are kept. Pure.
-pub(crate) fn orphans<'a>(
-    blocks: &'a [Arc<AddressBlock>],
-    nodes: &BTreeSet<String>,
-) -> Vec<&'a AddressBlock> {
-    let orphaned = |block: &&Arc<AddressBlock>| {
-        !block.is_reserved() && block.node().is_some_and(|node| !nodes.contains(node))
-    };
-    blocks.iter().filter(orphaned).map(AsRef::as_ref).collect()
-}
+/// Changes are collected this long: Nodes change all the time.
+const DEBOUNCE: Duration = Duration::from_secs(1);
+/// Pause before a block is looked at again that could not be freed.
+const RETRY_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Releases blocks of deleted Nodes forever: at every change of a Node, and at every `sweep_interval`.
+/// Releases blocks of deleted Nodes forever.
 pub(crate) async fn run(
     client: Client,
     stores: Stores,
-    mut changed: watch::Receiver<u64>,
+    [mut nodes_changed, mut blocks_changed]: [watch::Receiver<u64>; 2],
     metrics: OrphanMetrics,
-    sweep_interval: Duration,
+    pauses: Pauses,
 ) {
+    let mut absences = Absences::default();
     loop {
-        let nodes: BTreeSet<String> = stores.nodes.state().iter().map(|node| node.name_any()).collect();
-        for block in orphans(&stores.blocks.state(), &nodes) {
-            let (name, node) = (block.name_any(), block.node().unwrap_or_default());
-            let outcome = release(&client, block).await;
-            metrics.count(outcome.as_ref().ok());
-            match outcome {
-                Ok(Outcome::Freed) => {
-                    tracing::info!(block = name, node, "released the block of a deleted Node")
-                }
-                Ok(Outcome::Kept) => {}
-                Err(error) => {
-                    tracing::warn!(block = name, node, %error, "cannot release the block of a deleted Node; retrying");
-                }
-            }
+        let now = Instant::now();
+        let blocks = stores.blocks.state();
+        let owned: Vec<OwnedBlock<'_>> = blocks.iter().filter_map(|block| owned(block)).collect();
+        let exists = |node: &str| stores.nodes.get(&ObjectRef::new(node)).is_some();
+        let due = absences.observe(now, pauses.graces, &owned, exists);
+        let mut pause = pauses.sweep_interval;
+        for block in blocks.iter().filter(|block| block.uid().is_some_and(|uid| due.contains(&uid))) {
+            let freed = try_release(&client, block, &metrics).await;
+            pause = if freed { pause } else { pause.min(RETRY_INTERVAL) };
         }
-        let _ = tokio::time::timeout(sweep_interval, changed.changed()).await;
+        let next = absences.next_due(now, pauses.graces, &owned);
+        let pause = next.map_or(pause, |next| pause.min(next.saturating_duration_since(now)));
+        let changed = async {
+            tokio::select! {
+                _ = nodes_changed.changed() => {}
+                _ = blocks_changed.changed() => {}
+            }
+            tokio::time::sleep(DEBOUNCE).await;
+        };
+        let _ = tokio::time::timeout(pause, changed).await;
     }
+}
+
+/// Reserved blocks and those without a node are never released.
+fn owned(block: &AddressBlock) -> Option<OwnedBlock<'_>> {
+    let (uid, node) = (block.metadata.uid.as_deref()?, block.node()?);
+    let granted = block.labels().contains_key(LABEL_REQUEST);
+    (!block.is_reserved()).then_some(OwnedBlock { uid, node, granted })
+}
+
+/// Whether it is released.
+async fn try_release(client: &Client, block: &AddressBlock, metrics: &OrphanMetrics) -> bool {
+    let (name, node) = (block.name_any(), block.node().unwrap_or_default());
+    let outcome = release(client, block).await;
+    metrics.count(outcome.as_ref().ok());
+    match outcome {
+        Ok(Outcome::Freed) => tracing::info!(block = name, node, "released the block of a deleted Node"),
+        Ok(Outcome::Kept) => {}
+        Ok(Outcome::InUse) => {
+            tracing::info!(block = name, node, "kept the block of a deleted Node: Pods of it are left");
+        }
+        Err(error) => {
+            tracing::warn!(block = name, node, %error, "cannot release the block of a deleted Node; retrying");
+            return false;
+        }
+    }
+    outcome.is_ok_and(|outcome| outcome == Outcome::Freed)
 }
 
 /// What became of an orphaned block.
@@ -63,6 +89,8 @@ pub(crate) async fn run(
 pub(crate) enum Outcome {
     /// It is deleted.
     Freed,
+    /// Pods of its Node are left.
+    InUse,
     /// Its Node exists again, or the object has changed: it is not an orphan.
     Kept,
 }
@@ -79,7 +107,7 @@ struct ResultLabel {
 impl OrphanMetrics {
     /// Declares them in `registry`.
     pub(crate) fn register(registry: &mut Registry) -> Self {
-        let help = "Blocks of deleted Nodes: freed, kept because something changed meanwhile, or failed";
+        let help = "Blocks of deleted Nodes: freed, in use by Pods, kept because something changed meanwhile, or failed";
         Self(register(registry, "orphan_blocks", help, Family::default()))
     }
 
@@ -87,6 +115,7 @@ impl OrphanMetrics {
     pub(crate) fn count(&self, outcome: Option<&Outcome>) {
         let result = match outcome {
             Some(Outcome::Freed) => "freed",
+            Some(Outcome::InUse) => "in_use",
             Some(Outcome::Kept) => "kept",
             None => "failed",
         };
@@ -94,7 +123,7 @@ impl OrphanMetrics {
     }
 }
 
-/// Deletes exactly the object that was read, and only while its Node does not exist; caches may lag behind.
+/// Deletes exactly the object that was read, and only while neither its Node nor Pods of it exist; caches may lag behind.
 ///
 /// Once the deletion has been accepted, no pod gets an address from the block. Then the Node is read again: if it was
 /// created in between, its program owns the finalizer and releases the block when the last pod has left.
@@ -103,6 +132,9 @@ async fn release(client: &Client, block: &AddressBlock) -> Result<Outcome, kube:
     let blocks: Api<AddressBlock> = Api::all(client.clone());
     if exists(client, node).await? {
         return Ok(Outcome::Kept);
+    }
+    if has_pods(client, node).await? {
+        return Ok(Outcome::InUse);
     }
     let preconditions = Preconditions { uid: block.uid(), resource_version: block.resource_version() };
     let parameters = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
@@ -120,8 +152,24 @@ async fn release(client: &Client, block: &AddressBlock) -> Result<Outcome, kube:
     removed.map_or_else(if_stale, |_| Ok(Outcome::Freed))
 }
 
+/// The label of a block made by hand may be no name of a Node, and must not get into a URL then.
 async fn exists(client: &Client, node: &str) -> Result<bool, kube::Error> {
+    if !is_object_name(node) {
+        return Ok(false);
+    }
     Ok(Api::<Node>::all(client.clone()).get_metadata_opt(node).await?.is_some())
+}
+
+/// Whether there are Pods of a Node that have not ended. Kubernetes deletes the Pods of a deleted Node itself, within a
+/// minute; until then their containers may run.
+async fn has_pods(client: &Client, node: &str) -> Result<bool, kube::Error> {
+    if !is_object_name(node) {
+        return Ok(false);
+    }
+    let fields = format!("spec.nodeName={node},status.phase!=Succeeded,status.phase!=Failed");
+    let parameters = ListParams::default().fields(&fields).limit(1);
+    let pods = Api::<Pod>::all(client.clone()).list_metadata(&parameters).await?;
+    Ok(!pods.items.is_empty())
 }
 
 fn if_stale(error: kube::Error) -> Result<Outcome, kube::Error> {
@@ -135,7 +183,7 @@ fn if_stale(error: kube::Error) -> Result<Outcome, kube::Error> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Mutex;
+    use std::sync::{Arc, Mutex};
 
     use axum::extract::{Request, State};
     use axum::http::StatusCode;
@@ -159,21 +207,16 @@ mod tests {
     }
 
     #[test]
-    fn only_blocks_of_missing_nodes_are_orphans() {
-        let blocks = [
-            block(Some("here"), None),
-            block(Some("gone"), None),
-            block(Some("gone"), Some("true")),
-            block(None, None),
-        ];
-        let nodes = BTreeSet::from(["here".to_owned()]);
-        let found: Vec<String> = orphans(&blocks, &nodes).iter().map(|block| block.name_any()).collect();
-        assert_eq!(found, ["gone"]);
+    fn reserved_blocks_and_those_of_no_node_are_not_released() {
+        let node = |node, reserved| owned(&block(node, reserved)).map(|owned| owned.node.to_owned());
+        assert_eq!(node(Some("gone"), None).as_deref(), Some("gone"));
+        assert_eq!((node(Some("gone"), Some("true")), node(None, None)), (None, None));
     }
 
     /// An API server with one block and a sequence of answers about the Node. It records writes.
     struct Server {
         nodes: Mutex<Vec<bool>>,
+        pods: usize,
         writes: Mutex<Vec<(String, serde_json::Value)>>,
         delete: u16,
     }
@@ -191,6 +234,15 @@ mod tests {
             server.writes.lock().unwrap().push((call.clone(), serde_json::from_slice(&body).unwrap()));
         }
         match call.split('/').nth(1) {
+            Some("api") if parts.uri.path().ends_with("/pods") => {
+                let query = parts.uri.query().unwrap_or_default();
+                assert!(query.contains("spec.nodeName%3Dgone"), "{query}");
+                let pod = serde_json::json!({ "metadata": { "name": "left" } });
+                serde_json::json!({"kind": "PartialObjectMetadataList", "apiVersion": "meta.k8s.io/v1",
+                    "metadata": {}, "items": vec![pod; server.pods]})
+                .to_string()
+                .into_response()
+            }
             Some("api") if server.nodes.lock().unwrap().pop().unwrap() => {
                 serde_json::json!({"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1",
                     "metadata": {"name": "gone"}})
@@ -207,9 +259,11 @@ mod tests {
     async fn releasing(
         first: bool,
         second: bool,
+        pods: usize,
         delete: u16,
     ) -> (Outcome, Vec<(String, serde_json::Value)>) {
-        let server = Server { nodes: Mutex::new(vec![second, first]), writes: Mutex::default(), delete };
+        let server =
+            Server { nodes: Mutex::new(vec![second, first]), pods, writes: Mutex::default(), delete };
         let server = Arc::new(server);
         let router = axum::Router::new().fallback(answer).with_state(Arc::clone(&server));
         let outcome = release(&Client::new(router, "default"), &block(Some("gone"), None)).await.unwrap();
@@ -219,7 +273,7 @@ mod tests {
 
     #[tokio::test]
     async fn only_the_object_that_was_read_is_deleted() {
-        let (outcome, writes) = releasing(false, false, 200).await;
+        let (outcome, writes) = releasing(false, false, 0, 200).await;
         assert_eq!((outcome, writes.len()), (Outcome::Freed, 2), "{writes:?}");
         assert!(writes[0].0.starts_with("DELETE "), "{writes:?}");
         assert_eq!(writes[0].1["preconditions"], serde_json::json!({"uid": "u", "resourceVersion": "7"}));
@@ -229,12 +283,18 @@ mod tests {
 
     #[tokio::test]
     async fn a_block_that_changed_or_whose_node_exists_again_is_kept() {
-        let (outcome, writes) = releasing(true, true, 200).await;
+        let (outcome, writes) = releasing(true, true, 0, 200).await;
         assert_eq!((outcome, writes.len()), (Outcome::Kept, 0), "{writes:?}");
-        let (outcome, writes) = releasing(false, false, 409).await;
+        let (outcome, writes) = releasing(false, false, 0, 409).await;
         assert_eq!((outcome, writes.len()), (Outcome::Kept, 1), "{writes:?}");
         // The Node was created between the two reads: its program owns the finalizer.
-        let (outcome, writes) = releasing(false, true, 200).await;
+        let (outcome, writes) = releasing(false, true, 0, 200).await;
         assert_eq!((outcome, writes.len()), (Outcome::Kept, 1), "{writes:?}");
+    }
+
+    #[tokio::test]
+    async fn a_block_is_kept_while_pods_of_its_node_are_left() {
+        let (outcome, writes) = releasing(false, false, 1, 200).await;
+        assert_eq!((outcome, writes.len()), (Outcome::InUse, 0), "{writes:?}");
     }
 }

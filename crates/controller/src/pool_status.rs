@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use fairlead_api::resources::{AddressBlock, AddressPool, AddressPoolStatus, MAX_LISTED_NODES, NodeBlocks};
-use fairlead_ipam::{ExistingBlock, Grant, PoolState, Refusal, Request, grant, overlaps};
+use fairlead_ipam::{BlockIndex, Grant, PoolState, Refusal, Request, block_limit, grant, overlaps};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::ResourceExt;
 
@@ -16,6 +16,10 @@ const READY: &str = "Ready";
 const DISABLED: &str = "Disabled";
 /// Whether no block is left.
 pub(crate) const EXHAUSTED: &str = "Exhausted";
+/// Whether nodes have as many blocks as they may, and get no more.
+pub(crate) const LIMITED: &str = "BlockLimitReached";
+/// Nodes that the message of this condition names at most.
+const MAX_NAMED_NODES: usize = 5;
 /// Whether another pool contains addresses of this one.
 pub(crate) const OVERLAPPING: &str = "Overlapping";
 
@@ -28,6 +32,8 @@ pub(crate) enum Reason {
     Exhausted,
     Invalid,
     NoOverlap,
+    NodesAtLimit,
+    NodesBelowLimit,
     OutOfBlocks,
     Overlap,
     SpecDisabled,
@@ -45,6 +51,8 @@ impl Reason {
             Self::Exhausted => "Exhausted",
             Self::Invalid => "Invalid",
             Self::NoOverlap => "NoOverlap",
+            Self::NodesAtLimit => "NodesAtLimit",
+            Self::NodesBelowLimit => "NodesBelowLimit",
             Self::OutOfBlocks => "OutOfBlocks",
             Self::Overlap => "Overlap",
             Self::SpecDisabled => "SpecDisabled",
@@ -58,17 +66,22 @@ impl Reason {
 /// All pools and blocks.
 pub(crate) struct Cluster<'a> {
     pools: BTreeMap<String, PoolState>,
-    blocks: Vec<ExistingBlock>,
+    blocks: BlockIndex,
     objects: &'a [Arc<AddressBlock>],
+    pod_capacities: &'a BTreeMap<String, u32>,
 }
 
 /// Whether a condition is true, the reason, and the message.
 type Finding = (bool, Reason, String);
 
 impl<'a> Cluster<'a> {
-    pub(crate) fn new(pools: &[Arc<AddressPool>], blocks: &'a [Arc<AddressBlock>]) -> Self {
+    pub(crate) fn new(
+        pools: &[Arc<AddressPool>],
+        blocks: &'a [Arc<AddressBlock>],
+        pod_capacities: &'a BTreeMap<String, u32>,
+    ) -> Self {
         let existing = blocks.iter().map(|block| block.as_ref().into()).collect();
-        Self { pools: grants::pool_states(pools), blocks: existing, objects: blocks }
+        Self { pools: grants::pool_states(pools), blocks: existing, objects: blocks, pod_capacities }
     }
 
     /// Numbers of blocks of a pool by node; those without a node are under the empty name.
@@ -91,9 +104,11 @@ impl<'a> Cluster<'a> {
         let parsed = self.pools.get(&name).and_then(|state| state.parsed.as_ref().ok());
         let capacity = parsed.map(|pool| pool.capacity().saturating_mul(block_size));
         let used = u128::try_from(blocks).unwrap_or_default().saturating_mul(block_size);
-        let nodes = by_node.iter().filter(|(node, _)| !node.is_empty());
-        let nodes: Vec<NodeBlocks> =
-            nodes.map(|(node, blocks)| NodeBlocks { name: (*node).to_owned(), blocks: *blocks }).collect();
+        let nodes: Vec<NodeBlocks> = by_node
+            .iter()
+            .filter(|(node, _)| !node.is_empty())
+            .map(|(node, blocks)| NodeBlocks { name: (*node).to_owned(), blocks: *blocks })
+            .collect();
         AddressPoolStatus {
             observed_generation: pool.metadata.generation,
             blocks: Some(blocks),
@@ -102,13 +117,20 @@ impl<'a> Cluster<'a> {
             free: capacity.map(|capacity| clamp(capacity.saturating_sub(used))),
             node_count: Some(i64::try_from(nodes.len()).unwrap_or(i64::MAX)),
             nodes: nodes.into_iter().take(MAX_LISTED_NODES).collect(),
-            conditions: self.conditions(pool, blocks, now),
+            conditions: self.conditions(pool, blocks, &by_node, now),
         }
     }
 
-    fn conditions(&self, pool: &AddressPool, blocks: i64, now: jiff::Timestamp) -> Vec<Condition> {
+    fn conditions(
+        &self,
+        pool: &AddressPool,
+        blocks: i64,
+        by_node: &BTreeMap<&str, i64>,
+        now: jiff::Timestamp,
+    ) -> Vec<Condition> {
         let name = pool.name_any();
-        let refusal = match grant(&Request { uid: "", pool: &name, node: "" }, &self.pools, &self.blocks) {
+        let request = Request { uid: "", pool: &name, node: "", pod_capacity: None, claim: None };
+        let refusal = match grant(&request, &self.pools, &self.blocks) {
             Grant::Refused(refusal) => Some(refusal),
             Grant::Existing { .. } | Grant::New { .. } => None,
         };
@@ -118,6 +140,7 @@ impl<'a> Cluster<'a> {
             (DISABLED, disabled(pool)),
             (EXHAUSTED, self.exhausted(&name, refusal.as_ref(), blocks)),
             (OVERLAPPING, self.overlapping(&name)),
+            (LIMITED, self.limited(pool, by_node)),
         ]
         .map(|(type_, finding)| condition(present, type_, finding, pool.metadata.generation, now))
         .to_vec()
@@ -139,6 +162,24 @@ impl<'a> Cluster<'a> {
             return (true, Reason::OutOfBlocks, message);
         }
         (false, Reason::BlocksLeft, "not all blocks are granted".to_owned())
+    }
+
+    /// A node that runs many pods of other pools, or an attacker who has its token, can reach the limit.
+    fn limited(&self, pool: &AddressPool, by_node: &BTreeMap<&str, i64>) -> Finding {
+        let at_limit = |(node, blocks): &(&&str, &i64)| {
+            let pods = self.pod_capacities.get(**node).copied();
+            !node.is_empty() && **blocks >= i64::from(block_limit(pods, pool.spec.block_size_bits))
+        };
+        let nodes: Vec<&str> = by_node.iter().filter(at_limit).map(|(node, _)| *node).collect();
+        if nodes.is_empty() {
+            let message = "every node has fewer blocks than its pod capacity allows";
+            return (false, Reason::NodesBelowLimit, message.to_owned());
+        }
+        let named = nodes.get(..MAX_NAMED_NODES).unwrap_or(&nodes).join(", ");
+        let more = if nodes.len() > MAX_NAMED_NODES { " and others" } else { "" };
+        let message =
+            format!("{named}{more}: as many blocks as the pod capacity allows; no more are granted to them");
+        (true, Reason::NodesAtLimit, message)
     }
 
     fn overlapping(&self, name: &str) -> Finding {
@@ -178,7 +219,11 @@ fn ready(refusal: Option<&Refusal>, blocks: i64) -> Finding {
         }
         Refusal::Overlap { .. } => (Reason::Overlap, refusal.to_string()),
         Refusal::InvalidPool { error, .. } => (Reason::Invalid, error.to_string()),
-        Refusal::UnknownPool { .. } => (Reason::Unknown, refusal.to_string()),
+        // Those of one request; the question whether the pool grants blocks is of no node.
+        Refusal::BlockLimit { .. }
+        | Refusal::ClaimConflict { .. }
+        | Refusal::InvalidRequest { .. }
+        | Refusal::UnknownPool { .. } => (Reason::Unknown, refusal.to_string()),
     };
     (false, reason, message)
 }

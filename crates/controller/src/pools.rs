@@ -1,5 +1,6 @@
 //! Maintains AddressPools: the finalizer, the status with its conditions, and Events.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,7 +12,8 @@ use kube::api::{Patch, PatchParams};
 use kube::{Api, Client, Resource, ResourceExt};
 use tokio::sync::watch;
 
-use crate::pool_status::{Cluster, EXHAUSTED, OVERLAPPING, Reason};
+use crate::grants::pod_capacity;
+use crate::pool_status::{Cluster, EXHAUSTED, LIMITED, OVERLAPPING, Reason};
 use crate::stores::Stores;
 
 /// Changes are collected this long, so that a thousand new blocks cost a few status writes.
@@ -39,8 +41,13 @@ enum Action {
 }
 
 /// All writes that these pools and blocks need. Pure.
-fn actions(pools: &[Arc<AddressPool>], blocks: &[Arc<AddressBlock>], now: jiff::Timestamp) -> Vec<Action> {
-    let cluster = Cluster::new(pools, blocks);
+fn actions(
+    pools: &[Arc<AddressPool>],
+    blocks: &[Arc<AddressBlock>],
+    pod_capacities: &BTreeMap<String, u32>,
+    now: jiff::Timestamp,
+) -> Vec<Action> {
+    let cluster = Cluster::new(pools, blocks, pod_capacities);
     pools
         .iter()
         .flat_map(|pool| [finalizers(pool, &cluster), status(pool, &cluster, now)])
@@ -82,7 +89,8 @@ fn status(pool: &AddressPool, cluster: &Cluster<'_>, now: jiff::Timestamp) -> Op
             note: condition.message,
         })
     };
-    let conditions = [(EXHAUSTED, Reason::OutOfBlocks), (OVERLAPPING, Reason::Overlap)];
+    let conditions =
+        [(EXHAUSTED, Reason::OutOfBlocks), (LIMITED, Reason::NodesAtLimit), (OVERLAPPING, Reason::Overlap)];
     let events = conditions.into_iter().filter_map(event).collect();
     Some(Action::Status { pool: pool.name_any(), status: Box::new(status), events })
 }
@@ -96,7 +104,10 @@ pub(crate) async fn run(
 ) {
     let api: Api<AddressPool> = Api::all(client);
     loop {
-        for action in actions(&stores.pools.state(), &stores.blocks.state(), jiff::Timestamp::now()) {
+        let nodes = stores.nodes.state();
+        let capacities = nodes.iter().filter_map(|node| Some((node.name_any(), pod_capacity(node)?)));
+        let (capacities, now) = (capacities.collect(), jiff::Timestamp::now());
+        for action in actions(&stores.pools.state(), &stores.blocks.state(), &capacities, now) {
             match apply(&api, &publisher, action).await {
                 Err(error) if !is_stale(&error) => {
                     tracing::warn!(%error, "cannot update an AddressPool; retrying")
@@ -144,6 +155,8 @@ async fn apply(
 mod tests {
     use super::*;
 
+    const NO_NODES: BTreeMap<String, u32> = BTreeMap::new();
+
     fn pool(name: &str, subnet: &str, deleting: bool, finalizer: bool) -> Arc<AddressPool> {
         let finalizers: Vec<&str> = finalizer.then_some(COIL_FINALIZER).into_iter().collect();
         let deletion = deleting.then_some("2026-01-01T00:00:00Z");
@@ -178,7 +191,8 @@ mod tests {
 
     #[test]
     fn a_new_pool_gets_a_finalizer_and_a_status() {
-        let actions = actions(&[pool("p", "10.0.0.0/24", false, false)], &[], jiff::Timestamp::UNIX_EPOCH);
+        let actions =
+            actions(&[pool("p", "10.0.0.0/24", false, false)], &[], &NO_NODES, jiff::Timestamp::UNIX_EPOCH);
         assert!(
             matches!(&actions[0], Action::Finalizers { finalizers, .. } if finalizers == &[COIL_FINALIZER])
         );
@@ -188,10 +202,11 @@ mod tests {
     #[test]
     fn a_pool_is_deleted_after_its_last_block() {
         let dying = pool("p", "10.0.0.0/24", true, true);
-        let in_use = actions(std::slice::from_ref(&dying), &[block("p")], jiff::Timestamp::UNIX_EPOCH);
+        let in_use =
+            actions(std::slice::from_ref(&dying), &[block("p")], &NO_NODES, jiff::Timestamp::UNIX_EPOCH);
         assert!(!in_use.iter().any(|action| matches!(action, Action::Finalizers { .. })));
         assert_eq!(ready(&in_use, "p").1, "Terminating");
-        let free = actions(&[dying], &[], jiff::Timestamp::UNIX_EPOCH);
+        let free = actions(&[dying], &[], &NO_NODES, jiff::Timestamp::UNIX_EPOCH);
         assert!(
             free.iter().any(|a| matches!(a, Action::Finalizers { finalizers, .. } if finalizers.is_empty()))
         );
@@ -210,7 +225,7 @@ mod tests {
     #[test]
     fn overlapping_pools_are_both_reported_and_the_younger_grants_none_of_the_overlap() {
         let pools = [pool("a", "10.0.0.0/24", false, true), pool("b", "10.0.0.128/25", false, true)];
-        let actions = actions(&pools, &[], jiff::Timestamp::UNIX_EPOCH);
+        let actions = actions(&pools, &[], &NO_NODES, jiff::Timestamp::UNIX_EPOCH);
         assert_eq!(ready(&actions, "a"), ("True".into(), "Available".into()));
         assert_eq!(ready(&actions, "b"), ("False".into(), "Overlap".into()));
         for name in ["a", "b"] {
@@ -222,7 +237,8 @@ mod tests {
     #[test]
     fn an_exhausted_pool_is_reported_once() {
         let one = pool("p", "10.0.0.0/30", false, true);
-        let first = actions(std::slice::from_ref(&one), &[block("p")], jiff::Timestamp::UNIX_EPOCH);
+        let first =
+            actions(std::slice::from_ref(&one), &[block("p")], &NO_NODES, jiff::Timestamp::UNIX_EPOCH);
         let Action::Status { status, events, .. } = &first[0] else { panic!("no status") };
         assert_eq!(ready(&first, "p"), ("False".into(), "Exhausted".into()));
         assert!(holds(&first, "p", "Exhausted").0);
@@ -232,7 +248,7 @@ mod tests {
         assert_eq!(reasons, ["OutOfBlocks"]);
         // Another block changes the numbers, and causes no Event.
         let written = Arc::new(AddressPool { status: Some((**status).clone()), ..(*one).clone() });
-        let second = actions(&[written], &[block("p"), block("p")], jiff::Timestamp::UNIX_EPOCH);
+        let second = actions(&[written], &[block("p"), block("p")], &NO_NODES, jiff::Timestamp::UNIX_EPOCH);
         assert!(matches!(&second[0], Action::Status { events, .. } if events.is_empty()), "{second:?}");
     }
 
@@ -240,7 +256,7 @@ mod tests {
     fn a_disabled_pool_is_reported_with_its_generation() {
         let mut disabled = (*pool("p", "10.0.0.0/24", false, true)).clone();
         disabled.spec.disabled = true;
-        let actions = actions(&[Arc::new(disabled)], &[block("p")], jiff::Timestamp::UNIX_EPOCH);
+        let actions = actions(&[Arc::new(disabled)], &[block("p")], &NO_NODES, jiff::Timestamp::UNIX_EPOCH);
         assert_eq!(ready(&actions, "p"), ("False".into(), "Disabled".into()));
         assert!(holds(&actions, "p", "Disabled").0 && !holds(&actions, "p", "Exhausted").0);
         let Action::Status { status, .. } = &actions[0] else { panic!("no status") };
@@ -250,10 +266,24 @@ mod tests {
     #[test]
     fn an_unchanged_status_is_not_written() {
         let pool = pool("p", "10.0.0.0/24", false, true);
-        let first = actions(std::slice::from_ref(&pool), &[], jiff::Timestamp::UNIX_EPOCH);
+        let first = actions(std::slice::from_ref(&pool), &[], &NO_NODES, jiff::Timestamp::UNIX_EPOCH);
         let Action::Status { status, .. } = &first[0] else { panic!("no status") };
         let written = Arc::new(AddressPool { status: Some((**status).clone()), ..(*pool).clone() });
         let later = jiff::Timestamp::from_second(1000).unwrap();
-        assert_eq!(actions(&[written], &[], later), Vec::new());
+        assert_eq!(actions(&[written], &[], &NO_NODES, later), Vec::new());
+    }
+
+    #[test]
+    fn a_node_that_has_as_many_blocks_as_it_may_is_named() {
+        let one = pool("p", "10.0.0.0/16", false, true);
+        let capacities = BTreeMap::from([("n1".to_owned(), 1)]);
+        let with = |count: usize| {
+            let blocks: Vec<_> = (0..count).map(|_| block("p")).collect();
+            let now = jiff::Timestamp::UNIX_EPOCH;
+            holds(&actions(std::slice::from_ref(&one), &blocks, &capacities, now), "p", "BlockLimitReached")
+        };
+        assert!(!with(5).0);
+        let (limited, message) = with(6);
+        assert!(limited && message.starts_with("n1: as many blocks"), "{message}");
     }
 }

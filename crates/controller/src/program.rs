@@ -2,21 +2,31 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use fairlead_api::resources::AddressBlock;
+use fairlead_cluster::http::{Limits, MetricsAddress, Plain};
+use fairlead_cluster::requests::{RequestMetrics, counting_client};
 use fairlead_cluster::subsystem::{Failure, Supervisor};
-use fairlead_cluster::{http, metrics};
-use kube::Client;
+use fairlead_cluster::{history, http, metrics, process};
+use fairlead_ipam::orphans::Graces;
+use kube::Api;
 use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 
-use crate::leader::LeaderMetrics;
-use crate::webhook::{self, WebhookMetrics};
+use crate::leader::{LeaderMetrics, Pauses};
 use crate::{election, leader};
 
-/// How long the webhook is served after SIGTERM: API servers learn later that this replica is going.
-const DRAIN_PERIOD: Duration = Duration::from_secs(3);
+/// For this long after a list of all blocks, only blocks that nodes claim are granted. Nodes claim within a second what the
+/// API server has lost.
+const HOLD_OFF: Duration = Duration::from_secs(3);
+/// The same after etcd was restored from a backup: the watches of nodes are retried every 30 s by then.
+const RESTORATION_HOLD_OFF: Duration = Duration::from_secs(60);
+/// How often the API server is asked whether etcd was restored.
+const HISTORY_INTERVAL: Duration = Duration::from_secs(5);
+/// How long a block made by hand may name a Node that never existed.
+const NEVER_EXISTED_GRACE: Duration = Duration::from_secs(10);
 /// Time for a subsystem to stop.
 const STOP_TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -25,14 +35,14 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(3);
 pub struct Settings {
     /// Identity of this replica in the Lease.
     pub identity: String,
-    /// Address of `/metrics`.
-    pub metrics: SocketAddr,
+    /// Where metrics are served, and for whom.
+    pub metrics: MetricsAddress,
     /// Address of `/healthz` and `/readyz`.
     pub health: SocketAddr,
-    /// Interval for releasing the blocks of deleted Nodes, in addition to every change of a Node.
+    /// Interval of attempts to release the blocks of deleted Nodes, in addition to every change of a Node.
     pub sweep_interval: Duration,
-    /// The admission webhook.
-    pub webhook: webhook::Settings,
+    /// How long a Node must have been deleted before its blocks are released.
+    pub deleted_node_grace: Duration,
 }
 
 /// Runs the controller until `stop` resolves.
@@ -44,50 +54,82 @@ pub async fn run(
     config: kube::Config,
     stop: impl Future<Output = ()>,
 ) -> anyhow::Result<()> {
-    let client = Client::try_from(config).context("cannot create a Kubernetes client")?;
     let mut registry = Registry::default();
+    process::register_process(&mut registry);
+    let request_metrics = RequestMetrics::register(registry.sub_registry_with_prefix("fairlead"));
+    let client = counting_client(config, request_metrics).context("cannot create a Kubernetes client")?;
     let leader_metrics = LeaderMetrics::register(&mut registry);
-    let webhook_metrics = WebhookMetrics::register(&mut registry);
     let registry = Arc::new(registry);
 
     let mut supervisor = Supervisor::default();
-    let scrape = http::metrics(move || metrics::text(&registry));
-    supervisor.subsystem("metrics").spawn("server", http::serve("metrics", settings.metrics, scrape));
-    let probes = http::probes(supervisor.health());
-    supervisor.subsystem("health").spawn("server", http::serve("health", settings.health, probes));
-    webhook::start(&mut supervisor, &settings.webhook, &client, &webhook_metrics);
+    let scrape = http::metrics(move |exposition| metrics::text(&registry, exposition));
+    http::serve_metrics(supervisor.subsystem("metrics"), settings.metrics, scrape, &client)?;
+    let probes =
+        http::serve("health", settings.health, Limits::PROBES, Plain, http::probes(supervisor.health()));
+    supervisor.subsystem("health").spawn("server", probes);
     let leading = election::start(&mut supervisor, client.clone(), settings.identity);
 
-    let lead = |supervisor: &mut Supervisor| {
-        leader::start(supervisor, &client, &leader_metrics, settings.sweep_interval);
+    let (sender, restorations) = watch::channel(0);
+    let blocks: Api<AddressBlock> = Api::all(client.clone());
+    supervisor.subsystem("history").spawn("reader", history::follow(blocks, HISTORY_INTERVAL, sender));
+
+    let graces = Graces { deleted: settings.deleted_node_grace, never_existed: NEVER_EXISTED_GRACE };
+    let lead = |supervisor: &mut Supervisor, hold_off: Duration| {
+        let pauses = Pauses { hold_off, graces, sweep_interval: settings.sweep_interval };
+        leader::start(supervisor, &client, &leader_metrics, pauses);
     };
-    let outcome = lead_while_elected(&mut supervisor, leading, stop, lead, &leader_metrics).await;
+    let changes = Changes { leading, restorations, restored: None };
+    let outcome = lead_while_elected(&mut supervisor, changes, stop, lead, &leader_metrics).await;
 
     // The leader's last write comes before another replica may acquire the Lease.
     supervisor.stop(leader::NAME, STOP_TIMEOUT).await;
     supervisor.stop(election::NAME, STOP_TIMEOUT).await;
-    tokio::time::sleep(DRAIN_PERIOD).await;
-    supervisor.shutdown(&[webhook::NAME], STOP_TIMEOUT).await;
+    supervisor.shutdown(&[], STOP_TIMEOUT).await;
     Ok(outcome?)
 }
 
-/// Starts and stops the leader's work with the election, until `stop` or a failure.
+/// What the leader's work is started and stopped for.
+struct Changes {
+    leading: watch::Receiver<bool>,
+    restorations: watch::Receiver<u64>,
+    /// When etcd was last restored from a backup.
+    restored: Option<Instant>,
+}
+
+impl Changes {
+    /// Waits for the next one, and says whether this replica leads.
+    async fn next(&mut self) -> bool {
+        tokio::select! {
+            changed = self.leading.changed() => match changed {
+                Ok(()) => {}
+                // The election ended, which is a failure of its own.
+                Err(_) => std::future::pending().await,
+            },
+            Ok(()) = self.restorations.changed() => self.restored = Some(Instant::now()),
+        }
+        *self.leading.borrow_and_update()
+    }
+
+    fn hold_off(&self) -> Duration {
+        let left = self.restored.map(|restored| RESTORATION_HOLD_OFF.saturating_sub(restored.elapsed()));
+        left.map_or(HOLD_OFF, |left| left.max(HOLD_OFF))
+    }
+}
+
+/// Starts and stops the leader's work with the election, until `stop` or a failure. After a restoration of etcd it begins
+/// again, with new lists of everything.
 async fn lead_while_elected(
     supervisor: &mut Supervisor,
-    mut leading: watch::Receiver<bool>,
+    mut changes: Changes,
     stop: impl Future<Output = ()>,
-    lead: impl Fn(&mut Supervisor),
+    lead: impl Fn(&mut Supervisor, Duration),
     metrics: &LeaderMetrics,
 ) -> Result<(), Failure> {
     let mut stop = std::pin::pin!(stop);
     loop {
         let change = async {
             tokio::select! {
-                changed = leading.changed() => match changed {
-                    Ok(()) => Some(*leading.borrow_and_update()),
-                    // The election ended, which is a failure of its own.
-                    Err(_) => std::future::pending().await,
-                },
+                leads = changes.next() => Some(leads),
                 () = &mut stop => None,
             }
         };
@@ -97,7 +139,7 @@ async fn lead_while_elected(
         metrics.leads(None);
         if leads {
             tracing::info!("elected");
-            lead(supervisor);
+            lead(supervisor, changes.hold_off());
         } else {
             tracing::warn!("lost the Lease; waiting for the next election");
         }

@@ -1,19 +1,25 @@
 //! The watch caches by which addresses are granted and released.
 
+use std::sync::{Arc, Mutex};
+
 use fairlead_api::resources::{AddressBlock, AddressPool, BlockRequest};
 use k8s_openapi::api::core::v1::Node;
-use kube::api::PartialObjectMeta;
 use kube::runtime::reflector::Store;
 use tokio::sync::watch;
 use tokio::sync::watch::error::RecvError;
+
+use crate::known_blocks::KnownBlocks;
 
 /// Objects as last seen.
 #[derive(Debug, Clone)]
 pub(crate) struct Stores {
     pub(crate) blocks: Store<AddressBlock>,
-    pub(crate) nodes: Store<PartialObjectMeta<Node>>,
+    /// Of each Node only its identity and its pod capacity.
+    pub(crate) nodes: Store<Node>,
     pub(crate) pools: Store<AddressPool>,
     pub(crate) requests: Store<BlockRequest>,
+    /// The blocks, as decisions about requests take them.
+    pub(crate) known: Arc<Mutex<KnownBlocks>>,
     /// Of each kind, above zero after its first list. [`Store::wait_until_ready`] wakes only one of several tasks that wait.
     pub(crate) generations: [watch::Receiver<u64>; 4],
 }
@@ -31,7 +37,6 @@ impl Stores {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use kube::runtime::reflector::store;
@@ -46,6 +51,7 @@ mod tests {
             nodes: store().0,
             pools: store().0,
             requests: store().0,
+            known: Arc::default(),
             generations: receivers.try_into().unwrap(),
         };
         let started = Arc::new(AtomicUsize::new(0));

@@ -4,6 +4,7 @@
 //! * [`pods`]: the veth pair of a pod, its addresses and routes, and what the kernel says of pods that exist.
 //! * [`routes`]: whole routing tables and rules (pods, export, mesh).
 //! * [`uplink`]: the node's own links: MTU towards the others, forwarding switches.
+//! * [`masquerade`]: the nftables table that hides pods behind the node's address where they leave the cluster.
 //! * [`mesh`]: the nftables table with its sets, the rule and table that lead into the WireGuard device.
 //! * [`wireguard`]: one trait over the kernel's WireGuard and the embedded one.
 //!
@@ -11,6 +12,8 @@
 //! kernel's dump is the truth, not our memory, so a restart adopts what is there; applying the same state twice
 //! sends nothing (`fairlead_netlink::changes_sent` counts). Nothing is cleaned up on exit.
 
+pub mod cleanup;
+pub mod masquerade;
 pub mod mesh;
 pub mod pods;
 pub mod routes;

@@ -1,26 +1,31 @@
 //! What leads packets into the mesh: an nftables table that marks them, a rule that looks the mark up, and a routing
-//! table with the mesh device as default.
+//! table with the mesh device as default. Behind it stands an `unreachable` default: while the device is down or missing,
+//! marked packets are dropped and never follow the main table in clear text.
 //!
-//! [`table()`] and [`plan`] are pure: what should be, and the messages from what is to what should be. [`apply`]
-//! asks the kernel, plans and sends. Only bits of `MARK_MASK` are ever changed; the others belong to other programs.
+//! [`table()`] and [`plan`] are pure: the desired state, and the messages from the actual to the desired one. [`apply`]
+//! reads the kernel's state, plans and sends. Only bits of `MARK_MASK` are ever changed; the others belong to other programs.
 
 use std::net::{IpAddr, SocketAddr};
-use std::path::Path;
 
 use fairlead_address::IntervalSet;
 use fairlead_api::names;
 use fairlead_netlink::nftables::{self, Table, TableState};
 use fairlead_netlink::route::{
-    Address, AddressFlags, IpFamily, Route, RouteSocket, Scope, add_address, delete_rule,
+    Address, AddressFlags, IpFamily, Link, Route, RouteKind, RouteSocket, Scope, add_address, delete_link,
+    delete_rule, set_mtu, set_up,
 };
 use fairlead_netlink::{Error, Family, Message, Result, Socket};
 use ipnet::IpNet;
 
-use crate::routes::{ensure_rules, mesh_rules, sync_table};
+use crate::routes::{LOOPBACK_INDEX, ensure_rules, mesh_rules, sync_table};
+use crate::uplink::has_ipv6;
 
 mod table;
 
 pub use table::table;
+
+/// Metric of a default route that any other precedes (`ip-vrf(8)` uses it in the same way).
+const LAST_METRIC: u32 = 4_278_198_272;
 
 /// What the mesh is to carry.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -64,97 +69,204 @@ pub enum Applied {
     Rebuilt,
 }
 
-/// Makes packets to the other nodes enter the mesh; sends nothing when everything is in place.
+/// Makes packets to the other nodes enter the mesh, and brings the device up; sends nothing when everything is in place.
 ///
 /// # Errors
 /// The device is missing, or the kernel refuses a message. Whatever does not depend on the refused message is done all
-/// the same.
+/// the same: without the device, packets to the other nodes are dropped.
 pub fn apply(state: &MeshState) -> Result<Applied> {
-    let defaults = default_routes(&state.interface)?;
-    let address = accept_ipv4_sources(&state.interface);
+    apply_unless(false, state)
+}
+
+fn apply_unless(table_is_known: bool, state: &MeshState) -> Result<Applied> {
+    let device = ready_device(state);
     // The way first, then what leads packets there.
-    let routes = sync_table(names::TABLE_MESH, names::ROUTE_PROTOCOL, &defaults);
+    let routes = sync_table(names::TABLE_MESH, names::ROUTE_PROTOCOL, &routes(device.as_ref().ok().copied()));
     let rules = ensure_rules(&mesh_rules());
-    let applied = apply_table(state)?;
-    address?;
+    let applied = if table_is_known { Applied::Unchanged } else { apply_table(&table(state))? };
+    device?;
     routes?;
     rules?;
     Ok(applied)
 }
 
-/// Takes everything away that [`apply`] made. The device is not touched; it keeps its address.
+/// Applies states again and again. The nftables table can hold a hundred thousand elements: it is read only when the state
+/// or any table of the kernel has changed since.
+#[derive(Debug, Default)]
+pub struct Applier {
+    /// What is known to be in place, and the generation of nftables then.
+    done: Option<(MeshState, u32)>,
+}
+
+impl Applier {
+    /// See [`apply`].
+    ///
+    /// # Errors
+    /// See [`apply`].
+    pub fn apply(&mut self, state: &MeshState) -> Result<Applied> {
+        let generation = nftables::generation(&mut Socket::open(Family::Netfilter)?)?;
+        let is_known = self.done.as_ref().is_some_and(|(done, at)| *at == generation && done == state);
+        if !is_known {
+            self.done = None;
+        }
+        let applied = apply_unless(is_known, state)?;
+        // A change of ours has made another generation; the next comparison finds out.
+        if applied == Applied::Unchanged && !is_known {
+            self.done = Some((state.clone(), generation));
+        }
+        Ok(applied)
+    }
+}
+
+/// Takes everything away that [`apply`] made, the device included. Nothing is touched where [`apply`] made nothing: other
+/// programs use the names of KubeSpan too.
 ///
 /// # Errors
 /// The kernel refuses a message. Whatever does not depend on it is done all the same.
 pub fn remove() -> Result<()> {
-    // In the opposite order: nothing is marked before the way is gone.
-    let table = remove_table();
-    let rules = remove_rules();
-    let routes = sync_table(names::TABLE_MESH, names::ROUTE_PROTOCOL, &[]);
+    let mut socket = RouteSocket::open()?;
+    let ours = mesh_rules();
+    let rules: Vec<_> = socket.rules()?.into_iter().filter(|rule| ours.contains(rule)).collect();
+    let routes = own_routes(&mut socket)?;
+    if rules.is_empty() && routes.is_empty() {
+        return Ok(());
+    }
+    // In the opposite order: nothing is marked before the way is gone. The routes come last, because they are the record of
+    // what is still to be removed.
+    let table = remove_table(names::NFT_TABLE);
+    let rules = socket.apply(&rules.iter().map(delete_rule).collect::<Vec<_>>());
+    let device = remove_device();
     table?;
     rules?;
-    routes.map(drop)
+    device?;
+    sync_table(names::TABLE_MESH, names::ROUTE_PROTOCOL, &[]).map(drop)
+}
+
+/// Name of the device that [`apply`] led packets into last; `None` if there is none.
+///
+/// # Errors
+/// The kernel cannot be asked.
+pub fn device() -> Result<Option<String>> {
+    let mut socket = RouteSocket::open()?;
+    let routes = own_routes(&mut socket)?;
+    Ok(device_of(&mut socket, &routes)?.map(|link| link.name))
+}
+
+/// Removes that device. Packets to the other nodes are dropped until [`apply`] leads them into another.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn remove_device() -> Result<()> {
+    let mut socket = RouteSocket::open()?;
+    let routes = own_routes(&mut socket)?;
+    match device_of(&mut socket, &routes)? {
+        Some(link) => socket.apply(&[delete_link(link.index)]),
+        None => Ok(()),
+    }
+}
+
+fn own_routes(socket: &mut RouteSocket) -> Result<Vec<Route>> {
+    let mut routes = socket.routes(names::TABLE_MESH)?;
+    routes.retain(|route| route.protocol == names::ROUTE_PROTOCOL);
+    Ok(routes)
+}
+
+/// The link the routes lead onto; else, if it is down and has lost them, the tunnel with the address of
+/// [`accept_ipv4_sources`].
+fn device_of(socket: &mut RouteSocket, routes: &[Route]) -> Result<Option<Link>> {
+    let onto: Vec<u32> =
+        routes.iter().filter(|route| route.kind == RouteKind::UNICAST).filter_map(|it| it.link).collect();
+    let links = socket.links()?;
+    if let Some(link) = links.iter().find(|link| onto.contains(&link.index)) {
+        return Ok(Some(link.clone()));
+    }
+    let marker: Vec<u32> =
+        socket.addresses()?.into_iter().filter(is_marker).map(|address| address.link).collect();
+    let is_tunnel = |link: &Link| matches!(link.kind.as_deref(), Some("tun" | "wireguard"));
+    Ok(links
+        .into_iter()
+        .filter(|_| !routes.is_empty())
+        .find(|link| is_tunnel(link) && marker.contains(&link.index)))
+}
+
+/// The device, up, with its MTU and an IPv4 address.
+fn ready_device(state: &MeshState) -> Result<u32> {
+    let mut socket = RouteSocket::open()?;
+    let link = socket.link_by_name(&state.interface)?.ok_or_else(|| Error::Invalid {
+        what: format!("lead packets into mesh device {}", state.interface),
+        reason: "there is no such link; open the WireGuard device first".to_owned(),
+    })?;
+    let mut messages = Vec::new();
+    if link.mtu != state.mtu {
+        messages.push(set_mtu(link.index, state.mtu));
+    }
+    if !link.up {
+        messages.push(set_up(link.index, true));
+    }
+    socket.apply(&messages)?;
+    accept_ipv4_sources(&mut socket, link.index)?;
+    Ok(link.index)
 }
 
 /// Gives the device an IPv4 address if it has none. With reverse path filtering on, even when loose, the kernel drops
 /// all IPv4 that arrives on a device without one (`__fib_validate_source`, `no_addr`). It is the pods' gateway address
 /// with scope host, which is never chosen as the source of a packet.
-fn accept_ipv4_sources(interface: &str) -> Result<()> {
-    let mut socket = RouteSocket::open()?;
-    let Some(link) = socket.link_by_name(interface)? else { return Ok(()) };
-    if socket.addresses_on(link.index)?.iter().any(|address| address.prefix.addr().is_ipv4()) {
+fn accept_ipv4_sources(socket: &mut RouteSocket, link: u32) -> Result<()> {
+    if socket.addresses_on(link)?.iter().any(|address| address.prefix.addr().is_ipv4()) {
         return Ok(());
     }
     let gateway = IpNet::from(IpAddr::from(names::POD_GATEWAY_IPV4));
-    let address =
-        Address { link: link.index, prefix: gateway, scope: Scope::HOST, flags: AddressFlags::default() };
+    let address = Address { link, prefix: gateway, scope: Scope::HOST, flags: AddressFlags::default() };
     socket.apply(&[add_address(&address)])
 }
 
-/// The routes of `TABLE_MESH`: everything into the device.
-fn default_routes(interface: &str) -> Result<Vec<Route>> {
-    let link = RouteSocket::open()?.link_by_name(interface)?.ok_or_else(|| Error::Invalid {
-        what: format!("lead packets into mesh device {interface}"),
-        reason: "there is no such link; open the WireGuard device first".to_owned(),
-    })?;
-    let has_ipv6 = Path::new("/proc/sys/net/ipv6").exists();
-    let families = IpFamily::BOTH.into_iter().filter(|family| has_ipv6 || *family == IpFamily::V4);
-    let route = |family: IpFamily| {
-        Route::onto(names::TABLE_MESH, names::ROUTE_PROTOCOL, family.everything(), link.index)
-    };
-    Ok(families.map(route).collect())
+fn is_marker(address: &Address) -> bool {
+    address.prefix.addr() == IpAddr::from(names::POD_GATEWAY_IPV4) && address.scope == Scope::HOST
 }
 
-fn remove_table() -> Result<()> {
+/// The routes of `TABLE_MESH`: everything into the device, and behind that nowhere.
+fn routes(device: Option<u32>) -> Vec<Route> {
+    let has_ipv6 = has_ipv6();
+    let families = IpFamily::BOTH.into_iter().filter(|family| has_ipv6 || *family == IpFamily::V4);
+    families
+        .flat_map(|family| {
+            let onto =
+                |link| Route::onto(names::TABLE_MESH, names::ROUTE_PROTOCOL, family.everything(), link);
+            let unreachable = Route {
+                kind: RouteKind::UNREACHABLE,
+                // As the kernel shows it.
+                link: (family == IpFamily::V6).then_some(LOOPBACK_INDEX),
+                scope: Scope::UNIVERSE,
+                metric: LAST_METRIC,
+                ..onto(LOOPBACK_INDEX)
+            };
+            device.map(onto).into_iter().chain([unreachable])
+        })
+        .collect()
+}
+
+/// Deletes a table of ours; nothing is sent if there is none.
+pub(crate) fn remove_table(name: &str) -> Result<()> {
     let mut socket = Socket::open(Family::Netfilter)?;
-    match nftables::read(&mut socket, names::NFT_TABLE)? {
-        Some(_) => nftables::commit(&mut socket, &nftables::delete(names::NFT_TABLE)?),
+    match nftables::read(&mut socket, name)? {
+        Some(_) => nftables::commit(&mut socket, &nftables::delete(name)?),
         None => Ok(()),
     }
 }
 
-fn remove_rules() -> Result<()> {
-    let mut socket = RouteSocket::open()?;
-    let ours = mesh_rules();
-    let present = socket.rules()?;
-    let messages: Vec<_> = present.iter().filter(|rule| ours.contains(rule)).map(delete_rule).collect();
-    socket.apply(&messages)
-}
-
-/// Brings the marks to what they should be: only elements that differ if the table is whole, else all of it at once.
+/// Reconciles a table: only elements that differ if its chains are unchanged, else all of it at once.
 ///
 /// # Errors
 /// The kernel refuses a message; then nothing was changed.
-fn apply_table(state: &MeshState) -> Result<Applied> {
+pub(crate) fn apply_table(wanted: &Table) -> Result<Applied> {
     let mut socket = Socket::open(Family::Netfilter)?;
-    let wanted = table(state);
     let present = nftables::read(&mut socket, &wanted.name)?;
-    let (applied, messages) = plan(&wanted, present.as_ref())?;
+    let (applied, messages) = plan(wanted, present.as_ref())?;
     match nftables::commit(&mut socket, &messages) {
         // Another process changed the table after we read it; the transaction was rolled back, so start over.
         Err(error @ Error::Refused { .. }) if applied != Applied::Rebuilt => {
-            tracing::warn!(table = wanted.name, %error, "cannot update the mesh table, replacing it");
-            nftables::commit(&mut socket, &nftables::create(&wanted)?)?;
+            tracing::warn!(table = wanted.name, %error, "cannot update an nftables table, replacing it");
+            nftables::commit(&mut socket, &nftables::create(wanted)?)?;
             Ok(Applied::Rebuilt)
         }
         outcome => outcome.map(|()| applied),

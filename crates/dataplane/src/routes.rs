@@ -18,6 +18,7 @@ use ipnet::IpNet;
 use nix::libc;
 
 use crate::routing_ids::RoutingIds;
+use crate::uplink::has_ipv6;
 
 /// The loopback device has this index in every network namespace (`LOOPBACK_IFINDEX`, `net/core/dev.c`).
 pub const LOOPBACK_INDEX: u32 = 1;
@@ -94,7 +95,7 @@ pub fn table_difference(
     difference
 }
 
-/// Brings a table to exactly `desired` (see the module's words on whose routes are touched) and returns what was done.
+/// Brings a table to exactly `desired` and returns what was done. The module's documentation says which routes are touched.
 /// Sends nothing when nothing differs. A route that another protocol's route blocks is returned, not an error.
 ///
 /// # Errors
@@ -104,7 +105,7 @@ pub fn sync_table(table: u32, protocol: u8, desired: &[Route]) -> Result<Differe
     let difference = table_difference(table, protocol, desired, &socket.routes(table)?);
     let delete: Vec<_> = difference.delete.iter().map(delete_route).collect();
     let set = difference.replace.iter().map(replace_route).chain(difference.add.iter().map(add_route));
-    // What is wanted first, so that traffic always finds a route.
+    // Additions first, so that traffic always finds a route.
     try_all(&mut socket, &set.collect::<Vec<_>>(), delete)?;
     Ok(difference)
 }
@@ -137,7 +138,7 @@ pub fn sync_export(ids: RoutingIds, blocks: &[IpNet]) -> Result<Difference<Route
     sync_table(ids.table_export(), ids.protocol(), &export_routes(ids, blocks))
 }
 
-/// A route that could not be set, and why: the kernel's words, or whose route is in its place.
+/// A route that could not be set, and why: the kernel's error, or the route that has its place.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refused {
     /// The route.
@@ -147,7 +148,7 @@ pub struct Refused {
 }
 
 /// Brings the routes of the built-in router (main table, protocol 31) to exactly `desired`, and returns what was done and
-/// what was refused. Routes of other protocols are never touched; one that leads the same way is as good as ours.
+/// what was refused. Routes of other protocols are never touched; one with the same next hop counts as ours.
 ///
 /// # Errors
 /// The kernel cannot be asked at all. A refusal of a single route disturbs no other and is no error.
@@ -158,7 +159,7 @@ pub fn sync_router(desired: &[Route]) -> Result<(Difference<Route>, Vec<Refused>
     let set: Vec<&Route> = difference.replace.iter().chain(&difference.add).collect();
     let replace = difference.replace.iter().map(replace_route);
     let mut messages: Vec<Message> = replace.chain(difference.add.iter().map(add_route)).collect();
-    // What is wanted first, so that traffic always finds a route.
+    // Additions first, so that traffic always finds a route.
     messages.extend(difference.delete.iter().map(delete_route));
     let mut refused: Vec<Refused> =
         difference.blocked.iter().filter_map(|route| in_the_way(route, &existing)).collect();
@@ -223,7 +224,7 @@ pub fn rule_difference(desired: &[Rule], existing: &[Rule]) -> Difference<Rule> 
     difference
 }
 
-/// Makes sure that the given rules are there, once, and removes what is left of earlier versions of them
+/// Ensures that the given rules exist, once, and removes earlier versions of them
 /// (see [`rule_difference`]); returns what was done. Sends nothing when nothing differs.
 ///
 /// On a kernel without IPv6, rules for IPv6 are left out: there is nothing to route.
@@ -233,7 +234,7 @@ pub fn rule_difference(desired: &[Rule], existing: &[Rule]) -> Difference<Rule> 
 pub fn ensure_rules(desired: &[Rule]) -> Result<Difference<Rule>> {
     let mut socket = RouteSocket::open()?;
     let mut difference = rule_difference(desired, &socket.rules()?);
-    if !std::path::Path::new("/proc/sys/net/ipv6").exists() {
+    if !has_ipv6() {
         difference.add.retain(|rule| rule.family == IpFamily::V4);
     }
     let add: Vec<_> = difference.add.iter().map(add_rule).collect();

@@ -9,6 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use fairlead_dataplane::mesh::{Bypass, MeshState, apply};
+use fairlead_dataplane::wireguard::{self, Preference, Settings};
 use mesh_common::Namespace;
 use nix::sys::socket::{setsockopt, sockopt};
 use nix::sys::time::{TimeVal, TimeValLike};
@@ -152,6 +153,66 @@ fn other_bits_survive(bed: &Bed, target: &str) {
         assert!(counter.contains("packets 1 "), "mark {before:#x} did not become {after:#x}: {counter}");
     }
     bed.node.sh("nft delete table inet judge");
+}
+
+/// Packets to the target that left by the uplink, after packets to the uplink itself have arrived there.
+fn in_clear_text(bed: &Bed) -> usize {
+    const CONTROL: u16 = 9998;
+    bed.uplink.sh(&format!(
+        "nft 'table inet judge; delete table inet judge; table inet judge {{ chain in {{ \
+         type filter hook prerouting priority -300; udp dport {PORT} counter; udp dport {CONTROL} counter; }}; }}'"
+    ));
+    let counted = |port: u16| -> usize {
+        let rules = bed.uplink.sh("nft list table inet judge");
+        let rule = rules.lines().find(|line| line.contains(&format!("udp dport {port} "))).unwrap();
+        rule.split("packets ").nth(1).and_then(|rest| rest.split(' ').next()?.parse().ok()).unwrap()
+    };
+    for from in [&bed.node, &bed.pod] {
+        from.run(|| {
+            for target in [TARGET_V4, TARGET_V6] {
+                // This host is told at once that there is no way.
+                drop(
+                    UdpSocket::bind(any(target))
+                        .unwrap()
+                        .send_to(b"x", (target.parse::<IpAddr>().unwrap(), PORT)),
+                );
+            }
+            for uplink in ["100.65.0.2", "fd65::2"] {
+                let to = (uplink.parse::<IpAddr>().unwrap(), CONTROL);
+                UdpSocket::bind(any(uplink)).unwrap().send_to(b"x", to).unwrap();
+            }
+        });
+    }
+    let deadline = std::time::Instant::now() + TIMEOUT;
+    while counted(CONTROL) < 4 && std::time::Instant::now() < deadline {
+        thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(counted(CONTROL), 4);
+    counted(PORT)
+}
+
+#[test]
+fn packets_to_the_mesh_are_dropped_while_the_device_is_down_or_missing_or_has_no_peer() {
+    let bed = Bed::new();
+    assert_eq!(in_clear_text(&bed), 4, "before there is a mesh");
+    bed.apply();
+    assert_eq!(in_clear_text(&bed), 0);
+    bed.node.sh("ip link set mesh0 down");
+    assert_eq!(in_clear_text(&bed), 0, "down");
+    bed.node.sh("ip link delete mesh0");
+    assert_eq!(in_clear_text(&bed), 0, "missing");
+    let settings = Settings {
+        interface: "mesh0".to_owned(),
+        mtu: 1420,
+        preference: Preference::Embedded,
+        handover_socket: None,
+    };
+    let device = bed.node.run(|| wireguard::open(&settings).unwrap());
+    bed.apply();
+    assert!(bed.node.sh("ip route show table 180").starts_with("default dev mesh0"));
+    assert_eq!(in_clear_text(&bed), 0, "no peer has the target");
+    drop(device);
+    assert_eq!(in_clear_text(&bed), 0, "the program has ended");
 }
 
 /// As kube-proxy does for a NodePort that is asked at this host's own address.

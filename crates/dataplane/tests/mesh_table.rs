@@ -3,7 +3,7 @@
 
 mod mesh_common;
 
-use fairlead_dataplane::mesh::{Applied, Bypass, MeshState, apply, remove};
+use fairlead_dataplane::mesh::{Applied, Bypass, MeshState, apply, device, remove};
 use ipnet::IpNet;
 use mesh_common::{in_namespace, run, targets};
 
@@ -264,7 +264,12 @@ fn policy_routing_is_as_documented_and_goes_again() {
             assert!(rules.contains("32500:\tfrom all fwmark 0x40/0x60 lookup 180"), "{rules}");
             let routes = run(&format!("ip {family} route show table 180"));
             assert!(routes.starts_with("default dev mesh0 "), "{routes}");
-            assert_eq!(routes.lines().count(), 1, "{routes}");
+            let last = routes.lines().nth(1).unwrap_or_default();
+            assert!(
+                last.starts_with("unreachable default ") && last.contains("metric 4278198272"),
+                "{routes}"
+            );
+            assert_eq!(routes.lines().count(), 2, "{routes}");
         }
         // Another process removes it; it is restored.
         run("ip rule del pref 32500; ip route flush table 180; ip link set mesh0 down; ip link set mesh0 up");
@@ -275,8 +280,11 @@ fn policy_routing_is_as_documented_and_goes_again() {
                 && run("ip -6 route show table 180").contains("mesh0")
         );
 
+        assert_eq!(device().unwrap().as_deref(), Some("mesh0"));
         for _ in 0..2 {
             remove().unwrap();
+            assert_eq!(device().unwrap(), None);
+            assert_eq!(run("ip link show mesh0 2>/dev/null || true"), "", "the device goes too");
             assert_eq!(
                 (rules(), run("nft list tables")),
                 (rules_with_foreign.clone(), tables_before.clone())
@@ -294,6 +302,39 @@ fn a_missing_device_is_named() {
     in_namespace(|| {
         let error = apply(&mesh(1420, &[], &[])).unwrap_err().to_string();
         assert!(error.contains("mesh0") && error.contains("no such link"), "{error}");
-        assert_eq!(run("nft list tables"), "", "nothing is marked when there is no way");
+        assert!(run("ip route show table 180").starts_with("unreachable default"), "packets are dropped");
+        assert!(run("ip rule").contains("32500:"));
+    });
+}
+
+/// KubeSpan's own, for example: the same names, but not our route protocol.
+#[test]
+fn what_another_program_made_under_the_same_names_stays() {
+    in_namespace(|| {
+        add_mesh_device();
+        run("nft add table inet talos_kubespan; ip route add default dev mesh0 table 180; \
+             ip rule add pref 32500 fwmark 0x40/0x60 lookup 180");
+        let state = || [run("ip rule"), run("nft list ruleset"), run("ip route show table 180")];
+        let before = state();
+        remove().unwrap();
+        assert_eq!((state(), device().unwrap()), (before, None));
+    });
+}
+
+/// An administrator sets it down, or another program changes it.
+#[test]
+fn the_device_is_brought_up_again() {
+    in_namespace(|| {
+        add_mesh_device();
+        let state = mesh(1420, &["10.1.0.0/16"], &["fd01::/64"]);
+        apply(&state).unwrap();
+        run("ip link set mesh0 down; ip link set mesh0 mtu 1300; ip addr flush dev mesh0");
+        apply(&state).unwrap();
+        let link = run("ip -o link show mesh0");
+        assert!(link.contains("mtu 1420") && link.contains(",UP"), "{link}");
+        assert!(run("ip -4 -o addr show mesh0").contains("169.254.1.1/32"));
+        for family in ["-4", "-6"] {
+            assert!(run(&format!("ip {family} route show table 180")).starts_with("default dev mesh0 "));
+        }
     });
 }

@@ -1,81 +1,20 @@
 //! Pod links against the kernel. Each test has a host and pods of its own, all network namespaces.
 #![cfg(test)]
 
-use std::net::UdpSocket;
-use std::os::fd::{AsFd, AsRawFd};
-use std::path::PathBuf;
+mod pods_common;
 
-use fairlead_dataplane::pods::{self, Error, PodLinks, PodSpec, Removal};
-use fairlead_dataplane::routing_ids::{RawRoutingIds, RoutingIds};
-use fairlead_dataplane::{routes, uplink};
+use std::net::UdpSocket;
+use std::os::fd::AsFd;
+
+use fairlead_address::DualStackAddrs;
+use fairlead_dataplane::pods::{self, Error, PodSpec, Removal};
+use fairlead_dataplane::routing_ids::RoutingIds;
 use fairlead_netlink::netns::Netns;
-use fairlead_netlink::route::{RouteSocket, TABLE_MAIN, VethEnd, add_veth, delete_link, set_alias, set_up};
+use fairlead_netlink::route::{RouteSocket, TABLE_MAIN, VethEnd, add_veth, delete_link, set_alias};
 use ipnet::IpNet;
 use testbed_netns::{sh_in, try_sh_in};
 
-const NODE: &str = "192.0.2.10";
-const NODE_V6: &str = "2001:db8::10";
-
-/// A network namespace that is the host, with an uplink that has the node's addresses.
-struct Host {
-    netns: Netns,
-    _network: Netns,
-}
-
-impl Host {
-    fn new() -> Self {
-        let (netns, network) = (Netns::create().unwrap(), Netns::create().unwrap());
-        let mut socket = RouteSocket::open_in(&netns).unwrap();
-        let end = |name| VethEnd { name, mac: None, mtu: None };
-        socket.apply(&[set_up(1, true), add_veth(&end("uplink"), &end("far"), network.as_fd())]).unwrap();
-        let host = Self { netns, _network: network };
-        host.sh("ip link set uplink up");
-        host.sh(&format!("ip addr add {NODE}/24 dev uplink"));
-        host.sh(&format!("ip addr add {NODE_V6}/64 dev uplink nodad"));
-        host.at(|| uplink::enable_forwarding().unwrap());
-        host.at(|| routes::ensure_rules(&routes::pod_rules(RoutingIds::default())).unwrap());
-        host
-    }
-
-    fn at<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
-        self.netns.run(work).unwrap()
-    }
-
-    fn sh(&self, command: &str) -> String {
-        sh_in(&self.netns, command)
-    }
-
-    fn add(&self, spec: &PodSpec) -> Result<PodLinks, Error> {
-        self.at(|| pods::add(spec))
-    }
-
-    fn table(&self, family: &str) -> String {
-        self.sh(&format!("ip {family} route show table 116"))
-    }
-}
-
-/// One packet, one chance, and time only to bound a failure.
-fn ping(from: &Netns, to: &str) {
-    sh_in(from, &format!("ping -c 1 -W 10 {to}"));
-}
-
-fn spec(pod: &Netns, container_id: &str, ipv4: Option<&str>, ipv6: Option<&str>) -> PodSpec {
-    PodSpec {
-        container_id: container_id.to_owned(),
-        ifname: "eth0".to_owned(),
-        netns: PathBuf::from(format!("/proc/self/fd/{}", pod.as_fd().as_raw_fd())),
-        pool: "default".to_owned(),
-        ipv4: ipv4.map(|text| text.parse().unwrap()),
-        ipv6: ipv6.map(|text| text.parse().unwrap()),
-        mtu: Some(1400),
-        link_name: None,
-        ids: RoutingIds::default(),
-    }
-}
-
-fn links(netns: &Netns) -> usize {
-    RouteSocket::open_in(netns).unwrap().links_of_kind("veth").unwrap().len()
-}
+use pods_common::{Host, NODE, NODE_V6, links, ping, spec};
 
 #[test]
 fn an_ipv6_pod_pings_the_moment_it_is_added() {
@@ -93,7 +32,7 @@ fn an_ipv6_pod_pings_the_moment_it_is_added() {
     assert_eq!(sh_in(&pod, "ip -4 addr show dev eth0"), "", "an IPv6 pod has no IPv4");
     let table = host.table("-6");
     assert!(table.starts_with(&format!("fd00:1::5 dev {} proto 30", made.host_name)), "{table}");
-    assert_eq!(host.at(|| pods::list(RoutingIds::default()).unwrap())[0].ipv4, None);
+    assert_eq!(host.at(|| pods::list(RoutingIds::default()).unwrap())[0].addresses.ipv4, None);
     let accept = format!("cat /proc/sys/net/ipv6/conf/{}/accept_ra", made.host_name);
     assert_eq!(host.sh(&accept).trim(), "0", "a pod must not tell the host its routes");
 }
@@ -122,12 +61,13 @@ fn an_ipv4_pod_looks_as_coil_prints_it() {
 fn the_host_talks_to_pods_from_the_nodes_address() {
     let (host, pod) = (Host::new(), Netns::create().unwrap());
     host.add(&spec(&pod, "dual", Some("10.1.0.5"), Some("fd00:1::5"))).unwrap();
-    for (to, bind, node) in [("10.1.0.5", "0.0.0.0:7000", NODE), ("fd00:1::5", "[::]:7000", NODE_V6)] {
-        let server = pod.run(|| UdpSocket::bind(bind).unwrap()).unwrap();
+    // A port of the kernel's choice: a program that another test starts holds the first socket until it runs.
+    for (to, any, node) in [("10.1.0.5", "0.0.0.0:0", NODE), ("fd00:1::5", "[::]:0", NODE_V6)] {
+        let server = pod.run(|| UdpSocket::bind(any).unwrap()).unwrap();
         server.set_read_timeout(Some(std::time::Duration::from_secs(10))).unwrap();
+        let port = server.local_addr().unwrap().port();
         host.at(|| {
-            let any = if to.contains(':') { "[::]:0" } else { "0.0.0.0:0" };
-            UdpSocket::bind(any).unwrap().send_to(b"x", (to, 7000)).unwrap();
+            UdpSocket::bind(any).unwrap().send_to(b"x", (to, port)).unwrap();
         });
         let (_, from) = server.recv_from(&mut [0; 8]).unwrap();
         assert_eq!(from.ip().to_string(), node);
@@ -164,10 +104,7 @@ fn pods_are_listed_from_the_kernel_alone_and_removed_once() {
     assert_eq!(listed.len(), 3);
     for (spec, made) in specs.iter().zip(&made) {
         let pod = listed.iter().find(|pod| pod.container_id == spec.container_id).unwrap();
-        assert_eq!(
-            (&pod.pool, &pod.ifname, pod.ipv4, pod.ipv6),
-            (&spec.pool, &spec.ifname, spec.ipv4, spec.ipv6)
-        );
+        assert_eq!((&pod.pool, &pod.ifname, pod.addresses), (&spec.pool, &spec.ifname, spec.addresses));
         assert_eq!((&pod.host_name, pod.host_index), (&made.host_name, made.host_index));
     }
     assert!(host.at(|| pods::remove("four", "eth0").unwrap()));
@@ -216,7 +153,7 @@ fn links_of_others_are_neither_listed_nor_removed() {
         ["COIL::abc:eth0", "COIL:default:abc", "COIL:default:abc:eth0:x", "something"].iter().enumerate()
     {
         let (name, peer) = (format!("other{index}"), format!("eth{}", index + 1));
-        let end = |name| VethEnd { name, mac: None, mtu: None };
+        let end = |name| VethEnd { name, mac: None, mtu: None, group: 0 };
         socket.apply(&[add_veth(&end(&name), &end(&peer), pod.as_fd())]).unwrap();
         let made = socket.link_by_name(&name).unwrap().unwrap();
         socket.apply(&[set_alias(made.index, alias)]).unwrap();
@@ -238,7 +175,8 @@ fn a_repeated_add_replaces_what_was_there() {
     assert_eq!((links(&old), links(&new)), (0, 1));
     ping(&new, NODE);
     let listed = host.at(|| pods::list(RoutingIds::default()).unwrap());
-    assert_eq!(listed.iter().map(|pod| pod.ipv4).collect::<Vec<_>>(), [Some("10.1.0.6".parse().unwrap())]);
+    let addresses: Vec<_> = listed.iter().map(|pod| pod.addresses.to_string()).collect();
+    assert_eq!(addresses, ["10.1.0.6"]);
 }
 
 #[test]
@@ -260,7 +198,7 @@ fn a_name_that_another_link_has_is_left_to_it() {
     assert!(host.at(|| pods::remove("a", "eth0").unwrap()));
     let elsewhere = Netns::create().unwrap();
     let mut socket = RouteSocket::open_in(&host.netns).unwrap();
-    let end = |name| VethEnd { name, mac: None, mtu: None };
+    let end = |name| VethEnd { name, mac: None, mtu: None, group: 0 };
     socket.apply(&[add_veth(&end(&name), &end("x"), elsewhere.as_fd())]).unwrap();
     let made = host.add(&wanted).unwrap();
     assert_ne!(made.host_name, name);
@@ -312,7 +250,7 @@ fn what_cannot_be_is_refused_before_anything_is_made() {
         PodSpec { pool: String::new(), ..good.clone() },
         PodSpec { ifname: "../../x".into(), ..good.clone() },
         PodSpec { ifname: "sixteen-bytes-it".into(), ..good.clone() },
-        PodSpec { ipv4: None, ipv6: None, ..good.clone() },
+        PodSpec { addresses: DualStackAddrs::default(), ..good.clone() },
         PodSpec { mtu: Some(1279), ..good.clone() },
         PodSpec { container_id: "x".repeat(250), ..good.clone() },
     ];
@@ -387,7 +325,7 @@ fn many_pods_start_side_by_side_on_a_full_node() {
     println!("120 dual-stack pods in {:?}", started.elapsed());
     let listed = host.at(|| pods::list(RoutingIds::default()).unwrap());
     assert_eq!(listed.len(), 120);
-    assert!(listed.iter().all(|pod| pod.ipv4.is_some() && pod.ipv6.is_some()));
+    assert!(listed.iter().all(|pod| pod.addresses.ipv4.is_some() && pod.addresses.ipv6.is_some()));
     ping(&pods[0], "fd00:1::119");
     ping(&pods[119], "10.1.0.0");
     let one = Netns::create().unwrap();
@@ -430,52 +368,6 @@ fn inspection_shows_both_ends() {
 }
 
 #[test]
-fn numbers_that_an_administrator_chose_are_used() {
-    let (host, pod) = (Host::new(), Netns::create().unwrap());
-    let ids = routing_ids(1116, 1990);
-    host.at(|| routes::ensure_rules(&routes::pod_rules(ids)).unwrap());
-    let wanted = PodSpec { ids, ..spec(&pod, "a", Some("10.1.0.5"), Some("fd00:1::5")) };
-    let made = host.add(&wanted).unwrap();
-    ping(&host.netns, "10.1.0.5");
-    ping(&pod, NODE_V6);
-    let shown = host.sh("ip route show table 1116");
-    assert!(shown.starts_with(&format!("10.1.0.5 dev {} proto 40 ", made.host_name)), "{shown}");
-    assert_eq!(
-        host.at(|| pods::list(RoutingIds::default()).unwrap())[0].ipv4,
-        None,
-        "nothing is where it usually is"
-    );
-    let listed = host.at(|| pods::list(ids).unwrap());
-    assert_eq!((listed[0].ipv4, listed[0].ipv6), (wanted.ipv4, wanted.ipv6));
-    let seen = host.at(|| pods::inspect(ids, ("a", "eth0"), &wanted.netns, &[TABLE_MAIN]).unwrap());
-    assert_eq!(seen.led_to_pod.len(), 2);
-}
-
-/// Without it the pods of before would be pods without addresses, and their addresses be given away again.
-#[test]
-fn pods_keep_their_addresses_when_the_table_gets_another_number() {
-    let (host, pod) = (Host::new(), Netns::create().unwrap());
-    let wanted = spec(&pod, "a", Some("10.1.0.5"), Some("fd00:1::5"));
-    let name = host.add(&wanted).unwrap().host_name;
-    // What others made stays where it is, also on the pod's link.
-    host.sh(&format!("ip route add 10.1.0.5/32 dev {name} table 77 proto static"));
-    host.sh(&format!("ip route add 10.7.0.0/24 dev {name} table 78 proto static"));
-    host.sh("ip route add 10.1.0.6/32 dev uplink table 116 proto 30");
-    let ids = routing_ids(1116, 1990);
-    host.at(|| routes::ensure_rules(&routes::pod_rules(ids)).unwrap());
-    assert_eq!(host.at(|| gather(ids)), 2);
-    let listed = host.at(|| pods::list(ids).unwrap());
-    assert_eq!((listed[0].ipv4, listed[0].ipv6), (wanted.ipv4, wanted.ipv6));
-    assert!(host.table("-4").starts_with("10.1.0.6 dev uplink") && host.table("-6").is_empty());
-    assert_eq!(host.sh("ip route show table 77").lines().count(), 1);
-    assert_eq!(host.sh("ip route show table 78").lines().count(), 1);
-    ping(&host.netns, "10.1.0.5");
-    assert_eq!(host.at(|| gather(ids)), 0, "the second time there is nothing to do");
-    assert_eq!(host.at(|| gather(RoutingIds::default())), 2, "and back");
-    assert_eq!(host.at(|| pods::list(RoutingIds::default()).unwrap())[0].ipv4, wanted.ipv4);
-}
-
-#[test]
 fn a_name_that_is_the_pods_passes_to_its_next_container() {
     let (host, first, second) = (Host::new(), Netns::create().unwrap(), Netns::create().unwrap());
     let named = |netns, container, address| PodSpec {
@@ -494,12 +386,4 @@ fn a_name_that_is_the_pods_passes_to_its_next_container() {
     let error = host.add(&named(&second, "new", "10.1.0.6")).unwrap_err().to_string();
     assert!(error.contains("veth0123456789a") && error.contains("another program"), "{error}");
     assert_eq!((links(&second), links(&host.netns)), (0, 3));
-}
-
-fn routing_ids(table_pods: u32, rule_priority: u32) -> RoutingIds {
-    RawRoutingIds { table_pods, rule_priority, table_export: 1119, protocol: 40 }.try_into().unwrap()
-}
-
-fn gather(ids: RoutingIds) -> usize {
-    pods::gather_routes(ids, &pods::list(ids).unwrap()).unwrap()
 }

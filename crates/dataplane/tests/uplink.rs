@@ -45,6 +45,7 @@ fn link(index: u32, name: &str, mtu: u32) -> Link {
         kind: None,
         peer_index: None,
         peer_netns: None,
+        group: 0,
     }
 }
 

@@ -1,28 +1,44 @@
-//! The command line. Names, defaults and environment variables of the programs follow Coil's, so that its manifests
-//! work with another image alone.
+//! The command line. Names, defaults and environment variables of the programs follow Coil's, so that the arguments in its
+//! manifests keep working.
+
+mod queries;
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 use std::time::Duration;
 
+use anyhow::Context as _;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use fairlead_api::names::NODE_SOCKET;
 use fairlead_node::WireGuardChoice;
 
-use crate::coil_compat::{IgnoredArguments, RoutingArguments};
-use crate::install::{InstallArguments, UninstallArguments};
+use crate::coil_compat::{
+    IgnoredEgressArguments, IgnoredLoggingArguments, IgnoredWebhookArguments, RoutingArguments,
+};
+use crate::install::{CleanupArguments, InstallArguments};
+
+pub(crate) use queries::{
+    ApiArguments, ConnectivityCommand, ConnectivityTest, IpamCheck, IpamCommand, IpamRelease, IpamShow,
+    Output, ProbeArguments, ServeArguments, StatusArguments,
+};
 
 /// A Kubernetes network across clouds, homes and data centres.
 #[derive(Debug, Parser)]
-#[command(name = "fairlead", version, propagate_version = true)]
+#[command(
+    name = "fairlead",
+    version,
+    propagate_version = true,
+    after_help = "Exit codes: 0 done, 1 failed, 2 invalid arguments, 3 a problem was found (status, ipam check, connectivity test)."
+)]
 pub(crate) struct Arguments {
     /// Minimum log level
     #[arg(long, global = true, value_enum, default_value = "info", env = "FAIRLEAD_LOG_LEVEL")]
     pub(crate) log_level: LogLevel,
-    /// Log format
-    #[arg(long, global = true, value_enum, default_value = "json", env = "FAIRLEAD_LOG_FORMAT")]
-    pub(crate) log_format: LogFormat,
+    /// Log format [default: text on a terminal, else json]
+    #[arg(long, global = true, value_enum, env = "FAIRLEAD_LOG_FORMAT")]
+    pub(crate) log_format: Option<LogFormat>,
     #[command(subcommand)]
     pub(crate) command: Command,
 }
@@ -38,18 +54,40 @@ pub(crate) enum LogLevel {
 }
 
 /// JSON for log collectors, text for terminals.
-#[derive(Debug, Clone, Copy, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum LogFormat {
     Json,
     Text,
 }
 
+#[derive(Debug, Args)]
+pub(crate) struct UninstallArguments {
+    #[command(flatten)]
+    pub(crate) api: ApiArguments,
+    /// Uninstall; without it, only say what would be removed
+    #[arg(long)]
+    pub(crate) yes: bool,
+    /// Time for each step, such as the clean-up of all nodes
+    #[arg(long, default_value = "5m", value_name = "DURATION", value_parser = duration)]
+    pub(crate) timeout: Duration,
+    /// Continue after the timeout although nodes were not cleaned up
+    #[arg(long)]
+    pub(crate) skip_unreachable_nodes: bool,
+}
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    /// Remove Fairlead from this node: CNI plugin and configuration, links of pods, tunnels, rules, routes, tables, the key
+    Cleanup(CleanupArguments),
     /// Run the node program: CNI server, IPAM, mesh
     Node(Box<NodeArguments>),
     /// Run the controller: address pools and blocks (replicas elect a leader)
-    Controller(ControllerArguments),
+    Controller(Box<ControllerArguments>),
+    /// Test the network between pods, nodes and Services
+    Connectivity {
+        #[command(subcommand)]
+        command: ConnectivityCommand,
+    },
     /// Install the CNI plugin and its network configuration on this node
     Install(InstallArguments),
     /// Inspect the address allocation of this node, find inconsistencies, release leaked addresses
@@ -59,16 +97,28 @@ pub(crate) enum Command {
     },
     /// Show nodes, peers and their problems
     #[command(
-        after_help = "Exit codes: 0 no problem, 1 query failed, 2 invalid arguments, 3 a peer is down or a problem is reported."
+        after_help = "Without --cluster, --node, --socket, --kubeconfig or --context: the node program of this machine if there \
+        is one, else the cluster.\n\nExit codes: 0 no problem, 1 query failed, 2 invalid arguments, 3 a peer is down or a \
+        problem is reported."
     )]
     Status(StatusArguments),
-    /// Remove the CNI plugin and its network configuration from this node
+    /// Remove Fairlead from the cluster: programs, state of every node, custom resources and their objects
+    #[command(
+        after_help = "Pods with an address of Fairlead lose their network. Exit codes: 0 removed, 1 failed; run it again, \
+        2 invalid arguments."
+    )]
     Uninstall(UninstallArguments),
     /// Print a completion script for a shell
     Completion {
         /// Shell to generate the script for
         #[arg(value_enum)]
         shell: Shell,
+    },
+    /// Write manual pages, one for each command
+    Man {
+        /// Directory to write them to; it must exist
+        #[arg(value_name = "DIRECTORY")]
+        directory: PathBuf,
     },
 }
 
@@ -83,9 +133,13 @@ pub(crate) struct NodeArguments {
     /// Directory of this node's WireGuard private key
     #[arg(long, value_name = "DIRECTORY", default_value = "/var/lib/fairlead", env = "FAIRLEAD_STATE_DIR")]
     pub(crate) state_dir: PathBuf,
-    /// Serve Prometheus metrics on this address
+    /// Serve Prometheus metrics on this address; port 0 serves none
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "[::]:9384", value_parser = listen_address)]
     pub(crate) metrics_addr: SocketAddr,
+    /// Serve metrics with TLS, and only for tokens that the API server allows to `get` /metrics
+    #[arg(long, env = "FAIRLEAD_METRICS_SECURE", value_name = "BOOL", default_value = "false",
+        num_args = 0..=1, require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
+    pub(crate) metrics_secure: bool,
     /// Serve /healthz and /readyz on this address
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "[::]:9385", value_parser = listen_address)]
     pub(crate) health_addr: SocketAddr,
@@ -93,12 +147,11 @@ pub(crate) struct NodeArguments {
     #[arg(long, value_name = "BOOL", default_value = "true",
         num_args = 0..=1, require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
     pub(crate) enable_ipam: bool,
-    /// Serve egress gateways (not implemented yet)
-    #[arg(long, value_name = "BOOL", default_value = "true",
-        num_args = 0..=1, require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
-    pub(crate) enable_egress: bool,
-    /// Release an address block after it has been empty for this long, such as 5m or 1h30m
-    #[arg(long, default_value = "5m", value_name = "DURATION", value_parser = duration)]
+    /// Without effect: egress gateways are not implemented yet
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub(crate) enable_egress: Option<bool>,
+    /// Release an address block after it has been empty for this long, such as 1m or 1h30m
+    #[arg(long, default_value = "1m", value_name = "DURATION", value_parser = duration)]
     pub(crate) addressblock_gc_interval: Duration,
     /// WireGuard implementation
     #[arg(long, value_enum, default_value = "auto")]
@@ -110,11 +163,17 @@ pub(crate) struct NodeArguments {
         num_args = 0..=1, require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
     pub(crate) compat_calico: bool,
     #[command(flatten)]
-    pub(crate) ignored: IgnoredArguments,
+    pub(crate) egress: IgnoredEgressArguments,
+    #[command(flatten)]
+    pub(crate) logging: IgnoredLoggingArguments,
     /// Install unencrypted routes to the pods of nodes on the same layer-2 network, instead of a mesh
     #[arg(long, env = "FAIRLEAD_ROUTER", value_name = "BOOL", default_value = "false",
         num_args = 0..=1, require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
     pub(crate) router: bool,
+    /// Export metrics of each peer of the mesh (at most 100, those without a working tunnel first), or only their number
+    #[arg(long, env = "FAIRLEAD_METRICS_PER_PEER", value_name = "BOOL", default_value = "true",
+        num_args = 0..=1, require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
+    pub(crate) metrics_per_peer: bool,
     /// On shutdown, clear the export table if the Node object has been deleted
     #[arg(long, env = "FAIRLEAD_CLEAR_ROUTES_ON_SHUTDOWN", value_name = "BOOL", default_value = "false",
         num_args = 0..=1, require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
@@ -147,120 +206,45 @@ pub(crate) struct ControllerArguments {
     /// Identity of this replica in the leader election
     #[arg(long, value_name = "NAME", env = "HOSTNAME", default_value = "fairlead-controller")]
     pub(crate) identity: String,
-    /// Serve Prometheus metrics on this address
+    /// Serve Prometheus metrics on this address; port 0 serves none
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "[::]:9386", value_parser = listen_address)]
     pub(crate) metrics_addr: SocketAddr,
+    /// Serve metrics with TLS, and only for tokens that the API server allows to `get` /metrics
+    #[arg(long, env = "FAIRLEAD_METRICS_SECURE", value_name = "BOOL", default_value = "false",
+        num_args = 0..=1, require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
+    pub(crate) metrics_secure: bool,
     /// Serve /healthz and /readyz on this address
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "[::]:9387", value_parser = listen_address)]
     pub(crate) health_addr: SocketAddr,
-    /// Interval for releasing the blocks of deleted Nodes, in addition to every change of a Node
+    /// Interval of attempts to release the blocks of deleted Nodes, in addition to every change of a Node
     #[arg(long, default_value = "5m", value_name = "DURATION", value_parser = duration)]
     pub(crate) gc_interval: Duration,
-    /// Serve the admission webhook on this address
-    #[arg(long, value_name = "ADDRESS:PORT", default_value = "[::]:9443", value_parser = listen_address)]
-    pub(crate) webhook_addr: SocketAddr,
-    /// Directory of the webhook's tls.crt and tls.key, if something else issues them
-    #[arg(long, value_name = "DIRECTORY", default_value = "/certs")]
-    pub(crate) cert_dir: PathBuf,
-    /// Issue and rotate the webhook's certificates [default: true unless the directory has a certificate]
-    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
-    pub(crate) enable_cert_rotation: Option<bool>,
-    /// Validity of issued certificates, such as 90d; each is replaced after two thirds of it
-    #[arg(long, value_name = "DURATION", default_value = "365d", value_parser = duration)]
-    pub(crate) cert_lifetime: Duration,
-    /// Pause between the steps of a rotation, in which every API server and replica observes the previous step
-    #[arg(long, value_name = "DURATION", default_value = "1h", value_parser = duration)]
-    pub(crate) cert_settle: Duration,
-    /// Accepted for Coil's manifests, without effect: new certificates are served without a restart
-    #[arg(long, hide_short_help = true, value_name = "BOOL", default_value = "false",
-        num_args = 0..=1, require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
-    pub(crate) enable_restart_on_cert_refresh: bool,
+    /// Release the blocks of a Node after it has been deleted for this long and no Pod of it is left
+    #[arg(long, default_value = "5m", value_name = "DURATION", value_parser = duration)]
+    pub(crate) deleted_node_grace: Duration,
+    #[command(flatten)]
+    pub(crate) webhook: IgnoredWebhookArguments,
+    #[command(flatten)]
+    pub(crate) logging: IgnoredLoggingArguments,
 }
 
-#[derive(Debug, Args)]
-pub(crate) struct StatusArguments {
-    /// Output format
-    #[arg(short, long, value_enum, default_value = "table")]
-    pub(crate) output: Output,
-    /// Query the node program at this UNIX socket
-    #[arg(long, value_name = "PATH", default_value = NODE_SOCKET, conflicts_with = "cluster")]
-    pub(crate) socket: PathBuf,
-    /// Query the API server about all nodes instead
-    #[arg(long)]
-    pub(crate) cluster: bool,
+impl NodeArguments {
+    /// Names of the flags that were given and have no effect.
+    pub(crate) fn without_effect(&self) -> Vec<&'static str> {
+        let mut flags = self.logging.given();
+        flags.extend(self.egress.given());
+        flags.extend((self.enable_egress == Some(true)).then_some("--enable-egress"));
+        flags
+    }
 }
 
-#[derive(Debug, Subcommand)]
-pub(crate) enum IpamCommand {
-    /// Find inconsistencies between allocations, kernel, blocks and pods
-    #[command(
-        after_help = "Exit codes: 0 consistent, 1 query failed, 2 invalid arguments, 3 inconsistencies found, or some \
-        data could not be compared."
-    )]
-    Check(IpamCheck),
-    /// Release the addresses of a deleted pod
-    #[command(
-        after_help = "Exit codes: 0 released, 1 refused (the pod is running, or has no allocation) or query failed, \
-        2 invalid arguments."
-    )]
-    Release(IpamRelease),
-    /// Show blocks, and every allocated address with its pod, interface and pool
-    #[command(after_help = "Exit codes: 0 success, 1 query failed, 2 invalid arguments.")]
-    Show(IpamShow),
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct IpamCheck {
-    /// Output format
-    #[arg(short, long, value_enum, default_value = "table")]
-    pub(crate) output: IpamOutput,
-    /// Query the node program at this UNIX socket
-    #[arg(long, value_name = "PATH", default_value = NODE_SOCKET, conflicts_with = "cluster")]
-    pub(crate) socket: PathBuf,
-    /// Compare the pods, blocks, pools and Nodes of the whole cluster instead, as read from the API server
-    #[arg(long)]
-    pub(crate) cluster: bool,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct IpamRelease {
-    /// Address, or container ID, or at least the first 8 characters of one
-    #[arg(value_name = "ADDRESS|CONTAINER")]
-    pub(crate) subject: String,
-    /// Release even if the pod seems to be running: it loses its network
-    #[arg(long)]
-    pub(crate) force: bool,
-    /// Output format
-    #[arg(short, long, value_enum, default_value = "table")]
-    pub(crate) output: IpamOutput,
-    /// Query the node program at this UNIX socket
-    #[arg(long, value_name = "PATH", default_value = NODE_SOCKET)]
-    pub(crate) socket: PathBuf,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct IpamShow {
-    /// Output format
-    #[arg(short, long, value_enum, default_value = "table")]
-    pub(crate) output: IpamOutput,
-    /// Query the node program at this UNIX socket
-    #[arg(long, value_name = "PATH", default_value = NODE_SOCKET)]
-    pub(crate) socket: PathBuf,
-}
-
-/// A table, a table with more columns, or JSON for scripts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum IpamOutput {
-    Table,
-    Wide,
-    Json,
-}
-
-/// A table, or JSON for scripts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Output {
-    Table,
-    Json,
+impl ControllerArguments {
+    /// Names of the flags that were given and have no effect.
+    pub(crate) fn without_effect(&self) -> Vec<&'static str> {
+        let mut flags = self.logging.given();
+        flags.extend(self.webhook.given());
+        flags
+    }
 }
 
 /// `:9384` is every address, as in Coil's manifests.
@@ -300,6 +284,13 @@ fn duration(text: &str) -> Result<Duration, String> {
 /// Prints a completion script to stdout.
 pub(crate) fn completion(shell: Shell) {
     clap_complete::generate(shell, &mut Arguments::command(), "fairlead", &mut std::io::stdout());
+}
+
+/// Writes a manual page for each command: `fairlead.1`, `fairlead-status.1`, …
+pub(crate) fn manual(directory: &Path) -> anyhow::Result<ExitCode> {
+    clap_mangen::generate_to(Arguments::command(), directory)
+        .with_context(|| format!("cannot write manual pages to {}", directory.display()))?;
+    Ok(ExitCode::SUCCESS)
 }
 
 #[cfg(test)]
@@ -345,24 +336,40 @@ mod tests {
     }
 
     #[test]
-    fn webhook_flags_of_coil_are_accepted() {
-        let parse = |more: &[&str]| {
-            let Command::Controller(controller) =
-                Arguments::parse_from(["fairlead", "controller"].iter().chain(more)).command
-            else {
-                panic!("unexpected command")
-            };
-            (controller.webhook_addr.port(), controller.cert_dir, controller.enable_cert_rotation)
-        };
-        assert_eq!(parse(&[]), (9443, "/certs".into(), None));
+    fn webhook_flags_of_coil_are_accepted_and_named() {
         let all = [
             "--webhook-addr=:1",
             "--cert-dir=/c",
-            "--enable-cert-rotation=false",
+            "--enable-cert-rotation",
             "--enable-restart-on-cert-refresh=true",
         ];
-        assert_eq!(parse(&all), (1, "/c".into(), Some(false)));
-        assert_eq!(parse(&["--enable-cert-rotation", "--enable-restart-on-cert-refresh"]).2, Some(true));
+        let Command::Controller(controller) =
+            Arguments::parse_from(["fairlead", "controller"].iter().chain(&all)).command
+        else {
+            panic!("unexpected command")
+        };
+        let names = all.map(|flag| flag.split('=').next().unwrap_or(flag));
+        assert_eq!(controller.without_effect(), names);
+    }
+
+    #[test]
+    fn manual_pages_are_written_for_every_command_that_users_see() {
+        let directory = tempfile::tempdir().unwrap();
+        manual(directory.path()).unwrap();
+        let page = |name: &str| std::fs::read_to_string(directory.path().join(name)).unwrap();
+        assert!(page("fairlead.1").contains("Exit codes"), "{}", page("fairlead.1"));
+        assert!(page("fairlead-status.1").contains("kubeconfig"));
+        assert!(page("fairlead-connectivity-test.1").contains("external"));
+        assert!(!directory.path().join("fairlead-connectivity-probe.1").exists());
+    }
+
+    #[test]
+    fn every_query_names_its_exit_codes() {
+        for words in ["status", "ipam show", "ipam check", "ipam release", "connectivity test"] {
+            let words = format!("fairlead {words} --help");
+            let help = Arguments::try_parse_from(words.split_whitespace()).unwrap_err().to_string();
+            assert!(help.contains("Exit codes: 0"), "{help}");
+        }
     }
 
     #[test]

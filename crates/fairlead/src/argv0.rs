@@ -1,5 +1,5 @@
 //! Coil's program names. Its manifests say `command: ["coild"]`, so the image has symbolic links with these names; this
-//! module translates `argv[0]` into the subcommand and drops flags of Coil's logging library.
+//! module translates `argv[0]` into the subcommand.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -24,17 +24,7 @@ pub(crate) fn translate(arguments: impl IntoIterator<Item = OsString>) -> Result
         Some("coild") => "node",
         _ => return Ok(std::iter::once(program).chain(arguments).collect()),
     };
-    let mut translated = vec!["fairlead".into(), command.into()];
-    while let Some(argument) = arguments.next() {
-        let text = argument.to_string_lossy();
-        if !text.starts_with("--zap-") {
-            translated.push(argument);
-        } else if !text.contains('=') && text != "--zap-devel" {
-            // The value of a zap flag is a separate argument.
-            arguments.next();
-        }
-    }
-    Ok(translated)
+    Ok(["fairlead".into(), command.into()].into_iter().chain(arguments).collect())
 }
 
 #[cfg(test)]
@@ -49,12 +39,8 @@ mod tests {
     #[test]
     fn program_names_of_coil_become_subcommands() {
         for (coil, ours) in [
-            ("coild --zap-stacktrace-level=panic --router=true", "fairlead node --router=true"),
-            (
-                "/usr/local/coil/coil-ipam-controller --zap-log-level debug --health-addr :1",
-                "fairlead controller --health-addr :1",
-            ),
-            ("coild --zap-devel --router", "fairlead node --router"),
+            ("coild --router=true", "fairlead node --router=true"),
+            ("/usr/local/coil/coil-ipam-controller --health-addr :1", "fairlead controller --health-addr :1"),
             ("coil-installer", "fairlead install"),
         ] {
             assert_eq!(translated(coil).as_deref(), Ok(ours));

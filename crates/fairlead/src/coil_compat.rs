@@ -1,5 +1,5 @@
-//! Flags of Coil's `coild`: routing table IDs and rule priorities, and flags that are accepted without effect so that
-//! Coil's manifests keep working.
+//! Flags of Coil's programs: routing table IDs and rule priorities, and flags that are accepted without effect so that
+//! Coil's manifests keep working. Each flag without effect is named in the log once, at the start.
 
 use clap::Args;
 use fairlead_api::names::{ROUTE_PROTOCOL, RULE_PRIORITY_PODS, TABLE_EXPORT, TABLE_PODS};
@@ -37,41 +37,125 @@ impl RoutingArguments {
     }
 }
 
-/// Flags that are accepted and ignored.
+/// Flags of Coil's egress that are accepted and ignored.
 #[derive(Debug, Default, Args)]
-pub(crate) struct IgnoredArguments {
-    #[arg(short, long, hide = true)]
-    v: Option<String>,
-    #[arg(long, hide = true)]
-    vmodule: Option<String>,
-    #[arg(long, hide = true)]
-    logtostderr: Option<Option<String>>,
+pub(crate) struct IgnoredEgressArguments {
     #[arg(long, hide = true)]
     egress_port: Option<String>,
     #[arg(long, hide = true)]
     backend: Option<String>,
-    #[arg(long, hide = true)]
+    #[arg(long, hide = true, num_args = 0..=1, require_equals = true)]
     enable_originating_only: Option<Option<String>>,
-    #[arg(long, hide = true)]
+    #[arg(long, hide = true, num_args = 0..=1, require_equals = true)]
     register_from_main: Option<Option<String>>,
 }
 
-impl IgnoredArguments {
+impl IgnoredEgressArguments {
     /// Names of the flags that were given.
     pub(crate) fn given(&self) -> Vec<&'static str> {
-        [
-            ("-v", self.v.is_some()),
-            ("--vmodule", self.vmodule.is_some()),
-            ("--logtostderr", self.logtostderr.is_some()),
+        given([
             ("--egress-port", self.egress_port.is_some()),
             ("--backend", self.backend.is_some()),
             ("--enable-originating-only", self.enable_originating_only.is_some()),
             ("--register-from-main", self.register_from_main.is_some()),
-        ]
-        .into_iter()
-        .filter_map(|(name, given)| given.then_some(name))
-        .collect()
+        ])
     }
+}
+
+/// Flags of the admission webhook of Coil's controller that are accepted and ignored: here the API server judges pools itself.
+#[derive(Debug, Default, Args)]
+pub(crate) struct IgnoredWebhookArguments {
+    #[arg(long, hide = true)]
+    webhook_addr: Option<String>,
+    #[arg(long, hide = true)]
+    cert_dir: Option<String>,
+    #[arg(long, hide = true, num_args = 0..=1, require_equals = true)]
+    enable_cert_rotation: Option<Option<String>>,
+    #[arg(long, hide = true, num_args = 0..=1, require_equals = true)]
+    enable_restart_on_cert_refresh: Option<Option<String>>,
+}
+
+impl IgnoredWebhookArguments {
+    /// Names of the flags that were given.
+    pub(crate) fn given(&self) -> Vec<&'static str> {
+        given([
+            ("--webhook-addr", self.webhook_addr.is_some()),
+            ("--cert-dir", self.cert_dir.is_some()),
+            ("--enable-cert-rotation", self.enable_cert_rotation.is_some()),
+            ("--enable-restart-on-cert-refresh", self.enable_restart_on_cert_refresh.is_some()),
+        ])
+    }
+}
+
+/// Flags of the logging libraries of Coil's programs (klog, and zap in controller-runtime), which are accepted and ignored.
+#[derive(Debug, Default, Args)]
+pub(crate) struct IgnoredLoggingArguments {
+    #[arg(short, long, hide = true)]
+    v: Option<String>,
+    #[arg(long, hide = true)]
+    vmodule: Option<String>,
+    #[arg(long = "log_backtrace_at", hide = true)]
+    log_backtrace_at: Option<String>,
+    #[arg(long = "log_dir", hide = true)]
+    log_dir: Option<String>,
+    #[arg(long = "log_file", hide = true)]
+    log_file: Option<String>,
+    #[arg(long = "log_file_max_size", hide = true)]
+    log_file_max_size: Option<String>,
+    #[arg(long, hide = true)]
+    stderrthreshold: Option<String>,
+    #[arg(long = "add_dir_header", hide = true, num_args = 0..=1, require_equals = true)]
+    add_dir_header: Option<Option<String>>,
+    #[arg(long, hide = true, num_args = 0..=1, require_equals = true)]
+    alsologtostderr: Option<Option<String>>,
+    #[arg(long, hide = true, num_args = 0..=1, require_equals = true)]
+    logtostderr: Option<Option<String>>,
+    #[arg(long = "one_output", hide = true, num_args = 0..=1, require_equals = true)]
+    one_output: Option<Option<String>>,
+    #[arg(long = "skip_headers", hide = true, num_args = 0..=1, require_equals = true)]
+    skip_headers: Option<Option<String>>,
+    #[arg(long = "skip_log_headers", hide = true, num_args = 0..=1, require_equals = true)]
+    skip_log_headers: Option<Option<String>>,
+    #[arg(long, hide = true, num_args = 0..=1, require_equals = true)]
+    zap_devel: Option<Option<String>>,
+    #[arg(long, hide = true)]
+    zap_encoder: Option<String>,
+    #[arg(long, hide = true)]
+    zap_log_level: Option<String>,
+    #[arg(long, hide = true)]
+    zap_stacktrace_level: Option<String>,
+    #[arg(long, hide = true)]
+    zap_time_encoding: Option<String>,
+}
+
+impl IgnoredLoggingArguments {
+    /// Names of the flags that were given.
+    pub(crate) fn given(&self) -> Vec<&'static str> {
+        given([
+            ("-v", self.v.is_some()),
+            ("--vmodule", self.vmodule.is_some()),
+            ("--log_backtrace_at", self.log_backtrace_at.is_some()),
+            ("--log_dir", self.log_dir.is_some()),
+            ("--log_file", self.log_file.is_some()),
+            ("--log_file_max_size", self.log_file_max_size.is_some()),
+            ("--stderrthreshold", self.stderrthreshold.is_some()),
+            ("--add_dir_header", self.add_dir_header.is_some()),
+            ("--alsologtostderr", self.alsologtostderr.is_some()),
+            ("--logtostderr", self.logtostderr.is_some()),
+            ("--one_output", self.one_output.is_some()),
+            ("--skip_headers", self.skip_headers.is_some()),
+            ("--skip_log_headers", self.skip_log_headers.is_some()),
+            ("--zap-devel", self.zap_devel.is_some()),
+            ("--zap-encoder", self.zap_encoder.is_some()),
+            ("--zap-log-level", self.zap_log_level.is_some()),
+            ("--zap-stacktrace-level", self.zap_stacktrace_level.is_some()),
+            ("--zap-time-encoding", self.zap_time_encoding.is_some()),
+        ])
+    }
+}
+
+fn given<const N: usize>(flags: [(&'static str, bool); N]) -> Vec<&'static str> {
+    flags.into_iter().filter_map(|(name, given)| given.then_some(name)).collect()
 }
 
 #[cfg(test)]
@@ -94,14 +178,38 @@ mod tests {
 
     #[test]
     fn flags_of_coil_are_accepted_and_ignored_ones_are_listed() {
-        let flags = "-v 2 --enable-ipam=false --enable-egress --egress-port=5555 --compat-calico \
+        let flags = "--enable-ipam=false --enable-egress --egress-port=5555 --compat-calico \
                      --backend nftables --addressblock-gc-interval=10m --health-addr=:9385";
         let given = node(flags);
-        assert_eq!((given.enable_ipam, given.enable_egress, given.compat_calico), (false, true, true));
+        assert_eq!((given.enable_ipam, given.enable_egress, given.compat_calico), (false, Some(true), true));
         assert_eq!(given.addressblock_gc_interval, Duration::from_secs(600));
-        assert_eq!(given.ignored.given(), ["-v", "--egress-port", "--backend"]);
+        assert_eq!(given.without_effect(), ["--egress-port", "--backend", "--enable-egress"]);
         let plain = node("");
-        assert_eq!((plain.enable_ipam, plain.compat_calico, plain.ignored.given().len()), (true, false, 0));
+        assert_eq!((plain.enable_ipam, plain.compat_calico, plain.without_effect().len()), (true, false, 0));
+        assert_eq!(node("--enable-egress=false").without_effect().len(), 0);
+    }
+
+    #[test]
+    fn logging_flags_of_coil_are_accepted_by_both_programs() {
+        let klog = "-v 2 --vmodule=a=1 --log_backtrace_at x:1 --log_dir=/l --log_file /f --log_file_max_size=1 \
+                    --stderrthreshold=2 --add_dir_header --alsologtostderr=true --logtostderr --one_output \
+                    --skip_headers=false --skip_log_headers";
+        let zap = "--zap-devel --zap-encoder json --zap-log-level=debug --zap-stacktrace-level=panic \
+                   --zap-time-encoding=iso8601";
+        let all = format!("{klog} {zap}");
+        let expected: Vec<&str> = all
+            .split_whitespace()
+            .filter(|word| word.starts_with('-'))
+            .map(|word| word.split_once('=').map_or(word, |(name, _)| name))
+            .collect();
+        assert_eq!(expected.len(), 18);
+        assert_eq!(node(&all).without_effect(), expected);
+        let words = ["fairlead", "controller"].into_iter().chain(all.split_whitespace());
+        let Command::Controller(controller) = Arguments::parse_from(words).command else {
+            panic!("unexpected command")
+        };
+        assert_eq!(controller.without_effect(), expected);
+        assert_eq!(node("--v=4").without_effect(), ["-v"]);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! `fairlead install` and `uninstall`: the CNI plugin and its network configuration on a node.
+//! `fairlead install` and `cleanup`: the CNI plugin and its network configuration on a node.
 //!
 //! The init container of the DaemonSet runs `install` at every start; names and defaults are those of coil-installer.
 //! Files are replaced atomically, unchanged ones are not written, and those of other programs are not touched.
@@ -11,8 +11,10 @@ use std::process::{Command, ExitCode, Stdio};
 
 use anyhow::{Context, bail, ensure};
 use clap::Args;
+use fairlead_api::names::{NODE_SOCKET, WIREGUARD_INTERFACE};
 use serde_json::Value;
 
+use crate::coil_compat::RoutingArguments;
 use crate::netconf;
 
 /// Size limit of a network configuration.
@@ -48,9 +50,20 @@ pub(crate) struct InstallArguments {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct UninstallArguments {
+pub(crate) struct CleanupArguments {
     #[command(flatten)]
     paths: Paths,
+    /// Socket of the node program
+    #[arg(long, value_name = "PATH", default_value = NODE_SOCKET)]
+    socket: PathBuf,
+    /// Directory of this node's WireGuard private key
+    #[arg(long, value_name = "DIRECTORY", default_value = "/var/lib/fairlead", env = "FAIRLEAD_STATE_DIR")]
+    state_dir: PathBuf,
+    /// Name of a mesh device; may be repeated
+    #[arg(long, value_name = "NAME", default_value = WIREGUARD_INTERFACE)]
+    mesh_device: Vec<String>,
+    #[command(flatten)]
+    numbers: RoutingArguments,
 }
 
 /// What happened to a file.
@@ -88,9 +101,22 @@ pub(crate) fn install(arguments: &InstallArguments) -> anyhow::Result<ExitCode> 
     Ok(ExitCode::SUCCESS)
 }
 
-/// `fairlead uninstall`
-pub(crate) fn uninstall(arguments: &UninstallArguments) -> anyhow::Result<ExitCode> {
-    let paths = &arguments.paths;
+/// `fairlead cleanup`. First the files: without them the container runtime starts no more pods.
+pub(crate) fn cleanup(arguments: &CleanupArguments) -> anyhow::Result<ExitCode> {
+    remove_files(&arguments.paths)?;
+    let CleanupArguments { socket, state_dir, mesh_device, numbers, .. } = arguments;
+    let cleanup = fairlead_node::Cleanup {
+        socket: socket.clone(),
+        state_dir: state_dir.clone(),
+        numbers: numbers.checked(true)?,
+        mesh_devices: mesh_device.clone(),
+    };
+    cleanup.run()?;
+    tracing::info!("nothing of Fairlead is left on this node");
+    Ok(ExitCode::SUCCESS)
+}
+
+fn remove_files(paths: &Paths) -> anyhow::Result<()> {
     let kind = paths.plugin_type()?;
     let conf = paths.conf_dir.join(&paths.conf_name);
     match fs::read_to_string(&conf) {
@@ -100,8 +126,7 @@ pub(crate) fn uninstall(arguments: &UninstallArguments) -> anyhow::Result<ExitCo
         Err(error) => return Err(error).with_context(|| format!("cannot read {}", conf.display())),
     }
     // Without the configuration the runtime does not execute the plugin any more.
-    remove(&paths.bin_dir.join(kind))?;
-    Ok(ExitCode::SUCCESS)
+    remove(&paths.bin_dir.join(kind))
 }
 
 impl Paths {

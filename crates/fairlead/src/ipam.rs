@@ -4,9 +4,7 @@ use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
-use std::time::{SystemTime, UNIX_EPOCH};
 
-use anyhow::Context as _;
 use fairlead_api::resources::{AddressBlock, AddressPool};
 use fairlead_cluster::pods::{SlimPod, trimmed};
 use fairlead_ipam::check::{self, ClusterView};
@@ -16,17 +14,14 @@ use fairlead_wire::node::{
     IpamReleaseResponse, IpamShowRequest, IpamShowResponse,
 };
 use k8s_openapi::api::core::v1::Node;
-use kube::api::ListParams;
-use kube::{Api, Client, ResourceExt};
+use kube::api::{ListParams, PartialObjectMeta};
+use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 
-use crate::arguments::{IpamCheck, IpamCommand, IpamOutput, IpamRelease, IpamShow};
-use crate::output::{self, or_dash, table};
-use crate::programs;
+use crate::api;
+use crate::arguments::{ApiArguments, IpamCheck, IpamCommand, IpamRelease, IpamShow};
+use crate::output::{self, now, or_dash, render, table};
 use crate::status::{PROBLEM_FOUND, connect, current_thread};
-
-/// Page size of list requests.
-const PAGE: u32 = 500;
 
 /// Runs a subcommand. The exit code says whether a problem was found.
 pub(crate) fn run(command: &IpamCommand) -> anyhow::Result<ExitCode> {
@@ -45,30 +40,22 @@ pub(crate) fn run(command: &IpamCommand) -> anyhow::Result<ExitCode> {
 async fn show(query: &IpamShow) -> anyhow::Result<String> {
     let answer = connect(&query.socket).await?.ipam_show(IpamShowRequest {}).await.map_err(message_of)?;
     let answer = answer.into_inner();
-    Ok(match query.output {
-        IpamOutput::Json => format!("{:#}\n", show_json(&answer)),
-        IpamOutput::Table => show_table(&answer, false, now()),
-        IpamOutput::Wide => show_table(&answer, true, now()),
-    })
+    render(query.output, || show_json(&answer), |wide| show_table(&answer, wide, now()))
 }
 
 async fn check(query: &IpamCheck) -> anyhow::Result<(String, bool)> {
-    let answer = if query.cluster { check_cluster().await? } else { check_node(&query.socket).await? };
-    let text = match query.output {
-        IpamOutput::Json => format!("{:#}\n", check_json(&answer)),
-        IpamOutput::Table => check_table(&answer, false),
-        IpamOutput::Wide => check_table(&answer, true),
+    let answer = match query.cluster || query.api.is_given() {
+        true => check_cluster(&query.api).await?,
+        false => check_node(&query.socket).await?,
     };
+    let text = render(query.output, || check_json(&answer), |wide| check_table(&answer, wide))?;
     Ok((text, answer.findings.is_empty() && answer.unknown.is_empty()))
 }
 
 async fn release(query: &IpamRelease) -> anyhow::Result<String> {
     let request = IpamReleaseRequest { subject: query.subject.clone(), force: query.force };
     let answer = connect(&query.socket).await?.ipam_release(request).await.map_err(message_of)?.into_inner();
-    Ok(match query.output {
-        IpamOutput::Json => format!("{:#}\n", release_json(&answer)),
-        IpamOutput::Table | IpamOutput::Wide => release_text(&answer),
-    })
+    render(query.output, || release_json(&answer), |_| release_text(&answer))
 }
 
 /// The node program's message, without gRPC's status code.
@@ -80,47 +67,28 @@ async fn check_node(socket: &Path) -> anyhow::Result<IpamCheckResponse> {
     Ok(connect(socket).await?.ipam_check(IpamCheckRequest {}).await.map_err(message_of)?.into_inner())
 }
 
-async fn check_cluster() -> anyhow::Result<IpamCheckResponse> {
-    let client = Client::try_from(programs::cluster().await?)?;
+async fn check_cluster(cluster: &ApiArguments) -> anyhow::Result<IpamCheckResponse> {
+    let client = cluster.client().await?;
     // Pods first: the block of a pod created meanwhile is then in the later lists.
-    let pods = pods(&client).await?;
-    let nodes = Api::<Node>::all(client.clone());
-    let nodes = nodes.list_metadata(&ListParams::default()).await.context("cannot list Nodes")?;
+    let scheduled = ListParams::default().fields("spec.nodeName!=");
+    let pods = api::list(&Api::<SlimPod>::all(client.clone()), "Pods", scheduled).await?;
+    let pods = pods.into_iter().map(|mut pod| {
+        trimmed(&mut pod);
+        known_pod(&pod)
+    });
+    let nodes = Api::<PartialObjectMeta<Node>>::all(client.clone());
+    let nodes = api::list(&nodes, "Nodes", ListParams::default()).await?;
     let blocks = Api::<AddressBlock>::all(client.clone());
-    let blocks = blocks.list(&ListParams::default()).await.context("cannot list AddressBlocks")?;
-    let pools = Api::<AddressPool>::all(client);
-    let pools = pools.list(&ListParams::default()).await.context("cannot list AddressPools")?;
+    let blocks = api::list(&blocks, "AddressBlocks", ListParams::default()).await?;
+    let pools = api::list(&Api::<AddressPool>::all(client), "AddressPools", ListParams::default()).await?;
     let view = ClusterView {
-        nodes: nodes.items.iter().map(ResourceExt::name_any).collect(),
-        blocks: blocks.items.iter().map(Into::into).collect(),
-        pools: pools.items.iter().map(Into::into).collect(),
-        pods,
+        nodes: nodes.iter().map(ResourceExt::name_any).collect(),
+        blocks: blocks.iter().map(Into::into).collect(),
+        pools: pools.iter().map(Into::into).collect(),
+        pods: pods.collect(),
     };
     let findings = check::cluster(&view).into_iter().map(to_wire).collect();
     Ok(IpamCheckResponse { node: String::new(), findings, unknown: Vec::new() })
-}
-
-/// All scheduled pods, page by page.
-async fn pods(client: &Client) -> anyhow::Result<Vec<check::KnownPod>> {
-    let pods = Api::<SlimPod>::all(client.clone());
-    let mut parameters = ListParams::default().limit(PAGE).fields("spec.nodeName!=");
-    let mut known = Vec::new();
-    loop {
-        let page = pods.list(&parameters).await.context("cannot list Pods")?;
-        known.extend(page.items.into_iter().map(|mut pod| {
-            trimmed(&mut pod);
-            known_pod(&pod)
-        }));
-        match page.metadata.continue_.filter(|token| !token.is_empty()) {
-            Some(token) => parameters = parameters.continue_token(&token),
-            None => return Ok(known),
-        }
-    }
-}
-
-fn now() -> i64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
 }
 
 fn free(block: &Block) -> u64 {

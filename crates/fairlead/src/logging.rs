@@ -1,13 +1,14 @@
 //! Logs and errors on stderr.
 
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 
 use tracing_subscriber::EnvFilter;
 
 use crate::arguments::{LogFormat, LogLevel};
 
 /// Starts logging. `RUST_LOG` overrides the level per module.
-pub(crate) fn start(level: LogLevel, format: LogFormat) {
+pub(crate) fn start(level: LogLevel, format: Option<LogFormat>) {
+    let format = format.unwrap_or_else(|| default_format(std::io::stderr().is_terminal()));
     let level = match level {
         LogLevel::Error => "error",
         LogLevel::Warn => "warn",
@@ -25,8 +26,24 @@ pub(crate) fn start(level: LogLevel, format: LogFormat) {
     }
 }
 
+/// People read a terminal, programs everything else.
+fn default_format(terminal: bool) -> LogFormat {
+    if terminal { LogFormat::Text } else { LogFormat::Json }
+}
+
 /// Prints why the program failed.
 pub(crate) fn error(message: &str) {
     // A closed stderr leaves no place to report to.
     let _ = writeln!(std::io::stderr(), "error: {message}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn logs_are_text_on_a_terminal_and_json_elsewhere() {
+        assert_eq!(default_format(true), LogFormat::Text);
+        assert_eq!(default_format(false), LogFormat::Json);
+    }
 }

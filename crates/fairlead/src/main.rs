@@ -1,12 +1,15 @@
 //! The `fairlead` executable: the programs of a cluster and the command line of its operators.
 //!
 //! It is thin: arguments become the settings of `fairlead-node` or `fairlead-controller`; `install` installs the CNI
-//! plugin; `status` and `ipam` query a node's socket or the API server. Data goes to stdout, logs and errors to stderr. Exit
-//! codes: 0 done, 1 failed, 2 invalid arguments, 3 `status` or `ipam check` found a problem.
+//! plugin; `status` and `ipam` query a node's socket or the API server; `connectivity test` runs test pods. Data goes to
+//! stdout, logs and errors to stderr. Exit codes: 0 done, 1 failed, 2 invalid arguments, 3 `status`, `ipam check` or
+//! `connectivity test` found a problem.
 
+mod api;
 mod arguments;
 mod argv0;
 mod coil_compat;
+mod connectivity;
 mod install;
 mod ipam;
 mod logging;
@@ -14,6 +17,7 @@ mod netconf;
 mod output;
 mod programs;
 mod status;
+mod uninstall;
 
 use std::process::ExitCode;
 
@@ -36,16 +40,19 @@ fn main() -> ExitCode {
     // One provider for every TLS connection of the process; a second installation is harmless.
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
     let outcome = match arguments.command {
+        Command::Cleanup(arguments) => install::cleanup(&arguments),
         Command::Node(node) => programs::node(*node),
-        Command::Controller(controller) => programs::controller(controller),
+        Command::Connectivity { command } => connectivity::run(&command),
+        Command::Controller(controller) => programs::controller(*controller),
         Command::Install(places) => install::install(&places),
         Command::Ipam { command } => ipam::run(&command),
         Command::Status(query) => status::run(&query),
-        Command::Uninstall(places) => install::uninstall(&places),
+        Command::Uninstall(arguments) => uninstall::run(&arguments),
         Command::Completion { shell } => {
             arguments::completion(shell);
             Ok(ExitCode::SUCCESS)
         }
+        Command::Man { directory } => arguments::manual(&directory),
     };
     outcome.unwrap_or_else(|error| {
         logging::error(&format!("{error:#}"));

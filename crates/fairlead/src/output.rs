@@ -1,7 +1,36 @@
 //! Formatting shared by the commands that print tables.
 
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::Context as _;
 use comfy_table::Table;
 use comfy_table::presets::NOTHING;
+use serde_json::Value;
+
+use crate::arguments::Output;
+
+/// Renders data in the format that was asked for; `table` is told whether it is to be wide.
+///
+/// # Errors
+/// The data cannot be written as YAML.
+pub(crate) fn render(
+    output: Output,
+    data: impl FnOnce() -> Value,
+    table: impl FnOnce(bool) -> String,
+) -> anyhow::Result<String> {
+    Ok(match output {
+        Output::Json => format!("{:#}\n", data()),
+        Output::Table => table(false),
+        Output::Wide => table(true),
+        Output::Yaml => serde_saphyr::to_string(&data()).context("cannot write YAML")?,
+    })
+}
+
+/// Now, as Unix time in seconds.
+pub(crate) fn now() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
+}
 
 /// A table without borders, as kubectl prints them.
 pub(crate) fn table(header: &[&str]) -> Table {
@@ -38,9 +67,45 @@ pub(crate) fn or_dash(text: &str) -> String {
     if text.is_empty() { "-".to_owned() } else { text.to_owned() }
 }
 
+/// A byte count with a binary unit: `1.5 MiB`.
+pub(crate) fn bytes(count: u64) -> String {
+    const UNITS: [&str; 4] = ["KiB", "MiB", "GiB", "TiB"];
+    let mut value = count as f64;
+    let mut unit = "B";
+    for next in UNITS {
+        if value < 1024.0 {
+            break;
+        }
+        value /= 1024.0;
+        unit = next;
+    }
+    if unit == "B" { format!("{count} B") } else { format!("{value:.1} {unit}") }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn byte_counts_have_binary_units() {
+        assert_eq!(bytes(0), "0 B");
+        assert_eq!(bytes(1023), "1023 B");
+        assert_eq!(bytes(1536), "1.5 KiB");
+        assert_eq!(bytes(u64::MAX), "16777216.0 TiB");
+    }
+
+    #[test]
+    fn every_format_has_the_same_data() {
+        let data = || serde_json::json!({ "node": "a", "peers": [1, 2] });
+        let render = |output| super::render(output, data, |wide| format!("wide: {wide}")).unwrap();
+        assert_eq!(
+            (render(Output::Table).as_str(), render(Output::Wide).as_str()),
+            ("wide: false", "wide: true")
+        );
+        let json: Value = serde_json::from_str(&render(Output::Json)).unwrap();
+        let yaml: Value = serde_saphyr::from_str(&render(Output::Yaml)).unwrap();
+        assert_eq!((&json, &yaml), (&data(), &data()));
+    }
 
     const MINUTE: i64 = 60;
     const HOUR: i64 = 60 * MINUTE;

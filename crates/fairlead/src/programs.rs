@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use anyhow::Context as _;
+use fairlead_cluster::http::MetricsAddress;
 use tokio::runtime::Builder;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -22,16 +23,15 @@ const CONNECT_SECONDS: u64 = 5;
 /// `fairlead node`
 pub(crate) fn node(arguments: NodeArguments) -> anyhow::Result<ExitCode> {
     // Coil's message, which administrators search for.
-    anyhow::ensure!(arguments.enable_ipam || arguments.enable_egress, "both IPAM and egress are disabled");
+    let egress = arguments.enable_egress.unwrap_or(true);
+    anyhow::ensure!(arguments.enable_ipam || egress, "both IPAM and egress are disabled");
     let numbers = arguments.numbers.checked(arguments.enable_ipam)?;
-    for flag in arguments.ignored.given() {
-        tracing::warn!(flag, "this flag of Coil has no effect in Fairlead");
-    }
+    warn_of(&arguments.without_effect());
     let settings = fairlead_node::Settings {
         node: arguments.node_name,
         socket: arguments.socket,
         state_dir: arguments.state_dir,
-        metrics: arguments.metrics_addr,
+        metrics: MetricsAddress { address: arguments.metrics_addr, secure: arguments.metrics_secure },
         health: arguments.health_addr,
         enable_ipam: arguments.enable_ipam,
         block_grace: arguments.addressblock_gc_interval,
@@ -39,6 +39,7 @@ pub(crate) fn node(arguments: NodeArguments) -> anyhow::Result<ExitCode> {
         router: arguments.router,
         numbers,
         calico_names: arguments.compat_calico,
+        metrics_per_peer: arguments.metrics_per_peer,
         clear_routes_on_shutdown: arguments.clear_routes_on_shutdown,
     };
     run(async { fairlead_node::run(settings, cluster().await?, stop()?).await })
@@ -46,22 +47,21 @@ pub(crate) fn node(arguments: NodeArguments) -> anyhow::Result<ExitCode> {
 
 /// `fairlead controller`
 pub(crate) fn controller(arguments: ControllerArguments) -> anyhow::Result<ExitCode> {
+    warn_of(&arguments.without_effect());
     let settings = fairlead_controller::Settings {
         identity: arguments.identity,
-        metrics: arguments.metrics_addr,
+        metrics: MetricsAddress { address: arguments.metrics_addr, secure: arguments.metrics_secure },
         health: arguments.health_addr,
         sweep_interval: arguments.gc_interval,
-        webhook: fairlead_controller::WebhookSettings {
-            address: arguments.webhook_addr,
-            directory: arguments.cert_dir,
-            rotate: arguments.enable_cert_rotation,
-            policy: fairlead_controller::CertificatePolicy {
-                lifetime: arguments.cert_lifetime,
-                propagation: arguments.cert_settle,
-            },
-        },
+        deleted_node_grace: arguments.deleted_node_grace,
     };
     run(async { fairlead_controller::run(settings, cluster().await?, stop()?).await })
+}
+
+fn warn_of(without_effect: &[&str]) {
+    for flag in without_effect {
+        tracing::warn!(flag, "this flag of Coil has no effect in Fairlead");
+    }
 }
 
 fn run(program: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<ExitCode> {

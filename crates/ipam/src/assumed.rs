@@ -41,9 +41,10 @@ impl<T> AssumedBlocks<T> {
         }
     }
 
-    /// Forgets blocks that were assumed `lifetime` ago.
-    pub fn expire(&mut self, now: Instant, lifetime: Duration) {
-        self.0.retain(|_, assumed| now.saturating_duration_since(assumed.since) < lifetime);
+    /// Forgets blocks that were assumed `lifetime` ago, and returns their names.
+    pub fn expire(&mut self, now: Instant, lifetime: Duration) -> Vec<String> {
+        let is_old = |assumed: &mut Assumed<T>| now.saturating_duration_since(assumed.since) >= lifetime;
+        self.0.extract_if(.., |_, assumed| is_old(assumed)).map(|(name, _)| name).collect()
     }
 
     /// Forgets one block.
@@ -99,7 +100,7 @@ mod tests {
         let lifetime = Duration::from_secs(60);
         assumed.assume(start, "a-0", None, 7);
         assumed.assume(start + lifetime / 2, "a-1", None, 8);
-        assumed.expire(start + lifetime, lifetime);
+        assert_eq!(assumed.expire(start + lifetime, lifetime), ["a-0"]);
         assert_eq!(names(&assumed), ["a-1"]);
         assert_eq!(assumed.forget("a-1").map(|assumed| assumed.block), Some(8));
         assert_eq!(assumed.forget("a-1"), None);

@@ -1,16 +1,24 @@
 //! The controller's decision about one BlockRequest.
 
-use std::borrow::Borrow;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
 
+use fairlead_address::{DualStackNets, PrefixSet};
 use ipnet::IpNet;
 
-use crate::addresses::AddressSet;
-use crate::pool::{BlockNets, Pool, PoolError};
+use crate::index::BlockIndex;
+use crate::pool::{Pool, PoolError};
+use crate::refusal::{ClaimConflict, Refusal};
 
 /// Reason of the condition `Complete` when a block was granted (Coil v2).
 pub const REASON_ALLOCATED: &str = "allocated";
+
+/// Pods on a Node that does not say how many it can run: the default of kubelet's `maxPods`.
+const DEFAULT_PODS: u32 = 110;
+/// Pods that are counted at most, whatever a Node says: more than any kubelet runs.
+const MAX_PODS: u32 = 4096;
+/// Blocks beyond those for twice the pods of a node: requests under way, reserved blocks.
+const MIN_BLOCKS: u32 = 4;
 
 /// A BlockRequest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,8 +27,21 @@ pub struct Request<'a> {
     pub uid: &'a str,
     /// `spec.poolName`.
     pub pool: &'a str,
-    /// `spec.nodeName`.
+    /// `spec.nodeName`; empty for the question whether any node would get a block.
     pub node: &'a str,
+    /// `status.capacity.pods` of the Node, if it says so.
+    pub pod_capacity: Option<u32>,
+    /// The block that the node uses already: this one or none.
+    pub claim: Option<ClaimedBlock>,
+}
+
+/// A block that pods of a node use, and that the API server did not have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ClaimedBlock {
+    /// Its number.
+    pub index: u32,
+    /// Its prefixes.
+    pub nets: DualStackNets,
 }
 
 /// An AddressPool as the controller knows it.
@@ -37,16 +58,18 @@ pub struct PoolState {
 }
 
 /// An AddressBlock as the controller knows it. Blocks of all pools count, also those made by hand.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ExistingBlock {
     /// Name of the object.
     pub name: String,
     /// Pool label.
     pub pool: String,
+    /// Node label.
+    pub node: String,
     /// `index`.
     pub index: u32,
     /// `ipv4` and `ipv6`.
-    pub nets: BlockNets,
+    pub nets: DualStackNets,
     /// Request label: UID of the BlockRequest it was made for.
     pub request: Option<String>,
     /// Whether it has a deletion timestamp.
@@ -56,7 +79,8 @@ pub struct ExistingBlock {
 /// The answer to a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Grant {
-    /// The request was answered before, but its status was not written: this block is it.
+    /// The request was answered before, but its status was not written, or the node claims a block that it has: this
+    /// block is it.
     Existing {
         /// Name of the AddressBlock.
         name: String,
@@ -68,7 +92,7 @@ pub enum Grant {
         /// Name of its AddressBlock.
         name: String,
         /// Its prefixes.
-        nets: BlockNets,
+        nets: DualStackNets,
     },
     /// No block; the request has failed.
     Refused(Refusal),
@@ -84,189 +108,109 @@ impl fmt::Display for Grant {
     }
 }
 
-/// Why there is no block. `Display` is the condition's message.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
-    /// No such AddressPool.
-    #[error(
-        "there is no pool {pool}: create the AddressPool, \
-         or correct the annotation coil.cybozu.com/pool of the pod's namespace"
-    )]
-    UnknownPool {
-        /// The name asked for.
-        pool: String,
-    },
-    /// The AddressPool cannot be used.
-    #[error("pool {pool} cannot be used: {error}")]
-    InvalidPool {
-        /// Its name.
-        pool: String,
-        /// What is wrong with it.
-        error: PoolError,
-    },
-    /// The AddressPool is being deleted.
-    #[error("pool {pool} is being deleted and gives no more blocks")]
-    Terminating {
-        /// Its name.
-        pool: String,
-    },
-    /// The AddressPool is disabled.
-    #[error(
-        "pool {pool} is disabled and gives no more blocks: set spec.disabled to false, or use another pool"
-    )]
-    Disabled {
-        /// Its name.
-        pool: String,
-    },
-    /// Every block is granted.
-    #[error("pool {pool} does not have free blocks")]
-    OutOfBlocks {
-        /// Its name.
-        pool: String,
-    },
-    /// Numbers are free, but their addresses are in blocks with other names, or in older pools.
-    #[error(
-        "pool {pool} does not have free blocks: the addresses of all that are left, such as {nets}, \
-         belong to older pools or are in blocks of others; remove the overlap"
-    )]
-    Overlap {
-        /// Its name.
-        pool: String,
-        /// The first block that would be free.
-        nets: BlockNets,
-    },
-}
-
-impl Refusal {
-    /// The reason in one word.
-    pub fn reason(&self) -> RefusalReason {
-        match self {
-            Self::Disabled { .. } => RefusalReason::PoolDisabled,
-            Self::InvalidPool { .. } => RefusalReason::InvalidPool,
-            Self::OutOfBlocks { .. } => RefusalReason::PoolExhausted,
-            Self::Overlap { .. } => RefusalReason::PoolOverlap,
-            Self::Terminating { .. } => RefusalReason::PoolTerminating,
-            Self::UnknownPool { .. } => RefusalReason::UnknownPool,
-        }
-    }
-}
-
-/// Why there is no block, without the details.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RefusalReason {
-    /// [`Refusal::InvalidPool`].
-    InvalidPool,
-    /// [`Refusal::Disabled`].
-    PoolDisabled,
-    /// [`Refusal::OutOfBlocks`].
-    PoolExhausted,
-    /// [`Refusal::Overlap`].
-    PoolOverlap,
-    /// [`Refusal::Terminating`].
-    PoolTerminating,
-    /// [`Refusal::UnknownPool`].
-    UnknownPool,
-}
-
-impl RefusalReason {
-    const ALL: [Self; 6] = [
-        Self::InvalidPool,
-        Self::PoolDisabled,
-        Self::PoolExhausted,
-        Self::PoolOverlap,
-        Self::PoolTerminating,
-        Self::UnknownPool,
-    ];
-
-    /// The word in Events and status.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::InvalidPool => "InvalidPool",
-            Self::PoolDisabled => "PoolDisabled",
-            Self::PoolExhausted => "PoolExhausted",
-            Self::PoolOverlap => "PoolOverlap",
-            Self::PoolTerminating => "PoolTerminating",
-            Self::UnknownPool => "UnknownPool",
-        }
-    }
-
-    /// The reason of a BlockRequest's condition, in the style of Coil v2, whose only one is "out of blocks".
-    pub fn as_condition(self) -> &'static str {
-        match self {
-            Self::InvalidPool => "invalid pool",
-            Self::PoolDisabled => "pool is disabled",
-            Self::PoolExhausted => "out of blocks",
-            Self::PoolOverlap => "overlapping pools",
-            Self::PoolTerminating => "pool is being deleted",
-            Self::UnknownPool => "unknown pool",
-        }
-    }
-
-    /// The reason that a condition gives; `None` for words of another controller.
-    pub fn from_condition(reason: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|known| known.as_condition() == reason)
-    }
+/// How many blocks of a pool a node may have: enough for twice as many pods as it can run, so that a stolen token of a
+/// node cannot use up a pool.
+pub fn block_limit(pod_capacity: Option<u32>, block_size_bits: u8) -> u32 {
+    let pods = pod_capacity.unwrap_or(DEFAULT_PODS).min(MAX_PODS);
+    let block_size = 1u32.checked_shl(block_size_bits.into()).unwrap_or(u32::MAX);
+    pods.div_ceil(block_size).saturating_mul(2).saturating_add(MIN_BLOCKS)
 }
 
 /// Answers a request. Asking again with the same UID names the same block as long as it exists, so a crash between
 /// creating the block and writing the status costs nothing.
 ///
 /// A number is free when no object has its name and none of its addresses is in any block, so a block made by hand or
-/// left by an earlier pool of that name is skipped instead of colliding forever.
+/// left by an earlier pool of that name is skipped instead of colliding forever. Numbers that were freed are granted last.
 ///
 /// Addresses in several pools are granted by the oldest only, even while it is disabled or being deleted: the watch may
 /// not show yet what another controller granted a moment ago, and two blocks of different pools have different names, so
 /// the API server would accept both.
-pub fn grant(
-    request: &Request<'_>,
-    pools: &BTreeMap<String, PoolState>,
-    blocks: &[impl Borrow<ExistingBlock>],
-) -> Grant {
-    let answered = blocks.iter().map(Borrow::borrow).find(|block| {
-        !request.uid.is_empty() && block.request.as_deref() == Some(request.uid) && !block.terminating
-    });
-    if let Some(block) = answered {
-        return Grant::Existing { name: block.name.clone() };
+///
+/// A claimed block is granted even if the pool is disabled or being deleted: pods have its addresses.
+pub fn grant(request: &Request<'_>, pools: &BTreeMap<String, PoolState>, blocks: &BlockIndex) -> Grant {
+    if let Some(name) = blocks.answer_to(request.uid) {
+        return Grant::Existing { name: name.to_owned() };
     }
-    match new_block(request.pool, pools, blocks) {
-        Ok(grant) => grant,
-        Err(refusal) => Grant::Refused(refusal),
-    }
+    decide(request, pools, blocks).unwrap_or_else(Grant::Refused)
 }
 
-fn new_block(
-    name: &str,
+fn decide(
+    request: &Request<'_>,
     pools: &BTreeMap<String, PoolState>,
-    blocks: &[impl Borrow<ExistingBlock>],
+    blocks: &BlockIndex,
 ) -> Result<Grant, Refusal> {
-    let pool_name = || name.to_owned();
-    let state = pools.get(name).ok_or_else(|| Refusal::UnknownPool { pool: pool_name() })?;
-    if state.terminating {
-        return Err(Refusal::Terminating { pool: pool_name() });
+    let name = || request.pool.to_owned();
+    let state = pools.get(request.pool).ok_or_else(|| Refusal::UnknownPool { pool: name() })?;
+    if request.claim.is_none() && state.terminating {
+        return Err(Refusal::Terminating { pool: name() });
     }
-    if state.disabled {
-        return Err(Refusal::Disabled { pool: pool_name() });
+    if request.claim.is_none() && state.disabled {
+        return Err(Refusal::Disabled { pool: name() });
     }
-    let pool = state
-        .parsed
-        .as_ref()
-        .map_err(|error| Refusal::InvalidPool { pool: pool_name(), error: error.clone() })?;
-    let blocks = || blocks.iter().map(Borrow::borrow);
-    let of_pool = blocks().filter(|block| block.pool == name).map(|block| block.index);
-    let by_name = blocks().filter_map(|block| pool.index_of(&block.name));
-    let allocated: BTreeSet<u32> = of_pool.chain(by_name).collect();
-    let in_blocks = blocks().flat_map(|block| block.nets.nets());
-    let taken: AddressSet = in_blocks.chain(nets_of_older(name, state, pools)).collect();
+    let pool =
+        state.parsed.as_ref().map_err(|error| Refusal::InvalidPool { pool: name(), error: error.clone() })?;
+    let older: PrefixSet = nets_of_older(request.pool, state, pools).collect();
+    let found = match request.claim {
+        Some(claim) => match claimed(request, claim, pool, &older, blocks)? {
+            Claimed::Held(name) => return Ok(Grant::Existing { name }),
+            Claimed::Free => Some(claim.index),
+        },
+        None => blocks.first_free(pool, &older),
+    };
+    let Some((index, nets)) = found.and_then(|index| Some((index, pool.block(index)?))) else {
+        return Err(match blocks.first_unallocated(pool).and_then(|index| pool.block(index)) {
+            Some(nets) => Refusal::Overlap { pool: name(), nets },
+            None => Refusal::OutOfBlocks { pool: name() },
+        });
+    };
+    check_limit(request, pool, blocks)?;
+    Ok(Grant::New { index, name: pool.block_name(index), nets })
+}
 
-    let free = pool.first_free(&allocated, &taken).and_then(|index| Some((index, pool.block(index)?)));
-    if let Some((index, nets)) = free {
-        return Ok(Grant::New { index, name: pool.block_name(index), nets });
+fn check_limit(request: &Request<'_>, pool: &Pool, blocks: &BlockIndex) -> Result<(), Refusal> {
+    let limit = block_limit(request.pod_capacity, pool.block_size_bits());
+    let held = blocks.held(request.pool, request.node);
+    if request.node.is_empty() || held < limit {
+        return Ok(());
     }
-    let but_for_overlap = pool.first_free(&allocated, &AddressSet::default());
-    Err(match but_for_overlap.and_then(|index| pool.block(index)) {
-        Some(nets) => Refusal::Overlap { pool: pool_name(), nets },
-        None => Refusal::OutOfBlocks { pool: pool_name() },
-    })
+    let (pool, node) = (request.pool.to_owned(), request.node.to_owned());
+    Err(Refusal::BlockLimit { pool, node, blocks: held, limit })
+}
+
+enum Claimed {
+    Free,
+    /// The node has it: the name of the block.
+    Held(String),
+}
+
+fn claimed(
+    request: &Request<'_>,
+    claim: ClaimedBlock,
+    pool: &Pool,
+    older: &PrefixSet,
+    blocks: &BlockIndex,
+) -> Result<Claimed, Refusal> {
+    let ClaimedBlock { index, nets } = claim;
+    let conflict = |cause| {
+        let (pool, node) = (request.pool.to_owned(), request.node.to_owned());
+        Refusal::ClaimConflict { pool, node, index, nets, cause }
+    };
+    if pool.block(index) != Some(nets) {
+        return Err(conflict(ClaimConflict::NotInPool));
+    }
+    let present = blocks.get(&pool.block_name(index)).or_else(|| blocks.overlapping(nets));
+    if let Some(present) = present {
+        let same = (present.pool.as_str(), present.node.as_str(), present.nets)
+            == (request.pool, request.node, nets);
+        return match same && !present.terminating {
+            true => Ok(Claimed::Held(present.name.clone())),
+            false => Err(conflict(ClaimConflict::Block(present.name.clone()))),
+        };
+    }
+    match nets.iter().any(|net| older.overlapping(net).is_some()) {
+        true => Err(conflict(ClaimConflict::OlderPool)),
+        false => Ok(Claimed::Free),
+    }
 }
 
 /// The subnets of all pools that come before this one. The name decides between pools of the same second.

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use fairlead_address::{Interval, PrefixSet};
+use fairlead_address::{DualStack, DualStackAddrs, DualStackNets, Interval};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 /// Largest `blockSizeBits`: 2^20 addresses in a block.
@@ -114,36 +114,9 @@ pub enum PoolError {
     },
 }
 
-/// The prefixes of one block. At least one is there when it comes from a [`Pool`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub struct BlockNets {
-    /// IPv4 prefix.
-    pub ipv4: Option<Ipv4Net>,
-    /// IPv6 prefix.
-    pub ipv6: Option<Ipv6Net>,
-}
-
-impl BlockNets {
-    /// The prefixes, IPv4 first.
-    pub fn nets(&self) -> impl Iterator<Item = IpNet> + use<> {
-        self.ipv4.map(IpNet::V4).into_iter().chain(self.ipv6.map(IpNet::V6))
-    }
-}
-
-impl fmt::Display for BlockNets {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (self.ipv4, self.ipv6) {
-            (Some(ipv4), Some(ipv6)) => write!(f, "{ipv4} and {ipv6}"),
-            (Some(ipv4), None) => ipv4.fmt(f),
-            (None, Some(ipv6)) => ipv6.fmt(f),
-            (None, None) => f.write_str("no prefix"),
-        }
-    }
-}
-
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Subnet {
-    nets: BlockNets,
+    nets: DualStackNets,
     /// Number of its first block, counted through the pool.
     first: u128,
     /// How many blocks it holds.
@@ -200,7 +173,7 @@ impl Pool {
 
     /// All its prefixes, in order, IPv4 before IPv6.
     pub fn nets(&self) -> impl Iterator<Item = IpNet> {
-        self.subnets.iter().flat_map(|subnet| subnet.nets.nets())
+        self.subnets.iter().flat_map(|subnet| subnet.nets.iter())
     }
 
     /// How many blocks its subnets hold; `u128::MAX` if more. Only the first [`MAX_INDEX`]` + 1` can have names.
@@ -221,7 +194,7 @@ impl Pool {
     }
 
     /// The block with this number; `None` beyond the last one.
-    pub fn block(&self, index: u32) -> Option<BlockNets> {
+    pub fn block(&self, index: u32) -> Option<DualStackNets> {
         if index > MAX_INDEX {
             return None;
         }
@@ -229,17 +202,36 @@ impl Pool {
         Some(subnet.cut(local, self.block_size_bits))
     }
 
-    /// Lowest number that is neither in `allocated` nor shares an address with `taken`.
-    pub fn first_free(&self, allocated: &BTreeSet<u32>, taken: &PrefixSet) -> Option<u32> {
-        let mut index: u32 = 0;
+    /// The block that contains all of these addresses, with its number.
+    pub fn containing(&self, addresses: DualStackAddrs) -> Option<(u32, DualStackNets)> {
+        let first = addresses.iter().next()?;
+        let local = |subnet: &Subnet| {
+            let net = subnet.nets.iter().find(|net| net.contains(&first))?;
+            let offset = Interval::from(IpNet::from(first)).first.checked_sub(Interval::from(net).first)?;
+            subnet.first.checked_add(offset.checked_shr(self.block_size_bits.into())?)
+        };
+        let index = u32::try_from(self.subnets.iter().find_map(local)?).ok()?;
+        let nets = self.block(index)?;
+        addresses.iter().all(|address| nets.iter().any(|net| net.contains(&address))).then_some((index, nets))
+    }
+
+    /// Lowest number, not below `from`, that is not allocated and none of whose addresses is taken. `last_taken` gives the
+    /// last address of something that shares addresses with a prefix.
+    pub fn first_free(
+        &self,
+        from: u32,
+        is_allocated: impl Fn(u32) -> bool,
+        last_taken: impl Fn(IpNet) -> Option<u128>,
+    ) -> Option<u32> {
+        let mut index = from;
         // Every step passes an allocated number or a taken stretch, so it ends after as many as there are.
         while index <= MAX_INDEX {
-            if allocated.contains(&index) {
+            if is_allocated(index) {
                 index = index.checked_add(1)?;
                 continue;
             }
             let (subnet, local) = self.locate(index.into())?;
-            match subnet.next_clear(local, self.block_size_bits, taken) {
+            match subnet.next_clear(local, self.block_size_bits, &last_taken) {
                 None => return Some(index),
                 Some(next) => index = subnet.first.checked_add(next.min(subnet.blocks))?.try_into().ok()?,
             }
@@ -256,7 +248,7 @@ impl Pool {
 }
 
 impl Subnet {
-    fn cut(&self, local: u128, bits: u8) -> BlockNets {
+    fn cut(&self, local: u128, bits: u8) -> DualStackNets {
         let offset = local.checked_shl(bits.into()).unwrap_or_default();
         let ipv4 = self.nets.ipv4.and_then(|net| {
             let first = u128::from(net.network().to_bits()).checked_add(offset)?;
@@ -266,14 +258,14 @@ impl Subnet {
             let first = net.network().to_bits().checked_add(offset)?;
             Ipv6Net::new(Ipv6Addr::from_bits(first), 128u8.checked_sub(bits)?).ok()
         });
-        BlockNets { ipv4, ipv6 }
+        DualStackNets { ipv4, ipv6 }
     }
 
-    /// `None` if the block is clear of `taken`, else the first one that may be, behind the taken stretch.
-    fn next_clear(&self, local: u128, bits: u8, taken: &PrefixSet) -> Option<u128> {
+    /// `None` if none of the block's addresses is taken, else the first block that may be free, behind the taken stretch.
+    fn next_clear(&self, local: u128, bits: u8, last_taken: &impl Fn(IpNet) -> Option<u128>) -> Option<u128> {
         let block = self.cut(local, bits);
         let behind = |block: IpNet, subnet: IpNet| {
-            let last = taken.overlapping(block)?.last;
+            let last = last_taken(block)?;
             let distance = last.saturating_sub(Interval::from(subnet).first);
             Some(distance.checked_shr(bits.into()).unwrap_or_default().saturating_add(1))
         };
@@ -296,23 +288,19 @@ fn parse_subnet(
         text: text.to_owned(),
         example,
     };
-    let ipv4 = ipv4
-        .map(|text| text.parse::<Ipv4Net>().map_err(|_| not_a_prefix("ipv4", text, "10.64.0.0/16")))
-        .transpose()?
-        .map(|net| net.trunc());
-    let ipv6 = ipv6
-        .map(|text| text.parse::<Ipv6Net>().map_err(|_| not_a_prefix("ipv6", text, "fd01::/112")))
-        .transpose()?
-        .map(|net| net.trunc());
-    let host_bits_v4 = ipv4.map(|net| 32u8.saturating_sub(net.prefix_len()));
-    let host_bits_v6 = ipv6.map(|net| 128u8.saturating_sub(net.prefix_len()));
-    if let (Some(ipv4), Some(ipv6)) = (ipv4, ipv6)
-        && host_bits_v4 != host_bits_v6
+    let nets = DualStack { ipv4, ipv6 }.try_map(
+        |text| text.parse::<Ipv4Net>().map_err(|_| not_a_prefix("ipv4", text, "10.64.0.0/16")),
+        |text| text.parse::<Ipv6Net>().map_err(|_| not_a_prefix("ipv6", text, "fd01::/112")),
+    )?;
+    let nets = nets.trunc();
+    let sizes =
+        nets.map(|net| 32u8.saturating_sub(net.prefix_len()), |net| 128u8.saturating_sub(net.prefix_len()));
+    if let DualStack { ipv4: Some(ipv4), ipv6: Some(ipv6) } = nets
+        && sizes.ipv4 != sizes.ipv6
     {
         return Err(PoolError::SizesDiffer { pool: pool.name.clone(), position, ipv4, ipv6 });
     }
-    let nets = BlockNets { ipv4, ipv6 };
-    let (Some(host_bits), Some(subnet)) = (host_bits_v4.or(host_bits_v6), nets.nets().next()) else {
+    let (Some(host_bits), Some(subnet)) = (sizes.ipv4.or(sizes.ipv6), nets.iter().next()) else {
         return Err(PoolError::NoFamily { pool: pool.name.clone(), position });
     };
     let bits = pool.block_size_bits;
@@ -320,7 +308,7 @@ fn parse_subnet(
         return Err(PoolError::TooNarrow { pool: pool.name.clone(), position, subnet, host_bits, bits });
     };
     if let Some(first) = pool.subnets.first()
-        && (first.nets.ipv4.is_some(), first.nets.ipv6.is_some()) != (ipv4.is_some(), ipv6.is_some())
+        && !first.nets.same_families(&nets)
     {
         return Err(PoolError::FamiliesDiffer { pool: pool.name.clone(), position });
     }

@@ -5,7 +5,7 @@ use fairlead_api::resources::{AddressBlock, AddressPool};
 use ipnet::IpNet;
 
 use crate::check::{KnownBlock, KnownPool};
-use crate::{Block, BlockError, BlockNets, ExistingBlock, Pool, PoolError, PoolState};
+use crate::{Block, BlockError, ExistingBlock, Pool, PoolError, PoolState};
 
 /// Why an AddressBlock cannot be used on its node.
 #[derive(Debug, thiserror::Error)]
@@ -59,8 +59,9 @@ impl From<&AddressBlock> for ExistingBlock {
         Self {
             name: block.metadata.name.clone().unwrap_or_default(),
             pool: block.pool().unwrap_or_default().to_owned(),
+            node: block.node().unwrap_or_default().to_owned(),
             index: block.spec.index,
-            nets: nets(block).unwrap_or_default(),
+            nets: block.parse().unwrap_or_default(),
             request: block.metadata.labels.as_ref().and_then(|labels| labels.get(LABEL_REQUEST).cloned()),
             terminating: block.metadata.deletion_timestamp.is_some(),
         }
@@ -69,7 +70,7 @@ impl From<&AddressBlock> for ExistingBlock {
 
 impl From<&AddressBlock> for KnownBlock {
     fn from(block: &AddressBlock) -> Self {
-        let nets: Vec<IpNet> = nets(block).unwrap_or_default().nets().collect();
+        let nets: Vec<IpNet> = block.parse().unwrap_or_default().iter().collect();
         Self {
             name: block.metadata.name.clone().unwrap_or_default(),
             pool: block.pool().unwrap_or_default().to_owned(),
@@ -86,13 +87,9 @@ impl TryFrom<&AddressBlock> for Block {
         let name = block.metadata.name.clone().unwrap_or_default();
         let Some(pool) = block.pool() else { return Err(UnusableBlock::NoPool(name)) };
         let deleting = block.metadata.deletion_timestamp.is_some();
-        let own = Self::new(&name, pool, nets(block)?, block.is_reserved(), deleting)?;
+        let own = Self::new(&name, pool, block.parse()?, block.is_reserved(), deleting)?;
         Ok(own.with_uid(block.metadata.uid.as_deref().unwrap_or_default()))
     }
-}
-
-fn nets(block: &AddressBlock) -> Result<BlockNets, fairlead_api::resources::InvalidSubnet> {
-    block.parse().map(|nets| BlockNets { ipv4: nets.ipv4, ipv6: nets.ipv6 })
 }
 
 #[cfg(test)]
@@ -121,7 +118,7 @@ mod tests {
         let own = Block::try_from(&object).unwrap();
         assert_eq!((own.name(), own.uid(), own.is_reserved()), ("a-3", "u", true));
         assert_eq!(own.nets(), existing.nets);
-        assert_eq!(KnownBlock::from(&object).nets, own.nets().nets().collect::<Vec<_>>());
+        assert_eq!(KnownBlock::from(&object).nets, own.nets().iter().collect::<Vec<_>>());
     }
 
     #[test]

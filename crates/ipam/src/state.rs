@@ -14,13 +14,13 @@ mod requests;
 
 pub use error::AllocationError;
 pub use release::{BlockDeletion, DeletionAnswer};
-pub use requests::{BlockDemand, REFUSAL_LIFETIME, RequestFailure};
+pub use requests::{BlockDemand, CLAIM_INTERVAL, REFUSAL_LIFETIME, RequestFailure};
 
 use self::requests::Requests;
 use crate::assumed::AssumedBlocks;
 use crate::check::Owner;
 use crate::leaks::Suspects;
-use crate::table::{AdoptError, Allocated, Allocation, AllocationTable, Answer, Block, Key};
+use crate::table::{AdoptError, Allocated, Allocation, AllocationTable, Answer, Block, Key, Unclear};
 
 /// What the node knows of a pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,15 +65,17 @@ pub enum Attempt {
 pub struct Effects<W> {
     /// Waiters that try again.
     pub wake: Vec<W>,
-    /// Whether [`NodeState::next_request`] may have a request.
+    /// Whether [`NodeState::next_request`] or [`NodeState::next_claim`] may have a request.
     pub request: bool,
     /// Whether [`NodeState::due_releases`] may have a block that need not become older.
     pub release: bool,
+    /// Whether [`AllocationTable::search_positions`] have changed.
+    pub positions: bool,
 }
 
 impl<W> Default for Effects<W> {
     fn default() -> Self {
-        Self { wake: Vec::new(), request: false, release: false }
+        Self { wake: Vec::new(), request: false, release: false, positions: false }
     }
 }
 
@@ -118,6 +120,8 @@ pub struct NodeState<W> {
     requests: Requests,
     /// Whether the API server has listed the blocks since the start.
     blocks_known: bool,
+    /// UIDs of blocks that the watch still shows although the API server does not have them.
+    lost: BTreeSet<String>,
     /// Since when each releasable block is.
     releasable_since: BTreeMap<String, Instant>,
     suspects: Suspects,
@@ -133,6 +137,7 @@ impl<W> Default for NodeState<W> {
             waiting: BTreeMap::new(),
             requests: Requests::default(),
             blocks_known: false,
+            lost: BTreeSet::new(),
             releasable_since: BTreeMap::new(),
             suspects: Suspects::default(),
             effects: Effects::default(),
@@ -165,6 +170,11 @@ impl<W: Clone> NodeState<W> {
         self.table.adopt(key, pool, ipv4, ipv6)
     }
 
+    /// Records a running pod whose addresses are not known; see [`AllocationTable::hold_back`].
+    pub fn hold_back(&mut self, key: Key, unclear: Unclear) {
+        self.table.hold_back(key, unclear);
+    }
+
     /// Tries to allocate an address. `pool_info` is `None` until the pool was read. Only one attempt of a key is under way
     /// at a time; the container's lock ensures that. After [`Attempt::Wait`] the caller tries again when woken, or
     /// calls [`Self::stop_waiting`].
@@ -179,6 +189,7 @@ impl<W: Clone> NodeState<W> {
         self.table.set_cordoned(pool, pool_info.is_some_and(PoolInfo::is_cordoned));
         if let Answer::Allocated(allocation) = self.table.allocate(pool, key) {
             self.stop_waiting(key);
+            self.effects.positions |= allocation.is_new;
             if self.table.wants_spare_block(pool) {
                 self.request(pool, usize::MAX);
             }
@@ -221,6 +232,9 @@ impl<W: Clone> NodeState<W> {
     /// Frees the addresses of a key, if it has any.
     pub fn release(&mut self, key: &Key) {
         self.owners.remove(key);
+        if self.table.release_unclear(key) {
+            self.wake_where_free();
+        }
         let Some(released) = self.table.release(key) else { return };
         self.effects.release |= released.now_empty && self.table.is_cordoned(&released.allocated.pool);
         self.wake_where_free();
@@ -229,8 +243,12 @@ impl<W: Clone> NodeState<W> {
     /// Updates the blocks to what the watch shows, of all nodes. Assumed blocks stay.
     pub fn sync_blocks(&mut self, shown: Vec<ShownBlock<'_>>) {
         self.assumed.observe(shown.iter().map(|block| (block.name, block.uid)));
+        let uids: BTreeSet<&str> = shown.iter().map(|block| block.uid).collect();
+        self.lost.retain(|uid| uids.contains(uid.as_str()));
         let own = shown.into_iter().filter_map(|block| block.own);
-        let own: Vec<Block> = own.filter(|block| self.assumed.get(block.name()).is_none()).collect();
+        let counts =
+            |block: &Block| self.assumed.get(block.name()).is_none() && !self.lost.contains(block.uid());
+        let own: Vec<Block> = own.filter(counts).collect();
         let shown: BTreeSet<&str> = own.iter().map(Block::name).collect();
         let names = self.table.blocks().map(Block::name);
         let gone = names.filter(|name| self.assumed.get(name).is_none() && !shown.contains(name));
@@ -242,6 +260,7 @@ impl<W: Clone> NodeState<W> {
             self.table.upsert_block(block);
         }
         self.blocks_known = true;
+        self.claim_lost_blocks();
         self.wake_where_free();
     }
 
@@ -269,6 +288,23 @@ impl<W: Clone> NodeState<W> {
         self.assumed.iter().map(pair).collect()
     }
 
+    /// Restores [`AllocationTable::search_positions`] at the start.
+    pub fn restore_positions(&mut self, positions: BTreeMap<String, u32>) {
+        self.table.restore_positions(positions);
+    }
+
+    /// Removes a block that the API server has lost although the watch may still show it: a watch that goes on across the
+    /// restoration of a backup shows nothing for a long time.
+    pub fn lose_block(&mut self, name: &str, uid: &str) {
+        self.lost.insert(uid.to_owned());
+        self.forget_block(name, uid);
+    }
+
+    /// Name and UID of all blocks.
+    pub fn blocks(&self) -> Vec<(String, String)> {
+        self.table.blocks().map(|block| (block.name().to_owned(), block.uid().to_owned())).collect()
+    }
+
     /// Removes a block that the API server no longer has. Another block of the same name stays.
     pub fn forget_block(&mut self, name: &str, uid: &str) {
         if self.assumed.get(name).is_some_and(|assumed| assumed.uid.as_deref() == Some(uid)) {
@@ -276,12 +312,15 @@ impl<W: Clone> NodeState<W> {
         }
         if self.is_block(name, uid) {
             self.table.remove_block(name);
+            self.claim_lost_blocks();
         }
     }
 
     /// Keys whose addresses have leaked; see [`Suspects::observe`].
     pub fn leaked(&mut self, now: Instant, grace: Duration, linked: &BTreeSet<Key>) -> Vec<Key> {
-        self.suspects.observe(now, grace, self.table.allocated().map(|(key, _)| key), linked)
+        let allocated = self.table.allocated().map(|(key, _)| key);
+        let attached = allocated.chain(self.table.unclear().map(|(key, _)| key));
+        self.suspects.observe(now, grace, attached, linked)
     }
 
     /// All attachments, by key.
@@ -299,6 +338,11 @@ impl<W: Clone> NodeState<W> {
     /// be deleted because of an outage.
     pub fn without_block(&self) -> impl Iterator<Item = (&Key, &Allocated)> {
         self.table.without_block().filter(|_| self.blocks_known)
+    }
+
+    fn claim_lost_blocks(&mut self) {
+        let lost = self.without_block().next().is_some();
+        self.effects.request |= lost;
     }
 
     fn is_block(&self, name: &str, uid: &str) -> bool {

@@ -8,8 +8,11 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 mod block;
+mod unclear;
 
 pub use block::{Block, BlockError};
+pub use unclear::Unclear;
+use unclear::UnclearAttachments;
 
 /// The attachment that an address is allocated to: one interface of one container. Never a pod's name, which can be reused.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -147,6 +150,9 @@ pub struct AllocationTable {
     cordoned: BTreeSet<String>,
     /// UIDs of blocks that were closed, the latest last.
     closed: VecDeque<String>,
+    unclear: UnclearAttachments,
+    /// Offsets allocated last before the program was restarted, by UID of the block, until the block is known.
+    restored: BTreeMap<String, u32>,
 }
 
 /// How many closed blocks are remembered after they are gone. A block closes after minutes without use, and a watch
@@ -165,11 +171,29 @@ impl AllocationTable {
     /// may belong to another node by now. A new block of the same name is open; the UID tells them apart.
     pub fn upsert_block(&mut self, block: Block) {
         let same = self.blocks.get(&block.name).filter(|known| known.block.nets == block.nets);
-        // Of a block that was not known, the search starts behind the highest address in use.
-        let last = same.map_or_else(|| self.used_offsets(&block).last().copied(), |known| known.last);
+        // Of a block that was not known, the search starts where it was before a restart, else behind the highest address
+        // in use.
+        let first = || {
+            let restored = self.restored.get(&block.uid).copied().filter(|offset| *offset < block.size);
+            restored.or_else(|| self.used_offsets(&block).last().copied())
+        };
+        let last = same.map_or_else(first, |known| known.last);
+        self.restored.remove(&block.uid);
         let closed = same.is_some_and(|known| known.closed && known.block.uid == block.uid)
             || (!block.uid.is_empty() && self.closed.contains(&block.uid));
         self.blocks.insert(block.name.clone(), Known { block, last, closed });
+    }
+
+    /// Where the search for a free address of each block goes on: the offset allocated last, by UID of the block. An address
+    /// that was freed is allocated again only after all others, so this has to survive a restart.
+    pub fn search_positions(&self) -> BTreeMap<String, u32> {
+        let known = self.blocks.values().filter_map(|known| Some((known.block.uid.clone(), known.last?)));
+        self.restored.clone().into_iter().chain(known).collect()
+    }
+
+    /// Restores [`Self::search_positions`] of blocks that will become known.
+    pub fn restore_positions(&mut self, positions: BTreeMap<String, u32>) {
+        self.restored = positions;
     }
 
     /// Removes a block that is no longer this node's. Addresses in use stay allocated.
@@ -309,7 +333,7 @@ impl AllocationTable {
     }
 
     fn open(&self, known: &Known) -> bool {
-        known.open() && !self.is_cordoned(&known.block.pool)
+        known.open() && !self.is_cordoned(&known.block.pool) && !self.unclear.may_be_in(&known.block)
     }
 
     /// Free addresses of this pool.
@@ -337,7 +361,7 @@ impl AllocationTable {
         let mut names = Vec::new();
         for known in self.blocks.values() {
             let block = &known.block;
-            if !self.used_offsets(block).is_empty() {
+            if !self.used_offsets(block).is_empty() || self.unclear.may_be_in(block) {
                 continue;
             }
             let room = rooms.entry(&block.pool).or_insert_with(|| self.room(&block.pool));
@@ -358,7 +382,9 @@ impl AllocationTable {
     /// Closes a block: no pod gets an address from it while it is being deleted.
     /// `false`, and nothing changed, when an address of it is in use or it is not known.
     pub fn close_block(&mut self, name: &str) -> bool {
-        let empty = self.blocks.get(name).is_some_and(|known| self.used_offsets(&known.block).is_empty());
+        let empty = self.blocks.get(name).is_some_and(|known| {
+            self.used_offsets(&known.block).is_empty() && !self.unclear.may_be_in(&known.block)
+        });
         if empty
             && let Some(known) = self.blocks.get_mut(name)
             && !known.closed

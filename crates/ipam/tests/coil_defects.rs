@@ -6,7 +6,8 @@
 use std::collections::BTreeMap;
 
 use fairlead_ipam::{
-    AllocationTable, Answer, Block, BlockNets, ExistingBlock, Grant, Key, Pool, PoolState, Request, grant,
+    AllocationTable, Answer, Block, BlockIndex, DualStackNets, ExistingBlock, Grant, Key, Pool, PoolState,
+    Request, grant,
 };
 
 fn key(id: &str) -> Key {
@@ -14,7 +15,7 @@ fn key(id: &str) -> Key {
 }
 
 fn block(name: &str, ipv4: &str) -> Block {
-    let nets = BlockNets { ipv4: Some(ipv4.parse().unwrap()), ipv6: None };
+    let nets = DualStackNets { ipv4: Some(ipv4.parse().unwrap()), ipv6: None };
     Block::new(name, "default", nets, false, false).unwrap()
 }
 
@@ -62,8 +63,8 @@ fn a_request_answered_by_two_controllers_gets_one_block_and_a_second_would_not_s
     let pool = Pool::parse("default", 2, [(Some("10.0.0.0/24"), None)]).unwrap();
     let state = PoolState { parsed: Ok(pool), terminating: false, disabled: false, created: 0 };
     let pools = BTreeMap::from([("default".to_owned(), state)]);
-    let request = Request { uid: "uid", pool: "default", node: "n1" };
-    let Grant::New { index, name, nets } = grant(&request, &pools, &[] as &[ExistingBlock]) else {
+    let request = Request { uid: "uid", pool: "default", node: "n1", pod_capacity: None, claim: None };
+    let Grant::New { index, name, nets } = grant(&request, &pools, &BlockIndex::default()) else {
         panic!("no block")
     };
     let made = ExistingBlock {
@@ -72,9 +73,9 @@ fn a_request_answered_by_two_controllers_gets_one_block_and_a_second_would_not_s
         index,
         nets,
         request: Some("uid".to_owned()),
-        terminating: false,
+        ..ExistingBlock::default()
     };
-    assert_eq!(grant(&request, &pools, &[made]), Grant::Existing { name });
+    assert_eq!(grant(&request, &pools, &[made].into_iter().collect()), Grant::Existing { name });
 
     let mut table = AllocationTable::new();
     table.upsert_block(block("default-0", "10.0.0.0/30"));

@@ -21,8 +21,10 @@ mod expression;
 mod messages;
 
 pub(crate) use dump::count;
-pub use dump::read;
-pub use expression::{Comparison, DestinationType, Expression, Header, Meta, TCP_MAXIMUM_SEGMENT, TcpOption};
+pub use dump::{generation, read};
+pub use expression::{
+    AddressEnd, Comparison, DestinationType, Expression, Header, Meta, TCP_MAXIMUM_SEGMENT, TcpOption,
+};
 pub use messages::{change_elements, create, delete};
 
 /// A whole table of family `inet`.
@@ -52,6 +54,8 @@ pub struct Chain {
 pub enum Hook {
     /// `type filter hook prerouting`: packets that came in, before they are routed.
     FilterPrerouting,
+    /// `type nat hook postrouting`: the first packet of each connection that leaves.
+    NatPostrouting,
     /// `type route hook output`: packets of this host; they are routed again when their mark changes.
     RouteOutput,
 }
@@ -60,14 +64,16 @@ impl Hook {
     const fn kind(self) -> &'static str {
         match self {
             Self::FilterPrerouting => "filter",
+            Self::NatPostrouting => "nat",
             Self::RouteOutput => "route",
         }
     }
 
-    /// `NF_INET_PRE_ROUTING`, `NF_INET_LOCAL_OUT`
+    /// `NF_INET_PRE_ROUTING`, `NF_INET_LOCAL_OUT`, `NF_INET_POST_ROUTING`
     const fn number(self) -> u32 {
         match self {
             Self::FilterPrerouting => 0,
+            Self::NatPostrouting => 4,
             Self::RouteOutput => 3,
         }
     }

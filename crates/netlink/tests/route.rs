@@ -7,8 +7,8 @@ use std::os::fd::AsFd;
 
 use fairlead_netlink::netns::Netns;
 use fairlead_netlink::route::{
-    Address, AddressFlags, Change, IpFamily, LinkLayer, MacAddress, Mark, Route, RouteSocket, Rule, Scope,
-    Subscription, VethEnd, add_address, add_route, add_rule, add_veth, delete_address, delete_link,
+    Address, AddressFlags, Change, IpFamily, LinkLayer, MacAddress, Mark, Netconf, Route, RouteSocket, Rule,
+    Scope, Subscription, VethEnd, add_address, add_route, add_rule, add_veth, delete_address, delete_link,
     delete_neighbour, delete_route, delete_rule, disable_address_generation, link_exists,
     permanent_neighbour, presumed_neighbour, replace_address, replace_route, set_alias, set_mtu, set_name,
     set_up,
@@ -30,7 +30,7 @@ fn address(link: u32, text: &str) -> Address {
 }
 
 fn plain(name: &str) -> VethEnd<'_> {
-    VethEnd { name, mac: None, mtu: None }
+    VethEnd { name, mac: None, mtu: None, group: 0 }
 }
 
 /// A namespace whose loopback is up, with a socket in it.
@@ -57,10 +57,10 @@ fn connected() -> (Netns, RouteSocket, u32, Netns) {
 fn a_veth_pair_is_born_across_two_namespaces_in_one_message() {
     let ((_a, mut left), (b, mut right)) = (namespace(), namespace());
     let mac = MacAddress([2, 0, 0, 0, 0, 7]);
-    let end = VethEnd { name: "left", mac: Some(mac), mtu: Some(1380) };
+    let end = VethEnd { name: "left", mac: Some(mac), mtu: Some(1380), group: 7 };
     left.apply(&[add_veth(&end, &plain("right"), b.as_fd())]).unwrap();
     let found = left.link_by_name("left").unwrap().unwrap();
-    assert_eq!((found.mac, found.mtu, found.up), (Some(mac), 1380, false));
+    assert_eq!((found.mac, found.mtu, found.up, found.group), (Some(mac), 1380, false, 7));
     assert_eq!((found.kind.as_deref(), found.layer), (Some("veth"), LinkLayer::Ethernet));
     assert!(!found.is_physical() && found.peer_netns.is_some());
     let other = right.link_by_name("right").unwrap().unwrap();
@@ -278,6 +278,34 @@ fn a_subscription_wakes_and_tells_what_changed() {
     has(&|change| matches!(change, Change::Link { link, gone: false } if link.mtu == 60000));
     socket.apply(&[delete_route(&route)]).unwrap();
     assert_eq!(subscription.changes().unwrap(), [Change::Route { route, gone: true }]);
+}
+
+#[test]
+fn a_subscription_reports_forwarding_and_reverse_path_filters() {
+    let (netns, _socket, link, _far) = connected();
+    let mut subscription = netns.run(Subscription::open).unwrap().unwrap();
+    sh_in(
+        &netns,
+        "sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1 net.ipv4.conf.left.rp_filter=1",
+    );
+    let changes = subscription.changes().unwrap();
+    let unchanged = |family| Netconf { family, link: None, forwarding: None, reverse_path_filter: None };
+    for expected in [
+        Netconf { forwarding: Some(true), ..unchanged(IpFamily::V4) },
+        Netconf { forwarding: Some(true), ..unchanged(IpFamily::V6) },
+        Netconf { link: Some(link), reverse_path_filter: Some(1), ..unchanged(IpFamily::V4) },
+    ] {
+        assert!(changes.contains(&Change::Netconf(expected)), "{expected:?} is not in {changes:#?}");
+    }
+}
+
+#[test]
+fn the_namespace_of_the_other_end_is_known_by_its_number() {
+    let (netns, mut socket, link, far) = connected();
+    let end = socket.link(link).unwrap().unwrap();
+    assert_eq!(socket.netns_number(&far).unwrap(), end.peer_netns);
+    assert_eq!(socket.netns_number(&netns).unwrap(), None);
+    assert_eq!(socket.netns_number(&Netns::create().unwrap()).unwrap(), None);
 }
 
 #[test]

@@ -15,15 +15,20 @@
 pub mod cni;
 pub mod container_locks;
 pub mod ipam;
+pub mod kernel_watch;
 pub mod lifecycle;
 pub mod members;
 pub mod mesh;
 pub mod metrics;
+pub mod pod_network;
 mod program;
 pub mod routes;
+#[cfg(test)]
+mod spec_fields;
 pub mod status;
 mod ttl_cell;
 
 pub use fairlead_dataplane::routing_ids;
+pub use lifecycle::cleanup::Cleanup;
 pub use lifecycle::settings::{Settings, WireGuardChoice};
 pub use program::run;

@@ -2,18 +2,21 @@
 //! conventions, counters end in `_total`.
 
 use fairlead_cluster::events::EventMetrics;
-use fairlead_cluster::metrics;
+use fairlead_cluster::metrics::{self, Exposition};
+use fairlead_cluster::process;
 use fairlead_cluster::requests::RequestMetrics;
 use prometheus_client::registry::Registry;
 
 use crate::cni::metrics::CniMetrics;
 use crate::ipam::metrics::IpamMetrics;
 use crate::mesh::metrics::MeshMetrics;
+use crate::pod_network::metrics::PodNetworkMetrics;
 use crate::routes::metrics::RouterMetrics;
 
-/// Upper bounds of the ADD and DEL latency buckets, in seconds: from a kernel round trip to the longest wait for a block.
-pub const LATENCY_BUCKETS: [f64; 12] =
-    [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 20.0];
+/// Upper bounds of the ADD and DEL latency buckets, in seconds: from a kernel round trip to more than the longest wait for a
+/// block.
+pub const LATENCY_BUCKETS: [f64; 15] =
+    [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
 
 /// All metrics of the program.
 pub struct Metrics {
@@ -28,6 +31,8 @@ pub struct Metrics {
     pub ipam: IpamMetrics,
     /// The mesh.
     pub mesh: MeshMetrics,
+    /// The network of the pods.
+    pub pod_network: PodNetworkMetrics,
     /// The built-in router.
     pub router: RouterMetrics,
 }
@@ -35,6 +40,7 @@ pub struct Metrics {
 impl Default for Metrics {
     fn default() -> Self {
         let mut registry = Registry::default();
+        process::register_process(&mut registry);
         let ours = registry.sub_registry_with_prefix("fairlead");
         Self {
             requests: RequestMetrics::register(ours),
@@ -42,6 +48,7 @@ impl Default for Metrics {
             cni: CniMetrics::register(&mut registry),
             ipam: IpamMetrics::register(&mut registry),
             mesh: MeshMetrics::register(&mut registry),
+            pod_network: PodNetworkMetrics::register(&mut registry),
             router: RouterMetrics::register(&mut registry),
             registry,
         }
@@ -50,8 +57,8 @@ impl Default for Metrics {
 
 impl Metrics {
     /// The text of a scrape.
-    pub fn text(&self) -> String {
-        metrics::text(&self.registry)
+    pub fn text(&self, exposition: Exposition) -> String {
+        metrics::text(&self.registry, exposition)
     }
 }
 
@@ -63,10 +70,12 @@ mod tests {
 
     use fairlead_cluster::requests::Kind;
     use fairlead_ipam::BlockUsage;
+    use testbed_metrics::{Exposed, query, reference};
 
     use super::*;
     use crate::cni::Reason;
     use crate::cni::metrics::Operation;
+    use crate::pod_network::metrics::Object;
 
     fn filled() -> Metrics {
         let metrics = Metrics::default();
@@ -81,12 +90,13 @@ mod tests {
         metrics.ipam.block_wait(Duration::from_millis(3));
         metrics.ipam.block_released(true);
         metrics.ipam.leaked_address_freed();
-        metrics.requests.count(&Kind { resource: "namespaces".to_owned(), verb: "get" });
+        metrics.requests.count(Kind { resource: "namespaces".to_owned(), verb: "get" }, Some(200));
         metrics.cni.served(Operation::Add, Duration::from_millis(7), None);
         metrics.cni.served(Operation::Del, Duration::from_millis(2), Some(Reason::DataPlaneFailed));
         metrics.cni.served(Operation::Check, Duration::from_millis(2), None);
         metrics.cni.grpc_call(Operation::Add, tonic::Code::Ok);
         metrics.cni.grpc_call(Operation::Check, tonic::Code::Cancelled);
+        metrics.pod_network.corrected(Object::Rule);
         metrics
     }
 
@@ -94,7 +104,7 @@ mod tests {
     /// occurs twice, and the text ends with `# EOF`.
     #[test]
     fn a_scrape_follows_open_metrics() {
-        let text = filled().text();
+        let text = filled().text(Exposition::OpenMetrics);
         let (mut types, mut helped, mut samples) = (BTreeMap::new(), BTreeSet::new(), BTreeSet::new());
         let body = text.strip_suffix("# EOF\n").expect("the end is marked");
         for line in body.lines() {
@@ -130,7 +140,7 @@ mod tests {
     #[test]
     fn blocks_of_a_pool_are_added_up_and_released_ones_disappear() {
         let metrics = filled();
-        let text = metrics.text();
+        let text = metrics.text(Exposition::Text);
         for line in [
             "fairlead_ipam_addresses_used{pool=\"default\"} 35",
             "fairlead_ipam_addresses{pool=\"default\"} 64",
@@ -138,35 +148,43 @@ mod tests {
             "fairlead_ipam_leaked_addresses_freed_total 1",
             "grpc_server_handled_total{grpc_type=\"unary\",grpc_service=\"pkg.cnirpc.CNI\",grpc_method=\"Add\",grpc_code=\"OK\"} 1",
             "grpc_server_handled_total{grpc_type=\"unary\",grpc_service=\"pkg.cnirpc.CNI\",grpc_method=\"Check\",grpc_code=\"Canceled\"} 1",
-            "fairlead_ipam_blocks_given_back_total{result=\"ok\"} 1",
+            "fairlead_ipam_blocks_released_total{result=\"ok\"} 1",
         ] {
             assert!(text.lines().any(|it| it == line), "{line} is not in\n{text}");
         }
         metrics.ipam.blocks(&[]);
-        assert!(!metrics.text().contains("pool="));
+        assert!(!metrics.text(Exposition::Text).contains("pool="));
     }
 
-    #[test]
-    fn every_metric_of_the_dashboard_exists() {
-        let dashboard = include_str!("../../../deploy/grafana/fairlead.json");
+    /// Those of the controller are compared there.
+    fn is_of_controller(metric: &str) -> bool {
+        ["fairlead_controller_", "coil_controller_"].iter().any(|prefix| metric.starts_with(prefix))
+    }
+
+    fn exposed() -> Exposed {
         let metrics = filled();
         metrics.mesh.example();
         metrics.router.synced("n", 1);
-        let text = metrics.text();
-        let words = dashboard.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_');
-        let ours = words
-            .filter(|word| {
-                ["fairlead_", "coil_router_", "grpc_server_"].iter().any(|prefix| word.starts_with(prefix))
-            })
-            .filter(|word| {
-                !["fairlead_controller_", "fairlead_webhook_"].iter().any(|other| word.starts_with(other))
-            });
-        let mut asked = 0;
-        for name in ours {
-            let family = ["_total", "_bucket"].iter().find_map(|end| name.strip_suffix(end)).unwrap_or(name);
-            assert!(text.contains(&format!("# TYPE {family} ")), "{name} is not in\n{text}");
-            asked += 1;
-        }
-        assert!(asked > 3, "{asked}");
+        Exposed::parse(&metrics.text(Exposition::Text))
+    }
+
+    #[test]
+    fn the_dashboard_and_the_alerts_query_existing_metrics_and_labels() {
+        let dashboard = include_str!("../../../deploy/grafana/fairlead.json");
+        let alerts = include_str!("../../../deploy/components/monitoring/alerts.yaml");
+        let exposed = exposed();
+        let queries = query::of_dashboard(dashboard).unwrap();
+        let queries: Vec<_> = queries.into_iter().chain(query::of_rules(alerts)).collect();
+        assert!(queries.len() > 30, "{}", queries.len());
+        let unknown: Vec<String> = queries
+            .iter()
+            .flat_map(|query| query.unknown(&exposed, |metric| metric != "up" && !is_of_controller(metric)))
+            .collect();
+        assert!(unknown.is_empty(), "{unknown:#?}");
+    }
+
+    #[test]
+    fn the_reference_of_metrics_is_current() {
+        reference::check("node", &exposed()).unwrap();
     }
 }

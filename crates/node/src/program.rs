@@ -10,7 +10,8 @@ use crate::lifecycle::settings::Settings;
 use crate::lifecycle::{Node, handover};
 
 /// First no CNI operation comes in, then the mesh leaves its device to the successor; then what works for both ends.
-const SHUTDOWN_ORDER: [&str; 7] = ["cni", "mesh", "router", "ipam", "events", "http", "caches"];
+const SHUTDOWN_ORDER: [&str; 9] =
+    ["cni", "mesh", "router", "pod network", "ipam", "events", "http", "caches", "kernel"];
 
 /// How long one subsystem may take to end: an ADD waits up to 20 s for a block, and kubelet grants a pod 30 s.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(25);
@@ -34,10 +35,10 @@ pub async fn run(
     };
     node.prepare_kernel().await?;
     let events = node.start_events(&mut supervisor);
-    let ipam = node.start_ipam(&mut supervisor).await?;
+    let ipam = node.start_ipam(&events, &mut supervisor).await?;
     let mesh = node.start_mesh(&events, &mut supervisor);
     let router = node.start_router(&mut supervisor);
-    node.start_http(&ipam, &mut supervisor);
+    node.start_http(&ipam, &mut supervisor)?;
     node.start_cni(ipam, &mesh, router, events, &mut supervisor).await?;
 
     let ended = supervisor.run_until(stop).await;

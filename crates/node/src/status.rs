@@ -1,5 +1,6 @@
 //! The Node service, which `fairlead status` and `fairlead ipam` call.
 
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use fairlead_path::State;
@@ -11,10 +12,12 @@ use fairlead_wire::node::{
 use tonic::{Request, Response, Status};
 
 use crate::ipam::inventory::Inventory;
+use crate::lifecycle::watches::Caches;
 use crate::mesh::problem::MeshFailure;
 use crate::mesh::publish::{backend_name, nat_name};
 use crate::mesh::report::{PeerReport, Report};
 use crate::mesh::{MeshView, Snapshot};
+use crate::pod_network::PodNetworkProblems;
 use crate::routes::RoutesHandle;
 
 /// Serves the node's status.
@@ -27,12 +30,16 @@ pub struct Service {
     pub router: Option<RoutesHandle>,
     /// The addresses.
     pub inventory: Inventory,
+    /// What is wrong with the network of the pods.
+    pub pod_network: PodNetworkProblems,
+    /// What the API server refuses is a problem of this node.
+    pub(crate) caches: Arc<Caches>,
 }
 
 #[tonic::async_trait]
 impl Node for Service {
     async fn status(&self, _: Request<StatusRequest>) -> Result<Response<StatusResponse>, Status> {
-        let Snapshot { report, failure } = self.mesh.snapshot();
+        let Snapshot { report, failure, unpublished } = self.mesh.snapshot();
         let mut answer = StatusResponse {
             node: self.node.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -43,13 +50,18 @@ impl Node for Service {
         };
         // With the built-in router, a missing mesh is no problem.
         let failure = failure.filter(|why| self.router.is_none() || *why != MeshFailure::NoMesh);
+        // Refusals are listed with all that follows from them.
+        let failure = failure.filter(|why| !matches!(why, MeshFailure::Forbidden(_)));
         answer.problems.extend(failure.map(|failure| failure.to_string()));
+        answer.problems.extend(self.caches.refusals());
+        answer.problems.extend(unpublished);
         if let Some(router) = &self.router {
             let report = router.report();
             answer.router = Some(Router { routes: report.routes.iter().map(describe_route).collect() });
             answer.problems.extend(report.problems.iter().map(ToString::to_string));
         }
         answer.problems.extend(self.inventory.ipam.problems());
+        answer.problems.extend(self.pod_network.get());
         if let Some(report) = report {
             describe(&report, &mut answer, SystemTime::now());
         }

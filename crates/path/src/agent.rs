@@ -4,7 +4,7 @@
 //! [`PathAgent::poll_timeout`] and [`PathAgent::handle_datagram`] for each datagram on the WireGuard port that is no
 //! WireGuard message; after each call it drains [`PathAgent::poll_event`] and [`PathAgent::poll_transmit`].
 //!
-//! Every decision of [`Rotation`] needs a current observation, or it could change the endpoint of a session that came up
+//! Every decision of a rotation needs a current observation, or it could change the endpoint of a session that came up
 //! a moment ago. So a timer only asks for one ([`Event::ObservationDue`]), and [`PathAgent::observe`] decides. A
 //! shell that reads all peers from the device in one request should observe all of them: their timers then move on
 //! together.
@@ -20,7 +20,7 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
 use crate::candidates::{Candidate, Source};
-use crate::rotation::{Config, EndpointReason, LastGood, Observation, Reason, Rotation, State, Status};
+use crate::rotation::{Config, EndpointReason, Observation, Reason, Rotation, State, Status};
 use crate::timers::TimerQueue;
 
 /// Time between observations while a peer is not up: at first, and again after each endpoint that is set.
@@ -28,13 +28,14 @@ const MIN_OBSERVATION_INTERVAL: Duration = Duration::from_millis(500);
 /// Time between observations while a peer is up, or has been away for long.
 const MAX_OBSERVATION_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Where a peer may be reached.
+/// Where a peer may be reached, and what to expect of it.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PeerPaths {
     /// Endpoints to try, best first ([`crate::order`]).
     pub candidates: Vec<Candidate>,
-    /// The endpoint of its last live session, from [`PathAgent::last_good`] of an earlier run. Used when the peer is added.
-    pub last_good: Option<LastGood>,
+    /// The time without a packet from the peer that ends a session. `None` for a peer that need not send keepalives: then
+    /// only an answer that is missing does.
+    pub silence: Option<Duration>,
 }
 
 /// Something for the shell to do or to report.
@@ -122,14 +123,15 @@ impl PathAgent {
         }
     }
 
-    /// Adds a peer, or replaces its candidates. The path of a known peer keeps its state.
+    /// Adds a peer, or replaces its paths. The path of a known peer keeps its state.
     pub fn upsert_peer(&mut self, now: Duration, key: PublicKey, paths: PeerPaths) {
         let is_new = !self.peers.contains_key(&key);
         let peer = self.peers.entry(key).or_insert_with(|| {
             let config = Config { seed: self.random.random(), ..self.config };
-            let rotation = Rotation::new(config, paths.last_good);
+            let rotation = Rotation::new(config);
             Peer { rotation, state: State::Connecting, changed: now, due: None, observation_queued: false }
         });
+        peer.rotation.set_silence(paths.silence);
         peer.rotation.set_candidates(now, paths.candidates);
         let wakeup = if is_new { Some(now) } else { peer.rotation.next_wakeup(now) };
         let due = peer.due.into_iter().chain(wakeup).min();
@@ -223,11 +225,6 @@ impl PathAgent {
     /// The state of a peer at `now`, for users.
     pub fn status(&self, now: Duration, key: &PublicKey) -> Option<Status> {
         self.peers.get(key).map(|peer| peer.rotation.status(now))
-    }
-
-    /// The endpoint of a peer's last live session.
-    pub fn last_good(&self, key: &PublicKey) -> Option<LastGood> {
-        self.peers.get(key)?.rotation.last_good()
     }
 
     /// The peers, sorted.

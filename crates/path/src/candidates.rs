@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use fairlead_address::{canonical, is_private, is_reachable};
 use ipnet::IpNet;
 
-/// The limit on candidates from [`order`]. With the attempts of [`crate::rotation::Config`] all are tried within 90 s.
+/// The limit on candidates from [`order`]. With the attempts of [`crate::Config`] all are tried within 90 s.
 pub const MAX_CANDIDATES: usize = 16;
 /// The limit per source, so that a peer's many addresses do not displace its observed endpoints.
 const MAX_PER_SOURCE: usize = 8;

@@ -3,7 +3,7 @@
 //! * [`PathAgent`]: one per node, with a state machine per peer. The interface of this crate for a shell.
 //! * [`candidates`]: the endpoints at which a peer may be reached, best first.
 //! * [`nat`]: the kind of NAT in front of this node, from where peers see it.
-//! * [`rotation`]: the strategy for peers that do not answer probes. It tries candidates in order, starts with the one of
+//! * `rotation`: the strategy for peers that do not answer probes. It tries candidates in order, starts with the one of
 //!   the last live session, and leaves live sessions alone.
 //!
 //! Sans-I/O: time is a [`std::time::Duration`] since an epoch of the caller's that never goes back (the start of the
@@ -11,17 +11,17 @@
 //! comes from a seed. Nothing here opens a socket or sleeps.
 //!
 //! To come: a probe format, whose datagrams enter by [`PathAgent::handle_datagram`] and leave by
-//! [`PathAgent::poll_transmit`]; a peer that answers probes gets a strategy of its own beside [`rotation`]. STUN and
+//! [`PathAgent::poll_transmit`]; a peer that answers probes gets a strategy of its own beside `rotation`. STUN and
 //! mapping prediction feed [`nat`] and [`candidates`]; a relay becomes one more [`candidates::Source`].
 
 mod agent;
 pub mod candidates;
 pub mod nat;
-pub mod rotation;
+mod rotation;
 mod timers;
 
 pub use agent::{Event, PathAgent, PeerPaths, Transmit};
 pub use candidates::{Candidate, MAX_CANDIDATES, OwnView, PeerView, Source, order};
 pub use fairlead_address::is_private;
 pub use nat::{NatType, Seen, classify};
-pub use rotation::{Config, EndpointReason, LastGood, Observation, Reason, Rotation, State, Status};
+pub use rotation::{Config, EndpointReason, Observation, Reason, State, Status};

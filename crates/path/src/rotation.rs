@@ -28,15 +28,16 @@ pub struct Config {
     /// third of a second (`REKEY_TIMEOUT` and jitter): a shorter attempt may pass without a handshake, unless the caller
     /// forces one whenever it sets an endpoint.
     pub attempt: Duration,
-    /// How long each is tried after that. It is stretched by up to a half, differently each round: two nodes that
-    /// rotate at the same pace might otherwise never try each other at the same time.
+    /// How long each is tried after that, at first; a peer that stays away for a day costs next to nothing. It is stretched
+    /// by up to a half, differently each round: two nodes that rotate at the same pace might otherwise never try each other
+    /// at the same time.
     pub slow_attempt: Duration,
+    /// The most that [`Self::slow_attempt`] grows to: a twentieth of the time since the rotation began.
+    pub max_attempt: Duration,
     /// Rounds through all candidates before the rotation slows down and the peer is [`State::Down`].
     pub fast_rounds: u32,
     /// The handshake age that ends a session: WireGuard's `REJECT_AFTER_TIME` and a margin.
     pub session_lifetime: Duration,
-    /// The time without a packet from the peer that ends a session. `None` for peers that send no keepalives.
-    pub silence: Option<Duration>,
     /// The time without an answer to more than keepalives that ends a session. A peer that is alive answers with a
     /// keepalive within 10 s (`KEEPALIVE_TIMEOUT`). If only that keepalive was lost, nothing breaks: the first candidate
     /// tried is the endpoint in use.
@@ -49,15 +50,14 @@ pub struct Config {
 const MAX_UNANSWERED_BYTES: u64 = 64;
 
 impl Default for Config {
-    /// 5.5 s for two rounds, 15 s afterwards; a session ends after 195 s without a handshake, 60 s without a packet (two
-    /// keepalives of 25 s and a margin), or 12 s without an answer.
+    /// 5.5 s for two rounds, 15 s afterwards, 60 s after 20 minutes; a session ends after 195 s without a handshake, or 12 s without an answer.
     fn default() -> Self {
         Self {
             attempt: Duration::from_millis(5500),
             slow_attempt: Duration::from_secs(15),
+            max_attempt: Duration::from_secs(60),
             fast_rounds: 2,
             session_lifetime: Duration::from_secs(195),
-            silence: Some(Duration::from_secs(60)),
             unanswered: Duration::from_secs(12),
             seed: 0,
         }
@@ -76,9 +76,6 @@ pub struct Observation {
     /// Bytes sent to the peer since then.
     pub tx_bytes: u64,
 }
-
-/// The endpoint of the last live session. A caller may keep it across restarts: see [`Rotation::new`].
-pub type LastGood = Candidate;
 
 /// Why an endpoint is set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -106,10 +103,13 @@ enum Loss {
 
 /// The rotation of one peer.
 #[derive(Debug, Clone)]
-pub struct Rotation {
+pub(crate) struct Rotation {
     config: Config,
+    /// See [`crate::PeerPaths::silence`].
+    silence: Option<Duration>,
     candidates: Vec<Candidate>,
-    last_good: Option<LastGood>,
+    /// The endpoint of the last live session.
+    last_good: Option<Candidate>,
     /// The last observation; nothing is decided before the first.
     device: Option<Observation>,
     handshake: Option<Duration>,
@@ -122,6 +122,8 @@ pub struct Rotation {
     up: bool,
     lost: Option<Loss>,
     attempt: Option<Attempt>,
+    /// When the first attempt began.
+    began: Option<Duration>,
     /// To be tried before all others: it has just appeared.
     urgent: Option<SocketAddr>,
     round: u32,
@@ -130,12 +132,13 @@ pub struct Rotation {
 }
 
 impl Rotation {
-    /// A peer without candidates. `last_good` is [`Self::last_good`] of an earlier run, if the caller has kept it.
-    pub fn new(config: Config, last_good: Option<LastGood>) -> Self {
+    /// A peer without candidates that need not send keepalives.
+    pub(crate) fn new(config: Config) -> Self {
         Self {
             config,
             candidates: Vec::new(),
-            last_good: last_good.map(canonical_candidate),
+            silence: None,
+            last_good: None,
             device: None,
             handshake: None,
             received: None,
@@ -144,6 +147,7 @@ impl Rotation {
             up: false,
             lost: None,
             attempt: None,
+            began: None,
             urgent: None,
             round: 0,
             tried_this_round: BTreeSet::new(),
@@ -151,10 +155,15 @@ impl Rotation {
         }
     }
 
+    /// Sets the time without a packet that ends a session.
+    pub(crate) fn set_silence(&mut self, silence: Option<Duration>) {
+        self.silence = silence;
+    }
+
     /// Replaces the candidates, best first. While the peer is not up, an untried candidate that now ranks above the
     /// one being tried is tried at once, and so is any new one when all others have failed: to open two NATs, both
     /// sides must begin together.
-    pub fn set_candidates(&mut self, now: Duration, candidates: Vec<Candidate>) {
+    pub(crate) fn set_candidates(&mut self, now: Duration, candidates: Vec<Candidate>) {
         let mut seen = BTreeSet::new();
         let candidates: Vec<Candidate> = candidates
             .into_iter()
@@ -184,7 +193,7 @@ impl Rotation {
     }
 
     /// Takes the device's state of the peer.
-    pub fn observe(&mut self, now: Duration, observation: Observation) {
+    pub(crate) fn observe(&mut self, now: Duration, observation: Observation) {
         let observation = Observation { endpoint: observation.endpoint.map(canonical), ..observation };
         let handshake = observation.handshake_age.map(|age| now.saturating_sub(age));
         // Ages are rounded: the same handshake may seem to move by a second.
@@ -247,6 +256,7 @@ impl Rotation {
 
     fn restart(&mut self) {
         self.attempt = None;
+        self.began = None;
         self.urgent = None;
         self.round = 0;
         self.tried_this_round.clear();
@@ -254,7 +264,7 @@ impl Rotation {
     }
 
     /// The endpoint to set now, if any. `None` before the first observation.
-    pub fn poll(&mut self, now: Duration) -> Option<SocketAddr> {
+    pub(crate) fn poll(&mut self, now: Duration) -> Option<SocketAddr> {
         self.device?;
         self.update_state(now);
         if self.up {
@@ -265,6 +275,7 @@ impl Rotation {
             return None;
         }
         let next = self.next_candidate();
+        self.began.get_or_insert(now);
         self.attempt = next.map(|(candidate, reason)| Attempt { candidate, reason, since: now });
         let address = self.attempt?.candidate.address;
         self.tried_this_round.insert(address);
@@ -324,7 +335,9 @@ impl Rotation {
             self.config.attempt
         } else {
             let mut random = SmallRng::seed_from_u64(self.config.seed ^ u64::from(self.round));
-            self.config.slow_attempt.saturating_mul(random.random_range(256..384)) / 256
+            let away = attempt.since.saturating_sub(self.began.unwrap_or(attempt.since));
+            let slow = (away / 20).min(self.config.max_attempt).max(self.config.slow_attempt);
+            slow.saturating_mul(random.random_range(256..384)) / 256
         };
         attempt.since.saturating_add(window)
     }
@@ -333,17 +346,16 @@ impl Rotation {
         if self.is_expired(now) { Loss::Expired } else { Loss::Silent }
     }
 
+    /// A peer that sends no keepalives has nothing to shake hands for while nothing is sent.
     fn is_expired(&self, now: Duration) -> bool {
-        self.handshake.is_none_or(|at| now.saturating_sub(at) > self.config.session_lifetime)
+        let is_old = |at| self.silence.is_some() && now.saturating_sub(at) > self.config.session_lifetime;
+        self.handshake.is_none_or(is_old)
     }
 
     fn is_silent(&self, now: Duration) -> bool {
         let longer = |since: Option<Duration>, limit| since.is_some_and(|at| now.saturating_sub(at) > limit);
         longer(self.unanswered_since, self.config.unanswered)
-            || self
-                .config
-                .silence
-                .is_some_and(|limit| self.received.is_none() || longer(self.received, limit))
+            || self.silence.is_some_and(|limit| self.received.is_none() || longer(self.received, limit))
     }
 
     fn is_alive(&self, now: Duration) -> bool {
@@ -352,13 +364,14 @@ impl Rotation {
 
     /// When to observe and poll next, if nothing happens before. `None` when only an observation or a candidate can
     /// change anything: before the first observation, or without any candidate.
-    pub fn next_wakeup(&self, now: Duration) -> Option<Duration> {
+    pub(crate) fn next_wakeup(&self, now: Duration) -> Option<Duration> {
         self.device?;
         if self.is_alive(now) {
             // One tick later than the last moment of the session.
             let tick = Duration::from_millis(1);
-            let expires = self.handshake.map(|at| at.saturating_add(self.config.session_lifetime));
-            let silent = self.received.zip(self.config.silence).map(|(at, limit)| at.saturating_add(limit));
+            let expires = self.handshake.filter(|_| self.silence.is_some());
+            let expires = expires.map(|at| at.saturating_add(self.config.session_lifetime));
+            let silent = self.received.zip(self.silence).map(|(at, limit)| at.saturating_add(limit));
             let unanswered = self.unanswered_since.map(|at| at.saturating_add(self.config.unanswered));
             let first = expires.into_iter().chain(silent).chain(unanswered).min();
             return first.map(|at| at.saturating_add(tick));
@@ -369,11 +382,6 @@ impl Rotation {
         let end =
             self.attempt.filter(|_| self.urgent.is_none()).map_or(now, |attempt| self.deadline(&attempt));
         Some(end.max(now))
-    }
-
-    /// The endpoint of the last live session, for [`Self::new`] after a restart.
-    pub fn last_good(&self) -> Option<LastGood> {
-        self.last_good
     }
 }
 

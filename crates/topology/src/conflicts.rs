@@ -1,22 +1,28 @@
 //! Who owns a prefix that several members name.
 //!
-//! Prefixes either contain each other or have nothing in common, so one walk over the sorted list with a stack
-//! of the open ones sees every overlap. For each open prefix only the two first owners per tier are kept: enough
-//! to know whether another owner is there and to name one of them.
+//! Prefixes either contain each other or have nothing in common, so one walk over the sorted list with a stack of the
+//! open ones sees every overlap. WireGuard sends a packet to the owner of the longest prefix (WireGuard paper 2): a prefix
+//! inside another one does not take the rest of it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::cmp::Reverse;
+use std::collections::BTreeSet;
 
 use ipnet::IpNet;
 
 use crate::problem::Problem;
 
-/// How strongly a member owns a prefix. The stronger wins; equals both lose.
+/// How strongly a member owns a prefix. The stronger wins. Of two equally strong claims the one of the member that joined
+/// first wins; of two blocks, which the controller never grants so, neither.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Tier {
     /// A range a node says is behind it.
     WideClaim,
+    /// The same, and this node's WireGuard device has it at that node's key.
+    HeldWideClaim,
     /// An address a node says is its own.
     HostClaim,
+    /// The same, and this node's WireGuard device has it at that node's key.
+    HeldHostClaim,
     /// A block the controller gave.
     Block,
 }
@@ -25,169 +31,142 @@ pub(crate) enum Tier {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Entry {
     pub(crate) prefix: IpNet,
+    /// Index of the member; a lower one joined earlier.
     pub(crate) owner: usize,
     pub(crate) tier: Tier,
 }
 
-/// The first two different owners of something.
-#[derive(Debug, Clone, Copy, Default)]
-struct Few {
-    first: Option<(usize, IpNet)>,
-    second: Option<(usize, IpNet)>,
+impl Entry {
+    /// Greater for the stronger of two entries.
+    fn strength(&self) -> (Tier, Reverse<usize>) {
+        (self.tier, Reverse(self.owner))
+    }
 }
 
-impl Few {
-    fn add(&mut self, item: (usize, IpNet)) {
-        match self.first {
-            None => self.first = Some(item),
-            Some(first) if first.0 == item.0 => self.first = Some(first.min(item)),
-            Some(first) if item < first => {
-                self.first = Some(item);
-                self.second = Some(first);
+/// The two strongest entries of different owners.
+#[derive(Debug, Clone, Copy, Default)]
+struct Strongest {
+    first: Option<Entry>,
+    second: Option<Entry>,
+}
+
+impl Strongest {
+    fn add(&mut self, entry: Entry) {
+        let stronger = |than: Option<Entry>| than.is_none_or(|than| entry.strength() > than.strength());
+        let same_owner = |than: Option<Entry>| than.is_some_and(|than| than.owner == entry.owner);
+        if stronger(self.first) {
+            if !same_owner(self.first) {
+                self.second = self.first;
             }
-            Some(_) => self.second = Some(self.second.map_or(item, |second| second.min(item))),
+            self.first = Some(entry);
+        } else if !same_owner(self.first) && stronger(self.second) {
+            self.second = Some(entry);
         }
     }
 
-    fn other_than(&self, owner: usize) -> Option<(usize, IpNet)> {
-        self.first.filter(|(first, _)| *first != owner).or(self.second)
-    }
-}
-
-/// Who has something that overlaps, by tier.
-#[derive(Debug, Clone, Copy, Default)]
-struct Rivals {
-    wide: Few,
-    host: Few,
-    block: Few,
-}
-
-impl Rivals {
-    fn tier_mut(&mut self, tier: Tier) -> &mut Few {
-        match tier {
-            Tier::WideClaim => &mut self.wide,
-            Tier::HostClaim => &mut self.host,
-            Tier::Block => &mut self.block,
-        }
-    }
-
-    fn merge(&mut self, other: &Self) {
-        for (tier, few) in
-            [(Tier::WideClaim, other.wide), (Tier::HostClaim, other.host), (Tier::Block, other.block)]
-        {
-            few.first.into_iter().chain(few.second).for_each(|item| self.tier_mut(tier).add(item));
-        }
-    }
-
-    /// The strongest rival that an entry of this owner and tier cannot stand beside.
-    fn beats(&self, owner: usize, tier: Tier) -> Option<(Tier, usize, IpNet)> {
-        [(Tier::Block, self.block), (Tier::HostClaim, self.host), (Tier::WideClaim, self.wide)]
-            .into_iter()
-            .filter(|(rival, _)| *rival >= tier)
-            .find_map(|(rival, few)| few.other_than(owner).map(|(owner, prefix)| (rival, owner, prefix)))
+    fn other_than(&self, owner: usize) -> Option<Entry> {
+        self.first.filter(|first| first.owner != owner).or(self.second)
     }
 }
 
 /// A prefix whose insides are still being walked.
 struct Open {
     prefix: IpNet,
-    holders: BTreeMap<usize, Tier>,
-    own: Rivals,
-    above: Rivals,
-    below: Rivals,
+    /// The strongest entries of it and of all that contain it.
+    strongest: Strongest,
+    /// Who gets a packet to it, as far as is known.
+    holder: Option<usize>,
 }
 
-/// Gives each member the prefixes it keeps and reports the rest. `names` are the owners' names by index, sorted.
-pub(crate) fn resolve(
-    entries: Vec<Entry>,
+/// Who has what.
+pub(crate) struct Resolved {
+    /// What each member keeps, by its index, sorted. Prefixes of one member that lie in one another are listed once,
+    /// unless another member's lies between them.
+    pub(crate) owned: Vec<Vec<IpNet>>,
+    /// Blocks that no member keeps.
+    pub(crate) lost_blocks: BTreeSet<IpNet>,
+}
+
+/// Gives each member the prefixes it keeps, and reports the rest. `names` are the owners' names by index.
+pub(crate) fn resolve(mut entries: Vec<Entry>, names: &[&str], problems: &mut BTreeSet<Problem>) -> Resolved {
+    entries.sort_unstable_by_key(|entry| (entry.prefix, entry.owner, Reverse(entry.tier)));
+    entries.dedup_by_key(|entry| (entry.prefix, entry.owner));
+    let overlapping = overlapping_blocks(&entries, names, problems);
+    let mut owned = vec![Vec::new(); names.len()];
+    let mut stack: Vec<Open> = Vec::new();
+    for rivals in entries.chunk_by(|a, b| a.prefix == b.prefix) {
+        let Some(prefix) = rivals.first().map(|entry| entry.prefix) else { continue };
+        while stack.last().is_some_and(|open| !open.prefix.contains(&prefix)) {
+            stack.pop();
+        }
+        let parent = stack.last();
+        let mut strongest = parent.map(|parent| parent.strongest).unwrap_or_default();
+        rivals.iter().for_each(|entry| strongest.add(*entry));
+        let outer = parent.and_then(|parent| parent.holder);
+        let is_kept = |entry: &&Entry| {
+            let beaten =
+                strongest.other_than(entry.owner).is_some_and(|rival| rival.strength() > entry.strength());
+            !beaten && !overlapping.contains(&(entry.prefix, entry.owner))
+        };
+        let winner = rivals.iter().find(is_kept).map(|entry| entry.owner);
+        if let Some(owned) = winner.filter(|winner| outer != Some(*winner)).and_then(|at| owned.get_mut(at)) {
+            owned.push(prefix);
+        }
+        report_losers(rivals, &strongest, names, problems);
+        let is_lost = rivals.iter().any(|entry| overlapping.contains(&(prefix, entry.owner)));
+        stack.push(Open { prefix, strongest, holder: winner.or(outer.filter(|_| !is_lost)) });
+    }
+    Resolved { owned, lost_blocks: overlapping.into_iter().map(|(prefix, _)| prefix).collect() }
+}
+
+/// Blocks that overlap blocks of other members, each pair of neighbours reported.
+fn overlapping_blocks(
+    entries: &[Entry],
     names: &[&str],
     problems: &mut BTreeSet<Problem>,
-) -> BTreeMap<usize, Vec<IpNet>> {
-    let mut by_prefix: BTreeMap<IpNet, BTreeMap<usize, Tier>> = BTreeMap::new();
-    for Entry { prefix, owner, tier } in entries {
-        let present = by_prefix.entry(prefix).or_default().entry(owner).or_insert(tier);
-        *present = (*present).max(tier);
-    }
-    let mut owners = Owners { names, problems, owned: BTreeMap::new() };
-    let mut stack: Vec<Open> = Vec::new();
-    for (prefix, holders) in by_prefix {
-        while stack.last().is_some_and(|open| !open.prefix.contains(&prefix)) {
-            close(&mut stack, &mut owners);
+) -> BTreeSet<(IpNet, usize)> {
+    let mut overlapping = BTreeSet::new();
+    let mut open: Vec<Entry> = Vec::new();
+    for block in entries.iter().filter(|entry| entry.tier == Tier::Block) {
+        open.retain(|outer| outer.prefix.contains(&block.prefix));
+        for outer in open.iter().filter(|outer| outer.owner != block.owner) {
+            overlapping.extend([(outer.prefix, outer.owner), (block.prefix, block.owner)]);
+            let mut pair =
+                [(name(names, outer.owner), outer.prefix), (name(names, block.owner), block.prefix)];
+            pair.sort();
+            let [(node, block), (other, other_block)] = pair;
+            problems.insert(Problem::BlocksOverlap { node, block, other, other_block });
         }
-        let mut own = Rivals::default();
-        holders.iter().for_each(|(owner, tier)| own.tier_mut(*tier).add((*owner, prefix)));
-        let mut above = Rivals::default();
-        if let Some(parent) = stack.last() {
-            above.merge(&parent.above);
-            above.merge(&parent.own);
-        }
-        stack.push(Open { prefix, holders, own, above, below: Rivals::default() });
+        open.push(*block);
     }
-    while !stack.is_empty() {
-        close(&mut stack, &mut owners);
-    }
-    owners.owned
+    overlapping
 }
 
-fn close(stack: &mut Vec<Open>, owners: &mut Owners<'_>) {
-    let Some(open) = stack.pop() else { return };
-    if let Some(parent) = stack.last_mut() {
-        parent.below.merge(&open.own);
-        parent.below.merge(&open.below);
-    }
-    owners.decide(&open);
-}
-
-struct Owners<'a> {
-    names: &'a [&'a str],
-    problems: &'a mut BTreeSet<Problem>,
-    owned: BTreeMap<usize, Vec<IpNet>>,
-}
-
-impl Owners<'_> {
-    fn decide(&mut self, open: &Open) {
-        let mut rivals = open.own;
-        rivals.merge(&open.above);
-        rivals.merge(&open.below);
-        let mut sharing: Option<Tier> = None;
-        for (&owner, &tier) in &open.holders {
-            match rivals.beats(owner, tier) {
-                None => self.owned.entry(owner).or_default().push(open.prefix),
-                Some((rival, _, prefix)) if rival == tier && tier != Tier::Block && prefix == open.prefix => {
-                    sharing = Some(tier);
-                }
-                Some(rival) => self.report(open.prefix, owner, tier, rival),
-            }
-        }
-        if let Some(shared) = sharing {
-            let holders = open.holders.iter().filter(|(_, tier)| **tier == shared);
-            let nodes = holders.map(|(owner, _)| self.name(*owner)).collect();
-            self.problems.insert(Problem::ClaimedTwice { prefix: open.prefix, nodes });
+/// Reports the claims on one prefix that lost; lost blocks are reported already.
+fn report_losers(rivals: &[Entry], strongest: &Strongest, names: &[&str], problems: &mut BTreeSet<Problem>) {
+    let mut sharing = Vec::new();
+    for entry in rivals.iter().filter(|entry| entry.tier != Tier::Block) {
+        let beaten_by = strongest.other_than(entry.owner).filter(|rival| rival.strength() > entry.strength());
+        let Some(rival) = beaten_by else { continue };
+        let (node, other, prefix) = (name(names, entry.owner), name(names, rival.owner), entry.prefix);
+        if rival.tier == Tier::Block {
+            problems.insert(Problem::ClaimOverlapsBlock { node, prefix, other, block: rival.prefix });
+        } else if rival.prefix == prefix {
+            sharing.push((node, other));
+        } else {
+            problems.insert(Problem::ClaimOverlapsClaim { node, prefix, other, other_prefix: rival.prefix });
         }
     }
-
-    fn name(&self, owner: usize) -> String {
-        self.names.get(owner).copied().unwrap_or_default().to_owned()
+    if let Some((_, owner)) = sharing.first().cloned()
+        && let Some(prefix) = rivals.first().map(|entry| entry.prefix)
+    {
+        let mut nodes: Vec<String> =
+            sharing.into_iter().map(|(node, _)| node).chain([owner.clone()]).collect();
+        nodes.sort();
+        problems.insert(Problem::ClaimedTwice { prefix, nodes, owner });
     }
+}
 
-    fn report(&mut self, prefix: IpNet, owner: usize, tier: Tier, rival: (Tier, usize, IpNet)) {
-        let (rival_tier, other, other_prefix) = rival;
-        let (node, other_node) = (self.name(owner), self.name(other));
-        let problem = match (tier, rival_tier) {
-            (Tier::Block, _) if owner < other => {
-                Problem::BlocksOverlap { node, block: prefix, other: other_node, other_block: other_prefix }
-            }
-            (Tier::Block, _) => Problem::BlocksOverlap {
-                node: other_node,
-                block: other_prefix,
-                other: node,
-                other_block: prefix,
-            },
-            (_, Tier::Block) => {
-                Problem::ClaimOverlapsBlock { node, prefix, other: other_node, block: other_prefix }
-            }
-            _ => Problem::ClaimOverlapsClaim { node, prefix, other: other_node, other_prefix },
-        };
-        self.problems.insert(problem);
-    }
+fn name(names: &[&str], owner: usize) -> String {
+    names.get(owner).copied().unwrap_or_default().to_owned()
 }

@@ -5,9 +5,11 @@
 //! routes of the [`Plan`]. Endpoints are not decided here: that is `fairlead-path`, peer by peer.
 //!
 //! The one promise: **no member can take what belongs to another, and a bad one harms only itself.** What the
-//! controller grants (blocks) beats what a node says of itself (claims); what two nodes say of themselves at
-//! once is left out on both and reported. Every node computes the same answer from the same members, in
-//! whatever order they arrive.
+//! controller grants (blocks) beats what a node says of itself (claims). Of two that claim one address, the one keeps it
+//! that has it in this node's WireGuard device now, else the one that joined first. A public key that is published twice
+//! stays one peer, with the prefixes of both: only the holder of the private key can read what is sent to it, so a copy
+//! takes nothing from it. Whatever belongs to another member and has no usable peer is still a target, so that it is
+//! dropped and never sent in clear text.
 //!
 //! Pure: no I/O, no clock, no randomness. Not here: kernel routes, nftables, WireGuard.
 //!
@@ -24,7 +26,7 @@ mod prefixes;
 mod problem;
 mod routes;
 
-pub use member::{Endpoints, Member, MemberRecord, Source};
+pub use member::{Endpoints, Member, MemberRecord, Since, Source};
 pub use merge::merge;
 pub use plan::{PeerPlan, Plan, Policy, plan};
 pub use prefixes::Unusable;

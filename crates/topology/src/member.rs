@@ -5,6 +5,7 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use fairlead_address::Endpoint;
 use fairlead_api::wireguard::PublicKey;
 use ipnet::IpNet;
 
@@ -52,7 +53,7 @@ impl MemberRecord {
 }
 
 /// A node or external peer, as all sources together describe it.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Member {
     /// Its identity: the name of the node, or `source/ID` of a member that is no node. Unique.
     pub name: String,
@@ -66,12 +67,20 @@ pub struct Member {
     pub addresses: Option<Vec<IpAddr>>,
     /// Where its WireGuard may be reached.
     pub endpoints: Endpoints,
-    /// The site it is in.
-    pub location: Option<String>,
     /// Seconds between keepalives towards it; `None` takes the policy's, zero sends none.
     pub persistent_keepalive: Option<u16>,
-    /// Symmetric key to mix into handshakes with it.
-    pub preshared_key: Option<[u8; 32]>,
+    /// When it joined; `None` while the source does not know, which counts as just now.
+    pub since: Option<Since>,
+}
+
+/// When a member joined, as the source recorded it. A member can only become younger by its own doing (it deletes its
+/// object and creates it again), so the older one is believed where two claim the same.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Since {
+    /// Seconds since the Unix epoch at which the API server created the object.
+    pub created: i64,
+    /// Its UID: objects of one second have an order too.
+    pub uid: String,
 }
 
 impl Member {
@@ -84,34 +93,17 @@ impl Member {
             blocks: Vec::new(),
             addresses: None,
             endpoints: Endpoints::default(),
-            location: None,
             persistent_keepalive: None,
-            preshared_key: None,
+            since: None,
         }
-    }
-}
-
-impl fmt::Debug for Member {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Member")
-            .field("name", &self.name)
-            .field("public_key", &self.public_key)
-            .field("claims", &self.claims)
-            .field("blocks", &self.blocks)
-            .field("addresses", &self.addresses)
-            .field("endpoints", &self.endpoints)
-            .field("location", &self.location)
-            .field("persistent_keepalive", &self.persistent_keepalive)
-            .field("preshared_key", &self.preshared_key.map(|_| "hidden"))
-            .finish()
     }
 }
 
 /// Where a member's WireGuard may be reached, and where it sees others.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct Endpoints {
-    /// Chosen by an administrator, as host:port; it is tried before discovered ones.
-    pub manual: Option<String>,
+    /// Chosen by an administrator; it is tried before discovered ones.
+    pub manual: Option<Endpoint>,
     /// The one the member thinks best itself.
     pub preferred: Option<SocketAddr>,
     /// Its own addresses, with its port.

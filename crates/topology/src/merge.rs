@@ -29,9 +29,9 @@ fn complete(known: &mut Member, other: Member) {
     known.blocks.extend(missing);
     known.addresses = known.addresses.take().or(other.addresses);
     known.endpoints.complete(other.endpoints);
-    known.location = known.location.take().or(other.location);
     known.persistent_keepalive = known.persistent_keepalive.or(other.persistent_keepalive);
-    known.preshared_key = known.preshared_key.or(other.preshared_key);
+    // The oldest record counts: another source does not make a member younger.
+    known.since = known.since.take().into_iter().chain(other.since).min();
 }
 
 #[cfg(test)]
@@ -44,7 +44,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::member::{Endpoints, Source};
+    use crate::member::{Endpoints, Since, Source};
 
     fn record(source: Source, age: u64, key: Option<u8>) -> MemberRecord {
         let mut record = MemberRecord::of_node(source, "n1");
@@ -82,11 +82,11 @@ mod tests {
     fn a_record_without_a_key_adds_to_that_with_one() {
         let mut blocks = record(Source::Local, 0, None);
         blocks.member.claims = vec![net("192.0.2.9/32")];
-        blocks.member.location = Some("home".to_owned());
+        blocks.member.persistent_keepalive = Some(7);
         let mut peer = record(Source::Kubernetes, 5, Some(1));
         peer.member.claims = vec![net("192.0.2.1/32")];
         let merged = merge(vec![blocks, peer]).remove(0);
-        assert_eq!((merged.public_key.is_some(), merged.location.as_deref()), (true, Some("home")));
+        assert_eq!((merged.public_key.is_some(), merged.persistent_keepalive), (true, Some(7)));
         assert_eq!(merged.claims, [net("192.0.2.1/32")], "claims without a key count for nothing");
     }
 
@@ -107,8 +107,8 @@ mod tests {
             claims in prop::collection::vec((0..4u8).prop_map(|host| net(&format!("192.0.2.{host}/32"))), 0..3),
             blocks in prop::collection::vec((0..4u8).prop_map(|block| net(&format!("10.0.{block}.0/24"))), 0..3),
             host in prop::collection::vec((1..4u16).prop_map(|port| ([192, 0, 2, 1], port).into()), 0..3),
-            location in prop::option::of("[ab]"),
             keepalive in prop::option::of(0..3u16),
+            created in prop::option::of(0..3i64),
         ) -> MemberRecord {
             let source = if local { Source::Local } else { Source::Kubernetes };
             let name = format!("n{name}");
@@ -121,8 +121,8 @@ mod tests {
                 claims,
                 blocks,
                 endpoints: Endpoints { host, ..Endpoints::default() },
-                location,
                 persistent_keepalive: keepalive,
+                since: created.map(|created| Since { created, uid: String::new() }),
                 ..record.member
             };
             MemberRecord { age: Duration::from_secs(age), source, member }

@@ -1,12 +1,13 @@
 //! Members to peers, prefixes, targets and routes.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
+use std::net::IpAddr;
 
+use fairlead_address::PrefixSet;
 use fairlead_api::wireguard::PublicKey;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
-use crate::conflicts::{self, Entry, Tier};
+use crate::conflicts::{self, Entry, Resolved, Tier};
 use crate::member::Member;
 use crate::prefixes;
 use crate::problem::Problem;
@@ -22,7 +23,11 @@ pub struct Policy {
     pub excluded: Vec<IpNet>,
     /// Seconds between keepalives towards members that ask for nothing else.
     pub keepalive: u16,
-    /// Addresses of this host. On their networks, nodes get plain routes to their blocks; `None` asks for no routes.
+    /// What this node's WireGuard device has at each key now. It outlives the node program, and a member that has an address
+    /// there keeps it.
+    pub held: BTreeMap<PublicKey, BTreeSet<IpNet>>,
+    /// Addresses of this host. On their networks, nodes get plain routes to their blocks, and no peers; `None` asks for peers
+    /// and no routes.
     pub routes_on: Option<Vec<OwnAddress>>,
 }
 
@@ -30,32 +35,20 @@ impl Policy {
     /// The usual policy: nothing excluded, a keepalive every 25 s ([`fairlead_api::names::KEEPALIVE`]), no routes.
     pub fn new(own: impl Into<String>) -> Self {
         let keepalive = u16::try_from(fairlead_api::names::KEEPALIVE.as_secs()).unwrap_or(25);
-        Self { own: own.into(), excluded: Vec::new(), keepalive, routes_on: None }
+        Self { own: own.into(), excluded: Vec::new(), keepalive, held: BTreeMap::new(), routes_on: None }
     }
 }
 
 /// What one peer should be, apart from its endpoint.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PeerPlan {
-    /// The member's name.
-    pub name: String,
-    /// What the peer may send from and is sent for: sorted, none inside another, none shared with another peer.
+    /// The members that publish the key, the one that joined first in front.
+    pub members: Vec<String>,
+    /// What the peer may send from and is sent for: sorted. No other peer has the same one, and where one contains that of
+    /// another peer, the longer prefix counts.
     pub allowed_ips: Vec<IpNet>,
     /// Seconds between keepalives; zero sends none.
     pub keepalive: u16,
-    /// Symmetric key to mix into handshakes.
-    pub preshared_key: Option<[u8; 32]>,
-}
-
-impl fmt::Debug for PeerPlan {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PeerPlan")
-            .field("name", &self.name)
-            .field("allowed_ips", &self.allowed_ips)
-            .field("keepalive", &self.keepalive)
-            .field("preshared_key", &self.preshared_key.map(|_| "hidden"))
-            .finish()
-    }
 }
 
 /// The mesh and the routes as this node should configure them.
@@ -63,72 +56,60 @@ impl fmt::Debug for PeerPlan {
 pub struct Plan {
     /// Peers by identity; never this node.
     pub peers: BTreeMap<PublicKey, PeerPlan>,
-    /// IPv4 destinations that enter the mesh: the smallest sorted list that covers exactly them.
+    /// IPv4 destinations that enter the mesh, or are dropped there: the smallest sorted list that covers exactly them.
     pub targets_ipv4: Vec<Ipv4Net>,
-    /// IPv6 destinations that enter the mesh: the smallest sorted list that covers exactly them.
+    /// IPv6 destinations that enter the mesh, or are dropped there: the smallest sorted list that covers exactly them.
     pub targets_ipv6: Vec<Ipv6Net>,
+    /// Addresses that belong to other nodes themselves: claims they keep, outside of all blocks.
+    pub nodes: BTreeSet<IpAddr>,
     /// Plain routes to blocks of neighbours, at most one to each destination, sorted by it.
     pub routes: Vec<BlockRoute>,
     /// What was left out and why, sorted, each once.
     pub problems: Vec<Problem>,
 }
 
-/// Members of the mesh by name. Only a defect of a source makes more than one of a name.
-type ByName<'a> = BTreeMap<&'a str, Vec<(PublicKey, &'a Member)>>;
-
-/// Decides peers, prefixes and routes. Takes `O(n log n)` in the number of prefixes.
+/// Decides peers, prefixes and routes. Takes `O(n log n)` in the number of prefixes. Names of members are unique, as
+/// [`crate::merge`] leaves them.
 ///
 /// This node's own member may be missing (it has not published itself yet); then only conflicts among the
 /// others are seen.
 pub fn plan(members: &[Member], policy: &Policy) -> Plan {
-    let mut by_name = ByName::new();
-    for member in members {
-        // A member without a key is no member of the mesh yet; the routes count it all the same.
-        if let Some(key) = member.public_key {
-            by_name.entry(&member.name).or_default().push((key, member));
-        }
-    }
     let mut problems = BTreeSet::new();
-    let left_out = unidentifiable(&by_name, policy, &mut problems);
-    let names: Vec<&str> = by_name.keys().copied().collect();
-    let entries = usable_entries(&by_name, policy, &mut problems);
-    let mut owned = conflicts::resolve(entries, &names, &mut problems);
-
-    let mut peers = BTreeMap::new();
-    let mut keep_out = policy.excluded.clone();
-    for (owner, (name, same_name)) in by_name.iter().enumerate() {
-        let prefixes = owned.remove(&owner).unwrap_or_default();
-        if *name == policy.own {
-            keep_out.extend(prefixes);
-            let own_claims = same_name.iter().flat_map(|(_, member)| &member.claims);
-            keep_out.extend(own_claims.filter(|claim| prefixes::is_host(claim)));
-        } else if let Some((key, member)) = same_name.first().filter(|_| !left_out.contains(name)) {
-            peers.insert(*key, peer_plan(member, prefixes, policy));
-        }
+    if let Some(on) = &policy.routes_on {
+        let routes = routes::plan(&policy.own, on, members, &mut problems);
+        return Plan { routes, problems: problems.into_iter().collect(), ..Plan::default() };
     }
-    let allowed = peers.values().flat_map(|peer| peer.allowed_ips.iter());
-    let (targets_ipv4, targets_ipv6) = prefixes::cover_without(allowed, &keep_out);
-    let routes = policy.routes_on.as_ref();
-    let routes = routes.map(|on| routes::plan(&policy.own, on, members, &mut problems)).unwrap_or_default();
-    Plan { peers, targets_ipv4, targets_ipv6, routes, problems: problems.into_iter().collect() }
+    let ranked = ranked(members, policy);
+    let names: Vec<&str> = ranked.iter().map(|member| member.name.as_str()).collect();
+    let entries = usable_entries(&ranked, policy, &mut problems);
+    let Resolved { owned, lost_blocks } = conflicts::resolve(entries.clone(), &names, &mut problems);
+    let by_key = usable_keys(&ranked, policy, &mut problems);
+    let has_peer: BTreeSet<usize> = by_key.values().flatten().copied().collect();
+    report_missing_peers(&ranked, &entries, &has_peer, policy, &mut problems);
+    let holders = Holders::new(&owned, &lost_blocks, &has_peer);
+    let peer =
+        |(key, owners): (PublicKey, Vec<usize>)| (key, peer_plan(&ranked, &owned, &owners, &holders, policy));
+    let peers = by_key.into_iter().map(peer).collect();
+    let (targets_ipv4, targets_ipv6) = targets(&ranked, &entries, &lost_blocks, policy);
+    let nodes = node_addresses(&ranked, &entries, &owned, policy);
+    let problems = problems.into_iter().collect();
+    Plan { peers, targets_ipv4, targets_ipv6, nodes, routes: Vec::new(), problems }
 }
 
-fn peer_plan(member: &Member, prefixes: Vec<IpNet>, policy: &Policy) -> PeerPlan {
-    PeerPlan {
-        name: member.name.clone(),
-        allowed_ips: prefixes::outermost(prefixes),
-        keepalive: member.persistent_keepalive.unwrap_or(policy.keepalive),
-        preshared_key: member.preshared_key,
-    }
+/// This node, which yields its addresses to no other, then the members in the order in which they joined.
+fn ranked<'a>(members: &'a [Member], policy: &Policy) -> Vec<&'a Member> {
+    let mut ranked: Vec<&Member> = members.iter().collect();
+    ranked.sort_by_key(|member| {
+        (member.name != policy.own, member.since.is_none(), &member.since, &member.name)
+    });
+    ranked
 }
 
 /// What members name, without what no mesh can carry.
-fn usable_entries(by_name: &ByName<'_>, policy: &Policy, problems: &mut BTreeSet<Problem>) -> Vec<Entry> {
+fn usable_entries(ranked: &[&Member], policy: &Policy, problems: &mut BTreeSet<Problem>) -> Vec<Entry> {
     let mut entries = Vec::new();
-    for (owner, (_, member)) in
-        by_name.values().enumerate().flat_map(|(at, m)| m.iter().map(move |m| (at, m)))
-    {
-        for entry in entries_of(owner, member) {
+    for (owner, member) in ranked.iter().enumerate() {
+        for entry in entries_of(owner, member, policy) {
             match prefixes::unusable(&entry.prefix) {
                 None => entries.push(entry),
                 // An interface always has link-local and loopback addresses: only those of a peer are reported.
@@ -143,47 +124,152 @@ fn usable_entries(by_name: &ByName<'_>, policy: &Policy, problems: &mut BTreeSet
     entries
 }
 
-fn entries_of(owner: usize, member: &Member) -> impl Iterator<Item = Entry> {
-    let claims = member.claims.iter().map(move |claim| Entry {
-        prefix: claim.trunc(),
-        owner,
-        tier: if prefixes::is_host(claim) { Tier::HostClaim } else { Tier::WideClaim },
-    });
-    let blocks =
-        member.blocks.iter().map(move |block| Entry { prefix: block.trunc(), owner, tier: Tier::Block });
-    claims.chain(blocks)
+fn entries_of<'a>(owner: usize, member: &'a Member, policy: &'a Policy) -> impl Iterator<Item = Entry> + 'a {
+    let held = member.public_key.and_then(|key| policy.held.get(&key));
+    let is_own = member.name == policy.own;
+    let claim = move |claim: &IpNet| {
+        let prefix = claim.trunc();
+        let is_held = is_own || held.is_some_and(|held| held.contains(&prefix));
+        let tier = match (prefixes::is_host(&prefix), is_held) {
+            (true, true) => Tier::HeldHostClaim,
+            (true, false) => Tier::HostClaim,
+            (false, true) => Tier::HeldWideClaim,
+            (false, false) => Tier::WideClaim,
+        };
+        Entry { prefix, owner, tier }
+    };
+    let block = move |block: &IpNet| Entry { prefix: block.trunc(), owner, tier: Tier::Block };
+    // Claims are bound to a key.
+    let claims = member.claims.iter().filter(|_| member.public_key.is_some());
+    claims.map(claim).chain(member.blocks.iter().map(block))
 }
 
-/// Names of members that share their identity with another one, or have none. Their prefixes still
-/// count in the conflict check: a node does not lose its block to a node that claims it and copied its key.
-fn unidentifiable<'a>(
-    by_name: &ByName<'a>,
+/// The keys that make a peer, each with the members that publish it.
+fn usable_keys(
+    ranked: &[&Member],
     policy: &Policy,
     problems: &mut BTreeSet<Problem>,
-) -> BTreeSet<&'a str> {
-    let mut by_key: BTreeMap<PublicKey, BTreeSet<&str>> = BTreeMap::new();
-    let mut left_out = BTreeSet::new();
-    for (&name, same_name) in by_name {
-        if same_name.len() > 1 && name != policy.own {
-            problems.insert(Problem::SharedName { node: name.to_owned(), members: same_name.len() });
-            left_out.insert(name);
-        }
-        for (key, _) in same_name {
-            if *key == PublicKey([0; 32]) {
-                problems.insert(Problem::NoKey { node: name.to_owned() });
-                left_out.insert(name);
-            } else {
-                by_key.entry(*key).or_default().insert(name);
+) -> BTreeMap<PublicKey, Vec<usize>> {
+    let mut by_key: BTreeMap<PublicKey, Vec<usize>> = BTreeMap::new();
+    for (owner, member) in ranked.iter().enumerate() {
+        match member.public_key {
+            Some(PublicKey(bytes)) if bytes == [0; 32] => {
+                problems.insert(Problem::NoKey { node: member.name.clone() });
             }
+            Some(key) => by_key.entry(key).or_default().push(owner),
+            None => {}
         }
     }
-    for (key, names) in by_key.into_iter().filter(|(_, names)| names.len() > 1) {
-        let own = names.contains(policy.own.as_str());
-        left_out.extend(&names);
-        let nodes = names.into_iter().map(str::to_owned).collect();
-        problems.insert(Problem::SharedKey { key, nodes, own });
+    by_key.retain(|key, owners| {
+        let mut nodes: Vec<String> = owners.iter().map(|owner| name(ranked, *owner)).collect();
+        let own = nodes.contains(&policy.own);
+        if nodes.len() > 1 {
+            nodes.sort();
+            problems.insert(Problem::SharedKey { key: *key, nodes, own });
+        }
+        !own
+    });
+    by_key
+}
+
+/// Reports the members to which packets are dropped because nothing else explains it.
+fn report_missing_peers(
+    ranked: &[&Member],
+    entries: &[Entry],
+    has_peer: &BTreeSet<usize>,
+    policy: &Policy,
+    problems: &mut BTreeSet<Problem>,
+) {
+    let without: BTreeSet<usize> =
+        entries.iter().map(|entry| entry.owner).filter(|owner| !has_peer.contains(owner)).collect();
+    let members = without.into_iter().filter_map(|owner| ranked.get(owner));
+    let keyless = members.filter(|member| member.public_key.is_none() && member.name != policy.own);
+    problems.extend(keyless.map(|member| Problem::NotPublished { node: member.name.clone() }));
+}
+
+/// All prefixes with who gets what is sent there: a member with a peer, one without, or none.
+struct Holders(Vec<(IpNet, Option<usize>, bool)>);
+
+impl Holders {
+    fn new(owned: &[Vec<IpNet>], lost_blocks: &BTreeSet<IpNet>, has_peer: &BTreeSet<usize>) -> Self {
+        let kept = owned.iter().enumerate().flat_map(|(owner, prefixes)| {
+            let has_peer = has_peer.contains(&owner);
+            prefixes.iter().map(move |prefix| (*prefix, Some(owner), has_peer))
+        });
+        let lost = lost_blocks.iter().map(|prefix| (*prefix, None, false));
+        let mut all: Vec<_> = kept.chain(lost).collect();
+        all.sort_unstable();
+        Self(all)
     }
-    left_out
+
+    /// The prefix of `owner`, or the rest of it if something inside has no peer: that would go to the owner of the prefix
+    /// around it.
+    fn allowed(&self, prefix: IpNet, owner: usize) -> Vec<IpNet> {
+        let first = self.0.partition_point(|(other, ..)| *other <= prefix);
+        let inside = || self.0.iter().skip(first).take_while(|(other, ..)| prefix.contains(other));
+        if inside().all(|(_, _, has_peer)| *has_peer) {
+            return vec![prefix];
+        }
+        let holes = inside().filter(|(_, holder, _)| *holder != Some(owner)).map(|(other, ..)| other);
+        prefixes::without(prefix, &holes.collect())
+    }
+}
+
+fn peer_plan(
+    ranked: &[&Member],
+    owned: &[Vec<IpNet>],
+    owners: &[usize],
+    holders: &Holders,
+    policy: &Policy,
+) -> PeerPlan {
+    let allowed = |owner: &usize| {
+        let kept = owned.get(*owner).into_iter().flatten();
+        kept.flat_map(|prefix| holders.allowed(*prefix, *owner)).collect::<Vec<_>>()
+    };
+    let mut allowed_ips: Vec<IpNet> = owners.iter().flat_map(allowed).collect();
+    allowed_ips.sort_unstable();
+    allowed_ips.dedup();
+    let first = owners.first().and_then(|owner| ranked.get(*owner));
+    PeerPlan {
+        members: owners.iter().map(|owner| name(ranked, *owner)).collect(),
+        allowed_ips,
+        keepalive: first.and_then(|member| member.persistent_keepalive).unwrap_or(policy.keepalive),
+    }
+}
+
+/// Everything that belongs to other members, whether a peer has it or not.
+fn targets(
+    ranked: &[&Member],
+    entries: &[Entry],
+    lost_blocks: &BTreeSet<IpNet>,
+    policy: &Policy,
+) -> (Vec<Ipv4Net>, Vec<Ipv6Net>) {
+    let is_own = |entry: &&Entry| ranked.get(entry.owner).is_some_and(|member| member.name == policy.own);
+    let (own, foreign): (Vec<&Entry>, Vec<&Entry>) = entries.iter().partition(is_own);
+    let own = own.into_iter().filter(|entry| match entry.tier {
+        Tier::Block => !lost_blocks.contains(&entry.prefix),
+        _ => prefixes::is_host(&entry.prefix),
+    });
+    let keep_out: PrefixSet = own.map(|entry| &entry.prefix).chain(&policy.excluded).collect();
+    let targets = foreign.into_iter().map(|entry| &entry.prefix).collect::<PrefixSet>().subtract(&keep_out);
+    (targets.ipv4_prefixes(), targets.ipv6_prefixes())
+}
+
+fn node_addresses(
+    ranked: &[&Member],
+    entries: &[Entry],
+    owned: &[Vec<IpNet>],
+    policy: &Policy,
+) -> BTreeSet<IpAddr> {
+    let blocks = entries.iter().filter(|entry| entry.tier == Tier::Block).map(|entry| &entry.prefix);
+    let blocks: PrefixSet = blocks.collect();
+    let others = ranked.iter().zip(owned).filter(|(member, _)| member.name != policy.own);
+    let kept = others.flat_map(|(_, owned)| owned).filter(|prefix| prefixes::is_host(prefix));
+    kept.map(IpNet::addr).filter(|address| !blocks.contains(*address)).collect()
+}
+
+fn name(ranked: &[&Member], owner: usize) -> String {
+    ranked.get(owner).map(|member| member.name.clone()).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -2,14 +2,12 @@
 
 use fairlead_address::PrefixSet;
 pub use fairlead_address::UnusablePrefix as Unusable;
-pub(crate) use fairlead_address::{is_host, outermost, unusable};
-use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+pub(crate) use fairlead_address::{is_host, unusable};
+use ipnet::IpNet;
 
-/// The smallest lists of prefixes that cover `prefixes` and nothing of `without`.
-pub(crate) fn cover_without<'a>(
-    prefixes: impl Iterator<Item = &'a IpNet>,
-    without: &[IpNet],
-) -> (Vec<Ipv4Net>, Vec<Ipv6Net>) {
-    let rest = prefixes.collect::<PrefixSet>().subtract(&without.iter().collect());
-    (rest.ipv4_prefixes(), rest.ipv6_prefixes())
+/// The fewest prefixes that cover exactly those addresses of `prefix` that are not in `holes`.
+pub(crate) fn without(prefix: IpNet, holes: &PrefixSet) -> Vec<IpNet> {
+    let rest = PrefixSet::from_iter([prefix]).subtract(holes);
+    let ipv4 = rest.ipv4_prefixes().into_iter().map(IpNet::from);
+    ipv4.chain(rest.ipv6_prefixes().into_iter().map(IpNet::from)).collect()
 }

@@ -12,17 +12,15 @@ use crate::prefixes::Unusable;
 /// sentence for status and Events: it names the nodes and prefixes and says what to do.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Problem {
-    /// A member without a usable public key.
+    /// A member whose public key is all zeros.
     NoKey {
         /// The member.
         node: String,
     },
-    /// Several members carry one name and different keys.
-    SharedName {
-        /// The name.
+    /// A node with address blocks that has published no public key.
+    NotPublished {
+        /// The node.
         node: String,
-        /// How many carry it.
-        members: usize,
     },
     /// Several members carry one public key.
     SharedKey {
@@ -42,14 +40,16 @@ pub enum Problem {
         /// What is wrong with it.
         why: Unusable,
     },
-    /// One prefix claimed by several nodes; left out on all of them.
+    /// One prefix claimed by several nodes.
     ClaimedTwice {
         /// The prefix.
         prefix: IpNet,
         /// Who claims it, sorted.
         nodes: Vec<String>,
+        /// Who keeps it.
+        owner: String,
     },
-    /// A claim that covers or lies inside what another node has; the claim is left out.
+    /// A claim that lies inside what another node had first; the claim is left out.
     ClaimOverlapsClaim {
         /// Who claims it.
         node: String,
@@ -71,7 +71,7 @@ pub enum Problem {
         /// The block.
         block: IpNet,
     },
-    /// Blocks of two nodes overlap; both are left out.
+    /// Blocks of two nodes overlap; packets to both are dropped.
     BlocksOverlap {
         /// The node that comes first by name.
         node: String,
@@ -153,8 +153,8 @@ impl Problem {
             Self::NodeMissing { .. } => "NodeMissing",
             Self::NodeNotConnected { .. } => "NodeNotConnected",
             Self::NodeWithoutAddress { .. } => "NodeWithoutAddress",
+            Self::NotPublished { .. } => "NotPublished",
             Self::SharedKey { .. } => "SharedKey",
-            Self::SharedName { .. } => "SharedName",
             Self::Unusable { .. } => "Unusable",
         }
     }
@@ -190,7 +190,7 @@ impl Problem {
             | Self::NodeMissing { node }
             | Self::NodeNotConnected { node, .. }
             | Self::NodeWithoutAddress { node, .. }
-            | Self::SharedName { node, .. }
+            | Self::NotPublished { node }
             | Self::Unusable { node, .. } => vec![node],
         }
     }
@@ -208,21 +208,25 @@ impl Problem {
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NoKey { node } => {
-                write!(
-                    f,
-                    "node {node} is left out of the mesh: its WireGuard public key is all zeros; let it publish a new key"
-                )
-            }
-            Self::SharedName { node, members } => write!(
+            Self::NoKey { node } => write!(
                 f,
-                "node {node} is left out of the mesh: {members} members with different keys carry that name; remove the stale ones"
+                "packets to node {node} are dropped: its WireGuard public key is all zeros; let it publish a new key"
+            ),
+            Self::NotPublished { node } => write!(
+                f,
+                "packets to the pods of {node} are dropped: it has address blocks and no WireKubePeer with a public key; \
+                 see why its node program does not publish one, or delete its AddressBlocks if it is gone for good"
             ),
             Self::SharedKey { key, nodes, own } => {
-                let outcome = if *own { "the others are left out of" } else { "all are left out of" };
+                let outcome = if *own {
+                    "packets to the others are dropped"
+                } else {
+                    "packets to all of them go to the one that has the private key"
+                };
                 write!(
                     f,
-                    "nodes {} have the same WireGuard public key {key}: {outcome} the mesh; delete the key file on all but one (cloned machines?)",
+                    "nodes {} publish the same WireGuard public key {key}: {outcome}; delete the key file on all but one \
+                     (cloned machines?), or the WireKubePeer of the one that copied it",
                     Names(nodes)
                 )
             }
@@ -232,9 +236,10 @@ impl fmt::Display for Problem {
                     "node {node} names {prefix}, which is left out of the mesh: {why}; correct what it publishes"
                 )
             }
-            Self::ClaimedTwice { prefix, nodes } => write!(
+            Self::ClaimedTwice { prefix, nodes, owner } => write!(
                 f,
-                "{prefix} is claimed by nodes {}: it is left out of the mesh on all of them; give each node an address of its own, or name this one in routing.excludeCIDRs of the WireKubeMesh",
+                "{prefix} is claimed by nodes {}: packets to it go to {owner}, which had it first; give each node an \
+                 address of its own, or name this one in routing.excludeCIDRs of the WireKubeMesh",
                 Names(nodes)
             ),
             Self::ClaimOverlapsClaim { node, prefix, other, other_prefix } => write!(
@@ -247,7 +252,7 @@ impl fmt::Display for Problem {
             ),
             Self::BlocksOverlap { node, block, other, other_block } => write!(
                 f,
-                "address block {block} of node {node} overlaps {other_block} of node {other}: both are left out of the mesh; delete one of the blocks or the overlapping pool"
+                "address block {block} of node {node} overlaps {other_block} of node {other}: packets to both are dropped; delete one of the blocks or the overlapping pool"
             ),
             Self::NodeAddressShared { node, address, other } => write!(
                 f,

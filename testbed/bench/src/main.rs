@@ -11,6 +11,7 @@
 
 mod cni;
 mod ipam;
+mod mesh_scale;
 mod nft;
 mod plan;
 mod release;
@@ -31,6 +32,7 @@ Usage: fairlead-bench [NAME...] [--quick] [--json]
 Benchmarks (all of them without a name):
   cni      start and end pods: ours with a real API server, and ptp with host-local (5 minutes)
   ipam     a cluster of 1,000 nodes and 100,000 pods against a real API server (ours alone, 5 minutes)
+  mesh-scale  1,000 and 5,000 peers, 100,000 blocks, and one real node program (ours alone, 15 minutes)
   nft      load prefixes into an nftables set, add and delete one: our netlink and the program nft
   plan     decide the peers of a mesh (ours alone)
   tunnel   TCP through WireGuard in user space: embedded and wireguard-go
@@ -61,6 +63,7 @@ pub(crate) enum Effort {
 const CASES: &[Case] = &[
     Case { name: cni::CASE, run: cni::run },
     Case { name: ipam::CASE, run: ipam::run },
+    Case { name: mesh_scale::CASE, run: mesh_scale::run },
     Case { name: nft::CASE, run: nft::run },
     Case { name: plan::CASE, run: plan::run },
     Case { name: tunnel::CASE, run: tunnel::run },
@@ -176,7 +179,7 @@ mod tests {
         let message = parsed(&["tunel"]).unwrap_err().to_string();
         assert_eq!(
             message,
-            "unknown benchmark or option \"tunel\": choose from cni, ipam, nft, plan, tunnel, --quick and --json"
+            "unknown benchmark or option \"tunel\": choose from cni, ipam, mesh-scale, nft, plan, tunnel, --quick and --json"
         );
     }
 

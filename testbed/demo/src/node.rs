@@ -178,13 +178,33 @@ impl Node {
         })
     }
 
+    /// Process id of the node program.
+    ///
+    /// # Errors
+    /// It does not run.
+    pub fn process(&self) -> anyhow::Result<u32> {
+        let program = self.program.as_ref().with_context(|| format!("{} runs no node program", self.name))?;
+        Ok(program.id())
+    }
+
     /// Resident memory of the node program in MiB.
     ///
     /// # Errors
     /// It does not run.
     pub fn resident_mib(&self) -> anyhow::Result<f64> {
-        let program = self.program.as_ref().with_context(|| format!("{} runs no node program", self.name))?;
-        resident_mib(program)
+        resident_mib(self.program()?)
+    }
+
+    /// Process ID of the node program.
+    ///
+    /// # Errors
+    /// None runs.
+    pub fn program_id(&self) -> anyhow::Result<u32> {
+        Ok(self.program()?.id())
+    }
+
+    fn program(&self) -> anyhow::Result<&Process> {
+        self.program.as_ref().with_context(|| format!("{} runs no node program", self.name))
     }
 }
 

@@ -3,8 +3,6 @@
 use std::fmt::Write;
 use std::net::IpAddr;
 
-use fairlead_api::names::{SYSTEM_NAMESPACE, WEBHOOK_SERVICE};
-
 /// Namespace of the demo's pods.
 pub const NAMESPACE: &str = "demo";
 
@@ -26,21 +24,6 @@ pub fn cluster(nodes: &[String]) -> String {
         let _ = write!(yaml, "---\napiVersion: v1\nkind: Node\nmetadata: {{name: {node}}}\n");
     }
     yaml
-}
-
-/// The way to the controller's webhook, as the endpoint controller would make it: it runs at this address.
-pub fn webhook_endpoint(address: IpAddr) -> String {
-    serde_json::json!({
-        "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
-        "metadata": {
-            "name": format!("{WEBHOOK_SERVICE}-1"), "namespace": SYSTEM_NAMESPACE,
-            "labels": { "kubernetes.io/service-name": WEBHOOK_SERVICE },
-        },
-        "addressType": "IPv4",
-        "endpoints": [{ "addresses": [address.to_string()], "conditions": { "ready": true } }],
-        "ports": [{ "name": "webhook", "port": 9443, "protocol": "TCP" }],
-    })
-    .to_string()
 }
 
 /// The status a kubelet would write: the node's addresses.

@@ -99,7 +99,7 @@ impl World {
     /// # Errors
     /// The API server refuses.
     pub fn apply_mesh_and_pool(&self) -> anyhow::Result<()> {
-        self.apply_when_asked(objects::MESH_AND_POOL)
+        self.plane.apply(objects::MESH_AND_POOL).map(drop)
     }
 
     /// `kubectl apply` of a pool alone, for clusters without a mesh.
@@ -107,16 +107,7 @@ impl World {
     /// # Errors
     /// The API server refuses.
     pub fn apply_pool(&self) -> anyhow::Result<()> {
-        self.apply_when_asked(objects::POOL)
-    }
-
-    /// `kubectl apply` of anything with pools: they are accepted as soon as the controller has told the API server whom
-    /// to trust.
-    ///
-    /// # Errors
-    /// The API server refuses.
-    pub fn apply_when_asked(&self, yaml: &str) -> anyhow::Result<()> {
-        eventually(START, || self.plane.apply(yaml)).map(drop)
+        self.plane.apply(objects::POOL).map(drop)
     }
 
     /// Makes one pod on every node, concurrently, through the CNI plugin.
@@ -208,7 +199,6 @@ impl World {
         self.plane.kubectl(&["apply", "--server-side", "-k", &deploy.to_string_lossy()])?;
         let names: Vec<String> = self.nodes.iter().map(|node| node.name.clone()).collect();
         self.plane.apply(&objects::cluster(&names))?;
-        self.plane.apply(&objects::webhook_endpoint(IpAddr::from(self.plane_host.address())))?;
         self.plane.kubectl(&["wait", "--for=condition=Established", "crd", "--all", "--timeout=30s"])?;
         let controller = self.plane.token(CONTROLLER_ACCOUNT, "kube-system", None)?;
         let path = self.directory.path().join("controller.kubeconfig");
@@ -275,11 +265,7 @@ fn control_plane(host: &Host) -> anyhow::Result<ControlPlane> {
         })),
         addresses: vec![IpAddr::from(host.address())],
         // No controller here makes the default ServiceAccounts that this plugin would wait for.
-        // Services are not routed here; the API server finds the webhook's endpoint by itself.
-        apiserver_args: vec![
-            "--disable-admission-plugins=ServiceAccount".to_owned(),
-            "--enable-aggregator-routing=true".to_owned(),
-        ],
+        apiserver_args: vec!["--disable-admission-plugins=ServiceAccount".to_owned()],
         ..Options::default()
     })
 }

@@ -1,17 +1,14 @@
-//! The controller against a real API server: the webhook that judges pools, its certificates, pools that are emptied,
-//! and several replicas of which one leads.
+//! The controller against a real API server: pools that are judged and emptied, and several replicas of which one leads.
 
 #![cfg(test)]
 
 mod outage;
 
-use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 use std::ops::RangeFrom;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use fairlead_api::names::{WEBHOOK_SECRET, WEBHOOK_SERVICE};
 use fairlead_demo::node::executable;
 use fairlead_demo::{World, topology};
 use nix::sys::signal::Signal;
@@ -72,6 +69,10 @@ fn request(name: &str, pool: &str) -> String {
 
 fn idle_node(world: &World) {
     world.plane.apply("apiVersion: v1\nkind: Node\nmetadata: {name: idle}\n").unwrap();
+    // Room for the many blocks that the tests ask for.
+    let patch = r#"{"status": {"capacity": {"pods": "1000"}}}"#;
+    let arguments = ["patch", "node", "idle", "--subresource=status", "--type=merge", "-p", patch];
+    world.plane.kubectl(&arguments).unwrap();
 }
 
 #[test]
@@ -81,13 +82,60 @@ fn pools_are_judged_emptied_and_told_when_dry() {
     pools_are_completed_and_judged(&world);
     a_disabled_pool_is_emptied(&mut world);
     a_dry_pool_has_an_event(&world);
-    without_a_webhook_pools_can_still_go(&mut world);
+    what_has_no_effect_has_a_condition(&world);
+    without_a_controller_pools_are_judged_and_can_go(&mut world);
+}
+
+fn what_has_no_effect_has_a_condition(world: &World) {
+    let condition = |arguments: &[&str], wanted: &str| -> Result<(String, String)> {
+        let object = object(world, arguments)?;
+        let conditions = object["status"]["conditions"].as_array().context("no conditions")?;
+        let found =
+            conditions.iter().find(|condition| condition["type"] == wanted).context("no such condition")?;
+        ensure!(found["observedGeneration"] == object["metadata"]["generation"], "{found}");
+        let word = |name: &str| found[name].as_str().unwrap_or_default().to_owned();
+        Ok((word("status"), word("message")))
+    };
+    let patch = |spec: Value| {
+        let patch = json!({ "spec": spec }).to_string();
+        world.plane.kubectl(&["patch", "wkmesh", "default", "--type=merge", "-p", &patch]).unwrap();
+    };
+    let ignored = |status: &str| {
+        world.wait_for(TIMEOUT, |_| {
+            let (found, message) = condition(&["wkmesh", "default"], "FieldsIgnored")?;
+            ensure!(found == status, "{found}");
+            Ok(message)
+        })
+    };
+    ignored("False").unwrap();
+    patch(json!({ "meshCIDR": "100.64.0.0/16" }));
+    assert!(ignored("True").unwrap().ends_with("have no effect: spec.meshCIDR"));
+    patch(json!({ "meshCIDR": null }));
+    ignored("False").unwrap();
+
+    let egress = json!({
+        "apiVersion": "coil.cybozu.com/v2", "kind": "Egress", "metadata": { "name": "nat", "namespace": "demo" },
+        "spec": { "destinations": ["0.0.0.0/0"] },
+    });
+    world.plane.apply(&egress.to_string()).unwrap();
+    let ready = || condition(&["egress", "-n", "demo", "nat"], "Ready");
+    let (status, message) = world.wait_for(TIMEOUT, |_| ready()).unwrap();
+    assert_eq!(
+        (status.as_str(), message.as_str()),
+        ("False", "Egress is not implemented yet: no egress gateway is created")
+    );
 }
 
 fn pools_are_completed_and_judged(world: &World) {
     let apart = json!({ "subnets": [{ "ipv4": "10.70.0.0/16" }] });
-    let completed = create_dry(world, &pool("apart", &apart)).unwrap();
-    assert_eq!(completed["metadata"]["finalizers"], json!([FINALIZER]));
+    create_dry(world, &pool("apart", &apart)).unwrap();
+    // The policy comes into force, and sees a pool, a moment after it was made.
+    let same = json!({ "subnets": [{ "ipv4": "10.64.0.0/16" }] });
+    let judged = |world: &World| {
+        ensure!(create_dry(world, &pool("bad", &same)).is_err(), "an overlap is accepted");
+        Ok(())
+    };
+    world.wait_for(TIMEOUT, judged).unwrap();
 
     let v4 = |subnets: &[&str]| json!({ "subnets": subnets.iter().map(|net| json!({ "ipv4": net })).collect::<Vec<_>>() });
     for (spec, words) in [
@@ -116,6 +164,13 @@ fn pools_are_completed_and_judged(world: &World) {
     world.wait_for(TIMEOUT, |world| condition(world, "huge", "Ready", "True")).unwrap();
 
     world.plane.apply(&pool("apart", &apart)).unwrap();
+    world
+        .wait_for(TIMEOUT, |world| {
+            let finalizers = object(world, &["addresspool", "apart"])?["metadata"]["finalizers"].take();
+            ensure!(finalizers == json!([FINALIZER]), "{finalizers}");
+            Ok(())
+        })
+        .unwrap();
     let grow = |subnet: &str| {
         let patch = json!({ "spec": { "subnets": [{ "ipv4": "10.70.0.0/16" }, { "ipv4": subnet }] } });
         world.plane.kubectl(&["patch", "addresspool", "apart", "--type=merge", "-p", &patch.to_string()])
@@ -199,20 +254,16 @@ fn a_dry_pool_has_an_event(world: &World) {
     assert!(page.contains("fairlead_controller_block_refusals_total{reason=\"PoolExhausted\"} 1"), "{page}");
 }
 
-fn without_a_webhook_pools_can_still_go(world: &mut World) {
-    let spec = json!({ "subnets": [{ "ipv4": "10.75.0.0/16" }] });
-    world.plane.apply(&pool("leaves", &spec)).unwrap();
+fn without_a_controller_pools_are_judged_and_can_go(world: &mut World) {
+    let v4 = |subnet: &str| json!({ "subnets": [{ "ipv4": subnet }] });
+    world.plane.apply(&pool("leaves", &v4("10.75.0.0/16"))).unwrap();
     world.kill_controller().unwrap();
-    let other = json!({ "subnets": [{ "ipv4": "10.76.0.0/16" }] });
-    refused(world.plane.apply(&pool("comes", &other)), "failed calling webhook");
-    // What does not change the spec is not validated.
-    world.plane.kubectl(&["label", "addresspool", "leaves", "seen=yes"]).unwrap();
+    refused(world.plane.apply(&pool("bad", &v4("10.64.3.0/24"))), "overlaps 10.64.0.0/16 of pool default");
+    world.plane.apply(&pool("comes", &v4("10.76.0.0/16"))).unwrap();
     world.plane.kubectl(&["delete", "addresspool", "leaves", "--wait=false"]).unwrap();
-    let patch = r#"{"metadata": {"finalizers": null}}"#;
-    world.plane.kubectl(&["patch", "addresspool", "leaves", "--type=merge", "-p", patch]).unwrap();
-    refused(object(world, &["addresspool", "leaves"]), "not found");
     world.start_controller().unwrap();
-    world.wait_for(TIMEOUT, |world| world.plane.apply(&pool("comes", &other))).unwrap();
+    world.wait_for(TIMEOUT, |world| condition(world, "comes", "Ready", "True")).unwrap();
+    world.plane.kubectl(&["wait", "--for=delete", "addresspool/leaves", "--timeout=60s"]).unwrap();
     world.plane.kubectl(&["delete", "addresspool", "comes", "--timeout=60s"]).unwrap();
 }
 
@@ -235,20 +286,12 @@ impl Replica {
     fn start(world: &World, name: &str, ports: u16, arguments: &[&str]) -> Self {
         let mut command = world.plane_host().command(executable("fairlead").unwrap()).unwrap();
         command.args(["controller", "--identity", name]).args(arguments);
-        for (flag, port) in [("metrics", ports), ("health", ports + 1), ("webhook", ports + 2)] {
+        for (flag, port) in [("metrics", ports), ("health", ports + 1)] {
             command.arg(format!("--{flag}-addr=:{port}"));
         }
         command.env("KUBECONFIG", world.directory().join("controller.kubeconfig"));
         let log = world.directory().join(format!("{name}.log"));
         let process = world.plane_host().spawn(&mut command, log).unwrap();
-        let endpoint = json!({
-            "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
-            "metadata": { "name": format!("{WEBHOOK_SERVICE}-{name}"), "namespace": "kube-system",
-                "labels": { "kubernetes.io/service-name": WEBHOOK_SERVICE } },
-            "endpoints": [{ "addresses": [world.plane_host().address().to_string()], "conditions": { "ready": true } }],
-            "ports": [{ "name": "webhook", "port": ports + 2, "protocol": "TCP" }],
-        });
-        world.plane.apply(&endpoint.to_string()).unwrap();
         Self { name: name.to_owned(), ports, process }
     }
 
@@ -262,75 +305,19 @@ impl Replica {
             .unwrap();
     }
 
-    fn certificate_ends(&self, world: &World) -> Option<i64> {
-        let page = http(world, self.ports, "/metrics");
-        let series = "fairlead_webhook_certificate_expiry_timestamp_seconds ";
-        page.lines().find_map(|line| line.strip_prefix(series)?.parse().ok())
-    }
-
     fn kill(mut self) {
         self.process.signal(Signal::SIGKILL).unwrap();
         self.process.wait(Duration::from_secs(5)).unwrap();
     }
 }
 
-fn secret(world: &World) -> Result<BTreeMap<String, String>> {
-    let data = object(world, &["secret", WEBHOOK_SECRET, "--namespace=kube-system"])?["data"].take();
-    Ok(serde_json::from_value(data).unwrap_or_default())
-}
-
 /// Two replicas of the controller, and no other one.
 fn two_replicas(world: &mut World, arguments: &[&str]) -> [Replica; 2] {
     world.kill_controller().unwrap();
-    world
-        .plane
-        .kubectl(&["delete", "endpointslice", &format!("{WEBHOOK_SERVICE}-1"), "--namespace=kube-system"])
-        .unwrap();
-    // As before the very first start.
-    let empty = r#"{"data": null}"#;
-    let patch = ["patch", "secret", WEBHOOK_SECRET, "--namespace=kube-system", "--type=merge", "-p", empty];
-    world.plane.kubectl(&patch).unwrap();
     let replicas =
         [Replica::start(world, "one", 9500, arguments), Replica::start(world, "two", 9510, arguments)];
     replicas.iter().for_each(|replica| replica.wait_ready(world));
     replicas
-}
-
-/// A generation lives so short that the next is due six seconds after it was made (certificates begin an hour before).
-/// Pools are judged all the time, by either replica, and not one review fails.
-#[test]
-fn certificates_are_rotated_by_two_replicas_and_no_review_fails() {
-    let mut world = World::start(&topology::two_sites(), &Progress::default()).unwrap();
-    world.apply_mesh_and_pool().unwrap();
-    let replicas = two_replicas(&mut world, &["--cert-lifetime=1810s", "--cert-settle=5s"]);
-    let probe = pool("probe", &json!({ "subnets": [{ "ipv4": "10.80.0.0/16" }] }));
-    world.wait_for(TIMEOUT, |world| create_dry(world, &probe)).unwrap();
-    let ends = replicas.each_ref().map(|replica| replica.certificate_ends(&world));
-    assert!(ends[0].is_some() && ends[0] == ends[1], "they agree: {ends:?}");
-
-    let (mut served, mut reviews, mut seen) = (secret(&world).unwrap()["tls.crt"].clone(), 0u32, 0u32);
-    let (mut prepared, deadline) = (false, Instant::now() + 2 * TIMEOUT);
-    while seen < 3 {
-        assert!(Instant::now() < deadline, "{seen} rotations, {reviews} reviews");
-        create_dry(&world, &probe).unwrap();
-        reviews += 1;
-        let now = secret(&world).unwrap();
-        prepared |= now.contains_key("next.crt");
-        if now["tls.crt"] != served {
-            served = now["tls.crt"].clone();
-            assert!(std::mem::take(&mut prepared), "served before it was published");
-            seen += 1;
-        }
-    }
-    println!("{seen} rotations, {reviews} reviews, none failed");
-    // Neither replica was restarted, and both judged.
-    for replica in &replicas {
-        let page = http(&world, replica.ports, "/metrics");
-        assert!(
-            page.contains("fairlead_webhook_requests_total{webhook=\"validate\",result=\"allowed\"}"),
-            "{page}"
-        );
-    }
 }
 
 /// The leader dies in the middle of its work; the other replica takes over the Lease. No block is given twice, every

@@ -49,13 +49,22 @@ fn three_sites_is_one_json_object_and_a_world_to_look_around_in() {
     for (node, problems) in report["problems"].as_object().unwrap() {
         assert!(names_the_duplicate(problems), "{node} does not report {DUPLICATE}: {problems}");
     }
-    for peer in demo.peers().unwrap() {
+    // Those it is about publish it; the others only if they were chosen.
+    let holders = ["home-1", "office-1"];
+    for peer in demo
+        .peers()
+        .unwrap()
+        .iter()
+        .filter(|peer| holders.iter().any(|name| peer["metadata"]["name"] == **name))
+    {
         assert!(names_the_duplicate(&peer["status"]["problems"]), "not in kubectl: {peer:#}");
     }
     for (name, enter) in &nodes {
         let allowed = run(&format!("{enter} wg show all allowed-ips")).unwrap();
         assert_eq!(allowed.lines().count(), 5, "{name}: {allowed}");
-        assert!(!allowed.contains(&format!("{DUPLICATE}/")), "{name} sends {DUPLICATE} somewhere: {allowed}");
+        // It stays with the one that joined first; the two themselves keep their own.
+        let expected = usize::from(!holders.contains(&name.as_str()));
+        assert_eq!(allowed.matches(&format!("{DUPLICATE}/")).count(), expected, "{name}: {allowed}");
     }
     let directory = demo.directory().unwrap();
     assert!(directory.is_dir());
@@ -172,7 +181,7 @@ fn published(peers: &[Value], open: &[&str], cone: &[&str]) -> Result<()> {
 fn columns_name_nat_and_mode(table: &str) {
     let mut lines = table.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
     let header = lines.next().unwrap();
-    assert_eq!(header, ["NAME", "ENDPOINT", "ALLOWEDIPS", "CONNECTED", "NAT", "MODE", "AGE"]);
+    assert_eq!(header, ["NAME", "ENDPOINT", "ALLOWEDIP", "CONNECTED", "NAT", "MODE", "AGE"]);
     for line in lines {
         let nat = if line[0].starts_with("cloud") { "open" } else { "cone" };
         assert_eq!(line[3..6], ["true", nat, "direct"], "{line:?}");

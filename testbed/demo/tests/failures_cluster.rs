@@ -6,8 +6,8 @@ mod outage;
 
 use std::time::{Duration, Instant};
 
-use fairlead_demo::World;
 use fairlead_demo::cni::{Container, Pod};
+use fairlead_demo::{World, objects};
 use outage::{TIMEOUT, container, loses_nothing, mesh, node, pod, report, resumes, tcp, took, udp, used};
 use testbed_lab::traffic::Flow;
 
@@ -119,6 +119,11 @@ fn without_the_api_server(world: &mut World, flows: &[Flow]) {
         Flow::udp(first, &neighbour, neighbour.addresses[0]).unwrap(),
         Flow::tcp(&neighbour, first, first.addresses[1]).unwrap(),
     ];
+    // Pods that were bound before the outage: the node programs have seen them.
+    for node in ["home-1", "cloud-2"] {
+        world.plane.apply(&objects::pod(&comes_and_goes(node), node)).unwrap();
+    }
+    std::thread::sleep(Duration::from_secs(2));
     let mark = Instant::now();
     world.plane.stop_apiserver().unwrap();
     pods_come_and_go(world, what, "home-1");
@@ -173,11 +178,15 @@ fn restarted_without_the_api_server(world: &mut World, flows: &[Flow], local: [F
     println!("{what}: a pod starts again {:.1} s after that", begun.elapsed().as_secs_f64());
 }
 
+fn comes_and_goes(node: &str) -> String {
+    format!("comes-and-goes-{node}")
+}
+
 /// What needs no API server: a pod starts where a block has room, `fairlead status` answers, the pod goes.
 fn pods_come_and_go(world: &World, what: &str, name: &str) {
     let node = node(world, name);
     let (plugin, before) = (node.plugin().unwrap(), used(node));
-    let pod = container(world, &format!("comes-and-goes-{name}"), "demo");
+    let pod = container(world, &comes_and_goes(name), "demo");
     let begun = Instant::now();
     plugin.add(&pod).unwrap();
     println!("{what}: a pod started on {name} in {} ms", begun.elapsed().as_millis());

@@ -4,8 +4,6 @@
 //! ServiceAccount tokens, and the administrator has a static token.
 
 use std::fs::{self, File};
-use std::hash::{BuildHasher, Hasher, RandomState};
-use std::io::Read;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -92,7 +90,7 @@ impl Assets {
             directory: directory.to_owned(),
             etcd_url,
             address: SocketAddr::new(options.first_address(), port),
-            admin_token: random_token()?,
+            admin_token: random_token(),
         };
         let tokens = format!("{},admin,admin,\"system:masters\"\n", assets.admin_token);
         fs::write(directory.join("tokens.csv"), tokens).context("cannot write the token file")?;
@@ -171,12 +169,8 @@ fn direct(programs: &Programs, name: &str) -> Command {
 /// A port of the loopback interface that is free now, from below the range the kernel hands to outgoing
 /// connections: it must be free again when a stopped API server comes back.
 fn free_port() -> anyhow::Result<u16> {
-    const LOWEST: u16 = 15_000;
-    const COUNT: u64 = 15_000;
     for _ in 0..200 {
-        // Every RandomState has keys of its own, so the hash of nothing is a random number.
-        let offset = u16::try_from(RandomState::new().build_hasher().finish() % COUNT).unwrap_or(0);
-        let port = LOWEST.saturating_add(offset);
+        let port = rand::random_range(15_000..30_000);
         if TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok() {
             return Ok(port);
         }
@@ -184,12 +178,8 @@ fn free_port() -> anyhow::Result<u16> {
     bail!("no free TCP port on 127.0.0.1 in 200 tries (is its loopback interface up?)")
 }
 
-fn random_token() -> anyhow::Result<String> {
-    let mut bytes = [0; 16];
-    File::open("/dev/urandom")
-        .and_then(|mut file| file.read_exact(&mut bytes))
-        .context("cannot read /dev/urandom")?;
-    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+fn random_token() -> String {
+    format!("{:032x}", rand::random::<u128>())
 }
 
 #[cfg(test)]

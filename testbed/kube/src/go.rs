@@ -6,8 +6,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-
-use crate::cache::{Fnv1a, Shelf, progress};
+use testbed_cache::{Fnv1a, Shelf, progress};
 
 const PROGRESS_EVERY: Duration = Duration::from_secs(20);
 const NEEDS_GO: &str = "cannot run `go`: install Go 1.26 or newer, or set KUBEBUILDER_ASSETS";

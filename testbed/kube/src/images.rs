@@ -12,8 +12,8 @@ use std::process::Command;
 
 use anyhow::{Context, ensure};
 use fairlead_image::{Image, Tree};
+use testbed_cache::{Fnv1a, Shelf};
 
-use crate::cache::{Fnv1a, Shelf};
 use crate::conformance;
 
 /// Upstream's image of clients and servers.

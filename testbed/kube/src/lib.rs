@@ -19,7 +19,6 @@
 
 mod assets;
 mod build;
-mod cache;
 pub mod conformance;
 mod control_plane;
 mod go;

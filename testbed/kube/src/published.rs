@@ -5,8 +5,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, ensure};
-
-use crate::cache::{Shelf, progress};
+use testbed_cache::{Shelf, progress};
 
 /// Programs of one Go module.
 #[derive(Debug, Clone, Copy)]

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use testbed_kube::images;
-use testbed_lab::{eventually, executable};
+use testbed_lab::executable;
 
 use crate::cluster::{Cluster, tail};
 use crate::topology::Families;
@@ -69,14 +69,6 @@ pub fn test_images() -> Result<Vec<PathBuf>> {
     Ok(vec![images::pause()?, images::busybox()?, images::agnhost()?, images::coredns()?])
 }
 
-/// A pool that the webhook accepts.
-const PROBE: &str = "\
-apiVersion: coil.cybozu.com/v2
-kind: AddressPool
-metadata: {name: probe}
-spec: {blockSizeBits: 0, subnets: [{ipv4: 192.0.2.0/24}]}
-";
-
 /// CoreDNS under the address that kubelets give to pods. Its image is one of [`test_images`].
 const DNS: &str = include_str!("../manifests/coredns.yaml");
 
@@ -96,29 +88,73 @@ impl Cluster {
     /// The API server refuses an object, or a program does not come up; the message shows what it said.
     pub fn install_fairlead(&self, mode: Mode) -> Result<()> {
         self.import_image(&image(self.directory(), IMAGE)?)?;
-        let kustomization = mode.kustomization();
-        self.kubectl(&["apply", "-k", &checkout().join(kustomization).to_string_lossy()])?;
+        self.apply_fairlead(mode, &checkout().join(mode.kustomization()))
+    }
+
+    /// Applies a kustomization of Fairlead, a pool and, in a mesh, the mesh, each once: nothing may depend on what comes later.
+    fn apply_fairlead(&self, mode: Mode, kustomization: &Path) -> Result<()> {
+        self.kubectl(&["apply", "-k", &kustomization.to_string_lossy()])?;
         self.kubectl(&["wait", "--for=condition=Established", "crd", "--all", "--timeout=60s"])?;
-        let pool = pool(self.families())?;
-        // The webhook may not answer yet: a user would try again, too.
-        eventually(TIMEOUT, || self.apply(&pool))?;
+        self.apply(&pool(self.families())?)?;
         if mode == Mode::Mesh {
-            let mesh = checkout().join("deploy/examples/mesh.yaml");
-            eventually(TIMEOUT, || self.kubectl(&["apply", "-f", &mesh.to_string_lossy()]))?;
+            self.kubectl(&["apply", "-f", &checkout().join("deploy/examples/mesh.yaml").to_string_lossy()])?;
         }
         self.progress().step(&format!(
-            "kubectl apply -k {kustomization}, a pool{}",
+            "kubectl apply -k {}, a pool{}",
+            kustomization.display(),
             match mode {
                 Mode::Mesh => " and a mesh",
                 Mode::Router => "",
             }
         ));
         self.wait_fairlead()?;
-        self.wait_ready()?;
-        // Where a mesh came up, connections between nodes took another way from one packet to the next. Those that
-        // kube-proxy hides behind the node's address do not survive that, and the API server keeps one to each webhook.
-        let again = ["apply", "--dry-run=server", "-f", "-"];
-        eventually(TIMEOUT, || self.plane().kubectl_stdin(&again, PROBE)).map(drop)
+        self.wait_ready()
+    }
+
+    /// Installs Fairlead with its only controller on the given node, by an overlay as users write it.
+    ///
+    /// # Errors
+    /// As for [`Cluster::install_fairlead`].
+    pub fn install_fairlead_with_controller_on(&self, mode: Mode, node: &str) -> Result<()> {
+        let patch = format!(
+            "patches:\n  - target: {{kind: Deployment, name: coil-ipam-controller}}\n    patch: |-\n      \
+             - {{op: replace, path: /spec/replicas, value: 1}}\n      \
+             - {{op: add, path: /spec/template/spec/nodeSelector/kubernetes.io~1hostname, value: {node}}}\n"
+        );
+        let overlay = self.overlay(mode, "controller", &patch)?;
+        self.apply_fairlead(mode, &overlay)
+    }
+
+    /// Removes Fairlead as `deploy/uninstall` does, and waits until that has ended.
+    ///
+    /// # Errors
+    /// It does not end; the message shows its log.
+    pub fn uninstall_fairlead(&self) -> Result<()> {
+        let directory = checkout().join("deploy/uninstall");
+        let directory = directory.to_string_lossy();
+        self.kubectl(&["apply", "-k", &directory])?;
+        let timeout = format!("--timeout={}s", 2 * TIMEOUT.as_secs());
+        let job = "job/fairlead-uninstall";
+        self.kubectl(&["-n", "kube-system", "wait", "--for=condition=complete", &timeout, job])
+            .with_context(|| {
+                self.kubectl(&["-n", "kube-system", "logs", "--tail=40", job]).unwrap_or_default()
+            })
+            .with_context(|| self.explain())?;
+        self.kubectl(&["delete", "-k", &directory])?;
+        self.progress().step("fairlead uninstall has ended");
+        Ok(())
+    }
+
+    /// A kustomization on top of that of a mode.
+    fn overlay(&self, mode: Mode, name: &str, more: &str) -> Result<PathBuf> {
+        let overlay = self.directory().canonicalize()?.join(format!("overlay-{name}"));
+        std::fs::create_dir_all(&overlay)?;
+        let base = from_directory(&overlay, &checkout().canonicalize()?.join(mode.kustomization()));
+        std::fs::write(
+            overlay.join("kustomization.yaml"),
+            format!("resources: [{}]\n{more}", base.display()),
+        )?;
+        Ok(overlay)
     }
 
     /// Rolls out the same programs as an image of another tag, by an overlay as users write it, and waits until every node
@@ -129,13 +165,7 @@ impl Cluster {
     pub fn upgrade_fairlead(&self, mode: Mode, tag: &str) -> Result<()> {
         let (name, _) = IMAGE.rsplit_once(':').context("the image has no tag")?;
         self.import_image(&image(self.directory(), &format!("{name}:{tag}"))?)?;
-        let overlay = self.directory().canonicalize()?.join(format!("overlay-{tag}"));
-        std::fs::create_dir_all(&overlay)?;
-        let base = from_directory(&overlay, &checkout().canonicalize()?.join(mode.kustomization()));
-        std::fs::write(
-            overlay.join("kustomization.yaml"),
-            format!("resources: [{}]\nimages: [{{name: {name}, newTag: {tag}}}]\n", base.display()),
-        )?;
+        let overlay = self.overlay(mode, tag, &format!("images: [{{name: {name}, newTag: {tag}}}]\n"))?;
         self.kubectl(&["apply", "-k", &overlay.to_string_lossy()])?;
         self.wait_fairlead()?;
         self.progress().step(&format!("{name}:{tag} runs everywhere"));

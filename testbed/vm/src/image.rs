@@ -1,13 +1,13 @@
 //! The kernel and the first file system, made once from Debian's packages and the host's tools.
 
-use std::ffi::OsStr;
-use std::fs::{self, File};
+use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, bail};
+use testbed_cache::Shelf;
+use testbed_cache::debian::{self, output};
 
 use crate::cpio::Archive;
 use crate::{files, modules};
@@ -66,31 +66,15 @@ pub fn prepare() -> anyhow::Result<PathBuf> {
 }
 
 pub(crate) fn find_or_make() -> anyhow::Result<Image> {
-    let directory = cache_dir()?.join(format!("vm-{:016x}", recipe_hash()));
-    let image = Image { kernel: directory.join("vmlinuz"), initramfs: directory.join("base.cpio") };
+    let shelf = Shelf::new(&format!("vm-{:016x}", recipe_hash()))?;
+    let (directory, kernel) = (shelf.directory().to_owned(), shelf.directory().join("vmlinuz"));
     // The initramfs is put in place last.
-    if image.initramfs.exists() {
-        return Ok(image);
-    }
-    let tools = find_programs()?;
-    fs::create_dir_all(&directory).with_context(|| format!("cannot create {}", directory.display()))?;
-    let lock_path = directory.join("lock");
-    let lock = File::create(&lock_path).with_context(|| format!("cannot create {}", lock_path.display()))?;
-    lock.lock().with_context(|| format!("cannot lock {}", lock_path.display()))?;
-    if !image.initramfs.exists() {
-        let _ = writeln!(std::io::stderr(), "testbed-vm: making a VM image in {}", directory.display());
-        make(&image, &directory, &tools)?;
-    }
-    Ok(image)
-}
-
-/// The directory for things that are expensive to make and may be deleted at any time.
-fn cache_dir() -> anyhow::Result<PathBuf> {
-    let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let base = set("XDG_CACHE_HOME").or_else(|| set("HOME").map(|home| home.join(".cache")));
-    Ok(base
-        .context("neither XDG_CACHE_HOME nor HOME is set: no place to keep the VM image")?
-        .join("fairlead"))
+    let initramfs = shelf.file("base.cpio", |unfinished| {
+        let tools = find_programs()?;
+        testbed_cache::progress(&format!("making a VM image in {}", directory.display()));
+        make(&kernel, unfinished, &directory, &tools)
+    })?;
+    Ok(Image { kernel, initramfs })
 }
 
 fn recipe_hash() -> u64 {
@@ -127,25 +111,21 @@ fn missing_programs(missing: &[&(&str, &str)]) -> String {
     )
 }
 
-fn make(image: &Image, directory: &Path, tools: &[PathBuf]) -> anyhow::Result<()> {
+fn make(kernel: &Path, initramfs: &Path, directory: &Path, tools: &[PathBuf]) -> anyhow::Result<()> {
     let work = tempfile::TempDir::new_in(directory).context("cannot create a working directory")?;
-    let version = unpack_kernel(work.path())?;
-    let boot = work.path().join("unpacked/boot").join(format!("vmlinuz-{version}"));
+    let (unpacked, version) = unpack_kernel(work.path())?;
+    let boot = unpacked.join("boot").join(format!("vmlinuz-{version}"));
     let mut archive = Archive::default();
     add_base(&mut archive);
     add_iproute_names(&mut archive)?;
     add_tools(&mut archive, tools)?;
-    add_modules(&mut archive, &work.path().join("unpacked"), &version)?;
-    fs::rename(&boot, &image.kernel).with_context(|| format!("cannot keep {}", boot.display()))?;
-    let unfinished = work.path().join("base.cpio");
-    let write = || fs::write(&unfinished, archive.encode()?).map_err(anyhow::Error::from);
-    write().with_context(|| format!("cannot write {}", unfinished.display()))?;
-    fs::rename(&unfinished, &image.initramfs)
-        .with_context(|| format!("cannot create {}", image.initramfs.display()))
+    add_modules(&mut archive, &unpacked, &version)?;
+    fs::rename(&boot, kernel).with_context(|| format!("cannot keep {}", boot.display()))?;
+    fs::write(initramfs, archive.encode()?).with_context(|| format!("cannot write {}", initramfs.display()))
 }
 
-/// Downloads and unpacks the kernel package that Debian's cloud images use now; returns its version.
-fn unpack_kernel(work: &Path) -> anyhow::Result<String> {
+/// Downloads and unpacks the kernel package that Debian's cloud images use now; returns its files and its version.
+fn unpack_kernel(work: &Path) -> anyhow::Result<(PathBuf, String)> {
     let depends = output(Command::new("apt-cache").args(["depends", "linux-image-cloud-amd64"]))?;
     let package = depends.lines().find_map(|line| line.trim().strip_prefix("Depends: ")).context(
         "apt knows no linux-image-cloud-amd64: run `apt-get update` (Debian's own repositories must be enabled)",
@@ -153,17 +133,9 @@ fn unpack_kernel(work: &Path) -> anyhow::Result<String> {
     let version = package
         .strip_prefix("linux-image-")
         .with_context(|| format!("unexpected kernel package {package}"))?;
-    output(Command::new("apt-get").args(["download", "--quiet", package]).current_dir(work))
-        .context("cannot download the kernel (if the package is gone, run `apt-get update`)")?;
-    let debs = fs::read_dir(work).context("cannot list the download")?;
-    let deb = debs
-        .filter_map(Result::ok)
-        .map(|entry| entry.path())
-        .find(|path| path.extension() == Some(OsStr::new("deb")));
-    let deb = deb.context("apt-get download left no package")?;
-    output(Command::new("dpkg").arg("-x").arg(deb).arg("unpacked").current_dir(work))?;
-    output(Command::new("depmod").args(["-b", "unpacked", version]).current_dir(work))?;
-    Ok(version.to_owned())
+    let unpacked = debian::unpack(package, work)?;
+    output(Command::new("depmod").arg("-b").arg(&unpacked).arg(version))?;
+    Ok((unpacked, version.to_owned()))
 }
 
 fn add_base(archive: &mut Archive) {
@@ -249,19 +221,6 @@ fn add_modules(archive: &mut Archive, unpacked: &Path, version: &str) -> anyhow:
         archive.file(&target.join(index), 0o644, read(index)?);
     }
     Ok(())
-}
-
-/// Runs a program that must succeed and returns what it printed.
-fn output(command: &mut Command) -> anyhow::Result<String> {
-    let output = command.output().with_context(|| format!("cannot run {command:?}"))?;
-    if !output.status.success() {
-        bail!(
-            "{command:?} failed ({}): {}",
-            output.status,
-            String::from_utf8_lossy(&output.stderr).trim_end()
-        );
-    }
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 #[cfg(test)]

@@ -169,7 +169,7 @@ fn qemu_arguments(options: &Options, directory: &Path) -> Vec<String> {
     let mut add = |name: &str, value: String| arguments.extend([name.to_owned(), value]);
     add("-m", options.memory_mib.to_string());
     add("-smp", options.cpus.to_string());
-    add("-append", KERNEL_ARGUMENTS.to_owned());
+    add("-append", format!("{KERNEL_ARGUMENTS} {}", options.kernel_arguments));
     add("-chardev", format!("file,id=console,path={}", directory.join("console.log").display()));
     add("-serial", "chardev:console".to_owned());
     for port in PORTS {

@@ -1,5 +1,4 @@
 use std::ffi::OsStr;
-use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::ExitStatusExt;
@@ -27,6 +26,8 @@ pub struct Options {
     pub tap: Option<String>,
     /// Host files to have in the VM, at their own paths and with the libraries they need.
     pub files: Vec<PathBuf>,
+    /// More arguments of the kernel, after those that make it quick to boot.
+    pub kernel_arguments: &'static str,
     /// Memory in MiB; the files above take part of it.
     pub memory_mib: u32,
     /// Virtual processors.
@@ -41,6 +42,7 @@ impl Default for Options {
             launcher: None,
             tap: None,
             files: Vec::new(),
+            kernel_arguments: "",
             memory_mib: 768,
             cpus: 2,
             command_timeout: Duration::from_secs(300),
@@ -55,7 +57,7 @@ impl Options {
 
     /// An address of its own for every VM, or two on one link would take each other's packets.
     pub(crate) fn mac(&self) -> String {
-        let [a, b, c, ..] = random().to_be_bytes();
+        let [a, b, c]: [u8; 3] = rand::random();
         format!("52:54:00:{a:02x}:{b:02x}:{c:02x}")
     }
 }
@@ -138,7 +140,7 @@ impl Vm {
 
     /// Sends a script, and `input` to its file descriptor 6; returns what it printed and its status.
     fn request(&mut self, script: &[u8], input: &[u8]) -> anyhow::Result<Output> {
-        let mark = format!("end-{:016x}\n", random());
+        let mark = format!("end-{:016x}\n", rand::random::<u64>());
         let line = format!("{} {}\n", mark.trim_end(), STANDARD.encode(script));
         let deadline = Instant::now() + self.command_timeout;
         let machine = &mut self.machine;
@@ -196,9 +198,4 @@ fn absolute(program: &OsStr) -> anyhow::Result<PathBuf> {
 /// An exit code as wait(2) reports it.
 fn exit_status(code: i32) -> ExitStatus {
     ExitStatus::from_raw((code & 0xff) << 8)
-}
-
-/// A random number: every `RandomState` has keys of its own, so the hash of nothing differs.
-fn random() -> u64 {
-    RandomState::new().build_hasher().finish()
 }

@@ -36,6 +36,7 @@ pub(crate) const RINGS: &[Ring] = &[
             "fairlead-image",
             "fairlead-conformance",
             "fairlead",
+            "testbed-cache",
             "xtask",
         ],
         parallel: 1,
@@ -46,6 +47,7 @@ pub(crate) const RINGS: &[Ring] = &[
         name: "lab",
         packages: &[
             "testbed-lab",
+            "testbed-metrics",
             "testbed-netns",
             "fairlead-netlink",
             "fairlead-dataplane",

@@ -46,6 +46,16 @@ pub struct AddressBlockFields {
     pub ipv6: Option<String>,
 }
 
+impl AddressBlockFields {
+    /// The prefixes, without host bits.
+    ///
+    /// # Errors
+    /// The first prefix that is not CIDR of its family.
+    pub fn parse(&self) -> Result<DualStackNets, InvalidSubnet> {
+        parse_prefixes(self.ipv4.as_deref(), self.ipv6.as_deref())
+    }
+}
+
 impl AddressBlock {
     /// Name of the block with this index: `<pool>-<index>`.
     pub fn name_for(pool: &str, index: u32) -> String {
@@ -57,7 +67,7 @@ impl AddressBlock {
     /// # Errors
     /// The first prefix that is not CIDR of its family.
     pub fn parse(&self) -> Result<DualStackNets, InvalidSubnet> {
-        parse_prefixes(self.spec.ipv4.as_deref(), self.spec.ipv6.as_deref())
+        self.spec.parse()
     }
 
     /// The node that holds the block, by its label.

@@ -60,6 +60,11 @@ pub struct AddressPoolSpec {
     /// it before it is deleted.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub disabled: bool,
+    /// Whether connections of the pool's pods to destinations outside of the cluster get the address of their node. If
+    /// omitted, `spec.masquerade` of the WireKubeMesh decides; without a mesh they keep the pod's address, for networks
+    /// whose routers know the pods. Connections to pods, nodes and Services are never changed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub masquerade: Option<bool>,
     /// Size of a block: it has 2 to the power of this many addresses, so 5 makes 32. It cannot be changed.
     #[serde(default = "default_block_size_bits")]
     #[schemars(with = "i32", range(min = 0, max = 20))]

@@ -5,6 +5,10 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::address_block::AddressBlockFields;
+use super::rules::OBJECT_NAME_PATTERN;
+use crate::names::is_object_name;
+
 /// Which node requests a block, and from which pool.
 #[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[kube(
@@ -52,11 +56,15 @@ use serde::{Deserialize, Serialize};
     .message("the spec of a BlockRequest cannot be changed; delete it and make another"))]
 pub struct BlockRequestSpec {
     /// Name of the requesting node. At most 63 characters, because the block carries it as a label.
-    #[schemars(length(min = 1, max = 63))]
+    #[schemars(length(min = 1, max = 63), regex(pattern = OBJECT_NAME_PATTERN))]
     pub node_name: String,
     /// Name of the pool that the block is to come from.
-    #[schemars(length(min = 1, max = 63))]
+    #[schemars(length(min = 1, max = 63), regex(pattern = OBJECT_NAME_PATTERN))]
     pub pool_name: String,
+    /// The block that pods of the node use although the API server has lost it, as after etcd was restored from a backup.
+    /// The controller grants exactly this block, or none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub in_use: Option<AddressBlockFields>,
 }
 
 /// Observed state of the request, written by the controller.
@@ -131,10 +139,34 @@ pub enum BlockRequestOutcome<'a> {
     },
 }
 
+/// A field of a BlockRequest that is not the name of an object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InvalidName {
+    /// Its name in the manifest.
+    pub field: &'static str,
+    /// What it holds.
+    pub text: String,
+}
+
 impl BlockRequest {
-    /// Name of a node's request for a pool: `req-<pool>-<node>`. A node may have a few more, under other names.
-    pub fn name_for(pool: &str, node: &str) -> String {
-        format!("req-{pool}-{node}")
+    /// What the names of a node's requests for a pool begin with; the API server completes them (`metadata.generateName`).
+    /// No name means anything: a request is known by its UID and its spec.
+    pub fn name_prefix(pool: &str, node: &str) -> String {
+        format!("req-{pool}-{node}-")
+    }
+
+    /// Whether the names in the spec can be those of objects. An older schema took any text, which must not get into a URL.
+    ///
+    /// # Errors
+    /// The first field that is not.
+    pub fn check_names(&self) -> Result<(), InvalidName> {
+        let spec = &self.spec;
+        for (field, text) in [("nodeName", &spec.node_name), ("poolName", &spec.pool_name)] {
+            if !is_object_name(text) {
+                return Err(InvalidName { field, text: text.clone() });
+            }
+        }
+        Ok(())
     }
 
     /// What the conditions say. `Failed` wins over `Complete`, because a refusal carries both.

@@ -5,12 +5,14 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
 };
 use kube::CustomResourceExt;
 
-use super::{AddressBlock, AddressPool, BlockRequest, Egress, KiloPeer, WireKubeMesh, WireKubePeer};
+use super::{
+    AddressBlock, AddressPool, BlockRequest, Egress, KiloPeer, WireKubeMesh, WireKubePeer, not_implemented,
+};
 
 /// All CustomResourceDefinitions, ready to be installed, in the order of their names.
 ///
-/// They differ from the derived ones in that no field is nullable: a field is there or it is not, so rules can
-/// rely on `has()`.
+/// They differ from the derived ones in that no field is nullable (a field is there or it is not, so rules can
+/// rely on `has()`), and in that they say which fields are [not implemented](not_implemented).
 pub fn definitions() -> Vec<CustomResourceDefinition> {
     let mut all = vec![
         AddressBlock::crd(),
@@ -24,6 +26,7 @@ pub fn definitions() -> Vec<CustomResourceDefinition> {
     for definition in &mut all {
         let schemas = definition.spec.versions.iter_mut().filter_map(|version| version.schema.as_mut());
         schemas.filter_map(|schema| schema.open_api_v3_schema.as_mut()).for_each(forbid_null);
+        not_implemented::explain(definition);
     }
     all.sort_by(|a, b| a.metadata.name.cmp(&b.metadata.name));
     all

@@ -29,7 +29,7 @@ use super::rules::{CIDR_LENGTH, cidrs, undescribed};
         status_replicas_path = ".status.replicas",
         label_selector_path = ".status.selector"
     ),
-    printcolumn(name = "Destinations", type_ = "string", json_path = ".spec.destinations"),
+    printcolumn(name = "Destination", type_ = "string", json_path = ".spec.destinations[0]"),
     printcolumn(
         name = "Desired",
         type_ = "integer",

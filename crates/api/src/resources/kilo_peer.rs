@@ -17,7 +17,7 @@ use crate::wireguard::{InvalidKey, PublicKey};
     derive = "PartialEq",
     doc = "A WireGuard peer outside the cluster: a laptop, a router, a gateway of another cluster.",
     printcolumn(name = "Public Key", type_ = "string", json_path = ".spec.publicKey"),
-    printcolumn(name = "AllowedIPs", type_ = "string", json_path = ".spec.allowedIPs"),
+    printcolumn(name = "AllowedIP", type_ = "string", json_path = ".spec.allowedIPs[0]"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[serde(rename_all = "camelCase")]

@@ -4,7 +4,8 @@
 //! Everything the API server can check is checked there (schema and CEL rules, with messages for people);
 //! the typed accessors here parse again, because a program must not trust what an older schema let in.
 //!
-//! The `///` comments of fields are what `kubectl explain` shows. [`definitions`] gives the manifests;
+//! The `///` comments of fields are what `kubectl explain` shows; [`not_implemented`] lists what nothing acts on yet.
+//! [`definitions`] gives the manifests;
 //! `cargo run -p fairlead-api --features resources --example generate_crds` writes them.
 
 #![expect(unreachable_pub, reason = "the schema derive repeats each public struct inside a function")]
@@ -16,6 +17,7 @@ mod block_request;
 mod definitions;
 mod egress;
 mod kilo_peer;
+pub mod not_implemented;
 mod rules;
 mod wirekube_mesh;
 mod wirekube_peer;
@@ -26,7 +28,7 @@ pub use address_pool::{
 };
 pub use block_request::{
     BlockRequest, BlockRequestCondition, BlockRequestConditionType, BlockRequestOutcome, BlockRequestSpec,
-    BlockRequestStatus, ConditionStatus,
+    BlockRequestStatus, ConditionStatus, InvalidName,
 };
 pub use definitions::definitions;
 pub use egress::{
@@ -40,7 +42,7 @@ pub use wirekube_mesh::{
     WireKubeMesh, WireKubeMeshSpec, WireKubeMeshStatus,
 };
 pub use wirekube_peer::{
-    CandidateType, EndpointDiscoveryMethod, IceCandidate, InvalidEndpoint, NatType, ObservedEndpoint,
+    CandidateType, EndpointDiscoveryMethod, IceCandidate, NatType, ObservedEndpoint, PeerCounts,
     PeerTransport, PortPrediction, TransportMode, WireGuardImplementation, WireKubePeer, WireKubePeerSpec,
     WireKubePeerStatus,
 };

@@ -16,6 +16,10 @@ pub(super) fn explained(rule: &str, message: &str) -> Rule {
     Rule { rule: rule.to_owned(), message: Some(Message::Expression(message.to_owned())), ..Rule::default() }
 }
 
+/// Name of an object whose kind takes DNS subdomains (RFC 1123), such as nodes and pools.
+pub(super) const OBJECT_NAME_PATTERN: &str =
+    r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$";
+
 /// A string that is a prefix of one family, 4 or 6.
 pub(super) fn cidr_of_family(family: u8) -> Rule {
     explained(

@@ -20,7 +20,7 @@ use crate::names::{MESH_MTU, WIREGUARD_INTERFACE, WIREGUARD_PORT};
     shortname = "wkmesh",
     status = "WireKubeMeshStatus",
     derive = "PartialEq",
-    doc = "The settings of the WireGuard mesh. Create one per cluster; every node reads it.",
+    doc = "The settings of the WireGuard mesh. Create one per cluster; every node reads the first by name.",
     printcolumn(name = "Port", type_ = "integer", json_path = ".spec.listenPort"),
     printcolumn(name = "Interface", type_ = "string", json_path = ".spec.interfaceName"),
     printcolumn(
@@ -56,7 +56,7 @@ pub struct WireKubeMeshSpec {
     #[schemars(with = "i32", range(min = 576, max = 65535))]
     pub mtu: u16,
     /// STUN servers as host:port, with or without the prefix `stun:`. At least two, because only the responses of several
-    /// servers show the type of a NAT. If omitted, well-known public servers are used.
+    /// servers show the type of a NAT.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(min = 2, max = 16), inner(length(max = 270)))]
     #[x_kube(validation = explained(
@@ -70,21 +70,30 @@ pub struct WireKubeMeshSpec {
     #[x_kube(validation = explained(
         "isURL(self) && url(self).getScheme() == 'https'", "\"'\" + self + \"' is not an https URL\""))]
     pub api_server_url: Option<String>,
-    /// IPv4 prefix from which every node gets an address of its own inside the mesh. If omitted, nodes have none.
+    /// IPv4 prefix from which every node gets an address of its own inside the mesh.
     #[serde(default, rename = "meshCIDR", skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = CIDR_LENGTH))]
     #[x_kube(validation = cidr_of_family(4))]
     pub mesh_cidr: Option<String>,
-    /// Which prefixes a node publishes by itself.
+    /// Which prefixes a node publishes by itself. If omitted, its InternalIP addresses.
     #[serde(default, rename = "autoAllowedIPs", skip_serializing_if = "Option::is_none")]
     pub auto_allowed_ips: Option<AutoAllowedIps>,
+    /// Whether connections of pods to destinations outside of the cluster get the address of their node. Connections to pods,
+    /// nodes and Services never do. `spec.masquerade` of an AddressPool overrides it.
+    #[serde(default = "default_masquerade")]
+    pub masquerade: bool,
+    /// Prefixes in CIDR notation outside of the cluster that see the addresses of pods: they have routes to the pods.
+    #[serde(default, rename = "nonMasqueradeCIDRs", skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 1000), inner(length(max = CIDR_LENGTH)))]
+    #[x_kube(validation = cidrs())]
+    pub non_masquerade_cidrs: Vec<String>,
     /// Which destinations stay out of the mesh.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub routing: Option<Routing>,
     /// How paths through NATs are found and validated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nat_traversal: Option<NatTraversal>,
-    /// The relay for peers without a direct path. If omitted, there is none.
+    /// The relay for peers without a direct path.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub relay: Option<Relay>,
 }
@@ -103,9 +112,9 @@ pub struct AutoAllowedIps {
 #[serde(rename_all = "camelCase")]
 pub struct Routing {
     /// Whether addresses in a subnet that the node itself is attached to are reached there (bypass) or through
-    /// the mesh (tunnel).
-    #[serde(default)]
-    pub local_subnet_policy: LocalSubnetPolicy,
+    /// the mesh (tunnel, the default).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub local_subnet_policy: Option<LocalSubnetPolicy>,
     /// Prefixes in CIDR notation that never enter the mesh.
     #[serde(default, rename = "excludeCIDRs", skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 1000), inner(length(max = CIDR_LENGTH)))]
@@ -114,11 +123,10 @@ pub struct Routing {
 }
 
 /// How addresses in a subnet that the node is attached to are reached.
-#[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub enum LocalSubnetPolicy {
     /// In that subnet.
-    #[default]
     Bypass,
     /// Through the mesh.
     Tunnel,
@@ -323,7 +331,7 @@ pub struct WireKubeMeshStatus {
     /// All peers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub total_peers: Option<i32>,
-    /// Where the managed relay is reached, as host:port.
+    /// WireKube's field: where its relay is reached. Not written yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub relay_endpoint: Option<String>,
     /// `Ready` is False, with the reason, while peers are missing.
@@ -342,6 +350,8 @@ impl Default for WireKubeMeshSpec {
             api_server_url: None,
             mesh_cidr: None,
             auto_allowed_ips: None,
+            masquerade: default_masquerade(),
+            non_masquerade_cidrs: Vec::new(),
             routing: None,
             nat_traversal: None,
             relay: None,
@@ -366,6 +376,10 @@ impl NatTraversal {
         let default = self.handshake_valid_window_seconds.saturating_add(120);
         Duration::from_secs(self.direct_connected_window_seconds.unwrap_or(default).into())
     }
+}
+
+fn default_masquerade() -> bool {
+    true
 }
 
 fn default_listen_port() -> u16 {

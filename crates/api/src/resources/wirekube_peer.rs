@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
+use fairlead_address::{Endpoint, InvalidEndpoint};
 use ipnet::IpNet;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::{CustomResource, KubeSchema};
@@ -23,9 +24,9 @@ use crate::wireguard::{InvalidKey, PublicKey};
     shortname = "wkpeer",
     status = "WireKubePeerStatus",
     derive = "PartialEq",
-    doc = "A member of the WireGuard mesh. Every node writes the one with its own name; operators create those of peers that are not nodes.",
+    doc = "A member of the WireGuard mesh. Every node writes the one with its own name.",
     printcolumn(name = "Endpoint", type_ = "string", json_path = ".spec.endpoint"),
-    printcolumn(name = "AllowedIPs", type_ = "string", json_path = ".spec.allowedIPs"),
+    printcolumn(name = "AllowedIP", type_ = "string", json_path = ".spec.allowedIPs[0]"),
     printcolumn(
         name = "Connected",
         type_ = "boolean",
@@ -74,13 +75,18 @@ pub struct WireKubePeerSpec {
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct WireKubePeerStatus {
-    /// Whether the node has a usable path to all others, directly or through a relay.
+    /// Whether the node has a usable path to all others, directly or through a relay. In a mesh of more than 100 others: to
+    /// those it was chosen to observe, so that one node that fails changes the status of a few.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub connected: Option<bool>,
+    /// Extension of Fairlead: how many others the node reaches, as of lastReportedAt.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub peers: Option<PeerCounts>,
     /// When the latest handshake with any peer completed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_handshake: Option<Time>,
-    /// When the node last wrote this status.
+    /// When the node last wrote this status. It does when something else of it changes, and every few minutes (in large
+    /// meshes hours); handshake, bytes and counts are as of then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_reported_at: Option<Time>,
     /// Bytes received from all peers.
@@ -98,25 +104,26 @@ pub struct WireKubePeerStatus {
     /// Addresses at which the node may be reached, for others to try.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ice_candidates: Vec<IceCandidate>,
-    /// How the node's NAT chooses ports.
+    /// How the node's NAT chooses ports. Not written yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub port_prediction: Option<PortPrediction>,
-    /// State of the path search: gathering, checking, connected, relay, birthday or failed.
+    /// State of the path search: gathering, checking, connected, relay, birthday or failed. Not written yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ice_state: Option<String>,
-    /// The same as peerTransports, under the name newer WireKube versions use.
+    /// The same as peerTransports, under the name newer WireKube versions use. Not written.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub connections: BTreeMap<String, PeerTransport>,
-    /// How the node reaches each peer, by name: direct or relay.
+    /// How the node reaches each peer, by name: direct or relay. In a mesh of more than 100 others only those that are not
+    /// reached directly.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub peer_transports: BTreeMap<String, PeerTransport>,
     /// direct when all peers are reached directly, relay when all are relayed, else mixed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transport_mode: Option<TransportMode>,
-    /// Round-trip time to the relay in milliseconds.
+    /// Round-trip time to the relay in milliseconds. Not written yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub relay_latency_ms: Option<i32>,
-    /// kernel or userspace, as WireKube names them. See wireguard.
+    /// kernel or userspace, as WireKube names them. Not written: see wireguard.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bind_mode: Option<String>,
     /// Extension of Fairlead: the endpoints from which this node receives authenticated packets, by peer name.
@@ -226,6 +233,17 @@ pub struct PortPrediction {
     pub sample_ports: Vec<i32>,
 }
 
+/// How many peers a node reaches.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PeerCounts {
+    /// All of them.
+    pub total: u32,
+    /// Reached directly.
+    pub direct: u32,
+    /// Without a usable path.
+    pub unreachable: u32,
+}
+
 /// How one peer is reached.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
@@ -280,18 +298,13 @@ pub struct ObservedEndpoint {
     pub last_seen: Option<Time>,
 }
 
-/// An endpoint did not parse.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("'{0}' is not address:port")]
-pub struct InvalidEndpoint(pub String);
-
 impl ObservedEndpoint {
     /// The address and port.
     ///
     /// # Errors
-    /// The text is not address:port.
+    /// The text is not address:port; packets come from no name.
     pub fn parse_endpoint(&self) -> Result<SocketAddr, InvalidEndpoint> {
-        self.endpoint.parse().map_err(|_| InvalidEndpoint(self.endpoint.clone()))
+        self.endpoint.parse::<Endpoint>()?.address().ok_or_else(|| InvalidEndpoint(self.endpoint.clone()))
     }
 }
 
@@ -304,14 +317,13 @@ impl WireKubePeerSpec {
         self.public_key.parse()
     }
 
-    /// The published endpoint, if it is an address. DNS names are not resolved and count as errors: `None`
-    /// would hide a typing error.
+    /// The published endpoint; an empty text is none.
     ///
     /// # Errors
-    /// The text is not address:port.
-    pub fn parse_endpoint(&self) -> Result<Option<SocketAddr>, InvalidEndpoint> {
-        let parse = |text: &String| text.parse().map_err(|_| InvalidEndpoint(text.clone()));
-        self.endpoint.as_ref().map(parse).transpose()
+    /// The text is no endpoint.
+    pub fn parse_endpoint(&self) -> Result<Option<Endpoint>, InvalidEndpoint> {
+        let text = self.endpoint.as_deref().filter(|text| !text.is_empty());
+        text.map(str::parse).transpose()
     }
 
     /// The allowed IPs that are prefixes, with host bits cleared, and the texts that are not.

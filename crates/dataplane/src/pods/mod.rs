@@ -9,16 +9,20 @@
 mod inspect;
 mod moved;
 mod plan;
+mod recover;
 mod removal;
+mod repair;
+mod source_check;
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
 
-use fairlead_api::names::LINK_ALIAS_PREFIX;
+use fairlead_address::DualStackAddrs;
+use fairlead_api::names::{LINK_ALIAS_PREFIX, LINK_GROUP_PODS};
 use fairlead_netlink::netns::Netns;
 use fairlead_netlink::route::{
     IpFamily, Link, MacAddress, Route, RouteSocket, TABLE_LOCAL, VethEnd, add_veth, delete_link, set_alias,
@@ -33,7 +37,10 @@ pub use inspect::{End, Inspection, inspect};
 pub use moved::gather_routes;
 use plan::Plan;
 pub use plan::PodAlias;
+pub use recover::{Unclear, recover};
 pub use removal::{Removal, remove};
+pub use repair::{Attached, HostEnds, Repair, repairs};
+pub use source_check::check_sources;
 
 /// Names on the host that are tried when others have ours.
 const NAME_TRIES: u32 = 8;
@@ -42,7 +49,7 @@ const SETTLE_TRIES: u32 = 10_000;
 const SETTLE_PAUSE: Duration = Duration::from_micros(50);
 const SETTLE_PAUSE_MAX: Duration = Duration::from_millis(1);
 
-/// What a pod is to get.
+/// The attachment of a pod that [`add`] makes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodSpec {
     /// The runtime's name for the sandbox (`CNI_CONTAINERID`).
@@ -53,10 +60,8 @@ pub struct PodSpec {
     pub netns: PathBuf,
     /// Pool its addresses are from.
     pub pool: String,
-    /// Its IPv4 address.
-    pub ipv4: Option<Ipv4Addr>,
-    /// Its IPv6 address.
-    pub ipv6: Option<Ipv6Addr>,
+    /// Its addresses.
+    pub addresses: DualStackAddrs,
     /// MTU of both ends in bytes; the kernel's default is 1500.
     pub mtu: Option<u32>,
     /// Name of the link on the host, if others rely on one; otherwise it is made of the container's.
@@ -95,10 +100,8 @@ pub struct PodOnNode {
     pub host_name: String,
     /// Index on the host.
     pub host_index: u32,
-    /// Its IPv4 address, if it has a route.
-    pub ipv4: Option<Ipv4Addr>,
-    /// Its IPv6 address, if it has a route.
-    pub ipv6: Option<Ipv6Addr>,
+    /// Its addresses, as far as routes lead to them.
+    pub addresses: DualStackAddrs,
 }
 
 /// Why a pod's link could not be made, removed or listed.
@@ -211,6 +214,7 @@ pub fn pods_among(links: &[Link], routes: &[Route]) -> Vec<PodOnNode> {
             .filter(move |route| route.link == Some(index))
             .map(|route| route.destination)
             .filter(|prefix| prefix.prefix_len() == prefix.max_prefix_len())
+            .map(|prefix| prefix.addr())
     };
     let pod = |link: &Link| {
         let alias = PodAlias::parse(link.alias.as_deref()?)?;
@@ -220,14 +224,7 @@ pub fn pods_among(links: &[Link], routes: &[Route]) -> Vec<PodOnNode> {
             ifname: alias.ifname,
             host_name: link.name.clone(),
             host_index: link.index,
-            ipv4: addresses(link.index).find_map(|prefix| match prefix {
-                IpNet::V4(it) => Some(it.addr()),
-                IpNet::V6(_) => None,
-            }),
-            ipv6: addresses(link.index).find_map(|prefix| match prefix {
-                IpNet::V4(_) => None,
-                IpNet::V6(it) => Some(it.addr()),
-            }),
+            addresses: addresses(link.index).collect(),
         })
     };
     links.iter().filter_map(pod).collect()
@@ -285,11 +282,11 @@ fn make_pair(spec: &PodSpec, plan: &Plan, netns: &Netns, host: &mut RouteSocket)
 /// the kernel says that one is taken: the search reads every pod's link.
 fn make_links(spec: &PodSpec, plan: &Plan, netns: &Netns, host: &mut RouteSocket) -> Result<Link> {
     let kernel = |source| kernel_error(spec, source);
-    let container = VethEnd { name: &spec.ifname, mac: Some(plan.container_mac), mtu: spec.mtu };
+    let container = VethEnd { name: &spec.ifname, mac: Some(plan.container_mac), mtu: spec.mtu, group: 0 };
     let (mut attempt, mut searched) = (0, false);
     while attempt < NAME_TRIES {
         let name = plan.host_name(attempt);
-        let end = VethEnd { name: &name, mac: Some(plan.host_mac), mtu: spec.mtu };
+        let end = VethEnd { name: &name, mac: Some(plan.host_mac), mtu: spec.mtu, group: LINK_GROUP_PODS };
         match host.apply(&[add_veth(&end, &container, netns.as_fd())]) {
             Err(error) if error.is_existing() => {
                 if !std::mem::replace(&mut searched, true) {
@@ -345,7 +342,7 @@ fn connect_pod(
     host.apply(&[set_alias(host_link.index, &plan.alias)]).map_err(kernel)?;
     let mut pod = RouteSocket::open().map_err(kernel)?;
     let link = expect_link(&mut pod, &spec.ifname).map_err(kernel)?;
-    if spec.ipv6.is_some() {
+    if spec.addresses.ipv6.is_some() {
         uplink::accept_ipv6(&spec.ifname).map_err(|source| sysctl_error(spec, source))?;
     }
     pod.apply(&plan.in_pod(link.index)).map_err(kernel)?;
@@ -353,7 +350,7 @@ fn connect_pod(
 }
 
 fn connect_host(spec: &PodSpec, plan: &Plan, host: &mut RouteSocket, link: &Link) -> Result<()> {
-    if spec.ipv6.is_some() {
+    if spec.addresses.ipv6.is_some() {
         uplink::refuse_advertisements(&link.name).map_err(|source| sysctl_error(spec, source))?;
     }
     host.apply(&plan.on_host(link.index)).map_err(|source| kernel_error(spec, source))
@@ -362,7 +359,7 @@ fn connect_host(spec: &PodSpec, plan: &Plan, host: &mut RouteSocket, link: &Link
 fn expect_link(socket: &mut RouteSocket, name: &str) -> fairlead_netlink::Result<Link> {
     socket.link_by_name(name)?.ok_or_else(|| fairlead_netlink::Error::Malformed {
         what: format!("look up link {name}"),
-        reason: "it was made a moment ago and is gone".to_owned(),
+        reason: "it was deleted right after it had been created".to_owned(),
     })
 }
 
@@ -379,7 +376,7 @@ fn wait_ready(
     for _ in 0..SETTLE_TRIES {
         let ready = can_send(pod, container)
             .and_then(|pod_sends| Ok(pod_sends && can_send(host, host_link.index)?))
-            .and_then(|both_send| Ok(both_send && can_receive(pod, spec.ipv6)?));
+            .and_then(|both_send| Ok(both_send && can_receive(pod, spec.addresses.ipv6)?));
         if ready.unwrap_or(true) {
             return;
         }

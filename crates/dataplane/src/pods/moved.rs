@@ -16,7 +16,7 @@ use crate::routing_ids::{PROTOCOL_STATIC, RoutingIds};
 /// # Errors
 /// Routes cannot be read, or the kernel refuses one.
 pub fn gather_routes(ids: RoutingIds, pods: &[PodOnNode]) -> Result<usize> {
-    let lost = pods.iter().filter(|pod| pod.ipv4.is_none() && pod.ipv6.is_none());
+    let lost = pods.iter().filter(|pod| pod.addresses.is_empty());
     let lost: Vec<u32> = lost.map(|pod| pod.host_index).collect();
     if lost.is_empty() {
         return Ok(0);

@@ -1,8 +1,9 @@
 //! Everything about a pod's link that can be said before the kernel is asked.
 
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 
+use fairlead_address::DualStackAddrs;
 use fairlead_api::names::{IPV6_MIN_MTU, LINK_ALIAS_PREFIX, POD_GATEWAY_IPV4, POD_GATEWAY_IPV6};
 use fairlead_netlink::Message;
 use fairlead_netlink::route::{
@@ -55,8 +56,7 @@ impl fmt::Display for PodAlias {
 pub(super) struct Plan {
     container_id: String,
     ifname: String,
-    ipv4: Option<Ipv4Addr>,
-    ipv6: Option<Ipv6Addr>,
+    addresses: DualStackAddrs,
     link_name: Option<String>,
     ids: RoutingIds,
     pub(super) alias: String,
@@ -82,8 +82,7 @@ impl Plan {
             host_mac: mac(&format!("{identity}:host")),
             container_id: spec.container_id.clone(),
             ifname: spec.ifname.clone(),
-            ipv4: spec.ipv4,
-            ipv6: spec.ipv6,
+            addresses: spec.addresses,
             link_name: spec.link_name.clone(),
             ids: spec.ids,
             alias,
@@ -105,14 +104,14 @@ impl Plan {
             };
             add_route(&route)
         };
-        if let Some(ip) = self.ipv4 {
+        if let Some(ip) = self.addresses.ipv4 {
             let gateway = POD_GATEWAY_IPV4.into();
             messages.push(add_address(&address(link, host_prefix(ip.into()), Scope::UNIVERSE)));
             messages.push(self.gateway_neighbour(link, gateway));
             messages.push(route(host_prefix(gateway), None));
             messages.push(route(IpFamily::V4.everything(), Some(gateway)));
         }
-        if let Some(ip) = self.ipv6 {
+        if let Some(ip) = self.addresses.ipv6 {
             let gateway = POD_GATEWAY_IPV6.into();
             let own = self.container_mac.link_local().into();
             messages.push(add_address(&address(link, link_local_prefix(own), Scope::LINK)));
@@ -126,32 +125,17 @@ impl Plan {
     /// Messages for the end on the host.
     pub(super) fn on_host(&self, link: u32) -> Vec<Message> {
         let mut messages = self.bring_up(link);
-        if let Some(ip) = self.ipv4 {
-            // Every pod link has this same address. Scope host keeps it from ever becoming the source of a packet
-            // to the pod: the route has scope link, and the kernel takes no source address that reaches less far
-            // than the route, so it goes on to the node's own address.
-            messages.push(add_address(&address(link, host_prefix(POD_GATEWAY_IPV4.into()), Scope::HOST)));
-            messages.extend(self.lead_to_pod(link, ip.into()));
-        }
-        if let Some(ip) = self.ipv6 {
-            let gateway = link_local_prefix(POD_GATEWAY_IPV6.into());
-            messages.push(add_address(&address(link, gateway, Scope::LINK)));
-            messages.extend(self.lead_to_pod(link, ip.into()));
-        }
+        messages.extend(gateways(self.addresses, link).iter().map(add_address));
+        // The neighbour is not fixed as it is in the pod: a chained plugin may change the pod's link-layer address.
+        messages.extend(self.addresses.iter().map(|ip| presumed_neighbour(link, ip, self.container_mac)));
+        messages.extend(pod_routes(self.ids, self.addresses, link).iter().map(add_route));
         messages
-    }
-
-    /// The neighbour is not fixed as it is in the pod: a chained plugin may change the pod's link-layer address.
-    fn lead_to_pod(&self, link: u32, ip: IpAddr) -> [Message; 2] {
-        let neighbour = presumed_neighbour(link, ip, self.container_mac);
-        let (table, protocol) = (self.ids.table_pods(), self.ids.protocol());
-        [neighbour, add_route(&Route::onto(table, protocol, host_prefix(ip), link))]
     }
 
     /// The kernel's own link-local address would be tentative for a second or two and hold up every IPv6 pod; we set
     /// both ends' ourselves, without duplicate address detection: no other host can be on this link.
     fn bring_up(&self, link: u32) -> Vec<Message> {
-        let quiet = self.ipv6.map(|_| disable_address_generation(link));
+        let quiet = self.addresses.ipv6.map(|_| disable_address_generation(link));
         quiet.into_iter().chain([set_up(link, true)]).collect()
     }
 
@@ -159,6 +143,22 @@ impl Plan {
     fn gateway_neighbour(&self, link: u32, gateway: IpAddr) -> Message {
         permanent_neighbour(link, gateway, self.host_mac)
     }
+}
+
+/// The addresses of the end on the host: the gateways of the pod.
+pub(super) fn gateways(pod: DualStackAddrs, link: u32) -> Vec<Address> {
+    // Every pod link has this same IPv4 address. Scope host keeps it from ever becoming the source of a packet to the
+    // pod: the route has scope link, and the kernel takes no source address that reaches less far than the route, so it
+    // goes on to the node's own address.
+    let ipv4 = |_| address(link, host_prefix(POD_GATEWAY_IPV4.into()), Scope::HOST);
+    let ipv6 = |_| address(link, link_local_prefix(POD_GATEWAY_IPV6.into()), Scope::LINK);
+    pod.ipv4.map(ipv4).into_iter().chain(pod.ipv6.map(ipv6)).collect()
+}
+
+/// The routes to a pod, in the table of pods.
+pub(super) fn pod_routes(ids: RoutingIds, pod: DualStackAddrs, link: u32) -> Vec<Route> {
+    let route = |ip| Route::onto(ids.table_pods(), ids.protocol(), host_prefix(ip), link);
+    pod.iter().map(route).collect()
 }
 
 fn identity(container_id: &str, ifname: &str) -> String {
@@ -217,14 +217,14 @@ fn check(spec: &PodSpec) -> Result<()> {
             return Err(invalid(field, name, reason));
         }
     }
-    if spec.ipv4.is_none() && spec.ipv6.is_none() {
+    if spec.addresses.is_empty() {
         return Err(invalid(
             "addresses of container",
             &spec.container_id,
             "are missing: neither IPv4 nor IPv6",
         ));
     }
-    let least = if spec.ipv6.is_some() { IPV6_MIN_MTU } else { IPV4_MIN_MTU };
+    let least = if spec.addresses.ipv6.is_some() { IPV6_MIN_MTU } else { IPV4_MIN_MTU };
     match spec.mtu {
         Some(mtu) if mtu < least => {
             Err(invalid("MTU", &mtu.to_string(), "is less than the address family needs"))

@@ -16,7 +16,7 @@ pub fn remove(container_id: &str, ifname: &str) -> Result<bool> {
     Ok(removal.is_needed())
 }
 
-/// The removal of a pod in two steps, for those who need not wait until the kernel has freed the link's memory.
+/// The removal of a pod in two steps, for callers that need not wait until the kernel has freed the link's memory.
 ///
 /// The kernel deletes a link in a few hundred microseconds: both ends are shut, their routes and neighbours go, and they
 /// leave the list of links, so that no process can find or use them (`unregister_netdevice_many_notify`,

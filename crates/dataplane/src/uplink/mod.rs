@@ -13,7 +13,7 @@ use fairlead_netlink::route::{
 use ipnet::IpNet;
 
 pub use sysctl::{
-    SysctlError, accept_ipv6, enable_forwarding, loosen_reverse_path_filter, refuse_advertisements,
+    SysctlError, accept_ipv6, enable_forwarding, has_ipv6, loosen_reverse_path_filter, refuse_advertisements,
 };
 
 /// MTU of the mesh device: what was asked for, unless the uplink cannot carry it with WireGuard's 80 bytes over IPv6

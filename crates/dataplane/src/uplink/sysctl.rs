@@ -21,6 +21,11 @@ type Result<T> = std::result::Result<T, SysctlError>;
 const IPV4: &str = "/proc/sys/net/ipv4";
 const IPV6: &str = "/proc/sys/net/ipv6";
 
+/// Whether the kernel has IPv6: it has none with `ipv6.disable=1`.
+pub fn has_ipv6() -> bool {
+    Path::new(IPV6).exists()
+}
+
 /// Reads a switch; `None` if this kernel or interface does not have it.
 fn read(path: &Path) -> Result<Option<String>> {
     match fs::read_to_string(path) {
@@ -59,10 +64,13 @@ fn of_interface(family: &str, interface: &str, switch: &str) -> PathBuf {
 /// A switch that differs cannot be written.
 pub fn enable_forwarding() -> Result<Vec<PathBuf>> {
     let mut wanted = vec![(Path::new(IPV4).join("ip_forward"), "1")];
-    wanted.extend(
-        advertised_interfaces()?.into_iter().map(|name| (of_interface(IPV6, &name, "accept_ra"), "2")),
-    );
-    wanted.push((of_interface(IPV6, "all", "forwarding"), "1"));
+    let ipv6 = of_interface(IPV6, "all", "forwarding");
+    if read(&ipv6)?.is_some_and(|found| found != "1") {
+        wanted.extend(
+            advertised_interfaces()?.into_iter().map(|name| (of_interface(IPV6, &name, "accept_ra"), "2")),
+        );
+        wanted.push((ipv6, "1"));
+    }
     let mut changed = Vec::new();
     for (path, value) in wanted {
         if set(&path, value)? {

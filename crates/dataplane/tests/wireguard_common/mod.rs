@@ -271,8 +271,8 @@ fn restart(a: &Node, b: &Node, device: Box<dyn WireGuardDevice>) -> Box<dyn Wire
 fn removal(a: &Node, device: Box<dyn WireGuardDevice>) {
     let without_peers = DeviceConfig { peers: BTreeMap::new(), ..a.config(a, None) };
     reconcile(&*device, &without_peers);
-    a.namespace.run(mesh::remove).unwrap();
     device.delete().unwrap();
+    a.namespace.run(mesh::remove).unwrap();
     let deadline = Instant::now() + TIMEOUT;
     while a.namespace.sh("ip -o link").contains(&a.settings.interface) {
         assert!(Instant::now() < deadline, "the link is still there");

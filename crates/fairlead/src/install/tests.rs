@@ -191,16 +191,15 @@ fn file_names_that_runtimes_ignore_are_refused() {
 }
 
 #[test]
-fn uninstall_removes_only_files_of_fairlead() {
+fn cleanup_removes_only_files_of_fairlead() {
     let node = Node::new();
     node.install(LIST).unwrap();
     fs::write(node.conf("20-other.conflist"), "{}").unwrap();
     fs::write(node.path("opt/cni/bin/portmap"), "").unwrap();
-    let arguments = UninstallArguments { paths: node.paths() };
-    uninstall(&arguments).unwrap();
+    remove_files(&node.paths()).unwrap();
     let left: Vec<PathBuf> = node.files().into_iter().map(|(path, _)| path).collect();
     assert_eq!(left, [node.conf("20-other.conflist"), node.path("opt/cni/bin/portmap")]);
     fs::write(node.conf("10-coil.conflist"), r#"{"type": "other"}"#).unwrap();
-    uninstall(&arguments).unwrap();
+    remove_files(&node.paths()).unwrap();
     assert!(node.conf("10-coil.conflist").exists());
 }

@@ -136,6 +136,9 @@ impl<'a> Index<'a> {
     fn link(&self, link: &PodLink) -> Option<Finding> {
         let subject = &link.name;
         let Some(holder) = self.allocated.get(&link.key) else {
+            if link.addresses.is_empty() {
+                return Some(unclear(link));
+            }
             return Some(finding(
                 Severity::Error,
                 "LinkWithoutAddress",
@@ -217,6 +220,21 @@ impl<'a> Index<'a> {
         }
         found
     }
+}
+
+fn unclear(link: &PodLink) -> Finding {
+    let container = &link.key.container_id;
+    finding(
+        Severity::Error,
+        "AddressUnclear",
+        &link.name,
+        [
+            format!("no route leads to link {} of container {container}, and its addresses are not known", link.name),
+            "another program deleted the routes before the node program started; what the pod may use is given to no other"
+                .to_owned(),
+            format!("delete the pod of container {container} (`crictl inspectp {container}`)"),
+        ],
+    )
 }
 
 fn list(addresses: &[IpAddr]) -> String {

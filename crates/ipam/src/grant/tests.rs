@@ -1,6 +1,11 @@
 use super::*;
+use crate::refusal::RefusalReason;
 
 const NONE: [ExistingBlock; 0] = [];
+
+fn grant(request: &Request<'_>, pools: &BTreeMap<String, PoolState>, blocks: &[ExistingBlock]) -> Grant {
+    super::grant(request, pools, &blocks.iter().cloned().collect())
+}
 
 fn pools(pools: &[(&str, &str, bool)]) -> BTreeMap<String, PoolState> {
     let state = |(name, subnet, terminating): &(&str, &str, bool)| {
@@ -14,15 +19,16 @@ fn block(name: &str, pool: &str, index: u32, net: &str, request: Option<&str>) -
     ExistingBlock {
         name: name.to_owned(),
         pool: pool.to_owned(),
+        node: "worker-1".to_owned(),
         index,
-        nets: BlockNets { ipv4: Some(net.parse().unwrap()), ipv6: None },
+        nets: DualStackNets { ipv4: Some(net.parse().unwrap()), ipv6: None },
         request: request.map(str::to_owned),
         terminating: false,
     }
 }
 
 fn ask<'a>(uid: &'a str, pool: &'a str) -> Request<'a> {
-    Request { uid, pool, node: "worker-1" }
+    Request { uid, pool, node: "worker-1", pod_capacity: None, claim: None }
 }
 
 #[track_caller]
@@ -83,23 +89,23 @@ fn refusals_say_why() {
     );
     refused(
         grant(&ask("u", "nope"), &pools, &blocks),
-        "unknown pool",
+        "UnknownPool",
         "there is no pool nope: create the AddressPool, or correct the annotation coil.cybozu.com/pool of the pod's namespace",
     );
     refused(
         grant(&ask("u", "going"), &pools, &blocks),
-        "pool is being deleted",
+        "PoolTerminating",
         "pool going is being deleted and gives no more blocks",
     );
     refused(
         grant(&ask("u", "bad"), &pools, &blocks),
-        "invalid pool",
+        "InvalidPool",
         "pool bad cannot be used: pool bad: too narrow subnet 10.66.0.0/30 in spec.subnets[0]: \
          it has 2 host bits and a block needs 5",
     );
     refused(
         grant(&ask("u", "second"), &pools, &blocks),
-        "overlapping pools",
+        "PoolOverlap",
         "pool second does not have free blocks: the addresses of all that are left, such as 10.64.0.0/27, \
          belong to older pools or are in blocks of others; remove the overlap",
     );
@@ -107,7 +113,7 @@ fn refusals_say_why() {
     disabled.disabled = true;
     refused(
         grant(&ask("u", "default"), &pools, &NONE),
-        "pool is disabled",
+        "PoolDisabled",
         "pool default is disabled and gives no more blocks: set spec.disabled to false, or use another pool",
     );
     pools.clear();
@@ -129,6 +135,68 @@ fn unexpected_blocks_are_skipped() {
         block("other-0", "other", 0, "10.64.0.64/26", None),
     ];
     assert_eq!(grant(&ask("u", "default"), &pools, &blocks).to_string(), "allocated a block default-4");
+}
+
+#[test]
+fn a_node_gets_no_more_blocks_than_its_pods_can_need() {
+    for (pods, bits, limit) in
+        [(None, 5, 12), (Some(250), 5, 20), (Some(110), 0, 224), (Some(0), 5, 4), (Some(u32::MAX), 0, 8196)]
+    {
+        assert_eq!(block_limit(pods, bits), limit, "{pods:?} {bits}");
+    }
+    let pools = pools(&[("default", "10.64.0.0/16", false)]);
+    let request = Request { pod_capacity: Some(1), ..ask("u", "default") };
+    let held = |count: u32| -> Vec<ExistingBlock> {
+        let net = |n: u32| format!("10.64.{}.{}/27", n / 8, n % 8 * 32);
+        (0..count).map(|n| block(&format!("default-{n}"), "default", n, &net(n), None)).collect()
+    };
+    assert_eq!(grant(&request, &pools, &held(5)).to_string(), "allocated a block default-5");
+    refused(
+        grant(&request, &pools, &held(6)),
+        "BlockLimitReached",
+        "node worker-1 has 6 blocks of pool default and may have 6: the limit follows from the pod capacity of \
+         the Node and the pool's block size",
+    );
+    let other = Request { node: "worker-2", ..request };
+    assert_eq!(grant(&other, &pools, &held(6)).to_string(), "allocated a block default-6");
+    // The question whether the pool has blocks is of no node.
+    assert!(matches!(grant(&Request { node: "", ..request }, &pools, &held(6)), Grant::New { .. }));
+}
+
+#[test]
+fn a_claimed_block_is_granted_exactly_or_not_at_all() {
+    let mut pools = pools(&[("older", "10.64.0.128/26", false), ("default", "10.64.0.0/24", true)]);
+    pools.get_mut("default").unwrap().created = 1;
+    let claim = |index: u32, net: &str| {
+        let nets = DualStackNets { ipv4: Some(net.parse().unwrap()), ipv6: None };
+        Request { claim: Some(ClaimedBlock { index, nets }), ..ask("u", "default") }
+    };
+    let mine = block("default-2", "default", 2, "10.64.0.64/27", None);
+    let other = ExistingBlock { node: "worker-2".into(), ..mine.clone() };
+    let going = ExistingBlock { terminating: true, ..mine.clone() };
+    let by_hand = block("mine", "", 0, "10.64.0.64/28", None);
+    let wanted = claim(2, "10.64.0.64/27");
+    // Though the pool gives nothing to new pods.
+    let Grant::New { index: 2, name, nets } = grant(&wanted, &pools, &NONE) else { panic!("no block") };
+    assert_eq!((name.as_str(), nets.to_string().as_str()), ("default-2", "10.64.0.64/27"));
+    assert_eq!(grant(&wanted, &pools, &[mine]), Grant::Existing { name: "default-2".into() });
+    for (request, blocks, cause) in [
+        (wanted, vec![other], "AddressBlock default-2 has these"),
+        (wanted, vec![going], "AddressBlock default-2 has these"),
+        (wanted, vec![by_hand], "AddressBlock mine has these"),
+        (claim(3, "10.64.0.64/27"), vec![], "the pool has no such block"),
+        (claim(2, "10.64.0.64/26"), vec![], "the pool has no such block"),
+        (claim(4, "10.64.0.128/27"), vec![], "an older pool has"),
+    ] {
+        let Grant::Refused(refusal) = grant(&request, &pools, &blocks) else { panic!("{cause}") };
+        assert_eq!(refusal.reason(), RefusalReason::ClaimConflict);
+        assert!(refusal.to_string().contains(cause), "{refusal}");
+    }
+    let many: Vec<_> = (0..12)
+        .map(|n| block(&format!("b-{n}"), "default", 100 + n, &format!("10.65.0.{n}/32"), None))
+        .collect();
+    let refusal = grant(&wanted, &pools, &many);
+    assert!(matches!(refusal, Grant::Refused(Refusal::BlockLimit { .. })), "{refusal:?}");
 }
 
 #[test]
@@ -170,9 +238,9 @@ proptest::proptest! {
         let blindly = |pool: &str| {
             let mut own: Vec<ExistingBlock> = Vec::new();
             while own.len() < given && let Grant::New { index, name, nets } = grant(&ask("u", pool), &pools, &own) {
-                own.push(ExistingBlock { name, pool: pool.into(), index, nets, request: None, terminating: false });
+                own.push(ExistingBlock { name, pool: pool.into(), index, nets, ..ExistingBlock::default() });
             }
-            own.iter().flat_map(|block| block.nets.nets()).collect::<Vec<_>>()
+            own.iter().flat_map(|block| block.nets.iter()).collect::<Vec<_>>()
         };
         for of_a in blindly("a") {
             for of_b in blindly("b") {

@@ -1,7 +1,7 @@
 //! Why a pod gets no address.
 
 use super::RequestFailure;
-use crate::grant::RefusalReason;
+use crate::refusal::RefusalReason;
 
 /// Why a pod gets no address.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

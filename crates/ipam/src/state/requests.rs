@@ -1,25 +1,30 @@
 //! Which BlockRequests to make.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
+
+use fairlead_address::DualStackAddrs;
 
 use super::NodeState;
 use crate::demand::{Demand, blocks_needed};
-use crate::grant::RefusalReason;
+use crate::grant::ClaimedBlock;
+use crate::pool::Pool;
+use crate::refusal::RefusalReason;
 use crate::table::Block;
 
 /// How long a failure counts for pods that need a block; then the controller is asked again.
 pub const REFUSAL_LIFETIME: Duration = Duration::from_secs(3);
+
+/// Pause after a claim that brought no block.
+pub const CLAIM_INTERVAL: Duration = Duration::from_secs(30);
 
 /// One BlockRequest to be made.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct BlockDemand {
     /// The pool.
     pub pool: String,
-    /// Its number among those of the pool: no other under way has it.
-    pub number: usize,
-    /// Whether the last one of this number was answered, so that it can be deleted without being read.
-    pub replaces_answered: bool,
+    /// The block that addresses in use are from and that the API server does not have; `None` for any.
+    pub claim: Option<ClaimedBlock>,
 }
 
 /// Why a request brought no block.
@@ -36,8 +41,8 @@ pub(super) struct Requests {
     /// Pools whose demand has to be computed, with the addresses in one block.
     wanted: BTreeMap<String, usize>,
     under_way: Demand,
-    /// Pools and numbers of the requests that were answered with a block.
-    answered: BTreeSet<(String, usize)>,
+    /// Claims: when each may be made again; `None` while it is under way.
+    claims: BTreeMap<BlockDemand, Option<Instant>>,
     /// Pools of which a request failed while others were under way. Nothing more is requested of them until those have
     /// ended: otherwise requests that replace each other would keep the failure from the pods that wait.
     failing: BTreeMap<String, RequestFailure>,
@@ -67,13 +72,36 @@ impl<W: Clone> NodeState<W> {
             if self.requests.failing.contains_key(&pool) {
                 continue;
             }
-            if let Some(number) = self.requests.under_way.begin(&pool, needed) {
+            if self.requests.under_way.begin(&pool, needed) {
                 self.requests.wanted.insert(pool.clone(), block_size);
-                let replaces_answered = self.requests.answered.contains(&(pool.clone(), number));
-                return Some(BlockDemand { pool, number, replaces_answered });
+                return Some(BlockDemand { pool, claim: None });
             }
         }
         None
+    }
+
+    /// The next claim to make: a block that addresses in use are from, although the API server does not have it. It was
+    /// deleted by hand, or etcd was restored from a backup; the controller may grant it to another node at any time.
+    ///
+    /// None until the API server has listed the blocks.
+    pub fn next_claim(&mut self, now: Instant, pool: impl Fn(&str) -> Option<Pool>) -> Option<BlockDemand> {
+        let mut pools = BTreeMap::new();
+        let claim = |(_, allocated): (&_, &crate::Allocated)| {
+            let pool: &Option<Pool> =
+                pools.entry(allocated.pool.clone()).or_insert_with(|| pool(&allocated.pool));
+            let addresses = DualStackAddrs { ipv4: allocated.ipv4, ipv6: allocated.ipv6 };
+            let (index, nets) = pool.as_ref()?.containing(addresses)?;
+            Some(BlockDemand { pool: allocated.pool.clone(), claim: Some(ClaimedBlock { index, nets }) })
+        };
+        let claims: Vec<BlockDemand> = self.without_block().filter_map(claim).collect();
+        self.requests.claims.retain(|claim, again| again.is_none() || claims.contains(claim));
+        let is_due = |claim: &BlockDemand| match self.requests.claims.get(claim) {
+            None => true,
+            Some(again) => again.is_some_and(|again| again <= now),
+        };
+        let claim = claims.into_iter().find(is_due)?;
+        self.requests.claims.insert(claim.clone(), None);
+        Some(claim)
     }
 
     /// Pods that wait for a block beyond those for which an address is free by now; at least one while a spare block is
@@ -92,22 +120,27 @@ impl<W: Clone> NodeState<W> {
         demand: &BlockDemand,
         outcome: Result<Option<Block>, RequestFailure>,
     ) {
-        let BlockDemand { pool, number, .. } = demand;
+        let pool = &demand.pool;
+        if demand.claim.is_some() {
+            let again = outcome.is_err().then(|| now.checked_add(CLAIM_INTERVAL)).flatten();
+            self.requests.claims.remove(demand);
+            self.requests.claims.extend(again.map(|again| (demand.clone(), Some(again))));
+            if let Ok(Some(block)) = outcome {
+                self.assume_block(now, block);
+            }
+            return;
+        }
         match outcome {
             Ok(block) => {
-                self.requests.answered.insert((pool.clone(), *number));
                 self.requests.failing.remove(pool);
                 self.requests.failed.remove(pool);
                 if let Some(block) = block {
                     self.assume_block(now, block);
                 }
             }
-            Err(failure) => {
-                self.requests.answered.remove(&(pool.clone(), *number));
-                self.requests.failing.insert(pool.clone(), failure);
-            }
+            Err(failure) => drop(self.requests.failing.insert(pool.clone(), failure)),
         }
-        if self.requests.under_way.end(pool, *number)
+        if self.requests.under_way.end(pool)
             && let Some(failure) = self.requests.failing.remove(pool)
         {
             self.requests.failed.insert(pool.clone(), (now, failure));
@@ -117,6 +150,9 @@ impl<W: Clone> NodeState<W> {
 
     /// Uses a granted block before the watch shows it.
     pub fn assume_block(&mut self, now: Instant, block: Block) {
+        if self.blocks_known && !self.is_block(block.name(), block.uid()) {
+            self.table.mark_newer(block.uid());
+        }
         self.assumed.assume(now, block.name(), Some(block.uid().to_owned()), ());
         self.table.upsert_block(block);
         self.wake_where_free();

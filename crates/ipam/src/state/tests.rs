@@ -1,6 +1,7 @@
+use fairlead_address::DualStackNets;
+
 use super::*;
-use crate::BlockNets;
-use crate::grant::RefusalReason;
+use crate::{ClaimedBlock, RefusalReason};
 
 const SMALL: Option<PoolInfo> = Some(PoolInfo::Usable { block_size: 1 });
 
@@ -9,7 +10,7 @@ fn key(id: &str) -> Key {
 }
 
 fn block(uid: &str) -> Block {
-    let nets = BlockNets { ipv4: Some("10.0.0.0/32".parse().unwrap()), ipv6: None };
+    let nets = DualStackNets { ipv4: Some("10.0.0.0/32".parse().unwrap()), ipv6: None };
     Block::new("a-0", "a", nets, false, false).unwrap().with_uid(uid)
 }
 
@@ -76,4 +77,80 @@ fn a_freed_address_wakes_only_pods_of_its_pool() {
     assert_eq!(state.take_effects().wake, std::slice::from_ref(&waits));
     state.stop_waiting(&waits);
     assert!(demands(&mut state).iter().all(|demand| demand.pool == "b"));
+}
+
+fn pool(_: &str) -> Option<crate::Pool> {
+    crate::Pool::parse("a", 0, [(Some("10.0.0.0/24"), None)]).ok()
+}
+
+fn shown<'a>(uid: &'a str, own: Option<Block>) -> ShownBlock<'a> {
+    ShownBlock { name: "a-0", uid, own }
+}
+
+/// A block that etcd lost, or an operator deleted by hand: the node asks for exactly this one, once at a time.
+#[test]
+fn a_block_in_use_that_the_api_server_lost_is_claimed() {
+    let (mut state, now, pod) = (NodeState::<Key>::default(), Instant::now(), key("x"));
+    state.adopt(pod.clone(), "a", Some("10.0.0.7".parse().unwrap()), None).unwrap();
+    assert_eq!(state.next_claim(now, pool), None, "nothing is known of blocks yet");
+    state.sync_blocks(vec![]);
+    assert!(state.take_effects().request);
+    let claim = state.next_claim(now, pool).unwrap();
+    let nets = DualStackNets { ipv4: Some("10.0.0.7/32".parse().unwrap()), ipv6: None };
+    assert_eq!(claim, BlockDemand { pool: "a".into(), claim: Some(ClaimedBlock { index: 7, nets }) });
+    assert_eq!(state.next_claim(now, pool), None, "one is under way");
+    state.end_request(now, &claim, Err(refused()));
+    assert_eq!(state.next_claim(now, pool), None, "after a pause");
+    let later = now + CLAIM_INTERVAL;
+    assert_eq!(state.next_claim(later, pool).as_ref(), Some(&claim));
+    assert!(
+        matches!(state.allocate(later, "a", &key("y"), SMALL, &key("y")), Attempt::Wait),
+        "no failure of others"
+    );
+    let granted = Block::new("a-7", "a", nets, false, false).unwrap().with_uid("new");
+    state.end_request(later, &claim, Ok(Some(granted)));
+    assert_eq!(state.without_block().count(), 0);
+    assert_eq!(state.next_claim(later + CLAIM_INTERVAL, pool), None);
+}
+
+#[test]
+fn a_block_that_is_lost_stays_lost_while_the_watch_shows_it() {
+    let (mut state, now, pod) = (NodeState::<Key>::default(), Instant::now(), key("x"));
+    state.sync_blocks(vec![shown("old", Some(block("old")))]);
+    assert!(matches!(state.allocate(now, "a", &pod, SMALL, &pod), Attempt::Allocated(_)));
+    state.lose_block("a-0", "old");
+    state.sync_blocks(vec![shown("old", Some(block("old")))]);
+    let claim = state.next_claim(now, pool).unwrap();
+    state.end_request(now, &claim, Ok(Some(block("new"))));
+    state.sync_blocks(vec![shown("old", Some(block("old")))]);
+    assert_eq!(state.table().block("a-0").map(Block::uid), Some("new"));
+    state.sync_blocks(vec![shown("new", Some(block("new")))]);
+    assert_eq!((state.without_block().count(), state.lost.len()), (0, 0));
+}
+
+#[test]
+fn the_search_for_addresses_goes_on_after_a_restart() {
+    let nets = DualStackNets { ipv4: Some("10.0.0.0/29".parse().unwrap()), ipv6: None };
+    let block = || Block::new("a-0", "a", nets, false, false).unwrap().with_uid("u");
+    let now = Instant::now();
+    let address =
+        |state: &mut NodeState<Key>, pod: &str| match state.allocate(now, "a", &key(pod), SMALL, &key(pod)) {
+            Attempt::Allocated(allocation) => allocation.ipv4.unwrap().octets()[3],
+            other => panic!("{other:?}"),
+        };
+    let mut state = NodeState::default();
+    state.assume_block(now, block());
+    assert_eq!(["x", "y", "z"].map(|pod| address(&mut state, pod)), [0, 1, 2]);
+    assert!(state.take_effects().positions);
+    state.release(&key("y"));
+    state.release(&key("z"));
+    let positions = state.table().search_positions();
+
+    let mut restarted = NodeState::default();
+    restarted.restore_positions(positions);
+    restarted.adopt(key("x"), "a", Some("10.0.0.0".parse().unwrap()), None).unwrap();
+    assert_eq!(restarted.table().search_positions(), BTreeMap::from([("u".to_owned(), 2)]));
+    restarted.sync_blocks(vec![ShownBlock { name: "a-0", uid: "u", own: Some(block()) }]);
+    assert_eq!(["y", "z"].map(|pod| address(&mut restarted, pod)), [3, 4]);
+    assert_eq!(restarted.table().search_positions(), BTreeMap::from([("u".to_owned(), 4)]));
 }

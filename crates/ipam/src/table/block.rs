@@ -2,7 +2,9 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use crate::pool::{BlockNets, MAX_BLOCK_SIZE_BITS};
+use fairlead_address::DualStackNets;
+
+use crate::pool::MAX_BLOCK_SIZE_BITS;
 
 /// Why an AddressBlock cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -19,7 +21,7 @@ pub enum BlockError {
         /// Name of the block.
         name: String,
         /// Its prefixes.
-        nets: BlockNets,
+        nets: DualStackNets,
     },
     /// More than 2^[`MAX_BLOCK_SIZE_BITS`] addresses.
     #[error("block {name} ({nets}) has {bits} host bits; at most {MAX_BLOCK_SIZE_BITS} are supported")]
@@ -27,7 +29,7 @@ pub enum BlockError {
         /// Name of the block.
         name: String,
         /// Its prefixes.
-        nets: BlockNets,
+        nets: DualStackNets,
         /// Its host bits.
         bits: u8,
     },
@@ -38,7 +40,7 @@ pub enum BlockError {
 pub struct Block {
     pub(super) name: String,
     pub(super) pool: String,
-    pub(super) nets: BlockNets,
+    pub(super) nets: DualStackNets,
     /// Number of offsets.
     pub(super) size: u32,
     pub(super) reserved: bool,
@@ -56,7 +58,7 @@ impl Block {
     pub fn new(
         name: &str,
         pool: &str,
-        nets: BlockNets,
+        nets: DualStackNets,
         reserved: bool,
         deleting: bool,
     ) -> Result<Self, BlockError> {
@@ -71,8 +73,7 @@ impl Block {
         if bits > MAX_BLOCK_SIZE_BITS {
             return Err(BlockError::TooLarge { name, nets, bits });
         }
-        let nets =
-            BlockNets { ipv4: nets.ipv4.map(|net| net.trunc()), ipv6: nets.ipv6.map(|net| net.trunc()) };
+        let nets = nets.trunc();
         let size = 1u32.checked_shl(bits.into()).unwrap_or(1);
         Ok(Self { name, pool: pool.to_owned(), nets, size, reserved, deleting, uid: String::new() })
     }
@@ -105,7 +106,7 @@ impl Block {
     }
 
     /// Its prefixes.
-    pub fn nets(&self) -> BlockNets {
+    pub fn nets(&self) -> DualStackNets {
         self.nets
     }
 

@@ -1,12 +1,12 @@
 use std::collections::BTreeMap;
 
+use fairlead_address::DualStackNets;
 use proptest::prelude::*;
 
 use super::*;
-use crate::pool::BlockNets;
 
-fn nets(ipv4: &str, ipv6: &str) -> BlockNets {
-    BlockNets { ipv4: ipv4.parse().ok(), ipv6: ipv6.parse().ok() }
+fn nets(ipv4: &str, ipv6: &str) -> DualStackNets {
+    DualStackNets { ipv4: ipv4.parse().ok(), ipv6: ipv6.parse().ok() }
 }
 
 fn block(name: &str, ipv4: &str) -> Block {
@@ -44,6 +44,25 @@ fn first_and_last_address_are_used_and_the_next_is_behind_the_last_given() {
     assert_eq!(give(&mut ipam, 4), "10.64.0.3");
     assert_eq!(give(&mut ipam, 5), "10.64.0.0");
     assert_eq!(give(&mut ipam, 6), "none");
+}
+
+#[test]
+fn what_a_pod_with_unknown_addresses_may_have_is_given_to_no_other() {
+    let mut ipam = with(&[("default-0", "10.64.0.0/30")]);
+    let unclear = Unclear { pool: "default".to_owned(), why: "its namespace is gone".to_owned() };
+    ipam.hold_back(key(1), unclear);
+    assert_eq!(give(&mut ipam, 2), "none", "10.64.0.0 may be the other pod's");
+    assert!(ipam.releasable_blocks().is_empty() && !ipam.close_block("default-0"), "nor another node's");
+    let newer = Block::new("default-1", "default", nets("10.64.0.4/30", ""), false, false).unwrap();
+    let newer = newer.with_uid("u");
+    ipam.mark_newer("u");
+    ipam.upsert_block(newer);
+    assert_eq!(give(&mut ipam, 2), "10.64.0.4", "a block that was granted afterwards cannot contain it");
+    assert!(ipam.release_unclear(&key(1)));
+    assert_eq!(give(&mut ipam, 3), "10.64.0.5");
+    ipam.release(&key(2)).unwrap();
+    ipam.release(&key(3)).unwrap();
+    assert_eq!(ipam.releasable_blocks().len(), 2);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use fairlead_ipam::{BlockNets, ExistingBlock, Pool, PoolState};
+use fairlead_ipam::{BlockIndex, DualStackNets, ExistingBlock, Pool, PoolState};
 
 /// An AddressBlock with Coil's finalizer.
 #[derive(Debug, Clone, PartialEq)]
@@ -11,7 +11,7 @@ pub(crate) struct Block {
     pub(crate) pool: String,
     pub(crate) node: String,
     pub(crate) index: u32,
-    pub(crate) nets: BlockNets,
+    pub(crate) nets: DualStackNets,
     pub(crate) request: Option<String>,
     pub(crate) reserved: bool,
     pub(crate) deleting: bool,
@@ -19,7 +19,13 @@ pub(crate) struct Block {
 }
 
 impl Block {
-    pub(crate) fn new(pool: &str, node: &str, index: u32, nets: BlockNets, request: Option<String>) -> Self {
+    pub(crate) fn new(
+        pool: &str,
+        node: &str,
+        index: u32,
+        nets: DualStackNets,
+        request: Option<String>,
+    ) -> Self {
         let (uid, pool, node) = (String::new(), pool.to_owned(), node.to_owned());
         Self { uid, pool, node, index, nets, request, reserved: false, deleting: false, version: 0 }
     }
@@ -75,7 +81,7 @@ pub(crate) enum Write {
     CreateBlock { name: String, block: Block },
     DeleteBlock { name: String, uid: String, version: u64 },
     DropFinalizer { name: String, uid: String },
-    CreateRequest { name: String, pool: String, node: String },
+    CreateRequest { pool: String, node: String },
     DeleteRequest { name: String },
     AnswerRequest { name: String, uid: String, outcome: Outcome },
 }
@@ -86,7 +92,8 @@ impl Objects {
         self.next
     }
 
-    pub(crate) fn apply(&mut self, write: &Write) -> Result<(), Failed> {
+    /// Executes a write; gives the name of a created request.
+    pub(crate) fn apply(&mut self, write: &Write) -> Result<String, Failed> {
         let version = self.next_version();
         match write {
             Write::CreateBlock { name, block } => {
@@ -110,13 +117,12 @@ impl Objects {
                 }
                 self.blocks.remove(name);
             }
-            Write::CreateRequest { name, pool, node } => {
-                if self.requests.contains_key(name) {
-                    return Err(Failed::Conflict);
-                }
+            Write::CreateRequest { pool, node } => {
+                let name = format!("req-{pool}-{node}-{version}");
                 let (uid, outcome) = (format!("request-{version}"), Outcome::Pending);
                 let request = Request { uid, pool: pool.clone(), node: node.clone(), outcome };
                 self.requests.insert(name.clone(), request);
+                return Ok(name);
             }
             Write::DeleteRequest { name } => {
                 self.requests.remove(name).ok_or(Failed::NotFound)?;
@@ -129,16 +135,17 @@ impl Objects {
                 request.outcome = outcome.clone();
             }
         }
-        Ok(())
+        Ok(String::new())
     }
 
     /// All blocks as the controller's decision takes them.
-    pub(crate) fn existing(&self) -> Vec<ExistingBlock> {
+    pub(crate) fn existing(&self) -> BlockIndex {
         self.blocks
             .iter()
             .map(|(name, block)| ExistingBlock {
                 name: name.clone(),
                 pool: block.pool.clone(),
+                node: block.node.clone(),
                 index: block.index,
                 nets: block.nets,
                 request: block.request.clone(),
@@ -164,7 +171,7 @@ pub(crate) struct Api {
 }
 
 impl Api {
-    pub(crate) fn call(&mut self, write: &Write, wire: Wire) -> Result<(), Failed> {
+    pub(crate) fn call(&mut self, write: &Write, wire: Wire) -> Result<String, Failed> {
         if self.down || wire == Wire::LosesCall {
             return Err(Failed::NoAnswer);
         }

@@ -58,8 +58,14 @@ impl Controller {
         self.assumed.observe(shown);
         self.assumed.expire(now, ASSUMED_FOR);
         let mut blocks = self.cache.existing();
-        blocks.extend(self.assumed.iter().map(|(_, assumed)| assumed.block.clone()));
-        let wanted = Wanted { uid: &request.uid, pool: &request.pool, node: &request.node };
+        self.assumed.iter().for_each(|(_, assumed)| blocks.insert(assumed.block.clone()));
+        let wanted = Wanted {
+            uid: &request.uid,
+            pool: &request.pool,
+            node: &request.node,
+            pod_capacity: None,
+            claim: None,
+        };
         let answer =
             |outcome| Write::AnswerRequest { name: name.to_owned(), uid: request.uid.clone(), outcome };
         match grant(&wanted, &self.cache.pools, &blocks) {
@@ -70,6 +76,7 @@ impl Controller {
                 let existing = ExistingBlock {
                     name: name.clone(),
                     pool: pool.clone(),
+                    node: request.node.clone(),
                     index,
                     nets,
                     request: request_uid.clone(),
@@ -91,7 +98,7 @@ impl Controller {
         let done = api.call(&task.call, wire);
         let Write::CreateBlock { name, .. } = &task.call else { return };
         match done {
-            Ok(()) => {
+            Ok(_) => {
                 task.call = Write::AnswerRequest {
                     name: task.request.clone(),
                     uid: task.wanted.uid.clone(),

@@ -221,7 +221,7 @@ impl Cluster {
                 for address in link.addresses() {
                     let here = format!("{} of {}", key.container_id, node.name);
                     let mine = self.api.objects.blocks.values().any(|block| {
-                        block.node == node.name && block.nets.nets().any(|net| net.contains(&address))
+                        block.node == node.name && block.nets.iter().any(|net| net.contains(&address))
                     });
                     prop_assert!(mine, "{address} of {here} is in no block of that node");
                     if let Some(other) = seen.insert(address, here.clone()) {
@@ -309,7 +309,7 @@ impl Cluster {
             self.no_add_waits(node)?;
             if !self.nodes[node].kernel.contains_key(&added) {
                 let objects = &self.api.objects;
-                let request = Request { uid: "", pool: name, node: "" };
+                let request = Request { uid: "", pool: name, node: "", pod_capacity: None, claim: None };
                 let possible = grant(&request, &objects.pools, &objects.existing());
                 let why = self.nodes[node].program.as_ref().and_then(|program| program.failures.get(&added));
                 prop_assert!(

@@ -4,18 +4,17 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::{Duration, Instant};
 
-use fairlead_ipam::request::{RequestCall, RequestEnd, RequestFlow, RequestOutcome, RequestReply};
 use fairlead_ipam::state::{
     AllocationError, Attempt, BlockDeletion, BlockDemand, DeletionAnswer, NodeState, PoolInfo,
     RequestFailure, ShownBlock,
 };
-use fairlead_ipam::{Allocation, Block as Own, Key, PoolState};
+use fairlead_ipam::{Allocation, Block as Own, Key, PoolState, RefusalReason};
 
-use crate::api::{Api, Block, Failed, Outcome, Request, Wire, Write};
+use crate::api::{Api, Block, Failed, Outcome, Wire, Write};
 
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 const BLOCK_WAIT: Duration = Duration::from_secs(20);
-const RELEASE_GRACE: Duration = Duration::from_secs(300);
+const RELEASE_GRACE: Duration = Duration::from_secs(60);
 const LEAK_GRACE: Duration = Duration::from_secs(60);
 /// Addresses in a block, as nodes count when pods wait: few, so that they request many blocks at once.
 const BLOCK_SIZE: usize = 1;
@@ -50,11 +49,19 @@ enum Stage {
     Waits,
 }
 
-/// A BlockRequest under way.
+/// A BlockRequest under way, and the next call of it.
 #[derive(Debug, Clone)]
 struct Requesting {
+    demand: BlockDemand,
     since: Instant,
-    flow: RequestFlow,
+    call: Call,
+}
+
+#[derive(Debug, Clone)]
+enum Call {
+    Create,
+    AwaitAnswer { name: String },
+    ReadBlock { name: String, block: String, request_uid: String },
 }
 
 /// A block that is being released: the next thing to do.
@@ -75,7 +82,7 @@ pub(crate) struct Program {
     adds: BTreeMap<Key, Add>,
     /// Why the latest ADD of a container failed.
     pub(crate) failures: BTreeMap<Key, AllocationError>,
-    requests: BTreeMap<BlockDemand, Requesting>,
+    requests: Vec<Requesting>,
     /// Whether the request task was notified.
     request: bool,
     due: VecDeque<String>,
@@ -125,7 +132,7 @@ impl Node {
             pools: BTreeMap::new(),
             adds: BTreeMap::new(),
             failures: BTreeMap::new(),
-            requests: BTreeMap::new(),
+            requests: Vec::new(),
             request: false,
             due: VecDeque::new(),
             release: None,
@@ -141,8 +148,7 @@ impl Node {
             _ => None,
         };
         api.stray.extend(release);
-        let calls = program.requests.iter().filter_map(|(demand, it)| self.write(demand, it.flow.call()));
-        api.stray.extend(calls.collect::<Vec<_>>());
+        api.stray.extend(program.requests.iter().map(|it| self.last_write(it)));
     }
 
     /// The watches deliver this node's blocks and all pools.
@@ -234,57 +240,63 @@ impl Node {
         let Some(program) = &mut self.program else { return };
         if std::mem::take(&mut program.request) {
             while let Some(demand) = program.state.next_request() {
-                let flow = RequestFlow::new(demand.replaces_answered);
-                program.requests.insert(demand, Requesting { since: now, flow });
+                program.requests.push(Requesting { demand, since: now, call: Call::Create });
             }
         }
-        let at = program.requests.keys().nth(pick % program.requests.len().max(1)).cloned();
-        let Some(demand) = at else { return };
-        let Some(Requesting { since, mut flow }) = program.requests.remove(&demand) else { return };
-        let ended = if let RequestCall::ReadBlock { block, request_uid } = flow.call() {
-            Some(self.read_block(api, wire, block, request_uid))
-        } else {
-            self.call(api, wire, &demand, &mut flow).err().map(Err)
-        };
+        if program.requests.is_empty() {
+            return;
+        }
+        let mut requesting = program.requests.remove(pick % program.requests.len());
+        let ended = self.call(api, wire, &mut requesting);
         let Some(program) = &mut self.program else { return };
         match ended {
-            Some(outcome) => program.state.end_request(now, &demand, outcome),
-            None => drop(program.requests.insert(demand, Requesting { since, flow })),
+            Some(outcome) => {
+                program.state.end_request(now, &requesting.demand, outcome);
+                // If this call is lost, the request is deleted at the next start of the program.
+                if let Call::AwaitAnswer { name } | Call::ReadBlock { name, .. } = requesting.call {
+                    let _ = api.call(&Write::DeleteRequest { name }, wire);
+                }
+            }
+            None => program.requests.push(requesting),
         }
         self.apply_effects();
     }
 
+    /// Makes the next call of a request; `Some` is how it ended.
     fn call(
         &self,
         api: &mut Api,
         wire: Wire,
-        demand: &BlockDemand,
-        flow: &mut RequestFlow,
-    ) -> Result<(), RequestFailure> {
-        let no_answer = |_| failure("no answer");
-        let reply = match (flow.call(), self.write(demand, flow.call())) {
-            (RequestCall::Delete, Some(write)) => match api.call(&write, wire) {
-                Ok(()) | Err(Failed::NotFound) => RequestReply::Deleted,
-                Err(error) => return Err(no_answer(error)),
+        requesting: &mut Requesting,
+    ) -> Option<Result<Option<Own>, RequestFailure>> {
+        match &requesting.call {
+            Call::Create => match api.call(&self.create(&requesting.demand), wire) {
+                Ok(name) => requesting.call = Call::AwaitAnswer { name },
+                Err(_) => return Some(Err(failure("no answer"))),
             },
-            (_, Some(write)) => match api.call(&write, wire) {
-                Ok(()) => RequestReply::Present(RequestOutcome::Pending),
-                Err(Failed::Conflict) => RequestReply::AlreadyExists,
-                Err(error) => return Err(no_answer(error)),
-            },
-            (call, None) => match api.read(wire).map_err(no_answer)?.requests.get(&self.name_of(demand)) {
-                None => RequestReply::Absent,
-                // The watch goes on.
-                Some(Request { outcome: Outcome::Pending, .. }) if *call == RequestCall::AwaitAnswer => {
-                    return Ok(());
+            Call::AwaitAnswer { name } => {
+                let Ok(objects) = api.read(wire) else { return Some(Err(failure("no answer"))) };
+                let Some(request) = objects.requests.get(name) else {
+                    return Some(Err(failure("unanswered")));
+                };
+                match &request.outcome {
+                    // The watch goes on.
+                    Outcome::Pending => {}
+                    Outcome::Granted(block) => {
+                        let (name, block) = (name.clone(), block.clone());
+                        requesting.call = Call::ReadBlock { name, block, request_uid: request.uid.clone() };
+                    }
+                    Outcome::Refused(reason) => {
+                        let reason = RefusalReason::from_condition(reason);
+                        return Some(Err(RequestFailure { reason, message: String::new() }));
+                    }
                 }
-                Some(request) => RequestReply::Present(outcome(request)),
-            },
-        };
-        flow.advance(reply).map_err(|end| match end {
-            RequestEnd::Refused(failure) => failure,
-            RequestEnd::Unanswered => failure("unanswered"),
-        })
+            }
+            Call::ReadBlock { block, request_uid, .. } => {
+                return Some(self.read_block(api, wire, block, request_uid));
+            }
+        }
+        None
     }
 
     fn read_block(
@@ -305,18 +317,17 @@ impl Node {
         Ok((block.node == self.name).then(|| own(name, block)))
     }
 
-    fn name_of(&self, demand: &BlockDemand) -> String {
-        format!("req{}-{}-{}", demand.number, demand.pool, self.name)
+    fn create(&self, demand: &BlockDemand) -> Write {
+        Write::CreateRequest { pool: demand.pool.clone(), node: self.name.clone() }
     }
 
-    fn write(&self, demand: &BlockDemand, call: &RequestCall) -> Option<Write> {
-        let name = self.name_of(demand);
-        match call {
-            RequestCall::Create => {
-                Some(Write::CreateRequest { name, pool: demand.pool.clone(), node: self.name.clone() })
+    /// The write that a request may still make when its program has ended.
+    fn last_write(&self, requesting: &Requesting) -> Write {
+        match &requesting.call {
+            Call::Create => self.create(&requesting.demand),
+            Call::AwaitAnswer { name } | Call::ReadBlock { name, .. } => {
+                Write::DeleteRequest { name: name.clone() }
             }
-            RequestCall::Delete => Some(Write::DeleteRequest { name }),
-            RequestCall::AwaitAnswer | RequestCall::Read | RequestCall::ReadBlock { .. } => None,
         }
     }
 
@@ -364,7 +375,7 @@ impl Node {
                 let answer = match api.call(&delete(&deletion), if refused { Wire::LosesCall } else { wire })
                 {
                     _ if refused => DeletionAnswer::Refused,
-                    Ok(()) | Err(Failed::NotFound) => DeletionAnswer::Accepted,
+                    Ok(_) | Err(Failed::NotFound) => DeletionAnswer::Accepted,
                     Err(Failed::NoAnswer) if mistaken => DeletionAnswer::Refused,
                     Err(Failed::Conflict | Failed::NoAnswer) => DeletionAnswer::Unknown,
                 };
@@ -372,7 +383,7 @@ impl Node {
                 accepted.then_some(Release::RemoveFinalizer(deletion))
             }
             Some(Release::RemoveFinalizer(deletion)) => match api.call(&remove_finalizer(&deletion), wire) {
-                Ok(()) | Err(Failed::Conflict | Failed::NotFound) => Some(Release::Forget(deletion)),
+                Ok(_) | Err(Failed::Conflict | Failed::NotFound) => Some(Release::Forget(deletion)),
                 Err(Failed::NoAnswer) => {
                     if mistaken {
                         program.state.deletion_answered(&deletion, DeletionAnswer::Refused);
@@ -405,9 +416,9 @@ impl Node {
     pub(crate) fn time_passes(&mut self, api: &mut Api, now: Instant) {
         let Some(program) = &mut self.program else { return };
         let late = |since: Instant, limit| now.saturating_duration_since(since) >= limit;
-        let expired = program.requests.extract_if(.., |_, request| late(request.since, REQUEST_TIMEOUT));
-        let expired: Vec<(BlockDemand, Requesting)> = expired.collect();
-        for (demand, _) in &expired {
+        let expired = program.requests.extract_if(.., |request| late(request.since, REQUEST_TIMEOUT));
+        let expired: Vec<Requesting> = expired.collect();
+        for Requesting { demand, .. } in &expired {
             program.state.end_request(now, demand, Err(failure("timed out")));
         }
         for (key, _) in program
@@ -417,8 +428,7 @@ impl Node {
             program.state.stop_waiting(&key);
         }
         self.apply_effects();
-        let calls = expired.iter().filter_map(|(demand, it)| self.write(demand, it.flow.call()));
-        api.stray.extend(calls.collect::<Vec<_>>());
+        api.stray.extend(expired.iter().map(|it| self.last_write(it)));
     }
 
     fn apply_effects(&mut self) {
@@ -452,16 +462,6 @@ impl Node {
 
 fn failure(message: &str) -> RequestFailure {
     RequestFailure { reason: None, message: message.to_owned() }
-}
-
-fn outcome(request: &Request) -> RequestOutcome {
-    match &request.outcome {
-        Outcome::Granted(block) => {
-            RequestOutcome::Granted { block: block.clone(), request_uid: request.uid.clone() }
-        }
-        Outcome::Pending => RequestOutcome::Pending,
-        Outcome::Refused(reason) => RequestOutcome::refused(reason, ""),
-    }
 }
 
 fn pool_info(pool: &PoolState) -> PoolInfo {

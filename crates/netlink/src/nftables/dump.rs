@@ -17,6 +17,9 @@ use crate::{Error, Message, Reply, Result, Socket};
 /// `struct nfgenmsg` in bytes.
 const FAMILY_HEADER: usize = 4;
 
+/// `NFTA_GEN_ID` (`linux/netfilter/nf_tables.h`)
+const GENERATION_ID: u16 = 1;
+
 /// Reads a table of family `inet`; `None` when there is none of this name.
 ///
 /// # Errors
@@ -38,6 +41,19 @@ pub fn read(socket: &mut Socket, name: &str) -> Result<Option<TableState>> {
         }
     }
     Ok(Some(TableState { shape: TableShape { flags, sets, chains }, sets: elements }))
+}
+
+/// The generation of all nftables tables of this network namespace: a number that every change of any of them increments
+/// (`NFT_MSG_GETGEN`). A table that was read need not be read again while it stays.
+///
+/// # Errors
+/// The kernel refuses or answers what cannot be read.
+pub fn generation(socket: &mut Socket) -> Result<u32> {
+    let what = "read the generation of nftables";
+    let request = request(libc::NFT_MSG_GETGEN, what, |_| {})?;
+    let replies = socket.ask(&request)?;
+    let id = |reply: &Reply| find(body(reply)?, GENERATION_ID)?.map_or(Ok(0), be32);
+    explain(what, replies.first().map_or(Ok(0), id))
 }
 
 fn request(number: i32, what: &str, write: impl FnOnce(&mut AttributeWriter)) -> Result<Message> {

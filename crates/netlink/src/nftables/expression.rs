@@ -1,29 +1,48 @@
 //! What a rule does, step by step, through one register (`linux/netfilter/nf_tables.h`, `enum nft_*_attributes`).
 
+use std::net::IpAddr;
+
+use fairlead_address::IpFamily;
+
 use super::attributes::AttributeWriter;
 
 /// `NFT_REG_1`: 16 bytes, enough for everything here.
 const REGISTER: u32 = 1;
 /// `NFT_REG_VERDICT`
 const VERDICT_REGISTER: u32 = 0;
+/// `NF_DROP`
+const DROP: u32 = 0;
 /// `NF_ACCEPT`
 const ACCEPT: u32 = 1;
+/// `NFPROTO_IPV4`, `NFPROTO_IPV6` (`linux/netfilter.h`)
+const PROTOCOL_IPV4: u8 = 2;
+const PROTOCOL_IPV6: u8 = 10;
 /// `NFT_EXTHDR_OP_TCPOPT`
 const TCP_OPTION: u32 = 1;
 /// `NFT_FIB_RESULT_ADDRTYPE`
 const FIB_RESULT_ADDRESS_TYPE: u32 = 3;
 /// `NFTA_FIB_F_DADDR`
 const FIB_BY_DESTINATION: u32 = 2;
+/// `NFT_FIB_RESULT_OIF`
+const FIB_RESULT_INTERFACE: u32 = 1;
+/// `NFTA_FIB_F_SADDR | NFTA_FIB_F_IIF | NFTA_FIB_F_PRESENT`
+const FIB_SOURCE_BY_INPUT: u32 = 1 | 8 | 32;
+/// `NF_NAT_RANGE_PROTO_RANDOM_FULLY` (`linux/netfilter/nf_nat.h`)
+const NAT_RANDOM_FULLY: u32 = 0x10;
 /// `IFNAMSIZ`: interface names are compared with their zeros.
 const INTERFACE_NAME: usize = 16;
 
 /// A property of a packet that is not in its bytes (`enum nft_meta_keys`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Meta {
+    /// Group of the incoming interface, four bytes in host order.
+    InputInterfaceGroup,
     /// The packet mark, four bytes in host order.
     Mark,
     /// Name of the outgoing interface, 16 bytes filled up with zeros.
     OutputInterface,
+    /// Group of the outgoing interface, four bytes in host order.
+    OutputInterfaceGroup,
     /// `NFPROTO_IPV4` or `NFPROTO_IPV6`, one byte.
     NetworkProtocol,
     /// `IPPROTO_*`, one byte.
@@ -33,8 +52,10 @@ pub enum Meta {
 impl Meta {
     const fn number(self) -> u32 {
         match self {
+            Self::InputInterfaceGroup => 21,
             Self::Mark => 3,
             Self::OutputInterface => 7,
+            Self::OutputInterfaceGroup => 22,
             Self::NetworkProtocol => 15,
             Self::TransportProtocol => 16,
         }
@@ -73,6 +94,15 @@ impl DestinationType {
             Self::Local => 2,
         }
     }
+}
+
+/// An address in the IP header (RFC 791, section 3.1; RFC 8200, section 3).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AddressEnd {
+    /// Where the packet goes.
+    Destination,
+    /// Where it comes from.
+    Source,
 }
 
 /// How a register is compared: byte by byte, so greater and less are meaningful for network order only.
@@ -125,6 +155,9 @@ pub enum Expression {
     },
     /// Loads a [`DestinationType`], four bytes in host order, by looking the packet's destination up.
     LoadDestinationType,
+    /// Loads whether the packet came in by the interface that a route leads to its source (RFC 3704, section 2.2): four bytes,
+    /// zero if not. Always 1 for sources of neighbour discovery that have no route.
+    LoadSourceIsReachable,
     /// Loads a field of a TCP option; ends the rule if the packet lacks the option.
     LoadTcpOption(TcpOption),
     /// Overwrites a field of a TCP option with what was loaded; the kernel repairs the checksum.
@@ -144,6 +177,13 @@ pub enum Expression {
     Lookup(String),
     /// Ends the chain and lets the packet pass.
     Accept,
+    /// Counts packets and bytes.
+    Counter,
+    /// Ends the chain and drops the packet.
+    Drop,
+    /// Gives the connection the address of the outgoing interface and a random port. Only in a chain of
+    /// [`Hook::NatPostrouting`](super::Hook::NatPostrouting).
+    Masquerade,
 }
 
 impl Expression {
@@ -151,6 +191,50 @@ impl Expression {
     pub fn replace_bits(mask: u32, value: u32) -> Self {
         // The kernel can only flip: bits to be set must be cleared first.
         Self::Bitwise { mask: (mask & !value).to_ne_bytes().to_vec(), xor: value.to_ne_bytes().to_vec() }
+    }
+
+    /// Goes on if an address of the packet is in a set of the same table; packets of the other family do not.
+    pub fn address_in(family: IpFamily, end: AddressEnd, set: &str) -> Vec<Self> {
+        vec![
+            Self::LoadMeta(Meta::NetworkProtocol),
+            Self::is_protocol(family),
+            Self::load_address(family, end),
+            Self::Lookup(set.to_owned()),
+        ]
+    }
+
+    /// Goes on if an address of the packet is this one.
+    pub fn address_is(end: AddressEnd, address: IpAddr) -> Vec<Self> {
+        let family = IpFamily::of(address);
+        let bytes = match address {
+            IpAddr::V4(address) => address.octets().to_vec(),
+            IpAddr::V6(address) => address.octets().to_vec(),
+        };
+        vec![
+            Self::LoadMeta(Meta::NetworkProtocol),
+            Self::is_protocol(family),
+            Self::load_address(family, end),
+            Self::Compare(Comparison::Equal, bytes),
+        ]
+    }
+
+    /// Loads an address of a packet that is known to be of this family.
+    pub fn load_address(family: IpFamily, end: AddressEnd) -> Self {
+        let (offset, length) = match (family, end) {
+            (IpFamily::V4, AddressEnd::Source) => (12, 4),
+            (IpFamily::V4, AddressEnd::Destination) => (16, 4),
+            (IpFamily::V6, AddressEnd::Source) => (8, 16),
+            (IpFamily::V6, AddressEnd::Destination) => (24, 16),
+        };
+        Self::LoadPayload { header: Header::Network, offset, length }
+    }
+
+    fn is_protocol(family: IpFamily) -> Self {
+        let protocol = match family {
+            IpFamily::V4 => PROTOCOL_IPV4,
+            IpFamily::V6 => PROTOCOL_IPV6,
+        };
+        Self::Compare(Comparison::Equal, vec![protocol])
     }
 
     /// Compares with an interface's whole name.
@@ -175,9 +259,11 @@ impl Expression {
         match self {
             Self::LoadMeta(_) | Self::StoreMeta(_) => "meta",
             Self::LoadPayload { .. } => "payload",
-            Self::LoadDestinationType => "fib",
+            Self::LoadDestinationType | Self::LoadSourceIsReachable => "fib",
             Self::LoadTcpOption(_) | Self::StoreTcpOption(_) => "exthdr",
-            Self::LoadConstant(_) | Self::Accept => "immediate",
+            Self::LoadConstant(_) | Self::Accept | Self::Drop => "immediate",
+            Self::Counter => "counter",
+            Self::Masquerade => "masq",
             Self::Bitwise { .. } => "bitwise",
             Self::Compare(..) => "cmp",
             Self::Lookup(_) => "lookup",
@@ -205,6 +291,11 @@ impl Expression {
                 data.be32(2, FIB_RESULT_ADDRESS_TYPE);
                 data.be32(3, FIB_BY_DESTINATION);
             }
+            Self::LoadSourceIsReachable => {
+                data.be32(1, REGISTER);
+                data.be32(2, FIB_RESULT_INTERFACE);
+                data.be32(3, FIB_SOURCE_BY_INPUT);
+            }
             Self::LoadTcpOption(option) => write_tcp_option(data, 1, *option),
             Self::StoreTcpOption(option) => write_tcp_option(data, 7, *option),
             Self::LoadConstant(bytes) => {
@@ -227,12 +318,11 @@ impl Expression {
                 data.text(1, set);
                 data.be32(2, REGISTER);
             }
-            Self::Accept => {
-                data.be32(1, VERDICT_REGISTER);
-                data.nested(2, |immediate| {
-                    immediate.nested(DATA_VERDICT, |verdict| verdict.be32(1, ACCEPT));
-                });
-            }
+            Self::Accept => write_verdict(data, ACCEPT),
+            // It begins at zero.
+            Self::Counter => {}
+            Self::Drop => write_verdict(data, DROP),
+            Self::Masquerade => data.be32(1, NAT_RANDOM_FULLY),
         }
     }
 }
@@ -241,6 +331,11 @@ impl Expression {
 const DATA_VALUE: u16 = 1;
 /// `NFTA_DATA_VERDICT`
 const DATA_VERDICT: u16 = 2;
+
+fn write_verdict(data: &mut AttributeWriter, verdict: u32) {
+    data.be32(1, VERDICT_REGISTER);
+    data.nested(2, |immediate| immediate.nested(DATA_VERDICT, |code| code.be32(1, verdict)));
+}
 
 /// `register` is `NFTA_EXTHDR_DREG` to read, `NFTA_EXTHDR_SREG` to write.
 fn write_tcp_option(data: &mut AttributeWriter, register: u16, option: TcpOption) {

@@ -48,6 +48,8 @@ pub struct VethEnd<'a> {
     pub mac: Option<MacAddress>,
     /// Its MTU in bytes; the kernel's default is 1500.
     pub mtu: Option<u32>,
+    /// Its group; 0 is the default.
+    pub group: u32,
 }
 
 impl VethEnd<'_> {
@@ -55,6 +57,9 @@ impl VethEnd<'_> {
         let mut attributes = vec![LinkAttribute::IfName(self.name.to_owned())];
         attributes.extend(self.mac.map(|mac| LinkAttribute::Address(mac.0.to_vec())));
         attributes.extend(self.mtu.map(LinkAttribute::Mtu));
+        if self.group != 0 {
+            attributes.push(LinkAttribute::Group(self.group));
+        }
         attributes
     }
 }
@@ -109,6 +114,11 @@ pub fn set_mtu(index: u32, mtu: u32) -> Message {
 pub fn set_alias(index: u32, alias: &str) -> Message {
     let what = format!("set the alias of link {index} to \"{alias}\"");
     set(index, LinkAttribute::IfAlias(alias.to_owned()), what)
+}
+
+/// Puts a link into a group (`IFLA_GROUP`), by which nftables can match it.
+pub fn set_group(index: u32, group: u32) -> Message {
+    set(index, LinkAttribute::Group(group), format!("put link {index} into group {group}"))
 }
 
 /// Renames a link.

@@ -12,8 +12,8 @@ use netlink_packet_route::rule::{RuleAction, RuleFlags, RuleHeader};
 use nix::libc;
 
 use super::types::{
-    Address, AddressFlags, IpFamily, Link, LinkLayer, MacAddress, Mark, NextHop, Route, RouteKind, Rule,
-    Scope,
+    Address, AddressFlags, IpFamily, Link, LinkLayer, MacAddress, Mark, Netconf, NextHop, Route, RouteKind,
+    Rule, Scope,
 };
 
 type Decoded<T> = Result<T, DecodeError>;
@@ -24,6 +24,8 @@ const ADDRESS_HEADER: usize = 8;
 const ROUTE_HEADER: usize = 12;
 const RULE_HEADER: usize = 12;
 const NEXT_HOP_HEADER: usize = 8;
+/// `struct netconfmsg`, one byte, and the padding behind it.
+const NETCONF_HEADER: usize = 4;
 
 /// `IF_OPER_UNKNOWN` and `IF_OPER_UP` (`linux/if.h`).
 const OPER_UNKNOWN: u8 = 0;
@@ -36,6 +38,13 @@ const METRIC_MTU: u16 = 2;
 const ROUTE_VIA: u16 = 18;
 /// `IFA_FLAGS` (`linux/if_addr.h`).
 const ADDRESS_FLAGS: u16 = 8;
+
+/// `NETCONFA_…` (`linux/netconf.h`).
+mod netconfa {
+    pub(super) const IFINDEX: u16 = 1;
+    pub(super) const FORWARDING: u16 = 2;
+    pub(super) const RP_FILTER: u16 = 3;
+}
 
 /// `FRA_…` (`linux/fib_rules.h`).
 mod fra {
@@ -96,6 +105,7 @@ pub(super) fn link(payload: &[u8]) -> Decoded<Link> {
         kind: None,
         peer_index: None,
         peer_netns: None,
+        group: 0,
     };
     for attribute in NlasIterator::new(after(payload, LINK_HEADER)) {
         let attribute = attribute?;
@@ -108,6 +118,7 @@ pub(super) fn link(payload: &[u8]) -> Decoded<Link> {
             libc::IFLA_LINK => link.peer_index = Some(parse_u32(value)?),
             libc::IFLA_LINK_NETNSID => link.peer_netns = Some(parse_u32(value)?.cast_signed()),
             libc::IFLA_OPERSTATE => link.operational = matches!(parse_u8(value)?, OPER_UNKNOWN | OPER_UP),
+            libc::IFLA_GROUP => link.group = parse_u32(value)?,
             libc::IFLA_LINKINFO => link.kind = info_kind(value)?,
             _ => {}
         }
@@ -264,4 +275,24 @@ pub(super) fn rule(payload: &[u8]) -> Decoded<Option<Rule>> {
     }
     rule.mark = (value | mask != 0).then_some(Mark { value, mask });
     Ok(Some(rule))
+}
+
+/// Reads `RTM_NEWNETCONF`; `None` is another family.
+pub(super) fn netconf(payload: &[u8]) -> Decoded<Option<Netconf>> {
+    let Some(family) = payload.first().and_then(|raw| family(AddressFamily::from(*raw))) else {
+        return Ok(None);
+    };
+    let mut netconf = Netconf { family, link: None, forwarding: None, reverse_path_filter: None };
+    for attribute in NlasIterator::new(after(payload, NETCONF_HEADER)) {
+        let attribute = attribute?;
+        let value = attribute.value();
+        match attribute.kind() {
+            // Negative for "all" and "default" (`NETCONFA_IFINDEX_ALL`, `NETCONFA_IFINDEX_DEFAULT`).
+            netconfa::IFINDEX => netconf.link = u32::try_from(parse_u32(value)?.cast_signed()).ok(),
+            netconfa::FORWARDING => netconf.forwarding = Some(parse_u32(value)? != 0),
+            netconfa::RP_FILTER => netconf.reverse_path_filter = Some(parse_u32(value)?),
+            _ => {}
+        }
+    }
+    Ok(Some(netconf))
 }

@@ -1,8 +1,11 @@
 //! Reading what is there.
 
-use netlink_packet_core::DecodeError;
+use std::os::fd::{AsFd as _, AsRawFd as _};
+
+use netlink_packet_core::{DecodeError, Parseable as _};
 use netlink_packet_route::address::AddressMessage;
 use netlink_packet_route::link::{InfoKind, LinkAttribute, LinkExtentMask, LinkInfo, LinkMessage};
+use netlink_packet_route::nsid::{NsidAttribute, NsidMessage};
 use netlink_packet_route::route::{RouteAttribute, RouteMessage};
 use netlink_packet_route::rule::RuleMessage;
 use nix::libc;
@@ -95,6 +98,25 @@ impl RouteSocket {
         }
     }
 
+    /// The number by which this socket's namespace knows another one, as in [`Link::peer_netns`]; `None` if it has none yet.
+    ///
+    /// # Errors
+    /// The kernel's refusal or an unreadable answer.
+    pub fn netns_number(&mut self, other: &Netns) -> Result<Option<i32>> {
+        let mut request = NsidMessage::default();
+        request.attributes = vec![NsidAttribute::Fd(other.as_fd().as_raw_fd().cast_unsigned())];
+        let what = format!("look up network namespace {}", other.path().display());
+        let request = changes::message(libc::RTM_GETNSID, 0, &request, what);
+        let replies = self.socket.ask(&request)?;
+        let numbers = decode_all(&replies, libc::RTM_NEWNSID, &request.what, NsidMessage::parse)?;
+        let attributes = numbers.into_iter().flat_map(|message| message.attributes);
+        // The kernel says -1 for a namespace without a number.
+        Ok(attributes.into_iter().find_map(|it| match it {
+            NsidAttribute::Id(number) => u32::try_from(number).ok().map(u32::cast_signed),
+            _ => None,
+        }))
+    }
+
     /// All IPv4 and IPv6 addresses.
     ///
     /// # Errors
@@ -149,7 +171,8 @@ impl RouteSocket {
             let request = changes::message(libc::RTM_GETRULE, 0, &request, format!("list {family} rules"));
             let replies = self.dump_or_nothing(&request, libc::EAFNOSUPPORT)?;
             let rules = decode_all(&replies, libc::RTM_NEWRULE, &request.what, decode::rule)?;
-            found.extend(rules.into_iter().flatten());
+            // A kernel without a family answers with those of all others.
+            found.extend(rules.into_iter().flatten().filter(|rule| rule.family == family));
         }
         Ok(found)
     }
@@ -189,7 +212,8 @@ impl RouteSocket {
             let request = changes::message(libc::RTM_GETADDR, 0, &request, what);
             let replies = self.dump_or_nothing(&request, libc::EAFNOSUPPORT)?;
             let addresses = decode_all(&replies, libc::RTM_NEWADDR, &request.what, decode::address)?;
-            found.extend(addresses.into_iter().flatten());
+            let of_family = |it: &Address| IpFamily::of(it.prefix.addr()) == family;
+            found.extend(addresses.into_iter().flatten().filter(of_family));
         }
         Ok(found)
     }
@@ -218,7 +242,8 @@ impl RouteSocket {
         let request = changes::message(libc::RTM_GETROUTE, 0, &request, what);
         let replies = self.dump_or_nothing(&request, nothing)?;
         let routes = decode_all(&replies, libc::RTM_NEWROUTE, &request.what, decode::route)?;
-        Ok(routes.into_iter().flatten().collect())
+        // A kernel without a family (`ipv6.disable=1`) answers with the routes of all others.
+        Ok(routes.into_iter().flatten().filter(|route| route.family() == family).collect())
     }
 
     fn dump_or_nothing(&mut self, request: &Message, absence: i32) -> Result<Vec<Reply>> {

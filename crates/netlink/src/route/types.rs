@@ -109,6 +109,8 @@ pub struct Link {
     pub peer_index: Option<u32>,
     /// Namespace [`peer_index`](Self::peer_index) counts in, if not this one (`IFLA_LINK_NETNSID`).
     pub peer_netns: Option<i32>,
+    /// Its group (`IFLA_GROUP`); 0 unless it was given one.
+    pub group: u32,
 }
 
 impl Link {
@@ -158,6 +160,20 @@ pub struct Address {
     pub scope: Scope,
     /// Its properties.
     pub flags: AddressFlags,
+}
+
+/// Settings below `/proc/sys/net/ipv4/conf` or `/proc/sys/net/ipv6/conf` (`RTM_NEWNETCONF`, `linux/netconf.h`). A
+/// notification has only those that changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Netconf {
+    /// The family it applies to.
+    pub family: IpFamily,
+    /// Index of the link; `None` for `all` and `default`.
+    pub link: Option<u32>,
+    /// Whether packets are forwarded.
+    pub forwarding: Option<bool>,
+    /// IPv4: `rp_filter`.
+    pub reverse_path_filter: Option<u32>,
 }
 
 /// One of several ways of a multipath route (`struct rtnexthop`).

@@ -1,4 +1,4 @@
-//! Hearing of changes as they happen (multicast groups of `rtnetlink(7)`).
+//! Notifications of changes (multicast groups of `rtnetlink(7)`).
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
@@ -11,12 +11,14 @@ use nix::sys::socket::{
 };
 
 use super::decode;
-use super::types::{Address, Link, Route, Rule};
+use super::types::{Address, Link, Netconf, Route, Rule};
 use crate::socket::take_frame;
 use crate::{Error, Result};
 
-/// `1 << (RTNLGRP_IPV6_RULE - 1)`; the old group constants stop before it.
-const GROUP_IPV6_RULE: u32 = 1 << (libc::RTNLGRP_IPV6_RULE - 1);
+/// The old group constants (`RTMGRP_…`) stop before these.
+const NEWER_GROUPS: u32 = 1 << (libc::RTNLGRP_IPV6_RULE - 1)
+    | 1 << (libc::RTNLGRP_IPV4_NETCONF - 1)
+    | 1 << (libc::RTNLGRP_IPV6_NETCONF - 1);
 const GROUPS: u32 = (libc::RTMGRP_LINK
     | libc::RTMGRP_IPV4_IFADDR
     | libc::RTMGRP_IPV6_IFADDR
@@ -24,8 +26,8 @@ const GROUPS: u32 = (libc::RTMGRP_LINK
     | libc::RTMGRP_IPV6_ROUTE
     | libc::RTMGRP_IPV4_RULE)
     .cast_unsigned()
-    | GROUP_IPV6_RULE;
-/// Notifications that may wait; more are summed up as [`Change::Missed`].
+    | NEWER_GROUPS;
+/// Bytes of notifications that may wait to be read; more are reported as one [`Change::Missed`].
 const RECEIVE_BUFFER: usize = 1 << 20;
 /// Largest notification; one message each.
 const DATAGRAM: usize = 64 * 1024;
@@ -47,8 +49,10 @@ pub enum Change {
         /// Whether it is gone.
         gone: bool,
     },
-    /// Changes were lost because they came faster than they were read: look at everything anew.
+    /// Notifications were lost because they came faster than they were read: dump everything again.
     Missed,
+    /// A setting of an interface changed, or of all.
+    Netconf(Netconf),
     /// A route came, changed or went.
     Route {
         /// The route.
@@ -65,8 +69,7 @@ pub enum Change {
     },
 }
 
-/// A nonblocking socket that hears of changes to links, addresses, routes and rules in the network namespace of the
-/// thread that opened it. Wait until its descriptor is readable (`AsFd`), then call [`changes`](Self::changes).
+/// A nonblocking socket that receives notifications of changes in the network namespace of the thread that opened it. Wait until its descriptor is readable (`AsFd`), then call [`changes`](Self::changes).
 #[derive(Debug)]
 pub struct Subscription {
     fd: OwnedFd,
@@ -122,7 +125,7 @@ impl AsRawFd for Subscription {
     }
 }
 
-/// How many changes a datagram tells of.
+/// Number of changes in a datagram.
 pub(crate) fn count_changes(datagram: &[u8]) -> Result<usize> {
     let mut changes = Vec::new();
     read_changes(datagram, &mut changes)?;
@@ -147,6 +150,7 @@ fn read_change(kind: u16, payload: &[u8]) -> std::result::Result<Option<Change>,
         }
         libc::RTM_NEWADDR | libc::RTM_DELADDR => decode::address(payload)?
             .map(|address| Change::Address { address, gone: kind == libc::RTM_DELADDR }),
+        libc::RTM_NEWNETCONF => decode::netconf(payload)?.map(Change::Netconf),
         libc::RTM_NEWROUTE | libc::RTM_DELROUTE => {
             decode::route(payload)?.map(|route| Change::Route { route, gone: kind == libc::RTM_DELROUTE })
         }

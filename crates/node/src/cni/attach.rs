@@ -9,18 +9,21 @@
 
 pub(super) mod address;
 pub(super) mod chained;
+pub(super) mod egress;
 pub(super) mod link;
 pub(super) mod record;
 pub(super) mod result;
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 use std::path::PathBuf;
 
+use fairlead_address::DualStackAddrs;
+use fairlead_cluster::events::{EventPublisher, PendingEvent, pod_reference};
 use fairlead_dataplane::pods::{Inspection, PodLinks};
 use fairlead_ipam::Key;
 use fairlead_wire::cni::CniArgs;
 
-use super::args;
+use super::args::{self, Attachment};
 use super::check::Previous;
 use super::failure::Failure;
 
@@ -47,8 +50,7 @@ pub(super) struct AttachContext {
     pub(super) args: CniArgs,
     /// The pool of the addresses.
     pub(super) pool: String,
-    pub(super) ipv4: Option<Ipv4Addr>,
-    pub(super) ipv6: Option<Ipv6Addr>,
+    pub(super) addresses: DualStackAddrs,
     pub(super) links: Option<PodLinks>,
     /// The CNI result, in JSON.
     pub(super) result: Vec<u8>,
@@ -57,11 +59,8 @@ pub(super) struct AttachContext {
 impl AttachContext {
     pub(super) fn new(args: CniArgs) -> Result<Self, Failure> {
         let key = args::key(&args)?;
-        Ok(Self { key, args, pool: String::new(), ipv4: None, ipv6: None, links: None, result: Vec::new() })
-    }
-
-    pub(super) fn addresses(&self) -> impl Iterator<Item = IpAddr> + use<> {
-        self.ipv4.map(IpAddr::from).into_iter().chain(self.ipv6.map(IpAddr::from))
+        let addresses = DualStackAddrs::default();
+        Ok(Self { key, args, pool: String::new(), addresses, links: None, result: Vec::new() })
     }
 }
 
@@ -117,6 +116,17 @@ async fn detach<'a>(
         stage.detach(key).await?;
     }
     Ok(())
+}
+
+/// Users look for the reason at their pod.
+fn warn_at_pod(events: &EventPublisher, attachment: &Attachment, action: &'static str, failure: &Failure) {
+    let Attachment { namespace, pod, pod_uid, .. } = attachment;
+    events.warn(PendingEvent {
+        regarding: pod_reference(namespace, pod, pod_uid.clone()),
+        reason: failure.reason.as_str(),
+        action,
+        note: failure.message.clone(),
+    });
 }
 
 /// A stage that attaches nothing, and detaches what an earlier program with other settings attached.

@@ -19,6 +19,8 @@ pub enum Reason {
     DataPlaneFailed,
     /// A bug: an operation did not finish.
     Internal,
+    /// The pod asks for egress NAT.
+    EgressUnsupported,
     /// No address, for a reason that is not the pool's.
     FailedAllocation,
     /// The container has an interface of that name already.
@@ -56,6 +58,7 @@ impl Reason {
             Self::ApiServerUnavailable => ("ApiServerUnavailable", ErrorCode::TryAgainLater),
             Self::AttachmentChanged => ("AttachmentChanged", ErrorCode::AttachmentChanged),
             Self::DataPlaneFailed => ("DataPlaneFailed", ErrorCode::IoFailure),
+            Self::EgressUnsupported => ("EgressUnsupported", ErrorCode::UnsupportedField),
             Self::FailedAllocation => ("FailedAllocation", ErrorCode::TryAgainLater),
             Self::Internal => ("Internal", ErrorCode::Internal),
             Self::InterfaceExists => ("InterfaceExists", ErrorCode::InvalidEnvironmentVariables),

@@ -36,10 +36,10 @@ pub fn finish_pending(records: &Records) {
 pub(super) async fn finish_pending_later(service: Arc<Service>) -> Infallible {
     loop {
         tokio::time::sleep(SWEEP_INTERVAL).await;
-        for key in service.records.pending().unwrap_or_default() {
+        for key in service.deps.records.pending().unwrap_or_default() {
             // An ADD or a DEL in progress decides itself what becomes of it.
-            let Some(_guard) = service.locks.try_lock(&key.container_id) else { continue };
-            if service.records.is_pending(&key) {
+            let Some(_guard) = service.deps.locks.try_lock(&key.container_id) else { continue };
+            if service.deps.records.is_pending(&key) {
                 log_pending(&key, service.detach(&key).await);
             }
         }
@@ -59,12 +59,12 @@ impl Service {
     /// alone: the runtime's list may be older than that. Continues after errors.
     pub(super) async fn gc(&self, request: GcRequest) -> Result<GcResponse, Failure> {
         let _only = self.collecting.lock().await;
-        let present = self.records.attachments(&request.network).map_err(|error| {
+        let present = self.deps.records.attachments(&request.network).map_err(|error| {
             let message = format!("cannot read the attachments of network {}", request.network);
             Failure::new(Reason::RecordsUnusable, message).details(error)
         })?;
         let free = |key: Key| async move {
-            let Some(_guard) = self.locks.try_lock(&key.container_id) else {
+            let Some(_guard) = self.deps.locks.try_lock(&key.container_id) else {
                 tracing::info!(container = key.container_id, "GC leaves a busy attachment alone");
                 return (key, Ok(false));
             };

@@ -59,13 +59,13 @@ impl fmt::Display for Operation {
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Outcome {
-    verb: &'static str,
+    operation: &'static str,
     result: &'static str,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Cause {
-    verb: &'static str,
+    operation: &'static str,
     reason: &'static str,
 }
 
@@ -81,7 +81,7 @@ struct GrpcCall {
 /// See [`Self::register`] for what each means.
 #[derive(Debug, Clone)]
 pub struct CniMetrics {
-    requests: Family<Outcome, Counter>,
+    operations: Family<Outcome, Counter>,
     failures: Family<Cause, Counter>,
     add_seconds: Histogram,
     del_seconds: Histogram,
@@ -100,7 +100,7 @@ impl CniMetrics {
         Self {
             add_seconds: duration("add_duration", "Time one ADD took"),
             del_seconds: duration("del_duration", "Time one DEL took"),
-            requests: register(ours, "requests", "CNI operations served, by result", Family::default()),
+            operations: register(ours, "operations", "CNI operations served, by result", Family::default()),
             failures: register(ours, "failures", "CNI operations that failed, by reason", Family::default()),
             grpc_calls,
         }
@@ -108,10 +108,10 @@ impl CniMetrics {
 
     /// An operation ended.
     pub fn served(&self, operation: Operation, took: Duration, failure: Option<Reason>) {
-        let (verb, result) = (operation.as_str(), result(failure.is_none()));
-        self.requests.get_or_create(&Outcome { verb, result }).inc();
+        let (name, result) = (operation.as_str(), result(failure.is_none()));
+        self.operations.get_or_create(&Outcome { operation: name, result }).inc();
         if let Some(reason) = failure {
-            self.failures.get_or_create(&Cause { verb, reason: reason.as_str() }).inc();
+            self.failures.get_or_create(&Cause { operation: name, reason: reason.as_str() }).inc();
         }
         match operation {
             Operation::Add => self.add_seconds.observe(took.as_secs_f64()),

@@ -21,6 +21,7 @@ use std::sync::Arc;
 use fairlead_api::resources::{AddressBlock, AddressPool, WireKubeMesh};
 use fairlead_cluster::caches::Cache;
 use fairlead_cluster::events::EventPublisher;
+use fairlead_cluster::pods::SlimPod;
 use fairlead_cluster::subsystem::Supervisor;
 use fairlead_ipam::Key;
 use k8s_openapi::api::core::v1::Namespace;
@@ -29,12 +30,12 @@ use kube::api::PartialObjectMeta;
 
 use self::attach::address::AddressStage;
 use self::attach::chained::ChainedStage;
+use self::attach::egress::EgressStage;
 use self::attach::link::LinkStage;
 use self::attach::record::RecordStage;
 use self::attach::result::ResultStage;
 use self::attach::{DetachOnly, Stages};
 pub use self::failure::{Failure, Reason};
-use self::metrics::CniMetrics;
 use self::mtu::PodMtu;
 use self::records::Records;
 use crate::container_locks::ContainerLocks;
@@ -58,6 +59,8 @@ pub struct CniDeps {
     pub ipam: Arc<Ipam>,
     /// Metadata of all namespaces.
     pub namespaces: Arc<Cache<PartialObjectMeta<Namespace>>>,
+    /// The pods of this node.
+    pub pods: Arc<Cache<SlimPod>>,
     /// All pools.
     pub pools: Arc<Cache<AddressPool>>,
     /// All blocks of all nodes.
@@ -82,18 +85,10 @@ pub struct CniDeps {
 
 /// The service that [`CniHandle`] leads to.
 struct Service {
-    enable_ipam: bool,
-    ipam: Arc<Ipam>,
-    pools: Arc<Cache<AddressPool>>,
-    blocks: Arc<Cache<AddressBlock>>,
-    client: Client,
-    locks: Arc<ContainerLocks>,
-    mesh: Arc<dyn MeshState>,
-    records: Records,
+    deps: CniDeps,
     stages: Stages,
     /// One GC at a time.
     collecting: tokio::sync::Mutex<()>,
-    metrics: CniMetrics,
 }
 
 /// Serves the CNI operations: the gRPC services `Cni` and `Network`.
@@ -102,42 +97,38 @@ pub struct CniHandle(Arc<Service>);
 
 /// Starts the service and the task that finishes pending DELs.
 pub fn start(deps: CniDeps, supervisor: &mut Supervisor) -> CniHandle {
+    let egress = EgressStage {
+        pods: Arc::clone(&deps.pods),
+        client: deps.client.clone(),
+        events: deps.events.clone(),
+    };
     let address = AddressStage {
         ipam: Arc::clone(&deps.ipam),
-        namespaces: deps.namespaces,
+        namespaces: Arc::clone(&deps.namespaces),
         client: deps.client.clone(),
-        events: deps.events,
+        events: deps.events.clone(),
         metrics: Arc::clone(&deps.metrics),
     };
     let record = RecordStage { records: deps.records.clone(), networks: deps.enable_ipam };
     let link = LinkStage {
         ids: deps.ipam.numbers(),
-        mtu: PodMtu::new(Arc::clone(&deps.mesh), deps.meshes),
+        mtu: PodMtu::new(Arc::clone(&deps.mesh), Arc::clone(&deps.meshes)),
         calico_names: deps.calico_names,
     };
     let stages = Stages(match deps.enable_ipam {
-        true => vec![Box::new(address), Box::new(record), Box::new(link), Box::new(ResultStage)],
+        true => {
+            vec![Box::new(egress), Box::new(address), Box::new(record), Box::new(link), Box::new(ResultStage)]
+        }
         // There usually is nothing to detach; what an earlier run with other settings made still goes.
         false => vec![
+            Box::new(egress),
             Box::new(DetachOnly(Box::new(address))),
             Box::new(record),
             Box::new(DetachOnly(Box::new(link))),
             Box::new(ChainedStage),
         ],
     });
-    let service = Arc::new(Service {
-        enable_ipam: deps.enable_ipam,
-        ipam: deps.ipam,
-        pools: deps.pools,
-        blocks: deps.blocks,
-        client: deps.client,
-        locks: deps.locks,
-        mesh: deps.mesh,
-        records: deps.records,
-        stages,
-        collecting: tokio::sync::Mutex::default(),
-        metrics: deps.metrics.cni.clone(),
-    });
+    let service = Arc::new(Service { deps, stages, collecting: tokio::sync::Mutex::default() });
     supervisor.subsystem("cni").spawn("pending DELs", gc::finish_pending_later(Arc::clone(&service)));
     CniHandle(service)
 }

@@ -38,7 +38,7 @@ impl PodMtu {
         }
         let uplink = uplink.value(Instant::now())?;
         let wanted = meshes.store.state();
-        if wanted.is_empty() && meshes.is_ready() {
+        if wanted.is_empty() && meshes.has_answer() {
             return Some(uplink);
         }
         let configured = wanted.first().map_or(MESH_MTU, |mesh| u32::from(mesh.spec.mtu));

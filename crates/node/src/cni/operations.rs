@@ -21,27 +21,27 @@ use fairlead_ipam::Key;
 impl Service {
     async fn add(&self, args: CniArgs) -> Result<AddResponse, Failure> {
         let mut context = AttachContext::new(args)?;
-        let _guard = self.locks.lock(&context.key.container_id).await;
-        let repeated = self.ipam.allocated(&context.key).is_some();
+        let _guard = self.deps.locks.lock(&context.key.container_id).await;
+        let repeated = self.deps.ipam.allocated(&context.key).is_some();
         self.stages.attach(&mut context, repeated).await?;
         Ok(AddResponse { result: context.result })
     }
 
     async fn del(&self, args: CniArgs) -> Result<(), Failure> {
         let key = key(&args)?;
-        let _guard = self.locks.lock(&key.container_id).await;
+        let _guard = self.deps.locks.lock(&key.container_id).await;
         self.detach(&key).await
     }
 
     async fn check(&self, args: CniArgs) -> Result<(), Failure> {
         let (key, netns) = (key(&args)?, netns(&args)?);
-        let _guard = self.locks.lock(&key.container_id).await;
+        let _guard = self.deps.locks.lock(&key.container_id).await;
         let previous = Previous::of_configuration(&args.stdin_data).map_err(|error| {
             Failure::new(Reason::InvalidNetworkConfig, "prevResult cannot be decoded").details(error)
         })?;
         let inspect = {
             let (numbers, file, tables) =
-                (self.ipam.numbers(), netns.clone(), Previous::tables(previous.as_ref()));
+                (self.deps.ipam.numbers(), netns.clone(), Previous::tables(previous.as_ref()));
             let Key { container_id, ifname } = key.clone();
             move || pods::inspect(numbers, (&container_id, &ifname), &file, &tables)
         };
@@ -109,39 +109,22 @@ async fn serve<T: Send + 'static>(
 fn log(operation: Operation, subject: &Subject, elapsed_ms: f64, failure: Option<&Failure>) {
     let Subject { namespace, pod, container, ifname, network } = subject;
     let (namespace, pod, network) = (namespace.as_deref(), pod.as_deref(), network.as_deref());
-    let (container, ifname, verb) = (container.as_deref(), ifname.as_deref(), operation.as_str());
+    let (container, ifname) = (container.as_deref(), ifname.as_deref());
+    let name = operation.as_str();
+    macro_rules! line {
+        ($level:ident, $($fields:tt)*) => {
+            tracing::$level!(operation = name, pod, namespace, container, ifname, network, elapsed_ms, $($fields)*, "CNI")
+        };
+    }
     match failure {
         // Runtimes ask every few seconds.
-        None if operation == Operation::Status => tracing::debug!(verb, elapsed_ms, outcome = "ok", "CNI"),
-        None => {
-            tracing::info!(
-                verb,
-                pod,
-                namespace,
-                container,
-                ifname,
-                network,
-                elapsed_ms,
-                outcome = "ok",
-                "CNI"
-            );
+        None if operation == Operation::Status => {
+            tracing::debug!(operation = name, elapsed_ms, outcome = "ok", "CNI");
         }
+        None => line!(info, outcome = "ok"),
         Some(Failure { reason, code, message, .. }) => {
             let (code, reason) = (i32::from(*code), reason.as_str());
-            tracing::warn!(
-                verb,
-                pod,
-                namespace,
-                container,
-                ifname,
-                network,
-                elapsed_ms,
-                outcome = "error",
-                reason,
-                code,
-                error = message,
-                "CNI"
-            );
+            line!(warn, outcome = "error", reason, code, error = message);
         }
     }
 }
@@ -151,19 +134,20 @@ impl Cni for CniHandle {
     async fn add(&self, request: Request<CniArgs>) -> Result<Response<AddResponse>, Status> {
         let (service, args) = (Arc::clone(&self.0), request.into_inner());
         let subject = Subject::from(&args);
-        serve(&self.0.metrics, Operation::Add, subject, async move { service.add(args).await }).await
+        serve(&self.0.deps.metrics.cni, Operation::Add, subject, async move { service.add(args).await }).await
     }
 
     async fn del(&self, request: Request<CniArgs>) -> Result<Response<()>, Status> {
         let (service, args) = (Arc::clone(&self.0), request.into_inner());
         let subject = Subject::from(&args);
-        serve(&self.0.metrics, Operation::Del, subject, async move { service.del(args).await }).await
+        serve(&self.0.deps.metrics.cni, Operation::Del, subject, async move { service.del(args).await }).await
     }
 
     async fn check(&self, request: Request<CniArgs>) -> Result<Response<()>, Status> {
         let (service, args) = (Arc::clone(&self.0), request.into_inner());
         let subject = Subject::from(&args);
-        serve(&self.0.metrics, Operation::Check, subject, async move { service.check(args).await }).await
+        serve(&self.0.deps.metrics.cni, Operation::Check, subject, async move { service.check(args).await })
+            .await
     }
 }
 
@@ -172,18 +156,20 @@ impl Network for CniHandle {
     async fn gc(&self, request: Request<GcRequest>) -> Result<Response<GcResponse>, Status> {
         let (service, request) = (Arc::clone(&self.0), request.into_inner());
         let subject = Subject { network: Some(request.network.clone()), ..Subject::default() };
-        serve(&self.0.metrics, Operation::Gc, subject, async move { service.gc(request).await }).await
+        serve(&self.0.deps.metrics.cni, Operation::Gc, subject, async move { service.gc(request).await })
+            .await
     }
 
     async fn status(&self, _: Request<StatusRequest>) -> Result<Response<()>, Status> {
         let service = Arc::clone(&self.0);
         let work = async move { service.status().await };
-        serve(&self.0.metrics, Operation::Status, Subject::default(), work).await
+        serve(&self.0.deps.metrics.cni, Operation::Status, Subject::default(), work).await
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use fairlead_cluster::metrics::Exposition;
     use prometheus_client::registry::Registry;
     use tokio::sync::watch;
 
@@ -226,11 +212,11 @@ mod tests {
         assert_eq!(refused.unwrap_err().message(), "no address");
         let panicked = serve::<()>(&metrics, Operation::Del, subject(), async { panic!("bug") }).await;
         assert_eq!(panicked.unwrap_err().message(), "DEL did not finish");
-        let text = fairlead_cluster::metrics::text(&registry);
+        let text = fairlead_cluster::metrics::text(&registry, Exposition::Text);
         for line in [
-            r#"fairlead_cni_requests_total{verb="ADD",result="ok"} 1"#,
-            r#"fairlead_cni_requests_total{verb="CHECK",result="error"} 1"#,
-            r#"fairlead_cni_failures_total{verb="CHECK",reason="NotAttached"} 1"#,
+            r#"fairlead_cni_operations_total{operation="ADD",result="ok"} 1"#,
+            r#"fairlead_cni_operations_total{operation="CHECK",result="error"} 1"#,
+            r#"fairlead_cni_failures_total{operation="CHECK",reason="NotAttached"} 1"#,
         ] {
             assert!(text.lines().any(|it| it == line), "{line} is not in\n{text}");
         }

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use fairlead_ipam::{BlockUsage, ExistingBlock, Grant, PoolState, Request, grant};
+use fairlead_ipam::{BlockIndex, BlockUsage, Grant, PoolState, Request, grant};
 use fairlead_wire::cni::ErrorCode;
 use kube::ResourceExt;
 use tokio::time::timeout;
@@ -21,12 +21,12 @@ impl Service {
     /// Whether ADD could succeed now. Asks the API server only if no block of this node has room.
     pub(super) async fn status(&self) -> Result<(), Failure> {
         // Addresses of another plugin are that plugin's to judge.
-        if !self.enable_ipam || has_room(&self.ipam.usage()) {
+        if !self.deps.enable_ipam || has_room(&self.deps.ipam.usage()) {
             return Ok(());
         }
         let Err((reason, why)) = self.could_get_a_block().await else { return Ok(()) };
         let message = format!("no pod can start on this node: no address block has room, and {why}");
-        Err(match self.mesh.problem() {
+        Err(match self.deps.mesh.problem() {
             Some(problem) => {
                 let message = format!("{message}; running pods may not reach other nodes: {problem}");
                 Failure::new(reason, message).code(ErrorCode::LimitedConnectivity)
@@ -37,18 +37,27 @@ impl Service {
 
     async fn could_get_a_block(&self) -> Result<(), (Reason, String)> {
         let unavailable = |why: String| Err((Reason::ApiServerUnavailable, why));
-        if !(self.pools.is_ready() && self.blocks.is_ready()) {
+        if !(self.deps.pools.has_answer() && self.deps.blocks.is_ready()) {
             return unavailable("the API server has not answered since the start of this program".to_owned());
         }
-        match timeout(API_SERVER_TIMEOUT, self.client.apiserver_version()).await {
+        match timeout(API_SERVER_TIMEOUT, self.deps.client.apiserver_version()).await {
             Ok(Ok(_)) => {}
             Ok(Err(error)) => return unavailable(format!("the API server cannot be asked for one: {error}")),
             Err(_) => return unavailable("the API server does not answer".to_owned()),
         }
-        let pools =
-            self.pools.store.state().iter().map(|pool| (pool.name_any(), pool.as_ref().into())).collect();
-        let blocks: Vec<ExistingBlock> =
-            self.blocks.store.state().iter().map(|block| block.as_ref().into()).collect();
+        if !self.deps.pools.is_ready() {
+            // The program may not read pools; the controller decides when a block is requested.
+            return Ok(());
+        }
+        let pools = self
+            .deps
+            .pools
+            .store
+            .state()
+            .iter()
+            .map(|pool| (pool.name_any(), pool.as_ref().into()))
+            .collect();
+        let blocks = self.deps.blocks.store.state().iter().map(|block| block.as_ref().into()).collect();
         any_pool_grants(&pools, &blocks)
     }
 }
@@ -58,13 +67,11 @@ fn has_room(usage: &[BlockUsage]) -> bool {
 }
 
 /// Whether the controller would grant a block of any pool; it decides with the same function.
-fn any_pool_grants(
-    pools: &BTreeMap<String, PoolState>,
-    blocks: &[ExistingBlock],
-) -> Result<(), (Reason, String)> {
+fn any_pool_grants(pools: &BTreeMap<String, PoolState>, blocks: &BlockIndex) -> Result<(), (Reason, String)> {
     let mut refusals = Vec::new();
     for pool in pools.keys() {
-        match grant(&Request { uid: "", pool, node: "" }, pools, blocks) {
+        let request = Request { uid: "", pool, node: "", pod_capacity: None, claim: None };
+        match grant(&request, pools, blocks) {
             Grant::Refused(refusal) => refusals.push(refusal.to_string()),
             Grant::Existing { .. } | Grant::New { .. } => return Ok(()),
         }
@@ -80,7 +87,7 @@ fn any_pool_grants(
 
 #[cfg(test)]
 mod tests {
-    use fairlead_ipam::{BlockNets, Pool};
+    use fairlead_ipam::{DualStackNets, ExistingBlock, Pool};
 
     use super::*;
 
@@ -90,15 +97,8 @@ mod tests {
     }
 
     fn block(name: &str, pool: &str, net: &str) -> ExistingBlock {
-        let nets = BlockNets { ipv4: Some(net.parse().unwrap()), ipv6: None };
-        ExistingBlock {
-            name: name.into(),
-            pool: pool.into(),
-            index: 0,
-            nets,
-            request: None,
-            terminating: false,
-        }
+        let nets = DualStackNets { ipv4: Some(net.parse().unwrap()), ipv6: None };
+        ExistingBlock { name: name.into(), pool: pool.into(), nets, ..ExistingBlock::default() }
     }
 
     #[test]
@@ -111,7 +111,7 @@ mod tests {
 
     #[test]
     fn without_pools_there_is_no_block() {
-        let (reason, why) = any_pool_grants(&BTreeMap::new(), &[]).unwrap_err();
+        let (reason, why) = any_pool_grants(&BTreeMap::new(), &BlockIndex::default()).unwrap_err();
         assert!(reason == Reason::NoAddressPool && why.contains("no AddressPool"), "{reason} {why}");
     }
 
@@ -120,7 +120,7 @@ mod tests {
         let dry = pool("dry", "10.0.0.0/32", 0, false);
         let going = pool("going", "10.1.0.0/24", 5, true);
         let good = pool("good", "10.2.0.0/24", 5, false);
-        let taken = [block("dry-0", "dry", "10.0.0.0/32")];
+        let taken = [block("dry-0", "dry", "10.0.0.0/32")].into_iter().collect();
         assert_eq!(any_pool_grants(&[dry.clone(), going.clone(), good].into(), &taken), Ok(()));
         let (reason, refusals) = any_pool_grants(&[dry, going].into(), &taken).unwrap_err();
         assert_eq!(reason, Reason::NoAddressBlock);

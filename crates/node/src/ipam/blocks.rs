@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 use fairlead_api::names::COIL_FINALIZER;
 use fairlead_api::resources::AddressBlock;
 use fairlead_cluster::caches::Cache;
+use fairlead_cluster::writes;
 use fairlead_dataplane::routes;
 use fairlead_ipam::state::{BlockDeletion, DeletionAnswer};
-use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
+use kube::api::{DeleteParams, Preconditions};
 use kube::{Api, Client, ResourceExt};
 use tokio::sync::watch;
 use tokio::time::timeout;
@@ -18,6 +19,9 @@ use crate::metrics::Metrics;
 
 /// How often the table and the empty blocks are checked when nothing changes.
 const SYNC_INTERVAL: Duration = Duration::from_secs(30);
+
+/// How often the API server is asked again for blocks that it may have lost.
+const CONFIRM_INTERVAL: Duration = Duration::from_secs(2);
 
 /// How long the API server may take to say whether a block exists.
 const READ_TIMEOUT: Duration = Duration::from_secs(5);
@@ -37,25 +41,29 @@ impl Keeper {
         mut pools: watch::Receiver<u64>,
         grace: Duration,
     ) {
-        let mut changes = blocks.subscribe();
+        let (mut changes, mut interruptions) = (blocks.subscribe(), blocks.interruptions());
+        let mut unconfirmed = Vec::new();
         loop {
             if blocks.is_ready() {
                 self.ipam.sync_blocks(&blocks.store.state());
                 self.confirm_assumed().await;
+                self.confirm(&mut unconfirmed).await;
                 self.ipam.sync_pools();
                 export(&self.ipam).await;
                 for name in self.ipam.update(|state| state.due_releases(Instant::now(), grace)) {
                     self.release(&name).await;
                 }
             }
+            let interval = if unconfirmed.is_empty() { SYNC_INTERVAL } else { CONFIRM_INTERVAL };
             let changed = async {
                 tokio::select! {
                     _ = changes.changed() => {}
                     _ = pools.changed() => {}
                     () = self.ipam.release.notified() => {}
+                    Ok(()) = interruptions.changed() => unconfirmed = self.ipam.lock().blocks(),
                 }
             };
-            let _ = timeout(SYNC_INTERVAL.min(grace), changed).await;
+            let _ = timeout(interval.min(grace), changed).await;
         }
     }
 
@@ -73,6 +81,19 @@ impl Keeper {
                 tracing::warn!(block = name, "a granted block was deleted at once");
                 self.ipam.update(|state| state.forget_block(&name, &uid));
             }
+        }
+    }
+
+    /// Asks the API server for blocks that it may have lost while the watch was interrupted, and forgets those that it does
+    /// not have. Those without an answer stay in the list.
+    async fn confirm(&self, unconfirmed: &mut Vec<(String, String)>) {
+        while let Some((name, uid)) = unconfirmed.last() {
+            let Ok(Ok(present)) = timeout(READ_TIMEOUT, self.blocks().get_opt(name)).await else { return };
+            if present.and_then(|block| block.uid()).as_ref() != Some(uid) {
+                tracing::warn!(block = name, "the API server has lost a block");
+                self.ipam.update(|state| state.lose_block(name, uid));
+            }
+            unconfirmed.pop();
         }
     }
 
@@ -133,12 +154,7 @@ fn answer(error: Option<&kube::Error>) -> DeletionAnswer {
 async fn remove_finalizer(blocks: &Api<AddressBlock>, name: &str, uid: &str) -> Result<(), kube::Error> {
     let present = blocks.get_opt(name).await?.filter(|block| block.uid().as_deref() == Some(uid));
     let Some(block) = present else { return Ok(()) };
-    let others: Vec<&String> =
-        block.finalizers().iter().filter(|finalizer| *finalizer != COIL_FINALIZER).collect();
-    let patch = serde_json::json!({
-        "metadata": { "finalizers": others, "resourceVersion": block.resource_version() }
-    });
-    match blocks.patch(name, &PatchParams::default(), &Patch::Merge(&patch)).await {
+    match writes::remove_finalizer(blocks, &block, COIL_FINALIZER).await {
         Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
         outcome => outcome.map(drop),
     }

@@ -272,7 +272,7 @@ fn read_kernel(numbers: RoutingIds) -> fairlead_netlink::Result<Kernel> {
 
 fn link(pod: PodOnNode) -> PodLink {
     PodLink {
-        addresses: pod.ipv4.map(IpAddr::from).into_iter().chain(pod.ipv6.map(IpAddr::from)).collect(),
+        addresses: pod.addresses.iter().collect(),
         key: Key { container_id: pod.container_id, ifname: pod.ifname },
         name: pod.host_name,
     }

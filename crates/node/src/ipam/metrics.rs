@@ -52,7 +52,7 @@ impl IpamMetrics {
                 Unit::Seconds,
                 Histogram::new(LATENCY_BUCKETS),
             ),
-            blocks_released: register(ours, "blocks_given_back", released, Family::default()),
+            blocks_released: register(ours, "blocks_released", released, Family::default()),
             leaked_addresses: register(ours, "leaked_addresses_freed", leaked, Counter::default()),
         }
     }

@@ -2,12 +2,14 @@
 //!
 //! Every method locks the state, lets it decide, and applies the [`Effects`] after it has released the lock: it wakes pods
 //! that wait and notifies the task that makes BlockRequests ([`requests`]) or the one that keeps and releases blocks
-//! ([`blocks`]). [`leaks`] frees addresses of pods that are gone, [`inventory`] answers `fairlead ipam`.
+//! ([`blocks`]). [`positions`] keeps where the search for free addresses goes on; [`leaks`] frees addresses of pods that are gone, [`inventory`] answers `fairlead ipam`.
 
 use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use fairlead_api::names::is_object_name;
 use fairlead_api::resources::{AddressBlock, AddressPool};
 use fairlead_cluster::caches::Cache;
 use fairlead_cluster::subsystem::Supervisor;
@@ -16,7 +18,7 @@ use fairlead_dataplane::routing_ids::RoutingIds;
 use fairlead_ipam::check::Owner;
 pub use fairlead_ipam::state::{AllocationError, Attachment};
 use fairlead_ipam::state::{Attempt, BlockDemand, Effects, NodeState, PoolInfo, RequestFailure, ShownBlock};
-use fairlead_ipam::{Allocated, Allocation, Block, BlockUsage, Key};
+use fairlead_ipam::{Allocated, Allocation, Block, BlockUsage, Key, Unclear};
 use fairlead_wire::node::Block as WireBlock;
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::Node;
@@ -29,6 +31,7 @@ mod blocks;
 pub mod inventory;
 mod leaks;
 pub mod metrics;
+mod positions;
 pub mod requests;
 
 use crate::container_locks::ContainerLocks;
@@ -53,21 +56,25 @@ pub struct Deps {
     pub metrics: Arc<Metrics>,
     /// How long a block must have been empty before it is released.
     pub block_grace: Duration,
+    /// File that keeps where the search for free addresses goes on.
+    pub positions: PathBuf,
 }
 
 /// Starts what requests, keeps and releases blocks and frees leaked addresses.
 pub fn start(ipam: &Arc<Ipam>, deps: Deps, supervisor: &mut Supervisor) {
     let subsystem = supervisor.subsystem("ipam");
-    let Deps { client, nodes, blocks, pools, locks, metrics, block_grace } = deps;
+    let Deps { client, nodes, blocks, pools, locks, metrics, block_grace, positions } = deps;
     let requests = requests::Requests {
         client: client.clone(),
         ipam: Arc::clone(ipam),
         nodes,
         blocks: blocks.store.clone(),
+        refused: Mutex::default(),
     };
     subsystem.spawn("requests", requests::run(requests));
     let keeper = blocks::Keeper { client, ipam: Arc::clone(ipam), metrics: Arc::clone(&metrics) };
     subsystem.spawn("blocks", keeper.run(blocks, pools.subscribe(), block_grace));
+    subsystem.spawn("positions", positions::run(Arc::clone(ipam), positions));
     subsystem.spawn("leaks", leaks::run(Arc::clone(ipam), locks, metrics));
 }
 
@@ -81,6 +88,8 @@ pub struct Ipam {
     request: Notify,
     /// A block of a cordoned pool has become empty.
     release: Notify,
+    /// The search for free addresses has gone on.
+    positions: Notify,
     pools: Store<AddressPool>,
     api: Api<AddressPool>,
 }
@@ -94,6 +103,7 @@ impl Ipam {
             state: Mutex::default(),
             request: Notify::new(),
             release: Notify::new(),
+            positions: Notify::new(),
             pools,
             api,
         }
@@ -116,7 +126,7 @@ impl Ipam {
     fn update<T>(&self, decide: impl FnOnce(&mut NodeState<Arc<Notify>>) -> T) -> T {
         let mut state = self.lock();
         let value = decide(&mut state);
-        let Effects { wake, request, release } = state.take_effects();
+        let Effects { wake, request, release, positions } = state.take_effects();
         drop(state);
         wake.iter().for_each(|waiter| waiter.notify_one());
         if request {
@@ -125,7 +135,16 @@ impl Ipam {
         if release {
             self.release.notify_one();
         }
+        if positions {
+            self.positions.notify_one();
+        }
         value
+    }
+
+    /// Continues the search for free addresses where an earlier process of this node stopped; called before [`Self::adopt`].
+    pub fn restore_positions(&self, file: &Path) {
+        let positions = positions::read(file);
+        self.update(|state| state.restore_positions(positions));
     }
 
     /// Records the pods that the kernel has already; called once, before the first CNI operation.
@@ -133,11 +152,17 @@ impl Ipam {
         self.update(|state| {
             for pod in pods {
                 let key = Key { container_id: pod.container_id, ifname: pod.ifname };
-                if let Err(error) = state.adopt(key, &pod.pool, pod.ipv4, pod.ipv6) {
+                if let Err(error) = state.adopt(key, &pod.pool, pod.addresses.ipv4, pod.addresses.ipv6) {
                     tracing::warn!(%error, link = pod.host_name, "cannot adopt the addresses of a running pod");
                 }
             }
         });
+    }
+
+    /// Gives no address to another pod that this running one may have.
+    pub fn hold_back(&self, pod: &PodOnNode, why: String) {
+        let key = Key { container_id: pod.container_id.clone(), ifname: pod.ifname.clone() };
+        self.update(|state| state.hold_back(key, Unclear { pool: pod.pool.clone(), why }));
     }
 
     /// Updates the blocks to what the watch shows. Assumed blocks stay.
@@ -206,6 +231,10 @@ impl Ipam {
 
     /// A pool that the cache does not have may just have been made.
     async fn read_pool(&self, pool: &str) -> PoolInfo {
+        // It comes from an annotation, and would get into a URL.
+        if !is_object_name(pool) {
+            return PoolInfo::Missing;
+        }
         match timeout(POOL_TIMEOUT, self.api.get_opt(pool)).await {
             Ok(Ok(Some(pool))) => pool_info(&pool),
             Ok(Ok(None)) => PoolInfo::Missing,
@@ -266,7 +295,7 @@ impl Ipam {
     /// All prefixes of this node's blocks.
     fn prefixes(&self) -> Vec<IpNet> {
         let state = self.lock();
-        state.table().blocks().flat_map(|block| block.nets().nets().collect::<Vec<_>>()).collect()
+        state.table().blocks().flat_map(|block| block.nets().iter().collect::<Vec<_>>()).collect()
     }
 
     /// Keys whose addresses have leaked; see [`fairlead_ipam::leaks`].
@@ -274,7 +303,7 @@ impl Ipam {
         self.update(|state| state.leaked(Instant::now(), grace, linked))
     }
 
-    /// Attachments whose addresses are in no block of this node, one sentence each.
+    /// Attachments whose addresses are in no block of this node or not known, one sentence each.
     pub fn problems(&self) -> Vec<String> {
         let sentence = |(key, allocated): (&Key, &Allocated)| {
             let addresses: Vec<String> = allocated.addresses().map(|address| address.to_string()).collect();
@@ -284,7 +313,15 @@ impl Ipam {
                 addresses.join(" and ")
             )
         };
-        self.lock().without_block().map(sentence).collect()
+        let unclear = |(key, unclear): (&Key, &Unclear)| {
+            format!(
+                "the addresses of container {} of pool {} are not known ({}): blocks of before give none to other pods; \
+                 delete the pod",
+                key.container_id, unclear.pool, unclear.why
+            )
+        };
+        let state = self.lock();
+        state.without_block().map(sentence).chain(state.table().unclear().map(unclear)).collect()
     }
 }
 

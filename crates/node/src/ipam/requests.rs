@@ -1,20 +1,23 @@
 //! Makes the BlockRequests that the state demands, side by side.
 
+use std::collections::BTreeMap;
 use std::pin::pin;
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use fairlead_api::names::LABEL_REQUEST;
-use fairlead_api::resources::{AddressBlock, BlockRequest, BlockRequestOutcome, BlockRequestSpec};
-use fairlead_ipam::Block;
-use fairlead_ipam::request::{RequestCall, RequestEnd, RequestFlow, RequestOutcome, RequestReply};
+use fairlead_api::resources::{
+    AddressBlock, AddressBlockFields, BlockRequest, BlockRequestOutcome, BlockRequestSpec,
+};
+use fairlead_cluster::writes::is_stale;
 use fairlead_ipam::state::{BlockDemand, NodeState, RequestFailure};
+use fairlead_ipam::{Block, ClaimedBlock, Pool, RefusalReason};
 use futures::TryStreamExt;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
-use kube::api::{DeleteParams, ObjectMeta, PostParams, WatchEvent, WatchParams};
+use kube::api::{DeleteParams, ListParams, ObjectMeta, PostParams, WatchEvent, WatchParams};
 use kube::runtime::reflector::{ObjectRef, Store};
-use kube::{Api, Client, ResourceExt};
+use kube::{Api, Client, Resource, ResourceExt};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
@@ -22,6 +25,8 @@ use super::Ipam;
 
 /// How long one request may stay unanswered before it is made anew.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long the start waits until the requests of an earlier process are deleted.
+const LEFTOVERS_TIMEOUT: Duration = Duration::from_secs(5);
 /// Pause before an unanswered request whose watch has ended is watched again.
 const WATCH_INTERVAL: Duration = Duration::from_millis(500);
 
@@ -35,40 +40,27 @@ pub struct Requests {
     pub nodes: Store<Node>,
     /// The API server is asked for a block that is not there yet.
     pub blocks: Store<AddressBlock>,
+    /// Name of the last refused request of each pool.
+    pub refused: Mutex<BTreeMap<String, String>>,
 }
 
 /// Makes requests as they are demanded.
 pub async fn run(requests: Requests) {
     let (requests, mut running) = (Arc::new(requests), JoinSet::new());
+    requests.delete_leftovers().await;
     loop {
-        while let Some(demand) = requests.ipam.update(NodeState::next_request) {
+        while let Some(demand) = requests.next() {
             let requests = Arc::clone(&requests);
-            running.spawn(async move { (requests.make(&demand).await, demand) });
+            running.spawn(async move { requests.serve(&demand).await });
         }
         tokio::select! {
             () = requests.ipam.request.notified() => {}
-            Some(ended) = running.join_next() => match ended {
-                Ok((outcome, demand)) => {
-                    let failure = |error: RequestError| {
-                        tracing::warn!(pool = demand.pool, %error, "no block");
-                        error.into_failure()
-                    };
-                    requests.ipam.end_request(&demand, outcome.map_err(failure));
-                }
-                Err(error) => if let Ok(panic) = error.try_into_panic() {
-                    std::panic::resume_unwind(panic);
-                }
+            Some(ended) = running.join_next() => if let Err(error) = ended
+                && let Ok(panic) = error.try_into_panic()
+            {
+                std::panic::resume_unwind(panic);
             }
         }
-    }
-}
-
-/// The first request has the name that Coil gives it. The others' begin differently, so that they never equal those of
-/// another node or pool.
-fn name(pool: &str, node: &str, number: usize) -> String {
-    match number {
-        0 => BlockRequest::name_for(pool, node),
-        number => format!("req{}-{pool}-{node}", number.saturating_add(1)),
     }
 }
 
@@ -77,8 +69,8 @@ fn name(pool: &str, node: &str, number: usize) -> String {
 enum RequestError {
     #[error("{}", .0.message)]
     Refused(RequestFailure),
-    #[error("BlockRequest {name} was not answered within {} s: is the API server reachable, and is `fairlead controller` running and elected?", REQUEST_TIMEOUT.as_secs())]
-    Unanswered { name: String },
+    #[error("the BlockRequest was not answered within {} s: is the API server reachable, and is `fairlead controller` running and elected?", REQUEST_TIMEOUT.as_secs())]
+    Unanswered,
     #[error("cannot {what}: {source}")]
     Api { what: String, source: Box<kube::Error> },
 }
@@ -88,7 +80,7 @@ impl RequestError {
         let message = self.to_string();
         match self {
             Self::Refused(failure) => failure,
-            Self::Api { .. } | Self::Unanswered { .. } => RequestFailure { reason: None, message },
+            Self::Api { .. } | Self::Unanswered => RequestFailure { reason: None, message },
         }
     }
 }
@@ -97,69 +89,90 @@ fn api(what: impl Into<String>) -> impl FnOnce(kube::Error) -> RequestError {
     move |source| RequestError::Api { what: what.into(), source: Box::new(source) }
 }
 
-fn reply(request: &BlockRequest) -> RequestReply {
-    RequestReply::Present(match request.outcome() {
-        BlockRequestOutcome::Granted(block) => RequestOutcome::Granted {
-            block: block.to_owned(),
-            request_uid: request.uid().unwrap_or_default(),
-        },
-        BlockRequestOutcome::Pending => RequestOutcome::Pending,
-        BlockRequestOutcome::Refused { reason, message } => RequestOutcome::refused(reason, message),
-    })
-}
-
 impl Requests {
-    /// An API server that does not answer must not keep the pool's next request waiting.
-    async fn make(&self, demand: &BlockDemand) -> Result<Option<Block>, RequestError> {
-        let name = name(&demand.pool, &self.ipam.node, demand.number);
-        let made = timeout(REQUEST_TIMEOUT, self.follow(demand, &name)).await;
-        made.unwrap_or_else(|_| Err(RequestError::Unanswered { name: name.clone() }))
+    /// Claims first: another node may get the block.
+    fn next(&self) -> Option<BlockDemand> {
+        let pool = |name: &str| Pool::try_from(self.ipam.pools.get(&ObjectRef::new(name))?.as_ref()).ok();
+        let decide = |state: &mut NodeState<_>| {
+            state.next_claim(Instant::now(), pool).or_else(|| state.next_request())
+        };
+        self.ipam.update(decide)
     }
 
-    /// Makes the calls of one request. `None` is a block that is not this node's or not usable.
-    async fn follow(&self, demand: &BlockDemand, name: &str) -> Result<Option<Block>, RequestError> {
-        let requests: Api<BlockRequest> = Api::all(self.client.clone());
-        let (mut flow, mut present) = (RequestFlow::new(demand.replaces_answered), None);
-        loop {
-            let reply = match flow.call() {
-                RequestCall::AwaitAnswer => {
-                    let known = present.take();
-                    let answered = answer(&requests, name, known).await;
-                    let answered = answered.map_err(api(format!("read BlockRequest {name}")))?;
-                    answered.as_ref().map_or(RequestReply::Absent, reply)
-                }
-                RequestCall::Create => {
-                    let request = self.new_request(&demand.pool, name).await?;
-                    match requests.create(&PostParams::default(), &request).await {
-                        Ok(created) => reply(present.insert(created)),
-                        Err(kube::Error::Api(status))
-                            if status.is_conflict() || status.is_already_exists() =>
-                        {
-                            RequestReply::AlreadyExists
-                        }
-                        Err(error) => return Err(api(format!("create BlockRequest {name}"))(error)),
-                    }
-                }
-                RequestCall::Delete => match requests.delete(name, &DeleteParams::default()).await {
-                    Ok(_) => RequestReply::Deleted,
-                    Err(kube::Error::Api(status)) if status.is_not_found() => RequestReply::Deleted,
-                    Err(error) => {
-                        return Err(api(format!("delete the answered BlockRequest {name}"))(error));
-                    }
-                },
-                RequestCall::Read => {
-                    let read = requests.get_opt(name).await;
-                    present = read.map_err(api(format!("read BlockRequest {name}")))?;
-                    present.as_ref().map_or(RequestReply::Absent, reply)
-                }
-                RequestCall::ReadBlock { block, request_uid } => {
-                    return self.read_block(block, request_uid).await;
-                }
-            };
-            flow.advance(reply).map_err(|end| match end {
-                RequestEnd::Refused(failure) => RequestError::Refused(failure),
-                RequestEnd::Unanswered => RequestError::Unanswered { name: name.to_owned() },
-            })?;
+    /// Makes one request, reports what came of it, and deletes it. One that was refused stays for users to see, until the next
+    /// one of its pool has an answer.
+    async fn serve(&self, demand: &BlockDemand) {
+        let mut name = None;
+        // An API server that does not answer must not keep the pool's next request waiting.
+        let outcome = timeout(REQUEST_TIMEOUT, self.make(demand, &mut name)).await;
+        let outcome = outcome.unwrap_or_else(|_| Err(RequestError::Unanswered));
+        let refused = matches!(outcome, Err(RequestError::Refused(_)));
+        let failure = |error: RequestError| {
+            tracing::warn!(pool = demand.pool, claim = ?demand.claim, %error, "no block");
+            error.into_failure()
+        };
+        self.ipam.end_request(demand, outcome.map_err(failure));
+        let previous = self.refused.lock().unwrap_or_else(PoisonError::into_inner).remove(&demand.pool);
+        if refused && let Some(name) = name.take() {
+            self.refused.lock().unwrap_or_else(PoisonError::into_inner).insert(demand.pool.clone(), name);
+        }
+        for name in previous.into_iter().chain(name) {
+            let deleted = self.requests().delete(&name, &DeleteParams::default()).await;
+            if let Some(error) = deleted.err().filter(|error| !is_stale(error)) {
+                tracing::debug!(name, %error, "cannot delete a BlockRequest; it is deleted at the next start");
+            }
+        }
+    }
+
+    fn requests(&self) -> Api<BlockRequest> {
+        Api::all(self.client.clone())
+    }
+
+    /// Deletes what an earlier process of this node has left. Only this program makes requests for this node, so nothing
+    /// waits for them; a block that was granted meanwhile is in the watch.
+    async fn delete_leftovers(&self) {
+        let own = ListParams::default().fields(&format!("spec.nodeName={}", self.ipam.node));
+        let delete_all = async {
+            for request in self.requests().list(&own).await? {
+                let deleted = self.requests().delete(&request.name_any(), &DeleteParams::default()).await;
+                deleted.map(drop).or_else(|error| if is_stale(&error) { Ok(()) } else { Err(error) })?;
+            }
+            Ok::<_, kube::Error>(())
+        };
+        match timeout(LEFTOVERS_TIMEOUT, delete_all).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::warn!(%error, "cannot delete the BlockRequests of an earlier start"),
+            Err(_) => {
+                tracing::warn!("cannot delete the BlockRequests of an earlier start: no answer in time")
+            }
+        }
+    }
+
+    /// Creates the request, waits for its answer and reads the block. `None` is a block that is not this node's or not
+    /// usable. `name` is set as soon as there is a request.
+    async fn make(
+        &self,
+        demand: &BlockDemand,
+        name: &mut Option<String>,
+    ) -> Result<Option<Block>, RequestError> {
+        let request = self.new_request(demand).await?;
+        let created = self.requests().create(&PostParams::default(), &request).await;
+        let created = created.map_err(api(format!("create a BlockRequest for pool {}", demand.pool)))?;
+        let (uid, created_name) = (created.uid().unwrap_or_default(), created.name_any());
+        *name = Some(created_name.clone());
+        let answered = answer(&self.requests(), created).await;
+        let answered = answered.map_err(api(format!("read BlockRequest {created_name}")))?;
+        match answered
+            .filter(|answered| answered.uid().as_ref() == Some(&uid))
+            .as_ref()
+            .map(|it| it.outcome())
+        {
+            Some(BlockRequestOutcome::Granted(block)) => self.read_block(block, &uid).await,
+            Some(BlockRequestOutcome::Refused { reason, message }) => {
+                let (reason, message) = (RefusalReason::from_condition(reason), message.to_owned());
+                Err(RequestError::Refused(RequestFailure { reason, message }))
+            }
+            Some(BlockRequestOutcome::Pending) | None => Err(RequestError::Unanswered),
         }
     }
 
@@ -178,59 +191,51 @@ impl Requests {
         Ok(self.ipam.own_block(&block))
     }
 
+    async fn new_request(&self, demand: &BlockDemand) -> Result<BlockRequest, RequestError> {
+        let (pool, node) = (&demand.pool, &self.ipam.node);
+        let in_use = demand.claim.map(|ClaimedBlock { index, nets }| {
+            let text = nets.map(|net| net.to_string(), |net| net.to_string());
+            AddressBlockFields { index, ipv4: text.ipv4, ipv6: text.ipv6 }
+        });
+        let spec = BlockRequestSpec { node_name: node.clone(), pool_name: pool.clone(), in_use };
+        let metadata = ObjectMeta {
+            generate_name: Some(BlockRequest::name_prefix(pool, node)),
+            owner_references: self.owner().await?.map(|owner| vec![owner]),
+            ..ObjectMeta::default()
+        };
+        Ok(BlockRequest { metadata, spec, status: None })
+    }
+
     /// The Node owns the request, so that Kubernetes collects it when the node is removed.
-    async fn new_request(&self, pool: &str, name: &str) -> Result<BlockRequest, RequestError> {
+    async fn owner(&self) -> Result<Option<OwnerReference>, RequestError> {
         let node = &self.ipam.node;
-        let known = self.nodes.get(&ObjectRef::new(node)).and_then(|node| node.uid());
-        let uid = match known {
-            Some(uid) => uid,
-            None => {
-                let nodes: Api<Node> = Api::all(self.client.clone());
-                let read = nodes.get_metadata(node).await.map_err(api(format!("read Node {node}")))?;
-                read.metadata.uid.unwrap_or_default()
-            }
-        };
-        let owner = OwnerReference {
-            api_version: "v1".to_owned(),
-            kind: "Node".to_owned(),
-            name: node.clone(),
-            uid,
-            controller: Some(false),
-            block_owner_deletion: Some(false),
-        };
-        Ok(BlockRequest {
-            metadata: ObjectMeta {
-                name: Some(name.to_owned()),
-                owner_references: Some(vec![owner]),
-                ..ObjectMeta::default()
-            },
-            spec: BlockRequestSpec { node_name: node.clone(), pool_name: pool.to_owned() },
-            status: None,
-        })
+        if let Some(known) = self.nodes.get(&ObjectRef::new(node)) {
+            return Ok(known.owner_ref(&()));
+        }
+        let nodes: Api<Node> = Api::all(self.client.clone());
+        let read = nodes.get_metadata(node).await.map_err(api(format!("read Node {node}")))?;
+        Ok(read.owner_ref(&()))
     }
 }
 
 /// The request once it is answered; `None` when it is gone.
 async fn answer(
     requests: &Api<BlockRequest>,
-    name: &str,
-    mut known: Option<BlockRequest>,
+    created: BlockRequest,
 ) -> Result<Option<BlockRequest>, kube::Error> {
+    let name = created.name_any();
+    let mut known = Some(created);
     loop {
-        if let Some(request) = known {
-            if request.outcome() != BlockRequestOutcome::Pending {
-                return Ok(Some(request));
-            }
-            if let Ok(Some(answered)) = watch_for_answer(requests, &request).await {
-                return Ok(Some(answered));
-            }
+        let Some(request) = known else { return Ok(None) };
+        if request.outcome() != BlockRequestOutcome::Pending {
+            return Ok(Some(request));
+        }
+        if let Ok(Some(answered)) = watch_for_answer(requests, &request).await {
+            return Ok(Some(answered));
         }
         // The watch has ended, as every one does at times, or the request is gone.
-        known = requests.get_opt(name).await?;
-        if known.is_none() {
-            return Ok(None);
-        }
         sleep(WATCH_INTERVAL).await;
+        known = requests.get_opt(&name).await?;
     }
 }
 
@@ -254,16 +259,4 @@ async fn watch_for_answer(
         }
     }
     Ok(None)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_first_request_has_coils_name_and_the_others_are_unique() {
-        assert_eq!(name("p", "n", 0), "req-p-n");
-        assert_eq!(name("p", "n", 1), "req2-p-n");
-        assert_ne!(name("p", "n", 1), name("2-p", "n", 0));
-    }
 }

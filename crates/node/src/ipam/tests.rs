@@ -47,6 +47,10 @@ pub(crate) fn client(answer: impl Fn(&str) -> Answer + Send + Sync + 'static) ->
     Client::new(Server(Arc::new(answer)), "default")
 }
 
+/// The list of leftovers, and the Node.
+const NO_REQUESTS: &str =
+    r#"{"kind":"List","apiVersion":"v1","metadata":{"name":"n1","uid":"n"},"items":[]}"#;
+
 /// Never says anything: a controller and a server that are both away.
 fn silent() -> Client {
     client(|_| futures::future::pending().boxed())
@@ -69,6 +73,7 @@ pub(crate) fn node(client: Client, pools: &[&str], tasks: &mut JoinSet<()>) -> A
         ipam: Arc::clone(&ipam),
         nodes: reflector::store().0,
         blocks: reflector::store().0,
+        refused: Mutex::default(),
     };
     tasks.spawn(requests::run(requests));
     ipam
@@ -134,9 +139,12 @@ async fn a_demand_that_is_met_already_makes_no_request() {
     let mut tasks = JoinSet::new();
     let asked = Arc::new(AtomicBool::new(false));
     let seen = Arc::clone(&asked);
-    let server = client(move |_| {
-        seen.store(true, Ordering::Release);
-        futures::future::pending().boxed()
+    let server = client(move |call| match call.starts_with("POST ") {
+        true => {
+            seen.store(true, Ordering::Release);
+            futures::future::pending().boxed()
+        }
+        false => std::future::ready((200, NO_REQUESTS.to_owned())).boxed(),
     });
     let ipam = node(server, &["a"], &mut tasks);
     let pod = key("pod");
@@ -208,7 +216,7 @@ async fn a_granted_block_that_cannot_be_read_is_a_reason_and_no_panic() {
     let mut tasks = JoinSet::new();
     let request = serde_json::json!({
         "apiVersion": "coil.cybozu.com/v2", "kind": "BlockRequest",
-        "metadata": { "name": "req-a-n1", "uid": "u", "resourceVersion": "1" },
+        "metadata": { "name": "req-a-n1-x", "uid": "u", "resourceVersion": "1" },
         "spec": { "nodeName": "n1", "poolName": "a" },
     });
     let mut answered = request.clone();

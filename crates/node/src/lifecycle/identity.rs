@@ -5,7 +5,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use fairlead_api::wireguard::PrivateKey;
+use fairlead_api::wireguard::{InvalidKey, PrivateKey};
 
 /// Name of the key file in the state directory.
 const FILE: &str = "wireguard.key";
@@ -24,7 +24,7 @@ pub enum IdentityError {
         /// The file.
         path: PathBuf,
         /// What is wrong.
-        reason: String,
+        reason: KeyDefect,
     },
     /// The file system refused.
     #[error("cannot {operation} WireGuard key file {path}: {source}")]
@@ -36,6 +36,20 @@ pub enum IdentityError {
         /// The error of the file system.
         source: io::Error,
     },
+}
+
+/// What is wrong with the content of a key file.
+#[derive(Debug, thiserror::Error)]
+pub enum KeyDefect {
+    /// A key of zeros is what some tools write for "no key".
+    #[error("the key is all zeros")]
+    AllZeros,
+    /// It is no key.
+    #[error(transparent)]
+    Invalid(#[from] InvalidKey),
+    /// It is not UTF-8.
+    #[error("it is not text")]
+    NotText,
 }
 
 /// Reads the key of `state_dir`, or generates one from `random` bytes when there is none yet.
@@ -64,7 +78,7 @@ pub fn load_or_create(state_dir: &Path, random: [u8; 32]) -> Result<PrivateKey, 
 }
 
 fn read(path: &Path, file: File) -> Result<PrivateKey, IdentityError> {
-    let corrupt = |reason: String| IdentityError::Corrupt { path: path.to_owned(), reason };
+    let corrupt = |reason| IdentityError::Corrupt { path: path.to_owned(), reason };
     let unreadable = |source| IdentityError::File { operation: "read", path: path.to_owned(), source };
     let mode = file.metadata().map_err(unreadable)?.permissions().mode();
     if mode & 0o077 != 0 {
@@ -73,10 +87,10 @@ fn read(path: &Path, file: File) -> Result<PrivateKey, IdentityError> {
     }
     let mut text = Vec::new();
     file.take(MAX_LENGTH).read_to_end(&mut text).map_err(unreadable)?;
-    let text = String::from_utf8(text).map_err(|_| corrupt("it is not text".to_owned()))?;
-    let key: PrivateKey = text.parse().map_err(|error| corrupt(format!("{error}")))?;
+    let text = String::from_utf8(text).map_err(|_| corrupt(KeyDefect::NotText))?;
+    let key: PrivateKey = text.parse().map_err(|error: InvalidKey| corrupt(error.into()))?;
     if key.0 == [0; 32] {
-        return Err(corrupt("the key is all zeros".to_owned()));
+        return Err(corrupt(KeyDefect::AllZeros));
     }
     // The kernel clamps what it is given; an unclamped key would differ from the device's forever.
     Ok(PrivateKey(clamp(key.0)))

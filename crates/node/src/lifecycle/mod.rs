@@ -1,7 +1,9 @@
 //! Start and end of the node program: settings, the lock of the only instance, the watch caches, the socket, and what is handed
 //! to a successor or cleared at the end.
 
+mod adopt;
 pub(crate) mod api_server;
+pub mod cleanup;
 pub(crate) mod handover;
 pub mod identity;
 pub(crate) mod instance_lock;
@@ -9,6 +11,6 @@ mod node;
 mod server;
 pub(crate) mod settings;
 pub(crate) mod shutdown;
-mod watches;
+pub(crate) mod watches;
 
 pub(crate) use node::Node;

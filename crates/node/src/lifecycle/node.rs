@@ -6,15 +6,18 @@ use std::sync::Arc;
 use anyhow::Context as _;
 use fairlead_api::wireguard::{PrivateKey, PublicKey};
 use fairlead_cluster::events::{EventPublisher, PendingEvent, node_reference};
+use fairlead_cluster::http::{Limits, Plain};
 use fairlead_cluster::subsystem::Supervisor;
 use fairlead_cluster::{http, requests as api_requests};
-use fairlead_dataplane::uplink;
-use fairlead_dataplane::{pods, routes as dataplane_routes};
+use fairlead_dataplane::pods::PodOnNode;
+use fairlead_dataplane::uplink::has_ipv6;
+use fairlead_wire::spool;
 use kube::runtime::events::Reporter;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, Client};
 use tokio::sync::watch;
 
+use super::adopt::{self, Adopted};
 use super::api_server::Endpoints;
 use super::identity::IdentityError;
 use super::settings::Settings;
@@ -25,9 +28,11 @@ use crate::cni::{CniDeps, MeshState};
 use crate::container_locks::ContainerLocks;
 use crate::ipam::inventory::Inventory;
 use crate::ipam::{self, Ipam};
+use crate::kernel_watch::KernelWatch;
 use crate::mesh::problem::MeshFailure;
 use crate::mesh::{MeshDeps, MeshHandle, MeshView};
 use crate::metrics::Metrics;
+use crate::pod_network::{self, PodNetwork, PodNetworkProblems};
 use crate::routes::{RoutesDeps, RoutesHandle};
 use crate::{cni, mesh, routes, status};
 
@@ -41,6 +46,8 @@ pub(crate) struct Node {
     caches: Arc<Caches>,
     api_server: watch::Receiver<Endpoints>,
     metrics: Arc<Metrics>,
+    kernel: KernelWatch,
+    pod_network: PodNetworkProblems,
 }
 
 /// Addresses of this node, and what CNI operations need of them.
@@ -69,7 +76,10 @@ impl Node {
         let caches = Caches::start(subsystem, &client, &settings);
         let (endpoints, api_server) = watch::channel(None);
         subsystem.spawn("API server endpoints", api_server::run(client.clone(), host, port, endpoints));
-        Ok(Self { settings, client, caches, api_server, metrics })
+        let kernel = KernelWatch::start(supervisor.subsystem("kernel"))
+            .context("cannot subscribe to the kernel's network changes")?;
+        let pod_network = PodNetworkProblems::default();
+        Ok(Self { settings, client, caches, api_server, metrics, kernel, pod_network })
     }
 
     /// Forwarding and the rule for local pods, which every node needs.
@@ -81,11 +91,11 @@ impl Node {
             return Ok(());
         }
         let numbers = self.settings.numbers;
+        if !has_ipv6() {
+            tracing::warn!("the kernel has IPv6 disabled: pods of this node have IPv4 only");
+        }
         tokio::task::spawn_blocking(move || {
-            uplink::enable_forwarding().context("cannot switch forwarding on")?;
-            dataplane_routes::ensure_rules(&dataplane_routes::pod_rules(numbers))
-                .map(drop)
-                .context("cannot add the rule for local pods")
+            pod_network::prepare(numbers).map(drop).context("cannot prepare the network of the pods")
         })
         .await
         .context("preparing the kernel stopped before it finished")?
@@ -103,10 +113,14 @@ impl Node {
     ///
     /// # Errors
     /// The kernel cannot be read.
-    pub(crate) async fn start_ipam(&self, supervisor: &mut Supervisor) -> anyhow::Result<IpamHandle> {
+    pub(crate) async fn start_ipam(
+        &self,
+        events: &EventPublisher,
+        supervisor: &mut Supervisor,
+    ) -> anyhow::Result<IpamHandle> {
         let (settings, caches) = (&self.settings, &self.caches);
         let records = Records::beside(&settings.socket);
-        let ipam = self.adopt_pods(&records).await?;
+        let ipam = self.adopt_pods(&records, events).await?;
         let locks = Arc::<ContainerLocks>::default();
         if settings.enable_ipam {
             let deps = ipam::Deps {
@@ -117,33 +131,42 @@ impl Node {
                 locks: Arc::clone(&locks),
                 metrics: Arc::clone(&self.metrics),
                 block_grace: settings.block_grace,
+                positions: spool::search_positions(&settings.socket),
             };
             ipam::start(&ipam, deps, supervisor);
+            let (ipam, locks) = (Arc::clone(&ipam), Arc::clone(&locks));
+            let network = PodNetwork {
+                ipam,
+                locks,
+                pools: Arc::clone(&caches.pools),
+                meshes: Arc::clone(&caches.meshes),
+                metrics: Arc::clone(&self.metrics),
+                problems: self.pod_network.clone(),
+            };
+            network.start(&self.kernel, supervisor.subsystem("pod network"));
         }
         Ok(IpamHandle { ipam, records, locks })
     }
 
-    async fn adopt_pods(&self, records: &Records) -> anyhow::Result<Arc<Ipam>> {
-        let numbers = self.settings.numbers;
-        let blocks = Api::all(self.client.clone());
-        let ipam = Ipam::new(&self.settings.node, numbers, self.caches.pools.store.clone(), blocks);
-        let records = records.clone();
-        let finish_and_list = move || {
-            cni::gc::finish_pending(&records);
-            let present = pods::list(numbers)?;
-            match pods::gather_routes(numbers, &present)? {
-                0 => Ok(present),
-                moved => {
-                    let table = numbers.table_pods();
-                    tracing::info!(routes = moved, table, "moved routes of pods from another table");
-                    pods::list(numbers)
-                }
-            }
-        };
-        let present =
-            tokio::task::spawn_blocking(finish_and_list).await?.context("cannot read the pods' links")?;
-        tracing::info!(pods = present.len(), "adopted the running pods");
-        ipam.adopt(present);
+    async fn adopt_pods(&self, records: &Records, events: &EventPublisher) -> anyhow::Result<Arc<Ipam>> {
+        let (node, numbers, records) = (&self.settings.node, self.settings.numbers, records.clone());
+        let pools = Api::all(self.client.clone());
+        let ipam = Ipam::new(node, numbers, self.caches.pools.store.clone(), pools);
+        let adopted = tokio::task::spawn_blocking(move || adopt::running_pods(&records, numbers));
+        let Adopted { pods, unclear } = adopted.await?.context("cannot read the pods' links")?;
+        tracing::info!(pods = pods.len(), "adopted the running pods");
+        ipam.restore_positions(&spool::search_positions(&self.settings.socket));
+        ipam.adopt(pods);
+        for (pod, why) in unclear {
+            let PodOnNode { container_id, pool, host_name, .. } = &pod;
+            let note = format!(
+                "the addresses of container {container_id} (link {host_name}, pool {pool}) are not known: {why}"
+            );
+            tracing::error!(container = container_id, link = host_name, pool, %why, "the addresses of a pod are not known");
+            ipam.hold_back(&pod, why.to_string());
+            let regarding = node_reference(node);
+            events.warn(PendingEvent { regarding, reason: "AddressUnclear", action: "AdoptPod", note });
+        }
         Ok(Arc::new(ipam))
     }
 
@@ -175,8 +198,10 @@ impl Node {
             peers: Arc::clone(&caches.peers),
             blocks: Arc::clone(&caches.blocks),
             api_server: self.api_server.clone(),
+            kernel: self.kernel.clone(),
             events: events.clone(),
             metrics: self.metrics.mesh.clone(),
+            metrics_per_peer: settings.metrics_per_peer,
         };
         mesh::start(deps, supervisor)
     }
@@ -194,16 +219,21 @@ impl Node {
     }
 
     /// Metrics and health.
-    pub(crate) fn start_http(&self, ipam: &IpamHandle, supervisor: &mut Supervisor) {
+    ///
+    /// # Errors
+    /// Metrics are to be served with TLS, and the cryptography library fails.
+    pub(crate) fn start_http(&self, ipam: &IpamHandle, supervisor: &mut Supervisor) -> anyhow::Result<()> {
         let (metrics, ipam) = (Arc::clone(&self.metrics), Arc::clone(&ipam.ipam));
-        let scrape = move || {
+        let scrape = move |exposition| {
             metrics.ipam.blocks(&ipam.usage());
-            metrics.text()
+            metrics.text(exposition)
         };
         let probes = http::probes(supervisor.health());
         let subsystem = supervisor.subsystem("http");
-        subsystem.spawn("metrics", http::serve("metrics", self.settings.metrics, http::metrics(scrape)));
-        subsystem.spawn("health", http::serve("health", self.settings.health, probes));
+        let (metrics, health) = (self.settings.metrics, self.settings.health);
+        http::serve_metrics(subsystem, metrics, http::metrics(scrape), &self.client)?;
+        subsystem.spawn("health", http::serve("health", health, Limits::PROBES, Plain, probes));
+        Ok(())
     }
 
     /// Serves the socket, as soon as the API server has answered or is known to be away.
@@ -223,6 +253,7 @@ impl Node {
             enable_ipam: settings.enable_ipam,
             ipam: Arc::clone(&ipam.ipam),
             namespaces: Arc::clone(&caches.namespaces),
+            pods: Arc::clone(&caches.pods),
             pools: Arc::clone(&caches.pools),
             blocks: Arc::clone(&caches.blocks),
             meshes: Arc::clone(&caches.meshes),
@@ -245,7 +276,14 @@ impl Node {
             blocks: Arc::clone(&caches.blocks),
             pods: Arc::clone(&caches.pods),
         };
-        let status = status::Service { node: settings.node.clone(), mesh: mesh.view(), router, inventory };
+        let status = status::Service {
+            node: settings.node.clone(),
+            mesh: mesh.view(),
+            router,
+            inventory,
+            pod_network: self.pod_network.clone(),
+            caches: Arc::clone(caches),
+        };
         caches.wait_for_first_lists().await;
         server::start(supervisor.subsystem("cni"), &settings.socket, cni, status)
     }

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use fairlead_cluster::http::MetricsAddress;
 use fairlead_dataplane::routing_ids::RoutingIds;
 use fairlead_dataplane::wireguard::Preference;
 
@@ -37,8 +38,8 @@ pub struct Settings {
     pub socket: PathBuf,
     /// Directory of the key file.
     pub state_dir: PathBuf,
-    /// Where metrics are served.
-    pub metrics: SocketAddr,
+    /// Where metrics are served, and for whom.
+    pub metrics: MetricsAddress,
     /// Where health is served.
     pub health: SocketAddr,
     /// Whether to allocate addresses and create interfaces; otherwise another plugin does before this one is called.
@@ -53,6 +54,8 @@ pub struct Settings {
     pub numbers: RoutingIds,
     /// Whether links of pods have the names that Calico's policy program expects.
     pub calico_names: bool,
+    /// Whether peers of the mesh have metrics of their own.
+    pub metrics_per_peer: bool,
     /// Whether to empty the export table at the end if the Node object was deleted.
     pub clear_routes_on_shutdown: bool,
 }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fairlead_api::names::{LABEL_NODE, LABEL_POOL, LABEL_RESERVED};
-use fairlead_api::resources::{AddressBlock, AddressPool, WireKubeMesh, WireKubePeer};
-use fairlead_cluster::caches::{self, Cache};
+use fairlead_api::resources::{AddressBlock, AddressPool, WireKubeMesh, WireKubePeer, WireKubePeerStatus};
+use fairlead_cluster::caches::{self, Cache, Refusal};
 use fairlead_cluster::lean;
 use fairlead_cluster::pods::{self as cluster_pods, SlimPod};
 use fairlead_cluster::subsystem::{Readiness, Subsystem};
@@ -23,7 +23,8 @@ const FIRST_LISTS_TIMEOUT: Duration = Duration::from_secs(5);
 /// How often it checks whether all lists have arrived.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Objects of the cluster that this node works with. `/readyz` waits for their first lists.
+/// Objects of the cluster that this node works with. `/readyz` waits for their first lists, but not for those that the API
+/// server refuses and pods can do without: see [`Caches::refusals`].
 pub(crate) struct Caches {
     /// Whether addresses are allocated, and so pools and blocks are waited for.
     allocates: bool,
@@ -33,7 +34,7 @@ pub(crate) struct Caches {
     pub(crate) blocks: Arc<Cache<AddressBlock>>,
     pub(crate) meshes: Arc<Cache<WireKubeMesh>>,
     pub(crate) peers: Arc<Cache<WireKubePeer>>,
-    /// The pods of this node: they explain addresses, no CNI operation reads them, and nothing waits for them.
+    /// The pods of this node: they explain addresses, and ADD reads their annotations. Nothing waits for them.
     pub(crate) pods: Arc<Cache<SlimPod>>,
 }
 
@@ -45,6 +46,9 @@ impl Caches {
         let own = node.clone();
         let blocks = watcher(Api::all(client.clone()), caches::config());
         let blocks = blocks.modify(move |block| trim_block(block, &own));
+        let own = node.clone();
+        let peers = watcher(Api::all(client.clone()), caches::config());
+        let peers = peers.modify(move |peer| trim_peer(peer, &own));
         let own_pods = caches::config().fields(&format!("spec.nodeName={node}"));
         let pods = watcher(Api::<SlimPod>::all(client.clone()), own_pods).modify(cluster_pods::trimmed);
         let caches = Arc::new(Self {
@@ -54,7 +58,7 @@ impl Caches {
             pools: start(subsystem, "AddressPools", client, caches::config()),
             blocks: Arc::new(caches::start(subsystem, "AddressBlocks", blocks)),
             meshes: start(subsystem, "WireKubeMeshes", client, caches::config()),
-            peers: start(subsystem, "WireKubePeers", client, caches::config()),
+            peers: Arc::new(caches::start(subsystem, "WireKubePeers", peers)),
             pods: Arc::new(caches::start(subsystem, "this node's Pods", pods)),
         });
         subsystem.readiness(Arc::<Self>::clone(&caches));
@@ -73,15 +77,36 @@ impl Caches {
         }
     }
 
+    /// What the API server refuses to show, and what therefore does not work, one sentence each.
+    pub(crate) fn refusals(&self) -> Vec<String> {
+        let mesh = "this node is not in the mesh";
+        let all = [
+            (self.nodes.refusal(), mesh),
+            (self.namespaces.refusal(), "no pod can start"),
+            (self.pools.refusal(), "pools that are disabled are still allocated from"),
+            (self.blocks.refusal(), "changes of AddressBlocks are noticed late"),
+            (self.meshes.refusal(), mesh),
+            (self.peers.refusal(), mesh),
+            (self.pods.refusal(), "`fairlead ipam` does not know the pods of addresses"),
+        ];
+        // Without the mesh's resources there is no mesh to miss.
+        let missed = |refusal: &Refusal| matches!(refusal, Refusal::Forbidden(_));
+        let sentence = |(refusal, effect): (Option<Refusal>, &str)| {
+            let refusal = refusal.filter(missed)?;
+            Some(format!("{effect}: {refusal}; grant what deploy/rbac/node.yaml grants"))
+        };
+        all.into_iter().filter_map(sentence).collect()
+    }
+
     /// Which first lists have not arrived yet.
     fn missing(&self) -> Vec<&'static str> {
         [
-            ("Node", self.nodes.is_ready()),
+            ("Node", self.nodes.has_answer()),
             ("Namespaces", self.namespaces.is_ready()),
-            ("AddressPools", self.pools.is_ready() || !self.allocates),
+            ("AddressPools", self.pools.has_answer() || !self.allocates),
             ("AddressBlocks", self.blocks.is_ready() || !self.allocates),
-            ("WireKubeMeshes", self.meshes.is_ready()),
-            ("WireKubePeers", self.peers.is_ready()),
+            ("WireKubeMeshes", self.meshes.has_answer()),
+            ("WireKubePeers", self.peers.has_answer()),
         ]
         .into_iter()
         .filter_map(|(what, ready)| (!ready).then_some(what))
@@ -92,7 +117,15 @@ impl Caches {
 impl Readiness for Caches {
     fn not_ready(&self) -> Option<String> {
         let missing = self.missing();
-        (!missing.is_empty()).then(|| format!("waiting for the API server's {}", missing.join(", ")))
+        if missing.is_empty() {
+            return None;
+        }
+        let mut reason = format!("waiting for the API server's {}", missing.join(", "));
+        for refusal in self.refusals() {
+            reason.push_str("; ");
+            reason.push_str(&refusal);
+        }
+        Some(reason)
     }
 }
 
@@ -107,6 +140,21 @@ fn trim_block(block: &mut AddressBlock, own_node: &str) {
     if let Some(labels) = &mut block.metadata.labels {
         labels.retain(|name, _| [LABEL_NODE, LABEL_POOL, LABEL_RESERVED].contains(&name.as_str()));
     }
+}
+
+/// Of the peers of other nodes only what leads to them is read; each node has thousands.
+fn trim_peer(peer: &mut WireKubePeer, own_node: &str) {
+    lean::identified(peer);
+    if peer.metadata.name.as_deref() == Some(own_node) {
+        return;
+    }
+    peer.metadata.resource_version = None;
+    peer.status = peer.status.take().map(|status| WireKubePeerStatus {
+        endpoint_discovery_method: status.endpoint_discovery_method,
+        ice_candidates: status.ice_candidates,
+        observed_endpoints: status.observed_endpoints,
+        ..WireKubePeerStatus::default()
+    });
 }
 
 fn start<K>(

@@ -1,31 +1,45 @@
 //! Annotations of this node's Node object.
 
+use fairlead_address::{Endpoint, canonical};
 use fairlead_api::names::{ANNOTATION_ENDPOINT, ANNOTATION_KILO_FORCE_ENDPOINT, ANNOTATION_KILO_KEEPALIVE};
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
 
 use super::SourceProblem;
 
-/// The endpoint an administrator chose. WireKube's annotation takes precedence over Kilo's.
-pub fn manual_endpoint(node: &Node) -> Option<&str> {
-    [ANNOTATION_ENDPOINT, ANNOTATION_KILO_FORCE_ENDPOINT]
-        .iter()
-        .find_map(|name| node.annotations().get(*name))
-        .map(String::as_str)
-        .filter(|endpoint| !endpoint.is_empty())
+/// The endpoint an administrator chose. WireKube's annotation takes precedence over Kilo's, unless it cannot be read; what
+/// cannot be read is added to `problems`.
+pub fn manual_endpoint(node: &Node, problems: &mut Vec<SourceProblem>) -> Option<Endpoint> {
+    let names = [ANNOTATION_ENDPOINT, ANNOTATION_KILO_FORCE_ENDPOINT];
+    let given = names.into_iter().filter_map(|name| Some((name, node.annotations().get(name)?)));
+    let mut readable = given.filter(|(_, text)| !text.is_empty()).filter_map(|(annotation, text)| {
+        let problem =
+            || SourceProblem::InvalidEndpoint { node: node.name_any(), annotation, value: text.clone() };
+        text.parse().map(publishable).map_err(|_| problems.push(problem())).ok()
+    });
+    let first = readable.next();
+    // Each is read, so that each mistake is known.
+    readable.for_each(drop);
+    first
 }
 
-/// Seconds between keepalives to every peer.
-///
-/// # Errors
-/// The annotation is no such number.
-pub fn keepalive(node: &Node) -> Result<Option<u16>, SourceProblem> {
-    let Some(text) = node.annotations().get(ANNOTATION_KILO_KEEPALIVE) else { return Ok(None) };
-    text.parse().map(Some).map_err(|_| SourceProblem::InvalidKeepalive {
+/// The one spelling of an endpoint that the API server's validation takes.
+fn publishable(endpoint: Endpoint) -> Endpoint {
+    match endpoint {
+        Endpoint::Address(address) => Endpoint::Address(canonical(address)),
+        Endpoint::Name { host, port } => Endpoint::Name { host: host.trim_end_matches('.').to_owned(), port },
+    }
+}
+
+/// Seconds between keepalives to every peer; zero sends none. What cannot be read is added to `problems`.
+pub fn keepalive(node: &Node, problems: &mut Vec<SourceProblem>) -> Option<u16> {
+    let text = node.annotations().get(ANNOTATION_KILO_KEEPALIVE)?;
+    let problem = || SourceProblem::InvalidKeepalive {
         node: node.name_any(),
         annotation: ANNOTATION_KILO_KEEPALIVE,
         value: text.clone(),
-    })
+    };
+    text.parse().map_err(|_| problems.push(problem())).ok()
 }
 
 #[cfg(test)]
@@ -38,20 +52,59 @@ mod tests {
         node
     }
 
+    /// The endpoint as it is published, and the reasons of problems.
+    fn endpoint(annotations: &[(&str, &str)]) -> (Option<String>, Vec<&'static str>) {
+        let mut problems = Vec::new();
+        let endpoint = manual_endpoint(&node(annotations), &mut problems);
+        (endpoint.map(|it| it.to_string()), problems.iter().map(SourceProblem::reason).collect())
+    }
+
     #[test]
     fn the_endpoint_of_wirekube_takes_precedence_over_that_of_kilo() {
         let kilo = (ANNOTATION_KILO_FORCE_ENDPOINT, "kilo:1");
-        assert_eq!(manual_endpoint(&node(&[kilo])), Some("kilo:1"));
-        assert_eq!(manual_endpoint(&node(&[kilo, (ANNOTATION_ENDPOINT, "wirekube:1")])), Some("wirekube:1"));
-        assert_eq!(manual_endpoint(&node(&[(ANNOTATION_ENDPOINT, "")])), None);
+        let wirekube = |text| (ANNOTATION_ENDPOINT, text);
+        assert_eq!(endpoint(&[kilo]), (Some("kilo:1".to_owned()), vec![]));
+        assert_eq!(endpoint(&[kilo, wirekube("wirekube:1")]), (Some("wirekube:1".to_owned()), vec![]));
+        assert_eq!(endpoint(&[wirekube("")]), (None, vec![]));
+    }
+
+    #[test]
+    fn a_bad_endpoint_is_left_out_with_a_reason() {
+        let kilo = |text| (ANNOTATION_KILO_FORCE_ENDPOINT, text);
+        for bad in ["192.0.2.1", "node.example", "[::1]:+5", "a b:1", "192.0.2.1:0", "http://a:1"] {
+            assert_eq!(endpoint(&[(ANNOTATION_ENDPOINT, bad)]), (None, vec!["InvalidEndpoint"]), "{bad}");
+            let other = endpoint(&[(ANNOTATION_ENDPOINT, bad), kilo("kilo:1")]);
+            assert_eq!(other, (Some("kilo:1".to_owned()), vec!["InvalidEndpoint"]), "{bad}");
+            let both = endpoint(&[(ANNOTATION_ENDPOINT, "a:1"), kilo(bad)]);
+            assert_eq!(both, (Some("a:1".to_owned()), vec!["InvalidEndpoint"]), "{bad}");
+        }
+    }
+
+    /// `rules::host_and_port` refuses these spellings, and with them the whole object.
+    #[test]
+    fn an_endpoint_is_published_in_the_spelling_that_the_api_server_takes() {
+        for (given, published) in [
+            ("node.example.:1", "node.example:1"),
+            ("[::ffff:192.0.2.1]:5", "192.0.2.1:5"),
+            ("[fe80::1%3]:5", "[fe80::1]:5"),
+            ("192.0.2.1:00005", "192.0.2.1:5"),
+        ] {
+            assert_eq!(endpoint(&[(ANNOTATION_ENDPOINT, given)]), (Some(published.to_owned()), vec![]));
+        }
     }
 
     #[test]
     fn a_keepalive_that_is_no_number_is_a_problem() {
-        assert_eq!(keepalive(&node(&[])), Ok(None));
-        assert_eq!(keepalive(&node(&[(ANNOTATION_KILO_KEEPALIVE, "7")])), Ok(Some(7)));
-        let problem = keepalive(&node(&[(ANNOTATION_KILO_KEEPALIVE, "often")])).unwrap_err();
-        assert_eq!(problem.reason(), "InvalidKeepalive");
+        let read = |text| {
+            let mut problems = Vec::new();
+            let seconds = keepalive(&node(&[(ANNOTATION_KILO_KEEPALIVE, text)]), &mut problems);
+            (seconds, problems.pop())
+        };
+        assert_eq!((read("7"), read("0")), ((Some(7), None), (Some(0), None)));
+        let (seconds, problem) = read("often");
+        let problem = problem.unwrap();
+        assert_eq!((seconds, problem.reason()), (None, "InvalidKeepalive"));
         assert!(problem.to_string().contains("\"often\""), "{problem}");
+        assert_eq!(keepalive(&node(&[]), &mut Vec::new()), None);
     }
 }

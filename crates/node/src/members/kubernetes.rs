@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use fairlead_address::{Endpoint, InvalidEndpoint};
 use fairlead_api::resources::{AddressBlock, CandidateType, EndpointDiscoveryMethod, WireKubePeer};
-use fairlead_cluster::caches::Cache;
-use fairlead_topology::{Endpoints, Member, MemberRecord, Source};
+use fairlead_cluster::caches::{Cache, Refusal};
+use fairlead_topology::{Endpoints, Member, MemberRecord, Since, Source};
 use futures::FutureExt as _;
 use futures::future::{BoxFuture, select_all};
 use ipnet::IpNet;
@@ -15,31 +16,79 @@ use tokio::sync::watch;
 
 use super::{MemberSource, SourceProblem, nodes};
 
-/// Watch caches of the cluster. The blocks of a node and what it published become one record.
+/// Watch caches of the cluster. The blocks of a node and what it published become one record. An object is read once,
+/// not at every change of another.
 pub struct Kubernetes {
     peers: Option<Arc<Cache<WireKubePeer>>>,
     nodes: Option<Arc<Cache<Node>>>,
     blocks: Arc<Cache<AddressBlock>>,
     changes: Vec<watch::Receiver<u64>>,
+    /// Peers as read, with the object they were read from.
+    read_peers: BTreeMap<String, (Arc<WireKubePeer>, ReadPeer)>,
+    /// Blocks by node, and the generation of the cache they were read from.
+    read_blocks: (u64, BTreeMap<String, Vec<IpNet>>),
 }
+
+/// A WireKubePeer as read: the member, unless its key cannot be read, and what was left out.
+type ReadPeer = (Option<Member>, Vec<SourceProblem>);
 
 impl Kubernetes {
     /// Members of the mesh: published peers, with their blocks.
     pub fn of_mesh(peers: Arc<Cache<WireKubePeer>>, blocks: Arc<Cache<AddressBlock>>) -> Self {
         let changes = vec![peers.subscribe(), blocks.subscribe()];
-        Self { peers: Some(peers), nodes: None, blocks, changes }.with_changes_seen()
+        Self::new(Some(peers), None, blocks, changes)
     }
 
     /// Nodes for routes: all Nodes, [trimmed](nodes::trim), with their blocks.
     pub fn of_routes(nodes: Arc<Cache<Node>>, blocks: Arc<Cache<AddressBlock>>) -> Self {
         let changes = vec![nodes.subscribe(), blocks.subscribe()];
-        Self { peers: None, nodes: Some(nodes), blocks, changes }.with_changes_seen()
+        Self::new(None, Some(nodes), blocks, changes)
     }
 
-    /// Only what changes from now on is news.
-    fn with_changes_seen(mut self) -> Self {
-        self.changes.iter_mut().for_each(watch::Receiver::mark_unchanged);
-        self
+    fn new(
+        peers: Option<Arc<Cache<WireKubePeer>>>,
+        nodes: Option<Arc<Cache<Node>>>,
+        blocks: Arc<Cache<AddressBlock>>,
+        mut changes: Vec<watch::Receiver<u64>>,
+    ) -> Self {
+        // Only what changes from now on is news.
+        changes.iter_mut().for_each(watch::Receiver::mark_unchanged);
+        let (read_peers, read_blocks) = (BTreeMap::new(), (0, BTreeMap::new()));
+        Self { peers, nodes, blocks, changes, read_peers, read_blocks }
+    }
+
+    fn read_peers(&mut self) {
+        let Some(peers) = &self.peers else { return };
+        let mut before = std::mem::take(&mut self.read_peers);
+        for peer in peers.store.state() {
+            let name = peer.name_any();
+            let known = before.remove(&name).filter(|(object, _)| Arc::ptr_eq(object, &peer));
+            let known = known.unwrap_or_else(|| {
+                let read = read_peer(&peer);
+                (peer, read)
+            });
+            self.read_peers.insert(name, known);
+        }
+    }
+
+    fn read_blocks(&mut self) {
+        // What changes after this is read the next time.
+        let generation = self.blocks.generation();
+        if self.read_blocks.0 == generation {
+            return;
+        }
+        let mut by_node: BTreeMap<String, Vec<IpNet>> = BTreeMap::new();
+        for block in self.blocks.store.state() {
+            // A block that is being deleted still counts: pods may use it.
+            let (Some(node), Ok(nets)) = (block.node(), block.parse()) else { continue };
+            let prefixes = nets.ipv4.map(IpNet::from).into_iter().chain(nets.ipv6.map(IpNet::from));
+            match by_node.get_mut(node) {
+                Some(blocks) => blocks.extend(prefixes),
+                None => drop(by_node.insert(node.to_owned(), prefixes.collect())),
+            }
+        }
+        by_node.values_mut().for_each(|blocks| blocks.sort_unstable());
+        self.read_blocks = (generation, by_node);
     }
 }
 
@@ -55,27 +104,28 @@ impl MemberSource for Kubernetes {
             && self.nodes.as_ref().is_none_or(|nodes| nodes.is_ready())
     }
 
-    fn records(&self, problems: &mut Vec<SourceProblem>) -> Vec<MemberRecord> {
+    fn refusal(&self) -> Option<Refusal> {
+        let peers = self.peers.as_ref().and_then(|peers| peers.refusal());
+        let nodes = || self.nodes.as_ref().and_then(|nodes| nodes.refusal());
+        peers.or_else(nodes).or_else(|| self.blocks.refusal())
+    }
+
+    fn records(&mut self, problems: &mut Vec<SourceProblem>) -> Vec<MemberRecord> {
+        self.read_peers();
+        self.read_blocks();
         let mut by_node = ByNode::default();
-        for peer in self.peers.iter().flat_map(|peers| peers.store.state()) {
-            let member = by_node.member(&peer.name_any());
-            if let Err(problem) = read_peer(&peer, member, problems) {
-                problems.push(problem);
-            }
+        for (name, (_, (member, left_out))) in &self.read_peers {
+            problems.extend_from_slice(left_out);
+            // A node whose key cannot be read is a member all the same: its blocks count.
+            *by_node.member(name) = member.clone().unwrap_or_else(|| Member::named(name));
         }
         for node in self.nodes.iter().flat_map(|nodes| nodes.store.state()) {
             by_node.member(&node.name_any()).addresses = Some(nodes::addresses(&node, nodes::INTERNAL));
         }
-        for block in self.blocks.store.state() {
-            // A block that is being deleted still counts: pods may use it.
-            if let (Some(node), Ok(nets)) = (block.node(), block.parse()) {
-                let prefixes = nets.ipv4.map(IpNet::from).into_iter().chain(nets.ipv6.map(IpNet::from));
-                by_node.member(node).blocks.extend(prefixes);
-            }
+        for (node, blocks) in &self.read_blocks.1 {
+            by_node.member(node).blocks.clone_from(blocks);
         }
-        let mut records: Vec<MemberRecord> = by_node.0.into_values().collect();
-        records.iter_mut().for_each(|record| record.member.blocks.sort());
-        records
+        by_node.0.into_values().collect()
     }
 }
 
@@ -89,42 +139,47 @@ impl ByNode {
     }
 }
 
-/// Adds what one WireKubePeer says. What cannot be read is left out and added to `problems`.
-///
-/// # Errors
-/// The key cannot be read: without it the rest has no meaning.
-fn read_peer(
-    peer: &WireKubePeer,
-    member: &mut Member,
-    problems: &mut Vec<SourceProblem>,
-) -> Result<(), SourceProblem> {
-    let name = member.name.clone();
-    let spec = &peer.spec;
-    let key = spec.parse_public_key();
-    let key = key.map_err(|error| SourceProblem::InvalidPublicKey { peer: name.clone(), error })?;
+/// Reads one WireKubePeer. What cannot be read is left out; without a key the rest has no meaning.
+fn read_peer(peer: &WireKubePeer) -> ReadPeer {
+    let (name, spec) = (peer.name_any(), &peer.spec);
+    let key = match spec.parse_public_key() {
+        Ok(key) => key,
+        Err(error) => return (None, vec![SourceProblem::InvalidPublicKey { peer: name, error }]),
+    };
     let (claims, unreadable) = spec.parse_allowed_ips();
-    problems.extend(
-        unreadable
-            .into_iter()
-            .map(|entry| SourceProblem::InvalidAllowedIp { peer: name.clone(), entry: entry.to_owned() }),
-    );
-    member.public_key = Some(key);
-    member.claims = claims;
-    member.persistent_keepalive = Some(spec.persistent_keepalive);
-    member.endpoints = endpoints(peer);
-    Ok(())
+    let unreadable = unreadable
+        .into_iter()
+        .map(|entry| SourceProblem::InvalidAllowedIp { peer: name.clone(), entry: entry.to_owned() });
+    let mut problems: Vec<SourceProblem> = unreadable.collect();
+    let published = spec.parse_endpoint().unwrap_or_else(|InvalidEndpoint(value)| {
+        problems.push(SourceProblem::InvalidPeerEndpoint { peer: name.clone(), value });
+        None
+    });
+    let member = Member {
+        public_key: Some(key),
+        claims,
+        persistent_keepalive: Some(spec.persistent_keepalive),
+        endpoints: endpoints(peer, published),
+        since: since(peer),
+        ..Member::named(name)
+    };
+    (Some(member), problems)
 }
 
-fn endpoints(peer: &WireKubePeer) -> Endpoints {
+fn since(peer: &WireKubePeer) -> Option<Since> {
+    let created = peer.metadata.creation_timestamp.as_ref()?.0.as_second();
+    Some(Since { created, uid: peer.metadata.uid.clone().unwrap_or_default() })
+}
+
+fn endpoints(peer: &WireKubePeer, published: Option<Endpoint>) -> Endpoints {
     let status = peer.status.as_ref();
     let method = status.and_then(|status| status.endpoint_discovery_method);
     let is_manual = method.is_none_or(|method| method == EndpointDiscoveryMethod::Manual);
-    let published = peer.spec.endpoint.as_deref().filter(|endpoint| !endpoint.is_empty());
     let candidates = status.into_iter().flat_map(|status| &status.ice_candidates);
     let sightings = status.into_iter().flat_map(|status| &status.observed_endpoints);
     Endpoints {
-        manual: published.filter(|_| is_manual).map(str::to_owned),
-        preferred: published.filter(|_| !is_manual).and_then(|text| text.parse().ok()),
+        preferred: published.as_ref().filter(|_| !is_manual).and_then(Endpoint::address),
+        manual: published.filter(|_| is_manual),
         host: candidates
             .filter(|candidate| candidate.type_ == CandidateType::Host)
             .filter_map(|candidate| candidate.address.parse().ok())
@@ -142,6 +197,7 @@ mod tests {
     use fairlead_api::wireguard::PublicKey;
 
     use super::*;
+    use crate::spec_fields::assert_each_is_read_or_listed;
 
     fn key(byte: u8) -> PublicKey {
         PublicKey([byte; 32])
@@ -155,18 +211,17 @@ mod tests {
         serde_json::from_value(object).unwrap()
     }
 
-    fn read(json: serde_json::Value) -> (Result<Member, SourceProblem>, Vec<SourceProblem>) {
-        let (object, mut problems) = (peer(json), Vec::new());
-        let mut member = Member::named(object.name_any());
-        let outcome = read_peer(&object, &mut member, &mut problems);
-        (outcome.map(|()| member), problems)
+    fn read(json: serde_json::Value) -> ReadPeer {
+        read_peer(&peer(json))
     }
 
     #[test]
     fn what_does_not_parse_is_reported_and_left_out() {
         let (parsed, problems) = read(serde_json::json!({
             "metadata": { "name": "n1" },
-            "spec": { "publicKey": key(1).to_string(), "allowedIPs": ["10.0.0.1/32", "nonsense"] },
+            "spec": {
+                "publicKey": key(1).to_string(), "allowedIPs": ["10.0.0.1/32", "nonsense"], "endpoint": "300.1.1.1:5",
+            },
             "status": { "iceCandidates": [
                 { "type": "host", "address": "10.0.0.1:51820", "priority": 100 },
                 { "type": "host", "address": "not an address", "priority": 100 },
@@ -176,6 +231,7 @@ mod tests {
         let parsed = parsed.unwrap();
         assert_eq!(parsed.claims, ["10.0.0.1/32".parse().unwrap()]);
         assert_eq!(parsed.endpoints.host, ["10.0.0.1:51820".parse().unwrap()]);
+        assert_eq!(problems.iter().filter(|problem| problem.reason() == "InvalidEndpoint").count(), 1);
         let problems: Vec<String> = problems.iter().map(ToString::to_string).collect();
         assert!(
             problems.iter().any(|problem| problem.contains("n1") && problem.contains("nonsense")),
@@ -184,12 +240,30 @@ mod tests {
     }
 
     #[test]
+    fn every_field_of_a_peer_is_read() {
+        let read = |mut spec: serde_json::Value| {
+            // Without a key nothing else is read.
+            if spec.get("publicKey").is_none() {
+                spec["publicKey"] = key(1).to_string().into();
+            }
+            self::read(serde_json::json!({ "metadata": { "name": "n1" }, "spec": spec })).0.unwrap()
+        };
+        let samples = [
+            ("spec.publicKey", serde_json::json!(key(2).to_string())),
+            ("spec.endpoint", serde_json::json!("192.0.2.1:51820")),
+            ("spec.allowedIPs", serde_json::json!(["10.0.0.1/32"])),
+            ("spec.persistentKeepalive", serde_json::json!(7)),
+        ];
+        assert_each_is_read_or_listed::<WireKubePeer, _>(None, read, &samples, &serde_json::json!({}));
+    }
+
+    #[test]
     fn a_peer_without_a_key_is_an_error_that_names_it() {
-        let (parsed, _) =
+        let (parsed, problems) =
             read(serde_json::json!({ "metadata": { "name": "n1" }, "spec": { "publicKey": "" } }));
-        let problem = parsed.unwrap_err();
-        assert!(problem.to_string().contains("WireKubePeer n1"));
-        assert_eq!(problem.reason(), "InvalidPublicKey");
+        assert_eq!(parsed, None);
+        assert!(problems[0].to_string().contains("WireKubePeer n1"));
+        assert_eq!(problems[0].reason(), "InvalidPublicKey");
     }
 
     #[test]
@@ -203,7 +277,7 @@ mod tests {
             parsed.unwrap().endpoints
         };
         for manual in [None, Some("manual")] {
-            assert_eq!(with(manual).manual.as_deref(), Some("192.0.2.1:5"));
+            assert_eq!(with(manual).manual, "192.0.2.1:5".parse().ok());
         }
         assert_eq!(with(Some("internal-ip")).manual, None);
         assert_eq!(with(Some("internal-ip")).preferred, "192.0.2.1:5".parse().ok());
@@ -226,7 +300,7 @@ mod tests {
                     "observedEndpoints": { (texts[4].clone()): { "publicKey": key(1).to_string(), "endpoint": texts[5] } },
                 },
             }));
-            if let Ok(parsed) = parsed {
+            if let Some(parsed) = parsed {
                 proptest::prop_assert!(parsed.claims.contains(&"10.0.0.1/32".parse().unwrap()));
             }
         }

@@ -9,6 +9,7 @@ pub mod kubernetes;
 pub mod nodes;
 mod problem;
 
+use fairlead_cluster::caches::Refusal;
 use fairlead_topology::{Member, MemberRecord, merge};
 use futures::future::{BoxFuture, select_all};
 
@@ -22,8 +23,13 @@ pub trait MemberSource: Send + Sync {
     /// Whether it has answered once. Before, a member that is missing may only not have been heard of.
     fn is_ready(&self) -> bool;
 
+    /// Why it cannot answer, if that is known.
+    fn refusal(&self) -> Option<Refusal> {
+        None
+    }
+
     /// What it says now. Parts that cannot be read are left out and added to `problems`.
-    fn records(&self, problems: &mut Vec<SourceProblem>) -> Vec<MemberRecord>;
+    fn records(&mut self, problems: &mut Vec<SourceProblem>) -> Vec<MemberRecord>;
 }
 
 /// Resolves when the records of a source may have changed.
@@ -33,7 +39,7 @@ pub async fn changed(sources: &mut [Box<dyn MemberSource>]) {
 
 /// What all sources and the program itself say; `None` while a source has not answered.
 pub fn merged(
-    sources: &[Box<dyn MemberSource>],
+    sources: &mut [Box<dyn MemberSource>],
     own: Option<MemberRecord>,
     problems: &mut Vec<SourceProblem>,
 ) -> Option<Vec<Member>> {

@@ -13,6 +13,18 @@ pub enum SourceProblem {
         /// The entry.
         entry: String,
     },
+    /// The endpoint annotation of this node.
+    #[error(
+        "Node {node}: annotation {annotation} is {value:?}, which is no endpoint, and is left out; write ADDRESS:PORT, [IPV6 ADDRESS]:PORT or NAME:PORT"
+    )]
+    InvalidEndpoint {
+        /// The Node.
+        node: String,
+        /// Name of the annotation.
+        annotation: &'static str,
+        /// Its value.
+        value: String,
+    },
     /// An excluded prefix of the mesh.
     #[error("WireKubeMesh {mesh}: excludeCIDRs entry {entry:?} is no CIDR; correct it")]
     InvalidExcludedCidr {
@@ -31,6 +43,14 @@ pub enum SourceProblem {
         /// Its value.
         value: String,
     },
+    /// The endpoint a peer publishes.
+    #[error("WireKubePeer {peer}: spec.endpoint {value:?} is no endpoint, and is left out; correct it")]
+    InvalidPeerEndpoint {
+        /// The WireKubePeer.
+        peer: String,
+        /// Its value.
+        value: String,
+    },
     /// The key of a peer, which is left out for it.
     #[error("WireKubePeer {peer}: spec.publicKey is {error}")]
     InvalidPublicKey {
@@ -42,10 +62,23 @@ pub enum SourceProblem {
 }
 
 impl SourceProblem {
+    /// Name of the peer it is about; `None` for this Node and the mesh.
+    pub fn peer(&self) -> Option<&str> {
+        match self {
+            Self::InvalidAllowedIp { peer, .. }
+            | Self::InvalidPeerEndpoint { peer, .. }
+            | Self::InvalidPublicKey { peer, .. } => Some(peer),
+            Self::InvalidEndpoint { .. }
+            | Self::InvalidExcludedCidr { .. }
+            | Self::InvalidKeepalive { .. } => None,
+        }
+    }
+
     /// One word for conditions, Events and metrics.
     pub fn reason(&self) -> &'static str {
         match self {
             Self::InvalidAllowedIp { .. } => "InvalidAllowedIP",
+            Self::InvalidEndpoint { .. } | Self::InvalidPeerEndpoint { .. } => "InvalidEndpoint",
             Self::InvalidExcludedCidr { .. } => "InvalidExcludedCIDR",
             Self::InvalidKeepalive { .. } => "InvalidKeepalive",
             Self::InvalidPublicKey { .. } => "InvalidPublicKey",

@@ -2,12 +2,17 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
 
+use fairlead_address::{Endpoint, PrefixSet};
+use fairlead_api::names::KEEPALIVE;
 use fairlead_api::wireguard::{PeerConfig, PublicKey};
 use fairlead_dataplane::mesh::{Bypass, MeshState};
 use fairlead_dataplane::uplink::{self, HostNetwork, Ignored};
-use fairlead_path::{Candidate, NatType, OwnView, PeerView, Seen, classify, is_private, order};
-use fairlead_topology::{Endpoints, Member, Plan, Policy, plan};
+use fairlead_path::{
+    Candidate, MAX_CANDIDATES, NatType, OwnView, PeerPaths, PeerView, Seen, classify, is_private, order,
+};
+use fairlead_topology::{Endpoints, Member, PeerPlan, Plan, Policy, plan};
 use ipnet::IpNet;
 
 use super::inputs::Inputs;
@@ -15,6 +20,8 @@ use super::problem::MeshProblem;
 
 /// What an uplink carries when the kernel does not say (IEEE 802.3).
 const ETHERNET_MTU: u32 = 1500;
+/// Least time without a packet after which a peer that sends keepalives is taken for lost.
+const MIN_SILENCE: Duration = Duration::from_secs(60);
 
 /// What the mesh needs to know of this host's links and addresses.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,14 +51,14 @@ impl Host {
 /// The desired state of one peer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DesiredPeer {
-    /// Its name.
+    /// The member that publishes its key; the one that joined first, if several do.
     pub name: String,
     /// Its configuration, without an endpoint.
     pub config: PeerConfig,
-    /// Endpoints to try, best first.
-    pub candidates: Vec<Candidate>,
-    /// What it published.
-    manual: Option<String>,
+    /// Where it may be reached, best first, and what to expect of it.
+    pub paths: PeerPaths,
+    /// What is published of it.
+    manual: Vec<Endpoint>,
     host: Vec<SocketAddr>,
 }
 
@@ -60,15 +67,16 @@ impl DesiredPeer {
     pub fn is_news(&self, endpoint: SocketAddr) -> bool {
         let published = self.host.contains(&endpoint);
         let open = published && !is_private(endpoint.ip());
-        open || !(published || self.manual.as_deref() == Some(&endpoint.to_string()))
+        open || !(published || self.manual.contains(&Endpoint::Address(endpoint)))
     }
 }
+
+/// What a WireGuard device has at each key.
+pub type Held = BTreeMap<PublicKey, BTreeSet<IpNet>>;
 
 /// Everything the kernel is to have, and what is published.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Desired {
-    /// MTU of the device.
-    pub mtu: u32,
     /// Peers by identity.
     pub peers: BTreeMap<PublicKey, DesiredPeer>,
     /// This node's endpoints: its addresses with its port.
@@ -81,16 +89,22 @@ pub struct Desired {
     pub own_prefixes: Vec<IpNet>,
     /// What was left out.
     pub problems: Vec<MeshProblem>,
+    mtu: u32,
     targets_v4: Vec<IpNet>,
     targets_v6: Vec<IpNet>,
     bypass: Bypass,
 }
 
+/// MTU of the device on this host.
+pub fn mtu(inputs: &Inputs, host: &Host) -> u32 {
+    uplink::mesh_mtu(inputs.settings.mtu, host.uplink_mtu)
+}
+
 impl Desired {
     /// Plans and looks for the endpoints of every peer. Takes `O(n log n)`.
-    pub fn new(inputs: &Inputs, host: &Host) -> Self {
-        let policy = Policy { excluded: inputs.settings.excluded.clone(), ..Policy::new(&inputs.node) };
-        let plan = plan(&inputs.members, &policy);
+    pub fn new(inputs: &Inputs, host: &Host, held: Held) -> Self {
+        let excluded = inputs.settings.excluded.clone();
+        let plan = plan(&inputs.members, &Policy { excluded, held, ..Policy::new(&inputs.node) });
         let sightings = Sightings::new(&inputs.members);
         let endpoints = host_endpoints(inputs, &host.addresses);
         let observed = sightings.endpoints(&inputs.node, &inputs.public_key);
@@ -105,16 +119,16 @@ impl Desired {
             prefixes: host.networks.clone(),
         };
         Self {
-            mtu: uplink::mesh_mtu(inputs.settings.mtu, host.uplink_mtu),
             peers: peers(inputs, &plan, &sightings, &own),
             nat: classify(&endpoints, &seen(inputs, &sightings)),
             host: endpoints,
             observed,
             own_prefixes: own_prefixes(inputs),
             problems: problems(inputs, &plan),
+            bypass: bypass(inputs, &plan),
+            mtu: mtu(inputs, host),
             targets_v4: plan.targets_ipv4.into_iter().map(IpNet::from).collect(),
             targets_v6: plan.targets_ipv6.into_iter().map(IpNet::from).collect(),
-            bypass: Bypass { servers: inputs.api_server.clone(), nodes: other_nodes(inputs) },
         }
     }
 
@@ -128,6 +142,14 @@ impl Desired {
             bypass: self.bypass.clone(),
         }
     }
+}
+
+/// Only what is really an endpoint of the API server or a node goes past the mesh: an address inside a block is that of a
+/// pod, whatever a node says.
+fn bypass(inputs: &Inputs, plan: &Plan) -> Bypass {
+    let blocks: PrefixSet = inputs.members.iter().flat_map(|member| &member.blocks).collect();
+    let servers = inputs.api_server.iter().filter(|server| !blocks.contains(server.ip()));
+    Bypass { servers: servers.copied().collect(), nodes: plan.nodes.iter().copied().collect() }
 }
 
 /// Where members see each other, by who is seen.
@@ -165,31 +187,63 @@ fn peers(
     sightings: &Sightings<'_>,
     own: &OwnView,
 ) -> BTreeMap<PublicKey, DesiredPeer> {
-    let members = inputs.members.iter().filter_map(|member| {
-        let key = member.public_key?;
-        let planned = plan.peers.get(&key).filter(|planned| planned.name == member.name)?;
+    let by_name: BTreeMap<&str, &Member> =
+        inputs.members.iter().map(|member| (member.name.as_str(), member)).collect();
+    let peer = |(key, planned): (&PublicKey, &PeerPlan)| {
+        let members: Vec<&Member> =
+            planned.members.iter().filter_map(|name| by_name.get(name.as_str()).copied()).collect();
+        let candidates = members.iter().map(|member| {
+            let observed = sightings.endpoints(&member.name, key);
+            order(own, &peer_view(&inputs.resolved, &member.endpoints, observed))
+        });
+        let paths =
+            PeerPaths { candidates: interleaved(candidates.collect()), silence: silence(inputs, &members) };
         let config = PeerConfig {
-            preshared_key: planned.preshared_key,
+            preshared_key: None,
             endpoint: None,
             // Devices say zero as "none".
             persistent_keepalive: Some(inputs.keepalive.unwrap_or(planned.keepalive))
                 .filter(|seconds| *seconds > 0),
             allowed_ips: planned.allowed_ips.clone(),
         };
-        let (manual, host) = (member.endpoints.manual.clone(), member.endpoints.host.clone());
-        let observed = sightings.endpoints(&member.name, &key);
-        let candidates = order(own, &peer_view(&inputs.resolved, &member.endpoints, observed));
-        Some((key, DesiredPeer { name: member.name.clone(), config, candidates, manual, host }))
-    });
-    members.collect()
+        let peer = DesiredPeer {
+            name: planned.members.first().cloned().unwrap_or_default(),
+            config,
+            paths,
+            manual: members.iter().filter_map(|member| member.endpoints.manual.clone()).collect(),
+            host: members.iter().flat_map(|member| &member.endpoints.host).copied().collect(),
+        };
+        (*key, peer)
+    };
+    plan.peers.iter().map(peer).collect()
+}
+
+/// Endpoints of all members that publish one key. The best of each is tried before the second best of any, so that a member
+/// that copied the key displaces none of its owner's.
+fn interleaved(lists: Vec<Vec<Candidate>>) -> Vec<Candidate> {
+    let longest = lists.iter().map(Vec::len).max().unwrap_or_default();
+    let mut seen = BTreeSet::new();
+    let by_rank = (0..longest).flat_map(|rank| lists.iter().filter_map(move |list| list.get(rank).copied()));
+    by_rank.filter(|candidate| seen.insert(candidate.address)).take(MAX_CANDIDATES).collect()
+}
+
+/// How long a living peer may be silent. It sends keepalives at the interval that this node publishes, or at its own, which
+/// it then publishes; zero is none.
+fn silence(inputs: &Inputs, members: &[&Member]) -> Option<Duration> {
+    let own = inputs.keepalive.map_or(KEEPALIVE.as_secs(), u64::from);
+    let theirs = members.iter().filter_map(|member| member.persistent_keepalive).map(u64::from);
+    let intervals: Vec<u64> = theirs.chain([own]).collect();
+    let slowest = intervals.iter().max().filter(|_| !intervals.contains(&0))?;
+    // Two keepalives and a margin.
+    Some(Duration::from_secs(slowest.saturating_mul(2).saturating_add(10)).max(MIN_SILENCE))
 }
 
 fn peer_view(
-    resolved: &BTreeMap<String, SocketAddr>,
+    resolved: &BTreeMap<Endpoint, SocketAddr>,
     endpoints: &Endpoints,
     mut observed: Vec<SocketAddr>,
 ) -> PeerView {
-    let resolve = |text: &String| text.parse().ok().or_else(|| resolved.get(text).copied());
+    let resolve = |endpoint: &Endpoint| endpoint.address().or_else(|| resolved.get(endpoint).copied());
     observed.retain(|endpoint| !endpoints.host.contains(endpoint));
     let preferred = endpoints.preferred.filter(|endpoint| !endpoints.host.contains(endpoint));
     observed.extend(preferred.filter(|endpoint| !observed.contains(endpoint)));
@@ -216,13 +270,6 @@ fn host_endpoints(inputs: &Inputs, local: &[IpAddr]) -> Vec<SocketAddr> {
         }
     }
     endpoints
-}
-
-/// The other nodes' own addresses. A wider claim is a network, not a node.
-fn other_nodes(inputs: &Inputs) -> Vec<IpAddr> {
-    let others = inputs.members.iter().filter(|member| member.name != inputs.node);
-    let claims = others.filter(|member| member.public_key.is_some()).flat_map(|member| &member.claims);
-    claims.filter(|claim| claim.prefix_len() == claim.max_prefix_len()).map(IpNet::addr).collect()
 }
 
 fn own_prefixes(inputs: &Inputs) -> Vec<IpNet> {

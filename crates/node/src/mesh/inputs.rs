@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
+use fairlead_address::Endpoint;
 use fairlead_api::resources::WireKubeMesh;
 use fairlead_api::wireguard::PublicKey;
-use fairlead_cluster::caches::Cache;
+use fairlead_cluster::caches::{Cache, Refusal};
 use fairlead_topology::{Member, MemberRecord, Source};
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::Node;
@@ -37,10 +38,12 @@ pub struct Inputs {
     pub claims: Vec<IpAddr>,
     /// TCP endpoints of the API server; nodes reach them past the mesh, or a broken tunnel could not be repaired.
     pub api_server: Vec<SocketAddr>,
+    /// The endpoint an administrator chose for this node.
+    pub manual: Option<Endpoint>,
     /// Seconds between keepalives to every peer; what each peer asks for when `None`.
     pub keepalive: Option<u16>,
     /// Endpoints given as host names, resolved.
-    pub resolved: BTreeMap<String, SocketAddr>,
+    pub resolved: BTreeMap<Endpoint, SocketAddr>,
     /// What could not be read.
     pub problems: Vec<SourceProblem>,
 }
@@ -92,7 +95,7 @@ impl InputReader {
     pub(super) fn read(&mut self) -> Result<Inputs, MeshFailure> {
         let has_sources = self.sources.iter().all(|source| source.is_ready());
         if !(has_sources && self.meshes.is_ready() && self.nodes.is_ready()) {
-            return Err(MeshFailure::WaitingForApiServer);
+            return Err(self.unanswered());
         }
         let api_server = self.api_server.borrow().clone().ok_or(MeshFailure::WaitingForApiServer)?;
         let mut problems = Vec::new();
@@ -103,15 +106,12 @@ impl InputReader {
         let settings = MeshSettings::parse(mesh, &mut problems);
         let claims = claims(&settings, &node);
         let own = self.own_record(&claims);
-        let members = members::merged(&self.sources, Some(own), &mut problems);
+        let members = members::merged(&mut self.sources, Some(own), &mut problems);
         let members = members.ok_or(MeshFailure::WaitingForApiServer)?;
-        let keepalive = annotations::keepalive(&node).unwrap_or_else(|problem| {
-            problems.push(problem);
-            None
-        });
+        let manual = annotations::manual_endpoint(&node, &mut problems);
+        let keepalive = annotations::keepalive(&node, &mut problems);
         let others = members.iter().filter(|member| member.name != self.node);
-        let manual = others.filter_map(|member| member.endpoints.manual.as_ref());
-        let resolved = self.names.resolve(manual.filter(|text| text.parse::<SocketAddr>().is_err()));
+        let resolved = self.names.resolve(others.filter_map(|member| member.endpoints.manual.as_ref()));
         Ok(Inputs {
             node: self.node.clone(),
             public_key: self.public_key,
@@ -120,10 +120,27 @@ impl InputReader {
             node_addresses: nodes::addresses(&node, nodes::ANY),
             claims,
             api_server,
+            manual,
             keepalive,
             resolved,
             problems,
         })
+    }
+
+    /// Whether it is known which meshes there are.
+    pub(super) fn has_meshes_listed(&self) -> bool {
+        self.meshes.is_ready()
+    }
+
+    /// Why the first lists are missing. Where the API server has no such resource, there is no mesh.
+    fn unanswered(&self) -> MeshFailure {
+        let refusals = [self.meshes.refusal(), self.nodes.refusal()].into_iter().flatten();
+        let mut refusals = refusals.chain(self.sources.iter().filter_map(|source| source.refusal()));
+        match refusals.next() {
+            Some(Refusal::Forbidden(words)) => MeshFailure::Forbidden(words),
+            Some(Refusal::UnknownResource(_)) => MeshFailure::NoMesh,
+            None => MeshFailure::WaitingForApiServer,
+        }
     }
 
     /// Of this node the program knows more than what the API server last heard.

@@ -1,6 +1,6 @@
 //! The kernel as the mesh uses it: one trait, so that tests can put another in its place.
 
-use fairlead_dataplane::mesh::{self, Applied, MeshState};
+use fairlead_dataplane::mesh::{self, Applied, Applier, MeshState};
 use fairlead_dataplane::uplink::{self, HostNetwork, SysctlError};
 use fairlead_dataplane::wireguard::{self, Settings, WireGuardDevice};
 use fairlead_netlink::Result;
@@ -10,8 +10,26 @@ pub trait Kernel: Send + 'static {
     /// Makes packets to the other nodes enter the mesh; sends nothing when everything is in place.
     ///
     /// # Errors
-    /// See [`mesh::apply`].
+    /// See [`Applier::apply`].
     fn apply(&mut self, state: &MeshState) -> Result<Applied>;
+
+    /// Name of the device that packets were led into last, also by an earlier program.
+    ///
+    /// # Errors
+    /// See [`mesh::device`].
+    fn device(&mut self) -> Result<Option<String>>;
+
+    /// Removes that device.
+    ///
+    /// # Errors
+    /// See [`mesh::remove_device`].
+    fn remove_device(&mut self) -> Result<()>;
+
+    /// Takes away what [`Self::apply`] made, the device included.
+    ///
+    /// # Errors
+    /// See [`mesh::remove`].
+    fn remove(&mut self) -> Result<()>;
 
     /// Lets answers in that came by another link than the main table would use.
     ///
@@ -36,11 +54,24 @@ pub trait Kernel: Send + 'static {
 }
 
 /// The kernel this program runs on.
-pub struct HostKernel;
+#[derive(Default)]
+pub struct HostKernel(Applier);
 
 impl Kernel for HostKernel {
     fn apply(&mut self, state: &MeshState) -> Result<Applied> {
-        mesh::apply(state)
+        self.0.apply(state)
+    }
+
+    fn device(&mut self) -> Result<Option<String>> {
+        mesh::device()
+    }
+
+    fn remove_device(&mut self) -> Result<()> {
+        mesh::remove_device()
+    }
+
+    fn remove(&mut self) -> Result<()> {
+        mesh::remove()
     }
 
     fn loosen_reverse_path_filter(&mut self, interface: &str) -> std::result::Result<(), SysctlError> {

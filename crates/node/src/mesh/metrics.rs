@@ -1,31 +1,41 @@
 //! Metrics of the mesh and its peers.
 
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::SystemTime;
 
 use fairlead_cluster::metrics::{register, register_with_unit};
 use fairlead_path::State;
 use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
 
-use super::report::Report;
+use super::report::{PeerReport, Report};
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Peer {
     peer: String,
 }
 
+/// Most peers with series of their own: four for each, on each node.
+const MAX_PEERS: usize = 100;
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct InState {
+    state: &'static str,
+}
+
 /// See [`Self::register`] for what each means.
 #[derive(Debug, Clone)]
 pub struct MeshMetrics {
+    peers: Family<InState, Gauge>,
     peer_up: Family<Peer, Gauge>,
     peer_handshake: Family<Peer, Gauge<f64, AtomicU64>>,
-    peer_received: Family<Peer, Gauge>,
-    peer_sent: Family<Peer, Gauge>,
+    peer_received: Family<Peer, Counter>,
+    peer_sent: Family<Peer, Counter>,
     problems: Gauge,
-    netlink_changes: Gauge,
+    netlink_changes: Counter,
 }
 
 impl MeshMetrics {
@@ -36,7 +46,9 @@ impl MeshMetrics {
         let received = "What the WireGuard device received from the peer since it was added";
         let sent = "What the WireGuard device sent to the peer since it was added";
         let changes = "Messages that changed kernel state since the start";
+        let count = "Peers by the state of their tunnel";
         Self {
+            peers: register(ours, "peers", count, Family::default()),
             peer_up: register(ours, "peer_up", "Whether the tunnel to the peer works", Family::default()),
             peer_handshake: register_with_unit(
                 ours,
@@ -59,24 +71,29 @@ impl MeshMetrics {
                 "Problems that `fairlead status` explains",
                 Gauge::default(),
             ),
-            netlink_changes: register(ours, "netlink_changes", changes, Gauge::default()),
+            netlink_changes: register(ours, "netlink_changes", changes, Counter::default()),
         }
     }
 
-    /// The mesh was reconciled. Peers that are gone disappear.
-    pub fn update(&self, report: &Report) {
+    /// The mesh was reconciled. Peers that are gone disappear. `per_peer` says whether peers have series of their own: at most
+    /// a hundred have, those whose tunnel does not work first.
+    pub fn update(&self, report: &Report, per_peer: bool) {
         self.problems.set(report.problems.len() as i64);
-        self.netlink_changes.set(fairlead_netlink::changes_sent() as i64);
-        for family in [&self.peer_up, &self.peer_received, &self.peer_sent] {
-            family.clear();
+        set(&self.netlink_changes, fairlead_netlink::changes_sent());
+        self.clear_peers();
+        for state in [State::Up, State::Connecting, State::Down] {
+            let count = report.peers.iter().filter(|peer| peer.path.state == state).count();
+            self.peers.get_or_create(&in_state(state)).set(count as i64);
         }
-        self.peer_handshake.clear();
-        for peer in &report.peers {
+        let (up, others): (Vec<&PeerReport>, Vec<&PeerReport>) =
+            report.peers.iter().partition(|peer| peer.path.state == State::Up);
+        let shown = others.into_iter().chain(up).take(if per_peer { MAX_PEERS } else { 0 });
+        for peer in shown {
             let label = Peer { peer: peer.name.clone() };
             self.peer_up.get_or_create(&label).set(i64::from(peer.path.state == State::Up));
             let Some(device) = &peer.device else { continue };
-            self.peer_received.get_or_create(&label).set(device.rx_bytes as i64);
-            self.peer_sent.get_or_create(&label).set(device.tx_bytes as i64);
+            set(&self.peer_received.get_or_create(&label), device.rx_bytes);
+            set(&self.peer_sent.get_or_create(&label), device.tx_bytes);
             let at = device.last_handshake.and_then(|at| at.duration_since(SystemTime::UNIX_EPOCH).ok());
             if let Some(at) = at {
                 self.peer_handshake.get_or_create(&label).set(at.as_secs_f64());
@@ -84,12 +101,41 @@ impl MeshMetrics {
         }
     }
 
+    /// There is no mesh any more.
+    pub fn clear(&self) {
+        self.problems.set(0);
+        self.clear_peers();
+    }
+
+    fn clear_peers(&self) {
+        self.peers.clear();
+        self.peer_up.clear();
+        self.peer_handshake.clear();
+        self.peer_received.clear();
+        self.peer_sent.clear();
+    }
+
     #[cfg(test)]
     pub(crate) fn example(&self) {
+        drop(self.peers.get_or_create(&in_state(State::Up)));
         let peer = Peer { peer: "a".to_owned() };
         drop(self.peer_up.get_or_create(&peer));
         drop(self.peer_handshake.get_or_create(&peer));
         drop(self.peer_received.get_or_create(&peer));
         drop(self.peer_sent.get_or_create(&peer));
     }
+}
+
+/// Takes over what the kernel or the device has counted.
+fn set(counter: &Counter, count: u64) {
+    counter.inner().store(count, Ordering::Relaxed);
+}
+
+fn in_state(state: State) -> InState {
+    let state = match state {
+        State::Connecting => "connecting",
+        State::Down => "down",
+        State::Up => "up",
+    };
+    InState { state }
 }

@@ -11,6 +11,7 @@ pub mod inputs;
 pub mod kernel;
 pub mod metrics;
 mod names;
+mod observers;
 pub mod paths;
 pub mod problem;
 pub mod publish;
@@ -42,9 +43,10 @@ use self::kernel::HostKernel;
 use self::metrics::MeshMetrics;
 use self::paths::PathDriver;
 use self::problem::MeshFailure;
-use self::publisher::Publisher;
+use self::publisher::{Publication, Publisher};
 use self::reconciler::{DeviceSlot, Mesh};
 use self::report::Report;
+use crate::kernel_watch::KernelWatch;
 use crate::members::MemberSource;
 use crate::members::kubernetes::Kubernetes;
 
@@ -70,15 +72,19 @@ pub struct MeshDeps {
     pub blocks: Arc<Cache<AddressBlock>>,
     /// Where the API server is; `None` until it has answered.
     pub api_server: watch::Receiver<Option<Vec<SocketAddr>>>,
+    /// What other programs change of the kernel's network state.
+    pub kernel: KernelWatch,
     /// Publishes problems on the Node, where `kubectl describe node` shows them.
     pub events: EventPublisher,
     /// Gauges of the peers.
     pub metrics: MeshMetrics,
+    /// Whether peers have metrics of their own.
+    pub metrics_per_peer: bool,
 }
 
 /// Joins the mesh. The device outlives the subsystem: see [`MeshHandle::into_device`].
 pub fn start(deps: MeshDeps, supervisor: &mut Supervisor) -> MeshHandle {
-    let reports = Arc::new(Reports::new(Some(deps.metrics)));
+    let reports = Arc::new(Reports::new(Some(deps.metrics), deps.metrics_per_peer));
     let (private_key, public_key) = deps.keys;
     let sources: Vec<Box<dyn MemberSource>> =
         vec![Box::new(Kubernetes::of_mesh(Arc::clone(&deps.peers), deps.blocks))];
@@ -86,7 +92,7 @@ pub fn start(deps: MeshDeps, supervisor: &mut Supervisor) -> MeshHandle {
     let reader = InputReader::new(identity, Arc::clone(&deps.nodes), deps.meshes, sources, deps.api_server);
     let paths = PathDriver::new(rand::random(), Instant::now());
     let device = DeviceSlot::new(deps.preference, deps.handover);
-    let mesh = Mesh::new(HostKernel, private_key, device, paths);
+    let mesh = Mesh::new(HostKernel::default(), private_key, device, paths);
     let publisher = Publisher {
         client: deps.client,
         node: deps.node,
@@ -94,13 +100,15 @@ pub fn start(deps: MeshDeps, supervisor: &mut Supervisor) -> MeshHandle {
         nodes: deps.nodes,
         peers: deps.peers,
         events: deps.events,
+        reports: Arc::clone(&reports),
     };
     let subsystem = supervisor.subsystem("mesh");
     subsystem.spawn("publisher", publisher.run(reports.subscribe()));
     let (stopped, device) = oneshot::channel();
     let running = Arc::clone(&reports);
+    let kernel = deps.kernel.subscribe(run::concerns);
     subsystem.spawn_graceful("reconciler", |stop| async move {
-        let mesh = run::run(reader, mesh, running, stop.cancelled_owned()).await;
+        let mesh = run::run(reader, kernel, mesh, running, stop.cancelled_owned()).await;
         drop(stopped.send(mesh.into_device()));
     });
     MeshHandle { view: MeshView { public_key: Some(public_key), reports }, device }
@@ -115,7 +123,7 @@ pub struct MeshHandle {
 impl MeshHandle {
     /// The handle of a node that stays outside of the mesh.
     pub fn outside(failure: MeshFailure) -> Self {
-        let reports = Reports::new(None);
+        let reports = Reports::new(None, false);
         reports.fail(failure);
         let (_, device) = oneshot::channel();
         Self { view: MeshView { public_key: None, reports: Arc::new(reports) }, device }
@@ -168,18 +176,22 @@ pub struct Snapshot {
     pub report: Option<Arc<Report>>,
     /// Why the last reconciliation failed, or why there is none.
     pub failure: Option<MeshFailure>,
+    /// Why other nodes do not see this node's state.
+    pub unpublished: Option<String>,
 }
 
 /// Where reports go: to status, metrics and the publisher.
 struct Reports {
     snapshot: Mutex<Snapshot>,
     metrics: Option<MeshMetrics>,
-    published: watch::Sender<Option<Arc<Report>>>,
+    /// Whether peers have metrics of their own.
+    per_peer: bool,
+    published: watch::Sender<Publication>,
 }
 
 impl Reports {
-    fn new(metrics: Option<MeshMetrics>) -> Self {
-        Self { snapshot: Mutex::default(), metrics, published: watch::Sender::default() }
+    fn new(metrics: Option<MeshMetrics>, per_peer: bool) -> Self {
+        Self { snapshot: Mutex::default(), metrics, per_peer, published: watch::Sender::default() }
     }
 
     fn snapshot(&self) -> Snapshot {
@@ -187,12 +199,28 @@ impl Reports {
     }
 
     /// Sees each report that would publish something else than the one before.
-    fn subscribe(&self) -> watch::Receiver<Option<Arc<Report>>> {
+    fn subscribe(&self) -> watch::Receiver<Publication> {
         self.published.subscribe()
+    }
+
+    /// The API server takes what this node publishes, or refuses it for this reason.
+    fn published(&self, refusal: Option<String>) {
+        self.snapshot.lock().unwrap_or_else(PoisonError::into_inner).unpublished = refusal;
     }
 
     fn fail(&self, failure: MeshFailure) {
         self.snapshot.lock().unwrap_or_else(PoisonError::into_inner).failure = Some(failure);
+    }
+
+    /// There is no mesh on this node any more.
+    fn disable(&self) {
+        if let Some(metrics) = &self.metrics {
+            metrics.clear();
+        }
+        let failure = Some(MeshFailure::NoMesh);
+        *self.snapshot.lock().unwrap_or_else(PoisonError::into_inner) =
+            Snapshot { report: None, failure, unpublished: None };
+        self.published.send_replace(Publication::Left);
     }
 
     fn clear_failure(&self) {
@@ -202,14 +230,16 @@ impl Reports {
     fn update(&self, report: Report) {
         let report = Arc::new(report);
         if let Some(metrics) = &self.metrics {
-            metrics.update(&report);
+            metrics.update(&report, self.per_peer);
         }
         self.snapshot.lock().unwrap_or_else(PoisonError::into_inner).report = Some(Arc::clone(&report));
         self.published.send_if_modified(|last| {
-            let differs = last.as_ref().is_none_or(|last| !last.publishes_the_same(&report));
-            if differs {
-                *last = Some(report);
-            }
+            let differs = match &*last {
+                Publication::Member(last) => !last.publishes_the_same(&report),
+                Publication::Left | Publication::Unknown => true,
+            };
+            // The publisher reads the latest counters whenever it writes.
+            *last = Publication::Member(report);
             differs
         });
     }

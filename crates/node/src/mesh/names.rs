@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use fairlead_address::Endpoint;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
 
@@ -12,8 +13,8 @@ const TTL: Duration = Duration::from_secs(30);
 
 /// Names and their last known addresses.
 pub(super) struct Names {
-    known: BTreeMap<String, Option<SocketAddr>>,
-    lookups: JoinSet<(String, Option<SocketAddr>)>,
+    known: BTreeMap<Endpoint, Option<SocketAddr>>,
+    lookups: JoinSet<(Endpoint, Option<SocketAddr>)>,
     refresh_at: Instant,
 }
 
@@ -24,14 +25,14 @@ impl Default for Names {
 }
 
 impl Names {
-    /// What is known of these names now, and of no others from now on. Those that are new are being looked up when this
-    /// returns.
+    /// What is known of the names among these endpoints now, and of no others from now on. Those that are new are being
+    /// looked up when this returns.
     pub(super) fn resolve<'a>(
         &mut self,
-        names: impl Iterator<Item = &'a String>,
-    ) -> BTreeMap<String, SocketAddr> {
+        endpoints: impl Iterator<Item = &'a Endpoint>,
+    ) -> BTreeMap<Endpoint, SocketAddr> {
         let mut before = std::mem::take(&mut self.known);
-        for name in names {
+        for name in endpoints.filter(|endpoint| endpoint.address().is_none()) {
             let known = before.remove(name).unwrap_or_else(|| {
                 self.lookups.spawn(look_up(name.clone()));
                 None
@@ -65,15 +66,15 @@ impl Names {
     }
 }
 
-async fn look_up(name: String) -> (String, Option<SocketAddr>) {
-    let address = match timeout(TTL, tokio::net::lookup_host(name.clone())).await {
+async fn look_up(name: Endpoint) -> (Endpoint, Option<SocketAddr>) {
+    let address = match timeout(TTL, tokio::net::lookup_host(name.to_string())).await {
         Ok(Ok(mut addresses)) => addresses.next(),
         Ok(Err(error)) => {
-            tracing::warn!(name, %error, "cannot resolve a peer's endpoint");
+            tracing::warn!(%name, %error, "cannot resolve a peer's endpoint");
             None
         }
         Err(_) => {
-            tracing::warn!(name, "a peer's endpoint did not resolve in {} s", TTL.as_secs());
+            tracing::warn!(%name, "a peer's endpoint did not resolve in {} s", TTL.as_secs());
             None
         }
     };
@@ -86,7 +87,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_name_is_looked_up_once_and_forgotten_when_it_is_not_asked_for() {
-        let (mut names, wanted) = (Names::default(), "localhost:7".to_owned());
+        let (mut names, wanted) = (Names::default(), "localhost:7".parse().unwrap());
         assert!(names.resolve([&wanted].into_iter()).is_empty());
         names.changed().await;
         let found = names.resolve([&wanted].into_iter());

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use fairlead_api::wireguard::{DeviceChange, DeviceState, PeerConfig, PeerState, PublicKey};
 use fairlead_dataplane::wireguard::{self, Backend, WireGuardDevice};
-use fairlead_path::{Config, Event, Observation, PathAgent, PeerPaths, Status};
+use fairlead_path::{Config, Event, Observation, PathAgent, Status};
 
 use super::desired::DesiredPeer;
 
@@ -53,8 +53,7 @@ impl PathDriver {
         gone.iter().for_each(|key| self.agent.remove_peer(key));
         let since = self.since(now);
         for (key, peer) in peers {
-            let paths = PeerPaths { candidates: peer.candidates.clone(), last_good: None };
-            self.agent.upsert_peer(since, *key, paths);
+            self.agent.upsert_peer(since, *key, peer.paths.clone());
         }
         self.configs = peers.iter().map(|(key, peer)| (*key, peer.config.clone())).collect();
     }

@@ -11,13 +11,6 @@ use crate::members::SourceProblem;
 /// Something that does not work while the mesh does. `Display` is a sentence for status and Events.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum MeshProblem {
-    /// The device has another name than the mesh resource says.
-    InterfaceChanged {
-        /// What the resource says.
-        configured: String,
-        /// The name of the device.
-        running: String,
-    },
     /// Left out by the plan.
     Plan(Problem),
     /// Not readable in a source.
@@ -28,9 +21,18 @@ impl MeshProblem {
     /// One word for conditions, Events and metrics.
     pub fn reason(&self) -> &'static str {
         match self {
-            Self::InterfaceChanged { .. } => "InterfaceChanged",
             Self::Plan(problem) => problem.reason(),
             Self::Source(problem) => problem.reason(),
+        }
+    }
+}
+
+impl MeshProblem {
+    /// Names of the nodes it is about; empty for this Node and the mesh.
+    pub fn nodes(&self) -> Vec<&str> {
+        match self {
+            Self::Plan(problem) => problem.nodes(),
+            Self::Source(problem) => problem.peer().into_iter().collect(),
         }
     }
 }
@@ -38,11 +40,6 @@ impl MeshProblem {
 impl fmt::Display for MeshProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::InterfaceChanged { configured, running } => write!(
-                f,
-                "WireKubeMesh names interface {configured} and this node runs on {running}: restart `fairlead node` to \
-                 change it"
-            ),
             Self::Plan(problem) => problem.fmt(f),
             Self::Source(problem) => problem.fmt(f),
         }
@@ -55,6 +52,9 @@ pub enum MeshFailure {
     /// The WireGuard device.
     #[error("{0}")]
     DeviceFailed(String),
+    /// The API server does not allow the node program to read what the mesh consists of.
+    #[error("this node is not in the mesh: {0}; grant what deploy/rbac/node.yaml grants")]
+    Forbidden(String),
     /// This node has no usable WireGuard key.
     #[error("{0}")]
     KeyUnusable(String),
@@ -77,6 +77,7 @@ impl MeshFailure {
     pub fn reason(&self) -> &'static str {
         match self {
             Self::DeviceFailed(_) => "DeviceFailed",
+            Self::Forbidden(_) => "Forbidden",
             Self::KernelRefused(_) => "KernelRefused",
             Self::KeyUnusable(_) => "WireGuardKeyUnusable",
             Self::NoMesh => "NoMesh",

@@ -1,5 +1,6 @@
 //! Publishes this node's WireKubePeer and Events about problems of the mesh, fed by reports.
 
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -8,17 +9,17 @@ use std::time::{Duration, Instant};
 use fairlead_api::resources::WireKubePeer;
 use fairlead_api::wireguard::PublicKey;
 use fairlead_cluster::caches::Cache;
-use fairlead_cluster::events::{EventPublisher, ProblemEvent, ProblemEvents, node_reference};
+use fairlead_cluster::events::{EventPublisher, PendingEvent, ProblemEvent, ProblemEvents, node_reference};
 use ipnet::IpNet;
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Client, ResourceExt};
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
-use super::publish;
 use super::report::Report;
-use crate::members::annotations;
+use super::{Reports, publish};
 
 /// Longest an API call may take before it is given up and retried.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -26,6 +27,12 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 const RETRY_INTERVAL: Duration = Duration::from_secs(2);
 /// How often what is published is compared without news; only what differs is written.
 const REFRESH_INTERVAL: Duration = Duration::from_secs(5);
+/// Least pause between two writes, for each node of the mesh, and its bounds: what changes meanwhile is written at once.
+const PAUSE_PER_NODE: Duration = Duration::from_millis(10);
+const MIN_PAUSE: Duration = Duration::from_millis(300);
+const MAX_PAUSE: Duration = Duration::from_secs(30);
+/// Least pause between two comparisons, for each node of the mesh.
+const COMPARE_PER_NODE: Duration = Duration::from_micros(500);
 
 /// Problems of the mesh as Events on the Node.
 const PROBLEM_EVENT: ProblemEvent = ProblemEvent {
@@ -35,6 +42,18 @@ const PROBLEM_EVENT: ProblemEvent = ProblemEvent {
     action: "JoinMesh",
 };
 
+/// What reports say.
+#[derive(Debug, Clone, Default)]
+pub(super) enum Publication {
+    /// This node is in the mesh.
+    Member(Arc<Report>),
+    /// The last WireKubeMesh was deleted.
+    Left,
+    /// There was no report yet.
+    #[default]
+    Unknown,
+}
+
 /// Publishes what this node says of itself.
 pub(super) struct Publisher {
     pub(super) client: Client,
@@ -43,61 +62,148 @@ pub(super) struct Publisher {
     pub(super) nodes: Arc<Cache<Node>>,
     pub(super) peers: Arc<Cache<WireKubePeer>>,
     pub(super) events: EventPublisher,
+    pub(super) reports: Arc<Reports>,
 }
 
 impl Publisher {
     /// Publishes what reports say, one write at a time; while the API server is away the latest report waits.
-    pub(super) async fn run(self, mut inbox: watch::Receiver<Option<Arc<Report>>>) -> Infallible {
+    pub(super) async fn run(self, mut inbox: watch::Receiver<Publication>) -> Infallible {
         let mut peers = self.peers.subscribe();
         let regarding = node_reference(&self.node);
         let mut events = ProblemEvents::new(self.events.clone(), regarding, PROBLEM_EVENT);
+        let mut seen = Seen::default();
         loop {
             tokio::select! {
                 Ok(()) = inbox.changed() => {}
                 _ = peers.changed() => {}
                 () = sleep(REFRESH_INTERVAL) => {}
             }
-            let Some(report) = inbox.borrow_and_update().clone() else { continue };
-            match timeout(TIMEOUT, self.publish(&report)).await {
-                Ok(Ok(())) => {
-                    let problems: Vec<String> = report.problems.iter().map(ToString::to_string).collect();
-                    events.update(&problems, Instant::now());
+            let publication = inbox.borrow_and_update().clone();
+            let written = timeout(TIMEOUT, self.publish(&publication, &mut seen)).await;
+            let members = u32::try_from(self.peers.store.len()).unwrap_or(u32::MAX);
+            let pause = match written {
+                Ok(Ok(written)) => {
+                    self.reports.published(None);
+                    if let Publication::Member(report) = &publication {
+                        let problems = publish::problems(&self.node, report);
+                        let problems: Vec<String> = problems.iter().map(ToString::to_string).collect();
+                        events.update(&problems, Instant::now());
+                    }
+                    let compared = COMPARE_PER_NODE.saturating_mul(members);
+                    if written { pause_after_write(members, rand::random()) } else { compared }
                 }
                 Ok(Err(error)) => {
-                    tracing::warn!(%error, "cannot publish this node's WireKubePeer");
-                    sleep(RETRY_INTERVAL).await;
+                    self.refused(&error);
+                    RETRY_INTERVAL
                 }
-                Err(_) => tracing::warn!(
-                    "publishing this node's WireKubePeer took more than {} s",
-                    TIMEOUT.as_secs()
-                ),
-            }
+                Err(_) => {
+                    let seconds = TIMEOUT.as_secs();
+                    tracing::warn!("publishing this node's WireKubePeer took more than {seconds} s");
+                    RETRY_INTERVAL
+                }
+            };
+            sleep(pause.min(MAX_PAUSE)).await;
         }
     }
 
-    async fn publish(&self, report: &Report) -> Result<(), kube::Error> {
-        let own = ObjectRef::new(&self.node);
-        let Some(node) = self.nodes.store.get(&ObjectRef::new(&self.node)) else { return Ok(()) };
-        let others: Vec<Arc<WireKubePeer>> = self.peers.store.state();
-        let reported = |peer: &str, endpoint: SocketAddr| {
-            let text = endpoint.to_string();
-            others
-                .iter()
-                // The first by name report; counting only those keeps the choice from swinging.
-                .filter(|other| other.name_any() < self.node)
-                .filter_map(|other| other.status.as_ref()?.observed_endpoints.get(peer))
-                .filter(|seen| seen.endpoint == text)
-                .count()
+    /// A refusal keeps this node's state from all others; the operator has to know.
+    fn refused(&self, error: &kube::Error) {
+        tracing::warn!(%error, "cannot publish this node's WireKubePeer");
+        let kube::Error::Api(status) = error else { return };
+        let note = format!("the API server refuses this node's WireKubePeer: {}", status.message);
+        self.events.warn(PendingEvent {
+            regarding: node_reference(&self.node),
+            reason: "PublishFailed",
+            action: "JoinMesh",
+            note: note.clone(),
+        });
+        self.reports.published(Some(note));
+    }
+
+    /// Returns whether anything was written.
+    async fn publish(&self, publication: &Publication, seen: &mut Seen) -> Result<bool, kube::Error> {
+        let Some(node) = self.nodes.store.get(&ObjectRef::new(&self.node)) else { return Ok(false) };
+        let present = self.peers.store.get(&ObjectRef::new(&self.node));
+        let status = present.as_ref().and_then(|present| present.status.as_ref());
+        let now = Timestamp::now();
+        let report = match publication {
+            Publication::Member(report) => report,
+            Publication::Left => {
+                let Some(status) = status.filter(|status| status.connected != Some(false)) else {
+                    return Ok(false);
+                };
+                publish::publish_status(&self.client, &self.node, &publish::left(status, now)).await?;
+                return Ok(true);
+            }
+            Publication::Unknown => return Ok(false),
+        };
+        let members = report.peers.len().saturating_add(1);
+        seen.update(report, Instant::now());
+        let reporters = self.reporters();
+        let observes = |peer: &str, endpoint: SocketAddr| {
+            let of_peer = reporters.get(&(peer.to_owned(), endpoint));
+            let of_peer = of_peer.into_iter().flatten().map(String::as_str);
+            publish::observes((&self.node, peer), of_peer, members, seen.age(peer, endpoint))
         };
         let desired = publish::desired(&publish::Facts {
+            node: &self.node,
             public_key: self.public_key,
             report,
-            manual: annotations::manual_endpoint(&node),
             claims: report.claims.iter().map(|address| IpNet::from(*address).to_string()).collect(),
-            keepalive: annotations::keepalive(&node).ok().flatten(),
-            reported: &reported,
+            observes: &observes,
+            present: status,
+            now,
         });
-        let present = self.peers.store.get(&own);
-        publish::publish(&self.client, &node, present.as_deref(), &desired).await
+        let wrote_spec =
+            publish::publish_spec(&self.client, &node, present.as_deref(), &desired.spec).await?;
+        if !publish::is_due(status, &desired.status, members) {
+            return Ok(wrote_spec);
+        }
+        publish::publish_status(&self.client, &self.node, &desired.status).await?;
+        Ok(true)
     }
+
+    /// Which nodes say that they see a peer at an endpoint.
+    fn reporters(&self) -> BTreeMap<(String, SocketAddr), Vec<String>> {
+        let mut reporters: BTreeMap<(String, SocketAddr), Vec<String>> = BTreeMap::new();
+        for reporter in self.peers.store.state() {
+            let observed = reporter.status.iter().flat_map(|status| &status.observed_endpoints);
+            for (peer, endpoint) in
+                observed.filter_map(|(peer, seen)| Some((peer, seen.parse_endpoint().ok()?)))
+            {
+                reporters.entry((peer.clone(), endpoint)).or_default().push(reporter.name_any());
+            }
+        }
+        reporters
+    }
+}
+
+/// Since when this node sees each peer at its endpoint.
+#[derive(Default)]
+struct Seen(BTreeMap<String, (SocketAddr, Instant)>);
+
+impl Seen {
+    fn update(&mut self, report: &Report, now: Instant) {
+        let mut before = std::mem::take(&mut self.0);
+        let news = report.peers.iter().filter(|peer| peer.endpoint_is_news);
+        for peer in news {
+            let Some(endpoint) = peer.device.as_ref().and_then(|device| device.config.endpoint) else {
+                continue;
+            };
+            let known = before.remove(&peer.name).filter(|(known, _)| *known == endpoint);
+            self.0.insert(peer.name.clone(), known.unwrap_or((endpoint, now)));
+        }
+    }
+
+    fn age(&self, peer: &str, endpoint: SocketAddr) -> Duration {
+        let since = self.0.get(peer).filter(|(known, _)| *known == endpoint);
+        since.map_or(Duration::ZERO, |(_, since)| since.elapsed())
+    }
+}
+
+/// Grows with the mesh, whose members all read what is written, and is stretched by up to a half: nodes that saw one change
+/// do not write at one moment.
+fn pause_after_write(members: u32, random: u8) -> Duration {
+    let pause = PAUSE_PER_NODE.saturating_mul(members).clamp(MIN_PAUSE, MAX_PAUSE);
+    pause.saturating_mul(u32::from(random).saturating_add(512)) / 512
 }

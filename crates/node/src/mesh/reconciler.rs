@@ -1,20 +1,22 @@
 //! Brings the kernel to the desired mesh. Runs when something changed, and now and then because others change the kernel
 //! too.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
 use fairlead_api::names::MARK_FROM_WIREGUARD;
-use fairlead_api::wireguard::{DeviceConfig, PeerConfig, PrivateKey, PublicKey};
+use fairlead_api::wireguard::{DeviceConfig, DeviceState, PeerConfig, PeerState, PrivateKey, PublicKey};
 use fairlead_dataplane::wireguard::{self, PendingHandover, Preference, WireGuardDevice};
 use fairlead_path::NatType;
+use ipnet::IpNet;
 
-use super::desired::{Desired, DesiredPeer, Host};
+use super::desired::{self, Desired, DesiredPeer, Host};
 use super::inputs::Inputs;
 use super::kernel::Kernel;
 use super::paths::PathDriver;
-use super::problem::{MeshFailure, MeshProblem};
+use super::problem::MeshFailure;
 use super::report::{PeerReport, Report};
 
 /// The mesh of this node: the device, what it is to be, and the paths. Losing it (a restart) loses no traffic: the
@@ -49,12 +51,18 @@ impl<K: Kernel> Mesh<K> {
     /// The kernel refuses something. What was done before stays, and the next call goes on from there.
     pub fn reconcile(&mut self, inputs: &Arc<Inputs>, now: Instant) -> Result<Report, MeshFailure> {
         let host = Host::new(&self.kernel.network()?, inputs);
-        self.plan(inputs, host);
+        let mtu = desired::mtu(inputs, &host);
+        let before = self.device_state(&inputs.settings.interface, mtu).inspect_err(|_| {
+            // Without the device, packets to other nodes are dropped; they never leave in clear text.
+            self.plan(inputs, host.clone(), &BTreeMap::new());
+            if let Some(Planned { desired, .. }) = &self.planned {
+                drop(self.kernel.apply(&desired.mesh_state(&inputs.settings.interface)));
+            }
+        })?;
+        self.plan(inputs, host, &before.peers);
         let Some(Planned { desired, .. }) = &self.planned else { return Err(MeshFailure::NoMesh) };
-        let slot = &mut self.device;
-        slot.use_device(|slot| {
-            let device = slot.open(&mut self.kernel, &inputs.settings.interface, desired.mtu)?;
-            let before = device.state()?;
+        self.device.use_device(|slot| {
+            let device = slot.open(&mut self.kernel, &inputs.settings.interface, mtu)?;
             self.paths.set_peers(&desired.peers, device.backend(), now);
             let endpoints = self.paths.observe(&before, now);
             let peer = |(key, peer): (&PublicKey, &DesiredPeer)| {
@@ -69,11 +77,43 @@ impl<K: Kernel> Mesh<K> {
             });
             if change.is_empty() { Ok(()) } else { device.change(&change) }
         })?;
-        let interface = slot.interface();
+        let interface = self.device.interface();
         // Answers to what came out of the tunnel may leave by another link than the main table says.
         self.kernel.loosen_reverse_path_filter(&interface)?;
         self.kernel.apply(&desired.mesh_state(&interface))?;
         self.report(now).ok_or(MeshFailure::NoMesh)
+    }
+
+    /// Leaves the mesh: removes the device and what leads packets into it, also what an earlier program left.
+    ///
+    /// # Errors
+    /// The kernel refuses something. The next call goes on from there.
+    pub fn disable(&mut self) -> Result<(), MeshFailure> {
+        self.planned = None;
+        if let Some(open) = self.device.device.take() {
+            open.device.delete()?;
+        }
+        Ok(self.kernel.remove()?)
+    }
+
+    /// Opens the device, unless it is open, and reads it.
+    fn device_state(&mut self, interface: &str, mtu: u32) -> Result<DeviceState, MeshFailure> {
+        self.close_other_device(interface)?;
+        Ok(self.device.use_device(|slot| slot.open(&mut self.kernel, interface, mtu)?.state())?)
+    }
+
+    /// A device of another name than the mesh resource says is removed: two cannot have one port. Packets to other nodes are
+    /// dropped until the new one is there.
+    fn close_other_device(&mut self, interface: &str) -> Result<(), MeshFailure> {
+        match self.device.device.take() {
+            Some(open) if open.device.interface() == interface => self.device.device = Some(open),
+            Some(open) => open.device.delete()?,
+            None if self.kernel.device()?.is_some_and(|present| present != interface) => {
+                self.kernel.remove_device()?;
+            }
+            None => {}
+        }
+        Ok(())
     }
 
     /// Handles the timers of the paths that are due. Returns a report if there is anything new in it.
@@ -99,12 +139,15 @@ impl<K: Kernel> Mesh<K> {
     }
 
     /// Plans anew if anything changed that the plan follows from.
-    fn plan(&mut self, inputs: &Arc<Inputs>, host: Host) {
+    fn plan(&mut self, inputs: &Arc<Inputs>, host: Host, present: &BTreeMap<PublicKey, PeerState>) {
         if self.planned.as_ref().is_some_and(|last| last.inputs == *inputs && last.host == host) {
             return;
         }
         self.plans = self.plans.saturating_add(1);
-        let desired = Desired::new(inputs, &host);
+        let held = |(key, peer): (&PublicKey, &PeerState)| {
+            (*key, peer.config.allowed_ips.iter().map(IpNet::trunc).collect())
+        };
+        let desired = Desired::new(inputs, &host, present.iter().map(held).collect());
         self.nat = self.nat.updated(desired.nat);
         self.planned = Some(Planned { inputs: Arc::clone(inputs), host, desired });
     }
@@ -112,15 +155,10 @@ impl<K: Kernel> Mesh<K> {
     fn report(&self, now: Instant) -> Option<Report> {
         let (Planned { inputs, desired, .. }, open) = (self.planned.as_ref()?, self.device.device.as_ref()?);
         let interface = open.device.interface().to_owned();
-        let renamed = inputs.settings.interface != interface;
-        let renamed = renamed.then(|| MeshProblem::InterfaceChanged {
-            configured: inputs.settings.interface.clone(),
-            running: interface.clone(),
-        });
         Some(Report {
             backend: open.device.backend(),
             interface,
-            mtu: desired.mtu,
+            mtu: open.mtu,
             port: inputs.settings.port,
             nat: self.nat,
             host: desired.host.clone(),
@@ -128,7 +166,9 @@ impl<K: Kernel> Mesh<K> {
             peers: self.report_peers(desired, now),
             own_prefixes: desired.own_prefixes.clone(),
             claims: inputs.claims.clone(),
-            problems: desired.problems.iter().cloned().chain(renamed).collect(),
+            problems: desired.problems.clone(),
+            manual: inputs.manual.clone(),
+            keepalive: inputs.keepalive,
         })
     }
 
@@ -196,22 +236,18 @@ impl DeviceSlot {
         outcome
     }
 
-    /// The device, opened again when it is to have another MTU; its name is kept until the program is started anew.
+    /// The device, opened again when it is to have another MTU.
     fn open(
         &mut self,
         kernel: &mut impl Kernel,
         interface: &str,
         mtu: u32,
     ) -> Result<&dyn WireGuardDevice, wireguard::Error> {
-        let (present, interface) = match self.device.take() {
-            Some(open) if open.mtu == mtu => (Some(open), String::new()),
-            Some(open) => (None, open.device.interface().to_owned()),
-            None => (None, interface.to_owned()),
-        };
-        let open = match present {
+        let open = match self.device.take().filter(|open| open.mtu == mtu) {
             Some(open) => open,
             None => {
                 let (preference, handover_socket) = (self.preference, Some(self.handover.clone()));
+                let interface = interface.to_owned();
                 let settings = wireguard::Settings { interface, mtu, preference, handover_socket };
                 OpenDevice { device: kernel.open(&settings)?, mtu }
             }

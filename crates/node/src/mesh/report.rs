@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use fairlead_address::Endpoint;
 use fairlead_api::wireguard::{PeerState, PublicKey};
 use fairlead_dataplane::wireguard::Backend;
 use fairlead_path::{NatType, Status};
@@ -52,6 +53,10 @@ pub struct Report {
     pub claims: Vec<IpAddr>,
     /// What a user should know.
     pub problems: Vec<MeshProblem>,
+    /// The endpoint an administrator chose for this node.
+    pub manual: Option<Endpoint>,
+    /// Seconds between keepalives that this node asks for.
+    pub keepalive: Option<u16>,
 }
 
 impl Report {
@@ -65,6 +70,8 @@ impl Report {
             && self.host == other.host
             && self.observed == other.observed
             && self.claims == other.claims
+            && self.manual == other.manual
+            && self.keepalive == other.keepalive
             && self.problems == other.problems
             && self.peers.iter().map(peer).eq(other.peers.iter().map(peer))
     }

@@ -1,10 +1,12 @@
 //! When what runs: a change is reconciled at once, a sweep every few seconds, and timers of paths wake only the paths.
 
+use std::net::IpAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fairlead_path::State;
+use fairlead_api::names::{RULE_PRIORITY_MESH, TABLE_MESH};
+use fairlead_netlink::route::{Change, TABLE_MAIN};
 use tokio::time::{sleep, sleep_until};
 
 use super::Reports;
@@ -13,13 +15,19 @@ use super::kernel::Kernel;
 use super::problem::MeshFailure;
 use super::reconciler::Mesh;
 use super::report::Report;
+use crate::kernel_watch::KernelChanges;
 
 /// Least pause between two steps, so that a storm of changes costs one step, not thousands.
 const MIN_PAUSE: Duration = Duration::from_millis(50);
-/// How often the kernel is compared without a change: links, addresses and other programs change it too.
+/// Largest share of one processor for reconciliation and for timers of paths while they never rest, as a divisor: the pause
+/// is that many times as long as the step took.
+const RECONCILIATION_PAUSE: u32 = 4;
+const PATHS_PAUSE: u32 = 50;
+/// The most these pauses grow to.
+const MAX_PAUSE: Duration = Duration::from_secs(1);
+/// How often the kernel is compared without a change. What the kernel does not report (the flush of another program's
+/// nftables tables, addresses of the device) is put right within this time.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
-/// The same while a peer is not up, which may come from this host's links.
-const SWEEP_INTERVAL_WHILE_DOWN: Duration = Duration::from_secs(2);
 /// Longest pause after a failure, and that while there is nothing to reconcile.
 const MAX_RETRY_INTERVAL: Duration = Duration::from_secs(2);
 /// Pause after the first failure: a predecessor that is ending releases port and device a moment later.
@@ -35,29 +43,56 @@ enum Wake {
 
 /// What a step does.
 enum Work {
+    Disable,
     Reconcile(Arc<Inputs>),
     WakePaths,
+}
+
+/// Whether a change of the kernel may concern the mesh: this host's own links and addresses, the reverse path filter, and
+/// what leads packets into the device. Those of pods do not.
+pub(super) fn concerns(change: &Change) -> bool {
+    match change {
+        Change::Address { address, .. } => match address.prefix.addr() {
+            IpAddr::V4(address) => !address.is_link_local(),
+            IpAddr::V6(address) => !address.is_unicast_link_local(),
+        },
+        Change::Link { link, .. } => link.kind.as_deref() != Some("veth"),
+        Change::Missed => true,
+        Change::Netconf(it) => it.reverse_path_filter.is_some(),
+        Change::Route { route, .. } => {
+            route.table == TABLE_MESH || (route.table == TABLE_MAIN && route.destination.prefix_len() == 0)
+        }
+        Change::Rule { rule, .. } => rule.priority == RULE_PRIORITY_MESH,
+    }
 }
 
 /// Runs the mesh until `stop` resolves. The device stays as it is.
 pub(super) async fn run<K: Kernel>(
     mut reader: InputReader,
+    mut kernel: KernelChanges,
     mut mesh: Mesh<K>,
     reports: Arc<Reports>,
     stop: impl Future<Output = ()>,
 ) -> Mesh<K> {
     let mut stop = pin!(stop);
-    let mut schedule = Schedule { inputs: None, failures: 0, sweep_at: Instant::now() };
+    let mut schedule = Schedule::new(Instant::now());
     let mut wake = Wake::Sweep;
     loop {
+        let began = Instant::now();
         if let Some(work) = schedule.work(wake, &mut reader, &reports) {
+            let disables = matches!(work, Work::Disable);
             let (back, outcome) = step(mesh, work).await;
             mesh = back;
+            schedule.is_disabled = disables && outcome.is_ok();
             schedule.conclude(wake, outcome, &reports);
+            if schedule.is_disabled {
+                tracing::info!("there is no WireKubeMesh; removed the mesh from this node");
+                reports.disable();
+            }
         }
-        sleep(MIN_PAUSE).await;
+        sleep(schedule.pause(wake, began.elapsed())).await;
         wake = tokio::select! {
-            wake = schedule.next(&mut reader, mesh.poll_timeout()) => wake,
+            wake = schedule.next(&mut reader, &mut kernel, mesh.poll_timeout()) => wake,
             () = &mut stop => return mesh,
         };
     }
@@ -67,6 +102,7 @@ pub(super) async fn run<K: Kernel>(
 async fn step<K: Kernel>(mut mesh: Mesh<K>, work: Work) -> (Mesh<K>, Result<Option<Report>, MeshFailure>) {
     let work = tokio::task::spawn_blocking(move || {
         let outcome = match work {
+            Work::Disable => mesh.disable().map(|()| None),
             Work::Reconcile(inputs) => mesh.reconcile(&inputs, Instant::now()).map(Some),
             Work::WakePaths => mesh.wake_paths(Instant::now()),
         };
@@ -83,15 +119,37 @@ async fn step<K: Kernel>(mut mesh: Mesh<K>, work: Work) -> (Mesh<K>, Result<Opti
 struct Schedule {
     /// What was reconciled last; `None` while there is nothing to reconcile.
     inputs: Option<Arc<Inputs>>,
+    /// The kernel has nothing of the mesh.
+    is_disabled: bool,
     /// Failures in a row.
     failures: u32,
     sweep_at: Instant,
+    /// When timers of paths run again at the earliest.
+    paths_at: Instant,
 }
 
 impl Schedule {
-    async fn next(&self, reader: &mut InputReader, paths: Option<Instant>) -> Wake {
+    fn new(now: Instant) -> Self {
+        Self { inputs: None, is_disabled: false, failures: 0, sweep_at: now, paths_at: now }
+    }
+
+    /// The pause after a step. That of the paths holds up no change.
+    fn pause(&mut self, wake: Wake, took: Duration) -> Duration {
+        if wake == Wake::Paths {
+            self.paths_at = Instant::now() + took.saturating_mul(PATHS_PAUSE).min(MAX_PAUSE);
+            return MIN_PAUSE;
+        }
+        took.saturating_mul(RECONCILIATION_PAUSE).clamp(MIN_PAUSE, MAX_PAUSE)
+    }
+
+    async fn next(
+        &self,
+        reader: &mut InputReader,
+        kernel: &mut KernelChanges,
+        paths: Option<Instant>,
+    ) -> Wake {
         // Without inputs the paths rest too.
-        let paths = paths.filter(|_| self.inputs.is_some());
+        let paths = paths.filter(|_| self.inputs.is_some()).map(|at| at.max(self.paths_at));
         let paths_due = async {
             match paths {
                 Some(at) => sleep_until(at.into()).await,
@@ -100,12 +158,13 @@ impl Schedule {
         };
         tokio::select! {
             () = reader.changed() => Wake::Change,
+            () = kernel.changed() => Wake::Sweep,
             () = sleep_until(self.sweep_at.into()) => Wake::Sweep,
             () = paths_due => Wake::Paths,
         }
     }
 
-    /// What to do; `None` if nothing changed, or there is no mesh.
+    /// What to do; `None` if nothing changed, or there is still no mesh.
     fn work(&mut self, wake: Wake, reader: &mut InputReader, reports: &Reports) -> Option<Work> {
         match (wake, &self.inputs) {
             (Wake::Paths, _) => return Some(Work::WakePaths),
@@ -123,8 +182,11 @@ impl Schedule {
             Err(failure) => {
                 self.inputs = None;
                 self.sweep_at = Instant::now() + MAX_RETRY_INTERVAL;
+                // An API server that is starting does not know the resource yet: that says nothing.
+                let disables =
+                    failure == MeshFailure::NoMesh && reader.has_meshes_listed() && !self.is_disabled;
                 reports.fail(failure);
-                None
+                disables.then_some(Work::Disable)
             }
         }
     }
@@ -132,16 +194,14 @@ impl Schedule {
     fn conclude(&mut self, wake: Wake, outcome: Result<Option<Report>, MeshFailure>, reports: &Reports) {
         match outcome {
             Ok(report) => {
-                if wake != Wake::Paths {
+                if wake != Wake::Paths && !self.is_disabled {
                     self.failures = 0;
                     self.sweep_at = Instant::now() + SWEEP_INTERVAL;
                     reports.clear_failure();
                 }
-                let Some(report) = report else { return };
-                if report.peers.iter().any(|peer| peer.path.state != State::Up) {
-                    self.sweep_at = self.sweep_at.min(Instant::now() + SWEEP_INTERVAL_WHILE_DOWN);
+                if let Some(report) = report {
+                    reports.update(report);
                 }
-                reports.update(report);
             }
             Err(failure) => {
                 self.failures = self.failures.saturating_add(1);

@@ -45,3 +45,51 @@ impl MeshSettings {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use fairlead_api::resources::not_implemented::WIREKUBE_MESH;
+    use serde_json::json;
+
+    use super::*;
+    use crate::pod_network::desired::masquerade;
+    use crate::spec_fields::assert_each_is_read_or_listed;
+
+    #[test]
+    fn every_field_is_read_or_listed_as_not_implemented() {
+        let pool = json!({
+            "apiVersion": "coil.cybozu.com/v2", "kind": "AddressPool", "metadata": { "name": "default" },
+            "spec": { "subnets": [{ "ipv4": "10.64.0.0/16" }] },
+        });
+        let pools = [Arc::new(serde_json::from_value(pool).unwrap())];
+        let read = |spec| {
+            let mesh = WireKubeMesh::new("default", serde_json::from_value(spec).unwrap());
+            (MeshSettings::parse(&mesh, &mut Vec::new()), masquerade(&pools, Some(&mesh), Vec::new()))
+        };
+        let samples = [
+            ("spec.listenPort", json!(51821)),
+            ("spec.interfaceName", json!("wg9")),
+            ("spec.mtu", json!(1400)),
+            ("spec.masquerade", json!(false)),
+            ("spec.nonMasqueradeCIDRs", json!(["192.0.2.0/24"])),
+            ("spec.autoAllowedIPs.includeNodeInternalIP", json!(false)),
+            ("spec.routing.excludeCIDRs", json!(["192.0.2.0/24"])),
+        ];
+        let without_effect = json!({
+            "apiServerURL": "https://192.0.2.1:6443",
+            "meshCIDR": "100.64.0.0/16",
+            "natTraversal": { "birthdayAttack": "enabled", "handshakeValidWindowSeconds": 60 },
+            "relay": { "mode": "always", "provider": "external", "external": { "endpoint": "relay.example.com:3478" } },
+            "routing": { "localSubnetPolicy": "bypass" },
+            "stunServers": ["a.example.com:3478", "b.example.com:3478"],
+        });
+        assert_each_is_read_or_listed::<WireKubeMesh, _>(
+            Some(&WIREKUBE_MESH),
+            read,
+            &samples,
+            &without_effect,
+        );
+    }
+}

@@ -26,6 +26,12 @@ pub(super) struct Record {
     pub(super) networks_read: usize,
     /// How often the device was read.
     pub(super) states_read: usize,
+    /// Names of devices that were deleted.
+    pub(super) deleted: Vec<String>,
+    /// How often everything was removed.
+    pub(super) removals: usize,
+    /// Name of the device; `None` when there is none.
+    pub(super) device: Option<String>,
     pub(super) refuse_apply: bool,
     pub(super) refuse_open: bool,
     /// The device; `None` when there is none.
@@ -39,12 +45,17 @@ pub(super) type Shared = Arc<Mutex<Record>>;
 impl Record {
     /// Begins to count anew; the kernel stays as it is.
     pub(super) fn forget(&mut self) {
-        let (state, mesh) = (self.state.take(), self.mesh.take());
-        *self = Self { state, mesh, ..Self::default() };
+        let (state, mesh, device) = (self.state.take(), self.mesh.take(), self.device.take());
+        *self = Self { state, mesh, device, ..Self::default() };
     }
 
     /// As `ip link delete` does.
     pub(super) fn remove_device(&mut self) {
+        self.state = None;
+    }
+
+    fn delete_device(&mut self) {
+        self.deleted.extend(self.device.take());
         self.state = None;
     }
 }
@@ -70,6 +81,26 @@ impl Kernel for FakeKernel {
         Ok(Applied::Rebuilt)
     }
 
+    fn device(&mut self) -> Result<Option<String>> {
+        Ok(self.0.lock().unwrap().device.clone())
+    }
+
+    fn remove_device(&mut self) -> Result<()> {
+        self.0.lock().unwrap().delete_device();
+        Ok(())
+    }
+
+    fn remove(&mut self) -> Result<()> {
+        let mut record = self.0.lock().unwrap();
+        if record.refuse_apply {
+            return Err(refused());
+        }
+        record.delete_device();
+        record.mesh = None;
+        record.removals += 1;
+        Ok(())
+    }
+
     fn loosen_reverse_path_filter(&mut self, _: &str) -> std::result::Result<(), SysctlError> {
         Ok(())
     }
@@ -88,6 +119,7 @@ impl Kernel for FakeKernel {
             return Err(refused().into());
         }
         record.opened.push(settings.interface.clone());
+        record.device = Some(settings.interface.clone());
         record.state.get_or_insert_with(|| DeviceState {
             private_key: None,
             listen_port: 0,
@@ -151,6 +183,7 @@ impl WireGuardDevice for FakeDevice {
     }
 
     fn delete(self: Box<Self>) -> std::result::Result<(), wireguard::Error> {
+        self.record.lock().unwrap().delete_device();
         Ok(())
     }
 }

@@ -171,11 +171,11 @@ impl Router {
     }
 
     /// `None` until every watch has shown its first list: routes of before the start must not vanish for lack of an answer.
-    fn inputs(&self) -> Option<Inputs> {
-        if !self.meshes.is_ready() {
+    fn inputs(&mut self) -> Option<Inputs> {
+        if !self.meshes.has_answer() {
             return None;
         }
-        let members = members::merged(&self.sources, None, &mut Vec::new())?;
+        let members = members::merged(&mut self.sources, None, &mut Vec::new())?;
         let meshes = self.meshes.store.state();
         let mut mesh_devices: Vec<String> =
             meshes.iter().map(|mesh| mesh.spec.interface_name.clone()).collect();

@@ -18,7 +18,7 @@ fn address(number: u8) -> SocketAddr {
 
 fn paths(numbers: &[u8]) -> PeerPaths {
     let candidate = |number: &u8| Candidate { address: address(*number), source: Source::Host };
-    PeerPaths { candidates: numbers.iter().map(candidate).collect(), last_good: None }
+    PeerPaths { candidates: numbers.iter().map(candidate).collect(), silence: Some(60 * SECOND) }
 }
 
 fn agent() -> PathAgent {
@@ -49,20 +49,6 @@ fn a_new_peer_is_observed_at_once_and_its_best_candidate_set() {
     };
     assert_eq!(events(&mut agent), [set]);
     assert_eq!(agent.status(SECOND, &key(1)).unwrap().reason, Reason::TryingCandidates);
-}
-
-#[test]
-fn the_last_good_endpoint_of_an_earlier_run_is_tried_first() {
-    let mut agent = agent();
-    let last_good = Some(Candidate { address: address(2), source: Source::Host });
-    agent.upsert_peer(SECOND, key(1), PeerPaths { last_good, ..paths(&[1, 2]) });
-    agent.observe(SECOND, &key(1), Observation::default());
-    let set = events(&mut agent);
-    assert!(
-        matches!(set[..], [Event::SetEndpoint { endpoint, reason: EndpointReason::LastGood, .. }] if endpoint == address(2)),
-        "{set:?}"
-    );
-    assert_eq!(agent.last_good(&key(1)), last_good);
 }
 
 #[test]

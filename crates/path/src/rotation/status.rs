@@ -106,7 +106,7 @@ pub struct Status {
 
 impl Rotation {
     /// The state of the peer at `now`, for users.
-    pub fn status(&self, now: Duration) -> Status {
+    pub(crate) fn status(&self, now: Duration) -> Status {
         let device =
             self.device.and_then(|device| device.endpoint).map(|endpoint| self.candidate_at(endpoint));
         let trying = self.attempt.map(|attempt| attempt.candidate).filter(|_| !self.is_alive(now));

@@ -31,8 +31,9 @@ impl Bench {
         Self::with(Config::default(), None, items)
     }
 
-    fn with(config: Config, last_good: Option<LastGood>, items: &[(&str, Source)]) -> Self {
-        let mut rotation = Rotation::new(config, last_good);
+    fn with(config: Config, last_good: Option<Candidate>, items: &[(&str, Source)]) -> Self {
+        let mut rotation = Rotation { last_good, ..Rotation::new(config) };
+        rotation.set_silence(Some(Duration::from_secs(60)));
         rotation.set_candidates(Duration::ZERO, list(items));
         Self { rotation, now: Duration::from_secs(1000), device: Observation::default(), handshake: None }
     }
@@ -81,7 +82,7 @@ fn a_public_peer_is_up_after_the_first_attempt() {
     let status = bench.status();
     assert_eq!((status.state, status.endpoint, status.source), (State::Up, Some(end(A)), Some(Source::Host)));
     assert_eq!(status.message, format!("handshake 3 s ago over {A} (host)"));
-    assert_eq!(bench.rotation.last_good().map(|last| last.address), Some(end(A)));
+    assert_eq!(bench.rotation.last_good.map(|last| last.address), Some(end(A)));
 }
 
 #[test]
@@ -95,7 +96,13 @@ fn all_candidates_are_tried_in_order_then_slowly_forever() {
     assert_eq!(status.state, State::Down);
     assert_eq!(status.message, format!("tried 3 endpoints, no handshake yet; trying {A} (host)"));
     let slow = bench.run(600);
-    assert!((600 / 24 - 1..=600 / 15).contains(&slow.len()), "{}", slow.len());
+    assert!((600 / 48 - 1..=600 / 15).contains(&slow.len()), "{}", slow.len());
+    bench.run(3600);
+    let slower = bench.run(3600).len();
+    assert!(
+        (3600 / 91 - 1..=3600 / 60).contains(&slower),
+        "a peer that stays away is tried less often: {slower}"
+    );
 }
 
 #[test]
@@ -219,7 +226,7 @@ fn polling_only_at_the_wakeups_misses_nothing() {
 }
 
 #[test]
-fn a_restarted_program_keeps_a_live_session_and_starts_with_last_good() {
+fn a_restarted_program_keeps_a_live_session() {
     let mut bench = Bench::new(&[(A, Source::Host), (B, Source::Host)]);
     bench.device =
         Observation { endpoint: Some(end(B)), handshake_age: None, rx_bytes: 5_000_000, tx_bytes: 0 };
@@ -393,7 +400,8 @@ proptest! {
         steps in prop::collection::vec(step(), 1..80),
         seed in any::<u64>(),
     ) {
-        let mut rotation = Rotation::new(Config { seed, ..Config::default() }, None);
+        let mut rotation = Rotation::new(Config { seed, ..Config::default() });
+        rotation.set_silence(Some(Duration::from_secs(60)));
         let (mut now, mut current, mut device) = (Duration::from_secs(1), vec![], None);
         for step in steps {
             match step {
@@ -409,7 +417,7 @@ proptest! {
                 }
             }
             let was_up = rotation.status(now).state == State::Up;
-            let last_good = rotation.last_good();
+            let last_good = rotation.last_good;
             if let Some(set) = rotation.poll(now) {
                 prop_assert!(!was_up);
                 prop_assert!(current.iter().chain(&last_good).any(|candidate| candidate.address == set));
@@ -430,7 +438,8 @@ proptest! {
         numbers in prop::collection::btree_set(0u8..16, 1..=16),
         seed in any::<u64>(),
     ) {
-        let mut rotation = Rotation::new(Config { seed, ..Config::default() }, None);
+        let mut rotation = Rotation::new(Config { seed, ..Config::default() });
+        rotation.set_silence(Some(Duration::from_secs(60)));
         let mut now = Duration::from_secs(1);
         for step in steps {
             match step {
@@ -447,7 +456,7 @@ proptest! {
         rotation.set_candidates(now, candidates(&numbers));
         // Two rounds at the slowest pace, with one attempt for the last good endpoint and one for a roamed one.
         let windows = u32::try_from(numbers.len()).unwrap() * 2 + 3;
-        let end = now + Duration::from_secs(23) * windows;
+        let end = now + Duration::from_secs(90) * windows;
         let (mut tried, mut device) = (BTreeSet::new(), None);
         while now < end {
             rotation.observe(now, Observation { endpoint: device, handshake_age: None, rx_bytes: 0, tx_bytes: 0 });

@@ -5,6 +5,7 @@ use ipnet::IpNet;
 use proptest::prelude::*;
 
 use super::*;
+use crate::member::Since;
 
 fn net(text: &str) -> IpNet {
     text.parse().unwrap_or_else(|error| panic!("{text}: {error}"))
@@ -16,9 +17,11 @@ fn key(number: u32) -> PublicKey {
     PublicKey(bytes)
 }
 
+/// A member that joined in the order of the numbers.
 fn member(name: &str, number: u32, claims: &[&str], blocks: &[&str]) -> Member {
     Member {
         public_key: Some(key(number)),
+        since: Some(Since { created: i64::from(number), uid: name.to_owned() }),
         claims: claims.iter().copied().map(net).collect(),
         blocks: blocks.iter().copied().map(net).collect(),
         ..Member::named(name)
@@ -51,39 +54,47 @@ fn three_nodes_become_two_peers_and_a_merged_cover() {
 }
 
 #[test]
-fn keepalive_and_preshared_key_of_the_member_are_taken_and_the_key_is_never_printed() {
-    let mut phone = member("phone", 2, &["10.9.0.2/32"], &[]);
-    phone.persistent_keepalive = Some(0);
-    phone.preshared_key = Some([0xab; 32]);
-    let shown = format!("{phone:?}");
-    let plan = plan(&[phone], &Policy::new("a"));
-    assert_eq!(plan.peers[&key(2)].keepalive, 0);
-    assert_eq!(plan.peers[&key(2)].preshared_key, Some([0xab; 32]));
-    assert!(!shown.contains("171") && !format!("{plan:?}").contains("171"), "{shown}");
+fn the_keepalive_a_member_asks_for_is_taken() {
+    let phone = Member { persistent_keepalive: Some(0), ..member("phone", 2, &["10.9.0.2/32"], &[]) };
+    assert_eq!(plan(&[phone], &Policy::new("a")).peers[&key(2)].keepalive, 0);
 }
 
 #[test]
-fn an_address_claimed_twice_is_left_out_on_both_and_disturbs_no_other_node() {
+fn an_address_claimed_twice_stays_with_the_node_that_joined_first() {
     let members = [
         member("a", 1, &["192.0.2.1/32"], &[]),
-        member("home-1", 2, &["192.168.1.10/32", "fd00::2/128"], &["10.64.0.0/27"]),
-        member("office-1", 3, &["192.168.1.10/32"], &["10.64.0.32/27"]),
-        member("office-2", 4, &["192.168.1.11/32"], &[]),
+        member("office-1", 3, &["192.168.1.10/32", "fd00::2/128"], &["10.64.0.0/27"]),
+        member("home-1", 4, &["192.168.1.10/32"], &["10.64.0.32/27"]),
+        member("office-2", 5, &["192.168.1.11/32"], &[]),
     ];
     let plan = plan(&members, &Policy::new("a"));
-    assert_eq!(allowed(&plan, 2), ["10.64.0.0/27", "fd00::2/128"]);
-    assert_eq!(allowed(&plan, 3), ["10.64.0.32/27"]);
-    assert_eq!(allowed(&plan, 4), ["192.168.1.11/32"]);
+    assert_eq!(allowed(&plan, 3), ["10.64.0.0/27", "192.168.1.10/32", "fd00::2/128"]);
+    assert_eq!(allowed(&plan, 4), ["10.64.0.32/27"]);
+    assert_eq!(allowed(&plan, 5), ["192.168.1.11/32"]);
     assert_eq!(
         texts(&plan.problems),
         [
-            "192.168.1.10/32 is claimed by nodes home-1 and office-1: it is left out of the mesh on all of them; \
-           give each node an address of its own, or name this one in routing.excludeCIDRs of the WireKubeMesh"
+            "192.168.1.10/32 is claimed by nodes home-1 and office-1: packets to it go to office-1, which had it \
+           first; give each node an address of its own, or name this one in routing.excludeCIDRs of the WireKubeMesh"
         ]
     );
     assert_eq!(plan.problems[0].nodes(), ["home-1", "office-1"]);
     assert!(plan.problems[0].is_solved_by(&[net("10.0.0.0/8"), net("192.168.1.0/24")]));
     assert!(!plan.problems[0].is_solved_by(&[net("192.168.1.11/32")]));
+}
+
+/// An attacker on an old node names the address of a younger one; or the younger one's object is deleted and made again.
+#[test]
+fn an_address_stays_with_the_peer_that_has_it_in_the_device() {
+    let members = [
+        member("a", 1, &["192.0.2.1/32"], &[]),
+        member("thief", 2, &["192.0.2.2/32", "192.0.2.3/32"], &[]),
+        member("victim", 3, &["192.0.2.3/32"], &[]),
+    ];
+    let held = [(key(3), BTreeSet::from([net("192.0.2.3/32")]))].into();
+    let plan = plan(&members, &Policy { held, ..Policy::new("a") });
+    assert_eq!(allowed(&plan, 3), ["192.0.2.3/32"]);
+    assert_eq!(allowed(&plan, 2), ["192.0.2.2/32"]);
 }
 
 #[test]
@@ -94,6 +105,10 @@ fn a_node_that_claims_our_address_does_not_get_it() {
     assert_eq!(allowed(&plan, 2), [""; 0]);
     assert_eq!(plan.targets_ipv4, []);
     assert_eq!(plan.problems[0].nodes(), ["a", "impostor"]);
+    // Also if that one joined first: a packet from our own address is never let in.
+    let older = [member("a", 2, &["192.0.2.1/32"], &[]), member("older", 1, &["192.0.2.1/32"], &[])];
+    let plan = super::plan(&older, &Policy::new("a"));
+    assert_eq!((allowed(&plan, 1), plan.targets_ipv4), (vec![], vec![]));
 }
 
 #[test]
@@ -115,38 +130,68 @@ fn blocks_beat_claims() {
 }
 
 #[test]
-fn a_wide_claim_yields_to_anything_inside_it_and_stands_alone() {
+fn a_range_keeps_what_no_other_member_has_in_it() {
     let members = [
-        member("a", 1, &["192.0.2.1/32"], &[]),
-        member("wide", 2, &["192.0.0.0/16", "172.16.0.0/24"], &[]),
+        member("a", 1, &["192.0.2.1/32"], &["192.0.6.0/24"]),
+        member("wide", 2, &["192.0.0.0/21", "172.16.0.0/24"], &[]),
         member("c", 3, &["192.0.2.3/32"], &[]),
+        Member { public_key: None, ..member("keyless", 4, &[], &["192.0.4.0/24"]) },
     ];
     let plan = plan(&members, &Policy::new("a"));
-    assert_eq!(allowed(&plan, 2), ["172.16.0.0/24"]);
+    // What no peer has is cut out, and with it the rest.
+    assert_eq!(
+        allowed(&plan, 2),
+        [
+            "172.16.0.0/24",
+            "192.0.0.0/23",
+            "192.0.2.0/32",
+            "192.0.2.2/32",
+            "192.0.2.4/30",
+            "192.0.2.8/29",
+            "192.0.2.16/28",
+            "192.0.2.32/27",
+            "192.0.2.64/26",
+            "192.0.2.128/25",
+            "192.0.3.0/24",
+            "192.0.5.0/24",
+            "192.0.7.0/24"
+        ]
+    );
     assert_eq!(allowed(&plan, 3), ["192.0.2.3/32"]);
-    assert!(matches!(&plan.problems[..], [Problem::ClaimOverlapsClaim { node, .. }] if node == "wide"));
+    assert!(matches!(&plan.problems[..], [Problem::NotPublished { node }] if node == "keyless"));
 }
 
 #[test]
-fn two_wide_claims_that_overlap_are_both_left_out() {
-    let members = [member("b", 2, &["172.16.0.0/16"], &[]), member("c", 3, &["172.16.4.0/24"], &[])];
-    let plan = plan(&members, &Policy::new("a"));
+fn of_two_ranges_the_one_of_the_member_that_joined_first_counts() {
+    let inner = member("b", 2, &["172.16.4.0/24"], &[]);
+    let outer = member("c", 3, &["172.16.0.0/16"], &[]);
+    let plan = super::plan(&[inner.clone(), outer.clone()], &Policy::new("a"));
+    assert_eq!(allowed(&plan, 2), ["172.16.4.0/24"]);
+    assert_eq!(allowed(&plan, 3), ["172.16.0.0/16"]);
+    assert_eq!(plan.problems, []);
+    let younger = Member { since: None, ..inner };
+    let plan = super::plan(&[younger, outer], &Policy::new("a"));
     assert_eq!(allowed(&plan, 2), [""; 0]);
-    assert_eq!(allowed(&plan, 3), [""; 0]);
-    assert_eq!(plan.problems.len(), 2);
+    assert_eq!(allowed(&plan, 3), ["172.16.0.0/16"]);
+    assert!(matches!(&plan.problems[..], [Problem::ClaimOverlapsClaim { node, .. }] if node == "b"));
 }
 
 #[test]
-fn overlapping_blocks_are_reported_once_and_left_out_on_both() {
+fn overlapping_blocks_are_reported_once_and_dropped_on_both() {
     let members =
         [member("b", 2, &[], &["10.64.0.0/26", "10.65.0.0/26"]), member("c", 3, &[], &["10.64.0.32/27"])];
     let plan = plan(&members, &Policy::new("a"));
     assert_eq!(allowed(&plan, 2), ["10.65.0.0/26"]);
     assert_eq!(allowed(&plan, 3), [""; 0]);
     assert_eq!(
+        texts(&plan.targets_ipv4),
+        ["10.64.0.0/26", "10.65.0.0/26"],
+        "dropped, not sent in clear text"
+    );
+    assert_eq!(
         texts(&plan.problems),
         [
-            "address block 10.64.0.0/26 of node b overlaps 10.64.0.32/27 of node c: both are left out of the mesh; \
+            "address block 10.64.0.0/26 of node b overlaps 10.64.0.32/27 of node c: packets to both are dropped; \
           delete one of the blocks or the overlapping pool"
         ]
     );
@@ -194,47 +239,66 @@ fn what_a_member_names_twice_is_listed_once() {
     assert_eq!(plan.problems, []);
 }
 
+/// Only the holder of the private key can read what is sent to a key.
 #[test]
-fn members_with_one_key_are_both_left_out() {
-    let members = [
-        member("b", 2, &["192.0.2.2/32"], &["10.64.0.0/27"]),
-        member("clone", 2, &["192.0.2.3/32"], &[]),
-        member("impostor", 3, &["10.64.0.1/32"], &[]),
-    ];
-    let plan = plan(&members, &Policy::new("a"));
-    assert_eq!(plan.peers.keys().copied().collect::<Vec<_>>(), [key(3)]);
-    assert_eq!(allowed(&plan, 3), [""; 0], "a copied key does not open a block to others");
-    assert!(plan.problems.contains(&Problem::SharedKey {
-        key: key(2),
-        nodes: vec!["b".into(), "clone".into()],
-        own: false
-    }));
+fn a_copied_key_takes_nothing_from_its_owner_whichever_of_the_two_joined_first() {
+    for (victim, thief) in [(2, 3), (3, 2)] {
+        let joined = |created| Some(Since { created, uid: String::new() });
+        let members = [
+            member("a", 1, &[], &[]),
+            Member { since: joined(victim), ..member("b", 2, &["192.0.2.2/32"], &["10.64.0.0/27"]) },
+            Member {
+                since: joined(thief),
+                ..member("thief", 2, &["192.0.2.3/32", "192.0.2.2/32"], &["10.64.0.32/27"])
+            },
+            member("impostor", 4, &["10.64.0.1/32"], &[]),
+        ];
+        let plan = plan(&members, &Policy::new("a"));
+        assert_eq!(plan.peers.keys().copied().collect::<Vec<_>>(), [key(2), key(4)]);
+        assert_eq!(allowed(&plan, 2), ["10.64.0.0/27", "10.64.0.32/27", "192.0.2.2/32", "192.0.2.3/32"]);
+        assert_eq!(allowed(&plan, 4), [""; 0], "a copied key does not open a block to others");
+        assert_eq!(texts(&plan.targets_ipv4), ["10.64.0.0/26", "192.0.2.2/31"]);
+        assert!(plan.problems.contains(&Problem::SharedKey {
+            key: key(2),
+            nodes: vec!["b".into(), "thief".into()],
+            own: false
+        }));
+    }
 }
 
 #[test]
-fn a_copy_of_our_own_key_is_left_out_and_reported() {
-    let members = [member("a", 1, &[], &[]), member("clone", 1, &[], &[]), member("c", 3, &[], &[])];
-    let plan = plan(&members, &Policy::new("a"));
-    assert_eq!(plan.peers.keys().copied().collect::<Vec<_>>(), [key(3)]);
-    assert!(plan.problems[0].to_string().contains("nodes a and clone have the same WireGuard public key"));
-    assert!(plan.problems[0].to_string().contains("the others are left out"));
-}
-
-#[test]
-fn stale_copies_of_a_member_and_members_without_key_are_left_out() {
-    let mut keyless = member("keyless", 9, &["192.0.2.9/32"], &[]);
-    keyless.public_key = Some(PublicKey([0; 32]));
+fn packets_to_a_member_without_a_usable_peer_are_dropped() {
+    let mut zero = member("zero", 9, &["192.0.2.9/32"], &["10.64.1.0/24"]);
+    zero.public_key = Some(PublicKey([0; 32]));
     let members = [
-        member("b", 2, &["192.0.2.2/32"], &[]),
-        member("b", 4, &["192.0.2.2/32"], &[]),
-        member("c", 3, &["192.0.2.3/32"], &[]),
-        keyless,
+        member("a", 1, &["192.0.2.1/32"], &["10.64.0.0/24"]),
+        member("clone", 1, &["192.0.2.2/32"], &["10.64.2.0/24"]),
+        member("c", 3, &[], &[]),
+        zero,
+        Member { public_key: None, ..member("keyless", 5, &["192.0.2.5/32"], &["10.64.3.0/24"]) },
     ];
     let plan = plan(&members, &Policy::new("a"));
     assert_eq!(plan.peers.keys().copied().collect::<Vec<_>>(), [key(3)]);
-    let expected =
-        [Problem::NoKey { node: "keyless".into() }, Problem::SharedName { node: "b".into(), members: 2 }];
-    assert_eq!(plan.problems, expected);
+    // Not the keyless node's own address: until it joins, kubelet and API server reach it as before.
+    let expected = ["10.64.1.0/24", "10.64.2.0/23", "192.0.2.2/32", "192.0.2.9/32"];
+    assert_eq!(texts(&plan.targets_ipv4), expected);
+    let reasons: Vec<&str> = plan.problems.iter().map(Problem::reason).collect();
+    assert_eq!(reasons, ["NoKey", "NotPublished", "SharedKey"]);
+    assert!(plan.problems[2].to_string().contains("nodes a and clone publish the same WireGuard public key"));
+    assert!(plan.problems[2].to_string().contains("packets to the others are dropped"));
+}
+
+/// What the API server answers without the mesh.
+#[test]
+fn only_addresses_of_nodes_count_as_such() {
+    let members = [
+        member("a", 1, &["192.0.2.1/32"], &["10.64.0.0/24"]),
+        member("b", 2, &["192.0.2.2/32", "10.64.1.2/32", "172.16.0.0/24"], &["10.64.1.0/24"]),
+        member("thief", 3, &["192.0.2.2/32", "192.0.2.3/32", "10.64.0.7/32", "10.64.1.7/32"], &[]),
+    ];
+    let plan = plan(&members, &Policy::new("a"));
+    let nodes: Vec<String> = plan.nodes.iter().map(ToString::to_string).collect();
+    assert_eq!(nodes, ["192.0.2.2", "192.0.2.3"]);
 }
 
 #[test]
@@ -304,11 +368,37 @@ fn small_net() -> impl Strategy<Value = IpNet> {
 prop_compose! {
     fn any_member()(
         name in 0u8..8,
-        number in 0u32..12,
+        number in prop::option::of(0u32..6),
+        created in prop::option::of(0i64..4),
         claims in prop::collection::vec(small_net(), 0..4),
         blocks in prop::collection::vec(small_net(), 0..3),
     ) -> Member {
-        Member { claims, blocks, ..member(&format!("n{name}"), number, &[], &[]) }
+        Member {
+            public_key: number.map(key),
+            since: created.map(|created| Since { created, uid: String::new() }),
+            claims,
+            blocks,
+            ..member(&format!("n{name}"), 0, &[], &[])
+        }
+    }
+}
+
+prop_compose! {
+    /// With unique names.
+    fn any_members(most: usize)(members in prop::collection::vec(any_member(), 0..most)) -> Vec<Member> {
+        let mut seen = BTreeSet::new();
+        members.into_iter().filter(|member| seen.insert(member.name.clone())).collect()
+    }
+}
+
+prop_compose! {
+    /// Prefixes that the device has at some of the keys.
+    fn any_held()(held in prop::collection::vec((0u32..6, small_net()), 0..6)) -> BTreeMap<PublicKey, BTreeSet<IpNet>> {
+        let mut by_key: BTreeMap<PublicKey, BTreeSet<IpNet>> = BTreeMap::new();
+        for (number, prefix) in held {
+            by_key.entry(key(number)).or_default().insert(prefix.trunc());
+        }
+        by_key
     }
 }
 
@@ -316,32 +406,88 @@ fn overlap(a: &IpNet, b: &IpNet) -> bool {
     a.contains(b) || b.contains(a)
 }
 
-/// The rules once more, pair by pair, as slowly as they read.
-fn keeps(members: &[Member], owner: &Member, prefix: &IpNet, tier: Tier) -> bool {
-    let prefix = prefix.trunc();
-    let tier_of = |claim: &IpNet| match claim.prefix_len() == claim.max_prefix_len() {
-        true => Tier::HostClaim,
-        false => Tier::WideClaim,
+/// A block, held, an address of its own; then the older member.
+type Strength = (bool, bool, bool, std::cmp::Reverse<(bool, Option<Since>, String)>);
+
+/// One thing a member names, and how strongly it holds it: the greater wins.
+struct Named<'a> {
+    member: &'a Member,
+    prefix: IpNet,
+    is_block: bool,
+    strength: Strength,
+}
+
+/// Everything usable that is named, as slowly as it reads.
+fn named<'a>(members: &'a [Member], policy: &Policy) -> Vec<Named<'a>> {
+    let mut all = Vec::new();
+    for member in members {
+        let claims = member.claims.iter().filter(|_| member.public_key.is_some()).map(|claim| (claim, false));
+        for (prefix, is_block) in claims.chain(member.blocks.iter().map(|block| (block, true))) {
+            let prefix = prefix.trunc();
+            let own = member.name == policy.own;
+            let held = member
+                .public_key
+                .is_some_and(|key| policy.held.get(&key).is_some_and(|it| it.contains(&prefix)));
+            let joined = (member.since.is_none(), member.since.clone(), member.name.clone());
+            let joined = if own { (false, None, String::new()) } else { joined };
+            let strength = (is_block, prefixes::is_host(&prefix), held || own, std::cmp::Reverse(joined));
+            let strength = if is_block { (true, true, true, strength.3) } else { strength };
+            if prefixes::unusable(&prefix).is_none() {
+                all.push(Named { member, prefix, is_block, strength });
+            }
+        }
+    }
+    all
+}
+
+/// Who may get a packet to this address, by the rules read one by one.
+fn owner<'a>(named: &[Named<'a>], address: &IpNet) -> Option<&'a Member> {
+    let others = |of: &Named<'_>| {
+        let name = of.member.name.clone();
+        named.iter().filter(move |other| other.member.name != name)
     };
-    prefixes::unusable(&prefix).is_none()
-        && members.iter().filter(|other| other.name != owner.name).all(|other| {
-            let blocks = other.blocks.iter().map(|block| (block, Tier::Block));
-            let mut named = other.claims.iter().map(|claim| (claim, tier_of(claim))).chain(blocks);
-            named.all(|(rival, rival_tier)| {
-                prefixes::unusable(&rival.trunc()).is_some() || rival_tier < tier || !overlap(rival, &prefix)
-            })
-        })
+    let is_lost = |it: &&Named<'_>| match it.is_block {
+        true => others(it).any(|other| other.is_block && overlap(&other.prefix, &it.prefix)),
+        false => others(it).any(|other| other.prefix.contains(&it.prefix) && other.strength > it.strength),
+    };
+    let covering = named.iter().filter(|it| it.prefix.contains(address));
+    let (lost, kept): (Vec<&Named<'_>>, Vec<&Named<'_>>) = covering.partition(is_lost);
+    // A block that two members have goes to neither, and to no range around it.
+    let lost_block = lost.iter().filter(|it| it.is_block).map(|it| it.prefix.prefix_len()).max();
+    let longest = kept.into_iter().max_by_key(|it| it.prefix.prefix_len())?;
+    lost_block.is_none_or(|lost| lost < longest.prefix.prefix_len()).then_some(longest.member)
+}
+
+/// Blocks that overlap no block of another member.
+fn kept_blocks<'a>(named: &'a [Named<'a>]) -> impl Iterator<Item = &'a Named<'a>> {
+    named.iter().filter(|it| it.is_block).filter(move |block| {
+        let mut others =
+            named.iter().filter(|other| other.is_block && other.member.name != block.member.name);
+        others.all(|other| !overlap(&other.prefix, &block.prefix))
+    })
+}
+
+fn peer_of<'a>(plan: &'a Plan, address: &IpNet) -> Option<&'a PeerPlan> {
+    let allowed =
+        plan.peers.values().flat_map(|peer| peer.allowed_ips.iter().map(move |prefix| (prefix, peer)));
+    let covering = allowed.filter(|(prefix, _)| prefix.contains(address));
+    covering.max_by_key(|(prefix, _)| prefix.prefix_len()).map(|(_, peer)| peer)
+}
+
+fn probes() -> impl Strategy<Value = Vec<IpNet>> {
+    prop::collection::vec((0u8..4, 0u8..16).prop_map(|(a, b)| net(&format!("10.0.{a}.{b}/32"))), 0..40)
 }
 
 proptest! {
     #[test]
     fn the_order_of_members_and_prefixes_does_not_matter(
-        members in prop::collection::vec(any_member(), 0..12).prop_shuffle(),
+        members in any_members(12).prop_shuffle(),
+        held in any_held(),
         own in 0u8..8,
     ) {
-        let policy = Policy::new(format!("n{own}"));
+        let policy = Policy { held, ..Policy::new(format!("n{own}")) };
         let mut sorted = members.clone();
-        sorted.sort_by_key(|m| (m.name.clone(), m.public_key, m.claims.clone(), m.blocks.clone()));
+        sorted.sort();
         for member in &mut sorted {
             member.claims.sort();
             member.blocks.reverse();
@@ -350,60 +496,109 @@ proptest! {
     }
 
     #[test]
-    fn no_address_belongs_to_two_peers_or_to_us(
-        members in prop::collection::vec(any_member(), 0..12),
+    fn no_two_peers_have_one_prefix_and_none_has_ours(
+        members in any_members(12),
+        held in any_held(),
         own in 0u8..8,
     ) {
         let own = format!("n{own}");
-        let plan = plan(&members, &Policy::new(own.clone()));
-        let all: Vec<(&str, &IpNet)> =
-            plan.peers.values().flat_map(|p| p.allowed_ips.iter().map(|ip| (p.name.as_str(), ip))).collect();
-        for (i, (name, ip)) in all.iter().enumerate() {
-            prop_assert!(prefixes::unusable(ip).is_none());
-            for (other_name, other) in &all[i + 1..] {
-                prop_assert!(!overlap(ip, other), "{name} {ip} and {other_name} {other}");
-            }
-            for mine in members.iter().filter(|m| m.name == own) {
-                for block in &mine.blocks {
-                    prop_assert!(prefixes::unusable(&block.trunc()).is_some() || !overlap(ip, block));
-                }
-            }
-        }
-        for member in members.iter().filter(|m| m.name == own) {
-            prop_assert!(!plan.peers.contains_key(&member.public_key.unwrap()));
-        }
-        prop_assert!(plan.peers.values().all(|peer| peer.name != own));
-    }
-
-    #[test]
-    fn allowed_prefixes_are_those_of_the_rules_read_pair_by_pair(
-        members in prop::collection::vec(any_member(), 0..10),
-        own in 0u8..8,
-    ) {
-        let plan = plan(&members, &Policy::new(format!("n{own}")));
-        for (key, peer) in &plan.peers {
-            let member = members.iter().find(|m| m.public_key == Some(*key) && m.name == peer.name).unwrap();
-            let claims = member.claims.iter().filter(|claim| {
-                let host = claim.prefix_len() == claim.max_prefix_len();
-                keeps(&members, member, claim, if host { Tier::HostClaim } else { Tier::WideClaim })
-            });
-            let blocks = member.blocks.iter().filter(|block| keeps(&members, member, block, Tier::Block));
-            let expected = prefixes::outermost(claims.chain(blocks).map(IpNet::trunc).collect());
-            prop_assert_eq!(&peer.allowed_ips, &expected, "{}", peer.name);
-        }
-    }
-
-    #[test]
-    fn removing_a_member_without_conflicts_touches_only_its_peer(
-        members in prop::collection::vec(any_member(), 1..10),
-    ) {
+        let plan = plan(&members, &Policy { held, ..Policy::new(own.clone()) });
         let mut seen = BTreeSet::new();
+        let ours = members.iter().find(|member| member.name == own);
+        for prefix in plan.peers.values().flat_map(|peer| &peer.allowed_ips) {
+            prop_assert!(prefixes::unusable(prefix).is_none());
+            prop_assert!(seen.insert(*prefix), "{} twice", prefix);
+            for block in ours.iter().flat_map(|ours| &ours.blocks) {
+                prop_assert!(prefixes::unusable(&block.trunc()).is_some() || !overlap(prefix, block));
+            }
+        }
+        let own_key = ours.and_then(|ours| ours.public_key);
+        prop_assert!(own_key.is_none_or(|key| !plan.peers.contains_key(&key)));
+        prop_assert!(plan.peers.values().all(|peer| !peer.members.contains(&own)));
+    }
+
+    #[test]
+    fn every_address_goes_to_the_key_of_the_member_that_the_rules_name(
+        members in any_members(10),
+        held in any_held(),
+        own in 0u8..8,
+        probes in probes(),
+    ) {
+        let policy = Policy { held, ..Policy::new(format!("n{own}")) };
+        let plan = plan(&members, &policy);
+        let named = named(&members, &policy);
+        let own_key = members.iter().find(|member| member.name == policy.own).and_then(|own| own.public_key);
+        for probe in probes {
+            let owner = owner(&named, &probe).filter(|owner| owner.name != policy.own);
+            let key = owner.and_then(|owner| owner.public_key).filter(|key| Some(*key) != own_key);
+            let expected = key.map(|key| &plan.peers[&key]);
+            prop_assert_eq!(peer_of(&plan, &probe), expected, "{}", probe);
+        }
+    }
+
+    /// What belongs to others enters the mesh, or is dropped there; it never takes another way.
+    #[test]
+    fn targets_are_exactly_what_other_members_have(
+        members in any_members(8),
+        excluded in prop::collection::vec(small_net(), 0..4),
+        probes in probes(),
+    ) {
+        let policy = Policy { excluded: excluded.clone(), ..Policy::new("n0") };
+        let plan = plan(&members, &policy);
+        let named = named(&members, &policy);
+        let own = members.iter().find(|member| member.name == policy.own);
+        for probe in probes {
+            let foreign = named.iter().any(|it| it.member.name != policy.own && it.prefix.contains(&probe));
+            let own_block = kept_blocks(&named)
+                .any(|block| block.member.name == policy.own && block.prefix.contains(&probe));
+            let own_address = own.is_some_and(|own| own.public_key.is_some() && own.claims.contains(&probe));
+            let out = excluded.iter().any(|out| out.contains(&probe)) || own_block || own_address;
+            let targeted = plan.targets_ipv4.iter().any(|target| IpNet::V4(*target).contains(&probe));
+            prop_assert_eq!(foreign && !out, targeted, "{}", probe);
+        }
+        for pair in plan.targets_ipv4.windows(2) {
+            prop_assert!(pair[0].broadcast() < pair[1].network());
+            prop_assert!(!pair[0].is_sibling(&pair[1]), "{} {}", pair[0], pair[1]);
+        }
+    }
+
+    /// Whatever a node that joined later publishes, packets to the blocks of all others go to the same keys.
+    #[test]
+    fn a_thief_takes_no_block_from_another(
+        members in any_members(8),
+        thief in any_member(),
+        probes in probes(),
+    ) {
+        let policy = Policy::new("elsewhere");
+        let before = plan(&members, &policy);
+        let thief = Member { name: "thief".to_owned(), blocks: Vec::new(), ..thief };
+        let after = plan(&[members.clone(), vec![thief]].concat(), &policy);
+        for probe in probes {
+            let named = named(&members, &policy);
+            let in_block = kept_blocks(&named).any(|block| block.prefix.contains(&probe));
+            if in_block {
+                let key_of = |plan: &Plan| {
+                    let peer = peer_of(plan, &probe).cloned();
+                    plan.peers.iter().find(|(_, other)| Some(*other) == peer.as_ref()).map(|(key, _)| *key)
+                };
+                prop_assert_eq!(key_of(&before), key_of(&after), "{}", probe);
+            }
+        }
+    }
+
+    #[test]
+    fn removing_a_member_without_conflicts_touches_only_its_peer(members in any_members(10)) {
+        let mut keys = BTreeSet::new();
         let members: Vec<Member> =
-            members.into_iter().filter(|m| seen.insert(m.name.clone()) && seen.insert(m.public_key.unwrap().to_string())).collect();
+            members.into_iter().filter(|member| member.public_key.is_some_and(|key| keys.insert(key))).collect();
         let policy = Policy::new("elsewhere");
         let before = plan(&members, &policy);
         for (position, member) in members.iter().enumerate() {
-            if before.problems.iter().any(|problem| problem.nodes().contains(&member.name.as_str())) {
+            let named = named(&members, &policy);
+            let alone = named.iter().filter(|it| it.member.name == member.name).all(|it| {
+                named.iter().all(|other| other.member.name == member.name || !overlap(&other.prefix, &it.prefix))
+            });
+            if !alone || before.problems.iter().any(|problem| problem.nodes().contains(&member.name.as_str())) {
                 continue;
             }
             let mut rest = members.clone();
@@ -415,43 +610,14 @@ proptest! {
             prop_assert_eq!(&after.problems, &before.problems);
         }
     }
-
-    #[test]
-    fn targets_cover_exactly_the_allowed_addresses_that_are_not_excluded(
-        members in prop::collection::vec(any_member(), 0..8),
-        excluded in prop::collection::vec(small_net(), 0..4),
-        probes in prop::collection::vec((0u8..4, any::<u8>()), 0..40),
-    ) {
-        let policy = Policy { excluded: excluded.clone(), ..Policy::new("n0") };
-        let plan = plan(&members, &policy);
-        for (a, b) in probes {
-            let probe: IpNet = net(&format!("10.0.{a}.{b}/32"));
-            let wanted = plan.peers.values().any(|p| p.allowed_ips.iter().any(|ip| ip.contains(&probe)))
-                && !excluded.iter().any(|out| out.contains(&probe))
-                && !members.iter().any(|m| m.name == "n0" && m.claims.contains(&probe));
-            let targeted = plan.targets_ipv4.iter().any(|t| IpNet::V4(*t).contains(&probe));
-            prop_assert_eq!(wanted, targeted, "{}", probe);
-        }
-        for pair in plan.targets_ipv4.windows(2) {
-            prop_assert!(pair[0].broadcast() < pair[1].network());
-            prop_assert!(!pair[0].is_sibling(&pair[1]), "{} {}", pair[0], pair[1]);
-        }
-        for pair in plan.targets_ipv6.windows(2) {
-            prop_assert!(pair[0].broadcast() < pair[1].network());
-            prop_assert!(!pair[0].is_sibling(&pair[1]), "{} {}", pair[0], pair[1]);
-        }
-    }
 }
 
 #[test]
-fn the_whole_address_space_splits_and_subtracts() {
-    let everything = [net("0.0.0.0/0"), net("::/0")];
-    let (v4, v6) = prefixes::cover_without(everything.iter(), &[]);
-    assert_eq!((texts(&v4), texts(&v6)), (vec!["0.0.0.0/0".to_owned()], vec!["::/0".to_owned()]));
-    let holes = [net("255.255.255.255/32"), net("0.0.0.0/32"), net("8000::/1")];
-    let (v4, v6) = prefixes::cover_without(everything.iter(), &holes);
-    assert_eq!(v4.len(), 62);
-    assert_eq!(texts(&v6), ["::/1"]);
-    let (v4, v6) = prefixes::cover_without(everything.iter(), &everything);
-    assert_eq!((v4, v6), (vec![], vec![]));
+fn holes_are_cut_out_of_a_prefix() {
+    let holes = |texts: &[&str]| texts.iter().map(|text| net(text)).collect::<PrefixSet>();
+    let everything = net("0.0.0.0/0");
+    assert_eq!(prefixes::without(everything, &holes(&["::/0"])), [everything]);
+    assert_eq!(prefixes::without(everything, &holes(&["255.255.255.255/32", "0.0.0.0/32"])).len(), 62);
+    assert_eq!(texts(&prefixes::without(net("::/0"), &holes(&["8000::/1"]))), ["::/1"]);
+    assert_eq!(prefixes::without(everything, &holes(&["0.0.0.0/0"])), []);
 }

@@ -18,7 +18,7 @@ use testbed_kube::Published;
 use testbed_lab::{Host, Ipv6, Nat, Progress};
 
 use super::load::Load;
-use super::subject::{Family, Plugin};
+use super::subject::{Family, POD_UID, Plugin};
 
 const PLUGINS: Published = Published {
     name: "cni-plugins",
@@ -68,7 +68,8 @@ impl Bed {
     pub(super) fn start(cold: usize) -> Result<Self> {
         let peer_programs = PLUGINS.programs()?;
         let world = World::start(&topology()?, &Progress::default())?;
-        world.apply_when_asked(&objects(cold))?;
+        let node = world.nodes.first().context("the cluster has no node")?;
+        world.plane.apply(&objects(cold, &node.name))?;
         let site = world.sites.first().context("the cluster has no site")?;
         let peer_host = site.host("peer")?;
         let sandboxes = (0..SANDBOXES)
@@ -172,8 +173,9 @@ fn path(netns: &Netns) -> PathBuf {
     PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), netns.as_fd().as_raw_fd()))
 }
 
-/// Pools and namespaces: one of each family, and IPv4 ones that are used only once.
-fn objects(cold: usize) -> String {
+/// Pools and namespaces, each with the pod that all containers are of: one of each family, and IPv4 ones that are used only
+/// once. Kubelet's own UID of a static pod is known before the object is made.
+fn objects(cold: usize, node: &str) -> String {
     let mut yaml = String::new();
     let mut add = |name: &str, subnet: &str| {
         // Writing to a string cannot fail.
@@ -182,7 +184,10 @@ fn objects(cold: usize) -> String {
             "---\napiVersion: coil.cybozu.com/v2\nkind: AddressPool\nmetadata: {{name: bench-{name}}}\n\
              spec: {{blockSizeBits: 5, subnets: [{{{subnet}}}]}}\n\
              ---\napiVersion: v1\nkind: Namespace\nmetadata:\n  name: bench-{name}\n  \
-             annotations: {{coil.cybozu.com/pool: bench-{name}}}\n"
+             annotations: {{coil.cybozu.com/pool: bench-{name}}}\n\
+             ---\napiVersion: v1\nkind: Pod\n\
+             metadata: {{name: pod, namespace: bench-{name}, annotations: {{kubernetes.io/config.hash: {POD_UID}}}}}\n\
+             spec: {{nodeName: {node}, automountServiceAccountToken: false, containers: [{{name: main, image: none}}]}}\n"
         );
     };
     add("ipv4", "ipv4: 10.64.0.0/16");

@@ -7,12 +7,13 @@
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
-use std::net::{Ipv4Addr, TcpStream};
+use std::net::{Ipv4Addr, Ipv6Addr, TcpStream};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
+use fairlead_address::DualStackAddrs;
 use fairlead_dataplane::pods::{self, PodSpec, Removal};
 use fairlead_dataplane::routing_ids::RoutingIds;
 use testbed_lab::Host;
@@ -145,8 +146,10 @@ fn steps(bed: &Bed, family: Family, spans: &Spans, parts: &mut Parts) -> Result<
         ifname: "eth0".to_owned(),
         netns,
         pool: "bench".to_owned(),
-        ipv4: (family != Family::Ipv6).then_some(Ipv4Addr::new(10, 99, 0, 1)),
-        ipv6: (family != Family::Ipv4).then(|| std::net::Ipv6Addr::new(0xfd00, 0x99, 0, 0, 0, 0, 0, 1)),
+        addresses: DualStackAddrs {
+            ipv4: (family != Family::Ipv6).then_some(Ipv4Addr::new(10, 99, 0, 1)),
+            ipv6: (family != Family::Ipv4).then_some(Ipv6Addr::new(0xfd00, 0x99, 0, 0, 0, 0, 0, 1)),
+        },
         mtu: Some(1500),
         link_name: None,
         ids: RoutingIds::default(),

@@ -8,6 +8,9 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
+/// UID that the runtime passes for every pod.
+pub(super) const POD_UID: &str = "bench";
+
 /// Address families of a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Family {
@@ -115,7 +118,8 @@ impl Plugin {
 
     fn call(&self, operation: &str, container: &str, netns: &Path) -> Result<Vec<u8>> {
         let arguments = format!(
-            "IgnoreUnknown=1;K8S_POD_NAMESPACE={};K8S_POD_NAME=pod;K8S_POD_INFRA_CONTAINER_ID={container}",
+            "IgnoreUnknown=1;K8S_POD_NAMESPACE={};K8S_POD_NAME=pod;K8S_POD_INFRA_CONTAINER_ID={container};\
+             K8S_POD_UID={POD_UID}",
             self.namespace
         );
         let mut child = Command::new(&self.executable)

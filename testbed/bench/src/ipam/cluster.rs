@@ -5,6 +5,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use fairlead_api::resources::{AddressBlock, AddressPool};
 use fairlead_cluster::caches::{self, Cache};
+use fairlead_cluster::subsystem::{Subsystem, Supervisor};
 use fairlead_demo::World;
 use futures::{StreamExt, TryStreamExt, stream};
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -16,7 +17,6 @@ use kube::runtime::watcher;
 use kube::{Api, Client, Config, Resource};
 use serde::Serialize;
 use serde_json::{Value, json};
-use tokio::task::JoinSet;
 
 use super::Size;
 
@@ -35,13 +35,13 @@ pub(super) struct Cluster {
     pub(super) nodes: Cache<Node>,
     pub(super) pools: Cache<AddressPool>,
     pub(super) blocks: Cache<AddressBlock>,
-    _watches: JoinSet<()>,
+    _watches: Supervisor,
 }
 
 impl Cluster {
     /// Makes pools, Nodes and Pods.
     pub(super) async fn create(world: &World, size: Size) -> Result<Self> {
-        world.apply_when_asked(&pools())?;
+        world.plane.apply(&pools())?;
         let client = client(world.plane.kubeconfig()).await?;
         let names: Vec<String> = (0..size.nodes).map(|number| format!("node-{number}")).collect();
         let nodes = Api::<Node>::all(client.clone());
@@ -53,14 +53,15 @@ impl Cluster {
         let pods = hosts.enumerate().map(|(number, host)| pod(number, host));
         let objects = Api::<Pod>::namespaced(client.clone(), NAMESPACE);
         create(&objects, pods).await.context("cannot make Pods")?;
-        let mut watches = JoinSet::new();
+        let mut supervisor = Supervisor::default();
+        let watches = supervisor.subsystem("watches");
         let cluster = Self {
-            nodes: watch(&mut watches, "Nodes", &client),
-            pools: watch(&mut watches, "AddressPools", &client),
-            blocks: watch(&mut watches, "AddressBlocks", &client),
+            nodes: watch(watches, "Nodes", &client),
+            pools: watch(watches, "AddressPools", &client),
+            blocks: watch(watches, "AddressBlocks", &client),
             client,
             names,
-            _watches: watches,
+            _watches: supervisor,
         };
         cluster.nodes.store.wait_until_ready().await.context("the watch of Nodes ended")?;
         cluster.pools.store.wait_until_ready().await.context("the watch of AddressPools ended")?;
@@ -90,7 +91,7 @@ fn served(line: &str) -> Option<f64> {
     (!labels.contains("resource=\"leases\"")).then(|| count.parse().ok()).flatten()
 }
 
-fn watch<K>(watches: &mut JoinSet<()>, what: &'static str, client: &Client) -> Cache<K>
+fn watch<K>(watches: &mut Subsystem, what: &'static str, client: &Client) -> Cache<K>
 where
     K: Resource<DynamicType = (), Scope = ClusterResourceScope>
         + Clone
@@ -100,10 +101,10 @@ where
         + Sync
         + 'static,
 {
-    caches::spawn(watches, what, watcher(Api::all(client.clone()), caches::config()))
+    caches::start(watches, what, watcher(Api::all(client.clone()), caches::config()))
 }
 
-async fn client(kubeconfig: &Path) -> Result<Client> {
+pub(crate) async fn client(kubeconfig: &Path) -> Result<Client> {
     // One provider for every TLS connection of the process; a second installation is harmless.
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
     let kubeconfig =
@@ -112,7 +113,7 @@ async fn client(kubeconfig: &Path) -> Result<Client> {
     Ok(Client::try_from(config)?)
 }
 
-async fn create<K>(api: &Api<K>, objects: impl Iterator<Item = Value>) -> Result<()>
+pub(crate) async fn create<K>(api: &Api<K>, objects: impl Iterator<Item = Value>) -> Result<()>
 where
     K: Resource + Clone + std::fmt::Debug + Serialize + DeserializeOwned,
 {
@@ -125,7 +126,7 @@ where
 }
 
 /// With the labels that every kubelet sets: nodes without any would look smaller than they are.
-fn node(name: &str) -> Value {
+pub(crate) fn node(name: &str) -> Value {
     let labels = json!({
         "kubernetes.io/arch": "amd64", "kubernetes.io/hostname": name, "kubernetes.io/os": "linux",
         "topology.kubernetes.io/region": "bench", "topology.kubernetes.io/zone": "bench-a",

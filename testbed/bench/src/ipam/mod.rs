@@ -5,7 +5,7 @@
 //! [`fairlead_node::ipam::requests`]): the same decisions, the same requests, the same waiting. What they do not have is a
 //! kernel, and instead of a watch each they share one. One more node is real, with real pods.
 
-mod cluster;
+pub(crate) mod cluster;
 mod memory;
 mod simulated;
 

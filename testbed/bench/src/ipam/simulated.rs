@@ -46,6 +46,7 @@ async fn node(cluster: &Cluster, name: &str, pods: usize, start: Instant) -> Res
         ipam: Arc::clone(&ipam),
         nodes: cluster.nodes.store.clone(),
         blocks: cluster.blocks.store.clone(),
+        refused: std::sync::Mutex::default(),
     };
     let mut tasks = JoinSet::new();
     tasks.spawn(requests::run(requests));

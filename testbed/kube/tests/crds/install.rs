@@ -72,6 +72,29 @@ fn the_overlays_are_taken_too() {
     }
 }
 
+/// Its PodMonitors need CRDs that are not here, so the API server does not see them.
+#[test]
+fn the_monitoring_overlay_scrapes_with_a_token_what_is_served_with_tls() {
+    let directory = checkout().join("deploy/overlays/monitoring");
+    let rendered = bed().plane.kubectl(&["kustomize", directory.to_str().unwrap()]).unwrap();
+    for words in
+        ["- --metrics-secure\n", "scheme: https\n", "name: fairlead-metrics-reader\n", "portNumber: 93"]
+    {
+        assert!(rendered.matches(words).count() >= 2, "{words} in\n{rendered}");
+    }
+}
+
+#[test]
+fn the_job_that_uninstalls_is_taken_and_has_the_image_of_the_programs() {
+    let bed = bed();
+    let directory = checkout().join("deploy/uninstall");
+    let arguments =
+        ["apply", "--server-side", "--dry-run=server", "-o=json", "-k", directory.to_str().unwrap()];
+    let printed = bed.plane.kubectl(&arguments).unwrap();
+    let image = concat!("\"image\": \"localhost/fairlead:", env!("CARGO_PKG_VERSION"), "\"");
+    assert!(printed.contains(image), "{printed}");
+}
+
 /// The kubelet's tokens for pods are bound to the pod; the API server adds the node on which it is.
 #[test]
 fn the_token_of_a_pod_of_the_daemon_set_speaks_for_its_node() {

@@ -1,6 +1,7 @@
 //! A real API server accepts `deploy/`, prints what the documentation promises, keeps users' objects as they
 //! wrote them ([`objects`]), refuses bad ones with words that help ([`validation`]), holds every program to its
-//! rights ([`rights`]), and takes what a user installs ([`install`]).
+//! rights ([`rights`]), takes what a user installs ([`install`]), and warns of what has no effect
+//! ([`warnings`]).
 
 #![cfg(test)]
 
@@ -9,3 +10,4 @@ mod install;
 mod objects;
 mod rights;
 mod validation;
+mod warnings;

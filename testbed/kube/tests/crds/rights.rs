@@ -139,6 +139,7 @@ const NODE_RIGHTS: &[Right] = &[
 
 const VALIDATING: &str = "validatingwebhookconfigurations.admissionregistration.k8s.io";
 const MUTATING: &str = "mutatingwebhookconfigurations.admissionregistration.k8s.io";
+const POLICIES: &str = "validatingadmissionpolicies.admissionregistration.k8s.io";
 
 const CONTROLLER_RIGHTS: &[Right] = &[
     ("get list watch update patch", "addresspools.coil.cybozu.com", "", "", "", true),
@@ -148,25 +149,25 @@ const CONTROLLER_RIGHTS: &[Right] = &[
     ("get list watch", "blockrequests.coil.cybozu.com", "", "", "", true),
     ("get update patch", "blockrequests.coil.cybozu.com", "status", "", "", true),
     ("get list watch", "nodes", "", "", "", true),
+    ("get list watch", "egresses.coil.cybozu.com", "", "", "", true),
+    ("patch", "egresses.coil.cybozu.com", "status", "", "", true),
     ("get list watch delete", "wirekubepeers.wirekube.io", "", "", "", true),
     ("get list watch", "wirekubemeshes.wirekube.io", "", "", "", true),
     ("get update patch", "wirekubemeshes.wirekube.io", "status", "", "", true),
     ("create", "leases.coordination.k8s.io", "", "", "kube-system", true),
     ("get update patch", "leases.coordination.k8s.io", "", "coil-ipam-leader", "kube-system", true),
     ("create patch", "events.events.k8s.io", "", "", "default", true),
-    ("get list watch update", "secrets", "", "coilv2-ipam-webhook-server-cert", "kube-system", true),
-    ("create get list watch update patch delete", "secrets", "", "another", "kube-system", false),
-    ("create get", "secrets", "", "coilv2-ipam-webhook-server-cert", "default", false),
-    ("get list watch patch", VALIDATING, "", "coilv2-validating-ipam-webhook-configuration", "", true),
-    ("get list watch patch", MUTATING, "", "coilv2-mutating-ipam-webhook-configuration", "", true),
-    ("create get update patch delete", VALIDATING, "", "another", "", false),
-    ("create get update patch delete", MUTATING, "", "another", "", false),
+    ("create get list watch update patch delete", "secrets", "", "", "kube-system", false),
+    ("create get update patch delete", VALIDATING, "", "", "", false),
+    ("create get update patch delete", MUTATING, "", "", "", false),
+    ("create get update patch delete", POLICIES, "", "", "", false),
     ("get update patch delete", "leases.coordination.k8s.io", "", "kube-scheduler", "kube-system", false),
     ("create", "leases.coordination.k8s.io", "", "", "default", false),
     ("create delete", "addresspools.coil.cybozu.com", "", "", "", false),
     ("create update patch delete", "nodes", "", "", "", false),
     ("create update patch", "wirekubepeers.wirekube.io", "", "", "", false),
-    ("get list", "pods", "", "", "", false),
+    ("list", "pods", "", "", "", true),
+    ("get watch create delete", "pods", "", "", "", false),
     ("get list", "secrets", "", "", "kube-system", false),
 ];
 

@@ -27,6 +27,10 @@ fn bad_objects_are_refused_with_a_reason() {
         (block("index: -1, ipv4: 10.2.0.0/27"), "greater than or equal to 0"),
         (block("index: 1, ipv4: ten"), "'ten' is not an IPv4 prefix"),
         ("{apiVersion: coil.cybozu.com/v2, kind: BlockRequest, metadata: {name: bad}, spec: {nodeName: n1}}".to_owned(), "poolName: Required value"),
+        (request("bad", "n1").replace("poolName: default", "poolName: 'default?'"), "spec.poolName"),
+        (request("bad", "n1").replace("poolName: default", "poolName: default/status"), "spec.poolName"),
+        (request("bad", "../n1"), "spec.nodeName"),
+        (request("bad", "n1").replace("default}", "default, inUse: {index: 1, ipv4: ten}}"), "'ten' is not an IPv4 prefix"),
         (egress("{destinations: []}"), "should have at least 1 items"),
         (egress("{destinations: [0.0.0.0/0, 192.0.2.1]}"), "'192.0.2.1' is not a prefix"),
         (egress("{destinations: [0.0.0.0/0], replicas: 0}"), "greater than or equal to 1"),
@@ -156,4 +160,80 @@ fn blocks_and_requests_do_not_change() {
     bed.plane.apply(&request("fixed", "n1")).unwrap();
     let error = bed.plane.apply(&request("fixed", "n2")).unwrap_err().to_string();
     assert!(error.contains("cannot be changed; delete it and make another"), "{error}");
+}
+
+/// Decided by the API server alone: no controller runs here.
+#[test]
+fn no_address_may_be_in_two_pools() {
+    let bed = bed();
+    let named = |name: &str, spec: &str| {
+        pool(spec).replace("name: bad", &format!("name: {name}, labels: {{overlap: judged}}"))
+    };
+    let ours = named("ours", "{subnets: [{ipv4: 10.201.0.0/16, ipv6: 'fd00:201::/112'}]}");
+    bed.plane.apply(&ours).unwrap();
+    let dry = |yaml: &str| {
+        let refused = bed.plane.kubectl_stdin(&["create", "--dry-run=server", "-f", "-"], yaml);
+        refused.err().map(|error| format!("{error:#}")).unwrap_or_default()
+    };
+    let four = |subnet: &str| named("theirs", &format!("{{subnets: [{{ipv4: {subnet}}}]}}"));
+    // The policy comes into force, and sees a pool, a moment after it was made.
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    while dry(&four("10.201.0.0/16")).is_empty() {
+        assert!(std::time::Instant::now() < end, "the policy does not come into force");
+        std::thread::sleep(std::time::Duration::from_millis(100));
+    }
+    for (yaml, words) in [
+        (
+            four("10.201.7.0/24"),
+            "subnet 10.201.7.0/24 of pool theirs overlaps 10.201.0.0/16 of pool ours: no address may be in two pools",
+        ),
+        (four("10.200.0.0/13"), "subnet 10.200.0.0/13 of pool theirs overlaps 10.201.0.0/16 of pool ours"),
+        (
+            named("theirs", "{subnets: [{ipv6: 'fd00:201::80/121'}]}"),
+            "subnet fd00:201::80/121 of pool theirs overlaps fd00:201::/112",
+        ),
+    ] {
+        let error = dry(&yaml);
+        assert!(error.contains(words), "{words} is not in {error}");
+    }
+    assert_eq!(dry(&four("10.203.0.0/16")), "");
+    // A change that adds nothing is no overlap with itself, and growing is judged like creating.
+    let patch = |patch: &str| {
+        bed.plane.kubectl(&["patch", "addresspool", "ours", "--dry-run=server", "--type=merge", "-p", patch])
+    };
+    patch(r#"{"spec": {"disabled": true}}"#).unwrap();
+    bed.plane.apply(&four("10.203.0.0/16")).unwrap();
+    let grown = r#"{"spec": {"subnets": [{"ipv4": "10.201.0.0/16", "ipv6": "fd00:201::/112"}, {"ipv4": "10.203.5.0/24", "ipv6": "fd00:203::/120"}]}}"#;
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    while !patch(grown).err().is_some_and(|error| format!("{error:#}").contains("of pool theirs")) {
+        assert!(std::time::Instant::now() < end, "a pool may grow into another one");
+        std::thread::sleep(std::time::Duration::from_millis(100));
+    }
+    bed.plane.kubectl(&["delete", "addresspool", "ours", "theirs"]).unwrap();
+}
+
+/// A cluster that comes from Coil: the API server must not call a webhook that is gone.
+#[test]
+fn coils_webhooks_are_removed() {
+    let bed = bed();
+    for (kind, name) in [
+        ("MutatingWebhookConfiguration", "coilv2-mutating-ipam-webhook-configuration"),
+        ("ValidatingWebhookConfiguration", "coilv2-validating-ipam-webhook-configuration"),
+    ] {
+        // For resources of no other test.
+        let coils = format!(
+            "apiVersion: admissionregistration.k8s.io/v1\nkind: {kind}\nmetadata: {{name: {name}}}\n\
+             webhooks: [{{name: pool.kb.io, admissionReviewVersions: [v1], sideEffects: None, failurePolicy: Fail,\n\
+             clientConfig: {{service: {{name: coil, namespace: kube-system}}}},\n\
+             rules: [{{apiGroups: [none.example], apiVersions: [v2], operations: [CREATE], resources: [nones]}}]}}]\n"
+        );
+        // As Coil is installed: not server-side.
+        bed.plane.kubectl_stdin(&["apply", "-f", "-"], &coils).unwrap();
+        let called =
+            || bed.plane.kubectl(&["get", kind, name, "-o", "jsonpath={.webhooks[*].name}"]).unwrap();
+        assert_eq!(called(), "pool.kb.io");
+        let ours = checkout().join("deploy/policy/coil-webhooks.yaml");
+        bed.plane.kubectl(&["apply", "-f", ours.to_str().unwrap()]).unwrap();
+        assert_eq!(called(), "");
+    }
 }

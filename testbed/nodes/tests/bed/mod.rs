@@ -13,7 +13,7 @@ use testbed_lab::eventually;
 use testbed_nodes::Cluster;
 
 pub(crate) use room::{Pod, Room, all_different, server};
-pub(crate) use traffic::{Running, Traffic};
+pub(crate) use traffic::{Running, Traffic, network};
 
 /// Only bounds a test that would hang.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(120);

@@ -9,10 +9,14 @@
 
 #[path = "../bed/mod.rs"]
 mod bed;
+mod kernel;
+mod membership;
 mod nodes;
+mod operators;
 mod pools;
 mod restarts;
 mod services;
+mod uninstall;
 mod upgrade;
 mod workloads;
 

@@ -9,9 +9,6 @@ use testbed_nodes::Cluster;
 use crate::BED;
 use crate::bed::{Pod, Room, TIMEOUT, Traffic, addresses_agree, all_different, server};
 
-/// Ten times what docs/outages.md says.
-const BLOCKS_FREED: Duration = Duration::from_secs(5);
-
 /// Between one pod on each of two nodes.
 fn traffic(cluster: &Cluster, pods: &[Pod], one: &str, other: &str) -> Traffic {
     let on = |node: &str| pods.iter().find(|pod| pod.node == node).unwrap();
@@ -102,12 +99,44 @@ fn a_drained_node_has_no_pods_and_takes_new_ones_afterwards() {
     all_different(&pods);
 }
 
+/// Longer than the controller would need if it freed the blocks of a deleted Node at once.
+const ABSENCE: Duration = Duration::from_secs(20);
+
+/// `kubectl delete node`, and the kubelet registers again when it is restarted. No pod notices, and no other pod gets one
+/// of their addresses: not while the Node is gone, and not afterwards.
 #[test]
-fn blocks_of_a_deleted_node_are_free_at_once_and_the_others_do_not_notice() {
+fn a_node_that_is_deleted_and_registers_again_keeps_its_blocks_and_pods() {
+    let cluster = BED.alone();
+    let room = Room::new(&cluster, "register");
+    let pods = room.run("deployment/web", &server("web", 6));
+    let there: Vec<_> = pods.iter().filter(|pod| pod.node == "cloud-2").collect();
+    assert!(!there.is_empty(), "{pods:#?}");
+    let blocks = blocks_of(&cluster, "cloud-2");
+    let own = there[0].addresses[0];
+    cluster.kubectl(&["delete", "node", "cloud-2"]).unwrap();
+    std::thread::sleep(ABSENCE);
+    assert_eq!(blocks_of(&cluster, "cloud-2"), blocks, "its blocks stay");
+    // What runs on the machine answers to its neighbours there.
+    let here = cluster.node("cloud-2").unwrap();
+    here.exec(&["curl", "-sS", "-m", "5", "-o", "/dev/null", &format!("http://{own}:8080/")]).unwrap();
+    here.restart_kubelet().unwrap();
+    eventually(TIMEOUT, || cluster.kubectl(&["get", "node", "cloud-2"])).unwrap();
+    cluster.wait_ready().unwrap();
+    cluster.wait_fairlead().unwrap();
+    assert_eq!(blocks_of(&cluster, "cloud-2"), blocks, "it has them as before");
+    room.kubectl("scale deployment web --replicas=9").unwrap();
+    room.rolled_out("deployment/web");
+    all_different(&room.pods("web").unwrap());
+    addresses_agree(&cluster);
+}
+
+#[test]
+fn blocks_of_a_deleted_node_wait_for_it_and_the_others_do_not_notice() {
     let mut cluster = BED.alone();
     let room = Room::new(&cluster, "leave");
     let pods = room.run("deployment/web", &server("web", 6));
-    assert!(!blocks_of(&cluster, "home-1").is_empty());
+    let blocks = blocks_of(&cluster, "home-1");
+    assert!(!blocks.is_empty());
     let others = traffic(&cluster, &pods, "cloud-1", "cloud-2");
     let mark = Instant::now();
     room.keep();
@@ -115,23 +144,14 @@ fn blocks_of_a_deleted_node_are_free_at_once_and_the_others_do_not_notice() {
         ["drain", "home-1", "--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout=120s"];
     cluster.kubectl(&drain).unwrap();
     cluster.node_mut("home-1").unwrap().power_cut().unwrap();
-    let deleted = Instant::now();
     cluster.kubectl(&["delete", "node", "home-1"]).unwrap();
-    let free = || {
-        let left = blocks_of(&cluster, "home-1");
-        ensure!(left.is_empty(), "still there: {left}");
-        Ok(())
-    };
-    eventually(TIMEOUT, free).unwrap();
-    let took = deleted.elapsed();
-    println!("blocks of the deleted node were free after {:.1} s", took.as_secs_f64());
-    assert!(took <= BLOCKS_FREED, "{took:.1?}");
     let peer = || {
         let gone = cluster.kubectl(&["get", "wirekubepeer", "home-1"]);
         ensure!(gone.is_err(), "its peer is still there");
         Ok(())
     };
     eventually(TIMEOUT, peer).unwrap();
+    assert_eq!(blocks_of(&cluster, "home-1"), blocks, "they stay for minutes");
     cluster.node_mut("home-1").unwrap().power_on().unwrap();
     eventually(TIMEOUT, || cluster.kubectl(&["get", "node", "home-1"])).unwrap();
     cluster.wait_ready().unwrap();
@@ -141,6 +161,55 @@ fn blocks_of_a_deleted_node_are_free_at_once_and_the_others_do_not_notice() {
     room.kubectl("rollout restart deployment web").unwrap();
     room.rolled_out("deployment/web");
     all_different(&room.pods("web").unwrap());
-    assert!(!blocks_of(&cluster, "home-1").is_empty(), "it has blocks again");
+    assert!(!blocks_of(&cluster, "home-1").is_empty(), "it has blocks");
     addresses_agree(&cluster);
+}
+
+/// What an attacker who has the token of a node can do with requests: the node's own pods and those of others get their
+/// blocks all the same.
+#[test]
+fn hostile_requests_with_the_token_of_a_node_harm_no_other_node() {
+    let cluster = BED.alone();
+    cluster
+        .apply(
+            "apiVersion: coil.cybozu.com/v2\nkind: AddressPool\nmetadata: {name: hostile}\n\
+             spec: {blockSizeBits: 0, subnets: [{ipv4: 10.95.0.0/20}]}\n",
+        )
+        .unwrap();
+    let plane = cluster.plane();
+    let token = plane.token("fairlead-node", "kube-system", Some("cloud-2")).unwrap();
+    let kubeconfig = cluster.directory().join("stolen.kubeconfig");
+    plane.kubeconfig_for_token(&token, &kubeconfig, None).unwrap();
+    let stolen = kubeconfig.to_str().unwrap();
+    let request = |number: usize, pool: &str, node: &str, more: &str| {
+        format!(
+            "---\napiVersion: coil.cybozu.com/v2\nkind: BlockRequest\nmetadata: {{name: stolen-{number}}}\n\
+             spec: {{nodeName: {node}, poolName: {pool}{more}}}\n"
+        )
+    };
+    let create = |yaml: &str| plane.kubectl_stdin(&["--kubeconfig", stolen, "create", "-f", "-"], yaml);
+    assert!(create(&request(0, "\"hostile?\"", "cloud-2", "")).is_err(), "no such name of a pool");
+    assert!(create(&request(0, "hostile", "cloud-1", "")).is_err(), "only for itself");
+    // Far more than a node may have, each for a certain block, so that they come before all others.
+    let many: String = (0..400)
+        .map(|number| {
+            let net = format!("10.95.{}.{}/32", number / 256, number % 256);
+            request(number, "hostile", "cloud-2", &format!(", inUse: {{index: {number}, ipv4: {net}}}"))
+        })
+        .collect();
+    create(&many).unwrap();
+    let room = Room::of_pool(&cluster, "hostile", Some("hostile"));
+    let pods = room.run("deployment/web", &server("web", 4));
+    assert!(pods.iter().any(|pod| pod.node == "cloud-1"), "{pods:#?}");
+    all_different(&pods);
+    let refused = || {
+        let limited = "jsonpath={.status.conditions[?(@.type=='BlockLimitReached')].message}";
+        let message = cluster.kubectl(&["get", "addresspool", "hostile", "-o", limited])?;
+        ensure!(message.starts_with("cloud-2"), "the pool does not say who: {message}");
+        Ok(())
+    };
+    eventually(TIMEOUT, refused).unwrap();
+    let held = blocks_of(&cluster, "cloud-2").lines().filter(|name| name.contains("/hostile-")).count();
+    assert!(held <= 224, "{held} blocks for 110 pods");
+    plane.kubectl(&["delete", "blockrequests", "--all"]).unwrap();
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use fairlead_address::DualStackAddrs;
 use fairlead_api::names::{ANNOTATION_POOL, DEFAULT_POOL};
 use fairlead_ipam::Key;
 use fairlead_ipam::check::Owner;
@@ -13,13 +14,13 @@ use kube::{Api, Client};
 use tokio::time::{Instant, timeout};
 
 use super::chained::is_chained;
-use super::{AttachContext, CheckContext, Stage};
+use super::{AttachContext, CheckContext, Stage, warn_at_pod};
 use crate::cni::args::{Attachment, attachment};
 use crate::cni::failure::{Failure, Reason};
 use crate::ipam::Ipam;
 use crate::metrics::Metrics;
 use fairlead_cluster::caches::Cache;
-use fairlead_cluster::events::{EventPublisher, PendingEvent, pod_reference};
+use fairlead_cluster::events::EventPublisher;
 
 /// How long an ADD may wait for a block before the runtime is told to try again.
 const BLOCK_TIMEOUT: Duration = Duration::from_secs(20);
@@ -50,19 +51,18 @@ impl Stage for AddressStage {
         let (start, deadline) = (std::time::Instant::now(), Instant::now() + BLOCK_TIMEOUT);
         let allocated = self.ipam.allocate(&pool, &context.key, deadline).await;
         self.metrics.ipam.block_wait(start.elapsed());
-        let allocation =
-            allocated.map_err(Failure::from).inspect_err(|failure| self.warn(&attachment, failure))?;
+        let allocation = allocated.map_err(Failure::from).inspect_err(|failure| {
+            warn_at_pod(&self.events, &attachment, "AllocateAddress", failure);
+        })?;
         let Attachment { namespace, pod: name, pod_uid: uid, .. } = attachment;
         self.ipam.set_owner(&context.key, Owner { namespace, name, uid });
-        (context.pool, context.ipv4, context.ipv6) = (allocation.pool, allocation.ipv4, allocation.ipv6);
+        context.addresses = DualStackAddrs { ipv4: allocation.ipv4, ipv6: allocation.ipv6 };
+        context.pool = allocation.pool;
         Ok(())
     }
 
     async fn detach(&self, key: &Key) -> Result<(), Failure> {
-        // A release wakes every ADD that waits for an address.
-        if self.ipam.allocated(key).is_some() {
-            self.ipam.release(key);
-        }
+        self.ipam.release(key);
         Ok(())
     }
 
@@ -101,16 +101,5 @@ impl AddressStage {
             }
             Err(_) => Err(unavailable("the API server does not answer".to_owned())),
         }
-    }
-
-    /// Users look for the reason at their pod.
-    fn warn(&self, attachment: &Attachment, failure: &Failure) {
-        let Attachment { namespace, pod, pod_uid, .. } = attachment;
-        self.events.warn(PendingEvent {
-            regarding: pod_reference(namespace, pod, pod_uid.clone()),
-            reason: failure.reason.as_str(),
-            action: "AllocateAddress",
-            note: failure.message.clone(),
-        });
     }
 }

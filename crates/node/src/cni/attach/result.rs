@@ -33,7 +33,8 @@ impl Stage for ResultStage {
 /// The container's interface first, as Coil has it; no gateways, no routes.
 fn result(context: &AttachContext) -> Value {
     let ips: Vec<Value> = context
-        .addresses()
+        .addresses
+        .iter()
         .map(|ip| json!({ "address": format!("{ip}/{}", if ip.is_ipv4() { 32 } else { 128 }), "interface": 0 }))
         .collect();
     let interfaces: Vec<Value> = context
@@ -65,7 +66,7 @@ mod tests {
         let (container_id, ifname, netns) = ("c".to_owned(), "eth0".to_owned(), "/ns".to_owned());
         let mut context =
             AttachContext::new(CniArgs { container_id, ifname, netns, ..CniArgs::default() }).unwrap();
-        (context.ipv4, context.ipv6) = ("10.1.0.5".parse().ok(), "fd00:1::5".parse().ok());
+        context.addresses = ["10.1.0.5", "fd00:1::5"].map(|text| text.parse().unwrap()).into_iter().collect();
         context.links = Some(PodLinks {
             container_mac: MacAddress([2, 0, 0, 0, 0, 1]),
             container_index: 2,

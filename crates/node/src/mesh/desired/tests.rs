@@ -40,6 +40,7 @@ pub(in crate::mesh) fn inputs(members: impl IntoIterator<Item = Member>) -> Inpu
         node_addresses: vec![own],
         claims: vec![own],
         api_server: vec!["192.0.2.100:6443".parse().unwrap()],
+        manual: None,
         keepalive: None,
         resolved: BTreeMap::new(),
         problems: Vec::new(),
@@ -53,10 +54,10 @@ fn host() -> Host {
 #[test]
 fn what_a_peer_did_not_publish_and_its_public_addresses_are_news() {
     let mut peer = member(2);
-    peer.endpoints.manual = Some("203.0.113.1:7".to_owned());
+    peer.endpoints.manual = "203.0.113.1:7".parse().ok();
     peer.endpoints.host =
         ["192.168.1.10:51820", "198.51.100.1:51820"].map(|text| text.parse().unwrap()).to_vec();
-    let desired = Desired::new(&inputs([member(1), peer]), &host());
+    let desired = Desired::new(&inputs([member(1), peer]), &host(), Held::new());
     let cases = [
         ("203.0.113.9:4000", true),
         ("198.51.100.1:51820", true),
@@ -80,13 +81,16 @@ fn a_sighting_counts_only_for_the_present_key_of_the_peer() {
     let sightings = Sightings::new(&members);
     assert_eq!(sightings.of("node-0001", &key(1)).count(), 1);
     assert_eq!(sightings.endpoints("node-0001", &key(9)), ["203.0.113.1:9".parse().unwrap()]);
-    assert_eq!(Desired::new(&inputs(members), &host()).observed, ["203.0.113.1:9".parse().unwrap()]);
+    assert_eq!(
+        Desired::new(&inputs(members), &host(), Held::new()).observed,
+        ["203.0.113.1:9".parse().unwrap()]
+    );
 }
 
 #[test]
 fn a_thousand_peers_lose_one_and_only_it_changes() {
-    let before = Desired::new(&inputs((0..1000).map(member)), &host());
-    let after = Desired::new(&inputs((0..999).map(member)), &host());
+    let before = Desired::new(&inputs((0..1000).map(member)), &host(), Held::new());
+    let after = Desired::new(&inputs((0..999).map(member)), &host(), Held::new());
     let gone: Vec<_> =
         before.peers.iter().filter(|(key, peer)| after.peers.get(*key) != Some(*peer)).collect();
     assert_eq!(gone.len(), 1);
@@ -96,18 +100,65 @@ fn a_thousand_peers_lose_one_and_only_it_changes() {
 #[test]
 fn a_host_name_is_tried_once_it_is_resolved() {
     let mut peer = member(2);
-    peer.endpoints.manual = Some("node.example:7".to_owned());
+    peer.endpoints.manual = "node.example:7".parse().ok();
     let mut inputs = inputs([member(1), peer]);
-    assert_eq!(Desired::new(&inputs, &host()).peers[&key(2)].candidates.len(), 1);
+    assert_eq!(Desired::new(&inputs, &host(), Held::new()).peers[&key(2)].paths.candidates.len(), 1);
     let resolved: SocketAddr = "203.0.113.7:7".parse().unwrap();
-    inputs.resolved.insert("node.example:7".to_owned(), resolved);
-    assert_eq!(Desired::new(&inputs, &host()).peers[&key(2)].candidates[0].address, resolved);
+    inputs.resolved.insert("node.example:7".parse().unwrap(), resolved);
+    assert_eq!(
+        Desired::new(&inputs, &host(), Held::new()).peers[&key(2)].paths.candidates[0].address,
+        resolved
+    );
+}
+
+#[test]
+fn only_endpoints_of_the_api_server_and_addresses_of_nodes_go_past_the_mesh() {
+    let pods: IpNet = "10.64.0.0/24".parse().unwrap();
+    let owner = Member { blocks: vec![pods], ..member(2) };
+    let mut thief = member(3);
+    thief.claims.push("10.64.0.7/32".parse().unwrap());
+    let mut inputs = inputs([member(1), owner, thief]);
+    let in_a_pod = "10.64.0.9:6443".parse().unwrap();
+    inputs.api_server.push(in_a_pod);
+    let bypass = Desired::new(&inputs, &host(), Held::new()).mesh_state("wire_kube").bypass;
+    assert_eq!(bypass.servers, ["192.0.2.100:6443".parse().unwrap()]);
+    assert_eq!(bypass.nodes, [IpAddr::from([10, 0, 0, 2]), IpAddr::from([10, 0, 0, 3])]);
+}
+
+#[test]
+fn endpoints_of_a_copied_key_displace_none_of_its_owner() {
+    let mut thief = Member { public_key: Some(key(2)), ..member(3) };
+    thief.endpoints.host = (0..30).map(|host| SocketAddr::from(([203, 0, 113, host], 1))).collect();
+    for older in [2, 3] {
+        let since = |number: u32| {
+            let created = if number == older { 1 } else { 2 };
+            Some(fairlead_topology::Since { created, uid: String::new() })
+        };
+        let victim = Member { since: since(2), ..member(2) };
+        let thief = Member { since: since(3), ..thief.clone() };
+        let desired = Desired::new(&inputs([member(1), victim, thief]), &host(), Held::new());
+        let candidates = &desired.peers[&key(2)].paths.candidates;
+        let place = candidates.iter().position(|it| it.address == "10.0.0.2:51820".parse().unwrap());
+        assert!(place.is_some_and(|place| place < 2), "{candidates:?}");
+    }
+}
+
+#[test]
+fn how_long_a_peer_may_be_silent_follows_from_both_keepalives() {
+    let silence = |own: Option<u16>, theirs: u16| {
+        let peer = Member { persistent_keepalive: Some(theirs), ..member(2) };
+        let inputs = Inputs { keepalive: own, ..inputs([member(1), peer]) };
+        Desired::new(&inputs, &host(), Held::new()).peers[&key(2)].paths.silence.map(|limit| limit.as_secs())
+    };
+    assert_eq!([silence(None, 25), silence(Some(7), 25), silence(None, 7)], [Some(60); 3]);
+    assert_eq!([silence(None, 120), silence(Some(120), 25)], [Some(250); 2]);
+    assert_eq!([silence(None, 0), silence(Some(0), 25)], [None; 2]);
 }
 
 #[test]
 fn a_node_without_a_key_is_no_peer_and_its_address_no_bypass() {
     let keyless = Member { public_key: None, ..member(2) };
-    let desired = Desired::new(&inputs([member(1), keyless]), &host());
+    let desired = Desired::new(&inputs([member(1), keyless]), &host(), Held::new());
     assert!(desired.peers.is_empty());
     assert_eq!(desired.mesh_state("wire_kube").bypass.nodes, Vec::<IpAddr>::new());
 }

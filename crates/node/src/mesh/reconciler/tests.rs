@@ -56,16 +56,64 @@ fn a_peer_that_leaves_is_removed_and_no_other_is_touched() {
 }
 
 #[test]
-fn a_new_mtu_opens_the_device_again_under_its_name() {
+fn a_new_mtu_opens_the_device_again() {
     let kernel = Shared::default();
     let (mut mesh, now) = (mesh(&kernel), Instant::now());
     mesh.reconcile(&three(), now).unwrap();
     let mut narrower = inputs([member(1), member(2), member(3)]);
     narrower.settings.mtu = 1300;
-    narrower.settings.interface = "other".to_owned();
     let report = mesh.reconcile(&Arc::new(narrower), now).unwrap();
     assert_eq!(kernel.lock().unwrap().opened, ["wire_kube", "wire_kube"]);
-    assert_eq!((report.mtu, report.problems[0].reason()), (1300, "InterfaceChanged"));
+    assert_eq!((report.mtu, report.problems), (1300, vec![]));
+}
+
+fn renamed() -> Arc<Inputs> {
+    let mut inputs = inputs([member(1), member(2), member(3)]);
+    inputs.settings.interface = "other".to_owned();
+    Arc::new(inputs)
+}
+
+#[test]
+fn a_new_name_replaces_the_device_while_packets_stay_marked() {
+    let kernel = Shared::default();
+    let (mut mesh, now) = (mesh(&kernel), Instant::now());
+    mesh.reconcile(&three(), now).unwrap();
+    let report = mesh.reconcile(&renamed(), now).unwrap();
+    assert_eq!(report.interface, "other");
+    let kernel = kernel.lock().unwrap();
+    assert_eq!(kernel.opened, ["wire_kube", "other"]);
+    assert_eq!((kernel.deleted.as_slice(), kernel.removals), (&["wire_kube".to_owned()][..], 0));
+    assert_eq!(kernel.state.as_ref().map(|state| state.peers.len()), Some(2));
+    assert_eq!(kernel.mesh.as_ref().map(|mesh| mesh.interface.as_str()), Some("other"));
+}
+
+#[test]
+fn a_device_that_an_earlier_program_left_under_another_name_is_removed() {
+    let kernel = Shared::default();
+    kernel.lock().unwrap().device = Some("wire_kube".to_owned());
+    mesh(&kernel).reconcile(&renamed(), Instant::now()).unwrap();
+    let kernel = kernel.lock().unwrap();
+    assert_eq!(
+        (kernel.opened.as_slice(), kernel.deleted.as_slice()),
+        (&["other".to_owned()][..], &["wire_kube".to_owned()][..])
+    );
+}
+
+#[test]
+fn a_mesh_that_was_deleted_leaves_nothing_and_can_be_made_again() {
+    let kernel = Shared::default();
+    let (mut mesh, now) = (mesh(&kernel), Instant::now());
+    mesh.reconcile(&three(), now).unwrap();
+    mesh.disable().unwrap();
+    {
+        let kernel = kernel.lock().unwrap();
+        assert_eq!((&kernel.state, &kernel.mesh, &kernel.device), (&None, &None, &None));
+    }
+    assert_eq!(mesh.poll_timeout(), None);
+    mesh.reconcile(&three(), now).unwrap();
+    let kernel = kernel.lock().unwrap();
+    assert_eq!(kernel.state.as_ref().map(|state| state.peers.len()), Some(2));
+    assert!(kernel.mesh.is_some());
 }
 
 #[test]
@@ -89,13 +137,19 @@ fn after_a_failure_the_next_step_goes_on_from_there() {
     let (mut mesh, now) = (mesh(&kernel), Instant::now());
     kernel.lock().unwrap().refuse_open = true;
     assert_eq!(mesh.reconcile(&three(), now).unwrap_err().reason(), "DeviceFailed");
-    kernel.lock().unwrap().refuse_open = false;
+    {
+        let mut kernel = kernel.lock().unwrap();
+        let targets: Vec<usize> = kernel.applied.iter().map(|state| state.targets_v4.len()).collect();
+        assert_eq!(targets, [1], "what would enter the device is dropped");
+        kernel.refuse_open = false;
+        kernel.mesh = None;
+    }
     kernel.lock().unwrap().refuse_apply = true;
     assert_eq!(mesh.reconcile(&three(), now).unwrap_err().reason(), "KernelRefused");
     kernel.lock().unwrap().refuse_apply = false;
     mesh.reconcile(&three(), now).unwrap();
     let kernel = kernel.lock().unwrap();
-    assert_eq!((kernel.opened.len(), kernel.changes.len(), kernel.applied.len()), (1, 1, 1));
+    assert_eq!((kernel.opened.len(), kernel.changes.len(), kernel.applied.len()), (1, 1, 2));
     assert_eq!(mesh.plans, 1);
 }
 

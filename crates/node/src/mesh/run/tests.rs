@@ -12,9 +12,10 @@ use futures::future::BoxFuture;
 use futures::stream::{self, StreamExt as _};
 use k8s_openapi::api::core::v1::Node;
 use kube::runtime::watcher::Event;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 
 use super::*;
+use crate::kernel_watch::KernelWatch;
 use crate::members::{MemberSource, SourceProblem};
 use crate::mesh::desired::tests::{key, member};
 use crate::mesh::paths::PathDriver;
@@ -41,7 +42,7 @@ impl MemberSource for CountedSource {
         true
     }
 
-    fn records(&self, _: &mut Vec<SourceProblem>) -> Vec<MemberRecord> {
+    fn records(&mut self, _: &mut Vec<SourceProblem>) -> Vec<MemberRecord> {
         self.reads.fetch_add(1, Ordering::Relaxed);
         let record = |member: &Member| MemberRecord {
             member: member.clone(),
@@ -57,6 +58,8 @@ struct Cluster {
     reads: Arc<AtomicUsize>,
     changed: watch::Sender<()>,
     api_server: watch::Sender<Option<Vec<std::net::SocketAddr>>>,
+    meshes: Arc<Cache<WireKubeMesh>>,
+    mesh_events: mpsc::UnboundedSender<Event<WireKubeMesh>>,
     _watches: Supervisor,
 }
 
@@ -65,21 +68,26 @@ impl Cluster {
         let mut watches = Supervisor::default();
         let node = serde_json::json!({ "metadata": { "name": "node-0001" } });
         let node: Node = serde_json::from_value(node).unwrap();
-        let mesh = serde_json::json!({
-            "apiVersion": "wirekube.io/v1alpha1", "kind": "WireKubeMesh",
-            "metadata": { "name": "default" }, "spec": {},
-        });
-        let mesh: WireKubeMesh = serde_json::from_value(mesh).unwrap();
-        let nodes = cache(&mut watches, "Nodes", node).await;
-        let meshes = cache(&mut watches, "WireKubeMeshes", mesh).await;
+        let (nodes, _) = cache(&mut watches, "Nodes", node).await;
+        let (meshes, mesh_events) = cache(&mut watches, "WireKubeMeshes", mesh()).await;
         let members = Arc::new(Mutex::new(vec![member(2), member(3)]));
         let reads = Arc::new(AtomicUsize::new(0));
         let (changed, changes) = watch::channel(());
         let (api_server, endpoints) = watch::channel(Some(Vec::new()));
         let source = CountedSource { members: Arc::clone(&members), reads: Arc::clone(&reads), changes };
         let identity = ("node-0001".to_owned(), key(1));
-        let reader = InputReader::new(identity, nodes, meshes, vec![Box::new(source)], endpoints);
-        (Self { members, reads, changed, api_server, _watches: watches }, reader)
+        let reader =
+            InputReader::new(identity, nodes, Arc::clone(&meshes), vec![Box::new(source)], endpoints);
+        (Self { members, reads, changed, api_server, meshes, mesh_events, _watches: watches }, reader)
+    }
+
+    /// Deletes the mesh, or makes it again.
+    async fn set_mesh(&self, exists: bool) {
+        let event = if exists { Event::Apply(mesh()) } else { Event::Delete(mesh()) };
+        self.mesh_events.send(event).unwrap();
+        while self.meshes.store.is_empty() == exists {
+            tokio::task::yield_now().await;
+        }
     }
 
     fn reads(&self) -> usize {
@@ -87,31 +95,82 @@ impl Cluster {
     }
 }
 
-async fn cache<K>(watches: &mut Supervisor, what: &'static str, object: K) -> Arc<Cache<K>>
+fn mesh() -> WireKubeMesh {
+    let mesh = serde_json::json!({
+        "apiVersion": "wirekube.io/v1alpha1", "kind": "WireKubeMesh",
+        "metadata": { "name": "default" }, "spec": {},
+    });
+    serde_json::from_value(mesh).unwrap()
+}
+
+async fn cache<K>(
+    watches: &mut Supervisor,
+    what: &'static str,
+    object: K,
+) -> (Arc<Cache<K>>, mpsc::UnboundedSender<Event<K>>)
 where
     K: kube::runtime::reflector::Lookup<DynamicType = ()> + Clone + std::fmt::Debug + Send + Sync + 'static,
 {
     let list = [Ok(Event::Init), Ok(Event::InitApply(object)), Ok(Event::InitDone)];
-    let events = stream::iter(list).chain(stream::pending());
+    let (sender, changes) = mpsc::unbounded_channel();
+    let changes = stream::unfold(changes, |mut changes| async { Some((Ok(changes.recv().await?), changes)) });
+    let events = stream::iter(list).chain(changes).chain(stream::pending());
     let cache = caches::start(watches.subsystem("caches"), what, events);
     while !cache.is_ready() {
         tokio::task::yield_now().await;
     }
-    Arc::new(cache)
+    (Arc::new(cache), sender)
 }
 
 fn schedule() -> Schedule {
-    Schedule { inputs: None, failures: 0, sweep_at: Instant::now() }
+    Schedule::new(Instant::now())
+}
+
+/// A kernel that never changes by itself.
+fn kernel_changes() -> KernelChanges {
+    KernelWatch::default().subscribe(concerns)
 }
 
 fn reports() -> Arc<Reports> {
-    Arc::new(Reports::new(None))
+    Arc::new(Reports::new(None, false))
 }
 
 #[test]
 fn failures_in_a_row_make_the_pause_longer_up_to_a_limit() {
     let pauses: Vec<u128> = [1, 2, 3, 6, 7, 1000].map(|n| retry_interval(n).as_millis()).to_vec();
     assert_eq!(pauses, [50, 100, 200, 1600, 2000, 2000]);
+}
+
+#[test]
+fn steps_that_take_long_leave_the_processor_to_others_and_timers_of_paths_hold_up_no_change() {
+    let mut schedule = schedule();
+    assert_eq!(schedule.pause(Wake::Change, Duration::from_millis(1)), MIN_PAUSE);
+    assert_eq!(schedule.pause(Wake::Change, Duration::from_millis(100)), Duration::from_millis(400));
+    assert_eq!(schedule.pause(Wake::Sweep, Duration::from_secs(1)), MAX_PAUSE);
+    let before = Instant::now();
+    assert_eq!(schedule.pause(Wake::Paths, Duration::from_millis(20)), MIN_PAUSE);
+    assert!(schedule.paths_at >= before + Duration::from_millis(400));
+}
+
+#[test]
+fn what_other_programs_take_from_the_mesh_wakes_it_and_links_of_pods_do_not() {
+    use fairlead_netlink::route::{IpFamily, Rule};
+    let rule =
+        |priority| Change::Rule { rule: Rule::lookup(IpFamily::V4, priority, TABLE_MESH, 30), gone: true };
+    assert!(concerns(&rule(RULE_PRIORITY_MESH)) && !concerns(&rule(2000)));
+    let route = |table| Change::Route {
+        route: fairlead_netlink::route::Route::onto(table, 30, "0.0.0.0/0".parse().unwrap(), 7),
+        gone: true,
+    };
+    assert!(concerns(&route(TABLE_MESH)) && concerns(&route(TABLE_MAIN)) && !concerns(&route(116)));
+    let address = |text: &str| {
+        let (scope, flags) = (fairlead_netlink::route::Scope::UNIVERSE, Default::default());
+        let address =
+            fairlead_netlink::route::Address { link: 7, prefix: text.parse().unwrap(), scope, flags };
+        Change::Address { address, gone: false }
+    };
+    assert!(concerns(&address("192.0.2.1/24")) && concerns(&address("fd00::1/64")));
+    assert!(!concerns(&address("169.254.1.1/32")) && !concerns(&address("fe80::1/64")));
 }
 
 #[tokio::test]
@@ -141,6 +200,21 @@ async fn without_an_answer_of_the_api_server_the_paths_rest_and_the_reason_is_kn
 }
 
 #[tokio::test]
+async fn a_mesh_that_is_deleted_is_removed_once_and_one_that_comes_back_is_made() {
+    let (cluster, mut reader) = Cluster::new().await;
+    let (mut schedule, reports) = (schedule(), reports());
+    let mut work = |schedule: &mut Schedule, wake| schedule.work(wake, &mut reader, &reports);
+    assert!(matches!(work(&mut schedule, Wake::Sweep), Some(Work::Reconcile(_))));
+    cluster.set_mesh(false).await;
+    assert!(matches!(work(&mut schedule, Wake::Change), Some(Work::Disable)));
+    schedule.is_disabled = true;
+    assert!(work(&mut schedule, Wake::Sweep).is_none(), "there is nothing left to remove");
+    assert_eq!(reports.snapshot().failure, Some(MeshFailure::NoMesh));
+    cluster.set_mesh(true).await;
+    assert!(matches!(work(&mut schedule, Wake::Change), Some(Work::Reconcile(_))));
+}
+
+#[tokio::test]
 async fn timers_of_paths_read_no_objects_plan_nothing_and_dump_nothing() {
     let (cluster, reader) = Cluster::new().await;
     let (kernel, reports) = (Shared::default(), reports());
@@ -149,7 +223,7 @@ async fn timers_of_paths_read_no_objects_plan_nothing_and_dump_nothing() {
     let mesh = Mesh::new(FakeKernel(Arc::clone(&kernel)), PrivateKey([8; 32]), device, paths);
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let stopped = async { drop(stopped.await) };
-    let task = tokio::spawn(run(reader, mesh, Arc::clone(&reports), stopped));
+    let task = tokio::spawn(run(reader, kernel_changes(), mesh, Arc::clone(&reports), stopped));
     // Each step that is no sweep is a wake of the paths: their peers do not answer.
     let path_wakes = || {
         let kernel = kernel.lock().unwrap();

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn silence_is_noticed_after_a_minute_and_age_after_the_session_ends() {
+fn silence_is_noticed_after_a_minute() {
     let mut bench = Bench::new(&[(A, Source::Host), (B, Source::Host)]);
     bench.poll();
     bench.complete_handshake();
@@ -16,14 +16,29 @@ fn silence_is_noticed_after_a_minute_and_age_after_the_session_ends() {
         quiet.status().message,
         format!("no packet for 72 s; tried 1 endpoint, no handshake yet; trying {B} (host)")
     );
+}
 
-    let config = Config { silence: None, ..Config::default() };
-    let mut phone = Bench::with(config, None, &[(A, Source::Host)]);
+#[test]
+fn a_peer_without_keepalives_is_up_until_an_answer_is_missing() {
+    let mut phone = Bench::new(&[(A, Source::Host)]);
+    phone.rotation.set_silence(None);
     phone.poll();
     phone.complete_handshake();
-    assert_eq!(phone.run(195), []);
-    assert_eq!(phone.run(2), [(1, A.to_owned())]);
-    assert_eq!(phone.status().message, format!("no handshake for 197 s; trying {A} (host)"));
+    assert_eq!((phone.run(86_400), phone.state()), (vec![], State::Up));
+    phone.device.tx_bytes += 1000;
+    assert_eq!(phone.run(14), [(14, A.to_owned())]);
+    assert_eq!((phone.state(), phone.status().reason), (State::Connecting, Reason::PeerSilent));
+}
+
+#[test]
+fn the_limit_of_silence_follows_the_keepalive() {
+    let mut bench = Bench::new(&[(A, Source::Host)]);
+    bench.rotation.set_silence(Some(Duration::from_secs(190)));
+    bench.poll();
+    bench.complete_handshake();
+    bench.run(1);
+    assert_eq!(bench.run(189), []);
+    assert_eq!(bench.run(2), [(2, A.to_owned())]);
 }
 
 #[test]

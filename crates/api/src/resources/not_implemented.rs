@@ -1,0 +1,306 @@
+//! What the API accepts and no program acts on yet: one list, from which come the warning of `kubectl apply` (an admission
+//! policy in `deploy/policy`), the condition that the controller writes, and the words of `kubectl explain`.
+//!
+//! A field that is implemented is removed from the list; tests in `fairlead-node` compare the list with what is read.
+
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
+    CustomResourceDefinition, JSONSchemaProps,
+};
+use serde_json::{Value, json};
+
+use crate::names::{
+    ANNOTATION_BIRTHDAY, ANNOTATION_INTERNAL_IP, ANNOTATION_KILO_ALLOWED_LOCATION_IPS,
+    ANNOTATION_KILO_FORCE_INTERNAL_IP, ANNOTATION_KILO_LEADER, ANNOTATION_KILO_LOCATION,
+};
+
+/// A kind of object of which something has no effect.
+#[derive(Debug, Clone, Copy)]
+pub struct NotImplemented {
+    /// API group; empty for Kubernetes's core group.
+    pub group: &'static str,
+    /// API version.
+    pub version: &'static str,
+    /// Kind of the objects.
+    pub kind: &'static str,
+    /// Resource name, as in URLs.
+    pub plural: &'static str,
+    /// What has no effect.
+    pub gap: Gap,
+}
+
+/// What of an object has no effect.
+#[derive(Debug, Clone, Copy)]
+pub enum Gap {
+    /// Annotations, by name.
+    Annotations(&'static [&'static str]),
+    /// Fields, with all that is below them.
+    Fields(&'static [Field]),
+    /// The whole object; the sentence says what therefore does not happen.
+    Object(&'static str),
+}
+
+/// A field without effect.
+#[derive(Debug, Clone, Copy)]
+pub struct Field {
+    /// Names from the root of the object, separated by dots.
+    pub path: &'static str,
+    /// The only value that has no effect, if others have one.
+    pub value: Option<&'static str>,
+}
+
+/// Everything that has no effect yet.
+pub const NOT_IMPLEMENTED: &[NotImplemented] = &[EGRESS, KILO_PEER, NODE, WIREKUBE_MESH, WIREKUBE_PEER];
+
+/// Egresses.
+pub const EGRESS: NotImplemented = NotImplemented {
+    group: "coil.cybozu.com",
+    version: "v2",
+    kind: "Egress",
+    plural: "egresses",
+    gap: Gap::Object("no egress gateway is created"),
+};
+
+/// Peers of Kilo.
+pub const KILO_PEER: NotImplemented = NotImplemented {
+    group: "kilo.squat.ai",
+    version: "v1alpha1",
+    kind: "Peer",
+    plural: "peers",
+    gap: Gap::Object("no node connects to the peer"),
+};
+
+/// Annotations of Nodes.
+pub const NODE: NotImplemented = NotImplemented {
+    group: "",
+    version: "v1",
+    kind: "Node",
+    plural: "nodes",
+    gap: Gap::Annotations(&[
+        ANNOTATION_KILO_ALLOWED_LOCATION_IPS,
+        ANNOTATION_KILO_FORCE_INTERNAL_IP,
+        ANNOTATION_KILO_LEADER,
+        ANNOTATION_KILO_LOCATION,
+        ANNOTATION_INTERNAL_IP,
+    ]),
+};
+
+/// Settings of the mesh.
+pub const WIREKUBE_MESH: NotImplemented = NotImplemented {
+    group: "wirekube.io",
+    version: "v1alpha1",
+    kind: "WireKubeMesh",
+    plural: "wirekubemeshes",
+    gap: Gap::Fields(&[
+        Field::any("spec.apiServerURL"),
+        Field::any("spec.meshCIDR"),
+        Field::any("spec.natTraversal"),
+        Field::any("spec.relay"),
+        // Addresses of other nodes enter the mesh, in whatever subnet they are: that is `tunnel`.
+        Field { path: "spec.routing.localSubnetPolicy", value: Some("bypass") },
+        Field::any("spec.stunServers"),
+    ]),
+};
+
+/// Members of the mesh.
+pub const WIREKUBE_PEER: NotImplemented = NotImplemented {
+    group: "wirekube.io",
+    version: "v1alpha1",
+    kind: "WireKubePeer",
+    plural: "wirekubepeers",
+    gap: Gap::Annotations(&[ANNOTATION_BIRTHDAY]),
+};
+
+impl Field {
+    const fn any(path: &'static str) -> Self {
+        Self { path, value: None }
+    }
+
+    fn is_in(&self, object: &Value) -> bool {
+        let found = self.path.split('.').try_fold(object, |value, name| value.get(name));
+        found.is_some_and(|found| self.value.is_none_or(|value| found == value))
+    }
+
+    /// The field as it is named to users.
+    fn label(&self) -> String {
+        match self.value {
+            Some(value) => format!("{}: {value}", self.path),
+            None => self.path.to_owned(),
+        }
+    }
+
+    /// Whether the field is in `object`, in CEL.
+    fn cel(&self) -> String {
+        let path = self.path.split('.').map(|name| format!(".?{name}")).collect::<String>();
+        match self.value {
+            Some(value) => format!("object{path}.orValue('') == '{value}'"),
+            None => format!("object{path}.hasValue()"),
+        }
+    }
+}
+
+impl NotImplemented {
+    /// What of this object has no effect, in the words of the warning; `None` if nothing.
+    pub fn message(&self, object: &Value) -> Option<String> {
+        let annotations = object.get("metadata").and_then(|metadata| metadata.get("annotations"));
+        let found: Vec<String> = match self.gap {
+            Gap::Annotations(names) => {
+                let given = |name: &&&str| annotations.is_some_and(|given| given.get(**name).is_some());
+                names.iter().filter(given).map(|name| (*name).to_owned()).collect()
+            }
+            Gap::Fields(fields) => {
+                fields.iter().filter(|field| field.is_in(object)).map(Field::label).collect()
+            }
+            Gap::Object(consequence) => return Some(self.sentence(consequence)),
+        };
+        (!found.is_empty()).then(|| self.sentence(&found.join(", ")))
+    }
+
+    fn sentence(&self, what: &str) -> String {
+        let Self { kind, .. } = self;
+        match self.gap {
+            Gap::Annotations(_) => {
+                format!("annotations of {kind} that are not implemented yet and have no effect: {what}")
+            }
+            Gap::Fields(_) => {
+                format!("fields of {kind} that are not implemented yet and have no effect: {what}")
+            }
+            Gap::Object(_) => format!("{kind} is not implemented yet: {what}"),
+        }
+    }
+
+    /// The admission policy and its binding: the API server answers the write of such an object with a warning.
+    fn policy(&self) -> [Value; 2] {
+        let name = format!("fairlead-not-implemented-{}", self.plural);
+        let metadata = json!({ "name": name, "labels": { "app.kubernetes.io/name": "fairlead" } });
+        let spec = json!({
+            "failurePolicy": "Ignore",
+            "matchConstraints": { "resourceRules": [{
+                "apiGroups": [self.group], "apiVersions": [self.version], "resources": [self.plural],
+                "operations": ["CREATE", "UPDATE"],
+            }] },
+            // Kubelets and node programs write what others annotated, and read no warnings.
+            "matchConditions": [{
+                "name": "not-by-a-node",
+                "expression": "!request.userInfo.username.startsWith('system:node:') \
+                    && request.userInfo.username != 'system:serviceaccount:kube-system:fairlead-node'",
+            }],
+            "variables": [{ "name": "found", "expression": self.found() }],
+            "validations": [{
+                "expression": "size(variables.found) == 0",
+                "messageExpression": format!("\"{}\" + variables.found.join(', ')", self.sentence("")),
+            }],
+        });
+        let kind = |kind: &str, spec: Value| {
+            let version = "admissionregistration.k8s.io/v1";
+            json!({ "apiVersion": version, "kind": kind, "metadata": metadata, "spec": spec })
+        };
+        [
+            kind("ValidatingAdmissionPolicy", spec),
+            kind(
+                "ValidatingAdmissionPolicyBinding",
+                json!({ "policyName": name, "validationActions": ["Warn"] }),
+            ),
+        ]
+    }
+
+    /// What has no effect, as a list in CEL.
+    fn found(&self) -> String {
+        let select = |candidates: Vec<(String, String)>| {
+            let each = candidates.iter().map(|(cel, label)| format!("({cel} ? ['{label}'] : [])"));
+            each.collect::<Vec<_>>().join(" + ")
+        };
+        match self.gap {
+            Gap::Annotations(names) => select(
+                names
+                    .iter()
+                    .map(|name| {
+                        let cel = format!("'{name}' in object.metadata.?annotations.orValue({{}})");
+                        (cel, (*name).to_owned())
+                    })
+                    .collect(),
+            ),
+            Gap::Fields(fields) => select(fields.iter().map(|field| (field.cel(), field.label())).collect()),
+            Gap::Object(consequence) => format!("['{consequence}']"),
+        }
+    }
+}
+
+/// The admission policies, as `deploy/policy` has them.
+pub fn warning_policies() -> Vec<Value> {
+    NOT_IMPLEMENTED.iter().flat_map(NotImplemented::policy).collect()
+}
+
+/// Lets `kubectl explain` say what has no effect.
+pub(super) fn explain(definition: &mut CustomResourceDefinition) {
+    let names = (&definition.spec.group, &definition.spec.names.kind);
+    let Some(entry) = NOT_IMPLEMENTED.iter().find(|entry| (entry.group, entry.kind) == (names.0, names.1))
+    else {
+        return;
+    };
+    let schemas = definition.spec.versions.iter_mut().filter_map(|version| version.schema.as_mut());
+    for schema in schemas.filter_map(|schema| schema.open_api_v3_schema.as_mut()) {
+        match entry.gap {
+            Gap::Annotations(_) => {}
+            Gap::Fields(fields) => fields.iter().for_each(|field| {
+                let words = match field.value {
+                    Some(value) => format!("Not implemented yet, without effect: {value}."),
+                    None => "Not implemented yet, without effect.".to_owned(),
+                };
+                let property = field
+                    .path
+                    .split('.')
+                    .try_fold(&mut *schema, |schema, name| schema.properties.as_mut()?.get_mut(name));
+                property.into_iter().for_each(|property| append(property, &words));
+            }),
+            Gap::Object(consequence) => append(schema, &format!("Not implemented yet: {consequence}.")),
+        }
+    }
+}
+
+fn append(schema: &mut JSONSchemaProps, words: &str) {
+    let description = schema.description.get_or_insert_default();
+    description.push(' ');
+    description.push_str(words);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_message_names_what_has_no_effect() {
+        let mesh =
+            json!({ "spec": { "mtu": 1400, "relay": {}, "routing": { "localSubnetPolicy": "bypass" } } });
+        assert_eq!(
+            WIREKUBE_MESH.message(&mesh).unwrap(),
+            "fields of WireKubeMesh that are not implemented yet and have no effect: spec.relay, \
+             spec.routing.localSubnetPolicy: bypass"
+        );
+        let works = json!({ "spec": { "mtu": 1400, "routing": { "localSubnetPolicy": "tunnel" } } });
+        assert_eq!(WIREKUBE_MESH.message(&works), None);
+        assert_eq!(
+            EGRESS.message(&json!({})).unwrap(),
+            "Egress is not implemented yet: no egress gateway is created"
+        );
+        let node = json!({ "metadata": { "annotations": { "kilo.squat.ai/location": "home", "a": "b" } } });
+        assert!(NODE.message(&node).unwrap().ends_with("have no effect: kilo.squat.ai/location"));
+        assert_eq!(NODE.message(&json!({ "metadata": {} })), None);
+    }
+
+    #[test]
+    fn every_listed_field_exists_and_says_so() {
+        for entry in NOT_IMPLEMENTED {
+            let Gap::Fields(fields) = entry.gap else { continue };
+            let all = super::super::definitions();
+            let definition = all.iter().find(|definition| definition.spec.names.kind == entry.kind).unwrap();
+            let schema = serde_json::to_value(&definition.spec.versions[0].schema).unwrap();
+            for field in fields {
+                let path = field.path.split('.').map(|name| format!("/properties/{name}"));
+                let path = path.collect::<String>();
+                let property = schema.pointer(&format!("/openAPIV3Schema{path}")).expect(field.path);
+                let description = property["description"].as_str().unwrap();
+                assert!(description.contains("Not implemented yet"), "{}: {description}", field.path);
+            }
+        }
+    }
+}

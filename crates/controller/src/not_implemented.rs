@@ -1,0 +1,165 @@
+//! Conditions that name what of an object has no effect yet: fields of a WireKubeMesh, and every Egress.
+
+use std::time::Duration;
+
+use fairlead_api::resources::not_implemented::{EGRESS, WIREKUBE_MESH};
+use fairlead_api::resources::{Egress, WireKubeMesh};
+use fairlead_cluster::writes::is_stale;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use kube::api::{Patch, PatchParams};
+use kube::runtime::reflector::Store;
+use kube::{Api, Client, ResourceExt};
+use serde_json::{Value, json};
+use tokio::sync::watch;
+
+/// Field manager of these conditions alone: other conditions of the same objects have other writers.
+const MANAGER: &str = "fairlead-not-implemented";
+/// Changes are collected this long.
+const DEBOUNCE: Duration = Duration::from_secs(1);
+/// Interval without a change, for writes that failed.
+const RESYNC_INTERVAL: Duration = Duration::from_secs(30);
+/// Whether fields of a WireKubeMesh have no effect.
+const FIELDS_IGNORED: &str = "FieldsIgnored";
+/// Whether the gateways of an Egress are there.
+const READY: &str = "Ready";
+const NOT_IMPLEMENTED: &str = "NotImplemented";
+
+/// Keeps the conditions current forever.
+pub(crate) async fn run(
+    client: Client,
+    meshes: Store<WireKubeMesh>,
+    egresses: Store<Egress>,
+    [mut meshes_changed, mut egresses_changed]: [watch::Receiver<u64>; 2],
+) {
+    loop {
+        let now = jiff::Timestamp::now();
+        for mesh in meshes.state() {
+            let (name, api) = (mesh.name_any(), Api::<WireKubeMesh>::all(client.clone()));
+            if let Some(patch) = of_mesh(&mesh, now) {
+                report(&name, api.patch_status(&name, &parameters(), &Patch::Apply(patch)).await);
+            }
+        }
+        for egress in egresses.state() {
+            let namespace = egress.namespace().unwrap_or_default();
+            let (name, api) = (egress.name_any(), Api::<Egress>::namespaced(client.clone(), &namespace));
+            if let Some(patch) = of_egress(&egress, now) {
+                report(&name, api.patch_status(&name, &parameters(), &Patch::Apply(patch)).await);
+            }
+        }
+        let changed = async {
+            tokio::select! {
+                _ = meshes_changed.changed() => {}
+                _ = egresses_changed.changed() => {}
+            }
+        };
+        let _ = tokio::time::timeout(RESYNC_INTERVAL, changed).await;
+        tokio::time::sleep(DEBOUNCE).await;
+    }
+}
+
+fn parameters() -> PatchParams {
+    PatchParams::apply(MANAGER).force()
+}
+
+fn report<K>(name: &str, written: kube::Result<K>) {
+    match written {
+        Ok(_) => {}
+        Err(error) if is_stale(&error) => {}
+        Err(error) => tracing::warn!(name, %error, "cannot write the condition; retrying"),
+    }
+}
+
+/// What to apply to the status; `None` if it is there. Pure.
+fn of_mesh(mesh: &WireKubeMesh, now: jiff::Timestamp) -> Option<Value> {
+    let present = mesh.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
+    let object = json!({ "spec": mesh.spec });
+    let desired = match WIREKUBE_MESH.message(&object) {
+        Some(message) => (FIELDS_IGNORED, true, NOT_IMPLEMENTED, message),
+        None => (FIELDS_IGNORED, false, "AllFieldsRead", "every field of the spec is read".to_owned()),
+    };
+    let condition = due(present, desired, mesh.metadata.generation, now)?;
+    Some(status("wirekube.io/v1alpha1", "WireKubeMesh", &mesh.name_any(), &condition))
+}
+
+fn of_egress(egress: &Egress, now: jiff::Timestamp) -> Option<Value> {
+    let present = egress.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
+    let desired = (READY, false, NOT_IMPLEMENTED, EGRESS.message(&json!({}))?);
+    let condition = due(present, desired, egress.metadata.generation, now)?;
+    Some(status("coil.cybozu.com/v2", "Egress", &egress.name_any(), &condition))
+}
+
+fn status(version: &str, kind: &str, name: &str, condition: &Condition) -> Value {
+    json!({
+        "apiVersion": version, "kind": kind, "metadata": { "name": name },
+        "status": { "conditions": [condition] },
+    })
+}
+
+/// The condition, unless the object has it. The transition time changes only with the status.
+fn due(
+    present: &[Condition],
+    (type_, holds, reason, message): (&str, bool, &str, String),
+    generation: Option<i64>,
+    now: jiff::Timestamp,
+) -> Option<Condition> {
+    let status = if holds { "True" } else { "False" };
+    let before = present.iter().find(|condition| condition.type_ == type_);
+    let since = before.filter(|before| before.status == status);
+    let condition = Condition {
+        type_: type_.to_owned(),
+        status: status.to_owned(),
+        reason: reason.to_owned(),
+        message,
+        observed_generation: generation,
+        last_transition_time: since.map_or(Time(now), |since| since.last_transition_time.clone()),
+    };
+    (before != Some(&condition)).then_some(condition)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mesh(spec: &Value, conditions: &Value) -> WireKubeMesh {
+        let object = json!({
+            "apiVersion": "wirekube.io/v1alpha1", "kind": "WireKubeMesh", "metadata": { "name": "default", "generation": 2 },
+            "spec": spec, "status": { "conditions": conditions },
+        });
+        serde_json::from_value(object).unwrap()
+    }
+
+    fn written(patch: &Value) -> (&str, &str, &str) {
+        let condition = &patch["status"]["conditions"][0];
+        let word = |name: &str| condition[name].as_str().unwrap();
+        (word("type"), word("status"), word("message"))
+    }
+
+    #[test]
+    fn ignored_fields_are_named_and_written_once() {
+        let now = jiff::Timestamp::UNIX_EPOCH;
+        let spec = json!({ "meshCIDR": "100.64.0.0/16" });
+        let patch = of_mesh(&mesh(&spec, &json!([])), now).unwrap();
+        let (type_, status, message) = written(&patch);
+        assert_eq!((type_, status), ("FieldsIgnored", "True"));
+        assert!(message.ends_with("have no effect: spec.meshCIDR"), "{message}");
+        let conditions = patch["status"]["conditions"].clone();
+        let later = jiff::Timestamp::from_second(1000).unwrap();
+        assert_eq!(of_mesh(&mesh(&spec, &conditions), later), None);
+        // The field is removed.
+        let patch = of_mesh(&mesh(&json!({}), &conditions), later).unwrap();
+        assert_eq!(written(&patch), ("FieldsIgnored", "False", "every field of the spec is read"));
+    }
+
+    #[test]
+    fn an_egress_is_never_ready() {
+        let egress = json!({
+            "apiVersion": "coil.cybozu.com/v2", "kind": "Egress", "metadata": { "name": "e", "namespace": "n" },
+            "spec": { "destinations": ["0.0.0.0/0"] },
+        });
+        let egress: Egress = serde_json::from_value(egress).unwrap();
+        let patch = of_egress(&egress, jiff::Timestamp::UNIX_EPOCH).unwrap();
+        let (type_, status, message) = written(&patch);
+        assert_eq!((type_, status), ("Ready", "False"));
+        assert!(message.contains("no egress gateway is created"), "{message}");
+    }
+}

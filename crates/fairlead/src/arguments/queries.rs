@@ -1,0 +1,171 @@
+//! Arguments of the commands that query a node program or the API server.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Subcommand, ValueEnum};
+use fairlead_api::names::NODE_SOCKET;
+
+use super::duration;
+
+/// Which cluster to talk to.
+#[derive(Debug, Default, Args)]
+pub(crate) struct ApiArguments {
+    /// Use this kubeconfig file [default: KUBECONFIG, ~/.kube/config, or the ServiceAccount of the pod]
+    #[arg(long, value_name = "PATH")]
+    pub(crate) kubeconfig: Option<PathBuf>,
+    /// Use this context of the kubeconfig file
+    #[arg(long, value_name = "NAME")]
+    pub(crate) context: Option<String>,
+}
+
+#[derive(Debug, Default, Args)]
+pub(crate) struct StatusArguments {
+    /// Output format
+    #[arg(short, long, value_enum, default_value = "table")]
+    pub(crate) output: Output,
+    /// Query the node program at this UNIX socket
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["cluster", "node", "kubeconfig", "context"])]
+    pub(crate) socket: Option<PathBuf>,
+    /// Query the API server about all nodes and pools
+    #[arg(long, conflicts_with = "node")]
+    pub(crate) cluster: bool,
+    /// Query the API server about this node
+    #[arg(long, value_name = "NAME")]
+    pub(crate) node: Option<String>,
+    #[command(flatten)]
+    pub(crate) api: ApiArguments,
+    /// Print the status again every 2 seconds until interrupted
+    #[arg(short, long)]
+    pub(crate) watch: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum IpamCommand {
+    /// Find inconsistencies between allocations, kernel, blocks and pods
+    #[command(
+        after_help = "Exit codes: 0 consistent, 1 query failed, 2 invalid arguments, 3 inconsistencies found, or some \
+        data could not be compared."
+    )]
+    Check(IpamCheck),
+    /// Release the addresses of a deleted pod
+    #[command(
+        after_help = "Exit codes: 0 released, 1 refused (the pod is running, or has no allocation) or query failed, \
+        2 invalid arguments."
+    )]
+    Release(IpamRelease),
+    /// Show blocks, and every allocated address with its pod, interface and pool
+    #[command(after_help = "Exit codes: 0 success, 1 query failed, 2 invalid arguments.")]
+    Show(IpamShow),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct IpamCheck {
+    /// Output format
+    #[arg(short, long, value_enum, default_value = "table")]
+    pub(crate) output: Output,
+    /// Query the node program at this UNIX socket
+    #[arg(long, value_name = "PATH", default_value = NODE_SOCKET, conflicts_with = "cluster")]
+    pub(crate) socket: PathBuf,
+    /// Compare the pods, blocks, pools and Nodes of the whole cluster instead, as read from the API server
+    #[arg(long)]
+    pub(crate) cluster: bool,
+    #[command(flatten)]
+    pub(crate) api: ApiArguments,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct IpamRelease {
+    /// Address, or container ID, or at least the first 8 characters of one
+    #[arg(value_name = "ADDRESS|CONTAINER")]
+    pub(crate) subject: String,
+    /// Release even if the pod seems to be running: it loses its network
+    #[arg(long)]
+    pub(crate) force: bool,
+    /// Output format
+    #[arg(short, long, value_enum, default_value = "table")]
+    pub(crate) output: Output,
+    /// Query the node program at this UNIX socket
+    #[arg(long, value_name = "PATH", default_value = NODE_SOCKET)]
+    pub(crate) socket: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct IpamShow {
+    /// Output format
+    #[arg(short, long, value_enum, default_value = "table")]
+    pub(crate) output: Output,
+    /// Query the node program at this UNIX socket
+    #[arg(long, value_name = "PATH", default_value = NODE_SOCKET)]
+    pub(crate) socket: PathBuf,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ConnectivityCommand {
+    /// Start pods on several nodes, connect them to each other, to nodes and to Services, and remove them again
+    #[command(
+        after_help = "Exit codes: 0 every connection succeeded, 1 the test could not run, 2 invalid arguments, 3 a \
+        connection failed or a test pod did not start."
+    )]
+    Test(ConnectivityTest),
+    /// Connect to targets and write the results; runs in test pods
+    #[command(hide = true)]
+    Probe(ProbeArguments),
+    /// Answer connections; runs in test pods
+    #[command(hide = true)]
+    Serve(ServeArguments),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ConnectivityTest {
+    /// Output format
+    #[arg(short, long, value_enum, default_value = "table")]
+    pub(crate) output: Output,
+    #[command(flatten)]
+    pub(crate) api: ApiArguments,
+    /// Image of the test pods, which must contain this program [default: that of the DaemonSet kube-system/coild]
+    #[arg(long, value_name = "IMAGE")]
+    pub(crate) image: Option<String>,
+    /// Nodes to test, separated by commas [default: the first 4 that are Ready]
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
+    pub(crate) nodes: Vec<String>,
+    /// Connect to this address outside of the cluster, too; may be repeated
+    #[arg(long, value_name = "HOST:PORT")]
+    pub(crate) external: Vec<String>,
+    /// Time for test pods to start, and again for them to finish
+    #[arg(long, value_name = "DURATION", default_value = "2m", value_parser = duration)]
+    pub(crate) timeout: Duration,
+    /// Leave the namespace with its pods, to look at them
+    #[arg(long)]
+    pub(crate) keep: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ProbeArguments {
+    /// What to connect to: HOST:PORT, and after a `=` what must be read from it
+    #[arg(value_name = "HOST:PORT[=NAME]", required = true)]
+    pub(crate) targets: Vec<String>,
+    /// Write the results to this file
+    #[arg(long, value_name = "PATH", default_value = "/dev/termination-log")]
+    pub(crate) results: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ServeArguments {
+    /// TCP port
+    #[arg(long)]
+    pub(crate) port: u16,
+    /// What to send first
+    #[arg(long)]
+    pub(crate) name: String,
+}
+
+/// A table, a table with more columns, or data for scripts.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Output {
+    #[default]
+    Table,
+    Wide,
+    Json,
+    Yaml,
+}

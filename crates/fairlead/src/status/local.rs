@@ -1,0 +1,172 @@
+//! The status of one node, as its program reports it.
+
+use std::path::Path;
+
+use anyhow::Context as _;
+use fairlead_wire::node::{Peer, StatusRequest, StatusResponse};
+use serde_json::{Value, json};
+
+use super::connect;
+use crate::arguments::Output;
+use crate::output::{age, bytes, or_dash, render, table};
+
+/// The status of the node program at `socket`, and whether there is no problem.
+///
+/// # Errors
+/// No node program answers.
+pub(super) async fn node(socket: &Path, output: Output) -> anyhow::Result<(String, bool)> {
+    let status = connect(socket)
+        .await?
+        .status(StatusRequest {})
+        .await
+        .context("the node program failed to report its status")?
+        .into_inner();
+    let healthy = status.problems.is_empty() && status.peers.iter().all(|peer| peer.state == "up");
+    let text = render(output, || node_json(&status), |wide| node_table(&status, wide))?;
+    Ok((text, healthy))
+}
+
+/// The status for scripts: names and types are stable.
+fn node_json(status: &StatusResponse) -> Value {
+    json!({
+        "node": status.node,
+        "version": status.version,
+        "wireguard": status.wireguard,
+        "interface": status.interface,
+        "publicKey": status.public_key,
+        "listenPort": status.listen_port,
+        "mtu": status.mtu,
+        "natType": status.nat_type,
+        "prefixes": status.prefixes,
+        "problems": status.problems,
+        "netlinkChanges": status.netlink_changes,
+        "router": status.router.as_ref().map(|router| json!({
+            "routes": router.routes.iter().map(|route| json!({
+                "destination": route.destination, "node": route.node, "gateway": route.gateway,
+            })).collect::<Vec<_>>(),
+        })),
+        "blocks": status.blocks.iter().map(|block| json!({
+            "name": block.name, "pool": block.pool, "ipv4": block.ipv4, "ipv6": block.ipv6,
+            "used": block.used, "capacity": block.capacity, "state": block.state,
+        })).collect::<Vec<_>>(),
+        "peers": status.peers.iter().map(|peer| json!({
+            "name": peer.name, "publicKey": peer.public_key, "state": peer.state, "endpoint": peer.endpoint,
+            "endpointSource": peer.endpoint_source, "handshakeAgeSeconds": peer.handshake_age_seconds,
+            "rxBytes": peer.rx_bytes, "txBytes": peer.tx_bytes, "prefixes": peer.prefixes, "reason": peer.reason,
+        })).collect::<Vec<_>>(),
+    })
+}
+
+fn node_table(status: &StatusResponse, wide: bool) -> String {
+    let mut text = format!(
+        "node {}  wireguard {}  interface {}  port {}  mtu {}  nat {}\npublic key {}\nprefixes {}\n\n",
+        status.node,
+        or_dash(&status.wireguard),
+        or_dash(&status.interface),
+        status.listen_port,
+        status.mtu,
+        or_dash(&status.nat_type),
+        or_dash(&status.public_key),
+        or_dash(&status.prefixes.join(" ")),
+    );
+    let mut header = vec!["PEER", "STATE", "ENDPOINT", "SOURCE", "HANDSHAKE", "RECEIVED", "SENT", "REASON"];
+    if wide {
+        header.extend(["PREFIXES", "PUBLIC KEY"]);
+    }
+    let mut peers = table(&header);
+    for peer in &status.peers {
+        peers.add_row(peer_row(peer, wide));
+    }
+    text.push_str(&format!("{peers}\n"));
+    if !status.blocks.is_empty() {
+        let mut blocks = table(&["BLOCK", "POOL", "IPV4", "IPV6", "USED", "CAPACITY"]);
+        for block in &status.blocks {
+            let (used, capacity) = (block.used.to_string(), block.capacity.to_string());
+            blocks.add_row([
+                &block.name,
+                &block.pool,
+                &or_dash(&block.ipv4),
+                &or_dash(&block.ipv6),
+                &used,
+                &capacity,
+            ]);
+        }
+        text.push_str(&format!("\n{blocks}\n"));
+    }
+    if let Some(router) = &status.router {
+        let mut routes = table(&["ROUTE", "NODE", "VIA"]);
+        for route in &router.routes {
+            routes.add_row([&route.destination, &route.node, &route.gateway]);
+        }
+        text.push_str(&format!("\n{routes}\n"));
+    }
+    for problem in &status.problems {
+        text.push_str(&format!("\nproblem: {problem}\n"));
+    }
+    text
+}
+
+/// The age of the handshake is that of the latest one.
+fn peer_row(peer: &Peer, wide: bool) -> Vec<String> {
+    let age = |seconds: f64| age(seconds as i64);
+    let mut row = vec![
+        peer.name.clone(),
+        peer.state.clone(),
+        or_dash(&peer.endpoint),
+        or_dash(&peer.endpoint_source),
+        peer.handshake_age_seconds.map_or("never".to_owned(), age),
+        bytes(peer.rx_bytes),
+        bytes(peer.tx_bytes),
+        or_dash(&peer.reason),
+    ];
+    if wide {
+        row.extend([or_dash(&peer.prefixes.join(" ")), peer.public_key.clone()]);
+    }
+    row
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_names_every_peer_and_problem() {
+        let peer = Peer {
+            name: "home-1".into(),
+            state: "down".into(),
+            reason: "no packet for 73 s".into(),
+            ..Peer::default()
+        };
+        let status = StatusResponse {
+            node: "cloud-1".into(),
+            peers: vec![peer],
+            problems: vec!["two nodes".into()],
+            ..StatusResponse::default()
+        };
+        let text = node_table(&status, false);
+        for word in ["cloud-1", "home-1", "down", "no packet for 73 s", "problem: two nodes", "never"] {
+            assert!(text.contains(word), "{word} is missing in\n{text}");
+        }
+    }
+
+    #[test]
+    fn handshakes_have_an_age_and_a_wide_table_has_prefixes() {
+        let peer = Peer {
+            handshake_age_seconds: Some(130.9),
+            prefixes: vec!["10.0.0.0/27".into(), "fd00::/123".into()],
+            ..Peer::default()
+        };
+        let status = StatusResponse { peers: vec![peer], ..StatusResponse::default() };
+        let (narrow, wide) = (node_table(&status, false), node_table(&status, true));
+        assert!(narrow.contains("2m10s") && wide.contains("2m10s"), "{narrow}{wide}");
+        assert!(wide.contains("10.0.0.0/27 fd00::/123") && !narrow.contains("PREFIXES"), "{narrow}{wide}");
+    }
+
+    #[test]
+    fn json_keeps_numbers_and_absence() {
+        let status = StatusResponse { peers: vec![Peer::default()], ..StatusResponse::default() };
+        let value = node_json(&status);
+        assert!(value["peers"][0]["handshakeAgeSeconds"].is_null());
+        assert_eq!(value["peers"][0]["rxBytes"], 0);
+    }
+}

@@ -1,0 +1,136 @@
+//! `fairlead status`: this node as its program reports it, or nodes and pools as the API server has them.
+
+mod cluster;
+mod local;
+
+use std::io::{IsTerminal, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use fairlead_api::names::NODE_SOCKET;
+use fairlead_wire::node::node_client::NodeClient;
+use tonic::transport::{Channel, Endpoint};
+
+use crate::arguments::StatusArguments;
+
+/// Exit code when the query succeeded and found a problem.
+pub(crate) const PROBLEM_FOUND: u8 = 3;
+/// Interval of `--watch`.
+const WATCH_INTERVAL: Duration = Duration::from_secs(2);
+/// Clears a terminal and moves to its top (ECMA-48: ED, CUP).
+const CLEAR: &str = "\x1b[2J\x1b[H";
+
+/// What is asked.
+#[derive(Debug, PartialEq, Eq)]
+enum Source {
+    Cluster,
+    Node(String),
+    Socket(PathBuf),
+}
+
+/// Prints the status. The exit code says whether a problem was found.
+pub(crate) fn run(query: &StatusArguments) -> anyhow::Result<ExitCode> {
+    let source = source(query, Path::new(NODE_SOCKET).exists());
+    let mut stdout = std::io::stdout();
+    let clears = query.watch && stdout.is_terminal();
+    current_thread(async {
+        loop {
+            let answer = ask(query, &source).await;
+            let (text, healthy) = match answer {
+                // What is watched may be away for a while.
+                Err(error) if query.watch => (format!("error: {error:#}\n"), false),
+                answer => answer?,
+            };
+            let text = if clears { format!("{CLEAR}{text}") } else { text };
+            // A closed pipe (`| head`) is not a failure.
+            let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
+            if !query.watch || written.is_err() {
+                return Ok(if healthy { ExitCode::SUCCESS } else { ExitCode::from(PROBLEM_FOUND) });
+            }
+            tokio::time::sleep(WATCH_INTERVAL).await;
+        }
+    })
+}
+
+/// Without a choice of the user: the node program of this machine if there is one. Pure.
+fn source(query: &StatusArguments, is_node: bool) -> Source {
+    match (&query.node, &query.socket) {
+        (Some(node), _) => Source::Node(node.clone()),
+        (None, Some(socket)) => Source::Socket(socket.clone()),
+        (None, None) if query.cluster || query.api.is_given() || !is_node => Source::Cluster,
+        (None, None) => Source::Socket(NODE_SOCKET.into()),
+    }
+}
+
+/// The text, and whether there is no problem.
+async fn ask(query: &StatusArguments, source: &Source) -> anyhow::Result<(String, bool)> {
+    match source {
+        Source::Cluster => cluster::all(&query.api.client().await?, query.output).await,
+        Source::Node(name) => cluster::node(&query.api.client().await?, name, query.output).await,
+        Source::Socket(socket) => local::node(socket, query.output).await,
+    }
+}
+
+/// Runs a query on this thread.
+pub(crate) fn current_thread<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(work)
+}
+
+/// Connects to the node program at a UNIX socket.
+pub(crate) async fn connect(socket: &Path) -> anyhow::Result<NodeClient<Channel>> {
+    let channel = Endpoint::from_shared(format!("unix://{}", socket.display()))
+        .with_context(|| format!("{} is not the path of a UNIX socket", socket.display()))?
+        .connect()
+        .await
+        .with_context(|| {
+            format!(
+                "no node program answers at {}: run this as root on a node where `fairlead node` runs, or use --cluster",
+                socket.display()
+            )
+        })?;
+    Ok(NodeClient::new(channel))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+    use crate::arguments::{Arguments, Command};
+
+    fn parsed(words: &str) -> StatusArguments {
+        let words = format!("fairlead status {words}");
+        let Command::Status(query) = Arguments::parse_from(words.split_whitespace()).command else {
+            panic!("unexpected command")
+        };
+        query
+    }
+
+    #[test]
+    fn the_node_of_this_machine_is_the_default_where_there_is_one() {
+        for (words, on_node, elsewhere) in [
+            ("", Source::Socket(NODE_SOCKET.into()), Source::Cluster),
+            ("--cluster", Source::Cluster, Source::Cluster),
+            ("--context lab", Source::Cluster, Source::Cluster),
+            ("--kubeconfig /k", Source::Cluster, Source::Cluster),
+            ("--node a --context lab", Source::Node("a".to_owned()), Source::Node("a".to_owned())),
+            ("--socket /s", Source::Socket("/s".into()), Source::Socket("/s".into())),
+        ] {
+            assert_eq!(source(&parsed(words), true), on_node, "{words}");
+            assert_eq!(source(&parsed(words), false), elsewhere, "{words}");
+        }
+    }
+
+    #[test]
+    fn what_contradicts_itself_is_refused() {
+        for words in
+            ["--socket /s --cluster", "--socket /s --node a", "--node a --cluster", "--socket /s --context c"]
+        {
+            let words = format!("fairlead status {words}");
+            let error = Arguments::try_parse_from(words.split_whitespace()).unwrap_err();
+            assert_eq!(error.exit_code(), 2, "{words}");
+        }
+    }
+}

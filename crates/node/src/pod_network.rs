@@ -1,0 +1,195 @@
+//! Keeps this node's pods connected while other programs change the network: the rule that leads to the table of pods,
+//! forwarding, the check of source addresses, masquerading, and each pod's link, addresses and routes.
+//!
+//! The allocation table says what should be, a dump what is; the difference is sent as one batch per pod, nothing if there is
+//! none. It runs when [`KernelWatch`] reports a change, and as a sweep: the kernel does not report the IPv4 routes of a
+//! link that goes down.
+
+use std::convert::Infallible;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use fairlead_api::names::LINK_ALIAS_PREFIX;
+use fairlead_api::resources::{AddressPool, WireKubeMesh};
+use fairlead_cluster::caches::Cache;
+use fairlead_cluster::subsystem::Subsystem;
+use fairlead_dataplane::mesh::Applied;
+use fairlead_dataplane::pods::{self, Attached, HostEnds, Repair};
+use fairlead_dataplane::routing_ids::RoutingIds;
+use fairlead_dataplane::uplink::{self, HostNetwork, Ignored};
+use fairlead_dataplane::{masquerade, routes};
+use fairlead_netlink::route::Change;
+use tokio::time::{sleep, timeout};
+
+use crate::container_locks::{ContainerLocks, Guard};
+use crate::ipam::Ipam;
+use crate::kernel_watch::{KernelChanges, KernelWatch};
+use crate::metrics::Metrics;
+use metrics::Object;
+
+pub(crate) mod desired;
+pub mod metrics;
+
+/// How often the kernel is compared without a change.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(10);
+/// Least pause between two comparisons: every ADD and DEL changes links, and needs none.
+const MIN_PAUSE: Duration = Duration::from_secs(1);
+
+/// What the pods' network is kept by.
+pub(crate) struct PodNetwork {
+    pub(crate) ipam: Arc<Ipam>,
+    /// A container with a CNI operation under way is left to that operation.
+    pub(crate) locks: Arc<ContainerLocks>,
+    pub(crate) pools: Arc<Cache<AddressPool>>,
+    pub(crate) meshes: Arc<Cache<WireKubeMesh>>,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) problems: PodNetworkProblems,
+}
+
+/// What cannot be reconciled, as of the last comparison.
+#[derive(Clone, Default)]
+pub struct PodNetworkProblems(Arc<Mutex<Vec<String>>>);
+
+impl PodNetworkProblems {
+    /// One sentence each.
+    pub fn get(&self) -> Vec<String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set(&self, problems: Vec<String>) {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if *known != problems {
+            tracing::warn!(?problems, "the network of the pods has other problems than before");
+            *known = problems;
+        }
+    }
+}
+
+/// Prepares what all pods need, and returns what had to be changed.
+///
+/// # Errors
+/// The kernel refuses.
+pub(crate) fn prepare(ids: RoutingIds) -> anyhow::Result<Vec<(Object, String)>> {
+    let mut changed = Vec::new();
+    let files = uplink::enable_forwarding()?;
+    changed.extend(files.iter().map(|file| (Object::Forwarding, format!("set {}", file.display()))));
+    let rules = routes::ensure_rules(&routes::pod_rules(ids))?;
+    changed.extend(rules.add.iter().map(|rule| (Object::Rule, format!("add {rule}"))));
+    Ok(changed)
+}
+
+impl PodNetwork {
+    /// Starts to reconcile.
+    pub(crate) fn start(self, kernel: &KernelWatch, subsystem: &mut Subsystem) {
+        let ids = self.ipam.numbers();
+        subsystem.spawn("pod network", self.run(kernel.subscribe(move |change| concerns(change, ids))));
+    }
+
+    async fn run(self, mut kernel: KernelChanges) -> Infallible {
+        let (mut pools, mut meshes) = (self.pools.subscribe(), self.meshes.subscribe());
+        loop {
+            let mut problems = Vec::new();
+            for outcome in [self.restore_pods().await, self.check_sources().await, self.masquerade().await] {
+                problems.extend(outcome.err().map(|error| format!("{error:#}")));
+            }
+            self.problems.set(problems);
+            sleep(MIN_PAUSE).await;
+            let changed = async {
+                tokio::select! {
+                    () = kernel.changed() => {}
+                    _ = pools.changed() => {}
+                    _ = meshes.changed() => {}
+                }
+            };
+            let _ = timeout(SWEEP_INTERVAL, changed).await;
+        }
+    }
+
+    async fn restore_pods(&self) -> anyhow::Result<()> {
+        let ids = self.ipam.numbers();
+        let attached: Vec<Attached> = self.ipam.attachments().into_iter().map(attached).collect();
+        let compare = move || {
+            let prepared = prepare(ids).context("cannot prepare the network of the pods")?;
+            Ok::<_, anyhow::Error>((prepared, pods::repairs(ids, &attached, &HostEnds::read(ids)?)))
+        };
+        let (prepared, repairs) = tokio::task::spawn_blocking(compare).await??;
+        for (object, operation) in prepared {
+            self.corrected(object, &operation, None);
+        }
+        let free = |repair: Repair| Some((self.locks.try_lock(&repair.container_id)?, repair));
+        let repairs: Vec<(Guard, Repair)> = repairs.into_iter().filter_map(free).collect();
+        if repairs.is_empty() {
+            return Ok(());
+        }
+        let apply =
+            move || repairs.into_iter().map(|(_guard, repair)| (repair.apply(), repair)).collect::<Vec<_>>();
+        let mut first = Ok(());
+        for (outcome, repair) in tokio::task::spawn_blocking(apply).await? {
+            match outcome {
+                Ok(()) => repair.operations().for_each(|it| self.corrected(Object::Pod, it, Some(&repair))),
+                Err(error) => {
+                    let link = &repair.host_name;
+                    first =
+                        first.and(Err(error).with_context(|| format!("cannot restore link {link} of a pod")));
+                }
+            }
+        }
+        first
+    }
+
+    async fn check_sources(&self) -> anyhow::Result<()> {
+        let checked = tokio::task::spawn_blocking(pods::check_sources).await?;
+        let checked =
+            checked.context("pods can send with addresses of others: the kernel refuses the check")?;
+        if checked != Applied::Unchanged {
+            self.corrected(Object::SourceCheck, "set the check of source addresses", None);
+        }
+        Ok(())
+    }
+
+    /// Waits for pools and meshes: what was masqueraded before the start goes on until they are known.
+    async fn masquerade(&self) -> anyhow::Result<()> {
+        if !(self.pools.is_ready() && self.meshes.is_ready()) {
+            return Ok(());
+        }
+        let (pools, meshes) = (self.pools.store.state(), self.meshes.store.state());
+        let apply = move || {
+            let connected = HostNetwork::read()?.connected_prefixes(&Ignored::default());
+            masquerade::apply(&desired::masquerade(&pools, meshes.first().map(AsRef::as_ref), connected))
+        };
+        let applied = tokio::task::spawn_blocking(apply).await?;
+        let applied = applied
+            .context("cannot masquerade connections of pods: they reach no host outside of the cluster")?;
+        if applied.is_some_and(|applied| applied != Applied::Unchanged) {
+            self.corrected(Object::Masquerade, "set the masquerading of pods", None);
+        }
+        Ok(())
+    }
+
+    fn corrected(&self, object: Object, operation: &str, pod: Option<&Repair>) {
+        let (container, link) = (pod.map(|it| it.container_id.as_str()), pod.map(|it| it.host_name.as_str()));
+        tracing::warn!(container, link, operation, "corrected the network of the pods");
+        self.metrics.pod_network.corrected(object);
+    }
+}
+
+fn attached(one: crate::ipam::Attachment) -> Attached {
+    let addresses = one.allocated.addresses().collect();
+    Attached { container_id: one.key.container_id, ifname: one.key.ifname, addresses }
+}
+
+/// Whether a change may cut pods off. An ADD and a DEL report the same of their own links; then there is nothing to send.
+fn concerns(change: &Change, ids: RoutingIds) -> bool {
+    match change {
+        Change::Address { .. } => false,
+        Change::Link { link, gone } => {
+            let is_pod = link.alias.as_deref().is_some_and(|alias| alias.starts_with(LINK_ALIAS_PREFIX));
+            is_pod && !gone
+        }
+        Change::Missed => true,
+        Change::Netconf(netconf) => netconf.link.is_none() && netconf.forwarding == Some(false),
+        Change::Route { route, gone } => *gone && route.table == ids.table_pods(),
+        Change::Rule { rule, gone } => *gone && rule.priority == ids.rule_priority(),
+    }
+}

@@ -1,0 +1,59 @@
+//! Counts of what was corrected.
+
+use fairlead_cluster::metrics::register;
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::registry::Registry;
+
+/// What differed from the desired state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Object {
+    /// Forwarding of a family.
+    Forwarding,
+    /// The nftables table that masquerades.
+    Masquerade,
+    /// A pod's link, its addresses or its routes.
+    Pod,
+    /// The rule that leads to the table of pods.
+    Rule,
+    /// The nftables table that checks source addresses.
+    SourceCheck,
+}
+
+impl Object {
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::Forwarding => "forwarding",
+            Self::Masquerade => "masquerade",
+            Self::Pod => "pod",
+            Self::Rule => "rule",
+            Self::SourceCheck => "source_check",
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Correction {
+    object: &'static str,
+}
+
+/// See [`Self::register`] for what each means.
+#[derive(Debug, Clone)]
+pub struct PodNetworkMetrics {
+    corrected: Family<Correction, Counter>,
+}
+
+impl PodNetworkMetrics {
+    /// Declares them in `all`.
+    pub fn register(all: &mut Registry) -> Self {
+        let ours = all.sub_registry_with_prefix("fairlead_pod_network");
+        let help = "Objects of the kernel that differed from what pods need and were corrected";
+        Self { corrected: register(ours, "corrections", help, Family::default()) }
+    }
+
+    /// One operation was needed.
+    pub fn corrected(&self, object: Object) {
+        self.corrected.get_or_create(&Correction { object: object.as_str() }).inc();
+    }
+}

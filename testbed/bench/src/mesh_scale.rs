@@ -1,0 +1,211 @@
+//! A large mesh: peers and blocks in a real API server, and one real node program. The other nodes are objects only, so
+//! none of them answers: for paths that is the worst case.
+//!
+//! What all nodes together write when one of them fails follows from the code that decides it, called for each of them.
+
+use std::net::Ipv4Addr;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use fairlead_api::resources::{AddressBlock, WireKubePeer};
+use fairlead_api::wireguard::PublicKey;
+use fairlead_demo::World;
+use fairlead_demo::node::Node;
+use kube::api::{DeleteParams, PostParams};
+use kube::{Api, Client};
+use serde_json::{Value, json};
+use testbed_lab::Progress;
+use tokio::runtime::Runtime;
+
+use crate::ipam::cluster::{client, create, node as simulated_node};
+use crate::report::Measurement;
+use crate::statistics::percentile;
+use crate::{Effort, cni, progress};
+
+mod flap;
+
+pub(crate) const CASE: &str = "mesh-scale";
+const OURS: &str = "fairlead";
+/// How long the node is watched at rest.
+const REST: Duration = Duration::from_secs(60);
+/// Only bounds what hangs.
+const TIMEOUT: Duration = Duration::from_secs(300);
+/// Longest time the kernel may take to show all objects that were made.
+const SETTLE: Duration = Duration::from_secs(30);
+
+/// A mesh to be measured.
+struct Size {
+    peers: usize,
+    blocks: usize,
+    /// Changes whose way to the kernel is timed.
+    changes: usize,
+}
+
+/// Runs each size in a cluster of its own.
+pub(crate) fn run(effort: Effort) -> Result<Vec<Measurement>> {
+    let sizes: &[Size] = match effort {
+        Effort::Full => &[
+            Size { peers: 1_000, blocks: 2_000, changes: 100 },
+            Size { peers: 5_000, blocks: 10_000, changes: 100 },
+            Size { peers: 1_000, blocks: 100_000, changes: 50 },
+        ],
+        Effort::Quick => &[Size { peers: 200, blocks: 400, changes: 10 }],
+    };
+    let mut measurements = Vec::new();
+    for size in sizes {
+        let world = World::start(&cni::bed::topology()?, &Progress::default())?;
+        let host = world.plane_host().clone();
+        let measured = host.run(|| {
+            let runtime = Runtime::new().context("cannot start the runtime")?;
+            measure(&world, size, &runtime)
+        })?;
+        measurements.extend(measured?);
+    }
+    Ok(measurements)
+}
+
+fn measure(world: &World, size: &Size, runtime: &Runtime) -> Result<Vec<Measurement>> {
+    let node = world.nodes.first().context("the cluster has no real node")?;
+    let of = format!("{} peers, {} blocks", size.peers, size.blocks);
+    let one = |metric: &str, unit, samples: Vec<f64>| {
+        let measurement = Measurement::new(CASE, OURS, format!("{of}: {metric}"), unit, samples)?;
+        progress(&format!("    {}: {:.1} {unit}", measurement.metric, measurement.value));
+        anyhow::Ok(measurement)
+    };
+    world.plane.apply(
+        "apiVersion: wirekube.io/v1alpha1\nkind: WireKubeMesh\nmetadata: {name: default}\nspec: {}\n",
+    )?;
+    let client = runtime.block_on(client(world.plane.kubeconfig()))?;
+    let before = Instant::now();
+    runtime.block_on(make(&client, size))?;
+    wait_for(node, last_block(size))?;
+    progress(&format!("    {of}: in the kernel after {:.1} s", before.elapsed().as_secs_f64()));
+    std::thread::sleep(SETTLE);
+    let mut measurements = vec![one("CPU at rest, no peer answers", "% of a core", vec![cpu(node, REST)?])?];
+    let (waits, busy) = changes(node, &client, size, runtime)?;
+    let p99 = percentile(&waits, 0.99).context("nothing was changed")?;
+    measurements.push(one("CPU per change", "ms", vec![busy.as_secs_f64() * 1000.0 / size.changes as f64])?);
+    measurements.push(one("from change to kernel", "ms", waits)?);
+    measurements.push(one("from change to kernel, p99", "ms", vec![p99])?);
+    measurements.push(one("memory of the node program", "MiB", vec![node.resident_mib()?])?);
+    let flap = flap::of(size.peers);
+    measurements.push(one("nodes that write when one fails", "nodes", vec![flap.nodes as f64])?);
+    measurements.push(one("bytes they write", "bytes", vec![flap.bytes as f64])?);
+    measurements.push(one("largest status", "bytes", vec![flap.largest as f64])?);
+    Ok(measurements)
+}
+
+async fn make(client: &Client, size: &Size) -> Result<()> {
+    // Blocks of Nodes that do not exist would be released.
+    let nodes = Api::<k8s_openapi::api::core::v1::Node>::all(client.clone());
+    create(&nodes, (0..size.peers).map(|number| simulated_node(&name(number))))
+        .await
+        .context("cannot make Nodes")?;
+    let peers = Api::<WireKubePeer>::all(client.clone());
+    create(&peers, (0..size.peers).map(peer)).await.context("cannot make WireKubePeers")?;
+    let blocks = Api::<AddressBlock>::all(client.clone());
+    create(&blocks, (0..size.blocks).map(|number| block(number, size.peers)))
+        .await
+        .context("cannot make AddressBlocks")
+}
+
+fn peer(number: usize) -> Value {
+    let mut key = [1; 32];
+    key[..8].copy_from_slice(&(number as u64).to_be_bytes());
+    let address = address([100, 64, 0, 0], number);
+    json!({
+        "apiVersion": "wirekube.io/v1alpha1", "kind": "WireKubePeer", "metadata": { "name": name(number) },
+        "spec": {
+            "publicKey": PublicKey(key).to_string(), "allowedIPs": [format!("{address}/32")],
+            "endpoint": format!("{address}:51820"), "persistentKeepalive": 25,
+        },
+    })
+}
+
+fn name(number: usize) -> String {
+    format!("simulated-{number}")
+}
+
+fn address([a, b, c, d]: [u8; 4], number: usize) -> Ipv4Addr {
+    let base = u32::from_be_bytes([a, b, c, d]);
+    Ipv4Addr::from_bits(base.saturating_add(u32::try_from(number).unwrap_or(u32::MAX)))
+}
+
+/// Blocks of 8 addresses, none next to another: neighbours would become one element of the set.
+fn block(number: usize, peers: usize) -> Value {
+    let prefix = format!("{}/29", block_address(number));
+    json!({
+        "apiVersion": "coil.cybozu.com/v2", "kind": "AddressBlock",
+        "metadata": {
+            "name": format!("simulated-{number}"),
+            "labels": { "coil.cybozu.com/pool": "simulated", "coil.cybozu.com/node": name(number.checked_rem(peers).unwrap_or_default()) },
+        },
+        "index": number, "ipv4": prefix,
+    })
+}
+
+fn block_address(number: usize) -> Ipv4Addr {
+    address([10, 128, 0, 0], number.saturating_mul(16))
+}
+
+fn last_block(size: &Size) -> Ipv4Addr {
+    block_address(size.blocks.saturating_sub(1))
+}
+
+fn is_target(node: &Node, target: Ipv4Addr) -> Result<bool> {
+    let element = format!("{{ {target} }}");
+    let words = ["nft", "get", "element", "inet", "talos_kubespan", "kubespan_targets_ipv4", &element];
+    Ok(node
+        .host
+        .command(words.first().context("no program")?)?
+        .args(words.get(1..).unwrap_or_default())
+        .output()?
+        .status
+        .success())
+}
+
+fn wait_for(node: &Node, target: Ipv4Addr) -> Result<()> {
+    let deadline = Instant::now() + TIMEOUT;
+    while !is_target(node, target)? {
+        ensure!(Instant::now() < deadline, "{target} did not become a target");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
+}
+
+/// Adds blocks one by one; returns how long each took to become a target, and the processor time of the node program.
+fn changes(node: &Node, client: &Client, size: &Size, runtime: &Runtime) -> Result<(Vec<f64>, Duration)> {
+    let blocks = Api::<AddressBlock>::all(client.clone());
+    let before = processor_time(node)?;
+    let mut waits = Vec::new();
+    for number in size.blocks..size.blocks.saturating_add(size.changes) {
+        let object: AddressBlock = serde_json::from_value(block(number, size.peers))?;
+        let start = Instant::now();
+        runtime.block_on(blocks.create(&PostParams::default(), &object))?;
+        wait_for(node, block_address(number))?;
+        waits.push(start.elapsed().as_secs_f64() * 1000.0);
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    let busy = processor_time(node)?.saturating_sub(before);
+    for number in size.blocks..size.blocks.saturating_add(size.changes) {
+        runtime.block_on(blocks.delete(&format!("simulated-{number}"), &DeleteParams::default()))?;
+    }
+    Ok((waits, busy))
+}
+
+fn cpu(node: &Node, during: Duration) -> Result<f64> {
+    let before = processor_time(node)?;
+    std::thread::sleep(during);
+    Ok(processor_time(node)?.saturating_sub(before).as_secs_f64() / during.as_secs_f64() * 100.0)
+}
+
+/// User and system time of the node program (`proc_pid_stat(5)`, fields 14 and 15).
+fn processor_time(node: &Node) -> Result<Duration> {
+    let pid = node.program_id()?;
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).context("the node program has ended")?;
+    let (_, fields) = stat.rsplit_once(')').context("/proc/PID/stat has another form")?;
+    let ticks: u64 =
+        fields.split_whitespace().skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum();
+    // `USER_HZ` is 100 on all architectures that we build for.
+    Ok(Duration::from_millis(ticks.saturating_mul(10)))
+}

@@ -1,0 +1,98 @@
+//! What all nodes write when one of them fails.
+
+use std::net::SocketAddr;
+use std::time::SystemTime;
+
+use fairlead_api::wireguard::{PeerConfig, PeerState, PublicKey};
+use fairlead_dataplane::wireguard::Backend;
+use fairlead_node::mesh::publish::{Facts, desired, is_due, observes};
+use fairlead_node::mesh::report::{PeerReport, Report};
+use fairlead_path::{NatType, Reason, State, Status};
+
+/// Writes of one failure.
+pub(super) struct Flap {
+    pub(super) nodes: usize,
+    pub(super) bytes: usize,
+    /// Bytes of the largest status.
+    pub(super) largest: usize,
+}
+
+/// A mesh of that many nodes behind NAT, whose endpoints others have to see. Node 0 fails.
+pub(super) fn of(nodes: usize) -> Flap {
+    let mut flap = Flap { nodes: 0, bytes: 0, largest: 0 };
+    let (before, after) = (report(nodes, false), report(nodes, true));
+    for number in 1..nodes {
+        let node = format!("node-{number}");
+        let status = |report: &Report| {
+            let sees = |peer: &str, _: SocketAddr| {
+                let reporters = std::iter::empty();
+                // Only those of the first places; the others have waited for them.
+                observes((&node, peer), reporters, nodes, std::time::Duration::ZERO)
+            };
+            desired(&Facts {
+                node: &node,
+                public_key: PublicKey([1; 32]),
+                report,
+                claims: vec!["192.0.2.1/32".to_owned()],
+                observes: &sees,
+                present: None,
+                now: jiff::Timestamp::UNIX_EPOCH,
+            })
+            .status
+        };
+        let (old, new) = (status(&before), status(&after));
+        let size = serde_json::to_string(&new).map_or(0, |text| text.len());
+        flap.largest = flap.largest.max(size);
+        if is_due(Some(&old), &new, nodes) {
+            flap.nodes = flap.nodes.saturating_add(1);
+            flap.bytes = flap.bytes.saturating_add(size);
+        }
+    }
+    flap
+}
+
+fn report(nodes: usize, failed: bool) -> Report {
+    let peer = |number: usize| {
+        let state = if failed && number == 0 { State::Down } else { State::Up };
+        let config = PeerConfig {
+            preshared_key: None,
+            endpoint: "203.0.113.1:51820".parse().ok(),
+            persistent_keepalive: Some(25),
+            allowed_ips: Vec::new(),
+        };
+        PeerReport {
+            name: format!("node-{number}"),
+            public_key: PublicKey([1; 32]),
+            path: Status {
+                state,
+                reason: Reason::SessionAlive,
+                endpoint: None,
+                source: None,
+                message: String::new(),
+            },
+            device: Some(PeerState {
+                config,
+                last_handshake: Some(SystemTime::UNIX_EPOCH),
+                rx_bytes: 1,
+                tx_bytes: 1,
+            }),
+            prefixes: Vec::new(),
+            endpoint_is_news: true,
+        }
+    };
+    Report {
+        backend: Backend::Embedded,
+        interface: "wire_kube".to_owned(),
+        mtu: 1420,
+        port: 51820,
+        nat: NatType::Cone,
+        host: Vec::new(),
+        observed: Vec::new(),
+        peers: (0..nodes).map(peer).collect(),
+        own_prefixes: Vec::new(),
+        claims: Vec::new(),
+        problems: Vec::new(),
+        manual: None,
+        keepalive: None,
+    }
+}

@@ -1,0 +1,81 @@
+//! The API server warns when something is applied that has no effect yet.
+
+use std::time::{Duration, Instant};
+
+use fairlead_api::resources::not_implemented::{
+    EGRESS, KILO_PEER, NODE, NotImplemented, WIREKUBE_MESH, WIREKUBE_PEER,
+};
+use serde_json::{Value, json};
+
+use crate::bed::{KEY, bed};
+
+/// What kubectl says to this object; empty if nothing.
+fn warnings(object: &Value) -> String {
+    let arguments = ["create", "--dry-run=server", "--warnings-as-errors", "-f", "-"];
+    match bed().plane.kubectl_stdin(&arguments, &object.to_string()) {
+        Ok(_) => String::new(),
+        Err(error) => format!("{error:#}"),
+    }
+}
+
+fn object(entry: &NotImplemented, annotations: &Value, spec: &Value) -> Value {
+    let group = if entry.group.is_empty() { String::new() } else { format!("{}/", entry.group) };
+    json!({
+        "apiVersion": format!("{group}{}", entry.version), "kind": entry.kind, "spec": spec,
+        "metadata": { "name": "warned", "namespace": "default", "annotations": annotations },
+    })
+}
+
+#[test]
+fn only_what_has_no_effect_is_warned_of() {
+    let bed = bed();
+    let fields = json!({
+        "apiServerURL": "https://192.0.2.1:6443", "meshCIDR": "100.64.0.0/16", "natTraversal": {},
+        "relay": { "provider": "managed" }, "routing": { "localSubnetPolicy": "bypass" },
+        "stunServers": ["a.example.com:3478", "b.example.com:3478"],
+    });
+    let peer = json!({ "publicKey": KEY, "allowedIPs": ["10.0.0.1/32"] });
+    let table = [
+        (EGRESS, json!({}), json!({ "destinations": ["0.0.0.0/0"] })),
+        (KILO_PEER, json!({}), peer.clone()),
+        (NODE, json!({ "kilo.squat.ai/location": "home", "wirekube.io/internal-ip": "10.0.0.1" }), json!({})),
+        (WIREKUBE_MESH, json!({}), fields),
+        (WIREKUBE_PEER, json!({ "wirekube.io/birthday-attack": "enabled" }), peer.clone()),
+    ];
+    for (entry, annotations, spec) in table {
+        let object = object(&entry, &annotations, &spec);
+        let expected = entry.message(&object).unwrap();
+        // The API server puts a policy into force some time after it has accepted it.
+        let end = Instant::now() + Duration::from_secs(120);
+        loop {
+            let said = warnings(&object);
+            if said.contains(&expected) {
+                break;
+            }
+            assert!(Instant::now() < end, "expected '{expected}' in: {said}");
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+    let policies = bed.get(&["validatingadmissionpolicy"]);
+    for policy in policies["items"].as_array().unwrap() {
+        assert!(policy["status"]["typeChecking"]["expressionWarnings"].is_null(), "{policy}");
+    }
+    what_has_an_effect_is_applied_without_a_word();
+}
+
+fn what_has_an_effect_is_applied_without_a_word() {
+    let works = json!({
+        "listenPort": 51821, "interfaceName": "wg9", "mtu": 1400,
+        "autoAllowedIPs": { "includeNodeInternalIP": false },
+        "routing": { "localSubnetPolicy": "tunnel", "excludeCIDRs": ["192.0.2.0/24"] },
+    });
+    let none = json!({});
+    for object in [
+        object(&WIREKUBE_MESH, &none, &works),
+        object(&WIREKUBE_MESH, &none, &none),
+        object(&WIREKUBE_PEER, &none, &json!({ "publicKey": KEY })),
+        object(&NODE, &json!({ "wirekube.io/endpoint": "192.0.2.1:51820" }), &none),
+    ] {
+        assert_eq!(warnings(&object), "");
+    }
+}

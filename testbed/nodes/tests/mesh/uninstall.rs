@@ -1,0 +1,97 @@
+//! Fairlead is removed from a cluster with running pods, and installed again.
+
+use anyhow::ensure;
+use testbed_lab::eventually;
+use testbed_nodes::Cluster;
+use testbed_nodes::install::Mode;
+
+use crate::BED;
+use crate::bed::{Room, TIMEOUT, addresses_agree, all_different, server};
+use crate::pools::overlap_is_refused;
+
+/// Everything that a node program leaves in the kernel, by the commands that show it.
+const TRACES: [(&str, &str); 8] = [
+    ("ip -o link", "wire_kube"),
+    ("ip -o -d link", "COIL:"),
+    ("ip rule; ip -6 rule", "lookup 116"),
+    ("ip rule; ip -6 rule", "fwmark 0x40/0x60"),
+    ("ip route show table all; ip -6 route show table all", "proto 30"),
+    ("nft list tables", "talos_kubespan"),
+    ("nft list tables", "fairlead"),
+    ("ip -o link", "veth"),
+];
+/// The same in the node's files.
+const FILES: &str = "ls -A /run/coild.sock /run/coild.sock.d /opt/cni/bin/coil /etc/cni/net.d/10-coil.conflist /var/lib/fairlead";
+const KINDS: &str = "crd,clusterrole,clusterrolebinding,role,rolebinding,serviceaccount,validatingadmissionpolicy,\
+    validatingwebhookconfiguration,mutatingwebhookconfiguration,daemonset,deployment,service,secret,configmap,pdb";
+
+fn nothing_is_left(cluster: &Cluster) {
+    for node in cluster.nodes() {
+        for (command, trace) in TRACES {
+            let shown = node.host().shell(command).unwrap();
+            assert!(!shown.contains(trace), "{command} on {} shows {trace}:\n{shown}", node.name());
+        }
+        let files = node.exec(&["sh", "-c", &format!("{FILES} 2>/dev/null; true")]).unwrap();
+        assert_eq!(files.trim(), "/var/lib/fairlead:", "on {}", node.name());
+    }
+    let objects = cluster.kubectl(&["get", KINDS, "-A", "-o", "name"]).unwrap();
+    let ours = ["coil", "wirekube", "kilo", "fairlead"];
+    let left: Vec<&str> =
+        objects.lines().filter(|name| ours.iter().any(|word| name.contains(word))).collect();
+    assert!(left.is_empty(), "{left:?}");
+}
+
+fn restart(cluster: &Cluster, namespace: &str, deployment: &str) {
+    cluster.kubectl(&["-n", namespace, "rollout", "restart", deployment]).unwrap();
+    let timeout = format!("--timeout={}s", TIMEOUT.as_secs());
+    cluster.kubectl(&["-n", namespace, "rollout", "status", deployment, &timeout]).unwrap();
+}
+
+/// The controller is where the API server cannot reach it before there is a mesh.
+#[test]
+fn fairlead_is_uninstalled_and_installed_again_with_its_controller_behind_nat() {
+    let cluster = BED.alone();
+    let room = Room::new(&cluster, "uninstall");
+    room.run("deployment/web", &server("web", 3));
+    cluster.uninstall_fairlead().unwrap();
+    nothing_is_left(&cluster);
+    // Once more is no error.
+    cluster.uninstall_fairlead().unwrap();
+
+    cluster.install_fairlead_with_controller_on(Mode::Mesh, "home-1").unwrap();
+    overlap_is_refused(&cluster, POOL);
+    restart(&cluster, "kube-system", "deployment/coredns");
+    restart(&cluster, "uninstall", "deployment/web");
+    let pods = room.pods("web").unwrap();
+    all_different(&pods);
+    for from in &pods {
+        for to in &pods {
+            let ask = format!("curl -sS -m 5 -o /dev/null http://{}:8080/", to.addresses[0]);
+            eventually(TIMEOUT, || room.shell(&from.name, &ask)).unwrap();
+        }
+    }
+    cluster.install_fairlead(Mode::Mesh).unwrap();
+    let unpinned = || {
+        let replicas = "jsonpath={.status.readyReplicas}";
+        let ready = cluster.kubectl(&[
+            "-n",
+            "kube-system",
+            "get",
+            "deployment",
+            "coil-ipam-controller",
+            "-o",
+            replicas,
+        ])?;
+        ensure!(ready == "2", "{ready} controllers are ready");
+        Ok(())
+    };
+    eventually(TIMEOUT, unpinned).unwrap();
+    addresses_agree(&cluster);
+}
+
+const POOL: &str = "\
+apiVersion: coil.cybozu.com/v2
+kind: AddressPool
+metadata: {name: thief}
+spec: {blockSizeBits: 2, subnets: [{ipv4: 10.64.8.0/24}]}
+";

@@ -1,0 +1,67 @@
+//! Fairlead's data plane against another kernel than this machine's: one that has WireGuard, and one without IPv6. Builds
+//! the data plane's own test programs on this machine and runs them in the VM.
+#![cfg(test)]
+
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use testbed_vm::Options;
+
+/// Builds one test program of a package; cargo says in JSON lines where it put it. The whole workspace is selected,
+/// because selecting one package would build the libraries again with that package's features.
+fn build_test(package: &str, test: &str) -> PathBuf {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let output = Command::new(cargo)
+        .args(["test", "--workspace", "--test", test, "--no-run", "--message-format=json"])
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .stderr(Stdio::inherit())
+        .output()
+        .unwrap();
+    let messages = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "cannot build the test {test} of {package}: {}", rendered(&messages));
+    let program = json(&messages)
+        .filter(|message| text(message, "/target/name").as_deref() == Some(test))
+        .filter(|message| text(message, "/package_id").is_some_and(|id| id.contains(package)))
+        .find_map(|message| text(&message, "/executable"));
+    assert!(program.is_some(), "cargo built no test {test} of {package}:\n{messages}");
+    program.map(PathBuf::from).unwrap()
+}
+
+fn text(message: &serde_json::Value, pointer: &str) -> Option<String> {
+    message.pointer(pointer)?.as_str().map(str::to_owned)
+}
+
+fn json(messages: &str) -> impl Iterator<Item = serde_json::Value> {
+    messages.lines().filter_map(|line| serde_json::from_str(line).ok())
+}
+
+/// What the compiler would have printed on a terminal.
+fn rendered(messages: &str) -> String {
+    json(messages).filter_map(|message| text(&message, "/message/rendered")).collect()
+}
+
+/// Runs a test program of the data plane in the VM.
+fn run(test: &str, requires: &str, kernel_arguments: &'static str) {
+    let mut command = Command::new(build_test("fairlead-dataplane", test));
+    command.env(requires, "1").env("RUST_BACKTRACE", "1").current_dir("/root");
+    // A test program with debug information is large, and it lies in memory twice while it is unpacked.
+    let options = Options { memory_mib: 1536, kernel_arguments, ..Options::default() };
+    let output = testbed_vm::run(&command, options).unwrap();
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}\n{stdout}\n{stderr}", output.status);
+    assert!(
+        stdout.contains("test result: ok. ") && !stdout.contains("ok. 0 passed"),
+        "nothing was tested:\n{stdout}"
+    );
+}
+
+#[test]
+fn the_data_plane_drives_kernel_wireguard() {
+    run("kernel_wireguard", "FAIRLEAD_KERNEL_WIREGUARD", "");
+}
+
+#[test]
+fn the_data_plane_attaches_pods_without_ipv6() {
+    run("no_ipv6", "FAIRLEAD_NO_IPV6", "ipv6.disable=1");
+}
