@@ -114,15 +114,17 @@ pub fn desired(facts: &Facts<'_>) -> Desired {
     }
 }
 
-/// The status of a node that has left the mesh because the last WireKubeMesh was deleted.
-pub fn left(present: &WireKubePeerStatus, now: Timestamp) -> WireKubePeerStatus {
+/// The status of a node that has left the mesh because the last WireKubeMesh was deleted. Nothing of the mesh remains in it.
+/// `None` if `present` says that already.
+pub fn left(present: &WireKubePeerStatus, now: Timestamp) -> Option<WireKubePeerStatus> {
     let failure = MeshFailure::NoMesh;
-    WireKubePeerStatus {
+    let unchanged = WireKubePeerStatus {
         connected: Some(false),
-        last_reported_at: Some(Time(now)),
+        last_reported_at: present.last_reported_at.clone(),
         conditions: vec![ready(Some((failure.reason(), failure.to_string())), Some(present), now)],
         ..WireKubePeerStatus::default()
-    }
+    };
+    (unchanged != *present).then_some(WireKubePeerStatus { last_reported_at: Some(Time(now)), ..unchanged })
 }
 
 /// The problems that this node publishes: its own, and those it was chosen for. All are in `fairlead status`.
@@ -412,6 +414,25 @@ mod tests {
 
     fn bytes(status: &WireKubePeerStatus) -> usize {
         serde_json::to_string(status).unwrap().len()
+    }
+
+    #[test]
+    fn a_node_that_left_the_mesh_publishes_nothing_of_it_any_more() {
+        let half =
+            report(NatType::Open, vec![peer("a", State::Up, "", false), peer("bb", State::Down, "", false)]);
+        let before = desired(&facts(&half, NO)).status;
+        assert_eq!(before.connected, Some(false), "it was not connected before it left either");
+        let now = Timestamp::from_second(60).unwrap();
+        let after = left(&before, now).unwrap();
+        let expected = WireKubePeerStatus {
+            connected: Some(false),
+            last_reported_at: Some(Time(now)),
+            conditions: after.conditions.clone(),
+            ..WireKubePeerStatus::default()
+        };
+        assert_eq!((after.conditions[0].reason.as_str(), &after), ("NoMesh", &expected));
+        let later = Timestamp::from_second(120).unwrap();
+        assert_eq!(left(&after, later), None, "it is written once");
     }
 
     #[test]

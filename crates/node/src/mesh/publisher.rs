@@ -129,10 +129,10 @@ impl Publisher {
         let report = match publication {
             Publication::Member(report) => report,
             Publication::Left => {
-                let Some(status) = status.filter(|status| status.connected != Some(false)) else {
+                let Some(left) = status.and_then(|status| publish::left(status, now)) else {
                     return Ok(false);
                 };
-                publish::publish_status(&self.client, &self.node, &publish::left(status, now)).await?;
+                publish::publish_status(&self.client, &self.node, &left).await?;
                 return Ok(true);
             }
             Publication::Unknown => return Ok(false),
