@@ -1,0 +1,213 @@
+use std::time::SystemTime;
+
+use fairlead_api::wireguard::{PeerConfig, PeerState};
+use fairlead_path::{Reason, Status};
+use fairlead_topology::Problem;
+
+use super::*;
+use crate::mesh::problem::MeshProblem;
+
+fn peer(name: &str, state: State, endpoint: &str, news: bool) -> PeerReport {
+    let config = PeerConfig {
+        preshared_key: None,
+        endpoint: endpoint.parse().ok(),
+        persistent_keepalive: Some(25),
+        allowed_ips: Vec::new(),
+    };
+    PeerReport {
+        name: name.to_owned(),
+        public_key: PublicKey([name.len() as u8; 32]),
+        path: Status {
+            state,
+            reason: Reason::NotObserved,
+            endpoint: None,
+            source: None,
+            message: String::new(),
+        },
+        device: Some(PeerState {
+            config,
+            last_handshake: Some(SystemTime::UNIX_EPOCH),
+            rx_bytes: 1,
+            tx_bytes: 1,
+        }),
+        prefixes: Vec::new(),
+        endpoint_is_news: news,
+    }
+}
+
+fn report(nat: NatType, peers: Vec<PeerReport>) -> Report {
+    Report {
+        backend: Backend::Embedded,
+        interface: "wire_kube".to_owned(),
+        mtu: 1420,
+        port: 51820,
+        nat,
+        host: vec!["192.168.1.10:51820".parse().unwrap()],
+        observed: vec!["203.0.113.9:4000".parse().unwrap()],
+        peers,
+        own_prefixes: Vec::new(),
+        claims: Vec::new(),
+        problems: vec![MeshProblem::Plan(Problem::NoKey { node: "n".to_owned() }); 100],
+        manual: None,
+        keepalive: None,
+    }
+}
+
+const NO: &(dyn Fn(&str, SocketAddr) -> bool + Sync) = &|_, _| false;
+const YES: &(dyn Fn(&str, SocketAddr) -> bool + Sync) = &|_, _| true;
+
+fn facts<'a>(report: &'a Report, observes: &'a (dyn Fn(&str, SocketAddr) -> bool + Sync)) -> Facts<'a> {
+    let claims = vec!["192.168.1.10/32".to_owned()];
+    let (public_key, now) = (PublicKey([9; 32]), Timestamp::UNIX_EPOCH);
+    Facts { node: "own", public_key, report, claims, observes, present: None, now }
+}
+
+/// A mesh of that many peers, of which those with these numbers are down.
+fn mesh(peers: usize, down: &[usize]) -> Report {
+    let peer = |number: usize| {
+        let state = if down.contains(&number) { State::Down } else { State::Up };
+        let named = peer("x", state, "203.0.113.1:1", true);
+        PeerReport { name: format!("node-{number:04}"), public_key: PublicKey([1; 32]), ..named }
+    };
+    report(NatType::Open, (0..peers).map(peer).collect())
+}
+
+fn bytes(status: &WireKubePeerStatus) -> usize {
+    serde_json::to_string(status).unwrap().len()
+}
+
+#[test]
+fn a_node_that_left_the_mesh_publishes_nothing_of_it_any_more() {
+    let half =
+        report(NatType::Open, vec![peer("a", State::Up, "", false), peer("bb", State::Down, "", false)]);
+    let before = desired(&facts(&half, NO)).status;
+    assert_eq!(before.connected, Some(false), "it was not connected before it left either");
+    let now = Timestamp::from_second(60).unwrap();
+    let after = left(&before, now).unwrap();
+    let expected = WireKubePeerStatus {
+        connected: Some(false),
+        last_reported_at: Some(Time(now)),
+        conditions: after.conditions.clone(),
+        ..WireKubePeerStatus::default()
+    };
+    assert_eq!((after.conditions[0].reason.as_str(), &after), ("NoMesh", &expected));
+    let later = Timestamp::from_second(120).unwrap();
+    assert_eq!(left(&after, later), None, "it is written once");
+}
+
+#[test]
+fn counters_and_times_alone_are_written_rarely() {
+    let first = report(NatType::Cone, vec![peer("a", State::Up, "203.0.113.1:1", true)]);
+    let mut later = first.clone();
+    if let Some(device) = later.peers.first_mut().and_then(|peer| peer.device.as_mut()) {
+        device.rx_bytes = 1_000_000;
+        device.last_handshake = Some(SystemTime::now());
+    }
+    let before = desired(&facts(&first, YES)).status;
+    assert!(is_due(None, &before, 2));
+    let at = |seconds: i64| {
+        let now = Timestamp::from_second(seconds).unwrap();
+        desired(&Facts { present: Some(&before), now, ..facts(&later, YES) }).status
+    };
+    assert!(!is_due(Some(&before), &at(299), 2));
+    assert!(is_due(Some(&before), &at(300), 2));
+    assert!(!is_due(Some(&before), &at(3500), 1000), "in a mesh of a thousand nodes about once an hour");
+    let written = at(300);
+    assert_eq!((written.bytes_received, written.bytes_sent), (Some(1_000_000), Some(1)));
+    assert!(written.last_handshake > before.last_handshake);
+    assert_eq!(written.conditions, before.conditions, "the condition keeps its time");
+    let other = WireKubePeerStatus { connected: Some(false), ..before.clone() };
+    assert!(is_due(Some(&before), &other, 2), "everything else at once");
+}
+
+#[test]
+fn one_of_a_thousand_nodes_that_fails_changes_the_status_of_a_few() {
+    let (before, after) = (mesh(999, &[]), mesh(999, &[500]));
+    let status = |node: &str, report: &Report| {
+        // Each node sees the endpoint of each.
+        let observes = |peer: &str, _: SocketAddr| observers::is_chosen(observers::place(node, peer), 1000);
+        let status = desired(&Facts { node, ..facts(report, &observes) }).status;
+        assert!(bytes(&status) < 5_000, "{} bytes", bytes(&status));
+        status
+    };
+    let writes: Vec<String> = (0..1000)
+        .map(|number| format!("observer-{number}"))
+        .filter(|node| is_due(Some(&status(node, &before)), &status(node, &after), 1000))
+        .collect();
+    assert!((1..=10).contains(&writes.len()), "{writes:?}");
+    let seen_by = writes.first().unwrap();
+    let seen = status(seen_by, &after);
+    assert_eq!((seen.connected, seen.conditions[0].reason.as_str()), (Some(false), "PeersUnreachable"));
+    assert!(seen.conditions[0].message.contains("node-0500"), "{}", seen.conditions[0].message);
+    assert_eq!(seen.peers, Some(PeerCounts { total: 999, direct: 998, unreachable: 1 }));
+}
+
+#[test]
+fn a_problem_of_others_is_published_by_a_few_and_its_own_by_each() {
+    let mut report = mesh(999, &[]);
+    let about = |node: &str| MeshProblem::Plan(Problem::NoKey { node: node.to_owned() });
+    report.problems = vec![about("elsewhere")];
+    let publishers = (0..1000).filter(|number| !problems(&format!("n{number}"), &report).is_empty()).count();
+    assert!((1..=10).contains(&publishers), "{publishers}");
+    let silent =
+        (0..1000).map(|number| format!("n{number}")).find(|node| problems(node, &report).is_empty()).unwrap();
+    report.problems.push(about(&silent));
+    assert_eq!(problems(&silent, &report), [&about(&silent)]);
+}
+
+#[test]
+fn an_observation_is_published_by_those_of_the_first_places_that_see_it() {
+    let nodes: Vec<String> = (0..1000).map(|number| format!("n{number}")).collect();
+    let mut places: Vec<&str> = nodes.iter().map(String::as_str).collect();
+    places.sort_by_key(|node| observers::place(node, "peer"));
+    let old = Duration::from_secs(3600);
+    let publishes = |node: &str, reporters: &[&str], age| {
+        observes((node, "peer"), reporters.iter().copied(), nodes.len(), age)
+    };
+    assert!(publishes(places[0], &places[1..9], Duration::ZERO));
+    assert!(publishes(places[2], &places[..2], old));
+    assert!(!publishes(places[3], &places[..3], old), "enough precede it");
+    assert!(publishes(places[700], &places[701..], old), "none before it sees the peer");
+    assert!(!publishes(places[700], &[], Duration::ZERO), "it waits for those before it");
+    assert!(publishes(places[3], &places[..2], old), "its own earlier report does not count");
+}
+
+#[test]
+fn the_endpoint_shown_is_manual_or_observed_or_our_own() {
+    let behind = report(NatType::Cone, Vec::new());
+    assert_eq!(desired(&facts(&behind, NO)).spec.endpoint.as_deref(), Some("203.0.113.9:4000"));
+    let open = report(NatType::Open, Vec::new());
+    assert_eq!(desired(&facts(&open, NO)).spec.endpoint.as_deref(), Some("192.168.1.10:51820"));
+    let chosen = Report { manual: "node.example:7".parse().ok(), keepalive: Some(0), ..open };
+    let manual = desired(&facts(&chosen, NO));
+    assert_eq!(manual.spec.persistent_keepalive, 0);
+    assert_eq!(manual.spec.endpoint.as_deref(), Some("node.example:7"));
+    assert_eq!(manual.status.endpoint_discovery_method, Some(EndpointDiscoveryMethod::Manual));
+}
+
+#[test]
+fn only_news_of_peers_that_are_up_is_published() {
+    let peers = vec![
+        peer("a", State::Up, "203.0.113.1:1", true),
+        peer("bb", State::Up, "203.0.113.2:1", false),
+        peer("ccc", State::Down, "203.0.113.3:1", true),
+    ];
+    let report = report(NatType::Open, peers);
+    let published: Vec<String> =
+        desired(&facts(&report, YES)).status.observed_endpoints.into_keys().collect();
+    assert_eq!(published, ["a"]);
+    assert!(desired(&facts(&report, NO)).status.observed_endpoints.is_empty());
+}
+
+#[test]
+fn status_is_bounded_and_lists_connected_peers_of_a_small_mesh() {
+    let half =
+        report(NatType::Open, vec![peer("a", State::Up, "", false), peer("bb", State::Down, "", false)]);
+    let status = desired(&facts(&half, NO)).status;
+    assert_eq!(status.problems.len(), MAX_PROBLEMS);
+    assert_eq!(status.connected, Some(false));
+    assert_eq!(status.peer_transports.len(), 1);
+    assert_eq!(status.transport_mode, Some(TransportMode::Direct));
+    assert_eq!(desired(&facts(&mesh(MAX_LISTED, &[]), NO)).status.peer_transports.len(), MAX_LISTED);
+    assert!(desired(&facts(&mesh(MAX_LISTED + 1, &[]), NO)).status.peer_transports.is_empty());
+}
