@@ -7,10 +7,10 @@ use fairlead_netlink::route::{RouteSocket, Rule, delete_link, delete_rule};
 use fairlead_netlink::wireguard;
 use nix::libc;
 
-use crate::mesh::{self, remove_table};
 use crate::pods::PodAlias;
 use crate::routes::{mesh_rules, pod_rules, sync_export, sync_router, sync_table};
 use crate::routing_ids::RoutingIds;
+use crate::{mesh, nft_table};
 
 /// Kinds of links that a mesh device can be: the kernel's WireGuard or the embedded one.
 const MESH_KINDS: [&str; 2] = [wireguard::KIND, "tun"];
@@ -28,8 +28,8 @@ pub fn remove_all(ids: RoutingIds, mesh_devices: &[String]) -> Result<()> {
         &|| sync_table(ids.table_pods(), ids.protocol(), &[]).map(drop),
         &|| sync_export(ids, &[]).map(drop),
         &|| sync_router(&[]).map(drop),
-        &|| remove_table(NFT_TABLE_SOURCE_CHECK),
-        &|| remove_table(NFT_TABLE_MASQUERADE),
+        &|| nft_table::remove(NFT_TABLE_SOURCE_CHECK),
+        &|| nft_table::remove(NFT_TABLE_MASQUERADE),
         &|| remove_links(mesh_devices),
     ];
     let mut outcome = Ok(());

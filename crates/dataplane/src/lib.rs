@@ -6,6 +6,7 @@
 //! * [`uplink`]: the node's own links: MTU towards the others, forwarding switches.
 //! * [`masquerade`]: the nftables table that hides pods behind the node's address where they leave the cluster.
 //! * [`mesh`]: the nftables table with its sets, the rule and table that lead into the WireGuard device.
+//! * [`nft_table`]: a whole nftables table, compared and changed in one transaction.
 //! * [`wireguard`]: one trait over the kernel's WireGuard and the embedded one.
 //!
 //! It decides no policy: `ipam`, `topology` and `path` compute the desired state, the node program passes it here. The
@@ -15,6 +16,7 @@
 pub mod cleanup;
 pub mod masquerade;
 pub mod mesh;
+pub mod nft_table;
 pub mod pods;
 pub mod routes;
 pub mod routing_ids;

@@ -21,7 +21,7 @@ use fairlead_netlink::Result;
 use fairlead_netlink::nftables::{AddressEnd, Chain, Comparison, Expression, Hook, Meta, Rule, Table};
 use ipnet::IpNet;
 
-use crate::mesh::{Applied, apply_table, remove_table};
+use crate::nft_table::{self, Applied};
 
 /// `srcnat` (`NF_IP_PRI_NAT_SRC`).
 const PRIORITY: i32 = 100;
@@ -44,9 +44,9 @@ pub struct Masquerade {
 /// The kernel refuses.
 pub fn apply(wanted: &Masquerade) -> Result<Option<Applied>> {
     if wanted.pods.is_empty() {
-        return remove_table(NFT_TABLE_MASQUERADE).map(|()| None);
+        return nft_table::remove(NFT_TABLE_MASQUERADE).map(|()| None);
     }
-    apply_table(&table(wanted)).map(Some)
+    nft_table::apply(&table(wanted)).map(Some)
 }
 
 /// The table that should be.

@@ -2,27 +2,27 @@
 //! table with the mesh device as default. Behind it stands an `unreachable` default: while the device is down or missing,
 //! marked packets are dropped and never follow the main table in clear text.
 //!
-//! [`table()`] and [`plan`] are pure: the desired state, and the messages from the actual to the desired one. [`apply`]
-//! reads the kernel's state, plans and sends. Only bits of `MARK_MASK` are ever changed; the others belong to other programs.
+//! The table that should be is computed in `table`, which is pure; [`Applier`] reads the kernel's state and sends what differs.
+//! Only bits of `MARK_MASK` are ever changed; the others belong to other programs.
 
 use std::net::{IpAddr, SocketAddr};
 
-use fairlead_address::IntervalSet;
 use fairlead_api::names;
-use fairlead_netlink::nftables::{self, Table, TableState};
+use fairlead_netlink::nftables;
 use fairlead_netlink::route::{
     Address, AddressFlags, IpFamily, Link, Route, RouteKind, RouteSocket, Scope, add_address, delete_link,
     delete_rule, set_mtu, set_up,
 };
-use fairlead_netlink::{Error, Family, Message, Result, Socket};
+use fairlead_netlink::{Error, Family, Result, Socket};
 use ipnet::IpNet;
 
+use crate::nft_table::{self, Applied};
 use crate::routes::{LOOPBACK_INDEX, ensure_rules, mesh_rules, sync_table};
 use crate::uplink::has_ipv6;
 
 mod table;
 
-pub use table::table;
+use table::table;
 
 /// Metric of a default route that any other precedes (`ip-vrf(8)` uses it in the same way).
 const LAST_METRIC: u32 = 4_278_198_272;
@@ -53,45 +53,8 @@ pub struct Bypass {
     pub nodes: Vec<IpAddr>,
 }
 
-/// What [`apply`] had to do to the nftables table.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Applied {
-    /// Unchanged; nothing was sent.
-    Unchanged,
-    /// Only elements of the sets differed.
-    Elements {
-        /// Intervals deleted.
-        deleted: usize,
-        /// Intervals added.
-        added: usize,
-    },
-    /// It was missing, damaged or made by another version, and was replaced in one step.
-    Rebuilt,
-}
-
-/// Makes packets to the other nodes enter the mesh, and brings the device up; sends nothing when everything is in place.
-///
-/// # Errors
-/// The device is missing, or the kernel refuses a message. Whatever does not depend on the refused message is done all
-/// the same: without the device, packets to the other nodes are dropped.
-pub fn apply(state: &MeshState) -> Result<Applied> {
-    apply_unless(false, state)
-}
-
-fn apply_unless(table_is_known: bool, state: &MeshState) -> Result<Applied> {
-    let device = ready_device(state);
-    // The way first, then what leads packets there.
-    let routes = sync_table(names::TABLE_MESH, names::ROUTE_PROTOCOL, &routes(device.as_ref().ok().copied()));
-    let rules = ensure_rules(&mesh_rules());
-    let applied = if table_is_known { Applied::Unchanged } else { apply_table(&table(state))? };
-    device?;
-    routes?;
-    rules?;
-    Ok(applied)
-}
-
-/// Applies states again and again. The nftables table can hold a hundred thousand elements: it is read only when the state
-/// or any table of the kernel has changed since.
+/// Leads packets to the other nodes into the mesh. The nftables table can hold a hundred thousand elements: it is read only
+/// when the state or any table of the kernel has changed since.
 #[derive(Debug, Default)]
 pub struct Applier {
     /// What is known to be in place, and the generation of nftables then.
@@ -99,10 +62,11 @@ pub struct Applier {
 }
 
 impl Applier {
-    /// See [`apply`].
+    /// Makes packets to the other nodes enter the mesh, and brings the device up; sends nothing when everything is in place.
     ///
     /// # Errors
-    /// See [`apply`].
+    /// The device is missing, or the kernel refuses a message. Whatever does not depend on the refused message is done all
+    /// the same: without the device, packets to the other nodes are dropped.
     pub fn apply(&mut self, state: &MeshState) -> Result<Applied> {
         let generation = nftables::generation(&mut Socket::open(Family::Netfilter)?)?;
         let is_known = self.done.as_ref().is_some_and(|(done, at)| *at == generation && done == state);
@@ -118,7 +82,19 @@ impl Applier {
     }
 }
 
-/// Takes everything away that [`apply`] made, the device included. Nothing is touched where [`apply`] made nothing: other
+fn apply_unless(table_is_known: bool, state: &MeshState) -> Result<Applied> {
+    let device = ready_device(state);
+    // The way first, then what leads packets there.
+    let routes = sync_table(names::TABLE_MESH, names::ROUTE_PROTOCOL, &routes(device.as_ref().ok().copied()));
+    let rules = ensure_rules(&mesh_rules());
+    let applied = if table_is_known { Applied::Unchanged } else { nft_table::apply(&table(state))? };
+    device?;
+    routes?;
+    rules?;
+    Ok(applied)
+}
+
+/// Takes everything away that an [`Applier`] made, the device included. Nothing is touched where none made anything: other
 /// programs use the names of KubeSpan too.
 ///
 /// # Errors
@@ -133,7 +109,7 @@ pub fn remove() -> Result<()> {
     }
     // In the opposite order: nothing is marked before the way is gone. The routes come last, because they are the record of
     // what is still to be removed.
-    let table = remove_table(names::NFT_TABLE);
+    let table = nft_table::remove(names::NFT_TABLE);
     let rules = socket.apply(&rules.iter().map(delete_rule).collect::<Vec<_>>());
     let device = remove_device();
     table?;
@@ -142,7 +118,7 @@ pub fn remove() -> Result<()> {
     sync_table(names::TABLE_MESH, names::ROUTE_PROTOCOL, &[]).map(drop)
 }
 
-/// Name of the device that [`apply`] led packets into last; `None` if there is none.
+/// Name of the device that [`Applier::apply`] led packets into last; `None` if there is none.
 ///
 /// # Errors
 /// The kernel cannot be asked.
@@ -152,7 +128,7 @@ pub fn device() -> Result<Option<String>> {
     Ok(device_of(&mut socket, &routes)?.map(|link| link.name))
 }
 
-/// Removes that device. Packets to the other nodes are dropped until [`apply`] leads them into another.
+/// Removes that device. Packets to the other nodes are dropped until [`Applier::apply`] leads them into another.
 ///
 /// # Errors
 /// The kernel refuses.
@@ -243,51 +219,4 @@ fn routes(device: Option<u32>) -> Vec<Route> {
             device.map(onto).into_iter().chain([unreachable])
         })
         .collect()
-}
-
-/// Deletes a table of ours; nothing is sent if there is none.
-pub(crate) fn remove_table(name: &str) -> Result<()> {
-    let mut socket = Socket::open(Family::Netfilter)?;
-    match nftables::read(&mut socket, name)? {
-        Some(_) => nftables::commit(&mut socket, &nftables::delete(name)?),
-        None => Ok(()),
-    }
-}
-
-/// Reconciles a table: only elements that differ if its chains are unchanged, else all of it at once.
-///
-/// # Errors
-/// The kernel refuses a message; then nothing was changed.
-pub(crate) fn apply_table(wanted: &Table) -> Result<Applied> {
-    let mut socket = Socket::open(Family::Netfilter)?;
-    let present = nftables::read(&mut socket, &wanted.name)?;
-    let (applied, messages) = plan(wanted, present.as_ref())?;
-    match nftables::commit(&mut socket, &messages) {
-        // Another process changed the table after we read it; the transaction was rolled back, so start over.
-        Err(error @ Error::Refused { .. }) if applied != Applied::Rebuilt => {
-            tracing::warn!(table = wanted.name, %error, "cannot update an nftables table, replacing it");
-            nftables::commit(&mut socket, &nftables::create(wanted)?)?;
-            Ok(Applied::Rebuilt)
-        }
-        outcome => outcome.map(|()| applied),
-    }
-}
-
-/// The messages that turn the present table into the desired one.
-///
-/// # Errors
-/// Names too long for a message.
-pub fn plan(wanted: &Table, present: Option<&TableState>) -> Result<(Applied, Vec<Message>)> {
-    let Some(present) = present.filter(|present| present.shape == wanted.shape()) else {
-        return Ok((Applied::Rebuilt, nftables::create(wanted)?));
-    };
-    let (mut messages, mut deleted, mut added) = (Vec::new(), 0usize, 0usize);
-    for (name, elements) in &wanted.sets {
-        let held = present.sets.get(name).cloned().unwrap_or_else(|| IntervalSet::empty(elements.family()));
-        deleted = deleted.saturating_add(held.not_in(elements).len());
-        added = added.saturating_add(elements.not_in(&held).len());
-        messages.extend(nftables::change_elements(&wanted.name, name, &held, elements)?);
-    }
-    let applied = if messages.is_empty() { Applied::Unchanged } else { Applied::Elements { deleted, added } };
-    Ok((applied, messages))
 }

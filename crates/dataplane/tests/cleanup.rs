@@ -5,11 +5,11 @@ mod mesh_common;
 
 use fairlead_dataplane::cleanup::remove_all;
 use fairlead_dataplane::masquerade::{self, Masquerade};
-use fairlead_dataplane::mesh::{self, Bypass, MeshState};
+use fairlead_dataplane::mesh::{Bypass, MeshState};
 use fairlead_dataplane::pods::check_sources;
 use fairlead_dataplane::routes::{ensure_rules, pod_rules, sync_export};
 use fairlead_dataplane::routing_ids::RoutingIds;
-use mesh_common::{in_namespace, run};
+use mesh_common::{apply, in_namespace, run};
 
 /// Rules, routes of every table, links and nftables.
 fn state() -> String {
@@ -30,7 +30,7 @@ fn make_everything() {
         targets_v6: vec!["fd00:1::/64".parse().unwrap()],
         bypass: Bypass::default(),
     };
-    mesh::apply(&state).unwrap();
+    apply(&state).unwrap();
     ensure_rules(&pod_rules(ids)).unwrap();
     sync_export(ids, &["10.1.2.0/27".parse().unwrap()]).unwrap();
     masquerade::apply(&Masquerade { pods: vec!["10.1.0.0/16".parse().unwrap()], ..Masquerade::default() })

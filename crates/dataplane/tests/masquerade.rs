@@ -7,7 +7,7 @@ use std::net::{IpAddr, UdpSocket};
 use std::time::Duration;
 
 use fairlead_dataplane::masquerade::{self, Masquerade};
-use fairlead_dataplane::mesh::Applied;
+use fairlead_dataplane::nft_table::Applied;
 use fairlead_netlink::netns::Netns;
 use ipnet::IpNet;
 use testbed_netns::{sh_in, try_sh_in};

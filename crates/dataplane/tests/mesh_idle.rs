@@ -4,9 +4,10 @@
 
 mod mesh_common;
 
-use fairlead_dataplane::mesh::{Applied, Bypass, MeshState, apply};
+use fairlead_dataplane::mesh::{Bypass, MeshState};
+use fairlead_dataplane::nft_table::Applied;
 use fairlead_netlink::changes_sent;
-use mesh_common::{Namespace, run, targets};
+use mesh_common::{Namespace, apply, run, targets};
 use testbed_netns::Monitor;
 
 #[test]

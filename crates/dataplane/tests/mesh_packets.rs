@@ -8,9 +8,9 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::thread;
 use std::time::Duration;
 
-use fairlead_dataplane::mesh::{Bypass, MeshState, apply};
+use fairlead_dataplane::mesh::{Bypass, MeshState};
 use fairlead_dataplane::wireguard::{self, Preference, Settings};
-use mesh_common::Namespace;
+use mesh_common::{Namespace, apply};
 use nix::sys::socket::{setsockopt, sockopt};
 use nix::sys::time::{TimeVal, TimeValLike};
 

@@ -3,9 +3,10 @@
 
 mod mesh_common;
 
-use fairlead_dataplane::mesh::{Applied, Bypass, MeshState, apply, device, remove};
+use fairlead_dataplane::mesh::{Bypass, MeshState, device, remove};
+use fairlead_dataplane::nft_table::Applied;
 use ipnet::IpNet;
-use mesh_common::{in_namespace, run, targets};
+use mesh_common::{apply, in_namespace, run, targets};
 
 fn mesh(mtu: u32, v4: &[&str], v6: &[&str]) -> MeshState {
     let nets = |texts: &[&str]| texts.iter().map(|text| text.parse().unwrap()).collect::<Vec<IpNet>>();

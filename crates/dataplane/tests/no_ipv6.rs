@@ -5,7 +5,7 @@
 mod pods_common;
 
 use fairlead_dataplane::masquerade::{self, Masquerade};
-use fairlead_dataplane::mesh::Applied;
+use fairlead_dataplane::nft_table::Applied;
 use fairlead_dataplane::pods::{self, Attached, HostEnds};
 use fairlead_dataplane::routing_ids::RoutingIds;
 use fairlead_dataplane::{routes, uplink};

@@ -6,7 +6,7 @@ mod pods_common;
 use std::net::{IpAddr, UdpSocket};
 use std::time::Duration;
 
-use fairlead_dataplane::mesh::Applied;
+use fairlead_dataplane::nft_table::Applied;
 use fairlead_dataplane::pods;
 use fairlead_netlink::netns::Netns;
 use testbed_netns::sh_in;

@@ -14,7 +14,7 @@ use fairlead_api::names::LINK_ALIAS_PREFIX;
 use fairlead_api::resources::{AddressPool, WireKubeMesh};
 use fairlead_cluster::caches::Cache;
 use fairlead_cluster::subsystem::Subsystem;
-use fairlead_dataplane::mesh::Applied;
+use fairlead_dataplane::nft_table::Applied;
 use fairlead_dataplane::pods::{self, Attached, HostEnds, Repair};
 use fairlead_dataplane::routing_ids::RoutingIds;
 use fairlead_dataplane::uplink::{self, HostNetwork, Ignored};

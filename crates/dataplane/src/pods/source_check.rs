@@ -18,7 +18,7 @@ use fairlead_api::names::{LINK_GROUP_PODS, NFT_TABLE_SOURCE_CHECK};
 use fairlead_netlink::Result;
 use fairlead_netlink::nftables::{Chain, Comparison, Expression, Hook, Meta, Rule, Table};
 
-use crate::mesh::{Applied, apply_table};
+use crate::nft_table::{self, Applied};
 
 /// `raw`: before connections are tracked (`NF_IP_PRI_RAW`).
 const PRIORITY: i32 = -300;
@@ -37,7 +37,7 @@ pub fn check_sources() -> Result<Applied> {
         Expression::Drop,
     ]);
     let chain = Chain { hook: Hook::FilterPrerouting, priority: PRIORITY, rules: vec![rule] };
-    apply_table(&Table {
+    nft_table::apply(&Table {
         name: NFT_TABLE_SOURCE_CHECK.to_owned(),
         sets: BTreeMap::new(),
         chains: BTreeMap::from([("prerouting".to_owned(), chain)]),

@@ -1,8 +1,15 @@
 //! What the tests of the mesh share.
 #![allow(dead_code, unused_imports, reason = "each test binary uses a part")]
 
+use fairlead_dataplane::mesh::{Applier, MeshState};
+use fairlead_dataplane::nft_table::Applied;
 use ipnet::IpNet;
 pub(crate) use testbed_netns::{Namespace, in_namespace, sh as run};
+
+/// Applies a state without memory of earlier ones, as a node program that was just started.
+pub(crate) fn apply(state: &MeshState) -> fairlead_netlink::Result<Applied> {
+    Applier::default().apply(state)
+}
 
 /// That many prefixes of each family, none next to another.
 pub(crate) fn targets(count: u32) -> (Vec<IpNet>, Vec<IpNet>) {

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use fairlead_api::wireguard::{
     DeviceChange, DeviceConfig, DeviceState, PeerConfig, PeerState, PrivateKey, PublicKey,
 };
-use fairlead_dataplane::mesh::{self, Bypass, MeshState};
+use fairlead_dataplane::mesh::{Applier, Bypass, MeshState};
 use fairlead_dataplane::wireguard::{Backend, Preference, Settings, WireGuardDevice, open};
 use fairlead_netlink::changes_sent;
 
@@ -63,7 +63,7 @@ impl Node {
             targets_v6: vec![format!("fd77::{it}/128").parse().unwrap()],
             bypass: Bypass::default(),
         };
-        self.namespace.run(|| mesh::apply(&state)).unwrap();
+        self.namespace.run(|| Applier::default().apply(&state)).unwrap();
     }
 
     fn config(&self, other: &Self, endpoint: Option<&str>) -> DeviceConfig {
@@ -272,7 +272,7 @@ fn removal(a: &Node, device: Box<dyn WireGuardDevice>) {
     let without_peers = DeviceConfig { peers: BTreeMap::new(), ..a.config(a, None) };
     reconcile(&*device, &without_peers);
     device.delete().unwrap();
-    a.namespace.run(mesh::remove).unwrap();
+    a.namespace.run(fairlead_dataplane::mesh::remove).unwrap();
     let deadline = Instant::now() + TIMEOUT;
     while a.namespace.sh("ip -o link").contains(&a.settings.interface) {
         assert!(Instant::now() < deadline, "the link is still there");

@@ -1,6 +1,7 @@
 //! The kernel as the mesh uses it: one trait, so that tests can put another in its place.
 
-use fairlead_dataplane::mesh::{self, Applied, Applier, MeshState};
+use fairlead_dataplane::mesh::{self, Applier, MeshState};
+use fairlead_dataplane::nft_table::Applied;
 use fairlead_dataplane::uplink::{self, HostNetwork, SysctlError};
 use fairlead_dataplane::wireguard::{self, Settings, WireGuardDevice};
 use fairlead_netlink::Result;

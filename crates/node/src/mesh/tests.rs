@@ -4,7 +4,8 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use fairlead_api::wireguard::{DeviceChange, DeviceState, PeerState};
-use fairlead_dataplane::mesh::{Applied, MeshState};
+use fairlead_dataplane::mesh::MeshState;
+use fairlead_dataplane::nft_table::Applied;
 use fairlead_dataplane::uplink::{HostNetwork, SysctlError};
 use fairlead_dataplane::wireguard::{self, Backend, PathSocket, PendingHandover, Settings, WireGuardDevice};
 use fairlead_netlink::{Error, Result};

@@ -1,0 +1,68 @@
+//! A whole nftables table of ours: what differs between the desired and the present one, applied in one transaction.
+
+use fairlead_address::IntervalSet;
+use fairlead_netlink::nftables::{self, Table, TableState};
+use fairlead_netlink::{Error, Family, Message, Result, Socket};
+
+/// What had to be done to a table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Applied {
+    /// Unchanged; nothing was sent.
+    Unchanged,
+    /// Only elements of the sets differed.
+    Elements {
+        /// Intervals deleted.
+        deleted: usize,
+        /// Intervals added.
+        added: usize,
+    },
+    /// It was missing, damaged or made by another version, and was replaced in one step.
+    Rebuilt,
+}
+
+/// Deletes a table of ours; nothing is sent if there is none.
+pub(crate) fn remove(name: &str) -> Result<()> {
+    let mut socket = Socket::open(Family::Netfilter)?;
+    match nftables::read(&mut socket, name)? {
+        Some(_) => nftables::commit(&mut socket, &nftables::delete(name)?),
+        None => Ok(()),
+    }
+}
+
+/// Reconciles a table: only elements that differ if its chains are unchanged, else all of it at once.
+///
+/// # Errors
+/// The kernel refuses a message; then nothing was changed.
+pub(crate) fn apply(wanted: &Table) -> Result<Applied> {
+    let mut socket = Socket::open(Family::Netfilter)?;
+    let present = nftables::read(&mut socket, &wanted.name)?;
+    let (applied, messages) = plan(wanted, present.as_ref())?;
+    match nftables::commit(&mut socket, &messages) {
+        // Another process changed the table after we read it; the transaction was rolled back, so start over.
+        Err(error @ Error::Refused { .. }) if applied != Applied::Rebuilt => {
+            tracing::warn!(table = wanted.name, %error, "cannot update an nftables table, replacing it");
+            nftables::commit(&mut socket, &nftables::create(wanted)?)?;
+            Ok(Applied::Rebuilt)
+        }
+        outcome => outcome.map(|()| applied),
+    }
+}
+
+/// The messages that turn the present table into the desired one.
+///
+/// # Errors
+/// Names too long for a message.
+fn plan(wanted: &Table, present: Option<&TableState>) -> Result<(Applied, Vec<Message>)> {
+    let Some(present) = present.filter(|present| present.shape == wanted.shape()) else {
+        return Ok((Applied::Rebuilt, nftables::create(wanted)?));
+    };
+    let (mut messages, mut deleted, mut added) = (Vec::new(), 0usize, 0usize);
+    for (name, elements) in &wanted.sets {
+        let held = present.sets.get(name).cloned().unwrap_or_else(|| IntervalSet::empty(elements.family()));
+        deleted = deleted.saturating_add(held.not_in(elements).len());
+        added = added.saturating_add(elements.not_in(&held).len());
+        messages.extend(nftables::change_elements(&wanted.name, name, &held, elements)?);
+    }
+    let applied = if messages.is_empty() { Applied::Unchanged } else { Applied::Elements { deleted, added } };
+    Ok((applied, messages))
+}
