@@ -15,21 +15,18 @@
 //! ```
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 
 use fairlead_address::{IntervalSet, IpFamily};
 use fairlead_api::names;
 use fairlead_netlink::nftables::{
-    Chain, Comparison, DestinationType, Expression, Header, Hook, Meta, Rule, TCP_MAXIMUM_SEGMENT, Table,
+    AddressEnd, Chain, Comparison, DestinationType, Expression, Header, Hook, Meta, Rule,
+    TCP_MAXIMUM_SEGMENT, Table,
 };
-
 use ipnet::IpNet;
 
 use super::{Bypass, MeshState};
 
-/// `NFPROTO_IPV4`, `NFPROTO_IPV6` (`linux/netfilter.h`)
-const PROTOCOL_IPV4: u8 = 2;
-const PROTOCOL_IPV6: u8 = 10;
 /// `IPPROTO_TCP`
 const PROTOCOL_TCP: u8 = 6;
 /// Where the flags are in the TCP header, and two of them (RFC 9293, section 3.1).
@@ -48,37 +45,17 @@ struct Half {
     set: &'static str,
     /// The other nodes' own addresses.
     nodes: &'static str,
-    protocol: u8,
-    /// Addresses in the IP header: offset and length (RFC 791, section 3.1; RFC 8200, section 3).
-    source: (u32, u32),
-    destination: (u32, u32),
     /// IP and TCP header in bytes: what a segment is smaller than the packet.
     headers: u32,
 }
 
 const HALVES: [Half; 2] = [
-    Half {
-        addresses: IpFamily::V4,
-        set: names::NFT_SET_IPV4,
-        nodes: names::NFT_SET_NODES_IPV4,
-        protocol: PROTOCOL_IPV4,
-        source: (12, 4),
-        destination: (16, 4),
-        headers: 40,
-    },
-    Half {
-        addresses: IpFamily::V6,
-        set: names::NFT_SET_IPV6,
-        nodes: names::NFT_SET_NODES_IPV6,
-        protocol: PROTOCOL_IPV6,
-        source: (8, 16),
-        destination: (24, 16),
-        headers: 60,
-    },
+    Half { addresses: IpFamily::V4, set: names::NFT_SET_IPV4, nodes: names::NFT_SET_NODES_IPV4, headers: 40 },
+    Half { addresses: IpFamily::V6, set: names::NFT_SET_IPV6, nodes: names::NFT_SET_NODES_IPV6, headers: 60 },
 ];
 
 /// The table that should be.
-pub fn table(state: &MeshState) -> Table {
+pub(super) fn table(state: &MeshState) -> Table {
     let targets = || state.targets_v4.iter().chain(&state.targets_v6);
     let mut sets = BTreeMap::from(
         HALVES.map(|half| (half.set.to_owned(), IntervalSet::from_prefixes(half.addresses, targets()))),
@@ -132,7 +109,7 @@ fn accept_loopback() -> Rule {
 fn past_mesh(bypass: &Bypass) -> impl Iterator<Item = Rule> {
     bypass.servers.iter().flat_map(|server| {
         let half = HALVES.iter().find(|half| half.addresses == IpFamily::of(server.ip()));
-        half.into_iter().flat_map(|half| [half.request(*server), half.answer(*server)])
+        half.into_iter().flat_map(|half| [request(*server), half.answer(*server)])
     })
 }
 
@@ -141,56 +118,32 @@ fn into_mesh(mtu: u32) -> impl Iterator<Item = Rule> {
     clamps.chain(HALVES.iter().map(Half::mark))
 }
 
-impl Half {
-    /// `ip daddr A tcp dport P accept`
-    fn request(&self, server: SocketAddr) -> Rule {
-        let mut expressions = self.is_address(self.destination, server.ip());
-        expressions.extend(is_tcp_port(TCP_DESTINATION_PORT, server.port()));
-        expressions.push(Expression::Accept);
-        Rule(expressions)
-    }
+/// `ip daddr A tcp dport P accept`
+fn request(server: SocketAddr) -> Rule {
+    let mut expressions = Expression::address_is(AddressEnd::Destination, server.ip());
+    expressions.extend(is_tcp_port(TCP_DESTINATION_PORT, server.port()));
+    expressions.push(Expression::Accept);
+    Rule(expressions)
+}
 
+impl Half {
     /// `ip saddr A tcp sport P ip daddr @nodes accept`
     fn answer(&self, server: SocketAddr) -> Rule {
-        let mut expressions = self.is_address(self.source, server.ip());
+        let mut expressions = Expression::address_is(AddressEnd::Source, server.ip());
         expressions.extend(is_tcp_port(TCP_SOURCE_PORT, server.port()));
-        let (offset, length) = self.destination;
         expressions.extend([
-            Expression::LoadPayload { header: Header::Network, offset, length },
+            Expression::load_address(self.addresses, AddressEnd::Destination),
             Expression::Lookup(self.nodes.to_owned()),
             Expression::Accept,
         ]);
         Rule(expressions)
     }
 
-    fn is_address(&self, (offset, length): (u32, u32), address: IpAddr) -> Vec<Expression> {
-        let bytes = match address {
-            IpAddr::V4(address) => address.octets().to_vec(),
-            IpAddr::V6(address) => address.octets().to_vec(),
-        };
-        vec![
-            Expression::LoadMeta(Meta::NetworkProtocol),
-            Expression::Compare(Comparison::Equal, vec![self.protocol]),
-            Expression::LoadPayload { header: Header::Network, offset, length },
-            Expression::Compare(Comparison::Equal, bytes),
-        ]
-    }
-
-    fn to_target(&self) -> Vec<Expression> {
-        let (offset, length) = self.destination;
-        vec![
-            Expression::LoadMeta(Meta::NetworkProtocol),
-            Expression::Compare(Comparison::Equal, vec![self.protocol]),
-            Expression::LoadPayload { header: Header::Network, offset, length },
-            Expression::Lookup(self.set.to_owned()),
-        ]
-    }
-
     /// Both ends of a connection learn what fits the mesh, whether a host or a pod opens it: path MTU discovery
     /// is often filtered.
     fn clamp(&self, mtu: u32) -> Rule {
         let most = u16::try_from(mtu.saturating_sub(self.headers)).unwrap_or(u16::MAX).to_be_bytes().to_vec();
-        let mut expressions = self.to_target();
+        let mut expressions = Expression::address_in(self.addresses, AddressEnd::Destination, self.set);
         expressions.extend([
             Expression::LoadMeta(Meta::TransportProtocol),
             Expression::Compare(Comparison::Equal, vec![PROTOCOL_TCP]),
@@ -206,7 +159,7 @@ impl Half {
     }
 
     fn mark(&self) -> Rule {
-        let mut expressions = self.to_target();
+        let mut expressions = Expression::address_in(self.addresses, AddressEnd::Destination, self.set);
         expressions.extend([
             Expression::LoadMeta(Meta::Mark),
             Expression::replace_bits(!names::MARK_FROM_WIREGUARD, names::MARK_TO_WIREGUARD),
