@@ -1,6 +1,7 @@
 //! What every long-running Fairlead program needs: watch caches, Events, metrics, health and supervised tasks.
 //!
 //! * [`caches`]: objects as last seen, with a signal for every change. An unreachable API server stops nothing.
+//! * [`conditions`]: conditions in the status of objects.
 //! * [`events`]: Kubernetes Events, published without delaying the caller.
 //! * [`history`]: whether etcd was restored from a backup.
 //! * [`http`]: `/healthz`, `/readyz` and `/metrics`, on servers with limits.
@@ -14,6 +15,7 @@
 //! holders of the caches.
 
 pub mod caches;
+pub mod conditions;
 pub mod events;
 pub mod history;
 pub mod http;

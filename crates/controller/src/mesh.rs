@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fairlead_api::resources::{WireKubeMesh, WireKubePeer};
+use fairlead_cluster::conditions::{Finding, condition};
 use fairlead_cluster::writes::is_stale;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::api::{Patch, PatchParams};
@@ -13,8 +14,6 @@ use tokio::sync::watch;
 
 /// Field manager of the counts and of the condition.
 const MANAGER: &str = "fairlead-controller-mesh";
-/// Type of the condition.
-const READY: &str = "Ready";
 /// Changes are collected this long: a node that joins changes the status of all others within a second.
 const DEBOUNCE: Duration = Duration::from_secs(1);
 /// Interval without a change, for writes that failed.
@@ -28,19 +27,13 @@ pub(crate) fn count(peers: &[Arc<WireKubePeer>]) -> (i32, i32) {
     (clamp(ready), clamp(peers.len()))
 }
 
-/// The condition `Ready`; it keeps its time while its status stays. Pure.
-fn condition(ready: i32, total: i32, present: &[Condition], now: jiff::Timestamp) -> Condition {
-    let (status, reason) =
-        if ready == total { ("True", "Connected") } else { ("False", "PeersNotConnected") };
-    let before = present.iter().find(|before| before.type_ == READY && before.status == status);
-    Condition {
-        type_: READY.to_owned(),
-        status: status.to_owned(),
-        reason: reason.to_owned(),
-        message: format!("{ready} of {total} peers are connected; `fairlead status` says why others are not"),
-        observed_generation: None,
-        last_transition_time: before.map_or(Time(now), |before| before.last_transition_time.clone()),
-    }
+/// The condition `Ready`. Pure.
+fn ready_condition(ready: i32, total: i32, present: &[Condition], now: jiff::Timestamp) -> Condition {
+    let holds = ready == total;
+    let reason = if holds { "Connected" } else { "PeersNotConnected" };
+    let message =
+        format!("{ready} of {total} peers are connected; `fairlead status` says why others are not");
+    condition(present, Finding { type_: "Ready", holds, reason, message }, None, Time(now))
 }
 
 /// Keeps the counts current forever.
@@ -55,7 +48,7 @@ pub(crate) async fn run(
         let (ready, total) = count(&peers.state());
         for mesh in meshes.state() {
             let present = mesh.status.clone().unwrap_or_default();
-            let condition = condition(ready, total, &present.conditions, jiff::Timestamp::now());
+            let condition = ready_condition(ready, total, &present.conditions, jiff::Timestamp::now());
             if (present.ready_peers, present.total_peers) == (Some(ready), Some(total))
                 && present.conditions.contains(&condition)
             {
@@ -94,12 +87,12 @@ mod tests {
     #[test]
     fn the_condition_says_how_many_are_missing_and_keeps_its_time() {
         let at = |seconds| jiff::Timestamp::from_second(seconds).unwrap();
-        let first = condition(2, 3, &[], at(1));
+        let first = ready_condition(2, 3, &[], at(1));
         assert_eq!((first.status.as_str(), first.reason.as_str()), ("False", "PeersNotConnected"));
         assert!(first.message.starts_with("2 of 3 peers are connected"), "{}", first.message);
-        let later = condition(1, 3, std::slice::from_ref(&first), at(2));
+        let later = ready_condition(1, 3, std::slice::from_ref(&first), at(2));
         assert_eq!(later.last_transition_time, first.last_transition_time);
-        let ready = condition(3, 3, &[later], at(3));
+        let ready = ready_condition(3, 3, &[later], at(3));
         assert_eq!((ready.status.as_str(), ready.last_transition_time.0), ("True", at(3)));
     }
 

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use fairlead_api::resources::not_implemented::{EGRESS, WIREKUBE_MESH};
 use fairlead_api::resources::{Egress, WireKubeMesh};
+use fairlead_cluster::conditions::{Finding, condition};
 use fairlead_cluster::writes::is_stale;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::api::{Patch, PatchParams};
@@ -73,18 +74,20 @@ fn report<K>(name: &str, written: kube::Result<K>) {
 fn of_mesh(mesh: &WireKubeMesh, now: jiff::Timestamp) -> Option<Value> {
     let present = mesh.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
     let object = json!({ "spec": mesh.spec });
-    let desired = match WIREKUBE_MESH.message(&object) {
-        Some(message) => (FIELDS_IGNORED, true, NOT_IMPLEMENTED, message),
-        None => (FIELDS_IGNORED, false, "AllFieldsRead", "every field of the spec is read".to_owned()),
+    let (holds, reason, message) = match WIREKUBE_MESH.message(&object) {
+        Some(message) => (true, NOT_IMPLEMENTED, message),
+        None => (false, "AllFieldsRead", "every field of the spec is read".to_owned()),
     };
-    let condition = due(present, desired, mesh.metadata.generation, now)?;
+    let finding = Finding { type_: FIELDS_IGNORED, holds, reason, message };
+    let condition = due(present, finding, mesh.metadata.generation, now)?;
     Some(status("wirekube.io/v1alpha1", "WireKubeMesh", &mesh.name_any(), &condition))
 }
 
 fn of_egress(egress: &Egress, now: jiff::Timestamp) -> Option<Value> {
     let present = egress.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
-    let desired = (READY, false, NOT_IMPLEMENTED, EGRESS.message(&json!({}))?);
-    let condition = due(present, desired, egress.metadata.generation, now)?;
+    let message = EGRESS.message(&json!({}))?;
+    let finding = Finding { type_: READY, holds: false, reason: NOT_IMPLEMENTED, message };
+    let condition = due(present, finding, egress.metadata.generation, now)?;
     Some(status("coil.cybozu.com/v2", "Egress", &egress.name_any(), &condition))
 }
 
@@ -95,25 +98,15 @@ fn status(version: &str, kind: &str, name: &str, condition: &Condition) -> Value
     })
 }
 
-/// The condition, unless the object has it. The transition time changes only with the status.
+/// The condition, unless the object has it.
 fn due(
     present: &[Condition],
-    (type_, holds, reason, message): (&str, bool, &str, String),
+    finding: Finding<'_>,
     generation: Option<i64>,
     now: jiff::Timestamp,
 ) -> Option<Condition> {
-    let status = if holds { "True" } else { "False" };
-    let before = present.iter().find(|condition| condition.type_ == type_);
-    let since = before.filter(|before| before.status == status);
-    let condition = Condition {
-        type_: type_.to_owned(),
-        status: status.to_owned(),
-        reason: reason.to_owned(),
-        message,
-        observed_generation: generation,
-        last_transition_time: since.map_or(Time(now), |since| since.last_transition_time.clone()),
-    };
-    (before != Some(&condition)).then_some(condition)
+    let condition = condition(present, finding, generation, Time(now));
+    (!present.contains(&condition)).then_some(condition)
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use fairlead_api::resources::{AddressBlock, AddressPool, AddressPoolStatus, MAX_LISTED_NODES, NodeBlocks};
+use fairlead_cluster::conditions::{Finding, condition};
 use fairlead_ipam::{BlockIndex, Grant, PoolState, Refusal, Request, block_limit, grant, overlaps};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::ResourceExt;
@@ -72,7 +73,7 @@ pub(crate) struct Cluster<'a> {
 }
 
 /// Whether a condition is true, the reason, and the message.
-type Finding = (bool, Reason, String);
+type Verdict = (bool, Reason, String);
 
 impl<'a> Cluster<'a> {
     pub(crate) fn new(
@@ -142,11 +143,14 @@ impl<'a> Cluster<'a> {
             (OVERLAPPING, self.overlapping(&name)),
             (LIMITED, self.limited(pool, by_node)),
         ]
-        .map(|(type_, finding)| condition(present, type_, finding, pool.metadata.generation, now))
+        .map(|(type_, (holds, reason, message))| {
+            let finding = Finding { type_, holds, reason: reason.as_str(), message };
+            condition(present, finding, pool.metadata.generation, Time(now))
+        })
         .to_vec()
     }
 
-    fn exhausted(&self, pool: &str, refusal: Option<&Refusal>, blocks: i64) -> Finding {
+    fn exhausted(&self, pool: &str, refusal: Option<&Refusal>, blocks: i64) -> Verdict {
         let none_left = match refusal {
             None => false,
             Some(Refusal::OutOfBlocks { .. } | Refusal::Overlap { .. }) => true,
@@ -165,7 +169,7 @@ impl<'a> Cluster<'a> {
     }
 
     /// A node that runs many pods of other pools, or an attacker who has its token, can reach the limit.
-    fn limited(&self, pool: &AddressPool, by_node: &BTreeMap<&str, i64>) -> Finding {
+    fn limited(&self, pool: &AddressPool, by_node: &BTreeMap<&str, i64>) -> Verdict {
         let at_limit = |(node, blocks): &(&&str, &i64)| {
             let pods = self.pod_capacities.get(**node).copied();
             !node.is_empty() && **blocks >= i64::from(block_limit(pods, pool.spec.block_size_bits))
@@ -182,7 +186,7 @@ impl<'a> Cluster<'a> {
         (true, Reason::NodesAtLimit, message)
     }
 
-    fn overlapping(&self, name: &str) -> Finding {
+    fn overlapping(&self, name: &str) -> Verdict {
         let found = self.pools.get(name).and_then(|state| {
             let pool = state.parsed.as_ref().ok()?;
             self.pools.iter().filter(|(other, _)| *other != name).find_map(|(other, of_other)| {
@@ -204,7 +208,7 @@ impl<'a> Cluster<'a> {
     }
 }
 
-fn ready(refusal: Option<&Refusal>, blocks: i64) -> Finding {
+fn ready(refusal: Option<&Refusal>, blocks: i64) -> Verdict {
     let Some(refusal) = refusal else { return (true, Reason::Available, "blocks are available".to_owned()) };
     let (reason, message) = match refusal {
         Refusal::Terminating { .. } => (
@@ -228,31 +232,9 @@ fn ready(refusal: Option<&Refusal>, blocks: i64) -> Finding {
     (false, reason, message)
 }
 
-fn disabled(pool: &AddressPool) -> Finding {
+fn disabled(pool: &AddressPool) -> Verdict {
     match pool.spec.disabled {
         true => (true, Reason::SpecDisabled, "spec.disabled is true".to_owned()),
         false => (false, Reason::SpecEnabled, "spec.disabled is not set".to_owned()),
-    }
-}
-
-/// The transition time changes only with the status.
-fn condition(
-    present: &[Condition],
-    type_: &str,
-    (holds, reason, message): Finding,
-    generation: Option<i64>,
-    now: jiff::Timestamp,
-) -> Condition {
-    let status = if holds { "True" } else { "False" };
-    let before = present.iter().find(|condition| condition.type_ == type_);
-    let since =
-        before.filter(|before| before.status == status).map(|before| before.last_transition_time.clone());
-    Condition {
-        type_: type_.to_owned(),
-        status: status.to_owned(),
-        reason: reason.as_str().to_owned(),
-        message,
-        observed_generation: generation,
-        last_transition_time: since.unwrap_or(Time(now)),
     }
 }

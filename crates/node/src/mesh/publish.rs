@@ -14,6 +14,7 @@ use fairlead_api::resources::{
     WireKubePeerStatus,
 };
 use fairlead_api::wireguard::PublicKey;
+use fairlead_cluster::conditions::{Finding, condition};
 use fairlead_dataplane::wireguard::Backend;
 use fairlead_path::NatType;
 use fairlead_path::State;
@@ -197,20 +198,12 @@ fn connection(facts: &Facts<'_>) -> WireKubePeerStatus {
     }
 }
 
-/// The condition `Ready`; it keeps its time while its status stays.
+/// The condition `Ready`.
 fn ready(why: Option<(&str, String)>, present: Option<&WireKubePeerStatus>, now: Timestamp) -> Condition {
-    let status = if why.is_none() { "True" } else { "False" };
+    let holds = why.is_none();
     let (reason, message) = why.unwrap_or(("Connected", "every observed peer has a usable path".to_owned()));
-    let mut before = present.into_iter().flat_map(|status| &status.conditions);
-    let before = before.find(|condition| condition.type_ == "Ready" && condition.status == status);
-    Condition {
-        type_: "Ready".to_owned(),
-        status: status.to_owned(),
-        reason: reason.to_owned(),
-        message,
-        last_transition_time: before.map_or(Time(now), |before| before.last_transition_time.clone()),
-        observed_generation: None,
-    }
+    let present = present.map(|status| status.conditions.as_slice()).unwrap_or_default();
+    condition(present, Finding { type_: "Ready", holds, reason, message }, None, Time(now))
 }
 
 /// `kernel` or `embedded`.

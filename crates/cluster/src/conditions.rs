@@ -1,0 +1,58 @@
+//! Conditions in the status of objects, as Kubernetes's API conventions define them.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+
+/// What a condition says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Finding<'a> {
+    /// Type of the condition, unique in an object.
+    pub type_: &'a str,
+    /// Whether it is true.
+    pub holds: bool,
+    /// Why, as one CamelCase word.
+    pub reason: &'a str,
+    /// Why, as a sentence.
+    pub message: String,
+}
+
+/// The condition of an object of this generation that has these `present` conditions. `lastTransitionTime` changes only with
+/// the status.
+pub fn condition(
+    present: &[Condition],
+    finding: Finding<'_>,
+    observed_generation: Option<i64>,
+    now: Time,
+) -> Condition {
+    let status = if finding.holds { "True" } else { "False" };
+    let is_same = |before: &&Condition| before.type_ == finding.type_ && before.status == status;
+    let before = present.iter().find(is_same);
+    Condition {
+        type_: finding.type_.to_owned(),
+        status: status.to_owned(),
+        reason: finding.reason.to_owned(),
+        message: finding.message,
+        observed_generation,
+        last_transition_time: before.map_or(now, |before| before.last_transition_time.clone()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::jiff::Timestamp;
+
+    use super::*;
+
+    #[test]
+    fn the_time_changes_with_the_status_alone() {
+        let at = |seconds| Time(Timestamp::from_second(seconds).unwrap());
+        let finding = |type_, holds, reason| Finding { type_, holds, reason, message: format!("{reason}.") };
+        let first = condition(&[], finding("Ready", false, "Starting"), Some(1), at(1));
+        assert_eq!((first.status.as_str(), &first.last_transition_time), ("False", &at(1)));
+        let present = [condition(&[], finding("Other", false, "Unrelated"), Some(1), at(0)), first];
+        let later = condition(&present, finding("Ready", false, "Waiting"), Some(2), at(2));
+        assert_eq!((later.reason.as_str(), later.message.as_str()), ("Waiting", "Waiting."));
+        assert_eq!((later.observed_generation, &later.last_transition_time), (Some(2), &at(1)));
+        let ready = condition(&present, finding("Ready", true, "Connected"), Some(2), at(3));
+        assert_eq!((ready.status.as_str(), &ready.last_transition_time), ("True", &at(3)));
+    }
+}
