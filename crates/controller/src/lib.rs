@@ -6,6 +6,7 @@
 //!
 //! Not here: the egress controllers; what is valid, which the API server decides by itself (`deploy/crds`, `deploy/policy`).
 
+mod changes;
 mod election;
 mod grants;
 mod known_blocks;

@@ -12,6 +12,8 @@ use kube::runtime::reflector::Store;
 use kube::{Api, Client, ResourceExt};
 use tokio::sync::watch;
 
+use crate::changes::Changes;
+
 /// Field manager of the counts and of the condition.
 const MANAGER: &str = "fairlead-controller-mesh";
 /// Changes are collected this long: a node that joins changes the status of all others within a second.
@@ -41,9 +43,10 @@ pub(crate) async fn run(
     client: Client,
     meshes: Store<WireKubeMesh>,
     peers: Store<WireKubePeer>,
-    [mut meshes_changed, mut peers_changed]: [watch::Receiver<u64>; 2],
+    watches: [watch::Receiver<u64>; 2],
 ) {
     let api: Api<WireKubeMesh> = Api::all(client);
+    let mut changes = Changes { watches, resync: RESYNC_INTERVAL, debounce: DEBOUNCE };
     loop {
         let (ready, total) = count(&peers.state());
         for mesh in meshes.state() {
@@ -69,14 +72,7 @@ pub(crate) async fn run(
                 }
             }
         }
-        let changed = async {
-            tokio::select! {
-                _ = meshes_changed.changed() => {}
-                _ = peers_changed.changed() => {}
-            }
-        };
-        let _ = tokio::time::timeout(RESYNC_INTERVAL, changed).await;
-        tokio::time::sleep(DEBOUNCE).await;
+        changes.next().await;
     }
 }
 

@@ -13,6 +13,8 @@ use kube::{Api, Client, ResourceExt};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
+use crate::changes::Changes;
+
 /// Field manager of these conditions alone: other conditions of the same objects have other writers.
 const MANAGER: &str = "fairlead-not-implemented";
 /// Changes are collected this long.
@@ -30,8 +32,9 @@ pub(crate) async fn run(
     client: Client,
     meshes: Store<WireKubeMesh>,
     egresses: Store<Egress>,
-    [mut meshes_changed, mut egresses_changed]: [watch::Receiver<u64>; 2],
+    watches: [watch::Receiver<u64>; 2],
 ) {
+    let mut changes = Changes { watches, resync: RESYNC_INTERVAL, debounce: DEBOUNCE };
     loop {
         let now = jiff::Timestamp::now();
         for mesh in meshes.state() {
@@ -47,14 +50,7 @@ pub(crate) async fn run(
                 report(&name, api.patch_status(&name, &parameters(), &Patch::Apply(patch)).await);
             }
         }
-        let changed = async {
-            tokio::select! {
-                _ = meshes_changed.changed() => {}
-                _ = egresses_changed.changed() => {}
-            }
-        };
-        let _ = tokio::time::timeout(RESYNC_INTERVAL, changed).await;
-        tokio::time::sleep(DEBOUNCE).await;
+        changes.next().await;
     }
 }
 

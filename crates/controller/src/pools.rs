@@ -12,6 +12,7 @@ use kube::api::{Patch, PatchParams};
 use kube::{Api, Client, Resource, ResourceExt};
 use tokio::sync::watch;
 
+use crate::changes::Changes;
 use crate::grants::pod_capacity;
 use crate::pool_status::{Cluster, EXHAUSTED, LIMITED, OVERLAPPING, Reason};
 use crate::stores::Stores;
@@ -99,10 +100,11 @@ fn status(pool: &AddressPool, cluster: &Cluster<'_>, now: jiff::Timestamp) -> Op
 pub(crate) async fn run(
     client: Client,
     stores: Stores,
-    [mut pools_changed, mut blocks_changed]: [watch::Receiver<u64>; 2],
+    watches: [watch::Receiver<u64>; 2],
     publisher: EventPublisher,
 ) {
     let api: Api<AddressPool> = Api::all(client);
+    let mut changes = Changes { watches, resync: RESYNC_INTERVAL, debounce: DEBOUNCE };
     loop {
         let nodes = stores.nodes.state();
         let capacities = nodes.iter().filter_map(|node| Some((node.name_any(), pod_capacity(node)?)));
@@ -115,14 +117,7 @@ pub(crate) async fn run(
                 _ => {}
             }
         }
-        let changed = async {
-            tokio::select! {
-                _ = pools_changed.changed() => {}
-                _ = blocks_changed.changed() => {}
-            }
-        };
-        let _ = tokio::time::timeout(RESYNC_INTERVAL, changed).await;
-        tokio::time::sleep(DEBOUNCE).await;
+        changes.next().await;
     }
 }
 

@@ -1,0 +1,49 @@
+//! When a task that keeps objects current, made from objects of two kinds, runs again.
+
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
+
+/// Signals of the watch caches that a task reads.
+pub(crate) struct Changes {
+    pub(crate) watches: [watch::Receiver<u64>; 2],
+    /// Interval without a change, for writes that failed.
+    pub(crate) resync: Duration,
+    /// Changes are collected this long after the first.
+    pub(crate) debounce: Duration,
+}
+
+impl Changes {
+    /// Resolves when the task is to run again.
+    pub(crate) async fn next(&mut self) {
+        let [first, second] = &mut self.watches;
+        let changed = async {
+            tokio::select! {
+                _ = first.changed() => {}
+                _ = second.changed() => {}
+            }
+        };
+        let _ = timeout(self.resync, changed).await;
+        sleep(self.debounce).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_task_runs_after_a_change_of_either_kind_or_the_interval() {
+        let ((first, one), (second, two)) = (watch::channel(0), watch::channel(0));
+        let (never, soon) = (Duration::from_secs(3600), Duration::from_millis(1));
+        let mut changes = Changes { watches: [one, two], resync: never, debounce: soon };
+        for sender in [&first, &second] {
+            sender.send_replace(1);
+            changes.next().await;
+            assert!(timeout(10 * soon, changes.next()).await.is_err(), "one change, one run");
+        }
+        changes.resync = soon;
+        changes.next().await;
+    }
+}
