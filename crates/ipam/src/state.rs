@@ -245,6 +245,7 @@ impl<W: Clone> NodeState<W> {
         self.assumed.observe(shown.iter().map(|block| (block.name, block.uid)));
         let uids: BTreeSet<&str> = shown.iter().map(|block| block.uid).collect();
         self.lost.retain(|uid| uids.contains(uid.as_str()));
+        self.table.retain_positions(|uid| uids.contains(uid));
         let own = shown.into_iter().filter_map(|block| block.own);
         let counts =
             |block: &Block| self.assumed.get(block.name()).is_none() && !self.lost.contains(block.uid());

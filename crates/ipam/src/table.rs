@@ -196,6 +196,11 @@ impl AllocationTable {
         self.restored = positions;
     }
 
+    /// Forgets restored positions of blocks that do not exist any more, by UID.
+    pub(crate) fn retain_positions(&mut self, exists: impl Fn(&str) -> bool) {
+        self.restored.retain(|uid, _| exists(uid));
+    }
+
     /// Removes a block that is no longer this node's. Addresses in use stay allocated.
     pub fn remove_block(&mut self, name: &str) -> Option<Block> {
         self.blocks.remove(name).map(|known| known.block)

@@ -154,3 +154,15 @@ fn the_search_for_addresses_goes_on_after_a_restart() {
     assert_eq!(["y", "z"].map(|pod| address(&mut restarted, pod)), [3, 4]);
     assert_eq!(restarted.table().search_positions(), BTreeMap::from([("u".to_owned(), 4)]));
 }
+
+#[test]
+fn positions_of_blocks_that_are_gone_are_forgotten() {
+    let nets = DualStackNets { ipv4: Some("10.0.0.0/29".parse().unwrap()), ipv6: None };
+    let block = Block::new("a-0", "a", nets, false, false).unwrap().with_uid("u");
+    let mut state = NodeState::<Key>::default();
+    let position = |uid: &str, offset| (uid.to_owned(), offset);
+    state.restore_positions(BTreeMap::from([position("gone", 1), position("u", 2)]));
+    assert_eq!(state.table().search_positions().len(), 2, "until the watch has shown all blocks");
+    state.sync_blocks(vec![ShownBlock { name: "a-0", uid: "u", own: Some(block) }]);
+    assert_eq!(state.table().search_positions(), BTreeMap::from([position("u", 2)]));
+}
