@@ -117,8 +117,7 @@ impl Requests {
             self.refused.lock().unwrap_or_else(PoisonError::into_inner).insert(demand.pool.clone(), name);
         }
         for name in previous.into_iter().chain(name) {
-            let deleted = self.requests().delete(&name, &DeleteParams::default()).await;
-            if let Some(error) = deleted.err().filter(|error| !is_stale(error)) {
+            if let Err(error) = self.delete(&name).await {
                 tracing::debug!(name, %error, "cannot delete a BlockRequest; it is deleted at the next start");
             }
         }
@@ -128,14 +127,21 @@ impl Requests {
         Api::all(self.client.clone())
     }
 
+    /// Deletes a request that may be gone already.
+    async fn delete(&self, name: &str) -> kube::Result<()> {
+        match self.requests().delete(name, &DeleteParams::default()).await {
+            Err(error) if !is_stale(&error) => Err(error),
+            Ok(_) | Err(_) => Ok(()),
+        }
+    }
+
     /// Deletes what an earlier process of this node has left. Only this program makes requests for this node, so nothing
     /// waits for them; a block that was granted meanwhile is in the watch.
     async fn delete_leftovers(&self) {
         let own = ListParams::default().fields(&format!("spec.nodeName={}", self.ipam.node));
         let delete_all = async {
             for request in self.requests().list(&own).await? {
-                let deleted = self.requests().delete(&request.name_any(), &DeleteParams::default()).await;
-                deleted.map(drop).or_else(|error| if is_stale(&error) { Ok(()) } else { Err(error) })?;
+                self.delete(&request.name_any()).await?;
             }
             Ok::<_, kube::Error>(())
         };
