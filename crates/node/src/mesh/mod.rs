@@ -25,7 +25,7 @@ mod tests;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use fairlead_api::resources::{AddressBlock, WireKubeMesh, WireKubePeer};
@@ -195,7 +195,11 @@ impl Reports {
     }
 
     fn snapshot(&self) -> Snapshot {
-        self.snapshot.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.lock().clone()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Snapshot> {
+        self.snapshot.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Sees each report that would publish something else than the one before.
@@ -205,11 +209,11 @@ impl Reports {
 
     /// The API server takes what this node publishes, or refuses it for this reason.
     fn published(&self, refusal: Option<String>) {
-        self.snapshot.lock().unwrap_or_else(PoisonError::into_inner).unpublished = refusal;
+        self.lock().unpublished = refusal;
     }
 
     fn fail(&self, failure: MeshFailure) {
-        self.snapshot.lock().unwrap_or_else(PoisonError::into_inner).failure = Some(failure);
+        self.lock().failure = Some(failure);
     }
 
     /// There is no mesh on this node any more.
@@ -218,13 +222,12 @@ impl Reports {
             metrics.clear();
         }
         let failure = Some(MeshFailure::NoMesh);
-        *self.snapshot.lock().unwrap_or_else(PoisonError::into_inner) =
-            Snapshot { report: None, failure, unpublished: None };
+        *self.lock() = Snapshot { report: None, failure, unpublished: None };
         self.published.send_replace(Publication::Left);
     }
 
     fn clear_failure(&self) {
-        self.snapshot.lock().unwrap_or_else(PoisonError::into_inner).failure = None;
+        self.lock().failure = None;
     }
 
     fn update(&self, report: Report) {
@@ -232,7 +235,7 @@ impl Reports {
         if let Some(metrics) = &self.metrics {
             metrics.update(&report, self.per_peer);
         }
-        self.snapshot.lock().unwrap_or_else(PoisonError::into_inner).report = Some(Arc::clone(&report));
+        self.lock().report = Some(Arc::clone(&report));
         self.published.send_if_modified(|last| {
             let differs = match &*last {
                 Publication::Member(last) => !last.publishes_the_same(&report),
