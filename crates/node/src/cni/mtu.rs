@@ -9,6 +9,7 @@ use fairlead_cluster::caches::Cache;
 use fairlead_dataplane::uplink::{self, HostNetwork, Ignored};
 
 use super::MeshState;
+use crate::mesh;
 use crate::ttl_cell::TtlCell;
 
 /// How long the uplink's MTU is cached. Reading it reads every link of the node, and a hundred pods that start together must
@@ -37,11 +38,11 @@ impl PodMtu {
             return Some(mtu);
         }
         let uplink = uplink.value(Instant::now())?;
-        let wanted = meshes.store.state();
-        if wanted.is_empty() && meshes.has_answer() {
+        let selected = mesh::selected(meshes);
+        if selected.is_none() && meshes.has_answer() {
             return Some(uplink);
         }
-        let configured = wanted.first().map_or(MESH_MTU, |mesh| u32::from(mesh.spec.mtu));
+        let configured = selected.map_or(MESH_MTU, |selected| u32::from(selected.spec.mtu));
         Some(uplink::mesh_mtu(configured, uplink))
     }
 }

@@ -12,7 +12,6 @@ use fairlead_cluster::caches::{Cache, Refusal};
 use fairlead_topology::{Member, MemberRecord, Source};
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::Node;
-use kube::ResourceExt;
 use kube::runtime::reflector::ObjectRef;
 use tokio::sync::watch;
 
@@ -99,11 +98,10 @@ impl InputReader {
         }
         let api_server = self.api_server.borrow().clone().ok_or(MeshFailure::WaitingForApiServer)?;
         let mut problems = Vec::new();
-        let meshes = self.meshes.store.state();
-        let mesh = meshes.iter().min_by_key(|mesh| mesh.name_any()).ok_or(MeshFailure::NoMesh)?;
+        let mesh = super::selected(&self.meshes).ok_or(MeshFailure::NoMesh)?;
         let node = self.nodes.store.get(&ObjectRef::new(&self.node));
         let node = node.ok_or_else(|| MeshFailure::NodeNotFound(self.node.clone()))?;
-        let settings = MeshSettings::parse(mesh, &mut problems);
+        let settings = MeshSettings::parse(&mesh, &mut problems);
         let claims = claims(&settings, &node);
         let own = self.own_record(&claims);
         let members = members::merged(&mut self.sources, Some(own), &mut problems);

@@ -35,7 +35,7 @@ use fairlead_cluster::events::EventPublisher;
 use fairlead_cluster::subsystem::Supervisor;
 use fairlead_dataplane::wireguard::Preference;
 use k8s_openapi::api::core::v1::Node;
-use kube::Client;
+use kube::{Client, ResourceExt};
 use tokio::sync::{oneshot, watch};
 
 use self::inputs::InputReader;
@@ -49,6 +49,11 @@ use self::report::Report;
 use crate::kernel_watch::KernelWatch;
 use crate::members::MemberSource;
 use crate::members::kubernetes::Kubernetes;
+
+/// The WireKubeMesh that counts: the first by name.
+pub(crate) fn selected(meshes: &Cache<WireKubeMesh>) -> Option<Arc<WireKubeMesh>> {
+    meshes.store.state().into_iter().min_by_key(|mesh| mesh.name_any())
+}
 
 /// What the mesh works with.
 pub struct MeshDeps {
@@ -64,7 +69,7 @@ pub struct MeshDeps {
     pub handover: PathBuf,
     /// This node's own object.
     pub nodes: Arc<Cache<Node>>,
-    /// The mesh resources; the first by name counts.
+    /// The mesh resources, of which one [is selected](selected).
     pub meshes: Arc<Cache<WireKubeMesh>>,
     /// All peers.
     pub peers: Arc<Cache<WireKubePeer>>,
