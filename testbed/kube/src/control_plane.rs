@@ -1,7 +1,7 @@
 use std::ffi::OsStr;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, bail};
@@ -15,7 +15,8 @@ use crate::{Options, kubeconfig};
 /// A running control plane; dropping it ends its programs and removes its directory.
 pub struct ControlPlane {
     // Fields are dropped in this order: the programs before the directory they write to.
-    servers: Mutex<Servers>,
+    /// `None` after a restart that failed.
+    servers: Mutex<Option<Servers>>,
     programs: Programs,
     options: Options,
     kubeconfig: PathBuf,
@@ -26,6 +27,26 @@ pub struct ControlPlane {
 enum Servers {
     Kubebed(Kubebed),
     Assets(Assets),
+}
+
+impl Servers {
+    fn start(programs: &Programs, options: &Options, directory: &Path) -> anyhow::Result<Self> {
+        let servers = match programs {
+            Programs::Kubebed(binary) => Kubebed::start(binary, options, directory).map(Self::Kubebed),
+            Programs::Assets(_) => Assets::start(programs, options, directory).map(Self::Assets),
+        };
+        servers.with_context(|| logs(directory))
+    }
+
+    fn kill(self) -> anyhow::Result<()> {
+        match self {
+            Self::Kubebed(bed) => bed.kill(),
+            Self::Assets(assets) => {
+                drop(assets);
+                Ok(())
+            }
+        }
+    }
 }
 
 impl ControlPlane {
@@ -39,16 +60,10 @@ impl ControlPlane {
         let parent = options.parent.clone().unwrap_or_else(std::env::temp_dir);
         let directory = TempDir::with_prefix_in("fairlead-kube-", parent)
             .context("cannot create a temporary directory")?;
-        let servers = match &programs {
-            Programs::Kubebed(binary) => {
-                Kubebed::start(binary, &options, directory.path()).map(Servers::Kubebed)
-            }
-            Programs::Assets(_) => Assets::start(&programs, &options, directory.path()).map(Servers::Assets),
-        };
-        let servers = servers.with_context(|| logs(directory.path()))?;
+        let servers = Servers::start(&programs, &options, directory.path())?;
         let kubeconfig = directory.path().join("admin.kubeconfig");
         let server_url = kubeconfig::read_cluster(&kubeconfig)?.server;
-        Ok(Self { servers: Mutex::new(servers), programs, options, kubeconfig, server_url, directory })
+        Ok(Self { servers: Mutex::new(Some(servers)), programs, options, kubeconfig, server_url, directory })
     }
 
     /// The kubeconfig of a cluster administrator. It is JSON, which readers of YAML take.
@@ -95,7 +110,7 @@ impl ControlPlane {
     /// # Errors
     /// It is stopped already, or the control plane has ended.
     pub fn stop_apiserver(&self) -> anyhow::Result<()> {
-        let result = match &mut *self.servers() {
+        let result = match self.servers().as_mut().context("the control plane has ended")? {
             Servers::Kubebed(bed) => bed.command("stop-apiserver"),
             Servers::Assets(assets) => assets.stop_apiserver(),
         };
@@ -107,11 +122,40 @@ impl ControlPlane {
     /// # Errors
     /// It runs already, or does not become ready; the end of its log is in the message.
     pub fn start_apiserver(&self) -> anyhow::Result<()> {
-        let result = match &mut *self.servers() {
+        let result = match self.servers().as_mut().context("the control plane has ended")? {
             Servers::Kubebed(bed) => bed.command("start-apiserver"),
             Servers::Assets(assets) => assets.start_apiserver(&self.programs, &self.options),
         };
         result.with_context(|| logs(self.directory.path()))
+    }
+
+    /// Stops the whole control plane, copies etcd's data to `to`, which must not exist, and starts it again.
+    ///
+    /// # Errors
+    /// The data cannot be copied, or the control plane does not become ready again.
+    pub fn back_up_etcd(&self, to: &Path) -> anyhow::Result<()> {
+        self.while_stopped(|data| copy(data, to))
+    }
+
+    /// Stops the whole control plane, replaces etcd's data by a copy of [`Self::back_up_etcd`], and starts it again: what was
+    /// written since is gone.
+    ///
+    /// # Errors
+    /// As for [`Self::back_up_etcd`].
+    pub fn restore_etcd(&self, from: &Path) -> anyhow::Result<()> {
+        self.while_stopped(|data| {
+            std::fs::remove_dir_all(data).with_context(|| format!("cannot remove {}", data.display()))?;
+            copy(from, data)
+        })
+    }
+
+    /// With [`Options::port`] the API server keeps its address.
+    fn while_stopped(&self, work: impl FnOnce(&Path) -> anyhow::Result<()>) -> anyhow::Result<()> {
+        let mut servers = self.servers();
+        servers.take().context("the control plane has ended")?.kill()?;
+        work(&self.directory.path().join("etcd"))?;
+        *servers = Some(Servers::start(&self.programs, &self.options, self.directory.path())?);
+        Ok(())
     }
 
     /// A token of an existing ServiceAccount, valid for an hour. With `node`, the name of an existing
@@ -148,7 +192,7 @@ impl ControlPlane {
         kubeconfig::write(out, &kubeconfig::for_token(server, &cluster.authority, token))
     }
 
-    fn servers(&self) -> std::sync::MutexGuard<'_, Servers> {
+    fn servers(&self) -> std::sync::MutexGuard<'_, Option<Servers>> {
         // A panic of another test thread leaves the processes as they are; they can still be stopped.
         self.servers.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -187,6 +231,14 @@ pub(crate) fn run_kubectl<A: AsRef<OsStr>>(
         bail!("kubectl {} failed ({}): {}{stdout}", words.join(" "), output.status, stderr.trim_end());
     }
     Ok(text(&output.stdout))
+}
+
+/// Copies a directory with all that is in it.
+fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
+    let output = Command::new("cp").arg("-a").arg(from).arg(to).output().context("cannot run cp")?;
+    let error = String::from_utf8_lossy(&output.stderr);
+    anyhow::ensure!(output.status.success(), "cannot copy {} to {}: {error}", from.display(), to.display());
+    Ok(())
 }
 
 /// The ends of all logs in `directory`, which will be gone when the error is read.

@@ -50,6 +50,14 @@ impl Kubebed {
         }
     }
 
+    /// Kills everything and leaves the directory as it is.
+    pub(crate) fn kill(mut self) -> anyhow::Result<()> {
+        // First, so that its port is free when this returns. It may be stopped already.
+        let _ = self.command("stop-apiserver");
+        self.child.kill().context("cannot kill the control plane")?;
+        self.child.wait().context("cannot wait for the end of the control plane").map(drop)
+    }
+
     fn answer(&self, what: &str) -> anyhow::Result<String> {
         self.answers.recv_timeout(ANSWER_TIMEOUT).map_err(|error| match error {
             RecvTimeoutError::Timeout => anyhow!("{what}: no answer in {} s", ANSWER_TIMEOUT.as_secs()),

@@ -60,6 +60,19 @@ fn state_survives_a_crash_of_the_api_server() {
 }
 
 #[test]
+fn what_was_written_after_a_backup_of_etcd_is_gone_when_it_is_restored() {
+    let plane = start();
+    plane.apply(CONFIG_MAP).unwrap();
+    let backup = tempfile::tempdir().unwrap();
+    let backup = backup.path().join("etcd");
+    plane.back_up_etcd(&backup).unwrap();
+    assert_eq!(note(&plane).unwrap(), "before");
+    plane.apply(&CONFIG_MAP.replace("before", "after")).unwrap();
+    plane.restore_etcd(&backup).unwrap();
+    assert_eq!(note(&plane).unwrap(), "before");
+}
+
+#[test]
 fn two_at_once_do_not_see_each_other_and_nothing_stays_behind() {
     let (first, second) = std::thread::scope(|scope| {
         let other = scope.spawn(start);

@@ -190,6 +190,14 @@ impl Node {
         self.restart(KUBELET)
     }
 
+    /// Kills kube-proxy; process 1 starts it again.
+    ///
+    /// # Errors
+    /// As for [`Node::restart_kubelet`].
+    pub fn restart_kube_proxy(&self) -> Result<()> {
+        self.restart(KUBE_PROXY)
+    }
+
     /// Kills containerd and waits until it answers again. Its shims, and so the pods, live on.
     ///
     /// # Errors
