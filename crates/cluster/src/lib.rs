@@ -9,6 +9,7 @@
 //! * [`pods`]: pods reduced to what addresses need.
 //! * [`process`]: metrics of the process itself.
 //! * [`requests`]: requests to the API server, counted.
+//! * [`resumption`]: watches that list again after etcd was restored from a backup.
 //! * [`subsystem`]: the tasks of a program by name, their health, and the order in which they stop.
 //!
 //! It decides nothing; the node program and the controller do. Objects come from the API server's watches and go to the
@@ -24,5 +25,6 @@ pub mod metrics;
 pub mod pods;
 pub mod process;
 pub mod requests;
+pub mod resumption;
 pub mod subsystem;
 pub mod writes;

@@ -9,7 +9,7 @@ use fairlead_api::resources::AddressBlock;
 use fairlead_cluster::http::{Limits, MetricsAddress, Plain};
 use fairlead_cluster::requests::{RequestMetrics, counting_client};
 use fairlead_cluster::subsystem::{Failure, Supervisor};
-use fairlead_cluster::{history, http, metrics, process};
+use fairlead_cluster::{history, http, metrics, process, resumption};
 use fairlead_ipam::orphans::Graces;
 use kube::Api;
 use prometheus_client::registry::Registry;
@@ -58,6 +58,7 @@ pub async fn run(
     process::register_process(&mut registry);
     let request_metrics = RequestMetrics::register(registry.sub_registry_with_prefix("fairlead"));
     let client = counting_client(config, request_metrics).context("cannot create a Kubernetes client")?;
+    let client = resumption::checking_client(client);
     let leader_metrics = LeaderMetrics::register(&mut registry);
     let registry = Arc::new(registry);
 

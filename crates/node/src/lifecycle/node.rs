@@ -8,7 +8,7 @@ use fairlead_api::wireguard::{PrivateKey, PublicKey};
 use fairlead_cluster::events::{EventPublisher, PendingEvent, node_reference};
 use fairlead_cluster::http::{Limits, Plain};
 use fairlead_cluster::subsystem::Supervisor;
-use fairlead_cluster::{http, requests as api_requests};
+use fairlead_cluster::{http, requests as api_requests, resumption};
 use fairlead_dataplane::pods::PodOnNode;
 use fairlead_dataplane::uplink::has_ipv6;
 use fairlead_wire::spool;
@@ -72,6 +72,7 @@ impl Node {
         let metrics = Arc::new(Metrics::default());
         let client = api_requests::counting_client(config, metrics.requests.clone())
             .context("cannot make a Kubernetes client")?;
+        let client = resumption::checking_client(client);
         let subsystem = supervisor.subsystem("caches");
         let caches = Caches::start(subsystem, &client, &settings);
         let (endpoints, api_server) = watch::channel(None);
