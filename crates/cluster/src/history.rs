@@ -1,10 +1,8 @@
-//! Notices that the API server has gone back in time: etcd was restored from a backup.
-//!
-//! A watch that was begun before goes on as if nothing had happened, and shows nothing until the resource version has
-//! caught up, which can take days. Kubernetes's own advice is to restart all clients.
+//! Notices that etcd was restored from a backup: the resource version goes back, or far ahead where the operator had it
+//! raised, so that watches of before end (`etcdutl snapshot restore --bump-revision`; 1,000,000,000 is advised).
 
 use std::fmt::Debug;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kube::api::ListParams;
 use kube::{Api, Resource};
@@ -15,17 +13,22 @@ use tokio::time::timeout;
 /// How long the API server may take to answer.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The latest resource version that was seen.
+/// More revisions in a second than etcd can write.
+const REVISIONS_PER_SECOND: u64 = 100_000;
+
+/// The latest resource version that was seen, and when.
 #[derive(Debug, Default)]
 pub struct History {
-    latest: u64,
+    latest: Option<(Instant, u64)>,
 }
 
 impl History {
-    /// Takes note of the resource version of a list that was read from etcd, and says whether it is older than the last.
-    pub fn goes_back(&mut self, version: u64) -> bool {
-        let before = std::mem::replace(&mut self.latest, version);
-        version < before
+    /// Takes note of the resource version of a list that was read from etcd, and says whether etcd cannot have come to it
+    /// from the last one.
+    pub fn is_restored(&mut self, now: Instant, version: u64) -> bool {
+        let Some((then, before)) = self.latest.replace((now, version)) else { return false };
+        let seconds = now.saturating_duration_since(then).as_secs().saturating_add(1);
+        version < before || version.saturating_sub(before) > seconds.saturating_mul(REVISIONS_PER_SECOND)
     }
 }
 
@@ -41,8 +44,8 @@ where
         let list = api.list_metadata(&parameters);
         let version = timeout(TIMEOUT, list).await.ok().and_then(Result::ok);
         let version = version.and_then(|list| list.metadata.resource_version?.parse().ok());
-        if version.is_some_and(|version| history.goes_back(version)) {
-            tracing::warn!("the API server has gone back in time: etcd was restored from a backup");
+        if version.is_some_and(|version| history.is_restored(Instant::now(), version)) {
+            tracing::warn!("etcd was restored from a backup");
             restorations.send_modify(|count| *count = count.saturating_add(1));
         }
         tokio::time::sleep(interval).await;
@@ -54,9 +57,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lower_version_is_an_older_state_and_each_step_back_counts_once() {
-        let mut history = History::default();
-        let steps = [10, 10, 25, 24, 24, 30].map(|version| history.goes_back(version));
-        assert_eq!(steps, [false, false, false, true, false, false]);
+    fn a_step_back_or_far_ahead_is_a_restored_backup_and_counts_once() {
+        let (mut history, start) = (History::default(), Instant::now());
+        let steps = [
+            (0, 10),
+            (5, 10),
+            (10, 25),
+            (15, 24),
+            (20, 24),
+            (25, 30),
+            (30, 1_000_000_020),
+            (35, 1_000_000_021),
+        ];
+        let restored =
+            steps.map(|(second, version)| history.is_restored(start + Duration::from_secs(second), version));
+        assert_eq!(restored, [false, false, false, true, false, false, true, false]);
+        let next_day = start + Duration::from_secs(86_400);
+        assert!(!history.is_restored(next_day, 5_000_000_000), "much may happen while nothing is read");
     }
 }
