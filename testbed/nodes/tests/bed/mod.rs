@@ -9,6 +9,7 @@ use std::sync::{OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
+use ipnet::IpNet;
 use testbed_lab::eventually;
 use testbed_nodes::Cluster;
 
@@ -72,6 +73,14 @@ pub(crate) fn addresses_agree(cluster: &Cluster) {
     };
     programs.iter().for_each(|program| check(program, &[]));
     check(&programs[0], &["--cluster"]);
+}
+
+/// The prefixes of all blocks that the API server shows for a node.
+pub(crate) fn blocks_of(cluster: &Cluster, node: &str) -> Result<Vec<IpNet>> {
+    let selector = format!("coil.cybozu.com/node={node}");
+    let path = "jsonpath={range .items[*]}{.ipv4} {.ipv6} {end}";
+    let blocks = cluster.kubectl(&["get", "addressblocks", "-l", &selector, "-o", path])?;
+    Ok(blocks.split_whitespace().map(str::parse).collect::<Result<_, _>>()?)
 }
 
 /// One pod a node; in an upgrade there are two for a moment.

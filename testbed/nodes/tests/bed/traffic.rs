@@ -47,7 +47,7 @@ impl Traffic {
     }
 
     /// Waits until all flow again, and says how many messages sent since `mark` were lost.
-    fn lost_since(&self, mark: Instant) -> usize {
+    pub(crate) fn lost_since(&self, mark: Instant) -> usize {
         self.flows();
         std::thread::sleep(SETTLE);
         let figures: Vec<Figures> = self.flows.iter().map(|flow| flow.figures_since(mark)).collect();

@@ -15,6 +15,7 @@ mod nodes;
 mod operators;
 mod pools;
 mod restarts;
+mod restore;
 mod services;
 mod uninstall;
 mod upgrade;

@@ -7,7 +7,7 @@ use testbed_kube::images::{AGNHOST, AGNHOST_BEFORE, BUSYBOX};
 use testbed_lab::eventually;
 
 use crate::BED;
-use crate::bed::{Room, TIMEOUT, all_different, server};
+use crate::bed::{Room, TIMEOUT, all_different, blocks_of, server};
 
 #[test]
 fn a_daemonset_has_a_pod_with_addresses_of_its_nodes_blocks_on_every_node() {
@@ -23,10 +23,7 @@ fn a_daemonset_has_a_pod_with_addresses_of_its_nodes_blocks_on_every_node() {
     assert_eq!((pods.len(), &on), (nodes.len(), &nodes));
     all_different(&pods);
     for pod in &pods {
-        let selector = format!("coil.cybozu.com/node={}", pod.node);
-        let path = "jsonpath={range .items[*]}{.ipv4} {.ipv6} {end}";
-        let blocks = cluster.kubectl(&["get", "addressblocks", "-l", &selector, "-o", path]).unwrap();
-        let blocks: Vec<ipnet::IpNet> = blocks.split_whitespace().map(|net| net.parse().unwrap()).collect();
+        let blocks = blocks_of(&cluster, &pod.node).unwrap();
         for address in &pod.addresses {
             assert!(blocks.iter().any(|block| block.contains(address)), "{pod:?} is not in {blocks:?}");
         }
