@@ -1,4 +1,5 @@
-//! The node program with the rights of Coil's `coild`, as where only the image was replaced.
+//! Node program and controller with the rights of Coil's `coild` and `coil-ipam-controller`, as where only the image was
+//! replaced.
 
 #![cfg(test)]
 
@@ -57,6 +58,65 @@ roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: coild-fa
 subjects: [{kind: ServiceAccount, name: coild, namespace: kube-system}]
 ";
 
+/// Coil v2.15, `config/rbac`: ClusterRole coil-ipam-controller and Role coil-leader-election.
+const CONTROLLER: &str = "\
+apiVersion: v1
+kind: ServiceAccount
+metadata: {name: coil-ipam-controller, namespace: kube-system}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: {name: coil-ipam-controller}
+rules:
+- {apiGroups: [''], resources: [nodes], verbs: [get, list]}
+- {apiGroups: [''], resources: [pods], verbs: [get, list, watch]}
+- {apiGroups: [coil.cybozu.com], resources: [addressblocks], verbs: [create, delete, get, list, patch, update, watch]}
+- {apiGroups: [coil.cybozu.com], resources: [addresspools], verbs: [get, list, patch, update, watch]}
+- {apiGroups: [coil.cybozu.com], resources: [blockrequests], verbs: [get, list, watch]}
+- {apiGroups: [coil.cybozu.com], resources: [blockrequests/status], verbs: [get, patch, update]}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: coil-ipam-controller}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: coil-ipam-controller}
+subjects: [{kind: ServiceAccount, name: coil-ipam-controller, namespace: kube-system}]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: Role
+metadata: {name: coil-leader-election, namespace: kube-system}
+rules:
+- {apiGroups: [coordination.k8s.io], resources: [leases], verbs: [get, list, watch, create, update, patch, delete]}
+- {apiGroups: [''], resources: [events], verbs: [create, patch]}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata: {name: coil-leader-election, namespace: kube-system}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: coil-leader-election}
+subjects: [{kind: ServiceAccount, name: coil-ipam-controller, namespace: kube-system}]
+";
+
+/// What `docs/migrate-from-coil.md` says is missing.
+const MISSING_OF_CONTROLLER: &str = "\
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: {name: coil-ipam-controller-fairlead}
+rules:
+- {apiGroups: [''], resources: [nodes], verbs: [watch]}
+- {apiGroups: [coil.cybozu.com], resources: [addresspools/status], verbs: [get, update, patch]}
+- {apiGroups: [coil.cybozu.com], resources: [egresses], verbs: [get, list, watch]}
+- {apiGroups: [coil.cybozu.com], resources: [egresses/status], verbs: [patch]}
+- {apiGroups: [wirekube.io], resources: [wirekubemeshes], verbs: [get, list, watch]}
+- {apiGroups: [wirekube.io], resources: [wirekubemeshes/status], verbs: [get, update, patch]}
+- {apiGroups: [wirekube.io], resources: [wirekubepeers], verbs: [get, list, watch, delete]}
+- {apiGroups: [events.k8s.io], resources: [events], verbs: [create, patch]}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: coil-ipam-controller-fairlead}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: coil-ipam-controller-fairlead}
+subjects: [{kind: ServiceAccount, name: coil-ipam-controller, namespace: kube-system}]
+";
+
 const NODE: &str = "cloud-1";
 
 fn readiness(world: &mut World) -> String {
@@ -109,4 +169,50 @@ fn with_coils_rights_pods_start_and_what_is_refused_is_named() {
         Ok(())
     };
     world.wait_for(TIMEOUT, joined).unwrap();
+}
+
+fn conditions(world: &World, object: &str) -> Result<usize> {
+    let status =
+        world.plane.kubectl(&["get", object, "default", "-o", "jsonpath={.status.conditions[*].type}"])?;
+    Ok(status.split_whitespace().count())
+}
+
+/// It leads and grants blocks, and its log names what it may not read. When the rights come, the rest works without a
+/// restart.
+#[test]
+fn with_the_rights_of_coils_controller_blocks_are_granted_and_what_is_refused_is_named() {
+    let mut world = World::start(&topology::two_sites(), &Progress::default()).unwrap();
+    world.kill_controller().unwrap();
+    world.plane.apply(CONTROLLER).unwrap();
+    let token = world.plane.token("coil-ipam-controller", "kube-system", None).unwrap();
+    let kubeconfig = world.directory().join("controller.kubeconfig");
+    world.plane.kubeconfig_for_token(&token, &kubeconfig, None).unwrap();
+    world.start_controller().unwrap();
+    world.apply_mesh_and_pool().unwrap();
+    world.start_pods().unwrap();
+
+    let named = |world: &World| {
+        let log = std::fs::read_to_string(world.directory().join("controller.log"))?;
+        for resource in ["nodes", "addresspools/status", "egresses", "wirekubemeshes", "wirekubepeers"] {
+            ensure!(
+                log.lines().any(|line| line.contains("forbidden") && line.contains(resource)),
+                "{resource} is not in the log:\n{log}"
+            );
+        }
+        Ok(())
+    };
+    world.wait_for(TIMEOUT, named).unwrap();
+    assert_eq!(
+        (conditions(&world, "addresspool").unwrap(), conditions(&world, "wirekubemesh").unwrap()),
+        (0, 0)
+    );
+
+    world.plane.apply(MISSING_OF_CONTROLLER).unwrap();
+    let complete = |world: &World| {
+        for object in ["addresspool", "wirekubemesh"] {
+            ensure!(conditions(world, object)? > 0, "{object} has no conditions");
+        }
+        Ok(())
+    };
+    world.wait_for(TIMEOUT, complete).unwrap();
 }
