@@ -31,6 +31,7 @@ use tokio::time::timeout;
 
 use crate::known_blocks::KnownBlocks;
 use crate::stores::Stores;
+use crate::work_queue::WorkQueueMetrics;
 
 /// How long the loop sleeps when nothing happens.
 const IDLE: Duration = Duration::from_secs(10);
@@ -48,7 +49,7 @@ pub(crate) async fn run(
     metrics: GrantMetrics,
     hold_off: Duration,
 ) {
-    let requests = stores.requests.clone();
+    let (requests, queue_metrics) = (stores.requests.clone(), metrics.queue.clone());
     let granter = Arc::new(Granter { client, stores, metrics });
     let (mut queue, mut running) = (RequestQueue::default(), JoinSet::new());
     loop {
@@ -56,7 +57,9 @@ pub(crate) async fn run(
         let held_until = granter.known().listed().map_or(now, |listed| listed + hold_off);
         let pending = pending(requests.state());
         let views: Vec<Pending<'_>> = pending.iter().map(|(uid, request)| view(uid, request)).collect();
+        queue_metrics.waiting(now, queue.due(now, held_until, &views));
         for uid in queue.start(now, held_until, &views) {
+            queue_metrics.started(now, &uid);
             let Some((_, request)) = pending.iter().find(|(of, _)| *of == uid) else { continue };
             let (granter, request) = (Arc::clone(&granter), Arc::clone(request));
             running.spawn(async move { (uid, granter.answer(&request).await) });
@@ -66,7 +69,10 @@ pub(crate) async fn run(
         tokio::select! {
             _ = changed.changed() => {}
             Some(ended) = running.join_next() => match ended {
-                Ok((uid, attempt)) => queue.end(Instant::now(), &uid, attempt),
+                Ok((uid, attempt)) => {
+                    queue_metrics.ended(Instant::now(), &uid, attempt);
+                    queue.end(Instant::now(), &uid, attempt);
+                }
                 Err(error) => if let Ok(panic) = error.try_into_panic() {
                     std::panic::resume_unwind(panic);
                 }
@@ -85,6 +91,7 @@ fn view<'a>(uid: &'a str, request: &'a BlockRequest) -> Pending<'a> {
 pub(crate) struct GrantMetrics {
     grants: Counter,
     refusals: Family<ReasonLabel, Counter>,
+    pub(crate) queue: WorkQueueMetrics,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -94,16 +101,12 @@ struct ReasonLabel {
 
 impl GrantMetrics {
     /// Declares them in `registry`.
-    pub(crate) fn register(registry: &mut Registry) -> Self {
-        let refusals = "BlockRequests refused, by reason";
+    pub(crate) fn register(registry: &mut Registry, queue: WorkQueueMetrics) -> Self {
+        let (grants, refusals) = ("BlockRequests answered with a block", "BlockRequests refused, by reason");
         Self {
-            grants: register(
-                registry,
-                "block_grants",
-                "BlockRequests answered with a block",
-                Counter::default(),
-            ),
+            grants: register(registry, "block_grants", grants, Counter::default()),
             refusals: register(registry, "block_refusals", refusals, Family::default()),
+            queue,
         }
     }
 
@@ -424,11 +427,8 @@ mod tests {
             pod_capacity(&serde_json::from_value(node).unwrap())
         };
         assert_eq!((capacity("250"), capacity("many"), capacity("-1")), (Some(250), None, None));
-        assert_eq!(
-            (capacity("1k"), capacity("2Ki")),
-            (Some(1000), Some(2048)),
-            "as the API server writes them"
-        );
+        // As the API server writes them.
+        assert_eq!((capacity("1k"), capacity("2Ki")), (Some(1000), Some(2048)));
         assert_eq!(pod_capacity(&Node::default()), None);
     }
 

@@ -25,6 +25,7 @@ use crate::grants::{self, GrantMetrics};
 use crate::known_blocks::KnownBlocks;
 use crate::orphans::{self, OrphanMetrics};
 use crate::stores::Stores;
+use crate::work_queue::{ReconcileMetrics, WorkQueueMetrics};
 use crate::{mesh, not_implemented, pools};
 
 /// Name of the subsystem.
@@ -84,8 +85,8 @@ pub(crate) fn start(supervisor: &mut Supervisor, client: &Client, metrics: &Lead
     );
     subsystem.spawn("grants", stores.clone().then(grants));
     let changes = [pools.subscribe(), blocks.subscribe()];
-    subsystem
-        .spawn("pools", stores.clone().then(pools::run(client.clone(), stores.clone(), changes, events)));
+    let pools = pools::run(client.clone(), stores.clone(), changes, events, metrics.reconciles.clone());
+    subsystem.spawn("pools", stores.clone().then(pools));
     let orphans = orphans::run(
         client.clone(),
         stores.clone(),
@@ -119,20 +120,25 @@ fn trim_node(node: &mut Node) {
 pub(crate) struct LeaderMetrics {
     pub(crate) grants: GrantMetrics,
     pub(crate) orphans: OrphanMetrics,
+    reconciles: ReconcileMetrics,
     events: EventMetrics,
     leader: Gauge,
     usage: Arc<PoolUsage>,
 }
 
 impl LeaderMetrics {
-    /// Declares them in `registry`. The names under `coil_controller` are Coil's and mean the same.
+    /// Declares them in `registry`. The names under `coil_controller`, `workqueue` and
+    /// `controller_runtime` are those of Coil's controller and mean the same.
     pub(crate) fn register(registry: &mut Registry) -> Self {
         let usage = Arc::new(PoolUsage::default());
         let coil = registry.sub_registry_with_prefix("coil_controller");
         coil.register_collector(Box::new(Arc::clone(&usage)));
+        let reconciles = ReconcileMetrics::register(registry);
+        let requests = WorkQueueMetrics::register(registry, "blockrequest", reconciles.clone());
         let ours = registry.sub_registry_with_prefix("fairlead_controller");
         Self {
-            grants: GrantMetrics::register(ours),
+            grants: GrantMetrics::register(ours, requests),
+            reconciles,
             orphans: OrphanMetrics::register(ours),
             events: EventMetrics::register(ours),
             leader: register(ours, "leader", "Whether this replica is the leader", Gauge::default()),
@@ -143,6 +149,7 @@ impl LeaderMetrics {
     /// This replica leads and has these caches, or does not lead any more.
     pub(crate) fn leads(&self, stores: Option<Stores>) {
         self.leader.set(i64::from(stores.is_some()));
+        self.grants.queue.clear();
         *self.usage.0.lock().unwrap_or_else(PoisonError::into_inner) = stores;
     }
 }

@@ -21,5 +21,6 @@ mod pool_status;
 mod pools;
 mod program;
 mod stores;
+mod work_queue;
 
 pub use program::{Settings, run};

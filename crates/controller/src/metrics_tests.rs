@@ -1,10 +1,13 @@
 //! The names of all metrics of the program, and the dashboard that queries them.
 
+use std::time::Instant;
+
 use fairlead_api::resources::{AddressBlock, AddressPool};
 use fairlead_cluster::metrics::{Exposition, text};
 use fairlead_cluster::process;
 use fairlead_cluster::requests::{Kind, RequestMetrics};
 use fairlead_ipam::RefusalReason;
+use fairlead_ipam::queue::Attempt;
 use kube::runtime::reflector::{Lookup, Store, store};
 use kube::runtime::watcher::Event;
 use prometheus_client::registry::Registry;
@@ -70,6 +73,9 @@ impl Metrics {
         metrics.leader.grants.granted();
         metrics.leader.grants.refused(RefusalReason::PoolExhausted);
         metrics.leader.orphans.count(None);
+        let (queue, now) = (&metrics.leader.grants.queue, Instant::now());
+        queue.started(now, "uid");
+        queue.ended(now, "uid", Attempt::Answered);
         metrics
     }
 }

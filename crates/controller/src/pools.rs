@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fairlead_api::names::COIL_FINALIZER;
 use fairlead_api::resources::{AddressBlock, AddressPool, AddressPoolStatus};
@@ -16,6 +16,7 @@ use crate::changes::Changes;
 use crate::grants::pod_capacity;
 use crate::pool_status::{Cluster, EXHAUSTED, LIMITED, OVERLAPPING, Reason};
 use crate::stores::Stores;
+use crate::work_queue::ReconcileMetrics;
 
 /// Changes are collected this long, so that a thousand new blocks cost a few status writes.
 const DEBOUNCE: Duration = Duration::from_millis(500);
@@ -102,21 +103,25 @@ pub(crate) async fn run(
     stores: Stores,
     watches: [watch::Receiver<u64>; 2],
     publisher: EventPublisher,
+    metrics: ReconcileMetrics,
 ) {
     let api: Api<AddressPool> = Api::all(client);
     let mut changes = Changes { watches, resync: RESYNC_INTERVAL, debounce: DEBOUNCE };
     loop {
+        let (start, mut ok) = (Instant::now(), true);
         let nodes = stores.nodes.state();
         let capacities = nodes.iter().filter_map(|node| Some((node.name_any(), pod_capacity(node)?)));
         let (capacities, now) = (capacities.collect(), jiff::Timestamp::now());
         for action in actions(&stores.pools.state(), &stores.blocks.state(), &capacities, now) {
             match apply(&api, &publisher, action).await {
                 Err(error) if !is_stale(&error) => {
+                    ok = false;
                     tracing::warn!(%error, "cannot update an AddressPool; retrying")
                 }
                 _ => {}
             }
         }
+        metrics.ended("addresspool", start.elapsed(), ok);
         changes.next().await;
     }
 }

@@ -78,6 +78,16 @@ impl RequestQueue {
         started
     }
 
+    /// UIDs of the requests that an attempt could begin for now. They wait for a slot if [`Self::start`] begins none.
+    pub fn due<'a>(
+        &self,
+        now: Instant,
+        hold_off: Instant,
+        pending: &[Pending<'a>],
+    ) -> impl Iterator<Item = &'a str> {
+        pending.iter().filter(move |request| self.is_due(now, hold_off, request)).map(|request| request.uid)
+    }
+
     fn is_due(&self, now: Instant, hold_off: Instant, request: &Pending<'_>) -> bool {
         let paused = self.failed.get(request.uid).is_some_and(|pause| pause.until > now);
         let held = !request.claims && now < hold_off;

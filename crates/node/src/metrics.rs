@@ -94,8 +94,8 @@ mod tests {
         metrics.cni.served(Operation::Add, Duration::from_millis(7), None);
         metrics.cni.served(Operation::Del, Duration::from_millis(2), Some(Reason::DataPlaneFailed));
         metrics.cni.served(Operation::Check, Duration::from_millis(2), None);
-        metrics.cni.grpc_call(Operation::Add, tonic::Code::Ok);
-        metrics.cni.grpc_call(Operation::Check, tonic::Code::Cancelled);
+        metrics.cni.grpc_call(Operation::Add).answered(tonic::Code::Ok);
+        metrics.cni.grpc_call(Operation::Check).answered(tonic::Code::Cancelled);
         metrics.pod_network.corrected(Object::Rule);
         metrics
     }

@@ -4,6 +4,8 @@ use std::fmt;
 use std::time::Duration;
 
 use fairlead_cluster::metrics::{register, register_with_unit, result};
+use fairlead_wire::cni::cni_server;
+use fairlead_wire::network::network_server;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -11,6 +13,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
 use super::failure::Reason;
+use super::grpc_metrics::{GrpcCall, GrpcMethod, GrpcMetrics};
 use crate::metrics::LATENCY_BUCKETS;
 
 /// An operation of the CNI specification that the node program serves.
@@ -29,6 +32,8 @@ pub enum Operation {
 }
 
 impl Operation {
+    const ALL: [Self; 5] = [Self::Add, Self::Check, Self::Del, Self::Gc, Self::Status];
+
     /// As in `CNI_COMMAND`.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -40,14 +45,16 @@ impl Operation {
         }
     }
 
-    /// The method of Coil's gRPC service; GC and STATUS are in a service of our own.
-    fn grpc_method(self) -> Option<&'static str> {
-        match self {
-            Self::Add => Some("Add"),
-            Self::Check => Some("Check"),
-            Self::Del => Some("Del"),
-            Self::Gc | Self::Status => None,
-        }
+    /// GC and STATUS are in a service of our own beside Coil's.
+    fn grpc_method(self) -> GrpcMethod {
+        let (grpc_service, grpc_method) = match self {
+            Self::Add => (cni_server::SERVICE_NAME, "Add"),
+            Self::Check => (cni_server::SERVICE_NAME, "Check"),
+            Self::Del => (cni_server::SERVICE_NAME, "Del"),
+            Self::Gc => (network_server::SERVICE_NAME, "Gc"),
+            Self::Status => (network_server::SERVICE_NAME, "Status"),
+        };
+        GrpcMethod { grpc_type: "unary", grpc_service, grpc_method }
     }
 }
 
@@ -69,15 +76,6 @@ struct Cause {
     reason: &'static str,
 }
 
-/// As Go's `go-grpc-prometheus` has them.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct GrpcCall {
-    grpc_type: &'static str,
-    grpc_service: &'static str,
-    grpc_method: &'static str,
-    grpc_code: String,
-}
-
 /// See [`Self::register`] for what each means.
 #[derive(Debug, Clone)]
 pub struct CniMetrics {
@@ -85,15 +83,13 @@ pub struct CniMetrics {
     failures: Family<Cause, Counter>,
     add_seconds: Histogram,
     del_seconds: Histogram,
-    grpc_calls: Family<GrpcCall, Counter>,
+    grpc: GrpcMetrics,
 }
 
 impl CniMetrics {
     /// Declares them in `all`.
     pub fn register(all: &mut Registry) -> Self {
-        // As Coil's coild has them.
-        let grpc = all.sub_registry_with_prefix("grpc_server");
-        let grpc_calls = register(grpc, "handled", "RPCs completed, by method and code", Family::default());
+        let grpc = GrpcMetrics::register(all, Operation::ALL.map(Operation::grpc_method));
         let ours = all.sub_registry_with_prefix("fairlead_cni");
         let mut duration =
             |name, help| register_with_unit(ours, name, help, Unit::Seconds, Histogram::new(LATENCY_BUCKETS));
@@ -102,7 +98,7 @@ impl CniMetrics {
             del_seconds: duration("del_duration", "Time one DEL took"),
             operations: register(ours, "operations", "CNI operations served, by result", Family::default()),
             failures: register(ours, "failures", "CNI operations that failed, by reason", Family::default()),
-            grpc_calls,
+            grpc,
         }
     }
 
@@ -120,15 +116,8 @@ impl CniMetrics {
         }
     }
 
-    /// A call of Coil's gRPC service was answered. Codes are named as Go names them (`google.golang.org/grpc/codes`).
-    pub fn grpc_call(&self, operation: Operation, code: tonic::Code) {
-        let Some(grpc_method) = operation.grpc_method() else { return };
-        let grpc_code = match code {
-            tonic::Code::Ok => "OK".to_owned(),
-            tonic::Code::Cancelled => "Canceled".to_owned(),
-            other => format!("{other:?}"),
-        };
-        let call = GrpcCall { grpc_type: "unary", grpc_service: "pkg.cnirpc.CNI", grpc_method, grpc_code };
-        self.grpc_calls.get_or_create(&call).inc();
+    /// A call of an operation's method arrived.
+    pub fn grpc_call(&self, operation: Operation) -> GrpcCall {
+        self.grpc.started(operation.grpc_method())
     }
 }

@@ -10,6 +10,7 @@ mod calico;
 mod check;
 mod failure;
 pub mod gc;
+mod grpc_metrics;
 pub mod metrics;
 mod mtu;
 mod operations;

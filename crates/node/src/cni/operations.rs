@@ -88,7 +88,7 @@ async fn serve<T: Send + 'static>(
     subject: Subject,
     work: impl Future<Output = Result<T, Failure>> + Send + 'static,
 ) -> Result<Response<T>, Status> {
-    let metrics = metrics.clone();
+    let (metrics, call) = (metrics.clone(), metrics.grpc_call(operation));
     let measured = async move {
         let start = Instant::now();
         let outcome = work.await;
@@ -98,7 +98,7 @@ async fn serve<T: Send + 'static>(
         let elapsed_ms = (took.as_secs_f64() * 100_000.0).round() / 100.0;
         log(operation, &subject, elapsed_ms, outcome.as_ref().err());
         let outcome = outcome.map_err(Status::from);
-        metrics.grpc_call(operation, outcome.as_ref().err().map_or(tonic::Code::Ok, Status::code));
+        call.answered(outcome.as_ref().err().map_or(tonic::Code::Ok, Status::code));
         outcome
     };
     let panicked =
@@ -217,6 +217,13 @@ mod tests {
             r#"fairlead_cni_operations_total{operation="ADD",result="ok"} 1"#,
             r#"fairlead_cni_operations_total{operation="CHECK",result="error"} 1"#,
             r#"fairlead_cni_failures_total{operation="CHECK",reason="NotAttached"} 1"#,
+            r#"grpc_server_started_total{grpc_type="unary",grpc_service="pkg.cnirpc.CNI",grpc_method="Del"} 1"#,
+            r#"grpc_server_msg_received_total{grpc_type="unary",grpc_service="pkg.cnirpc.CNI",grpc_method="Check"} 1"#,
+            r#"grpc_server_msg_sent_total{grpc_type="unary",grpc_service="pkg.cnirpc.CNI",grpc_method="Add"} 1"#,
+            r#"grpc_server_msg_sent_total{grpc_type="unary",grpc_service="pkg.cnirpc.CNI",grpc_method="Check"} 0"#,
+            r#"grpc_server_started_total{grpc_type="unary",grpc_service="fairlead.cni.v1.Network",grpc_method="Gc"} 0"#,
+            r#"grpc_server_handled_total{grpc_type="unary",grpc_service="pkg.cnirpc.CNI",grpc_method="Del",grpc_code="Internal"} 1"#,
+            r#"grpc_server_handling_seconds_count{grpc_type="unary",grpc_service="pkg.cnirpc.CNI",grpc_method="Add"} 1"#,
         ] {
             assert!(text.lines().any(|it| it == line), "{line} is not in\n{text}");
         }
