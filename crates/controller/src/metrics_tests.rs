@@ -11,7 +11,7 @@ use fairlead_ipam::queue::Attempt;
 use kube::runtime::reflector::{Lookup, Store, store};
 use kube::runtime::watcher::Event;
 use prometheus_client::registry::Registry;
-use testbed_metrics::{Exposed, query, reference};
+use testbed_metrics::{Exposed, Program, reference};
 
 use crate::leader::LeaderMetrics;
 use crate::stores::Stores;
@@ -117,22 +117,9 @@ fn exposed() -> Exposed {
     Exposed::parse(&text(&metrics.registry, Exposition::Text))
 }
 
-/// Those of the node program are compared there.
-fn is_ours(metric: &str) -> bool {
-    ["fairlead_controller_", "coil_controller_"].iter().any(|prefix| metric.starts_with(prefix))
-}
-
 #[test]
 fn the_dashboard_and_the_alerts_query_existing_metrics_and_labels() {
-    let dashboard = include_str!("../../../deploy/grafana/fairlead.json");
-    let alerts = include_str!("../../../deploy/components/monitoring/alerts.yaml");
-    let exposed = exposed();
-    let queries = query::of_dashboard(dashboard).unwrap();
-    let unknown: Vec<String> = queries
-        .iter()
-        .chain(&query::of_rules(alerts))
-        .flat_map(|query| query.unknown(&exposed, is_ours))
-        .collect();
+    let unknown = Program::Controller.unknown(&exposed()).unwrap();
     assert!(unknown.is_empty(), "{unknown:#?}");
 }
 

@@ -70,7 +70,7 @@ mod tests {
 
     use fairlead_cluster::requests::Kind;
     use fairlead_ipam::BlockUsage;
-    use testbed_metrics::{Exposed, query, reference};
+    use testbed_metrics::{Exposed, Program, reference};
 
     use super::*;
     use crate::cni::Reason;
@@ -156,11 +156,6 @@ mod tests {
         assert!(!metrics.text(Exposition::Text).contains("pool="));
     }
 
-    /// Those of the controller are compared there.
-    fn is_of_controller(metric: &str) -> bool {
-        ["fairlead_controller_", "coil_controller_"].iter().any(|prefix| metric.starts_with(prefix))
-    }
-
     fn exposed() -> Exposed {
         let metrics = filled();
         metrics.mesh.example();
@@ -170,16 +165,7 @@ mod tests {
 
     #[test]
     fn the_dashboard_and_the_alerts_query_existing_metrics_and_labels() {
-        let dashboard = include_str!("../../../deploy/grafana/fairlead.json");
-        let alerts = include_str!("../../../deploy/components/monitoring/alerts.yaml");
-        let exposed = exposed();
-        let queries = query::of_dashboard(dashboard).unwrap();
-        let queries: Vec<_> = queries.into_iter().chain(query::of_rules(alerts)).collect();
-        assert!(queries.len() > 30, "{}", queries.len());
-        let unknown: Vec<String> = queries
-            .iter()
-            .flat_map(|query| query.unknown(&exposed, |metric| metric != "up" && !is_of_controller(metric)))
-            .collect();
+        let unknown = Program::Node.unknown(&exposed()).unwrap();
         assert!(unknown.is_empty(), "{unknown:#?}");
     }
 

@@ -2,16 +2,20 @@
 //!
 //! * [`Exposed`]: the metrics and labels of a scrape.
 //! * [`query`]: the metrics and labels that a PromQL expression uses, and the expressions of a dashboard.
+//! * [`deployed_queries`]: those of the dashboard and the alerts in `deploy/`.
 //! * [`reference`]: the tables of `docs/metrics.md`.
 //! * [`promtool`]: Prometheus' own checks of metrics and rules.
 //!
 //! Not for: values. Tests of each program compare them.
 
+mod deployed;
 pub mod promtool;
 pub mod query;
 pub mod reference;
 
 use std::collections::{BTreeMap, BTreeSet};
+
+pub use deployed::{Program, deployed_queries};
 
 /// The metrics of a scrape in the text format, by the names of their samples.
 #[derive(Debug, Default, PartialEq, Eq)]
