@@ -165,7 +165,7 @@ fn table_lines_or_none() -> Vec<String> {
 }
 
 #[test]
-fn a_table_somebody_else_made_is_replaced_and_others_are_left_alone() {
+fn a_table_of_another_program_with_our_name_is_replaced_and_other_tables_stay() {
     in_namespace(|| {
         add_mesh_device();
         run("nft add table inet talos_kubespan '{ set kubespan_targets_ipv4 { type inet_service; }; }'");

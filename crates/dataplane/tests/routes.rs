@@ -146,7 +146,7 @@ fn one_bad_route_does_not_keep_out_the_others() {
 }
 
 #[test]
-fn rules_are_there_once_whoever_made_them_and_foreign_ones_stay() {
+fn a_rule_of_another_program_is_not_duplicated_and_foreign_rules_stay() {
     let (netns, mut socket) = namespace();
     for command in [
         "ip rule add pref 2000 from 10.0.0.0/8 lookup 77",

@@ -129,7 +129,7 @@ const OWNER: &str = "hold_one_until_killed";
 
 /// Not a test: the process that the next test kills.
 #[test]
-#[ignore = "run by another test"]
+#[ignore = "started by nothing_stays_behind_when_its_owner_is_killed"]
 fn hold_one_until_killed() {
     let mut vm = Vm::start(&Options::default()).unwrap();
     println!("it runs: {}", vm.shell("uname").unwrap());
