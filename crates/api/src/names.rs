@@ -119,6 +119,14 @@ pub const POD_GATEWAY_IPV4: std::net::Ipv4Addr = std::net::Ipv4Addr::new(169, 25
 /// IPv6 gateway of pods, on the host's end of every pod link.
 pub const POD_GATEWAY_IPV6: std::net::Ipv6Addr = std::net::Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
 
+/// The node program: its DaemonSet, its container and `argv[0]` (Coil v2).
+pub const NODE_PROGRAM: &str = "coild";
+/// The controller: its Deployment and `argv[0]` (Coil v2).
+pub const CONTROLLER_PROGRAM: &str = "coil-ipam-controller";
+/// The init container that prepares a node, and its `argv[0]` (Coil v2).
+pub const INSTALLER_PROGRAM: &str = "coil-installer";
+/// Coil's built-in router, which is part of the node program (Coil v2).
+pub const ROUTER_PROGRAM: &str = "coil-router";
 /// Lease the IPAM controller is elected by (Coil v2).
 pub const LEASE_IPAM: &str = "coil-ipam-leader";
 /// Namespace of Fairlead's own objects (Coil v2).

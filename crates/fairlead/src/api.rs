@@ -4,6 +4,7 @@ use std::fmt::Debug;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use k8s_openapi::api::core::v1::Pod;
 use kube::api::ListParams;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
@@ -60,14 +61,81 @@ pub(crate) async fn list<K>(api: &Api<K>, what: &str, parameters: ListParams) ->
 where
     K: Clone + Debug + DeserializeOwned,
 {
+    list_pages(api, parameters).await.with_context(|| format!("cannot list {what}"))
+}
+
+/// The same for all objects of a kind; none if the API server does not serve the kind.
+///
+/// # Errors
+/// As [`list`].
+pub(crate) async fn list_if_served<K>(api: &Api<K>, what: &str) -> anyhow::Result<Vec<K>>
+where
+    K: Clone + Debug + DeserializeOwned,
+{
+    match list_pages(api, ListParams::default()).await {
+        // Without the definition of the kind the answer is no Status, and so has no reason.
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(Vec::new()),
+        listed => listed.with_context(|| format!("cannot list {what}")),
+    }
+}
+
+async fn list_pages<K>(api: &Api<K>, parameters: ListParams) -> kube::Result<Vec<K>>
+where
+    K: Clone + Debug + DeserializeOwned,
+{
     let mut parameters = parameters.limit(PAGE);
     let mut found = Vec::new();
     loop {
-        let page = api.list(&parameters).await.with_context(|| format!("cannot list {what}"))?;
+        let page = api.list(&parameters).await?;
         found.extend(page.items);
         match page.metadata.continue_.filter(|token| !token.is_empty()) {
             Some(token) => parameters = parameters.continue_token(&token),
             None => return Ok(found),
         }
+    }
+}
+
+/// A selector of the pods of these programs, with Coil's labels.
+pub(crate) fn programs(names: &[&str]) -> String {
+    format!("app.kubernetes.io/name=coil,app.kubernetes.io/component in ({})", names.join(","))
+}
+
+/// Whether a pod has the condition `Ready`.
+pub(crate) fn is_ready(pod: &Pod) -> bool {
+    let mut conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True")
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::Router;
+    use axum::http::Uri;
+    use axum::routing::get;
+    use fairlead_api::resources::{AddressBlock, AddressPool};
+    use kube::ResourceExt;
+    use serde_json::json;
+
+    use super::*;
+
+    /// Serves two pages of AddressBlocks, and no other kind.
+    async fn blocks(uri: Uri) -> String {
+        let second = uri.query().is_some_and(|query| query.contains("continue=token"));
+        let (name, next) = if second { ("second", "") } else { ("first", "token") };
+        let block = json!({ "metadata": { "name": name }, "index": 0 });
+        let list = json!({ "apiVersion": "coil.cybozu.com/v2", "kind": "AddressBlockList",
+            "metadata": { "continue": next }, "items": [block] });
+        list.to_string()
+    }
+
+    #[tokio::test]
+    async fn all_pages_are_listed_and_a_kind_that_is_not_served_has_no_objects() {
+        let server = Router::new().route("/apis/coil.cybozu.com/v2/addressblocks", get(blocks));
+        let client = Client::new(server, "default");
+        let found = list_if_served(&Api::<AddressBlock>::all(client.clone()), "AddressBlocks").await.unwrap();
+        assert_eq!(found.iter().map(ResourceExt::name_any).collect::<Vec<_>>(), ["first", "second"]);
+        let none = list_if_served(&Api::<AddressPool>::all(client.clone()), "AddressPools").await.unwrap();
+        assert!(none.is_empty());
+        let refused = list(&Api::<AddressPool>::all(client), "AddressPools", ListParams::default()).await;
+        assert!(refused.unwrap_err().to_string().contains("cannot list AddressPools"));
     }
 }

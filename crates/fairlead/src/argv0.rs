@@ -4,6 +4,8 @@
 use std::ffi::OsString;
 use std::path::Path;
 
+use fairlead_api::names::{CONTROLLER_PROGRAM, INSTALLER_PROGRAM, NODE_PROGRAM, ROUTER_PROGRAM};
+
 /// Replaces a Coil program name by our subcommand. Other command lines are returned unchanged.
 ///
 /// # Errors
@@ -13,15 +15,15 @@ pub(crate) fn translate(arguments: impl IntoIterator<Item = OsString>) -> Result
     let Some(program) = arguments.next() else { return Ok(Vec::new()) };
     let name = Path::new(&program).file_name().map(|name| name.to_string_lossy().into_owned());
     let command = match name.as_deref() {
-        Some("coil-installer") => "install",
-        Some("coil-ipam-controller") => "controller",
-        Some("coil-router") => {
+        Some(INSTALLER_PROGRAM) => "install",
+        Some(CONTROLLER_PROGRAM) => "controller",
+        Some(ROUTER_PROGRAM) => {
             return Err(
                 "coil-router is part of the node program: delete this DaemonSet and run coild with --router"
                     .to_owned(),
             );
         }
-        Some("coild") => "node",
+        Some(NODE_PROGRAM) => "node",
         _ => return Ok(std::iter::once(program).chain(arguments).collect()),
     };
     Ok(["fairlead".into(), command.into()].into_iter().chain(arguments).collect())

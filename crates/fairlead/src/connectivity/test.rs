@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, ensure};
-use fairlead_api::names::SYSTEM_NAMESPACE;
+use fairlead_api::names::{NODE_PROGRAM, SYSTEM_NAMESPACE};
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{ContainerState, Namespace, Node as NodeObject, Pod as PodObject, Service};
 use kube::api::{DeleteParams, ListParams, PostParams};
@@ -20,8 +20,6 @@ use crate::arguments::ConnectivityTest;
 use crate::output::render;
 use crate::status::PROBLEM_FOUND;
 
-/// The node program's DaemonSet (Coil v2).
-const NODE_PROGRAM: &str = "coild";
 /// Nodes that are tested unless the user names them.
 const DEFAULT_NODES: usize = 4;
 /// Most nodes at once: the results of a pod have to fit into its termination message.
@@ -273,9 +271,7 @@ fn container_states(pod: &PodObject) -> impl Iterator<Item = &ContainerState> {
 }
 
 fn is_running(pod: &PodObject) -> bool {
-    let mut conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
-    conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True")
-        && !addresses(pod).is_empty()
+    api::is_ready(pod) && !addresses(pod).is_empty()
 }
 
 /// The termination message of a pod that has ended.

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context as _, ensure};
-use fairlead_api::names::{LABEL_NODE, SYSTEM_NAMESPACE};
+use fairlead_api::names::{LABEL_NODE, NODE_PROGRAM, SYSTEM_NAMESPACE};
 use fairlead_api::resources::{AddressBlock, AddressPool, WireKubePeer, WireKubePeerStatus};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
@@ -16,8 +16,6 @@ use crate::api;
 use crate::arguments::Output;
 use crate::output::{age, bytes, now, or_dash, render, table};
 
-/// Labels of the node programs' pods, which are Coil's.
-const NODE_PROGRAMS: &str = "app.kubernetes.io/name=coil,app.kubernetes.io/component=coild";
 /// Condition of pools.
 const READY: &str = "Ready";
 /// Reason of that condition in a pool that an administrator disabled, which is no problem.
@@ -70,7 +68,8 @@ pub(super) async fn node(client: &Client, name: &str, output: Output) -> anyhow:
 /// The node program's pod, for the hint where more is to be seen; `None` if it cannot be found.
 async fn program(client: &Client, node: &str) -> Option<String> {
     let pods = Api::<PartialObjectMeta<Pod>>::namespaced(client.clone(), SYSTEM_NAMESPACE);
-    let parameters = ListParams::default().labels(NODE_PROGRAMS).fields(&format!("spec.nodeName={node}"));
+    let labels = api::programs(&[NODE_PROGRAM]);
+    let parameters = ListParams::default().labels(&labels).fields(&format!("spec.nodeName={node}"));
     pods.list(&parameters).await.ok()?.items.first().map(ResourceExt::name_any)
 }
 

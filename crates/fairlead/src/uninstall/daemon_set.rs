@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use fairlead_api::names::SYSTEM_NAMESPACE;
+use fairlead_api::names::{NODE_PROGRAM, SYSTEM_NAMESPACE};
 use k8s_openapi::api::apps::v1::{DaemonSet, DaemonSetSpec};
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, PodTemplateSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
@@ -10,8 +10,8 @@ use kube::ResourceExt as _;
 use kube::api::ObjectMeta;
 use serde_json::{Value, json};
 
-/// Name of the node program's DaemonSet.
-pub(super) const PROGRAM: &str = "coild";
+use crate::api::is_ready;
+
 /// Name of the DaemonSet that cleans up.
 pub(super) const CLEANUP: &str = "fairlead-cleanup";
 /// Its pods.
@@ -25,7 +25,7 @@ const SHARED_FLAGS: [&str; 6] =
 /// The DaemonSet that cleans up after `program`; `None` if that is not Fairlead's.
 pub(super) fn cleanup(program: &DaemonSet, mesh_devices: &[String]) -> Option<DaemonSet> {
     let pod = program.spec.as_ref()?.template.spec.as_ref()?;
-    let node = pod.containers.iter().find(|container| container.name == PROGRAM)?;
+    let node = pod.containers.iter().find(|container| container.name == NODE_PROGRAM)?;
     let installer = pod.init_containers.iter().flatten().next();
     let labels: BTreeMap<String, String> = SELECTOR
         .split(',')
@@ -119,11 +119,6 @@ pub(super) fn left(set: &DaemonSet, pods: &[Pod]) -> Vec<String> {
     let missing = usize::try_from(status.desired_number_scheduled).unwrap_or(0).saturating_sub(pods.len());
     left.extend((missing > 0).then(|| format!("{missing} nodes without a pod yet")));
     left
-}
-
-fn is_ready(pod: &Pod) -> bool {
-    let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
-    conditions.into_iter().any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
 fn describe(pod: &Pod) -> String {

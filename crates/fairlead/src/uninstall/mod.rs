@@ -15,7 +15,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
-use fairlead_api::names::{COIL_FINALIZER, SYSTEM_NAMESPACE};
+use fairlead_api::names::{COIL_FINALIZER, CONTROLLER_PROGRAM, NODE_PROGRAM, SYSTEM_NAMESPACE};
 use fairlead_api::resources::{AddressBlock, AddressPool, WireKubeMesh, definitions};
 use fairlead_cluster::writes::{is_stale, remove_finalizer};
 use k8s_openapi::api::apps::v1::DaemonSet;
@@ -25,15 +25,12 @@ use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 
-use crate::api::list;
+use crate::api::{list, list_if_served, programs};
 use crate::arguments::UninstallArguments;
 use crate::status::current_thread;
 
 /// How often the state of a step is read.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
-/// Pods of the programs.
-const PROGRAMS: &str =
-    "app.kubernetes.io/name=coil,app.kubernetes.io/component in (coild,coil-ipam-controller)";
 
 /// Runs the command.
 pub(crate) fn run(arguments: &UninstallArguments) -> anyhow::Result<ExitCode> {
@@ -61,8 +58,8 @@ struct Uninstall {
 impl Uninstall {
     /// Without `--yes` nothing is changed.
     async fn explain(&self) -> anyhow::Result<ExitCode> {
-        let pools = self.list_if_known::<AddressPool>("AddressPools").await?.len();
-        let blocks = self.list_if_known::<AddressBlock>("AddressBlocks").await?.len();
+        let pools = self.list_if_served::<AddressPool>("AddressPools").await?.len();
+        let blocks = self.list_if_served::<AddressBlock>("AddressBlocks").await?.len();
         bail!(
             "this would remove Fairlead from every node and delete {pools} pools with {blocks} blocks; pods with addresses of \
              these pools lose their network until another network is installed and they are created again. Repeat with --yes"
@@ -83,7 +80,7 @@ impl Uninstall {
     }
 
     async fn mesh_devices(&self) -> anyhow::Result<Vec<String>> {
-        let meshes = self.list_if_known::<WireKubeMesh>("WireKubeMeshes").await?;
+        let meshes = self.list_if_served::<WireKubeMesh>("WireKubeMeshes").await?;
         Ok(meshes.into_iter().map(|mesh| mesh.spec.interface_name).collect())
     }
 
@@ -92,7 +89,7 @@ impl Uninstall {
     async fn prepare_cleanup(&self, mesh_devices: &[String]) -> anyhow::Result<bool> {
         let daemon_sets = self.daemon_sets();
         let Some(program) =
-            daemon_sets.get_opt(daemon_set::PROGRAM).await.context("cannot read the DaemonSet coild")?
+            daemon_sets.get_opt(NODE_PROGRAM).await.context("cannot read the DaemonSet coild")?
         else {
             let prepared =
                 daemon_sets.get_opt(daemon_set::CLEANUP).await.context("cannot read a DaemonSet")?;
@@ -117,7 +114,8 @@ impl Uninstall {
     /// Why programs still run.
     async fn programs_left(&self) -> anyhow::Result<Vec<String>> {
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), SYSTEM_NAMESPACE);
-        let pods = list(&pods, "the programs' pods", ListParams::default().labels(PROGRAMS)).await?;
+        let labels = programs(&[NODE_PROGRAM, CONTROLLER_PROGRAM]);
+        let pods = list(&pods, "the programs' pods", ListParams::default().labels(&labels)).await?;
         let node = |pod: &Pod| pod.spec.as_ref().and_then(|spec| spec.node_name.clone()).unwrap_or_default();
         Ok(pods.iter().map(|pod| format!("{} on node {}", pod.name_any(), node(pod))).collect())
     }
@@ -164,7 +162,7 @@ impl Uninstall {
         K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug,
     {
         let api: Api<K> = Api::all(self.client.clone());
-        for object in self.list_if_known::<K>(what).await? {
+        for object in self.list_if_served::<K>(what).await? {
             if object.finalizers().iter().any(|finalizer| finalizer == COIL_FINALIZER) {
                 match remove_finalizer(&api, &object, COIL_FINALIZER).await {
                     Err(error) if !is_stale(&error) => {
@@ -179,18 +177,11 @@ impl Uninstall {
         Ok(())
     }
 
-    /// Empty where the definition is deleted already.
-    async fn list_if_known<K>(&self, what: &str) -> anyhow::Result<Vec<K>>
+    async fn list_if_served<K>(&self, what: &str) -> anyhow::Result<Vec<K>>
     where
         K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug,
     {
-        let api: Api<K> = Api::all(self.client.clone());
-        match api.list(&ListParams::default()).await {
-            Ok(found) => Ok(found.items),
-            // Without the definition the answer is no Status.
-            Err(kube::Error::Api(status)) if status.code == 404 => Ok(Vec::new()),
-            Err(error) => Err(error).with_context(|| format!("cannot list {what}")),
-        }
+        list_if_served(&Api::all(self.client.clone()), what).await
     }
 
     fn daemon_sets(&self) -> Api<DaemonSet> {

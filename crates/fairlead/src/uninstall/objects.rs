@@ -2,11 +2,11 @@
 //! what has the names of Coil is named here, since other programs of Coil have the same label.
 
 use anyhow::Context as _;
-use fairlead_api::names::{LEASE_IPAM, SYSTEM_NAMESPACE};
+use fairlead_api::names::{CONTROLLER_PROGRAM, LEASE_IPAM, NODE_PROGRAM, SYSTEM_NAMESPACE};
 use kube::api::{ApiResource, DeleteParams, DynamicObject, GroupVersionKind, ListParams, PropagationPolicy};
 use kube::{Api, Client, ResourceExt};
 
-use super::daemon_set::{CLEANUP, PROGRAM};
+use super::daemon_set::CLEANUP;
 
 /// Everything of this label but what uninstalls.
 const OURS: &str = "app.kubernetes.io/name=fairlead,app.kubernetes.io/component!=uninstall";
@@ -50,10 +50,9 @@ const NAMED: [(Kind, &str); 4] = [
         Kind(ADMISSION, "v1", "ValidatingWebhookConfiguration", "validatingwebhookconfigurations", false),
         "coilv2-validating-ipam-webhook-configuration",
     ),
-    (Kind("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets", true), CONTROLLER),
+    (Kind("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets", true), CONTROLLER_PROGRAM),
     (Kind("coordination.k8s.io", "v1", "Lease", "leases", true), LEASE_IPAM),
 ];
-const CONTROLLER: &str = "coil-ipam-controller";
 
 impl Kind {
     fn resource(&self) -> ApiResource {
@@ -71,8 +70,8 @@ impl Kind {
 
 /// The controller, then the node program.
 pub(super) async fn delete_programs(client: &Client) -> anyhow::Result<()> {
-    delete(client, &DEPLOYMENT, SYSTEM_NAMESPACE, CONTROLLER).await?;
-    delete(client, &DAEMON_SET, SYSTEM_NAMESPACE, PROGRAM).await
+    delete(client, &DEPLOYMENT, SYSTEM_NAMESPACE, CONTROLLER_PROGRAM).await?;
+    delete(client, &DAEMON_SET, SYSTEM_NAMESPACE, NODE_PROGRAM).await
 }
 
 /// Everything else.
@@ -152,7 +151,7 @@ mod tests {
         let deploy = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy");
         let objects = manifests(&deploy);
         assert!(objects.len() > 20, "{}", objects.len());
-        let by_name = [(DEPLOYMENT, CONTROLLER), (DAEMON_SET, PROGRAM)];
+        let by_name = [(DEPLOYMENT, CONTROLLER_PROGRAM), (DAEMON_SET, NODE_PROGRAM)];
         for object in objects {
             let metadata = &object["metadata"];
             let (kind, name) = (object["kind"].as_str().unwrap(), metadata["name"].as_str().unwrap());
