@@ -108,15 +108,10 @@ fn describe_peer(peer: &PeerReport, now: SystemTime) -> Peer {
     let device = peer.device.as_ref();
     let endpoint = device.and_then(|device| device.config.endpoint).or(peer.path.endpoint);
     let handshake = device.and_then(|device| device.last_handshake);
-    let state = match peer.path.state {
-        State::Up => "up",
-        State::Connecting => "connecting",
-        State::Down => "down",
-    };
     Peer {
         name: peer.name.clone(),
         public_key: peer.public_key.to_string(),
-        state: state.to_owned(),
+        state: peer.path.state.to_string(),
         endpoint: endpoint.map(|endpoint| endpoint.to_string()).unwrap_or_default(),
         endpoint_source: peer.path.source.map(|source| source.to_string()).unwrap_or_default(),
         handshake_age_seconds: handshake.map(|at| now.duration_since(at).unwrap_or_default().as_secs_f64()),

@@ -132,10 +132,5 @@ fn set(counter: &Counter, count: u64) {
 }
 
 fn in_state(state: State) -> InState {
-    let state = match state {
-        State::Connecting => "connecting",
-        State::Down => "down",
-        State::Up => "up",
-    };
-    InState { state }
+    InState { state: state.as_str() }
 }

@@ -18,13 +18,20 @@ pub enum State {
     Down,
 }
 
-impl fmt::Display for State {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
+impl State {
+    /// The word for status and metrics.
+    pub fn as_str(self) -> &'static str {
+        match self {
             Self::Up => "up",
             Self::Connecting => "connecting",
             Self::Down => "down",
-        })
+        }
+    }
+}
+
+impl fmt::Display for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
     }
 }
 
