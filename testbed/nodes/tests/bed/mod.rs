@@ -19,6 +19,18 @@ pub(crate) use traffic::{Running, Traffic, network};
 /// Only bounds a test that would hang.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(120);
 
+/// Manifest of an AddressPool whose blocks have 2^`bits` addresses.
+pub(crate) fn pool(name: &str, ipv4: &str, bits: u8) -> String {
+    format!(
+        "\
+apiVersion: coil.cybozu.com/v2
+kind: AddressPool
+metadata: {{name: {name}}}
+spec: {{blockSizeBits: {bits}, subnets: [{{ipv4: {ipv4}}}]}}
+"
+    )
+}
+
 /// The cluster of a test program. It is made by the first test that asks, and ends with the program.
 pub(crate) struct Bed {
     build: fn() -> Result<Cluster>,

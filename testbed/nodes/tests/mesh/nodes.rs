@@ -7,7 +7,7 @@ use testbed_lab::eventually;
 use testbed_nodes::Cluster;
 
 use crate::BED;
-use crate::bed::{Pod, Room, TIMEOUT, Traffic, addresses_agree, all_different, server};
+use crate::bed::{Pod, Room, TIMEOUT, Traffic, addresses_agree, all_different, pool, server};
 
 /// Between one pod on each of two nodes.
 fn traffic(cluster: &Cluster, pods: &[Pod], one: &str, other: &str) -> Traffic {
@@ -170,12 +170,7 @@ fn blocks_of_a_deleted_node_wait_for_it_and_the_others_do_not_notice() {
 #[test]
 fn hostile_requests_with_the_token_of_a_node_harm_no_other_node() {
     let cluster = BED.alone();
-    cluster
-        .apply(
-            "apiVersion: coil.cybozu.com/v2\nkind: AddressPool\nmetadata: {name: hostile}\n\
-             spec: {blockSizeBits: 0, subnets: [{ipv4: 10.95.0.0/20}]}\n",
-        )
-        .unwrap();
+    cluster.apply(&pool("hostile", "10.95.0.0/20", 0)).unwrap();
     let plane = cluster.plane();
     let token = plane.token("fairlead-node", "kube-system", Some("cloud-2")).unwrap();
     let kubeconfig = cluster.directory().join("stolen.kubeconfig");

@@ -6,18 +6,7 @@ use testbed_lab::eventually;
 use testbed_nodes::Cluster;
 
 use crate::BED;
-use crate::bed::{Room, TIMEOUT};
-
-fn pool(name: &str, ipv4: &str, bits: u8) -> String {
-    format!(
-        "\
-apiVersion: coil.cybozu.com/v2
-kind: AddressPool
-metadata: {{name: {name}}}
-spec: {{blockSizeBits: {bits}, subnets: [{{ipv4: {ipv4}}}]}}
-"
-    )
-}
+use crate::bed::{Room, TIMEOUT, pool};
 
 fn pod(name: &str) -> String {
     format!(

@@ -6,7 +6,7 @@ use testbed_kube::images::AGNHOST;
 use testbed_nodes::{Cluster, Node};
 
 use crate::BED;
-use crate::bed::{Room, Running, addresses_agree, all_different};
+use crate::bed::{Room, Running, addresses_agree, all_different, pool};
 
 fn nothing_happens_to_pods(name: &str, restart: impl Fn(&Node)) {
     let cluster = BED.alone();
@@ -54,12 +54,7 @@ fn kill_leader(cluster: &Cluster, pod: &str) {
 #[test]
 fn pods_start_although_the_controller_is_killed_meanwhile() {
     let cluster = BED.alone();
-    cluster
-        .apply(
-            "apiVersion: coil.cybozu.com/v2\nkind: AddressPool\nmetadata: {name: single}\n\
-             spec: {blockSizeBits: 0, subnets: [{ipv4: 10.96.128.0/26}]}\n",
-        )
-        .unwrap();
+    cluster.apply(&pool("single", "10.96.128.0/26", 0)).unwrap();
     let room = Room::of_pool(&cluster, "failover", Some("single"));
     let before = leader(&cluster).unwrap();
     let manifest = format!(

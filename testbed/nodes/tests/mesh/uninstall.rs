@@ -6,7 +6,7 @@ use testbed_nodes::Cluster;
 use testbed_nodes::install::Mode;
 
 use crate::BED;
-use crate::bed::{Room, TIMEOUT, addresses_agree, all_different, server};
+use crate::bed::{Room, TIMEOUT, addresses_agree, all_different, pool, server};
 use crate::pools::overlap_is_refused;
 
 /// Everything that a node program leaves in the kernel, by the commands that show it.
@@ -59,7 +59,7 @@ fn fairlead_is_uninstalled_and_installed_again_with_its_controller_behind_nat() 
     cluster.uninstall_fairlead().unwrap();
 
     cluster.install_fairlead_with_controller_on(Mode::Mesh, "home-1").unwrap();
-    overlap_is_refused(&cluster, POOL);
+    overlap_is_refused(&cluster, &pool("thief", "10.64.8.0/24", 2));
     restart(&cluster, "kube-system", "deployment/coredns");
     restart(&cluster, "uninstall", "deployment/web");
     let pods = room.pods("web").unwrap();
@@ -88,10 +88,3 @@ fn fairlead_is_uninstalled_and_installed_again_with_its_controller_behind_nat() 
     eventually(TIMEOUT, unpinned).unwrap();
     addresses_agree(&cluster);
 }
-
-const POOL: &str = "\
-apiVersion: coil.cybozu.com/v2
-kind: AddressPool
-metadata: {name: thief}
-spec: {blockSizeBits: 2, subnets: [{ipv4: 10.64.8.0/24}]}
-";
