@@ -71,7 +71,7 @@ impl PrivateKey {
 }
 
 /// What one peer should be. `Debug` never shows the preshared key.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, Default, PartialEq, Eq)]
 pub struct PeerConfig {
     /// Extra symmetric key mixed into handshakes.
     pub preshared_key: Option<[u8; 32]>,
@@ -108,7 +108,7 @@ pub struct DeviceConfig {
 }
 
 /// What a device says of one peer.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PeerState {
     /// The configuration in force; `endpoint` is where packets go now, roaming included.
     pub config: PeerConfig,
@@ -198,7 +198,7 @@ mod tests {
 
     fn peer(number: u32, endpoint: Option<SocketAddr>) -> PeerConfig {
         let allowed_ips = vec![IpNet::from(std::net::IpAddr::from(number.to_be_bytes()))];
-        PeerConfig { preshared_key: None, endpoint, persistent_keepalive: Some(25), allowed_ips }
+        PeerConfig { endpoint, persistent_keepalive: Some(25), allowed_ips, ..PeerConfig::default() }
     }
 
     fn device(peers: impl IntoIterator<Item = (u32, Option<SocketAddr>)>) -> DeviceConfig {
@@ -209,9 +209,10 @@ mod tests {
 
     /// What a device would say after it was configured so.
     fn state(config: &DeviceConfig) -> DeviceState {
-        let peers = config.peers.iter().map(|(key, config)| {
-            (*key, PeerState { config: config.clone(), last_handshake: None, rx_bytes: 0, tx_bytes: 0 })
-        });
+        let peers = config
+            .peers
+            .iter()
+            .map(|(key, config)| (*key, PeerState { config: config.clone(), ..PeerState::default() }));
         DeviceState {
             private_key: Some(config.private_key.clone()),
             listen_port: config.listen_port,

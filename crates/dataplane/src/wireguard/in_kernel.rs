@@ -198,15 +198,15 @@ mod tests {
         let nets: BTreeSet<IpNet> =
             nets.iter().map(|n| IpNet::new([10, *n, 0, 0].into(), 16).unwrap()).collect();
         PeerConfig {
-            preshared_key: None,
             endpoint: endpoint.map(|text| text.parse().unwrap()),
             persistent_keepalive,
             allowed_ips: nets.into_iter().collect(),
+            ..PeerConfig::default()
         }
     }
 
     fn peer(config: PeerConfig) -> PeerState {
-        PeerState { config, last_handshake: None, rx_bytes: 0, tx_bytes: 0 }
+        PeerState { config, ..PeerState::default() }
     }
 
     fn one_peer(state: PeerConfig, wanted: PeerConfig) -> DeviceUpdate {

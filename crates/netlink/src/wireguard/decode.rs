@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::time::{Duration, SystemTime};
 
-use fairlead_api::wireguard::{DeviceState, PeerConfig, PeerState, PrivateKey, PublicKey};
+use fairlead_api::wireguard::{DeviceState, PeerState, PrivateKey, PublicKey};
 use ipnet::IpNet;
 use nix::libc;
 
@@ -48,23 +48,13 @@ fn add_peers(state: &mut DeviceState, list: &[u8]) -> Parsed<()> {
     for entry in attributes(list) {
         let (_, entry) = entry?;
         let key = PublicKey(array(require(entry, peer::PUBLIC_KEY)?)?);
-        let known = state.peers.entry(key).or_insert_with(unknown_peer);
+        let known = state.peers.entry(key).or_default();
         for attribute in attributes(entry) {
             let (kind, value) = attribute?;
             read_peer(known, kind, value)?;
         }
     }
     Ok(())
-}
-
-fn unknown_peer() -> PeerState {
-    let config = PeerConfig {
-        preshared_key: None,
-        endpoint: None,
-        persistent_keepalive: None,
-        allowed_ips: Vec::new(),
-    };
-    PeerState { config, last_handshake: None, rx_bytes: 0, tx_bytes: 0 }
 }
 
 fn read_peer(known: &mut PeerState, kind: u16, value: &[u8]) -> Parsed<()> {

@@ -157,7 +157,7 @@ fn large_updates_are_cut_and_complete() {
     let allowed_ips: Vec<IpNet> = (0..5000u32)
         .map(|n| IpNet::new(std::net::Ipv6Addr::from_bits(u128::from(n) << 64).into(), 64).unwrap())
         .collect();
-    let large = PeerConfig { preshared_key: None, endpoint: None, persistent_keepalive: None, allowed_ips };
+    let large = PeerConfig { allowed_ips, ..PeerConfig::default() };
     let small = PeerConfig { allowed_ips: vec!["10.0.0.0/8".parse().unwrap()], ..large.clone() };
     let mut peers: Vec<(PublicKey, PeerConfig)> =
         (1..=200).map(|n| (PublicKey([n; 32]), small.clone())).collect();

@@ -199,12 +199,11 @@ fn peers(
         let paths =
             PeerPaths { candidates: interleaved(candidates.collect()), silence: silence(inputs, &members) };
         let config = PeerConfig {
-            preshared_key: None,
-            endpoint: None,
             // Devices say zero as "none".
             persistent_keepalive: Some(inputs.keepalive.unwrap_or(planned.keepalive))
                 .filter(|seconds| *seconds > 0),
             allowed_ips: planned.allowed_ips.clone(),
+            ..PeerConfig::default()
         };
         let peer = DesiredPeer {
             name: planned.members.first().cloned().unwrap_or_default(),

@@ -165,7 +165,7 @@ impl WireGuardDevice for FakeDevice {
         state.fwmark = change.fwmark.unwrap_or(state.fwmark);
         change.remove_peers.iter().for_each(|key| drop(state.peers.remove(key)));
         for (key, config) in &change.set_peers {
-            let peer = PeerState { config: config.clone(), last_handshake: None, rx_bytes: 0, tx_bytes: 0 };
+            let peer = PeerState { config: config.clone(), ..PeerState::default() };
             state.peers.insert(*key, peer);
         }
         record.changes.push(change.clone());

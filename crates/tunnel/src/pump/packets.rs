@@ -137,10 +137,8 @@ mod tests {
         let (_, inbox) = Handle::new("test").unwrap();
         let mut pump = Pump::new("test".into(), None, 1420, inbox);
         let config = PeerConfig {
-            preshared_key: None,
             endpoint: Some(SocketAddr::from(([192, 0, 2, peer], 51_820))),
-            persistent_keepalive: None,
-            allowed_ips: Vec::new(),
+            ..PeerConfig::default()
         };
         let change = DeviceChange {
             private_key: Some(PrivateKey([key; 32])),

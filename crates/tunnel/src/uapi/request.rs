@@ -147,10 +147,8 @@ impl SetPeer {
         }
         // A peer that replaces itself keeps only its session.
         let fresh = PeerConfig {
-            preshared_key: None,
             endpoint: state.peers.get(&self.key).and_then(|present| present.config.endpoint),
-            persistent_keepalive: None,
-            allowed_ips: Vec::new(),
+            ..PeerConfig::default()
         };
         let mut config = peers.remove(&self.key).unwrap_or(fresh);
         if let Some(preshared) = self.preshared_key {
@@ -234,12 +232,7 @@ mod tests {
     }
 
     fn state(peers: &[(u8, PeerConfig)]) -> DeviceState {
-        let peer = |config: &PeerConfig| PeerState {
-            config: config.clone(),
-            last_handshake: None,
-            rx_bytes: 0,
-            tx_bytes: 0,
-        };
+        let peer = |config: &PeerConfig| PeerState { config: config.clone(), ..PeerState::default() };
         DeviceState {
             private_key: None,
             listen_port: 0,

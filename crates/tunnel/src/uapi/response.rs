@@ -78,10 +78,10 @@ mod tests {
     fn everything_there_is_is_said_in_order() {
         let peer = PeerState {
             config: PeerConfig {
-                preshared_key: None,
                 endpoint: Some("[fd00::1]:51820".parse().unwrap()),
                 persistent_keepalive: Some(25),
                 allowed_ips: vec!["10.0.0.0/8".parse().unwrap(), "fd00::/64".parse().unwrap()],
+                ..PeerConfig::default()
             },
             last_handshake: Some(SystemTime::UNIX_EPOCH + Duration::new(7, 8)),
             rx_bytes: 1,

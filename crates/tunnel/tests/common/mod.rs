@@ -136,10 +136,9 @@ pub(crate) fn pair() -> (Node, Node) {
 
 pub(crate) fn set_peer(key: PublicKey, endpoint: Option<&str>, allowed: &[impl AsRef<str>]) -> DeviceChange {
     let config = PeerConfig {
-        preshared_key: None,
         endpoint: endpoint.map(|endpoint| endpoint.parse().unwrap()),
-        persistent_keepalive: None,
         allowed_ips: allowed.iter().map(|prefix| prefix.as_ref().parse().unwrap()).collect(),
+        ..PeerConfig::default()
     };
     DeviceChange { set_peers: BTreeMap::from([(key, config)]), ..DeviceChange::default() }
 }
