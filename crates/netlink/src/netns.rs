@@ -10,7 +10,7 @@ use nix::sys::stat::fstat;
 
 use crate::{Error, Result};
 
-/// A network namespace, held open: it lives at least as long as this value.
+/// A network namespace, held open: it exists at least as long as this value.
 #[derive(Debug)]
 pub struct Netns {
     file: File,
@@ -36,7 +36,7 @@ impl Netns {
         Self::open("/proc/thread-self/ns/net")
     }
 
-    /// A new, empty namespace without a name: it is gone when the last descriptor, process and socket in it is.
+    /// A new, empty namespace without a name: it is deleted with the last descriptor, process and socket in it.
     ///
     /// # Errors
     /// The rights to make one are missing, or the kernel's limit is reached.

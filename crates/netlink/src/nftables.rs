@@ -2,10 +2,10 @@
 //!
 //! A [`Table`] is the desired state, [`read`] returns a [`TableState`], the actual one; both have a [`TableShape`]
 //! (everything but the sets' elements), so that comparing is `==`. [`create`], [`delete`] and [`change_elements`] make
-//! the messages and [`commit`] sends them as one transaction: all or nothing, and packets never see a half.
+//! the messages and [`commit`] sends them as one transaction: all or nothing, and packets never see an intermediate state.
 //!
-//! The kernel cannot give a rule back in the words it was written in, so each rule carries a fingerprint of its
-//! expressions as user data. `nft` passes over it when it prints a rule and loses it when it replaces one.
+//! The kernel does not dump a rule in the form in which it was added, so each rule carries a fingerprint of its expressions
+//! as user data. `nft` ignores it when it prints a rule and drops it when it replaces one.
 
 use std::collections::BTreeMap;
 
@@ -90,7 +90,7 @@ impl Rule {
         for expression in &self.0 {
             expression.write(&mut list);
         }
-        // Too long an expression is reported when the rule is sent.
+        // An expression that is too long is reported when the rule is sent.
         let bytes = list.finish("fingerprint a rule").unwrap_or_default();
         bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
             (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
@@ -101,7 +101,7 @@ impl Rule {
 /// Everything of a table but its elements.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TableShape {
-    /// `enum nft_table_flags`; not zero means that the table sleeps or belongs to a process.
+    /// `enum nft_table_flags`; not zero means that the table is dormant or owned by a process.
     pub flags: u32,
     /// Sets by name.
     pub sets: BTreeMap<String, SetShape>,
@@ -118,7 +118,7 @@ pub enum SetShape {
     Foreign,
 }
 
-/// A chain, as far as it matters whether it is ours.
+/// The properties of a chain that identify it as ours.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChainShape {
     /// `None` for a chain without a hook.

@@ -25,7 +25,7 @@ impl ReplyKind {
         [Self::Changes, Self::Chain, Self::Elements, Self::Rule, Self::Set, Self::WireGuardDevice];
 }
 
-/// Decodes bytes and says how many objects were in them.
+/// Decodes bytes and returns the number of objects in them.
 ///
 /// # Errors
 /// What is wrong with the bytes.

@@ -122,7 +122,7 @@ impl Socket {
         Ok(())
     }
 
-    /// Sends requests that change something and reports on each by itself.
+    /// Sends requests that change something and reports the result of each.
     ///
     /// # Errors
     /// Only when the socket itself fails.
@@ -250,7 +250,7 @@ impl Socket {
                 }
                 interrupted |= parsed.flags & libc::NLM_F_DUMP_INTR as u16 != 0;
                 match i32::from(parsed.kind) {
-                    // A dump that fails on its way says so in its last message (since Linux 4.20).
+                    // A dump that fails midway reports it in its last message (since Linux 4.20).
                     libc::NLMSG_DONE => {
                         parse_done(&parsed, what)?;
                         return Ok((!interrupted).then_some(replies));

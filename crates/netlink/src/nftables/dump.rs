@@ -1,4 +1,4 @@
-//! What the kernel says of a table.
+//! Reads a table from the kernel.
 
 use std::collections::BTreeMap;
 
@@ -23,7 +23,7 @@ const GENERATION_ID: u16 = 1;
 /// Reads a table of family `inet`; `None` when there is none of this name.
 ///
 /// # Errors
-/// The kernel refuses (no nftables, no right), or answers what this module cannot read.
+/// The kernel refuses (no nftables, no right), or its answer cannot be decoded.
 pub fn read(socket: &mut Socket, name: &str) -> Result<Option<TableState>> {
     let what = format!("read table inet {name}");
     let request = request(libc::NFT_MSG_GETTABLE, &what, |m| m.text(table::NAME, name))?;
@@ -44,10 +44,10 @@ pub fn read(socket: &mut Socket, name: &str) -> Result<Option<TableState>> {
 }
 
 /// The generation of all nftables tables of this network namespace: a number that every change of any of them increments
-/// (`NFT_MSG_GETGEN`). A table that was read need not be read again while it stays.
+/// (`NFT_MSG_GETGEN`). While it is unchanged, a table need not be read again.
 ///
 /// # Errors
-/// The kernel refuses or answers what cannot be read.
+/// The kernel refuses, or its answer cannot be decoded.
 pub fn generation(socket: &mut Socket) -> Result<u32> {
     let what = "read the generation of nftables";
     let request = request(libc::NFT_MSG_GETGEN, what, |_| {})?;

@@ -41,8 +41,8 @@ pub(super) fn of_interval(family: IpFamily, interval: Interval) -> impl Iterator
 
 /// The set that a dump of elements describes.
 ///
-/// The kernel dumps them in no order we may rely on. An end without a beginning (`nft` puts one in front) says
-/// nothing; a beginning without an end reaches to the highest address.
+/// The kernel guarantees no order. An end without a beginning (`nft` adds one in front) has no meaning; a beginning without
+/// an end reaches to the highest address.
 pub(super) fn parse(family: IpFamily, mut elements: Vec<(u128, bool)>) -> IntervalSet {
     // An end sorts before a beginning at the same address: there the intervals touch.
     elements.sort_unstable_by_key(|(address, is_end)| (*address, !is_end));

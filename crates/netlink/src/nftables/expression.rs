@@ -99,9 +99,9 @@ impl DestinationType {
 /// An address in the IP header (RFC 791, section 3.1; RFC 8200, section 3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AddressEnd {
-    /// Where the packet goes.
+    /// Its destination.
     Destination,
-    /// Where it comes from.
+    /// Its source.
     Source,
 }
 
@@ -171,9 +171,9 @@ pub enum Expression {
         /// Bits to flip then.
         xor: Vec<u8>,
     },
-    /// Goes on if the comparison of what was loaded with these bytes holds.
+    /// Continues if the comparison of what was loaded with these bytes holds.
     Compare(Comparison, Vec<u8>),
-    /// Goes on if what was loaded is in this set of the same table.
+    /// Continues if what was loaded is in this set of the same table.
     Lookup(String),
     /// Ends the chain and lets the packet pass.
     Accept,
@@ -181,7 +181,7 @@ pub enum Expression {
     Counter,
     /// Ends the chain and drops the packet.
     Drop,
-    /// Gives the connection the address of the outgoing interface and a random port. Only in a chain of
+    /// Translates the connection's source to the address of the outgoing interface and a random port. Only in a chain of
     /// [`Hook::NatPostrouting`](super::Hook::NatPostrouting).
     Masquerade,
 }
@@ -193,7 +193,7 @@ impl Expression {
         Self::Bitwise { mask: (mask & !value).to_ne_bytes().to_vec(), xor: value.to_ne_bytes().to_vec() }
     }
 
-    /// Goes on if an address of the packet is in a set of the same table; packets of the other family do not.
+    /// Continues if an address of the packet is in a set of the same table; packets of the other family do not.
     pub fn address_in(family: IpFamily, end: AddressEnd, set: &str) -> Vec<Self> {
         vec![
             Self::LoadMeta(Meta::NetworkProtocol),
@@ -203,7 +203,7 @@ impl Expression {
         ]
     }
 
-    /// Goes on if an address of the packet is this one.
+    /// Continues if an address of the packet is this one.
     pub fn address_is(end: AddressEnd, address: IpAddr) -> Vec<Self> {
         let family = IpFamily::of(address);
         let bytes = match address {

@@ -1,4 +1,4 @@
-//! Messages that make, change and delete a table.
+//! Messages that create, change and delete a table.
 
 use fairlead_address::{Interval, IntervalSet, IpFamily};
 use nix::libc;
@@ -73,7 +73,7 @@ pub fn change_elements(
     present: &IntervalSet,
     wanted: &IntervalSet,
 ) -> Result<Vec<Message>> {
-    // Deletions first: a new interval may overlap one that goes.
+    // Deletions first: a new interval may overlap one that is deleted.
     let mut messages = element_messages(table, set, &present.not_in(wanted), Direction::Delete)?;
     messages.extend(element_messages(table, set, &wanted.not_in(present), Direction::Add)?);
     Ok(messages)

@@ -1,4 +1,4 @@
-//! Messages that change something. They are built here and sent by the caller, many at once.
+//! Messages that change state. The caller sends them in batches.
 
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -39,7 +39,7 @@ pub(super) fn message(kind: u16, flags: u16, body: &impl Emitable, what: String)
     Message { kind, flags, payload, what }
 }
 
-/// One end of a veth pair to be made.
+/// One end of a veth pair that is created.
 #[derive(Debug, Clone, Copy)]
 pub struct VethEnd<'a> {
     /// Its name, at most 15 bytes.
@@ -64,7 +64,7 @@ impl VethEnd<'_> {
     }
 }
 
-/// Makes a veth pair of which the peer is born inside another network namespace. Neither end can be set up in the same
+/// Creates a veth pair whose peer is in another network namespace. Neither end can be set up in the same
 /// message: the kernel refuses that for the first of the two.
 ///
 /// The message holds the descriptor's number, so `peer_netns` must stay open until it is sent.
@@ -126,9 +126,9 @@ pub fn set_name(index: u32, name: &str) -> Message {
     set(index, LinkAttribute::IfName(name.to_owned()), format!("rename link {index} to {name}"))
 }
 
-/// Makes a link come up without a link-local IPv6 address of the kernel's making (`IN6_ADDR_GEN_MODE_NONE`), which
-/// would go through duplicate address detection for one to two seconds. To be sent before the link is set up; the
-/// kernel applies it after the flags of the same message.
+/// Stops the kernel from generating a link-local IPv6 address for a link (`IN6_ADDR_GEN_MODE_NONE`), which would go through
+/// duplicate address detection for one to two seconds. Send it before the link is set up; the kernel applies it after the
+/// flags of the same message.
 pub fn disable_address_generation(index: u32) -> Message {
     let mode = AfSpecInet6::AddrGenMode(In6AddrGenMode::None);
     let spec = LinkAttribute::AfSpecUnspec(vec![AfSpecUnspec::Inet6(vec![mode])]);
@@ -202,12 +202,12 @@ pub fn add_route(it: &Route) -> Message {
     route(libc::RTM_NEWROUTE, CREATE | EXCLUSIVE, it, "add")
 }
 
-/// Adds a route or puts it in the place of the one to the same destination with the same metric.
+/// Adds a route or replaces the one to the same destination with the same metric.
 pub fn replace_route(it: &Route) -> Message {
     route(libc::RTM_NEWROUTE, CREATE | REPLACE, it, "set")
 }
 
-/// Deletes a route: the one that has everything that is given.
+/// Deletes the route that matches all given attributes.
 pub fn delete_route(it: &Route) -> Message {
     route(libc::RTM_DELROUTE, 0, it, "delete")
 }
@@ -238,12 +238,12 @@ fn rule(kind: u16, flags: u16, rule: &Rule, verb: &str) -> Message {
     message(kind, flags, &wire, format!("{verb} {rule}"))
 }
 
-/// Adds a rule; refused if there is an identical one. The kernel does take copies that differ only in protocol.
+/// Adds a rule; refused if there is an identical one. The kernel accepts copies that differ only in protocol.
 pub fn add_rule(it: &Rule) -> Message {
     rule(libc::RTM_NEWRULE, CREATE | EXCLUSIVE, it, "add")
 }
 
-/// Deletes a rule: the first that has everything that is given.
+/// Deletes the first rule that matches all given attributes.
 pub fn delete_rule(it: &Rule) -> Message {
     rule(libc::RTM_DELRULE, 0, it, "delete")
 }
@@ -278,7 +278,7 @@ pub fn presumed_neighbour(link: u32, ip: IpAddr, mac: MacAddress) -> Message {
     known_neighbour(link, ip, mac, NeighbourState::Stale)
 }
 
-/// Forgets the link-layer address of an address on a link.
+/// Deletes the link-layer address of an address on a link.
 pub fn delete_neighbour(link: u32, ip: IpAddr) -> Message {
     message(libc::RTM_DELNEIGH, 0, &neighbour(link, ip), format!("delete neighbour {ip} on link {link}"))
 }

@@ -1,4 +1,4 @@
-//! From the kernel's messages to our types. Attributes we do not know are skipped.
+//! Decodes the kernel's messages. Unknown attributes are skipped.
 
 use std::net::IpAddr;
 
@@ -268,7 +268,7 @@ pub(super) fn rule(payload: &[u8]) -> Decoded<Option<Rule>> {
             fra::SRC => rule.source = Some(prefix(parse_ip(bytes)?, header.src_len)?),
             fra::DST => rule.destination = Some(prefix(parse_ip(bytes)?, header.dst_len)?),
             fra::PAD => {}
-            // The kernel always says these two; all ones means that nothing is suppressed.
+            // The kernel always sends these two; all ones means that nothing is suppressed.
             fra::SUPPRESS_PREFIXLEN | fra::SUPPRESS_IFGROUP => rule.has_more |= parse_u32(bytes)? != u32::MAX,
             _ => rule.has_more = true,
         }

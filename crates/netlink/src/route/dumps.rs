@@ -1,4 +1,4 @@
-//! Reading what is there.
+//! Typed dumps of links, addresses, routes and rules.
 
 use std::os::fd::{AsFd as _, AsRawFd as _};
 
@@ -58,7 +58,7 @@ impl RouteSocket {
         Ok(links)
     }
 
-    /// All links whose alias starts so. The kernel cannot search by alias, so this reads all links.
+    /// All links whose alias has this prefix. The kernel cannot search by alias, so this reads all links.
     ///
     /// # Errors
     /// The kernel's refusal or an unreadable answer.
@@ -98,7 +98,7 @@ impl RouteSocket {
         }
     }
 
-    /// The number by which this socket's namespace knows another one, as in [`Link::peer_netns`]; `None` if it has none yet.
+    /// The ID that this socket's namespace has for another one (`NETNSA_NSID`), as in [`Link::peer_netns`]; `None` if it has none yet.
     ///
     /// # Errors
     /// The kernel's refusal or an unreadable answer.
@@ -110,7 +110,7 @@ impl RouteSocket {
         let replies = self.socket.ask(&request)?;
         let numbers = decode_all(&replies, libc::RTM_NEWNSID, &request.what, NsidMessage::parse)?;
         let attributes = numbers.into_iter().flat_map(|message| message.attributes);
-        // The kernel says -1 for a namespace without a number.
+        // The kernel reports -1 for a namespace without an ID.
         Ok(attributes.into_iter().find_map(|it| match it {
             NsidAttribute::Id(number) => u32::try_from(number).ok().map(u32::cast_signed),
             _ => None,
@@ -185,7 +185,7 @@ impl RouteSocket {
         self.socket.change(messages)
     }
 
-    /// Sends messages and reports on each by itself.
+    /// Sends messages and reports the result of each.
     ///
     /// # Errors
     /// See [`Socket::change_each`].
@@ -254,7 +254,7 @@ impl RouteSocket {
     }
 }
 
-/// A link's statistics are most of its message and of no use here.
+/// A link's statistics are most of its message, and are not used here.
 fn skip_statistics() -> LinkAttribute {
     LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats])
 }

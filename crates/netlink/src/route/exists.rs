@@ -1,4 +1,4 @@
-//! The one question about links that waits for no lock.
+//! Whether a link exists, without waiting for the kernel's lock of links.
 
 use std::os::fd::AsRawFd;
 
@@ -13,9 +13,9 @@ mod ioctl {
     nix::ioctl_readwrite_bad!(name_of_index, libc::SIOCGIFNAME, libc::ifreq);
 }
 
-/// Whether the calling thread's network namespace has a link of that index. Unlike a question by netlink this one waits
-/// for no lock (`SIOCGIFNAME`, `netdevice(7)`), so it is answered also while the kernel is busy with links. Where the
-/// question itself fails, the link counts as being there.
+/// Whether the calling thread's network namespace has a link of that index. Unlike a netlink request, this takes no
+/// lock (`SIOCGIFNAME`, `netdevice(7)`), so it is answered also while the kernel is busy with links. If the request itself
+/// fails, the link counts as present.
 #[expect(unsafe_code, reason = "ioctl is a system call on raw structures")]
 pub fn link_exists(index: u32) -> bool {
     let Ok(index) = i32::try_from(index) else { return false };

@@ -3,7 +3,7 @@
 //! The vocabulary ([`Link`], [`Address`], [`Route`], [`Rule`]) is our own; the wire format comes from
 //! `netlink-packet-route` and stays behind this module, because that library changes often. What is to be changed is
 //! built as [`Message`](crate::Message)s, so that callers send many at once; what is there is read by [`RouteSocket`],
-//! and [`Subscription`] tells when it changes.
+//! and [`Subscription`] reports when it changes.
 //!
 //! Reading takes from each kernel message only the attributes we know and skips the rest: an exotic route or device
 //! of other software must not make a dump unreadable.

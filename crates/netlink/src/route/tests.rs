@@ -1,4 +1,4 @@
-//! What we write, we read back; what we read may be anything.
+//! Round trips of encoded messages, and hostile input to the decoder.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 

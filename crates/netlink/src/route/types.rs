@@ -1,4 +1,4 @@
-//! What the kernel's network state consists of, in plain values.
+//! Links, addresses, routes, rules and settings as plain values.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
@@ -13,7 +13,7 @@ pub const TABLE_MAIN: u32 = 254;
 /// `RT_TABLE_LOCAL` (`linux/rtnetlink.h`).
 pub const TABLE_LOCAL: u32 = 255;
 
-/// Metric the kernel gives IPv6 routes that come without one (`IP6_RT_PRIO_USER`, `linux/ipv6_route.h`).
+/// Metric that the kernel assigns to IPv6 routes without one (`IP6_RT_PRIO_USER`, `linux/ipv6_route.h`).
 const IPV6_DEFAULT_METRIC: u32 = 1024;
 
 /// A 48-bit link-layer address.
@@ -70,7 +70,7 @@ impl RouteKind {
     pub const PROHIBIT: Self = Self(8);
 }
 
-/// The device class of a link, as far as we tell them apart (`ARPHRD_…`, `linux/if_arp.h`).
+/// The device class of a link, as far as it matters here (`ARPHRD_…`, `linux/if_arp.h`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum LinkLayer {
     /// Ethernet, real or virtual.
@@ -94,10 +94,10 @@ pub struct Link {
     pub mtu: u32,
     /// Administratively up (`IFF_UP`).
     pub up: bool,
-    /// The other side is there as well (`IFF_LOWER_UP`).
+    /// The carrier is up (`IFF_LOWER_UP`).
     pub carrier: bool,
-    /// It can send (`IF_OPER_UP`; a device that does not tell counts as well). After the carrier comes up the kernel
-    /// takes a moment to get there, and drops what is sent before (RFC 2863, section 3.1.13).
+    /// It can send (`IF_OPER_UP`; a device that does not report its state counts as up). After the carrier comes up the kernel
+    /// takes a moment to reach this state, and drops packets sent before (RFC 2863, section 3.1.13).
     pub operational: bool,
     /// Its class.
     pub layer: LinkLayer,
@@ -114,7 +114,7 @@ pub struct Link {
 }
 
 impl Link {
-    /// Whether hardware (or a hypervisor) is behind it, as far as the kernel tells.
+    /// Whether hardware (or a hypervisor) is behind it, as far as the kernel reports it.
     pub fn is_physical(&self) -> bool {
         self.kind.is_none() && self.layer == LinkLayer::Ethernet
     }
@@ -198,7 +198,7 @@ pub struct Route {
     pub gateway: Option<IpAddr>,
     /// Index of the link.
     pub link: Option<u32>,
-    /// Who made it (`rtm_protocol`, `/etc/iproute2/rt_protos`).
+    /// Its origin (`rtm_protocol`, `/etc/iproute2/rt_protos`).
     pub protocol: u8,
     /// IPv4: how far the destination is. Always [`Scope::UNIVERSE`] in IPv6.
     pub scope: Scope,

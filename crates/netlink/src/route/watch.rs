@@ -39,32 +39,32 @@ pub enum Change {
     Address {
         /// The address.
         address: Address,
-        /// Whether it is gone.
+        /// Whether it was deleted.
         gone: bool,
     },
     /// A link came, changed or went.
     Link {
         /// The link.
         link: Link,
-        /// Whether it is gone.
+        /// Whether it was deleted.
         gone: bool,
     },
     /// Notifications were lost because they came faster than they were read: dump everything again.
     Missed,
     /// A setting of an interface changed, or of all.
     Netconf(Netconf),
-    /// A route came, changed or went.
+    /// A route was added, changed or deleted.
     Route {
         /// The route.
         route: Route,
-        /// Whether it is gone.
+        /// Whether it was deleted.
         gone: bool,
     },
-    /// A rule came or went.
+    /// A rule was added or deleted.
     Rule {
         /// The rule.
         rule: Rule,
-        /// Whether it is gone.
+        /// Whether it was deleted.
         gone: bool,
     },
 }
@@ -86,7 +86,7 @@ impl Subscription {
         let fd = socket(AddressFamily::Netlink, SockType::Raw, flags, SockProtocol::NetlinkRoute)
             .map_err(|errno| Error::socket("socket", errno))?;
         bind(fd.as_raw_fd(), &NetlinkAddr::new(0, GROUPS)).map_err(|errno| Error::socket("bind", errno))?;
-        // Without the privilege the default has to do; Missed then comes earlier.
+        // Without the privilege the default size stays, and `Missed` is reported earlier.
         let _ = setsockopt(&fd, sockopt::RcvBufForce, &RECEIVE_BUFFER);
         Ok(Self { fd, buffer: vec![0; DATAGRAM] })
     }

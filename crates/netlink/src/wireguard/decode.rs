@@ -35,7 +35,7 @@ pub(super) fn device<'a>(messages: impl Iterator<Item = &'a [u8]>) -> Parsed<Dev
     Ok(state)
 }
 
-/// All zero is how WireGuard says "none".
+/// WireGuard encodes "none" as all zeros.
 fn nonzero<const N: usize>(value: &[u8]) -> Parsed<Option<[u8; N]>> {
     array(value).map(|bytes: [u8; N]| (bytes != [0; N]).then_some(bytes))
 }
