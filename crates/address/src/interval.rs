@@ -136,12 +136,6 @@ impl IntervalSet {
         Self { family: self.family, intervals: self.intervals.iter().filter(differs).copied().collect() }
     }
 
-    /// First and last address of each interval, in order.
-    pub fn ranges(&self) -> impl DoubleEndedIterator<Item = (IpAddr, IpAddr)> + '_ {
-        let address = |number| self.family.address(number);
-        self.intervals.iter().map(move |interval| (address(interval.first), address(interval.last)))
-    }
-
     /// The fewest prefixes that cover exactly these addresses, in order.
     pub fn prefixes(&self) -> Vec<IpNet> {
         self.intervals

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
 use std::str::FromStr;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -180,9 +180,6 @@ impl DeviceState {
         }
     }
 }
-
-/// How long a session may be used before WireGuard refuses it (`REJECT_AFTER_TIME`, WireGuard paper 6.1).
-pub const SESSION_LIFETIME: Duration = Duration::from_secs(180);
 
 #[cfg(test)]
 mod tests {

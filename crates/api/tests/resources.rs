@@ -56,7 +56,7 @@ fn address_pool_of_the_coil_design() {
 fn address_block_of_the_coil_design_has_its_fields_on_top() {
     let block: AddressBlock = round_trip("address_block.yaml");
     assert_eq!((block.node(), block.pool(), block.is_reserved()), (Some("node1"), Some("pool1"), false));
-    assert_eq!(block.metadata.name, Some(AddressBlock::name_for("pool1", block.spec.index)));
+    assert_eq!(block.metadata.name, Some(format!("pool1-{}", block.spec.index)));
     let prefixes = block.parse().unwrap();
     assert_eq!(prefixes.ipv4.unwrap(), "10.2.2.0/27".parse().unwrap());
     assert_eq!(prefixes.ipv6.unwrap(), "fd01:203:405:607::200/123".parse().unwrap());

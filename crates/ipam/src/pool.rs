@@ -186,13 +186,6 @@ impl Pool {
         format!("{}-{index}", self.name)
     }
 
-    /// Number of the block that has this AddressBlock name; `None` for another pool's or a made-up name.
-    pub fn index_of(&self, block_name: &str) -> Option<u32> {
-        let index = block_name.strip_prefix(&self.name)?.strip_prefix('-')?.parse().ok()?;
-        // "+1" and "01" also parse; no block is called so.
-        (self.block_name(index) == block_name).then_some(index)
-    }
-
     /// The block with this number; `None` beyond the last one.
     pub fn block(&self, index: u32) -> Option<DualStackNets> {
         if index > MAX_INDEX {

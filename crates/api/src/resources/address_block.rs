@@ -57,11 +57,6 @@ impl AddressBlockFields {
 }
 
 impl AddressBlock {
-    /// Name of the block with this index: `<pool>-<index>`.
-    pub fn name_for(pool: &str, index: u32) -> String {
-        format!("{pool}-{index}")
-    }
-
     /// The prefixes, without host bits.
     ///
     /// # Errors

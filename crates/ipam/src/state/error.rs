@@ -55,11 +55,6 @@ impl AllocationError {
         }
     }
 
-    /// The reason of the Event on the pod.
-    pub fn event_reason(&self) -> &'static str {
-        self.reason().map_or("FailedAllocation", RefusalReason::as_str)
-    }
-
     /// Whether another attempt can succeed although no user changes anything.
     pub fn is_temporary(&self) -> bool {
         matches!(self, Self::NoBlock(_) | Self::TimedOut { .. })
