@@ -28,10 +28,10 @@ Commands:
                           deploy/; runs until Ctrl-C
   bench [NAME] [--json]   run benchmarks: peers and ours in one run
   image [--tag NAME] [--output FILE] [--debug]
-                          make the OCI image that deploy/ runs, without an engine; --debug: of the debug build,
+                          build the OCI image that deploy/ runs, without an engine; --debug: of the debug build,
                           for clusters on this machine
-  generate [--check]      write deploy/crds, warnings and docs/metrics.md from the code; with --check only say whether they
-                          are current
+  generate [--check]      write deploy/crds, warnings and docs/metrics.md from the code; with --check only compare
+                          them
   lint                    rustfmt, clippy, the fuzz targets (with a nightly toolchain) and the generated files
   setup                   only the set-up of demo and test
 

@@ -49,7 +49,7 @@ impl ApiArguments {
         };
         config.connect_timeout = Some(CONNECT_TIMEOUT);
         config.read_timeout = Some(READ_TIMEOUT);
-        Client::try_from(config).context("cannot make a Kubernetes client")
+        Client::try_from(config).context("cannot create a Kubernetes client")
     }
 }
 

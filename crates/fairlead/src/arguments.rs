@@ -64,13 +64,13 @@ pub(crate) enum LogFormat {
 pub(crate) struct UninstallArguments {
     #[command(flatten)]
     pub(crate) api: ApiArguments,
-    /// Uninstall; without it, only say what would be removed
+    /// Remove everything; without this flag, only report what would be removed
     #[arg(long)]
     pub(crate) yes: bool,
-    /// Time for each step, such as the clean-up of all nodes
+    /// Timeout of each step, such as the clean-up of all nodes
     #[arg(long, default_value = "5m", value_name = "DURATION", value_parser = duration)]
     pub(crate) timeout: Duration,
-    /// Continue after the timeout although nodes were not cleaned up
+    /// After the timeout, continue without the nodes that were not cleaned up
     #[arg(long)]
     pub(crate) skip_unreachable_nodes: bool,
 }
@@ -185,7 +185,7 @@ pub(crate) struct NodeArguments {
 pub(crate) enum WireGuard {
     /// The kernel's if it has WireGuard, else the embedded one
     Auto,
-    /// The kernel's; without it, fail
+    /// The kernel's; fail if it has none
     Kernel,
     /// The userspace implementation inside this program
     Embedded,

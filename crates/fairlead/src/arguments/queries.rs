@@ -8,7 +8,7 @@ use fairlead_api::names::NODE_SOCKET;
 
 use super::duration;
 
-/// Which cluster to talk to.
+/// Selects a cluster.
 #[derive(Debug, Default, Args)]
 pub(crate) struct ApiArguments {
     /// Use this kubeconfig file [default: KUBECONFIG, ~/.kube/config, or the ServiceAccount of the pod]
@@ -132,10 +132,10 @@ pub(crate) struct ConnectivityTest {
     /// Connect to this address outside of the cluster, too; may be repeated
     #[arg(long, value_name = "HOST:PORT")]
     pub(crate) external: Vec<String>,
-    /// Time for test pods to start, and again for them to finish
+    /// Timeout for test pods to start, and again for them to finish
     #[arg(long, value_name = "DURATION", default_value = "2m", value_parser = duration)]
     pub(crate) timeout: Duration,
-    /// Leave the namespace with its pods, to look at them
+    /// Keep the namespace and its pods for inspection
     #[arg(long)]
     pub(crate) keep: bool,
 }

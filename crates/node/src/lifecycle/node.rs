@@ -71,7 +71,7 @@ impl Node {
         let port = config.cluster_url.port_u16().unwrap_or(HTTPS);
         let metrics = Arc::new(Metrics::default());
         let client = api_requests::counting_client(config, metrics.requests.clone())
-            .context("cannot make a Kubernetes client")?;
+            .context("cannot create a Kubernetes client")?;
         let client = resumption::checking_client(client);
         let subsystem = supervisor.subsystem("caches");
         let caches = Caches::start(subsystem, &client, &settings);
