@@ -17,7 +17,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// How long output may go on after its group was killed.
 const OUTPUT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Why a program came to no end of its own.
+/// Why the outcome of a program is unknown.
 #[derive(Debug)]
 pub(crate) enum Error {
     /// It was killed, with its group.

@@ -53,7 +53,7 @@ const NODES: &[&str] = &[
 /// Every test executable, and every program that tests run.
 const TESTS: &[&str] = &["--bins", "--examples", "--tests"];
 
-/// What is made of Go modules, once per version, outside the checkout: arguments of `testbed-kube-setup`.
+/// What is built from Go modules, once per version, outside the checkout: arguments of `testbed-kube-setup`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kubernetes {
     /// Upstream's end-to-end suite.

@@ -100,13 +100,13 @@ async fn make(client: &Client, size: &Size) -> Result<()> {
     let nodes = Api::<k8s_openapi::api::core::v1::Node>::all(client.clone());
     create(&nodes, (0..size.peers).map(|number| simulated_node(&name(number))))
         .await
-        .context("cannot make Nodes")?;
+        .context("cannot create Nodes")?;
     let peers = Api::<WireKubePeer>::all(client.clone());
-    create(&peers, (0..size.peers).map(peer)).await.context("cannot make WireKubePeers")?;
+    create(&peers, (0..size.peers).map(peer)).await.context("cannot create WireKubePeers")?;
     let blocks = Api::<AddressBlock>::all(client.clone());
     create(&blocks, (0..size.blocks).map(|number| block(number, size.peers)))
         .await
-        .context("cannot make AddressBlocks")
+        .context("cannot create AddressBlocks")
 }
 
 fn peer(number: usize) -> Value {

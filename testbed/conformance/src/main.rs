@@ -106,7 +106,7 @@ fn judge(arguments: &Arguments, families: Families, progress: Progress) -> Resul
         Families::Dual => "dual",
     };
     let reports = arguments.report_dir.join(name);
-    std::fs::create_dir_all(&reports).with_context(|| format!("cannot make {}", reports.display()))?;
+    std::fs::create_dir_all(&reports).with_context(|| format!("cannot create {}", reports.display()))?;
     let reports =
         reports.canonicalize().with_context(|| format!("cannot find {}", arguments.report_dir.display()))?;
     progress.step(&format!("{name}: a cluster of {NODES} nodes"));

@@ -91,7 +91,7 @@ fn kubectl(cluster: &Cluster) -> Result<PathBuf> {
     let text = format!("#!/bin/sh\nexec {} kubectl \"$@\"\n", program.display());
     fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755))
-        .with_context(|| format!("cannot make {} executable", path.display()))?;
+        .with_context(|| format!("cannot create {} executable", path.display()))?;
     Ok(path)
 }
 

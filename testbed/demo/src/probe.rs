@@ -98,7 +98,7 @@ fn echo(mut stream: TcpStream) {
 /// Sends `bytes` bytes to the echo server at `to` and checks that the same come back.
 ///
 /// # Errors
-/// What went wrong, as the socket says it.
+/// The failure, in the words of the socket's error.
 pub fn tcp(from: &Pod, to: IpAddr, bytes: usize) -> anyhow::Result<()> {
     let mut stream =
         from.namespace.run(|| TcpStream::connect_timeout(&SocketAddr::new(to, PORT), ATTEMPT))??;

@@ -75,7 +75,7 @@ fn strings(value: &Value, key: &str) -> Vec<String> {
     listed.filter_map(Value::as_str).map(str::to_owned).collect()
 }
 
-/// What the sender's node says about its way to the receiver's node.
+/// The path to the receiver's node, as the sender's node reports it.
 fn path(pods: &[Pod], status: &BTreeMap<String, Value>, pair: &Pair) -> String {
     let node = |pod: &str| pods.iter().find(|p| p.name == pod).map(|p| p.node.clone()).unwrap_or_default();
     let (from, to) = (node(&pair.from), node(&pair.to));

@@ -49,7 +49,7 @@ impl VmNode {
         let inside = node.host.clone();
         let mut vm = Vm::start(&Options {
             launcher: Some(Box::new(move |program| {
-                // A lab that is gone cannot start anything; the command then fails and says so.
+                // A lab that has ended cannot start anything; the command then fails with that reason.
                 inside.command(program).unwrap_or_else(|_| Command::new("/nonexistent"))
             })),
             tap: Some(TAP.to_owned()),
@@ -97,7 +97,7 @@ impl VmNode {
         Ok(start.elapsed())
     }
 
-    /// Kills the node program with SIGKILL; it is gone when this returns.
+    /// Kills the node program with SIGKILL; it has ended when this returns.
     ///
     /// # Errors
     /// It does not run.

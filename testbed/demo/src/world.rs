@@ -43,7 +43,7 @@ impl World {
     /// Starts lab, API server, controller and node programs. Mesh and pool are not there yet.
     ///
     /// # Errors
-    /// Something did not come up; the message says what and shows its log.
+    /// A part did not become ready; the message names it and shows its log.
     pub fn start(topology: &Topology, progress: &Progress) -> anyhow::Result<Self> {
         let lab = Lab::new()?;
         let directory = tempfile::Builder::new().prefix("fairlead-").tempdir()?;
@@ -260,7 +260,7 @@ fn control_plane(host: &Host) -> anyhow::Result<ControlPlane> {
     let inside = host.clone();
     ControlPlane::start(Options {
         launcher: Some(Box::new(move |program| {
-            // A lab that is gone cannot start anything; the command then fails and says so.
+            // A lab that has ended cannot start anything; the command then fails with that reason.
             inside.command(program).unwrap_or_else(|_| std::process::Command::new("/nonexistent"))
         })),
         addresses: vec![IpAddr::from(host.address())],

@@ -61,7 +61,7 @@ impl Supervised {
     }
 
     fn check_alive(&mut self, name: &str) -> anyhow::Result<()> {
-        match self.shell.try_wait().with_context(|| format!("cannot look after {name}"))? {
+        match self.shell.try_wait().with_context(|| format!("cannot supervise {name}"))? {
             Some(status) => bail!("{name} ended by itself ({status})"),
             None => Ok(()),
         }

@@ -54,7 +54,7 @@ impl ControlPlane {
     /// must be compiled first, see [`crate::binary`]).
     ///
     /// # Errors
-    /// The programs cannot be had or do not become ready; the end of their logs is in the message.
+    /// The programs cannot be built or do not become ready; the message contains the end of their logs.
     pub fn start(options: Options) -> anyhow::Result<Self> {
         let programs = Programs::find(&options)?;
         let parent = options.parent.clone().unwrap_or_else(std::env::temp_dir);
@@ -76,7 +76,7 @@ impl ControlPlane {
         &self.server_url
     }
 
-    /// Where state and logs are, for as long as this control plane lives.
+    /// Directory of state and logs, while this control plane exists.
     pub fn directory(&self) -> &Path {
         self.directory.path()
     }
@@ -241,7 +241,7 @@ fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The ends of all logs in `directory`, which will be gone when the error is read.
+/// The ends of all logs in `directory`, which is deleted before the error is read.
 fn logs(directory: &Path) -> String {
     const LINES: usize = 15;
     let mut report = "the control plane failed".to_owned();

@@ -20,7 +20,7 @@ pub(crate) fn for_token(server: &str, authority: &str, token: &str) -> Value {
     })
 }
 
-/// What a kubeconfig says about its (only) cluster.
+/// The (only) cluster of a kubeconfig.
 pub(crate) struct Cluster {
     pub(crate) server: String,
     /// Base64 of PEM.

@@ -2,8 +2,8 @@
 //!
 //! For: tests and demonstrations that must see what the real API server accepts, refuses and prints:
 //! etcd and kube-apiserver, and kube-controller-manager and kube-scheduler when asked. One test program
-//! may run several at once; each has its own directory, port and keys, and is gone when its
-//! [`ControlPlane`] is dropped or the test program dies, however it dies.
+//! may run several at once; each has its own directory, port and keys, and ends when its
+//! [`ControlPlane`] is dropped or the test program ends, also by a signal.
 //!
 //! Not for: production (etcd never syncs, keys lie in a temporary directory), and not a cluster: there
 //! are no nodes unless a test creates Node objects or runs kubelets of its own.

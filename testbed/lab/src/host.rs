@@ -34,7 +34,7 @@ struct Inner {
 }
 
 impl Host {
-    /// Does what the attachment says inside, plus `more` lines of `ip -batch`.
+    /// Configures the attachment inside, plus `more` lines of `ip -batch`.
     pub(crate) fn new(
         namespace: Namespace,
         attachment: Attachment,
@@ -71,7 +71,7 @@ impl Host {
     /// Pulls its cable (of a router: the uplink). Addresses and routes inside stay, as on a real machine.
     ///
     /// # Errors
-    /// The lab is gone.
+    /// The lab has ended.
     pub fn partition(&self) -> Result<()> {
         lock(&self.inner.attachment).pull()
     }
@@ -79,7 +79,7 @@ impl Host {
     /// Plugs the cable in again.
     ///
     /// # Errors
-    /// The lab is gone.
+    /// The lab has ended.
     pub fn heal(&self) -> Result<()> {
         lock(&self.inner.attachment).plug()
     }

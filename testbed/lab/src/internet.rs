@@ -42,7 +42,7 @@ pub(crate) struct Uplink {
     pub ipv6: bool,
     /// Bytes of an IP packet; the kernel's default if `None`.
     pub mtu: Option<u32>,
-    /// An IPv4 range routed to it as it stands.
+    /// An IPv4 range routed to it without NAT.
     pub routed: Option<Ipv4Net>,
 }
 

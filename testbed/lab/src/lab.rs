@@ -25,7 +25,7 @@ pub(crate) struct Shared {
     registry: Arc<Registry>,
 }
 
-/// All namespaces of one lab; `None` when the lab is gone.
+/// All namespaces of one lab; `None` when the lab has ended.
 #[derive(Debug)]
 struct Registry(Mutex<Option<Vec<Namespace>>>);
 
@@ -33,14 +33,14 @@ impl Registry {
     fn namespace(&self, name: &str) -> Result<Namespace> {
         let valid = !name.is_empty() && name.len() <= 63 && name.bytes().all(is_host_name_byte);
         ensure!(valid, "{name:?} is no host name: 1 to 63 letters, digits and dashes");
-        ensure!(lock(&self.0).is_some(), "cannot make {name}: its lab is gone");
+        ensure!(lock(&self.0).is_some(), "cannot create {name}: its lab has ended");
         let namespace = Namespace::new(name)?;
         if let Some(all) = &mut *lock(&self.0) {
             all.push(namespace.clone());
             return Ok(namespace);
         }
         Namespace::destroy_all(&[namespace]);
-        bail!("cannot make {name}: its lab went away meanwhile")
+        bail!("cannot create {name}: its lab ended meanwhile")
     }
 
     fn destroy(&self) {
@@ -74,7 +74,7 @@ impl Lab {
     pub fn new() -> Result<Self> {
         ensure!(nix::unistd::geteuid().is_root(), "the lab makes network namespaces: run it as root");
         // Every namespace mounts something private here, so the directory must exist outside.
-        fs::create_dir_all("/run/wireguard").context("cannot make /run/wireguard")?;
+        fs::create_dir_all("/run/wireguard").context("cannot create /run/wireguard")?;
         let registry = Arc::new(Registry(Mutex::new(Some(Vec::new()))));
         let internet = Arc::new(Internet::new(registry.namespace("internet")?)?);
         Ok(Self { shared: Arc::new(Shared { internet, registry }) })
@@ -108,7 +108,7 @@ impl Lab {
     /// # Errors
     /// As [`Lab::nat_site`]; or the choices contradict each other.
     pub fn site(&self, name: &str, options: SiteOptions) -> Result<NatSite> {
-        NatSite::new(&self.shared, name, options).with_context(|| format!("cannot make the site {name}"))
+        NatSite::new(&self.shared, name, options).with_context(|| format!("cannot create the site {name}"))
     }
 
     /// A carrier whose customers share its public address: sites made with [`SiteOptions::behind`].
@@ -116,7 +116,7 @@ impl Lab {
     /// # Errors
     /// As [`Lab::nat_site`].
     pub fn carrier(&self, name: &str) -> Result<NatSite> {
-        NatSite::carrier(&self.shared, name).with_context(|| format!("cannot make the carrier {name}"))
+        NatSite::carrier(&self.shared, name).with_context(|| format!("cannot create the carrier {name}"))
     }
 
     /// A namespace with nothing but `lo`, attached to nothing: a pod before its network is made.

@@ -66,7 +66,7 @@ impl Drop for Alive {
     }
 }
 
-/// Inode numbers of a network and a mount namespace, which say whether a process lives there.
+/// Inode numbers of a network and a mount namespace, which show whether a process is in them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Identity {
     net: u64,
@@ -74,7 +74,7 @@ pub(crate) struct Identity {
 }
 
 impl Identity {
-    /// Reads those of a process; `None` if it is gone (or a zombie).
+    /// Reads those of a process; `None` if it has ended (or is a zombie).
     fn of(process: &str) -> Option<Self> {
         let inode = |kind| fs::metadata(format!("/proc/{process}/ns/{kind}")).ok().map(|data| data.ino());
         Some(Self { net: inode("net")?, mnt: inode("mnt")? })
@@ -121,7 +121,7 @@ impl Files {
 }
 
 impl Namespace {
-    /// Makes the namespaces and the process that holds them; `lo` is up, nothing else is there.
+    /// Creates the namespaces and the process that holds them; they contain only `lo`, which is up.
     pub(crate) fn new(name: &str) -> Result<Self> {
         let mut command = Command::new("sh");
         command.args(["-c", HOLDER_SCRIPT, "lab-holder", name]).current_dir("/");
@@ -134,7 +134,7 @@ impl Namespace {
         };
         let holder = command.spawn().with_context(|| {
             format!(
-                "cannot make a namespace for {name}: it takes root (CAP_SYS_ADMIN), /sys and /run/wireguard"
+                "cannot create a namespace for {name}: it takes root (CAP_SYS_ADMIN), /sys and /run/wireguard"
             )
         })?;
         let process = holder.id();
@@ -163,7 +163,7 @@ impl Namespace {
         &self.inner.name
     }
 
-    /// Process id of the holder; it lives exactly as long as the namespace is in the lab.
+    /// Process ID of the holder, which runs exactly as long as the namespace is in the lab.
     pub fn holder_pid(&self) -> u32 {
         self.inner.holder
     }
@@ -173,7 +173,7 @@ impl Namespace {
         self.inner.identity.net
     }
 
-    /// A path by which any process can open the network namespace while the lab lives (as `CNI_NETNS`).
+    /// A path by which any process can open the network namespace while the lab exists (as `CNI_NETNS`).
     pub fn netns_path(&self) -> PathBuf {
         PathBuf::from(format!("/proc/{}/ns/net", self.inner.holder))
     }
@@ -183,12 +183,12 @@ impl Namespace {
         format!("nsenter --target {} --net --mount --uts", self.inner.holder)
     }
 
-    /// Runs `work` on a thread of its own inside the namespaces. A panic of `work` goes on in the caller.
+    /// Runs `work` on a thread of its own inside the namespaces. A panic of `work` continues in the caller.
     ///
     /// Sockets opened inside stay there; processes started inside run there.
     ///
     /// # Errors
-    /// The lab is gone, or the namespaces cannot be entered.
+    /// The lab has ended, or the namespaces cannot be entered.
     pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T> {
         let files = self.files()?;
         thread::scope(|scope| {
@@ -202,10 +202,10 @@ impl Namespace {
         })
     }
 
-    /// A command that will run inside. It is killed with the lab, even when it has forked and gone to the background.
+    /// A command that will run inside. It is killed with the lab, even if it has forked into the background.
     ///
     /// # Errors
-    /// The lab is gone.
+    /// The lab has ended.
     pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Result<Command> {
         let mut command = Command::new(program);
         self.enter_on_exec(&mut command)?;
@@ -215,7 +215,7 @@ impl Namespace {
     /// Starts `command` (made by [`Namespace::command`] or plain) inside, its output going to the file `output`.
     ///
     /// # Errors
-    /// The lab is gone, the file cannot be made, or the program cannot be started.
+    /// The lab has ended, the file cannot be made, or the program cannot be started.
     pub fn spawn(&self, command: &mut Command, output: impl AsRef<Path>) -> Result<Process> {
         self.enter_on_exec(command)?;
         Process::start(self.name(), command, output.as_ref())
@@ -224,7 +224,7 @@ impl Namespace {
     /// Runs a script with `sh -e` inside and returns its standard output.
     ///
     /// # Errors
-    /// The lab is gone or the script failed; the error holds its standard error.
+    /// The lab has ended or the script failed; the error holds its standard error.
     pub fn shell(&self, script: &str) -> Result<String> {
         self.feed("sh", &["-ec", script], "")
     }
@@ -250,7 +250,7 @@ impl Namespace {
         let directory = directory.as_ref();
         self.run(|| {
             fs::create_dir_all(directory)
-                .with_context(|| format!("cannot make {} in {}", directory.display(), self.name()))?;
+                .with_context(|| format!("cannot create {} in {}", directory.display(), self.name()))?;
             let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
             mount(Some(c"lab"), directory, Some(c"tmpfs"), flags, Some(c"mode=0755")).with_context(|| {
                 format!("cannot mount a tmpfs on {} in {}", directory.display(), self.name())
@@ -261,7 +261,7 @@ impl Namespace {
     /// Switches faults of this namespace on and off; see [`Faults`]. What `change` leaves alone stays as it is.
     ///
     /// # Errors
-    /// The lab is gone or `nft` refuses the rules.
+    /// The lab has ended or `nft` refuses the rules.
     pub fn set_faults(&self, change: impl FnOnce(&mut Faults)) -> Result<()> {
         let mut faults = lock(&self.inner.faults);
         let mut changed = faults.clone();

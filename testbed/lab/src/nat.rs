@@ -43,7 +43,7 @@ pub enum Nat {
     UdpBlocked,
 }
 
-/// How long a UDP mapping lives without traffic unless a test says otherwise.
+/// Lifetime of a UDP mapping without traffic unless a test sets another.
 pub(crate) const USUAL_LIFE: Duration = Duration::from_secs(300);
 /// Hosts get blocks of external ports below the ephemeral ones (32768), where the first host's preserved ports are.
 const BLOCK: u32 = 256;

@@ -16,7 +16,7 @@ pub trait Place {
     /// Runs `work` in its network namespace; sockets opened there stay there.
     ///
     /// # Errors
-    /// The namespace is gone or cannot be entered.
+    /// The namespace no longer exists or cannot be entered.
     fn inside<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T>;
 }
 
@@ -28,7 +28,7 @@ pub struct ForeignNetwork {
 }
 
 impl ForeignNetwork {
-    /// Opens it; it lives at least as long as the value.
+    /// Opens it; it exists at least as long as the value.
     ///
     /// # Errors
     /// There is no such file.

@@ -28,7 +28,7 @@ impl Process {
     pub(crate) fn start(host: &str, command: &mut Command, output: &Path) -> Result<Self> {
         let name = format!("{} in {host}", command.get_program().to_string_lossy());
         let file = File::create(output)
-            .with_context(|| format!("cannot make {} for the output of {name}", output.display()))?;
+            .with_context(|| format!("cannot create {} for the output of {name}", output.display()))?;
         let errors = file.try_clone().with_context(|| format!("cannot share {}", output.display()))?;
         command.stdin(Stdio::null()).stdout(file).stderr(errors).process_group(0);
         let child = command.spawn().with_context(|| format!("cannot start {name}"))?;

@@ -96,10 +96,10 @@ impl Router {
         }
     }
 
-    /// How long a UDP mapping lives without traffic, in whole seconds, at least one.
+    /// Lifetime of a UDP mapping without traffic, in whole seconds, at least one.
     ///
     /// # Errors
-    /// The lab is gone, or `life` is shorter than a second.
+    /// The lab has ended, or `life` is shorter than a second.
     pub fn set_mapping_life(&self, life: Duration) -> Result<()> {
         ensure!(
             life.as_secs() >= 1,
@@ -118,7 +118,7 @@ impl Router {
     /// A port pool draws again from the same few ports and may draw the same one.
     ///
     /// # Errors
-    /// The lab is gone, or this kind of NAT has no ports to change.
+    /// The lab has ended, or this kind of NAT has no ports to change.
     pub fn rebind(&self) -> Result<()> {
         let nat = self.nat();
         ensure!(nat.has_ports(), "{nat:?} of {} has no ports to change: use change_address", self.name());
@@ -129,7 +129,7 @@ impl Router {
     /// Loses all mappings, but keeps choosing external ports as before.
     ///
     /// # Errors
-    /// The lab is gone, or `conntrack` fails.
+    /// The lab has ended, or `conntrack` fails.
     pub fn lose_mappings(&self) -> Result<()> {
         self.nft(Rules::forget())?;
         self.shell("conntrack -F").context("cannot flush connection tracking").map(drop)
@@ -138,7 +138,7 @@ impl Router {
     /// Moves the router to another public IPv4 address, as some providers do every night; the mappings are lost.
     ///
     /// # Errors
-    /// The lab is gone or full, or the router is behind a carrier.
+    /// The lab has ended or full, or the router is behind a carrier.
     pub fn change_address(&self) -> Result<Ipv4Addr> {
         let Some(internet) = &self.inner.internet else {
             bail!("{} is behind a carrier, whose router has the public address", self.name());
@@ -156,7 +156,7 @@ impl Router {
     /// Switches the stateful IPv6 firewall, which is on at first: only answers get in.
     ///
     /// # Errors
-    /// The lab is gone.
+    /// The lab has ended.
     pub fn set_ipv6_firewall(&self, on: bool) -> Result<()> {
         self.change(|rules| rules.ipv6_firewall = on)
     }

@@ -71,7 +71,7 @@ impl PublicSite {
     /// Adds a host with the interface `eth0`.
     ///
     /// # Errors
-    /// The lab is gone, or its Internet is full.
+    /// The lab has ended, or its Internet is full.
     pub fn host(&self, name: &str) -> Result<Host> {
         self.host_with(name, &HostOptions::default())
     }
@@ -171,7 +171,7 @@ impl NatSite {
     /// Adds a host with the interface `eth0` and the next free address of the LAN.
     ///
     /// # Errors
-    /// The lab is gone, or the LAN is full.
+    /// The lab has ended, or the LAN is full.
     pub fn host(&self, name: &str) -> Result<Host> {
         self.host_with(name, &HostOptions::default())
     }

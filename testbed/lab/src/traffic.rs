@@ -1,7 +1,7 @@
-//! Traffic that goes on while things break, and what it suffered.
+//! Continuous traffic during failures, and its losses.
 //!
 //! A [`Flow`] sends a numbered message every 50 ms from one place to an echo server of its own in another and notes when
-//! each came back: UDP shows every loss, TCP whether an established connection lives on.
+//! each came back: UDP shows every loss, TCP whether an established connection survives.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -144,7 +144,7 @@ impl Flow {
         let log = lock(&self.log);
         let now = Instant::now();
         let mut latest = log.messages.iter().rev().filter(|(sent, answer)| {
-            // One that was sent just now says nothing yet.
+            // One that was sent just now may still be answered.
             answer.is_some() || now.saturating_duration_since(*sent) > UNDER_WAY
         });
         let good = |(sent, answer): &(Instant, Option<Instant>)| {
@@ -153,7 +153,7 @@ impl Flow {
         log.ended.is_none() && (0..FLOWING).all(|_| latest.next().is_some_and(good))
     }
 
-    /// Why the connection ended; `None` while it lives, and for UDP.
+    /// Why the connection ended; `None` while it is open, and for UDP.
     pub fn ended(&self) -> Option<String> {
         lock(&self.log).ended.clone()
     }

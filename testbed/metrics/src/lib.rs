@@ -1,4 +1,4 @@
-//! Compares what a program exposes with what is said about it.
+//! Compares the metrics that a program exposes with the dashboard, the alerts and the reference.
 //!
 //! * [`Exposed`]: the metrics and labels of a scrape.
 //! * [`query`]: the metrics and labels that a PromQL expression uses, and the expressions of a dashboard.

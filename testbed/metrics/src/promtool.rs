@@ -10,7 +10,7 @@ use testbed_cache::debian;
 /// `promtool check metrics`: names, types and help of a scrape in the text format.
 ///
 /// # Errors
-/// It complains, or cannot be had.
+/// It reports a problem, or cannot be installed.
 pub fn check_metrics(scrape: &str) -> Result<()> {
     run(&["check", "metrics"], scrape)
 }
@@ -18,7 +18,7 @@ pub fn check_metrics(scrape: &str) -> Result<()> {
 /// `promtool check rules`: a file of rules, without the object that wraps it in Kubernetes.
 ///
 /// # Errors
-/// It complains, or cannot be had.
+/// It reports a problem, or cannot be installed.
 pub fn check_rules(rules: &Path) -> Result<()> {
     run(&["check", "rules", &rules.to_string_lossy()], "")
 }

@@ -54,7 +54,7 @@ impl Layout {
             for part in &self.name {
                 let parent = group.clone();
                 group.push(part);
-                fs::create_dir_all(&group).with_context(|| format!("cannot make {}", group.display()))?;
+                fs::create_dir_all(&group).with_context(|| format!("cannot create {}", group.display()))?;
                 inherit(&parent, &group)?;
             }
         }
@@ -84,7 +84,7 @@ impl Layout {
             fresh("cgroup2", Path::new(ROOT), none)?;
             // Version 2 lets a group have either processes or children with controllers: make room for the pods.
             let leaf = Path::new(ROOT).join("init");
-            fs::create_dir_all(&leaf).with_context(|| format!("cannot make {}", leaf.display()))?;
+            fs::create_dir_all(&leaf).with_context(|| format!("cannot create {}", leaf.display()))?;
             return enter(&leaf);
         }
         fresh("tmpfs", Path::new(ROOT), Some("mode=0755"))?;
@@ -95,7 +95,7 @@ impl Layout {
                 None => (controller, "cgroup", Some(controller.to_owned())),
             };
             let target = Path::new(ROOT).join(directory);
-            fs::create_dir_all(&target).with_context(|| format!("cannot make {}", target.display()))?;
+            fs::create_dir_all(&target).with_context(|| format!("cannot create {}", target.display()))?;
             fresh(kind, &target, options.as_deref())?;
         }
         Ok(())
@@ -121,7 +121,7 @@ fn enter(group: &Path) -> Result<()> {
     fs::write(&file, "0").with_context(|| format!("cannot enter the control group {}", group.display()))
 }
 
-/// Gives a new group what it does not have by itself: processors and memory nodes, or controllers.
+/// Gives a new group what it does not inherit: processors and memory nodes, or controllers.
 fn inherit(parent: &Path, group: &Path) -> Result<()> {
     for file in ["cpuset.cpus", "cpuset.mems"] {
         if group.join(file).exists() && !is_version_2() {
@@ -132,7 +132,7 @@ fn inherit(parent: &Path, group: &Path) -> Result<()> {
     }
     if let Ok(controllers) = fs::read_to_string(parent.join("cgroup.controllers")) {
         for controller in controllers.split_whitespace() {
-            // One that is in use elsewhere cannot be handed on; kubelet says which it misses.
+            // A controller that is in use elsewhere cannot be delegated; the kubelet names the missing ones.
             let _ = fs::write(parent.join("cgroup.subtree_control"), format!("+{controller}"));
         }
     }

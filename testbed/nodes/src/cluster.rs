@@ -43,7 +43,7 @@ impl Cluster {
     /// there is a network for pods, see [`Cluster::wait_ready`].
     ///
     /// # Errors
-    /// Something did not come up; the message says what and shows the end of its log.
+    /// A part did not become ready; the message names it and shows the end of its log.
     pub fn start(topology: Topology, images: &[PathBuf], progress: Progress) -> Result<Self> {
         let directory = tempfile::Builder::new().prefix("fairlead-nodes-").tempdir()?;
         let name = directory.path().file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -105,7 +105,7 @@ impl Cluster {
     /// Waits until every Node is Ready.
     ///
     /// # Errors
-    /// One is not; the message shows what it says and the end of its kubelet's log.
+    /// One is not; the message shows its conditions and the end of its kubelet's log.
     pub fn wait_ready(&self) -> Result<()> {
         let timeout = format!("--timeout={}s", READY.as_secs());
         let waited = self.plane.kubectl(&["wait", "--for=condition=Ready", "node", "--all", &timeout]);
@@ -278,7 +278,7 @@ fn control_plane(host: &Host, families: Families, nodes: &[&str], directory: &Pa
     let inside = host.clone();
     ControlPlane::start(Options {
         launcher: Some(Box::new(move |program| {
-            // A lab that is gone cannot start anything; the command then fails and says so.
+            // A lab that has ended cannot start anything; the command then fails with that reason.
             inside.command(program).unwrap_or_else(|_| std::process::Command::new("/nonexistent"))
         })),
         addresses: addresses(host, families),
@@ -304,7 +304,7 @@ fn make_node(
     directory: &Path,
 ) -> Result<Node> {
     let own = directory.join(host.name());
-    fs::create_dir(&own).with_context(|| format!("cannot make {}", own.display()))?;
+    fs::create_dir(&own).with_context(|| format!("cannot create {}", own.display()))?;
     let (kubelet_kubeconfig, proxy_kubeconfig) =
         (own.join("kubelet.kubeconfig"), own.join("proxy.kubeconfig"));
     plane.kubeconfig_for_token(&token(host.name()), &kubelet_kubeconfig, None)?;

@@ -57,14 +57,14 @@ pub fn image(directory: &Path, tag: &str) -> Result<PathBuf> {
     let mut command = std::process::Command::new(executable("fairlead-image")?);
     command.arg("--fairlead").arg(executable("fairlead")?).arg("--plugin").arg(executable("fairlead-cni")?);
     let output = command.arg("--output").arg(&path).args(["--tag", tag, "--local"]).output()?;
-    ensure!(output.status.success(), "cannot make {tag}: {}", String::from_utf8_lossy(&output.stderr));
+    ensure!(output.status.success(), "cannot build {tag}: {}", String::from_utf8_lossy(&output.stderr));
     Ok(path)
 }
 
 /// What pods of a test cluster run: pause, busybox, agnhost, CoreDNS; made first if need be, see `testbed_kube::images`.
 ///
 /// # Errors
-/// One cannot be made; the message says what is missing.
+/// One cannot be built; the message names what is missing.
 pub fn test_images() -> Result<Vec<PathBuf>> {
     Ok(vec![images::pause()?, images::busybox()?, images::agnhost()?, images::coredns()?])
 }
@@ -85,7 +85,7 @@ impl Cluster {
     /// Imports the image, applies `deploy/`, the pool and, in a mesh, the mesh, and waits until every node is Ready.
     ///
     /// # Errors
-    /// The API server refuses an object, or a program does not come up; the message shows what it said.
+    /// The API server refuses an object, or a program does not become ready; the message shows its output.
     pub fn install_fairlead(&self, mode: Mode) -> Result<()> {
         self.import_image(&image(self.directory(), IMAGE)?)?;
         self.apply_fairlead(mode, &checkout().join(mode.kustomization()))

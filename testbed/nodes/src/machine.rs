@@ -64,13 +64,13 @@ impl Machine {
         self.directory.join(format!("{program}.pid"))
     }
 
-    /// Both outputs of the program, over all its lives.
+    /// Both outputs of the program, over all its restarts.
     pub fn log_file(&self, program: &str) -> PathBuf {
         self.directory.join(format!("{program}.log"))
     }
 }
 
-/// Leaves the machine's namespaces and runs `live` as process 1 until it dies.
+/// Leaves the machine's namespaces and runs `live` as process 1 until it ends.
 ///
 /// # Errors
 /// A namespace or control group cannot be made or entered.
@@ -87,7 +87,7 @@ pub fn enter(machine: &Machine, live: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Process 1: mounts what a machine has of its own, then keeps the programs running.
+/// Process 1: mounts the node's own file systems, then keeps the programs running.
 ///
 /// # Errors
 /// It is not process 1, or something cannot be mounted.
@@ -156,7 +156,7 @@ fn mount_all(machine: &Machine) -> Result<()> {
     let _ = fresh("bpf", "/sys/fs/bpf", none);
     fresh("tmpfs", "/run", Some("mode=0755"))?;
     for directory in ["/run/lock", "/run/netns"] {
-        fs::create_dir_all(directory).with_context(|| format!("cannot make {directory}"))?;
+        fs::create_dir_all(directory).with_context(|| format!("cannot create {directory}"))?;
     }
     for (source, target) in &machine.binds {
         bind(source, target)?;

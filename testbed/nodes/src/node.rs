@@ -37,7 +37,7 @@ for family in -4 -6; do
 done
 "#;
 
-/// A node of a cluster. It is gone when dropped, with all that runs in it.
+/// A node of a cluster. Dropping it ends the node with all its processes.
 #[derive(Debug)]
 pub struct Node {
     name: String,
@@ -77,7 +77,7 @@ impl Node {
         let directory = directory.join(&name);
         let mut binds = files::own_directories(&directory);
         for own in binds.iter().map(|(own, _)| own.clone()).chain([directory.join("log")]) {
-            fs::create_dir_all(&own).with_context(|| format!("cannot make {}", own.display()))?;
+            fs::create_dir_all(&own).with_context(|| format!("cannot create {}", own.display()))?;
         }
         let write = |name: &str, text: String| {
             let path = directory.join(name);
@@ -169,7 +169,7 @@ impl Node {
         self.host.shell(FORGET).map(drop)
     }
 
-    /// Kills everything on the node at once and waits until it is gone.
+    /// Kills every process of the node at once and waits until they have ended.
     pub(crate) fn switch_off(&mut self) -> Result<()> {
         let Some(power) = self.power.take() else { return Ok(()) };
         let init = PathBuf::from(format!("/proc/{}", power.init));

@@ -56,7 +56,7 @@ fn cloud(nodes: usize) -> Site {
     Site { name: "cloud", nat: Nat::None, lan, ipv6: Ipv6::Global, nodes }
 }
 
-/// A home router as most have it: a private range, and IPv6 of its own that is not routed.
+/// A usual home router: a private range, and an IPv6 prefix that is not routed.
 fn home(nodes: usize) -> Site {
     let lan = Ipv4Net::new_assert([192, 168, 1, 0].into(), 24);
     let ipv6 = Ipv6::Local(Ipv6Net::new_assert([0xfd00, 0x1a, 0, 0, 0, 0, 0, 0].into(), 64));

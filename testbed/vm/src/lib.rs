@@ -3,8 +3,8 @@
 //! For: kernel WireGuard, FoU, ipip, ip6tnl and netem, with real programs (`ip`, `wg`, `nft`, `ping`,
 //! `tcpdump`, `iperf3`) and with test binaries compiled outside. [`Vm::start`] boots one in seconds and
 //! [`Vm::run`] runs commands in it, one after another; it may be joined to a network outside by a TAP
-//! interface. [`run`] is boot, one command, off. A VM is gone when its handle is dropped or the test
-//! program dies, however it dies.
+//! interface. [`run`] boots, runs one command, and shuts down. A VM ends when its handle is dropped or the test
+//! program ends, also by a signal.
 //!
 //! Not for: measuring (everything is emulated, so speeds mean nothing), and not a container: there is no
 //! disk, no service, nothing but an initramfs of ours.

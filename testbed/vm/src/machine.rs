@@ -15,7 +15,7 @@ use crate::vm::Options;
 
 const BOOT_TIMEOUT: Duration = Duration::from_secs(180);
 const END_TIMEOUT: Duration = Duration::from_secs(10);
-/// How often a wait looks whether the VM still lives.
+/// Interval at which a wait checks that the VM still runs.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// The order in which the ports are made; `init.sh` knows them by these names.
 const PORTS: [&str; 5] = ["control", "status", "input", "output", "error"];
@@ -76,7 +76,7 @@ impl Machine {
         }
     }
 
-    /// What QEMU and the kernel's console said last.
+    /// The last output of QEMU and of the kernel's console.
     pub(crate) fn diagnosis(&self) -> String {
         diagnosis(self.directory.path())
     }
@@ -123,7 +123,7 @@ impl Qemu {
                 }
                 Err(error) => return Err(error).context("cannot connect a port of the VM"),
             }
-            if let Some(status) = self.supervisor.try_wait().context("cannot look after QEMU")? {
+            if let Some(status) = self.supervisor.try_wait().context("cannot supervise QEMU")? {
                 bail!("QEMU ended at once ({status})");
             }
             if Instant::now() > deadline {

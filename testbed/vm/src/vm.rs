@@ -55,7 +55,7 @@ impl Options {
         self.launcher.as_ref().map_or_else(|| Command::new(program), |launch| launch(program))
     }
 
-    /// An address of its own for every VM, or two on one link would take each other's packets.
+    /// A different address for every VM: two on one link with the same one would receive each other's packets.
     pub(crate) fn mac(&self) -> String {
         let [a, b, c]: [u8; 3] = rand::random();
         format!("52:54:00:{a:02x}:{b:02x}:{c:02x}")
@@ -70,7 +70,7 @@ pub struct Vm {
 
 impl Vm {
     /// Boots a VM and returns when it can run commands (seconds; a minute more the very first time, see
-    /// [`crate::prepare`]). An emulated machine that dies in its boot is started once more.
+    /// [`crate::prepare`]). An emulated machine that ends during boot is started once more.
     ///
     /// # Errors
     /// The image cannot be made, a file is missing, or the VM does not boot; the ends of QEMU's messages

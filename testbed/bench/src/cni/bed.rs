@@ -75,10 +75,10 @@ impl Bed {
         let sandboxes = (0..SANDBOXES)
             .map(|_| Ok(Netns::create()?))
             .collect::<Result<Vec<_>>>()
-            .context("cannot make the pods")?;
+            .context("cannot create the pods")?;
         Ok(Self {
             own_plugin: executable("fairlead-cni")?,
-            peer_data: tempfile::tempdir().context("cannot make a directory for host-local")?,
+            peer_data: tempfile::tempdir().context("cannot create a directory for host-local")?,
             peer_host,
             peer_programs,
             world,
@@ -150,7 +150,7 @@ impl Bed {
         self.sandboxes.first().map(path).context("there are no sandboxes")
     }
 
-    /// Asks the node program for its opinion before everything goes.
+    /// Checks that the node program still reports a status, and removes the bed.
     pub(super) fn end(self) -> Result<()> {
         let problems = self.node()?.status()?;
         drop(self);

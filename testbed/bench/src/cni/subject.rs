@@ -22,7 +22,7 @@ pub(crate) enum Family {
 impl Family {
     pub(crate) const ALL: [Self; 3] = [Self::Ipv4, Self::Ipv6, Self::Dual];
 
-    /// As it stands in names and rows.
+    /// Its name in objects and rows.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Dual => "dual",

@@ -45,14 +45,14 @@ impl Cluster {
         let client = client(world.plane.kubeconfig()).await?;
         let names: Vec<String> = (0..size.nodes).map(|number| format!("node-{number}")).collect();
         let nodes = Api::<Node>::all(client.clone());
-        create(&nodes, names.iter().map(|name| node(name))).await.context("cannot make Nodes")?;
+        create(&nodes, names.iter().map(|name| node(name))).await.context("cannot create Nodes")?;
         let real = world.nodes.first().context("the cluster has no real node")?;
         let hosts =
             names.iter().map(String::as_str).cycle().take(size.objects.saturating_sub(size.real_pods));
         let hosts = std::iter::repeat_n(real.name.as_str(), size.real_pods).chain(hosts);
         let pods = hosts.enumerate().map(|(number, host)| pod(number, host));
         let objects = Api::<Pod>::namespaced(client.clone(), NAMESPACE);
-        create(&objects, pods).await.context("cannot make Pods")?;
+        create(&objects, pods).await.context("cannot create Pods")?;
         let mut supervisor = Supervisor::default();
         let watches = supervisor.subsystem("watches");
         let cluster = Self {

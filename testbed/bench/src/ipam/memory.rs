@@ -65,7 +65,7 @@ fn last(line: &str) -> Option<f64> {
 pub(super) fn real_pods(world: &World, pods: usize) -> Result<Vec<Netns>> {
     let node = world.nodes.first().context("the cluster has no real node")?;
     let sandboxes =
-        (0..pods).map(|_| Ok(Netns::create()?)).collect::<Result<Vec<_>>>().context("cannot make pods")?;
+        (0..pods).map(|_| Ok(Netns::create()?)).collect::<Result<Vec<_>>>().context("cannot create pods")?;
     let paths: Vec<PathBuf> = sandboxes
         .iter()
         .map(|netns| format!("/proc/{}/fd/{}", std::process::id(), netns.as_fd().as_raw_fd()).into())

@@ -26,7 +26,7 @@ pub(super) fn check_installed() -> Result<()> {
     Ok(())
 }
 
-/// A server that stays for any number of transfers and says when it listens.
+/// A server for any number of transfers that reports when it listens.
 pub(super) fn server(address: &str) -> Command {
     let mut command = Command::new("iperf3");
     command.args(["--server", "--forceflush", "--bind", address]);

@@ -1,4 +1,4 @@
-//! Two namespaces, a cable, a device at each end, and what goes through.
+//! Two namespaces joined by a link, a device at each end, and the measured traffic.
 
 use std::process::Command;
 use std::thread;
@@ -53,7 +53,7 @@ struct End {
 impl Pair {
     /// Starts `device` at both ends and waits until they reach each other.
     pub(super) fn start(lab: &Lab, subject: &str, device: &mut Command) -> Result<Self> {
-        let outputs = tempfile::tempdir().context("cannot make a directory for outputs")?;
+        let outputs = tempfile::tempdir().context("cannot create a directory for outputs")?;
         let [left, right] = [(1, "left"), (2, "right")].map(|(number, side)| -> Result<(u8, Namespace)> {
             Ok((number, lab.bare_namespace(&format!("{subject}-{side}"))?))
         });
