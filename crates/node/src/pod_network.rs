@@ -12,7 +12,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use fairlead_api::names::LINK_ALIAS_PREFIX;
 use fairlead_api::resources::{AddressPool, WireKubeMesh};
-use fairlead_cluster::caches::Cache;
+use fairlead_cluster::caches::{Cache, Refusal};
 use fairlead_cluster::subsystem::Subsystem;
 use fairlead_dataplane::nft_table::Applied;
 use fairlead_dataplane::pods::{self, Attached, HostEnds, Repair};
@@ -25,6 +25,7 @@ use tokio::time::{sleep, timeout};
 use crate::container_locks::{ContainerLocks, Guard};
 use crate::ipam::Ipam;
 use crate::kernel_watch::{KernelChanges, KernelWatch};
+use crate::mesh;
 use crate::metrics::Metrics;
 use metrics::Object;
 
@@ -148,15 +149,14 @@ impl PodNetwork {
         Ok(())
     }
 
-    /// Waits for pools and meshes: what was masqueraded before the start goes on until they are known.
     async fn masquerade(&self) -> anyhow::Result<()> {
-        if !(self.pools.is_ready() && self.meshes.is_ready()) {
+        if !has_masquerade_settings(&self.pools, &self.meshes) {
             return Ok(());
         }
-        let (pools, meshes) = (self.pools.store.state(), self.meshes.store.state());
+        let (pools, mesh) = (self.pools.store.state(), mesh::selected(&self.meshes));
         let apply = move || {
             let connected = HostNetwork::read()?.connected_prefixes(&Ignored::default());
-            masquerade::apply(&desired::masquerade(&pools, meshes.first().map(AsRef::as_ref), connected))
+            masquerade::apply(&desired::masquerade(&pools, mesh.as_deref(), connected))
         };
         let applied = tokio::task::spawn_blocking(apply).await?;
         let applied = applied
@@ -172,6 +172,13 @@ impl PodNetwork {
         tracing::warn!(container, link, operation, "corrected the network of the pods");
         self.metrics.pod_network.corrected(object);
     }
+}
+
+/// Whether it is known what is to be masqueraded. Until then, what was masqueraded before the start goes on. An API server that
+/// has no WireKubeMeshes says that there is none; one that does not show them to this node does not.
+fn has_masquerade_settings(pools: &Cache<AddressPool>, meshes: &Cache<WireKubeMesh>) -> bool {
+    let has_no_meshes = matches!(meshes.refusal(), Some(Refusal::UnknownResource(_)));
+    pools.is_ready() && (meshes.is_ready() || has_no_meshes)
 }
 
 fn attached(one: crate::ipam::Attachment) -> Attached {
@@ -191,5 +198,55 @@ fn concerns(change: &Change, ids: RoutingIds) -> bool {
         Change::Netconf(netconf) => netconf.link.is_none() && netconf.forwarding == Some(false),
         Change::Route { route, gone } => *gone && route.table == ids.table_pods(),
         Change::Rule { rule, gone } => *gone && rule.priority == ids.rule_priority(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fairlead_cluster::caches;
+    use fairlead_cluster::subsystem::Supervisor;
+    use futures::stream::{self, StreamExt as _};
+    use kube::core::Status;
+    use kube::runtime::watcher::{self, Event};
+
+    use super::*;
+
+    /// A watch that an API server answers with this code; 200 is an empty list.
+    async fn cache<K>(watches: &mut Supervisor, code: u16) -> Cache<K>
+    where
+        K: kube::runtime::reflector::Lookup<DynamicType = ()>
+            + Clone
+            + std::fmt::Debug
+            + Send
+            + Sync
+            + 'static,
+    {
+        let status = Status { code, ..Status::default() };
+        let list = match code {
+            200 => vec![Ok(Event::Init), Ok(Event::InitDone)],
+            _ => vec![Err(watcher::Error::InitialListFailed(kube::Error::Api(Box::new(status))))],
+        };
+        let events = stream::iter(list).chain(stream::pending());
+        let cache = caches::start(watches.subsystem("caches"), "objects", events);
+        while !cache.has_answer() {
+            tokio::task::yield_now().await;
+        }
+        cache
+    }
+
+    #[tokio::test]
+    async fn pools_masquerade_where_the_api_server_has_no_meshes() {
+        let mut watches = Supervisor::default();
+        for (pools, meshes, known) in [
+            (200, 200, true),
+            (200, 404, true),
+            // There may be a mesh.
+            (200, 403, false),
+            (404, 200, false),
+        ] {
+            let of_pools = cache::<AddressPool>(&mut watches, pools).await;
+            let of_meshes = cache::<WireKubeMesh>(&mut watches, meshes).await;
+            assert_eq!(has_masquerade_settings(&of_pools, &of_meshes), known, "{pools} {meshes}");
+        }
     }
 }

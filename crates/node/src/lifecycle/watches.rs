@@ -85,7 +85,10 @@ impl Caches {
             (self.namespaces.refusal(), "no pod can start"),
             (self.pools.refusal(), "pools that are disabled are still allocated from"),
             (self.blocks.refusal(), "changes of AddressBlocks are noticed late"),
-            (self.meshes.refusal(), mesh),
+            (
+                self.meshes.refusal(),
+                "this node is not in the mesh, and changes nothing of what it masquerades",
+            ),
             (self.peers.refusal(), mesh),
             (self.pods.refusal(), "`fairlead ipam` does not know the pods of addresses"),
         ];
