@@ -17,15 +17,12 @@ use fairlead_netlink::{Error, Family, Result, Socket};
 use ipnet::IpNet;
 
 use crate::nft_table::{self, Applied};
-use crate::routes::{LOOPBACK_INDEX, ensure_rules, mesh_rules, sync_table};
+use crate::routes::{self, ensure_rules, mesh_rules, sync_table};
 use crate::uplink::has_ipv6;
 
 mod table;
 
 use table::table;
-
-/// Metric of a default route that any other precedes (`ip-vrf(8)` uses it in the same way).
-const LAST_METRIC: u32 = 4_278_198_272;
 
 /// What the mesh is to carry.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -206,16 +203,10 @@ fn routes(device: Option<u32>) -> Vec<Route> {
     let families = IpFamily::BOTH.into_iter().filter(|family| has_ipv6 || *family == IpFamily::V4);
     families
         .flat_map(|family| {
-            let onto =
-                |link| Route::onto(names::TABLE_MESH, names::ROUTE_PROTOCOL, family.everything(), link);
-            let unreachable = Route {
-                kind: RouteKind::UNREACHABLE,
-                // As the kernel shows it.
-                link: (family == IpFamily::V6).then_some(LOOPBACK_INDEX),
-                scope: Scope::UNIVERSE,
-                metric: LAST_METRIC,
-                ..onto(LOOPBACK_INDEX)
-            };
+            let (table, protocol, everything) =
+                (names::TABLE_MESH, names::ROUTE_PROTOCOL, family.everything());
+            let onto = |link| Route::onto(table, protocol, everything, link);
+            let unreachable = routes::unreachable(table, protocol, everything);
             device.map(onto).into_iter().chain([unreachable])
         })
         .collect()

@@ -10,8 +10,8 @@ use fairlead_api::names::{
     MARK_MASK, MARK_TO_WIREGUARD, ROUTE_PROTOCOL, ROUTE_PROTOCOL_ROUTER, RULE_PRIORITY_MESH, TABLE_MESH,
 };
 use fairlead_netlink::route::{
-    IpFamily, Mark, Route, RouteSocket, Rule, TABLE_DEFAULT, TABLE_LOCAL, TABLE_MAIN, add_route, add_rule,
-    delete_route, delete_rule, replace_route,
+    IpFamily, Mark, Route, RouteKind, RouteSocket, Rule, Scope, TABLE_DEFAULT, TABLE_LOCAL, TABLE_MAIN,
+    add_route, add_rule, delete_route, delete_rule, replace_route,
 };
 use fairlead_netlink::{Message, Result};
 use ipnet::IpNet;
@@ -22,6 +22,9 @@ use crate::uplink::has_ipv6;
 
 /// The loopback device has this index in every network namespace (`LOOPBACK_IFINDEX`, `net/core/dev.c`).
 pub const LOOPBACK_INDEX: u32 = 1;
+
+/// Metric of a route that any other to its destination precedes (`ip-vrf(8)` uses it in the same way).
+const LAST_METRIC: u32 = 4_278_198_272;
 
 /// What has to be done to a set of routes or rules.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -103,11 +106,15 @@ pub fn table_difference(
 pub fn sync_table(table: u32, protocol: u8, desired: &[Route]) -> Result<Difference<Route>> {
     let mut socket = RouteSocket::open()?;
     let difference = table_difference(table, protocol, desired, &socket.routes(table)?);
+    send(&mut socket, &difference)?;
+    Ok(difference)
+}
+
+fn send(socket: &mut RouteSocket, difference: &Difference<Route>) -> Result<()> {
     let delete: Vec<_> = difference.delete.iter().map(delete_route).collect();
     let set = difference.replace.iter().map(replace_route).chain(difference.add.iter().map(add_route));
     // Additions first, so that traffic always finds a route.
-    try_all(&mut socket, &set.collect::<Vec<_>>(), delete)?;
-    Ok(difference)
+    try_all(socket, &set.collect::<Vec<_>>(), delete)
 }
 
 /// Sends everything and returns the first refusal that matters: what is to be deleted may be gone already.
@@ -136,6 +143,47 @@ pub fn export_routes(ids: RoutingIds, blocks: &[IpNet]) -> Vec<Route> {
 /// See [`sync_table`].
 pub fn sync_export(ids: RoutingIds, blocks: &[IpNet]) -> Result<Difference<Route>> {
     sync_table(ids.table_export(), ids.protocol(), &export_routes(ids, blocks))
+}
+
+/// Routes in the table of pods that refuse packets to addresses of these blocks that no pod has: with a default route they would
+/// leave the node, and a router that knows the block's node would send them back. A pod's own route has a better metric, also
+/// where a block is a single address.
+fn block_routes(ids: RoutingIds, blocks: &[IpNet]) -> Vec<Route> {
+    let has_ipv6 = has_ipv6();
+    let families = blocks.iter().filter(|block| has_ipv6 || block.addr().is_ipv4());
+    families.map(|block| unreachable(ids.table_pods(), ids.protocol(), *block)).collect()
+}
+
+/// Brings the routes that refuse packets to addresses without a pod to exactly these blocks. Routes of pods are not touched.
+///
+/// # Errors
+/// See [`sync_table`].
+pub fn sync_blocks(ids: RoutingIds, blocks: &[IpNet]) -> Result<Difference<Route>> {
+    let mut socket = RouteSocket::open()?;
+    let mut existing = socket.routes(ids.table_pods())?;
+    existing.retain(is_last_unreachable);
+    let desired = block_routes(ids, blocks);
+    let difference = table_difference(ids.table_pods(), ids.protocol(), &desired, &existing);
+    send(&mut socket, &difference)?;
+    Ok(difference)
+}
+
+/// A route that refuses packets which no other route of its table takes.
+pub(crate) fn unreachable(table: u32, protocol: u8, destination: IpNet) -> Route {
+    let is_ipv6 = IpFamily::of(destination.addr()) == IpFamily::V6;
+    Route {
+        kind: RouteKind::UNREACHABLE,
+        // As the kernel shows it.
+        link: is_ipv6.then_some(LOOPBACK_INDEX),
+        scope: Scope::UNIVERSE,
+        metric: LAST_METRIC,
+        ..Route::onto(table, protocol, destination, LOOPBACK_INDEX)
+    }
+}
+
+/// Whether a route is one of [`sync_blocks`].
+pub fn is_last_unreachable(route: &Route) -> bool {
+    (route.kind, route.metric) == (RouteKind::UNREACHABLE, LAST_METRIC)
 }
 
 /// A route that could not be set, and why: the kernel's error, or the route that has its place.

@@ -7,7 +7,7 @@ use fairlead_dataplane::cleanup::remove_all;
 use fairlead_dataplane::masquerade::{self, Masquerade};
 use fairlead_dataplane::mesh::{Bypass, MeshState};
 use fairlead_dataplane::pods::check_sources;
-use fairlead_dataplane::routes::{ensure_rules, pod_rules, sync_export};
+use fairlead_dataplane::routes::{ensure_rules, pod_rules, sync_blocks, sync_export};
 use fairlead_dataplane::routing_ids::RoutingIds;
 use mesh_common::{apply, in_namespace, run};
 
@@ -33,6 +33,7 @@ fn make_everything() {
     apply(&state).unwrap();
     ensure_rules(&pod_rules(ids)).unwrap();
     sync_export(ids, &["10.1.2.0/27".parse().unwrap()]).unwrap();
+    sync_blocks(ids, &["10.1.2.0/27".parse().unwrap(), "fd00:2::/123".parse().unwrap()]).unwrap();
     masquerade::apply(&Masquerade { pods: vec!["10.1.0.0/16".parse().unwrap()], ..Masquerade::default() })
         .unwrap();
     check_sources().unwrap();

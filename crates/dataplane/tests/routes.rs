@@ -4,8 +4,8 @@
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use fairlead_dataplane::routes::{
-    LOOPBACK_INDEX, ensure_rules, mesh_rules, pod_rules, rule_difference, sync_export, sync_table,
-    table_difference,
+    LOOPBACK_INDEX, ensure_rules, mesh_rules, pod_rules, rule_difference, sync_blocks, sync_export,
+    sync_table, table_difference,
 };
 use fairlead_dataplane::routing_ids::RoutingIds;
 use fairlead_netlink::netns::Netns;
@@ -54,6 +54,48 @@ fn blocks_are_exported_as_routing_daemons_expect_and_withdrawn() {
     assert_eq!(sh_in(&netns, "ip route show table 119").lines().count(), 1);
     at(&netns, || sync_export(RoutingIds::default(), &[]).unwrap());
     assert_eq!(sh_in(&netns, "ip route show table 119"), "");
+}
+
+/// A router that knows the node of the block would send the packets back.
+#[test]
+fn addresses_of_a_block_that_no_pod_has_are_refused_instead_of_routed_away() {
+    let (netns, _) = namespace();
+    sh_in(
+        &netns,
+        "for link in lan pod; do ip link add $link type veth peer name far-$link; ip link set $link up; \
+         ip link set far-$link up; done; ip addr add 192.0.2.1/24 dev lan; ip addr add fd02::1/64 dev lan nodad; \
+         ip route add default via 192.0.2.9; ip -6 route add default via fd02::9; \
+         ip route add 10.1.0.5 dev pod table 116 proto 30; ip -6 route add fd00:1::5 dev pod table 116 proto 30; \
+         ip route add 10.2.0.7 dev pod table 116 proto 30",
+    );
+    let ids = RoutingIds::default();
+    at(&netns, || ensure_rules(&pod_rules(ids)).unwrap());
+    let to = |address: &str| sh_in(&netns, &format!("ip route get {address} 2>&1 || true"));
+    let free = ["10.1.0.9", "fd00:1::9"];
+    for address in free {
+        assert!(to(address).contains(" via "), "by the default route: {}", to(address));
+    }
+
+    // The last two are blocks of a single address, of which one has a pod.
+    let blocks = ["10.1.0.0/27", "fd00:1::/123", "10.2.0.7/32", "10.2.0.8/32"].map(prefix);
+    assert_eq!(at(&netns, || sync_blocks(ids, &blocks).unwrap()).add.len(), 4);
+    for address in free.into_iter().chain(["10.2.0.8"]) {
+        assert!(to(address).contains("No route to host"), "{}", to(address));
+    }
+    for address in ["10.1.0.5", "fd00:1::5", "10.2.0.7"] {
+        assert!(to(address).contains("dev pod"), "a pod's own route precedes: {}", to(address));
+    }
+    assert!(to("10.1.0.32").contains(" via "), "behind the end of the block");
+    assert!(at(&netns, || sync_blocks(ids, &blocks).unwrap()).is_empty());
+
+    // Another program deletes them; later the blocks go to other nodes.
+    sh_in(&netns, "ip route flush table 116 type unreachable");
+    assert_eq!(at(&netns, || sync_blocks(ids, &blocks).unwrap()).add.len(), 3);
+    assert_eq!(at(&netns, || sync_blocks(ids, &[]).unwrap()).delete.len(), 4);
+    for address in free {
+        assert!(to(address).contains(" via "), "{}", to(address));
+    }
+    assert!(to("10.1.0.5").contains("dev pod"), "routes of pods stay");
 }
 
 #[test]

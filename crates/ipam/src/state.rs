@@ -240,6 +240,11 @@ impl<W: Clone> NodeState<W> {
         self.wake_where_free();
     }
 
+    /// Whether the watch has shown the blocks since the start.
+    pub fn are_blocks_known(&self) -> bool {
+        self.blocks_known
+    }
+
     /// Updates the blocks to what the watch shows, of all nodes. Assumed blocks stay.
     pub fn sync_blocks(&mut self, shown: Vec<ShownBlock<'_>>) {
         self.assumed.observe(shown.iter().map(|block| (block.name, block.uid)));

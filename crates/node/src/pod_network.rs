@@ -1,5 +1,6 @@
 //! Keeps this node's pods connected while other programs change the network: the rule that leads to the table of pods,
-//! forwarding, the check of source addresses, masquerading, and each pod's link, addresses and routes.
+//! forwarding, the check of source addresses, masquerading, each pod's link, addresses and routes, and the routes that refuse
+//! packets to addresses of no pod.
 //!
 //! The allocation table says what should be, a dump what is; the difference is sent as one batch per pod, nothing if there is
 //! none. It runs when [`KernelWatch`] reports a change, and as a sweep: the kernel does not report the IPv4 routes of a
@@ -20,6 +21,7 @@ use fairlead_dataplane::routing_ids::RoutingIds;
 use fairlead_dataplane::uplink::{self, HostNetwork, Ignored};
 use fairlead_dataplane::{masquerade, routes};
 use fairlead_netlink::route::Change;
+use ipnet::IpNet;
 use tokio::time::{sleep, timeout};
 
 use crate::container_locks::{ContainerLocks, Guard};
@@ -89,9 +91,16 @@ impl PodNetwork {
 
     async fn run(self, mut kernel: KernelChanges) -> Infallible {
         let (mut pools, mut meshes) = (self.pools.subscribe(), self.meshes.subscribe());
+        let mut blocks = None;
         loop {
             let mut problems = Vec::new();
-            for outcome in [self.restore_pods().await, self.check_sources().await, self.masquerade().await] {
+            let outcomes = [
+                self.restore_pods().await,
+                self.refuse_unallocated(&mut blocks).await,
+                self.check_sources().await,
+                self.masquerade().await,
+            ];
+            for outcome in outcomes {
                 problems.extend(outcome.err().map(|error| format!("{error:#}")));
             }
             self.problems.set(problems);
@@ -99,6 +108,7 @@ impl PodNetwork {
             let changed = async {
                 tokio::select! {
                     () = kernel.changed() => {}
+                    () = self.ipam.blocks_changed() => {}
                     _ = pools.changed() => {}
                     _ = meshes.changed() => {}
                 }
@@ -137,6 +147,21 @@ impl PodNetwork {
             }
         }
         first
+    }
+
+    /// Packets to addresses of this node's blocks that no pod has are refused. Waits for the blocks: what was refused before the
+    /// start goes on until they are known. `known` are the blocks of the last time; with the same ones, a difference is a
+    /// correction.
+    async fn refuse_unallocated(&self, known: &mut Option<Vec<IpNet>>) -> anyhow::Result<()> {
+        let Some(blocks) = self.ipam.pod_prefixes() else { return Ok(()) };
+        let (ids, wanted) = (self.ipam.numbers(), blocks.clone());
+        let done = tokio::task::spawn_blocking(move || routes::sync_blocks(ids, &wanted)).await?;
+        let done = done.context("cannot refuse packets to addresses that no pod has")?;
+        if !done.is_empty() && known.as_ref() == Some(&blocks) {
+            self.corrected(Object::Block, "set the routes that refuse packets to addresses of no pod", None);
+        }
+        *known = Some(blocks);
+        Ok(())
     }
 
     async fn check_sources(&self) -> anyhow::Result<()> {

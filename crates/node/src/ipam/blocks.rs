@@ -164,7 +164,8 @@ async fn export(ipam: &Ipam) {
     let (prefixes, numbers) = (ipam.prefixes(), ipam.numbers());
     let done = tokio::task::spawn_blocking(move || routes::sync_export(numbers, &prefixes)).await;
     match done {
-        Ok(Ok(_)) => {}
+        Ok(Ok(difference)) if difference.is_empty() => {}
+        Ok(Ok(_)) => ipam.blocks_changed.notify_one(),
         Ok(Err(error)) => tracing::warn!(%error, "cannot update the export table"),
         Err(error) => tracing::warn!(%error, "updating the export table stopped before it finished"),
     }

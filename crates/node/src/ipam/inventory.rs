@@ -10,6 +10,7 @@ use fairlead_api::resources::{AddressBlock, AddressPool};
 use fairlead_cluster::caches::Cache;
 use fairlead_cluster::pods::SlimPod;
 use fairlead_dataplane::pods::{self, PodOnNode};
+use fairlead_dataplane::routes;
 use fairlead_dataplane::routing_ids::RoutingIds;
 use fairlead_ipam::check::{self, Finding, KnownPod, NodeView, PodLink, Reservation};
 use fairlead_ipam::{Allocated, Key};
@@ -264,6 +265,7 @@ fn read_kernel(numbers: RoutingIds) -> fairlead_netlink::Result<Kernel> {
     let stray = routes
         .iter()
         .filter(|route| route.link.is_none_or(|link| !known.contains(&link)))
+        .filter(|route| !routes::is_last_unreachable(route))
         .map(|route| route.destination.addr())
         .collect();
     let exported = socket.routes(numbers.table_export())?.iter().map(|route| route.destination).collect();

@@ -90,6 +90,8 @@ pub struct Ipam {
     release: Notify,
     /// The search for free addresses has gone on.
     positions: Notify,
+    /// This node's blocks are others than before.
+    blocks_changed: Notify,
     pools: Store<AddressPool>,
     api: Api<AddressPool>,
 }
@@ -104,6 +106,7 @@ impl Ipam {
             request: Notify::new(),
             release: Notify::new(),
             positions: Notify::new(),
+            blocks_changed: Notify::new(),
             pools,
             api,
         }
@@ -296,6 +299,20 @@ impl Ipam {
     fn prefixes(&self) -> Vec<IpNet> {
         let state = self.lock();
         state.table().blocks().flat_map(|block| block.nets().iter().collect::<Vec<_>>()).collect()
+    }
+
+    /// Prefixes of this node's blocks whose addresses only pods of this node have: those of reserved blocks may be in use
+    /// otherwise. `None` before the blocks are known.
+    pub(crate) fn pod_prefixes(&self) -> Option<Vec<IpNet>> {
+        let state = self.lock();
+        let blocks = state.table().blocks().filter(|block| !block.is_reserved());
+        let prefixes = blocks.flat_map(|block| block.nets().iter().collect::<Vec<_>>());
+        state.are_blocks_known().then(|| prefixes.collect())
+    }
+
+    /// Resolves when this node's blocks have changed since it resolved last.
+    pub(crate) async fn blocks_changed(&self) {
+        self.blocks_changed.notified().await;
     }
 
     /// Keys whose addresses have leaked; see [`fairlead_ipam::leaks`].

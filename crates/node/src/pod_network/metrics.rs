@@ -9,6 +9,8 @@ use prometheus_client::registry::Registry;
 /// What differed from the desired state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Object {
+    /// The routes that refuse packets to addresses of blocks that no pod has.
+    Block,
     /// Forwarding of a family.
     Forwarding,
     /// The nftables table that masquerades.
@@ -24,6 +26,7 @@ pub enum Object {
 impl Object {
     const fn as_str(self) -> &'static str {
         match self {
+            Self::Block => "block",
             Self::Forwarding => "forwarding",
             Self::Masquerade => "masquerade",
             Self::Pod => "pod",

@@ -225,9 +225,10 @@ fn rules_lead_to_the_tables(node: &Node) {
     }
 }
 
-/// Destination, device and protocol of the routes of a table, in both families.
-fn routes(node: &Node, table: u32) -> BTreeSet<(String, String, String)> {
-    let listed = ["-4", "-6"].map(|family| json(node, &format!("ip -j {family} route show table {table}")));
+/// Destination, device and protocol of the routes of a table that are of a kind, in both families.
+fn routes(node: &Node, table: u32, kind: &str) -> BTreeSet<(String, String, String)> {
+    let list = |family| json(node, &format!("ip -j {family} route show table {table} type {kind}"));
+    let listed = ["-4", "-6"].map(list);
     let text = |route: &Value, key: &str| route[key].as_str().unwrap_or_default().to_owned();
     let route = |route: Value| {
         assert!(route.get("gateway").is_none(), "{route}");
@@ -245,7 +246,7 @@ fn tables_have_pods_blocks_and_the_mesh(world: &World, node: &Node, pod: &Pod) {
         assert!(device.starts_with("default dev wire_kube "), "{mesh}");
         assert!(unreachable.starts_with("unreachable default "), "{mesh}");
     }
-    let pods = routes(node, 116);
+    let pods = routes(node, 116, "unicast");
     let destinations: Vec<&str> = pods.iter().map(|(destination, ..)| destination.as_str()).collect();
     let mut addresses: Vec<String> = pod.addresses.iter().map(ToString::to_string).collect();
     addresses.sort();
@@ -268,13 +269,17 @@ fn tables_have_pods_blocks_and_the_mesh(world: &World, node: &Node, pod: &Pod) {
         .map(|prefix| (prefix.to_owned(), "lo".to_owned(), "30".to_owned()))
         .collect();
     assert!(blocks.len() >= 2);
-    assert_eq!(routes(node, 119), blocks);
+    assert_eq!(routes(node, 119, "unicast"), blocks);
+    let prefixes = |routes: BTreeSet<(String, String, String)>| {
+        routes.into_iter().map(|(destination, ..)| destination).collect::<BTreeSet<_>>()
+    };
+    assert_eq!(prefixes(routes(node, 116, "unreachable")), prefixes(blocks), "what no pod has is refused");
 }
 
 /// The node's link of a pod: that to which table 116 leads.
 fn link_of(node: &Node, pod: &Pod) -> Option<String> {
     let address = pod.addresses[0].to_string();
-    routes(node, 116)
+    routes(node, 116, "unicast")
         .into_iter()
         .find(|(destination, ..)| *destination == address)
         .map(|(_, device, _)| device)
