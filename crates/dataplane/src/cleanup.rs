@@ -22,7 +22,7 @@ const MESH_KINDS: [&str; 2] = [wireguard::KIND, "tun"];
 /// The first refusal of the kernel, after everything else has been tried.
 pub fn remove_all(ids: RoutingIds, mesh_devices: &[String]) -> Result<()> {
     let steps: [&dyn Fn() -> Result<()>; 8] = [
-        // First what leads packets somewhere, then where it leads.
+        // First the rules and routes that lead packets, then the links they lead to.
         &mesh::remove,
         &|| remove_rules(&[pod_rules(ids), mesh_rules()].concat()),
         &|| sync_table(ids.table_pods(), ids.protocol(), &[]).map(drop),
@@ -62,7 +62,7 @@ fn remove_links(mesh_devices: &[String]) -> Result<()> {
     let mut outcome = Ok(());
     for link in links {
         match socket.apply(&[delete_link(link.index)]) {
-            // It went with its pod's namespace.
+            // It was deleted with its pod's namespace.
             Err(error) if error.errno() == Some(libc::ENODEV) => {}
             done => outcome = outcome.and(done),
         }

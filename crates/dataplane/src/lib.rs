@@ -1,10 +1,10 @@
 //! Desired kernel state: compared with what the kernel has, and applied as one batch of what differs.
 //!
 //! * [`routing_ids`]: table IDs, rule priority and protocol, where an administrator chose others.
-//! * [`pods`]: the veth pair of a pod, its addresses and routes, and what the kernel says of pods that exist.
+//! * [`pods`]: the veth pair of a pod, its addresses and routes, and the kernel's state of pods that exist.
 //! * [`routes`]: whole routing tables and rules (pods, export, mesh).
-//! * [`uplink`]: the node's own links: MTU towards the others, forwarding switches.
-//! * [`masquerade`]: the nftables table that hides pods behind the node's address where they leave the cluster.
+//! * [`uplink`]: the node's own links: MTU towards other nodes, sysctls of forwarding.
+//! * [`masquerade`]: the nftables table that translates the sources of packets that leave the cluster to the node's address.
 //! * [`mesh`]: the nftables table with its sets, the rule and table that lead into the WireGuard device.
 //! * [`nft_table`]: a whole nftables table, compared and changed in one transaction.
 //! * [`wireguard`]: one trait over the kernel's WireGuard and the embedded one.

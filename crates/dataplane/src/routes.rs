@@ -29,11 +29,11 @@ const LAST_METRIC: u32 = 4_278_198_272;
 /// What has to be done to a set of routes or rules.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Difference<T> {
-    /// Not there yet.
+    /// Missing in the kernel.
     pub add: Vec<T>,
-    /// To take the place of something that is in its way.
+    /// To replace one in the same place.
     pub replace: Vec<T>,
-    /// There, but not wanted.
+    /// Present, but not desired.
     pub delete: Vec<T>,
     /// Desired, but a route of another protocol has its place; that route is left unchanged.
     pub blocked: Vec<T>,
@@ -53,12 +53,12 @@ impl<T> Difference<T> {
     }
 }
 
-/// Whether a table belongs to us altogether.
+/// Whether a table belongs to Fairlead alone.
 fn is_own_table(table: u32) -> bool {
     !matches!(table, 0 | TABLE_DEFAULT | TABLE_MAIN | TABLE_LOCAL)
 }
 
-/// Compares what a table should hold with what it holds. `table` and `protocol` of the desired routes are overruled.
+/// Compares the desired routes of a table with the present ones. `table` and `protocol` of the desired routes are overridden.
 /// Of two desired routes to one destination with one metric the first counts: a table cannot hold both.
 pub fn table_difference(
     table: u32,
@@ -66,7 +66,7 @@ pub fn table_difference(
     desired: &[Route],
     existing: &[Route],
 ) -> Difference<Route> {
-    // The kernel looks only at these two when it decides whether a route is already there.
+    // The kernel compares only these two to decide whether a route exists already.
     let place = |route: &Route| (route.destination, route.metric);
     let mut unmatched: HashMap<_, Vec<&Route>> = HashMap::new();
     for route in existing {
@@ -102,7 +102,7 @@ pub fn table_difference(
 /// Sends nothing when nothing differs. A route that another protocol's route blocks is returned, not an error.
 ///
 /// # Errors
-/// The first refusal, after everything else has been tried: one bad route does not keep out the others.
+/// The first refusal, after everything else has been tried: one bad route does not prevent the others.
 pub fn sync_table(table: u32, protocol: u8, desired: &[Route]) -> Result<Difference<Route>> {
     let mut socket = RouteSocket::open()?;
     let difference = table_difference(table, protocol, desired, &socket.routes(table)?);
@@ -117,7 +117,7 @@ fn send(socket: &mut RouteSocket, difference: &Difference<Route>) -> Result<()> 
     try_all(socket, &set.collect::<Vec<_>>(), delete)
 }
 
-/// Sends everything and returns the first refusal that matters: what is to be deleted may be gone already.
+/// Sends everything and returns the first refusal that matters: a route to delete may no longer exist.
 fn try_all(socket: &mut RouteSocket, set: &[Message], delete: Vec<Message>) -> Result<()> {
     let messages = [set, &delete].concat();
     let outcomes = socket.apply_each(&messages)?;
@@ -130,8 +130,8 @@ fn try_all(socket: &mut RouteSocket, set: &[Message], delete: Vec<Message>) -> R
     Ok(())
 }
 
-/// The routes that tell a routing daemon which blocks live on this node. They lead to the loopback device:
-/// no rule looks the table up, daemons only read it.
+/// The routes that tell a routing daemon which blocks this node has. They lead to the loopback device: no rule looks the
+/// table up, daemons only read it.
 pub fn export_routes(ids: RoutingIds, blocks: &[IpNet]) -> Vec<Route> {
     let route = |block: &IpNet| Route::onto(ids.table_export(), ids.protocol(), *block, LOOPBACK_INDEX);
     blocks.iter().map(route).collect()
@@ -199,7 +199,7 @@ pub struct Refused {
 /// what was refused. Routes of other protocols are never touched; one with the same next hop counts as ours.
 ///
 /// # Errors
-/// The kernel cannot be asked at all. A refusal of a single route disturbs no other and is no error.
+/// The kernel cannot be read. A refusal of a single route affects no other and is no error.
 pub fn sync_router(desired: &[Route]) -> Result<(Difference<Route>, Vec<Refused>)> {
     let mut socket = RouteSocket::open()?;
     let existing = socket.routes(TABLE_MAIN)?;
@@ -216,7 +216,7 @@ pub fn sync_router(desired: &[Route]) -> Result<(Difference<Route>, Vec<Refused>
     for (index, (route, outcome)) in set.into_iter().chain(&difference.delete).zip(outcomes).enumerate() {
         match outcome {
             Ok(()) => {}
-            // What was to be deleted may be gone already, with its link.
+            // A route to delete may no longer exist, with its link.
             Err(error) if index >= wanted && error.is_missing() => {}
             Err(error) => refused.push(Refused { route: route.clone(), reason: error.to_string() }),
         }
@@ -249,11 +249,11 @@ pub fn mesh_rules() -> Vec<Rule> {
     IpFamily::BOTH.map(rule).to_vec()
 }
 
-/// Compares the rules there should be with those there are.
+/// Compares the desired rules with the present ones.
 ///
 /// An equivalent rule of another process counts as present: the kernel would take a second copy that differs only
-/// in protocol. A rule with our protocol at a priority we use, but with another effect, is a left-over of ours (the
-/// table's number was changed, say) and goes. Everything else belongs to others.
+/// in protocol. A rule with our protocol at a priority we use, but with another effect, is a remnant of ours (for
+/// example, the table's number was changed) and is deleted. All other rules belong to other programs.
 pub fn rule_difference(desired: &[Rule], existing: &[Rule]) -> Difference<Rule> {
     let mut difference = Difference::default();
     for rule in desired {

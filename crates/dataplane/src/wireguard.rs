@@ -1,7 +1,7 @@
-//! One WireGuard device, whichever implementation carries it.
+//! One WireGuard device, in the kernel or embedded.
 //!
-//! [`open`] takes the kernel's WireGuard where there is one and the embedded one elsewhere, and adopts a device that
-//! exists, with its sessions. Callers compare [`WireGuardDevice::state`] with the desired configuration
+//! [`open`] uses the kernel's WireGuard where there is one and the embedded one elsewhere, and adopts an existing device
+//! with its sessions. Callers compare [`WireGuardDevice::state`] with the desired configuration
 //! (`DeviceState::change_to`) and pass the difference to [`WireGuardDevice::change`].
 
 use std::fmt;
@@ -113,14 +113,14 @@ pub trait WireGuardDevice: Send + Sync {
     /// Its configuration and the state of its peers.
     ///
     /// # Errors
-    /// The device is gone, or cannot be read.
+    /// The device was removed, or cannot be read.
     fn state(&self) -> Result<DeviceState, Error>;
 
     /// Applies a change; an empty one sends nothing. Peers that stay keep their sessions, and an allowed address that stays
     /// is never missing for a moment.
     ///
     /// # Errors
-    /// The device is gone, or refuses a value.
+    /// The device was removed, or refuses a value.
     fn change(&self, change: &DeviceChange) -> Result<(), Error>;
 
     /// Opens the socket for non-WireGuard datagrams on the WireGuard port; one at a time. `None` where the implementation
@@ -134,7 +134,7 @@ pub trait WireGuardDevice: Send + Sync {
     /// one needs nothing from this process: the kernel keeps its devices.
     ///
     /// # Errors
-    /// The socket cannot be opened, or the device is gone.
+    /// The socket cannot be opened, or the device was removed.
     fn hand_over(self: Box<Self>, path: PathBuf) -> Result<Option<PendingHandover>, Error>;
 
     /// Removes the device and its link. Dropping it leaves the link for the next process.
@@ -162,8 +162,8 @@ pub trait PathSocket: AsFd + Send + Sync {
     fn stats(&self) -> PathSocketStats;
 }
 
-/// Opens the device in the network namespace of the calling thread: adopts or creates it, gives it its MTU, sets it
-/// up and loosens its reverse path filter.
+/// Opens the device in the network namespace of the calling thread: adopts or creates it, sets its MTU, sets it
+/// up and makes its reverse path filter loose.
 ///
 /// # Errors
 /// The requested implementation is missing, or the name belongs to a link of another kind.
@@ -203,7 +203,7 @@ fn candidate(settings: &Settings, present: Option<Option<&str>>) -> Result<Backe
     }
 }
 
-/// Sets the MTU and the link up where that is not so yet, and loosens its reverse path filter.
+/// Sets the MTU and the link up where they differ, and makes its reverse path filter loose.
 fn bring_up(links: &mut RouteSocket, settings: &Settings) -> Result<(), Error> {
     let link = links
         .link_by_name(&settings.interface)?

@@ -19,9 +19,9 @@ pub fn remove(container_id: &str, ifname: &str) -> Result<bool> {
 /// The removal of a pod in two steps, for callers that need not wait until the kernel has freed the link's memory.
 ///
 /// The kernel deletes a link in a few hundred microseconds: both ends are shut, their routes and neighbours go, and they
-/// leave the list of links, so that no process can find or use them (`unregister_netdevice_many_notify`,
+/// are removed from the list of links, so that no process can find or use them (`unregister_netdevice_many_notify`,
 /// `net/core/dev.c`). Before it acknowledges the request it also waits for all processors to have forgotten them
-/// (`rcu_barrier` in `netdev_run_todo`), which takes 10 to 40 milliseconds and keeps only the thread that asked.
+/// (`rcu_barrier` in `netdev_run_todo`), which takes 10 to 40 milliseconds and occupies only the requesting thread.
 #[derive(Debug, Clone)]
 pub struct Removal {
     container_id: String,
@@ -72,8 +72,8 @@ impl Removal {
         })
     }
 
-    /// Whether none of the links is there any more. From then on no packet reaches the pod by them, and their names and
-    /// addresses are free. A cheap question that waits for no lock of the kernel's.
+    /// Whether none of the links exists any more. From then on no packet reaches the pod by them, and their names and
+    /// addresses are free. Cheap, and takes no lock of the kernel.
     pub fn is_over(&self) -> bool {
         !self.links.iter().any(|link| link_exists(*link))
     }
@@ -84,7 +84,7 @@ fn belongs_to(link: &Link, container_id: &str, ifname: &str) -> bool {
     alias.is_some_and(|alias| alias.container_id == container_id && alias.ifname == ifname)
 }
 
-/// The link of a pod if it has the name that is tried first, which nearly every pod's has: one question, however many
+/// The link of a pod if it has the name that is tried first, which nearly every pod's has: one request, however many
 /// pods there are.
 fn link_by_usual_name(
     host: &mut RouteSocket,
@@ -108,7 +108,7 @@ pub(super) fn links_of(
 
 pub(super) fn delete(host: &mut RouteSocket, link: u32) -> fairlead_netlink::Result<()> {
     match host.apply(&[delete_link(link)]) {
-        // The pod's namespace went away meanwhile and took the pair along.
+        // The pair was deleted meanwhile, with the pod's namespace.
         Err(error) if error.is_missing() => Ok(()),
         other => other,
     }

@@ -1,4 +1,4 @@
-//! What other programs take from a pod's link is put back: `ip link set down` removes routes and IPv6 addresses of the
+//! Restores what other programs remove from a pod's link: `ip link set down` removes routes and IPv6 addresses of the
 //! link, and `up` does not bring them back; network managers delete routes that they do not know.
 
 use fairlead_address::DualStackAddrs;
@@ -38,7 +38,7 @@ impl HostEnds {
     /// Reads it in the calling thread's network namespace.
     ///
     /// # Errors
-    /// The kernel refuses or answers what cannot be read.
+    /// The kernel refuses, or its answer cannot be decoded.
     pub fn read(ids: RoutingIds) -> Result<Self> {
         let read = || {
             let mut socket = RouteSocket::open()?;

@@ -1,6 +1,6 @@
-//! The node's own links: the MTU towards the others, the addresses others may reach it by, forwarding switches.
+//! The node's own links: the MTU towards other nodes, the addresses at which they may reach it, sysctls of forwarding.
 //!
-//! [`HostNetwork`] is a snapshot of the kernel; everything it answers is computed from the snapshot alone.
+//! [`HostNetwork`] is a snapshot of the kernel; all results are computed from the snapshot alone.
 
 mod sysctl;
 
@@ -16,13 +16,13 @@ pub use sysctl::{
     SysctlError, accept_ipv6, enable_forwarding, has_ipv6, loosen_reverse_path_filter, refuse_advertisements,
 };
 
-/// MTU of the mesh device: what was asked for, unless the uplink cannot carry it with WireGuard's 80 bytes over IPv6
-/// around it; never less than IPv6 needs (RFC 8200, section 5). All in bytes.
+/// MTU of the mesh device: the configured one, unless the uplink cannot carry it with WireGuard's 80 bytes over IPv6; never
+/// less than IPv6 needs (RFC 8200, section 5). All in bytes.
 pub fn mesh_mtu(configured: u32, uplink: u32) -> u32 {
     configured.min(uplink.saturating_sub(WIREGUARD_OVERHEAD_IPV6)).max(IPV6_MIN_MTU)
 }
 
-/// Links and networks that are none of the node's own: the mesh device, pod networks, bridges of other programs.
+/// Links and networks that do not belong to the node itself: the mesh device, pod networks, bridges of other programs.
 /// Pod links (known by their alias) and the loopback device need not be listed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Ignored {
@@ -46,7 +46,7 @@ impl Ignored {
     }
 }
 
-/// What the kernel says of links, addresses and the main routing table at one moment.
+/// Links, addresses and the main routing table of the kernel at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct HostNetwork {
     /// All links.
@@ -61,7 +61,7 @@ impl HostNetwork {
     /// Reads it in the calling thread's network namespace.
     ///
     /// # Errors
-    /// The kernel refuses or answers what cannot be read.
+    /// The kernel refuses, or its answer cannot be decoded.
     pub fn read() -> fairlead_netlink::Result<Self> {
         let mut socket = RouteSocket::open()?;
         Ok(Self {
@@ -88,7 +88,7 @@ impl HostNetwork {
         by_route.min().or_else(|| physical().min())
     }
 
-    /// The addresses other nodes might reach this one by: of global scope, ready for use, not about to be replaced,
+    /// The addresses at which other nodes might reach this one: of global scope, ready for use, not about to be replaced,
     /// on links that are up. In the kernel's order, without repetition.
     pub fn node_addresses(&self, ignored: &Ignored) -> Vec<IpAddr> {
         let mut found = Vec::new();

@@ -1,10 +1,10 @@
-//! Switches below `/proc/sys/net`, in the calling thread's network namespace. They are written only when they differ,
-//! so that a read-only `/proc/sys` with the right values does no harm.
+//! Settings below `/proc/sys/net`, in the calling thread's network namespace. They are written only when they differ, so that
+//! a read-only `/proc/sys` with the right values is no problem.
 
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
-/// A switch could not be read or written.
+/// A setting could not be read or written.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {operation} {}: {source}; is /proc/sys mounted writable?", .path.display())]
 pub struct SysctlError {
@@ -26,7 +26,7 @@ pub fn has_ipv6() -> bool {
     Path::new(IPV6).exists()
 }
 
-/// Reads a switch; `None` if this kernel or interface does not have it.
+/// Reads a setting; `None` if this kernel or interface does not have it.
 fn read(path: &Path) -> Result<Option<String>> {
     match fs::read_to_string(path) {
         Ok(text) => Ok(Some(text.trim().to_owned())),
@@ -35,7 +35,7 @@ fn read(path: &Path) -> Result<Option<String>> {
     }
 }
 
-/// Sets a switch unless it is missing or has the value; returns whether it was written.
+/// Writes a setting unless it is missing or has the value; returns whether it was written.
 fn set(path: &Path, value: &str) -> Result<bool> {
     if read(path)?.is_none_or(|found| found == value) {
         return Ok(false);
@@ -55,13 +55,13 @@ fn of_interface(family: &str, interface: &str, switch: &str) -> PathBuf {
 /// Makes the node forward IPv4 and IPv6 between its links, and returns the files that were changed.
 ///
 /// A router ignores router advertisements, so a node that has its IPv6 default route from one would lose it the
-/// moment forwarding is switched on. Where an interface accepts advertisements as a host (`accept_ra` = 1, not
-/// forwarding yet) it is first told to go on doing so as a router (2). Interfaces that already forward are left as
-/// their administrator wants them. Interfaces that come later start with the kernel's default; call this again then.
+/// moment forwarding is enabled. Where an interface accepts advertisements as a host (`accept_ra` = 1, not
+/// forwarding yet) it is first set to accept them as a router, too (2). Interfaces that already forward are left
+/// unchanged. Interfaces that are added later start with the kernel's default; call this again then.
 /// (`Documentation/networking/ip-sysctl.rst`)
 ///
 /// # Errors
-/// A switch that differs cannot be written.
+/// A setting that differs cannot be written.
 pub fn enable_forwarding() -> Result<Vec<PathBuf>> {
     let mut wanted = vec![(Path::new(IPV4).join("ip_forward"), "1")];
     let ipv6 = of_interface(IPV6, "all", "forwarding");
@@ -91,7 +91,7 @@ fn advertised_interfaces() -> Result<Vec<String>> {
     let mut found = Vec::new();
     for entry in entries {
         let name = entry.map_err(failed)?.file_name().to_string_lossy().into_owned();
-        // These two are not interfaces; "default" is left alone, or every later pod link would believe its pod.
+        // These two are not interfaces; "default" stays unchanged, or every later pod link would accept its pod's advertisements.
         if matches!(name.as_str(), "all" | "default" | "lo") {
             continue;
         }
@@ -104,28 +104,28 @@ fn advertised_interfaces() -> Result<Vec<String>> {
     Ok(found)
 }
 
-/// Makes reverse path filtering loose on an interface (`rp_filter` = 2, RFC 3704): packets may come in here even when
-/// the answer would leave elsewhere, as it is with a device that only marked packets are routed into.
+/// Makes reverse path filtering loose on an interface (`rp_filter` = 2, RFC 3704): packets may arrive here even if
+/// replies leave by another interface, as with a device that only marked packets are routed into.
 ///
 /// # Errors
-/// The switch differs and cannot be written.
+/// The setting differs and cannot be written.
 pub fn loosen_reverse_path_filter(interface: &str) -> Result<bool> {
     set(&of_interface(IPV4, interface, "rp_filter"), "2")
 }
 
-/// Makes the host deaf to router advertisements on an interface: what a pod says must never become a route of the
+/// Makes the host ignore router advertisements on an interface: a pod's advertisement must never become a route of the
 /// node, even where `default/accept_ra` is 2.
 ///
 /// # Errors
-/// The switch differs and cannot be written.
+/// The setting differs and cannot be written.
 pub fn refuse_advertisements(interface: &str) -> Result<bool> {
     set(&of_interface(IPV6, interface, "accept_ra"), "0")
 }
 
-/// Makes an interface take IPv6 addresses where container runtimes disabled that by default.
+/// Enables IPv6 on an interface where container runtimes disabled it by default.
 ///
 /// # Errors
-/// The switch differs and cannot be written.
+/// The setting differs and cannot be written.
 pub fn accept_ipv6(interface: &str) -> Result<bool> {
     set(&of_interface(IPV6, interface, "disable_ipv6"), "0")
 }

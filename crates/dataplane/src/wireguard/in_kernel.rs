@@ -40,7 +40,7 @@ impl Device {
         Ok(Self { interface: settings.interface.clone(), sockets })
     }
 
-    /// A panic leaves the sockets usable: every request stands for itself.
+    /// A panic leaves the sockets usable: requests are independent of each other.
     fn sockets(&self) -> MutexGuard<'_, Sockets> {
         self.sockets.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -68,8 +68,8 @@ impl WireGuardDevice for Device {
         Ok(sockets.family.update(&self.interface, &narrow(change, &present))?)
     }
 
-    /// The kernel drops what is no WireGuard message before any socket of ours sees it; a raw socket with a filter would
-    /// be needed.
+    /// The kernel drops other datagrams on the port before a socket of this process receives them; a raw socket with a filter
+    /// would be needed.
     fn open_path_socket(&self) -> io::Result<Option<Box<dyn PathSocket>>> {
         Ok(None)
     }
@@ -257,7 +257,7 @@ mod tests {
     fn peers() -> impl Strategy<Value = BTreeMap<PublicKey, PeerConfig>> {
         let endpoint = proptest::option::of(prop_oneof![Just("192.0.2.1:1"), Just("[2001:db8::1]:2")]);
         let settings = (endpoint, proptest::option::of(1u16..3), proptest::option::of(1u8..3));
-        // Each prefix belongs to one peer at most, as topology sees to.
+        // Each prefix belongs to one peer at most, as topology ensures.
         (proptest::collection::btree_map(0u8..6, settings, 0..6), proptest::collection::vec(0u8..6, 8))
             .prop_map(|(peers, owners)| {
                 let nets =
