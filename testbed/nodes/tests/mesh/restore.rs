@@ -74,6 +74,11 @@ fn nothing_is_granted_twice_after_etcd_is_restored_and_no_program_needs_a_restar
     let later = Room::of_pool(&cluster, "restored-later", Some("restored"));
     let mut running = later.run("deployment/later", &server("later", 6));
     println!("restore: pods of a new namespace run {:.1?} after the API server is back", restored.elapsed());
+    // Each node has learned of the others' new blocks.
+    for (one, other) in [("cloud-1", "cloud-2"), ("cloud-2", "cloud-1")] {
+        Traffic::between(&cluster, on(&running, one), on(&running, other)).flows();
+        Traffic::between(&cluster, unknown, on(&running, one)).flows();
+    }
     network(&cluster, unknown);
     running.extend(before.iter().chain([unknown]).cloned());
     all_different(&running);
