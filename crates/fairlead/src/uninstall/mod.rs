@@ -14,7 +14,7 @@ mod objects;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, bail, ensure};
 use fairlead_api::names::{COIL_FINALIZER, CONTROLLER_PROGRAM, NODE_PROGRAM, SYSTEM_NAMESPACE};
 use fairlead_api::resources::{AddressBlock, AddressPool, WireKubeMesh, definitions};
 use fairlead_cluster::writes::{is_stale, remove_finalizer};
@@ -70,10 +70,10 @@ impl Uninstall {
         let mesh_devices = self.mesh_devices().await?;
         let cleans = self.prepare_cleanup(&mesh_devices).await?;
         objects::delete_programs(&self.client).await?;
-        self.wait("the programs to end", || self.programs_left()).await?;
+        self.wait_for_nodes("the programs to end", || self.programs_left()).await?;
         if cleans {
             self.start_cleanup().await?;
-            self.wait("every node to be cleaned up", || self.nodes_left()).await?;
+            self.wait_for_nodes("every node to be cleaned up", || self.nodes_left()).await?;
         }
         self.delete_definitions().await?;
         objects::delete_rest(&self.client).await
@@ -139,7 +139,9 @@ impl Uninstall {
                 Err(error) => return Err(error).with_context(|| format!("cannot delete {name}")),
             }
         }
-        self.wait("custom resources to be deleted", || self.definitions_left()).await
+        const WHAT: &str = "custom resources to be deleted";
+        let left = self.wait(WHAT, || self.definitions_left()).await?;
+        self.complete(WHAT, &left, "repeat the command once they can be deleted")
     }
 
     /// Objects that were created a moment ago have finalizers, too: each time, those that are there are removed.
@@ -188,8 +190,34 @@ impl Uninstall {
         Api::namespaced(self.client.clone(), SYSTEM_NAMESPACE)
     }
 
-    /// Waits until nothing is left. Failures to read are retried: the API server may restart meanwhile.
-    async fn wait<F>(&self, what: &str, left: impl Fn() -> F) -> anyhow::Result<()>
+    /// Waits for what every node does. Those that do not can be left out.
+    async fn wait_for_nodes<F>(&self, what: &str, left: impl Fn() -> F) -> anyhow::Result<()>
+    where
+        F: Future<Output = anyhow::Result<Vec<String>>>,
+    {
+        let left = self.wait(what, left).await?;
+        if !left.is_empty() && self.skip_unreachable {
+            let left = left.join("\n  ");
+            tracing::warn!("not finished, run `fairlead cleanup` on these nodes:\n  {left}");
+            return Ok(());
+        }
+        self.complete(
+            what,
+            &left,
+            "repeat the command once the nodes are back, or delete the Nodes that are gone; --skip-unreachable-nodes continues \
+             without them",
+        )
+    }
+
+    fn complete(&self, what: &str, left: &[String], advice: &str) -> anyhow::Result<()> {
+        let seconds = self.timeout.as_secs();
+        ensure!(left.is_empty(), "waited {seconds} s for {what}:\n  {}\n{advice}", left.join("\n  "));
+        Ok(())
+    }
+
+    /// Waits until nothing is left, and returns what is after the time-out. Failures to read are retried: the API server may
+    /// restart meanwhile.
+    async fn wait<F>(&self, what: &str, left: impl Fn() -> F) -> anyhow::Result<Vec<String>>
     where
         F: Future<Output = anyhow::Result<Vec<String>>>,
     {
@@ -198,7 +226,7 @@ impl Uninstall {
         loop {
             let left = left().await;
             match &left {
-                Ok(left) if left.is_empty() => return Ok(()),
+                Ok(left) if left.is_empty() => return Ok(Vec::new()),
                 Ok(left) if left.len() != reported => {
                     reported = left.len();
                     tracing::info!(left = reported, "waiting for {what}");
@@ -207,16 +235,7 @@ impl Uninstall {
                 Err(error) => tracing::warn!("{error:#}; retrying"),
             }
             if start.elapsed() >= self.timeout {
-                let left = left?.join("\n  ");
-                if self.skip_unreachable {
-                    tracing::warn!("not finished, run `fairlead cleanup` on these nodes:\n  {left}");
-                    return Ok(());
-                }
-                bail!(
-                    "waited {} s for {what}:\n  {left}\nrepeat the command once the nodes are back, or delete the Nodes that \
-                     are gone; --skip-unreachable-nodes continues without them",
-                    self.timeout.as_secs()
-                );
+                return left;
             }
             tokio::time::sleep(POLL_INTERVAL).await;
         }

@@ -10,19 +10,19 @@ use testbed_nodes::Cluster;
 use crate::BED;
 use crate::bed::TIMEOUT;
 
-/// Exit code and standard output of `fairlead` with the administrator's kubeconfig file.
-fn fairlead(cluster: &Cluster, words: &[&str]) -> Result<(Option<i32>, String)> {
+/// Exit code, standard output and standard error of `fairlead` with the administrator's kubeconfig file.
+pub(crate) fn fairlead(cluster: &Cluster, words: &[&str]) -> Result<(Option<i32>, String, String)> {
     let mut command = cluster.plane_host().command(executable("fairlead")?)?;
     let output = command.args(words).arg("--kubeconfig").arg(cluster.plane().kubeconfig()).output()?;
     let (stdout, stderr) =
         (String::from_utf8(output.stdout)?, String::from_utf8_lossy(&output.stderr).into_owned());
     println!("fairlead {}: {:?}\n{stdout}{stderr}", words.join(" "), output.status.code());
-    Ok((output.status.code(), stdout))
+    Ok((output.status.code(), stdout, stderr))
 }
 
 /// Exit code of the connectivity test, and its connections.
 fn connectivity(cluster: &Cluster) -> (Option<i32>, Vec<Value>) {
-    let (code, text) = fairlead(cluster, &["connectivity", "test", "-o", "json"]).unwrap();
+    let (code, text, _) = fairlead(cluster, &["connectivity", "test", "-o", "json"]).unwrap();
     let answer: Value = serde_json::from_str(&text).unwrap();
     (code, answer["connections"].as_array().unwrap().clone())
 }
@@ -70,20 +70,20 @@ fn the_connectivity_test_passes_names_a_node_that_drops_and_leaves_nothing() {
 fn the_status_of_the_cluster_and_of_each_node_needs_no_pod() {
     let cluster = BED.shared();
     let connected = || {
-        let (code, text) = fairlead(&cluster, &["status"])?;
+        let (code, text, _) = fairlead(&cluster, &["status"])?;
         ensure!(code == Some(0), "{text}");
         Ok(text)
     };
     let text = eventually(TIMEOUT, connected).unwrap();
     for node in cluster.nodes() {
         assert!(text.contains(node.name()), "{text}");
-        let (code, text) = fairlead(&cluster, &["status", "--node", node.name(), "-o", "yaml"]).unwrap();
+        let (code, text, _) = fairlead(&cluster, &["status", "--node", node.name(), "-o", "yaml"]).unwrap();
         assert_eq!(code, Some(0), "{text}");
         assert!(text.contains("publicKey"), "{text}");
-        let (_, text) = fairlead(&cluster, &["status", "--node", node.name()]).unwrap();
+        let (_, text, _) = fairlead(&cluster, &["status", "--node", node.name()]).unwrap();
         let program = text.lines().find(|line| line.contains(" exec coild-")).context("no hint").unwrap();
         assert!(program.ends_with("-- fairlead status"), "{program}");
     }
-    let (code, _) = fairlead(&cluster, &["status", "--node", "nowhere"]).unwrap();
+    let (code, ..) = fairlead(&cluster, &["status", "--node", "nowhere"]).unwrap();
     assert_eq!(code, Some(1));
 }

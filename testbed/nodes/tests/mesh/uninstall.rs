@@ -7,6 +7,7 @@ use testbed_nodes::install::Mode;
 
 use crate::BED;
 use crate::bed::{Room, TIMEOUT, addresses_agree, all_different, pool, server};
+use crate::operators::fairlead;
 use crate::pools::overlap_is_refused;
 
 /// Everything that a node program leaves in the kernel, by the commands that show it.
@@ -45,6 +46,61 @@ fn restart(cluster: &Cluster, namespace: &str, deployment: &str) {
     cluster.kubectl(&["-n", namespace, "rollout", "restart", deployment]).unwrap();
     let timeout = format!("--timeout={}s", TIMEOUT.as_secs());
     cluster.kubectl(&["-n", namespace, "rollout", "status", deployment, &timeout]).unwrap();
+}
+
+/// Waits less than the default of five minutes for each step.
+fn uninstall(cluster: &Cluster, more: &[&str]) -> (Option<i32>, String) {
+    let words = [&["uninstall", "--yes", "--timeout", "30s"], more].concat();
+    let (code, _, stderr) = fairlead(cluster, &words).unwrap();
+    (code, stderr)
+}
+
+/// The node comes back after Fairlead is gone, and is cleaned up as docs/uninstall.md says.
+#[test]
+fn a_node_that_is_off_is_named_and_can_be_left_out() {
+    let mut cluster = BED.alone();
+    {
+        let room = Room::new(&cluster, "uninstall-off");
+        room.run("deployment/web", &server("web", 3));
+        room.keep();
+    }
+    cluster.node_mut("cloud-2").unwrap().power_cut().unwrap();
+    let (code, said) = uninstall(&cluster, &[]);
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("on node cloud-2") && said.contains("--skip-unreachable-nodes"), "{said}");
+    assert!(!said.contains("on node cloud-1") && !said.contains("on node home-1"), "{said}");
+    let (code, said) = uninstall(&cluster, &["--skip-unreachable-nodes"]);
+    assert_eq!(code, Some(0), "{said}");
+    assert!(said.contains("run `fairlead cleanup` on these nodes") && said.contains("cloud-2"), "{said}");
+
+    cluster.node_mut("cloud-2").unwrap().power_on().unwrap();
+    let program = testbed_lab::executable("fairlead").unwrap();
+    let program = program.to_string_lossy();
+    let cleanup = [&program, "cleanup", "--conf-dir", "/etc/cni/net.d", "--bin-dir", "/opt/cni/bin"];
+    // Its kubelet still has to end the node program.
+    eventually(TIMEOUT, || cluster.node("cloud-2")?.exec(&cleanup)).unwrap();
+    let gone = || {
+        let pods = cluster.kubectl(&[
+            "-n",
+            "kube-system",
+            "get",
+            "pods",
+            "-l",
+            "app.kubernetes.io/name=coil",
+            "-o",
+            "name",
+        ])?;
+        ensure!(pods.is_empty(), "{pods}");
+        Ok(())
+    };
+    eventually(TIMEOUT, gone).unwrap();
+    nothing_is_left(&cluster);
+
+    cluster.install_fairlead(Mode::Mesh).unwrap();
+    restart(&cluster, "kube-system", "deployment/coredns");
+    restart(&cluster, "uninstall-off", "deployment/web");
+    all_different(&Room::again(&cluster, "uninstall-off").pods("web").unwrap());
+    addresses_agree(&cluster);
 }
 
 /// The controller is where the API server cannot reach it before there is a mesh.
