@@ -8,6 +8,8 @@ use std::thread;
 use anyhow::{Context, Result};
 use nix::sched::{CloneFlags, setns};
 
+use crate::namespace::Namespace;
+
 /// Somewhere that sockets can be opened.
 pub trait Place {
     /// Its name, for people.
@@ -18,6 +20,16 @@ pub trait Place {
     /// # Errors
     /// The namespace no longer exists or cannot be entered.
     fn inside<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T>;
+}
+
+impl Place for Namespace {
+    fn name(&self) -> &str {
+        Self::name(self)
+    }
+
+    fn inside<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T> {
+        self.run(work)
+    }
 }
 
 /// A network namespace of which only a file is known, such as that of a pod.
