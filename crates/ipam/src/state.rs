@@ -156,6 +156,11 @@ impl<W: Clone> NodeState<W> {
         &self.table
     }
 
+    /// See [`AllocationTable::allocate_ipv4_only`].
+    pub fn allocate_ipv4_only(&mut self) {
+        self.table.allocate_ipv4_only();
+    }
+
     /// Records what a running pod has, as found in the kernel at the start.
     ///
     /// # Errors

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 mod block;
+mod search;
 mod unclear;
 
 pub use block::{Block, BlockError};
@@ -153,6 +154,7 @@ pub struct AllocationTable {
     unclear: UnclearAttachments,
     /// Offsets allocated last before the program was restarted, by UID of the block, until the block is known.
     restored: BTreeMap<String, u32>,
+    ipv4_only: bool,
 }
 
 /// How many closed blocks are remembered after they are gone. A block closes after minutes without use, and a watch
@@ -163,6 +165,11 @@ impl AllocationTable {
     /// An empty table.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// Allocates only the IPv4 address of each pair from now on: the kernel has no IPv6. A block without IPv4 is not affected.
+    pub fn allocate_ipv4_only(&mut self) {
+        self.ipv4_only = true;
     }
 
     /// Adds or updates a block.
@@ -231,7 +238,7 @@ impl AllocationTable {
         for known in self.blocks.values().filter(|known| self.open(known) && known.block.pool == pool) {
             let used = self.used_offsets(&known.block);
             if best.is_none_or(|(most, ..)| used.len() > most)
-                && let Some(offset) = next_free(&used, known.block.size, known.last)
+                && let Some(offset) = search::next_free(&used, known.block.size, known.last)
             {
                 best = Some((used.len(), &known.block.name, offset));
             }
@@ -241,6 +248,7 @@ impl AllocationTable {
         let Some(known) = self.blocks.get_mut(&name) else { return Answer::NeedBlock };
         known.last = Some(offset);
         let (ipv4, ipv6) = known.block.addresses_at(offset);
+        let ipv6 = ipv6.filter(|_| !self.ipv4_only || ipv4.is_none());
         let pool = pool.to_owned();
         self.insert(key.clone(), Allocated { pool: pool.clone(), ipv4, ipv6 });
         Answer::Allocated(Allocation { pool, ipv4, ipv6, block: Some(name), is_new: true })
@@ -477,23 +485,6 @@ impl Room {
 
 fn count(length: usize) -> u32 {
     u32::try_from(length).unwrap_or(u32::MAX)
-}
-
-/// First unused offset behind `last`, with one wrap-around.
-fn next_free(used: &BTreeSet<u32>, size: u32, last: Option<u32>) -> Option<u32> {
-    let start = last.and_then(|last| last.checked_add(1)).filter(|start| *start < size).unwrap_or(0);
-    first_gap(used, start, size).or_else(|| first_gap(used, 0, start))
-}
-
-fn first_gap(used: &BTreeSet<u32>, from: u32, to: u32) -> Option<u32> {
-    let mut gap = from;
-    for offset in used.range(from..) {
-        if *offset != gap {
-            break;
-        }
-        gap = gap.checked_add(1)?;
-    }
-    (gap < to).then_some(gap)
 }
 
 #[cfg(test)]

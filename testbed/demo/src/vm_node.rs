@@ -36,11 +36,17 @@ pub struct VmNode {
 }
 
 impl VmNode {
-    /// Boots a VM on a site's LAN and makes it a node of the cluster; its node program does not run yet.
+    /// Boots a VM on a site's LAN and makes it a node of the cluster; its node program does not run yet. The arguments are
+    /// added to the kernel's.
     ///
     /// # Errors
     /// A program is missing, or the VM does not boot or does not get its network.
-    pub fn boot(world: &World, site: &NatSite, name: &str) -> anyhow::Result<Self> {
+    pub fn boot(
+        world: &World,
+        site: &NatSite,
+        name: &str,
+        kernel_arguments: &'static str,
+    ) -> anyhow::Result<Self> {
         let directory = world.directory().join(name);
         std::fs::create_dir(&directory)?;
         let node = Node::new(name, site.name(), site.host(name)?, directory);
@@ -53,6 +59,7 @@ impl VmNode {
                 inside.command(program).unwrap_or_else(|_| Command::new("/nonexistent"))
             })),
             tap: Some(TAP.to_owned()),
+            kernel_arguments,
             // For the libraries it brings along, which are those of the node program too.
             files: vec![executable("fairlead-cni")?],
             ..Options::default()
@@ -138,10 +145,24 @@ impl VmNode {
     /// # Errors
     /// The plugin's own words.
     pub fn start_pod(&mut self, world: &World, name: &str) -> anyhow::Result<Vec<IpAddr>> {
-        world.plane.apply(&objects::pod(name, &self.node.name))?;
+        self.start_pod_in(world, objects::NAMESPACE, name)
+    }
+
+    /// The same in another Kubernetes namespace.
+    ///
+    /// # Errors
+    /// The plugin's own words.
+    pub fn start_pod_in(
+        &mut self,
+        world: &World,
+        namespace: &str,
+        name: &str,
+    ) -> anyhow::Result<Vec<IpAddr>> {
+        let object = objects::pod(name, &self.node.name);
+        let there = format!("namespace: {namespace}");
+        world.plane.apply(&object.replace(&format!("namespace: {}", objects::NAMESPACE), &there))?;
         let arguments = format!(
-            "IgnoreUnknown=1;K8S_POD_NAMESPACE={};K8S_POD_NAME={name};K8S_POD_INFRA_CONTAINER_ID={name}",
-            objects::NAMESPACE
+            "IgnoreUnknown=1;K8S_POD_NAMESPACE={namespace};K8S_POD_NAME={name};K8S_POD_INFRA_CONTAINER_ID={name}"
         );
         let result = self.vm.shell(&format!(
             "ip netns add {name}\necho '{}' | CNI_COMMAND=ADD CNI_CONTAINERID={name} CNI_NETNS=/run/netns/{name} \

@@ -1,5 +1,5 @@
 //! A node with the kernel's WireGuard among nodes with the embedded one: they understand each other, and the death of
-//! the node program is nothing to the kernel.
+//! the node program is nothing to the kernel. And a node whose kernel has no IPv6.
 
 #![cfg(test)]
 
@@ -31,7 +31,7 @@ fn a_killed_node_program_loses_nothing_where_the_kernel_has_wireguard() {
     let mut world = World::start(&topology::two_sites(), &Progress::default()).unwrap();
     let home = world.lab().nat_site("home", Nat::PortRestricted, "192.168.7.0/24".parse().unwrap()).unwrap();
     let start = Instant::now();
-    let mut vm = VmNode::boot(&world, &home, "home-vm").unwrap();
+    let mut vm = VmNode::boot(&world, &home, "home-vm", "").unwrap();
     println!("the VM was ready {:.1?} after its start", start.elapsed());
     world.apply_mesh_and_pool().unwrap();
     world.start_pods().unwrap();
@@ -44,6 +44,49 @@ fn a_killed_node_program_loses_nothing_where_the_kernel_has_wireguard() {
     the_kernel_has_what_was_planned(&world, &mut vm);
     nothing_is_lost_while_the_node_program_is_away(&world, &mut vm, &inside);
 }
+
+/// Its pods have IPv4 of a dual-stack pool, before and after a restart of the node program, and its listeners answer.
+#[test]
+fn a_node_without_ipv6_serves_a_dual_stack_pool_with_ipv4() {
+    let mut world = World::start(&topology::two_sites(), &Progress::default()).unwrap();
+    let home = world.lab().nat_site("home", Nat::PortRestricted, "192.168.7.0/24".parse().unwrap()).unwrap();
+    let mut vm = VmNode::boot(&world, &home, "home-vm", "ipv6.disable=1").unwrap();
+    world.apply_mesh_and_pool().unwrap();
+    world.start_pods().unwrap();
+    vm.start(TIMEOUT).unwrap();
+    let inside = vm.start_pod(&world, POD).unwrap();
+    assert!(matches!(inside[..], [IpAddr::V4(_)]), "{inside:?}");
+    for port in [9384, 9385] {
+        let path = if port == 9384 { "metrics" } else { "healthz" };
+        until("a listener", || vm.shell(&format!("busybox wget -q -O - http://127.0.0.1:{port}/{path}")));
+    }
+    for pod in &world.pods {
+        until("ping to the VM", || probe::ping(pod, inside[0]));
+        let ping = format!("ip netns exec {POD} ping -n -c 1 -W 2 {}", pod.addresses[0]);
+        until("ping from the VM", || vm.shell(&ping));
+    }
+    vm.kill().unwrap();
+    vm.start(TIMEOUT).unwrap();
+    let again = vm.start_pod(&world, "second").unwrap();
+    assert!(matches!(again[..], [IpAddr::V4(_)]) && again != inside, "{again:?}");
+    until("a consistent state", || vm.shell("fairlead ipam check --socket /run/coild.sock"));
+
+    world.plane.apply(IPV6_POOL).unwrap();
+    let error = format!("{:#}", vm.start_pod_in(&world, "ipv6-only", "third").unwrap_err());
+    assert!(error.contains("Ipv6Disabled") && error.contains("pool ipv6 has only IPv6"), "{error}");
+}
+
+/// With a namespace whose pods are from it.
+const IPV6_POOL: &str = "\
+apiVersion: coil.cybozu.com/v2
+kind: AddressPool
+metadata: {name: ipv6}
+spec: {blockSizeBits: 2, subnets: [{ipv6: 'fd02:fa20::/120'}]}
+---
+apiVersion: v1
+kind: Namespace
+metadata: {name: ipv6-only, annotations: {coil.cybozu.com/pool: ipv6}}
+";
 
 fn until<T>(what: &str, mut condition: impl FnMut() -> anyhow::Result<T>) -> T {
     let deadline = Instant::now() + TIMEOUT;

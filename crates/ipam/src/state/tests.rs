@@ -166,3 +166,20 @@ fn positions_of_blocks_that_are_gone_are_forgotten() {
     state.sync_blocks(vec![ShownBlock { name: "a-0", uid: "u", own: Some(block) }]);
     assert_eq!(state.table().search_positions(), BTreeMap::from([position("u", 2)]));
 }
+
+#[test]
+fn without_ipv6_a_pair_is_allocated_as_its_ipv4_address_and_not_given_to_another() {
+    let pair = DualStackNets { ipv4: "10.0.0.0/32".parse().ok(), ipv6: "fd00::/128".parse().ok() };
+    let ipv6 = DualStackNets { ipv4: None, ipv6: "fd00::1/128".parse().ok() };
+    let (mut state, now) = (NodeState::<Key>::default(), Instant::now());
+    state.allocate_ipv4_only();
+    state.assume_block(now, Block::new("a-0", "a", pair, false, false).unwrap());
+    state.assume_block(now, Block::new("b-0", "b", ipv6, false, false).unwrap());
+    let mut allocate = |pool: &str, pod: &str| match state.allocate(now, pool, &key(pod), SMALL, &key(pod)) {
+        Attempt::Allocated(Allocation { ipv4, ipv6, .. }) => Some((ipv4.is_some(), ipv6.is_some())),
+        _ => None,
+    };
+    assert_eq!(allocate("a", "x"), Some((true, false)));
+    assert_eq!(allocate("a", "y"), None);
+    assert_eq!(allocate("b", "z"), Some((false, true)), "there is nothing else");
+}

@@ -23,6 +23,8 @@ pub enum Reason {
     EgressUnsupported,
     /// No address, for a reason that is not the pool's.
     FailedAllocation,
+    /// The pool has only IPv6, which the kernel does not have.
+    Ipv6Disabled,
     /// The container has an interface of that name already.
     InterfaceExists,
     /// A `CNI_` variable is missing or invalid.
@@ -60,6 +62,7 @@ impl Reason {
             Self::DataPlaneFailed => ("DataPlaneFailed", ErrorCode::IoFailure),
             Self::EgressUnsupported => ("EgressUnsupported", ErrorCode::UnsupportedField),
             Self::FailedAllocation => ("FailedAllocation", ErrorCode::TryAgainLater),
+            Self::Ipv6Disabled => ("Ipv6Disabled", ErrorCode::InvalidNetworkConfig),
             Self::Internal => ("Internal", ErrorCode::Internal),
             Self::InterfaceExists => ("InterfaceExists", ErrorCode::InvalidEnvironmentVariables),
             Self::InvalidEnvironment => ("InvalidEnvironment", ErrorCode::InvalidEnvironmentVariables),

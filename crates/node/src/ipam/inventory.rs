@@ -12,7 +12,8 @@ use fairlead_cluster::pods::SlimPod;
 use fairlead_dataplane::pods::{self, PodOnNode};
 use fairlead_dataplane::routes;
 use fairlead_dataplane::routing_ids::RoutingIds;
-use fairlead_ipam::check::{self, Finding, KnownPod, NodeView, PodLink, Reservation};
+use fairlead_dataplane::uplink::has_ipv6;
+use fairlead_ipam::check::{self, Finding, KnownBlock, KnownPod, NodeView, PodLink, Reservation};
 use fairlead_ipam::{Allocated, Key};
 use fairlead_netlink::route::RouteSocket;
 use fairlead_wire::node::{
@@ -122,7 +123,7 @@ impl Inventory {
             exported: kernel.exported,
             blocks: blocks
                 .is_ready()
-                .then(|| blocks.store.state().iter().map(|block| block.as_ref().into()).collect()),
+                .then(|| blocks.store.state().iter().map(|block| exportable(block)).collect()),
             pools: pools
                 .is_ready()
                 .then(|| pools.store.state().iter().map(|pool| pool.as_ref().into()).collect()),
@@ -270,6 +271,13 @@ fn read_kernel(numbers: RoutingIds) -> fairlead_netlink::Result<Kernel> {
         .collect();
     let exported = socket.routes(numbers.table_export())?.iter().map(|route| route.destination).collect();
     Ok(Kernel { pods, stray, exported })
+}
+
+/// A kernel without IPv6 exports IPv4 alone.
+fn exportable(block: &AddressBlock) -> KnownBlock {
+    let mut known = KnownBlock::from(block);
+    known.nets.retain(|net| net.addr().is_ipv4() || has_ipv6());
+    known
 }
 
 fn link(pod: PodOnNode) -> PodLink {

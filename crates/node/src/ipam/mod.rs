@@ -150,6 +150,11 @@ impl Ipam {
         self.update(|state| state.restore_positions(positions));
     }
 
+    /// Allocates no IPv6 address where a pool has IPv4, too: the kernel has no IPv6.
+    pub fn allocate_ipv4_only(&self) {
+        self.update(NodeState::allocate_ipv4_only);
+    }
+
     /// Records the pods that the kernel has already; called once, before the first CNI operation.
     pub fn adopt(&self, pods: Vec<PodOnNode>) {
         self.update(|state| {

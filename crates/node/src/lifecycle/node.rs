@@ -154,6 +154,9 @@ impl Node {
         let pools = Api::all(self.client.clone());
         let ipam = Ipam::new(node, numbers, self.caches.pools.store.clone(), pools);
         let adopted = tokio::task::spawn_blocking(move || adopt::running_pods(&records, numbers));
+        if !has_ipv6() {
+            ipam.allocate_ipv4_only();
+        }
         let Adopted { pods, unclear } = adopted.await?.context("cannot read the pods' links")?;
         tracing::info!(pods = pods.len(), "adopted the running pods");
         ipam.restore_positions(&spool::search_positions(&self.settings.socket));

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use fairlead_address::DualStackAddrs;
 use fairlead_api::names::{ANNOTATION_POOL, DEFAULT_POOL};
+use fairlead_dataplane::uplink::has_ipv6;
 use fairlead_ipam::Key;
 use fairlead_ipam::check::Owner;
 use k8s_openapi::api::core::v1::Namespace;
@@ -54,6 +55,12 @@ impl Stage for AddressStage {
         let allocation = allocated.map_err(Failure::from).inspect_err(|failure| {
             warn_at_pod(&self.events, &attachment, "AllocateAddress", failure);
         })?;
+        if allocation.ipv4.is_none() && !has_ipv6() {
+            self.ipam.release(&context.key);
+            let failure = ipv6_disabled(&pool);
+            warn_at_pod(&self.events, &attachment, "AllocateAddress", &failure);
+            return Err(failure);
+        }
         let Attachment { namespace, pod: name, pod_uid: uid, .. } = attachment;
         self.ipam.set_owner(&context.key, Owner { namespace, name, uid });
         context.addresses = DualStackAddrs { ipv4: allocation.ipv4, ipv6: allocation.ipv6 };
@@ -75,6 +82,13 @@ impl Stage for AddressStage {
         context.allocated.extend(allocated.addresses());
         Ok(())
     }
+}
+
+fn ipv6_disabled(pool: &str) -> Failure {
+    let message =
+        format!("pool {pool} has only IPv6 addresses, and the kernel of this node has IPv6 disabled");
+    Failure::new(Reason::Ipv6Disabled, message)
+        .details("boot without ipv6.disable=1, or add IPv4 to a pool for these pods")
 }
 
 impl AddressStage {
