@@ -1,13 +1,14 @@
 //! Everything a WireGuard device decides, without I/O: bytes and clock readings in, bytes out.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::io;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fairlead_api::wireguard::{DeviceChange, PeerConfig, PeerState, PrivateKey, PublicKey};
+use gotatun::noise::TunnResult;
 use gotatun::noise::handshake::parse_handshake_anon;
 use gotatun::noise::index_table::IndexTable;
-use gotatun::noise::{Tunn, TunnResult};
 use gotatun::packet::{Packet, WgKind};
 use gotatun::x25519;
 
@@ -15,17 +16,24 @@ use crate::Error;
 use crate::allowed::AllowedIps;
 use crate::handover::PeerSnapshot;
 use crate::inner;
-use crate::peer::{Now, Peer, protocol_key};
+use crate::peer::{Now, Pace, Peer, Protocol, TICK};
 use crate::udp::Path;
 
 mod limiter;
 
 use limiter::HandshakeLimiter;
 
-/// How often the timers of all peers run, and how many peers add as much again, up to a second: WireGuard's timers are of seconds.
-const TICK: Duration = Duration::from_millis(250);
+/// How many peers lengthen the tick of those in use by [`TICK`], up to a second.
 const PEERS_PER_TICK: usize = 500;
 const MAX_TICKS: u32 = 4;
+const MIN_INDEXES: usize = 64;
+/// Peers that do not answer are asked so often that together they cost this much time for each: 25 handshakes a second, whatever
+/// their number.
+const PAUSE_PER_PEER: Duration = Duration::from_millis(40);
+/// Peers of one change that are asked at once, and how the others follow: thousands at once would take the memory of thousands of
+/// handshakes.
+const AT_ONCE: usize = 128;
+const START_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Bytes for the packet loop to send or write.
 pub(crate) enum Output {
@@ -46,17 +54,17 @@ pub(crate) struct Datagram {
 /// Our keys and the limiter of handshakes with them.
 struct Identity {
     configured: PrivateKey,
-    private: x25519::StaticSecret,
-    public: x25519::PublicKey,
+    protocol: Arc<Protocol>,
     limiter: HandshakeLimiter,
 }
 
 impl Identity {
-    fn new(key: &PrivateKey, now: Now) -> Self {
+    fn new(key: &PrivateKey, indexes: IndexTable, now: Now) -> Self {
         let private = x25519::StaticSecret::from(key.0);
         let public = x25519::PublicKey::from(&private);
         let limiter = HandshakeLimiter::new(&public, now.instant);
-        Self { configured: key.clone(), private, public, limiter }
+        let protocol = Arc::new(Protocol { private, public, indexes, limiter: limiter.per_address() });
+        Self { configured: key.clone(), protocol, limiter }
     }
 }
 
@@ -64,12 +72,16 @@ impl Identity {
 pub(crate) struct Engine {
     mtu: u16,
     identity: Option<Identity>,
-    /// Boxed: a peer has room for eight sessions, about 10 KiB, and half of a hash map is empty.
+    /// Boxed: half of a hash map is empty.
     peers: HashMap<PublicKey, Box<Peer>>,
+    /// When the timers of peers are due; the others have none.
+    timers: BTreeSet<(Instant, PublicKey)>,
     allowed: AllowedIps,
     indexes: IndexTable,
     /// Which peer a session index that we gave out belongs to.
     by_index: HashMap<u32, PublicKey>,
+    /// How many of them there may be before those that are not in use any more are removed.
+    max_indexes: usize,
     /// Paths of the old process to peers that are not configured here yet.
     snapshots: HashMap<PublicKey, Path>,
     messages: Vec<WgKind>,
@@ -81,9 +93,11 @@ impl Engine {
             mtu,
             identity: None,
             peers: HashMap::new(),
+            timers: BTreeSet::new(),
             allowed: AllowedIps::default(),
             indexes: IndexTable::from_os_rng(),
             by_index: HashMap::new(),
+            max_indexes: 0,
             snapshots: HashMap::new(),
             messages: Vec::new(),
         }
@@ -153,54 +167,50 @@ impl Engine {
     /// Applies a checked change.
     pub(crate) fn apply(&mut self, change: &DeviceChange, now: Now, out: &mut Vec<Output>) {
         for key in &change.remove_peers {
-            self.peers.remove(key);
+            if let Some(due) = self.peers.remove(key).and_then(|peer| peer.due) {
+                self.timers.remove(&(due, *key));
+            }
+            self.max_indexes = 0;
             self.allowed.replace(*key, &[]);
         }
         if let Some(key) = change.private_key.as_ref().filter(|key| Some(*key) != self.private_key()) {
             self.set_identity(key, now, out);
         }
-        for (key, config) in &change.set_peers {
-            self.set_peer(key, config, now, out);
+        for (position, (key, config)) in change.set_peers.iter().enumerate() {
+            self.set_peer(key, config, start_delay(position), now, out);
         }
     }
 
     fn set_identity(&mut self, key: &PrivateKey, now: Now, out: &mut Vec<Output>) {
-        let identity = Identity::new(key, now);
+        let identity = Identity::new(key, self.indexes.clone(), now);
         let keys: Vec<PublicKey> = self.peers.keys().copied().collect();
-        for key in keys {
-            self.with_peer(key, out, |peer, messages| {
-                let renew = |tunnel: &mut Tunn| {
-                    let limiter = identity.limiter.per_address();
-                    tunnel.set_static_private(identity.private.clone(), identity.public, limiter);
-                };
-                peer.rekey(renew, now, messages);
+        for (position, key) in keys.into_iter().enumerate() {
+            self.with_peer(key, now, out, |peer, messages| {
+                peer.rekey(Arc::clone(&identity.protocol), start_delay(position), now, messages);
             });
         }
         self.identity = Some(identity);
     }
 
-    fn set_peer(&mut self, key: &PublicKey, config: &PeerConfig, now: Now, out: &mut Vec<Output>) {
-        if !self.peers.contains_key(key) {
-            let Some(identity) = &self.identity else { return };
-            let tunnel = Tunn::new(
-                identity.private.clone(),
-                protocol_key(key),
-                config.preshared_key,
-                // `Peer` sends persistent keepalives: the library stops them when a handshake fails.
-                None,
-                self.indexes.clone(),
-                identity.limiter.per_address(),
-            );
-            self.peers.insert(*key, Box::new(Peer::new(tunnel, config.preshared_key)));
-        }
+    fn set_peer(
+        &mut self,
+        key: &PublicKey,
+        config: &PeerConfig,
+        delay: Duration,
+        now: Now,
+        out: &mut Vec<Output>,
+    ) {
+        let Some(identity) = &self.identity else { return };
+        let protocol = &identity.protocol;
+        self.peers.entry(*key).or_insert_with(|| Box::new(Peer::new(*key, Arc::clone(protocol))));
         self.allowed.replace(*key, &config.allowed_ips);
         let snapshot = self.snapshots.remove(key);
-        self.with_peer(*key, out, |peer, messages| match snapshot {
+        self.with_peer(*key, now, out, |peer, messages| match snapshot {
             Some(path) => {
-                peer.configure(&PeerConfig { endpoint: None, ..config.clone() }, now, messages);
+                peer.configure(&PeerConfig { endpoint: None, ..config.clone() }, delay, now, messages);
                 peer.start_at(path, now, messages);
             }
-            None => peer.configure(config, now, messages),
+            None => peer.configure(config, delay, now, messages),
         });
     }
 
@@ -214,7 +224,7 @@ impl Engine {
         let padded = inner::padded_length(packet.len(), self.mtu);
         let mut packet = Packet::copy_from(packet);
         packet.buf_mut().resize(padded, 0);
-        self.with_peer(owner, out, |peer, messages| peer.send(packet, now, messages));
+        self.with_peer(owner, now, out, |peer, messages| peer.send(packet, now, messages));
     }
 
     /// Takes a datagram from the network: any bytes from any sender.
@@ -229,7 +239,7 @@ impl Engine {
             Err(_) => return,
         };
         let Some(sender) = self.sender(&message) else { return };
-        let packet = self.with_peer(sender, out, |peer, messages| {
+        let packet = self.with_peer(sender, now, out, |peer, messages| {
             peer.receive(message, path, datagram.len(), now, messages)
         });
         if let Some(packet) = packet.flatten() {
@@ -241,7 +251,8 @@ impl Engine {
         let index = match message {
             WgKind::HandshakeInit(initiation) => {
                 let identity = self.identity.as_ref()?;
-                let half = parse_handshake_anon(&identity.private, &identity.public, initiation).ok()?;
+                let Protocol { private, public, .. } = &*identity.protocol;
+                let half = parse_handshake_anon(private, public, initiation).ok()?;
                 return Some(PublicKey(half.peer_static_public));
             }
             WgKind::HandshakeResp(response) => response.receiver_idx.get(),
@@ -265,22 +276,39 @@ impl Engine {
         out.push(Output::Inner(packet));
     }
 
-    /// Runs the timers that are due, and returns when to call again.
-    pub(crate) fn tick(&mut self, now: Now, out: &mut Vec<Output>) -> Instant {
+    /// When to call [`Self::tick`]; `None` if only a message or a change brings work.
+    pub(crate) fn poll_timeout(&self) -> Option<Instant> {
+        self.timers.first().map(|(due, _)| *due)
+    }
+
+    /// Runs the timers that are due, and no others.
+    pub(crate) fn tick(&mut self, now: Now, out: &mut Vec<Output>) {
         if let Some(identity) = &mut self.identity {
             identity.limiter.tick(now.instant);
         }
-        let (indexes, peers) = (&self.indexes, &self.peers);
-        self.by_index.retain(|index, key| indexes.in_use(*index) && peers.contains_key(key));
-
-        let ticks = u32::try_from(self.peers.len() / PEERS_PER_TICK).unwrap_or(MAX_TICKS).clamp(1, MAX_TICKS);
-        let mut next = now.instant.checked_add(TICK.saturating_mul(ticks)).unwrap_or(now.instant);
-        let keys: Vec<PublicKey> = self.peers.keys().copied().collect();
-        for key in keys {
-            let due = self.with_peer(key, out, |peer, messages| peer.tick(now, messages));
-            next = due.flatten().map_or(next, |due| next.min(due));
+        if self.by_index.len() >= self.max_indexes {
+            let (indexes, peers) = (&self.indexes, &self.peers);
+            self.by_index.retain(|index, key| indexes.in_use(*index) && peers.contains_key(key));
+            // So that the cost for each index is constant.
+            self.max_indexes = self.by_index.len().saturating_mul(2).max(MIN_INDEXES);
         }
-        next
+        let pace = self.pace();
+        let mut due = Vec::new();
+        while self.timers.first().is_some_and(|(at, _)| *at <= now.instant) {
+            due.extend(self.timers.pop_first().map(|(_, key)| key));
+        }
+        for key in due {
+            self.with_peer(key, now, out, |peer, messages| {
+                peer.due = None;
+                peer.tick(now, &pace, messages);
+            });
+        }
+    }
+
+    fn pace(&self) -> Pace {
+        let ticks = u32::try_from(self.peers.len() / PEERS_PER_TICK).unwrap_or(MAX_TICKS).clamp(1, MAX_TICKS);
+        let peers = u32::try_from(self.peers.len()).unwrap_or(u32::MAX);
+        Pace { tick: TICK.saturating_mul(ticks), max_pause: PAUSE_PER_PEER.saturating_mul(peers) }
     }
 
     /// The result of sending a datagram; `used` is the path it took.
@@ -290,15 +318,28 @@ impl Engine {
         }
     }
 
-    /// Calls `act` with a peer, then addresses the messages it emitted.
+    /// Calls `act` with a peer, sets its timer, and addresses the messages it emitted.
     fn with_peer<T>(
         &mut self,
         key: PublicKey,
+        now: Now,
         out: &mut Vec<Output>,
         act: impl FnOnce(&mut Peer, &mut Vec<WgKind>) -> T,
     ) -> Option<T> {
+        let pace = self.pace();
         let peer = self.peers.get_mut(&key)?;
         let result = act(peer, &mut self.messages);
+        // Nothing is due sooner than the next tick, unless the peer has just been configured.
+        let is_soon = |due| due <= now.instant + pace.tick;
+        if peer.due.is_none_or(|due| !is_soon(due))
+            && let Some(next) = peer.poll_timeout(now.instant, &pace)
+            && peer.due.is_none_or(|due| next < due)
+        {
+            if let Some(due) = peer.due.replace(next) {
+                self.timers.remove(&(due, key));
+            }
+            self.timers.insert((next, key));
+        }
         let path = peer.path();
         for message in self.messages.drain(..) {
             match &message {
@@ -312,6 +353,12 @@ impl Engine {
         }
         Some(result)
     }
+}
+
+/// How long the first handshake with a new peer waits for those before it.
+fn start_delay(position: usize) -> Duration {
+    let before = u32::try_from(position.saturating_sub(AT_ONCE)).unwrap_or(u32::MAX);
+    START_INTERVAL.saturating_mul(before)
 }
 
 #[cfg(test)]

@@ -3,18 +3,27 @@
 //! Handshakes, replay protection and the timers of WireGuard paper section 6 are `gotatun`'s [`Tunn`]. This module
 //! adds what the device has to do: roaming, packets that wait for a session, persistent keepalives that never stop, and
 //! quick repetitions of a handshake after a new endpoint.
+//!
+//! A peer that does not answer and that no packet waits for rests: no timer of the protocol runs, and a peer that has never
+//! answered has no [`Tunn`], which takes 10 KiB. It is asked again ever more rarely ([`Pace`]).
 
 use std::collections::VecDeque;
 use std::io;
 use std::mem;
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use fairlead_api::wireguard::{PeerConfig, PeerState, PublicKey};
-use gotatun::noise::errors::WireGuardError;
 use gotatun::noise::{Tunn, TunnResult};
 use gotatun::packet::{Packet, WgKind};
 
 use crate::udp::Path;
+
+mod protocol;
+mod schedule;
+
+pub(crate) use protocol::Protocol;
+pub(crate) use schedule::{Pace, TICK};
 
 /// Packets kept per peer while there is no session; the oldest make room.
 const MAX_STAGED: usize = 32;
@@ -25,7 +34,8 @@ const MAX_STAGED: usize = 32;
 /// bunch (they wait together for address resolution, or a slow link). So only two different messages are sent, each
 /// twice: the answer to either is accepted. A copy that arrives after its original is a replay to the
 /// peer and harmless.
-const REPEATS: [Repeat; 3] = [
+const REPEATS: [Repeat; 4] = [
+    Repeat { after: Duration::ZERO, message: Message::Fresh },
     Repeat { after: Duration::from_millis(300), message: Message::Copy },
     Repeat { after: Duration::from_secs(1), message: Message::Fresh },
     Repeat { after: Duration::from_secs(2), message: Message::Copy },
@@ -70,7 +80,25 @@ struct Repeats {
 
 /// A peer of the device.
 pub(crate) struct Peer {
-    tunnel: Tunn,
+    /// When its timers run next, as the engine has it in its queue.
+    pub(crate) due: Option<Instant>,
+    key: PublicKey,
+    protocol: Arc<Protocol>,
+    /// `None` while there is neither a session nor a handshake nor anything to remember.
+    tunnel: Option<Box<Tunn>>,
+    /// The library's timers do not run.
+    resting: bool,
+    /// An authenticated message has come since the identity was set: its time stamp must be remembered against replays
+    /// (WireGuard paper 5.1).
+    was_heard: bool,
+    /// When the library's timers last ran.
+    ticked: Option<Instant>,
+    /// When a handshake was last started, or a message last ended the rest.
+    attempted: Option<Instant>,
+    /// Handshakes in a row that were started only for a keepalive and not answered.
+    unanswered: u32,
+    /// When an inner packet last went either way.
+    last_data: Option<Instant>,
     path: Option<Path>,
     preshared_key: Option<[u8; 32]>,
     persistent_keepalive: Option<u16>,
@@ -91,11 +119,20 @@ pub(crate) struct Peer {
 
 impl Peer {
     /// A peer without session and path, until [`Self::configure`].
-    pub(crate) fn new(tunnel: Tunn, preshared_key: Option<[u8; 32]>) -> Self {
+    pub(crate) fn new(key: PublicKey, protocol: Arc<Protocol>) -> Self {
         Self {
-            tunnel,
+            due: None,
+            key,
+            protocol,
+            tunnel: None,
+            resting: true,
+            was_heard: false,
+            ticked: None,
+            attempted: None,
+            unanswered: 0,
+            last_data: None,
             path: None,
-            preshared_key,
+            preshared_key: None,
             persistent_keepalive: None,
             confirmed: false,
             unconfirmed: None,
@@ -134,11 +171,19 @@ impl Peer {
         }
     }
 
-    /// Applies `config` without disturbing the session.
-    pub(crate) fn configure(&mut self, config: &PeerConfig, now: Now, out: &mut Vec<WgKind>) {
+    /// Applies `config` without disturbing the session. A handshake that a new endpoint asks for begins after `delay`.
+    pub(crate) fn configure(
+        &mut self,
+        config: &PeerConfig,
+        delay: Duration,
+        now: Now,
+        out: &mut Vec<WgKind>,
+    ) {
         if self.preshared_key != config.preshared_key {
             self.preshared_key = config.preshared_key;
-            self.tunnel.set_preshared_key(config.preshared_key);
+            if let Some(tunnel) = &mut self.tunnel {
+                tunnel.set_preshared_key(config.preshared_key);
+            }
         }
         let was_off = self.keepalive_interval().is_none();
         self.persistent_keepalive = config.persistent_keepalive;
@@ -150,32 +195,42 @@ impl Peer {
         {
             self.path = Some(path);
             self.send_error = None;
-            self.use_new_endpoint(now, out);
+            self.use_new_endpoint(delay, now, out);
         }
     }
 
     /// The device has a new identity: all sessions are void.
-    pub(crate) fn rekey(&mut self, renew: impl FnOnce(&mut Tunn), now: Now, out: &mut Vec<WgKind>) {
-        renew(&mut self.tunnel);
-        self.confirmed = false;
-        self.unconfirmed = None;
+    pub(crate) fn rekey(
+        &mut self,
+        protocol: Arc<Protocol>,
+        delay: Duration,
+        now: Now,
+        out: &mut Vec<WgKind>,
+    ) {
+        self.protocol = protocol;
+        self.was_heard = false;
+        self.rest();
         if self.path.is_some() {
-            self.use_new_endpoint(now, out);
+            self.use_new_endpoint(delay, now, out);
         }
     }
 
     /// Starts with a handshake on the path that the old process of a hand-over used.
     pub(crate) fn start_at(&mut self, path: Path, now: Now, out: &mut Vec<WgKind>) {
         self.path = Some(path);
-        self.use_new_endpoint(now, out);
+        self.use_new_endpoint(Duration::ZERO, now, out);
     }
 
-    fn use_new_endpoint(&mut self, now: Now, out: &mut Vec<WgKind>) {
+    fn use_new_endpoint(&mut self, delay: Duration, now: Now, out: &mut Vec<WgKind>) {
         if self.is_live() {
             self.keep_alive(now, out);
         } else {
-            self.repeats = Some(Repeats { started: now.instant, left: &REPEATS, last: None });
-            self.initiate(true, now, out);
+            self.unanswered = 0;
+            let started = now.instant.checked_add(delay).unwrap_or(now.instant);
+            self.repeats = Some(Repeats { started, left: &REPEATS, last: None });
+            // The first keepalive is no other handshake.
+            self.attempted = Some(started);
+            self.repeat(now, out);
         }
     }
 
@@ -184,6 +239,9 @@ impl Peer {
         if self.path.is_none() {
             return;
         }
+        self.last_data = Some(now.instant);
+        self.unanswered = 0;
+        self.catch_up(now, out);
         if let Err(packet) = self.encapsulate(packet, now, out) {
             self.stage(packet);
             let awaits_confirmation = self
@@ -209,7 +267,12 @@ impl Peer {
             WgKind::Data(data) => Some(data.header.receiver_idx.get()),
             WgKind::HandshakeInit(_) | WgKind::HandshakeResp(_) | WgKind::CookieReply(_) => None,
         };
-        match self.tunnel.handle_incoming_packet(message) {
+        // Without any state, only an initiation has a meaning.
+        if self.tunnel.is_none() && !matches!(message, WgKind::HandshakeInit(_)) {
+            return None;
+        }
+        self.catch_up(now, out);
+        match self.tunnel(now).handle_incoming_packet(message) {
             TunnResult::WriteToNetwork(reply) => {
                 self.record_received(path, length, now);
                 self.reply(reply, now, out);
@@ -223,6 +286,9 @@ impl Peer {
                 }
                 if confirms || !self.confirmed {
                     self.established(now, out);
+                }
+                if !packet.is_empty() {
+                    self.last_data = Some(now.instant);
                 }
                 Some(packet)
             }
@@ -242,6 +308,8 @@ impl Peer {
 
     fn record_received(&mut self, path: Path, length: usize, now: Now) {
         self.path = Some(path);
+        self.was_heard = true;
+        self.unanswered = 0;
         self.last_traffic = Some(now.instant);
         self.rx_bytes = self.rx_bytes.saturating_add(u64::try_from(length).unwrap_or(u64::MAX));
     }
@@ -270,37 +338,14 @@ impl Peer {
         }
     }
 
-    /// Runs the timers that are due, and returns when to call again if that is sooner than the usual tick.
-    pub(crate) fn tick(&mut self, now: Now, out: &mut Vec<WgKind>) -> Option<Instant> {
-        match self.tunnel.update_timers() {
-            Ok(None) => {}
-            Ok(Some(message)) => self.emit(message, now, out),
-            Err(WireGuardError::ConnectionExpired) => self.staged.clear(),
-            Err(error) => tracing::debug!(?error, "WireGuard timer"),
-        }
-        if self.tunnel.time_since_last_handshake().is_none() {
-            self.confirmed = false;
-        }
-        let next = self.repeat(now, out);
-        let due = self.keepalive_interval().is_some_and(|interval| {
-            self.last_traffic.is_none_or(|last| now.instant.saturating_duration_since(last) >= interval)
-        });
-        if due && self.path.is_some() {
-            self.keep_alive(now, out);
-        }
-        next
-    }
-
-    fn repeat(&mut self, now: Now, out: &mut Vec<WgKind>) -> Option<Instant> {
-        let due = self.next_repeat()?;
-        if due > now.instant {
-            return Some(due);
+    fn repeat(&mut self, now: Now, out: &mut Vec<WgKind>) {
+        if self.next_repeat().is_none_or(|due| due > now.instant) {
+            return;
         }
         match self.take_copy() {
             Some(copy) => self.emit(copy, now, out),
             None => self.initiate(true, now, out),
         }
-        self.next_repeat()
     }
 
     /// Consumes the next repetition; returns the message if it is a copy.
@@ -339,28 +384,25 @@ impl Peer {
 
     /// Whether there is a session that the peer has used.
     pub(crate) fn is_live(&self) -> bool {
-        self.confirmed && self.tunnel.time_since_last_handshake().is_some()
+        self.confirmed && self.has_session()
     }
 
-    fn keepalive_interval(&self) -> Option<Duration> {
-        self.persistent_keepalive
-            .filter(|seconds| *seconds > 0)
-            .map(|seconds| Duration::from_secs(seconds.into()))
+    fn has_session(&self) -> bool {
+        self.tunnel.as_ref().is_some_and(|tunnel| tunnel.time_since_last_handshake().is_some())
     }
 
     fn keep_alive(&mut self, now: Now, out: &mut Vec<WgKind>) {
         // The next one is an interval away, even if this one fails.
         self.last_traffic = Some(now.instant);
         if self.encapsulate(Packet::default(), now, out).is_err() {
+            self.unanswered = self.unanswered.saturating_add(1);
             self.initiate(false, now, out);
         }
     }
 
     fn encapsulate(&mut self, packet: Packet, now: Now, out: &mut Vec<WgKind>) -> Result<(), Packet> {
-        if !self.is_live() {
-            return Err(packet);
-        }
-        let message = self.tunnel.encapsulate_with_session(packet)?;
+        let Some(tunnel) = self.tunnel.as_mut().filter(|_| self.confirmed) else { return Err(packet) };
+        let message = tunnel.encapsulate_with_session(packet)?;
         self.emit(message.into(), now, out);
         Ok(())
     }
@@ -369,7 +411,8 @@ impl Peer {
         if self.path.is_none() {
             return;
         }
-        let Some(message) = self.tunnel.format_handshake_initiation(again) else { return };
+        let Some(message) = self.tunnel(now).format_handshake_initiation(again) else { return };
+        self.attempted = Some(now.instant);
         let bytes = message.into_bytes();
         if let Some(repeats) = &mut self.repeats {
             repeats.last = Some(bytes.to_vec());
@@ -391,9 +434,4 @@ impl Peer {
         }
         self.staged.push_back(packet);
     }
-}
-
-/// The key in the protocol library's type.
-pub(crate) fn protocol_key(key: &PublicKey) -> gotatun::x25519::PublicKey {
-    gotatun::x25519::PublicKey::from(key.0)
 }

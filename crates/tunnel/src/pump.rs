@@ -67,7 +67,6 @@ struct Pump {
     inbox: Inbox,
     waiting: VecDeque<Datagram>,
     outputs: Vec<Output>,
-    next_tick: Instant,
 }
 
 /// What the last `poll` found.
@@ -96,7 +95,6 @@ impl Pump {
             inbox,
             waiting: VecDeque::new(),
             outputs: Vec::new(),
-            next_tick: Instant::now(),
         }
     }
 
@@ -127,9 +125,7 @@ impl Pump {
                 tracing::error!(interface = %self.name, %error, "cannot read the TUN; the packet loop of WireGuard ends");
                 return;
             }
-            if now.instant >= self.next_tick {
-                self.next_tick = self.engine.tick(now, &mut self.outputs);
-            }
+            self.engine.tick(now, &mut self.outputs);
             self.flush();
             self.advance_takeover(now);
         }
@@ -175,9 +171,12 @@ impl Pump {
     }
 
     fn until_next_tick(&self) -> PollTimeout {
-        let left = self.next_tick.saturating_duration_since(Instant::now());
+        let timers = self.engine.poll_timeout().map(|due| due.saturating_duration_since(Instant::now()));
+        let left = [timers, self.handover.poll_interval()].into_iter().flatten().min();
         // Rounded up, or the loop would spin through the last millisecond.
-        PollTimeout::try_from(left.as_millis().saturating_add(1)).unwrap_or(PollTimeout::MAX)
+        left.map_or(PollTimeout::NONE, |left| {
+            PollTimeout::try_from(left.as_millis().saturating_add(1)).unwrap_or(PollTimeout::MAX)
+        })
     }
 
     fn handle_commands(&mut self) -> Flow {
@@ -226,7 +225,6 @@ impl Pump {
         self.mark = mark;
         let now = Now::read();
         self.engine.apply(change, now, &mut self.outputs);
-        self.next_tick = now.instant;
         Ok(())
     }
 }

@@ -55,12 +55,13 @@ impl HandshakeLimiter {
         verified
     }
 
+    /// Begins another second when it is time.
     pub(super) fn tick(&mut self, now: Instant) {
-        self.per_address.try_reset_count();
-        self.strict.try_reset_count();
         if now.saturating_duration_since(self.second) >= Duration::from_secs(1) {
             self.second = now;
             self.handshakes = 0;
+            self.per_address.try_reset_count();
+            self.strict.try_reset_count();
         }
     }
 }

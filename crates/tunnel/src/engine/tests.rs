@@ -6,6 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use super::*;
 
 mod hostile;
+mod silent;
 
 /// An engine and its address on the simulated network.
 struct Node {
@@ -61,7 +62,8 @@ impl Node {
 
     fn tick(&mut self, now: Now) -> (Instant, Vec<Datagram>) {
         let mut out = Vec::new();
-        let next = self.engine.tick(now, &mut out);
+        self.engine.tick(now, &mut out);
+        let next = self.engine.poll_timeout().unwrap_or(now.instant + Duration::from_secs(3600));
         (next, self.sort(out))
     }
 

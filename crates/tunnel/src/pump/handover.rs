@@ -4,13 +4,13 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::packets::MAX_BATCH;
 use super::{Flow, Pump};
 use crate::Error;
 use crate::handover::{HandoverServer, Offer, Request, Takeover};
-use crate::peer::Now;
+use crate::peer::{Now, TICK};
 use crate::tun::Tun;
 use crate::udp::Sockets;
 
@@ -29,6 +29,14 @@ impl Handover {
             Self::None => None,
             Self::Server(server) => Some(server.descriptor()),
             Self::Takeover(takeover) => Some(takeover.descriptor()),
+        }
+    }
+
+    /// How often to see whether the next phase is due; `None` if only a message begins it.
+    pub(super) fn poll_interval(&self) -> Option<Duration> {
+        match self {
+            Self::None | Self::Server(_) => None,
+            Self::Takeover(_) => Some(TICK),
         }
     }
 
