@@ -83,6 +83,15 @@ pub struct PeerConfig {
     pub allowed_ips: Vec<IpNet>,
 }
 
+impl PeerConfig {
+    /// Whether it is `wanted`, with this endpoint if there is one.
+    fn is_as(&self, wanted: &Self, endpoint: Option<SocketAddr>) -> bool {
+        (self.preshared_key, self.persistent_keepalive) == (wanted.preshared_key, wanted.persistent_keepalive)
+            && endpoint.is_none_or(|endpoint| self.endpoint == Some(endpoint))
+            && self.allowed_ips == wanted.allowed_ips
+    }
+}
+
 impl fmt::Debug for PeerConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PeerConfig")
@@ -159,24 +168,29 @@ impl DeviceChange {
 impl DeviceState {
     /// What to send so that this device becomes `desired`. Endpoints differ only where `desired` names one.
     pub fn change_to(&self, desired: &DeviceConfig) -> DeviceChange {
-        let differs = |key: &PublicKey, peer: &PeerConfig| {
-            self.peers.get(key).is_none_or(|present| {
-                let endpoint = peer.endpoint.or(present.config.endpoint);
-                present.config != PeerConfig { endpoint, ..peer.clone() }
-            })
+        let DeviceConfig { private_key, listen_port, fwmark, peers } = desired;
+        self.change_of((private_key, *listen_port, *fwmark), peers, |_, peer| (peer, peer.endpoint))
+    }
+
+    /// As [`Self::change_to`], with private key, port and mark of the device, and peers that `config` shows with the endpoint
+    /// to set: of thousands of peers that stay as they are, nothing is copied.
+    pub fn change_of<T>(
+        &self,
+        (private_key, listen_port, fwmark): (&PrivateKey, u16, u32),
+        peers: &BTreeMap<PublicKey, T>,
+        config: impl for<'a> Fn(&PublicKey, &'a T) -> (&'a PeerConfig, Option<SocketAddr>),
+    ) -> DeviceChange {
+        let differing = |(key, peer): (&PublicKey, &T)| {
+            let (wanted, endpoint) = config(key, peer);
+            let stays = self.peers.get(key).is_some_and(|present| present.config.is_as(wanted, endpoint));
+            (!stays).then(|| (*key, PeerConfig { endpoint, ..wanted.clone() }))
         };
         DeviceChange {
-            private_key: (self.private_key.as_ref() != Some(&desired.private_key))
-                .then(|| desired.private_key.clone()),
-            listen_port: (self.listen_port != desired.listen_port).then_some(desired.listen_port),
-            fwmark: (self.fwmark != desired.fwmark).then_some(desired.fwmark),
-            set_peers: desired
-                .peers
-                .iter()
-                .filter(|(key, peer)| differs(key, peer))
-                .map(|(key, peer)| (*key, peer.clone()))
-                .collect(),
-            remove_peers: self.peers.keys().filter(|key| !desired.peers.contains_key(key)).copied().collect(),
+            private_key: (self.private_key.as_ref() != Some(private_key)).then(|| private_key.clone()),
+            listen_port: (self.listen_port != listen_port).then_some(listen_port),
+            fwmark: (self.fwmark != fwmark).then_some(fwmark),
+            set_peers: peers.iter().filter_map(differing).collect(),
+            remove_peers: self.peers.keys().filter(|key| !peers.contains_key(key)).copied().collect(),
         }
     }
 }

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use fairlead_api::wireguard::{DeviceChange, DeviceState, PeerConfig, PeerState, PublicKey};
@@ -25,7 +26,7 @@ pub struct PathDriver {
     /// Configurations in use, for the peers whose endpoint is to be set.
     configs: BTreeMap<PublicKey, PeerConfig>,
     /// Peers as last observed.
-    observed: BTreeMap<PublicKey, PeerState>,
+    observed: BTreeMap<PublicKey, Arc<PeerState>>,
 }
 
 impl PathDriver {
@@ -58,14 +59,18 @@ impl PathDriver {
         self.configs = peers.iter().map(|(key, peer)| (*key, peer.config.clone())).collect();
     }
 
-    /// Takes the state of the device and returns the endpoints to set.
+    /// Looks at the state of the device and returns the endpoints to set; to be followed by [`Self::remember`].
     pub fn observe(&mut self, state: &DeviceState, now: Instant) -> BTreeMap<PublicKey, SocketAddr> {
         let since = self.since(now);
         for key in self.configs.keys() {
             self.agent.observe(since, key, observation(state.peers.get(key)));
         }
-        self.observed.clone_from(&state.peers);
         self.drain().endpoints
+    }
+
+    /// Keeps the state of the device, for [`Self::status`].
+    pub fn remember(&mut self, state: DeviceState) {
+        self.observed = state.peers.into_iter().map(|(key, peer)| (key, Arc::new(peer))).collect();
     }
 
     /// Handles the timers that are due. Returns whether the device was observed.
@@ -80,7 +85,9 @@ impl PathDriver {
         self.agent.handle_timeout(self.since(now));
         let mut due = self.drain();
         if due.observation {
-            due.endpoints.extend(self.observe(&device.state()?, now));
+            let state = device.state()?;
+            due.endpoints.extend(self.observe(&state, now));
+            self.remember(state);
         }
         let set_peers: BTreeMap<PublicKey, PeerConfig> = due
             .endpoints
@@ -101,7 +108,7 @@ impl PathDriver {
     }
 
     /// The path to a peer, and what the device said of the peer.
-    pub fn status(&self, key: &PublicKey, now: Instant) -> Option<(Status, Option<PeerState>)> {
+    pub fn status(&self, key: &PublicKey, now: Instant) -> Option<(Status, Option<Arc<PeerState>>)> {
         Some((self.agent.status(self.since(now), key)?, self.observed.get(key).cloned()))
     }
 

@@ -25,8 +25,9 @@ use super::{Reports, publish};
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// Pause after a failure.
 const RETRY_INTERVAL: Duration = Duration::from_secs(2);
-/// How often what is published is compared without news; only what differs is written.
+/// How often what is published is compared without news, and for each node of the mesh; only what differs is written.
 const REFRESH_INTERVAL: Duration = Duration::from_secs(5);
+const REFRESH_PER_NODE: Duration = Duration::from_millis(5);
 /// Least pause between two writes, for each node of the mesh, and its bounds: what changes meanwhile is written at once.
 const PAUSE_PER_NODE: Duration = Duration::from_millis(10);
 const MIN_PAUSE: Duration = Duration::from_millis(300);
@@ -73,14 +74,14 @@ impl Publisher {
         let mut events = ProblemEvents::new(self.events.clone(), regarding, PROBLEM_EVENT);
         let mut seen = Seen::default();
         loop {
+            let members = u32::try_from(self.peers.store.len()).unwrap_or(u32::MAX);
             tokio::select! {
                 Ok(()) = inbox.changed() => {}
                 _ = peers.changed() => {}
-                () = sleep(REFRESH_INTERVAL) => {}
+                () = sleep(REFRESH_INTERVAL.max(REFRESH_PER_NODE.saturating_mul(members))) => {}
             }
             let publication = inbox.borrow_and_update().clone();
             let written = timeout(TIMEOUT, self.publish(&publication, &mut seen)).await;
-            let members = u32::try_from(self.peers.store.len()).unwrap_or(u32::MAX);
             let pause = match written {
                 Ok(Ok(written)) => {
                     self.reports.published(None);

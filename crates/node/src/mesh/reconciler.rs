@@ -7,12 +7,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use fairlead_api::names::MARK_FROM_WIREGUARD;
-use fairlead_api::wireguard::{DeviceConfig, DeviceState, PeerConfig, PeerState, PrivateKey, PublicKey};
-use fairlead_dataplane::wireguard::{self, PendingHandover, Preference, WireGuardDevice};
+use fairlead_api::wireguard::{DeviceState, PeerState, PrivateKey, PublicKey};
+use fairlead_dataplane::wireguard::{self, Backend, PendingHandover, Preference, WireGuardDevice};
 use fairlead_path::NatType;
 use ipnet::IpNet;
 
-use super::desired::{self, Desired, DesiredPeer, Host};
+use super::desired::{self, Desired, Host};
 use super::inputs::Inputs;
 use super::kernel::Kernel;
 use super::paths::PathDriver;
@@ -28,8 +28,10 @@ pub struct Mesh<K> {
     planned: Option<Planned>,
     nat: NatType,
     paths: PathDriver,
-    /// How often it planned; for tests.
+    /// How often it planned.
     pub(super) plans: usize,
+    /// Which plan the paths follow, and on which device.
+    followed: Option<(usize, Backend)>,
 }
 
 /// What is desired, and from what that follows.
@@ -42,7 +44,16 @@ struct Planned {
 impl<K: Kernel> Mesh<K> {
     /// Nothing is touched before the first [`Self::reconcile`].
     pub fn new(kernel: K, private_key: PrivateKey, device: DeviceSlot, paths: PathDriver) -> Self {
-        Self { kernel, device, private_key, planned: None, nat: NatType::Unknown, paths, plans: 0 }
+        Self {
+            kernel,
+            device,
+            private_key,
+            planned: None,
+            nat: NatType::Unknown,
+            paths,
+            plans: 0,
+            followed: None,
+        }
     }
 
     /// Brings the kernel to what `inputs` ask for.
@@ -63,18 +74,16 @@ impl<K: Kernel> Mesh<K> {
         let Some(Planned { desired, .. }) = &self.planned else { return Err(MeshFailure::NoMesh) };
         self.device.use_device(|slot| {
             let device = slot.open(&mut self.kernel, &inputs.settings.interface, mtu)?;
-            self.paths.set_peers(&desired.peers, device.backend(), now);
+            let follows = Some((self.plans, device.backend()));
+            if self.followed != follows {
+                self.paths.set_peers(&desired.peers, device.backend(), now);
+                self.followed = follows;
+            }
             let endpoints = self.paths.observe(&before, now);
-            let peer = |(key, peer): (&PublicKey, &DesiredPeer)| {
-                let endpoint = endpoints.get(key).copied();
-                (*key, PeerConfig { endpoint, ..peer.config.clone() })
-            };
-            let change = before.change_to(&DeviceConfig {
-                private_key: self.private_key.clone(),
-                listen_port: inputs.settings.port,
-                fwmark: MARK_FROM_WIREGUARD,
-                peers: desired.peers.iter().map(peer).collect(),
-            });
+            let settings = (&self.private_key, inputs.settings.port, MARK_FROM_WIREGUARD);
+            let change = before
+                .change_of(settings, &desired.peers, |key, peer| (&peer.config, endpoints.get(key).copied()));
+            self.paths.remember(before);
             if change.is_empty() { Ok(()) } else { device.change(&change) }
         })?;
         let interface = self.device.interface();

@@ -1,6 +1,7 @@
 //! What the mesh found and did, for status, metrics and the publisher.
 
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 
 use fairlead_address::Endpoint;
 use fairlead_api::wireguard::{PeerState, PublicKey};
@@ -20,7 +21,7 @@ pub struct PeerReport {
     /// Up, connecting or down, and why.
     pub path: Status,
     /// What the device says; `None` only before it was configured.
-    pub device: Option<PeerState>,
+    pub device: Option<Arc<PeerState>>,
     /// What is sent to it.
     pub prefixes: Vec<IpNet>,
     /// Whether others learn something from the endpoint in use: the peer did not publish it itself, or it is a public

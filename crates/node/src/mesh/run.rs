@@ -22,12 +22,16 @@ const MIN_PAUSE: Duration = Duration::from_millis(50);
 /// Largest share of one processor for reconciliation and for timers of paths while they never rest, as a divisor: the pause
 /// is that many times as long as the step took.
 const RECONCILIATION_PAUSE: u32 = 4;
-const PATHS_PAUSE: u32 = 50;
-/// The most these pauses grow to.
-const MAX_PAUSE: Duration = Duration::from_secs(1);
+const PATHS_PAUSE: u32 = 400;
+/// The most these pauses grow to. With thousands of peers that do not answer, one timer or another is always due.
+const MAX_PAUSE: Duration = Duration::from_millis(500);
+const MAX_PATHS_PAUSE: Duration = Duration::from_secs(5);
 /// How often the kernel is compared without a change. What the kernel does not report (the flush of another program's
-/// nftables tables, addresses of the device) is put right within this time.
+/// nftables tables, addresses of the device) is put right within this time, or, where a comparison takes long, within that
+/// many times as long, up to a bound.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
+const SWEEP_PAUSE: u32 = 250;
+const MAX_SWEEP_INTERVAL: Duration = Duration::from_secs(15);
 /// Longest pause after a failure, and that while there is nothing to reconcile.
 const MAX_RETRY_INTERVAL: Duration = Duration::from_secs(2);
 /// Pause after the first failure: a predecessor that is ending releases port and device a moment later.
@@ -84,7 +88,7 @@ pub(super) async fn run<K: Kernel>(
             let (back, outcome) = step(mesh, work).await;
             mesh = back;
             schedule.is_disabled = disables && outcome.is_ok();
-            schedule.conclude(wake, outcome, &reports);
+            schedule.conclude(wake, outcome, began.elapsed(), &reports);
             if schedule.is_disabled {
                 tracing::info!("there is no WireKubeMesh; removed the mesh from this node");
                 reports.disable();
@@ -136,7 +140,7 @@ impl Schedule {
     /// The pause after a step. That of the paths holds up no change.
     fn pause(&mut self, wake: Wake, took: Duration) -> Duration {
         if wake == Wake::Paths {
-            self.paths_at = Instant::now() + took.saturating_mul(PATHS_PAUSE).min(MAX_PAUSE);
+            self.paths_at = Instant::now() + took.saturating_mul(PATHS_PAUSE).min(MAX_PATHS_PAUSE);
             return MIN_PAUSE;
         }
         took.saturating_mul(RECONCILIATION_PAUSE).clamp(MIN_PAUSE, MAX_PAUSE)
@@ -191,12 +195,19 @@ impl Schedule {
         }
     }
 
-    fn conclude(&mut self, wake: Wake, outcome: Result<Option<Report>, MeshFailure>, reports: &Reports) {
+    fn conclude(
+        &mut self,
+        wake: Wake,
+        outcome: Result<Option<Report>, MeshFailure>,
+        took: Duration,
+        reports: &Reports,
+    ) {
         match outcome {
             Ok(report) => {
                 if wake != Wake::Paths && !self.is_disabled {
                     self.failures = 0;
-                    self.sweep_at = Instant::now() + SWEEP_INTERVAL;
+                    let pause = took.saturating_mul(SWEEP_PAUSE).clamp(SWEEP_INTERVAL, MAX_SWEEP_INTERVAL);
+                    self.sweep_at = Instant::now() + pause;
                     reports.clear_failure();
                 }
                 if let Some(report) = report {

@@ -1,6 +1,7 @@
 //! What all nodes write when one of them fails.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use fairlead_api::wireguard::{PeerConfig, PeerState, PublicKey};
@@ -70,12 +71,12 @@ fn report(nodes: usize, failed: bool) -> Report {
                 source: None,
                 message: String::new(),
             },
-            device: Some(PeerState {
+            device: Some(Arc::new(PeerState {
                 config,
                 last_handshake: Some(SystemTime::UNIX_EPOCH),
                 rx_bytes: 1,
                 tx_bytes: 1,
-            }),
+            })),
             prefixes: Vec::new(),
             endpoint_is_news: true,
         }

@@ -1,3 +1,4 @@
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use fairlead_api::wireguard::{PeerConfig, PeerState};
@@ -24,12 +25,12 @@ fn peer(name: &str, state: State, endpoint: &str, news: bool) -> PeerReport {
             source: None,
             message: String::new(),
         },
-        device: Some(PeerState {
+        device: Some(Arc::new(PeerState {
             config,
             last_handshake: Some(SystemTime::UNIX_EPOCH),
             rx_bytes: 1,
             tx_bytes: 1,
-        }),
+        })),
         prefixes: Vec::new(),
         endpoint_is_news: news,
     }
@@ -100,6 +101,7 @@ fn counters_and_times_alone_are_written_rarely() {
     let first = report(NatType::Cone, vec![peer("a", State::Up, "203.0.113.1:1", true)]);
     let mut later = first.clone();
     if let Some(device) = later.peers.first_mut().and_then(|peer| peer.device.as_mut()) {
+        let device = Arc::make_mut(device);
         device.rx_bytes = 1_000_000;
         device.last_handshake = Some(SystemTime::now());
     }
