@@ -12,6 +12,10 @@ use testbed_lab::{Host, Process};
 
 use crate::cni::Plugin;
 
+/// How `deploy/` sets glibc's allocator.
+pub(crate) const ALLOCATOR: [(&str, &str); 3] =
+    [("MALLOC_ARENA_MAX", "2"), ("MALLOC_MMAP_THRESHOLD_", "131072"), ("MALLOC_TRIM_THRESHOLD_", "131072")];
+
 /// A node of the world.
 #[derive(Debug)]
 pub struct Node {
@@ -90,6 +94,7 @@ impl Node {
             .arg("--state-dir")
             .arg(self.directory.join("state"))
             .args(&self.arguments)
+            .envs(ALLOCATOR)
             .env("KUBECONFIG", self.kubeconfig())
             .env(
                 "FAIRLEAD_LOG_LEVEL",

@@ -157,6 +157,7 @@ impl World {
         let mut command = self.plane_host.command(executable("fairlead")?)?;
         command
             .args(["controller", "--identity", "controller-1"])
+            .envs(node::ALLOCATOR)
             .env("KUBECONFIG", self.directory.path().join("controller.kubeconfig"));
         let log = self.directory.path().join("controller.log");
         self.controller = Some(self.plane_host.spawn(&mut command, log)?);
