@@ -1,6 +1,6 @@
 //! Benchmarks: what Fairlead does, measured beside what others do, in one run and in turns.
 //!
-//! `fairlead-bench [NAME...] [--quick] [--json]` runs the [`CASES`] and prints a table, or with `--json` an array of
+//! `fairlead-bench [NAME...] [--quick] [--json] [--peers N] [--blocks N]` runs the [`CASES`] and prints a table, or with `--json` an array of
 //! [`report::Measurement`]s, to stdout; progress goes to stderr. Every sample of ours is taken next to one of the
 //! peer's, so that whatever else the machine does disturbs both alike, and ratios are taken pair by pair.
 //!
@@ -27,7 +27,7 @@ use anyhow::{Context, Result, bail};
 use report::Measurement;
 
 const HELP: &str = "\
-Usage: fairlead-bench [NAME...] [--quick] [--json]
+Usage: fairlead-bench [NAME...] [--quick] [--json] [--peers N] [--blocks N]
 
 Benchmarks (all of them without a name):
   cni      start and end pods: ours with a real API server, and ptp with host-local (5 minutes)
@@ -38,8 +38,10 @@ Benchmarks (all of them without a name):
   tunnel   TCP through WireGuard in user space: embedded and wireguard-go
 
 Options:
-  --quick  fewer pods, nodes and rounds, where a benchmark would take minutes
-  --json   an array of {case, subject, metric, unit, value, samples} instead of a table; value is the median
+  --quick     fewer pods, nodes and rounds, where a benchmark would take minutes
+  --json      an array of {case, subject, metric, unit, value, samples} instead of a table; value is the median
+  --peers N   mesh-scale with this many peers, instead of its three sizes
+  --blocks N  mesh-scale with this many blocks; twice the peers without it
 
 Needs root, the Debian packages iperf3, iproute2, iputils-ping, nftables and wireguard-tools, and Go. nft, plan and
 tunnel take 20 s each at most.
@@ -48,13 +50,24 @@ tunnel take 20 s each at most.
 /// A benchmark by the name it is asked for.
 struct Case {
     name: &'static str,
-    run: fn(Effort) -> Result<Vec<Measurement>>,
+    run: fn(Options) -> Result<Vec<Measurement>>,
+}
+
+/// How it is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Options {
+    pub(crate) effort: Effort,
+    /// Peers of the mesh, for the one size that is measured then.
+    pub(crate) peers: Option<usize>,
+    /// Blocks of the mesh.
+    pub(crate) blocks: Option<usize>,
 }
 
 /// How much is measured.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum Effort {
     /// What the documented figures are taken with.
+    #[default]
     Full,
     /// Enough to see that everything works, and the order of magnitude.
     Quick,
@@ -77,7 +90,7 @@ enum Command {
     Help,
     Measure {
         names: Vec<String>,
-        effort: Effort,
+        options: Options,
         json: bool,
     },
 }
@@ -99,23 +112,30 @@ fn parse(arguments: &[String]) -> Result<Command> {
     {
         return Ok(Command::Device(interface.clone()));
     }
-    let (mut names, mut effort, mut json) = (Vec::new(), Effort::Full, false);
-    for argument in arguments {
+    let (mut names, mut options, mut json) = (Vec::new(), Options::default(), false);
+    let mut arguments = arguments.iter();
+    while let Some(argument) = arguments.next() {
+        let mut number = || {
+            let number = arguments.next().with_context(|| format!("{argument} needs a number"))?;
+            number.parse().with_context(|| format!("{argument} {number:?} is no number"))
+        };
         match argument.as_str() {
             "--help" | "-h" => return Ok(Command::Help),
+            "--blocks" => options.blocks = Some(number()?),
             "--json" => json = true,
-            "--quick" => effort = Effort::Quick,
+            "--peers" => options.peers = Some(number()?),
+            "--quick" => options.effort = Effort::Quick,
             name if CASES.iter().any(|case| case.name == name) => names.push(name.to_owned()),
             other => {
                 let known: Vec<&str> = CASES.iter().map(|case| case.name).collect();
                 bail!(
-                    "unknown benchmark or option {other:?}: choose from {}, --quick and --json",
+                    "unknown benchmark or option {other:?}: choose from {}, --quick, --json, --peers and --blocks",
                     known.join(", ")
                 );
             }
         }
     }
-    Ok(Command::Measure { names, effort, json })
+    Ok(Command::Measure { names, options, json })
 }
 
 fn run_command(command: Command, arguments: &[String]) -> Result<()> {
@@ -123,19 +143,19 @@ fn run_command(command: Command, arguments: &[String]) -> Result<()> {
         Command::Device(interface) => tunnel::run_device(&interface),
         Command::Help => print(HELP),
         Command::Measure { .. } if cfg!(debug_assertions) => release::become_release_build(arguments),
-        Command::Measure { names, effort, json } => {
-            let measurements = measure(&names, effort)?;
+        Command::Measure { names, options, json } => {
+            let measurements = measure(&names, options)?;
             print(&if json { report::json(&measurements)? } else { report::table(&measurements) })
         }
     }
 }
 
 /// Runs the named cases, or all; the first that fails ends it.
-fn measure(names: &[String], effort: Effort) -> Result<Vec<Measurement>> {
+fn measure(names: &[String], options: Options) -> Result<Vec<Measurement>> {
     let mut all = Vec::new();
     for case in CASES.iter().filter(|case| names.is_empty() || names.iter().any(|name| name == case.name)) {
         progress(&format!("==> {}", case.name));
-        let measurements = (case.run)(effort).with_context(|| format!("cannot measure {}", case.name))?;
+        let measurements = (case.run)(options).with_context(|| format!("cannot measure {}", case.name))?;
         all.extend(measurements);
     }
     Ok(all)
@@ -162,13 +182,20 @@ mod tests {
     #[test]
     fn names_and_options_come_in_any_order() {
         let names = vec!["plan".to_owned(), "nft".to_owned()];
+        let options = Options { effort: Effort::Quick, ..Options::default() };
         assert_eq!(
             parsed(&["plan", "--json", "--quick", "nft"]).unwrap(),
-            Command::Measure { names, effort: Effort::Quick, json: true }
+            Command::Measure { names, options, json: true }
         );
+        let options = Options { peers: Some(7), blocks: Some(100_000), ..Options::default() };
+        assert_eq!(
+            parsed(&["--blocks", "100000", "--peers", "7"]).unwrap(),
+            Command::Measure { names: vec![], options, json: false }
+        );
+        assert!(parsed(&["--peers"]).is_err() && parsed(&["--peers", "many"]).is_err());
         assert_eq!(
             parsed(&[]).unwrap(),
-            Command::Measure { names: vec![], effort: Effort::Full, json: false }
+            Command::Measure { names: vec![], options: Options::default(), json: false }
         );
         assert_eq!(parsed(&["nft", "--help"]).unwrap(), Command::Help);
         assert_eq!(parsed(&["device", "wg0"]).unwrap(), Command::Device("wg0".to_owned()));
@@ -179,7 +206,7 @@ mod tests {
         let message = parsed(&["tunel"]).unwrap_err().to_string();
         assert_eq!(
             message,
-            "unknown benchmark or option \"tunel\": choose from cni, ipam, mesh-scale, nft, plan, tunnel, --quick and --json"
+            "unknown benchmark or option \"tunel\": choose from cni, ipam, mesh-scale, nft, plan, tunnel, --quick, --json, --peers and --blocks"
         );
     }
 

@@ -20,7 +20,7 @@ use tokio::runtime::Runtime;
 use crate::ipam::cluster::{client, create, node as simulated_node};
 use crate::report::Measurement;
 use crate::statistics::percentile;
-use crate::{Effort, cni, progress};
+use crate::{Effort, Options, cni, progress};
 
 mod flap;
 
@@ -42,14 +42,20 @@ struct Size {
 }
 
 /// Runs each size in a cluster of its own.
-pub(crate) fn run(effort: Effort) -> Result<Vec<Measurement>> {
-    let sizes: &[Size] = match effort {
-        Effort::Full => &[
+pub(crate) fn run(options: Options) -> Result<Vec<Measurement>> {
+    let sizes = match (options.peers, options.effort) {
+        (Some(peers), _) => {
+            let blocks = options.blocks.unwrap_or(peers.saturating_mul(2));
+            vec![Size { peers, blocks, changes: 100 }]
+        }
+        (None, Effort::Full) => vec![
             Size { peers: 1_000, blocks: 2_000, changes: 100 },
             Size { peers: 5_000, blocks: 10_000, changes: 100 },
-            Size { peers: 1_000, blocks: 100_000, changes: 50 },
+            Size { peers: 1_000, blocks: options.blocks.unwrap_or(100_000), changes: 50 },
         ],
-        Effort::Quick => &[Size { peers: 200, blocks: 400, changes: 10 }],
+        (None, Effort::Quick) => {
+            vec![Size { peers: 200, blocks: options.blocks.unwrap_or(400), changes: 10 }]
+        }
     };
     let mut measurements = Vec::new();
     for size in sizes {
@@ -57,7 +63,7 @@ pub(crate) fn run(effort: Effort) -> Result<Vec<Measurement>> {
         let host = world.plane_host().clone();
         let measured = host.run(|| {
             let runtime = Runtime::new().context("cannot start the runtime")?;
-            measure(&world, size, &runtime)
+            measure(&world, &size, &runtime)
         })?;
         measurements.extend(measured?);
     }

@@ -19,7 +19,7 @@ use ipnet::{IpNet, Ipv4Net};
 use testbed_lab::{Lab, Namespace};
 
 use crate::report::{Measurement, milliseconds};
-use crate::{Effort, progress};
+use crate::{Options, progress};
 
 pub(crate) const CASE: &str = "nft";
 const SIZES: [u32; 2] = [1_000, 10_000];
@@ -34,7 +34,7 @@ const PEER: &str = "nft";
 /// The kernel frees the elements of a deleted table in the background; that must not fall into the next sample.
 const REST: Duration = Duration::from_millis(100);
 
-pub(crate) fn run(_: Effort) -> Result<Vec<Measurement>> {
+pub(crate) fn run(_: Options) -> Result<Vec<Measurement>> {
     let lab = Lab::new()?;
     let mut ours = Ours::new(lab.bare_namespace("ours")?)?;
     let peer = Peer { namespace: lab.bare_namespace("nft")? };

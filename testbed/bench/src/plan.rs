@@ -10,13 +10,13 @@ use fairlead_topology::{Member, Policy, plan};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use crate::report::{Measurement, milliseconds};
-use crate::{Effort, progress};
+use crate::{Options, progress};
 
 pub(crate) const CASE: &str = "plan";
 const SIZES: [u32; 2] = [1_000, 10_000];
 const SAMPLES: usize = 7;
 
-pub(crate) fn run(_: Effort) -> Result<Vec<Measurement>> {
+pub(crate) fn run(_: Options) -> Result<Vec<Measurement>> {
     SIZES.iter().map(|size| measure(*size)).collect()
 }
 

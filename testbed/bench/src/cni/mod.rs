@@ -14,7 +14,7 @@ use anyhow::{Context, Result};
 
 use crate::report::Measurement;
 use crate::statistics::percentile;
-use crate::{Effort, progress};
+use crate::{Effort, Options, progress};
 use bed::Bed;
 use load::Load;
 use subject::Family;
@@ -45,7 +45,7 @@ fn rounds(effort: Effort) -> usize {
     }
 }
 
-pub(crate) fn run(effort: Effort) -> Result<Vec<Measurement>> {
+pub(crate) fn run(Options { effort, .. }: Options) -> Result<Vec<Measurement>> {
     let rounds = rounds(effort);
     let bed = Bed::start(rounds)?;
     let mut measurements = cold(&bed, rounds)?;

@@ -21,7 +21,7 @@ use tokio::runtime::Runtime;
 use crate::cni;
 use crate::report::Measurement;
 use crate::statistics::percentile;
-use crate::{Effort, progress};
+use crate::{Effort, Options, progress};
 use cluster::Cluster;
 use memory::Memory;
 
@@ -54,7 +54,7 @@ impl Size {
     }
 }
 
-pub(crate) fn run(effort: Effort) -> Result<Vec<Measurement>> {
+pub(crate) fn run(Options { effort, .. }: Options) -> Result<Vec<Measurement>> {
     let size = Size::of(effort);
     let world = World::start(&cni::bed::topology()?, &Progress::default())?;
     let host = world.plane_host().clone();

@@ -17,7 +17,7 @@ use testbed_kube::Published;
 use testbed_lab::Lab;
 
 use crate::report::Measurement;
-use crate::{Effort, progress};
+use crate::{Options, progress};
 use pair::{INTERFACE, MTU, Pair};
 
 pub(crate) const CASE: &str = "tunnel";
@@ -44,7 +44,7 @@ struct Samples {
     cpu: Vec<f64>,
 }
 
-pub(crate) fn run(_: Effort) -> Result<Vec<Measurement>> {
+pub(crate) fn run(_: Options) -> Result<Vec<Measurement>> {
     iperf::check_installed()?;
     let peer_program = WIREGUARD_GO.programs()?.join("wireguard");
     let own_program = std::env::current_exe().context("cannot find out where this program is")?;
