@@ -5,14 +5,15 @@
 //! are generated from `proto/` at build time, without `protoc`. Only the encoding of a CNI error in a gRPC status is written
 //! by hand: it must be byte for byte that of Coil's Go programs, because programs of both run on one node during an upgrade.
 //!
-//! The sans-I/O codecs of path probes, relay frames and discovery messages will be modules beside these. Nothing here opens
-//! a socket or decides anything: bytes come from the caller and go back to the caller.
+//! [`stun`] is a sans-I/O codec; those of path probes, relay frames and discovery messages will be modules beside it.
+//! Nothing here opens a socket or decides anything: bytes come from the caller and go back to the caller.
 
 pub mod cni;
 pub mod network;
 pub mod node;
 pub mod spool;
 mod status;
+pub mod stun;
 
 /// The `.proto` files as an encoded `google.protobuf.FileDescriptorSet`, for gRPC server reflection.
 pub const FILE_DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));

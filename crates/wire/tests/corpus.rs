@@ -1,20 +1,32 @@
-//! Every input the fuzz target `grpc` keeps is read again, without a fuzzer.
+//! Every input that the fuzz targets `grpc` and `stun` keep is read again, without a fuzzer.
 #![cfg(test)]
 
 use std::path::Path;
 
 use fairlead_wire::cni::{CniArgs, error_of};
+use fairlead_wire::stun;
 use prost::Message;
+
+fn kept(target: &str) -> Vec<Vec<u8>> {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(target);
+    let entries = std::fs::read_dir(directory).unwrap();
+    entries.map(|entry| std::fs::read(entry.unwrap().path()).unwrap()).collect()
+}
 
 #[test]
 fn kept_inputs_never_panic_and_some_are_good() {
-    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/grpc");
     let (mut decoded, mut errors) = (0, 0);
-    for entry in std::fs::read_dir(directory).unwrap() {
-        let bytes = std::fs::read(entry.unwrap().path()).unwrap();
+    for bytes in kept("grpc") {
         decoded += usize::from(CniArgs::decode(bytes.as_slice()).is_ok());
         let status = tonic::Status::with_details(tonic::Code::Unknown, "", bytes.into());
         errors += usize::from(error_of(&status).is_some());
     }
     assert!(decoded > 1 && errors > 0, "{decoded} arguments, {errors} errors");
+}
+
+#[test]
+fn kept_stun_responses_never_panic_and_some_are_good() {
+    let answers: Vec<_> = kept("stun").iter().filter_map(|bytes| stun::parse_response(bytes).ok()).collect();
+    let (mapped, refused): (Vec<_>, Vec<_>) = answers.iter().partition(|answer| answer.mapped.is_ok());
+    assert!(mapped.len() > 2 && !refused.is_empty(), "{answers:?}");
 }
