@@ -9,7 +9,7 @@
 //! shell that reads all peers from the device in one request should observe all of them: their timers then move on
 //! together.
 //!
-//! No probe format is defined yet. Each datagram is counted and dropped, and nothing is transmitted.
+//! Today the datagrams are those of STUN ([`PathAgent::set_stun_servers`]); all others are counted and dropped.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -21,6 +21,7 @@ use rand::{RngExt, SeedableRng};
 
 use crate::candidates::{Candidate, Source};
 use crate::rotation::{Config, EndpointReason, Observation, Reason, Rotation, State, Status};
+use crate::stun::{StunAnswer, StunClient};
 use crate::timers::TimerQueue;
 
 /// Time between observations while a peer is not up: at first, and again after each endpoint that is set.
@@ -68,6 +69,8 @@ pub enum Event {
         /// Why.
         reason: Reason,
     },
+    /// [`PathAgent::stun_answers`] has something new.
+    StunAnswersChanged,
 }
 
 /// A datagram to be sent from the WireGuard port.
@@ -102,6 +105,7 @@ pub struct PathAgent {
     peers: BTreeMap<PublicKey, Peer>,
     timers: TimerQueue<PublicKey>,
     events: VecDeque<Event>,
+    stun: StunClient,
     unknown_datagrams: u64,
     #[cfg(test)]
     machines_run: usize,
@@ -117,6 +121,7 @@ impl PathAgent {
             peers: BTreeMap::new(),
             timers: TimerQueue::default(),
             events: VecDeque::new(),
+            stun: StunClient::new(),
             unknown_datagrams: 0,
             #[cfg(test)]
             machines_run: 0,
@@ -145,7 +150,7 @@ impl PathAgent {
     pub fn remove_peer(&mut self, key: &PublicKey) {
         if let Some(mut peer) = self.peers.remove(key) {
             self.timers.reschedule(*key, &mut peer.due, None);
-            self.events.retain(|event| event.peer() != key);
+            self.events.retain(|event| event.peer() != Some(key));
         }
     }
 
@@ -172,20 +177,48 @@ impl PathAgent {
         self.timers.reschedule(*key, &mut peer.due, Some(due));
     }
 
+    /// Replaces the STUN servers that are asked where they see the WireGuard port; at most [`crate::MAX_STUN_SERVERS`] are.
+    pub fn set_stun_servers(&mut self, now: Duration, servers: &[SocketAddr]) {
+        self.stun.set_servers(now, servers);
+        self.report_stun();
+    }
+
+    /// Links, addresses or routes of this host changed: what STUN servers said is asked again at once.
+    pub fn network_changed(&mut self, now: Duration) {
+        self.stun.network_changed(now);
+    }
+
+    /// What each STUN server said last.
+    pub fn stun_answers(&self) -> BTreeMap<SocketAddr, StunAnswer> {
+        self.stun.answers()
+    }
+
+    fn report_stun(&mut self) {
+        if self.stun.take_changed() && !self.events.contains(&Event::StunAnswersChanged) {
+            self.events.push_back(Event::StunAnswersChanged);
+        }
+    }
+
     /// Takes a datagram that arrived on the WireGuard port and is no WireGuard message. `local` is the address it was
-    /// sent to, if the socket told. No format is defined yet: the datagram is counted and dropped.
+    /// sent to, if the socket told. What is no answer to a request of this agent is counted and dropped.
     pub fn handle_datagram(
         &mut self,
         _now: Duration,
         _local: Option<IpAddr>,
-        _remote: SocketAddr,
-        _bytes: &[u8],
+        remote: SocketAddr,
+        bytes: &[u8],
     ) {
-        self.unknown_datagrams = self.unknown_datagrams.saturating_add(1);
+        if self.stun.handle_datagram(remote, bytes) {
+            self.report_stun();
+        } else {
+            self.unknown_datagrams = self.unknown_datagrams.saturating_add(1);
+        }
     }
 
     /// Runs the machines that are due, and no others.
     pub fn handle_timeout(&mut self, now: Duration) {
+        self.stun.handle_timeout(now, &mut self.random);
+        self.report_stun();
         while let Some(key) = self.timers.pop_due(now) {
             let Some(peer) = self.peers.get_mut(&key) else { continue };
             #[cfg(test)]
@@ -201,9 +234,9 @@ impl PathAgent {
         }
     }
 
-    /// The next datagram to send: none as long as no probe format is defined.
+    /// The next datagram to send.
     pub fn poll_transmit(&mut self) -> Option<Transmit> {
-        None
+        self.stun.poll_transmit()
     }
 
     /// The next event.
@@ -217,9 +250,9 @@ impl PathAgent {
         Some(event)
     }
 
-    /// When to call [`Self::handle_timeout`]. `None` without peers.
+    /// When to call [`Self::handle_timeout`]. `None` without peers and STUN servers.
     pub fn poll_timeout(&self) -> Option<Duration> {
-        self.timers.next()
+        self.timers.next().into_iter().chain(self.stun.poll_timeout()).min()
     }
 
     /// The state of a peer at `now`, for users.
@@ -232,7 +265,7 @@ impl PathAgent {
         self.peers.keys()
     }
 
-    /// How many datagrams were dropped because their format is not known.
+    /// How many datagrams were dropped: of an unknown format, or not asked for.
     pub fn unknown_datagrams(&self) -> u64 {
         self.unknown_datagrams
     }
@@ -261,12 +294,13 @@ fn report_state(events: &mut VecDeque<Event>, key: PublicKey, peer: &mut Peer, n
 }
 
 impl Event {
-    /// The peer this is about.
-    pub fn peer(&self) -> &PublicKey {
+    /// The peer this is about; `None` for the node itself.
+    pub fn peer(&self) -> Option<&PublicKey> {
         match self {
             Self::ObservationDue { peer }
             | Self::SetEndpoint { peer, .. }
-            | Self::StateChanged { peer, .. } => peer,
+            | Self::StateChanged { peer, .. } => Some(peer),
+            Self::StunAnswersChanged => None,
         }
     }
 }

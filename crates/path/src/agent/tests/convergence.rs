@@ -92,7 +92,7 @@ impl World {
                     link.endpoint = Some(endpoint);
                     self.initiate(index, peer);
                 }
-                Event::StateChanged { .. } => {}
+                Event::StateChanged { .. } | Event::StunAnswersChanged => {}
             }
         }
     }
