@@ -97,6 +97,8 @@ pub const NFT_TABLE_MASQUERADE: &str = "fairlead_masquerade";
 
 /// WireGuard's UDP port (KubeSpan, WireKube, Kilo).
 pub const WIREGUARD_PORT: u16 = 51820;
+/// UDP port of a STUN server that is named without one (RFC 8489, section 18.5).
+pub const STUN_PORT: u16 = 3478;
 /// Name of the WireGuard device unless the mesh names another (WireKube).
 pub const WIREGUARD_INTERFACE: &str = "wire_kube";
 /// Interval of keepalives (KubeSpan, WireKube).

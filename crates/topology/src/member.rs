@@ -108,6 +108,8 @@ pub struct Endpoints {
     pub preferred: Option<SocketAddr>,
     /// Its own addresses, with its port.
     pub host: Vec<SocketAddr>,
+    /// Where STUN servers see it.
+    pub reflexive: Vec<SocketAddr>,
     /// Where it sees others: name of the member to the key it has there, and the endpoint.
     pub sightings: BTreeMap<String, (PublicKey, SocketAddr)>,
 }
@@ -117,9 +119,13 @@ impl Endpoints {
     pub(crate) fn complete(&mut self, other: Self) {
         self.manual = self.manual.take().or(other.manual);
         self.preferred = self.preferred.or(other.preferred);
-        let unknown = other.host.into_iter().filter(|endpoint| !self.host.contains(endpoint));
-        let unknown: Vec<SocketAddr> = unknown.collect();
-        self.host.extend(unknown);
+        for (known, others) in [(&mut self.host, other.host), (&mut self.reflexive, other.reflexive)] {
+            for endpoint in others {
+                if !known.contains(&endpoint) {
+                    known.push(endpoint);
+                }
+            }
+        }
         for (member, seen) in other.sightings {
             self.sightings.entry(member).or_insert(seen);
         }

@@ -97,7 +97,6 @@ pub const WIREKUBE_MESH: NotImplemented = NotImplemented {
         Field::any("spec.relay"),
         // Addresses of other nodes enter the mesh, in whatever subnet they are: that is `tunnel`.
         Field { path: "spec.routing.localSubnetPolicy", value: Some("bypass") },
-        Field::any("spec.stunServers"),
     ]),
 };
 

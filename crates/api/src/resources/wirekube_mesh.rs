@@ -55,8 +55,9 @@ pub struct WireKubeMeshSpec {
     #[serde(default = "default_mtu")]
     #[schemars(with = "i32", range(min = 576, max = 65535))]
     pub mtu: u16,
-    /// STUN servers as host:port, with or without the prefix `stun:`. At least two, because only the responses of several
-    /// servers show the type of a NAT.
+    /// STUN servers as host:port, with or without the prefix `stun:`; port 3478 if there is none. At least two, because only
+    /// the responses of several servers show the type of a NAT. Every node asks the first eight addresses from its WireGuard
+    /// port about three times a minute; without the field it asks none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(min = 2, max = 16), inner(length(max = 270)))]
     #[x_kube(validation = explained(

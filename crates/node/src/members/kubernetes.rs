@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use fairlead_address::{Endpoint, InvalidEndpoint};
-use fairlead_api::resources::{AddressBlock, CandidateType, EndpointDiscoveryMethod, WireKubePeer};
+use fairlead_api::resources::{AddressBlock, CandidateType, EndpointDiscoveryMethod, NatType, WireKubePeer};
 use fairlead_cluster::caches::{Cache, Refusal};
 use fairlead_topology::{Endpoints, Member, MemberRecord, Since, Source};
 use futures::FutureExt as _;
@@ -175,15 +175,21 @@ fn endpoints(peer: &WireKubePeer, published: Option<Endpoint>) -> Endpoints {
     let status = peer.status.as_ref();
     let method = status.and_then(|status| status.endpoint_discovery_method);
     let is_manual = method.is_none_or(|method| method == EndpointDiscoveryMethod::Manual);
-    let candidates = status.into_iter().flat_map(|status| &status.ice_candidates);
+    let candidates = |kind: CandidateType| {
+        let all = status.into_iter().flat_map(|status| &status.ice_candidates);
+        all.filter(move |candidate| candidate.type_ == kind)
+            .filter_map(|candidate| candidate.address.parse().ok())
+            .collect()
+    };
+    // Of a symmetric NAT only the address of this endpoint is real: WireKube publishes it with the port WireGuard listens on.
+    let is_placeholder = method == Some(EndpointDiscoveryMethod::Stun)
+        && status.and_then(|status| status.nat_type) == Some(NatType::Symmetric);
     let sightings = status.into_iter().flat_map(|status| &status.observed_endpoints);
     Endpoints {
-        preferred: published.as_ref().filter(|_| !is_manual).and_then(Endpoint::address),
+        preferred: published.as_ref().filter(|_| !is_manual && !is_placeholder).and_then(Endpoint::address),
         manual: published.filter(|_| is_manual),
-        host: candidates
-            .filter(|candidate| candidate.type_ == CandidateType::Host)
-            .filter_map(|candidate| candidate.address.parse().ok())
-            .collect(),
+        host: candidates(CandidateType::Host),
+        reflexive: candidates(CandidateType::Srflx),
         sightings: sightings
             .filter_map(|(peer, seen)| {
                 Some((peer.clone(), (seen.public_key.parse().ok()?, seen.parse_endpoint().ok()?)))
@@ -264,6 +270,24 @@ mod tests {
         assert_eq!(parsed, None);
         assert!(problems[0].to_string().contains("WireKubePeer n1"));
         assert_eq!(problems[0].reason(), "InvalidPublicKey");
+    }
+
+    #[test]
+    fn what_stun_servers_saw_is_read_and_the_placeholder_of_a_symmetric_nat_is_not() {
+        let endpoints = |nat: &str| {
+            let (parsed, _) = read(serde_json::json!({
+                "metadata": { "name": "n1" },
+                "spec": { "publicKey": key(1).to_string(), "endpoint": "192.0.2.1:51820" },
+                "status": {
+                    "endpointDiscoveryMethod": "stun", "natType": nat,
+                    "iceCandidates": [{ "type": "srflx", "address": "192.0.2.1:4000", "priority": 50 }],
+                },
+            }));
+            parsed.unwrap().endpoints
+        };
+        assert_eq!(endpoints("symmetric").reflexive, ["192.0.2.1:4000".parse().unwrap()]);
+        assert_eq!(endpoints("symmetric").preferred, None);
+        assert_eq!(endpoints("cone").preferred, "192.0.2.1:51820".parse().ok());
     }
 
     #[test]

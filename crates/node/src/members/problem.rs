@@ -59,6 +59,14 @@ pub enum SourceProblem {
         /// What is wrong.
         error: InvalidKey,
     },
+    /// A STUN server of the mesh.
+    #[error("WireKubeMesh {mesh}: stunServers entry {entry:?} is not host:port, and is left out; correct it")]
+    InvalidStunServer {
+        /// The WireKubeMesh.
+        mesh: String,
+        /// The entry.
+        entry: String,
+    },
 }
 
 impl SourceProblem {
@@ -70,7 +78,8 @@ impl SourceProblem {
             | Self::InvalidPublicKey { peer, .. } => Some(peer),
             Self::InvalidEndpoint { .. }
             | Self::InvalidExcludedCidr { .. }
-            | Self::InvalidKeepalive { .. } => None,
+            | Self::InvalidKeepalive { .. }
+            | Self::InvalidStunServer { .. } => None,
         }
     }
 
@@ -82,6 +91,7 @@ impl SourceProblem {
             Self::InvalidExcludedCidr { .. } => "InvalidExcludedCIDR",
             Self::InvalidKeepalive { .. } => "InvalidKeepalive",
             Self::InvalidPublicKey { .. } => "InvalidPublicKey",
+            Self::InvalidStunServer { .. } => "InvalidStunServer",
         }
     }
 }

@@ -10,7 +10,8 @@ use fairlead_api::wireguard::{PeerConfig, PublicKey};
 use fairlead_dataplane::mesh::{Bypass, MeshState};
 use fairlead_dataplane::uplink::{self, HostNetwork, Ignored};
 use fairlead_path::{
-    Candidate, MAX_CANDIDATES, NatType, OwnView, PeerPaths, PeerView, Seen, classify, is_private, order,
+    Candidate, MAX_CANDIDATES, NatType, OwnView, PeerPaths, PeerView, Seen, StunAnswer, classify, is_private,
+    order,
 };
 use fairlead_topology::{Endpoints, Member, PeerPlan, Plan, Policy, plan};
 use ipnet::IpNet;
@@ -71,6 +72,9 @@ impl DesiredPeer {
     }
 }
 
+/// What each STUN server said last; `None` where the WireGuard port cannot ask.
+pub type StunAnswers = Option<BTreeMap<SocketAddr, StunAnswer>>;
+
 /// What a WireGuard device has at each key.
 pub type Held = BTreeMap<PublicKey, BTreeSet<IpNet>>;
 
@@ -83,6 +87,8 @@ pub struct Desired {
     pub host: Vec<SocketAddr>,
     /// Where other nodes see this one.
     pub observed: Vec<SocketAddr>,
+    /// Where STUN servers see this node, other than at an address of its own.
+    pub reflexive: Vec<SocketAddr>,
     /// The address translation in front of this node, as far as it is known.
     pub nat: NatType,
     /// This node's prefixes.
@@ -102,29 +108,32 @@ pub fn mtu(inputs: &Inputs, host: &Host) -> u32 {
 
 impl Desired {
     /// Plans and looks for the endpoints of every peer. Takes `O(n log n)`.
-    pub fn new(inputs: &Inputs, host: &Host, held: Held) -> Self {
+    pub fn new(inputs: &Inputs, host: &Host, held: Held, stun: &StunAnswers) -> Self {
         let excluded = inputs.settings.excluded.clone();
         let plan = plan(&inputs.members, &Policy { excluded, held, ..Policy::new(&inputs.node) });
         let sightings = Sightings::new(&inputs.members);
         let endpoints = host_endpoints(inputs, &host.addresses);
         let observed = sightings.endpoints(&inputs.node, &inputs.public_key);
+        let reflexive = reflexive(&endpoints, stun);
         let own = OwnView {
             addresses: endpoints.iter().map(SocketAddr::ip).collect(),
             // A public address on an interface of this host says nothing about who else is near.
             public_ips: observed
                 .iter()
                 .filter(|seen| !endpoints.contains(seen))
+                .chain(&reflexive)
                 .map(SocketAddr::ip)
                 .collect(),
             prefixes: host.networks.clone(),
         };
         Self {
             peers: peers(inputs, &plan, &sightings, &own),
-            nat: classify(&endpoints, &seen(inputs, &sightings)),
+            nat: classify(&endpoints, &seen(inputs, &sightings, stun)),
             host: endpoints,
             observed,
+            reflexive,
             own_prefixes: own_prefixes(inputs),
-            problems: problems(inputs, &plan),
+            problems: problems(inputs, &plan, stun),
             bypass: bypass(inputs, &plan),
             mtu: mtu(inputs, host),
             targets_v4: plan.targets_ipv4.into_iter().map(IpNet::from).collect(),
@@ -238,25 +247,45 @@ fn silence(inputs: &Inputs, members: &[&Member]) -> Option<Duration> {
 }
 
 fn peer_view(
-    resolved: &BTreeMap<Endpoint, SocketAddr>,
+    resolved: &BTreeMap<Endpoint, Vec<SocketAddr>>,
     endpoints: &Endpoints,
     mut observed: Vec<SocketAddr>,
 ) -> PeerView {
-    let resolve = |endpoint: &Endpoint| endpoint.address().or_else(|| resolved.get(endpoint).copied());
+    let first = |endpoint: &Endpoint| resolved.get(endpoint).and_then(|addresses| addresses.first()).copied();
+    let resolve = |endpoint: &Endpoint| endpoint.address().or_else(|| first(endpoint));
     observed.retain(|endpoint| !endpoints.host.contains(endpoint));
-    let preferred = endpoints.preferred.filter(|endpoint| !endpoints.host.contains(endpoint));
-    observed.extend(preferred.filter(|endpoint| !observed.contains(endpoint)));
+    for endpoint in endpoints.preferred.iter().chain(&endpoints.reflexive) {
+        if !(endpoints.host.contains(endpoint) || observed.contains(endpoint)) {
+            observed.push(*endpoint);
+        }
+    }
     PeerView { manual: endpoints.manual.as_ref().and_then(resolve), host: endpoints.host.clone(), observed }
 }
 
 /// Where each observer sees this node, with the observer's own address.
-fn seen(inputs: &Inputs, sightings: &Sightings<'_>) -> Vec<Seen> {
-    sightings
-        .of(&inputs.node, &inputs.public_key)
-        .filter_map(|(observer, address)| {
-            Some(Seen { observer: observer.endpoints.host.first()?.ip(), address })
-        })
-        .collect()
+fn seen(inputs: &Inputs, sightings: &Sightings<'_>, stun: &StunAnswers) -> Vec<Seen> {
+    let by_nodes = sightings.of(&inputs.node, &inputs.public_key).filter_map(|(observer, address)| {
+        Some(Seen { observer: observer.endpoints.host.first()?.ip(), address })
+    });
+    // Another family than the server's comes from a translation between families (RFC 6146), of which a mapping of this
+    // family says nothing.
+    let by_servers = mappings(stun)
+        .filter(|(server, address)| server.is_ipv4() == address.is_ipv4())
+        .map(|(server, address)| Seen { observer: server.ip(), address });
+    by_nodes.chain(by_servers).collect()
+}
+
+fn mappings(stun: &StunAnswers) -> impl Iterator<Item = (SocketAddr, SocketAddr)> {
+    stun.iter().flatten().filter_map(|(server, answer)| match answer {
+        StunAnswer::Mapped(address) => Some((*server, *address)),
+        StunAnswer::Invalid(_) | StunAnswer::Missing | StunAnswer::Refused(_) => None,
+    })
+}
+
+/// What STUN servers said, without this host's own endpoints, each once, IPv4 first.
+fn reflexive(endpoints: &[SocketAddr], stun: &StunAnswers) -> Vec<SocketAddr> {
+    let distinct: BTreeSet<SocketAddr> = mappings(stun).map(|(_, address)| address).collect();
+    distinct.into_iter().filter(|address| !endpoints.contains(address)).collect()
 }
 
 /// Addresses of the Node object first, because an administrator chose them; then the other addresses of this host.
@@ -278,10 +307,32 @@ fn own_prefixes(inputs: &Inputs) -> Vec<IpNet> {
     prefixes
 }
 
-fn problems(inputs: &Inputs, plan: &Plan) -> Vec<MeshProblem> {
+fn problems(inputs: &Inputs, plan: &Plan, stun: &StunAnswers) -> Vec<MeshProblem> {
     let open = plan.problems.iter().filter(|problem| !problem.is_solved_by(&inputs.settings.excluded));
     let read = inputs.problems.iter().cloned().map(MeshProblem::Source);
-    read.chain(open.cloned().map(MeshProblem::Plan)).collect()
+    read.chain(open.cloned().map(MeshProblem::Plan)).chain(stun_problems(inputs, stun)).collect()
+}
+
+/// Servers whose answer is unusable. One that does not answer is a problem only if none does: it may be of a family that
+/// this host does not have.
+fn stun_problems(inputs: &Inputs, stun: &StunAnswers) -> Vec<MeshProblem> {
+    let Some(stun) = stun else {
+        let asked_for = !inputs.settings.stun_servers.is_empty();
+        return asked_for.then_some(MeshProblem::StunUnavailable).into_iter().collect();
+    };
+    let unusable = stun.iter().filter_map(|(server, answer)| match answer {
+        StunAnswer::Refused(code) => {
+            Some(MeshProblem::StunServer { server: *server, what: format!("refuses with {code}") })
+        }
+        StunAnswer::Invalid(address) => {
+            let what = format!("says that this node is at {address}, which no packet can come from");
+            Some(MeshProblem::StunServer { server: *server, what })
+        }
+        StunAnswer::Mapped(_) | StunAnswer::Missing => None,
+    });
+    let is_silent = !stun.is_empty() && stun.values().all(|answer| *answer == StunAnswer::Missing);
+    let silent = is_silent.then(|| MeshProblem::NoStunAnswer { servers: stun.keys().copied().collect() });
+    unusable.chain(silent).collect()
 }
 
 #[cfg(test)]

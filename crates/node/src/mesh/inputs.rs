@@ -42,7 +42,7 @@ pub struct Inputs {
     /// Seconds between keepalives to every peer; what each peer asks for when `None`.
     pub keepalive: Option<u16>,
     /// Endpoints given as host names, resolved.
-    pub resolved: BTreeMap<Endpoint, SocketAddr>,
+    pub resolved: BTreeMap<Endpoint, Vec<SocketAddr>>,
     /// What could not be read.
     pub problems: Vec<SourceProblem>,
 }
@@ -58,6 +58,18 @@ pub(super) struct InputReader {
     names: Names,
     node_changed: watch::Receiver<u64>,
     mesh_changed: watch::Receiver<u64>,
+}
+
+impl Inputs {
+    /// The addresses of the STUN servers: of a name those that the resolver prefers of either family.
+    pub fn stun_servers(&self) -> Vec<SocketAddr> {
+        let of_server = |server: &Endpoint| {
+            let resolved = self.resolved.get(server).map(Vec::as_slice).unwrap_or_default();
+            let of_family = |ipv4: bool| resolved.iter().find(|address| address.is_ipv4() == ipv4).copied();
+            server.address().into_iter().chain(of_family(true)).chain(of_family(false)).collect::<Vec<_>>()
+        };
+        self.settings.stun_servers.iter().flat_map(of_server).collect()
+    }
 }
 
 impl InputReader {
@@ -109,7 +121,8 @@ impl InputReader {
         let manual = annotations::manual_endpoint(&node, &mut problems);
         let keepalive = annotations::keepalive(&node, &mut problems);
         let others = members.iter().filter(|member| member.name != self.node);
-        let resolved = self.names.resolve(others.filter_map(|member| member.endpoints.manual.as_ref()));
+        let manual_of_others = others.filter_map(|member| member.endpoints.manual.as_ref());
+        let resolved = self.names.resolve(manual_of_others.chain(&settings.stun_servers));
         Ok(Inputs {
             node: self.node.clone(),
             public_key: self.public_key,

@@ -9,13 +9,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use fairlead_api::wireguard::{DeviceChange, DeviceState, PeerConfig, PeerState, PublicKey};
-use fairlead_dataplane::wireguard::{self, Backend, WireGuardDevice};
-use fairlead_path::{Config, Event, Observation, PathAgent, Status};
+use fairlead_dataplane::wireguard::{self, Backend, PathSocket, WireGuardDevice};
+use fairlead_path::{Config, Event, Observation, PathAgent, Status, StunAnswer};
 
 use super::desired::DesiredPeer;
 
 /// How long one endpoint is tried where setting it forces handshakes: they are sent within the first two seconds.
 const FORCED_ATTEMPT: Duration = Duration::from_millis(2500);
+/// Datagrams handled in one step; the socket queues no more.
+const MAX_DATAGRAMS: usize = 256;
 
 /// The paths of this node.
 pub struct PathDriver {
@@ -73,16 +75,38 @@ impl PathDriver {
         self.observed = state.peers.into_iter().map(|(key, peer)| (key, Arc::new(peer))).collect();
     }
 
-    /// Handles the timers that are due. Returns whether the device was observed.
+    /// Replaces the STUN servers. A device without a [`PathSocket`] can ask none.
+    pub fn set_stun_servers(&mut self, servers: &[SocketAddr], now: Instant) {
+        self.agent.set_stun_servers(self.since(now), servers);
+    }
+
+    /// Links or addresses of this host changed.
+    pub fn network_changed(&mut self, now: Instant) {
+        self.agent.network_changed(self.since(now));
+    }
+
+    /// What each STUN server said last.
+    pub fn stun_answers(&self) -> BTreeMap<SocketAddr, StunAnswer> {
+        self.agent.stun_answers()
+    }
+
+    /// Handles the datagrams that wait and the timers that are due.
     ///
     /// # Errors
     /// The device cannot be read or changed.
-    pub fn handle_timeout(
+    pub fn wake(
         &mut self,
         device: &dyn WireGuardDevice,
+        socket: Option<&dyn PathSocket>,
         now: Instant,
-    ) -> Result<bool, wireguard::Error> {
-        self.agent.handle_timeout(self.since(now));
+    ) -> Result<Woken, wireguard::Error> {
+        let since = self.since(now);
+        let datagrams = socket.into_iter().flat_map(|socket| std::iter::from_fn(|| socket.try_receive()));
+        for datagram in datagrams.take(MAX_DATAGRAMS) {
+            self.agent.handle_datagram(since, datagram.local, datagram.remote, &datagram.payload);
+        }
+        self.agent.handle_timeout(since);
+        self.transmit(socket);
         let mut due = self.drain();
         if due.observation {
             let state = device.state()?;
@@ -99,10 +123,20 @@ impl PathDriver {
         if !set_peers.is_empty() {
             device.change(&DeviceChange { set_peers, ..DeviceChange::default() })?;
         }
-        Ok(due.observation)
+        Ok(Woken { observed: due.observation, stun_changed: due.stun_changed })
     }
 
-    /// When to call [`Self::handle_timeout`]; `None` without peers.
+    /// What cannot be sent now is sent again by the timers of the agent, as if the network had lost it.
+    fn transmit(&mut self, socket: Option<&dyn PathSocket>) {
+        while let Some(transmit) = self.agent.poll_transmit() {
+            let Some(socket) = socket else { continue };
+            if let Err(error) = socket.send(transmit.local, transmit.remote, &transmit.payload) {
+                tracing::debug!(remote = %transmit.remote, %error, "cannot send from the WireGuard port");
+            }
+        }
+    }
+
+    /// When to call [`Self::wake`] at the latest; `None` without peers and STUN servers.
     pub fn poll_timeout(&self) -> Option<Instant> {
         self.started.checked_add(self.agent.poll_timeout()?)
     }
@@ -126,6 +160,7 @@ impl PathDriver {
                     tracing::debug!(%peer, %endpoint, %source, ?reason, "trying endpoint");
                     due.endpoints.insert(peer, endpoint);
                 }
+                Event::StunAnswersChanged => due.stun_changed = true,
                 Event::StateChanged { peer, from, to, reason } => {
                     tracing::debug!(%peer, %from, %to, reason = reason.name(), "the path changed its state");
                 }
@@ -135,10 +170,20 @@ impl PathDriver {
     }
 }
 
+/// What became of [`PathDriver::wake`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Woken {
+    /// The device was read, so what is known of the peers is new.
+    pub observed: bool,
+    /// A STUN server answers something else than before: the plan may change.
+    pub stun_changed: bool,
+}
+
 /// What events ask for.
 #[derive(Default)]
 struct Due {
     observation: bool,
+    stun_changed: bool,
     endpoints: BTreeMap<PublicKey, SocketAddr>,
 }
 

@@ -1,6 +1,7 @@
 //! Problems of the mesh, and why a node has none.
 
 use std::fmt;
+use std::net::SocketAddr;
 
 use fairlead_dataplane::uplink::SysctlError;
 use fairlead_dataplane::wireguard;
@@ -15,6 +16,20 @@ pub enum MeshProblem {
     Plan(Problem),
     /// Not readable in a source.
     Source(SourceProblem),
+    /// No STUN server answered.
+    NoStunAnswer {
+        /// The servers.
+        servers: Vec<SocketAddr>,
+    },
+    /// The answer of a STUN server is of no use.
+    StunServer {
+        /// The server.
+        server: SocketAddr,
+        /// What it answers.
+        what: String,
+    },
+    /// This node's WireGuard implementation gives no access to its port.
+    StunUnavailable,
 }
 
 impl MeshProblem {
@@ -23,6 +38,9 @@ impl MeshProblem {
         match self {
             Self::Plan(problem) => problem.reason(),
             Self::Source(problem) => problem.reason(),
+            Self::NoStunAnswer { .. } => "NoSTUNAnswer",
+            Self::StunServer { .. } => "STUNServerUnusable",
+            Self::StunUnavailable => "STUNUnavailable",
         }
     }
 }
@@ -33,6 +51,7 @@ impl MeshProblem {
         match self {
             Self::Plan(problem) => problem.nodes(),
             Self::Source(problem) => problem.peer().into_iter().collect(),
+            Self::NoStunAnswer { .. } | Self::StunServer { .. } | Self::StunUnavailable => Vec::new(),
         }
     }
 }
@@ -42,6 +61,15 @@ impl fmt::Display for MeshProblem {
         match self {
             Self::Plan(problem) => problem.fmt(f),
             Self::Source(problem) => problem.fmt(f),
+            Self::NoStunAnswer { servers } => {
+                let servers: Vec<String> = servers.iter().map(ToString::to_string).collect();
+                let servers = servers.join(", ");
+                write!(f, "no STUN server answers ({servers}): does a firewall block UDP? Other nodes still report where they see this one")
+            }
+            Self::StunServer { server, what } => write!(f, "STUN server {server} {what}; name another one"),
+            Self::StunUnavailable => f.write_str(
+                "the kernel's WireGuard gives no access to its port, so stunServers have no effect on this node; other nodes report where they see it",
+            ),
         }
     }
 }

@@ -16,8 +16,7 @@ use fairlead_api::resources::{
 use fairlead_api::wireguard::PublicKey;
 use fairlead_cluster::conditions::{Finding, condition};
 use fairlead_dataplane::wireguard::Backend;
-use fairlead_path::NatType;
-use fairlead_path::State;
+use fairlead_path::{NatType, State, is_private};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
@@ -32,6 +31,11 @@ use super::report::{PeerReport, Report};
 const MANAGER: &str = "fairlead-node";
 /// Priority of an address of the node itself (WireKube's candidate table).
 const HOST_PRIORITY: i32 = 100;
+/// Priorities of an address that a STUN server sees: behind a symmetric NAT it is that of this server alone.
+const REFLEXIVE_PRIORITY: i32 = 200;
+const SYMMETRIC_PRIORITY: i32 = 50;
+/// Most addresses seen by STUN servers that one node publishes.
+const MAX_REFLEXIVE: usize = 8;
 /// Up to this many peers, each is listed.
 const MAX_LISTED: usize = 100;
 /// Most observations one node publishes.
@@ -97,7 +101,7 @@ pub fn desired(facts: &Facts<'_>) -> Desired {
             bytes_sent: sum(devices().map(|device| device.tx_bytes).sum()),
             endpoint_discovery_method: Some(method),
             nat_type: published_nat(report.nat),
-            ice_candidates: report.host.iter().map(host_candidate).collect(),
+            ice_candidates: ice_candidates(report),
             transport_mode: (!up.is_empty()).then_some(TransportMode::Direct),
             peer_transports: listed.map(|peer| (peer.name.clone(), PeerTransport::Direct)).collect(),
             observed_endpoints: observations(facts, &up),
@@ -238,16 +242,34 @@ fn endpoint(facts: &Facts<'_>) -> (Option<String>, EndpointDiscoveryMethod) {
     if let Some(manual) = &facts.report.manual {
         return (Some(manual.to_string()), EndpointDiscoveryMethod::Manual);
     }
-    match (facts.report.observed.first(), facts.report.host.first()) {
-        (Some(observed), _) if facts.report.nat != NatType::Open => {
+    let Report { nat, port, host, observed, reflexive, .. } = facts.report;
+    let public = reflexive.iter().find(|address| !is_private(address.ip()));
+    match (public, observed.first(), host.first()) {
+        // The port is that of the one server, and no other; the address is right (WireKube publishes the same).
+        (Some(seen), ..) if *nat == NatType::Symmetric => {
+            let placeholder = SocketAddr::new(seen.ip(), *port);
+            (Some(placeholder.to_string()), EndpointDiscoveryMethod::Stun)
+        }
+        (Some(seen), ..) if *nat != NatType::Open => (Some(seen.to_string()), EndpointDiscoveryMethod::Stun),
+        (None, Some(observed), _) if *nat != NatType::Open => {
             (Some(observed.to_string()), EndpointDiscoveryMethod::Observed)
         }
-        (_, host) => (host.map(ToString::to_string), EndpointDiscoveryMethod::InternalIp),
+        (.., host) => (host.map(ToString::to_string), EndpointDiscoveryMethod::InternalIp),
     }
 }
 
-fn host_candidate(address: &SocketAddr) -> IceCandidate {
-    IceCandidate { type_: CandidateType::Host, address: address.to_string(), priority: HOST_PRIORITY }
+/// Addresses of the node itself, and those at which STUN servers see it.
+fn ice_candidates(report: &Report) -> Vec<IceCandidate> {
+    let is_symmetric = report.nat == NatType::Symmetric;
+    let priority = if is_symmetric { SYMMETRIC_PRIORITY } else { REFLEXIVE_PRIORITY };
+    let candidate = |type_, address: &SocketAddr, priority| IceCandidate {
+        type_,
+        address: address.to_string(),
+        priority,
+    };
+    let host = report.host.iter().map(|address| candidate(CandidateType::Host, address, HOST_PRIORITY));
+    let reflexive = report.reflexive.iter().take(MAX_REFLEXIVE);
+    host.chain(reflexive.map(|address| candidate(CandidateType::Srflx, address, priority))).collect()
 }
 
 /// Endpoints of peers that did not publish them: what a peer behind another NAT needs to reach them.

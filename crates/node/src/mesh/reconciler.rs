@@ -2,20 +2,23 @@
 //! too.
 
 use std::collections::BTreeMap;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
 use fairlead_api::names::MARK_FROM_WIREGUARD;
 use fairlead_api::wireguard::{DeviceState, PeerState, PrivateKey, PublicKey};
-use fairlead_dataplane::wireguard::{self, Backend, PendingHandover, Preference, WireGuardDevice};
+use fairlead_dataplane::wireguard::{
+    self, Backend, PathSocket, PendingHandover, Preference, WireGuardDevice,
+};
 use fairlead_path::NatType;
 use ipnet::IpNet;
 
-use super::desired::{self, Desired, Host};
+use super::desired::{self, Desired, Host, StunAnswers};
 use super::inputs::Inputs;
 use super::kernel::Kernel;
-use super::paths::PathDriver;
+use super::paths::{PathDriver, Woken};
 use super::problem::MeshFailure;
 use super::report::{PeerReport, Report};
 
@@ -28,6 +31,8 @@ pub struct Mesh<K> {
     planned: Option<Planned>,
     nat: NatType,
     paths: PathDriver,
+    /// The paths found something from which another plan may follow.
+    is_outdated: bool,
     /// How often it planned.
     pub(super) plans: usize,
     /// Which plan the paths follow, and on which device.
@@ -38,6 +43,7 @@ pub struct Mesh<K> {
 struct Planned {
     inputs: Arc<Inputs>,
     host: Host,
+    stun: StunAnswers,
     desired: Desired,
 }
 
@@ -51,6 +57,7 @@ impl<K: Kernel> Mesh<K> {
             planned: None,
             nat: NatType::Unknown,
             paths,
+            is_outdated: false,
             plans: 0,
             followed: None,
         }
@@ -61,16 +68,18 @@ impl<K: Kernel> Mesh<K> {
     /// # Errors
     /// The kernel refuses something. What was done before stays, and the next call goes on from there.
     pub fn reconcile(&mut self, inputs: &Arc<Inputs>, now: Instant) -> Result<Report, MeshFailure> {
+        self.is_outdated = false;
         let host = Host::new(&self.kernel.network()?, inputs);
         let mtu = desired::mtu(inputs, &host);
         let before = self.device_state(&inputs.settings.interface, mtu).inspect_err(|_| {
             // Without the device, packets to other nodes are dropped; they never leave in clear text.
-            self.plan(inputs, host.clone(), &BTreeMap::new());
+            self.plan(inputs, host.clone(), None, &BTreeMap::new());
             if let Some(Planned { desired, .. }) = &self.planned {
                 drop(self.kernel.apply(&desired.mesh_state(&inputs.settings.interface)));
             }
         })?;
-        self.plan(inputs, host, &before.peers);
+        let stun = self.ask_stun_servers(inputs, &host, now);
+        self.plan(inputs, host, stun, &before.peers);
         let Some(Planned { desired, .. }) = &self.planned else { return Err(MeshFailure::NoMesh) };
         self.device.use_device(|slot| {
             let device = slot.open(&mut self.kernel, &inputs.settings.interface, mtu)?;
@@ -125,16 +134,28 @@ impl<K: Kernel> Mesh<K> {
         Ok(())
     }
 
-    /// Handles the timers of the paths that are due. Returns a report if there is anything new in it.
+    /// Handles the datagrams that wait for the paths and their timers that are due. Returns a report if there is anything
+    /// new in it.
     ///
     /// # Errors
     /// The device cannot be read or changed.
     pub fn wake_paths(&mut self, now: Instant) -> Result<Option<Report>, MeshFailure> {
-        let observed = self.device.use_device(|slot| match &slot.device {
-            Some(open) => self.paths.handle_timeout(&*open.device, now),
-            None => Ok(false),
+        let woken = self.device.use_device(|slot| match &slot.device {
+            Some(open) => self.paths.wake(&*open.device, open.path_socket.as_deref(), now),
+            None => Ok(Woken::default()),
         })?;
-        Ok(self.report(now).filter(|_| observed))
+        self.is_outdated |= woken.stun_changed;
+        Ok(self.report(now).filter(|_| woken.observed))
+    }
+
+    /// Whether the paths found something that [`Self::reconcile`] has to take up.
+    pub fn is_outdated(&self) -> bool {
+        self.is_outdated
+    }
+
+    /// Readable while datagrams wait for [`Self::wake_paths`].
+    pub fn path_socket(&self) -> Option<BorrowedFd<'_>> {
+        self.device.path_socket().map(AsFd::as_fd)
     }
 
     /// When to call [`Self::wake_paths`]; `None` without a device or peers.
@@ -148,17 +169,35 @@ impl<K: Kernel> Mesh<K> {
     }
 
     /// Plans anew if anything changed that the plan follows from.
-    fn plan(&mut self, inputs: &Arc<Inputs>, host: Host, present: &BTreeMap<PublicKey, PeerState>) {
-        if self.planned.as_ref().is_some_and(|last| last.inputs == *inputs && last.host == host) {
+    fn plan(
+        &mut self,
+        inputs: &Arc<Inputs>,
+        host: Host,
+        stun: StunAnswers,
+        present: &BTreeMap<PublicKey, PeerState>,
+    ) {
+        let is_known = |last: &Planned| last.inputs == *inputs && last.host == host && last.stun == stun;
+        if self.planned.as_ref().is_some_and(is_known) {
             return;
         }
         self.plans = self.plans.saturating_add(1);
         let held = |(key, peer): (&PublicKey, &PeerState)| {
             (*key, peer.config.allowed_ips.iter().map(IpNet::trunc).collect())
         };
-        let desired = Desired::new(inputs, &host, present.iter().map(held).collect());
+        let desired = Desired::new(inputs, &host, present.iter().map(held).collect(), &stun);
         self.nat = self.nat.updated(desired.nat);
-        self.planned = Some(Planned { inputs: Arc::clone(inputs), host, desired });
+        self.planned = Some(Planned { inputs: Arc::clone(inputs), host, stun, desired });
+    }
+
+    /// Tells the paths whom to ask where this node is, and returns what is known; `None` where the port gives no access.
+    fn ask_stun_servers(&mut self, inputs: &Inputs, host: &Host, now: Instant) -> StunAnswers {
+        let has_socket = self.device.path_socket().is_some();
+        let servers = if has_socket { inputs.stun_servers() } else { Vec::new() };
+        self.paths.set_stun_servers(&servers, now);
+        if self.planned.as_ref().is_some_and(|last| last.host != *host) {
+            self.paths.network_changed(now);
+        }
+        has_socket.then(|| self.paths.stun_answers())
     }
 
     fn report(&self, now: Instant) -> Option<Report> {
@@ -172,6 +211,7 @@ impl<K: Kernel> Mesh<K> {
             nat: self.nat,
             host: desired.host.clone(),
             observed: desired.observed.clone(),
+            reflexive: desired.reflexive.clone(),
             peers: self.report_peers(desired, now),
             own_prefixes: desired.own_prefixes.clone(),
             claims: inputs.claims.clone(),
@@ -210,6 +250,8 @@ pub struct DeviceSlot {
 
 /// The device, and the MTU it was opened with.
 struct OpenDevice {
+    /// Past WireGuard on its port. Before the device, because it keeps the port open.
+    path_socket: Option<Box<dyn PathSocket>>,
     device: Box<dyn WireGuardDevice>,
     mtu: u32,
 }
@@ -225,7 +267,13 @@ impl DeviceSlot {
     /// # Errors
     /// The device cannot be handed over: the next program starts it anew.
     pub fn hand_over(self) -> Result<Option<PendingHandover>, wireguard::Error> {
-        self.device.map_or(Ok(None), |open| open.device.hand_over(self.handover))
+        let Some(OpenDevice { path_socket, device, .. }) = self.device else { return Ok(None) };
+        drop(path_socket);
+        device.hand_over(self.handover)
+    }
+
+    fn path_socket(&self) -> Option<&dyn PathSocket> {
+        self.device.as_ref()?.path_socket.as_deref()
     }
 
     /// Empty without a device.
@@ -258,7 +306,13 @@ impl DeviceSlot {
                 let (preference, handover_socket) = (self.preference, Some(self.handover.clone()));
                 let interface = interface.to_owned();
                 let settings = wireguard::Settings { interface, mtu, preference, handover_socket };
-                OpenDevice { device: kernel.open(&settings)?, mtu }
+                let device = kernel.open(&settings)?;
+                // Without it the mesh works, and nothing is asked of STUN servers.
+                let path_socket = device.open_path_socket().unwrap_or_else(|error| {
+                    tracing::warn!(%error, "cannot open the path socket of the WireGuard device");
+                    None
+                });
+                OpenDevice { path_socket, device, mtu }
             }
         };
         Ok(&*self.device.insert(open).device)

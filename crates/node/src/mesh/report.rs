@@ -46,6 +46,8 @@ pub struct Report {
     pub host: Vec<SocketAddr>,
     /// Where others see us.
     pub observed: Vec<SocketAddr>,
+    /// Where STUN servers see us, other than at an address of our own.
+    pub reflexive: Vec<SocketAddr>,
     /// Peers by name.
     pub peers: Vec<PeerReport>,
     /// Our own prefixes.
@@ -70,6 +72,7 @@ impl Report {
         (self.backend, self.nat) == (other.backend, other.nat)
             && self.host == other.host
             && self.observed == other.observed
+            && self.reflexive == other.reflexive
             && self.claims == other.claims
             && self.manual == other.manual
             && self.keepalive == other.keepalive

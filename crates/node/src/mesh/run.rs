@@ -1,12 +1,15 @@
 //! When what runs: a change is reconciled at once, a sweep every few seconds, and timers of paths wake only the paths.
 
 use std::net::IpAddr;
+use std::os::fd::BorrowedFd;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fairlead_api::names::{RULE_PRIORITY_MESH, TABLE_MESH};
 use fairlead_netlink::route::{Change, TABLE_MAIN};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
 use tokio::time::{sleep, sleep_until};
 
 use super::Reports;
@@ -89,6 +92,9 @@ pub(super) async fn run<K: Kernel>(
             mesh = back;
             schedule.is_disabled = disables && outcome.is_ok();
             schedule.conclude(wake, outcome, began.elapsed(), &reports);
+            if mesh.is_outdated() {
+                schedule.sweep_at = Instant::now();
+            }
             if schedule.is_disabled {
                 tracing::info!("there is no WireKubeMesh; removed the mesh from this node");
                 reports.disable();
@@ -96,7 +102,7 @@ pub(super) async fn run<K: Kernel>(
         }
         sleep(schedule.pause(wake, began.elapsed())).await;
         wake = tokio::select! {
-            wake = schedule.next(&mut reader, &mut kernel, mesh.poll_timeout()) => wake,
+            wake = schedule.next(&mut reader, &mut kernel, (mesh.poll_timeout(), mesh.path_socket())) => wake,
             () = &mut stop => return mesh,
         };
     }
@@ -150,7 +156,7 @@ impl Schedule {
         &self,
         reader: &mut InputReader,
         kernel: &mut KernelChanges,
-        paths: Option<Instant>,
+        (paths, path_socket): (Option<Instant>, Option<BorrowedFd<'_>>),
     ) -> Wake {
         // Without inputs the paths rest too.
         let paths = paths.filter(|_| self.inputs.is_some()).map(|at| at.max(self.paths_at));
@@ -165,6 +171,7 @@ impl Schedule {
             () = kernel.changed() => Wake::Sweep,
             () = sleep_until(self.sweep_at.into()) => Wake::Sweep,
             () = paths_due => Wake::Paths,
+            () = readable(path_socket.filter(|_| self.inputs.is_some())) => Wake::Paths,
         }
     }
 
@@ -222,6 +229,22 @@ impl Schedule {
             }
         }
     }
+}
+
+/// Resolves when a datagram waits.
+async fn readable(socket: Option<BorrowedFd<'_>>) {
+    #[expect(
+        deprecated,
+        reason = "unsound only for types that do not own or borrow their descriptor; `register` is unsafe"
+    )]
+    let registered = socket.map(|socket| AsyncFd::with_interest(socket, Interest::READABLE));
+    if let Some(Ok(registered)) = registered
+        && registered.readable().await.is_ok()
+    {
+        return;
+    }
+    // Without it the timers of the paths read what waits.
+    std::future::pending().await
 }
 
 /// The pause doubles with every failure in a row.

@@ -1,5 +1,9 @@
 //! A kernel and a WireGuard device in memory, which record all calls. Everything else of the mesh is real.
 
+use std::collections::VecDeque;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
@@ -7,7 +11,9 @@ use fairlead_api::wireguard::{DeviceChange, DeviceState, PeerState};
 use fairlead_dataplane::mesh::MeshState;
 use fairlead_dataplane::nft_table::Applied;
 use fairlead_dataplane::uplink::{HostNetwork, SysctlError};
-use fairlead_dataplane::wireguard::{self, Backend, PathSocket, PendingHandover, Settings, WireGuardDevice};
+use fairlead_dataplane::wireguard::{
+    self, Backend, PathDatagram, PathSocket, PathSocketStats, PendingHandover, Settings, WireGuardDevice,
+};
 use fairlead_netlink::{Error, Result};
 
 use super::kernel::Kernel;
@@ -39,6 +45,8 @@ pub(super) struct Record {
     pub(super) state: Option<DeviceState>,
     /// nftables, rules and routes as they are.
     pub(super) mesh: Option<MeshState>,
+    /// What a device that is opened gives access to its port with.
+    pub(super) path_socket: Option<FakePathSocket>,
 }
 
 pub(super) type Shared = Arc<Mutex<Record>>;
@@ -47,7 +55,8 @@ impl Record {
     /// Begins to count anew; the kernel stays as it is.
     pub(super) fn forget(&mut self) {
         let (state, mesh, device) = (self.state.take(), self.mesh.take(), self.device.take());
-        *self = Self { state, mesh, device, ..Self::default() };
+        let path_socket = self.path_socket.take();
+        *self = Self { state, mesh, device, path_socket, ..Self::default() };
     }
 
     /// As `ip link delete` does.
@@ -58,6 +67,45 @@ impl Record {
     fn delete_device(&mut self) {
         self.deleted.extend(self.device.take());
         self.state = None;
+    }
+}
+
+/// A datagram and its destination.
+type Sent = (SocketAddr, Vec<u8>);
+
+/// Queues instead of a port. Its descriptor is never readable.
+#[derive(Clone)]
+pub(super) struct FakePathSocket {
+    pub(super) sent: Arc<Mutex<Vec<Sent>>>,
+    pub(super) received: Arc<Mutex<VecDeque<PathDatagram>>>,
+    descriptor: Arc<UnixStream>,
+}
+
+impl Default for FakePathSocket {
+    fn default() -> Self {
+        let (descriptor, _) = UnixStream::pair().unwrap();
+        Self { sent: Arc::default(), received: Arc::default(), descriptor: Arc::new(descriptor) }
+    }
+}
+
+impl AsFd for FakePathSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_fd()
+    }
+}
+
+impl PathSocket for FakePathSocket {
+    fn send(&self, _: Option<IpAddr>, remote: SocketAddr, payload: &[u8]) -> std::io::Result<()> {
+        self.sent.lock().unwrap().push((remote, payload.to_vec()));
+        Ok(())
+    }
+
+    fn try_receive(&self) -> Option<PathDatagram> {
+        self.received.lock().unwrap().pop_front()
+    }
+
+    fn stats(&self) -> PathSocketStats {
+        PathSocketStats::default()
     }
 }
 
@@ -173,7 +221,8 @@ impl WireGuardDevice for FakeDevice {
     }
 
     fn open_path_socket(&self) -> std::io::Result<Option<Box<dyn PathSocket>>> {
-        Ok(None)
+        let socket = self.record.lock().unwrap().path_socket.clone();
+        Ok(socket.map(|socket| Box::new(socket) as Box<dyn PathSocket>))
     }
 
     fn hand_over(

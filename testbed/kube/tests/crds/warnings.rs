@@ -32,7 +32,6 @@ fn only_what_has_no_effect_is_warned_of() {
     let fields = json!({
         "apiServerURL": "https://192.0.2.1:6443", "meshCIDR": "100.64.0.0/16", "natTraversal": {},
         "relay": { "provider": "managed" }, "routing": { "localSubnetPolicy": "bypass" },
-        "stunServers": ["a.example.com:3478", "b.example.com:3478"],
     });
     let peer = json!({ "publicKey": KEY, "allowedIPs": ["10.0.0.1/32"] });
     let table = [

@@ -35,6 +35,7 @@ pub(in crate::mesh) fn inputs(members: impl IntoIterator<Item = Member>) -> Inpu
             mtu: 1420,
             excluded: Vec::new(),
             claim_node_addresses: true,
+            stun_servers: Vec::new(),
         },
         members: merge(members.into_iter().map(record).collect()),
         node_addresses: vec![own],
@@ -57,7 +58,7 @@ fn what_a_peer_did_not_publish_and_its_public_addresses_are_news() {
     peer.endpoints.manual = "203.0.113.1:7".parse().ok();
     peer.endpoints.host =
         ["192.168.1.10:51820", "198.51.100.1:51820"].map(|text| text.parse().unwrap()).to_vec();
-    let desired = Desired::new(&inputs([member(1), peer]), &host(), Held::new());
+    let desired = Desired::new(&inputs([member(1), peer]), &host(), Held::new(), &None);
     let cases = [
         ("203.0.113.9:4000", true),
         ("198.51.100.1:51820", true),
@@ -82,15 +83,15 @@ fn a_sighting_counts_only_for_the_present_key_of_the_peer() {
     assert_eq!(sightings.of("node-0001", &key(1)).count(), 1);
     assert_eq!(sightings.endpoints("node-0001", &key(9)), ["203.0.113.1:9".parse().unwrap()]);
     assert_eq!(
-        Desired::new(&inputs(members), &host(), Held::new()).observed,
+        Desired::new(&inputs(members), &host(), Held::new(), &None).observed,
         ["203.0.113.1:9".parse().unwrap()]
     );
 }
 
 #[test]
 fn a_thousand_peers_lose_one_and_only_it_changes() {
-    let before = Desired::new(&inputs((0..1000).map(member)), &host(), Held::new());
-    let after = Desired::new(&inputs((0..999).map(member)), &host(), Held::new());
+    let before = Desired::new(&inputs((0..1000).map(member)), &host(), Held::new(), &None);
+    let after = Desired::new(&inputs((0..999).map(member)), &host(), Held::new(), &None);
     let gone: Vec<_> =
         before.peers.iter().filter(|(key, peer)| after.peers.get(*key) != Some(*peer)).collect();
     assert_eq!(gone.len(), 1);
@@ -102,11 +103,11 @@ fn a_host_name_is_tried_once_it_is_resolved() {
     let mut peer = member(2);
     peer.endpoints.manual = "node.example:7".parse().ok();
     let mut inputs = inputs([member(1), peer]);
-    assert_eq!(Desired::new(&inputs, &host(), Held::new()).peers[&key(2)].paths.candidates.len(), 1);
+    assert_eq!(Desired::new(&inputs, &host(), Held::new(), &None).peers[&key(2)].paths.candidates.len(), 1);
     let resolved: SocketAddr = "203.0.113.7:7".parse().unwrap();
-    inputs.resolved.insert("node.example:7".parse().unwrap(), resolved);
+    inputs.resolved.insert("node.example:7".parse().unwrap(), vec![resolved]);
     assert_eq!(
-        Desired::new(&inputs, &host(), Held::new()).peers[&key(2)].paths.candidates[0].address,
+        Desired::new(&inputs, &host(), Held::new(), &None).peers[&key(2)].paths.candidates[0].address,
         resolved
     );
 }
@@ -120,7 +121,7 @@ fn only_endpoints_of_the_api_server_and_addresses_of_nodes_go_past_the_mesh() {
     let mut inputs = inputs([member(1), owner, thief]);
     let in_a_pod = "10.64.0.9:6443".parse().unwrap();
     inputs.api_server.push(in_a_pod);
-    let bypass = Desired::new(&inputs, &host(), Held::new()).mesh_state("wire_kube").bypass;
+    let bypass = Desired::new(&inputs, &host(), Held::new(), &None).mesh_state("wire_kube").bypass;
     assert_eq!(bypass.servers, ["192.0.2.100:6443".parse().unwrap()]);
     assert_eq!(bypass.nodes, [IpAddr::from([10, 0, 0, 2]), IpAddr::from([10, 0, 0, 3])]);
 }
@@ -136,7 +137,7 @@ fn endpoints_of_a_copied_key_displace_none_of_its_owner() {
         };
         let victim = Member { since: since(2), ..member(2) };
         let thief = Member { since: since(3), ..thief.clone() };
-        let desired = Desired::new(&inputs([member(1), victim, thief]), &host(), Held::new());
+        let desired = Desired::new(&inputs([member(1), victim, thief]), &host(), Held::new(), &None);
         let candidates = &desired.peers[&key(2)].paths.candidates;
         let place = candidates.iter().position(|it| it.address == "10.0.0.2:51820".parse().unwrap());
         assert!(place.is_some_and(|place| place < 2), "{candidates:?}");
@@ -148,7 +149,10 @@ fn how_long_a_peer_may_be_silent_follows_from_both_keepalives() {
     let silence = |own: Option<u16>, theirs: u16| {
         let peer = Member { persistent_keepalive: Some(theirs), ..member(2) };
         let inputs = Inputs { keepalive: own, ..inputs([member(1), peer]) };
-        Desired::new(&inputs, &host(), Held::new()).peers[&key(2)].paths.silence.map(|limit| limit.as_secs())
+        Desired::new(&inputs, &host(), Held::new(), &None).peers[&key(2)]
+            .paths
+            .silence
+            .map(|limit| limit.as_secs())
     };
     assert_eq!([silence(None, 25), silence(Some(7), 25), silence(None, 7)], [Some(60); 3]);
     assert_eq!([silence(None, 120), silence(Some(120), 25)], [Some(250); 2]);
@@ -158,7 +162,62 @@ fn how_long_a_peer_may_be_silent_follows_from_both_keepalives() {
 #[test]
 fn a_node_without_a_key_is_no_peer_and_its_address_no_bypass() {
     let keyless = Member { public_key: None, ..member(2) };
-    let desired = Desired::new(&inputs([member(1), keyless]), &host(), Held::new());
+    let desired = Desired::new(&inputs([member(1), keyless]), &host(), Held::new(), &None);
     assert!(desired.peers.is_empty());
     assert_eq!(desired.mesh_state("wire_kube").bypass.nodes, Vec::<IpAddr>::new());
+}
+
+fn answers(answers: [StunAnswer; 2]) -> StunAnswers {
+    let servers = ["198.51.100.1:3478", "198.51.100.2:3478"].map(|server| server.parse().unwrap());
+    Some(servers.into_iter().zip(answers).collect())
+}
+
+fn mapped(address: &str) -> StunAnswer {
+    StunAnswer::Mapped(address.parse().unwrap())
+}
+
+#[test]
+fn stun_servers_show_the_nat_and_where_this_node_is_reached() {
+    let desired = |stun| Desired::new(&inputs([member(1), member(2)]), &host(), Held::new(), &stun);
+    let cone = desired(answers([mapped("203.0.113.1:4000"); 2]));
+    assert_eq!((cone.nat, cone.reflexive), (NatType::Cone, vec!["203.0.113.1:4000".parse().unwrap()]));
+    let symmetric = desired(answers([mapped("203.0.113.1:4000"), mapped("203.0.113.1:4001")]));
+    assert_eq!((symmetric.nat, symmetric.reflexive.len()), (NatType::Symmetric, 2));
+    let open = desired(answers([mapped("10.0.0.1:51820"); 2]));
+    assert_eq!((open.nat, open.reflexive), (NatType::Open, Vec::new()));
+    let one = desired(answers([mapped("203.0.113.1:4000"), StunAnswer::Missing]));
+    assert_eq!((one.nat, one.reflexive.len(), one.problems), (NatType::Unknown, 1, Vec::new()));
+}
+
+#[test]
+fn a_translation_between_families_says_nothing_of_the_nat_of_either() {
+    let server = "[2001:db8::5]:3478".parse().unwrap();
+    let stun = Some([(server, mapped("203.0.113.1:4000"))].into());
+    let desired = Desired::new(&inputs([member(1)]), &host(), Held::new(), &stun);
+    assert_eq!((desired.nat, desired.reflexive.len()), (NatType::Unknown, 1));
+}
+
+#[test]
+fn stun_servers_that_are_of_no_use_are_named() {
+    let mut inputs = inputs([member(1)]);
+    let reasons = |stun: &StunAnswers| {
+        let desired = Desired::new(&inputs, &host(), Held::new(), stun);
+        desired.problems.iter().map(MeshProblem::reason).collect::<Vec<_>>()
+    };
+    let lie = StunAnswer::Invalid("127.0.0.1:1".parse().unwrap());
+    assert_eq!(reasons(&answers([lie, mapped("203.0.113.1:4000")])), ["STUNServerUnusable"]);
+    assert_eq!(reasons(&answers([StunAnswer::Missing; 2])), ["NoSTUNAnswer"]);
+    assert_eq!(reasons(&None), [""; 0]);
+    inputs.settings.stun_servers = vec!["198.51.100.1:3478".parse().unwrap()];
+    let desired = Desired::new(&inputs, &host(), Held::new(), &None);
+    assert_eq!(desired.problems, [MeshProblem::StunUnavailable]);
+}
+
+#[test]
+fn a_peer_is_tried_where_stun_servers_see_it() {
+    let mut peer = member(2);
+    peer.endpoints.reflexive = vec!["203.0.113.1:4000".parse().unwrap()];
+    let desired = Desired::new(&inputs([member(1), peer]), &host(), Held::new(), &None);
+    let candidates = &desired.peers[&key(2)].paths.candidates;
+    assert!(candidates.iter().any(|candidate| candidate.address == "203.0.113.1:4000".parse().unwrap()));
 }

@@ -45,6 +45,7 @@ fn report(nat: NatType, peers: Vec<PeerReport>) -> Report {
         nat,
         host: vec!["192.168.1.10:51820".parse().unwrap()],
         observed: vec!["203.0.113.9:4000".parse().unwrap()],
+        reflexive: Vec::new(),
         peers,
         own_prefixes: Vec::new(),
         claims: Vec::new(),
@@ -180,6 +181,24 @@ fn the_endpoint_shown_is_manual_or_observed_or_our_own() {
     assert_eq!(desired(&facts(&behind, NO)).spec.endpoint.as_deref(), Some("203.0.113.9:4000"));
     let open = report(NatType::Open, Vec::new());
     assert_eq!(desired(&facts(&open, NO)).spec.endpoint.as_deref(), Some("192.168.1.10:51820"));
+    let reflexive = vec!["203.0.113.9:4500".parse().unwrap()];
+    let stun = desired(&facts(&Report { reflexive: reflexive.clone(), ..behind }, NO));
+    assert_eq!(stun.spec.endpoint.as_deref(), Some("203.0.113.9:4500"));
+    assert_eq!(stun.status.endpoint_discovery_method, Some(EndpointDiscoveryMethod::Stun));
+    let candidates = |desired: &Desired| {
+        let candidates = desired.status.ice_candidates.iter();
+        candidates.map(|it| (it.type_, it.address.clone(), it.priority)).collect::<Vec<_>>()
+    };
+    let host = (CandidateType::Host, "192.168.1.10:51820".to_owned(), 100);
+    let seen = |priority| (CandidateType::Srflx, "203.0.113.9:4500".to_owned(), priority);
+    assert_eq!(candidates(&stun), [host.clone(), seen(200)]);
+    let symmetric = Report { reflexive, ..report(NatType::Symmetric, Vec::new()) };
+    let symmetric = desired(&facts(&symmetric, NO));
+    assert_eq!(symmetric.spec.endpoint.as_deref(), Some("203.0.113.9:51820"), "the port is a placeholder");
+    assert_eq!(candidates(&symmetric), [host, seen(50)]);
+    let reflexive = vec!["100.64.0.7:4500".parse().unwrap()];
+    let private = Report { reflexive, ..report(NatType::Cone, Vec::new()) };
+    assert_eq!(desired(&facts(&private, NO)).spec.endpoint.as_deref(), Some("203.0.113.9:4000"));
     let chosen = Report { manual: "node.example:7".parse().ok(), keepalive: Some(0), ..open };
     let manual = desired(&facts(&chosen, NO));
     assert_eq!(manual.spec.persistent_keepalive, 0);

@@ -1,10 +1,10 @@
 use fairlead_api::wireguard::{DeviceChange, DeviceState};
 use fairlead_dataplane::mesh::MeshState;
-use fairlead_dataplane::wireguard::Backend;
+use fairlead_dataplane::wireguard::{Backend, PathDatagram};
 
 use super::*;
 use crate::mesh::desired::tests::{inputs, key, member};
-use crate::mesh::tests::{FakeKernel, Shared};
+use crate::mesh::tests::{FakeKernel, FakePathSocket, Shared};
 
 fn mesh(kernel: &Shared) -> Mesh<FakeKernel> {
     let paths = PathDriver::new(7, Instant::now());
@@ -204,4 +204,42 @@ fn a_path_timer_reads_the_device_once_and_nothing_else() {
     );
     assert_eq!((kernel.states_read, wakes > 5), (observed, true), "{wakes} wakes");
     assert_eq!(set.len(), 2 * (peers as usize - 1), "each peer's two endpoints were tried");
+}
+
+/// A STUN response (RFC 8489) that maps the sender of `request` to 203.0.113.1:4000.
+fn stun_response(request: &[u8]) -> Vec<u8> {
+    let mapped = [0, 1, 0, 8, 0, 1, 0x0f, 0xa0, 203, 0, 113, 1];
+    [&[1, 1, 0, 12][..], &request[4..20], &mapped].concat()
+}
+
+#[test]
+fn what_stun_servers_answer_is_reported_after_one_more_plan() {
+    let (kernel, socket) = (Shared::default(), FakePathSocket::default());
+    kernel.lock().unwrap().path_socket = Some(socket.clone());
+    let (mut mesh, now) = (mesh(&kernel), Instant::now());
+    let mut inputs = inputs([member(1), member(2)]);
+    let servers = ["198.51.100.1:3478", "198.51.100.2:3478"];
+    inputs.settings.stun_servers = servers.map(|server| server.parse().unwrap()).to_vec();
+    let inputs = Arc::new(inputs);
+    // The first opens the device, the second knows its socket.
+    mesh.reconcile(&inputs, now).unwrap();
+    let report = mesh.reconcile(&inputs, now).unwrap();
+    assert_eq!((report.nat, report.reflexive.len()), (NatType::Unknown, 0));
+    mesh.wake_paths(now).unwrap();
+    let requests = socket.sent.lock().unwrap().clone();
+    assert_eq!(requests.iter().map(|(to, _)| to.to_string()).collect::<Vec<_>>(), servers);
+    let plans = mesh.plans;
+    for (server, request) in &requests {
+        let datagram = PathDatagram { local: None, remote: *server, payload: stun_response(request) };
+        socket.received.lock().unwrap().push_back(datagram);
+    }
+    assert!(!mesh.is_outdated());
+    mesh.wake_paths(now).unwrap();
+    assert!(mesh.is_outdated());
+    let report = mesh.reconcile(&inputs, now).unwrap();
+    assert!(!mesh.is_outdated());
+    assert_eq!((report.nat, mesh.plans - plans), (NatType::Cone, 1));
+    assert_eq!(report.reflexive, ["203.0.113.1:4000".parse().unwrap()]);
+    mesh.reconcile(&inputs, now).unwrap();
+    assert_eq!(mesh.plans - plans, 1, "the same answers change nothing");
 }
