@@ -11,6 +11,7 @@ const PACKAGES: &[&str] = &[
     // the network lab and its judges
     "iproute2",
     "containernetworking-plugins",
+    "coturn",
     "iputils-ping",
     "iperf3",
     "nftables",

@@ -91,6 +91,22 @@ pub fn two_sites() -> Topology {
     }
 }
 
+/// No node has a public address, so that none observes another first: two behind port-restricted NATs, and one behind a
+/// symmetric one, with an API server in the cloud.
+pub fn behind_nats() -> Topology {
+    Topology {
+        name: "behind-nats",
+        about: "home and office (port-restricted NAT) and hotel (symmetric NAT) with a node each",
+        sites: vec![
+            site("cloud", Nat::None, lan(198, 51, 100), &[]),
+            site("home", Nat::PortRestricted, lan(192, 168, 1), &[11]),
+            site("office", Nat::PortRestricted, lan(192, 168, 1), &[12]),
+            site("hotel", Nat::SymmetricRandom, lan(10, 0, 0), &[20]),
+        ],
+        node_arguments: &[],
+    }
+}
+
 /// Three nodes on one network, with IPv6 of its own, for tests that need no mesh.
 pub fn one_network(node_arguments: &'static [&'static str]) -> Topology {
     let ipv6 = Ipv6::Local(Ipv6Net::new_assert(Ipv6Addr::new(0xfd00, 0x1a, 0, 0, 0, 0, 0, 0), 64));

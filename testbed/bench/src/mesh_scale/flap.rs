@@ -89,6 +89,7 @@ fn report(nodes: usize, failed: bool) -> Report {
         nat: NatType::Cone,
         host: Vec::new(),
         observed: Vec::new(),
+        reflexive: Vec::new(),
         peers: (0..nodes).map(peer).collect(),
         own_prefixes: Vec::new(),
         claims: Vec::new(),
