@@ -37,6 +37,11 @@ impl Connections {
         Arc::new(Self { total, per_source, open: Mutex::default() })
     }
 
+    /// Connections that are open, without those that were closed and are ending.
+    pub(super) fn count(&self) -> usize {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner).connections.len()
+    }
+
     /// Counts a connection of a client and closes another if there is no room.
     pub(super) fn open(self: &Arc<Self>, source: IpAddr) -> Connection {
         // An IPv4 client of a dual-stack socket.

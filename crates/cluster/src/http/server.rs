@@ -145,8 +145,10 @@ async fn accept_all(
     let routes = routes.layer(DefaultBodyLimit::max(limits.body));
     let mut tasks = JoinSet::new();
     loop {
+        // What was closed to make room ends before much more is accepted.
+        let max_tasks = connections.count().saturating_add(limits.per_source);
         let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
+            accepted = listener.accept(), if tasks.len() < max_tasks => accepted,
             Some(_) = tasks.join_next() => continue,
         };
         match accepted {
