@@ -145,7 +145,7 @@ impl<K: Kernel> Mesh<K> {
             None => Ok(Woken::default()),
         })?;
         self.is_outdated |= woken.stun_changed;
-        Ok(self.report(now).filter(|_| woken.observed))
+        Ok(if woken.observed { self.report(now) } else { None })
     }
 
     /// Whether the paths found something that [`Self::reconcile`] has to take up.

@@ -166,12 +166,17 @@ impl Schedule {
                 None => std::future::pending().await,
             }
         };
+        // Any host may send datagrams: handling them has the same limit as the timers.
+        let datagram = async {
+            sleep_until(self.paths_at.into()).await;
+            readable(path_socket.filter(|_| self.inputs.is_some())).await;
+        };
         tokio::select! {
             () = reader.changed() => Wake::Change,
             () = kernel.changed() => Wake::Sweep,
             () = sleep_until(self.sweep_at.into()) => Wake::Sweep,
             () = paths_due => Wake::Paths,
-            () = readable(path_socket.filter(|_| self.inputs.is_some())) => Wake::Paths,
+            () = datagram => Wake::Paths,
         }
     }
 
