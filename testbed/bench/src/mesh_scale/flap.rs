@@ -56,10 +56,9 @@ fn report(nodes: usize, failed: bool) -> Report {
     let peer = |number: usize| {
         let state = if failed && number == 0 { State::Down } else { State::Up };
         let config = PeerConfig {
-            preshared_key: None,
             endpoint: "203.0.113.1:51820".parse().ok(),
             persistent_keepalive: Some(25),
-            allowed_ips: Vec::new(),
+            ..PeerConfig::default()
         };
         PeerReport {
             name: format!("node-{number}"),

@@ -10,10 +10,9 @@ use crate::mesh::problem::MeshProblem;
 
 fn peer(name: &str, state: State, endpoint: &str, news: bool) -> PeerReport {
     let config = PeerConfig {
-        preshared_key: None,
         endpoint: endpoint.parse().ok(),
         persistent_keepalive: Some(25),
-        allowed_ips: Vec::new(),
+        ..PeerConfig::default()
     };
     PeerReport {
         name: name.to_owned(),
