@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use crate::process;
 use crate::setup::{self, Kubernetes};
 use crate::steps::{self, Result, print, say};
-use counts::Counts;
+use counts::{Counts, Tally};
 use executables::Executable;
 use rings::Ring;
 
@@ -95,8 +95,9 @@ fn run_ring(ring: &Ring, executables: &[Executable], filter: &[String]) -> Outco
         .filter(|executable| ring.packages.contains(&executable.package.as_str()))
         .collect();
     let mut total = Outcome::default();
-    for outcome in run_parallel(&of_ring, ring.parallel, |executable| run_one(executable, filter, ring.limit))
-    {
+    for outcome in run_parallel(&of_ring, ring.parallel, |executable| {
+        run_one(executable, ring.options, filter, ring.limit)
+    }) {
         total.add(outcome);
     }
     let seconds = start.elapsed().as_secs_f64();
@@ -125,31 +126,36 @@ fn run_parallel(
     outcomes.into_iter().map(|outcome| outcome.into_inner().unwrap_or_default()).collect()
 }
 
-fn run_one(executable: &Executable, filter: &[String], limit: Duration) -> Outcome {
+fn run_one(executable: &Executable, options: &[&str], filter: &[String], limit: Duration) -> Outcome {
     let name = executable.path.file_name().unwrap_or_default().to_owned();
     say(&format!("--- {} {name}", executable.package));
     let tag = format!("{name:.12} | ");
     let mut command = process::dies_with_us(executable.path.as_std_path());
-    command.args(filter).current_dir(&executable.directory).env("CARGO_MANIFEST_DIR", &executable.directory);
-    let mut reported: Option<Counts> = None;
+    command
+        .args(options)
+        .args(filter)
+        .current_dir(&executable.directory)
+        .env("CARGO_MANIFEST_DIR", &executable.directory);
+    let mut tally = Tally::default();
     let ended = process::run(&mut command, limit, |line| {
-        if let Some(counts) = Counts::parse(line) {
-            reported.get_or_insert_default().add(counts);
-        }
+        tally.line(line);
         say(&format!("{tag}{line}"));
     });
-    judge(executable.path.as_str(), reported, ended)
+    judge(executable.path.as_str(), &tally, ended)
 }
 
 /// Whatever the reason of a failure is, at least one test failed.
-fn judge(path: &str, reported: Option<Counts>, ended: std::result::Result<bool, process::Error>) -> Outcome {
-    let mut outcome = Outcome { counts: reported.unwrap_or_default(), problems: Vec::new() };
-    match (ended, reported) {
+fn judge(path: &str, tally: &Tally, ended: std::result::Result<bool, process::Error>) -> Outcome {
+    let mut outcome = Outcome { counts: tally.counts(), problems: Vec::new() };
+    let names = tally.names();
+    match (ended, tally.reported) {
         (Ok(true), Some(_)) => {}
-        (Ok(true), None) => outcome.fail(format!("{path} ended without a test result")),
-        (Ok(false), Some(counts)) if counts.failed > 0 => outcome.problems.push(format!("{path} failed")),
-        (Ok(false), _) => outcome.fail(format!("{path} died")),
-        (Err(error), _) => outcome.fail(format!("{path} {error}")),
+        (Ok(true), None) => outcome.fail(format!("{path} ended without a test result{names}")),
+        (Ok(false), Some(counts)) if counts.failed > 0 => {
+            outcome.problems.push(format!("{path} failed{names}"));
+        }
+        (Ok(false), _) => outcome.fail(format!("{path} died{names}")),
+        (Err(error), _) => outcome.fail(format!("{path} {error}{names}")),
     }
     outcome
 }
@@ -169,7 +175,7 @@ mod unit {
     /// A test executable that is a shell script.
     fn script(text: &str, limit: Duration) -> Outcome {
         let shell = Executable { package: "x".to_owned(), directory: "/".into(), path: "/bin/sh".into() };
-        run_one(&shell, &["-c".to_owned(), text.to_owned()], limit)
+        run_one(&shell, &[], &["-c".to_owned(), text.to_owned()], limit)
     }
 
     const LONG: Duration = Duration::from_secs(60);

@@ -15,6 +15,8 @@ pub(crate) struct Ring {
     pub(crate) only_by_name: bool,
     /// How long one test executable may run: several times what it takes on two busy cores.
     pub(crate) limit: Duration,
+    /// Options of libtest.
+    pub(crate) options: &'static [&'static str],
 }
 
 const MINUTE: u64 = 60;
@@ -42,6 +44,7 @@ pub(crate) const RINGS: &[Ring] = &[
         parallel: 1,
         only_by_name: false,
         limit: Duration::from_secs(5 * MINUTE),
+        options: &[],
     },
     Ring {
         name: "lab",
@@ -57,6 +60,7 @@ pub(crate) const RINGS: &[Ring] = &[
         parallel: 1,
         only_by_name: false,
         limit: Duration::from_secs(5 * MINUTE),
+        options: &[],
     },
     Ring {
         name: "kube",
@@ -64,6 +68,7 @@ pub(crate) const RINGS: &[Ring] = &[
         parallel: 1,
         only_by_name: false,
         limit: Duration::from_secs(5 * MINUTE),
+        options: &[],
     },
     Ring {
         name: "vm",
@@ -71,6 +76,7 @@ pub(crate) const RINGS: &[Ring] = &[
         parallel: 1,
         only_by_name: false,
         limit: Duration::from_secs(10 * MINUTE),
+        options: &[],
     },
     Ring {
         name: "demo",
@@ -78,13 +84,16 @@ pub(crate) const RINGS: &[Ring] = &[
         parallel: 2,
         only_by_name: false,
         limit: Duration::from_secs(10 * MINUTE),
+        options: &[],
     },
     Ring {
         name: "nodes",
         packages: &["testbed-nodes"],
         parallel: 1,
         only_by_name: true,
-        limit: Duration::from_secs(20 * MINUTE),
+        limit: Duration::from_secs(15 * MINUTE),
+        // What a test wrote until it hung must not be lost.
+        options: &["--nocapture"],
     },
 ];
 

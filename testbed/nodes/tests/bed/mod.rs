@@ -2,17 +2,21 @@
 
 #![allow(dead_code, unused_imports, reason = "each test program uses its part")]
 
+mod operator;
 mod room;
 mod traffic;
 
 use std::sync::{OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use ipnet::IpNet;
-use testbed_lab::eventually;
+use testbed_lab::{Progress, eventually};
 use testbed_nodes::Cluster;
+use testbed_nodes::install::{Mode, POOL_RANGES, test_images};
+use testbed_nodes::topology::{Families, Network, two_and_one_behind_nat};
 
+pub(crate) use operator::{fairlead, overlap_is_refused};
 pub(crate) use room::{Pod, Room, all_different, server};
 pub(crate) use traffic::{Running, Traffic, network};
 
@@ -29,6 +33,17 @@ metadata: {{name: {name}}}
 spec: {{blockSizeBits: {bits}, subnets: [{{ipv4: {ipv4}}}]}}
 "
     )
+}
+
+/// Two nodes on one network and one behind a NAT router, IPv4 and IPv6, with Fairlead and CoreDNS.
+pub(crate) fn three_nodes_in_a_mesh() -> Result<Cluster> {
+    let topology = two_and_one_behind_nat(Families::Dual, Network::Installed { pods: POOL_RANGES });
+    let cluster = Cluster::start(topology, &test_images()?, Progress::default())?;
+    // Its router drops incoming IPv6 otherwise.
+    cluster.sites().first().context("no network")?.router().set_ipv6_firewall(false)?;
+    cluster.install_fairlead(Mode::Mesh)?;
+    cluster.install_dns()?;
+    Ok(cluster)
 }
 
 /// The cluster of a test program. It is made by the first test that asks, and ends with the program.

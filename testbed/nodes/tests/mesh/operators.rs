@@ -2,23 +2,13 @@
 
 use std::collections::BTreeSet;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, ensure};
 use serde_json::Value;
-use testbed_lab::{eventually, executable};
+use testbed_lab::eventually;
 use testbed_nodes::Cluster;
 
 use crate::BED;
-use crate::bed::TIMEOUT;
-
-/// Exit code, standard output and standard error of `fairlead` with the administrator's kubeconfig file.
-pub(crate) fn fairlead(cluster: &Cluster, words: &[&str]) -> Result<(Option<i32>, String, String)> {
-    let mut command = cluster.plane_host().command(executable("fairlead")?)?;
-    let output = command.args(words).arg("--kubeconfig").arg(cluster.plane().kubeconfig()).output()?;
-    let (stdout, stderr) =
-        (String::from_utf8(output.stdout)?, String::from_utf8_lossy(&output.stderr).into_owned());
-    println!("fairlead {}: {:?}\n{stdout}{stderr}", words.join(" "), output.status.code());
-    Ok((output.status.code(), stdout, stderr))
-}
+use crate::bed::{TIMEOUT, fairlead};
 
 /// Exit code of the connectivity test, and its connections.
 fn connectivity(cluster: &Cluster) -> (Option<i32>, Vec<Value>) {

@@ -1,12 +1,11 @@
 //! What users learn about pools: from the API server, and from Events on pods.
 
-use anyhow::{Context, ensure};
+use anyhow::ensure;
 use testbed_kube::images::AGNHOST;
 use testbed_lab::eventually;
-use testbed_nodes::Cluster;
 
 use crate::BED;
-use crate::bed::{Room, TIMEOUT, pool};
+use crate::bed::{Room, TIMEOUT, overlap_is_refused, pool};
 
 fn pod(name: &str) -> String {
     format!(
@@ -31,17 +30,6 @@ fn event(room: &Room<'_>, pod: &str, reason: &str) -> String {
         Ok(note)
     };
     eventually(TIMEOUT, reported).unwrap()
-}
-
-/// The API server judges pools a moment after the policy was installed and the other pool was made.
-pub(crate) fn overlap_is_refused(cluster: &Cluster, pool: &str) {
-    let create = ["create", "--dry-run=server", "-f", "-"];
-    let refused = || {
-        let error = cluster.plane().kubectl_stdin(&create, pool).err().context("it was accepted")?;
-        ensure!(format!("{error:#}").contains("overlaps 10.64.0.0/16 of pool default"), "{error:#}");
-        Ok(())
-    };
-    eventually(TIMEOUT, refused).unwrap();
 }
 
 #[test]

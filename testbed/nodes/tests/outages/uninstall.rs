@@ -6,9 +6,7 @@ use testbed_nodes::Cluster;
 use testbed_nodes::install::Mode;
 
 use crate::BED;
-use crate::bed::{Room, TIMEOUT, addresses_agree, all_different, pool, server};
-use crate::operators::fairlead;
-use crate::pools::overlap_is_refused;
+use crate::bed::{Room, TIMEOUT, addresses_agree, all_different, fairlead, overlap_is_refused, pool, server};
 
 /// Everything that a node program leaves in the kernel, by the commands that show it.
 const TRACES: [(&str, &str); 8] = [
