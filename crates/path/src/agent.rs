@@ -102,7 +102,8 @@ struct Peer {
 pub struct PathAgent {
     config: Config,
     random: StdRng,
-    peers: BTreeMap<PublicKey, Peer>,
+    /// Boxed: up to half of a tree is empty.
+    peers: BTreeMap<PublicKey, Box<Peer>>,
     timers: TimerQueue<PublicKey>,
     events: VecDeque<Event>,
     stun: StunClient,
@@ -134,7 +135,8 @@ impl PathAgent {
         let peer = self.peers.entry(key).or_insert_with(|| {
             let config = Config { seed: self.random.random(), ..self.config };
             let rotation = Rotation::new(config);
-            Peer { rotation, state: State::Connecting, changed: now, due: None, observation_queued: false }
+            let state = State::Connecting;
+            Box::new(Peer { rotation, state, changed: now, due: None, observation_queued: false })
         });
         peer.rotation.set_silence(paths.silence);
         peer.rotation.set_candidates(now, paths.candidates);

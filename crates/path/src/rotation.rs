@@ -127,8 +127,9 @@ pub(crate) struct Rotation {
     /// To be tried before all others: it has just appeared.
     urgent: Option<SocketAddr>,
     round: u32,
-    tried_this_round: BTreeSet<SocketAddr>,
-    tried: BTreeSet<SocketAddr>,
+    /// What was tried since the rotation began, with the round of the last attempt. A list: there are few, for each of
+    /// thousands of peers.
+    tried: Vec<(SocketAddr, u32)>,
 }
 
 impl Rotation {
@@ -150,8 +151,7 @@ impl Rotation {
             began: None,
             urgent: None,
             round: 0,
-            tried_this_round: BTreeSet::new(),
-            tried: BTreeSet::new(),
+            tried: Vec::new(),
         }
     }
 
@@ -180,7 +180,7 @@ impl Rotation {
     fn promoted_candidate(&self, before: &[Candidate], current: SocketAddr) -> Option<SocketAddr> {
         let rank = |list: &[Candidate], address| list.iter().position(|c| c.address == address);
         let (current_before, current_now) = (rank(before, current), rank(&self.candidates, current));
-        let untried = self.candidates.iter().filter(|candidate| !self.tried.contains(&candidate.address));
+        let untried = self.candidates.iter().filter(|candidate| !self.was_tried(candidate.address));
         let is_promoted = |candidate: &&Candidate| {
             let rank_before = rank(before, candidate.address);
             let rank_now = rank(&self.candidates, candidate.address);
@@ -233,8 +233,8 @@ impl Rotation {
         let (Some(attempt), Some(endpoint)) = (self.attempt, observation.endpoint) else { return };
         let moved = self.device.is_none_or(|before| before.endpoint != Some(endpoint));
         let elsewhere = endpoint != attempt.candidate.address && (moved || received);
-        if elsewhere && self.tried_this_round.insert(endpoint) {
-            self.tried.insert(endpoint);
+        if elsewhere && !self.was_tried_this_round(endpoint) {
+            self.record_attempt(endpoint);
             self.attempt = Some(Attempt { candidate: self.candidate_at(endpoint), since: now, ..attempt });
         }
     }
@@ -259,7 +259,6 @@ impl Rotation {
         self.began = None;
         self.urgent = None;
         self.round = 0;
-        self.tried_this_round.clear();
         self.tried.clear();
     }
 
@@ -278,9 +277,23 @@ impl Rotation {
         self.began.get_or_insert(now);
         self.attempt = next.map(|(candidate, reason)| Attempt { candidate, reason, since: now });
         let address = self.attempt?.candidate.address;
-        self.tried_this_round.insert(address);
-        self.tried.insert(address);
+        self.record_attempt(address);
         Some(address)
+    }
+
+    fn record_attempt(&mut self, address: SocketAddr) {
+        match self.tried.iter_mut().find(|(tried, _)| *tried == address) {
+            Some((_, round)) => *round = self.round,
+            None => self.tried.push((address, self.round)),
+        }
+    }
+
+    fn was_tried(&self, address: SocketAddr) -> bool {
+        self.tried.iter().any(|(tried, _)| *tried == address)
+    }
+
+    fn was_tried_this_round(&self, address: SocketAddr) -> bool {
+        self.tried.contains(&(address, self.round))
     }
 
     /// The candidate being tried.
@@ -294,7 +307,7 @@ impl Rotation {
             return Some((*urgent, EndpointReason::NewCandidate));
         }
         let untried = |this: &Self| {
-            let is_untried = |candidate: &Candidate| !this.tried_this_round.contains(&candidate.address);
+            let is_untried = |candidate: &Candidate| !this.was_tried_this_round(candidate.address);
             let candidate = this.ordered_candidates().into_iter().find(is_untried)?;
             let is_last_good = this.last_good.is_some_and(|last| last.address == candidate.address);
             let reason = if is_last_good { EndpointReason::LastGood } else { EndpointReason::NextCandidate };
@@ -306,7 +319,6 @@ impl Rotation {
         if self.ordered_candidates().is_empty() {
             return None;
         }
-        self.tried_this_round.clear();
         self.round = self.round.saturating_add(1);
         untried(self)
     }
