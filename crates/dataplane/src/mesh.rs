@@ -51,11 +51,12 @@ pub struct Bypass {
 }
 
 /// Leads packets to the other nodes into the mesh. The nftables table can hold a hundred thousand elements: it is read only
-/// when the state or any table of the kernel has changed since.
+/// after other programs have changed any table of the kernel, and after it was rebuilt.
 #[derive(Debug, Default)]
 pub struct Applier {
     /// What is known to be in place, and the generation of nftables then.
     done: Option<(MeshState, u32)>,
+    reads: usize,
 }
 
 impl Applier {
@@ -65,30 +66,49 @@ impl Applier {
     /// The device is missing, or the kernel refuses a message. Whatever does not depend on the refused message is done all
     /// the same: without the device, packets to the other nodes are dropped.
     pub fn apply(&mut self, state: &MeshState) -> Result<Applied> {
-        let generation = nftables::generation(&mut Socket::open(Family::Netfilter)?)?;
-        let is_known = self.done.as_ref().is_some_and(|(done, at)| *at == generation && done == state);
-        if !is_known {
-            self.done = None;
+        let device = ready_device(state);
+        // The way first, then what leads packets there.
+        let routes =
+            sync_table(names::TABLE_MESH, names::ROUTE_PROTOCOL, &routes(device.as_ref().ok().copied()));
+        let rules = ensure_rules(&mesh_rules());
+        let applied = self.apply_table(state)?;
+        device?;
+        routes?;
+        rules?;
+        Ok(applied)
+    }
+
+    /// How often the nftables table was read.
+    pub fn table_reads(&self) -> usize {
+        self.reads
+    }
+
+    fn apply_table(&mut self, state: &MeshState) -> Result<Applied> {
+        let mut socket = Socket::open(Family::Netfilter)?;
+        let generation = nftables::generation(&mut socket)?;
+        let known = self.done.take().filter(|(_, at)| *at == generation);
+        if known.as_ref().is_some_and(|(done, _)| done == state) {
+            self.done = known;
+            return Ok(Applied::Unchanged);
         }
-        let applied = apply_unless(is_known, state)?;
-        // A change of ours has made another generation; the next comparison finds out.
-        if applied == Applied::Unchanged && !is_known {
-            self.done = Some((state.clone(), generation));
+        let applied = match known {
+            Some((done, _)) => nft_table::apply_to(&table(state), &table(&done).into())?,
+            None => {
+                self.reads = self.reads.saturating_add(1);
+                nft_table::apply(&table(state))?
+            }
+        };
+        // Each transaction makes one generation. More of them are changes of other programs.
+        let expected = match applied {
+            Applied::Elements { .. } => generation.wrapping_add(1),
+            Applied::Rebuilt => return Ok(applied),
+            Applied::Unchanged => generation,
+        };
+        if nftables::generation(&mut socket)? == expected {
+            self.done = Some((state.clone(), expected));
         }
         Ok(applied)
     }
-}
-
-fn apply_unless(table_is_known: bool, state: &MeshState) -> Result<Applied> {
-    let device = ready_device(state);
-    // The way first, then what leads packets there.
-    let routes = sync_table(names::TABLE_MESH, names::ROUTE_PROTOCOL, &routes(device.as_ref().ok().copied()));
-    let rules = ensure_rules(&mesh_rules());
-    let applied = if table_is_known { Applied::Unchanged } else { nft_table::apply(&table(state))? };
-    device?;
-    routes?;
-    rules?;
-    Ok(applied)
 }
 
 /// Takes everything away that an [`Applier`] made, the device included. Nothing is touched where none made anything: other

@@ -36,12 +36,24 @@ pub(crate) fn remove(name: &str) -> Result<()> {
 pub(crate) fn apply(wanted: &Table) -> Result<Applied> {
     let mut socket = Socket::open(Family::Netfilter)?;
     let present = nftables::read(&mut socket, &wanted.name)?;
-    let (applied, messages) = plan(wanted, present.as_ref())?;
-    match nftables::commit(&mut socket, &messages) {
-        // Another process changed the table after we read it; the transaction was rolled back, so start over.
+    commit(&mut socket, wanted, present.as_ref())
+}
+
+/// As [`apply`], to a table that is known to be so.
+///
+/// # Errors
+/// The kernel refuses a message; then nothing was changed.
+pub(crate) fn apply_to(wanted: &Table, present: &TableState) -> Result<Applied> {
+    commit(&mut Socket::open(Family::Netfilter)?, wanted, Some(present))
+}
+
+fn commit(socket: &mut Socket, wanted: &Table, present: Option<&TableState>) -> Result<Applied> {
+    let (applied, messages) = plan(wanted, present)?;
+    match nftables::commit(socket, &messages) {
+        // Another process has changed the table meanwhile; the transaction was rolled back, so start over.
         Err(error @ Error::Refused { .. }) if applied != Applied::Rebuilt => {
             tracing::warn!(table = wanted.name, %error, "cannot update an nftables table, replacing it");
-            nftables::commit(&mut socket, &nftables::create(wanted)?)?;
+            nftables::commit(socket, &nftables::create(wanted)?)?;
             Ok(Applied::Rebuilt)
         }
         outcome => outcome.map(|()| applied),

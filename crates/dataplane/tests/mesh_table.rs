@@ -3,7 +3,7 @@
 
 mod mesh_common;
 
-use fairlead_dataplane::mesh::{Bypass, MeshState, device, remove};
+use fairlead_dataplane::mesh::{Applier, Bypass, MeshState, device, remove};
 use fairlead_dataplane::nft_table::Applied;
 use ipnet::IpNet;
 use mesh_common::{apply, in_namespace, run, targets};
@@ -108,6 +108,35 @@ fn elements_nft_wrote_are_understood() {
             "nft add element inet talos_kubespan kubespan_targets_ipv4 { 172.16.0.1-172.16.0.9, 255.255.255.255 }",
         );
         assert_eq!(apply(&state).unwrap(), Applied::Elements { deleted: 2, added: 0 });
+        assert_eq!(apply(&state).unwrap(), Applied::Unchanged);
+    });
+}
+
+#[test]
+fn the_table_is_read_only_after_other_programs_changed_nftables() {
+    in_namespace(|| {
+        add_mesh_device();
+        let mut applier = Applier::default();
+        let state = mesh(1420, &["10.1.0.0/16", "10.5.0.0/16"], &[]);
+        assert_eq!(applier.apply(&state).unwrap(), Applied::Rebuilt);
+        assert_eq!(applier.apply(&state).unwrap(), Applied::Unchanged);
+        let reads = applier.table_reads();
+
+        for (targets, applied) in [
+            (vec!["10.1.0.0/16", "10.3.0.0/16"], Applied::Elements { deleted: 1, added: 1 }),
+            (vec!["10.1.0.0/16", "10.3.0.0/16"], Applied::Unchanged),
+            (vec!["10.1.0.0/16", "10.3.0.0/16", "10.7.0.0/16"], Applied::Elements { deleted: 0, added: 1 }),
+        ] {
+            assert_eq!(applier.apply(&mesh(1420, &targets, &[])).unwrap(), applied);
+        }
+        assert_eq!(applier.table_reads(), reads, "nothing but our own changes");
+        let state = mesh(1420, &["10.1.0.0/16", "10.3.0.0/16", "10.7.0.0/16"], &[]);
+        assert_eq!(apply(&state).unwrap(), Applied::Unchanged, "the kernel has it all");
+
+        run("nft delete element inet talos_kubespan kubespan_targets_ipv4 { 10.1.0.0/16 }");
+        let state = mesh(1420, &["10.1.0.0/16", "10.7.0.0/16"], &[]);
+        assert_eq!(applier.apply(&state).unwrap(), Applied::Elements { deleted: 1, added: 1 });
+        assert_eq!(applier.table_reads(), reads + 1);
         assert_eq!(apply(&state).unwrap(), Applied::Unchanged);
     });
 }

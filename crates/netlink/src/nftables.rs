@@ -149,6 +149,13 @@ pub struct TableState {
     pub sets: BTreeMap<String, IntervalSet>,
 }
 
+impl From<Table> for TableState {
+    /// What [`read`] reports once the table is in place.
+    fn from(table: Table) -> Self {
+        Self { shape: table.shape(), sets: table.sets }
+    }
+}
+
 impl Table {
     /// What [`read`] reports once the table is in place.
     pub fn shape(&self) -> TableShape {
