@@ -6,7 +6,7 @@ use std::sync::Arc;
 use fairlead_address::Endpoint;
 use fairlead_api::wireguard::{PeerState, PublicKey};
 use fairlead_dataplane::wireguard::Backend;
-use fairlead_path::{NatType, Status};
+use fairlead_path::{NatType, State, Status};
 use ipnet::IpNet;
 
 use super::problem::MeshProblem;
@@ -27,6 +27,14 @@ pub struct PeerReport {
     /// Whether others learn something from the endpoint in use: the peer did not publish it itself, or it is a public
     /// address of its own, which shows that no NAT is in front of it.
     pub endpoint_is_news: bool,
+}
+
+impl PeerReport {
+    /// What of it the node's own WireKubePeer depends on.
+    fn published(&self) -> (&str, PublicKey, State, Option<SocketAddr>, bool) {
+        let endpoint = self.device.as_ref().and_then(|device| device.config.endpoint);
+        (&self.name, self.public_key, self.path.state, endpoint, self.endpoint_is_news)
+    }
 }
 
 /// The state of the mesh.
@@ -65,10 +73,6 @@ pub struct Report {
 impl Report {
     /// Whether this node publishes the same of both: counters, ages of handshakes and reasons do not count.
     pub fn publishes_the_same(&self, other: &Self) -> bool {
-        let peer = |peer: &PeerReport| {
-            let endpoint = peer.device.as_ref().and_then(|device| device.config.endpoint);
-            (peer.name.clone(), peer.public_key, peer.path.state, endpoint, peer.endpoint_is_news)
-        };
         (self.backend, self.nat) == (other.backend, other.nat)
             && self.host == other.host
             && self.observed == other.observed
@@ -77,6 +81,6 @@ impl Report {
             && self.manual == other.manual
             && self.keepalive == other.keepalive
             && self.problems == other.problems
-            && self.peers.iter().map(peer).eq(other.peers.iter().map(peer))
+            && self.peers.iter().map(PeerReport::published).eq(other.peers.iter().map(PeerReport::published))
     }
 }
