@@ -157,6 +157,21 @@ where
     (Cache { store, generation, refusal, interruptions }, update)
 }
 
+/// The events of a watch with what a cache keeps of each object: parsed, without what is not read.
+pub fn parsed<K, T>(
+    events: impl Stream<Item = watcher::Result<Event<K>>>,
+    parse: impl Fn(K) -> T,
+) -> impl Stream<Item = watcher::Result<Event<T>>> {
+    let parsed = move |event| match event {
+        Event::Apply(object) => Event::Apply(parse(object)),
+        Event::Delete(object) => Event::Delete(parse(object)),
+        Event::Init => Event::Init,
+        Event::InitApply(object) => Event::InitApply(parse(object)),
+        Event::InitDone => Event::InitDone,
+    };
+    events.map(move |event| event.map(&parsed))
+}
+
 /// The watch parameters every cache uses.
 pub fn config() -> watcher::Config {
     watcher::Config::default().timeout(rand::random_range(WATCH_SECONDS))

@@ -2,7 +2,6 @@
 
 use fairlead_api::names::LABEL_REQUEST;
 use fairlead_api::resources::{AddressBlock, AddressPool};
-use ipnet::IpNet;
 
 use crate::check::{KnownBlock, KnownPool};
 use crate::{Block, BlockError, ExistingBlock, Pool, PoolError, PoolState};
@@ -70,12 +69,17 @@ impl From<&AddressBlock> for ExistingBlock {
 
 impl From<&AddressBlock> for KnownBlock {
     fn from(block: &AddressBlock) -> Self {
-        let nets: Vec<IpNet> = block.parse().unwrap_or_default().iter().collect();
+        Self::from(&ExistingBlock::from(block))
+    }
+}
+
+impl From<&ExistingBlock> for KnownBlock {
+    fn from(block: &ExistingBlock) -> Self {
         Self {
-            name: block.metadata.name.clone().unwrap_or_default(),
-            pool: block.pool().unwrap_or_default().to_owned(),
-            node: block.node().unwrap_or_default().to_owned(),
-            nets,
+            name: block.name.clone(),
+            pool: block.pool.clone(),
+            node: block.node.clone(),
+            nets: block.nets.iter().collect(),
         }
     }
 }

@@ -19,7 +19,7 @@ mod status;
 
 use std::sync::Arc;
 
-use fairlead_api::resources::{AddressBlock, AddressPool, WireKubeMesh};
+use fairlead_api::resources::{AddressPool, WireKubeMesh};
 use fairlead_cluster::caches::Cache;
 use fairlead_cluster::events::EventPublisher;
 use fairlead_cluster::pods::SlimPod;
@@ -41,6 +41,7 @@ use self::mtu::PodMtu;
 use self::records::Records;
 use crate::container_locks::ContainerLocks;
 use crate::ipam::Ipam;
+use crate::ipam::cached_block::CachedBlock;
 use crate::metrics::Metrics;
 
 /// What the CNI service asks of the mesh.
@@ -65,7 +66,7 @@ pub struct CniDeps {
     /// All pools.
     pub pools: Arc<Cache<AddressPool>>,
     /// All blocks of all nodes.
-    pub blocks: Arc<Cache<AddressBlock>>,
+    pub blocks: Arc<Cache<CachedBlock>>,
     /// All meshes; there should be one.
     pub meshes: Arc<Cache<WireKubeMesh>>,
     /// For what the caches do not have yet.

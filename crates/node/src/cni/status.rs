@@ -57,7 +57,7 @@ impl Service {
             .iter()
             .map(|pool| (pool.name_any(), pool.as_ref().into()))
             .collect();
-        let blocks = self.deps.blocks.store.state().iter().map(|block| block.as_ref().into()).collect();
+        let blocks = self.deps.blocks.store.state().iter().map(|block| block.existing().clone()).collect();
         any_pool_grants(&pools, &blocks)
     }
 }

@@ -15,6 +15,7 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 
 use super::Ipam;
+use super::cached_block::CachedBlock;
 use crate::metrics::Metrics;
 
 /// How often the table and the empty blocks are checked when nothing changes.
@@ -37,7 +38,7 @@ impl Keeper {
     /// Runs forever. A block is released when it has been empty for `grace`: a pod that is replaced finds it still here.
     pub(super) async fn run(
         self,
-        blocks: Arc<Cache<AddressBlock>>,
+        blocks: Arc<Cache<CachedBlock>>,
         mut pools: watch::Receiver<u64>,
         grace: Duration,
     ) {
@@ -178,7 +179,7 @@ mod tests {
     use tokio::task::JoinSet;
 
     use super::*;
-    use crate::ipam::tests::{assume, block, client, node};
+    use crate::ipam::tests::{assume, block, cached, client, node};
 
     /// A server on which a block has no finalizer but ours and whose DELETE is answered with `code`.
     fn server(code: u16) -> Client {
@@ -236,7 +237,7 @@ mod tests {
             let mut older = block("a-0", "a", "10.9.0.0/30");
             other(&mut older);
             ipam.sync_blocks(&[]);
-            ipam.sync_blocks(&[Arc::new(older)]);
+            ipam.sync_blocks(&[cached(older)]);
             assert_eq!(ipam.usage().first().map(|usage| usage.used), Some(1), "it is in use");
             assert!(
                 ipam.prefixes()
@@ -244,7 +245,7 @@ mod tests {
                     .any(|net| given.ipv4.is_some_and(|ip| net.contains(&std::net::IpAddr::from(ip))))
             );
             if shown {
-                ipam.sync_blocks(&[Arc::new(granted)]);
+                ipam.sync_blocks(&[cached(granted)]);
                 assert_eq!(ipam.lock().assumed(), []);
                 ipam.sync_blocks(&[]);
                 assert!(ipam.usage().is_empty(), "what the watch has shown goes when it no longer does");

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use fairlead_api::names::LINK_ALIAS_PREFIX;
-use fairlead_api::resources::{AddressBlock, AddressPool};
+use fairlead_api::resources::AddressPool;
 use fairlead_cluster::caches::Cache;
 use fairlead_cluster::pods::SlimPod;
 use fairlead_dataplane::pods::{self, PodOnNode};
@@ -22,6 +22,7 @@ use fairlead_wire::node::{
 use ipnet::IpNet;
 use tonic::{Code, Status};
 
+use super::cached_block::CachedBlock;
 use super::{Attachment, Ipam};
 use crate::cni::CniHandle;
 use crate::cni::records::{Record, Records};
@@ -47,7 +48,7 @@ pub struct Inventory {
     /// All pools.
     pub pools: Arc<Cache<AddressPool>>,
     /// All blocks of all nodes.
-    pub blocks: Arc<Cache<AddressBlock>>,
+    pub blocks: Arc<Cache<CachedBlock>>,
     /// The pods of this node.
     pub pods: Arc<Cache<SlimPod>>,
 }
@@ -274,8 +275,8 @@ fn read_kernel(numbers: RoutingIds) -> fairlead_netlink::Result<Kernel> {
 }
 
 /// A kernel without IPv6 exports IPv4 alone.
-fn exportable(block: &AddressBlock) -> KnownBlock {
-    let mut known = KnownBlock::from(block);
+fn exportable(block: &CachedBlock) -> KnownBlock {
+    let mut known = KnownBlock::from(block.existing());
     known.nets.retain(|net| net.addr().is_ipv4() || has_ipv6());
     known
 }

@@ -28,12 +28,14 @@ use tokio::sync::Notify;
 use tokio::time::{timeout, timeout_at};
 
 mod blocks;
+pub mod cached_block;
 pub mod inventory;
 mod leaks;
 pub mod metrics;
 mod positions;
 pub mod requests;
 
+use self::cached_block::CachedBlock;
 use crate::container_locks::ContainerLocks;
 use crate::metrics::Metrics;
 
@@ -47,7 +49,7 @@ pub struct Deps {
     /// This node's Node object, once the watch has shown it.
     pub nodes: Store<Node>,
     /// All blocks.
-    pub blocks: Arc<Cache<AddressBlock>>,
+    pub blocks: Arc<Cache<CachedBlock>>,
     /// All pools.
     pub pools: Arc<Cache<AddressPool>>,
     /// The locks of the CNI operations.
@@ -64,11 +66,12 @@ pub struct Deps {
 pub fn start(ipam: &Arc<Ipam>, deps: Deps, supervisor: &mut Supervisor) {
     let subsystem = supervisor.subsystem("ipam");
     let Deps { client, nodes, blocks, pools, locks, metrics, block_grace, positions } = deps;
+    let cached = blocks.store.clone();
     let requests = requests::Requests {
         client: client.clone(),
         ipam: Arc::clone(ipam),
         nodes,
-        blocks: blocks.store.clone(),
+        blocks: Box::new(move |name| cached.get(&ObjectRef::new(name))?.own().cloned()),
         refused: Mutex::default(),
     };
     subsystem.spawn("requests", requests::run(requests));
@@ -174,11 +177,11 @@ impl Ipam {
     }
 
     /// Updates the blocks to what the watch shows. Assumed blocks stay.
-    fn sync_blocks(&self, blocks: &[Arc<AddressBlock>]) {
+    fn sync_blocks(&self, blocks: &[Arc<CachedBlock>]) {
         let shown = blocks.iter().map(|block| ShownBlock {
-            name: block.metadata.name.as_deref().unwrap_or_default(),
-            uid: block.metadata.uid.as_deref().unwrap_or_default(),
-            own: self.own_block(block),
+            name: &block.existing().name,
+            uid: block.own().and_then(|own| own.metadata.uid.as_deref()).unwrap_or_default(),
+            own: block.own().and_then(|own| self.own_block(own)),
         });
         let shown = shown.collect();
         self.update(|state| state.sync_blocks(shown));

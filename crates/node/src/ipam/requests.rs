@@ -30,6 +30,9 @@ const LEFTOVERS_TIMEOUT: Duration = Duration::from_secs(5);
 /// Pause before an unanswered request whose watch has ended is watched again.
 const WATCH_INTERVAL: Duration = Duration::from_millis(500);
 
+/// Finds what the watch has shown of a block of this node.
+pub type OwnBlocks = Box<dyn Fn(&str) -> Option<Arc<AddressBlock>> + Send + Sync>;
+
 /// What requests need.
 pub struct Requests {
     /// Client of the API server.
@@ -38,8 +41,8 @@ pub struct Requests {
     pub ipam: Arc<Ipam>,
     /// The API server is asked while this node's Node object is not there.
     pub nodes: Store<Node>,
-    /// The API server is asked for a block that is not there yet.
-    pub blocks: Store<AddressBlock>,
+    /// Blocks of this node by name. The API server is asked for one that is not there yet.
+    pub blocks: OwnBlocks,
     /// Name of the last refused request of each pool.
     pub refused: Mutex<BTreeMap<String, String>>,
 }
@@ -187,7 +190,7 @@ impl Requests {
         let is_granted = |seen: &Arc<AddressBlock>| {
             seen.labels().get(LABEL_REQUEST).map(String::as_str) == Some(request_uid)
         };
-        let block = match self.blocks.get(&ObjectRef::new(name)).filter(is_granted) {
+        let block = match (self.blocks)(name).filter(is_granted) {
             Some(seen) => seen,
             None => {
                 let blocks: Api<AddressBlock> = Api::all(self.client.clone());

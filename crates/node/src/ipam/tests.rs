@@ -72,7 +72,7 @@ pub(crate) fn node(client: Client, pools: &[&str], tasks: &mut JoinSet<()>) -> A
         client,
         ipam: Arc::clone(&ipam),
         nodes: reflector::store().0,
-        blocks: reflector::store().0,
+        blocks: Box::new(|_| None),
         refused: Mutex::default(),
     };
     tasks.spawn(requests::run(requests));
@@ -100,6 +100,10 @@ pub(crate) fn block(name: &str, pool: &str, ipv4: &str) -> AddressBlock {
     .unwrap()
 }
 
+pub(crate) fn cached(block: AddressBlock) -> Arc<CachedBlock> {
+    Arc::new(CachedBlock::new(block, "n1"))
+}
+
 fn key(id: impl ToString) -> Key {
     Key { container_id: id.to_string(), ifname: "eth0".to_owned() }
 }
@@ -122,10 +126,7 @@ async fn a_pod_that_waits_for_a_block_holds_up_nothing_else() {
     assert!(futures::poll!(&mut waits).is_pending());
 
     assert_eq!(releasable(&ipam), ["b-0"]);
-    ipam.sync_blocks(&[
-        Arc::new(block("a-0", "a", "10.0.0.0/32")),
-        Arc::new(block("b-0", "b", "10.0.1.0/30")),
-    ]);
+    ipam.sync_blocks(&[cached(block("a-0", "a", "10.0.0.0/32")), cached(block("b-0", "b", "10.0.1.0/30"))]);
     assert!(futures::poll!(Box::pin(ipam.allocate("b", &other, far()))).is_ready());
     assert!(futures::poll!(&mut waits).is_pending());
     // The freed address is the one the other pod waits for, and it hears of it.
@@ -251,8 +252,8 @@ fn operations_and_events_from_many_threads_never_share_an_address() {
     runtime.block_on(async {
         let mut tasks = JoinSet::new();
         let ipam = node(silent(), &["a"], &mut tasks);
-        let blocks: Vec<Arc<AddressBlock>> =
-            (0..8).map(|n| Arc::new(block(&format!("a-{n}"), "a", &format!("10.0.{n}.0/28")))).collect();
+        let blocks: Vec<Arc<CachedBlock>> =
+            (0..8).map(|n| cached(block(&format!("a-{n}"), "a", &format!("10.0.{n}.0/28")))).collect();
         ipam.sync_blocks(&blocks);
         let mut operations = JoinSet::new();
         for pod in 0..64u32 {

@@ -4,8 +4,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fairlead_api::names::{LABEL_NODE, LABEL_POOL, LABEL_RESERVED};
-use fairlead_api::resources::{AddressBlock, AddressPool, WireKubeMesh, WireKubePeer, WireKubePeerStatus};
+use fairlead_api::resources::{AddressPool, WireKubeMesh};
 use fairlead_cluster::caches::{self, Cache, Refusal};
 use fairlead_cluster::lean;
 use fairlead_cluster::pods::{self as cluster_pods, SlimPod};
@@ -17,6 +16,8 @@ use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
 
 use super::settings::Settings;
+use crate::ipam::cached_block::CachedBlock;
+use crate::members::cached_peer::CachedPeer;
 
 /// How long the start waits for the API server before it serves what does not need it (DEL, status).
 const FIRST_LISTS_TIMEOUT: Duration = Duration::from_secs(5);
@@ -31,9 +32,9 @@ pub(crate) struct Caches {
     pub(crate) nodes: Arc<Cache<Node>>,
     pub(crate) namespaces: Arc<Cache<PartialObjectMeta<Namespace>>>,
     pub(crate) pools: Arc<Cache<AddressPool>>,
-    pub(crate) blocks: Arc<Cache<AddressBlock>>,
+    pub(crate) blocks: Arc<Cache<CachedBlock>>,
     pub(crate) meshes: Arc<Cache<WireKubeMesh>>,
-    pub(crate) peers: Arc<Cache<WireKubePeer>>,
+    pub(crate) peers: Arc<Cache<CachedPeer>>,
     /// The pods of this node: they explain addresses, and ADD reads their annotations. Nothing waits for them.
     pub(crate) pods: Arc<Cache<SlimPod>>,
 }
@@ -45,10 +46,10 @@ impl Caches {
         let own_node = caches::config().fields(&format!("metadata.name={node}"));
         let own = node.clone();
         let blocks = watcher(Api::all(client.clone()), caches::config());
-        let blocks = blocks.modify(move |block| trim_block(block, &own));
+        let blocks = caches::parsed(blocks, move |block| CachedBlock::new(block, &own));
         let own = node.clone();
         let peers = watcher(Api::all(client.clone()), caches::config());
-        let peers = peers.modify(move |peer| trim_peer(peer, &own));
+        let peers = caches::parsed(peers, move |peer| CachedPeer::new(peer, &own));
         let own_pods = caches::config().fields(&format!("spec.nodeName={node}"));
         let pods = watcher(Api::<SlimPod>::all(client.clone()), own_pods).modify(cluster_pods::trimmed);
         let caches = Arc::new(Self {
@@ -130,34 +131,6 @@ impl Readiness for Caches {
         }
         Some(reason)
     }
-}
-
-/// Of the thousands of blocks of other nodes only prefixes, node and pool are read.
-fn trim_block(block: &mut AddressBlock, own_node: &str) {
-    lean::labelled(block);
-    if block.node() == Some(own_node) {
-        return;
-    }
-    block.metadata.uid = None;
-    block.metadata.resource_version = None;
-    if let Some(labels) = &mut block.metadata.labels {
-        labels.retain(|name, _| [LABEL_NODE, LABEL_POOL, LABEL_RESERVED].contains(&name.as_str()));
-    }
-}
-
-/// Of the peers of other nodes only what leads to them is read; each node has thousands.
-fn trim_peer(peer: &mut WireKubePeer, own_node: &str) {
-    lean::identified(peer);
-    if peer.metadata.name.as_deref() == Some(own_node) {
-        return;
-    }
-    peer.metadata.resource_version = None;
-    peer.status = peer.status.take().map(|status| WireKubePeerStatus {
-        endpoint_discovery_method: status.endpoint_discovery_method,
-        ice_candidates: status.ice_candidates,
-        observed_endpoints: status.observed_endpoints,
-        ..WireKubePeerStatus::default()
-    });
 }
 
 fn start<K>(

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use fairlead_address::{Endpoint, InvalidEndpoint};
-use fairlead_api::resources::{AddressBlock, CandidateType, EndpointDiscoveryMethod, NatType, WireKubePeer};
+use fairlead_api::resources::{CandidateType, EndpointDiscoveryMethod, NatType, WireKubePeer};
 use fairlead_cluster::caches::{Cache, Refusal};
+use fairlead_ipam::ExistingBlock;
 use fairlead_topology::{Endpoints, Member, MemberRecord, Since, Source};
 use futures::FutureExt as _;
 use futures::future::{BoxFuture, select_all};
@@ -14,61 +15,46 @@ use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
 use tokio::sync::watch;
 
+use super::cached_peer::CachedPeer;
 use super::{MemberSource, SourceProblem, nodes};
+use crate::ipam::cached_block::CachedBlock;
 
 /// Watch caches of the cluster. The blocks of a node and what it published become one record. An object is read once,
 /// not at every change of another.
 pub struct Kubernetes {
-    peers: Option<Arc<Cache<WireKubePeer>>>,
+    peers: Option<Arc<Cache<CachedPeer>>>,
     nodes: Option<Arc<Cache<Node>>>,
-    blocks: Arc<Cache<AddressBlock>>,
+    blocks: Arc<Cache<CachedBlock>>,
     changes: Vec<watch::Receiver<u64>>,
-    /// Peers as read, with the object they were read from.
-    read_peers: BTreeMap<String, (Arc<WireKubePeer>, ReadPeer)>,
     /// Blocks by node, and the generation of the cache they were read from.
     read_blocks: (u64, BTreeMap<String, Vec<IpNet>>),
 }
 
 /// A WireKubePeer as read: the member, unless its key cannot be read, and what was left out.
-type ReadPeer = (Option<Member>, Vec<SourceProblem>);
+pub(super) type ReadPeer = (Option<Member>, Vec<SourceProblem>);
 
 impl Kubernetes {
     /// Members of the mesh: published peers, with their blocks.
-    pub fn of_mesh(peers: Arc<Cache<WireKubePeer>>, blocks: Arc<Cache<AddressBlock>>) -> Self {
+    pub fn of_mesh(peers: Arc<Cache<CachedPeer>>, blocks: Arc<Cache<CachedBlock>>) -> Self {
         let changes = vec![peers.subscribe(), blocks.subscribe()];
         Self::new(Some(peers), None, blocks, changes)
     }
 
     /// Nodes for routes: all Nodes, [trimmed](nodes::trim), with their blocks.
-    pub fn of_routes(nodes: Arc<Cache<Node>>, blocks: Arc<Cache<AddressBlock>>) -> Self {
+    pub fn of_routes(nodes: Arc<Cache<Node>>, blocks: Arc<Cache<CachedBlock>>) -> Self {
         let changes = vec![nodes.subscribe(), blocks.subscribe()];
         Self::new(None, Some(nodes), blocks, changes)
     }
 
     fn new(
-        peers: Option<Arc<Cache<WireKubePeer>>>,
+        peers: Option<Arc<Cache<CachedPeer>>>,
         nodes: Option<Arc<Cache<Node>>>,
-        blocks: Arc<Cache<AddressBlock>>,
+        blocks: Arc<Cache<CachedBlock>>,
         mut changes: Vec<watch::Receiver<u64>>,
     ) -> Self {
         // Only what changes from now on is news.
         changes.iter_mut().for_each(watch::Receiver::mark_unchanged);
-        let (read_peers, read_blocks) = (BTreeMap::new(), (0, BTreeMap::new()));
-        Self { peers, nodes, blocks, changes, read_peers, read_blocks }
-    }
-
-    fn read_peers(&mut self) {
-        let Some(peers) = &self.peers else { return };
-        let mut before = std::mem::take(&mut self.read_peers);
-        for peer in peers.store.state() {
-            let name = peer.name_any();
-            let known = before.remove(&name).filter(|(object, _)| Arc::ptr_eq(object, &peer));
-            let known = known.unwrap_or_else(|| {
-                let read = read_peer(&peer);
-                (peer, read)
-            });
-            self.read_peers.insert(name, known);
-        }
+        Self { peers, nodes, blocks, changes, read_blocks: (0, BTreeMap::new()) }
     }
 
     fn read_blocks(&mut self) {
@@ -80,11 +66,11 @@ impl Kubernetes {
         let mut by_node: BTreeMap<String, Vec<IpNet>> = BTreeMap::new();
         for block in self.blocks.store.state() {
             // A block that is being deleted still counts: pods may use it.
-            let (Some(node), Ok(nets)) = (block.node(), block.parse()) else { continue };
-            let prefixes = nets.ipv4.map(IpNet::from).into_iter().chain(nets.ipv6.map(IpNet::from));
+            let ExistingBlock { node, nets, .. } = block.existing();
             match by_node.get_mut(node) {
-                Some(blocks) => blocks.extend(prefixes),
-                None => drop(by_node.insert(node.to_owned(), prefixes.collect())),
+                Some(blocks) => blocks.extend(nets.iter()),
+                None if node.is_empty() => {}
+                None => drop(by_node.insert(node.clone(), nets.iter().collect())),
             }
         }
         by_node.values_mut().for_each(|blocks| blocks.sort_unstable());
@@ -111,13 +97,13 @@ impl MemberSource for Kubernetes {
     }
 
     fn records(&mut self, problems: &mut Vec<SourceProblem>) -> Vec<MemberRecord> {
-        self.read_peers();
         self.read_blocks();
         let mut by_node = ByNode::default();
-        for (name, (_, (member, left_out))) in &self.read_peers {
-            problems.extend_from_slice(left_out);
-            // A node whose key cannot be read is a member all the same: its blocks count.
-            *by_node.member(name) = member.clone().unwrap_or_else(|| Member::named(name));
+        let mut peers = self.peers.as_ref().map(|peers| peers.store.state()).unwrap_or_default();
+        peers.sort_unstable_by(|a, b| a.member().name.cmp(&b.member().name));
+        for peer in peers {
+            problems.extend_from_slice(peer.problems());
+            *by_node.member(&peer.member().name) = peer.member().clone();
         }
         for node in self.nodes.iter().flat_map(|nodes| nodes.store.state()) {
             by_node.member(&node.name_any()).addresses = Some(nodes::addresses(&node, nodes::INTERNAL));
@@ -140,7 +126,8 @@ impl ByNode {
 }
 
 /// Reads one WireKubePeer. What cannot be read is left out; without a key the rest has no meaning.
-fn read_peer(peer: &WireKubePeer) -> ReadPeer {
+/// What a peer publishes, and what could not be read of it; `None` without a key.
+pub(super) fn read_peer(peer: &WireKubePeer) -> ReadPeer {
     let (name, spec) = (peer.name_any(), &peer.spec);
     let key = match spec.parse_public_key() {
         Ok(key) => key,

@@ -5,6 +5,7 @@
 //! plan, kernel.
 
 pub mod annotations;
+pub mod cached_peer;
 pub mod kubernetes;
 pub mod nodes;
 mod problem;

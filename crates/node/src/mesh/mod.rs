@@ -28,7 +28,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use fairlead_api::resources::{AddressBlock, WireKubeMesh, WireKubePeer};
+use fairlead_api::resources::WireKubeMesh;
 use fairlead_api::wireguard::{PrivateKey, PublicKey};
 use fairlead_cluster::caches::Cache;
 use fairlead_cluster::events::EventPublisher;
@@ -46,8 +46,10 @@ use self::problem::MeshFailure;
 use self::publisher::{Publication, Publisher};
 use self::reconciler::{DeviceSlot, Mesh};
 use self::report::Report;
+use crate::ipam::cached_block::CachedBlock;
 use crate::kernel_watch::KernelWatch;
 use crate::members::MemberSource;
+use crate::members::cached_peer::CachedPeer;
 use crate::members::kubernetes::Kubernetes;
 
 /// The WireKubeMesh that counts: the first by name.
@@ -72,9 +74,9 @@ pub struct MeshDeps {
     /// The mesh resources, of which one [is selected](selected).
     pub meshes: Arc<Cache<WireKubeMesh>>,
     /// All peers.
-    pub peers: Arc<Cache<WireKubePeer>>,
+    pub peers: Arc<Cache<CachedPeer>>,
     /// All blocks.
-    pub blocks: Arc<Cache<AddressBlock>>,
+    pub blocks: Arc<Cache<CachedBlock>>,
     /// Where the API server is; `None` until it has answered.
     pub api_server: watch::Receiver<Option<Vec<SocketAddr>>>,
     /// What other programs change of the kernel's network state.

@@ -6,20 +6,20 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fairlead_api::resources::WireKubePeer;
 use fairlead_api::wireguard::PublicKey;
 use fairlead_cluster::caches::Cache;
 use fairlead_cluster::events::{EventPublisher, PendingEvent, ProblemEvent, ProblemEvents, node_reference};
 use ipnet::IpNet;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
+use kube::Client;
 use kube::runtime::reflector::ObjectRef;
-use kube::{Client, ResourceExt};
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
 use super::report::Report;
 use super::{Reports, publish};
+use crate::members::cached_peer::CachedPeer;
 
 /// Longest an API call may take before it is given up and retried.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -61,7 +61,7 @@ pub(super) struct Publisher {
     pub(super) node: String,
     pub(super) public_key: PublicKey,
     pub(super) nodes: Arc<Cache<Node>>,
-    pub(super) peers: Arc<Cache<WireKubePeer>>,
+    pub(super) peers: Arc<Cache<CachedPeer>>,
     pub(super) events: EventPublisher,
     pub(super) reports: Arc<Reports>,
 }
@@ -125,6 +125,7 @@ impl Publisher {
     async fn publish(&self, publication: &Publication, seen: &mut Seen) -> Result<bool, kube::Error> {
         let Some(node) = self.nodes.store.get(&ObjectRef::new(&self.node)) else { return Ok(false) };
         let present = self.peers.store.get(&ObjectRef::new(&self.node));
+        let present = present.as_ref().and_then(|present| present.own());
         let status = present.as_ref().and_then(|present| present.status.as_ref());
         let now = Timestamp::now();
         let report = match publication {
@@ -156,7 +157,8 @@ impl Publisher {
             now,
         });
         let wrote_spec =
-            publish::publish_spec(&self.client, &node, present.as_deref(), &desired.spec).await?;
+            publish::publish_spec(&self.client, &node, present.map(|present| &**present), &desired.spec)
+                .await?;
         if !publish::is_due(status, &desired.status, members) {
             return Ok(wrote_spec);
         }
@@ -168,11 +170,9 @@ impl Publisher {
     fn reporters(&self) -> BTreeMap<(String, SocketAddr), Vec<String>> {
         let mut reporters: BTreeMap<(String, SocketAddr), Vec<String>> = BTreeMap::new();
         for reporter in self.peers.store.state() {
-            let observed = reporter.status.iter().flat_map(|status| &status.observed_endpoints);
-            for (peer, endpoint) in
-                observed.filter_map(|(peer, seen)| Some((peer, seen.parse_endpoint().ok()?)))
-            {
-                reporters.entry((peer.clone(), endpoint)).or_default().push(reporter.name_any());
+            let reporter = reporter.member();
+            for (peer, (_, endpoint)) in &reporter.endpoints.sightings {
+                reporters.entry((peer.clone(), *endpoint)).or_default().push(reporter.name.clone());
             }
         }
         reporters

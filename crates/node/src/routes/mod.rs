@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use fairlead_api::names::{ROUTE_PROTOCOL_ROUTER, WIREGUARD_INTERFACE};
-use fairlead_api::resources::{AddressBlock, WireKubeMesh};
+use fairlead_api::resources::WireKubeMesh;
 use fairlead_cluster::caches::{self, Cache};
 use fairlead_cluster::subsystem::Supervisor;
 use fairlead_dataplane::routes::{self, Refused};
@@ -27,6 +27,7 @@ use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
 use self::metrics::RouterMetrics;
+use crate::ipam::cached_block::CachedBlock;
 use crate::members::kubernetes::Kubernetes;
 use crate::members::{self, MemberSource, nodes};
 
@@ -42,7 +43,7 @@ pub struct RoutesDeps {
     /// This node's name.
     pub node: String,
     /// All blocks.
-    pub blocks: Arc<Cache<AddressBlock>>,
+    pub blocks: Arc<Cache<CachedBlock>>,
     /// The mesh resources: their devices are no networks of this node.
     pub meshes: Arc<Cache<WireKubeMesh>>,
     /// Counters.

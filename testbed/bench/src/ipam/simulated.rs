@@ -12,6 +12,7 @@ use fairlead_node::ipam::requests::{self, Requests};
 use futures::future::try_join_all;
 use futures::{StreamExt, TryStreamExt, stream};
 use kube::Api;
+use kube::runtime::reflector::ObjectRef;
 use tokio::task::JoinSet;
 
 use super::Size;
@@ -41,11 +42,12 @@ pub(super) async fn run(cluster: &Cluster, size: Size, start: Instant) -> Result
 async fn node(cluster: &Cluster, name: &str, pods: usize, start: Instant) -> Result<Done> {
     let (pools, api) = (cluster.pools.store.clone(), Api::all(cluster.client.clone()));
     let ipam = Arc::new(Ipam::new(name, RoutingIds::default(), pools, api));
+    let blocks = cluster.blocks.store.clone();
     let requests = Requests {
         client: cluster.client.clone(),
         ipam: Arc::clone(&ipam),
         nodes: cluster.nodes.store.clone(),
-        blocks: cluster.blocks.store.clone(),
+        blocks: Box::new(move |name| blocks.get(&ObjectRef::new(name))),
         refused: std::sync::Mutex::default(),
     };
     let mut tasks = JoinSet::new();
