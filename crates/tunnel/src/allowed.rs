@@ -1,6 +1,6 @@
 //! The owners of inner addresses: WireGuard's cryptokey routing table (WireGuard paper 2).
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::net::IpAddr;
 
 use fairlead_api::wireguard::PublicKey;
@@ -12,16 +12,18 @@ use prefix_trie::PrefixMap;
 pub(crate) struct AllowedIps {
     v4: PrefixMap<Ipv4Net, PublicKey>,
     v6: PrefixMap<Ipv6Net, PublicKey>,
-    /// The same table the other way round, so that a change of one peer touches no other.
-    by_owner: HashMap<PublicKey, BTreeSet<IpNet>>,
+    /// The same table the other way round, so that a change of one peer touches no other: sorted, each prefix once.
+    by_owner: HashMap<PublicKey, Vec<IpNet>>,
 }
 
 impl AllowedIps {
     /// Assigns exactly these prefixes to `owner`; another peer loses those it had.
     pub(crate) fn replace(&mut self, owner: PublicKey, prefixes: &[IpNet]) {
-        let wanted: BTreeSet<IpNet> = prefixes.iter().map(IpNet::trunc).collect();
+        let mut wanted: Vec<IpNet> = prefixes.iter().map(IpNet::trunc).collect();
+        wanted.sort_unstable();
+        wanted.dedup();
         let present = self.by_owner.remove(&owner).unwrap_or_default();
-        for prefix in present.difference(&wanted) {
+        for prefix in present.iter().filter(|prefix| wanted.binary_search(prefix).is_err()) {
             self.remove(prefix);
         }
         for prefix in &wanted {
@@ -29,7 +31,7 @@ impl AllowedIps {
             if let Some(loser) = previous.filter(|previous| *previous != owner)
                 && let Some(owned) = self.by_owner.get_mut(&loser)
             {
-                owned.remove(prefix);
+                owned.retain(|kept| kept != prefix);
             }
         }
         if !wanted.is_empty() {
@@ -39,7 +41,7 @@ impl AllowedIps {
 
     /// The prefixes of one peer, sorted.
     pub(crate) fn of(&self, owner: &PublicKey) -> Vec<IpNet> {
-        self.by_owner.get(owner).map(|owned| owned.iter().copied().collect()).unwrap_or_default()
+        self.by_owner.get(owner).cloned().unwrap_or_default()
     }
 
     /// Who owns `address`.

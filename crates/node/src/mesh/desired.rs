@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::time::Duration;
 
 use fairlead_address::{Endpoint, PrefixSet};
@@ -82,7 +83,7 @@ pub type Held = BTreeMap<PublicKey, BTreeSet<IpNet>>;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Desired {
     /// Peers by identity.
-    pub peers: BTreeMap<PublicKey, DesiredPeer>,
+    pub peers: BTreeMap<PublicKey, Arc<DesiredPeer>>,
     /// This node's endpoints: its addresses with its port.
     pub host: Vec<SocketAddr>,
     /// Where other nodes see this one.
@@ -195,7 +196,7 @@ fn peers(
     plan: &Plan,
     sightings: &Sightings<'_>,
     own: &OwnView,
-) -> BTreeMap<PublicKey, DesiredPeer> {
+) -> BTreeMap<PublicKey, Arc<DesiredPeer>> {
     let by_name: BTreeMap<&str, &Member> =
         inputs.members.iter().map(|member| (member.name.as_str(), member)).collect();
     let peer = |(key, planned): (&PublicKey, &PeerPlan)| {
@@ -221,7 +222,7 @@ fn peers(
             manual: members.iter().filter_map(|member| member.endpoints.manual.clone()).collect(),
             host: members.iter().flat_map(|member| &member.endpoints.host).copied().collect(),
         };
-        (*key, peer)
+        (*key, Arc::new(peer))
     };
     plan.peers.iter().map(peer).collect()
 }

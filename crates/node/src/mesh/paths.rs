@@ -25,9 +25,9 @@ pub struct PathDriver {
     backend: Backend,
     seed: u64,
     started: Instant,
-    /// Configurations in use, for the peers whose endpoint is to be set.
-    configs: BTreeMap<PublicKey, PeerConfig>,
-    /// Peers as last observed.
+    /// The peers of the agent.
+    peers: BTreeMap<PublicKey, Arc<DesiredPeer>>,
+    /// Peers as last observed, without their prefixes, which the plan has.
     observed: BTreeMap<PublicKey, Arc<PeerState>>,
 }
 
@@ -40,15 +40,21 @@ impl PathDriver {
             backend,
             seed,
             started: now,
-            configs: BTreeMap::new(),
+            peers: BTreeMap::new(),
             observed: BTreeMap::new(),
         }
     }
 
-    /// Replaces the peers. Those that stay keep their state.
-    pub fn set_peers(&mut self, peers: &BTreeMap<PublicKey, DesiredPeer>, backend: Backend, now: Instant) {
+    /// Replaces the peers. Those that stay keep their state, and those whose paths stay are not visited.
+    pub fn set_peers(
+        &mut self,
+        peers: &BTreeMap<PublicKey, Arc<DesiredPeer>>,
+        backend: Backend,
+        now: Instant,
+    ) {
         if self.backend != backend {
             self.backend = backend;
+            self.peers.clear();
             self.agent = PathAgent::new(config(backend), self.seed);
         }
         let gone: Vec<PublicKey> =
@@ -56,15 +62,18 @@ impl PathDriver {
         gone.iter().for_each(|key| self.agent.remove_peer(key));
         let since = self.since(now);
         for (key, peer) in peers {
-            self.agent.upsert_peer(since, *key, peer.paths.clone());
+            let stays = self.peers.get(key).is_some_and(|known| known.paths == peer.paths);
+            if !stays {
+                self.agent.upsert_peer(since, *key, peer.paths.clone());
+            }
         }
-        self.configs = peers.iter().map(|(key, peer)| (*key, peer.config.clone())).collect();
+        self.peers.clone_from(peers);
     }
 
     /// Looks at the state of the device and returns the endpoints to set; to be followed by [`Self::remember`].
     pub fn observe(&mut self, state: &DeviceState, now: Instant) -> BTreeMap<PublicKey, SocketAddr> {
         let since = self.since(now);
-        for key in self.configs.keys() {
+        for key in self.peers.keys() {
             self.agent.observe(since, key, observation(state.peers.get(key)));
         }
         self.drain().endpoints
@@ -72,7 +81,11 @@ impl PathDriver {
 
     /// Keeps the state of the device, for [`Self::status`].
     pub fn remember(&mut self, state: DeviceState) {
-        self.observed = state.peers.into_iter().map(|(key, peer)| (key, Arc::new(peer))).collect();
+        let kept = |mut peer: PeerState| {
+            peer.config.allowed_ips = Vec::new();
+            Arc::new(peer)
+        };
+        self.observed = state.peers.into_iter().map(|(key, peer)| (key, kept(peer))).collect();
     }
 
     /// Replaces the STUN servers. A device without a [`PathSocket`] can ask none.
@@ -117,7 +130,7 @@ impl PathDriver {
             .endpoints
             .into_iter()
             .filter_map(|(key, endpoint)| {
-                Some((key, PeerConfig { endpoint: Some(endpoint), ..self.configs.get(&key)?.clone() }))
+                Some((key, PeerConfig { endpoint: Some(endpoint), ..self.peers.get(&key)?.config.clone() }))
             })
             .collect();
         if !set_peers.is_empty() {

@@ -20,7 +20,7 @@ pub struct PeerReport {
     pub public_key: PublicKey,
     /// Up, connecting or down, and why.
     pub path: Status,
-    /// What the device says; `None` only before it was configured.
+    /// What the device says, without prefixes; `None` only before it was configured.
     pub device: Option<Arc<PeerState>>,
     /// What is sent to it.
     pub prefixes: Vec<IpNet>,

@@ -206,6 +206,30 @@ fn a_path_timer_reads_the_device_once_and_nothing_else() {
     assert_eq!(set.len(), 2 * (peers as usize - 1), "each peer's two endpoints were tried");
 }
 
+#[test]
+fn an_endpoint_is_set_with_the_prefixes_of_the_latest_plan() {
+    let kernel = Shared::default();
+    let (mut mesh, start) = (mesh(&kernel), Instant::now());
+    let with = |blocks: &[&str]| {
+        let mut peer = member(2);
+        peer.endpoints.host.push("10.1.0.2:51820".parse().unwrap());
+        peer.blocks = blocks.iter().map(|block| block.parse().unwrap()).collect();
+        Arc::new(inputs([member(1), peer]))
+    };
+    mesh.reconcile(&with(&[]), start).unwrap();
+    mesh.reconcile(&with(&["10.9.0.0/24"]), start).unwrap();
+    kernel.lock().unwrap().forget();
+    while kernel.lock().unwrap().changes.is_empty() {
+        let at = mesh.poll_timeout().unwrap();
+        mesh.wake_paths(at).unwrap();
+    }
+    let kernel = kernel.lock().unwrap();
+    let [change] = &kernel.changes[..] else { panic!("{:?}", kernel.changes) };
+    let peer = &change.set_peers[&key(2)];
+    assert_eq!(peer.endpoint, "10.1.0.2:51820".parse().ok(), "the second endpoint, after the first");
+    assert_eq!(peer.allowed_ips.len(), 2, "{peer:?}");
+}
+
 /// A STUN response (RFC 8489) that maps the sender of `request` to 203.0.113.1:4000.
 fn stun_response(request: &[u8]) -> Vec<u8> {
     let mapped = [0, 1, 0, 8, 0, 1, 0x0f, 0xa0, 203, 0, 113, 1];
