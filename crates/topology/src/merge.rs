@@ -16,6 +16,8 @@ pub fn merge(mut records: Vec<MemberRecord>) -> Vec<Member> {
             _ => members.push(member),
         }
     }
+    // It is kept until something changes.
+    members.shrink_to_fit();
     members
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use fairlead_address::{Endpoint, InvalidEndpoint};
 use fairlead_api::resources::{CandidateType, EndpointDiscoveryMethod, NatType, WireKubePeer};
@@ -19,8 +20,7 @@ use super::cached_peer::CachedPeer;
 use super::{MemberSource, SourceProblem, nodes};
 use crate::ipam::cached_block::CachedBlock;
 
-/// Watch caches of the cluster. The blocks of a node and what it published become one record. An object is read once,
-/// not at every change of another.
+/// Watch caches of the cluster.
 pub struct Kubernetes {
     peers: Option<Arc<Cache<CachedPeer>>>,
     nodes: Option<Arc<Cache<Node>>>,
@@ -96,37 +96,31 @@ impl MemberSource for Kubernetes {
         peers.or_else(nodes).or_else(|| self.blocks.refusal())
     }
 
+    /// Up to three of each node: [`fairlead_topology::merge`] unites them.
     fn records(&mut self, problems: &mut Vec<SourceProblem>) -> Vec<MemberRecord> {
         self.read_blocks();
-        let mut by_node = ByNode::default();
+        let record = |member| MemberRecord { age: Duration::ZERO, source: Source::Kubernetes, member };
         let mut peers = self.peers.as_ref().map(|peers| peers.store.state()).unwrap_or_default();
         peers.sort_unstable_by(|a, b| a.member().name.cmp(&b.member().name));
+        let nodes = self.nodes.as_ref().map(|nodes| nodes.store.state()).unwrap_or_default();
+        let size = peers.len().saturating_add(nodes.len()).saturating_add(self.read_blocks.1.len());
+        let mut records = Vec::with_capacity(size);
         for peer in peers {
             problems.extend_from_slice(peer.problems());
-            *by_node.member(&peer.member().name) = peer.member().clone();
+            records.push(record(peer.member().clone()));
         }
-        for node in self.nodes.iter().flat_map(|nodes| nodes.store.state()) {
-            by_node.member(&node.name_any()).addresses = Some(nodes::addresses(&node, nodes::INTERNAL));
+        for node in nodes {
+            let addresses = Some(nodes::addresses(&node, nodes::INTERNAL));
+            records.push(record(Member { addresses, ..Member::named(node.name_any()) }));
         }
         for (node, blocks) in &self.read_blocks.1 {
-            by_node.member(node).blocks.clone_from(blocks);
+            records.push(record(Member { blocks: blocks.clone(), ..Member::named(node) }));
         }
-        by_node.0.into_values().collect()
-    }
-}
-
-#[derive(Default)]
-struct ByNode(BTreeMap<String, MemberRecord>);
-
-impl ByNode {
-    fn member(&mut self, node: &str) -> &mut Member {
-        let record = || MemberRecord::of_node(Source::Kubernetes, node);
-        &mut self.0.entry(node.to_owned()).or_insert_with(record).member
+        records
     }
 }
 
 /// Reads one WireKubePeer. What cannot be read is left out; without a key the rest has no meaning.
-/// What a peer publishes, and what could not be read of it; `None` without a key.
 pub(super) fn read_peer(peer: &WireKubePeer) -> ReadPeer {
     let (name, spec) = (peer.name_any(), &peer.spec);
     let key = match spec.parse_public_key() {
