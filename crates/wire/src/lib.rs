@@ -5,12 +5,13 @@
 //! are generated from `proto/` at build time, without `protoc`. Only the encoding of a CNI error in a gRPC status is written
 //! by hand: it must be byte for byte that of Coil's Go programs, because programs of both run on one node during an upgrade.
 //!
-//! [`stun`] is a sans-I/O codec; those of path probes, relay frames and discovery messages will be modules beside it.
+//! [`stun`] and [`relay`] are sans-I/O codecs; those of path probes and discovery messages will be modules beside them.
 //! Nothing here opens a socket or decides anything: bytes come from the caller and go back to the caller.
 
 pub mod cni;
 pub mod network;
 pub mod node;
+pub mod relay;
 pub mod spool;
 mod status;
 pub mod stun;

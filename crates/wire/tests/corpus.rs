@@ -1,10 +1,10 @@
-//! Every input that the fuzz targets `grpc` and `stun` keep is read again, without a fuzzer.
+//! Every input that the fuzz targets `grpc`, `relay` and `stun` keep is read again, without a fuzzer.
 #![cfg(test)]
 
 use std::path::Path;
 
 use fairlead_wire::cni::{CniArgs, error_of};
-use fairlead_wire::stun;
+use fairlead_wire::{relay, stun};
 use prost::Message;
 
 fn kept(target: &str) -> Vec<Vec<u8>> {
@@ -29,4 +29,27 @@ fn kept_stun_responses_never_panic_and_some_are_good() {
     let answers: Vec<_> = kept("stun").iter().filter_map(|bytes| stun::parse_response(bytes).ok()).collect();
     let (mapped, refused): (Vec<_>, Vec<_>) = answers.iter().partition(|answer| answer.mapped.is_ok());
     assert!(mapped.len() > 2 && !refused.is_empty(), "{answers:?}");
+}
+
+#[test]
+fn kept_relay_frames_never_panic_and_some_are_good() {
+    let (mut frames, mut refused) = (0, 0);
+    for bytes in kept("relay") {
+        let mut rest = bytes.as_slice();
+        loop {
+            match relay::parse(rest, relay::MAX_BODY) {
+                Ok(Some(parsed)) => {
+                    parsed.frame.encode(&mut Vec::new()).unwrap();
+                    rest = &rest[parsed.length..];
+                    frames += 1;
+                }
+                Ok(None) => break,
+                Err(_) => {
+                    refused += 1;
+                    break;
+                }
+            }
+        }
+    }
+    assert!(frames > 10 && refused > 3, "{frames} frames, {refused} refused");
 }

@@ -1,0 +1,391 @@
+//! Frames between a relay and its clients: `docs/relay-protocol.md` is the specification.
+//!
+//! Both directions are streams of bytes, whatever carries them. A frame is its type (one byte), the length of its body (three
+//! bytes, big-endian) and the body. [`parse`] takes frames from the beginning of a buffer and copies nothing; what is in a
+//! frame points into that buffer. Keys are WireGuard public keys.
+
+mod codes;
+
+pub use codes::{ErrorReason, Notice};
+
+/// The version of the protocol that this module speaks.
+pub const VERSION: u8 = 1;
+/// The oldest version it understands.
+pub const MIN_VERSION: u8 = 1;
+/// The ALPN protocol (RFC 7301) of frames directly over TLS.
+pub const ALPN: &[u8] = b"fairlead-relay/1";
+/// The subprotocol of frames over WebSocket (RFC 6455, section 1.9).
+pub const SUBPROTOCOL: &str = "fairlead-relay.v1";
+/// The path of the WebSocket.
+pub const PATH: &str = "/relay";
+/// Length of a frame's type and length.
+pub const HEADER_LENGTH: usize = 4;
+/// The longest datagram: what fits into one of UDP over IPv4.
+pub const MAX_DATAGRAM: usize = 65_507;
+/// The longest body of a frame between registered parties.
+pub const MAX_BODY: usize = KEY_LENGTH + MAX_DATAGRAM;
+/// The longest body before the registration has succeeded.
+pub const MAX_HANDSHAKE_BODY: usize = 8 << 10;
+/// The longest token in a registration.
+pub const MAX_TOKEN: usize = 4 << 10;
+/// The longest message of an error; the rest is cut off.
+pub const MAX_MESSAGE: usize = 255;
+
+const KEY_LENGTH: usize = 32;
+const PROOF_LENGTH: usize = 32;
+const MAGIC: [u8; 8] = *b"fl-relay";
+const CHANNEL_BINDING: u8 = 0x01;
+
+const HELLO: u8 = 0x01;
+const REGISTER: u8 = 0x02;
+const REGISTERED: u8 = 0x03;
+const DATAGRAM: u8 = 0x10;
+const PROBE: u8 = 0x11;
+const PING: u8 = 0x20;
+const PONG: u8 = 0x21;
+const PEER_GONE: u8 = 0x22;
+const DRAINING: u8 = 0x23;
+const NOTICE: u8 = 0x24;
+const ERROR: u8 = 0x2f;
+
+/// One frame.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Frame<'a> {
+    /// A datagram for `peer`, or to the client from `peer`.
+    Datagram {
+        /// Its destination on the way to the relay, its source on the way from it.
+        peer: [u8; 32],
+        /// Its bytes, which the relay does not look at.
+        payload: &'a [u8],
+    },
+    /// The relay ends soon.
+    Draining {
+        /// When to connect again, in milliseconds.
+        reconnect_after: u32,
+        /// When the relay closes this connection, in milliseconds.
+        close_after: u32,
+    },
+    /// Why the sender closes the connection. The last frame.
+    Error {
+        /// For programs.
+        reason: ErrorReason,
+        /// For people.
+        message: &'a str,
+    },
+    /// The relay's first frame.
+    Hello(Hello),
+    /// What the relay tells the client while it keeps serving it.
+    Notice(Notice),
+    /// The peer of a datagram has no connection to this relay; the datagram was dropped.
+    PeerGone([u8; 32]),
+    /// Asks for a [`Frame::Pong`] with the same bytes.
+    Ping([u8; 8]),
+    /// The answer to a [`Frame::Ping`].
+    Pong([u8; 8]),
+    /// A datagram that is queued apart from others, and sent before them: a path probe.
+    Probe {
+        /// As in [`Frame::Datagram`].
+        peer: [u8; 32],
+        /// As in [`Frame::Datagram`].
+        payload: &'a [u8],
+    },
+    /// The client's first frame.
+    Register(Register<'a>),
+    /// The relay's answer to a registration it accepts.
+    Registered(Registered),
+    /// A type that this version does not know. Receivers ignore it.
+    Unknown(u8),
+}
+
+/// What a relay says of itself, and the challenge for a registration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Hello {
+    /// The oldest version the relay understands.
+    pub min_version: u8,
+    /// The newest version it understands.
+    pub max_version: u8,
+    /// Whether proofs include the TLS exporter: the relay terminates TLS itself.
+    pub channel_binding: bool,
+    /// The running program: differs among replicas, and after a restart.
+    pub replica: [u8; 16],
+    /// The relay's X25519 public key for registrations.
+    pub relay_key: [u8; 32],
+    /// Random bytes for this connection.
+    pub challenge: [u8; 32],
+}
+
+/// The registration of a client.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Register<'a> {
+    /// Proves that the client has the private key of `key`; see [`signed`].
+    pub proof: [u8; 32],
+    /// The version the client has chosen.
+    pub version: u8,
+    /// The running client: random bytes that it keeps across connections and loses when it restarts.
+    pub instance: [u8; 8],
+    /// The client's WireGuard public key.
+    pub key: [u8; 32],
+    /// The name by which the client knows the relay.
+    pub name: &'a str,
+    /// A secret the operator of the relay gave to its users; may be empty.
+    pub token: &'a [u8],
+}
+
+/// What a registered client has to know.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Registered {
+    /// Seconds without a frame after which the relay closes the connection.
+    pub idle_timeout: u16,
+}
+
+/// Why bytes are not a frame. The connection cannot be used any more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidFrame {
+    /// A hello of something else.
+    #[error("this is no relay: its first frame does not begin with \"fl-relay\"")]
+    Magic,
+    /// A text is not UTF-8.
+    #[error("the text in a frame of type {0:#04x} is not UTF-8")]
+    Text(u8),
+    /// The body ends too early.
+    #[error("a frame of type {0:#04x} is too short")]
+    TooShort(u8),
+    /// The body is longer than the receiver accepts.
+    #[error("a frame of type {kind:#04x} has {length} bytes; the limit is {limit}")]
+    TooLong {
+        /// Type of the frame.
+        kind: u8,
+        /// Length of its body.
+        length: usize,
+        /// The longest body the receiver accepts.
+        limit: usize,
+    },
+}
+
+/// A frame cannot be written: one of its parts is longer than the protocol allows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{what} has {length} bytes; a relay accepts {limit}")]
+pub struct Oversized {
+    /// What is too long.
+    pub what: &'static str,
+    /// Its length.
+    pub length: usize,
+    /// The limit.
+    pub limit: usize,
+}
+
+/// A frame at the beginning of a buffer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Parsed<'a> {
+    /// The frame.
+    pub frame: Frame<'a>,
+    /// Its body as it was received.
+    pub body: &'a [u8],
+    /// The bytes it occupies.
+    pub length: usize,
+}
+
+/// The bytes of a registration that its proof covers, from the body of the frame.
+pub fn signed(register_body: &[u8]) -> &[u8] {
+    register_body.get(PROOF_LENGTH..).unwrap_or_default()
+}
+
+/// Parses the first frame of `bytes`, whose body has at most `limit` bytes; `None` if it is not complete yet. A frame that is
+/// too long is refused as soon as its length is known.
+///
+/// # Errors
+/// The bytes are not a frame.
+pub fn parse(bytes: &[u8], limit: usize) -> Result<Option<Parsed<'_>>, InvalidFrame> {
+    let Some(([kind, high, middle, low], rest)) = bytes.split_first_chunk() else { return Ok(None) };
+    let body_length = usize::try_from(u32::from_be_bytes([0, *high, *middle, *low])).unwrap_or(usize::MAX);
+    if body_length > limit {
+        return Err(InvalidFrame::TooLong { kind: *kind, length: body_length, limit });
+    }
+    let Some(body) = rest.get(..body_length) else { return Ok(None) };
+    let frame = parse_body(*kind, body)?;
+    Ok(Some(Parsed { frame, body, length: HEADER_LENGTH.saturating_add(body_length) }))
+}
+
+fn parse_body(kind: u8, body: &[u8]) -> Result<Frame<'_>, InvalidFrame> {
+    let mut fields = Fields { kind, rest: body };
+    Ok(match kind {
+        HELLO => Frame::Hello(parse_hello(&mut fields)?),
+        REGISTER => Frame::Register(parse_register(&mut fields)?),
+        REGISTERED => Frame::Registered(Registered { idle_timeout: u16::from_be_bytes(fields.array()?) }),
+        DATAGRAM => Frame::Datagram { peer: fields.array()?, payload: fields.rest },
+        PROBE => Frame::Probe { peer: fields.array()?, payload: fields.rest },
+        PING => Frame::Ping(fields.array()?),
+        PONG => Frame::Pong(fields.array()?),
+        PEER_GONE => Frame::PeerGone(fields.array()?),
+        DRAINING => {
+            let reconnect_after = u32::from_be_bytes(fields.array()?);
+            Frame::Draining { reconnect_after, close_after: u32::from_be_bytes(fields.array()?) }
+        }
+        NOTICE => {
+            let [code] = fields.array()?;
+            Frame::Notice(code.into())
+        }
+        ERROR => {
+            let [code] = fields.array()?;
+            Frame::Error { reason: code.into(), message: fields.text()? }
+        }
+        unknown => Frame::Unknown(unknown),
+    })
+}
+
+fn parse_hello(fields: &mut Fields<'_>) -> Result<Hello, InvalidFrame> {
+    if fields.array()? != MAGIC {
+        return Err(InvalidFrame::Magic);
+    }
+    let [min_version, max_version, flags] = fields.array()?;
+    Ok(Hello {
+        min_version,
+        max_version,
+        channel_binding: flags & CHANNEL_BINDING != 0,
+        replica: fields.array()?,
+        relay_key: fields.array()?,
+        challenge: fields.array()?,
+    })
+}
+
+fn parse_register<'a>(fields: &mut Fields<'a>) -> Result<Register<'a>, InvalidFrame> {
+    let proof = fields.array()?;
+    let [version] = fields.array()?;
+    let (instance, key) = (fields.array()?, fields.array()?);
+    let name = fields.text()?;
+    let length = u16::from_be_bytes(fields.array()?);
+    Ok(Register { proof, version, instance, key, name, token: fields.take(length.into())? })
+}
+
+/// What is left of a body.
+struct Fields<'a> {
+    kind: u8,
+    rest: &'a [u8],
+}
+
+impl<'a> Fields<'a> {
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], InvalidFrame> {
+        let (array, rest) = self.rest.split_first_chunk().ok_or(InvalidFrame::TooShort(self.kind))?;
+        self.rest = rest;
+        Ok(*array)
+    }
+
+    fn take(&mut self, length: usize) -> Result<&'a [u8], InvalidFrame> {
+        let (taken, rest) = self.rest.split_at_checked(length).ok_or(InvalidFrame::TooShort(self.kind))?;
+        self.rest = rest;
+        Ok(taken)
+    }
+
+    /// A text after its length in one byte.
+    fn text(&mut self) -> Result<&'a str, InvalidFrame> {
+        let [length] = self.array()?;
+        std::str::from_utf8(self.take(length.into())?).map_err(|_| InvalidFrame::Text(self.kind))
+    }
+}
+
+impl Frame<'_> {
+    /// Appends the frame to `out`.
+    ///
+    /// # Errors
+    /// A part is too long; `out` is as before.
+    pub fn encode(&self, out: &mut Vec<u8>) -> Result<(), Oversized> {
+        let start = out.len();
+        out.extend([self.kind(), 0, 0, 0]);
+        self.encode_body(out).inspect_err(|_| out.truncate(start))?;
+        // Below 2^24, since every part is limited.
+        let length = out.len().saturating_sub(start).saturating_sub(HEADER_LENGTH);
+        let [_, length @ ..] = u32::try_from(length).unwrap_or(u32::MAX).to_be_bytes();
+        if let Some(header) = out.get_mut(start..).and_then(|frame| frame.first_chunk_mut::<HEADER_LENGTH>())
+        {
+            header[1..].copy_from_slice(&length);
+        }
+        Ok(())
+    }
+
+    fn kind(&self) -> u8 {
+        match self {
+            Self::Datagram { .. } => DATAGRAM,
+            Self::Draining { .. } => DRAINING,
+            Self::Error { .. } => ERROR,
+            Self::Hello(_) => HELLO,
+            Self::Notice(_) => NOTICE,
+            Self::PeerGone(_) => PEER_GONE,
+            Self::Ping(_) => PING,
+            Self::Pong(_) => PONG,
+            Self::Probe { .. } => PROBE,
+            Self::Register(_) => REGISTER,
+            Self::Registered(_) => REGISTERED,
+            Self::Unknown(kind) => *kind,
+        }
+    }
+
+    fn encode_body(&self, out: &mut Vec<u8>) -> Result<(), Oversized> {
+        match self {
+            Self::Datagram { peer, payload } | Self::Probe { peer, payload } => {
+                check("a datagram", payload.len(), MAX_DATAGRAM)?;
+                out.reserve(KEY_LENGTH.saturating_add(payload.len()));
+                out.extend(peer);
+                out.extend_from_slice(payload);
+            }
+            Self::Draining { reconnect_after, close_after } => {
+                out.extend(reconnect_after.to_be_bytes());
+                out.extend(close_after.to_be_bytes());
+            }
+            Self::Error { reason, message } => {
+                out.push((*reason).into());
+                encode_text("a message", &message[..message.floor_char_boundary(MAX_MESSAGE)], out)?;
+            }
+            Self::Hello(hello) => hello.encode_body(out),
+            Self::Notice(notice) => out.push((*notice).into()),
+            Self::PeerGone(peer) => out.extend(peer),
+            Self::Ping(data) | Self::Pong(data) => out.extend(data),
+            Self::Register(register) => register.encode_body(out)?,
+            Self::Registered(registered) => out.extend(registered.idle_timeout.to_be_bytes()),
+            Self::Unknown(_) => {}
+        }
+        Ok(())
+    }
+}
+
+impl Hello {
+    fn encode_body(&self, out: &mut Vec<u8>) {
+        out.extend(MAGIC);
+        out.extend([
+            self.min_version,
+            self.max_version,
+            if self.channel_binding { CHANNEL_BINDING } else { 0 },
+        ]);
+        out.extend(self.replica);
+        out.extend(self.relay_key);
+        out.extend(self.challenge);
+    }
+}
+
+impl Register<'_> {
+    fn encode_body(&self, out: &mut Vec<u8>) -> Result<(), Oversized> {
+        out.extend(self.proof);
+        out.push(self.version);
+        out.extend(self.instance);
+        out.extend(self.key);
+        encode_text("the relay's name", self.name, out)?;
+        check("a token", self.token.len(), MAX_TOKEN)?;
+        // The limit is below 2^16.
+        out.extend(u16::try_from(self.token.len()).unwrap_or(u16::MAX).to_be_bytes());
+        out.extend_from_slice(self.token);
+        Ok(())
+    }
+}
+
+fn encode_text(what: &'static str, text: &str, out: &mut Vec<u8>) -> Result<(), Oversized> {
+    check(what, text.len(), u8::MAX.into())?;
+    out.push(u8::try_from(text.len()).unwrap_or(u8::MAX));
+    out.extend_from_slice(text.as_bytes());
+    Ok(())
+}
+
+fn check(what: &'static str, length: usize, limit: usize) -> Result<(), Oversized> {
+    if length > limit { Err(Oversized { what, length, limit }) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests;
