@@ -30,6 +30,7 @@ pub(crate) const RINGS: &[Ring] = &[
             "fairlead-ipam",
             "fairlead-topology",
             "fairlead-path",
+            "fairlead-relay",
             "fairlead-wire",
             "fairlead-cluster",
             "fairlead-cni-plugin",

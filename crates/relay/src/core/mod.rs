@@ -1,0 +1,337 @@
+//! What a relay decides, without I/O and without a clock: which link gets a datagram, what is dropped, which links end.
+//!
+//! The shell calls [`Relay::register`] when a client has proved its key, [`Relay::handle_frame`] for each frame,
+//! [`Relay::poll_transmit`] for what is to be written, [`Relay::handle_timeout`] every second, and [`Relay::remove`] when a
+//! connection has ended. [`Relay::take_ready`] says which links have something to write.
+
+mod bucket;
+mod counters;
+mod outbox;
+mod registrations;
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use fairlead_api::wireguard::PublicKey;
+use fairlead_wire::relay::{ErrorReason, Frame, Notice};
+
+use bucket::TokenBucket;
+use outbox::{Class, Outbox};
+use registrations::Registrations;
+
+pub use counters::{Counters, DropReason};
+pub use outbox::QueueLimits;
+
+/// Pings and frames that are ignored, a second and at once. A client needs one every second.
+const CONTROL_RATE: (u64, u64) = (20, 100);
+/// Probes a second and at once; a node sends at most 500 a second.
+const PROBE_RATE: (u64, u64) = (1000, 1000);
+/// Notices of peers without a link, a second and at once.
+const PEER_GONE_RATE: (u64, u64) = (10, 64);
+/// How often a client is told that it exceeds its rate.
+const RATE_NOTICE_INTERVAL: Duration = Duration::from_secs(10);
+/// Datagrams that a client may send at once where its rate is limited: two of the longest.
+const MIN_BURST: u64 = 128 << 10;
+
+/// A registered connection. Numbers are never used again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LinkId(u64);
+
+/// What clients of a relay may use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Links.
+    pub links: usize,
+    /// What waits for one client.
+    pub queue: QueueLimits,
+    /// Bytes of datagrams that one client may send in a second.
+    pub client_rate: Option<u64>,
+    /// How long a link may be silent.
+    pub idle: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        let time = Duration::from_millis(100);
+        Self {
+            links: 10_000,
+            queue: QueueLimits { time, bytes: 1 << 20, probe_bytes: 64 << 10 },
+            client_rate: None,
+            idle: Duration::from_secs(60),
+        }
+    }
+}
+
+/// What a client has proved, and why it is let in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Admission {
+    /// Its key.
+    pub key: PublicKey,
+    /// The run of the client.
+    pub instance: [u8; 8],
+    /// SHA-256 of the token it showed, if the relay asks for one.
+    pub token: Option<[u8; 32]>,
+}
+
+/// What the shell writes next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Transmit {
+    /// Nothing more, ever: close the connection.
+    Close,
+    /// What was appended.
+    Frames,
+    /// Nothing until [`Relay::take_ready`] names the link.
+    Nothing,
+}
+
+/// All links of a relay.
+#[derive(Debug)]
+pub struct Relay {
+    limits: Limits,
+    next: u64,
+    links: HashMap<LinkId, Link>,
+    keys: HashMap<PublicKey, Registrations>,
+    ready: Vec<LinkId>,
+    counters: Counters,
+}
+
+#[derive(Debug)]
+struct Link {
+    admission: Admission,
+    heard: Instant,
+    outbox: Outbox,
+    /// It is in [`Relay::ready`], or its shell is writing.
+    is_ready: bool,
+    closing: bool,
+    control: TokenBucket,
+    probes: TokenBucket,
+    peer_gone: TokenBucket,
+    bytes: Option<TokenBucket>,
+    rate_notice: Option<Instant>,
+}
+
+impl Relay {
+    /// A relay without links.
+    pub fn new(limits: Limits) -> Self {
+        Self {
+            limits,
+            next: 0,
+            links: HashMap::new(),
+            keys: HashMap::new(),
+            ready: Vec::new(),
+            counters: Counters::default(),
+        }
+    }
+
+    /// Totals since the start.
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// Number of links, with those that are ending.
+    pub fn links(&self) -> usize {
+        self.links.len()
+    }
+
+    /// Adds a link for a client that has proved its key. It is the one that receives from now on.
+    ///
+    /// # Errors
+    /// There are too many links.
+    pub fn register(&mut self, now: Instant, admission: Admission) -> Result<LinkId, ErrorReason> {
+        if self.links.len() >= self.limits.links {
+            return Err(ErrorReason::Full);
+        }
+        let id = LinkId(self.next);
+        self.next = self.next.wrapping_add(1);
+        let outcome = self.keys.entry(admission.key).or_default().add(now, id, admission.instance);
+        self.links.insert(id, Link::new(now, admission, self.limits.client_rate));
+        self.counters.registrations = self.counters.registrations.wrapping_add(1);
+        self.counters.key_changes = self.counters.key_changes.wrapping_add(outcome.changed.into());
+        for link in outcome.duplicates {
+            self.send(link, &Frame::Notice(Notice::DuplicateKey));
+        }
+        if let Some(ended) = outcome.ended {
+            self.close(ended, ErrorReason::Superseded);
+        }
+        Ok(id)
+    }
+
+    /// Handles one frame of a client.
+    pub fn handle_frame(&mut self, now: Instant, id: LinkId, frame: &Frame<'_>) {
+        let Some(link) = self.links.get_mut(&id).filter(|link| !link.closing) else { return };
+        link.heard = now;
+        match frame {
+            Frame::Datagram { peer, payload } => self.forward(now, id, *peer, payload, Class::Datagram),
+            Frame::Probe { peer, payload } => self.forward(now, id, *peer, payload, Class::Probe),
+            Frame::Ping(data) => {
+                if link.control.take(now, 1) {
+                    self.send(id, &Frame::Pong(*data));
+                }
+            }
+            Frame::Error { .. } => self.close(id, ErrorReason::Other(0)),
+            Frame::Notice(_) | Frame::Pong(_) | Frame::Unknown(_) => {}
+            Frame::Draining { .. }
+            | Frame::Hello(_)
+            | Frame::PeerGone(_)
+            | Frame::Register(_)
+            | Frame::Registered(_) => self.close(id, ErrorReason::UnexpectedFrame),
+        }
+    }
+
+    fn forward(&mut self, now: Instant, id: LinkId, peer: [u8; 32], payload: &[u8], class: Class) {
+        let Some(sender) = self.links.get_mut(&id) else { return };
+        if !sender.may_send(now, class, payload.len()) {
+            self.counters.count_drop(DropReason::RateLimited);
+            if sender.is_to_be_told_of_its_rate(now) {
+                self.send(id, &Frame::Notice(Notice::RateLimited));
+            }
+            return;
+        }
+        let source = sender.admission.key.0;
+        let Some(to) = self.keys.get(&PublicKey(peer)).and_then(Registrations::receiver) else {
+            self.counters.count_drop(DropReason::NotRegistered);
+            if sender.peer_gone.take(now, 1) {
+                self.send(id, &Frame::PeerGone(peer));
+            }
+            return;
+        };
+        let frame = match class {
+            Class::Datagram => Frame::Datagram { peer: source, payload },
+            Class::Probe => Frame::Probe { peer: source, payload },
+        };
+        let mut encoded = Vec::new();
+        // What was read is not too long to be written.
+        if let (Some(link), Ok(())) = (self.links.get_mut(&to), frame.encode(&mut encoded)) {
+            self.counters.count_datagram(payload.len());
+            link.outbox.push(now, class, encoded.into(), &self.limits.queue, &mut self.counters);
+            self.wake(to);
+        }
+    }
+
+    fn send(&mut self, id: LinkId, frame: &Frame<'_>) {
+        if self.links.get_mut(&id).is_some_and(|link| link.outbox.push_control(frame)) {
+            self.wake(id);
+        }
+    }
+
+    fn wake(&mut self, id: LinkId) {
+        if let Some(link) = self.links.get_mut(&id).filter(|link| !link.is_ready) {
+            link.is_ready = true;
+            self.ready.push(id);
+        }
+    }
+
+    /// Links that have something to write since [`Self::poll_transmit`] answered [`Transmit::Nothing`].
+    pub fn take_ready(&mut self) -> Vec<LinkId> {
+        std::mem::take(&mut self.ready)
+    }
+
+    /// Appends frames to `out` until it has about `budget` bytes, datagrams after all others.
+    pub fn poll_transmit(&mut self, now: Instant, id: LinkId, budget: usize, out: &mut Vec<u8>) -> Transmit {
+        let Some(link) = self.links.get_mut(&id) else { return Transmit::Close };
+        link.outbox.pop_into(now, &self.limits.queue, budget, out, &mut self.counters);
+        if !out.is_empty() {
+            return Transmit::Frames;
+        }
+        link.is_ready = !link.outbox.is_empty();
+        if link.closing { Transmit::Close } else { Transmit::Nothing }
+    }
+
+    /// Ends what has been silent or draining for too long. Call it every second.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        let drained: Vec<LinkId> = self.keys.values().flat_map(|links| links.drained(now)).collect();
+        for id in drained {
+            self.close(id, ErrorReason::Superseded);
+        }
+        let idle = self.limits.idle;
+        let is_idle = |link: &Link| !link.closing && now.saturating_duration_since(link.heard) >= idle;
+        for id in self.ids(is_idle) {
+            self.close(id, ErrorReason::IdleTimeout);
+        }
+        self.keys.retain(|_, links| !links.is_obsolete(now));
+    }
+
+    /// Ends the links of clients that are not allowed any more.
+    pub fn retain(&mut self, is_allowed: impl Fn(&Admission) -> bool) {
+        for id in self.ids(|link| !link.closing && !is_allowed(&link.admission)) {
+            self.close(id, ErrorReason::Revoked);
+        }
+    }
+
+    /// Tells all clients that the relay ends after `close_after`. They are to connect again at different moments of the time
+    /// before.
+    pub fn drain(&mut self, close_after: Duration) {
+        let ids = self.ids(|link| !link.closing);
+        let milliseconds = |duration: Duration| u32::try_from(duration.as_millis()).unwrap_or(u32::MAX);
+        let count = u32::try_from(ids.len()).unwrap_or(u32::MAX).max(1);
+        for (number, id) in (0..count).zip(ids) {
+            let reconnect_after =
+                close_after.saturating_mul(number).checked_div(count).unwrap_or_default() / 2;
+            let (reconnect_after, close_after) = (milliseconds(reconnect_after), milliseconds(close_after));
+            self.send(id, &Frame::Draining { reconnect_after, close_after });
+        }
+    }
+
+    /// Ends a link; the client is told the reason.
+    pub fn close(&mut self, id: LinkId, reason: ErrorReason) {
+        let Some(link) = self.links.get_mut(&id).filter(|link| !link.closing) else { return };
+        link.closing = true;
+        link.outbox.clear();
+        let key = link.admission.key;
+        if let Some(links) = self.keys.get_mut(&key) {
+            links.remove(id);
+        }
+        self.send(id, &Frame::Error { reason, message: &reason.to_string() });
+        // Also where there is no room for the reason.
+        self.wake(id);
+    }
+
+    /// Forgets a link whose connection has ended.
+    pub fn remove(&mut self, id: LinkId) {
+        let Some(link) = self.links.remove(&id) else { return };
+        if let Some(links) = self.keys.get_mut(&link.admission.key) {
+            links.remove(id);
+        }
+        self.ready.retain(|ready| *ready != id);
+    }
+
+    fn ids(&self, choose: impl Fn(&Link) -> bool) -> Vec<LinkId> {
+        self.links.iter().filter(|(_, link)| choose(link)).map(|(id, _)| *id).collect()
+    }
+}
+
+impl Link {
+    fn new(now: Instant, admission: Admission, client_rate: Option<u64>) -> Self {
+        let bucket = |(rate, burst)| TokenBucket::new(rate, burst, now);
+        let burst = |rate: u64| (rate / 5).max(MIN_BURST);
+        Self {
+            admission,
+            heard: now,
+            outbox: Outbox::default(),
+            is_ready: false,
+            closing: false,
+            control: bucket(CONTROL_RATE),
+            probes: bucket(PROBE_RATE),
+            peer_gone: bucket(PEER_GONE_RATE),
+            bytes: client_rate.map(|rate| bucket((rate, burst(rate)))),
+            rate_notice: None,
+        }
+    }
+
+    fn is_to_be_told_of_its_rate(&mut self, now: Instant) -> bool {
+        let due = self.rate_notice.is_none_or(|at| now.saturating_duration_since(at) >= RATE_NOTICE_INTERVAL);
+        if due {
+            self.rate_notice = Some(now);
+        }
+        due
+    }
+
+    fn may_send(&mut self, now: Instant, class: Class, length: usize) -> bool {
+        let bytes = u64::try_from(length).unwrap_or(u64::MAX);
+        let within_rate = self.bytes.as_mut().is_none_or(|bucket| bucket.take(now, bytes));
+        within_rate && (class == Class::Datagram || self.probes.take(now, 1))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,137 @@
+//! What waits to be written to one client. Every queue is bounded; datagrams are bounded by time too, because a late one is
+//! worth less than the one behind it (head drop).
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use fairlead_wire::relay::Frame;
+
+use super::counters::{Counters, DropReason};
+
+/// Frames other than datagrams that wait. Beyond that the newest is dropped: a client that reads none of its answers.
+const MAX_CONTROL: usize = 32;
+
+/// Bounds of the queues of one client.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QueueLimits {
+    /// How long a datagram may wait.
+    pub time: Duration,
+    /// Bytes of datagrams that wait.
+    pub bytes: usize,
+    /// Bytes of probes that wait.
+    pub probe_bytes: usize,
+}
+
+/// Which queue a datagram waits in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Class {
+    Datagram,
+    Probe,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Outbox {
+    control: VecDeque<Vec<u8>>,
+    datagrams: Queue,
+    probes: Queue,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    bytes: usize,
+    /// Encoded frames and when they came.
+    frames: VecDeque<(Instant, Box<[u8]>)>,
+}
+
+impl Outbox {
+    /// Queues a frame that carries no datagram. Whether there was room.
+    pub(super) fn push_control(&mut self, frame: &Frame<'_>) -> bool {
+        let mut bytes = Vec::new();
+        let room = self.control.len() < MAX_CONTROL && frame.encode(&mut bytes).is_ok();
+        if room {
+            self.control.push_back(bytes);
+        }
+        room
+    }
+
+    /// Queues a datagram, and drops those for which there is no room or time left.
+    pub(super) fn push(
+        &mut self,
+        now: Instant,
+        class: Class,
+        frame: Box<[u8]>,
+        limits: &QueueLimits,
+        counters: &mut Counters,
+    ) {
+        let (queue, limit) = match class {
+            Class::Datagram => (&mut self.datagrams, limits.bytes),
+            Class::Probe => (&mut self.probes, limits.probe_bytes),
+        };
+        queue.drop_late(now, limits.time, counters);
+        queue.bytes = queue.bytes.saturating_add(frame.len());
+        queue.frames.push_back((now, frame));
+        while queue.bytes > limit && queue.pop().is_some() {
+            counters.count_drop(DropReason::QueueFull);
+        }
+    }
+
+    /// Appends frames to `out` until it has `budget` bytes: first control frames, then probes, then the rest.
+    pub(super) fn pop_into(
+        &mut self,
+        now: Instant,
+        limits: &QueueLimits,
+        budget: usize,
+        out: &mut Vec<u8>,
+        counters: &mut Counters,
+    ) {
+        while let Some(frame) = self.control.pop_front() {
+            out.extend_from_slice(&frame);
+        }
+        for queue in [&mut self.probes, &mut self.datagrams] {
+            queue.drop_late(now, limits.time, counters);
+            while out.len() < budget {
+                let Some(frame) = queue.pop() else { break };
+                out.extend_from_slice(&frame);
+            }
+            queue.release();
+        }
+    }
+
+    /// Drops all datagrams of a link that is closing.
+    pub(super) fn clear(&mut self) {
+        self.datagrams = Queue::default();
+        self.probes = Queue::default();
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.control.is_empty() && self.datagrams.frames.is_empty() && self.probes.frames.is_empty()
+    }
+
+    #[cfg(test)]
+    pub(super) fn bytes(&self) -> usize {
+        let control: usize = self.control.iter().map(Vec::len).sum();
+        control + self.datagrams.bytes + self.probes.bytes
+    }
+}
+
+impl Queue {
+    fn pop(&mut self) -> Option<Box<[u8]>> {
+        let (_, frame) = self.frames.pop_front()?;
+        self.bytes = self.bytes.saturating_sub(frame.len());
+        Some(frame)
+    }
+
+    fn drop_late(&mut self, now: Instant, limit: Duration, counters: &mut Counters) {
+        let is_late = |(at, _): &(Instant, _)| now.saturating_duration_since(*at) > limit;
+        while self.frames.front().is_some_and(is_late) && self.pop().is_some() {
+            counters.count_drop(DropReason::QueueTime);
+        }
+    }
+
+    /// Gives memory back after a burst.
+    fn release(&mut self) {
+        if self.frames.is_empty() && self.frames.capacity() > MAX_CONTROL {
+            self.frames = VecDeque::new();
+        }
+    }
+}
