@@ -2,6 +2,7 @@
 //! manifests keep working.
 
 mod queries;
+mod relay;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -23,6 +24,8 @@ pub(crate) use queries::{
     ApiArguments, ConnectivityCommand, ConnectivityTest, IpamCheck, IpamCommand, IpamRelease, IpamShow,
     Output, ProbeArguments, ServeArguments, StatusArguments,
 };
+
+pub(crate) use relay::RelayArguments;
 
 /// A Kubernetes network across clouds, homes and data centres.
 #[derive(Debug, Parser)]
@@ -95,6 +98,8 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: IpamCommand,
     },
+    /// Run a relay, which passes packets between nodes that do not reach each other (nodes do not use one yet)
+    Relay(Box<RelayArguments>),
     /// Show nodes, peers and their problems
     #[command(
         after_help = "Without --cluster, --node, --socket, --kubeconfig or --context: the node program of this machine if there \

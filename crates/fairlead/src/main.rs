@@ -1,6 +1,6 @@
 //! The `fairlead` executable: the programs of a cluster and the command line of its operators.
 //!
-//! It is thin: arguments become the settings of `fairlead-node` or `fairlead-controller`; `install` installs the CNI
+//! It is thin: arguments become the settings of `fairlead-node`, `fairlead-controller` or `fairlead-relay`; `install` installs the CNI
 //! plugin; `status` and `ipam` query a node's socket or the API server; `connectivity test` runs test pods. Data goes to
 //! stdout, logs and errors to stderr. Exit codes: 0 done, 1 failed, 2 invalid arguments, 3 `status`, `ipam check` or
 //! `connectivity test` found a problem.
@@ -16,6 +16,7 @@ mod logging;
 mod netconf;
 mod output;
 mod programs;
+mod relay;
 mod status;
 mod uninstall;
 
@@ -46,6 +47,7 @@ fn main() -> ExitCode {
         Command::Controller(controller) => programs::controller(*controller),
         Command::Install(places) => install::install(&places),
         Command::Ipam { command } => ipam::run(&command),
+        Command::Relay(relay) => programs::relay(*relay),
         Command::Status(query) => status::run(&query),
         Command::Uninstall(arguments) => uninstall::run(&arguments),
         Command::Completion { shell } => {

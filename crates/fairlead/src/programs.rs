@@ -7,7 +7,8 @@ use fairlead_cluster::http::MetricsAddress;
 use tokio::runtime::Builder;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::arguments::{ControllerArguments, NodeArguments};
+use crate::arguments::{ControllerArguments, NodeArguments, RelayArguments};
+use crate::relay;
 
 /// Worker threads of the runtime: tasks mostly wait, and each thread costs memory on every node.
 const THREADS: usize = 2;
@@ -19,6 +20,9 @@ const BLOCKING_THREADS: usize = 64;
 const READ_SECONDS: u64 = 75;
 /// Connect timeout of API server connections in seconds.
 const CONNECT_SECONDS: u64 = 5;
+
+/// What the node program and the controller say when they end.
+const KERNEL_FORWARDS: &str = "shutting down; the kernel keeps forwarding";
 
 /// `fairlead node`
 pub(crate) fn node(arguments: NodeArguments) -> anyhow::Result<ExitCode> {
@@ -42,7 +46,7 @@ pub(crate) fn node(arguments: NodeArguments) -> anyhow::Result<ExitCode> {
         metrics_per_peer: arguments.metrics_per_peer,
         clear_routes_on_shutdown: arguments.clear_routes_on_shutdown,
     };
-    run(async { fairlead_node::run(settings, cluster().await?, stop()?).await })
+    run(async { fairlead_node::run(settings, cluster().await?, stop(KERNEL_FORWARDS)?).await })
 }
 
 /// `fairlead controller`
@@ -55,7 +59,12 @@ pub(crate) fn controller(arguments: ControllerArguments) -> anyhow::Result<ExitC
         sweep_interval: arguments.gc_interval,
         deleted_node_grace: arguments.deleted_node_grace,
     };
-    run(async { fairlead_controller::run(settings, cluster().await?, stop()?).await })
+    run(async { fairlead_controller::run(settings, cluster().await?, stop(KERNEL_FORWARDS)?).await })
+}
+
+/// `fairlead relay`
+pub(crate) fn relay(arguments: RelayArguments) -> anyhow::Result<ExitCode> {
+    run(async { relay::serve(arguments, stop("shutting down")?).await })
 }
 
 fn warn_of(without_effect: &[&str]) {
@@ -87,8 +96,8 @@ pub(crate) async fn cluster() -> anyhow::Result<kube::Config> {
     Ok(config)
 }
 
-/// Resolves at SIGTERM or SIGINT.
-fn stop() -> anyhow::Result<impl Future<Output = ()>> {
+/// Resolves at SIGTERM or SIGINT, after this message.
+fn stop(message: &'static str) -> anyhow::Result<impl Future<Output = ()>> {
     let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
     Ok(async move {
@@ -96,6 +105,6 @@ fn stop() -> anyhow::Result<impl Future<Output = ()>> {
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
         }
-        tracing::info!("shutting down; the kernel keeps forwarding");
+        tracing::info!("{message}");
     })
 }

@@ -1,10 +1,21 @@
 //! The relay: it passes WireGuard packets, which it cannot read, between nodes that do not reach each other.
 //!
-//! [`core`] decides, without I/O: which connection gets a datagram, what is dropped, who is told what. [`proof`] shows that a
-//! client has the private key of the WireGuard key it registers. Frames are those of `fairlead_wire::relay`;
-//! `docs/relay-protocol.md` describes them.
+//! * [`core`] decides, without I/O: which connection gets a datagram, what is dropped, who is told what.
+//! * [`proof`] shows that a client has the private key of the WireGuard key it registers.
+//! * [`server`] does the I/O of a relay; [`access`] says who may use it; [`metrics`] says what it did.
+//! * [`client`] connects and registers.
+//! * [`websocket`] is a codec, for networks that let nothing else through.
 //!
-//! Not here: Kubernetes. Who may use a relay is for the caller to say.
+//! Frames are those of `fairlead_wire::relay`; `docs/relay-protocol.md` describes them. Not here: Kubernetes.
 
+pub mod access;
+pub mod client;
 pub mod core;
+pub mod metrics;
 pub mod proof;
+mod random;
+pub mod server;
+mod stream;
+pub mod websocket;
+
+pub use stream::StreamError;

@@ -13,7 +13,7 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use fairlead_api::wireguard::PublicKey;
-use fairlead_wire::relay::{ErrorReason, Frame, Notice};
+use fairlead_wire::relay::{ErrorReason, Frame, Notice, Registered};
 
 use bucket::TokenBucket;
 use outbox::{Class, Outbox};
@@ -133,11 +133,16 @@ impl Relay {
         self.links.len()
     }
 
-    /// Adds a link for a client that has proved its key. It is the one that receives from now on.
+    /// Adds a link for a client that has proved its key. It is the one that receives from now on, after `answer`.
     ///
     /// # Errors
     /// There are too many links.
-    pub fn register(&mut self, now: Instant, admission: Admission) -> Result<LinkId, ErrorReason> {
+    pub fn register(
+        &mut self,
+        now: Instant,
+        admission: Admission,
+        answer: &Registered,
+    ) -> Result<LinkId, ErrorReason> {
         if self.links.len() >= self.limits.links {
             return Err(ErrorReason::Full);
         }
@@ -147,6 +152,7 @@ impl Relay {
         self.links.insert(id, Link::new(now, admission, self.limits.client_rate));
         self.counters.registrations = self.counters.registrations.wrapping_add(1);
         self.counters.key_changes = self.counters.key_changes.wrapping_add(outcome.changed.into());
+        self.send(id, &Frame::Registered(*answer));
         for link in outcome.duplicates {
             self.send(link, &Frame::Notice(Notice::DuplicateKey));
         }
@@ -284,6 +290,11 @@ impl Relay {
         self.send(id, &Frame::Error { reason, message: &reason.to_string() });
         // Also where there is no room for the reason.
         self.wake(id);
+    }
+
+    /// Whether a link is to end as soon as its client has been told.
+    pub fn is_closing(&self, id: LinkId) -> bool {
+        self.links.get(&id).is_none_or(|link| link.closing)
     }
 
     /// Forgets a link whose connection has ended.

@@ -16,9 +16,9 @@ const MAX_CONTROL: usize = 32;
 pub struct QueueLimits {
     /// How long a datagram may wait.
     pub time: Duration,
-    /// Bytes of datagrams that wait.
+    /// Bytes of datagrams that wait, unless it is only one.
     pub bytes: usize,
-    /// Bytes of probes that wait.
+    /// Bytes of probes that wait, unless it is only one.
     pub probe_bytes: usize,
 }
 
@@ -70,7 +70,8 @@ impl Outbox {
         queue.drop_late(now, limits.time, counters);
         queue.bytes = queue.bytes.saturating_add(frame.len());
         queue.frames.push_back((now, frame));
-        while queue.bytes > limit && queue.pop().is_some() {
+        // The newest always finds room.
+        while queue.bytes > limit && queue.frames.len() > 1 && queue.pop().is_some() {
             counters.count_drop(DropReason::QueueFull);
         }
     }

@@ -6,6 +6,7 @@ use super::*;
 const A: [u8; 32] = [1; 32];
 const B: [u8; 32] = [2; 32];
 const BUDGET: usize = 16 << 10;
+const ANSWER: Registered = Registered { idle_timeout: 60 };
 
 /// A relay and a clock.
 struct Bed {
@@ -29,7 +30,15 @@ impl Bed {
 
     fn register(&mut self, key: [u8; 32], instance: u8) -> LinkId {
         let admission = Admission { key: PublicKey(key), instance: [instance; 8], token: None };
-        self.relay.register(self.now, admission).unwrap()
+        self.relay.register(self.now, admission, &ANSWER).unwrap()
+    }
+
+    /// All links have got the answer to their registration, and wait.
+    fn settle(&mut self, links: &[LinkId]) {
+        for link in links {
+            assert_eq!(self.received(*link), (vec![], false));
+        }
+        self.relay.take_ready();
     }
 
     fn frame(&mut self, link: LinkId, frame: &Frame<'_>) {
@@ -52,7 +61,9 @@ impl Bed {
             }
             let mut rest = out.as_slice();
             while let Some(parsed) = parse(rest, MAX_BODY).unwrap() {
-                frames.push(words(&parsed.frame));
+                if parsed.frame != Frame::Registered(ANSWER) {
+                    frames.push(words(&parsed.frame));
+                }
                 rest = &rest[parsed.length..];
             }
             assert!(rest.is_empty());
@@ -79,6 +90,7 @@ fn words(frame: &Frame<'_>) -> String {
 fn a_datagram_reaches_its_peer_with_the_senders_key() {
     let mut bed = Bed::new();
     let (a, b) = (bed.register(A, 1), bed.register(B, 1));
+    bed.settle(&[a, b]);
     bed.send(a, B, b"hello");
     assert_eq!(bed.relay.take_ready(), [b]);
     assert_eq!(bed.received(b), (vec!["hello from 1".to_owned()], false));
@@ -93,6 +105,7 @@ fn a_datagram_reaches_its_peer_with_the_senders_key() {
 fn a_link_is_named_once_until_it_has_written_everything() {
     let mut bed = Bed::new();
     let (a, b) = (bed.register(A, 1), bed.register(B, 1));
+    bed.settle(&[a, b]);
     for _ in 0..3 {
         bed.send(a, B, b"x");
     }
@@ -286,7 +299,7 @@ fn a_full_relay_refuses_further_clients() {
     let mut bed = Bed::with(Limits { links: 1, ..Limits::default() });
     let a = bed.register(A, 1);
     let admission = Admission { key: PublicKey(B), instance: [1; 8], token: None };
-    assert_eq!(bed.relay.register(bed.now, admission), Err(ErrorReason::Full));
+    assert_eq!(bed.relay.register(bed.now, admission, &ANSWER), Err(ErrorReason::Full));
     assert_eq!(bed.relay.keys.len(), 1);
     bed.relay.remove(a);
     bed.register(B, 1);
@@ -301,7 +314,7 @@ fn clients_of_a_relay_that_ends_are_told_to_come_back_at_different_moments() {
     for link in links {
         let mut out = Vec::new();
         bed.relay.poll_transmit(bed.now, link, BUDGET, &mut out);
-        let parsed = parse(&out, MAX_BODY).unwrap().unwrap();
+        let parsed = parse(&out[HEADER_LENGTH + 2..], MAX_BODY).unwrap().unwrap();
         let Frame::Draining { reconnect_after, close_after: 10_000 } = parsed.frame else {
             panic!("{parsed:?}")
         };
@@ -351,7 +364,7 @@ proptest! {
             match (event, link) {
                 (0, _) => {
                     let admission = Admission { key: PublicKey([which; 32]), instance: [other; 8], token: None };
-                    links.extend(bed.relay.register(bed.now, admission));
+                    links.extend(bed.relay.register(bed.now, admission, &ANSWER));
                 }
                 (1, Some(link)) => bed.send(link, [other; 32], &[which; 100]),
                 (2, Some(link)) => bed.frame(link, &Frame::Ping([other; 8])),

@@ -1,0 +1,75 @@
+//! Arguments of `fairlead relay`. Names that WireKube's relay has, too, are its.
+
+use std::net::SocketAddr;
+use std::num::NonZeroU64;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{ArgGroup, Args};
+
+use super::{duration, listen_address};
+
+#[derive(Debug, Args)]
+#[command(group = ArgGroup::new("access").args(["allowed_keys", "token_file"]).required(true).multiple(true))]
+pub(crate) struct RelayArguments {
+    /// Serve clients on this TCP address
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "[::]:3478", value_parser = listen_address)]
+    pub(crate) addr: SocketAddr,
+    /// Certificate chain in PEM; read again when it changes. Without it: WebSocket without TLS, for a proxy that terminates
+    /// TLS
+    #[arg(long, value_name = "FILE", requires = "tls_private_key_file")]
+    pub(crate) tls_cert_file: Option<PathBuf>,
+    /// Private key of the certificate in PEM
+    #[arg(long, value_name = "FILE", requires = "tls_cert_file")]
+    pub(crate) tls_private_key_file: Option<PathBuf>,
+    /// Name or address of this relay in its clients' endpoint; repeat it for several. Required without a certificate
+    #[arg(long, value_name = "NAME", required_unless_present = "tls_cert_file")]
+    pub(crate) name: Vec<String>,
+    /// WireGuard public keys of the nodes that may use this relay, one in a line; read again when they change
+    #[arg(long, value_name = "FILE")]
+    pub(crate) allowed_keys: Option<PathBuf>,
+    /// Tokens that let a node use this relay, one in a line; read again when they change
+    #[arg(long, value_name = "FILE")]
+    pub(crate) token_file: Option<PathBuf>,
+    /// Number of connected nodes
+    #[arg(long, value_name = "NUMBER", default_value = "10000")]
+    pub(crate) max_clients: usize,
+    /// Bytes that a node may send in a second; what is beyond that is dropped [default: no limit]
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) client_rate: Option<NonZeroU64>,
+    /// On shutdown, serve connected nodes for this long while they connect elsewhere
+    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = duration)]
+    pub(crate) drain: Duration,
+    /// Serve Prometheus metrics on this address; port 0 serves none
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "[::]:9388", value_parser = listen_address)]
+    pub(crate) metrics_addr: SocketAddr,
+    /// Serve /healthz and /readyz on this address
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "[::]:9389", value_parser = listen_address)]
+    pub(crate) health_addr: SocketAddr,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use crate::arguments::Arguments;
+
+    fn parse(words: &str) -> Result<(), String> {
+        let words = format!("fairlead relay {words}");
+        Arguments::try_parse_from(words.split_whitespace()).map(|_| ()).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_relay_for_everyone_is_refused() {
+        let error = parse("--name relay.example").unwrap_err();
+        assert!(error.contains("--allowed-keys") && error.contains("--token-file"), "{error}");
+        assert_eq!(parse("--name relay.example --allowed-keys keys --token-file tokens"), Ok(()));
+    }
+
+    #[test]
+    fn a_relay_without_a_certificate_needs_a_name_and_a_certificate_its_key() {
+        assert!(parse("--token-file t").unwrap_err().contains("--name"));
+        assert!(parse("--token-file t --tls-cert-file c").unwrap_err().contains("--tls-private-key-file"));
+        assert_eq!(parse("--token-file t --tls-cert-file c --tls-private-key-file k"), Ok(()));
+    }
+}

@@ -1,0 +1,303 @@
+//! A connection to a relay as a client: TCP, an HTTP proxy on the way, TLS, WebSocket, registration.
+
+mod backoff;
+mod endpoint;
+mod proxy;
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use fairlead_api::wireguard::PrivateKey;
+use fairlead_wire::relay::{
+    ALPN, ErrorReason, Frame, Hello, InvalidFrame, MAX_BODY, MAX_HANDSHAKE_BODY, MIN_VERSION, Oversized,
+    Register, VERSION, signed,
+};
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, InvalidDnsNameError, ServerName};
+use rustls::{ClientConfig, RootCertStore};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+
+use crate::proof::{NoSecret, Transcript, prove, public_key};
+use crate::server::EXPORTER_LABEL;
+use crate::stream::{self, FrameReader, FrameWriter, StreamError};
+
+pub use backoff::Backoff;
+pub use endpoint::{Endpoint, InvalidEndpoint, Transport};
+pub use proxy::{Proxy, ProxyError};
+
+/// Time for everything until the client is registered.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How a client connects, and as whom.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// The relay.
+    pub endpoint: Endpoint,
+    /// An HTTP proxy on the way.
+    pub proxy: Option<Proxy>,
+    /// Authorities that certify relays; see [`trust`].
+    pub roots: Arc<RootCertStore>,
+    /// The WireGuard key.
+    pub private_key: PrivateKey,
+    /// The run of this client: the same random bytes for all its connections.
+    pub instance: [u8; 8],
+    /// The secret that the relay's operator gave; may be empty.
+    pub token: Vec<u8>,
+}
+
+/// Why a client is not connected.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// The first frames of the relay are not those of a relay.
+    #[error("the relay does not follow the protocol: {0}")]
+    Frame(#[from] InvalidFrame),
+    /// The connection failed.
+    #[error("cannot reach {0}: {1}")]
+    Io(String, io::Error),
+    /// The host in the endpoint cannot be in a certificate.
+    #[error("{0:?} is neither a DNS name nor an address")]
+    Name(String, #[source] InvalidDnsNameError),
+    /// The relay's key or this client's is not usable.
+    #[error(transparent)]
+    Proof(#[from] NoSecret),
+    /// The proxy does not let the connection through.
+    #[error(transparent)]
+    Proxy(#[from] ProxyError),
+    /// The relay refuses the registration.
+    #[error("the relay refuses the registration: {reason}")]
+    Refused {
+        /// For programs.
+        reason: ErrorReason,
+    },
+    /// The connection ended, or something other than a relay answered.
+    #[error(transparent)]
+    Stream(#[from] StreamError),
+    /// It took too long.
+    #[error("the relay did not answer within 10 s")]
+    Timeout,
+    /// The TLS handshake failed.
+    #[error("TLS with the relay failed: {0}")]
+    Tls(io::Error),
+    /// The TLS library refuses the configuration.
+    #[error("cannot configure TLS: {0}")]
+    TlsConfiguration(#[from] rustls::Error),
+    /// The token or the relay's name is too long.
+    #[error(transparent)]
+    TooLong(#[from] Oversized),
+    /// The relay speaks no version that this client understands.
+    #[error("the relay speaks versions {min} to {max}, this client {MIN_VERSION} to {VERSION}")]
+    Version {
+        /// The oldest of the relay.
+        min: u8,
+        /// The newest of the relay.
+        max: u8,
+    },
+}
+
+/// The authorities in a bundle of PEM certificates.
+///
+/// # Errors
+/// It has none, or something else.
+pub fn trust(bundle: &[u8]) -> Result<RootCertStore, io::Error> {
+    let invalid =
+        |error: &dyn std::fmt::Display| io::Error::new(io::ErrorKind::InvalidData, error.to_string());
+    let mut roots = RootCertStore::empty();
+    for certificate in CertificateDer::pem_slice_iter(bundle) {
+        let certificate = certificate.map_err(|error| invalid(&error))?;
+        roots.add(certificate).map_err(|error| invalid(&error))?;
+    }
+    if roots.is_empty() { Err(invalid(&"no certificate in the bundle")) } else { Ok(roots) }
+}
+
+trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
+
+/// A registered client.
+pub struct Connection {
+    hello: Hello,
+    idle_timeout: Duration,
+    sender: Sender,
+    receiver: Receiver,
+}
+
+/// The sending half of a connection.
+pub struct Sender(FrameWriter<Box<dyn Stream>>);
+
+/// The receiving half of a connection.
+pub struct Receiver(FrameReader<Box<dyn Stream>>);
+
+/// Connects and registers.
+///
+/// # Errors
+/// See [`ConnectError`].
+pub async fn connect(settings: &Settings) -> Result<Connection, ConnectError> {
+    tokio::time::timeout(CONNECT_TIMEOUT, establish(settings)).await.unwrap_or(Err(ConnectError::Timeout))
+}
+
+async fn establish(settings: &Settings) -> Result<Connection, ConnectError> {
+    let endpoint = &settings.endpoint;
+    let stream = reach(settings).await?;
+    let (stream, exporter) = if endpoint.transport == Transport::Ws {
+        (Box::new(stream) as Box<dyn Stream>, None)
+    } else {
+        let (stream, exporter) = secure(settings, stream).await?;
+        (stream, Some(exporter))
+    };
+    let (reader, writer) = match endpoint.transport {
+        Transport::Tcp => stream::direct(stream),
+        Transport::Ws | Transport::Wss => {
+            let nonce = crate::random::bytes().map_err(StreamError::from)?;
+            stream::open_websocket(stream, &endpoint.authority(), nonce).await?
+        }
+    };
+    register(settings, reader, writer, exporter).await
+}
+
+async fn reach(settings: &Settings) -> Result<TcpStream, ConnectError> {
+    let (host, port) = match &settings.proxy {
+        Some(proxy) => (proxy.host.as_str(), proxy.port),
+        None => (settings.endpoint.host.as_str(), settings.endpoint.port),
+    };
+    let unreachable = |error| ConnectError::Io(format!("{host}:{port}"), error);
+    let mut stream = TcpStream::connect((host, port)).await.map_err(unreachable)?;
+    stream.set_nodelay(true).map_err(unreachable)?;
+    if let Some(proxy) = &settings.proxy {
+        let target = format!("{}:{}", settings.endpoint.bracketed_host(), settings.endpoint.port);
+        proxy.tunnel(&mut stream, &target).await?;
+    }
+    Ok(stream)
+}
+
+/// TLS 1.3, and the exporter that binds the registration to it.
+async fn secure(settings: &Settings, stream: TcpStream) -> Result<(Box<dyn Stream>, [u8; 32]), ConnectError> {
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let mut config = ClientConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&rustls::version::TLS13])?
+        .with_root_certificates(Arc::clone(&settings.roots))
+        .with_no_client_auth();
+    config.alpn_protocols = match settings.endpoint.transport {
+        Transport::Tcp => vec![ALPN.to_vec()],
+        Transport::Ws | Transport::Wss => vec![b"http/1.1".to_vec()],
+    };
+    let host = settings.endpoint.host.clone();
+    let name = ServerName::try_from(host.clone()).map_err(|error| ConnectError::Name(host, error))?;
+    let stream =
+        TlsConnector::from(Arc::new(config)).connect(name, stream).await.map_err(ConnectError::Tls)?;
+    let exporter = stream.get_ref().1.export_keying_material([0; 32], EXPORTER_LABEL, None)?;
+    Ok((Box::new(stream), exporter))
+}
+
+async fn register(
+    settings: &Settings,
+    mut reader: FrameReader<Box<dyn Stream>>,
+    mut writer: FrameWriter<Box<dyn Stream>>,
+    exporter: Option<[u8; 32]>,
+) -> Result<Connection, ConnectError> {
+    let first = reader.next(MAX_HANDSHAKE_BODY, |parsed| match parsed.frame {
+        Frame::Hello(hello) => Some((hello, parsed.body.to_vec())),
+        _ => None,
+    });
+    let (hello, body) = first.await?.ok_or(InvalidFrame::Magic)?;
+    let version = hello.max_version.min(VERSION);
+    if version < hello.min_version.max(MIN_VERSION) {
+        return Err(ConnectError::Version { min: hello.min_version, max: hello.max_version });
+    }
+    // Where a proxy terminates TLS, the relay cannot know the exporter.
+    let exporter = exporter.filter(|_| hello.channel_binding);
+    writer
+        .write(&registration(settings, version, &hello, &body, exporter)?)
+        .await
+        .map_err(StreamError::from)?;
+    let answer = reader.next(MAX_HANDSHAKE_BODY, |parsed| match parsed.frame {
+        Frame::Error { reason, .. } => Err(reason),
+        Frame::Registered(registered) => Ok(registered),
+        _ => Err(ErrorReason::UnexpectedFrame),
+    });
+    let registered = answer.await?.map_err(|reason| ConnectError::Refused { reason })?;
+    Ok(Connection {
+        hello,
+        idle_timeout: Duration::from_secs(registered.idle_timeout.into()),
+        sender: Sender(writer),
+        receiver: Receiver(reader),
+    })
+}
+
+fn registration(
+    settings: &Settings,
+    version: u8,
+    hello: &Hello,
+    hello_body: &[u8],
+    exporter: Option<[u8; 32]>,
+) -> Result<Vec<u8>, ConnectError> {
+    let mut register = Register {
+        proof: [0; 32],
+        version,
+        instance: settings.instance,
+        key: public_key(&settings.private_key)?,
+        name: &settings.endpoint.host,
+        token: &settings.token,
+    };
+    let mut bytes = Vec::new();
+    Frame::Register(register).encode(&mut bytes)?;
+    let body = bytes.get(fairlead_wire::relay::HEADER_LENGTH..).unwrap_or_default();
+    let transcript =
+        Transcript { challenge: hello.challenge, hello: hello_body, register: signed(body), exporter };
+    register.proof = prove(&settings.private_key, hello.relay_key, &transcript)?;
+    let mut bytes = Vec::new();
+    Frame::Register(register).encode(&mut bytes)?;
+    Ok(bytes)
+}
+
+impl Connection {
+    /// Identifies the running relay: connections to the same one have no advantage over one.
+    pub fn replica(&self) -> [u8; 16] {
+        self.hello.replica
+    }
+
+    /// How long the relay keeps a silent connection.
+    pub fn idle_timeout(&self) -> Duration {
+        self.idle_timeout
+    }
+
+    /// Both directions.
+    pub fn split(self) -> (Sender, Receiver) {
+        (self.sender, self.receiver)
+    }
+}
+
+impl Sender {
+    /// Sends encoded frames. A call that is dropped before it is done leaves the connection unusable.
+    ///
+    /// # Errors
+    /// The connection has failed.
+    pub async fn send(&mut self, frames: &[u8]) -> io::Result<()> {
+        self.0.write(frames).await
+    }
+
+    /// Ends the connection.
+    ///
+    /// # Errors
+    /// The connection has failed.
+    pub async fn close(&mut self) -> io::Result<()> {
+        self.0.close().await
+    }
+}
+
+impl Receiver {
+    /// Waits for the next frame and gives it to `handle`. Nothing is lost if it is dropped while it waits.
+    ///
+    /// # Errors
+    /// The connection has ended.
+    pub async fn receive<T>(&mut self, handle: impl FnOnce(&Frame<'_>) -> T) -> Result<T, StreamError> {
+        self.0.next(MAX_BODY, |parsed| handle(&parsed.frame)).await
+    }
+}
+
+impl std::fmt::Debug for Connection {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Connection").field("hello", &self.hello).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,128 @@
+//! Metrics of a relay, read when they are scraped.
+
+use std::fmt;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::Registry;
+
+use crate::server::Observer;
+
+/// Declares `fairlead_relay_*` in the registry of all metrics.
+pub fn register(all: &mut Registry, relay: Observer) {
+    all.sub_registry_with_prefix("fairlead_relay").register_collector(Box::new(Relay(relay)));
+}
+
+#[derive(Debug)]
+struct Relay(Observer);
+
+impl Collector for Relay {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let snapshot = self.0.snapshot();
+        let counters = snapshot.counters;
+        for (name, help, value) in [
+            ("connections", "Connections that were accepted.", snapshot.connections),
+            ("datagrams", "Datagrams queued for their receiver.", counters.datagrams),
+            ("datagram_bytes", "Bytes of datagrams queued for their receiver.", counters.bytes),
+            (
+                "key_changes",
+                "Registrations that replaced a link of another client, or of another run of the same one.",
+                counters.key_changes,
+            ),
+            ("registrations", "Registrations that were accepted.", counters.registrations),
+        ] {
+            let counter = ConstCounter::new(value);
+            counter.encode(encoder.encode_descriptor(name, help, None, counter.metric_type())?)?;
+        }
+        let links = ConstGauge::new(i64::try_from(snapshot.links).unwrap_or(i64::MAX));
+        let help = "Registered connections of clients.";
+        links.encode(encoder.encode_descriptor("links", help, None, links.metric_type())?)?;
+        let drops = counters.drops().map(|(reason, count)| (reason.label(), count));
+        family(&mut encoder, "dropped_datagrams", "Datagrams that were not passed on, by reason.", drops)?;
+        let rejections = snapshot.rejections.iter().map(|(reason, count)| (reason.label(), *count));
+        let help = "Connections that ended before they were registered, by reason.";
+        family(&mut encoder, "rejected_connections", help, rejections)
+    }
+}
+
+/// A counter with the label `reason`.
+fn family(
+    encoder: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    values: impl Iterator<Item = (&'static str, u64)>,
+) -> Result<(), fmt::Error> {
+    let mut encoder = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+    for (reason, count) in values {
+        ConstCounter::new(count).encode(encoder.encode_family(&[("reason", reason)])?)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use fairlead_api::wireguard::PublicKey;
+    use prometheus_client::encoding::text::encode;
+    use testbed_metrics::{Exposed, promtool, reference};
+
+    use super::*;
+    use crate::access::Authorizer;
+    use crate::core::{Admission, Limits};
+    use crate::server::{Server, Settings};
+
+    struct NoClients;
+
+    impl Authorizer for NoClients {
+        fn admit(&self, _: PublicKey, _: [u8; 8], _: &[u8]) -> Option<Admission> {
+            None
+        }
+
+        fn is_allowed(&self, _: &Admission) -> bool {
+            false
+        }
+
+        fn refresh(&self) -> bool {
+            false
+        }
+    }
+
+    /// A scrape in the text format, where the family of a counter has the name of its sample.
+    async fn scrape() -> String {
+        let settings = Settings {
+            listen: "127.0.0.1:0".parse().unwrap(),
+            certificate: None,
+            names: vec!["localhost".to_owned()],
+            limits: Limits::default(),
+            drain: std::time::Duration::ZERO,
+        };
+        let server = Server::bind(settings, Arc::new(NoClients)).unwrap();
+        let mut registry = Registry::default();
+        register(&mut registry, server.observer());
+        let mut text = String::new();
+        encode(&mut text, &registry).unwrap();
+        for name in
+            text.clone().lines().filter_map(|line| line.strip_prefix("# TYPE ")?.strip_suffix(" counter"))
+        {
+            text = text.replace(&format!("# HELP {name} "), &format!("# HELP {name}_total "));
+            text = text.replace(&format!("# TYPE {name} "), &format!("# TYPE {name}_total "));
+        }
+        text.replace("# EOF\n", "")
+    }
+
+    #[tokio::test]
+    async fn the_reference_of_metrics_is_current() {
+        reference::check("relay", &Exposed::parse(&scrape().await)).unwrap();
+    }
+
+    #[tokio::test]
+    async fn every_metric_follows_the_conventions() {
+        let text = scrape().await;
+        assert!(text.contains("fairlead_relay_dropped_datagrams_total{reason=\"queue_time\"} 0"), "{text}");
+        promtool::check_metrics(&text).unwrap();
+    }
+}

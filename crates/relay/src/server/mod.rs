@@ -1,0 +1,415 @@
+//! The relay as a server: connections, TLS, registrations. What is passed on and what ends is decided in [`crate::core`].
+//!
+//! One lock guards the core. It is held for the frames of one read or one write, never while a task waits.
+
+mod certificate;
+mod handshakes;
+mod link;
+mod register;
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use fairlead_wire::relay::ErrorReason;
+use socket2::SockRef;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Notify;
+use tokio::task::JoinSet;
+use tokio::time::{MissedTickBehavior, interval};
+use tokio_rustls::TlsAcceptor;
+
+use crate::access::Authorizer;
+use crate::core::{Counters, Limits, LinkId, Relay};
+use crate::proof::{NoSecret, RelayKey};
+use certificate::Certificate;
+use handshakes::Handshakes;
+
+pub use certificate::{CertificateError, CertificateFiles};
+pub(crate) use register::EXPORTER_LABEL;
+
+/// How often timers of links are looked at.
+const TICK: Duration = Duration::from_secs(1);
+/// How often the lists of keys and tokens are read again: a removed client's links close within 5 s.
+const ACCESS_INTERVAL: Duration = Duration::from_secs(2);
+/// How often the certificate is read again.
+const CERTIFICATE_INTERVAL: Duration = Duration::from_secs(10);
+/// Pause after the process had no descriptor left for a new connection.
+const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(100);
+/// Connections that have not registered yet, in all and of one address: nodes may share the address of a NAT.
+const HANDSHAKES: usize = 1024;
+const HANDSHAKES_PER_SOURCE: usize = 128;
+/// Bytes that the kernel holds for a client and has not sent: what waits longer waits where the newest can overtake it.
+const NOT_SENT: u32 = 16 << 10;
+/// How long sent bytes may be unacknowledged before the kernel ends a connection.
+const USER_TIMEOUT: Duration = Duration::from_secs(10);
+/// Connections the kernel holds until they are accepted.
+const BACKLOG: i32 = 1024;
+
+/// How a relay is to run.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Address for clients.
+    pub listen: SocketAddr,
+    /// The certificate; without it the relay speaks WebSocket without TLS, for a proxy that terminates TLS.
+    pub certificate: Option<CertificateFiles>,
+    /// Names by which clients know this relay. A relay without a certificate needs one.
+    pub names: Vec<String>,
+    /// What clients may use.
+    pub limits: Limits,
+    /// How long links stay when the relay ends.
+    pub drain: Duration,
+}
+
+/// Why a relay cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// See [`CertificateError`].
+    #[error(transparent)]
+    Certificate(#[from] CertificateError),
+    /// The cryptography library fails.
+    #[error("cannot make a key for registrations: {0}")]
+    Key(#[from] NoSecret),
+    /// The address cannot be used.
+    #[error("cannot listen on {address}: {error}")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// Why.
+        error: io::Error,
+    },
+    /// A registration could be one for another relay.
+    #[error("a relay without a certificate needs a name: the one in its clients' endpoint")]
+    NoName,
+    /// The system gives no random bytes.
+    #[error(transparent)]
+    Random(#[from] io::Error),
+    /// The TLS library refuses the configuration.
+    #[error("cannot configure TLS: {0}")]
+    Tls(#[from] rustls::Error),
+}
+
+/// A relay that listens.
+#[derive(Debug)]
+pub struct Server {
+    listener: TcpListener,
+    shared: Arc<Shared>,
+    certificate: Option<Arc<Certificate>>,
+    drain: Duration,
+}
+
+/// What all connections share.
+struct Shared {
+    access: Arc<dyn Authorizer>,
+    handshakes: Arc<Handshakes>,
+    tls: Option<TlsAcceptor>,
+    names: Vec<String>,
+    replica: [u8; 16],
+    key: RelayKey,
+    idle: Duration,
+    statistics: Statistics,
+    links: Mutex<Links>,
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared").field("names", &self.names).finish_non_exhaustive()
+    }
+}
+
+/// Links, and what wakes the task that writes to each.
+#[derive(Debug)]
+struct Links {
+    relay: Relay,
+    wakers: HashMap<LinkId, Arc<Notify>>,
+}
+
+impl Links {
+    /// Wakes those that have something to write.
+    fn wake(&mut self) {
+        for id in self.relay.take_ready() {
+            if let Some(waker) = self.wakers.get(&id) {
+                waker.notify_one();
+            }
+        }
+    }
+}
+
+impl Shared {
+    fn links(&self) -> MutexGuard<'_, Links> {
+        self.links.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn close(&self, id: LinkId, reason: ErrorReason) {
+        let mut links = self.links();
+        links.relay.close(id, reason);
+        links.wake();
+    }
+}
+
+/// What the server counts besides the core.
+#[derive(Debug, Default)]
+struct Statistics {
+    connections: AtomicU64,
+    /// By [`Rejection::ALL`].
+    rejections: [AtomicU64; Rejection::ALL.len()],
+}
+
+/// Why a connection ended before it was a link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Rejection {
+    /// A newer connection needed its place.
+    Displaced,
+    /// The relay has no room for a further client.
+    Full,
+    /// The key or the token is not allowed.
+    NotAllowed,
+    /// It was no client of this protocol, or the connection failed.
+    Protocol,
+    /// It took too long.
+    Timeout,
+    /// The TLS handshake failed.
+    Tls,
+    /// The registration names another relay.
+    WrongName,
+    /// The registration does not prove the key.
+    WrongProof,
+}
+
+impl Rejection {
+    /// All of them.
+    pub const ALL: [Self; 8] = [
+        Self::Displaced,
+        Self::Full,
+        Self::NotAllowed,
+        Self::Protocol,
+        Self::Timeout,
+        Self::Tls,
+        Self::WrongName,
+        Self::WrongProof,
+    ];
+
+    /// The value of the label `reason`.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Displaced => "displaced",
+            Self::Full => "full",
+            Self::NotAllowed => "not_allowed",
+            Self::Protocol => "protocol",
+            Self::Timeout => "timeout",
+            Self::Tls => "tls",
+            Self::WrongName => "wrong_name",
+            Self::WrongProof => "wrong_proof",
+        }
+    }
+}
+
+impl Statistics {
+    fn count(&self, rejection: Rejection) {
+        for (each, count) in Rejection::ALL.iter().zip(&self.rejections) {
+            count.fetch_add(u64::from(*each == rejection), Ordering::Relaxed);
+        }
+    }
+}
+
+/// What a relay has done and has, for metrics.
+#[derive(Debug, Clone)]
+pub struct Snapshot {
+    /// What the core counted.
+    pub counters: Counters,
+    /// Links now.
+    pub links: usize,
+    /// Connections that were accepted.
+    pub connections: u64,
+    /// Connections that did not become links, by reason.
+    pub rejections: Vec<(Rejection, u64)>,
+}
+
+/// Reads a relay while it runs.
+#[derive(Debug, Clone)]
+pub struct Observer(Arc<Shared>);
+
+impl Observer {
+    /// The numbers of this moment.
+    pub fn snapshot(&self) -> Snapshot {
+        let statistics = &self.0.statistics;
+        let counts = statistics.rejections.iter().map(|count| count.load(Ordering::Relaxed));
+        let links = self.0.links();
+        Snapshot {
+            counters: *links.relay.counters(),
+            links: links.relay.links(),
+            connections: statistics.connections.load(Ordering::Relaxed),
+            rejections: Rejection::ALL.into_iter().zip(counts).collect(),
+        }
+    }
+}
+
+impl Server {
+    /// Listens. Clients wait until [`Server::run`].
+    ///
+    /// # Errors
+    /// See [`StartError`].
+    pub fn bind(settings: Settings, access: Arc<dyn Authorizer>) -> Result<Self, StartError> {
+        let certificate = settings.certificate.map(Certificate::read).transpose()?;
+        if certificate.is_none() && settings.names.is_empty() {
+            return Err(StartError::NoName);
+        }
+        let config = certificate.as_ref().map(Certificate::server_config).transpose()?;
+        let address = settings.listen;
+        let listener = listen(address).map_err(|error| StartError::Listen { address, error })?;
+        let shared = Shared {
+            access,
+            handshakes: Handshakes::new(HANDSHAKES, HANDSHAKES_PER_SOURCE),
+            tls: config.map(|config| TlsAcceptor::from(Arc::new(config))),
+            names: settings.names,
+            replica: crate::random::bytes()?,
+            key: RelayKey::generate()?,
+            idle: settings.limits.idle,
+            statistics: Statistics::default(),
+            links: Mutex::new(Links { relay: Relay::new(settings.limits), wakers: HashMap::new() }),
+        };
+        Ok(Self { listener, shared: Arc::new(shared), certificate, drain: settings.drain })
+    }
+
+    /// The address it listens on.
+    ///
+    /// # Errors
+    /// The socket does not say.
+    pub fn local_address(&self) -> io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+
+    /// For metrics.
+    pub fn observer(&self) -> Observer {
+        Observer(Arc::clone(&self.shared))
+    }
+
+    /// Serves clients until `stop` resolves, then tells them, and ends when they are gone or the time to drain is over.
+    pub async fn run(self, stop: impl Future<Output = ()>) {
+        let Self { listener, shared, certificate, drain } = self;
+        let mut connections = JoinSet::new();
+        tokio::select! {
+            () = accept_all(&listener, &shared, &mut connections) => {}
+            () = maintain(&shared, certificate.as_deref()) => {}
+            () = stop => {}
+        }
+        drop(listener);
+        drain_links(&shared, drain, &mut connections).await;
+        connections.shutdown().await;
+    }
+}
+
+/// On a kernel without IPv6 (`ipv6.disable=1`), "every address" is every IPv4 address.
+fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    match listen_on(address) {
+        Err(_) if address.is_ipv6() && address.ip().is_unspecified() => {
+            listen_on(SocketAddr::from((Ipv4Addr::UNSPECIFIED, address.port())))
+        }
+        result => result,
+    }
+}
+
+fn listen_on(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = socket2::Socket::new(socket2::Domain::for_address(address), socket2::Type::STREAM, None)?;
+    if address.is_ipv6() {
+        socket.set_only_v6(false)?;
+    }
+    socket.set_reuse_address(true)?;
+    socket.bind(&address.into())?;
+    socket.listen(BACKLOG)?;
+    socket.set_nonblocking(true)?;
+    TcpListener::from_std(socket.into())
+}
+
+async fn accept_all(listener: &TcpListener, shared: &Arc<Shared>, connections: &mut JoinSet<()>) {
+    loop {
+        tokio::select! {
+            accepted = listener.accept() => match accepted {
+                Ok((stream, source)) => {
+                    shared.statistics.connections.fetch_add(1, Ordering::Relaxed);
+                    if let Err(error) = configure(&stream) {
+                        tracing::debug!(%source, %error, "cannot configure a connection");
+                        continue;
+                    }
+                    let handshake = shared.handshakes.begin(source.ip());
+                    connections.spawn(link::serve(Arc::clone(shared), stream, source, handshake));
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "cannot accept connections");
+                    tokio::time::sleep(ACCEPT_RETRY_INTERVAL).await;
+                }
+            },
+            Some(ended) = connections.join_next() => report(ended),
+        }
+    }
+}
+
+/// A panic ends only its connection.
+fn report(ended: Result<(), tokio::task::JoinError>) {
+    if let Err(error) = ended {
+        tracing::error!(%error, "a connection's task failed");
+    }
+}
+
+fn configure(stream: &TcpStream) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    let socket = SockRef::from(stream);
+    socket.set_tcp_notsent_lowat(NOT_SENT)?;
+    socket.set_tcp_user_timeout(Some(USER_TIMEOUT))
+}
+
+/// Timers, and files that change.
+async fn maintain(shared: &Shared, certificate: Option<&Certificate>) {
+    let mut tick = interval(TICK);
+    let mut access = interval(ACCESS_INTERVAL);
+    let mut reload = interval(CERTIFICATE_INTERVAL);
+    for timer in [&mut tick, &mut access, &mut reload] {
+        timer.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    }
+    loop {
+        tokio::select! {
+            _ = tick.tick() => {
+                let mut links = shared.links();
+                links.relay.handle_timeout(Instant::now());
+                links.wake();
+            }
+            _ = access.tick() => {
+                if shared.access.refresh() {
+                    tracing::info!("who may use the relay has changed");
+                    let mut links = shared.links();
+                    links.relay.retain(|admission| shared.access.is_allowed(admission));
+                    links.wake();
+                }
+            }
+            _ = reload.tick() => match certificate.map(Certificate::refresh) {
+                Some(Ok(true)) => tracing::info!("the certificate has changed"),
+                Some(Err(error)) => tracing::warn!(%error, "the certificate read before stays in use"),
+                Some(Ok(false)) | None => {}
+            },
+        }
+    }
+}
+
+async fn drain_links(shared: &Shared, limit: Duration, connections: &mut JoinSet<()>) {
+    let count = {
+        let mut links = shared.links();
+        links.relay.drain(limit);
+        links.wake();
+        links.relay.links()
+    };
+    tracing::info!(links = count, "draining");
+    let mut check = interval(Duration::from_millis(50));
+    let gone = async {
+        while shared.links().relay.links() > 0 {
+            tokio::select! {
+                _ = check.tick() => {}
+                Some(ended) = connections.join_next() => report(ended),
+            }
+        }
+    };
+    // What is left when the time is over ends with the program.
+    let _ = tokio::time::timeout(limit, gone).await;
+}

@@ -1,0 +1,389 @@
+//! A relay in this process, its certificate authority, and clients good and bad.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use fairlead_api::wireguard::{PrivateKey, PublicKey};
+use fairlead_relay::access::FileAuthorizer;
+use fairlead_relay::client::{self, Connection, Endpoint, Proxy, Receiver, Sender, connect};
+use fairlead_relay::core::Limits;
+use fairlead_relay::proof::{Transcript, prove, public_key};
+use fairlead_relay::server::{CertificateFiles, Observer, Rejection, Server, Settings};
+use fairlead_relay::websocket::{Decoder, Role, read_response, request};
+use fairlead_wire::relay::{ALPN, ErrorReason, Frame, HEADER_LENGTH, MAX_BODY, Register, parse, signed};
+use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use rustls::pki_types::ServerName;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::sync::oneshot;
+use tokio::task::{AbortHandle, JoinHandle};
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+const TOKEN: &str = "token of the test";
+
+pub(crate) fn key(number: u8) -> PrivateKey {
+    PrivateKey([number; 32])
+}
+
+pub(crate) fn public(number: u8) -> [u8; 32] {
+    public_key(&key(number)).unwrap()
+}
+
+pub(crate) fn encoded(frame: &Frame<'_>) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    frame.encode(&mut bytes).unwrap();
+    bytes
+}
+
+pub(crate) async fn closed_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port()
+}
+
+/// A relay with the name `localhost` that lets keys 1 to 3 in.
+pub(crate) struct Bed {
+    pub(crate) observer: Observer,
+    address: SocketAddr,
+    ca: Vec<u8>,
+    directory: tempfile::TempDir,
+    stop: Option<oneshot::Sender<()>>,
+    server: Option<JoinHandle<()>>,
+}
+
+impl Bed {
+    pub(crate) async fn start() -> Self {
+        Self::start_with(true)
+    }
+
+    pub(crate) async fn start_plain() -> Self {
+        Self::start_with(false)
+    }
+
+    fn start_with(tls: bool) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name: &str| directory.path().join(name);
+        let ca = certificate(&path("tls.crt"), &path("tls.key"));
+        std::fs::write(path("tokens"), TOKEN).unwrap();
+        allow(&path("keys"), &[1, 2, 3]);
+        let files = CertificateFiles { chain: path("tls.crt"), key: path("tls.key") };
+        let settings = Settings {
+            listen: "127.0.0.1:0".parse().unwrap(),
+            certificate: tls.then_some(files),
+            names: vec!["localhost".to_owned()],
+            limits: Limits::default(),
+            drain: Duration::from_secs(30),
+        };
+        let access = FileAuthorizer::read(Some(path("keys")), Some(path("tokens"))).unwrap();
+        let server = Server::bind(settings, Arc::new(access)).unwrap();
+        let (address, observer) = (server.local_address().unwrap(), server.observer());
+        let (stop, stopped) = oneshot::channel();
+        let run = server.run(async {
+            let _ = stopped.await;
+        });
+        Self { observer, address, ca, directory, stop: Some(stop), server: Some(tokio::spawn(run)) }
+    }
+
+    pub(crate) fn allow(&self, numbers: &[u8]) {
+        allow(&self.directory.path().join("keys"), numbers);
+    }
+
+    pub(crate) fn settings(&self, transport: &str, number: u8) -> client::Settings {
+        let endpoint: Endpoint = format!("{transport}://localhost:{}", self.address.port()).parse().unwrap();
+        client::Settings {
+            endpoint,
+            proxy: None,
+            roots: Arc::new(client::trust(&self.ca).unwrap()),
+            private_key: key(number),
+            instance: [number; 8],
+            token: TOKEN.into(),
+        }
+    }
+
+    pub(crate) async fn client(&self, transport: &str, number: u8) -> Client {
+        Client::new(connect(&self.settings(transport, number)).await.unwrap())
+    }
+
+    pub(crate) fn rejections(&self, reason: Rejection) -> u64 {
+        let snapshot = self.observer.snapshot();
+        snapshot.rejections.iter().find(|(each, _)| *each == reason).unwrap().1
+    }
+
+    pub(crate) fn stop(&mut self) {
+        self.stop.take().unwrap().send(()).unwrap();
+    }
+
+    pub(crate) async fn stopped(&mut self) {
+        self.server.take().unwrap().await.unwrap();
+    }
+
+    /// A connection from another address of the loopback interface, which says nothing.
+    pub(crate) async fn connect_from(&self, source: Ipv4Addr) -> TcpStream {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind((source, 0).into()).unwrap();
+        socket.connect(self.address).await.unwrap()
+    }
+
+    /// A connection that has got its hello.
+    pub(crate) async fn raw(&self) -> Raw {
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let mut config = rustls::ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(client::trust(&self.ca).unwrap())
+            .with_no_client_auth();
+        config.alpn_protocols = vec![ALPN.to_vec()];
+        let stream = TcpStream::connect(self.address).await.unwrap();
+        let name = ServerName::try_from("localhost").unwrap();
+        let stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await.unwrap();
+        let mut raw = Raw { stream, hello: Vec::new(), buffer: Vec::new() };
+        raw.hello = raw.frame().await;
+        raw
+    }
+
+    pub(crate) async fn http(&self, request: &str) -> String {
+        let mut stream = TcpStream::connect(self.address).await.unwrap();
+        stream.write_all(request.as_bytes()).await.unwrap();
+        String::from_utf8(read_to_end(&mut stream).await).unwrap()
+    }
+
+    /// Registers over a WebSocket without TLS, sends a ping of the WebSocket and returns the payload of the pong.
+    pub(crate) async fn websocket_ping(&self, payload: &[u8]) -> Vec<u8> {
+        let mut stream = TcpStream::connect(self.address).await.unwrap();
+        stream.write_all(&request("localhost", [1; 16])).await.unwrap();
+        let mut bytes = Vec::new();
+        let length = loop {
+            assert!(stream.read_buf(&mut bytes).await.unwrap() > 0);
+            if let Some(length) = read_response(&bytes, [1; 16]).unwrap() {
+                break length;
+            }
+        };
+        let (mut decoder, mut hello) = (Decoder::new(Role::Client), Vec::new());
+        let mut rest = bytes.split_off(length);
+        while parse(&hello, MAX_BODY).unwrap().is_none() {
+            decoder.decode(&rest, &mut hello).unwrap();
+            rest.clear();
+            if parse(&hello, MAX_BODY).unwrap().is_none() {
+                assert!(stream.read_buf(&mut rest).await.unwrap() > 0);
+            }
+        }
+        let registration = registration(&hello, &key(1), public(1), None);
+        let mask = [1, 2, 3, 4];
+        stream.write_all(&fairlead_relay::websocket::encode(&registration, Some(mask))).await.unwrap();
+        let mut ping = fairlead_relay::websocket::pong_frame(payload, Some(mask));
+        ping[0] = 0x89;
+        stream.write_all(&ping).await.unwrap();
+        let mut received = Vec::new();
+        let pong = fairlead_relay::websocket::pong_frame(payload, None);
+        loop {
+            if received.windows(pong.len()).any(|part| part == pong) {
+                return payload.to_vec();
+            }
+            assert!(stream.read_buf(&mut received).await.unwrap() > 0, "{received:02x?}");
+        }
+    }
+}
+
+fn allow(path: &std::path::Path, numbers: &[u8]) {
+    let lines: Vec<String> = numbers.iter().map(|number| PublicKey(public(*number)).to_string()).collect();
+    // Replaced, as a ConfigMap is: never read half-written.
+    let new = path.with_extension("new");
+    std::fs::write(&new, lines.join("\n")).unwrap();
+    std::fs::rename(new, path).unwrap();
+}
+
+/// Writes a certificate for `localhost` and returns that of its authority.
+fn certificate(chain: &PathBuf, key: &PathBuf) -> Vec<u8> {
+    let ca_key = KeyPair::generate().unwrap();
+    let mut params = CertificateParams::new(Vec::new()).unwrap();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let ca = params.self_signed(&ca_key).unwrap();
+    let issuer = Issuer::new(params, ca_key);
+    let own_key = KeyPair::generate().unwrap();
+    let names = vec!["localhost".to_owned(), "127.0.0.1".to_owned()];
+    let own = CertificateParams::new(names).unwrap().signed_by(&own_key, &issuer).unwrap();
+    std::fs::write(chain, own.pem()).unwrap();
+    std::fs::write(key, own_key.serialize_pem()).unwrap();
+    ca.pem().into_bytes()
+}
+
+pub(crate) async fn read_to_end(stream: &mut TcpStream) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    // The relay may reset a connection whose bytes it has not read.
+    let _ = stream.read_to_end(&mut bytes).await;
+    bytes
+}
+
+/// Closes the connections that the relay has closed.
+pub(crate) async fn keep_open(connections: &mut Vec<TcpStream>) {
+    // Until the relay has accepted all of them.
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    connections.retain(|stream| {
+        let waits = |error: &std::io::Error| error.kind() == std::io::ErrorKind::WouldBlock;
+        stream.try_read(&mut [0; 16]).as_ref().is_err_and(waits)
+    });
+}
+
+/// A registered client.
+pub(crate) struct Client {
+    pub(crate) replica: [u8; 16],
+    sender: Sender,
+    receiver: Receiver,
+}
+
+impl Client {
+    pub(crate) fn new(connection: Connection) -> Self {
+        assert_eq!(connection.idle_timeout(), Duration::from_secs(60));
+        let replica = connection.replica();
+        let (sender, receiver) = connection.split();
+        Self { replica, sender, receiver }
+    }
+
+    pub(crate) async fn send(&mut self, frame: &Frame<'_>) {
+        self.write(&encoded(frame)).await;
+    }
+
+    pub(crate) async fn write(&mut self, bytes: &[u8]) {
+        self.sender.send(bytes).await.unwrap();
+    }
+
+    pub(crate) async fn next(&mut self) -> String {
+        self.receiver.receive(|frame| format!("{frame:?}")).await.unwrap()
+    }
+
+    pub(crate) async fn datagram(&mut self) -> ([u8; 32], Vec<u8>) {
+        let received = self.receiver.receive(|frame| match frame {
+            Frame::Datagram { peer, payload } | Frame::Probe { peer, payload } => (*peer, payload.to_vec()),
+            other => panic!("{other:?}"),
+        });
+        received.await.unwrap()
+    }
+
+    pub(crate) async fn closed(&mut self) {
+        while self.receiver.receive(|_| ()).await.is_ok() {}
+    }
+}
+
+/// A client that follows the protocol as far as a test wants.
+pub(crate) struct Raw {
+    stream: TlsStream<TcpStream>,
+    /// The relay's hello, with its header.
+    pub(crate) hello: Vec<u8>,
+    buffer: Vec<u8>,
+}
+
+impl Raw {
+    pub(crate) async fn write(&mut self, bytes: &[u8]) {
+        self.stream.write_all(bytes).await.unwrap();
+        self.stream.flush().await.unwrap();
+    }
+
+    async fn frame(&mut self) -> Vec<u8> {
+        loop {
+            if let Some(parsed) = parse(&self.buffer, MAX_BODY).unwrap() {
+                let length = parsed.length;
+                return self.buffer.drain(..length).collect();
+            }
+            assert!(self.stream.read_buf(&mut self.buffer).await.unwrap() > 0, "closed");
+        }
+    }
+
+    pub(crate) async fn error(&mut self) -> ErrorReason {
+        let frame = self.frame().await;
+        match parse(&frame, MAX_BODY).unwrap().unwrap().frame {
+            Frame::Error { reason, .. } => reason,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub(crate) async fn closed(&mut self) {
+        let mut rest = Vec::new();
+        let _ = self.stream.read_to_end(&mut rest).await;
+    }
+
+    pub(crate) fn registration(&self, key: &PrivateKey) -> Vec<u8> {
+        self.registration_as(key, public_key(key).unwrap())
+    }
+
+    /// A registration of `claimed`, proved with `key`.
+    pub(crate) fn registration_as(&self, key: &PrivateKey, claimed: [u8; 32]) -> Vec<u8> {
+        let exporter = self
+            .stream
+            .get_ref()
+            .1
+            .export_keying_material([0; 32], b"EXPORTER-Channel-Binding", None)
+            .unwrap();
+        registration(&self.hello, key, claimed, Some(exporter))
+    }
+}
+
+fn registration(hello: &[u8], key: &PrivateKey, claimed: [u8; 32], exporter: Option<[u8; 32]>) -> Vec<u8> {
+    let Frame::Hello(fields) = parse(hello, MAX_BODY).unwrap().unwrap().frame else { panic!("{hello:?}") };
+    let mut register = Register {
+        proof: [0; 32],
+        version: 1,
+        instance: [0; 8],
+        key: claimed,
+        name: "localhost",
+        token: TOKEN.as_bytes(),
+    };
+    let unproved = encoded(&Frame::Register(register));
+    let transcript = Transcript {
+        challenge: fields.challenge,
+        hello: &hello[HEADER_LENGTH..],
+        register: signed(&unproved[HEADER_LENGTH..]),
+        exporter,
+    };
+    register.proof = prove(key, fields.relay_key, &transcript).unwrap();
+    encoded(&Frame::Register(register))
+}
+
+/// An HTTP proxy that knows one user; only CONNECT.
+pub(crate) struct HttpProxy {
+    port: u16,
+    task: AbortHandle,
+}
+
+impl HttpProxy {
+    pub(crate) async fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let serve = async move {
+            loop {
+                let (stream, _) = listener.accept().await.unwrap();
+                tokio::spawn(Self::serve(stream));
+            }
+        };
+        Self { port, task: tokio::spawn(serve).abort_handle() }
+    }
+
+    async fn serve(mut client: TcpStream) {
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            head.push(client.read_u8().await.unwrap());
+        }
+        let head = String::from_utf8(head).unwrap();
+        // "user:secret"
+        if !head.contains("Proxy-Authorization: Basic dXNlcjpzZWNyZXQ=\r\n") {
+            let answer = b"HTTP/1.1 407 Proxy Authentication Required\r\nProxy-Authenticate: Basic\r\n\r\n";
+            client.write_all(answer).await.unwrap();
+            return;
+        }
+        let target = head.strip_prefix("CONNECT ").and_then(|rest| rest.split(' ').next()).unwrap();
+        let mut relay = TcpStream::connect(target).await.unwrap();
+        client.write_all(b"HTTP/1.1 200 Connection established\r\n\r\n").await.unwrap();
+        let _ = tokio::io::copy_bidirectional(&mut client, &mut relay).await;
+    }
+
+    pub(crate) fn as_seen_by(&self, user: &str, password: &str) -> Proxy {
+        let credentials = Some((user.to_owned(), password.to_owned()));
+        Proxy { host: "127.0.0.1".to_owned(), port: self.port, credentials }
+    }
+}
+
+impl Drop for HttpProxy {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
