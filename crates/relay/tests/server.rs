@@ -170,10 +170,10 @@ async fn ten_thousand_connections_without_a_registration_hold_few_places() {
     for number in 0..10_000_u32 {
         let source = std::net::Ipv4Addr::from_bits(0x7f00_0002 + number % 16);
         open.push(bed.connect_from(source).await);
-        if number % 1000 == 999 {
-            // The client's end needs no more descriptors than the relay's.
-            bed::keep_open(&mut open).await;
-            assert!(open.len() <= 1024 + 64, "{} connections are open", open.len());
+        // The relay closes all but 1,024. Others would stay here forever, and this test with them.
+        while number % 1000 == 999 && open.len() > 1024 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            bed::keep_open(&mut open);
         }
     }
     member.send(&Frame::Ping([1; 8])).await;

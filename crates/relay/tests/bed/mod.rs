@@ -216,9 +216,7 @@ pub(crate) async fn read_to_end(stream: &mut TcpStream) -> Vec<u8> {
 }
 
 /// Closes the connections that the relay has closed.
-pub(crate) async fn keep_open(connections: &mut Vec<TcpStream>) {
-    // Until the relay has accepted all of them.
-    tokio::time::sleep(Duration::from_millis(300)).await;
+pub(crate) fn keep_open(connections: &mut Vec<TcpStream>) {
     connections.retain(|stream| {
         let waits = |error: &std::io::Error| error.kind() == std::io::ErrorKind::WouldBlock;
         stream.try_read(&mut [0; 16]).as_ref().is_err_and(waits)
