@@ -4,34 +4,28 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use fairlead_api::names::{COIL_FINALIZER, LABEL_NODE, LABEL_POOL, LABEL_REQUEST};
 use fairlead_api::resources::{
-    AddressBlock, AddressBlockFields, AddressPool, BlockRequest, BlockRequestCondition,
-    BlockRequestConditionType, BlockRequestOutcome, BlockRequestStatus, ConditionStatus, InvalidName,
+    AddressBlock, AddressPool, BlockRequest, BlockRequestOutcome, BlockRequestStatus,
 };
-use fairlead_cluster::metrics::register;
 use fairlead_cluster::writes::is_stale;
-use fairlead_ipam::grant::REASON_ALLOCATED;
 use fairlead_ipam::queue::{Attempt, Pending, RequestQueue};
-use fairlead_ipam::{
-    ClaimedBlock, DualStackNets, ExistingBlock, Grant, PoolState, Refusal, RefusalReason, Request, grant,
-};
+use fairlead_ipam::{ClaimedBlock, ExistingBlock, Grant, PoolState, Refusal, Request, grant};
 use k8s_openapi::api::core::v1::Node;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time};
-use kube::api::{ObjectMeta, Patch, PatchParams, PostParams};
+use kube::api::{Patch, PatchParams, PostParams};
 use kube::runtime::reflector::ObjectRef;
-use kube::{Api, Client, Resource, ResourceExt};
-use prometheus_client::encoding::EncodeLabelSet;
-use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::family::Family;
-use prometheus_client::registry::Registry;
+use kube::{Api, Client, ResourceExt};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
+mod metrics;
+mod objects;
+
+use self::objects::{conditions, new_block, parse};
 use crate::known_blocks::KnownBlocks;
 use crate::stores::Stores;
-use crate::work_queue::WorkQueueMetrics;
+
+pub(crate) use self::metrics::GrantMetrics;
 
 /// How long the loop sleeps when nothing happens.
 const IDLE: Duration = Duration::from_secs(10);
@@ -84,41 +78,6 @@ pub(crate) async fn run(
 
 fn view<'a>(uid: &'a str, request: &'a BlockRequest) -> Pending<'a> {
     Pending { uid, node: &request.spec.node_name, claims: request.spec.in_use.is_some() }
-}
-
-/// Counts answers.
-#[derive(Debug, Clone)]
-pub(crate) struct GrantMetrics {
-    grants: Counter,
-    refusals: Family<ReasonLabel, Counter>,
-    pub(crate) queue: WorkQueueMetrics,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ReasonLabel {
-    reason: &'static str,
-}
-
-impl GrantMetrics {
-    /// Declares them in `registry`.
-    pub(crate) fn register(registry: &mut Registry, queue: WorkQueueMetrics) -> Self {
-        let (grants, refusals) = ("BlockRequests answered with a block", "BlockRequests refused, by reason");
-        Self {
-            grants: register(registry, "block_grants", grants, Counter::default()),
-            refusals: register(registry, "block_refusals", refusals, Family::default()),
-            queue,
-        }
-    }
-
-    /// A request was answered with a block.
-    pub(crate) fn granted(&self) {
-        self.grants.inc();
-    }
-
-    /// A request was refused.
-    pub(crate) fn refused(&self, reason: RefusalReason) {
-        self.refusals.get_or_create(&ReasonLabel { reason: reason.as_str() }).inc();
-    }
 }
 
 /// Why a request could not be answered.
@@ -278,18 +237,6 @@ pub(crate) fn lock(known: &Mutex<KnownBlocks>) -> MutexGuard<'_, KnownBlocks> {
     known.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The claim of a request, whose fields an older schema may have let in.
-fn parse(request: &BlockRequest) -> Result<Option<ClaimedBlock>, Refusal> {
-    request.check_names().map_err(|InvalidName { field, text }| Refusal::InvalidRequest { field, text })?;
-    let claim = |fields: &AddressBlockFields| {
-        let nets = fields
-            .parse()
-            .map_err(|error| Refusal::InvalidRequest { field: "inUse", text: error.to_string() })?;
-        Ok(ClaimedBlock { index: fields.index, nets })
-    };
-    request.spec.in_use.as_ref().map(claim).transpose()
-}
-
 /// How many pods a Node can run, if it says so.
 pub(crate) fn pod_capacity(node: &Node) -> Option<u32> {
     let quantity = &node.status.as_ref()?.capacity.as_ref()?.get("pods")?.0;
@@ -321,179 +268,5 @@ pub(crate) fn pool_states(pools: &[Arc<AddressPool>]) -> BTreeMap<String, PoolSt
     pools.iter().map(|pool| (pool.name_any(), pool.as_ref().into())).collect()
 }
 
-fn new_block(
-    request: &BlockRequest,
-    pool: &AddressPool,
-    index: u32,
-    name: &str,
-    nets: &DualStackNets,
-) -> AddressBlock {
-    let labels = [
-        (LABEL_POOL, request.spec.pool_name.clone()),
-        (LABEL_NODE, request.spec.node_name.clone()),
-        (LABEL_REQUEST, request.uid().unwrap_or_default()),
-    ];
-    let owner = pool
-        .controller_owner_ref(&())
-        .map(|owner| OwnerReference { block_owner_deletion: Some(true), ..owner });
-    let fields = AddressBlockFields {
-        index,
-        ipv4: nets.ipv4.map(|net| net.to_string()),
-        ipv6: nets.ipv6.map(|net| net.to_string()),
-    };
-    let mut block = AddressBlock::new(name, fields);
-    block.metadata = ObjectMeta {
-        name: Some(name.to_owned()),
-        labels: Some(labels.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()),
-        finalizers: Some(vec![COIL_FINALIZER.to_owned()]),
-        owner_references: owner.map(|owner| vec![owner]),
-        ..ObjectMeta::default()
-    };
-    block
-}
-
-/// `Complete` for every answer, and `Failed` for a refusal, as Coil writes them.
-fn conditions(outcome: &Result<String, Refusal>, now: jiff::Timestamp) -> Vec<BlockRequestCondition> {
-    let (reason, message) = match outcome {
-        Ok(block) => (REASON_ALLOCATED, format!("allocated a block {block}")),
-        Err(refusal) => (refusal.reason().as_condition(), refusal.to_string()),
-    };
-    let condition = |type_| BlockRequestCondition {
-        type_,
-        status: ConditionStatus::True,
-        last_probe_time: Some(Time(now)),
-        last_transition_time: Some(Time(now)),
-        reason: reason.to_owned(),
-        message: message.clone(),
-    };
-    let failed = outcome.is_err().then(|| condition(BlockRequestConditionType::Failed));
-    [condition(BlockRequestConditionType::Complete)].into_iter().chain(failed).collect()
-}
-
 #[cfg(test)]
-mod tests {
-    use fairlead_ipam::BlockIndex;
-
-    use super::*;
-
-    fn pool(name: &str, ipv4: &str) -> Arc<AddressPool> {
-        Arc::new(
-            serde_json::from_value(serde_json::json!({
-                "apiVersion": "coil.cybozu.com/v2", "kind": "AddressPool", "metadata": { "name": name, "uid": "p" },
-                "spec": { "blockSizeBits": 2, "subnets": [{ "ipv4": ipv4 }] },
-            }))
-            .unwrap(),
-        )
-    }
-
-    #[test]
-    fn a_refusal_is_complete_and_failed_with_the_reason_of_coil() {
-        let refused =
-            conditions(&Err(Refusal::OutOfBlocks { pool: "p".into() }), jiff::Timestamp::UNIX_EPOCH);
-        assert_eq!(refused.len(), 2);
-        assert!(
-            refused
-                .iter()
-                .all(|c| c.reason == "out of blocks" && c.message == "pool p does not have free blocks")
-        );
-    }
-
-    #[test]
-    fn names_that_would_change_the_url_are_refused_for_good() {
-        for (pool, node, field) in [
-            ("default?", "n1", "poolName"),
-            ("default/status", "n1", "poolName"),
-            ("p1", "../n1", "nodeName"),
-        ] {
-            let spec = serde_json::json!({ "spec": { "nodeName": node, "poolName": pool } });
-            let refusal = parse(&request("r", 0, spec)).unwrap_err();
-            assert!(refusal.to_string().contains(field), "{refusal}");
-            assert_eq!(refusal.reason(), RefusalReason::InvalidRequest);
-        }
-        let claim = |ipv4: &str| {
-            let in_use = serde_json::json!({ "index": 3, "ipv4": ipv4 });
-            let spec = serde_json::json!({ "nodeName": "n1", "poolName": "p1", "inUse": in_use });
-            parse(&request("r", 0, serde_json::json!({ "spec": spec })))
-        };
-        assert_eq!(claim("10.0.0.12/30").unwrap().map(|claim| claim.index), Some(3));
-        assert_eq!(claim("10.0.0.12").unwrap_err().reason(), RefusalReason::InvalidRequest);
-        assert_eq!(parse(&request("r", 0, serde_json::Value::Null)).unwrap(), None);
-    }
-
-    #[test]
-    fn the_pod_capacity_of_a_node_is_a_number_or_unknown() {
-        let capacity = |pods: &str| {
-            let node = serde_json::json!({ "metadata": {}, "status": { "capacity": { "pods": pods } } });
-            pod_capacity(&serde_json::from_value(node).unwrap())
-        };
-        assert_eq!((capacity("250"), capacity("many"), capacity("-1")), (Some(250), None, None));
-        // As the API server writes them.
-        assert_eq!((capacity("1k"), capacity("2Ki")), (Some(1000), Some(2048)));
-        assert_eq!(pod_capacity(&Node::default()), None);
-    }
-
-    fn request(name: &str, second: u8, more: serde_json::Value) -> Arc<BlockRequest> {
-        let mut request = serde_json::json!({
-            "apiVersion": "coil.cybozu.com/v2", "kind": "BlockRequest",
-            "metadata": { "name": name, "uid": name, "creationTimestamp": format!("2026-01-01T00:00:0{second}Z") },
-            "spec": { "nodeName": "n1", "poolName": "p1" },
-        });
-        if let (Some(request), serde_json::Value::Object(more)) = (request.as_object_mut(), more) {
-            request.extend(more);
-        }
-        Arc::new(serde_json::from_value(request).unwrap())
-    }
-
-    #[test]
-    fn the_oldest_pending_request_is_answered_first() {
-        let done = serde_json::json!({ "status": { "conditions": [{
-            "type": "Complete", "status": "True", "reason": "allocated", "message": "",
-            "lastProbeTime": "2026-01-01T00:00:00Z", "lastTransitionTime": "2026-01-01T00:00:00Z",
-        }], "addressBlockName": "p1-0" } });
-        let none = serde_json::Value::Null;
-        let requests = vec![
-            request("late", 3, none.clone()),
-            request("answered", 0, done),
-            request("early", 1, none.clone()),
-            request("also", 3, none),
-        ];
-        let order: Vec<String> = pending(requests).into_iter().map(|(uid, _)| uid).collect();
-        assert_eq!(order, ["early", "also", "late"]);
-    }
-
-    #[test]
-    fn a_new_block_has_the_fields_of_coil() {
-        let request: BlockRequest = serde_json::from_value(serde_json::json!({
-            "apiVersion": "coil.cybozu.com/v2", "kind": "BlockRequest", "metadata": { "name": "r", "uid": "u" },
-            "spec": { "nodeName": "n1", "poolName": "p1" },
-        }))
-        .unwrap();
-        let pool = pool("p1", "10.0.0.0/24");
-        let states = pool_states(std::slice::from_ref(&pool));
-        let question = Request { uid: "u", pool: "p1", node: "n1", pod_capacity: None, claim: None };
-        let Grant::New { index, name, nets } = grant(&question, &states, &BlockIndex::default()) else {
-            panic!("no block")
-        };
-        let json = serde_json::to_value(new_block(&request, &pool, index, &name, &nets)).unwrap();
-        assert_eq!(json["metadata"]["name"], "p1-0");
-        assert_eq!(json["index"], 0);
-        assert_eq!(json["ipv4"], "10.0.0.0/30");
-        assert_eq!(json["metadata"]["labels"][LABEL_REQUEST], "u");
-        assert_eq!(json["metadata"]["finalizers"][0], COIL_FINALIZER);
-        let owner = serde_json::json!({
-            "apiVersion": "coil.cybozu.com/v2", "kind": "AddressPool", "name": "p1", "uid": "p",
-            "controller": true, "blockOwnerDeletion": true,
-        });
-        assert_eq!(json["metadata"]["ownerReferences"], serde_json::json!([owner]));
-    }
-
-    #[test]
-    fn an_invalid_pool_is_refused_with_its_error() {
-        let states = pool_states(&[pool("p1", "10.0.0.0/31")]);
-        let question = Request { uid: "u", pool: "p1", node: "n1", pod_capacity: None, claim: None };
-        let Grant::Refused(refusal) = grant(&question, &states, &BlockIndex::default()) else {
-            panic!("granted")
-        };
-        assert!(refusal.to_string().contains("10.0.0.0/31"), "{refusal}");
-    }
-}
+mod tests;
