@@ -250,7 +250,7 @@ impl<W: Clone> NodeState<W> {
         self.blocks_known
     }
 
-    /// Updates the blocks to what the watch shows, of all nodes. Assumed blocks stay.
+    /// Updates the blocks to what the watch shows; those of other nodes can be left out. Assumed blocks stay.
     pub fn sync_blocks(&mut self, shown: Vec<ShownBlock<'_>>) {
         self.assumed.observe(shown.iter().map(|block| (block.name, block.uid)));
         let uids: BTreeSet<&str> = shown.iter().map(|block| block.uid).collect();

@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 
 use fairlead_api::names::COIL_FINALIZER;
 use fairlead_api::resources::AddressBlock;
-use fairlead_cluster::caches::Cache;
 use fairlead_cluster::writes;
 use fairlead_dataplane::routes;
 use fairlead_ipam::state::{BlockDeletion, DeletionAnswer};
@@ -15,7 +14,7 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 
 use super::Ipam;
-use super::cached_block::CachedBlock;
+use super::own_blocks::OwnBlocks;
 use crate::metrics::Metrics;
 
 /// How often the table and the empty blocks are checked when nothing changes.
@@ -38,15 +37,15 @@ impl Keeper {
     /// Runs forever. A block is released when it has been empty for `grace`: a pod that is replaced finds it still here.
     pub(super) async fn run(
         self,
-        blocks: Arc<Cache<CachedBlock>>,
+        mut blocks: OwnBlocks,
+        mut interruptions: watch::Receiver<u64>,
         mut pools: watch::Receiver<u64>,
         grace: Duration,
     ) {
-        let (mut changes, mut interruptions) = (blocks.subscribe(), blocks.interruptions());
         let mut unconfirmed = Vec::new();
         loop {
-            if blocks.is_ready() {
-                self.ipam.sync_blocks(&blocks.store.state());
+            if let Some(shown) = blocks.listed() {
+                self.ipam.sync_blocks(&shown);
                 self.confirm_assumed().await;
                 self.confirm(&mut unconfirmed).await;
                 self.ipam.sync_pools();
@@ -58,8 +57,9 @@ impl Keeper {
             let interval = if unconfirmed.is_empty() { SYNC_INTERVAL } else { CONFIRM_INTERVAL };
             let changed = async {
                 tokio::select! {
-                    _ = changes.changed() => {}
+                    () = blocks.changed() => {}
                     _ = pools.changed() => {}
+                    () = self.ipam.assumed.notified() => {}
                     () = self.ipam.release.notified() => {}
                     Ok(()) = interruptions.changed() => unconfirmed = self.ipam.lock().blocks(),
                 }
@@ -179,7 +179,7 @@ mod tests {
     use tokio::task::JoinSet;
 
     use super::*;
-    use crate::ipam::tests::{assume, block, cached, client, node};
+    use crate::ipam::tests::{assume, block, client, node};
 
     /// A server on which a block has no finalizer but ours and whose DELETE is answered with `code`.
     fn server(code: u16) -> Client {
@@ -237,7 +237,7 @@ mod tests {
             let mut older = block("a-0", "a", "10.9.0.0/30");
             other(&mut older);
             ipam.sync_blocks(&[]);
-            ipam.sync_blocks(&[cached(older)]);
+            ipam.sync_blocks(&[Arc::new(older)]);
             assert_eq!(ipam.usage().first().map(|usage| usage.used), Some(1), "it is in use");
             assert!(
                 ipam.prefixes()
@@ -245,7 +245,7 @@ mod tests {
                     .any(|net| given.ipv4.is_some_and(|ip| net.contains(&std::net::IpAddr::from(ip))))
             );
             if shown {
-                ipam.sync_blocks(&[cached(granted)]);
+                ipam.sync_blocks(&[Arc::new(granted)]);
                 assert_eq!(ipam.lock().assumed(), []);
                 ipam.sync_blocks(&[]);
                 assert!(ipam.usage().is_empty(), "what the watch has shown goes when it no longer does");

@@ -2,7 +2,7 @@
 //!
 //! Every method locks the state, lets it decide, and applies the [`Effects`] after it has released the lock: it wakes pods
 //! that wait and notifies the task that makes BlockRequests ([`requests`]) or the one that keeps and releases blocks
-//! ([`blocks`]). [`positions`] keeps where the search for free addresses goes on; [`leaks`] frees addresses of pods that are gone, [`inventory`] answers `fairlead ipam`.
+//! ([`blocks`]). [`own_blocks`] follows the watch of blocks. [`positions`] keeps where the search for free addresses goes on; [`leaks`] frees addresses of pods that are gone, [`inventory`] answers `fairlead ipam`.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -24,7 +24,7 @@ use ipnet::IpNet;
 use k8s_openapi::api::core::v1::Node;
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::{Api, Client, ResourceExt};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use tokio::time::{timeout, timeout_at};
 
 mod blocks;
@@ -32,10 +32,11 @@ pub mod cached_block;
 pub mod inventory;
 mod leaks;
 pub mod metrics;
+pub mod own_blocks;
 mod positions;
 pub mod requests;
 
-use self::cached_block::CachedBlock;
+use self::own_blocks::OwnBlocks;
 use crate::container_locks::ContainerLocks;
 use crate::metrics::Metrics;
 
@@ -48,8 +49,10 @@ pub struct Deps {
     pub client: Client,
     /// This node's Node object, once the watch has shown it.
     pub nodes: Store<Node>,
-    /// All blocks.
-    pub blocks: Arc<Cache<CachedBlock>>,
+    /// This node's blocks.
+    pub blocks: OwnBlocks,
+    /// Sees every interruption of the watch of blocks.
+    pub interruptions: watch::Receiver<u64>,
     /// All pools.
     pub pools: Arc<Cache<AddressPool>>,
     /// The locks of the CNI operations.
@@ -65,18 +68,17 @@ pub struct Deps {
 /// Starts what requests, keeps and releases blocks and frees leaked addresses.
 pub fn start(ipam: &Arc<Ipam>, deps: Deps, supervisor: &mut Supervisor) {
     let subsystem = supervisor.subsystem("ipam");
-    let Deps { client, nodes, blocks, pools, locks, metrics, block_grace, positions } = deps;
-    let cached = blocks.store.clone();
+    let Deps { client, nodes, blocks, interruptions, pools, locks, metrics, block_grace, positions } = deps;
     let requests = requests::Requests {
         client: client.clone(),
         ipam: Arc::clone(ipam),
         nodes,
-        blocks: Box::new(move |name| cached.get(&ObjectRef::new(name))?.own().cloned()),
+        blocks: blocks.clone(),
         refused: Mutex::default(),
     };
     subsystem.spawn("requests", requests::run(requests));
     let keeper = blocks::Keeper { client, ipam: Arc::clone(ipam), metrics: Arc::clone(&metrics) };
-    subsystem.spawn("blocks", keeper.run(blocks, pools.subscribe(), block_grace));
+    subsystem.spawn("blocks", keeper.run(blocks, interruptions, pools.subscribe(), block_grace));
     subsystem.spawn("positions", positions::run(Arc::clone(ipam), positions));
     subsystem.spawn("leaks", leaks::run(Arc::clone(ipam), locks, metrics));
 }
@@ -89,6 +91,8 @@ pub struct Ipam {
     state: Mutex<NodeState<Arc<Notify>>>,
     /// There may be a BlockRequest to make.
     request: Notify,
+    /// A granted block is assumed.
+    assumed: Notify,
     /// A block of a cordoned pool has become empty.
     release: Notify,
     /// The search for free addresses has gone on.
@@ -107,6 +111,7 @@ impl Ipam {
             numbers,
             state: Mutex::default(),
             request: Notify::new(),
+            assumed: Notify::new(),
             release: Notify::new(),
             positions: Notify::new(),
             blocks_changed: Notify::new(),
@@ -176,12 +181,12 @@ impl Ipam {
         self.update(|state| state.hold_back(key, Unclear { pool: pod.pool.clone(), why }));
     }
 
-    /// Updates the blocks to what the watch shows. Assumed blocks stay.
-    fn sync_blocks(&self, blocks: &[Arc<CachedBlock>]) {
+    /// Updates the blocks to those of this node that the watch shows. Assumed blocks stay.
+    fn sync_blocks(&self, blocks: &[Arc<AddressBlock>]) {
         let shown = blocks.iter().map(|block| ShownBlock {
-            name: &block.existing().name,
-            uid: block.own().and_then(|own| own.metadata.uid.as_deref()).unwrap_or_default(),
-            own: block.own().and_then(|own| self.own_block(own)),
+            name: block.metadata.name.as_deref().unwrap_or_default(),
+            uid: block.metadata.uid.as_deref().unwrap_or_default(),
+            own: self.own_block(block),
         });
         let shown = shown.collect();
         self.update(|state| state.sync_blocks(shown));
@@ -195,7 +200,11 @@ impl Ipam {
     }
 
     fn end_request(&self, demand: &BlockDemand, outcome: Result<Option<Block>, RequestFailure>) {
+        let assumed = matches!(outcome, Ok(Some(_)));
         self.update(|state| state.end_request(Instant::now(), demand, outcome));
+        if assumed {
+            self.assumed.notify_one();
+        }
     }
 
     fn own_block(&self, block: &AddressBlock) -> Option<Block> {

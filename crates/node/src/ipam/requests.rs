@@ -1,37 +1,34 @@
 //! Makes the BlockRequests that the state demands, side by side.
 
 use std::collections::BTreeMap;
-use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use fairlead_api::names::LABEL_REQUEST;
 use fairlead_api::resources::{
     AddressBlock, AddressBlockFields, BlockRequest, BlockRequestOutcome, BlockRequestSpec,
 };
 use fairlead_cluster::writes::is_stale;
 use fairlead_ipam::state::{BlockDemand, NodeState, RequestFailure};
 use fairlead_ipam::{Block, ClaimedBlock, Pool, RefusalReason};
-use futures::TryStreamExt;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
-use kube::api::{DeleteParams, ListParams, ObjectMeta, PostParams, WatchEvent, WatchParams};
+use kube::api::{DeleteParams, ListParams, ObjectMeta, PostParams};
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::{Api, Client, Resource, ResourceExt};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use super::Ipam;
+use super::own_blocks::OwnBlocks;
 
 /// How long one request may stay unanswered before it is made anew.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long the start waits until the requests of an earlier process are deleted.
 const LEFTOVERS_TIMEOUT: Duration = Duration::from_secs(5);
-/// Pause before an unanswered request whose watch has ended is watched again.
-const WATCH_INTERVAL: Duration = Duration::from_millis(500);
-
-/// Finds what the watch has shown of a block of this node.
-pub type OwnBlocks = Box<dyn Fn(&str) -> Option<Arc<AddressBlock>> + Send + Sync>;
+/// Pause before a request without a block is read for the first time; it doubles with each.
+const MIN_READ_PAUSE: Duration = Duration::from_millis(500);
+/// Longest pause.
+const MAX_READ_PAUSE: Duration = Duration::from_secs(5);
 
 /// What requests need.
 pub struct Requests {
@@ -41,7 +38,7 @@ pub struct Requests {
     pub ipam: Arc<Ipam>,
     /// The API server is asked while this node's Node object is not there.
     pub nodes: Store<Node>,
-    /// Blocks of this node by name. The API server is asked for one that is not there yet.
+    /// Show a granted block as soon as it is there.
     pub blocks: OwnBlocks,
     /// Name of the last refused request of each pool.
     pub refused: Mutex<BTreeMap<String, String>>,
@@ -157,8 +154,8 @@ impl Requests {
         }
     }
 
-    /// Creates the request, waits for its answer and reads the block. `None` is a block that is not this node's or not
-    /// usable. `name` is set as soon as there is a request.
+    /// Creates the request and waits for its block. `None` is a block that is not this node's or not usable. `name` is set as
+    /// soon as there is a request.
     async fn make(
         &self,
         demand: &BlockDemand,
@@ -169,29 +166,38 @@ impl Requests {
         let created = created.map_err(api(format!("create a BlockRequest for pool {}", demand.pool)))?;
         let (uid, created_name) = (created.uid().unwrap_or_default(), created.name_any());
         *name = Some(created_name.clone());
-        let answered = answer(&self.requests(), created).await;
-        let answered = answered.map_err(api(format!("read BlockRequest {created_name}")))?;
-        match answered
-            .filter(|answered| answered.uid().as_ref() == Some(&uid))
-            .as_ref()
-            .map(|it| it.outcome())
-        {
-            Some(BlockRequestOutcome::Granted(block)) => self.read_block(block, &uid).await,
-            Some(BlockRequestOutcome::Refused { reason, message }) => {
-                let (reason, message) = (RefusalReason::from_condition(reason), message.to_owned());
-                Err(RequestError::Refused(RequestFailure { reason, message }))
+        tokio::select! {
+            biased;
+            block = self.blocks.granted(&uid) => Ok(self.ipam.own_block(&block)),
+            answer = self.read_answer(&created_name, &uid) => answer,
+        }
+    }
+
+    /// Reads the request until it is answered: the watch of blocks shows no refusal, and the API server may not allow it.
+    async fn read_answer(&self, name: &str, uid: &str) -> Result<Option<Block>, RequestError> {
+        let mut pause = MIN_READ_PAUSE;
+        loop {
+            sleep(pause).await;
+            pause = pause.saturating_mul(2).min(MAX_READ_PAUSE);
+            let read = self.requests().get_opt(name).await;
+            let read = read.map_err(api(format!("read BlockRequest {name}")))?;
+            let Some(request) = read.filter(|read| read.uid().as_deref() == Some(uid)) else {
+                return Err(RequestError::Unanswered);
+            };
+            match request.outcome() {
+                BlockRequestOutcome::Granted(block) => return self.read_block(block, uid).await,
+                BlockRequestOutcome::Pending => {}
+                BlockRequestOutcome::Refused { reason, message } => {
+                    let (reason, message) = (RefusalReason::from_condition(reason), message.to_owned());
+                    return Err(RequestError::Refused(RequestFailure { reason, message }));
+                }
             }
-            Some(BlockRequestOutcome::Pending) | None => Err(RequestError::Unanswered),
         }
     }
 
     async fn read_block(&self, name: &str, request_uid: &str) -> Result<Option<Block>, RequestError> {
-        // A block of that name may have been another's before.
-        let is_granted = |seen: &Arc<AddressBlock>| {
-            seen.labels().get(LABEL_REQUEST).map(String::as_str) == Some(request_uid)
-        };
-        let block = match (self.blocks)(name).filter(is_granted) {
-            Some(seen) => seen,
+        let block = match self.blocks.clone().granted_now(request_uid) {
+            Some(shown) => shown,
             None => {
                 let blocks: Api<AddressBlock> = Api::all(self.client.clone());
                 Arc::new(blocks.get(name).await.map_err(api(format!("read AddressBlock {name}")))?)
@@ -225,47 +231,4 @@ impl Requests {
         let read = nodes.get_metadata(node).await.map_err(api(format!("read Node {node}")))?;
         Ok(read.owner_ref(&()))
     }
-}
-
-/// The request once it is answered; `None` when it is gone.
-async fn answer(
-    requests: &Api<BlockRequest>,
-    created: BlockRequest,
-) -> Result<Option<BlockRequest>, kube::Error> {
-    let name = created.name_any();
-    let mut known = Some(created);
-    loop {
-        let Some(request) = known else { return Ok(None) };
-        if request.outcome() != BlockRequestOutcome::Pending {
-            return Ok(Some(request));
-        }
-        if let Ok(Some(answered)) = watch_for_answer(requests, &request).await {
-            return Ok(Some(answered));
-        }
-        // The watch has ended, as every one does at times, or the request is gone.
-        sleep(WATCH_INTERVAL).await;
-        known = requests.get_opt(&name).await?;
-    }
-}
-
-/// Watches from the known version, so that no answer is missed and nothing has to be listed first.
-async fn watch_for_answer(
-    requests: &Api<BlockRequest>,
-    request: &BlockRequest,
-) -> Result<Option<BlockRequest>, kube::Error> {
-    let version = request.resource_version().unwrap_or_default();
-    let parameters = WatchParams::default().fields(&format!("metadata.name={}", request.name_any()));
-    let mut events = pin!(requests.watch(&parameters, &version).await?);
-    while let Some(event) = events.try_next().await? {
-        match event {
-            WatchEvent::Added(request) | WatchEvent::Modified(request)
-                if request.outcome() != BlockRequestOutcome::Pending =>
-            {
-                return Ok(Some(request));
-            }
-            WatchEvent::Deleted(_) | WatchEvent::Error(_) => return Ok(None),
-            WatchEvent::Added(_) | WatchEvent::Modified(_) | WatchEvent::Bookmark(_) => {}
-        }
-    }
-    Ok(None)
 }

@@ -12,6 +12,7 @@ use futures::future::{BoxFuture, join_all};
 use kube::Client;
 use kube::client::Body;
 use kube::runtime::reflector;
+use kube::runtime::watcher::Event;
 use tokio::task::JoinSet;
 use tonic::codegen::Service as Answers;
 use tonic::codegen::http::{Request, Response};
@@ -58,6 +59,11 @@ fn silent() -> Client {
 
 /// The node's addresses, with these pools in the cache, and the task that requests blocks.
 pub(crate) fn node(client: Client, pools: &[&str], tasks: &mut JoinSet<()>) -> Arc<Ipam> {
+    following(OwnBlocks::of("n1").1, client, pools, tasks)
+}
+
+/// The same, with a watch of blocks.
+fn following(blocks: OwnBlocks, client: Client, pools: &[&str], tasks: &mut JoinSet<()>) -> Arc<Ipam> {
     let (store, mut writer) = reflector::store();
     for name in pools {
         let pool = serde_json::json!({
@@ -65,14 +71,14 @@ pub(crate) fn node(client: Client, pools: &[&str], tasks: &mut JoinSet<()>) -> A
             "spec": { "blockSizeBits": 2, "subnets": [{ "ipv4": "10.0.0.0/8" }] },
         });
         let pool: AddressPool = serde_json::from_value(pool).unwrap();
-        writer.apply_watcher_event(&kube::runtime::watcher::Event::Apply(pool));
+        writer.apply_watcher_event(&Event::Apply(pool));
     }
     let ipam = Arc::new(Ipam::new("n1", RoutingIds::default(), store, Api::all(client.clone())));
     let requests = requests::Requests {
         client,
         ipam: Arc::clone(&ipam),
         nodes: reflector::store().0,
-        blocks: Box::new(|_| None),
+        blocks,
         refused: Mutex::default(),
     };
     tasks.spawn(requests::run(requests));
@@ -100,10 +106,6 @@ pub(crate) fn block(name: &str, pool: &str, ipv4: &str) -> AddressBlock {
     .unwrap()
 }
 
-pub(crate) fn cached(block: AddressBlock) -> Arc<CachedBlock> {
-    Arc::new(CachedBlock::new(block, "n1"))
-}
-
 fn key(id: impl ToString) -> Key {
     Key { container_id: id.to_string(), ifname: "eth0".to_owned() }
 }
@@ -126,7 +128,10 @@ async fn a_pod_that_waits_for_a_block_holds_up_nothing_else() {
     assert!(futures::poll!(&mut waits).is_pending());
 
     assert_eq!(releasable(&ipam), ["b-0"]);
-    ipam.sync_blocks(&[cached(block("a-0", "a", "10.0.0.0/32")), cached(block("b-0", "b", "10.0.1.0/30"))]);
+    ipam.sync_blocks(&[
+        Arc::new(block("a-0", "a", "10.0.0.0/32")),
+        Arc::new(block("b-0", "b", "10.0.1.0/30")),
+    ]);
     assert!(futures::poll!(Box::pin(ipam.allocate("b", &other, far()))).is_ready());
     assert!(futures::poll!(&mut waits).is_pending());
     // The freed address is the one the other pod waits for, and it hears of it.
@@ -210,39 +215,78 @@ async fn a_block_that_comes_just_before_the_wait_is_not_missed() {
     assert_eq!(given.await.unwrap().unwrap().ipv4, Some("10.0.0.0".parse().unwrap()));
 }
 
-/// Number 5: the controller says which block it granted, and that block cannot be read. The pod gets a reason, and
-/// nothing ends.
-#[tokio::test]
-async fn a_granted_block_that_cannot_be_read_is_a_reason_and_no_panic() {
-    let mut tasks = JoinSet::new();
-    let request = serde_json::json!({
+/// The request of node n1 for a block of pool a, with this status.
+fn block_request(status: serde_json::Value) -> String {
+    serde_json::json!({
         "apiVersion": "coil.cybozu.com/v2", "kind": "BlockRequest",
         "metadata": { "name": "req-a-n1-x", "uid": "u", "resourceVersion": "1" },
-        "spec": { "nodeName": "n1", "poolName": "a" },
-    });
-    let mut answered = request.clone();
-    answered["status"] = serde_json::json!({
-        "addressBlockName": "a-7",
-        "conditions": [{ "type": "Complete", "status": "True", "reason": "allocated", "message": "",
-            "lastProbeTime": null, "lastTransitionTime": null }],
-    });
-    let event = serde_json::json!({ "type": "MODIFIED", "object": answered });
-    let server = client(move |path| {
+        "spec": { "nodeName": "n1", "poolName": "a" }, "status": status,
+    })
+    .to_string()
+}
+
+fn condition(type_: &str, reason: &str) -> serde_json::Value {
+    serde_json::json!({ "type": type_, "status": "True", "reason": reason, "message": reason })
+}
+
+/// Accepts a request, and says `status` when it is read. Blocks do not exist.
+fn controlled(status: serde_json::Value) -> Client {
+    client(move |path| {
         let (code, body) = match path {
-            path if path.starts_with("POST ") && path.ends_with("/blockrequests") => (201, request.to_string()),
-            // The watch.
-            path if path.ends_with("/blockrequests") => (200, format!("{event}\n")),
+            path if path.starts_with("POST ") && path.ends_with("/blockrequests") => {
+                (201, block_request(serde_json::json!({})))
+            }
+            path if path.starts_with("GET ") && path.ends_with("/blockrequests/req-a-n1-x") => {
+                (200, block_request(status.clone()))
+            }
             path if path.ends_with("/nodes/n1") => {
                 (200, r#"{"apiVersion":"meta.k8s.io/v1","kind":"PartialObjectMetadata","metadata":{"name":"n1","uid":"n"}}"#.into())
             }
             _ => (404, r#"{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"NotFound","message":"none such","code":404}"#.into()),
         };
         std::future::ready((code, body)).boxed()
-    });
-    let ipam = node(server, &["a"], &mut tasks);
+    })
+}
+
+/// Number 5: the controller says which block it granted, and that block cannot be read. The pod gets a reason, and
+/// nothing ends.
+#[tokio::test]
+async fn a_granted_block_that_cannot_be_read_is_a_reason_and_no_panic() {
+    let mut tasks = JoinSet::new();
+    let conditions = [condition("Complete", "allocated")];
+    let status = serde_json::json!({ "addressBlockName": "a-7", "conditions": conditions });
+    let ipam = node(controlled(status), &["a"], &mut tasks);
     let failure = ipam.allocate("a", &key("pod"), far()).await.unwrap_err();
     assert!(failure.to_string().contains("read AddressBlock a-7"), "{failure}");
     assert_eq!(tasks.len(), 1, "the request task lives on");
+}
+
+#[tokio::test]
+async fn a_refusal_is_read_and_is_the_reason_of_the_pod() {
+    let mut tasks = JoinSet::new();
+    let conditions = [condition("Complete", "out of blocks"), condition("Failed", "out of blocks")];
+    let ipam = node(controlled(serde_json::json!({ "conditions": conditions })), &["a"], &mut tasks);
+    let failure = ipam.allocate("a", &key("pod"), far()).await.unwrap_err();
+    assert!(failure.to_string().contains("out of blocks"), "{failure}");
+}
+
+/// The request is never seen to be answered, and no block is read.
+#[tokio::test]
+async fn a_block_that_the_watch_shows_answers_its_request() {
+    let mut tasks = JoinSet::new();
+    let (mut follower, blocks) = OwnBlocks::of("n1");
+    let ipam = following(blocks, controlled(serde_json::json!({})), &["a"], &mut tasks);
+    let pod = key("pod");
+    let mut waits = Box::pin(ipam.allocate("a", &pod, far()));
+    let granted_for = |request: &str, name: &str, ipv4: &str| {
+        let mut block = block(name, "a", ipv4);
+        block.labels_mut().insert("coil.cybozu.com/request".to_owned(), request.to_owned());
+        Event::Apply(block)
+    };
+    follower.observe(&granted_for("another", "a-0", "10.0.0.0/30"));
+    assert!(tokio::time::timeout(Duration::from_millis(50), &mut waits).await.is_err());
+    follower.observe(&granted_for("u", "a-1", "10.0.0.4/30"));
+    assert_eq!(waits.await.unwrap().ipv4, Some("10.0.0.4".parse().unwrap()));
 }
 
 /// Numbers 4 and 6: CNI operations, block events and the release of empty ones from many threads at once.
@@ -252,8 +296,8 @@ fn operations_and_events_from_many_threads_never_share_an_address() {
     runtime.block_on(async {
         let mut tasks = JoinSet::new();
         let ipam = node(silent(), &["a"], &mut tasks);
-        let blocks: Vec<Arc<CachedBlock>> =
-            (0..8).map(|n| cached(block(&format!("a-{n}"), "a", &format!("10.0.{n}.0/28")))).collect();
+        let blocks: Vec<Arc<AddressBlock>> =
+            (0..8).map(|n| Arc::new(block(&format!("a-{n}"), "a", &format!("10.0.{n}.0/28")))).collect();
         ipam.sync_blocks(&blocks);
         let mut operations = JoinSet::new();
         for pod in 0..64u32 {

@@ -127,7 +127,8 @@ impl Node {
             let deps = ipam::Deps {
                 client: self.client.clone(),
                 nodes: caches.nodes.store.clone(),
-                blocks: Arc::clone(&caches.blocks),
+                blocks: caches.own_blocks.clone(),
+                interruptions: caches.blocks.interruptions(),
                 pools: Arc::clone(&caches.pools),
                 locks: Arc::clone(&locks),
                 metrics: Arc::clone(&self.metrics),

@@ -9,6 +9,7 @@ use fairlead_cluster::caches::{self, Cache, Refusal};
 use fairlead_cluster::lean;
 use fairlead_cluster::pods::{self as cluster_pods, SlimPod};
 use fairlead_cluster::subsystem::{Readiness, Subsystem};
+use futures::StreamExt as _;
 use k8s_openapi::api::core::v1::{Namespace, Node};
 use kube::api::PartialObjectMeta;
 use kube::runtime::{WatchStreamExt, watcher};
@@ -17,6 +18,7 @@ use serde::de::DeserializeOwned;
 
 use super::settings::Settings;
 use crate::ipam::cached_block::CachedBlock;
+use crate::ipam::own_blocks::OwnBlocks;
 use crate::members::cached_peer::CachedPeer;
 
 /// How long the start waits for the API server before it serves what does not need it (DEL, status).
@@ -33,6 +35,7 @@ pub(crate) struct Caches {
     pub(crate) namespaces: Arc<Cache<PartialObjectMeta<Namespace>>>,
     pub(crate) pools: Arc<Cache<AddressPool>>,
     pub(crate) blocks: Arc<Cache<CachedBlock>>,
+    pub(crate) own_blocks: OwnBlocks,
     pub(crate) meshes: Arc<Cache<WireKubeMesh>>,
     pub(crate) peers: Arc<Cache<CachedPeer>>,
     /// The pods of this node: they explain addresses, and ADD reads their annotations. Nothing waits for them.
@@ -46,6 +49,12 @@ impl Caches {
         let own_node = caches::config().fields(&format!("metadata.name={node}"));
         let own = node.clone();
         let blocks = watcher(Api::all(client.clone()), caches::config());
+        let (mut follower, own_blocks) = OwnBlocks::of(node);
+        let blocks = blocks.inspect(move |event| {
+            if let Ok(event) = event {
+                follower.observe(event);
+            }
+        });
         let blocks = caches::parsed(blocks, move |block| CachedBlock::new(block, &own));
         let own = node.clone();
         let peers = watcher(Api::all(client.clone()), caches::config());
@@ -58,6 +67,7 @@ impl Caches {
             namespaces: start(subsystem, "Namespaces", client, caches::config()),
             pools: start(subsystem, "AddressPools", client, caches::config()),
             blocks: Arc::new(caches::start(subsystem, "AddressBlocks", blocks)),
+            own_blocks,
             meshes: start(subsystem, "WireKubeMeshes", client, caches::config()),
             peers: Arc::new(caches::start(subsystem, "WireKubePeers", peers)),
             pods: Arc::new(caches::start(subsystem, "this node's Pods", pods)),

@@ -1,5 +1,6 @@
 //! The objects of a large cluster, made through the API.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::{Context, Result};
@@ -7,13 +8,14 @@ use fairlead_api::resources::{AddressBlock, AddressPool};
 use fairlead_cluster::caches::{self, Cache};
 use fairlead_cluster::subsystem::{Subsystem, Supervisor};
 use fairlead_demo::World;
+use fairlead_node::ipam::own_blocks::OwnBlocks;
 use futures::{StreamExt, TryStreamExt, stream};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::serde::de::DeserializeOwned;
 use kube::api::{ListParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::core::ClusterResourceScope;
-use kube::runtime::watcher;
+use kube::runtime::watcher::{Event, watcher};
 use kube::{Api, Client, Config, Resource};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -34,7 +36,8 @@ pub(super) struct Cluster {
     pub(super) names: Vec<String>,
     pub(super) nodes: Cache<Node>,
     pub(super) pools: Cache<AddressPool>,
-    pub(super) blocks: Cache<AddressBlock>,
+    /// Blocks of each simulated node, by its name, from one watch for all.
+    pub(super) blocks: BTreeMap<String, OwnBlocks>,
     _watches: Supervisor,
 }
 
@@ -55,17 +58,18 @@ impl Cluster {
         create(&objects, pods).await.context("cannot create Pods")?;
         let mut supervisor = Supervisor::default();
         let watches = supervisor.subsystem("watches");
+        let (all_blocks, blocks) = watch_blocks(watches, &client, &names);
         let cluster = Self {
             nodes: watch(watches, "Nodes", &client),
             pools: watch(watches, "AddressPools", &client),
-            blocks: watch(watches, "AddressBlocks", &client),
+            blocks,
             client,
             names,
             _watches: supervisor,
         };
         cluster.nodes.store.wait_until_ready().await.context("the watch of Nodes ended")?;
         cluster.pools.store.wait_until_ready().await.context("the watch of AddressPools ended")?;
-        cluster.blocks.store.wait_until_ready().await.context("the watch of AddressBlocks ended")?;
+        all_blocks.store.wait_until_ready().await.context("the watch of AddressBlocks ended")?;
         Ok(cluster)
     }
 
@@ -102,6 +106,31 @@ where
         + 'static,
 {
     caches::start(watches, what, watcher(Api::all(client.clone()), caches::config()))
+}
+
+/// What every node program follows in a watch of its own.
+fn watch_blocks(
+    watches: &mut Subsystem,
+    client: &Client,
+    nodes: &[String],
+) -> (Cache<AddressBlock>, BTreeMap<String, OwnBlocks>) {
+    let (mut followers, mut blocks) = (BTreeMap::new(), BTreeMap::new());
+    for node in nodes {
+        let (follower, of_node) = OwnBlocks::of(node);
+        followers.insert(node.clone(), follower);
+        blocks.insert(node.clone(), of_node);
+    }
+    let events = watcher(Api::<AddressBlock>::all(client.clone()), caches::config());
+    let events = events.inspect(move |event| match event {
+        Ok(event @ (Event::Apply(block) | Event::Delete(block) | Event::InitApply(block))) => {
+            if let Some(follower) = block.node().and_then(|node| followers.get_mut(node)) {
+                follower.observe(event);
+            }
+        }
+        Ok(event) => followers.values_mut().for_each(|follower| follower.observe(event)),
+        Err(_) => {}
+    });
+    (caches::start(watches, "AddressBlocks", events), blocks)
 }
 
 pub(crate) async fn client(kubeconfig: &Path) -> Result<Client> {

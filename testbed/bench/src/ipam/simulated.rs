@@ -12,7 +12,6 @@ use fairlead_node::ipam::requests::{self, Requests};
 use futures::future::try_join_all;
 use futures::{StreamExt, TryStreamExt, stream};
 use kube::Api;
-use kube::runtime::reflector::ObjectRef;
 use tokio::task::JoinSet;
 
 use super::Size;
@@ -31,6 +30,8 @@ pub(super) struct Done {
     pub(super) addresses: Vec<Ipv4Addr>,
     /// Milliseconds that each pod waited for its address.
     pub(super) waits: Vec<f64>,
+    /// Requests that have brought their blocks are still to be deleted.
+    _requests: JoinSet<()>,
 }
 
 /// Starts all pods of one node after the other, and those of each node at once.
@@ -42,12 +43,11 @@ pub(super) async fn run(cluster: &Cluster, size: Size, start: Instant) -> Result
 async fn node(cluster: &Cluster, name: &str, pods: usize, start: Instant) -> Result<Done> {
     let (pools, api) = (cluster.pools.store.clone(), Api::all(cluster.client.clone()));
     let ipam = Arc::new(Ipam::new(name, RoutingIds::default(), pools, api));
-    let blocks = cluster.blocks.store.clone();
     let requests = Requests {
         client: cluster.client.clone(),
         ipam: Arc::clone(&ipam),
         nodes: cluster.nodes.store.clone(),
-        blocks: Box::new(move |name| blocks.get(&ObjectRef::new(name))),
+        blocks: cluster.blocks.get(name).context("no such node")?.clone(),
         refused: std::sync::Mutex::default(),
     };
     let mut tasks = JoinSet::new();
@@ -66,5 +66,5 @@ async fn node(cluster: &Cluster, name: &str, pods: usize, start: Instant) -> Res
         }
     };
     let (addresses, waits) = try_join_all((0..pods).map(pod)).await?.into_iter().unzip();
-    Ok(Done { at: start.elapsed(), addresses, waits })
+    Ok(Done { at: start.elapsed(), addresses, waits, _requests: tasks })
 }
