@@ -25,14 +25,14 @@ pub enum Refusal {
         error: PoolError,
     },
     /// The AddressPool is being deleted.
-    #[error("pool {pool} is being deleted and gives no more blocks")]
+    #[error("pool {pool} is being deleted and allocates no more blocks")]
     Terminating {
         /// Its name.
         pool: String,
     },
     /// The AddressPool is disabled.
     #[error(
-        "pool {pool} is disabled and gives no more blocks: set spec.disabled to false, or use another pool"
+        "pool {pool} is disabled and allocates no more blocks: set spec.disabled to false, or use another pool"
     )]
     Disabled {
         /// Its name.

@@ -95,7 +95,7 @@ fn refusals_say_why() {
     refused(
         grant(&ask("u", "going"), &pools, &blocks),
         "PoolTerminating",
-        "pool going is being deleted and gives no more blocks",
+        "pool going is being deleted and allocates no more blocks",
     );
     refused(
         grant(&ask("u", "bad"), &pools, &blocks),
@@ -114,7 +114,7 @@ fn refusals_say_why() {
     refused(
         grant(&ask("u", "default"), &pools, &NONE),
         "PoolDisabled",
-        "pool default is disabled and gives no more blocks: set spec.disabled to false, or use another pool",
+        "pool default is disabled and allocates no more blocks: set spec.disabled to false, or use another pool",
     );
     pools.clear();
     assert!(matches!(

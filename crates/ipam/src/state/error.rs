@@ -8,7 +8,7 @@ use crate::refusal::RefusalReason;
 pub enum AllocationError {
     /// `spec.disabled` of the pool is true.
     #[error(
-        "pool {pool} is disabled and gives no addresses to new pods: set spec.disabled of the AddressPool to false, \
+        "pool {pool} is disabled and allocates no addresses to new pods: set spec.disabled of the AddressPool to false, \
          or change the annotation coil.cybozu.com/pool of the pod's namespace"
     )]
     Disabled {
@@ -19,7 +19,7 @@ pub enum AllocationError {
     #[error("no address block: {}", .0.message)]
     NoBlock(RequestFailure),
     /// The pool is being deleted.
-    #[error("pool {pool} is being deleted: it gives no addresses to new pods")]
+    #[error("pool {pool} is being deleted: it allocates no addresses to new pods")]
     Terminating {
         /// Its name.
         pool: String,

@@ -39,7 +39,7 @@ pub enum Reason {
     NoAddressPool,
     /// No address is allocated to the container's interface.
     NotAttached,
-    /// The pool gives no address.
+    /// The pool allocates no address.
     Pool(RefusalReason),
     /// The files beside the socket cannot be read or written.
     RecordsUnusable,
