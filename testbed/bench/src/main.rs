@@ -10,6 +10,7 @@
 //! did happen. Traffic stays inside network namespaces ([`testbed_lab`]), which vanish with the program.
 
 mod cni;
+mod cpu;
 mod ipam;
 mod mesh_scale;
 mod nft;

@@ -20,7 +20,7 @@ use tokio::runtime::Runtime;
 use crate::ipam::cluster::{client, create, node as simulated_node};
 use crate::report::Measurement;
 use crate::statistics::percentile;
-use crate::{Effort, Options, cni, progress};
+use crate::{Effort, Options, cni, cpu, progress};
 
 mod flap;
 
@@ -87,13 +87,22 @@ fn measure(world: &World, size: &Size, runtime: &Runtime) -> Result<Vec<Measurem
     wait_for(node, last_block(size))?;
     progress(&format!("    {of}: in the kernel after {:.1} s", before.elapsed().as_secs_f64()));
     std::thread::sleep(SETTLE);
-    let mut measurements = vec![one("CPU at rest, no peer answers", "% of a core", vec![cpu(node, REST)?])?];
+    let [of_node, of_controller] = at_rest([node.program_id()?, world.controller_id()?], REST)?;
+    let mut measurements = vec![
+        one("CPU at rest, no peer answers", "% of a core", vec![of_node])?,
+        one("CPU of the controller at rest", "% of a core", vec![of_controller])?,
+    ];
+    let before = cpu::seconds_of(world.controller_id()?)?;
     let (waits, busy) = changes(node, &client, size, runtime)?;
+    let controller = cpu::seconds_of(world.controller_id()?)? - before;
+    let per_change = |seconds: f64| vec![seconds * 1000.0 / size.changes as f64];
     let p99 = percentile(&waits, 0.99).context("nothing was changed")?;
-    measurements.push(one("CPU per change", "ms", vec![busy.as_secs_f64() * 1000.0 / size.changes as f64])?);
+    measurements.push(one("CPU per change", "ms", per_change(busy))?);
+    measurements.push(one("CPU of the controller per change", "ms", per_change(controller))?);
     measurements.push(one("from change to kernel", "ms", waits)?);
     measurements.push(one("from change to kernel, p99", "ms", vec![p99])?);
     measurements.push(one("memory of the node program", "MiB", vec![node.resident_mib()?])?);
+    measurements.push(one("memory of the controller", "MiB", vec![world.controller_resident_mib()?])?);
     let flap = flap::of(size.peers);
     measurements.push(one("nodes that write when one fails", "nodes", vec![flap.nodes as f64])?);
     measurements.push(one("bytes they write", "bytes", vec![flap.bytes as f64])?);
@@ -179,10 +188,10 @@ fn wait_for(node: &Node, target: Ipv4Addr) -> Result<()> {
     Ok(())
 }
 
-/// Adds blocks one by one; returns how long each took to become a target, and the processor time of the node program.
-fn changes(node: &Node, client: &Client, size: &Size, runtime: &Runtime) -> Result<(Vec<f64>, Duration)> {
+/// Adds blocks one by one; returns how long each took to become a target, and the seconds of CPU time of the node program.
+fn changes(node: &Node, client: &Client, size: &Size, runtime: &Runtime) -> Result<(Vec<f64>, f64)> {
     let blocks = Api::<AddressBlock>::all(client.clone());
-    let before = processor_time(node)?;
+    let before = cpu::seconds_of(node.program_id()?)?;
     let mut waits = Vec::new();
     for number in size.blocks..size.blocks.saturating_add(size.changes) {
         let object: AddressBlock = serde_json::from_value(block(number, size.peers))?;
@@ -192,26 +201,19 @@ fn changes(node: &Node, client: &Client, size: &Size, runtime: &Runtime) -> Resu
         waits.push(start.elapsed().as_secs_f64() * 1000.0);
         std::thread::sleep(Duration::from_millis(200));
     }
-    let busy = processor_time(node)?.saturating_sub(before);
+    let busy = cpu::seconds_of(node.program_id()?)? - before;
     for number in size.blocks..size.blocks.saturating_add(size.changes) {
         runtime.block_on(blocks.delete(&format!("simulated-{number}"), &DeleteParams::default()))?;
     }
     Ok((waits, busy))
 }
 
-fn cpu(node: &Node, during: Duration) -> Result<f64> {
-    let before = processor_time(node)?;
+/// Percent of a core that each process uses.
+fn at_rest<const N: usize>(processes: [u32; N], during: Duration) -> Result<[f64; N]> {
+    let read = || processes.map(cpu::seconds_of).into_iter().collect::<Result<Vec<f64>>>();
+    let before = read()?;
     std::thread::sleep(during);
-    Ok(processor_time(node)?.saturating_sub(before).as_secs_f64() / during.as_secs_f64() * 100.0)
-}
-
-/// User and system time of the node program (`proc_pid_stat(5)`, fields 14 and 15).
-fn processor_time(node: &Node) -> Result<Duration> {
-    let pid = node.program_id()?;
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).context("the node program has ended")?;
-    let (_, fields) = stat.rsplit_once(')').context("/proc/PID/stat has another form")?;
-    let ticks: u64 =
-        fields.split_whitespace().skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum();
-    // `USER_HZ` is 100 on all architectures that we build for.
-    Ok(Duration::from_millis(ticks.saturating_mul(10)))
+    let spent = read()?.into_iter().zip(before).map(|(now, before)| now - before);
+    let percent: Vec<f64> = spent.map(|spent| spent / during.as_secs_f64() * 100.0).collect();
+    percent.try_into().ok().context("not one figure for each process")
 }

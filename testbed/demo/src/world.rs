@@ -164,6 +164,14 @@ impl World {
         Ok(())
     }
 
+    /// Process ID of the controller.
+    ///
+    /// # Errors
+    /// It does not run.
+    pub fn controller_id(&self) -> anyhow::Result<u32> {
+        Ok(self.controller.as_ref().context("the controller does not run")?.id())
+    }
+
     /// Resident memory of the controller in MiB.
     ///
     /// # Errors

@@ -19,6 +19,7 @@ use testbed_lab::Progress;
 use tokio::runtime::Runtime;
 
 use crate::cni;
+use crate::cpu;
 use crate::report::Measurement;
 use crate::statistics::percentile;
 use crate::{Effort, Options, progress};
@@ -72,9 +73,11 @@ fn measure(world: &World, size: Size, runtime: &Runtime) -> Result<Vec<Measureme
     step(&format!("made {} Nodes and {} Pods in the API server", size.nodes, size.objects));
 
     let before = runtime.block_on(cluster.requests_served())?;
+    let processor = Processor::of(world)?;
     let start = Instant::now();
     let nodes = runtime.block_on(simulated::run(&cluster, size, start))?;
     let elapsed = start.elapsed();
+    let spent = processor.since()?;
     let requests = runtime.block_on(cluster.requests_served())? - before;
     let blocks = runtime.block_on(cluster.granted())?;
     let pods = size.nodes * size.pods;
@@ -84,6 +87,10 @@ fn measure(world: &World, size: Size, runtime: &Runtime) -> Result<Vec<Measureme
     let one = |metric: &str, unit, value: f64| Measurement::new(CASE, OURS, metric, unit, vec![value]);
     measurements.push(one("API requests per block", "requests", requests / blocks as f64)?);
     measurements.push(one("API requests per pod", "requests", requests / pods as f64)?);
+    for (what, seconds) in spent {
+        let metric = format!("CPU of {what} per block");
+        measurements.push(one(&metric, "ms", seconds * 1000.0 / blocks as f64)?);
+    }
 
     let before = memory::node_requests(world)?;
     let real = memory::real_pods(world, size.real_pods)?;
@@ -99,6 +106,35 @@ fn measure(world: &World, size: Size, runtime: &Runtime) -> Result<Vec<Measureme
 
 fn distinct(nodes: &[simulated::Done]) -> usize {
     nodes.iter().flat_map(|node| &node.addresses).collect::<BTreeSet<&Ipv4Addr>>().len()
+}
+
+/// CPU seconds that the programs of the cluster have spent so far.
+struct Processor {
+    of: [(&'static str, Vec<u32>); 3],
+    before: Vec<f64>,
+}
+
+impl Processor {
+    fn of(world: &World) -> Result<Self> {
+        let of = [
+            ("API server and etcd", cpu::descendants(&["kubebed", "kube-apiserver", "etcd"])?),
+            ("the controller", vec![world.controller_id()?]),
+            ("the simulated nodes", vec![std::process::id()]),
+        ];
+        let before = Self::read(&of)?;
+        Ok(Self { of, before })
+    }
+
+    fn read(of: &[(&str, Vec<u32>)]) -> Result<Vec<f64>> {
+        of.iter().map(|(_, ids)| ids.iter().map(|id| cpu::seconds_of(*id)).sum()).collect()
+    }
+
+    /// What they have spent since.
+    fn since(&self) -> Result<Vec<(&'static str, f64)>> {
+        let names = self.of.iter().map(|(name, _)| *name);
+        let spent = Self::read(&self.of)?.into_iter().zip(&self.before).map(|(now, before)| now - before);
+        Ok(names.zip(spent).collect())
+    }
 }
 
 /// Rates by slices of nodes in the order they were served, and how long pods waited.

@@ -9,7 +9,8 @@ use fairlead_api::wireguard::PrivateKey;
 use tempfile::TempDir;
 use testbed_lab::{Lab, Namespace, Process};
 
-use super::{cpu, iperf};
+use super::iperf;
+use crate::cpu;
 
 /// The name of every WireGuard interface; namespaces keep them apart.
 pub(super) const INTERFACE: &str = "wg0";

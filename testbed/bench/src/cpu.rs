@@ -1,5 +1,6 @@
-//! CPU time of a process, as the kernel counts it.
+//! CPU time of processes, as the kernel counts it.
 
+use std::collections::BTreeMap;
 use std::fs;
 
 use anyhow::{Context, Result};
@@ -14,10 +15,39 @@ const TIMES: std::ops::Range<usize> = 11..13;
 ///
 /// # Errors
 /// The process is gone.
-pub(super) fn seconds_of(process: u32) -> Result<f64> {
+pub(crate) fn seconds_of(process: u32) -> Result<f64> {
     let path = format!("/proc/{process}/stat");
     let text = fs::read_to_string(&path).with_context(|| format!("cannot read {path}: has it ended?"))?;
     parse(&text).with_context(|| format!("no CPU times in {path}: {text:?}"))
+}
+
+/// The processes with one of these names that this one has started, directly or not.
+///
+/// # Errors
+/// `/proc` cannot be read.
+pub(crate) fn descendants(names: &[&str]) -> Result<Vec<u32>> {
+    let mut processes = BTreeMap::new();
+    for entry in fs::read_dir("/proc").context("cannot list processes")? {
+        let Some(id) = entry?.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
+            continue;
+        };
+        // One that has ended meanwhile is none.
+        let stat = fs::read_to_string(format!("/proc/{id}/stat")).unwrap_or_default();
+        if let Some((name, parent)) = name_and_parent(&stat) {
+            processes.insert(id, (name.to_owned(), parent));
+        }
+    }
+    let parent = |id: &u32| processes.get(id).map(|(_, parent)| *parent);
+    let is_ours =
+        |id: u32| std::iter::successors(parent(&id), parent).any(|ancestor| ancestor == std::process::id());
+    let named = processes.iter().filter(|(_, (name, _))| names.contains(&name.as_str()));
+    Ok(named.map(|(id, _)| *id).filter(|id| is_ours(*id)).collect())
+}
+
+/// Fields 2 and 4 of proc_pid_stat(5).
+fn name_and_parent(stat: &str) -> Option<(&str, u32)> {
+    let (name, fields) = stat.rsplit_once(") ")?;
+    Some((name.split_once('(')?.1, fields.split_ascii_whitespace().nth(1)?.parse().ok()?))
 }
 
 fn parse(stat: &str) -> Option<f64> {
@@ -45,6 +75,13 @@ mod tests {
         for text in ["", "42 (x", "42 (x) S 1 2", "42 (x) S 1 7 7 0 -1 4194304 100 0 0 0 two 1 2"] {
             assert_eq!(parse(text), None, "{text:?}");
         }
+    }
+
+    #[test]
+    fn a_process_has_a_name_and_a_parent() {
+        assert_eq!(name_and_parent("42 (a) b) (c) S 7 7 7"), Some(("a) b) (c", 7)));
+        assert_eq!((name_and_parent(""), name_and_parent("42 (x) S")), (None, None));
+        assert!(descendants(&["no such program"]).unwrap().is_empty());
     }
 
     #[test]
