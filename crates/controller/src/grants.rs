@@ -15,7 +15,7 @@ use kube::api::{Patch, PatchParams, PostParams};
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, Client, ResourceExt};
 use tokio::sync::watch;
-use tokio::task::JoinSet;
+use tokio::task::{JoinError, JoinSet};
 use tokio::time::timeout;
 
 mod metrics;
@@ -31,6 +31,11 @@ pub(crate) use self::metrics::GrantMetrics;
 const IDLE: Duration = Duration::from_secs(10);
 /// How long one call of the API server may take: a call that hangs must not keep a slot.
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a granted request is left without a status: its node finds the block by its label and deletes the request, which
+/// saves the write.
+const STATUS_PAUSE: Duration = Duration::from_millis(250);
+/// Longest pause before the status of a granted request is written again.
+const MAX_STATUS_PAUSE: Duration = Duration::from_secs(60);
 /// Attempts with other numbers when the API server has a block of that name already.
 const MAX_ATTEMPTS: usize = 16;
 
@@ -46,6 +51,8 @@ pub(crate) async fn run(
     let (requests, queue_metrics) = (stores.requests.clone(), metrics.queue.clone());
     let granter = Arc::new(Granter { client, stores, metrics });
     let (mut queue, mut running) = (RequestQueue::default(), JoinSet::new());
+    // At most one of each request.
+    let mut unwritten = JoinSet::new();
     loop {
         let now = Instant::now();
         let held_until = granter.known().listed().map_or(now, |listed| listed + hold_off);
@@ -56,23 +63,43 @@ pub(crate) async fn run(
             queue_metrics.started(now, &uid);
             let Some((_, request)) = pending.iter().find(|(of, _)| *of == uid) else { continue };
             let (granter, request) = (Arc::clone(&granter), Arc::clone(request));
-            running.spawn(async move { (uid, granter.answer(&request).await) });
+            running.spawn(async move {
+                let answer = granter.answer(&request).await;
+                (request, answer)
+            });
         }
         let due = queue.next_due(now).into_iter().chain((held_until > now).then_some(held_until)).min();
         let due = due.map_or(IDLE, |due| due.saturating_duration_since(now).min(IDLE));
         tokio::select! {
             _ = changed.changed() => {}
-            Some(ended) = running.join_next() => match ended {
-                Ok((uid, attempt)) => {
-                    queue_metrics.ended(Instant::now(), &uid, attempt);
-                    queue.end(Instant::now(), &uid, attempt);
+            Some(first) = running.join_next() => {
+                let mut next = Some(first);
+                while let Some(ended) = next {
+                    if let Some((request, answer)) = unwrap(ended) {
+                        let uid = request.uid().unwrap_or_default();
+                        let attempt = if answer.is_ok() { Attempt::Answered } else { Attempt::Failed };
+                        queue_metrics.ended(Instant::now(), &uid, attempt);
+                        queue.end(Instant::now(), &uid, attempt);
+                        if let Ok(Some(status)) = answer {
+                            let granter = Arc::clone(&granter);
+                            unwritten.spawn(async move { granter.write_unless_deleted(&request, &status).await });
+                        }
+                    }
+                    next = running.try_join_next();
                 }
-                Err(error) => if let Ok(panic) = error.try_into_panic() {
-                    std::panic::resume_unwind(panic);
-                }
-            },
+            }
+            Some(ended) = unwritten.join_next() => drop(unwrap(ended)),
             () = tokio::time::sleep(due) => {}
         }
+    }
+}
+
+/// What a task returned; its panic is ours.
+fn unwrap<T>(ended: Result<T, JoinError>) -> Option<T> {
+    match ended.map_err(JoinError::try_into_panic) {
+        Ok(value) => Some(value),
+        Err(Ok(panic)) => std::panic::resume_unwind(panic),
+        Err(Err(_)) => None,
     }
 }
 
@@ -120,35 +147,53 @@ struct Granter {
 }
 
 impl Granter {
-    async fn answer(&self, request: &BlockRequest) -> Attempt {
-        match self.try_answer(request).await {
-            Ok(()) => Attempt::Answered,
-            Err(error) => {
-                tracing::warn!(request = request.name_any(), %error, "cannot answer; retrying");
-                Attempt::Failed
-            }
-        }
+    /// Grants a block and returns the status that says so, or writes the status that refuses one.
+    async fn answer(&self, request: &BlockRequest) -> Result<Option<BlockRequestStatus>, Error> {
+        let answer = self.try_answer(request).await;
+        answer.inspect_err(|error| {
+            tracing::warn!(request = request.name_any(), %error, "cannot answer; retrying");
+        })
     }
 
-    async fn try_answer(&self, request: &BlockRequest) -> Result<(), Error> {
+    async fn try_answer(&self, request: &BlockRequest) -> Result<Option<BlockRequestStatus>, Error> {
         let outcome = match parse(request) {
             Ok(claim) => self.block_for(request, claim).await?,
             Err(refusal) => Err(refusal),
         };
-        match &outcome {
+        let conditions = conditions(&outcome, jiff::Timestamp::now());
+        match outcome {
             Ok(block) => {
                 self.metrics.granted();
                 tracing::info!(request = request.name_any(), block, node = request.spec.node_name, "granted");
+                Ok(Some(BlockRequestStatus { conditions, address_block_name: Some(block) }))
             }
             Err(refusal) => {
                 self.metrics.refused(refusal.reason());
                 tracing::warn!(request = request.name_any(), reason = refusal.reason().as_str(), %refusal, "refused");
+                let status = BlockRequestStatus { conditions, address_block_name: None };
+                self.write(request, &status).await.map(|()| None)
             }
         }
-        let status = BlockRequestStatus {
-            conditions: conditions(&outcome, jiff::Timestamp::now()),
-            address_block_name: outcome.ok(),
-        };
+    }
+
+    /// Writes the status of a granted request, if its node has not deleted it soon.
+    async fn write_unless_deleted(&self, request: &BlockRequest, status: &BlockRequestStatus) {
+        let mut pause = STATUS_PAUSE;
+        loop {
+            tokio::time::sleep(pause).await;
+            pause = pause.saturating_mul(2).min(MAX_STATUS_PAUSE);
+            let shown = self.stores.requests.get(&ObjectRef::from_obj(request));
+            if shown.is_none_or(|shown| shown.uid() != request.uid()) {
+                return;
+            }
+            match self.write(request, status).await {
+                Ok(()) => return,
+                Err(error) => tracing::warn!(request = request.name_any(), %error, "will try again"),
+            }
+        }
+    }
+
+    async fn write(&self, request: &BlockRequest, status: &BlockRequestStatus) -> Result<(), Error> {
         let requests: Api<BlockRequest> = Api::all(self.client.clone());
         let (name, parameters) = (request.name_any(), PatchParams::default());
         let patch =

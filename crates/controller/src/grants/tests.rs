@@ -1,8 +1,12 @@
 use fairlead_api::names::{COIL_FINALIZER, LABEL_REQUEST};
 use fairlead_ipam::{BlockIndex, RefusalReason};
+use kube::runtime::reflector;
+use kube::runtime::watcher::Event;
+use prometheus_client::registry::Registry;
 
 use super::objects::{conditions, new_block, parse};
 use super::*;
+use crate::work_queue::{ReconcileMetrics, WorkQueueMetrics};
 
 fn pool(name: &str, ipv4: &str) -> Arc<AddressPool> {
     Arc::new(
@@ -120,4 +124,59 @@ fn an_invalid_pool_is_refused_with_its_error() {
         panic!("granted")
     };
     assert!(refusal.to_string().contains("10.0.0.0/31"), "{refusal}");
+}
+
+/// A granter whose watch shows this request, and the statuses that the API server is sent; it fails the first `failures`.
+fn granter(request: Option<&BlockRequest>, failures: usize) -> (Granter, Arc<Mutex<Vec<serde_json::Value>>>) {
+    let sent: Arc<Mutex<Vec<serde_json::Value>>> = Arc::default();
+    let answer = {
+        let sent = Arc::clone(&sent);
+        async move |body: axum::body::Bytes| {
+            let mut sent = sent.lock().unwrap();
+            sent.push(serde_json::from_slice(&body).unwrap());
+            if sent.len() <= failures {
+                return Err(axum::http::StatusCode::SERVICE_UNAVAILABLE);
+            }
+            Ok(serde_json::to_string(&*self::request("r", 0, serde_json::Value::Null)).unwrap())
+        }
+    };
+    let path = "/apis/coil.cybozu.com/v2/blockrequests/r/status";
+    let router = axum::Router::new().route(path, axum::routing::patch(answer));
+    let (requests, mut writer) = reflector::store();
+    if let Some(request) = request {
+        writer.apply_watcher_event(&Event::Apply(request.clone()));
+    }
+    let mut registry = Registry::default();
+    let reconciles = ReconcileMetrics::register(&mut registry);
+    let queue = WorkQueueMetrics::register(&mut registry, "blockrequest", reconciles);
+    let stores = Stores {
+        blocks: reflector::store().0,
+        nodes: reflector::store().0,
+        pools: reflector::store().0,
+        requests,
+        known: Arc::default(),
+        generations: [(); 4].map(|()| watch::channel(0).1),
+    };
+    let metrics = GrantMetrics::register(&mut registry, queue);
+    (Granter { client: Client::new(router, "default"), stores, metrics }, sent)
+}
+
+#[tokio::test]
+async fn the_status_of_a_grant_is_written_unless_the_node_has_deleted_the_request() {
+    let granted = request("r", 0, serde_json::Value::Null);
+    let status = BlockRequestStatus { address_block_name: Some("p1-0".to_owned()), ..Default::default() };
+    let (kept, sent) = granter(Some(&granted), 1);
+    kept.write_unless_deleted(&granted, &status).await;
+    let sent = sent.lock().unwrap().clone();
+    assert_eq!(sent.len(), 2, "a failure is tried again: {sent:?}");
+    let desired = serde_json::json!({ "metadata": { "uid": "r" }, "status": { "addressBlockName": "p1-0" } });
+    assert_eq!(sent[1], desired);
+
+    let mut another = granted.as_ref().clone();
+    another.metadata.uid = Some("another of this name".to_owned());
+    for shown in [None, Some(&another)] {
+        let (deleted, sent) = granter(shown, 0);
+        deleted.write_unless_deleted(&granted, &status).await;
+        assert_eq!(sent.lock().unwrap().len(), 0, "{shown:?}");
+    }
 }
