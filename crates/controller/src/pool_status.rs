@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use fairlead_api::resources::{AddressBlock, AddressPool, AddressPoolStatus, MAX_LISTED_NODES, NodeBlocks};
+use fairlead_api::resources::{AddressPool, AddressPoolStatus, MAX_LISTED_NODES, NodeBlocks};
 use fairlead_cluster::conditions::{Finding, condition};
 use fairlead_ipam::{BlockIndex, Grant, PoolState, Refusal, Request, block_limit, grant, overlaps};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
@@ -67,8 +67,7 @@ impl Reason {
 /// All pools and blocks.
 pub(crate) struct Cluster<'a> {
     pools: BTreeMap<String, PoolState>,
-    blocks: BlockIndex,
-    objects: &'a [Arc<AddressBlock>],
+    blocks: &'a BlockIndex,
     pod_capacities: &'a BTreeMap<String, u32>,
 }
 
@@ -78,21 +77,15 @@ type Verdict = (bool, Reason, String);
 impl<'a> Cluster<'a> {
     pub(crate) fn new(
         pools: &[Arc<AddressPool>],
-        blocks: &'a [Arc<AddressBlock>],
+        blocks: &'a BlockIndex,
         pod_capacities: &'a BTreeMap<String, u32>,
     ) -> Self {
-        let existing = blocks.iter().map(|block| block.as_ref().into()).collect();
-        Self { pools: grants::pool_states(pools), blocks: existing, objects: blocks, pod_capacities }
+        Self { pools: grants::pool_states(pools), blocks, pod_capacities }
     }
 
     /// Numbers of blocks of a pool by node; those without a node are under the empty name.
     pub(crate) fn blocks_by_node(&self, pool: &str) -> BTreeMap<&'a str, i64> {
-        let mut counts = BTreeMap::new();
-        for block in self.objects.iter().filter(|block| block.pool() == Some(pool)) {
-            let count: &mut i64 = counts.entry(block.node().unwrap_or_default()).or_default();
-            *count = count.saturating_add(1);
-        }
-        counts
+        self.blocks.holders(pool).map(|(node, count)| (node, i64::from(count))).collect()
     }
 
     /// The desired status of a pool.
@@ -131,7 +124,7 @@ impl<'a> Cluster<'a> {
     ) -> Vec<Condition> {
         let name = pool.name_any();
         let request = Request { uid: "", pool: &name, node: "", pod_capacity: None, claim: None };
-        let refusal = match grant(&request, &self.pools, &self.blocks) {
+        let refusal = match grant(&request, &self.pools, self.blocks) {
             Grant::Refused(refusal) => Some(refusal),
             Grant::Existing { .. } | Grant::New { .. } => None,
         };

@@ -5,15 +5,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fairlead_api::names::COIL_FINALIZER;
-use fairlead_api::resources::{AddressBlock, AddressPool, AddressPoolStatus};
+use fairlead_api::resources::{AddressPool, AddressPoolStatus};
 use fairlead_cluster::events::{EventPublisher, PendingEvent};
 use fairlead_cluster::writes::{self, is_stale};
+use fairlead_ipam::BlockIndex;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client, Resource, ResourceExt};
 use tokio::sync::watch;
 
 use crate::changes::Changes;
-use crate::grants::pod_capacity;
+use crate::grants::{lock, pod_capacity};
 use crate::pool_status::{Cluster, EXHAUSTED, LIMITED, OVERLAPPING, Reason};
 use crate::stores::Stores;
 use crate::work_queue::ReconcileMetrics;
@@ -45,7 +46,7 @@ enum Action {
 /// All writes that these pools and blocks need. Pure.
 fn actions(
     pools: &[Arc<AddressPool>],
-    blocks: &[Arc<AddressBlock>],
+    blocks: &BlockIndex,
     pod_capacities: &BTreeMap<String, u32>,
     now: jiff::Timestamp,
 ) -> Vec<Action> {
@@ -112,7 +113,10 @@ pub(crate) async fn run(
         let nodes = stores.nodes.state();
         let capacities = nodes.iter().filter_map(|node| Some((node.name_any(), pod_capacity(node)?)));
         let (capacities, now) = (capacities.collect(), jiff::Timestamp::now());
-        for action in actions(&stores.pools.state(), &stores.blocks.state(), &capacities, now) {
+        let pools = stores.pools.state();
+        // Grants wait meanwhile: of the index of all blocks only counts are read, which takes as long as one grant.
+        let actions = actions(&pools, lock(&stores.known).current(start), &capacities, now);
+        for action in actions {
             match apply(&api, &publisher, action).await {
                 Err(error) if !is_stale(&error) => {
                     ok = false;
@@ -153,7 +157,24 @@ async fn apply(
 
 #[cfg(test)]
 mod tests {
+    use fairlead_api::resources::AddressBlock;
+    use fairlead_ipam::ExistingBlock;
+
     use super::*;
+
+    /// What [`super::actions`] says of these blocks, each of which gets a name of its own.
+    fn actions(
+        pools: &[Arc<AddressPool>],
+        blocks: &[Arc<AddressBlock>],
+        pod_capacities: &BTreeMap<String, u32>,
+        now: jiff::Timestamp,
+    ) -> Vec<Action> {
+        let named = blocks.iter().enumerate().map(|(number, block)| ExistingBlock {
+            name: number.to_string(),
+            ..ExistingBlock::from(block.as_ref())
+        });
+        super::actions(pools, &named.collect(), pod_capacities, now)
+    }
 
     const NO_NODES: BTreeMap<String, u32> = BTreeMap::new();
 

@@ -145,6 +145,12 @@ impl BlockIndex {
         self.pools.get(pool).and_then(|numbers| numbers.held.get(node)).copied().unwrap_or_default()
     }
 
+    /// How many blocks of a pool each node has; those without a node are under the empty name.
+    pub fn holders(&self, pool: &str) -> impl Iterator<Item = (&str, u32)> {
+        let held = self.pools.get(pool).into_iter().flat_map(|numbers| &numbers.held);
+        held.map(|(node, count)| (node.as_str(), *count))
+    }
+
     /// A block that shares addresses with these prefixes.
     pub(crate) fn overlapping(&self, nets: DualStackNets) -> Option<&ExistingBlock> {
         let name = nets.iter().find_map(|net| self.prefixes.get(&self.overlap(net)?)?.first())?;
