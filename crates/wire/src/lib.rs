@@ -5,12 +5,13 @@
 //! are generated from `proto/` at build time, without `protoc`. Only the encoding of a CNI error in a gRPC status is written
 //! by hand: it must be byte for byte that of Coil's Go programs, because programs of both run on one node during an upgrade.
 //!
-//! [`stun`] and [`relay`] are sans-I/O codecs; those of path probes and discovery messages will be modules beside them.
+//! [`probe`], [`relay`] and [`stun`] are sans-I/O codecs; that of discovery messages will be a module beside them.
 //! Nothing here opens a socket or decides anything: bytes come from the caller and go back to the caller.
 
 pub mod cni;
 pub mod network;
 pub mod node;
+pub mod probe;
 pub mod relay;
 pub mod spool;
 mod status;

@@ -1,9 +1,10 @@
-//! Every input that the fuzz targets `grpc`, `relay` and `stun` keep is read again, without a fuzzer.
+//! Every input that the fuzz targets `grpc`, `probe`, `relay` and `stun` keep is read again, without a fuzzer.
 #![cfg(test)]
 
 use std::path::Path;
 
 use fairlead_wire::cni::{CniArgs, error_of};
+use fairlead_wire::probe::{Header, ProbeKeys};
 use fairlead_wire::{relay, stun};
 use prost::Message;
 
@@ -52,4 +53,12 @@ fn kept_relay_frames_never_panic_and_some_are_good() {
         }
     }
     assert!(frames > 10 && refused > 3, "{frames} frames, {refused} refused");
+}
+
+#[test]
+fn kept_probes_never_panic_and_some_have_a_header() {
+    let keys = ProbeKeys::derive(&[1; 32], &[9; 32], None).unwrap();
+    let kept = kept("probe");
+    assert!(kept.iter().all(|bytes| keys.open(bytes).is_err()), "made with other keys");
+    assert!(kept.iter().filter(|bytes| Header::parse(bytes).is_ok()).count() > 1);
 }

@@ -1,0 +1,261 @@
+//! Path probes: authenticated requests and answers between the WireGuard ports of two nodes. The format is described in
+//! `docs/path-protocol.md`.
+//!
+//! A codec and its keys, no more: what is sent when, and what an answer means, is decided in `fairlead-path`.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+
+use chacha20poly1305::aead::{AeadInPlace, KeyInit};
+use chacha20poly1305::{Tag, XChaCha20Poly1305, XNonce};
+use hkdf::Hkdf;
+use sha2::{Digest, Sha256};
+use x25519_dalek::{PublicKey, StaticSecret};
+
+/// The first bytes of every probe. No WireGuard message begins with them (its first byte is 1 to 4), and no STUN message
+/// (its first two bits are zero).
+pub const MAGIC: [u8; 4] = [0xf1, 0x1e, 0xad, 0x50];
+/// The version that this implementation writes and the only one it reads.
+pub const VERSION: u8 = 1;
+/// Length of the shortest probe, in bytes: the one without padding.
+pub const MIN_LENGTH: usize = HEADER_LENGTH + MESSAGE_LENGTH + TAG_LENGTH;
+
+/// Magic, version, three zero bytes, the sender's tag, the nonce.
+const HEADER_LENGTH: usize = 40;
+/// Kind, transaction, address, port, one zero byte.
+const MESSAGE_LENGTH: usize = 32;
+/// Length of a Poly1305 tag.
+const TAG_LENGTH: usize = 16;
+const KIND_REQUEST: u8 = 1;
+const KIND_ANSWER: u8 = 2;
+/// Labels that no other protocol uses with a node's WireGuard key.
+const KEY_LABEL: &[u8] = b"fairlead path probe key 1";
+const TAG_LABEL: &[u8] = b"fairlead path probe tag 1";
+
+/// What matches an answer to its request: 96 random bits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TransactionId(pub [u8; 12]);
+
+/// Random bytes that a sender draws once, when its program starts. With a counter they make a nonce that is never used again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Epoch(pub [u8; 16]);
+
+/// By which a receiver finds the sender among its peers: the first bytes of a hash of both public keys.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SenderTag(pub [u8; 8]);
+
+impl SenderTag {
+    /// The tag of probes from the node with the public key `sender` to the one with `receiver`.
+    pub fn new(sender: &[u8; 32], receiver: &[u8; 32]) -> Self {
+        let hash: [u8; 32] = Sha256::new()
+            .chain_update(TAG_LABEL)
+            .chain_update(sender)
+            .chain_update(receiver)
+            .finalize()
+            .into();
+        let [a, b, c, d, e, f, g, h, ..] = hash;
+        Self([a, b, c, d, e, f, g, h])
+    }
+}
+
+/// What a probe says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Message {
+    /// Asks for an answer.
+    Request {
+        /// Repeated by the answer.
+        transaction: TransactionId,
+    },
+    /// The answer to a request, sent back over the path it came on.
+    Answer {
+        /// The transaction of the request.
+        transaction: TransactionId,
+        /// The source address of the request, as its receiver saw it.
+        observed: SocketAddr,
+    },
+}
+
+/// The part of a probe that is not encrypted, and not authenticated before [`ProbeKeys::open`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Header {
+    /// Who claims to have sent it.
+    pub sender: SenderTag,
+    /// The program run that sent it.
+    pub epoch: Epoch,
+    /// Grows by each probe of that run.
+    pub counter: u64,
+}
+
+/// Why a datagram is not a probe of this peer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidProbe {
+    /// It does not begin with [`MAGIC`], or is shorter than [`MIN_LENGTH`].
+    #[error("not a path probe")]
+    NotProbe,
+    /// A version that this implementation does not read.
+    #[error("path probe of version {0}, where version {VERSION} is known")]
+    Version(u8),
+    /// It was not made with the keys of this peer.
+    #[error("path probe that fails authentication")]
+    Unauthenticated,
+    /// A kind that this version does not have.
+    #[error("path probe of the unknown kind {0}")]
+    Kind(u8),
+}
+
+/// Whether a datagram begins as a probe of any version does.
+pub fn is_probe(datagram: &[u8]) -> bool {
+    datagram.starts_with(&MAGIC)
+}
+
+impl Header {
+    /// Reads the header of a probe.
+    ///
+    /// # Errors
+    /// The datagram is no probe, or has another version.
+    pub fn parse(datagram: &[u8]) -> Result<Self, InvalidProbe> {
+        let Some(header) = datagram.first_chunk::<HEADER_LENGTH>().filter(|_| is_probe(datagram)) else {
+            return Err(InvalidProbe::NotProbe);
+        };
+        let [_, _, _, _, version, _, _, _, rest @ ..] = *header;
+        if version != VERSION {
+            return Err(InvalidProbe::Version(version));
+        }
+        if datagram.len() < MIN_LENGTH {
+            return Err(InvalidProbe::NotProbe);
+        }
+        let (mut sender, mut epoch, mut counter) = ([0; 8], [0; 16], [0; 8]);
+        sender.copy_from_slice(&rest[..8]);
+        epoch.copy_from_slice(&rest[8..24]);
+        counter.copy_from_slice(&rest[24..]);
+        Ok(Self { sender: SenderTag(sender), epoch: Epoch(epoch), counter: u64::from_be_bytes(counter) })
+    }
+
+    fn to_bytes(self) -> [u8; HEADER_LENGTH] {
+        let mut bytes = [0; HEADER_LENGTH];
+        bytes[..4].copy_from_slice(&MAGIC);
+        bytes[4] = VERSION;
+        bytes[8..16].copy_from_slice(&self.sender.0);
+        bytes[16..32].copy_from_slice(&self.epoch.0);
+        bytes[32..].copy_from_slice(&self.counter.to_be_bytes());
+        bytes
+    }
+}
+
+/// The keys of the probes between this node and one peer, one for each direction.
+#[derive(Clone)]
+pub struct ProbeKeys {
+    tag: SenderTag,
+    sending: XChaCha20Poly1305,
+    receiving: XChaCha20Poly1305,
+}
+
+impl fmt::Debug for ProbeKeys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ProbeKeys").field("tag", &self.tag).finish_non_exhaustive()
+    }
+}
+
+impl ProbeKeys {
+    /// Derives the keys from the WireGuard keys of both nodes, and their pre-shared key if they have one. `None` for a public
+    /// key that contributes nothing to a shared secret (RFC 7748, section 6.1).
+    pub fn derive(private: &[u8; 32], peer: &[u8; 32], preshared: Option<&[u8; 32]>) -> Option<Self> {
+        let private = StaticSecret::from(*private);
+        let own = PublicKey::from(&private).to_bytes();
+        let shared = private.diffie_hellman(&PublicKey::from(*peer));
+        if !shared.was_contributory() {
+            return None;
+        }
+        let secret = Hkdf::<Sha256>::new(Some(preshared.unwrap_or(&[0; 32])), shared.as_bytes());
+        Some(Self {
+            tag: SenderTag::new(&own, peer),
+            sending: cipher(&secret, &own, peer)?,
+            receiving: cipher(&secret, peer, &own)?,
+        })
+    }
+
+    /// Encrypts a message into a datagram of `length` bytes, or [`MIN_LENGTH`] if that is more. A pair of epoch and counter
+    /// must never be used twice.
+    pub fn seal(&self, epoch: Epoch, counter: u64, message: &Message, length: usize) -> Vec<u8> {
+        let header = Header { sender: self.tag, epoch, counter }.to_bytes();
+        let padding = length.saturating_sub(MIN_LENGTH);
+        let mut body = [&message.to_bytes()[..], &vec![0; padding]].concat();
+        // It only fails for messages of 256 GiB.
+        let tag = self.sending.encrypt_in_place_detached(nonce(&header), associated(&header), &mut body);
+        [&header[..], &body, &tag.unwrap_or_default()].concat()
+    }
+
+    /// Decrypts a datagram that the peer has sent. What follows the message is padding.
+    ///
+    /// # Errors
+    /// The peer did not send this datagram, or it is of another version.
+    pub fn open(&self, datagram: &[u8]) -> Result<Message, InvalidProbe> {
+        Header::parse(datagram)?;
+        let (header, rest) = datagram.split_first_chunk::<HEADER_LENGTH>().ok_or(InvalidProbe::NotProbe)?;
+        let (body, tag) = rest.split_last_chunk::<TAG_LENGTH>().ok_or(InvalidProbe::NotProbe)?;
+        let mut body = body.to_vec();
+        self.receiving
+            .decrypt_in_place_detached(nonce(header), associated(header), &mut body, Tag::from_slice(tag))
+            .map_err(|_| InvalidProbe::Unauthenticated)?;
+        Message::parse(body.first_chunk().ok_or(InvalidProbe::NotProbe)?)
+    }
+}
+
+/// Magic, version and tag: what is authenticated with the message, beside the nonce.
+fn associated(header: &[u8; HEADER_LENGTH]) -> &[u8] {
+    &header[..16]
+}
+
+/// Epoch and counter.
+fn nonce(header: &[u8; HEADER_LENGTH]) -> &XNonce {
+    XNonce::from_slice(&header[16..])
+}
+
+fn cipher(secret: &Hkdf<Sha256>, sender: &[u8; 32], receiver: &[u8; 32]) -> Option<XChaCha20Poly1305> {
+    let mut key = [0; 32];
+    secret.expand_multi_info(&[KEY_LABEL, sender, receiver], &mut key).ok()?;
+    Some(XChaCha20Poly1305::new(&key.into()))
+}
+
+impl Message {
+    fn to_bytes(self) -> [u8; MESSAGE_LENGTH] {
+        let mut bytes = [0; MESSAGE_LENGTH];
+        let transaction = match self {
+            Self::Answer { transaction, observed } => {
+                bytes[0] = KIND_ANSWER;
+                let ip = match observed.ip() {
+                    IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+                    IpAddr::V6(ip) => ip,
+                };
+                bytes[13..29].copy_from_slice(&ip.octets());
+                bytes[29..31].copy_from_slice(&observed.port().to_be_bytes());
+                transaction
+            }
+            Self::Request { transaction } => {
+                bytes[0] = KIND_REQUEST;
+                transaction
+            }
+        };
+        bytes[1..13].copy_from_slice(&transaction.0);
+        bytes
+    }
+
+    fn parse(bytes: &[u8; MESSAGE_LENGTH]) -> Result<Self, InvalidProbe> {
+        let (mut transaction, mut ip) = ([0; 12], [0; 16]);
+        transaction.copy_from_slice(&bytes[1..13]);
+        ip.copy_from_slice(&bytes[13..29]);
+        let transaction = TransactionId(transaction);
+        match bytes[0] {
+            KIND_ANSWER => {
+                let ip = Ipv6Addr::from(ip).to_canonical();
+                let observed = SocketAddr::new(ip, u16::from_be_bytes([bytes[29], bytes[30]]));
+                Ok(Self::Answer { transaction, observed })
+            }
+            KIND_REQUEST => Ok(Self::Request { transaction }),
+            other => Err(InvalidProbe::Kind(other)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

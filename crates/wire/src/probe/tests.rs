@@ -1,0 +1,117 @@
+use proptest::prelude::*;
+
+use super::*;
+
+const ALICE: [u8; 32] = [1; 32];
+const BOB: [u8; 32] = [2; 32];
+const EPOCH: Epoch = Epoch([7; 16]);
+
+fn public(private: [u8; 32]) -> [u8; 32] {
+    PublicKey::from(&StaticSecret::from(private)).to_bytes()
+}
+
+/// The keys of `own` towards the node whose private key is `other`.
+fn keys(own: [u8; 32], other: [u8; 32], preshared: Option<&[u8; 32]>) -> ProbeKeys {
+    ProbeKeys::derive(&own, &public(other), preshared).unwrap()
+}
+
+fn request(transaction: u8) -> Message {
+    Message::Request { transaction: TransactionId([transaction; 12]) }
+}
+
+#[test]
+fn what_one_node_seals_the_other_opens_and_no_third_one() {
+    let (alice, bob) = (keys(ALICE, BOB, None), keys(BOB, ALICE, None));
+    let datagram = alice.seal(EPOCH, 3, &request(9), 0);
+    assert_eq!(datagram.len(), MIN_LENGTH);
+    let header = Header::parse(&datagram).unwrap();
+    assert_eq!(
+        header,
+        Header { sender: SenderTag::new(&public(ALICE), &public(BOB)), epoch: EPOCH, counter: 3 }
+    );
+    assert_eq!(bob.open(&datagram), Ok(request(9)));
+    // Not even its sender: what comes back as it went out is no message of the peer.
+    assert_eq!(alice.open(&datagram), Err(InvalidProbe::Unauthenticated));
+    assert_eq!(keys(BOB, [3; 32], None).open(&datagram), Err(InvalidProbe::Unauthenticated));
+    assert_eq!(keys(BOB, ALICE, Some(&[5; 32])).open(&datagram), Err(InvalidProbe::Unauthenticated));
+}
+
+#[test]
+fn probes_of_nodes_with_a_pre_shared_key_need_it() {
+    let (alice, bob) = (keys(ALICE, BOB, Some(&[5; 32])), keys(BOB, ALICE, Some(&[5; 32])));
+    let datagram = alice.seal(EPOCH, 1, &request(1), 0);
+    assert_eq!(bob.open(&datagram), Ok(request(1)));
+    assert_eq!(keys(BOB, ALICE, None).open(&datagram), Err(InvalidProbe::Unauthenticated));
+}
+
+/// Its bytes are those of an earlier build: a change of the format changes the version too.
+#[test]
+fn a_probe_of_version_1_has_these_bytes() {
+    let datagram = keys(ALICE, BOB, None).seal(EPOCH, 3, &request(9), 0);
+    let hex: String = datagram.iter().map(|byte| format!("{byte:02x}")).collect();
+    assert_eq!(hex, GOLDEN);
+}
+
+const GOLDEN: &str = "f11ead500100000026de835f0bf39c5a07070707070707070707070707070707\
+    00000000000000033c2788f5987998e008c8c9a942406869b23f01cfc5d3425d\
+    62546cbc789962d7ccb23b619e55be3463105aabd2f15fb1";
+
+#[test]
+fn the_version_comes_before_everything_that_a_version_may_change() {
+    let mut datagram = keys(ALICE, BOB, None).seal(EPOCH, 1, &request(1), 0);
+    datagram[4] = 2;
+    assert_eq!(Header::parse(&datagram), Err(InvalidProbe::Version(2)));
+    assert_eq!(Header::parse(&datagram[..HEADER_LENGTH]), Err(InvalidProbe::Version(2)));
+}
+
+#[test]
+fn a_public_key_of_low_order_gives_no_keys() {
+    assert!(ProbeKeys::derive(&ALICE, &[0; 32], None).is_none());
+}
+
+#[test]
+fn a_kind_of_a_later_version_is_named() {
+    let mut bytes = request(1).to_bytes();
+    bytes[0] = 9;
+    assert_eq!(Message::parse(&bytes), Err(InvalidProbe::Kind(9)));
+}
+
+#[test]
+fn no_wireguard_or_stun_message_is_a_probe() {
+    for kind in 1..=4 {
+        assert!(!is_probe(&[kind, 0, 0, 0, 0]));
+    }
+    assert!(!is_probe(&crate::stun::binding_request(crate::stun::TransactionId([0; 12]))));
+    assert!(!crate::stun::is_stun(&keys(ALICE, BOB, None).seal(EPOCH, 1, &request(1), 0)));
+}
+
+proptest! {
+    #[test]
+    fn answers_are_read_back_at_any_length(
+        ip: IpAddr, port: u16, transaction: [u8; 12], epoch: [u8; 16], counter: u64, length in 0_usize..2000,
+    ) {
+        let message = Message::Answer {
+            transaction: TransactionId(transaction),
+            observed: SocketAddr::new(ip.to_canonical(), port),
+        };
+        let datagram = keys(ALICE, BOB, None).seal(Epoch(epoch), counter, &message, length);
+        prop_assert_eq!(datagram.len(), length.max(MIN_LENGTH));
+        prop_assert_eq!(keys(BOB, ALICE, None).open(&datagram), Ok(message));
+    }
+
+    #[test]
+    fn a_changed_byte_is_noticed(at in 4_usize..MIN_LENGTH, change in 1_u8..) {
+        let mut datagram = keys(ALICE, BOB, None).seal(EPOCH, 1, &request(1), 0);
+        datagram[at] ^= change;
+        prop_assert!(keys(BOB, ALICE, None).open(&datagram).is_err());
+    }
+
+    #[test]
+    fn hostile_bytes_never_panic(mut bytes: Vec<u8>, as_probe: bool) {
+        if as_probe {
+            bytes.splice(..bytes.len().min(5), [&MAGIC[..], &[VERSION]].concat());
+        }
+        let _ = Header::parse(&bytes);
+        prop_assert!(keys(BOB, ALICE, None).open(&bytes).is_err());
+    }
+}
