@@ -9,17 +9,22 @@
 //! shell that reads all peers from the device in one request should observe all of them: their timers then move on
 //! together.
 //!
-//! Today the datagrams are those of STUN ([`PathAgent::set_stun_servers`]); all others are counted and dropped.
+//! The datagrams are those of STUN ([`PathAgent::set_stun_servers`]) and path probes ([`PathAgent::enable_probes`]); all others
+//! are counted and dropped.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use fairlead_address::canonical;
 use fairlead_api::wireguard::PublicKey;
+use fairlead_wire::probe::{Message, is_probe};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
 use crate::candidates::{Candidate, Source};
+use crate::prober::{Prober, Session};
+use crate::probing::{Identity, ProbeDrops, Probing};
 use crate::rotation::{Config, EndpointReason, Observation, Reason, Rotation, State, Status};
 use crate::stun::{StunAnswer, StunClient};
 use crate::timers::TimerQueue;
@@ -87,6 +92,9 @@ pub struct Transmit {
 #[derive(Debug)]
 struct Peer {
     rotation: Rotation,
+    prober: Prober,
+    /// When the prober is to run next.
+    probe_due: Option<Duration>,
     /// The state of the last [`Event::StateChanged`].
     state: State,
     /// When an endpoint was last set, or the peer added.
@@ -107,6 +115,10 @@ pub struct PathAgent {
     timers: TimerQueue<PublicKey>,
     events: VecDeque<Event>,
     stun: StunClient,
+    /// `None` where no probes can be sent.
+    probing: Option<Probing>,
+    probe_timers: TimerQueue<PublicKey>,
+    transmits: VecDeque<Transmit>,
     unknown_datagrams: u64,
     #[cfg(test)]
     machines_run: usize,
@@ -123,10 +135,18 @@ impl PathAgent {
             timers: TimerQueue::default(),
             events: VecDeque::new(),
             stun: StunClient::new(),
+            probing: None,
+            probe_timers: TimerQueue::default(),
+            transmits: VecDeque::new(),
             unknown_datagrams: 0,
             #[cfg(test)]
             machines_run: 0,
         }
+    }
+
+    /// Lets peers that are added from now on be probed.
+    pub fn enable_probes(&mut self, identity: Identity) {
+        self.probing = Some(Probing::new(identity));
     }
 
     /// Adds a peer, or replaces its paths. The path of a known peer keeps its state.
@@ -135,9 +155,23 @@ impl PathAgent {
         let peer = self.peers.entry(key).or_insert_with(|| {
             let config = Config { seed: self.random.random(), ..self.config };
             let rotation = Rotation::new(config);
-            let state = State::Connecting;
-            Box::new(Peer { rotation, state, changed: now, due: None, observation_queued: false })
+            let is_controlling = self.probing.as_ref().is_some_and(|probing| probing.is_controlling(&key));
+            Box::new(Peer {
+                rotation,
+                prober: Prober::new(is_controlling),
+                probe_due: None,
+                state: State::Connecting,
+                changed: now,
+                due: None,
+                observation_queued: false,
+            })
         });
+        if let Some(probing) = &mut self.probing {
+            probing.add_peer(key);
+            peer.prober.set_candidates(now, &paths.candidates);
+            let due = peer.prober.poll_timeout();
+            self.probe_timers.reschedule(key, &mut peer.probe_due, due);
+        }
         peer.rotation.set_silence(paths.silence);
         peer.rotation.set_candidates(now, paths.candidates);
         let wakeup = if is_new { Some(now) } else { peer.rotation.next_wakeup(now) };
@@ -152,6 +186,10 @@ impl PathAgent {
     pub fn remove_peer(&mut self, key: &PublicKey) {
         if let Some(mut peer) = self.peers.remove(key) {
             self.timers.reschedule(*key, &mut peer.due, None);
+            self.probe_timers.reschedule(*key, &mut peer.probe_due, None);
+            if let Some(probing) = &mut self.probing {
+                probing.remove_peer(key);
+            }
             self.events.retain(|event| event.peer() != Some(key));
         }
     }
@@ -165,8 +203,10 @@ impl PathAgent {
             self.machines_run += 1;
         }
         peer.rotation.observe(now, observation);
+        // What answers probes now is better than what is next in the rotation.
         if let Some(endpoint) = peer.rotation.poll(now)
             && let Some(attempt) = peer.rotation.attempt()
+            && !peer.prober.works(now)
         {
             peer.changed = now;
             let (source, reason) = (attempt.candidate.source, attempt.reason);
@@ -177,6 +217,12 @@ impl PathAgent {
         let next = now.saturating_add(peer.observation_interval(now));
         let due = wakeup.map_or(next, |wakeup| wakeup.min(next));
         self.timers.reschedule(*key, &mut peer.due, Some(due));
+        if self.probing.is_some() {
+            let is_up = peer.state == State::Up;
+            let Observation { endpoint, rx_bytes, tx_bytes, .. } = observation;
+            peer.prober.observe(now, Session { is_up, endpoint, rx_bytes, tx_bytes });
+            self.conclude_probing(now, key);
+        }
     }
 
     /// Replaces the STUN servers that are asked where they see the WireGuard port; at most [`crate::MAX_STUN_SERVERS`] are.
@@ -185,9 +231,16 @@ impl PathAgent {
         self.report_stun();
     }
 
-    /// Links, addresses or routes of this host changed: what STUN servers said is asked again at once.
+    /// Links, addresses or routes of this host changed: STUN servers and peers are asked again at once.
     pub fn network_changed(&mut self, now: Duration) {
         self.stun.network_changed(now);
+        if self.probing.is_some() {
+            for (key, peer) in &mut self.peers {
+                peer.prober.network_changed(now);
+                let due = peer.prober.poll_timeout();
+                self.probe_timers.reschedule(*key, &mut peer.probe_due, due);
+            }
+        }
     }
 
     /// What each STUN server said last.
@@ -205,22 +258,84 @@ impl PathAgent {
     /// sent to, if the socket told. What is no answer to a request of this agent is counted and dropped.
     pub fn handle_datagram(
         &mut self,
-        _now: Duration,
-        _local: Option<IpAddr>,
+        now: Duration,
+        local: Option<IpAddr>,
         remote: SocketAddr,
         bytes: &[u8],
     ) {
-        if self.stun.handle_datagram(remote, bytes) {
+        if is_probe(bytes) {
+            self.handle_probe(now, local, canonical(remote), bytes);
+        } else if self.stun.handle_datagram(remote, bytes) {
             self.report_stun();
         } else {
             self.unknown_datagrams = self.unknown_datagrams.saturating_add(1);
         }
     }
 
+    fn handle_probe(&mut self, now: Duration, local: Option<IpAddr>, remote: SocketAddr, bytes: &[u8]) {
+        let Some(probing) = &mut self.probing else { return };
+        let Some((key, header, message)) = probing.open(now, bytes) else { return };
+        let Some(peer) = self.peers.get_mut(&key) else { return };
+        match message {
+            Message::Answer { transaction, .. } => {
+                let is_expected = peer.prober.handle_answer(now, remote, transaction);
+                probing.conclude(&key, &header, remote, is_expected);
+            }
+            Message::Request { transaction } => {
+                let answer = Message::Answer { transaction, observed: remote };
+                if let Some(payload) = probing.answer(&key, &answer, bytes.len()) {
+                    self.transmits.push_back(Transmit { local, remote, payload });
+                }
+                peer.prober.handle_request(now, remote);
+            }
+        }
+        self.conclude_probing(now, &key);
+    }
+
+    /// Uses what the prober of a peer has found, and sets its timer.
+    fn conclude_probing(&mut self, now: Duration, key: &PublicKey) {
+        let Some(peer) = self.peers.get_mut(key) else { return };
+        if let Some((candidate, reason)) = peer.prober.select(now) {
+            peer.changed = now;
+            let Candidate { address: endpoint, source } = candidate;
+            self.events.push_back(Event::SetEndpoint { peer: *key, endpoint, source, reason });
+        }
+        let due = peer.prober.poll_timeout();
+        self.probe_timers.reschedule(*key, &mut peer.probe_due, due);
+    }
+
+    fn run_probers(&mut self, now: Duration) {
+        let Some(probing) = &mut self.probing else { return };
+        let mut ran = Vec::new();
+        while let Some(key) = self.probe_timers.pop_due(now) {
+            let Some(peer) = self.peers.get_mut(&key) else { continue };
+            peer.probe_due = None;
+            for (remote, transaction) in peer.prober.handle_timeout(now, &mut self.random) {
+                let request = Message::Request { transaction };
+                if let Some(payload) = probing.request(now, &key, remote, &request) {
+                    self.transmits.push_back(Transmit { local: None, remote, payload });
+                }
+            }
+            ran.push(key);
+        }
+        ran.iter().for_each(|key| self.conclude_probing(now, key));
+    }
+
+    /// How many probes were dropped, and why.
+    pub fn probe_drops(&self) -> ProbeDrops {
+        self.probing.as_ref().map(Probing::drops).unwrap_or_default()
+    }
+
+    /// The round-trip time to a peer over the path in use, at the last answer to a probe.
+    pub fn round_trip(&self, key: &PublicKey) -> Option<Duration> {
+        self.peers.get(key)?.prober.round_trip()
+    }
+
     /// Runs the machines that are due, and no others.
     pub fn handle_timeout(&mut self, now: Duration) {
         self.stun.handle_timeout(now, &mut self.random);
         self.report_stun();
+        self.run_probers(now);
         while let Some(key) = self.timers.pop_due(now) {
             let Some(peer) = self.peers.get_mut(&key) else { continue };
             #[cfg(test)]
@@ -238,7 +353,7 @@ impl PathAgent {
 
     /// The next datagram to send.
     pub fn poll_transmit(&mut self) -> Option<Transmit> {
-        self.stun.poll_transmit()
+        self.transmits.pop_front().or_else(|| self.stun.poll_transmit())
     }
 
     /// The next event.
@@ -254,7 +369,8 @@ impl PathAgent {
 
     /// When to call [`Self::handle_timeout`]. `None` without peers and STUN servers.
     pub fn poll_timeout(&self) -> Option<Duration> {
-        self.timers.next().into_iter().chain(self.stun.poll_timeout()).min()
+        let timers = self.timers.next().into_iter().chain(self.probe_timers.next());
+        timers.chain(self.stun.poll_timeout()).min()
     }
 
     /// The state of a peer at `now`, for users.

@@ -5,19 +5,21 @@
 //! * [`nat`]: the kind of NAT in front of this node, from where peers see it.
 //! * `rotation`: the strategy for peers that do not answer probes. It tries candidates in order, starts with the one of
 //!   the last live session, and leaves live sessions alone.
+//! * `prober`: the strategy for peers that answer probes: what works now, and which of it to use; `probing` has what all probers
+//!   of a node share (keys, replays, limits). Format and rules: `docs/path-protocol.md`.
 //! * `stun`: asks STUN servers where they see the WireGuard port, which feeds [`nat`] and [`candidates`].
 //!
 //! Sans-I/O: time is a [`std::time::Duration`] since an epoch of the caller's that never goes back (the start of the
 //! process will do), the device's state and datagrams come in as arguments, decisions go out as events. Randomness
 //! comes from a seed. Nothing here opens a socket or sleeps.
 //!
-//! To come: a probe format, whose datagrams enter by [`PathAgent::handle_datagram`] and leave by
-//! [`PathAgent::poll_transmit`]; a peer that answers probes gets a strategy of its own beside `rotation`. A relay becomes
-//! one more [`candidates::Source`].
+//! To come: a relay becomes one more [`candidates::Source`].
 
 mod agent;
 pub mod candidates;
 pub mod nat;
+mod prober;
+mod probing;
 mod rotation;
 mod stun;
 mod timers;
@@ -26,5 +28,6 @@ pub use agent::{Event, PathAgent, PeerPaths, Transmit};
 pub use candidates::{Candidate, MAX_CANDIDATES, OwnView, PeerView, Source, order};
 pub use fairlead_address::is_private;
 pub use nat::{NatType, Seen, classify};
+pub use probing::{Identity, ProbeDrops};
 pub use rotation::{Config, EndpointReason, Observation, Reason, State, Status};
 pub use stun::{MAX_SERVERS as MAX_STUN_SERVERS, StunAnswer};

@@ -80,12 +80,18 @@ pub struct Observation {
 /// Why an endpoint is set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum EndpointReason {
+    /// A live session moves there: it answers probes faster, or is configured or inside this site.
+    BetterPath,
     /// The last live session used it.
     LastGood,
     /// It has just appeared, or risen above the candidate being tried.
     NewCandidate,
     /// The rotation has reached it.
     NextCandidate,
+    /// It answers probes, and the path of the live session stopped to.
+    PathFailed,
+    /// It answers probes, and there is no live session.
+    ProbeAnswered,
 }
 
 #[derive(Debug, Clone, Copy)]

@@ -1,0 +1,433 @@
+//! The strategy for a peer that answers probes: which of its candidates work now, and which one WireGuard is to use.
+//!
+//! A candidate works when a request of this node was answered over it; nothing else counts, least of all a request of the
+//! peer. While there is no session, or its path has failed, the best candidate that works is selected. A live session
+//! is moved to a better path only by the controlling node, the one with the lower public key (as in ICE, RFC 8445, 6.1.1): its
+//! packets make the other one's WireGuard roam, so that both use one path and neither moves it back.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use fairlead_address::is_private;
+use fairlead_wire::probe::TransactionId;
+use rand::RngExt;
+use rand::rngs::StdRng;
+
+use crate::candidates::{Candidate, MAX_CANDIDATES, Source};
+use crate::rotation::EndpointReason;
+
+/// When requests are sent to a candidate in one attempt, until it answers.
+const ATTEMPT: [Duration; 5] = [
+    Duration::ZERO,
+    Duration::from_millis(100),
+    Duration::from_millis(200),
+    Duration::from_millis(400),
+    Duration::from_millis(800),
+];
+/// How long an answer is waited for.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time between rounds through all candidates while there is no session. It doubles with each round that brings none.
+const ROUND_INTERVAL: Duration = Duration::from_secs(5);
+const MAX_ROUND_INTERVAL: Duration = Duration::from_secs(300);
+/// Time between rounds that look for a better path while a session is in use. It doubles as well.
+const SEARCH_INTERVAL: Duration = Duration::from_secs(30);
+/// Time between requests over the path in use, and between their repetitions once an answer is missing.
+const CHECK_INTERVAL: Duration = Duration::from_secs(2);
+const CHECK_RETRY: Duration = Duration::from_millis(200);
+/// Longest wait for the answer that shows whether the path in use still works.
+const MAX_CHECK_TIMEOUT: Duration = Duration::from_secs(1);
+/// Missing answers in a row after which the path in use has failed.
+const MAX_MISSED: u8 = 3;
+/// How long after traffic the path in use is checked.
+const ACTIVE: Duration = Duration::from_secs(60);
+/// Bytes between two observations that are no traffic: a handshake and keepalives.
+const IDLE_BYTES: u64 = 300;
+/// How long an answer proves that a candidate works.
+const FRESH: Duration = Duration::from_secs(10);
+/// Addresses that only requests of the peer came from; the oldest makes room.
+const MAX_REFLEXIVE: usize = 4;
+/// Requests per candidate whose answers are waited for.
+const MAX_PENDING: usize = 8;
+/// By how much the round-trip time of another path must be lower: a third, and this much.
+const MIN_GAIN: Duration = Duration::from_millis(5);
+/// Least time between two moves of a live session.
+const MIN_MOVE_INTERVAL: Duration = Duration::from_secs(5);
+
+/// What the WireGuard device says of the session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Session {
+    /// A session is alive.
+    pub(crate) is_up: bool,
+    pub(crate) endpoint: Option<SocketAddr>,
+    pub(crate) rx_bytes: u64,
+    pub(crate) tx_bytes: u64,
+}
+
+#[derive(Debug, Clone)]
+struct Path {
+    candidate: Candidate,
+    /// Only a request of the peer names it.
+    is_reflexive: bool,
+    /// Start of the attempt that runs, and how many of its requests were due.
+    attempt: Option<(Duration, usize)>,
+    pending: Vec<(TransactionId, Duration)>,
+    /// Round-trip time of the last answer, and when it came.
+    answered: Option<(Duration, Duration)>,
+    /// It was in use and stopped answering.
+    has_failed: bool,
+}
+
+/// The paths to one peer.
+#[derive(Debug, Default)]
+pub(crate) struct Prober {
+    is_controlling: bool,
+    paths: Vec<Path>,
+    session: Session,
+    /// What WireGuard uses, as observed or selected last.
+    current: Option<SocketAddr>,
+    active_until: Option<Duration>,
+    /// Rounds in a row that changed nothing.
+    rounds: u32,
+    next_round: Option<Duration>,
+    /// When the path in use is checked next, and whether an answer is missing since the last check.
+    check: Option<(Duration, bool)>,
+    missed: u8,
+    moved: Option<Duration>,
+}
+
+impl Prober {
+    pub(crate) fn new(is_controlling: bool) -> Self {
+        Self { is_controlling, ..Self::default() }
+    }
+
+    /// Replaces the candidates, best first. New ones are tried at once.
+    pub(crate) fn set_candidates(&mut self, now: Duration, candidates: &[Candidate]) {
+        let mut before = std::mem::take(&mut self.paths);
+        let mut is_new = false;
+        for candidate in candidates.iter().take(MAX_CANDIDATES) {
+            let known = before.iter().position(|path| path.candidate.address == candidate.address);
+            let mut path = known.map_or_else(
+                || {
+                    is_new = true;
+                    Path::new(*candidate, now)
+                },
+                |known| before.swap_remove(known),
+            );
+            path.candidate = *candidate;
+            path.is_reflexive = false;
+            self.paths.push(path);
+        }
+        let keeps = |path: &Path| path.is_reflexive || Some(path.candidate.address) == self.current;
+        self.paths.extend(before.into_iter().filter(keeps).map(|path| Path { is_reflexive: true, ..path }));
+        if is_new {
+            self.rounds = 0;
+            self.plan_round(now);
+        }
+    }
+
+    /// The network of this host changed: everything is tried again.
+    pub(crate) fn network_changed(&mut self, now: Duration) {
+        self.rounds = 0;
+        self.start_round(now);
+    }
+
+    /// Takes the state of the device.
+    pub(crate) fn observe(&mut self, now: Duration, session: Session) {
+        let before = std::mem::replace(&mut self.session, session);
+        let moved = |now: u64, before: u64| now.saturating_sub(before) > IDLE_BYTES;
+        if moved(session.rx_bytes, before.rx_bytes) || moved(session.tx_bytes, before.tx_bytes) {
+            self.active_until = Some(now.saturating_add(ACTIVE));
+        }
+        if session.endpoint != self.current {
+            self.current = session.endpoint;
+            self.missed = 0;
+            self.check = None;
+            if let Some(address) = session.endpoint.filter(|address| self.path(*address).is_none()) {
+                self.add_reflexive(now, address);
+            }
+        }
+        if session.is_up != before.is_up {
+            self.rounds = 0;
+            if session.is_up { self.plan_round(now) } else { self.start_round(now) }
+        }
+        self.plan_check(now);
+    }
+
+    /// Takes an authenticated request of the peer. Its source is tried unless it is known to work.
+    pub(crate) fn handle_request(&mut self, now: Duration, from: SocketAddr) {
+        let works = self.works(now);
+        match self.paths.iter_mut().find(|path| path.candidate.address == from) {
+            Some(path) if path.attempt.is_none() && !path.is_fresh(now) && !works => {
+                path.attempt = Some((now, 0));
+            }
+            Some(_) => {}
+            None => self.add_reflexive(now, from),
+        }
+    }
+
+    /// Takes an authenticated answer. Whether it answers a request of this node.
+    pub(crate) fn handle_answer(
+        &mut self,
+        now: Duration,
+        from: SocketAddr,
+        transaction: TransactionId,
+    ) -> bool {
+        let Some(path) = self.paths.iter_mut().find(|path| path.candidate.address == from) else {
+            return false;
+        };
+        let Some(at) = path.pending.iter().position(|(pending, _)| *pending == transaction) else {
+            return false;
+        };
+        let (_, sent) = path.pending.swap_remove(at);
+        let round_trip = now.saturating_sub(sent);
+        if round_trip > ANSWER_TIMEOUT {
+            return false;
+        }
+        path.answered = Some((round_trip, now));
+        path.attempt = None;
+        path.has_failed = false;
+        if self.current == Some(from) {
+            self.missed = 0;
+            self.check = None;
+            self.plan_check(now);
+        }
+        true
+    }
+
+    /// The requests to send now.
+    pub(crate) fn handle_timeout(
+        &mut self,
+        now: Duration,
+        random: &mut StdRng,
+    ) -> Vec<(SocketAddr, TransactionId)> {
+        if self.next_round.is_some_and(|at| at <= now) {
+            self.next_round = None;
+            if !self.session.is_up || self.is_active(now) {
+                self.start_round(now);
+            }
+        }
+        let mut requests = Vec::new();
+        if self.check.is_some_and(|(at, _)| at <= now) {
+            requests.extend(self.check_current(now));
+        }
+        for path in &mut self.paths {
+            if path.attempt_is_due(now) && !requests.contains(&path.candidate.address) {
+                requests.push(path.candidate.address);
+            }
+        }
+        let mut drawn = Vec::with_capacity(requests.len());
+        for address in requests {
+            let transaction = TransactionId(random.random());
+            if let Some(path) = self.paths.iter_mut().find(|path| path.candidate.address == address) {
+                path.add_pending(now, transaction);
+                drawn.push((address, transaction));
+            }
+        }
+        drawn
+    }
+
+    /// The path to use from now on, if it is another one.
+    pub(crate) fn select(&mut self, now: Duration) -> Option<(Candidate, EndpointReason)> {
+        let best = self.paths.iter().filter(|path| path.is_fresh(now)).min_by_key(|path| path.rank())?;
+        let candidate = best.candidate;
+        if self.current == Some(candidate.address) {
+            return None;
+        }
+        let reason = if !self.session.is_up {
+            EndpointReason::ProbeAnswered
+        } else if self.current_path().is_none_or(|path| path.has_failed) {
+            EndpointReason::PathFailed
+        } else if self.may_move(now)
+            && self.current_path().is_some_and(|current| best.is_better_than(current))
+        {
+            EndpointReason::BetterPath
+        } else {
+            return None;
+        };
+        self.current = Some(candidate.address);
+        if self.session.is_up {
+            self.moved = Some(now);
+        }
+        self.missed = 0;
+        self.check = None;
+        self.plan_check(now);
+        Some((candidate, reason))
+    }
+
+    /// Whether an answer has lately proved that the path in use works.
+    pub(crate) fn works(&self, now: Duration) -> bool {
+        self.current_path().is_some_and(|path| path.is_fresh(now))
+    }
+
+    /// The round-trip time over the path in use, at its last answer.
+    pub(crate) fn round_trip(&self) -> Option<Duration> {
+        self.current_path().and_then(|path| path.answered).map(|(round_trip, _)| round_trip)
+    }
+
+    /// When to call [`Self::handle_timeout`].
+    pub(crate) fn poll_timeout(&self) -> Option<Duration> {
+        let attempts = self.paths.iter().filter_map(Path::next_request);
+        attempts.chain(self.next_round).chain(self.check.map(|(at, _)| at)).min()
+    }
+
+    fn path(&self, address: SocketAddr) -> Option<&Path> {
+        self.paths.iter().find(|path| path.candidate.address == address)
+    }
+
+    fn current_path(&self) -> Option<&Path> {
+        self.path(self.current?)
+    }
+
+    fn is_active(&self, now: Duration) -> bool {
+        self.session.is_up && self.active_until.is_some_and(|until| now < until)
+    }
+
+    fn may_move(&self, now: Duration) -> bool {
+        self.is_controlling && self.moved.is_none_or(|at| now.saturating_sub(at) >= MIN_MOVE_INTERVAL)
+    }
+
+    fn add_reflexive(&mut self, now: Duration, address: SocketAddr) {
+        let reflexive = self.paths.iter().filter(|path| path.is_reflexive).count();
+        if reflexive >= MAX_REFLEXIVE {
+            let current = self.current;
+            let oldest = self
+                .paths
+                .iter()
+                .position(|path| path.is_reflexive && Some(path.candidate.address) != current);
+            if let Some(oldest) = oldest {
+                self.paths.remove(oldest);
+            }
+        }
+        let candidate = Candidate { address, source: Source::Roamed };
+        self.paths.push(Path { is_reflexive: true, ..Path::new(candidate, now) });
+    }
+
+    fn start_round(&mut self, now: Duration) {
+        for path in self.paths.iter_mut().filter(|path| path.attempt.is_none()) {
+            path.attempt = Some((now, 0));
+        }
+        self.rounds = self.rounds.saturating_add(1);
+        self.plan_round(now);
+    }
+
+    /// While a session is idle there are no rounds.
+    fn plan_round(&mut self, now: Duration) {
+        let first = match (self.session.is_up, self.is_active(now)) {
+            (false, _) => ROUND_INTERVAL,
+            (true, true) => SEARCH_INTERVAL,
+            (true, false) => {
+                self.next_round = None;
+                return;
+            }
+        };
+        let doublings = self.rounds.saturating_sub(1).min(8);
+        let interval = first.saturating_mul(2_u32.saturating_pow(doublings)).min(MAX_ROUND_INTERVAL);
+        self.next_round = (!self.paths.is_empty()).then(|| now.saturating_add(interval));
+    }
+
+    /// Starts and ends the checks of the path in use with the traffic. A peer that never answered is not checked.
+    fn plan_check(&mut self, now: Duration) {
+        let speaks = self.paths.iter().any(|path| path.answered.is_some());
+        if !self.is_active(now) || !speaks {
+            self.check = None;
+            return;
+        }
+        if self.next_round.is_none() {
+            self.plan_round(now);
+        }
+        let last = self.current_path().and_then(|path| path.answered).map(|(_, at)| at);
+        let due = last.map_or(now, |at| at.saturating_add(CHECK_INTERVAL));
+        if self.check.is_none() && self.current_path().is_some_and(|path| !path.has_failed) {
+            self.check = Some((due.max(now), false));
+        }
+    }
+
+    /// A check is due: the one before may be unanswered.
+    fn check_current(&mut self, now: Duration) -> Option<SocketAddr> {
+        let (_, is_outstanding) = self.check.take()?;
+        if !self.is_active(now) {
+            return None;
+        }
+        let current = self.current?;
+        if is_outstanding {
+            self.missed = self.missed.saturating_add(1);
+        }
+        let path = self.paths.iter_mut().find(|path| path.candidate.address == current)?;
+        if self.missed >= MAX_MISSED {
+            path.has_failed = true;
+            path.answered = None;
+            self.missed = 0;
+            self.rounds = 0;
+            self.start_round(now);
+            return None;
+        }
+        let timeout = path.answered.map_or(CHECK_RETRY, |(round_trip, _)| round_trip.saturating_mul(3));
+        let timeout =
+            if is_outstanding { CHECK_RETRY } else { timeout.clamp(CHECK_RETRY, MAX_CHECK_TIMEOUT) };
+        self.check = Some((now.saturating_add(timeout), true));
+        Some(current)
+    }
+}
+
+impl Path {
+    fn new(candidate: Candidate, now: Duration) -> Self {
+        Self {
+            candidate,
+            is_reflexive: false,
+            attempt: Some((now, 0)),
+            pending: Vec::new(),
+            answered: None,
+            has_failed: false,
+        }
+    }
+
+    fn is_fresh(&self, now: Duration) -> bool {
+        self.answered.is_some_and(|(_, at)| now.saturating_sub(at) <= FRESH)
+    }
+
+    fn next_request(&self) -> Option<Duration> {
+        let (started, sent) = self.attempt?;
+        Some(started.saturating_add(*ATTEMPT.get(sent)?))
+    }
+
+    /// Takes what is due of the attempt; after a late wake-up this is one request, not several.
+    fn attempt_is_due(&mut self, now: Duration) -> bool {
+        let Some((started, sent)) = self.attempt else { return false };
+        let due = ATTEMPT.iter().filter(|after| now >= started.saturating_add(**after)).count();
+        self.attempt = (due < ATTEMPT.len()).then_some((started, due));
+        due > sent
+    }
+
+    fn add_pending(&mut self, now: Duration, transaction: TransactionId) {
+        self.pending.retain(|(_, sent)| now.saturating_sub(*sent) <= ANSWER_TIMEOUT);
+        if self.pending.len() >= MAX_PENDING {
+            self.pending.remove(0);
+        }
+        self.pending.push((transaction, now));
+    }
+
+    /// Configured, then inside one site, then any other.
+    fn tier(&self) -> u8 {
+        match self.candidate.source {
+            Source::Manual => 0,
+            _ if is_private(self.candidate.address.ip()) => 1,
+            _ => 2,
+        }
+    }
+
+    fn rank(&self) -> (u8, Option<Duration>) {
+        (self.tier(), self.answered.map(|(round_trip, _)| round_trip))
+    }
+
+    fn is_better_than(&self, current: &Self) -> bool {
+        let (Some((ours, _)), Some((theirs, _))) = (self.answered, current.answered) else { return false };
+        match self.tier().cmp(&current.tier()) {
+            std::cmp::Ordering::Less => true,
+            std::cmp::Ordering::Equal => ours.saturating_add(MIN_GAIN.max(theirs / 3)) < theirs,
+            std::cmp::Ordering::Greater => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,185 @@
+//! One prober; its peer and the device are these tests. Two of them with a network between are in `tests/simulation`.
+
+use rand::SeedableRng;
+
+use super::*;
+
+const SECOND: Duration = Duration::from_secs(1);
+const MILLISECOND: Duration = Duration::from_millis(1);
+
+fn public(number: u8) -> SocketAddr {
+    SocketAddr::from(([203, 0, 113, number], 51820))
+}
+
+fn private(number: u8) -> SocketAddr {
+    SocketAddr::from(([10, 0, 0, number], 51820))
+}
+
+fn candidates(addresses: &[SocketAddr]) -> Vec<Candidate> {
+    addresses.iter().map(|address| Candidate { address: *address, source: Source::Host }).collect()
+}
+
+struct Bed {
+    prober: Prober,
+    random: StdRng,
+    now: Duration,
+    traffic: u64,
+}
+
+impl Bed {
+    fn new(is_controlling: bool, addresses: &[SocketAddr]) -> Self {
+        let mut prober = Prober::new(is_controlling);
+        prober.set_candidates(SECOND, &candidates(addresses));
+        Self { prober, random: StdRng::seed_from_u64(1), now: SECOND, traffic: 0 }
+    }
+
+    fn requests(&mut self) -> Vec<(SocketAddr, TransactionId)> {
+        self.prober.handle_timeout(self.now, &mut self.random)
+    }
+
+    /// For `time`, `peer` answers what is sent to these addresses after `round_trip`; traffic flows if a session is up.
+    fn run(
+        &mut self,
+        time: Duration,
+        answering: &[SocketAddr],
+        round_trip: Duration,
+    ) -> Vec<(SocketAddr, EndpointReason)> {
+        let mut under_way: Vec<(Duration, SocketAddr, TransactionId)> = Vec::new();
+        let mut selected = Vec::new();
+        let end = self.now + time;
+        while self.now < end {
+            let (arrived, later) = under_way.into_iter().partition(|(at, ..)| *at <= self.now);
+            under_way = later;
+            for (_, address, transaction) in arrived {
+                assert!(self.prober.handle_answer(self.now, address, transaction));
+            }
+            let sent = self.requests();
+            let answered = sent.into_iter().filter(|(address, _)| answering.contains(address));
+            under_way.extend(answered.map(|(address, id)| (self.now + round_trip, address, id)));
+            selected
+                .extend(self.prober.select(self.now).map(|(candidate, reason)| (candidate.address, reason)));
+            self.now += MILLISECOND;
+        }
+        selected
+    }
+
+    fn session(&mut self, endpoint: SocketAddr) {
+        self.traffic += 10_000;
+        let session =
+            Session { is_up: true, endpoint: Some(endpoint), rx_bytes: self.traffic, tx_bytes: self.traffic };
+        self.prober.observe(self.now, session);
+    }
+}
+
+#[test]
+fn a_candidate_is_asked_five_times_and_then_rests() {
+    let mut bed = Bed::new(true, &[public(1)]);
+    let mut times = Vec::new();
+    for _ in 0..4000 {
+        times.extend(bed.requests().iter().map(|_| bed.now - SECOND));
+        bed.now += MILLISECOND;
+    }
+    assert_eq!(times, [0, 100, 200, 400, 800].map(Duration::from_millis));
+    assert_eq!(bed.prober.poll_timeout(), Some(SECOND + ROUND_INTERVAL));
+}
+
+#[test]
+fn only_what_answers_is_selected() {
+    let mut bed = Bed::new(true, &[public(1), public(2)]);
+    let selected = bed.run(SECOND, &[public(2)], 20 * MILLISECOND);
+    assert_eq!(selected, [(public(2), EndpointReason::ProbeAnswered)]);
+}
+
+/// An attacker who sees the request answers it from elsewhere, or spoofs its source address.
+#[test]
+fn an_answer_from_another_address_or_too_late_proves_nothing() {
+    let mut bed = Bed::new(true, &[public(1), public(2)]);
+    let requests = bed.requests();
+    let of = |address| requests.iter().find(|(to, _)| *to == address).unwrap().1;
+    assert!(!bed.prober.handle_answer(bed.now, public(2), of(public(1))));
+    assert!(!bed.prober.handle_answer(bed.now, public(3), of(public(1))));
+    assert!(!bed.prober.handle_answer(bed.now + 6 * SECOND, public(1), of(public(1))));
+    assert!(bed.prober.handle_answer(bed.now, public(2), of(public(2))));
+    assert!(!bed.prober.handle_answer(bed.now, public(2), of(public(2))), "an answer counts once");
+}
+
+#[test]
+fn the_source_of_a_request_is_asked_but_not_used_before_it_answers() {
+    let mut bed = Bed::new(true, &[public(1)]);
+    bed.run(2 * SECOND, &[], MILLISECOND);
+    bed.prober.handle_request(bed.now, public(9));
+    assert_eq!(bed.prober.select(bed.now), None);
+    assert_eq!(bed.requests().iter().map(|(to, _)| *to).collect::<Vec<_>>(), [public(9)]);
+    let selected = bed.run(SECOND, &[public(9)], MILLISECOND);
+    assert_eq!(selected, [(public(9), EndpointReason::ProbeAnswered)]);
+}
+
+#[test]
+fn sources_of_requests_take_bounded_room() {
+    let mut bed = Bed::new(true, &[public(1)]);
+    for number in 2..200 {
+        bed.prober.handle_request(bed.now, public(number));
+    }
+    assert_eq!(bed.prober.paths.len(), 1 + MAX_REFLEXIVE);
+}
+
+#[test]
+fn only_the_controlling_node_moves_a_live_session() {
+    for (is_controlling, expected) in
+        [(true, vec![(private(1), EndpointReason::BetterPath)]), (false, vec![])]
+    {
+        let mut bed = Bed::new(is_controlling, &[public(1)]);
+        bed.run(SECOND, &[public(1)], 20 * MILLISECOND);
+        bed.session(public(1));
+        bed.prober.set_candidates(bed.now, &candidates(&[public(1), private(1)]));
+        assert_eq!(bed.run(SECOND, &[public(1), private(1)], 20 * MILLISECOND), expected);
+    }
+}
+
+#[test]
+fn a_path_that_is_hardly_faster_is_no_reason_to_move() {
+    let mut bed = Bed::new(true, &[public(1), public(2)]);
+    bed.run(SECOND, &[public(1)], 30 * MILLISECOND);
+    bed.session(public(1));
+    bed.prober.network_changed(bed.now);
+    assert_eq!(bed.run(2 * SECOND, &[public(1), public(2)], 25 * MILLISECOND), []);
+    bed.prober.network_changed(bed.now);
+    assert_eq!(
+        bed.run(100 * MILLISECOND, &[public(2)], 5 * MILLISECOND),
+        [(public(2), EndpointReason::BetterPath)]
+    );
+}
+
+#[test]
+fn a_path_that_stops_answering_is_left_within_three_seconds() {
+    let mut bed = Bed::new(false, &[public(1), public(2)]);
+    bed.run(SECOND, &[public(1)], 20 * MILLISECOND);
+    bed.session(public(1));
+    assert_eq!(bed.run(10 * SECOND, &[public(1)], 20 * MILLISECOND), []);
+    bed.session(public(1));
+    let stopped = bed.now;
+    let selected = bed.run(4 * SECOND, &[public(2)], 20 * MILLISECOND);
+    assert_eq!(selected, [(public(2), EndpointReason::PathFailed)]);
+    assert!(bed.prober.moved.unwrap() - stopped <= 3 * SECOND);
+}
+
+#[test]
+fn one_lost_answer_changes_nothing() {
+    let mut bed = Bed::new(true, &[public(1), public(2)]);
+    bed.run(SECOND, &[public(1), public(2)], 20 * MILLISECOND);
+    bed.session(public(1));
+    // Checks are two seconds apart; one and its first repetition fall into this gap.
+    bed.run(1200 * MILLISECOND, &[public(1)], 20 * MILLISECOND);
+    bed.run(300 * MILLISECOND, &[], MILLISECOND);
+    let selected = bed.run(5 * SECOND, &[public(1)], 20 * MILLISECOND);
+    assert!(!selected.iter().any(|(_, reason)| *reason == EndpointReason::PathFailed), "{selected:?}");
+}
+
+#[test]
+fn a_peer_that_never_answers_is_not_checked() {
+    let mut bed = Bed::new(true, &[public(1)]);
+    bed.run(SECOND, &[], MILLISECOND);
+    bed.session(public(1));
+    assert_eq!(bed.prober.check, None);
+    assert_eq!(bed.run(30 * SECOND, &[], MILLISECOND), []);
+}

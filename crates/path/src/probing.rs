@@ -1,0 +1,312 @@
+//! What all probers of a node share: its identity, who sent a probe, replays, and the limits on what is sent.
+//! The rules are those of `docs/path-protocol.md`.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use fairlead_api::wireguard::{PrivateKey, PublicKey};
+use fairlead_wire::probe::{Epoch, Header, Message, ProbeKeys, SenderTag};
+
+/// With which key this node sends probes.
+#[derive(Clone)]
+pub struct Identity {
+    /// Its WireGuard key.
+    pub private_key: PrivateKey,
+    /// The public half.
+    pub public_key: PublicKey,
+    /// Random bytes of the operating system, new at each start: used twice, they would break the encryption of probes.
+    pub epoch: [u8; 16],
+}
+
+impl fmt::Debug for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Identity").field("public_key", &self.public_key).finish_non_exhaustive()
+    }
+}
+
+/// Counters that a receiver remembers below the highest one.
+const WINDOW: u32 = 64;
+/// Requests of an epoch that no answer has confirmed, per second.
+const MAX_UNCONFIRMED: u32 = 4;
+/// Requests of one peer that are answered, per second.
+const MAX_ANSWERED: u32 = 100;
+/// Requests to one address that may be unanswered, per second, over all peers: a member that publishes the address of a
+/// victim must not be able to aim all nodes at it.
+const MAX_UNANSWERED: u32 = 20;
+/// Requests of this node per second.
+const MAX_REQUESTS: u32 = 500;
+const SECOND: Duration = Duration::from_secs(1);
+
+/// How many probes were dropped, and why.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ProbeDrops {
+    /// Their sender is no peer, or their authentication failed.
+    pub unauthenticated: u64,
+    /// Of a version or kind that this node does not know.
+    pub unknown: u64,
+    /// They had been received before.
+    pub replayed: u64,
+    /// More than are answered per second.
+    pub limited: u64,
+    /// Answers that this node did not wait for.
+    pub unexpected: u64,
+    /// Requests of this node that its limits held back.
+    pub held_back: u64,
+}
+
+/// A limit per second.
+#[derive(Debug, Clone, Copy, Default)]
+struct Rate {
+    began: Duration,
+    count: u32,
+}
+
+impl Rate {
+    fn take(&mut self, now: Duration, limit: u32) -> bool {
+        if now.saturating_sub(self.began) >= SECOND {
+            *self = Self { began: now, count: 0 };
+        }
+        let is_free = self.count < limit;
+        if is_free {
+            self.count = self.count.saturating_add(1);
+        }
+        is_free
+    }
+}
+
+/// The counters of an epoch that were seen (RFC 6479).
+#[derive(Debug, Clone, Copy)]
+struct Window {
+    epoch: Epoch,
+    highest: u64,
+    /// Bit n is counter `highest - n`.
+    seen: u64,
+}
+
+impl Window {
+    fn new(epoch: Epoch, counter: u64) -> Self {
+        Self { epoch, highest: counter, seen: 1 }
+    }
+
+    fn accept(&mut self, counter: u64) -> bool {
+        if let Some(ahead) = counter.checked_sub(self.highest).filter(|ahead| *ahead > 0) {
+            let shifted = u32::try_from(ahead).ok().and_then(|ahead| self.seen.checked_shl(ahead));
+            self.seen = shifted.unwrap_or_default() | 1;
+            self.highest = counter;
+            return true;
+        }
+        let behind = u32::try_from(self.highest.saturating_sub(counter)).unwrap_or(WINDOW);
+        let Some(bit) = 1_u64.checked_shl(behind) else { return false };
+        let is_new = self.seen & bit == 0;
+        self.seen |= bit;
+        is_new
+    }
+}
+
+/// What was received from one peer.
+#[derive(Debug, Default)]
+struct Received {
+    confirmed: Option<Window>,
+    unconfirmed: Option<Window>,
+    unconfirmed_rate: Rate,
+    answered: Rate,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Refusal {
+    Limited,
+    Replayed,
+}
+
+impl Received {
+    fn accept_request(&mut self, now: Duration, header: &Header) -> Result<(), Refusal> {
+        let is_new = match (&mut self.confirmed, &mut self.unconfirmed) {
+            (Some(window), _) if window.epoch == header.epoch => window.accept(header.counter),
+            (_, unconfirmed) => {
+                if !self.unconfirmed_rate.take(now, MAX_UNCONFIRMED) {
+                    return Err(Refusal::Limited);
+                }
+                match unconfirmed {
+                    Some(window) if window.epoch == header.epoch => window.accept(header.counter),
+                    other => {
+                        *other = Some(Window::new(header.epoch, header.counter));
+                        true
+                    }
+                }
+            }
+        };
+        if !is_new {
+            return Err(Refusal::Replayed);
+        }
+        if self.answered.take(now, MAX_ANSWERED) { Ok(()) } else { Err(Refusal::Limited) }
+    }
+
+    /// An answer to a request of this node carried this header: no recorded datagram can.
+    fn confirm(&mut self, header: &Header) {
+        if self.confirmed.is_some_and(|window| window.epoch == header.epoch) {
+            return;
+        }
+        let known = self.unconfirmed.take().filter(|window| window.epoch == header.epoch);
+        self.confirmed = Some(known.unwrap_or_else(|| Window::new(header.epoch, header.counter)));
+    }
+}
+
+/// What this node remembers of one peer's probes.
+#[derive(Debug)]
+struct Correspondent {
+    tag: SenderTag,
+    /// Derived when first needed; `None` inside for a key without a shared secret.
+    keys: Option<Option<ProbeKeys>>,
+    received: Received,
+}
+
+/// Encrypts and decrypts for all peers, within the limits.
+#[derive(Debug)]
+pub(crate) struct Probing {
+    identity: Identity,
+    counter: u64,
+    peers: BTreeMap<PublicKey, Correspondent>,
+    by_tag: BTreeMap<SenderTag, PublicKey>,
+    requests: Rate,
+    unanswered: BTreeMap<IpAddr, u32>,
+    unanswered_since: Duration,
+    drops: ProbeDrops,
+}
+
+impl Probing {
+    pub(crate) fn new(identity: Identity) -> Self {
+        Self {
+            identity,
+            counter: 0,
+            peers: BTreeMap::new(),
+            by_tag: BTreeMap::new(),
+            requests: Rate::default(),
+            unanswered: BTreeMap::new(),
+            unanswered_since: Duration::ZERO,
+            drops: ProbeDrops::default(),
+        }
+    }
+
+    /// Whether this node decides for both which path they use.
+    pub(crate) fn is_controlling(&self, peer: &PublicKey) -> bool {
+        self.identity.public_key < *peer
+    }
+
+    pub(crate) fn add_peer(&mut self, peer: PublicKey) {
+        let tag = SenderTag::new(&peer.0, &self.identity.public_key.0);
+        self.by_tag.insert(tag, peer);
+        let new = || Correspondent { tag, keys: None, received: Received::default() };
+        self.peers.entry(peer).or_insert_with(new);
+    }
+
+    pub(crate) fn remove_peer(&mut self, peer: &PublicKey) {
+        if let Some(known) = self.peers.remove(peer) {
+            self.by_tag.remove(&known.tag);
+        }
+    }
+
+    pub(crate) fn drops(&self) -> ProbeDrops {
+        self.drops
+    }
+
+    /// Encrypts a request to a peer, unless the limits hold it back.
+    pub(crate) fn request(
+        &mut self,
+        now: Duration,
+        peer: &PublicKey,
+        to: SocketAddr,
+        message: &Message,
+    ) -> Option<Vec<u8>> {
+        if now.saturating_sub(self.unanswered_since) >= SECOND {
+            self.unanswered.clear();
+            self.unanswered_since = now;
+        }
+        let unanswered = self.unanswered.get(&to.ip()).copied().unwrap_or_default();
+        if unanswered >= MAX_UNANSWERED || !self.requests.take(now, MAX_REQUESTS) {
+            self.drops.held_back = self.drops.held_back.saturating_add(1);
+            return None;
+        }
+        let sealed = self.seal(peer, message, 0)?;
+        self.unanswered.insert(to.ip(), unanswered.saturating_add(1));
+        Some(sealed)
+    }
+
+    /// Decrypts a probe and says who sent it. Requests that were received before, or are too many, are dropped.
+    pub(crate) fn open(&mut self, now: Duration, bytes: &[u8]) -> Option<(PublicKey, Header, Message)> {
+        let opened = self.authenticate(bytes);
+        let (peer, header, message) = match opened {
+            Ok(opened) => opened,
+            Err(is_unknown) => {
+                let drops = &mut self.drops;
+                let count = if is_unknown { &mut drops.unknown } else { &mut drops.unauthenticated };
+                *count = count.saturating_add(1);
+                return None;
+            }
+        };
+        if matches!(message, Message::Request { .. }) {
+            let refusal = self.peers.get_mut(&peer)?.received.accept_request(now, &header).err();
+            let count = match refusal {
+                None => return Some((peer, header, message)),
+                Some(Refusal::Limited) => &mut self.drops.limited,
+                Some(Refusal::Replayed) => &mut self.drops.replayed,
+            };
+            *count = count.saturating_add(1);
+            return None;
+        }
+        Some((peer, header, message))
+    }
+
+    fn authenticate(&mut self, bytes: &[u8]) -> Result<(PublicKey, Header, Message), bool> {
+        let header = Header::parse(bytes).map_err(|_| true)?;
+        let peer = *self.by_tag.get(&header.sender).ok_or(false)?;
+        let keys = self.keys(&peer).ok_or(false)?;
+        let message =
+            keys.open(bytes).map_err(|error| matches!(error, fairlead_wire::probe::InvalidProbe::Kind(_)))?;
+        Ok((peer, header, message))
+    }
+
+    /// The answer to a request, as long as the request was.
+    pub(crate) fn answer(&mut self, peer: &PublicKey, message: &Message, length: usize) -> Option<Vec<u8>> {
+        self.seal(peer, message, length)
+    }
+
+    /// An answer was one that this node waited for, or not.
+    pub(crate) fn conclude(
+        &mut self,
+        peer: &PublicKey,
+        header: &Header,
+        from: SocketAddr,
+        is_expected: bool,
+    ) {
+        if !is_expected {
+            self.drops.unexpected = self.drops.unexpected.saturating_add(1);
+            return;
+        }
+        if let Some(unanswered) = self.unanswered.get_mut(&from.ip()) {
+            *unanswered = unanswered.saturating_sub(1);
+        }
+        if let Some(peer) = self.peers.get_mut(peer) {
+            peer.received.confirm(header);
+        }
+    }
+
+    fn seal(&mut self, peer: &PublicKey, message: &Message, length: usize) -> Option<Vec<u8>> {
+        // A counter that does not grow any more must not be used again.
+        let counter = self.counter.checked_add(1)?;
+        let epoch = Epoch(self.identity.epoch);
+        let sealed = self.keys(peer)?.seal(epoch, counter, message, length);
+        self.counter = counter;
+        Some(sealed)
+    }
+
+    fn keys(&mut self, peer: &PublicKey) -> Option<&ProbeKeys> {
+        let private = &self.identity.private_key.0;
+        let derive = || ProbeKeys::derive(private, &peer.0, None);
+        self.peers.get_mut(peer)?.keys.get_or_insert_with(derive).as_ref()
+    }
+}
+
+#[cfg(test)]
+mod tests;

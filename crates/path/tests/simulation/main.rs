@@ -1,0 +1,216 @@
+//! Two agents with models of their WireGuard devices and of the network between them, on a clock of the test.
+//!
+//! Real: the agents and their probes, encrypted. Modelled: WireGuard (a handshake, data, roaming), NAT routers, delays.
+
+#![cfg(test)]
+
+mod network;
+mod node;
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use fairlead_path::EndpointReason;
+
+use network::{Nat, Network, Router};
+use node::Node;
+
+const TICK: Duration = Duration::from_millis(1);
+const DATA_INTERVAL: Duration = Duration::from_millis(10);
+const SECOND: Duration = Duration::from_secs(1);
+const PORT: u16 = 51820;
+
+struct World {
+    now: Duration,
+    network: Network,
+    nodes: [Node; 2],
+    sends_data: bool,
+}
+
+fn address(text: &str) -> SocketAddr {
+    SocketAddr::new(text.parse().unwrap(), PORT)
+}
+
+fn router(nat: Nat, site: u8) -> Router {
+    Router::new(nat, [192, 168, site], Ipv4Addr::new(203, 0, 113, site))
+}
+
+impl World {
+    /// Each node knows the other's addresses: its own, and what a STUN server would say of it.
+    fn new(addresses: [&str; 2], routers: Vec<Router>) -> Self {
+        let network = Network::new(routers);
+        let nodes = [Node::new(1, address(addresses[0])), Node::new(2, address(addresses[1]))];
+        let mut world = Self { now: SECOND, network, nodes, sends_data: true };
+        world.exchange(&[]);
+        world
+    }
+
+    fn candidates(&mut self, node: usize) -> Vec<SocketAddr> {
+        let own = self.nodes[node].address;
+        let server = SocketAddr::from(([198, 51, 100, 1], 3478));
+        let site = self.network.routers.iter_mut().find(|router| router.has_inside(own.ip()));
+        let mapped = site.map(|router| router.outer(own, server));
+        mapped.into_iter().chain([own]).collect()
+    }
+
+    /// What the peer resources do. Addresses in `hidden` are not published.
+    fn exchange(&mut self, hidden: &[SocketAddr]) {
+        for (from, to) in [(0, 1), (1, 0)] {
+            let mut candidates = self.candidates(from);
+            candidates.retain(|candidate| !hidden.contains(candidate));
+            let key = self.nodes[from].key;
+            self.nodes[to].add_peer(self.now, key, &candidates);
+        }
+    }
+
+    fn run(&mut self, time: Duration) {
+        let end = self.now + time;
+        while self.now < end {
+            for datagram in self.network.arrivals(self.now) {
+                if let Some(node) = self.nodes.iter_mut().find(|node| node.address == datagram.to) {
+                    node.receive(self.now, datagram, &mut self.network);
+                }
+            }
+            for node in &mut self.nodes {
+                node.run(self.now, &mut self.network);
+                if self.sends_data && self.now.as_millis().is_multiple_of(DATA_INTERVAL.as_millis()) {
+                    node.send_data(self.now, &mut self.network);
+                }
+            }
+            self.now += TICK;
+        }
+    }
+
+    /// The endpoints in use: that of the second node at the first, and that of the first at the second.
+    fn endpoints(&self) -> [SocketAddr; 2] {
+        let [one, other] = &self.nodes;
+        [one.endpoint(&other.key).unwrap(), other.endpoint(&one.key).unwrap()]
+    }
+
+    /// Data messages that were sent before `until` and did not arrive, both ways.
+    fn lost(&self) -> usize {
+        let [one, other] = &self.nodes;
+        let lost = |from: &Node, to: &Node| {
+            // The last ones may be under way.
+            let settled = from.sent.saturating_sub(10);
+            (1..=settled).filter(|number| !to.arrived.contains_key(number)).count()
+        };
+        lost(one, other) + lost(other, one)
+    }
+
+    /// When the first data message arrived since `since`, at the node where that took longer.
+    fn first_arrival(&self, since: Duration) -> Option<Duration> {
+        let first = |node: &Node| node.arrived.values().copied().filter(|at| *at > since).min();
+        let [one, other] = &self.nodes;
+        Some(first(one)?.max(first(other)?) - since)
+    }
+
+    fn black_hole(&mut self, one: IpAddr, other: IpAddr) {
+        self.network.black_holes.extend([(one, other), (other, one)]);
+    }
+}
+
+#[test]
+fn two_port_restricted_nats_are_opened_in_three_round_trips() {
+    let routers = vec![router(Nat::PortRestricted, 1), router(Nat::PortRestricted, 2)];
+    let mut world = World::new(["192.168.1.2", "192.168.2.2"], routers);
+    world.run(2 * SECOND);
+    // Round trip is 40 ms. The first requests are dropped by the NATs; those after 100 ms pass.
+    let first = world.first_arrival(SECOND).expect("no traffic");
+    assert!(first <= Duration::from_millis(300), "{first:?}");
+    let ips = world.endpoints().map(|endpoint| endpoint.ip().to_string());
+    assert_eq!(ips, ["203.0.113.2", "203.0.113.1"]);
+}
+
+#[test]
+fn a_symmetric_nat_reaches_a_full_cone() {
+    let routers = vec![router(Nat::Symmetric, 1), router(Nat::FullCone, 2)];
+    let mut world = World::new(["192.168.1.2", "192.168.2.2"], routers);
+    world.run(2 * SECOND);
+    assert!(world.first_arrival(SECOND).is_some_and(|first| first <= Duration::from_millis(300)));
+}
+
+#[test]
+fn nodes_of_one_site_use_their_own_addresses() {
+    let mut world = World::new(["192.168.1.2", "192.168.1.3"], vec![router(Nat::PortRestricted, 1)]);
+    world.run(2 * SECOND);
+    assert_eq!(world.endpoints(), [address("192.168.1.3"), address("192.168.1.2")]);
+    assert!(world.first_arrival(SECOND).is_some_and(|first| first <= Duration::from_millis(100)));
+}
+
+/// The site's own addresses are published later, as when a node learns another address.
+#[test]
+fn a_live_session_moves_into_the_site_without_losing_a_packet_and_both_sides_agree() {
+    let nat = Router::new(Nat::FullCone, [192, 168, 1], Ipv4Addr::new(203, 0, 113, 1));
+    let other = Router::new(Nat::FullCone, [192, 168, 2], Ipv4Addr::new(203, 0, 113, 2));
+    let mut world = World::new(["192.168.1.2", "192.168.2.2"], vec![nat, other]);
+    world.network.black_holes.clear();
+    world.run(5 * SECOND);
+    let before = world.endpoints();
+    assert!(before.iter().all(|endpoint| endpoint.ip().to_string().starts_with("203.")), "{before:?}");
+    // A link between the sites comes up: each is inside the other's network.
+    let addresses = world.nodes.each_ref().map(|node| node.address);
+    world.network.link_sites();
+    world.exchange(&addresses);
+    world.exchange(&[]);
+    world.run(10 * SECOND);
+    assert_eq!(world.endpoints(), [addresses[1], addresses[0]]);
+    assert_eq!(world.lost(), 0);
+    let moves = world.nodes.iter().flat_map(|node| &node.endpoints);
+    let moves: Vec<_> = moves.filter(|(_, _, reason)| *reason == EndpointReason::BetterPath).collect();
+    assert_eq!(moves.len(), 1, "one node moves the session, once: {moves:?}");
+}
+
+#[test]
+fn a_path_that_becomes_a_black_hole_is_left_for_another() {
+    let routers = vec![router(Nat::FullCone, 1), router(Nat::FullCone, 2)];
+    let mut world = World::new(["192.168.1.2", "192.168.2.2"], routers);
+    world.network.link_sites();
+    world.run(10 * SECOND);
+    let [other, one] = world.endpoints();
+    assert_eq!([one, other], [address("192.168.1.2"), address("192.168.2.2")]);
+    world.black_hole(one.ip(), other.ip());
+    let broken = world.now;
+    world.run(20 * SECOND);
+    let back = world.first_arrival(broken + Duration::from_millis(50)).expect("no traffic");
+    assert!(back <= 4 * SECOND, "{back:?}");
+    let endpoints = world.endpoints().map(|endpoint| endpoint.ip().to_string());
+    assert_eq!(endpoints, ["203.0.113.2", "203.0.113.1"]);
+}
+
+#[test]
+fn a_router_that_forgets_its_mappings_costs_seconds() {
+    let routers = vec![router(Nat::PortRestricted, 1), router(Nat::FullCone, 2)];
+    let mut world = World::new(["192.168.1.2", "192.168.2.2"], routers);
+    world.run(10 * SECOND);
+    world.network.routers[0].rebind();
+    let broken = world.now;
+    world.run(10 * SECOND);
+    // The packets of the first node come from another port, and the second one's WireGuard roams.
+    let back = world.first_arrival(broken + Duration::from_millis(50)).expect("no traffic");
+    assert!(back <= SECOND, "{back:?}");
+}
+
+#[test]
+fn an_idle_session_sends_no_probes() {
+    let routers = vec![router(Nat::PortRestricted, 1), router(Nat::PortRestricted, 2)];
+    let mut world = World::new(["192.168.1.2", "192.168.2.2"], routers);
+    world.run(5 * SECOND);
+    world.sends_data = false;
+    world.run(120 * SECOND);
+    let before = world.nodes.each_ref().map(|node| node.probes);
+    world.run(60 * SECOND);
+    assert_eq!(world.nodes.each_ref().map(|node| node.probes), before);
+}
+
+/// A peer of another implementation (Talos, a telephone) drops probes.
+#[test]
+fn a_peer_that_is_gone_costs_ever_fewer_probes() {
+    let mut world = World::new(["192.168.1.2", "192.168.2.2"], Vec::new());
+    world.black_hole(world.nodes[0].address.ip(), world.nodes[1].address.ip());
+    world.run(60 * SECOND);
+    let first = world.nodes[0].probes;
+    world.run(600 * SECOND);
+    let later = world.nodes[0].probes - first;
+    assert!(first <= 30 && later <= 30, "{first} in the first minute, {later} in the next ten");
+}

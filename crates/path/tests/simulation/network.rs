@@ -1,0 +1,147 @@
+//! A network of NAT routers in memory: datagrams take time, are translated, filtered and lost.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+/// Mapping and filtering of a router (RFC 4787, sections 4.1 and 5).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Nat {
+    /// One mapping for all destinations; lets everything in.
+    FullCone,
+    /// One mapping for all destinations; lets in only what was sent to.
+    PortRestricted,
+    /// A mapping for each destination; lets in only what was sent to.
+    Symmetric,
+}
+
+/// A router. Its hosts are those whose address has the same first three bytes as `inside`.
+#[derive(Debug)]
+pub(crate) struct Router {
+    nat: Nat,
+    inside: [u8; 3],
+    outside: Ipv4Addr,
+    /// Inner address and, for [`Nat::Symmetric`], destination, by outer port.
+    mappings: BTreeMap<u16, (SocketAddr, Option<SocketAddr>)>,
+    /// Outer port and remote address of what was sent out.
+    sent_to: BTreeSet<(u16, SocketAddr)>,
+}
+
+impl Router {
+    pub(crate) fn new(nat: Nat, inside: [u8; 3], outside: Ipv4Addr) -> Self {
+        Self { nat, inside, outside, mappings: BTreeMap::new(), sent_to: BTreeSet::new() }
+    }
+
+    pub(crate) fn has_inside(&self, ip: IpAddr) -> bool {
+        matches!(ip, IpAddr::V4(ip) if ip.octets()[..3] == self.inside)
+    }
+
+    /// The outer address of what `from` sends to `to`; a new mapping if there is none yet.
+    pub(crate) fn outer(&mut self, from: SocketAddr, to: SocketAddr) -> SocketAddr {
+        let key = (from, (self.nat == Nat::Symmetric).then_some(to));
+        let known = self.mappings.iter().find(|(_, mapping)| **mapping == key).map(|(port, _)| *port);
+        let port = known.unwrap_or_else(|| {
+            let free = (40_000..).find(|port| !self.mappings.contains_key(port)).unwrap();
+            self.mappings.insert(free, key);
+            free
+        });
+        SocketAddr::from((self.outside, port))
+    }
+
+    fn inner(&self, from: SocketAddr, to: SocketAddr) -> Option<SocketAddr> {
+        // No hairpinning (RFC 4787, section 6).
+        let (inner, _) = self.mappings.get(&to.port()).filter(|_| from.ip() != IpAddr::V4(self.outside))?;
+        let is_open = self.nat == Nat::FullCone || self.sent_to.contains(&(to.port(), from));
+        is_open.then_some(*inner)
+    }
+
+    /// It was restarted: every mapping is gone, and new ones have other ports.
+    pub(crate) fn rebind(&mut self) {
+        let taken: Vec<u16> = self.mappings.keys().copied().collect();
+        self.mappings.clear();
+        self.sent_to.clear();
+        // An address that no host has keeps the old ports from being given out again.
+        let none = SocketAddr::from(([0, 0, 0, 0], 0));
+        self.mappings.extend(taken.into_iter().map(|port| (port, (none, Some(none)))));
+    }
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct Datagram {
+    pub(crate) from: SocketAddr,
+    pub(crate) to: SocketAddr,
+    pub(crate) payload: Vec<u8>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Network {
+    pub(crate) routers: Vec<Router>,
+    /// Pairs of addresses between which nothing passes, in this direction.
+    pub(crate) black_holes: BTreeSet<(IpAddr, IpAddr)>,
+    /// One-way delay within a site, and through the Internet.
+    pub(crate) delays: (Duration, Duration),
+    under_way: BTreeMap<(Duration, u64), Datagram>,
+    sent: u64,
+    /// Private addresses of any site are reached from any other.
+    are_sites_linked: bool,
+}
+
+impl Network {
+    pub(crate) fn new(routers: Vec<Router>) -> Self {
+        let delays = (Duration::from_millis(1), Duration::from_millis(20));
+        Self {
+            routers,
+            black_holes: BTreeSet::new(),
+            delays,
+            under_way: BTreeMap::new(),
+            sent: 0,
+            are_sites_linked: false,
+        }
+    }
+
+    pub(crate) fn link_sites(&mut self) {
+        self.are_sites_linked = true;
+    }
+
+    pub(crate) fn send(&mut self, now: Duration, datagram: Datagram) {
+        let Datagram { mut from, to, payload } = datagram;
+        let mut delay = self.delays.0;
+        let site = self.routers.iter().position(|router| router.has_inside(from.ip()));
+        let linked = self.are_sites_linked && self.routers.iter().any(|router| router.has_inside(to.ip()));
+        if !linked && !site.is_some_and(|site| self.routers[site].has_inside(to.ip())) {
+            delay = self.delays.1;
+            if let Some(router) = site.map(|site| &mut self.routers[site]) {
+                from = router.outer(from, to);
+                router.sent_to.insert((from.port(), to));
+            }
+        }
+        self.sent += 1;
+        if self.black_holes.contains(&(from.ip(), to.ip())) {
+            return;
+        }
+        self.under_way.insert((now + delay, self.sent), Datagram { from, to, payload });
+    }
+
+    /// What arrives now, with its inner destination.
+    pub(crate) fn arrivals(&mut self, now: Duration) -> Vec<Datagram> {
+        let later = self.under_way.split_off(&(now, u64::MAX));
+        let arrived = std::mem::replace(&mut self.under_way, later);
+        arrived.into_values().filter_map(|datagram| self.translate(datagram)).collect()
+    }
+
+    fn translate(&self, datagram: Datagram) -> Option<Datagram> {
+        let outside = |router: &&Router| IpAddr::V4(router.outside) == datagram.to.ip();
+        match self.routers.iter().find(outside) {
+            Some(router) => {
+                let to = router.inner(datagram.from, datagram.to)?;
+                Some(Datagram { to, ..datagram })
+            }
+            // Private addresses are not routed in the Internet.
+            None => {
+                let site = self.routers.iter().find(|router| router.has_inside(datagram.to.ip()));
+                let is_near = |site: &Router| self.are_sites_linked || site.has_inside(datagram.from.ip());
+                site.is_none_or(is_near).then_some(datagram)
+            }
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! A node: the agent under test, and a model of its WireGuard device: who is sent to, who answered, and roaming.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use fairlead_api::wireguard::{PrivateKey, PublicKey};
+use fairlead_path::{
+    Candidate, Config, EndpointReason, Event, Identity, Observation, PathAgent, PeerPaths, Source, Transmit,
+};
+use x25519_dalek::StaticSecret;
+
+use crate::network::{Datagram, Network};
+
+const INITIATION: u8 = 1;
+const RESPONSE: u8 = 2;
+const KEEPALIVE: u8 = 3;
+const DATA: u8 = 4;
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(25);
+/// How long a live session stays at an endpoint that was set, as that of the embedded WireGuard.
+const HOLD: Duration = Duration::from_secs(1);
+/// WireGuard's REKEY_TIMEOUT.
+const REKEY_TIMEOUT: Duration = Duration::from_secs(5);
+
+#[derive(Debug, Default)]
+struct DevicePeer {
+    endpoint: Option<SocketAddr>,
+    handshake: Option<Duration>,
+    initiated: Option<Duration>,
+    held_until: Duration,
+    rx_bytes: u64,
+    tx_bytes: u64,
+}
+
+pub(crate) struct Node {
+    pub(crate) address: SocketAddr,
+    pub(crate) key: PublicKey,
+    pub(crate) agent: PathAgent,
+    /// Number of the data message sent last, and those that arrived, with their time.
+    pub(crate) sent: u32,
+    pub(crate) arrived: BTreeMap<u32, Duration>,
+    /// Each endpoint that was set, and why.
+    pub(crate) endpoints: Vec<(Duration, SocketAddr, EndpointReason)>,
+    /// Datagrams that were not WireGuard's.
+    pub(crate) probes: u64,
+    device: BTreeMap<PublicKey, DevicePeer>,
+}
+
+impl Node {
+    pub(crate) fn new(number: u8, address: SocketAddr) -> Self {
+        let private = [number; 32];
+        let key = PublicKey(x25519_dalek::PublicKey::from(&StaticSecret::from(private)).to_bytes());
+        let config = Config { attempt: Duration::from_millis(2500), ..Config::default() };
+        let mut agent = PathAgent::new(config, u64::from(number));
+        agent.enable_probes(Identity {
+            private_key: PrivateKey(private),
+            public_key: key,
+            epoch: [number; 16],
+        });
+        Self {
+            address,
+            key,
+            agent,
+            sent: 0,
+            arrived: BTreeMap::new(),
+            endpoints: Vec::new(),
+            probes: 0,
+            device: BTreeMap::new(),
+        }
+    }
+
+    pub(crate) fn add_peer(&mut self, now: Duration, peer: PublicKey, candidates: &[SocketAddr]) {
+        let candidate = |address: &SocketAddr| Candidate { address: *address, source: Source::Host };
+        let candidates = candidates.iter().map(candidate).collect();
+        self.device.entry(peer).or_default();
+        self.agent.upsert_peer(now, peer, PeerPaths { candidates, silence: Some(Duration::from_secs(60)) });
+    }
+
+    /// Where WireGuard sends to.
+    pub(crate) fn endpoint(&self, peer: &PublicKey) -> Option<SocketAddr> {
+        self.device[peer].endpoint
+    }
+
+    pub(crate) fn send_data(&mut self, now: Duration, network: &mut Network) {
+        for peer in self.device.values_mut() {
+            let (Some(to), Some(_)) = (peer.endpoint, peer.handshake) else { continue };
+            self.sent += 1;
+            peer.tx_bytes += 100;
+            let payload = [&[DATA, 0, 0, 0][..], &self.sent.to_be_bytes(), &self.key.0].concat();
+            network.send(now, Datagram { from: self.address, to, payload });
+        }
+    }
+
+    pub(crate) fn receive(&mut self, now: Duration, datagram: Datagram, network: &mut Network) {
+        let Datagram { from, payload, .. } = datagram;
+        if !matches!(payload[0], INITIATION | RESPONSE | KEEPALIVE | DATA) {
+            self.agent.handle_datagram(now, None, from, &payload);
+            return;
+        }
+        let sender = PublicKey(payload[8..40].try_into().unwrap());
+        let Some(peer) = self.device.get_mut(&sender) else { return };
+        if matches!(payload[0], DATA | KEEPALIVE) && peer.handshake.is_none() {
+            return;
+        }
+        if now >= peer.held_until {
+            peer.endpoint = Some(from);
+        }
+        peer.rx_bytes += if payload[0] == KEEPALIVE { 32 } else { 100 };
+        match payload[0] {
+            DATA => {
+                let number = u32::from_be_bytes(payload[4..8].try_into().unwrap());
+                self.arrived.insert(number, now);
+            }
+            KEEPALIVE => {}
+            INITIATION => {
+                peer.handshake = Some(now);
+                let payload = [&[RESPONSE, 0, 0, 0, 0, 0, 0, 0][..], &self.key.0].concat();
+                network.send(now, Datagram { from: self.address, to: from, payload });
+            }
+            _ => peer.handshake = Some(now),
+        }
+    }
+
+    /// Timers of the agent and of the device, and what the agent wants done.
+    pub(crate) fn run(&mut self, now: Duration, network: &mut Network) {
+        if self.agent.poll_timeout().is_some_and(|at| at <= now) {
+            self.agent.handle_timeout(now);
+        }
+        while let Some(event) = self.agent.poll_event() {
+            match event {
+                Event::ObservationDue { peer } => {
+                    let device = &self.device[&peer];
+                    let observation = Observation {
+                        endpoint: device.endpoint,
+                        handshake_age: device.handshake.map(|at| now - at),
+                        rx_bytes: device.rx_bytes,
+                        tx_bytes: device.tx_bytes,
+                    };
+                    self.agent.observe(now, &peer, observation);
+                }
+                Event::SetEndpoint { peer, endpoint, reason, .. } => {
+                    self.endpoints.push((now, endpoint, reason));
+                    let device = self.device.get_mut(&peer).unwrap();
+                    device.endpoint = Some(endpoint);
+                    if device.handshake.is_some() {
+                        device.held_until = now + HOLD;
+                        keep_alive(now, self.address, &self.key, device, network);
+                    } else {
+                        initiate(now, self.address, &self.key, device, network);
+                    }
+                }
+                Event::StateChanged { .. } | Event::StunAnswersChanged => {}
+            }
+        }
+        for device in self.device.values_mut() {
+            let is_due = device.initiated.is_none_or(|at| now - at >= REKEY_TIMEOUT);
+            if device.handshake.is_none() && is_due {
+                initiate(now, self.address, &self.key, device, network);
+            }
+            if now.as_millis().is_multiple_of(KEEPALIVE_INTERVAL.as_millis()) {
+                keep_alive(now, self.address, &self.key, device, network);
+            }
+        }
+        while let Some(Transmit { remote, payload, .. }) = self.agent.poll_transmit() {
+            self.probes += 1;
+            network.send(now, Datagram { from: self.address, to: remote, payload });
+        }
+    }
+}
+
+fn keep_alive(
+    now: Duration,
+    from: SocketAddr,
+    key: &PublicKey,
+    device: &mut DevicePeer,
+    network: &mut Network,
+) {
+    let (Some(to), Some(_)) = (device.endpoint, device.handshake) else { return };
+    device.tx_bytes += 32;
+    let payload = [&[KEEPALIVE, 0, 0, 0, 0, 0, 0, 0][..], &key.0].concat();
+    network.send(now, Datagram { from, to, payload });
+}
+
+fn initiate(
+    now: Duration,
+    from: SocketAddr,
+    key: &PublicKey,
+    device: &mut DevicePeer,
+    network: &mut Network,
+) {
+    let Some(to) = device.endpoint else { return };
+    device.initiated = Some(now);
+    let payload = [&[INITIATION, 0, 0, 0, 0, 0, 0, 0][..], &key.0].concat();
+    network.send(now, Datagram { from, to, payload });
+}
