@@ -27,6 +27,10 @@ pub(crate) use schedule::{Pace, TICK};
 
 /// Packets kept per peer while there is no session; the oldest make room.
 const MAX_STAGED: usize = 32;
+/// How long a live session stays at an endpoint that was configured: packets that were under way on the path before must not
+/// undo the change, or two peers that answer each other on different paths go on swapping them.
+const PATH_HOLD: Duration = Duration::from_secs(1);
+
 /// How a handshake towards a new endpoint is repeated, counted from the first message. Two peers behind NATs open the
 /// way for each other: the first message is dropped, so both repeat theirs before `REKEY_TIMEOUT` (5 s).
 ///
@@ -100,6 +104,8 @@ pub(crate) struct Peer {
     /// When an inner packet last went either way.
     last_data: Option<Instant>,
     path: Option<Path>,
+    /// Until when a path that was configured stays, whatever arrives over another one.
+    path_held_until: Option<Instant>,
     preshared_key: Option<[u8; 32]>,
     persistent_keepalive: Option<u16>,
     /// The peer has used a session with us (key confirmation, WireGuard paper 5.4.6). Until then the session in `tunnel`
@@ -132,6 +138,7 @@ impl Peer {
             unanswered: 0,
             last_data: None,
             path: None,
+            path_held_until: None,
             preshared_key: None,
             persistent_keepalive: None,
             confirmed: false,
@@ -223,6 +230,7 @@ impl Peer {
 
     fn use_new_endpoint(&mut self, delay: Duration, now: Now, out: &mut Vec<WgKind>) {
         if self.is_live() {
+            self.path_held_until = now.instant.checked_add(PATH_HOLD);
             self.keep_alive(now, out);
         } else {
             self.unanswered = 0;
@@ -254,7 +262,7 @@ impl Peer {
     }
 
     /// Takes a message for this peer; returns the inner packet (empty for a keepalive) of a data message.
-    /// Only an authenticated message moves the endpoint.
+    /// Only an authenticated message moves the endpoint, and not within [`PATH_HOLD`] after it was configured.
     pub(crate) fn receive(
         &mut self,
         message: WgKind,
@@ -307,7 +315,10 @@ impl Peer {
     }
 
     fn record_received(&mut self, path: Path, length: usize, now: Now) {
-        self.path = Some(path);
+        let is_held = self.path_held_until.is_some_and(|until| now.instant < until);
+        if !is_held || self.path.is_none_or(|present| present.remote == path.remote) {
+            self.path = Some(path);
+        }
         self.was_heard = true;
         self.unanswered = 0;
         self.last_traffic = Some(now.instant);

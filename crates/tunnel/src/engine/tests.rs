@@ -54,9 +54,13 @@ impl Node {
     }
 
     fn receive(&mut self, from: SocketAddr, datagram: &[u8]) -> Vec<Datagram> {
+        self.receive_at(Now::read(), from, datagram)
+    }
+
+    fn receive_at(&mut self, now: Now, from: SocketAddr, datagram: &[u8]) -> Vec<Datagram> {
         let mut out = Vec::new();
         let path = Path { remote: from, local: Some(self.address.ip()) };
-        self.engine.receive_datagram(datagram, path, Now::read(), &mut out);
+        self.engine.receive_datagram(datagram, path, now, &mut out);
         self.sort(out)
     }
 
@@ -271,6 +275,22 @@ fn inner_sources_must_be_allowed_addresses_of_the_sender() {
     let out = a.send(&packet("10.0.0.1", "10.0.0.2", 60));
     exchange(&mut a, &mut b, out, Vec::new());
     assert!(b.delivered.is_empty(), "its address belongs to another peer now");
+}
+
+/// Two nodes move their session from one path to another: what the other side sent before arrives afterwards.
+#[test]
+fn a_live_session_stays_at_a_new_endpoint_while_packets_of_the_path_before_arrive() {
+    let (mut a, mut b) = connected();
+    let elsewhere: SocketAddr = "198.51.100.1:7".parse().unwrap();
+    let mut under_way = || a.send(&packet("10.0.0.1", "10.0.0.2", 60))[0].bytes.to_vec();
+    let (early, late) = (under_way(), under_way());
+    let start = Now::read();
+    assert_eq!(b.peer_with(&a, Some(elsewhere), &["10.0.0.1/32"]).len(), 1, "a keepalive tells the peer");
+    let after = |milliseconds| Now { instant: start.instant + Duration::from_millis(milliseconds), ..start };
+    b.receive_at(after(500), a.address, &early);
+    assert_eq!((b.delivered.len(), b.state(&a).config.endpoint), (1, Some(elsewhere)));
+    b.receive_at(after(2000), a.address, &late);
+    assert_eq!((b.delivered.len(), b.state(&a).config.endpoint), (2, Some(a.address)), "it roams again");
 }
 
 #[test]
