@@ -59,6 +59,7 @@ table inet talos_kubespan {
     chain kubespan_outgoing {
         type route hook output priority filter; policy accept;
         meta mark & 0x00000060 == 0x00000020 accept
+        icmpv6 type 133-137 accept
         oifname "lo" fib daddr type local accept
         ip daddr @kubespan_targets_ipv4 tcp flags syn / syn,rst tcp option maxseg size > 1380 tcp option maxseg size set 1380
         ip6 daddr @kubespan_targets_ipv6 tcp flags syn / syn,rst tcp option maxseg size > 1360 tcp option maxseg size set 1360
@@ -68,6 +69,7 @@ table inet talos_kubespan {
     chain kubespan_prerouting {
         type filter hook prerouting priority filter; policy accept;
         meta mark & 0x00000060 == 0x00000020 accept
+        icmpv6 type 133-137 accept
         ip daddr @kubespan_targets_ipv4 tcp flags syn / syn,rst tcp option maxseg size > 1380 tcp option maxseg size set 1380
         ip6 daddr @kubespan_targets_ipv6 tcp flags syn / syn,rst tcp option maxseg size > 1360 tcp option maxseg size set 1360
         ip daddr @kubespan_targets_ipv4 meta mark set meta mark & 0xffffffdf | 0x00000040 accept

@@ -27,8 +27,10 @@ pub(crate) use schedule::{Pace, TICK};
 
 /// Packets kept per peer while there is no session; the oldest make room.
 const MAX_STAGED: usize = 32;
-/// How long a live session stays at an endpoint that was configured: packets that were under way on the path before must not
-/// undo the change, or two peers that answer each other on different paths go on swapping them.
+/// How long a session stays where it is when it was established, or its endpoint configured, whatever arrives from elsewhere.
+/// Two peers that answer each other on two paths would otherwise go on swapping them: each uses the one that it
+/// last heard the other on. So the peer with the lower key waits until no packet of another path is under way, and the
+/// other one follows it.
 const PATH_HOLD: Duration = Duration::from_secs(1);
 
 /// How a handshake towards a new endpoint is repeated, counted from the first message. Two peers behind NATs open the
@@ -230,7 +232,7 @@ impl Peer {
 
     fn use_new_endpoint(&mut self, delay: Duration, now: Now, out: &mut Vec<WgKind>) {
         if self.is_live() {
-            self.path_held_until = now.instant.checked_add(PATH_HOLD);
+            self.hold_path(now);
             self.keep_alive(now, out);
         } else {
             self.unanswered = 0;
@@ -339,6 +341,9 @@ impl Peer {
     }
 
     fn established(&mut self, now: Now, out: &mut Vec<WgKind>) {
+        if !self.is_live() {
+            self.hold_path(now);
+        }
         self.confirmed = true;
         self.last_handshake = Some(now.wall);
         self.repeats = None;
@@ -346,6 +351,12 @@ impl Peer {
             if let Err(packet) = self.encapsulate(packet, now, out) {
                 self.stage(packet);
             }
+        }
+    }
+
+    fn hold_path(&mut self, now: Now) {
+        if self.protocol.public.as_bytes() < &self.key.0 {
+            self.path_held_until = now.instant.checked_add(PATH_HOLD);
         }
     }
 

@@ -92,7 +92,7 @@ pub(crate) const RINGS: &[Ring] = &[
         packages: &["testbed-nodes"],
         parallel: 1,
         only_by_name: true,
-        limit: Duration::from_secs(15 * MINUTE),
+        limit: Duration::from_secs(20 * MINUTE),
         // What a test wrote until it hung must not be lost.
         options: &["--nocapture"],
     },

@@ -2,11 +2,12 @@
 //!
 //! ```text
 //! meta mark & 0x00000060 == 0x00000020 accept
+//! icmpv6 type 133-137 accept
 //! ip daddr @kubespan_targets_ipv4 tcp flags syn / syn,rst tcp option maxseg size > M tcp option maxseg size set M
 //! ip daddr @kubespan_targets_ipv4 meta mark set meta mark & 0xffffffdf | 0x00000040 accept
 //! ```
 //!
-//! and the last two for IPv6; in the outgoing chain `oifname "lo" fib daddr type local accept` follows the first, and then, for
+//! and the last two for IPv6; in the outgoing chain `oifname "lo" fib daddr type local accept` follows the second, and then, for
 //! each endpoint of the API server:
 //!
 //! ```text
@@ -36,6 +37,11 @@ const TCP_RST: u8 = 0x04;
 /// Ports in the TCP header (RFC 9293, section 3.1), two bytes each.
 const TCP_SOURCE_PORT: u32 = 0;
 const TCP_DESTINATION_PORT: u32 = 2;
+/// `IPPROTO_ICMPV6`, where its type is (RFC 4443, section 2.1), and the first and last type of RFC 4861, section 4.
+const PROTOCOL_ICMPV6: u8 = 58;
+const ICMPV6_TYPE: u32 = 0;
+const ICMPV6_ROUTER_SOLICITATION: u8 = 133;
+const ICMPV6_REDIRECT: u8 = 137;
 /// Priority of both chains (KubeSpan): `filter`.
 const PRIORITY: i32 = 0;
 
@@ -67,8 +73,11 @@ pub(super) fn table(state: &MeshState) -> Table {
         );
     }
     let chain = |hook, rules| Chain { hook, priority: PRIORITY, rules };
-    let prerouting = [accept_from_wireguard()].into_iter().chain(into_mesh(state.mtu)).collect();
-    let outgoing = [accept_from_wireguard(), accept_loopback()]
+    let prerouting = [accept_from_wireguard(), accept_neighbor_discovery()]
+        .into_iter()
+        .chain(into_mesh(state.mtu))
+        .collect();
+    let outgoing = [accept_from_wireguard(), accept_neighbor_discovery(), accept_loopback()]
         .into_iter()
         .chain(past_mesh(&state.bypass))
         .chain(into_mesh(state.mtu))
@@ -89,6 +98,19 @@ fn accept_from_wireguard() -> Rule {
         Expression::LoadMeta(Meta::Mark),
         Expression::replace_bits(names::MARK_MASK, 0),
         Expression::Compare(Comparison::Equal, names::MARK_FROM_WIREGUARD.to_ne_bytes().to_vec()),
+        Expression::Accept,
+    ])
+}
+
+/// Neighbor Discovery (RFC 4861) belongs to its link: a node on it has an address that is reached through the mesh, and
+/// WireGuard itself does not reach a neighbor whose answers to solicitations take the tunnel.
+fn accept_neighbor_discovery() -> Rule {
+    Rule(vec![
+        Expression::LoadMeta(Meta::TransportProtocol),
+        Expression::Compare(Comparison::Equal, vec![PROTOCOL_ICMPV6]),
+        Expression::LoadPayload { header: Header::Transport, offset: ICMPV6_TYPE, length: 1 },
+        Expression::Compare(Comparison::AtLeast, vec![ICMPV6_ROUTER_SOLICITATION]),
+        Expression::Compare(Comparison::AtMost, vec![ICMPV6_REDIRECT]),
         Expression::Accept,
     ])
 }

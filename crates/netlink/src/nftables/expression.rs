@@ -108,6 +108,10 @@ pub enum AddressEnd {
 /// How a register is compared: byte by byte, so greater and less are meaningful for network order only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Comparison {
+    /// `NFT_CMP_GTE`
+    AtLeast,
+    /// `NFT_CMP_LTE`
+    AtMost,
     /// `NFT_CMP_EQ`
     Equal,
     /// `NFT_CMP_GT`
@@ -117,6 +121,8 @@ pub enum Comparison {
 impl Comparison {
     const fn number(self) -> u32 {
         match self {
+            Self::AtLeast => 5,
+            Self::AtMost => 3,
             Self::Equal => 0,
             Self::Greater => 4,
         }

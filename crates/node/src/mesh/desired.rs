@@ -197,6 +197,8 @@ fn peers(
     sightings: &Sightings<'_>,
     own: &OwnView,
 ) -> BTreeMap<PublicKey, Arc<DesiredPeer>> {
+    // An address inside a block is that of a pod: packets to it would go through the mesh that they carry.
+    let blocks: PrefixSet = inputs.members.iter().flat_map(|member| &member.blocks).collect();
     let by_name: BTreeMap<&str, &Member> =
         inputs.members.iter().map(|member| (member.name.as_str(), member)).collect();
     let peer = |(key, planned): (&PublicKey, &PeerPlan)| {
@@ -204,7 +206,9 @@ fn peers(
             planned.members.iter().filter_map(|name| by_name.get(name.as_str()).copied()).collect();
         let candidates = members.iter().map(|member| {
             let observed = sightings.endpoints(&member.name, key);
-            order(own, &peer_view(&inputs.resolved, &member.endpoints, observed))
+            let mut candidates = order(own, &peer_view(&inputs.resolved, &member.endpoints, observed));
+            candidates.retain(|candidate| !blocks.contains(candidate.address.ip()));
+            candidates
         });
         let paths =
             PeerPaths { candidates: interleaved(candidates.collect()), silence: silence(inputs, &members) };

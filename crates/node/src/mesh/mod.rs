@@ -12,7 +12,8 @@ pub mod kernel;
 pub mod metrics;
 mod names;
 mod observers;
-pub mod paths;
+pub mod path_port;
+mod paths;
 pub mod problem;
 pub mod publish;
 mod publisher;
@@ -34,6 +35,7 @@ use fairlead_cluster::caches::Cache;
 use fairlead_cluster::events::EventPublisher;
 use fairlead_cluster::subsystem::Supervisor;
 use fairlead_dataplane::wireguard::Preference;
+use fairlead_path::Identity;
 use k8s_openapi::api::core::v1::Node;
 use kube::{Client, ResourceExt};
 use tokio::sync::{oneshot, watch};
@@ -97,7 +99,8 @@ pub fn start(deps: MeshDeps, supervisor: &mut Supervisor) -> MeshHandle {
         vec![Box::new(Kubernetes::of_mesh(Arc::clone(&deps.peers), deps.blocks))];
     let identity = (deps.node.clone(), public_key);
     let reader = InputReader::new(identity, Arc::clone(&deps.nodes), deps.meshes, sources, deps.api_server);
-    let paths = PathDriver::new(rand::random(), Instant::now());
+    let probes = Identity { private_key: private_key.clone(), public_key, epoch: rand::random() };
+    let paths = PathDriver::new(probes, rand::random(), Instant::now());
     let device = DeviceSlot::new(deps.preference, deps.handover);
     let mesh = Mesh::new(HostKernel::default(), private_key, device, paths);
     let publisher = Publisher {

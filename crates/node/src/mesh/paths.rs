@@ -1,6 +1,6 @@
-//! The paths to the peers: drives [`PathAgent`] on timers and observations, and sets endpoints through the device.
+//! The paths to the peers: tells [`PathAgent`] of peers and observations, and sets endpoints through the device.
 //!
-//! A wake costs what the peers that are due cost. It reads no object of the cluster and dumps no links, routes or
+//! Datagrams and timers are served by [`PathPort`]. Here, a wake reads no object of the cluster and dumps no links, routes or
 //! nftables. Only an observation reads the device, and then serves all peers with one request.
 
 use std::collections::BTreeMap;
@@ -9,22 +9,23 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use fairlead_api::wireguard::{DeviceChange, DeviceState, PeerConfig, PeerState, PublicKey};
-use fairlead_dataplane::wireguard::{self, Backend, PathSocket, WireGuardDevice};
-use fairlead_path::{Config, Event, Observation, PathAgent, Status, StunAnswer};
+use fairlead_dataplane::wireguard::{self, Backend, WireGuardDevice};
+use fairlead_path::{Config, Identity, Observation, PathAgent, Status, StunAnswer};
 
 use super::desired::DesiredPeer;
+use super::path_port::PathPort;
 
 /// How long one endpoint is tried where setting it forces handshakes: they are sent within the first two seconds.
 const FORCED_ATTEMPT: Duration = Duration::from_millis(2500);
-/// Datagrams handled in one step; the socket queues no more.
-const MAX_DATAGRAMS: usize = 256;
 
 /// The paths of this node.
 pub struct PathDriver {
-    agent: PathAgent,
+    port: Arc<PathPort>,
     backend: Backend,
     seed: u64,
-    started: Instant,
+    identity: Identity,
+    /// How many agents there were: each must have an epoch of its own.
+    agents: u64,
     /// The peers of the agent.
     peers: BTreeMap<PublicKey, Arc<DesiredPeer>>,
     /// Peers as last observed, without their prefixes, which the plan has.
@@ -33,16 +34,23 @@ pub struct PathDriver {
 
 impl PathDriver {
     /// No peers. `seed` must differ between nodes, or two of them might always try each other at different times.
-    pub fn new(seed: u64, now: Instant) -> Self {
+    pub fn new(identity: Identity, seed: u64, now: Instant) -> Self {
         let backend = Backend::Embedded;
+        let agent = agent(backend, seed, &identity, 0);
         Self {
-            agent: PathAgent::new(config(backend), seed),
+            port: PathPort::new(agent, now),
             backend,
             seed,
-            started: now,
+            identity,
+            agents: 1,
             peers: BTreeMap::new(),
             observed: BTreeMap::new(),
         }
+    }
+
+    /// The WireGuard port, for the thread that serves it.
+    pub fn port(&self) -> &Arc<PathPort> {
+        &self.port
     }
 
     /// Replaces the peers. Those that stay keep their state, and those whose paths stay are not visited.
@@ -55,28 +63,41 @@ impl PathDriver {
         if self.backend != backend {
             self.backend = backend;
             self.peers.clear();
-            self.agent = PathAgent::new(config(backend), self.seed);
+            let new = agent(backend, self.seed, &self.identity, self.agents);
+            self.agents = self.agents.saturating_add(1);
+            self.port.with_agent(|agent| *agent = new);
         }
-        let gone: Vec<PublicKey> =
-            self.agent.peers().filter(|key| !peers.contains_key(*key)).copied().collect();
-        gone.iter().for_each(|key| self.agent.remove_peer(key));
-        let since = self.since(now);
-        for (key, peer) in peers {
-            let stays = self.peers.get(key).is_some_and(|known| known.paths == peer.paths);
-            if !stays {
-                self.agent.upsert_peer(since, *key, peer.paths.clone());
+        let since = self.port.since(now);
+        let known = &self.peers;
+        self.port.with_agent(|agent| {
+            let gone: Vec<PublicKey> =
+                agent.peers().filter(|key| !peers.contains_key(*key)).copied().collect();
+            gone.iter().for_each(|key| agent.remove_peer(key));
+            for (key, peer) in peers {
+                let stays = known.get(key).is_some_and(|known| known.paths == peer.paths);
+                if !stays {
+                    agent.upsert_peer(since, *key, peer.paths.clone());
+                }
             }
-        }
+        });
         self.peers.clone_from(peers);
+    }
+
+    /// Removes all peers and STUN servers: there is no mesh.
+    pub fn clear(&mut self, now: Instant) {
+        self.set_peers(&BTreeMap::new(), self.backend, now);
+        self.set_stun_servers(&[], now);
     }
 
     /// Looks at the state of the device and returns the endpoints to set; to be followed by [`Self::remember`].
     pub fn observe(&mut self, state: &DeviceState, now: Instant) -> BTreeMap<PublicKey, SocketAddr> {
-        let since = self.since(now);
-        for key in self.peers.keys() {
-            self.agent.observe(since, key, observation(state.peers.get(key)));
-        }
-        self.drain().endpoints
+        let since = self.port.since(now);
+        self.port.with_agent(|agent| {
+            for key in self.peers.keys() {
+                agent.observe(since, key, observation(state.peers.get(key)));
+            }
+        });
+        self.port.take_endpoints()
     }
 
     /// Keeps the state of the device, for [`Self::status`].
@@ -88,39 +109,35 @@ impl PathDriver {
         self.observed = state.peers.into_iter().map(|(key, peer)| (key, kept(peer))).collect();
     }
 
-    /// Replaces the STUN servers. A device without a [`PathSocket`] can ask none.
+    /// Replaces the STUN servers. A device without a path socket can ask none.
     pub fn set_stun_servers(&mut self, servers: &[SocketAddr], now: Instant) {
-        self.agent.set_stun_servers(self.since(now), servers);
+        let since = self.port.since(now);
+        self.port.with_agent(|agent| agent.set_stun_servers(since, servers));
     }
 
     /// Links or addresses of this host changed.
     pub fn network_changed(&mut self, now: Instant) {
-        self.agent.network_changed(self.since(now));
+        let since = self.port.since(now);
+        self.port.with_agent(|agent| agent.network_changed(since));
     }
 
     /// What each STUN server said last.
     pub fn stun_answers(&self) -> BTreeMap<SocketAddr, StunAnswer> {
-        self.agent.stun_answers()
+        self.port.read_agent(PathAgent::stun_answers)
     }
 
-    /// Handles the datagrams that wait and the timers that are due.
+    /// Does what the paths need done: reads the device, if it is time for that, and sets endpoints.
     ///
     /// # Errors
     /// The device cannot be read or changed.
     pub fn wake(
         &mut self,
         device: &dyn WireGuardDevice,
-        socket: Option<&dyn PathSocket>,
+        may_observe: bool,
         now: Instant,
     ) -> Result<Woken, wireguard::Error> {
-        let since = self.since(now);
-        let datagrams = socket.into_iter().flat_map(|socket| std::iter::from_fn(|| socket.try_receive()));
-        for datagram in datagrams.take(MAX_DATAGRAMS) {
-            self.agent.handle_datagram(since, datagram.local, datagram.remote, &datagram.payload);
-        }
-        self.agent.handle_timeout(since);
-        self.transmit(socket);
-        let mut due = self.drain();
+        self.port.run_due(now);
+        let mut due = self.port.take_due(may_observe);
         if due.observation {
             let state = device.state()?;
             due.endpoints.extend(self.observe(&state, now));
@@ -139,47 +156,11 @@ impl PathDriver {
         Ok(Woken { observed: due.observation, stun_changed: due.stun_changed })
     }
 
-    /// What cannot be sent now is sent again by the timers of the agent, as if the network had lost it.
-    fn transmit(&mut self, socket: Option<&dyn PathSocket>) {
-        while let Some(transmit) = self.agent.poll_transmit() {
-            let Some(socket) = socket else { continue };
-            if let Err(error) = socket.send(transmit.local, transmit.remote, &transmit.payload) {
-                tracing::debug!(remote = %transmit.remote, %error, "cannot send from the WireGuard port");
-            }
-        }
-    }
-
-    /// When to call [`Self::wake`] at the latest; `None` without peers and STUN servers.
-    pub fn poll_timeout(&self) -> Option<Instant> {
-        self.started.checked_add(self.agent.poll_timeout()?)
-    }
-
     /// The path to a peer, and what the device said of the peer.
     pub fn status(&self, key: &PublicKey, now: Instant) -> Option<(Status, Option<Arc<PeerState>>)> {
-        Some((self.agent.status(self.since(now), key)?, self.observed.get(key).cloned()))
-    }
-
-    /// The agent counts time from the start of the driver.
-    fn since(&self, now: Instant) -> Duration {
-        now.saturating_duration_since(self.started)
-    }
-
-    fn drain(&mut self) -> Due {
-        let mut due = Due::default();
-        while let Some(event) = self.agent.poll_event() {
-            match event {
-                Event::ObservationDue { .. } => due.observation = true,
-                Event::SetEndpoint { peer, endpoint, source, reason } => {
-                    tracing::debug!(%peer, %endpoint, %source, ?reason, "trying endpoint");
-                    due.endpoints.insert(peer, endpoint);
-                }
-                Event::StunAnswersChanged => due.stun_changed = true,
-                Event::StateChanged { peer, from, to, reason } => {
-                    tracing::debug!(%peer, %from, %to, reason = reason.name(), "the path changed its state");
-                }
-            }
-        }
-        due
+        let since = self.port.since(now);
+        let status = self.port.read_agent(|agent| agent.status(since, key))?;
+        Some((status, self.observed.get(key).cloned()))
     }
 }
 
@@ -192,12 +173,14 @@ pub struct Woken {
     pub stun_changed: bool,
 }
 
-/// What events ask for.
-#[derive(Default)]
-struct Due {
-    observation: bool,
-    stun_changed: bool,
-    endpoints: BTreeMap<PublicKey, SocketAddr>,
+/// The `number`-th agent of this program. Only the embedded device has a socket for probes.
+fn agent(backend: Backend, seed: u64, identity: &Identity, number: u64) -> PathAgent {
+    let mut agent = PathAgent::new(config(backend), seed);
+    if backend == Backend::Embedded {
+        let epoch = (u128::from_be_bytes(identity.epoch) ^ u128::from(number)).to_be_bytes();
+        agent.enable_probes(Identity { epoch, ..identity.clone() });
+    }
+    agent
 }
 
 fn config(backend: Backend) -> Config {

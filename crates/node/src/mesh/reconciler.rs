@@ -2,22 +2,20 @@
 //! too.
 
 use std::collections::BTreeMap;
-use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
 use fairlead_api::names::MARK_FROM_WIREGUARD;
 use fairlead_api::wireguard::{DeviceState, PeerState, PrivateKey, PublicKey};
-use fairlead_dataplane::wireguard::{
-    self, Backend, PathSocket, PendingHandover, Preference, WireGuardDevice,
-};
+use fairlead_dataplane::wireguard::{self, Backend, PendingHandover, Preference, WireGuardDevice};
 use fairlead_path::NatType;
 use ipnet::IpNet;
 
 use super::desired::{self, Desired, Host, StunAnswers};
 use super::inputs::Inputs;
 use super::kernel::Kernel;
+use super::path_port::{AttachedSocket, PathPort};
 use super::paths::{PathDriver, Woken};
 use super::problem::MeshFailure;
 use super::report::{PeerReport, Report};
@@ -82,7 +80,7 @@ impl<K: Kernel> Mesh<K> {
         self.plan(inputs, host, stun, &before.peers);
         let Some(Planned { desired, .. }) = &self.planned else { return Err(MeshFailure::NoMesh) };
         self.device.use_device(|slot| {
-            let device = slot.open(&mut self.kernel, &inputs.settings.interface, mtu)?;
+            let device = slot.open(&mut self.kernel, self.paths.port(), &inputs.settings.interface, mtu)?;
             let follows = Some((self.plans, device.backend()));
             if self.followed != follows {
                 self.paths.set_peers(&desired.peers, device.backend(), now);
@@ -108,6 +106,7 @@ impl<K: Kernel> Mesh<K> {
     /// The kernel refuses something. The next call goes on from there.
     pub fn disable(&mut self) -> Result<(), MeshFailure> {
         self.planned = None;
+        self.paths.clear(Instant::now());
         if let Some(open) = self.device.device.take() {
             open.device.delete()?;
         }
@@ -117,7 +116,8 @@ impl<K: Kernel> Mesh<K> {
     /// Opens the device, unless it is open, and reads it.
     fn device_state(&mut self, interface: &str, mtu: u32) -> Result<DeviceState, MeshFailure> {
         self.close_other_device(interface)?;
-        Ok(self.device.use_device(|slot| slot.open(&mut self.kernel, interface, mtu)?.state())?)
+        let port = self.paths.port();
+        Ok(self.device.use_device(|slot| slot.open(&mut self.kernel, port, interface, mtu)?.state())?)
     }
 
     /// A device of another name than the mesh resource says is removed: two cannot have one port. Packets to other nodes are
@@ -134,14 +134,13 @@ impl<K: Kernel> Mesh<K> {
         Ok(())
     }
 
-    /// Handles the datagrams that wait for the paths and their timers that are due. Returns a report if there is anything
-    /// new in it.
+    /// Does what the paths need done. Reads the device only if it may. Returns a report if there is anything new in it.
     ///
     /// # Errors
     /// The device cannot be read or changed.
-    pub fn wake_paths(&mut self, now: Instant) -> Result<Option<Report>, MeshFailure> {
+    pub fn wake_paths(&mut self, may_observe: bool, now: Instant) -> Result<Option<Report>, MeshFailure> {
         let woken = self.device.use_device(|slot| match &slot.device {
-            Some(open) => self.paths.wake(&*open.device, open.path_socket.as_deref(), now),
+            Some(open) => self.paths.wake(&*open.device, may_observe, now),
             None => Ok(Woken::default()),
         })?;
         self.is_outdated |= woken.stun_changed;
@@ -153,14 +152,9 @@ impl<K: Kernel> Mesh<K> {
         self.is_outdated
     }
 
-    /// Readable while datagrams wait for [`Self::wake_paths`].
-    pub fn path_socket(&self) -> Option<BorrowedFd<'_>> {
-        self.device.path_socket().map(AsFd::as_fd)
-    }
-
-    /// When to call [`Self::wake_paths`]; `None` without a device or peers.
-    pub fn poll_timeout(&self) -> Option<Instant> {
-        self.device.device.as_ref().and_then(|_| self.paths.poll_timeout())
+    /// The WireGuard port as the paths use it.
+    pub fn path_port(&self) -> Arc<PathPort> {
+        Arc::clone(self.paths.port())
     }
 
     /// The device, for the program that follows this one.
@@ -191,7 +185,7 @@ impl<K: Kernel> Mesh<K> {
 
     /// Tells the paths whom to ask where this node is, and returns what is known; `None` where the port gives no access.
     fn ask_stun_servers(&mut self, inputs: &Inputs, host: &Host, now: Instant) -> StunAnswers {
-        let has_socket = self.device.path_socket().is_some();
+        let has_socket = self.device.has_path_socket();
         let servers = if has_socket { inputs.stun_servers() } else { Vec::new() };
         self.paths.set_stun_servers(&servers, now);
         if self.planned.as_ref().is_some_and(|last| last.host != *host) {
@@ -251,7 +245,7 @@ pub struct DeviceSlot {
 /// The device, and the MTU it was opened with.
 struct OpenDevice {
     /// Past WireGuard on its port. Before the device, because it keeps the port open.
-    path_socket: Option<Box<dyn PathSocket>>,
+    path_socket: Option<AttachedSocket>,
     device: Box<dyn WireGuardDevice>,
     mtu: u32,
 }
@@ -272,8 +266,8 @@ impl DeviceSlot {
         device.hand_over(self.handover)
     }
 
-    fn path_socket(&self) -> Option<&dyn PathSocket> {
-        self.device.as_ref()?.path_socket.as_deref()
+    fn has_path_socket(&self) -> bool {
+        self.device.as_ref().is_some_and(|open| open.path_socket.is_some())
     }
 
     /// Empty without a device.
@@ -297,6 +291,7 @@ impl DeviceSlot {
     fn open(
         &mut self,
         kernel: &mut impl Kernel,
+        port: &Arc<PathPort>,
         interface: &str,
         mtu: u32,
     ) -> Result<&dyn WireGuardDevice, wireguard::Error> {
@@ -307,12 +302,12 @@ impl DeviceSlot {
                 let interface = interface.to_owned();
                 let settings = wireguard::Settings { interface, mtu, preference, handover_socket };
                 let device = kernel.open(&settings)?;
-                // Without it the mesh works, and nothing is asked of STUN servers.
+                // Without it the mesh works, but asks no STUN server and probes no peer.
                 let path_socket = device.open_path_socket().unwrap_or_else(|error| {
                     tracing::warn!(%error, "cannot open the path socket of the WireGuard device");
                     None
                 });
-                OpenDevice { path_socket, device, mtu }
+                OpenDevice { path_socket: path_socket.map(|socket| port.attach(socket)), device, mtu }
             }
         };
         Ok(&*self.device.insert(open).device)

@@ -1,20 +1,18 @@
 //! When what runs: a change is reconciled at once, a sweep every few seconds, and timers of paths wake only the paths.
 
 use std::net::IpAddr;
-use std::os::fd::BorrowedFd;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fairlead_api::names::{RULE_PRIORITY_MESH, TABLE_MESH};
 use fairlead_netlink::route::{Change, TABLE_MAIN};
-use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
 use tokio::time::{sleep, sleep_until};
 
 use super::Reports;
 use super::inputs::{InputReader, Inputs};
 use super::kernel::Kernel;
+use super::path_port::{PathPort, PortThread};
 use super::problem::MeshFailure;
 use super::reconciler::Mesh;
 use super::report::Report;
@@ -22,6 +20,8 @@ use crate::kernel_watch::KernelChanges;
 
 /// Least pause between two steps, so that a storm of changes costs one step, not thousands.
 const MIN_PAUSE: Duration = Duration::from_millis(50);
+/// The same after the paths were woken: an endpoint that answers probes is set at once.
+const MIN_PATHS_PAUSE: Duration = Duration::from_millis(5);
 /// Largest share of one processor for reconciliation and for timers of paths while they never rest, as a divisor: the pause
 /// is that many times as long as the step took.
 const RECONCILIATION_PAUSE: u32 = 4;
@@ -44,6 +44,7 @@ const MIN_RETRY_INTERVAL: Duration = Duration::from_millis(50);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Wake {
     Change,
+    /// The paths need something done; an observation of the device only if it is time for one.
     Paths,
     Sweep,
 }
@@ -52,7 +53,7 @@ enum Wake {
 enum Work {
     Disable,
     Reconcile(Arc<Inputs>),
-    WakePaths,
+    WakePaths { may_observe: bool },
 }
 
 /// Whether a change of the kernel may concern the mesh: this host's own links and addresses, the reverse path filter, and
@@ -82,6 +83,15 @@ pub(super) async fn run<K: Kernel>(
     stop: impl Future<Output = ()>,
 ) -> Mesh<K> {
     let mut stop = pin!(stop);
+    let port = mesh.path_port();
+    let mut serving = match PortThread::start(Arc::clone(&port)) {
+        Ok(serving) => serving,
+        Err(error) => {
+            // The end of this task ends the program.
+            tracing::error!(%error, "cannot start the thread that serves the paths");
+            return mesh;
+        }
+    };
     let mut schedule = Schedule::new(Instant::now());
     let mut wake = Wake::Sweep;
     loop {
@@ -102,7 +112,9 @@ pub(super) async fn run<K: Kernel>(
         }
         sleep(schedule.pause(wake, began.elapsed())).await;
         wake = tokio::select! {
-            wake = schedule.next(&mut reader, &mut kernel, (mesh.poll_timeout(), mesh.path_socket())) => wake,
+            wake = schedule.next(&mut reader, &mut kernel, &port) => wake,
+            // It ends the program with its reason.
+            panic = serving.panicked() => std::panic::resume_unwind(panic),
             () = &mut stop => return mesh,
         };
     }
@@ -114,7 +126,7 @@ async fn step<K: Kernel>(mut mesh: Mesh<K>, work: Work) -> (Mesh<K>, Result<Opti
         let outcome = match work {
             Work::Disable => mesh.disable().map(|()| None),
             Work::Reconcile(inputs) => mesh.reconcile(&inputs, Instant::now()).map(Some),
-            Work::WakePaths => mesh.wake_paths(Instant::now()),
+            Work::WakePaths { may_observe } => mesh.wake_paths(may_observe, Instant::now()),
         };
         (mesh, outcome)
     });
@@ -134,7 +146,7 @@ struct Schedule {
     /// Failures in a row.
     failures: u32,
     sweep_at: Instant,
-    /// When timers of paths run again at the earliest.
+    /// When the device is read for the paths again at the earliest.
     paths_at: Instant,
 }
 
@@ -146,44 +158,35 @@ impl Schedule {
     /// The pause after a step. That of the paths holds up no change.
     fn pause(&mut self, wake: Wake, took: Duration) -> Duration {
         if wake == Wake::Paths {
-            self.paths_at = Instant::now() + took.saturating_mul(PATHS_PAUSE).min(MAX_PATHS_PAUSE);
-            return MIN_PAUSE;
+            let next = Instant::now() + took.saturating_mul(PATHS_PAUSE).min(MAX_PATHS_PAUSE);
+            self.paths_at = self.paths_at.max(next);
+            return MIN_PATHS_PAUSE;
         }
         took.saturating_mul(RECONCILIATION_PAUSE).clamp(MIN_PAUSE, MAX_PAUSE)
     }
 
-    async fn next(
-        &self,
-        reader: &mut InputReader,
-        kernel: &mut KernelChanges,
-        (paths, path_socket): (Option<Instant>, Option<BorrowedFd<'_>>),
-    ) -> Wake {
-        // Without inputs the paths rest too.
-        let paths = paths.filter(|_| self.inputs.is_some()).map(|at| at.max(self.paths_at));
+    async fn next(&self, reader: &mut InputReader, kernel: &mut KernelChanges, port: &PathPort) -> Wake {
         let paths_due = async {
-            match paths {
-                Some(at) => sleep_until(at.into()).await,
+            // Without inputs the paths rest too.
+            match self.inputs {
+                Some(_) => port.due(self.paths_at).await,
                 None => std::future::pending().await,
             }
-        };
-        // Any host may send datagrams: handling them has the same limit as the timers.
-        let datagram = async {
-            sleep_until(self.paths_at.into()).await;
-            readable(path_socket.filter(|_| self.inputs.is_some())).await;
         };
         tokio::select! {
             () = reader.changed() => Wake::Change,
             () = kernel.changed() => Wake::Sweep,
             () = sleep_until(self.sweep_at.into()) => Wake::Sweep,
             () = paths_due => Wake::Paths,
-            () = datagram => Wake::Paths,
         }
     }
 
     /// What to do; `None` if nothing changed, or there is still no mesh.
     fn work(&mut self, wake: Wake, reader: &mut InputReader, reports: &Reports) -> Option<Work> {
         match (wake, &self.inputs) {
-            (Wake::Paths, _) => return Some(Work::WakePaths),
+            (Wake::Paths, _) => {
+                return Some(Work::WakePaths { may_observe: Instant::now() >= self.paths_at });
+            }
             (Wake::Sweep, Some(inputs)) => return Some(Work::Reconcile(Arc::clone(inputs))),
             (Wake::Change, _) | (Wake::Sweep, None) => {}
         }
@@ -234,22 +237,6 @@ impl Schedule {
             }
         }
     }
-}
-
-/// Resolves when a datagram waits.
-async fn readable(socket: Option<BorrowedFd<'_>>) {
-    #[expect(
-        deprecated,
-        reason = "unsound only for types that do not own or borrow their descriptor; `register` is unsafe"
-    )]
-    let registered = socket.map(|socket| AsyncFd::with_interest(socket, Interest::READABLE));
-    if let Some(Ok(registered)) = registered
-        && registered.readable().await.is_ok()
-    {
-        return;
-    }
-    // Without it the timers of the paths read what waits.
-    std::future::pending().await
 }
 
 /// The pause doubles with every failure in a row.

@@ -6,8 +6,9 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
-use fairlead_api::wireguard::{DeviceChange, DeviceState, PeerState};
+use fairlead_api::wireguard::{DeviceChange, DeviceState, PeerState, PrivateKey};
 use fairlead_dataplane::mesh::MeshState;
 use fairlead_dataplane::nft_table::Applied;
 use fairlead_dataplane::uplink::{HostNetwork, SysctlError};
@@ -15,8 +16,11 @@ use fairlead_dataplane::wireguard::{
     self, Backend, PathDatagram, PathSocket, PathSocketStats, PendingHandover, Settings, WireGuardDevice,
 };
 use fairlead_netlink::{Error, Result};
+use fairlead_path::Identity;
 
+use super::desired::tests::key;
 use super::kernel::Kernel;
+use super::paths::PathDriver;
 
 /// State and record of a [`FakeKernel`].
 #[derive(Default)]
@@ -72,6 +76,12 @@ impl Record {
 
 /// A datagram and its destination.
 type Sent = (SocketAddr, Vec<u8>);
+
+/// The paths of a node with the private key of these tests.
+pub(super) fn paths() -> PathDriver {
+    let identity = Identity { private_key: PrivateKey([8; 32]), public_key: key(1), epoch: [1; 16] };
+    PathDriver::new(identity, 7, Instant::now())
+}
 
 /// Queues instead of a port. Its descriptor is never readable.
 #[derive(Clone)]

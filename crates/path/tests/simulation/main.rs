@@ -11,6 +11,8 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use fairlead_path::EndpointReason;
+use rand::rngs::SmallRng;
+use rand::{RngExt, SeedableRng};
 
 use network::{Nat, Network, Router};
 use node::Node;
@@ -213,4 +215,53 @@ fn a_peer_that_is_gone_costs_ever_fewer_probes() {
     world.run(600 * SECOND);
     let later = world.nodes[0].probes - first;
     assert!(first <= 30 && later <= 30, "{first} in the first minute, {later} in the next ten");
+}
+
+const KINDS: [Nat; 3] = [Nat::FullCone, Nat::PortRestricted, Nat::Symmetric];
+
+/// Whether the table of RFC 4787's kinds has a direct path for this pair.
+fn is_direct(one: Nat, other: Nat) -> bool {
+    let is_hard = |nat| nat == Nat::Symmetric;
+    match (one, other) {
+        (Nat::FullCone, _) | (_, Nat::FullCone) => true,
+        _ => !is_hard(one) && !is_hard(other),
+    }
+}
+
+/// `FAIRLEAD_SIMULATION_SEEDS` runs more of them.
+#[test]
+fn random_pairs_connect_survive_what_happens_and_agree_on_a_path() {
+    let seeds = std::env::var("FAIRLEAD_SIMULATION_SEEDS").map_or(40, |seeds| seeds.parse().unwrap());
+    for seed in 0..seeds {
+        let mut random = SmallRng::seed_from_u64(seed);
+        let kinds = [KINDS[random.random_range(0..3)], KINDS[random.random_range(0..3)]];
+        let routers = vec![router(kinds[0], 1), router(kinds[1], 2)];
+        let mut world = World::new(["192.168.1.2", "192.168.2.2"], routers);
+        world.network.delays.1 = Duration::from_millis(random.random_range(2..150));
+        world.network.loss = random.random_range(0..50);
+        if !is_direct(kinds[0], kinds[1]) {
+            world.run(20 * SECOND);
+            assert_eq!(world.first_arrival(SECOND), None, "seed {seed}: {kinds:?}");
+            assert!(world.nodes.iter().all(|node| node.probes <= 60), "seed {seed}");
+            continue;
+        }
+        world.run(random.random_range(5..20) * SECOND);
+        let first =
+            world.first_arrival(SECOND).unwrap_or_else(|| panic!("seed {seed}: {kinds:?} no traffic"));
+        assert!(first <= 3 * SECOND, "seed {seed}: {kinds:?} first after {first:?}");
+        if kinds[0] == Nat::FullCone && random.random_range(0..2) == 0 {
+            world.network.routers[1].rebind();
+            world.run(20 * SECOND);
+        }
+        let linked = world.now;
+        world.network.link_sites();
+        world.exchange(&world.nodes.each_ref().map(|node| node.address));
+        world.exchange(&[]);
+        world.run(60 * SECOND);
+        let addresses = world.nodes.each_ref().map(|node| node.address);
+        assert_eq!(world.endpoints(), [addresses[1], addresses[0]], "seed {seed}: {kinds:?}");
+        let settled = linked + 30 * SECOND;
+        let moves = world.nodes.iter().flat_map(|node| &node.endpoints).filter(|(at, ..)| *at > settled);
+        assert_eq!(moves.count(), 0, "seed {seed}: {kinds:?} still moving");
+    }
 }

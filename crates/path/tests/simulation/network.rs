@@ -4,6 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
+use rand::rngs::SmallRng;
+use rand::{RngExt, SeedableRng};
+
 /// Mapping and filtering of a router (RFC 4787, sections 4.1 and 5).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Nat {
@@ -84,6 +87,9 @@ pub(crate) struct Network {
     sent: u64,
     /// Private addresses of any site are reached from any other.
     are_sites_linked: bool,
+    /// Of a thousand datagrams through the Internet so many are lost.
+    pub(crate) loss: u32,
+    random: SmallRng,
 }
 
 impl Network {
@@ -96,6 +102,8 @@ impl Network {
             under_way: BTreeMap::new(),
             sent: 0,
             are_sites_linked: false,
+            loss: 0,
+            random: SmallRng::seed_from_u64(1),
         }
     }
 
@@ -116,6 +124,9 @@ impl Network {
             }
         }
         self.sent += 1;
+        if delay > self.delays.0 && self.random.random_range(0..1000) < self.loss {
+            return;
+        }
         if self.black_holes.contains(&(from.ip(), to.ip())) {
             return;
         }

@@ -17,7 +17,7 @@ const RESPONSE: u8 = 2;
 const KEEPALIVE: u8 = 3;
 const DATA: u8 = 4;
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(25);
-/// How long a live session stays at an endpoint that was set, as that of the embedded WireGuard.
+/// How long the peer with the lower key stays at its endpoint, as with the embedded WireGuard.
 const HOLD: Duration = Duration::from_secs(1);
 /// WireGuard's REKEY_TIMEOUT.
 const REKEY_TIMEOUT: Duration = Duration::from_secs(5);
@@ -105,6 +105,9 @@ impl Node {
         if now >= peer.held_until {
             peer.endpoint = Some(from);
         }
+        if peer.handshake.is_none() && payload[0] != INITIATION && self.key < sender {
+            peer.held_until = now + HOLD;
+        }
         peer.rx_bytes += if payload[0] == KEEPALIVE { 32 } else { 100 };
         match payload[0] {
             DATA => {
@@ -143,7 +146,9 @@ impl Node {
                     let device = self.device.get_mut(&peer).unwrap();
                     device.endpoint = Some(endpoint);
                     if device.handshake.is_some() {
-                        device.held_until = now + HOLD;
+                        if self.key < peer {
+                            device.held_until = now + HOLD;
+                        }
                         keep_alive(now, self.address, &self.key, device, network);
                     } else {
                         initiate(now, self.address, &self.key, device, network);

@@ -277,20 +277,35 @@ fn inner_sources_must_be_allowed_addresses_of_the_sender() {
     assert!(b.delivered.is_empty(), "its address belongs to another peer now");
 }
 
+/// Two nodes with a session, the first of which has the lower public key, and a packet from either to the other.
+fn ordered() -> [(Node, Vec<u8>); 2] {
+    let (one, other) = connected();
+    let is_lower = one.public() < other.public();
+    let first = (one, packet("10.0.0.1", "10.0.0.2", 60));
+    let second = (other, packet("10.0.0.2", "10.0.0.1", 60));
+    if is_lower { [first, second] } else { [second, first] }
+}
+
 /// Two nodes move their session from one path to another: what the other side sent before arrives afterwards.
 #[test]
-fn a_live_session_stays_at_a_new_endpoint_while_packets_of_the_path_before_arrive() {
-    let (mut a, mut b) = connected();
+fn only_the_node_with_the_higher_key_leaves_a_new_endpoint_for_one_that_packets_come_from() {
+    let [(mut low, from_low), (mut high, from_high)] = ordered();
     let elsewhere: SocketAddr = "198.51.100.1:7".parse().unwrap();
-    let mut under_way = || a.send(&packet("10.0.0.1", "10.0.0.2", 60))[0].bytes.to_vec();
-    let (early, late) = (under_way(), under_way());
     let start = Now::read();
-    assert_eq!(b.peer_with(&a, Some(elsewhere), &["10.0.0.1/32"]).len(), 1, "a keepalive tells the peer");
     let after = |milliseconds| Now { instant: start.instant + Duration::from_millis(milliseconds), ..start };
-    b.receive_at(after(500), a.address, &early);
-    assert_eq!((b.delivered.len(), b.state(&a).config.endpoint), (1, Some(elsewhere)));
-    b.receive_at(after(2000), a.address, &late);
-    assert_eq!((b.delivered.len(), b.state(&a).config.endpoint), (2, Some(a.address)), "it roams again");
+
+    assert_eq!(low.peer_with(&high, Some(elsewhere), &[]).len(), 1, "a keepalive tells the other node");
+    for (milliseconds, expected) in [(500, elsewhere), (2500, high.address)] {
+        let message = high.send(&from_high)[0].bytes.to_vec();
+        low.receive_at(after(milliseconds), high.address, &message);
+        assert_eq!(low.state(&high).config.endpoint, Some(expected), "after {milliseconds} ms");
+    }
+
+    assert_eq!(high.peer_with(&low, Some(elsewhere), &[]).len(), 1);
+    low.peer_with(&high, None, &["10.0.0.1/32", "10.0.0.2/32"]);
+    let message = low.send(&from_low)[0].bytes.to_vec();
+    high.receive_at(after(500), low.address, &message);
+    assert_eq!(high.state(&low).config.endpoint, Some(low.address), "it follows at once");
 }
 
 #[test]

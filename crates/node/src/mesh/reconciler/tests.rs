@@ -1,15 +1,24 @@
 use fairlead_api::wireguard::{DeviceChange, DeviceState};
 use fairlead_dataplane::mesh::MeshState;
 use fairlead_dataplane::wireguard::{Backend, PathDatagram};
+use fairlead_path::{Candidate, Identity, PathAgent, PeerPaths, Source};
+use fairlead_wire::stun;
+use x25519_dalek::StaticSecret;
+
+use std::net::SocketAddr;
+use std::time::Duration;
 
 use super::*;
 use crate::mesh::desired::tests::{inputs, key, member};
-use crate::mesh::tests::{FakeKernel, FakePathSocket, Shared};
+use crate::mesh::tests::{FakeKernel, FakePathSocket, Shared, paths};
 
 fn mesh(kernel: &Shared) -> Mesh<FakeKernel> {
-    let paths = PathDriver::new(7, Instant::now());
     let device = DeviceSlot::new(Preference::Auto, PathBuf::from("/nonexistent"));
-    Mesh::new(FakeKernel(Arc::clone(kernel)), PrivateKey([8; 32]), device, paths)
+    Mesh::new(FakeKernel(Arc::clone(kernel)), PrivateKey([8; 32]), device, paths())
+}
+
+fn public_key(private: &PrivateKey) -> PublicKey {
+    PublicKey(x25519_dalek::PublicKey::from(&StaticSecret::from(private.0)).to_bytes())
 }
 
 fn three() -> Arc<Inputs> {
@@ -109,7 +118,7 @@ fn a_mesh_that_was_deleted_leaves_nothing_and_can_be_made_again() {
         let kernel = kernel.lock().unwrap();
         assert_eq!((&kernel.state, &kernel.mesh, &kernel.device), (&None, &None, &None));
     }
-    assert_eq!(mesh.poll_timeout(), None);
+    assert_eq!(mesh.path_port().poll_timeout(), None);
     mesh.reconcile(&three(), now).unwrap();
     let kernel = kernel.lock().unwrap();
     assert_eq!(kernel.state.as_ref().map(|state| state.peers.len()), Some(2));
@@ -124,7 +133,7 @@ fn a_device_that_vanished_is_opened_again() {
     kernel.lock().unwrap().remove_device();
     let failure = mesh.reconcile(&three(), now).unwrap_err();
     assert_eq!(failure.reason(), "DeviceFailed");
-    assert_eq!(mesh.poll_timeout(), None, "no paths without a device");
+    assert!(mesh.wake_paths(true, now).unwrap().is_none(), "no paths without a device");
     mesh.reconcile(&three(), now).unwrap();
     let kernel = kernel.lock().unwrap();
     assert_eq!(kernel.opened.len(), 2);
@@ -186,8 +195,10 @@ fn a_path_timer_reads_the_device_once_and_nothing_else() {
     let (mut wakes, mut observed) = (0, 0);
     let mut set = std::collections::BTreeSet::new();
     // Two attempts of every peer.
-    while let Some(at) = mesh.poll_timeout().filter(|at| *at < start + std::time::Duration::from_secs(6)) {
-        observed += usize::from(mesh.wake_paths(at).unwrap().is_some());
+    while let Some(at) =
+        mesh.path_port().poll_timeout().filter(|at| *at < start + std::time::Duration::from_secs(6))
+    {
+        observed += usize::from(mesh.wake_paths(true, at).unwrap().is_some());
         wakes += 1;
         let mut kernel = kernel.lock().unwrap();
         for change in kernel.changes.drain(..) {
@@ -249,8 +260,9 @@ fn what_stun_servers_answer_is_reported_after_one_more_plan() {
     mesh.reconcile(&inputs, now).unwrap();
     let report = mesh.reconcile(&inputs, now).unwrap();
     assert_eq!((report.nat, report.reflexive.len()), (NatType::Unknown, 0));
-    mesh.wake_paths(now).unwrap();
-    let requests = socket.sent.lock().unwrap().clone();
+    mesh.wake_paths(true, now).unwrap();
+    let mut requests = socket.sent.lock().unwrap().clone();
+    requests.retain(|(_, datagram)| stun::is_stun(datagram));
     assert_eq!(requests.iter().map(|(to, _)| to.to_string()).collect::<Vec<_>>(), servers);
     let plans = mesh.plans;
     for (server, request) in &requests {
@@ -258,7 +270,7 @@ fn what_stun_servers_answer_is_reported_after_one_more_plan() {
         socket.received.lock().unwrap().push_back(datagram);
     }
     assert!(!mesh.is_outdated());
-    mesh.wake_paths(now).unwrap();
+    mesh.wake_paths(true, now).unwrap();
     assert!(mesh.is_outdated());
     let report = mesh.reconcile(&inputs, now).unwrap();
     assert!(!mesh.is_outdated());
@@ -266,4 +278,49 @@ fn what_stun_servers_answer_is_reported_after_one_more_plan() {
     assert_eq!(report.reflexive, ["203.0.113.1:4000".parse().unwrap()]);
     mesh.reconcile(&inputs, now).unwrap();
     assert_eq!(mesh.plans - plans, 1, "the same answers change nothing");
+}
+
+/// The peer is another agent, at an address that no resource names.
+#[test]
+fn the_endpoint_of_a_peer_that_answers_probes_is_set_without_reading_the_device() {
+    let (kernel, socket) = (Shared::default(), FakePathSocket::default());
+    kernel.lock().unwrap().path_socket = Some(socket.clone());
+    let now = Instant::now();
+    let own = public_key(&PrivateKey([8; 32]));
+    let mut peer = PathAgent::new(fairlead_path::Config::default(), 1);
+    let private_key = PrivateKey([9; 32]);
+    let key = public_key(&private_key);
+    peer.enable_probes(Identity { private_key, public_key: key, epoch: [2; 16] });
+    let candidate = Candidate { address: "10.0.0.1:51820".parse().unwrap(), source: Source::Host };
+    peer.upsert_peer(Duration::ZERO, own, PeerPaths { candidates: vec![candidate], silence: None });
+
+    let mut other = member(2);
+    other.public_key = Some(key);
+    let identity = Identity { private_key: PrivateKey([8; 32]), public_key: own, epoch: [1; 16] };
+    let device = DeviceSlot::new(Preference::Auto, PathBuf::from("/nonexistent"));
+    let paths = PathDriver::new(identity, 7, now);
+    let mut mesh = Mesh::new(FakeKernel(Arc::clone(&kernel)), PrivateKey([8; 32]), device, paths);
+    mesh.reconcile(&Arc::new(inputs([member(1), other])), now).unwrap();
+    kernel.lock().unwrap().forget();
+
+    let elsewhere: SocketAddr = "203.0.113.9:40000".parse().unwrap();
+    peer.handle_timeout(Duration::ZERO);
+    for _ in 0..2 {
+        while let Some(datagram) = peer.poll_transmit() {
+            let datagram = PathDatagram { local: None, remote: elsewhere, payload: datagram.payload };
+            socket.received.lock().unwrap().push_back(datagram);
+        }
+        mesh.wake_paths(false, now).unwrap();
+        // The answer, and a request to the address that the request came from.
+        let sent = std::mem::take(&mut *socket.sent.lock().unwrap());
+        let for_peer = sent.into_iter().filter(|(to, _)| *to == elsewhere);
+        for_peer
+            .for_each(|(_, payload)| peer.handle_datagram(Duration::ZERO, None, candidate.address, &payload));
+    }
+    mesh.wake_paths(false, now).unwrap();
+    let kernel = kernel.lock().unwrap();
+    assert_eq!(kernel.states_read, 0);
+    let set: Vec<_> = kernel.changes.iter().flat_map(|change| &change.set_peers).collect();
+    let [(set_key, config)] = set[..] else { panic!("{set:?}") };
+    assert_eq!((*set_key, config.endpoint), (key, Some(elsewhere)));
 }

@@ -18,9 +18,8 @@ use super::*;
 use crate::kernel_watch::KernelWatch;
 use crate::members::{MemberSource, SourceProblem};
 use crate::mesh::desired::tests::{key, member};
-use crate::mesh::paths::PathDriver;
 use crate::mesh::reconciler::DeviceSlot;
-use crate::mesh::tests::{FakeKernel, Shared};
+use crate::mesh::tests::{FakeKernel, Shared, paths};
 
 /// A source in memory that counts how often it is read.
 struct CountedSource {
@@ -148,7 +147,7 @@ fn steps_that_take_long_leave_the_processor_to_others_and_timers_of_paths_hold_u
     assert_eq!(schedule.pause(Wake::Change, Duration::from_millis(100)), Duration::from_millis(400));
     assert_eq!(schedule.pause(Wake::Sweep, Duration::from_secs(1)), MAX_PAUSE);
     let before = Instant::now();
-    assert_eq!(schedule.pause(Wake::Paths, Duration::from_millis(20)), MIN_PAUSE);
+    assert_eq!(schedule.pause(Wake::Paths, Duration::from_millis(20)), MIN_PATHS_PAUSE);
     assert!(schedule.paths_at >= before + Duration::from_millis(400));
 }
 
@@ -182,7 +181,7 @@ async fn only_a_change_of_the_inputs_is_reconciled_and_a_sweep_reads_no_objects(
     assert!(work(Wake::Change).is_none(), "nothing is different");
     assert_eq!(cluster.reads(), 2);
     assert!(matches!(work(Wake::Sweep), Some(Work::Reconcile(_))));
-    assert!(matches!(work(Wake::Paths), Some(Work::WakePaths)));
+    assert!(matches!(work(Wake::Paths), Some(Work::WakePaths { .. })));
     assert_eq!(cluster.reads(), 2);
     cluster.members.lock().unwrap().push(member(4));
     let Some(Work::Reconcile(inputs)) = work(Wake::Change) else { panic!("a new member") };
@@ -219,8 +218,7 @@ async fn timers_of_paths_read_no_objects_plan_nothing_and_dump_nothing() {
     let (cluster, reader) = Cluster::new().await;
     let (kernel, reports) = (Shared::default(), reports());
     let device = DeviceSlot::new(Preference::Auto, PathBuf::from("/nonexistent"));
-    let paths = PathDriver::new(7, Instant::now());
-    let mesh = Mesh::new(FakeKernel(Arc::clone(&kernel)), PrivateKey([8; 32]), device, paths);
+    let mesh = Mesh::new(FakeKernel(Arc::clone(&kernel)), PrivateKey([8; 32]), device, paths());
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let stopped = async { drop(stopped.await) };
     let task = tokio::spawn(run(reader, kernel_changes(), mesh, Arc::clone(&reports), stopped));

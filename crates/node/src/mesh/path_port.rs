@@ -1,0 +1,303 @@
+//! The paths' side of the WireGuard port: a thread takes datagrams that are no WireGuard messages and runs the timers of
+//! [`PathAgent`], so that a probe is answered at once, whatever the mesh reconciles and the program does meanwhile.
+//!
+//! What only the mesh can do (read the device, set an endpoint, plan anew) is left in [`Due`] and wakes it.
+
+use std::any::Any;
+use std::collections::BTreeMap;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use fairlead_api::wireguard::PublicKey;
+use fairlead_dataplane::wireguard::PathSocket;
+use fairlead_path::{Event, PathAgent};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::runtime;
+use tokio::sync::{Notify, oneshot};
+use tokio::time::{sleep, sleep_until};
+
+/// Datagrams handled at once; the socket queues no more.
+const MAX_DATAGRAMS: usize = 256;
+/// Least time between two runs: any host may send datagrams, and a limit on runs is one on what they cost.
+const MIN_PAUSE: Duration = Duration::from_millis(2);
+
+/// What the paths need done by the mesh.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Due {
+    /// A peer needs an observation of the device.
+    pub(super) observation: bool,
+    /// A STUN server answers something else than before.
+    pub(super) stun_changed: bool,
+    /// Endpoints to be set.
+    pub(super) endpoints: BTreeMap<PublicKey, SocketAddr>,
+}
+
+/// The paths of this node, shared by the mesh and the thread of the port.
+pub struct PathPort {
+    started: Instant,
+    shared: Mutex<Shared>,
+    /// Wakes the thread: timers or the socket may be others.
+    changed: Notify,
+    /// Wakes the mesh: [`Shared::due`] is not empty.
+    due: Notify,
+}
+
+struct Shared {
+    agent: PathAgent,
+    socket: Option<Box<dyn PathSocket>>,
+    /// Counts the changes of the socket.
+    generation: u64,
+    due: Due,
+}
+
+/// Keeps a socket attached to its port; dropping it closes the socket.
+pub(super) struct AttachedSocket(Arc<PathPort>);
+
+impl Drop for AttachedSocket {
+    fn drop(&mut self) {
+        self.0.replace_socket(None);
+    }
+}
+
+/// The thread that serves a port until this is dropped.
+pub(super) struct PortThread {
+    thread: Option<JoinHandle<()>>,
+    /// Dropping it stops the thread.
+    stop: Option<oneshot::Sender<()>>,
+    ended: oneshot::Receiver<()>,
+}
+
+impl PortThread {
+    /// Starts it, with a runtime of its own: a worker of the program's may be busy for long.
+    ///
+    /// # Errors
+    /// The process may have no more threads or descriptors.
+    pub(super) fn start(port: Arc<PathPort>) -> io::Result<Self> {
+        let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
+        let (alive, ended) = oneshot::channel();
+        let (stop, stopped) = oneshot::channel();
+        let thread = thread::Builder::new().name("path-port".to_owned()).spawn(move || {
+            let _alive: oneshot::Sender<()> = alive;
+            runtime.block_on(async {
+                tokio::select! {
+                    _ = stopped => {}
+                    () = port.serve() => {}
+                }
+            });
+        })?;
+        Ok(Self { thread: Some(thread), stop: Some(stop), ended })
+    }
+
+    /// Resolves only when the thread has panicked, with the panic's payload.
+    pub(super) async fn panicked(&mut self) -> Box<dyn Any + Send> {
+        let _ = (&mut self.ended).await;
+        match self.thread.take().map(JoinHandle::join) {
+            Some(Err(panic)) => panic,
+            Some(Ok(())) | None => std::future::pending().await,
+        }
+    }
+}
+
+impl Drop for PortThread {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        // It waits for nothing but its runtime.
+        drop(self.thread.take().map(JoinHandle::join));
+    }
+}
+
+impl PathPort {
+    /// Without a socket. The agent counts time from `now`.
+    pub(super) fn new(agent: PathAgent, now: Instant) -> Arc<Self> {
+        let shared = Mutex::new(Shared { agent, socket: None, generation: 0, due: Due::default() });
+        Arc::new(Self { started: now, shared, changed: Notify::new(), due: Notify::new() })
+    }
+
+    /// The agent's time.
+    pub(super) fn since(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.started)
+    }
+
+    /// Lets the agent use the socket until the result is dropped.
+    pub(super) fn attach(self: &Arc<Self>, socket: Box<dyn PathSocket>) -> AttachedSocket {
+        self.replace_socket(Some(socket));
+        AttachedSocket(Arc::clone(self))
+    }
+
+    fn replace_socket(&self, socket: Option<Box<dyn PathSocket>>) {
+        let mut shared = self.lock();
+        shared.socket = socket;
+        shared.generation = shared.generation.wrapping_add(1);
+        self.changed.notify_one();
+    }
+
+    /// Asks the agent something.
+    pub(super) fn read_agent<T>(&self, question: impl FnOnce(&PathAgent) -> T) -> T {
+        question(&self.lock().agent)
+    }
+
+    /// Uses the agent, and sends what it wants sent.
+    pub(super) fn with_agent<T>(&self, work: impl FnOnce(&mut PathAgent) -> T) -> T {
+        let mut shared = self.lock();
+        let done = work(&mut shared.agent);
+        shared.conclude();
+        self.changed.notify_one();
+        if shared.due != Due::default() {
+            self.due.notify_one();
+        }
+        done
+    }
+
+    /// Handles the datagrams that wait and the timers that are due. Whether there may be more datagrams.
+    pub(super) fn run_due(&self, now: Instant) -> bool {
+        let since = self.since(now);
+        let mut guard = self.lock();
+        let shared = &mut *guard;
+        let mut handled = 0;
+        while handled < MAX_DATAGRAMS
+            && let Some(datagram) = shared.socket.as_deref().and_then(PathSocket::try_receive)
+        {
+            shared.agent.handle_datagram(since, datagram.local, datagram.remote, &datagram.payload);
+            handled = handled.saturating_add(1);
+        }
+        if shared.agent.poll_timeout().is_some_and(|at| at <= since) {
+            shared.agent.handle_timeout(since);
+        }
+        shared.conclude();
+        if shared.due != Due::default() {
+            self.due.notify_one();
+        }
+        handled == MAX_DATAGRAMS
+    }
+
+    /// When to call [`Self::run_due`]; `None` without peers and STUN servers.
+    pub(super) fn poll_timeout(&self) -> Option<Instant> {
+        self.started.checked_add(self.lock().agent.poll_timeout()?)
+    }
+
+    /// Takes what the mesh has to do; observations only if it can make one now.
+    pub(super) fn take_due(&self, may_observe: bool) -> Due {
+        let mut shared = self.lock();
+        let observation = std::mem::take(&mut shared.due.observation);
+        let due = std::mem::take(&mut shared.due);
+        shared.due.observation = observation && !may_observe;
+        Due { observation: observation && may_observe, ..due }
+    }
+
+    /// Takes the endpoints to set, and nothing else.
+    pub(super) fn take_endpoints(&self) -> BTreeMap<PublicKey, SocketAddr> {
+        std::mem::take(&mut self.lock().due.endpoints)
+    }
+
+    /// Resolves when the mesh has something to do. Observations alone are put off until `observe_at`.
+    pub(super) async fn due(&self, observe_at: Instant) {
+        loop {
+            let notified = self.due.notified();
+            let (is_urgent, is_due) = {
+                let Due { observation, stun_changed, endpoints } = &self.lock().due;
+                (*stun_changed || !endpoints.is_empty(), *observation)
+            };
+            if is_urgent {
+                return;
+            }
+            if is_due {
+                tokio::select! {
+                    () = sleep_until(observe_at.into()) => return,
+                    () = notified => {}
+                }
+            } else {
+                notified.await;
+            }
+        }
+    }
+
+    /// Serves the port; never returns.
+    async fn serve(&self) {
+        loop {
+            let generation = self.lock().generation;
+            let readable = self.descriptor();
+            while self.lock().generation == generation {
+                self.serve_next(readable.as_ref()).await;
+            }
+        }
+    }
+
+    /// Waits for what is next and handles it.
+    async fn serve_next(&self, readable: Option<&AsyncFd<OwnedFd>>) {
+        let timeout = self.poll_timeout();
+        let timer = async {
+            match timeout {
+                Some(at) => sleep_until(at.into()).await,
+                None => std::future::pending().await,
+            }
+        };
+        let datagram = async {
+            match readable {
+                Some(readable) => readable.readable().await.ok(),
+                None => std::future::pending().await,
+            }
+        };
+        let ready = tokio::select! {
+            () = timer => None,
+            () = self.changed.notified() => None,
+            ready = datagram => ready,
+        };
+        let has_more = self.run_due(Instant::now());
+        if let Some(mut ready) = ready
+            && !has_more
+        {
+            ready.clear_ready();
+        }
+        sleep(MIN_PAUSE).await;
+    }
+
+    /// Readable while datagrams wait; of its own, so that the socket can be closed at any time.
+    fn descriptor(&self) -> Option<AsyncFd<OwnedFd>> {
+        let shared = self.lock();
+        let descriptor = shared.socket.as_ref()?.as_fd().try_clone_to_owned();
+        #[expect(
+            deprecated,
+            reason = "unsound only for types that do not own or borrow their descriptor; `register` is unsafe"
+        )]
+        let registered =
+            descriptor.and_then(|descriptor| AsyncFd::with_interest(descriptor, Interest::READABLE));
+        registered
+            .inspect_err(|error| tracing::warn!(%error, "cannot wait for datagrams of the path socket"))
+            .ok()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Shared> {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Shared {
+    /// Sends what the agent wants sent, and keeps what it wants done. What cannot be sent now is sent again by the timers of the
+    /// agent, as if the network had lost it.
+    fn conclude(&mut self) {
+        while let Some(transmit) = self.agent.poll_transmit() {
+            let Some(socket) = &self.socket else { continue };
+            if let Err(error) = socket.send(transmit.local, transmit.remote, &transmit.payload) {
+                tracing::debug!(remote = %transmit.remote, %error, "cannot send from the WireGuard port");
+            }
+        }
+        while let Some(event) = self.agent.poll_event() {
+            match event {
+                Event::ObservationDue { .. } => self.due.observation = true,
+                Event::SetEndpoint { peer, endpoint, source, reason } => {
+                    tracing::debug!(%peer, %endpoint, %source, ?reason, "trying endpoint");
+                    self.due.endpoints.insert(peer, endpoint);
+                }
+                Event::StunAnswersChanged => self.due.stun_changed = true,
+                Event::StateChanged { peer, from, to, reason } => {
+                    tracing::debug!(%peer, %from, %to, reason = reason.name(), "the path changed its state");
+                }
+            }
+        }
+    }
+}
