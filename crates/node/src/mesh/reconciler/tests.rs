@@ -231,8 +231,8 @@ fn an_endpoint_is_set_with_the_prefixes_of_the_latest_plan() {
     mesh.reconcile(&with(&["10.9.0.0/24"]), start).unwrap();
     kernel.lock().unwrap().forget();
     while kernel.lock().unwrap().changes.is_empty() {
-        let at = mesh.poll_timeout().unwrap();
-        mesh.wake_paths(at).unwrap();
+        let at = mesh.path_port().poll_timeout().unwrap();
+        mesh.wake_paths(true, at).unwrap();
     }
     let kernel = kernel.lock().unwrap();
     let [change] = &kernel.changes[..] else { panic!("{:?}", kernel.changes) };
