@@ -118,6 +118,7 @@ fn describe_peer(peer: &PeerReport, now: SystemTime) -> Peer {
         rx_bytes: device.map_or(0, |device| device.rx_bytes),
         tx_bytes: device.map_or(0, |device| device.tx_bytes),
         prefixes: peer.prefixes.iter().map(ToString::to_string).collect(),
+        round_trip_seconds: peer.path.round_trip.map(|round_trip| round_trip.as_secs_f64()),
         reason: if peer.path.state == State::Up { String::new() } else { peer.path.message.clone() },
     }
 }

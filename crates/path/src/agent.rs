@@ -326,11 +326,6 @@ impl PathAgent {
         self.probing.as_ref().map(Probing::drops).unwrap_or_default()
     }
 
-    /// The round-trip time to a peer over the path in use, at the last answer to a probe.
-    pub fn round_trip(&self, key: &PublicKey) -> Option<Duration> {
-        self.peers.get(key)?.prober.round_trip()
-    }
-
     /// Runs the machines that are due, and no others.
     pub fn handle_timeout(&mut self, now: Duration) {
         self.stun.handle_timeout(now, &mut self.random);
@@ -375,7 +370,9 @@ impl PathAgent {
 
     /// The state of a peer at `now`, for users.
     pub fn status(&self, now: Duration, key: &PublicKey) -> Option<Status> {
-        self.peers.get(key).map(|peer| peer.rotation.status(now))
+        self.peers
+            .get(key)
+            .map(|peer| Status { round_trip: peer.prober.round_trip(), ..peer.rotation.status(now) })
     }
 
     /// The peers, sorted.

@@ -94,6 +94,30 @@ pub enum EndpointReason {
     ProbeAnswered,
 }
 
+impl EndpointReason {
+    /// All of them, for metrics that name each.
+    pub const ALL: [Self; 6] = [
+        Self::BetterPath,
+        Self::LastGood,
+        Self::NewCandidate,
+        Self::NextCandidate,
+        Self::PathFailed,
+        Self::ProbeAnswered,
+    ];
+
+    /// The reason as one CamelCase word.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::BetterPath => "BetterPath",
+            Self::LastGood => "LastGood",
+            Self::NewCandidate => "NewCandidate",
+            Self::NextCandidate => "NextCandidate",
+            Self::PathFailed => "PathFailed",
+            Self::ProbeAnswered => "ProbeAnswered",
+        }
+    }
+}
+
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Attempt {
     pub(crate) candidate: Candidate,

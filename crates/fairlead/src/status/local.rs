@@ -52,6 +52,7 @@ fn node_json(status: &StatusResponse) -> Value {
         "peers": status.peers.iter().map(|peer| json!({
             "name": peer.name, "publicKey": peer.public_key, "state": peer.state, "endpoint": peer.endpoint,
             "endpointSource": peer.endpoint_source, "handshakeAgeSeconds": peer.handshake_age_seconds,
+            "roundTripSeconds": peer.round_trip_seconds,
             "rxBytes": peer.rx_bytes, "txBytes": peer.tx_bytes, "prefixes": peer.prefixes, "reason": peer.reason,
         })).collect::<Vec<_>>(),
     })
@@ -71,7 +72,7 @@ fn node_table(status: &StatusResponse, wide: bool) -> String {
     );
     let mut header = vec!["PEER", "STATE", "ENDPOINT", "SOURCE", "HANDSHAKE", "RECEIVED", "SENT", "REASON"];
     if wide {
-        header.extend(["PREFIXES", "PUBLIC KEY"]);
+        header.extend(["RTT", "PREFIXES", "PUBLIC KEY"]);
     }
     let mut peers = table(&header);
     for peer in &status.peers {
@@ -120,7 +121,12 @@ fn peer_row(peer: &Peer, wide: bool) -> Vec<String> {
         or_dash(&peer.reason),
     ];
     if wide {
-        row.extend([or_dash(&peer.prefixes.join(" ")), peer.public_key.clone()]);
+        let round_trip = peer.round_trip_seconds.map(|seconds| format!("{:.1} ms", seconds * 1000.0));
+        row.extend([
+            round_trip.unwrap_or_else(|| "-".to_owned()),
+            or_dash(&peer.prefixes.join(" ")),
+            peer.public_key.clone(),
+        ]);
     }
     row
 }
@@ -153,12 +159,14 @@ mod tests {
     fn handshakes_have_an_age_and_a_wide_table_has_prefixes() {
         let peer = Peer {
             handshake_age_seconds: Some(130.9),
+            round_trip_seconds: Some(0.0123),
             prefixes: vec!["10.0.0.0/27".into(), "fd00::/123".into()],
             ..Peer::default()
         };
         let status = StatusResponse { peers: vec![peer], ..StatusResponse::default() };
         let (narrow, wide) = (node_table(&status, false), node_table(&status, true));
         assert!(narrow.contains("2m10s") && wide.contains("2m10s"), "{narrow}{wide}");
+        assert!(wide.contains("12.3 ms") && !narrow.contains("12.3 ms"), "{narrow}{wide}");
         assert!(wide.contains("10.0.0.0/27 fd00::/123") && !narrow.contains("PREFIXES"), "{narrow}{wide}");
     }
 
@@ -167,6 +175,7 @@ mod tests {
         let status = StatusResponse { peers: vec![Peer::default()], ..StatusResponse::default() };
         let value = node_json(&status);
         assert!(value["peers"][0]["handshakeAgeSeconds"].is_null());
+        assert!(value["peers"][0]["roundTripSeconds"].is_null());
         assert_eq!(value["peers"][0]["rxBytes"], 0);
     }
 }

@@ -4,13 +4,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::SystemTime;
 
 use fairlead_cluster::metrics::{register, register_with_unit};
-use fairlead_path::State;
+use fairlead_path::{EndpointReason, ProbeDrops, State};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
 
+use super::path_port::PathCounters;
 use super::report::{PeerReport, Report};
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -20,6 +21,11 @@ struct Peer {
 
 /// Most peers with series of their own: four for each, on each node.
 const MAX_PEERS: usize = 100;
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ForReason {
+    reason: &'static str,
+}
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct InState {
@@ -36,6 +42,8 @@ pub struct MeshMetrics {
     peer_sent: Family<Peer, Counter>,
     problems: Gauge,
     netlink_changes: Counter,
+    endpoint_changes: Family<ForReason, Counter>,
+    dropped_probes: Family<ForReason, Counter>,
 }
 
 impl MeshMetrics {
@@ -72,6 +80,18 @@ impl MeshMetrics {
                 Gauge::default(),
             ),
             netlink_changes: register(ours, "netlink_changes", changes, Counter::default()),
+            endpoint_changes: register(
+                ours,
+                "peer_endpoint_changes",
+                "Endpoints set for peers, by reason",
+                Family::default(),
+            ),
+            dropped_probes: register(
+                ours,
+                "path_probes_dropped",
+                "Path probes that were received and dropped, or held back by the limits on sending, by reason",
+                Family::default(),
+            ),
         }
     }
 
@@ -80,6 +100,7 @@ impl MeshMetrics {
     pub fn update(&self, report: &Report, per_peer: bool) {
         self.problems.set(report.problems.len() as i64);
         set(&self.netlink_changes, fairlead_netlink::changes_sent());
+        self.update_paths(&report.paths);
         self.clear_peers();
         for state in [State::Up, State::Connecting, State::Down] {
             let count = report.peers.iter().filter(|peer| peer.path.state == state).count();
@@ -101,6 +122,24 @@ impl MeshMetrics {
         }
     }
 
+    fn update_paths(&self, paths: &PathCounters) {
+        for reason in EndpointReason::ALL {
+            let count = paths.changes.get(&reason).copied().unwrap_or_default();
+            set(&self.endpoint_changes.get_or_create(&ForReason { reason: reason.name() }), count);
+        }
+        let ProbeDrops { unauthenticated, unknown, replayed, limited, unexpected, held_back } = paths.drops;
+        for (reason, count) in [
+            ("HeldBack", held_back),
+            ("Limited", limited),
+            ("Replayed", replayed),
+            ("Unauthenticated", unauthenticated),
+            ("Unexpected", unexpected),
+            ("UnknownVersion", unknown),
+        ] {
+            set(&self.dropped_probes.get_or_create(&ForReason { reason }), count);
+        }
+    }
+
     /// There is no mesh any more.
     pub fn clear(&self) {
         self.problems.set(0);
@@ -118,6 +157,7 @@ impl MeshMetrics {
     #[cfg(test)]
     pub(crate) fn example(&self) {
         drop(self.peers.get_or_create(&in_state(State::Up)));
+        self.update_paths(&PathCounters::default());
         let peer = Peer { peer: "a".to_owned() };
         drop(self.peer_up.get_or_create(&peer));
         drop(self.peer_handshake.get_or_create(&peer));

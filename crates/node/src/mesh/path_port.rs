@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use fairlead_api::wireguard::PublicKey;
 use fairlead_dataplane::wireguard::PathSocket;
-use fairlead_path::{Event, PathAgent};
+use fairlead_path::{EndpointReason, Event, PathAgent, ProbeDrops};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::runtime;
@@ -37,6 +37,15 @@ pub(super) struct Due {
     pub(super) endpoints: BTreeMap<PublicKey, SocketAddr>,
 }
 
+/// What the paths of this node have counted.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PathCounters {
+    /// How often an endpoint was set, by reason.
+    pub changes: BTreeMap<EndpointReason, u64>,
+    /// Probes that were dropped.
+    pub drops: ProbeDrops,
+}
+
 /// The paths of this node, shared by the mesh and the thread of the port.
 pub struct PathPort {
     started: Instant,
@@ -53,6 +62,8 @@ struct Shared {
     /// Counts the changes of the socket.
     generation: u64,
     due: Due,
+    /// How often an endpoint was set, by reason.
+    changes: BTreeMap<EndpointReason, u64>,
 }
 
 /// Keeps a socket attached to its port; dropping it closes the socket.
@@ -114,7 +125,13 @@ impl Drop for PortThread {
 impl PathPort {
     /// Without a socket. The agent counts time from `now`.
     pub(super) fn new(agent: PathAgent, now: Instant) -> Arc<Self> {
-        let shared = Mutex::new(Shared { agent, socket: None, generation: 0, due: Due::default() });
+        let shared = Mutex::new(Shared {
+            agent,
+            socket: None,
+            generation: 0,
+            due: Due::default(),
+            changes: BTreeMap::new(),
+        });
         Arc::new(Self { started: now, shared, changed: Notify::new(), due: Notify::new() })
     }
 
@@ -139,6 +156,12 @@ impl PathPort {
     /// Asks the agent something.
     pub(super) fn read_agent<T>(&self, question: impl FnOnce(&PathAgent) -> T) -> T {
         question(&self.lock().agent)
+    }
+
+    /// What was counted since the start.
+    pub(super) fn counters(&self) -> PathCounters {
+        let shared = self.lock();
+        PathCounters { changes: shared.changes.clone(), drops: shared.agent.probe_drops() }
     }
 
     /// Uses the agent, and sends what it wants sent.
@@ -292,6 +315,8 @@ impl Shared {
                 Event::SetEndpoint { peer, endpoint, source, reason } => {
                     tracing::debug!(%peer, %endpoint, %source, ?reason, "trying endpoint");
                     self.due.endpoints.insert(peer, endpoint);
+                    let changes = self.changes.entry(reason).or_default();
+                    *changes = changes.saturating_add(1);
                 }
                 Event::StunAnswersChanged => self.due.stun_changed = true,
                 Event::StateChanged { peer, from, to, reason } => {

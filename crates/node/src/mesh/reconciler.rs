@@ -212,6 +212,7 @@ impl<K: Kernel> Mesh<K> {
             problems: desired.problems.clone(),
             manual: inputs.manual.clone(),
             keepalive: inputs.keepalive,
+            paths: self.paths.port().counters(),
         })
     }
 

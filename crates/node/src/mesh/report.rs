@@ -9,6 +9,7 @@ use fairlead_dataplane::wireguard::Backend;
 use fairlead_path::{NatType, State, Status};
 use ipnet::IpNet;
 
+use super::path_port::PathCounters;
 use super::problem::MeshProblem;
 
 /// The state of one peer.
@@ -68,6 +69,8 @@ pub struct Report {
     pub manual: Option<Endpoint>,
     /// Seconds between keepalives that this node asks for.
     pub keepalive: Option<u16>,
+    /// What the paths have counted.
+    pub paths: PathCounters,
 }
 
 impl Report {

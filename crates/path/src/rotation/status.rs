@@ -109,6 +109,8 @@ pub struct Status {
     pub source: Option<Source>,
     /// The reason with its figures: durations, number of candidates, the candidate being tried.
     pub message: String,
+    /// Round-trip time over the path in use, at its last answer to a probe; `None` for a peer that answers none.
+    pub round_trip: Option<Duration>,
 }
 
 impl Rotation {
@@ -129,6 +131,7 @@ impl Rotation {
             endpoint: shown.map(|candidate| candidate.address),
             source: shown.map(|candidate| candidate.source),
             message,
+            round_trip: None,
         }
     }
 

@@ -6,6 +6,7 @@ use std::time::SystemTime;
 
 use fairlead_api::wireguard::{PeerConfig, PeerState, PublicKey};
 use fairlead_dataplane::wireguard::Backend;
+use fairlead_node::mesh::path_port::PathCounters;
 use fairlead_node::mesh::publish::{Facts, desired, is_due, observes};
 use fairlead_node::mesh::report::{PeerReport, Report};
 use fairlead_path::{NatType, Reason, State, Status};
@@ -69,6 +70,7 @@ fn report(nodes: usize, failed: bool) -> Report {
                 endpoint: None,
                 source: None,
                 message: String::new(),
+                round_trip: None,
             },
             device: Some(Arc::new(PeerState {
                 config,
@@ -95,5 +97,6 @@ fn report(nodes: usize, failed: bool) -> Report {
         problems: Vec::new(),
         manual: None,
         keepalive: None,
+        paths: PathCounters::default(),
     }
 }

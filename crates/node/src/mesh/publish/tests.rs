@@ -6,6 +6,7 @@ use fairlead_path::{Reason, Status};
 use fairlead_topology::Problem;
 
 use super::*;
+use crate::mesh::path_port::PathCounters;
 use crate::mesh::problem::MeshProblem;
 
 fn peer(name: &str, state: State, endpoint: &str, news: bool) -> PeerReport {
@@ -23,6 +24,7 @@ fn peer(name: &str, state: State, endpoint: &str, news: bool) -> PeerReport {
             endpoint: None,
             source: None,
             message: String::new(),
+            round_trip: None,
         },
         device: Some(Arc::new(PeerState {
             config,
@@ -51,6 +53,7 @@ fn report(nat: NatType, peers: Vec<PeerReport>) -> Report {
         problems: vec![MeshProblem::Plan(Problem::NoKey { node: "n".to_owned() }); 100],
         manual: None,
         keepalive: None,
+        paths: PathCounters::default(),
     }
 }
 
