@@ -71,7 +71,7 @@ struct Path {
     /// Start of the attempt that runs, and how many of its requests were due.
     attempt: Option<(Duration, usize)>,
     pending: Vec<(TransactionId, Duration)>,
-    /// Round-trip time of the last answer, and when it came.
+    /// The smoothed round-trip time, and when the last answer came.
     answered: Option<(Duration, Duration)>,
     /// It was in use and stopped answering.
     has_failed: bool,
@@ -183,7 +183,10 @@ impl Prober {
         if round_trip > ANSWER_TIMEOUT {
             return false;
         }
-        path.answered = Some((round_trip, now));
+        // Smoothed as TCP does it (RFC 6298, section 2).
+        let smoothed =
+            path.round_trip().map_or(round_trip, |known| (known.saturating_mul(7) + round_trip) / 8);
+        path.answered = Some((smoothed, now));
         path.attempt = None;
         path.has_failed = false;
         if self.current == Some(from) {
@@ -228,22 +231,24 @@ impl Prober {
 
     /// The path to use from now on, if it is another one.
     pub(crate) fn select(&mut self, now: Duration) -> Option<(Candidate, EndpointReason)> {
-        let best = self.paths.iter().filter(|path| path.is_fresh(now)).min_by_key(|path| path.rank())?;
-        let candidate = best.candidate;
+        let fresh = || self.paths.iter().filter(|path| path.is_fresh(now));
+        let current = self.current_path().filter(|path| !path.has_failed);
+        let (best, reason) = match current.filter(|_| self.session.is_up) {
+            Some(current) if self.may_move(now) => {
+                let better = fresh().filter(|path| path.is_better_than(current));
+                let fastest = better.min_by_key(|path| (path.tier(), path.round_trip()));
+                (fastest, EndpointReason::BetterPath)
+            }
+            Some(_) => return None,
+            None if self.session.is_up => {
+                (fresh().min_by_key(|path| path.rank()), EndpointReason::PathFailed)
+            }
+            None => (fresh().min_by_key(|path| path.rank()), EndpointReason::ProbeAnswered),
+        };
+        let candidate = best?.candidate;
         if self.current == Some(candidate.address) {
             return None;
         }
-        let reason = if !self.session.is_up {
-            EndpointReason::ProbeAnswered
-        } else if self.current_path().is_none_or(|path| path.has_failed) {
-            EndpointReason::PathFailed
-        } else if self.may_move(now)
-            && self.current_path().is_some_and(|current| best.is_better_than(current))
-        {
-            EndpointReason::BetterPath
-        } else {
-            return None;
-        };
         self.current = Some(candidate.address);
         if self.session.is_up {
             self.moved = Some(now);
@@ -261,7 +266,7 @@ impl Prober {
 
     /// The round-trip time over the path in use, at its last answer.
     pub(crate) fn round_trip(&self) -> Option<Duration> {
-        self.current_path().and_then(|path| path.answered).map(|(round_trip, _)| round_trip)
+        self.current_path().and_then(Path::round_trip)
     }
 
     /// When to call [`Self::handle_timeout`].
@@ -415,14 +420,25 @@ impl Path {
         }
     }
 
-    fn rank(&self) -> (u8, Option<Duration>) {
-        (self.tier(), self.answered.map(|(round_trip, _)| round_trip))
+    /// The lower the better. IPv4 comes before IPv6, whatever their speed: nodes without IPv6 learn the endpoint of a node behind a
+    /// NAT from those that see it over IPv4.
+    fn rank(&self) -> (u8, bool, Option<Duration>) {
+        (self.tier(), self.is_ipv6(), self.round_trip())
+    }
+
+    fn is_ipv6(&self) -> bool {
+        self.candidate.address.is_ipv6()
+    }
+
+    fn round_trip(&self) -> Option<Duration> {
+        self.answered.map(|(round_trip, _)| round_trip)
     }
 
     fn is_better_than(&self, current: &Self) -> bool {
         let (Some((ours, _)), Some((theirs, _))) = (self.answered, current.answered) else { return false };
         match self.tier().cmp(&current.tier()) {
             std::cmp::Ordering::Less => true,
+            std::cmp::Ordering::Equal if self.is_ipv6() != current.is_ipv6() => current.is_ipv6(),
             std::cmp::Ordering::Equal => ours.saturating_add(MIN_GAIN.max(theirs / 3)) < theirs,
             std::cmp::Ordering::Greater => false,
         }

@@ -137,9 +137,9 @@ fn nft_has_the_lines_of_the_seed(node: &Node) {
         let (body, _) = rest.split_once('}').unwrap();
         let mut lines = body.lines().map(str::trim).filter(|line| !line.is_empty());
         assert_eq!(lines.next(), Some(hook));
-        // Beside the seed's: segments that fit the mesh, and what stays on this host.
-        let stays = r#"oifname "lo" fib daddr type local accept"#;
-        let own = |line: &&str| line.contains(" tcp option maxseg ") || *line == stays;
+        // Beside the seed's: segments that fit the mesh, and what stays on this host or its link.
+        let stays = [r#"oifname "lo" fib daddr type local accept"#, "icmpv6 type 133-137 accept"];
+        let own = |line: &&str| line.contains(" tcp option maxseg ") || stays.contains(line);
         let rules: Vec<&str> = lines.filter(|line| !own(line)).collect();
         let past_the_mesh = |line: &&&str| line.contains(" tcp dport ") || line.contains(" tcp sport ");
         let api_server: Vec<&str> = rules.iter().filter(past_the_mesh).copied().collect();
