@@ -12,6 +12,7 @@
 //!
 //! Not here: egress gateways, relaying and NAT traversal; they will be modules beside [`mesh`].
 
+mod cached_by_name;
 pub mod cni;
 pub mod container_locks;
 pub mod ipam;

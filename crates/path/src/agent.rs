@@ -283,7 +283,7 @@ impl PathAgent {
             }
             Message::Request { transaction } => {
                 let answer = Message::Answer { transaction, observed: remote };
-                if let Some(payload) = probing.answer(&key, &answer, bytes.len()) {
+                if let Some(payload) = probing.seal(&key, &answer, bytes.len()) {
                     self.transmits.push_back(Transmit { local, remote, payload });
                 }
                 peer.prober.handle_request(now, remote);

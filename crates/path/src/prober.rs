@@ -8,7 +8,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use fairlead_address::is_private;
+use fairlead_address::{is_private, is_reachable};
 use fairlead_wire::probe::TransactionId;
 use rand::RngExt;
 use rand::rngs::StdRng;
@@ -153,8 +153,12 @@ impl Prober {
         self.plan_check(now);
     }
 
-    /// Takes an authenticated request of the peer. Its source is tried unless it is known to work.
+    /// Takes an authenticated request of the peer. Its source is tried unless it is known to work, or belongs to one link only:
+    /// a source address is easily forged.
     pub(crate) fn handle_request(&mut self, now: Duration, from: SocketAddr) {
+        if !is_reachable(from.ip()) {
+            return;
+        }
         let works = self.works(now);
         match self.paths.iter_mut().find(|path| path.candidate.address == from) {
             Some(path) if path.attempt.is_none() && !path.is_fresh(now) && !works => {

@@ -267,11 +267,6 @@ impl Probing {
         Ok((peer, header, message))
     }
 
-    /// The answer to a request, as long as the request was.
-    pub(crate) fn answer(&mut self, peer: &PublicKey, message: &Message, length: usize) -> Option<Vec<u8>> {
-        self.seal(peer, message, length)
-    }
-
     /// An answer was one that this node waited for, or not.
     pub(crate) fn conclude(
         &mut self,
@@ -292,7 +287,8 @@ impl Probing {
         }
     }
 
-    fn seal(&mut self, peer: &PublicKey, message: &Message, length: usize) -> Option<Vec<u8>> {
+    /// Encrypts a message of `length` bytes to a peer: an answer is as long as its request.
+    pub(crate) fn seal(&mut self, peer: &PublicKey, message: &Message, length: usize) -> Option<Vec<u8>> {
         // A counter that does not grow any more must not be used again.
         let counter = self.counter.checked_add(1)?;
         let epoch = Epoch(self.identity.epoch);

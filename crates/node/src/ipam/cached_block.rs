@@ -1,12 +1,12 @@
 //! AddressBlocks as the watch cache keeps them.
 
-use std::borrow::Cow;
 use std::sync::Arc;
 
 use fairlead_api::resources::AddressBlock;
 use fairlead_cluster::lean;
 use fairlead_ipam::ExistingBlock;
-use kube::runtime::reflector::Lookup;
+
+use crate::cached_by_name::cached_by_name;
 
 /// A block, without what is not read of it: a node program keeps those of all nodes.
 #[derive(Debug, Clone, PartialEq)]
@@ -37,41 +37,7 @@ impl CachedBlock {
     }
 }
 
-impl Lookup for CachedBlock {
-    type DynamicType = ();
-
-    fn kind((): &()) -> Cow<'_, str> {
-        AddressBlock::kind(&())
-    }
-
-    fn group((): &()) -> Cow<'_, str> {
-        AddressBlock::group(&())
-    }
-
-    fn version((): &()) -> Cow<'_, str> {
-        AddressBlock::version(&())
-    }
-
-    fn plural((): &()) -> Cow<'_, str> {
-        AddressBlock::plural(&())
-    }
-
-    fn name(&self) -> Option<Cow<'_, str>> {
-        Some(Cow::Borrowed(&self.existing.name))
-    }
-
-    fn namespace(&self) -> Option<Cow<'_, str>> {
-        None
-    }
-
-    fn resource_version(&self) -> Option<Cow<'_, str>> {
-        None
-    }
-
-    fn uid(&self) -> Option<Cow<'_, str>> {
-        None
-    }
-}
+cached_by_name!(CachedBlock, AddressBlock, |cached| &cached.existing.name);
 
 #[cfg(test)]
 mod tests {

@@ -1,16 +1,15 @@
 //! WireKubePeers as the watch cache keeps them.
 
-use std::borrow::Cow;
 use std::sync::Arc;
 
 use fairlead_api::resources::WireKubePeer;
 use fairlead_cluster::lean;
 use fairlead_topology::Member;
 use kube::ResourceExt;
-use kube::runtime::reflector::Lookup;
 
 use super::SourceProblem;
 use super::kubernetes::read_peer;
+use crate::cached_by_name::cached_by_name;
 
 /// A peer, parsed: a node program keeps those of all nodes.
 #[derive(Debug, Clone)]
@@ -48,41 +47,7 @@ impl CachedPeer {
     }
 }
 
-impl Lookup for CachedPeer {
-    type DynamicType = ();
-
-    fn kind((): &()) -> Cow<'_, str> {
-        WireKubePeer::kind(&())
-    }
-
-    fn group((): &()) -> Cow<'_, str> {
-        WireKubePeer::group(&())
-    }
-
-    fn version((): &()) -> Cow<'_, str> {
-        WireKubePeer::version(&())
-    }
-
-    fn plural((): &()) -> Cow<'_, str> {
-        WireKubePeer::plural(&())
-    }
-
-    fn name(&self) -> Option<Cow<'_, str>> {
-        Some(Cow::Borrowed(&self.member.name))
-    }
-
-    fn namespace(&self) -> Option<Cow<'_, str>> {
-        None
-    }
-
-    fn resource_version(&self) -> Option<Cow<'_, str>> {
-        None
-    }
-
-    fn uid(&self) -> Option<Cow<'_, str>> {
-        None
-    }
-}
+cached_by_name!(CachedPeer, WireKubePeer, |cached| &cached.member.name);
 
 #[cfg(test)]
 mod tests {

@@ -115,6 +115,16 @@ fn the_source_of_a_request_is_asked_but_not_used_before_it_answers() {
 }
 
 #[test]
+fn a_source_that_is_no_address_of_a_peer_is_not_asked() {
+    let mut bed = Bed::new(true, &[public(1)]);
+    for source in ["127.0.0.1:53", "169.254.169.254:80", "224.0.0.251:5353", "[fe80::1]:51820", "[::1]:51820"]
+    {
+        bed.prober.handle_request(bed.now, source.parse().unwrap());
+    }
+    assert_eq!(bed.prober.paths.len(), 1);
+}
+
+#[test]
 fn sources_of_requests_take_bounded_room() {
     let mut bed = Bed::new(true, &[public(1)]);
     for number in 2..200 {

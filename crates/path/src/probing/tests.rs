@@ -59,7 +59,7 @@ fn another_epoch_is_limited_until_an_answer_confirms_it() {
     let confirm = |bob: &mut Probing, alice: &mut Probing, now| {
         let transaction = TransactionId([9; 12]);
         let answer = Message::Answer { transaction, observed: address(1) };
-        let answer = alice.answer(&public([2; 32]), &answer, 0).unwrap();
+        let answer = alice.seal(&public([2; 32]), &answer, 0).unwrap();
         let (peer, header, _) = bob.open(now, &answer).unwrap();
         bob.conclude(&peer, &header, address(1), true);
     };
@@ -77,7 +77,7 @@ fn another_epoch_is_limited_until_an_answer_confirms_it() {
 fn an_answer_that_was_not_asked_for_confirms_nothing() {
     let (mut alice, mut bob) = (node(1, 1, &[2]), node(2, 1, &[1]));
     let answer = Message::Answer { transaction: TransactionId([9; 12]), observed: address(1) };
-    let answer = alice.answer(&public([2; 32]), &answer, 0).unwrap();
+    let answer = alice.seal(&public([2; 32]), &answer, 0).unwrap();
     let (peer, header, _) = bob.open(SECOND, &answer).unwrap();
     bob.conclude(&peer, &header, address(1), false);
     assert_eq!(bob.drops().unexpected, 1);

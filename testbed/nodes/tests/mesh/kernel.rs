@@ -59,7 +59,7 @@ fn bounce(node: &Node) {
     let script = "
         for link in $(ip -o link show group 116 | cut -d: -f2 | cut -d@ -f1); do
             # The pod of another test may end meanwhile.
-            ip link set $link down && ip link set $link up || ! ip link show $link
+            ip link set $link down && ip link set $link up || ! ip link show $link || exit 1
         done
     ";
     node.exec(&["sh", "-ec", script]).unwrap();
