@@ -136,7 +136,6 @@ impl PathDriver {
         may_observe: bool,
         now: Instant,
     ) -> Result<Woken, wireguard::Error> {
-        self.port.run_due(now);
         let mut due = self.port.take_due(may_observe);
         if due.observation {
             let state = device.state()?;

@@ -21,6 +21,12 @@ fn public_key(private: &PrivateKey) -> PublicKey {
     PublicKey(x25519_dalek::PublicKey::from(&StaticSecret::from(private.0)).to_bytes())
 }
 
+/// What the thread of the port does, then what it leaves to the mesh.
+fn wake(mesh: &mut Mesh<FakeKernel>, may_observe: bool, now: Instant) -> Result<Option<Report>, MeshFailure> {
+    mesh.path_port().run_due(now);
+    mesh.wake_paths(may_observe, now)
+}
+
 fn three() -> Arc<Inputs> {
     Arc::new(inputs([member(1), member(2), member(3)]))
 }
@@ -133,7 +139,7 @@ fn a_device_that_vanished_is_opened_again() {
     kernel.lock().unwrap().remove_device();
     let failure = mesh.reconcile(&three(), now).unwrap_err();
     assert_eq!(failure.reason(), "DeviceFailed");
-    assert!(mesh.wake_paths(true, now).unwrap().is_none(), "no paths without a device");
+    assert!(wake(&mut mesh, true, now).unwrap().is_none(), "no paths without a device");
     mesh.reconcile(&three(), now).unwrap();
     let kernel = kernel.lock().unwrap();
     assert_eq!(kernel.opened.len(), 2);
@@ -198,7 +204,7 @@ fn a_path_timer_reads_the_device_once_and_nothing_else() {
     while let Some(at) =
         mesh.path_port().poll_timeout().filter(|at| *at < start + std::time::Duration::from_secs(6))
     {
-        observed += usize::from(mesh.wake_paths(true, at).unwrap().is_some());
+        observed += usize::from(wake(&mut mesh, true, at).unwrap().is_some());
         wakes += 1;
         let mut kernel = kernel.lock().unwrap();
         for change in kernel.changes.drain(..) {
@@ -232,7 +238,7 @@ fn an_endpoint_is_set_with_the_prefixes_of_the_latest_plan() {
     kernel.lock().unwrap().forget();
     while kernel.lock().unwrap().changes.is_empty() {
         let at = mesh.path_port().poll_timeout().unwrap();
-        mesh.wake_paths(true, at).unwrap();
+        wake(&mut mesh, true, at).unwrap();
     }
     let kernel = kernel.lock().unwrap();
     let [change] = &kernel.changes[..] else { panic!("{:?}", kernel.changes) };
@@ -260,7 +266,7 @@ fn what_stun_servers_answer_is_reported_after_one_more_plan() {
     mesh.reconcile(&inputs, now).unwrap();
     let report = mesh.reconcile(&inputs, now).unwrap();
     assert_eq!((report.nat, report.reflexive.len()), (NatType::Unknown, 0));
-    mesh.wake_paths(true, now).unwrap();
+    wake(&mut mesh, true, now).unwrap();
     let mut requests = socket.sent.lock().unwrap().clone();
     requests.retain(|(_, datagram)| stun::is_stun(datagram));
     assert_eq!(requests.iter().map(|(to, _)| to.to_string()).collect::<Vec<_>>(), servers);
@@ -270,7 +276,7 @@ fn what_stun_servers_answer_is_reported_after_one_more_plan() {
         socket.received.lock().unwrap().push_back(datagram);
     }
     assert!(!mesh.is_outdated());
-    mesh.wake_paths(true, now).unwrap();
+    wake(&mut mesh, true, now).unwrap();
     assert!(mesh.is_outdated());
     let report = mesh.reconcile(&inputs, now).unwrap();
     assert!(!mesh.is_outdated());
@@ -310,14 +316,14 @@ fn the_endpoint_of_a_peer_that_answers_probes_is_set_without_reading_the_device(
             let datagram = PathDatagram { local: None, remote: elsewhere, payload: datagram.payload };
             socket.received.lock().unwrap().push_back(datagram);
         }
-        mesh.wake_paths(false, now).unwrap();
+        wake(&mut mesh, false, now).unwrap();
         // The answer, and a request to the address that the request came from.
         let sent = std::mem::take(&mut *socket.sent.lock().unwrap());
         let for_peer = sent.into_iter().filter(|(to, _)| *to == elsewhere);
         for_peer
             .for_each(|(_, payload)| peer.handle_datagram(Duration::ZERO, None, candidate.address, &payload));
     }
-    mesh.wake_paths(false, now).unwrap();
+    wake(&mut mesh, false, now).unwrap();
     let kernel = kernel.lock().unwrap();
     assert_eq!(kernel.states_read, 0);
     let set: Vec<_> = kernel.changes.iter().flat_map(|change| &change.set_peers).collect();
