@@ -18,4 +18,11 @@ pub mod server;
 mod stream;
 pub mod websocket;
 
+use std::time::Duration;
+
 pub use stream::StreamError;
+
+/// Bytes that the kernel holds for the other end and has not sent: what waits longer waits where the newest can overtake it.
+const NOT_SENT: u32 = 16 << 10;
+/// How long sent bytes may be unacknowledged before the kernel ends a connection.
+const USER_TIMEOUT: Duration = Duration::from_secs(10);

@@ -2,6 +2,9 @@
 
 mod backoff;
 mod endpoint;
+mod link;
+mod liveness;
+mod loopback;
 mod proxy;
 
 use std::io;
@@ -16,20 +19,27 @@ use fairlead_wire::relay::{
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, InvalidDnsNameError, ServerName};
 use rustls::{ClientConfig, RootCertStore};
+use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream, lookup_host};
+use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
 use crate::proof::{NoSecret, Transcript, prove, public_key};
 use crate::server::EXPORTER_LABEL;
 use crate::stream::{self, FrameReader, FrameWriter, StreamError};
+use crate::{NOT_SENT, USER_TIMEOUT};
 
 pub use backoff::Backoff;
 pub use endpoint::{Endpoint, InvalidEndpoint, Transport};
-pub use proxy::{Proxy, ProxyError};
+pub use link::{LinkCounters, LinkQueue, LinkStatus, Receive, keep_connected};
+pub use loopback::{LoopbackPort, is_relayed};
+pub use proxy::{InvalidProxy, Proxy, ProxyError};
 
 /// Time for everything until the client is registered.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time for the TCP handshake with one of several addresses.
+const ADDRESS_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// How a client connects, and as whom.
 #[derive(Debug, Clone)]
@@ -46,6 +56,8 @@ pub struct Settings {
     pub instance: [u8; 8],
     /// The secret that the relay's operator gave; may be empty.
     pub token: Vec<u8>,
+    /// `SO_MARK` of the connection; zero for none. On a node it keeps the connection out of the mesh that it carries.
+    pub mark: u32,
 }
 
 /// Why a client is not connected.
@@ -95,6 +107,27 @@ pub enum ConnectError {
         /// The newest of the relay.
         max: u8,
     },
+}
+
+/// The authorities that this host trusts (`SSL_CERT_FILE` and `SSL_CERT_DIR`, or the system's).
+///
+/// # Errors
+/// There are none.
+pub fn system_roots() -> Result<RootCertStore, io::Error> {
+    let found = rustls_native_certs::load_native_certs();
+    let mut roots = RootCertStore::empty();
+    roots.add_parsable_certificates(found.certs);
+    if roots.is_empty() {
+        let error =
+            found.errors.first().map_or_else(|| "no certificates found".to_owned(), ToString::to_string);
+        return Err(io::Error::new(io::ErrorKind::NotFound, error));
+    }
+    Ok(roots)
+}
+
+/// No authority: for a connection without TLS.
+pub fn no_roots() -> RootCertStore {
+    RootCertStore::empty()
 }
 
 /// The authorities in a bundle of PEM certificates.
@@ -162,13 +195,37 @@ async fn reach(settings: &Settings) -> Result<TcpStream, ConnectError> {
         None => (settings.endpoint.host.as_str(), settings.endpoint.port),
     };
     let unreachable = |error| ConnectError::Io(format!("{host}:{port}"), error);
-    let mut stream = TcpStream::connect((host, port)).await.map_err(unreachable)?;
-    stream.set_nodelay(true).map_err(unreachable)?;
+    let mut stream = dial(host, port, settings.mark).await.map_err(unreachable)?;
     if let Some(proxy) = &settings.proxy {
         let target = format!("{}:{}", settings.endpoint.bracketed_host(), settings.endpoint.port);
         proxy.tunnel(&mut stream, &target).await?;
     }
     Ok(stream)
+}
+
+/// Connects to the first address of a host that answers.
+async fn dial(host: &str, port: u16, mark: u32) -> io::Result<TcpStream> {
+    let mut failure = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+    for address in lookup_host((host, port)).await? {
+        let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() };
+        let connected = async {
+            let socket = socket?;
+            let options = SockRef::from(&socket);
+            if mark != 0 {
+                options.set_mark(mark)?;
+            }
+            options.set_tcp_nodelay(true)?;
+            options.set_tcp_notsent_lowat(NOT_SENT)?;
+            options.set_tcp_user_timeout(Some(USER_TIMEOUT))?;
+            socket.connect(address).await
+        };
+        match timeout(ADDRESS_TIMEOUT, connected).await {
+            Ok(Ok(stream)) => return Ok(stream),
+            Ok(Err(error)) => failure = error,
+            Err(_) => failure = io::ErrorKind::TimedOut.into(),
+        }
+    }
+    Err(failure)
 }
 
 /// TLS 1.3, and the exporter that binds the registration to it.

@@ -2,10 +2,15 @@
 
 use std::fmt;
 use std::io;
+use std::net::IpAddr;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use ipnet::IpNet;
+use percent_encoding::percent_decode_str;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+
+use super::Endpoint;
 
 /// The longest head of a proxy's answer.
 const MAX_HEAD: usize = 8 << 10;
@@ -29,6 +34,21 @@ impl fmt::Debug for Proxy {
     }
 }
 
+/// The environment names a proxy that cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{variable} is {value:?}, which is no HTTP proxy such as http://user:password@proxy.example:3128")]
+pub struct InvalidProxy {
+    variable: &'static str,
+    /// Without what may be a password.
+    value: String,
+}
+
+/// Variables with a proxy, and with the hosts that need none, as curl and Go read them.
+const PROXY_VARIABLES: [&str; 2] = ["HTTPS_PROXY", "https_proxy"];
+const NO_PROXY_VARIABLES: [&str; 2] = ["NO_PROXY", "no_proxy"];
+/// The port of a proxy that names none.
+const DEFAULT_PORT: u16 = 80;
+
 /// Why a proxy does not let a connection through.
 #[derive(Debug, thiserror::Error)]
 pub enum ProxyError {
@@ -44,6 +64,28 @@ pub enum ProxyError {
 }
 
 impl Proxy {
+    /// The proxy that the environment names for a relay: `HTTPS_PROXY`, unless `NO_PROXY` lists the host.
+    ///
+    /// # Errors
+    /// The value is no HTTP proxy.
+    pub fn from_environment(
+        relay: &Endpoint,
+        variable: impl Fn(&str) -> Option<String>,
+    ) -> Result<Option<Self>, InvalidProxy> {
+        let first = |names: [&'static str; 2]| {
+            let set = names.into_iter().filter_map(|name| Some((name, variable(name)?)));
+            set.into_iter().find(|(_, value)| !value.trim().is_empty())
+        };
+        let exempt = first(NO_PROXY_VARIABLES);
+        if exempt.is_some_and(|(_, hosts)| hosts.split(',').any(|entry| is_exempt(&relay.host, entry.trim())))
+        {
+            return Ok(None);
+        }
+        let Some((variable, value)) = first(PROXY_VARIABLES) else { return Ok(None) };
+        let shown = value.rsplit_once('@').map_or(value.as_str(), |(_, host)| host).to_owned();
+        parse(value.trim()).map(Some).ok_or(InvalidProxy { variable, value: shown })
+    }
+
     /// Has the proxy connect to `target`, a host and a port.
     pub(super) async fn tunnel<S: AsyncRead + AsyncWrite + Unpin>(
         &self,
@@ -73,9 +115,80 @@ impl Proxy {
     }
 }
 
+fn parse(value: &str) -> Option<Proxy> {
+    let authority = match value.split_once("://") {
+        Some(("http", rest)) => rest,
+        Some(_) => return None,
+        None => value,
+    };
+    let authority = authority.trim_end_matches('/');
+    let decoded = |text: &str| percent_decode_str(text).decode_utf8().ok().map(String::from);
+    let (credentials, host) = match authority.rsplit_once('@') {
+        Some((user, host)) => {
+            let (user, password) = user.split_once(':').unwrap_or((user, ""));
+            (Some((decoded(user)?, decoded(password)?)), host)
+        }
+        None => (None, authority),
+    };
+    // A port is written as in the endpoint of a relay.
+    let with_port = match host.strip_suffix(']').is_some() || !host.contains(':') {
+        true => format!("tcp://{host}:{DEFAULT_PORT}"),
+        false => format!("tcp://{host}"),
+    };
+    let Endpoint { host, port, .. } = with_port.parse().ok()?;
+    Some(Proxy { host, port, credentials })
+}
+
+/// Whether an entry of `NO_PROXY` covers a host: all, a domain with what is below it, an address or a prefix.
+fn is_exempt(host: &str, entry: &str) -> bool {
+    if let Ok(ip) = host.parse::<IpAddr>() {
+        let prefix = entry.parse::<IpNet>().or_else(|_| entry.parse::<IpAddr>().map(IpNet::from));
+        return entry == "*" || prefix.is_ok_and(|prefix| prefix.contains(&ip));
+    }
+    let (host, domain) = (host.to_ascii_lowercase(), entry.trim_start_matches('.').to_ascii_lowercase());
+    let is_below = host.strip_suffix(&domain).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'));
+    entry == "*" || (!domain.is_empty() && is_below)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn of_environment(relay: &str, set: &[(&str, &str)]) -> Result<Option<Proxy>, InvalidProxy> {
+        let value =
+            |name: &str| set.iter().find(|(set, _)| *set == name).map(|(_, value)| (*value).to_owned());
+        Proxy::from_environment(&relay.parse().unwrap(), value)
+    }
+
+    #[test]
+    fn the_environment_names_a_proxy_and_the_hosts_that_need_none() {
+        let relay = "wss://relay.example.com";
+        assert_eq!(of_environment(relay, &[]), Ok(None));
+        let proxy = of_environment(relay, &[("https_proxy", "http://Aladdin:open%20sesame@proxy:3128/")]);
+        assert_eq!(proxy, Ok(Some(super::tests::proxy())));
+        let plain = of_environment(relay, &[("HTTPS_PROXY", "[2001:db8::1]")]).unwrap().unwrap();
+        assert_eq!((plain.host.as_str(), plain.port, plain.credentials), ("2001:db8::1", 80, None));
+        for (relay, no_proxy, is_exempt) in [
+            (relay, "example.com", true),
+            (relay, "localhost, .Example.com", true),
+            (relay, "*", true),
+            (relay, "ample.com,relay.example.org,", false),
+            ("tcp://192.0.2.7:1", "192.0.2.0/24", true),
+            ("tcp://192.0.2.7:1", "192.0.2.8", false),
+            ("tcp://[2001:db8::1]:1", "2001:db8::1", true),
+        ] {
+            let set = [("HTTPS_PROXY", "http://proxy:3128"), ("NO_PROXY", no_proxy)];
+            assert_eq!(of_environment(relay, &set).unwrap().is_none(), is_exempt, "{relay} {no_proxy}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_http_proxy_is_named_without_its_password() {
+        for value in ["socks5://u:secret@proxy:1", "http://u:secret@proxy:x", "http://u:secret@"] {
+            let error = of_environment("wss://relay", &[("HTTPS_PROXY", value)]).unwrap_err().to_string();
+            assert!(error.starts_with("HTTPS_PROXY is") && !error.contains("secret"), "{error}");
+        }
+    }
 
     fn proxy() -> Proxy {
         Proxy {

@@ -16,11 +16,11 @@ use fairlead_api::wireguard::PublicKey;
 use fairlead_wire::relay::{ErrorReason, Frame, Notice, Registered};
 
 use bucket::TokenBucket;
-use outbox::{Class, Outbox};
 use registrations::Registrations;
 
 pub use counters::{Counters, DropReason};
 pub use outbox::QueueLimits;
+pub(crate) use outbox::{Class, Outbox};
 
 /// Pings and frames that are ignored, a second and at once. A client needs one every second.
 const CONTROL_RATE: (u64, u64) = (20, 100);

@@ -24,13 +24,13 @@ pub struct QueueLimits {
 
 /// Which queue a datagram waits in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Class {
+pub(crate) enum Class {
     Datagram,
     Probe,
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Outbox {
+pub(crate) struct Outbox {
     control: VecDeque<Vec<u8>>,
     datagrams: Queue,
     probes: Queue,
@@ -55,7 +55,7 @@ impl Outbox {
     }
 
     /// Queues a datagram, and drops those for which there is no room or time left.
-    pub(super) fn push(
+    pub(crate) fn push(
         &mut self,
         now: Instant,
         class: Class,
@@ -77,7 +77,7 @@ impl Outbox {
     }
 
     /// Appends frames to `out` until it has `budget` bytes: first control frames, then probes, then the rest.
-    pub(super) fn pop_into(
+    pub(crate) fn pop_into(
         &mut self,
         now: Instant,
         limits: &QueueLimits,
@@ -99,7 +99,7 @@ impl Outbox {
     }
 
     /// Drops all datagrams of a link that is closing.
-    pub(super) fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.datagrams = Queue::default();
         self.probes = Queue::default();
     }

@@ -25,6 +25,7 @@ use tokio_rustls::TlsAcceptor;
 use crate::access::Authorizer;
 use crate::core::{Counters, Limits, LinkId, Relay};
 use crate::proof::{NoSecret, RelayKey};
+use crate::{NOT_SENT, USER_TIMEOUT};
 use certificate::Certificate;
 use handshakes::Handshakes;
 
@@ -42,10 +43,6 @@ const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(100);
 /// Connections that have not registered yet, in all and of one address: nodes may share the address of a NAT.
 const HANDSHAKES: usize = 1024;
 const HANDSHAKES_PER_SOURCE: usize = 128;
-/// Bytes that the kernel holds for a client and has not sent: what waits longer waits where the newest can overtake it.
-const NOT_SENT: u32 = 16 << 10;
-/// How long sent bytes may be unacknowledged before the kernel ends a connection.
-const USER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Connections the kernel holds until they are accepted.
 const BACKLOG: i32 = 1024;
 

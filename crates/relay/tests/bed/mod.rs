@@ -97,6 +97,7 @@ impl Bed {
             roots: Arc::new(client::trust(&self.ca).unwrap()),
             private_key: key(number),
             instance: [number; 8],
+            mark: 0,
             token: TOKEN.into(),
         }
     }
