@@ -7,7 +7,7 @@ use fairlead_path::State;
 use fairlead_wire::node::node_server::Node;
 use fairlead_wire::node::{
     BlockRoute, IpamCheckRequest, IpamCheckResponse, IpamReleaseRequest, IpamReleaseResponse,
-    IpamShowRequest, IpamShowResponse, Peer, Router, StatusRequest, StatusResponse,
+    IpamShowRequest, IpamShowResponse, Peer, Relay, Router, StatusRequest, StatusResponse,
 };
 use tonic::{Request, Response, Status};
 
@@ -15,6 +15,7 @@ use crate::ipam::inventory::Inventory;
 use crate::lifecycle::watches::Caches;
 use crate::mesh::problem::MeshFailure;
 use crate::mesh::publish::{backend_name, nat_name};
+use crate::mesh::relay::RelayReport;
 use crate::mesh::report::{PeerReport, Report};
 use crate::mesh::{MeshView, Snapshot};
 use crate::pod_network::PodNetworkProblems;
@@ -101,7 +102,23 @@ fn describe(report: &Report, answer: &mut StatusResponse, now: SystemTime) {
     answer.nat_type = nat_name(report.nat).to_owned();
     answer.prefixes = report.own_prefixes.iter().map(ToString::to_string).collect();
     answer.problems.extend(report.problems.iter().map(ToString::to_string));
+    answer.relay = report.relay.as_ref().map(describe_relay);
     answer.peers = report.peers.iter().map(|peer| describe_peer(peer, now)).collect();
+    if let Some(relay) = &answer.relay {
+        let relayed = answer.peers.iter_mut().zip(&report.peers).filter(|(_, peer)| peer.is_relayed());
+        relayed.for_each(|(peer, _)| peer.endpoint.clone_from(&relay.endpoint));
+    }
+}
+
+fn describe_relay(relay: &RelayReport) -> Relay {
+    Relay {
+        endpoint: relay.endpoint.to_string(),
+        connected: relay.status.is_up,
+        error: relay.status.error.clone().unwrap_or_default(),
+        round_trip_seconds: relay.status.round_trip.map(|round_trip| round_trip.as_secs_f64()),
+        rx_bytes: relay.counters.received_bytes,
+        tx_bytes: relay.counters.sent_bytes,
+    }
 }
 
 fn describe_peer(peer: &PeerReport, now: SystemTime) -> Peer {

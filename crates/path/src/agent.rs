@@ -22,8 +22,8 @@ use fairlead_wire::probe::{Message, is_probe};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
-use crate::candidates::{Candidate, Source};
-use crate::prober::{Prober, Session};
+use crate::candidates::{Candidate, MAX_CANDIDATES, Source};
+use crate::prober::{Probe, Prober, Session};
 use crate::probing::{Identity, ProbeDrops, Probing};
 use crate::rotation::{Config, EndpointReason, Observation, Reason, Rotation, State, Status};
 use crate::stun::{StunAnswer, StunClient};
@@ -42,6 +42,31 @@ pub struct PeerPaths {
     /// The time without a packet from the peer that ends a session. `None` for a peer that need not send keepalives: then
     /// only an answer that is missing does.
     pub silence: Option<Duration>,
+    /// The way by a relay, if there is one.
+    pub relay: Option<RelayPath>,
+}
+
+/// How a peer is reached by way of a relay.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RelayPath {
+    /// What stands for the peer: datagrams sent there go to the relay.
+    pub endpoint: SocketAddr,
+    /// Nothing else is used.
+    pub is_only: bool,
+    /// How long a peer that does not answer probes is tried directly, before it is tried by way of the relay.
+    pub handshake_timeout: Duration,
+    /// Longest time between attempts to find a direct path while traffic is relayed.
+    pub direct_retry: Duration,
+}
+
+impl PeerPaths {
+    /// All candidates, the relay last.
+    fn all(&self) -> Vec<Candidate> {
+        let relay = self.relay.map(|relay| Candidate { address: relay.endpoint, source: Source::Relay });
+        let is_used = self.relay.is_none_or(|relay| !relay.is_only);
+        let most = MAX_CANDIDATES.saturating_sub(usize::from(relay.is_some()));
+        self.candidates.iter().filter(|_| is_used).take(most).copied().chain(relay).collect()
+    }
 }
 
 /// Something for the shell to do or to report.
@@ -168,12 +193,14 @@ impl PathAgent {
         });
         if let Some(probing) = &mut self.probing {
             probing.add_peer(key);
-            peer.prober.set_candidates(now, &paths.candidates);
+            peer.prober.set_relay(paths.relay);
+            peer.prober.set_candidates(now, &paths.all());
             let due = peer.prober.poll_timeout();
             self.probe_timers.reschedule(key, &mut peer.probe_due, due);
         }
         peer.rotation.set_silence(paths.silence);
-        peer.rotation.set_candidates(now, paths.candidates);
+        peer.rotation.set_relay(paths.relay.map(|relay| (relay.endpoint, relay.handshake_timeout)));
+        peer.rotation.set_candidates(now, paths.all());
         let wakeup = if is_new { Some(now) } else { peer.rotation.next_wakeup(now) };
         let due = peer.due.into_iter().chain(wakeup).min();
         self.timers.reschedule(key, &mut peer.due, due);
@@ -243,6 +270,17 @@ impl PathAgent {
         }
     }
 
+    /// This node has a link to the relay now, or has lost it.
+    pub fn relay_changed(&mut self, now: Duration, is_up: bool) {
+        let keys: Vec<PublicKey> = self.peers.keys().copied().collect();
+        for key in keys {
+            if let Some(peer) = self.peers.get_mut(&key) {
+                peer.prober.relay_changed(now, is_up);
+            }
+            self.conclude_probing(now, &key);
+        }
+    }
+
     /// What each STUN server said last.
     pub fn stun_answers(&self) -> BTreeMap<SocketAddr, StunAnswer> {
         self.stun.answers()
@@ -281,12 +319,12 @@ impl PathAgent {
                 let is_expected = peer.prober.handle_answer(now, remote, transaction);
                 probing.conclude(&key, &header, remote, is_expected);
             }
-            Message::Request { transaction } => {
+            Message::Request { transaction, starts_round } => {
                 let answer = Message::Answer { transaction, observed: remote };
                 if let Some(payload) = probing.seal(&key, &answer, bytes.len()) {
                     self.transmits.push_back(Transmit { local, remote, payload });
                 }
-                peer.prober.handle_request(now, remote);
+                peer.prober.handle_request(now, remote, starts_round);
             }
         }
         self.conclude_probing(now, &key);
@@ -294,7 +332,7 @@ impl PathAgent {
 
     /// Uses what the prober of a peer has found, and sets its timer.
     fn conclude_probing(&mut self, now: Duration, key: &PublicKey) {
-        let Some(peer) = self.peers.get_mut(key) else { return };
+        let Some(peer) = self.peers.get_mut(key).filter(|_| self.probing.is_some()) else { return };
         if let Some((candidate, reason)) = peer.prober.select(now) {
             peer.changed = now;
             let Candidate { address: endpoint, source } = candidate;
@@ -310,8 +348,10 @@ impl PathAgent {
         while let Some(key) = self.probe_timers.pop_due(now) {
             let Some(peer) = self.peers.get_mut(&key) else { continue };
             peer.probe_due = None;
-            for (remote, transaction) in peer.prober.handle_timeout(now, &mut self.random) {
-                let request = Message::Request { transaction };
+            for Probe { to: remote, transaction, starts_round } in
+                peer.prober.handle_timeout(now, &mut self.random)
+            {
+                let request = Message::Request { transaction, starts_round };
                 if let Some(payload) = probing.request(now, &key, remote, &request) {
                     self.transmits.push_back(Transmit { local: None, remote, payload });
                 }

@@ -23,6 +23,8 @@ pub enum Source {
     Host,
     /// The device learned it from an authenticated packet of the peer; no other source names it.
     Roamed,
+    /// It stands for the peer by way of a relay.
+    Relay,
 }
 
 impl fmt::Display for Source {
@@ -32,6 +34,7 @@ impl fmt::Display for Source {
             Self::Observed => "observed",
             Self::Host => "host",
             Self::Roamed => "roamed",
+            Self::Relay => "relay",
         })
     }
 }
@@ -117,7 +120,7 @@ pub fn order(own: &OwnView, peer: &PeerView) -> Vec<Candidate> {
         let kind = match candidate.source {
             Source::Host => &mut hosts,
             Source::Observed => &mut observed,
-            Source::Manual | Source::Roamed => return true,
+            Source::Manual | Source::Roamed | Source::Relay => return true,
         };
         *kind = kind.saturating_add(1);
         *kind <= MAX_PER_SOURCE

@@ -11,9 +11,8 @@
 //!
 //! Sans-I/O: time is a [`std::time::Duration`] since an epoch of the caller's that never goes back (the start of the
 //! process will do), the device's state and datagrams come in as arguments, decisions go out as events. Randomness
-//! comes from a seed. Nothing here opens a socket or sleeps.
-//!
-//! To come: a relay becomes one more [`candidates::Source`].
+//! comes from a seed. Nothing here opens a socket or sleeps. A relay is an endpoint like the others ([`RelayPath`]): what is sent
+//! there reaches the peer, or does not.
 
 mod agent;
 pub mod candidates;
@@ -24,7 +23,7 @@ mod rotation;
 mod stun;
 mod timers;
 
-pub use agent::{Event, PathAgent, PeerPaths, Transmit};
+pub use agent::{Event, PathAgent, PeerPaths, RelayPath, Transmit};
 pub use candidates::{Candidate, MAX_CANDIDATES, OwnView, PeerView, Source, order};
 pub use fairlead_address::is_private;
 pub use nat::{NatType, Seen, classify};

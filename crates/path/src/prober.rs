@@ -13,6 +13,7 @@ use fairlead_wire::probe::TransactionId;
 use rand::RngExt;
 use rand::rngs::StdRng;
 
+use crate::agent::RelayPath;
 use crate::candidates::{Candidate, MAX_CANDIDATES, Source};
 use crate::rotation::EndpointReason;
 
@@ -24,6 +25,10 @@ const ATTEMPT: [Duration; 5] = [
     Duration::from_millis(400),
     Duration::from_millis(800),
 ];
+/// The last request of an attempt: the time after its start, and how many are before it.
+const LAST_REQUEST: (Duration, usize) = (Duration::from_millis(800), ATTEMPT.len() - 1);
+/// Rounds without a session in which each path gets a whole attempt, after the first attempts.
+const FULL_ROUNDS: u32 = 1;
 /// How long an answer is waited for.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time between rounds through all candidates while there is no session. It doubles with each round that brings none.
@@ -52,6 +57,15 @@ const MAX_PENDING: usize = 8;
 const MIN_GAIN: Duration = Duration::from_millis(5);
 /// Least time between two moves of a live session.
 const MIN_MOVE_INTERVAL: Duration = Duration::from_secs(5);
+
+/// A request to be sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Probe {
+    pub(crate) to: SocketAddr,
+    pub(crate) transaction: TransactionId,
+    /// Asks the peer to try its paths as well.
+    pub(crate) starts_round: bool,
+}
 
 /// What the WireGuard device says of the session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -93,11 +107,19 @@ pub(crate) struct Prober {
     check: Option<(Duration, bool)>,
     missed: u8,
     moved: Option<Duration>,
+    relay: Option<RelayPath>,
+    /// When all paths were last tried.
+    round_began: Option<Duration>,
 }
 
 impl Prober {
     pub(crate) fn new(is_controlling: bool) -> Self {
         Self { is_controlling, ..Self::default() }
+    }
+
+    /// Sets the way by a relay; to be followed by [`Self::set_candidates`].
+    pub(crate) fn set_relay(&mut self, relay: Option<RelayPath>) {
+        self.relay = relay;
     }
 
     /// Replaces the candidates, best first. New ones are tried at once.
@@ -117,7 +139,11 @@ impl Prober {
             path.is_reflexive = false;
             self.paths.push(path);
         }
-        let keeps = |path: &Path| path.is_reflexive || Some(path.candidate.address) == self.current;
+        let is_relay_only = self.is_relay_only();
+        let keeps = |path: &Path| {
+            let is_in_use = Some(path.candidate.address) == self.current;
+            !is_relay_only && !path.is_relay() && (path.is_reflexive || is_in_use)
+        };
         self.paths.extend(before.into_iter().filter(keeps).map(|path| Path { is_reflexive: true, ..path }));
         if is_new {
             self.rounds = 0;
@@ -131,6 +157,23 @@ impl Prober {
         self.start_round(now);
     }
 
+    /// The link to the relay is up now, or lost: what went by way of it goes nowhere.
+    pub(crate) fn relay_changed(&mut self, now: Duration, is_up: bool) {
+        let current = self.current;
+        let mut has_failed = false;
+        for path in self.paths.iter_mut().filter(|path| path.is_relay()) {
+            if is_up {
+                path.attempt = Some((now, 0));
+            } else {
+                has_failed |= current == Some(path.candidate.address);
+                (path.answered, path.attempt) = (None, None);
+            }
+        }
+        if has_failed {
+            self.fail_current(now);
+        }
+    }
+
     /// Takes the state of the device.
     pub(crate) fn observe(&mut self, now: Duration, session: Session) {
         let before = std::mem::replace(&mut self.session, session);
@@ -142,7 +185,8 @@ impl Prober {
             self.current = session.endpoint;
             self.missed = 0;
             self.check = None;
-            if let Some(address) = session.endpoint.filter(|address| self.path(*address).is_none()) {
+            let is_unknown = |address: &SocketAddr| self.may_use(*address) && self.path(*address).is_none();
+            if let Some(address) = session.endpoint.filter(is_unknown) {
                 self.add_reflexive(now, address);
             }
         }
@@ -154,19 +198,36 @@ impl Prober {
     }
 
     /// Takes an authenticated request of the peer. Its source is tried unless it is known to work, or belongs to one link only:
-    /// a source address is easily forged.
-    pub(crate) fn handle_request(&mut self, now: Duration, from: SocketAddr) {
-        if !is_reachable(from.ip()) {
+    /// a source address is easily forged. A request by way of the relay may ask for more: that all paths are tried now.
+    pub(crate) fn handle_request(&mut self, now: Duration, from: SocketAddr, starts_round: bool) {
+        if starts_round && self.path(from).is_some_and(Path::is_relay) && self.needs_round(now) {
+            self.start_round(now);
             return;
         }
-        let works = self.works(now);
+        let (works, may_use) = (self.works(now), self.may_use(from));
         match self.paths.iter_mut().find(|path| path.candidate.address == from) {
             Some(path) if path.attempt.is_none() && !path.is_fresh(now) && !works => {
                 path.attempt = Some((now, 0));
             }
             Some(_) => {}
-            None => self.add_reflexive(now, from),
+            None if may_use => self.add_reflexive(now, from),
+            None => {}
         }
+    }
+
+    /// Whether an endpoint that no source names may be used.
+    fn may_use(&self, endpoint: SocketAddr) -> bool {
+        is_reachable(endpoint.ip()) && !self.is_relay_only()
+    }
+
+    fn is_relay_only(&self) -> bool {
+        self.relay.is_some_and(|relay| relay.is_only)
+    }
+
+    /// Whether no direct path works, and the last round is some time ago.
+    fn needs_round(&self, now: Duration) -> bool {
+        let is_due = self.round_began.is_none_or(|at| now.saturating_sub(at) >= ROUND_INTERVAL);
+        is_due && !self.paths.iter().any(|path| !path.is_relay() && path.is_fresh(now))
     }
 
     /// Takes an authenticated answer. Whether it answers a request of this node.
@@ -202,11 +263,7 @@ impl Prober {
     }
 
     /// The requests to send now.
-    pub(crate) fn handle_timeout(
-        &mut self,
-        now: Duration,
-        random: &mut StdRng,
-    ) -> Vec<(SocketAddr, TransactionId)> {
+    pub(crate) fn handle_timeout(&mut self, now: Duration, random: &mut StdRng) -> Vec<Probe> {
         if self.next_round.is_some_and(|at| at <= now) {
             self.next_round = None;
             if !self.session.is_up || self.is_active(now) {
@@ -215,22 +272,23 @@ impl Prober {
         }
         let mut requests = Vec::new();
         if self.check.is_some_and(|(at, _)| at <= now) {
-            requests.extend(self.check_current(now));
+            requests.extend(self.check_current(now).map(|address| (address, false)));
         }
         for path in &mut self.paths {
-            if path.attempt_is_due(now) && !requests.contains(&path.candidate.address) {
-                requests.push(path.candidate.address);
+            let address = path.candidate.address;
+            if path.attempt_is_due(now) && !requests.iter().any(|(checked, _)| *checked == address) {
+                requests.push((address, path.is_relay()));
             }
         }
-        let mut drawn = Vec::with_capacity(requests.len());
-        for address in requests {
+        let mut probes = Vec::with_capacity(requests.len());
+        for (to, starts_round) in requests {
             let transaction = TransactionId(random.random());
-            if let Some(path) = self.paths.iter_mut().find(|path| path.candidate.address == address) {
+            if let Some(path) = self.paths.iter_mut().find(|path| path.candidate.address == to) {
                 path.add_pending(now, transaction);
-                drawn.push((address, transaction));
+                probes.push(Probe { to, transaction, starts_round });
             }
         }
-        drawn
+        probes
     }
 
     /// The path to use from now on, if it is another one.
@@ -312,10 +370,15 @@ impl Prober {
     }
 
     fn start_round(&mut self, now: Duration) {
+        // A peer that stays away gets one request for each path: thousands may be away.
+        let is_short = !self.session.is_up && self.rounds >= FULL_ROUNDS;
+        let attempt = if is_short { LAST_REQUEST } else { (Duration::ZERO, 0) };
+        let attempt = Some((now.saturating_sub(attempt.0), attempt.1));
         for path in self.paths.iter_mut().filter(|path| path.attempt.is_none()) {
-            path.attempt = Some((now, 0));
+            path.attempt = attempt;
         }
         self.rounds = self.rounds.saturating_add(1);
+        self.round_began = Some(now);
         self.plan_round(now);
     }
 
@@ -330,7 +393,9 @@ impl Prober {
             }
         };
         let doublings = self.rounds.saturating_sub(1).min(8);
-        let interval = first.saturating_mul(2_u32.saturating_pow(doublings)).min(MAX_ROUND_INTERVAL);
+        let relayed = self.current_path().is_some_and(Path::is_relay).then_some(self.relay).flatten();
+        let longest = relayed.map_or(MAX_ROUND_INTERVAL, |relay| relay.direct_retry.min(MAX_ROUND_INTERVAL));
+        let interval = first.saturating_mul(2_u32.saturating_pow(doublings)).min(longest);
         self.next_round = (!self.paths.is_empty()).then(|| now.saturating_add(interval));
     }
 
@@ -351,6 +416,22 @@ impl Prober {
         }
     }
 
+    /// The path in use does not work any more: all are tried.
+    fn fail_current(&mut self, now: Duration) {
+        let current = self.current;
+        let in_use = self.paths.iter_mut().filter(|path| Some(path.candidate.address) == current);
+        in_use.for_each(|path| (path.has_failed, path.answered) = (true, None));
+        self.missed = 0;
+        self.rounds = 0;
+        self.start_round(now);
+    }
+
+    /// So that its answer is there when the path in use has failed.
+    fn try_relay(&mut self, now: Duration) {
+        let relays = self.paths.iter_mut().filter(|path| path.is_relay() && path.attempt.is_none());
+        relays.for_each(|path| path.attempt = Some((now, 0)));
+    }
+
     /// A check is due: the one before may be unanswered.
     fn check_current(&mut self, now: Duration) -> Option<SocketAddr> {
         let (_, is_outstanding) = self.check.take()?;
@@ -360,17 +441,14 @@ impl Prober {
         let current = self.current?;
         if is_outstanding {
             self.missed = self.missed.saturating_add(1);
+            self.try_relay(now);
         }
-        let path = self.paths.iter_mut().find(|path| path.candidate.address == current)?;
         if self.missed >= MAX_MISSED {
-            path.has_failed = true;
-            path.answered = None;
-            self.missed = 0;
-            self.rounds = 0;
-            self.start_round(now);
+            self.fail_current(now);
             return None;
         }
-        let timeout = path.answered.map_or(CHECK_RETRY, |(round_trip, _)| round_trip.saturating_mul(3));
+        let timeout =
+            self.path(current)?.answered.map_or(CHECK_RETRY, |(round_trip, _)| round_trip.saturating_mul(3));
         let timeout =
             if is_outstanding { CHECK_RETRY } else { timeout.clamp(CHECK_RETRY, MAX_CHECK_TIMEOUT) };
         self.check = Some((now.saturating_add(timeout), true));
@@ -379,6 +457,10 @@ impl Prober {
 }
 
 impl Path {
+    fn is_relay(&self) -> bool {
+        self.candidate.source == Source::Relay
+    }
+
     fn new(candidate: Candidate, now: Duration) -> Self {
         Self {
             candidate,
@@ -415,10 +497,11 @@ impl Path {
         self.pending.push((transaction, now));
     }
 
-    /// Configured, then inside one site, then any other.
+    /// Configured, then inside one site, then any other, then by way of a relay.
     fn tier(&self) -> u8 {
         match self.candidate.source {
             Source::Manual => 0,
+            Source::Relay => 3,
             _ if is_private(self.candidate.address.ip()) => 1,
             _ => 2,
         }

@@ -137,6 +137,8 @@ pub(crate) struct Rotation {
     config: Config,
     /// See [`crate::PeerPaths::silence`].
     silence: Option<Duration>,
+    /// The candidate that is a relay, and how long all others are tried before it.
+    relay: Option<(SocketAddr, Duration)>,
     candidates: Vec<Candidate>,
     /// The endpoint of the last live session.
     last_good: Option<Candidate>,
@@ -169,6 +171,7 @@ impl Rotation {
             config,
             candidates: Vec::new(),
             silence: None,
+            relay: None,
             last_good: None,
             device: None,
             handshake: None,
@@ -188,6 +191,11 @@ impl Rotation {
     /// Sets the time without a packet that ends a session.
     pub(crate) fn set_silence(&mut self, silence: Option<Duration>) {
         self.silence = silence;
+    }
+
+    /// Sets which candidate is a relay, and how long all others are tried at most before it.
+    pub(crate) fn set_relay(&mut self, relay: Option<(SocketAddr, Duration)>) {
+        self.relay = relay;
     }
 
     /// Replaces the candidates, best first. While the peer is not up, an untried candidate that now ranks above the
@@ -298,6 +306,12 @@ impl Rotation {
         self.update_state(now);
         if self.up {
             return None;
+        }
+        if let (Some((relay, timeout)), Some(began)) = (self.relay, self.began)
+            && now.saturating_sub(began) >= timeout
+            && !self.was_tried(relay)
+        {
+            self.urgent = Some(relay);
         }
         let due = self.attempt.is_none_or(|attempt| now >= self.deadline(&attempt));
         if !due && self.urgent.is_none() {

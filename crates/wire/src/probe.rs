@@ -22,12 +22,14 @@ pub const MIN_LENGTH: usize = HEADER_LENGTH + MESSAGE_LENGTH + TAG_LENGTH;
 
 /// Magic, version, three zero bytes, the sender's tag, the nonce.
 const HEADER_LENGTH: usize = 40;
-/// Kind, transaction, address, port, one zero byte.
+/// Kind, transaction, address, port, flags.
 const MESSAGE_LENGTH: usize = 32;
 /// Length of a Poly1305 tag.
 const TAG_LENGTH: usize = 16;
 const KIND_REQUEST: u8 = 1;
 const KIND_ANSWER: u8 = 2;
+/// In the flags of a request; receivers ignore flags that they do not know.
+const FLAG_ROUND: u8 = 0x01;
 /// Labels that no other protocol uses with a node's WireGuard key.
 const KEY_LABEL: &[u8] = b"fairlead path probe key 1";
 const TAG_LABEL: &[u8] = b"fairlead path probe tag 1";
@@ -65,6 +67,8 @@ pub enum Message {
     Request {
         /// Repeated by the answer.
         transaction: TransactionId,
+        /// The sender tries all its paths now; the receiver should too, so that both open their NATs at the same time.
+        starts_round: bool,
     },
     /// The answer to a request, sent back over the path it came on.
     Answer {
@@ -231,8 +235,9 @@ impl Message {
                 bytes[29..31].copy_from_slice(&observed.port().to_be_bytes());
                 transaction
             }
-            Self::Request { transaction } => {
+            Self::Request { transaction, starts_round } => {
                 bytes[0] = KIND_REQUEST;
+                bytes[31] = if starts_round { FLAG_ROUND } else { 0 };
                 transaction
             }
         };
@@ -251,7 +256,7 @@ impl Message {
                 let observed = SocketAddr::new(ip, u16::from_be_bytes([bytes[29], bytes[30]]));
                 Ok(Self::Answer { transaction, observed })
             }
-            KIND_REQUEST => Ok(Self::Request { transaction }),
+            KIND_REQUEST => Ok(Self::Request { transaction, starts_round: bytes[31] & FLAG_ROUND != 0 }),
             other => Err(InvalidProbe::Kind(other)),
         }
     }

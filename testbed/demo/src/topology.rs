@@ -107,6 +107,22 @@ pub fn behind_nats() -> Topology {
     }
 }
 
+/// Nodes of which some can only reach each other by way of a relay: two behind symmetric NATs, one without UDP, and one with a
+/// public address.
+pub fn relayed() -> Topology {
+    Topology {
+        name: "relayed",
+        about: "cloud (public), hotel and club (symmetric NAT), fort (no UDP) with a node each",
+        sites: vec![
+            site("cloud", Nat::None, lan(198, 51, 100), &[11]),
+            site("hotel", Nat::SymmetricRandom, lan(10, 0, 0), &[20]),
+            site("club", Nat::SymmetricRandom, lan(10, 0, 1), &[20]),
+            site("fort", Nat::UdpBlocked, lan(10, 0, 2), &[20]),
+        ],
+        node_arguments: &[],
+    }
+}
+
 /// Three nodes on one network, with IPv6 of its own, for tests that need no mesh.
 pub fn one_network(node_arguments: &'static [&'static str]) -> Topology {
     let ipv6 = Ipv6::Local(Ipv6Net::new_assert(Ipv6Addr::new(0xfd00, 0x1a, 0, 0, 0, 0, 0, 0), 64));

@@ -94,7 +94,9 @@ pub const WIREKUBE_MESH: NotImplemented = NotImplemented {
         Field::any("spec.apiServerURL"),
         Field::any("spec.meshCIDR"),
         Field::any("spec.natTraversal"),
-        Field::any("spec.relay"),
+        Field::any("spec.relay.external.controlEndpoint"),
+        Field::any("spec.relay.managed"),
+        Field { path: "spec.relay.provider", value: Some("managed") },
         // Addresses of other nodes enter the mesh, in whatever subnet they are: that is `tunnel`.
         Field { path: "spec.routing.localSubnetPolicy", value: Some("bypass") },
     ]),
@@ -269,10 +271,10 @@ mod tests {
     #[test]
     fn the_message_names_what_has_no_effect() {
         let mesh =
-            json!({ "spec": { "mtu": 1400, "relay": {}, "routing": { "localSubnetPolicy": "bypass" } } });
+            json!({ "spec": { "mtu": 1400, "meshCIDR": "x", "routing": { "localSubnetPolicy": "bypass" } } });
         assert_eq!(
             WIREKUBE_MESH.message(&mesh).unwrap(),
-            "fields of WireKubeMesh that are not implemented yet and have no effect: spec.relay, \
+            "fields of WireKubeMesh that are not implemented yet and have no effect: spec.meshCIDR, \
              spec.routing.localSubnetPolicy: bypass"
         );
         let works = json!({ "spec": { "mtu": 1400, "routing": { "localSubnetPolicy": "tunnel" } } });

@@ -181,11 +181,12 @@ pub struct Relay {
     pub mode: RelayMode,
     /// external is a relay operated outside of Fairlead, managed is one that Fairlead runs in this cluster.
     pub provider: RelayProvider,
-    /// Seconds to wait for a direct handshake before the relay is used.
+    /// Longest time in seconds to wait for a direct handshake before the relay is used. With peers that answer path probes
+    /// Fairlead does not wait: the relay is used until a direct path has answered.
     #[serde(default = "default_handshake_timeout")]
     #[schemars(with = "i32", range(min = 5, max = 300))]
     pub handshake_timeout_seconds: u32,
-    /// Seconds between attempts to replace the relay by a direct path.
+    /// Longest time in seconds between attempts to replace the relay by a direct path, while there is traffic.
     #[serde(default = "default_direct_retry_interval")]
     #[schemars(with = "i32", range(min = 30, max = 86400))]
     pub direct_retry_interval_seconds: u32,
@@ -224,7 +225,7 @@ pub enum RelayProvider {
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub enum RelayTransport {
-    /// Plain TCP.
+    /// TLS over TCP.
     #[default]
     Tcp,
     /// WebSocket.
@@ -240,6 +241,11 @@ pub struct ExternalRelay {
     /// Address of the relay: host:port for tcp, or a URL for ws and wss.
     #[schemars(length(min = 1, max = 2048))]
     pub endpoint: String,
+    /// Extension of Fairlead: PEM certificates of the authorities that certify the relay, as base64. Defaults to those that the
+    /// nodes trust.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 262_144))]
+    pub ca_bundle: Option<String>,
     /// Address for control connections, if it differs from endpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 2048))]
@@ -247,7 +253,7 @@ pub struct ExternalRelay {
     /// Transport to the relay.
     #[serde(default)]
     pub transport: RelayTransport,
-    /// Secret whose key `token` authenticates to the relay.
+    /// Secret whose key `token` authenticates to the relay. Nodes may read kube-system/fairlead-relay; another one needs a Role.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub auth_secret_ref: Option<SecretRef>,
 }

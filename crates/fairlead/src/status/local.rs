@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::Context as _;
-use fairlead_wire::node::{Peer, StatusRequest, StatusResponse};
+use fairlead_wire::node::{Peer, Relay, StatusRequest, StatusResponse};
 use serde_json::{Value, json};
 
 use super::connect;
@@ -40,6 +40,10 @@ fn node_json(status: &StatusResponse) -> Value {
         "prefixes": status.prefixes,
         "problems": status.problems,
         "netlinkChanges": status.netlink_changes,
+        "relay": status.relay.as_ref().map(|relay| json!({
+            "endpoint": relay.endpoint, "connected": relay.connected, "error": relay.error,
+            "roundTripSeconds": relay.round_trip_seconds, "rxBytes": relay.rx_bytes, "txBytes": relay.tx_bytes,
+        })),
         "router": status.router.as_ref().map(|router| json!({
             "routes": router.routes.iter().map(|route| json!({
                 "destination": route.destination, "node": route.node, "gateway": route.gateway,
@@ -70,6 +74,9 @@ fn node_table(status: &StatusResponse, wide: bool) -> String {
         or_dash(&status.public_key),
         or_dash(&status.prefixes.join(" ")),
     );
+    if let Some(relay) = &status.relay {
+        text.push_str(&format!("relay {}\n\n", relay_line(relay)));
+    }
     let mut header = vec!["PEER", "STATE", "ENDPOINT", "SOURCE", "HANDSHAKE", "RECEIVED", "SENT", "REASON"];
     if wide {
         header.extend(["RTT", "PREFIXES", "PUBLIC KEY"]);
@@ -107,6 +114,19 @@ fn node_table(status: &StatusResponse, wide: bool) -> String {
     text
 }
 
+fn relay_line(relay: &Relay) -> String {
+    let round_trip = relay.round_trip_seconds.map(milliseconds).unwrap_or_default();
+    let (received, sent) = (bytes(relay.rx_bytes), bytes(relay.tx_bytes));
+    match relay.connected {
+        true => format!("{}  connected  {round_trip}  received {received}  sent {sent}", relay.endpoint),
+        false => format!("{}  not connected: {}", relay.endpoint, or_dash(&relay.error)),
+    }
+}
+
+fn milliseconds(seconds: f64) -> String {
+    format!("{:.1} ms", seconds * 1000.0)
+}
+
 /// The age of the handshake is that of the latest one.
 fn peer_row(peer: &Peer, wide: bool) -> Vec<String> {
     let age = |seconds: f64| age(seconds as i64);
@@ -121,7 +141,7 @@ fn peer_row(peer: &Peer, wide: bool) -> Vec<String> {
         or_dash(&peer.reason),
     ];
     if wide {
-        let round_trip = peer.round_trip_seconds.map(|seconds| format!("{:.1} ms", seconds * 1000.0));
+        let round_trip = peer.round_trip_seconds.map(milliseconds);
         row.extend([
             round_trip.unwrap_or_else(|| "-".to_owned()),
             or_dash(&peer.prefixes.join(" ")),

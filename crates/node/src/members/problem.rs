@@ -59,6 +59,16 @@ pub enum SourceProblem {
         /// What is wrong.
         error: InvalidKey,
     },
+    /// The relay of the mesh.
+    #[error("WireKubeMesh {mesh}: spec.relay.external.{field} {error}; no relay is used")]
+    InvalidRelay {
+        /// The WireKubeMesh.
+        mesh: String,
+        /// The field.
+        field: &'static str,
+        /// What is wrong with it.
+        error: String,
+    },
     /// A STUN server of the mesh.
     #[error("WireKubeMesh {mesh}: stunServers entry {entry:?} is not host:port, and is left out; correct it")]
     InvalidStunServer {
@@ -79,6 +89,7 @@ impl SourceProblem {
             Self::InvalidEndpoint { .. }
             | Self::InvalidExcludedCidr { .. }
             | Self::InvalidKeepalive { .. }
+            | Self::InvalidRelay { .. }
             | Self::InvalidStunServer { .. } => None,
         }
     }
@@ -91,6 +102,7 @@ impl SourceProblem {
             Self::InvalidExcludedCidr { .. } => "InvalidExcludedCIDR",
             Self::InvalidKeepalive { .. } => "InvalidKeepalive",
             Self::InvalidPublicKey { .. } => "InvalidPublicKey",
+            Self::InvalidRelay { .. } => "InvalidRelay",
             Self::InvalidStunServer { .. } => "InvalidStunServer",
         }
     }

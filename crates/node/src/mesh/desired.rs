@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use fairlead_address::{Endpoint, PrefixSet};
+use fairlead_address::{Endpoint, PrefixSet, is_reachable};
 use fairlead_api::names::KEEPALIVE;
 use fairlead_api::wireguard::{PeerConfig, PublicKey};
 use fairlead_dataplane::mesh::{Bypass, MeshState};
@@ -67,6 +67,10 @@ pub struct DesiredPeer {
 impl DesiredPeer {
     /// Whether others learn something from an endpoint in use.
     pub fn is_news(&self, endpoint: SocketAddr) -> bool {
+        if !is_reachable(endpoint.ip()) {
+            // It stands for the peer by way of the relay.
+            return false;
+        }
         let published = self.host.contains(&endpoint);
         let open = published && !is_private(endpoint.ip());
         open || !(published || self.manual.contains(&Endpoint::Address(endpoint)))
@@ -210,8 +214,11 @@ fn peers(
             candidates.retain(|candidate| !blocks.contains(candidate.address.ip()));
             candidates
         });
-        let paths =
-            PeerPaths { candidates: interleaved(candidates.collect()), silence: silence(inputs, &members) };
+        let paths = PeerPaths {
+            candidates: interleaved(candidates.collect()),
+            silence: silence(inputs, &members),
+            relay: None,
+        };
         let config = PeerConfig {
             // Devices say zero as "none".
             persistent_keepalive: Some(inputs.keepalive.unwrap_or(planned.keepalive))

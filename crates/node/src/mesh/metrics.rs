@@ -12,6 +12,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
 
 use super::path_port::PathCounters;
+use super::relay::RelayReport;
 use super::report::{PeerReport, Report};
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -44,6 +45,10 @@ pub struct MeshMetrics {
     netlink_changes: Counter,
     endpoint_changes: Family<ForReason, Counter>,
     dropped_probes: Family<ForReason, Counter>,
+    relay_connected: Gauge,
+    relay_received: Counter,
+    relay_sent: Counter,
+    relay_dropped: Counter,
 }
 
 impl MeshMetrics {
@@ -92,6 +97,32 @@ impl MeshMetrics {
                 "Path probes that were received and dropped, or held back by the limits on sending, by reason",
                 Family::default(),
             ),
+            relay_connected: register(
+                ours,
+                "relay_client_connected",
+                "Whether this node is connected to the relay of the mesh",
+                Gauge::default(),
+            ),
+            relay_received: register_with_unit(
+                ours,
+                "relay_client_received",
+                "What peers sent to this node by way of the relay",
+                Unit::Bytes,
+                Counter::default(),
+            ),
+            relay_sent: register_with_unit(
+                ours,
+                "relay_client_sent",
+                "What this node sent to peers by way of the relay",
+                Unit::Bytes,
+                Counter::default(),
+            ),
+            relay_dropped: register(
+                ours,
+                "relay_client_dropped_datagrams",
+                "Datagrams for the relay that were dropped: no connection, or they waited too long",
+                Counter::default(),
+            ),
         }
     }
 
@@ -101,6 +132,14 @@ impl MeshMetrics {
         self.problems.set(report.problems.len() as i64);
         set(&self.netlink_changes, fairlead_netlink::changes_sent());
         self.update_paths(&report.paths);
+        if let Some(RelayReport { status, counters, .. }) = &report.relay {
+            self.relay_connected.set(i64::from(status.is_up));
+            set(&self.relay_received, counters.received_bytes);
+            set(&self.relay_sent, counters.sent_bytes);
+            set(&self.relay_dropped, counters.dropped);
+        } else {
+            self.relay_connected.set(0);
+        }
         self.clear_peers();
         for state in [State::Up, State::Connecting, State::Down] {
             let count = report.peers.iter().filter(|peer| peer.path.state == state).count();

@@ -18,6 +18,7 @@ pub mod problem;
 pub mod publish;
 mod publisher;
 pub mod reconciler;
+pub mod relay;
 pub mod report;
 mod run;
 pub mod settings;
@@ -47,6 +48,7 @@ use self::paths::PathDriver;
 use self::problem::MeshFailure;
 use self::publisher::{Publication, Publisher};
 use self::reconciler::{DeviceSlot, Mesh};
+use self::relay::{RelayLink, RelayView};
 use self::report::Report;
 use crate::ipam::cached_block::CachedBlock;
 use crate::kernel_watch::KernelWatch;
@@ -98,9 +100,19 @@ pub fn start(deps: MeshDeps, supervisor: &mut Supervisor) -> MeshHandle {
     let sources: Vec<Box<dyn MemberSource>> =
         vec![Box::new(Kubernetes::of_mesh(Arc::clone(&deps.peers), deps.blocks))];
     let identity = (deps.node.clone(), public_key);
+    let meshes = Arc::clone(&deps.meshes);
     let reader = InputReader::new(identity, Arc::clone(&deps.nodes), deps.meshes, sources, deps.api_server);
     let probes = Identity { private_key: private_key.clone(), public_key, epoch: rand::random() };
-    let paths = PathDriver::new(probes, rand::random(), Instant::now());
+    let (view, status) = RelayView::open();
+    let paths = PathDriver::new(probes, rand::random(), view.clone(), Instant::now());
+    let relay = RelayLink {
+        client: deps.client.clone(),
+        meshes,
+        private_key: private_key.clone(),
+        paths: Arc::clone(paths.port()),
+        view,
+        status,
+    };
     let device = DeviceSlot::new(deps.preference, deps.handover);
     let mesh = Mesh::new(HostKernel::default(), private_key, device, paths);
     let publisher = Publisher {
@@ -114,6 +126,7 @@ pub fn start(deps: MeshDeps, supervisor: &mut Supervisor) -> MeshHandle {
     };
     let subsystem = supervisor.subsystem("mesh");
     subsystem.spawn("publisher", publisher.run(reports.subscribe()));
+    subsystem.spawn("relay", relay.run());
     let (stopped, device) = oneshot::channel();
     let running = Arc::clone(&reports);
     let kernel = deps.kernel.subscribe(run::concerns);

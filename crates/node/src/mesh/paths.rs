@@ -10,10 +10,12 @@ use std::time::{Duration, Instant, SystemTime};
 
 use fairlead_api::wireguard::{DeviceChange, DeviceState, PeerConfig, PeerState, PublicKey};
 use fairlead_dataplane::wireguard::{self, Backend, WireGuardDevice};
-use fairlead_path::{Config, Identity, Observation, PathAgent, Status, StunAnswer};
+use fairlead_path::{Config, Identity, Observation, PathAgent, PeerPaths, Status, StunAnswer};
 
 use super::desired::DesiredPeer;
 use super::path_port::PathPort;
+use super::relay::RelayView;
+use super::settings::RelaySettings;
 
 /// How long one endpoint is tried where setting it forces handshakes: they are sent within the first two seconds.
 const FORCED_ATTEMPT: Duration = Duration::from_millis(2500);
@@ -26,6 +28,9 @@ pub struct PathDriver {
     identity: Identity,
     /// How many agents there were: each must have an epoch of its own.
     agents: u64,
+    relay: RelayView,
+    /// The relay that the agent knows of.
+    relay_settings: Option<RelaySettings>,
     /// The peers of the agent.
     peers: BTreeMap<PublicKey, Arc<DesiredPeer>>,
     /// Peers as last observed, without their prefixes, which the plan has.
@@ -34,7 +39,7 @@ pub struct PathDriver {
 
 impl PathDriver {
     /// No peers. `seed` must differ between nodes, or two of them might always try each other at different times.
-    pub fn new(identity: Identity, seed: u64, now: Instant) -> Self {
+    pub fn new(identity: Identity, seed: u64, relay: RelayView, now: Instant) -> Self {
         let backend = Backend::Embedded;
         let agent = agent(backend, seed, &identity, 0);
         Self {
@@ -43,6 +48,8 @@ impl PathDriver {
             seed,
             identity,
             agents: 1,
+            relay,
+            relay_settings: None,
             peers: BTreeMap::new(),
             observed: BTreeMap::new(),
         }
@@ -58,8 +65,14 @@ impl PathDriver {
         &mut self,
         peers: &BTreeMap<PublicKey, Arc<DesiredPeer>>,
         backend: Backend,
+        relay: Option<&RelaySettings>,
         now: Instant,
     ) {
+        if self.relay_settings.as_ref() != relay {
+            self.relay_settings = relay.cloned();
+            // All have other paths now.
+            self.peers.clear();
+        }
         if self.backend != backend {
             self.backend = backend;
             self.peers.clear();
@@ -76,7 +89,8 @@ impl PathDriver {
             for (key, peer) in peers {
                 let stays = known.get(key).is_some_and(|known| known.paths == peer.paths);
                 if !stays {
-                    agent.upsert_peer(since, *key, peer.paths.clone());
+                    let relay = relay.and_then(|relay| self.relay.path(relay, key));
+                    agent.upsert_peer(since, *key, PeerPaths { relay, ..peer.paths.clone() });
                 }
             }
         });
@@ -85,7 +99,7 @@ impl PathDriver {
 
     /// Removes all peers and STUN servers: there is no mesh.
     pub fn clear(&mut self, now: Instant) {
-        self.set_peers(&BTreeMap::new(), self.backend, now);
+        self.set_peers(&BTreeMap::new(), self.backend, None, now);
         self.set_stun_servers(&[], now);
     }
 
@@ -107,6 +121,11 @@ impl PathDriver {
             Arc::new(peer)
         };
         self.observed = state.peers.into_iter().map(|(key, peer)| (key, kept(peer))).collect();
+    }
+
+    /// The way by the relay, for its users.
+    pub fn relay(&self) -> &RelayView {
+        &self.relay
     }
 
     /// Replaces the STUN servers. A device without a path socket can ask none.

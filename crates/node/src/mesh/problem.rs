@@ -30,6 +30,18 @@ pub enum MeshProblem {
     },
     /// This node's WireGuard implementation gives no access to its port.
     StunUnavailable,
+    /// The relay is away.
+    RelayUnavailable {
+        /// Where it is.
+        endpoint: String,
+        /// Why it cannot be used.
+        error: String,
+    },
+    /// Another program registers this node's key with the relay.
+    DuplicateKey {
+        /// Where the relay is.
+        endpoint: String,
+    },
 }
 
 impl MeshProblem {
@@ -41,6 +53,8 @@ impl MeshProblem {
             Self::NoStunAnswer { .. } => "NoSTUNAnswer",
             Self::StunServer { .. } => "STUNServerUnusable",
             Self::StunUnavailable => "STUNUnavailable",
+            Self::RelayUnavailable { .. } => "RelayUnavailable",
+            Self::DuplicateKey { .. } => "DuplicateKey",
         }
     }
 }
@@ -51,7 +65,11 @@ impl MeshProblem {
         match self {
             Self::Plan(problem) => problem.nodes(),
             Self::Source(problem) => problem.peer().into_iter().collect(),
-            Self::NoStunAnswer { .. } | Self::StunServer { .. } | Self::StunUnavailable => Vec::new(),
+            Self::NoStunAnswer { .. }
+            | Self::StunServer { .. }
+            | Self::StunUnavailable
+            | Self::RelayUnavailable { .. }
+            | Self::DuplicateKey { .. } => Vec::new(),
         }
     }
 }
@@ -69,6 +87,14 @@ impl fmt::Display for MeshProblem {
             Self::StunServer { server, what } => write!(f, "STUN server {server} {what}; name another one"),
             Self::StunUnavailable => f.write_str(
                 "the kernel's WireGuard gives no access to its port, so stunServers have no effect on this node; other nodes report where they see it",
+            ),
+            Self::RelayUnavailable { endpoint, error } => write!(
+                f,
+                "cannot use the relay {endpoint}: {error}; peers that are not reached directly are not reached"
+            ),
+            Self::DuplicateKey { endpoint } => write!(
+                f,
+                "another program registers this node's WireGuard key with the relay {endpoint}: was the node's disk copied? Delete the key file of one of them and restart it"
             ),
         }
     }

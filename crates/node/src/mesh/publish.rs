@@ -34,6 +34,8 @@ const HOST_PRIORITY: i32 = 100;
 /// Priorities of an address that a STUN server sees: behind a symmetric NAT it is that of this server alone.
 const REFLEXIVE_PRIORITY: i32 = 200;
 const SYMMETRIC_PRIORITY: i32 = 50;
+/// Priority of the relay (the same table).
+const RELAY_PRIORITY: i32 = 10;
 /// Most addresses seen by STUN servers that one node publishes.
 const MAX_REFLEXIVE: usize = 8;
 /// Up to this many peers, each is listed.
@@ -83,7 +85,8 @@ pub fn desired(facts: &Facts<'_>) -> Desired {
     let is_up = |peer: &&PeerReport| peer.path.state == State::Up;
     let up: Vec<&PeerReport> = report.peers.iter().filter(is_up).collect();
     let is_small = report.peers.len() <= MAX_LISTED;
-    let listed = up.iter().filter(|_| is_small);
+    let listed = up.iter().filter(|peer| is_small || peer.is_relayed()).take(MAX_LISTED);
+    let relayed = up.iter().filter(|peer| peer.is_relayed()).count();
     let devices = || report.peers.iter().filter_map(|peer| peer.device.as_ref());
     let sum = |count: u64| i64::try_from(count).ok();
     Desired {
@@ -94,7 +97,7 @@ pub fn desired(facts: &Facts<'_>) -> Desired {
             persistent_keepalive: report.keepalive.unwrap_or(KEEPALIVE.as_secs() as u16),
         },
         status: WireKubePeerStatus {
-            peers: Some(counts(report.peers.len(), up.len())),
+            peers: Some(counts(report.peers.len(), up.len(), relayed)),
             last_handshake: devices().filter_map(|device| device.last_handshake).max().and_then(time),
             last_reported_at: Some(Time(facts.now)),
             bytes_received: sum(devices().map(|device| device.rx_bytes).sum()),
@@ -102,8 +105,9 @@ pub fn desired(facts: &Facts<'_>) -> Desired {
             endpoint_discovery_method: Some(method),
             nat_type: published_nat(report.nat),
             ice_candidates: ice_candidates(report),
-            transport_mode: (!up.is_empty()).then_some(TransportMode::Direct),
-            peer_transports: listed.map(|peer| (peer.name.clone(), PeerTransport::Direct)).collect(),
+            transport_mode: transport_mode(up.len(), relayed),
+            peer_transports: listed.map(|peer| (peer.name.clone(), transport(peer))).collect(),
+            relay_latency_ms: relay_latency(report),
             observed_endpoints: observations(facts, &up),
             wireguard: Some(match report.backend {
                 Backend::Kernel => WireGuardImplementation::Kernel,
@@ -153,6 +157,7 @@ pub fn is_due(present: Option<&WireKubePeerStatus>, desired: &WireKubePeerStatus
         last_reported_at: None,
         bytes_received: None,
         bytes_sent: None,
+        relay_latency_ms: None,
         ..status.clone()
     };
     let Some(present) = present else { return true };
@@ -164,9 +169,31 @@ pub fn is_due(present: Option<&WireKubePeerStatus>, desired: &WireKubePeerStatus
     age >= period || lasting(present) != lasting(desired)
 }
 
-fn counts(total: usize, up: usize) -> PeerCounts {
+fn counts(total: usize, up: usize, relayed: usize) -> PeerCounts {
     let number = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
-    PeerCounts { total: number(total), direct: number(up), unreachable: number(total.saturating_sub(up)) }
+    PeerCounts {
+        total: number(total),
+        direct: number(up.saturating_sub(relayed)),
+        unreachable: number(total.saturating_sub(up)),
+    }
+}
+
+fn transport(peer: &PeerReport) -> PeerTransport {
+    if peer.is_relayed() { PeerTransport::Relay } else { PeerTransport::Direct }
+}
+
+fn transport_mode(up: usize, relayed: usize) -> Option<TransportMode> {
+    match (up, relayed) {
+        (0, _) => None,
+        (_, 0) => Some(TransportMode::Direct),
+        _ if up == relayed => Some(TransportMode::Relay),
+        _ => Some(TransportMode::Mixed),
+    }
+}
+
+fn relay_latency(report: &Report) -> Option<i32> {
+    let round_trip = report.relay.as_ref()?.status.round_trip?;
+    Some(i32::try_from(round_trip.as_millis()).unwrap_or(i32::MAX))
 }
 
 fn time(at: SystemTime) -> Option<Time> {
@@ -258,7 +285,7 @@ fn endpoint(facts: &Facts<'_>) -> (Option<String>, EndpointDiscoveryMethod) {
     }
 }
 
-/// Addresses of the node itself, and those at which STUN servers see it.
+/// Addresses of the node itself, those at which STUN servers see it, and the relay.
 fn ice_candidates(report: &Report) -> Vec<IceCandidate> {
     let is_symmetric = report.nat == NatType::Symmetric;
     let priority = if is_symmetric { SYMMETRIC_PRIORITY } else { REFLEXIVE_PRIORITY };
@@ -269,7 +296,13 @@ fn ice_candidates(report: &Report) -> Vec<IceCandidate> {
     };
     let host = report.host.iter().map(|address| candidate(CandidateType::Host, address, HOST_PRIORITY));
     let reflexive = report.reflexive.iter().take(MAX_REFLEXIVE);
-    host.chain(reflexive.map(|address| candidate(CandidateType::Srflx, address, priority))).collect()
+    let reflexive = reflexive.map(|address| candidate(CandidateType::Srflx, address, priority));
+    let relay = report.relay.as_ref().map(|relay| IceCandidate {
+        type_: CandidateType::Relay,
+        address: format!("{}:{}", relay.endpoint.host, relay.endpoint.port),
+        priority: RELAY_PRIORITY,
+    });
+    host.chain(reflexive).chain(relay).collect()
 }
 
 /// Endpoints of peers that did not publish them: what a peer behind another NAT needs to reach them.

@@ -83,7 +83,9 @@ impl<K: Kernel> Mesh<K> {
             let device = slot.open(&mut self.kernel, self.paths.port(), &inputs.settings.interface, mtu)?;
             let follows = Some((self.plans, device.backend()));
             if self.followed != follows {
-                self.paths.set_peers(&desired.peers, device.backend(), now);
+                let Inputs { settings, .. } = &**inputs;
+                self.paths.relay().set_users(settings.port, |key| desired.peers.contains_key(key));
+                self.paths.set_peers(&desired.peers, device.backend(), settings.relay.as_ref(), now);
                 self.followed = follows;
             }
             let endpoints = self.paths.observe(&before, now);
@@ -197,6 +199,8 @@ impl<K: Kernel> Mesh<K> {
     fn report(&self, now: Instant) -> Option<Report> {
         let (Planned { inputs, desired, .. }, open) = (self.planned.as_ref()?, self.device.device.as_ref()?);
         let interface = open.device.interface().to_owned();
+        let relay = inputs.settings.relay.as_ref().map(|relay| self.paths.relay().report(relay));
+        let relay_problems = relay.iter().flat_map(|relay| relay.problems(now));
         Some(Report {
             backend: open.device.backend(),
             interface,
@@ -209,10 +213,11 @@ impl<K: Kernel> Mesh<K> {
             peers: self.report_peers(desired, now),
             own_prefixes: desired.own_prefixes.clone(),
             claims: inputs.claims.clone(),
-            problems: desired.problems.clone(),
+            problems: desired.problems.iter().cloned().chain(relay_problems).collect(),
             manual: inputs.manual.clone(),
             keepalive: inputs.keepalive,
             paths: self.paths.port().counters(),
+            relay,
         })
     }
 

@@ -7,10 +7,12 @@ use fairlead_address::Endpoint;
 use fairlead_api::wireguard::{PeerState, PublicKey};
 use fairlead_dataplane::wireguard::Backend;
 use fairlead_path::{NatType, State, Status};
+use fairlead_relay::client::{self, is_relayed};
 use ipnet::IpNet;
 
 use super::path_port::PathCounters;
 use super::problem::MeshProblem;
+use super::relay::RelayReport;
 
 /// The state of one peer.
 #[derive(Debug, Clone)]
@@ -31,6 +33,12 @@ pub struct PeerReport {
 }
 
 impl PeerReport {
+    /// Whether its packets go by way of a relay.
+    pub fn is_relayed(&self) -> bool {
+        let endpoint = self.device.as_ref().and_then(|device| device.config.endpoint);
+        endpoint.is_some_and(is_relayed)
+    }
+
     /// What of it the node's own WireKubePeer depends on.
     fn published(&self) -> (&str, PublicKey, State, Option<SocketAddr>, bool) {
         let endpoint = self.device.as_ref().and_then(|device| device.config.endpoint);
@@ -71,9 +79,15 @@ pub struct Report {
     pub keepalive: Option<u16>,
     /// What the paths have counted.
     pub paths: PathCounters,
+    /// The relay; `None` where none is to be used.
+    pub relay: Option<RelayReport>,
 }
 
 impl Report {
+    fn relay_endpoint(&self) -> Option<&client::Endpoint> {
+        self.relay.as_ref().map(|relay| &relay.endpoint)
+    }
+
     /// Whether this node publishes the same of both: counters, ages of handshakes and reasons do not count.
     pub fn publishes_the_same(&self, other: &Self) -> bool {
         (self.backend, self.nat) == (other.backend, other.nat)
@@ -84,6 +98,7 @@ impl Report {
             && self.manual == other.manual
             && self.keepalive == other.keepalive
             && self.problems == other.problems
+            && self.relay_endpoint() == other.relay_endpoint()
             && self.peers.iter().map(PeerReport::published).eq(other.peers.iter().map(PeerReport::published))
     }
 }

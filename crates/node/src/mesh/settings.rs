@@ -1,8 +1,13 @@
 //! The mesh as its resource describes it.
 
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use fairlead_address::Endpoint;
-use fairlead_api::names::STUN_PORT;
-use fairlead_api::resources::WireKubeMesh;
+use fairlead_api::names::{STUN_PORT, SYSTEM_NAMESPACE};
+use fairlead_api::resources::{ExternalRelay, Relay, RelayMode, RelayProvider, RelayTransport, WireKubeMesh};
+use fairlead_relay::client;
 use ipnet::IpNet;
 
 use crate::members::SourceProblem;
@@ -23,6 +28,25 @@ pub struct MeshSettings {
     pub claim_node_addresses: bool,
     /// STUN servers, in the order of the resource.
     pub stun_servers: Vec<Endpoint>,
+    /// The relay, unless there is none or it is not to be used.
+    pub relay: Option<RelaySettings>,
+}
+
+/// The relay of the mesh.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RelaySettings {
+    /// Where it is.
+    pub endpoint: client::Endpoint,
+    /// PEM certificates of the authorities that certify it; those of this host when `None`.
+    pub ca_bundle: Option<Vec<u8>>,
+    /// Namespace and name of the Secret with the token.
+    pub secret: Option<(String, String)>,
+    /// Whether everything is relayed.
+    pub is_only: bool,
+    /// Longest wait for a direct handshake.
+    pub handshake_timeout: Duration,
+    /// Longest time between attempts to find a direct path.
+    pub direct_retry: Duration,
 }
 
 impl MeshSettings {
@@ -57,8 +81,56 @@ impl MeshSettings {
             mtu: u32::from(spec.mtu),
             claim_node_addresses: auto.is_none_or(|auto| auto.include_node_internal_ip),
             stun_servers,
+            relay: spec.relay.as_ref().and_then(|relay| {
+                let invalid = |(field, error)| SourceProblem::InvalidRelay {
+                    mesh: mesh.metadata.name.clone().unwrap_or_default(),
+                    field,
+                    error,
+                };
+                relay_settings(relay).map_err(|error| problems.push(invalid(error))).ok().flatten()
+            }),
         }
     }
+}
+
+/// `None` where there is no relay to use; the field and what is wrong with it.
+fn relay_settings(relay: &Relay) -> Result<Option<RelaySettings>, (&'static str, String)> {
+    let Some(external) = &relay.external else { return Ok(None) };
+    if relay.mode == RelayMode::Never || relay.provider != RelayProvider::External {
+        return Ok(None);
+    }
+    let endpoint = relay_endpoint(external).map_err(|error| ("endpoint", error))?;
+    let ca_bundle = external.ca_bundle.as_deref().map(|bundle| {
+        let pem = STANDARD.decode(bundle).map_err(|error| format!("is not base64: {error}"))?;
+        client::trust(&pem).map(|_| pem).map_err(|error| format!("is unusable: {error}"))
+    });
+    let secret = external.auth_secret_ref.as_ref().map(|secret| {
+        let namespace = secret.namespace.clone().unwrap_or_else(|| SYSTEM_NAMESPACE.to_owned());
+        (namespace, secret.name.clone())
+    });
+    Ok(Some(RelaySettings {
+        endpoint,
+        ca_bundle: ca_bundle.transpose().map_err(|error| ("caBundle", error))?,
+        secret,
+        is_only: relay.mode == RelayMode::Always,
+        handshake_timeout: Duration::from_secs(relay.handshake_timeout_seconds.into()),
+        direct_retry: Duration::from_secs(relay.direct_retry_interval_seconds.into()),
+    }))
+}
+
+/// host:port with the transport beside it, or a URL, which says the transport itself.
+fn relay_endpoint(external: &ExternalRelay) -> Result<client::Endpoint, String> {
+    let scheme = match external.transport {
+        RelayTransport::Tcp => "tcp",
+        RelayTransport::Ws => "ws",
+        RelayTransport::Wss => "wss",
+    };
+    let text = &external.endpoint;
+    let url = if text.contains("://") { text.clone() } else { format!("{scheme}://{text}") };
+    if external.transport != RelayTransport::default() && !url.starts_with(&format!("{scheme}://")) {
+        return Err(format!("{text:?} contradicts the transport {scheme}"));
+    }
+    url.parse().map_err(|error: client::InvalidEndpoint| format!("is invalid: {error}"))
 }
 
 /// A STUN server as users write it: a `stun:` URI (RFC 7064) or host:port; the port may be left out.
@@ -72,7 +144,7 @@ mod tests {
     use std::sync::Arc;
 
     use fairlead_api::resources::not_implemented::WIREKUBE_MESH;
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
     use crate::pod_network::desired::masquerade;
@@ -98,6 +170,72 @@ mod tests {
         assert_eq!(problems, [SourceProblem::InvalidStunServer { mesh: "default".to_owned(), entry }]);
     }
 
+    /// `spec.relay` with this external relay.
+    fn relay(external: Value, others: Value) -> Value {
+        let mut relay = json!({ "provider": "external", "external": external });
+        relay.as_object_mut().unwrap().extend(others.as_object().unwrap().clone());
+        relay
+    }
+
+    /// Adds the fields of `other`, at any depth.
+    fn merge(value: &mut Value, other: Value) {
+        match (value, other) {
+            (Value::Object(fields), Value::Object(others)) => {
+                for (name, other) in others {
+                    merge(fields.entry(name).or_insert(Value::Null), other);
+                }
+            }
+            (value, other) => *value = other,
+        }
+    }
+
+    fn parsed(relay: &Value) -> (Option<RelaySettings>, Vec<SourceProblem>) {
+        let spec = serde_json::from_value(json!({ "relay": relay })).unwrap();
+        let mut problems = Vec::new();
+        (MeshSettings::parse(&WireKubeMesh::new("default", spec), &mut problems).relay, problems)
+    }
+
+    #[test]
+    fn a_relay_is_read_as_users_write_it() {
+        for (external, endpoint) in [
+            (json!({ "endpoint": "relay.example:3478" }), "tcp://relay.example:3478"),
+            (json!({ "endpoint": "relay.example", "transport": "wss" }), "wss://relay.example:443"),
+            (json!({ "endpoint": "wss://relay.example/", "transport": "wss" }), "wss://relay.example:443"),
+            (json!({ "endpoint": "ws://[2001:db8::1]:80" }), "ws://[2001:db8::1]:80"),
+        ] {
+            let (settings, problems) = parsed(&relay(external, json!({ "mode": "always" })));
+            let settings = settings.unwrap();
+            assert_eq!((settings.endpoint.to_string().as_str(), problems), (endpoint, vec![]));
+            assert!(settings.is_only);
+        }
+        let settings = parsed(&relay(
+            json!({ "endpoint": "a:1", "authSecretRef": { "name": "token" } }),
+            json!({ "handshakeTimeoutSeconds": 7, "directRetryIntervalSeconds": 60 }),
+        ));
+        let settings = settings.0.unwrap();
+        assert_eq!(settings.secret, Some(("kube-system".to_owned(), "token".to_owned())));
+        assert_eq!((settings.handshake_timeout.as_secs(), settings.direct_retry.as_secs()), (7, 60));
+    }
+
+    #[test]
+    fn a_relay_that_cannot_be_used_is_named_and_none_is_used() {
+        for (external, field, words) in [
+            (json!({ "endpoint": "relay.example" }), "endpoint", "tcp://relay.example"),
+            (json!({ "endpoint": "ws://a:1", "transport": "wss" }), "endpoint", "contradicts"),
+            (json!({ "endpoint": "a:1", "caBundle": "?" }), "caBundle", "base64"),
+            (json!({ "endpoint": "a:1", "caBundle": "bm9uZQ==" }), "caBundle", "no certificate"),
+        ] {
+            let (settings, problems) = parsed(&relay(external, json!({})));
+            let [SourceProblem::InvalidRelay { field: found, error, .. }] = &problems[..] else {
+                panic!("{problems:?}")
+            };
+            assert_eq!((settings, *found), (None, field));
+            assert!(error.contains(words), "{error}");
+        }
+        let never = parsed(&relay(json!({ "endpoint": "a:1" }), json!({ "mode": "never" })));
+        assert_eq!(never, (None, vec![]));
+    }
+
     #[test]
     fn every_field_is_read_or_listed_as_not_implemented() {
         let pool = json!({
@@ -105,8 +243,11 @@ mod tests {
             "spec": { "subnets": [{ "ipv4": "10.64.0.0/16" }] },
         });
         let pools = [Arc::new(serde_json::from_value(pool).unwrap())];
+        let external = json!({ "endpoint": "a:1", "authSecretRef": { "name": "a" } });
         let read = |spec| {
-            let mesh = WireKubeMesh::new("default", serde_json::from_value(spec).unwrap());
+            let mut with_relay = json!({ "relay": relay(external.clone(), json!({})) });
+            merge(&mut with_relay, spec);
+            let mesh = WireKubeMesh::new("default", serde_json::from_value(with_relay).unwrap());
             (MeshSettings::parse(&mesh, &mut Vec::new()), masquerade(&pools, Some(&mesh), Vec::new()))
         };
         let samples = [
@@ -118,12 +259,20 @@ mod tests {
             ("spec.autoAllowedIPs.includeNodeInternalIP", json!(false)),
             ("spec.routing.excludeCIDRs", json!(["192.0.2.0/24"])),
             ("spec.stunServers", json!(["a.example.com:3478", "b.example.com:3478"])),
+            ("spec.relay.mode", json!("always")),
+            ("spec.relay.handshakeTimeoutSeconds", json!(7)),
+            ("spec.relay.directRetryIntervalSeconds", json!(60)),
+            ("spec.relay.external.endpoint", json!("b:1")),
+            ("spec.relay.external.transport", json!("wss")),
+            ("spec.relay.external.caBundle", json!("bm9uZQ==")),
+            ("spec.relay.external.authSecretRef.name", json!("token")),
+            ("spec.relay.external.authSecretRef.namespace", json!("other")),
         ];
         let without_effect = json!({
             "apiServerURL": "https://192.0.2.1:6443",
             "meshCIDR": "100.64.0.0/16",
             "natTraversal": { "birthdayAttack": "enabled", "handshakeValidWindowSeconds": 60 },
-            "relay": { "mode": "always", "provider": "external", "external": { "endpoint": "relay.example.com:3478" } },
+            "relay": { "managed": { "replicas": 1 }, "external": { "controlEndpoint": "192.0.2.1:1" } },
             "routing": { "localSubnetPolicy": "bypass" },
         });
         assert_each_is_read_or_listed::<WireKubeMesh, _>(

@@ -18,7 +18,7 @@ fn address(number: u8) -> SocketAddr {
 
 fn paths(numbers: &[u8]) -> PeerPaths {
     let candidate = |number: &u8| Candidate { address: address(*number), source: Source::Host };
-    PeerPaths { candidates: numbers.iter().map(candidate).collect(), silence: Some(60 * SECOND) }
+    PeerPaths { candidates: numbers.iter().map(candidate).collect(), silence: Some(60 * SECOND), relay: None }
 }
 
 fn agent() -> PathAgent {

@@ -34,7 +34,8 @@ impl Bed {
     }
 
     fn requests(&mut self) -> Vec<(SocketAddr, TransactionId)> {
-        self.prober.handle_timeout(self.now, &mut self.random)
+        let probes = self.prober.handle_timeout(self.now, &mut self.random);
+        probes.into_iter().map(|probe| (probe.to, probe.transaction)).collect()
     }
 
     /// For `time`, `peer` answers what is sent to these addresses after `round_trip`; traffic flows if a session is up.
@@ -107,7 +108,7 @@ fn an_answer_from_another_address_or_too_late_proves_nothing() {
 fn the_source_of_a_request_is_asked_but_not_used_before_it_answers() {
     let mut bed = Bed::new(true, &[public(1)]);
     bed.run(2 * SECOND, &[], MILLISECOND);
-    bed.prober.handle_request(bed.now, public(9));
+    bed.prober.handle_request(bed.now, public(9), false);
     assert_eq!(bed.prober.select(bed.now), None);
     assert_eq!(bed.requests().iter().map(|(to, _)| *to).collect::<Vec<_>>(), [public(9)]);
     let selected = bed.run(SECOND, &[public(9)], MILLISECOND);
@@ -119,7 +120,7 @@ fn a_source_that_is_no_address_of_a_peer_is_not_asked() {
     let mut bed = Bed::new(true, &[public(1)]);
     for source in ["127.0.0.1:53", "169.254.169.254:80", "224.0.0.251:5353", "[fe80::1]:51820", "[::1]:51820"]
     {
-        bed.prober.handle_request(bed.now, source.parse().unwrap());
+        bed.prober.handle_request(bed.now, source.parse().unwrap(), false);
     }
     assert_eq!(bed.prober.paths.len(), 1);
 }
@@ -128,7 +129,7 @@ fn a_source_that_is_no_address_of_a_peer_is_not_asked() {
 fn sources_of_requests_take_bounded_room() {
     let mut bed = Bed::new(true, &[public(1)]);
     for number in 2..200 {
-        bed.prober.handle_request(bed.now, public(number));
+        bed.prober.handle_request(bed.now, public(number), false);
     }
     assert_eq!(bed.prober.paths.len(), 1 + MAX_REFLEXIVE);
 }
@@ -225,4 +226,112 @@ fn one_slow_answer_is_no_reason_to_move() {
     bed.run(2 * SECOND, &[public(1)], 45 * MILLISECOND);
     bed.prober.network_changed(bed.now);
     assert_eq!(bed.run(SECOND, &[public(1), public(2)], 10 * MILLISECOND), []);
+}
+
+const RELAY: SocketAddr =
+    SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::new(127, 64, 0, 1)), 40_000);
+
+fn with_relay(addresses: &[SocketAddr], is_only: bool) -> (Option<RelayPath>, Vec<Candidate>) {
+    let relay =
+        RelayPath { endpoint: RELAY, is_only, handshake_timeout: 30 * SECOND, direct_retry: 120 * SECOND };
+    let relayed = Candidate { address: RELAY, source: Source::Relay };
+    (Some(relay), candidates(addresses).into_iter().chain([relayed]).collect())
+}
+
+fn relayed(is_controlling: bool, addresses: &[SocketAddr]) -> Bed {
+    let mut bed = Bed::new(is_controlling, &[]);
+    let (relay, candidates) = with_relay(addresses, false);
+    bed.prober.set_relay(relay);
+    bed.prober.set_candidates(bed.now, &candidates);
+    bed
+}
+
+#[test]
+fn the_relay_is_used_until_a_direct_path_answers_and_then_left() {
+    let mut bed = relayed(true, &[public(1)]);
+    let selected = bed.run(SECOND, &[RELAY], 40 * MILLISECOND);
+    assert_eq!(selected, [(RELAY, EndpointReason::ProbeAnswered)]);
+    bed.session(RELAY);
+    assert_eq!(bed.run(20 * SECOND, &[RELAY], 40 * MILLISECOND), []);
+    bed.session(RELAY);
+    // The direct path is slower and better all the same: it costs the relay nothing.
+    let selected = bed.run(40 * SECOND, &[RELAY, public(1)], 60 * MILLISECOND);
+    assert_eq!(selected, [(public(1), EndpointReason::BetterPath)]);
+}
+
+#[test]
+fn a_direct_path_that_fails_is_replaced_by_the_relay_within_three_seconds() {
+    let mut bed = relayed(false, &[public(1)]);
+    bed.run(SECOND, &[public(1)], 20 * MILLISECOND);
+    bed.session(public(1));
+    bed.run(15 * SECOND, &[public(1), RELAY], 20 * MILLISECOND);
+    bed.session(public(1));
+    let stopped = bed.now;
+    let selected = bed.run(4 * SECOND, &[RELAY], 300 * MILLISECOND);
+    assert_eq!(selected, [(RELAY, EndpointReason::PathFailed)]);
+    assert!(bed.prober.moved.unwrap() - stopped <= 3 * SECOND);
+}
+
+#[test]
+fn a_round_of_the_peer_starts_one_here_unless_a_direct_path_works() {
+    let mut bed = relayed(true, &[public(1)]);
+    bed.run(6 * SECOND, &[RELAY], 20 * MILLISECOND);
+    bed.session(RELAY);
+    bed.run(6 * SECOND, &[RELAY], 20 * MILLISECOND);
+    bed.prober.handle_request(bed.now, RELAY, true);
+    let asked: Vec<SocketAddr> = bed.requests().into_iter().map(|(to, _)| to).collect();
+    assert_eq!(asked, [public(1), RELAY]);
+    bed.run(SECOND, &[RELAY], 20 * MILLISECOND);
+    bed.prober.handle_request(bed.now, RELAY, true);
+    assert_eq!(bed.requests(), [], "rounds are at least five seconds apart");
+    // From elsewhere it is an ordinary request.
+    bed.run(6 * SECOND, &[RELAY], 20 * MILLISECOND);
+    bed.prober.handle_request(bed.now, public(9), true);
+    assert_eq!(bed.requests().iter().map(|(to, _)| *to).collect::<Vec<_>>(), [public(9)]);
+}
+
+#[test]
+fn where_only_the_relay_may_be_used_a_direct_session_moves_to_it_and_stays() {
+    let mut bed = relayed(false, &[public(1)]);
+    bed.run(SECOND, &[public(1), RELAY], 20 * MILLISECOND);
+    bed.session(public(1));
+    let (relay, _) = with_relay(&[], true);
+    bed.prober.set_relay(relay);
+    bed.prober.set_candidates(bed.now, &[Candidate { address: RELAY, source: Source::Relay }]);
+    bed.prober.handle_request(bed.now, public(1), false);
+    let selected = bed.run(SECOND, &[public(1), RELAY], 20 * MILLISECOND);
+    assert_eq!(selected.first().map(|(endpoint, _)| *endpoint), Some(RELAY));
+    bed.session(RELAY);
+    assert_eq!(bed.run(10 * SECOND, &[public(1), RELAY], 20 * MILLISECOND), []);
+}
+
+#[test]
+fn only_requests_of_a_round_by_way_of_the_relay_ask_the_peer_for_one() {
+    let mut bed = relayed(true, &[public(1)]);
+    let probes = bed.prober.handle_timeout(bed.now, &mut bed.random);
+    let asking: Vec<SocketAddr> =
+        probes.iter().filter(|probe| probe.starts_round).map(|probe| probe.to).collect();
+    assert_eq!(asking, [RELAY]);
+    bed.run(SECOND, &[RELAY], 20 * MILLISECOND);
+    bed.session(RELAY);
+    bed.now += 2 * SECOND;
+    let checks = bed.prober.handle_timeout(bed.now, &mut bed.random);
+    assert!(!checks.is_empty() && checks.iter().all(|probe| !probe.starts_round), "{checks:?}");
+}
+
+#[test]
+fn a_peer_that_stays_away_gets_one_request_for_each_path() {
+    let mut bed = Bed::new(true, &[public(1)]);
+    let mut requests = 0;
+    let mut rounds = Vec::new();
+    for _ in 0..60_000 {
+        let sent = bed.requests().len();
+        if sent > 0 && requests % 5 == 0 || requests >= 10 && sent > 0 {
+            rounds.push((bed.now - SECOND).as_secs());
+        }
+        requests += sent;
+        bed.now += MILLISECOND;
+    }
+    // Two whole attempts, then one request a round.
+    assert_eq!((requests, rounds), (13, vec![0, 5, 10, 20, 40]));
 }

@@ -3,7 +3,7 @@ use x25519_dalek::StaticSecret;
 
 use super::*;
 
-const REQUEST: Message = Message::Request { transaction: TransactionId([7; 12]) };
+const REQUEST: Message = Message::Request { transaction: TransactionId([7; 12]), starts_round: false };
 
 fn public(private: [u8; 32]) -> PublicKey {
     PublicKey(x25519_dalek::PublicKey::from(&StaticSecret::from(private)).to_bytes())

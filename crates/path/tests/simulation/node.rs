@@ -73,7 +73,11 @@ impl Node {
         let candidate = |address: &SocketAddr| Candidate { address: *address, source: Source::Host };
         let candidates = candidates.iter().map(candidate).collect();
         self.device.entry(peer).or_default();
-        self.agent.upsert_peer(now, peer, PeerPaths { candidates, silence: Some(Duration::from_secs(60)) });
+        self.agent.upsert_peer(
+            now,
+            peer,
+            PeerPaths { candidates, silence: Some(Duration::from_secs(60)), relay: None },
+        );
     }
 
     /// Where WireGuard sends to.

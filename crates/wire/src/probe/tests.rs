@@ -16,7 +16,7 @@ fn keys(own: [u8; 32], other: [u8; 32], preshared: Option<&[u8; 32]>) -> ProbeKe
 }
 
 fn request(transaction: u8) -> Message {
-    Message::Request { transaction: TransactionId([transaction; 12]) }
+    Message::Request { transaction: TransactionId([transaction; 12]), starts_round: false }
 }
 
 #[test]

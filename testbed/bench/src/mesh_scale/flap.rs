@@ -98,5 +98,6 @@ fn report(nodes: usize, failed: bool) -> Report {
         manual: None,
         keepalive: None,
         paths: PathCounters::default(),
+        relay: None,
     }
 }

@@ -36,6 +36,7 @@ pub(in crate::mesh) fn inputs(members: impl IntoIterator<Item = Member>) -> Inpu
             excluded: Vec::new(),
             claim_node_addresses: true,
             stun_servers: Vec::new(),
+            relay: None,
         },
         members: merge(members.into_iter().map(record).collect()),
         node_addresses: vec![own],

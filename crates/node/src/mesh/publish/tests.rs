@@ -54,6 +54,7 @@ fn report(nat: NatType, peers: Vec<PeerReport>) -> Report {
         manual: None,
         keepalive: None,
         paths: PathCounters::default(),
+        relay: None,
     }
 }
 

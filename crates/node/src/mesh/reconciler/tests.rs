@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::mesh::desired::tests::{inputs, key, member};
+use crate::mesh::relay::RelayView;
 use crate::mesh::tests::{FakeKernel, FakePathSocket, Shared, paths};
 
 fn mesh(kernel: &Shared) -> Mesh<FakeKernel> {
@@ -298,13 +299,17 @@ fn the_endpoint_of_a_peer_that_answers_probes_is_set_without_reading_the_device(
     let key = public_key(&private_key);
     peer.enable_probes(Identity { private_key, public_key: key, epoch: [2; 16] });
     let candidate = Candidate { address: "10.0.0.1:51820".parse().unwrap(), source: Source::Host };
-    peer.upsert_peer(Duration::ZERO, own, PeerPaths { candidates: vec![candidate], silence: None });
+    peer.upsert_peer(
+        Duration::ZERO,
+        own,
+        PeerPaths { candidates: vec![candidate], silence: None, relay: None },
+    );
 
     let mut other = member(2);
     other.public_key = Some(key);
     let identity = Identity { private_key: PrivateKey([8; 32]), public_key: own, epoch: [1; 16] };
     let device = DeviceSlot::new(Preference::Auto, PathBuf::from("/nonexistent"));
-    let paths = PathDriver::new(identity, 7, now);
+    let paths = PathDriver::new(identity, 7, RelayView::new(None).0, now);
     let mut mesh = Mesh::new(FakeKernel(Arc::clone(&kernel)), PrivateKey([8; 32]), device, paths);
     mesh.reconcile(&Arc::new(inputs([member(1), other])), now).unwrap();
     kernel.lock().unwrap().forget();

@@ -1,0 +1,241 @@
+//! The node's link to the relay, and the loopback port through which WireGuard uses it.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use fairlead_api::names::MARK_FROM_WIREGUARD;
+use fairlead_api::resources::WireKubeMesh;
+use fairlead_api::wireguard::{PrivateKey, PublicKey};
+use fairlead_cluster::caches::Cache;
+use fairlead_path::RelayPath;
+use fairlead_relay::client::{
+    self, LinkCounters, LinkQueue, LinkStatus, LoopbackPort, Proxy, Transport, keep_connected,
+};
+use k8s_openapi::api::core::v1::Secret;
+use kube::{Api, Client};
+use tokio::sync::watch;
+use tokio::time::sleep;
+
+use super::path_port::PathPort;
+use super::problem::MeshProblem;
+use super::settings::{MeshSettings, RelaySettings};
+
+/// How often the Secret with the token is read again, and how soon after a failure.
+const SECRET_INTERVAL: Duration = Duration::from_secs(60);
+const SECRET_RETRY: Duration = Duration::from_secs(5);
+/// How long the relay may be away before that is a problem: each is written to the API server by every node.
+const OUTAGE: Duration = Duration::from_secs(30);
+/// The key of the Secret.
+const TOKEN: &str = "token";
+
+/// What the mesh and its status may know of the relay. Clones are views of one link.
+#[derive(Clone)]
+pub struct RelayView {
+    /// `None` if the port could not be opened.
+    port: Option<Arc<LoopbackPort>>,
+    queue: LinkQueue,
+    status: watch::Receiver<LinkStatus>,
+}
+
+/// The relay as of one report.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RelayReport {
+    /// Where the relay is.
+    pub endpoint: client::Endpoint,
+    /// Whether the link is up, and why not.
+    pub status: LinkStatus,
+    /// What was passed.
+    pub counters: LinkCounters,
+}
+
+/// Keeps the link as the mesh resource says.
+pub(super) struct RelayLink {
+    pub(super) client: Client,
+    pub(super) meshes: Arc<Cache<WireKubeMesh>>,
+    pub(super) private_key: PrivateKey,
+    pub(super) paths: Arc<PathPort>,
+    pub(super) view: RelayView,
+    pub(super) status: watch::Sender<LinkStatus>,
+}
+
+impl RelayView {
+    /// Opens the loopback port; the sender is for [`RelayLink`].
+    pub(super) fn open() -> (Self, watch::Sender<LinkStatus>) {
+        let port = LoopbackPort::open();
+        if let Err(error) = &port {
+            tracing::warn!(%error, "cannot open a port on the loopback interface: no relay can be used");
+        }
+        Self::new(port.ok())
+    }
+
+    /// With this port, or without relays.
+    pub(super) fn new(port: Option<LoopbackPort>) -> (Self, watch::Sender<LinkStatus>) {
+        let (sender, status) = watch::channel(LinkStatus::default());
+        (Self { port: port.map(Arc::new), queue: LinkQueue::default(), status }, sender)
+    }
+
+    /// Says where WireGuard is, and which peers there are.
+    pub(super) fn set_users(&self, wireguard_port: u16, is_peer: impl Fn(&PublicKey) -> bool) {
+        if let Some(port) = &self.port {
+            port.set_wireguard_port(wireguard_port);
+            port.retain(is_peer);
+        }
+    }
+
+    /// The way to a peer by the relay of these settings.
+    pub(super) fn path(&self, settings: &RelaySettings, peer: &PublicKey) -> Option<RelayPath> {
+        Some(RelayPath {
+            endpoint: self.port.as_ref()?.endpoint(peer)?,
+            is_only: settings.is_only,
+            handshake_timeout: settings.handshake_timeout,
+            direct_retry: settings.direct_retry,
+        })
+    }
+
+    /// The state of the link.
+    pub(super) fn report(&self, settings: &RelaySettings) -> RelayReport {
+        let (status, counters) = (self.status.borrow().clone(), self.queue.counters());
+        RelayReport { endpoint: settings.endpoint.clone(), status, counters }
+    }
+}
+
+impl RelayReport {
+    /// What a user should know of it. A relay that is restarted is no problem.
+    pub(super) fn problems(&self, now: Instant) -> Vec<MeshProblem> {
+        let endpoint = self.endpoint.to_string();
+        let LinkStatus { error, down_since, duplicate_until, .. } = &self.status;
+        let is_long = down_since.is_some_and(|at| now.saturating_duration_since(at) >= OUTAGE);
+        let unreachable = error.clone().filter(|_| is_long);
+        let unreachable =
+            unreachable.map(|error| MeshProblem::RelayUnavailable { endpoint: endpoint.clone(), error });
+        let is_duplicate = duplicate_until.is_some_and(|until| now < until);
+        let duplicate = is_duplicate.then_some(MeshProblem::DuplicateKey { endpoint });
+        unreachable.into_iter().chain(duplicate).collect()
+    }
+}
+
+impl RelayLink {
+    /// Runs until it is dropped.
+    pub(super) async fn run(self) {
+        let Some(port) = self.view.port.clone() else { return std::future::pending().await };
+        let tell_paths = async {
+            let mut status = self.view.status.clone();
+            let mut was_up = false;
+            while status.changed().await.is_ok() {
+                let is_up = status.borrow_and_update().is_up;
+                if std::mem::replace(&mut was_up, is_up) != is_up {
+                    let now = self.paths.since(Instant::now());
+                    self.paths.with_agent(|agent| agent.relay_changed(now, is_up));
+                }
+            }
+        };
+        tokio::select! {
+            () = self.follow_settings(&port) => {}
+            () = tell_paths => {}
+            ended = port.forward(&self.view.queue) => {
+                if let Err(error) = ended {
+                    tracing::error!(%error, "cannot read from the loopback port of the relay");
+                }
+            }
+        }
+    }
+
+    async fn follow_settings(&self, port: &Arc<LoopbackPort>) {
+        let mut changed = self.meshes.subscribe();
+        loop {
+            let settings = self.settings();
+            let link = async {
+                match &settings {
+                    Some(settings) => self.connect(settings, port).await,
+                    None => std::future::pending().await,
+                }
+            };
+            let differs = async {
+                loop {
+                    if changed.changed().await.is_err() {
+                        return std::future::pending().await;
+                    }
+                    if self.settings() != settings {
+                        return;
+                    }
+                }
+            };
+            tokio::select! {
+                () = link => {}
+                () = differs => {}
+            }
+            self.status.send_replace(LinkStatus::default());
+        }
+    }
+
+    fn settings(&self) -> Option<RelaySettings> {
+        MeshSettings::parse(&*super::selected(&self.meshes)?, &mut Vec::new()).relay
+    }
+
+    /// Stays connected until the token is another one.
+    async fn connect(&self, settings: &RelaySettings, port: &Arc<LoopbackPort>) {
+        let prepared = async {
+            let token = self.token(settings).await?;
+            Ok::<_, anyhow::Error>((client_settings(settings, &self.private_key, token.clone())?, token))
+        };
+        let (connection, token) = match prepared.await {
+            Ok(prepared) => prepared,
+            Err(error) => {
+                self.status.send_modify(|status| {
+                    status.error = Some(format!("{error:#}"));
+                    status.down_since.get_or_insert_with(Instant::now);
+                });
+                sleep(SECRET_RETRY).await;
+                return;
+            }
+        };
+        let to = Arc::clone(port);
+        let receive = Arc::new(move |peer: PublicKey, payload: &[u8]| to.deliver(&peer, payload));
+        let renewed = async {
+            loop {
+                sleep(SECRET_INTERVAL).await;
+                // While it cannot be read, the last one stays in force.
+                if self.token(settings).await.is_ok_and(|now| now != token) {
+                    return;
+                }
+            }
+        };
+        tokio::select! {
+            () = keep_connected(connection, self.view.queue.clone(), receive, self.status.clone()) => {}
+            () = renewed => {}
+        }
+    }
+
+    async fn token(&self, settings: &RelaySettings) -> Result<Vec<u8>> {
+        let Some((namespace, name)) = &settings.secret else { return Ok(Vec::new()) };
+        let secrets = Api::<Secret>::namespaced(self.client.clone(), namespace);
+        let what = || format!("Secret {namespace}/{name} with the token of the relay");
+        let secret = secrets.get(name).await.with_context(|| format!("cannot read {}", what()))?;
+        let token = secret.data.and_then(|mut data| data.remove(TOKEN));
+        let token = token.with_context(|| format!("{} has no key {TOKEN}", what()))?.0;
+        // Files and editors end with a line feed.
+        Ok(token.trim_ascii().to_vec())
+    }
+}
+
+fn client_settings(
+    settings: &RelaySettings,
+    private_key: &PrivateKey,
+    token: Vec<u8>,
+) -> Result<client::Settings> {
+    let roots = match &settings.ca_bundle {
+        _ if settings.endpoint.transport == Transport::Ws => client::no_roots(),
+        Some(bundle) => client::trust(bundle)?,
+        None => client::system_roots().context("this host trusts no certificates; set caBundle")?,
+    };
+    Ok(client::Settings {
+        endpoint: settings.endpoint.clone(),
+        proxy: Proxy::from_environment(&settings.endpoint, |name| std::env::var(name).ok())?,
+        roots: Arc::new(roots),
+        private_key: private_key.clone(),
+        instance: rand::random(),
+        token,
+        mark: MARK_FROM_WIREGUARD,
+    })
+}

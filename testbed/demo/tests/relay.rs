@@ -1,0 +1,210 @@
+//! Nodes that do not reach each other, by way of `fairlead relay` on the lab's Internet.
+
+#![cfg(test)]
+
+mod outage;
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+
+use fairlead_demo::node::executable;
+use fairlead_demo::{World, probe, topology};
+use nix::sys::signal::Signal;
+use outage::{TIMEOUT, loses_nothing, node, peer, resumes, tcp, udp};
+use serde_json::{Value, json};
+use testbed_lab::{Host, Process, Progress};
+
+const TOKEN: &str = "correct horse battery staple";
+const PORT: u16 = 443;
+/// Until traffic is back after a path has failed: 2 to 3 s.
+const OTHER_PATH: Duration = Duration::from_secs(15);
+/// Nodes without a direct path to each other.
+const RELAYED: [(&str, &str); 4] =
+    [("hotel-1", "club-1"), ("fort-1", "hotel-1"), ("fort-1", "club-1"), ("fort-1", "cloud-1")];
+
+/// A relay with a certificate for its address.
+struct Relay {
+    host: Host,
+    directory: PathBuf,
+    certificate: String,
+    process: Option<Process>,
+}
+
+impl Relay {
+    fn start(world: &World) -> Self {
+        let host = world.lab().public_site("internet").host("relay").unwrap();
+        let directory = world.directory().join("relay");
+        fs::create_dir(&directory).unwrap();
+        let made = rcgen::generate_simple_self_signed([host.address().to_string()]).unwrap();
+        let certificate = made.cert.pem();
+        fs::write(directory.join("tls.crt"), &certificate).unwrap();
+        fs::write(directory.join("tls.key"), made.signing_key.serialize_pem()).unwrap();
+        fs::write(directory.join("tokens"), TOKEN).unwrap();
+        let mut relay = Self { host, directory, certificate, process: None };
+        relay.run();
+        relay
+    }
+
+    fn run(&mut self) {
+        let mut program = self.host.command(executable("fairlead").unwrap()).unwrap();
+        program.args(["relay", "--addr", &format!("{}:{PORT}", self.host.address())]);
+        program.args(["--metrics-addr=127.0.0.1:9388", "--health-addr=127.0.0.1:9389", "--drain=2s"]);
+        for (option, file) in [
+            ("--tls-cert-file", "tls.crt"),
+            ("--tls-private-key-file", "tls.key"),
+            ("--token-file", "tokens"),
+        ] {
+            program.arg(option).arg(self.directory.join(file));
+        }
+        let log = self.directory.join("log");
+        let mut process = self.host.spawn(&mut program, log).unwrap();
+        process.wait_for_output("serving", TIMEOUT).unwrap();
+        self.process = Some(process);
+    }
+
+    fn kill(&mut self) {
+        let mut process = self.process.take().unwrap();
+        process.signal(Signal::SIGKILL).unwrap();
+        process.wait(TIMEOUT).unwrap();
+    }
+
+    /// `spec.relay` of the mesh.
+    fn spec(&self, mode: &str) -> Value {
+        json!({
+            "mode": mode, "provider": "external",
+            "external": {
+                "endpoint": format!("{}:{PORT}", self.host.address()),
+                "caBundle": STANDARD.encode(&self.certificate),
+                "authSecretRef": { "name": "fairlead-relay" },
+            },
+        })
+    }
+}
+
+fn apply_mesh(world: &World, spec: &Value) {
+    let metadata = json!({ "name": "default" });
+    let (kind, version) = ("WireKubeMesh", "wirekube.io/v1alpha1");
+    let mesh = json!({ "apiVersion": version, "kind": kind, "metadata": metadata, "spec": spec });
+    world.plane.apply(&mesh.to_string()).unwrap();
+}
+
+fn apply_token(world: &World, token: &str) {
+    let metadata = json!({ "name": "fairlead-relay", "namespace": "kube-system" });
+    let secret = json!({
+        "apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": { "token": token },
+    });
+    world.plane.apply(&secret.to_string()).unwrap();
+}
+
+fn published(world: &World, name: &str) -> Result<Value> {
+    let text = world.plane.kubectl(&["get", "wirekubepeer", name, "-o", "json"])?;
+    Ok(serde_json::from_str::<Value>(&text)?["status"].clone())
+}
+
+fn is_relayed(world: &World, from: &str, to: &str) -> Result<bool> {
+    let seen = peer(node(world, from), to).with_context(|| format!("{from} has no peer {to}"))?;
+    ensure!(seen["state"] == "up", "{from} to {to}: {seen}");
+    Ok(seen["endpoint"].as_str().is_some_and(|endpoint| endpoint.starts_with("tcp://")))
+}
+
+/// Waits until all pairs go the way they should.
+fn settles(world: &World, expected: impl Fn(&str, &str) -> bool) {
+    let names: Vec<&str> = world.nodes.iter().map(|node| node.name.as_str()).collect();
+    let all = || {
+        for (from, to) in names.iter().flat_map(|from| names.iter().map(move |to| (*from, *to))) {
+            if from != to {
+                let relayed = is_relayed(world, from, to)?;
+                ensure!(relayed == expected(from, to), "{from} to {to}: relayed is {relayed}");
+            }
+        }
+        Ok(())
+    };
+    testbed_lab::eventually(TIMEOUT, all).unwrap();
+}
+
+fn needs_relay(from: &str, to: &str) -> bool {
+    RELAYED.contains(&(from, to)) || RELAYED.contains(&(to, from))
+}
+
+fn assert_all_reach_each_other(world: &World) {
+    let deadline = Instant::now() + TIMEOUT;
+    let (pairs, took) = probe::all_pairs(&world.pods, deadline, |_, _| String::new()).unwrap();
+    assert!(pairs.iter().all(|pair| pair.tcp && pair.icmp), "{pairs:?}");
+    println!("all pairs after {took:?}");
+}
+
+fn problem_of(world: &World, name: &str, words: &str) -> Result<String> {
+    let status = node(world, name).status()?;
+    let problems = status["problems"].as_array().context("no problems")?;
+    let found = problems.iter().filter_map(Value::as_str).find(|problem| problem.contains(words));
+    found.map(str::to_owned).with_context(|| format!("{}", status["problems"]))
+}
+
+#[test]
+fn nodes_without_a_direct_path_reach_each_other_by_a_relay() {
+    let mut world = World::start(&topology::relayed(), &Progress::default()).unwrap();
+    let mut relay = Relay::start(&world);
+    world.apply_pool().unwrap();
+    apply_token(&world, "wrong");
+    apply_mesh(&world, &json!({ "relay": relay.spec("auto") }));
+    world.start_pods().unwrap();
+    let refused = || problem_of(&world, "fort-1", "key or token not allowed");
+    println!("{}", testbed_lab::eventually(TIMEOUT, refused).unwrap());
+    apply_token(&world, TOKEN);
+    assert_all_reach_each_other(&world);
+    settles(&world, needs_relay);
+
+    let hotel = || {
+        let status = published(&world, "hotel-1")?;
+        let expected = json!({ "cloud-1": "direct", "club-1": "relay", "fort-1": "relay" });
+        ensure!(status["peerTransports"] == expected && status["transportMode"] == "mixed", "{status}");
+        ensure!(status["peers"] == json!({ "total": 3, "direct": 1, "unreachable": 0 }), "{status}");
+        ensure!(!status["observedEndpoints"].to_string().contains("127."), "{status}");
+        Ok(status)
+    };
+    let status = testbed_lab::eventually(TIMEOUT, hotel).unwrap();
+    let candidates = status["iceCandidates"].as_array().unwrap();
+    let of_relay: Vec<&Value> = candidates.iter().filter(|candidate| candidate["type"] == "relay").collect();
+    let address = format!("{}:{PORT}", relay.host.address());
+    assert_eq!(of_relay, [&json!({ "type": "relay", "address": address, "priority": 10 })]);
+
+    let direct = [udp(&world, "cloud-1", "hotel-1"), tcp(&world, "club-1", "cloud-1")];
+    let relayed = [udp(&world, "hotel-1", "club-1"), tcp(&world, "fort-1", "cloud-1")];
+    std::thread::sleep(Duration::from_secs(3));
+    let mark = Instant::now();
+    std::thread::sleep(Duration::from_secs(5));
+    loses_nothing("at rest", &relayed, mark);
+
+    let mark = Instant::now();
+    relay.kill();
+    std::thread::sleep(Duration::from_secs(1));
+    let from = Instant::now();
+    relay.run();
+    resumes("the relay is killed and starts again", &relayed, mark, from, OTHER_PATH);
+    loses_nothing("direct paths meanwhile", &direct, mark);
+
+    let mark = Instant::now();
+    apply_mesh(&world, &json!({ "relay": relay.spec("always") }));
+    settles(&world, |_, _| true);
+    apply_mesh(&world, &json!({ "relay": relay.spec("auto") }));
+    settles(&world, needs_relay);
+    outage::report("everything relayed, and back", &direct, mark);
+
+    let from = Instant::now();
+    node(&world, "cloud-1").host.set_faults(|faults| faults.blackholed_udp = [51820].into()).unwrap();
+    resumes("a direct path becomes a black hole", &direct, from, from, OTHER_PATH);
+    settles(&world, |_, _| true);
+    node(&world, "cloud-1").host.set_faults(|faults| faults.blackholed_udp.clear()).unwrap();
+    apply_mesh(&world, &json!({ "relay": relay.spec("never") }));
+    let unreachable = || {
+        let seen = peer(node(&world, "fort-1"), "cloud-1").context("no peer")?;
+        ensure!(seen["state"] != "up", "{seen}");
+        Ok(())
+    };
+    testbed_lab::eventually(TIMEOUT, unreachable).unwrap();
+}
