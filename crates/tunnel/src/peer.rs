@@ -117,8 +117,10 @@ pub(crate) struct Peer {
     unconfirmed: Option<(u32, Instant)>,
     staged: VecDeque<Packet>,
     repeats: Option<Repeats>,
-    /// When an authenticated packet last went either way; `None` asks for a keepalive now.
-    last_traffic: Option<Instant>,
+    /// When an authenticated packet was last sent; `None` asks for a keepalive now. What is received does not count, as it does
+    /// in the kernel: an inbound packet need not refresh the mapping of a NAT (RFC 4787, 4.3), and of two nodes that send
+    /// keepalives one would never be heard.
+    last_sent: Option<Instant>,
     last_handshake: Option<SystemTime>,
     rx_bytes: u64,
     tx_bytes: u64,
@@ -147,7 +149,7 @@ impl Peer {
             unconfirmed: None,
             staged: VecDeque::new(),
             repeats: None,
-            last_traffic: None,
+            last_sent: None,
             last_handshake: None,
             rx_bytes: 0,
             tx_bytes: 0,
@@ -197,7 +199,7 @@ impl Peer {
         let was_off = self.keepalive_interval().is_none();
         self.persistent_keepalive = config.persistent_keepalive;
         if was_off && self.keepalive_interval().is_some() {
-            self.last_traffic = None;
+            self.last_sent = None;
         }
         if let Some(path) = config.endpoint.map(Path::to)
             && self.path.is_none_or(|present| present.remote != path.remote)
@@ -323,7 +325,6 @@ impl Peer {
         }
         self.was_heard = true;
         self.unanswered = 0;
-        self.last_traffic = Some(now.instant);
         self.rx_bytes = self.rx_bytes.saturating_add(u64::try_from(length).unwrap_or(u64::MAX));
     }
 
@@ -332,6 +333,7 @@ impl Peer {
             WgKind::HandshakeResp(response) => Some((response.sender_idx.get(), now.instant)),
             WgKind::HandshakeInit(_) | WgKind::CookieReply(_) | WgKind::Data(_) => None,
         };
+        self.last_sent = Some(now.instant);
         out.push(reply);
         match response {
             Some(_) => self.unconfirmed = response,
@@ -415,7 +417,7 @@ impl Peer {
 
     fn keep_alive(&mut self, now: Now, out: &mut Vec<WgKind>) {
         // The next one is an interval away, even if this one fails.
-        self.last_traffic = Some(now.instant);
+        self.last_sent = Some(now.instant);
         if self.encapsulate(Packet::default(), now, out).is_err() {
             self.unanswered = self.unanswered.saturating_add(1);
             self.initiate(false, now, out);
@@ -446,7 +448,7 @@ impl Peer {
     }
 
     fn emit(&mut self, message: WgKind, now: Now, out: &mut Vec<WgKind>) {
-        self.last_traffic = Some(now.instant);
+        self.last_sent = Some(now.instant);
         out.push(message);
     }
 

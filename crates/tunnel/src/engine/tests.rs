@@ -419,6 +419,30 @@ fn keepalives_are_sent_at_once_and_then_at_their_interval() {
 }
 
 #[test]
+fn each_end_sends_keepalives_whatever_it_receives() {
+    let (mut a, mut b) = connected();
+    let start = Now::read();
+    for (node, peer) in [(&mut a, b.public()), (&mut b, public_key(&PrivateKey([1; 32])))] {
+        let mut change = set_peer(peer, None, &[]);
+        change.set_peers.values_mut().for_each(|config| config.persistent_keepalive = Some(25));
+        node.change(&change).unwrap();
+    }
+    let (mut from_a, mut from_b) = (0, 0);
+    for second in 1..=90 {
+        let now = Now { instant: start.instant + Duration::from_secs(second), ..start };
+        for datagram in a.tick(now).1 {
+            from_a += 1;
+            b.receive_at(now, a.address, &datagram.bytes);
+        }
+        for datagram in b.tick(now).1 {
+            from_b += 1;
+            a.receive_at(now, b.address, &datagram.bytes);
+        }
+    }
+    assert_eq!((from_a, from_b), (4, 4), "after 1, 26, 51 and 76 s");
+}
+
+#[test]
 fn removed_peers_leave_no_session_and_no_index() {
     let (mut a, mut b) = connected();
     b.change(&DeviceChange { remove_peers: vec![a.public()], ..DeviceChange::default() }).unwrap();

@@ -138,7 +138,7 @@ impl Peer {
     fn keepalive_at(&self, now: Instant, pace: &Pace) -> Option<Instant> {
         let interval = self.keepalive_interval().filter(|_| self.path.is_some())?;
         if self.is_live() {
-            return self.last_traffic.map_or(Some(now), |last| last.checked_add(interval));
+            return self.last_sent.map_or(Some(now), |last| last.checked_add(interval));
         }
         if !self.resting {
             // A handshake is under way.
