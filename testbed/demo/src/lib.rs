@@ -12,6 +12,7 @@ pub mod node;
 pub mod objects;
 pub mod probe;
 pub mod report;
+pub mod servers;
 pub mod topology;
 pub mod vm_node;
 pub mod world;

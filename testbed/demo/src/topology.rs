@@ -20,6 +20,8 @@ pub struct SitePlan {
     pub ipv6: Ipv6,
     /// MTU of the uplink, 1500 if `None`.
     pub uplink_mtu: Option<u32>,
+    /// The carrier that translates for it and for other sites that name it.
+    pub carrier: Option<&'static str>,
 }
 
 /// All sites. The first has the API server.
@@ -45,7 +47,7 @@ fn hosts(lan: Ipv4Net, last: &[u8]) -> Vec<Ipv4Addr> {
 }
 
 fn site(name: &'static str, nat: Nat, lan: Ipv4Net, last: &[u8]) -> SitePlan {
-    SitePlan { name, nat, lan, nodes: hosts(lan, last), ipv6: Ipv6::Off, uplink_mtu: None }
+    SitePlan { name, nat, lan, nodes: hosts(lan, last), ipv6: Ipv6::Off, uplink_mtu: None, carrier: None }
 }
 
 /// A cloud with public addresses, and a home and an office behind port-restricted NAT with one private range. One

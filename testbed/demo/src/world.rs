@@ -1,5 +1,7 @@
 //! Everything together, started as a user would start it.
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -49,8 +51,17 @@ impl World {
         let directory = tempfile::Builder::new().prefix("fairlead-").tempdir()?;
         let mut sites = Vec::new();
         let mut nodes = Vec::new();
+        let mut carriers = BTreeMap::new();
         for plan in &topology.sites {
-            let site = lab.site(plan.name, options(plan))?;
+            let mut options = options(plan);
+            if let Some(name) = plan.carrier {
+                let carrier = match carriers.entry(name) {
+                    Entry::Occupied(known) => known.into_mut(),
+                    Entry::Vacant(new) => new.insert(lab.carrier(name)?),
+                };
+                options.behind = Some(carrier.clone());
+            }
+            let site = lab.site(plan.name, options)?;
             nodes.extend(hosts(&site, plan, topology.node_arguments, directory.path())?);
             sites.push(site);
         }

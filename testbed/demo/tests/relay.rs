@@ -4,101 +4,23 @@
 
 mod outage;
 
-use std::fs;
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
-
-use fairlead_demo::node::executable;
+use fairlead_demo::servers::{self, Relay, TOKEN};
 use fairlead_demo::{World, probe, topology};
-use nix::sys::signal::Signal;
 use outage::{TIMEOUT, loses_nothing, node, peer, resumes, tcp, udp};
 use serde_json::{Value, json};
-use testbed_lab::{Host, Process, Progress};
+use testbed_lab::Progress;
 
-const TOKEN: &str = "correct horse battery staple";
-const PORT: u16 = 443;
 /// Until traffic is back after a path has failed: 2 to 3 s.
 const OTHER_PATH: Duration = Duration::from_secs(15);
 /// Nodes without a direct path to each other.
 const RELAYED: [(&str, &str); 4] =
     [("hotel-1", "club-1"), ("fort-1", "hotel-1"), ("fort-1", "club-1"), ("fort-1", "cloud-1")];
 
-/// A relay with a certificate for its address.
-struct Relay {
-    host: Host,
-    directory: PathBuf,
-    certificate: String,
-    process: Option<Process>,
-}
-
-impl Relay {
-    fn start(world: &World) -> Self {
-        let host = world.lab().public_site("internet").host("relay").unwrap();
-        let directory = world.directory().join("relay");
-        fs::create_dir(&directory).unwrap();
-        let made = rcgen::generate_simple_self_signed([host.address().to_string()]).unwrap();
-        let certificate = made.cert.pem();
-        fs::write(directory.join("tls.crt"), &certificate).unwrap();
-        fs::write(directory.join("tls.key"), made.signing_key.serialize_pem()).unwrap();
-        fs::write(directory.join("tokens"), TOKEN).unwrap();
-        let mut relay = Self { host, directory, certificate, process: None };
-        relay.run();
-        relay
-    }
-
-    fn run(&mut self) {
-        let mut program = self.host.command(executable("fairlead").unwrap()).unwrap();
-        program.args(["relay", "--addr", &format!("{}:{PORT}", self.host.address())]);
-        program.args(["--metrics-addr=127.0.0.1:9388", "--health-addr=127.0.0.1:9389", "--drain=2s"]);
-        for (option, file) in [
-            ("--tls-cert-file", "tls.crt"),
-            ("--tls-private-key-file", "tls.key"),
-            ("--token-file", "tokens"),
-        ] {
-            program.arg(option).arg(self.directory.join(file));
-        }
-        let log = self.directory.join("log");
-        let mut process = self.host.spawn(&mut program, log).unwrap();
-        process.wait_for_output("serving", TIMEOUT).unwrap();
-        self.process = Some(process);
-    }
-
-    fn kill(&mut self) {
-        let mut process = self.process.take().unwrap();
-        process.signal(Signal::SIGKILL).unwrap();
-        process.wait(TIMEOUT).unwrap();
-    }
-
-    /// `spec.relay` of the mesh.
-    fn spec(&self, mode: &str) -> Value {
-        json!({
-            "mode": mode, "provider": "external",
-            "external": {
-                "endpoint": format!("{}:{PORT}", self.host.address()),
-                "caBundle": STANDARD.encode(&self.certificate),
-                "authSecretRef": { "name": "fairlead-relay" },
-            },
-        })
-    }
-}
-
 fn apply_mesh(world: &World, spec: &Value) {
-    let metadata = json!({ "name": "default" });
-    let (kind, version) = ("WireKubeMesh", "wirekube.io/v1alpha1");
-    let mesh = json!({ "apiVersion": version, "kind": kind, "metadata": metadata, "spec": spec });
-    world.plane.apply(&mesh.to_string()).unwrap();
-}
-
-fn apply_token(world: &World, token: &str) {
-    let metadata = json!({ "name": "fairlead-relay", "namespace": "kube-system" });
-    let secret = json!({
-        "apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": { "token": token },
-    });
-    world.plane.apply(&secret.to_string()).unwrap();
+    servers::apply_mesh(world, spec).unwrap();
 }
 
 fn published(world: &World, name: &str) -> Result<Value> {
@@ -148,14 +70,14 @@ fn problem_of(world: &World, name: &str, words: &str) -> Result<String> {
 #[test]
 fn nodes_without_a_direct_path_reach_each_other_by_a_relay() {
     let mut world = World::start(&topology::relayed(), &Progress::default()).unwrap();
-    let mut relay = Relay::start(&world);
+    let mut relay = Relay::start(&world).unwrap();
     world.apply_pool().unwrap();
-    apply_token(&world, "wrong");
+    servers::apply_token(&world, "wrong").unwrap();
     apply_mesh(&world, &json!({ "relay": relay.spec("auto") }));
     world.start_pods().unwrap();
     let refused = || problem_of(&world, "fort-1", "key or token not allowed");
     println!("{}", testbed_lab::eventually(TIMEOUT, refused).unwrap());
-    apply_token(&world, TOKEN);
+    servers::apply_token(&world, TOKEN).unwrap();
     assert_all_reach_each_other(&world);
     settles(&world, needs_relay);
 
@@ -170,8 +92,7 @@ fn nodes_without_a_direct_path_reach_each_other_by_a_relay() {
     let status = testbed_lab::eventually(TIMEOUT, hotel).unwrap();
     let candidates = status["iceCandidates"].as_array().unwrap();
     let of_relay: Vec<&Value> = candidates.iter().filter(|candidate| candidate["type"] == "relay").collect();
-    let address = format!("{}:{PORT}", relay.host.address());
-    assert_eq!(of_relay, [&json!({ "type": "relay", "address": address, "priority": 10 })]);
+    assert_eq!(of_relay, [&json!({ "type": "relay", "address": relay.address(), "priority": 10 })]);
 
     let direct = [udp(&world, "cloud-1", "hotel-1"), tcp(&world, "club-1", "cloud-1")];
     let relayed = [udp(&world, "hotel-1", "club-1"), tcp(&world, "fort-1", "cloud-1")];
@@ -181,10 +102,10 @@ fn nodes_without_a_direct_path_reach_each_other_by_a_relay() {
     loses_nothing("at rest", &relayed, mark);
 
     let mark = Instant::now();
-    relay.kill();
+    relay.kill().unwrap();
     std::thread::sleep(Duration::from_secs(1));
     let from = Instant::now();
-    relay.run();
+    relay.run().unwrap();
     resumes("the relay is killed and starts again", &relayed, mark, from, OTHER_PATH);
     loses_nothing("direct paths meanwhile", &direct, mark);
 

@@ -4,36 +4,17 @@
 
 mod outage;
 
-use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use fairlead_demo::servers::{apply_mesh, stun_server};
 use fairlead_demo::{World, probe, topology};
 use outage::{TIMEOUT, node, pod};
 use serde_json::{Value, json};
-use testbed_lab::{Host, Process, Progress};
+use testbed_lab::{Host, Progress};
 
 /// How long nodes that cannot find each other are watched.
 const WATCHED: Duration = Duration::from_secs(5);
-
-fn server(world: &World, name: &str) -> (Host, Process) {
-    let host = world.lab().public_site("internet").host(name).unwrap();
-    let address = host.address().to_string();
-    let mut turnserver = Command::new("turnserver");
-    turnserver.args(["-n", "--stun-only", "--no-cli", "--no-tls", "--no-dtls", "--log-file=stdout"]);
-    turnserver.args(["--listening-ip", &address, "--listening-port=3478", "--pidfile"]);
-    turnserver.arg(world.directory().join(format!("{name}.pid")));
-    let log = world.directory().join(format!("{name}.log"));
-    let process = host.spawn(&mut turnserver, log).unwrap();
-    (host, process)
-}
-
-fn apply_mesh(world: &World, spec: &Value) {
-    let (kind, version) = ("WireKubeMesh", "wirekube.io/v1alpha1");
-    let metadata = json!({ "name": "default" });
-    let mesh = json!({ "apiVersion": version, "kind": kind, "metadata": metadata, "spec": spec });
-    world.plane.apply(&mesh.to_string()).unwrap();
-}
 
 fn peer(world: &World, node: &str) -> Result<Value> {
     Ok(serde_json::from_str(&world.plane.kubectl(&["get", "wirekubepeer", node, "-o", "json"])?)?)
@@ -58,9 +39,9 @@ fn judged(world: &World, name: &str, server: &Host) -> String {
 #[test]
 fn nodes_behind_nats_find_each_other_with_stun_servers() {
     let mut world = World::start(&topology::behind_nats(), &Progress::default()).unwrap();
-    let servers = [server(&world, "stun-1"), server(&world, "stun-2")];
+    let servers = [stun_server(&world, "stun-1").unwrap(), stun_server(&world, "stun-2").unwrap()];
     let names: Vec<String> = servers.iter().map(|(host, _)| format!("stun:{}", host.address())).collect();
-    apply_mesh(&world, &json!({}));
+    apply_mesh(&world, &json!({})).unwrap();
     world.apply_pool().unwrap();
     world.start_pods().unwrap();
     std::thread::sleep(WATCHED);
@@ -68,7 +49,7 @@ fn nodes_behind_nats_find_each_other_with_stun_servers() {
     assert_eq!(before["status"]["peers"]["direct"], 0, "{before}");
     assert_eq!(before["status"]["natType"], Value::Null, "{before}");
 
-    apply_mesh(&world, &json!({ "stunServers": names }));
+    apply_mesh(&world, &json!({ "stunServers": names })).unwrap();
     for name in ["home-1", "office-1"] {
         let peer = world.wait_for(TIMEOUT, |world| nat_of(world, name, "cone")).unwrap();
         let candidates = peer["status"]["iceCandidates"].as_array().unwrap();
@@ -94,7 +75,7 @@ fn nodes_behind_nats_find_each_other_with_stun_servers() {
     for (_, process) in servers {
         process.stop(Duration::from_secs(10)).unwrap();
     }
-    apply_mesh(&world, &json!({ "stunServers": ["203.0.113.250", "203.0.113.251"] }));
+    apply_mesh(&world, &json!({ "stunServers": ["203.0.113.250", "203.0.113.251"] })).unwrap();
     let problem = |world: &World| {
         let status = peer(world, "home-1")?["status"].clone();
         let problems = status["problems"].as_array().context("no problems")?;

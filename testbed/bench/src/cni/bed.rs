@@ -53,6 +53,7 @@ pub(crate) fn topology() -> Result<Topology> {
         nodes: vec!["198.51.100.11".parse()?],
         ipv6: Ipv6::Off,
         uplink_mtu: None,
+        carrier: None,
     };
     Ok(Topology {
         name: "bench",
