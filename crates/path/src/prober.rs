@@ -110,6 +110,10 @@ pub(crate) struct Prober {
     relay: Option<RelayPath>,
     /// When all paths were last tried.
     round_began: Option<Duration>,
+    /// When they are tried next because the peer has done so.
+    joined_round: Option<Duration>,
+    /// The last round was one that the peer asked for: it is not asked back.
+    is_joined: bool,
 }
 
 impl Prober {
@@ -148,6 +152,11 @@ impl Prober {
         if is_new {
             self.rounds = 0;
             self.plan_round(now);
+            if !self.works_directly(now) {
+                // The NAT of the peer may let in only what the peer has sent to.
+                self.is_joined = false;
+                self.try_relay(now);
+            }
         }
     }
 
@@ -197,14 +206,16 @@ impl Prober {
         self.plan_check(now);
     }
 
-    /// Takes an authenticated request of the peer. Its source is tried unless it is known to work, or belongs to one link only:
-    /// a source address is easily forged. A request by way of the relay may ask for more: that all paths are tried now.
+    /// Takes an authenticated request of the peer. Its source is tried unless a direct path is in use and works, or it belongs to
+    /// one link only: a source address is easily forged. A request by way of the relay may ask for more: that all paths are tried
+    /// now.
     pub(crate) fn handle_request(&mut self, now: Duration, from: SocketAddr, starts_round: bool) {
-        if starts_round && self.path(from).is_some_and(Path::is_relay) && self.needs_round(now) {
-            self.start_round(now);
+        if starts_round && self.path(from).is_some_and(Path::is_relay) && !self.works_directly(now) {
+            self.join_round(now);
             return;
         }
-        let (works, may_use) = (self.works(now), self.may_use(from));
+        let works = self.current_path().is_some_and(|path| !path.is_relay() && path.is_fresh(now));
+        let may_use = self.may_use(from);
         match self.paths.iter_mut().find(|path| path.candidate.address == from) {
             Some(path) if path.attempt.is_none() && !path.is_fresh(now) && !works => {
                 path.attempt = Some((now, 0));
@@ -224,10 +235,24 @@ impl Prober {
         self.relay.is_some_and(|relay| relay.is_only)
     }
 
-    /// Whether no direct path works, and the last round is some time ago.
-    fn needs_round(&self, now: Duration) -> bool {
-        let is_due = self.round_began.is_none_or(|at| now.saturating_sub(at) >= ROUND_INTERVAL);
-        is_due && !self.paths.iter().any(|path| !path.is_relay() && path.is_fresh(now))
+    fn works_directly(&self, now: Duration) -> bool {
+        self.paths.iter().any(|path| !path.is_relay() && path.is_fresh(now))
+    }
+
+    /// The peer tries all its paths. This node does so now, or when its own last round is long enough ago.
+    fn join_round(&mut self, now: Duration) {
+        let (last_request, _) = LAST_REQUEST;
+        match self.round_began {
+            // They are the same round.
+            Some(began) if now.saturating_sub(began) <= last_request => {}
+            Some(began) if now.saturating_sub(began) < ROUND_INTERVAL => {
+                self.joined_round = Some(began.saturating_add(ROUND_INTERVAL));
+            }
+            _ => {
+                self.start_round(now);
+                self.is_joined = true;
+            }
+        }
     }
 
     /// Takes an authenticated answer. Whether it answers a request of this node.
@@ -270,6 +295,13 @@ impl Prober {
                 self.start_round(now);
             }
         }
+        if self.joined_round.is_some_and(|at| at <= now) {
+            self.joined_round = None;
+            if !self.works_directly(now) {
+                self.start_round(now);
+                self.is_joined = true;
+            }
+        }
         let mut requests = Vec::new();
         if self.check.is_some_and(|(at, _)| at <= now) {
             requests.extend(self.check_current(now).map(|address| (address, false)));
@@ -277,7 +309,7 @@ impl Prober {
         for path in &mut self.paths {
             let address = path.candidate.address;
             if path.attempt_is_due(now) && !requests.iter().any(|(checked, _)| *checked == address) {
-                requests.push((address, path.is_relay()));
+                requests.push((address, path.is_relay() && !self.is_joined));
             }
         }
         let mut probes = Vec::with_capacity(requests.len());
@@ -334,7 +366,7 @@ impl Prober {
     /// When to call [`Self::handle_timeout`].
     pub(crate) fn poll_timeout(&self) -> Option<Duration> {
         let attempts = self.paths.iter().filter_map(Path::next_request);
-        attempts.chain(self.next_round).chain(self.check.map(|(at, _)| at)).min()
+        attempts.chain(self.next_round).chain(self.joined_round).chain(self.check.map(|(at, _)| at)).min()
     }
 
     fn path(&self, address: SocketAddr) -> Option<&Path> {
@@ -379,6 +411,8 @@ impl Prober {
         }
         self.rounds = self.rounds.saturating_add(1);
         self.round_began = Some(now);
+        self.joined_round = None;
+        self.is_joined = false;
         self.plan_round(now);
     }
 
@@ -426,7 +460,7 @@ impl Prober {
         self.start_round(now);
     }
 
-    /// So that its answer is there when the path in use has failed.
+    /// So that its answer is there when the path in use has failed, and that the peer tries its paths as well.
     fn try_relay(&mut self, now: Duration) {
         let relays = self.paths.iter_mut().filter(|path| path.is_relay() && path.attempt.is_none());
         relays.for_each(|path| path.attempt = Some((now, 0)));

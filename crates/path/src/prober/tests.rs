@@ -291,6 +291,52 @@ fn a_round_of_the_peer_starts_one_here_unless_a_direct_path_works() {
 }
 
 #[test]
+fn a_round_that_the_peer_asks_for_too_early_is_put_off_not_dropped() {
+    let mut bed = relayed(true, &[public(1)]);
+    bed.run(6 * SECOND, &[RELAY], 20 * MILLISECOND);
+    bed.session(RELAY);
+    bed.run(6 * SECOND, &[RELAY], 20 * MILLISECOND);
+    bed.prober.handle_request(bed.now, RELAY, true);
+    let began = bed.now;
+    let answers_to_peer = bed.prober.handle_timeout(bed.now, &mut bed.random);
+    assert!(!answers_to_peer.is_empty() && answers_to_peer.iter().all(|probe| !probe.starts_round));
+    // Other requests of the same attempt of the peer are not another round.
+    bed.run(SECOND / 2, &[RELAY], 20 * MILLISECOND);
+    bed.prober.handle_request(bed.now, RELAY, true);
+    bed.run(6 * SECOND, &[RELAY], 20 * MILLISECOND);
+    assert_eq!(bed.prober.round_began, Some(began));
+    bed.prober.handle_request(bed.now, RELAY, true);
+    let again = bed.now;
+    bed.run(2 * SECOND, &[RELAY], 20 * MILLISECOND);
+    bed.prober.handle_request(bed.now, RELAY, true);
+    let selected = bed.run(4 * SECOND, &[RELAY, public(1)], 20 * MILLISECOND);
+    assert_eq!(bed.prober.round_began, Some(again + 5 * SECOND));
+    assert_eq!(selected, [(public(1), EndpointReason::BetterPath)]);
+}
+
+#[test]
+fn a_request_that_comes_directly_is_returned_although_the_relay_works() {
+    let mut bed = relayed(true, &[public(1)]);
+    bed.run(6 * SECOND, &[RELAY], 20 * MILLISECOND);
+    bed.session(RELAY);
+    bed.prober.handle_request(bed.now, public(1), false);
+    let selected = bed.run(SECOND, &[RELAY, public(1)], 20 * MILLISECOND);
+    assert_eq!(selected, [(public(1), EndpointReason::BetterPath)]);
+}
+
+#[test]
+fn a_new_candidate_asks_the_peer_to_try_its_paths_at_the_same_time() {
+    let mut bed = relayed(true, &[public(1)]);
+    bed.run(6 * SECOND, &[RELAY], 20 * MILLISECOND);
+    bed.session(RELAY);
+    let (_, more) = with_relay(&[public(1), public(2)], false);
+    bed.prober.set_candidates(bed.now, &more);
+    let probes = bed.prober.handle_timeout(bed.now, &mut bed.random);
+    assert!(probes.iter().any(|probe| probe.to == public(2)));
+    assert!(probes.iter().any(|probe| probe.to == RELAY && probe.starts_round), "{probes:?}");
+}
+
+#[test]
 fn where_only_the_relay_may_be_used_a_direct_session_moves_to_it_and_stays() {
     let mut bed = relayed(false, &[public(1)]);
     bed.run(SECOND, &[public(1), RELAY], 20 * MILLISECOND);
@@ -326,7 +372,7 @@ fn a_peer_that_stays_away_gets_one_request_for_each_path() {
     let mut rounds = Vec::new();
     for _ in 0..60_000 {
         let sent = bed.requests().len();
-        if sent > 0 && requests % 5 == 0 || requests >= 10 && sent > 0 {
+        if sent > 0 && (requests % 5 == 0 || requests >= 10) {
             rounds.push((bed.now - SECOND).as_secs());
         }
         requests += sent;
