@@ -1,11 +1,11 @@
-//! Every input that the fuzz targets `grpc`, `probe`, `relay` and `stun` keep is read again, without a fuzzer.
+//! Every input that the fuzz targets `grpc`, `port_mapping`, `probe`, `relay` and `stun` keep is read again, without a fuzzer.
 #![cfg(test)]
 
 use std::path::Path;
 
 use fairlead_wire::cni::{CniArgs, error_of};
 use fairlead_wire::probe::{Header, ProbeKeys};
-use fairlead_wire::{relay, stun};
+use fairlead_wire::{nat_pmp, pcp, relay, stun, upnp};
 use prost::Message;
 
 fn kept(target: &str) -> Vec<Vec<u8>> {
@@ -30,6 +30,24 @@ fn kept_stun_responses_never_panic_and_some_are_good() {
     let answers: Vec<_> = kept("stun").iter().filter_map(|bytes| stun::parse_response(bytes).ok()).collect();
     let (mapped, refused): (Vec<_>, Vec<_>) = answers.iter().partition(|answer| answer.mapped.is_ok());
     assert!(mapped.len() > 2 && !refused.is_empty(), "{answers:?}");
+}
+
+#[test]
+fn kept_answers_of_gateways_never_panic_and_some_are_good() {
+    let location = "http://192.0.2.1:5000/root/desc.xml".parse().unwrap();
+    let mut good = [0; 5];
+    for bytes in kept("port_mapping") {
+        let (which, bytes) = bytes.split_first().unwrap();
+        let is_good = match which % 5 {
+            0 => pcp::parse_response(bytes).is_ok(),
+            1 => nat_pmp::parse_response(bytes).is_ok(),
+            2 => upnp::parse_search_response(bytes).is_some(),
+            3 => upnp::best_service(bytes, &location).is_some(),
+            _ => upnp::parse_answer(bytes) != upnp::Answer::default(),
+        };
+        good[usize::from(which % 5)] += usize::from(is_good);
+    }
+    assert_eq!(good, [3, 3, 1, 1, 2]);
 }
 
 #[test]
