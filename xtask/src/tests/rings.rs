@@ -56,6 +56,7 @@ pub(crate) const RINGS: &[Ring] = &[
             "fairlead-netlink",
             "fairlead-dataplane",
             "fairlead-tunnel",
+            "fairlead-port-mapping",
             "fairlead-bench",
         ],
         parallel: 1,

@@ -1,0 +1,18 @@
+//! Asks a default gateway to lead a UDP port to this host: PCP (RFC 6887), NAT-PMP (RFC 6886) and UPnP IGD, all tried at once.
+//!
+//! For nodes behind home routers: with a mapping they are reached by peers that hole punching does not help. Messages are
+//! encoded and parsed by [`fairlead_wire`]; here are sockets, time, and which answers are believed. A [`PortMapper`] keeps one
+//! mapping; what it finds goes to its caller. Which gateway is asked, for which port, and what becomes of the address is
+//! decided elsewhere.
+//!
+//! All packets leave by the gateway's link and carry the mark of the [`Request`]. Only the gateway itself is believed, and
+//! what it says is bounded in time and in bytes. A gateway that answers nothing costs a few packets per attempt.
+
+mod mapper;
+mod request;
+mod socket;
+mod udp;
+mod upnp;
+
+pub use mapper::PortMapper;
+pub use request::{Failure, Mapping, Protocol, Request};

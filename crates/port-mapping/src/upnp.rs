@@ -1,0 +1,241 @@
+//! UPnP IGD: the search for the gateway, and its actions over HTTP.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use fairlead_wire::upnp::{
+    self, Action, Answer, Location, PortMapping, SEARCH_GROUP, SEARCH_PORT, SEARCH_TARGETS, Service,
+    ServiceType,
+};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::time::{Instant, sleep_until, timeout, timeout_at};
+
+use crate::socket::{self, ANSWER_WITHIN, MAX_DATAGRAM};
+use crate::{Failure, Mapping, Protocol, Request};
+
+/// When searches are sent, after the beginning.
+const SEARCHED_AT: [Duration; 2] = [Duration::ZERO, Duration::from_millis(300)];
+/// Most datagrams that are read in search of the gateway.
+const MAX_ANSWERS: usize = 64;
+/// Longest description or answer; those of real gateways have a few KiB.
+const MAX_RESPONSE: u64 = 128 * 1024;
+/// How long a response may take.
+const RESPONSE_WITHIN: Duration = Duration::from_secs(1);
+/// How many ports are tried.
+const MAX_PORTS: usize = 4;
+/// Where other ports are looked for.
+const OTHER_PORTS: std::ops::Range<u16> = 1024..65_535;
+/// Shown by the gateway to its owner.
+const DESCRIPTION: &str = "Fairlead";
+/// Error codes (WANIPConnection:2, section 2.5).
+const CONFLICT: u16 = 718;
+const ONLY_PERMANENT: u16 = 725;
+const NO_SUCH_ENTRY: u16 = 714;
+/// Those of a gateway that does not have the action.
+const INVALID_ACTION: [u16; 2] = [401, 602];
+
+/// Looks for the gateway's best service.
+pub(crate) async fn discover(request: &Request) -> Result<Service, Failure> {
+    let IpAddr::V4(gateway) = request.gateway else { return Err(Failure::NoAnswer) };
+    let location = search(request, gateway).await?;
+    let description = fetch(request, &location, &upnp::description_request(&location)).await;
+    let (_, description) =
+        description.map_err(|error| refused(&format!("cannot read its description: {error}")))?;
+    upnp::best_service(&description, &location).ok_or_else(|| refused("it has no service that maps ports"))
+}
+
+async fn search(request: &Request, gateway: Ipv4Addr) -> Result<Location, Failure> {
+    let socket = socket::search(request).map_err(|_| Failure::NoAnswer)?;
+    let began = Instant::now();
+    let send = async {
+        for after in SEARCHED_AT {
+            sleep_until(began + after).await;
+            for ip in [gateway, SEARCH_GROUP] {
+                let to = SocketAddr::from((ip, SEARCH_PORT));
+                for target in SEARCH_TARGETS {
+                    drop(socket.send_to(upnp::search_request(target, to).as_bytes(), to).await);
+                }
+            }
+        }
+        std::future::pending::<()>().await;
+    };
+    let mut is_elsewhere = false;
+    let receive = async {
+        let mut buffer = [0; MAX_DATAGRAM];
+        for _ in 0..MAX_ANSWERS {
+            let Ok((length, from)) = socket.recv_from(&mut buffer).await else { break };
+            // Other devices of the network answer too.
+            let datagram = buffer.get(..length).filter(|_| from.ip() == request.gateway);
+            match datagram.and_then(upnp::parse_search_response) {
+                Some(location) if location.address.ip() == request.gateway => return Some(location),
+                Some(_) => is_elsewhere = true,
+                None => {}
+            }
+        }
+        None
+    };
+    let found = tokio::select! {
+        () = send => return Err(Failure::NoAnswer),
+        found = timeout_at(began + ANSWER_WITHIN, receive) => found,
+    };
+    match found.ok().flatten() {
+        Some(location) => Ok(location),
+        None if is_elsewhere => Err(refused("its description is at another host, which is not asked")),
+        None => Err(Failure::NoAnswer),
+    }
+}
+
+/// Asks for a mapping, at `wanted` outside if that is free. A port of another host is never taken.
+pub(crate) async fn map(
+    request: &Request,
+    service: &Service,
+    wanted: u16,
+    lifetime: u32,
+) -> Result<Mapping, Failure> {
+    let (answer, client) = act(request, service, &Action::GetExternalIpAddress).await?;
+    let address = answer.external_address.ok_or_else(|| refused("it says no external address"))?;
+    // A node that knows that it is of no use leaves nothing at the gateway.
+    Mapping::new(Protocol::Upnp, SocketAddr::new(address, wanted), lifetime)?;
+    let client = SocketAddr::new(client, request.port);
+    let mut refusal = refused(upnp::refusal(CONFLICT));
+    let others = (1..MAX_PORTS).map(|_| rand::random_range(OTHER_PORTS));
+    for external_port in std::iter::once(wanted).chain(others) {
+        let mapping = PortMapping { external_port, client, description: DESCRIPTION, lease: lifetime };
+        match add(request, service, mapping).await? {
+            Ok(port) => return Mapping::new(Protocol::Upnp, SocketAddr::new(address, port), lifetime),
+            Err(code) => refusal = refused(upnp::refusal(code)),
+        }
+    }
+    Err(refusal)
+}
+
+/// Deletes the mapping of an external port.
+pub(crate) async fn delete(request: &Request, service: &Service, external_port: u16) {
+    drop(act(request, service, &Action::DeletePortMapping(external_port)).await);
+}
+
+/// Adds a mapping; the port, or the code with which this port is refused.
+async fn add(
+    request: &Request,
+    service: &Service,
+    mapping: PortMapping<'_>,
+) -> Result<Result<u16, u16>, Failure> {
+    if service.service_type == ServiceType::WanIp2 {
+        let (answer, _) = act(request, service, &Action::AddAnyPortMapping(mapping)).await?;
+        match answer.error {
+            None => return Ok(Ok(answer.reserved_port.unwrap_or(mapping.external_port))),
+            Some(code) if INVALID_ACTION.contains(&code) => {}
+            Some(code) => return Ok(Err(code)),
+        }
+    }
+    // Gateways of version 1 may let one host take the port of another.
+    let entry = Action::GetSpecificPortMappingEntry(mapping.external_port);
+    let (entry, _) = act(request, service, &entry).await?;
+    let owner = entry.internal_client.zip(entry.internal_port);
+    let is_taken = owner.is_some_and(|owner| owner != (mapping.client.ip(), mapping.client.port()));
+    if is_taken || (entry.error.is_none() && owner.is_none()) {
+        return Ok(Err(CONFLICT));
+    }
+    if let Some(code) = entry.error.filter(|code| *code != NO_SUCH_ENTRY) {
+        tracing::debug!(code, "the gateway does not say whose a port is");
+    }
+    let (mut answer, _) = act(request, service, &Action::AddPortMapping(mapping)).await?;
+    if answer.error == Some(ONLY_PERMANENT) {
+        // It is deleted when the node leaves the mesh.
+        let permanent = PortMapping { lease: 0, ..mapping };
+        (answer, _) = act(request, service, &Action::AddPortMapping(permanent)).await?;
+    }
+    Ok(answer.error.map_or(Ok(mapping.external_port), Err))
+}
+
+/// The answer, and this host's address as the gateway sees it.
+async fn act(request: &Request, service: &Service, action: &Action<'_>) -> Result<(Answer, IpAddr), Failure> {
+    let message = upnp::action_request(service, action);
+    let (client, body) = fetch(request, &service.control, &message)
+        .await
+        .map_err(|error| refused(&format!("its service does not answer: {error}")))?;
+    Ok((upnp::parse_answer(&body), client))
+}
+
+/// Sends a request of HTTP and returns the body of the response, whatever its status: errors of actions have one.
+async fn fetch(request: &Request, location: &Location, message: &str) -> io::Result<(IpAddr, Vec<u8>)> {
+    let exchange = async {
+        let mut stream = socket::tcp(request, location.address).await?;
+        let client = stream.local_addr()?.ip();
+        stream.write_all(message.as_bytes()).await?;
+        let (mut response, mut buffer) = (Vec::new(), vec![0; 8 * 1024]);
+        let mut limited = (&mut stream).take(MAX_RESPONSE);
+        loop {
+            let length = limited.read(&mut buffer).await?;
+            response.extend_from_slice(buffer.get(..length).unwrap_or_default());
+            if let Some(body) = body(&response, length == 0) {
+                return Ok((client, body));
+            }
+            if length == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+        }
+    };
+    timeout(RESPONSE_WITHIN, exchange).await?
+}
+
+/// The body of a response that is complete, or ends here.
+fn body(response: &[u8], has_ended: bool) -> Option<Vec<u8>> {
+    let end = response.windows(4).position(|window| window == b"\r\n\r\n")?;
+    let (head, rest) = response.split_at_checked(end.checked_add(4)?)?;
+    let head = String::from_utf8_lossy(head).to_ascii_lowercase();
+    let value = |name: &str| {
+        let mut lines = head.lines().filter_map(|line| line.split_once(':'));
+        lines.find_map(|(found, value)| (found.trim() == name).then(|| value.trim()))
+    };
+    if value("transfer-encoding").is_some_and(|coding| coding.contains("chunked")) {
+        return dechunked(rest);
+    }
+    match value("content-length").and_then(|length| length.parse::<usize>().ok()) {
+        Some(length) => rest.get(..length).map(<[u8]>::to_vec),
+        None => has_ended.then(|| rest.to_vec()),
+    }
+}
+
+/// Chunks put together (RFC 9112, section 7.1); `None` while the last one is missing.
+fn dechunked(mut rest: &[u8]) -> Option<Vec<u8>> {
+    let mut body = Vec::new();
+    loop {
+        let end = rest.windows(2).position(|window| window == b"\r\n")?;
+        let (line, behind) = rest.split_at_checked(end)?;
+        let digits = std::str::from_utf8(line).ok()?.split(';').next()?.trim();
+        let length = usize::from_str_radix(digits, 16).ok()?;
+        if length == 0 {
+            return Some(body);
+        }
+        let (chunk, behind) = behind.get(2..)?.split_at_checked(length)?;
+        body.extend_from_slice(chunk);
+        rest = behind.get(2..)?;
+    }
+}
+
+fn refused(reason: &str) -> Failure {
+    Failure::refused(Protocol::Upnp, reason)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_body_ends_where_its_headers_say() {
+        let is = |response: &[u8], has_ended| body(response, has_ended);
+        assert_eq!(is(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nabc", false), Some(b"ab".to_vec()));
+        assert_eq!(is(b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nabc", true), None);
+        assert_eq!(is(b"HTTP/1.1 200 OK\r\n\r\nabc", false), None);
+        assert_eq!(is(b"HTTP/1.1 200 OK\r\n\r\nabc", true), Some(b"abc".to_vec()));
+        assert_eq!(is(b"HTTP/1.1 200 OK\r\n", true), None);
+        let chunked =
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2;a=b\r\nab\r\n1\r\nc\r\n0\r\n\r\n";
+        assert_eq!(is(chunked, false), Some(b"abc".to_vec()));
+        assert_eq!(is(&chunked[..60], true), None);
+        assert_eq!(dechunked(b"ffffffffffffffff\r\nab"), None);
+        assert_eq!(dechunked(b"-1\r\nab"), None);
+    }
+}
