@@ -1,13 +1,15 @@
 //! The Node service, which `fairlead status` and `fairlead ipam` call.
 
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::SystemTime;
 
 use fairlead_path::State;
+use fairlead_port_mapping::{Failure, Protocol};
 use fairlead_wire::node::node_server::Node;
 use fairlead_wire::node::{
     BlockRoute, IpamCheckRequest, IpamCheckResponse, IpamReleaseRequest, IpamReleaseResponse,
-    IpamShowRequest, IpamShowResponse, Peer, Relay, Router, StatusRequest, StatusResponse,
+    IpamShowRequest, IpamShowResponse, Peer, PortMapping, Relay, Router, StatusRequest, StatusResponse,
 };
 use tonic::{Request, Response, Status};
 
@@ -103,11 +105,28 @@ fn describe(report: &Report, answer: &mut StatusResponse, now: SystemTime) {
     answer.prefixes = report.own_prefixes.iter().map(ToString::to_string).collect();
     answer.problems.extend(report.problems.iter().map(ToString::to_string));
     answer.relay = report.relay.as_ref().map(describe_relay);
+    answer.port_mappings = describe_port_mappings(report);
     answer.peers = report.peers.iter().map(|peer| describe_peer(peer, now)).collect();
     if let Some(relay) = &answer.relay {
         let relayed = answer.peers.iter_mut().zip(&report.peers).filter(|(_, peer)| peer.is_relayed());
         relayed.for_each(|(peer, _)| peer.endpoint.clone_from(&relay.endpoint));
     }
+}
+
+fn describe_port_mappings(report: &Report) -> Vec<PortMapping> {
+    let describe = |(gateway, outcome): (&IpAddr, &Result<(Protocol, SocketAddr), Failure>)| {
+        let gateway = gateway.to_string();
+        match outcome {
+            Ok((protocol, external)) => PortMapping {
+                gateway,
+                protocol: protocol.to_string(),
+                external: external.to_string(),
+                error: String::new(),
+            },
+            Err(failure) => PortMapping { gateway, error: failure.to_string(), ..PortMapping::default() },
+        }
+    };
+    report.port_mappings.0.iter().map(describe).collect()
 }
 
 fn describe_relay(relay: &RelayReport) -> Relay {

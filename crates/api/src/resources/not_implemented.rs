@@ -44,8 +44,19 @@ pub enum Gap {
 pub struct Field {
     /// Names from the root of the object, separated by dots.
     pub path: &'static str,
-    /// The only value that has no effect, if others have one.
-    pub value: Option<&'static str>,
+    /// Which values have no effect.
+    pub values: Values,
+}
+
+/// Values of a field that have no effect.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Values {
+    /// All.
+    Any,
+    /// This one; others have an effect.
+    Only(&'static str),
+    /// All. The one that the API server fills in is not the user's, who is not warned of it.
+    OtherThan(u32),
 }
 
 /// Everything that has no effect yet.
@@ -93,12 +104,15 @@ pub const WIREKUBE_MESH: NotImplemented = NotImplemented {
     gap: Gap::Fields(&[
         Field::any("spec.apiServerURL"),
         Field::any("spec.meshCIDR"),
-        Field::any("spec.natTraversal"),
+        Field::value("spec.natTraversal.birthdayAttack", "enabled"),
+        Field::any("spec.natTraversal.directConnectedWindowSeconds"),
+        Field::other_than("spec.natTraversal.handshakeValidWindowSeconds", 180),
+        Field::other_than("spec.natTraversal.healthProbeTimeoutSeconds", 5),
         Field::any("spec.relay.external.controlEndpoint"),
         Field::any("spec.relay.managed"),
-        Field { path: "spec.relay.provider", value: Some("managed") },
+        Field::value("spec.relay.provider", "managed"),
         // Addresses of other nodes enter the mesh, in whatever subnet they are: that is `tunnel`.
-        Field { path: "spec.routing.localSubnetPolicy", value: Some("bypass") },
+        Field::value("spec.routing.localSubnetPolicy", "bypass"),
     ]),
 };
 
@@ -113,28 +127,41 @@ pub const WIREKUBE_PEER: NotImplemented = NotImplemented {
 
 impl Field {
     const fn any(path: &'static str) -> Self {
-        Self { path, value: None }
+        Self { path, values: Values::Any }
+    }
+
+    const fn value(path: &'static str, value: &'static str) -> Self {
+        Self { path, values: Values::Only(value) }
+    }
+
+    const fn other_than(path: &'static str, default: u32) -> Self {
+        Self { path, values: Values::OtherThan(default) }
     }
 
     fn is_in(&self, object: &Value) -> bool {
         let found = self.path.split('.').try_fold(object, |value, name| value.get(name));
-        found.is_some_and(|found| self.value.is_none_or(|value| found == value))
+        found.is_some_and(|found| match self.values {
+            Values::Any => true,
+            Values::Only(value) => found == value,
+            Values::OtherThan(default) => *found != default,
+        })
     }
 
     /// The field as it is named to users.
     fn label(&self) -> String {
-        match self.value {
-            Some(value) => format!("{}: {value}", self.path),
-            None => self.path.to_owned(),
+        match self.values {
+            Values::Only(value) => format!("{}: {value}", self.path),
+            Values::Any | Values::OtherThan(_) => self.path.to_owned(),
         }
     }
 
     /// Whether the field is in `object`, in CEL.
     fn cel(&self) -> String {
         let path = self.path.split('.').map(|name| format!(".?{name}")).collect::<String>();
-        match self.value {
-            Some(value) => format!("object{path}.orValue('') == '{value}'"),
-            None => format!("object{path}.hasValue()"),
+        match self.values {
+            Values::Any => format!("object{path}.hasValue()"),
+            Values::Only(value) => format!("object{path}.orValue('') == '{value}'"),
+            Values::OtherThan(default) => format!("object{path}.orValue({default}) != {default}"),
         }
     }
 }
@@ -243,9 +270,9 @@ pub(super) fn explain(definition: &mut CustomResourceDefinition) {
         match entry.gap {
             Gap::Annotations(_) => {}
             Gap::Fields(fields) => fields.iter().for_each(|field| {
-                let words = match field.value {
-                    Some(value) => format!("Not implemented yet, without effect: {value}."),
-                    None => "Not implemented yet, without effect.".to_owned(),
+                let words = match field.values {
+                    Values::Only(value) => format!("Not implemented yet, without effect: {value}."),
+                    Values::Any | Values::OtherThan(_) => "Not implemented yet, without effect.".to_owned(),
                 };
                 let property = field
                     .path
@@ -279,6 +306,18 @@ mod tests {
         );
         let works = json!({ "spec": { "mtu": 1400, "routing": { "localSubnetPolicy": "tunnel" } } });
         assert_eq!(WIREKUBE_MESH.message(&works), None);
+        // With what the API server fills in.
+        let traversal = |birthday: &str, window: u32| {
+            json!({ "spec": { "natTraversal": {
+            "portMapping": "disabled", "birthdayAttack": birthday, "handshakeValidWindowSeconds": window,
+            "healthProbeTimeoutSeconds": 5,
+        } } })
+        };
+        assert_eq!(WIREKUBE_MESH.message(&traversal("disabled", 180)), None);
+        let message = WIREKUBE_MESH.message(&traversal("enabled", 60)).unwrap();
+        assert!(message.ends_with(
+            "spec.natTraversal.birthdayAttack: enabled, spec.natTraversal.handshakeValidWindowSeconds"
+        ));
         assert_eq!(
             EGRESS.message(&json!({})).unwrap(),
             "Egress is not implemented yet: no egress gateway is created"

@@ -144,6 +144,9 @@ pub struct NatTraversal {
     /// The annotation wirekube.io/birthday-attack on a WireKubePeer overrides it.
     #[serde(default)]
     pub birthday_attack: Toggle,
+    /// Whether nodes ask their default gateway, over IPv4 and IPv6, to lead the WireGuard port to them (PCP, NAT-PMP, UPnP). Not in WireKube.
+    #[serde(default = "enabled")]
+    pub port_mapping: Toggle,
     /// Seconds after a handshake during which a direct path counts as working.
     #[serde(default = "default_handshake_valid_window")]
     #[schemars(with = "i32", range(min = 5, max = 86400))]
@@ -370,6 +373,7 @@ impl Default for NatTraversal {
     fn default() -> Self {
         Self {
             birthday_attack: Toggle::default(),
+            port_mapping: enabled(),
             handshake_valid_window_seconds: default_handshake_valid_window(),
             health_probe_timeout_seconds: default_health_probe_timeout(),
             direct_connected_window_seconds: None,
@@ -383,6 +387,10 @@ impl NatTraversal {
         let default = self.handshake_valid_window_seconds.saturating_add(120);
         Duration::from_secs(self.direct_connected_window_seconds.unwrap_or(default).into())
     }
+}
+
+fn enabled() -> Toggle {
+    Toggle::Enabled
 }
 
 fn default_masquerade() -> bool {

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::Context as _;
-use fairlead_wire::node::{Peer, Relay, StatusRequest, StatusResponse};
+use fairlead_wire::node::{Peer, PortMapping, Relay, StatusRequest, StatusResponse};
 use serde_json::{Value, json};
 
 use super::connect;
@@ -40,6 +40,10 @@ fn node_json(status: &StatusResponse) -> Value {
         "prefixes": status.prefixes,
         "problems": status.problems,
         "netlinkChanges": status.netlink_changes,
+        "portMappings": status.port_mappings.iter().map(|mapping| json!({
+            "gateway": mapping.gateway, "protocol": mapping.protocol, "external": mapping.external,
+            "error": mapping.error,
+        })).collect::<Vec<_>>(),
         "relay": status.relay.as_ref().map(|relay| json!({
             "endpoint": relay.endpoint, "connected": relay.connected, "error": relay.error,
             "roundTripSeconds": relay.round_trip_seconds, "rxBytes": relay.rx_bytes, "txBytes": relay.tx_bytes,
@@ -74,6 +78,10 @@ fn node_table(status: &StatusResponse, wide: bool) -> String {
         or_dash(&status.public_key),
         or_dash(&status.prefixes.join(" ")),
     );
+    for PortMapping { gateway, protocol, external, error } in &status.port_mappings {
+        let outcome = if error.is_empty() { format!("{external}  {protocol}") } else { error.clone() };
+        text.push_str(&format!("port mapping by {gateway}: {outcome}\n\n"));
+    }
     if let Some(relay) = &status.relay {
         text.push_str(&format!("relay {}\n\n", relay_line(relay)));
     }

@@ -94,6 +94,8 @@ pub struct Desired {
     pub observed: Vec<SocketAddr>,
     /// Where STUN servers see this node, other than at an address of its own.
     pub reflexive: Vec<SocketAddr>,
+    /// Where gateways take packets for this node, other than at an address of its own.
+    pub mapped: Vec<SocketAddr>,
     /// The address translation in front of this node, as far as it is known.
     pub nat: NatType,
     /// This node's prefixes.
@@ -120,6 +122,7 @@ impl Desired {
         let endpoints = host_endpoints(inputs, &host.addresses);
         let observed = sightings.endpoints(&inputs.node, &inputs.public_key);
         let reflexive = reflexive(&endpoints, stun);
+        let mapped = mapped(inputs, &endpoints);
         let own = OwnView {
             addresses: endpoints.iter().map(SocketAddr::ip).collect(),
             // A public address on an interface of this host says nothing about who else is near.
@@ -127,6 +130,7 @@ impl Desired {
                 .iter()
                 .filter(|seen| !endpoints.contains(seen))
                 .chain(&reflexive)
+                .chain(&mapped)
                 .map(SocketAddr::ip)
                 .collect(),
             prefixes: host.networks.clone(),
@@ -137,6 +141,7 @@ impl Desired {
             host: endpoints,
             observed,
             reflexive,
+            mapped,
             own_prefixes: own_prefixes(inputs),
             problems: problems(inputs, &plan, stun),
             bypass: bypass(inputs, &plan),
@@ -276,9 +281,13 @@ fn peer_view(
 
 /// Where each observer sees this node, with the observer's own address.
 fn seen(inputs: &Inputs, sightings: &Sightings<'_>, stun: &StunAnswers) -> Vec<Seen> {
-    let by_nodes = sightings.of(&inputs.node, &inputs.public_key).filter_map(|(observer, address)| {
-        Some(Seen { observer: observer.endpoints.host.first()?.ip(), address })
-    });
+    // A port that a gateway leads here on request is no mapping of its own accord.
+    let mapped: Vec<SocketAddr> = inputs.port_mappings.addresses().collect();
+    let by_nodes = sightings.of(&inputs.node, &inputs.public_key);
+    let by_nodes =
+        by_nodes.filter(|(_, address)| !mapped.contains(address)).filter_map(|(observer, address)| {
+            Some(Seen { observer: observer.endpoints.host.first()?.ip(), address })
+        });
     // Another family than the server's comes from a translation between families (RFC 6146), of which a mapping of this
     // family says nothing.
     let by_servers = mappings(stun)
@@ -298,6 +307,13 @@ fn mappings(stun: &StunAnswers) -> impl Iterator<Item = (SocketAddr, SocketAddr)
 fn reflexive(endpoints: &[SocketAddr], stun: &StunAnswers) -> Vec<SocketAddr> {
     let distinct: BTreeSet<SocketAddr> = mappings(stun).map(|(_, address)| address).collect();
     distinct.into_iter().filter(|address| !endpoints.contains(address)).collect()
+}
+
+/// What gateways granted, without this host's own endpoints and the addresses of pods.
+fn mapped(inputs: &Inputs, endpoints: &[SocketAddr]) -> Vec<SocketAddr> {
+    let blocks: PrefixSet = inputs.members.iter().flat_map(|member| &member.blocks).collect();
+    let granted = inputs.port_mappings.addresses();
+    granted.filter(|address| !(endpoints.contains(address) || blocks.contains(address.ip()))).collect()
 }
 
 /// Addresses of the Node object first, because an administrator chose them; then the other addresses of this host.
@@ -322,7 +338,11 @@ fn own_prefixes(inputs: &Inputs) -> Vec<IpNet> {
 fn problems(inputs: &Inputs, plan: &Plan, stun: &StunAnswers) -> Vec<MeshProblem> {
     let open = plan.problems.iter().filter(|problem| !problem.is_solved_by(&inputs.settings.excluded));
     let read = inputs.problems.iter().cloned().map(MeshProblem::Source);
-    read.chain(open.cloned().map(MeshProblem::Plan)).chain(stun_problems(inputs, stun)).collect()
+    let refused = inputs.port_mappings.problems();
+    read.chain(open.cloned().map(MeshProblem::Plan))
+        .chain(stun_problems(inputs, stun))
+        .chain(refused)
+        .collect()
 }
 
 /// Servers whose answer is unusable. One that does not answer is a problem only if none does: it may be of a family that

@@ -16,6 +16,7 @@ use kube::runtime::reflector::ObjectRef;
 use tokio::sync::watch;
 
 use super::names::Names;
+use super::port_mapping::PortMappings;
 use super::problem::MeshFailure;
 use super::settings::MeshSettings;
 use crate::members::{self, MemberSource, SourceProblem, annotations, nodes};
@@ -43,6 +44,8 @@ pub struct Inputs {
     pub keepalive: Option<u16>,
     /// Endpoints given as host names, resolved.
     pub resolved: BTreeMap<Endpoint, Vec<SocketAddr>>,
+    /// Where gateways take packets for this node.
+    pub port_mappings: PortMappings,
     /// What could not be read.
     pub problems: Vec<SourceProblem>,
 }
@@ -55,6 +58,7 @@ pub(super) struct InputReader {
     meshes: Arc<Cache<WireKubeMesh>>,
     sources: Vec<Box<dyn MemberSource>>,
     api_server: watch::Receiver<Option<Vec<SocketAddr>>>,
+    port_mappings: watch::Receiver<PortMappings>,
     names: Names,
     node_changed: watch::Receiver<u64>,
     mesh_changed: watch::Receiver<u64>,
@@ -79,13 +83,25 @@ impl InputReader {
         meshes: Arc<Cache<WireKubeMesh>>,
         sources: Vec<Box<dyn MemberSource>>,
         api_server: watch::Receiver<Option<Vec<SocketAddr>>>,
+        port_mappings: watch::Receiver<PortMappings>,
     ) -> Self {
         let (mut node_changed, mut mesh_changed) = (nodes.subscribe(), meshes.subscribe());
         // Only what changes from now on is news.
         node_changed.mark_unchanged();
         mesh_changed.mark_unchanged();
         let names = Names::default();
-        Self { node, public_key, nodes, meshes, sources, api_server, names, node_changed, mesh_changed }
+        Self {
+            node,
+            public_key,
+            nodes,
+            meshes,
+            sources,
+            api_server,
+            port_mappings,
+            names,
+            node_changed,
+            mesh_changed,
+        }
     }
 
     /// Resolves when the inputs may have changed.
@@ -94,6 +110,7 @@ impl InputReader {
             () = members::changed(&mut self.sources) => {}
             () = self.names.changed() => {}
             _ = self.api_server.changed() => {}
+            Ok(()) = self.port_mappings.changed() => {}
             _ = self.mesh_changed.changed() => {}
             _ = self.node_changed.changed() => {}
         }
@@ -134,6 +151,7 @@ impl InputReader {
             manual,
             keepalive,
             resolved,
+            port_mappings: self.port_mappings.borrow_and_update().clone(),
             problems,
         })
     }

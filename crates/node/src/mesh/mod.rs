@@ -4,7 +4,7 @@
 //! [`desired`] plans with [`fairlead_topology`] and lists the endpoints of each peer; it is pure. [`reconciler`] brings the
 //! kernel there. [`paths`] drives [`fairlead_path`] and chooses endpoints; a timer of a path reads neither the cluster's
 //! objects nor links, routes or nftables. [`run`] says when what happens. [`publisher`] writes this node's WireKubePeer
-//! from reports, beside all of this.
+//! from reports, and [`port_mapping`] asks gateways for a port, beside all of this.
 
 pub mod desired;
 pub mod inputs;
@@ -14,6 +14,7 @@ mod names;
 mod observers;
 pub mod path_port;
 mod paths;
+pub mod port_mapping;
 pub mod problem;
 pub mod publish;
 mod publisher;
@@ -37,6 +38,7 @@ use fairlead_cluster::events::EventPublisher;
 use fairlead_cluster::subsystem::Supervisor;
 use fairlead_dataplane::wireguard::Preference;
 use fairlead_path::Identity;
+use fairlead_wire::pcp::Nonce;
 use k8s_openapi::api::core::v1::Node;
 use kube::{Client, ResourceExt};
 use tokio::sync::{oneshot, watch};
@@ -45,6 +47,7 @@ use self::inputs::InputReader;
 use self::kernel::HostKernel;
 use self::metrics::MeshMetrics;
 use self::paths::PathDriver;
+use self::port_mapping::{PortMappingTask, PortMappings};
 use self::problem::MeshFailure;
 use self::publisher::{Publication, Publisher};
 use self::reconciler::{DeviceSlot, Mesh};
@@ -101,7 +104,21 @@ pub fn start(deps: MeshDeps, supervisor: &mut Supervisor) -> MeshHandle {
         vec![Box::new(Kubernetes::of_mesh(Arc::clone(&deps.peers), deps.blocks))];
     let identity = (deps.node.clone(), public_key);
     let meshes = Arc::clone(&deps.meshes);
-    let reader = InputReader::new(identity, Arc::clone(&deps.nodes), deps.meshes, sources, deps.api_server);
+    let (found, port_mappings) = watch::channel(PortMappings::default());
+    let port_mapping = PortMappingTask {
+        meshes: Arc::clone(&meshes),
+        kernel: deps.kernel.subscribe(port_mapping::concerns),
+        nonce: Nonce::of(&private_key.0),
+        found,
+    };
+    let reader = InputReader::new(
+        identity,
+        Arc::clone(&deps.nodes),
+        deps.meshes,
+        sources,
+        deps.api_server,
+        port_mappings,
+    );
     let probes = Identity { private_key: private_key.clone(), public_key, epoch: rand::random() };
     let (view, status) = RelayView::open();
     let paths = PathDriver::new(probes, rand::random(), view.clone(), Instant::now());
@@ -127,6 +144,7 @@ pub fn start(deps: MeshDeps, supervisor: &mut Supervisor) -> MeshHandle {
     let subsystem = supervisor.subsystem("mesh");
     subsystem.spawn("publisher", publisher.run(reports.subscribe()));
     subsystem.spawn("relay", relay.run());
+    subsystem.spawn("port mapping", port_mapping.run());
     let (stopped, device) = oneshot::channel();
     let running = Arc::clone(&reports);
     let kernel = deps.kernel.subscribe(run::concerns);

@@ -1,7 +1,7 @@
 //! Problems of the mesh, and why a node has none.
 
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use fairlead_dataplane::uplink::SysctlError;
 use fairlead_dataplane::wireguard;
@@ -30,6 +30,13 @@ pub enum MeshProblem {
     },
     /// This node's WireGuard implementation gives no access to its port.
     StunUnavailable,
+    /// The default gateway does not lead the port to this node, or in a way that is of no use.
+    PortMappingRefused {
+        /// The gateway.
+        gateway: IpAddr,
+        /// Why.
+        reason: String,
+    },
     /// The relay is away.
     RelayUnavailable {
         /// Where it is.
@@ -53,6 +60,7 @@ impl MeshProblem {
             Self::NoStunAnswer { .. } => "NoSTUNAnswer",
             Self::StunServer { .. } => "STUNServerUnusable",
             Self::StunUnavailable => "STUNUnavailable",
+            Self::PortMappingRefused { .. } => "PortMappingRefused",
             Self::RelayUnavailable { .. } => "RelayUnavailable",
             Self::DuplicateKey { .. } => "DuplicateKey",
         }
@@ -68,6 +76,7 @@ impl MeshProblem {
             Self::NoStunAnswer { .. }
             | Self::StunServer { .. }
             | Self::StunUnavailable
+            | Self::PortMappingRefused { .. }
             | Self::RelayUnavailable { .. }
             | Self::DuplicateKey { .. } => Vec::new(),
         }
@@ -87,6 +96,10 @@ impl fmt::Display for MeshProblem {
             Self::StunServer { server, what } => write!(f, "STUN server {server} {what}; name another one"),
             Self::StunUnavailable => f.write_str(
                 "the kernel's WireGuard gives no access to its port, so stunServers have no effect on this node; other nodes report where they see it",
+            ),
+            Self::PortMappingRefused { gateway, reason } => write!(
+                f,
+                "the gateway {gateway} maps no port to this node ({reason}): allow it on the router, or set natTraversal.portMapping to disabled"
             ),
             Self::RelayUnavailable { endpoint, error } => write!(
                 f,

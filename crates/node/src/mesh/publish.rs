@@ -31,7 +31,7 @@ use super::report::{PeerReport, Report};
 const MANAGER: &str = "fairlead-node";
 /// Priority of an address of the node itself (WireKube's candidate table).
 const HOST_PRIORITY: i32 = 100;
-/// Priorities of an address that a STUN server sees: behind a symmetric NAT it is that of this server alone.
+/// Priorities of an address that a gateway mapped or that a STUN server sees: behind a symmetric NAT the latter is that of this server alone.
 const REFLEXIVE_PRIORITY: i32 = 200;
 const SYMMETRIC_PRIORITY: i32 = 50;
 /// Priority of the relay (the same table).
@@ -269,8 +269,14 @@ fn endpoint(facts: &Facts<'_>) -> (Option<String>, EndpointDiscoveryMethod) {
     if let Some(manual) = &facts.report.manual {
         return (Some(manual.to_string()), EndpointDiscoveryMethod::Manual);
     }
-    let Report { nat, port, host, observed, reflexive, .. } = facts.report;
-    let public = reflexive.iter().find(|address| !is_private(address.ip()));
+    let Report { nat, port, host, observed, reflexive, mapped, .. } = facts.report;
+    let is_public = |address: &&SocketAddr| !is_private(address.ip());
+    let public = reflexive.iter().find(is_public);
+    // What the gateway maps is the port of every peer. Where every peer sees the same port anyway, that of STUN comes first.
+    let mapped = mapped.iter().find(is_public).filter(|_| *nat != NatType::Open);
+    if let Some(mapped) = mapped.filter(|_| public.is_none() || *nat == NatType::Symmetric) {
+        return (Some(mapped.to_string()), EndpointDiscoveryMethod::Upnp);
+    }
     match (public, observed.first(), host.first()) {
         // The port is that of the one server, and no other; the address is right (WireKube publishes the same).
         (Some(seen), ..) if *nat == NatType::Symmetric => {
@@ -285,7 +291,7 @@ fn endpoint(facts: &Facts<'_>) -> (Option<String>, EndpointDiscoveryMethod) {
     }
 }
 
-/// Addresses of the node itself, those at which STUN servers see it, and the relay.
+/// Addresses of the node itself, those that gateways mapped, those at which STUN servers see it, and the relay.
 fn ice_candidates(report: &Report) -> Vec<IceCandidate> {
     let is_symmetric = report.nat == NatType::Symmetric;
     let priority = if is_symmetric { SYMMETRIC_PRIORITY } else { REFLEXIVE_PRIORITY };
@@ -302,7 +308,11 @@ fn ice_candidates(report: &Report) -> Vec<IceCandidate> {
         address: format!("{}:{}", relay.endpoint.host, relay.endpoint.port),
         priority: RELAY_PRIORITY,
     });
-    host.chain(reflexive).chain(relay).collect()
+    let mapped =
+        report.mapped.iter().map(|address| candidate(CandidateType::Srflx, address, REFLEXIVE_PRIORITY));
+    let is_other =
+        |seen: &IceCandidate| !report.mapped.iter().any(|mapped| mapped.to_string() == seen.address);
+    host.chain(mapped).chain(reflexive.filter(is_other)).chain(relay).collect()
 }
 
 /// Endpoints of peers that did not publish them: what a peer behind another NAT needs to reach them.

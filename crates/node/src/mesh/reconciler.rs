@@ -210,6 +210,8 @@ impl<K: Kernel> Mesh<K> {
             host: desired.host.clone(),
             observed: desired.observed.clone(),
             reflexive: desired.reflexive.clone(),
+            mapped: desired.mapped.clone(),
+            port_mappings: inputs.port_mappings.clone(),
             peers: self.report_peers(desired, now),
             own_prefixes: desired.own_prefixes.clone(),
             claims: inputs.claims.clone(),

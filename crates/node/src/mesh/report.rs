@@ -11,6 +11,7 @@ use fairlead_relay::client::{self, is_relayed};
 use ipnet::IpNet;
 
 use super::path_port::PathCounters;
+use super::port_mapping::PortMappings;
 use super::problem::MeshProblem;
 use super::relay::RelayReport;
 
@@ -65,6 +66,10 @@ pub struct Report {
     pub observed: Vec<SocketAddr>,
     /// Where STUN servers see us, other than at an address of our own.
     pub reflexive: Vec<SocketAddr>,
+    /// Where gateways take packets for us, other than at an address of our own.
+    pub mapped: Vec<SocketAddr>,
+    /// What gateways say.
+    pub port_mappings: PortMappings,
     /// Peers by name.
     pub peers: Vec<PeerReport>,
     /// Our own prefixes.
@@ -94,6 +99,7 @@ impl Report {
             && self.host == other.host
             && self.observed == other.observed
             && self.reflexive == other.reflexive
+            && self.mapped == other.mapped
             && self.claims == other.claims
             && self.manual == other.manual
             && self.keepalive == other.keepalive

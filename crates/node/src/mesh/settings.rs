@@ -6,7 +6,9 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use fairlead_address::Endpoint;
 use fairlead_api::names::{STUN_PORT, SYSTEM_NAMESPACE};
-use fairlead_api::resources::{ExternalRelay, Relay, RelayMode, RelayProvider, RelayTransport, WireKubeMesh};
+use fairlead_api::resources::{
+    ExternalRelay, Relay, RelayMode, RelayProvider, RelayTransport, Toggle, WireKubeMesh,
+};
 use fairlead_relay::client;
 use ipnet::IpNet;
 
@@ -28,6 +30,8 @@ pub struct MeshSettings {
     pub claim_node_addresses: bool,
     /// STUN servers, in the order of the resource.
     pub stun_servers: Vec<Endpoint>,
+    /// Whether gateways are asked to lead the port to this node.
+    pub port_mapping: bool,
     /// The relay, unless there is none or it is not to be used.
     pub relay: Option<RelaySettings>,
 }
@@ -81,6 +85,10 @@ impl MeshSettings {
             mtu: u32::from(spec.mtu),
             claim_node_addresses: auto.is_none_or(|auto| auto.include_node_internal_ip),
             stun_servers,
+            port_mapping: spec
+                .nat_traversal
+                .as_ref()
+                .is_none_or(|traversal| traversal.port_mapping == Toggle::Enabled),
             relay: spec.relay.as_ref().and_then(|relay| {
                 let invalid = |(field, error)| SourceProblem::InvalidRelay {
                     mesh: mesh.metadata.name.clone().unwrap_or_default(),
@@ -259,6 +267,7 @@ mod tests {
             ("spec.autoAllowedIPs.includeNodeInternalIP", json!(false)),
             ("spec.routing.excludeCIDRs", json!(["192.0.2.0/24"])),
             ("spec.stunServers", json!(["a.example.com:3478", "b.example.com:3478"])),
+            ("spec.natTraversal.portMapping", json!("disabled")),
             ("spec.relay.mode", json!("always")),
             ("spec.relay.handshakeTimeoutSeconds", json!(7)),
             ("spec.relay.directRetryIntervalSeconds", json!(60)),

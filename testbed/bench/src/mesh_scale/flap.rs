@@ -7,6 +7,7 @@ use std::time::SystemTime;
 use fairlead_api::wireguard::{PeerConfig, PeerState, PublicKey};
 use fairlead_dataplane::wireguard::Backend;
 use fairlead_node::mesh::path_port::PathCounters;
+use fairlead_node::mesh::port_mapping::PortMappings;
 use fairlead_node::mesh::publish::{Facts, desired, is_due, observes};
 use fairlead_node::mesh::report::{PeerReport, Report};
 use fairlead_path::{NatType, Reason, State, Status};
@@ -91,6 +92,8 @@ fn report(nodes: usize, failed: bool) -> Report {
         host: Vec::new(),
         observed: Vec::new(),
         reflexive: Vec::new(),
+        mapped: Vec::new(),
+        port_mappings: PortMappings::default(),
         peers: (0..nodes).map(peer).collect(),
         own_prefixes: Vec::new(),
         claims: Vec::new(),

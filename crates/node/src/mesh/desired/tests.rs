@@ -1,6 +1,7 @@
 use fairlead_topology::{MemberRecord, Source, merge};
 
 use super::*;
+use crate::mesh::port_mapping::PortMappings;
 use crate::mesh::settings::MeshSettings;
 
 /// The key of a node in tests.
@@ -36,6 +37,7 @@ pub(in crate::mesh) fn inputs(members: impl IntoIterator<Item = Member>) -> Inpu
             excluded: Vec::new(),
             claim_node_addresses: true,
             stun_servers: Vec::new(),
+            port_mapping: true,
             relay: None,
         },
         members: merge(members.into_iter().map(record).collect()),
@@ -45,6 +47,7 @@ pub(in crate::mesh) fn inputs(members: impl IntoIterator<Item = Member>) -> Inpu
         manual: None,
         keepalive: None,
         resolved: BTreeMap::new(),
+        port_mappings: PortMappings::default(),
         problems: Vec::new(),
     }
 }
@@ -221,4 +224,27 @@ fn a_peer_is_tried_where_stun_servers_see_it() {
     let desired = Desired::new(&inputs([member(1), peer]), &host(), Held::new(), &None);
     let candidates = &desired.peers[&key(2)].paths.candidates;
     assert!(candidates.iter().any(|candidate| candidate.address == "203.0.113.1:4000".parse().unwrap()));
+}
+
+#[test]
+fn a_mapped_port_is_a_candidate_and_says_nothing_of_the_nat() {
+    let mapped: SocketAddr = "198.51.100.1:4000".parse().unwrap();
+    let seen = |number: u32, at: SocketAddr| {
+        let mut observer = member(number);
+        observer.endpoints.sightings.insert("node-0001".to_owned(), (key(1), at));
+        observer
+    };
+    let members = || [member(1), seen(2, mapped), seen(3, "198.51.100.1:51820".parse().unwrap())];
+    let granted = |external: &str| {
+        let granted = (fairlead_port_mapping::Protocol::Pcp, external.parse().unwrap());
+        PortMappings([("10.0.0.254".parse().unwrap(), Ok(granted))].into())
+    };
+    let plan = |external: &str| {
+        let inputs = Inputs { port_mappings: granted(external), ..inputs(members()) };
+        Desired::new(&inputs, &host(), Held::new(), &None)
+    };
+    let with = plan("198.51.100.1:4000");
+    assert_eq!((with.mapped, with.nat == NatType::Symmetric), (vec![mapped], false));
+    assert_eq!(plan("192.0.2.1:4000").nat, NatType::Symmetric, "two ports seen are two mappings");
+    assert!(plan("10.0.0.1:51820").mapped.is_empty(), "an address of this host is not published twice");
 }

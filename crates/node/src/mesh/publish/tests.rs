@@ -7,6 +7,7 @@ use fairlead_topology::Problem;
 
 use super::*;
 use crate::mesh::path_port::PathCounters;
+use crate::mesh::port_mapping::PortMappings;
 use crate::mesh::problem::MeshProblem;
 
 fn peer(name: &str, state: State, endpoint: &str, news: bool) -> PeerReport {
@@ -47,6 +48,8 @@ fn report(nat: NatType, peers: Vec<PeerReport>) -> Report {
         host: vec!["192.168.1.10:51820".parse().unwrap()],
         observed: vec!["203.0.113.9:4000".parse().unwrap()],
         reflexive: Vec::new(),
+        mapped: Vec::new(),
+        port_mappings: PortMappings::default(),
         peers,
         own_prefixes: Vec::new(),
         claims: Vec::new(),
@@ -234,4 +237,37 @@ fn status_is_bounded_and_lists_connected_peers_of_a_small_mesh() {
     assert_eq!(status.transport_mode, Some(TransportMode::Direct));
     assert_eq!(desired(&facts(&mesh(MAX_LISTED, &[]), NO)).status.peer_transports.len(), MAX_LISTED);
     assert!(desired(&facts(&mesh(MAX_LISTED + 1, &[]), NO)).status.peer_transports.is_empty());
+}
+
+#[test]
+fn what_a_gateway_maps_is_a_candidate_and_the_endpoint_where_nothing_better_is_known() {
+    let [mapped, seen] = ["198.51.100.1:4000", "198.51.100.1:51820"].map(|it| it.parse().unwrap());
+    let publish = |nat, mapped: SocketAddr, seen: &[SocketAddr]| {
+        let with = Report { mapped: vec![mapped], reflexive: seen.to_vec(), ..report(nat, Vec::new()) };
+        let Desired { spec, status } = desired(&facts(&with, NO));
+        let of = |candidate: &IceCandidate| (candidate.address.clone(), candidate.priority);
+        let reflexive = |candidate: &&IceCandidate| candidate.type_ == CandidateType::Srflx;
+        let candidates: Vec<_> = status.ice_candidates.iter().filter(reflexive).map(of).collect();
+        (spec.endpoint.unwrap(), status.endpoint_discovery_method.unwrap(), candidates)
+    };
+    let mapped_text = ("198.51.100.1:4000".to_owned(), 200);
+    let seen_text = |priority| ("198.51.100.1:51820".to_owned(), priority);
+    let (endpoint, method, candidates) = publish(NatType::Symmetric, mapped, &[seen]);
+    assert_eq!((endpoint, method), (mapped_text.0.clone(), EndpointDiscoveryMethod::Upnp));
+    assert_eq!(candidates, [mapped_text.clone(), seen_text(50)]);
+
+    let (endpoint, method, candidates) = publish(NatType::Cone, mapped, &[seen]);
+    assert_eq!((endpoint, method), (seen_text(0).0, EndpointDiscoveryMethod::Stun));
+    assert_eq!(candidates, [mapped_text.clone(), seen_text(200)]);
+    let (endpoint, method, _) = publish(NatType::Unknown, mapped, &[]);
+    assert_eq!((endpoint, method), (mapped_text.0, EndpointDiscoveryMethod::Upnp));
+    // STUN servers see what the gateway mapped: it is published once.
+    assert_eq!(publish(NatType::Cone, seen, &[seen]).2, [seen_text(200)]);
+
+    // Behind another NAT, or that of the provider.
+    for private in ["192.168.7.1:4000", "100.64.0.1:4000"] {
+        let (endpoint, method, candidates) = publish(NatType::Symmetric, private.parse().unwrap(), &[]);
+        assert_eq!((endpoint.as_str(), method), ("203.0.113.9:4000", EndpointDiscoveryMethod::Observed));
+        assert_eq!(candidates, [(private.to_owned(), 200)]);
+    }
 }

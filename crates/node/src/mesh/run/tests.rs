@@ -18,6 +18,7 @@ use super::*;
 use crate::kernel_watch::KernelWatch;
 use crate::members::{MemberSource, SourceProblem};
 use crate::mesh::desired::tests::{key, member};
+use crate::mesh::port_mapping::PortMappings;
 use crate::mesh::reconciler::DeviceSlot;
 use crate::mesh::tests::{FakeKernel, Shared, paths};
 
@@ -75,8 +76,14 @@ impl Cluster {
         let (api_server, endpoints) = watch::channel(Some(Vec::new()));
         let source = CountedSource { members: Arc::clone(&members), reads: Arc::clone(&reads), changes };
         let identity = ("node-0001".to_owned(), key(1));
-        let reader =
-            InputReader::new(identity, nodes, Arc::clone(&meshes), vec![Box::new(source)], endpoints);
+        let reader = InputReader::new(
+            identity,
+            nodes,
+            Arc::clone(&meshes),
+            vec![Box::new(source)],
+            endpoints,
+            watch::channel(PortMappings::default()).1,
+        );
         (Self { members, reads, changed, api_server, meshes, mesh_events, _watches: watches }, reader)
     }
 
