@@ -4,10 +4,11 @@
 
 mod common;
 
+use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use common::{GATEWAY, Home, Mapper, PORT, WAN, eventually, outside, request};
-use fairlead_port_mapping::{Failure, Protocol};
+use fairlead_port_mapping::{Failure, Protocol, Request};
 
 const ALL: &str = "enable_natpmp=yes\nenable_upnp=yes";
 const ONLY_UPNP: &str = "enable_natpmp=no\nenable_upnp=yes";
@@ -125,4 +126,20 @@ fn a_gateway_that_says_nothing_is_left_alone() {
     assert!(began.elapsed() < Duration::from_secs(3));
     assert!(mapper.reports.recv_timeout(Duration::from_secs(3)).is_err(), "it is not asked again at once");
     mapper.end(true);
+}
+
+#[test]
+fn in_ipv6_the_firewall_is_opened() {
+    let home = Home::new();
+    let _daemon = home.miniupnpd(ALL);
+    let own: IpAddr = "2a00:1:2:3::11".parse().unwrap();
+    let inside = SocketAddr::new(own, PORT);
+    assert!(!home.arrives(inside, 0));
+    let gateway = "2a00:1:2:3::1".parse().unwrap();
+    let mapper = Mapper::start(&home.hosts[0], Request { gateway, source: Some(own), ..request(11) });
+    let mapping = mapper.next().unwrap_or_else(|failure| panic!("{failure}: {}", home.log()));
+    assert_eq!((mapping.protocol, mapping.external), (Protocol::Pcp, inside));
+    assert!(home.arrives(inside, 0), "{}{}", home.router.sh("nft list ruleset"), home.log());
+    mapper.end(true);
+    eventually(|| (!home.arrives(inside, 0)).then_some(()));
 }

@@ -2,7 +2,7 @@
 #![allow(dead_code, reason = "each test program uses its part")]
 
 use std::fs::File;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -41,23 +41,23 @@ impl Drop for Running {
 impl Home {
     pub(crate) fn new() -> Self {
         let [router, one, two, stranger] = [(); 4].map(|()| Namespace::new());
-        router.sh("ip link add lan type bridge mcast_snooping 0; ip link set lan up; ip addr add 192.168.1.1/24 dev lan");
+        router.sh("ip link add lan type bridge mcast_snooping 0; ip link set lan up; ip addr add 192.168.1.1/24 dev lan; ip addr add 2a00:1:2:3::1/64 dev lan nodad");
         for (number, host) in [(11, &one), (12, &two)] {
             router.veth(&format!("lan{number}"), host, "eth0");
             router.sh(&format!("ip link set lan{number} master lan"));
             host.sh(&format!(
-                "ip addr add 192.168.1.{number}/24 dev eth0; ip route add default via 192.168.1.1"
+                "ip addr add 192.168.1.{number}/24 dev eth0; ip route add default via 192.168.1.1; ip addr add 2a00:1:2:3::{number}/64 dev eth0 nodad; ip route add default via 2a00:1:2:3::1"
             ));
         }
         router.veth("wan", &stranger, "eth0");
-        router.sh(&format!("ip addr add {WAN}/24 dev wan; sysctl -qw net.ipv4.ip_forward=1"));
-        stranger.sh("ip addr add 11.0.0.9/24 dev eth0");
+        router.sh(&format!("ip addr add {WAN}/24 dev wan; ip addr add 2a00:1:2:4::1/64 dev wan nodad; sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1"));
+        stranger.sh("ip addr add 11.0.0.9/24 dev eth0; ip addr add 2a00:1:2:4::9/64 dev eth0 nodad; ip route add default via 2a00:1:2:4::1");
         router.sh(
             "nft -f - <<END
 table inet home {
-  chain input { type filter hook input priority 0; iifname wan drop; }
-  chain forward { type filter hook forward priority 0; iifname wan ct state established accept; iifname wan ct status dnat accept; iifname wan drop; }
-  chain postrouting { type nat hook postrouting priority 100; oifname wan masquerade fully-random; jump postrouting_miniupnpd; }
+  chain input { type filter hook input priority 0; iifname wan meta l4proto icmpv6 accept; iifname wan drop; }
+  chain forward { type filter hook forward priority 0; iifname wan ct state established accept; iifname wan ct status dnat accept; jump opened; iifname wan drop; }
+  chain postrouting { type nat hook postrouting priority 100; oifname wan meta nfproto ipv4 masquerade fully-random; jump postrouting_miniupnpd; }
   chain prerouting { type nat hook prerouting priority -100; jump prerouting_miniupnpd; }
   chain opened { }
   chain prerouting_miniupnpd { }
@@ -72,7 +72,7 @@ END",
     pub(crate) fn miniupnpd(&self, options: &str) -> Running {
         let file = |name: &str| self.directory.path().join(name);
         let configuration = format!(
-            "ext_ifname=wan\nlistening_ip=lan\nhttp_port=0\nsystem_uptime=no\nmin_lifetime=60\nipv6_disable=yes\n\
+            "ext_ifname=wan\nlistening_ip=lan\nhttp_port=0\nsystem_uptime=no\nmin_lifetime=60\n\
              upnp_table_name=home\nupnp_nat_table_name=home\nupnp_forward_chain=opened\n\
              upnp_nat_chain=prerouting_miniupnpd\nupnp_nat_postrouting_chain=postrouting_miniupnpd\n\
              uuid=00000000-0000-4000-8000-000000000001\n{options}\n\
@@ -102,8 +102,10 @@ END",
 
     /// What a stranger sends to `external` arrives at this host's port.
     pub(crate) fn arrives(&self, external: SocketAddr, host: usize) -> bool {
-        let inside = self.hosts[host].run(|| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, PORT)).unwrap());
-        let outside = self.stranger.run(|| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap());
+        let any: IpAddr =
+            if external.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+        let inside = self.hosts[host].run(|| UdpSocket::bind((any, PORT)).unwrap());
+        let outside = self.stranger.run(|| UdpSocket::bind((any, 0)).unwrap());
         inside.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
         outside.send_to(b"anyone there?", external).unwrap();
         inside.recv(&mut [0; 64]).is_ok()
