@@ -14,8 +14,9 @@ use crate::{socket, upnp};
 const LIFETIME: u32 = 7200;
 /// Longest attempt, with all protocols.
 const ATTEMPT: Duration = Duration::from_secs(3);
-/// Pause after an attempt in vain: most gateways never answer.
-const RETRY_INTERVAL: Duration = Duration::from_secs(600);
+/// Pause after the first attempt in vain, which doubles: a router may start more slowly than the host, but most never answer.
+const MIN_RETRY_INTERVAL: Duration = Duration::from_secs(30);
+const MAX_RETRY_INTERVAL: Duration = Duration::from_secs(600);
 /// The same while an earlier mapping is still valid.
 const RENEWAL_RETRY_INTERVAL: Duration = Duration::from_secs(30);
 /// How often a gateway is asked whether it has lost its state.
@@ -75,12 +76,14 @@ impl PortMapper {
         if let Err(error) = &announcements {
             tracing::debug!(%error, "cannot listen to announcements of gateways");
         }
+        let mut retry = MIN_RETRY_INTERVAL;
         loop {
             let outcome = self.attempt(request).await;
             let pause = match (outcome, &self.held) {
                 (Ok(held), _) => {
                     report(Ok(held.mapping));
                     self.held = Some(held);
+                    retry = MIN_RETRY_INTERVAL;
                     self.watch(announcements.as_ref().ok()).await;
                     continue;
                 }
@@ -90,7 +93,8 @@ impl PortMapper {
                 (Err(failure), _) => {
                     self.held = None;
                     report(Err(failure));
-                    RETRY_INTERVAL
+                    let next = retry.saturating_mul(2).min(MAX_RETRY_INTERVAL);
+                    std::mem::replace(&mut retry, next)
                 }
             };
             tokio::select! {

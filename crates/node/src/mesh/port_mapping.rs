@@ -92,10 +92,15 @@ impl PortMappings {
 /// Whether a change of the kernel may be one of gateways, or of this host's addresses on their links.
 pub(super) fn concerns(change: &Change) -> bool {
     match change {
-        Change::Address { address, .. } => address.prefix.addr().is_ipv6(),
+        Change::Address { address, .. } => match address.prefix.addr() {
+            IpAddr::V4(_) => false,
+            IpAddr::V6(address) => !address.is_unicast_link_local(),
+        },
+        // The kernel does not report the IPv4 routes that go with a link.
+        Change::Link { link, .. } => link.kind.as_deref() != Some("veth"),
         Change::Missed => true,
         Change::Route { route, .. } => route.table == TABLE_MAIN && route.destination.prefix_len() == 0,
-        Change::Link { .. } | Change::Netconf(_) | Change::Rule { .. } => false,
+        Change::Netconf(_) | Change::Rule { .. } => false,
     }
 }
 

@@ -97,3 +97,20 @@ fn a_refusal_is_a_problem_only_where_no_gateway_maps() {
     assert!(found.update(one, Err(Failure::NoAnswer)));
     assert_eq!(found.problems().count(), 1);
 }
+
+#[test]
+fn pods_that_start_wake_nothing() {
+    let veth = Link { kind: Some("veth".to_owned()), ..link(9, "veth9") };
+    let changed = |link| Change::Link { link, gone: false };
+    let address = |prefix| Change::Address { address: address(9, prefix), gone: false };
+    for change in [changed(veth), address("fe80::9/64"), address("10.1.0.9/32")] {
+        assert!(!concerns(&change), "{change:?}");
+    }
+    for change in [changed(link(2, "eth0")), address("2001:db8::9/64"), Change::Missed] {
+        assert!(concerns(&change), "{change:?}");
+    }
+    let route = |route| Change::Route { route, gone: true };
+    assert!(concerns(&route(default_route("192.168.1.1", 2, 0))));
+    let other = Route { table: 116, ..default_route("192.168.1.1", 2, 0) };
+    assert!(!concerns(&route(other)));
+}
