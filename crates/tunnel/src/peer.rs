@@ -115,6 +115,8 @@ pub(crate) struct Peer {
     confirmed: bool,
     /// Our index of the session of our last response, which the peer has not used yet, and when we sent it.
     unconfirmed: Option<(u32, Instant)>,
+    /// Our index of the session of the newest data message, and its counter.
+    newest: Option<(u32, u64)>,
     staged: VecDeque<Packet>,
     repeats: Option<Repeats>,
     /// When an authenticated packet was last sent; `None` asks for a keepalive now. What is received does not count, as it does
@@ -147,6 +149,7 @@ impl Peer {
             persistent_keepalive: None,
             confirmed: false,
             unconfirmed: None,
+            newest: None,
             staged: VecDeque::new(),
             repeats: None,
             last_sent: None,
@@ -275,8 +278,8 @@ impl Peer {
         now: Now,
         out: &mut Vec<WgKind>,
     ) -> Option<Packet> {
-        let session = match &message {
-            WgKind::Data(data) => Some(data.header.receiver_idx.get()),
+        let order = match &message {
+            WgKind::Data(data) => Some((data.header.receiver_idx.get(), data.header.counter.get())),
             WgKind::HandshakeInit(_) | WgKind::HandshakeResp(_) | WgKind::CookieReply(_) => None,
         };
         // Without any state, only an initiation has a meaning.
@@ -291,7 +294,9 @@ impl Peer {
                 None
             }
             TunnResult::WriteToTunnel(packet) => {
+                let path = if self.is_overtaken(order) { self.path.unwrap_or(path) } else { path };
                 self.record_received(path, length, now);
+                let session = order.map(|(session, _)| session);
                 let confirms = self.unconfirmed.is_some_and(|(index, _)| Some(index) == session);
                 if confirms {
                     self.unconfirmed = None;
@@ -316,6 +321,17 @@ impl Peer {
                 None
             }
         }
+    }
+
+    /// Whether a data message was sent before one that has arrived: by a way that the peer has left since. The highest counter of a
+    /// session decides, as in QUIC (RFC 9000, 9.3).
+    fn is_overtaken(&mut self, order: Option<(u32, u64)>) -> bool {
+        let (Some((session, counter)), newest) = (order, self.newest) else { return false };
+        let is_overtaken = newest.is_some_and(|(of, newest)| of == session && counter < newest);
+        if !is_overtaken {
+            self.newest = order;
+        }
+        is_overtaken
     }
 
     fn record_received(&mut self, path: Path, length: usize, now: Now) {

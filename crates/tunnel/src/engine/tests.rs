@@ -419,6 +419,23 @@ fn keepalives_are_sent_at_once_and_then_at_their_interval() {
 }
 
 #[test]
+fn a_packet_that_was_overtaken_does_not_move_the_endpoint_back() {
+    let (mut a, mut b) = connected();
+    let old = a.send(&packet("10.0.0.1", "10.0.0.2", 60)).remove(0);
+    let new = a.send(&packet("10.0.0.1", "10.0.0.2", 60)).remove(0);
+    let [slow, fast] = ["192.0.2.101:51820", "192.0.2.102:51820"].map(|address| address.parse().unwrap());
+    // Longer than a node keeps a path that was just established.
+    let later = Now { instant: Instant::now() + Duration::from_secs(20), ..Now::read() };
+    b.receive_at(later, fast, &new.bytes);
+    assert_eq!(b.state(&a).config.endpoint, Some(fast));
+    b.receive_at(later, slow, &old.bytes);
+    assert_eq!((b.state(&a).config.endpoint, b.delivered.len()), (Some(fast), 2));
+    let newer = a.send(&packet("10.0.0.1", "10.0.0.2", 60)).remove(0);
+    b.receive_at(later, slow, &newer.bytes);
+    assert_eq!(b.state(&a).config.endpoint, Some(slow));
+}
+
+#[test]
 fn each_end_sends_keepalives_whatever_it_receives() {
     let (mut a, mut b) = connected();
     let start = Now::read();
