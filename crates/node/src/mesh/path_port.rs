@@ -318,7 +318,10 @@ impl Shared {
                     let changes = self.changes.entry(reason).or_default();
                     *changes = changes.saturating_add(1);
                 }
-                Event::StunAnswersChanged => self.due.stun_changed = true,
+                Event::StunAnswersChanged => {
+                    tracing::debug!(answers = ?self.agent.stun_answers(), "STUN servers answered");
+                    self.due.stun_changed = true;
+                }
                 Event::StateChanged { peer, from, to, reason } => {
                     tracing::debug!(%peer, %from, %to, reason = reason.name(), "the path changed its state");
                 }

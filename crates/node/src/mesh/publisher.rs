@@ -163,6 +163,7 @@ impl Publisher {
             return Ok(wrote_spec);
         }
         publish::publish_status(&self.client, &self.node, &desired.status).await?;
+        tracing::debug!(candidates = desired.status.ice_candidates.len(), "published the state of this node");
         Ok(true)
     }
 

@@ -76,7 +76,10 @@ impl<K: Kernel> Mesh<K> {
                 drop(self.kernel.apply(&desired.mesh_state(&inputs.settings.interface)));
             }
         })?;
-        let stun = self.ask_stun_servers(inputs, &host, now);
+        // Before the device has the port, nothing can be asked: the next reconciliation follows at once.
+        let is_listening = before.listen_port == inputs.settings.port;
+        self.is_outdated |= !is_listening;
+        let stun = self.ask_stun_servers(inputs, &host, is_listening, now);
         self.plan(inputs, host, stun, &before.peers);
         let Some(Planned { desired, .. }) = &self.planned else { return Err(MeshFailure::NoMesh) };
         self.device.use_device(|slot| {
@@ -186,9 +189,15 @@ impl<K: Kernel> Mesh<K> {
     }
 
     /// Tells the paths whom to ask where this node is, and returns what is known; `None` where the port gives no access.
-    fn ask_stun_servers(&mut self, inputs: &Inputs, host: &Host, now: Instant) -> StunAnswers {
+    fn ask_stun_servers(
+        &mut self,
+        inputs: &Inputs,
+        host: &Host,
+        is_listening: bool,
+        now: Instant,
+    ) -> StunAnswers {
         let has_socket = self.device.has_path_socket();
-        let servers = if has_socket { inputs.stun_servers() } else { Vec::new() };
+        let servers = if has_socket && is_listening { inputs.stun_servers() } else { Vec::new() };
         self.paths.set_stun_servers(&servers, now);
         if self.planned.as_ref().is_some_and(|last| last.host != *host) {
             self.paths.network_changed(now);
