@@ -1,0 +1,221 @@
+//! Nodes behind every kind of NAT: which of them have a direct path, and that all reach all. Nothing is fake but the kubelet.
+
+#![cfg(test)]
+
+mod judge;
+#[path = "../outage/mod.rs"]
+mod outage;
+mod times;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use fairlead_demo::cni::Pod;
+use fairlead_demo::nat_matrix::{self, Place, Way, way};
+use fairlead_demo::servers::{self, Relay, TOKEN};
+use fairlead_demo::{World, probe};
+use serde_json::{Value, json};
+use testbed_lab::Progress;
+
+use crate::judge::{Judge, public_addresses};
+use crate::outage::{TIMEOUT, node};
+use crate::times::Times;
+
+/// How long what was found must stay.
+const STAYS: Duration = Duration::from_secs(20);
+
+/// How packets from a node to another one go, by their names.
+type Ways = BTreeMap<(String, String), Found>;
+
+/// What a node says of a peer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Found {
+    Direct,
+    Relay,
+    /// There is no session.
+    Unreachable,
+}
+
+impl Found {
+    fn of(peer: &Value) -> Self {
+        match peer["endpoint"].as_str() {
+            _ if peer["state"] != "up" => Self::Unreachable,
+            Some(endpoint) if endpoint.starts_with("tcp://") => Self::Relay,
+            _ => Self::Direct,
+        }
+    }
+}
+
+/// Asks every node which way each peer is reached.
+fn ways(world: &World) -> Result<Ways> {
+    let statuses: Vec<Result<(String, Value)>> = std::thread::scope(|scope| {
+        let asking: Vec<_> =
+            world.nodes.iter().map(|node| scope.spawn(|| Ok((node.name.clone(), node.status()?)))).collect();
+        asking.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    let mut ways = Ways::new();
+    for status in statuses {
+        let (from, status) = status?;
+        for peer in status["peers"].as_array().context("no peers")? {
+            let to = peer["name"].as_str().context("no name")?;
+            ways.insert((from.clone(), to.to_owned()), Found::of(peer));
+        }
+    }
+    Ok(ways)
+}
+
+fn pairs(places: &[Place]) -> impl Iterator<Item = (&Place, &Place)> {
+    let all = places.iter().flat_map(|from| places.iter().map(move |to| (from, to)));
+    all.filter(|(from, to)| from.node != to.node)
+}
+
+/// What is not as expected.
+fn differences(places: &[Place], ways: &Ways) -> Vec<String> {
+    let differs = |(from, to): (&Place, &Place)| {
+        let expected = way(from, to);
+        let found = ways.get(&(from.node.to_owned(), to.node.to_owned())).copied();
+        let is_found = found == Some(if expected.is_direct() { Found::Direct } else { Found::Relay });
+        (!is_found).then(|| format!("{} to {}: {found:?}, not {expected:?}", from.node, to.node))
+    };
+    pairs(places).filter_map(differs).collect()
+}
+
+/// Sends pings from every pod to every other one until each is answered.
+fn all_reach_each_other(world: &World, deadline: Instant) -> Vec<String> {
+    let try_from = |from: &Pod| {
+        let mut missing: Vec<(String, IpAddr)> = world
+            .pods
+            .iter()
+            .filter(|to| to.name != from.name)
+            .map(|to| (to.node.clone(), to.addresses[0]))
+            .collect();
+        while !missing.is_empty() && Instant::now() < deadline {
+            missing.retain(|(_, to)| probe::ping(from, *to).is_err());
+        }
+        missing.into_iter().map(|(to, _)| format!("{} to {to}: no answer", from.node)).collect::<Vec<_>>()
+    };
+    std::thread::scope(|scope| {
+        let trying: Vec<_> = world.pods.iter().map(|pod| scope.spawn(move || try_from(pod))).collect();
+        trying.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+/// Waits until the ways are as expected.
+fn settle(world: &World, places: &[Place]) {
+    let as_expected = || {
+        // A session that is not used looks for no better path.
+        let missing = all_reach_each_other(world, Instant::now() + TIMEOUT);
+        ensure!(missing.is_empty(), "{}", missing.join("\n"));
+        let differences = differences(places, &ways(world)?);
+        ensure!(differences.is_empty(), "{} differ:\n{}", differences.len(), differences.join("\n"));
+        Ok(())
+    };
+    testbed_lab::eventually(TIMEOUT, as_expected).unwrap();
+}
+
+/// What is expected between two sets of addresses.
+#[derive(Default)]
+struct Expected {
+    is_direct: bool,
+    pairs: Vec<String>,
+}
+
+/// Compares what was counted on the Internet with what is expected.
+fn compare(world: &World, places: &[Place], seen: &judge::Seen) {
+    let addresses = |place: &Place| {
+        let host = &node(world, place.node).host;
+        public_addresses(host.public_address(), host.address6())
+    };
+    // Nodes behind one router are one to the Internet.
+    let mut between: BTreeMap<[Vec<IpAddr>; 2], Expected> = BTreeMap::new();
+    for (from, to) in pairs(places) {
+        let ends = [from, to].map(addresses);
+        if ends[0][0] != ends[1][0] {
+            let expected = between.entry(ends).or_default();
+            expected.is_direct |= way(from, to).is_direct();
+            expected.pairs.push(format!("{} to {}", from.node, to.node));
+        }
+    }
+    let wrong: Vec<String> = between
+        .iter()
+        .filter(|([from, to], expected)| seen.went(from, to) != expected.is_direct)
+        .map(|(_, Expected { is_direct, pairs })| {
+            format!("{}: {} direct packets", pairs.join(", "), if *is_direct { "no" } else { "there are" })
+        })
+        .collect();
+    assert!(wrong.is_empty(), "on the Internet:\n{}", wrong.join("\n"));
+    for place in places {
+        let [address, ..] = addresses(place)[..] else { panic!("{place:?}") };
+        assert_eq!(seen.udp.contains(&address), place.kind.name != "no-udp", "UDP of {}", place.node);
+        assert!(seen.relay.contains(&address), "{} has no connection to the relay", place.node);
+    }
+}
+
+/// The grid of kinds, as a table in Markdown.
+fn grid(places: &[Place], ways: &Ways) -> String {
+    let mut names: Vec<&str> = Vec::new();
+    places.iter().map(|place| place.kind.name).for_each(|name| {
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    });
+    let cell = |row: &str, column: &str| {
+        let of_kinds = pairs(places).filter(|(from, to)| from.kind.name == row && to.kind.name == column);
+        let between_sites =
+            of_kinds.filter(|(from, to)| from.site != to.site && way(from, to) != Way::CarrierAddresses);
+        let found: BTreeSet<&str> = between_sites
+            .filter_map(|(from, to)| ways.get(&(from.node.to_owned(), to.node.to_owned())))
+            .map(|found| match found {
+                Found::Direct => "direct",
+                Found::Relay => "relay",
+                Found::Unreachable => "unreachable",
+            })
+            .collect();
+        found.into_iter().collect::<Vec<_>>().join(" and ")
+    };
+    let mut text = format!("| |{}|\n|---|{}\n", names.join("|"), "---|".repeat(names.len()));
+    for row in &names {
+        let cells: Vec<String> = names.iter().map(|column| cell(row, column)).collect();
+        text += &format!("| **{row}** |{}|\n", cells.join("|"));
+    }
+    text
+}
+
+#[test]
+fn nodes_behind_every_kind_of_nat_find_direct_paths_where_there_are_any() {
+    let began = Instant::now();
+    let places = nat_matrix::places();
+    let mut world = World::start(&nat_matrix::topology(&places), &Progress::default()).unwrap();
+    let servers = ["stun-1", "stun-2"].map(|name| servers::stun_server(&world, name).unwrap());
+    let relay = Relay::start(&world).unwrap();
+    world.apply_pool().unwrap();
+    servers::apply_token(&world, TOKEN).unwrap();
+    world.start_pods().unwrap();
+    println!("{} nodes after {:.1?}", places.len(), began.elapsed());
+
+    let applied = Instant::now();
+    let names: Vec<String> = servers.iter().map(|(host, _)| format!("stun:{}", host.address())).collect();
+    let spec = json!({ "stunServers": names, "relay": relay.spec("auto") });
+    servers::apply_mesh(&world, &spec).unwrap();
+    let missing = all_reach_each_other(&world, applied + TIMEOUT);
+    println!("all pairs {:.1?} after the mesh", applied.elapsed());
+    assert!(missing.is_empty(), "{}", missing.join("\n"));
+    settle(&world, &places);
+    println!("all paths {:.1?} after the mesh", applied.elapsed());
+
+    let judge = Judge::new(&world, &relay.host).unwrap();
+    judge.restart().unwrap();
+    let began = Instant::now();
+    while began.elapsed() < STAYS {
+        let missing = all_reach_each_other(&world, Instant::now() + TIMEOUT);
+        assert!(missing.is_empty(), "{}", missing.join("\n"));
+        let found = ways(&world).unwrap();
+        let differences = differences(&places, &found);
+        assert!(differences.is_empty(), "changed later:\n{}", differences.join("\n"));
+    }
+    compare(&world, &places, &judge.seen().unwrap());
+    println!("{}", grid(&places, &ways(&world).unwrap()));
+    println!("{}", Times::read(&world, &places).unwrap());
+}
