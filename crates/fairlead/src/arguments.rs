@@ -98,7 +98,7 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: IpamCommand,
     },
-    /// Run a relay, which passes packets between nodes that do not reach each other (nodes do not use one yet)
+    /// Run a relay, which passes packets between nodes that do not reach each other
     Relay(Box<RelayArguments>),
     /// Show nodes, peers and their problems
     #[command(

@@ -10,7 +10,7 @@ use clap::{ArgGroup, Args};
 use super::{duration, listen_address};
 
 #[derive(Debug, Args)]
-#[command(group = ArgGroup::new("access").args(["allowed_keys", "token_file"]).required(true).multiple(true))]
+#[command(group = ArgGroup::new("access").args(["allowed_keys", "allow_wirekube_peers", "token_file"]).required(true).multiple(true))]
 pub(crate) struct RelayArguments {
     /// Serve clients on this TCP address
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "[::]:3478", value_parser = listen_address)]
@@ -28,6 +28,10 @@ pub(crate) struct RelayArguments {
     /// WireGuard public keys of the nodes that may use this relay, one in a line; read again when they change
     #[arg(long, value_name = "FILE")]
     pub(crate) allowed_keys: Option<PathBuf>,
+    /// Let in the public keys of all WireKubePeers of the cluster, by a watch; in a pod with its ServiceAccount, elsewhere with
+    /// KUBECONFIG
+    #[arg(long, conflicts_with_all = ["allowed_keys", "token_file"])]
+    pub(crate) allow_wirekube_peers: bool,
     /// Tokens that let a node use this relay, one in a line; read again when they change
     #[arg(long, value_name = "FILE")]
     pub(crate) token_file: Option<PathBuf>,
@@ -64,6 +68,11 @@ mod tests {
         let error = parse("--name relay.example").unwrap_err();
         assert!(error.contains("--allowed-keys") && error.contains("--token-file"), "{error}");
         assert_eq!(parse("--name relay.example --allowed-keys keys --token-file tokens"), Ok(()));
+        assert_eq!(parse("--name relay.example --allow-wirekube-peers"), Ok(()));
+        for other in ["--allowed-keys=keys", "--token-file=tokens"] {
+            let both = parse(&format!("--name relay.example --allow-wirekube-peers {other}"));
+            assert!(both.unwrap_err().contains("cannot be used with"));
+        }
     }
 
     #[test]

@@ -1,0 +1,90 @@
+//! `fairlead relay`: a relay with its metrics and health.
+
+mod members;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use fairlead_cluster::http::{self, Limits, Plain};
+use fairlead_cluster::subsystem::Supervisor;
+use fairlead_cluster::{metrics, process, resumption};
+use fairlead_relay::access::{Authorizer, FileAuthorizer};
+use fairlead_relay::server::{CertificateFiles, Server, Settings};
+use kube::Client;
+use prometheus_client::registry::Registry;
+
+use self::members::Members;
+use crate::arguments::RelayArguments;
+use crate::programs::cluster;
+
+const NAME: &str = "relay";
+/// Time for a subsystem to stop.
+const STOP_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// Serves clients until `stop` resolves and they are gone.
+///
+/// # Errors
+/// The relay cannot start, or one of its tasks ended.
+pub(crate) async fn serve(arguments: RelayArguments, stop: impl Future<Output = ()>) -> anyhow::Result<()> {
+    let mut supervisor = Supervisor::default();
+    let probes = http::probes(supervisor.health());
+    let health = http::serve("health", arguments.health_addr, Limits::PROBES, Plain, probes);
+    supervisor.subsystem("health").spawn("server", health);
+    let mut stop = std::pin::pin!(stop);
+    let authorizer = async { authorizer(&arguments, &mut supervisor).await };
+    let access = tokio::select! {
+        access = authorizer => access?,
+        () = &mut stop => return Ok(()),
+    };
+
+    let server = Server::bind(settings(&arguments), access)?;
+    let address = server.local_address().context("cannot read the address of the relay")?;
+    let mut registry = Registry::default();
+    process::register_process(&mut registry);
+    fairlead_relay::metrics::register(&mut registry, server.observer());
+    if arguments.metrics_addr.port() != 0 {
+        let routes = http::metrics(move |exposition| metrics::text(&registry, exposition));
+        let serve = http::serve("metrics", arguments.metrics_addr, Limits::PROBES, Plain, routes);
+        supervisor.subsystem("metrics").spawn("server", serve);
+    }
+    supervisor.subsystem(NAME).spawn_graceful("server", |stop| server.run(stop.cancelled_owned()));
+    tracing::info!(%address, "serving");
+
+    let outcome = supervisor.run_until(stop).await;
+    supervisor.stop(NAME, arguments.drain.saturating_add(STOP_TIMEOUT)).await;
+    supervisor.shutdown(&[], STOP_TIMEOUT).await;
+    Ok(outcome?)
+}
+
+/// Who may use the relay. With members of a cluster this waits for the first list of them.
+async fn authorizer(
+    arguments: &RelayArguments,
+    supervisor: &mut Supervisor,
+) -> anyhow::Result<Arc<dyn Authorizer>> {
+    if arguments.allow_wirekube_peers {
+        let client = Client::try_from(cluster().await?).context("cannot create a Kubernetes client")?;
+        let client = resumption::checking_client(client);
+        let members = Members::watch(supervisor.subsystem("members"), client);
+        tracing::info!("waiting for the API server's WireKubePeers");
+        members.wait_for_first_list().await;
+        return Ok(members);
+    }
+    let files = FileAuthorizer::read(arguments.allowed_keys.clone(), arguments.token_file.clone());
+    Ok(Arc::new(files?))
+}
+
+fn settings(arguments: &RelayArguments) -> Settings {
+    let files = arguments.tls_cert_file.clone().zip(arguments.tls_private_key_file.clone());
+    Settings {
+        listen: arguments.addr,
+        certificate: files.map(|(chain, key)| CertificateFiles { chain, key }),
+        names: arguments.name.clone(),
+        limits: fairlead_relay::core::Limits {
+            links: arguments.max_clients,
+            client_rate: arguments.client_rate.map(Into::into),
+            ..Default::default()
+        },
+        drain: arguments.drain,
+    }
+}
