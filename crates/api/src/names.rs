@@ -133,6 +133,18 @@ pub const ROUTER_PROGRAM: &str = "coil-router";
 pub const LEASE_IPAM: &str = "coil-ipam-leader";
 /// Namespace of Fairlead's own objects (Coil v2).
 pub const SYSTEM_NAMESPACE: &str = "kube-system";
+/// Namespace of the managed relay (own): what the controller writes there cannot use ServiceAccounts and Secrets of others.
+pub const RELAY_NAMESPACE: &str = "fairlead-relay";
+/// The managed relay: its Deployment, Service and ServiceAccount (own).
+pub const RELAY_PROGRAM: &str = "fairlead-relay";
+/// Secret with the authority that certifies the managed relay (own).
+pub const RELAY_CA_SECRET: &str = "fairlead-relay-ca";
+/// Secret with the certificate of the managed relay (own).
+pub const RELAY_TLS_SECRET: &str = "fairlead-relay-tls";
+/// The name in the certificate of the managed relay, wherever it is: the DNS name of its Service (own).
+pub const RELAY_SERVER_NAME: &str = "fairlead-relay.fairlead-relay.svc";
+/// TCP port of the managed relay's pods (WireKube).
+pub const RELAY_PORT: u16 = 3478;
 
 /// Whether a text can be the name of a Node or a pool: a DNS subdomain (RFC 1123). Only such texts may get into a URL.
 pub fn is_object_name(text: &str) -> bool {

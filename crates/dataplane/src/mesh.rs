@@ -46,6 +46,8 @@ pub struct MeshState {
 pub struct Bypass {
     /// TCP endpoints of the API server, on this node or elsewhere.
     pub servers: Vec<SocketAddr>,
+    /// Where pods of the managed relay listen: what they answer nodes goes the way it came, since nodes connect to them past the mesh.
+    pub relays: Vec<SocketAddr>,
     /// The other nodes' own addresses.
     pub nodes: Vec<IpAddr>,
 }

@@ -230,6 +230,7 @@ fn the_api_server_is_reached_past_the_mesh() {
         state.bypass = Bypass {
             servers: vec!["192.0.2.1:6443".parse().unwrap(), "[fd00:1::1]:6443".parse().unwrap()],
             nodes: vec!["192.0.2.2".parse().unwrap(), "fd00:1::2".parse().unwrap()],
+            relays: Vec::new(),
         };
         assert_eq!(apply(&state).unwrap(), Applied::Rebuilt);
         assert_eq!(apply(&state).unwrap(), Applied::Unchanged);
@@ -249,6 +250,31 @@ fn the_api_server_is_reached_past_the_mesh() {
         // One more node is one more element, not another table.
         state.bypass.nodes.push("192.0.2.9".parse().unwrap());
         assert_eq!(apply(&state).unwrap(), Applied::Elements { deleted: 0, added: 1 });
+        state.bypass = Bypass::default();
+        assert_eq!(apply(&state).unwrap(), Applied::Rebuilt);
+    });
+}
+
+#[test]
+fn what_a_relay_s_pod_answers_nodes_goes_the_way_it_came() {
+    in_namespace(|| {
+        add_mesh_device();
+        let mut state = mesh(1420, &["192.0.2.0/24"], &["fd00:1::/64"]);
+        state.bypass.nodes = vec!["192.0.2.2".parse().unwrap(), "fd00:1::2".parse().unwrap()];
+        state.bypass.relays = vec!["10.64.0.9:3478".parse().unwrap(), "[fd02::9]:3478".parse().unwrap()];
+        assert_eq!(apply(&state).unwrap(), Applied::Rebuilt);
+        assert_eq!(apply(&state).unwrap(), Applied::Unchanged);
+        let prerouting = lines(&run("nft list chain inet talos_kubespan kubespan_prerouting"));
+        for rule in [
+            "ip saddr 10.64.0.9 tcp sport 3478 ip daddr @fairlead_nodes_ipv4 accept",
+            "ip6 saddr fd02::9 tcp sport 3478 ip6 daddr @fairlead_nodes_ipv6 accept",
+        ] {
+            let at = prerouting.iter().position(|line| line == rule);
+            let marks = prerouting.iter().position(|line| line.contains("@kubespan_targets_ipv4"));
+            assert!(at.is_some() && at < marks, "{rule} not before the marks in {prerouting:#?}");
+        }
+        let outgoing = run("nft list chain inet talos_kubespan kubespan_outgoing");
+        assert!(!outgoing.contains("3478"), "programs of the host are no relay: {outgoing}");
         state.bypass = Bypass::default();
         assert_eq!(apply(&state).unwrap(), Applied::Rebuilt);
     });

@@ -109,8 +109,10 @@ pub const WIREKUBE_MESH: NotImplemented = NotImplemented {
         Field::other_than("spec.natTraversal.handshakeValidWindowSeconds", 180),
         Field::other_than("spec.natTraversal.healthProbeTimeoutSeconds", 5),
         Field::any("spec.relay.external.controlEndpoint"),
-        Field::any("spec.relay.managed"),
-        Field::value("spec.relay.provider", "managed"),
+        // Relays do not pass datagrams to each other: nodes at different ones would not reach each other.
+        Field::other_than("spec.relay.managed.replicas", 1),
+        // The relay of the controller always speaks TLS.
+        Field::value("spec.relay.managed.transport", "ws"),
         // Addresses of other nodes enter the mesh, in whatever subnet they are: that is `tunnel`.
         Field::value("spec.routing.localSubnetPolicy", "bypass"),
     ]),

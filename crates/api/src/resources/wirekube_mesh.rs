@@ -280,22 +280,24 @@ pub struct ManagedRelay {
     #[serde(default = "default_one")]
     #[schemars(range(min = 1))]
     pub replicas: i32,
-    /// Kind of the Service in front of it.
+    /// Kind of the Service in front of it. Nodes connect to the load balancer's address, or to the node port at the ExternalIP, else
+    /// the InternalIP, of the node that runs the relay.
     #[serde(default)]
     pub service_type: RelayServiceType,
-    /// Port it listens on.
+    /// Port of the Service. With NodePort, nodes use the node port that Kubernetes assigns.
     #[serde(default = "default_relay_port")]
     #[schemars(with = "i32", range(min = 1, max = 65535))]
     pub port: u16,
-    /// Container image. Defaults to the one of this release.
+    /// Container image. Defaults to the image of the controller.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<String>,
-    /// host:port at which nodes outside the cluster reach its control connections, if not through the Service.
+    /// host:port at which nodes reach the relay, where that is not what the Service says: behind a router that forwards a port,
+    /// or a load balancer that Kubernetes does not know. What is there has to pass TLS through.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 270))]
     #[x_kube(validation = host_and_port())]
     pub control_endpoint: Option<String>,
-    /// Transport to it.
+    /// Transport to it: TLS over TCP, or WebSocket over TLS (wss), for networks that let nothing else through.
     #[serde(default)]
     pub transport: RelayTransport,
     /// Resource requests and limits of its pods.
@@ -341,10 +343,17 @@ pub struct WireKubeMeshStatus {
     /// All peers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub total_peers: Option<i32>,
-    /// WireKube's field: where its relay is reached. Not written yet.
+    /// Where nodes reach the managed relay, as host:port.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub relay_endpoint: Option<String>,
-    /// `Ready` is False, with the reason, while peers are missing.
+    /// Extension of Fairlead: PEM certificates of the authorities that certify the managed relay, as base64.
+    #[serde(default, rename = "relayCABundle", skip_serializing_if = "Option::is_none")]
+    pub relay_ca_bundle: Option<String>,
+    /// Extension of Fairlead: addresses of the managed relay's pods. Their answers to nodes do not enter the mesh that they carry.
+    #[serde(default, rename = "relayPodIPs", skip_serializing_if = "Vec::is_empty")]
+    pub relay_pod_ips: Vec<String>,
+    /// `Ready` is False, with the reason, while peers are missing; `RelayReady` while the managed relay cannot be used;
+    /// `FieldsIgnored` is True while fields have no effect.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
     pub conditions: Vec<Condition>,
@@ -365,6 +374,20 @@ impl Default for WireKubeMeshSpec {
             routing: None,
             nat_traversal: None,
             relay: None,
+        }
+    }
+}
+
+impl Default for ManagedRelay {
+    fn default() -> Self {
+        Self {
+            replicas: default_one(),
+            service_type: RelayServiceType::default(),
+            port: default_relay_port(),
+            image: None,
+            control_endpoint: None,
+            transport: RelayTransport::default(),
+            resources: None,
         }
     }
 }

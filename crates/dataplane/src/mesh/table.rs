@@ -14,6 +14,8 @@
 //! ip daddr A tcp dport P accept
 //! ip saddr A tcp sport P ip daddr @fairlead_nodes_ipv4 accept
 //! ```
+//!
+//! In the prerouting chain the last of these follows the second, for each pod of the managed relay.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -66,7 +68,7 @@ pub(super) fn table(state: &MeshState) -> Table {
     let mut sets = BTreeMap::from(
         HALVES.map(|half| (half.set.to_owned(), IntervalSet::from_prefixes(half.addresses, targets()))),
     );
-    if !state.bypass.servers.is_empty() {
+    if !(state.bypass.servers.is_empty() && state.bypass.relays.is_empty()) {
         let nodes: Vec<IpNet> = state.bypass.nodes.iter().copied().map(IpNet::from).collect();
         sets.extend(
             HALVES.map(|half| (half.nodes.to_owned(), IntervalSet::from_prefixes(half.addresses, &nodes))),
@@ -75,6 +77,7 @@ pub(super) fn table(state: &MeshState) -> Table {
     let chain = |hook, rules| Chain { hook, priority: PRIORITY, rules };
     let prerouting = [accept_from_wireguard(), accept_neighbor_discovery()]
         .into_iter()
+        .chain(state.bypass.relays.iter().filter_map(|relay| Some(half(*relay)?.answer(*relay))))
         .chain(into_mesh(state.mtu))
         .collect();
     let outgoing = [accept_from_wireguard(), accept_neighbor_discovery(), accept_loopback()]
@@ -130,9 +133,13 @@ fn accept_loopback() -> Rule {
 /// This host's connections to the API server, and its answers to other nodes if it is here.
 fn past_mesh(bypass: &Bypass) -> impl Iterator<Item = Rule> {
     bypass.servers.iter().flat_map(|server| {
-        let half = HALVES.iter().find(|half| half.addresses == IpFamily::of(server.ip()));
-        half.into_iter().flat_map(|half| [request(*server), half.answer(*server)])
+        half(*server).into_iter().flat_map(|half| [request(*server), half.answer(*server)])
     })
+}
+
+/// The half of the address's family.
+fn half(address: SocketAddr) -> Option<&'static Half> {
+    HALVES.iter().find(|half| half.addresses == IpFamily::of(address.ip()))
 }
 
 fn into_mesh(mtu: u32) -> impl Iterator<Item = Rule> {

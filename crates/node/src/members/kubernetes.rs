@@ -241,7 +241,7 @@ mod tests {
             ("spec.allowedIPs", serde_json::json!(["10.0.0.1/32"])),
             ("spec.persistentKeepalive", serde_json::json!(7)),
         ];
-        assert_each_is_read_or_listed::<WireKubePeer, _>(None, read, &samples, &serde_json::json!({}));
+        assert_each_is_read_or_listed::<WireKubePeer, _>(None, read, &samples, &serde_json::json!({}), None);
     }
 
     #[test]

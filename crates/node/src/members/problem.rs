@@ -60,7 +60,7 @@ pub enum SourceProblem {
         error: InvalidKey,
     },
     /// The relay of the mesh.
-    #[error("WireKubeMesh {mesh}: spec.relay.external.{field} {error}; no relay is used")]
+    #[error("WireKubeMesh {mesh}: {field} {error}; no relay is used")]
     InvalidRelay {
         /// The WireKubeMesh.
         mesh: String,

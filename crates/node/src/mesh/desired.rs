@@ -164,11 +164,16 @@ impl Desired {
 }
 
 /// Only what is really an endpoint of the API server or a node goes past the mesh: an address inside a block is that of a
-/// pod, whatever a node says.
+/// pod, whatever a node says. What pods of the relay answer goes past it, too.
 fn bypass(inputs: &Inputs, plan: &Plan) -> Bypass {
     let blocks: PrefixSet = inputs.members.iter().flat_map(|member| &member.blocks).collect();
     let servers = inputs.api_server.iter().filter(|server| !blocks.contains(server.ip()));
-    Bypass { servers: servers.copied().collect(), nodes: plan.nodes.iter().copied().collect() }
+    let relays = inputs.settings.relay_pods.iter().filter(|pod| blocks.contains(pod.ip()));
+    Bypass {
+        servers: servers.copied().collect(),
+        relays: relays.copied().collect(),
+        nodes: plan.nodes.iter().copied().collect(),
+    }
 }
 
 /// Where members see each other, by who is seen.

@@ -231,6 +231,7 @@ fn client_settings(
     };
     Ok(client::Settings {
         endpoint: settings.endpoint.clone(),
+        server_name: settings.server_name.clone(),
         proxy: Proxy::from_environment(&settings.endpoint, |name| std::env::var(name).ok())?,
         roots: Arc::new(roots),
         private_key: private_key.clone(),

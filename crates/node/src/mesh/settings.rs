@@ -1,13 +1,15 @@
 //! The mesh as its resource describes it.
 
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use fairlead_address::Endpoint;
-use fairlead_api::names::{STUN_PORT, SYSTEM_NAMESPACE};
+use fairlead_api::names::{RELAY_PORT, RELAY_SERVER_NAME, STUN_PORT, SYSTEM_NAMESPACE};
 use fairlead_api::resources::{
-    ExternalRelay, Relay, RelayMode, RelayProvider, RelayTransport, Toggle, WireKubeMesh,
+    ExternalRelay, ManagedRelay, Relay, RelayMode, RelayProvider, RelayTransport, Toggle, WireKubeMesh,
+    WireKubeMeshStatus,
 };
 use fairlead_relay::client;
 use ipnet::IpNet;
@@ -34,6 +36,8 @@ pub struct MeshSettings {
     pub port_mapping: bool,
     /// The relay, unless there is none or it is not to be used.
     pub relay: Option<RelaySettings>,
+    /// Where the pods of the managed relay listen.
+    pub relay_pods: Vec<SocketAddr>,
 }
 
 /// The relay of the mesh.
@@ -43,6 +47,8 @@ pub struct RelaySettings {
     pub endpoint: client::Endpoint,
     /// PEM certificates of the authorities that certify it; those of this host when `None`.
     pub ca_bundle: Option<Vec<u8>>,
+    /// The name in its certificate, if it is not the host of `endpoint`.
+    pub server_name: Option<String>,
     /// Namespace and name of the Secret with the token.
     pub secret: Option<(String, String)>,
     /// Whether everything is relayed.
@@ -95,35 +101,96 @@ impl MeshSettings {
                     field,
                     error,
                 };
-                relay_settings(relay).map_err(|error| problems.push(invalid(error))).ok().flatten()
+                let status = mesh.status.as_ref();
+                relay_settings(relay, status).map_err(|error| problems.push(invalid(error))).ok().flatten()
             }),
+            relay_pods: relay_pods(mesh),
         }
     }
 }
 
 /// `None` where there is no relay to use; the field and what is wrong with it.
-fn relay_settings(relay: &Relay) -> Result<Option<RelaySettings>, (&'static str, String)> {
-    let Some(external) = &relay.external else { return Ok(None) };
-    if relay.mode == RelayMode::Never || relay.provider != RelayProvider::External {
+fn relay_settings(
+    relay: &Relay,
+    status: Option<&WireKubeMeshStatus>,
+) -> Result<Option<RelaySettings>, (&'static str, String)> {
+    if relay.mode == RelayMode::Never {
         return Ok(None);
     }
-    let endpoint = relay_endpoint(external).map_err(|error| ("endpoint", error))?;
-    let ca_bundle = external.ca_bundle.as_deref().map(|bundle| {
-        let pem = STANDARD.decode(bundle).map_err(|error| format!("is not base64: {error}"))?;
-        client::trust(&pem).map(|_| pem).map_err(|error| format!("is unusable: {error}"))
-    });
+    let settings = match relay.provider {
+        RelayProvider::External => relay.external.as_ref().map(external_relay).transpose()?,
+        RelayProvider::Managed => managed_relay(relay.managed.as_ref(), status)?,
+    };
+    Ok(settings.map(|settings| RelaySettings {
+        is_only: relay.mode == RelayMode::Always,
+        handshake_timeout: Duration::from_secs(relay.handshake_timeout_seconds.into()),
+        direct_retry: Duration::from_secs(relay.direct_retry_interval_seconds.into()),
+        ..settings
+    }))
+}
+
+impl RelaySettings {
+    fn new(endpoint: client::Endpoint) -> Self {
+        Self {
+            endpoint,
+            ca_bundle: None,
+            server_name: None,
+            secret: None,
+            is_only: false,
+            handshake_timeout: Duration::ZERO,
+            direct_retry: Duration::ZERO,
+        }
+    }
+}
+
+fn external_relay(external: &ExternalRelay) -> Result<RelaySettings, (&'static str, String)> {
+    let endpoint = relay_endpoint(external).map_err(|error| ("spec.relay.external.endpoint", error))?;
+    let bundle = external.ca_bundle.as_deref().map(certificates).transpose();
     let secret = external.auth_secret_ref.as_ref().map(|secret| {
         let namespace = secret.namespace.clone().unwrap_or_else(|| SYSTEM_NAMESPACE.to_owned());
         (namespace, secret.name.clone())
     });
-    Ok(Some(RelaySettings {
-        endpoint,
-        ca_bundle: ca_bundle.transpose().map_err(|error| ("caBundle", error))?,
+    Ok(RelaySettings {
+        ca_bundle: bundle.map_err(|error| ("spec.relay.external.caBundle", error))?,
         secret,
-        is_only: relay.mode == RelayMode::Always,
-        handshake_timeout: Duration::from_secs(relay.handshake_timeout_seconds.into()),
-        direct_retry: Duration::from_secs(relay.direct_retry_interval_seconds.into()),
+        ..RelaySettings::new(endpoint)
+    })
+}
+
+/// The relay that the controller runs, once its status says where. The key of this node is known to it.
+fn managed_relay(
+    managed: Option<&ManagedRelay>,
+    status: Option<&WireKubeMeshStatus>,
+) -> Result<Option<RelaySettings>, (&'static str, String)> {
+    let published =
+        status.and_then(|status| status.relay_endpoint.as_ref().zip(status.relay_ca_bundle.as_ref()));
+    let Some((endpoint, bundle)) = published else { return Ok(None) };
+    let scheme = match managed.map(|managed| managed.transport).unwrap_or_default() {
+        RelayTransport::Tcp => "tcp",
+        // The controller runs no relay without TLS, and says so.
+        RelayTransport::Ws => return Ok(None),
+        RelayTransport::Wss => "wss",
+    };
+    let endpoint = format!("{scheme}://{endpoint}").parse();
+    let invalid = |error: client::InvalidEndpoint| ("status.relayEndpoint", format!("is invalid: {error}"));
+    Ok(Some(RelaySettings {
+        ca_bundle: Some(certificates(bundle).map_err(|error| ("status.relayCABundle", error))?),
+        server_name: Some(RELAY_SERVER_NAME.to_owned()),
+        ..RelaySettings::new(endpoint.map_err(invalid)?)
     }))
+}
+
+/// PEM certificates in base64.
+fn certificates(bundle: &str) -> Result<Vec<u8>, String> {
+    let pem = STANDARD.decode(bundle).map_err(|error| format!("is not base64: {error}"))?;
+    client::trust(&pem).map(|_| pem).map_err(|error| format!("is unusable: {error}"))
+}
+
+fn relay_pods(mesh: &WireKubeMesh) -> Vec<SocketAddr> {
+    let is_managed = mesh.spec.relay.as_ref().is_some_and(|relay| relay.provider == RelayProvider::Managed);
+    let published = mesh.status.iter().filter(|_| is_managed).flat_map(|status| &status.relay_pod_ips);
+    let addresses = published.filter_map(|address| address.parse::<IpAddr>().ok());
+    addresses.map(|address| SocketAddr::new(address, RELAY_PORT)).collect()
 }
 
 /// host:port with the transport beside it, or a URL, which says the transport itself.
@@ -228,10 +295,18 @@ mod tests {
     #[test]
     fn a_relay_that_cannot_be_used_is_named_and_none_is_used() {
         for (external, field, words) in [
-            (json!({ "endpoint": "relay.example" }), "endpoint", "tcp://relay.example"),
-            (json!({ "endpoint": "ws://a:1", "transport": "wss" }), "endpoint", "contradicts"),
-            (json!({ "endpoint": "a:1", "caBundle": "?" }), "caBundle", "base64"),
-            (json!({ "endpoint": "a:1", "caBundle": "bm9uZQ==" }), "caBundle", "no certificate"),
+            (json!({ "endpoint": "relay.example" }), "spec.relay.external.endpoint", "tcp://relay.example"),
+            (
+                json!({ "endpoint": "ws://a:1", "transport": "wss" }),
+                "spec.relay.external.endpoint",
+                "contradicts",
+            ),
+            (json!({ "endpoint": "a:1", "caBundle": "?" }), "spec.relay.external.caBundle", "base64"),
+            (
+                json!({ "endpoint": "a:1", "caBundle": "bm9uZQ==" }),
+                "spec.relay.external.caBundle",
+                "no certificate",
+            ),
         ] {
             let (settings, problems) = parsed(&relay(external, json!({})));
             let [SourceProblem::InvalidRelay { field: found, error, .. }] = &problems[..] else {
@@ -242,6 +317,54 @@ mod tests {
         }
         let never = parsed(&relay(json!({ "endpoint": "a:1" }), json!({ "mode": "never" })));
         assert_eq!(never, (None, vec![]));
+    }
+
+    fn managed(transport: &str, status: &Value) -> (MeshSettings, Vec<SourceProblem>) {
+        let relay = json!({ "provider": "managed", "managed": { "transport": transport } });
+        let mesh = json!({
+            "apiVersion": "wirekube.io/v1alpha1", "kind": "WireKubeMesh", "metadata": { "name": "default" },
+            "spec": { "relay": relay }, "status": status,
+        });
+        let mut problems = Vec::new();
+        (MeshSettings::parse(&serde_json::from_value(mesh).unwrap(), &mut problems), problems)
+    }
+
+    #[test]
+    fn a_managed_relay_is_used_where_the_status_says_it_is() {
+        let made = rcgen::generate_simple_self_signed([RELAY_SERVER_NAME.to_owned()]).unwrap();
+        let bundle = STANDARD.encode(made.cert.pem());
+        let status = json!({
+            "relayEndpoint": "[2001:db8::1]:30478", "relayCABundle": bundle,
+            "relayPodIPs": ["10.64.0.9", "fd02::9", "rubbish"],
+        });
+        let (settings, problems) = managed("wss", &status);
+        let relay = settings.relay.unwrap();
+        assert_eq!((relay.endpoint.to_string().as_str(), problems), ("wss://[2001:db8::1]:30478", vec![]));
+        assert_eq!((relay.server_name.as_deref(), relay.secret), (Some(RELAY_SERVER_NAME), None));
+        assert_eq!(relay.ca_bundle, Some(made.cert.pem().into_bytes()));
+        let pods: Vec<String> = settings.relay_pods.iter().map(ToString::to_string).collect();
+        assert_eq!(pods, ["10.64.0.9:3478", "[fd02::9]:3478"]);
+        for missing in ["relayEndpoint", "relayCABundle"] {
+            let mut status = status.clone();
+            status.as_object_mut().unwrap().remove(missing);
+            let (settings, problems) = managed("tcp", &status);
+            assert_eq!((settings.relay, problems), (None, vec![]), "it is not there yet");
+        }
+        assert_eq!(managed("ws", &status).0.relay, None, "the relay speaks TLS");
+    }
+
+    #[test]
+    fn a_status_that_cannot_be_used_is_named() {
+        for (endpoint, bundle, field) in
+            [("nowhere", "bm9uZQ==", "status.relayCABundle"), ("a:1", "?", "status.relayCABundle")]
+        {
+            let status = json!({ "relayEndpoint": endpoint, "relayCABundle": bundle });
+            let (settings, problems) = managed("tcp", &status);
+            let [SourceProblem::InvalidRelay { field: found, .. }] = &problems[..] else {
+                panic!("{problems:?}")
+            };
+            assert_eq!((settings.relay, *found), (None, field));
+        }
     }
 
     #[test]
@@ -269,6 +392,7 @@ mod tests {
             ("spec.stunServers", json!(["a.example.com:3478", "b.example.com:3478"])),
             ("spec.natTraversal.portMapping", json!("disabled")),
             ("spec.relay.mode", json!("always")),
+            ("spec.relay.provider", json!("managed")),
             ("spec.relay.handshakeTimeoutSeconds", json!(7)),
             ("spec.relay.directRetryIntervalSeconds", json!(60)),
             ("spec.relay.external.endpoint", json!("b:1")),
@@ -281,7 +405,7 @@ mod tests {
             "apiServerURL": "https://192.0.2.1:6443",
             "meshCIDR": "100.64.0.0/16",
             "natTraversal": { "birthdayAttack": "enabled", "handshakeValidWindowSeconds": 60 },
-            "relay": { "managed": { "replicas": 1 }, "external": { "controlEndpoint": "192.0.2.1:1" } },
+            "relay": { "external": { "controlEndpoint": "192.0.2.1:1" } },
             "routing": { "localSubnetPolicy": "bypass" },
         });
         assert_each_is_read_or_listed::<WireKubeMesh, _>(
@@ -289,6 +413,8 @@ mod tests {
             read,
             &samples,
             &without_effect,
+            // The controller reads these: `fairlead-controller` has the test.
+            Some("spec.relay.managed."),
         );
     }
 }

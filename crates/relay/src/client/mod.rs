@@ -46,6 +46,8 @@ const ADDRESS_TIMEOUT: Duration = Duration::from_secs(3);
 pub struct Settings {
     /// The relay.
     pub endpoint: Endpoint,
+    /// The name in its certificate, if it is not the host of `endpoint`.
+    pub server_name: Option<String>,
     /// An HTTP proxy on the way.
     pub proxy: Option<Proxy>,
     /// Authorities that certify relays; see [`trust`].
@@ -239,7 +241,7 @@ async fn secure(settings: &Settings, stream: TcpStream) -> Result<(Box<dyn Strea
         Transport::Tcp => vec![ALPN.to_vec()],
         Transport::Ws | Transport::Wss => vec![b"http/1.1".to_vec()],
     };
-    let host = settings.endpoint.host.clone();
+    let host = settings.server_name.as_ref().unwrap_or(&settings.endpoint.host).clone();
     let name = ServerName::try_from(host.clone()).map_err(|error| ConnectError::Name(host, error))?;
     let stream =
         TlsConnector::from(Arc::new(config)).connect(name, stream).await.map_err(ConnectError::Tls)?;

@@ -92,6 +92,7 @@ impl Bed {
     pub(crate) fn settings(&self, transport: &str, number: u8) -> client::Settings {
         let endpoint: Endpoint = format!("{transport}://localhost:{}", self.address.port()).parse().unwrap();
         client::Settings {
+            server_name: None,
             endpoint,
             proxy: None,
             roots: Arc::new(client::trust(&self.ca).unwrap()),

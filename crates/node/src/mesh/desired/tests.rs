@@ -39,6 +39,7 @@ pub(in crate::mesh) fn inputs(members: impl IntoIterator<Item = Member>) -> Inpu
             stun_servers: Vec::new(),
             port_mapping: true,
             relay: None,
+            relay_pods: Vec::new(),
         },
         members: merge(members.into_iter().map(record).collect()),
         node_addresses: vec![own],
@@ -125,8 +126,11 @@ fn only_endpoints_of_the_api_server_and_addresses_of_nodes_go_past_the_mesh() {
     let mut inputs = inputs([member(1), owner, thief]);
     let in_a_pod = "10.64.0.9:6443".parse().unwrap();
     inputs.api_server.push(in_a_pod);
+    let relay: SocketAddr = "10.64.0.10:3478".parse().unwrap();
+    inputs.settings.relay_pods = vec![relay, "192.0.2.7:3478".parse().unwrap()];
     let bypass = Desired::new(&inputs, &host(), Held::new(), &None).mesh_state("wire_kube").bypass;
     assert_eq!(bypass.servers, ["192.0.2.100:6443".parse().unwrap()]);
+    assert_eq!(bypass.relays, [relay], "only a pod is a pod of the relay");
     assert_eq!(bypass.nodes, [IpAddr::from([10, 0, 0, 2]), IpAddr::from([10, 0, 0, 3])]);
 }
 
