@@ -1,5 +1,5 @@
 //! What the elected replica does: it grants blocks, maintains AddressPools, releases the blocks of deleted Nodes,
-//! counts the peers of the mesh, and names fields that have no effect.
+//! counts the peers of the mesh, runs its relay, and names fields that have no effect.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -24,6 +24,7 @@ use prometheus_client::registry::Registry;
 use crate::grants::{self, GrantMetrics};
 use crate::known_blocks::KnownBlocks;
 use crate::orphans::{self, OrphanMetrics};
+use crate::relay::Reconciler;
 use crate::stores::Stores;
 use crate::work_queue::{ReconcileMetrics, WorkQueueMetrics};
 use crate::{mesh, not_implemented, pools};
@@ -43,7 +44,13 @@ pub(crate) struct Pauses {
 }
 
 /// Starts the leader's work, which ends when the subsystem is stopped.
-pub(crate) fn start(supervisor: &mut Supervisor, client: &Client, metrics: &LeaderMetrics, pauses: Pauses) {
+pub(crate) fn start(
+    supervisor: &mut Supervisor,
+    client: &Client,
+    identity: &str,
+    metrics: &LeaderMetrics,
+    pauses: Pauses,
+) {
     let subsystem = supervisor.subsystem(NAME);
     let pools = watcher(Api::all(client.clone()), config()).modify(lean::any);
     let pools = caches::start(subsystem, "AddressPools", pools);
@@ -100,6 +107,8 @@ pub(crate) fn start(supervisor: &mut Supervisor, client: &Client, metrics: &Lead
     let changes = [meshes.subscribe(), egresses.subscribe()];
     let ignored = not_implemented::run(client.clone(), meshes.store.clone(), egresses.store, changes);
     subsystem.spawn("fields without effect", ignored);
+    let relay = Reconciler::new(client.clone(), meshes.store.clone(), identity.to_owned());
+    subsystem.spawn("relay", relay.run(meshes.subscribe()));
     let changes = [meshes.subscribe(), peers.subscribe()];
     subsystem.spawn("mesh", mesh::run(client.clone(), meshes.store, peers.store, changes));
 }

@@ -20,6 +20,7 @@ mod orphans;
 mod pool_status;
 mod pools;
 mod program;
+mod relay;
 mod stores;
 mod work_queue;
 

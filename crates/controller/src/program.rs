@@ -68,7 +68,7 @@ pub async fn run(
     let probes =
         http::serve("health", settings.health, Limits::PROBES, Plain, http::probes(supervisor.health()));
     supervisor.subsystem("health").spawn("server", probes);
-    let leading = election::start(&mut supervisor, client.clone(), settings.identity);
+    let leading = election::start(&mut supervisor, client.clone(), settings.identity.clone());
 
     let (sender, restorations) = watch::channel(0);
     let blocks: Api<AddressBlock> = Api::all(client.clone());
@@ -77,7 +77,7 @@ pub async fn run(
     let graces = Graces { deleted: settings.deleted_node_grace, never_existed: NEVER_EXISTED_GRACE };
     let lead = |supervisor: &mut Supervisor, hold_off: Duration| {
         let pauses = Pauses { hold_off, graces, sweep_interval: settings.sweep_interval };
-        leader::start(supervisor, &client, &leader_metrics, pauses);
+        leader::start(supervisor, &client, &settings.identity, &leader_metrics, pauses);
     };
     let changes = Changes { leading, restorations, restored: None };
     let outcome = lead_while_elected(&mut supervisor, changes, stop, lead, &leader_metrics).await;

@@ -2,7 +2,7 @@
 //! what has the names of Coil is named here, since other programs of Coil have the same label.
 
 use anyhow::Context as _;
-use fairlead_api::names::{CONTROLLER_PROGRAM, LEASE_IPAM, NODE_PROGRAM, SYSTEM_NAMESPACE};
+use fairlead_api::names::{CONTROLLER_PROGRAM, LEASE_IPAM, NODE_PROGRAM, RELAY_NAMESPACE, SYSTEM_NAMESPACE};
 use kube::api::{ApiResource, DeleteParams, DynamicObject, GroupVersionKind, ListParams, PropagationPolicy};
 use kube::{Api, Client, ResourceExt};
 
@@ -24,7 +24,7 @@ const DAEMON_SET: Kind = Kind("apps", "v1", "DaemonSet", "daemonsets", true);
 const CONFIG_MAP: Kind = Kind("", "v1", "ConfigMap", "configmaps", true);
 
 /// Kinds of which everything with our label is deleted, in the namespaces of [`NAMESPACES`]. Rights come last.
-const LABELLED: [Kind; 12] = [
+const LABELLED: [Kind; 13] = [
     DAEMON_SET,
     CONFIG_MAP,
     Kind("", "v1", "Secret", "secrets", true),
@@ -32,13 +32,15 @@ const LABELLED: [Kind; 12] = [
     Kind(MONITORING, "v1", "PrometheusRule", "prometheusrules", true),
     Kind(ADMISSION, "v1", "ValidatingAdmissionPolicyBinding", "validatingadmissionpolicybindings", false),
     Kind(ADMISSION, "v1", "ValidatingAdmissionPolicy", "validatingadmissionpolicies", false),
+    // The managed relay and what it has.
+    Kind("", "v1", "Namespace", "namespaces", false),
     Kind("", "v1", "ServiceAccount", "serviceaccounts", true),
     Kind(RBAC, "v1", "RoleBinding", "rolebindings", true),
     Kind(RBAC, "v1", "Role", "roles", true),
     Kind(RBAC, "v1", "ClusterRoleBinding", "clusterrolebindings", false),
     Kind(RBAC, "v1", "ClusterRole", "clusterroles", false),
 ];
-const NAMESPACES: [&str; 2] = [SYSTEM_NAMESPACE, "default"];
+const NAMESPACES: [&str; 3] = [SYSTEM_NAMESPACE, "default", RELAY_NAMESPACE];
 
 /// Objects with names of Coil.
 const NAMED: [(Kind, &str); 4] = [

@@ -75,6 +75,12 @@ impl Bed {
         Program { plane: &self.plane, kubeconfig: kubeconfig.to_str().unwrap().to_owned() }
     }
 
+    /// What the managed relay may do.
+    pub(crate) fn relay(&self) -> Program<'_> {
+        let token = self.plane.token("fairlead-relay", "fairlead-relay", None).unwrap();
+        self.program_with(&token, "fairlead-relay")
+    }
+
     /// What the owner of this token may do; `name` is for its kubeconfig.
     pub(crate) fn program_with(&self, token: &str, name: &str) -> Program<'_> {
         let kubeconfig = self.directory.path().join(name);

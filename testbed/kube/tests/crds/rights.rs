@@ -132,6 +132,8 @@ const NODE_RIGHTS: &[Right] = &[
     ("delete deletecollection", "wirekubepeers.wirekube.io", "", "", "", false),
     ("update patch", "blockrequests.coil.cybozu.com", "", "", "", false),
     ("update patch", "blockrequests.coil.cybozu.com", "status", "", "", false),
+    // The token of an external relay.
+    ("get", "secrets", "", "fairlead-relay", "kube-system", true),
     ("get list", "secrets", "", "", "kube-system", false),
     ("create get update", "leases.coordination.k8s.io", "", "coil-ipam-leader", "kube-system", false),
     ("create", "serviceaccounts", "token", "fairlead-node", "kube-system", false),
@@ -169,14 +171,37 @@ const CONTROLLER_RIGHTS: &[Right] = &[
     ("list", "pods", "", "", "", true),
     ("get watch create delete", "pods", "", "", "", false),
     ("get list", "secrets", "", "", "kube-system", false),
+    // The managed relay, by name, in a namespace where no other ServiceAccount is and no pod has privileges.
+    ("create patch delete", "deployments.apps", "", "fairlead-relay", RELAY, true),
+    ("create patch delete", "services", "", "fairlead-relay", RELAY, true),
+    ("get create patch delete", "secrets", "", "fairlead-relay-ca", RELAY, true),
+    ("get create patch delete", "secrets", "", "fairlead-relay-tls", RELAY, true),
+    ("create patch delete", "deployments.apps", "", "", RELAY, false),
+    ("create patch delete", "deployments.apps", "", "fairlead-relay", "kube-system", false),
+    ("create patch delete", "services", "", "", RELAY, false),
+    ("get list watch create patch delete", "secrets", "", "", RELAY, false),
+    ("create", "serviceaccounts", "token", "fairlead-relay", RELAY, false),
+    ("create patch delete", "pods", "", "", RELAY, false),
+    ("create update patch delete", "namespaces", "", "", "", false),
+];
+
+const RELAY: &str = "fairlead-relay";
+
+const RELAY_RIGHTS: &[Right] = &[
+    ("get list watch", "wirekubepeers.wirekube.io", "", "", "", true),
+    ("create update patch delete", "wirekubepeers.wirekube.io", "", "", "", false),
+    ("get list", "secrets", "", "", RELAY, false),
+    ("get list", "pods", "", "", "", false),
 ];
 
 #[test]
 fn programs_have_the_rights_they_need_and_no_more() {
     let bed = bed();
-    for (account, node, rights) in
-        [("fairlead-node", Some("n1"), NODE_RIGHTS), ("fairlead-controller", None, CONTROLLER_RIGHTS)]
-    {
+    for (program, account, rights) in [
+        (bed.program("fairlead-node", Some("n1")), "fairlead-node", NODE_RIGHTS),
+        (bed.program("fairlead-controller", None), "fairlead-controller", CONTROLLER_RIGHTS),
+        (bed.relay(), "fairlead-relay", RELAY_RIGHTS),
+    ] {
         let mut accesses = Vec::new();
         let mut expected = Vec::new();
         for &(verbs, resource, subresource, name, namespace, allowed) in rights {
@@ -185,7 +210,7 @@ fn programs_have_the_rights_they_need_and_no_more() {
                 expected.push(allowed);
             }
         }
-        let answers = bed.program(account, node).may(&accesses);
+        let answers = program.may(&accesses);
         assert_eq!(answers.len(), accesses.len());
         for ((access, answer), expected) in accesses.iter().zip(answers).zip(expected) {
             assert_eq!(answer, expected, "{account}: {access:?}");
@@ -203,7 +228,7 @@ fn programs_have_no_right_that_is_not_listed() {
     for (account, node, rights) in
         [("fairlead-node", Some("n1"), NODE_RIGHTS), ("fairlead-controller", None, CONTROLLER_RIGHTS)]
     {
-        for namespace in ["default", "kube-system"] {
+        for namespace in ["default", "kube-system", RELAY] {
             // What every ServiceAccount may do, like asking for its own rights.
             let of_everyone = bed.program("unbound", None).rights(namespace);
             let found: BTreeSet<_> =
