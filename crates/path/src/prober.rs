@@ -8,7 +8,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use fairlead_address::{is_private, is_reachable};
+use fairlead_address::is_reachable;
 use fairlead_wire::probe::TransactionId;
 use rand::RngExt;
 use rand::rngs::StdRng;
@@ -17,20 +17,12 @@ use crate::agent::RelayPath;
 use crate::candidates::{Candidate, MAX_CANDIDATES, Source};
 use crate::rotation::EndpointReason;
 
-/// When requests are sent to a candidate in one attempt, until it answers.
-const ATTEMPT: [Duration; 5] = [
-    Duration::ZERO,
-    Duration::from_millis(100),
-    Duration::from_millis(200),
-    Duration::from_millis(400),
-    Duration::from_millis(800),
-];
-/// The last request of an attempt: the time after its start, and how many are before it.
-const LAST_REQUEST: (Duration, usize) = (Duration::from_millis(800), ATTEMPT.len() - 1);
+mod path;
+
+use path::{ANSWER_TIMEOUT, LAST_REQUEST, Path};
+
 /// Rounds without a session in which each path gets a whole attempt, after the first attempts.
 const FULL_ROUNDS: u32 = 1;
-/// How long an answer is waited for.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time between rounds through all candidates while there is no session. It doubles with each round that brings none.
 const ROUND_INTERVAL: Duration = Duration::from_secs(5);
 const MAX_ROUND_INTERVAL: Duration = Duration::from_secs(300);
@@ -47,14 +39,8 @@ const MAX_MISSED: u8 = 3;
 const ACTIVE: Duration = Duration::from_secs(60);
 /// Bytes between two observations that are no traffic: a handshake and keepalives.
 const IDLE_BYTES: u64 = 300;
-/// How long an answer proves that a candidate works.
-const FRESH: Duration = Duration::from_secs(10);
 /// Addresses that only requests of the peer came from; the oldest makes room.
 const MAX_REFLEXIVE: usize = 4;
-/// Requests per candidate whose answers are waited for.
-const MAX_PENDING: usize = 8;
-/// By how much the round-trip time of another path must be lower: a third, and this much.
-const MIN_GAIN: Duration = Duration::from_millis(5);
 /// Least time between two moves of a live session.
 const MIN_MOVE_INTERVAL: Duration = Duration::from_secs(5);
 
@@ -75,20 +61,6 @@ pub(crate) struct Session {
     pub(crate) endpoint: Option<SocketAddr>,
     pub(crate) rx_bytes: u64,
     pub(crate) tx_bytes: u64,
-}
-
-#[derive(Debug, Clone)]
-struct Path {
-    candidate: Candidate,
-    /// Only a request of the peer names it.
-    is_reflexive: bool,
-    /// Start of the attempt that runs, and how many of its requests were due.
-    attempt: Option<(Duration, usize)>,
-    pending: Vec<(TransactionId, Duration)>,
-    /// The smoothed round-trip time, and when the last answer came.
-    answered: Option<(Duration, Duration)>,
-    /// It was in use and stopped answering.
-    has_failed: bool,
 }
 
 /// The paths to one peer.
@@ -487,82 +459,6 @@ impl Prober {
             if is_outstanding { CHECK_RETRY } else { timeout.clamp(CHECK_RETRY, MAX_CHECK_TIMEOUT) };
         self.check = Some((now.saturating_add(timeout), true));
         Some(current)
-    }
-}
-
-impl Path {
-    fn is_relay(&self) -> bool {
-        self.candidate.source == Source::Relay
-    }
-
-    fn new(candidate: Candidate, now: Duration) -> Self {
-        Self {
-            candidate,
-            is_reflexive: false,
-            attempt: Some((now, 0)),
-            pending: Vec::new(),
-            answered: None,
-            has_failed: false,
-        }
-    }
-
-    fn is_fresh(&self, now: Duration) -> bool {
-        self.answered.is_some_and(|(_, at)| now.saturating_sub(at) <= FRESH)
-    }
-
-    fn next_request(&self) -> Option<Duration> {
-        let (started, sent) = self.attempt?;
-        Some(started.saturating_add(*ATTEMPT.get(sent)?))
-    }
-
-    /// Takes what is due of the attempt; after a late wake-up this is one request, not several.
-    fn attempt_is_due(&mut self, now: Duration) -> bool {
-        let Some((started, sent)) = self.attempt else { return false };
-        let due = ATTEMPT.iter().filter(|after| now >= started.saturating_add(**after)).count();
-        self.attempt = (due < ATTEMPT.len()).then_some((started, due));
-        due > sent
-    }
-
-    fn add_pending(&mut self, now: Duration, transaction: TransactionId) {
-        self.pending.retain(|(_, sent)| now.saturating_sub(*sent) <= ANSWER_TIMEOUT);
-        if self.pending.len() >= MAX_PENDING {
-            self.pending.remove(0);
-        }
-        self.pending.push((transaction, now));
-    }
-
-    /// Configured, then inside one site, then any other, then by way of a relay.
-    fn tier(&self) -> u8 {
-        match self.candidate.source {
-            Source::Manual => 0,
-            Source::Relay => 3,
-            _ if is_private(self.candidate.address.ip()) => 1,
-            _ => 2,
-        }
-    }
-
-    /// The lower the better. IPv4 comes before IPv6, whatever their speed: nodes without IPv6 learn the endpoint of a node behind a
-    /// NAT from those that see it over IPv4.
-    fn rank(&self) -> (u8, bool, Option<Duration>) {
-        (self.tier(), self.is_ipv6(), self.round_trip())
-    }
-
-    fn is_ipv6(&self) -> bool {
-        self.candidate.address.is_ipv6()
-    }
-
-    fn round_trip(&self) -> Option<Duration> {
-        self.answered.map(|(round_trip, _)| round_trip)
-    }
-
-    fn is_better_than(&self, current: &Self) -> bool {
-        let (Some((ours, _)), Some((theirs, _))) = (self.answered, current.answered) else { return false };
-        match self.tier().cmp(&current.tier()) {
-            std::cmp::Ordering::Less => true,
-            std::cmp::Ordering::Equal if self.is_ipv6() != current.is_ipv6() => current.is_ipv6(),
-            std::cmp::Ordering::Equal => ours.saturating_add(MIN_GAIN.max(theirs / 3)) < theirs,
-            std::cmp::Ordering::Greater => false,
-        }
     }
 }
 

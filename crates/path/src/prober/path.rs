@@ -1,0 +1,118 @@
+//! One way to a peer: when it is asked, what it answered, and how it compares with others.
+
+use std::time::Duration;
+
+use fairlead_address::is_private;
+use fairlead_wire::probe::TransactionId;
+
+use crate::candidates::{Candidate, Source};
+
+/// When requests are sent to a candidate in one attempt, until it answers.
+const ATTEMPT: [Duration; 5] = [
+    Duration::ZERO,
+    Duration::from_millis(100),
+    Duration::from_millis(200),
+    Duration::from_millis(400),
+    Duration::from_millis(800),
+];
+/// The last request of an attempt: the time after its start, and how many are before it.
+pub(super) const LAST_REQUEST: (Duration, usize) = (Duration::from_millis(800), ATTEMPT.len() - 1);
+/// How long an answer is waited for.
+pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long an answer proves that a candidate works.
+const FRESH: Duration = Duration::from_secs(10);
+/// Requests per candidate whose answers are waited for.
+const MAX_PENDING: usize = 8;
+/// By how much the round-trip time of another path must be lower: a third, and this much.
+const MIN_GAIN: Duration = Duration::from_millis(5);
+
+/// A candidate, or an address that requests of the peer came from.
+#[derive(Debug, Clone)]
+pub(super) struct Path {
+    pub(super) candidate: Candidate,
+    /// Only a request of the peer names it.
+    pub(super) is_reflexive: bool,
+    /// Start of the attempt that runs, and how many of its requests were due.
+    pub(super) attempt: Option<(Duration, usize)>,
+    pub(super) pending: Vec<(TransactionId, Duration)>,
+    /// The smoothed round-trip time, and when the last answer came.
+    pub(super) answered: Option<(Duration, Duration)>,
+    /// It was in use and stopped answering.
+    pub(super) has_failed: bool,
+}
+
+impl Path {
+    pub(super) fn is_relay(&self) -> bool {
+        self.candidate.source == Source::Relay
+    }
+
+    pub(super) fn new(candidate: Candidate, now: Duration) -> Self {
+        Self {
+            candidate,
+            is_reflexive: false,
+            attempt: Some((now, 0)),
+            pending: Vec::new(),
+            answered: None,
+            has_failed: false,
+        }
+    }
+
+    pub(super) fn is_fresh(&self, now: Duration) -> bool {
+        self.answered.is_some_and(|(_, at)| now.saturating_sub(at) <= FRESH)
+    }
+
+    pub(super) fn next_request(&self) -> Option<Duration> {
+        let (started, sent) = self.attempt?;
+        Some(started.saturating_add(*ATTEMPT.get(sent)?))
+    }
+
+    /// Takes what is due of the attempt; after a late wake-up this is one request, not several.
+    pub(super) fn attempt_is_due(&mut self, now: Duration) -> bool {
+        let Some((started, sent)) = self.attempt else { return false };
+        let due = ATTEMPT.iter().filter(|after| now >= started.saturating_add(**after)).count();
+        self.attempt = (due < ATTEMPT.len()).then_some((started, due));
+        due > sent
+    }
+
+    pub(super) fn add_pending(&mut self, now: Duration, transaction: TransactionId) {
+        self.pending.retain(|(_, sent)| now.saturating_sub(*sent) <= ANSWER_TIMEOUT);
+        if self.pending.len() >= MAX_PENDING {
+            self.pending.remove(0);
+        }
+        self.pending.push((transaction, now));
+    }
+
+    /// Configured, then inside one site, then any other, then by way of a relay.
+    pub(super) fn tier(&self) -> u8 {
+        match self.candidate.source {
+            Source::Manual => 0,
+            Source::Relay => 3,
+            _ if is_private(self.candidate.address.ip()) => 1,
+            _ => 2,
+        }
+    }
+
+    /// The lower the better. IPv4 comes before IPv6, whatever their speed: nodes without IPv6 learn the endpoint of a node behind a
+    /// NAT from those that see it over IPv4.
+    pub(super) fn rank(&self) -> (u8, bool, Option<Duration>) {
+        (self.tier(), self.is_ipv6(), self.round_trip())
+    }
+
+    pub(super) fn is_ipv6(&self) -> bool {
+        self.candidate.address.is_ipv6()
+    }
+
+    pub(super) fn round_trip(&self) -> Option<Duration> {
+        self.answered.map(|(round_trip, _)| round_trip)
+    }
+
+    pub(super) fn is_better_than(&self, current: &Self) -> bool {
+        let (Some((ours, _)), Some((theirs, _))) = (self.answered, current.answered) else { return false };
+        match self.tier().cmp(&current.tier()) {
+            std::cmp::Ordering::Less => true,
+            std::cmp::Ordering::Equal if self.is_ipv6() != current.is_ipv6() => current.is_ipv6(),
+            std::cmp::Ordering::Equal => ours.saturating_add(MIN_GAIN.max(theirs / 3)) < theirs,
+            std::cmp::Ordering::Greater => false,
+        }
+    }
+}
