@@ -20,7 +20,11 @@ const USER: i64 = 10_000;
 pub(super) fn namespace() -> serde_json::Result<Namespace> {
     serde_json::from_value(json!({ "metadata": {
         "generateName": "fairlead-connectivity-",
-        "labels": { "pod-security.kubernetes.io/enforce": "restricted", "app.kubernetes.io/name": "fairlead" },
+        "labels": {
+            "pod-security.kubernetes.io/enforce": "restricted",
+            "app.kubernetes.io/name": "fairlead",
+            "app.kubernetes.io/component": "connectivity-test",
+        },
     } }))
 }
 

@@ -50,9 +50,9 @@ fn the_connectivity_test_passes_names_a_node_that_drops_and_leaves_nothing() {
     let (first, second) = (cluster.nodes()[0].name(), cluster.nodes()[1].name());
     assert!(failed(first, node.name()) && !failed(first, second), "{connections:?}");
 
-    let left = cluster
-        .kubectl(&["get", "namespaces", "-l", "app.kubernetes.io/name=fairlead", "-o", "name"])
-        .unwrap();
+    // The namespace of a managed relay stays.
+    let selector = "app.kubernetes.io/name=fairlead,app.kubernetes.io/component=connectivity-test";
+    let left = cluster.kubectl(&["get", "namespaces", "-l", selector, "-o", "name"]).unwrap();
     assert_eq!(left, "", "the namespaces are removed");
 }
 
