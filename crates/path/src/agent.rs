@@ -12,7 +12,7 @@
 //! The datagrams are those of STUN ([`PathAgent::set_stun_servers`]) and path probes ([`PathAgent::enable_probes`]); all others
 //! are counted and dropped.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
@@ -25,6 +25,7 @@ use rand::{RngExt, SeedableRng};
 use crate::candidates::{Candidate, MAX_CANDIDATES, Source};
 use crate::prober::{Probe, Prober, Session};
 use crate::probing::{Identity, ProbeDrops, Probing};
+use crate::reflexive::ReflexiveAddresses;
 use crate::rotation::{Config, EndpointReason, Observation, Reason, Rotation, State, Status};
 use crate::stun::{StunAnswer, StunClient};
 use crate::timers::TimerQueue;
@@ -101,6 +102,8 @@ pub enum Event {
     },
     /// [`PathAgent::stun_answers`] has something new.
     StunAnswersChanged,
+    /// [`PathAgent::reflexive_addresses`] has something new.
+    ReflexiveAddressesChanged,
 }
 
 /// A datagram to be sent from the WireGuard port.
@@ -144,6 +147,7 @@ pub struct PathAgent {
     probing: Option<Probing>,
     probe_timers: TimerQueue<PublicKey>,
     transmits: VecDeque<Transmit>,
+    reflexive: ReflexiveAddresses,
     unknown_datagrams: u64,
     #[cfg(test)]
     machines_run: usize,
@@ -163,6 +167,7 @@ impl PathAgent {
             probing: None,
             probe_timers: TimerQueue::default(),
             transmits: VecDeque::new(),
+            reflexive: ReflexiveAddresses::default(),
             unknown_datagrams: 0,
             #[cfg(test)]
             machines_run: 0,
@@ -217,6 +222,7 @@ impl PathAgent {
             if let Some(probing) = &mut self.probing {
                 probing.remove_peer(key);
             }
+            self.reflexive.forget(key);
             self.events.retain(|event| event.peer() != Some(key));
         }
     }
@@ -261,6 +267,7 @@ impl PathAgent {
     /// Links, addresses or routes of this host changed: STUN servers and peers are asked again at once.
     pub fn network_changed(&mut self, now: Duration) {
         self.stun.network_changed(now);
+        self.reflexive.clear();
         if self.probing.is_some() {
             for (key, peer) in &mut self.peers {
                 peer.prober.network_changed(now);
@@ -284,6 +291,11 @@ impl PathAgent {
     /// What each STUN server said last.
     pub fn stun_answers(&self) -> BTreeMap<SocketAddr, StunAnswer> {
         self.stun.answers()
+    }
+
+    /// Where peers see this node, as answers to probes say.
+    pub fn reflexive_addresses(&self) -> BTreeSet<SocketAddr> {
+        self.reflexive.agreed()
     }
 
     fn report_stun(&mut self) {
@@ -315,9 +327,12 @@ impl PathAgent {
         let Some((key, header, message)) = probing.open(now, bytes) else { return };
         let Some(peer) = self.peers.get_mut(&key) else { return };
         match message {
-            Message::Answer { transaction, .. } => {
+            Message::Answer { transaction, observed } => {
                 let is_expected = peer.prober.handle_answer(now, remote, transaction);
                 probing.conclude(&key, &header, remote, is_expected);
+                if is_expected && self.reflexive.insert(key, remote, observed) {
+                    self.events.push_back(Event::ReflexiveAddressesChanged);
+                }
             }
             Message::Request { transaction, starts_round } => {
                 let answer = Message::Answer { transaction, observed: remote };
@@ -455,7 +470,7 @@ impl Event {
             Self::ObservationDue { peer }
             | Self::SetEndpoint { peer, .. }
             | Self::StateChanged { peer, .. } => Some(peer),
-            Self::StunAnswersChanged => None,
+            Self::StunAnswersChanged | Self::ReflexiveAddressesChanged => None,
         }
     }
 }

@@ -7,6 +7,7 @@
 //!   the last live session, and leaves live sessions alone.
 //! * `prober`: the strategy for peers that answer probes: what works now, and which of it to use; `probing` has what all probers
 //!   of a node share (keys, replays, limits). Format and rules: `docs/path-protocol.md`.
+//! * `reflexive`: where peers see this node, as their answers to probes say.
 //! * `stun`: asks STUN servers where they see the WireGuard port, which feeds [`nat`] and [`candidates`].
 //!
 //! Sans-I/O: time is a [`std::time::Duration`] since an epoch of the caller's that never goes back (the start of the
@@ -19,6 +20,7 @@ pub mod candidates;
 pub mod nat;
 mod prober;
 mod probing;
+mod reflexive;
 mod rotation;
 mod stun;
 mod timers;

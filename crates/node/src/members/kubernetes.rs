@@ -156,9 +156,9 @@ fn endpoints(peer: &WireKubePeer, published: Option<Endpoint>) -> Endpoints {
     let status = peer.status.as_ref();
     let method = status.and_then(|status| status.endpoint_discovery_method);
     let is_manual = method.is_none_or(|method| method == EndpointDiscoveryMethod::Manual);
-    let candidates = |kind: CandidateType| {
+    let candidates = |kinds: &'static [CandidateType]| {
         let all = status.into_iter().flat_map(|status| &status.ice_candidates);
-        all.filter(move |candidate| candidate.type_ == kind)
+        all.filter(move |candidate| kinds.contains(&candidate.type_))
             .filter_map(|candidate| candidate.address.parse().ok())
             .collect()
     };
@@ -169,8 +169,8 @@ fn endpoints(peer: &WireKubePeer, published: Option<Endpoint>) -> Endpoints {
     Endpoints {
         preferred: published.as_ref().filter(|_| !is_manual && !is_placeholder).and_then(Endpoint::address),
         manual: published.filter(|_| is_manual),
-        host: candidates(CandidateType::Host),
-        reflexive: candidates(CandidateType::Srflx),
+        host: candidates(&[CandidateType::Host]),
+        reflexive: candidates(&[CandidateType::Srflx, CandidateType::Prflx]),
         sightings: sightings
             .filter_map(|(peer, seen)| {
                 Some((peer.clone(), (seen.public_key.parse().ok()?, seen.parse_endpoint().ok()?)))

@@ -80,6 +80,15 @@ impl DesiredPeer {
 /// What each STUN server said last; `None` where the WireGuard port cannot ask.
 pub type StunAnswers = Option<BTreeMap<SocketAddr, StunAnswer>>;
 
+/// What others say of where this node is.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct OwnAddresses {
+    /// STUN servers.
+    pub stun: StunAnswers,
+    /// Peers, in their answers to path probes.
+    pub peers: BTreeSet<SocketAddr>,
+}
+
 /// What a WireGuard device has at each key.
 pub type Held = BTreeMap<PublicKey, BTreeSet<IpNet>>;
 
@@ -96,6 +105,8 @@ pub struct Desired {
     pub reflexive: Vec<SocketAddr>,
     /// Where gateways take packets for this node, other than at an address of its own.
     pub mapped: Vec<SocketAddr>,
+    /// The same of peers, as they told this node only.
+    pub peer_reflexive: Vec<SocketAddr>,
     /// The address translation in front of this node, as far as it is known.
     pub nat: NatType,
     /// This node's prefixes.
@@ -115,7 +126,8 @@ pub fn mtu(inputs: &Inputs, host: &Host) -> u32 {
 
 impl Desired {
     /// Plans and looks for the endpoints of every peer. Takes `O(n log n)`.
-    pub fn new(inputs: &Inputs, host: &Host, held: Held, stun: &StunAnswers) -> Self {
+    pub fn new(inputs: &Inputs, host: &Host, held: Held, own_addresses: &OwnAddresses) -> Self {
+        let OwnAddresses { stun, peers: by_peers } = own_addresses;
         let excluded = inputs.settings.excluded.clone();
         let plan = plan(&inputs.members, &Policy { excluded, held, ..Policy::new(&inputs.node) });
         let sightings = Sightings::new(&inputs.members);
@@ -123,6 +135,11 @@ impl Desired {
         let observed = sightings.endpoints(&inputs.node, &inputs.public_key);
         let reflexive = reflexive(&endpoints, stun);
         let mapped = mapped(inputs, &endpoints);
+        let blocks: PrefixSet = inputs.members.iter().flat_map(|member| &member.blocks).collect();
+        let is_news = |seen: &&SocketAddr| {
+            !(endpoints.contains(seen) || reflexive.contains(seen) || blocks.contains(seen.ip()))
+        };
+        let peer_reflexive: Vec<SocketAddr> = by_peers.iter().filter(is_news).copied().collect();
         let own = OwnView {
             addresses: endpoints.iter().map(SocketAddr::ip).collect(),
             // A public address on an interface of this host says nothing about who else is near.
@@ -131,6 +148,7 @@ impl Desired {
                 .filter(|seen| !endpoints.contains(seen))
                 .chain(&reflexive)
                 .chain(&mapped)
+                .chain(&peer_reflexive)
                 .map(SocketAddr::ip)
                 .collect(),
             prefixes: host.networks.clone(),
@@ -142,6 +160,7 @@ impl Desired {
             observed,
             reflexive,
             mapped,
+            peer_reflexive,
             own_prefixes: own_prefixes(inputs),
             problems: problems(inputs, &plan, stun),
             bypass: bypass(inputs, &plan),

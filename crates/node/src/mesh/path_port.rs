@@ -31,8 +31,8 @@ const MIN_PAUSE: Duration = Duration::from_millis(2);
 pub(super) struct Due {
     /// A peer needs an observation of the device.
     pub(super) observation: bool,
-    /// A STUN server answers something else than before.
-    pub(super) stun_changed: bool,
+    /// STUN servers or peers see this node elsewhere than before.
+    pub(super) own_addresses_changed: bool,
     /// Endpoints to be set.
     pub(super) endpoints: BTreeMap<PublicKey, SocketAddr>,
 }
@@ -222,8 +222,8 @@ impl PathPort {
         loop {
             let notified = self.due.notified();
             let (is_urgent, is_due) = {
-                let Due { observation, stun_changed, endpoints } = &self.lock().due;
-                (*stun_changed || !endpoints.is_empty(), *observation)
+                let Due { observation, own_addresses_changed, endpoints } = &self.lock().due;
+                (*own_addresses_changed || !endpoints.is_empty(), *observation)
             };
             if is_urgent {
                 return;
@@ -320,7 +320,10 @@ impl Shared {
                 }
                 Event::StunAnswersChanged => {
                     tracing::debug!(answers = ?self.agent.stun_answers(), "STUN servers answered");
-                    self.due.stun_changed = true;
+                    self.due.own_addresses_changed = true;
+                }
+                Event::ReflexiveAddressesChanged => {
+                    self.due.own_addresses_changed = true;
                 }
                 Event::StateChanged { peer, from, to, reason } => {
                     tracing::debug!(%peer, %from, %to, reason = reason.name(), "the path changed its state");

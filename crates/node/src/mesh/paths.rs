@@ -3,7 +3,7 @@
 //! Datagrams and timers are served by [`PathPort`]. Here, a wake reads no object of the cluster and dumps no links, routes or
 //! nftables. Only an observation reads the device, and then serves all peers with one request.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -145,6 +145,11 @@ impl PathDriver {
         self.port.read_agent(PathAgent::stun_answers)
     }
 
+    /// Where peers see this node, as their answers to probes say.
+    pub fn reflexive_addresses(&self) -> BTreeSet<SocketAddr> {
+        self.port.read_agent(PathAgent::reflexive_addresses)
+    }
+
     /// Does what the paths need done: reads the device, if it is time for that, and sets endpoints.
     ///
     /// # Errors
@@ -171,7 +176,7 @@ impl PathDriver {
         if !set_peers.is_empty() {
             device.change(&DeviceChange { set_peers, ..DeviceChange::default() })?;
         }
-        Ok(Woken { observed: due.observation, stun_changed: due.stun_changed })
+        Ok(Woken { observed: due.observation, own_addresses_changed: due.own_addresses_changed })
     }
 
     /// The path to a peer, and what the device said of the peer.
@@ -187,8 +192,8 @@ impl PathDriver {
 pub struct Woken {
     /// The device was read, so what is known of the peers is new.
     pub observed: bool,
-    /// A STUN server answers something else than before: the plan may change.
-    pub stun_changed: bool,
+    /// STUN servers or peers see this node elsewhere than before: the plan may change.
+    pub own_addresses_changed: bool,
 }
 
 /// The `number`-th agent of this program. Only the embedded device has a socket for probes.

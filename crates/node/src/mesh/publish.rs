@@ -34,6 +34,8 @@ const HOST_PRIORITY: i32 = 100;
 /// Priorities of an address that a gateway mapped or that a STUN server sees: behind a symmetric NAT the latter is that of this server alone.
 const REFLEXIVE_PRIORITY: i32 = 200;
 const SYMMETRIC_PRIORITY: i32 = 50;
+/// Priority of an address that peers see.
+const PEER_REFLEXIVE_PRIORITY: i32 = 150;
 /// Priority of the relay (the same table).
 const RELAY_PRIORITY: i32 = 10;
 /// Most addresses seen by STUN servers that one node publishes.
@@ -269,15 +271,16 @@ fn endpoint(facts: &Facts<'_>) -> (Option<String>, EndpointDiscoveryMethod) {
     if let Some(manual) = &facts.report.manual {
         return (Some(manual.to_string()), EndpointDiscoveryMethod::Manual);
     }
-    let Report { nat, port, host, observed, reflexive, mapped, .. } = facts.report;
+    let Report { nat, port, host, observed, reflexive, peer_reflexive, mapped, .. } = facts.report;
     let is_public = |address: &&SocketAddr| !is_private(address.ip());
+    let by_peers = peer_reflexive.iter().filter(is_public);
     let public = reflexive.iter().find(is_public);
     // What the gateway maps is the port of every peer. Where every peer sees the same port anyway, that of STUN comes first.
     let mapped = mapped.iter().find(is_public).filter(|_| *nat != NatType::Open);
     if let Some(mapped) = mapped.filter(|_| public.is_none() || *nat == NatType::Symmetric) {
         return (Some(mapped.to_string()), EndpointDiscoveryMethod::Upnp);
     }
-    match (public, observed.first(), host.first()) {
+    match (public, observed.iter().chain(by_peers).next(), host.first()) {
         // The port is that of the one server, and no other; the address is right (WireKube publishes the same).
         (Some(seen), ..) if *nat == NatType::Symmetric => {
             let placeholder = SocketAddr::new(seen.ip(), *port);
@@ -291,7 +294,7 @@ fn endpoint(facts: &Facts<'_>) -> (Option<String>, EndpointDiscoveryMethod) {
     }
 }
 
-/// Addresses of the node itself, those that gateways mapped, those at which STUN servers see it, and the relay.
+/// Addresses of the node itself, those that gateways mapped, those at which STUN servers and peers see it, and the relay.
 fn ice_candidates(report: &Report) -> Vec<IceCandidate> {
     let is_symmetric = report.nat == NatType::Symmetric;
     let priority = if is_symmetric { SYMMETRIC_PRIORITY } else { REFLEXIVE_PRIORITY };
@@ -308,11 +311,13 @@ fn ice_candidates(report: &Report) -> Vec<IceCandidate> {
         address: format!("{}:{}", relay.endpoint.host, relay.endpoint.port),
         priority: RELAY_PRIORITY,
     });
+    let by_peers = report.peer_reflexive.iter().take(MAX_REFLEXIVE);
+    let by_peers = by_peers.map(|address| candidate(CandidateType::Prflx, address, PEER_REFLEXIVE_PRIORITY));
     let mapped =
         report.mapped.iter().map(|address| candidate(CandidateType::Srflx, address, REFLEXIVE_PRIORITY));
     let is_other =
         |seen: &IceCandidate| !report.mapped.iter().any(|mapped| mapped.to_string() == seen.address);
-    host.chain(mapped).chain(reflexive.filter(is_other)).chain(relay).collect()
+    host.chain(mapped).chain(reflexive.filter(is_other)).chain(by_peers).chain(relay).collect()
 }
 
 /// Endpoints of peers that did not publish them: what a peer behind another NAT needs to reach them.

@@ -12,7 +12,7 @@ use fairlead_dataplane::wireguard::{self, Backend, PendingHandover, Preference, 
 use fairlead_path::NatType;
 use ipnet::IpNet;
 
-use super::desired::{self, Desired, Host, StunAnswers};
+use super::desired::{self, Desired, Host, OwnAddresses, StunAnswers};
 use super::inputs::Inputs;
 use super::kernel::Kernel;
 use super::path_port::{AttachedSocket, PathPort};
@@ -41,7 +41,7 @@ pub struct Mesh<K> {
 struct Planned {
     inputs: Arc<Inputs>,
     host: Host,
-    stun: StunAnswers,
+    own_addresses: OwnAddresses,
     desired: Desired,
 }
 
@@ -71,7 +71,7 @@ impl<K: Kernel> Mesh<K> {
         let mtu = desired::mtu(inputs, &host);
         let before = self.device_state(&inputs.settings.interface, mtu).inspect_err(|_| {
             // Without the device, packets to other nodes are dropped; they never leave in clear text.
-            self.plan(inputs, host.clone(), None, &BTreeMap::new());
+            self.plan(inputs, host.clone(), OwnAddresses::default(), &BTreeMap::new());
             if let Some(Planned { desired, .. }) = &self.planned {
                 drop(self.kernel.apply(&desired.mesh_state(&inputs.settings.interface)));
             }
@@ -80,7 +80,8 @@ impl<K: Kernel> Mesh<K> {
         let is_listening = before.listen_port == inputs.settings.port;
         self.is_outdated |= !is_listening;
         let stun = self.ask_stun_servers(inputs, &host, is_listening, now);
-        self.plan(inputs, host, stun, &before.peers);
+        let own_addresses = OwnAddresses { stun, peers: self.paths.reflexive_addresses() };
+        self.plan(inputs, host, own_addresses, &before.peers);
         let Some(Planned { desired, .. }) = &self.planned else { return Err(MeshFailure::NoMesh) };
         self.device.use_device(|slot| {
             let device = slot.open(&mut self.kernel, self.paths.port(), &inputs.settings.interface, mtu)?;
@@ -148,7 +149,7 @@ impl<K: Kernel> Mesh<K> {
             Some(open) => self.paths.wake(&*open.device, may_observe, now),
             None => Ok(Woken::default()),
         })?;
-        self.is_outdated |= woken.stun_changed;
+        self.is_outdated |= woken.own_addresses_changed;
         Ok(if woken.observed { self.report(now) } else { None })
     }
 
@@ -172,10 +173,12 @@ impl<K: Kernel> Mesh<K> {
         &mut self,
         inputs: &Arc<Inputs>,
         host: Host,
-        stun: StunAnswers,
+        own_addresses: OwnAddresses,
         present: &BTreeMap<PublicKey, PeerState>,
     ) {
-        let is_known = |last: &Planned| last.inputs == *inputs && last.host == host && last.stun == stun;
+        let is_known = |last: &Planned| {
+            last.inputs == *inputs && last.host == host && last.own_addresses == own_addresses
+        };
         if self.planned.as_ref().is_some_and(is_known) {
             return;
         }
@@ -183,9 +186,9 @@ impl<K: Kernel> Mesh<K> {
         let held = |(key, peer): (&PublicKey, &PeerState)| {
             (*key, peer.config.allowed_ips.iter().map(IpNet::trunc).collect())
         };
-        let desired = Desired::new(inputs, &host, present.iter().map(held).collect(), &stun);
+        let desired = Desired::new(inputs, &host, present.iter().map(held).collect(), &own_addresses);
         self.nat = self.nat.updated(desired.nat);
-        self.planned = Some(Planned { inputs: Arc::clone(inputs), host, stun, desired });
+        self.planned = Some(Planned { inputs: Arc::clone(inputs), host, own_addresses, desired });
     }
 
     /// Tells the paths whom to ask where this node is, and returns what is known; `None` where the port gives no access.
@@ -221,6 +224,7 @@ impl<K: Kernel> Mesh<K> {
             reflexive: desired.reflexive.clone(),
             mapped: desired.mapped.clone(),
             port_mappings: inputs.port_mappings.clone(),
+            peer_reflexive: desired.peer_reflexive.clone(),
             peers: self.report_peers(desired, now),
             own_prefixes: desired.own_prefixes.clone(),
             claims: inputs.claims.clone(),

@@ -70,6 +70,8 @@ pub struct Report {
     pub mapped: Vec<SocketAddr>,
     /// What gateways say.
     pub port_mappings: PortMappings,
+    /// Where peers told this node that they see it, other than that.
+    pub peer_reflexive: Vec<SocketAddr>,
     /// Peers by name.
     pub peers: Vec<PeerReport>,
     /// Our own prefixes.
@@ -100,6 +102,7 @@ impl Report {
             && self.observed == other.observed
             && self.reflexive == other.reflexive
             && self.mapped == other.mapped
+            && self.peer_reflexive == other.peer_reflexive
             && self.claims == other.claims
             && self.manual == other.manual
             && self.keepalive == other.keepalive

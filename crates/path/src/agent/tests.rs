@@ -77,7 +77,10 @@ fn state_changes_carry_their_reason() {
         .into_iter()
         .filter_map(|event| match event {
             Event::StateChanged { from, to, reason, .. } => Some((from, to, reason)),
-            Event::ObservationDue { .. } | Event::SetEndpoint { .. } | Event::StunAnswersChanged => None,
+            Event::ObservationDue { .. }
+            | Event::SetEndpoint { .. }
+            | Event::StunAnswersChanged
+            | Event::ReflexiveAddressesChanged => None,
         })
         .collect();
     let expected = [

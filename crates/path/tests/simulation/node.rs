@@ -158,7 +158,8 @@ impl Node {
                         initiate(now, self.address, &self.key, device, network);
                     }
                 }
-                Event::StateChanged { .. } | Event::StunAnswersChanged => {}
+                Event::StateChanged { .. } | Event::StunAnswersChanged | Event::ReflexiveAddressesChanged => {
+                }
             }
         }
         for device in self.device.values_mut() {

@@ -94,6 +94,7 @@ fn report(nodes: usize, failed: bool) -> Report {
         reflexive: Vec::new(),
         mapped: Vec::new(),
         port_mappings: PortMappings::default(),
+        peer_reflexive: Vec::new(),
         peers: (0..nodes).map(peer).collect(),
         own_prefixes: Vec::new(),
         claims: Vec::new(),

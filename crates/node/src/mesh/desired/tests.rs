@@ -63,7 +63,7 @@ fn what_a_peer_did_not_publish_and_its_public_addresses_are_news() {
     peer.endpoints.manual = "203.0.113.1:7".parse().ok();
     peer.endpoints.host =
         ["192.168.1.10:51820", "198.51.100.1:51820"].map(|text| text.parse().unwrap()).to_vec();
-    let desired = Desired::new(&inputs([member(1), peer]), &host(), Held::new(), &None);
+    let desired = Desired::new(&inputs([member(1), peer]), &host(), Held::new(), &OwnAddresses::default());
     let cases = [
         ("203.0.113.9:4000", true),
         ("198.51.100.1:51820", true),
@@ -88,15 +88,15 @@ fn a_sighting_counts_only_for_the_present_key_of_the_peer() {
     assert_eq!(sightings.of("node-0001", &key(1)).count(), 1);
     assert_eq!(sightings.endpoints("node-0001", &key(9)), ["203.0.113.1:9".parse().unwrap()]);
     assert_eq!(
-        Desired::new(&inputs(members), &host(), Held::new(), &None).observed,
+        Desired::new(&inputs(members), &host(), Held::new(), &OwnAddresses::default()).observed,
         ["203.0.113.1:9".parse().unwrap()]
     );
 }
 
 #[test]
 fn a_thousand_peers_lose_one_and_only_it_changes() {
-    let before = Desired::new(&inputs((0..1000).map(member)), &host(), Held::new(), &None);
-    let after = Desired::new(&inputs((0..999).map(member)), &host(), Held::new(), &None);
+    let before = Desired::new(&inputs((0..1000).map(member)), &host(), Held::new(), &OwnAddresses::default());
+    let after = Desired::new(&inputs((0..999).map(member)), &host(), Held::new(), &OwnAddresses::default());
     let gone: Vec<_> =
         before.peers.iter().filter(|(key, peer)| after.peers.get(*key) != Some(*peer)).collect();
     assert_eq!(gone.len(), 1);
@@ -108,11 +108,19 @@ fn a_host_name_is_tried_once_it_is_resolved() {
     let mut peer = member(2);
     peer.endpoints.manual = "node.example:7".parse().ok();
     let mut inputs = inputs([member(1), peer]);
-    assert_eq!(Desired::new(&inputs, &host(), Held::new(), &None).peers[&key(2)].paths.candidates.len(), 1);
+    assert_eq!(
+        Desired::new(&inputs, &host(), Held::new(), &OwnAddresses::default()).peers[&key(2)]
+            .paths
+            .candidates
+            .len(),
+        1
+    );
     let resolved: SocketAddr = "203.0.113.7:7".parse().unwrap();
     inputs.resolved.insert("node.example:7".parse().unwrap(), vec![resolved]);
     assert_eq!(
-        Desired::new(&inputs, &host(), Held::new(), &None).peers[&key(2)].paths.candidates[0].address,
+        Desired::new(&inputs, &host(), Held::new(), &OwnAddresses::default()).peers[&key(2)].paths.candidates
+            [0]
+        .address,
         resolved
     );
 }
@@ -128,7 +136,8 @@ fn only_endpoints_of_the_api_server_and_addresses_of_nodes_go_past_the_mesh() {
     inputs.api_server.push(in_a_pod);
     let relay: SocketAddr = "10.64.0.10:3478".parse().unwrap();
     inputs.settings.relay_pods = vec![relay, "192.0.2.7:3478".parse().unwrap()];
-    let bypass = Desired::new(&inputs, &host(), Held::new(), &None).mesh_state("wire_kube").bypass;
+    let bypass =
+        Desired::new(&inputs, &host(), Held::new(), &OwnAddresses::default()).mesh_state("wire_kube").bypass;
     assert_eq!(bypass.servers, ["192.0.2.100:6443".parse().unwrap()]);
     assert_eq!(bypass.relays, [relay], "only a pod is a pod of the relay");
     assert_eq!(bypass.nodes, [IpAddr::from([10, 0, 0, 2]), IpAddr::from([10, 0, 0, 3])]);
@@ -145,7 +154,8 @@ fn endpoints_of_a_copied_key_displace_none_of_its_owner() {
         };
         let victim = Member { since: since(2), ..member(2) };
         let thief = Member { since: since(3), ..thief.clone() };
-        let desired = Desired::new(&inputs([member(1), victim, thief]), &host(), Held::new(), &None);
+        let desired =
+            Desired::new(&inputs([member(1), victim, thief]), &host(), Held::new(), &OwnAddresses::default());
         let candidates = &desired.peers[&key(2)].paths.candidates;
         let place = candidates.iter().position(|it| it.address == "10.0.0.2:51820".parse().unwrap());
         assert!(place.is_some_and(|place| place < 2), "{candidates:?}");
@@ -157,7 +167,7 @@ fn how_long_a_peer_may_be_silent_follows_from_both_keepalives() {
     let silence = |own: Option<u16>, theirs: u16| {
         let peer = Member { persistent_keepalive: Some(theirs), ..member(2) };
         let inputs = Inputs { keepalive: own, ..inputs([member(1), peer]) };
-        Desired::new(&inputs, &host(), Held::new(), &None).peers[&key(2)]
+        Desired::new(&inputs, &host(), Held::new(), &OwnAddresses::default()).peers[&key(2)]
             .paths
             .silence
             .map(|limit| limit.as_secs())
@@ -170,14 +180,18 @@ fn how_long_a_peer_may_be_silent_follows_from_both_keepalives() {
 #[test]
 fn a_node_without_a_key_is_no_peer_and_its_address_no_bypass() {
     let keyless = Member { public_key: None, ..member(2) };
-    let desired = Desired::new(&inputs([member(1), keyless]), &host(), Held::new(), &None);
+    let desired = Desired::new(&inputs([member(1), keyless]), &host(), Held::new(), &OwnAddresses::default());
     assert!(desired.peers.is_empty());
     assert_eq!(desired.mesh_state("wire_kube").bypass.nodes, Vec::<IpAddr>::new());
 }
 
-fn answers(answers: [StunAnswer; 2]) -> StunAnswers {
+fn answers(answers: [StunAnswer; 2]) -> OwnAddresses {
     let servers = ["198.51.100.1:3478", "198.51.100.2:3478"].map(|server| server.parse().unwrap());
-    Some(servers.into_iter().zip(answers).collect())
+    by_stun(Some(servers.into_iter().zip(answers).collect()))
+}
+
+fn by_stun(stun: StunAnswers) -> OwnAddresses {
+    OwnAddresses { stun, peers: BTreeSet::new() }
 }
 
 fn mapped(address: &str) -> StunAnswer {
@@ -200,7 +214,7 @@ fn stun_servers_show_the_nat_and_where_this_node_is_reached() {
 #[test]
 fn a_translation_between_families_says_nothing_of_the_nat_of_either() {
     let server = "[2001:db8::5]:3478".parse().unwrap();
-    let stun = Some([(server, mapped("203.0.113.1:4000"))].into());
+    let stun = by_stun(Some([(server, mapped("203.0.113.1:4000"))].into()));
     let desired = Desired::new(&inputs([member(1)]), &host(), Held::new(), &stun);
     assert_eq!((desired.nat, desired.reflexive.len()), (NatType::Unknown, 1));
 }
@@ -208,16 +222,16 @@ fn a_translation_between_families_says_nothing_of_the_nat_of_either() {
 #[test]
 fn stun_servers_that_are_of_no_use_are_named() {
     let mut inputs = inputs([member(1)]);
-    let reasons = |stun: &StunAnswers| {
+    let reasons = |stun: &OwnAddresses| {
         let desired = Desired::new(&inputs, &host(), Held::new(), stun);
         desired.problems.iter().map(MeshProblem::reason).collect::<Vec<_>>()
     };
     let lie = StunAnswer::Invalid("127.0.0.1:1".parse().unwrap());
     assert_eq!(reasons(&answers([lie, mapped("203.0.113.1:4000")])), ["STUNServerUnusable"]);
     assert_eq!(reasons(&answers([StunAnswer::Missing; 2])), ["NoSTUNAnswer"]);
-    assert_eq!(reasons(&None), [""; 0]);
+    assert_eq!(reasons(&OwnAddresses::default()), [""; 0]);
     inputs.settings.stun_servers = vec!["198.51.100.1:3478".parse().unwrap()];
-    let desired = Desired::new(&inputs, &host(), Held::new(), &None);
+    let desired = Desired::new(&inputs, &host(), Held::new(), &OwnAddresses::default());
     assert_eq!(desired.problems, [MeshProblem::StunUnavailable]);
 }
 
@@ -225,7 +239,7 @@ fn stun_servers_that_are_of_no_use_are_named() {
 fn a_peer_is_tried_where_stun_servers_see_it() {
     let mut peer = member(2);
     peer.endpoints.reflexive = vec!["203.0.113.1:4000".parse().unwrap()];
-    let desired = Desired::new(&inputs([member(1), peer]), &host(), Held::new(), &None);
+    let desired = Desired::new(&inputs([member(1), peer]), &host(), Held::new(), &OwnAddresses::default());
     let candidates = &desired.peers[&key(2)].paths.candidates;
     assert!(candidates.iter().any(|candidate| candidate.address == "203.0.113.1:4000".parse().unwrap()));
 }
@@ -245,10 +259,29 @@ fn a_mapped_port_is_a_candidate_and_says_nothing_of_the_nat() {
     };
     let plan = |external: &str| {
         let inputs = Inputs { port_mappings: granted(external), ..inputs(members()) };
-        Desired::new(&inputs, &host(), Held::new(), &None)
+        Desired::new(&inputs, &host(), Held::new(), &OwnAddresses::default())
     };
     let with = plan("198.51.100.1:4000");
     assert_eq!((with.mapped, with.nat == NatType::Symmetric), (vec![mapped], false));
     assert_eq!(plan("192.0.2.1:4000").nat, NatType::Symmetric, "two ports seen are two mappings");
     assert!(plan("10.0.0.1:51820").mapped.is_empty(), "an address of this host is not published twice");
+}
+
+#[test]
+fn where_peers_see_this_node_is_published_once_and_never_an_address_of_a_pod() {
+    let mut mapping = mapped("203.0.113.1:4000");
+    let peers: BTreeSet<SocketAddr> =
+        ["203.0.113.1:4000", "203.0.113.2:4000", "10.0.0.1:51820", "10.64.2.9:51820"]
+            .map(|address| address.parse().unwrap())
+            .into();
+    let block = Member { blocks: vec!["10.64.2.0/24".parse().unwrap()], ..member(2) };
+    let inputs = inputs([member(1), block]);
+    let seen = |stun: StunAnswer| {
+        let own = OwnAddresses { peers: peers.clone(), ..answers([stun; 2]) };
+        Desired::new(&inputs, &host(), Held::new(), &own).peer_reflexive
+    };
+    let expected = |texts: &[&str]| texts.iter().map(|text| text.parse().unwrap()).collect::<Vec<_>>();
+    assert_eq!(seen(mapping), expected(&["203.0.113.2:4000"]));
+    mapping = StunAnswer::Missing;
+    assert_eq!(seen(mapping), expected(&["203.0.113.1:4000", "203.0.113.2:4000"]));
 }

@@ -50,6 +50,7 @@ fn report(nat: NatType, peers: Vec<PeerReport>) -> Report {
         reflexive: Vec::new(),
         mapped: Vec::new(),
         port_mappings: PortMappings::default(),
+        peer_reflexive: Vec::new(),
         peers,
         own_prefixes: Vec::new(),
         claims: Vec::new(),

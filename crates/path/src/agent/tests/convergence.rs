@@ -92,7 +92,8 @@ impl World {
                     link.endpoint = Some(endpoint);
                     self.initiate(index, peer);
                 }
-                Event::StateChanged { .. } | Event::StunAnswersChanged => {}
+                Event::StateChanged { .. } | Event::StunAnswersChanged | Event::ReflexiveAddressesChanged => {
+                }
             }
         }
     }
