@@ -24,11 +24,13 @@ use rand::{RngExt, SeedableRng};
 
 use crate::candidates::{Candidate, MAX_CANDIDATES, Source};
 use crate::prober::{Probe, Prober, Session};
-use crate::probing::{Identity, ProbeDrops, Probing};
+use crate::probing::{Identity, Probing};
 use crate::reflexive::ReflexiveAddresses;
 use crate::rotation::{Config, EndpointReason, Observation, Reason, Rotation, State, Status};
 use crate::stun::{StunAnswer, StunClient};
 use crate::timers::TimerQueue;
+
+mod ping;
 
 /// Time between observations while a peer is not up: at first, and again after each endpoint that is set.
 const MIN_OBSERVATION_INTERVAL: Duration = Duration::from_millis(500);
@@ -367,18 +369,14 @@ impl PathAgent {
                 peer.prober.handle_timeout(now, &mut self.random)
             {
                 let request = Message::Request { transaction, starts_round };
-                if let Some(payload) = probing.request(now, &key, remote, &request) {
-                    self.transmits.push_back(Transmit { local: None, remote, payload });
+                match probing.request(now, &key, remote, &request) {
+                    Some(payload) => self.transmits.push_back(Transmit { local: None, remote, payload }),
+                    None => peer.prober.held_back(remote),
                 }
             }
             ran.push(key);
         }
         ran.iter().for_each(|key| self.conclude_probing(now, key));
-    }
-
-    /// How many probes were dropped, and why.
-    pub fn probe_drops(&self) -> ProbeDrops {
-        self.probing.as_ref().map(Probing::drops).unwrap_or_default()
     }
 
     /// Runs the machines that are due, and no others.

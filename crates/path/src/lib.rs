@@ -29,6 +29,7 @@ pub use agent::{Event, PathAgent, PeerPaths, RelayPath, Transmit};
 pub use candidates::{Candidate, MAX_CANDIDATES, OwnView, PeerView, Source, order};
 pub use fairlead_address::is_private;
 pub use nat::{NatType, Seen, classify};
-pub use probing::{Identity, ProbeDrops};
+pub use prober::{CandidateStatus, PingOutcome};
+pub use probing::{Identity, ProbeCounts, ProbeDrops};
 pub use rotation::{Config, EndpointReason, Observation, Reason, State, Status};
 pub use stun::{MAX_SERVERS as MAX_STUN_SERVERS, StunAnswer};

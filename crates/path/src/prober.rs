@@ -18,8 +18,12 @@ use crate::candidates::{Candidate, MAX_CANDIDATES, Source};
 use crate::rotation::EndpointReason;
 
 mod path;
+mod ping;
+
+pub use ping::{CandidateStatus, PingOutcome};
 
 use path::{ANSWER_TIMEOUT, LAST_REQUEST, Path};
+use ping::Ping;
 
 /// Rounds without a session in which each path gets a whole attempt, after the first attempts.
 const FULL_ROUNDS: u32 = 1;
@@ -86,6 +90,8 @@ pub(crate) struct Prober {
     joined_round: Option<Duration>,
     /// The last round was one that the peer asked for: it is not asked back.
     is_joined: bool,
+    /// The last one.
+    ping: Option<Box<Ping>>,
 }
 
 impl Prober {
@@ -244,6 +250,9 @@ impl Prober {
         let round_trip = now.saturating_sub(sent);
         if round_trip > ANSWER_TIMEOUT {
             return false;
+        }
+        if let Some(ping) = &mut self.ping {
+            ping.take_answer(from, sent, round_trip);
         }
         // Smoothed as TCP does it (RFC 6298, section 2).
         let smoothed =

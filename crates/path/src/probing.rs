@@ -56,6 +56,21 @@ pub struct ProbeDrops {
     pub held_back: u64,
 }
 
+/// How many probes there were.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ProbeCounts {
+    /// Requests of this node.
+    pub requests_sent: u64,
+    /// Answers of this node.
+    pub answers_sent: u64,
+    /// Requests of peers that were not dropped.
+    pub requests_received: u64,
+    /// Answers that this node waited for.
+    pub answers_received: u64,
+    /// What was dropped or held back.
+    pub drops: ProbeDrops,
+}
+
 /// A limit per second.
 #[derive(Debug, Clone, Copy, Default)]
 struct Rate {
@@ -172,7 +187,7 @@ pub(crate) struct Probing {
     requests: Rate,
     unanswered: BTreeMap<IpAddr, u32>,
     unanswered_since: Duration,
-    drops: ProbeDrops,
+    counts: ProbeCounts,
 }
 
 impl Probing {
@@ -185,7 +200,7 @@ impl Probing {
             requests: Rate::default(),
             unanswered: BTreeMap::new(),
             unanswered_since: Duration::ZERO,
-            drops: ProbeDrops::default(),
+            counts: ProbeCounts::default(),
         }
     }
 
@@ -207,8 +222,8 @@ impl Probing {
         }
     }
 
-    pub(crate) fn drops(&self) -> ProbeDrops {
-        self.drops
+    pub(crate) fn counts(&self) -> ProbeCounts {
+        self.counts
     }
 
     /// Encrypts a request to a peer, unless the limits hold it back.
@@ -225,11 +240,12 @@ impl Probing {
         }
         let unanswered = self.unanswered.get(&to.ip()).copied().unwrap_or_default();
         if unanswered >= MAX_UNANSWERED || !self.requests.take(now, MAX_REQUESTS) {
-            self.drops.held_back = self.drops.held_back.saturating_add(1);
+            increment(&mut self.counts.drops.held_back);
             return None;
         }
         let sealed = self.seal(peer, message, 0)?;
         self.unanswered.insert(to.ip(), unanswered.saturating_add(1));
+        increment(&mut self.counts.requests_sent);
         Some(sealed)
     }
 
@@ -239,21 +255,20 @@ impl Probing {
         let (peer, header, message) = match opened {
             Ok(opened) => opened,
             Err(is_unknown) => {
-                let drops = &mut self.drops;
-                let count = if is_unknown { &mut drops.unknown } else { &mut drops.unauthenticated };
-                *count = count.saturating_add(1);
+                let drops = &mut self.counts.drops;
+                increment(if is_unknown { &mut drops.unknown } else { &mut drops.unauthenticated });
                 return None;
             }
         };
         if matches!(message, Message::Request { .. }) {
             let refusal = self.peers.get_mut(&peer)?.received.accept_request(now, &header).err();
-            let count = match refusal {
-                None => return Some((peer, header, message)),
-                Some(Refusal::Limited) => &mut self.drops.limited,
-                Some(Refusal::Replayed) => &mut self.drops.replayed,
-            };
-            *count = count.saturating_add(1);
-            return None;
+            let counts = &mut self.counts;
+            increment(match refusal {
+                None => &mut counts.requests_received,
+                Some(Refusal::Limited) => &mut counts.drops.limited,
+                Some(Refusal::Replayed) => &mut counts.drops.replayed,
+            });
+            return refusal.is_none().then_some((peer, header, message));
         }
         Some((peer, header, message))
     }
@@ -276,9 +291,10 @@ impl Probing {
         is_expected: bool,
     ) {
         if !is_expected {
-            self.drops.unexpected = self.drops.unexpected.saturating_add(1);
+            increment(&mut self.counts.drops.unexpected);
             return;
         }
+        increment(&mut self.counts.answers_received);
         if let Some(unanswered) = self.unanswered.get_mut(&from.ip()) {
             *unanswered = unanswered.saturating_sub(1);
         }
@@ -294,6 +310,9 @@ impl Probing {
         let epoch = Epoch(self.identity.epoch);
         let sealed = self.keys(peer)?.seal(epoch, counter, message, length);
         self.counter = counter;
+        if matches!(message, Message::Answer { .. }) {
+            increment(&mut self.counts.answers_sent);
+        }
         Some(sealed)
     }
 
@@ -302,6 +321,10 @@ impl Probing {
         let derive = || ProbeKeys::derive(private, &peer.0, None);
         self.peers.get_mut(peer)?.keys.get_or_insert_with(derive).as_ref()
     }
+}
+
+fn increment(count: &mut u64) {
+    *count = count.saturating_add(1);
 }
 
 #[cfg(test)]

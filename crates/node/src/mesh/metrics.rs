@@ -166,7 +166,8 @@ impl MeshMetrics {
             let count = paths.changes.get(&reason).copied().unwrap_or_default();
             set(&self.endpoint_changes.get_or_create(&ForReason { reason: reason.name() }), count);
         }
-        let ProbeDrops { unauthenticated, unknown, replayed, limited, unexpected, held_back } = paths.drops;
+        let ProbeDrops { unauthenticated, unknown, replayed, limited, unexpected, held_back } =
+            paths.probes.drops;
         for (reason, count) in [
             ("HeldBack", held_back),
             ("Limited", limited),

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use fairlead_api::wireguard::PublicKey;
 use fairlead_dataplane::wireguard::PathSocket;
-use fairlead_path::{EndpointReason, Event, PathAgent, ProbeDrops};
+use fairlead_path::{EndpointReason, Event, PathAgent, ProbeCounts};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::runtime;
@@ -42,8 +42,8 @@ pub(super) struct Due {
 pub struct PathCounters {
     /// How often an endpoint was set, by reason.
     pub changes: BTreeMap<EndpointReason, u64>,
-    /// Probes that were dropped.
-    pub drops: ProbeDrops,
+    /// Probes that were sent, received and dropped.
+    pub probes: ProbeCounts,
 }
 
 /// The paths of this node, shared by the mesh and the thread of the port.
@@ -161,7 +161,7 @@ impl PathPort {
     /// What was counted since the start.
     pub(super) fn counters(&self) -> PathCounters {
         let shared = self.lock();
-        PathCounters { changes: shared.changes.clone(), drops: shared.agent.probe_drops() }
+        PathCounters { changes: shared.changes.clone(), probes: shared.agent.probe_counts() }
     }
 
     /// Uses the agent, and sends what it wants sent.

@@ -4,6 +4,8 @@ use rand::SeedableRng;
 
 use super::*;
 
+mod ping;
+
 const SECOND: Duration = Duration::from_secs(1);
 const MILLISECOND: Duration = Duration::from_millis(1);
 

@@ -35,7 +35,7 @@ fn a_request_that_was_recorded_is_answered_once() {
     let (peer, header, message) = bob.open(SECOND, &request).unwrap();
     assert_eq!((peer, header.counter, message), (public([1; 32]), 1, REQUEST));
     assert!(bob.open(SECOND, &request).is_none());
-    assert_eq!(bob.drops(), ProbeDrops { replayed: 1, ..ProbeDrops::default() });
+    assert_eq!(bob.counts().drops, ProbeDrops { replayed: 1, ..ProbeDrops::default() });
 }
 
 #[test]
@@ -54,7 +54,7 @@ fn another_epoch_is_limited_until_an_answer_confirms_it() {
         (0..50).filter(|_| bob.open(now, &seal(alice, 2)).is_some()).count()
     };
     assert_eq!(taken(&mut bob, &mut alice, SECOND), 4);
-    assert_eq!(bob.drops().limited, 46);
+    assert_eq!(bob.counts().drops.limited, 46);
     let recorded = seal(&mut alice, 2);
     let confirm = |bob: &mut Probing, alice: &mut Probing, now| {
         let transaction = TransactionId([9; 12]);
@@ -80,7 +80,7 @@ fn an_answer_that_was_not_asked_for_confirms_nothing() {
     let answer = alice.seal(&public([2; 32]), &answer, 0).unwrap();
     let (peer, header, _) = bob.open(SECOND, &answer).unwrap();
     bob.conclude(&peer, &header, address(1), false);
-    assert_eq!(bob.drops().unexpected, 1);
+    assert_eq!(bob.counts().drops.unexpected, 1);
     let taken = (0..50).filter(|_| bob.open(SECOND, &seal(&mut alice, 2)).is_some()).count();
     assert_eq!(taken, 4);
 }
@@ -96,7 +96,7 @@ fn hosts_that_are_no_peers_are_counted_and_dropped() {
     let mut other_version = forged.clone();
     other_version[4] = 2;
     assert!(bob.open(SECOND, &other_version).is_none());
-    assert_eq!(bob.drops(), ProbeDrops { unauthenticated: 2, unknown: 1, ..ProbeDrops::default() });
+    assert_eq!(bob.counts().drops, ProbeDrops { unauthenticated: 2, unknown: 1, ..ProbeDrops::default() });
 }
 
 /// A member publishes the address of a victim, or a thousand members do.
