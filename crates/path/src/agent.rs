@@ -290,6 +290,14 @@ impl PathAgent {
         }
     }
 
+    /// The device has sent packets to a peer and received none for half a second: whether its path works is asked at once.
+    pub fn packets_unanswered(&mut self, now: Duration, key: &PublicKey) {
+        if let Some(peer) = self.peers.get_mut(key) {
+            peer.prober.packets_unanswered(now);
+            self.conclude_probing(now, key);
+        }
+    }
+
     /// What each STUN server said last.
     pub fn stun_answers(&self) -> BTreeMap<SocketAddr, StunAnswer> {
         self.stun.answers()
@@ -365,11 +373,16 @@ impl PathAgent {
         while let Some(key) = self.probe_timers.pop_due(now) {
             let Some(peer) = self.peers.get_mut(&key) else { continue };
             peer.probe_due = None;
-            for Probe { to: remote, transaction, starts_round } in
+            for Probe { to: remote, transaction, starts_round, is_proven } in
                 peer.prober.handle_timeout(now, &mut self.random)
             {
                 let request = Message::Request { transaction, starts_round };
-                match probing.request(now, &key, remote, &request) {
+                let payload = if is_proven {
+                    probing.check(&key, &request)
+                } else {
+                    probing.request(now, &key, remote, &request)
+                };
+                match payload {
                     Some(payload) => self.transmits.push_back(Transmit { local: None, remote, payload }),
                     None => peer.prober.held_back(remote),
                 }

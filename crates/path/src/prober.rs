@@ -17,6 +17,7 @@ use crate::agent::RelayPath;
 use crate::candidates::{Candidate, MAX_CANDIDATES, Source};
 use crate::rotation::EndpointReason;
 
+mod checks;
 mod path;
 mod ping;
 
@@ -32,13 +33,6 @@ const ROUND_INTERVAL: Duration = Duration::from_secs(5);
 const MAX_ROUND_INTERVAL: Duration = Duration::from_secs(300);
 /// Time between rounds that look for a better path while a session is in use. It doubles as well.
 const SEARCH_INTERVAL: Duration = Duration::from_secs(30);
-/// Time between requests over the path in use, and between their repetitions once an answer is missing.
-const CHECK_INTERVAL: Duration = Duration::from_secs(2);
-const CHECK_RETRY: Duration = Duration::from_millis(200);
-/// Longest wait for the answer that shows whether the path in use still works.
-const MAX_CHECK_TIMEOUT: Duration = Duration::from_secs(1);
-/// Missing answers in a row after which the path in use has failed.
-const MAX_MISSED: u8 = 3;
 /// How long after traffic the path in use is checked.
 const ACTIVE: Duration = Duration::from_secs(60);
 /// Bytes between two observations that are no traffic: a handshake and keepalives.
@@ -55,6 +49,8 @@ pub(crate) struct Probe {
     pub(crate) transaction: TransactionId,
     /// Asks the peer to try its paths as well.
     pub(crate) starts_round: bool,
+    /// The path has answered lately.
+    pub(crate) is_proven: bool,
 }
 
 /// What the WireGuard device says of the session.
@@ -76,6 +72,10 @@ pub(crate) struct Prober {
     /// What WireGuard uses, as observed or selected last.
     current: Option<SocketAddr>,
     active_until: Option<Duration>,
+    /// When the session was first seen up.
+    up_since: Option<Duration>,
+    /// A candidate came while the session was idle.
+    has_untried: bool,
     /// Rounds in a row that changed nothing.
     rounds: u32,
     next_round: Option<Duration>,
@@ -104,16 +104,18 @@ impl Prober {
         self.relay = relay;
     }
 
-    /// Replaces the candidates, best first. New ones are tried at once.
+    /// Replaces the candidates, best first. New ones are tried at once, or with the next traffic of an idle session.
     pub(crate) fn set_candidates(&mut self, now: Duration, candidates: &[Candidate]) {
         let mut before = std::mem::take(&mut self.paths);
+        let tries_now = !self.is_idle(now) || self.is_relay_only();
         let mut is_new = false;
         for candidate in candidates.iter().take(MAX_CANDIDATES) {
             let known = before.iter().position(|path| path.candidate.address == candidate.address);
             let mut path = known.map_or_else(
                 || {
                     is_new = true;
-                    Path::new(*candidate, now)
+                    let attempt = tries_now.then_some((now, 0));
+                    Path { attempt, ..Path::new(*candidate, now) }
                 },
                 |known| before.swap_remove(known),
             );
@@ -127,7 +129,9 @@ impl Prober {
             !is_relay_only && !path.is_relay() && (path.is_reflexive || is_in_use)
         };
         self.paths.extend(before.into_iter().filter(keeps).map(|path| Path { is_reflexive: true, ..path }));
-        if is_new {
+        if is_new && !tries_now {
+            self.has_untried = true;
+        } else if is_new {
             self.rounds = 0;
             self.plan_round(now);
             if !self.works_directly(now) {
@@ -146,15 +150,18 @@ impl Prober {
 
     /// The link to the relay is up now, or lost: what went by way of it goes nowhere.
     pub(crate) fn relay_changed(&mut self, now: Duration, is_up: bool) {
+        if is_up {
+            // A direct path that is in use needs the relay only when it fails.
+            if !self.session.is_up || !self.current_path().is_some_and(|path| !path.is_relay()) {
+                self.try_relay(now);
+            }
+            return;
+        }
         let current = self.current;
         let mut has_failed = false;
         for path in self.paths.iter_mut().filter(|path| path.is_relay()) {
-            if is_up {
-                path.attempt = Some((now, 0));
-            } else {
-                has_failed |= current == Some(path.candidate.address);
-                (path.answered, path.attempt) = (None, None);
-            }
+            has_failed |= current == Some(path.candidate.address);
+            (path.answered, path.attempt) = (None, None);
         }
         if has_failed {
             self.fail_current(now);
@@ -167,6 +174,9 @@ impl Prober {
         let moved = |now: u64, before: u64| now.saturating_sub(before) > IDLE_BYTES;
         if moved(session.rx_bytes, before.rx_bytes) || moved(session.tx_bytes, before.tx_bytes) {
             self.active_until = Some(now.saturating_add(ACTIVE));
+        }
+        if session.is_up != before.is_up {
+            self.up_since = session.is_up.then_some(now);
         }
         if session.endpoint != self.current {
             self.current = session.endpoint;
@@ -181,7 +191,7 @@ impl Prober {
             self.rounds = 0;
             if session.is_up { self.plan_round(now) } else { self.start_round(now) }
         }
-        self.plan_check(now);
+        self.use_traffic(now);
     }
 
     /// Takes an authenticated request of the peer. Its source is tried unless a direct path is in use and works, or it belongs to
@@ -297,8 +307,9 @@ impl Prober {
         for (to, starts_round) in requests {
             let transaction = TransactionId(random.random());
             if let Some(path) = self.paths.iter_mut().find(|path| path.candidate.address == to) {
+                let is_proven = path.is_fresh(now);
                 path.add_pending(now, transaction);
-                probes.push(Probe { to, transaction, starts_round });
+                probes.push(Probe { to, transaction, starts_round, is_proven });
             }
         }
         probes
@@ -362,6 +373,12 @@ impl Prober {
         self.session.is_up && self.active_until.is_some_and(|until| now < until)
     }
 
+    /// Whether there is a session that is neither new nor in use: it is left in peace.
+    fn is_idle(&self, now: Duration) -> bool {
+        let is_new = self.up_since.is_none_or(|since| now.saturating_sub(since) < ACTIVE);
+        self.session.is_up && !is_new && !self.is_active(now)
+    }
+
     fn may_move(&self, now: Duration) -> bool {
         self.is_controlling && self.moved.is_none_or(|at| now.saturating_sub(at) >= MIN_MOVE_INTERVAL)
     }
@@ -390,6 +407,7 @@ impl Prober {
         for path in self.paths.iter_mut().filter(|path| path.attempt.is_none()) {
             path.attempt = attempt;
         }
+        self.has_untried = false;
         self.rounds = self.rounds.saturating_add(1);
         self.round_began = Some(now);
         self.joined_round = None;
@@ -412,62 +430,6 @@ impl Prober {
         let longest = relayed.map_or(MAX_ROUND_INTERVAL, |relay| relay.direct_retry.min(MAX_ROUND_INTERVAL));
         let interval = first.saturating_mul(2_u32.saturating_pow(doublings)).min(longest);
         self.next_round = (!self.paths.is_empty()).then(|| now.saturating_add(interval));
-    }
-
-    /// Starts and ends the checks of the path in use with the traffic. A peer that never answered is not checked.
-    fn plan_check(&mut self, now: Duration) {
-        let speaks = self.paths.iter().any(|path| path.answered.is_some());
-        if !self.is_active(now) || !speaks {
-            self.check = None;
-            return;
-        }
-        if self.next_round.is_none() {
-            self.plan_round(now);
-        }
-        let last = self.current_path().and_then(|path| path.answered).map(|(_, at)| at);
-        let due = last.map_or(now, |at| at.saturating_add(CHECK_INTERVAL));
-        if self.check.is_none() && self.current_path().is_some_and(|path| !path.has_failed) {
-            self.check = Some((due.max(now), false));
-        }
-    }
-
-    /// The path in use does not work any more: all are tried.
-    fn fail_current(&mut self, now: Duration) {
-        let current = self.current;
-        let in_use = self.paths.iter_mut().filter(|path| Some(path.candidate.address) == current);
-        in_use.for_each(|path| (path.has_failed, path.answered) = (true, None));
-        self.missed = 0;
-        self.rounds = 0;
-        self.start_round(now);
-    }
-
-    /// So that its answer is there when the path in use has failed, and that the peer tries its paths as well.
-    fn try_relay(&mut self, now: Duration) {
-        let relays = self.paths.iter_mut().filter(|path| path.is_relay() && path.attempt.is_none());
-        relays.for_each(|path| path.attempt = Some((now, 0)));
-    }
-
-    /// A check is due: the one before may be unanswered.
-    fn check_current(&mut self, now: Duration) -> Option<SocketAddr> {
-        let (_, is_outstanding) = self.check.take()?;
-        if !self.is_active(now) {
-            return None;
-        }
-        let current = self.current?;
-        if is_outstanding {
-            self.missed = self.missed.saturating_add(1);
-            self.try_relay(now);
-        }
-        if self.missed >= MAX_MISSED {
-            self.fail_current(now);
-            return None;
-        }
-        let timeout =
-            self.path(current)?.answered.map_or(CHECK_RETRY, |(round_trip, _)| round_trip.saturating_mul(3));
-        let timeout =
-            if is_outstanding { CHECK_RETRY } else { timeout.clamp(CHECK_RETRY, MAX_CHECK_TIMEOUT) };
-        self.check = Some((now.saturating_add(timeout), true));
-        Some(current)
     }
 }
 

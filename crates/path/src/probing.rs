@@ -37,6 +37,10 @@ const MAX_ANSWERED: u32 = 100;
 const MAX_UNANSWERED: u32 = 20;
 /// Requests of this node per second.
 const MAX_REQUESTS: u32 = 500;
+/// Requests to one peer over paths that have not answered lately: at once, and then per second. A peer that publishes ever other
+/// candidates must not use up what this node may send to all.
+const PEER_BURST: u32 = 80;
+const PEER_RATE: u32 = 16;
 const SECOND: Duration = Duration::from_secs(1);
 
 /// How many probes were dropped, and why.
@@ -88,6 +92,34 @@ impl Rate {
             self.count = self.count.saturating_add(1);
         }
         is_free
+    }
+}
+
+/// A token bucket.
+#[derive(Debug, Clone, Copy)]
+struct Bucket {
+    tokens: u32,
+    filled: Duration,
+}
+
+impl Bucket {
+    fn full(now: Duration) -> Self {
+        Self { tokens: PEER_BURST, filled: now }
+    }
+
+    fn take(&mut self, now: Duration) -> bool {
+        let token = SECOND / PEER_RATE;
+        let earned = now.saturating_sub(self.filled).as_nanos() / token.as_nanos();
+        let earned = u32::try_from(earned).unwrap_or(PEER_BURST).min(PEER_BURST);
+        self.tokens = self.tokens.saturating_add(earned).min(PEER_BURST);
+        self.filled = if self.tokens == PEER_BURST {
+            now
+        } else {
+            self.filled.saturating_add(token.saturating_mul(earned))
+        };
+        let left = self.tokens.checked_sub(1);
+        self.tokens = left.unwrap_or_default();
+        left.is_some()
     }
 }
 
@@ -175,6 +207,8 @@ struct Correspondent {
     /// Derived when first needed; `None` inside for a key without a shared secret.
     keys: Option<Option<ProbeKeys>>,
     received: Received,
+    /// Requests over paths that have not answered lately; full while `None`.
+    unproven: Option<Bucket>,
 }
 
 /// Encrypts and decrypts for all peers, within the limits.
@@ -212,7 +246,7 @@ impl Probing {
     pub(crate) fn add_peer(&mut self, peer: PublicKey) {
         let tag = SenderTag::new(&peer.0, &self.identity.public_key.0);
         self.by_tag.insert(tag, peer);
-        let new = || Correspondent { tag, keys: None, received: Received::default() };
+        let new = || Correspondent { tag, keys: None, received: Received::default(), unproven: None };
         self.peers.entry(peer).or_insert_with(new);
     }
 
@@ -226,7 +260,14 @@ impl Probing {
         self.counts
     }
 
-    /// Encrypts a request to a peer, unless the limits hold it back.
+    /// Encrypts a request over a path that has answered lately: the peer wants it, and there are few.
+    pub(crate) fn check(&mut self, peer: &PublicKey, message: &Message) -> Option<Vec<u8>> {
+        let sealed = self.seal(peer, message, 0)?;
+        increment(&mut self.counts.requests_sent);
+        Some(sealed)
+    }
+
+    /// Encrypts a request over any other path, unless the limits hold it back.
     pub(crate) fn request(
         &mut self,
         now: Duration,
@@ -239,13 +280,16 @@ impl Probing {
             self.unanswered_since = now;
         }
         let unanswered = self.unanswered.get(&to.ip()).copied().unwrap_or_default();
-        if unanswered >= MAX_UNANSWERED || !self.requests.take(now, MAX_REQUESTS) {
+        let bucket = self.peers.get_mut(peer)?.unproven.get_or_insert_with(|| Bucket::full(now));
+        // A token is gone though another limit holds the request back: that is the price of asking in vain.
+        let is_held_back =
+            !bucket.take(now) || unanswered >= MAX_UNANSWERED || !self.requests.take(now, MAX_REQUESTS);
+        if is_held_back {
             increment(&mut self.counts.drops.held_back);
             return None;
         }
-        let sealed = self.seal(peer, message, 0)?;
+        let sealed = self.check(peer, message)?;
         self.unanswered.insert(to.ip(), unanswered.saturating_add(1));
-        increment(&mut self.counts.requests_sent);
         Some(sealed)
     }
 

@@ -383,3 +383,73 @@ fn a_peer_that_stays_away_gets_one_request_for_each_path() {
     // Two whole attempts, then one request a round.
     assert_eq!((requests, rounds), (13, vec![0, 5, 10, 20, 40]));
 }
+
+#[test]
+fn unanswered_packets_bring_the_next_check_forward() {
+    let mut bed = relayed(false, &[public(1)]);
+    bed.run(SECOND, &[public(1)], 20 * MILLISECOND);
+    bed.session(public(1));
+    bed.run(15 * SECOND, &[public(1), RELAY], 20 * MILLISECOND);
+    bed.session(public(1));
+    // As soon after a check as can be.
+    while bed.requests().is_empty() {
+        bed.now += MILLISECOND;
+    }
+    let selected = bed.run(2100 * MILLISECOND, &[public(1)], 20 * MILLISECOND);
+    assert_eq!(selected, []);
+    let stopped = bed.now;
+    assert_eq!(bed.run(500 * MILLISECOND, &[RELAY], 20 * MILLISECOND), []);
+    bed.prober.packets_unanswered(bed.now);
+    let selected = bed.run(SECOND, &[RELAY], 20 * MILLISECOND);
+    assert_eq!(selected, [(RELAY, EndpointReason::PathFailed)]);
+    assert!(bed.prober.moved.unwrap() - stopped <= 1200 * MILLISECOND);
+}
+
+/// A stream in one direction has no answers, and nothing is wrong with its path.
+#[test]
+fn packets_that_need_no_answer_cost_two_checks_a_second() {
+    let mut bed = Bed::new(false, &[public(1)]);
+    bed.run(SECOND, &[public(1)], 20 * MILLISECOND);
+    bed.session(public(1));
+    let (mut checks, mut selected) = (0, Vec::new());
+    for _ in 0..20 {
+        bed.prober.packets_unanswered(bed.now);
+        let requests = bed.requests();
+        checks += requests.len();
+        for (to, transaction) in requests {
+            bed.prober.handle_answer(bed.now + 20 * MILLISECOND, to, transaction);
+        }
+        selected.extend(bed.run(500 * MILLISECOND, &[public(1)], 20 * MILLISECOND));
+    }
+    assert!((10..=21).contains(&checks), "{checks}");
+    assert_eq!(selected, []);
+}
+
+#[test]
+fn a_candidate_that_comes_while_the_session_is_idle_waits_for_traffic() {
+    let mut bed = relayed(true, &[public(1)]);
+    bed.run(SECOND, &[RELAY], 20 * MILLISECOND);
+    bed.session(RELAY);
+    bed.run(90 * SECOND, &[RELAY], 20 * MILLISECOND);
+    let idle = bed.prober.session;
+    let (_, more) = with_relay(&[public(1), public(2)], false);
+    bed.prober.set_candidates(bed.now, &more);
+    bed.prober.observe(bed.now, idle);
+    assert_eq!(bed.requests(), []);
+    bed.session(RELAY);
+    let selected = bed.run(SECOND, &[RELAY, public(2)], 20 * MILLISECOND);
+    assert_eq!(selected, [(public(2), EndpointReason::BetterPath)]);
+}
+
+#[test]
+fn a_relay_that_comes_back_is_asked_only_where_it_is_needed() {
+    for (in_use, expected) in [(RELAY, 1), (public(1), 0)] {
+        let mut bed = relayed(true, &[public(1)]);
+        bed.run(SECOND, &[in_use], 20 * MILLISECOND);
+        bed.session(in_use);
+        bed.run(SECOND, &[in_use], 20 * MILLISECOND);
+        bed.prober.relay_changed(bed.now, true);
+        let asked = bed.requests().into_iter().filter(|(to, _)| *to == RELAY).count();
+        assert_eq!(asked, expected, "{in_use}");
+    }
+}

@@ -113,8 +113,31 @@ fn an_address_that_does_not_answer_gets_few_requests_whatever_peers_publish() {
     assert_eq!(send(SECOND, SocketAddr::new(address(1).ip(), 53)), 0);
     assert_eq!(send(SECOND, address(2)), 20);
     assert_eq!(send(2 * SECOND, address(1)), 20);
-    let in_all: usize = (3..200).map(|number| send(3 * SECOND, address(number))).sum();
+    let in_all: usize = (3..200).map(|number| send(9 * SECOND, address(number))).sum();
     assert_eq!(in_all, 500);
+}
+
+/// A peer that publishes ever other candidates, each of which is tried at once.
+#[test]
+fn a_peer_that_does_not_answer_gets_few_requests_and_the_others_get_theirs() {
+    let mut alice = node(1, 1, &[2, 3]);
+    let mut send = |now, peer: u8| {
+        let peer = public([peer; 32]);
+        (1..200).filter(|number| alice.request(now, &peer, address(*number), &REQUEST).is_some()).count()
+    };
+    assert_eq!(send(SECOND, 2), 80);
+    assert_eq!(send(SECOND, 3), 80);
+    assert_eq!(send(SECOND + SECOND / 2, 2), 8);
+    assert_eq!(send(3 * SECOND, 2), 24);
+    assert_eq!(send(60 * SECOND, 2), 80);
+}
+
+#[test]
+fn the_check_of_a_path_that_works_is_never_held_back() {
+    let mut alice = node(1, 1, &[2, 3]);
+    let (thief, honest) = (public([2; 32]), public([3; 32]));
+    while alice.request(SECOND, &thief, address(1), &REQUEST).is_some() {}
+    assert!(alice.check(&honest, &REQUEST).is_some());
 }
 
 #[test]
