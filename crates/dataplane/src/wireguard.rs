@@ -4,13 +4,14 @@
 //! with its sessions. Callers compare [`WireGuardDevice::state`] with the desired configuration
 //! (`DeviceState::change_to`) and pass the difference to [`WireGuardDevice::change`].
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 
-use fairlead_api::wireguard::{DeviceChange, DeviceState};
+use fairlead_api::wireguard::{DeviceChange, DeviceState, PublicKey};
 use fairlead_netlink::route::{self, RouteSocket};
 use fairlead_netlink::wireguard as kernel;
 pub use fairlead_tunnel::{PathDatagram, PathSocketStats, PendingHandover};
@@ -157,6 +158,12 @@ pub trait PathSocket: AsFd + Send + Sync {
 
     /// The next datagram, if one waits.
     fn try_receive(&self) -> Option<PathDatagram>;
+
+    /// The peers that were sent packets, and from which nothing has come for half a second, since the last call; none where the
+    /// implementation does not know (the kernel's). They make the descriptor readable as well.
+    fn take_unanswered(&self) -> BTreeSet<PublicKey> {
+        BTreeSet::new()
+    }
 
     /// The device's counters of such datagrams.
     fn stats(&self) -> PathSocketStats;

@@ -84,6 +84,8 @@ pub(crate) struct Engine {
     max_indexes: usize,
     /// Paths of the old process to peers that are not configured here yet.
     snapshots: HashMap<PublicKey, Path>,
+    /// Peers that have not answered packets lately; [`Self::take_unanswered`] empties it.
+    unanswered: Vec<PublicKey>,
     messages: Vec<WgKind>,
 }
 
@@ -99,6 +101,7 @@ impl Engine {
             by_index: HashMap::new(),
             max_indexes: 0,
             snapshots: HashMap::new(),
+            unanswered: Vec::new(),
             messages: Vec::new(),
         }
     }
@@ -298,11 +301,20 @@ impl Engine {
             due.extend(self.timers.pop_first().map(|(_, key)| key));
         }
         for key in due {
-            self.with_peer(key, now, out, |peer, messages| {
+            let is_unanswered = self.with_peer(key, now, out, |peer, messages| {
                 peer.due = None;
                 peer.tick(now, &pace, messages);
+                peer.take_unanswered(now.instant)
             });
+            if is_unanswered == Some(true) {
+                self.unanswered.push(key);
+            }
         }
+    }
+
+    /// The peers that were sent packets and have answered none for [`MISSED_AFTER`](crate::peer::MISSED_AFTER), once each.
+    pub(crate) fn take_unanswered(&mut self) -> Vec<PublicKey> {
+        std::mem::take(&mut self.unanswered)
     }
 
     fn pace(&self) -> Pace {

@@ -1,11 +1,13 @@
 //! Datagrams on the WireGuard port that are no WireGuard messages: probes, STUN.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use fairlead_api::wireguard::PublicKey;
 
 use crate::udp::{Path, Sockets};
 
@@ -37,7 +39,7 @@ pub struct PathSocketStats {
 }
 
 /// Sends and receives datagrams on the WireGuard port of a device, past WireGuard. Its descriptor is readable while
-/// datagrams wait. Dropping it closes the queue.
+/// datagrams wait or peers have not answered. Dropping it closes the queue.
 pub struct PathSocket {
     port: Arc<PathPort>,
     readable: UnixStream,
@@ -61,11 +63,28 @@ impl PathSocket {
         let reader = state.reader.as_mut()?;
         let datagram = reader.queue.pop_front()?;
         reader.bytes = reader.bytes.saturating_sub(datagram.payload.len());
-        if reader.queue.is_empty() {
-            // The one byte that made the descriptor readable.
+        self.settle(reader);
+        Some(datagram)
+    }
+
+    /// The peers that were sent packets, and from which nothing has come for half a second, since the last call. Their path may
+    /// be broken; or they have nothing to say.
+    pub fn take_unanswered(&self) -> BTreeSet<PublicKey> {
+        let mut state = self.port.lock();
+        let Some(reader) = state.reader.as_mut() else { return BTreeSet::new() };
+        let unanswered = std::mem::take(&mut reader.unanswered);
+        if !unanswered.is_empty() {
+            self.settle(reader);
+        }
+        unanswered
+    }
+
+    /// Makes the descriptor unreadable once nothing waits.
+    fn settle(&self, reader: &Reader) {
+        if reader.is_empty() {
+            // The one byte that made it readable.
             let _ = (&self.readable).read(&mut [0; 1]);
         }
-        Some(datagram)
     }
 
     /// The device's counters since its start.
@@ -100,7 +119,22 @@ struct State {
 struct Reader {
     queue: VecDeque<PathDatagram>,
     bytes: usize,
+    /// As many as the device has peers at most.
+    unanswered: BTreeSet<PublicKey>,
     wake: UnixStream,
+}
+
+impl Reader {
+    fn is_empty(&self) -> bool {
+        self.queue.is_empty() && self.unanswered.is_empty()
+    }
+
+    /// Makes the descriptor readable unless something waits already.
+    fn wake(&mut self) {
+        if self.is_empty() {
+            let _ = self.wake.write(&[0]);
+        }
+    }
 }
 
 impl PathPort {
@@ -117,7 +151,7 @@ impl PathPort {
         if state.reader.is_some() {
             return Ok(None);
         }
-        state.reader = Some(Reader { queue: VecDeque::new(), bytes: 0, wake });
+        state.reader = Some(Reader { queue: VecDeque::new(), bytes: 0, unanswered: BTreeSet::new(), wake });
         drop(state);
         Ok(Some(PathSocket { port: Arc::clone(self), readable }))
     }
@@ -140,9 +174,7 @@ impl PathPort {
             stats.dropped_queue_full = stats.dropped_queue_full.saturating_add(1);
             return;
         }
-        if reader.queue.is_empty() {
-            let _ = reader.wake.write(&[0]);
-        }
+        reader.wake();
         stats.queued = stats.queued.saturating_add(1);
         reader.bytes = bytes;
         reader.queue.push_back(PathDatagram {
@@ -150,6 +182,17 @@ impl PathPort {
             remote: path.remote,
             payload: payload.to_vec(),
         });
+    }
+
+    /// Tells the reader of peers that have not answered.
+    pub(crate) fn push_unanswered(&self, peers: Vec<PublicKey>) {
+        if peers.is_empty() {
+            return;
+        }
+        if let Some(reader) = &mut self.lock().reader {
+            reader.wake();
+            reader.unanswered.extend(peers);
+        }
     }
 
     /// The counters since the start.
@@ -208,6 +251,21 @@ mod tests {
         assert_eq!(std::iter::from_fn(|| socket.try_receive()).count(), 4);
         port.push(path(), b"room again");
         assert!(is_readable(&socket));
+    }
+
+    #[test]
+    fn peers_that_have_not_answered_wake_the_reader_once() {
+        let port = Arc::new(PathPort::default());
+        port.push_unanswered(vec![PublicKey([1; 32])]);
+        let socket = port.open().unwrap().unwrap();
+        port.push_unanswered(Vec::new());
+        assert!(!is_readable(&socket));
+        port.push_unanswered(vec![PublicKey([1; 32]), PublicKey([2; 32])]);
+        port.push(path(), b"both");
+        port.push_unanswered(vec![PublicKey([1; 32])]);
+        assert!(socket.try_receive().is_some() && is_readable(&socket));
+        assert_eq!(socket.take_unanswered().len(), 2);
+        assert!(!is_readable(&socket) && socket.take_unanswered().is_empty());
     }
 
     #[test]

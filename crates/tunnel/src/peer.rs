@@ -105,6 +105,8 @@ pub(crate) struct Peer {
     unanswered: u32,
     /// When an inner packet last went either way.
     last_data: Option<Instant>,
+    /// When the first inner packet was sent since anything came from the peer, or since [`Self::take_unanswered`] said so.
+    waiting_since: Option<Instant>,
     path: Option<Path>,
     /// Until when a path that was configured stays, whatever arrives over another one.
     path_held_until: Option<Instant>,
@@ -143,6 +145,7 @@ impl Peer {
             attempted: None,
             unanswered: 0,
             last_data: None,
+            waiting_since: None,
             path: None,
             path_held_until: None,
             preshared_key: None,
@@ -208,6 +211,7 @@ impl Peer {
             && self.path.is_none_or(|present| present.remote != path.remote)
         {
             self.path = Some(path);
+            self.waiting_since = None;
             self.send_error = None;
             self.use_new_endpoint(delay, now, out);
         }
@@ -256,6 +260,7 @@ impl Peer {
         }
         self.last_data = Some(now.instant);
         self.unanswered = 0;
+        self.waiting_since.get_or_insert(now.instant);
         self.catch_up(now, out);
         if let Err(packet) = self.encapsulate(packet, now, out) {
             self.stage(packet);
@@ -340,6 +345,7 @@ impl Peer {
             self.path = Some(path);
         }
         self.was_heard = true;
+        self.waiting_since = None;
         self.unanswered = 0;
         self.rx_bytes = self.rx_bytes.saturating_add(u64::try_from(length).unwrap_or(u64::MAX));
     }

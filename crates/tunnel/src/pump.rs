@@ -126,6 +126,7 @@ impl Pump {
                 return;
             }
             self.engine.tick(now, &mut self.outputs);
+            self.path_port.push_unanswered(self.engine.take_unanswered());
             self.flush();
             self.advance_takeover(now);
         }

@@ -1,10 +1,11 @@
 //! The embedded WireGuard behind the trait.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
-use fairlead_api::wireguard::{DeviceChange, DeviceState};
+use fairlead_api::wireguard::{DeviceChange, DeviceState, PublicKey};
 
 use super::{
     Backend, Error, PathDatagram, PathSocket, PathSocketStats, PendingHandover, Settings, WireGuardDevice,
@@ -68,6 +69,10 @@ impl PathSocket for fairlead_tunnel::PathSocket {
 
     fn try_receive(&self) -> Option<PathDatagram> {
         self.try_receive()
+    }
+
+    fn take_unanswered(&self) -> BTreeSet<PublicKey> {
+        self.take_unanswered()
     }
 
     fn stats(&self) -> PathSocketStats {

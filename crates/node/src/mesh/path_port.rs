@@ -188,6 +188,9 @@ impl PathPort {
             shared.agent.handle_datagram(since, datagram.local, datagram.remote, &datagram.payload);
             handled = handled.saturating_add(1);
         }
+        for peer in shared.socket.as_deref().map(PathSocket::take_unanswered).unwrap_or_default() {
+            shared.agent.packets_unanswered(since, &peer);
+        }
         if shared.agent.poll_timeout().is_some_and(|at| at <= since) {
             shared.agent.handle_timeout(since);
         }

@@ -7,6 +7,7 @@ use super::*;
 
 mod hostile;
 mod silent;
+mod unanswered;
 
 /// An engine and its address on the simulated network.
 struct Node {

@@ -21,6 +21,9 @@ const IDLE_AFTER: Duration = Duration::from_secs(20);
 /// for `REKEY_ATTEMPT_TIME`.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// How long after an inner packet was sent one is missed that answers it, or at least a keepalive.
+pub(crate) const MISSED_AFTER: Duration = Duration::from_millis(500);
+
 /// How peers without a session share this machine.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Pace {
@@ -99,8 +102,22 @@ impl Peer {
         let is_idle = !in_use && self.staged.is_empty() && self.repeats.is_none() && self.is_live();
         let interval = if is_idle { IDLE_TICK } else { pace.tick };
         let protocol = self.ticked.unwrap_or(now).checked_add(interval).filter(|_| !self.resting);
-        let others = [self.next_repeat(), self.keepalive_at(now, pace)];
+        let others = [self.next_repeat(), self.keepalive_at(now, pace), self.missed_at()];
         protocol.into_iter().chain(others.into_iter().flatten()).min()
+    }
+
+    /// When packets that were sent have been unanswered for [`MISSED_AFTER`].
+    fn missed_at(&self) -> Option<Instant> {
+        self.waiting_since.filter(|_| self.is_live())?.checked_add(MISSED_AFTER)
+    }
+
+    /// Whether packets have been unanswered for [`MISSED_AFTER`]. That is said once, and again for later packets.
+    pub(crate) fn take_unanswered(&mut self, now: Instant) -> bool {
+        let is_missed = self.missed_at().is_some_and(|at| at <= now);
+        if is_missed {
+            self.waiting_since = None;
+        }
+        is_missed
     }
 
     /// Whether there is nothing but an unanswered handshake, for which no packet waits.
