@@ -18,17 +18,18 @@ use crate::agent::Transmit;
 /// The most servers that are asked.
 pub const MAX_SERVERS: usize = 8;
 /// When requests are sent in a round (RFC 8489, section 6.2.1: 500 ms, then doubling).
-const ATTEMPTS: [Duration; 3] = [Duration::ZERO, Duration::from_millis(500), Duration::from_millis(1500)];
+pub(crate) const ATTEMPTS: [Duration; 3] =
+    [Duration::ZERO, Duration::from_millis(500), Duration::from_millis(1500)];
 /// How long a round waits for answers.
-const ROUND: Duration = Duration::from_secs(3);
+pub(crate) const ROUND: Duration = Duration::from_secs(3);
 /// Time between rounds. UDP mappings of common NATs live for 30 s or more, so this also keeps the mapping.
-const INTERVAL: std::ops::Range<Duration> = Duration::from_secs(20)..Duration::from_secs(26);
+pub(crate) const INTERVAL: std::ops::Range<Duration> = Duration::from_secs(20)..Duration::from_secs(26);
 /// Least time between rounds, whatever happens to the network.
-const MIN_INTERVAL: Duration = Duration::from_secs(1);
+pub(crate) const MIN_INTERVAL: Duration = Duration::from_secs(1);
 /// While no server answers, the time between rounds doubles this often.
-const MAX_DOUBLINGS: u32 = 4;
+pub(crate) const MAX_DOUBLINGS: u32 = 4;
 /// Rounds without an answer after which a mapping is forgotten.
-const MAX_MISSED: u8 = 3;
+pub(crate) const MAX_MISSED: u8 = 3;
 
 /// What a server said last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -112,7 +113,7 @@ impl StunClient {
 
     /// Whether the datagram was an answer to a request of this client.
     pub(crate) fn handle_datagram(&mut self, remote: SocketAddr, bytes: &[u8]) -> bool {
-        let Ok(BindingResponse { transaction, mapped }) = parse_response(bytes) else { return false };
+        let Ok(BindingResponse { transaction, mapped, .. }) = parse_response(bytes) else { return false };
         let Some(server) = self.servers.get_mut(&canonical(remote)) else { return false };
         if server.pending != Some(transaction) {
             return false;

@@ -1,7 +1,9 @@
 //! STUN binding requests and responses (RFC 8489): how a node learns the address that a NAT gives its WireGuard port.
 //!
-//! Only the Binding method without authentication, which public servers offer. Responses of servers that follow the older
-//! RFC 5389 or RFC 3489 are understood too.
+//! Here is the client's side of the Binding method without authentication, which public servers offer; [`server`] has the rest.
+//! Responses of servers that follow the older RFC 5389 or RFC 3489 are understood too.
+
+pub mod server;
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -17,7 +19,15 @@ const BINDING_ERROR: u16 = 0x0111;
 /// Attributes (RFC 8489, section 18.3).
 const MAPPED_ADDRESS: u16 = 0x0001;
 const ERROR_CODE: u16 = 0x0009;
+const NONCE: u16 = 0x0015;
 const XOR_MAPPED_ADDRESS: u16 = 0x0020;
+const SOFTWARE: u16 = 0x8022;
+/// The software that asks. It makes a request as long as the longest success response, so that a relay may answer it.
+const SOFTWARE_NAME: &[u8; 20] = b"fairlead path agent\0";
+/// Length of a binding request without credentials.
+const REQUEST_LENGTH: usize = HEADER_LENGTH + 4 + SOFTWARE_NAME.len();
+/// Length of the nonces of relays; others are ignored.
+const NONCE_LENGTH: usize = 16;
 /// Attributes of RFC 3489 that its servers send: SOURCE-ADDRESS and CHANGED-ADDRESS.
 const IGNORED: [u16; 2] = [0x0004, 0x0005];
 /// From here on attributes may be ignored by those who do not know them (RFC 8489, section 14).
@@ -30,6 +40,9 @@ const FAMILY_IPV6: u8 = 2;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TransactionId(pub [u8; 12]);
 
+/// What a relay gives a client, so that it can prove its source.
+pub type Nonce = [u8; NONCE_LENGTH];
+
 /// The answer to a binding request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BindingResponse {
@@ -37,6 +50,8 @@ pub struct BindingResponse {
     pub transaction: TransactionId,
     /// The source of the request as the server saw it, or why the server refuses to say.
     pub mapped: Result<SocketAddr, ErrorCode>,
+    /// With which to repeat the request.
+    pub nonce: Option<Nonce>,
 }
 
 /// Why a server refuses a request (RFC 8489, section 14.8): 300 to 699.
@@ -80,12 +95,17 @@ pub fn is_stun(datagram: &[u8]) -> bool {
         && header[4..8] == MAGIC_COOKIE
 }
 
-/// A binding request without attributes (RFC 8489, section 2).
-pub fn binding_request(transaction: TransactionId) -> [u8; HEADER_LENGTH] {
-    let mut message = [0; HEADER_LENGTH];
+/// A binding request without credentials (RFC 8489, section 2).
+pub fn binding_request(transaction: TransactionId) -> [u8; REQUEST_LENGTH] {
+    let mut message = [0; REQUEST_LENGTH];
     message[..2].copy_from_slice(&BINDING_REQUEST.to_be_bytes());
+    message[3] = (REQUEST_LENGTH - HEADER_LENGTH) as u8;
     message[4..8].copy_from_slice(&MAGIC_COOKIE);
-    message[8..].copy_from_slice(&transaction.0);
+    message[8..HEADER_LENGTH].copy_from_slice(&transaction.0);
+    message[20..22].copy_from_slice(&SOFTWARE.to_be_bytes());
+    // The name ends with a byte of padding.
+    message[23] = (SOFTWARE_NAME.len() - 1) as u8;
+    message[24..].copy_from_slice(SOFTWARE_NAME);
     message
 }
 
@@ -111,7 +131,7 @@ pub fn parse_response(datagram: &[u8]) -> Result<BindingResponse, InvalidRespons
         BINDING_ERROR => Err(found.error.ok_or(InvalidResponse::MissingAttribute(ERROR_CODE))?),
         other => return Err(InvalidResponse::MessageType(other)),
     };
-    Ok(BindingResponse { transaction, mapped })
+    Ok(BindingResponse { transaction, mapped, nonce: found.nonce })
 }
 
 /// The attributes a client reads; of each the first (RFC 8489, section 14).
@@ -120,6 +140,7 @@ struct Attributes {
     xor_mapped: Option<SocketAddr>,
     mapped: Option<SocketAddr>,
     error: Option<ErrorCode>,
+    nonce: Option<Nonce>,
 }
 
 impl Attributes {
@@ -147,6 +168,7 @@ impl Attributes {
             ERROR_CODE => {
                 self.error.get_or_insert(parse_error(value).ok_or(malformed)?);
             }
+            NONCE => self.nonce = self.nonce.or(value.try_into().ok()),
             _ if kind >= COMPREHENSION_OPTIONAL || IGNORED.contains(&kind) => {}
             _ => return Err(InvalidResponse::UnknownAttribute(kind)),
         }

@@ -26,10 +26,14 @@ fn kept_inputs_never_panic_and_some_are_good() {
 }
 
 #[test]
-fn kept_stun_responses_never_panic_and_some_are_good() {
+fn kept_stun_messages_never_panic_and_some_are_good() {
     let answers: Vec<_> = kept("stun").iter().filter_map(|bytes| stun::parse_response(bytes).ok()).collect();
     let (mapped, refused): (Vec<_>, Vec<_>) = answers.iter().partition(|answer| answer.mapped.is_ok());
     assert!(mapped.len() > 2 && !refused.is_empty(), "{answers:?}");
+    let kept = kept("stun");
+    let requests: Vec<_> = kept.iter().filter_map(|bytes| stun::server::parse_request(bytes)).collect();
+    let authentic = requests.iter().filter(|request| request.is_authentic(&[7; 32])).count();
+    assert!(requests.len() > 2 && authentic == 2, "{requests:?}");
 }
 
 #[test]

@@ -24,7 +24,8 @@ fn success(attributes: &[&[u8]]) -> Result<BindingResponse, InvalidResponse> {
 }
 
 fn mapped(address: &str) -> Result<BindingResponse, InvalidResponse> {
-    Ok(BindingResponse { transaction: TransactionId(TRANSACTION), mapped: Ok(address.parse().unwrap()) })
+    let transaction = TransactionId(TRANSACTION);
+    Ok(BindingResponse { transaction, mapped: Ok(address.parse().unwrap()), nonce: None })
 }
 
 #[test]
