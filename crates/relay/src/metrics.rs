@@ -32,6 +32,7 @@ impl Collector for Relay {
                 "Registrations that replaced a link of another client, or of another run of the same one.",
                 counters.key_changes,
             ),
+            ("stun_answers", "STUN requests that were answered.", snapshot.stun.answers),
             ("registrations", "Registrations that were accepted.", counters.registrations),
         ] {
             let counter = ConstCounter::new(value);
@@ -42,6 +43,9 @@ impl Collector for Relay {
         links.encode(encoder.encode_descriptor("links", help, None, links.metric_type())?)?;
         let drops = counters.drops().map(|(reason, count)| (reason.label(), count));
         family(&mut encoder, "dropped_datagrams", "Datagrams that were not passed on, by reason.", drops)?;
+        let help = "STUN requests that were not answered, by reason.";
+        let unanswered = snapshot.stun.drops().map(|(reason, count)| (reason.label(), count));
+        family(&mut encoder, "dropped_stun_requests", help, unanswered)?;
         let rejections = snapshot.rejections.iter().map(|(reason, count)| (reason.label(), *count));
         let help = "Connections that ended before they were registered, by reason.";
         family(&mut encoder, "rejected_connections", help, rejections)
@@ -95,6 +99,7 @@ mod tests {
     async fn scrape() -> String {
         let settings = Settings {
             listen: "127.0.0.1:0".parse().unwrap(),
+            stun: None,
             certificate: None,
             names: vec!["localhost".to_owned()],
             limits: Limits::default(),

@@ -2,6 +2,8 @@
 #![cfg(test)]
 
 mod bed;
+#[path = "server/udp.rs"]
+mod udp;
 
 use std::time::Duration;
 
@@ -214,7 +216,7 @@ async fn programs_with_the_same_key_are_told() {
     for instance in 0..5 {
         let mut settings = bed.settings("tcp", 1);
         settings.instance = [instance; 8];
-        links.push(Client::new(connect(&settings).await.unwrap()));
+        links.push(Client::new(connect(&settings).await.unwrap()).await);
     }
     for link in links.iter_mut().skip(3) {
         assert_eq!(link.next().await, format!("Notice({:?})", Notice::DuplicateKey));
@@ -228,7 +230,7 @@ async fn a_client_gets_through_an_http_proxy_with_a_password() {
     for transport in ["tcp", "wss"] {
         let mut settings = bed.settings(transport, 1);
         settings.proxy = Some(proxy.as_seen_by("user", "secret"));
-        let mut client = Client::new(connect(&settings).await.unwrap());
+        let mut client = Client::new(connect(&settings).await.unwrap()).await;
         client.send(&Frame::Ping([1; 8])).await;
         assert!(client.next().await.starts_with("Pong"));
         settings.proxy = Some(proxy.as_seen_by("user", "wrong"));

@@ -6,6 +6,8 @@
 
 mod codes;
 
+use std::fmt;
+
 pub use codes::{ErrorReason, Notice};
 
 /// The version of the protocol that this module speaks.
@@ -46,6 +48,7 @@ const PONG: u8 = 0x21;
 const PEER_GONE: u8 = 0x22;
 const DRAINING: u8 = 0x23;
 const NOTICE: u8 = 0x24;
+const STUN_SERVER: u8 = 0x25;
 const ERROR: u8 = 0x2f;
 
 /// One frame.
@@ -93,6 +96,8 @@ pub enum Frame<'a> {
     Register(Register<'a>),
     /// The relay's answer to a registration it accepts.
     Registered(Registered),
+    /// Where the relay answers STUN requests.
+    StunServer(StunServer),
     /// A type that this version does not know. Receivers ignore it.
     Unknown(u8),
 }
@@ -136,6 +141,26 @@ pub struct Register<'a> {
 pub struct Registered {
     /// Seconds without a frame after which the relay closes the connection.
     pub idle_timeout: u16,
+}
+
+/// Where a relay answers STUN requests (RFC 8489), and with which credentials it answers from its second port.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct StunServer {
+    /// Its UDP port.
+    pub port: u16,
+    /// The port that answers authenticated requests with CHANGE-REQUEST (RFC 5780, section 7.2).
+    pub other_port: u16,
+    /// The client's user name.
+    pub user: [u8; 8],
+    /// The client's key for MESSAGE-INTEGRITY-SHA256.
+    pub key: [u8; 32],
+}
+
+impl fmt::Debug for StunServer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = f.debug_struct("StunServer");
+        shown.field("port", &self.port).field("other_port", &self.other_port).finish_non_exhaustive()
+    }
 }
 
 /// Why bytes are not a frame. The connection cannot be used any more.
@@ -229,6 +254,12 @@ fn parse_body(kind: u8, body: &[u8]) -> Result<Frame<'_>, InvalidFrame> {
             let [code] = fields.array()?;
             Frame::Error { reason: code.into(), message: fields.text()? }
         }
+        STUN_SERVER => Frame::StunServer(StunServer {
+            port: u16::from_be_bytes(fields.array()?),
+            other_port: u16::from_be_bytes(fields.array()?),
+            user: fields.array()?,
+            key: fields.array()?,
+        }),
         unknown => Frame::Unknown(unknown),
     })
 }
@@ -315,6 +346,7 @@ impl Frame<'_> {
             Self::Probe { .. } => PROBE,
             Self::Register(_) => REGISTER,
             Self::Registered(_) => REGISTERED,
+            Self::StunServer(_) => STUN_SERVER,
             Self::Unknown(kind) => *kind,
         }
     }
@@ -341,6 +373,12 @@ impl Frame<'_> {
             Self::Ping(data) | Self::Pong(data) => out.extend(data),
             Self::Register(register) => register.encode_body(out)?,
             Self::Registered(registered) => out.extend(registered.idle_timeout.to_be_bytes()),
+            Self::StunServer(server) => {
+                out.extend(server.port.to_be_bytes());
+                out.extend(server.other_port.to_be_bytes());
+                out.extend(server.user);
+                out.extend(server.key);
+            }
             Self::Unknown(_) => {}
         }
         Ok(())

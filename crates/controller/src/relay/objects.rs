@@ -91,6 +91,8 @@ pub(super) fn deployment(mesh: &WireKubeMesh, managed: &ManagedRelay, image: &st
         "args": [
             "relay",
             format!("--addr=[::]:{RELAY_PORT}"),
+            // A Service would answer from other addresses than nodes ask.
+            "--stun-addr=[::]:0",
             format!("--tls-cert-file={TLS_DIRECTORY}/{CERTIFICATE}"),
             format!("--tls-private-key-file={TLS_DIRECTORY}/{KEY}"),
             "--allow-wirekube-peers",

@@ -15,6 +15,9 @@ pub(crate) struct RelayArguments {
     /// Serve clients on this TCP address
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "[::]:3478", value_parser = listen_address)]
     pub(crate) addr: SocketAddr,
+    /// Answer STUN requests on this UDP address, and from the port after it test how NATs filter; port 0 answers none
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "[::]:3478", value_parser = listen_address)]
+    pub(crate) stun_addr: SocketAddr,
     /// Certificate chain in PEM; read again when it changes. Without it: WebSocket without TLS, for a proxy that terminates
     /// TLS
     #[arg(long, value_name = "FILE", requires = "tls_private_key_file")]

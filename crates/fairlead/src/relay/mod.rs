@@ -78,6 +78,7 @@ fn settings(arguments: &RelayArguments) -> Settings {
     let files = arguments.tls_cert_file.clone().zip(arguments.tls_private_key_file.clone());
     Settings {
         listen: arguments.addr,
+        stun: Some(arguments.stun_addr).filter(|address| address.port() != 0),
         certificate: files.map(|(chain, key)| CertificateFiles { chain, key }),
         names: arguments.name.clone(),
         limits: fairlead_relay::core::Limits {

@@ -1,12 +1,13 @@
 //! Stays connected to a relay, and passes datagrams both ways: over one link, or over two while a relay that ends is replaced.
 
 use std::future::pending;
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use fairlead_api::wireguard::PublicKey;
-use fairlead_wire::relay::{Frame, Notice};
+use fairlead_wire::relay::{Frame, Notice, StunServer};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{sleep, sleep_until, timeout};
@@ -38,6 +39,8 @@ pub struct LinkStatus {
     pub down_since: Option<Instant>,
     /// Round-trip time to the relay, of the last ping.
     pub round_trip: Option<Duration>,
+    /// Where the relay answers STUN requests of this client, if it does.
+    pub stun: Option<(IpAddr, StunServer)>,
     /// Until when another program is taken to use this node's key.
     pub duplicate_until: Option<Instant>,
 }
@@ -242,6 +245,7 @@ impl Links {
         self.number = self.number.saturating_add(1);
         let link = Link {
             number: self.number,
+            address: connection.address(),
             shared: Arc::clone(&self.queue.0),
             receive: Arc::clone(&self.receive),
             status: self.status.clone(),
@@ -289,6 +293,7 @@ impl Links {
 /// One registered connection.
 struct Link {
     number: u64,
+    address: Option<IpAddr>,
     shared: Arc<Shared>,
     receive: Arc<Receive>,
     status: watch::Sender<LinkStatus>,
@@ -400,6 +405,10 @@ impl Link {
             }
             Frame::Notice(Notice::DuplicateKey) => {
                 self.status.send_modify(|status| status.duplicate_until = Some(now + DUPLICATE));
+            }
+            Frame::StunServer(server) => {
+                let stun = self.address.map(|address| (address, *server));
+                self.status.send_modify(|status| status.stun = stun);
             }
             Frame::Error { reason, .. } => return Some(What::Ended(format!("the relay ended it: {reason}"))),
             _ => {}

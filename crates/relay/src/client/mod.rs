@@ -8,6 +8,7 @@ mod loopback;
 mod proxy;
 
 use std::io;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -153,6 +154,7 @@ impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 /// A registered client.
 pub struct Connection {
     hello: Hello,
+    address: Option<IpAddr>,
     idle_timeout: Duration,
     sender: Sender,
     receiver: Receiver,
@@ -174,7 +176,7 @@ pub async fn connect(settings: &Settings) -> Result<Connection, ConnectError> {
 
 async fn establish(settings: &Settings) -> Result<Connection, ConnectError> {
     let endpoint = &settings.endpoint;
-    let stream = reach(settings).await?;
+    let (stream, address) = reach(settings).await?;
     let (stream, exporter) = if endpoint.transport == Transport::Ws {
         (Box::new(stream) as Box<dyn Stream>, None)
     } else {
@@ -188,21 +190,28 @@ async fn establish(settings: &Settings) -> Result<Connection, ConnectError> {
             stream::open_websocket(stream, &endpoint.authority(), nonce).await?
         }
     };
-    register(settings, reader, writer, exporter).await
+    let connection = register(settings, reader, writer, exporter).await?;
+    Ok(Connection { address, ..connection })
 }
 
-async fn reach(settings: &Settings) -> Result<TcpStream, ConnectError> {
+/// A connection to the relay or to the proxy on the way, and the address of the relay.
+async fn reach(settings: &Settings) -> Result<(TcpStream, Option<IpAddr>), ConnectError> {
     let (host, port) = match &settings.proxy {
         Some(proxy) => (proxy.host.as_str(), proxy.port),
         None => (settings.endpoint.host.as_str(), settings.endpoint.port),
     };
     let unreachable = |error| ConnectError::Io(format!("{host}:{port}"), error);
     let mut stream = dial(host, port, settings.mark).await.map_err(unreachable)?;
-    if let Some(proxy) = &settings.proxy {
-        let target = format!("{}:{}", settings.endpoint.bracketed_host(), settings.endpoint.port);
-        proxy.tunnel(&mut stream, &target).await?;
-    }
-    Ok(stream)
+    let Some(proxy) = &settings.proxy else {
+        let address = stream.peer_addr().ok().map(|address| address.ip().to_canonical());
+        return Ok((stream, address));
+    };
+    let Endpoint { host, port, .. } = &settings.endpoint;
+    let target = format!("{}:{port}", settings.endpoint.bracketed_host());
+    proxy.tunnel(&mut stream, &target).await?;
+    // The proxy may know names that this host does not.
+    let address = lookup_host((host.as_str(), *port)).await.ok().and_then(|mut found| found.next());
+    Ok((stream, address.map(|address| address.ip())))
 }
 
 /// Connects to the first address of a host that answers.
@@ -278,6 +287,7 @@ async fn register(
     let registered = answer.await?.map_err(|reason| ConnectError::Refused { reason })?;
     Ok(Connection {
         hello,
+        address: None,
         idle_timeout: Duration::from_secs(registered.idle_timeout.into()),
         sender: Sender(writer),
         receiver: Receiver(reader),
@@ -314,6 +324,11 @@ impl Connection {
     /// Identifies the running relay: connections to the same one have no advantage over one.
     pub fn replica(&self) -> [u8; 16] {
         self.hello.replica
+    }
+
+    /// Where the relay is, if that is known: it may have other ports than the one of this connection.
+    pub fn address(&self) -> Option<IpAddr> {
+        self.address
     }
 
     /// How long the relay keeps a silent connection.

@@ -8,12 +8,13 @@ mod bucket;
 mod counters;
 mod outbox;
 mod registrations;
+mod stun;
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use fairlead_api::wireguard::PublicKey;
-use fairlead_wire::relay::{ErrorReason, Frame, Notice, Registered};
+use fairlead_wire::relay::{ErrorReason, Frame, Notice, Registered, StunServer};
 
 use bucket::TokenBucket;
 use registrations::Registrations;
@@ -21,6 +22,7 @@ use registrations::Registrations;
 pub use counters::{Counters, DropReason};
 pub use outbox::QueueLimits;
 pub(crate) use outbox::{Class, Outbox};
+pub use stun::{StunAnswer, StunCounters, StunDrop, StunResponder};
 
 /// Pings and frames that are ignored, a second and at once. A client needs one every second.
 const CONTROL_RATE: (u64, u64) = (20, 100);
@@ -162,6 +164,11 @@ impl Relay {
         Ok(id)
     }
 
+    /// Tells a client where the relay answers STUN requests.
+    pub fn offer_stun(&mut self, id: LinkId, server: StunServer) {
+        self.send(id, &Frame::StunServer(server));
+    }
+
     /// Handles one frame of a client.
     pub fn handle_frame(&mut self, now: Instant, id: LinkId, frame: &Frame<'_>) {
         let Some(link) = self.links.get_mut(&id).filter(|link| !link.closing) else { return };
@@ -180,7 +187,8 @@ impl Relay {
             | Frame::Hello(_)
             | Frame::PeerGone(_)
             | Frame::Register(_)
-            | Frame::Registered(_) => self.close(id, ErrorReason::UnexpectedFrame),
+            | Frame::Registered(_)
+            | Frame::StunServer(_) => self.close(id, ErrorReason::UnexpectedFrame),
         }
     }
 

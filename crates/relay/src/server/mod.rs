@@ -6,6 +6,7 @@ mod certificate;
 mod handshakes;
 mod link;
 mod register;
+mod udp;
 
 use std::collections::HashMap;
 use std::io;
@@ -23,11 +24,12 @@ use tokio::time::{MissedTickBehavior, interval};
 use tokio_rustls::TlsAcceptor;
 
 use crate::access::Authorizer;
-use crate::core::{Counters, Limits, LinkId, Relay};
+use crate::core::{Counters, Limits, LinkId, Relay, StunCounters};
 use crate::proof::{NoSecret, RelayKey};
 use crate::{NOT_SENT, USER_TIMEOUT};
 use certificate::Certificate;
 use handshakes::Handshakes;
+use udp::StunPorts;
 
 pub use certificate::{CertificateError, CertificateFiles};
 pub(crate) use register::EXPORTER_LABEL;
@@ -51,6 +53,8 @@ const BACKLOG: i32 = 1024;
 pub struct Settings {
     /// Address for clients.
     pub listen: SocketAddr,
+    /// Address for STUN requests, which has a second port after it; `None` answers none.
+    pub stun: Option<SocketAddr>,
     /// The certificate; without it the relay speaks WebSocket without TLS, for a proxy that terminates TLS.
     pub certificate: Option<CertificateFiles>,
     /// Names by which clients know this relay. A relay without a certificate needs one.
@@ -107,6 +111,7 @@ struct Shared {
     replica: [u8; 16],
     key: RelayKey,
     idle: Duration,
+    stun: Option<StunPorts>,
     statistics: Statistics,
     links: Mutex<Links>,
 }
@@ -223,6 +228,8 @@ pub struct Snapshot {
     pub connections: u64,
     /// Connections that did not become links, by reason.
     pub rejections: Vec<(Rejection, u64)>,
+    /// What STUN requests were answered.
+    pub stun: StunCounters,
 }
 
 /// Reads a relay while it runs.
@@ -240,6 +247,7 @@ impl Observer {
             links: links.relay.links(),
             connections: statistics.connections.load(Ordering::Relaxed),
             rejections: Rejection::ALL.into_iter().zip(counts).collect(),
+            stun: self.0.stun.as_ref().map(StunPorts::counters).unwrap_or_default(),
         }
     }
 }
@@ -257,6 +265,9 @@ impl Server {
         let config = certificate.as_ref().map(Certificate::server_config).transpose()?;
         let address = settings.listen;
         let listener = listen(address).map_err(|error| StartError::Listen { address, error })?;
+        let secret = crate::random::bytes()?;
+        let stun = settings.stun.map(|address| StunPorts::bind(address, secret)).transpose();
+        let stun = stun.map_err(|(address, error)| StartError::Listen { address, error })?;
         let shared = Shared {
             access,
             handshakes: Handshakes::new(HANDSHAKES, HANDSHAKES_PER_SOURCE),
@@ -265,6 +276,7 @@ impl Server {
             replica: crate::random::bytes()?,
             key: RelayKey::generate()?,
             idle: settings.limits.idle,
+            stun,
             statistics: Statistics::default(),
             links: Mutex::new(Links { relay: Relay::new(settings.limits), wakers: HashMap::new() }),
         };
@@ -291,6 +303,7 @@ impl Server {
         tokio::select! {
             () = accept_all(&listener, &shared, &mut connections) => {}
             () = maintain(&shared, certificate.as_deref()) => {}
+            () = answer_stun(&shared) => {}
             () = stop => {}
         }
         drop(listener);
@@ -341,6 +354,13 @@ async fn accept_all(listener: &TcpListener, shared: &Arc<Shared>, connections: &
             },
             Some(ended) = connections.join_next() => report(ended),
         }
+    }
+}
+
+async fn answer_stun(shared: &Shared) {
+    match &shared.stun {
+        Some(ports) => ports.serve().await,
+        None => std::future::pending().await,
     }
 }
 

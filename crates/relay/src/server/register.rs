@@ -142,6 +142,9 @@ impl Shared {
         let idle_timeout = u16::try_from(self.idle.as_secs()).unwrap_or(u16::MAX);
         let mut links = self.links();
         let id = links.relay.register(Instant::now(), admission, &Registered { idle_timeout })?;
+        if let Some(stun) = &self.stun {
+            links.relay.offer_stun(id, stun.add_user());
+        }
         links.wakers.insert(id, Arc::clone(waker));
         links.wake();
         Ok(id)

@@ -1,5 +1,6 @@
 //! A relay in this process, its certificate authority, and clients good and bad.
 
+use std::collections::VecDeque;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -12,7 +13,9 @@ use fairlead_relay::core::Limits;
 use fairlead_relay::proof::{Transcript, prove, public_key};
 use fairlead_relay::server::{CertificateFiles, Observer, Rejection, Server, Settings};
 use fairlead_relay::websocket::{Decoder, Role, read_response, request};
-use fairlead_wire::relay::{ALPN, ErrorReason, Frame, HEADER_LENGTH, MAX_BODY, Register, parse, signed};
+use fairlead_wire::relay::{
+    ALPN, ErrorReason, Frame, HEADER_LENGTH, MAX_BODY, Register, StunServer, parse, signed,
+};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -70,6 +73,7 @@ impl Bed {
         let files = CertificateFiles { chain: path("tls.crt"), key: path("tls.key") };
         let settings = Settings {
             listen: "127.0.0.1:0".parse().unwrap(),
+            stun: Some("127.0.0.1:0".parse().unwrap()),
             certificate: tls.then_some(files),
             names: vec!["localhost".to_owned()],
             limits: Limits::default(),
@@ -104,7 +108,7 @@ impl Bed {
     }
 
     pub(crate) async fn client(&self, transport: &str, number: u8) -> Client {
-        Client::new(connect(&self.settings(transport, number)).await.unwrap())
+        Client::new(connect(&self.settings(transport, number)).await.unwrap()).await
     }
 
     pub(crate) fn rejections(&self, reason: Rejection) -> u64 {
@@ -228,16 +232,31 @@ pub(crate) fn keep_open(connections: &mut Vec<TcpStream>) {
 /// A registered client.
 pub(crate) struct Client {
     pub(crate) replica: [u8; 16],
+    pub(crate) stun: StunServer,
+    /// Frames that came before that.
+    before: VecDeque<String>,
     sender: Sender,
     receiver: Receiver,
 }
 
 impl Client {
-    pub(crate) fn new(connection: Connection) -> Self {
+    pub(crate) async fn new(connection: Connection) -> Self {
         assert_eq!(connection.idle_timeout(), Duration::from_secs(60));
         let replica = connection.replica();
-        let (sender, receiver) = connection.split();
-        Self { replica, sender, receiver }
+        assert_eq!(connection.address(), Some(Ipv4Addr::LOCALHOST.into()));
+        let (sender, mut receiver) = connection.split();
+        let mut before = VecDeque::new();
+        let stun = loop {
+            let first = receiver.receive(|frame| match frame {
+                Frame::StunServer(server) => Ok(*server),
+                other => Err(format!("{other:?}")),
+            });
+            match first.await.unwrap() {
+                Ok(stun) => break stun,
+                Err(other) => before.push_back(other),
+            }
+        };
+        Self { replica, stun, before, sender, receiver }
     }
 
     pub(crate) async fn send(&mut self, frame: &Frame<'_>) {
@@ -249,7 +268,10 @@ impl Client {
     }
 
     pub(crate) async fn next(&mut self) -> String {
-        self.receiver.receive(|frame| format!("{frame:?}")).await.unwrap()
+        match self.before.pop_front() {
+            Some(frame) => frame,
+            None => self.receiver.receive(|frame| format!("{frame:?}")).await.unwrap(),
+        }
     }
 
     pub(crate) async fn datagram(&mut self) -> ([u8; 32], Vec<u8>) {

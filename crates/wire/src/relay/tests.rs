@@ -28,6 +28,9 @@ fn the_bytes_of_a_datagram_are_those_of_the_specification() {
     let bytes = encoded(&Frame::Datagram { peer: [7; 32], payload: b"abc" });
     assert_eq!(bytes, [&[0x10, 0, 0, 35][..], &[7; 32], b"abc"].concat());
     assert_eq!(encoded(&Frame::Notice(Notice::DuplicateKey)), [0x24, 0, 0, 1, 1]);
+    let server = StunServer { port: 0x0d96, other_port: 0x0d97, user: [1; 8], key: [2; 32] };
+    let bytes = encoded(&Frame::StunServer(server));
+    assert_eq!(bytes, [&[0x25, 0, 0, 44, 0x0d, 0x96, 0x0d, 0x97][..], &[1; 8], &[2; 32]].concat());
 }
 
 #[test]
@@ -130,6 +133,7 @@ proptest! {
             Frame::Probe { peer: key, payload: &bytes },
             Frame::Register(register),
             Frame::Registered(Registered { idle_timeout: number.into() }),
+            Frame::StunServer(StunServer { port: number.into(), other_port: u16::MAX, user: data, key }),
         ];
         let mut stream = Vec::new();
         for frame in &all {
