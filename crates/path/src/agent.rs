@@ -23,14 +23,16 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
 use crate::candidates::{Candidate, MAX_CANDIDATES, Source};
+use crate::filtering::FilteringTest;
 use crate::prober::{Probe, Prober, Session};
 use crate::probing::{Identity, Probing};
 use crate::reflexive::ReflexiveAddresses;
 use crate::rotation::{Config, EndpointReason, Observation, Reason, Rotation, State, Status};
-use crate::stun::{StunAnswer, StunClient};
+use crate::stun::StunClient;
 use crate::timers::TimerQueue;
 
 mod ping;
+mod relay;
 
 /// Time between observations while a peer is not up: at first, and again after each endpoint that is set.
 const MIN_OBSERVATION_INTERVAL: Duration = Duration::from_millis(500);
@@ -145,6 +147,7 @@ pub struct PathAgent {
     timers: TimerQueue<PublicKey>,
     events: VecDeque<Event>,
     stun: StunClient,
+    filtering: FilteringTest,
     /// `None` where no probes can be sent.
     probing: Option<Probing>,
     probe_timers: TimerQueue<PublicKey>,
@@ -166,6 +169,7 @@ impl PathAgent {
             timers: TimerQueue::default(),
             events: VecDeque::new(),
             stun: StunClient::new(),
+            filtering: FilteringTest::default(),
             probing: None,
             probe_timers: TimerQueue::default(),
             transmits: VecDeque::new(),
@@ -269,6 +273,7 @@ impl PathAgent {
     /// Links, addresses or routes of this host changed: STUN servers and peers are asked again at once.
     pub fn network_changed(&mut self, now: Duration) {
         self.stun.network_changed(now);
+        self.filtering.network_changed(now);
         self.reflexive.clear();
         if self.probing.is_some() {
             for (key, peer) in &mut self.peers {
@@ -298,18 +303,14 @@ impl PathAgent {
         }
     }
 
-    /// What each STUN server said last.
-    pub fn stun_answers(&self) -> BTreeMap<SocketAddr, StunAnswer> {
-        self.stun.answers()
-    }
-
     /// Where peers see this node, as answers to probes say.
     pub fn reflexive_addresses(&self) -> BTreeSet<SocketAddr> {
         self.reflexive.agreed()
     }
 
     fn report_stun(&mut self) {
-        if self.stun.take_changed() && !self.events.contains(&Event::StunAnswersChanged) {
+        let is_changed = self.stun.take_changed() | self.filtering.take_changed();
+        if is_changed && !self.events.contains(&Event::StunAnswersChanged) {
             self.events.push_back(Event::StunAnswersChanged);
         }
     }
@@ -325,7 +326,7 @@ impl PathAgent {
     ) {
         if is_probe(bytes) {
             self.handle_probe(now, local, canonical(remote), bytes);
-        } else if self.stun.handle_datagram(remote, bytes) {
+        } else if self.stun.handle_datagram(remote, bytes) || self.filtering.handle_datagram(remote, bytes) {
             self.report_stun();
         } else {
             self.unknown_datagrams = self.unknown_datagrams.saturating_add(1);
@@ -395,6 +396,7 @@ impl PathAgent {
     /// Runs the machines that are due, and no others.
     pub fn handle_timeout(&mut self, now: Duration) {
         self.stun.handle_timeout(now, &mut self.random);
+        self.filtering.handle_timeout(now, &mut self.random);
         self.report_stun();
         self.run_probers(now);
         while let Some(key) = self.timers.pop_due(now) {
@@ -414,7 +416,8 @@ impl PathAgent {
 
     /// The next datagram to send.
     pub fn poll_transmit(&mut self) -> Option<Transmit> {
-        self.transmits.pop_front().or_else(|| self.stun.poll_transmit())
+        let transmit = self.transmits.pop_front().or_else(|| self.stun.poll_transmit());
+        transmit.or_else(|| self.filtering.poll_transmit())
     }
 
     /// The next event.
@@ -431,7 +434,7 @@ impl PathAgent {
     /// When to call [`Self::handle_timeout`]. `None` without peers and STUN servers.
     pub fn poll_timeout(&self) -> Option<Duration> {
         let timers = self.timers.next().into_iter().chain(self.probe_timers.next());
-        timers.chain(self.stun.poll_timeout()).min()
+        timers.chain(self.stun.poll_timeout()).chain(self.filtering.poll_timeout()).min()
     }
 
     /// The state of a peer at `now`, for users.

@@ -8,6 +8,7 @@
 //! * `prober`: the strategy for peers that answer probes: what works now, and which of it to use; `probing` has what all probers
 //!   of a node share (keys, replays, limits). Format and rules: `docs/path-protocol.md`.
 //! * `reflexive`: where peers see this node, as their answers to probes say.
+//! * `filtering`: asks the relay the same, and tests how the NAT filters.
 //! * `stun`: asks STUN servers where they see the WireGuard port, which feeds [`nat`] and [`candidates`].
 //!
 //! Sans-I/O: time is a [`std::time::Duration`] since an epoch of the caller's that never goes back (the start of the
@@ -17,6 +18,7 @@
 
 mod agent;
 pub mod candidates;
+mod filtering;
 pub mod nat;
 mod prober;
 mod probing;
@@ -28,6 +30,7 @@ mod timers;
 pub use agent::{Event, PathAgent, PeerPaths, RelayPath, Transmit};
 pub use candidates::{Candidate, MAX_CANDIDATES, OwnView, PeerView, Source, order};
 pub use fairlead_address::is_private;
+pub use filtering::{Filtering, RelayStun};
 pub use nat::{NatType, Seen, classify};
 pub use prober::{CandidateStatus, PingOutcome};
 pub use probing::{Identity, ProbeCounts, ProbeDrops};

@@ -6,6 +6,8 @@ use std::net::{IpAddr, SocketAddr};
 
 use fairlead_address::{canonical, is_private};
 
+use crate::filtering::Filtering;
+
 /// How the NAT in front of a node maps its WireGuard port. Names are those of the peer resource's `natType`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub enum NatType {
@@ -14,8 +16,11 @@ pub enum NatType {
     Unknown,
     /// No NAT: observed at an address of its own.
     Open,
-    /// One mapping for all destinations (endpoint-independent mapping, RFC 4787, 4.1). Its filtering is not known.
+    /// One mapping for all destinations (endpoint-independent mapping, RFC 4787, 4.1). Its filtering is not known, or does not
+    /// depend on ports.
     Cone,
+    /// One mapping for all destinations, and only answers come in (address and port-dependent filtering, RFC 4787, 5).
+    PortRestrictedCone,
     /// Another mapping for each destination (address- or port-dependent mapping, RFC 4787, 4.1).
     Symmetric,
 }
@@ -26,6 +31,15 @@ impl NatType {
     pub fn updated(self, new: Self) -> Self {
         if new == Self::Unknown { self } else { new }
     }
+
+    /// The type with what is known of the filtering, which only tells NATs with one mapping apart.
+    #[must_use]
+    pub fn with_filtering(self, filtering: Option<Filtering>) -> Self {
+        match (self, filtering) {
+            (Self::Cone, Some(Filtering::AddressAndPortDependent)) => Self::PortRestrictedCone,
+            _ => self,
+        }
+    }
 }
 
 impl fmt::Display for NatType {
@@ -35,6 +49,7 @@ impl fmt::Display for NatType {
             Self::Unknown => "",
             Self::Open => "open",
             Self::Cone => "cone",
+            Self::PortRestrictedCone => "port-restricted-cone",
             Self::Symmetric => "symmetric",
         })
     }

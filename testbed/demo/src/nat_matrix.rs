@@ -123,6 +123,17 @@ const CUSTOMER: Kind =
     kind("cgnat", Nat::PortRestricted, Mapping::EndpointIndependent, Filtering::AddressAndPortDependent);
 
 impl Kind {
+    /// The `natType` that a node behind it publishes, in WireKube's words. Blocked UDP says nothing of itself.
+    pub fn nat_type(&self) -> &'static str {
+        match (self.nat, self.mapping, self.filtering) {
+            (_, _, Filtering::Blocked) => "",
+            (Nat::None, ..) => "open",
+            (_, Mapping::AddressAndPortDependent, _) => "symmetric",
+            (_, _, Filtering::AddressAndPortDependent) => "port-restricted-cone",
+            (_, _, Filtering::AddressDependent | Filtering::EndpointIndependent) => "cone",
+        }
+    }
+
     /// Whether the first packet of a node behind `other` comes in, when both nodes send to what STUN servers see of the other
     /// one: the source of that packet is the known endpoint only if `other` has one mapping for all.
     fn lets_in(&self, other: &Self) -> bool {

@@ -11,8 +11,8 @@ use fairlead_api::wireguard::{PeerConfig, PublicKey};
 use fairlead_dataplane::mesh::{Bypass, MeshState};
 use fairlead_dataplane::uplink::{self, HostNetwork, Ignored};
 use fairlead_path::{
-    Candidate, MAX_CANDIDATES, NatType, OwnView, PeerPaths, PeerView, Seen, StunAnswer, classify, is_private,
-    order,
+    Candidate, Filtering, MAX_CANDIDATES, NatType, OwnView, PeerPaths, PeerView, Seen, StunAnswer, classify,
+    is_private, order,
 };
 use fairlead_topology::{Endpoints, Member, PeerPlan, Plan, Policy, plan};
 use ipnet::IpNet;
@@ -87,6 +87,8 @@ pub struct OwnAddresses {
     pub stun: StunAnswers,
     /// Peers, in their answers to path probes.
     pub peers: BTreeSet<SocketAddr>,
+    /// What the NAT in front of this node lets in, as a relay has tested it.
+    pub filtering: Option<Filtering>,
 }
 
 /// What a WireGuard device has at each key.
@@ -127,7 +129,7 @@ pub fn mtu(inputs: &Inputs, host: &Host) -> u32 {
 impl Desired {
     /// Plans and looks for the endpoints of every peer. Takes `O(n log n)`.
     pub fn new(inputs: &Inputs, host: &Host, held: Held, own_addresses: &OwnAddresses) -> Self {
-        let OwnAddresses { stun, peers: by_peers } = own_addresses;
+        let OwnAddresses { stun, peers: by_peers, filtering } = own_addresses;
         let excluded = inputs.settings.excluded.clone();
         let plan = plan(&inputs.members, &Policy { excluded, held, ..Policy::new(&inputs.node) });
         let sightings = Sightings::new(&inputs.members);
@@ -155,7 +157,7 @@ impl Desired {
         };
         Self {
             peers: peers(inputs, &plan, &sightings, &own),
-            nat: classify(&endpoints, &seen(inputs, &sightings, stun)),
+            nat: classify(&endpoints, &seen(inputs, &sightings, stun)).with_filtering(*filtering),
             host: endpoints,
             observed,
             reflexive,

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use fairlead_api::wireguard::{DeviceChange, DeviceState, PeerConfig, PeerState, PublicKey};
 use fairlead_dataplane::wireguard::{self, Backend, WireGuardDevice};
-use fairlead_path::{Config, Identity, Observation, PathAgent, PeerPaths, Status, StunAnswer};
+use fairlead_path::{Config, Filtering, Identity, Observation, PathAgent, PeerPaths, Status, StunAnswer};
 
 use super::desired::DesiredPeer;
 use super::path_port::PathPort;
@@ -143,6 +143,11 @@ impl PathDriver {
     /// What each STUN server said last.
     pub fn stun_answers(&self) -> BTreeMap<SocketAddr, StunAnswer> {
         self.port.read_agent(PathAgent::stun_answers)
+    }
+
+    /// How the NAT in front of this node filters, as the relay has tested it.
+    pub fn filtering(&self) -> Option<Filtering> {
+        self.port.read_agent(PathAgent::filtering)
     }
 
     /// Where peers see this node, as their answers to probes say.

@@ -252,6 +252,7 @@ pub fn nat_name(nat: NatType) -> &'static str {
     match nat {
         NatType::Open => "open",
         NatType::Cone => "cone",
+        NatType::PortRestrictedCone => "port-restricted-cone",
         NatType::Symmetric => "symmetric",
         NatType::Unknown => "",
     }
@@ -261,6 +262,7 @@ fn published_nat(nat: NatType) -> Option<PublishedNat> {
     match nat {
         NatType::Open => Some(PublishedNat::Open),
         NatType::Cone => Some(PublishedNat::Cone),
+        NatType::PortRestrictedCone => Some(PublishedNat::PortRestrictedCone),
         NatType::Symmetric => Some(PublishedNat::Symmetric),
         NatType::Unknown => None,
     }

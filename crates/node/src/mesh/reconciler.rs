@@ -80,7 +80,8 @@ impl<K: Kernel> Mesh<K> {
         let is_listening = before.listen_port == inputs.settings.port;
         self.is_outdated |= !is_listening;
         let stun = self.ask_stun_servers(inputs, &host, is_listening, now);
-        let own_addresses = OwnAddresses { stun, peers: self.paths.reflexive_addresses() };
+        let own_addresses =
+            OwnAddresses { stun, peers: self.paths.reflexive_addresses(), filtering: self.paths.filtering() };
         self.plan(inputs, host, own_addresses, &before.peers);
         let Some(Planned { desired, .. }) = &self.planned else { return Err(MeshFailure::NoMesh) };
         self.device.use_device(|slot| {

@@ -1,5 +1,6 @@
 //! The node's link to the relay, and the loopback port through which WireGuard uses it.
 
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -8,10 +9,11 @@ use fairlead_api::names::MARK_FROM_WIREGUARD;
 use fairlead_api::resources::WireKubeMesh;
 use fairlead_api::wireguard::{PrivateKey, PublicKey};
 use fairlead_cluster::caches::Cache;
-use fairlead_path::RelayPath;
+use fairlead_path::{RelayPath, RelayStun};
 use fairlead_relay::client::{
     self, LinkCounters, LinkQueue, LinkStatus, LoopbackPort, Proxy, Transport, keep_connected,
 };
+use fairlead_wire::relay::StunServer;
 use k8s_openapi::api::core::v1::Secret;
 use kube::{Api, Client};
 use tokio::sync::watch;
@@ -123,11 +125,18 @@ impl RelayLink {
             let mut status = self.view.status.clone();
             let mut was_up = false;
             while status.changed().await.is_ok() {
-                let is_up = status.borrow_and_update().is_up;
-                if std::mem::replace(&mut was_up, is_up) != is_up {
-                    let now = self.paths.since(Instant::now());
-                    self.paths.with_agent(|agent| agent.relay_changed(now, is_up));
-                }
+                let (is_up, stun) = {
+                    let status = status.borrow_and_update();
+                    (status.is_up, status.stun.map(relay_stun))
+                };
+                let now = self.paths.since(Instant::now());
+                let has_changed = std::mem::replace(&mut was_up, is_up) != is_up;
+                self.paths.with_agent(|agent| {
+                    agent.set_relay_stun(now, stun);
+                    if has_changed {
+                        agent.relay_changed(now, is_up);
+                    }
+                });
             }
         };
         tokio::select! {
@@ -216,6 +225,15 @@ impl RelayLink {
         let token = token.with_context(|| format!("{} has no key {TOKEN}", what()))?.0;
         // Files and editors end with a line feed.
         Ok(token.trim_ascii().to_vec())
+    }
+}
+
+fn relay_stun((address, server): (IpAddr, StunServer)) -> RelayStun {
+    RelayStun {
+        server: SocketAddr::new(address, server.port),
+        other: SocketAddr::new(address, server.other_port),
+        user: server.user,
+        key: server.key,
     }
 }
 

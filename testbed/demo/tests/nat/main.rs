@@ -66,6 +66,16 @@ fn ways(world: &World) -> Result<Ways> {
     Ok(ways)
 }
 
+/// Every node knows the kind of its NAT: two STUN servers show how it maps, and the relay's second port how it filters.
+fn nat_types_are_known(world: &World, places: &[Place]) -> Result<()> {
+    for place in places {
+        let status = node(world, place.node).status()?;
+        let expected = place.kind.nat_type();
+        ensure!(status["natType"] == expected, "{}: {}, not {expected:?}", place.node, status["natType"]);
+    }
+    Ok(())
+}
+
 fn pairs(places: &[Place]) -> impl Iterator<Item = (&Place, &Place)> {
     let all = places.iter().flat_map(|from| places.iter().map(move |to| (from, to)));
     all.filter(|(from, to)| from.node != to.node)
@@ -204,6 +214,7 @@ fn nodes_behind_every_kind_of_nat_find_direct_paths_where_there_are_any() {
     assert!(missing.is_empty(), "{}", missing.join("\n"));
     settle(&world, &places);
     println!("all paths {:.1?} after the mesh", applied.elapsed());
+    testbed_lab::eventually(TIMEOUT, || nat_types_are_known(&world, &places)).unwrap();
 
     let judge = Judge::new(&world, &relay.host).unwrap();
     judge.restart().unwrap();

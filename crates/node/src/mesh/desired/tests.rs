@@ -191,7 +191,7 @@ fn answers(answers: [StunAnswer; 2]) -> OwnAddresses {
 }
 
 fn by_stun(stun: StunAnswers) -> OwnAddresses {
-    OwnAddresses { stun, peers: BTreeSet::new() }
+    OwnAddresses { stun, ..OwnAddresses::default() }
 }
 
 fn mapped(address: &str) -> StunAnswer {
