@@ -112,6 +112,8 @@ pub struct Endpoints {
     pub reflexive: Vec<SocketAddr>,
     /// Where it sees others: name of the member to the key it has there, and the endpoint.
     pub sightings: BTreeMap<String, (PublicKey, SocketAddr)>,
+    /// It says that its NAT maps it to another port for each destination.
+    pub is_nat_symmetric: bool,
 }
 
 impl Endpoints {
@@ -126,6 +128,7 @@ impl Endpoints {
                 }
             }
         }
+        self.is_nat_symmetric |= other.is_nat_symmetric;
         for (member, seen) in other.sightings {
             self.sightings.entry(member).or_insert(seen);
         }

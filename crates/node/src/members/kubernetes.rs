@@ -163,8 +163,8 @@ fn endpoints(peer: &WireKubePeer, published: Option<Endpoint>) -> Endpoints {
             .collect()
     };
     // Of a symmetric NAT only the address of this endpoint is real: WireKube publishes it with the port WireGuard listens on.
-    let is_placeholder = method == Some(EndpointDiscoveryMethod::Stun)
-        && status.and_then(|status| status.nat_type) == Some(NatType::Symmetric);
+    let is_nat_symmetric = status.and_then(|status| status.nat_type) == Some(NatType::Symmetric);
+    let is_placeholder = method == Some(EndpointDiscoveryMethod::Stun) && is_nat_symmetric;
     let sightings = status.into_iter().flat_map(|status| &status.observed_endpoints);
     Endpoints {
         preferred: published.as_ref().filter(|_| !is_manual && !is_placeholder).and_then(Endpoint::address),
@@ -176,6 +176,7 @@ fn endpoints(peer: &WireKubePeer, published: Option<Endpoint>) -> Endpoints {
                 Some((peer.clone(), (seen.public_key.parse().ok()?, seen.parse_endpoint().ok()?)))
             })
             .collect(),
+        is_nat_symmetric,
     }
 }
 

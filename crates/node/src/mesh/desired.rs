@@ -59,6 +59,8 @@ pub struct DesiredPeer {
     pub config: PeerConfig,
     /// Where it may be reached, best first, and what to expect of it.
     pub paths: PeerPaths,
+    /// It publishes that its NAT is symmetric.
+    pub is_nat_symmetric: bool,
     /// What is published of it.
     manual: Vec<Endpoint>,
     host: Vec<SocketAddr>,
@@ -261,6 +263,7 @@ fn peers(
             name: planned.members.first().cloned().unwrap_or_default(),
             config,
             paths,
+            is_nat_symmetric: members.iter().any(|member| member.endpoints.is_nat_symmetric),
             manual: members.iter().filter_map(|member| member.endpoints.manual.clone()).collect(),
             host: members.iter().flat_map(|member| &member.endpoints.host).copied().collect(),
         };

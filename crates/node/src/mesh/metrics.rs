@@ -4,11 +4,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::SystemTime;
 
 use fairlead_cluster::metrics::{register, register_with_unit};
-use fairlead_path::{EndpointReason, ProbeDrops, State};
+use fairlead_path::{EndpointReason, ProbeCounts, ProbeDrops, State};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
 use super::path_port::PathCounters;
@@ -23,9 +24,17 @@ struct Peer {
 /// Most peers with series of their own: four for each, on each node.
 const MAX_PEERS: usize = 100;
 
+/// From a direct path that is found within a round trip of one site to one that needs several rounds of probes.
+const TIME_TO_DIRECT_BUCKETS: [f64; 11] = [0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 15.0, 60.0, 300.0];
+
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ForReason {
     reason: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OfKind {
+    kind: &'static str,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -44,6 +53,9 @@ pub struct MeshMetrics {
     problems: Gauge,
     netlink_changes: Counter,
     endpoint_changes: Family<ForReason, Counter>,
+    time_to_direct: Histogram,
+    sent_probes: Family<OfKind, Counter>,
+    received_probes: Family<OfKind, Counter>,
     dropped_probes: Family<ForReason, Counter>,
     relay_connected: Gauge,
     relay_received: Counter,
@@ -91,6 +103,25 @@ impl MeshMetrics {
                 "Endpoints set for peers, by reason",
                 Family::default(),
             ),
+            time_to_direct: register_with_unit(
+                ours,
+                "peer_time_to_direct_path",
+                "Time from when a peer is known to its first direct path; peers that have one when the program starts do not count",
+                Unit::Seconds,
+                time_to_direct(),
+            ),
+            sent_probes: register(
+                ours,
+                "path_probes_sent",
+                "Path probes sent to peers, by kind",
+                Family::default(),
+            ),
+            received_probes: register(
+                ours,
+                "path_probes_received",
+                "Path probes of peers that were not dropped, by kind",
+                Family::default(),
+            ),
             dropped_probes: register(
                 ours,
                 "path_probes_dropped",
@@ -124,6 +155,11 @@ impl MeshMetrics {
                 Counter::default(),
             ),
         }
+    }
+
+    /// Takes the time to the first direct path of each peer, in seconds.
+    pub fn time_to_direct(&self) -> Histogram {
+        self.time_to_direct.clone()
     }
 
     /// The mesh was reconciled. Peers that are gone disappear. `per_peer` says whether peers have series of their own: at most
@@ -166,8 +202,16 @@ impl MeshMetrics {
             let count = paths.changes.get(&reason).copied().unwrap_or_default();
             set(&self.endpoint_changes.get_or_create(&ForReason { reason: reason.name() }), count);
         }
-        let ProbeDrops { unauthenticated, unknown, replayed, limited, unexpected, held_back } =
-            paths.probes.drops;
+        let ProbeCounts { requests_sent, answers_sent, requests_received, answers_received, drops } =
+            paths.probes;
+        for (kinds, requests, answers) in [
+            (&self.sent_probes, requests_sent, answers_sent),
+            (&self.received_probes, requests_received, answers_received),
+        ] {
+            set(&kinds.get_or_create(&OfKind { kind: "Answer" }), answers);
+            set(&kinds.get_or_create(&OfKind { kind: "Request" }), requests);
+        }
+        let ProbeDrops { unauthenticated, unknown, replayed, limited, unexpected, held_back } = drops;
         for (reason, count) in [
             ("HeldBack", held_back),
             ("Limited", limited),
@@ -204,6 +248,11 @@ impl MeshMetrics {
         drop(self.peer_received.get_or_create(&peer));
         drop(self.peer_sent.get_or_create(&peer));
     }
+}
+
+/// An empty histogram of that metric.
+pub(super) fn time_to_direct() -> Histogram {
+    Histogram::new(TIME_TO_DIRECT_BUCKETS)
 }
 
 /// Takes over what the kernel or the device has counted.

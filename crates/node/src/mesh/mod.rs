@@ -12,6 +12,7 @@ pub mod kernel;
 pub mod metrics;
 mod names;
 mod observers;
+pub mod path_history;
 pub mod path_port;
 mod paths;
 pub mod port_mapping;
@@ -20,6 +21,7 @@ pub mod publish;
 mod publisher;
 pub mod reconciler;
 pub mod relay;
+pub mod relay_reason;
 pub mod report;
 mod run;
 pub mod settings;
@@ -46,6 +48,7 @@ use tokio::sync::{oneshot, watch};
 use self::inputs::InputReader;
 use self::kernel::HostKernel;
 use self::metrics::MeshMetrics;
+use self::path_port::PathPort;
 use self::paths::PathDriver;
 use self::port_mapping::{PortMappingTask, PortMappings};
 use self::problem::MeshFailure;
@@ -98,6 +101,7 @@ pub struct MeshDeps {
 
 /// Joins the mesh. The device outlives the subsystem: see [`MeshHandle::into_device`].
 pub fn start(deps: MeshDeps, supervisor: &mut Supervisor) -> MeshHandle {
+    let time_to_direct = deps.metrics.time_to_direct();
     let reports = Arc::new(Reports::new(Some(deps.metrics), deps.metrics_per_peer));
     let (private_key, public_key) = deps.keys;
     let sources: Vec<Box<dyn MemberSource>> =
@@ -121,7 +125,7 @@ pub fn start(deps: MeshDeps, supervisor: &mut Supervisor) -> MeshHandle {
     );
     let probes = Identity { private_key: private_key.clone(), public_key, epoch: rand::random() };
     let (view, status) = RelayView::open();
-    let paths = PathDriver::new(probes, rand::random(), view.clone(), Instant::now());
+    let paths = PathDriver::new(probes, rand::random(), view.clone(), time_to_direct, Instant::now());
     let relay = RelayLink {
         client: deps.client.clone(),
         meshes,
@@ -130,6 +134,7 @@ pub fn start(deps: MeshDeps, supervisor: &mut Supervisor) -> MeshHandle {
         view,
         status,
     };
+    let port = Arc::clone(paths.port());
     let device = DeviceSlot::new(deps.preference, deps.handover);
     let mesh = Mesh::new(HostKernel::default(), private_key, device, paths);
     let publisher = Publisher {
@@ -152,7 +157,7 @@ pub fn start(deps: MeshDeps, supervisor: &mut Supervisor) -> MeshHandle {
         let mesh = run::run(reader, kernel, mesh, running, stop.cancelled_owned()).await;
         drop(stopped.send(mesh.into_device()));
     });
-    MeshHandle { view: MeshView { public_key: Some(public_key), reports }, device }
+    MeshHandle { view: MeshView { public_key: Some(public_key), reports, paths: Some(port) }, device }
 }
 
 /// The mesh of this node, for the program that runs it.
@@ -167,7 +172,7 @@ impl MeshHandle {
         let reports = Reports::new(None, false);
         reports.fail(failure);
         let (_, device) = oneshot::channel();
-        Self { view: MeshView { public_key: None, reports: Arc::new(reports) }, device }
+        Self { view: MeshView { public_key: None, reports: Arc::new(reports), paths: None }, device }
     }
 
     /// What other subsystems may know of the mesh.
@@ -186,12 +191,18 @@ impl MeshHandle {
 pub struct MeshView {
     public_key: Option<PublicKey>,
     reports: Arc<Reports>,
+    paths: Option<Arc<PathPort>>,
 }
 
 impl MeshView {
     /// This node's identity; `None` when its key file is unusable.
     pub fn public_key(&self) -> Option<PublicKey> {
         self.public_key
+    }
+
+    /// The paths to the peers; `None` on a node that stays outside of the mesh.
+    pub fn paths(&self) -> Option<&Arc<PathPort>> {
+        self.paths.as_ref()
     }
 
     /// The mesh as of the last step.

@@ -10,16 +10,19 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use fairlead_api::wireguard::PublicKey;
 use fairlead_dataplane::wireguard::PathSocket;
-use fairlead_path::{EndpointReason, Event, PathAgent, ProbeCounts};
+use fairlead_path::{Candidate, CandidateStatus, EndpointReason, Event, PathAgent, ProbeCounts, Source};
+use prometheus_client::metrics::histogram::Histogram;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::runtime;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::{sleep, sleep_until};
+
+use super::path_history::{Observed, PathChange, PathHistory};
 
 /// Datagrams handled at once; the socket queues no more.
 const MAX_DATAGRAMS: usize = 256;
@@ -64,6 +67,8 @@ struct Shared {
     due: Due,
     /// How often an endpoint was set, by reason.
     changes: BTreeMap<EndpointReason, u64>,
+    history: PathHistory,
+    time_to_direct: Histogram,
 }
 
 /// Keeps a socket attached to its port; dropping it closes the socket.
@@ -123,14 +128,16 @@ impl Drop for PortThread {
 }
 
 impl PathPort {
-    /// Without a socket. The agent counts time from `now`.
-    pub(super) fn new(agent: PathAgent, now: Instant) -> Arc<Self> {
+    /// Without a socket. The agent counts time from `now`. `time_to_direct` is told how long the first direct path to each peer took.
+    pub(super) fn new(agent: PathAgent, time_to_direct: Histogram, now: Instant) -> Arc<Self> {
         let shared = Mutex::new(Shared {
             agent,
             socket: None,
             generation: 0,
             due: Due::default(),
             changes: BTreeMap::new(),
+            history: PathHistory::default(),
+            time_to_direct,
         });
         Arc::new(Self { started: now, shared, changed: Notify::new(), due: Notify::new() })
     }
@@ -162,6 +169,44 @@ impl PathPort {
     pub(super) fn counters(&self) -> PathCounters {
         let shared = self.lock();
         PathCounters { changes: shared.changes.clone(), probes: shared.agent.probe_counts() }
+    }
+
+    /// Keeps the history of these peers, and of no others.
+    pub(super) fn set_peers<T>(&self, now: Instant, peers: &BTreeMap<PublicKey, T>) {
+        self.lock().history.set_peers(now, peers);
+    }
+
+    /// The device was read; `source` says where an endpoint comes from.
+    pub(super) fn observed(
+        &self,
+        now: Instant,
+        peers: impl Iterator<Item = (PublicKey, Observed)>,
+        source: impl Fn(&PathAgent, &PublicKey, SocketAddr) -> Source,
+    ) {
+        let times = (SystemTime::now(), now);
+        let mut guard = self.lock();
+        let Shared { agent, history, time_to_direct, .. } = &mut *guard;
+        for (key, observed) in peers {
+            let took = history.observed(&key, times, observed, |address| source(agent, &key, address));
+            took.iter().for_each(|took| time_to_direct.observe(took.as_secs_f64()));
+        }
+    }
+
+    /// Asks all candidates of a peer now; [`Self::candidates`] has what they answer. Whether the port and the peer allow that.
+    pub fn ping(&self, key: &PublicKey) -> bool {
+        let since = self.since(Instant::now());
+        self.lock().socket.is_some() && self.with_agent(|agent| agent.ping(since, key))
+    }
+
+    /// The candidates of a peer.
+    pub fn candidates(&self, key: &PublicKey) -> Vec<CandidateStatus> {
+        let since = self.since(Instant::now());
+        self.read_agent(|agent| agent.candidates(since, key))
+    }
+
+    /// The last changes of the path to a peer, the oldest first.
+    pub fn path_changes(&self, key: &PublicKey) -> Vec<PathChange> {
+        self.lock().history.of(key)
     }
 
     /// Uses the agent, and sends what it wants sent.
@@ -320,6 +365,10 @@ impl Shared {
                     self.due.endpoints.insert(peer, endpoint);
                     let changes = self.changes.entry(reason).or_default();
                     *changes = changes.saturating_add(1);
+                    let (times, to) =
+                        ((SystemTime::now(), Instant::now()), Candidate { address: endpoint, source });
+                    let took = self.history.endpoint_set(&peer, times, to, reason);
+                    took.iter().for_each(|took| self.time_to_direct.observe(took.as_secs_f64()));
                 }
                 Event::StunAnswersChanged => {
                     tracing::debug!(answers = ?self.agent.stun_answers(), "STUN servers answered");

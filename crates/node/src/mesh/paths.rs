@@ -10,15 +10,23 @@ use std::time::{Duration, Instant, SystemTime};
 
 use fairlead_api::wireguard::{DeviceChange, DeviceState, PeerConfig, PeerState, PublicKey};
 use fairlead_dataplane::wireguard::{self, Backend, WireGuardDevice};
-use fairlead_path::{Config, Filtering, Identity, Observation, PathAgent, PeerPaths, Status, StunAnswer};
+use fairlead_path::{
+    CandidateStatus, Config, Filtering, Identity, Observation, PathAgent, PeerPaths, Source, Status,
+    StunAnswer,
+};
+use fairlead_relay::client::is_relayed;
+use prometheus_client::metrics::histogram::Histogram;
 
 use super::desired::DesiredPeer;
+use super::path_history::Observed;
 use super::path_port::PathPort;
 use super::relay::RelayView;
 use super::settings::RelaySettings;
 
 /// How long one endpoint is tried where setting it forces handshakes: they are sent within the first two seconds.
 const FORCED_ATTEMPT: Duration = Duration::from_millis(2500);
+/// Age of a handshake at which its session ends.
+const REJECT_AFTER_TIME: Duration = Duration::from_secs(180);
 
 /// The paths of this node.
 pub struct PathDriver {
@@ -39,11 +47,17 @@ pub struct PathDriver {
 
 impl PathDriver {
     /// No peers. `seed` must differ between nodes, or two of them might always try each other at different times.
-    pub fn new(identity: Identity, seed: u64, relay: RelayView, now: Instant) -> Self {
+    pub fn new(
+        identity: Identity,
+        seed: u64,
+        relay: RelayView,
+        time_to_direct: Histogram,
+        now: Instant,
+    ) -> Self {
         let backend = Backend::Embedded;
         let agent = agent(backend, seed, &identity, 0);
         Self {
-            port: PathPort::new(agent, now),
+            port: PathPort::new(agent, time_to_direct, now),
             backend,
             seed,
             identity,
@@ -81,6 +95,7 @@ impl PathDriver {
             self.port.with_agent(|agent| *agent = new);
         }
         let since = self.port.since(now);
+        self.port.set_peers(now, peers);
         let known = &self.peers;
         self.port.with_agent(|agent| {
             let gone: Vec<PublicKey> =
@@ -111,7 +126,27 @@ impl PathDriver {
                 agent.observe(since, key, observation(state.peers.get(key)));
             }
         });
+        self.record(state, now);
         self.port.take_endpoints()
+    }
+
+    /// Tells the history of the paths what the device has.
+    fn record(&self, state: &DeviceState, now: Instant) {
+        let observed = |key: &PublicKey| {
+            let Observation { endpoint, handshake_age, .. } = observation(state.peers.get(key));
+            (*key, Observed { endpoint, is_up: handshake_age.is_some_and(|age| age < REJECT_AFTER_TIME) })
+        };
+        self.port.observed(now, self.peers.keys().map(observed), |agent, key, endpoint| {
+            let asked = agent.candidates(self.port.since(now), key);
+            let planned =
+                self.peers.get(key).map(|peer| peer.paths.candidates.as_slice()).unwrap_or_default();
+            let known = asked.iter().map(|status| &status.candidate).chain(planned);
+            match known.into_iter().find(|candidate| candidate.address == endpoint) {
+                _ if is_relayed(endpoint) => Source::Relay,
+                Some(candidate) => candidate.source,
+                None => Source::Roamed,
+            }
+        });
     }
 
     /// Keeps the state of the device, for [`Self::status`].
@@ -182,6 +217,12 @@ impl PathDriver {
             device.change(&DeviceChange { set_peers, ..DeviceChange::default() })?;
         }
         Ok(Woken { observed: due.observation, own_addresses_changed: due.own_addresses_changed })
+    }
+
+    /// The endpoints of a peer that are probed, and what they answer; empty where no probes can be sent.
+    pub fn candidates(&self, key: &PublicKey, now: Instant) -> Vec<CandidateStatus> {
+        let since = self.port.since(now);
+        self.port.read_agent(|agent| agent.candidates(since, key))
     }
 
     /// The path to a peer, and what the device said of the peer.

@@ -9,7 +9,7 @@ use std::time::Instant;
 use fairlead_api::names::MARK_FROM_WIREGUARD;
 use fairlead_api::wireguard::{DeviceState, PeerState, PrivateKey, PublicKey};
 use fairlead_dataplane::wireguard::{self, Backend, PendingHandover, Preference, WireGuardDevice};
-use fairlead_path::NatType;
+use fairlead_path::{NatType, State};
 use ipnet::IpNet;
 
 use super::desired::{self, Desired, Host, OwnAddresses, StunAnswers};
@@ -18,6 +18,7 @@ use super::kernel::Kernel;
 use super::path_port::{AttachedSocket, PathPort};
 use super::paths::{PathDriver, Woken};
 use super::problem::MeshFailure;
+use super::relay_reason::{RelayReason, Situation};
 use super::report::{PeerReport, Report};
 
 /// The mesh of this node: the device, what it is to be, and the paths. Losing it (a restart) loses no traffic: the
@@ -210,7 +211,8 @@ impl<K: Kernel> Mesh<K> {
     }
 
     fn report(&self, now: Instant) -> Option<Report> {
-        let (Planned { inputs, desired, .. }, open) = (self.planned.as_ref()?, self.device.device.as_ref()?);
+        let (planned, open) = (self.planned.as_ref()?, self.device.device.as_ref()?);
+        let Planned { inputs, desired, .. } = planned;
         let interface = open.device.interface().to_owned();
         let relay = inputs.settings.relay.as_ref().map(|relay| self.paths.relay().report(relay));
         let relay_problems = relay.iter().flat_map(|relay| relay.problems(now));
@@ -226,7 +228,7 @@ impl<K: Kernel> Mesh<K> {
             mapped: desired.mapped.clone(),
             port_mappings: inputs.port_mappings.clone(),
             peer_reflexive: desired.peer_reflexive.clone(),
-            peers: self.report_peers(desired, now),
+            peers: self.report_peers(planned, now),
             own_prefixes: desired.own_prefixes.clone(),
             claims: inputs.claims.clone(),
             problems: desired.problems.iter().cloned().chain(relay_problems).collect(),
@@ -237,14 +239,15 @@ impl<K: Kernel> Mesh<K> {
         })
     }
 
-    fn report_peers(&self, desired: &Desired, now: Instant) -> Vec<PeerReport> {
-        let peers = desired.peers.iter().filter_map(|(key, peer)| {
+    fn report_peers(&self, planned: &Planned, now: Instant) -> Vec<PeerReport> {
+        let peers = planned.desired.peers.iter().filter_map(|(key, peer)| {
             let (path, device) = self.paths.status(key, now)?;
             let endpoint = device.as_ref().and_then(|device| device.config.endpoint);
             Some(PeerReport {
                 name: peer.name.clone(),
                 public_key: *key,
                 path,
+                relay_reason: None,
                 device,
                 prefixes: peer.config.allowed_ips.clone(),
                 endpoint_is_news: endpoint.is_some_and(|endpoint| peer.is_news(endpoint)),
@@ -252,7 +255,30 @@ impl<K: Kernel> Mesh<K> {
         });
         let mut peers: Vec<PeerReport> = peers.collect();
         peers.sort_by(|a, b| a.name.cmp(&b.name));
+        let has_direct_peer = peers.iter().any(|peer| peer.path.state == State::Up && !peer.is_relayed());
+        for peer in peers.iter_mut().filter(|peer| peer.is_relayed()) {
+            peer.relay_reason = self.relay_reason(planned, &peer.public_key, has_direct_peer, now);
+        }
         peers
+    }
+
+    fn relay_reason(
+        &self,
+        Planned { inputs, desired, own_addresses, .. }: &Planned,
+        key: &PublicKey,
+        has_direct_peer: bool,
+        now: Instant,
+    ) -> Option<RelayReason> {
+        let peer = desired.peers.get(key)?;
+        Some(RelayReason::of(&Situation {
+            is_relay_only: inputs.settings.relay.as_ref().is_some_and(|relay| relay.is_only),
+            addresses: peer.paths.candidates.len(),
+            candidates: &self.paths.candidates(key, now),
+            nat: self.nat,
+            is_peer_symmetric: peer.is_nat_symmetric,
+            has_direct_peer,
+            stun: &own_addresses.stun,
+        }))
     }
 }
 

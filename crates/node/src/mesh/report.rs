@@ -14,6 +14,7 @@ use super::path_port::PathCounters;
 use super::port_mapping::PortMappings;
 use super::problem::MeshProblem;
 use super::relay::RelayReport;
+use super::relay_reason::RelayReason;
 
 /// The state of one peer.
 #[derive(Debug, Clone)]
@@ -24,6 +25,8 @@ pub struct PeerReport {
     pub public_key: PublicKey,
     /// Up, connecting or down, and why.
     pub path: Status,
+    /// Why its packets go by way of the relay; `None` if they do not.
+    pub relay_reason: Option<RelayReason>,
     /// What the device says, without prefixes; `None` only before it was configured.
     pub device: Option<Arc<PeerState>>,
     /// What is sent to it.

@@ -20,6 +20,7 @@ use fairlead_path::Identity;
 
 use super::desired::tests::key;
 use super::kernel::Kernel;
+use super::metrics::time_to_direct;
 use super::paths::PathDriver;
 use super::relay::RelayView;
 
@@ -81,7 +82,7 @@ type Sent = (SocketAddr, Vec<u8>);
 /// The paths of a node with the private key of these tests.
 pub(super) fn paths() -> PathDriver {
     let identity = Identity { private_key: PrivateKey([8; 32]), public_key: key(1), epoch: [1; 16] };
-    PathDriver::new(identity, 7, RelayView::new(None).0, Instant::now())
+    PathDriver::new(identity, 7, RelayView::new(None).0, time_to_direct(), Instant::now())
 }
 
 /// Queues instead of a port. Its descriptor is never readable.

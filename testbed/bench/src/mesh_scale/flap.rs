@@ -73,6 +73,7 @@ fn report(nodes: usize, failed: bool) -> Report {
                 message: String::new(),
                 round_trip: None,
             },
+            relay_reason: None,
             device: Some(Arc::new(PeerState {
                 config,
                 last_handshake: Some(SystemTime::UNIX_EPOCH),

@@ -27,6 +27,7 @@ fn peer(name: &str, state: State, endpoint: &str, news: bool) -> PeerReport {
             message: String::new(),
             round_trip: None,
         },
+        relay_reason: None,
         device: Some(Arc::new(PeerState {
             config,
             last_handshake: Some(SystemTime::UNIX_EPOCH),

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::mesh::desired::tests::{inputs, key, member};
+use crate::mesh::metrics::time_to_direct;
 use crate::mesh::relay::RelayView;
 use crate::mesh::tests::{FakeKernel, FakePathSocket, Shared, paths};
 
@@ -309,7 +310,7 @@ fn the_endpoint_of_a_peer_that_answers_probes_is_set_without_reading_the_device(
     other.public_key = Some(key);
     let identity = Identity { private_key: PrivateKey([8; 32]), public_key: own, epoch: [1; 16] };
     let device = DeviceSlot::new(Preference::Auto, PathBuf::from("/nonexistent"));
-    let paths = PathDriver::new(identity, 7, RelayView::new(None).0, now);
+    let paths = PathDriver::new(identity, 7, RelayView::new(None).0, time_to_direct(), now);
     let mut mesh = Mesh::new(FakeKernel(Arc::clone(&kernel)), PrivateKey([8; 32]), device, paths);
     mesh.reconcile(&Arc::new(inputs([member(1), other])), now).unwrap();
     kernel.lock().unwrap().forget();
