@@ -22,7 +22,7 @@ use crate::install::{CleanupArguments, InstallArguments};
 
 pub(crate) use queries::{
     ApiArguments, ConnectivityCommand, ConnectivityTest, IpamCheck, IpamCommand, IpamRelease, IpamShow,
-    Output, ProbeArguments, ServeArguments, StatusArguments,
+    Output, PingArguments, ProbeArguments, ServeArguments, StatusArguments,
 };
 
 pub(crate) use relay::RelayArguments;
@@ -98,6 +98,15 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: IpamCommand,
     },
+    /// Ask every candidate endpoint of a peer whether it answers, and how fast
+    #[command(
+        after_help = "Run it on a node: kubectl -n kube-system exec ds/coild -- fairlead ping PEER. The node program sends path \
+        probes from its WireGuard port, within its limits on probes (20 unanswered to one address and 500 in all per second), and the \
+        peer answers. A better path that is found is used from then on.\n\nKIND is host (an address of the peer itself), srflx \
+        (where STUN servers or other nodes see it, or its router maps a port), prflx (where this node sees it), relay, or manual \
+        (chosen by an administrator).\n\nExit codes: 0 a candidate answered, 1 none did or the query failed, 2 invalid arguments."
+    )]
+    Ping(PingArguments),
     /// Run a relay, which passes packets between nodes that do not reach each other
     Relay(Box<RelayArguments>),
     /// Show nodes, peers and their problems

@@ -15,6 +15,7 @@ mod ipam;
 mod logging;
 mod netconf;
 mod output;
+mod ping;
 mod programs;
 mod relay;
 mod status;
@@ -47,6 +48,7 @@ fn main() -> ExitCode {
         Command::Controller(controller) => programs::controller(*controller),
         Command::Install(places) => install::install(&places),
         Command::Ipam { command } => ipam::run(&command),
+        Command::Ping(query) => ping::run(&query),
         Command::Relay(relay) => programs::relay(*relay),
         Command::Status(query) => status::run(&query),
         Command::Uninstall(arguments) => uninstall::run(&arguments),

@@ -5,6 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use anyhow::Context as _;
 use comfy_table::Table;
 use comfy_table::presets::NOTHING;
+use jiff::Timestamp;
 use serde_json::Value;
 
 use crate::arguments::Output;
@@ -30,6 +31,12 @@ pub(crate) fn render(
 pub(crate) fn now() -> i64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
+}
+
+/// A time given as Unix time, as RFC 3339 has it; milliseconds count.
+pub(crate) fn time(seconds: f64) -> String {
+    let at = Timestamp::from_millisecond((seconds * 1000.0).round() as i64);
+    at.map_or_else(|_| "<invalid>".to_owned(), |at| format!("{at:.3}"))
 }
 
 /// A table without borders, as kubectl prints them.
@@ -92,6 +99,12 @@ mod tests {
         assert_eq!(bytes(1023), "1023 B");
         assert_eq!(bytes(1536), "1.5 KiB");
         assert_eq!(bytes(u64::MAX), "16777216.0 TiB");
+    }
+
+    #[test]
+    fn times_have_milliseconds() {
+        assert_eq!(time(1_060.5), "1970-01-01T00:17:40.500Z");
+        assert_eq!(time(f64::MAX), "<invalid>");
     }
 
     #[test]

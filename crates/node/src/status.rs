@@ -1,5 +1,7 @@
 //! The Node service, which `fairlead status` and `fairlead ipam` call.
 
+mod ping;
+
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -9,7 +11,8 @@ use fairlead_port_mapping::{Failure, Protocol};
 use fairlead_wire::node::node_server::Node;
 use fairlead_wire::node::{
     BlockRoute, IpamCheckRequest, IpamCheckResponse, IpamReleaseRequest, IpamReleaseResponse,
-    IpamShowRequest, IpamShowResponse, Peer, PortMapping, Relay, Router, StatusRequest, StatusResponse,
+    IpamShowRequest, IpamShowResponse, Peer, PingRequest, PingResponse, PortMapping, Relay, Router,
+    StatusRequest, StatusResponse,
 };
 use tonic::{Request, Response, Status};
 
@@ -41,7 +44,8 @@ pub struct Service {
 
 #[tonic::async_trait]
 impl Node for Service {
-    async fn status(&self, _: Request<StatusRequest>) -> Result<Response<StatusResponse>, Status> {
+    async fn status(&self, request: Request<StatusRequest>) -> Result<Response<StatusResponse>, Status> {
+        let StatusRequest { peer } = request.into_inner();
         let Snapshot { report, failure, unpublished } = self.mesh.snapshot();
         let mut answer = StatusResponse {
             node: self.node.clone(),
@@ -67,8 +71,15 @@ impl Node for Service {
         answer.problems.extend(self.pod_network.get());
         if let Some(report) = report {
             describe(&report, &mut answer, SystemTime::now());
+            if !peer.is_empty() {
+                self.keep_only(&peer, &report, &mut answer)?;
+            }
         }
         Ok(Response::new(answer))
+    }
+
+    async fn ping(&self, request: Request<PingRequest>) -> Result<Response<PingResponse>, Status> {
+        ping::ping(&self.mesh, request.into_inner()).await.map(Response::new)
     }
 
     async fn ipam_show(&self, _: Request<IpamShowRequest>) -> Result<Response<IpamShowResponse>, Status> {
@@ -85,6 +96,18 @@ impl Node for Service {
     ) -> Result<Response<IpamReleaseResponse>, Status> {
         let IpamReleaseRequest { subject, force } = request.into_inner();
         self.inventory.release(&subject, force).await.map(Response::new)
+    }
+}
+
+impl Service {
+    /// Leaves one peer in the answer, with the changes of its path.
+    fn keep_only(&self, subject: &str, report: &Report, answer: &mut StatusResponse) -> Result<(), Status> {
+        let found = ping::find(&report.peers, subject).ok_or_else(|| ping::no_peer(subject))?;
+        answer.peers.retain(|peer| peer.name == found.name);
+        for peer in &mut answer.peers {
+            peer.path_changes = ping::path_changes(&self.mesh, report, found);
+        }
+        Ok(())
     }
 }
 
@@ -155,6 +178,8 @@ fn describe_peer(peer: &PeerReport, now: SystemTime) -> Peer {
         tx_bytes: device.map_or(0, |device| device.tx_bytes),
         prefixes: peer.prefixes.iter().map(ToString::to_string).collect(),
         round_trip_seconds: peer.path.round_trip.map(|round_trip| round_trip.as_secs_f64()),
+        relay_reason: peer.relay_reason.map(|reason| reason.to_string()).unwrap_or_default(),
+        path_changes: Vec::new(),
         reason: if peer.path.state == State::Up { String::new() } else { peer.path.message.clone() },
     }
 }

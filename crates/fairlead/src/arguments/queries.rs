@@ -8,6 +8,9 @@ use fairlead_api::names::NODE_SOCKET;
 
 use super::duration;
 
+/// Shortest time between the rounds of `fairlead ping`.
+const MIN_PING_INTERVAL: Duration = Duration::from_millis(200);
+
 /// Selects a cluster.
 #[derive(Debug, Default, Args)]
 pub(crate) struct ApiArguments {
@@ -21,6 +24,9 @@ pub(crate) struct ApiArguments {
 
 #[derive(Debug, Default, Args)]
 pub(crate) struct StatusArguments {
+    /// Show this peer alone, with the last changes of its path: its name, its public key, or an address behind it
+    #[arg(value_name = "PEER", conflicts_with_all = ["cluster", "node", "kubeconfig", "context"])]
+    pub(crate) peer: Option<String>,
     /// Output format
     #[arg(short, long, value_enum, default_value = "table")]
     pub(crate) output: Output,
@@ -38,6 +44,37 @@ pub(crate) struct StatusArguments {
     /// Print the status again every 2 seconds until interrupted
     #[arg(short, long)]
     pub(crate) watch: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PingArguments {
+    /// The peer: its name, its public key, or an address behind it
+    #[arg(value_name = "PEER")]
+    pub(crate) peer: String,
+    /// How often each candidate is asked
+    #[arg(short, long, value_name = "COUNT", default_value = "3", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) count: u32,
+    /// Time between rounds, at least 200ms
+    #[arg(short, long, value_name = "DURATION", default_value = "1s", value_parser = ping_interval)]
+    pub(crate) interval: Duration,
+    /// How long answers are waited for, at most 5s
+    #[arg(short, long, value_name = "DURATION", default_value = "1s", value_parser = duration)]
+    pub(crate) timeout: Duration,
+    /// Output format
+    #[arg(short, long, value_enum, default_value = "table")]
+    pub(crate) output: Output,
+    /// Query the node program at this UNIX socket
+    #[arg(long, value_name = "PATH", default_value = NODE_SOCKET)]
+    pub(crate) socket: PathBuf,
+}
+
+/// Each round is a burst of probes, which all peers share the limits of.
+fn ping_interval(text: &str) -> Result<Duration, String> {
+    let interval = duration(text)?;
+    if interval < MIN_PING_INTERVAL {
+        return Err(format!("at least {}ms", MIN_PING_INTERVAL.as_millis()));
+    }
+    Ok(interval)
 }
 
 #[derive(Debug, Subcommand)]

@@ -2,25 +2,34 @@
 
 use std::path::Path;
 
-use anyhow::Context as _;
+use anyhow::anyhow;
 use fairlead_wire::node::{Peer, PortMapping, Relay, StatusRequest, StatusResponse};
 use serde_json::{Value, json};
 
-use super::connect;
+use super::{connect, path};
 use crate::arguments::Output;
 use crate::output::{age, bytes, or_dash, render, table};
 
-/// The status of the node program at `socket`, and whether there is no problem.
+/// The status of the node program at `socket`, or of one peer of it, and whether there is no problem.
 ///
 /// # Errors
 /// No node program answers.
-pub(super) async fn node(socket: &Path, output: Output) -> anyhow::Result<(String, bool)> {
+pub(super) async fn node(
+    socket: &Path,
+    peer: Option<&str>,
+    output: Output,
+) -> anyhow::Result<(String, bool)> {
     let status = connect(socket)
         .await?
-        .status(StatusRequest {})
+        .status(StatusRequest { peer: peer.unwrap_or_default().to_owned() })
         .await
-        .context("the node program failed to report its status")?
+        .map_err(|status| anyhow!("the node program failed to report its status: {}", status.message()))?
         .into_inner();
+    if peer.is_some() {
+        let healthy = status.peers.iter().all(|peer| peer.state == "up");
+        let text = render(output, || path::peers_json(&status.peers), |_| path::text(&status.peers))?;
+        return Ok((text, healthy));
+    }
     let healthy = status.problems.is_empty() && status.peers.iter().all(|peer| peer.state == "up");
     let text = render(output, || node_json(&status), |wide| node_table(&status, wide))?;
     Ok((text, healthy))
@@ -57,12 +66,17 @@ fn node_json(status: &StatusResponse) -> Value {
             "name": block.name, "pool": block.pool, "ipv4": block.ipv4, "ipv6": block.ipv6,
             "used": block.used, "capacity": block.capacity, "state": block.state,
         })).collect::<Vec<_>>(),
-        "peers": status.peers.iter().map(|peer| json!({
-            "name": peer.name, "publicKey": peer.public_key, "state": peer.state, "endpoint": peer.endpoint,
-            "endpointSource": peer.endpoint_source, "handshakeAgeSeconds": peer.handshake_age_seconds,
-            "roundTripSeconds": peer.round_trip_seconds,
-            "rxBytes": peer.rx_bytes, "txBytes": peer.tx_bytes, "prefixes": peer.prefixes, "reason": peer.reason,
-        })).collect::<Vec<_>>(),
+        "peers": status.peers.iter().map(peer_json).collect::<Vec<_>>(),
+    })
+}
+
+pub(super) fn peer_json(peer: &Peer) -> Value {
+    json!({
+        "name": peer.name, "publicKey": peer.public_key, "state": peer.state, "endpoint": peer.endpoint,
+        "endpointSource": peer.endpoint_source, "handshakeAgeSeconds": peer.handshake_age_seconds,
+        "roundTripSeconds": peer.round_trip_seconds,
+        "rxBytes": peer.rx_bytes, "txBytes": peer.tx_bytes, "prefixes": peer.prefixes, "reason": peer.reason,
+        "relayReason": peer.relay_reason,
     })
 }
 
@@ -131,7 +145,16 @@ fn relay_line(relay: &Relay) -> String {
     }
 }
 
-fn milliseconds(seconds: f64) -> String {
+/// Why it is not up, or why it is not direct.
+pub(super) fn reason(peer: &Peer) -> String {
+    match (peer.reason.as_str(), peer.relay_reason.as_str()) {
+        ("", "") => "-".to_owned(),
+        ("", relayed) => format!("relay: {relayed}"),
+        (down, _) => down.to_owned(),
+    }
+}
+
+pub(crate) fn milliseconds(seconds: f64) -> String {
     format!("{:.1} ms", seconds * 1000.0)
 }
 
@@ -146,7 +169,7 @@ fn peer_row(peer: &Peer, wide: bool) -> Vec<String> {
         peer.handshake_age_seconds.map_or("never".to_owned(), age),
         bytes(peer.rx_bytes),
         bytes(peer.tx_bytes),
-        or_dash(&peer.reason),
+        reason(peer),
     ];
     if wide {
         let round_trip = peer.round_trip_seconds.map(milliseconds);

@@ -2,6 +2,9 @@
 
 mod cluster;
 mod local;
+mod path;
+
+pub(crate) use local::milliseconds;
 
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
@@ -59,6 +62,7 @@ fn source(query: &StatusArguments, is_node: bool) -> Source {
     match (&query.node, &query.socket) {
         (Some(node), _) => Source::Node(node.clone()),
         (None, Some(socket)) => Source::Socket(socket.clone()),
+        (None, None) if query.peer.is_some() => Source::Socket(NODE_SOCKET.into()),
         (None, None) if query.cluster || query.api.is_given() || !is_node => Source::Cluster,
         (None, None) => Source::Socket(NODE_SOCKET.into()),
     }
@@ -69,7 +73,7 @@ async fn ask(query: &StatusArguments, source: &Source) -> anyhow::Result<(String
     match source {
         Source::Cluster => cluster::all(&query.api.client().await?, query.output).await,
         Source::Node(name) => cluster::node(&query.api.client().await?, name, query.output).await,
-        Source::Socket(socket) => local::node(socket, query.output).await,
+        Source::Socket(socket) => local::node(socket, query.peer.as_deref(), query.output).await,
     }
 }
 
@@ -116,6 +120,8 @@ mod tests {
             ("--context lab", Source::Cluster, Source::Cluster),
             ("--kubeconfig /k", Source::Cluster, Source::Cluster),
             ("--node a --context lab", Source::Node("a".to_owned()), Source::Node("a".to_owned())),
+            ("home-1", Source::Socket(NODE_SOCKET.into()), Source::Socket(NODE_SOCKET.into())),
+            ("--socket /s home-1", Source::Socket("/s".into()), Source::Socket("/s".into())),
             ("--socket /s", Source::Socket("/s".into()), Source::Socket("/s".into())),
         ] {
             assert_eq!(source(&parsed(words), true), on_node, "{words}");
@@ -125,9 +131,15 @@ mod tests {
 
     #[test]
     fn what_contradicts_itself_is_refused() {
-        for words in
-            ["--socket /s --cluster", "--socket /s --node a", "--node a --cluster", "--socket /s --context c"]
-        {
+        for words in [
+            "--cluster home-1",
+            "--node a home-1",
+            "--context c home-1",
+            "--socket /s --cluster",
+            "--socket /s --node a",
+            "--node a --cluster",
+            "--socket /s --context c",
+        ] {
             let words = format!("fairlead status {words}");
             let error = Arguments::try_parse_from(words.split_whitespace()).unwrap_err();
             assert_eq!(error.exit_code(), 2, "{words}");
