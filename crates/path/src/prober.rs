@@ -152,7 +152,7 @@ impl Prober {
     pub(crate) fn relay_changed(&mut self, now: Duration, is_up: bool) {
         if is_up {
             // A direct path that is in use needs the relay only when it fails.
-            if !self.session.is_up || !self.current_path().is_some_and(|path| !path.is_relay()) {
+            if !self.session.is_up || self.current_path().is_none_or(Path::is_relay) {
                 self.try_relay(now);
             }
             return;
@@ -309,6 +309,9 @@ impl Prober {
             if let Some(path) = self.paths.iter_mut().find(|path| path.candidate.address == to) {
                 let is_proven = path.is_fresh(now);
                 path.add_pending(now, transaction);
+                if let Some(ping) = &mut self.ping {
+                    ping.add_request(to);
+                }
                 probes.push(Probe { to, transaction, starts_round, is_proven });
             }
         }

@@ -1,6 +1,6 @@
 //! Asks all paths now because an operator wants to know, and remembers what they answer.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -14,8 +14,8 @@ pub(super) struct Ping {
     began: Duration,
     /// Round-trip time of the first answer.
     answers: BTreeMap<SocketAddr, Duration>,
-    /// Requests that the limits of the node held back.
-    held_back: BTreeSet<SocketAddr>,
+    /// What was asked, and how often.
+    asked: BTreeMap<SocketAddr, u32>,
 }
 
 /// A candidate of a peer, and what is known of it.
@@ -45,8 +45,7 @@ pub enum PingOutcome {
 impl Prober {
     /// Asks every path from now on, as if it were new.
     pub(crate) fn ping(&mut self, now: Duration) {
-        let (answers, held_back) = (BTreeMap::new(), BTreeSet::new());
-        self.ping = Some(Box::new(Ping { began: now, answers, held_back }));
+        self.ping = Some(Box::new(Ping { began: now, answers: BTreeMap::new(), asked: BTreeMap::new() }));
         // The peer is asked to try its paths as well: its NAT may let in only what it has sent to.
         self.is_joined = false;
         self.paths.iter_mut().for_each(|path| path.attempt = Some((now, 0)));
@@ -54,8 +53,8 @@ impl Prober {
 
     /// The limits held back a request.
     pub(crate) fn held_back(&mut self, to: SocketAddr) {
-        if let Some(ping) = &mut self.ping {
-            ping.held_back.insert(to);
+        if let Some(asked) = self.ping.as_mut().and_then(|ping| ping.asked.get_mut(&to)) {
+            *asked = asked.saturating_sub(1);
         }
     }
 
@@ -75,6 +74,12 @@ impl Prober {
 }
 
 impl Ping {
+    /// A request is about to be sent.
+    pub(super) fn add_request(&mut self, to: SocketAddr) {
+        let asked = self.asked.entry(to).or_default();
+        *asked = asked.saturating_add(1);
+    }
+
     /// Takes an answer to a request that was sent at `sent`.
     pub(super) fn take_answer(&mut self, from: SocketAddr, sent: Duration, round_trip: Duration) {
         if sent >= self.began {
@@ -85,8 +90,8 @@ impl Ping {
     fn outcome(&self, address: SocketAddr) -> PingOutcome {
         match self.answers.get(&address) {
             Some(round_trip) => PingOutcome::Answered(*round_trip),
-            None if self.held_back.contains(&address) => PingOutcome::HeldBack,
-            None => PingOutcome::Unanswered,
+            None if self.asked.get(&address).is_some_and(|asked| *asked > 0) => PingOutcome::Unanswered,
+            None => PingOutcome::HeldBack,
         }
     }
 }

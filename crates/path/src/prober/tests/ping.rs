@@ -33,6 +33,7 @@ fn an_answer_to_an_earlier_request_is_none_to_the_ping() {
     let earlier = bed.requests();
     bed.now += 50 * MILLISECOND;
     bed.prober.ping(bed.now);
+    assert_eq!(bed.requests().len(), 1);
     assert!(bed.prober.handle_answer(bed.now, public(1), earlier[0].1));
     assert_eq!(outcomes(&bed), [(public(1), false, Some(PingOutcome::Unanswered))]);
 }
@@ -44,8 +45,11 @@ fn what_was_never_sent_is_not_said_to_be_unanswered() {
     let requests = bed.requests();
     bed.prober.held_back(public(1));
     assert_eq!(outcomes(&bed), [(public(1), false, Some(PingOutcome::HeldBack))]);
+    bed.now += 100 * MILLISECOND;
+    assert_eq!(bed.requests().len(), 1);
+    assert_eq!(outcomes(&bed)[0].2, Some(PingOutcome::Unanswered), "one of two was sent");
     assert!(bed.prober.handle_answer(bed.now, public(1), requests[0].1));
-    assert_eq!(outcomes(&bed)[0].2, Some(PingOutcome::Answered(Duration::ZERO)));
+    assert_eq!(outcomes(&bed)[0].2, Some(PingOutcome::Answered(100 * MILLISECOND)));
 }
 
 /// The NAT of the peer may let in only what the peer has sent to.
