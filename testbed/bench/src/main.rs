@@ -15,6 +15,7 @@ mod ipam;
 mod mesh_scale;
 mod nft;
 mod plan;
+mod relay;
 mod release;
 mod report;
 mod statistics;
@@ -36,6 +37,7 @@ Benchmarks (all of them without a name):
   mesh-scale  1,000 and 5,000 peers, 100,000 blocks, and one real node program (ours alone, 15 minutes)
   nft      load prefixes into an nftables set, add and delete one: our netlink and the program nft
   plan     decide the peers of a mesh (ours alone)
+  relay    packets through a relay, and idle clients: ours, derper and iroh-relay (15 minutes)
   tunnel   TCP through WireGuard in user space: embedded and wireguard-go
 
 Options:
@@ -80,6 +82,7 @@ const CASES: &[Case] = &[
     Case { name: mesh_scale::CASE, run: mesh_scale::run },
     Case { name: nft::CASE, run: nft::run },
     Case { name: plan::CASE, run: plan::run },
+    Case { name: relay::CASE, run: relay::run },
     Case { name: tunnel::CASE, run: tunnel::run },
 ];
 
@@ -93,6 +96,11 @@ enum Command {
         names: Vec<String>,
         options: Options,
         json: bool,
+    },
+    /// Load for `fairlead relay` at this address, in a process of its own.
+    RelayLoad {
+        address: String,
+        pairs: usize,
     },
 }
 
@@ -112,6 +120,12 @@ fn parse(arguments: &[String]) -> Result<Command> {
         && first == tunnel::DEVICE_COMMAND
     {
         return Ok(Command::Device(interface.clone()));
+    }
+    if let [first, address, pairs] = arguments
+        && first == relay::LOAD_COMMAND
+    {
+        let pairs = pairs.parse().with_context(|| format!("{pairs:?} is no number"))?;
+        return Ok(Command::RelayLoad { address: address.clone(), pairs });
     }
     let (mut names, mut options, mut json) = (Vec::new(), Options::default(), false);
     let mut arguments = arguments.iter();
@@ -143,6 +157,7 @@ fn run_command(command: Command, arguments: &[String]) -> Result<()> {
     match command {
         Command::Device(interface) => tunnel::run_device(&interface),
         Command::Help => print(HELP),
+        Command::RelayLoad { address, pairs } => relay::run_load(&address, pairs),
         Command::Measure { .. } if cfg!(debug_assertions) => release::become_release_build(arguments),
         Command::Measure { names, options, json } => {
             let measurements = measure(&names, options)?;
@@ -207,7 +222,7 @@ mod tests {
         let message = parsed(&["tunel"]).unwrap_err().to_string();
         assert_eq!(
             message,
-            "unknown benchmark or option \"tunel\": choose from cni, ipam, mesh-scale, nft, plan, tunnel, --quick, --json, --peers and --blocks"
+            "unknown benchmark or option \"tunel\": choose from cni, ipam, mesh-scale, nft, plan, relay, tunnel, --quick, --json, --peers and --blocks"
         );
     }
 

@@ -1,0 +1,115 @@
+//! The relays, and how each and its load are started.
+
+use std::fmt;
+use std::path::Path;
+use std::process::Command;
+
+use super::LOAD_COMMAND;
+use super::peers::Peers;
+
+/// Where every relay listens, in a namespace that has this address. Each has a port of its own.
+pub(super) const RELAY_ADDRESS: &str = "192.0.2.1";
+/// The name of the token that `fairlead relay` asks for.
+pub(super) const TOKEN: &str = "benchmark";
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Subject {
+    Fairlead,
+    Derper,
+    IrohRelay,
+}
+
+/// Files that relays read. Certificate and key are named as derper wants them: by the address.
+pub(super) struct Files<'a> {
+    pub(super) directory: &'a Path,
+}
+
+impl Files<'_> {
+    pub(super) fn certificate(&self) -> std::path::PathBuf {
+        self.directory.join(format!("{RELAY_ADDRESS}.crt"))
+    }
+
+    pub(super) fn key(&self) -> std::path::PathBuf {
+        self.directory.join(format!("{RELAY_ADDRESS}.key"))
+    }
+
+    pub(super) fn tokens(&self) -> std::path::PathBuf {
+        self.directory.join("tokens")
+    }
+}
+
+impl Subject {
+    pub(super) const ALL: [Self; 3] = [Self::Fairlead, Self::Derper, Self::IrohRelay];
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Derper => "derper",
+            Self::Fairlead => "fairlead",
+            Self::IrohRelay => "iroh-relay",
+        }
+    }
+
+    pub(super) fn address(self) -> String {
+        let port = match self {
+            Self::Derper => 444,
+            Self::Fairlead => 443,
+            Self::IrohRelay => 445,
+        };
+        format!("{RELAY_ADDRESS}:{port}")
+    }
+
+    /// The relay, and the arguments of its command.
+    pub(super) fn serve(self, peers: &Peers, files: &Files<'_>, clients: usize) -> Command {
+        let mut command = match self {
+            Self::Derper => Command::new(&peers.derper),
+            Self::Fairlead => Command::new(&peers.fairlead),
+            Self::IrohRelay => Command::new(&peers.iroh_relay),
+        };
+        match self {
+            Self::Derper => command
+                .args(["-a", &self.address(), "-certmode", "manual", "-hostname", RELAY_ADDRESS])
+                .args(["-http-port", "-1", "-stun=false", "-certdir"])
+                .arg(files.directory)
+                .arg("-c")
+                .arg(files.directory.join("derper.json")),
+            Self::Fairlead => command
+                .args(["relay", "--addr", &self.address(), "--name", RELAY_ADDRESS, "--tls-cert-file"])
+                .arg(files.certificate())
+                .arg("--tls-private-key-file")
+                .arg(files.key())
+                .arg("--token-file")
+                .arg(files.tokens())
+                .args(["--max-clients", &clients.max(1).to_string()]),
+            Self::IrohRelay => {
+                command.args(["serve", &self.address()]).arg(files.certificate()).arg(files.key())
+            }
+        };
+        command
+    }
+
+    /// Load for the relay, by its own client.
+    pub(super) fn load(self, peers: &Peers, files: &Files<'_>, pairs: usize) -> Command {
+        let mut command = match self {
+            Self::Derper => Command::new(&peers.derper_load),
+            Self::Fairlead => Command::new(&peers.fairlead_load),
+            Self::IrohRelay => Command::new(&peers.iroh_relay),
+        };
+        match self {
+            Self::Derper => {}
+            Self::Fairlead => {
+                command.arg(LOAD_COMMAND);
+            }
+            Self::IrohRelay => {
+                command.arg("load");
+            }
+        }
+        command.args([&self.address(), &pairs.to_string()]).env("SSL_CERT_FILE", files.certificate());
+        command
+    }
+}
+
+impl fmt::Display for Subject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
