@@ -197,6 +197,7 @@ impl Node {
             node: settings.node.clone(),
             keys,
             preference: settings.wireguard.into(),
+            state_directory: settings.state_dir.clone(),
             handover: handover::socket(&settings.state_dir),
             nodes: Arc::clone(&caches.nodes),
             meshes: Arc::clone(&caches.meshes),

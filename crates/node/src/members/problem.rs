@@ -5,6 +5,14 @@ use fairlead_api::wireguard::InvalidKey;
 /// A part of an object that was left out. `Display` is a sentence for users.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SourceProblem {
+    /// No source has answered since the start of this program, which uses what it saved before.
+    #[error(
+        "the API server has not answered since this program started: the mesh is as it was known at {saved}"
+    )]
+    ApiServerSilent {
+        /// When it was saved.
+        saved: String,
+    },
     /// An allowed prefix of a peer.
     #[error("WireKubePeer {peer}: allowedIPs entry {entry:?} is no CIDR; correct it")]
     InvalidAllowedIp {
@@ -86,7 +94,8 @@ impl SourceProblem {
             Self::InvalidAllowedIp { peer, .. }
             | Self::InvalidPeerEndpoint { peer, .. }
             | Self::InvalidPublicKey { peer, .. } => Some(peer),
-            Self::InvalidEndpoint { .. }
+            Self::ApiServerSilent { .. }
+            | Self::InvalidEndpoint { .. }
             | Self::InvalidExcludedCidr { .. }
             | Self::InvalidKeepalive { .. }
             | Self::InvalidRelay { .. }
@@ -97,6 +106,7 @@ impl SourceProblem {
     /// One word for conditions, Events and metrics.
     pub fn reason(&self) -> &'static str {
         match self {
+            Self::ApiServerSilent { .. } => "APIServerSilent",
             Self::InvalidAllowedIp { .. } => "InvalidAllowedIP",
             Self::InvalidEndpoint { .. } | Self::InvalidPeerEndpoint { .. } => "InvalidEndpoint",
             Self::InvalidExcludedCidr { .. } => "InvalidExcludedCIDR",

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use fairlead_address::Endpoint;
 use fairlead_api::resources::WireKubeMesh;
@@ -18,6 +19,7 @@ use tokio::sync::watch;
 use super::names::Names;
 use super::port_mapping::PortMappings;
 use super::problem::MeshFailure;
+use super::saved::{Facts, StateFile, Unsaved};
 use super::settings::MeshSettings;
 use crate::members::{self, MemberSource, SourceProblem, annotations, nodes};
 
@@ -60,6 +62,7 @@ pub(super) struct InputReader {
     api_server: watch::Receiver<Option<Vec<SocketAddr>>>,
     port_mappings: watch::Receiver<PortMappings>,
     names: Names,
+    saved: Saved,
     node_changed: watch::Receiver<u64>,
     mesh_changed: watch::Receiver<u64>,
 }
@@ -76,9 +79,49 @@ impl Inputs {
     }
 }
 
+/// How long the API server may take to answer after the start, before what was saved is used: where it answers, a device that was
+/// adopted is never brought back to older facts.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// What was saved, and what is to be.
+struct Saved {
+    file: StateFile,
+    started: Instant,
+    /// From the file; `None` until it is needed, and again once it is not.
+    facts: Option<Facts>,
+    /// The file was read.
+    is_read: bool,
+    /// The inputs of the last [`InputReader::read`] were those of the cluster.
+    is_live: bool,
+    unsaved: watch::Sender<Option<Unsaved>>,
+}
+
+impl Saved {
+    fn new(file: StateFile) -> Self {
+        let unsaved = watch::Sender::new(None);
+        Self { file, started: Instant::now(), facts: None, is_read: false, is_live: false, unsaved }
+    }
+
+    /// What was saved by an earlier run, once the API server has had its time.
+    fn facts(&mut self, now: Instant) -> Option<Facts> {
+        if now.saturating_duration_since(self.started) < PATIENCE {
+            return None;
+        }
+        if !std::mem::replace(&mut self.is_read, true) {
+            match self.file.read() {
+                Ok(facts) => self.facts = facts,
+                Err(error) => {
+                    tracing::warn!(error = %format!("{error:#}"), "nothing is known of the mesh until the API server answers")
+                }
+            }
+        }
+        self.facts.clone()
+    }
+}
+
 impl InputReader {
     pub(super) fn new(
-        (node, public_key): (String, PublicKey),
+        file: StateFile,
         nodes: Arc<Cache<Node>>,
         meshes: Arc<Cache<WireKubeMesh>>,
         sources: Vec<Box<dyn MemberSource>>,
@@ -91,8 +134,9 @@ impl InputReader {
         mesh_changed.mark_unchanged();
         let names = Names::default();
         Self {
-            node,
-            public_key,
+            node: file.node.clone(),
+            public_key: file.public_key,
+            saved: Saved::new(file),
             nodes,
             meshes,
             sources,
@@ -116,11 +160,26 @@ impl InputReader {
         }
     }
 
-    /// The inputs as they are.
+    /// The inputs as they are, or, while the API server has not answered at all, as they were saved.
     ///
     /// # Errors
     /// There is no mesh, or something has not answered yet.
-    pub(super) fn read(&mut self) -> Result<Inputs, MeshFailure> {
+    pub(super) fn read(&mut self, now: Instant) -> Result<Inputs, MeshFailure> {
+        let (facts, is_live) = match self.facts() {
+            Err(MeshFailure::WaitingForApiServer) => {
+                (self.saved.facts(now).ok_or(MeshFailure::WaitingForApiServer)?, false)
+            }
+            facts => (facts?, true),
+        };
+        self.saved.is_live = is_live;
+        if is_live {
+            (self.saved.facts, self.saved.is_read) = (None, true);
+        }
+        Ok(self.inputs(facts))
+    }
+
+    /// What the cluster says.
+    fn facts(&mut self) -> Result<Facts, MeshFailure> {
         let has_sources = self.sources.iter().all(|source| source.is_ready());
         if !(has_sources && self.meshes.is_ready() && self.nodes.is_ready()) {
             return Err(self.unanswered());
@@ -130,30 +189,48 @@ impl InputReader {
         let mesh = super::selected(&self.meshes).ok_or(MeshFailure::NoMesh)?;
         let node = self.nodes.store.get(&ObjectRef::new(&self.node));
         let node = node.ok_or_else(|| MeshFailure::NodeNotFound(self.node.clone()))?;
-        let settings = MeshSettings::parse(&mesh, &mut problems);
-        let claims = claims(&settings, &node);
+        let claims = claims(&MeshSettings::parse(&mesh, &mut Vec::new()), &node);
         let own = self.own_record(&claims);
         let members = members::merged(&mut self.sources, Some(own), &mut problems);
         let members = members.ok_or(MeshFailure::WaitingForApiServer)?;
+        Ok(Facts { mesh, node, members, api_server, problems })
+    }
+
+    fn inputs(&mut self, facts: Facts) -> Inputs {
+        let Facts { mesh, node, members, api_server, mut problems } = facts;
+        let settings = MeshSettings::parse(&mesh, &mut problems);
         let manual = annotations::manual_endpoint(&node, &mut problems);
         let keepalive = annotations::keepalive(&node, &mut problems);
         let others = members.iter().filter(|member| member.name != self.node);
         let manual_of_others = others.filter_map(|member| member.endpoints.manual.as_ref());
         let resolved = self.names.resolve(manual_of_others.chain(&settings.stun_servers));
-        Ok(Inputs {
+        Inputs {
             node: self.node.clone(),
             public_key: self.public_key,
+            claims: claims(&settings, &node),
             settings,
             members,
             node_addresses: nodes::addresses(&node, nodes::ANY),
-            claims,
             api_server,
             manual,
             keepalive,
             resolved,
             port_mappings: self.port_mappings.borrow_and_update().clone(),
             problems,
-        })
+        }
+    }
+
+    /// Where [`Self::save`] puts what is to be written.
+    pub(super) fn unsaved(&self) -> watch::Receiver<Option<Unsaved>> {
+        self.saved.unsaved.subscribe()
+    }
+
+    /// Lets the inputs that were read last be saved, unless they come from the file.
+    pub(super) fn save(&self, inputs: &Arc<Inputs>) {
+        let node = self.nodes.store.get(&ObjectRef::new(&self.node)).filter(|_| self.saved.is_live);
+        if let (Some(mesh), Some(node)) = (super::selected(&self.meshes), node) {
+            self.saved.unsaved.send_replace(Some(Unsaved { mesh, node, inputs: Arc::clone(inputs) }));
+        }
     }
 
     /// Whether it is known which meshes there are.

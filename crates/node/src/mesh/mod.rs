@@ -24,6 +24,7 @@ pub mod relay;
 pub mod relay_reason;
 pub mod report;
 mod run;
+mod saved;
 pub mod settings;
 #[cfg(test)]
 mod tests;
@@ -56,6 +57,7 @@ use self::publisher::{Publication, Publisher};
 use self::reconciler::{DeviceSlot, Mesh};
 use self::relay::{RelayLink, RelayView};
 use self::report::Report;
+use self::saved::StateFile;
 use crate::ipam::cached_block::CachedBlock;
 use crate::kernel_watch::KernelWatch;
 use crate::members::MemberSource;
@@ -77,6 +79,8 @@ pub struct MeshDeps {
     pub keys: (PrivateKey, PublicKey),
     /// Which WireGuard to use.
     pub preference: Preference,
+    /// Where what the cluster says is saved.
+    pub state_directory: PathBuf,
     /// Where devices inside processes are handed from one program to the next.
     pub handover: PathBuf,
     /// This node's own object.
@@ -106,7 +110,7 @@ pub fn start(deps: MeshDeps, supervisor: &mut Supervisor) -> MeshHandle {
     let (private_key, public_key) = deps.keys;
     let sources: Vec<Box<dyn MemberSource>> =
         vec![Box::new(Kubernetes::of_mesh(Arc::clone(&deps.peers), deps.blocks))];
-    let identity = (deps.node.clone(), public_key);
+    let file = StateFile { directory: deps.state_directory, node: deps.node.clone(), public_key };
     let meshes = Arc::clone(&deps.meshes);
     let (found, port_mappings) = watch::channel(PortMappings::default());
     let port_mapping = PortMappingTask {
@@ -116,7 +120,7 @@ pub fn start(deps: MeshDeps, supervisor: &mut Supervisor) -> MeshHandle {
         found,
     };
     let reader = InputReader::new(
-        identity,
+        file.clone(),
         Arc::clone(&deps.nodes),
         deps.meshes,
         sources,
@@ -150,6 +154,7 @@ pub fn start(deps: MeshDeps, supervisor: &mut Supervisor) -> MeshHandle {
     subsystem.spawn("publisher", publisher.run(reports.subscribe()));
     subsystem.spawn("relay", relay.run());
     subsystem.spawn("port mapping", port_mapping.run());
+    subsystem.spawn("saved state", file.keep(reader.unsaved()));
     let (stopped, device) = oneshot::channel();
     let running = Arc::clone(&reports);
     let kernel = deps.kernel.subscribe(run::concerns);

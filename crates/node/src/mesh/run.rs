@@ -190,11 +190,12 @@ impl Schedule {
             (Wake::Sweep, Some(inputs)) => return Some(Work::Reconcile(Arc::clone(inputs))),
             (Wake::Change, _) | (Wake::Sweep, None) => {}
         }
-        match reader.read() {
+        match reader.read(Instant::now()) {
             // Nodes write to their objects all the time; most of it concerns no other node.
             Ok(inputs) if self.failures == 0 && self.inputs.as_deref() == Some(&inputs) => None,
             Ok(inputs) => {
                 let inputs = Arc::new(inputs);
+                reader.save(&inputs);
                 self.inputs = Some(Arc::clone(&inputs));
                 Some(Work::Reconcile(inputs))
             }

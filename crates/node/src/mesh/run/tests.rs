@@ -1,4 +1,4 @@
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -20,6 +20,7 @@ use crate::members::{MemberSource, SourceProblem};
 use crate::mesh::desired::tests::{key, member};
 use crate::mesh::port_mapping::PortMappings;
 use crate::mesh::reconciler::DeviceSlot;
+use crate::mesh::saved::StateFile;
 use crate::mesh::tests::{FakeKernel, Shared, paths};
 
 /// A source in memory that counts how often it is read.
@@ -65,6 +66,10 @@ struct Cluster {
 
 impl Cluster {
     async fn new() -> (Self, InputReader) {
+        Self::with_state_in(Path::new("/nonexistent")).await
+    }
+
+    async fn with_state_in(directory: &Path) -> (Self, InputReader) {
         let mut watches = Supervisor::default();
         let node = serde_json::json!({ "metadata": { "name": "node-0001" } });
         let node: Node = serde_json::from_value(node).unwrap();
@@ -75,9 +80,8 @@ impl Cluster {
         let (changed, changes) = watch::channel(());
         let (api_server, endpoints) = watch::channel(Some(Vec::new()));
         let source = CountedSource { members: Arc::clone(&members), reads: Arc::clone(&reads), changes };
-        let identity = ("node-0001".to_owned(), key(1));
         let reader = InputReader::new(
-            identity,
+            state_file(directory),
             nodes,
             Arc::clone(&meshes),
             vec![Box::new(source)],
@@ -99,6 +103,10 @@ impl Cluster {
     fn reads(&self) -> usize {
         self.reads.load(Ordering::Relaxed)
     }
+}
+
+fn state_file(directory: &Path) -> StateFile {
+    StateFile { directory: directory.to_owned(), node: "node-0001".to_owned(), public_key: key(1) }
 }
 
 fn mesh() -> WireKubeMesh {
@@ -251,4 +259,27 @@ async fn timers_of_paths_read_no_objects_plan_nothing_and_dump_nothing() {
     assert_eq!((mesh.plans, kernel.applied.len()), (2, 2));
     assert_eq!(kernel.mesh_reads, kernel.networks_read, "only reconciliation dumps anything");
     assert!(kernel.networks_read > before && reports.snapshot().failure.is_none());
+}
+
+#[tokio::test]
+async fn without_the_api_server_the_mesh_is_as_it_was_saved() {
+    let directory = tempfile::tempdir().unwrap();
+    let now = Instant::now();
+    let (_before, mut reader) = Cluster::with_state_in(directory.path()).await;
+    let live = Arc::new(reader.read(now).unwrap());
+    reader.save(&live);
+    let unsaved = reader.unsaved().borrow().clone().unwrap();
+    state_file(directory.path()).write(&unsaved, jiff::Timestamp::UNIX_EPOCH).unwrap();
+
+    let (cluster, mut reader) = Cluster::with_state_in(directory.path()).await;
+    cluster.api_server.send_replace(None);
+    assert_eq!(reader.read(now), Err(MeshFailure::WaitingForApiServer), "it may be about to answer");
+    let later = Instant::now() + Duration::from_secs(4);
+    let saved = reader.read(later).unwrap();
+    assert_eq!((&saved.members, &saved.settings), (&live.members, &live.settings));
+    assert!(matches!(saved.problems[..], [SourceProblem::ApiServerSilent { .. }]), "{:?}", saved.problems);
+    reader.save(&Arc::new(saved));
+    assert!(reader.unsaved().borrow().is_none(), "it would be saved as current");
+    cluster.api_server.send_replace(Some(Vec::new()));
+    assert_eq!(reader.read(later).as_ref(), Ok(&*live));
 }

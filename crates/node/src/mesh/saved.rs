@@ -1,0 +1,243 @@
+//! What the cluster said last, in a file: with it the mesh comes up again while the API server does not answer, after a reboot or
+//! a crash of this program.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, BufWriter, Read as _, Write as _};
+use std::net::{IpAddr, SocketAddr};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use fairlead_api::resources::WireKubeMesh;
+use fairlead_api::wireguard::PublicKey;
+use fairlead_topology::{Endpoints, Member, Since};
+use ipnet::IpNet;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Node, NodeStatus};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
+use tokio::time::sleep;
+
+use super::inputs::Inputs;
+use crate::members::SourceProblem;
+
+/// Name of the file in the state directory.
+const FILE: &str = "mesh.json";
+/// The format; a file of another one is not read.
+const VERSION: u32 = 1;
+/// Longer files are not read: ten times what 5,000 members take.
+const MAX_LENGTH: u64 = 64 << 20;
+/// Least pause between two writes, and for each member: flash memory wears out.
+const MIN_PAUSE: Duration = Duration::from_secs(5);
+const PAUSE_PER_MEMBER: Duration = Duration::from_millis(100);
+
+/// What the cluster says of the mesh, unmerged with what this host says.
+#[derive(Debug, Clone)]
+pub(super) struct Facts {
+    /// The mesh resource.
+    pub(super) mesh: Arc<WireKubeMesh>,
+    /// This node's object; from the file without what the mesh does not need.
+    pub(super) node: Arc<Node>,
+    /// All members, this node included.
+    pub(super) members: Vec<Member>,
+    /// TCP endpoints of the API server.
+    pub(super) api_server: Vec<SocketAddr>,
+    /// What could not be read.
+    pub(super) problems: Vec<SourceProblem>,
+}
+
+/// What [`StateFile::keep`] writes.
+#[derive(Debug, Clone)]
+pub(super) struct Unsaved {
+    pub(super) mesh: Arc<WireKubeMesh>,
+    pub(super) node: Arc<Node>,
+    /// Has the rest.
+    pub(super) inputs: Arc<Inputs>,
+}
+
+/// The file of one node.
+#[derive(Debug, Clone)]
+pub(super) struct StateFile {
+    pub(super) directory: PathBuf,
+    /// Whose facts these are: a state directory may have been copied.
+    pub(super) node: String,
+    pub(super) public_key: PublicKey,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Content {
+    version: u32,
+    saved: Timestamp,
+    node: String,
+    public_key: String,
+    mesh: WireKubeMesh,
+    node_object: Node,
+    members: Vec<SavedMember>,
+    api_server: Vec<SocketAddr>,
+}
+
+/// A [`Member`].
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct SavedMember {
+    name: String,
+    public_key: Option<String>,
+    claims: Vec<IpNet>,
+    blocks: Vec<IpNet>,
+    addresses: Option<Vec<IpAddr>>,
+    manual: Option<String>,
+    preferred: Option<SocketAddr>,
+    host: Vec<SocketAddr>,
+    reflexive: Vec<SocketAddr>,
+    sightings: BTreeMap<String, (String, SocketAddr)>,
+    persistent_keepalive: Option<u16>,
+    since: Option<(i64, String)>,
+}
+
+impl From<&Member> for SavedMember {
+    fn from(member: &Member) -> Self {
+        let Member { name, public_key, claims, blocks, addresses, endpoints, persistent_keepalive, since } =
+            member.clone();
+        let Endpoints { manual, preferred, host, reflexive, sightings } = endpoints;
+        let text = |(key, endpoint): (PublicKey, SocketAddr)| (key.to_string(), endpoint);
+        Self {
+            name,
+            public_key: public_key.map(|key| key.to_string()),
+            claims,
+            blocks,
+            addresses,
+            manual: manual.map(|endpoint| endpoint.to_string()),
+            preferred,
+            host,
+            reflexive,
+            sightings: sightings.into_iter().map(|(name, seen)| (name, text(seen))).collect(),
+            persistent_keepalive,
+            since: since.map(|since| (since.created, since.uid)),
+        }
+    }
+}
+
+impl TryFrom<SavedMember> for Member {
+    type Error = anyhow::Error;
+
+    fn try_from(saved: SavedMember) -> Result<Self> {
+        let parsed = |(name, (key, endpoint)): (String, (String, SocketAddr))| {
+            Ok((name, (key.parse::<PublicKey>()?, endpoint)))
+        };
+        Ok(Self {
+            name: saved.name,
+            public_key: saved.public_key.map(|key| key.parse()).transpose()?,
+            claims: saved.claims,
+            blocks: saved.blocks,
+            addresses: saved.addresses,
+            endpoints: Endpoints {
+                manual: saved.manual.map(|endpoint| endpoint.parse()).transpose()?,
+                preferred: saved.preferred,
+                host: saved.host,
+                reflexive: saved.reflexive,
+                sightings: saved.sightings.into_iter().map(parsed).collect::<Result<_>>()?,
+            },
+            persistent_keepalive: saved.persistent_keepalive,
+            since: saved.since.map(|(created, uid)| Since { created, uid }),
+        })
+    }
+}
+
+/// What the mesh reads of this node's object.
+fn needed(node: &Node) -> Node {
+    let metadata = ObjectMeta {
+        name: node.metadata.name.clone(),
+        annotations: node.metadata.annotations.clone(),
+        ..ObjectMeta::default()
+    };
+    let addresses = node.status.as_ref().and_then(|status| status.addresses.clone());
+    Node { metadata, status: Some(NodeStatus { addresses, ..NodeStatus::default() }), ..Node::default() }
+}
+
+impl StateFile {
+    fn path(&self) -> PathBuf {
+        self.directory.join(FILE)
+    }
+
+    /// What was written last; `None` if there is no file.
+    ///
+    /// # Errors
+    /// The file cannot be read, or is not of this node. It is left as it is, and replaced by the next [`Self::write`].
+    pub(super) fn read(&self) -> Result<Option<Facts>> {
+        let path = self.path();
+        let what = || format!("cannot use {}", path.display());
+        let file = match File::open(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            file => file.with_context(what)?,
+        };
+        let mut bytes = Vec::new();
+        file.take(MAX_LENGTH).read_to_end(&mut bytes).with_context(what)?;
+        self.parse(&bytes).with_context(what).map(Some)
+    }
+
+    fn parse(&self, bytes: &[u8]) -> Result<Facts> {
+        let content: Content = serde_json::from_slice(bytes)?;
+        ensure!(content.version == VERSION, "it has format {}, not {VERSION}", content.version);
+        let is_ours = content.node == self.node && content.public_key == self.public_key.to_string();
+        ensure!(is_ours, "it is of node {} with key {}", content.node, content.public_key);
+        let members = content.members.into_iter().map(Member::try_from);
+        Ok(Facts {
+            mesh: Arc::new(content.mesh),
+            node: Arc::new(content.node_object),
+            members: members.collect::<Result<_>>()?,
+            api_server: content.api_server,
+            problems: vec![SourceProblem::ApiServerSilent { saved: content.saved.to_string() }],
+        })
+    }
+
+    /// Replaces the file; after a crash it is the old or the new one.
+    ///
+    /// # Errors
+    /// The file system refuses.
+    pub(super) fn write(&self, unsaved: &Unsaved, now: Timestamp) -> Result<()> {
+        let Unsaved { mesh, node, inputs } = unsaved;
+        let content = Content {
+            version: VERSION,
+            saved: now,
+            node: self.node.clone(),
+            public_key: self.public_key.to_string(),
+            mesh: (**mesh).clone(),
+            node_object: needed(node),
+            members: inputs.members.iter().map(SavedMember::from).collect(),
+            api_server: inputs.api_server.clone(),
+        };
+        let (path, temporary) = (self.path(), self.directory.join(format!("{FILE}.new")));
+        // Left by a crash between writing and renaming.
+        let _ = fs::remove_file(&temporary);
+        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
+        let mut file = BufWriter::new(file);
+        serde_json::to_writer(&mut file, &content)?;
+        file.flush()?;
+        file.get_ref().sync_all()?;
+        Ok(fs::rename(&temporary, path)?)
+    }
+
+    /// Writes what comes, the newest only, and not too often. Runs until it is dropped.
+    pub(super) async fn keep(self, mut news: watch::Receiver<Option<Unsaved>>) {
+        while news.changed().await.is_ok() {
+            let Some(current) = news.borrow_and_update().clone() else { continue };
+            let members = u32::try_from(current.inputs.members.len()).unwrap_or(u32::MAX);
+            let file = self.clone();
+            let written = tokio::task::spawn_blocking(move || file.write(&current, Timestamp::now())).await;
+            if let Ok(Err(error)) = written {
+                let path = self.path();
+                tracing::warn!(path = %path.display(), error = %format!("{error:#}"), "cannot save what the cluster says of the mesh");
+            }
+            sleep(MIN_PAUSE.max(PAUSE_PER_MEMBER.saturating_mul(members))).await;
+        }
+        std::future::pending().await
+    }
+}
+
+#[cfg(test)]
+mod tests;

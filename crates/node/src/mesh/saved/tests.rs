@@ -1,0 +1,79 @@
+use std::os::unix::fs::PermissionsExt as _;
+
+use fairlead_topology::Since;
+
+use super::*;
+use crate::mesh::desired::tests::{inputs, key, member};
+
+fn unsaved() -> Unsaved {
+    let mesh = serde_json::json!({
+        "apiVersion": "wirekube.io/v1alpha1", "kind": "WireKubeMesh",
+        "metadata": { "name": "default" }, "spec": { "listenPort": 51821 },
+    });
+    let node = serde_json::json!({
+        "metadata": { "name": "node-0001", "labels": { "not": "needed" }, "annotations": { "wirekube.io/endpoint": "192.0.2.9:1" } },
+        "status": { "addresses": [{ "type": "InternalIP", "address": "10.0.0.1" }], "images": [{ "names": ["many"] }] },
+    });
+    let mut third = member(3);
+    third.endpoints.manual = "gate.example:51820".parse().ok();
+    third.endpoints.sightings.insert("node-0002".to_owned(), (key(2), "198.51.100.2:9".parse().unwrap()));
+    third.since = Some(Since { created: 7, uid: "u".to_owned() });
+    third.persistent_keepalive = Some(11);
+    Unsaved {
+        mesh: Arc::new(serde_json::from_value(mesh).unwrap()),
+        node: Arc::new(serde_json::from_value(node).unwrap()),
+        inputs: Arc::new(inputs([member(1), member(2), third])),
+    }
+}
+
+fn file(directory: &std::path::Path) -> StateFile {
+    StateFile { directory: directory.to_owned(), node: "node-0001".to_owned(), public_key: key(1) }
+}
+
+#[test]
+fn what_is_written_is_read_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = file(directory.path());
+    assert!(file.read().unwrap().is_none());
+    let unsaved = unsaved();
+    for seconds in [1, 2] {
+        file.write(&unsaved, Timestamp::from_second(seconds).unwrap()).unwrap();
+    }
+    let facts = file.read().unwrap().unwrap();
+    assert_eq!(facts.members, unsaved.inputs.members);
+    assert_eq!(facts.api_server, unsaved.inputs.api_server);
+    assert_eq!(facts.mesh.spec, unsaved.mesh.spec);
+    assert_eq!(facts.node.metadata.annotations, unsaved.node.metadata.annotations);
+    assert!(facts.node.metadata.labels.is_none(), "as little as the mesh needs");
+    let [problem] = &facts.problems[..] else { panic!("{:?}", facts.problems) };
+    assert!(problem.to_string().contains("1970-01-01T00:00:02Z"), "{problem}");
+    let entries: Vec<_> =
+        fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
+    assert_eq!(entries, [file.path()]);
+    assert_eq!(fs::metadata(file.path()).unwrap().permissions().mode() & 0o777, 0o600);
+}
+
+#[test]
+fn a_file_of_another_node_or_format_is_not_used() {
+    let directory = tempfile::tempdir().unwrap();
+    let ours = file(directory.path());
+    ours.write(&unsaved(), Timestamp::UNIX_EPOCH).unwrap();
+    for other in [
+        StateFile { node: "node-0002".to_owned(), ..ours.clone() },
+        StateFile { public_key: key(2), ..ours.clone() },
+    ] {
+        let error = format!("{:#}", other.read().unwrap_err());
+        assert!(error.contains("mesh.json: it is of node node-0001 with key"), "{error}");
+    }
+    let text = fs::read_to_string(ours.path()).unwrap();
+    for (content, expected) in [
+        (text.replace("\"version\":1", "\"version\":2"), "format 2"),
+        (text.replace(&key(2).to_string(), "no key"), "key"),
+        (text[..text.len() / 2].to_owned(), "EOF"),
+        (String::new(), "EOF"),
+    ] {
+        fs::write(ours.path(), content).unwrap();
+        let error = format!("{:#}", ours.read().unwrap_err());
+        assert!(error.contains(expected), "{error}");
+    }
+}
