@@ -233,6 +233,12 @@ impl InputReader {
         }
     }
 
+    /// There is no mesh: nothing of it stays in the file.
+    pub(super) fn forget(&self) {
+        self.saved.unsaved.send_replace(None);
+        self.saved.file.remove();
+    }
+
     /// Whether it is known which meshes there are.
     pub(super) fn has_meshes_listed(&self) -> bool {
         self.meshes.is_ready()

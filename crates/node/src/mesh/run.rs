@@ -206,6 +206,9 @@ impl Schedule {
                 let disables =
                     failure == MeshFailure::NoMesh && reader.has_meshes_listed() && !self.is_disabled;
                 reports.fail(failure);
+                if disables {
+                    reader.forget();
+                }
                 disables.then_some(Work::Disable)
             }
         }

@@ -222,6 +222,17 @@ impl StateFile {
         Ok(fs::rename(&temporary, path)?)
     }
 
+    /// Removes the file: this node is in no mesh.
+    pub(super) fn remove(&self) {
+        let path = self.path();
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                tracing::warn!(path = %path.display(), %error, "cannot remove what was saved of the mesh");
+            }
+            _ => {}
+        }
+    }
+
     /// Writes what comes, the newest only, and not too often. Runs until it is dropped.
     pub(super) async fn keep(self, mut news: watch::Receiver<Option<Unsaved>>) {
         while news.changed().await.is_ok() {

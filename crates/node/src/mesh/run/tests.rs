@@ -282,4 +282,6 @@ async fn without_the_api_server_the_mesh_is_as_it_was_saved() {
     assert!(reader.unsaved().borrow().is_none(), "it would be saved as current");
     cluster.api_server.send_replace(Some(Vec::new()));
     assert_eq!(reader.read(later).as_ref(), Ok(&*live));
+    reader.forget();
+    assert!(state_file(directory.path()).read().unwrap().is_none());
 }
