@@ -95,6 +95,7 @@ struct SavedMember {
     host: Vec<SocketAddr>,
     reflexive: Vec<SocketAddr>,
     sightings: BTreeMap<String, (String, SocketAddr)>,
+    is_nat_symmetric: bool,
     persistent_keepalive: Option<u16>,
     since: Option<(i64, String)>,
 }
@@ -103,7 +104,7 @@ impl From<&Member> for SavedMember {
     fn from(member: &Member) -> Self {
         let Member { name, public_key, claims, blocks, addresses, endpoints, persistent_keepalive, since } =
             member.clone();
-        let Endpoints { manual, preferred, host, reflexive, sightings } = endpoints;
+        let Endpoints { manual, preferred, host, reflexive, sightings, is_nat_symmetric } = endpoints;
         let text = |(key, endpoint): (PublicKey, SocketAddr)| (key.to_string(), endpoint);
         Self {
             name,
@@ -116,6 +117,7 @@ impl From<&Member> for SavedMember {
             host,
             reflexive,
             sightings: sightings.into_iter().map(|(name, seen)| (name, text(seen))).collect(),
+            is_nat_symmetric,
             persistent_keepalive,
             since: since.map(|since| (since.created, since.uid)),
         }
@@ -141,6 +143,7 @@ impl TryFrom<SavedMember> for Member {
                 host: saved.host,
                 reflexive: saved.reflexive,
                 sightings: saved.sightings.into_iter().map(parsed).collect::<Result<_>>()?,
+                is_nat_symmetric: saved.is_nat_symmetric,
             },
             persistent_keepalive: saved.persistent_keepalive,
             since: saved.since.map(|(created, uid)| Since { created, uid }),

@@ -19,6 +19,7 @@ fn unsaved() -> Unsaved {
     third.endpoints.sightings.insert("node-0002".to_owned(), (key(2), "198.51.100.2:9".parse().unwrap()));
     third.since = Some(Since { created: 7, uid: "u".to_owned() });
     third.persistent_keepalive = Some(11);
+    third.endpoints.is_nat_symmetric = true;
     Unsaved {
         mesh: Arc::new(serde_json::from_value(mesh).unwrap()),
         node: Arc::new(serde_json::from_value(node).unwrap()),
