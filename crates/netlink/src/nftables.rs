@@ -21,7 +21,7 @@ mod expression;
 mod messages;
 
 pub(crate) use dump::count;
-pub use dump::{generation, read};
+pub use dump::{exists, generation, read};
 pub use expression::{
     AddressEnd, Comparison, DestinationType, Expression, Header, Meta, TCP_MAXIMUM_SEGMENT, TcpOption,
 };
@@ -52,6 +52,10 @@ pub struct Chain {
 /// Where a chain sees packets, and what changing them there means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Hook {
+    /// `type filter hook input`: packets for this host, after they were routed.
+    FilterInput,
+    /// `type filter hook output`: packets of this host.
+    FilterOutput,
     /// `type filter hook prerouting`: packets that came in, before they are routed.
     FilterPrerouting,
     /// `type nat hook postrouting`: the first packet of each connection that leaves.
@@ -63,15 +67,17 @@ pub enum Hook {
 impl Hook {
     const fn kind(self) -> &'static str {
         match self {
-            Self::FilterPrerouting => "filter",
+            Self::FilterInput | Self::FilterOutput | Self::FilterPrerouting => "filter",
             Self::NatPostrouting => "nat",
             Self::RouteOutput => "route",
         }
     }
 
-    /// `NF_INET_PRE_ROUTING`, `NF_INET_LOCAL_OUT`, `NF_INET_POST_ROUTING`
+    /// `NF_INET_PRE_ROUTING`, `NF_INET_LOCAL_IN`, `NF_INET_LOCAL_OUT`, `NF_INET_POST_ROUTING`
     const fn number(self) -> u32 {
         match self {
+            Self::FilterInput => 1,
+            Self::FilterOutput => 3,
             Self::FilterPrerouting => 0,
             Self::NatPostrouting => 4,
             Self::RouteOutput => 3,

@@ -25,13 +25,7 @@ const GENERATION_ID: u16 = 1;
 /// # Errors
 /// The kernel refuses (no nftables, no right), or its answer cannot be decoded.
 pub fn read(socket: &mut Socket, name: &str) -> Result<Option<TableState>> {
-    let what = format!("read table inet {name}");
-    let request = request(libc::NFT_MSG_GETTABLE, &what, |m| m.text(table::NAME, name))?;
-    let flags = match socket.ask(&request) {
-        Ok(replies) => explain(&what, replies.first().map_or(Ok(0), table_flags))?,
-        Err(Error::Refused { errno: libc::ENOENT, .. }) => return Ok(None),
-        Err(error) => return Err(error),
-    };
+    let Some(flags) = flags(socket, name)? else { return Ok(None) };
     let sets = read_sets(socket, name)?;
     let chains = read_chains(socket, name)?;
     let mut elements = BTreeMap::new();
@@ -41,6 +35,25 @@ pub fn read(socket: &mut Socket, name: &str) -> Result<Option<TableState>> {
         }
     }
     Ok(Some(TableState { shape: TableShape { flags, sets, chains }, sets: elements }))
+}
+
+/// Whether there is a table of family `inet` of this name: one short request, however much is in the kernel's tables.
+///
+/// # Errors
+/// As [`read`].
+pub fn exists(socket: &mut Socket, name: &str) -> Result<bool> {
+    flags(socket, name).map(|flags| flags.is_some())
+}
+
+/// `None` when there is no table of this name.
+fn flags(socket: &mut Socket, name: &str) -> Result<Option<u32>> {
+    let what = format!("read table inet {name}");
+    let request = request(libc::NFT_MSG_GETTABLE, &what, |m| m.text(table::NAME, name))?;
+    match socket.ask(&request) {
+        Ok(replies) => explain(&what, replies.first().map_or(Ok(0), table_flags)).map(Some),
+        Err(Error::Refused { errno: libc::ENOENT, .. }) => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 /// The generation of all nftables tables of this network namespace: a number that every change of any of them increments

@@ -19,6 +19,8 @@ const PROTOCOL_IPV4: u8 = 2;
 const PROTOCOL_IPV6: u8 = 10;
 /// `NFT_EXTHDR_OP_TCPOPT`
 const TCP_OPTION: u32 = 1;
+/// `NFT_PAYLOAD_CSUM_INET`
+const CHECKSUM_INTERNET: u32 = 1;
 /// `NFT_FIB_RESULT_ADDRTYPE`
 const FIB_RESULT_ADDRESS_TYPE: u32 = 3;
 /// `NFTA_FIB_F_DADDR`
@@ -159,6 +161,18 @@ pub enum Expression {
         /// Number of bytes, at most 16.
         length: u32,
     },
+    /// Overwrites bytes of the packet with what was loaded.
+    StorePayload {
+        /// Where `offset` counts from.
+        header: Header,
+        /// First byte.
+        offset: u32,
+        /// Number of bytes, as many as were loaded.
+        length: u32,
+        /// Where the Internet checksum (RFC 1071) over these bytes is in the same header; the kernel repairs it, unless the
+        /// network card is yet to compute it.
+        checksum: Option<u32>,
+    },
     /// Loads a [`DestinationType`], four bytes in host order, by looking the packet's destination up.
     LoadDestinationType,
     /// Loads whether the packet came in by the interface that a route leads to its source (RFC 3704, section 2.2): four bytes,
@@ -264,7 +278,7 @@ impl Expression {
     const fn name(&self) -> &'static str {
         match self {
             Self::LoadMeta(_) | Self::StoreMeta(_) => "meta",
-            Self::LoadPayload { .. } => "payload",
+            Self::LoadPayload { .. } | Self::StorePayload { .. } => "payload",
             Self::LoadDestinationType | Self::LoadSourceIsReachable => "fib",
             Self::LoadTcpOption(_) | Self::StoreTcpOption(_) => "exthdr",
             Self::LoadConstant(_) | Self::Accept | Self::Drop => "immediate",
@@ -291,6 +305,16 @@ impl Expression {
                 data.be32(2, header.number());
                 data.be32(3, *offset);
                 data.be32(4, *length);
+            }
+            Self::StorePayload { header, offset, length, checksum } => {
+                data.be32(5, REGISTER);
+                data.be32(2, header.number());
+                data.be32(3, *offset);
+                data.be32(4, *length);
+                if let Some(checksum) = checksum {
+                    data.be32(6, CHECKSUM_INTERNET);
+                    data.be32(7, *checksum);
+                }
             }
             Self::LoadDestinationType => {
                 data.be32(1, REGISTER);
