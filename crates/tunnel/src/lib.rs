@@ -31,12 +31,14 @@ mod settings;
 mod tun;
 mod uapi;
 mod udp;
+mod udp_port;
 mod unix;
 
 pub use device::{Device, PendingHandover};
 pub use error::Error;
 pub use path_socket::{PathDatagram, PathSocket, PathSocketStats};
 pub use settings::Settings;
+pub use udp_port::UdpPort;
 
 /// Parses the text of one request to the control socket, without its empty last line, and shows it. For fuzz targets and
 /// recorded requests; the control socket's server parses requests of clients in the same way.

@@ -112,11 +112,22 @@ impl Sockets {
 
     /// Sends one datagram. `WouldBlock` means: try again when the socket is writable.
     pub(crate) fn send(&self, path: &Path, datagram: &[u8]) -> io::Result<()> {
-        let socket = match path.remote {
-            SocketAddr::V4(_) => &self.v4,
-            SocketAddr::V6(_) => self.v6.as_ref().ok_or(Errno::EAFNOSUPPORT)?,
-        };
-        send_from(socket, path, datagram)
+        send_from(self.towards(path)?, path, datagram, MsgFlags::empty())
+    }
+
+    /// Sends one datagram whose checksum the kernel computes before the packet passes any hook of nftables, as if the
+    /// network card could not: of a datagram that is sent in parts it never leaves that to the card.
+    pub(crate) fn send_with_checksum(&self, path: &Path, datagram: &[u8]) -> io::Result<()> {
+        let socket = self.towards(path)?;
+        send_from(socket, path, datagram, MsgFlags::from_bits_retain(libc::MSG_MORE))?;
+        send_from(socket, path, &[], MsgFlags::empty())
+    }
+
+    fn towards(&self, path: &Path) -> io::Result<&Socket> {
+        match path.remote {
+            SocketAddr::V4(_) => Ok(&self.v4),
+            SocketAddr::V6(_) => Ok(self.v6.as_ref().ok_or(Errno::EAFNOSUPPORT)?),
+        }
     }
 }
 
@@ -177,11 +188,11 @@ fn local_port(socket: &Socket) -> io::Result<u16> {
         .ok_or_else(|| io::Error::other("the socket has no internet address"))
 }
 
-fn send_from(socket: &Socket, path: &Path, datagram: &[u8]) -> io::Result<()> {
+fn send_from(socket: &Socket, path: &Path, datagram: &[u8], flags: MsgFlags) -> io::Result<()> {
     let buffers = [IoSlice::new(datagram)];
     let remote = SockaddrStorage::from(path.remote);
     let send = |control: &[ControlMessage<'_>]| {
-        sendmsg(socket.as_raw_fd(), &buffers, control, MsgFlags::MSG_DONTWAIT, Some(&remote))
+        sendmsg(socket.as_raw_fd(), &buffers, control, flags | MsgFlags::MSG_DONTWAIT, Some(&remote))
     };
     match path.local {
         Some(IpAddr::V4(local)) => {
