@@ -94,6 +94,8 @@ pub const NFT_SET_NODES_IPV6: &str = "fairlead_nodes_ipv6";
 pub const NFT_TABLE_SOURCE_CHECK: &str = "fairlead_source_check";
 /// nftables table that masquerades packets of pods that leave the cluster, family `inet` (own).
 pub const NFT_TABLE_MASQUERADE: &str = "fairlead_masquerade";
+/// nftables table that joins the path socket to the port of the kernel's WireGuard, family `inet` (own).
+pub const NFT_TABLE_PATH_SOCKET: &str = "fairlead_path_socket";
 
 /// WireGuard's UDP port (KubeSpan, WireKube, Kilo).
 pub const WIREGUARD_PORT: u16 = 51820;

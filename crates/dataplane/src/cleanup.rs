@@ -1,7 +1,7 @@
 //! Removes everything of Fairlead from a node's kernel: for a node that leaves the cluster, and when Fairlead is uninstalled.
 //! Forwarding stays enabled, as other programs may rely on it.
 
-use fairlead_api::names::{NFT_TABLE_MASQUERADE, NFT_TABLE_SOURCE_CHECK};
+use fairlead_api::names::{NFT_TABLE_MASQUERADE, NFT_TABLE_PATH_SOCKET, NFT_TABLE_SOURCE_CHECK};
 use fairlead_netlink::Result;
 use fairlead_netlink::route::{RouteSocket, Rule, delete_link, delete_rule};
 use fairlead_netlink::wireguard;
@@ -21,7 +21,7 @@ const MESH_KINDS: [&str; 2] = [wireguard::KIND, "tun"];
 /// # Errors
 /// The first refusal of the kernel, after everything else has been tried.
 pub fn remove_all(ids: RoutingIds, mesh_devices: &[String]) -> Result<()> {
-    let steps: [&dyn Fn() -> Result<()>; 8] = [
+    let steps: [&dyn Fn() -> Result<()>; 9] = [
         // First the rules and routes that lead packets, then the links they lead to.
         &mesh::remove,
         &|| remove_rules(&[pod_rules(ids), mesh_rules()].concat()),
@@ -30,6 +30,7 @@ pub fn remove_all(ids: RoutingIds, mesh_devices: &[String]) -> Result<()> {
         &|| sync_router(&[]).map(drop),
         &|| nft_table::remove(NFT_TABLE_SOURCE_CHECK),
         &|| nft_table::remove(NFT_TABLE_MASQUERADE),
+        &|| nft_table::remove(NFT_TABLE_PATH_SOCKET),
         &|| remove_links(mesh_devices),
     ];
     let mut outcome = Ok(());

@@ -128,7 +128,7 @@ pub fn remove() -> Result<()> {
     }
     // In the opposite order: nothing is marked before the way is gone. The routes come last, because they are the record of
     // what is still to be removed.
-    let table = nft_table::remove(names::NFT_TABLE);
+    let table = nft_table::remove(names::NFT_TABLE).and(nft_table::remove(names::NFT_TABLE_PATH_SOCKET));
     let rules = socket.apply(&rules.iter().map(delete_rule).collect::<Vec<_>>());
     let device = remove_device();
     table?;

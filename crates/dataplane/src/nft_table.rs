@@ -22,9 +22,13 @@ pub enum Applied {
 
 /// Deletes a table of ours; nothing is sent if there is none.
 pub(crate) fn remove(name: &str) -> Result<()> {
-    let mut socket = Socket::open(Family::Netfilter)?;
-    match nftables::read(&mut socket, name)? {
-        Some(_) => nftables::commit(&mut socket, &nftables::delete(name)?),
+    remove_on(&mut Socket::open(Family::Netfilter)?, name)
+}
+
+/// As [`remove`], in the namespace of the socket.
+pub(crate) fn remove_on(socket: &mut Socket, name: &str) -> Result<()> {
+    match nftables::read(socket, name)? {
+        Some(_) => nftables::commit(socket, &nftables::delete(name)?),
         None => Ok(()),
     }
 }
@@ -34,9 +38,16 @@ pub(crate) fn remove(name: &str) -> Result<()> {
 /// # Errors
 /// The kernel refuses a message; then nothing was changed.
 pub(crate) fn apply(wanted: &Table) -> Result<Applied> {
-    let mut socket = Socket::open(Family::Netfilter)?;
-    let present = nftables::read(&mut socket, &wanted.name)?;
-    commit(&mut socket, wanted, present.as_ref())
+    apply_on(&mut Socket::open(Family::Netfilter)?, wanted)
+}
+
+/// As [`apply`], in the namespace of the socket.
+///
+/// # Errors
+/// The kernel refuses a message; then nothing was changed.
+pub(crate) fn apply_on(socket: &mut Socket, wanted: &Table) -> Result<Applied> {
+    let present = nftables::read(socket, &wanted.name)?;
+    commit(socket, wanted, present.as_ref())
 }
 
 /// As [`apply`], to a table that is known to be so.

@@ -11,11 +11,14 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 
+use fairlead_address::IpFamily;
+use fairlead_api::names::NFT_TABLE_PATH_SOCKET;
 use fairlead_api::wireguard::{DeviceChange, DeviceState, PublicKey};
 use fairlead_netlink::route::{self, RouteSocket};
 use fairlead_netlink::wireguard as kernel;
 pub use fairlead_tunnel::{PathDatagram, PathSocketStats, PendingHandover};
 
+use crate::nft_table;
 use crate::uplink::loosen_reverse_path_filter;
 
 mod embedded;
@@ -124,11 +127,10 @@ pub trait WireGuardDevice: Send + Sync {
     /// The device was removed, or refuses a value.
     fn change(&self, change: &DeviceChange) -> Result<(), Error>;
 
-    /// Opens the socket for non-WireGuard datagrams on the WireGuard port; one at a time. `None` where the implementation
-    /// has none (the kernel's), or one is open already.
+    /// Opens the socket for non-WireGuard datagrams on the WireGuard port; one at a time, `None` while one is open.
     ///
     /// # Errors
-    /// The process has no descriptor left.
+    /// The process has no descriptor left, or the kernel, whose WireGuard shares no port, has no nftables.
     fn open_path_socket(&self) -> io::Result<Option<Box<dyn PathSocket>>>;
 
     /// Listens for another process that opens the device with this path as [`Settings::handover_socket`]. `None` when that
@@ -167,6 +169,30 @@ pub trait PathSocket: AsFd + Send + Sync {
 
     /// The device's counters of such datagrams.
     fn stats(&self) -> PathSocketStats;
+
+    /// Mends what other programs changed of the way between the port and the socket, and says where it works. To be called now
+    /// and then; it sends nothing if nothing changed.
+    fn maintain(&self) -> PathSocketHealth {
+        PathSocketHealth { families: IpFamily::BOTH.to_vec(), failures: Vec::new() }
+    }
+}
+
+/// In which address families a [`PathSocket`] works.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PathSocketHealth {
+    /// The families in which it does.
+    pub families: Vec<IpFamily>,
+    /// Those in which it should.
+    pub failures: Vec<PathSocketFailure>,
+}
+
+/// Why a [`PathSocket`] does not work in an address family that this host has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PathSocketFailure {
+    /// The family.
+    pub family: IpFamily,
+    /// Why.
+    pub reason: String,
 }
 
 /// Opens the device in the network namespace of the calling thread: adopts or creates it, sets its MTU, sets it
@@ -192,6 +218,10 @@ pub fn open(settings: &Settings) -> Result<Box<dyn WireGuardDevice>, Error> {
         },
         Backend::Embedded => Box::new(embedded::Device::open(settings)?),
     };
+    if device.backend() == Backend::Embedded {
+        // The kernel's needs it: it would lead probes away from this one.
+        nft_table::remove(NFT_TABLE_PATH_SOCKET)?;
+    }
     bring_up(&mut links, settings)?;
     Ok(device)
 }

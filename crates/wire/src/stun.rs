@@ -8,8 +8,8 @@ pub mod server;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// The magic cookie (RFC 8489, section 5).
-const MAGIC_COOKIE: [u8; 4] = 0x2112_a442_u32.to_be_bytes();
+/// The magic cookie, bytes 4 to 7 of each message (RFC 8489, section 5).
+pub const MAGIC_COOKIE: [u8; 4] = 0x2112_a442_u32.to_be_bytes();
 /// Length of a message's header.
 const HEADER_LENGTH: usize = 20;
 /// Message types of the Binding method (RFC 8489, section 18.1).

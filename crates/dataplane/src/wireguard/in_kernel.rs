@@ -3,19 +3,24 @@
 use std::collections::BTreeSet;
 use std::io;
 use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fairlead_api::wireguard::{DeviceChange, DeviceState, PeerConfig, PeerState, PublicKey};
 use fairlead_netlink::route::{self, RouteSocket};
 use fairlead_netlink::wireguard::{DeviceUpdate, PeerUpdate, WireGuard, add_link};
 use ipnet::IpNet;
 
+use self::path_socket::PathPort;
 use super::{Backend, Error, PathSocket, PendingHandover, Settings, WireGuardDevice};
 
-#[derive(Debug)]
+mod path_socket;
+mod path_table;
+
 pub(super) struct Device {
     interface: String,
     sockets: Mutex<Sockets>,
+    /// Without nftables there is none.
+    path_port: Result<Arc<PathPort>, fairlead_netlink::Error>,
 }
 
 /// Both belong to the namespace in which the device was opened, whichever thread uses them.
@@ -37,7 +42,8 @@ impl Device {
             links.apply(&[add_link(&settings.interface, settings.mtu)?])?;
         }
         let sockets = Mutex::new(Sockets { family, links: RouteSocket::open()? });
-        Ok(Self { interface: settings.interface.clone(), sockets })
+        let path_port = PathPort::new().map(Arc::new);
+        Ok(Self { interface: settings.interface.clone(), sockets, path_port })
     }
 
     /// A panic leaves the sockets usable: requests are independent of each other.
@@ -65,13 +71,17 @@ impl WireGuardDevice for Device {
         }
         let mut sockets = self.sockets();
         let present = sockets.family.state(&self.interface)?;
-        Ok(sockets.family.update(&self.interface, &narrow(change, &present))?)
+        sockets.family.update(&self.interface, &narrow(change, &present))?;
+        if let (Some(port), Ok(path_port)) = (change.listen_port, &self.path_port) {
+            path_port.set_wireguard_port(port);
+        }
+        Ok(())
     }
 
-    /// The kernel drops other datagrams on the port before a socket of this process receives them; a raw socket with a filter
-    /// would be needed.
     fn open_path_socket(&self) -> io::Result<Option<Box<dyn PathSocket>>> {
-        Ok(None)
+        let path_port = self.path_port.as_ref().map_err(|error| io::Error::other(error.to_string()))?;
+        let state = self.state().map_err(io::Error::other)?;
+        Ok(path_port.open(state.listen_port).map(|socket| Box::new(socket) as Box<dyn PathSocket>))
     }
 
     fn hand_over(self: Box<Self>, _: PathBuf) -> Result<Option<PendingHandover>, Error> {
@@ -79,6 +89,9 @@ impl WireGuardDevice for Device {
     }
 
     fn delete(self: Box<Self>) -> Result<(), Error> {
+        if let Ok(path_port) = &self.path_port {
+            path_port.remove()?;
+        }
         let mut sockets = self.sockets();
         match sockets.links.link_by_name(&self.interface)? {
             Some(link) => Ok(sockets.links.apply(&[route::delete_link(link.index)])?),
