@@ -13,7 +13,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime};
 
 use fairlead_api::wireguard::PublicKey;
-use fairlead_dataplane::wireguard::PathSocket;
+use fairlead_dataplane::wireguard::{PathSocket, PathSocketHealth};
 use fairlead_path::{Candidate, CandidateStatus, EndpointReason, Event, PathAgent, ProbeCounts, Source};
 use prometheus_client::metrics::histogram::Histogram;
 use tokio::io::Interest;
@@ -61,7 +61,7 @@ pub struct PathPort {
 
 struct Shared {
     agent: PathAgent,
-    socket: Option<Box<dyn PathSocket>>,
+    socket: Option<Arc<dyn PathSocket>>,
     /// Counts the changes of the socket.
     generation: u64,
     due: Due,
@@ -149,15 +149,21 @@ impl PathPort {
 
     /// Lets the agent use the socket until the result is dropped.
     pub(super) fn attach(self: &Arc<Self>, socket: Box<dyn PathSocket>) -> AttachedSocket {
-        self.replace_socket(Some(socket));
+        self.replace_socket(Some(Arc::from(socket)));
         AttachedSocket(Arc::clone(self))
     }
 
-    fn replace_socket(&self, socket: Option<Box<dyn PathSocket>>) {
+    fn replace_socket(&self, socket: Option<Arc<dyn PathSocket>>) {
         let mut shared = self.lock();
         shared.socket = socket;
         shared.generation = shared.generation.wrapping_add(1);
         self.changed.notify_one();
+    }
+
+    /// Mends what other programs changed of the socket's surroundings, and says where it works; `None` without a socket.
+    pub(super) fn maintain_socket(&self) -> Option<PathSocketHealth> {
+        let socket = self.lock().socket.clone()?;
+        Some(socket.maintain())
     }
 
     /// Asks the agent something.

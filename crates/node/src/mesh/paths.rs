@@ -31,7 +31,7 @@ const REJECT_AFTER_TIME: Duration = Duration::from_secs(180);
 /// The paths of this node.
 pub struct PathDriver {
     port: Arc<PathPort>,
-    backend: Backend,
+    device: Capabilities,
     seed: u64,
     identity: Identity,
     /// How many agents there were: each must have an epoch of its own.
@@ -54,11 +54,11 @@ impl PathDriver {
         time_to_direct: Histogram,
         now: Instant,
     ) -> Self {
-        let backend = Backend::Embedded;
-        let agent = agent(backend, seed, &identity, 0);
+        let device = Capabilities { backend: Backend::Embedded, has_path_socket: true };
+        let agent = agent(device, seed, &identity, 0);
         Self {
             port: PathPort::new(agent, time_to_direct, now),
-            backend,
+            device,
             seed,
             identity,
             agents: 1,
@@ -78,7 +78,7 @@ impl PathDriver {
     pub fn set_peers(
         &mut self,
         peers: &BTreeMap<PublicKey, Arc<DesiredPeer>>,
-        backend: Backend,
+        device: Capabilities,
         relay: Option<&RelaySettings>,
         now: Instant,
     ) {
@@ -87,10 +87,10 @@ impl PathDriver {
             // All have other paths now.
             self.peers.clear();
         }
-        if self.backend != backend {
-            self.backend = backend;
+        if self.device != device {
+            self.device = device;
             self.peers.clear();
-            let new = agent(backend, self.seed, &self.identity, self.agents);
+            let new = agent(device, self.seed, &self.identity, self.agents);
             self.agents = self.agents.saturating_add(1);
             self.port.with_agent(|agent| *agent = new);
         }
@@ -114,7 +114,7 @@ impl PathDriver {
 
     /// Removes all peers and STUN servers: there is no mesh.
     pub fn clear(&mut self, now: Instant) {
-        self.set_peers(&BTreeMap::new(), self.backend, None, now);
+        self.set_peers(&BTreeMap::new(), self.device, None, now);
         self.set_stun_servers(&[], now);
     }
 
@@ -242,10 +242,19 @@ pub struct Woken {
     pub own_addresses_changed: bool,
 }
 
-/// The `number`-th agent of this program. Only the embedded device has a socket for probes.
-fn agent(backend: Backend, seed: u64, identity: &Identity, number: u64) -> PathAgent {
-    let mut agent = PathAgent::new(config(backend), seed);
-    if backend == Backend::Embedded {
+/// What an agent has to know of the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Capabilities {
+    /// The implementation.
+    pub backend: Backend,
+    /// Probes can be sent from its port.
+    pub has_path_socket: bool,
+}
+
+/// The `number`-th agent of this program.
+fn agent(device: Capabilities, seed: u64, identity: &Identity, number: u64) -> PathAgent {
+    let mut agent = PathAgent::new(config(device.backend), seed);
+    if device.has_path_socket {
         let epoch = (u128::from_be_bytes(identity.epoch) ^ u128::from(number)).to_be_bytes();
         agent.enable_probes(Identity { epoch, ..identity.clone() });
     }

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
+use fairlead_address::IpFamily;
 use fairlead_dataplane::uplink::SysctlError;
 use fairlead_dataplane::wireguard;
 use fairlead_topology::Problem;
@@ -28,7 +29,14 @@ pub enum MeshProblem {
         /// What it answers.
         what: String,
     },
-    /// This node's WireGuard implementation gives no access to its port.
+    /// Nothing but WireGuard's packets can be sent from its port in one address family.
+    PathProbesUnavailable {
+        /// The family; `None` for both.
+        family: Option<IpFamily>,
+        /// Why.
+        reason: String,
+    },
+    /// The same in all families, and STUN servers are to be asked.
     StunUnavailable,
     /// The default gateway does not lead the port to this node, or in a way that is of no use.
     PortMappingRefused {
@@ -59,6 +67,7 @@ impl MeshProblem {
             Self::Source(problem) => problem.reason(),
             Self::NoStunAnswer { .. } => "NoSTUNAnswer",
             Self::StunServer { .. } => "STUNServerUnusable",
+            Self::PathProbesUnavailable { .. } => "PathProbesUnavailable",
             Self::StunUnavailable => "STUNUnavailable",
             Self::PortMappingRefused { .. } => "PortMappingRefused",
             Self::RelayUnavailable { .. } => "RelayUnavailable",
@@ -75,6 +84,7 @@ impl MeshProblem {
             Self::Source(problem) => problem.peer().into_iter().collect(),
             Self::NoStunAnswer { .. }
             | Self::StunServer { .. }
+            | Self::PathProbesUnavailable { .. }
             | Self::StunUnavailable
             | Self::PortMappingRefused { .. }
             | Self::RelayUnavailable { .. }
@@ -95,8 +105,12 @@ impl fmt::Display for MeshProblem {
             }
             Self::StunServer { server, what } => write!(f, "STUN server {server} {what}; name another one"),
             Self::StunUnavailable => f.write_str(
-                "the kernel's WireGuard gives no access to its port, so stunServers have no effect on this node; other nodes report where they see it",
+                "no STUN request can be sent from the WireGuard port, so stunServers have no effect on this node; other nodes report where they see it",
             ),
+            Self::PathProbesUnavailable { family, reason } => {
+                let family = family.map(|family| format!(" over {family}")).unwrap_or_default();
+                write!(f, "no path probe can be sent from the WireGuard port{family} ({reason}): endpoints of peers are tried in turn")
+            }
             Self::PortMappingRefused { gateway, reason } => write!(
                 f,
                 "the gateway {gateway} maps no port to this node ({reason}): allow it on the router, or set natTraversal.portMapping to disabled"

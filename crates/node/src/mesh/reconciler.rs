@@ -8,7 +8,9 @@ use std::time::Instant;
 
 use fairlead_api::names::MARK_FROM_WIREGUARD;
 use fairlead_api::wireguard::{DeviceState, PeerState, PrivateKey, PublicKey};
-use fairlead_dataplane::wireguard::{self, Backend, PendingHandover, Preference, WireGuardDevice};
+use fairlead_dataplane::wireguard::{
+    self, PathSocketFailure, PathSocketHealth, PendingHandover, Preference, WireGuardDevice,
+};
 use fairlead_path::{NatType, State};
 use ipnet::IpNet;
 
@@ -16,8 +18,8 @@ use super::desired::{self, Desired, Host, OwnAddresses, StunAnswers};
 use super::inputs::Inputs;
 use super::kernel::Kernel;
 use super::path_port::{AttachedSocket, PathPort};
-use super::paths::{PathDriver, Woken};
-use super::problem::MeshFailure;
+use super::paths::{Capabilities, PathDriver, Woken};
+use super::problem::{MeshFailure, MeshProblem};
 use super::relay_reason::{RelayReason, Situation};
 use super::report::{PeerReport, Report};
 
@@ -35,7 +37,7 @@ pub struct Mesh<K> {
     /// How often it planned.
     pub(super) plans: usize,
     /// Which plan the paths follow, and on which device.
-    followed: Option<(usize, Backend)>,
+    followed: Option<(usize, Capabilities)>,
 }
 
 /// What is desired, and from what that follows.
@@ -79,19 +81,22 @@ impl<K: Kernel> Mesh<K> {
         })?;
         // Before the device has the port, nothing can be asked: the next reconciliation follows at once.
         let is_listening = before.listen_port == inputs.settings.port;
+        self.device.maintain_path_socket(self.paths.port());
         self.is_outdated |= !is_listening;
         let stun = self.ask_stun_servers(inputs, &host, is_listening, now);
         let own_addresses =
             OwnAddresses { stun, peers: self.paths.reflexive_addresses(), filtering: self.paths.filtering() };
         self.plan(inputs, host, own_addresses, &before.peers);
         let Some(Planned { desired, .. }) = &self.planned else { return Err(MeshFailure::NoMesh) };
+        let has_path_socket = self.device.has_path_socket();
         self.device.use_device(|slot| {
             let device = slot.open(&mut self.kernel, self.paths.port(), &inputs.settings.interface, mtu)?;
-            let follows = Some((self.plans, device.backend()));
+            let capabilities = Capabilities { backend: device.backend(), has_path_socket };
+            let follows = Some((self.plans, capabilities));
             if self.followed != follows {
                 let Inputs { settings, .. } = &**inputs;
                 self.paths.relay().set_users(settings.port, |key| desired.peers.contains_key(key));
-                self.paths.set_peers(&desired.peers, device.backend(), settings.relay.as_ref(), now);
+                self.paths.set_peers(&desired.peers, capabilities, settings.relay.as_ref(), now);
                 self.followed = follows;
             }
             let endpoints = self.paths.observe(&before, now);
@@ -231,7 +236,11 @@ impl<K: Kernel> Mesh<K> {
             peers: self.report_peers(planned, now),
             own_prefixes: desired.own_prefixes.clone(),
             claims: inputs.claims.clone(),
-            problems: desired.problems.iter().cloned().chain(relay_problems).collect(),
+            problems: [&desired.problems[..], &open.problems]
+                .concat()
+                .into_iter()
+                .chain(relay_problems)
+                .collect(),
             manual: inputs.manual.clone(),
             keepalive: inputs.keepalive,
             paths: self.paths.port().counters(),
@@ -296,6 +305,10 @@ struct OpenDevice {
     path_socket: Option<AttachedSocket>,
     device: Box<dyn WireGuardDevice>,
     mtu: u32,
+    /// The path socket works in an address family.
+    can_probe: bool,
+    /// Why it does not.
+    problems: Vec<MeshProblem>,
 }
 
 impl DeviceSlot {
@@ -315,7 +328,23 @@ impl DeviceSlot {
     }
 
     fn has_path_socket(&self) -> bool {
-        self.device.as_ref().is_some_and(|open| open.path_socket.is_some())
+        self.device.as_ref().is_some_and(|open| open.can_probe)
+    }
+
+    /// Mends the path socket where other programs changed what it needs.
+    fn maintain_path_socket(&mut self, port: &PathPort) {
+        let Some(open) = &mut self.device else { return };
+        let Some(PathSocketHealth { families, failures }) = port.maintain_socket() else { return };
+        let problem = |PathSocketFailure { family, reason }| MeshProblem::PathProbesUnavailable {
+            family: Some(family),
+            reason,
+        };
+        let problems: Vec<MeshProblem> = failures.into_iter().map(problem).collect();
+        problems.iter().filter(|problem| !open.problems.contains(problem)).for_each(|problem| {
+            tracing::warn!(interface = open.device.interface(), reason = problem.reason(), "{problem}");
+        });
+        open.problems = problems;
+        open.can_probe = !families.is_empty();
     }
 
     /// Empty without a device.
@@ -351,11 +380,17 @@ impl DeviceSlot {
                 let settings = wireguard::Settings { interface, mtu, preference, handover_socket };
                 let device = kernel.open(&settings)?;
                 // Without it the mesh works, but asks no STUN server and probes no peer.
-                let path_socket = device.open_path_socket().unwrap_or_else(|error| {
-                    tracing::warn!(%error, "cannot open the path socket of the WireGuard device");
-                    None
-                });
-                OpenDevice { path_socket: path_socket.map(|socket| port.attach(socket)), device, mtu }
+                let (path_socket, problems) = match device.open_path_socket() {
+                    Ok(socket) => (socket, Vec::new()),
+                    Err(error) => {
+                        tracing::warn!(%error, "cannot open the path socket of the WireGuard device");
+                        let reason = error.to_string();
+                        (None, vec![MeshProblem::PathProbesUnavailable { family: None, reason }])
+                    }
+                };
+                let can_probe = path_socket.is_some();
+                let path_socket = path_socket.map(|socket| port.attach(socket));
+                OpenDevice { path_socket, device, mtu, can_probe, problems }
             }
         };
         Ok(&*self.device.insert(open).device)
