@@ -69,6 +69,9 @@ pub struct Member {
     pub endpoints: Endpoints,
     /// Seconds between keepalives towards it; `None` takes the policy's, zero sends none.
     pub persistent_keepalive: Option<u16>,
+    /// Whether it sends its keepalives whatever it receives, as Fairlead's embedded WireGuard does. The kernel's puts them off with
+    /// each packet it receives.
+    pub always_sends_keepalives: bool,
     /// When it joined; `None` while the source does not know, which counts as just now.
     pub since: Option<Since>,
 }
@@ -94,6 +97,7 @@ impl Member {
             addresses: None,
             endpoints: Endpoints::default(),
             persistent_keepalive: None,
+            always_sends_keepalives: false,
             since: None,
         }
     }

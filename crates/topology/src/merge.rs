@@ -32,6 +32,7 @@ fn complete(known: &mut Member, other: Member) {
     known.addresses = known.addresses.take().or(other.addresses);
     known.endpoints.complete(other.endpoints);
     known.persistent_keepalive = known.persistent_keepalive.or(other.persistent_keepalive);
+    known.always_sends_keepalives |= other.always_sends_keepalives;
     // The oldest record counts: another source does not make a member younger.
     known.since = known.since.take().into_iter().chain(other.since).min();
 }
@@ -110,6 +111,7 @@ mod tests {
             blocks in prop::collection::vec((0..4u8).prop_map(|block| net(&format!("10.0.{block}.0/24"))), 0..3),
             host in prop::collection::vec((1..4u16).prop_map(|port| ([192, 0, 2, 1], port).into()), 0..3),
             keepalive in prop::option::of(0..3u16),
+            always_sends_keepalives: bool,
             created in prop::option::of(0..3i64),
         ) -> MemberRecord {
             let source = if local { Source::Local } else { Source::Kubernetes };
@@ -124,6 +126,7 @@ mod tests {
                 blocks,
                 endpoints: Endpoints { host, ..Endpoints::default() },
                 persistent_keepalive: keepalive,
+                always_sends_keepalives,
                 since: created.map(|created| Since { created, uid: String::new() }),
                 ..record.member
             };

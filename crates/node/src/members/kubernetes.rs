@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fairlead_address::{Endpoint, InvalidEndpoint};
-use fairlead_api::resources::{CandidateType, EndpointDiscoveryMethod, NatType, WireKubePeer};
+use fairlead_api::resources::{
+    CandidateType, EndpointDiscoveryMethod, NatType, WireGuardImplementation, WireKubePeer,
+};
 use fairlead_cluster::caches::{Cache, Refusal};
 use fairlead_ipam::ExistingBlock;
 use fairlead_topology::{Endpoints, Member, MemberRecord, Since, Source};
@@ -140,6 +142,8 @@ pub(super) fn read_peer(peer: &WireKubePeer) -> ReadPeer {
         public_key: Some(key),
         claims,
         persistent_keepalive: Some(spec.persistent_keepalive),
+        always_sends_keepalives: peer.status.as_ref().and_then(|status| status.wireguard)
+            == Some(WireGuardImplementation::Embedded),
         endpoints: endpoints(peer, published),
         since: since(peer),
         ..Member::named(name)

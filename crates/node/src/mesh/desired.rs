@@ -24,6 +24,10 @@ use super::problem::MeshProblem;
 const ETHERNET_MTU: u32 = 1500;
 /// Least time without a packet after which a peer that sends keepalives is taken for lost.
 const MIN_SILENCE: Duration = Duration::from_secs(60);
+/// The same of a peer with the kernel's WireGuard: it puts its keepalive off with each packet it receives
+/// (`wg_timers_any_authenticated_packet_traversal`, `drivers/net/wireguard/timers.c`), so of an idle pair one node may send all
+/// keepalives. The other one sends at the latest in the handshake that replaces a session after 165 s of its age.
+const MIN_SILENCE_OF_KERNEL: Duration = Duration::from_secs(200);
 
 /// What the mesh needs to know of this host's links and addresses.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -288,8 +292,10 @@ fn silence(inputs: &Inputs, members: &[&Member]) -> Option<Duration> {
     let theirs = members.iter().filter_map(|member| member.persistent_keepalive).map(u64::from);
     let intervals: Vec<u64> = theirs.chain([own]).collect();
     let slowest = intervals.iter().max().filter(|_| !intervals.contains(&0))?;
+    let sends_always = members.iter().all(|member| member.always_sends_keepalives);
+    let least = if sends_always { MIN_SILENCE } else { MIN_SILENCE_OF_KERNEL };
     // Two keepalives and a margin.
-    Some(Duration::from_secs(slowest.saturating_mul(2).saturating_add(10)).max(MIN_SILENCE))
+    Some(Duration::from_secs(slowest.saturating_mul(2).saturating_add(10)).max(least))
 }
 
 fn peer_view(

@@ -97,13 +97,24 @@ struct SavedMember {
     sightings: BTreeMap<String, (String, SocketAddr)>,
     is_nat_symmetric: bool,
     persistent_keepalive: Option<u16>,
+    #[serde(default)]
+    always_sends_keepalives: bool,
     since: Option<(i64, String)>,
 }
 
 impl From<&Member> for SavedMember {
     fn from(member: &Member) -> Self {
-        let Member { name, public_key, claims, blocks, addresses, endpoints, persistent_keepalive, since } =
-            member.clone();
+        let Member {
+            name,
+            public_key,
+            claims,
+            blocks,
+            addresses,
+            endpoints,
+            persistent_keepalive,
+            always_sends_keepalives,
+            since,
+        } = member.clone();
         let Endpoints { manual, preferred, host, reflexive, sightings, is_nat_symmetric } = endpoints;
         let text = |(key, endpoint): (PublicKey, SocketAddr)| (key.to_string(), endpoint);
         Self {
@@ -119,6 +130,7 @@ impl From<&Member> for SavedMember {
             sightings: sightings.into_iter().map(|(name, seen)| (name, text(seen))).collect(),
             is_nat_symmetric,
             persistent_keepalive,
+            always_sends_keepalives,
             since: since.map(|since| (since.created, since.uid)),
         }
     }
@@ -146,6 +158,7 @@ impl TryFrom<SavedMember> for Member {
                 is_nat_symmetric: saved.is_nat_symmetric,
             },
             persistent_keepalive: saved.persistent_keepalive,
+            always_sends_keepalives: saved.always_sends_keepalives,
             since: saved.since.map(|(created, uid)| Since { created, uid }),
         })
     }

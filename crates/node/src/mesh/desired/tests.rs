@@ -164,17 +164,21 @@ fn endpoints_of_a_copied_key_displace_none_of_its_owner() {
 
 #[test]
 fn how_long_a_peer_may_be_silent_follows_from_both_keepalives() {
-    let silence = |own: Option<u16>, theirs: u16| {
-        let peer = Member { persistent_keepalive: Some(theirs), ..member(2) };
+    let silence_of = |always_sends_keepalives: bool, own: Option<u16>, theirs: u16| {
+        let peer = Member { persistent_keepalive: Some(theirs), always_sends_keepalives, ..member(2) };
         let inputs = Inputs { keepalive: own, ..inputs([member(1), peer]) };
         Desired::new(&inputs, &host(), Held::new(), &OwnAddresses::default()).peers[&key(2)]
             .paths
             .silence
             .map(|limit| limit.as_secs())
     };
+    let silence = |own, theirs| silence_of(true, own, theirs);
     assert_eq!([silence(None, 25), silence(Some(7), 25), silence(None, 7)], [Some(60); 3]);
     assert_eq!([silence(None, 120), silence(Some(120), 25)], [Some(250); 2]);
     assert_eq!([silence(None, 0), silence(Some(0), 25)], [None; 2]);
+    // The kernel's WireGuard sends none while it receives ours.
+    let silence = |own, theirs| silence_of(false, own, theirs);
+    assert_eq!([silence(None, 25), silence(None, 120), silence(None, 0)], [Some(200), Some(250), None]);
 }
 
 #[test]
