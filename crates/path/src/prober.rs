@@ -30,6 +30,8 @@ use ping::Ping;
 const FULL_ROUNDS: u32 = 1;
 /// Time between rounds through all candidates while there is no session. It doubles with each round that brings none.
 const ROUND_INTERVAL: Duration = Duration::from_secs(5);
+/// The same for rounds that the peer asks for: it has new candidates, or a new network. What this costs is limited for each peer.
+const JOINED_ROUND_INTERVAL: Duration = Duration::from_secs(1);
 const MAX_ROUND_INTERVAL: Duration = Duration::from_secs(300);
 /// Time between rounds that look for a better path while a session is in use. It doubles as well.
 const SEARCH_INTERVAL: Duration = Duration::from_secs(30);
@@ -233,8 +235,8 @@ impl Prober {
         match self.round_began {
             // They are the same round.
             Some(began) if now.saturating_sub(began) <= last_request => {}
-            Some(began) if now.saturating_sub(began) < ROUND_INTERVAL => {
-                self.joined_round = Some(began.saturating_add(ROUND_INTERVAL));
+            Some(began) if now.saturating_sub(began) < JOINED_ROUND_INTERVAL => {
+                self.joined_round = Some(began.saturating_add(JOINED_ROUND_INTERVAL));
             }
             _ => {
                 self.start_round(now);
