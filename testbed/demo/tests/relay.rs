@@ -67,6 +67,42 @@ fn problem_of(world: &World, name: &str, words: &str) -> Result<String> {
     found.map(str::to_owned).with_context(|| format!("{}", status["problems"]))
 }
 
+/// `fairlead status PEER` and `fairlead ping`, of a peer behind the relay and of another.
+fn commands_explain_the_paths(world: &World, relay: &Relay) {
+    let hotel = node(world, "hotel-1");
+    let is_relay = |candidate: &&Value| candidate["kind"] == "relay";
+    let (code, ping) = hotel.ask(&["ping", "club-1", "--count", "1"]).unwrap();
+    println!("{ping}");
+    let candidates = ping["rounds"][0]["candidates"].as_array().unwrap();
+    let (relayed, direct): (Vec<&Value>, Vec<&Value>) = candidates.iter().partition(is_relay);
+    assert_eq!((code, relayed.len(), ping["peer"].as_str()), (Some(0), 1, Some("club-1")), "{ping}");
+    assert!(relayed[0]["inUse"] == true && relayed[0]["answered"] == true, "{ping}");
+    assert!(relayed[0]["address"].as_str().unwrap().ends_with(&relay.address()), "{ping}");
+    assert!(
+        !direct.is_empty() && direct.iter().all(|it| it["answered"] == false && it["inUse"] == false),
+        "{ping}"
+    );
+
+    let (_, ping) = hotel.ask(&["ping", "cloud-1", "--count", "2", "--interval", "200ms"]).unwrap();
+    let candidates = ping["rounds"][1]["candidates"].as_array().unwrap();
+    let used: Vec<&Value> = candidates.iter().filter(|it| it["inUse"] == true).collect();
+    assert!(used.len() == 1 && used[0]["answered"] == true && used[0]["kind"] != "relay", "{ping}");
+    assert_eq!(hotel.ask(&["ping", "nowhere"]).unwrap(), (Some(1), Value::Null));
+
+    let explained = || {
+        let (_, status) = hotel.ask(&["status", "club-1"])?;
+        let seen = &status["peers"][0];
+        ensure!(seen["relayReason"] == "both symmetric NAT" && status["peers"][1].is_null(), "{status}");
+        let last = seen["pathChanges"].as_array().and_then(|changes| changes.last()).context("no change")?;
+        ensure!(last["toSource"] == "relay" && last["to"] == seen["endpoint"], "{status}");
+        Ok(status)
+    };
+    println!("{:#}", testbed_lab::eventually(TIMEOUT, explained).unwrap());
+    let (_, netcheck) = hotel.ask(&["netcheck"]).unwrap();
+    let relay = &netcheck["relays"][0];
+    assert!(relay["connected"] == true && netcheck["udp"] == "works", "{netcheck}");
+}
+
 #[test]
 fn nodes_without_a_direct_path_reach_each_other_by_a_relay() {
     let mut world = World::start(&topology::relayed(), &Progress::default()).unwrap();
@@ -80,6 +116,7 @@ fn nodes_without_a_direct_path_reach_each_other_by_a_relay() {
     servers::apply_token(&world, TOKEN).unwrap();
     assert_all_reach_each_other(&world);
     settles(&world, needs_relay);
+    commands_explain_the_paths(&world, &relay);
 
     let hotel = || {
         let status = published(&world, "hotel-1")?;
