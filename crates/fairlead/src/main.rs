@@ -13,7 +13,6 @@ mod connectivity;
 mod install;
 mod ipam;
 mod logging;
-mod netcheck;
 mod netconf;
 mod output;
 mod ping;
@@ -49,7 +48,6 @@ fn main() -> ExitCode {
         Command::Controller(controller) => programs::controller(*controller),
         Command::Install(places) => install::install(&places),
         Command::Ipam { command } => ipam::run(&command),
-        Command::Netcheck(query) => netcheck::run(&query),
         Command::Ping(query) => ping::run(&query),
         Command::Relay(relay) => programs::relay(*relay),
         Command::Status(query) => status::run(&query),

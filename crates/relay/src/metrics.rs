@@ -38,6 +38,21 @@ impl Collector for Relay {
             let counter = ConstCounter::new(value);
             counter.encode(encoder.encode_descriptor(name, help, None, counter.metric_type())?)?;
         }
+        for (name, help, value) in [
+            (
+                "udp_bindings",
+                "Addresses of clients that were bound to UDP ports, also again.",
+                snapshot.allocations.bindings,
+            ),
+            ("udp_datagram_bytes", "Bytes of datagrams passed on over UDP.", snapshot.allocations.bytes),
+            ("udp_datagrams", "Datagrams passed on over UDP.", snapshot.allocations.datagrams),
+        ] {
+            let counter = ConstCounter::new(value);
+            counter.encode(encoder.encode_descriptor(name, help, None, counter.metric_type())?)?;
+        }
+        let ports = ConstGauge::new(i64::try_from(snapshot.relay_ports).unwrap_or(i64::MAX));
+        let help = "UDP ports that are open for pairs of clients.";
+        ports.encode(encoder.encode_descriptor("udp_ports", help, None, ports.metric_type())?)?;
         let links = ConstGauge::new(i64::try_from(snapshot.links).unwrap_or(i64::MAX));
         let help = "Registered connections of clients.";
         links.encode(encoder.encode_descriptor("links", help, None, links.metric_type())?)?;
@@ -46,6 +61,12 @@ impl Collector for Relay {
         let help = "STUN requests that were not answered, by reason.";
         let unanswered = snapshot.stun.drops().map(|(reason, count)| (reason.label(), count));
         family(&mut encoder, "dropped_stun_requests", help, unanswered)?;
+        let help = "Datagrams at UDP ports for pairs of clients that were not passed on, by reason.";
+        let drops = snapshot.allocations.drops().map(|(reason, count)| (reason.label(), count));
+        family(&mut encoder, "dropped_udp_datagrams", help, drops)?;
+        let help = "UDP ports for pairs of clients that were asked for and refused, by reason.";
+        let refusals = snapshot.allocations.refusals().map(|(reason, count)| (reason.label(), count));
+        family(&mut encoder, "rejected_udp_ports", help, refusals)?;
         let rejections = snapshot.rejections.iter().map(|(reason, count)| (reason.label(), *count));
         let help = "Connections that ended before they were registered, by reason.";
         family(&mut encoder, "rejected_connections", help, rejections)
@@ -100,6 +121,7 @@ mod tests {
         let settings = Settings {
             listen: "127.0.0.1:0".parse().unwrap(),
             stun: None,
+            relay_ports: None,
             certificate: None,
             names: vec!["localhost".to_owned()],
             limits: Limits::default(),

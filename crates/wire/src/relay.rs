@@ -43,6 +43,8 @@ const REGISTER: u8 = 0x02;
 const REGISTERED: u8 = 0x03;
 const DATAGRAM: u8 = 0x10;
 const PROBE: u8 = 0x11;
+const ALLOCATE: u8 = 0x12;
+const ALLOCATED: u8 = 0x13;
 const PING: u8 = 0x20;
 const PONG: u8 = 0x21;
 const PEER_GONE: u8 = 0x22;
@@ -54,6 +56,10 @@ const ERROR: u8 = 0x2f;
 /// One frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Frame<'a> {
+    /// The client asks for a UDP port through which the relay passes datagrams between it and this peer.
+    Allocate([u8; 32]),
+    /// The port that the client asked for.
+    Allocated(AllocatedPort),
     /// A datagram for `peer`, or to the client from `peer`.
     Datagram {
         /// Its destination on the way to the relay, its source on the way from it.
@@ -143,6 +149,23 @@ pub struct Registered {
     pub idle_timeout: u16,
 }
 
+/// A UDP port of a relay for a client and a peer.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct AllocatedPort {
+    /// The peer.
+    pub peer: [u8; 32],
+    /// The port.
+    pub port: u16,
+    /// The key for MESSAGE-INTEGRITY-SHA256 of the requests that bind the client's address.
+    pub token: [u8; 32],
+}
+
+impl fmt::Debug for AllocatedPort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AllocatedPort").field("port", &self.port).finish_non_exhaustive()
+    }
+}
+
 /// Where a relay answers STUN requests (RFC 8489), and with which credentials it answers from its second port.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct StunServer {
@@ -154,6 +177,8 @@ pub struct StunServer {
     pub user: [u8; 8],
     /// The client's key for MESSAGE-INTEGRITY-SHA256.
     pub key: [u8; 32],
+    /// First and last of the ports that the relay may allocate to pairs of peers; both zero if it allocates none.
+    pub relay_ports: (u16, u16),
 }
 
 impl fmt::Debug for StunServer {
@@ -239,6 +264,12 @@ fn parse_body(kind: u8, body: &[u8]) -> Result<Frame<'_>, InvalidFrame> {
         REGISTERED => Frame::Registered(Registered { idle_timeout: u16::from_be_bytes(fields.array()?) }),
         DATAGRAM => Frame::Datagram { peer: fields.array()?, payload: fields.rest },
         PROBE => Frame::Probe { peer: fields.array()?, payload: fields.rest },
+        ALLOCATE => Frame::Allocate(fields.array()?),
+        ALLOCATED => Frame::Allocated(AllocatedPort {
+            peer: fields.array()?,
+            port: u16::from_be_bytes(fields.array()?),
+            token: fields.array()?,
+        }),
         PING => Frame::Ping(fields.array()?),
         PONG => Frame::Pong(fields.array()?),
         PEER_GONE => Frame::PeerGone(fields.array()?),
@@ -259,6 +290,7 @@ fn parse_body(kind: u8, body: &[u8]) -> Result<Frame<'_>, InvalidFrame> {
             other_port: u16::from_be_bytes(fields.array()?),
             user: fields.array()?,
             key: fields.array()?,
+            relay_ports: (u16::from_be_bytes(fields.array()?), u16::from_be_bytes(fields.array()?)),
         }),
         unknown => Frame::Unknown(unknown),
     })
@@ -335,6 +367,8 @@ impl Frame<'_> {
 
     fn kind(&self) -> u8 {
         match self {
+            Self::Allocate(_) => ALLOCATE,
+            Self::Allocated(_) => ALLOCATED,
             Self::Datagram { .. } => DATAGRAM,
             Self::Draining { .. } => DRAINING,
             Self::Error { .. } => ERROR,
@@ -353,6 +387,12 @@ impl Frame<'_> {
 
     fn encode_body(&self, out: &mut Vec<u8>) -> Result<(), Oversized> {
         match self {
+            Self::Allocate(peer) | Self::PeerGone(peer) => out.extend(peer),
+            Self::Allocated(allocated) => {
+                out.extend(allocated.peer);
+                out.extend(allocated.port.to_be_bytes());
+                out.extend(allocated.token);
+            }
             Self::Datagram { peer, payload } | Self::Probe { peer, payload } => {
                 check("a datagram", payload.len(), MAX_DATAGRAM)?;
                 out.reserve(KEY_LENGTH.saturating_add(payload.len()));
@@ -369,7 +409,6 @@ impl Frame<'_> {
             }
             Self::Hello(hello) => hello.encode_body(out),
             Self::Notice(notice) => out.push((*notice).into()),
-            Self::PeerGone(peer) => out.extend(peer),
             Self::Ping(data) | Self::Pong(data) => out.extend(data),
             Self::Register(register) => register.encode_body(out)?,
             Self::Registered(registered) => out.extend(registered.idle_timeout.to_be_bytes()),
@@ -378,6 +417,8 @@ impl Frame<'_> {
                 out.extend(server.other_port.to_be_bytes());
                 out.extend(server.user);
                 out.extend(server.key);
+                out.extend(server.relay_ports.0.to_be_bytes());
+                out.extend(server.relay_ports.1.to_be_bytes());
             }
             Self::Unknown(_) => {}
         }

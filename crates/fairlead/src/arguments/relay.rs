@@ -9,6 +9,20 @@ use clap::{ArgGroup, Args};
 
 use super::{duration, listen_address};
 
+/// UDP ports, first and last; `None` for none.
+pub(crate) type PortRange = Option<(u16, u16)>;
+
+/// As `20000-29999`.
+fn ports(text: &str) -> Result<PortRange, String> {
+    if text == "0" {
+        return Ok(None);
+    }
+    let range =
+        text.split_once('-').and_then(|(first, last)| Some((first.parse().ok()?, last.parse().ok()?)));
+    let range = range.filter(|(first, last)| *first > 0 && first <= last);
+    range.map(Some).ok_or_else(|| format!("{text:?} is not FIRST-LAST, such as 20000-29999, or 0"))
+}
+
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("access").args(["allowed_keys", "allow_wirekube_peers", "token_file"]).required(true).multiple(true))]
 pub(crate) struct RelayArguments {
@@ -18,6 +32,9 @@ pub(crate) struct RelayArguments {
     /// Answer STUN requests on this UDP address, and from the port after it test how NATs filter; port 0 answers none
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "[::]:3478", value_parser = listen_address)]
     pub(crate) stun_addr: SocketAddr,
+    /// UDP ports through which nodes reach each other by way of this relay, one for a pair of them; 0 for none
+    #[arg(long, value_name = "FIRST-LAST", default_value = "20000-29999", value_parser = ports)]
+    pub(crate) udp_ports: PortRange,
     /// Certificate chain in PEM; read again when it changes. Without it: WebSocket without TLS, for a proxy that terminates
     /// TLS
     #[arg(long, value_name = "FILE", requires = "tls_private_key_file")]

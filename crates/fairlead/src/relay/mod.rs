@@ -10,6 +10,7 @@ use fairlead_cluster::http::{self, Limits, Plain};
 use fairlead_cluster::subsystem::Supervisor;
 use fairlead_cluster::{metrics, process, resumption};
 use fairlead_relay::access::{Authorizer, FileAuthorizer};
+use fairlead_relay::core::AllocationLimits;
 use fairlead_relay::server::{CertificateFiles, Server, Settings};
 use kube::Client;
 use prometheus_client::registry::Registry;
@@ -19,6 +20,8 @@ use crate::arguments::RelayArguments;
 use crate::programs::cluster;
 
 const NAME: &str = "relay";
+/// UDP ports that one node may ask for: it has few peers that it does not reach directly.
+const UDP_PORTS_PER_CLIENT: usize = 1024;
 /// Time for a subsystem to stop.
 const STOP_TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -75,15 +78,18 @@ async fn authorizer(
 }
 
 fn settings(arguments: &RelayArguments) -> Settings {
+    let client_rate = arguments.client_rate.map(Into::into);
+    let limits = AllocationLimits { per_client: UDP_PORTS_PER_CLIENT, client_rate };
     let files = arguments.tls_cert_file.clone().zip(arguments.tls_private_key_file.clone());
     Settings {
         listen: arguments.addr,
         stun: Some(arguments.stun_addr).filter(|address| address.port() != 0),
+        relay_ports: arguments.udp_ports.map(|(first, last)| (first..=last, limits)),
         certificate: files.map(|(chain, key)| CertificateFiles { chain, key }),
         names: arguments.name.clone(),
         limits: fairlead_relay::core::Limits {
             links: arguments.max_clients,
-            client_rate: arguments.client_rate.map(Into::into),
+            client_rate,
             ..Default::default()
         },
         drain: arguments.drain,

@@ -1,7 +1,8 @@
 //! Stays connected to a relay, and passes datagrams both ways: over one link, or over two while a relay that ends is replaced.
 
+use std::collections::VecDeque;
 use std::future::pending;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -21,6 +22,8 @@ const QUEUE: QueueLimits =
     QueueLimits { time: Duration::from_millis(100), bytes: 1 << 20, probe_bytes: 64 << 10 };
 /// Bytes written at once: as many as the kernel holds unsent, so that probes do not wait behind more.
 const BUDGET: usize = 16 << 10;
+/// Allocated ports that wait to be taken.
+const MAX_PORTS: usize = 1024;
 /// How long a write may take.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(3);
 /// How long a link that was replaced still receives: the relay passes it nothing new.
@@ -45,6 +48,17 @@ pub struct LinkStatus {
     pub duplicate_until: Option<Instant>,
 }
 
+/// A UDP port of the relay for this client and a peer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RelayPort {
+    /// The peer.
+    pub peer: PublicKey,
+    /// Where the port is.
+    pub address: SocketAddr,
+    /// The key for requests that bind this client's address to it.
+    pub token: [u8; 32],
+}
+
 /// What was passed since the start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct LinkCounters {
@@ -67,6 +81,9 @@ struct Shared {
     state: Mutex<State>,
     /// There is something to write.
     filled: Notify,
+    /// UDP ports that the relay has allocated, until they are taken.
+    ports: Mutex<VecDeque<RelayPort>>,
+    allocated: Notify,
     sent_bytes: AtomicU64,
     received_bytes: AtomicU64,
 }
@@ -85,6 +102,8 @@ impl Default for LinkQueue {
         Self(Arc::new(Shared {
             state: Mutex::default(),
             filled: Notify::new(),
+            ports: Mutex::default(),
+            allocated: Notify::new(),
             sent_bytes: AtomicU64::new(0),
             received_bytes: AtomicU64::new(0),
         }))
@@ -111,6 +130,26 @@ impl LinkQueue {
         let length = u64::try_from(payload.len()).unwrap_or(u64::MAX);
         self.0.sent_bytes.fetch_add(length, Ordering::Relaxed);
         self.0.filled.notify_one();
+    }
+
+    /// Asks for a UDP port through which the relay passes datagrams to a peer. It may not answer.
+    pub fn ask_port(&self, peer: &PublicKey) {
+        let mut state = self.0.lock();
+        if state.writer.is_some() && state.outbox.push_control(&Frame::Allocate(peer.0)) {
+            drop(state);
+            self.0.filled.notify_one();
+        }
+    }
+
+    /// Waits for the next port that the relay has allocated. Nothing is lost if it is dropped while it waits.
+    pub async fn allocated(&self) -> RelayPort {
+        loop {
+            let allocated = self.0.allocated.notified();
+            if let Some(port) = lock(&self.0.ports).pop_front() {
+                return port;
+            }
+            allocated.await;
+        }
     }
 
     /// What was passed since the start.
@@ -405,6 +444,18 @@ impl Link {
             }
             Frame::Notice(Notice::DuplicateKey) => {
                 self.status.send_modify(|status| status.duplicate_until = Some(now + DUPLICATE));
+            }
+            Frame::Allocated(allocated) => {
+                let port = self.address.map(|address| RelayPort {
+                    peer: PublicKey(allocated.peer),
+                    address: SocketAddr::new(address, allocated.port),
+                    token: allocated.token,
+                });
+                let mut ports = lock(&self.shared.ports);
+                if ports.len() < MAX_PORTS {
+                    ports.extend(port);
+                    self.shared.allocated.notify_one();
+                }
             }
             Frame::StunServer(server) => {
                 let stun = self.address.map(|address| (address, *server));

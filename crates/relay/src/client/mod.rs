@@ -33,7 +33,7 @@ use crate::{NOT_SENT, USER_TIMEOUT};
 
 pub use backoff::Backoff;
 pub use endpoint::{Endpoint, InvalidEndpoint, Transport};
-pub use link::{LinkCounters, LinkQueue, LinkStatus, Receive, keep_connected};
+pub use link::{LinkCounters, LinkQueue, LinkStatus, Receive, RelayPort, keep_connected};
 pub use loopback::{LoopbackPort, is_relayed};
 pub use proxy::{InvalidProxy, Proxy, ProxyError};
 

@@ -4,6 +4,7 @@
 //! [`Relay::poll_transmit`] for what is to be written, [`Relay::handle_timeout`] every second, and [`Relay::remove`] when a
 //! connection has ended. [`Relay::take_ready`] says which links have something to write.
 
+mod allocations;
 mod bucket;
 mod counters;
 mod outbox;
@@ -14,11 +15,14 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use fairlead_api::wireguard::PublicKey;
-use fairlead_wire::relay::{ErrorReason, Frame, Notice, Registered, StunServer};
+use fairlead_wire::relay::{AllocatedPort, ErrorReason, Frame, Notice, Registered, StunServer};
 
 use bucket::TokenBucket;
 use registrations::Registrations;
 
+pub use allocations::{
+    AllocationCounters, AllocationLimits, AllocationRefusal, Allocations, Output, Token, UdpDrop,
+};
 pub use counters::{Counters, DropReason};
 pub use outbox::QueueLimits;
 pub(crate) use outbox::{Class, Outbox};
@@ -30,6 +34,8 @@ const CONTROL_RATE: (u64, u64) = (20, 100);
 const PROBE_RATE: (u64, u64) = (1000, 1000);
 /// Notices of peers without a link, a second and at once.
 const PEER_GONE_RATE: (u64, u64) = (10, 64);
+/// UDP ports that a client asks for, a second and at once. What is beyond that it asks for again.
+const ALLOCATION_RATE: (u64, u64) = (10, 32);
 /// How often a client is told that it exceeds its rate.
 const RATE_NOTICE_INTERVAL: Duration = Duration::from_secs(10);
 /// Datagrams that a client may send at once where its rate is limited: two of the longest.
@@ -94,7 +100,21 @@ pub struct Relay {
     links: HashMap<LinkId, Link>,
     keys: HashMap<PublicKey, Registrations>,
     ready: Vec<LinkId>,
+    allocations: Vec<AllocationRequest>,
     counters: Counters,
+}
+
+/// A client asks for a UDP port to a peer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AllocationRequest {
+    /// The client's link.
+    pub link: LinkId,
+    /// The client.
+    pub client: Admission,
+    /// The peer.
+    pub peer: PublicKey,
+    /// Why it gets none, if that is known.
+    pub refusal: Option<AllocationRefusal>,
 }
 
 #[derive(Debug)]
@@ -108,6 +128,7 @@ struct Link {
     control: TokenBucket,
     probes: TokenBucket,
     peer_gone: TokenBucket,
+    allocations: TokenBucket,
     bytes: Option<TokenBucket>,
     rate_notice: Option<Instant>,
 }
@@ -121,6 +142,7 @@ impl Relay {
             links: HashMap::new(),
             keys: HashMap::new(),
             ready: Vec::new(),
+            allocations: Vec::new(),
             counters: Counters::default(),
         }
     }
@@ -169,11 +191,37 @@ impl Relay {
         self.send(id, &Frame::StunServer(server));
     }
 
+    /// Takes the requests for UDP ports since the last call; to be answered by [`Self::answer_allocation`]. Call it after each
+    /// read of a client's frames.
+    pub fn take_allocation_requests(&mut self) -> Vec<AllocationRequest> {
+        std::mem::take(&mut self.allocations)
+    }
+
+    /// Tells a client of the port that it asked for.
+    pub fn answer_allocation(&mut self, id: LinkId, port: AllocatedPort) {
+        self.send(id, &Frame::Allocated(port));
+    }
+
+    fn ask_port(&mut self, now: Instant, id: LinkId, peer: PublicKey) {
+        let has_link = self.keys.get(&peer).and_then(Registrations::receiver).is_some();
+        let Some(link) = self.links.get_mut(&id) else { return };
+        let client = link.admission.clone();
+        let refusal = if !link.allocations.take(now, 1) {
+            Some(AllocationRefusal::RateLimited)
+        } else if !has_link || client.key == peer {
+            Some(AllocationRefusal::NotRegistered)
+        } else {
+            None
+        };
+        self.allocations.push(AllocationRequest { link: id, client, peer, refusal });
+    }
+
     /// Handles one frame of a client.
     pub fn handle_frame(&mut self, now: Instant, id: LinkId, frame: &Frame<'_>) {
         let Some(link) = self.links.get_mut(&id).filter(|link| !link.closing) else { return };
         link.heard = now;
         match frame {
+            Frame::Allocate(peer) => self.ask_port(now, id, PublicKey(*peer)),
             Frame::Datagram { peer, payload } => self.forward(now, id, *peer, payload, Class::Datagram),
             Frame::Probe { peer, payload } => self.forward(now, id, *peer, payload, Class::Probe),
             Frame::Ping(data) => {
@@ -183,7 +231,8 @@ impl Relay {
             }
             Frame::Error { .. } => self.close(id, ErrorReason::Other(0)),
             Frame::Notice(_) | Frame::Pong(_) | Frame::Unknown(_) => {}
-            Frame::Draining { .. }
+            Frame::Allocated(_)
+            | Frame::Draining { .. }
             | Frame::Hello(_)
             | Frame::PeerGone(_)
             | Frame::Register(_)
@@ -332,6 +381,7 @@ impl Link {
             control: bucket(CONTROL_RATE),
             probes: bucket(PROBE_RATE),
             peer_gone: bucket(PEER_GONE_RATE),
+            allocations: bucket(ALLOCATION_RATE),
             bytes: client_rate.map(|rate| bucket((rate, burst(rate)))),
             rate_notice: None,
         }

@@ -45,7 +45,7 @@ struct Queue {
 
 impl Outbox {
     /// Queues a frame that carries no datagram. Whether there was room.
-    pub(super) fn push_control(&mut self, frame: &Frame<'_>) -> bool {
+    pub(crate) fn push_control(&mut self, frame: &Frame<'_>) -> bool {
         let mut bytes = Vec::new();
         let room = self.control.len() < MAX_CONTROL && frame.encode(&mut bytes).is_ok();
         if room {

@@ -88,10 +88,10 @@ impl StunResponder {
     }
 
     /// Credentials for a client.
-    pub fn add_user(&mut self, port: u16, other_port: u16) -> StunServer {
+    pub fn add_user(&mut self, (port, other_port): (u16, u16), relay_ports: (u16, u16)) -> StunServer {
         self.users = self.users.wrapping_add(1);
         let user = self.users.to_be_bytes();
-        StunServer { port, other_port, user, key: self.key(user) }
+        StunServer { port, other_port, user, key: self.key(user), relay_ports }
     }
 
     fn key(&self, user: [u8; USER_LENGTH]) -> [u8; 32] {
@@ -192,7 +192,7 @@ mod tests {
     #[test]
     fn only_a_client_is_answered_from_the_second_port() {
         let mut responder = StunResponder::new([1; 32]);
-        let (one, two) = (responder.add_user(1, 2), responder.add_user(1, 2));
+        let (one, two) = (responder.add_user((1, 2), (0, 0)), responder.add_user((1, 2), (0, 0)));
         assert_ne!((one.user, one.key), (two.user, two.key));
         let mut answer = |request: Vec<u8>| {
             let answer = responder.handle_datagram(Instant::now(), source("192.0.2.1:1"), &request);

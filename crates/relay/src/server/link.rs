@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fairlead_wire::relay::{ErrorReason, MAX_BODY};
+use fairlead_wire::relay::{AllocatedPort, ErrorReason, MAX_BODY};
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
 use tokio::time::timeout;
@@ -13,7 +13,7 @@ use tokio::time::timeout;
 use super::handshakes::Handshake;
 use super::register::{Connection, Established, Rejected, establish};
 use super::{Rejection, Shared};
-use crate::core::{LinkId, Transmit};
+use crate::core::{AllocationRequest, LinkId, Transmit};
 use crate::stream::{FrameReader, FrameWriter, StreamError};
 
 /// Time for everything before the link: TLS, WebSocket, registration.
@@ -87,7 +87,10 @@ async fn read(
             let mut links = shared.links();
             let now = Instant::now();
             let drained = reader.drain(MAX_BODY, |parsed| links.relay.handle_frame(now, id, &parsed.frame));
+            let requests = links.relay.take_allocation_requests();
             links.wake();
+            drop(links);
+            answer(shared, requests);
             drained
         });
         match drained {
@@ -100,6 +103,26 @@ async fn read(
                 std::future::pending::<()>().await;
             }
             Err(error) => return error,
+        }
+    }
+}
+
+/// Opens the UDP ports that a client asked for.
+fn answer(shared: &Shared, requests: Vec<AllocationRequest>) {
+    let Some(ports) = &shared.relay_ports else { return };
+    for AllocationRequest { link, client, peer, refusal } in requests {
+        if let Some(reason) = refusal {
+            ports.refuse(reason);
+            continue;
+        }
+        match ports.allocate(&client, peer) {
+            Ok((port, token)) => {
+                let mut links = shared.links();
+                links.relay.answer_allocation(link, AllocatedPort { peer: peer.0, port, token });
+                links.wake();
+            }
+            // The client asks again.
+            Err(reason) => tracing::debug!(link = ?link, reason = reason.label(), "no UDP port for a client"),
         }
     }
 }

@@ -6,11 +6,13 @@ mod certificate;
 mod handshakes;
 mod link;
 mod register;
+mod relay_ports;
 mod udp;
 
 use std::collections::HashMap;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -24,11 +26,12 @@ use tokio::time::{MissedTickBehavior, interval};
 use tokio_rustls::TlsAcceptor;
 
 use crate::access::Authorizer;
-use crate::core::{Counters, Limits, LinkId, Relay, StunCounters};
+use crate::core::{AllocationCounters, AllocationLimits, Counters, Limits, LinkId, Relay, StunCounters};
 use crate::proof::{NoSecret, RelayKey};
 use crate::{NOT_SENT, USER_TIMEOUT};
 use certificate::Certificate;
 use handshakes::Handshakes;
+use relay_ports::RelayPorts;
 use udp::StunPorts;
 
 pub use certificate::{CertificateError, CertificateFiles};
@@ -55,6 +58,8 @@ pub struct Settings {
     pub listen: SocketAddr,
     /// Address for STUN requests, which has a second port after it; `None` answers none.
     pub stun: Option<SocketAddr>,
+    /// UDP ports of that address for pairs of peers, and what a client may use of them.
+    pub relay_ports: Option<(RangeInclusive<u16>, AllocationLimits)>,
     /// The certificate; without it the relay speaks WebSocket without TLS, for a proxy that terminates TLS.
     pub certificate: Option<CertificateFiles>,
     /// Names by which clients know this relay. A relay without a certificate needs one.
@@ -112,6 +117,7 @@ struct Shared {
     key: RelayKey,
     idle: Duration,
     stun: Option<StunPorts>,
+    relay_ports: Option<RelayPorts>,
     statistics: Statistics,
     links: Mutex<Links>,
 }
@@ -230,6 +236,10 @@ pub struct Snapshot {
     pub rejections: Vec<(Rejection, u64)>,
     /// What STUN requests were answered.
     pub stun: StunCounters,
+    /// What UDP ports for pairs of peers passed on.
+    pub allocations: AllocationCounters,
+    /// How many of these ports are open.
+    pub relay_ports: usize,
 }
 
 /// Reads a relay while it runs.
@@ -241,8 +251,12 @@ impl Observer {
     pub fn snapshot(&self) -> Snapshot {
         let statistics = &self.0.statistics;
         let counts = statistics.rejections.iter().map(|count| count.load(Ordering::Relaxed));
+        let (allocations, relay_ports) =
+            self.0.relay_ports.as_ref().map(RelayPorts::counters).unwrap_or_default();
         let links = self.0.links();
         Snapshot {
+            allocations,
+            relay_ports,
             counters: *links.relay.counters(),
             links: links.relay.links(),
             connections: statistics.connections.load(Ordering::Relaxed),
@@ -268,6 +282,9 @@ impl Server {
         let secret = crate::random::bytes()?;
         let stun = settings.stun.map(|address| StunPorts::bind(address, secret)).transpose();
         let stun = stun.map_err(|(address, error)| StartError::Listen { address, error })?;
+        let relay_ports = settings.stun.zip(settings.relay_ports);
+        let relay_ports =
+            relay_ports.map(|(address, (range, limits))| RelayPorts::new(address.ip(), range, limits));
         let shared = Shared {
             access,
             handshakes: Handshakes::new(HANDSHAKES, HANDSHAKES_PER_SOURCE),
@@ -277,6 +294,7 @@ impl Server {
             key: RelayKey::generate()?,
             idle: settings.limits.idle,
             stun,
+            relay_ports: relay_ports.transpose()?,
             statistics: Statistics::default(),
             links: Mutex::new(Links { relay: Relay::new(settings.limits), wakers: HashMap::new() }),
         };
@@ -392,6 +410,10 @@ async fn maintain(shared: &Shared, certificate: Option<&Certificate>) {
                 let mut links = shared.links();
                 links.relay.handle_timeout(Instant::now());
                 links.wake();
+                drop(links);
+                if let Some(ports) = &shared.relay_ports {
+                    ports.handle_timeout();
+                }
             }
             _ = access.tick() => {
                 if shared.access.refresh() {
@@ -399,6 +421,10 @@ async fn maintain(shared: &Shared, certificate: Option<&Certificate>) {
                     let mut links = shared.links();
                     links.relay.retain(|admission| shared.access.is_allowed(admission));
                     links.wake();
+                    drop(links);
+                    if let Some(ports) = &shared.relay_ports {
+                        ports.retain(|admission| shared.access.is_allowed(admission));
+                    }
                 }
             }
             _ = reload.tick() => match certificate.map(Certificate::refresh) {

@@ -143,7 +143,9 @@ impl Shared {
         let mut links = self.links();
         let id = links.relay.register(Instant::now(), admission, &Registered { idle_timeout })?;
         if let Some(stun) = &self.stun {
-            links.relay.offer_stun(id, stun.add_user());
+            let range = self.relay_ports.as_ref().map(|ports| ports.range());
+            let range = range.map_or((0, 0), |range| (*range.start(), *range.end()));
+            links.relay.offer_stun(id, stun.add_user(range));
         }
         links.wakers.insert(id, Arc::clone(waker));
         links.wake();

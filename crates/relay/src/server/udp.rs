@@ -47,9 +47,8 @@ impl StunPorts {
     }
 
     /// What a client has to know.
-    pub(super) fn add_user(&self) -> StunServer {
-        let (port, other_port) = self.ports;
-        self.responder().add_user(port, other_port)
+    pub(super) fn add_user(&self, relay_ports: (u16, u16)) -> StunServer {
+        self.responder().add_user(self.ports, relay_ports)
     }
 
     pub(super) fn counters(&self) -> StunCounters {
@@ -84,7 +83,7 @@ impl StunPorts {
 }
 
 /// On a kernel without IPv6 (`ipv6.disable=1`), "every address" is every IPv4 address.
-fn bind(address: SocketAddr) -> io::Result<UdpSocket> {
+pub(super) fn bind(address: SocketAddr) -> io::Result<UdpSocket> {
     match bind_to(address) {
         Err(_) if address.is_ipv6() && address.ip().is_unspecified() => {
             bind_to(SocketAddr::from((Ipv4Addr::UNSPECIFIED, address.port())))

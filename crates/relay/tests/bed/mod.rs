@@ -9,12 +9,12 @@ use std::time::Duration;
 use fairlead_api::wireguard::{PrivateKey, PublicKey};
 use fairlead_relay::access::FileAuthorizer;
 use fairlead_relay::client::{self, Connection, Endpoint, Proxy, Receiver, Sender, connect};
-use fairlead_relay::core::Limits;
+use fairlead_relay::core::{AllocationLimits, Limits};
 use fairlead_relay::proof::{Transcript, prove, public_key};
 use fairlead_relay::server::{CertificateFiles, Observer, Rejection, Server, Settings};
 use fairlead_relay::websocket::{Decoder, Role, read_response, request};
 use fairlead_wire::relay::{
-    ALPN, ErrorReason, Frame, HEADER_LENGTH, MAX_BODY, Register, StunServer, parse, signed,
+    ALPN, AllocatedPort, ErrorReason, Frame, HEADER_LENGTH, MAX_BODY, Register, StunServer, parse, signed,
 };
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use rustls::pki_types::ServerName;
@@ -74,6 +74,7 @@ impl Bed {
         let settings = Settings {
             listen: "127.0.0.1:0".parse().unwrap(),
             stun: Some("127.0.0.1:0".parse().unwrap()),
+            relay_ports: Some((0..=9, AllocationLimits { per_client: 2, client_rate: None })),
             certificate: tls.then_some(files),
             names: vec!["localhost".to_owned()],
             limits: Limits::default(),
@@ -280,6 +281,16 @@ impl Client {
             other => panic!("{other:?}"),
         });
         received.await.unwrap()
+    }
+
+    /// Asks for a UDP port to a peer.
+    pub(crate) async fn port(&mut self, peer: u8) -> AllocatedPort {
+        self.send(&Frame::Allocate(public(peer))).await;
+        let answer = self.receiver.receive(|frame| match frame {
+            Frame::Allocated(port) => *port,
+            other => panic!("{other:?}"),
+        });
+        answer.await.unwrap()
     }
 
     pub(crate) async fn closed(&mut self) {

@@ -28,9 +28,15 @@ fn the_bytes_of_a_datagram_are_those_of_the_specification() {
     let bytes = encoded(&Frame::Datagram { peer: [7; 32], payload: b"abc" });
     assert_eq!(bytes, [&[0x10, 0, 0, 35][..], &[7; 32], b"abc"].concat());
     assert_eq!(encoded(&Frame::Notice(Notice::DuplicateKey)), [0x24, 0, 0, 1, 1]);
-    let server = StunServer { port: 0x0d96, other_port: 0x0d97, user: [1; 8], key: [2; 32] };
+    let relay_ports = (0x4e20, 0x752f);
+    let server = StunServer { port: 0x0d96, other_port: 0x0d97, user: [1; 8], key: [2; 32], relay_ports };
     let bytes = encoded(&Frame::StunServer(server));
-    assert_eq!(bytes, [&[0x25, 0, 0, 44, 0x0d, 0x96, 0x0d, 0x97][..], &[1; 8], &[2; 32]].concat());
+    let expected: [&[u8]; 4] =
+        [&[0x25, 0, 0, 48, 0x0d, 0x96, 0x0d, 0x97], &[1; 8], &[2; 32], &[0x4e, 0x20, 0x75, 0x2f]];
+    assert_eq!(bytes, expected.concat());
+    let allocated = AllocatedPort { peer: [3; 32], port: 0x4e20, token: [4; 32] };
+    let bytes = encoded(&Frame::Allocated(allocated));
+    assert_eq!(bytes, [&[0x13, 0, 0, 66][..], &[3; 32], &[0x4e, 0x20], &[4; 32]].concat());
 }
 
 #[test]
@@ -133,7 +139,11 @@ proptest! {
             Frame::Probe { peer: key, payload: &bytes },
             Frame::Register(register),
             Frame::Registered(Registered { idle_timeout: number.into() }),
-            Frame::StunServer(StunServer { port: number.into(), other_port: u16::MAX, user: data, key }),
+            Frame::StunServer(StunServer {
+                port: number.into(), other_port: u16::MAX, user: data, key, relay_ports: (1, u16::MAX),
+            }),
+            Frame::Allocate(key),
+            Frame::Allocated(AllocatedPort { peer: key, port: number.into(), token: key }),
         ];
         let mut stream = Vec::new();
         for frame in &all {
