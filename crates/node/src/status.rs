@@ -1,19 +1,18 @@
 //! The Node service, which `fairlead status` and `fairlead ipam` call.
 
-mod netcheck;
 mod ping;
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::SystemTime;
 
 use fairlead_path::State;
-use fairlead_port_mapping::{Failure, Mapping};
+use fairlead_port_mapping::{Failure, Protocol};
 use fairlead_wire::node::node_server::Node;
 use fairlead_wire::node::{
     BlockRoute, IpamCheckRequest, IpamCheckResponse, IpamReleaseRequest, IpamReleaseResponse,
-    IpamShowRequest, IpamShowResponse, NetcheckRequest, NetcheckResponse, Peer, PingRequest, PingResponse,
-    PortMapping, Relay, Router, StatusRequest, StatusResponse,
+    IpamShowRequest, IpamShowResponse, Peer, PingRequest, PingResponse, PortMapping, Relay, Router,
+    StatusRequest, StatusResponse,
 };
 use tonic::{Request, Response, Status};
 
@@ -21,7 +20,7 @@ use crate::ipam::inventory::Inventory;
 use crate::lifecycle::watches::Caches;
 use crate::mesh::problem::MeshFailure;
 use crate::mesh::publish::{backend_name, nat_name};
-use crate::mesh::relay::RelayReport;
+use crate::mesh::relay::{RelayReport, RelayTransport};
 use crate::mesh::report::{PeerReport, Report};
 use crate::mesh::{MeshView, Snapshot};
 use crate::pod_network::PodNetworkProblems;
@@ -79,16 +78,6 @@ impl Node for Service {
         Ok(Response::new(answer))
     }
 
-    async fn netcheck(&self, _: Request<NetcheckRequest>) -> Result<Response<NetcheckResponse>, Status> {
-        let Snapshot { report, failure, .. } = self.mesh.snapshot();
-        let Some(report) = report else {
-            let why =
-                failure.map_or_else(|| "there is no mesh yet".to_owned(), |failure| failure.to_string());
-            return Err(Status::failed_precondition(why));
-        };
-        Ok(Response::new(netcheck::netcheck(&self.node, &report)))
-    }
-
     async fn ping(&self, request: Request<PingRequest>) -> Result<Response<PingResponse>, Status> {
         ping::ping(&self.mesh, request.into_inner()).await.map(Response::new)
     }
@@ -142,21 +131,25 @@ fn describe(report: &Report, answer: &mut StatusResponse, now: SystemTime) {
     answer.port_mappings = describe_port_mappings(report);
     answer.peers = report.peers.iter().map(|peer| describe_peer(peer, now)).collect();
     if let Some(relay) = &answer.relay {
-        let relayed = answer.peers.iter_mut().zip(&report.peers).filter(|(_, peer)| peer.is_relayed());
-        relayed.for_each(|(peer, _)| peer.endpoint.clone_from(&relay.endpoint));
+        for (peer, known) in answer.peers.iter_mut().zip(&report.peers) {
+            match known.relay {
+                Some(RelayTransport::Tcp) => peer.endpoint.clone_from(&relay.endpoint),
+                Some(RelayTransport::Udp) => peer.endpoint.insert_str(0, "udp://"),
+                None => {}
+            }
+        }
     }
 }
 
 fn describe_port_mappings(report: &Report) -> Vec<PortMapping> {
-    let describe = |(gateway, outcome): (&IpAddr, &Result<Mapping, Failure>)| {
+    let describe = |(gateway, outcome): (&IpAddr, &Result<(Protocol, SocketAddr), Failure>)| {
         let gateway = gateway.to_string();
         match outcome {
-            Ok(Mapping { protocol, external, lifetime }) => PortMapping {
+            Ok((protocol, external)) => PortMapping {
                 gateway,
                 protocol: protocol.to_string(),
                 external: external.to_string(),
                 error: String::new(),
-                lifetime_seconds: Some(lifetime.as_secs()),
             },
             Err(failure) => PortMapping { gateway, error: failure.to_string(), ..PortMapping::default() },
         }

@@ -23,7 +23,6 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
 use crate::candidates::{Candidate, MAX_CANDIDATES, Source};
-use crate::filtering::FilteringTest;
 use crate::prober::{Probe, Prober, Session};
 use crate::probing::{Identity, Probing};
 use crate::reflexive::ReflexiveAddresses;
@@ -33,6 +32,8 @@ use crate::timers::TimerQueue;
 
 mod ping;
 mod relay;
+
+use relay::RelayMachines;
 
 /// Time between observations while a peer is not up: at first, and again after each endpoint that is set.
 const MIN_OBSERVATION_INTERVAL: Duration = Duration::from_millis(500);
@@ -79,6 +80,11 @@ impl PeerPaths {
 pub enum Event {
     /// Call [`PathAgent::observe`] with the device's state of this peer. The event is repeated until that happens.
     ObservationDue {
+        /// The peer.
+        peer: PublicKey,
+    },
+    /// Ask the relay for a UDP port to a peer, to be answered by [`PathAgent::relay_port_allocated`].
+    RelayPortDue {
         /// The peer.
         peer: PublicKey,
     },
@@ -147,7 +153,7 @@ pub struct PathAgent {
     timers: TimerQueue<PublicKey>,
     events: VecDeque<Event>,
     stun: StunClient,
-    filtering: FilteringTest,
+    relay: RelayMachines,
     /// `None` where no probes can be sent.
     probing: Option<Probing>,
     probe_timers: TimerQueue<PublicKey>,
@@ -169,7 +175,7 @@ impl PathAgent {
             timers: TimerQueue::default(),
             events: VecDeque::new(),
             stun: StunClient::new(),
-            filtering: FilteringTest::default(),
+            relay: RelayMachines::default(),
             probing: None,
             probe_timers: TimerQueue::default(),
             transmits: VecDeque::new(),
@@ -205,12 +211,14 @@ impl PathAgent {
         if let Some(probing) = &mut self.probing {
             probing.add_peer(key);
             peer.prober.set_relay(paths.relay);
+            peer.prober.set_relay_ports(self.relay.ports);
             peer.prober.set_candidates(now, &paths.all());
             let due = peer.prober.poll_timeout();
             self.probe_timers.reschedule(key, &mut peer.probe_due, due);
         }
         peer.rotation.set_silence(paths.silence);
         peer.rotation.set_relay(paths.relay.map(|relay| (relay.endpoint, relay.handshake_timeout)));
+        peer.rotation.set_relay_ports(self.relay.ports);
         peer.rotation.set_candidates(now, paths.all());
         let wakeup = if is_new { Some(now) } else { peer.rotation.next_wakeup(now) };
         let due = peer.due.into_iter().chain(wakeup).min();
@@ -229,6 +237,7 @@ impl PathAgent {
                 probing.remove_peer(key);
             }
             self.reflexive.forget(key);
+            self.relay.remove_peer(key);
             self.events.retain(|event| event.peer() != Some(key));
         }
     }
@@ -273,7 +282,7 @@ impl PathAgent {
     /// Links, addresses or routes of this host changed: STUN servers and peers are asked again at once.
     pub fn network_changed(&mut self, now: Duration) {
         self.stun.network_changed(now);
-        self.filtering.network_changed(now);
+        self.relay.network_changed(now);
         self.reflexive.clear();
         if self.probing.is_some() {
             for (key, peer) in &mut self.peers {
@@ -281,17 +290,6 @@ impl PathAgent {
                 let due = peer.prober.poll_timeout();
                 self.probe_timers.reschedule(*key, &mut peer.probe_due, due);
             }
-        }
-    }
-
-    /// This node has a link to the relay now, or has lost it.
-    pub fn relay_changed(&mut self, now: Duration, is_up: bool) {
-        let keys: Vec<PublicKey> = self.peers.keys().copied().collect();
-        for key in keys {
-            if let Some(peer) = self.peers.get_mut(&key) {
-                peer.prober.relay_changed(now, is_up);
-            }
-            self.conclude_probing(now, &key);
         }
     }
 
@@ -309,7 +307,7 @@ impl PathAgent {
     }
 
     fn report_stun(&mut self) {
-        let is_changed = self.stun.take_changed() | self.filtering.take_changed();
+        let is_changed = self.stun.take_changed() | self.relay.take_changed();
         if is_changed && !self.events.contains(&Event::StunAnswersChanged) {
             self.events.push_back(Event::StunAnswersChanged);
         }
@@ -326,8 +324,9 @@ impl PathAgent {
     ) {
         if is_probe(bytes) {
             self.handle_probe(now, local, canonical(remote), bytes);
-        } else if self.stun.handle_datagram(remote, bytes) || self.filtering.handle_datagram(remote, bytes) {
+        } else if self.stun.handle_datagram(remote, bytes) || self.relay.handle_datagram(now, remote, bytes) {
             self.report_stun();
+            self.conclude_bindings(now);
         } else {
             self.unknown_datagrams = self.unknown_datagrams.saturating_add(1);
         }
@@ -341,7 +340,8 @@ impl PathAgent {
             Message::Answer { transaction, observed } => {
                 let is_expected = peer.prober.handle_answer(now, remote, transaction);
                 probing.conclude(&key, &header, remote, is_expected);
-                if is_expected && self.reflexive.insert(key, remote, observed) {
+                if is_expected && !self.relay.is_port(remote) && self.reflexive.insert(key, remote, observed)
+                {
                     self.events.push_back(Event::ReflexiveAddressesChanged);
                 }
             }
@@ -366,6 +366,7 @@ impl PathAgent {
         }
         let due = peer.prober.poll_timeout();
         self.probe_timers.reschedule(*key, &mut peer.probe_due, due);
+        self.use_relay_port(now, key);
     }
 
     fn run_probers(&mut self, now: Duration) {
@@ -396,8 +397,9 @@ impl PathAgent {
     /// Runs the machines that are due, and no others.
     pub fn handle_timeout(&mut self, now: Duration) {
         self.stun.handle_timeout(now, &mut self.random);
-        self.filtering.handle_timeout(now, &mut self.random);
+        self.relay.handle_timeout(now, &mut self.random);
         self.report_stun();
+        self.conclude_bindings(now);
         self.run_probers(now);
         while let Some(key) = self.timers.pop_due(now) {
             let Some(peer) = self.peers.get_mut(&key) else { continue };
@@ -417,7 +419,7 @@ impl PathAgent {
     /// The next datagram to send.
     pub fn poll_transmit(&mut self) -> Option<Transmit> {
         let transmit = self.transmits.pop_front().or_else(|| self.stun.poll_transmit());
-        transmit.or_else(|| self.filtering.poll_transmit())
+        transmit.or_else(|| self.relay.poll_transmit())
     }
 
     /// The next event.
@@ -434,7 +436,7 @@ impl PathAgent {
     /// When to call [`Self::handle_timeout`]. `None` without peers and STUN servers.
     pub fn poll_timeout(&self) -> Option<Duration> {
         let timers = self.timers.next().into_iter().chain(self.probe_timers.next());
-        timers.chain(self.stun.poll_timeout()).chain(self.filtering.poll_timeout()).min()
+        timers.chain(self.stun.poll_timeout()).chain(self.relay.poll_timeout()).min()
     }
 
     /// The state of a peer at `now`, for users.
@@ -482,6 +484,7 @@ impl Event {
     pub fn peer(&self) -> Option<&PublicKey> {
         match self {
             Self::ObservationDue { peer }
+            | Self::RelayPortDue { peer }
             | Self::SetEndpoint { peer, .. }
             | Self::StateChanged { peer, .. } => Some(peer),
             Self::StunAnswersChanged | Self::ReflexiveAddressesChanged => None,

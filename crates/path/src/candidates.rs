@@ -50,7 +50,13 @@ pub struct Candidate {
 
 impl fmt::Display for Candidate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} ({})", self.address, self.source)
+        match self.source {
+            Source::Relay if self.address.ip().is_loopback() => {
+                write!(f, "{} (relay over TCP)", self.address)
+            }
+            Source::Relay => write!(f, "{} (relay over UDP)", self.address),
+            source => write!(f, "{} ({source})", self.address),
+        }
     }
 }
 

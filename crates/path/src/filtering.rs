@@ -16,6 +16,7 @@ use rand::RngExt;
 use rand::rngs::StdRng;
 
 use crate::agent::Transmit;
+use crate::prober::RelayPortRange;
 use crate::stun::{ATTEMPTS, INTERVAL, MAX_DOUBLINGS, MAX_MISSED, MIN_INTERVAL, ROUND};
 
 /// How long what was learned of the filtering is taken for true.
@@ -32,6 +33,16 @@ pub struct RelayStun {
     pub user: [u8; 8],
     /// The key of the user.
     pub key: [u8; 32],
+    /// First and last of the UDP ports that it may allocate; zeros for none.
+    pub relay_ports: (u16, u16),
+}
+
+impl RelayStun {
+    /// The UDP ports that it may allocate.
+    pub fn ports(&self) -> Option<RelayPortRange> {
+        let (first, last) = self.relay_ports;
+        (first > 0).then_some(RelayPortRange { ip: self.server.ip().to_canonical(), first, last })
+    }
 }
 
 impl fmt::Debug for RelayStun {
@@ -237,6 +248,7 @@ mod tests {
             other: address("203.0.113.1:3479"),
             user: [1; 8],
             key: [2; 32],
+            relay_ports: (20_000, 20_999),
         }
     }
 

@@ -9,6 +9,7 @@
 //!   of a node share (keys, replays, limits). Format and rules: `docs/path-protocol.md`.
 //! * `reflexive`: where peers see this node, as their answers to probes say.
 //! * `filtering`: asks the relay the same, and tests how the NAT filters.
+//! * `binding`: binds UDP ports of the relay, through which a peer is reached that has no direct path.
 //! * `stun`: asks STUN servers where they see the WireGuard port, which feeds [`nat`] and [`candidates`].
 //!
 //! Sans-I/O: time is a [`std::time::Duration`] since an epoch of the caller's that never goes back (the start of the
@@ -17,6 +18,7 @@
 //! there reaches the peer, or does not.
 
 mod agent;
+mod binding;
 pub mod candidates;
 mod filtering;
 pub mod nat;
@@ -28,11 +30,12 @@ mod stun;
 mod timers;
 
 pub use agent::{Event, PathAgent, PeerPaths, RelayPath, Transmit};
+pub use binding::RelayPort;
 pub use candidates::{Candidate, MAX_CANDIDATES, OwnView, PeerView, Source, order};
 pub use fairlead_address::is_private;
 pub use filtering::{Filtering, RelayStun};
 pub use nat::{NatType, Seen, classify};
-pub use prober::{CandidateStatus, PingOutcome};
+pub use prober::{CandidateStatus, PingOutcome, RelayPortRange};
 pub use probing::{Identity, ProbeCounts, ProbeDrops};
 pub use rotation::{Config, EndpointReason, Observation, Reason, State, Status};
 pub use stun::{MAX_SERVERS as MAX_STUN_SERVERS, StunAnswer};

@@ -20,8 +20,10 @@ use crate::rotation::EndpointReason;
 mod checks;
 mod path;
 mod ping;
+mod relay_port;
 
 pub use ping::{CandidateStatus, PingOutcome};
+pub use relay_port::RelayPortRange;
 
 use path::{ANSWER_TIMEOUT, LAST_REQUEST, Path};
 use ping::Ping;
@@ -86,6 +88,9 @@ pub(crate) struct Prober {
     missed: u8,
     moved: Option<Duration>,
     relay: Option<RelayPath>,
+    relay_ports: Option<RelayPortRange>,
+    /// The relay's UDP port to the peer, which is one of the paths.
+    relay_port: Option<SocketAddr>,
     /// When all paths were last tried.
     round_began: Option<Duration>,
     /// When they are tried next because the peer has done so.
@@ -128,9 +133,11 @@ impl Prober {
         let is_relay_only = self.is_relay_only();
         let keeps = |path: &Path| {
             let is_in_use = Some(path.candidate.address) == self.current;
-            !is_relay_only && !path.is_relay() && (path.is_reflexive || is_in_use)
+            let is_other = path.is_reflexive || is_in_use;
+            path.is_relay_port() || (!is_relay_only && !path.is_relay() && is_other)
         };
-        self.paths.extend(before.into_iter().filter(keeps).map(|path| Path { is_reflexive: true, ..path }));
+        let kept = before.into_iter().filter(keeps);
+        self.paths.extend(kept.map(|path| Path { is_reflexive: !path.is_relay(), ..path }));
         if is_new && !tries_now {
             self.has_untried = true;
         } else if is_new {
@@ -161,7 +168,7 @@ impl Prober {
         }
         let current = self.current;
         let mut has_failed = false;
-        for path in self.paths.iter_mut().filter(|path| path.is_relay()) {
+        for path in self.paths.iter_mut().filter(|path| path.is_relay() && !path.is_relay_port()) {
             has_failed |= current == Some(path.candidate.address);
             (path.answered, path.attempt) = (None, None);
         }
@@ -218,7 +225,8 @@ impl Prober {
 
     /// Whether an endpoint that no source names may be used.
     fn may_use(&self, endpoint: SocketAddr) -> bool {
-        is_reachable(endpoint.ip()) && !self.is_relay_only()
+        let is_relays = self.relay_ports.is_some_and(|ports| ports.contains(endpoint));
+        is_reachable(endpoint.ip()) && !is_relays && !self.is_relay_only()
     }
 
     fn is_relay_only(&self) -> bool {
@@ -309,7 +317,8 @@ impl Prober {
         for (to, starts_round) in requests {
             let transaction = TransactionId(random.random());
             if let Some(path) = self.paths.iter_mut().find(|path| path.candidate.address == to) {
-                let is_proven = path.is_fresh(now);
+                // A port of the relay is at no address that the peer names.
+                let is_proven = path.is_fresh(now) || path.is_relay_port();
                 path.add_pending(now, transaction);
                 if let Some(ping) = &mut self.ping {
                     ping.add_request(to);

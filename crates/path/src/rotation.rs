@@ -16,6 +16,7 @@ use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
 use crate::candidates::{Candidate, Source};
+use crate::prober::RelayPortRange;
 
 mod status;
 
@@ -139,6 +140,7 @@ pub(crate) struct Rotation {
     silence: Option<Duration>,
     /// The candidate that is a relay, and how long all others are tried before it.
     relay: Option<(SocketAddr, Duration)>,
+    relay_ports: Option<RelayPortRange>,
     candidates: Vec<Candidate>,
     /// The endpoint of the last live session.
     last_good: Option<Candidate>,
@@ -172,6 +174,7 @@ impl Rotation {
             candidates: Vec::new(),
             silence: None,
             relay: None,
+            relay_ports: None,
             last_good: None,
             device: None,
             handshake: None,
@@ -196,6 +199,11 @@ impl Rotation {
     /// Sets which candidate is a relay, and how long all others are tried at most before it.
     pub(crate) fn set_relay(&mut self, relay: Option<(SocketAddr, Duration)>) {
         self.relay = relay;
+    }
+
+    /// Sets which endpoints are UDP ports of the relay.
+    pub(crate) fn set_relay_ports(&mut self, ports: Option<RelayPortRange>) {
+        self.relay_ports = ports;
     }
 
     /// Replaces the candidates, best first. While the peer is not up, an untried candidate that now ranks above the
@@ -383,7 +391,9 @@ impl Rotation {
     fn candidate_at(&self, address: SocketAddr) -> Candidate {
         let candidate = self.candidates.iter().find(|candidate| candidate.address == address);
         let known = candidate.or(self.last_good.as_ref().filter(|last| last.address == address));
-        known.copied().unwrap_or(Candidate { address, source: Source::Roamed })
+        let is_relays = self.relay_ports.is_some_and(|ports| ports.contains(address));
+        let source = if is_relays { Source::Relay } else { Source::Roamed };
+        known.copied().unwrap_or(Candidate { address, source })
     }
 
     fn deadline(&self, attempt: &Attempt) -> Duration {

@@ -12,6 +12,7 @@ use fairlead_demo::{World, probe, topology};
 use outage::{TIMEOUT, loses_nothing, node, peer, resumes, tcp, udp};
 use serde_json::{Value, json};
 use testbed_lab::Progress;
+use testbed_lab::traffic::Flow;
 
 /// Until traffic is back after a path has failed: 2 to 3 s.
 const OTHER_PATH: Duration = Duration::from_secs(15);
@@ -28,10 +29,48 @@ fn published(world: &World, name: &str) -> Result<Value> {
     Ok(serde_json::from_str::<Value>(&text)?["status"].clone())
 }
 
-fn is_relayed(world: &World, from: &str, to: &str) -> Result<bool> {
+/// Where packets to a peer go: `tcp://` or `udp://` before the relay's address.
+fn endpoint(world: &World, from: &str, to: &str) -> Result<String> {
     let seen = peer(node(world, from), to).with_context(|| format!("{from} has no peer {to}"))?;
     ensure!(seen["state"] == "up", "{from} to {to}: {seen}");
-    Ok(seen["endpoint"].as_str().is_some_and(|endpoint| endpoint.starts_with("tcp://")))
+    Ok(seen["endpoint"].as_str().unwrap_or_default().to_owned())
+}
+
+fn is_relayed(world: &World, from: &str, to: &str) -> Result<bool> {
+    Ok(endpoint(world, from, to)?.contains("://"))
+}
+
+/// Waits until the relayed pairs go over UDP where both nodes have UDP, and else over TCP.
+fn use_udp_where_they_can(world: &World) {
+    let all = || {
+        for (from, to) in RELAYED.iter().flat_map(|(one, other)| [(*one, *other), (*other, *one)]) {
+            let expected = if [from, to].contains(&"fort-1") { "tcp://" } else { "udp://" };
+            let endpoint = endpoint(world, from, to)?;
+            ensure!(endpoint.starts_with(expected), "{from} to {to}: {endpoint}, not {expected}");
+        }
+        Ok(())
+    };
+    testbed_lab::eventually(TIMEOUT, all).unwrap();
+}
+
+/// The links to the relay end, and no node can connect again. What goes over UDP needs none.
+fn links_are_cut(world: &World, relay: &Relay, flows: &[Flow]) {
+    use_udp_where_they_can(world);
+    std::thread::sleep(Duration::from_secs(1));
+    let mark = Instant::now();
+    let rules = "table inet testcut {\nchain input {\ntype filter hook input priority 0\n\
+                 tcp dport 443 reject with tcp reset\n}\n}";
+    relay.host.shell(&format!("nft -f - <<'END'\n{rules}\nEND")).unwrap();
+    testbed_lab::eventually(TIMEOUT, || {
+        let relay = node(world, "hotel-1").status()?["relay"].clone();
+        ensure!(relay["connected"] == false, "{relay}");
+        Ok(())
+    })
+    .unwrap();
+    std::thread::sleep(Duration::from_secs(10));
+    loses_nothing("the links to the relay are cut", flows, mark);
+    assert!(endpoint(world, "hotel-1", "club-1").unwrap().starts_with("udp://"));
+    relay.host.shell("nft delete table inet testcut").unwrap();
 }
 
 /// Waits until all pairs go the way they should.
@@ -67,42 +106,6 @@ fn problem_of(world: &World, name: &str, words: &str) -> Result<String> {
     found.map(str::to_owned).with_context(|| format!("{}", status["problems"]))
 }
 
-/// `fairlead status PEER` and `fairlead ping`, of a peer behind the relay and of another.
-fn commands_explain_the_paths(world: &World, relay: &Relay) {
-    let hotel = node(world, "hotel-1");
-    let is_relay = |candidate: &&Value| candidate["kind"] == "relay";
-    let (code, ping) = hotel.ask(&["ping", "club-1", "--count", "1"]).unwrap();
-    println!("{ping}");
-    let candidates = ping["rounds"][0]["candidates"].as_array().unwrap();
-    let (relayed, direct): (Vec<&Value>, Vec<&Value>) = candidates.iter().partition(is_relay);
-    assert_eq!((code, relayed.len(), ping["peer"].as_str()), (Some(0), 1, Some("club-1")), "{ping}");
-    assert!(relayed[0]["inUse"] == true && relayed[0]["answered"] == true, "{ping}");
-    assert!(relayed[0]["address"].as_str().unwrap().ends_with(&relay.address()), "{ping}");
-    assert!(
-        !direct.is_empty() && direct.iter().all(|it| it["answered"] == false && it["inUse"] == false),
-        "{ping}"
-    );
-
-    let (_, ping) = hotel.ask(&["ping", "cloud-1", "--count", "2", "--interval", "200ms"]).unwrap();
-    let candidates = ping["rounds"][1]["candidates"].as_array().unwrap();
-    let used: Vec<&Value> = candidates.iter().filter(|it| it["inUse"] == true).collect();
-    assert!(used.len() == 1 && used[0]["answered"] == true && used[0]["kind"] != "relay", "{ping}");
-    assert_eq!(hotel.ask(&["ping", "nowhere"]).unwrap(), (Some(1), Value::Null));
-
-    let explained = || {
-        let (_, status) = hotel.ask(&["status", "club-1"])?;
-        let seen = &status["peers"][0];
-        ensure!(seen["relayReason"] == "both symmetric NAT" && status["peers"][1].is_null(), "{status}");
-        let last = seen["pathChanges"].as_array().and_then(|changes| changes.last()).context("no change")?;
-        ensure!(last["toSource"] == "relay" && last["to"] == seen["endpoint"], "{status}");
-        Ok(status)
-    };
-    println!("{:#}", testbed_lab::eventually(TIMEOUT, explained).unwrap());
-    let (_, netcheck) = hotel.ask(&["netcheck"]).unwrap();
-    let relay = &netcheck["relays"][0];
-    assert!(relay["connected"] == true && netcheck["udp"] == "works", "{netcheck}");
-}
-
 #[test]
 fn nodes_without_a_direct_path_reach_each_other_by_a_relay() {
     let mut world = World::start(&topology::relayed(), &Progress::default()).unwrap();
@@ -116,7 +119,6 @@ fn nodes_without_a_direct_path_reach_each_other_by_a_relay() {
     servers::apply_token(&world, TOKEN).unwrap();
     assert_all_reach_each_other(&world);
     settles(&world, needs_relay);
-    commands_explain_the_paths(&world, &relay);
 
     let hotel = || {
         let status = published(&world, "hotel-1")?;
@@ -131,6 +133,7 @@ fn nodes_without_a_direct_path_reach_each_other_by_a_relay() {
     let of_relay: Vec<&Value> = candidates.iter().filter(|candidate| candidate["type"] == "relay").collect();
     assert_eq!(of_relay, [&json!({ "type": "relay", "address": relay.address(), "priority": 10 })]);
 
+    use_udp_where_they_can(&world);
     let direct = [udp(&world, "cloud-1", "hotel-1"), tcp(&world, "club-1", "cloud-1")];
     let relayed = [udp(&world, "hotel-1", "club-1"), tcp(&world, "fort-1", "cloud-1")];
     std::thread::sleep(Duration::from_secs(3));
@@ -158,6 +161,7 @@ fn nodes_without_a_direct_path_reach_each_other_by_a_relay() {
     resumes("a direct path becomes a black hole", &direct, from, from, OTHER_PATH);
     settles(&world, |_, _| true);
     node(&world, "cloud-1").host.set_faults(|faults| faults.blackholed_udp.clear()).unwrap();
+    links_are_cut(&world, &relay, &relayed[..1]);
     apply_mesh(&world, &json!({ "relay": relay.spec("never") }));
     let unreachable = || {
         let seen = peer(node(&world, "fort-1"), "cloud-1").context("no peer")?;

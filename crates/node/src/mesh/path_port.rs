@@ -15,6 +15,7 @@ use std::time::{Duration, Instant, SystemTime};
 use fairlead_api::wireguard::PublicKey;
 use fairlead_dataplane::wireguard::{PathSocket, PathSocketHealth};
 use fairlead_path::{Candidate, CandidateStatus, EndpointReason, Event, PathAgent, ProbeCounts, Source};
+use fairlead_relay::client::LinkQueue;
 use prometheus_client::metrics::histogram::Histogram;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -69,6 +70,8 @@ struct Shared {
     changes: BTreeMap<EndpointReason, u64>,
     history: PathHistory,
     time_to_direct: Histogram,
+    /// The link to the relay.
+    relay: LinkQueue,
 }
 
 /// Keeps a socket attached to its port; dropping it closes the socket.
@@ -129,7 +132,12 @@ impl Drop for PortThread {
 
 impl PathPort {
     /// Without a socket. The agent counts time from `now`. `time_to_direct` is told how long the first direct path to each peer took.
-    pub(super) fn new(agent: PathAgent, time_to_direct: Histogram, now: Instant) -> Arc<Self> {
+    pub(super) fn new(
+        agent: PathAgent,
+        time_to_direct: Histogram,
+        relay: LinkQueue,
+        now: Instant,
+    ) -> Arc<Self> {
         let shared = Mutex::new(Shared {
             agent,
             socket: None,
@@ -138,6 +146,7 @@ impl PathPort {
             changes: BTreeMap::new(),
             history: PathHistory::default(),
             time_to_direct,
+            relay,
         });
         Arc::new(Self { started: now, shared, changed: Notify::new(), due: Notify::new() })
     }
@@ -376,6 +385,7 @@ impl Shared {
                     let took = self.history.endpoint_set(&peer, times, to, reason);
                     took.iter().for_each(|took| self.time_to_direct.observe(took.as_secs_f64()));
                 }
+                Event::RelayPortDue { peer } => self.relay.ask_port(&peer),
                 Event::StunAnswersChanged => {
                     tracing::debug!(answers = ?self.agent.stun_answers(), "STUN servers answered");
                     self.due.own_addresses_changed = true;

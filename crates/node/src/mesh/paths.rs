@@ -14,7 +14,6 @@ use fairlead_path::{
     CandidateStatus, Config, Filtering, Identity, Observation, PathAgent, PeerPaths, Source, Status,
     StunAnswer,
 };
-use fairlead_relay::client::is_relayed;
 use prometheus_client::metrics::histogram::Histogram;
 
 use super::desired::DesiredPeer;
@@ -57,7 +56,7 @@ impl PathDriver {
         let device = Capabilities { backend: Backend::Embedded, has_path_socket: true };
         let agent = agent(device, seed, &identity, 0);
         Self {
-            port: PathPort::new(agent, time_to_direct, now),
+            port: PathPort::new(agent, time_to_direct, relay.queue(), now),
             device,
             seed,
             identity,
@@ -90,7 +89,8 @@ impl PathDriver {
         if self.device != device {
             self.device = device;
             self.peers.clear();
-            let new = agent(device, self.seed, &self.identity, self.agents);
+            let mut new = agent(device, self.seed, &self.identity, self.agents);
+            new.set_relay_stun(self.port.since(now), self.relay.stun());
             self.agents = self.agents.saturating_add(1);
             self.port.with_agent(|agent| *agent = new);
         }
@@ -142,7 +142,7 @@ impl PathDriver {
                 self.peers.get(key).map(|peer| peer.paths.candidates.as_slice()).unwrap_or_default();
             let known = asked.iter().map(|status| &status.candidate).chain(planned);
             match known.into_iter().find(|candidate| candidate.address == endpoint) {
-                _ if is_relayed(endpoint) => Source::Relay,
+                _ if self.relay.transport(endpoint).is_some() => Source::Relay,
                 Some(candidate) => candidate.source,
                 None => Source::Roamed,
             }

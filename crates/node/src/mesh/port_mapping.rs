@@ -7,7 +7,6 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::time::Duration;
 
 use fairlead_address::is_private;
 use fairlead_api::names::MARK_FROM_WIREGUARD;
@@ -15,7 +14,7 @@ use fairlead_api::resources::WireKubeMesh;
 use fairlead_cluster::caches::Cache;
 use fairlead_dataplane::uplink::{HostNetwork, Ignored};
 use fairlead_netlink::route::{Change, Link, Route, RouteKind, TABLE_MAIN};
-use fairlead_port_mapping::{Failure, Mapping, PortMapper, Request};
+use fairlead_port_mapping::{Failure, Mapping, PortMapper, Protocol, Request};
 use fairlead_wire::pcp::Nonce;
 use tokio::sync::watch;
 
@@ -25,7 +24,7 @@ use crate::kernel_watch::KernelChanges;
 
 /// What each gateway granted, or why it refuses; gateways that answer nothing are left out.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct PortMappings(pub BTreeMap<IpAddr, Result<Mapping, Failure>>);
+pub struct PortMappings(pub BTreeMap<IpAddr, Result<(Protocol, SocketAddr), Failure>>);
 
 /// Keeps the mappings as mesh resource and routes say.
 pub(super) struct PortMappingTask {
@@ -48,7 +47,7 @@ enum Work {
 impl PortMappings {
     /// Where gateways take packets for this node.
     pub fn addresses(&self) -> impl Iterator<Item = SocketAddr> {
-        self.0.values().flatten().map(|mapping| mapping.external)
+        self.0.values().flatten().map(|(_, external)| *external)
     }
 
     /// What a user can do something about: a gateway refuses, and there is no other.
@@ -66,12 +65,9 @@ impl PortMappings {
         let found = match outcome {
             Err(Failure::NoAnswer) => None,
             Err(failure) => Some(Err(failure)),
-            Ok(mapping) => Some(Ok(mapping)),
+            Ok(mapping) => Some(Ok((mapping.protocol, mapping.external))),
         };
-        let lasting = |found: &Result<Mapping, Failure>| {
-            found.clone().map(|mapping| Mapping { lifetime: Duration::ZERO, ..mapping })
-        };
-        if self.0.get(&gateway).map(lasting) == found.as_ref().map(lasting) {
+        if self.0.get(&gateway) == found.as_ref() {
             return false;
         }
         match found {
@@ -81,7 +77,7 @@ impl PortMappings {
                     Err(failure) => {
                         tracing::info!(%gateway, %failure, "the gateway maps no port to this node")
                     }
-                    Ok(Mapping { protocol, external, .. }) => {
+                    Ok((protocol, external)) => {
                         let is_private = is_private(external.ip());
                         tracing::info!(%gateway, %protocol, %external, is_private, "the gateway maps a port to this node");
                     }

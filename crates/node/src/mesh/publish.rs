@@ -402,4 +402,4 @@ fn metadata(name: &str, node: &Node) -> ObjectMeta {
 }
 
 #[cfg(test)]
-pub(crate) mod tests;
+mod tests;

@@ -217,7 +217,7 @@ impl<K: Kernel> Mesh<K> {
 
     fn report(&self, now: Instant) -> Option<Report> {
         let (planned, open) = (self.planned.as_ref()?, self.device.device.as_ref()?);
-        let Planned { inputs, host, own_addresses, desired } = planned;
+        let Planned { inputs, desired, .. } = planned;
         let interface = open.device.interface().to_owned();
         let relay = inputs.settings.relay.as_ref().map(|relay| self.paths.relay().report(relay));
         let relay_problems = relay.iter().flat_map(|relay| relay.problems(now));
@@ -225,8 +225,6 @@ impl<K: Kernel> Mesh<K> {
             backend: open.device.backend(),
             interface,
             mtu: open.mtu,
-            uplink_mtu: host.uplink_mtu(),
-            stun: own_addresses.stun.clone(),
             port: inputs.settings.port,
             nat: self.nat,
             host: desired.host.clone(),
@@ -254,6 +252,8 @@ impl<K: Kernel> Mesh<K> {
         let peers = planned.desired.peers.iter().filter_map(|(key, peer)| {
             let (path, device) = self.paths.status(key, now)?;
             let endpoint = device.as_ref().and_then(|device| device.config.endpoint);
+            let relay = endpoint.and_then(|endpoint| self.paths.relay().transport(endpoint));
+            let is_news = |endpoint| relay.is_none() && peer.is_news(endpoint);
             Some(PeerReport {
                 name: peer.name.clone(),
                 public_key: *key,
@@ -261,7 +261,8 @@ impl<K: Kernel> Mesh<K> {
                 relay_reason: None,
                 device,
                 prefixes: peer.config.allowed_ips.clone(),
-                endpoint_is_news: endpoint.is_some_and(|endpoint| peer.is_news(endpoint)),
+                endpoint_is_news: endpoint.is_some_and(is_news),
+                relay,
             })
         });
         let mut peers: Vec<PeerReport> = peers.collect();

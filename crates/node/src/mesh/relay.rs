@@ -9,9 +9,9 @@ use fairlead_api::names::MARK_FROM_WIREGUARD;
 use fairlead_api::resources::WireKubeMesh;
 use fairlead_api::wireguard::{PrivateKey, PublicKey};
 use fairlead_cluster::caches::Cache;
-use fairlead_path::{RelayPath, RelayStun};
+use fairlead_path::{RelayPath, RelayPort, RelayStun};
 use fairlead_relay::client::{
-    self, LinkCounters, LinkQueue, LinkStatus, LoopbackPort, Proxy, Transport, keep_connected,
+    self, LinkCounters, LinkQueue, LinkStatus, LoopbackPort, Proxy, Transport, is_relayed, keep_connected,
 };
 use fairlead_wire::relay::StunServer;
 use k8s_openapi::api::core::v1::Secret;
@@ -38,6 +38,15 @@ pub struct RelayView {
     port: Option<Arc<LoopbackPort>>,
     queue: LinkQueue,
     status: watch::Receiver<LinkStatus>,
+}
+
+/// How packets to a peer reach the relay.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum RelayTransport {
+    /// Over this node's link.
+    Tcp,
+    /// Over a UDP port that the relay has for the pair.
+    Udp,
 }
 
 /// The relay as of one report.
@@ -95,6 +104,25 @@ impl RelayView {
         })
     }
 
+    /// Where datagrams for the relay are queued.
+    pub(super) fn queue(&self) -> LinkQueue {
+        self.queue.clone()
+    }
+
+    /// Where the relay answers STUN requests, if it does.
+    pub(super) fn stun(&self) -> Option<RelayStun> {
+        self.status.borrow().stun.map(relay_stun)
+    }
+
+    /// How an endpoint leads to the relay, if it does.
+    pub(super) fn transport(&self, endpoint: SocketAddr) -> Option<RelayTransport> {
+        if is_relayed(endpoint) {
+            return Some(RelayTransport::Tcp);
+        }
+        let ports = self.stun().and_then(|stun| stun.ports());
+        ports.is_some_and(|ports| ports.contains(endpoint)).then_some(RelayTransport::Udp)
+    }
+
     /// The state of the link.
     pub(super) fn report(&self, settings: &RelaySettings) -> RelayReport {
         let (status, counters) = (self.status.borrow().clone(), self.queue.counters());
@@ -142,11 +170,22 @@ impl RelayLink {
         tokio::select! {
             () = self.follow_settings(&port) => {}
             () = tell_paths => {}
+            () = self.take_ports() => {}
             ended = port.forward(&self.view.queue) => {
                 if let Err(error) = ended {
                     tracing::error!(%error, "cannot read from the loopback port of the relay");
                 }
             }
+        }
+    }
+
+    /// Hands UDP ports that the relay has allocated to the paths.
+    async fn take_ports(&self) {
+        loop {
+            let port = self.view.queue.allocated().await;
+            let now = self.paths.since(Instant::now());
+            let allocated = RelayPort { address: port.address, token: port.token };
+            self.paths.with_agent(|agent| agent.relay_port_allocated(now, port.peer, allocated));
         }
     }
 
@@ -234,6 +273,7 @@ fn relay_stun((address, server): (IpAddr, StunServer)) -> RelayStun {
         other: SocketAddr::new(address, server.other_port),
         user: server.user,
         key: server.key,
+        relay_ports: server.relay_ports,
     }
 }
 

@@ -7,14 +7,13 @@ use fairlead_address::Endpoint;
 use fairlead_api::wireguard::{PeerState, PublicKey};
 use fairlead_dataplane::wireguard::Backend;
 use fairlead_path::{NatType, State, Status};
-use fairlead_relay::client::{self, is_relayed};
+use fairlead_relay::client;
 use ipnet::IpNet;
 
-use super::desired::StunAnswers;
 use super::path_port::PathCounters;
 use super::port_mapping::PortMappings;
 use super::problem::MeshProblem;
-use super::relay::RelayReport;
+use super::relay::{RelayReport, RelayTransport};
 use super::relay_reason::RelayReason;
 
 /// The state of one peer.
@@ -35,13 +34,14 @@ pub struct PeerReport {
     /// Whether others learn something from the endpoint in use: the peer did not publish it itself, or it is a public
     /// address of its own, which shows that no NAT is in front of it.
     pub endpoint_is_news: bool,
+    /// How its packets reach the relay; `None` where they go directly.
+    pub relay: Option<RelayTransport>,
 }
 
 impl PeerReport {
     /// Whether its packets go by way of a relay.
     pub fn is_relayed(&self) -> bool {
-        let endpoint = self.device.as_ref().and_then(|device| device.config.endpoint);
-        endpoint.is_some_and(is_relayed)
+        self.relay.is_some()
     }
 
     /// What of it the node's own WireKubePeer depends on.
@@ -60,10 +60,6 @@ pub struct Report {
     pub interface: String,
     /// Its MTU.
     pub mtu: u32,
-    /// The smallest MTU of the uplinks.
-    pub uplink_mtu: u32,
-    /// What STUN servers say.
-    pub stun: StunAnswers,
     /// Our port.
     pub port: u16,
     /// Our address translation, as others see it.

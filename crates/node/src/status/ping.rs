@@ -85,6 +85,7 @@ fn kind(source: Source) -> &'static str {
 /// That of the relay for what stands for a peer behind it.
 fn address(report: &Report, Candidate { address, source }: Candidate) -> String {
     match &report.relay {
+        Some(_) if source == Source::Relay && !address.ip().is_loopback() => format!("udp://{address}"),
         Some(relay) if source == Source::Relay => relay.endpoint.to_string(),
         _ => address.to_string(),
     }
@@ -133,6 +134,7 @@ mod tests {
             device: None,
             prefixes: prefixes.iter().map(|prefix| prefix.parse().unwrap()).collect(),
             endpoint_is_news: false,
+            relay: None,
         }
     }
 

@@ -79,6 +79,7 @@ fn state_changes_carry_their_reason() {
         .filter_map(|event| match event {
             Event::StateChanged { from, to, reason, .. } => Some((from, to, reason)),
             Event::ObservationDue { .. }
+            | Event::RelayPortDue { .. }
             | Event::SetEndpoint { .. }
             | Event::StunAnswersChanged
             | Event::ReflexiveAddressesChanged => None,

@@ -46,6 +46,11 @@ impl Path {
         self.candidate.source == Source::Relay
     }
 
+    /// Whether it leads to the relay over UDP.
+    pub(super) fn is_relay_port(&self) -> bool {
+        self.is_relay() && !self.candidate.address.ip().is_loopback()
+    }
+
     pub(super) fn new(candidate: Candidate, now: Duration) -> Self {
         Self {
             candidate,
@@ -82,11 +87,12 @@ impl Path {
         self.pending.push((transaction, now));
     }
 
-    /// Configured, then inside one site, then any other, then by way of a relay.
+    /// Configured, then inside one site, then any other, then by way of a relay: over UDP, then over TCP.
     pub(super) fn tier(&self) -> u8 {
         match self.candidate.source {
             Source::Manual => 0,
-            Source::Relay => 3,
+            Source::Relay if self.is_relay_port() => 3,
+            Source::Relay => 4,
             _ if is_private(self.candidate.address.ip()) => 1,
             _ => 2,
         }

@@ -5,6 +5,7 @@ use rand::SeedableRng;
 use super::*;
 
 mod ping;
+mod relay_port;
 
 const SECOND: Duration = Duration::from_secs(1);
 const MILLISECOND: Duration = Duration::from_millis(1);

@@ -158,8 +158,10 @@ impl Node {
                         initiate(now, self.address, &self.key, device, network);
                     }
                 }
-                Event::StateChanged { .. } | Event::StunAnswersChanged | Event::ReflexiveAddressesChanged => {
-                }
+                Event::ReflexiveAddressesChanged
+                | Event::RelayPortDue { .. }
+                | Event::StateChanged { .. }
+                | Event::StunAnswersChanged => {}
             }
         }
         for device in self.device.values_mut() {

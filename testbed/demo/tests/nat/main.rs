@@ -42,7 +42,7 @@ impl Found {
     fn of(peer: &Value) -> Self {
         match peer["endpoint"].as_str() {
             _ if peer["state"] != "up" => Self::Unreachable,
-            Some(endpoint) if endpoint.starts_with("tcp://") => Self::Relay,
+            Some(endpoint) if endpoint.contains("://") => Self::Relay,
             _ => Self::Direct,
         }
     }

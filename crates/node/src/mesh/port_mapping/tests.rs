@@ -1,7 +1,5 @@
 use fairlead_netlink::route::{Address, AddressFlags, LinkLayer, NextHop, Scope};
 
-use fairlead_port_mapping::Protocol;
-
 use super::*;
 use crate::mesh::desired::tests::inputs;
 

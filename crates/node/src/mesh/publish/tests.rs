@@ -9,6 +9,7 @@ use super::*;
 use crate::mesh::path_port::PathCounters;
 use crate::mesh::port_mapping::PortMappings;
 use crate::mesh::problem::MeshProblem;
+use crate::mesh::relay::RelayTransport;
 
 fn peer(name: &str, state: State, endpoint: &str, news: bool) -> PeerReport {
     let config = PeerConfig {
@@ -36,16 +37,15 @@ fn peer(name: &str, state: State, endpoint: &str, news: bool) -> PeerReport {
         })),
         prefixes: Vec::new(),
         endpoint_is_news: news,
+        relay: endpoint.starts_with("127.64.").then_some(RelayTransport::Tcp),
     }
 }
 
-pub(crate) fn report(nat: NatType, peers: Vec<PeerReport>) -> Report {
+fn report(nat: NatType, peers: Vec<PeerReport>) -> Report {
     Report {
         backend: Backend::Embedded,
         interface: "wire_kube".to_owned(),
         mtu: 1420,
-        uplink_mtu: 1500,
-        stun: None,
         port: 51820,
         nat,
         host: vec!["192.168.1.10:51820".parse().unwrap()],
@@ -75,7 +75,7 @@ fn facts<'a>(report: &'a Report, observes: &'a (dyn Fn(&str, SocketAddr) -> bool
 }
 
 /// A mesh of that many peers, of which those with these numbers are down.
-pub(crate) fn mesh(peers: usize, down: &[usize]) -> Report {
+fn mesh(peers: usize, down: &[usize]) -> Report {
     let peer = |number: usize| {
         let state = if down.contains(&number) { State::Down } else { State::Up };
         let named = peer("x", state, "203.0.113.1:1", true);

@@ -92,8 +92,10 @@ impl World {
                     link.endpoint = Some(endpoint);
                     self.initiate(index, peer);
                 }
-                Event::StateChanged { .. } | Event::StunAnswersChanged | Event::ReflexiveAddressesChanged => {
-                }
+                Event::ReflexiveAddressesChanged
+                | Event::RelayPortDue { .. }
+                | Event::StateChanged { .. }
+                | Event::StunAnswersChanged => {}
             }
         }
     }
