@@ -208,6 +208,26 @@ fn the_next_process_finds_everything_in_place() {
 }
 
 #[test]
+fn a_reader_takes_nothing_from_a_test() {
+    let bed = Bed::new();
+    let (socket, port) = (&bed.socket, &bed.port);
+    let has_ended = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            while !has_ended.load(Ordering::Relaxed) {
+                assert_eq!(socket.try_receive(), None);
+            }
+        });
+        for number in (1..=20).rev() {
+            port.set_wireguard_port(WIREGUARD - number);
+            assert_eq!(socket.maintain(), works());
+        }
+        has_ended.store(true, Ordering::Relaxed);
+        reader.join().unwrap();
+    });
+}
+
+#[test]
 fn a_family_that_does_not_work_is_named_and_the_other_one_used() {
     let bed = Bed::new();
     bed.node.sh("nft 'insert rule inet judge in iifname lo meta nfproto ipv6 meta l4proto udp drop'");
