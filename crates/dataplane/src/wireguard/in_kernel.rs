@@ -105,17 +105,34 @@ impl WireGuardDevice for Device {
 /// Replacing a peer's allowed addresses removes them for a moment, in which packets are lost: a change of endpoint alone
 /// must not do that.
 fn narrow(change: &DeviceChange, present: &DeviceState) -> DeviceUpdate {
-    let set = change.set_peers.iter().filter_map(|(key, wanted)| match present.peers.get(key) {
-        None => Some(whole_peer(*key, wanted)),
-        Some(state) => changed_peer(*key, wanted, state),
-    });
+    let mut remove = change.remove_peers.clone();
+    let mut set = Vec::new();
+    for (key, wanted) in &change.set_peers {
+        match present.peers.get(key) {
+            None => set.push(whole_peer(*key, wanted)),
+            Some(state) if waits_in_vain(wanted, state) => {
+                remove.push(*key);
+                set.push(whole_peer(*key, wanted));
+            }
+            Some(state) => set.extend(changed_peer(*key, wanted, state)),
+        }
+    }
     DeviceUpdate {
         private_key: change.private_key.clone(),
         listen_port: change.listen_port,
         fwmark: change.fwmark,
-        remove: change.remove_peers.clone(),
-        set: set.collect(),
+        remove,
+        set,
     }
+}
+
+/// Whether a handshake was sent to another endpoint, and the peer was never heard. The kernel repeats a handshake after 5 s
+/// (`REKEY_TIMEOUT`), wherever the peer is by then; one that is made anew is sent a handshake at once. It has no session that
+/// it could lose, and not even a handshake of the peer under way: that would count as received.
+fn waits_in_vain(wanted: &PeerConfig, state: &PeerState) -> bool {
+    let is_moved = wanted.endpoint.is_some() && wanted.endpoint != state.config.endpoint;
+    let is_unheard = state.last_handshake.is_none() && state.rx_bytes == 0;
+    is_moved && is_unheard && state.config.endpoint.is_some() && state.tx_bytes > 0
 }
 
 fn whole_peer(public_key: PublicKey, wanted: &PeerConfig) -> PeerUpdate {
@@ -255,6 +272,28 @@ mod tests {
         let update = one_peer(config(None, None, &[1, 2]), config(None, None, &[2]));
         assert!(update.set[0].replace_allowed_ips);
         assert_eq!(update.set[0].allowed_ips, config(None, None, &[2]).allowed_ips);
+    }
+
+    #[test]
+    fn a_peer_that_was_never_heard_is_made_anew_at_another_endpoint() {
+        let key = PublicKey([1; 32]);
+        let wanted = config(Some("[2001:db8::1]:7"), Some(25), &[1, 2]);
+        let asked = PeerState { tx_bytes: 148, ..peer(config(Some("192.0.2.1:51820"), Some(25), &[1, 2])) };
+        let update_of = |state: &PeerState| {
+            let peers = BTreeMap::from([(key, state.clone())]);
+            let present = DeviceState { private_key: None, listen_port: 0, fwmark: 0, peers };
+            let set_peers = BTreeMap::from([(key, wanted.clone())]);
+            narrow(&DeviceChange { set_peers, ..DeviceChange::default() }, &present)
+        };
+        let update = update_of(&asked);
+        assert_eq!((&update.remove[..], &update.set[..]), (&[key][..], &[whole_peer(key, &wanted)][..]));
+        let heard = PeerState { rx_bytes: 92, ..asked.clone() };
+        let unasked = PeerState { tx_bytes: 0, ..asked.clone() };
+        let at_rest = PeerState { config: wanted.clone(), ..asked };
+        for stays in [heard, unasked, at_rest] {
+            let update = update_of(&stays);
+            assert!(update.remove.is_empty() && update.set.iter().all(|set| set.only_existing), "{update:?}");
+        }
     }
 
     #[test]
