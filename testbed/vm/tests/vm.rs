@@ -213,3 +213,74 @@ fn a_tap_joins_it_to_a_namespace() {
     host(&["ip", "netns", "exec", &namespace.0, "ping", "-c", "1", "-w", "60", "192.0.2.2"]);
     drop(vm);
 }
+
+/// What the rules of the path socket cost the tunnel (`fairlead_dataplane::wireguard`): throughput between two namespaces without and
+/// with them, in turn, in one VM. Only a comparison: the VM is emulated.
+#[test]
+#[ignore = "a measurement of two minutes"]
+fn throughput_with_the_rules_of_the_path_socket() {
+    let mut vm = Vm::start(&Options::default()).unwrap();
+    vm.shell(
+        r#"
+        wg genkey >/tmp/key-a; wg genkey >/tmp/key-b
+        ip netns add a; ip netns add b
+        ip link add eth0 netns a type veth peer name eth0 netns b
+        side() { # own name, peer's name, own number, peer's number
+            ip -n $1 addr add 10.1.0.$3/24 dev eth0
+            ip -n $1 link set eth0 up
+            ip -n $1 link add wg0 type wireguard
+            ip netns exec $1 wg set wg0 listen-port 51820 fwmark 0x20 private-key /tmp/key-$1 \
+                peer $(wg pubkey </tmp/key-$2) allowed-ips 10.2.0.$4/32 endpoint 10.1.0.$4:51820
+            ip -n $1 addr add 10.2.0.$3/24 dev wg0
+            ip -n $1 link set wg0 mtu 1420 up
+            # As on a node of Kubernetes, packets pass hooks of nftables and connections are tracked.
+            ip netns exec $1 nft 'add table inet t; add chain inet t i { type filter hook input priority 0; }
+                add rule inet t i ct state established accept'
+        }
+        side a b 1 2; side b a 2 1
+        ip netns exec a ping -c 1 -w 60 10.2.0.2
+        ip netns exec b iperf3 -s -D
+        cat >/tmp/rules <<'END'
+table inet fairlead_path_socket {
+  chain received_40000 {
+    type filter hook input priority 250
+    udp dport 40000 drop
+    udp dport 51820 @th,64,32 0xf11ead50 udp checksum 0 udp dport set 40000
+    udp dport 51820 @th,64,32 0xf11ead50 udp dport set 40000
+    udp dport 51820 @th,64,16 & 0xffef == 0x101 @th,96,32 0x2112a442 udp checksum 0 udp dport set 40000
+    udp dport 51820 @th,64,16 & 0xffef == 0x101 @th,96,32 0x2112a442 udp dport set 40000
+  }
+  chain sent_40000 {
+    type filter hook output priority -301
+    meta mark & 0x60 == 0x20 udp sport 40000 udp sport set 51820
+  }
+}
+END
+        "#,
+    )
+    .unwrap();
+    let mut measure = |rules: &str| -> f64 {
+        let run = "ip netns exec a iperf3 -c 10.2.0.2 -t 4 -f m | grep receiver";
+        let line = vm
+            .shell(&format!(
+                "for side in a b; do ip netns exec $side sh -c '{rules}'; done >/dev/null 2>&1; {run}"
+            ))
+            .unwrap();
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let unit = words.iter().position(|word| *word == "Mbits/sec").unwrap();
+        words[unit - 1].parse().unwrap()
+    };
+    let (without, with) = ("nft delete table inet fairlead_path_socket", "nft -f /tmp/rules");
+    let mut sums = [0.0; 2];
+    for round in 0..8 {
+        // The order changes each round.
+        for place in [round % 2, (round + 1) % 2] {
+            sums[place] += measure([without, with][place]);
+        }
+    }
+    let [without, with] = sums.map(|sum| sum / 8.0);
+    println!(
+        "{without:.0} Mbit/s without, {with:.0} Mbit/s with the rules: {:+.1} %",
+        (with / without - 1.0) * 100.0
+    );
+}
