@@ -26,6 +26,7 @@ mod program;
 pub mod routes;
 #[cfg(test)]
 mod spec_fields;
+mod state_file;
 pub mod status;
 mod ttl_cell;
 

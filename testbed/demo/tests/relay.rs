@@ -16,6 +16,8 @@ use testbed_lab::traffic::Flow;
 
 /// Until traffic is back after a path has failed: 2 to 3 s.
 const OTHER_PATH: Duration = Duration::from_secs(15);
+/// The same if a node program starts that knows the mesh and its relay from its state directory: it waits 3 s for the API server.
+const FROM_SAVED_STATE: Duration = Duration::from_secs(40);
 /// Nodes without a direct path to each other.
 const RELAYED: [(&str, &str); 4] =
     [("hotel-1", "club-1"), ("fort-1", "hotel-1"), ("fort-1", "club-1"), ("fort-1", "cloud-1")];
@@ -106,6 +108,19 @@ fn problem_of(world: &World, name: &str, words: &str) -> Result<String> {
     found.map(str::to_owned).with_context(|| format!("{}", status["problems"]))
 }
 
+/// A node starts again whose only way to the API server may be the relay.
+fn knows_the_relay_without_the_api_server(world: &mut World, flows: &[Flow]) {
+    world.plane.stop_apiserver().unwrap();
+    let restarted = Instant::now();
+    let fort = world.node("fort-1").unwrap();
+    fort.kill().unwrap();
+    fort.start().unwrap();
+    fort.wait_ready(TIMEOUT).unwrap();
+    let what = "the API server is down, and a node without UDP restarts";
+    resumes(what, flows, restarted, restarted, FROM_SAVED_STATE);
+    world.plane.start_apiserver().unwrap();
+}
+
 #[test]
 fn nodes_without_a_direct_path_reach_each_other_by_a_relay() {
     let mut world = World::start(&topology::relayed(), &Progress::default()).unwrap();
@@ -161,6 +176,7 @@ fn nodes_without_a_direct_path_reach_each_other_by_a_relay() {
     resumes("a direct path becomes a black hole", &direct, from, from, OTHER_PATH);
     settles(&world, |_, _| true);
     node(&world, "cloud-1").host.set_faults(|faults| faults.blackholed_udp.clear()).unwrap();
+    knows_the_relay_without_the_api_server(&mut world, &relayed[1..]);
     links_are_cut(&world, &relay, &relayed[..1]);
     apply_mesh(&world, &json!({ "relay": relay.spec("never") }));
     let unreachable = || {

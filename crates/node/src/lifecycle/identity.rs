@@ -1,11 +1,13 @@
 //! The node's WireGuard identity: one key in one file, generated once.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Write};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use fairlead_api::wireguard::{InvalidKey, PrivateKey};
+
+use crate::state_file;
 
 /// Name of the key file in the state directory.
 const FILE: &str = "wireguard.key";
@@ -70,7 +72,8 @@ pub fn load_or_create(state_dir: &Path, random: [u8; 32]) -> Result<PrivateKey, 
         Ok(file) => read(&path, file),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             let key = PrivateKey(clamp(random));
-            write(state_dir, &path, &key).map_err(failed("write", &path))?;
+            let text = format!("{}\n", key.to_base64());
+            state_file::replace(&path, text.as_bytes()).map_err(failed("write", &path))?;
             Ok(key)
         }
         Err(error) => Err(failed("open", &path)(error)),
@@ -94,18 +97,6 @@ fn read(path: &Path, file: File) -> Result<PrivateKey, IdentityError> {
     }
     // The kernel clamps what it is given; an unclamped key would differ from the device's forever.
     Ok(PrivateKey(clamp(key.0)))
-}
-
-fn write(state_dir: &Path, path: &Path, key: &PrivateKey) -> io::Result<()> {
-    let temporary = path.with_extension("key.new");
-    // Left by a crash between writing and renaming; it was never in use.
-    let _ = fs::remove_file(&temporary);
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
-    file.write_all(key.to_base64().as_bytes())?;
-    file.write_all(b"\n")?;
-    file.sync_all()?;
-    fs::rename(&temporary, path)?;
-    File::open(state_dir)?.sync_all()
 }
 
 /// Turns random bytes into the form of a Curve25519 scalar, as `wg genkey` does (RFC 7748, section 5).

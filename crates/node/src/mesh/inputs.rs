@@ -20,7 +20,7 @@ use super::names::Names;
 use super::port_mapping::PortMappings;
 use super::problem::MeshFailure;
 use super::saved::{Facts, StateFile, Unsaved};
-use super::settings::MeshSettings;
+use super::settings::{MeshSettings, RelaySettings};
 use crate::members::{self, MemberSource, SourceProblem, annotations, nodes};
 
 /// What the cluster says, parsed and merged.
@@ -63,6 +63,7 @@ pub(super) struct InputReader {
     port_mappings: watch::Receiver<PortMappings>,
     names: Names,
     saved: Saved,
+    relay: watch::Sender<Option<RelaySettings>>,
     node_changed: watch::Receiver<u64>,
     mesh_changed: watch::Receiver<u64>,
 }
@@ -137,6 +138,7 @@ impl InputReader {
             node: file.node.clone(),
             public_key: file.public_key,
             saved: Saved::new(file),
+            relay: watch::Sender::new(None),
             nodes,
             meshes,
             sources,
@@ -175,7 +177,24 @@ impl InputReader {
         if is_live {
             (self.saved.facts, self.saved.is_read) = (None, true);
         }
-        Ok(self.inputs(facts))
+        let inputs = self.inputs(facts);
+        self.publish_relay(inputs.settings.relay.as_ref());
+        Ok(inputs)
+    }
+
+    /// The relay of the mesh as of the last [`Self::read`].
+    pub(super) fn relay(&self) -> watch::Receiver<Option<RelaySettings>> {
+        self.relay.subscribe()
+    }
+
+    fn publish_relay(&self, settings: Option<&RelaySettings>) {
+        self.relay.send_if_modified(|known| {
+            let differs = known.as_ref() != settings;
+            if differs {
+                *known = settings.cloned();
+            }
+            differs
+        });
     }
 
     /// What the cluster says.
@@ -237,6 +256,7 @@ impl InputReader {
     pub(super) fn forget(&self) {
         self.saved.unsaved.send_replace(None);
         self.saved.file.remove();
+        self.publish_relay(None);
     }
 
     /// Whether it is known which meshes there are.

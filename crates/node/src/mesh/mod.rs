@@ -111,10 +111,9 @@ pub fn start(deps: MeshDeps, supervisor: &mut Supervisor) -> MeshHandle {
     let sources: Vec<Box<dyn MemberSource>> =
         vec![Box::new(Kubernetes::of_mesh(Arc::clone(&deps.peers), deps.blocks))];
     let file = StateFile { directory: deps.state_directory, node: deps.node.clone(), public_key };
-    let meshes = Arc::clone(&deps.meshes);
     let (found, port_mappings) = watch::channel(PortMappings::default());
     let port_mapping = PortMappingTask {
-        meshes: Arc::clone(&meshes),
+        meshes: Arc::clone(&deps.meshes),
         kernel: deps.kernel.subscribe(port_mapping::concerns),
         nonce: Nonce::of(&private_key.0),
         found,
@@ -132,7 +131,8 @@ pub fn start(deps: MeshDeps, supervisor: &mut Supervisor) -> MeshHandle {
     let paths = PathDriver::new(probes, rand::random(), view.clone(), time_to_direct, Instant::now());
     let relay = RelayLink {
         client: deps.client.clone(),
-        meshes,
+        settings: reader.relay(),
+        file: file.clone(),
         private_key: private_key.clone(),
         paths: Arc::clone(paths.port()),
         view,

@@ -6,9 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use fairlead_api::names::MARK_FROM_WIREGUARD;
-use fairlead_api::resources::WireKubeMesh;
 use fairlead_api::wireguard::{PrivateKey, PublicKey};
-use fairlead_cluster::caches::Cache;
 use fairlead_path::{RelayPath, RelayPort, RelayStun};
 use fairlead_relay::client::{
     self, LinkCounters, LinkQueue, LinkStatus, LoopbackPort, Proxy, Transport, is_relayed, keep_connected,
@@ -17,15 +15,18 @@ use fairlead_wire::relay::StunServer;
 use k8s_openapi::api::core::v1::Secret;
 use kube::{Api, Client};
 use tokio::sync::watch;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use super::path_port::PathPort;
 use super::problem::MeshProblem;
-use super::settings::{MeshSettings, RelaySettings};
+use super::saved::StateFile;
+use super::settings::RelaySettings;
 
 /// How often the Secret with the token is read again, and how soon after a failure.
 const SECRET_INTERVAL: Duration = Duration::from_secs(60);
 const SECRET_RETRY: Duration = Duration::from_secs(5);
+/// How long reading it may take.
+const SECRET_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long the relay may be away before that is a problem: each is written to the API server by every node.
 const OUTAGE: Duration = Duration::from_secs(30);
 /// The key of the Secret.
@@ -63,7 +64,9 @@ pub struct RelayReport {
 /// Keeps the link as the mesh resource says.
 pub(super) struct RelayLink {
     pub(super) client: Client,
-    pub(super) meshes: Arc<Cache<WireKubeMesh>>,
+    pub(super) settings: watch::Receiver<Option<RelaySettings>>,
+    /// Keeps the token, for starts without the API server.
+    pub(super) file: StateFile,
     pub(super) private_key: PrivateKey,
     pub(super) paths: Arc<PathPort>,
     pub(super) view: RelayView,
@@ -190,9 +193,9 @@ impl RelayLink {
     }
 
     async fn follow_settings(&self, port: &Arc<LoopbackPort>) {
-        let mut changed = self.meshes.subscribe();
+        let mut changed = self.settings.clone();
         loop {
-            let settings = self.settings();
+            let settings = changed.borrow_and_update().clone();
             let link = async {
                 match &settings {
                     Some(settings) => self.connect(settings, port).await,
@@ -200,13 +203,8 @@ impl RelayLink {
                 }
             };
             let differs = async {
-                loop {
-                    if changed.changed().await.is_err() {
-                        return std::future::pending().await;
-                    }
-                    if self.settings() != settings {
-                        return;
-                    }
+                if changed.changed().await.is_err() {
+                    std::future::pending().await
                 }
             };
             tokio::select! {
@@ -215,10 +213,6 @@ impl RelayLink {
             }
             self.status.send_replace(LinkStatus::default());
         }
-    }
-
-    fn settings(&self) -> Option<RelaySettings> {
-        MeshSettings::parse(&*super::selected(&self.meshes)?, &mut Vec::new()).relay
     }
 
     /// Stays connected until the token is another one.
@@ -258,12 +252,30 @@ impl RelayLink {
     async fn token(&self, settings: &RelaySettings) -> Result<Vec<u8>> {
         let Some((namespace, name)) = &settings.secret else { return Ok(Vec::new()) };
         let secrets = Api::<Secret>::namespaced(self.client.clone(), namespace);
-        let what = || format!("Secret {namespace}/{name} with the token of the relay");
-        let secret = secrets.get(name).await.with_context(|| format!("cannot read {}", what()))?;
+        let id = format!("{namespace}/{name}");
+        let what = || format!("Secret {id} with the token of the relay");
+        let secret = match timeout(SECRET_TIMEOUT, secrets.get(name)).await {
+            Ok(Err(error @ kube::Error::Api(_))) => {
+                Err(error).with_context(|| format!("cannot read {}", what()))?
+            }
+            Ok(Ok(secret)) => secret,
+            // The API server may be behind the relay.
+            Ok(Err(_)) | Err(_) => {
+                let saved = self.file.read_token(&id);
+                return saved
+                    .with_context(|| format!("cannot read {}: the API server does not answer", what()));
+            }
+        };
         let token = secret.data.and_then(|mut data| data.remove(TOKEN));
         let token = token.with_context(|| format!("{} has no key {TOKEN}", what()))?.0;
         // Files and editors end with a line feed.
-        Ok(token.trim_ascii().to_vec())
+        let token = token.trim_ascii().to_vec();
+        if self.file.read_token(&id).as_ref() != Some(&token)
+            && let Err(error) = self.file.write_token(&id, &token)
+        {
+            tracing::warn!(error = %format!("{error:#}"), "cannot save the token of the relay");
+        }
+        Ok(token)
     }
 }
 

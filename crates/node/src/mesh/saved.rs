@@ -2,10 +2,9 @@
 //! a crash of this program.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, BufWriter, Read as _, Write as _};
+use std::fs::{self, File};
+use std::io::{self, Read as _};
 use std::net::{IpAddr, SocketAddr};
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,9 +23,11 @@ use tokio::time::sleep;
 
 use super::inputs::Inputs;
 use crate::members::SourceProblem;
+use crate::state_file;
 
-/// Name of the file in the state directory.
+/// Names of the files in the state directory.
 const FILE: &str = "mesh.json";
+const TOKEN_FILE: &str = "relay-token.json";
 /// The format; a file of another one is not read.
 const VERSION: u32 = 1;
 /// Longer files are not read: ten times what 5,000 members take.
@@ -79,6 +80,13 @@ struct Content {
     node_object: Node,
     members: Vec<SavedMember>,
     api_server: Vec<SocketAddr>,
+}
+
+/// The token of the relay.
+#[derive(Serialize, Deserialize)]
+struct SavedToken {
+    secret: String,
+    token: Vec<u8>,
 }
 
 /// A [`Member`].
@@ -227,26 +235,37 @@ impl StateFile {
             members: inputs.members.iter().map(SavedMember::from).collect(),
             api_server: inputs.api_server.clone(),
         };
-        let (path, temporary) = (self.path(), self.directory.join(format!("{FILE}.new")));
-        // Left by a crash between writing and renaming.
-        let _ = fs::remove_file(&temporary);
-        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
-        let mut file = BufWriter::new(file);
-        serde_json::to_writer(&mut file, &content)?;
-        file.flush()?;
-        file.get_ref().sync_all()?;
-        Ok(fs::rename(&temporary, path)?)
+        Ok(state_file::replace(&self.path(), &serde_json::to_vec(&content)?)?)
     }
 
-    /// Removes the file: this node is in no mesh.
+    /// Removes the files: this node is in no mesh.
     pub(super) fn remove(&self) {
-        let path = self.path();
-        match fs::remove_file(&path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                tracing::warn!(path = %path.display(), %error, "cannot remove what was saved of the mesh");
+        for path in [self.path(), self.directory.join(TOKEN_FILE)] {
+            match fs::remove_file(&path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    tracing::warn!(path = %path.display(), %error, "cannot remove what was saved of the mesh");
+                }
+                _ => {}
             }
-            _ => {}
         }
+    }
+
+    /// Keeps the token of the relay, as its Secret has it.
+    ///
+    /// # Errors
+    /// The file system refuses.
+    pub(super) fn write_token(&self, secret: &str, token: &[u8]) -> Result<()> {
+        let content = SavedToken { secret: secret.to_owned(), token: token.to_owned() };
+        Ok(state_file::replace(&self.directory.join(TOKEN_FILE), &serde_json::to_vec(&content)?)?)
+    }
+
+    /// The token that this Secret had last, if it was kept.
+    pub(super) fn read_token(&self, secret: &str) -> Option<Vec<u8>> {
+        let mut bytes = Vec::new();
+        let file = File::open(self.directory.join(TOKEN_FILE)).ok()?;
+        file.take(MAX_LENGTH).read_to_end(&mut bytes).ok()?;
+        let saved: SavedToken = serde_json::from_slice(&bytes).ok()?;
+        (saved.secret == secret).then_some(saved.token)
     }
 
     /// Writes what comes, the newest only, and not too often. Runs until it is dropped.

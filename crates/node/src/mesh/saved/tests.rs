@@ -78,3 +78,17 @@ fn a_file_of_another_node_or_format_is_not_used() {
         assert!(error.contains(expected), "{error}");
     }
 }
+
+#[test]
+fn the_token_of_a_relay_is_kept_for_its_secret_only() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = file(directory.path());
+    assert_eq!(file.read_token("relays/cloud"), None);
+    file.write_token("relays/cloud", b"t\xff").unwrap();
+    assert_eq!(file.read_token("relays/cloud").as_deref(), Some(&b"t\xff"[..]));
+    assert_eq!(file.read_token("relays/other"), None);
+    let mode = fs::metadata(directory.path().join(TOKEN_FILE)).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    file.remove();
+    assert_eq!(file.read_token("relays/cloud"), None);
+}
