@@ -5,9 +5,12 @@
 //! mapping; what it finds goes to its caller. Which gateway is asked, for which port, and what becomes of the address is
 //! decided elsewhere.
 //!
-//! All packets leave by the gateway's link and carry the mark of the [`Request`]. Only the gateway itself is believed, and
+//! [`ec2`] asks the metadata service of that cloud, where no gateway is asked, for the public address of this host.
+//!
+//! All packets to a gateway leave by the gateway's link and carry the mark of the [`Request`]. Only the gateway itself is believed, and
 //! what it says is bounded in time and in bytes. A gateway that answers nothing costs a few packets per attempt.
 
+pub mod ec2;
 mod mapper;
 mod request;
 mod socket;

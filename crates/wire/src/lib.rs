@@ -5,10 +5,11 @@
 //! are generated from `proto/` at build time, without `protoc`. Only the encoding of a CNI error in a gRPC status is written
 //! by hand: it must be byte for byte that of Coil's Go programs, because programs of both run on one node during an upgrade.
 //!
-//! [`probe`], [`relay`] and [`stun`], and [`nat_pmp`], [`pcp`] and [`upnp`] for port mappings, are sans-I/O codecs; that of discovery messages will be a module beside them.
+//! [`probe`], [`relay`] and [`stun`], and [`nat_pmp`], [`pcp`], [`upnp`] and [`imds`] for what is in front of a host, are sans-I/O codecs; that of discovery messages will be a module beside them.
 //! Nothing here opens a socket or decides anything: bytes come from the caller and go back to the caller.
 
 pub mod cni;
+pub mod imds;
 pub mod nat_pmp;
 pub mod network;
 pub mod node;

@@ -344,10 +344,11 @@ fn reflexive(endpoints: &[SocketAddr], stun: &StunAnswers) -> Vec<SocketAddr> {
     distinct.into_iter().filter(|address| !endpoints.contains(address)).collect()
 }
 
-/// What gateways granted, without this host's own endpoints and the addresses of pods.
+/// What gateways granted and the cloud translates, without this host's own endpoints and the addresses of pods.
 fn mapped(inputs: &Inputs, endpoints: &[SocketAddr]) -> Vec<SocketAddr> {
     let blocks: PrefixSet = inputs.members.iter().flat_map(|member| &member.blocks).collect();
-    let granted = inputs.port_mappings.addresses();
+    let instance = inputs.public_ipv4.map(|address| SocketAddr::new(address.into(), inputs.settings.port));
+    let granted = inputs.port_mappings.addresses().chain(instance);
     granted.filter(|address| !(endpoints.contains(address) || blocks.contains(address.ip()))).collect()
 }
 

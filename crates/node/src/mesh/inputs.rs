@@ -2,7 +2,7 @@
 //! [`super::desired`].
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -48,6 +48,8 @@ pub struct Inputs {
     pub resolved: BTreeMap<Endpoint, Vec<SocketAddr>>,
     /// Where gateways take packets for this node.
     pub port_mappings: PortMappings,
+    /// The public address that EC2 translates to this node's own.
+    pub public_ipv4: Option<Ipv4Addr>,
     /// What could not be read.
     pub problems: Vec<SourceProblem>,
 }
@@ -61,6 +63,7 @@ pub(super) struct InputReader {
     sources: Vec<Box<dyn MemberSource>>,
     api_server: watch::Receiver<Option<Vec<SocketAddr>>>,
     port_mappings: watch::Receiver<PortMappings>,
+    public_ipv4: watch::Receiver<Option<Ipv4Addr>>,
     names: Names,
     saved: Saved,
     relay: watch::Sender<Option<RelaySettings>>,
@@ -128,6 +131,7 @@ impl InputReader {
         sources: Vec<Box<dyn MemberSource>>,
         api_server: watch::Receiver<Option<Vec<SocketAddr>>>,
         port_mappings: watch::Receiver<PortMappings>,
+        public_ipv4: watch::Receiver<Option<Ipv4Addr>>,
     ) -> Self {
         let (mut node_changed, mut mesh_changed) = (nodes.subscribe(), meshes.subscribe());
         // Only what changes from now on is news.
@@ -144,6 +148,7 @@ impl InputReader {
             sources,
             api_server,
             port_mappings,
+            public_ipv4,
             names,
             node_changed,
             mesh_changed,
@@ -157,6 +162,7 @@ impl InputReader {
             () = self.names.changed() => {}
             _ = self.api_server.changed() => {}
             Ok(()) = self.port_mappings.changed() => {}
+            Ok(()) = self.public_ipv4.changed() => {}
             _ = self.mesh_changed.changed() => {}
             _ = self.node_changed.changed() => {}
         }
@@ -235,6 +241,7 @@ impl InputReader {
             keepalive,
             resolved,
             port_mappings: self.port_mappings.borrow_and_update().clone(),
+            public_ipv4: *self.public_ipv4.borrow_and_update(),
             problems,
         }
     }

@@ -7,6 +7,7 @@
 //! from reports, and [`port_mapping`] asks gateways for a port, beside all of this.
 
 pub mod desired;
+mod ec2;
 pub mod inputs;
 pub mod kernel;
 pub mod metrics;
@@ -46,6 +47,7 @@ use k8s_openapi::api::core::v1::Node;
 use kube::{Client, ResourceExt};
 use tokio::sync::{oneshot, watch};
 
+use self::ec2::Ec2Task;
 use self::inputs::InputReader;
 use self::kernel::HostKernel;
 use self::metrics::MeshMetrics;
@@ -118,6 +120,8 @@ pub fn start(deps: MeshDeps, supervisor: &mut Supervisor) -> MeshHandle {
         nonce: Nonce::of(&private_key.0),
         found,
     };
+    let (found, public_ipv4) = watch::channel(None);
+    let ec2 = Ec2Task { kernel: deps.kernel.subscribe(port_mapping::concerns), found };
     let reader = InputReader::new(
         file.clone(),
         Arc::clone(&deps.nodes),
@@ -125,6 +129,7 @@ pub fn start(deps: MeshDeps, supervisor: &mut Supervisor) -> MeshHandle {
         sources,
         deps.api_server,
         port_mappings,
+        public_ipv4,
     );
     let probes = Identity { private_key: private_key.clone(), public_key, epoch: rand::random() };
     let (view, status) = RelayView::open();
@@ -154,6 +159,7 @@ pub fn start(deps: MeshDeps, supervisor: &mut Supervisor) -> MeshHandle {
     subsystem.spawn("publisher", publisher.run(reports.subscribe()));
     subsystem.spawn("relay", relay.run());
     subsystem.spawn("port mapping", port_mapping.run());
+    subsystem.spawn("EC2 metadata", ec2.run());
     subsystem.spawn("saved state", file.keep(reader.unsaved()));
     let (stopped, device) = oneshot::channel();
     let running = Arc::clone(&reports);

@@ -278,6 +278,10 @@ fn endpoint(facts: &Facts<'_>) -> (Option<String>, EndpointDiscoveryMethod) {
     let by_peers = peer_reflexive.iter().filter(is_public);
     let public = reflexive.iter().find(is_public);
     // What the gateway maps is the port of every peer. Where every peer sees the same port anyway, that of STUN comes first.
+    let instance = facts.report.public_ipv4.map(|address| SocketAddr::new(address.into(), *port));
+    if let Some(instance) = instance.filter(|_| *nat != NatType::Open && public.is_none()) {
+        return (Some(instance.to_string()), EndpointDiscoveryMethod::AwsMetadata);
+    }
     let mapped = mapped.iter().find(is_public).filter(|_| *nat != NatType::Open);
     if let Some(mapped) = mapped.filter(|_| public.is_none() || *nat == NatType::Symmetric) {
         return (Some(mapped.to_string()), EndpointDiscoveryMethod::Upnp);

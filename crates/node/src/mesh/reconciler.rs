@@ -232,6 +232,7 @@ impl<K: Kernel> Mesh<K> {
             reflexive: desired.reflexive.clone(),
             mapped: desired.mapped.clone(),
             port_mappings: inputs.port_mappings.clone(),
+            public_ipv4: inputs.public_ipv4,
             peer_reflexive: desired.peer_reflexive.clone(),
             peers: self.report_peers(planned, now),
             own_prefixes: desired.own_prefixes.clone(),

@@ -1,6 +1,6 @@
 //! What the mesh found and did, for status, metrics and the publisher.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
 use fairlead_address::Endpoint;
@@ -72,6 +72,8 @@ pub struct Report {
     pub reflexive: Vec<SocketAddr>,
     /// Where gateways take packets for us, other than at an address of our own.
     pub mapped: Vec<SocketAddr>,
+    /// The public address that EC2 translates to this node's own.
+    pub public_ipv4: Option<Ipv4Addr>,
     /// What gateways say.
     pub port_mappings: PortMappings,
     /// Where peers told this node that they see it, other than that.

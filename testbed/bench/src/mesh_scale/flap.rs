@@ -95,6 +95,7 @@ fn report(nodes: usize, failed: bool) -> Report {
         observed: Vec::new(),
         reflexive: Vec::new(),
         mapped: Vec::new(),
+        public_ipv4: None,
         port_mappings: PortMappings::default(),
         peer_reflexive: Vec::new(),
         peers: (0..nodes).map(peer).collect(),

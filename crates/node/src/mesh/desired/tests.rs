@@ -49,6 +49,7 @@ pub(in crate::mesh) fn inputs(members: impl IntoIterator<Item = Member>) -> Inpu
         keepalive: None,
         resolved: BTreeMap::new(),
         port_mappings: PortMappings::default(),
+        public_ipv4: None,
         problems: Vec::new(),
     }
 }
@@ -269,6 +270,13 @@ fn a_mapped_port_is_a_candidate_and_says_nothing_of_the_nat() {
     assert_eq!((with.mapped, with.nat == NatType::Symmetric), (vec![mapped], false));
     assert_eq!(plan("192.0.2.1:4000").nat, NatType::Symmetric, "two ports seen are two mappings");
     assert!(plan("10.0.0.1:51820").mapped.is_empty(), "an address of this host is not published twice");
+}
+
+#[test]
+fn the_public_address_of_an_instance_is_a_candidate_with_the_port_of_wireguard() {
+    let inputs = Inputs { public_ipv4: Some([198, 51, 100, 1].into()), ..inputs([member(1)]) };
+    let desired = Desired::new(&inputs, &host(), Held::new(), &OwnAddresses::default());
+    assert_eq!(desired.mapped, ["198.51.100.1:51820".parse().unwrap()]);
 }
 
 #[test]

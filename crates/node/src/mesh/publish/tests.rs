@@ -53,6 +53,7 @@ fn report(nat: NatType, peers: Vec<PeerReport>) -> Report {
         reflexive: Vec::new(),
         mapped: Vec::new(),
         port_mappings: PortMappings::default(),
+        public_ipv4: None,
         peer_reflexive: Vec::new(),
         peers,
         own_prefixes: Vec::new(),
@@ -265,6 +266,20 @@ fn what_a_gateway_maps_is_a_candidate_and_the_endpoint_where_nothing_better_is_k
     assert_eq!(candidates, [mapped_text.clone(), seen_text(200)]);
     let (endpoint, method, _) = publish(NatType::Unknown, mapped, &[]);
     assert_eq!((endpoint, method), (mapped_text.0, EndpointDiscoveryMethod::Upnp));
+    let on_ec2 = |nat, seen: &[SocketAddr]| {
+        let public_ipv4 = Some([198, 51, 100, 1].into());
+        let with =
+            Report { public_ipv4, mapped: vec![mapped], reflexive: seen.to_vec(), ..report(nat, Vec::new()) };
+        let spec_and_status = desired(&facts(&with, NO));
+        (spec_and_status.spec.endpoint.unwrap(), spec_and_status.status.endpoint_discovery_method.unwrap())
+    };
+    let of_instance = ("198.51.100.1:51820".to_owned(), EndpointDiscoveryMethod::AwsMetadata);
+    assert_eq!(on_ec2(NatType::Unknown, &[]), of_instance);
+    assert_eq!(
+        on_ec2(NatType::Cone, &[seen]).1,
+        EndpointDiscoveryMethod::Stun,
+        "STUN servers say the port as well"
+    );
     // STUN servers see what the gateway mapped: it is published once.
     assert_eq!(publish(NatType::Cone, seen, &[seen]).2, [seen_text(200)]);
 

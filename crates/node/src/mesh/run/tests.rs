@@ -87,6 +87,7 @@ impl Cluster {
             vec![Box::new(source)],
             endpoints,
             watch::channel(PortMappings::default()).1,
+            watch::channel(None).1,
         );
         (Self { members, reads, changed, api_server, meshes, mesh_events, _watches: watches }, reader)
     }
