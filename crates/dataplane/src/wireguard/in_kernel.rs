@@ -5,6 +5,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use fairlead_api::names::MARK_FROM_WIREGUARD;
 use fairlead_api::wireguard::{DeviceChange, DeviceState, PeerConfig, PeerState, PublicKey};
 use fairlead_netlink::route::{self, RouteSocket};
 use fairlead_netlink::wireguard::{DeviceUpdate, PeerUpdate, WireGuard, add_link};
@@ -72,8 +73,10 @@ impl WireGuardDevice for Device {
         let mut sockets = self.sockets();
         let present = sockets.family.state(&self.interface)?;
         sockets.family.update(&self.interface, &narrow(change, &present))?;
-        if let (Some(port), Ok(path_port)) = (change.listen_port, &self.path_port) {
-            path_port.set_wireguard_port(port);
+        let mark = change.fwmark.unwrap_or(present.fwmark);
+        if let Ok(path_port) = &self.path_port {
+            path_port
+                .set_wireguard_port(configured_port(mark, change.listen_port.unwrap_or(present.listen_port)));
         }
         Ok(())
     }
@@ -81,7 +84,8 @@ impl WireGuardDevice for Device {
     fn open_path_socket(&self) -> io::Result<Option<Box<dyn PathSocket>>> {
         let path_port = self.path_port.as_ref().map_err(|error| io::Error::other(error.to_string()))?;
         let state = self.state().map_err(io::Error::other)?;
-        Ok(path_port.open(state.listen_port).map(|socket| Box::new(socket) as Box<dyn PathSocket>))
+        let port = configured_port(state.fwmark, state.listen_port);
+        Ok(path_port.open(port).map(|socket| Box::new(socket) as Box<dyn PathSocket>))
     }
 
     fn hand_over(self: Box<Self>, _: PathBuf) -> Result<Option<PendingHandover>, Error> {
@@ -98,6 +102,12 @@ impl WireGuardDevice for Device {
             None => Ok(()),
         }
     }
+}
+
+/// The port of a device that was configured; zero before. The kernel gives a new device that is up a random one, from which
+/// nothing may be sent: peers would take it for this node's.
+fn configured_port(mark: u32, port: u16) -> u16 {
+    if mark == MARK_FROM_WIREGUARD { port } else { 0 }
 }
 
 /// Removes from a change what is unchanged.

@@ -273,9 +273,9 @@ fn endpoint(facts: &Facts<'_>) -> (Option<String>, EndpointDiscoveryMethod) {
     if let Some(manual) = &facts.report.manual {
         return (Some(manual.to_string()), EndpointDiscoveryMethod::Manual);
     }
-    let Report { nat, port, host, observed, reflexive, peer_reflexive, mapped, .. } = facts.report;
+    let Report { nat, port, host, observed, reflexive, mapped, .. } = facts.report;
     let is_public = |address: &&SocketAddr| !is_private(address.ip());
-    let by_peers = peer_reflexive.iter().filter(is_public);
+    let by_peers = seen_by_peers(facts.report).filter(is_public);
     let public = reflexive.iter().find(is_public);
     // What the gateway maps is the port of every peer. Where every peer sees the same port anyway, that of STUN comes first.
     let instance = facts.report.public_ipv4.map(|address| SocketAddr::new(address.into(), *port));
@@ -300,6 +300,11 @@ fn endpoint(facts: &Facts<'_>) -> (Option<String>, EndpointDiscoveryMethod) {
     }
 }
 
+/// Where peers see this node and others may reach it: a symmetric NAT has another port for each of them.
+fn seen_by_peers(report: &Report) -> impl Iterator<Item = &SocketAddr> {
+    report.peer_reflexive.iter().filter(|_| report.nat != NatType::Symmetric)
+}
+
 /// Addresses of the node itself, those that gateways mapped, those at which STUN servers and peers see it, and the relay.
 fn ice_candidates(report: &Report) -> Vec<IceCandidate> {
     let is_symmetric = report.nat == NatType::Symmetric;
@@ -317,7 +322,7 @@ fn ice_candidates(report: &Report) -> Vec<IceCandidate> {
         address: format!("{}:{}", relay.endpoint.host, relay.endpoint.port),
         priority: RELAY_PRIORITY,
     });
-    let by_peers = report.peer_reflexive.iter().take(MAX_REFLEXIVE);
+    let by_peers = seen_by_peers(report).take(MAX_REFLEXIVE);
     let by_peers = by_peers.map(|address| candidate(CandidateType::Prflx, address, PEER_REFLEXIVE_PRIORITY));
     let mapped =
         report.mapped.iter().map(|address| candidate(CandidateType::Srflx, address, REFLEXIVE_PRIORITY));

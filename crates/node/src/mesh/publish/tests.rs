@@ -290,3 +290,17 @@ fn what_a_gateway_maps_is_a_candidate_and_the_endpoint_where_nothing_better_is_k
         assert_eq!(candidates, [(private.to_owned(), 200)]);
     }
 }
+
+#[test]
+fn what_peers_see_is_a_candidate_unless_the_nat_shows_each_of_them_another_port() {
+    let publish = |nat| {
+        let peer_reflexive = vec!["203.0.113.9:4700".parse().unwrap()];
+        let with = Report { peer_reflexive, observed: Vec::new(), ..report(nat, Vec::new()) };
+        let Desired { spec, status } = desired(&facts(&with, NO));
+        let candidates = status.ice_candidates;
+        let by_peers = candidates.iter().filter(|candidate| candidate.type_ == CandidateType::Prflx).count();
+        (spec.endpoint.unwrap(), by_peers)
+    };
+    assert_eq!(publish(NatType::Cone), ("203.0.113.9:4700".to_owned(), 1));
+    assert_eq!(publish(NatType::Symmetric), ("192.168.1.10:51820".to_owned(), 0));
+}
