@@ -35,8 +35,9 @@ pub(super) struct Bed {
 /// A relay and its load.
 pub(super) struct Running {
     subject: Subject,
-    relay: Process,
+    // Ends before the relay, whose end it would report as a failure.
     load: Load,
+    relay: Process,
 }
 
 /// What one order brought.
