@@ -12,13 +12,13 @@ use testbed_nodes::{Cluster, Node};
 use crate::BED;
 use crate::bed::{Pod, Room, Running, TIMEOUT, addresses_agree, network, server};
 
-/// What a restart of systemd-networkd and `sysctl --system` do, and worse.
+/// What a restart of systemd-networkd and `sysctl --system` do, and worse. A flush fails when a pod of an earlier test ends meanwhile.
 const BREAK: &str = "
     ip rule del priority 2000
     ip -6 rule del priority 2000
     sysctl -qw net.ipv4.ip_forward=0 net.ipv6.conf.all.forwarding=0
-    ip route flush table 116
-    ip -6 route flush table 116
+    ip route flush table 116 || ip route flush table 116
+    ip -6 route flush table 116 || ip -6 route flush table 116
     nft delete table inet fairlead_source_check
 ";
 
