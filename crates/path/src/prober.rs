@@ -87,6 +87,8 @@ pub(crate) struct Prober {
     check: Option<(Duration, bool)>,
     missed: u8,
     moved: Option<Duration>,
+    /// That was from one kind of path to a better one, such as from a relay to a direct path.
+    has_climbed: bool,
     relay: Option<RelayPath>,
     relay_ports: Option<RelayPortRange>,
     /// The relay's UDP port to the peer, which is one of the paths.
@@ -334,8 +336,9 @@ impl Prober {
         let fresh = || self.paths.iter().filter(|path| path.is_fresh(now));
         let current = self.current_path().filter(|path| !path.has_failed);
         let (best, reason) = match current.filter(|_| self.session.is_up) {
-            Some(current) if self.may_move(now) => {
-                let better = fresh().filter(|path| path.is_better_than(current));
+            Some(current) if self.is_controlling => {
+                let is_free = |path: &&Path| self.may_move(now, current, path);
+                let better = fresh().filter(|path| path.is_better_than(current)).filter(is_free);
                 let fastest = better.min_by_key(|path| (path.tier(), path.round_trip()));
                 (fastest, EndpointReason::BetterPath)
             }
@@ -345,13 +348,16 @@ impl Prober {
             }
             None => (fresh().min_by_key(|path| path.rank()), EndpointReason::ProbeAnswered),
         };
-        let candidate = best?.candidate;
+        let best = best?;
+        let candidate = best.candidate;
+        let climbs = current.is_some_and(|current| best.tier() < current.tier());
         if self.current == Some(candidate.address) {
             return None;
         }
         self.current = Some(candidate.address);
         if self.session.is_up {
             self.moved = Some(now);
+            self.has_climbed = climbs;
         }
         self.missed = 0;
         self.check = None;
@@ -393,8 +399,10 @@ impl Prober {
         self.session.is_up && !is_new && !self.is_active(now)
     }
 
-    fn may_move(&self, now: Duration) -> bool {
-        self.is_controlling && self.moved.is_none_or(|at| now.saturating_sub(at) >= MIN_MOVE_INTERVAL)
+    /// Whether the last move is long enough ago, or was one to a better kind of path, as this one is.
+    fn may_move(&self, now: Duration, current: &Path, other: &Path) -> bool {
+        let climbs = self.has_climbed && other.tier() < current.tier();
+        climbs || self.moved.is_none_or(|at| now.saturating_sub(at) >= MIN_MOVE_INTERVAL)
     }
 
     fn add_reflexive(&mut self, now: Duration, address: SocketAddr) {

@@ -454,3 +454,17 @@ fn a_relay_that_comes_back_is_asked_only_where_it_is_needed() {
         assert_eq!(asked, expected, "{in_use}");
     }
 }
+
+#[test]
+fn each_better_kind_of_path_is_taken_at_once() {
+    let mut bed = relayed(true, &[public(1), private(1)]);
+    bed.run(SECOND, &[RELAY], 20 * MILLISECOND);
+    for (better, answering) in
+        [(public(1), vec![RELAY, public(1)]), (private(1), vec![public(1), private(1)])]
+    {
+        bed.session(bed.prober.current.unwrap());
+        bed.prober.network_changed(bed.now);
+        let selected = bed.run(SECOND, &answering, 20 * MILLISECOND);
+        assert_eq!(selected, [(better, EndpointReason::BetterPath)]);
+    }
+}
