@@ -86,6 +86,8 @@ pub(crate) struct Prober {
     /// When the path in use is checked next, and whether an answer is missing since the last check.
     check: Option<(Duration, bool)>,
     missed: u8,
+    /// When the first of them was missed, now or the last time.
+    failing_since: Option<Duration>,
     moved: Option<Duration>,
     /// That was from one kind of path to a better one, such as from a relay to a direct path.
     has_climbed: bool,
@@ -344,7 +346,11 @@ impl Prober {
             }
             Some(_) => return None,
             None if self.session.is_up => {
-                (fresh().min_by_key(|path| path.rank()), EndpointReason::PathFailed)
+                // What made it fail may have ended others as well that have not been asked since.
+                let is_doubtful =
+                    |path: &Path| self.failing_since.is_some_and(|at| !path.has_answered_since(at));
+                let best = fresh().min_by_key(|path| (is_doubtful(path), path.rank()));
+                (best, EndpointReason::PathFailed)
             }
             None => (fresh().min_by_key(|path| path.rank()), EndpointReason::ProbeAnswered),
         };

@@ -83,6 +83,9 @@ impl Prober {
         let current = self.current?;
         if is_outstanding {
             self.missed = self.missed.saturating_add(1);
+            if self.missed == 1 {
+                self.failing_since = Some(now);
+            }
             self.try_relay(now);
         }
         if self.missed >= MAX_MISSED {

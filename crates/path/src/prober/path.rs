@@ -66,6 +66,10 @@ impl Path {
         self.answered.is_some_and(|(_, at)| now.saturating_sub(at) <= FRESH)
     }
 
+    pub(super) fn has_answered_since(&self, time: Duration) -> bool {
+        self.answered.is_some_and(|(_, at)| at >= time)
+    }
+
     pub(super) fn next_request(&self) -> Option<Duration> {
         let (started, sent) = self.attempt?;
         Some(started.saturating_add(*ATTEMPT.get(sent)?))

@@ -468,3 +468,16 @@ fn each_better_kind_of_path_is_taken_at_once() {
         assert_eq!(selected, [(better, EndpointReason::BetterPath)]);
     }
 }
+
+#[test]
+fn a_path_that_failed_is_replaced_by_one_that_has_answered_since() {
+    let mut bed = relayed(false, &[public(1), public(2)]);
+    bed.run(SECOND, &[public(1)], 20 * MILLISECOND);
+    bed.session(public(1));
+    bed.prober.network_changed(bed.now);
+    bed.run(SECOND, &[public(1), public(2)], 20 * MILLISECOND);
+    bed.session(public(1));
+    // Both direct paths end; the second answered a moment ago.
+    let selected = bed.run(5 * SECOND, &[RELAY], 20 * MILLISECOND);
+    assert_eq!(selected, [(RELAY, EndpointReason::PathFailed)]);
+}
