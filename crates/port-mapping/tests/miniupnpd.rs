@@ -85,7 +85,7 @@ fn the_port_of_another_program_is_left_to_it() {
     assert_ne!(mapping.external.port(), PORT);
     let listed = home.hosts[1].sh("upnpc -m eth0 -l");
     assert!(listed.contains(&format!("UDP {PORT}->192.168.1.12:{PORT}")), "{listed}");
-    assert!(listed.contains(&format!("UDP {}->192.168.1.11:{PORT}", mapping.external.port())), "{listed}");
+    assert!(listed.contains(&format!("UDP {:>5}->192.168.1.11:{PORT}", mapping.external.port())), "{listed}");
     mapper.end(true);
     let listed = home.hosts[1].sh("upnpc -m eth0 -l");
     assert!(!listed.contains("192.168.1.11"), "{listed}");
