@@ -340,7 +340,9 @@ impl PathAgent {
             Message::Answer { transaction, observed } => {
                 let is_expected = peer.prober.handle_answer(now, remote, transaction);
                 probing.conclude(&key, &header, remote, is_expected);
-                if is_expected && !self.relay.is_port(remote) && self.reflexive.insert(key, remote, observed)
+                if is_expected
+                    && !self.relay.is_port(remote)
+                    && self.reflexive.insert(now, key, remote, observed)
                 {
                     self.events.push_back(Event::ReflexiveAddressesChanged);
                 }

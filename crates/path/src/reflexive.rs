@@ -4,12 +4,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
 
 use fairlead_address::{canonical, is_reachable};
 use fairlead_api::wireguard::PublicKey;
 
 /// Most addresses that count: one for each uplink of a host, and some more.
 const MAX_ADDRESSES: usize = 8;
+/// Time in which a peer changes its mind at most once: what counts is published to all nodes, and one peer may decide it alone.
+const MIN_INTERVAL: Duration = Duration::from_secs(30);
 
 /// What each peer saw last, by family.
 #[derive(Debug, Default)]
@@ -22,19 +25,33 @@ pub(crate) struct ReflexiveAddresses {
 struct Seen {
     by: IpAddr,
     address: SocketAddr,
+    since: Duration,
 }
 
 impl ReflexiveAddresses {
     /// Takes what the answer of a peer at `by` says. Whether [`Self::agreed`] is another set now.
-    pub(crate) fn insert(&mut self, peer: PublicKey, by: SocketAddr, observed: SocketAddr) -> bool {
+    pub(crate) fn insert(
+        &mut self,
+        now: Duration,
+        peer: PublicKey,
+        by: SocketAddr,
+        observed: SocketAddr,
+    ) -> bool {
         let address = canonical(observed);
         // By way of a relay a peer sees an address of its own host.
         if !is_reachable(address.ip()) || !is_reachable(by.ip()) || address.port() == 0 {
             return false;
         }
-        let seen = Seen { by: by.ip(), address };
-        let before = self.seen.insert((peer, address.is_ipv4()), seen);
-        before != Some(seen) && self.update()
+        let view = (peer, address.is_ipv4());
+        let stays = |before: &Seen| {
+            let is_same = (before.by, before.address) == (by.ip(), address);
+            is_same || now.saturating_sub(before.since) < MIN_INTERVAL
+        };
+        if self.seen.get(&view).is_some_and(stays) {
+            return false;
+        }
+        self.seen.insert(view, Seen { by: by.ip(), address, since: now });
+        self.update()
     }
 
     pub(crate) fn forget(&mut self, peer: &PublicKey) {
@@ -87,7 +104,7 @@ mod tests {
     fn after(answers: &[(u8, &str, &str)]) -> Vec<String> {
         let mut addresses = ReflexiveAddresses::default();
         for (peer, by, observed) in answers {
-            addresses.insert(key(*peer), address(by), address(observed));
+            addresses.insert(Duration::ZERO, key(*peer), address(by), address(observed));
         }
         addresses.agreed().iter().map(ToString::to_string).collect()
     }
@@ -136,7 +153,11 @@ mod tests {
         let mut addresses = ReflexiveAddresses::default();
         let (one, two) = (address("192.0.2.1:1"), address("192.0.2.2:1"));
         let (before, now) = (address("203.0.113.7:40000"), address("203.0.113.7:50000"));
-        let mut insert = |peer, by, seen| addresses.insert(key(peer), by, seen);
+        let mut clock = Duration::ZERO;
+        let mut insert = |peer, by, seen| {
+            clock += MIN_INTERVAL;
+            addresses.insert(clock, key(peer), by, seen)
+        };
         assert_eq!(
             [insert(1, one, before), insert(2, two, before), insert(2, two, before)],
             [true, false, false]
@@ -146,5 +167,17 @@ mod tests {
         assert_eq!(addresses.agreed(), [now].into());
         addresses.clear();
         assert_eq!(addresses.agreed(), [now].into(), "until something else is known");
+    }
+
+    /// Each change is written to the API server, and read by all nodes.
+    #[test]
+    fn a_peer_that_says_something_else_each_time_is_seldom_heard() {
+        let mut addresses = ReflexiveAddresses::default();
+        let by = address("192.0.2.1:1");
+        let say = |second: u64| {
+            let observed = address(&format!("203.0.113.7:{}", 40_000 + second));
+            addresses.insert(Duration::from_secs(second), key(1), by, observed)
+        };
+        assert_eq!((0..600).map(say).filter(|is_news| *is_news).count(), 20);
     }
 }
