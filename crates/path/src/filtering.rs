@@ -89,10 +89,10 @@ pub(crate) struct FilteringTest {
 }
 
 impl FilteringTest {
-    /// Replaces the relay. What another one said of the NAT stays true.
-    pub(crate) fn set_relay(&mut self, now: Duration, relay: Option<RelayStun>) {
+    /// Replaces the relay. What another one said of the NAT stays true. Whether it is another one.
+    pub(crate) fn set_relay(&mut self, now: Duration, relay: Option<RelayStun>) -> bool {
         if self.relay == relay {
-            return;
+            return false;
         }
         let is_same_host = self.relay.map(|relay| relay.server) == relay.map(|relay| relay.server);
         self.relay = relay;
@@ -100,6 +100,7 @@ impl FilteringTest {
             self.changed |= self.mapped.take().is_some();
         }
         self.restart(now);
+        true
     }
 
     /// Links, addresses or routes changed: this may be another NAT.

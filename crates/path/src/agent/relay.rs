@@ -18,6 +18,7 @@ use crate::stun::StunAnswer;
 pub(super) struct RelayMachines {
     filtering: FilteringTest,
     bindings: Bindings,
+    /// Those of the last relay that had any: endpoints may be among them for a while after the link to it is lost.
     pub(super) ports: Option<RelayPortRange>,
 }
 
@@ -61,10 +62,12 @@ impl RelayMachines {
 impl PathAgent {
     /// Sets where the relay answers STUN requests, and its UDP ports for pairs of peers; `None` where it has none.
     pub fn set_relay_stun(&mut self, now: Duration, relay: Option<RelayStun>) {
-        self.relay.filtering.set_relay(now, relay);
+        if !self.relay.filtering.set_relay(now, relay) {
+            return;
+        }
         // The relay may be another run of its program, which knows no port of the last one.
         self.relay.bindings.renew_all(now);
-        self.relay.ports = relay.and_then(|relay| relay.ports());
+        self.relay.ports = relay.and_then(|relay| relay.ports()).or(self.relay.ports);
         for peer in self.peers.values_mut() {
             peer.prober.set_relay_ports(self.relay.ports);
             peer.rotation.set_relay_ports(self.relay.ports);
