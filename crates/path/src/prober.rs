@@ -93,8 +93,6 @@ pub(crate) struct Prober {
     has_climbed: bool,
     relay: Option<RelayPath>,
     relay_ports: Option<RelayPortRange>,
-    /// The relay's UDP port to the peer, which is one of the paths.
-    relay_port: Option<SocketAddr>,
     /// When all paths were last tried.
     round_began: Option<Duration>,
     /// When they are tried next because the peer has done so.
@@ -120,7 +118,10 @@ impl Prober {
         let mut before = std::mem::take(&mut self.paths);
         let tries_now = !self.is_idle(now) || self.is_relay_only();
         let mut is_new = false;
-        for candidate in candidates.iter().take(MAX_CANDIDATES) {
+        let is_direct = |candidate: &&Candidate| !self.is_port_of_relay(candidate.address);
+        let candidates: Vec<Candidate> =
+            candidates.iter().take(MAX_CANDIDATES).filter(is_direct).copied().collect();
+        for candidate in &candidates {
             let known = before.iter().position(|path| path.candidate.address == candidate.address);
             let mut path = known.map_or_else(
                 || {
@@ -209,9 +210,9 @@ impl Prober {
 
     /// Takes an authenticated request of the peer. Its source is tried unless a direct path is in use and works, or it belongs to
     /// one link only: a source address is easily forged. A request by way of the relay may ask for more: that all paths are tried
-    /// now.
+    /// now. While packets are relayed this is done although a direct path works here: it may not work there.
     pub(crate) fn handle_request(&mut self, now: Duration, from: SocketAddr, starts_round: bool) {
-        if starts_round && self.path(from).is_some_and(Path::is_relay) && !self.works_directly(now) {
+        if starts_round && self.path(from).is_some_and(Path::is_relay) && self.needs_round(now) {
             self.join_round(now);
             return;
         }
@@ -229,8 +230,7 @@ impl Prober {
 
     /// Whether an endpoint that no source names may be used.
     fn may_use(&self, endpoint: SocketAddr) -> bool {
-        let is_relays = self.relay_ports.is_some_and(|ports| ports.contains(endpoint));
-        is_reachable(endpoint.ip()) && !is_relays && !self.is_relay_only()
+        is_reachable(endpoint.ip()) && !self.is_port_of_relay(endpoint) && !self.is_relay_only()
     }
 
     fn is_relay_only(&self) -> bool {
@@ -239,6 +239,10 @@ impl Prober {
 
     fn works_directly(&self, now: Duration) -> bool {
         self.paths.iter().any(|path| !path.is_relay() && path.is_fresh(now))
+    }
+
+    fn needs_round(&self, now: Duration) -> bool {
+        self.uses_relay() || !self.works_directly(now)
     }
 
     /// The peer tries all its paths. This node does so now, or when its own last round is long enough ago.
@@ -302,7 +306,7 @@ impl Prober {
         }
         if self.joined_round.is_some_and(|at| at <= now) {
             self.joined_round = None;
-            if !self.works_directly(now) {
+            if self.needs_round(now) {
                 self.start_round(now);
                 self.is_joined = true;
             }

@@ -389,11 +389,12 @@ impl Rotation {
     }
 
     fn candidate_at(&self, address: SocketAddr) -> Candidate {
+        if self.relay_ports.is_some_and(|ports| ports.contains(address)) {
+            return Candidate { address, source: Source::Relay };
+        }
         let candidate = self.candidates.iter().find(|candidate| candidate.address == address);
         let known = candidate.or(self.last_good.as_ref().filter(|last| last.address == address));
-        let is_relays = self.relay_ports.is_some_and(|ports| ports.contains(address));
-        let source = if is_relays { Source::Relay } else { Source::Roamed };
-        known.copied().unwrap_or(Candidate { address, source })
+        known.copied().unwrap_or(Candidate { address, source: Source::Roamed })
     }
 
     fn deadline(&self, attempt: &Attempt) -> Duration {

@@ -293,6 +293,18 @@ fn a_round_of_the_peer_starts_one_here_unless_a_direct_path_works() {
     assert_eq!(bed.requests().iter().map(|(to, _)| *to).collect::<Vec<_>>(), [public(9)]);
 }
 
+/// The controlling node moves the session, and only to what has answered it.
+#[test]
+fn while_packets_are_relayed_a_direct_path_that_works_here_is_asked_again_for_the_peer() {
+    let mut bed = relayed(false, &[public(1)]);
+    bed.run(SECOND, &[RELAY], 20 * MILLISECOND);
+    bed.session(RELAY);
+    bed.prober.network_changed(bed.now);
+    assert_eq!(bed.run(2 * SECOND, &[RELAY, public(1)], 20 * MILLISECOND), []);
+    bed.prober.handle_request(bed.now, RELAY, true);
+    assert_eq!(bed.requests().iter().map(|(to, _)| *to).collect::<Vec<_>>(), [public(1), RELAY]);
+}
+
 #[test]
 fn a_round_that_the_peer_asks_for_too_early_is_put_off_not_dropped() {
     let mut bed = relayed(true, &[public(1)]);

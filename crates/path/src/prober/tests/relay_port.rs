@@ -56,3 +56,30 @@ fn a_port_that_only_the_peer_has_bound_is_no_direct_path() {
     let asked: Vec<SocketAddr> = bed.requests().into_iter().map(|(to, _)| to).collect();
     assert!(!asked.iter().any(|to| ports().contains(*to)), "{asked:?}");
 }
+
+/// Another node has published it as an endpoint at which it sees the peer.
+#[test]
+fn a_port_of_the_relay_that_is_published_as_an_endpoint_stays_one_of_the_relay() {
+    let mut bed = relayed(true, &[public(1)]);
+    bed.prober.set_relay_ports(Some(ports()));
+    bed.prober.set_relay_port(bed.now, Some(port(20_001)));
+    bed.run(SECOND, &[port(20_001)], 20 * MILLISECOND);
+    bed.session(port(20_001));
+    let (_, published) = with_relay(&[public(1), port(20_001), port(20_002)], false);
+    bed.prober.set_candidates(bed.now, &published);
+    assert!(!bed.prober.works_directly(bed.now));
+    bed.prober.network_changed(bed.now);
+    let selected = bed.run(6 * SECOND, &[port(20_001), port(20_002), public(1)], 80 * MILLISECOND);
+    assert_eq!(selected, [(public(1), EndpointReason::BetterPath)]);
+}
+
+/// The program has just started, and the device has a session of its last run.
+#[test]
+fn a_port_that_was_taken_for_a_direct_path_is_none_once_the_relay_is_known() {
+    let mut bed = relayed(true, &[public(1)]);
+    bed.session(port(20_001));
+    bed.run(SECOND, &[port(20_001)], 20 * MILLISECOND);
+    assert!(bed.prober.works_directly(bed.now));
+    bed.prober.set_relay_ports(Some(ports()));
+    assert!(bed.prober.uses_relay() && !bed.prober.works_directly(bed.now));
+}
