@@ -20,7 +20,7 @@ use super::names::Names;
 use super::port_mapping::PortMappings;
 use super::problem::MeshFailure;
 use super::saved::{Facts, StateFile, Unsaved};
-use super::settings::{MeshSettings, RelaySettings};
+use super::settings::{MeshSettings, RelayServer};
 use crate::members::{self, MemberSource, SourceProblem, annotations, nodes};
 
 /// What the cluster says, parsed and merged.
@@ -66,7 +66,7 @@ pub(super) struct InputReader {
     public_ipv4: watch::Receiver<Option<Ipv4Addr>>,
     names: Names,
     saved: Saved,
-    relay: watch::Sender<Option<RelaySettings>>,
+    relay: watch::Sender<Option<RelayServer>>,
     node_changed: watch::Receiver<u64>,
     mesh_changed: watch::Receiver<u64>,
 }
@@ -184,20 +184,20 @@ impl InputReader {
             (self.saved.facts, self.saved.is_read) = (None, true);
         }
         let inputs = self.inputs(facts);
-        self.publish_relay(inputs.settings.relay.as_ref());
+        self.publish_relay(inputs.settings.relay.as_ref().map(|relay| &relay.server));
         Ok(inputs)
     }
 
     /// The relay of the mesh as of the last [`Self::read`].
-    pub(super) fn relay(&self) -> watch::Receiver<Option<RelaySettings>> {
+    pub(super) fn relay(&self) -> watch::Receiver<Option<RelayServer>> {
         self.relay.subscribe()
     }
 
-    fn publish_relay(&self, settings: Option<&RelaySettings>) {
+    fn publish_relay(&self, server: Option<&RelayServer>) {
         self.relay.send_if_modified(|known| {
-            let differs = known.as_ref() != settings;
+            let differs = known.as_ref() != server;
             if differs {
-                *known = settings.cloned();
+                *known = server.cloned();
             }
             differs
         });

@@ -136,7 +136,7 @@ pub fn start(deps: MeshDeps, supervisor: &mut Supervisor) -> MeshHandle {
     let paths = PathDriver::new(probes, rand::random(), view.clone(), time_to_direct, Instant::now());
     let relay = RelayLink {
         client: deps.client.clone(),
-        settings: reader.relay(),
+        server: reader.relay(),
         file: file.clone(),
         private_key: private_key.clone(),
         paths: Arc::clone(paths.port()),

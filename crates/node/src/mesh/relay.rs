@@ -20,7 +20,7 @@ use tokio::time::{sleep, timeout};
 use super::path_port::PathPort;
 use super::problem::MeshProblem;
 use super::saved::StateFile;
-use super::settings::RelaySettings;
+use super::settings::{RelayServer, RelaySettings};
 
 /// How often the Secret with the token is read again, and how soon after a failure.
 const SECRET_INTERVAL: Duration = Duration::from_secs(60);
@@ -61,10 +61,11 @@ pub struct RelayReport {
     pub counters: LinkCounters,
 }
 
-/// Keeps the link as the mesh resource says.
+/// Keeps a link to the relay of the mesh resource.
 pub(super) struct RelayLink {
     pub(super) client: Client,
-    pub(super) settings: watch::Receiver<Option<RelaySettings>>,
+    /// The relay. How it is used is no reason to connect again.
+    pub(super) server: watch::Receiver<Option<RelayServer>>,
     /// Keeps the token, for starts without the API server.
     pub(super) file: StateFile,
     pub(super) private_key: PrivateKey,
@@ -129,7 +130,7 @@ impl RelayView {
     /// The state of the link.
     pub(super) fn report(&self, settings: &RelaySettings) -> RelayReport {
         let (status, counters) = (self.status.borrow().clone(), self.queue.counters());
-        RelayReport { endpoint: settings.endpoint.clone(), status, counters }
+        RelayReport { endpoint: settings.server.endpoint.clone(), status, counters }
     }
 }
 
@@ -171,7 +172,7 @@ impl RelayLink {
             }
         };
         tokio::select! {
-            () = self.follow_settings(&port) => {}
+            () = self.follow_server(&port) => {}
             () = tell_paths => {}
             () = self.take_ports() => {}
             ended = port.forward(&self.view.queue) => {
@@ -192,13 +193,13 @@ impl RelayLink {
         }
     }
 
-    async fn follow_settings(&self, port: &Arc<LoopbackPort>) {
-        let mut changed = self.settings.clone();
+    async fn follow_server(&self, port: &Arc<LoopbackPort>) {
+        let mut changed = self.server.clone();
         loop {
-            let settings = changed.borrow_and_update().clone();
+            let server = changed.borrow_and_update().clone();
             let link = async {
-                match &settings {
-                    Some(settings) => self.connect(settings, port).await,
+                match &server {
+                    Some(server) => self.connect(server, port).await,
                     None => std::future::pending().await,
                 }
             };
@@ -216,10 +217,10 @@ impl RelayLink {
     }
 
     /// Stays connected until the token is another one.
-    async fn connect(&self, settings: &RelaySettings, port: &Arc<LoopbackPort>) {
+    async fn connect(&self, server: &RelayServer, port: &Arc<LoopbackPort>) {
         let prepared = async {
-            let token = self.token(settings).await?;
-            Ok::<_, anyhow::Error>((client_settings(settings, &self.private_key, token.clone())?, token))
+            let token = self.token(server).await?;
+            Ok::<_, anyhow::Error>((client_settings(server, &self.private_key, token.clone())?, token))
         };
         let (connection, token) = match prepared.await {
             Ok(prepared) => prepared,
@@ -238,7 +239,7 @@ impl RelayLink {
             loop {
                 sleep(SECRET_INTERVAL).await;
                 // While it cannot be read, the last one stays in force.
-                if self.token(settings).await.is_ok_and(|now| now != token) {
+                if self.token(server).await.is_ok_and(|now| now != token) {
                     return;
                 }
             }
@@ -249,8 +250,8 @@ impl RelayLink {
         }
     }
 
-    async fn token(&self, settings: &RelaySettings) -> Result<Vec<u8>> {
-        let Some((namespace, name)) = &settings.secret else { return Ok(Vec::new()) };
+    async fn token(&self, server: &RelayServer) -> Result<Vec<u8>> {
+        let Some((namespace, name)) = &server.secret else { return Ok(Vec::new()) };
         let secrets = Api::<Secret>::namespaced(self.client.clone(), namespace);
         let id = format!("{namespace}/{name}");
         let what = || format!("Secret {id} with the token of the relay");
@@ -290,19 +291,19 @@ fn relay_stun((address, server): (IpAddr, StunServer)) -> RelayStun {
 }
 
 fn client_settings(
-    settings: &RelaySettings,
+    server: &RelayServer,
     private_key: &PrivateKey,
     token: Vec<u8>,
 ) -> Result<client::Settings> {
-    let roots = match &settings.ca_bundle {
-        _ if settings.endpoint.transport == Transport::Ws => client::no_roots(),
+    let roots = match &server.ca_bundle {
+        _ if server.endpoint.transport == Transport::Ws => client::no_roots(),
         Some(bundle) => client::trust(bundle)?,
         None => client::system_roots().context("this host trusts no certificates; set caBundle")?,
     };
     Ok(client::Settings {
-        endpoint: settings.endpoint.clone(),
-        server_name: settings.server_name.clone(),
-        proxy: Proxy::from_environment(&settings.endpoint, |name| std::env::var(name).ok())?,
+        endpoint: server.endpoint.clone(),
+        server_name: server.server_name.clone(),
+        proxy: Proxy::from_environment(&server.endpoint, |name| std::env::var(name).ok())?,
         roots: Arc::new(roots),
         private_key: private_key.clone(),
         instance: rand::random(),

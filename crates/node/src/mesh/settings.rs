@@ -43,6 +43,19 @@ pub struct MeshSettings {
 /// The relay of the mesh.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RelaySettings {
+    /// The relay.
+    pub server: RelayServer,
+    /// Whether everything is relayed.
+    pub is_only: bool,
+    /// Longest wait for a direct handshake.
+    pub handshake_timeout: Duration,
+    /// Longest time between attempts to find a direct path.
+    pub direct_retry: Duration,
+}
+
+/// A relay, and what this node needs to connect to it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RelayServer {
     /// Where it is.
     pub endpoint: client::Endpoint,
     /// PEM certificates of the authorities that certify it; those of this host when `None`.
@@ -51,12 +64,6 @@ pub struct RelaySettings {
     pub server_name: Option<String>,
     /// Namespace and name of the Secret with the token.
     pub secret: Option<(String, String)>,
-    /// Whether everything is relayed.
-    pub is_only: bool,
-    /// Longest wait for a direct handshake.
-    pub handshake_timeout: Duration,
-    /// Longest time between attempts to find a direct path.
-    pub direct_retry: Duration,
 }
 
 impl MeshSettings {
@@ -117,43 +124,30 @@ fn relay_settings(
     if relay.mode == RelayMode::Never {
         return Ok(None);
     }
-    let settings = match relay.provider {
+    let server = match relay.provider {
         RelayProvider::External => relay.external.as_ref().map(external_relay).transpose()?,
         RelayProvider::Managed => managed_relay(relay.managed.as_ref(), status)?,
     };
-    Ok(settings.map(|settings| RelaySettings {
+    Ok(server.map(|server| RelaySettings {
+        server,
         is_only: relay.mode == RelayMode::Always,
         handshake_timeout: Duration::from_secs(relay.handshake_timeout_seconds.into()),
         direct_retry: Duration::from_secs(relay.direct_retry_interval_seconds.into()),
-        ..settings
     }))
 }
 
-impl RelaySettings {
-    fn new(endpoint: client::Endpoint) -> Self {
-        Self {
-            endpoint,
-            ca_bundle: None,
-            server_name: None,
-            secret: None,
-            is_only: false,
-            handshake_timeout: Duration::ZERO,
-            direct_retry: Duration::ZERO,
-        }
-    }
-}
-
-fn external_relay(external: &ExternalRelay) -> Result<RelaySettings, (&'static str, String)> {
+fn external_relay(external: &ExternalRelay) -> Result<RelayServer, (&'static str, String)> {
     let endpoint = relay_endpoint(external).map_err(|error| ("spec.relay.external.endpoint", error))?;
     let bundle = external.ca_bundle.as_deref().map(certificates).transpose();
     let secret = external.auth_secret_ref.as_ref().map(|secret| {
         let namespace = secret.namespace.clone().unwrap_or_else(|| SYSTEM_NAMESPACE.to_owned());
         (namespace, secret.name.clone())
     });
-    Ok(RelaySettings {
+    Ok(RelayServer {
+        endpoint,
         ca_bundle: bundle.map_err(|error| ("spec.relay.external.caBundle", error))?,
+        server_name: None,
         secret,
-        ..RelaySettings::new(endpoint)
     })
 }
 
@@ -161,7 +155,7 @@ fn external_relay(external: &ExternalRelay) -> Result<RelaySettings, (&'static s
 fn managed_relay(
     managed: Option<&ManagedRelay>,
     status: Option<&WireKubeMeshStatus>,
-) -> Result<Option<RelaySettings>, (&'static str, String)> {
+) -> Result<Option<RelayServer>, (&'static str, String)> {
     let published =
         status.and_then(|status| status.relay_endpoint.as_ref().zip(status.relay_ca_bundle.as_ref()));
     let Some((endpoint, bundle)) = published else { return Ok(None) };
@@ -173,10 +167,11 @@ fn managed_relay(
     };
     let endpoint = format!("{scheme}://{endpoint}").parse();
     let invalid = |error: client::InvalidEndpoint| ("status.relayEndpoint", format!("is invalid: {error}"));
-    Ok(Some(RelaySettings {
+    Ok(Some(RelayServer {
+        endpoint: endpoint.map_err(invalid)?,
         ca_bundle: Some(certificates(bundle).map_err(|error| ("status.relayCABundle", error))?),
         server_name: Some(RELAY_SERVER_NAME.to_owned()),
-        ..RelaySettings::new(endpoint.map_err(invalid)?)
+        secret: None,
     }))
 }
 
@@ -280,7 +275,7 @@ mod tests {
         ] {
             let (settings, problems) = parsed(&relay(external, json!({ "mode": "always" })));
             let settings = settings.unwrap();
-            assert_eq!((settings.endpoint.to_string().as_str(), problems), (endpoint, vec![]));
+            assert_eq!((settings.server.endpoint.to_string().as_str(), problems), (endpoint, vec![]));
             assert!(settings.is_only);
         }
         let settings = parsed(&relay(
@@ -288,7 +283,7 @@ mod tests {
             json!({ "handshakeTimeoutSeconds": 7, "directRetryIntervalSeconds": 60 }),
         ));
         let settings = settings.0.unwrap();
-        assert_eq!(settings.secret, Some(("kube-system".to_owned(), "token".to_owned())));
+        assert_eq!(settings.server.secret, Some(("kube-system".to_owned(), "token".to_owned())));
         assert_eq!((settings.handshake_timeout.as_secs(), settings.direct_retry.as_secs()), (7, 60));
     }
 
@@ -338,8 +333,11 @@ mod tests {
             "relayPodIPs": ["10.64.0.9", "fd02::9", "rubbish"],
         });
         let (settings, problems) = managed("wss", &status);
-        let relay = settings.relay.unwrap();
-        assert_eq!((relay.endpoint.to_string().as_str(), problems), ("wss://[2001:db8::1]:30478", vec![]));
+        let relay = settings.relay.unwrap().server;
+        assert_eq!(
+            (relay.endpoint.to_string().as_str(), problems),
+            ("wss://[2001:db8::1]:30478", vec![])
+        );
         assert_eq!((relay.server_name.as_deref(), relay.secret), (Some(RELAY_SERVER_NAME), None));
         assert_eq!(relay.ca_bundle, Some(made.cert.pem().into_bytes()));
         let pods: Vec<String> = settings.relay_pods.iter().map(ToString::to_string).collect();
