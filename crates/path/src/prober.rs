@@ -254,11 +254,17 @@ impl Prober {
             Some(began) if now.saturating_sub(began) < JOINED_ROUND_INTERVAL => {
                 self.joined_round = Some(began.saturating_add(JOINED_ROUND_INTERVAL));
             }
-            _ => {
-                self.start_round(now);
-                self.is_joined = true;
-            }
+            _ => self.start_joined_round(now),
         }
+    }
+
+    /// The peer is not asked back, unless this node is about to ask for a reason of its own: what the peer has sent so far may have
+    /// come too early.
+    fn start_joined_round(&mut self, now: Duration) {
+        let is_asking =
+            !self.is_joined && self.paths.iter().any(|path| path.is_relay() && path.attempt.is_some());
+        self.start_round(now);
+        self.is_joined = !is_asking;
     }
 
     /// Takes an authenticated answer. Whether it answers a request of this node.
@@ -307,8 +313,7 @@ impl Prober {
         if self.joined_round.is_some_and(|at| at <= now) {
             self.joined_round = None;
             if self.needs_round(now) {
-                self.start_round(now);
-                self.is_joined = true;
+                self.start_joined_round(now);
             }
         }
         let mut requests = Vec::new();
