@@ -83,9 +83,11 @@ impl Inputs {
     }
 }
 
-/// How long the API server may take to answer after the start, before what was saved is used: where it answers, a device that was
-/// adopted is never brought back to older facts.
+/// How long the API server may take to answer after the start before what was saved is used.
 const PATIENCE: Duration = Duration::from_secs(3);
+/// The same where it has answered a request: the lists of a large cluster take a while, and a device that was adopted is not to be
+/// brought back to older facts.
+const PATIENCE_WITH_LISTS: Duration = Duration::from_secs(60);
 
 /// What was saved, and what is to be.
 struct Saved {
@@ -107,8 +109,9 @@ impl Saved {
     }
 
     /// What was saved by an earlier run, once the API server has had its time.
-    fn facts(&mut self, now: Instant) -> Option<Facts> {
-        if now.saturating_duration_since(self.started) < PATIENCE {
+    fn facts(&mut self, now: Instant, has_answered: bool) -> Option<Facts> {
+        let patience = if has_answered { PATIENCE_WITH_LISTS } else { PATIENCE };
+        if now.saturating_duration_since(self.started) < patience {
             return None;
         }
         if !std::mem::replace(&mut self.is_read, true) {
@@ -175,7 +178,9 @@ impl InputReader {
     pub(super) fn read(&mut self, now: Instant) -> Result<Inputs, MeshFailure> {
         let (facts, is_live) = match self.facts() {
             Err(MeshFailure::WaitingForApiServer) => {
-                (self.saved.facts(now).ok_or(MeshFailure::WaitingForApiServer)?, false)
+                let has_answered = self.api_server.borrow().is_some();
+                let saved = self.saved.facts(now, has_answered);
+                (saved.ok_or(MeshFailure::WaitingForApiServer)?, false)
             }
             facts => (facts?, true),
         };
@@ -222,10 +227,13 @@ impl InputReader {
     }
 
     fn inputs(&mut self, facts: Facts) -> Inputs {
-        let Facts { mesh, node, members, api_server, mut problems } = facts;
+        let Facts { mesh, node, members, api_server, problems: of_members } = facts;
+        // Those of this node come first: of a long list the end is left out, and peers may cause any number.
+        let mut problems = Vec::new();
         let settings = MeshSettings::parse(&mesh, &mut problems);
         let manual = annotations::manual_endpoint(&node, &mut problems);
         let keepalive = annotations::keepalive(&node, &mut problems);
+        problems.extend(of_members);
         let others = members.iter().filter(|member| member.name != self.node);
         let manual_of_others = others.filter_map(|member| member.endpoints.manual.as_ref());
         let resolved = self.names.resolve(manual_of_others.chain(&settings.stun_servers));

@@ -1,7 +1,8 @@
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use fairlead_api::names::ANNOTATION_ENDPOINT;
 use fairlead_api::resources::WireKubeMesh;
 use fairlead_api::wireguard::PrivateKey;
 use fairlead_cluster::caches::{self, Cache};
@@ -27,6 +28,7 @@ use crate::mesh::tests::{FakeKernel, Shared, paths};
 struct CountedSource {
     members: Arc<Mutex<Vec<Member>>>,
     reads: Arc<AtomicUsize>,
+    is_listed: Arc<AtomicBool>,
     changes: watch::Receiver<()>,
 }
 
@@ -40,11 +42,13 @@ impl MemberSource for CountedSource {
     }
 
     fn is_ready(&self) -> bool {
-        true
+        self.is_listed.load(Ordering::Relaxed)
     }
 
-    fn records(&mut self, _: &mut Vec<SourceProblem>) -> Vec<MemberRecord> {
+    /// A member has a bad endpoint.
+    fn records(&mut self, problems: &mut Vec<SourceProblem>) -> Vec<MemberRecord> {
         self.reads.fetch_add(1, Ordering::Relaxed);
+        problems.push(bad_endpoint("node-0002"));
         let record = |member: &Member| MemberRecord {
             member: member.clone(),
             ..MemberRecord::of_node(Source::Kubernetes, "")
@@ -57,6 +61,7 @@ impl MemberSource for CountedSource {
 struct Cluster {
     members: Arc<Mutex<Vec<Member>>>,
     reads: Arc<AtomicUsize>,
+    is_listed: Arc<AtomicBool>,
     changed: watch::Sender<()>,
     api_server: watch::Sender<Option<Vec<std::net::SocketAddr>>>,
     meshes: Arc<Cache<WireKubeMesh>>,
@@ -71,15 +76,22 @@ impl Cluster {
 
     async fn with_state_in(directory: &Path) -> (Self, InputReader) {
         let mut watches = Supervisor::default();
-        let node = serde_json::json!({ "metadata": { "name": "node-0001" } });
+        let annotations = serde_json::json!({ ANNOTATION_ENDPOINT: "bad" });
+        let node = serde_json::json!({ "metadata": { "name": "node-0001", "annotations": annotations } });
         let node: Node = serde_json::from_value(node).unwrap();
         let (nodes, _) = cache(&mut watches, "Nodes", node).await;
         let (meshes, mesh_events) = cache(&mut watches, "WireKubeMeshes", mesh()).await;
         let members = Arc::new(Mutex::new(vec![member(2), member(3)]));
         let reads = Arc::new(AtomicUsize::new(0));
+        let is_listed = Arc::new(AtomicBool::new(true));
         let (changed, changes) = watch::channel(());
         let (api_server, endpoints) = watch::channel(Some(Vec::new()));
-        let source = CountedSource { members: Arc::clone(&members), reads: Arc::clone(&reads), changes };
+        let source = CountedSource {
+            members: Arc::clone(&members),
+            reads: Arc::clone(&reads),
+            is_listed: Arc::clone(&is_listed),
+            changes,
+        };
         let reader = InputReader::new(
             state_file(directory),
             nodes,
@@ -89,7 +101,9 @@ impl Cluster {
             watch::channel(PortMappings::default()).1,
             watch::channel(None).1,
         );
-        (Self { members, reads, changed, api_server, meshes, mesh_events, _watches: watches }, reader)
+        let cluster =
+            Self { members, reads, is_listed, changed, api_server, meshes, mesh_events, _watches: watches };
+        (cluster, reader)
     }
 
     /// Deletes the mesh, or makes it again.
@@ -103,6 +117,14 @@ impl Cluster {
 
     fn reads(&self) -> usize {
         self.reads.load(Ordering::Relaxed)
+    }
+}
+
+fn bad_endpoint(node: &str) -> SourceProblem {
+    SourceProblem::InvalidEndpoint {
+        node: node.to_owned(),
+        annotation: ANNOTATION_ENDPOINT,
+        value: "bad".to_owned(),
     }
 }
 
@@ -278,11 +300,36 @@ async fn without_the_api_server_the_mesh_is_as_it_was_saved() {
     let later = Instant::now() + Duration::from_secs(4);
     let saved = reader.read(later).unwrap();
     assert_eq!((&saved.members, &saved.settings), (&live.members, &live.settings));
-    assert!(matches!(saved.problems[..], [SourceProblem::ApiServerSilent { .. }]), "{:?}", saved.problems);
+    let problems = &saved.problems;
+    assert!(matches!(problems[..], [_, SourceProblem::ApiServerSilent { .. }]), "{problems:?}");
     reader.save(&Arc::new(saved));
     assert!(reader.unsaved().borrow().is_none(), "it would be saved as current");
     cluster.api_server.send_replace(Some(Vec::new()));
     assert_eq!(reader.read(later).as_ref(), Ok(&*live));
     reader.forget();
     assert!(state_file(directory.path()).read().unwrap().is_none());
+}
+
+#[tokio::test]
+async fn an_api_server_that_answers_slowly_has_a_minute_before_older_facts_are_used() {
+    let directory = tempfile::tempdir().unwrap();
+    let (_before, mut reader) = Cluster::with_state_in(directory.path()).await;
+    let live = Arc::new(reader.read(Instant::now()).unwrap());
+    reader.save(&live);
+    let unsaved = reader.unsaved().borrow().clone().unwrap();
+    state_file(directory.path()).write(&unsaved, jiff::Timestamp::UNIX_EPOCH).unwrap();
+
+    let (cluster, mut reader) = Cluster::with_state_in(directory.path()).await;
+    cluster.is_listed.store(false, Ordering::Relaxed);
+    let after = |seconds| Instant::now() + Duration::from_secs(seconds);
+    assert_eq!(reader.read(after(50)), Err(MeshFailure::WaitingForApiServer));
+    assert_eq!(reader.read(after(61)).unwrap().members, live.members);
+}
+
+/// Peers may cause any number of problems, and of a long list the end is left out.
+#[tokio::test]
+async fn problems_of_this_node_come_before_those_of_peers() {
+    let (_cluster, mut reader) = Cluster::new().await;
+    let inputs = reader.read(Instant::now()).unwrap();
+    assert_eq!(inputs.problems, [bad_endpoint("node-0001"), bad_endpoint("node-0002")]);
 }
