@@ -113,7 +113,7 @@ pub struct Desired {
     pub reflexive: Vec<SocketAddr>,
     /// Where gateways take packets for this node, other than at an address of its own.
     pub mapped: Vec<SocketAddr>,
-    /// The same of peers, as they told this node only.
+    /// Where peers see this node, as they told it and no other node; without what is above.
     pub peer_reflexive: Vec<SocketAddr>,
     /// The address translation in front of this node, as far as it is known.
     pub nat: NatType,
@@ -142,8 +142,9 @@ impl Desired {
         let endpoints = host_endpoints(inputs, &host.addresses);
         let observed = sightings.endpoints(&inputs.node, &inputs.public_key);
         let reflexive = reflexive(&endpoints, stun);
-        let mapped = mapped(inputs, &endpoints);
+        // An address inside a block is that of a pod, whatever a node says.
         let blocks: PrefixSet = inputs.members.iter().flat_map(|member| &member.blocks).collect();
+        let mapped = mapped(inputs, &endpoints, &blocks);
         let is_news = |seen: &&SocketAddr| {
             !(endpoints.contains(seen) || reflexive.contains(seen) || blocks.contains(seen.ip()))
         };
@@ -162,7 +163,7 @@ impl Desired {
             prefixes: host.networks.clone(),
         };
         Self {
-            peers: peers(inputs, &plan, &sightings, &own),
+            peers: peers(inputs, &plan, &sightings, &own, &blocks),
             nat: classify(&endpoints, &seen(inputs, &sightings, stun)).with_filtering(*filtering),
             host: endpoints,
             observed,
@@ -171,7 +172,7 @@ impl Desired {
             peer_reflexive,
             own_prefixes: own_prefixes(inputs),
             problems: problems(inputs, &plan, stun),
-            bypass: bypass(inputs, &plan),
+            bypass: bypass(inputs, &plan, &blocks),
             mtu: mtu(inputs, host),
             targets_v4: plan.targets_ipv4.into_iter().map(IpNet::from).collect(),
             targets_v6: plan.targets_ipv6.into_iter().map(IpNet::from).collect(),
@@ -190,10 +191,8 @@ impl Desired {
     }
 }
 
-/// Only what is really an endpoint of the API server or a node goes past the mesh: an address inside a block is that of a
-/// pod, whatever a node says. What pods of the relay answer goes past it, too.
-fn bypass(inputs: &Inputs, plan: &Plan) -> Bypass {
-    let blocks: PrefixSet = inputs.members.iter().flat_map(|member| &member.blocks).collect();
+/// Only what is really an endpoint of the API server or a node goes past the mesh, and what pods of the relay answer.
+fn bypass(inputs: &Inputs, plan: &Plan, blocks: &PrefixSet) -> Bypass {
     let servers = inputs.api_server.iter().filter(|server| !blocks.contains(server.ip()));
     let relays = inputs.settings.relay_pods.iter().filter(|pod| blocks.contains(pod.ip()));
     Bypass {
@@ -237,9 +236,8 @@ fn peers(
     plan: &Plan,
     sightings: &Sightings<'_>,
     own: &OwnView,
+    blocks: &PrefixSet,
 ) -> BTreeMap<PublicKey, Arc<DesiredPeer>> {
-    // An address inside a block is that of a pod: packets to it would go through the mesh that they carry.
-    let blocks: PrefixSet = inputs.members.iter().flat_map(|member| &member.blocks).collect();
     let by_name: BTreeMap<&str, &Member> =
         inputs.members.iter().map(|member| (member.name.as_str(), member)).collect();
     let peer = |(key, planned): (&PublicKey, &PeerPlan)| {
@@ -248,6 +246,7 @@ fn peers(
         let candidates = members.iter().map(|member| {
             let observed = sightings.endpoints(&member.name, key);
             let mut candidates = order(own, &peer_view(&inputs.resolved, &member.endpoints, observed));
+            // Packets to a pod would go through the mesh that they carry.
             candidates.retain(|candidate| !blocks.contains(candidate.address.ip()));
             candidates
         });
@@ -345,8 +344,7 @@ fn reflexive(endpoints: &[SocketAddr], stun: &StunAnswers) -> Vec<SocketAddr> {
 }
 
 /// What gateways granted and the cloud translates, without this host's own endpoints and the addresses of pods.
-fn mapped(inputs: &Inputs, endpoints: &[SocketAddr]) -> Vec<SocketAddr> {
-    let blocks: PrefixSet = inputs.members.iter().flat_map(|member| &member.blocks).collect();
+fn mapped(inputs: &Inputs, endpoints: &[SocketAddr], blocks: &PrefixSet) -> Vec<SocketAddr> {
     let instance = inputs.public_ipv4.map(|address| SocketAddr::new(address.into(), inputs.settings.port));
     let granted = inputs.port_mappings.addresses().chain(instance);
     granted.filter(|address| !(endpoints.contains(address) || blocks.contains(address.ip()))).collect()

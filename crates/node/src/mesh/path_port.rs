@@ -213,9 +213,9 @@ impl PathPort {
         self.lock().socket.is_some() && self.with_agent(|agent| agent.ping(since, key))
     }
 
-    /// The candidates of a peer.
-    pub fn candidates(&self, key: &PublicKey) -> Vec<CandidateStatus> {
-        let since = self.since(Instant::now());
+    /// The endpoints of a peer that are probed, and what they answer; empty where no probes can be sent.
+    pub fn candidates(&self, key: &PublicKey, now: Instant) -> Vec<CandidateStatus> {
+        let since = self.since(now);
         self.read_agent(|agent| agent.candidates(since, key))
     }
 

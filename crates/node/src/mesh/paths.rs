@@ -11,8 +11,7 @@ use std::time::{Duration, Instant, SystemTime};
 use fairlead_api::wireguard::{DeviceChange, DeviceState, PeerConfig, PeerState, PublicKey};
 use fairlead_dataplane::wireguard::{self, Backend, WireGuardDevice};
 use fairlead_path::{
-    CandidateStatus, Config, Filtering, Identity, Observation, PathAgent, PeerPaths, Source, Status,
-    StunAnswer,
+    Config, Filtering, Identity, Observation, PathAgent, PeerPaths, Source, Status, StunAnswer,
 };
 use prometheus_client::metrics::histogram::Histogram;
 
@@ -217,12 +216,6 @@ impl PathDriver {
             device.change(&DeviceChange { set_peers, ..DeviceChange::default() })?;
         }
         Ok(Woken { observed: due.observation, own_addresses_changed: due.own_addresses_changed })
-    }
-
-    /// The endpoints of a peer that are probed, and what they answer; empty where no probes can be sent.
-    pub fn candidates(&self, key: &PublicKey, now: Instant) -> Vec<CandidateStatus> {
-        let since = self.port.since(now);
-        self.port.read_agent(|agent| agent.candidates(since, key))
     }
 
     /// The path to a peer, and what the device said of the peer.

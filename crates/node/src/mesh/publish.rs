@@ -277,11 +277,11 @@ fn endpoint(facts: &Facts<'_>) -> (Option<String>, EndpointDiscoveryMethod) {
     let is_public = |address: &&SocketAddr| !is_private(address.ip());
     let by_peers = seen_by_peers(facts.report).filter(is_public);
     let public = reflexive.iter().find(is_public);
-    // What the gateway maps is the port of every peer. Where every peer sees the same port anyway, that of STUN comes first.
     let instance = facts.report.public_ipv4.map(|address| SocketAddr::new(address.into(), *port));
     if let Some(instance) = instance.filter(|_| *nat != NatType::Open && public.is_none()) {
         return (Some(instance.to_string()), EndpointDiscoveryMethod::AwsMetadata);
     }
+    // What the gateway maps is the port of every peer. Where every peer sees the same port anyway, that of STUN comes first.
     let mapped = mapped.iter().find(is_public).filter(|_| *nat != NatType::Open);
     if let Some(mapped) = mapped.filter(|_| public.is_none() || *nat == NatType::Symmetric) {
         return (Some(mapped.to_string()), EndpointDiscoveryMethod::Upnp);

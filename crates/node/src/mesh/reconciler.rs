@@ -237,11 +237,7 @@ impl<K: Kernel> Mesh<K> {
             peers: self.report_peers(planned, now),
             own_prefixes: desired.own_prefixes.clone(),
             claims: inputs.claims.clone(),
-            problems: [&desired.problems[..], &open.problems]
-                .concat()
-                .into_iter()
-                .chain(relay_problems)
-                .collect(),
+            problems: desired.problems.iter().chain(&open.problems).cloned().chain(relay_problems).collect(),
             manual: inputs.manual.clone(),
             keepalive: inputs.keepalive,
             paths: self.paths.port().counters(),
@@ -286,7 +282,7 @@ impl<K: Kernel> Mesh<K> {
         Some(RelayReason::of(&Situation {
             is_relay_only: inputs.settings.relay.as_ref().is_some_and(|relay| relay.is_only),
             addresses: peer.paths.candidates.len(),
-            candidates: &self.paths.candidates(key, now),
+            candidates: &self.paths.port().candidates(key, now),
             nat: self.nat,
             is_peer_symmetric: peer.is_nat_symmetric,
             has_direct_peer,

@@ -76,7 +76,7 @@ pub struct Report {
     pub public_ipv4: Option<Ipv4Addr>,
     /// What gateways say.
     pub port_mappings: PortMappings,
-    /// Where peers told this node that they see it, other than that.
+    /// Where peers see us, as they told this node and no other node; without what is above.
     pub peer_reflexive: Vec<SocketAddr>,
     /// Peers by name.
     pub peers: Vec<PeerReport>,
@@ -107,7 +107,7 @@ impl Report {
             && self.host == other.host
             && self.observed == other.observed
             && self.reflexive == other.reflexive
-            && self.mapped == other.mapped
+            && (&self.mapped, self.public_ipv4) == (&other.mapped, other.public_ipv4)
             && self.peer_reflexive == other.peer_reflexive
             && self.claims == other.claims
             && self.manual == other.manual

@@ -275,6 +275,10 @@ impl StateFile {
             let members = u32::try_from(current.inputs.members.len()).unwrap_or(u32::MAX);
             let file = self.clone();
             let written = tokio::task::spawn_blocking(move || file.write(&current, Timestamp::now())).await;
+            if news.borrow().is_none() {
+                // There is no mesh any more, as was found meanwhile.
+                self.remove();
+            }
             if let Ok(Err(error)) = written {
                 let path = self.path();
                 tracing::warn!(path = %path.display(), error = %format!("{error:#}"), "cannot save what the cluster says of the mesh");

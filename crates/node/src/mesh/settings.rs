@@ -334,10 +334,7 @@ mod tests {
         });
         let (settings, problems) = managed("wss", &status);
         let relay = settings.relay.unwrap().server;
-        assert_eq!(
-            (relay.endpoint.to_string().as_str(), problems),
-            ("wss://[2001:db8::1]:30478", vec![])
-        );
+        assert_eq!((relay.endpoint.to_string().as_str(), problems), ("wss://[2001:db8::1]:30478", vec![]));
         assert_eq!((relay.server_name.as_deref(), relay.secret), (Some(RELAY_SERVER_NAME), None));
         assert_eq!(relay.ca_bundle, Some(made.cert.pem().into_bytes()));
         let pods: Vec<String> = settings.relay_pods.iter().map(ToString::to_string).collect();

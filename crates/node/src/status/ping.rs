@@ -33,7 +33,7 @@ pub(super) async fn ping(mesh: &MeshView, request: PingRequest) -> Result<PingRe
     let began = Instant::now();
     loop {
         sleep(POLL).await;
-        let candidates = paths.candidates(&peer.public_key);
+        let candidates = paths.candidates(&peer.public_key, Instant::now());
         let answered = |status: &CandidateStatus| matches!(status.ping, Some(PingOutcome::Answered(_)));
         if candidates.iter().all(answered) || began.elapsed() >= timeout {
             let candidates = candidates.iter().map(|status| pinged(&report, status)).collect();
