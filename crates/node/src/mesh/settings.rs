@@ -351,7 +351,7 @@ mod tests {
     #[test]
     fn a_status_that_cannot_be_used_is_named() {
         for (endpoint, bundle, field) in
-            [("nowhere", "bm9uZQ==", "status.relayCABundle"), ("a:1", "?", "status.relayCABundle")]
+            [("nowhere", "bm9uZQ==", "status.relayEndpoint"), ("a:1", "?", "status.relayCABundle")]
         {
             let status = json!({ "relayEndpoint": endpoint, "relayCABundle": bundle });
             let (settings, problems) = managed("tcp", &status);
