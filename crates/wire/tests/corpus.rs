@@ -1,11 +1,11 @@
-//! Every input that the fuzz targets `grpc`, `port_mapping`, `probe`, `relay` and `stun` keep is read again, without a fuzzer.
+//! Every input that the fuzz targets `grpc`, `imds`, `port_mapping`, `probe`, `relay` and `stun` keep is read again, without a fuzzer.
 #![cfg(test)]
 
 use std::path::Path;
 
 use fairlead_wire::cni::{CniArgs, error_of};
 use fairlead_wire::probe::{Header, ProbeKeys};
-use fairlead_wire::{nat_pmp, pcp, relay, stun, upnp};
+use fairlead_wire::{imds, nat_pmp, pcp, relay, stun, upnp};
 use prost::Message;
 
 fn kept(target: &str) -> Vec<Vec<u8>> {
@@ -52,6 +52,15 @@ fn kept_answers_of_gateways_never_panic_and_some_are_good() {
         good[usize::from(which % 5)] += usize::from(is_good);
     }
     assert_eq!(good, [3, 3, 1, 1, 2]);
+}
+
+#[test]
+fn kept_answers_of_the_metadata_service_never_panic_and_some_are_good() {
+    let kept = kept("imds");
+    let tokens = kept.iter().filter(|bytes| imds::parse_token(bytes).is_ok()).count();
+    let addresses = kept.iter().filter(|bytes| imds::parse_public_ipv4(bytes).is_ok()).count();
+    // An address could be a token.
+    assert_eq!((kept.len(), tokens, addresses), (5, 2, 1));
 }
 
 #[test]
