@@ -85,6 +85,9 @@ fn round_table(number: u32, round: &PingResponse) -> String {
 
 fn answer(candidate: &PingedCandidate) -> String {
     match candidate.round_trip_seconds {
+        Some(round_trip) if candidate.loses_long_packets => {
+            format!("{}, loses long packets", milliseconds(round_trip))
+        }
         Some(round_trip) => milliseconds(round_trip),
         None if candidate.held_back => "not asked: too many probes".to_owned(),
         None => "no answer".to_owned(),
@@ -97,7 +100,7 @@ fn ping_json(rounds: &[PingResponse]) -> Value {
         json!({
             "address": candidate.address, "kind": candidate.kind, "inUse": candidate.in_use,
             "answered": candidate.round_trip_seconds.is_some(), "roundTripSeconds": candidate.round_trip_seconds,
-            "heldBack": candidate.held_back,
+            "heldBack": candidate.held_back, "losesLongPackets": candidate.loses_long_packets,
         })
     };
     let rounds_json: Vec<Value> = rounds
@@ -133,6 +136,9 @@ mod tests {
         assert!(line("192.0.2.1").contains("no answer"), "{text}");
         assert!(line("tcp://relay").contains("30.1 ms") && line("tcp://relay").contains("yes"), "{text}");
         assert!(line("192.0.2.2").contains("not asked"), "{text}");
+        let narrow =
+            PingedCandidate { loses_long_packets: true, ..candidate("192.0.2.1:1", "host", Some(0.0121)) };
+        assert_eq!(answer(&narrow), "12.1 ms, loses long packets");
         let summary = Summary::new(&[round(), round()]);
         assert_eq!(summary.text(), "2 rounds, 1 of 3 candidates answered\n");
         assert_eq!(Summary::new(&[]).answered, 0);
@@ -147,7 +153,7 @@ mod tests {
             candidates[1],
             json!({
                 "address": "tcp://relay:3340", "kind": "relay", "inUse": true, "answered": true,
-                "roundTripSeconds": 0.0301, "heldBack": false,
+                "roundTripSeconds": 0.0301, "heldBack": false, "losesLongPackets": false,
             })
         );
         assert!(candidates[0]["roundTripSeconds"].is_null());

@@ -18,19 +18,19 @@ use std::time::Duration;
 
 use fairlead_address::canonical;
 use fairlead_api::wireguard::PublicKey;
-use fairlead_wire::probe::{Message, is_probe};
+use fairlead_wire::probe::is_probe;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
 use crate::candidates::{Candidate, MAX_CANDIDATES, Source};
-use crate::prober::{Probe, Prober, Session};
+use crate::prober::{Prober, Session};
 use crate::probing::{Identity, Probing};
 use crate::reflexive::ReflexiveAddresses;
 use crate::rotation::{Config, EndpointReason, Observation, Reason, Rotation, State, Status};
 use crate::stun::StunClient;
 use crate::timers::TimerQueue;
 
-mod ping;
+mod probes;
 mod relay;
 
 use relay::RelayMachines;
@@ -159,6 +159,7 @@ pub struct PathAgent {
     probe_timers: TimerQueue<PublicKey>,
     transmits: VecDeque<Transmit>,
     reflexive: ReflexiveAddresses,
+    mtu: Option<u32>,
     unknown_datagrams: u64,
     #[cfg(test)]
     machines_run: usize,
@@ -180,6 +181,7 @@ impl PathAgent {
             probe_timers: TimerQueue::default(),
             transmits: VecDeque::new(),
             reflexive: ReflexiveAddresses::default(),
+            mtu: None,
             unknown_datagrams: 0,
             #[cfg(test)]
             machines_run: 0,
@@ -212,6 +214,7 @@ impl PathAgent {
             probing.add_peer(key);
             peer.prober.set_relay(paths.relay);
             peer.prober.set_relay_ports(self.relay.ports);
+            peer.prober.set_mtu(self.mtu);
             peer.prober.set_candidates(now, &paths.all());
             let due = peer.prober.poll_timeout();
             self.probe_timers.reschedule(key, &mut peer.probe_due, due);
@@ -332,70 +335,6 @@ impl PathAgent {
         }
     }
 
-    fn handle_probe(&mut self, now: Duration, local: Option<IpAddr>, remote: SocketAddr, bytes: &[u8]) {
-        let Some(probing) = &mut self.probing else { return };
-        let Some((key, header, message)) = probing.open(now, bytes) else { return };
-        let Some(peer) = self.peers.get_mut(&key) else { return };
-        match message {
-            Message::Answer { transaction, observed } => {
-                let is_expected = peer.prober.handle_answer(now, remote, transaction);
-                probing.conclude(&key, &header, remote, is_expected);
-                if is_expected
-                    && !self.relay.is_port(remote)
-                    && self.reflexive.insert(now, key, remote, observed)
-                {
-                    self.events.push_back(Event::ReflexiveAddressesChanged);
-                }
-            }
-            Message::Request { transaction, starts_round } => {
-                let answer = Message::Answer { transaction, observed: remote };
-                if let Some(payload) = probing.seal(&key, &answer, bytes.len()) {
-                    self.transmits.push_back(Transmit { local, remote, payload });
-                }
-                peer.prober.handle_request(now, remote, starts_round);
-            }
-        }
-        self.conclude_probing(now, &key);
-    }
-
-    /// Uses what the prober of a peer has found, and sets its timer.
-    fn conclude_probing(&mut self, now: Duration, key: &PublicKey) {
-        let Some(peer) = self.peers.get_mut(key).filter(|_| self.probing.is_some()) else { return };
-        if let Some((candidate, reason)) = peer.prober.select(now) {
-            peer.changed = now;
-            let Candidate { address: endpoint, source } = candidate;
-            self.events.push_back(Event::SetEndpoint { peer: *key, endpoint, source, reason });
-        }
-        let due = peer.prober.poll_timeout();
-        self.probe_timers.reschedule(*key, &mut peer.probe_due, due);
-        self.use_relay_port(now, key);
-    }
-
-    fn run_probers(&mut self, now: Duration) {
-        let Some(probing) = &mut self.probing else { return };
-        let mut ran = Vec::new();
-        while let Some(key) = self.probe_timers.pop_due(now) {
-            let Some(peer) = self.peers.get_mut(&key) else { continue };
-            peer.probe_due = None;
-            for Probe { to: remote, transaction, starts_round, is_proven } in
-                peer.prober.handle_timeout(now, &mut self.random)
-            {
-                let request = Message::Request { transaction, starts_round };
-                let payload = if is_proven {
-                    probing.check(&key, &request)
-                } else {
-                    probing.request(now, &key, remote, &request)
-                };
-                match payload {
-                    Some(payload) => self.transmits.push_back(Transmit { local: None, remote, payload }),
-                    None => peer.prober.held_back(remote),
-                }
-            }
-            ran.push(key);
-        }
-        ran.iter().for_each(|key| self.conclude_probing(now, key));
-    }
-
     /// Runs the machines that are due, and no others.
     pub fn handle_timeout(&mut self, now: Duration) {
         self.stun.handle_timeout(now, &mut self.random);
@@ -443,9 +382,9 @@ impl PathAgent {
 
     /// The state of a peer at `now`, for users.
     pub fn status(&self, now: Duration, key: &PublicKey) -> Option<Status> {
-        self.peers
-            .get(key)
-            .map(|peer| Status { round_trip: peer.prober.round_trip(), ..peer.rotation.status(now) })
+        let peer = self.peers.get(key)?;
+        let (round_trip, loses_long) = (peer.prober.round_trip(), peer.prober.loses_long());
+        Some(Status { round_trip, loses_long, ..peer.rotation.status(now) })
     }
 
     /// The peers, sorted.

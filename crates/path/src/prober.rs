@@ -18,6 +18,7 @@ use crate::candidates::{Candidate, MAX_CANDIDATES, Source};
 use crate::rotation::EndpointReason;
 
 mod checks;
+mod full_size;
 mod path;
 mod ping;
 mod relay_port;
@@ -55,6 +56,8 @@ pub(crate) struct Probe {
     pub(crate) starts_round: bool,
     /// The path has answered lately.
     pub(crate) is_proven: bool,
+    /// Its least length in bytes.
+    pub(crate) length: usize,
 }
 
 /// What the WireGuard device says of the session.
@@ -93,6 +96,8 @@ pub(crate) struct Prober {
     has_climbed: bool,
     relay: Option<RelayPath>,
     relay_ports: Option<RelayPortRange>,
+    /// Length of the longest datagram of WireGuard.
+    full_length: Option<usize>,
     /// When all paths were last tried.
     round_began: Option<Duration>,
     /// When they are tried next because the peer has done so.
@@ -159,6 +164,7 @@ impl Prober {
     /// The network of this host changed: everything is tried again.
     pub(crate) fn network_changed(&mut self, now: Duration) {
         self.rounds = 0;
+        self.forget_full_size();
         self.start_round(now);
     }
 
@@ -294,6 +300,10 @@ impl Prober {
         path.answered = Some((smoothed, now));
         path.attempt = None;
         path.has_failed = false;
+        path.full_size.handle_answer(transaction);
+        if self.full_length.is_some() {
+            path.plan_full_size(now);
+        }
         if self.current == Some(from) {
             self.missed = 0;
             self.check = None;
@@ -318,25 +328,29 @@ impl Prober {
         }
         let mut requests = Vec::new();
         if self.check.is_some_and(|(at, _)| at <= now) {
-            requests.extend(self.check_current(now).map(|address| (address, false)));
+            requests.extend(self.check_current(now).map(|address| (address, false, 0)));
         }
         for path in &mut self.paths {
             let address = path.candidate.address;
-            if path.attempt_is_due(now) && !requests.iter().any(|(checked, _)| *checked == address) {
-                requests.push((address, path.is_relay() && !self.is_joined));
+            if path.attempt_is_due(now) && !requests.iter().any(|(checked, ..)| *checked == address) {
+                requests.push((address, path.is_relay() && !self.is_joined, 0));
             }
         }
+        requests.extend(self.full_size_requests(now).into_iter().map(|(to, length)| (to, false, length)));
         let mut probes = Vec::with_capacity(requests.len());
-        for (to, starts_round) in requests {
+        for (to, starts_round, length) in requests {
             let transaction = TransactionId(random.random());
             if let Some(path) = self.paths.iter_mut().find(|path| path.candidate.address == to) {
                 // A port of the relay is at no address that the peer names.
                 let is_proven = path.is_fresh(now) || path.is_relay_port();
                 path.add_pending(now, transaction);
+                if length > 0 {
+                    path.full_size.add_pending(transaction);
+                }
                 if let Some(ping) = &mut self.ping {
                     ping.add_request(to);
                 }
-                probes.push(Probe { to, transaction, starts_round, is_proven });
+                probes.push(Probe { to, transaction, starts_round, is_proven, length });
             }
         }
         probes
@@ -393,7 +407,13 @@ impl Prober {
     /// When to call [`Self::handle_timeout`].
     pub(crate) fn poll_timeout(&self) -> Option<Duration> {
         let attempts = self.paths.iter().filter_map(Path::next_request);
-        attempts.chain(self.next_round).chain(self.joined_round).chain(self.check.map(|(at, _)| at)).min()
+        let tests = self.paths.iter().filter_map(|path| path.full_size.next());
+        attempts
+            .chain(tests)
+            .chain(self.next_round)
+            .chain(self.joined_round)
+            .chain(self.check.map(|(at, _)| at))
+            .min()
     }
 
     fn path(&self, address: SocketAddr) -> Option<&Path> {

@@ -261,8 +261,8 @@ impl Probing {
     }
 
     /// Encrypts a request over a path that has answered lately: the peer wants it, and there are few.
-    pub(crate) fn check(&mut self, peer: &PublicKey, message: &Message) -> Option<Vec<u8>> {
-        let sealed = self.seal(peer, message, 0)?;
+    pub(crate) fn check(&mut self, peer: &PublicKey, message: &Message, length: usize) -> Option<Vec<u8>> {
+        let sealed = self.seal(peer, message, length)?;
         increment(&mut self.counts.requests_sent);
         Some(sealed)
     }
@@ -274,6 +274,7 @@ impl Probing {
         peer: &PublicKey,
         to: SocketAddr,
         message: &Message,
+        length: usize,
     ) -> Option<Vec<u8>> {
         if now.saturating_sub(self.unanswered_since) >= SECOND {
             self.unanswered.clear();
@@ -288,7 +289,7 @@ impl Probing {
             increment(&mut self.counts.drops.held_back);
             return None;
         }
-        let sealed = self.check(peer, message)?;
+        let sealed = self.check(peer, message, length)?;
         self.unanswered.insert(to.ip(), unanswered.saturating_add(1));
         Some(sealed)
     }
@@ -347,7 +348,7 @@ impl Probing {
         }
     }
 
-    /// Encrypts a message of `length` bytes to a peer: an answer is as long as its request.
+    /// Encrypts a message of `length` bytes at least to a peer: an answer is as long as its request.
     pub(crate) fn seal(&mut self, peer: &PublicKey, message: &Message, length: usize) -> Option<Vec<u8>> {
         // A counter that does not grow any more must not be used again.
         let counter = self.counter.checked_add(1)?;

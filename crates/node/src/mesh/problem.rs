@@ -57,6 +57,15 @@ pub enum MeshProblem {
         /// Where the relay is.
         endpoint: String,
     },
+    /// The path to a peer passes short packets only, and there is no other.
+    PathMtu {
+        /// The peer.
+        peer: String,
+        /// Where packets to it go.
+        endpoint: SocketAddr,
+        /// The MTU of the tunnel.
+        mtu: u32,
+    },
 }
 
 impl MeshProblem {
@@ -72,6 +81,7 @@ impl MeshProblem {
             Self::PortMappingRefused { .. } => "PortMappingRefused",
             Self::RelayUnavailable { .. } => "RelayUnavailable",
             Self::DuplicateKey { .. } => "DuplicateKey",
+            Self::PathMtu { .. } => "PathMTU",
         }
     }
 }
@@ -82,6 +92,7 @@ impl MeshProblem {
         match self {
             Self::Plan(problem) => problem.nodes(),
             Self::Source(problem) => problem.peer().into_iter().collect(),
+            Self::PathMtu { peer, .. } => vec![peer],
             Self::NoStunAnswer { .. }
             | Self::StunServer { .. }
             | Self::PathProbesUnavailable { .. }
@@ -122,6 +133,10 @@ impl fmt::Display for MeshProblem {
             Self::DuplicateKey { endpoint } => write!(
                 f,
                 "another program registers this node's WireGuard key with the relay {endpoint}: was the node's disk copied? Delete the key file of one of them and restart it"
+            ),
+            Self::PathMtu { peer, endpoint, mtu } => write!(
+                f,
+                "packets of {mtu} bytes to {peer} are lost on the way to {endpoint}, and shorter ones are not: lower spec.mtu of the mesh, or have a relay"
             ),
         }
     }

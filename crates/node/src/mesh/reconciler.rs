@@ -97,6 +97,7 @@ impl<K: Kernel> Mesh<K> {
                 let Inputs { settings, .. } = &**inputs;
                 self.paths.relay().set_users(settings.port, |key| desired.peers.contains_key(key));
                 self.paths.set_peers(&desired.peers, capabilities, settings.relay.as_ref(), now);
+                self.paths.port().with_agent(|agent| agent.set_mtu(mtu));
                 self.followed = follows;
             }
             let endpoints = self.paths.observe(&before, now);
@@ -220,7 +221,12 @@ impl<K: Kernel> Mesh<K> {
         let Planned { inputs, desired, .. } = planned;
         let interface = open.device.interface().to_owned();
         let relay = inputs.settings.relay.as_ref().map(|relay| self.paths.relay().report(relay));
+        let peers = self.report_peers(planned, now);
         let relay_problems = relay.iter().flat_map(|relay| relay.problems(now));
+        // Where there is a relay, the session is about to move there.
+        let has_relay = relay.as_ref().is_some_and(|relay| relay.status.is_up);
+        let path_mtu = peers.iter().filter(|_| !has_relay).filter_map(|peer| peer.path_mtu(open.mtu));
+        let problems = desired.problems.iter().chain(&open.problems).cloned().chain(relay_problems);
         Some(Report {
             backend: open.device.backend(),
             interface,
@@ -234,10 +240,10 @@ impl<K: Kernel> Mesh<K> {
             port_mappings: inputs.port_mappings.clone(),
             public_ipv4: inputs.public_ipv4,
             peer_reflexive: desired.peer_reflexive.clone(),
-            peers: self.report_peers(planned, now),
             own_prefixes: desired.own_prefixes.clone(),
             claims: inputs.claims.clone(),
-            problems: desired.problems.iter().chain(&open.problems).cloned().chain(relay_problems).collect(),
+            problems: problems.chain(path_mtu).collect(),
+            peers,
             manual: inputs.manual.clone(),
             keepalive: inputs.keepalive,
             paths: self.paths.port().counters(),

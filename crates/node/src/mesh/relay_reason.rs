@@ -13,6 +13,8 @@ pub enum RelayReason {
     BothSymmetric,
     /// A direct path answers probes: one of the two nodes is about to move there.
     DirectAnswers,
+    /// Direct paths answer probes, and lose those that are as long as packets of the tunnel.
+    LongPacketsLost,
     /// None of the addresses of the peer has lately answered a probe.
     NoAnswer {
         /// How many there are.
@@ -54,8 +56,10 @@ impl RelayReason {
         let addresses = addresses.max(direct().count());
         if is_relay_only {
             Self::RelayOnly
-        } else if direct().any(|status| status.works) {
+        } else if direct().any(|status| status.works && !status.loses_long) {
             Self::DirectAnswers
+        } else if direct().any(|status| status.works) {
+            Self::LongPacketsLost
         } else if !has_direct_peer && is_udp_blocked(stun) {
             Self::UdpBlocked
         } else if addresses == 0 {
@@ -79,6 +83,7 @@ impl fmt::Display for RelayReason {
         f.write_str(match self {
             Self::BothSymmetric => "both symmetric NAT",
             Self::DirectAnswers => "a direct path answers and is about to be used",
+            Self::LongPacketsLost => "direct paths lose long packets",
             Self::NoAnswer { addresses: 1 } => "no answer from its only address",
             Self::NoAnswer { addresses } => return write!(f, "no answer from any of {addresses} addresses"),
             Self::NoCandidates => "the peer has no address that this node could reach",
@@ -98,7 +103,8 @@ mod tests {
 
     fn candidate(source: Source, works: bool) -> CandidateStatus {
         let address = SocketAddr::from(([203, 0, 113, 1], 51820));
-        CandidateStatus { candidate: Candidate { address, source }, is_in_use: false, works, ping: None }
+        let candidate = Candidate { address, source };
+        CandidateStatus { candidate, is_in_use: false, works, loses_long: false, ping: None }
     }
 
     fn stun(answers: &[StunAnswer]) -> StunAnswers {
@@ -113,6 +119,7 @@ mod tests {
             (None, stun(&[StunAnswer::Missing; 2]), stun(&[StunAnswer::Missing, mapped]));
         let silent = [candidate(Source::Host, false), candidate(Source::Relay, true)];
         let answering = [candidate(Source::Observed, true), candidate(Source::Relay, true)];
+        let long_lost = answering.map(|status| CandidateStatus { loses_long: true, ..status });
         let base = Situation {
             is_relay_only: false,
             addresses: 3,
@@ -125,6 +132,7 @@ mod tests {
         for (situation, words) in [
             (Situation { is_relay_only: true, ..base }, "spec.relay.mode is always"),
             (Situation { candidates: &answering, ..base }, "a direct path answers and is about to be used"),
+            (Situation { candidates: &long_lost, ..base }, "direct paths lose long packets"),
             (Situation { ..base }, "UDP blocked: no STUN server and no peer answers"),
             (Situation { has_direct_peer: true, ..base }, "both symmetric NAT"),
             (Situation { stun: &partly, ..base }, "both symmetric NAT"),

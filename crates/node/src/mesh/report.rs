@@ -96,6 +96,14 @@ pub struct Report {
     pub relay: Option<RelayReport>,
 }
 
+impl PeerReport {
+    /// The problem of a path that loses long packets, where there is no better one.
+    pub(super) fn path_mtu(&self, mtu: u32) -> Option<MeshProblem> {
+        let endpoint = self.path.endpoint.filter(|_| self.path.state == State::Up && self.path.loses_long)?;
+        Some(MeshProblem::PathMtu { peer: self.name.clone(), endpoint, mtu })
+    }
+}
+
 impl Report {
     fn relay_endpoint(&self) -> Option<&client::Endpoint> {
         self.relay.as_ref().map(|relay| &relay.endpoint)

@@ -58,7 +58,7 @@ pub(super) fn no_peer(subject: &str) -> Status {
 }
 
 fn pinged(report: &Report, status: &CandidateStatus) -> PingedCandidate {
-    let CandidateStatus { candidate, is_in_use, ping, .. } = *status;
+    let CandidateStatus { candidate, is_in_use, ping, loses_long, .. } = *status;
     PingedCandidate {
         address: address(report, candidate),
         kind: kind(candidate.source).to_owned(),
@@ -68,6 +68,7 @@ fn pinged(report: &Report, status: &CandidateStatus) -> PingedCandidate {
             Some(PingOutcome::HeldBack | PingOutcome::Unanswered) | None => None,
         },
         held_back: ping == Some(PingOutcome::HeldBack),
+        loses_long_packets: loses_long,
     }
 }
 
@@ -125,6 +126,7 @@ mod tests {
             source: None,
             message: String::new(),
             round_trip: None,
+            loses_long: false,
         };
         PeerReport {
             name: name.to_owned(),

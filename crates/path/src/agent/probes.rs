@@ -1,14 +1,25 @@
-//! What an operator asks of the paths to a peer.
+//! Probes on their way between the socket and the probers of the peers.
 
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use fairlead_api::wireguard::PublicKey;
+use fairlead_wire::probe::Message;
 
-use super::PathAgent;
-use crate::prober::CandidateStatus;
+use super::{Event, PathAgent, Transmit};
+use crate::candidates::Candidate;
+use crate::prober::{CandidateStatus, Probe};
 use crate::probing::{ProbeCounts, Probing};
 
 impl PathAgent {
+    /// Sets the MTU of the tunnel: paths must pass what its longest packets become, or another one is better.
+    pub fn set_mtu(&mut self, mtu: u32) {
+        if self.mtu != Some(mtu) {
+            self.mtu = Some(mtu);
+            self.peers.values_mut().for_each(|peer| peer.prober.set_mtu(Some(mtu)));
+        }
+    }
+
     /// Asks every candidate of a peer now, within the limits on probes; [`Self::candidates`] has what they answer. Whether that is
     /// possible: the peer must be known, and probes [enabled](Self::enable_probes).
     pub fn ping(&mut self, now: Duration, key: &PublicKey) -> bool {
@@ -26,5 +37,75 @@ impl PathAgent {
     /// How many probes were sent, received and dropped.
     pub fn probe_counts(&self) -> ProbeCounts {
         self.probing.as_ref().map(Probing::counts).unwrap_or_default()
+    }
+
+    pub(super) fn handle_probe(
+        &mut self,
+        now: Duration,
+        local: Option<IpAddr>,
+        remote: SocketAddr,
+        bytes: &[u8],
+    ) {
+        let Some(probing) = &mut self.probing else { return };
+        let Some((key, header, message)) = probing.open(now, bytes) else { return };
+        let Some(peer) = self.peers.get_mut(&key) else { return };
+        match message {
+            Message::Answer { transaction, observed } => {
+                let is_expected = peer.prober.handle_answer(now, remote, transaction);
+                probing.conclude(&key, &header, remote, is_expected);
+                if is_expected
+                    && !self.relay.is_port(remote)
+                    && self.reflexive.insert(now, key, remote, observed)
+                {
+                    self.events.push_back(Event::ReflexiveAddressesChanged);
+                }
+            }
+            Message::Request { transaction, starts_round } => {
+                let answer = Message::Answer { transaction, observed: remote };
+                if let Some(payload) = probing.seal(&key, &answer, bytes.len()) {
+                    self.transmits.push_back(Transmit { local, remote, payload });
+                }
+                peer.prober.handle_request(now, remote, starts_round);
+            }
+        }
+        self.conclude_probing(now, &key);
+    }
+
+    /// Uses what the prober of a peer has found, and sets its timer.
+    pub(super) fn conclude_probing(&mut self, now: Duration, key: &PublicKey) {
+        let Some(peer) = self.peers.get_mut(key).filter(|_| self.probing.is_some()) else { return };
+        if let Some((candidate, reason)) = peer.prober.select(now) {
+            peer.changed = now;
+            let Candidate { address: endpoint, source } = candidate;
+            self.events.push_back(Event::SetEndpoint { peer: *key, endpoint, source, reason });
+        }
+        let due = peer.prober.poll_timeout();
+        self.probe_timers.reschedule(*key, &mut peer.probe_due, due);
+        self.use_relay_port(now, key);
+    }
+
+    pub(super) fn run_probers(&mut self, now: Duration) {
+        let Some(probing) = &mut self.probing else { return };
+        let mut ran = Vec::new();
+        while let Some(key) = self.probe_timers.pop_due(now) {
+            let Some(peer) = self.peers.get_mut(&key) else { continue };
+            peer.probe_due = None;
+            for Probe { to: remote, transaction, starts_round, is_proven, length } in
+                peer.prober.handle_timeout(now, &mut self.random)
+            {
+                let request = Message::Request { transaction, starts_round };
+                let payload = if is_proven {
+                    probing.check(&key, &request, length)
+                } else {
+                    probing.request(now, &key, remote, &request, length)
+                };
+                match payload {
+                    Some(payload) => self.transmits.push_back(Transmit { local: None, remote, payload }),
+                    None => peer.prober.held_back(remote),
+                }
+            }
+            ran.push(key);
+        }
+        ran.iter().for_each(|key| self.conclude_probing(now, key));
     }
 }

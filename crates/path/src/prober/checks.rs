@@ -23,6 +23,7 @@ impl Prober {
         }
         self.active_until = Some(now.saturating_add(ACTIVE));
         self.use_traffic(now);
+        self.doubt_full_size(now);
         let answered = self.current_path().and_then(|path| path.answered).map(|(_, at)| at);
         let has_answered_just_now = answered.is_some_and(|at| now.saturating_sub(at) < MIN_CHECK_INTERVAL);
         if let Some((due, false)) = self.check

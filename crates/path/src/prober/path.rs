@@ -5,10 +5,11 @@ use std::time::Duration;
 use fairlead_address::is_private;
 use fairlead_wire::probe::TransactionId;
 
+use super::full_size::FullSize;
 use crate::candidates::{Candidate, Source};
 
 /// When requests are sent to a candidate in one attempt, until it answers.
-const ATTEMPT: [Duration; 5] = [
+pub(super) const ATTEMPT: [Duration; 5] = [
     Duration::ZERO,
     Duration::from_millis(100),
     Duration::from_millis(200),
@@ -39,6 +40,7 @@ pub(super) struct Path {
     pub(super) answered: Option<(Duration, Duration)>,
     /// It was in use and stopped answering.
     pub(super) has_failed: bool,
+    pub(super) full_size: FullSize,
 }
 
 impl Path {
@@ -59,6 +61,7 @@ impl Path {
             pending: Vec::new(),
             answered: None,
             has_failed: false,
+            full_size: FullSize::default(),
         }
     }
 
@@ -91,9 +94,11 @@ impl Path {
         self.pending.push((transaction, now));
     }
 
-    /// Configured, then inside one site, then any other, then by way of a relay: over UDP, then over TCP.
+    /// Configured, then inside one site, then any other, then by way of a relay: over UDP, then over TCP. Last what loses long
+    /// datagrams.
     pub(super) fn tier(&self) -> u8 {
         match self.candidate.source {
+            _ if self.full_size.is_lost => 5,
             Source::Manual => 0,
             Source::Relay if self.is_relay_port() => 3,
             Source::Relay => 4,

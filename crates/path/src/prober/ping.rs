@@ -27,6 +27,8 @@ pub struct CandidateStatus {
     pub is_in_use: bool,
     /// An answer has lately proved that it works.
     pub works: bool,
+    /// It passes short datagrams and loses those that are as long as WireGuard's.
+    pub loses_long: bool,
     /// What became of the last [`crate::PathAgent::ping`]; `None` without one.
     pub ping: Option<PingOutcome>,
 }
@@ -66,6 +68,7 @@ impl Prober {
                 candidate,
                 is_in_use: self.current == Some(candidate.address),
                 works: path.is_fresh(now),
+                loses_long: path.full_size.is_lost,
                 ping: self.ping.as_ref().map(|ping| ping.outcome(candidate.address)),
             }
         };

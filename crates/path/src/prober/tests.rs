@@ -4,6 +4,7 @@ use rand::SeedableRng;
 
 use super::*;
 
+mod full_size;
 mod ping;
 mod relay_port;
 mod rounds;

@@ -105,7 +105,7 @@ fn an_address_that_does_not_answer_gets_few_requests_whatever_peers_publish() {
     let peers: Vec<u8> = (2..60).collect();
     let mut alice = node(1, 1, &peers);
     let mut send = |now, to| {
-        let sent = peers.iter().filter_map(|peer| alice.request(now, &public([*peer; 32]), to, &REQUEST));
+        let sent = peers.iter().filter_map(|peer| alice.request(now, &public([*peer; 32]), to, &REQUEST, 0));
         sent.count()
     };
     assert_eq!(send(SECOND, address(1)), 20);
@@ -123,7 +123,7 @@ fn a_peer_that_does_not_answer_gets_few_requests_and_the_others_get_theirs() {
     let mut alice = node(1, 1, &[2, 3]);
     let mut send = |now, peer: u8| {
         let peer = public([peer; 32]);
-        (1..200).filter(|number| alice.request(now, &peer, address(*number), &REQUEST).is_some()).count()
+        (1..200).filter(|number| alice.request(now, &peer, address(*number), &REQUEST, 0).is_some()).count()
     };
     assert_eq!(send(SECOND, 2), 80);
     assert_eq!(send(SECOND, 3), 80);
@@ -136,8 +136,8 @@ fn a_peer_that_does_not_answer_gets_few_requests_and_the_others_get_theirs() {
 fn the_check_of_a_path_that_works_is_never_held_back() {
     let mut alice = node(1, 1, &[2, 3]);
     let (thief, honest) = (public([2; 32]), public([3; 32]));
-    while alice.request(SECOND, &thief, address(1), &REQUEST).is_some() {}
-    assert!(alice.check(&honest, &REQUEST).is_some());
+    while alice.request(SECOND, &thief, address(1), &REQUEST, 0).is_some() {}
+    assert!(alice.check(&honest, &REQUEST, 0).is_some());
 }
 
 #[test]
@@ -147,7 +147,7 @@ fn nodes_behind_one_address_that_answer_are_not_held_back() {
     let header = Header { sender: SenderTag([0; 8]), epoch: Epoch([0; 16]), counter: 0 };
     for peer in &peers {
         let peer = public([*peer; 32]);
-        assert!(alice.request(SECOND, &peer, address(1), &REQUEST).is_some());
+        assert!(alice.request(SECOND, &peer, address(1), &REQUEST, 0).is_some());
         alice.conclude(&peer, &header, address(1), true);
     }
 }

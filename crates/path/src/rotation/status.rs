@@ -111,6 +111,8 @@ pub struct Status {
     pub message: String,
     /// Round-trip time over the path in use, at its last answer to a probe; `None` for a peer that answers none.
     pub round_trip: Option<Duration>,
+    /// The path in use passes short datagrams and loses those that are as long as WireGuard's.
+    pub loses_long: bool,
 }
 
 impl Rotation {
@@ -132,6 +134,7 @@ impl Rotation {
             source: shown.map(|candidate| candidate.source),
             message,
             round_trip: None,
+            loses_long: false,
         }
     }
 

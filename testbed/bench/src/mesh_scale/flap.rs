@@ -72,6 +72,7 @@ fn report(nodes: usize, failed: bool) -> Report {
                 source: None,
                 message: String::new(),
                 round_trip: None,
+                loses_long: false,
             },
             relay_reason: None,
             device: Some(Arc::new(PeerState {

@@ -27,6 +27,7 @@ fn peer(name: &str, state: State, endpoint: &str, news: bool) -> PeerReport {
             source: None,
             message: String::new(),
             round_trip: None,
+            loses_long: false,
         },
         relay_reason: None,
         device: Some(Arc::new(PeerState {
