@@ -10,6 +10,9 @@ use super::path::{ATTEMPT, Path};
 
 /// Bytes of a WireGuard data message beside the packet in it: 16 of its header and 16 of its tag (WireGuard paper, section 5.4.6).
 const OVERHEAD: u32 = 32;
+/// The longest packets that are tested for: what Ethernet's 1500 bytes leave in a tunnel over IPv4. A node with jumbo frames has peers
+/// without them, to which TCP sends shorter segments than to others.
+const MAX_MTU: u32 = 1440;
 /// Which request of a test goes with a short one. Only if that is answered, and no long one is, the length is why.
 const CONTROL: usize = 3;
 /// How long the last answer of a test is waited for.
@@ -106,9 +109,9 @@ impl Path {
 }
 
 impl Prober {
-    /// Sets the MTU of the tunnel; `None` until it is known. Another one makes all tests void.
+    /// Sets the MTU of the tunnel; `None` until it is known. Tests of another length are void.
     pub(crate) fn set_mtu(&mut self, mtu: Option<u32>) {
-        let length = mtu.and_then(|mtu| usize::try_from(mtu.saturating_add(OVERHEAD)).ok());
+        let length = mtu.and_then(|mtu| usize::try_from(mtu.min(MAX_MTU).saturating_add(OVERHEAD)).ok());
         if std::mem::replace(&mut self.full_length, length) != length {
             self.forget_full_size();
         }

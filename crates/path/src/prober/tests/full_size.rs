@@ -97,4 +97,6 @@ fn another_network_or_another_mtu_is_tested_anew() {
     bed.prober.set_mtu(Some(1380));
     assert!(bed.prober.paths.iter().all(|path| path.full_size.next().is_none()));
     assert_eq!(bed.prober.full_length, Some(1412));
+    bed.prober.set_mtu(Some(8921));
+    assert_eq!(bed.prober.full_length, Some(1472), "peers may have no jumbo frames");
 }
