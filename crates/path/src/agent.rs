@@ -383,7 +383,7 @@ impl PathAgent {
     /// The state of a peer at `now`, for users.
     pub fn status(&self, now: Duration, key: &PublicKey) -> Option<Status> {
         let peer = self.peers.get(key)?;
-        let (round_trip, loses_long) = (peer.prober.round_trip(), peer.prober.loses_long());
+        let (round_trip, loses_long) = (peer.prober.round_trip(), peer.prober.loses_long(now));
         Some(Status { round_trip, loses_long, ..peer.rotation.status(now) })
     }
 

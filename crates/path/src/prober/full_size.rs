@@ -132,9 +132,9 @@ impl Prober {
         }
     }
 
-    /// Whether the path in use passes short datagrams only.
-    pub(crate) fn loses_long(&self) -> bool {
-        self.current_path().is_some_and(|path| path.full_size.is_lost)
+    /// Whether the path in use passes short datagrams only. That of an idle session is not tested, so it may have changed.
+    pub(crate) fn loses_long(&self, now: Duration) -> bool {
+        self.is_active(now) && self.current_path().is_some_and(|path| path.full_size.is_lost)
     }
 
     /// The requests of tests that are due, as addresses and lengths.
@@ -144,13 +144,14 @@ impl Prober {
         for path in &mut self.paths {
             let was_lost = path.full_size.is_lost;
             let due = path.full_size_due(now);
-            has_failed |= path.full_size.is_lost && !was_lost;
+            has_failed |= path.full_size.is_lost && !was_lost && Some(path.candidate.address) == self.current;
             let lengths = [due.long.then_some(length), due.short.then_some(0)];
             requests.extend(lengths.into_iter().flatten().map(|length| (path.candidate.address, length)));
         }
         if has_failed {
-            // Whether the relay answers must be known before the session moves there.
-            self.try_relay(now);
+            // What else works must be known before the session moves there.
+            self.rounds = 0;
+            self.start_round(now);
         }
         requests
     }

@@ -60,6 +60,24 @@ fn of_two_direct_paths_the_one_that_passes_long_datagrams_is_used() {
     assert_eq!(selected, [private(1), public(1)]);
 }
 
+/// The other path has not been asked since the session is up.
+#[test]
+fn other_paths_are_asked_when_long_datagrams_begin_to_be_lost() {
+    let mut bed = with_mtu(Bed::new(true, &[private(1), public(1)]));
+    let (selected, _) = run(&mut bed, 28 * SECOND, &[(private(1), LONG), (public(1), LONG)]);
+    assert_eq!(selected, [private(1)]);
+    let (selected, _) = run(&mut bed, 20 * SECOND, &[(private(1), 1400), (public(1), LONG)]);
+    assert_eq!(selected, [public(1)]);
+    assert!(!bed.prober.loses_long(bed.now));
+}
+
+#[test]
+fn of_an_idle_session_nothing_is_said() {
+    let mut bed = with_mtu(Bed::new(true, &[public(1)]));
+    run(&mut bed, 10 * SECOND, &[(public(1), 1400)]);
+    assert!(bed.prober.loses_long(bed.now) && !bed.prober.loses_long(bed.now + 100 * SECOND));
+}
+
 #[test]
 fn without_another_path_one_that_loses_long_datagrams_stays_in_use() {
     let mut bed = with_mtu(Bed::new(true, &[public(1)]));
