@@ -21,7 +21,7 @@ Commands:
                           run the demo: pods on nodes in different networks reach each other
   test [RING...] [-- FILTER...]
                           run the tests; rings: pure lab kube vm demo (all of them without a name), and nodes (only by name)
-  test conformance [--families ipv4|dual] [--network mesh|router|stock] [--focus REGEX]
+  test conformance [--families ipv4|dual] [--network mesh|relay|router|stock] [--focus REGEX]
                           run Kubernetes's own network conformance tests on three real nodes (no ring; --help says more)
   nodes [--network mesh|router|stock] [--ipv4-only]
                           a cluster of real nodes to inspect: kubelet, containerd, kube-proxy, and Fairlead from

@@ -17,7 +17,7 @@ use clap::{Parser, ValueEnum};
 use testbed_lab::Progress;
 use testbed_nodes::Cluster;
 use testbed_nodes::install::{Mode, POOL_RANGES, test_images};
-use testbed_nodes::topology::{self, one_network, two_and_one_behind_nat};
+use testbed_nodes::topology::{self, each_behind_symmetric_nat, one_network, two_and_one_behind_nat};
 
 use crate::output::Counts;
 use crate::suite::Suite;
@@ -61,6 +61,8 @@ enum Families {
 enum Network {
     /// Fairlead with its mesh: two nodes on one network, the third behind a NAT router
     Mesh,
+    /// Fairlead with its mesh and a relay outside: each node behind a symmetric NAT router of its own
+    Relay,
     /// Fairlead without a mesh: all nodes on one network
     Router,
     /// The reference plugins ptp, host-local and portmap, all nodes on one network: a baseline without Fairlead
@@ -111,14 +113,20 @@ fn judge(arguments: &Arguments, families: Families, progress: Progress) -> Resul
         reports.canonicalize().with_context(|| format!("cannot find {}", arguments.report_dir.display()))?;
     progress.step(&format!("{name}: a cluster of {NODES} nodes"));
     let cluster = Cluster::start(topology(arguments.network, families), &test_images()?, progress)?;
+    let mut relay = None;
     match arguments.network {
         Network::Mesh => cluster.install_fairlead(Mode::Mesh)?,
+        Network::Relay => {
+            cluster.install_fairlead(Mode::Mesh)?;
+            relay = Some(cluster.install_relay()?);
+        }
         Network::Router => cluster.install_fairlead(Mode::Router)?,
         Network::Stock => cluster.wait_ready()?,
     }
     cluster.install_dns()?;
     let suite = Suite { focus: &arguments.focus, skip: arguments.skip.as_deref(), procs: arguments.procs };
     let counts = suite.run(&cluster, &reports)?;
+    drop(relay);
     progress.step(&format!(
         "{name}: {} of {} passed, {} failed, {} skipped; reports in {}",
         counts.passed,
@@ -144,6 +152,7 @@ fn topology(network: Network, families: Families) -> topology::Topology {
     let installed = topology::Network::Installed { pods: POOL_RANGES };
     match network {
         Network::Mesh => two_and_one_behind_nat(families, installed),
+        Network::Relay => each_behind_symmetric_nat(families, installed),
         Network::Router => one_network(NODES, families, installed),
         Network::Stock => one_network(NODES, families, topology::Network::Stock),
     }

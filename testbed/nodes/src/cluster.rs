@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use tempfile::TempDir;
 use testbed_kube::{ControlPlane, Options};
-use testbed_lab::{Host, Ipv6, Lab, NatSite, Progress, SiteOptions, eventually};
+use testbed_lab::{Host, Ipv6, Lab, Nat, NatSite, Progress, SiteOptions, eventually};
 
 use crate::files;
 use crate::janitor::Janitor;
@@ -18,6 +18,8 @@ use crate::topology::{Families, Network, Site, Topology};
 
 /// How long nodes may take to become Ready on a busy machine.
 const READY: Duration = Duration::from_secs(180);
+/// TCP port of the API server.
+const API_PORT: u16 = 6443;
 /// Where Debian puts the reference plugins.
 const STOCK_PLUGINS: &str = "/usr/lib/cni";
 /// What a node behind a router needs (the prerequisites of Kubernetes' container runtimes).
@@ -60,7 +62,12 @@ impl Cluster {
         let names: Vec<&str> = hosts.iter().map(|host| host.name()).collect();
         progress.step(&format!("networks: nodes {}", names.join(", ")));
         let plane_host = hosts.first().context("a cluster needs a node")?.clone();
-        let plane = control_plane(&plane_host, topology.families, &names, directory.path())?;
+        let mut plane_addresses = addresses(&plane_host, topology.families);
+        if let Some(site) = sites.first().filter(|site| site.router().nat() != Nat::None) {
+            forward_api_server(site, &plane_host)?;
+            plane_addresses.insert(0, plane_host.public_address().into());
+        }
+        let plane = control_plane(&plane_host, plane_addresses, &names, directory.path())?;
         progress.step(&format!("API server ready at {}", plane.server_url()));
         let nodes = hosts
             .into_iter()
@@ -268,7 +275,24 @@ fn token(node: &str) -> String {
 
 const PROXY_TOKEN: &str = "token-of-kube-proxy";
 
-fn control_plane(host: &Host, families: Families, nodes: &[&str], directory: &Path) -> Result<ControlPlane> {
+/// Has a router pass on what is for the API server, also what comes from behind it (hairpinning).
+fn forward_api_server(site: &NatSite, host: &Host) -> Result<()> {
+    let (public, inside, lan) = (host.public_address(), host.address(), site.router().lan());
+    site.router()
+        .shell(&format!(
+            "nft 'insert rule ip lab forward iifname \"wan\" tcp dport {API_PORT} accept'\n\
+             nft 'insert rule ip lab prerouting ip daddr {public} tcp dport {API_PORT} dnat to {inside}'\n\
+             nft 'insert rule ip lab postrouting oifname \"lan\" ip saddr {lan} ct status dnat masquerade'"
+        ))
+        .map(drop)
+}
+
+fn control_plane(
+    host: &Host,
+    addresses: Vec<IpAddr>,
+    nodes: &[&str],
+    directory: &Path,
+) -> Result<ControlPlane> {
     let mut tokens = format!("{PROXY_TOKEN},system:kube-proxy,kube-proxy\n");
     for node in nodes {
         tokens += &format!("{},system:node:{node},{node},system:nodes\n", token(node));
@@ -281,9 +305,9 @@ fn control_plane(host: &Host, families: Families, nodes: &[&str], directory: &Pa
             // A lab that has ended cannot start anything; the command then fails with that reason.
             inside.command(program).unwrap_or_else(|_| std::process::Command::new("/nonexistent"))
         })),
-        addresses: addresses(host, families),
+        addresses,
         parent: Some(directory.to_owned()),
-        port: Some(6443),
+        port: Some(API_PORT),
         controllers: true,
         scheduler: true,
         apiserver_args: vec![

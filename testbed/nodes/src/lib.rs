@@ -17,6 +17,7 @@ pub mod install;
 mod janitor;
 pub mod machine;
 mod node;
+mod relay;
 pub mod topology;
 
 pub use cluster::Cluster;

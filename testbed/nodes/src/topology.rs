@@ -42,7 +42,8 @@ pub struct Site {
 /// What to build.
 #[derive(Debug, Clone)]
 pub struct Topology {
-    /// The control plane runs on the first node of the first site.
+    /// The control plane runs on the first node of the first site, whose router forwards the API server's port to it where it
+    /// translates addresses.
     pub sites: Vec<Site>,
     /// Address families of nodes and pods.
     pub families: Families,
@@ -71,4 +72,15 @@ pub fn two_and_one_behind_nat(families: Families, network: Network) -> Topology 
 /// All nodes on one network.
 pub fn one_network(nodes: usize, families: Families, network: Network) -> Topology {
     Topology { sites: vec![cloud(nodes)], families, network }
+}
+
+/// Each node behind a symmetric NAT of its own: no node reaches another one directly.
+pub fn each_behind_symmetric_nat(families: Families, network: Network) -> Topology {
+    let site = |(name, number): (&'static str, u8)| {
+        let lan = Ipv4Net::new_assert([192, 168, number, 0].into(), 24);
+        let ipv6 = Ipv6::Local(Ipv6Net::new_assert([0xfd00, 0x1a, number.into(), 0, 0, 0, 0, 0].into(), 64));
+        Site { name, nat: Nat::SymmetricRandom, lan, ipv6, nodes: 1 }
+    };
+    let sites = [("east", 1), ("north", 2), ("west", 3)].map(site).to_vec();
+    Topology { sites, families, network }
 }
