@@ -72,12 +72,12 @@ impl Cluster {
     /// Every node says so of every other one.
     fn ensure_relayed(&self) -> Result<()> {
         let list: Value = serde_json::from_str(&self.kubectl(&["get", "wirekubepeers", "-o", "json"])?)?;
-        let peers = list["items"].as_array().context("no list")?;
+        let peers = list.pointer("/items").and_then(Value::as_array).context("no list")?;
         ensure!(peers.len() == self.nodes().len(), "{} peers", peers.len());
         for peer in peers {
-            let transports = &peer["status"]["peerTransports"];
-            let relayed = transports.as_object().into_iter().flatten().filter(|(_, how)| *how == "relay");
-            ensure!(relayed.count() == peers.len() - 1, "{}: {transports}", peer["metadata"]["name"]);
+            let transports = peer.pointer("/status/peerTransports").and_then(Value::as_object);
+            let relayed = transports.into_iter().flatten().filter(|(_, how)| *how == "relay");
+            ensure!(relayed.count() == peers.len().saturating_sub(1), "not all are relayed: {peer}");
         }
         Ok(())
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use fairlead_wire::probe::TransactionId;
 
 use super::Prober;
-use super::path::{ATTEMPT, Path};
+use super::path::{ATTEMPT, LAST_REQUEST, Path};
 
 /// Bytes of a WireGuard data message beside the packet in it: 16 of its header and 16 of its tag (WireGuard paper, section 5.4.6).
 const OVERHEAD: u32 = 32;
@@ -17,6 +17,8 @@ const MAX_MTU: u32 = 1440;
 const CONTROL: usize = 3;
 /// How long the last answer of a test is waited for.
 const LAST_ANSWER: Duration = Duration::from_secs(1);
+/// A test in which something is done later than this begins anew.
+const MAX_DELAY: Duration = Duration::from_millis(500);
 /// Time between tests of a path that passed the last one, and of one that did not.
 const INTERVAL: Duration = Duration::from_secs(15);
 const RETRY_INTERVAL: Duration = Duration::from_secs(30);
@@ -71,7 +73,8 @@ impl FullSize {
 }
 
 fn end(began: Duration) -> Duration {
-    began.saturating_add(ATTEMPT[ATTEMPT.len() - 1]).saturating_add(LAST_ANSWER)
+    let (last_request, _) = LAST_REQUEST;
+    began.saturating_add(last_request).saturating_add(LAST_ANSWER)
 }
 
 impl Path {
@@ -90,12 +93,16 @@ impl Path {
 
     /// Takes what is due of the test. Whether only short datagrams pass is known at its end.
     pub(super) fn full_size_due(&mut self, now: Duration) -> Due {
+        if self.full_size.next().is_some_and(|at| now.saturating_sub(at) > MAX_DELAY) {
+            // This host was suspended, or too busy to ask and to hear in time.
+            self.full_size.start(now);
+        }
         let Some((began, sent)) = self.full_size.test else { return Due::default() };
         let due = ATTEMPT.iter().filter(|after| now >= began.saturating_add(**after)).count();
         self.full_size.test = Some((began, due));
         if now >= end(began) {
-            let control = began.saturating_add(ATTEMPT[CONTROL]);
-            let tested = self.has_answered_since(control);
+            let control = ATTEMPT.get(CONTROL).copied().unwrap_or_default();
+            let tested = self.has_answered_since(began.saturating_add(control));
             self.full_size = FullSize {
                 // Without an answer to the short request this was no test.
                 tested: self.full_size.tested.filter(|_| tested),

@@ -118,3 +118,16 @@ fn another_network_or_another_mtu_is_tested_anew() {
     bed.prober.set_mtu(Some(8921));
     assert_eq!(bed.prober.full_length, Some(1472), "peers may have no jumbo frames");
 }
+
+/// Its requests were not sent, or answers wait in the socket.
+#[test]
+fn a_host_that_was_suspended_during_a_test_begins_it_anew() {
+    for after in [50, 1500] {
+        let mut bed = with_mtu(relayed(true, &[public(1)]));
+        run(&mut bed, after * MILLISECOND, &[(public(1), 1400), (RELAY, LONG)]);
+        bed.now += 60 * SECOND;
+        let (selected, long) = run(&mut bed, SECOND, &[(public(1), LONG), (RELAY, LONG)]);
+        assert_eq!((selected, long), (vec![], 1), "{after} ms");
+        assert!(!bed.prober.candidates(bed.now)[0].loses_long);
+    }
+}
