@@ -177,12 +177,31 @@ impl Cluster {
     /// # Errors
     /// They do not; the message shows their pods and logs.
     pub fn wait_fairlead(&self) -> Result<()> {
+        self.wake_daemonset_controller();
         let timeout = format!("--timeout={}s", TIMEOUT.as_secs());
         for what in ["daemonset/coild", "deployment/coil-ipam-controller"] {
             self.kubectl(&["-n", "kube-system", "rollout", "status", what, &timeout])
                 .with_context(|| self.explain())?;
         }
         Ok(())
+    }
+
+    /// The DaemonSet controller of Kubernetes 1.36 was once seen to stand still: of an upgrade with `maxSurge` all pods were Ready, and
+    /// for three minutes it did not delete the last old one. Any change of the object wakes it. Where a pod is not Ready, that is
+    /// for Fairlead to explain, and nothing is done here.
+    fn wake_daemonset_controller(&self) {
+        let in_system = |words: &[&str]| self.kubectl(&[&["-n", "kube-system"], words].concat());
+        if in_system(&["rollout", "status", "daemonset/coild", "--timeout=60s"]).is_ok() {
+            return;
+        }
+        let selector = "app.kubernetes.io/component=coild";
+        if in_system(&["wait", "pod", "--for=condition=Ready", "-l", selector, "--timeout=1s"]).is_ok()
+            && in_system(&["annotate", "daemonset/coild", "--overwrite", "testbed/woken=true"]).is_ok()
+        {
+            self.progress().step(
+                "all pods of coild are Ready, its rollout is not complete: woke the DaemonSet controller",
+            );
+        }
     }
 
     /// Starts the cluster's DNS and waits until it answers. Pods need a network by then.
