@@ -172,11 +172,24 @@ impl Node {
     /// # Errors
     /// The node program does not answer.
     pub fn status(&self) -> anyhow::Result<Value> {
+        self.query_status(&[])
+    }
+
+    /// What `fairlead status PEER -o json` prints on this node: the last changes of the path to a peer.
+    ///
+    /// # Errors
+    /// The node program does not answer.
+    pub fn peer_status(&self, peer: &str) -> anyhow::Result<Value> {
+        self.query_status(&[peer])
+    }
+
+    fn query_status(&self, arguments: &[&str]) -> anyhow::Result<Value> {
         let output = self
             .host
             .command(executable("fairlead")?)?
             .args(["--log-level", "error", "status", "-o", "json", "--socket"])
             .arg(self.socket())
+            .args(arguments)
             .output()?;
         serde_json::from_slice(&output.stdout).with_context(|| {
             format!("no status of {}: {}", self.name, String::from_utf8_lossy(&output.stderr))

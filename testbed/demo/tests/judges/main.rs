@@ -273,7 +273,14 @@ fn tables_have_pods_blocks_and_the_mesh(world: &World, node: &Node, pod: &Pod) {
     let prefixes = |routes: BTreeSet<(String, String, String)>| {
         routes.into_iter().map(|(destination, ..)| destination).collect::<BTreeSet<_>>()
     };
-    assert_eq!(prefixes(routes(node, 116, "unreachable")), prefixes(blocks), "what no pod has is refused");
+    // Set after the table for routing daemons, by another task.
+    let expected = prefixes(blocks);
+    let is_refused = || {
+        let refused = prefixes(routes(node, 116, "unreachable"));
+        ensure!(refused == expected, "{}: refused {refused:?}, not {expected:?}", node.name);
+        Ok(())
+    };
+    testbed_lab::eventually(TIMEOUT, is_refused).unwrap();
 }
 
 /// The node's link of a pod: that to which table 116 leads.
