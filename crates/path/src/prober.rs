@@ -22,22 +22,14 @@ mod full_size;
 mod path;
 mod ping;
 mod relay_port;
+mod rounds;
 
 pub use ping::{CandidateStatus, PingOutcome};
 pub use relay_port::RelayPortRange;
 
-use path::{ANSWER_TIMEOUT, LAST_REQUEST, Path};
+use path::{ANSWER_TIMEOUT, Path};
 use ping::Ping;
 
-/// Rounds without a session in which each path gets a whole attempt, after the first attempts.
-const FULL_ROUNDS: u32 = 1;
-/// Time between rounds through all candidates while there is no session. It doubles with each round that brings none.
-const ROUND_INTERVAL: Duration = Duration::from_secs(5);
-/// The same for rounds that the peer asks for: it has new candidates, or a new network. What this costs is limited for each peer.
-const JOINED_ROUND_INTERVAL: Duration = Duration::from_secs(1);
-const MAX_ROUND_INTERVAL: Duration = Duration::from_secs(300);
-/// Time between rounds that look for a better path while a session is in use. It doubles as well.
-const SEARCH_INTERVAL: Duration = Duration::from_secs(30);
 /// How long after traffic the path in use is checked.
 const ACTIVE: Duration = Duration::from_secs(60);
 /// Bytes between two observations that are no traffic: a handshake and keepalives.
@@ -247,32 +239,6 @@ impl Prober {
         self.paths.iter().any(|path| !path.is_relay() && path.is_fresh(now))
     }
 
-    fn needs_round(&self, now: Duration) -> bool {
-        self.uses_relay() || !self.works_directly(now)
-    }
-
-    /// The peer tries all its paths. This node does so now, or when its own last round is long enough ago.
-    fn join_round(&mut self, now: Duration) {
-        let (last_request, _) = LAST_REQUEST;
-        match self.round_began {
-            // They are the same round.
-            Some(began) if now.saturating_sub(began) <= last_request => {}
-            Some(began) if now.saturating_sub(began) < JOINED_ROUND_INTERVAL => {
-                self.joined_round = Some(began.saturating_add(JOINED_ROUND_INTERVAL));
-            }
-            _ => self.start_joined_round(now),
-        }
-    }
-
-    /// The peer is not asked back, unless this node is about to ask for a reason of its own: what the peer has sent so far may have
-    /// come too early.
-    fn start_joined_round(&mut self, now: Duration) {
-        let is_asking =
-            !self.is_joined && self.paths.iter().any(|path| path.is_relay() && path.attempt.is_some());
-        self.start_round(now);
-        self.is_joined = !is_asking;
-    }
-
     /// Takes an authenticated answer. Whether it answers a request of this node.
     pub(crate) fn handle_answer(
         &mut self,
@@ -454,39 +420,6 @@ impl Prober {
         }
         let candidate = Candidate { address, source: Source::Roamed };
         self.paths.push(Path { is_reflexive: true, ..Path::new(candidate, now) });
-    }
-
-    fn start_round(&mut self, now: Duration) {
-        // A peer that stays away gets one request for each path: thousands may be away.
-        let is_short = !self.session.is_up && self.rounds >= FULL_ROUNDS;
-        let attempt = if is_short { LAST_REQUEST } else { (Duration::ZERO, 0) };
-        let attempt = Some((now.saturating_sub(attempt.0), attempt.1));
-        for path in self.paths.iter_mut().filter(|path| path.attempt.is_none()) {
-            path.attempt = attempt;
-        }
-        self.has_untried = false;
-        self.rounds = self.rounds.saturating_add(1);
-        self.round_began = Some(now);
-        self.joined_round = None;
-        self.is_joined = false;
-        self.plan_round(now);
-    }
-
-    /// While a session is idle there are no rounds.
-    fn plan_round(&mut self, now: Duration) {
-        let first = match (self.session.is_up, self.is_active(now)) {
-            (false, _) => ROUND_INTERVAL,
-            (true, true) => SEARCH_INTERVAL,
-            (true, false) => {
-                self.next_round = None;
-                return;
-            }
-        };
-        let doublings = self.rounds.saturating_sub(1).min(8);
-        let relayed = self.current_path().is_some_and(Path::is_relay).then_some(self.relay).flatten();
-        let longest = relayed.map_or(MAX_ROUND_INTERVAL, |relay| relay.direct_retry.min(MAX_ROUND_INTERVAL));
-        let interval = first.saturating_mul(2_u32.saturating_pow(doublings)).min(longest);
-        self.next_round = (!self.paths.is_empty()).then(|| now.saturating_add(interval));
     }
 }
 

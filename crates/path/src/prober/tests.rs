@@ -86,7 +86,7 @@ fn a_candidate_is_asked_five_times_and_then_rests() {
         bed.now += MILLISECOND;
     }
     assert_eq!(times, [0, 100, 200, 400, 800].map(Duration::from_millis));
-    assert_eq!(bed.prober.poll_timeout(), Some(SECOND + ROUND_INTERVAL));
+    assert_eq!(bed.prober.poll_timeout(), Some(6 * SECOND));
 }
 
 #[test]
