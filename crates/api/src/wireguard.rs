@@ -2,7 +2,7 @@
 //!
 //! Shapes follow `wg(8)` and `include/uapi/linux/wireguard.h`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::SocketAddr;
 use std::str::FromStr;
@@ -156,6 +156,8 @@ pub struct DeviceChange {
     pub set_peers: BTreeMap<PublicKey, PeerConfig>,
     /// Peers to remove.
     pub remove_peers: Vec<PublicKey>,
+    /// Peers of the device that say that they have no session: a handshake is started with them although the device may have one.
+    pub handshakes: BTreeSet<PublicKey>,
 }
 
 impl DeviceChange {
@@ -191,6 +193,7 @@ impl DeviceState {
             fwmark: (self.fwmark != fwmark).then_some(fwmark),
             set_peers: peers.iter().filter_map(differing).collect(),
             remove_peers: self.peers.keys().filter(|key| !peers.contains_key(key)).copied().collect(),
+            handshakes: BTreeSet::new(),
         }
     }
 }

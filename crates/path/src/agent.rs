@@ -78,6 +78,12 @@ impl PeerPaths {
 /// Something for the shell to do or to report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
+    /// Start a handshake with a peer, although the device may have a session: the peer has none, and says that its own
+    /// handshakes are not answered.
+    HandshakeDue {
+        /// The peer.
+        peer: PublicKey,
+    },
     /// Call [`PathAgent::observe`] with the device's state of this peer. The event is repeated until that happens.
     ObservationDue {
         /// The peer.
@@ -272,6 +278,7 @@ impl PathAgent {
             let is_up = peer.state == State::Up;
             let Observation { endpoint, rx_bytes, tx_bytes, .. } = observation;
             peer.prober.observe(now, Session { is_up, endpoint, rx_bytes, tx_bytes });
+            peer.prober.observe_handshake(now, !peer.rotation.is_expired(now), tx_bytes);
             self.conclude_probing(now, key);
         }
     }
@@ -424,7 +431,8 @@ impl Event {
     /// The peer this is about; `None` for the node itself.
     pub fn peer(&self) -> Option<&PublicKey> {
         match self {
-            Self::ObservationDue { peer }
+            Self::HandshakeDue { peer }
+            | Self::ObservationDue { peer }
             | Self::RelayPortDue { peer }
             | Self::SetEndpoint { peer, .. }
             | Self::StateChanged { peer, .. } => Some(peer),

@@ -19,6 +19,7 @@ use crate::rotation::EndpointReason;
 
 mod checks;
 mod full_size;
+mod handshake;
 mod path;
 mod ping;
 mod relay_port;
@@ -27,6 +28,7 @@ mod rounds;
 pub use ping::{CandidateStatus, PingOutcome};
 pub use relay_port::RelayPortRange;
 
+use handshake::Handshakes;
 use path::{ANSWER_TIMEOUT, Path};
 use ping::Ping;
 
@@ -46,6 +48,8 @@ pub(crate) struct Probe {
     pub(crate) transaction: TransactionId,
     /// Asks the peer to try its paths as well.
     pub(crate) starts_round: bool,
+    /// Asks the peer to start a handshake.
+    pub(crate) wants_handshake: bool,
     /// The path has answered lately.
     pub(crate) is_proven: bool,
     /// Its least length in bytes.
@@ -96,6 +100,7 @@ pub(crate) struct Prober {
     joined_round: Option<Duration>,
     /// The last round was one that the peer asked for: it is not asked back.
     is_joined: bool,
+    handshakes: Handshakes,
     /// The last one.
     ping: Option<Box<Ping>>,
 }
@@ -296,6 +301,8 @@ impl Prober {
         if self.check.is_some_and(|(at, _)| at <= now) {
             requests.extend(self.check_current(now).map(|address| (address, false, 0)));
         }
+        let asked = self.take_handshake_request(now);
+        requests.extend(asked.map(|address| (address, false, 0)));
         for path in &mut self.paths {
             let address = path.candidate.address;
             if path.attempt_is_due(now) && !requests.iter().any(|(checked, ..)| *checked == address) {
@@ -316,7 +323,8 @@ impl Prober {
                 if let Some(ping) = &mut self.ping {
                     ping.add_request(to);
                 }
-                probes.push(Probe { to, transaction, starts_round, is_proven, length });
+                let wants_handshake = asked == Some(to) && length == 0;
+                probes.push(Probe { to, transaction, starts_round, wants_handshake, is_proven, length });
             }
         }
         probes
@@ -379,6 +387,7 @@ impl Prober {
             .chain(self.next_round)
             .chain(self.joined_round)
             .chain(self.check.map(|(at, _)| at))
+            .chain(self.handshakes.due)
             .min()
     }
 

@@ -348,6 +348,12 @@ impl Probing {
         }
     }
 
+    /// Whether an answer to a request of this node has carried this epoch: the datagram is no recording of an earlier run.
+    pub(crate) fn is_confirmed(&self, peer: &PublicKey, header: &Header) -> bool {
+        let confirmed = self.peers.get(peer).and_then(|peer| peer.received.confirmed);
+        confirmed.is_some_and(|window| window.epoch == header.epoch)
+    }
+
     /// Encrypts a message of `length` bytes at least to a peer: an answer is as long as its request.
     pub(crate) fn seal(&mut self, peer: &PublicKey, message: &Message, length: usize) -> Option<Vec<u8>> {
         // A counter that does not grow any more must not be used again.

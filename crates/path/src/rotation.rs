@@ -414,7 +414,7 @@ impl Rotation {
     }
 
     /// A peer that sends no keepalives has nothing to shake hands for while nothing is sent.
-    fn is_expired(&self, now: Duration) -> bool {
+    pub(crate) fn is_expired(&self, now: Duration) -> bool {
         let is_old = |at| self.silence.is_some() && now.saturating_sub(at) > self.config.session_lifetime;
         self.handshake.is_none_or(is_old)
     }

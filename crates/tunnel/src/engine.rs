@@ -182,6 +182,9 @@ impl Engine {
         for (position, (key, config)) in change.set_peers.iter().enumerate() {
             self.set_peer(key, config, start_delay(position), now, out);
         }
+        for key in &change.handshakes {
+            self.with_peer(*key, now, out, |peer, messages| peer.start_handshake(now, messages));
+        }
     }
 
     fn set_identity(&mut self, key: &PrivateKey, now: Now, out: &mut Vec<Output>) {

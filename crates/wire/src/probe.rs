@@ -30,6 +30,7 @@ const KIND_REQUEST: u8 = 1;
 const KIND_ANSWER: u8 = 2;
 /// In the flags of a request; receivers ignore flags that they do not know.
 const FLAG_ROUND: u8 = 0x01;
+const FLAG_HANDSHAKE: u8 = 0x02;
 /// Labels that no other protocol uses with a node's WireGuard key.
 const KEY_LABEL: &[u8] = b"fairlead path probe key 1";
 const TAG_LABEL: &[u8] = b"fairlead path probe tag 1";
@@ -69,6 +70,8 @@ pub enum Message {
         transaction: TransactionId,
         /// The sender tries all its paths now; the receiver should too, so that both open their NATs at the same time.
         starts_round: bool,
+        /// The sender has no session, and its handshake initiations are not answered: the receiver should start a handshake.
+        wants_handshake: bool,
     },
     /// The answer to a request, sent back over the path it came on.
     Answer {
@@ -235,9 +238,10 @@ impl Message {
                 bytes[29..31].copy_from_slice(&observed.port().to_be_bytes());
                 transaction
             }
-            Self::Request { transaction, starts_round } => {
+            Self::Request { transaction, starts_round, wants_handshake } => {
                 bytes[0] = KIND_REQUEST;
                 bytes[31] = if starts_round { FLAG_ROUND } else { 0 };
+                bytes[31] |= if wants_handshake { FLAG_HANDSHAKE } else { 0 };
                 transaction
             }
         };
@@ -256,7 +260,11 @@ impl Message {
                 let observed = SocketAddr::new(ip, u16::from_be_bytes([bytes[29], bytes[30]]));
                 Ok(Self::Answer { transaction, observed })
             }
-            KIND_REQUEST => Ok(Self::Request { transaction, starts_round: bytes[31] & FLAG_ROUND != 0 }),
+            KIND_REQUEST => Ok(Self::Request {
+                transaction,
+                starts_round: bytes[31] & FLAG_ROUND != 0,
+                wants_handshake: bytes[31] & FLAG_HANDSHAKE != 0,
+            }),
             other => Err(InvalidProbe::Kind(other)),
         }
     }

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
 
 use fairlead_api::names::MARK_FROM_WIREGUARD;
 use fairlead_api::wireguard::{DeviceChange, DeviceState, PeerConfig, PeerState, PublicKey};
@@ -13,6 +14,9 @@ use ipnet::IpNet;
 
 use self::path_socket::PathPort;
 use super::{Backend, Error, PathSocket, PendingHandover, Settings, WireGuardDevice};
+
+/// Least time between handshakes (WireGuard paper 6.1).
+const REKEY_TIMEOUT: Duration = Duration::from_secs(5);
 
 mod path_socket;
 mod path_table;
@@ -72,7 +76,7 @@ impl WireGuardDevice for Device {
         }
         let mut sockets = self.sockets();
         let present = sockets.family.state(&self.interface)?;
-        sockets.family.update(&self.interface, &narrow(change, &present))?;
+        sockets.family.update(&self.interface, &narrow(change, &present, SystemTime::now()))?;
         let mark = change.fwmark.unwrap_or(present.fwmark);
         if let Ok(path_port) = &self.path_port {
             path_port
@@ -114,7 +118,7 @@ fn configured_port(mark: u32, port: u16) -> u16 {
 ///
 /// Replacing a peer's allowed addresses removes them for a moment, in which packets are lost: a change of endpoint alone
 /// must not do that.
-fn narrow(change: &DeviceChange, present: &DeviceState) -> DeviceUpdate {
+fn narrow(change: &DeviceChange, present: &DeviceState, now: SystemTime) -> DeviceUpdate {
     let mut remove = change.remove_peers.clone();
     let mut set = Vec::new();
     for (key, wanted) in &change.set_peers {
@@ -125,6 +129,17 @@ fn narrow(change: &DeviceChange, present: &DeviceState) -> DeviceUpdate {
                 set.push(whole_peer(*key, wanted));
             }
             Some(state) => set.extend(changed_peer(*key, wanted, state)),
+        }
+    }
+    for key in &change.handshakes {
+        let stays = !remove.contains(key);
+        if let Some(state) = present.peers.get(key).filter(|state| stays && !has_new_session(state, now)) {
+            let present = &state.config;
+            let wanted = change.set_peers.get(key).unwrap_or(present);
+            let endpoint = wanted.endpoint.or(present.endpoint);
+            set.retain(|update| update.public_key != *key);
+            remove.push(*key);
+            set.push(whole_peer(*key, &PeerConfig { endpoint, ..wanted.clone() }));
         }
     }
     DeviceUpdate {
@@ -143,6 +158,13 @@ fn waits_in_vain(wanted: &PeerConfig, state: &PeerState) -> bool {
     let is_moved = wanted.endpoint.is_some() && wanted.endpoint != state.config.endpoint;
     let is_unheard = state.last_handshake.is_none() && state.rx_bytes == 0;
     is_moved && is_unheard && state.config.endpoint.is_some() && state.tx_bytes > 0
+}
+
+/// Whether the peer has a session that it may not have known of when it said that it has none. Nothing makes the kernel start a
+/// handshake while it takes a session for alive, but to make the peer anew; this session must outlive that.
+fn has_new_session(state: &PeerState, now: SystemTime) -> bool {
+    let age = state.last_handshake.map(|at| now.duration_since(at));
+    age.is_some_and(|age| age.is_ok_and(|age| age < REKEY_TIMEOUT))
 }
 
 fn whole_peer(public_key: PublicKey, wanted: &PeerConfig) -> PeerUpdate {
@@ -260,6 +282,7 @@ mod tests {
         narrow(
             &DeviceChange { set_peers: BTreeMap::from([(key, wanted)]), ..DeviceChange::default() },
             &state,
+            SystemTime::UNIX_EPOCH,
         )
     }
 
@@ -293,7 +316,8 @@ mod tests {
             let peers = BTreeMap::from([(key, state.clone())]);
             let present = DeviceState { private_key: None, listen_port: 0, fwmark: 0, peers };
             let set_peers = BTreeMap::from([(key, wanted.clone())]);
-            narrow(&DeviceChange { set_peers, ..DeviceChange::default() }, &present)
+            let change = DeviceChange { set_peers, ..DeviceChange::default() };
+            narrow(&change, &present, SystemTime::UNIX_EPOCH)
         };
         let update = update_of(&asked);
         assert_eq!((&update.remove[..], &update.set[..]), (&[key][..], &[whole_peer(key, &wanted)][..]));
@@ -304,6 +328,30 @@ mod tests {
             let update = update_of(&stays);
             assert!(update.remove.is_empty() && update.set.iter().all(|set| set.only_existing), "{update:?}");
         }
+    }
+
+    #[test]
+    fn a_peer_that_says_that_it_has_no_session_is_made_anew_unless_the_session_is_new() {
+        let key = PublicKey([1; 32]);
+        let now = SystemTime::UNIX_EPOCH + Duration::from_secs(1000);
+        let present = config(Some("192.0.2.1:51820"), Some(25), &[1, 2]);
+        let update_after = |age: Option<u64>| {
+            let last_handshake = age.map(|age| now - Duration::from_secs(age));
+            let state = PeerState { last_handshake, rx_bytes: 92, ..peer(present.clone()) };
+            let state = DeviceState {
+                private_key: None,
+                listen_port: 0,
+                fwmark: 0,
+                peers: BTreeMap::from([(key, state)]),
+            };
+            let handshakes = BTreeSet::from([key, PublicKey([9; 32])]);
+            narrow(&DeviceChange { handshakes, ..DeviceChange::default() }, &state, now)
+        };
+        for age in [None, Some(5), Some(100)] {
+            let update = update_after(age);
+            assert_eq!((&update.remove[..], &update.set[..]), (&[key][..], &[whole_peer(key, &present)][..]));
+        }
+        assert!(update_after(Some(4)).is_empty());
     }
 
     #[test]
@@ -345,7 +393,7 @@ mod tests {
                 peers: before.into_iter().map(|(key, config)| (key, peer(config))).collect(),
             };
             let desired = DeviceConfig { private_key: PrivateKey([9; 32]), listen_port: port, fwmark: 0x20, peers: after };
-            let update = narrow(&state.change_to(&desired), &state);
+            let update = narrow(&state.change_to(&desired), &state, SystemTime::UNIX_EPOCH);
             apply(&mut state, &update);
             prop_assert!(state.change_to(&desired).is_empty(), "{:?} after {:?}", state.change_to(&desired), update);
         }

@@ -4,7 +4,7 @@
 //! What only the mesh can do (read the device, set an endpoint, plan anew) is left in [`Due`] and wakes it.
 
 use std::any::Any;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -39,6 +39,8 @@ pub(super) struct Due {
     pub(super) own_addresses_changed: bool,
     /// Endpoints to be set.
     pub(super) endpoints: BTreeMap<PublicKey, SocketAddr>,
+    /// Peers to start a handshake with.
+    pub(super) handshakes: BTreeSet<PublicKey>,
 }
 
 /// What the paths of this node have counted.
@@ -285,8 +287,8 @@ impl PathPort {
         loop {
             let notified = self.due.notified();
             let (is_urgent, is_due) = {
-                let Due { observation, own_addresses_changed, endpoints } = &self.lock().due;
-                (*own_addresses_changed || !endpoints.is_empty(), *observation)
+                let Due { observation, own_addresses_changed, endpoints, handshakes } = &self.lock().due;
+                (*own_addresses_changed || !endpoints.is_empty() || !handshakes.is_empty(), *observation)
             };
             if is_urgent {
                 return;
@@ -374,6 +376,13 @@ impl Shared {
         }
         while let Some(event) = self.agent.poll_event() {
             match event {
+                Event::HandshakeDue { peer } => {
+                    tracing::info!(
+                        %peer,
+                        "starting a handshake: the peer's own are not answered, as when its clock was set back"
+                    );
+                    self.due.handshakes.insert(peer);
+                }
                 Event::ObservationDue { .. } => self.due.observation = true,
                 Event::SetEndpoint { peer, endpoint, source, reason } => {
                     tracing::debug!(%peer, %endpoint, %source, ?reason, "trying endpoint");

@@ -212,8 +212,10 @@ impl PathDriver {
                 Some((key, PeerConfig { endpoint: Some(endpoint), ..self.peers.get(&key)?.config.clone() }))
             })
             .collect();
-        if !set_peers.is_empty() {
-            device.change(&DeviceChange { set_peers, ..DeviceChange::default() })?;
+        let handshakes = due.handshakes.into_iter().filter(|key| self.peers.contains_key(key)).collect();
+        let change = DeviceChange { set_peers, handshakes, ..DeviceChange::default() };
+        if !change.is_empty() {
+            device.change(&change)?;
         }
         Ok(Woken { observed: due.observation, own_addresses_changed: due.own_addresses_changed })
     }

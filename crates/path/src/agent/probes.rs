@@ -60,12 +60,16 @@ impl PathAgent {
                     self.events.push_back(Event::ReflexiveAddressesChanged);
                 }
             }
-            Message::Request { transaction, starts_round } => {
+            Message::Request { transaction, starts_round, wants_handshake } => {
                 let answer = Message::Answer { transaction, observed: remote };
                 if let Some(payload) = probing.seal(&key, &answer, bytes.len()) {
                     self.transmits.push_back(Transmit { local, remote, payload });
                 }
                 peer.prober.handle_request(now, remote, starts_round);
+                let is_new = probing.is_confirmed(&key, &header);
+                if wants_handshake && peer.prober.handle_handshake_request(now, remote, is_new) {
+                    self.events.push_back(Event::HandshakeDue { peer: key });
+                }
             }
         }
         self.conclude_probing(now, &key);
@@ -90,10 +94,10 @@ impl PathAgent {
         while let Some(key) = self.probe_timers.pop_due(now) {
             let Some(peer) = self.peers.get_mut(&key) else { continue };
             peer.probe_due = None;
-            for Probe { to: remote, transaction, starts_round, is_proven, length } in
+            for Probe { to: remote, transaction, starts_round, wants_handshake, is_proven, length } in
                 peer.prober.handle_timeout(now, &mut self.random)
             {
-                let request = Message::Request { transaction, starts_round };
+                let request = Message::Request { transaction, starts_round, wants_handshake };
                 let payload = if is_proven {
                     probing.check(&key, &request, length)
                 } else {

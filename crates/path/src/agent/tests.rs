@@ -78,7 +78,8 @@ fn state_changes_carry_their_reason() {
         .into_iter()
         .filter_map(|event| match event {
             Event::StateChanged { from, to, reason, .. } => Some((from, to, reason)),
-            Event::ObservationDue { .. }
+            Event::HandshakeDue { .. }
+            | Event::ObservationDue { .. }
             | Event::RelayPortDue { .. }
             | Event::SetEndpoint { .. }
             | Event::StunAnswersChanged

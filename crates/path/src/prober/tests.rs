@@ -5,6 +5,7 @@ use rand::SeedableRng;
 use super::*;
 
 mod full_size;
+mod handshake;
 mod ping;
 mod relay_port;
 mod rounds;

@@ -3,7 +3,8 @@ use x25519_dalek::StaticSecret;
 
 use super::*;
 
-const REQUEST: Message = Message::Request { transaction: TransactionId([7; 12]), starts_round: false };
+const REQUEST: Message =
+    Message::Request { transaction: TransactionId([7; 12]), starts_round: false, wants_handshake: false };
 
 fn public(private: [u8; 32]) -> PublicKey {
     PublicKey(x25519_dalek::PublicKey::from(&StaticSecret::from(private)).to_bytes())
@@ -69,7 +70,10 @@ fn another_epoch_is_limited_until_an_answer_confirms_it() {
     let mut restarted = node(1, 2, &[2]);
     assert_eq!(taken(&mut bob, &mut restarted, 4 * SECOND), 4);
     confirm(&mut bob, &mut restarted, 5 * SECOND);
-    assert!(bob.open(6 * SECOND, &recorded).is_some(), "as one of four a second");
+    let (peer, header, _) = bob.open(6 * SECOND, &recorded).expect("as one of four a second");
+    assert!(!bob.is_confirmed(&peer, &header));
+    let (peer, header, _) = bob.open(6 * SECOND, &seal(&mut restarted, 2)).unwrap();
+    assert!(bob.is_confirmed(&peer, &header));
     assert_eq!(taken(&mut bob, &mut restarted, 6 * SECOND), 50);
 }
 

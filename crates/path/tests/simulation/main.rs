@@ -205,6 +205,26 @@ fn an_idle_session_sends_no_probes() {
     assert_eq!(world.nodes.each_ref().map(|node| node.probes), before);
 }
 
+/// WireGuard refuses initiations that are older than the greatest it has seen, and the other node takes its session for alive.
+#[test]
+fn a_node_that_was_rebooted_with_its_clock_set_back_is_sent_a_handshake() {
+    for is_idle in [false, true] {
+        let routers = vec![router(Nat::PortRestricted, 1), router(Nat::PortRestricted, 2)];
+        let mut world = World::new(["192.168.1.2", "192.168.2.2"], routers);
+        world.run(5 * SECOND);
+        world.sends_data = !is_idle;
+        world.run(if is_idle { 120 * SECOND } else { 5 * SECOND });
+        world.nodes[0].reboot();
+        world.exchange(&[]);
+        world.sends_data = true;
+        let rebooted = world.now;
+        world.run(30 * SECOND);
+        let back = world.first_arrival(rebooted + Duration::from_millis(50)).expect("no traffic");
+        assert!(back <= 5 * SECOND, "idle: {is_idle}, {back:?}");
+        assert_eq!(world.nodes.each_ref().map(|node| node.handshakes_asked), [0, 1], "idle: {is_idle}");
+    }
+}
+
 /// A peer of another implementation (Talos, a telephone) drops probes.
 #[test]
 fn a_peer_that_is_gone_costs_ever_fewer_probes() {

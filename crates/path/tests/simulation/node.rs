@@ -26,6 +26,8 @@ const REKEY_TIMEOUT: Duration = Duration::from_secs(5);
 struct DevicePeer {
     endpoint: Option<SocketAddr>,
     handshake: Option<Duration>,
+    /// The greatest time stamp of an initiation (TAI64N): older ones are refused.
+    greatest: u32,
     initiated: Option<Duration>,
     held_until: Duration,
     rx_bytes: u64,
@@ -43,6 +45,11 @@ pub(crate) struct Node {
     pub(crate) endpoints: Vec<(Duration, SocketAddr, EndpointReason)>,
     /// Datagrams that were not WireGuard's.
     pub(crate) probes: u64,
+    /// How often a handshake was started because the peer asked.
+    pub(crate) handshakes_asked: usize,
+    number: u8,
+    /// Its clock is ahead of the network's by this much.
+    clock: Duration,
     device: BTreeMap<PublicKey, DevicePeer>,
 }
 
@@ -50,23 +57,26 @@ impl Node {
     pub(crate) fn new(number: u8, address: SocketAddr) -> Self {
         let private = [number; 32];
         let key = PublicKey(x25519_dalek::PublicKey::from(&StaticSecret::from(private)).to_bytes());
-        let config = Config { attempt: Duration::from_millis(2500), ..Config::default() };
-        let mut agent = PathAgent::new(config, u64::from(number));
-        agent.enable_probes(Identity {
-            private_key: PrivateKey(private),
-            public_key: key,
-            epoch: [number; 16],
-        });
         Self {
             address,
             key,
-            agent,
+            agent: agent(number, key, number),
             sent: 0,
             arrived: BTreeMap::new(),
             endpoints: Vec::new(),
             probes: 0,
+            handshakes_asked: 0,
+            number,
+            clock: Duration::from_secs(3600),
             device: BTreeMap::new(),
         }
+    }
+
+    /// Without anything that it knew, and with its clock set back; its peers are to be added again.
+    pub(crate) fn reboot(&mut self) {
+        self.agent = agent(self.number, self.key, self.number.wrapping_add(100));
+        self.device.clear();
+        self.clock = Duration::ZERO;
     }
 
     pub(crate) fn add_peer(&mut self, now: Duration, peer: PublicKey, candidates: &[SocketAddr]) {
@@ -105,6 +115,13 @@ impl Node {
         let Some(peer) = self.device.get_mut(&sender) else { return };
         if matches!(payload[0], DATA | KEEPALIVE) && peer.handshake.is_none() {
             return;
+        }
+        if payload[0] == INITIATION {
+            let stamp = u32::from_be_bytes(payload[4..8].try_into().unwrap());
+            if stamp <= peer.greatest {
+                return;
+            }
+            peer.greatest = stamp;
         }
         if now >= peer.held_until {
             peer.endpoint = Some(from);
@@ -155,8 +172,13 @@ impl Node {
                         }
                         keep_alive(now, self.address, &self.key, device, network);
                     } else {
-                        initiate(now, self.address, &self.key, device, network);
+                        initiate(now, self.clock, self.address, &self.key, device, network);
                     }
+                }
+                Event::HandshakeDue { peer } => {
+                    self.handshakes_asked += 1;
+                    let device = self.device.get_mut(&peer).unwrap();
+                    initiate(now, self.clock, self.address, &self.key, device, network);
                 }
                 Event::ReflexiveAddressesChanged
                 | Event::RelayPortDue { .. }
@@ -167,7 +189,7 @@ impl Node {
         for device in self.device.values_mut() {
             let is_due = device.initiated.is_none_or(|at| now - at >= REKEY_TIMEOUT);
             if device.handshake.is_none() && is_due {
-                initiate(now, self.address, &self.key, device, network);
+                initiate(now, self.clock, self.address, &self.key, device, network);
             }
             if now.as_millis().is_multiple_of(KEEPALIVE_INTERVAL.as_millis()) {
                 keep_alive(now, self.address, &self.key, device, network);
@@ -178,6 +200,17 @@ impl Node {
             network.send(now, Datagram { from: self.address, to: remote, payload });
         }
     }
+}
+
+fn agent(number: u8, key: PublicKey, epoch: u8) -> PathAgent {
+    let config = Config { attempt: Duration::from_millis(2500), ..Config::default() };
+    let mut agent = PathAgent::new(config, u64::from(number));
+    agent.enable_probes(Identity {
+        private_key: PrivateKey([number; 32]),
+        public_key: key,
+        epoch: [epoch; 16],
+    });
+    agent
 }
 
 fn keep_alive(
@@ -195,6 +228,7 @@ fn keep_alive(
 
 fn initiate(
     now: Duration,
+    clock: Duration,
     from: SocketAddr,
     key: &PublicKey,
     device: &mut DevicePeer,
@@ -202,6 +236,8 @@ fn initiate(
 ) {
     let Some(to) = device.endpoint else { return };
     device.initiated = Some(now);
-    let payload = [&[INITIATION, 0, 0, 0, 0, 0, 0, 0][..], &key.0].concat();
+    device.tx_bytes += 148;
+    let stamp = u32::try_from((now + clock).as_millis()).unwrap();
+    let payload = [&[INITIATION, 0, 0, 0][..], &stamp.to_be_bytes(), &key.0].concat();
     network.send(now, Datagram { from, to, payload });
 }

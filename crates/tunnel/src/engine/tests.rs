@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use super::*;
 
+mod clock;
 mod hostile;
 mod silent;
 mod unanswered;

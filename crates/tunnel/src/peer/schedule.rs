@@ -77,6 +77,13 @@ impl Peer {
         }
     }
 
+    /// Starts a handshake, also beside a session, which serves on until there is a new one. The library repeats it.
+    pub(crate) fn start_handshake(&mut self, now: Now, out: &mut Vec<WgKind>) {
+        self.unanswered = 0;
+        self.catch_up(now, out);
+        self.initiate(true, now, out);
+    }
+
     fn run_protocol_timers(&mut self, now: Now, out: &mut Vec<WgKind>) {
         self.ticked = Some(now.instant);
         let Some(tunnel) = &mut self.tunnel else { return };

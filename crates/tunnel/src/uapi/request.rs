@@ -1,6 +1,6 @@
 //! Parses the requests of clients: text in, typed requests out.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
 use fairlead_api::wireguard::{DeviceChange, DeviceState, PeerConfig, PrivateKey, PublicKey};
@@ -104,6 +104,7 @@ impl Set {
             fwmark: self.fwmark,
             set_peers: peers,
             remove_peers,
+            handshakes: BTreeSet::new(),
         }
     }
 }

@@ -16,7 +16,11 @@ fn keys(own: [u8; 32], other: [u8; 32], preshared: Option<&[u8; 32]>) -> ProbeKe
 }
 
 fn request(transaction: u8) -> Message {
-    Message::Request { transaction: TransactionId([transaction; 12]), starts_round: false }
+    Message::Request {
+        transaction: TransactionId([transaction; 12]),
+        starts_round: false,
+        wants_handshake: false,
+    }
 }
 
 #[test]
@@ -86,6 +90,16 @@ fn no_wireguard_or_stun_message_is_a_probe() {
 }
 
 proptest! {
+    #[test]
+    fn requests_are_read_back_whatever_flags_a_later_build_adds(
+        transaction: [u8; 12], starts_round: bool, wants_handshake: bool, unknown: u8,
+    ) {
+        let message = Message::Request { transaction: TransactionId(transaction), starts_round, wants_handshake };
+        let mut bytes = message.to_bytes();
+        bytes[31] |= unknown & !(FLAG_ROUND | FLAG_HANDSHAKE);
+        prop_assert_eq!(Message::parse(&bytes), Ok(message));
+    }
+
     #[test]
     fn answers_are_read_back_at_any_length(
         ip: IpAddr, port: u16, transaction: [u8; 12], epoch: [u8; 16], counter: u64, length in 0_usize..2000,

@@ -92,7 +92,8 @@ impl World {
                     link.endpoint = Some(endpoint);
                     self.initiate(index, peer);
                 }
-                Event::ReflexiveAddressesChanged
+                Event::HandshakeDue { .. }
+                | Event::ReflexiveAddressesChanged
                 | Event::RelayPortDue { .. }
                 | Event::StateChanged { .. }
                 | Event::StunAnswersChanged => {}
