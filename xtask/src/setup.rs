@@ -24,6 +24,7 @@ const PACKAGES: &[&str] = &[
     "bird2",
     "procps",
     "util-linux",
+    "faketime",
     // nodes, and what is in the images they run
     "bind9-dnsutils",
     "bind9-host",

@@ -29,6 +29,8 @@ pub struct Node {
     pub directory: PathBuf,
     /// More arguments of the node program.
     pub arguments: Vec<String>,
+    /// How far the clock of the node program is ahead from its next start on (`faketime -f`, such as `+1h`).
+    pub clock_ahead: Option<&'static str>,
     program: Option<Process>,
     starts: u32,
 }
@@ -42,6 +44,7 @@ impl Node {
             host,
             directory,
             arguments: Vec::new(),
+            clock_ahead: None,
             program: None,
             starts: 0,
         }
@@ -100,6 +103,13 @@ impl Node {
                 "FAIRLEAD_LOG_LEVEL",
                 std::env::var("FAIRLEAD_LOG_LEVEL").unwrap_or_else(|_| "debug".to_owned()),
             );
+        if let Some(ahead) = self.clock_ahead {
+            // The wrapper `faketime` would be the process that is killed.
+            command
+                .env("LD_PRELOAD", faketime_library()?)
+                .env("FAKETIME", ahead)
+                .env("DONT_FAKE_MONOTONIC", "1");
+        }
         self.program = Some(self.host.spawn(&mut command, self.log())?);
         Ok(())
     }
@@ -224,6 +234,15 @@ impl Node {
     fn program(&self) -> anyhow::Result<&Process> {
         self.program.as_ref().with_context(|| format!("{} runs no node program", self.name))
     }
+}
+
+/// The library that shifts a program's clock, for programs with threads.
+fn faketime_library() -> anyhow::Result<PathBuf> {
+    let library = format!("/usr/lib/{}-linux-gnu/faketime/libfaketimeMT.so.1", std::env::consts::ARCH);
+    if !Path::new(&library).exists() {
+        bail!("{library} is missing: install the Debian package faketime (`cargo xtask setup`)");
+    }
+    Ok(library.into())
 }
 
 /// Resident memory of a program in MiB.

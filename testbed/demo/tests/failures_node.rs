@@ -15,13 +15,16 @@ const START: Duration = Duration::from_secs(60);
 const RESTARTED: Duration = Duration::from_secs(2);
 /// The same when nothing of its mappings is left in the router: it sends first, as after its start.
 const RESTARTED_BEHIND_NAT: Duration = Duration::from_secs(10);
+/// The same when its clock was set back: its peers refuse its handshakes. Without being asked they start one after 15 s, if they have
+/// sent something that was not answered, else when the session is three minutes old.
+const RESTARTED_IN_THE_PAST: Duration = Duration::from_secs(12);
 
 /// The node program of home-1 is killed with SIGKILL and started again at once, as its supervisor would.
 ///
 /// Stops, with the embedded WireGuard: traffic between home-1 and other nodes, until the program is back and has shaken
 /// hands again. Goes on: traffic between pods on home-1, all traffic of other nodes, established connections (they
 /// wait), the pods' addresses, the WireGuard device. Then the same again while the router forgets its mappings, as when
-/// a power cut takes both.
+/// a power cut takes both, and with a clock that is an hour behind that of the run before.
 #[test]
 fn a_killed_node_program_comes_back_and_nothing_is_forgotten() {
     let mut world = mesh();
@@ -47,6 +50,8 @@ fn a_killed_node_program_comes_back_and_nothing_is_forgotten() {
     killed_and_started(&mut world, &across, &elsewhere);
     pods_keep_their_addresses(&mut world);
     killed_while_the_router_forgets(&mut world, &across, &elsewhere);
+    drop(across);
+    started_with_its_clock_set_back(&mut world, &elsewhere);
 }
 
 fn killed_and_started(world: &mut World, across: &[Flow], elsewhere: &[Flow]) {
@@ -125,6 +130,27 @@ fn killed_while_the_router_forgets(world: &mut World, across: &[Flow], elsewhere
     every_session_is_new(world, mark);
     // Nothing of the cloud and the office went through that router.
     loses_nothing(what, &elsewhere[..1], mark);
+}
+
+/// Only home-1 has something to send.
+fn started_with_its_clock_set_back(world: &mut World, elsewhere: &[Flow]) {
+    let what = "a clock set back";
+    restart(world, Some("+1h"));
+    let flows = [udp(world, "home-1", "cloud-1"), udp(world, "home-1", "office-2")];
+    let mark = Instant::now();
+    resumes("a clock set forward", &flows, mark, mark, RESTARTED_BEHIND_NAT);
+    let mark = Instant::now();
+    restart(world, None);
+    resumes(what, &flows, mark, mark, RESTARTED_IN_THE_PAST);
+    // Nothing of the cloud and the office went through home's router.
+    loses_nothing(what, &elsewhere[..1], mark);
+}
+
+fn restart(world: &mut World, clock_ahead: Option<&'static str>) {
+    let home = world.node("home-1").unwrap();
+    home.kill().unwrap();
+    home.clock_ahead = clock_ahead;
+    home.start().unwrap();
 }
 
 /// The node programs of three sites are replaced one after the other, as an upgrade does it, while pods talk through tunnels
