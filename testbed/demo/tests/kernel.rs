@@ -43,6 +43,7 @@ fn a_killed_node_program_loses_nothing_where_the_kernel_has_wireguard() {
     kernel_and_embedded_understand_each_other(&world, &mut vm, &inside);
     the_kernel_has_what_was_planned(&world, &mut vm);
     nothing_is_lost_while_the_node_program_is_away(&world, &mut vm, &inside);
+    a_peer_with_its_clock_set_back_is_sent_a_handshake(&mut world, &mut vm, &inside);
 }
 
 /// Its pods have IPv4 of a dual-stack pool, before and after a restart of the node program, and its listeners answer.
@@ -334,4 +335,21 @@ fn nothing_is_lost_while_the_node_program_is_away(world: &World, vm: &mut VmNode
         assert!(earlier.handshake <= later.handshake, "the session of {} was lost", later.peer);
         assert!(earlier.received < later.received && earlier.sent < later.sent, "{} stood still", later.peer);
     }
+}
+
+/// The kernel refuses the handshakes of the peer, and starts none itself while it takes the old session for alive, but 15 s after
+/// data that was not answered.
+fn a_peer_with_its_clock_set_back_is_sent_a_handshake(world: &mut World, vm: &mut VmNode, inside: &[IpAddr]) {
+    let name = world.pods[0].node.clone();
+    for clock_ahead in [Some("+1h"), None] {
+        let node = world.node(&name).unwrap();
+        node.kill().unwrap();
+        node.clock_ahead = clock_ahead;
+        node.start().unwrap();
+        let start = Instant::now();
+        until("ping to the VM", || probe::ping(&world.pods[0], inside[0]));
+        println!("{name}, its clock ahead by {clock_ahead:?}: ping after {:.1?}", start.elapsed());
+    }
+    let log = vm.log().unwrap();
+    assert!(log.contains("starting a handshake"), "{log}");
 }
