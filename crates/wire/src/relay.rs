@@ -5,6 +5,7 @@
 //! frame points into that buffer. Keys are WireGuard public keys.
 
 mod codes;
+pub mod replica;
 
 use std::fmt;
 
@@ -246,14 +247,19 @@ pub fn signed(register_body: &[u8]) -> &[u8] {
 /// # Errors
 /// The bytes are not a frame.
 pub fn parse(bytes: &[u8], limit: usize) -> Result<Option<Parsed<'_>>, InvalidFrame> {
+    let Some((kind, body)) = body(bytes, limit)? else { return Ok(None) };
+    let frame = parse_body(kind, body)?;
+    Ok(Some(Parsed { frame, body, length: HEADER_LENGTH.saturating_add(body.len()) }))
+}
+
+/// Type and body of the first frame of `bytes`.
+fn body(bytes: &[u8], limit: usize) -> Result<Option<(u8, &[u8])>, InvalidFrame> {
     let Some(([kind, high, middle, low], rest)) = bytes.split_first_chunk() else { return Ok(None) };
-    let body_length = usize::try_from(u32::from_be_bytes([0, *high, *middle, *low])).unwrap_or(usize::MAX);
-    if body_length > limit {
-        return Err(InvalidFrame::TooLong { kind: *kind, length: body_length, limit });
+    let length = usize::try_from(u32::from_be_bytes([0, *high, *middle, *low])).unwrap_or(usize::MAX);
+    if length > limit {
+        return Err(InvalidFrame::TooLong { kind: *kind, length, limit });
     }
-    let Some(body) = rest.get(..body_length) else { return Ok(None) };
-    let frame = parse_body(*kind, body)?;
-    Ok(Some(Parsed { frame, body, length: HEADER_LENGTH.saturating_add(body_length) }))
+    Ok(rest.get(..length).map(|body| (*kind, body)))
 }
 
 fn parse_body(kind: u8, body: &[u8]) -> Result<Frame<'_>, InvalidFrame> {
@@ -355,13 +361,7 @@ impl Frame<'_> {
         let start = out.len();
         out.extend([self.kind(), 0, 0, 0]);
         self.encode_body(out).inspect_err(|_| out.truncate(start))?;
-        // Below 2^24, since every part is limited.
-        let length = out.len().saturating_sub(start).saturating_sub(HEADER_LENGTH);
-        let [_, length @ ..] = u32::try_from(length).unwrap_or(u32::MAX).to_be_bytes();
-        if let Some(header) = out.get_mut(start..).and_then(|frame| frame.first_chunk_mut::<HEADER_LENGTH>())
-        {
-            header[1..].copy_from_slice(&length);
-        }
+        finish(start, out);
         Ok(())
     }
 
@@ -452,6 +452,16 @@ impl Register<'_> {
         out.extend(u16::try_from(self.token.len()).unwrap_or(u16::MAX).to_be_bytes());
         out.extend_from_slice(self.token);
         Ok(())
+    }
+}
+
+/// Writes the length of the body behind the header that begins at `start`.
+fn finish(start: usize, out: &mut [u8]) {
+    // Below 2^24, since every part is limited.
+    let length = out.len().saturating_sub(start).saturating_sub(HEADER_LENGTH);
+    let [_, length @ ..] = u32::try_from(length).unwrap_or(u32::MAX).to_be_bytes();
+    if let Some(header) = out.get_mut(start..).and_then(|frame| frame.first_chunk_mut::<HEADER_LENGTH>()) {
+        header[1..].copy_from_slice(&length);
     }
 }
 

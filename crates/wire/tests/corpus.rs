@@ -1,10 +1,12 @@
-//! Every input that the fuzz targets `grpc`, `imds`, `port_mapping`, `probe`, `relay` and `stun` keep is read again, without a fuzzer.
+//! Every input that the fuzz targets `grpc`, `imds`, `port_mapping`, `probe`, `relay`, `relay_replica` and `stun` keep is read again,
+//! without a fuzzer.
 #![cfg(test)]
 
 use std::path::Path;
 
 use fairlead_wire::cni::{CniArgs, error_of};
 use fairlead_wire::probe::{Header, ProbeKeys};
+use fairlead_wire::relay::replica::parse_replica_frame;
 use fairlead_wire::{imds, nat_pmp, pcp, relay, stun, upnp};
 use prost::Message;
 
@@ -84,6 +86,23 @@ fn kept_relay_frames_never_panic_and_some_are_good() {
         }
     }
     assert!(frames > 10 && refused > 3, "{frames} frames, {refused} refused");
+}
+
+#[test]
+fn kept_frames_of_replicas_never_panic_and_some_are_good() {
+    let (mut frames, mut refused) = (0, 0);
+    for bytes in kept("relay_replica") {
+        let mut rest = bytes.as_slice();
+        let mut parsed = parse_replica_frame(rest);
+        while let Ok(Some((frame, length))) = parsed {
+            frame.encode(&mut Vec::new()).unwrap();
+            rest = &rest[length..];
+            frames += 1;
+            parsed = parse_replica_frame(rest);
+        }
+        refused += usize::from(parsed.is_err());
+    }
+    assert_eq!((frames, refused), (11, 2));
 }
 
 #[test]
