@@ -9,6 +9,7 @@ mod bucket;
 mod counters;
 mod outbox;
 mod registrations;
+mod replicas;
 mod stun;
 
 use std::collections::HashMap;
@@ -18,7 +19,8 @@ use fairlead_api::wireguard::PublicKey;
 use fairlead_wire::relay::{AllocatedPort, ErrorReason, Frame, Notice, Registered, StunServer};
 
 use bucket::TokenBucket;
-use registrations::Registrations;
+use registrations::{Receiver, Registration, Registrations};
+use replicas::Replicas;
 
 pub use allocations::{
     AllocationCounters, AllocationLimits, AllocationRefusal, Allocations, Output, Token, UdpDrop,
@@ -26,6 +28,7 @@ pub use allocations::{
 pub use counters::{Counters, DropReason};
 pub use outbox::QueueLimits;
 pub(crate) use outbox::{Class, Outbox};
+pub use replicas::{ReplicaLinkId, ReplicaRefusal, TooManyKeys};
 pub use stun::{StunAnswer, StunCounters, StunDrop, StunResponder};
 
 /// Pings and frames that are ignored, a second and at once. A client needs one every second.
@@ -101,6 +104,7 @@ pub struct Relay {
     keys: HashMap<PublicKey, Registrations>,
     ready: Vec<LinkId>,
     allocations: Vec<AllocationRequest>,
+    replicas: Replicas,
     counters: Counters,
 }
 
@@ -143,6 +147,7 @@ impl Relay {
             keys: HashMap::new(),
             ready: Vec::new(),
             allocations: Vec::new(),
+            replicas: Replicas::default(),
             counters: Counters::default(),
         }
     }
@@ -172,18 +177,20 @@ impl Relay {
         }
         let id = LinkId(self.next);
         self.next = self.next.wrapping_add(1);
-        let outcome = self.keys.entry(admission.key).or_default().add(now, id, admission.instance);
+        let stamp = self.replicas.stamp(now);
+        let registration = Registration { link: id, instance: admission.instance, stamp };
+        let key = admission.key;
+        let outcome = self.keys.entry(key).or_default().add(now, registration);
         self.links.insert(id, Link::new(now, admission, self.limits.client_rate));
         self.counters.registrations = self.counters.registrations.wrapping_add(1);
-        self.counters.key_changes = self.counters.key_changes.wrapping_add(outcome.changed.into());
         self.send(id, &Frame::Registered(*answer));
-        for link in outcome.duplicates {
-            self.send(link, &Frame::Notice(Notice::DuplicateKey));
-        }
-        if let Some(ended) = outcome.ended {
-            self.close(ended, ErrorReason::Superseded);
-        }
+        self.follow(outcome);
+        self.replicas.announce(key);
         Ok(id)
+    }
+
+    fn tell_of_duplicate(&mut self, id: LinkId) {
+        self.send(id, &Frame::Notice(Notice::DuplicateKey));
     }
 
     /// Tells a client where the relay answers STUN requests.
@@ -203,7 +210,9 @@ impl Relay {
     }
 
     fn ask_port(&mut self, now: Instant, id: LinkId, peer: PublicKey) {
-        let has_link = self.keys.get(&peer).and_then(Registrations::receiver).is_some();
+        // A port here is of no use for a peer that sends to another replica.
+        let receiver = self.keys.get(&peer).and_then(Registrations::receiver);
+        let has_link = matches!(receiver, Some(Receiver::Link(_)));
         let Some(link) = self.links.get_mut(&id) else { return };
         let client = link.admission.clone();
         let refusal = if !link.allocations.take(now, 1) {
@@ -251,16 +260,26 @@ impl Relay {
             return;
         }
         let source = sender.admission.key.0;
-        let Some(to) = self.keys.get(&PublicKey(peer)).and_then(Registrations::receiver) else {
-            self.counters.count_drop(DropReason::NotRegistered);
-            if sender.peer_gone.take(now, 1) {
-                self.send(id, &Frame::PeerGone(peer));
+        match self.keys.get(&PublicKey(peer)).and_then(Registrations::receiver) {
+            Some(Receiver::Link(to)) => self.deliver(now, to, class, source, payload),
+            Some(Receiver::Replica(to)) => {
+                let limits = &self.limits.queue;
+                self.replicas.forward(now, to, class, (source, peer), payload, limits);
             }
-            return;
-        };
+            None => {
+                self.counters.count_drop(DropReason::NotRegistered);
+                if sender.peer_gone.take(now, 1) {
+                    self.send(id, &Frame::PeerGone(peer));
+                }
+            }
+        }
+    }
+
+    /// Queues a datagram of the client with the key `peer` for the client of a link.
+    fn deliver(&mut self, now: Instant, to: LinkId, class: Class, peer: [u8; 32], payload: &[u8]) {
         let frame = match class {
-            Class::Datagram => Frame::Datagram { peer: source, payload },
-            Class::Probe => Frame::Probe { peer: source, payload },
+            Class::Datagram => Frame::Datagram { peer, payload },
+            Class::Probe => Frame::Probe { peer, payload },
         };
         let mut encoded = Vec::new();
         // What was read is not too long to be written.
@@ -341,9 +360,7 @@ impl Relay {
         link.closing = true;
         link.outbox.clear();
         let key = link.admission.key;
-        if let Some(links) = self.keys.get_mut(&key) {
-            links.remove(id);
-        }
+        self.unregister(key, id);
         self.send(id, &Frame::Error { reason, message: &reason.to_string() });
         // Also where there is no room for the reason.
         self.wake(id);
@@ -357,10 +374,17 @@ impl Relay {
     /// Forgets a link whose connection has ended.
     pub fn remove(&mut self, id: LinkId) {
         let Some(link) = self.links.remove(&id) else { return };
-        if let Some(links) = self.keys.get_mut(&link.admission.key) {
-            links.remove(id);
-        }
+        self.unregister(link.admission.key, id);
         self.ready.retain(|ready| *ready != id);
+    }
+
+    fn unregister(&mut self, key: PublicKey, id: LinkId) {
+        let Some(links) = self.keys.get_mut(&key) else { return };
+        let before = links.local().copied();
+        links.remove(id);
+        if links.local().copied() != before {
+            self.replicas.announce(key);
+        }
     }
 
     fn ids(&self, choose: impl Fn(&Link) -> bool) -> Vec<LinkId> {

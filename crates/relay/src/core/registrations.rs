@@ -1,9 +1,10 @@
-//! The links of one key: the newest receives, older ones end soon.
+//! The links of one key, here and at other replicas: the newest receives, older ones end soon.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use super::LinkId;
+use super::replicas::{ReplicaLinkId, Stamp};
 
 /// How long an older link of a key stays after a newer one has registered.
 const DRAIN_TIME: Duration = Duration::from_secs(5);
@@ -16,11 +17,31 @@ const CHANGE_WINDOW: Duration = Duration::from_secs(60);
 /// The links of one key.
 #[derive(Debug, Default)]
 pub(super) struct Registrations {
-    newest: Option<(LinkId, [u8; 8])>,
+    /// The link here that receives: newer than all of `remote`.
+    newest: Option<Registration<LinkId>>,
     /// Older ones and when they end, the newest of them last.
-    draining: VecDeque<(LinkId, [u8; 8], Instant)>,
+    draining: VecDeque<(Registration<LinkId>, Instant)>,
+    /// What other replicas announce, once for each connection to one.
+    remote: Vec<Registration<ReplicaLinkId>>,
     /// When a link replaced one of another instance; at most one more than [`MAX_CHANGES`].
     changes: VecDeque<Instant>,
+}
+
+/// A registration, at this replica or at the one behind a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Registration<L> {
+    pub(super) link: L,
+    pub(super) instance: [u8; 8],
+    pub(super) stamp: Stamp,
+}
+
+/// Where datagrams for a key go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Receiver {
+    /// To a client.
+    Link(LinkId),
+    /// To another replica.
+    Replica(ReplicaLinkId),
 }
 
 /// What a registration brings about.
@@ -35,25 +56,60 @@ pub(super) struct Outcome {
 }
 
 impl Registrations {
-    /// The link that receives.
-    pub(super) fn receiver(&self) -> Option<LinkId> {
-        self.newest.map(|(link, _)| link)
+    /// Where datagrams of clients go.
+    pub(super) fn receiver(&self) -> Option<Receiver> {
+        let here = self.newest.map(|newest| Receiver::Link(newest.link));
+        here.or_else(|| self.newest_remote().map(|remote| Receiver::Replica(remote.link)))
     }
 
-    pub(super) fn add(&mut self, now: Instant, link: LinkId, instance: [u8; 8]) -> Outcome {
-        let mut outcome = Outcome::default();
-        if let Some((older, of)) = self.newest.replace((link, instance)) {
-            let end = now.checked_add(DRAIN_TIME).unwrap_or(now);
-            self.draining.push_back((older, of, end));
-            outcome.changed = of != instance;
+    /// The newest registration here, also one that drains. What other replicas pass on goes there and no further.
+    pub(super) fn local(&self) -> Option<&Registration<LinkId>> {
+        self.newest.as_ref().or_else(|| self.draining.back().map(|(registration, _)| registration))
+    }
+
+    fn newest_remote(&self) -> Option<&Registration<ReplicaLinkId>> {
+        self.remote.iter().max_by_key(|remote| (remote.stamp, remote.link))
+    }
+
+    /// Adds a link of this replica, the newest of all.
+    pub(super) fn add(&mut self, now: Instant, registration: Registration<LinkId>) -> Outcome {
+        let of = self.newest.map(|newest| newest.instance);
+        let of = of.or_else(|| self.newest_remote().map(|remote| remote.instance));
+        if let Some(older) = self.newest.replace(registration) {
+            self.drain(now, older);
         }
-        if self.draining.len() > MAX_DRAINING {
-            outcome.ended = self.draining.pop_front().map(|(link, ..)| link);
-        }
-        if outcome.changed && self.count_change(now) > MAX_CHANGES {
-            outcome.duplicates = self.links().collect();
-        }
-        outcome
+        self.outcome(now, of.is_some_and(|of| of != registration.instance))
+    }
+
+    /// Another replica announces a registration. An older one here drains.
+    pub(super) fn announce(&mut self, now: Instant, remote: Registration<ReplicaLinkId>) -> Outcome {
+        self.remote.retain(|known| known.link != remote.link);
+        self.remote.push(remote);
+        let Some(older) = self.newest.take_if(|newest| newest.stamp < remote.stamp) else {
+            // It may be older than the one that it replaces.
+            self.promote();
+            return Outcome::default();
+        };
+        self.drain(now, older);
+        self.outcome(now, older.instance != remote.instance)
+    }
+
+    /// The replica behind this connection has no link of the key any more, or the connection has ended.
+    pub(super) fn withdraw(&mut self, link: ReplicaLinkId) {
+        self.remote.retain(|remote| remote.link != link);
+        self.promote();
+    }
+
+    fn drain(&mut self, now: Instant, older: Registration<LinkId>) {
+        self.draining.push_back((older, now.checked_add(DRAIN_TIME).unwrap_or(now)));
+    }
+
+    fn outcome(&mut self, now: Instant, changed: bool) -> Outcome {
+        let is_full = self.draining.len() > MAX_DRAINING;
+        let ended = if is_full { self.draining.pop_front().map(|(older, _)| older.link) } else { None };
+        let is_duplicate = changed && self.count_change(now) > MAX_CHANGES;
+        let duplicates = if is_duplicate { self.links().collect() } else { Vec::new() };
+        Outcome { changed, duplicates, ended }
     }
 
     fn count_change(&mut self, now: Instant) -> usize {
@@ -71,25 +127,35 @@ impl Registrations {
 
     /// Removes a link. If it received, the newest of the others does from now on.
     pub(super) fn remove(&mut self, link: LinkId) {
-        self.draining.retain(|(draining, ..)| *draining != link);
-        if self.receiver() == Some(link) {
-            self.newest = self.draining.pop_back().map(|(link, instance, _)| (link, instance));
+        self.draining.retain(|(draining, _)| draining.link != link);
+        self.newest.take_if(|newest| newest.link == link);
+        self.promote();
+    }
+
+    /// Without a newer one, the newest of those that drain stays.
+    fn promote(&mut self) {
+        let newest_remote = self.newest_remote().map(|remote| remote.stamp);
+        if self.newest.is_none()
+            && let Some((draining, _)) = self.draining.back()
+            && Some(draining.stamp) > newest_remote
+        {
+            self.newest = self.draining.pop_back().map(|(registration, _)| registration);
         }
     }
 
     /// Links that have drained.
     pub(super) fn drained(&self, now: Instant) -> impl Iterator<Item = LinkId> {
-        self.draining.iter().filter(move |(_, _, end)| *end <= now).map(|(link, ..)| *link)
+        self.draining.iter().filter(move |(_, end)| *end <= now).map(|(draining, _)| draining.link)
     }
 
     fn links(&self) -> impl Iterator<Item = LinkId> {
-        let draining = self.draining.iter().map(|(link, ..)| *link);
-        draining.chain(self.newest.map(|(link, _)| link))
+        let draining = self.draining.iter().map(|(draining, _)| draining.link);
+        draining.chain(self.newest.map(|newest| newest.link))
     }
 
     /// Whether there is nothing left to remember.
     pub(super) fn is_obsolete(&mut self, now: Instant) -> bool {
         self.forget(now);
-        self.newest.is_none() && self.changes.is_empty()
+        self.local().is_none() && self.remote.is_empty() && self.changes.is_empty()
     }
 }

@@ -383,7 +383,7 @@ proptest! {
             }
             prop_assert_eq!(bed.relay.links(), links.len());
             for links in bed.relay.keys.values() {
-                prop_assert!(links.receiver().is_none_or(|id| bed.relay.links.contains_key(&id)));
+                prop_assert!(links.local().is_none_or(|here| bed.relay.links.contains_key(&here.link)));
             }
         }
         for link in links {
