@@ -123,6 +123,7 @@ mod tests {
             stun: None,
             relay_ports: None,
             certificate: None,
+            replicas: None,
             names: vec!["localhost".to_owned()],
             limits: Limits::default(),
             drain: std::time::Duration::ZERO,

@@ -155,14 +155,36 @@ impl<S: AsyncRead> FrameReader<S> {
         limit: usize,
         mut handle: impl FnMut(Parsed<'_>),
     ) -> Result<(), StreamError> {
-        let mut rest = self.buffer.as_slice();
-        while let Some(parsed) = parse(rest, limit)? {
-            rest = rest.get(parsed.length..).unwrap_or_default();
+        self.drain_with(|bytes| {
+            let Some(parsed) = parse(bytes, limit)? else { return Ok(None) };
+            let length = parsed.length;
             handle(parsed);
+            Ok(Some(length))
+        })
+    }
+
+    /// Lets `take` have the buffer until it says that there is no complete frame; else it answers the length of the first one.
+    pub(crate) fn drain_with(
+        &mut self,
+        mut take: impl FnMut(&[u8]) -> Result<Option<usize>, StreamError>,
+    ) -> Result<(), StreamError> {
+        let mut rest = self.buffer.as_slice();
+        while let Some(length) = take(rest)? {
+            rest = rest.get(length..).unwrap_or_default();
         }
         let taken = self.buffer.len().saturating_sub(rest.len());
         self.consume(taken);
         Ok(())
+    }
+
+    /// Lets `take` have the buffer once; if it has a complete frame, it answers with the length of that.
+    pub(crate) fn take_first<T>(
+        &mut self,
+        take: impl FnOnce(&[u8]) -> Result<Option<(T, usize)>, StreamError>,
+    ) -> Result<Option<T>, StreamError> {
+        let Some((result, length)) = take(&self.buffer)? else { return Ok(None) };
+        self.consume(length);
+        Ok(Some(result))
     }
 
     /// Waits for one frame and gives it to `handle`.

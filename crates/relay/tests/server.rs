@@ -2,6 +2,8 @@
 #![cfg(test)]
 
 mod bed;
+#[path = "server/replicas.rs"]
+mod replicas;
 #[path = "server/udp.rs"]
 mod udp;
 

@@ -210,7 +210,14 @@ impl Relay {
     }
 
     /// To a client of this replica and to no other one, which could send it back.
-    fn deliver_forwarded(&mut self, now: Instant, class: Class, from: [u8; 32], to: [u8; 32], payload: &[u8]) {
+    fn deliver_forwarded(
+        &mut self,
+        now: Instant,
+        class: Class,
+        from: [u8; 32],
+        to: [u8; 32],
+        payload: &[u8],
+    ) {
         let link = self.keys.get(&PublicKey(to)).and_then(Registrations::local).map(|here| here.link);
         match link {
             Some(link) => self.deliver(now, link, class, from, payload),

@@ -5,12 +5,13 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use fairlead_wire::relay::ALPN;
-use rustls::ServerConfig;
+use rustls::client::ResolvesClientCert;
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
+use rustls::{ServerConfig, SignatureScheme};
 
 /// Where certificate and key are, in PEM.
 #[derive(Debug, Clone)]
@@ -76,6 +77,10 @@ impl Certificate {
         Ok(true)
     }
 
+    fn current(&self) -> Arc<CertifiedKey> {
+        Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner).key)
+    }
+
     /// TLS 1.3 only: the exporters of older versions do not bind a registration to its connection (RFC 9266, section 4.2).
     pub(super) fn server_config(self: &Arc<Self>) -> Result<ServerConfig, rustls::Error> {
         let mut config = ServerConfig::builder_with_provider(Arc::clone(&self.provider))
@@ -89,7 +94,18 @@ impl Certificate {
 
 impl ResolvesServerCert for Certificate {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        Some(Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner).key))
+        Some(self.current())
+    }
+}
+
+/// Between replicas, each of which presents the relay's certificate.
+impl ResolvesClientCert for Certificate {
+    fn resolve(&self, _: &[&[u8]], _: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
+        Some(self.current())
+    }
+
+    fn has_certs(&self) -> bool {
+        true
     }
 }
 

@@ -7,15 +7,18 @@ mod handshakes;
 mod link;
 mod register;
 mod relay_ports;
+mod replica_tls;
+mod replicas;
+mod statistics;
 mod udp;
 
 use std::collections::HashMap;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::ops::RangeInclusive;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use fairlead_wire::relay::ErrorReason;
 use socket2::SockRef;
@@ -26,16 +29,21 @@ use tokio::time::{MissedTickBehavior, interval};
 use tokio_rustls::TlsAcceptor;
 
 use crate::access::Authorizer;
-use crate::core::{AllocationCounters, AllocationLimits, Counters, Limits, LinkId, Relay, StunCounters};
+use crate::core::{AllocationLimits, Limits, LinkId, Relay, ReplicaLinkId};
 use crate::proof::{NoSecret, RelayKey};
 use crate::{NOT_SENT, USER_TIMEOUT};
 use certificate::Certificate;
 use handshakes::Handshakes;
 use relay_ports::RelayPorts;
+use replicas::Replicas;
+use statistics::Statistics;
 use udp::StunPorts;
 
 pub use certificate::{CertificateError, CertificateFiles};
 pub(crate) use register::EXPORTER_LABEL;
+pub use replica_tls::ReplicaTlsError;
+pub use replicas::ReplicaSettings;
+pub use statistics::{Rejection, Snapshot};
 
 /// How often timers of links are looked at.
 const TICK: Duration = Duration::from_secs(1);
@@ -62,6 +70,8 @@ pub struct Settings {
     pub relay_ports: Option<(RangeInclusive<u16>, AllocationLimits)>,
     /// The certificate; without it the relay speaks WebSocket without TLS, for a proxy that terminates TLS.
     pub certificate: Option<CertificateFiles>,
+    /// Other replicas of this relay; needs a certificate.
+    pub replicas: Option<ReplicaSettings>,
     /// Names by which clients know this relay. A relay without a certificate needs one.
     pub names: Vec<String>,
     /// What clients may use.
@@ -93,6 +103,9 @@ pub enum StartError {
     /// The system gives no random bytes.
     #[error(transparent)]
     Random(#[from] io::Error),
+    /// See [`ReplicaTlsError`].
+    #[error(transparent)]
+    Replicas(#[from] ReplicaTlsError),
     /// The TLS library refuses the configuration.
     #[error("cannot configure TLS: {0}")]
     Tls(#[from] rustls::Error),
@@ -118,6 +131,7 @@ struct Shared {
     idle: Duration,
     stun: Option<StunPorts>,
     relay_ports: Option<RelayPorts>,
+    replicas: Option<Replicas>,
     statistics: Statistics,
     links: Mutex<Links>,
 }
@@ -133,6 +147,7 @@ impl std::fmt::Debug for Shared {
 struct Links {
     relay: Relay,
     wakers: HashMap<LinkId, Arc<Notify>>,
+    replica_wakers: HashMap<ReplicaLinkId, Arc<Notify>>,
 }
 
 impl Links {
@@ -140,6 +155,11 @@ impl Links {
     fn wake(&mut self) {
         for id in self.relay.take_ready() {
             if let Some(waker) = self.wakers.get(&id) {
+                waker.notify_one();
+            }
+        }
+        for id in self.relay.take_ready_replicas() {
+            if let Some(waker) = self.replica_wakers.get(&id) {
                 waker.notify_one();
             }
         }
@@ -158,90 +178,6 @@ impl Shared {
     }
 }
 
-/// What the server counts besides the core.
-#[derive(Debug, Default)]
-struct Statistics {
-    connections: AtomicU64,
-    /// By [`Rejection::ALL`].
-    rejections: [AtomicU64; Rejection::ALL.len()],
-}
-
-/// Why a connection ended before it was a link.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Rejection {
-    /// A newer connection needed its place.
-    Displaced,
-    /// The relay has no room for a further client.
-    Full,
-    /// The key or the token is not allowed.
-    NotAllowed,
-    /// It was no client of this protocol, or the connection failed.
-    Protocol,
-    /// It took too long.
-    Timeout,
-    /// The TLS handshake failed.
-    Tls,
-    /// The registration names another relay.
-    WrongName,
-    /// The registration does not prove the key.
-    WrongProof,
-}
-
-impl Rejection {
-    /// All of them.
-    pub const ALL: [Self; 8] = [
-        Self::Displaced,
-        Self::Full,
-        Self::NotAllowed,
-        Self::Protocol,
-        Self::Timeout,
-        Self::Tls,
-        Self::WrongName,
-        Self::WrongProof,
-    ];
-
-    /// The value of the label `reason`.
-    pub fn label(self) -> &'static str {
-        match self {
-            Self::Displaced => "displaced",
-            Self::Full => "full",
-            Self::NotAllowed => "not_allowed",
-            Self::Protocol => "protocol",
-            Self::Timeout => "timeout",
-            Self::Tls => "tls",
-            Self::WrongName => "wrong_name",
-            Self::WrongProof => "wrong_proof",
-        }
-    }
-}
-
-impl Statistics {
-    fn count(&self, rejection: Rejection) {
-        for (each, count) in Rejection::ALL.iter().zip(&self.rejections) {
-            count.fetch_add(u64::from(*each == rejection), Ordering::Relaxed);
-        }
-    }
-}
-
-/// What a relay has done and has, for metrics.
-#[derive(Debug, Clone)]
-pub struct Snapshot {
-    /// What the core counted.
-    pub counters: Counters,
-    /// Links now.
-    pub links: usize,
-    /// Connections that were accepted.
-    pub connections: u64,
-    /// Connections that did not become links, by reason.
-    pub rejections: Vec<(Rejection, u64)>,
-    /// What STUN requests were answered.
-    pub stun: StunCounters,
-    /// What UDP ports for pairs of peers passed on.
-    pub allocations: AllocationCounters,
-    /// How many of these ports are open.
-    pub relay_ports: usize,
-}
-
 /// Reads a relay while it runs.
 #[derive(Debug, Clone)]
 pub struct Observer(Arc<Shared>);
@@ -258,6 +194,8 @@ impl Observer {
             allocations,
             relay_ports,
             counters: *links.relay.counters(),
+            forwarding: *links.relay.forwarding(),
+            replicas: links.relay.replicas(),
             links: links.relay.links(),
             connections: statistics.connections.load(Ordering::Relaxed),
             rejections: Rejection::ALL.into_iter().zip(counts).collect(),
@@ -285,18 +223,24 @@ impl Server {
         let relay_ports = settings.stun.zip(settings.relay_ports);
         let relay_ports =
             relay_ports.map(|(address, (range, limits))| RelayPorts::new(address.ip(), range, limits));
+        let replicas = settings.replicas.map(|replicas| Replicas::bind(replicas, certificate.as_ref()));
+        let replica = crate::random::bytes()?;
+        let since_1970 = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
+        let relay = Relay::new(settings.limits).identified(replica, Instant::now(), since_1970);
+        let links = Links { relay, wakers: HashMap::new(), replica_wakers: HashMap::new() };
         let shared = Shared {
             access,
             handshakes: Handshakes::new(HANDSHAKES, HANDSHAKES_PER_SOURCE),
             tls: config.map(|config| TlsAcceptor::from(Arc::new(config))),
             names: settings.names,
-            replica: crate::random::bytes()?,
+            replica,
             key: RelayKey::generate()?,
             idle: settings.limits.idle,
             stun,
             relay_ports: relay_ports.transpose()?,
+            replicas: replicas.transpose()?,
             statistics: Statistics::default(),
-            links: Mutex::new(Links { relay: Relay::new(settings.limits), wakers: HashMap::new() }),
+            links: Mutex::new(links),
         };
         Ok(Self { listener, shared: Arc::new(shared), certificate, drain: settings.drain })
     }
@@ -309,6 +253,14 @@ impl Server {
         self.listener.local_addr()
     }
 
+    /// The address for other replicas, if there is one.
+    ///
+    /// # Errors
+    /// The socket does not say.
+    pub fn replica_address(&self) -> io::Result<Option<SocketAddr>> {
+        self.shared.replicas.as_ref().map(Replicas::local_address).transpose()
+    }
+
     /// For metrics.
     pub fn observer(&self) -> Observer {
         Observer(Arc::clone(&self.shared))
@@ -318,14 +270,20 @@ impl Server {
     pub async fn run(self, stop: impl Future<Output = ()>) {
         let Self { listener, shared, certificate, drain } = self;
         let mut connections = JoinSet::new();
+        let mut replicas = std::pin::pin!(replicas::serve(&shared));
         tokio::select! {
+            () = &mut replicas => {}
             () = accept_all(&listener, &shared, &mut connections) => {}
             () = maintain(&shared, certificate.as_deref()) => {}
             () = answer_stun(&shared) => {}
             () = stop => {}
         }
         drop(listener);
-        drain_links(&shared, drain, &mut connections).await;
+        // Clients that have gone to other replicas still reach those that are here.
+        tokio::select! {
+            () = &mut replicas => {}
+            () = drain_links(&shared, drain, &mut connections) => {}
+        }
         connections.shutdown().await;
     }
 }
@@ -427,11 +385,15 @@ async fn maintain(shared: &Shared, certificate: Option<&Certificate>) {
                     }
                 }
             }
-            _ = reload.tick() => match certificate.map(Certificate::refresh) {
+            _ = reload.tick() => {
+                if let Some(replicas) = &shared.replicas {
+                    replicas.refresh();
+                }
+                match certificate.map(Certificate::refresh) {
                 Some(Ok(true)) => tracing::info!("the certificate has changed"),
                 Some(Err(error)) => tracing::warn!(%error, "the certificate read before stays in use"),
                 Some(Ok(false)) | None => {}
-            },
+            }},
         }
     }
 }

@@ -11,7 +11,7 @@ use fairlead_relay::access::FileAuthorizer;
 use fairlead_relay::client::{self, Connection, Endpoint, Proxy, Receiver, Sender, connect};
 use fairlead_relay::core::{AllocationLimits, Limits};
 use fairlead_relay::proof::{Transcript, prove, public_key};
-use fairlead_relay::server::{CertificateFiles, Observer, Rejection, Server, Settings};
+use fairlead_relay::server::{CertificateFiles, Observer, Rejection, ReplicaSettings, Server, Settings};
 use fairlead_relay::websocket::{Decoder, Role, read_response, request};
 use fairlead_wire::relay::{
     ALPN, AllocatedPort, ErrorReason, Frame, HEADER_LENGTH, MAX_BODY, Register, StunServer, parse, signed,
@@ -45,37 +45,38 @@ pub(crate) async fn closed_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port()
 }
 
-/// A relay with the name `localhost` that lets keys 1 to 3 in.
-pub(crate) struct Bed {
-    pub(crate) observer: Observer,
-    address: SocketAddr,
+/// What a relay reads: a certificate, those who may use it, their token.
+#[derive(Clone)]
+struct Files {
+    directory: Arc<tempfile::TempDir>,
     ca: Vec<u8>,
-    directory: tempfile::TempDir,
-    stop: Option<oneshot::Sender<()>>,
-    server: Option<JoinHandle<()>>,
 }
 
-impl Bed {
-    pub(crate) async fn start() -> Self {
-        Self::start_with(true)
-    }
-
-    pub(crate) async fn start_plain() -> Self {
-        Self::start_with(false)
-    }
-
-    fn start_with(tls: bool) -> Self {
-        let directory = tempfile::tempdir().unwrap();
+impl Files {
+    fn new() -> Self {
+        let directory = Arc::new(tempfile::tempdir().unwrap());
         let path = |name: &str| directory.path().join(name);
         let ca = certificate(&path("tls.crt"), &path("tls.key"));
+        std::fs::write(path("ca.crt"), &ca).unwrap();
         std::fs::write(path("tokens"), TOKEN).unwrap();
         allow(&path("keys"), &[1, 2, 3]);
+        Self { directory, ca }
+    }
+
+    fn serve(&self, tls: bool, replicas: Option<&[SocketAddr]>) -> Bed {
+        let path = |name: &str| self.directory.path().join(name);
         let files = CertificateFiles { chain: path("tls.crt"), key: path("tls.key") };
         let settings = Settings {
             listen: "127.0.0.1:0".parse().unwrap(),
             stun: Some("127.0.0.1:0".parse().unwrap()),
             relay_ports: Some((0..=9, AllocationLimits { per_client: 2, client_rate: None })),
             certificate: tls.then_some(files),
+            replicas: replicas.map(|peers| ReplicaSettings {
+                listen: "127.0.0.1:0".parse().unwrap(),
+                peers: peers.iter().map(SocketAddr::to_string).collect(),
+                authorities: path("ca.crt"),
+                name: "localhost".to_owned(),
+            }),
             names: vec!["localhost".to_owned()],
             limits: Limits::default(),
             drain: Duration::from_secs(30),
@@ -83,15 +84,60 @@ impl Bed {
         let access = FileAuthorizer::read(Some(path("keys")), Some(path("tokens"))).unwrap();
         let server = Server::bind(settings, Arc::new(access)).unwrap();
         let (address, observer) = (server.local_address().unwrap(), server.observer());
+        let replica_address = server.replica_address().unwrap();
         let (stop, stopped) = oneshot::channel();
         let run = server.run(async {
             let _ = stopped.await;
         });
-        Self { observer, address, ca, directory, stop: Some(stop), server: Some(tokio::spawn(run)) }
+        let server = Some(tokio::spawn(run));
+        Bed { observer, address, replica_address, files: self.clone(), stop: Some(stop), server }
+    }
+}
+
+/// A relay with the name `localhost` that lets keys 1 to 3 in.
+pub(crate) struct Bed {
+    pub(crate) observer: Observer,
+    address: SocketAddr,
+    /// For other replicas.
+    pub(crate) replica_address: Option<SocketAddr>,
+    files: Files,
+    stop: Option<oneshot::Sender<()>>,
+    server: Option<JoinHandle<()>>,
+}
+
+impl Bed {
+    pub(crate) async fn start() -> Self {
+        Files::new().serve(true, None)
+    }
+
+    pub(crate) async fn start_plain() -> Self {
+        Files::new().serve(false, None)
+    }
+
+    /// A relay with replicas, which connects to those at these addresses.
+    pub(crate) async fn start_replica(peers: &[SocketAddr]) -> Self {
+        Files::new().serve(true, Some(peers))
+    }
+
+    /// A further replica of this relay, which connects to those at these addresses.
+    pub(crate) async fn another(&self, peers: &[SocketAddr]) -> Self {
+        self.files.serve(true, Some(peers))
+    }
+
+    /// The authority of its certificate, in PEM.
+    pub(crate) fn authority(&self) -> Vec<u8> {
+        self.files.ca.clone()
+    }
+
+    /// Ends without a word, as a program that is killed.
+    pub(crate) async fn kill(mut self) {
+        let server = self.server.take().unwrap();
+        server.abort();
+        assert!(server.await.unwrap_err().is_cancelled());
     }
 
     pub(crate) fn allow(&self, numbers: &[u8]) {
-        allow(&self.directory.path().join("keys"), numbers);
+        allow(&self.files.directory.path().join("keys"), numbers);
     }
 
     pub(crate) fn settings(&self, transport: &str, number: u8) -> client::Settings {
@@ -100,7 +146,7 @@ impl Bed {
             server_name: None,
             endpoint,
             proxy: None,
-            roots: Arc::new(client::trust(&self.ca).unwrap()),
+            roots: Arc::new(client::trust(&self.files.ca).unwrap()),
             private_key: key(number),
             instance: [number; 8],
             mark: 0,
@@ -138,7 +184,7 @@ impl Bed {
         let mut config = rustls::ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
             .unwrap()
-            .with_root_certificates(client::trust(&self.ca).unwrap())
+            .with_root_certificates(client::trust(&self.files.ca).unwrap())
             .with_no_client_auth();
         config.alpn_protocols = vec![ALPN.to_vec()];
         let stream = TcpStream::connect(self.address).await.unwrap();

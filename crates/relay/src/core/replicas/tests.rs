@@ -200,7 +200,11 @@ fn registrations_that_replicas_did_not_hear_of_are_ordered_by_time_and_both_agre
     mesh.connect(0, 1);
     mesh.after(5_000);
     let ended = [mesh.received(0, first), mesh.received(1, second)];
-    assert_eq!(ended.iter().filter(|frames| frames.contains(&"Superseded".to_owned())).count(), 1, "{ended:?}");
+    assert_eq!(
+        ended.iter().filter(|frames| frames.contains(&"Superseded".to_owned())).count(),
+        1,
+        "{ended:?}"
+    );
 }
 
 #[test]
