@@ -9,6 +9,7 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
+use crate::core::DropReason;
 use crate::server::Observer;
 
 /// Declares `fairlead_relay_*` in the registry of all metrics.
@@ -38,7 +39,10 @@ impl Collector for Relay {
             let counter = ConstCounter::new(value);
             counter.encode(encoder.encode_descriptor(name, help, None, counter.metric_type())?)?;
         }
+        let forwarding = snapshot.forwarding;
         for (name, help, value) in [
+            ("forwarded_datagrams", "Datagrams queued for another replica.", forwarding.datagrams),
+            ("forwarded_datagram_bytes", "Bytes of datagrams queued for another replica.", forwarding.bytes),
             (
                 "udp_bindings",
                 "Addresses of clients that were bound to UDP ports, also again.",
@@ -53,11 +57,19 @@ impl Collector for Relay {
         let ports = ConstGauge::new(i64::try_from(snapshot.relay_ports).unwrap_or(i64::MAX));
         let help = "UDP ports that are open for pairs of clients.";
         ports.encode(encoder.encode_descriptor("udp_ports", help, None, ports.metric_type())?)?;
+        let replicas = ConstGauge::new(i64::try_from(snapshot.replicas).unwrap_or(i64::MAX));
+        let help = "Other replicas that this one is connected to.";
+        replicas.encode(encoder.encode_descriptor("replicas", help, None, replicas.metric_type())?)?;
         let links = ConstGauge::new(i64::try_from(snapshot.links).unwrap_or(i64::MAX));
         let help = "Registered connections of clients.";
         links.encode(encoder.encode_descriptor("links", help, None, links.metric_type())?)?;
         let drops = counters.drops().map(|(reason, count)| (reason.label(), count));
         family(&mut encoder, "dropped_datagrams", "Datagrams that were not passed on, by reason.", drops)?;
+        // The rate of a client is limited where it is connected.
+        let drops = forwarding.drops().filter(|(reason, _)| *reason != DropReason::RateLimited);
+        let drops = drops.map(|(reason, count)| (reason.label(), count));
+        let help = "Datagrams for and of other replicas that were not passed on, by reason.";
+        family(&mut encoder, "dropped_forwarded_datagrams", help, drops)?;
         let help = "STUN requests that were not answered, by reason.";
         let unanswered = snapshot.stun.drops().map(|(reason, count)| (reason.label(), count));
         family(&mut encoder, "dropped_stun_requests", help, unanswered)?;

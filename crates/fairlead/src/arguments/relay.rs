@@ -23,6 +23,14 @@ fn ports(text: &str) -> Result<PortRange, String> {
     range.map(Some).ok_or_else(|| format!("{text:?} is not FIRST-LAST, such as 20000-29999, or 0"))
 }
 
+/// A name or an address, with a port.
+fn host_and_port(text: &str) -> Result<String, String> {
+    let is_valid = text
+        .rsplit_once(':')
+        .is_some_and(|(host, port)| !host.is_empty() && port.parse().is_ok_and(|port: u16| port > 0));
+    if is_valid { Ok(text.to_owned()) } else { Err(format!("{text:?} is not HOST:PORT")) }
+}
+
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("access").args(["allowed_keys", "allow_wirekube_peers", "token_file"]).required(true).multiple(true))]
 pub(crate) struct RelayArguments {
@@ -42,6 +50,19 @@ pub(crate) struct RelayArguments {
     /// Private key of the certificate in PEM
     #[arg(long, value_name = "FILE", requires = "tls_cert_file")]
     pub(crate) tls_private_key_file: Option<PathBuf>,
+    /// Pass datagrams on to the other replicas of this relay at this address; repeat it for several. The name may have the
+    /// addresses of several replicas, and that of this one. It is resolved again every two seconds
+    #[arg(long, value_name = "HOST:PORT", requires_all = ["replica_name", "replica_ca_file", "tls_cert_file"], value_parser = host_and_port)]
+    pub(crate) replica: Vec<String>,
+    /// Serve other replicas on this TCP address
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "[::]:3480", value_parser = listen_address)]
+    pub(crate) replica_addr: SocketAddr,
+    /// Name in the certificate of this relay, which other replicas have to present
+    #[arg(long, value_name = "NAME", requires = "replica")]
+    pub(crate) replica_name: Option<String>,
+    /// Authorities that certify this relay, in PEM; read again when they change
+    #[arg(long, value_name = "FILE", requires = "replica")]
+    pub(crate) replica_ca_file: Option<PathBuf>,
     /// Name or address of this relay in its clients' endpoint; repeat it for several. Required without a certificate
     #[arg(long, value_name = "NAME", required_unless_present = "tls_cert_file")]
     pub(crate) name: Vec<String>,
@@ -93,6 +114,19 @@ mod tests {
             let both = parse(&format!("--name relay.example --allow-wirekube-peers {other}"));
             assert!(both.unwrap_err().contains("cannot be used with"));
         }
+    }
+
+    #[test]
+    fn replicas_need_to_know_each_other() {
+        let with = |more: &str| {
+            parse(&format!("--token-file t --tls-cert-file c --tls-private-key-file k --replica {more}"))
+        };
+        let known = "--replica-name relay.example --replica-ca-file ca";
+        assert_eq!(with(&format!("b.example:3480 --replica [2001:db8::1]:3480 {known}")), Ok(()));
+        assert!(with("b.example:3480 --replica-name a").unwrap_err().contains("--replica-ca-file"));
+        assert!(with(&format!("b.example {known}")).unwrap_err().contains("HOST:PORT"));
+        let plain = parse(&format!("--token-file t --name a --replica b:1 {known}"));
+        assert!(plain.unwrap_err().contains("--tls-cert-file"));
     }
 
     #[test]

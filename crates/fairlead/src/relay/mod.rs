@@ -11,7 +11,7 @@ use fairlead_cluster::subsystem::Supervisor;
 use fairlead_cluster::{metrics, process, resumption};
 use fairlead_relay::access::{Authorizer, FileAuthorizer};
 use fairlead_relay::core::AllocationLimits;
-use fairlead_relay::server::{CertificateFiles, Server, Settings};
+use fairlead_relay::server::{CertificateFiles, ReplicaSettings, Server, Settings};
 use kube::Client;
 use prometheus_client::registry::Registry;
 
@@ -86,6 +86,7 @@ fn settings(arguments: &RelayArguments) -> Settings {
         stun: Some(arguments.stun_addr).filter(|address| address.port() != 0),
         relay_ports: arguments.udp_ports.map(|(first, last)| (first..=last, limits)),
         certificate: files.map(|(chain, key)| CertificateFiles { chain, key }),
+        replicas: replicas(arguments),
         names: arguments.name.clone(),
         limits: fairlead_relay::core::Limits {
             links: arguments.max_clients,
@@ -94,4 +95,15 @@ fn settings(arguments: &RelayArguments) -> Settings {
         },
         drain: arguments.drain,
     }
+}
+
+/// Where there are others.
+fn replicas(arguments: &RelayArguments) -> Option<ReplicaSettings> {
+    let known = arguments.replica_ca_file.clone().zip(arguments.replica_name.clone());
+    known.map(|(authorities, name)| ReplicaSettings {
+        listen: arguments.replica_addr,
+        peers: arguments.replica.clone(),
+        authorities,
+        name,
+    })
 }
