@@ -5,6 +5,7 @@
 //!   prefixes that cover them.
 //! * [`Endpoint`]: an address or a DNS name, with a port.
 //! * [`is_private`], [`is_reachable`], [`unusable`]: the special-purpose addresses of RFC 6890.
+//! * [`Nat64Prefix`]: IPv4 addresses inside IPv6 addresses, for networks that translate between both.
 //!
 //! A leaf: it uses no other crate of Fairlead, does no I/O and resolves no names. Kubernetes fields are parsed in
 //! `fairlead-api`; which address or prefix is whose is decided in `fairlead-ipam` and `fairlead-topology`.
@@ -14,6 +15,7 @@ mod dual_stack;
 mod endpoint;
 mod family;
 mod interval;
+mod nat64;
 mod prefix;
 
 pub use class::{UnusablePrefix, canonical, is_private, is_reachable, unusable};
@@ -21,4 +23,5 @@ pub use dual_stack::{DualStack, DualStackAddrs, DualStackNets};
 pub use endpoint::{Endpoint, InvalidEndpoint};
 pub use family::IpFamily;
 pub use interval::{Interval, IntervalSet};
+pub use nat64::{IPV4_ONLY_NAME, InvalidNat64Prefix, Nat64Prefix, without_nat64};
 pub use prefix::{PrefixSet, is_host, overlap};
