@@ -14,9 +14,10 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::time::Duration;
 
-use fairlead_address::canonical;
+use fairlead_address::{Nat64Prefix, canonical};
 use fairlead_api::wireguard::PublicKey;
 use fairlead_wire::probe::is_probe;
 use rand::rngs::StdRng;
@@ -165,6 +166,7 @@ pub struct PathAgent {
     probe_timers: TimerQueue<PublicKey>,
     transmits: VecDeque<Transmit>,
     reflexive: ReflexiveAddresses,
+    nat64: Arc<[Nat64Prefix]>,
     mtu: Option<u32>,
     unknown_datagrams: u64,
     #[cfg(test)]
@@ -187,6 +189,7 @@ impl PathAgent {
             probe_timers: TimerQueue::default(),
             transmits: VecDeque::new(),
             reflexive: ReflexiveAddresses::default(),
+            nat64: Arc::default(),
             mtu: None,
             unknown_datagrams: 0,
             #[cfg(test)]
@@ -221,6 +224,7 @@ impl PathAgent {
             peer.prober.set_relay(paths.relay);
             peer.prober.set_relay_ports(self.relay.ports);
             peer.prober.set_mtu(self.mtu);
+            peer.prober.set_nat64(&self.nat64);
             peer.prober.set_candidates(now, &paths.all());
             let due = peer.prober.poll_timeout();
             self.probe_timers.reschedule(key, &mut peer.probe_due, due);

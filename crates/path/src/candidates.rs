@@ -7,8 +7,12 @@ use std::net::{IpAddr, SocketAddr};
 use fairlead_address::{canonical, is_private, is_reachable};
 use ipnet::IpNet;
 
+use crate::nat64::Nat64;
+
 /// The limit on candidates from [`order`]. With the attempts of [`crate::Config`] all are tried within 90 s.
 pub const MAX_CANDIDATES: usize = 16;
+/// What the rank of an endpoint through a NAT64 is behind that of the endpoint itself: behind all others.
+const NAT64_RANKS: u8 = 8;
 /// The limit per source, so that a peer's many addresses do not displace its observed endpoints.
 const MAX_PER_SOURCE: usize = 8;
 
@@ -21,6 +25,8 @@ pub enum Source {
     Observed,
     /// One of the peer's own addresses.
     Host,
+    /// An IPv4 endpoint of the peer, through the NAT64 of this node's network.
+    Nat64,
     /// The device learned it from an authenticated packet of the peer; no other source names it.
     Roamed,
     /// It stands for the peer by way of a relay.
@@ -33,6 +39,7 @@ impl fmt::Display for Source {
             Self::Manual => "manual",
             Self::Observed => "observed",
             Self::Host => "host",
+            Self::Nat64 => "nat64",
             Self::Roamed => "roamed",
             Self::Relay => "relay",
         })
@@ -69,6 +76,8 @@ pub struct OwnView {
     pub public_ips: Vec<IpAddr>,
     /// Prefixes it reaches without the default route: connected ones, and those of specific routes.
     pub prefixes: Vec<IpNet>,
+    /// How it reaches IPv4 endpoints that it has no route to.
+    pub nat64: Nat64,
 }
 
 /// The known endpoints of a peer.
@@ -102,10 +111,13 @@ enum Neighbourhood {
 /// 5. Its private addresses on other prefixes, which a router of the site may reach.
 /// 6. Behind our own NAT: its observed endpoints, which need a NAT that supports hairpinning (RFC 4787, 6).
 /// 7. Private addresses of a peer behind another NAT.
+/// 8. Through a NAT64, in the same order: IPv4 endpoints that this node has no route to.
 ///
 /// Addresses of a family this node does not have are left out, except configured ones; link-local, loopback, multicast,
-/// unspecified and own addresses and port 0 always. Equal ranks keep the order given.
+/// unspecified and own addresses and port 0 always. Equal ranks keep the order given. An endpoint within the prefix of a NAT64 is
+/// the IPv4 endpoint in it.
 pub fn order(own: &OwnView, peer: &PeerView) -> Vec<Candidate> {
+    let peer = &peer.without_nat64(&own.nat64);
     let named = peer
         .manual
         .iter()
@@ -113,18 +125,19 @@ pub fn order(own: &OwnView, peer: &PeerView) -> Vec<Candidate> {
         .chain(peer.host.iter().map(|address| (*address, Source::Host)))
         .chain(peer.observed.iter().map(|address| (*address, Source::Observed)))
         .map(|(address, source)| Candidate { address: canonical(address), source })
-        .filter(|candidate| usable(own, candidate));
+        .filter(|candidate| may_be_probed(own, candidate.address));
     let neighbourhood = neighbourhood(own, peer);
     let mut ranked: Vec<(u8, Candidate)> =
-        named.map(|candidate| (rank(own, neighbourhood, &candidate), candidate)).collect();
+        named.flat_map(|candidate| ranked(own, neighbourhood, candidate)).collect();
     ranked.sort_by_key(|(rank, _)| *rank);
 
     let mut seen = BTreeSet::new();
     ranked.retain(|(_, candidate)| seen.insert(candidate.address));
-    let (mut hosts, mut observed) = (0usize, 0usize);
+    let (mut hosts, mut observed, mut translated) = (0usize, 0usize, 0usize);
     ranked.retain(|(_, candidate)| {
         let kind = match candidate.source {
             Source::Host => &mut hosts,
+            Source::Nat64 => &mut translated,
             Source::Observed => &mut observed,
             Source::Manual | Source::Roamed | Source::Relay => return true,
         };
@@ -135,12 +148,41 @@ pub fn order(own: &OwnView, peer: &PeerView) -> Vec<Candidate> {
     ranked.into_iter().map(|(_, candidate)| candidate).collect()
 }
 
-fn usable(own: &OwnView, candidate: &Candidate) -> bool {
-    let ip = candidate.address.ip();
-    let ours = own.addresses.iter().any(|address| address.to_canonical() == ip);
-    if candidate.address.port() == 0 || !is_reachable(ip) || ours {
-        return false;
+impl PeerView {
+    /// The same as nodes in other networks see it.
+    fn without_nat64(&self, nat64: &Nat64) -> Self {
+        let original = |endpoints: &[SocketAddr]| endpoints.iter().map(|it| nat64.original(*it)).collect();
+        Self {
+            manual: self.manual.map(|endpoint| nat64.original(endpoint)),
+            host: original(&self.host),
+            observed: original(&self.observed),
+        }
     }
+}
+
+/// A candidate, or what leads to it through a NAT64, with their ranks.
+fn ranked(
+    own: &OwnView,
+    neighbourhood: Neighbourhood,
+    candidate: Candidate,
+) -> impl Iterator<Item = (u8, Candidate)> {
+    let rank = rank(own, neighbourhood, &candidate);
+    let translated = own.nat64.endpoints(candidate.address);
+    let is_native = translated.is_empty() && has_family(own, &candidate);
+    let translated = translated.into_iter().filter(|address| may_be_probed(own, *address));
+    let translated = translated
+        .map(move |address| (rank.saturating_add(NAT64_RANKS), Candidate { address, source: Source::Nat64 }));
+    is_native.then_some((rank, candidate)).into_iter().chain(translated)
+}
+
+fn may_be_probed(own: &OwnView, endpoint: SocketAddr) -> bool {
+    let ip = endpoint.ip();
+    let is_own = own.addresses.iter().any(|address| address.to_canonical() == ip);
+    endpoint.port() != 0 && is_reachable(ip) && !is_own
+}
+
+fn has_family(own: &OwnView, candidate: &Candidate) -> bool {
+    let ip = candidate.address.ip();
     let same_family = |address: &IpAddr| address.is_ipv4() == ip.is_ipv4() && is_reachable(*address);
     candidate.source == Source::Manual
         || own.addresses.is_empty()

@@ -6,20 +6,22 @@
 //! packets make the other one's WireGuard roam, so that both use one path and neither moves it back.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
-use fairlead_address::is_reachable;
+use fairlead_address::Nat64Prefix;
 use fairlead_wire::probe::TransactionId;
 use rand::RngExt;
 use rand::rngs::StdRng;
 
 use crate::agent::RelayPath;
-use crate::candidates::{Candidate, MAX_CANDIDATES, Source};
+use crate::candidates::{Candidate, MAX_CANDIDATES};
 use crate::rotation::EndpointReason;
 
 mod checks;
 mod full_size;
 mod handshake;
+mod nat64;
 mod path;
 mod ping;
 mod relay_port;
@@ -92,6 +94,7 @@ pub(crate) struct Prober {
     has_climbed: bool,
     relay: Option<RelayPath>,
     relay_ports: Option<RelayPortRange>,
+    nat64: Arc<[Nat64Prefix]>,
     /// Length of the longest datagram of WireGuard.
     full_length: Option<usize>,
     /// When all paths were last tried.
@@ -229,11 +232,6 @@ impl Prober {
             None if may_use => self.add_reflexive(now, from),
             None => {}
         }
-    }
-
-    /// Whether an endpoint that no source names may be used.
-    fn may_use(&self, endpoint: SocketAddr) -> bool {
-        is_reachable(endpoint.ip()) && !self.is_port_of_relay(endpoint) && !self.is_relay_only()
     }
 
     fn is_relay_only(&self) -> bool {
@@ -427,7 +425,7 @@ impl Prober {
                 self.paths.remove(oldest);
             }
         }
-        let candidate = Candidate { address, source: Source::Roamed };
+        let candidate = Candidate { address, source: self.source_of(address) };
         self.paths.push(Path { is_reflexive: true, ..Path::new(candidate, now) });
     }
 }

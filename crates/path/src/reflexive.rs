@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use fairlead_address::{canonical, is_reachable};
+use fairlead_address::{canonical, is_reachable, without_nat64};
 use fairlead_api::wireguard::PublicKey;
 
 /// Most addresses that count: one for each uplink of a host, and some more.
@@ -37,7 +37,8 @@ impl ReflexiveAddresses {
         by: SocketAddr,
         observed: SocketAddr,
     ) -> bool {
-        let address = canonical(observed);
+        // A peer behind a NAT64 may not know that it is.
+        let address = canonical(without_nat64(&[], observed));
         // By way of a relay a peer sees an address of its own host.
         if !is_reachable(address.ip()) || !is_reachable(by.ip()) || address.port() == 0 {
             return false;

@@ -11,8 +11,8 @@ use fairlead_api::wireguard::{PeerConfig, PublicKey};
 use fairlead_dataplane::mesh::{Bypass, MeshState};
 use fairlead_dataplane::uplink::{self, HostNetwork, Ignored};
 use fairlead_path::{
-    Candidate, Filtering, MAX_CANDIDATES, NatType, OwnView, PeerPaths, PeerView, Seen, StunAnswer, classify,
-    is_private, order,
+    Candidate, Filtering, MAX_CANDIDATES, Nat64, NatType, OwnView, PeerPaths, PeerView, Seen, StunAnswer,
+    classify, is_private, order,
 };
 use fairlead_topology::{Endpoints, Member, PeerPlan, Plan, Policy, plan};
 use ipnet::IpNet;
@@ -161,6 +161,7 @@ impl Desired {
                 .map(SocketAddr::ip)
                 .collect(),
             prefixes: host.networks.clone(),
+            nat64: Nat64::default(),
         };
         Self {
             peers: peers(inputs, &plan, &sightings, &own, &blocks),

@@ -77,6 +77,7 @@ fn kind(source: Source) -> &'static str {
     match source {
         Source::Host => "host",
         Source::Manual => "manual",
+        Source::Nat64 => "nat64",
         Source::Observed => "srflx",
         Source::Relay => "relay",
         Source::Roamed => "prflx",

@@ -1,8 +1,10 @@
 //! Probes on their way between the socket and the probers of the peers.
 
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::time::Duration;
 
+use fairlead_address::{Nat64Prefix, without_nat64};
 use fairlead_api::wireguard::PublicKey;
 use fairlead_wire::probe::Message;
 
@@ -17,6 +19,14 @@ impl PathAgent {
         if self.mtu != Some(mtu) {
             self.mtu = Some(mtu);
             self.peers.values_mut().for_each(|peer| peer.prober.set_mtu(Some(mtu)));
+        }
+    }
+
+    /// Sets the prefixes of the NAT64 of this node's network: what comes from there has an address elsewhere.
+    pub fn set_nat64(&mut self, prefixes: &[Nat64Prefix]) {
+        if *self.nat64 != *prefixes {
+            self.nat64 = Arc::from(prefixes);
+            self.peers.values_mut().for_each(|peer| peer.prober.set_nat64(&self.nat64));
         }
     }
 
@@ -49,19 +59,20 @@ impl PathAgent {
         let Some(probing) = &mut self.probing else { return };
         let Some((key, header, message)) = probing.open(now, bytes) else { return };
         let Some(peer) = self.peers.get_mut(&key) else { return };
+        let original = without_nat64(&self.nat64, remote);
         match message {
             Message::Answer { transaction, observed } => {
                 let is_expected = peer.prober.handle_answer(now, remote, transaction);
-                probing.conclude(&key, &header, remote, is_expected);
+                probing.conclude(&key, &header, original, is_expected);
                 if is_expected
                     && !self.relay.is_port(remote)
-                    && self.reflexive.insert(now, key, remote, observed)
+                    && self.reflexive.insert(now, key, original, observed)
                 {
                     self.events.push_back(Event::ReflexiveAddressesChanged);
                 }
             }
             Message::Request { transaction, starts_round, wants_handshake } => {
-                let answer = Message::Answer { transaction, observed: remote };
+                let answer = Message::Answer { transaction, observed: original };
                 if let Some(payload) = probing.seal(&key, &answer, bytes.len()) {
                     self.transmits.push_back(Transmit { local, remote, payload });
                 }
@@ -101,7 +112,9 @@ impl PathAgent {
                 let payload = if is_proven {
                     probing.check(&key, &request, length)
                 } else {
-                    probing.request(now, &key, remote, &request, length)
+                    // One host, whatever the prefix.
+                    let original = without_nat64(&self.nat64, remote);
+                    probing.request(now, &key, original, &request, length)
                 };
                 match payload {
                     Some(payload) => self.transmits.push_back(Transmit { local: None, remote, payload }),

@@ -3,6 +3,7 @@ use proptest::prelude::*;
 use super::*;
 
 mod convergence;
+mod nat64;
 mod ping;
 
 const SECOND: Duration = Duration::from_secs(1);

@@ -11,6 +11,7 @@ fn own(addresses: &[&str], public_ips: &[&str], prefixes: &[&str]) -> OwnView {
         addresses: addresses.iter().map(|text| text.parse().unwrap()).collect(),
         public_ips: public_ips.iter().map(|text| text.parse().unwrap()).collect(),
         prefixes: prefixes.iter().map(|text| text.parse().unwrap()).collect(),
+        nat64: Nat64::default(),
     }
 }
 
@@ -125,6 +126,69 @@ fn many_addresses_do_not_hide_what_others_saw() {
     assert_eq!(all.iter().filter(|candidate| candidate.source == Source::Observed).count(), 2);
 }
 
+/// A node without IPv4 routes but these, in a network with a NAT64 for each of the prefixes.
+fn behind_nat64(prefixes: &[&str], ipv4_routes: &[&str]) -> OwnView {
+    let prefix = |text: &&str| fairlead_address::Nat64Prefix::new(text.parse().unwrap()).unwrap();
+    let nat64 = Nat64 {
+        prefixes: prefixes.iter().map(prefix).collect(),
+        ipv4_routes: ipv4_routes.iter().map(|text| text.parse().unwrap()).collect(),
+    };
+    OwnView { nat64, ..own(&["2001:db8:1::5"], &[], &["2001:db8:1::/64"]) }
+}
+
+#[test]
+fn without_an_ipv4_route_ipv4_endpoints_are_tried_through_the_nat64_after_all_others() {
+    let mobile = behind_nat64(&["2001:db8:64::/96"], &[]);
+    let dual = peer(
+        Some("203.0.113.9:4000"),
+        &["192.168.1.11:51820", "203.0.113.5:51820", "[2001:db8:2::7]:51820"],
+        &["198.51.100.7:1024"],
+    );
+    assert_eq!(
+        listed(&mobile, &dual),
+        [
+            "[2001:db8:2::7]:51820 (host)",
+            "[2001:db8:64::cb00:7109]:4000 (nat64)",
+            "[2001:db8:64::cb00:7105]:51820 (nat64)",
+            "[2001:db8:64::c633:6407]:1024 (nat64)",
+            "[2001:db8:64::c0a8:10b]:51820 (nat64)",
+        ]
+    );
+}
+
+#[test]
+fn what_has_an_ipv4_route_is_not_translated() {
+    let node = behind_nat64(&["2001:db8:64::/96", "64:ff9b::/96"], &["10.0.0.0/8"]);
+    let node = OwnView { addresses: vec!["10.1.0.1".parse().unwrap()], ..node };
+    let routed = peer(None, &["10.2.0.1:51820", "9.9.9.9:51820", "192.168.0.1:51820"], &[]);
+    assert_eq!(
+        listed(&node, &routed),
+        [
+            "10.2.0.1:51820 (host)",
+            "[2001:db8:64::909:909]:51820 (nat64)",
+            "[64:ff9b::909:909]:51820 (nat64)",
+            // The Well-Known Prefix has no private addresses.
+            "[2001:db8:64::c0a8:1]:51820 (nat64)",
+        ]
+    );
+}
+
+#[test]
+fn unusable_addresses_never_appear_in_a_nat64_prefix_either() {
+    let mobile = behind_nat64(&["2001:db8:64::/96"], &[]);
+    let hosts =
+        ["127.0.0.1:1", "169.254.169.254:80", "224.0.0.1:1", "192.0.2.1:0", "[2001:db8:64::7f00:1]:9"];
+    let silly = peer(Some("[64:ff9b::a9fe:a9fe]:80"), &hosts, &["[2001:db8:64::e000:1]:1"]);
+    assert_eq!(listed(&mobile, &silly), [""; 0]);
+}
+
+#[test]
+fn an_address_that_another_node_sees_behind_its_nat64_is_the_ipv4_address_in_it() {
+    let ipv4 = own(&["192.0.2.1"], &[], &[]);
+    let seen = peer(None, &[], &["[64:ff9b::cb00:7105]:4000", "203.0.113.5:4000"]);
+    assert_eq!(listed(&ipv4, &seen), ["203.0.113.5:4000 (observed)"]);
+}
+
 fn any_ip() -> impl Strategy<Value = IpAddr> {
     let near = prop::sample::select(vec![
         "192.168.1.1",
@@ -138,6 +202,9 @@ fn any_ip() -> impl Strategy<Value = IpAddr> {
         "::ffff:10.0.0.1",
         "fe80::1",
         "127.0.0.1",
+        "2001:db8:64::127.0.0.1",
+        "2001:db8:64::198.51.100.1",
+        "64:ff9b::9.9.9.9",
     ]);
     prop_oneof![
         4 => near.prop_map(|text| text.parse().unwrap()),
@@ -158,8 +225,10 @@ proptest! {
         manual in prop::option::of(any_end()),
         host in prop::collection::vec(any_end(), 0..24),
         observed in prop::collection::vec(any_end(), 0..24),
+        translates: bool,
     ) {
-        let own = OwnView { addresses, public_ips, prefixes: vec!["192.168.1.0/24".parse().unwrap()] };
+        let nat64 = behind_nat64(if translates { &["2001:db8:64::/96", "64:ff9b::/96"] } else { &[] }, &["10.0.0.0/8"]).nat64;
+        let own = OwnView { addresses, public_ips, prefixes: vec!["192.168.1.0/24".parse().unwrap()], nat64 };
         let peer = PeerView { manual, host, observed };
         let list = order(&own, &peer);
         prop_assert!(list.len() <= MAX_CANDIDATES);
@@ -167,7 +236,8 @@ proptest! {
         prop_assert_eq!(distinct.len(), list.len());
         for candidate in &list {
             let ip = candidate.address.ip();
-            prop_assert!(candidate.address.port() != 0 && is_reachable(ip));
+            let original = own.nat64.original(candidate.address).ip();
+            prop_assert!(candidate.address.port() != 0 && is_reachable(ip) && is_reachable(original));
             prop_assert!(!own.addresses.iter().any(|address| address.to_canonical() == ip));
         }
         prop_assert!(list.iter().skip(1).all(|candidate| candidate.source != Source::Manual));

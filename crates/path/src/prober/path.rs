@@ -94,14 +94,15 @@ impl Path {
         self.pending.push((transaction, now));
     }
 
-    /// Configured, then inside one site, then any other, then by way of a relay: over UDP, then over TCP. Last what loses long
-    /// datagrams.
+    /// Configured, then inside one site, then any other, then through a NAT64, then by way of a relay: over UDP, then over TCP.
+    /// Last what loses long datagrams.
     pub(super) fn tier(&self) -> u8 {
         match self.candidate.source {
-            _ if self.full_size.is_lost => 5,
+            _ if self.full_size.is_lost => 6,
             Source::Manual => 0,
-            Source::Relay if self.is_relay_port() => 3,
-            Source::Relay => 4,
+            Source::Nat64 => 3,
+            Source::Relay if self.is_relay_port() => 4,
+            Source::Relay => 5,
             _ if is_private(self.candidate.address.ip()) => 1,
             _ => 2,
         }

@@ -3,6 +3,7 @@
 use rand::SeedableRng;
 
 use super::*;
+use crate::candidates::Source;
 
 mod full_size;
 mod handshake;
