@@ -57,6 +57,23 @@ fn default_route(destination: &str, gateway: &str, link: u32) -> Route {
     Route::via(TABLE_MAIN, 3, prefix(destination), ip(gateway), link)
 }
 
+#[test]
+fn the_default_route_covers_all_ipv4_routes() {
+    let routes = |destinations: &[&str]| {
+        let route = |text: &&str| {
+            let gateway = if text.contains(':') { "fe80::1" } else { "192.0.2.1" };
+            default_route(text, gateway, 2)
+        };
+        HostNetwork { routes: destinations.iter().map(route).collect(), ..HostNetwork::default() }
+    };
+    let network = routes(&["::/0", "10.1.0.0/16", "10.0.0.0/16", "10.0.7.0/24"]);
+    assert_eq!(network.ipv4_routes(), ["10.0.0.0/15".parse().unwrap()]);
+    assert_eq!([true, false].map(|is_ipv4| network.has_default_route(is_ipv4)), [false, true]);
+    let network = routes(&["0.0.0.0/0", "10.1.0.0/16"]);
+    assert_eq!(network.ipv4_routes(), ["0.0.0.0/0".parse().unwrap()]);
+    assert_eq!([true, false].map(|is_ipv4| network.has_default_route(is_ipv4)), [true, false]);
+}
+
 /// Loopback, two cards, the mesh device, a pod and a bridge.
 fn node() -> HostNetwork {
     let software = |kind: &str, link| Link { kind: Some(kind.to_owned()), ..link };

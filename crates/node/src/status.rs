@@ -129,6 +129,7 @@ fn describe(report: &Report, answer: &mut StatusResponse, now: SystemTime) {
     answer.problems.extend(report.problems.iter().map(ToString::to_string));
     answer.relay = report.relay.as_ref().map(describe_relay);
     answer.port_mappings = describe_port_mappings(report);
+    answer.nat64_prefixes = report.nat64.iter().map(ToString::to_string).collect();
     answer.peers = report.peers.iter().map(|peer| describe_peer(peer, now)).collect();
     if let Some(relay) = &answer.relay {
         for (peer, known) in answer.peers.iter_mut().zip(&report.peers) {

@@ -6,11 +6,12 @@ mod sysctl;
 
 use std::net::IpAddr;
 
+use fairlead_address::PrefixSet;
 use fairlead_api::names::{IPV6_MIN_MTU, LINK_ALIAS_PREFIX, WIREGUARD_OVERHEAD_IPV6};
 use fairlead_netlink::route::{
     Address, AddressFlags, Link, LinkLayer, Route, RouteKind, RouteSocket, Scope, TABLE_MAIN,
 };
-use ipnet::IpNet;
+use ipnet::{IpNet, Ipv4Net};
 
 pub use sysctl::{
     SysctlError, accept_ipv6, enable_forwarding, has_ipv6, loosen_reverse_path_filter, refuse_advertisements,
@@ -86,6 +87,24 @@ impl HostNetwork {
         let physical =
             || self.links.iter().filter(|link| link.is_physical()).filter(usable).map(|link| link.mtu);
         by_route.min().or_else(|| physical().min())
+    }
+
+    /// Whether the main table has a default route of the family.
+    pub fn has_default_route(&self, is_ipv4: bool) -> bool {
+        let destinations = self.unicast_destinations();
+        destinations.into_iter().any(|it| it.prefix_len() == 0 && it.addr().is_ipv4() == is_ipv4)
+    }
+
+    /// The IPv4 destinations that the main table has routes to, as few prefixes as cover them.
+    pub fn ipv4_routes(&self) -> Vec<Ipv4Net> {
+        if self.has_default_route(true) {
+            return vec![Ipv4Net::default()];
+        }
+        self.unicast_destinations().collect::<PrefixSet>().ipv4_prefixes()
+    }
+
+    fn unicast_destinations(&self) -> impl Iterator<Item = &IpNet> {
+        self.routes.iter().filter(|route| route.kind == RouteKind::UNICAST).map(|route| &route.destination)
     }
 
     /// The addresses at which other nodes might reach this one: of global scope, ready for use, not about to be replaced,

@@ -53,6 +53,7 @@ fn node_json(status: &StatusResponse) -> Value {
             "gateway": mapping.gateway, "protocol": mapping.protocol, "external": mapping.external,
             "error": mapping.error,
         })).collect::<Vec<_>>(),
+        "nat64Prefixes": status.nat64_prefixes,
         "relay": status.relay.as_ref().map(|relay| json!({
             "endpoint": relay.endpoint, "connected": relay.connected, "error": relay.error,
             "roundTripSeconds": relay.round_trip_seconds, "rxBytes": relay.rx_bytes, "txBytes": relay.tx_bytes,
@@ -95,6 +96,9 @@ fn node_table(status: &StatusResponse, wide: bool) -> String {
     for PortMapping { gateway, protocol, external, error } in &status.port_mappings {
         let outcome = if error.is_empty() { format!("{external}  {protocol}") } else { error.clone() };
         text.push_str(&format!("port mapping by {gateway}: {outcome}\n\n"));
+    }
+    if !status.nat64_prefixes.is_empty() {
+        text.push_str(&format!("IPv4 through the NAT64 {}\n\n", status.nat64_prefixes.join(" ")));
     }
     if let Some(relay) = &status.relay {
         text.push_str(&format!("relay {}\n\n", relay_line(relay)));

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use fairlead_address::{Endpoint, PrefixSet, is_reachable};
+use fairlead_address::{Endpoint, Nat64Prefix, PrefixSet, is_reachable};
 use fairlead_api::names::KEEPALIVE;
 use fairlead_api::wireguard::{PeerConfig, PublicKey};
 use fairlead_dataplane::mesh::{Bypass, MeshState};
@@ -15,9 +15,10 @@ use fairlead_path::{
     classify, is_private, order,
 };
 use fairlead_topology::{Endpoints, Member, PeerPlan, Plan, Policy, plan};
-use ipnet::IpNet;
+use ipnet::{IpNet, Ipv4Net};
 
 use super::inputs::Inputs;
+use super::nat64;
 use super::problem::MeshProblem;
 
 /// What an uplink carries when the kernel does not say (IEEE 802.3).
@@ -35,6 +36,7 @@ pub struct Host {
     uplink_mtu: u32,
     addresses: Vec<IpAddr>,
     networks: Vec<IpNet>,
+    ipv4_routes: Vec<Ipv4Net>,
 }
 
 impl Host {
@@ -50,6 +52,7 @@ impl Host {
             uplink_mtu: network.uplink_mtu(&ignored).unwrap_or(ETHERNET_MTU),
             addresses: network.node_addresses(&ignored),
             networks: network.connected_prefixes(&ignored),
+            ipv4_routes: network.ipv4_routes(),
         }
     }
 }
@@ -117,6 +120,8 @@ pub struct Desired {
     pub peer_reflexive: Vec<SocketAddr>,
     /// The address translation in front of this node, as far as it is known.
     pub nat: NatType,
+    /// The prefixes of the NAT64 of this node's network.
+    pub nat64: Vec<Nat64Prefix>,
     /// This node's prefixes.
     pub own_prefixes: Vec<IpNet>,
     /// What was left out.
@@ -130,6 +135,20 @@ pub struct Desired {
 /// MTU of the device on this host.
 pub fn mtu(inputs: &Inputs, host: &Host) -> u32 {
     uplink::mesh_mtu(inputs.settings.mtu, host.uplink_mtu)
+}
+
+/// The STUN servers to ask, each once; through the NAT64 those that this node has no route to.
+pub fn stun_servers(inputs: &Inputs, host: &Host) -> Vec<SocketAddr> {
+    let (nat64, _) = nat64::usable(inputs, &host.addresses, &host.ipv4_routes);
+    let mut servers = Vec::new();
+    for server in inputs.stun_servers() {
+        let translated = nat64.endpoints(server).into_iter().next();
+        let server = translated.unwrap_or(server);
+        if !servers.contains(&server) {
+            servers.push(server);
+        }
+    }
+    servers
 }
 
 impl Desired {
@@ -149,6 +168,7 @@ impl Desired {
             !(endpoints.contains(seen) || reflexive.contains(seen) || blocks.contains(seen.ip()))
         };
         let peer_reflexive: Vec<SocketAddr> = by_peers.iter().filter(is_news).copied().collect();
+        let (nat64, refused) = nat64::usable(inputs, &host.addresses, &host.ipv4_routes);
         let own = OwnView {
             addresses: endpoints.iter().map(SocketAddr::ip).collect(),
             // A public address on an interface of this host says nothing about who else is near.
@@ -161,18 +181,19 @@ impl Desired {
                 .map(SocketAddr::ip)
                 .collect(),
             prefixes: host.networks.clone(),
-            nat64: Nat64::default(),
+            nat64,
         };
         Self {
             peers: peers(inputs, &plan, &sightings, &own, &blocks),
-            nat: classify(&endpoints, &seen(inputs, &sightings, stun)).with_filtering(*filtering),
+            nat: classify(&endpoints, &seen(inputs, &sightings, stun, &own.nat64)).with_filtering(*filtering),
             host: endpoints,
             observed,
             reflexive,
             mapped,
             peer_reflexive,
             own_prefixes: own_prefixes(inputs),
-            problems: problems(inputs, &plan, stun),
+            problems: problems(inputs, &plan, stun).into_iter().chain(refused).collect(),
+            nat64: own.nat64.prefixes,
             bypass: bypass(inputs, &plan, &blocks),
             mtu: mtu(inputs, host),
             targets_v4: plan.targets_ipv4.into_iter().map(IpNet::from).collect(),
@@ -241,6 +262,9 @@ fn peers(
 ) -> BTreeMap<PublicKey, Arc<DesiredPeer>> {
     let by_name: BTreeMap<&str, &Member> =
         inputs.members.iter().map(|member| (member.name.as_str(), member)).collect();
+    let is_pod = |endpoint: SocketAddr| {
+        [endpoint, own.nat64.original(endpoint)].iter().any(|endpoint| blocks.contains(endpoint.ip()))
+    };
     let peer = |(key, planned): (&PublicKey, &PeerPlan)| {
         let members: Vec<&Member> =
             planned.members.iter().filter_map(|name| by_name.get(name.as_str()).copied()).collect();
@@ -248,7 +272,7 @@ fn peers(
             let observed = sightings.endpoints(&member.name, key);
             let mut candidates = order(own, &peer_view(&inputs.resolved, &member.endpoints, observed));
             // Packets to a pod would go through the mesh that they carry.
-            candidates.retain(|candidate| !blocks.contains(candidate.address.ip()));
+            candidates.retain(|candidate| !is_pod(candidate.address));
             candidates
         });
         let paths = PeerPaths {
@@ -315,7 +339,7 @@ fn peer_view(
 }
 
 /// Where each observer sees this node, with the observer's own address.
-fn seen(inputs: &Inputs, sightings: &Sightings<'_>, stun: &StunAnswers) -> Vec<Seen> {
+fn seen(inputs: &Inputs, sightings: &Sightings<'_>, stun: &StunAnswers, nat64: &Nat64) -> Vec<Seen> {
     // A port that a gateway leads here on request is no mapping of its own accord.
     let mapped: Vec<SocketAddr> = inputs.port_mappings.addresses().collect();
     let by_nodes = sightings.of(&inputs.node, &inputs.public_key);
@@ -324,8 +348,9 @@ fn seen(inputs: &Inputs, sightings: &Sightings<'_>, stun: &StunAnswers) -> Vec<S
             Some(Seen { observer: observer.endpoints.host.first()?.ip(), address })
         });
     // Another family than the server's comes from a translation between families (RFC 6146), of which a mapping of this
-    // family says nothing.
+    // family says nothing, unless the server was asked through our own.
     let by_servers = mappings(stun)
+        .map(|(server, address)| (nat64.original(server), address))
         .filter(|(server, address)| server.is_ipv4() == address.is_ipv4())
         .map(|(server, address)| Seen { observer: server.ip(), address });
     by_nodes.chain(by_servers).collect()

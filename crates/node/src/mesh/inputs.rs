@@ -17,6 +17,7 @@ use kube::runtime::reflector::ObjectRef;
 use tokio::sync::watch;
 
 use super::names::Names;
+use super::nat64::Nat64Answer;
 use super::port_mapping::PortMappings;
 use super::problem::MeshFailure;
 use super::saved::{Facts, StateFile, Unsaved};
@@ -50,6 +51,8 @@ pub struct Inputs {
     pub port_mappings: PortMappings,
     /// The public address that EC2 translates to this node's own.
     pub public_ipv4: Option<Ipv4Addr>,
+    /// What the resolver says of a NAT64.
+    pub nat64: Nat64Answer,
     /// What could not be read.
     pub problems: Vec<SourceProblem>,
 }
@@ -62,13 +65,22 @@ pub(super) struct InputReader {
     meshes: Arc<Cache<WireKubeMesh>>,
     sources: Vec<Box<dyn MemberSource>>,
     api_server: watch::Receiver<Option<Vec<SocketAddr>>>,
-    port_mappings: watch::Receiver<PortMappings>,
-    public_ipv4: watch::Receiver<Option<Ipv4Addr>>,
+    network: NetworkWatches,
     names: Names,
     saved: Saved,
     relay: watch::Sender<Option<RelayServer>>,
     node_changed: watch::Receiver<u64>,
     mesh_changed: watch::Receiver<u64>,
+}
+
+/// What this node is told of the network it is in.
+pub(super) struct NetworkWatches {
+    /// By gateways.
+    pub(super) port_mappings: watch::Receiver<PortMappings>,
+    /// By EC2.
+    pub(super) public_ipv4: watch::Receiver<Option<Ipv4Addr>>,
+    /// By the resolver.
+    pub(super) nat64: watch::Receiver<Nat64Answer>,
 }
 
 impl Inputs {
@@ -80,6 +92,18 @@ impl Inputs {
             server.address().into_iter().chain(of_family(true)).chain(of_family(false)).collect::<Vec<_>>()
         };
         self.settings.stun_servers.iter().flat_map(of_server).collect()
+    }
+}
+
+impl NetworkWatches {
+    /// Resolves when something is another.
+    async fn changed(&mut self) {
+        tokio::select! {
+            Ok(()) = self.port_mappings.changed() => {}
+            Ok(()) = self.public_ipv4.changed() => {}
+            Ok(()) = self.nat64.changed() => {}
+            else => std::future::pending().await,
+        }
     }
 }
 
@@ -133,8 +157,7 @@ impl InputReader {
         meshes: Arc<Cache<WireKubeMesh>>,
         sources: Vec<Box<dyn MemberSource>>,
         api_server: watch::Receiver<Option<Vec<SocketAddr>>>,
-        port_mappings: watch::Receiver<PortMappings>,
-        public_ipv4: watch::Receiver<Option<Ipv4Addr>>,
+        network: NetworkWatches,
     ) -> Self {
         let (mut node_changed, mut mesh_changed) = (nodes.subscribe(), meshes.subscribe());
         // Only what changes from now on is news.
@@ -150,8 +173,7 @@ impl InputReader {
             meshes,
             sources,
             api_server,
-            port_mappings,
-            public_ipv4,
+            network,
             names,
             node_changed,
             mesh_changed,
@@ -164,8 +186,7 @@ impl InputReader {
             () = members::changed(&mut self.sources) => {}
             () = self.names.changed() => {}
             _ = self.api_server.changed() => {}
-            Ok(()) = self.port_mappings.changed() => {}
-            Ok(()) = self.public_ipv4.changed() => {}
+            () = self.network.changed() => {}
             _ = self.mesh_changed.changed() => {}
             _ = self.node_changed.changed() => {}
         }
@@ -248,8 +269,9 @@ impl InputReader {
             manual,
             keepalive,
             resolved,
-            port_mappings: self.port_mappings.borrow_and_update().clone(),
-            public_ipv4: *self.public_ipv4.borrow_and_update(),
+            port_mappings: self.network.port_mappings.borrow_and_update().clone(),
+            public_ipv4: *self.network.public_ipv4.borrow_and_update(),
+            nat64: self.network.nat64.borrow_and_update().clone(),
             problems,
         }
     }

@@ -12,6 +12,7 @@ pub mod inputs;
 pub mod kernel;
 pub mod metrics;
 mod names;
+pub mod nat64;
 mod observers;
 pub mod path_history;
 pub mod path_port;
@@ -48,9 +49,10 @@ use kube::{Client, ResourceExt};
 use tokio::sync::{oneshot, watch};
 
 use self::ec2::Ec2Task;
-use self::inputs::InputReader;
+use self::inputs::{InputReader, NetworkWatches};
 use self::kernel::HostKernel;
 use self::metrics::MeshMetrics;
+use self::nat64::{Nat64Answer, Nat64Task};
 use self::path_port::PathPort;
 use self::paths::PathDriver;
 use self::port_mapping::{PortMappingTask, PortMappings};
@@ -122,14 +124,15 @@ pub fn start(deps: MeshDeps, supervisor: &mut Supervisor) -> MeshHandle {
     };
     let (found, public_ipv4) = watch::channel(None);
     let ec2 = Ec2Task { kernel: deps.kernel.subscribe(port_mapping::concerns), found };
+    let (found, nat64) = watch::channel(Nat64Answer::default());
+    let nat64_task = Nat64Task { kernel: deps.kernel.subscribe(port_mapping::concerns), found };
     let reader = InputReader::new(
         file.clone(),
         Arc::clone(&deps.nodes),
         deps.meshes,
         sources,
         deps.api_server,
-        port_mappings,
-        public_ipv4,
+        NetworkWatches { port_mappings, public_ipv4, nat64: nat64.clone() },
     );
     let probes = Identity { private_key: private_key.clone(), public_key, epoch: rand::random() };
     let (view, status) = RelayView::open();
@@ -160,6 +163,7 @@ pub fn start(deps: MeshDeps, supervisor: &mut Supervisor) -> MeshHandle {
     subsystem.spawn("relay", relay.run());
     subsystem.spawn("port mapping", port_mapping.run());
     subsystem.spawn("EC2 metadata", ec2.run());
+    subsystem.spawn("NAT64", nat64_task.run());
     subsystem.spawn("saved state", file.keep(reader.unsaved()));
     let (stopped, device) = oneshot::channel();
     let running = Arc::clone(&reports);

@@ -17,6 +17,13 @@ pub enum MeshProblem {
     Plan(Problem),
     /// Not readable in a source.
     Source(SourceProblem),
+    /// The resolver names a NAT64 that cannot be used.
+    Nat64Refused {
+        /// The prefix, or the address that shows none.
+        answer: String,
+        /// Why.
+        reason: String,
+    },
     /// No STUN server answered.
     NoStunAnswer {
         /// The servers.
@@ -74,6 +81,7 @@ impl MeshProblem {
         match self {
             Self::Plan(problem) => problem.reason(),
             Self::Source(problem) => problem.reason(),
+            Self::Nat64Refused { .. } => "NAT64PrefixUnusable",
             Self::NoStunAnswer { .. } => "NoSTUNAnswer",
             Self::StunServer { .. } => "STUNServerUnusable",
             Self::PathProbesUnavailable { .. } => "PathProbesUnavailable",
@@ -93,7 +101,8 @@ impl MeshProblem {
             Self::Plan(problem) => problem.nodes(),
             Self::Source(problem) => problem.peer().into_iter().collect(),
             Self::PathMtu { peer, .. } => vec![peer],
-            Self::NoStunAnswer { .. }
+            Self::Nat64Refused { .. }
+            | Self::NoStunAnswer { .. }
             | Self::StunServer { .. }
             | Self::PathProbesUnavailable { .. }
             | Self::StunUnavailable
@@ -109,6 +118,10 @@ impl fmt::Display for MeshProblem {
         match self {
             Self::Plan(problem) => problem.fmt(f),
             Self::Source(problem) => problem.fmt(f),
+            Self::Nat64Refused { answer, reason } => write!(
+                f,
+                "the resolver says that IPv4 is reached through the NAT64 at {answer}, which is not used ({reason}): correct the DNS64 of this network"
+            ),
             Self::NoStunAnswer { servers } => {
                 let servers: Vec<String> = servers.iter().map(ToString::to_string).collect();
                 let servers = servers.join(", ");

@@ -334,9 +334,8 @@ fn ice_candidates(report: &Report) -> Vec<IceCandidate> {
 /// Endpoints of peers that did not publish them: what a peer behind another NAT needs to reach them.
 fn observations(facts: &Facts<'_>, up: &[&PeerReport]) -> BTreeMap<String, ObservedEndpoint> {
     up.iter()
-        .filter(|peer| peer.endpoint_is_news)
         .filter_map(|peer| {
-            let endpoint = peer.device.as_ref()?.config.endpoint?;
+            let endpoint = peer.published_endpoint?;
             (facts.observes)(&peer.name, endpoint).then(|| {
                 let seen = ObservedEndpoint {
                     public_key: peer.public_key.to_string(),

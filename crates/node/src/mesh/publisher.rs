@@ -187,11 +187,8 @@ struct Seen(BTreeMap<String, (SocketAddr, Instant)>);
 impl Seen {
     fn update(&mut self, report: &Report, now: Instant) {
         let mut before = std::mem::take(&mut self.0);
-        let news = report.peers.iter().filter(|peer| peer.endpoint_is_news);
-        for peer in news {
-            let Some(endpoint) = peer.device.as_ref().and_then(|device| device.config.endpoint) else {
-                continue;
-            };
+        for peer in &report.peers {
+            let Some(endpoint) = peer.published_endpoint else { continue };
             let known = before.remove(&peer.name).filter(|(known, _)| *known == endpoint);
             self.0.insert(peer.name.clone(), known.unwrap_or((endpoint, now)));
         }

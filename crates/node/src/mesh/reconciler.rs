@@ -2,10 +2,12 @@
 //! too.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
+use fairlead_address::without_nat64;
 use fairlead_api::names::MARK_FROM_WIREGUARD;
 use fairlead_api::wireguard::{DeviceState, PeerState, PrivateKey, PublicKey};
 use fairlead_dataplane::wireguard::{
@@ -97,7 +99,10 @@ impl<K: Kernel> Mesh<K> {
                 let Inputs { settings, .. } = &**inputs;
                 self.paths.relay().set_users(settings.port, |key| desired.peers.contains_key(key));
                 self.paths.set_peers(&desired.peers, capabilities, settings.relay.as_ref(), now);
-                self.paths.port().with_agent(|agent| agent.set_mtu(mtu));
+                self.paths.port().with_agent(|agent| {
+                    agent.set_mtu(mtu);
+                    agent.set_nat64(&desired.nat64);
+                });
                 self.followed = follows;
             }
             let endpoints = self.paths.observe(&before, now);
@@ -208,7 +213,8 @@ impl<K: Kernel> Mesh<K> {
         now: Instant,
     ) -> StunAnswers {
         let has_socket = self.device.has_path_socket();
-        let servers = if has_socket && is_listening { inputs.stun_servers() } else { Vec::new() };
+        let servers =
+            if has_socket && is_listening { desired::stun_servers(inputs, host) } else { Vec::new() };
         self.paths.set_stun_servers(&servers, now);
         if self.planned.as_ref().is_some_and(|last| last.host != *host) {
             self.paths.network_changed(now);
@@ -240,6 +246,7 @@ impl<K: Kernel> Mesh<K> {
             port_mappings: inputs.port_mappings.clone(),
             public_ipv4: inputs.public_ipv4,
             peer_reflexive: desired.peer_reflexive.clone(),
+            nat64: desired.nat64.clone(),
             own_prefixes: desired.own_prefixes.clone(),
             claims: inputs.claims.clone(),
             problems: problems.chain(path_mtu).collect(),
@@ -256,7 +263,8 @@ impl<K: Kernel> Mesh<K> {
             let (path, device) = self.paths.status(key, now)?;
             let endpoint = device.as_ref().and_then(|device| device.config.endpoint);
             let relay = endpoint.and_then(|endpoint| self.paths.relay().transport(endpoint));
-            let is_news = |endpoint| relay.is_none() && peer.is_news(endpoint);
+            let original = endpoint.map(|endpoint| without_nat64(&planned.desired.nat64, endpoint));
+            let is_news = |endpoint: &SocketAddr| relay.is_none() && peer.is_news(*endpoint);
             Some(PeerReport {
                 name: peer.name.clone(),
                 public_key: *key,
@@ -264,7 +272,7 @@ impl<K: Kernel> Mesh<K> {
                 relay_reason: None,
                 device,
                 prefixes: peer.config.allowed_ips.clone(),
-                endpoint_is_news: endpoint.is_some_and(is_news),
+                published_endpoint: original.filter(is_news),
                 relay,
             })
         });

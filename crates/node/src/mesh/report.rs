@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
-use fairlead_address::Endpoint;
+use fairlead_address::{Endpoint, Nat64Prefix};
 use fairlead_api::wireguard::{PeerState, PublicKey};
 use fairlead_dataplane::wireguard::Backend;
 use fairlead_path::{NatType, State, Status};
@@ -31,9 +31,9 @@ pub struct PeerReport {
     pub device: Option<Arc<PeerState>>,
     /// What is sent to it.
     pub prefixes: Vec<IpNet>,
-    /// Whether others learn something from the endpoint in use: the peer did not publish it itself, or it is a public
-    /// address of its own, which shows that no NAT is in front of it.
-    pub endpoint_is_news: bool,
+    /// The endpoint in use as other nodes know it, if they learn something from it: the peer did not publish it itself, or it
+    /// is a public address of its own, which shows that no NAT is in front of it.
+    pub published_endpoint: Option<SocketAddr>,
     /// How its packets reach the relay; `None` where they go directly.
     pub relay: Option<RelayTransport>,
 }
@@ -45,9 +45,9 @@ impl PeerReport {
     }
 
     /// What of it the node's own WireKubePeer depends on.
-    fn published(&self) -> (&str, PublicKey, State, Option<SocketAddr>, bool) {
+    fn published(&self) -> (&str, PublicKey, State, [Option<SocketAddr>; 2]) {
         let endpoint = self.device.as_ref().and_then(|device| device.config.endpoint);
-        (&self.name, self.public_key, self.path.state, endpoint, self.endpoint_is_news)
+        (&self.name, self.public_key, self.path.state, [endpoint, self.published_endpoint])
     }
 }
 
@@ -78,6 +78,8 @@ pub struct Report {
     pub port_mappings: PortMappings,
     /// Where peers see us, as they told this node and no other node; without what is above.
     pub peer_reflexive: Vec<SocketAddr>,
+    /// The prefixes of the NAT64 of this node's network.
+    pub nat64: Vec<Nat64Prefix>,
     /// Peers by name.
     pub peers: Vec<PeerReport>,
     /// Our own prefixes.

@@ -136,7 +136,7 @@ mod tests {
             relay_reason: None,
             device: None,
             prefixes: prefixes.iter().map(|prefix| prefix.parse().unwrap()).collect(),
-            endpoint_is_news: false,
+            published_endpoint: None,
             relay: None,
         }
     }

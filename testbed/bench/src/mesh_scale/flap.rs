@@ -82,7 +82,7 @@ fn report(nodes: usize, failed: bool) -> Report {
                 tx_bytes: 1,
             })),
             prefixes: Vec::new(),
-            endpoint_is_news: true,
+            published_endpoint: "203.0.113.1:51820".parse().ok(),
             relay: None,
         }
     };
@@ -99,6 +99,7 @@ fn report(nodes: usize, failed: bool) -> Report {
         public_ipv4: None,
         port_mappings: PortMappings::default(),
         peer_reflexive: Vec::new(),
+        nat64: Vec::new(),
         peers: (0..nodes).map(peer).collect(),
         own_prefixes: Vec::new(),
         claims: Vec::new(),

@@ -1,6 +1,7 @@
 use fairlead_topology::{MemberRecord, Source, merge};
 
 use super::*;
+use crate::mesh::nat64::Nat64Answer;
 use crate::mesh::port_mapping::PortMappings;
 use crate::mesh::settings::MeshSettings;
 
@@ -50,12 +51,18 @@ pub(in crate::mesh) fn inputs(members: impl IntoIterator<Item = Member>) -> Inpu
         resolved: BTreeMap::new(),
         port_mappings: PortMappings::default(),
         public_ipv4: None,
+        nat64: Nat64Answer::default(),
         problems: Vec::new(),
     }
 }
 
 fn host() -> Host {
-    Host { uplink_mtu: 1500, addresses: vec![[10, 0, 0, 1].into()], networks: Vec::new() }
+    Host {
+        uplink_mtu: 1500,
+        addresses: vec![[10, 0, 0, 1].into()],
+        networks: Vec::new(),
+        ipv4_routes: vec![Ipv4Net::default()],
+    }
 }
 
 #[test]
@@ -296,4 +303,43 @@ fn where_peers_see_this_node_is_published_once_and_never_an_address_of_a_pod() {
     assert_eq!(seen(mapping), expected(&["203.0.113.2:4000"]));
     mapping = StunAnswer::Missing;
     assert_eq!(seen(mapping), expected(&["203.0.113.1:4000", "203.0.113.2:4000"]));
+}
+
+/// A host in a network without IPv4 whose NAT64 has this prefix.
+fn behind_nat64(inputs: &mut Inputs, answer: &str) -> Host {
+    inputs.nat64.prefixes.insert(Nat64Prefix::of_answer(answer.parse().unwrap()).unwrap());
+    let own: IpAddr = "2001:db8:1::5".parse().unwrap();
+    inputs.node_addresses = vec![own];
+    Host { addresses: vec![own], ipv4_routes: Vec::new(), ..host() }
+}
+
+#[test]
+fn without_ipv4_peers_and_stun_servers_are_reached_through_the_nat64_but_no_pods() {
+    let mut peer = member(2);
+    peer.endpoints.host = ["203.0.113.2:51820", "10.64.2.9:51820"].map(|text| text.parse().unwrap()).to_vec();
+    let mut inputs =
+        inputs([member(1), peer, Member { blocks: vec!["10.64.2.0/24".parse().unwrap()], ..member(3) }]);
+    let host = behind_nat64(&mut inputs, "2001:db8:64::192.0.0.170");
+    inputs.settings.stun_servers =
+        ["198.51.100.1:3478", "[2001:db8:64::c633:6401]:3478"].map(|server| server.parse().unwrap()).to_vec();
+    let desired = Desired::new(&inputs, &host, Held::new(), &OwnAddresses::default());
+    let candidates: Vec<String> =
+        desired.peers[&key(2)].paths.candidates.iter().map(ToString::to_string).collect();
+    assert_eq!(candidates, ["[2001:db8:64::cb00:7102]:51820 (nat64)"]);
+    assert_eq!(stun_servers(&inputs, &host), ["[2001:db8:64::c633:6401]:3478".parse().unwrap()]);
+    let routed = Host { ipv4_routes: vec![Ipv4Net::default()], ..host };
+    assert_eq!(stun_servers(&inputs, &routed), inputs.stun_servers(), "with a route they are asked there");
+}
+
+#[test]
+fn servers_that_are_asked_through_the_nat64_show_what_it_does() {
+    let mut inputs = inputs([member(1)]);
+    let host = behind_nat64(&mut inputs, "2001:db8:64::192.0.0.170");
+    let nat = |second: &str| {
+        let servers = ["[2001:db8:64::c633:6401]:3478", "[2001:db8:64::c633:6402]:3478"];
+        let answers = [mapped("203.0.113.1:4000"), mapped(second)];
+        let stun = servers.into_iter().map(|server| server.parse().unwrap()).zip(answers).collect();
+        Desired::new(&inputs, &host, Held::new(), &by_stun(Some(stun))).nat
+    };
+    assert_eq!([nat("203.0.113.1:4000"), nat("203.0.113.1:4001")], [NatType::Cone, NatType::Symmetric]);
 }

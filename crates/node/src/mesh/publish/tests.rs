@@ -37,7 +37,7 @@ fn peer(name: &str, state: State, endpoint: &str, news: bool) -> PeerReport {
             tx_bytes: 1,
         })),
         prefixes: Vec::new(),
-        endpoint_is_news: news,
+        published_endpoint: endpoint.parse().ok().filter(|_| news),
         relay: endpoint.starts_with("127.64.").then_some(RelayTransport::Tcp),
     }
 }
@@ -56,6 +56,7 @@ fn report(nat: NatType, peers: Vec<PeerReport>) -> Report {
         port_mappings: PortMappings::default(),
         public_ipv4: None,
         peer_reflexive: Vec::new(),
+        nat64: Vec::new(),
         peers,
         own_prefixes: Vec::new(),
         claims: Vec::new(),

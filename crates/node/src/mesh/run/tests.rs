@@ -19,6 +19,8 @@ use super::*;
 use crate::kernel_watch::KernelWatch;
 use crate::members::{MemberSource, SourceProblem};
 use crate::mesh::desired::tests::{key, member};
+use crate::mesh::inputs::NetworkWatches;
+use crate::mesh::nat64::Nat64Answer;
 use crate::mesh::port_mapping::PortMappings;
 use crate::mesh::reconciler::DeviceSlot;
 use crate::mesh::saved::StateFile;
@@ -98,8 +100,11 @@ impl Cluster {
             Arc::clone(&meshes),
             vec![Box::new(source)],
             endpoints,
-            watch::channel(PortMappings::default()).1,
-            watch::channel(None).1,
+            NetworkWatches {
+                port_mappings: watch::channel(PortMappings::default()).1,
+                public_ipv4: watch::channel(None).1,
+                nat64: watch::channel(Nat64Answer::default()).1,
+            },
         );
         let cluster =
             Self { members, reads, is_listed, changed, api_server, meshes, mesh_events, _watches: watches };
