@@ -31,6 +31,8 @@ pub struct Node {
     pub arguments: Vec<String>,
     /// How far the clock of the node program is ahead from its next start on (`faketime -f`, such as `+1h`).
     pub clock_ahead: Option<&'static str>,
+    /// Its machine has no IPv4.
+    pub is_ipv6_only: bool,
     program: Option<Process>,
     starts: u32,
 }
@@ -45,6 +47,7 @@ impl Node {
             directory,
             arguments: Vec::new(),
             clock_ahead: None,
+            is_ipv6_only: false,
             program: None,
             starts: 0,
         }
@@ -52,8 +55,8 @@ impl Node {
 
     /// Its own addresses, IPv4 first.
     pub fn addresses(&self) -> Vec<IpAddr> {
-        let ipv4 = IpAddr::from(self.host.address());
-        std::iter::once(ipv4).chain(self.host.address6().map(IpAddr::from)).collect()
+        let ipv4 = (!self.is_ipv6_only).then(|| IpAddr::from(self.host.address()));
+        ipv4.into_iter().chain(self.host.address6().map(IpAddr::from)).collect()
     }
 
     /// The address others on the Internet see.

@@ -1,0 +1,134 @@
+//! A node in a network without IPv4 reaches IPv4-only nodes directly through the NAT64 of its network: tayga on the router, and
+//! dnsmasq as its DNS64.
+
+#![cfg(test)]
+
+mod outage;
+
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use fairlead_demo::node::Node;
+use fairlead_demo::servers::{apply_mesh, stun_server};
+use fairlead_demo::{World, probe, topology};
+use outage::{TIMEOUT, node, peer, pod};
+use serde_json::{Value, json};
+use testbed_lab::{Ipv6, Nat, Nat64, NatSite, Progress, SiteOptions};
+
+const MOBILE: &str = "mobile-1";
+
+/// The site, and its node, which reaches the API server through the NAT64 as well.
+fn join_mobile(world: &mut World) -> (NatSite, Nat64) {
+    let lan = "10.9.0.0/24".parse().unwrap();
+    let options = SiteOptions { ipv6: Ipv6::Global, ..SiteOptions::new(Nat::PortRestricted, lan) };
+    let site = world.lab().site("mobile", options).unwrap();
+    let directory = world.directory().join(MOBILE);
+    fs::create_dir(&directory).unwrap();
+    let nat64 = Nat64::start(&site, &directory).unwrap();
+    let host = nat64.host(MOBILE).unwrap();
+    let mut node = Node::new(MOBILE, "mobile", host, directory);
+    node.is_ipv6_only = true;
+    world.join(&node).unwrap();
+    let api = world.plane_host().address();
+    translate_server(&node, api, &format!("[{}]", nat64.address_of(api)));
+    node.start().unwrap();
+    node.wait_ready(TIMEOUT).unwrap();
+    world.nodes.push(node);
+    (site, nat64)
+}
+
+/// The certificate of the API server has its IPv4 address.
+fn translate_server(node: &Node, address: Ipv4Addr, translated: &str) {
+    let text = fs::read_to_string(node.kubeconfig()).unwrap();
+    let mut config: Value = serde_json::from_str(&text).unwrap();
+    let cluster = &mut config["clusters"][0]["cluster"];
+    let server = cluster["server"].as_str().unwrap().replace(&address.to_string(), translated);
+    cluster["server"] = json!(server);
+    cluster["tls-server-name"] = json!(address.to_string());
+    fs::write(node.kubeconfig(), config.to_string()).unwrap();
+}
+
+/// Counts the packets of WireGuard's tunnels (type 4) between two addresses on the Internet.
+fn count_packets(world: &World, from: Ipv4Addr, to: Ipv4Addr) {
+    let rules = format!(
+        "nft -f - <<END
+table ip judge {{
+  chain forward {{
+    type filter hook forward priority 0;
+    ip saddr {from} ip daddr {to} udp length > 20 @th,64,8 4 counter
+    ip saddr {to} ip daddr {from} udp length > 20 @th,64,8 4 counter
+  }}
+}}
+END"
+    );
+    world.lab().internet().shell(&rules).unwrap();
+}
+
+fn counted(world: &World) -> Vec<u64> {
+    let rules = world.lab().internet().shell("nft -j list table ip judge").unwrap();
+    let rules: Value = serde_json::from_str(&rules).unwrap();
+    let counter = |item: &Value| {
+        let parts = item["rule"]["expr"].as_array()?;
+        parts.iter().find_map(|part| part["counter"]["packets"].as_u64())
+    };
+    rules["nftables"].as_array().unwrap().iter().filter_map(counter).collect()
+}
+
+fn published(world: &World, name: &str) -> Result<Value> {
+    Ok(serde_json::from_str(&world.plane.kubectl(&["get", "wirekubepeer", name, "-o", "json"])?)?)
+}
+
+fn reach_each_other(world: &World, names: [&str; 2]) {
+    let pair = names.map(|name| {
+        let mut pod = pod(world, name).clone();
+        // A host without IPv4 gives its pods none that leads anywhere.
+        pod.addresses.retain(IpAddr::is_ipv6);
+        pod
+    });
+    let (pairs, _) = probe::all_pairs(&pair, Instant::now() + TIMEOUT, |_, _| String::new()).unwrap();
+    assert!(pairs.iter().all(|pair| pair.tcp && pair.icmp), "{pairs:?}");
+}
+
+#[test]
+fn a_node_without_ipv4_reaches_nodes_without_ipv6_through_the_nat64() {
+    let mut world = World::start(&topology::two_sites(), &Progress::default()).unwrap();
+    world.apply_mesh_and_pool().unwrap();
+    let (site, nat64) = join_mobile(&mut world);
+    let (outside, cloud) = (site.router().address(), node(&world, "cloud-1").host.address());
+    count_packets(&world, outside, cloud);
+    world.start_pods().unwrap();
+    let translated = format!("[{}]:51820", nat64.address_of(cloud));
+    let reaches = |world: &World| {
+        let seen = peer(node(world, MOBILE), "cloud-1").context("no peer")?;
+        ensure!(seen["state"] == "up" && seen["endpoint"] == translated.as_str(), "{seen}");
+        ensure!(seen["endpointSource"] == "nat64", "{seen}");
+        Ok(())
+    };
+    world.wait_for(TIMEOUT, reaches).unwrap();
+    let status = node(&world, MOBILE).status().unwrap();
+    assert_eq!(status["nat64Prefixes"], json!([nat64.prefix().to_string()]));
+    reach_each_other(&world, [MOBILE, "cloud-1"]);
+    let packets = counted(&world);
+    assert!(packets.len() == 2 && packets.iter().all(|count| *count > 0), "{packets:?}");
+    // The other one is behind a NAT of IPv4; nodes see it and publish that.
+    reach_each_other(&world, [MOBILE, "office-1"]);
+
+    // STUN servers with IPv4 addresses say what the NAT64 does, as they would of any NAT.
+    let servers = ["stun-1", "stun-2"].map(|name| stun_server(&world, name).unwrap());
+    let names: Vec<String> = servers.iter().map(|(host, _)| format!("stun:{}", host.address())).collect();
+    apply_mesh(&world, &json!({ "stunServers": names })).unwrap();
+    let is_known = |world: &World| {
+        let mobile = published(world, MOBILE)?;
+        ensure!(mobile["status"]["natType"] == "cone", "{mobile}");
+        let endpoint = mobile["spec"]["endpoint"].as_str().context("no endpoint")?;
+        ensure!(endpoint.starts_with(&format!("{outside}:")), "{endpoint}");
+        Ok(())
+    };
+    world.wait_for(TIMEOUT, is_known).unwrap();
+    std::thread::sleep(Duration::from_secs(1));
+    let all = world.plane.kubectl(&["get", "wirekubepeers", "-o", "json"]).unwrap();
+    let prefix = nat64.prefix().network().to_string();
+    assert!(!all.contains(prefix.trim_end_matches(':')), "published beyond the NAT64: {all}");
+}
