@@ -7,11 +7,12 @@ mod outage;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use fairlead_demo::servers::{self, Relay, TOKEN};
+use fairlead_demo::servers;
 use fairlead_demo::{World, probe, topology};
 use outage::{TIMEOUT, loses_nothing, node, peer, resumes, tcp, udp};
 use serde_json::{Value, json};
 use testbed_lab::Progress;
+use testbed_lab::relay::{Relay, TOKEN};
 use testbed_lab::traffic::Flow;
 
 /// Until traffic is back after a path has failed: 2 to 3 s.
@@ -124,7 +125,7 @@ fn knows_the_relay_without_the_api_server(world: &mut World, flows: &[Flow]) {
 #[test]
 fn nodes_without_a_direct_path_reach_each_other_by_a_relay() {
     let mut world = World::start(&topology::relayed(), &Progress::default()).unwrap();
-    let mut relay = Relay::start(&world).unwrap();
+    let mut relay = servers::relay(&world).unwrap();
     world.apply_pool().unwrap();
     servers::apply_token(&world, "wrong").unwrap();
     apply_mesh(&world, &json!({ "relay": relay.spec("auto") }));

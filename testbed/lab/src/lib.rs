@@ -40,6 +40,7 @@ mod place;
 mod process;
 mod programs;
 mod progress;
+pub mod relay;
 mod router;
 mod site;
 pub mod traffic;

@@ -1,19 +1,14 @@
 //! A relay on the Internet, for nodes that do not reach each other.
 
-use std::fs;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
-use testbed_lab::{Process, eventually, executable};
+use testbed_lab::eventually;
+use testbed_lab::relay::{Relay, TOKEN};
 
 use crate::cluster::Cluster;
 
-const TOKEN: &str = "correct horse battery staple";
-/// Name of the Secret with the token.
-const SECRET: &str = "fairlead-relay";
 /// How long the program and the nodes may take on a busy machine.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
@@ -23,45 +18,16 @@ impl Cluster {
     ///
     /// # Errors
     /// It does not come up, or a node is not reached; the message shows logs.
-    pub fn install_relay(&self) -> Result<Process> {
+    pub fn install_relay(&self) -> Result<Relay> {
         let host = self.lab().public_site("internet").host("relay")?;
-        let directory = self.directory().join("relay");
-        fs::create_dir(&directory)?;
-        let made = rcgen::generate_simple_self_signed([host.address().to_string()])?;
-        let certificate = made.cert.pem();
-        fs::write(directory.join("tls.crt"), &certificate)?;
-        fs::write(directory.join("tls.key"), made.signing_key.serialize_pem())?;
-        fs::write(directory.join("tokens"), TOKEN)?;
-        let endpoint = format!("{}:443", host.address());
-        let mut program = host.command(executable("fairlead")?)?;
-        program.args(["relay", "--addr", &endpoint]);
-        for (option, file) in [
-            ("--tls-cert-file", "tls.crt"),
-            ("--tls-private-key-file", "tls.key"),
-            ("--token-file", "tokens"),
-        ] {
-            program.arg(option).arg(directory.join(file));
-        }
-        let mut relay = host.spawn(&mut program, directory.join("log"))?;
-        relay.wait_for_output("serving", TIMEOUT)?;
-        let secret = json!({
-            "apiVersion": "v1", "kind": "Secret", "metadata": { "name": SECRET, "namespace": "kube-system" },
-            "stringData": { "token": TOKEN },
-        });
-        self.apply(&secret.to_string())?;
-        let spec = json!({ "spec": { "relay": {
-            "mode": "auto", "provider": "external",
-            "external": {
-                "endpoint": endpoint,
-                "caBundle": STANDARD.encode(&certificate),
-                "authSecretRef": { "name": SECRET },
-            },
-        } } });
+        let relay = Relay::start(host, self.directory().join("relay"))?;
+        self.apply(&Relay::secret(TOKEN).to_string())?;
+        let spec = json!({ "spec": { "relay": relay.spec("auto") } });
         self.kubectl(&["patch", "wirekubemesh", "default", "--type=merge", "-p", &spec.to_string()])?;
         for node in self.nodes() {
             let path = format!("/api/v1/nodes/{}/proxy/healthz", node.name());
             eventually(TIMEOUT, || self.kubectl(&["get", "--raw", &path]))
-                .with_context(|| format!("the relay wrote: {}", relay.output().unwrap_or_default()))
+                .with_context(|| format!("the relay wrote: {}", relay.output()))
                 .with_context(|| self.explain())?;
         }
         eventually(TIMEOUT, || self.ensure_relayed()).with_context(|| self.explain())?;

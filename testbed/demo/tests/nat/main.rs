@@ -14,10 +14,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use fairlead_demo::cni::Pod;
 use fairlead_demo::nat_matrix::{self, Place, Way, way};
-use fairlead_demo::servers::{self, Relay, TOKEN};
+use fairlead_demo::servers;
 use fairlead_demo::{World, probe};
 use serde_json::{Value, json};
 use testbed_lab::Progress;
+use testbed_lab::relay::TOKEN;
 
 use crate::judge::{Judge, public_addresses};
 use crate::outage::{TIMEOUT, node};
@@ -210,7 +211,7 @@ fn nodes_behind_every_kind_of_nat_find_direct_paths_where_there_are_any() {
     let places = nat_matrix::places();
     let mut world = World::start(&nat_matrix::topology(&places), &Progress::default()).unwrap();
     let servers = ["stun-1", "stun-2"].map(|name| servers::stun_server(&world, name).unwrap());
-    let relay = Relay::start(&world).unwrap();
+    let relay = servers::relay(&world).unwrap();
     world.apply_pool().unwrap();
     servers::apply_token(&world, TOKEN).unwrap();
     world.start_pods().unwrap();

@@ -1,0 +1,112 @@
+//! A relay on the Internet, for nodes that do not reach each other.
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+
+use crate::{Host, Process, executable};
+
+/// TCP port of the relay.
+const PORT: u16 = 443;
+/// The token of the relay.
+pub const TOKEN: &str = "correct horse battery staple";
+/// Name of the Secret with the token.
+const SECRET: &str = "fairlead-relay";
+/// Only bounds what would hang.
+const TIMEOUT: Duration = Duration::from_secs(120);
+
+/// `fairlead relay` with a certificate for its address.
+#[derive(Debug)]
+pub struct Relay {
+    /// The machine.
+    pub host: Host,
+    directory: PathBuf,
+    certificate: String,
+    process: Option<Process>,
+}
+
+impl Relay {
+    /// Starts it on a machine of its own. Its files and its log go to `directory`, which must not exist.
+    ///
+    /// # Errors
+    /// As [`Relay::run`].
+    pub fn start(host: Host, directory: PathBuf) -> Result<Self> {
+        fs::create_dir(&directory)?;
+        let made = rcgen::generate_simple_self_signed([host.address().to_string()])?;
+        let certificate = made.cert.pem();
+        fs::write(directory.join("tls.crt"), &certificate)?;
+        fs::write(directory.join("tls.key"), made.signing_key.serialize_pem())?;
+        fs::write(directory.join("tokens"), TOKEN)?;
+        let mut relay = Self { host, directory, certificate, process: None };
+        relay.run()?;
+        Ok(relay)
+    }
+
+    /// Starts the program and waits until it serves.
+    ///
+    /// # Errors
+    /// It is not built, or did not come up; its output is in the message.
+    pub fn run(&mut self) -> Result<()> {
+        let mut program = self.host.command(executable("fairlead")?)?;
+        program.args(["relay", "--addr", &self.address()]);
+        program.args(["--metrics-addr=127.0.0.1:9388", "--health-addr=127.0.0.1:9389", "--drain=2s"]);
+        for (option, file) in [
+            ("--tls-cert-file", "tls.crt"),
+            ("--tls-private-key-file", "tls.key"),
+            ("--token-file", "tokens"),
+        ] {
+            program.arg(option).arg(self.directory.join(file));
+        }
+        let log = self.directory.join("log");
+        let mut process = self.host.spawn(&mut program, log)?;
+        process.wait_for_output("serving", TIMEOUT)?;
+        self.process = Some(process);
+        Ok(())
+    }
+
+    /// What the program wrote.
+    pub fn output(&self) -> String {
+        self.process.as_ref().and_then(|process| process.output().ok()).unwrap_or_default()
+    }
+
+    /// Kills the program with SIGKILL.
+    ///
+    /// # Errors
+    /// It does not run.
+    pub fn kill(&mut self) -> Result<()> {
+        let mut process = self.process.take().context("the relay does not run")?;
+        process.signal(Signal::SIGKILL)?;
+        process.wait(TIMEOUT).map(drop)
+    }
+
+    /// Its address and port.
+    pub fn address(&self) -> String {
+        format!("{}:{PORT}", self.host.address())
+    }
+
+    /// `spec.relay` of the mesh.
+    pub fn spec(&self, mode: &str) -> Value {
+        json!({
+            "mode": mode, "provider": "external",
+            "external": {
+                "endpoint": self.address(),
+                "caBundle": STANDARD.encode(&self.certificate),
+                "authSecretRef": { "name": SECRET },
+            },
+        })
+    }
+
+    /// The Secret with a token that [`Relay::spec`] names; [`TOKEN`] is the right one.
+    pub fn secret(token: &str) -> Value {
+        json!({
+            "apiVersion": "v1", "kind": "Secret", "metadata": { "name": SECRET, "namespace": "kube-system" },
+            "stringData": { "token": token },
+        })
+    }
+}
