@@ -18,7 +18,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use super::desired::DesiredPeer;
 use super::path_history::Observed;
 use super::path_port::PathPort;
-use super::relay::RelayView;
+use super::relay::{RelayTransport, RelayView};
 use super::settings::RelaySettings;
 
 /// How long one endpoint is tried where setting it forces handshakes: they are sent within the first two seconds.
@@ -141,7 +141,7 @@ impl PathDriver {
                 self.peers.get(key).map(|peer| peer.paths.candidates.as_slice()).unwrap_or_default();
             let known = asked.iter().map(|status| &status.candidate).chain(planned);
             match known.into_iter().find(|candidate| candidate.address == endpoint) {
-                _ if self.relay.transport(endpoint).is_some() => Source::Relay,
+                _ if RelayTransport::of(agent, endpoint).is_some() => Source::Relay,
                 Some(candidate) => candidate.source,
                 None => Source::Roamed,
             }
@@ -160,6 +160,11 @@ impl PathDriver {
     /// The way by the relay, for its users.
     pub fn relay(&self) -> &RelayView {
         &self.relay
+    }
+
+    /// How an endpoint leads to the relay, if it does.
+    pub fn relay_transport(&self, endpoint: SocketAddr) -> Option<RelayTransport> {
+        self.port.read_agent(|agent| RelayTransport::of(agent, endpoint))
     }
 
     /// Replaces the STUN servers. A device without a path socket can ask none.

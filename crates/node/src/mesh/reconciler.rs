@@ -262,7 +262,7 @@ impl<K: Kernel> Mesh<K> {
         let peers = planned.desired.peers.iter().filter_map(|(key, peer)| {
             let (path, device) = self.paths.status(key, now)?;
             let endpoint = device.as_ref().and_then(|device| device.config.endpoint);
-            let relay = endpoint.and_then(|endpoint| self.paths.relay().transport(endpoint));
+            let relay = endpoint.and_then(|endpoint| self.paths.relay_transport(endpoint));
             let original = endpoint.map(|endpoint| without_nat64(&planned.desired.nat64, endpoint));
             let is_news = |endpoint: &SocketAddr| relay.is_none() && peer.is_news(*endpoint);
             Some(PeerReport {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use fairlead_api::names::MARK_FROM_WIREGUARD;
 use fairlead_api::wireguard::{PrivateKey, PublicKey};
-use fairlead_path::{RelayPath, RelayPort, RelayStun};
+use fairlead_path::{PathAgent, RelayPath, RelayPort, RelayStun};
 use fairlead_relay::client::{
     self, LinkCounters, LinkQueue, LinkStatus, LoopbackPort, Proxy, Transport, is_relayed, keep_connected,
 };
@@ -48,6 +48,16 @@ pub enum RelayTransport {
     Tcp,
     /// Over a UDP port that the relay has for the pair.
     Udp,
+}
+
+impl RelayTransport {
+    /// How an endpoint leads to the relay, if it does.
+    pub(super) fn of(agent: &PathAgent, endpoint: SocketAddr) -> Option<Self> {
+        if is_relayed(endpoint) {
+            return Some(Self::Tcp);
+        }
+        agent.is_relay_port(endpoint).then_some(Self::Udp)
+    }
 }
 
 /// The relay as of one report.
@@ -116,15 +126,6 @@ impl RelayView {
     /// Where the relay answers STUN requests, if it does.
     pub(super) fn stun(&self) -> Option<RelayStun> {
         self.status.borrow().stun.map(relay_stun)
-    }
-
-    /// How an endpoint leads to the relay, if it does.
-    pub(super) fn transport(&self, endpoint: SocketAddr) -> Option<RelayTransport> {
-        if is_relayed(endpoint) {
-            return Some(RelayTransport::Tcp);
-        }
-        let ports = self.stun().and_then(|stun| stun.ports());
-        ports.is_some_and(|ports| ports.contains(endpoint)).then_some(RelayTransport::Udp)
     }
 
     /// The state of the link.

@@ -83,6 +83,11 @@ impl PathAgent {
         }
     }
 
+    /// Whether an endpoint is a UDP port of the relay, or of the last one that had any.
+    pub fn is_relay_port(&self, endpoint: SocketAddr) -> bool {
+        self.relay.is_port(endpoint)
+    }
+
     /// This node has a link to the relay now, or has lost it.
     pub fn relay_changed(&mut self, now: Duration, is_up: bool) {
         let keys: Vec<PublicKey> = self.peers.keys().copied().collect();

@@ -1,6 +1,7 @@
 //! Whether a path carries datagrams as long as those of WireGuard: a path may lose them, or their fragments, and pass short ones,
 //! and no router need say so (RFC 2923, section 2.1). They are asked for as in RFC 8899: a request is padded, and so is its answer.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use fairlead_wire::probe::TransactionId;
@@ -145,7 +146,7 @@ impl Prober {
     }
 
     /// The requests of tests that are due, as addresses and lengths.
-    pub(super) fn full_size_requests(&mut self, now: Duration) -> Vec<(std::net::SocketAddr, usize)> {
+    pub(super) fn full_size_requests(&mut self, now: Duration) -> Vec<(SocketAddr, usize)> {
         let Some(length) = self.full_length else { return Vec::new() };
         let (mut requests, mut has_failed) = (Vec::new(), false);
         for path in &mut self.paths {
