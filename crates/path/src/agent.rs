@@ -40,6 +40,8 @@ use relay::RelayMachines;
 const MIN_OBSERVATION_INTERVAL: Duration = Duration::from_millis(500);
 /// Time between observations while a peer is up, or has been away for long.
 const MAX_OBSERVATION_INTERVAL: Duration = Duration::from_secs(5);
+/// Observations are due at multiples of this. One reads all peers, so timers that fall together cost one wake-up.
+const OBSERVATION_GRID: Duration = Duration::from_millis(100);
 
 /// Where a peer may be reached, and what to expect of it.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -277,7 +279,7 @@ impl PathAgent {
         let wakeup = peer.rotation.next_wakeup(now).filter(|wakeup| *wakeup > now);
         let next = now.saturating_add(peer.observation_interval(now));
         let due = wakeup.map_or(next, |wakeup| wakeup.min(next));
-        self.timers.reschedule(*key, &mut peer.due, Some(due));
+        self.timers.reschedule(*key, &mut peer.due, Some(on_grid(due)));
         if self.probing.is_some() {
             let is_up = peer.state == State::Up;
             let Observation { endpoint, rx_bytes, tx_bytes, .. } = observation;
@@ -360,7 +362,7 @@ impl PathAgent {
                 self.machines_run += 1;
             }
             peer.due = None;
-            let again = now.saturating_add(MIN_OBSERVATION_INTERVAL);
+            let again = on_grid(now.saturating_add(MIN_OBSERVATION_INTERVAL));
             self.timers.reschedule(key, &mut peer.due, Some(again));
             if !std::mem::replace(&mut peer.observation_queued, true) {
                 self.events.push_back(Event::ObservationDue { peer: key });
@@ -421,6 +423,16 @@ impl Peer {
             }
         }
     }
+}
+
+/// The first moment of the grid that is not before `at`.
+fn on_grid(at: Duration) -> Duration {
+    let grid = OBSERVATION_GRID.as_nanos();
+    let past = at.as_nanos().checked_rem(grid).unwrap_or_default();
+    if past == 0 {
+        return at;
+    }
+    at.saturating_add(Duration::from_nanos(u64::try_from(grid.saturating_sub(past)).unwrap_or_default()))
 }
 
 fn report_state(events: &mut VecDeque<Event>, key: PublicKey, peer: &mut Peer, now: Duration) {

@@ -27,7 +27,7 @@ use super::path_history::{Observed, PathChange, PathHistory};
 
 /// Datagrams handled at once; the socket queues no more.
 const MAX_DATAGRAMS: usize = 256;
-/// Least time between two runs: any host may send datagrams, and a limit on runs is one on what they cost.
+/// Least time between two runs for datagrams: any host may send them, and a limit on runs is one on what they cost.
 const MIN_PAUSE: Duration = Duration::from_millis(2);
 
 /// What the paths need done by the mesh.
@@ -41,6 +41,29 @@ pub(super) struct Due {
     pub(super) endpoints: BTreeMap<PublicKey, SocketAddr>,
     /// Peers to start a handshake with.
     pub(super) handshakes: BTreeSet<PublicKey>,
+}
+
+/// How soon the mesh has to do something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Urgency {
+    /// Nothing is to be done.
+    None,
+    /// When it may read the device again.
+    Observation,
+    /// At once.
+    Now,
+}
+
+impl Due {
+    fn urgency(&self) -> Urgency {
+        let Self { observation, own_addresses_changed, endpoints, handshakes } = self;
+        let is_urgent = *own_addresses_changed || !endpoints.is_empty() || !handshakes.is_empty();
+        match (is_urgent, *observation) {
+            (true, _) => Urgency::Now,
+            (false, true) => Urgency::Observation,
+            (false, false) => Urgency::None,
+        }
+    }
 }
 
 /// What the paths of this node have counted.
@@ -230,12 +253,18 @@ impl PathPort {
     pub(super) fn with_agent<T>(&self, work: impl FnOnce(&mut PathAgent) -> T) -> T {
         let mut shared = self.lock();
         let done = work(&mut shared.agent);
-        shared.conclude();
+        self.conclude(&mut shared);
         self.changed.notify_one();
-        if shared.due != Due::default() {
+        done
+    }
+
+    /// Sends what the agent wants sent, and wakes the mesh if it has more to do than it was woken for before.
+    fn conclude(&self, shared: &mut Shared) {
+        let before = shared.due.urgency();
+        shared.conclude();
+        if shared.due.urgency() != before {
             self.due.notify_one();
         }
-        done
     }
 
     /// Handles the datagrams that wait and the timers that are due. Whether there may be more datagrams.
@@ -256,10 +285,7 @@ impl PathPort {
         if shared.agent.poll_timeout().is_some_and(|at| at <= since) {
             shared.agent.handle_timeout(since);
         }
-        shared.conclude();
-        if shared.due != Due::default() {
-            self.due.notify_one();
-        }
+        self.conclude(shared);
         handled == MAX_DATAGRAMS
     }
 
@@ -286,20 +312,16 @@ impl PathPort {
     pub(super) async fn due(&self, observe_at: Instant) {
         loop {
             let notified = self.due.notified();
-            let (is_urgent, is_due) = {
-                let Due { observation, own_addresses_changed, endpoints, handshakes } = &self.lock().due;
-                (*own_addresses_changed || !endpoints.is_empty() || !handshakes.is_empty(), *observation)
-            };
-            if is_urgent {
-                return;
-            }
-            if is_due {
-                tokio::select! {
-                    () = sleep_until(observe_at.into()) => return,
-                    () = notified => {}
+            let urgency = self.lock().due.urgency();
+            match urgency {
+                Urgency::Now => return,
+                Urgency::Observation => {
+                    tokio::select! {
+                        () = sleep_until(observe_at.into()) => return,
+                        () = notified => {}
+                    }
                 }
-            } else {
-                notified.await;
+                Urgency::None => notified.await,
             }
         }
     }
@@ -336,12 +358,12 @@ impl PathPort {
             ready = datagram => ready,
         };
         let has_more = self.run_due(Instant::now());
-        if let Some(mut ready) = ready
-            && !has_more
-        {
-            ready.clear_ready();
+        if let Some(mut ready) = ready {
+            if !has_more {
+                ready.clear_ready();
+            }
+            sleep(MIN_PAUSE).await;
         }
-        sleep(MIN_PAUSE).await;
     }
 
     /// Readable while datagrams wait; of its own, so that the socket can be closed at any time.
