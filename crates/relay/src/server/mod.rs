@@ -2,6 +2,7 @@
 //!
 //! One lock guards the core. It is held for the frames of one read or one write, never while a task waits.
 
+mod batch;
 mod certificate;
 mod handshakes;
 mod link;

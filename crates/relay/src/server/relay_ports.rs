@@ -1,6 +1,5 @@
 //! The UDP ports for pairs of peers: a socket and a task for each of [`Allocations`].
 
-use std::cell::RefCell;
 use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -14,24 +13,16 @@ use socket2::SockRef;
 use tokio::net::UdpSocket;
 use tokio_util::task::AbortOnDropHandle;
 
+use super::batch;
 use super::udp::bind;
 use crate::core::{
     Admission, AllocationCounters, AllocationLimits, AllocationRefusal, Allocations, Output, Token,
 };
 
-/// The longest datagram.
-const MAX_DATAGRAM: usize = 65_535;
-/// Datagrams passed on before other tasks run.
-const BATCH: usize = 64;
 /// Bytes that wait in the kernel for a port; the system may allow less.
 const BUFFER: usize = 1 << 20;
 /// Ports of other programs that are tried before a client is refused.
 const ATTEMPTS: usize = 32;
-
-thread_local! {
-    /// Ports are many, and each is read by one thread at a time.
-    static DATAGRAM: RefCell<Vec<u8>> = RefCell::new(vec![0; MAX_DATAGRAM]);
-}
 
 /// The open ports. A range that begins with zero is that many free ports and one.
 #[derive(Debug)]
@@ -106,6 +97,7 @@ impl RelayPorts {
                     let options = SockRef::from(&socket);
                     drop(options.set_recv_buffer_size(BUFFER));
                     drop(options.set_send_buffer_size(BUFFER));
+                    batch::enable_merging(&socket);
                     return Some((port, socket));
                 }
                 Err(error) => tracing::debug!(port, %error, "cannot open a UDP port"),
@@ -147,41 +139,32 @@ async fn pass(socket: UdpSocket, port: u16, allocations: Arc<Mutex<Allocations>>
             tracing::warn!(port, %error, "cannot read from a UDP port");
             return;
         }
-        DATAGRAM.with_borrow_mut(|buffer| {
-            for _ in 0..BATCH {
-                match socket.try_recv_from(buffer) {
-                    Ok((length, source)) => {
-                        let datagram = buffer.get(..length).unwrap_or_default();
-                        pass_one(&socket, is_ipv6, port, &allocations, source, datagram);
-                    }
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                    // An ICMP error of an earlier datagram.
-                    Err(error) => tracing::trace!(port, %error, "cannot read a datagram"),
+        let passed = batch::pass(&socket, |datagrams, runs| {
+            let mut allocations = lock(&allocations);
+            let now = Instant::now();
+            for (source, datagram) in datagrams {
+                match allocations.handle_datagram(now, port, canonical(source), datagram) {
+                    Ok(Output::Answer(answer)) => drop(socket.try_send_to(&answer, source)),
+                    Ok(Output::Forward(to)) => runs.push(of_family(to, is_ipv6), datagram),
+                    Err(_) => {}
                 }
             }
         });
+        if let Err(error) = passed
+            && error.kind() != io::ErrorKind::WouldBlock
+        {
+            // An ICMP error of an earlier datagram.
+            tracing::trace!(port, %error, "cannot read datagrams");
+        }
         tokio::task::yield_now().await;
     }
 }
 
-fn pass_one(
-    socket: &UdpSocket,
-    is_ipv6: bool,
-    port: u16,
-    allocations: &Mutex<Allocations>,
-    source: SocketAddr,
-    datagram: &[u8],
-) {
-    let output = lock(allocations).handle_datagram(Instant::now(), port, canonical(source), datagram);
-    // What the kernel has no room for is lost, as on the way.
-    match output {
-        Ok(Output::Answer(answer)) => drop(socket.try_send_to(&answer, source)),
-        Ok(Output::Forward(SocketAddr::V4(to))) if is_ipv6 => {
-            let mapped = SocketAddr::new(to.ip().to_ipv6_mapped().into(), to.port());
-            drop(socket.try_send_to(datagram, mapped));
-        }
-        Ok(Output::Forward(to)) => drop(socket.try_send_to(datagram, to)),
-        Err(_) => {}
+/// An address as a socket of this family writes it.
+fn of_family(address: SocketAddr, is_ipv6: bool) -> SocketAddr {
+    match address {
+        SocketAddr::V4(v4) if is_ipv6 => SocketAddr::new(v4.ip().to_ipv6_mapped().into(), v4.port()),
+        other => other,
     }
 }
 
