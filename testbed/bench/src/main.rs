@@ -101,6 +101,7 @@ enum Command {
     RelayLoad {
         address: String,
         pairs: usize,
+        is_udp: bool,
     },
 }
 
@@ -121,11 +122,12 @@ fn parse(arguments: &[String]) -> Result<Command> {
     {
         return Ok(Command::Device(interface.clone()));
     }
-    if let [first, address, pairs] = arguments
+    if let [first, address, pairs, rest @ ..] = arguments
         && first == relay::LOAD_COMMAND
     {
         let pairs = pairs.parse().with_context(|| format!("{pairs:?} is no number"))?;
-        return Ok(Command::RelayLoad { address: address.clone(), pairs });
+        let is_udp = rest.first().is_some_and(|word| word == relay::UDP);
+        return Ok(Command::RelayLoad { address: address.clone(), pairs, is_udp });
     }
     let (mut names, mut options, mut json) = (Vec::new(), Options::default(), false);
     let mut arguments = arguments.iter();
@@ -157,7 +159,7 @@ fn run_command(command: Command, arguments: &[String]) -> Result<()> {
     match command {
         Command::Device(interface) => tunnel::run_device(&interface),
         Command::Help => print(HELP),
-        Command::RelayLoad { address, pairs } => relay::run_load(&address, pairs),
+        Command::RelayLoad { address, pairs, is_udp } => relay::run_load(&address, pairs, is_udp),
         Command::Measure { .. } if cfg!(debug_assertions) => release::become_release_build(arguments),
         Command::Measure { names, options, json } => {
             let measurements = measure(&names, options)?;

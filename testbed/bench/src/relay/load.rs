@@ -13,17 +13,18 @@ use tokio::time::timeout;
 
 use super::flow::{self, Arrivals, Pair};
 use super::subject::TOKEN;
+use super::udp;
 
 /// Clients that connect at once.
 const CONNECTING: usize = 32;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Follows the orders on standard input until it ends: see [`flow`].
-pub(crate) fn run(address: &str, pairs: usize) -> Result<()> {
-    tokio::runtime::Runtime::new().context("cannot start a runtime")?.block_on(serve(address, pairs))
+pub(crate) fn run(address: &str, pairs: usize, is_udp: bool) -> Result<()> {
+    tokio::runtime::Runtime::new().context("cannot start a runtime")?.block_on(serve(address, pairs, is_udp))
 }
 
-async fn serve(address: &str, pairs: usize) -> Result<()> {
+async fn serve(address: &str, pairs: usize, is_udp: bool) -> Result<()> {
     let path = std::env::var("SSL_CERT_FILE").context("SSL_CERT_FILE is not set")?;
     let bundle = std::fs::read(&path).with_context(|| format!("cannot read {path}"))?;
     let roots = Arc::new(trust(&bundle)?);
@@ -43,7 +44,15 @@ async fn serve(address: &str, pairs: usize) -> Result<()> {
         }
     };
     // The lowest bits of a private key do not count.
-    let connect = |number: u64| connect_pair(settings(number << 8), settings(number << 8 | 1 << 7));
+    let connect = |number: u64| {
+        let (sender, receiver) = (settings(number << 8), settings(number << 8 | 1 << 7));
+        async move {
+            match is_udp {
+                true => udp::connect_pair(sender, receiver).await,
+                false => connect_pair(sender, receiver).await,
+            }
+        }
+    };
     let numbers = stream::iter(0..u64::try_from(pairs)?);
     let pairs: Vec<Pair> = numbers.map(connect).buffer_unordered(CONNECTING).try_collect().await?;
     let mut lines = std::io::stdin().lines();
@@ -61,7 +70,10 @@ async fn connect_pair(sender: Settings, receiver: Settings) -> Result<Pair> {
 }
 
 /// A client that stays connected until the program ends.
-async fn connect(settings: Settings, receive: Arc<fairlead_relay::client::Receive>) -> Result<LinkQueue> {
+pub(super) async fn connect(
+    settings: Settings,
+    receive: Arc<fairlead_relay::client::Receive>,
+) -> Result<LinkQueue> {
     let queue = LinkQueue::default();
     let (status, mut changes) = watch::channel(LinkStatus::default());
     tokio::spawn(keep_connected(settings, queue.clone(), receive, status));

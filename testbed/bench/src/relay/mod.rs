@@ -1,4 +1,5 @@
-//! Relays over TCP and TLS 1.3: `fairlead relay`, Tailscale's derper and iroh-relay, each with load by its own client.
+//! Relays over TCP and TLS 1.3: `fairlead relay`, Tailscale's derper and iroh-relay, each with load by its own client; and `fairlead
+//! relay` with a UDP port for each pair, which the others do not have.
 //!
 //! A relay and its load are processes in two network namespaces with a cable (veth, MTU 1500) between them. All are started together and
 //! measured in turns; the others are idle meanwhile.
@@ -8,6 +9,7 @@ mod flow;
 mod load;
 mod peers;
 mod subject;
+mod udp;
 
 use std::time::Duration;
 
@@ -24,6 +26,8 @@ pub(crate) use load::run as run_load;
 pub(crate) const CASE: &str = "relay";
 /// The word that makes this program load for `fairlead relay`.
 pub(crate) const LOAD_COMMAND: &str = "relay-load";
+/// The word after its other arguments that makes it use UDP ports.
+pub(crate) const UDP: &str = "udp";
 /// What others are divided by.
 const REFERENCE: Subject = Subject::Derper;
 const PAIRS: usize = 10;
@@ -109,7 +113,7 @@ fn traffic(bed: &Bed, plan: &Plan) -> Result<Vec<Measurement>> {
 fn memory(bed: &Bed, plan: &Plan) -> Result<Vec<Measurement>> {
     let mut samples = Samples::new();
     for round in 0..plan.memory_rounds {
-        for (subject, ()) in in_turn(&mut Subject::ALL.map(|subject| (subject, ())), round) {
+        for (subject, ()) in in_turn(&mut Subject::OVER_TCP.map(|subject| (subject, ())), round) {
             let growth = bed.idle_memory(*subject, plan.idle_pairs, SETTLE)?;
             let clients = plan.idle_pairs * 2;
             let per_10_000 = growth * 10_000.0 / clients as f64;

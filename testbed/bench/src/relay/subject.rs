@@ -4,8 +4,8 @@ use std::fmt;
 use std::path::Path;
 use std::process::Command;
 
-use super::LOAD_COMMAND;
 use super::peers::Peers;
+use super::{LOAD_COMMAND, UDP};
 
 /// Where every relay listens, in a namespace that has this address. Each has a port of its own.
 pub(super) const RELAY_ADDRESS: &str = "192.0.2.1";
@@ -15,6 +15,8 @@ pub(super) const TOKEN: &str = "benchmark";
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Subject {
     Fairlead,
+    /// The same program; packets take UDP ports that it has for each pair.
+    FairleadUdp,
     Derper,
     IrohRelay,
 }
@@ -39,12 +41,14 @@ impl Files<'_> {
 }
 
 impl Subject {
-    pub(super) const ALL: [Self; 3] = [Self::Fairlead, Self::Derper, Self::IrohRelay];
+    pub(super) const ALL: [Self; 4] = [Self::Fairlead, Self::FairleadUdp, Self::Derper, Self::IrohRelay];
+    pub(super) const OVER_TCP: [Self; 3] = [Self::Fairlead, Self::Derper, Self::IrohRelay];
 
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Derper => "derper",
             Self::Fairlead => "fairlead",
+            Self::FairleadUdp => "fairlead, UDP",
             Self::IrohRelay => "iroh-relay",
         }
     }
@@ -54,6 +58,7 @@ impl Subject {
             Self::Derper => 444,
             Self::Fairlead => 443,
             Self::IrohRelay => 445,
+            Self::FairleadUdp => 446,
         };
         format!("{RELAY_ADDRESS}:{port}")
     }
@@ -62,7 +67,7 @@ impl Subject {
     pub(super) fn serve(self, peers: &Peers, files: &Files<'_>, clients: usize) -> Command {
         let mut command = match self {
             Self::Derper => Command::new(&peers.derper),
-            Self::Fairlead => Command::new(&peers.fairlead),
+            Self::Fairlead | Self::FairleadUdp => Command::new(&peers.fairlead),
             Self::IrohRelay => Command::new(&peers.iroh_relay),
         };
         match self {
@@ -72,8 +77,17 @@ impl Subject {
                 .arg(files.directory)
                 .arg("-c")
                 .arg(files.directory.join("derper.json")),
-            Self::Fairlead => command
-                .args(["relay", "--addr", &self.address(), "--name", RELAY_ADDRESS, "--tls-cert-file"])
+            Self::Fairlead | Self::FairleadUdp => command
+                .args([
+                    "relay",
+                    "--stun-addr",
+                    &self.stun_address(),
+                    "--metrics-addr",
+                    "[::]:0",
+                    "--health-addr",
+                    "[::]:0",
+                ])
+                .args(["--addr", &self.address(), "--name", RELAY_ADDRESS, "--tls-cert-file"])
                 .arg(files.certificate())
                 .arg("--tls-private-key-file")
                 .arg(files.key())
@@ -91,12 +105,12 @@ impl Subject {
     pub(super) fn load(self, peers: &Peers, files: &Files<'_>, pairs: usize) -> Command {
         let mut command = match self {
             Self::Derper => Command::new(&peers.derper_load),
-            Self::Fairlead => Command::new(&peers.fairlead_load),
+            Self::Fairlead | Self::FairleadUdp => Command::new(&peers.fairlead_load),
             Self::IrohRelay => Command::new(&peers.iroh_relay),
         };
         match self {
             Self::Derper => {}
-            Self::Fairlead => {
+            Self::Fairlead | Self::FairleadUdp => {
                 command.arg(LOAD_COMMAND);
             }
             Self::IrohRelay => {
@@ -104,7 +118,16 @@ impl Subject {
             }
         }
         command.args([&self.address(), &pairs.to_string()]).env("SSL_CERT_FILE", files.certificate());
+        if self == Self::FairleadUdp {
+            command.arg(UDP);
+        }
         command
+    }
+
+    /// Where `fairlead relay` answers STUN requests; without one it has no UDP ports.
+    fn stun_address(self) -> String {
+        let port = if self == Self::FairleadUdp { 3478 } else { 0 };
+        format!("{RELAY_ADDRESS}:{port}")
     }
 }
 
