@@ -147,6 +147,12 @@ pub const RELAY_TLS_SECRET: &str = "fairlead-relay-tls";
 pub const RELAY_SERVER_NAME: &str = "fairlead-relay.fairlead-relay.svc";
 /// TCP port of the managed relay's pods (WireKube).
 pub const RELAY_PORT: u16 = 3478;
+/// Headless Service with the addresses of all replicas of the managed relay (own).
+pub const RELAY_REPLICAS_SERVICE: &str = "fairlead-relay-replicas";
+/// TCP port at which replicas of a relay serve each other (own).
+pub const RELAY_REPLICA_PORT: u16 = 3480;
+/// Pods of the managed relay, at most: each is connected to all others (own).
+pub const MAX_RELAY_REPLICAS: u32 = 5;
 
 /// Whether a text can be the name of a Node or a pool: a DNS subdomain (RFC 1123). Only such texts may get into a URL.
 pub fn is_object_name(text: &str) -> bool {

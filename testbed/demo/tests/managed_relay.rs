@@ -26,9 +26,11 @@ const NAMESPACE: &str = "fairlead-relay";
 const PORT: u16 = 443;
 const IMAGE: &str = "example.com/fairlead:test";
 /// Everything the controller makes.
-const OBJECTS: [&str; 4] = [
+const OBJECTS: [&str; 6] = [
     "deployment/fairlead-relay",
     "service/fairlead-relay",
+    "service/fairlead-relay-replicas",
+    "poddisruptionbudget/fairlead-relay",
     "secret/fairlead-relay-ca",
     "secret/fairlead-relay-tls",
 ];
@@ -130,7 +132,7 @@ impl Relay {
     /// What kubelet does when the Secret changes.
     fn mount(&self, world: &World) {
         let secret = object(world, "secret/fairlead-relay-tls").unwrap();
-        for key in ["tls.key", "tls.crt"] {
+        for key in ["tls.key", "tls.crt", "ca.crt"] {
             fs::write(self.directory.join(key), file(&secret, key)).unwrap();
         }
     }

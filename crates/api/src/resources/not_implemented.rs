@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::names::{
     ANNOTATION_BIRTHDAY, ANNOTATION_INTERNAL_IP, ANNOTATION_KILO_ALLOWED_LOCATION_IPS,
-    ANNOTATION_KILO_FORCE_INTERNAL_IP, ANNOTATION_KILO_LEADER, ANNOTATION_KILO_LOCATION,
+    ANNOTATION_KILO_FORCE_INTERNAL_IP, ANNOTATION_KILO_LEADER, ANNOTATION_KILO_LOCATION, MAX_RELAY_REPLICAS,
 };
 
 /// A kind of object of which something has no effect.
@@ -51,6 +51,8 @@ pub struct Field {
 /// Values of a field that have no effect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Values {
+    /// What is above this number; it counts as this number.
+    Above(u32),
     /// All.
     Any,
     /// This one; others have an effect.
@@ -109,8 +111,8 @@ pub const WIREKUBE_MESH: NotImplemented = NotImplemented {
         Field::other_than("spec.natTraversal.handshakeValidWindowSeconds", 180),
         Field::other_than("spec.natTraversal.healthProbeTimeoutSeconds", 5),
         Field::any("spec.relay.external.controlEndpoint"),
-        // Relays do not pass datagrams to each other: nodes at different ones would not reach each other.
-        Field::other_than("spec.relay.managed.replicas", 1),
+        // Each replica is connected to all others.
+        Field::above("spec.relay.managed.replicas", MAX_RELAY_REPLICAS),
         // The relay of the controller always speaks TLS.
         Field::value("spec.relay.managed.transport", "ws"),
         // Addresses of other nodes enter the mesh, in whatever subnet they are: that is `tunnel`.
@@ -140,9 +142,14 @@ impl Field {
         Self { path, values: Values::OtherThan(default) }
     }
 
+    const fn above(path: &'static str, limit: u32) -> Self {
+        Self { path, values: Values::Above(limit) }
+    }
+
     fn is_in(&self, object: &Value) -> bool {
         let found = self.path.split('.').try_fold(object, |value, name| value.get(name));
         found.is_some_and(|found| match self.values {
+            Values::Above(limit) => found.as_u64().is_some_and(|number| number > limit.into()),
             Values::Any => true,
             Values::Only(value) => found == value,
             Values::OtherThan(default) => *found != default,
@@ -152,6 +159,7 @@ impl Field {
     /// The field as it is named to users.
     fn label(&self) -> String {
         match self.values {
+            Values::Above(limit) => format!("{} above {limit}", self.path),
             Values::Only(value) => format!("{}: {value}", self.path),
             Values::Any | Values::OtherThan(_) => self.path.to_owned(),
         }
@@ -161,6 +169,7 @@ impl Field {
     fn cel(&self) -> String {
         let path = self.path.split('.').map(|name| format!(".?{name}")).collect::<String>();
         match self.values {
+            Values::Above(limit) => format!("object{path}.orValue(0) > {limit}"),
             Values::Any => format!("object{path}.hasValue()"),
             Values::Only(value) => format!("object{path}.orValue('') == '{value}'"),
             Values::OtherThan(default) => format!("object{path}.orValue({default}) != {default}"),
@@ -273,6 +282,9 @@ pub(super) fn explain(definition: &mut CustomResourceDefinition) {
             Gap::Annotations(_) => {}
             Gap::Fields(fields) => fields.iter().for_each(|field| {
                 let words = match field.values {
+                    Values::Above(limit) => {
+                        format!("Not implemented yet, without effect: more than {limit}.")
+                    }
                     Values::Only(value) => format!("Not implemented yet, without effect: {value}."),
                     Values::Any | Values::OtherThan(_) => "Not implemented yet, without effect.".to_owned(),
                 };

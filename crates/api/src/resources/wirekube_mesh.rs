@@ -276,7 +276,7 @@ pub struct SecretRef {
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct ManagedRelay {
-    /// How many pods run it.
+    /// How many pods run it. Each passes on what is for nodes of the others.
     #[serde(default = "default_one")]
     #[schemars(range(min = 1))]
     pub replicas: i32,

@@ -15,12 +15,15 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use fairlead_api::names::{RELAY_CA_SECRET, RELAY_NAMESPACE, RELAY_PROGRAM, RELAY_TLS_SECRET};
+use fairlead_api::names::{
+    RELAY_CA_SECRET, RELAY_NAMESPACE, RELAY_PROGRAM, RELAY_REPLICAS_SERVICE, RELAY_TLS_SECRET,
+};
 use fairlead_api::resources::{ManagedRelay, RelayProvider, WireKubeMesh, WireKubeMeshStatus};
 use fairlead_cluster::conditions::{Finding, condition};
 use fairlead_cluster::writes::is_stale;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{Node, Pod, Secret, Service};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
 use kube::runtime::reflector::Store;
@@ -129,6 +132,8 @@ impl Reconciler {
         let image = self.image(managed).await?;
         let certificates = self.certificates(mesh).await?;
         let service = self.apply(RELAY_PROGRAM, objects::service(mesh, managed)).await?;
+        self.apply::<Service>(RELAY_REPLICAS_SERVICE, objects::replicas_service(mesh)).await?;
+        self.apply::<PodDisruptionBudget>(RELAY_PROGRAM, objects::disruption_budget(mesh)).await?;
         let deployment = self.apply(RELAY_PROGRAM, objects::deployment(mesh, managed, &image)).await?;
         let pods = self.pods().await?;
         let node = state::serving(&pods).and_then(|pod| pod.spec.as_ref()?.node_name.clone());
@@ -225,6 +230,8 @@ impl Reconciler {
 
     async fn remove(&self) -> kube::Result<()> {
         delete(&self.api::<Deployment>(), RELAY_PROGRAM).await?;
+        delete(&self.api::<PodDisruptionBudget>(), RELAY_PROGRAM).await?;
+        delete(&self.api::<Service>(), RELAY_REPLICAS_SERVICE).await?;
         delete(&self.api::<Service>(), RELAY_PROGRAM).await?;
         delete(&self.api::<Secret>(), RELAY_TLS_SECRET).await?;
         delete(&self.api::<Secret>(), RELAY_CA_SECRET).await

@@ -6,7 +6,10 @@
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use fairlead_api::names::{RELAY_NAMESPACE, RELAY_PORT, RELAY_PROGRAM, RELAY_TLS_SECRET};
+use fairlead_api::names::{
+    MAX_RELAY_REPLICAS, RELAY_NAMESPACE, RELAY_PORT, RELAY_PROGRAM, RELAY_REPLICA_PORT,
+    RELAY_REPLICAS_SERVICE, RELAY_SERVER_NAME, RELAY_TLS_SECRET,
+};
 use fairlead_api::resources::{ManagedRelay, RelayResources, RelayServiceType, WireKubeMesh};
 use kube::ResourceExt as _;
 use serde_json::{Map, Value, json};
@@ -81,8 +84,40 @@ pub(super) fn service(mesh: &WireKubeMesh, managed: &ManagedRelay) -> Value {
     })
 }
 
-/// The Deployment. One pod, whatever `replicas` says: relays do not pass datagrams to each other. A new pod serves before the
-/// old one, which tells its clients to connect again, ends.
+/// The headless Service by which replicas find each other. With those that are not ready: they are on their way up or down, and
+/// have nodes meanwhile.
+pub(super) fn replicas_service(mesh: &WireKubeMesh) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Service", "metadata": metadata(mesh, RELAY_REPLICAS_SERVICE),
+        "spec": {
+            "clusterIP": "None",
+            "ipFamilyPolicy": "PreferDualStack",
+            "publishNotReadyAddresses": true,
+            "selector": labels(),
+            "ports": [{ "name": "replicas", "protocol": "TCP", "port": RELAY_REPLICA_PORT, "targetPort": "replicas" }],
+        },
+    })
+}
+
+/// Draining nodes ends one replica at a time. A single one may always be moved.
+pub(super) fn disruption_budget(mesh: &WireKubeMesh) -> Value {
+    json!({
+        "apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": metadata(mesh, RELAY_PROGRAM),
+        "spec": {
+            "maxUnavailable": 1,
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+            "selector": { "matchLabels": labels() },
+        },
+    })
+}
+
+/// How many pods run.
+pub(super) fn replicas(managed: &ManagedRelay) -> u32 {
+    u32::try_from(managed.replicas).unwrap_or(1).clamp(1, MAX_RELAY_REPLICAS)
+}
+
+/// The Deployment. A new pod serves before an old one, which tells its clients to connect again, ends. Also a single pod has the
+/// options of replicas: during a rollout there are two.
 pub(super) fn deployment(mesh: &WireKubeMesh, managed: &ManagedRelay, image: &str) -> Value {
     let probe = |path: &str, period: i32| json!({ "httpGet": { "path": path, "port": "health" }, "periodSeconds": period, "timeoutSeconds": 5 });
     let container = json!({
@@ -96,11 +131,16 @@ pub(super) fn deployment(mesh: &WireKubeMesh, managed: &ManagedRelay, image: &st
             format!("--tls-cert-file={TLS_DIRECTORY}/{CERTIFICATE}"),
             format!("--tls-private-key-file={TLS_DIRECTORY}/{KEY}"),
             "--allow-wirekube-peers",
+            format!("--replica={RELAY_REPLICAS_SERVICE}.{RELAY_NAMESPACE}.svc:{RELAY_REPLICA_PORT}"),
+            format!("--replica-addr=[::]:{RELAY_REPLICA_PORT}"),
+            format!("--replica-name={RELAY_SERVER_NAME}"),
+            format!("--replica-ca-file={TLS_DIRECTORY}/{AUTHORITIES}"),
         ],
         "env": [{ "name": "MALLOC_ARENA_MAX", "value": "2" }],
         "envFrom": [{ "configMapRef": { "name": "kubernetes-services-endpoint", "optional": true } }],
         "ports": [
             { "name": "relay", "containerPort": RELAY_PORT },
+            { "name": "replicas", "containerPort": RELAY_REPLICA_PORT },
             { "name": "metrics", "containerPort": 9388 },
             { "name": "health", "containerPort": 9389 },
         ],
@@ -118,7 +158,7 @@ pub(super) fn deployment(mesh: &WireKubeMesh, managed: &ManagedRelay, image: &st
     json!({
         "apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata(mesh, RELAY_PROGRAM),
         "spec": {
-            "replicas": 1,
+            "replicas": replicas(managed),
             "selector": { "matchLabels": labels() },
             "strategy": { "type": "RollingUpdate", "rollingUpdate": { "maxSurge": 1, "maxUnavailable": 0 } },
             "template": {
@@ -130,7 +170,7 @@ pub(super) fn deployment(mesh: &WireKubeMesh, managed: &ManagedRelay, image: &st
 }
 
 fn pod(container: &Value) -> Value {
-    let items = [CERTIFICATE, KEY].map(|key| json!({ "key": key, "path": key }));
+    let items = [CERTIFICATE, KEY, AUTHORITIES].map(|key| json!({ "key": key, "path": key }));
     json!({
         "serviceAccountName": RELAY_PROGRAM,
         "nodeSelector": { "kubernetes.io/os": "linux" },
@@ -139,6 +179,10 @@ fn pod(container: &Value) -> Value {
             "maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway",
             "labelSelector": { "matchLabels": labels() },
         }],
+        "affinity": { "podAntiAffinity": { "preferredDuringSchedulingIgnoredDuringExecution": [{
+            "weight": 100,
+            "podAffinityTerm": { "topologyKey": "kubernetes.io/hostname", "labelSelector": { "matchLabels": labels() } },
+        }] } },
         "securityContext": {
             "runAsNonRoot": true, "runAsUser": USER, "runAsGroup": USER, "fsGroup": USER,
             "seccompProfile": { "type": "RuntimeDefault" },
@@ -198,6 +242,29 @@ mod tests {
     }
 
     #[test]
+    fn replicas_find_each_other_and_prove_who_they_are() {
+        let (deployment, _) = objects(&json!({ "replicas": 2 }));
+        assert_eq!(deployment["spec"]["replicas"], 2);
+        let spec = &deployment["spec"]["template"]["spec"];
+        let arguments = spec["containers"][0]["args"].as_array().unwrap();
+        for argument in [
+            "--replica=fairlead-relay-replicas.fairlead-relay.svc:3480",
+            "--replica-name=fairlead-relay.fairlead-relay.svc",
+            "--replica-ca-file=/etc/fairlead/relay/ca.crt",
+        ] {
+            assert!(arguments.contains(&json!(argument)), "{arguments:?}");
+        }
+        let files = spec["volumes"][0]["secret"]["items"].as_array().unwrap();
+        assert!(files.contains(&json!({ "key": "ca.crt", "path": "ca.crt" })), "{files:?}");
+        let mesh = mesh(&json!({}));
+        let (service, budget) = (replicas_service(&mesh), disruption_budget(&mesh));
+        let labels = &deployment["spec"]["template"]["metadata"]["labels"];
+        assert_eq!((&service["spec"]["selector"], &service["spec"]["clusterIP"]), (labels, &json!("None")));
+        assert_eq!(service["spec"]["publishNotReadyAddresses"], true);
+        assert_eq!(&budget["spec"]["selector"]["matchLabels"], labels);
+    }
+
+    #[test]
     fn pods_run_one_relay_without_privileges() {
         let (deployment, service) = objects(&json!({}));
         let spec = &deployment["spec"]["template"]["spec"];
@@ -243,9 +310,14 @@ mod tests {
         // Nodes read it; the controller refuses the value that is listed.
         read_fields.insert("transport");
         assert_ne!(read(json!({ "transport": "ws" })), nothing);
-        assert_eq!(read(json!({ "replicas": 3 })).0, nothing.0);
-        let replicas = serde_json::to_value(mesh(&json!({ "replicas": 3 }))).unwrap();
-        assert!(WIREKUBE_MESH.message(&replicas).unwrap().contains("replicas"));
+        // As many as may be; more are listed.
+        let replicas = |count: u32| read(json!({ "replicas": count })).0;
+        assert!(replicas(2) != nothing.0 && replicas(5) != replicas(2) && replicas(6) == replicas(5));
+        let message = |count: u32| {
+            WIREKUBE_MESH.message(&serde_json::to_value(mesh(&json!({ "replicas": count }))).unwrap())
+        };
+        assert_eq!((message(2), message(5)), (None, None));
+        assert!(message(6).unwrap().ends_with("spec.relay.managed.replicas above 5"));
         read_fields.insert("replicas");
         let schema = serde_json::to_value(&WireKubeMesh::crd().spec.versions[0].schema).unwrap();
         let path = "/openAPIV3Schema/properties/spec/properties/relay/properties/managed/properties";

@@ -7,6 +7,8 @@ use fairlead_cluster::conditions::Finding;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{Node, Pod, Service};
 
+use super::objects::replicas;
+
 /// The condition of the mesh.
 pub(super) const RELAY_READY: &str = "RelayReady";
 
@@ -47,8 +49,11 @@ pub(super) fn refusal(managed: &ManagedRelay) -> Option<Finding<'static>> {
 
 /// The pod that connections reach: it is ready and does not end. The oldest, so that a rollout moves nodes once.
 pub(super) fn serving(pods: &[Pod]) -> Option<&Pod> {
-    let ready = pods.iter().filter(|pod| pod.metadata.deletion_timestamp.is_none() && is_ready(pod));
-    ready.min_by_key(|pod| (pod.metadata.creation_timestamp.clone(), pod.metadata.name.clone()))
+    ready(pods).min_by_key(|pod| (pod.metadata.creation_timestamp.clone(), pod.metadata.name.clone()))
+}
+
+fn ready(pods: &[Pod]) -> impl Iterator<Item = &Pod> {
+    pods.iter().filter(|pod| pod.metadata.deletion_timestamp.is_none() && is_ready(pod))
 }
 
 fn is_ready(pod: &Pod) -> bool {
@@ -65,7 +70,10 @@ pub(super) fn state(managed: &ManagedRelay, observed: &Observed) -> State {
             type_: RELAY_READY,
             holds: true,
             reason: "Serving",
-            message: format!("nodes reach the relay at {endpoint}{}", ignored_replicas(managed)),
+            message: format!(
+                "nodes reach the relay at {endpoint}{}",
+                ready_replicas(managed, &observed.pods)
+            ),
         },
     };
     let mut pod_ips: Vec<String> = observed.pods.iter().flat_map(pod_ips).collect();
@@ -73,8 +81,11 @@ pub(super) fn state(managed: &ManagedRelay, observed: &Observed) -> State {
     State { endpoint: endpoint.ok(), pod_ips, finding }
 }
 
-fn ignored_replicas(managed: &ManagedRelay) -> &'static str {
-    if managed.replicas > 1 { "; one pod runs, since relays do not pass datagrams to each other" } else { "" }
+/// How many of several replicas are ready.
+fn ready_replicas(managed: &ManagedRelay, pods: &[Pod]) -> String {
+    let wanted = replicas(managed);
+    let ready = ready(pods).count();
+    if wanted > 1 { format!("; {ready} of {wanted} replicas are ready") } else { String::new() }
 }
 
 fn endpoint(managed: &ManagedRelay, observed: &Observed) -> Result<String, Finding<'static>> {
@@ -280,7 +291,7 @@ pub(super) mod tests {
         let state =
             state(&managed, &Observed { pods: vec![pod("a", "n1", "True", false)], ..Observed::default() });
         assert_eq!(state.endpoint.as_deref(), Some("relay.example:443"));
-        assert!(state.finding.holds && state.finding.message.contains("one pod runs"), "{:?}", state.finding);
+        assert!(state.finding.holds && state.finding.message.ends_with("; 1 of 2 replicas are ready"));
     }
 
     #[test]

@@ -174,6 +174,9 @@ const CONTROLLER_RIGHTS: &[Right] = &[
     // The managed relay, by name, in a namespace where no other ServiceAccount is and no pod has privileges.
     ("create patch delete", "deployments.apps", "", "fairlead-relay", RELAY, true),
     ("create patch delete", "services", "", "fairlead-relay", RELAY, true),
+    ("create patch delete", "services", "", "fairlead-relay-replicas", RELAY, true),
+    ("create patch delete", "poddisruptionbudgets.policy", "", "fairlead-relay", RELAY, true),
+    ("create patch delete", "poddisruptionbudgets.policy", "", "", RELAY, false),
     ("get create patch delete", "secrets", "", "fairlead-relay-ca", RELAY, true),
     ("get create patch delete", "secrets", "", "fairlead-relay-tls", RELAY, true),
     ("create patch delete", "deployments.apps", "", "", RELAY, false),

@@ -31,7 +31,7 @@ fn only_what_has_no_effect_is_warned_of() {
     let bed = bed();
     let fields = json!({
         "apiServerURL": "https://192.0.2.1:6443", "meshCIDR": "100.64.0.0/16", "natTraversal": {},
-        "relay": { "provider": "managed", "managed": { "replicas": 2, "transport": "ws" } },
+        "relay": { "provider": "managed", "managed": { "replicas": 6, "transport": "ws" } },
         "routing": { "localSubnetPolicy": "bypass" },
     });
     let peer = json!({ "publicKey": KEY, "allowedIPs": ["10.0.0.1/32"] });
@@ -67,7 +67,7 @@ fn what_has_an_effect_is_applied_without_a_word() {
     let works = json!({
         "listenPort": 51821, "interfaceName": "wg9", "mtu": 1400,
         "autoAllowedIPs": { "includeNodeInternalIP": false },
-        "relay": { "provider": "managed", "managed": { "replicas": 1, "transport": "wss" } },
+        "relay": { "provider": "managed", "managed": { "replicas": 5, "transport": "wss" } },
         "routing": { "localSubnetPolicy": "tunnel", "excludeCIDRs": ["192.0.2.0/24"] },
     });
     let none = json!({});
