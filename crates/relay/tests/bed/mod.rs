@@ -17,7 +17,8 @@ use fairlead_wire::relay::{
     ALPN, AllocatedPort, ErrorReason, Frame, HEADER_LENGTH, MAX_BODY, Register, StunServer, parse, signed,
 };
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
-use rustls::pki_types::ServerName;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::oneshot;
@@ -127,6 +128,13 @@ impl Bed {
     /// The authority of its certificate, in PEM.
     pub(crate) fn authority(&self) -> Vec<u8> {
         self.files.ca.clone()
+    }
+
+    /// Its certificate and the key of that.
+    pub(crate) fn certificate(&self) -> (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>) {
+        let path = |name: &str| self.files.directory.path().join(name);
+        let certificate = CertificateDer::from_pem_file(path("tls.crt")).unwrap();
+        (vec![certificate], PrivateKeyDer::from_pem_file(path("tls.key")).unwrap())
     }
 
     /// Ends without a word, as a program that is killed.

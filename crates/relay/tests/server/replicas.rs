@@ -8,7 +8,7 @@ use fairlead_relay::client::trust;
 use fairlead_relay::core::DropReason;
 use fairlead_wire::relay::Frame;
 use fairlead_wire::relay::replica::REPLICA_ALPN;
-use rustls::pki_types::ServerName;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use tokio::io::AsyncReadExt as _;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
@@ -111,20 +111,13 @@ async fn who_has_not_the_relays_certificate_is_no_replica() {
     let stranger = Bed::start_replica(&[address(&first)]).await;
     let mut client = first.client("tcp", 1).await;
     let _other = stranger.client("tcp", 2).await;
-    // A program without a certificate, which knows the authority.
-    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    let mut config = rustls::ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_root_certificates(trust(&first.authority()).unwrap())
-        .with_no_client_auth();
-    config.alpn_protocols = vec![REPLICA_ALPN.to_vec()];
-    let stream = TcpStream::connect(address(&first)).await.unwrap();
-    let name = ServerName::try_from("localhost").unwrap();
-    // With TLS 1.3 a client hears of the refusal when it reads.
-    let mut stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await.unwrap();
-    let refusal = stream.read(&mut [0; 64]).await.unwrap_err().to_string();
-    assert!(refusal.contains("CertificateRequired"), "{refusal}");
+    // Programs that know the authority, without a certificate and with the stranger's. Both authorities have the same name, so it is
+    // the signature that is wrong.
+    let theirs = stranger.certificate();
+    for (certificate, refusal) in [(None, "CertificateRequired"), (Some(theirs), "DecryptError")] {
+        let error = refused(&first, certificate).await;
+        assert!(error.contains(refusal), "{error}");
+    }
 
     tokio::time::sleep(Duration::from_millis(500)).await;
     for bed in [&first, &stranger] {
@@ -132,4 +125,27 @@ async fn who_has_not_the_relays_certificate_is_no_replica() {
     }
     client.send(&Frame::Datagram { peer: public(2), payload: b"x" }).await;
     assert!(client.next().await.starts_with("PeerGone"));
+}
+
+/// Connects as a replica with this certificate, and says how that ends.
+async fn refused(
+    bed: &Bed,
+    certificate: Option<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>)>,
+) -> String {
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let config = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(trust(&bed.authority()).unwrap());
+    let mut config = match certificate {
+        None => config.with_no_client_auth(),
+        Some((chain, key)) => config.with_client_auth_cert(chain, key).unwrap(),
+    };
+    config.alpn_protocols = vec![REPLICA_ALPN.to_vec()];
+    let stream = TcpStream::connect(address(bed)).await.unwrap();
+    let name = ServerName::try_from("localhost").unwrap();
+    // With TLS 1.3 a client hears of the refusal when it reads.
+    let mut stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await.unwrap();
+    let error = stream.read(&mut [0; 64]).await.expect_err("it is accepted");
+    error.to_string()
 }
