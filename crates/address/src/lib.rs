@@ -23,5 +23,5 @@ pub use dual_stack::{DualStack, DualStackAddrs, DualStackNets};
 pub use endpoint::{Endpoint, InvalidEndpoint};
 pub use family::IpFamily;
 pub use interval::{Interval, IntervalSet};
-pub use nat64::{IPV4_ONLY_NAME, InvalidNat64Prefix, Nat64Prefix, without_nat64};
+pub use nat64::{IPV4_ONLY_NAME, InvalidNat64Prefix, Nat64, Nat64Prefix, without_nat64};
 pub use prefix::{PrefixSet, is_host, overlap};

@@ -3,9 +3,9 @@
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use ipnet::{IpNet, Ipv6Net};
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
-use crate::class::{UnusablePrefix, unusable};
+use crate::class::{UnusablePrefix, is_reachable, unusable};
 
 /// The name that has only these IPv4 addresses: an IPv6 address of it was made by a DNS64 (RFC 7050, section 8).
 pub const IPV4_ONLY_NAME: &str = "ipv4only.arpa";
@@ -117,6 +117,33 @@ pub fn without_nat64(prefixes: &[Nat64Prefix], endpoint: SocketAddr) -> SocketAd
     let mut prefixes = prefixes.iter().chain([&Nat64Prefix::WELL_KNOWN]);
     let embedded = prefixes.find_map(|prefix| prefix.extract(address));
     embedded.map_or(endpoint, |address| SocketAddr::new(address.into(), endpoint.port()))
+}
+
+/// How a node without an IPv4 route reaches IPv4 endpoints: through the NAT64 of its network (RFC 6146).
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Nat64 {
+    /// Its prefixes; empty where there is none.
+    pub prefixes: Vec<Nat64Prefix>,
+    /// Destinations that the node reaches without it.
+    pub ipv4_routes: Vec<Ipv4Net>,
+}
+
+impl Nat64 {
+    /// The endpoints that are translated to an IPv4 endpoint, one for each prefix. None for what the node has a route to, and for
+    /// what no packet through a NAT64 can arrive at.
+    pub fn endpoints(&self, endpoint: SocketAddr) -> Vec<SocketAddr> {
+        let IpAddr::V4(address) = endpoint.ip().to_canonical() else { return Vec::new() };
+        if !is_reachable(address.into()) || self.ipv4_routes.iter().any(|route| route.contains(&address)) {
+            return Vec::new();
+        }
+        let embedded = self.prefixes.iter().filter_map(|prefix| prefix.embed(address));
+        embedded.map(|embedded| SocketAddr::new(embedded.into(), endpoint.port())).collect()
+    }
+
+    /// The endpoint as other nodes know it ([`without_nat64`]).
+    pub fn original(&self, endpoint: SocketAddr) -> SocketAddr {
+        without_nat64(&self.prefixes, endpoint)
+    }
 }
 
 /// Takes the four bytes behind the prefix, without the reserved one.

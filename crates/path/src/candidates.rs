@@ -4,10 +4,8 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
-use fairlead_address::{canonical, is_private, is_reachable};
+use fairlead_address::{Nat64, canonical, is_private, is_reachable};
 use ipnet::IpNet;
-
-use crate::nat64::Nat64;
 
 /// The limit on candidates from [`order`]. With the attempts of [`crate::Config`] all are tried within 90 s.
 pub const MAX_CANDIDATES: usize = 16;

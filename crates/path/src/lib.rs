@@ -3,7 +3,6 @@
 //! * [`PathAgent`]: one per node, with a state machine per peer. The interface of this crate for a shell.
 //! * [`candidates`]: the endpoints at which a peer may be reached, best first.
 //! * [`nat`]: the kind of NAT in front of this node, from where peers see it.
-//! * [`Nat64`]: how a node without an IPv4 route reaches IPv4 endpoints.
 //! * `rotation`: the strategy for peers that do not answer probes. It tries candidates in order, starts with the one of
 //!   the last live session, and leaves live sessions alone.
 //! * `prober`: the strategy for peers that answer probes: what works now, and which of it to use; `probing` has what all probers
@@ -23,7 +22,6 @@ mod binding;
 pub mod candidates;
 mod filtering;
 pub mod nat;
-mod nat64;
 mod prober;
 mod probing;
 mod reflexive;
@@ -34,10 +32,9 @@ mod timers;
 pub use agent::{Event, PathAgent, PeerPaths, RelayPath, Transmit};
 pub use binding::RelayPort;
 pub use candidates::{Candidate, MAX_CANDIDATES, OwnView, PeerView, Source, order};
-pub use fairlead_address::is_private;
+pub use fairlead_address::{Nat64, is_private};
 pub use filtering::{Filtering, RelayStun};
 pub use nat::{NatType, Seen, classify};
-pub use nat64::Nat64;
 pub use prober::{CandidateStatus, PingOutcome, RelayPortRange};
 pub use probing::{Identity, ProbeCounts, ProbeDrops};
 pub use rotation::{Config, EndpointReason, Observation, Reason, State, Status};

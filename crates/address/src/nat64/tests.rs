@@ -95,6 +95,23 @@ fn only_endpoints_of_a_prefix_lose_it() {
     }
 }
 
+#[test]
+fn only_what_has_no_route_and_can_be_reached_goes_through_the_nat64() {
+    let nat64 = Nat64 {
+        prefixes: vec![prefix("2001:db8:64::/96").unwrap(), Nat64Prefix::WELL_KNOWN],
+        ipv4_routes: vec!["10.0.0.0/8".parse().unwrap()],
+    };
+    let through = |endpoint: &str| {
+        let endpoints = nat64.endpoints(endpoint.parse().unwrap());
+        endpoints.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    assert_eq!(through("9.9.9.9:7"), ["[2001:db8:64::909:909]:7", "[64:ff9b::909:909]:7"]);
+    assert_eq!(through("192.168.0.1:7"), ["[2001:db8:64::c0a8:1]:7"]);
+    for endpoint in ["10.0.0.1:7", "127.0.0.1:7", "169.254.169.254:80", "[2001:db8::1]:7"] {
+        assert_eq!(through(endpoint), [""; 0], "{endpoint}");
+    }
+}
+
 fn any_prefix() -> impl Strategy<Value = Nat64Prefix> {
     (any::<u128>(), prop::sample::select(LENGTHS.to_vec())).prop_filter_map("unusable", |(bits, length)| {
         Nat64Prefix::new(Ipv6Net::new(Ipv6Addr::from_bits(bits & !RESERVED), length).unwrap()).ok()

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use fairlead_address::{Endpoint, Nat64Prefix, PrefixSet, is_reachable};
+use fairlead_address::{Endpoint, PrefixSet, is_reachable};
 use fairlead_api::names::KEEPALIVE;
 use fairlead_api::wireguard::{PeerConfig, PublicKey};
 use fairlead_dataplane::mesh::{Bypass, MeshState};
@@ -120,8 +120,8 @@ pub struct Desired {
     pub peer_reflexive: Vec<SocketAddr>,
     /// The address translation in front of this node, as far as it is known.
     pub nat: NatType,
-    /// The prefixes of the NAT64 of this node's network.
-    pub nat64: Vec<Nat64Prefix>,
+    /// How this node reaches IPv4 endpoints.
+    pub nat64: Nat64,
     /// This node's prefixes.
     pub own_prefixes: Vec<IpNet>,
     /// What was left out.
@@ -193,7 +193,7 @@ impl Desired {
             peer_reflexive,
             own_prefixes: own_prefixes(inputs),
             problems: problems(inputs, &plan, stun).into_iter().chain(refused).collect(),
-            nat64: own.nat64.prefixes,
+            nat64: own.nat64,
             bypass: bypass(inputs, &plan, &blocks),
             mtu: mtu(inputs, host),
             targets_v4: plan.targets_ipv4.into_iter().map(IpNet::from).collect(),

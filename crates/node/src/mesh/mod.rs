@@ -132,7 +132,7 @@ pub fn start(deps: MeshDeps, supervisor: &mut Supervisor) -> MeshHandle {
         deps.meshes,
         sources,
         deps.api_server,
-        NetworkWatches { port_mappings, public_ipv4, nat64: nat64.clone() },
+        NetworkWatches { port_mappings, public_ipv4, nat64 },
     );
     let probes = Identity { private_key: private_key.clone(), public_key, epoch: rand::random() };
     let (view, status) = RelayView::open();

@@ -7,7 +7,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
-use fairlead_address::without_nat64;
 use fairlead_api::names::MARK_FROM_WIREGUARD;
 use fairlead_api::wireguard::{DeviceState, PeerState, PrivateKey, PublicKey};
 use fairlead_dataplane::wireguard::{
@@ -98,10 +97,11 @@ impl<K: Kernel> Mesh<K> {
             if self.followed != follows {
                 let Inputs { settings, .. } = &**inputs;
                 self.paths.relay().set_users(settings.port, |key| desired.peers.contains_key(key));
+                self.paths.relay().set_nat64(&desired.nat64);
                 self.paths.set_peers(&desired.peers, capabilities, settings.relay.as_ref(), now);
                 self.paths.port().with_agent(|agent| {
                     agent.set_mtu(mtu);
-                    agent.set_nat64(&desired.nat64);
+                    agent.set_nat64(&desired.nat64.prefixes);
                 });
                 self.followed = follows;
             }
@@ -246,7 +246,7 @@ impl<K: Kernel> Mesh<K> {
             port_mappings: inputs.port_mappings.clone(),
             public_ipv4: inputs.public_ipv4,
             peer_reflexive: desired.peer_reflexive.clone(),
-            nat64: desired.nat64.clone(),
+            nat64: desired.nat64.prefixes.clone(),
             own_prefixes: desired.own_prefixes.clone(),
             claims: inputs.claims.clone(),
             problems: problems.chain(path_mtu).collect(),
@@ -263,7 +263,7 @@ impl<K: Kernel> Mesh<K> {
             let (path, device) = self.paths.status(key, now)?;
             let endpoint = device.as_ref().and_then(|device| device.config.endpoint);
             let relay = endpoint.and_then(|endpoint| self.paths.relay_transport(endpoint));
-            let original = endpoint.map(|endpoint| without_nat64(&planned.desired.nat64, endpoint));
+            let original = endpoint.map(|endpoint| planned.desired.nat64.original(endpoint));
             let is_news = |endpoint: &SocketAddr| relay.is_none() && peer.is_news(*endpoint);
             Some(PeerReport {
                 name: peer.name.clone(),

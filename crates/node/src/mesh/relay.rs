@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
+use fairlead_address::Nat64;
 use fairlead_api::names::MARK_FROM_WIREGUARD;
 use fairlead_api::wireguard::{PrivateKey, PublicKey};
 use fairlead_path::{PathAgent, RelayPath, RelayPort, RelayStun};
@@ -39,6 +40,7 @@ pub struct RelayView {
     port: Option<Arc<LoopbackPort>>,
     queue: LinkQueue,
     status: watch::Receiver<LinkStatus>,
+    nat64: Arc<watch::Sender<Nat64>>,
 }
 
 /// How packets to a peer reach the relay.
@@ -97,7 +99,8 @@ impl RelayView {
     /// With this port, or without relays.
     pub(super) fn new(port: Option<LoopbackPort>) -> (Self, watch::Sender<LinkStatus>) {
         let (sender, status) = watch::channel(LinkStatus::default());
-        (Self { port: port.map(Arc::new), queue: LinkQueue::default(), status }, sender)
+        let nat64 = Arc::new(watch::Sender::default());
+        (Self { port: port.map(Arc::new), queue: LinkQueue::default(), status, nat64 }, sender)
     }
 
     /// Says where WireGuard is, and which peers there are.
@@ -105,6 +108,13 @@ impl RelayView {
         if let Some(port) = &self.port {
             port.set_wireguard_port(wireguard_port);
             port.retain(is_peer);
+        }
+    }
+
+    /// Says how IPv4 addresses are reached, for connections from now on.
+    pub(super) fn set_nat64(&self, nat64: &Nat64) {
+        if *self.nat64.borrow() != *nat64 {
+            self.nat64.send_replace(nat64.clone());
         }
     }
 
@@ -221,7 +231,9 @@ impl RelayLink {
     async fn connect(&self, server: &RelayServer, port: &Arc<LoopbackPort>) {
         let prepared = async {
             let token = self.token(server).await?;
-            Ok::<_, anyhow::Error>((client_settings(server, &self.private_key, token.clone())?, token))
+            let settings = client_settings(server, &self.private_key, token.clone())?;
+            let nat64 = Some(self.view.nat64.subscribe());
+            Ok::<_, anyhow::Error>((client::Settings { nat64, ..settings }, token))
         };
         let (connection, token) = match prepared.await {
             Ok(prepared) => prepared,
@@ -310,5 +322,6 @@ fn client_settings(
         instance: rand::random(),
         token,
         mark: MARK_FROM_WIREGUARD,
+        nat64: None,
     })
 }

@@ -8,10 +8,11 @@ mod loopback;
 mod proxy;
 
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use fairlead_address::Nat64;
 use fairlead_api::wireguard::PrivateKey;
 use fairlead_wire::relay::{
     ALPN, ErrorReason, Frame, Hello, InvalidFrame, MAX_BODY, MAX_HANDSHAKE_BODY, MIN_VERSION, Oversized,
@@ -23,6 +24,7 @@ use rustls::{ClientConfig, RootCertStore};
 use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpSocket, TcpStream, lookup_host};
+use tokio::sync::watch;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
@@ -61,6 +63,17 @@ pub struct Settings {
     pub token: Vec<u8>,
     /// `SO_MARK` of the connection; zero for none. On a node it keeps the connection out of the mesh that it carries.
     pub mark: u32,
+    /// How IPv4 addresses are reached, as of each connection; as they are where `None`.
+    pub nat64: Option<watch::Receiver<Nat64>>,
+}
+
+impl Settings {
+    /// The address itself, or what leads to it through a NAT64.
+    fn reached_at(&self, address: SocketAddr) -> Vec<SocketAddr> {
+        let nat64 = self.nat64.as_ref().map(watch::Receiver::borrow);
+        let translated = nat64.map(|nat64| nat64.endpoints(address)).unwrap_or_default();
+        if translated.is_empty() { vec![address] } else { translated }
+    }
 }
 
 /// Why a client is not connected.
@@ -201,7 +214,7 @@ async fn reach(settings: &Settings) -> Result<(TcpStream, Option<IpAddr>), Conne
         None => (settings.endpoint.host.as_str(), settings.endpoint.port),
     };
     let unreachable = |error| ConnectError::Io(format!("{host}:{port}"), error);
-    let mut stream = dial(host, port, settings.mark).await.map_err(unreachable)?;
+    let mut stream = dial(settings, host, port).await.map_err(unreachable)?;
     let Some(proxy) = &settings.proxy else {
         let address = stream.peer_addr().ok().map(|address| address.ip().to_canonical());
         return Ok((stream, address));
@@ -211,19 +224,20 @@ async fn reach(settings: &Settings) -> Result<(TcpStream, Option<IpAddr>), Conne
     proxy.tunnel(&mut stream, &target).await?;
     // The proxy may know names that this host does not.
     let address = lookup_host((host.as_str(), *port)).await.ok().and_then(|mut found| found.next());
+    let address = address.and_then(|address| settings.reached_at(address).into_iter().next());
     Ok((stream, address.map(|address| address.ip())))
 }
 
 /// Connects to the first address of a host that answers.
-async fn dial(host: &str, port: u16, mark: u32) -> io::Result<TcpStream> {
+async fn dial(settings: &Settings, host: &str, port: u16) -> io::Result<TcpStream> {
     let mut failure = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
-    for address in lookup_host((host, port)).await? {
+    for address in lookup_host((host, port)).await?.flat_map(|address| settings.reached_at(address)) {
         let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() };
         let connected = async {
             let socket = socket?;
             let options = SockRef::from(&socket);
-            if mark != 0 {
-                options.set_mark(mark)?;
+            if settings.mark != 0 {
+                options.set_mark(settings.mark)?;
             }
             options.set_tcp_nodelay(true)?;
             options.set_tcp_notsent_lowat(NOT_SENT)?;

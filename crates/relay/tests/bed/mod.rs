@@ -158,6 +158,7 @@ impl Bed {
             private_key: key(number),
             instance: [number; 8],
             mark: 0,
+            nat64: None,
             token: TOKEN.into(),
         }
     }

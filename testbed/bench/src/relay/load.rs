@@ -41,6 +41,7 @@ async fn serve(address: &str, pairs: usize, is_udp: bool) -> Result<()> {
             instance: number.to_le_bytes(),
             token: TOKEN.into(),
             mark: 0,
+            nat64: None,
         }
     };
     // The lowest bits of a private key do not count.

@@ -1,3 +1,4 @@
+use fairlead_address::Nat64Prefix;
 use fairlead_topology::{MemberRecord, Source, merge};
 
 use super::*;
