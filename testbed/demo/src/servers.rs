@@ -32,6 +32,15 @@ pub fn relay(world: &World) -> anyhow::Result<Relay> {
     Relay::start(world.lab().public_site("internet").host("relay")?, world.directory().join("relay"))
 }
 
+/// The same on a machine with IPv4 and IPv6, known by a name.
+///
+/// # Errors
+/// As [`relay`].
+pub fn dual_stack_relay(world: &World, name: &str) -> anyhow::Result<Relay> {
+    let host = world.lab().dual_stack_site("internet").host("relay")?;
+    Relay::start_named(host, name, world.directory().join("relay"))
+}
+
 /// Applies the mesh with this specification.
 ///
 /// # Errors

@@ -29,11 +29,12 @@ pub struct Nat64 {
 }
 
 impl Nat64 {
-    /// Starts both on the router of a site, which must have IPv6. Their files go to `directory`.
+    /// Starts both on the router of a site, which must have IPv6. Their files go to `directory`. Without `has_dns64` the DNS server
+    /// knows nothing, and hosts do not learn the prefix.
     ///
     /// # Errors
     /// A program is not installed or does not start, or the site has no IPv6.
-    pub fn start(site: &NatSite, directory: &Path) -> Result<Self> {
+    pub fn start(site: &NatSite, directory: &Path, has_dns64: bool) -> Result<Self> {
         let router = site.router();
         let lan6 = router.lan6().with_context(|| format!("the site {} has no IPv6", site.name()))?;
         let resolver = Ipv6Addr::from_bits(lan6.network().to_bits() | 1);
@@ -43,7 +44,7 @@ impl Nat64 {
             site: site.clone(),
             resolv_conf,
             _translator: translator(router, directory)?,
-            _dns: dns(router, resolver, directory)?,
+            _dns: dns(router, resolver, has_dns64, directory)?,
         })
     }
 
@@ -93,7 +94,7 @@ fn translator(router: &Router, directory: &Path) -> Result<Process> {
 }
 
 /// Answers with the addresses that a DNS64 makes of those of `ipv4only.arpa` (RFC 7050, section 8), and nothing else.
-fn dns(router: &Router, address: Ipv6Addr, directory: &Path) -> Result<Process> {
+fn dns(router: &Router, address: Ipv6Addr, has_dns64: bool, directory: &Path) -> Result<Process> {
     let mut dnsmasq = Command::new("dnsmasq");
     dnsmasq.args([
         "--keep-in-foreground",
@@ -105,7 +106,7 @@ fn dns(router: &Router, address: Ipv6Addr, directory: &Path) -> Result<Process> 
     dnsmasq.args(["--bind-interfaces", "--except-interface=lo", "--log-facility=-", "--log-queries"]);
     dnsmasq.arg(format!("--listen-address={address}"));
     dnsmasq.arg(format!("--pid-file={}", directory.join("dnsmasq.pid").display()));
-    for last in [170, 171] {
+    for last in [170, 171].into_iter().filter(|_| has_dns64) {
         let ipv4 = Ipv4Addr::new(192, 0, 0, last);
         dnsmasq.arg(format!("--host-record=ipv4only.arpa,{ipv4},{}", embedded(ipv4)));
     }

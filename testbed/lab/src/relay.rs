@@ -21,11 +21,14 @@ const SECRET: &str = "fairlead-relay";
 /// Only bounds what would hang.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// `fairlead relay` with a certificate for its address.
+/// `fairlead relay` with a certificate for its address or name.
 #[derive(Debug)]
 pub struct Relay {
     /// The machine.
     pub host: Host,
+    /// As nodes know it.
+    name: String,
+    listen: String,
     directory: PathBuf,
     certificate: String,
     process: Option<Process>,
@@ -37,13 +40,26 @@ impl Relay {
     /// # Errors
     /// As [`Relay::run`].
     pub fn start(host: Host, directory: PathBuf) -> Result<Self> {
+        let address = host.address().to_string();
+        Self::start_on(host, address.clone(), address, directory)
+    }
+
+    /// The same on all addresses of the machine, known by a name.
+    ///
+    /// # Errors
+    /// As [`Relay::run`].
+    pub fn start_named(host: Host, name: &str, directory: PathBuf) -> Result<Self> {
+        Self::start_on(host, name.to_owned(), "[::]".to_owned(), directory)
+    }
+
+    fn start_on(host: Host, name: String, listen: String, directory: PathBuf) -> Result<Self> {
         fs::create_dir(&directory)?;
-        let made = rcgen::generate_simple_self_signed([host.address().to_string()])?;
+        let made = rcgen::generate_simple_self_signed([name.clone()])?;
         let certificate = made.cert.pem();
         fs::write(directory.join("tls.crt"), &certificate)?;
         fs::write(directory.join("tls.key"), made.signing_key.serialize_pem())?;
         fs::write(directory.join("tokens"), TOKEN)?;
-        let mut relay = Self { host, directory, certificate, process: None };
+        let mut relay = Self { host, name, listen, directory, certificate, process: None };
         relay.run()?;
         Ok(relay)
     }
@@ -54,7 +70,7 @@ impl Relay {
     /// It is not built, or did not come up; its output is in the message.
     pub fn run(&mut self) -> Result<()> {
         let mut program = self.host.command(executable("fairlead")?)?;
-        program.args(["relay", "--addr", &self.address()]);
+        program.args(["relay", "--addr", &format!("{}:{PORT}", self.listen)]);
         program.args(["--metrics-addr=127.0.0.1:9388", "--health-addr=127.0.0.1:9389", "--drain=2s"]);
         for (option, file) in [
             ("--tls-cert-file", "tls.crt"),
@@ -85,9 +101,9 @@ impl Relay {
         process.wait(TIMEOUT).map(drop)
     }
 
-    /// Its address and port.
+    /// Its address or name, and port.
     pub fn address(&self) -> String {
-        format!("{}:{PORT}", self.host.address())
+        format!("{}:{PORT}", self.name)
     }
 
     /// `spec.relay` of the mesh.

@@ -17,7 +17,7 @@ fn a_host_without_ipv4_reaches_ipv4_through_the_nat64() {
     };
     let site = lab.site("mobile", options).unwrap();
     let directory = tempfile::tempdir().unwrap();
-    let nat64 = Nat64::start(&site, directory.path()).unwrap();
+    let nat64 = Nat64::start(&site, directory.path(), true).unwrap();
     let host = nat64.host("phone").unwrap();
     assert_eq!(
         host.shell("ip -4 -brief addr show dev eth0 scope global; ip -4 route")
