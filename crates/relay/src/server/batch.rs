@@ -43,7 +43,13 @@ pub(super) fn pass(
     take: impl for<'a> FnOnce(&mut dyn Iterator<Item = (SocketAddr, &'a [u8])>, &mut Runs<'a>),
 ) -> io::Result<()> {
     MEMORY.with_borrow_mut(|memory| {
-        let messages = socket.try_io(Interest::READABLE, || read(socket, memory))?;
+        let mut messages = Vec::new();
+        let received = socket.try_io(Interest::READABLE, || {
+            messages = read(socket, memory)?;
+            // With room left the socket is empty: one more call would only say so.
+            if messages.len() < BUFFERS { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(()) }
+        });
+        received.or_else(|error| if messages.is_empty() { Err(error) } else { Ok(()) })?;
         let mut runs = Runs::default();
         let mut datagrams = messages.iter().zip(memory.iter()).flat_map(|(message, buffer)| {
             let bytes = buffer.get(..message.length).unwrap_or_default();
