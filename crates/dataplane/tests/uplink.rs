@@ -305,12 +305,15 @@ fn a_default_route_from_an_advertisement_outlives_the_switch() {
 #[test]
 fn single_links_are_switched_once() {
     let netns = namespace();
-    run(&netns, "sysctl -qw net.ipv4.conf.up0.rp_filter=1 net.ipv6.conf.up0.accept_ra=2");
     let both = || (loosen_reverse_path_filter("up0").unwrap(), refuse_advertisements("up0").unwrap());
-    assert_eq!(netns.run(both).unwrap(), (true, true));
-    assert_eq!(netns.run(both).unwrap(), (false, false));
-    assert_eq!(run(&netns, "cat /proc/sys/net/ipv4/conf/up0/rp_filter"), "2");
-    assert_eq!(run(&netns, "cat /proc/sys/net/ipv6/conf/up0/accept_ra"), "0");
+    for (of_host, of_link) in [("0", "0"), ("1", "2"), ("2", "0")] {
+        let settings = "net.ipv4.conf.up0.rp_filter=1 net.ipv6.conf.up0.accept_ra=2";
+        run(&netns, &format!("sysctl -qw net.ipv4.conf.all.rp_filter={of_host} {settings}"));
+        assert_eq!(netns.run(both).unwrap(), (true, true));
+        assert_eq!(netns.run(both).unwrap(), (false, false));
+        assert_eq!(run(&netns, "cat /proc/sys/net/ipv4/conf/up0/rp_filter"), of_link);
+        assert_eq!(run(&netns, "cat /proc/sys/net/ipv6/conf/up0/accept_ra"), "0");
+    }
     assert!(
         !netns.run(|| loosen_reverse_path_filter("nosuch0").unwrap()).unwrap(),
         "a missing link has no switch"

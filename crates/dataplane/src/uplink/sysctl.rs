@@ -104,13 +104,16 @@ fn advertised_interfaces() -> Result<Vec<String>> {
     Ok(found)
 }
 
-/// Makes reverse path filtering loose on an interface (`rp_filter` = 2, RFC 3704): packets may arrive here even if
-/// replies leave by another interface, as with a device that only marked packets are routed into.
+/// Lets an interface have packets whose sources the main table routes to another interface, or nowhere: those of a device that only
+/// marked packets are routed into, and that checks sources itself. `rp_filter` (RFC 3704) is off there, or loose where the host's
+/// own setting is strict: the greater of `all` and the interface's counts (`Documentation/networking/ip-sysctl.rst`). Loose alone drops
+/// all IPv4 on a host without an IPv4 default route.
 ///
 /// # Errors
-/// The setting differs and cannot be written.
+/// A setting cannot be read, or differs and cannot be written.
 pub fn loosen_reverse_path_filter(interface: &str) -> Result<bool> {
-    set(&of_interface(IPV4, interface, "rp_filter"), "2")
+    let is_strict = read(&of_interface(IPV4, "all", "rp_filter"))?.as_deref() == Some("1");
+    set(&of_interface(IPV4, interface, "rp_filter"), if is_strict { "2" } else { "0" })
 }
 
 /// Makes the host ignore router advertisements on an interface: a pod's advertisement must never become a route of the
