@@ -61,7 +61,8 @@ struct PeerHistory {
     /// The endpoint before the first of `changes`.
     before: Option<Candidate>,
     changes: VecDeque<Change>,
-    observed: Option<SocketAddr>,
+    /// What was set last may not be in the device yet.
+    is_set_pending: bool,
     direct: Direct,
 }
 
@@ -90,7 +91,7 @@ impl PathHistory {
             self.0.entry(*key).or_insert_with(|| PeerHistory {
                 before: None,
                 changes: VecDeque::new(),
-                observed: None,
+                is_set_pending: false,
                 direct: Direct::Sought(now, false),
             });
         }
@@ -105,6 +106,7 @@ impl PathHistory {
         reason: EndpointReason,
     ) -> Option<Duration> {
         let peer = self.0.get_mut(key)?;
+        peer.is_set_pending = true;
         peer.push(Change { at, to, reason: ChangeReason::Set(reason), attempts: 1 });
         // The others are attempts, which may lead nowhere.
         let works = matches!(
@@ -124,7 +126,7 @@ impl PathHistory {
         source: impl FnOnce(SocketAddr) -> Source,
     ) -> Option<Duration> {
         let peer = self.0.get_mut(key)?;
-        let has_changed = std::mem::replace(&mut peer.observed, observed.endpoint) != observed.endpoint;
+        let is_set_pending = std::mem::take(&mut peer.is_set_pending);
         let is_first = match &mut peer.direct {
             Direct::Found => false,
             Direct::Sought(_, was_observed) => !std::mem::replace(was_observed, true),
@@ -132,8 +134,8 @@ impl PathHistory {
         let known = peer.current();
         let to = match (observed.endpoint?, known) {
             (endpoint, Some(known)) if known.address == endpoint => known,
-            // What was set a moment ago is not in the device yet.
-            (_, Some(known)) if !has_changed => known,
+            // The device was read before it got what was set; the next reading shows what became of that.
+            (_, Some(_)) if is_set_pending => return None,
             (address, _) => {
                 let to = Candidate { address, source: source(address) };
                 peer.push(Change { at, to, reason: ChangeReason::Roamed, attempts: 1 });

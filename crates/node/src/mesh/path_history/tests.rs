@@ -73,6 +73,24 @@ fn each_change_says_from_where_to_where_and_why() {
     assert_eq!(bed.history.of(&key(1))[1].at, SystemTime::UNIX_EPOCH + 3 * SECOND);
 }
 
+/// Seen in the demo: the device is read between two endpoints that are set.
+#[test]
+fn an_endpoint_that_the_device_does_not_have_yet_is_no_roaming() {
+    let mut bed = Bed::new();
+    let (relay, direct) = (candidate(1, Source::Relay), candidate(2, Source::Observed));
+    bed.observe_nothing();
+    bed.set(relay, EndpointReason::NextCandidate);
+    bed.set(direct, EndpointReason::NewCandidate);
+    assert_eq!(bed.observe(relay, true), None, "nor is the relay a direct path");
+    bed.set(relay, EndpointReason::ProbeAnswered);
+    bed.observe(direct, false);
+    bed.observe(relay, true);
+    let expected = [(None, 1, "NextCandidate"), (Some(1), 2, "NewCandidate"), (Some(2), 1, "ProbeAnswered")];
+    assert_eq!(bed.changes(), expected);
+    bed.observe(direct, true);
+    assert_eq!(bed.changes().last(), Some(&(Some(1), 2, "Roamed")));
+}
+
 #[test]
 fn the_last_sixteen_are_kept_and_the_oldest_still_knows_where_from() {
     let mut bed = Bed::new();
