@@ -53,7 +53,9 @@ pub(super) fn pass(
         let mut runs = Runs::default();
         let mut datagrams = messages.iter().zip(memory.iter()).flat_map(|(message, buffer)| {
             let bytes = buffer.get(..message.length).unwrap_or_default();
-            bytes.chunks(message.segment.max(1)).map(|datagram| (message.source, datagram))
+            // An empty one has no chunk.
+            let empty = bytes.is_empty().then_some(bytes);
+            empty.into_iter().chain(bytes.chunks(message.segment.max(1))).map(|it| (message.source, it))
         });
         take(&mut datagrams, &mut runs);
         drop(datagrams);
@@ -239,7 +241,7 @@ mod tests {
         let datagram = |number: u8, length: usize| vec![number; length];
         let sent: Vec<Vec<u8>> = (0..40)
             .map(|number| datagram(number, 1200))
-            .chain([datagram(40, 1), datagram(41, 9000), datagram(42, 1200), datagram(43, 32)])
+            .chain([datagram(40, 1), vec![], datagram(42, 9000), datagram(43, 1200), datagram(44, 32)])
             .collect();
         for address in ["127.0.0.1:0", "[::1]:0"] {
             let arrived = passed(address, &sent).await;
