@@ -22,7 +22,7 @@ use crate::install::{CleanupArguments, InstallArguments};
 
 pub(crate) use queries::{
     ApiArguments, ConnectivityCommand, ConnectivityTest, IpamCheck, IpamCommand, IpamRelease, IpamShow,
-    Output, PingArguments, ProbeArguments, ServeArguments, StatusArguments,
+    NetcheckArguments, Output, PingArguments, ProbeArguments, ServeArguments, StatusArguments,
 };
 
 pub(crate) use relay::RelayArguments;
@@ -98,6 +98,16 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: IpamCommand,
     },
+    /// Show what this node's networks are like: NAT, UDP, IPv6, port mapping, relay, MTU
+    #[command(
+        after_help = "Run it on a node: kubectl -n kube-system exec ds/coild -- fairlead netcheck. It prints what the node program \
+        knows and sends nothing itself: where STUN servers (spec.stunServers of the WireKubeMesh) and peers see the node's WireGuard \
+        port, the type of its NAT from that (open, cone: one mapping for all destinations, port-restricted-cone: that only lets answers \
+        in, symmetric: another mapping for each destination), what its \
+        gateway grants by PCP, NAT-PMP or UPnP, and the round-trip time to the relay. UDP is said to be blocked when STUN servers were \
+        asked, none answers, and no peer is reached directly.\n\nExit codes: 0 done, 1 query failed, 2 invalid arguments."
+    )]
+    Netcheck(NetcheckArguments),
     /// Ask every candidate endpoint of a peer whether it answers, and how fast
     #[command(
         after_help = "Run it on a node: kubectl -n kube-system exec ds/coild -- fairlead ping PEER. The node program sends path \

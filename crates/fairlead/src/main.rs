@@ -13,6 +13,7 @@ mod connectivity;
 mod install;
 mod ipam;
 mod logging;
+mod netcheck;
 mod netconf;
 mod output;
 mod ping;
@@ -48,6 +49,7 @@ fn main() -> ExitCode {
         Command::Controller(controller) => programs::controller(*controller),
         Command::Install(places) => install::install(&places),
         Command::Ipam { command } => ipam::run(&command),
+        Command::Netcheck(query) => netcheck::run(&query),
         Command::Ping(query) => ping::run(&query),
         Command::Relay(relay) => programs::relay(*relay),
         Command::Status(query) => status::run(&query),

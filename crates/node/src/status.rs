@@ -1,18 +1,19 @@
 //! The Node service, which `fairlead status` and `fairlead ipam` call.
 
+mod netcheck;
 mod ping;
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::SystemTime;
 
 use fairlead_path::State;
-use fairlead_port_mapping::{Failure, Protocol};
+use fairlead_port_mapping::{Failure, Mapping};
 use fairlead_wire::node::node_server::Node;
 use fairlead_wire::node::{
     BlockRoute, IpamCheckRequest, IpamCheckResponse, IpamReleaseRequest, IpamReleaseResponse,
-    IpamShowRequest, IpamShowResponse, Peer, PingRequest, PingResponse, PortMapping, Relay, Router,
-    StatusRequest, StatusResponse,
+    IpamShowRequest, IpamShowResponse, NetcheckRequest, NetcheckResponse, Peer, PingRequest, PingResponse,
+    PortMapping, Relay, Router, StatusRequest, StatusResponse,
 };
 use tonic::{Request, Response, Status};
 
@@ -76,6 +77,16 @@ impl Node for Service {
             }
         }
         Ok(Response::new(answer))
+    }
+
+    async fn netcheck(&self, _: Request<NetcheckRequest>) -> Result<Response<NetcheckResponse>, Status> {
+        let Snapshot { report, failure, .. } = self.mesh.snapshot();
+        let Some(report) = report else {
+            let why =
+                failure.map_or_else(|| "there is no mesh yet".to_owned(), |failure| failure.to_string());
+            return Err(Status::failed_precondition(why));
+        };
+        Ok(Response::new(netcheck::netcheck(&self.node, &report)))
     }
 
     async fn ping(&self, request: Request<PingRequest>) -> Result<Response<PingResponse>, Status> {
@@ -143,14 +154,15 @@ fn describe(report: &Report, answer: &mut StatusResponse, now: SystemTime) {
 }
 
 fn describe_port_mappings(report: &Report) -> Vec<PortMapping> {
-    let describe = |(gateway, outcome): (&IpAddr, &Result<(Protocol, SocketAddr), Failure>)| {
+    let describe = |(gateway, outcome): (&IpAddr, &Result<Mapping, Failure>)| {
         let gateway = gateway.to_string();
         match outcome {
-            Ok((protocol, external)) => PortMapping {
+            Ok(Mapping { protocol, external, lifetime }) => PortMapping {
                 gateway,
                 protocol: protocol.to_string(),
                 external: external.to_string(),
                 error: String::new(),
+                lifetime_seconds: Some(lifetime.as_secs()),
             },
             Err(failure) => PortMapping { gateway, error: failure.to_string(), ..PortMapping::default() },
         }

@@ -47,6 +47,16 @@ pub(crate) struct StatusArguments {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct NetcheckArguments {
+    /// Output format
+    #[arg(short, long, value_enum, default_value = "table")]
+    pub(crate) output: Output,
+    /// Query the node program at this UNIX socket
+    #[arg(long, value_name = "PATH", default_value = NODE_SOCKET)]
+    pub(crate) socket: PathBuf,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct PingArguments {
     /// The peer: its name, its public key, or an address behind it
     #[arg(value_name = "PEER")]

@@ -93,7 +93,7 @@ fn node_table(status: &StatusResponse, wide: bool) -> String {
         or_dash(&status.public_key),
         or_dash(&status.prefixes.join(" ")),
     );
-    for PortMapping { gateway, protocol, external, error } in &status.port_mappings {
+    for PortMapping { gateway, protocol, external, error, .. } in &status.port_mappings {
         let outcome = if error.is_empty() { format!("{external}  {protocol}") } else { error.clone() };
         text.push_str(&format!("port mapping by {gateway}: {outcome}\n\n"));
     }

@@ -40,6 +40,11 @@ pub struct Host {
 }
 
 impl Host {
+    /// The smallest MTU of its uplinks.
+    pub fn uplink_mtu(&self) -> u32 {
+        self.uplink_mtu
+    }
+
     /// Leaves out what does not belong to the node itself: the mesh device and everything in pod networks.
     pub fn new(network: &HostNetwork, inputs: &Inputs) -> Self {
         let blocks = inputs.members.iter().flat_map(|member| &member.blocks);

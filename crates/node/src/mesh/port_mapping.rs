@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::time::Duration;
 
 use fairlead_address::is_private;
 use fairlead_api::names::MARK_FROM_WIREGUARD;
@@ -14,7 +15,7 @@ use fairlead_api::resources::WireKubeMesh;
 use fairlead_cluster::caches::Cache;
 use fairlead_dataplane::uplink::{HostNetwork, Ignored};
 use fairlead_netlink::route::{Change, Link, Route, RouteKind, TABLE_MAIN};
-use fairlead_port_mapping::{Failure, Mapping, PortMapper, Protocol, Request};
+use fairlead_port_mapping::{Failure, Mapping, PortMapper, Request};
 use fairlead_wire::pcp::Nonce;
 use tokio::sync::watch;
 
@@ -24,7 +25,7 @@ use crate::kernel_watch::KernelChanges;
 
 /// What each gateway granted, or why it refuses; gateways that answer nothing are left out.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct PortMappings(pub BTreeMap<IpAddr, Result<(Protocol, SocketAddr), Failure>>);
+pub struct PortMappings(pub BTreeMap<IpAddr, Result<Mapping, Failure>>);
 
 /// Keeps the mappings as mesh resource and routes say.
 pub(super) struct PortMappingTask {
@@ -47,7 +48,7 @@ enum Work {
 impl PortMappings {
     /// Where gateways take packets for this node.
     pub fn addresses(&self) -> impl Iterator<Item = SocketAddr> {
-        self.0.values().flatten().map(|(_, external)| *external)
+        self.0.values().flatten().map(|mapping| mapping.external)
     }
 
     /// What a user can do something about: a gateway refuses, and there is no other.
@@ -65,9 +66,12 @@ impl PortMappings {
         let found = match outcome {
             Err(Failure::NoAnswer) => None,
             Err(failure) => Some(Err(failure)),
-            Ok(mapping) => Some(Ok((mapping.protocol, mapping.external))),
+            Ok(mapping) => Some(Ok(mapping)),
         };
-        if self.0.get(&gateway) == found.as_ref() {
+        let lasting = |found: &Result<Mapping, Failure>| {
+            found.clone().map(|mapping| Mapping { lifetime: Duration::ZERO, ..mapping })
+        };
+        if self.0.get(&gateway).map(lasting) == found.as_ref().map(lasting) {
             return false;
         }
         match found {
@@ -77,7 +81,7 @@ impl PortMappings {
                     Err(failure) => {
                         tracing::info!(%gateway, %failure, "the gateway maps no port to this node")
                     }
-                    Ok((protocol, external)) => {
+                    Ok(Mapping { protocol, external, .. }) => {
                         let is_private = is_private(external.ip());
                         tracing::info!(%gateway, %protocol, %external, is_private, "the gateway maps a port to this node");
                     }

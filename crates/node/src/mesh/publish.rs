@@ -410,4 +410,4 @@ fn metadata(name: &str, node: &Node) -> ObjectMeta {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

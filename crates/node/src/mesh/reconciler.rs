@@ -224,7 +224,7 @@ impl<K: Kernel> Mesh<K> {
 
     fn report(&self, now: Instant) -> Option<Report> {
         let (planned, open) = (self.planned.as_ref()?, self.device.device.as_ref()?);
-        let Planned { inputs, desired, .. } = planned;
+        let Planned { inputs, host, own_addresses, desired } = planned;
         let interface = open.device.interface().to_owned();
         let relay = inputs.settings.relay.as_ref().map(|relay| self.paths.relay().report(relay));
         let peers = self.report_peers(planned, now);
@@ -237,6 +237,8 @@ impl<K: Kernel> Mesh<K> {
             backend: open.device.backend(),
             interface,
             mtu: open.mtu,
+            uplink_mtu: host.uplink_mtu(),
+            stun: own_addresses.stun.clone(),
             port: inputs.settings.port,
             nat: self.nat,
             host: desired.host.clone(),

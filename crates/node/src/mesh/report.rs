@@ -10,6 +10,7 @@ use fairlead_path::{NatType, State, Status};
 use fairlead_relay::client;
 use ipnet::IpNet;
 
+use super::desired::StunAnswers;
 use super::path_port::PathCounters;
 use super::port_mapping::PortMappings;
 use super::problem::MeshProblem;
@@ -60,6 +61,10 @@ pub struct Report {
     pub interface: String,
     /// Its MTU.
     pub mtu: u32,
+    /// The smallest MTU of the uplinks.
+    pub uplink_mtu: u32,
+    /// What STUN servers say.
+    pub stun: StunAnswers,
     /// Our port.
     pub port: u16,
     /// Our address translation, as others see it.

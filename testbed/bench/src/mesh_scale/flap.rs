@@ -90,6 +90,8 @@ fn report(nodes: usize, failed: bool) -> Report {
         backend: Backend::Embedded,
         interface: "wire_kube".to_owned(),
         mtu: 1420,
+        uplink_mtu: 1500,
+        stun: None,
         port: 51820,
         nat: NatType::Cone,
         host: Vec::new(),

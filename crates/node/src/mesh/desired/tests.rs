@@ -267,7 +267,10 @@ fn a_mapped_port_is_a_candidate_and_says_nothing_of_the_nat() {
     };
     let members = || [member(1), seen(2, mapped), seen(3, "198.51.100.1:51820".parse().unwrap())];
     let granted = |external: &str| {
-        let granted = (fairlead_port_mapping::Protocol::Pcp, external.parse().unwrap());
+        let (protocol, lifetime) =
+            (fairlead_port_mapping::Protocol::Pcp, std::time::Duration::from_secs(7200));
+        let granted =
+            fairlead_port_mapping::Mapping { protocol, external: external.parse().unwrap(), lifetime };
         PortMappings([("10.0.0.254".parse().unwrap(), Ok(granted))].into())
     };
     let plan = |external: &str| {

@@ -1,5 +1,7 @@
 use fairlead_netlink::route::{Address, AddressFlags, LinkLayer, NextHop, Scope};
 
+use fairlead_port_mapping::Protocol;
+
 use super::*;
 use crate::mesh::desired::tests::inputs;
 

@@ -42,11 +42,13 @@ fn peer(name: &str, state: State, endpoint: &str, news: bool) -> PeerReport {
     }
 }
 
-fn report(nat: NatType, peers: Vec<PeerReport>) -> Report {
+pub(crate) fn report(nat: NatType, peers: Vec<PeerReport>) -> Report {
     Report {
         backend: Backend::Embedded,
         interface: "wire_kube".to_owned(),
         mtu: 1420,
+        uplink_mtu: 1500,
+        stun: None,
         port: 51820,
         nat,
         host: vec!["192.168.1.10:51820".parse().unwrap()],
@@ -78,7 +80,7 @@ fn facts<'a>(report: &'a Report, observes: &'a (dyn Fn(&str, SocketAddr) -> bool
 }
 
 /// A mesh of that many peers, of which those with these numbers are down.
-fn mesh(peers: usize, down: &[usize]) -> Report {
+pub(crate) fn mesh(peers: usize, down: &[usize]) -> Report {
     let peer = |number: usize| {
         let state = if down.contains(&number) { State::Down } else { State::Up };
         let named = peer("x", state, "203.0.113.1:1", true);
