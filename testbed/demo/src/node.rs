@@ -185,28 +185,28 @@ impl Node {
     /// # Errors
     /// The node program does not answer.
     pub fn status(&self) -> anyhow::Result<Value> {
-        self.query_status(&[])
+        Ok(self.ask(&["status"])?.1)
     }
 
-    /// What `fairlead status PEER -o json` prints on this node: the last changes of the path to a peer.
+    /// The exit code of a `fairlead` command on this node, and what it prints as JSON; null where it prints nothing.
     ///
     /// # Errors
-    /// The node program does not answer.
-    pub fn peer_status(&self, peer: &str) -> anyhow::Result<Value> {
-        self.query_status(&[peer])
-    }
-
-    fn query_status(&self, arguments: &[&str]) -> anyhow::Result<Value> {
-        let output = self
-            .host
-            .command(executable("fairlead")?)?
-            .args(["--log-level", "error", "status", "-o", "json", "--socket"])
-            .arg(self.socket())
-            .args(arguments)
-            .output()?;
-        serde_json::from_slice(&output.stdout).with_context(|| {
-            format!("no status of {}: {}", self.name, String::from_utf8_lossy(&output.stderr))
-        })
+    /// It cannot be run, or prints something else.
+    pub fn ask(&self, command: &[&str]) -> anyhow::Result<(Option<i32>, Value)> {
+        let mut program = self.host.command(executable("fairlead")?)?;
+        program
+            .args(["--log-level", "error"])
+            .args(command)
+            .args(["-o", "json", "--socket"])
+            .arg(self.socket());
+        let output = program.output()?;
+        let said = || format!("{command:?} on {}: {}", self.name, String::from_utf8_lossy(&output.stderr));
+        let printed = match output.stdout.is_empty() {
+            true if command == ["status"] => bail!("{}", said()),
+            true => Value::Null,
+            false => serde_json::from_slice(&output.stdout).with_context(said)?,
+        };
+        Ok((output.status.code(), printed))
     }
 
     /// Process id of the node program.

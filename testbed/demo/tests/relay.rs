@@ -122,6 +122,44 @@ fn knows_the_relay_without_the_api_server(world: &mut World, flows: &[Flow]) {
     world.plane.start_apiserver().unwrap();
 }
 
+/// `fairlead status PEER` and `fairlead ping`, of a peer behind the relay and of another.
+fn commands_explain_the_paths(world: &World, relay: &Relay) {
+    let hotel = node(world, "hotel-1");
+    // Over TCP, and soon over UDP.
+    let is_relayed = || {
+        let (code, ping) = hotel.ask(&["ping", "club-1", "--count", "1"])?;
+        let candidates = ping["rounds"][0]["candidates"].as_array().context("no candidates")?;
+        let (relayed, direct): (Vec<&Value>, Vec<&Value>) =
+            candidates.iter().partition(|candidate| candidate["kind"] == "relay");
+        ensure!(code == Some(0) && ping["peer"] == "club-1", "{code:?} {ping}");
+        ensure!(relayed.iter().any(|it| it["inUse"] == true && it["answered"] == true), "{ping}");
+        ensure!(!direct.is_empty() && direct.iter().all(|it| it["answered"] == false), "{ping}");
+        let host = relay.host.address().to_string();
+        ensure!(relayed.iter().all(|it| it["address"].to_string().contains(&host)), "{ping}");
+        Ok(ping)
+    };
+    println!("{}", testbed_lab::eventually(TIMEOUT, is_relayed).unwrap());
+
+    let (_, ping) = hotel.ask(&["ping", "cloud-1", "--count", "2", "--interval", "200ms"]).unwrap();
+    let candidates = ping["rounds"][1]["candidates"].as_array().unwrap();
+    let used: Vec<&Value> = candidates.iter().filter(|it| it["inUse"] == true).collect();
+    assert!(used.len() == 1 && used[0]["answered"] == true && used[0]["kind"] != "relay", "{ping}");
+    assert_eq!(hotel.ask(&["ping", "nowhere"]).unwrap(), (Some(1), Value::Null));
+
+    let explained = || {
+        let (_, status) = hotel.ask(&["status", "club-1"])?;
+        let seen = &status["peers"][0];
+        ensure!(seen["relayReason"] == "both symmetric NAT" && status["peers"][1].is_null(), "{status}");
+        let last = seen["pathChanges"].as_array().and_then(|changes| changes.last()).context("no change")?;
+        ensure!(last["toSource"] == "relay" && last["to"] == seen["endpoint"], "{status}");
+        Ok(status)
+    };
+    println!("{:#}", testbed_lab::eventually(TIMEOUT, explained).unwrap());
+    let (_, netcheck) = hotel.ask(&["netcheck"]).unwrap();
+    let relay = &netcheck["relays"][0];
+    assert!(relay["connected"] == true && netcheck["udp"] == "works", "{netcheck}");
+}
+
 #[test]
 fn nodes_without_a_direct_path_reach_each_other_by_a_relay() {
     let mut world = World::start(&topology::relayed(), &Progress::default()).unwrap();
@@ -135,6 +173,7 @@ fn nodes_without_a_direct_path_reach_each_other_by_a_relay() {
     servers::apply_token(&world, TOKEN).unwrap();
     assert_all_reach_each_other(&world);
     settles(&world, needs_relay);
+    commands_explain_the_paths(&world, &relay);
 
     let hotel = || {
         let status = published(&world, "hotel-1")?;

@@ -48,6 +48,8 @@ fn nodes_behind_nats_find_each_other_with_stun_servers() {
     let before = peer(&world, "home-1").unwrap();
     assert_eq!(before["status"]["peers"]["direct"], 0, "{before}");
     assert_eq!(before["status"]["natType"], Value::Null, "{before}");
+    let (code, ping) = node(&world, "home-1").ask(&["ping", "office-1", "--count", "1"]).unwrap();
+    assert!(code == Some(1) && ping["peer"] == "office-1", "nothing answers: {ping}");
 
     apply_mesh(&world, &json!({ "stunServers": names })).unwrap();
     for name in ["home-1", "office-1"] {
@@ -65,6 +67,11 @@ fn nodes_behind_nats_find_each_other_with_stun_servers() {
     let hotel = world.wait_for(TIMEOUT, |world| nat_of(world, "hotel-1", "symmetric")).unwrap();
     let placeholder = format!("{}:51820", judged(&world, "hotel-1", &servers[0].0));
     assert_eq!(hotel["spec"]["endpoint"], placeholder.as_str());
+    let (_, netcheck) = node(&world, "hotel-1").ask(&["netcheck"]).unwrap();
+    println!("{netcheck:#}");
+    assert_eq!((&netcheck["natType"], &netcheck["udp"]), (&json!("symmetric"), &json!("works")));
+    let seen = netcheck["families"][0]["stun"].as_array().unwrap();
+    assert!(seen.len() == 2 && seen[0]["mapped"] != seen[1]["mapped"], "{netcheck}");
 
     let pair = [pod(&world, "home-1").clone(), pod(&world, "office-1").clone()];
     let deadline = std::time::Instant::now() + TIMEOUT;

@@ -97,7 +97,7 @@ fn differing<'a>(places: &'a [Place], ways: &Ways) -> impl Iterator<Item = (&'a 
 fn left_paths(world: &World, places: &[Place], ways: &Ways) -> Vec<String> {
     let left = differing(places, ways);
     left.map(|(from, to, difference)| {
-        let status = node(world, from.node).peer_status(to.node).unwrap();
+        let (_, status) = node(world, from.node).ask(&["status", to.node]).unwrap();
         format!("{difference}: {}", status["peers"][0]["pathChanges"])
     })
     .collect()
