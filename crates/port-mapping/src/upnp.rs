@@ -4,6 +4,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
+use fairlead_wire::http::{Response, parse_response};
 use fairlead_wire::upnp::{
     self, Action, Answer, Location, PortMapping, SEARCH_GROUP, SEARCH_PORT, SEARCH_TARGETS, Service,
     ServiceType,
@@ -169,73 +170,16 @@ async fn fetch(request: &Request, location: &Location, message: &str) -> io::Res
         loop {
             let length = limited.read(&mut buffer).await?;
             response.extend_from_slice(buffer.get(..length).unwrap_or_default());
-            if let Some(body) = body(&response, length == 0) {
+            if let Some(Response { body, .. }) =
+                parse_response(&response, length == 0).map_err(io::Error::other)?
+            {
                 return Ok((client, body));
-            }
-            if length == 0 {
-                return Err(io::ErrorKind::UnexpectedEof.into());
             }
         }
     };
     timeout(RESPONSE_WITHIN, exchange).await?
 }
 
-/// The body of a response that is complete, or ends here.
-fn body(response: &[u8], has_ended: bool) -> Option<Vec<u8>> {
-    let end = response.windows(4).position(|window| window == b"\r\n\r\n")?;
-    let (head, rest) = response.split_at_checked(end.checked_add(4)?)?;
-    let head = String::from_utf8_lossy(head).to_ascii_lowercase();
-    let value = |name: &str| {
-        let mut lines = head.lines().filter_map(|line| line.split_once(':'));
-        lines.find_map(|(found, value)| (found.trim() == name).then(|| value.trim()))
-    };
-    if value("transfer-encoding").is_some_and(|coding| coding.contains("chunked")) {
-        return dechunked(rest);
-    }
-    match value("content-length").and_then(|length| length.parse::<usize>().ok()) {
-        Some(length) => rest.get(..length).map(<[u8]>::to_vec),
-        None => has_ended.then(|| rest.to_vec()),
-    }
-}
-
-/// Chunks put together (RFC 9112, section 7.1); `None` while the last one is missing.
-fn dechunked(mut rest: &[u8]) -> Option<Vec<u8>> {
-    let mut body = Vec::new();
-    loop {
-        let end = rest.windows(2).position(|window| window == b"\r\n")?;
-        let (line, behind) = rest.split_at_checked(end)?;
-        let digits = std::str::from_utf8(line).ok()?.split(';').next()?.trim();
-        let length = usize::from_str_radix(digits, 16).ok()?;
-        if length == 0 {
-            return Some(body);
-        }
-        let (chunk, behind) = behind.get(2..)?.split_at_checked(length)?;
-        body.extend_from_slice(chunk);
-        rest = behind.get(2..)?;
-    }
-}
-
 fn refused(reason: &str) -> Failure {
     Failure::refused(Protocol::Upnp, reason)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_body_ends_where_its_headers_say() {
-        let is = |response: &[u8], has_ended| body(response, has_ended);
-        assert_eq!(is(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nabc", false), Some(b"ab".to_vec()));
-        assert_eq!(is(b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nabc", true), None);
-        assert_eq!(is(b"HTTP/1.1 200 OK\r\n\r\nabc", false), None);
-        assert_eq!(is(b"HTTP/1.1 200 OK\r\n\r\nabc", true), Some(b"abc".to_vec()));
-        assert_eq!(is(b"HTTP/1.1 200 OK\r\n", true), None);
-        let chunked =
-            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2;a=b\r\nab\r\n1\r\nc\r\n0\r\n\r\n";
-        assert_eq!(is(chunked, false), Some(b"abc".to_vec()));
-        assert_eq!(is(&chunked[..60], true), None);
-        assert_eq!(dechunked(b"ffffffffffffffff\r\nab"), None);
-        assert_eq!(dechunked(b"-1\r\nab"), None);
-    }
 }

@@ -3,6 +3,8 @@
 
 use std::net::Ipv4Addr;
 
+use crate::http::{NotHttp, Response, parse_response};
+
 /// Longest response that is read, and longest token that is sent back.
 pub const MAX_RESPONSE: usize = 8 << 10;
 const MAX_TOKEN: usize = 1 << 10;
@@ -51,7 +53,7 @@ pub fn parse_token(response: &[u8]) -> Result<Token, InvalidResponse> {
     let token = body(response)?;
     let is_line =
         !token.is_empty() && token.len() <= MAX_TOKEN && token.bytes().all(|it| it.is_ascii_graphic());
-    is_line.then(|| Token(token.to_owned())).ok_or(InvalidResponse::Body)
+    is_line.then_some(Token(token)).ok_or(InvalidResponse::Body)
 }
 
 /// Reads the whole response to [`public_ipv4_request`].
@@ -62,33 +64,16 @@ pub fn parse_public_ipv4(response: &[u8]) -> Result<Ipv4Addr, InvalidResponse> {
     body(response)?.parse().map_err(|_| InvalidResponse::Body)
 }
 
-/// The body of a response with status 200, without space around it. The connection ends with it.
-fn body(response: &[u8]) -> Result<&str, InvalidResponse> {
-    let end = response.windows(4).position(|window| window == b"\r\n\r\n").ok_or(InvalidResponse::Format)?;
-    let (head, rest) = response.split_at_checked(end).ok_or(InvalidResponse::Format)?;
-    let head = std::str::from_utf8(head).map_err(|_| InvalidResponse::Format)?;
-    let mut lines = head.lines();
-    let mut status = lines.next().unwrap_or_default().split(' ');
-    let is_http = status.next().is_some_and(|version| version.starts_with("HTTP/1."));
-    let status: u16 = status
-        .next()
-        .filter(|_| is_http)
-        .and_then(|code| code.parse().ok())
+/// The body of a response with status 200, without space around it.
+fn body(response: &[u8]) -> Result<String, InvalidResponse> {
+    let Response { status, body } = parse_response(response, true)
+        .map_err(|NotHttp| InvalidResponse::Format)?
         .ok_or(InvalidResponse::Format)?;
     if status != 200 {
         return Err(InvalidResponse::Status(status));
     }
-    let rest = rest.get(4..).ok_or(InvalidResponse::Format)?;
-    let is_length = |(name, _): &(&str, &str)| name.trim().eq_ignore_ascii_case("content-length");
-    let length = lines.filter_map(|line| line.split_once(':')).find(is_length);
-    let body = match length {
-        Some((_, length)) => {
-            let length: usize = length.trim().parse().map_err(|_| InvalidResponse::Format)?;
-            rest.get(..length).ok_or(InvalidResponse::Format)?
-        }
-        None => rest,
-    };
-    std::str::from_utf8(body).map(str::trim).map_err(|_| InvalidResponse::Body)
+    let text = String::from_utf8(body).map_err(|_| InvalidResponse::Body)?;
+    Ok(text.trim().to_owned())
 }
 
 #[cfg(test)]

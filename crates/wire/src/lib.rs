@@ -5,10 +5,13 @@
 //! are generated from `proto/` at build time, without `protoc`. Only the encoding of a CNI error in a gRPC status is written
 //! by hand: it must be byte for byte that of Coil's Go programs, because programs of both run on one node during an upgrade.
 //!
-//! [`probe`], [`relay`] and [`stun`], and [`nat_pmp`], [`pcp`], [`upnp`] and [`imds`] for what is in front of a host, are sans-I/O codecs; that of discovery messages will be a module beside them.
+//! [`probe`], [`relay`] and [`stun`], and [`nat_pmp`], [`pcp`], [`upnp`] and [`imds`] (over [`http`]) for what is in
+//! front of a host, are sans-I/O codecs. [`discovery`] is the Sidero discovery protocol: its gRPC service, and what its clients encrypt.
 //! Nothing here opens a socket or decides anything: bytes come from the caller and go back to the caller.
 
 pub mod cni;
+pub mod discovery;
+pub mod http;
 pub mod imds;
 pub mod nat_pmp;
 pub mod network;

@@ -7,6 +7,10 @@
 use std::fmt::{self, Write as _};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
+use httparse::EMPTY_HEADER;
+
+use crate::http;
+
 /// Where gateways listen for searches (UPnP Device Architecture 1.1, section 1.3.2).
 pub const SEARCH_PORT: u16 = 1900;
 /// The group address of the same.
@@ -16,6 +20,8 @@ pub const SEARCH_TARGETS: [&str; 2] = [
     "urn:schemas-upnp-org:device:InternetGatewayDevice:1",
     "urn:schemas-upnp-org:device:InternetGatewayDevice:2",
 ];
+/// Most headers that are read of the answer to a search.
+const MAX_HEADERS: usize = 64;
 /// Longest path that is followed.
 const MAX_PATH: usize = 512;
 /// Most services that are read of a description.
@@ -100,18 +106,10 @@ pub fn search_request(target: &str, to: SocketAddr) -> String {
 
 /// The location in the answer to a search; `None` where there is none of use.
 pub fn parse_search_response(datagram: &[u8]) -> Option<Location> {
-    let text = std::str::from_utf8(datagram).ok()?;
-    let (status, headers) = text.split_once("\r\n")?;
-    let is_good = status.strip_prefix("HTTP/1.").is_some_and(|rest| rest.get(1..5) == Some(" 200"));
-    let value = |name: &str| {
-        let mut lines = headers.split("\r\n").take_while(|line| !line.is_empty());
-        lines.find_map(|line| {
-            let (found, value) = line.split_once(':')?;
-            found.trim().eq_ignore_ascii_case(name).then(|| value.trim())
-        })
-    };
-    let is_gateway = value("ST")?.contains("InternetGatewayDevice");
-    (is_good && is_gateway).then(|| value("LOCATION")?.parse().ok()).flatten()
+    let mut headers = [EMPTY_HEADER; MAX_HEADERS];
+    let (status, _) = http::parse_head(datagram, &mut headers).ok()??;
+    let is_gateway = http::value(&headers, "ST")?.contains("InternetGatewayDevice");
+    (status == 200 && is_gateway).then(|| http::value(&headers, "LOCATION")?.parse().ok()).flatten()
 }
 
 /// The best service of the gateway's description, which was read from `location`. Services at another address than that are
