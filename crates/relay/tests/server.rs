@@ -4,6 +4,8 @@
 mod bed;
 #[path = "server/replicas.rs"]
 mod replicas;
+#[path = "server/standby.rs"]
+mod standby;
 #[path = "server/udp.rs"]
 mod udp;
 

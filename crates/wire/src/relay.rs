@@ -5,11 +5,13 @@
 //! frame points into that buffer. Keys are WireGuard public keys.
 
 mod codes;
+mod errors;
 pub mod replica;
 
 use std::fmt;
 
 pub use codes::{ErrorReason, Notice};
+pub use errors::{InvalidFrame, Oversized};
 
 /// The version of the protocol that this module speaks.
 pub const VERSION: u8 = 1;
@@ -38,6 +40,9 @@ const KEY_LENGTH: usize = 32;
 const PROOF_LENGTH: usize = 32;
 const MAGIC: [u8; 8] = *b"fl-relay";
 const CHANNEL_BINDING: u8 = 0x01;
+const STANDBY_LINKS: u8 = 0x02;
+/// Flag of a registration.
+const STANDBY: u8 = 0x01;
 
 const HELLO: u8 = 0x01;
 const REGISTER: u8 = 0x02;
@@ -46,17 +51,21 @@ const DATAGRAM: u8 = 0x10;
 const PROBE: u8 = 0x11;
 const ALLOCATE: u8 = 0x12;
 const ALLOCATED: u8 = 0x13;
+const ACTIVATE: u8 = 0x14;
 const PING: u8 = 0x20;
 const PONG: u8 = 0x21;
 const PEER_GONE: u8 = 0x22;
 const DRAINING: u8 = 0x23;
 const NOTICE: u8 = 0x24;
 const STUN_SERVER: u8 = 0x25;
+const REPLICAS: u8 = 0x26;
 const ERROR: u8 = 0x2f;
 
 /// One frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Frame<'a> {
+    /// The client asks that its stand-by link receives from now on, as the newest of its key.
+    Activate,
     /// The client asks for a UDP port through which the relay passes datagrams between it and this peer.
     Allocate([u8; 32]),
     /// The port that the client asked for.
@@ -103,6 +112,8 @@ pub enum Frame<'a> {
     Register(Register<'a>),
     /// The relay's answer to a registration it accepts.
     Registered(Registered),
+    /// How many other replicas the relay is connected to that accept stand-by links.
+    Replicas(u8),
     /// Where the relay answers STUN requests.
     StunServer(StunServer),
     /// A type that this version does not know. Receivers ignore it.
@@ -118,6 +129,8 @@ pub struct Hello {
     pub max_version: u8,
     /// Whether proofs include the TLS exporter: the relay terminates TLS itself.
     pub channel_binding: bool,
+    /// Whether the relay accepts stand-by links.
+    pub standby_links: bool,
     /// The running program: differs among replicas, and after a restart.
     pub replica: [u8; 16],
     /// The relay's X25519 public key for registrations.
@@ -141,6 +154,8 @@ pub struct Register<'a> {
     pub name: &'a str,
     /// A secret the operator of the relay gave to its users; may be empty.
     pub token: &'a [u8],
+    /// Whether the link receives only while its key has no other one; see [`Frame::Activate`].
+    pub is_standby: bool,
 }
 
 /// What a registered client has to know.
@@ -189,42 +204,6 @@ impl fmt::Debug for StunServer {
     }
 }
 
-/// Why bytes are not a frame. The connection cannot be used any more.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum InvalidFrame {
-    /// A hello of something else.
-    #[error("this is no relay: its first frame does not begin with \"fl-relay\"")]
-    Magic,
-    /// A text is not UTF-8.
-    #[error("the text in a frame of type {0:#04x} is not UTF-8")]
-    Text(u8),
-    /// The body ends too early.
-    #[error("a frame of type {0:#04x} is too short")]
-    TooShort(u8),
-    /// The body is longer than the receiver accepts.
-    #[error("a frame of type {kind:#04x} has {length} bytes; the limit is {limit}")]
-    TooLong {
-        /// Type of the frame.
-        kind: u8,
-        /// Length of its body.
-        length: usize,
-        /// The longest body the receiver accepts.
-        limit: usize,
-    },
-}
-
-/// A frame cannot be written: one of its parts is longer than the protocol allows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("{what} has {length} bytes; a relay accepts {limit}")]
-pub struct Oversized {
-    /// What is too long.
-    pub what: &'static str,
-    /// Its length.
-    pub length: usize,
-    /// The limit.
-    pub limit: usize,
-}
-
 /// A frame at the beginning of a buffer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Parsed<'a> {
@@ -265,6 +244,7 @@ fn body(bytes: &[u8], limit: usize) -> Result<Option<(u8, &[u8])>, InvalidFrame>
 fn parse_body(kind: u8, body: &[u8]) -> Result<Frame<'_>, InvalidFrame> {
     let mut fields = Fields { kind, rest: body };
     Ok(match kind {
+        ACTIVATE => Frame::Activate,
         HELLO => Frame::Hello(parse_hello(&mut fields)?),
         REGISTER => Frame::Register(parse_register(&mut fields)?),
         REGISTERED => Frame::Registered(Registered { idle_timeout: u16::from_be_bytes(fields.array()?) }),
@@ -291,6 +271,10 @@ fn parse_body(kind: u8, body: &[u8]) -> Result<Frame<'_>, InvalidFrame> {
             let [code] = fields.array()?;
             Frame::Error { reason: code.into(), message: fields.text()? }
         }
+        REPLICAS => {
+            let [count] = fields.array()?;
+            Frame::Replicas(count)
+        }
         STUN_SERVER => Frame::StunServer(StunServer {
             port: u16::from_be_bytes(fields.array()?),
             other_port: u16::from_be_bytes(fields.array()?),
@@ -311,6 +295,7 @@ fn parse_hello(fields: &mut Fields<'_>) -> Result<Hello, InvalidFrame> {
         min_version,
         max_version,
         channel_binding: flags & CHANNEL_BINDING != 0,
+        standby_links: flags & STANDBY_LINKS != 0,
         replica: fields.array()?,
         relay_key: fields.array()?,
         challenge: fields.array()?,
@@ -323,7 +308,8 @@ fn parse_register<'a>(fields: &mut Fields<'a>) -> Result<Register<'a>, InvalidFr
     let (instance, key) = (fields.array()?, fields.array()?);
     let name = fields.text()?;
     let length = u16::from_be_bytes(fields.array()?);
-    Ok(Register { proof, version, instance, key, name, token: fields.take(length.into())? })
+    let token = fields.take(length.into())?;
+    Ok(Register { proof, version, instance, key, name, token, is_standby: fields.flags() & STANDBY != 0 })
 }
 
 /// What is left of a body.
@@ -343,6 +329,11 @@ impl<'a> Fields<'a> {
         let (taken, rest) = self.rest.split_at_checked(length).ok_or(InvalidFrame::TooShort(self.kind))?;
         self.rest = rest;
         Ok(taken)
+    }
+
+    /// Flags behind the other fields; earlier builds have none.
+    fn flags(&self) -> u8 {
+        self.rest.first().copied().unwrap_or_default()
     }
 
     /// A text after its length in one byte.
@@ -367,6 +358,7 @@ impl Frame<'_> {
 
     fn kind(&self) -> u8 {
         match self {
+            Self::Activate => ACTIVATE,
             Self::Allocate(_) => ALLOCATE,
             Self::Allocated(_) => ALLOCATED,
             Self::Datagram { .. } => DATAGRAM,
@@ -380,6 +372,7 @@ impl Frame<'_> {
             Self::Probe { .. } => PROBE,
             Self::Register(_) => REGISTER,
             Self::Registered(_) => REGISTERED,
+            Self::Replicas(_) => REPLICAS,
             Self::StunServer(_) => STUN_SERVER,
             Self::Unknown(kind) => *kind,
         }
@@ -420,7 +413,8 @@ impl Frame<'_> {
                 out.extend(server.relay_ports.0.to_be_bytes());
                 out.extend(server.relay_ports.1.to_be_bytes());
             }
-            Self::Unknown(_) => {}
+            Self::Replicas(count) => out.push(*count),
+            Self::Activate | Self::Unknown(_) => {}
         }
         Ok(())
     }
@@ -428,12 +422,10 @@ impl Frame<'_> {
 
 impl Hello {
     fn encode_body(&self, out: &mut Vec<u8>) {
+        let flags = [(self.channel_binding, CHANNEL_BINDING), (self.standby_links, STANDBY_LINKS)];
+        let flags = flags.into_iter().filter(|(is_set, _)| *is_set).fold(0, |all, (_, flag)| all | flag);
         out.extend(MAGIC);
-        out.extend([
-            self.min_version,
-            self.max_version,
-            if self.channel_binding { CHANNEL_BINDING } else { 0 },
-        ]);
+        out.extend([self.min_version, self.max_version, flags]);
         out.extend(self.replica);
         out.extend(self.relay_key);
         out.extend(self.challenge);
@@ -451,6 +443,7 @@ impl Register<'_> {
         // The limit is below 2^16.
         out.extend(u16::try_from(self.token.len()).unwrap_or(u16::MAX).to_be_bytes());
         out.extend_from_slice(self.token);
+        out.extend(self.is_standby.then_some(STANDBY));
         Ok(())
     }
 }

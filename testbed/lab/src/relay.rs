@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::PathBuf;
+use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
@@ -32,6 +33,8 @@ pub struct Relay {
     directory: PathBuf,
     certificate: String,
     process: Option<Process>,
+    /// Replicas beside the program, which then is not at [`PORT`] itself.
+    replicas: Vec<Option<Process>>,
 }
 
 impl Relay {
@@ -59,7 +62,8 @@ impl Relay {
         fs::write(directory.join("tls.crt"), &certificate)?;
         fs::write(directory.join("tls.key"), made.signing_key.serialize_pem())?;
         fs::write(directory.join("tokens"), TOKEN)?;
-        let mut relay = Self { host, name, listen, directory, certificate, process: None };
+        let mut relay =
+            Self { host, name, listen, directory, certificate, process: None, replicas: Vec::new() };
         relay.run()?;
         Ok(relay)
     }
@@ -84,6 +88,80 @@ impl Relay {
         process.wait_for_output("serving", TIMEOUT)?;
         self.process = Some(process);
         Ok(())
+    }
+
+    /// Starts replicas in place of the program, behind an address that leads each connection to the next of them, as a load
+    /// balancer does.
+    ///
+    /// # Errors
+    /// As [`Relay::run`].
+    pub fn run_replicas(&mut self, count: u16) -> Result<()> {
+        self.process = None;
+        let ports: Vec<String> = (0..count).map(|number| format!("{number} : {}", 4430 + number)).collect();
+        let rules = format!(
+            "table ip testbalancer {{\nchain prerouting {{\ntype nat hook prerouting priority dstnat\n\
+             tcp dport {PORT} redirect to : numgen inc mod {count} map {{ {} }}\n}}\n}}",
+            ports.join(", ")
+        );
+        self.host.shell(&format!("nft -f - <<'END'\n{rules}\nEND"))?;
+        for number in 0..count {
+            let mut program = self.replica(number, count)?;
+            let log = self.directory.join(format!("log-{number}"));
+            let mut process = self.host.spawn(&mut program, log)?;
+            process.wait_for_output("serving", TIMEOUT)?;
+            self.replicas.push(Some(process));
+        }
+        Ok(())
+    }
+
+    fn replica(&self, number: u16, count: u16) -> Result<Command> {
+        let mut program = self.host.command(executable("fairlead")?)?;
+        program.args([
+            "relay",
+            "--drain=2s",
+            "--stun-addr=[::]:0",
+            "--udp-ports=0",
+            "--health-addr=127.0.0.1:0",
+        ]);
+        program.arg(format!("--addr=[::]:{}", 4430 + number));
+        program.arg(format!("--metrics-addr=127.0.0.1:{}", 9400 + number));
+        program.arg(format!("--replica-addr=127.0.0.1:{}", 3480 + number));
+        program.args((0..count).map(|other| format!("--replica=127.0.0.1:{}", 3480 + other)));
+        program.arg(format!("--replica-name={}", self.name));
+        for (option, file) in [
+            ("--replica-ca-file", "tls.crt"),
+            ("--tls-cert-file", "tls.crt"),
+            ("--tls-private-key-file", "tls.key"),
+            ("--token-file", "tokens"),
+        ] {
+            program.arg(option).arg(self.directory.join(file));
+        }
+        Ok(program)
+    }
+
+    /// A number of a replica, as its metrics have it; `None` if it does not run.
+    ///
+    /// # Errors
+    /// It has no such number.
+    pub fn replica_metric(&self, number: u16, name: &str) -> Result<Option<u64>> {
+        if self.replicas.get(usize::from(number)).is_none_or(Option::is_none) {
+            return Ok(None);
+        }
+        let text = self.host.shell(&format!("curl -sS http://127.0.0.1:{}/metrics", 9400 + number))?;
+        let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        let value = value.with_context(|| format!("replica {number} has no metric {name}"))?;
+        Ok(Some(value.parse()?))
+    }
+
+    /// Kills a replica with SIGKILL.
+    ///
+    /// # Errors
+    /// It does not run.
+    pub fn kill_replica(&mut self, number: u16) -> Result<()> {
+        let process = self.replicas.get_mut(usize::from(number)).and_then(Option::take);
+        let mut process = process.context("the replica does not run")?;
+        process.signal(Signal::SIGKILL)?;
+        process.wait(TIMEOUT).map(drop)
     }
 
     /// What the program wrote.

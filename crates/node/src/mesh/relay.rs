@@ -1,6 +1,7 @@
 //! The node's link to the relay, and the loopback port through which WireGuard uses it.
 
 use std::net::{IpAddr, SocketAddr};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -16,7 +17,7 @@ use fairlead_wire::relay::StunServer;
 use k8s_openapi::api::core::v1::Secret;
 use kube::{Api, Client};
 use tokio::sync::watch;
-use tokio::time::{sleep, timeout};
+use tokio::time::{sleep, sleep_until, timeout};
 
 use super::path_port::PathPort;
 use super::problem::MeshProblem;
@@ -30,6 +31,10 @@ const SECRET_RETRY: Duration = Duration::from_secs(5);
 const SECRET_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long the relay may be away before that is a problem: each is written to the API server by every node.
 const OUTAGE: Duration = Duration::from_secs(30);
+/// How long a relay is used that is not that of the mesh any more, until the new one is up, and how long after that: what is on its way
+/// still arrives.
+const HANDOVER: Duration = Duration::from_secs(10);
+const REPLACED: Duration = Duration::from_secs(2);
 /// The key of the Secret.
 const TOKEN: &str = "token";
 
@@ -81,6 +86,8 @@ pub(super) struct RelayLink {
     /// Keeps the token, for starts without the API server.
     pub(super) file: StateFile,
     pub(super) private_key: PrivateKey,
+    /// The run of this program, the same for all its links.
+    pub(super) instance: [u8; 8],
     pub(super) paths: Arc<PathPort>,
     pub(super) view: RelayView,
     pub(super) status: watch::Sender<LinkStatus>,
@@ -204,41 +211,91 @@ impl RelayLink {
         }
     }
 
+    /// Keeps links to the relay of the mesh. Where another one is to be used, the one before is used until the other is up: nothing is
+    /// lost where both are replicas of one relay.
     async fn follow_server(&self, port: &Arc<LoopbackPort>) {
         let mut changed = self.server.clone();
+        let mut before = None;
         loop {
             let server = changed.borrow_and_update().clone();
-            let link = async {
-                match &server {
-                    Some(server) => self.connect(server, port).await,
+            if server.is_none() || before.is_none() {
+                self.status.send_replace(LinkStatus::default());
+            }
+            before = match server {
+                Some(server) => self.follow(self.start(server, port), before, &mut changed).await,
+                None => {
+                    drop(before.take());
+                    is_changed(&mut changed).await;
+                    None
+                }
+            };
+        }
+    }
+
+    fn start<'a>(&'a self, server: RelayServer, port: &'a Arc<LoopbackPort>) -> Running<'a> {
+        let (sender, status) = watch::channel(LinkStatus::default());
+        Running { links: Box::pin(async move { self.connect(&server, port, &sender).await }), status }
+    }
+
+    /// Returns the links if another relay is to be used, and nothing if they are to be made anew.
+    async fn follow<'a>(
+        &'a self,
+        mut now: Running<'a>,
+        mut before: Option<Running<'a>>,
+        changed: &mut watch::Receiver<Option<RelayServer>>,
+    ) -> Option<Running<'a>> {
+        let mut end = Instant::now() + HANDOVER;
+        let mut is_up = false;
+        loop {
+            let is_over = async {
+                match &mut before {
+                    // It must not connect again any more; the links that it has go on without it.
+                    Some(_) if is_up => sleep_until(end.into()).await,
+                    Some(Running { links, status }) => tokio::select! {
+                        () = links => {}
+                        _ = status.wait_for(|status| !status.is_up) => {}
+                        () = sleep_until(end.into()) => {}
+                    },
                     None => std::future::pending().await,
                 }
             };
-            let differs = async {
-                if changed.changed().await.is_err() {
-                    std::future::pending().await
-                }
-            };
             tokio::select! {
-                () = link => {}
-                () = differs => {}
+                () = &mut now.links => return None,
+                () = is_changed(changed) => return Some(now),
+                () = is_over => {
+                    before = None;
+                    self.status.send_replace(now.status.borrow().clone());
+                }
+                Ok(()) = now.status.changed() => {
+                    let status = now.status.borrow_and_update().clone();
+                    if status.is_up && !is_up {
+                        (is_up, end) = (true, end.min(Instant::now() + REPLACED));
+                    }
+                    if status.is_up || before.is_none() {
+                        self.status.send_replace(status);
+                    }
+                }
             }
-            self.status.send_replace(LinkStatus::default());
         }
     }
 
     /// Stays connected until the token is another one.
-    async fn connect(&self, server: &RelayServer, port: &Arc<LoopbackPort>) {
+    async fn connect(
+        &self,
+        server: &RelayServer,
+        port: &Arc<LoopbackPort>,
+        status: &watch::Sender<LinkStatus>,
+    ) {
         let prepared = async {
             let token = self.token(server).await?;
-            let settings = client_settings(server, &self.private_key, token.clone())?;
+            let settings = client_settings(server, &self.private_key, self.instance, token.clone())?;
             let nat64 = Some(self.view.nat64.subscribe());
             Ok::<_, anyhow::Error>((client::Settings { nat64, ..settings }, token))
         };
         let (connection, token) = match prepared.await {
             Ok(prepared) => prepared,
             Err(error) => {
-                self.status.send_modify(|status| {
+                status.send_modify(|status| {
                     status.error = Some(format!("{error:#}"));
                     status.down_since.get_or_insert_with(Instant::now);
                 });
@@ -258,7 +315,7 @@ impl RelayLink {
             }
         };
         tokio::select! {
-            () = keep_connected(connection, self.view.queue.clone(), receive, self.status.clone()) => {}
+            () = keep_connected(connection, self.view.queue.clone(), receive, status.clone()) => {}
             () = renewed => {}
         }
     }
@@ -293,6 +350,19 @@ impl RelayLink {
     }
 }
 
+/// The links to one relay.
+struct Running<'a> {
+    /// Returns when they are to be made anew.
+    links: Pin<Box<dyn Future<Output = ()> + Send + 'a>>,
+    status: watch::Receiver<LinkStatus>,
+}
+
+async fn is_changed(server: &mut watch::Receiver<Option<RelayServer>>) {
+    if server.changed().await.is_err() {
+        std::future::pending().await
+    }
+}
+
 fn relay_stun((address, server): (IpAddr, StunServer)) -> RelayStun {
     RelayStun {
         server: SocketAddr::new(address, server.port),
@@ -306,6 +376,7 @@ fn relay_stun((address, server): (IpAddr, StunServer)) -> RelayStun {
 fn client_settings(
     server: &RelayServer,
     private_key: &PrivateKey,
+    instance: [u8; 8],
     token: Vec<u8>,
 ) -> Result<client::Settings> {
     let roots = match &server.ca_bundle {
@@ -316,10 +387,10 @@ fn client_settings(
     Ok(client::Settings {
         endpoint: server.endpoint.clone(),
         server_name: server.server_name.clone(),
-        proxy: Proxy::from_environment(&server.endpoint, |name| std::env::var(name).ok())?,
+        proxy: Proxy::from_environment(&server.endpoint.host, |name| std::env::var(name).ok())?,
         roots: Arc::new(roots),
         private_key: private_key.clone(),
-        instance: rand::random(),
+        instance,
         token,
         mark: MARK_FROM_WIREGUARD,
         nat64: None,

@@ -1,46 +1,87 @@
 //! When a client connects again.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+/// The first attempt after a link that worked comes within this time: a thousand clients of a relay that restarts are spread over it.
+const AT_ONCE: Duration = Duration::from_millis(300);
 const FIRST: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(30);
-/// A connection that lasted this long was good: the next failure begins with [`FIRST`].
+/// A link that lasted this long worked.
+const WORKED: Duration = Duration::from_secs(10);
+/// A link that lasted this long was good, also if the relay ended it: the next pause is [`FIRST`].
 const GOOD: Duration = Duration::from_secs(60);
 
 /// Pauses between attempts: 1 s, doubled up to 30 s, each between a half and the whole of it, so that the clients of a relay
-/// that failed do not all come at once. Without a clock and without randomness of its own.
-#[derive(Debug, Clone, Default)]
+/// that failed do not all come at once. Without a clock and without randomness of its own. Randomness is anything from 0 to
+/// `u32::MAX`.
+#[derive(Debug, Clone)]
 pub struct Backoff {
+    longest: Duration,
     failures: u32,
 }
 
+impl Default for Backoff {
+    fn default() -> Self {
+        Self::up_to(LONGEST)
+    }
+}
+
 impl Backoff {
-    /// The pause before the next attempt; `random` is anything from 0 to `u32::MAX`. `connected` is when the connection that
-    /// has ended was made, if there was one.
-    pub fn next(&mut self, now: Instant, connected: Option<Instant>, random: u32) -> Duration {
-        if connected.is_some_and(|at| now.saturating_duration_since(at) >= GOOD) {
+    /// Pauses up to this one.
+    pub fn up_to(longest: Duration) -> Self {
+        Self { longest, failures: 0 }
+    }
+
+    /// The pause after an attempt that failed.
+    pub fn next(&mut self, random: u32) -> Duration {
+        let whole = FIRST.saturating_mul(1_u32.checked_shl(self.failures).unwrap_or(u32::MAX));
+        self.failures = self.failures.saturating_add(1).min(16);
+        let half = whole.min(self.longest) / 2;
+        half.saturating_add(part(half, random))
+    }
+
+    /// The pause after a link that was lost, which had lasted so long.
+    pub fn lost(&mut self, lasted: Duration, random: u32) -> Duration {
+        if lasted < WORKED {
+            return self.next(random);
+        }
+        self.failures = 0;
+        part(AT_ONCE, random)
+    }
+
+    /// The pause after a link that the relay ended with an error.
+    pub fn refused(&mut self, lasted: Duration, random: u32) -> Duration {
+        if lasted >= GOOD {
             self.failures = 0;
         }
-        let whole = FIRST.saturating_mul(1_u32.checked_shl(self.failures).unwrap_or(u32::MAX)).min(LONGEST);
-        self.failures = self.failures.saturating_add(1).min(16);
-        let half = whole / 2;
-        half.saturating_add(half.mul_f64(f64::from(random) / f64::from(u32::MAX)))
+        self.next(random)
     }
 
     /// The pause that the relay itself asked for. The attempt after that begins with 1 s.
     pub fn asked(&mut self, reconnect_after: Duration) -> Duration {
         self.failures = 0;
-        reconnect_after.min(LONGEST)
+        reconnect_after.min(self.longest)
     }
+
+    /// The next pause is the first.
+    pub fn reset(&mut self) {
+        self.failures = 0;
+    }
+}
+
+/// A random part of a duration.
+pub(super) fn part(whole: Duration, random: u32) -> Duration {
+    whole.mul_f64(f64::from(random) / f64::from(u32::MAX))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const SECOND: Duration = Duration::from_secs(1);
+
     fn seconds(backoff: &mut Backoff, random: u32) -> Vec<f64> {
-        let now = Instant::now();
-        (0..8).map(|_| backoff.next(now, None, random).as_secs_f64()).collect()
+        (0..8).map(|_| backoff.next(random).as_secs_f64()).collect()
     }
 
     #[test]
@@ -49,16 +90,38 @@ mod tests {
         assert_eq!(most, [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]);
         let least = seconds(&mut Backoff::default(), 0);
         assert_eq!(least, most.iter().map(|pause| pause / 2.0).collect::<Vec<_>>());
+        assert_eq!(seconds(&mut Backoff::up_to(4 * SECOND), u32::MAX)[..4], [1.0, 2.0, 4.0, 4.0]);
     }
 
     #[test]
-    fn a_good_connection_and_a_relay_that_asks_begin_anew() {
-        let (mut backoff, now) = (Backoff::default(), Instant::now());
+    fn a_link_that_worked_is_replaced_at_once_and_thousands_are_spread() {
+        let mut backoff = Backoff::default();
         seconds(&mut backoff, 0);
-        let later = now + GOOD;
-        assert_eq!(backoff.next(later, Some(later), u32::MAX), LONGEST, "it lasted no time");
-        assert_eq!(backoff.next(later, Some(now), u32::MAX), FIRST);
+        assert_eq!(backoff.lost(9 * SECOND, u32::MAX), LONGEST, "it did not work");
+        assert_eq!(backoff.lost(10 * SECOND, u32::MAX), AT_ONCE);
+        assert_eq!(backoff.next(u32::MAX), FIRST, "and if that fails");
+        let pauses: Vec<Duration> = (0..1000_u32)
+            .map(|number| Backoff::default().lost(60 * SECOND, number.wrapping_mul(0x9e37_79b9)))
+            .collect();
+        let most = (0..10).map(|tenth| {
+            let of_tenth = |pause: &&Duration| pause.as_millis() / 30 == tenth;
+            pauses.iter().filter(of_tenth).count()
+        });
+        assert!(most.max() < Some(150), "a tenth of the time has about a tenth of them");
+    }
+
+    #[test]
+    fn a_relay_that_refuses_or_asks_is_obeyed() {
+        let mut backoff = Backoff::default();
+        seconds(&mut backoff, 0);
+        assert_eq!(
+            backoff.refused(59 * SECOND, u32::MAX),
+            LONGEST,
+            "as two programs with one key do to each other"
+        );
+        assert_eq!(backoff.refused(GOOD, u32::MAX), FIRST);
+        seconds(&mut backoff, 0);
         assert_eq!(backoff.asked(Duration::from_millis(700)), Duration::from_millis(700));
-        assert_eq!(backoff.next(later, Some(later), u32::MAX), FIRST);
+        assert_eq!(backoff.next(u32::MAX), FIRST);
     }
 }

@@ -5,9 +5,11 @@ use std::time::{Duration, Instant};
 /// How long an idle link is silent before it is asked: it also keeps mappings of NATs on the way, which live a minute or more.
 const IDLE: Duration = Duration::from_secs(15);
 /// The same after this client has sent a datagram.
-const UNANSWERED: Duration = Duration::from_secs(1);
-/// How long an answer may take.
+const UNANSWERED: Duration = Duration::from_millis(500);
+/// How long an answer may take: TCP repeats the ping twice or three times meanwhile.
 const TIMEOUT: Duration = Duration::from_secs(2);
+/// The same while datagrams are sent.
+const BUSY_TIMEOUT: Duration = Duration::from_millis(1500);
 
 /// What to do about a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,7 +57,7 @@ impl Liveness {
     pub(super) fn poll(&mut self, now: Instant) -> Action {
         let silent_since = self.pinged.map(|at| at.max(self.received));
         if let Some(since) = silent_since {
-            let end = since + TIMEOUT;
+            let end = since + if self.sent.is_some() { BUSY_TIMEOUT } else { TIMEOUT };
             return if now >= end { Action::End } else { Action::Wait(end) };
         }
         let idle = self.received + IDLE;
@@ -89,14 +91,15 @@ mod tests {
     }
 
     #[test]
-    fn a_link_that_takes_datagrams_and_says_nothing_ends_within_three_seconds() {
+    fn a_link_that_takes_datagrams_and_says_nothing_ends_within_two_seconds() {
         let start = Instant::now();
         let mut link = Liveness::new(start);
         link.sent(start);
-        link.sent(start + SECOND / 2);
-        assert_eq!(link.poll(start), Action::Wait(start + SECOND));
-        assert_eq!(link.poll(start + SECOND), Action::Ping);
-        assert_eq!(link.poll(start + 3 * SECOND), Action::End);
+        link.sent(start + SECOND / 4);
+        assert_eq!(link.poll(start), Action::Wait(start + SECOND / 2));
+        assert_eq!(link.poll(start + SECOND / 2), Action::Ping);
+        assert_eq!(link.poll(start + SECOND), Action::Wait(start + 2 * SECOND));
+        assert_eq!(link.poll(start + 2 * SECOND), Action::End);
     }
 
     #[test]

@@ -3,9 +3,11 @@
 mod backoff;
 mod endpoint;
 mod link;
+mod links;
 mod liveness;
 mod loopback;
-mod proxy;
+mod plan;
+mod queue;
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -18,8 +20,7 @@ use fairlead_wire::relay::{
     ALPN, ErrorReason, Frame, Hello, InvalidFrame, MAX_BODY, MAX_HANDSHAKE_BODY, MIN_VERSION, Oversized,
     Register, VERSION, signed,
 };
-use rustls::pki_types::pem::PemObject as _;
-use rustls::pki_types::{CertificateDer, InvalidDnsNameError, ServerName};
+use rustls::pki_types::{InvalidDnsNameError, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -35,9 +36,12 @@ use crate::{NOT_SENT, USER_TIMEOUT};
 
 pub use backoff::Backoff;
 pub use endpoint::{Endpoint, InvalidEndpoint, Transport};
-pub use link::{LinkCounters, LinkQueue, LinkStatus, Receive, RelayPort, keep_connected};
+pub use fairlead_tls::proxy::{InvalidProxy, Proxy, ProxyError};
+pub use fairlead_tls::{system_roots, trust};
+pub use link::Receive;
+pub use links::{LinkStatus, keep_connected};
 pub use loopback::{LoopbackPort, is_relayed};
-pub use proxy::{InvalidProxy, Proxy, ProxyError};
+pub use queue::{LinkCounters, LinkQueue, RelayPort};
 
 /// Time for everything until the client is registered.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -100,6 +104,9 @@ pub enum ConnectError {
         /// For programs.
         reason: ErrorReason,
     },
+    /// No stand-by link is possible there.
+    #[error("it is the replica of the other link, or one without stand-by links")]
+    SameReplica,
     /// The connection ended, or something other than a relay answered.
     #[error(transparent)]
     Stream(#[from] StreamError),
@@ -125,40 +132,9 @@ pub enum ConnectError {
     },
 }
 
-/// The authorities that this host trusts (`SSL_CERT_FILE` and `SSL_CERT_DIR`, or the system's).
-///
-/// # Errors
-/// There are none.
-pub fn system_roots() -> Result<RootCertStore, io::Error> {
-    let found = rustls_native_certs::load_native_certs();
-    let mut roots = RootCertStore::empty();
-    roots.add_parsable_certificates(found.certs);
-    if roots.is_empty() {
-        let error =
-            found.errors.first().map_or_else(|| "no certificates found".to_owned(), ToString::to_string);
-        return Err(io::Error::new(io::ErrorKind::NotFound, error));
-    }
-    Ok(roots)
-}
-
 /// No authority: for a connection without TLS.
 pub fn no_roots() -> RootCertStore {
     RootCertStore::empty()
-}
-
-/// The authorities in a bundle of PEM certificates.
-///
-/// # Errors
-/// It has none, or something else.
-pub fn trust(bundle: &[u8]) -> Result<RootCertStore, io::Error> {
-    let invalid =
-        |error: &dyn std::fmt::Display| io::Error::new(io::ErrorKind::InvalidData, error.to_string());
-    let mut roots = RootCertStore::empty();
-    for certificate in CertificateDer::pem_slice_iter(bundle) {
-        let certificate = certificate.map_err(|error| invalid(&error))?;
-        roots.add(certificate).map_err(|error| invalid(&error))?;
-    }
-    if roots.is_empty() { Err(invalid(&"no certificate in the bundle")) } else { Ok(roots) }
 }
 
 trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -184,12 +160,33 @@ pub struct Receiver(FrameReader<Box<dyn Stream>>);
 /// # Errors
 /// See [`ConnectError`].
 pub async fn connect(settings: &Settings) -> Result<Connection, ConnectError> {
-    tokio::time::timeout(CONNECT_TIMEOUT, establish(settings)).await.unwrap_or(Err(ConnectError::Timeout))
+    timeout(CONNECT_TIMEOUT, establish(settings, None)).await.unwrap_or(Err(ConnectError::Timeout))
 }
 
-async fn establish(settings: &Settings) -> Result<Connection, ConnectError> {
+/// Connects to another replica than `active`, and registers a link that receives only while there is no other one. Of several
+/// addresses of the relay, that of the active one comes last.
+///
+/// # Errors
+/// See [`ConnectError`]; often [`ConnectError::SameReplica`].
+pub async fn connect_standby(
+    settings: &Settings,
+    active: [u8; 16],
+    address: Option<IpAddr>,
+) -> Result<Connection, ConnectError> {
+    let other = Some(Other { active, address });
+    timeout(CONNECT_TIMEOUT, establish(settings, other)).await.unwrap_or(Err(ConnectError::Timeout))
+}
+
+/// The active link beside the one that is made.
+#[derive(Debug, Clone, Copy)]
+struct Other {
+    active: [u8; 16],
+    address: Option<IpAddr>,
+}
+
+async fn establish(settings: &Settings, other: Option<Other>) -> Result<Connection, ConnectError> {
     let endpoint = &settings.endpoint;
-    let (stream, address) = reach(settings).await?;
+    let (stream, address) = reach(settings, other.and_then(|other| other.address)).await?;
     let (stream, exporter) = if endpoint.transport == Transport::Ws {
         (Box::new(stream) as Box<dyn Stream>, None)
     } else {
@@ -203,18 +200,22 @@ async fn establish(settings: &Settings) -> Result<Connection, ConnectError> {
             stream::open_websocket(stream, &endpoint.authority(), nonce).await?
         }
     };
-    let connection = register(settings, reader, writer, exporter).await?;
+    let active = other.map(|other| other.active);
+    let connection = register(settings, reader, writer, exporter, active).await?;
     Ok(Connection { address, ..connection })
 }
 
 /// A connection to the relay or to the proxy on the way, and the address of the relay.
-async fn reach(settings: &Settings) -> Result<(TcpStream, Option<IpAddr>), ConnectError> {
+async fn reach(
+    settings: &Settings,
+    last: Option<IpAddr>,
+) -> Result<(TcpStream, Option<IpAddr>), ConnectError> {
     let (host, port) = match &settings.proxy {
         Some(proxy) => (proxy.host.as_str(), proxy.port),
         None => (settings.endpoint.host.as_str(), settings.endpoint.port),
     };
     let unreachable = |error| ConnectError::Io(format!("{host}:{port}"), error);
-    let mut stream = dial(settings, host, port).await.map_err(unreachable)?;
+    let mut stream = dial(settings, host, port, last).await.map_err(unreachable)?;
     let Some(proxy) = &settings.proxy else {
         let address = stream.peer_addr().ok().map(|address| address.ip().to_canonical());
         return Ok((stream, address));
@@ -228,10 +229,13 @@ async fn reach(settings: &Settings) -> Result<(TcpStream, Option<IpAddr>), Conne
     Ok((stream, address.map(|address| address.ip())))
 }
 
-/// Connects to the first address of a host that answers.
-async fn dial(settings: &Settings, host: &str, port: u16) -> io::Result<TcpStream> {
+/// Connects to the first address of a host that answers, and tries `last` last.
+async fn dial(settings: &Settings, host: &str, port: u16, last: Option<IpAddr>) -> io::Result<TcpStream> {
     let mut failure = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
-    for address in lookup_host((host, port)).await?.flat_map(|address| settings.reached_at(address)) {
+    let found = lookup_host((host, port)).await?.flat_map(|address| settings.reached_at(address));
+    let mut addresses: Vec<SocketAddr> = found.collect();
+    addresses.sort_by_key(|address| Some(address.ip().to_canonical()) == last);
+    for address in addresses {
         let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() };
         let connected = async {
             let socket = socket?;
@@ -277,6 +281,7 @@ async fn register(
     mut reader: FrameReader<Box<dyn Stream>>,
     mut writer: FrameWriter<Box<dyn Stream>>,
     exporter: Option<[u8; 32]>,
+    active: Option<[u8; 16]>,
 ) -> Result<Connection, ConnectError> {
     let first = reader.next(MAX_HANDSHAKE_BODY, |parsed| match parsed.frame {
         Frame::Hello(hello) => Some((hello, parsed.body.to_vec())),
@@ -287,10 +292,13 @@ async fn register(
     if version < hello.min_version.max(MIN_VERSION) {
         return Err(ConnectError::Version { min: hello.min_version, max: hello.max_version });
     }
+    if active.is_some_and(|active| active == hello.replica || !hello.standby_links) {
+        return Err(ConnectError::SameReplica);
+    }
     // Where a proxy terminates TLS, the relay cannot know the exporter.
     let exporter = exporter.filter(|_| hello.channel_binding);
     writer
-        .write(&registration(settings, version, &hello, &body, exporter)?)
+        .write(&registration(settings, version, &hello, &body, exporter, active.is_some())?)
         .await
         .map_err(StreamError::from)?;
     let answer = reader.next(MAX_HANDSHAKE_BODY, |parsed| match parsed.frame {
@@ -314,6 +322,7 @@ fn registration(
     hello: &Hello,
     hello_body: &[u8],
     exporter: Option<[u8; 32]>,
+    is_standby: bool,
 ) -> Result<Vec<u8>, ConnectError> {
     let mut register = Register {
         proof: [0; 32],
@@ -322,6 +331,7 @@ fn registration(
         key: public_key(&settings.private_key)?,
         name: &settings.endpoint.host,
         token: &settings.token,
+        is_standby,
     };
     let mut bytes = Vec::new();
     Frame::Register(register).encode(&mut bytes)?;

@@ -172,21 +172,59 @@ impl Relay {
         admission: Admission,
         answer: &Registered,
     ) -> Result<LinkId, ErrorReason> {
+        self.add(now, admission, answer, false)
+    }
+
+    /// The same for a link that receives only while its key has no other one.
+    ///
+    /// # Errors
+    /// There are too many links.
+    pub fn register_standby(
+        &mut self,
+        now: Instant,
+        admission: Admission,
+        answer: &Registered,
+    ) -> Result<LinkId, ErrorReason> {
+        self.add(now, admission, answer, true)
+    }
+
+    fn add(
+        &mut self,
+        now: Instant,
+        admission: Admission,
+        answer: &Registered,
+        is_standby: bool,
+    ) -> Result<LinkId, ErrorReason> {
         if self.links.len() >= self.limits.links {
             return Err(ErrorReason::Full);
         }
         let id = LinkId(self.next);
         self.next = self.next.wrapping_add(1);
         let stamp = self.replicas.stamp(now);
-        let registration = Registration { link: id, instance: admission.instance, stamp };
+        let registration = Registration { link: id, instance: admission.instance, stamp, is_standby };
         let key = admission.key;
         let outcome = self.keys.entry(key).or_default().add(now, registration);
         self.links.insert(id, Link::new(now, admission, self.limits.client_rate));
         self.counters.registrations = self.counters.registrations.wrapping_add(1);
         self.send(id, &Frame::Registered(*answer));
+        self.tell_of_replicas(id);
         self.follow(outcome);
         self.replicas.announce(key);
         Ok(id)
+    }
+
+    fn activate(&mut self, now: Instant, id: LinkId) {
+        let Some(link) = self.links.get_mut(&id) else { return };
+        if !link.control.take(now, 1) {
+            return;
+        }
+        let key = link.admission.key;
+        let stamp = self.replicas.stamp(now);
+        let outcome = self.keys.get_mut(&key).and_then(|links| links.activate(now, id, stamp));
+        if let Some(outcome) = outcome {
+            self.follow(outcome);
+            self.replicas.announce(key);
+        }
     }
 
     fn tell_of_duplicate(&mut self, id: LinkId) {
@@ -230,6 +268,7 @@ impl Relay {
         let Some(link) = self.links.get_mut(&id).filter(|link| !link.closing) else { return };
         link.heard = now;
         match frame {
+            Frame::Activate => self.activate(now, id),
             Frame::Allocate(peer) => self.ask_port(now, id, PublicKey(*peer)),
             Frame::Datagram { peer, payload } => self.forward(now, id, *peer, payload, Class::Datagram),
             Frame::Probe { peer, payload } => self.forward(now, id, *peer, payload, Class::Probe),
@@ -246,6 +285,7 @@ impl Relay {
             | Frame::PeerGone(_)
             | Frame::Register(_)
             | Frame::Registered(_)
+            | Frame::Replicas(_)
             | Frame::StunServer(_) => self.close(id, ErrorReason::UnexpectedFrame),
         }
     }

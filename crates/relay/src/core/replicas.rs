@@ -8,8 +8,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use fairlead_api::wireguard::PublicKey;
-use fairlead_wire::relay::ErrorReason;
 use fairlead_wire::relay::replica::{ReplicaFrame, ReplicaRegistration};
+use fairlead_wire::relay::{ErrorReason, Frame};
 
 use super::registrations::{Outcome, Registration, Registrations};
 use super::{Class, Counters, DropReason, Outbox, QueueLimits, Relay, Transmit};
@@ -60,11 +60,15 @@ pub(super) struct Replicas {
     links: BTreeMap<ReplicaLinkId, ReplicaLink>,
     ready: Vec<ReplicaLinkId>,
     counters: Counters,
+    /// How many others accept stand-by links, as clients were told.
+    told: u8,
 }
 
 #[derive(Debug)]
 struct ReplicaLink {
     replica: [u8; 16],
+    /// It knows of stand-by links.
+    standby_links: bool,
     /// What the other end has announced.
     announced: BTreeSet<PublicKey>,
     /// Keys whose state here the other end is to be told.
@@ -142,11 +146,15 @@ impl Relay {
         self
     }
 
-    /// Adds a connection to another replica, which is told of all clients.
+    /// Adds a connection to another replica, which is told of all clients: also of stand-by links if it knows of them.
     ///
     /// # Errors
     /// See [`ReplicaRefusal`].
-    pub fn add_replica(&mut self, replica: [u8; 16]) -> Result<ReplicaLinkId, ReplicaRefusal> {
+    pub fn add_replica(
+        &mut self,
+        replica: [u8; 16],
+        standby_links: bool,
+    ) -> Result<ReplicaLinkId, ReplicaRefusal> {
         if replica == self.replicas.own {
             return Err(ReplicaRefusal::Itself);
         }
@@ -158,6 +166,7 @@ impl Relay {
         let here = self.keys.iter().filter(|(_, links)| links.local().is_some()).map(|(key, _)| *key);
         let link = ReplicaLink {
             replica,
+            standby_links,
             announced: BTreeSet::new(),
             pending: here.collect(),
             outbox: Outbox::default(),
@@ -165,6 +174,7 @@ impl Relay {
         };
         self.replicas.links.insert(id, link);
         self.replicas.wake(id);
+        self.count_replicas();
         Ok(id)
     }
 
@@ -200,7 +210,8 @@ impl Relay {
                 link.announced.insert(key);
                 let stamp = Stamp { clock: registration.stamp, replica: link.replica };
                 self.replicas.clock = self.replicas.clock.max(stamp.clock);
-                let remote = Registration { link: id, instance: registration.instance, stamp };
+                let ReplicaRegistration { instance, is_standby, .. } = *registration;
+                let remote = Registration { link: id, instance, stamp, is_standby };
                 let outcome = self.keys.entry(key).or_default().announce(now, remote);
                 self.follow(outcome);
             }
@@ -261,11 +272,14 @@ impl Relay {
             && let Some(key) = link.pending.pop_first()
         {
             let here = self.keys.get(&key).and_then(Registrations::local);
+            // For a replica that does not know of them, it would be the newest.
+            let here = here.filter(|here| !here.is_standby || link.standby_links);
             let frame = here.map_or(ReplicaFrame::Gone(key.0), |here| {
                 ReplicaFrame::Registered(ReplicaRegistration {
                     key: key.0,
                     instance: here.instance,
                     stamp: here.stamp.clock,
+                    is_standby: here.is_standby,
                 })
             });
             // Announcements have a fixed length.
@@ -285,6 +299,25 @@ impl Relay {
         self.replicas.ready.retain(|ready| *ready != id);
         for key in link.announced {
             self.withdraw(id, key);
+        }
+        self.count_replicas();
+    }
+
+    /// Tells all clients how many other replicas accept stand-by links, if that has changed.
+    fn count_replicas(&mut self) {
+        let with_standby = self.replicas.links.values().filter(|link| link.standby_links);
+        let others = with_standby.map(|link| link.replica).collect::<BTreeSet<_>>().len();
+        let others = u8::try_from(others).unwrap_or(u8::MAX);
+        if std::mem::replace(&mut self.replicas.told, others) != others {
+            let ids = self.ids(|link| !link.closing);
+            ids.into_iter().for_each(|id| self.send(id, &Frame::Replicas(others)));
+        }
+    }
+
+    /// Tells a new client the same, if there are any.
+    pub(super) fn tell_of_replicas(&mut self, id: super::LinkId) {
+        if self.replicas.told > 0 {
+            self.send(id, &Frame::Replicas(self.replicas.told));
         }
     }
 

@@ -3,7 +3,6 @@
 //! One lock guards the core. It is held for the frames of one read or one write, never while a task waits.
 
 mod batch;
-mod certificate;
 mod handshakes;
 mod link;
 mod register;
@@ -21,7 +20,8 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use fairlead_wire::relay::ErrorReason;
+use fairlead_tls::Certificate;
+use fairlead_wire::relay::{ALPN, ErrorReason};
 use socket2::SockRef;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
@@ -33,14 +33,13 @@ use crate::access::Authorizer;
 use crate::core::{AllocationLimits, Limits, LinkId, Relay, ReplicaLinkId};
 use crate::proof::{NoSecret, RelayKey};
 use crate::{NOT_SENT, USER_TIMEOUT};
-use certificate::Certificate;
 use handshakes::Handshakes;
 use relay_ports::RelayPorts;
 use replicas::Replicas;
 use statistics::Statistics;
 use udp::StunPorts;
 
-pub use certificate::{CertificateError, CertificateFiles};
+pub use fairlead_tls::{CertificateError, CertificateFiles};
 pub(crate) use register::EXPORTER_LABEL;
 pub use replica_tls::ReplicaTlsError;
 pub use replicas::ReplicaSettings;
@@ -215,7 +214,11 @@ impl Server {
         if certificate.is_none() && settings.names.is_empty() {
             return Err(StartError::NoName);
         }
-        let config = certificate.as_ref().map(Certificate::server_config).transpose()?;
+        // TLS 1.3 only: the exporters of older versions do not bind a registration to its connection (RFC 9266, section 4.2).
+        let config = certificate
+            .as_ref()
+            .map(|certificate| certificate.server_config(&[&rustls::version::TLS13], &[ALPN, b"http/1.1"]));
+        let config = config.transpose()?;
         let address = settings.listen;
         let listener = listen(address).map_err(|error| StartError::Listen { address, error })?;
         let secret = crate::random::bytes()?;
@@ -391,10 +394,11 @@ async fn maintain(shared: &Shared, certificate: Option<&Certificate>) {
                     replicas.refresh();
                 }
                 match certificate.map(Certificate::refresh) {
-                Some(Ok(true)) => tracing::info!("the certificate has changed"),
-                Some(Err(error)) => tracing::warn!(%error, "the certificate read before stays in use"),
-                Some(Ok(false)) | None => {}
-            }},
+                    Some(Ok(true)) => tracing::info!("the certificate has changed"),
+                    Some(Err(error)) => tracing::warn!(%error, "the certificate read before stays in use"),
+                    Some(Ok(false)) | None => {}
+                }
+            }
         }
     }
 }

@@ -13,7 +13,7 @@ use tokio::sync::Notify;
 use tokio_rustls::server::TlsStream;
 
 use super::{Rejection, Shared};
-use crate::core::LinkId;
+use crate::core::{Admission, LinkId};
 use crate::proof::Transcript;
 use crate::stream::{self, FrameReader, FrameWriter, StreamError};
 
@@ -84,6 +84,7 @@ async fn register(
         min_version: MIN_VERSION,
         max_version: VERSION,
         channel_binding: exporter.is_some(),
+        standby_links: true,
         replica: shared.replica,
         relay_key: shared.key.public(),
         challenge: crate::random::bytes()?,
@@ -93,7 +94,7 @@ async fn register(
     let check = |parsed: &Parsed<'_>| shared.check(&hello, &greeting, parsed, exporter);
     let admitted = reader.next(MAX_HANDSHAKE_BODY, check).await?;
     let waker = Arc::new(Notify::new());
-    let id = match admitted.and_then(|admission| shared.add(admission, &waker)) {
+    let id = match admitted.and_then(|(admission, is_standby)| shared.add(admission, is_standby, &waker)) {
         Ok(id) => id,
         Err(reason) => {
             let message = reason.to_string();
@@ -106,14 +107,14 @@ async fn register(
 }
 
 impl Shared {
-    /// Whether the first frame of a client is a registration of one that may use this relay.
+    /// Whether the first frame of a client is a registration of one that may use this relay, and whether its link stands by.
     fn check(
         &self,
         hello: &Hello,
         greeting: &[u8],
         parsed: &Parsed<'_>,
         exporter: Option<[u8; 32]>,
-    ) -> Result<crate::core::Admission, ErrorReason> {
+    ) -> Result<(Admission, bool), ErrorReason> {
         let Frame::Register(register) = parsed.frame else { return Err(ErrorReason::UnexpectedFrame) };
         if !(MIN_VERSION..=VERSION).contains(&register.version) {
             return Err(ErrorReason::UnsupportedVersion);
@@ -134,14 +135,23 @@ impl Shared {
             return Err(ErrorReason::WrongProof);
         }
         let admission = self.access.admit(PublicKey(register.key), register.instance, register.token);
-        admission.ok_or(ErrorReason::NotAllowed)
+        Ok((admission.ok_or(ErrorReason::NotAllowed)?, register.is_standby))
     }
 
     /// Makes a client's connection a link, whose first frame is the answer to its registration.
-    fn add(&self, admission: crate::core::Admission, waker: &Arc<Notify>) -> Result<LinkId, ErrorReason> {
+    fn add(
+        &self,
+        admission: Admission,
+        is_standby: bool,
+        waker: &Arc<Notify>,
+    ) -> Result<LinkId, ErrorReason> {
         let idle_timeout = u16::try_from(self.idle.as_secs()).unwrap_or(u16::MAX);
         let mut links = self.links();
-        let id = links.relay.register(Instant::now(), admission, &Registered { idle_timeout })?;
+        let (now, answer) = (Instant::now(), Registered { idle_timeout });
+        let id = match is_standby {
+            true => links.relay.register_standby(now, admission, &answer),
+            false => links.relay.register(now, admission, &answer),
+        }?;
         if let Some(stun) = &self.stun {
             let range = self.relay_ports.as_ref().map(|ports| ports.range());
             let range = range.map_or((0, 0), |range| (*range.start(), *range.end()));

@@ -5,6 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 
+use fairlead_tls::Certificate;
 use fairlead_wire::relay::replica::REPLICA_ALPN;
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerifier as _};
@@ -15,7 +16,6 @@ use rustls::{
     ClientConfig, DigitallySignedStruct, DistinguishedName, Error, ServerConfig, SignatureScheme, version,
 };
 
-use super::certificate::Certificate;
 use crate::client::trust;
 
 /// Why replicas cannot authenticate each other.

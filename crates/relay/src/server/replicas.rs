@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use fairlead_tls::Certificate;
 use fairlead_wire::relay::replica::{
     MIN_REPLICA_VERSION, REPLICA_ALPN, REPLICA_VERSION, ReplicaFrame, ReplicaHello, parse_replica_frame,
 };
@@ -17,7 +18,6 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
-use super::certificate::Certificate;
 use super::handshakes::{Handshake, Handshakes};
 use super::register::Connection;
 use super::replica_tls::{ReplicaTlsError, ReplicaTrust};
@@ -269,6 +269,7 @@ async fn accept(shared: Arc<Shared>, stream: TcpStream, source: SocketAddr, hand
 /// A connection whose other end has said who it is.
 struct Established {
     replica: [u8; 16],
+    standby_links: bool,
     reader: FrameReader<Box<dyn Connection>>,
     writer: FrameWriter<Box<dyn Connection>>,
 }
@@ -287,6 +288,7 @@ async fn greet(
         min_version: MIN_REPLICA_VERSION,
         max_version: REPLICA_VERSION,
         replica: shared.replica,
+        standby_links: true,
     };
     let mut bytes = Vec::new();
     ReplicaFrame::Hello(hello).encode(&mut bytes).map_err(|error| error.to_string())?;
@@ -310,7 +312,8 @@ async fn greet(
             hello.min_version, hello.max_version
         ));
     }
-    Ok(Established { replica: hello.replica, reader, writer })
+    let ReplicaHello { replica, standby_links, .. } = hello;
+    Ok(Established { replica, standby_links, reader, writer })
 }
 
 /// A connection that is forgotten when it is dropped.
@@ -330,11 +333,11 @@ impl Drop for Registered<'_> {
 
 /// Uses a connection until it ends, and says why it did.
 async fn run(shared: &Shared, established: Established) -> Result<String, String> {
-    let Established { replica, mut reader, writer } = established;
+    let Established { replica, standby_links, mut reader, writer } = established;
     let waker = Arc::new(Notify::new());
     let id = {
         let mut links = shared.links();
-        let id = links.relay.add_replica(replica).map_err(|error| error.to_string())?;
+        let id = links.relay.add_replica(replica, standby_links).map_err(|error| error.to_string())?;
         links.replica_wakers.insert(id, Arc::clone(&waker));
         links.wake();
         id

@@ -98,7 +98,7 @@ impl Files {
 /// A relay with the name `localhost` that lets keys 1 to 3 in.
 pub(crate) struct Bed {
     pub(crate) observer: Observer,
-    address: SocketAddr,
+    pub(crate) address: SocketAddr,
     /// For other replicas.
     pub(crate) replica_address: Option<SocketAddr>,
     files: Files,
@@ -323,19 +323,32 @@ impl Client {
         self.sender.send(bytes).await.unwrap();
     }
 
+    /// The next frame, but for the number of replicas, which may come at any time.
     pub(crate) async fn next(&mut self) -> String {
-        match self.before.pop_front() {
-            Some(frame) => frame,
-            None => self.receiver.receive(|frame| format!("{frame:?}")).await.unwrap(),
+        loop {
+            let frame = match self.before.pop_front() {
+                Some(frame) => frame,
+                None => self.receiver.receive(|frame| format!("{frame:?}")).await.unwrap(),
+            };
+            if !frame.starts_with("Replicas") {
+                return frame;
+            }
         }
     }
 
     pub(crate) async fn datagram(&mut self) -> ([u8; 32], Vec<u8>) {
-        let received = self.receiver.receive(|frame| match frame {
-            Frame::Datagram { peer, payload } | Frame::Probe { peer, payload } => (*peer, payload.to_vec()),
-            other => panic!("{other:?}"),
-        });
-        received.await.unwrap()
+        loop {
+            let received = self.receiver.receive(|frame| match frame {
+                Frame::Datagram { peer, payload } | Frame::Probe { peer, payload } => {
+                    Some((*peer, payload.to_vec()))
+                }
+                Frame::Replicas(_) => None,
+                other => panic!("{other:?}"),
+            });
+            if let Some(datagram) = received.await.unwrap() {
+                return datagram;
+            }
+        }
     }
 
     /// Asks for a UDP port to a peer.
@@ -415,6 +428,7 @@ fn registration(hello: &[u8], key: &PrivateKey, claimed: [u8; 32], exporter: Opt
         key: claimed,
         name: "localhost",
         token: TOKEN.as_bytes(),
+        is_standby: false,
     };
     let unproved = encoded(&Frame::Register(register));
     let transcript = Transcript {

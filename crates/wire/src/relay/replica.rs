@@ -21,6 +21,9 @@ const DATAGRAM: u8 = 0x10;
 const PROBE: u8 = 0x11;
 const PING: u8 = 0x20;
 
+/// Flag of a hello and of a registration.
+const STANDBY: u8 = 0x01;
+
 /// One frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReplicaFrame<'a> {
@@ -63,6 +66,8 @@ pub struct ReplicaHello {
     pub max_version: u8,
     /// The running program, as in the hello to clients.
     pub replica: [u8; 16],
+    /// Whether it accepts stand-by links, and is to be told of those of others.
+    pub standby_links: bool,
 }
 
 /// A registration at a replica.
@@ -74,6 +79,8 @@ pub struct ReplicaRegistration {
     pub instance: [u8; 8],
     /// Orders the registrations of one key at all replicas: the highest is the newest.
     pub stamp: u64,
+    /// Whether the link receives only while the key has no other one.
+    pub is_standby: bool,
 }
 
 /// Parses the first frame of `bytes`; `None` if it is not complete yet. The second value is its length in bytes.
@@ -94,7 +101,9 @@ fn parse_body(kind: u8, body: &[u8]) -> Result<ReplicaFrame<'_>, InvalidFrame> {
         GONE => ReplicaFrame::Gone(fields.array()?),
         HELLO => {
             let [min_version, max_version] = fields.array()?;
-            ReplicaFrame::Hello(ReplicaHello { min_version, max_version, replica: fields.array()? })
+            let replica = fields.array()?;
+            let standby_links = fields.flags() & STANDBY != 0;
+            ReplicaFrame::Hello(ReplicaHello { min_version, max_version, replica, standby_links })
         }
         PING => ReplicaFrame::Ping,
         PROBE => ReplicaFrame::Probe { from: fields.array()?, to: fields.array()?, payload: fields.rest },
@@ -102,6 +111,7 @@ fn parse_body(kind: u8, body: &[u8]) -> Result<ReplicaFrame<'_>, InvalidFrame> {
             key: fields.array()?,
             instance: fields.array()?,
             stamp: u64::from_be_bytes(fields.array()?),
+            is_standby: fields.flags() & STANDBY != 0,
         }),
         unknown => ReplicaFrame::Unknown(unknown),
     })
@@ -131,6 +141,7 @@ impl ReplicaFrame<'_> {
             Self::Hello(hello) => {
                 out.extend([self.kind(), 0, 0, 0, hello.min_version, hello.max_version]);
                 out.extend(hello.replica);
+                out.extend(hello.standby_links.then_some(STANDBY));
             }
             Self::Ping | Self::Unknown(_) => out.extend([self.kind(), 0, 0, 0]),
             Self::Registered(registration) => {
@@ -138,6 +149,7 @@ impl ReplicaFrame<'_> {
                 out.extend(registration.key);
                 out.extend(registration.instance);
                 out.extend(registration.stamp.to_be_bytes());
+                out.extend(registration.is_standby.then_some(STANDBY));
             }
         }
         finish(start, out);
@@ -171,12 +183,18 @@ mod tests {
 
     #[test]
     fn the_bytes_are_those_of_the_specification() {
-        let hello = ReplicaHello { min_version: 1, max_version: 2, replica: [3; 16] };
+        let hello = ReplicaHello { min_version: 1, max_version: 2, replica: [3; 16], standby_links: false };
         let expected = [&[0x01, 0, 0, 18, 1, 2][..], &[3; 16]].concat();
         assert_eq!(encoded(&ReplicaFrame::Hello(hello)), expected);
-        let registration = ReplicaRegistration { key: [4; 32], instance: [5; 8], stamp: 6 };
+        let flagged = ReplicaHello { standby_links: true, ..hello };
+        assert_eq!(encoded(&ReplicaFrame::Hello(flagged))[3..], [&[19, 1, 2][..], &[3; 16], &[1]].concat());
+        let registration =
+            ReplicaRegistration { key: [4; 32], instance: [5; 8], stamp: 6, is_standby: false };
         let expected = [&[0x02, 0, 0, 48][..], &[4; 32], &[5; 8], &[0, 0, 0, 0, 0, 0, 0, 6]].concat();
         assert_eq!(encoded(&ReplicaFrame::Registered(registration)), expected);
+        let standby =
+            encoded(&ReplicaFrame::Registered(ReplicaRegistration { is_standby: true, ..registration }));
+        assert_eq!(standby[3..], [&[49][..], &expected[4..], &[1]].concat());
         let datagram = ReplicaFrame::Datagram { from: [7; 32], to: [8; 32], payload: b"abc" };
         assert_eq!(encoded(&datagram), [&[0x10, 0, 0, 67][..], &[7; 32], &[8; 32], b"abc"].concat());
         assert_eq!(encoded(&ReplicaFrame::Ping), [0x20, 0, 0, 0]);
@@ -200,10 +218,10 @@ mod tests {
             for frame in [
                 ReplicaFrame::Datagram { from: key, to: [1; 32], payload: &payload },
                 ReplicaFrame::Gone(key),
-                ReplicaFrame::Hello(ReplicaHello { min_version: key[0], max_version: key[1], replica }),
+                ReplicaFrame::Hello(ReplicaHello { min_version: key[0], max_version: key[1], replica, standby_links: key[2] > 9 }),
                 ReplicaFrame::Ping,
                 ReplicaFrame::Probe { from: key, to: key, payload: &payload },
-                ReplicaFrame::Registered(ReplicaRegistration { key, instance, stamp }),
+                ReplicaFrame::Registered(ReplicaRegistration { key, instance, stamp, is_standby: key[3] > 9 }),
                 ReplicaFrame::Unknown(0x77),
             ] {
                 let bytes = encoded(&frame);

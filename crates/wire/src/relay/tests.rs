@@ -13,6 +13,7 @@ fn hello() -> Hello {
         min_version: 1,
         max_version: 2,
         channel_binding: true,
+        standby_links: false,
         replica: [1; 16],
         relay_key: [2; 32],
         challenge: [3; 32],
@@ -20,7 +21,7 @@ fn hello() -> Hello {
 }
 
 fn register<'a>(name: &'a str, token: &'a [u8]) -> Register<'a> {
-    Register { proof: [4; 32], version: 1, instance: [5; 8], key: [6; 32], name, token }
+    Register { proof: [4; 32], version: 1, instance: [5; 8], key: [6; 32], name, token, is_standby: false }
 }
 
 #[test]
@@ -34,6 +35,14 @@ fn the_bytes_of_a_datagram_are_those_of_the_specification() {
     let expected: [&[u8]; 4] =
         [&[0x25, 0, 0, 48, 0x0d, 0x96, 0x0d, 0x97], &[1; 8], &[2; 32], &[0x4e, 0x20, 0x75, 0x2f]];
     assert_eq!(bytes, expected.concat());
+    assert_eq!(encoded(&Frame::Replicas(2)), [0x26, 0, 0, 1, 2]);
+    assert_eq!(encoded(&Frame::Activate), [0x14, 0, 0, 0]);
+    let flagged = Hello { standby_links: true, ..hello() };
+    assert_eq!((encoded(&Frame::Hello(hello()))[14], encoded(&Frame::Hello(flagged))[14]), (1, 3));
+    let (active, standby) =
+        (register("relay", b"t"), Register { is_standby: true, ..register("relay", b"t") });
+    let (active, standby) = (encoded(&Frame::Register(active)), encoded(&Frame::Register(standby)));
+    assert_eq!((active.len() + 1, standby.last()), (standby.len(), Some(&1)), "one byte behind the token");
     let allocated = AllocatedPort { peer: [3; 32], port: 0x4e20, token: [4; 32] };
     let bytes = encoded(&Frame::Allocated(allocated));
     assert_eq!(bytes, [&[0x13, 0, 0, 66][..], &[3; 32], &[0x4e, 0x20], &[4; 32]].concat());
@@ -125,8 +134,8 @@ proptest! {
     fn what_is_written_is_read_back((number, key, bytes, text) in frames()) {
         let data = *key.first_chunk().unwrap();
         let id = *key.first_chunk().unwrap();
-        let hello = Hello { min_version: number, relay_key: key, replica: id, channel_binding: number > 9, ..hello() };
-        let register = Register { key, proof: key, instance: data, name: &text, token: &bytes, version: number };
+        let hello = Hello { min_version: number, relay_key: key, replica: id, channel_binding: number > 9, standby_links: number % 2 > 0, ..hello() };
+        let register = Register { key, proof: key, instance: data, name: &text, token: &bytes, version: number, is_standby: number > 99 };
         let all = [
             Frame::Datagram { peer: key, payload: &bytes },
             Frame::Draining { reconnect_after: number.into(), close_after: u32::MAX },
@@ -139,9 +148,11 @@ proptest! {
             Frame::Probe { peer: key, payload: &bytes },
             Frame::Register(register),
             Frame::Registered(Registered { idle_timeout: number.into() }),
+            Frame::Replicas(number),
             Frame::StunServer(StunServer {
                 port: number.into(), other_port: u16::MAX, user: data, key, relay_ports: (1, u16::MAX),
             }),
+            Frame::Activate,
             Frame::Allocate(key),
             Frame::Allocated(AllocatedPort { peer: key, port: number.into(), token: key }),
         ];

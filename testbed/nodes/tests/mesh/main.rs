@@ -14,6 +14,7 @@ mod kernel;
 mod membership;
 mod operators;
 mod pools;
+mod relay;
 mod restarts;
 mod services;
 mod upgrade;

@@ -15,14 +15,26 @@ struct Mesh {
     relays: Vec<Relay>,
     /// From, to, the connection at either end.
     connections: Vec<(usize, usize, ReplicaLinkId, ReplicaLinkId)>,
+    /// Which replicas know of stand-by links.
+    standby_links: Vec<bool>,
     now: Instant,
 }
 
 impl Mesh {
     fn new(count: u8) -> Self {
+        Self::of(&vec![true; count.into()])
+    }
+
+    fn of(standby_links: &[bool]) -> Self {
+        let count = u8::try_from(standby_links.len()).unwrap();
         let now = Instant::now();
         let relay = |number| Relay::new(Limits::default()).identified([number; 16], now, LATER);
-        let mut mesh = Self { relays: (0..count).map(relay).collect(), connections: Vec::new(), now };
+        let mut mesh = Self {
+            relays: (0..count).map(relay).collect(),
+            connections: Vec::new(),
+            standby_links: standby_links.to_vec(),
+            now,
+        };
         for to in 0..count.into() {
             (0..to).for_each(|from| mesh.connect(from, to));
         }
@@ -31,8 +43,8 @@ impl Mesh {
 
     fn connect(&mut self, from: usize, to: usize) {
         let id = |number| [u8::try_from(number).unwrap(); 16];
-        let here = self.relays[from].add_replica(id(to)).unwrap();
-        let there = self.relays[to].add_replica(id(from)).unwrap();
+        let here = self.relays[from].add_replica(id(to), self.standby_links[to]).unwrap();
+        let there = self.relays[to].add_replica(id(from), self.standby_links[from]).unwrap();
         self.connections.push((from, to, here, there));
         self.exchange();
     }
@@ -91,6 +103,20 @@ impl Mesh {
         link
     }
 
+    fn register_standby(&mut self, at: usize, key: [u8; 32], instance: u8) -> LinkId {
+        let admission = Admission { key: PublicKey(key), instance: [instance; 8], token: None };
+        let answer = Registered { idle_timeout: 60 };
+        let link = self.relays[at].register_standby(self.now, admission, &answer).unwrap();
+        self.exchange();
+        self.received(at, link);
+        link
+    }
+
+    fn activate(&mut self, at: usize, link: LinkId) {
+        self.relays[at].handle_frame(self.now, link, &Frame::Activate);
+        self.exchange();
+    }
+
     fn send(&mut self, at: usize, link: LinkId, peer: [u8; 32], payload: &[u8]) -> usize {
         self.relays[at].handle_frame(self.now, link, &Frame::Datagram { peer, payload });
         self.exchange()
@@ -109,6 +135,7 @@ impl Mesh {
                     Frame::PeerGone(peer) => format!("{} is gone", peer[0]),
                     other => format!("{other:?}"),
                 });
+                frames.pop_if(|frame| frame.starts_with("Replicas"));
                 rest = &rest[parsed.length..];
             }
             out.clear();
@@ -252,7 +279,7 @@ fn a_datagram_never_goes_further_than_one_hop() {
     assert_eq!(mesh.relays[1].forwarding().dropped(DropReason::NotRegistered), 1);
     // Replicas that each say that the other one has a client: nothing goes round.
     let frame = ReplicaFrame::Datagram { from: A, to: [9; 32], payload: b"x" };
-    let registration = ReplicaRegistration { key: [9; 32], instance: [1; 8], stamp: 1 };
+    let registration = ReplicaRegistration { key: [9; 32], instance: [1; 8], stamp: 1, is_standby: false };
     let claim = ReplicaFrame::Registered(registration);
     mesh.relays[0].handle_replica_frame(mesh.now, connection.2, &claim).unwrap();
     mesh.relays[1].handle_replica_frame(mesh.now, there, &claim).unwrap();
@@ -307,11 +334,93 @@ fn what_waits_for_a_replica_is_bounded_and_counted() {
 #[test]
 fn a_replica_is_not_connected_to_itself_nor_without_end() {
     let mut relay = Relay::new(Limits::default()).identified([1; 16], Instant::now(), LATER);
-    assert_eq!(relay.add_replica([1; 16]), Err(ReplicaRefusal::Itself));
-    let links: Vec<_> = (0..=MAX_LINKS).map(|_| relay.add_replica([2; 16])).collect();
+    assert_eq!(relay.add_replica([1; 16], true), Err(ReplicaRefusal::Itself));
+    let links: Vec<_> = (0..=MAX_LINKS).map(|_| relay.add_replica([2; 16], true)).collect();
     assert_eq!(links.last(), Some(&Err(ReplicaRefusal::Full)));
     relay.remove_replica(links[0].unwrap());
-    assert!(relay.add_replica([2; 16]).is_ok());
+    assert!(relay.add_replica([2; 16], true).is_ok());
+}
+
+#[test]
+fn a_standby_link_receives_once_the_replica_of_the_other_is_gone() {
+    let mut mesh = Mesh::new(3);
+    let (b, first) = (mesh.register(2, B, 1), mesh.register(0, A, 1));
+    let standby = mesh.register_standby(1, A, 1);
+    mesh.after(6_000);
+    mesh.send(2, b, A, b"x");
+    assert_eq!((mesh.received(0, first), mesh.received(1, standby)), (vec!["x from 2".to_owned()], vec![]));
+    mesh.disconnect(0);
+    mesh.send(2, b, A, b"y");
+    assert_eq!(mesh.received(1, standby), ["y from 2"], "before its client says anything");
+    mesh.activate(1, standby);
+    mesh.send(2, b, A, b"z");
+    assert_eq!(mesh.received(1, standby), ["z from 2"]);
+    assert_eq!(mesh.relays.iter().map(|relay| relay.counters().key_changes).sum::<u64>(), 0);
+}
+
+#[test]
+fn a_client_activates_its_standby_link_while_others_still_know_the_older_one() {
+    let mut mesh = Mesh::new(3);
+    // The replica of the first says nothing more, and the others have not noticed.
+    let (b, first) = (mesh.register(2, B, 1), mesh.register(0, A, 1));
+    let standby = mesh.register_standby(1, A, 1);
+    mesh.activate(1, standby);
+    mesh.send(2, b, A, b"x");
+    assert_eq!((mesh.received(0, first), mesh.received(1, standby)), (vec![], vec!["x from 2".to_owned()]));
+    mesh.after(5_000);
+    assert_eq!(mesh.received(0, first), ["Superseded"]);
+    // Again, and of a link that does not stand by: nothing changes.
+    mesh.activate(1, standby);
+    mesh.send(2, b, A, b"y");
+    assert_eq!(mesh.received(1, standby), ["y from 2"]);
+}
+
+#[test]
+fn a_replica_that_does_not_know_standby_links_is_not_told_of_them() {
+    let mut mesh = Mesh::of(&[false, true, true]);
+    let (b, first) = (mesh.register(2, B, 1), mesh.register(0, A, 1));
+    let standby = mesh.register_standby(1, A, 1);
+    mesh.after(6_000);
+    assert_eq!(mesh.received(0, first), [""; 0], "it does not drain");
+    mesh.send(2, b, A, b"x");
+    assert_eq!(mesh.received(0, first), ["x from 2"]);
+    mesh.activate(1, standby);
+    mesh.after(6_000);
+    assert_eq!(mesh.received(0, first), ["Superseded"]);
+}
+
+#[test]
+fn programs_with_the_same_key_and_standby_links_are_told() {
+    let mut mesh = Mesh::new(3);
+    let active = [mesh.register(0, A, 1), mesh.register(1, A, 2)];
+    let mut standby = [(2, mesh.register_standby(2, A, 1)), (0, mesh.register_standby(0, A, 2))];
+    let mut told = mesh.received(1, active[1]);
+    for round in 0..4 {
+        mesh.after(5_000);
+        let (at, link) = standby[round % 2];
+        mesh.activate(at, link);
+        told.extend(mesh.received(at, link));
+        let other = (at + 1) % 3;
+        standby[round % 2] = (other, mesh.register_standby(other, A, u8::try_from(round % 2 + 1).unwrap()));
+    }
+    assert!(told.iter().any(|frame| frame.contains("DuplicateKey")), "{told:?}");
+}
+
+#[test]
+fn clients_are_told_how_many_replicas_accept_standby_links() {
+    let mut mesh = Mesh::of(&[true, true, false]);
+    let link = mesh.register(0, A, 1);
+    let told = |mesh: &mut Mesh| {
+        let mut out = Vec::new();
+        mesh.relays[0].poll_transmit(mesh.now, link, BUDGET, &mut out);
+        let frame = parse(&out, MAX_BODY).unwrap().map(|parsed| format!("{:?}", parsed.frame));
+        frame.unwrap_or_default()
+    };
+    mesh.disconnect(1);
+    assert_eq!(told(&mut mesh), "Replicas(0)");
+    mesh.connect(0, 1);
+    mesh.connect(0, 1);
+    assert_eq!(told(&mut mesh), "Replicas(1)");
 }
 
 proptest! {
@@ -323,7 +432,7 @@ proptest! {
         let client = mesh.register(1, A, 1);
         for (action, key, stamp) in actions {
             let key = [key; 32];
-            let registration = ReplicaRegistration { key, instance: [key[0]; 8], stamp };
+            let registration = ReplicaRegistration { key, instance: [key[0]; 8], stamp, is_standby: stamp % 2 > 0 };
             let frame = match action {
                 0 => ReplicaFrame::Datagram { from: key, to: A, payload: b"x" },
                 1 => ReplicaFrame::Gone(key),
