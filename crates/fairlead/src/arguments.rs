@@ -1,6 +1,7 @@
 //! The command line. Names, defaults and environment variables of the programs follow Coil's, so that the arguments in its
 //! manifests keep working.
 
+mod discovery;
 mod queries;
 mod relay;
 
@@ -25,6 +26,7 @@ pub(crate) use queries::{
     NetcheckArguments, Output, PingArguments, ProbeArguments, ServeArguments, StatusArguments,
 };
 
+pub(crate) use discovery::DiscoveryArguments;
 pub(crate) use relay::RelayArguments;
 
 /// A Kubernetes network across clouds, homes and data centres.
@@ -117,6 +119,12 @@ pub(crate) enum Command {
         (chosen by an administrator).\n\nExit codes: 0 a candidate answered, 1 none did or the query failed, 2 invalid arguments."
     )]
     Ping(PingArguments),
+    /// Run a discovery server, through which nodes find each other without the Kubernetes API
+    #[command(
+        after_help = "It speaks the Sidero discovery protocol (Talos KubeSpan), and cannot read what nodes publish. The identifier of \
+        a cluster is all that a caller needs to read, change and delete its entries."
+    )]
+    Discovery(Box<DiscoveryArguments>),
     /// Run a relay, which passes packets between nodes that do not reach each other
     Relay(Box<RelayArguments>),
     /// Show nodes, peers and their problems

@@ -1,7 +1,7 @@
 //! The `fairlead` executable: the programs of a cluster and the command line of its operators.
 //!
-//! It is thin: arguments become the settings of `fairlead-node`, `fairlead-controller` or `fairlead-relay`; `install` installs the CNI
-//! plugin; `status` and `ipam` query a node's socket or the API server; `connectivity test` runs test pods. Data goes to
+//! It is thin: arguments become the settings of `fairlead-node`, `fairlead-controller`, `fairlead-relay` or `fairlead-discovery`;
+//! `install` installs the CNI plugin; `status` and `ipam` query a node's socket or the API server; `connectivity test` runs test pods. Data goes to
 //! stdout, logs and errors to stderr. Exit codes: 0 done, 1 failed, 2 invalid arguments, 3 `status`, `ipam check` or
 //! `connectivity test` found a problem.
 
@@ -10,6 +10,7 @@ mod arguments;
 mod argv0;
 mod coil_compat;
 mod connectivity;
+mod discovery;
 mod install;
 mod ipam;
 mod logging;
@@ -51,6 +52,7 @@ fn main() -> ExitCode {
         Command::Ipam { command } => ipam::run(&command),
         Command::Netcheck(query) => netcheck::run(&query),
         Command::Ping(query) => ping::run(&query),
+        Command::Discovery(discovery) => programs::discovery(*discovery),
         Command::Relay(relay) => programs::relay(*relay),
         Command::Status(query) => status::run(&query),
         Command::Uninstall(arguments) => uninstall::run(&arguments),

@@ -7,8 +7,8 @@ use fairlead_cluster::http::MetricsAddress;
 use tokio::runtime::Builder;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::arguments::{ControllerArguments, NodeArguments, RelayArguments};
-use crate::relay;
+use crate::arguments::{ControllerArguments, DiscoveryArguments, NodeArguments, RelayArguments};
+use crate::{discovery, relay};
 
 /// Worker threads of the runtime: tasks mostly wait, and each thread costs memory on every node.
 const THREADS: usize = 2;
@@ -60,6 +60,11 @@ pub(crate) fn controller(arguments: ControllerArguments) -> anyhow::Result<ExitC
         deleted_node_grace: arguments.deleted_node_grace,
     };
     run(async { fairlead_controller::run(settings, cluster().await?, stop(KERNEL_FORWARDS)?).await })
+}
+
+/// `fairlead discovery`
+pub(crate) fn discovery(arguments: DiscoveryArguments) -> anyhow::Result<ExitCode> {
+    run(async { discovery::serve(arguments, stop("shutting down")?).await })
 }
 
 /// `fairlead relay`

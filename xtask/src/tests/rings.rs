@@ -30,7 +30,9 @@ pub(crate) const RINGS: &[Ring] = &[
             "fairlead-ipam",
             "fairlead-topology",
             "fairlead-path",
+            "fairlead-discovery",
             "fairlead-relay",
+            "fairlead-tls",
             "fairlead-wire",
             "fairlead-cluster",
             "fairlead-cni-plugin",
@@ -50,6 +52,7 @@ pub(crate) const RINGS: &[Ring] = &[
     Ring {
         name: "lab",
         packages: &[
+            "testbed-discovery",
             "testbed-lab",
             "testbed-metrics",
             "testbed-netns",

@@ -1,0 +1,159 @@
+//! A member of a cluster as a client of one discovery server: it publishes this node and watches the others.
+//!
+//! What is published and what is believed is decided without I/O, in [`Publication`] and [`Members`]. This module connects: a
+//! session is a greeting, then a watch, and beside it what is published. When an update fails the watch goes on; when the session
+//! ends, what was known stays, and the next session begins after a pause.
+
+mod backoff;
+mod connect;
+mod endpoint;
+mod members;
+mod publication;
+mod session;
+
+use std::fmt;
+use std::io;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use fairlead_wire::discovery::ClusterSecret;
+use rustls::RootCertStore;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+pub use endpoint::{InvalidServerEndpoint, ServerEndpoint};
+pub use members::{Member, Members, Rejection};
+pub use publication::{Local, Omission, Publication, TooLong};
+pub use session::LeaveError;
+
+/// How long a server keeps what this node published without hearing of it again.
+const TTL: Duration = Duration::from_secs(30 * 60);
+
+/// Reads an environment variable.
+pub type Environment = Arc<dyn Fn(&str) -> Option<String> + Send + Sync>;
+
+/// How a client is to run.
+#[derive(Clone)]
+pub struct Settings {
+    /// The server.
+    pub server: ServerEndpoint,
+    /// Identifier of the cluster.
+    pub cluster_id: String,
+    /// Secret of the cluster.
+    pub secret: ClusterSecret,
+    /// Identifier of this node, which its affiliate has as `node_id`.
+    pub node_id: String,
+    /// The authorities that may certify the server: see [`authorities`].
+    pub roots: Arc<RootCertStore>,
+    /// Environment variables, for `HTTPS_PROXY` and `NO_PROXY`.
+    pub environment: Environment,
+    /// `SO_MARK` of the connection; zero for none. On a node it keeps the connection out of the mesh.
+    pub mark: u32,
+    /// How long the server keeps what is published, at most half an hour; it is published again after half of it.
+    pub ttl: Duration,
+}
+
+impl Settings {
+    /// For a server whose authorities are known, with the environment of this process and the longest time to live.
+    pub fn new(
+        server: ServerEndpoint,
+        cluster_id: String,
+        secret: ClusterSecret,
+        node_id: String,
+        roots: Arc<RootCertStore>,
+    ) -> Self {
+        let environment: Environment = Arc::new(|name| std::env::var(name).ok());
+        Self { server, cluster_id, secret, node_id, roots, environment, mark: 0, ttl: TTL }
+    }
+}
+
+impl fmt::Debug for Settings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = f.debug_struct("Settings");
+        shown.field("server", &self.server).field("cluster_id", &self.cluster_id);
+        shown.field("node_id", &self.node_id).finish_non_exhaustive()
+    }
+}
+
+/// The authorities of this host, and those of a bundle in PEM.
+///
+/// # Errors
+/// The bundle has none, or there is no bundle and this host trusts none.
+pub fn authorities(bundle: Option<&[u8]>) -> Result<RootCertStore, io::Error> {
+    let system = fairlead_tls::system_roots();
+    let Some(bundle) = bundle else { return system };
+    let mut roots = fairlead_tls::trust(bundle)?;
+    roots.extend(system.map(|system| system.roots).unwrap_or_default());
+    Ok(roots)
+}
+
+/// What a client knows.
+#[derive(Debug, Clone, Default)]
+pub struct View {
+    /// The other members; what was known when a connection ended stays.
+    pub members: Members,
+    /// Since when the first snapshot of this connection is complete; `None` without a connection.
+    pub connected: Option<Instant>,
+    /// Where the server sees this node.
+    pub client_ip: Option<IpAddr>,
+    /// When this node was last published.
+    pub published: Option<Instant>,
+    /// What of it was left out.
+    pub omissions: Vec<Omission>,
+    /// Why there is no connection.
+    pub connection_error: Option<String>,
+    /// Why this node is not published.
+    pub publication_error: Option<String>,
+}
+
+/// A running client. It ends when it is dropped; what it published then expires.
+#[derive(Debug)]
+pub struct Client {
+    settings: Settings,
+    local: watch::Sender<Option<Local>>,
+    view: watch::Receiver<View>,
+    task: JoinHandle<()>,
+}
+
+impl Client {
+    /// Connects. Nothing is published before [`Client::publish`].
+    pub fn start(settings: Settings) -> Self {
+        let (local, published) = watch::channel(None);
+        let (sender, view) = watch::channel(View::default());
+        let task = tokio::spawn(session::run(settings.clone(), published, sender));
+        Self { settings, local, view, task }
+    }
+
+    /// Publishes what this node says of itself, now and from now on. Its `node_id` becomes that of the settings.
+    pub fn publish(&self, mut local: Local) {
+        local.affiliate.node_id.clone_from(&self.settings.node_id);
+        self.local.send_if_modified(|current| {
+            let is_other = current.as_ref() != Some(&local);
+            if is_other {
+                *current = Some(local);
+            }
+            is_other
+        });
+    }
+
+    /// What it knows, as it changes.
+    pub fn view(&self) -> watch::Receiver<View> {
+        self.view.clone()
+    }
+
+    /// Ends, and deletes what this node published.
+    ///
+    /// # Errors
+    /// The server cannot be told; what was published expires.
+    pub async fn leave(self) -> Result<(), LeaveError> {
+        self.task.abort();
+        session::leave(&self.settings).await
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}

@@ -1,0 +1,245 @@
+//! Sessions with a server, one after the other.
+
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use fairlead_wire::discovery::parse_address;
+use fairlead_wire::discovery::server::cluster_client::ClusterClient;
+use fairlead_wire::discovery::server::{
+    self as wire, AffiliateDeleteRequest, AffiliateUpdateRequest, HelloRequest, WatchRequest,
+};
+use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
+use tonic::transport::Channel;
+
+use super::backoff::Backoff;
+use super::connect::channel;
+use super::publication::{Local, Publication};
+use super::{InvalidServerEndpoint, Settings, View};
+
+/// Longest connection and greeting, each.
+const HELLO: Duration = Duration::from_secs(10);
+/// Longest update.
+const UPDATE: Duration = Duration::from_secs(30);
+/// Longest wait for the first message of a watch.
+const FIRST_MESSAGE: Duration = Duration::from_secs(30);
+/// Shortest time between two updates: what changes in it is published together.
+const MIN_INTERVAL: Duration = Duration::from_secs(1);
+/// How often a server may say to use another.
+const REDIRECTS: usize = 3;
+/// Longest message: a server of another make sends a whole cluster at once.
+const MAX_MESSAGE: usize = 16 << 20;
+
+/// This node could not be deleted.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot delete this node from the discovery server: {0}")]
+pub struct LeaveError(#[from] SessionError);
+
+#[derive(Debug, thiserror::Error)]
+pub(super) enum SessionError {
+    #[error("{0}")]
+    Connect(String),
+    #[error("the server ended the watch")]
+    Ended,
+    #[error("the system gives no random bytes")]
+    Random,
+    #[error("the server redirects to {0}")]
+    Redirect(#[from] InvalidServerEndpoint),
+    #[error("the server redirects more than {REDIRECTS} times")]
+    Redirects,
+    #[error("the server answers {}: {}", .0.code(), .0.message())]
+    Status(#[from] tonic::Status),
+    #[error("the server does not answer")]
+    Timeout(#[from] tokio::time::error::Elapsed),
+    #[error(transparent)]
+    TooLong(#[from] super::TooLong),
+}
+
+/// Never ends.
+pub(super) async fn run(
+    settings: Settings,
+    mut local: watch::Receiver<Option<Local>>,
+    view: watch::Sender<View>,
+) {
+    let mut backoff = Backoff::default();
+    loop {
+        let error = session(&settings, &mut local, &view).await;
+        let connected = view.borrow().connected;
+        let pause = backoff.next(Instant::now(), connected, random().unwrap_or_default());
+        tracing::info!(server = %settings.server, %error, ?pause, "not connected to the discovery server");
+        view.send_modify(|view| {
+            view.connected = None;
+            view.connection_error = Some(error.to_string());
+        });
+        sleep(pause).await;
+    }
+}
+
+/// Returns why it ended.
+async fn session(
+    settings: &Settings,
+    local: &mut watch::Receiver<Option<Local>>,
+    view: &watch::Sender<View>,
+) -> SessionError {
+    let (client, client_ip) = match greet(settings).await {
+        Ok(greeted) => greeted,
+        Err(error) => return error,
+    };
+    view.send_modify(|view| view.client_ip = client_ip);
+    tokio::select! {
+        error = follow(settings, client.clone(), view) => error,
+        error = keep_published(settings, client, client_ip, local, view) => error,
+    }
+}
+
+/// Connects to the server, or to the one that it says to use.
+async fn greet(settings: &Settings) -> Result<(ClusterClient<Channel>, Option<IpAddr>), SessionError> {
+    let mut server = settings.server.clone();
+    for _ in 0..=REDIRECTS {
+        let connected = timeout(HELLO, channel(settings, &server)).await?;
+        let connected = connected.map_err(|error| SessionError::Connect(chain(&*error)))?;
+        let mut client = ClusterClient::new(connected).max_decoding_message_size(MAX_MESSAGE);
+        let hello = HelloRequest {
+            cluster_id: settings.cluster_id.clone(),
+            client_version: concat!("fairlead v", env!("CARGO_PKG_VERSION")).to_owned(),
+        };
+        let answer = timeout(HELLO, client.hello(hello)).await??.into_inner();
+        match answer.redirect {
+            Some(redirect) => server = server.redirected(&redirect.endpoint)?,
+            None => return Ok((client, parse_address(&answer.client_ip))),
+        }
+    }
+    Err(SessionError::Redirects)
+}
+
+async fn follow(
+    settings: &Settings,
+    mut client: ClusterClient<Channel>,
+    view: &watch::Sender<View>,
+) -> SessionError {
+    let request = WatchRequest { cluster_id: settings.cluster_id.clone() };
+    let watched = async {
+        let mut stream = timeout(FIRST_MESSAGE, client.watch(request)).await??.into_inner();
+        view.send_modify(|view| view.members.begin());
+        let mut next = timeout(FIRST_MESSAGE, stream.message()).await??;
+        while let Some(message) = next {
+            let is_whole = !message.snapshot_continues;
+            let now = Instant::now();
+            view.send_modify(|view| {
+                view.members.apply(message, &settings.node_id, &settings.secret, now);
+                if is_whole && view.connected.is_none() {
+                    view.connected = Some(now);
+                    view.connection_error = None;
+                }
+            });
+            next = stream.message().await?;
+        }
+        Err(SessionError::Ended)
+    };
+    let outcome: Result<(), SessionError> = watched.await;
+    outcome.err().unwrap_or(SessionError::Ended)
+}
+
+/// Publishes at once, when something changes, and before it expires. What fails is tried again without harm to the watch.
+async fn keep_published(
+    settings: &Settings,
+    client: ClusterClient<Channel>,
+    client_ip: Option<IpAddr>,
+    local: &mut watch::Receiver<Option<Local>>,
+    view: &watch::Sender<View>,
+) -> SessionError {
+    let mut backoff = Backoff::default();
+    loop {
+        let current = local.borrow_and_update().clone();
+        let pause = match &current {
+            None => Duration::MAX,
+            Some(current) => match update(settings, client.clone(), client_ip, current).await {
+                Ok(publication) => {
+                    backoff = Backoff::default();
+                    view.send_modify(|view| {
+                        view.published = Some(Instant::now());
+                        view.omissions = publication.omissions;
+                        view.publication_error = None;
+                    });
+                    refresh_after(settings.ttl, random().unwrap_or_default())
+                }
+                Err(error) => {
+                    tracing::warn!(server = %settings.server, %error, "cannot publish this node");
+                    view.send_modify(|view| view.publication_error = Some(error.to_string()));
+                    backoff.next(Instant::now(), None, random().unwrap_or_default())
+                }
+            },
+        };
+        sleep(MIN_INTERVAL).await;
+        tokio::select! {
+            () = sleep(pause.saturating_sub(MIN_INTERVAL)) => {}
+            changed = local.changed() => if changed.is_err() {
+                return SessionError::Ended;
+            }
+        }
+    }
+}
+
+/// Between three eighths and half of the time to live, so that the nodes of a cluster do not all publish at once.
+fn refresh_after(ttl: Duration, random: u32) -> Duration {
+    let half = ttl / 2;
+    half.saturating_sub((half / 4).mul_f64(f64::from(random) / f64::from(u32::MAX)))
+}
+
+async fn update(
+    settings: &Settings,
+    mut client: ClusterClient<Channel>,
+    client_ip: Option<IpAddr>,
+    local: &Local,
+) -> Result<Publication, SessionError> {
+    let mut nonce = [0; 12];
+    aws_lc_rs::rand::fill(&mut nonce).map_err(|_| SessionError::Random)?;
+    let publication = Publication::new(local, client_ip, &settings.secret, nonce)?;
+    let request = AffiliateUpdateRequest {
+        cluster_id: settings.cluster_id.clone(),
+        affiliate_id: settings.node_id.clone(),
+        affiliate_data: Some(publication.data.clone().into()),
+        affiliate_endpoints: publication.endpoints.iter().cloned().map(Into::into).collect(),
+        ttl: Some(wire::Duration {
+            seconds: i64::try_from(settings.ttl.as_secs()).unwrap_or(i64::MAX),
+            nanos: i32::try_from(settings.ttl.subsec_nanos()).unwrap_or_default(),
+        }),
+    };
+    timeout(UPDATE, client.affiliate_update(request)).await??;
+    Ok(publication)
+}
+
+pub(super) async fn leave(settings: &Settings) -> Result<(), LeaveError> {
+    let delete = async {
+        let (mut client, _) = greet(settings).await?;
+        let (cluster_id, affiliate_id) = (settings.cluster_id.clone(), settings.node_id.clone());
+        client.affiliate_delete(AffiliateDeleteRequest { cluster_id, affiliate_id }).await?;
+        Ok::<_, SessionError>(())
+    };
+    Ok(timeout(UPDATE, delete).await.map_err(SessionError::from)??)
+}
+
+fn random() -> Option<u32> {
+    let mut bytes = [0; 4];
+    aws_lc_rs::rand::fill(&mut bytes).ok()?;
+    Some(u32::from_be_bytes(bytes))
+}
+
+/// The transport's own error says little; its causes say what failed.
+fn chain(error: &(dyn std::error::Error + 'static)) -> String {
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    let last = causes.last().map(ToString::to_string);
+    last.unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_published_is_refreshed_well_before_it_expires() {
+        let ttl = Duration::from_secs(1800);
+        assert_eq!(refresh_after(ttl, 0), Duration::from_secs(900));
+        assert_eq!(refresh_after(ttl, u32::MAX), Duration::from_secs(675));
+    }
+}

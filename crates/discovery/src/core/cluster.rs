@@ -1,0 +1,343 @@
+//! One cluster: its affiliates, and the order in which they changed.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::Bound;
+use std::sync::Arc;
+use std::time::Instant;
+
+use fairlead_wire::discovery::server;
+use prost::bytes::Bytes;
+
+use super::{Refusal, Source, Stored, Update, WatchId};
+
+/// How much of a message's size its affiliates may make up: gRPC clients accept 4 MiB.
+const BATCH: usize = 1 << 20;
+/// Bytes of protobuf around an affiliate and each of its endpoints, at most.
+const FRAMING: usize = 16;
+/// Removed affiliates that are kept without a look at who needs them.
+const PRUNE: usize = 64;
+
+#[derive(Debug, Default)]
+pub(super) struct Cluster {
+    affiliates: HashMap<Arc<str>, Affiliate>,
+    /// Those that some watch has to be told of.
+    removed: HashMap<Arc<str>, Removed>,
+    /// The last change of each of both.
+    changes: BTreeMap<u64, Arc<str>>,
+    /// The number of the last change.
+    last: u64,
+    prune_at: usize,
+    pub(super) watches: BTreeSet<WatchId>,
+}
+
+#[derive(Debug)]
+struct Affiliate {
+    data: Bytes,
+    endpoints: Vec<Endpoint>,
+    expires: Instant,
+    /// Its entry among all expiries.
+    queued: Instant,
+    /// The change that made it known to watches.
+    created: u64,
+    changed: u64,
+    source: Source,
+}
+
+#[derive(Debug)]
+struct Endpoint {
+    sealed: Bytes,
+    expires: Instant,
+}
+
+#[derive(Debug)]
+struct Removed {
+    created: u64,
+    changed: u64,
+    removal: Removal,
+}
+
+/// How an affiliate went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Removal {
+    Deleted,
+    Expired,
+}
+
+/// What an update did.
+#[derive(Debug)]
+pub(super) struct Applied {
+    pub(super) affiliate: Arc<str>,
+    /// Its entry among all expiries until now.
+    pub(super) queued: Option<Instant>,
+    /// Its entry from now on.
+    pub(super) expires: Instant,
+    /// Whether watches have to be told.
+    pub(super) has_changed: bool,
+}
+
+/// What the passing of time did to an affiliate.
+#[derive(Debug)]
+pub(super) struct Expired {
+    /// Endpoints that are gone.
+    pub(super) endpoints: usize,
+    /// When to look again; `None` if the affiliate has to go.
+    pub(super) next: Option<Instant>,
+}
+
+/// What was removed.
+#[derive(Debug)]
+pub(super) struct Gone {
+    pub(super) affiliate: Arc<str>,
+    pub(super) queued: Instant,
+    pub(super) source: Source,
+}
+
+/// Changes of one kind, for one message.
+#[derive(Debug, Default)]
+pub(super) struct Batch {
+    pub(super) affiliates: Vec<server::Affiliate>,
+    /// How all of them went, or that they are there.
+    pub(super) removal: Option<Removal>,
+    /// The number of the last change that it tells.
+    pub(super) until: u64,
+}
+
+impl Cluster {
+    pub(super) fn has(&self, affiliate: &str) -> bool {
+        self.affiliates.contains_key(affiliate)
+    }
+
+    pub(super) fn ids(&self) -> impl Iterator<Item = &Arc<str>> {
+        self.affiliates.keys()
+    }
+
+    pub(super) fn watch_ids(&self) -> Vec<WatchId> {
+        self.watches.iter().copied().collect()
+    }
+
+    pub(super) fn affiliates(&self) -> usize {
+        self.affiliates.len()
+    }
+
+    pub(super) fn endpoints(&self) -> usize {
+        self.affiliates.values().map(|affiliate| affiliate.endpoints.len()).sum()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.affiliates.is_empty() && self.watches.is_empty()
+    }
+
+    pub(super) fn list(&self) -> Vec<server::Affiliate> {
+        self.affiliates.iter().map(|(id, affiliate)| affiliate.message(id)).collect()
+    }
+
+    pub(super) fn stored(&self, cluster: &Arc<str>, now: Instant) -> impl Iterator<Item = Stored> {
+        let left = move |at: Instant| at.saturating_duration_since(now);
+        self.affiliates.iter().map(move |(id, affiliate)| Stored {
+            cluster: Arc::clone(cluster),
+            affiliate: Arc::clone(id),
+            data: affiliate.data.clone(),
+            ttl: left(affiliate.expires),
+            endpoints: affiliate
+                .endpoints
+                .iter()
+                .map(|one| (one.sealed.clone(), left(one.expires)))
+                .collect(),
+        })
+    }
+
+    pub(super) fn update(
+        &mut self,
+        source: Source,
+        update: &Update,
+        now: Instant,
+        max_endpoints: usize,
+    ) -> Result<Applied, Refusal> {
+        let expires = now.checked_add(update.ttl).unwrap_or(now);
+        let next = self.last.saturating_add(1);
+        let removed = self.removed.get(update.affiliate.as_str());
+        let (id, mut affiliate, queued) = match self.affiliates.remove_entry(update.affiliate.as_str()) {
+            Some((id, affiliate)) => {
+                let queued = affiliate.queued;
+                (id, affiliate, Some(queued))
+            }
+            None => {
+                let created = removed.map_or(next, |removed| removed.created);
+                let affiliate = Affiliate::new(source, expires, created);
+                (Arc::from(update.affiliate.as_str()), affiliate, None)
+            }
+        };
+        let merged = affiliate.merge(update, expires, max_endpoints);
+        let has_changed = merged.unwrap_or(false) || queued.is_none();
+        if has_changed && merged.is_ok() {
+            self.changes.remove(&affiliate.changed);
+            if let Some(removed) = self.removed.remove(&id) {
+                self.changes.remove(&removed.changed);
+            }
+            self.last = next;
+            affiliate.changed = next;
+            self.changes.insert(next, Arc::clone(&id));
+        }
+        affiliate.queued = affiliate.next_expiry();
+        let expires = affiliate.queued;
+        if queued.is_some() || merged.is_ok() {
+            self.affiliates.insert(Arc::clone(&id), affiliate);
+        }
+        merged.map(|_| Applied { affiliate: id, queued, expires, has_changed })
+    }
+
+    /// Removes endpoints whose time is over. `None` for an affiliate that is not there.
+    pub(super) fn expire(&mut self, id: &Arc<str>, now: Instant) -> Option<Expired> {
+        let affiliate = self.affiliates.get_mut(id)?;
+        let before = affiliate.endpoints.len();
+        affiliate.endpoints.retain(|endpoint| endpoint.expires > now);
+        let endpoints = before.saturating_sub(affiliate.endpoints.len());
+        if affiliate.expires <= now {
+            return Some(Expired { endpoints, next: None });
+        }
+        if endpoints > 0 {
+            self.changes.remove(&affiliate.changed);
+            self.last = self.last.saturating_add(1);
+            affiliate.changed = self.last;
+            self.changes.insert(self.last, Arc::clone(id));
+        }
+        affiliate.queued = affiliate.next_expiry();
+        Some(Expired { endpoints, next: Some(affiliate.queued) })
+    }
+
+    pub(super) fn remove(&mut self, affiliate: &str, removal: Removal) -> Option<Gone> {
+        let (id, affiliate) = self.affiliates.remove_entry(affiliate)?;
+        self.changes.remove(&affiliate.changed);
+        self.last = self.last.saturating_add(1);
+        if !self.watches.is_empty() {
+            let removed = Removed { created: affiliate.created, changed: self.last, removal };
+            self.changes.insert(self.last, Arc::clone(&id));
+            self.removed.insert(Arc::clone(&id), removed);
+        }
+        Some(Gone { affiliate: id, queued: affiliate.queued, source: affiliate.source })
+    }
+
+    /// Whether it is time to [`Cluster::prune`].
+    pub(super) fn is_prunable(&self) -> bool {
+        self.removed.len() > self.prune_at.max(PRUNE)
+    }
+
+    /// Forgets removed affiliates that no watch, by the last change it knows, has to be told of. How many are left.
+    pub(super) fn prune(&mut self, known: &BTreeSet<u64>) -> usize {
+        let changes = &mut self.changes;
+        self.removed.retain(|_, removed| {
+            let is_needed = known.range(removed.created..removed.changed).next().is_some();
+            if !is_needed {
+                changes.remove(&removed.changed);
+            }
+            is_needed
+        });
+        self.prune_at = self.removed.len().saturating_mul(2);
+        self.removed.len()
+    }
+
+    /// Whether there are changes after one.
+    pub(super) fn has_changed_since(&self, known: u64) -> bool {
+        self.changes.range((Bound::Excluded(known), Bound::Unbounded)).next().is_some()
+    }
+
+    /// The next changes of one kind after one that a watch knows. The first message of a watch must have affiliates that are
+    /// there, or none.
+    pub(super) fn changes_since(&self, known: u64) -> Option<Batch> {
+        let mut batch: Option<Batch> = None;
+        let mut size = 0_usize;
+        for (number, id) in self.changes.range((Bound::Excluded(known), Bound::Unbounded)) {
+            let (message, removal) = match (self.affiliates.get(id), self.removed.get(id)) {
+                (Some(affiliate), _) => (affiliate.message(id), None),
+                // What came and went in between is not told.
+                (None, Some(removed)) if removed.created > known => continue,
+                (None, Some(removed)) => {
+                    let message = server::Affiliate { id: (**id).to_owned(), ..Default::default() };
+                    (message, Some(removed.removal))
+                }
+                (None, None) => continue,
+            };
+            size = size.saturating_add(length(&message));
+            let batch = batch.get_or_insert_with(|| Batch { removal, ..Default::default() });
+            if batch.removal != removal || (size > BATCH && !batch.affiliates.is_empty()) {
+                break;
+            }
+            batch.affiliates.push(message);
+            batch.until = *number;
+        }
+        batch
+    }
+
+    pub(super) fn last_change(&self) -> u64 {
+        self.last
+    }
+}
+
+impl Affiliate {
+    fn new(source: Source, expires: Instant, created: u64) -> Self {
+        Self {
+            data: Bytes::new(),
+            endpoints: Vec::new(),
+            expires,
+            queued: expires,
+            created,
+            changed: 0,
+            source,
+        }
+    }
+
+    /// Whether anything is new. Data sets how long the affiliate lives, endpoints may only extend it.
+    fn merge(&mut self, update: &Update, expires: Instant, max_endpoints: usize) -> Result<bool, Refusal> {
+        let new: BTreeSet<&Bytes> = update
+            .endpoints
+            .iter()
+            .filter(|new| !self.endpoints.iter().any(|known| known.sealed == *new))
+            .collect();
+        if self.endpoints.len().saturating_add(new.len()) > max_endpoints {
+            return Err(Refusal::Endpoints);
+        }
+        for known in &mut self.endpoints {
+            if update.endpoints.contains(&known.sealed) {
+                known.expires = known.expires.max(expires);
+            }
+        }
+        let has_new = !new.is_empty();
+        let mut add = |sealed: &Bytes| {
+            // A copy: the request's buffer is longer.
+            let sealed = Bytes::copy_from_slice(sealed);
+            self.endpoints.push(Endpoint { sealed, expires });
+        };
+        // In the order of the request, which is that of the client's preference.
+        let mut left = new;
+        update.endpoints.iter().filter(|endpoint| left.remove(endpoint)).for_each(&mut add);
+        let Some(data) = &update.data else {
+            self.expires = self.expires.max(expires);
+            return Ok(has_new);
+        };
+        self.expires = expires;
+        let is_other = self.data != *data;
+        if is_other {
+            self.data = Bytes::copy_from_slice(data);
+        }
+        Ok(is_other || has_new)
+    }
+
+    fn next_expiry(&self) -> Instant {
+        self.endpoints.iter().map(|endpoint| endpoint.expires).fold(self.expires, Instant::min)
+    }
+
+    fn message(&self, id: &str) -> server::Affiliate {
+        server::Affiliate {
+            id: id.to_owned(),
+            data: self.data.clone(),
+            endpoints: self.endpoints.iter().map(|endpoint| endpoint.sealed.clone()).collect(),
+        }
+    }
+}
+
+/// About what a message takes.
+fn length(affiliate: &server::Affiliate) -> usize {
+    let endpoints: usize =
+        affiliate.endpoints.iter().map(|endpoint| endpoint.len().saturating_add(FRAMING)).sum();
+    [affiliate.id.len(), affiliate.data.len(), FRAMING].into_iter().fold(endpoints, usize::saturating_add)
+}

@@ -1,0 +1,138 @@
+//! Watches: what each is told next.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Instant;
+
+use fairlead_wire::discovery::server::WatchResponse;
+
+use super::cluster::{Batch, Cluster, Removal};
+use super::{Discovery, Refusal, Source};
+
+/// A watch of a cluster.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct WatchId(u64);
+
+#[derive(Debug)]
+pub(super) struct Watch {
+    cluster: Arc<str>,
+    source: Source,
+    /// The last change that it was told.
+    known: u64,
+    /// Whether it is still told what there was when it began.
+    is_first: bool,
+    in_snapshot: bool,
+    /// Whether it has been told everything, and waits.
+    is_waiting: bool,
+}
+
+/// What a watch is told.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Notification {
+    /// It knows everything. It is among [`Discovery::take_ready`] when there is more.
+    Nothing,
+    /// The next message.
+    Message(WatchResponse),
+    /// It was ended: it read nothing while too many affiliates were deleted, or its cluster is not accepted any more.
+    Ended,
+}
+
+impl Discovery {
+    /// Begins a watch. Its first message has all affiliates of the cluster, or says that more of them follow.
+    ///
+    /// # Errors
+    /// See [`Refusal`].
+    pub fn watch(&mut self, source: Source, cluster: &str, now: Instant) -> Result<WatchId, Refusal> {
+        self.check_cluster(cluster)?;
+        let known = self.clusters.get_key_value(cluster).map(|(name, _)| Arc::clone(name));
+        if known.is_none() && self.clusters.len() >= self.limits.clusters {
+            return Err(Refusal::Clusters);
+        }
+        if self.watches.len() >= self.limits.watches {
+            return Err(Refusal::Watches);
+        }
+        self.sources.count_watch(source, now, self.limits.watches_per_source)?;
+        let name = known.unwrap_or_else(|| Arc::from(cluster));
+        let id = WatchId(self.next_watch);
+        self.next_watch = self.next_watch.wrapping_add(1);
+        self.clusters.entry(Arc::clone(&name)).or_default().watches.insert(id);
+        let watch =
+            Watch { cluster: name, source, known: 0, is_first: true, in_snapshot: true, is_waiting: false };
+        self.watches.insert(id, watch);
+        Ok(id)
+    }
+
+    /// Ends a watch.
+    pub fn unwatch(&mut self, id: WatchId) {
+        let Some(watch) = self.watches.remove(&id) else { return };
+        self.sources.uncount_watch(watch.source);
+        if let Some(cluster) = self.clusters.get_mut(&watch.cluster) {
+            cluster.watches.remove(&id);
+            if cluster.watches.is_empty() {
+                cluster.prune(&BTreeSet::new());
+            }
+        }
+        self.forget_if_empty(&watch.cluster);
+    }
+
+    /// What a watch is told next: the latest state of what has changed since its last message.
+    pub fn poll_watch(&mut self, id: WatchId) -> Notification {
+        let Some(watch) = self.watches.get_mut(&id) else { return Notification::Ended };
+        let Some(cluster) = self.clusters.get(&watch.cluster) else { return Notification::Ended };
+        let batch = cluster.changes_since(watch.known);
+        if batch.is_none() {
+            watch.known = cluster.last_change();
+            if !watch.is_first {
+                watch.in_snapshot = false;
+                watch.is_waiting = true;
+                return Notification::Nothing;
+            }
+        }
+        let batch = batch.unwrap_or(Batch { until: watch.known, ..Default::default() });
+        watch.is_first = false;
+        watch.known = batch.until;
+        watch.in_snapshot = watch.in_snapshot && cluster.has_changed_since(batch.until);
+        self.counters.notifications = self.counters.notifications.saturating_add(1);
+        Notification::Message(WatchResponse {
+            affiliates: batch.affiliates,
+            deleted: batch.removal.is_some(),
+            snapshot_continues: watch.in_snapshot,
+            expired: batch.removal == Some(Removal::Expired),
+        })
+    }
+
+    /// Watches that waited and have something to be told, or have ended, since the last call.
+    pub fn take_ready(&mut self) -> Vec<WatchId> {
+        std::mem::take(&mut self.ready)
+    }
+
+    pub(super) fn wake(&mut self, name: &Arc<str>) {
+        let Some(cluster) = self.clusters.get(name) else { return };
+        for id in &cluster.watches {
+            if let Some(watch) = self.watches.get_mut(id).filter(|watch| watch.is_waiting) {
+                watch.is_waiting = false;
+                self.ready.push(*id);
+            }
+        }
+    }
+
+    /// Removed affiliates are kept for watches that know them. A watch that reads nothing while as many are deleted as two full
+    /// clusters have would keep more and more.
+    pub(super) fn prune(&mut self, name: &Arc<str>) {
+        while let Some(cluster) = self.clusters.get_mut(name).filter(|cluster| cluster.is_prunable()) {
+            let known = |cluster: &Cluster, watches: &std::collections::HashMap<WatchId, Watch>| {
+                let of = |id: &WatchId| watches.get(id).map(|watch| (watch.known, *id));
+                cluster.watches.iter().filter_map(of).collect::<BTreeSet<_>>()
+            };
+            let all = known(cluster, &self.watches);
+            let left = cluster.prune(&all.iter().map(|(known, _)| *known).collect());
+            if left <= self.limits.affiliates.saturating_mul(2) {
+                break;
+            }
+            let Some((_, slowest)) = all.first().copied() else { break };
+            self.unwatch(slowest);
+            self.ready.push(slowest);
+            self.counters.watches_ended = self.counters.watches_ended.saturating_add(1);
+        }
+    }
+}

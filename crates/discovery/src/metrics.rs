@@ -1,0 +1,130 @@
+//! Metrics of a discovery server, read when they are scraped.
+
+use std::fmt;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::Registry;
+
+use crate::server::Observer;
+
+/// Declares `fairlead_discovery_*` in the registry of all metrics.
+pub fn register(all: &mut Registry, server: Observer) {
+    all.sub_registry_with_prefix("fairlead_discovery").register_collector(Box::new(Discovery(server)));
+}
+
+#[derive(Debug)]
+struct Discovery(Observer);
+
+impl Collector for Discovery {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let snapshot = self.0.snapshot();
+        let (totals, counters) = (snapshot.totals, snapshot.counters);
+        for (name, help, value) in [
+            ("affiliates", "Affiliates that are stored.", totals.affiliates),
+            ("clusters", "Clusters with affiliates or watches.", totals.clusters),
+            ("connections", "Open connections.", snapshot.connections),
+            ("endpoints", "Endpoints of affiliates that are stored.", totals.endpoints),
+            ("watches", "Open watches.", totals.watches),
+        ] {
+            let gauge = ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));
+            gauge.encode(encoder.encode_descriptor(name, help, None, gauge.metric_type())?)?;
+        }
+        for (name, help, value) in [
+            ("deleted_affiliates", "Affiliates that a client deleted.", counters.deleted),
+            (
+                "ended_watches",
+                "Watches that were ended because they read nothing while too many affiliates were deleted.",
+                counters.watches_ended,
+            ),
+            ("expired_affiliates", "Affiliates whose time to live ended.", counters.expired),
+            (
+                "expired_endpoints",
+                "Endpoints whose time to live ended before that of their affiliate.",
+                counters.expired_endpoints,
+            ),
+            ("failed_snapshots", "Snapshots that could not be written.", snapshot.failed_snapshots),
+            ("notifications", "Messages to watches.", counters.notifications),
+            (
+                "rejected_connections",
+                "Connections beyond the limit, which were closed at once.",
+                snapshot.rejected_connections,
+            ),
+            ("snapshots", "Snapshots that were written.", snapshot.snapshots),
+            ("updates", "Updates of affiliates that were accepted.", counters.updates),
+        ] {
+            let counter = ConstCounter::new(value);
+            counter.encode(encoder.encode_descriptor(name, help, None, counter.metric_type())?)?;
+        }
+        let requests = snapshot.requests.iter().map(|(method, count)| (method.label(), *count));
+        family(&mut encoder, "requests", "Requests, by gRPC method.", "method", requests)?;
+        let refusals = snapshot.refusals.iter().map(|(reason, count)| (reason.label(), *count));
+        family(
+            &mut encoder,
+            "rejected_requests",
+            "Requests that were refused, by reason.",
+            "reason",
+            refusals,
+        )
+    }
+}
+
+/// A counter with one label.
+fn family(
+    encoder: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    label: &str,
+    values: impl Iterator<Item = (&'static str, u64)>,
+) -> Result<(), fmt::Error> {
+    let mut encoder = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+    for (value, count) in values {
+        ConstCounter::new(count).encode(encoder.encode_family(&[(label, value)])?)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use prometheus_client::encoding::text::encode;
+    use testbed_metrics::{Exposed, reference};
+
+    use super::*;
+    use crate::core::Limits;
+    use crate::server::{Server, Settings};
+
+    /// A scrape in the text format, where the family of a counter has the name of its sample.
+    async fn scrape() -> String {
+        let settings = Settings {
+            listen: "127.0.0.1:0".parse().unwrap(),
+            certificate: None,
+            trusted_proxies: Vec::new(),
+            reports_client_address: true,
+            redirect: None,
+            admission: None,
+            snapshot: None,
+            limits: Limits::default(),
+            connections: (1, 1),
+        };
+        let server = Server::bind(settings).unwrap();
+        let mut registry = Registry::default();
+        register(&mut registry, server.observer());
+        let mut text = String::new();
+        encode(&mut text, &registry).unwrap();
+        for name in
+            text.clone().lines().filter_map(|line| line.strip_prefix("# TYPE ")?.strip_suffix(" counter"))
+        {
+            text = text.replace(&format!("# HELP {name} "), &format!("# HELP {name}_total "));
+            text = text.replace(&format!("# TYPE {name} "), &format!("# TYPE {name}_total "));
+        }
+        text.replace("# EOF\n", "")
+    }
+
+    #[tokio::test]
+    async fn the_reference_of_metrics_is_current() {
+        reference::check("discovery", &Exposed::parse(&scrape().await)).unwrap();
+    }
+}

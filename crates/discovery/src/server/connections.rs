@@ -1,0 +1,201 @@
+//! Connections: how many, of which address, with or without TLS.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+use tonic::transport::server::Connected;
+
+use super::Shared;
+use crate::core::Source;
+
+/// Longest TLS handshake.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+/// Pause after the process had no descriptor left for a new connection.
+const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Open connections.
+#[derive(Debug)]
+pub(super) struct Connections {
+    total: usize,
+    per_source: usize,
+    open: Mutex<HashMap<Source, usize>>,
+    rejected: AtomicU64,
+}
+
+impl Connections {
+    pub(super) fn new(total: usize, per_source: usize) -> Arc<Self> {
+        Arc::new(Self { total, per_source, open: Mutex::default(), rejected: AtomicU64::new(0) })
+    }
+
+    pub(super) fn open(&self) -> usize {
+        self.sources().values().sum()
+    }
+
+    pub(super) fn rejected(&self) -> u64 {
+        self.rejected.load(Ordering::Relaxed)
+    }
+
+    fn sources(&self) -> MutexGuard<'_, HashMap<Source, usize>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// `None` at a limit.
+    fn begin(self: &Arc<Self>, source: Source) -> Option<Counted> {
+        let mut open = self.sources();
+        let all = open.values().copied().fold(0, usize::saturating_add);
+        let of_source = open.get(&source).copied().unwrap_or_default();
+        if all >= self.total || of_source >= self.per_source {
+            self.rejected.fetch_add(1, Ordering::Relaxed);
+            return None;
+        }
+        open.insert(source, of_source.saturating_add(1));
+        Some(Counted { source, all: Arc::clone(self) })
+    }
+}
+
+/// An open connection; it counts until it is dropped.
+#[derive(Debug)]
+struct Counted {
+    source: Source,
+    all: Arc<Connections>,
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        let mut open = self.all.sources();
+        if let Some(count) = open.get_mut(&self.source) {
+            *count = count.saturating_sub(1);
+            if *count == 0 {
+                open.remove(&self.source);
+            }
+        }
+    }
+}
+
+/// Where a connection comes from.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Caller(pub(super) IpAddr);
+
+/// A connection that is ready for HTTP/2.
+#[derive(Debug)]
+pub(super) struct Connection {
+    stream: Stream,
+    caller: Caller,
+    _counted: Counted,
+}
+
+#[derive(Debug)]
+enum Stream {
+    Plain(TcpStream),
+    Tls(Box<TlsStream<TcpStream>>),
+}
+
+/// Accepts connections; their handshakes run beside each other.
+pub(super) async fn accept_all(
+    listener: &TcpListener,
+    tls: Option<&TlsAcceptor>,
+    shared: &Shared,
+    ready: mpsc::Sender<io::Result<Connection>>,
+) {
+    let mut handshakes = JoinSet::new();
+    loop {
+        tokio::select! {
+            accepted = listener.accept() => match accepted {
+                Ok((stream, source)) => {
+                    if let Some(counted) = shared.connections.begin(Source::of(source.ip())) {
+                        let (tls, ready) = (tls.cloned(), ready.clone());
+                        handshakes.spawn(handshake(stream, source, counted, tls, ready));
+                    }
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "cannot accept connections");
+                    tokio::time::sleep(ACCEPT_RETRY_INTERVAL).await;
+                }
+            },
+            Some(ended) = handshakes.join_next() => if let Err(error) = ended {
+                tracing::error!(%error, "a handshake's task failed");
+            },
+        }
+    }
+}
+
+async fn handshake(
+    stream: TcpStream,
+    source: SocketAddr,
+    counted: Counted,
+    tls: Option<TlsAcceptor>,
+    ready: mpsc::Sender<io::Result<Connection>>,
+) {
+    if let Err(error) = stream.set_nodelay(true) {
+        tracing::debug!(%source, %error, "cannot configure a connection");
+        return;
+    }
+    let stream = match tls {
+        None => Stream::Plain(stream),
+        Some(tls) => match timeout(HANDSHAKE, tls.accept(stream)).await {
+            Ok(Ok(stream)) => Stream::Tls(Box::new(stream)),
+            Ok(Err(error)) => return tracing::debug!(%source, %error, "a TLS handshake failed"),
+            Err(_) => return tracing::debug!(%source, "a TLS handshake took too long"),
+        },
+    };
+    let caller = Caller(source.ip().to_canonical());
+    // It fails only when the server ends.
+    let _ = ready.send(Ok(Connection { stream, caller, _counted: counted })).await;
+}
+
+impl Connected for Connection {
+    type ConnectInfo = Caller;
+
+    fn connect_info(&self) -> Caller {
+        self.caller
+    }
+}
+
+impl AsyncRead for Connection {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        match &mut self.get_mut().stream {
+            Stream::Plain(stream) => Pin::new(stream).poll_read(context, buffer),
+            Stream::Tls(stream) => Pin::new(stream).poll_read(context, buffer),
+        }
+    }
+}
+
+impl AsyncWrite for Connection {
+    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        match &mut self.get_mut().stream {
+            Stream::Plain(stream) => Pin::new(stream).poll_write(context, bytes),
+            Stream::Tls(stream) => Pin::new(stream).poll_write(context, bytes),
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match &mut self.get_mut().stream {
+            Stream::Plain(stream) => Pin::new(stream).poll_flush(context),
+            Stream::Tls(stream) => Pin::new(stream).poll_flush(context),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match &mut self.get_mut().stream {
+            Stream::Plain(stream) => Pin::new(stream).poll_shutdown(context),
+            Stream::Tls(stream) => Pin::new(stream).poll_shutdown(context),
+        }
+    }
+}

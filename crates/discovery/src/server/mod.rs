@@ -1,0 +1,340 @@
+//! The discovery server: connections, TLS, gRPC, snapshots. What is stored, told and refused is decided in [`crate::core`].
+//!
+//! One lock guards the core. It is held for one request or one message, never while a task waits.
+
+mod admission;
+mod connections;
+mod service;
+mod snapshot;
+mod statistics;
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use fairlead_tls::Certificate;
+use fairlead_wire::discovery::server::cluster_server::ClusterServer;
+use ipnet::IpNet;
+use tokio::net::TcpListener;
+use tokio::sync::{Notify, mpsc};
+use tokio::time::{MissedTickBehavior, interval};
+use tokio_rustls::TlsAcceptor;
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::sync::CancellationToken;
+
+use crate::core::{Discovery, Limits, WatchId};
+use admission::AdmissionFile;
+use connections::Connections;
+use service::Service;
+use snapshot::SnapshotFile;
+use statistics::Statistics;
+
+pub use admission::AdmissionError;
+pub use fairlead_tls::{CertificateError, CertificateFiles};
+pub use snapshot::SnapshotError;
+pub use statistics::{Method, Snapshot};
+
+/// How often expiries are looked at.
+const TICK: Duration = Duration::from_secs(1);
+/// How often the list of clusters and affiliates is read again: what is removed from it is gone within 5 s.
+const ADMISSION_INTERVAL: Duration = Duration::from_secs(2);
+/// How often the certificate is read again.
+const CERTIFICATE_INTERVAL: Duration = Duration::from_secs(10);
+/// Connections the kernel holds until they are accepted.
+const BACKLOG: i32 = 1024;
+/// Longest request: an update with all that the protocol permits is shorter than 6 KiB.
+const MAX_REQUEST: usize = 64 << 10;
+/// Requests of one connection at a time.
+const MAX_STREAMS: u32 = 256;
+const MAX_HEADERS: u32 = 16 << 10;
+/// A connection whose other end does not answer is closed.
+const PING_INTERVAL: Duration = Duration::from_secs(30);
+const PING_TIMEOUT: Duration = Duration::from_secs(20);
+/// How long requests may take to finish when the server ends.
+const FINISH: Duration = Duration::from_secs(2);
+
+/// How a discovery server is to run.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Address for clients.
+    pub listen: SocketAddr,
+    /// The certificate; without it the server speaks HTTP/2 without TLS, for a proxy that terminates TLS.
+    pub certificate: Option<CertificateFiles>,
+    /// Proxies whose `X-Real-IP` or `X-Forwarded-For` says where a request comes from; no other's is believed.
+    pub trusted_proxies: Vec<IpNet>,
+    /// Whether clients are told their address.
+    pub reports_client_address: bool,
+    /// Host and port of the server that clients are to use instead.
+    pub redirect: Option<String>,
+    /// The list of clusters and affiliates that are accepted; without it all are.
+    pub admission: Option<PathBuf>,
+    /// Where what is stored survives a restart, and how often it is written.
+    pub snapshot: Option<(PathBuf, Duration)>,
+    /// What clusters and callers may use.
+    pub limits: Limits,
+    /// Connections, in all and of one address.
+    pub connections: (usize, usize),
+}
+
+/// Why a discovery server cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// See [`AdmissionError`].
+    #[error(transparent)]
+    Admission(#[from] AdmissionError),
+    /// See [`CertificateError`].
+    #[error(transparent)]
+    Certificate(#[from] CertificateError),
+    /// The address cannot be used.
+    #[error("cannot listen on {address}: {error}")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// Why.
+        error: io::Error,
+    },
+    /// The TLS library refuses the configuration.
+    #[error("cannot configure TLS: {0}")]
+    Tls(#[from] rustls::Error),
+}
+
+/// A discovery server that listens.
+#[derive(Debug)]
+pub struct Server {
+    listener: TcpListener,
+    shared: Arc<Shared>,
+    tls: Option<Arc<rustls::ServerConfig>>,
+    certificate: Option<Arc<Certificate>>,
+    admission: Option<AdmissionFile>,
+    snapshot: Option<(SnapshotFile, Duration)>,
+}
+
+/// What all requests share.
+#[derive(Debug)]
+struct Shared {
+    state: Mutex<State>,
+    connections: Arc<Connections>,
+    statistics: Statistics,
+    trusted_proxies: Vec<IpNet>,
+    reports_client_address: bool,
+    redirect: Option<String>,
+    /// Ends watches.
+    stopping: CancellationToken,
+}
+
+/// The core, and what wakes the task of each watch.
+#[derive(Debug)]
+struct State {
+    discovery: Discovery,
+    wakers: HashMap<WatchId, Arc<Notify>>,
+}
+
+impl State {
+    fn wake(&mut self) {
+        for id in self.discovery.take_ready() {
+            if let Some(waker) = self.wakers.get(&id) {
+                waker.notify_one();
+            }
+        }
+    }
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Reads a server while it runs.
+#[derive(Debug, Clone)]
+pub struct Observer(Arc<Shared>);
+
+impl Observer {
+    /// The numbers of this moment.
+    pub fn snapshot(&self) -> Snapshot {
+        let (counters, totals) = {
+            let state = self.0.state();
+            (*state.discovery.counters(), state.discovery.totals())
+        };
+        let statistics = &self.0.statistics;
+        Snapshot {
+            counters,
+            totals,
+            connections: self.0.connections.open(),
+            rejected_connections: self.0.connections.rejected(),
+            requests: statistics.requests(),
+            refusals: statistics.refusals(),
+            snapshots: statistics.snapshots.load(Ordering::Relaxed),
+            failed_snapshots: statistics.failed_snapshots.load(Ordering::Relaxed),
+        }
+    }
+}
+
+impl Server {
+    /// Listens, and reads what was stored before. Clients wait until [`Server::run`].
+    ///
+    /// # Errors
+    /// See [`StartError`]. A snapshot that cannot be read is only logged: clients publish again.
+    pub fn bind(settings: Settings) -> Result<Self, StartError> {
+        let certificate = settings.certificate.map(Certificate::read).transpose()?;
+        let versions = [&rustls::version::TLS13, &rustls::version::TLS12];
+        let config = certificate.as_ref().map(|certificate| certificate.server_config(&versions, &[b"h2"]));
+        let tls = config.transpose()?.map(Arc::new);
+        let address = settings.listen;
+        let listener = listen(address).map_err(|error| StartError::Listen { address, error })?;
+        let mut discovery = Discovery::new(settings.limits);
+        let admission = settings.admission.map(AdmissionFile::read).transpose()?;
+        if let Some(list) = &admission {
+            discovery.set_admission(list.current());
+        }
+        let snapshot = settings.snapshot.map(|(path, interval)| (SnapshotFile::new(path), interval));
+        if let Some((file, _)) = &snapshot {
+            file.restore(&mut discovery);
+        }
+        let (total, per_source) = settings.connections;
+        let shared = Shared {
+            state: Mutex::new(State { discovery, wakers: HashMap::new() }),
+            connections: Connections::new(total, per_source),
+            statistics: Statistics::default(),
+            trusted_proxies: settings.trusted_proxies,
+            reports_client_address: settings.reports_client_address,
+            redirect: settings.redirect,
+            stopping: CancellationToken::new(),
+        };
+        Ok(Self { listener, shared: Arc::new(shared), tls, certificate, admission, snapshot })
+    }
+
+    /// The address it listens on.
+    ///
+    /// # Errors
+    /// The socket does not say.
+    pub fn local_address(&self) -> io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+
+    /// For metrics.
+    pub fn observer(&self) -> Observer {
+        Observer(Arc::clone(&self.shared))
+    }
+
+    /// Serves clients until `stop` resolves, then ends watches, finishes requests, and writes a last snapshot.
+    pub async fn run(self, stop: impl Future<Output = ()>) {
+        let Self { listener, shared, tls, certificate, admission, snapshot } = self;
+        let tls = tls.map(TlsAcceptor::from);
+        let (ready, incoming) = mpsc::channel(64);
+        let service = ClusterServer::new(Service(Arc::clone(&shared))).max_decoding_message_size(MAX_REQUEST);
+        let stopping = shared.stopping.clone();
+        let serve = tonic::transport::Server::builder()
+            .max_concurrent_streams(MAX_STREAMS)
+            .http2_max_header_list_size(MAX_HEADERS)
+            .http2_keepalive_interval(Some(PING_INTERVAL))
+            .http2_keepalive_timeout(Some(PING_TIMEOUT))
+            .add_service(service)
+            .serve_with_incoming_shutdown(ReceiverStream::new(incoming), stopping.cancelled_owned());
+        let mut serve = std::pin::pin!(serve);
+        tokio::select! {
+            ended = &mut serve => report(ended),
+            () = connections::accept_all(&listener, tls.as_ref(), &shared, ready) => {}
+            () = maintain(&shared, certificate.as_deref(), admission) => {}
+            () = save_regularly(&shared, snapshot.as_ref()) => {}
+            () = stop => {
+                shared.stopping.cancel();
+                if let Ok(ended) = tokio::time::timeout(FINISH, serve).await {
+                    report(ended);
+                }
+            }
+        }
+        drop(listener);
+        if let Some((file, _)) = &snapshot {
+            save(&shared, file).await;
+        }
+    }
+}
+
+fn report(ended: Result<(), tonic::transport::Error>) {
+    if let Err(error) = ended {
+        tracing::error!(%error, "the gRPC server failed");
+    }
+}
+
+/// On a kernel without IPv6 (`ipv6.disable=1`), "every address" is every IPv4 address.
+fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    match listen_on(address) {
+        Err(_) if address.is_ipv6() && address.ip().is_unspecified() => {
+            listen_on(SocketAddr::from((Ipv4Addr::UNSPECIFIED, address.port())))
+        }
+        result => result,
+    }
+}
+
+fn listen_on(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = socket2::Socket::new(socket2::Domain::for_address(address), socket2::Type::STREAM, None)?;
+    if address.is_ipv6() {
+        socket.set_only_v6(false)?;
+    }
+    socket.set_reuse_address(true)?;
+    socket.bind(&address.into())?;
+    socket.listen(BACKLOG)?;
+    socket.set_nonblocking(true)?;
+    TcpListener::from_std(socket.into())
+}
+
+/// Expiries, and files that change.
+async fn maintain(shared: &Shared, certificate: Option<&Certificate>, mut admission: Option<AdmissionFile>) {
+    let mut tick = interval(TICK);
+    let mut listed = interval(ADMISSION_INTERVAL);
+    let mut reload = interval(CERTIFICATE_INTERVAL);
+    for timer in [&mut tick, &mut listed, &mut reload] {
+        timer.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    }
+    loop {
+        tokio::select! {
+            _ = tick.tick() => {
+                let mut state = shared.state();
+                state.discovery.handle_timeout(Instant::now());
+                state.wake();
+            }
+            _ = listed.tick() => {
+                if let Some(list) = admission.as_mut().and_then(AdmissionFile::refresh) {
+                    tracing::info!("the list of clusters and affiliates has changed");
+                    let mut state = shared.state();
+                    state.discovery.set_admission(list);
+                    state.wake();
+                }
+            }
+            _ = reload.tick() => match certificate.map(Certificate::refresh) {
+                Some(Ok(true)) => tracing::info!("the certificate has changed"),
+                Some(Err(error)) => tracing::warn!(%error, "the certificate read before stays in use"),
+                Some(Ok(false)) | None => {}
+            },
+        }
+    }
+}
+
+async fn save_regularly(shared: &Shared, snapshot: Option<&(SnapshotFile, Duration)>) {
+    let Some((file, period)) = snapshot else { return std::future::pending().await };
+    let mut timer = interval(*period);
+    timer.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    // The first tick is at once.
+    timer.tick().await;
+    loop {
+        timer.tick().await;
+        save(shared, file).await;
+    }
+}
+
+async fn save(shared: &Shared, file: &SnapshotFile) {
+    let stored = shared.state().discovery.stored(Instant::now());
+    let count = match file.save(stored).await {
+        Ok(()) => &shared.statistics.snapshots,
+        Err(error) => {
+            tracing::warn!(%error, "cannot write a snapshot; clients would have to publish again after a restart");
+            &shared.statistics.failed_snapshots
+        }
+    };
+    count.fetch_add(1, Ordering::Relaxed);
+}

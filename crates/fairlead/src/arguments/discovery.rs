@@ -1,0 +1,91 @@
+//! Arguments of `fairlead discovery`.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use ipnet::IpNet;
+
+use super::{duration, listen_address};
+
+#[derive(Debug, Args)]
+pub(crate) struct DiscoveryArguments {
+    /// Serve clients on this TCP address
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "[::]:3000", value_parser = listen_address)]
+    pub(crate) addr: SocketAddr,
+    /// Certificate chain in PEM; read again when it changes. Without it: HTTP/2 without TLS, for a proxy that terminates TLS
+    #[arg(long, value_name = "FILE", requires = "tls_private_key_file")]
+    pub(crate) tls_cert_file: Option<PathBuf>,
+    /// Private key of the certificate in PEM
+    #[arg(long, value_name = "FILE", requires = "tls_cert_file")]
+    pub(crate) tls_private_key_file: Option<PathBuf>,
+    /// Take a caller's address from X-Real-IP or X-Forwarded-For if the request comes from this prefix; repeat it for several
+    #[arg(long, value_name = "PREFIX")]
+    pub(crate) trusted_proxy: Vec<IpNet>,
+    /// Do not tell clients their address
+    #[arg(long)]
+    pub(crate) no_client_ip: bool,
+    /// Tell clients to use the server at this address instead
+    #[arg(long, value_name = "HOST:PORT")]
+    pub(crate) redirect_endpoint: Option<String>,
+    /// Accept only what this file lists: the IDs of a cluster and of an affiliate in a line, or * for all of its affiliates; read
+    /// again when it changes [default: all]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) admission_file: Option<PathBuf>,
+    /// Keep what clients published in this file over a restart [default: in memory only]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) snapshot_path: Option<PathBuf>,
+    /// How often that file is written, besides on shutdown
+    #[arg(long, value_name = "DURATION", default_value = "10m", value_parser = duration, requires = "snapshot_path")]
+    pub(crate) snapshot_interval: Duration,
+    /// Number of clusters
+    #[arg(long, value_name = "NUMBER", default_value = "10000")]
+    pub(crate) max_clusters: usize,
+    /// Number of affiliates of a cluster
+    #[arg(long, value_name = "NUMBER", default_value = "1024")]
+    pub(crate) max_affiliates: usize,
+    /// Number of affiliates that one address may create; of IPv6 the first 64 bits count
+    #[arg(long, value_name = "NUMBER", default_value = "4096")]
+    pub(crate) max_affiliates_per_address: usize,
+    /// Number of watches
+    #[arg(long, value_name = "NUMBER", default_value = "20000")]
+    pub(crate) max_watches: usize,
+    /// Number of connections, and of watches, of one address
+    #[arg(long, value_name = "NUMBER", default_value = "4096")]
+    pub(crate) max_connections_per_address: usize,
+    /// Requests that one address may make in a second; more wait, up to 5 seconds. 0 for no limit
+    #[arg(long, value_name = "NUMBER", default_value = "15")]
+    pub(crate) address_rate: u32,
+    /// Requests that one address may make at once after a pause
+    #[arg(long, value_name = "NUMBER", default_value = "60")]
+    pub(crate) address_burst: u32,
+    /// Serve Prometheus metrics on this address; port 0 serves none
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "[::]:9390", value_parser = listen_address)]
+    pub(crate) metrics_addr: SocketAddr,
+    /// Serve /healthz and /readyz on this address
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "[::]:9391", value_parser = listen_address)]
+    pub(crate) health_addr: SocketAddr,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use crate::arguments::Arguments;
+
+    fn parse(words: &str) -> Result<(), String> {
+        let words = format!("fairlead discovery {words}");
+        Arguments::try_parse_from(words.split_whitespace()).map(|_| ()).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_server_needs_no_arguments_and_a_certificate_its_key() {
+        assert_eq!(parse(""), Ok(()));
+        assert_eq!(parse("--trusted-proxy 192.0.2.0/24 --trusted-proxy 2001:db8::/32"), Ok(()));
+        assert!(parse("--trusted-proxy all").is_err());
+        assert!(parse("--tls-cert-file c").unwrap_err().contains("--tls-private-key-file"));
+        assert_eq!(parse("--snapshot-path s --snapshot-interval 1m"), Ok(()));
+        assert!(parse("--snapshot-interval 1m").unwrap_err().contains("--snapshot-path"));
+    }
+}

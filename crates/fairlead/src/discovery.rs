@@ -1,0 +1,75 @@
+//! `fairlead discovery`: a discovery server with its metrics and health.
+
+use std::time::Duration;
+
+use anyhow::Context as _;
+use fairlead_cluster::http::{self, Limits, Plain};
+use fairlead_cluster::subsystem::Supervisor;
+use fairlead_cluster::{metrics, process};
+use fairlead_discovery::server::{CertificateFiles, Server, Settings};
+use prometheus_client::registry::Registry;
+
+use crate::arguments::DiscoveryArguments;
+
+const NAME: &str = "discovery";
+/// Time for requests to finish and for the last snapshot.
+const STOP_TIMEOUT: Duration = Duration::from_secs(10);
+/// Connections beside those of watches.
+const OTHER_CONNECTIONS: usize = 1024;
+
+/// Serves clients until `stop` resolves.
+///
+/// # Errors
+/// The server cannot start, or one of its tasks ended.
+pub(crate) async fn serve(
+    arguments: DiscoveryArguments,
+    stop: impl Future<Output = ()>,
+) -> anyhow::Result<()> {
+    let mut supervisor = Supervisor::default();
+    let probes = http::probes(supervisor.health());
+    let health = http::serve("health", arguments.health_addr, Limits::PROBES, Plain, probes);
+    supervisor.subsystem("health").spawn("server", health);
+
+    let server = Server::bind(settings(&arguments))?;
+    let address = server.local_address().context("cannot read the address of the discovery server")?;
+    let mut registry = Registry::default();
+    process::register_process(&mut registry);
+    fairlead_discovery::metrics::register(&mut registry, server.observer());
+    if arguments.metrics_addr.port() != 0 {
+        let routes = http::metrics(move |exposition| metrics::text(&registry, exposition));
+        let serve = http::serve("metrics", arguments.metrics_addr, Limits::PROBES, Plain, routes);
+        supervisor.subsystem("metrics").spawn("server", serve);
+    }
+    supervisor.subsystem(NAME).spawn_graceful("server", |stop| server.run(stop.cancelled_owned()));
+    tracing::info!(%address, "serving");
+
+    let outcome = supervisor.run_until(stop).await;
+    supervisor.stop(NAME, STOP_TIMEOUT).await;
+    supervisor.shutdown(&[], STOP_TIMEOUT).await;
+    Ok(outcome?)
+}
+
+fn settings(arguments: &DiscoveryArguments) -> Settings {
+    let files = arguments.tls_cert_file.clone().zip(arguments.tls_private_key_file.clone());
+    let per_address = arguments.max_connections_per_address;
+    Settings {
+        listen: arguments.addr,
+        certificate: files.map(|(chain, key)| CertificateFiles { chain, key }),
+        trusted_proxies: arguments.trusted_proxy.clone(),
+        reports_client_address: !arguments.no_client_ip,
+        redirect: arguments.redirect_endpoint.clone(),
+        admission: arguments.admission_file.clone(),
+        snapshot: arguments.snapshot_path.clone().map(|path| (path, arguments.snapshot_interval)),
+        limits: fairlead_discovery::core::Limits {
+            clusters: arguments.max_clusters,
+            affiliates: arguments.max_affiliates,
+            affiliates_per_source: arguments.max_affiliates_per_address,
+            watches: arguments.max_watches,
+            watches_per_source: per_address,
+            rate: arguments.address_rate,
+            burst: arguments.address_burst,
+            ..Default::default()
+        },
+        connections: (arguments.max_watches.saturating_add(OTHER_CONNECTIONS), per_address),
+    }
+}
