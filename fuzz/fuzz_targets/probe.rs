@@ -3,7 +3,7 @@
 
 use std::sync::LazyLock;
 
-use fairlead_wire::probe::{Header, ProbeKeys};
+use fairlead_wire::probe::{Header, MAX_CANDIDATES, ProbeKeys, parse_candidates};
 use libfuzzer_sys::fuzz_target;
 
 /// Any will do.
@@ -13,4 +13,6 @@ static KEYS: LazyLock<ProbeKeys> =
 fuzz_target!(|bytes: &[u8]| {
     let _ = Header::parse(bytes);
     let _ = KEYS.open(bytes);
+    // What a node that was taken over encrypts.
+    assert!(parse_candidates(bytes).len() <= MAX_CANDIDATES);
 });

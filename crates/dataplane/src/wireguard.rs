@@ -167,19 +167,78 @@ pub trait PathSocket: AsFd + Send + Sync {
         BTreeSet::new()
     }
 
+    /// Opens sockets beside the port for a birthday attempt, numbered from zero, in place of those of the last attempt. What they
+    /// receive has their number.
+    ///
+    /// # Errors
+    /// `Unsupported` where the implementation has none; the process has no descriptors or ports left.
+    fn open_sockets(&self, _count: u16) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// Sends from such a socket.
+    ///
+    /// # Errors
+    /// It is not open, or the kernel refuses.
+    fn send_from_socket(&self, _socket: u16, _remote: SocketAddr, _payload: &[u8]) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// Keeps such a socket for an endpoint: whatever goes there goes from it, WireGuard's packets too.
+    ///
+    /// # Errors
+    /// It is not open, or too many are kept.
+    fn keep_socket(&self, _socket: u16, _remote: SocketAddr) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// Closes the socket that is kept for an endpoint.
+    fn leave_socket(&self, _remote: SocketAddr) {}
+
+    /// Closes the sockets of the attempt but those that are kept.
+    fn close_sockets(&self) {}
+
     /// The device's counters of such datagrams.
     fn stats(&self) -> PathSocketStats;
 
     /// Mends what other programs changed of the way between the port and the socket, and says where it works. To be called now
     /// and then; it sends nothing if nothing changed.
     fn maintain(&self) -> PathSocketHealth {
-        PathSocketHealth { families: IpFamily::BOTH.to_vec(), failures: Vec::new() }
+        let access = PortAccess::Shared;
+        PathSocketHealth { access, families: IpFamily::BOTH.to_vec(), failures: Vec::new() }
+    }
+}
+
+/// How a [`PathSocket`] shares the port of a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum PortAccess {
+    /// A port of its own, which rules of nftables join to that of the kernel's WireGuard.
+    Nftables,
+    /// Raw sockets, which the kernel copies each UDP datagram for.
+    RawSocket,
+    /// The embedded device's own sockets.
+    Shared,
+}
+
+impl PortAccess {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Nftables, Self::RawSocket, Self::Shared];
+
+    /// As status and metrics show it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Nftables => "nftables",
+            Self::RawSocket => "raw-socket",
+            Self::Shared => "shared",
+        }
     }
 }
 
 /// In which address families a [`PathSocket`] works.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PathSocketHealth {
+    /// How it shares WireGuard's port.
+    pub access: PortAccess,
     /// The families in which it does.
     pub families: Vec<IpFamily>,
     /// Those in which it should.

@@ -7,6 +7,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use fairlead_dataplane::wireguard::PortAccess;
 use fairlead_path::State;
 use fairlead_port_mapping::{Failure, Mapping};
 use fairlead_wire::node::node_server::Node;
@@ -132,6 +133,7 @@ fn describe_route(route: &fairlead_topology::BlockRoute) -> BlockRoute {
 
 fn describe(report: &Report, answer: &mut StatusResponse, now: SystemTime) {
     answer.wireguard = backend_name(report.backend).to_owned();
+    answer.port_access = report.port_access.map(PortAccess::name).unwrap_or_default().to_owned();
     answer.interface = report.interface.clone();
     answer.listen_port = u32::from(report.port);
     answer.mtu = report.mtu;

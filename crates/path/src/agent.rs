@@ -19,10 +19,11 @@ use std::time::Duration;
 
 use fairlead_address::{Nat64Prefix, canonical};
 use fairlead_api::wireguard::PublicKey;
-use fairlead_wire::probe::is_probe;
+use fairlead_wire::probe::{Epoch, is_probe};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
+use crate::birthday::{BirthdaySide, Birthdays};
 use crate::candidates::{Candidate, MAX_CANDIDATES, Source};
 use crate::prober::{Prober, Session};
 use crate::probing::{Identity, Probing};
@@ -31,9 +32,15 @@ use crate::rotation::{Config, EndpointReason, Observation, Reason, Rotation, Sta
 use crate::stun::StunClient;
 use crate::timers::TimerQueue;
 
+mod birthday;
+mod own_candidates;
 mod probes;
 mod relay;
 
+pub use birthday::SocketChange;
+use own_candidates::OwnCandidates;
+pub use own_candidates::OwnSide;
+use probes::Arrival;
 use relay::RelayMachines;
 
 /// Time between observations while a peer is not up: at first, and again after each endpoint that is set.
@@ -53,6 +60,8 @@ pub struct PeerPaths {
     pub silence: Option<Duration>,
     /// The way by a relay, if there is one.
     pub relay: Option<RelayPath>,
+    /// Which part this node takes in birthday attempts with the peer ([`crate::birthday_side`]); `None` without any.
+    pub birthday: Option<BirthdaySide>,
 }
 
 /// How a peer is reached by way of a relay.
@@ -119,17 +128,21 @@ pub enum Event {
         /// Why.
         reason: Reason,
     },
+    /// Open, keep or close sockets beside the WireGuard port.
+    Sockets(SocketChange),
     /// [`PathAgent::stun_answers`] has something new.
     StunAnswersChanged,
     /// [`PathAgent::reflexive_addresses`] has something new.
     ReflexiveAddressesChanged,
 }
 
-/// A datagram to be sent from the WireGuard port.
+/// A datagram to be sent from the WireGuard port, or from a socket of a birthday attempt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Transmit {
     /// Its source address; the kernel chooses one when `None`.
     pub local: Option<IpAddr>,
+    /// The socket of the birthday attempt, if it is to be one.
+    pub socket: Option<u16>,
     /// Its destination.
     pub remote: SocketAddr,
     /// Its payload.
@@ -140,6 +153,8 @@ pub struct Transmit {
 struct Peer {
     rotation: Rotation,
     prober: Prober,
+    /// The request that last named candidates of the peer: its epoch and counter.
+    named: Option<(Epoch, u64)>,
     /// When the prober is to run next.
     probe_due: Option<Duration>,
     /// The state of the last [`Event::StateChanged`].
@@ -168,6 +183,8 @@ pub struct PathAgent {
     probe_timers: TimerQueue<PublicKey>,
     transmits: VecDeque<Transmit>,
     reflexive: ReflexiveAddresses,
+    own: OwnCandidates,
+    birthdays: Birthdays,
     nat64: Arc<[Nat64Prefix]>,
     mtu: Option<u32>,
     unknown_datagrams: u64,
@@ -191,6 +208,8 @@ impl PathAgent {
             probe_timers: TimerQueue::default(),
             transmits: VecDeque::new(),
             reflexive: ReflexiveAddresses::default(),
+            own: OwnCandidates::default(),
+            birthdays: Birthdays::new(seed),
             nat64: Arc::default(),
             mtu: None,
             unknown_datagrams: 0,
@@ -214,6 +233,7 @@ impl PathAgent {
             Box::new(Peer {
                 rotation,
                 prober: Prober::new(is_controlling),
+                named: None,
                 probe_due: None,
                 state: State::Connecting,
                 changed: now,
@@ -230,6 +250,7 @@ impl PathAgent {
             peer.prober.set_candidates(now, &paths.all());
             let due = peer.prober.poll_timeout();
             self.probe_timers.reschedule(key, &mut peer.probe_due, due);
+            self.birthdays.set_side(key, paths.birthday);
         }
         peer.rotation.set_silence(paths.silence);
         peer.rotation.set_relay(paths.relay.map(|relay| (relay.endpoint, relay.handshake_timeout)));
@@ -254,6 +275,8 @@ impl PathAgent {
             self.reflexive.forget(key);
             self.relay.remove_peer(key);
             self.events.retain(|event| event.peer() != Some(key));
+            self.birthdays.remove_peer(key);
+            self.run_birthday_actions(Duration::ZERO);
         }
     }
 
@@ -299,6 +322,7 @@ impl PathAgent {
     pub fn network_changed(&mut self, now: Duration) {
         self.stun.network_changed(now);
         self.relay.network_changed(now);
+        self.birthdays.network_changed();
         self.reflexive.clear();
         if self.probing.is_some() {
             for (key, peer) in &mut self.peers {
@@ -324,6 +348,7 @@ impl PathAgent {
 
     fn report_stun(&mut self) {
         let is_changed = self.stun.take_changed() | self.relay.take_changed();
+        self.own.is_outdated |= is_changed;
         if is_changed && !self.events.contains(&Event::StunAnswersChanged) {
             self.events.push_back(Event::StunAnswersChanged);
         }
@@ -339,13 +364,14 @@ impl PathAgent {
         bytes: &[u8],
     ) {
         if is_probe(bytes) {
-            self.handle_probe(now, local, canonical(remote), bytes);
+            self.handle_probe(now, Arrival { local, socket: None }, canonical(remote), bytes);
         } else if self.stun.handle_datagram(remote, bytes) || self.relay.handle_datagram(now, remote, bytes) {
             self.report_stun();
             self.conclude_bindings(now);
         } else {
             self.unknown_datagrams = self.unknown_datagrams.saturating_add(1);
         }
+        self.tell_own_candidates(now);
     }
 
     /// Runs the machines that are due, and no others.
@@ -354,7 +380,9 @@ impl PathAgent {
         self.relay.handle_timeout(now, &mut self.random);
         self.report_stun();
         self.conclude_bindings(now);
+        self.tell_own_candidates(now);
         self.run_probers(now);
+        self.run_birthdays(now);
         while let Some(key) = self.timers.pop_due(now) {
             let Some(peer) = self.peers.get_mut(&key) else { continue };
             #[cfg(test)]
@@ -389,8 +417,9 @@ impl PathAgent {
 
     /// When to call [`Self::handle_timeout`]. `None` without peers and STUN servers.
     pub fn poll_timeout(&self) -> Option<Duration> {
-        let timers = self.timers.next().into_iter().chain(self.probe_timers.next());
-        timers.chain(self.stun.poll_timeout()).chain(self.relay.poll_timeout()).min()
+        let timers = self.timers.next().into_iter().chain(self.probe_timers.next()).chain(self.own.due);
+        let machines = self.relay.poll_timeout().into_iter().chain(self.birthdays.poll_timeout());
+        timers.chain(self.stun.poll_timeout()).chain(machines).min()
     }
 
     /// The state of a peer at `now`, for users.
@@ -452,7 +481,7 @@ impl Event {
             | Self::RelayPortDue { peer }
             | Self::SetEndpoint { peer, .. }
             | Self::StateChanged { peer, .. } => Some(peer),
-            Self::StunAnswersChanged | Self::ReflexiveAddressesChanged => None,
+            Self::ReflexiveAddressesChanged | Self::Sockets(_) | Self::StunAnswersChanged => None,
         }
     }
 }

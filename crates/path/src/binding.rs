@@ -234,7 +234,7 @@ impl Binding {
         *transaction = TransactionId(random.random());
         let (transaction, nonce) = (*transaction, self.nonce);
         let request = AuthenticatedRequest { transaction, change_port: false, user: None, nonce };
-        Some(Transmit { local: None, remote: address, payload: request.encode(&token) })
+        Some(Transmit { local: None, socket: None, remote: address, payload: request.encode(&token) })
     }
 
     fn due(&self) -> Option<Duration> {

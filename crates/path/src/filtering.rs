@@ -163,7 +163,7 @@ impl FilteringTest {
             let user = Some(relay.user);
             AuthenticatedRequest { transaction, change_port: true, user, nonce: None }.encode(&relay.key)
         });
-        let transmit = |payload| Transmit { local: None, remote: relay.server, payload };
+        let transmit = |payload| Transmit { local: None, socket: None, remote: relay.server, payload };
         self.transmits.extend(first.into_iter().chain(other).map(transmit));
     }
 

@@ -10,6 +10,7 @@
 //! * `reflexive`: where peers see this node, as their answers to probes say.
 //! * `filtering`: asks the relay the same, and tests how the NAT filters.
 //! * `binding`: binds UDP ports of the relay, through which a peer is reached that has no direct path.
+//! * `birthday`: finds the mapping of a symmetric NAT by trying many of its ports.
 //! * `stun`: asks STUN servers where they see the WireGuard port, which feeds [`nat`] and [`candidates`].
 //!
 //! Sans-I/O: time is a [`std::time::Duration`] since an epoch of the caller's that never goes back (the start of the
@@ -19,6 +20,7 @@
 
 mod agent;
 mod binding;
+mod birthday;
 pub mod candidates;
 mod filtering;
 pub mod nat;
@@ -29,8 +31,11 @@ mod rotation;
 mod stun;
 mod timers;
 
-pub use agent::{Event, PathAgent, PeerPaths, RelayPath, Transmit};
+pub use agent::{Event, OwnSide, PathAgent, PeerPaths, RelayPath, SocketChange, Transmit};
 pub use binding::RelayPort;
+pub use birthday::{
+    BirthdayOutcome, BirthdayPolicy, BirthdaySide, BirthdayStatus, SOCKETS as BIRTHDAY_SOCKETS, birthday_side,
+};
 pub use candidates::{Candidate, MAX_CANDIDATES, OwnView, PeerView, Source, order};
 pub use fairlead_address::{Nat64, is_private};
 pub use filtering::{Filtering, RelayStun};

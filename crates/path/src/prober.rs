@@ -18,6 +18,7 @@ use crate::agent::RelayPath;
 use crate::candidates::{Candidate, MAX_CANDIDATES};
 use crate::rotation::EndpointReason;
 
+mod birthday;
 mod checks;
 mod full_size;
 mod handshake;
@@ -26,12 +27,13 @@ mod path;
 mod ping;
 mod relay_port;
 mod rounds;
+mod signalled;
 
 pub use ping::{CandidateStatus, PingOutcome};
 pub use relay_port::RelayPortRange;
 
 use handshake::Handshakes;
-use path::{ANSWER_TIMEOUT, Path};
+use path::{ANSWER_TIMEOUT, Origin, Path};
 use ping::Ping;
 
 /// How long after traffic the path in use is checked.
@@ -54,6 +56,8 @@ pub(crate) struct Probe {
     pub(crate) wants_handshake: bool,
     /// The path has answered lately.
     pub(crate) is_proven: bool,
+    /// It goes over the relay in a round: it carries this node's own candidates.
+    pub(crate) signals: bool,
     /// Its least length in bytes.
     pub(crate) length: usize,
 }
@@ -137,17 +141,16 @@ impl Prober {
                 |known| before.swap_remove(known),
             );
             path.candidate = *candidate;
-            path.is_reflexive = false;
+            path.origin = Origin::Published;
             self.paths.push(path);
         }
         let is_relay_only = self.is_relay_only();
         let keeps = |path: &Path| {
             let is_in_use = Some(path.candidate.address) == self.current;
-            let is_other = path.is_reflexive || is_in_use;
+            let is_other = path.origin != Origin::Published || is_in_use;
             path.is_relay_port() || (!is_relay_only && !path.is_relay() && is_other)
         };
-        let kept = before.into_iter().filter(keeps);
-        self.paths.extend(kept.map(|path| Path { is_reflexive: !path.is_relay(), ..path }));
+        self.paths.extend(before.into_iter().filter(keeps).map(Path::withdrawn));
         if is_new && !tries_now {
             self.has_untried = true;
         } else if is_new {
@@ -211,6 +214,7 @@ impl Prober {
             self.rounds = 0;
             if session.is_up { self.plan_round(now) } else { self.start_round(now) }
         }
+        self.expire_signalled(now);
         self.use_traffic(now);
     }
 
@@ -218,7 +222,7 @@ impl Prober {
     /// one link only: a source address is easily forged. A request by way of the relay may ask for more: that all paths are tried
     /// now. While packets are relayed this is done although a direct path works here: it may not work there.
     pub(crate) fn handle_request(&mut self, now: Duration, from: SocketAddr, starts_round: bool) {
-        if starts_round && self.path(from).is_some_and(Path::is_relay) && self.needs_round(now) {
+        if starts_round && self.is_relay(from) && self.needs_round(now) {
             self.join_round(now);
             return;
         }
@@ -238,7 +242,7 @@ impl Prober {
         self.relay.is_some_and(|relay| relay.is_only)
     }
 
-    fn works_directly(&self, now: Duration) -> bool {
+    pub(crate) fn works_directly(&self, now: Duration) -> bool {
         self.paths.iter().any(|path| !path.is_relay() && path.is_fresh(now))
     }
 
@@ -304,12 +308,12 @@ impl Prober {
         for path in &mut self.paths {
             let address = path.candidate.address;
             if path.attempt_is_due(now) && !requests.iter().any(|(checked, ..)| *checked == address) {
-                requests.push((address, path.is_relay() && !self.is_joined, 0));
+                requests.push((address, path.is_relay(), 0));
             }
         }
         requests.extend(self.full_size_requests(now).into_iter().map(|(to, length)| (to, false, length)));
         let mut probes = Vec::with_capacity(requests.len());
-        for (to, starts_round, length) in requests {
+        for (to, signals, length) in requests {
             let transaction = TransactionId(random.random());
             if let Some(path) = self.paths.iter_mut().find(|path| path.candidate.address == to) {
                 // A port of the relay is at no address that the peer names.
@@ -322,7 +326,16 @@ impl Prober {
                     ping.add_request(to);
                 }
                 let wants_handshake = asked == Some(to) && length == 0;
-                probes.push(Probe { to, transaction, starts_round, wants_handshake, is_proven, length });
+                let starts_round = signals && !self.is_joined;
+                probes.push(Probe {
+                    to,
+                    transaction,
+                    starts_round,
+                    wants_handshake,
+                    is_proven,
+                    signals,
+                    length,
+                });
             }
         }
         probes
@@ -414,19 +427,20 @@ impl Prober {
     }
 
     fn add_reflexive(&mut self, now: Duration, address: SocketAddr) {
-        let reflexive = self.paths.iter().filter(|path| path.is_reflexive).count();
+        let is_reflexive = |path: &Path| path.origin == Origin::Request;
+        let reflexive = self.paths.iter().filter(|path| is_reflexive(path)).count();
         if reflexive >= MAX_REFLEXIVE {
             let current = self.current;
             let oldest = self
                 .paths
                 .iter()
-                .position(|path| path.is_reflexive && Some(path.candidate.address) != current);
+                .position(|path| is_reflexive(path) && Some(path.candidate.address) != current);
             if let Some(oldest) = oldest {
                 self.paths.remove(oldest);
             }
         }
         let candidate = Candidate { address, source: self.source_of(address) };
-        self.paths.push(Path { is_reflexive: true, ..Path::new(candidate, now) });
+        self.paths.push(Path { origin: Origin::Request, ..Path::new(candidate, now) });
     }
 }
 

@@ -294,6 +294,16 @@ impl Probing {
         Some(sealed)
     }
 
+    /// Encrypts a request of a birthday attempt, of which most are not answered, unless this node has sent too many. They go only
+    /// where the peer is known to be, and while it says over the relay that it takes part.
+    pub(crate) fn search(&mut self, now: Duration, peer: &PublicKey, message: &Message) -> Option<Vec<u8>> {
+        if !self.requests.take(now, MAX_REQUESTS) {
+            increment(&mut self.counts.drops.held_back);
+            return None;
+        }
+        self.check(peer, message, 0)
+    }
+
     /// Decrypts a probe and says who sent it. Requests that were received before, or are too many, are dropped.
     pub(crate) fn open(&mut self, now: Duration, bytes: &[u8]) -> Option<(PublicKey, Header, Message)> {
         let opened = self.authenticate(bytes);
@@ -352,6 +362,12 @@ impl Probing {
     pub(crate) fn is_confirmed(&self, peer: &PublicKey, header: &Header) -> bool {
         let confirmed = self.peers.get(peer).and_then(|peer| peer.received.confirmed);
         confirmed.is_some_and(|window| window.epoch == header.epoch)
+    }
+
+    /// Whether the datagram is not of another epoch than the one that an answer to a request of this node has carried, if any has.
+    pub(crate) fn is_current(&self, peer: &PublicKey, header: &Header) -> bool {
+        let confirmed = self.peers.get(peer).and_then(|peer| peer.received.confirmed);
+        confirmed.is_none_or(|window| window.epoch == header.epoch)
     }
 
     /// Encrypts a message of `length` bytes at least to a peer: an answer is as long as its request.

@@ -83,6 +83,8 @@ pub struct Observation {
 pub enum EndpointReason {
     /// A live session moves there: it answers probes faster, or is configured or inside this site.
     BetterPath,
+    /// A birthday attempt has found it.
+    BirthdayAttack,
     /// The last live session used it.
     LastGood,
     /// It has just appeared, or risen above the candidate being tried.
@@ -97,8 +99,9 @@ pub enum EndpointReason {
 
 impl EndpointReason {
     /// All of them, for metrics that name each.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::BetterPath,
+        Self::BirthdayAttack,
         Self::LastGood,
         Self::NewCandidate,
         Self::NextCandidate,
@@ -110,6 +113,7 @@ impl EndpointReason {
     pub fn name(self) -> &'static str {
         match self {
             Self::BetterPath => "BetterPath",
+            Self::BirthdayAttack => "BirthdayAttack",
             Self::LastGood => "LastGood",
             Self::NewCandidate => "NewCandidate",
             Self::NextCandidate => "NextCandidate",

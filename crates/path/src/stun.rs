@@ -44,6 +44,16 @@ pub enum StunAnswer {
     Missing,
 }
 
+impl StunAnswer {
+    /// The address at which the server sees the WireGuard port.
+    pub(crate) fn mapped(&self) -> Option<SocketAddr> {
+        match self {
+            Self::Mapped(address) => Some(*address),
+            Self::Invalid(_) | Self::Missing | Self::Refused(_) => None,
+        }
+    }
+}
+
 #[derive(Debug, Default)]
 struct Server {
     answer: Option<StunAnswer>,
@@ -158,7 +168,7 @@ impl StunClient {
         for (address, server) in &self.servers {
             let Some(transaction) = server.pending else { continue };
             let payload = binding_request(transaction).to_vec();
-            self.transmits.push_back(Transmit { local: None, remote: *address, payload });
+            self.transmits.push_back(Transmit { local: None, socket: None, remote: *address, payload });
         }
     }
 
@@ -211,10 +221,7 @@ impl StunClient {
 
 impl Server {
     fn mapped(&self) -> Option<SocketAddr> {
-        match self.answer {
-            Some(StunAnswer::Mapped(address)) => Some(address),
-            _ => None,
-        }
+        self.answer?.mapped()
     }
 }
 

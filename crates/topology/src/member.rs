@@ -118,6 +118,10 @@ pub struct Endpoints {
     pub sightings: BTreeMap<String, (PublicKey, SocketAddr)>,
     /// It says that its NAT maps it to another port for each destination.
     pub is_nat_symmetric: bool,
+    /// It says that its NAT has one mapping for all destinations and lets in only what they answer.
+    pub is_nat_port_restricted: bool,
+    /// Whether an administrator wants paths to it found by trying many ports; `None` if the mesh decides.
+    pub birthday_attack: Option<bool>,
 }
 
 impl Endpoints {
@@ -133,6 +137,8 @@ impl Endpoints {
             }
         }
         self.is_nat_symmetric |= other.is_nat_symmetric;
+        self.is_nat_port_restricted |= other.is_nat_port_restricted;
+        self.birthday_attack = self.birthday_attack.or(other.birthday_attack);
         for (member, seen) in other.sightings {
             self.sightings.entry(member).or_insert(seen);
         }

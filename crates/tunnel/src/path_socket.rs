@@ -8,8 +8,10 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fairlead_api::wireguard::PublicKey;
+use socket2::Socket;
 
-use crate::udp::{Path, Sockets};
+use crate::extra_sockets::{ExtraSockets, ReadySocket};
+use crate::udp::{self, Path, Sockets};
 
 /// Datagrams that wait for the reader.
 const MAX_QUEUED: usize = 256;
@@ -23,6 +25,8 @@ pub struct PathDatagram {
     pub local: Option<IpAddr>,
     /// Its sender.
     pub remote: SocketAddr,
+    /// The socket of the birthday attempt that received it, by number; `None` for the WireGuard port.
+    pub socket: Option<u16>,
     /// Its payload.
     pub payload: Vec<u8>,
 }
@@ -53,8 +57,49 @@ impl PathSocket {
     /// `NotConnected` as long as the device has no port, `WouldBlock` while the socket is full; the kernel's error
     /// otherwise.
     pub fn send(&self, local: Option<IpAddr>, remote: SocketAddr, payload: &[u8]) -> io::Result<()> {
+        let path = Path { local, ..Path::to(remote) };
+        if let Some(kept) = self.port.kept(&path.remote) {
+            return udp::send_from(&kept, &Path::to(remote), payload);
+        }
         let sockets = self.port.lock().sockets.clone().ok_or(io::ErrorKind::NotConnected)?;
-        sockets.send(&Path { local, ..Path::to(remote) }, payload)
+        sockets.send(&path, payload)
+    }
+
+    /// Opens `count` sockets beside the WireGuard port for a birthday attempt, at most 256 and IPv4 only, numbered from zero. Those of
+    /// the last attempt are closed.
+    ///
+    /// # Errors
+    /// `NotConnected` as long as the device has no port; the process has no descriptors or ports left.
+    pub fn open_sockets(&self, count: u16) -> io::Result<()> {
+        let sockets = self.port.lock().sockets.clone().ok_or(io::ErrorKind::NotConnected)?;
+        self.port.extra()?.open(count, sockets.mark())
+    }
+
+    /// Sends from a socket of the attempt.
+    ///
+    /// # Errors
+    /// `NotConnected` if it is not open; the kernel's error otherwise.
+    pub fn send_from_socket(&self, socket: u16, remote: SocketAddr, payload: &[u8]) -> io::Result<()> {
+        self.port.extra()?.send(socket, remote, payload)
+    }
+
+    /// Keeps a socket of the attempt for an endpoint: whatever goes there goes from it, and what it receives from there is received
+    /// as if by the WireGuard port.
+    ///
+    /// # Errors
+    /// There is no such socket, or too many are kept.
+    pub fn keep_socket(&self, socket: u16, remote: SocketAddr) -> io::Result<()> {
+        self.port.extra()?.keep(socket, Path::to(remote).remote)
+    }
+
+    /// Closes the socket that is kept for an endpoint.
+    pub fn leave_socket(&self, remote: SocketAddr) {
+        self.port.with_extra(|extra| extra.leave(Path::to(remote).remote));
+    }
+
+    /// Ends the attempt: closes its sockets but those that are kept.
+    pub fn close_sockets(&self) {
+        self.port.with_extra(ExtraSockets::close);
     }
 
     /// The next datagram, if one waits.
@@ -102,12 +147,17 @@ impl AsFd for PathSocket {
 impl Drop for PathSocket {
     fn drop(&mut self) {
         self.port.lock().reader = None;
+        self.port.with_extra(ExtraSockets::close_all);
     }
 }
 
 /// What the packet loop and the reader share. The lock is never held during I/O that waits.
 #[derive(Default)]
-pub(crate) struct PathPort(Mutex<State>);
+pub(crate) struct PathPort {
+    state: Mutex<State>,
+    /// `None` in a process without descriptors.
+    extra: Option<ExtraSockets>,
+}
 
 #[derive(Default)]
 struct State {
@@ -138,8 +188,37 @@ impl Reader {
 }
 
 impl PathPort {
+    pub(crate) fn new() -> Self {
+        Self { state: Mutex::default(), extra: ExtraSockets::new().ok() }
+    }
+
+    /// The socket that is kept for an endpoint.
+    pub(crate) fn kept(&self, remote: &SocketAddr) -> Option<Arc<Socket>> {
+        self.extra.as_ref().and_then(|extra| extra.kept(remote))
+    }
+
+    /// Readable while datagrams wait on sockets beside the port.
+    pub(crate) fn extra_descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.extra.as_ref().map(ExtraSockets::descriptor)
+    }
+
+    /// The sockets beside the port on which datagrams wait.
+    pub(crate) fn ready(&self) -> Vec<ReadySocket> {
+        self.extra.as_ref().map(ExtraSockets::ready).unwrap_or_default()
+    }
+
+    fn extra(&self) -> io::Result<&ExtraSockets> {
+        self.extra.as_ref().ok_or_else(|| io::ErrorKind::Unsupported.into())
+    }
+
+    fn with_extra(&self, act: impl FnOnce(&ExtraSockets)) {
+        if let Some(extra) = &self.extra {
+            act(extra);
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Opens the reading end; `None` while there is one.
@@ -158,11 +237,17 @@ impl PathPort {
 
     /// The device's sockets were opened, or replaced.
     pub(crate) fn set_sockets(&self, sockets: &Arc<Sockets>) {
+        self.set_mark(sockets.mark());
         self.lock().sockets = Some(Arc::clone(sockets));
     }
 
-    /// Queues a datagram for the reader, or counts and drops it.
-    pub(crate) fn push(&self, path: Path, payload: &[u8]) {
+    /// What is sent has another mark now. What was opened before has it too, or is opened again with the next attempt.
+    pub(crate) fn set_mark(&self, mark: u32) {
+        self.with_extra(|extra| drop(extra.set_mark(mark)));
+    }
+
+    /// Queues a datagram for the reader, or counts and drops it. `socket` received it, unless it was the port.
+    pub(crate) fn push(&self, path: Path, socket: Option<u16>, payload: &[u8]) {
         let mut state = self.lock();
         let State { reader, stats, .. } = &mut *state;
         let Some(reader) = reader else {
@@ -180,6 +265,7 @@ impl PathPort {
         reader.queue.push_back(PathDatagram {
             local: path.local,
             remote: path.remote,
+            socket,
             payload: payload.to_vec(),
         });
     }
@@ -218,15 +304,15 @@ mod tests {
     #[test]
     fn datagrams_without_a_reader_are_counted() {
         let port = Arc::new(PathPort::default());
-        port.push(path(), b"early");
+        port.push(path(), None, b"early");
         let socket = port.open().unwrap().unwrap();
         assert!(port.open().unwrap().is_none(), "one reader at a time");
         assert_eq!((socket.try_receive(), is_readable(&socket)), (None, false));
-        port.push(path(), b"heard");
+        port.push(path(), None, b"heard");
         assert_eq!(socket.try_receive().unwrap().payload, b"heard");
-        port.push(path(), b"left behind");
+        port.push(path(), None, b"left behind");
         drop(socket);
-        port.push(path(), b"late");
+        port.push(path(), None, b"late");
         let expected = PathSocketStats { queued: 2, dropped_without_reader: 2, dropped_queue_full: 0 };
         assert_eq!(port.stats(), expected);
         let next = port.open().unwrap().unwrap();
@@ -237,7 +323,7 @@ mod tests {
     fn the_queue_is_bounded_in_datagrams_and_in_bytes_and_counts_what_it_drops() {
         let port = Arc::new(PathPort::default());
         let socket = port.open().unwrap().unwrap();
-        (0..=MAX_QUEUED).for_each(|number| port.push(path(), &number.to_be_bytes()));
+        (0..=MAX_QUEUED).for_each(|number| port.push(path(), None, &number.to_be_bytes()));
         assert_eq!(port.stats().dropped_queue_full, 1);
         for number in 0..MAX_QUEUED {
             assert!(is_readable(&socket));
@@ -245,11 +331,11 @@ mod tests {
         }
         assert!(!is_readable(&socket) && socket.try_receive().is_none());
         for _ in 0..5 {
-            port.push(path(), &vec![0; 60_000]);
+            port.push(path(), None, &vec![0; 60_000]);
         }
         assert_eq!(port.stats().dropped_queue_full, 2);
         assert_eq!(std::iter::from_fn(|| socket.try_receive()).count(), 4);
-        port.push(path(), b"room again");
+        port.push(path(), None, b"room again");
         assert!(is_readable(&socket));
     }
 
@@ -261,7 +347,7 @@ mod tests {
         port.push_unanswered(Vec::new());
         assert!(!is_readable(&socket));
         port.push_unanswered(vec![PublicKey([1; 32]), PublicKey([2; 32])]);
-        port.push(path(), b"both");
+        port.push(path(), None, b"both");
         port.push_unanswered(vec![PublicKey([1; 32])]);
         assert!(socket.try_receive().is_some() && is_readable(&socket));
         assert_eq!(socket.take_unanswered().len(), 2);

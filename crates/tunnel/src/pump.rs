@@ -90,7 +90,7 @@ impl Pump {
             sockets: None,
             mark: 0,
             engine: Engine::new(mtu),
-            path_port: Arc::default(),
+            path_port: Arc::new(PathPort::new()),
             handover: Handover::None,
             inbox,
             waiting: VecDeque::new(),
@@ -118,6 +118,7 @@ impl Pump {
             }
             if ready.network {
                 self.read_network(&mut receiver, now);
+                self.read_extra(&mut receiver, now);
             }
             if ready.tunnel
                 && let Err(error) = self.read_tunnel(&mut packet, now)
@@ -149,6 +150,7 @@ impl Pump {
                 if first_waits_for_v6 == Some(is_v6) { PollFlags::POLLOUT } else { PollFlags::empty() };
             PollFd::new(socket, read_network | write)
         }));
+        descriptors.extend(self.path_port.extra_descriptor().map(|extra| PollFd::new(extra, read_network)));
         let sockets = 2..descriptors.len();
         descriptors
             .extend(self.handover.descriptor().map(|descriptor| PollFd::new(descriptor, PollFlags::POLLIN)));
@@ -219,7 +221,8 @@ impl Pump {
         match change.listen_port.filter(|port| Some(*port) != present) {
             Some(port) => self.open_port(port, mark)?,
             None if mark != self.mark => {
-                self.sockets.iter().try_for_each(|sockets| sockets.set_mark(mark))?
+                self.sockets.iter().try_for_each(|sockets| sockets.set_mark(mark))?;
+                self.path_port.set_mark(mark);
             }
             None => {}
         }

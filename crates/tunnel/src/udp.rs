@@ -17,6 +17,8 @@ use crate::Error;
 const SOCKET_BUFFER: usize = 4 << 20;
 /// Attempts to find a port that is free in both families, for port zero.
 const MAX_PORT_ATTEMPTS: usize = 16;
+/// The longest IP packet.
+pub(crate) const MAX_DATAGRAM: usize = 65_535;
 
 /// Where a datagram goes, or came from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -105,6 +107,11 @@ impl Sockets {
             .map_err(|source| Error::Mark { mark, source })
     }
 
+    /// `SO_MARK` of what is sent; zero if the kernel does not tell.
+    pub(crate) fn mark(&self) -> u32 {
+        self.v4.mark().unwrap_or_default()
+    }
+
     /// The sockets there are, IPv4 first.
     pub(crate) fn each(&self) -> impl Iterator<Item = &Socket> {
         std::iter::once(&self.v4).chain(&self.v6)
@@ -112,15 +119,15 @@ impl Sockets {
 
     /// Sends one datagram. `WouldBlock` means: try again when the socket is writable.
     pub(crate) fn send(&self, path: &Path, datagram: &[u8]) -> io::Result<()> {
-        send_from(self.towards(path)?, path, datagram, MsgFlags::empty())
+        send_from(self.towards(path)?, path, datagram)
     }
 
     /// Sends one datagram whose checksum the kernel computes before the packet passes any hook of nftables, as if the
     /// network card could not: of a datagram that is sent in parts it never leaves that to the card.
     pub(crate) fn send_with_checksum(&self, path: &Path, datagram: &[u8]) -> io::Result<()> {
         let socket = self.towards(path)?;
-        send_from(socket, path, datagram, MsgFlags::from_bits_retain(libc::MSG_MORE))?;
-        send_from(socket, path, &[], MsgFlags::empty())
+        send_with_flags(socket, path, datagram, MsgFlags::from_bits_retain(libc::MSG_MORE))?;
+        send_from(socket, path, &[])
     }
 
     fn towards(&self, path: &Path) -> io::Result<&Socket> {
@@ -138,6 +145,23 @@ fn open_v4(port: u16) -> io::Result<Socket> {
     prepare(&socket)?;
     socket.bind(&SocketAddr::from((Ipv4Addr::UNSPECIFIED, port)).into())?;
     Ok(socket)
+}
+
+/// A socket beside the port, on a port that the kernel chooses, with the kernel's own buffers.
+pub(crate) fn open_extra(mark: u32) -> io::Result<Socket> {
+    let socket = Socket::new(Domain::IPV4, Type::DGRAM, Some(Protocol::UDP))?;
+    allow_fragments(&socket)?;
+    socket.set_nonblocking(true)?;
+    if mark != 0 {
+        socket.set_mark(mark)?;
+    }
+    socket.bind(&SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)).into())?;
+    Ok(socket)
+}
+
+/// Gives a socket the buffers of the port. It works with others too.
+pub(crate) fn enlarge(socket: &Socket) {
+    let _ = prepare(socket);
 }
 
 fn open_v6(port: u16) -> io::Result<Socket> {
@@ -164,7 +188,7 @@ fn prepare(socket: &Socket) -> io::Result<()> {
 /// Clears "don't fragment", as the kernel's WireGuard does: the inner MTU is the caller's choice, and a tunnel whose
 /// packets vanish on a narrow path without ICMP would be worse than fragments.
 #[expect(unsafe_code, reason = "nix has no wrapper for IP_MTU_DISCOVER")]
-fn allow_fragments(socket: &Socket) -> io::Result<()> {
+pub(crate) fn allow_fragments(socket: &Socket) -> io::Result<()> {
     let value: libc::c_int = libc::IP_PMTUDISC_DONT;
     // SAFETY: the descriptor is open for the duration of the call, and the kernel reads exactly the
     // `size_of::<c_int>()` bytes of `value`, which outlives the call.
@@ -188,7 +212,12 @@ fn local_port(socket: &Socket) -> io::Result<u16> {
         .ok_or_else(|| io::Error::other("the socket has no internet address"))
 }
 
-fn send_from(socket: &Socket, path: &Path, datagram: &[u8], flags: MsgFlags) -> io::Result<()> {
+/// Sends one datagram without waiting.
+pub(crate) fn send_from(socket: &Socket, path: &Path, datagram: &[u8]) -> io::Result<()> {
+    send_with_flags(socket, path, datagram, MsgFlags::empty())
+}
+
+fn send_with_flags(socket: &Socket, path: &Path, datagram: &[u8], flags: MsgFlags) -> io::Result<()> {
     let buffers = [IoSlice::new(datagram)];
     let remote = SockaddrStorage::from(path.remote);
     let send = |control: &[ControlMessage<'_>]| {

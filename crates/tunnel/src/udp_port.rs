@@ -8,10 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 
 use crate::path_socket::PathDatagram;
-use crate::udp::{Path, Receiver, Sockets};
-
-/// The longest datagram of UDP.
-const MAX_DATAGRAM: usize = 65_535;
+use crate::udp::{MAX_DATAGRAM, Path, Receiver, Sockets};
 
 /// The two sockets of one UDP port. Its descriptor is readable while datagrams wait.
 pub struct UdpPort {
@@ -65,7 +62,7 @@ impl UdpPort {
             while let Some(received) = not_blocking(receiver.receive(descriptor)) {
                 if let Ok(Some((path, payload))) = received {
                     let Path { local, remote } = path;
-                    return Some(PathDatagram { local, remote, payload: payload.to_vec() });
+                    return Some(PathDatagram { local, remote, socket: None, payload: payload.to_vec() });
                 }
             }
         }

@@ -4,13 +4,17 @@
 //! A codec and its keys, no more: what is sent when, and what an answer means, is decided in `fairlead-path`.
 
 use std::fmt;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::{Ipv6Addr, SocketAddr};
 
 use chacha20poly1305::aead::{AeadInPlace, KeyInit};
 use chacha20poly1305::{Tag, XChaCha20Poly1305, XNonce};
 use hkdf::Hkdf;
 use sha2::{Digest, Sha256};
 use x25519_dalek::{PublicKey, StaticSecret};
+
+mod candidates;
+
+pub use candidates::{Candidate, CandidateKind, MAX_CANDIDATES, parse_candidates};
 
 /// The first bytes of every probe. No WireGuard message begins with them (its first byte is 1 to 4), and no STUN message
 /// (its first two bits are zero).
@@ -31,6 +35,8 @@ const KIND_ANSWER: u8 = 2;
 /// In the flags of a request; receivers ignore flags that they do not know.
 const FLAG_ROUND: u8 = 0x01;
 const FLAG_HANDSHAKE: u8 = 0x02;
+const FLAG_BIRTHDAY: u8 = 0x04;
+const FLAG_CANDIDATES: u8 = 0x08;
 /// Labels that no other protocol uses with a node's WireGuard key.
 const KEY_LABEL: &[u8] = b"fairlead path probe key 1";
 const TAG_LABEL: &[u8] = b"fairlead path probe tag 1";
@@ -62,7 +68,7 @@ impl SenderTag {
 }
 
 /// What a probe says.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Message {
     /// Asks for an answer.
     Request {
@@ -72,6 +78,10 @@ pub enum Message {
         starts_round: bool,
         /// The sender has no session, and its handshake initiations are not answered: the receiver should start a handshake.
         wants_handshake: bool,
+        /// The sender takes part in a birthday attempt with the receiver: one opens many ports, the other one tries many.
+        is_birthday: bool,
+        /// Where the sender may be reached, best first; at most [`MAX_CANDIDATES`]. Empty where it says nothing of that.
+        candidates: Vec<Candidate>,
     },
     /// The answer to a request, sent back over the path it came on.
     Answer {
@@ -181,18 +191,18 @@ impl ProbeKeys {
         })
     }
 
-    /// Encrypts a message into a datagram of `length` bytes, or [`MIN_LENGTH`] if that is more. A pair of epoch and counter
+    /// Encrypts a message into a datagram of `length` bytes, or as many as it needs if that is more. A pair of epoch and counter
     /// must never be used twice.
     pub fn seal(&self, epoch: Epoch, counter: u64, message: &Message, length: usize) -> Vec<u8> {
         let header = Header { sender: self.tag, epoch, counter }.to_bytes();
-        let padding = length.saturating_sub(MIN_LENGTH);
-        let mut body = [&message.to_bytes()[..], &vec![0; padding]].concat();
+        let mut body = message.to_bytes();
+        body.resize(body.len().max(length.saturating_sub(HEADER_LENGTH + TAG_LENGTH)), 0);
         // It only fails for messages of 256 GiB.
         let tag = self.sending.encrypt_in_place_detached(nonce(&header), associated(&header), &mut body);
         [&header[..], &body, &tag.unwrap_or_default()].concat()
     }
 
-    /// Decrypts a datagram that the peer has sent. What follows the message is padding.
+    /// Decrypts a datagram that the peer has sent.
     ///
     /// # Errors
     /// The peer did not send this datagram, or it is of another version.
@@ -204,7 +214,7 @@ impl ProbeKeys {
         self.receiving
             .decrypt_in_place_detached(nonce(header), associated(header), &mut body, Tag::from_slice(tag))
             .map_err(|_| InvalidProbe::Unauthenticated)?;
-        Message::parse(body.first_chunk().ok_or(InvalidProbe::NotProbe)?)
+        Message::parse(&body)
     }
 }
 
@@ -225,35 +235,41 @@ fn cipher(secret: &Hkdf<Sha256>, sender: &[u8; 32], receiver: &[u8; 32]) -> Opti
 }
 
 impl Message {
-    fn to_bytes(self) -> [u8; MESSAGE_LENGTH] {
+    /// Without padding.
+    fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = [0; MESSAGE_LENGTH];
-        let transaction = match self {
+        let (transaction, list) = match self {
             Self::Answer { transaction, observed } => {
                 bytes[0] = KIND_ANSWER;
-                let ip = match observed.ip() {
-                    IpAddr::V4(ip) => ip.to_ipv6_mapped(),
-                    IpAddr::V6(ip) => ip,
-                };
-                bytes[13..29].copy_from_slice(&ip.octets());
+                bytes[13..29].copy_from_slice(&candidates::mapped(observed.ip()));
                 bytes[29..31].copy_from_slice(&observed.port().to_be_bytes());
-                transaction
+                (transaction, Vec::new())
             }
-            Self::Request { transaction, starts_round, wants_handshake } => {
+            Self::Request { transaction, starts_round, wants_handshake, is_birthday, candidates } => {
                 bytes[0] = KIND_REQUEST;
-                bytes[31] = if starts_round { FLAG_ROUND } else { 0 };
-                bytes[31] |= if wants_handshake { FLAG_HANDSHAKE } else { 0 };
-                transaction
+                let flags = [
+                    (FLAG_ROUND, *starts_round),
+                    (FLAG_HANDSHAKE, *wants_handshake),
+                    (FLAG_BIRTHDAY, *is_birthday),
+                    (FLAG_CANDIDATES, !candidates.is_empty()),
+                ];
+                let set = flags.into_iter().filter(|(_, is_set)| *is_set);
+                bytes[31] = set.fold(0, |flags, (flag, _)| flags | flag);
+                (transaction, candidates::to_bytes(candidates))
             }
         };
         bytes[1..13].copy_from_slice(&transaction.0);
-        bytes
+        [&bytes[..], &list].concat()
     }
 
-    fn parse(bytes: &[u8; MESSAGE_LENGTH]) -> Result<Self, InvalidProbe> {
+    /// What follows the message is padding, in a request without candidates.
+    fn parse(body: &[u8]) -> Result<Self, InvalidProbe> {
+        let (bytes, rest) = body.split_first_chunk::<MESSAGE_LENGTH>().ok_or(InvalidProbe::NotProbe)?;
         let (mut transaction, mut ip) = ([0; 12], [0; 16]);
         transaction.copy_from_slice(&bytes[1..13]);
         ip.copy_from_slice(&bytes[13..29]);
         let transaction = TransactionId(transaction);
+        let has = |flag| bytes[31] & flag != 0;
         match bytes[0] {
             KIND_ANSWER => {
                 let ip = Ipv6Addr::from(ip).to_canonical();
@@ -262,8 +278,10 @@ impl Message {
             }
             KIND_REQUEST => Ok(Self::Request {
                 transaction,
-                starts_round: bytes[31] & FLAG_ROUND != 0,
-                wants_handshake: bytes[31] & FLAG_HANDSHAKE != 0,
+                starts_round: has(FLAG_ROUND),
+                wants_handshake: has(FLAG_HANDSHAKE),
+                is_birthday: has(FLAG_BIRTHDAY),
+                candidates: if has(FLAG_CANDIDATES) { parse_candidates(rest) } else { Vec::new() },
             }),
             other => Err(InvalidProbe::Kind(other)),
         }

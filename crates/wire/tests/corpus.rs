@@ -1,11 +1,13 @@
-//! Every input that the fuzz targets `grpc`, `imds`, `port_mapping`, `probe`, `relay`, `relay_replica` and `stun` keep is read again,
-//! without a fuzzer.
+//! Every input that the fuzz targets `discovery`, `grpc`, `imds`, `port_mapping`, `probe`, `relay`, `relay_replica` and `stun` keep is
+//! read again, without a fuzzer.
 #![cfg(test)]
 
 use std::path::Path;
 
 use fairlead_wire::cni::{CniArgs, error_of};
-use fairlead_wire::probe::{Header, ProbeKeys};
+use fairlead_wire::discovery::server::{AffiliateUpdateRequest, HelloResponse, WatchResponse};
+use fairlead_wire::discovery::{Affiliate, ClusterSecret};
+use fairlead_wire::probe::{Header, ProbeKeys, parse_candidates};
 use fairlead_wire::relay::replica::parse_replica_frame;
 use fairlead_wire::{imds, nat_pmp, pcp, relay, stun, upnp};
 use prost::Message;
@@ -66,6 +68,25 @@ fn kept_answers_of_the_metadata_service_never_panic_and_some_are_good() {
 }
 
 #[test]
+fn kept_discovery_messages_never_panic_and_some_are_good() {
+    let secret = ClusterSecret::new(std::array::from_fn(|n| u8::try_from(n).unwrap()));
+    let mut good = [0; 6];
+    for bytes in kept("discovery") {
+        let (which, bytes) = bytes.split_first().unwrap();
+        let is_good = match which % 6 {
+            0 => Affiliate::parse(bytes).is_ok(),
+            1 => secret.open_data(bytes).is_ok(),
+            2 => secret.open_endpoint(bytes).is_ok(),
+            3 => AffiliateUpdateRequest::decode(bytes).is_ok_and(|update| update.ttl.is_some()),
+            4 => WatchResponse::decode(bytes).is_ok_and(|watch| watch.snapshot_continues || watch.expired),
+            _ => HelloResponse::decode(bytes).is_ok_and(|hello| hello.redirect.is_some()),
+        };
+        good[usize::from(which % 6)] += usize::from(is_good);
+    }
+    assert_eq!(good, [2, 1, 2, 1, 2, 1]);
+}
+
+#[test]
 fn kept_relay_frames_never_panic_and_some_are_good() {
     let (mut frames, mut refused) = (0, 0);
     for bytes in kept("relay") {
@@ -111,4 +132,5 @@ fn kept_probes_never_panic_and_some_have_a_header() {
     let kept = kept("probe");
     assert!(kept.iter().all(|bytes| keys.open(bytes).is_err()), "made with other keys");
     assert!(kept.iter().filter(|bytes| Header::parse(bytes).is_ok()).count() > 1);
+    assert!(kept.iter().any(|bytes| parse_candidates(bytes).len() == 2));
 }

@@ -15,6 +15,7 @@ mod ipam;
 mod mesh_scale;
 mod nft;
 mod plan;
+mod probe_socket;
 mod relay;
 mod release;
 mod report;
@@ -37,6 +38,7 @@ Benchmarks (all of them without a name):
   mesh-scale  1,000 and 5,000 peers, 100,000 blocks, and one real node program (ours alone, 15 minutes)
   nft      load prefixes into an nftables set, add and delete one: our netlink and the program nft
   plan     decide the peers of a mesh (ours alone)
+  probe-socket  TCP through the kernel's WireGuard with an open path socket, and without, in a VM (5 minutes)
   relay    packets through a relay, and idle clients: ours, derper and iroh-relay (15 minutes)
   tunnel   TCP through WireGuard in user space: embedded and wireguard-go
 
@@ -46,7 +48,7 @@ Options:
   --peers N   mesh-scale with this many peers, instead of its three sizes
   --blocks N  mesh-scale with this many blocks; twice the peers without it
 
-Needs root, the Debian packages iperf3, iproute2, iputils-ping, nftables and wireguard-tools, and Go. nft, plan and
+Needs root, the Debian packages binutils, iperf3, iproute2, iputils-ping, nftables and wireguard-tools, and Go. nft, plan and
 tunnel take 20 s each at most.
 ";
 
@@ -82,6 +84,7 @@ const CASES: &[Case] = &[
     Case { name: mesh_scale::CASE, run: mesh_scale::run },
     Case { name: nft::CASE, run: nft::run },
     Case { name: plan::CASE, run: plan::run },
+    Case { name: probe_socket::CASE, run: probe_socket::run },
     Case { name: relay::CASE, run: relay::run },
     Case { name: tunnel::CASE, run: tunnel::run },
 ];
@@ -92,6 +95,8 @@ enum Command {
     /// One end of the tunnel benchmark, in a process of its own: the embedded WireGuard with this interface.
     Device(String),
     Help,
+    /// A path socket of the kernel's WireGuard, held open in the VM.
+    HoldPathSocket,
     Measure {
         names: Vec<String>,
         options: Options,
@@ -121,6 +126,11 @@ fn parse(arguments: &[String]) -> Result<Command> {
         && first == tunnel::DEVICE_COMMAND
     {
         return Ok(Command::Device(interface.clone()));
+    }
+    if let [first] = arguments
+        && first == probe_socket::HOLD_COMMAND
+    {
+        return Ok(Command::HoldPathSocket);
     }
     if let [first, address, pairs, rest @ ..] = arguments
         && first == relay::LOAD_COMMAND
@@ -159,6 +169,7 @@ fn run_command(command: Command, arguments: &[String]) -> Result<()> {
     match command {
         Command::Device(interface) => tunnel::run_device(&interface),
         Command::Help => print(HELP),
+        Command::HoldPathSocket => probe_socket::hold(),
         Command::RelayLoad { address, pairs, is_udp } => relay::run_load(&address, pairs, is_udp),
         Command::Measure { .. } if cfg!(debug_assertions) => release::become_release_build(arguments),
         Command::Measure { names, options, json } => {
@@ -224,7 +235,7 @@ mod tests {
         let message = parsed(&["tunel"]).unwrap_err().to_string();
         assert_eq!(
             message,
-            "unknown benchmark or option \"tunel\": choose from cni, ipam, mesh-scale, nft, plan, relay, tunnel, --quick, --json, --peers and --blocks"
+            "unknown benchmark or option \"tunel\": choose from cni, ipam, mesh-scale, nft, plan, probe-socket, relay, tunnel, --quick, --json, --peers and --blocks"
         );
     }
 

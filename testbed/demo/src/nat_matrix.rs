@@ -46,8 +46,7 @@ pub struct Kind {
 /// How packets between two nodes go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
-    /// By way of the relay; directly with a search for the mapping of the symmetric NAT (birthday attack), which is not
-    /// implemented yet.
+    /// By way of the relay; directly with a birthday attempt, which the test of the matrix does without.
     Birthday,
     /// By way of the relay; directly with addresses between home router and carrier, which the nodes do not learn yet.
     CarrierAddresses,

@@ -76,6 +76,51 @@ fn links_are_cut(world: &World, relay: &Relay, flows: &[Flow]) {
     relay.host.shell("nft delete table inet testcut").unwrap();
 }
 
+/// The router of a node whose only way is its connection to the relay gets another address.
+fn the_nat_of_a_node_without_udp_rebinds(world: &World) {
+    // Messages of their own: those of a connection in the tunnel are repeated after pauses that double.
+    let flows = [udp(world, "fort-1", "cloud-1"), udp(world, "hotel-1", "fort-1")];
+    std::thread::sleep(Duration::from_secs(1));
+    let router = world.sites.iter().find(|site| site.name() == "fort").unwrap().router().clone();
+    let mark = Instant::now();
+    router.change_address().unwrap();
+    resumes("the NAT of a node without UDP rebinds", &flows, mark, mark, OTHER_PATH);
+}
+
+/// The relay has three replicas, and the one that passes most of the traffic on is killed.
+fn a_replica_is_killed(relay: &mut Relay, flows: &[Flow]) {
+    let mark = Instant::now();
+    relay.run_replicas(3).unwrap();
+    // Nodes whose links were cut for long try again after long pauses.
+    resumes("one relay becomes three replicas", flows, mark, mark, FROM_SAVED_STATE);
+    let links = |relay: &Relay| {
+        let links =
+            |number| relay.replica_metric(number, "fairlead_relay_links").map(Option::unwrap_or_default);
+        (0..3).map(links).sum::<Result<u64>>()
+    };
+    let all = || {
+        let links = links(relay)?;
+        // Two of each of four nodes. Those that were replaced drain.
+        ensure!(links == 8, "{links} links");
+        Ok(())
+    };
+    testbed_lab::eventually(TIMEOUT, all).unwrap();
+    let bytes = |number| relay.replica_metric(number, "fairlead_relay_datagram_bytes_total").unwrap();
+    let before = [0, 1, 2].map(bytes);
+    std::thread::sleep(Duration::from_secs(2));
+    let grown = |number: &u16| bytes(*number).unwrap() - before[usize::from(*number)].unwrap();
+    let busiest = (0..3).max_by_key(grown).unwrap();
+    println!("links {:?}, bytes {:?}", links(relay).unwrap(), [0, 1, 2].map(|number| grown(&number)));
+    let mark = Instant::now();
+    relay.kill_replica(busiest).unwrap();
+    resumes("the replica that carries the traffic is killed", flows, mark, mark, OTHER_PATH);
+    for flow in flows {
+        let gap = flow.figures_since(mark).longest_gap;
+        // Ten times the goal of 0.5 s would be as long as without a second link.
+        assert!(gap < Duration::from_millis(1500), "{}: {gap:?}", flow.name());
+    }
+}
+
 /// Waits until all pairs go the way they should.
 fn settles(world: &World, expected: impl Fn(&str, &str) -> bool) {
     let names: Vec<&str> = world.nodes.iter().map(|node| node.name.as_str()).collect();
@@ -219,8 +264,10 @@ fn nodes_without_a_direct_path_reach_each_other_by_a_relay() {
     resumes("a direct path becomes a black hole", &direct, from, from, OTHER_PATH);
     settles(&world, |_, _| true);
     node(&world, "cloud-1").host.set_faults(|faults| faults.blackholed_udp.clear()).unwrap();
+    the_nat_of_a_node_without_udp_rebinds(&world);
     knows_the_relay_without_the_api_server(&mut world, &relayed[1..]);
     links_are_cut(&world, &relay, &relayed[..1]);
+    a_replica_is_killed(&mut relay, &relayed);
     apply_mesh(&world, &json!({ "relay": relay.spec("never") }));
     let unreachable = || {
         let seen = peer(node(&world, "fort-1"), "cloud-1").context("no peer")?;

@@ -37,8 +37,8 @@ pub use egress::{
 };
 pub use kilo_peer::{DnsOrIp, KiloPeer, KiloPeerSpec, PeerEndpoint};
 pub use wirekube_mesh::{
-    AutoAllowedIps, ExternalRelay, LocalSubnetPolicy, ManagedRelay, NatTraversal, Relay, RelayMode,
-    RelayProvider, RelayResources, RelayServiceType, RelayTransport, Routing, SecretRef, Toggle,
+    AutoAllowedIps, BirthdayAttack, ExternalRelay, LocalSubnetPolicy, ManagedRelay, NatTraversal, Relay,
+    RelayMode, RelayProvider, RelayResources, RelayServiceType, RelayTransport, Routing, SecretRef, Toggle,
     WireKubeMesh, WireKubeMeshSpec, WireKubeMeshStatus,
 };
 pub use wirekube_peer::{

@@ -9,8 +9,8 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
 use serde_json::{Value, json};
 
 use crate::names::{
-    ANNOTATION_BIRTHDAY, ANNOTATION_INTERNAL_IP, ANNOTATION_KILO_ALLOWED_LOCATION_IPS,
-    ANNOTATION_KILO_FORCE_INTERNAL_IP, ANNOTATION_KILO_LEADER, ANNOTATION_KILO_LOCATION, MAX_RELAY_REPLICAS,
+    ANNOTATION_INTERNAL_IP, ANNOTATION_KILO_ALLOWED_LOCATION_IPS, ANNOTATION_KILO_FORCE_INTERNAL_IP,
+    ANNOTATION_KILO_LEADER, ANNOTATION_KILO_LOCATION, MAX_RELAY_REPLICAS,
 };
 
 /// A kind of object of which something has no effect.
@@ -62,7 +62,7 @@ pub enum Values {
 }
 
 /// Everything that has no effect yet.
-pub const NOT_IMPLEMENTED: &[NotImplemented] = &[EGRESS, KILO_PEER, NODE, WIREKUBE_MESH, WIREKUBE_PEER];
+pub const NOT_IMPLEMENTED: &[NotImplemented] = &[EGRESS, KILO_PEER, NODE, WIREKUBE_MESH];
 
 /// Egresses.
 pub const EGRESS: NotImplemented = NotImplemented {
@@ -106,6 +106,7 @@ pub const WIREKUBE_MESH: NotImplemented = NotImplemented {
     gap: Gap::Fields(&[
         Field::any("spec.apiServerURL"),
         Field::any("spec.meshCIDR"),
+        // As when it is absent: two symmetric NATs are not traversed.
         Field::value("spec.natTraversal.birthdayAttack", "enabled"),
         Field::any("spec.natTraversal.directConnectedWindowSeconds"),
         Field::other_than("spec.natTraversal.handshakeValidWindowSeconds", 180),
@@ -118,15 +119,6 @@ pub const WIREKUBE_MESH: NotImplemented = NotImplemented {
         // Addresses of other nodes enter the mesh, in whatever subnet they are: that is `tunnel`.
         Field::value("spec.routing.localSubnetPolicy", "bypass"),
     ]),
-};
-
-/// Members of the mesh.
-pub const WIREKUBE_PEER: NotImplemented = NotImplemented {
-    group: "wirekube.io",
-    version: "v1alpha1",
-    kind: "WireKubePeer",
-    plural: "wirekubepeers",
-    gap: Gap::Annotations(&[ANNOTATION_BIRTHDAY]),
 };
 
 impl Field {

@@ -140,10 +140,9 @@ pub enum LocalSubnetPolicy {
     "!has(self.directConnectedWindowSeconds) || self.directConnectedWindowSeconds >= self.handshakeValidWindowSeconds + 30")
     .message("directConnectedWindowSeconds must be at least 30 more than handshakeValidWindowSeconds"))]
 pub struct NatTraversal {
-    /// Whether two symmetric NATs are traversed by trying many ports. Some providers treat that as an attack.
-    /// The annotation wirekube.io/birthday-attack on a WireKubePeer overrides it.
-    #[serde(default)]
-    pub birthday_attack: Toggle,
+    /// Which symmetric NATs are traversed by trying many ports.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub birthday_attack: Option<BirthdayAttack>,
     /// Whether nodes ask their default gateway, over IPv4 and IPv6, to lead the WireGuard port to them (PCP, NAT-PMP, UPnP). Not in WireKube.
     #[serde(default = "enabled")]
     pub port_mapping: Toggle,
@@ -160,6 +159,18 @@ pub struct NatTraversal {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<i32>", range(min = 35, max = 90000))]
     pub direct_connected_window_seconds: Option<u32>,
+}
+
+/// Which symmetric NATs are traversed by trying many ports, which some providers take for an attack. Absent: those of peers behind
+/// port-restricted NATs. disabled: none. enabled: those of peers behind symmetric NATs as well. The annotation
+/// wirekube.io/birthday-attack on a WireKubePeer, with one of these words, overrides it for the paths of that peer.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub enum BirthdayAttack {
+    /// None.
+    Disabled,
+    /// Both kinds.
+    Enabled,
 }
 
 /// A switch.
@@ -395,7 +406,7 @@ impl Default for ManagedRelay {
 impl Default for NatTraversal {
     fn default() -> Self {
         Self {
-            birthday_attack: Toggle::default(),
+            birthday_attack: None,
             port_mapping: enabled(),
             handshake_valid_window_seconds: default_handshake_valid_window(),
             health_probe_timeout_seconds: default_health_probe_timeout(),

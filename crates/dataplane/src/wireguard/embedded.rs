@@ -75,6 +75,26 @@ impl PathSocket for fairlead_tunnel::PathSocket {
         self.take_unanswered()
     }
 
+    fn open_sockets(&self, count: u16) -> io::Result<()> {
+        self.open_sockets(count)
+    }
+
+    fn send_from_socket(&self, socket: u16, remote: SocketAddr, payload: &[u8]) -> io::Result<()> {
+        self.send_from_socket(socket, remote, payload)
+    }
+
+    fn keep_socket(&self, socket: u16, remote: SocketAddr) -> io::Result<()> {
+        self.keep_socket(socket, remote)
+    }
+
+    fn leave_socket(&self, remote: SocketAddr) {
+        self.leave_socket(remote);
+    }
+
+    fn close_sockets(&self) {
+        self.close_sockets();
+    }
+
     fn stats(&self) -> PathSocketStats {
         self.stats()
     }

@@ -41,6 +41,7 @@ fn node_json(status: &StatusResponse) -> Value {
         "node": status.node,
         "version": status.version,
         "wireguard": status.wireguard,
+        "portAccess": status.port_access,
         "interface": status.interface,
         "publicKey": status.public_key,
         "listenPort": status.listen_port,
@@ -83,11 +84,12 @@ pub(super) fn peer_json(peer: &Peer) -> Value {
 
 fn node_table(status: &StatusResponse, wide: bool) -> String {
     let mut text = format!(
-        "node {}  wireguard {}  interface {}  port {}  mtu {}  nat {}\npublic key {}\nprefixes {}\n\n",
+        "node {}  wireguard {}  interface {}  port {} ({})  mtu {}  nat {}\npublic key {}\nprefixes {}\n\n",
         status.node,
         or_dash(&status.wireguard),
         or_dash(&status.interface),
         status.listen_port,
+        or_dash(&status.port_access),
         status.mtu,
         or_dash(&status.nat_type),
         or_dash(&status.public_key),

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fairlead_address::{Endpoint, InvalidEndpoint};
+use fairlead_api::names::ANNOTATION_BIRTHDAY;
 use fairlead_api::resources::{
     CandidateType, EndpointDiscoveryMethod, NatType, WireGuardImplementation, WireKubePeer,
 };
@@ -144,7 +145,10 @@ pub(super) fn read_peer(peer: &WireKubePeer) -> ReadPeer {
         persistent_keepalive: Some(spec.persistent_keepalive),
         always_sends_keepalives: peer.status.as_ref().and_then(|status| status.wireguard)
             == Some(WireGuardImplementation::Embedded),
-        endpoints: endpoints(peer, published),
+        endpoints: Endpoints {
+            birthday_attack: birthday_attack(peer, &mut problems),
+            ..endpoints(peer, published)
+        },
         since: since(peer),
         ..Member::named(name)
     };
@@ -167,7 +171,8 @@ fn endpoints(peer: &WireKubePeer, published: Option<Endpoint>) -> Endpoints {
             .collect()
     };
     // Of a symmetric NAT only the address of this endpoint is real: WireKube publishes it with the port WireGuard listens on.
-    let is_nat_symmetric = status.and_then(|status| status.nat_type) == Some(NatType::Symmetric);
+    let nat = status.and_then(|status| status.nat_type);
+    let is_nat_symmetric = nat == Some(NatType::Symmetric);
     let is_placeholder = method == Some(EndpointDiscoveryMethod::Stun) && is_nat_symmetric;
     let sightings = status.into_iter().flat_map(|status| &status.observed_endpoints);
     Endpoints {
@@ -181,6 +186,25 @@ fn endpoints(peer: &WireKubePeer, published: Option<Endpoint>) -> Endpoints {
             })
             .collect(),
         is_nat_symmetric,
+        is_nat_port_restricted: nat == Some(NatType::PortRestrictedCone),
+        birthday_attack: None,
+    }
+}
+
+/// The two words of `spec.natTraversal.birthdayAttack`. What is neither is added to `problems`.
+fn birthday_attack(peer: &WireKubePeer, problems: &mut Vec<SourceProblem>) -> Option<bool> {
+    match peer.annotations().get(ANNOTATION_BIRTHDAY)?.as_str() {
+        "disabled" => Some(false),
+        "enabled" => Some(true),
+        "" => None,
+        value => {
+            problems.push(SourceProblem::InvalidBirthdayAttack {
+                peer: peer.name_any(),
+                annotation: ANNOTATION_BIRTHDAY,
+                value: value.to_owned(),
+            });
+            None
+        }
     }
 }
 
@@ -229,6 +253,21 @@ mod tests {
             problems.iter().any(|problem| problem.contains("n1") && problem.contains("nonsense")),
             "{problems:?}"
         );
+    }
+
+    #[test]
+    fn the_annotation_about_birthday_attempts_has_two_words() {
+        let read = |value: &str| {
+            let metadata = serde_json::json!({ "name": "n1", "annotations": { ANNOTATION_BIRTHDAY: value } });
+            let spec = serde_json::json!({ "publicKey": key(1).to_string() });
+            let (member, problems) = self::read(serde_json::json!({ "metadata": metadata, "spec": spec }));
+            (member.unwrap().endpoints.birthday_attack, problems)
+        };
+        assert_eq!(read("enabled"), (Some(true), vec![]));
+        assert_eq!(read("disabled"), (Some(false), vec![]));
+        let (none, problems) = read("yes");
+        assert_eq!((none, problems[0].reason()), (None, "InvalidBirthdayAttack"));
+        assert!(problems[0].to_string().contains("\"yes\""), "{}", problems[0]);
     }
 
     #[test]

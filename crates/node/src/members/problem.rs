@@ -21,6 +21,18 @@ pub enum SourceProblem {
         /// The entry.
         entry: String,
     },
+    /// The annotation of a peer about birthday attempts.
+    #[error(
+        "WireKubePeer {peer}: annotation {annotation} is {value:?}, and is left out; write enabled or disabled"
+    )]
+    InvalidBirthdayAttack {
+        /// The WireKubePeer.
+        peer: String,
+        /// Name of the annotation.
+        annotation: &'static str,
+        /// Its value.
+        value: String,
+    },
     /// The endpoint annotation of this node.
     #[error(
         "Node {node}: annotation {annotation} is {value:?}, which is no endpoint, and is left out; write ADDRESS:PORT, [IPV6 ADDRESS]:PORT or NAME:PORT"
@@ -92,6 +104,7 @@ impl SourceProblem {
     pub fn peer(&self) -> Option<&str> {
         match self {
             Self::InvalidAllowedIp { peer, .. }
+            | Self::InvalidBirthdayAttack { peer, .. }
             | Self::InvalidPeerEndpoint { peer, .. }
             | Self::InvalidPublicKey { peer, .. } => Some(peer),
             Self::ApiServerSilent { .. }
@@ -110,6 +123,7 @@ impl SourceProblem {
             Self::InvalidAllowedIp { .. } => "InvalidAllowedIP",
             Self::InvalidEndpoint { .. } | Self::InvalidPeerEndpoint { .. } => "InvalidEndpoint",
             Self::InvalidExcludedCidr { .. } => "InvalidExcludedCIDR",
+            Self::InvalidBirthdayAttack { .. } => "InvalidBirthdayAttack",
             Self::InvalidKeepalive { .. } => "InvalidKeepalive",
             Self::InvalidPublicKey { .. } => "InvalidPublicKey",
             Self::InvalidRelay { .. } => "InvalidRelay",

@@ -11,8 +11,8 @@ use fairlead_api::wireguard::{PeerConfig, PublicKey};
 use fairlead_dataplane::mesh::{Bypass, MeshState};
 use fairlead_dataplane::uplink::{self, HostNetwork, Ignored};
 use fairlead_path::{
-    Candidate, Filtering, MAX_CANDIDATES, Nat64, NatType, OwnView, PeerPaths, PeerView, Seen, StunAnswer,
-    classify, is_private, order,
+    BirthdayPolicy, Candidate, Filtering, MAX_CANDIDATES, Nat64, NatType, OwnSide, OwnView, PeerPaths,
+    PeerView, Seen, StunAnswer, birthday_side, classify, is_private, order,
 };
 use fairlead_topology::{Endpoints, Member, PeerPlan, Plan, Policy, plan};
 use ipnet::{IpNet, Ipv4Net};
@@ -71,8 +71,8 @@ pub struct DesiredPeer {
     pub config: PeerConfig,
     /// Where it may be reached, best first, and what to expect of it.
     pub paths: PeerPaths,
-    /// It publishes that its NAT is symmetric.
-    pub is_nat_symmetric: bool,
+    /// The NAT that it publishes, as far as it matters: symmetric, port-restricted, or unknown.
+    pub nat: NatType,
     /// What is published of it.
     manual: Vec<Endpoint>,
     host: Vec<SocketAddr>,
@@ -127,6 +127,8 @@ pub struct Desired {
     pub nat: NatType,
     /// How this node reaches IPv4 endpoints.
     pub nat64: Nat64,
+    /// What the paths have to know of this node.
+    pub own_side: OwnSide,
     /// This node's prefixes.
     pub own_prefixes: Vec<IpNet>,
     /// What was left out.
@@ -188,18 +190,21 @@ impl Desired {
             prefixes: host.networks.clone(),
             nat64,
         };
+        let nat =
+            classify(&endpoints, &seen(inputs, &sightings, stun, &own.nat64)).with_filtering(*filtering);
         Self {
-            peers: peers(inputs, &plan, &sightings, &own, &blocks),
-            nat: classify(&endpoints, &seen(inputs, &sightings, stun, &own.nat64)).with_filtering(*filtering),
-            host: endpoints,
+            peers: peers(inputs, &plan, &sightings, &own, &blocks, nat),
+            nat,
             observed,
             reflexive,
-            mapped,
             peer_reflexive,
             own_prefixes: own_prefixes(inputs),
             problems: problems(inputs, &plan, stun).into_iter().chain(refused).collect(),
-            nat64: own.nat64,
+            nat64: own.nat64.clone(),
             bypass: bypass(inputs, &plan, &blocks),
+            host: endpoints.clone(),
+            mapped: mapped.clone(),
+            own_side: OwnSide { view: own, pods: blocks, host: endpoints, mapped },
             mtu: mtu(inputs, host),
             targets_v4: plan.targets_ipv4.into_iter().map(IpNet::from).collect(),
             targets_v6: plan.targets_ipv6.into_iter().map(IpNet::from).collect(),
@@ -264,6 +269,7 @@ fn peers(
     sightings: &Sightings<'_>,
     own: &OwnView,
     blocks: &PrefixSet,
+    nat: NatType,
 ) -> BTreeMap<PublicKey, Arc<DesiredPeer>> {
     let by_name: BTreeMap<&str, &Member> =
         inputs.members.iter().map(|member| (member.name.as_str(), member)).collect();
@@ -280,10 +286,12 @@ fn peers(
             candidates.retain(|candidate| !is_pod(candidate.address));
             candidates
         });
+        let their_nat = published_nat(&members);
         let paths = PeerPaths {
             candidates: interleaved(candidates.collect()),
             silence: silence(inputs, &members),
             relay: None,
+            birthday: birthday_side(policy(inputs, &members), nat, their_nat),
         };
         let config = PeerConfig {
             // Devices say zero as "none".
@@ -296,13 +304,36 @@ fn peers(
             name: planned.members.first().cloned().unwrap_or_default(),
             config,
             paths,
-            is_nat_symmetric: members.iter().any(|member| member.endpoints.is_nat_symmetric),
+            nat: their_nat,
             manual: members.iter().filter_map(|member| member.endpoints.manual.clone()).collect(),
             host: members.iter().flat_map(|member| &member.endpoints.host).copied().collect(),
         };
         (*key, Arc::new(peer))
     };
     plan.peers.iter().map(peer).collect()
+}
+
+/// What members with one key publish of their NAT. A member that copied the key must not make others try ports.
+fn published_nat(members: &[&Member]) -> NatType {
+    if members.iter().any(|member| member.endpoints.is_nat_symmetric) {
+        NatType::Symmetric
+    } else if !members.is_empty() && members.iter().all(|member| member.endpoints.is_nat_port_restricted) {
+        NatType::PortRestrictedCone
+    } else {
+        NatType::Unknown
+    }
+}
+
+/// Whether ports are tried: the annotations of both nodes come before the mesh, and `disabled` of either before the other.
+fn policy(inputs: &Inputs, members: &[&Member]) -> BirthdayPolicy {
+    let own = inputs.members.iter().filter(|member| member.name == inputs.node);
+    let annotations =
+        own.chain(members.iter().copied()).filter_map(|member| member.endpoints.birthday_attack);
+    match annotations.min() {
+        Some(false) => BirthdayPolicy::Disabled,
+        Some(true) => BirthdayPolicy::PortRestricted,
+        None => inputs.settings.birthday,
+    }
 }
 
 /// Endpoints of all members that publish one key. The best of each is tried before the second best of any, so that a member

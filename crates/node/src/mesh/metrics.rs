@@ -4,7 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::SystemTime;
 
 use fairlead_cluster::metrics::{register, register_with_unit};
-use fairlead_path::{EndpointReason, ProbeCounts, ProbeDrops, State};
+use fairlead_dataplane::wireguard::PortAccess;
+use fairlead_path::{BirthdayOutcome, EndpointReason, ProbeCounts, ProbeDrops, State};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -38,6 +39,16 @@ struct OfKind {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Access {
+    access: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct WithResult {
+    result: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct InState {
     state: &'static str,
 }
@@ -51,9 +62,11 @@ pub struct MeshMetrics {
     peer_received: Family<Peer, Counter>,
     peer_sent: Family<Peer, Counter>,
     problems: Gauge,
+    port_access: Family<Access, Gauge>,
     netlink_changes: Counter,
     endpoint_changes: Family<ForReason, Counter>,
     time_to_direct: Histogram,
+    birthday_attempts: Family<WithResult, Counter>,
     sent_probes: Family<OfKind, Counter>,
     received_probes: Family<OfKind, Counter>,
     dropped_probes: Family<ForReason, Counter>,
@@ -96,6 +109,12 @@ impl MeshMetrics {
                 "Problems that `fairlead status` explains",
                 Gauge::default(),
             ),
+            port_access: register(
+                ours,
+                "wireguard_port_access",
+                "Whether path probes share the WireGuard port in this way: rules of nftables, raw sockets, or the device's own sockets",
+                Family::default(),
+            ),
             netlink_changes: register(ours, "netlink_changes", changes, Counter::default()),
             endpoint_changes: register(
                 ours,
@@ -109,6 +128,12 @@ impl MeshMetrics {
                 "Time from when a peer is known to its first direct path; peers that have one when the program starts do not count",
                 Unit::Seconds,
                 time_to_direct(),
+            ),
+            birthday_attempts: register(
+                ours,
+                "birthday_attempts",
+                "Attempts to find a port of a symmetric NAT by trying many, by result",
+                Family::default(),
             ),
             sent_probes: register(
                 ours,
@@ -166,6 +191,7 @@ impl MeshMetrics {
     /// a hundred have, those whose tunnel does not work first.
     pub fn update(&self, report: &Report, per_peer: bool) {
         self.problems.set(report.problems.len() as i64);
+        self.update_port_access(report.port_access);
         set(&self.netlink_changes, fairlead_netlink::changes_sent());
         self.update_paths(&report.paths);
         if let Some(RelayReport { status, counters, .. }) = &report.relay {
@@ -197,10 +223,21 @@ impl MeshMetrics {
         }
     }
 
+    fn update_port_access(&self, used: Option<PortAccess>) {
+        for access in PortAccess::ALL {
+            let label = Access { access: access.name() };
+            self.port_access.get_or_create(&label).set(i64::from(used == Some(access)));
+        }
+    }
+
     fn update_paths(&self, paths: &PathCounters) {
         for reason in EndpointReason::ALL {
             let count = paths.changes.get(&reason).copied().unwrap_or_default();
             set(&self.endpoint_changes.get_or_create(&ForReason { reason: reason.name() }), count);
+        }
+        for outcome in BirthdayOutcome::ALL {
+            let count = paths.birthday_attempts.get(&outcome).copied().unwrap_or_default();
+            set(&self.birthday_attempts.get_or_create(&WithResult { result: outcome.name() }), count);
         }
         let ProbeCounts { requests_sent, answers_sent, requests_received, answers_received, drops } =
             paths.probes;
@@ -227,6 +264,7 @@ impl MeshMetrics {
     /// There is no mesh any more.
     pub fn clear(&self) {
         self.problems.set(0);
+        self.update_port_access(None);
         self.clear_peers();
     }
 
@@ -242,6 +280,7 @@ impl MeshMetrics {
     pub(crate) fn example(&self) {
         drop(self.peers.get_or_create(&in_state(State::Up)));
         self.update_paths(&PathCounters::default());
+        self.update_port_access(None);
         let peer = Peer { peer: "a".to_owned() };
         drop(self.peer_up.get_or_create(&peer));
         drop(self.peer_handshake.get_or_create(&peer));

@@ -138,6 +138,7 @@ pub fn start(deps: MeshDeps, supervisor: &mut Supervisor) -> MeshHandle {
     let (view, status) = RelayView::open();
     let paths = PathDriver::new(probes, rand::random(), view.clone(), time_to_direct, Instant::now());
     let relay = RelayLink {
+        instance: rand::random(),
         client: deps.client.clone(),
         server: reader.relay(),
         file: file.clone(),

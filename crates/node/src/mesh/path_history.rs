@@ -111,7 +111,10 @@ impl PathHistory {
         // The others are attempts, which may lead nowhere.
         let works = matches!(
             reason,
-            EndpointReason::BetterPath | EndpointReason::PathFailed | EndpointReason::ProbeAnswered
+            EndpointReason::BetterPath
+                | EndpointReason::BirthdayAttack
+                | EndpointReason::PathFailed
+                | EndpointReason::ProbeAnswered
         );
         peer.found_direct(now, works && to.source != Source::Relay)
     }

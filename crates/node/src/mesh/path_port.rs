@@ -13,8 +13,11 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime};
 
 use fairlead_api::wireguard::PublicKey;
-use fairlead_dataplane::wireguard::{PathSocket, PathSocketHealth};
-use fairlead_path::{Candidate, CandidateStatus, EndpointReason, Event, PathAgent, ProbeCounts, Source};
+use fairlead_dataplane::wireguard::{PathDatagram, PathSocket, PathSocketHealth};
+use fairlead_path::{
+    BIRTHDAY_SOCKETS, BirthdayOutcome, BirthdayStatus, Candidate, CandidateStatus, EndpointReason, Event,
+    PathAgent, ProbeCounts, SocketChange, Source, Transmit,
+};
 use fairlead_relay::client::LinkQueue;
 use prometheus_client::metrics::histogram::Histogram;
 use tokio::io::Interest;
@@ -73,6 +76,8 @@ pub struct PathCounters {
     pub changes: BTreeMap<EndpointReason, u64>,
     /// Probes that were sent, received and dropped.
     pub probes: ProbeCounts,
+    /// Birthday attempts, by what became of them.
+    pub birthday_attempts: BTreeMap<BirthdayOutcome, u64>,
 }
 
 /// The paths of this node, shared by the mesh and the thread of the port.
@@ -97,6 +102,8 @@ struct Shared {
     time_to_direct: Histogram,
     /// The link to the relay.
     relay: LinkQueue,
+    /// The sockets of a birthday attempt could not be opened.
+    is_sockets_refused: bool,
 }
 
 /// Keeps a socket attached to its port; dropping it closes the socket.
@@ -172,6 +179,7 @@ impl PathPort {
             history: PathHistory::default(),
             time_to_direct,
             relay,
+            is_sockets_refused: false,
         });
         Arc::new(Self { started: now, shared, changed: Notify::new(), due: Notify::new() })
     }
@@ -208,7 +216,11 @@ impl PathPort {
     /// What was counted since the start.
     pub(super) fn counters(&self) -> PathCounters {
         let shared = self.lock();
-        PathCounters { changes: shared.changes.clone(), probes: shared.agent.probe_counts() }
+        PathCounters {
+            changes: shared.changes.clone(),
+            probes: shared.agent.probe_counts(),
+            birthday_attempts: shared.agent.birthday_outcomes().clone(),
+        }
     }
 
     /// Keeps the history of these peers, and of no others.
@@ -244,6 +256,12 @@ impl PathPort {
         self.read_agent(|agent| agent.candidates(since, key))
     }
 
+    /// What became of the birthday attempts with a peer; `None` if there was none.
+    pub fn birthday_status(&self, key: &PublicKey, now: Instant) -> Option<BirthdayStatus> {
+        let since = self.since(now);
+        self.read_agent(|agent| agent.birthday_status(since, key))
+    }
+
     /// The last changes of the path to a peer, the oldest first.
     pub fn path_changes(&self, key: &PublicKey) -> Vec<PathChange> {
         self.lock().history.of(key)
@@ -276,7 +294,11 @@ impl PathPort {
         while handled < MAX_DATAGRAMS
             && let Some(datagram) = shared.socket.as_deref().and_then(PathSocket::try_receive)
         {
-            shared.agent.handle_datagram(since, datagram.local, datagram.remote, &datagram.payload);
+            let PathDatagram { local, remote, socket, payload } = datagram;
+            match socket {
+                Some(socket) => shared.agent.handle_socket_datagram(since, socket, remote, &payload),
+                None => shared.agent.handle_datagram(since, local, remote, &payload),
+            }
             handled = handled.saturating_add(1);
         }
         for peer in shared.socket.as_deref().map(PathSocket::take_unanswered).unwrap_or_default() {
@@ -286,6 +308,10 @@ impl PathPort {
             shared.agent.handle_timeout(since);
         }
         self.conclude(shared);
+        if std::mem::take(&mut shared.is_sockets_refused) {
+            shared.agent.sockets_refused(since);
+            self.conclude(shared);
+        }
         handled == MAX_DATAGRAMS
     }
 
@@ -392,7 +418,12 @@ impl Shared {
     fn conclude(&mut self) {
         while let Some(transmit) = self.agent.poll_transmit() {
             let Some(socket) = &self.socket else { continue };
-            if let Err(error) = socket.send(transmit.local, transmit.remote, &transmit.payload) {
+            let Transmit { local, socket: extra, remote, payload } = &transmit;
+            let sent = match extra {
+                Some(extra) => socket.send_from_socket(*extra, *remote, payload),
+                None => socket.send(*local, *remote, payload),
+            };
+            if let Err(error) = sent {
                 tracing::debug!(remote = %transmit.remote, %error, "cannot send from the WireGuard port");
             }
         }
@@ -416,6 +447,7 @@ impl Shared {
                     let took = self.history.endpoint_set(&peer, times, to, reason);
                     took.iter().for_each(|took| self.time_to_direct.observe(took.as_secs_f64()));
                 }
+                Event::Sockets(change) => self.change_sockets(change),
                 Event::RelayPortDue { peer } => self.relay.ask_port(&peer),
                 Event::StunAnswersChanged => {
                     tracing::debug!(answers = ?self.agent.stun_answers(), "STUN servers answered");
@@ -426,6 +458,28 @@ impl Shared {
                 }
                 Event::StateChanged { peer, from, to, reason } => {
                     tracing::debug!(%peer, %from, %to, reason = reason.name(), "the path changed its state");
+                }
+            }
+        }
+    }
+
+    /// What a birthday attempt does with sockets.
+    fn change_sockets(&mut self, change: SocketChange) {
+        let Some(socket) = &self.socket else { return };
+        match change {
+            SocketChange::Close => socket.close_sockets(),
+            SocketChange::Keep { peer, remote, socket: number } => {
+                tracing::debug!(%peer, %remote, "keeping a socket of the birthday attempt");
+                if let Err(error) = socket.keep_socket(number, remote) {
+                    tracing::warn!(%peer, %remote, %error, "cannot keep a socket of the birthday attempt");
+                }
+            }
+            SocketChange::Leave { remote } => socket.leave_socket(remote),
+            SocketChange::Open => {
+                tracing::debug!("opening sockets for a birthday attempt");
+                if let Err(error) = socket.open_sockets(BIRTHDAY_SOCKETS) {
+                    tracing::warn!(%error, "cannot open the sockets of a birthday attempt");
+                    self.is_sockets_refused = true;
                 }
             }
         }

@@ -157,6 +157,11 @@ impl PathDriver {
         self.observed = state.peers.into_iter().map(|(key, peer)| (key, kept(peer))).collect();
     }
 
+    /// Whether the device can open sockets for birthday attempts.
+    pub fn has_sockets(&self) -> bool {
+        self.device.backend == Backend::Embedded && self.device.has_path_socket
+    }
+
     /// The way by the relay, for its users.
     pub fn relay(&self) -> &RelayView {
         &self.relay
@@ -257,6 +262,9 @@ fn agent(device: Capabilities, seed: u64, identity: &Identity, number: u64) -> P
     if device.has_path_socket {
         let epoch = (u128::from_be_bytes(identity.epoch) ^ u128::from(number)).to_be_bytes();
         agent.enable_probes(Identity { epoch, ..identity.clone() });
+        if device.backend == Backend::Embedded {
+            agent.enable_sockets();
+        }
     }
     agent
 }

@@ -10,7 +10,7 @@ use std::time::Instant;
 use fairlead_api::names::MARK_FROM_WIREGUARD;
 use fairlead_api::wireguard::{DeviceState, PeerState, PrivateKey, PublicKey};
 use fairlead_dataplane::wireguard::{
-    self, PathSocketFailure, PathSocketHealth, PendingHandover, Preference, WireGuardDevice,
+    self, PathSocketFailure, PathSocketHealth, PendingHandover, PortAccess, Preference, WireGuardDevice,
 };
 use fairlead_path::{NatType, State};
 use ipnet::IpNet;
@@ -99,7 +99,9 @@ impl<K: Kernel> Mesh<K> {
                 self.paths.relay().set_users(settings.port, |key| desired.peers.contains_key(key));
                 self.paths.relay().set_nat64(&desired.nat64);
                 self.paths.set_peers(&desired.peers, capabilities, settings.relay.as_ref(), now);
+                let since = self.paths.port().since(now);
                 self.paths.port().with_agent(|agent| {
+                    agent.set_own_side(since, desired.own_side.clone());
                     agent.set_mtu(mtu);
                     agent.set_nat64(&desired.nat64.prefixes);
                 });
@@ -235,6 +237,7 @@ impl<K: Kernel> Mesh<K> {
         let problems = desired.problems.iter().chain(&open.problems).cloned().chain(relay_problems);
         Some(Report {
             backend: open.device.backend(),
+            port_access: open.port_access,
             interface,
             mtu: open.mtu,
             uplink_mtu: host.uplink_mtu(),
@@ -300,7 +303,10 @@ impl<K: Kernel> Mesh<K> {
             addresses: peer.paths.candidates.len(),
             candidates: &self.paths.port().candidates(key, now),
             nat: self.nat,
-            is_peer_symmetric: peer.is_nat_symmetric,
+            peer_nat: peer.nat,
+            birthday: peer.paths.birthday,
+            has_sockets: self.paths.has_sockets(),
+            attempts: self.paths.port().birthday_status(key, now),
             has_direct_peer,
             stun: &own_addresses.stun,
         }))
@@ -323,6 +329,8 @@ struct OpenDevice {
     mtu: u32,
     /// The path socket works in an address family.
     can_probe: bool,
+    /// How the path socket shares the port, once that is known.
+    port_access: Option<PortAccess>,
     /// Why it does not.
     problems: Vec<MeshProblem>,
 }
@@ -350,7 +358,7 @@ impl DeviceSlot {
     /// Mends the path socket where other programs changed what it needs.
     fn maintain_path_socket(&mut self, port: &PathPort) {
         let Some(open) = &mut self.device else { return };
-        let Some(PathSocketHealth { families, failures }) = port.maintain_socket() else { return };
+        let Some(PathSocketHealth { access, families, failures }) = port.maintain_socket() else { return };
         let problem = |PathSocketFailure { family, reason }| MeshProblem::PathProbesUnavailable {
             family: Some(family),
             reason,
@@ -361,6 +369,7 @@ impl DeviceSlot {
         });
         open.problems = problems;
         open.can_probe = !families.is_empty();
+        open.port_access = Some(access).filter(|_| open.can_probe);
     }
 
     /// Empty without a device.
@@ -406,7 +415,7 @@ impl DeviceSlot {
                 };
                 let can_probe = path_socket.is_some();
                 let path_socket = path_socket.map(|socket| port.attach(socket));
-                OpenDevice { path_socket, device, mtu, can_probe, problems }
+                OpenDevice { path_socket, device, mtu, can_probe, port_access: None, problems }
             }
         };
         Ok(&*self.device.insert(open).device)

@@ -2,13 +2,23 @@
 
 use std::fmt;
 
-use fairlead_path::{CandidateStatus, NatType, Source, StunAnswer};
+use fairlead_path::{
+    BirthdayPolicy, BirthdaySide, BirthdayStatus, CandidateStatus, NatType, Source, StunAnswer, birthday_side,
+};
 
 use super::desired::StunAnswers;
 
 /// Why there is no direct path to a peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RelayReason {
+    /// One node is behind a symmetric NAT and the other one behind a port-restricted NAT: what became of trying many ports.
+    Birthday(BirthdayStatus),
+    /// The same; the mesh resource or an annotation says that no ports are to be tried.
+    BirthdayDisabled,
+    /// The same; there was no attempt yet.
+    BirthdayPending,
+    /// The same; the device of this node, behind the symmetric NAT, cannot open many ports.
+    BirthdayUnsupported,
     /// Both nodes are behind a symmetric NAT.
     BothSymmetric,
     /// A direct path answers probes: one of the two nodes is about to move there.
@@ -39,8 +49,14 @@ pub(super) struct Situation<'a> {
     pub(super) candidates: &'a [CandidateStatus],
     /// The NAT in front of this node.
     pub(super) nat: NatType,
-    /// The peer publishes that its NAT is symmetric.
-    pub(super) is_peer_symmetric: bool,
+    /// The NAT that the peer publishes.
+    pub(super) peer_nat: NatType,
+    /// The part of this node in birthday attempts with the peer.
+    pub(super) birthday: Option<BirthdaySide>,
+    /// The device can open many ports.
+    pub(super) has_sockets: bool,
+    /// What became of attempts.
+    pub(super) attempts: Option<BirthdayStatus>,
     /// Whether any peer is up without the relay.
     pub(super) has_direct_peer: bool,
     /// What STUN servers say.
@@ -49,7 +65,7 @@ pub(super) struct Situation<'a> {
 
 impl RelayReason {
     pub(super) fn of(situation: &Situation<'_>) -> Self {
-        let Situation { is_relay_only, addresses, candidates, nat, is_peer_symmetric, has_direct_peer, stun } =
+        let Situation { is_relay_only, addresses, candidates, nat, peer_nat, has_direct_peer, stun, .. } =
             *situation;
         let is_direct = |status: &&CandidateStatus| status.candidate.source != Source::Relay;
         let direct = || candidates.iter().filter(is_direct);
@@ -64,11 +80,26 @@ impl RelayReason {
             Self::UdpBlocked
         } else if addresses == 0 {
             Self::NoCandidates
-        } else if nat == NatType::Symmetric && is_peer_symmetric {
+        } else if nat == NatType::Symmetric && peer_nat == NatType::Symmetric {
             Self::BothSymmetric
+        } else if let Some(reason) = situation.birthday_reason() {
+            reason
         } else {
             Self::NoAnswer { addresses }
         }
+    }
+}
+
+impl Situation<'_> {
+    /// Why a pair with one symmetric and one port-restricted NAT has no path; `None` for another pair.
+    fn birthday_reason(&self) -> Option<RelayReason> {
+        birthday_side(BirthdayPolicy::default(), self.nat, self.peer_nat)?;
+        Some(match (self.birthday, self.attempts) {
+            (None, _) => RelayReason::BirthdayDisabled,
+            (Some(BirthdaySide::Symmetric), _) if !self.has_sockets => RelayReason::BirthdayUnsupported,
+            (Some(_), Some(attempts)) => RelayReason::Birthday(attempts),
+            (Some(_), None) => RelayReason::BirthdayPending,
+        })
     }
 }
 
@@ -81,6 +112,12 @@ pub(super) fn is_udp_blocked(stun: &StunAnswers) -> bool {
 impl fmt::Display for RelayReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
+            Self::Birthday(status) => return write_attempts(f, status),
+            Self::BirthdayDisabled => "symmetric and port-restricted NAT, and birthdayAttack is disabled",
+            Self::BirthdayPending => "symmetric and port-restricted NAT: no birthday attempt without traffic",
+            Self::BirthdayUnsupported => {
+                "symmetric and port-restricted NAT: the kernel's WireGuard makes no birthday attempts"
+            }
             Self::BothSymmetric => "both symmetric NAT",
             Self::DirectAnswers => "a direct path answers and is about to be used",
             Self::LongPacketsLost => "direct paths lose long packets",
@@ -93,11 +130,26 @@ impl fmt::Display for RelayReason {
     }
 }
 
+fn write_attempts(f: &mut fmt::Formatter<'_>, status: &BirthdayStatus) -> fmt::Result {
+    let BirthdayStatus { last, attempts, is_running, next } = status;
+    f.write_str("symmetric and port-restricted NAT: ")?;
+    match (is_running, attempts) {
+        (true, _) => return f.write_str("a birthday attempt is under way"),
+        (false, 0 | 1) => write!(f, "the last birthday attempt: {last}")?,
+        (false, _) => write!(f, "the last birthday attempt: {last}, {attempts} without a port in a row")?,
+    }
+    match next {
+        Some(next) => write!(f, "; another in {} s at the earliest", next.as_secs()),
+        None => Ok(()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::net::SocketAddr;
+    use std::time::Duration;
 
-    use fairlead_path::Candidate;
+    use fairlead_path::{BirthdayOutcome, Candidate};
 
     use super::*;
 
@@ -125,7 +177,10 @@ mod tests {
             addresses: 3,
             candidates: &silent,
             nat: NatType::Symmetric,
-            is_peer_symmetric: true,
+            peer_nat: NatType::Symmetric,
+            birthday: None,
+            has_sockets: true,
+            attempts: None,
             has_direct_peer: false,
             stun: &blocked,
         };
@@ -138,7 +193,7 @@ mod tests {
             (Situation { stun: &partly, ..base }, "both symmetric NAT"),
             (Situation { stun: &none, nat: NatType::Cone, ..base }, "no answer from any of 3 addresses"),
             (
-                Situation { stun: &none, is_peer_symmetric: false, addresses: 0, ..base },
+                Situation { stun: &none, peer_nat: NatType::Unknown, addresses: 0, ..base },
                 "no answer from its only address",
             ),
             (
@@ -147,6 +202,41 @@ mod tests {
             ),
         ] {
             assert_eq!(RelayReason::of(&situation).to_string(), words);
+        }
+    }
+
+    #[test]
+    fn a_pair_that_needs_a_birthday_attempt_says_what_became_of_it() {
+        let (side, none) = (Some(BirthdaySide::Symmetric), None);
+        let pair = Situation {
+            is_relay_only: false,
+            addresses: 1,
+            candidates: &[],
+            nat: NatType::Symmetric,
+            peer_nat: NatType::PortRestrictedCone,
+            birthday: side,
+            has_sockets: true,
+            attempts: None,
+            has_direct_peer: true,
+            stun: &none,
+        };
+        let status = |last, attempts, is_running, next: Option<u64>| {
+            Some(BirthdayStatus { last, attempts, is_running, next: next.map(Duration::from_secs) })
+        };
+        let (not_found, silent) = (BirthdayOutcome::NoPortFound, BirthdayOutcome::PeerSilent);
+        for (situation, words) in [
+            (pair, "no birthday attempt without traffic"),
+            (Situation { birthday: None, ..pair }, "birthdayAttack is disabled"),
+            (Situation { has_sockets: false, ..pair }, "the kernel's WireGuard makes no birthday attempts"),
+            (Situation { attempts: status(not_found, 0, true, None), ..pair }, "attempt is under way"),
+            (
+                Situation { attempts: status(not_found, 2, false, Some(70)), ..pair },
+                "found no port, 2 without a port in a row; another in 70 s at the earliest",
+            ),
+            (Situation { attempts: status(silent, 0, false, None), ..pair }, ": the peer did not take part"),
+        ] {
+            let said = RelayReason::of(&situation).to_string();
+            assert!(said.contains(words), "{said}");
         }
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use fairlead_address::{Endpoint, Nat64Prefix};
 use fairlead_api::wireguard::{PeerState, PublicKey};
-use fairlead_dataplane::wireguard::Backend;
+use fairlead_dataplane::wireguard::{Backend, PortAccess};
 use fairlead_path::{NatType, State, Status};
 use fairlead_relay::client;
 use ipnet::IpNet;
@@ -57,6 +57,8 @@ impl PeerReport {
 pub struct Report {
     /// Which WireGuard is in use.
     pub backend: Backend,
+    /// How path probes share its port; `None` where they cannot be sent.
+    pub port_access: Option<PortAccess>,
     /// The device.
     pub interface: String,
     /// Its MTU.

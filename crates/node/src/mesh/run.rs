@@ -20,7 +20,7 @@ use crate::kernel_watch::KernelChanges;
 
 /// Least pause between two steps, so that a storm of changes costs one step, not thousands.
 const MIN_PAUSE: Duration = Duration::from_millis(50);
-/// The same after the paths were woken: an endpoint that answers probes is set at once.
+/// The same before the paths are woken, also while a reconciliation rests: an endpoint that answers probes is set at once.
 const MIN_PATHS_PAUSE: Duration = Duration::from_millis(5);
 /// Largest share of one processor for reconciliation and for timers of paths while they never rest, as a divisor: the pause
 /// is that many times as long as the step took.
@@ -110,7 +110,8 @@ pub(super) async fn run<K: Kernel>(
                 reports.disable();
             }
         }
-        sleep(schedule.pause(wake, began.elapsed())).await;
+        schedule.rest(wake, began.elapsed());
+        sleep(MIN_PATHS_PAUSE).await;
         wake = tokio::select! {
             wake = schedule.next(&mut reader, &mut kernel, &port) => wake,
             // It ends the program with its reason.
@@ -146,23 +147,33 @@ struct Schedule {
     /// Failures in a row.
     failures: u32,
     sweep_at: Instant,
+    /// When the next reconciliation is at the earliest.
+    reconcile_at: Instant,
     /// When the device is read for the paths again at the earliest.
     paths_at: Instant,
 }
 
 impl Schedule {
     fn new(now: Instant) -> Self {
-        Self { inputs: None, is_disabled: false, failures: 0, sweep_at: now, paths_at: now }
+        Self {
+            inputs: None,
+            is_disabled: false,
+            failures: 0,
+            sweep_at: now,
+            reconcile_at: now,
+            paths_at: now,
+        }
     }
 
-    /// The pause after a step. That of the paths holds up no change.
-    fn pause(&mut self, wake: Wake, took: Duration) -> Duration {
+    /// Puts the next step of the same kind off. Timers of paths hold up no change, and a reconciliation no endpoint.
+    fn rest(&mut self, wake: Wake, took: Duration) {
+        let now = Instant::now();
         if wake == Wake::Paths {
-            let next = Instant::now() + took.saturating_mul(PATHS_PAUSE).min(MAX_PATHS_PAUSE);
+            let next = now + took.saturating_mul(PATHS_PAUSE).min(MAX_PATHS_PAUSE);
             self.paths_at = self.paths_at.max(next);
-            return MIN_PATHS_PAUSE;
+        } else {
+            self.reconcile_at = now + took.saturating_mul(RECONCILIATION_PAUSE).clamp(MIN_PAUSE, MAX_PAUSE);
         }
-        took.saturating_mul(RECONCILIATION_PAUSE).clamp(MIN_PAUSE, MAX_PAUSE)
     }
 
     async fn next(&self, reader: &mut InputReader, kernel: &mut KernelChanges, port: &PathPort) -> Wake {
@@ -173,10 +184,16 @@ impl Schedule {
                 None => std::future::pending().await,
             }
         };
+        let reconcile = async {
+            sleep_until(self.reconcile_at.into()).await;
+            tokio::select! {
+                () = reader.changed() => Wake::Change,
+                () = kernel.changed() => Wake::Sweep,
+                () = sleep_until(self.sweep_at.into()) => Wake::Sweep,
+            }
+        };
         tokio::select! {
-            () = reader.changed() => Wake::Change,
-            () = kernel.changed() => Wake::Sweep,
-            () = sleep_until(self.sweep_at.into()) => Wake::Sweep,
+            wake = reconcile => wake,
             () = paths_due => Wake::Paths,
         }
     }

@@ -104,6 +104,10 @@ struct SavedMember {
     reflexive: Vec<SocketAddr>,
     sightings: BTreeMap<String, (String, SocketAddr)>,
     is_nat_symmetric: bool,
+    #[serde(default)]
+    is_nat_port_restricted: bool,
+    #[serde(default)]
+    birthday_attack: Option<bool>,
     persistent_keepalive: Option<u16>,
     #[serde(default)]
     always_sends_keepalives: bool,
@@ -123,7 +127,16 @@ impl From<&Member> for SavedMember {
             always_sends_keepalives,
             since,
         } = member.clone();
-        let Endpoints { manual, preferred, host, reflexive, sightings, is_nat_symmetric } = endpoints;
+        let Endpoints {
+            manual,
+            preferred,
+            host,
+            reflexive,
+            sightings,
+            is_nat_symmetric,
+            is_nat_port_restricted,
+            birthday_attack,
+        } = endpoints;
         let text = |(key, endpoint): (PublicKey, SocketAddr)| (key.to_string(), endpoint);
         Self {
             name,
@@ -137,6 +150,8 @@ impl From<&Member> for SavedMember {
             reflexive,
             sightings: sightings.into_iter().map(|(name, seen)| (name, text(seen))).collect(),
             is_nat_symmetric,
+            is_nat_port_restricted,
+            birthday_attack,
             persistent_keepalive,
             always_sends_keepalives,
             since: since.map(|since| (since.created, since.uid)),
@@ -164,6 +179,8 @@ impl TryFrom<SavedMember> for Member {
                 reflexive: saved.reflexive,
                 sightings: saved.sightings.into_iter().map(parsed).collect::<Result<_>>()?,
                 is_nat_symmetric: saved.is_nat_symmetric,
+                is_nat_port_restricted: saved.is_nat_port_restricted,
+                birthday_attack: saved.birthday_attack,
             },
             persistent_keepalive: saved.persistent_keepalive,
             always_sends_keepalives: saved.always_sends_keepalives,

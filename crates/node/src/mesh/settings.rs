@@ -8,9 +8,10 @@ use base64::engine::general_purpose::STANDARD;
 use fairlead_address::Endpoint;
 use fairlead_api::names::{RELAY_PORT, RELAY_SERVER_NAME, STUN_PORT, SYSTEM_NAMESPACE};
 use fairlead_api::resources::{
-    ExternalRelay, ManagedRelay, Relay, RelayMode, RelayProvider, RelayTransport, Toggle, WireKubeMesh,
-    WireKubeMeshStatus,
+    BirthdayAttack, ExternalRelay, ManagedRelay, Relay, RelayMode, RelayProvider, RelayTransport, Toggle,
+    WireKubeMesh, WireKubeMeshStatus,
 };
+use fairlead_path::BirthdayPolicy;
 use fairlead_relay::client;
 use ipnet::IpNet;
 
@@ -34,6 +35,8 @@ pub struct MeshSettings {
     pub stun_servers: Vec<Endpoint>,
     /// Whether gateways are asked to lead the port to this node.
     pub port_mapping: bool,
+    /// Which pairs try many ports of a symmetric NAT.
+    pub birthday: BirthdayPolicy,
     /// The relay, unless there is none or it is not to be used.
     pub relay: Option<RelaySettings>,
     /// Where the pods of the managed relay listen.
@@ -102,6 +105,10 @@ impl MeshSettings {
                 .nat_traversal
                 .as_ref()
                 .is_none_or(|traversal| traversal.port_mapping == Toggle::Enabled),
+            birthday: match spec.nat_traversal.as_ref().and_then(|traversal| traversal.birthday_attack) {
+                Some(BirthdayAttack::Disabled) => BirthdayPolicy::Disabled,
+                Some(BirthdayAttack::Enabled) | None => BirthdayPolicy::PortRestricted,
+            },
             relay: spec.relay.as_ref().and_then(|relay| {
                 let invalid = |(field, error)| SourceProblem::InvalidRelay {
                     mesh: mesh.metadata.name.clone().unwrap_or_default(),
@@ -392,6 +399,7 @@ mod tests {
             ("spec.relay.directRetryIntervalSeconds", json!(60)),
             ("spec.relay.external.endpoint", json!("b:1")),
             ("spec.relay.external.transport", json!("wss")),
+            ("spec.natTraversal.birthdayAttack", json!("disabled")),
             ("spec.relay.external.caBundle", json!("bm9uZQ==")),
             ("spec.relay.external.authSecretRef.name", json!("token")),
             ("spec.relay.external.authSecretRef.namespace", json!("other")),

@@ -13,6 +13,15 @@ use crate::candidates::Candidate;
 use crate::prober::{CandidateStatus, Probe};
 use crate::probing::{ProbeCounts, Probing};
 
+/// How a datagram came in.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Arrival {
+    /// The address it was sent to, if the socket told.
+    pub(super) local: Option<IpAddr>,
+    /// The socket of the birthday attempt, if it was one.
+    pub(super) socket: Option<u16>,
+}
+
 impl PathAgent {
     /// Sets the MTU of the tunnel: paths must pass what its longest packets become, or another one is better.
     pub fn set_mtu(&mut self, mtu: u32) {
@@ -52,7 +61,7 @@ impl PathAgent {
     pub(super) fn handle_probe(
         &mut self,
         now: Duration,
-        local: Option<IpAddr>,
+        Arrival { local, socket }: Arrival,
         remote: SocketAddr,
         bytes: &[u8],
     ) {
@@ -62,27 +71,40 @@ impl PathAgent {
         let original = without_nat64(&self.nat64, remote);
         match message {
             Message::Answer { transaction, observed } => {
-                let is_expected = peer.prober.handle_answer(now, remote, transaction);
+                let is_of_birthday = self.birthdays.handle_answer(now, &key, remote, socket, transaction);
+                let is_expected = is_of_birthday || peer.prober.handle_answer(now, remote, transaction);
                 probing.conclude(&key, &header, original, is_expected);
                 if is_expected
+                    // A socket of an attempt has a mapping of its own.
+                    && socket.is_none()
                     && !self.relay.is_port(remote)
                     && self.reflexive.insert(now, key, original, observed)
                 {
+                    self.own.is_outdated = true;
                     self.events.push_back(Event::ReflexiveAddressesChanged);
                 }
             }
-            Message::Request { transaction, starts_round, wants_handshake } => {
+            Message::Request { transaction, starts_round, wants_handshake, is_birthday, candidates } => {
                 let answer = Message::Answer { transaction, observed: original };
                 if let Some(payload) = probing.seal(&key, &answer, bytes.len()) {
-                    self.transmits.push_back(Transmit { local, remote, payload });
+                    self.transmits.push_back(Transmit { local, socket, remote, payload });
                 }
-                peer.prober.handle_request(now, remote, starts_round);
+                if is_birthday && peer.prober.is_relay_at(remote) && !peer.prober.works_directly(now) {
+                    self.birthdays.handle_ask(now, key, peer.prober.birthday_target());
+                }
+                if !self.birthdays.handle_request(&key, remote, socket) {
+                    peer.prober.handle_request(now, remote, starts_round);
+                }
+                if peer.prober.is_relay(remote) && probing.is_current(&key, &header) {
+                    peer.take_candidates(now, &self.own, &header, &candidates);
+                }
                 let is_new = probing.is_confirmed(&key, &header);
                 if wants_handshake && peer.prober.handle_handshake_request(now, remote, is_new) {
                     self.events.push_back(Event::HandshakeDue { peer: key });
                 }
             }
         }
+        self.run_birthday_actions(now);
         self.conclude_probing(now, &key);
     }
 
@@ -92,11 +114,13 @@ impl PathAgent {
         if let Some((candidate, reason)) = peer.prober.select(now) {
             peer.changed = now;
             let Candidate { address: endpoint, source } = candidate;
+            let reason = self.birthdays.reason(key, endpoint).unwrap_or(reason);
             self.events.push_back(Event::SetEndpoint { peer: *key, endpoint, source, reason });
         }
         let due = peer.prober.poll_timeout();
         self.probe_timers.reschedule(*key, &mut peer.probe_due, due);
         self.use_relay_port(now, key);
+        self.review_birthday(now, key);
     }
 
     pub(super) fn run_probers(&mut self, now: Duration) {
@@ -105,10 +129,13 @@ impl PathAgent {
         while let Some(key) = self.probe_timers.pop_due(now) {
             let Some(peer) = self.peers.get_mut(&key) else { continue };
             peer.probe_due = None;
-            for Probe { to: remote, transaction, starts_round, wants_handshake, is_proven, length } in
-                peer.prober.handle_timeout(now, &mut self.random)
-            {
-                let request = Message::Request { transaction, starts_round, wants_handshake };
+            for probe in peer.prober.handle_timeout(now, &mut self.random) {
+                let Probe { to: remote, transaction, starts_round, wants_handshake, .. } = probe;
+                let Probe { is_proven, signals, length, .. } = probe;
+                let candidates = if signals { self.own.list().to_vec() } else { Vec::new() };
+                let is_birthday = false;
+                let request =
+                    Message::Request { transaction, starts_round, wants_handshake, is_birthday, candidates };
                 let payload = if is_proven {
                     probing.check(&key, &request, length)
                 } else {
@@ -117,7 +144,9 @@ impl PathAgent {
                     probing.request(now, &key, original, &request, length)
                 };
                 match payload {
-                    Some(payload) => self.transmits.push_back(Transmit { local: None, remote, payload }),
+                    Some(payload) => {
+                        self.transmits.push_back(Transmit { local: None, socket: None, remote, payload })
+                    }
                     None => peer.prober.held_back(remote),
                 }
             }

@@ -4,6 +4,7 @@ use super::*;
 
 mod convergence;
 mod nat64;
+mod own_candidates;
 mod ping;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -20,7 +21,11 @@ fn address(number: u8) -> SocketAddr {
 
 fn paths(numbers: &[u8]) -> PeerPaths {
     let candidate = |number: &u8| Candidate { address: address(*number), source: Source::Host };
-    PeerPaths { candidates: numbers.iter().map(candidate).collect(), silence: Some(60 * SECOND), relay: None }
+    PeerPaths {
+        candidates: numbers.iter().map(candidate).collect(),
+        silence: Some(60 * SECOND),
+        ..PeerPaths::default()
+    }
 }
 
 fn agent() -> PathAgent {
@@ -83,6 +88,7 @@ fn state_changes_carry_their_reason() {
             | Event::ObservationDue { .. }
             | Event::RelayPortDue { .. }
             | Event::SetEndpoint { .. }
+            | Event::Sockets(_)
             | Event::StunAnswersChanged
             | Event::ReflexiveAddressesChanged => None,
         })

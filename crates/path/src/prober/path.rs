@@ -27,12 +27,22 @@ const MAX_PENDING: usize = 8;
 /// By how much the round-trip time of another path must be lower: a third, and this much.
 const MIN_GAIN: Duration = Duration::from_millis(5);
 
+/// Who names an endpoint of the peer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Origin {
+    /// The plan, from what is published; or the relay.
+    Published,
+    /// Only the source address of a request.
+    Request,
+    /// The peer itself, in requests over the relay; until this time.
+    Signalled(Duration),
+}
+
 /// A candidate, or an address that requests of the peer came from.
 #[derive(Debug, Clone)]
 pub(super) struct Path {
     pub(super) candidate: Candidate,
-    /// Only a request of the peer names it.
-    pub(super) is_reflexive: bool,
+    pub(super) origin: Origin,
     /// Start of the attempt that runs, and how many of its requests were due.
     pub(super) attempt: Option<(Duration, usize)>,
     pub(super) pending: Vec<(TransactionId, Duration)>,
@@ -56,13 +66,22 @@ impl Path {
     pub(super) fn new(candidate: Candidate, now: Duration) -> Self {
         Self {
             candidate,
-            is_reflexive: false,
+            origin: Origin::Published,
             attempt: Some((now, 0)),
             pending: Vec::new(),
             answered: None,
             has_failed: false,
             full_size: FullSize::default(),
         }
+    }
+
+    /// The same when the plan does not name it any more.
+    pub(super) fn withdrawn(self) -> Self {
+        let origin = match self.origin {
+            Origin::Published if !self.is_relay() => Origin::Request,
+            origin => origin,
+        };
+        Self { origin, ..self }
     }
 
     pub(super) fn is_fresh(&self, now: Duration) -> bool {

@@ -10,6 +10,7 @@ mod handshake;
 mod ping;
 mod relay_port;
 mod rounds;
+mod signalled;
 
 const SECOND: Duration = Duration::from_secs(1);
 const MILLISECOND: Duration = Duration::from_millis(1);

@@ -3,8 +3,13 @@ use x25519_dalek::StaticSecret;
 
 use super::*;
 
-const REQUEST: Message =
-    Message::Request { transaction: TransactionId([7; 12]), starts_round: false, wants_handshake: false };
+const REQUEST: Message = Message::Request {
+    transaction: TransactionId([7; 12]),
+    starts_round: false,
+    wants_handshake: false,
+    is_birthday: false,
+    candidates: Vec::new(),
+};
 
 fn public(private: [u8; 32]) -> PublicKey {
     PublicKey(x25519_dalek::PublicKey::from(&StaticSecret::from(private)).to_bytes())

@@ -4,6 +4,7 @@
 
 #![cfg(test)]
 
+mod birthday;
 mod network;
 mod node;
 
@@ -69,7 +70,7 @@ impl World {
         let end = self.now + time;
         while self.now < end {
             for datagram in self.network.arrivals(self.now) {
-                if let Some(node) = self.nodes.iter_mut().find(|node| node.address == datagram.to) {
+                if let Some(node) = self.nodes.iter_mut().find(|node| node.is_at(datagram.to)) {
                     node.receive(self.now, datagram, &mut self.network);
                 }
             }

@@ -7,6 +7,14 @@ use std::time::Duration;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
+/// The loopback port that stands for the first node by way of the relay.
+const RELAY_PORT: u16 = 1000;
+
+/// What stands for a node by way of the relay.
+pub(crate) fn relay_endpoint(node: usize) -> SocketAddr {
+    SocketAddr::from(([127, 0, 0, 1], RELAY_PORT + u16::try_from(node).unwrap()))
+}
+
 /// Mapping and filtering of a router (RFC 4787, sections 4.1 and 5).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Nat {
@@ -89,6 +97,8 @@ pub(crate) struct Network {
     are_sites_linked: bool,
     /// Of a thousand datagrams through the Internet so many are lost.
     pub(crate) loss: u32,
+    /// Nodes that a relay connects. Loopback ports, in this order, stand for them.
+    pub(crate) relayed: Vec<SocketAddr>,
     random: SmallRng,
 }
 
@@ -103,6 +113,7 @@ impl Network {
             sent: 0,
             are_sites_linked: false,
             loss: 0,
+            relayed: Vec::new(),
             random: SmallRng::seed_from_u64(1),
         }
     }
@@ -113,6 +124,10 @@ impl Network {
 
     pub(crate) fn send(&mut self, now: Duration, datagram: Datagram) {
         let Datagram { mut from, to, payload } = datagram;
+        if to.ip().is_loopback() {
+            self.relay(now, from, to, payload);
+            return;
+        }
         let mut delay = self.delays.0;
         let site = self.routers.iter().position(|router| router.has_inside(from.ip()));
         let linked = self.are_sites_linked && self.routers.iter().any(|router| router.has_inside(to.ip()));
@@ -133,6 +148,15 @@ impl Network {
         self.under_way.insert((now + delay, self.sent), Datagram { from, to, payload });
     }
 
+    /// Over TCP: in order, and nothing is lost.
+    fn relay(&mut self, now: Duration, from: SocketAddr, to: SocketAddr, payload: Vec<u8>) {
+        let sender = self.relayed.iter().position(|node| node.ip() == from.ip()).unwrap();
+        let Some(to) = self.relayed.get(usize::from(to.port() - RELAY_PORT)).copied() else { return };
+        self.sent += 1;
+        let from = relay_endpoint(sender);
+        self.under_way.insert((now + 2 * self.delays.1, self.sent), Datagram { from, to, payload });
+    }
+
     /// What arrives now, with its inner destination.
     pub(crate) fn arrivals(&mut self, now: Duration) -> Vec<Datagram> {
         let later = self.under_way.split_off(&(now, u64::MAX));
@@ -141,6 +165,9 @@ impl Network {
     }
 
     fn translate(&self, datagram: Datagram) -> Option<Datagram> {
+        if datagram.from.ip().is_loopback() {
+            return Some(datagram);
+        }
         let outside = |router: &&Router| IpAddr::V4(router.outside) == datagram.to.ip();
         match self.routers.iter().find(outside) {
             Some(router) => {

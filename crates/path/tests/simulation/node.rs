@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use fairlead_api::wireguard::{PrivateKey, PublicKey};
 use fairlead_path::{
-    Candidate, Config, EndpointReason, Event, Identity, Observation, PathAgent, PeerPaths, Source, Transmit,
+    BIRTHDAY_SOCKETS, Candidate, Config, EndpointReason, Event, Identity, Observation, PathAgent, PeerPaths,
+    SocketChange, Source, Transmit, is_private,
 };
 use x25519_dalek::StaticSecret;
 
@@ -47,6 +48,10 @@ pub(crate) struct Node {
     pub(crate) probes: u64,
     /// How often a handshake was started because the peer asked.
     pub(crate) handshakes_asked: usize,
+    /// The ports of the birthday attempt that are open, by number, and those that are kept, by endpoint.
+    pub(crate) sockets: Vec<u16>,
+    pub(crate) kept: BTreeMap<SocketAddr, u16>,
+    opened: u16,
     number: u8,
     /// Its clock is ahead of the network's by this much.
     clock: Duration,
@@ -60,12 +65,15 @@ impl Node {
         Self {
             address,
             key,
-            agent: agent(number, key, number),
+            agent: agent(number, key, number, number.into()),
             sent: 0,
             arrived: BTreeMap::new(),
             endpoints: Vec::new(),
             probes: 0,
             handshakes_asked: 0,
+            sockets: Vec::new(),
+            kept: BTreeMap::new(),
+            opened: 0,
             number,
             clock: Duration::from_secs(3600),
             device: BTreeMap::new(),
@@ -74,20 +82,49 @@ impl Node {
 
     /// Without anything that it knew, and with its clock set back; its peers are to be added again.
     pub(crate) fn reboot(&mut self) {
-        self.agent = agent(self.number, self.key, self.number.wrapping_add(100));
+        self.agent = agent(self.number, self.key, self.number.wrapping_add(100), self.number.into());
         self.device.clear();
         self.clock = Duration::ZERO;
     }
 
+    /// With other random numbers; before peers are added.
+    pub(crate) fn reseed(&mut self, seed: u64) {
+        self.agent = agent(self.number, self.key, self.number, seed);
+        self.device.clear();
+    }
+
     pub(crate) fn add_peer(&mut self, now: Duration, peer: PublicKey, candidates: &[SocketAddr]) {
-        let candidate = |address: &SocketAddr| Candidate { address: *address, source: Source::Host };
+        self.add_peer_with(now, peer, candidates, PeerPaths::default());
+    }
+
+    /// The same with a relay or birthday attempts.
+    pub(crate) fn add_peer_with(
+        &mut self,
+        now: Duration,
+        peer: PublicKey,
+        candidates: &[SocketAddr],
+        paths: PeerPaths,
+    ) {
+        let candidate = |address: &SocketAddr| {
+            let source = if is_private(address.ip()) { Source::Host } else { Source::Observed };
+            Candidate { address: *address, source }
+        };
         let candidates = candidates.iter().map(candidate).collect();
         self.device.entry(peer).or_default();
-        self.agent.upsert_peer(
-            now,
-            peer,
-            PeerPaths { candidates, silence: Some(Duration::from_secs(60)), relay: None },
-        );
+        let paths = PeerPaths { candidates, silence: Some(Duration::from_secs(60)), ..paths };
+        self.agent.upsert_peer(now, peer, paths);
+    }
+
+    /// Whether a datagram to this address is for this node.
+    pub(crate) fn is_at(&self, address: SocketAddr) -> bool {
+        let port = address.port();
+        let is_open = self.sockets.contains(&port) || self.kept.values().any(|kept| *kept == port);
+        address.ip() == self.address.ip() && (port == self.address.port() || is_open)
+    }
+
+    /// What WireGuard sends to an endpoint comes from here.
+    fn source(&self, to: SocketAddr) -> SocketAddr {
+        source(self.address, &self.kept, to)
     }
 
     /// Where WireGuard sends to.
@@ -101,14 +138,21 @@ impl Node {
             self.sent += 1;
             peer.tx_bytes += 100;
             let payload = [&[DATA, 0, 0, 0][..], &self.sent.to_be_bytes(), &self.key.0].concat();
-            network.send(now, Datagram { from: self.address, to, payload });
+            let from = source(self.address, &self.kept, to);
+            network.send(now, Datagram { from, to, payload });
         }
     }
 
     pub(crate) fn receive(&mut self, now: Duration, datagram: Datagram, network: &mut Network) {
-        let Datagram { from, payload, .. } = datagram;
+        let Datagram { from, to, payload } = datagram;
         if !matches!(payload[0], INITIATION | RESPONSE | KEEPALIVE | DATA) {
-            self.agent.handle_datagram(now, None, from, &payload);
+            match self.sockets.iter().position(|port| *port == to.port()) {
+                Some(socket) => {
+                    let socket = u16::try_from(socket).unwrap();
+                    self.agent.handle_socket_datagram(now, socket, from, &payload);
+                }
+                None => self.agent.handle_datagram(now, None, from, &payload),
+            }
             return;
         }
         let sender = PublicKey(payload[8..40].try_into().unwrap());
@@ -139,7 +183,8 @@ impl Node {
             INITIATION => {
                 peer.handshake = Some(now);
                 let payload = [&[RESPONSE, 0, 0, 0, 0, 0, 0, 0][..], &self.key.0].concat();
-                network.send(now, Datagram { from: self.address, to: from, payload });
+                network
+                    .send(now, Datagram { from: source(self.address, &self.kept, from), to: from, payload });
             }
             _ => peer.handshake = Some(now),
         }
@@ -170,15 +215,25 @@ impl Node {
                         if self.key < peer {
                             device.held_until = now + HOLD;
                         }
-                        keep_alive(now, self.address, &self.key, device, network);
+                        keep_alive(now, (self.address, &self.kept), &self.key, device, network);
                     } else {
-                        initiate(now, self.clock, self.address, &self.key, device, network);
+                        initiate(now, self.clock, (self.address, &self.kept), &self.key, device, network);
                     }
                 }
                 Event::HandshakeDue { peer } => {
                     self.handshakes_asked += 1;
                     let device = self.device.get_mut(&peer).unwrap();
-                    initiate(now, self.clock, self.address, &self.key, device, network);
+                    initiate(now, self.clock, (self.address, &self.kept), &self.key, device, network);
+                }
+                Event::Sockets(SocketChange::Close) => self.sockets.clear(),
+                Event::Sockets(SocketChange::Keep { remote, socket, .. }) => {
+                    self.kept.insert(remote, self.sockets[usize::from(socket)]);
+                }
+                Event::Sockets(SocketChange::Leave { remote }) => drop(self.kept.remove(&remote)),
+                Event::Sockets(SocketChange::Open) => {
+                    let first = 10_000 + self.opened * BIRTHDAY_SOCKETS;
+                    self.opened += 1;
+                    self.sockets = (first..first + BIRTHDAY_SOCKETS).collect();
                 }
                 Event::ReflexiveAddressesChanged
                 | Event::RelayPortDue { .. }
@@ -189,33 +244,41 @@ impl Node {
         for device in self.device.values_mut() {
             let is_due = device.initiated.is_none_or(|at| now - at >= REKEY_TIMEOUT);
             if device.handshake.is_none() && is_due {
-                initiate(now, self.clock, self.address, &self.key, device, network);
+                initiate(now, self.clock, (self.address, &self.kept), &self.key, device, network);
             }
             if now.as_millis().is_multiple_of(KEEPALIVE_INTERVAL.as_millis()) {
-                keep_alive(now, self.address, &self.key, device, network);
+                keep_alive(now, (self.address, &self.kept), &self.key, device, network);
             }
         }
-        while let Some(Transmit { remote, payload, .. }) = self.agent.poll_transmit() {
+        while let Some(Transmit { remote, payload, socket, .. }) = self.agent.poll_transmit() {
             self.probes += 1;
-            network.send(now, Datagram { from: self.address, to: remote, payload });
+            let port = socket.and_then(|socket| self.sockets.get(usize::from(socket)).copied());
+            let from =
+                port.map_or_else(|| self.source(remote), |port| SocketAddr::new(self.address.ip(), port));
+            network.send(now, Datagram { from, to: remote, payload });
         }
     }
 }
 
-fn agent(number: u8, key: PublicKey, epoch: u8) -> PathAgent {
+fn source(own: SocketAddr, kept: &BTreeMap<SocketAddr, u16>, to: SocketAddr) -> SocketAddr {
+    kept.get(&to).map_or(own, |port| SocketAddr::new(own.ip(), *port))
+}
+
+fn agent(number: u8, key: PublicKey, epoch: u8, seed: u64) -> PathAgent {
     let config = Config { attempt: Duration::from_millis(2500), ..Config::default() };
-    let mut agent = PathAgent::new(config, u64::from(number));
+    let mut agent = PathAgent::new(config, seed);
     agent.enable_probes(Identity {
         private_key: PrivateKey([number; 32]),
         public_key: key,
         epoch: [epoch; 16],
     });
+    agent.enable_sockets();
     agent
 }
 
 fn keep_alive(
     now: Duration,
-    from: SocketAddr,
+    (own, kept): (SocketAddr, &BTreeMap<SocketAddr, u16>),
     key: &PublicKey,
     device: &mut DevicePeer,
     network: &mut Network,
@@ -223,13 +286,13 @@ fn keep_alive(
     let (Some(to), Some(_)) = (device.endpoint, device.handshake) else { return };
     device.tx_bytes += 32;
     let payload = [&[KEEPALIVE, 0, 0, 0, 0, 0, 0, 0][..], &key.0].concat();
-    network.send(now, Datagram { from, to, payload });
+    network.send(now, Datagram { from: source(own, kept, to), to, payload });
 }
 
 fn initiate(
     now: Duration,
     clock: Duration,
-    from: SocketAddr,
+    (own, kept): (SocketAddr, &BTreeMap<SocketAddr, u16>),
     key: &PublicKey,
     device: &mut DevicePeer,
     network: &mut Network,
@@ -239,5 +302,5 @@ fn initiate(
     device.tx_bytes += 148;
     let stamp = u32::try_from((now + clock).as_millis()).unwrap();
     let payload = [&[INITIATION, 0, 0, 0][..], &stamp.to_be_bytes(), &key.0].concat();
-    network.send(now, Datagram { from, to, payload });
+    network.send(now, Datagram { from: source(own, kept, to), to, payload });
 }

@@ -2,12 +2,14 @@
 //! module.
 
 use std::io;
+use std::os::fd::AsFd;
 
 use super::{Handover, Pump};
 use crate::demux;
 use crate::engine::{Datagram, Output};
+use crate::extra_sockets::ReadySocket;
 use crate::peer::Now;
-use crate::udp::{Path, Receiver, Sockets};
+use crate::udp::{self, Path, Receiver, Sockets};
 
 /// Packets taken from one descriptor before the others are read.
 pub(super) const MAX_BATCH: usize = 64;
@@ -20,7 +22,7 @@ impl Pump {
         for socket in sockets.descriptors() {
             for _ in 0..MAX_BATCH {
                 match receiver.receive(socket) {
-                    Ok(Some((path, datagram))) => self.receive(path, datagram, now),
+                    Ok(Some((path, datagram))) => self.receive(path, None, datagram, now),
                     Ok(None) => {}
                     // No datagram waits, or reading has cleared an ICMP error.
                     Err(_) => break,
@@ -29,10 +31,25 @@ impl Pump {
         }
     }
 
+    /// Reads the sockets beside the port. One that is kept receives from its endpoint only.
+    pub(super) fn read_extra(&mut self, receiver: &mut Receiver, now: Now) {
+        for ReadySocket { socket, number, remote } in self.path_port.ready() {
+            for _ in 0..MAX_BATCH {
+                match receiver.receive(socket.as_fd()) {
+                    Ok(Some((path, datagram))) if number.is_some() || remote == Some(path.remote) => {
+                        self.receive(path, number, datagram, now);
+                    }
+                    Ok(_) => {}
+                    Err(_) => break,
+                }
+            }
+        }
+    }
+
     /// Any bytes from any sender. Only what has the form of a WireGuard message reaches the handshake limiter.
-    fn receive(&mut self, path: Path, datagram: &[u8], now: Now) {
+    fn receive(&mut self, path: Path, socket: Option<u16>, datagram: &[u8], now: Now) {
         if !demux::is_wireguard(datagram) {
-            self.path_port.push(path, datagram);
+            self.path_port.push(path, socket, datagram);
             return;
         }
         match &self.handover {
@@ -98,6 +115,13 @@ impl Pump {
 
     /// Sends a datagram; returns it if the socket has no room.
     fn send(&mut self, datagram: Datagram) -> Option<Datagram> {
+        if let Some(kept) = self.path_port.kept(&datagram.path.remote) {
+            // Without room it is lost, as in any queue of the network.
+            let used = Path { local: None, ..datagram.path };
+            let result = udp::send_from(&kept, &used, &datagram.bytes);
+            self.engine.sent(&datagram, &used, result.err().as_ref());
+            return None;
+        }
         let mut used = datagram.path;
         let result = match &self.sockets {
             Some(sockets) => send_by(sockets, &mut used, &datagram.bytes),
@@ -166,11 +190,11 @@ mod tests {
         let (path, now) = (Path::to("192.0.2.1:51820".parse().unwrap()), Now::read());
         let flood: [&[u8]; 6] = [&[1, 0, 0, 0], &[1; 148], &[2; 92], &[2, 0, 0, 1], &[0; 148], &[]];
         for _ in 0..1_000 {
-            flood.iter().for_each(|junk| responder.receive(path, junk, now));
+            flood.iter().for_each(|junk| responder.receive(path, None, junk, now));
         }
         assert_eq!(responder.path_port.stats().dropped_without_reader, 6_000);
         assert_eq!(lengths(&mut responder), [0; 0]);
-        responder.receive(path, &initiation.bytes, now);
+        responder.receive(path, None, &initiation.bytes, now);
         assert_eq!(lengths(&mut responder), [92], "a response, and no cookie (64)");
     }
 }

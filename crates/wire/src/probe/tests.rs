@@ -1,3 +1,5 @@
+use std::net::IpAddr;
+
 use proptest::prelude::*;
 
 use super::*;
@@ -20,6 +22,8 @@ fn request(transaction: u8) -> Message {
         transaction: TransactionId([transaction; 12]),
         starts_round: false,
         wants_handshake: false,
+        is_birthday: false,
+        candidates: Vec::new(),
     }
 }
 
@@ -80,6 +84,33 @@ fn a_kind_of_a_later_version_is_named() {
     assert_eq!(Message::parse(&bytes), Err(InvalidProbe::Kind(9)));
 }
 
+/// An earlier build takes the list for padding.
+#[test]
+fn a_list_of_candidates_has_these_bytes_and_unknown_kinds_are_left_out() {
+    let address = "192.0.2.1:51820".parse().unwrap();
+    let candidates = vec![Candidate { kind: CandidateKind::ServerReflexive, address }];
+    let transaction = TransactionId([9; 12]);
+    let message = |candidates| Message::Request {
+        transaction,
+        starts_round: false,
+        wants_handshake: false,
+        is_birthday: false,
+        candidates,
+    };
+    let mut bytes = message(candidates.clone()).to_bytes();
+    let expected = [&[1, 2][..], &[0; 10], &[0xff, 0xff, 192, 0, 2, 1, 0xca, 0x6c]].concat();
+    assert_eq!((bytes[31], &bytes[MESSAGE_LENGTH..]), (FLAG_CANDIDATES, &expected[..]));
+    assert_eq!(Message::parse(&bytes), Ok(message(candidates.clone())));
+    // Without the flag, as an earlier build reads it.
+    bytes[31] = 0;
+    assert_eq!(Message::parse(&bytes), Ok(message(Vec::new())));
+    let list = [&[2][..], &[9; 19], &expected[1..]].concat();
+    assert_eq!(parse_candidates(&list), candidates);
+    for broken in [&list[..list.len() - 1], &[17; 400], &[]] {
+        assert_eq!(parse_candidates(broken), []);
+    }
+}
+
 #[test]
 fn no_wireguard_or_stun_message_is_a_probe() {
     for kind in 1..=4 {
@@ -92,12 +123,43 @@ fn no_wireguard_or_stun_message_is_a_probe() {
 proptest! {
     #[test]
     fn requests_are_read_back_whatever_flags_a_later_build_adds(
-        transaction: [u8; 12], starts_round: bool, wants_handshake: bool, unknown: u8,
+        transaction: [u8; 12], starts_round: bool, wants_handshake: bool, is_birthday: bool, unknown: u8,
     ) {
-        let message = Message::Request { transaction: TransactionId(transaction), starts_round, wants_handshake };
+        let (transaction, candidates) = (TransactionId(transaction), Vec::new());
+        let message =
+            Message::Request { transaction, starts_round, wants_handshake, is_birthday, candidates };
         let mut bytes = message.to_bytes();
-        bytes[31] |= unknown & !(FLAG_ROUND | FLAG_HANDSHAKE);
+        bytes[31] |= unknown & !(FLAG_ROUND | FLAG_HANDSHAKE | FLAG_BIRTHDAY | FLAG_CANDIDATES);
         prop_assert_eq!(Message::parse(&bytes), Ok(message));
+    }
+
+    #[test]
+    fn candidates_are_read_back_at_any_length(
+        named in prop::collection::vec((any::<IpAddr>(), any::<u16>(), 0_usize..3), 0..20),
+        length in 0_usize..2000,
+    ) {
+        let kinds = [CandidateKind::Host, CandidateKind::PeerReflexive, CandidateKind::ServerReflexive];
+        let candidate = |(ip, port, kind): (IpAddr, u16, usize)| Candidate {
+            kind: kinds[kind],
+            address: SocketAddr::new(ip.to_canonical(), port),
+        };
+        let candidates: Vec<Candidate> = named.into_iter().map(candidate).collect();
+        let of = |candidates: &[Candidate]| Message::Request {
+            transaction: TransactionId([9; 12]),
+            starts_round: true,
+            wants_handshake: false,
+            is_birthday: false,
+            candidates: candidates.to_vec(),
+        };
+        let datagram = keys(ALICE, BOB, None).seal(EPOCH, 1, &of(&candidates), length);
+        prop_assert!(datagram.len() <= length.max(MIN_LENGTH + 1 + 16 * 19));
+        let kept = &candidates[..candidates.len().min(MAX_CANDIDATES)];
+        prop_assert_eq!(keys(BOB, ALICE, None).open(&datagram), Ok(of(kept)));
+    }
+
+    #[test]
+    fn hostile_lists_of_candidates_are_short_or_none(bytes: Vec<u8>) {
+        prop_assert!(parse_candidates(&bytes).len() <= MAX_CANDIDATES);
     }
 
     #[test]

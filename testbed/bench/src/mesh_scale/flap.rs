@@ -88,6 +88,7 @@ fn report(nodes: usize, failed: bool) -> Report {
     };
     Report {
         backend: Backend::Embedded,
+        port_access: None,
         interface: "wire_kube".to_owned(),
         mtu: 1420,
         uplink_mtu: 1500,

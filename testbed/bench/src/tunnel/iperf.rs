@@ -10,9 +10,9 @@ const SECONDS: &str = "1";
 
 /// What arrived at the other end of one transfer: payload of TCP.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Arrived {
-    pub(super) bytes: f64,
-    pub(super) bits_per_second: f64,
+pub(crate) struct Arrived {
+    pub(crate) bytes: f64,
+    pub(crate) bits_per_second: f64,
 }
 
 /// # Errors
@@ -44,7 +44,7 @@ pub(super) fn client(address: &str, streams: u8) -> Command {
 ///
 /// # Errors
 /// It is not what iperf3 3.12 writes after a transfer; its own error is passed on.
-pub(super) fn parse(output: &str) -> Result<Arrived> {
+pub(crate) fn parse(output: &str) -> Result<Arrived> {
     #[derive(Deserialize)]
     struct Output {
         error: Option<String>,

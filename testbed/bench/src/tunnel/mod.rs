@@ -4,7 +4,7 @@
 //! either, and an iperf3 server behind the tunnel. Both are configured by the same lines of `wg(8)` and `ip(8)`. They
 //! are set up together and measured in turns; the others are idle meanwhile.
 
-mod iperf;
+pub(crate) mod iperf;
 mod pair;
 
 use std::process::Command;

@@ -2,9 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use fairlead_api::resources::not_implemented::{
-    EGRESS, KILO_PEER, NODE, NotImplemented, WIREKUBE_MESH, WIREKUBE_PEER,
-};
+use fairlead_api::resources::not_implemented::{EGRESS, KILO_PEER, NODE, NotImplemented, WIREKUBE_MESH};
 use serde_json::{Value, json};
 
 use crate::bed::{KEY, bed};
@@ -40,7 +38,6 @@ fn only_what_has_no_effect_is_warned_of() {
         (KILO_PEER, json!({}), peer.clone()),
         (NODE, json!({ "kilo.squat.ai/location": "home", "wirekube.io/internal-ip": "10.0.0.1" }), json!({})),
         (WIREKUBE_MESH, json!({}), fields),
-        (WIREKUBE_PEER, json!({ "wirekube.io/birthday-attack": "enabled" }), peer.clone()),
     ];
     for (entry, annotations, spec) in table {
         let object = object(&entry, &annotations, &spec);
@@ -74,7 +71,6 @@ fn what_has_an_effect_is_applied_without_a_word() {
     for object in [
         object(&WIREKUBE_MESH, &none, &works),
         object(&WIREKUBE_MESH, &none, &none),
-        object(&WIREKUBE_PEER, &none, &json!({ "publicKey": KEY })),
         object(&NODE, &json!({ "wirekube.io/endpoint": "192.0.2.1:51820" }), &none),
     ] {
         assert_eq!(warnings(&object), "");

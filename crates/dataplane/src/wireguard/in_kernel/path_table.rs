@@ -45,8 +45,8 @@ const DESTINATION_PORT: u32 = 2;
 const CHECKSUM: u32 = 6;
 const PAYLOAD: u32 = 8;
 /// Binding responses (RFC 8489, section 5): 0x0101 success, 0x0111 error. The second byte of WireGuard's messages is zero.
-const STUN_RESPONSE: [u8; 2] = [0x01, 0x01];
-const STUN_RESPONSE_MASK: [u8; 2] = [0xff, 0xef];
+pub(super) const STUN_RESPONSE: [u8; 2] = [0x01, 0x01];
+pub(super) const STUN_RESPONSE_MASK: [u8; 2] = [0xff, 0xef];
 /// Where the magic cookie is in STUN messages.
 const STUN_COOKIE: u32 = 4;
 

@@ -40,6 +40,7 @@ pub(in crate::mesh) fn inputs(members: impl IntoIterator<Item = Member>) -> Inpu
             claim_node_addresses: true,
             stun_servers: Vec::new(),
             port_mapping: true,
+            birthday: BirthdayPolicy::default(),
             relay: None,
             relay_pods: Vec::new(),
         },

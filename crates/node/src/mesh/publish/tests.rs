@@ -2,6 +2,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use fairlead_api::wireguard::{PeerConfig, PeerState};
+use fairlead_dataplane::wireguard::PortAccess;
 use fairlead_path::{Reason, Status};
 use fairlead_topology::Problem;
 
@@ -45,6 +46,7 @@ fn peer(name: &str, state: State, endpoint: &str, news: bool) -> PeerReport {
 pub(crate) fn report(nat: NatType, peers: Vec<PeerReport>) -> Report {
     Report {
         backend: Backend::Embedded,
+        port_access: Some(PortAccess::Shared),
         interface: "wire_kube".to_owned(),
         mtu: 1420,
         uplink_mtu: 1500,

@@ -274,7 +274,8 @@ fn what_stun_servers_answer_is_reported_after_one_more_plan() {
     assert_eq!(requests.iter().map(|(to, _)| to.to_string()).collect::<Vec<_>>(), servers);
     let plans = mesh.plans;
     for (server, request) in &requests {
-        let datagram = PathDatagram { local: None, remote: *server, payload: stun_response(request) };
+        let datagram =
+            PathDatagram { local: None, socket: None, remote: *server, payload: stun_response(request) };
         socket.received.lock().unwrap().push_back(datagram);
     }
     assert!(!mesh.is_outdated());
@@ -303,7 +304,7 @@ fn the_endpoint_of_a_peer_that_answers_probes_is_set_without_reading_the_device(
     peer.upsert_peer(
         Duration::ZERO,
         own,
-        PeerPaths { candidates: vec![candidate], silence: None, relay: None },
+        PeerPaths { candidates: vec![candidate], silence: None, ..PeerPaths::default() },
     );
 
     let mut other = member(2);
@@ -319,7 +320,8 @@ fn the_endpoint_of_a_peer_that_answers_probes_is_set_without_reading_the_device(
     peer.handle_timeout(Duration::ZERO);
     for _ in 0..2 {
         while let Some(datagram) = peer.poll_transmit() {
-            let datagram = PathDatagram { local: None, remote: elsewhere, payload: datagram.payload };
+            let datagram =
+                PathDatagram { local: None, socket: None, remote: elsewhere, payload: datagram.payload };
             socket.received.lock().unwrap().push_back(datagram);
         }
         wake(&mut mesh, false, now).unwrap();

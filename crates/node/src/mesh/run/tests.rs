@@ -184,14 +184,49 @@ fn failures_in_a_row_make_the_pause_longer_up_to_a_limit() {
 }
 
 #[test]
-fn steps_that_take_long_leave_the_processor_to_others_and_timers_of_paths_hold_up_no_change() {
+fn steps_that_take_long_leave_the_processor_to_others_and_hold_up_no_step_of_the_other_kind() {
     let mut schedule = schedule();
-    assert_eq!(schedule.pause(Wake::Change, Duration::from_millis(1)), MIN_PAUSE);
-    assert_eq!(schedule.pause(Wake::Change, Duration::from_millis(100)), Duration::from_millis(400));
-    assert_eq!(schedule.pause(Wake::Sweep, Duration::from_secs(1)), MAX_PAUSE);
-    let before = Instant::now();
-    assert_eq!(schedule.pause(Wake::Paths, Duration::from_millis(20)), MIN_PATHS_PAUSE);
-    assert!(schedule.paths_at >= before + Duration::from_millis(400));
+    let (paths_at, began) = (schedule.paths_at, Instant::now());
+    for (wake, took, pause) in [
+        (Wake::Change, Duration::from_millis(1), MIN_PAUSE),
+        (Wake::Change, Duration::from_millis(100), Duration::from_millis(400)),
+        (Wake::Sweep, Duration::from_secs(1), MAX_PAUSE),
+    ] {
+        let before = Instant::now();
+        schedule.rest(wake, took);
+        assert!((before + pause..=Instant::now() + pause).contains(&schedule.reconcile_at));
+    }
+    assert_eq!(schedule.paths_at, paths_at);
+    let reconcile_at = schedule.reconcile_at;
+    schedule.rest(Wake::Paths, Duration::from_millis(20));
+    assert!(schedule.paths_at >= began + Duration::from_millis(400));
+    assert_eq!(schedule.reconcile_at, reconcile_at);
+}
+
+/// Endpoints that answer must not wait until a node that has much to reconcile has rested.
+#[tokio::test]
+async fn an_endpoint_is_set_while_reconciliation_rests() {
+    let (cluster, mut reader) = Cluster::new().await;
+    let (mut schedule, reports, mut kernel) = (schedule(), reports(), kernel_changes());
+    assert!(matches!(schedule.work(Wake::Sweep, &mut reader, &reports), Some(Work::Reconcile(_))));
+    schedule.rest(Wake::Sweep, Duration::from_secs(1));
+    schedule.sweep_at = Instant::now() + SWEEP_INTERVAL;
+    cluster.changed.send_replace(());
+    let driver = paths();
+    driver.port().with_agent(|agent| {
+        let paths = fairlead_path::PeerPaths {
+            candidates: vec![fairlead_path::Candidate {
+                address: "192.0.2.2:51820".parse().unwrap(),
+                source: fairlead_path::Source::Host,
+            }],
+            ..Default::default()
+        };
+        agent.upsert_peer(Duration::ZERO, key(2), paths);
+        agent.observe(Duration::ZERO, &key(2), fairlead_path::Observation::default());
+    });
+    assert_eq!(schedule.next(&mut reader, &mut kernel, driver.port()).await, Wake::Paths);
+    assert_eq!(driver.port().take_due(false).endpoints.len(), 1);
+    assert_ne!(schedule.next(&mut reader, &mut kernel, driver.port()).await, Wake::Paths);
 }
 
 #[test]

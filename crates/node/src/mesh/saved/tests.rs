@@ -20,6 +20,8 @@ fn unsaved() -> Unsaved {
     third.since = Some(Since { created: 7, uid: "u".to_owned() });
     third.persistent_keepalive = Some(11);
     third.endpoints.is_nat_symmetric = true;
+    third.endpoints.is_nat_port_restricted = true;
+    third.endpoints.birthday_attack = Some(false);
     Unsaved {
         mesh: Arc::new(serde_json::from_value(mesh).unwrap()),
         node: Arc::new(serde_json::from_value(node).unwrap()),

@@ -21,7 +21,7 @@ fn pair(candidates: [&[&str]; 2]) -> [PathAgent; 2] {
             Candidate { address: text.parse().unwrap(), source }
         };
         let candidates = candidates[index].iter().map(candidate).collect();
-        let paths = PeerPaths { candidates, silence: None, relay: None };
+        let paths = PeerPaths { candidates, silence: None, ..PeerPaths::default() };
         if index == 0 {
             agent.set_nat64(&[Nat64Prefix::new("2001:db8:64::/96".parse().unwrap()).unwrap()]);
         }

@@ -83,7 +83,11 @@ fn next(mut receive: impl FnMut() -> Option<PathDatagram>) -> PathDatagram {
     }
 }
 
-const WORKS: PathSocketHealth = PathSocketHealth { families: Vec::new(), failures: Vec::new() };
+const WORKS: PathSocketHealth =
+    PathSocketHealth { access: PortAccess::Nftables, families: Vec::new(), failures: Vec::new() };
+/// A firewall behind the table that knows WireGuard's port alone.
+const LATE_FIREWALL: &str = "nft 'add table inet late; add chain inet late in { type filter hook input priority 300; }; \
+     add rule inet late in udp dport != 51820 drop'";
 
 fn works() -> PathSocketHealth {
     PathSocketHealth { families: IpFamily::BOTH.to_vec(), ..WORKS }
@@ -231,10 +235,13 @@ fn a_reader_takes_nothing_from_a_test() {
 fn a_family_that_does_not_work_is_named_and_the_other_one_used() {
     let bed = Bed::new();
     bed.node.sh("nft 'insert rule inet judge in iifname lo meta nfproto ipv6 meta l4proto udp drop'");
-    bed.port.set_wireguard_port(WIREGUARD - 1);
-    bed.port.set_wireguard_port(WIREGUARD);
-    let PathSocketHealth { families, failures } = bed.socket.maintain();
-    assert_eq!(families, [IpFamily::V4]);
+    bed.node.run(|| {
+        bed.port.set_wireguard_port(WIREGUARD - 1);
+        bed.port.set_wireguard_port(WIREGUARD);
+    });
+    // Raw sockets do not work either.
+    let PathSocketHealth { access, families, failures } = bed.socket.maintain();
+    assert_eq!((access, &families[..]), (PortAccess::Nftables, &[IpFamily::V4][..]));
     let [PathSocketFailure { family: IpFamily::V6, reason }] = &failures[..] else { panic!("{failures:?}") };
     assert!(reason.contains("[::1]:51820") && reason.contains("firewall"), "{reason}");
     bed.socket.send(None, bed.to_peer(0), b"IPv4").unwrap();
@@ -261,4 +268,99 @@ fn sending_needs_a_port() {
     assert_eq!(error.kind(), io::ErrorKind::NotConnected);
     assert_eq!(socket.maintain(), WORKS);
     assert_eq!(namespace.sh("nft list tables"), "", "nothing is joined yet");
+}
+
+/// Has the table been found to be of no use, in both families.
+fn uses_raw_sockets(bed: &Bed) {
+    let works = PathSocketHealth { access: PortAccess::RawSocket, ..works() };
+    assert_eq!(bed.node.run(|| bed.socket.maintain()), works);
+    assert_eq!(bed.node.sh("nft list tables | grep fairlead || true"), "");
+}
+
+fn datagrams_pass(bed: &Bed) {
+    let stun = [&[1, 1, 0, 0], &stun::MAGIC_COOKIE[..], &[7; 12]].concat();
+    for family in 0..2 {
+        let (peer, to) = (bed.to_peer(family), bed.to_wireguard(family));
+        for payload in [&b"whatever"[..], &[0xff; 1400]] {
+            bed.socket.send(None, peer, payload).unwrap();
+            let sent = next(|| bed.peer.try_receive());
+            assert_eq!((sent.remote, &sent.payload[..]), (to, payload));
+        }
+        bed.socket.send(Some(to.ip()), peer, b"from an address").unwrap();
+        assert_eq!(next(|| bed.peer.try_receive()).remote, to);
+        let data = [&[4, 0, 0, 0][..], &stun::MAGIC_COOKIE, &[0; 24]].concat();
+        bed.peer.send(None, to, &data).unwrap();
+        // WireGuard receives all that raw sockets do, and drops it.
+        next(|| bed.wireguard.try_receive().filter(|datagram| datagram.payload == data));
+        let request = [&[0, 1, 0, 0], &stun::MAGIC_COOKIE[..], &[7; 12]].concat();
+        for datagram in [bed.probe("a request"), request, stun.clone()] {
+            bed.peer.send(None, to, &datagram).unwrap();
+        }
+        for datagram in [bed.probe("a request"), stun.clone()] {
+            let received = next(|| bed.socket.try_receive());
+            assert_eq!((received.remote, received.local), (peer, Some(to.ip())));
+            assert_eq!(received.payload, datagram);
+        }
+        assert_eq!(bed.socket.try_receive(), None);
+    }
+}
+
+#[test]
+fn raw_sockets_are_used_where_a_firewall_knows_the_wireguard_port_alone() {
+    let bed = Bed::new();
+    bed.node.sh(LATE_FIREWALL);
+    bed.node.run(|| {
+        bed.port.set_wireguard_port(WIREGUARD - 1);
+        bed.port.set_wireguard_port(WIREGUARD);
+    });
+    uses_raw_sockets(&bed);
+    datagrams_pass(&bed);
+    bed.node.sh("nft flush ruleset");
+    datagrams_pass(&bed);
+    uses_raw_sockets(&bed);
+    bed.judge();
+}
+
+#[test]
+fn raw_sockets_are_used_where_the_table_cannot_be_made() {
+    let bed = Bed::new();
+    bed.node.sh("nft delete table inet fairlead_path_socket");
+    // Only the program that made it may change a table with an owner.
+    let owner = bed.node.run(|| {
+        let mut nft = std::process::Command::new("nft");
+        nft.arg("-i").stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::null()).spawn()
+    });
+    let mut owner = owner.unwrap();
+    let table = b"add table inet fairlead_path_socket { flags owner; }\n";
+    std::io::Write::write_all(owner.stdin.as_mut().unwrap(), table).unwrap();
+    let deadline = Instant::now() + TIMEOUT;
+    while !bed.node.sh("nft list tables").contains("fairlead") {
+        assert!(Instant::now() < deadline, "nft made no table");
+    }
+    let health = bed.node.run(|| bed.socket.maintain());
+    assert_eq!(health, PathSocketHealth { access: PortAccess::RawSocket, ..works() });
+    datagrams_pass(&bed);
+    owner.kill().unwrap();
+    owner.wait().unwrap();
+    bed.judge();
+}
+
+#[test]
+fn the_descriptor_is_readable_while_datagrams_wait_at_raw_sockets() {
+    let bed = Bed::new();
+    bed.node.sh(LATE_FIREWALL);
+    let waits = |timeout: u16| {
+        poll(&mut [PollFd::new(bed.socket.as_fd(), PollFlags::POLLIN)], PollTimeout::from(timeout)).unwrap()
+            == 1
+    };
+    bed.node.run(|| {
+        bed.port.set_wireguard_port(WIREGUARD - 1);
+        bed.port.set_wireguard_port(WIREGUARD);
+    });
+    uses_raw_sockets(&bed);
+    assert!(!waits(0));
+    bed.peer.send(None, bed.to_wireguard(1), &bed.probe("wakes")).unwrap();
+    assert!(waits(10_000));
+    next(|| bed.socket.try_receive());
+    assert!(!waits(0));
 }

@@ -1,0 +1,153 @@
+//! Birthday attempts on their way between their machine, the probers of the peers, and the shell.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use fairlead_address::canonical;
+use fairlead_api::wireguard::PublicKey;
+use fairlead_wire::probe::{Message, TransactionId, is_probe};
+
+use super::{Arrival, Event, PathAgent, Transmit};
+use crate::birthday::{Action, BirthdayOutcome, BirthdayStatus};
+
+/// What a birthday attempt wants done with sockets beside the WireGuard port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SocketChange {
+    /// Close those of the attempt, but not what is kept.
+    Close,
+    /// Keep one of the attempt: whatever goes to this endpoint goes from it, and what comes in by it from there is received as if
+    /// by the WireGuard port.
+    Keep {
+        /// The peer.
+        peer: PublicKey,
+        /// The endpoint.
+        remote: SocketAddr,
+        /// The number of the socket.
+        socket: u16,
+    },
+    /// Close what is kept for this endpoint.
+    Leave {
+        /// The endpoint.
+        remote: SocketAddr,
+    },
+    /// Open [`crate::BIRTHDAY_SOCKETS`], numbered from zero, for [`Transmit::socket`] and [`PathAgent::handle_socket_datagram`];
+    /// [`PathAgent::sockets_refused`] if that fails.
+    Open,
+}
+
+impl PathAgent {
+    /// The device can open sockets beside its port ([`SocketChange::Open`]): without this, no attempt is made behind a symmetric
+    /// NAT.
+    pub fn enable_sockets(&mut self) {
+        self.birthdays.enable_sockets();
+    }
+
+    /// The sockets of [`SocketChange::Open`] could not be opened.
+    pub fn sockets_refused(&mut self, now: Duration) {
+        self.birthdays.sockets_refused(now);
+        self.run_birthday_actions(now);
+    }
+
+    /// Takes a datagram that came in by a socket of the birthday attempt and is no WireGuard message.
+    pub fn handle_socket_datagram(&mut self, now: Duration, socket: u16, remote: SocketAddr, bytes: &[u8]) {
+        if is_probe(bytes) {
+            let arrival = Arrival { local: None, socket: Some(socket) };
+            self.handle_probe(now, arrival, canonical(remote), bytes);
+        } else {
+            self.unknown_datagrams = self.unknown_datagrams.saturating_add(1);
+        }
+    }
+
+    /// What became of the birthday attempts with a peer; `None` if there was none.
+    pub fn birthday_status(&self, now: Duration, key: &PublicKey) -> Option<BirthdayStatus> {
+        self.birthdays.status(now, key)
+    }
+
+    /// How many birthday attempts there were, by what became of them.
+    pub fn birthday_outcomes(&self) -> &BTreeMap<BirthdayOutcome, u64> {
+        self.birthdays.outcomes()
+    }
+
+    pub(super) fn run_birthdays(&mut self, now: Duration) {
+        if self.birthdays.poll_timeout().is_some_and(|at| at <= now) {
+            self.birthdays.handle_timeout(now);
+            self.run_birthday_actions(now);
+            self.start_birthday(now);
+        }
+    }
+
+    /// Begins an attempt, if a peer needs one and none runs.
+    fn start_birthday(&mut self, now: Duration) {
+        for key in self.birthdays.startable(now) {
+            let Some(peer) = self.peers.get(&key) else { continue };
+            let wants = peer.prober.wants_birthday(now);
+            if let Some(target) = peer.prober.birthday_target().filter(|_| wants)
+                && self.birthdays.start(now, key, target)
+            {
+                return;
+            }
+        }
+    }
+
+    /// The paths of a peer may have changed: a socket may be of no more use, or an attempt of some.
+    pub(super) fn review_birthday(&mut self, now: Duration, key: &PublicKey) {
+        let Some(peer) = self.peers.get(key) else { return };
+        if let Some(remote) = self.birthdays.kept(key) {
+            let (is_in_use, has_failed) =
+                (peer.prober.is_in_use(remote), peer.prober.has_failed(remote, now));
+            self.birthdays.review(now, key, is_in_use, has_failed);
+            self.run_birthday_actions(now);
+        } else if peer.prober.wants_birthday(now) {
+            self.start_birthday(now);
+        }
+    }
+
+    pub(super) fn run_birthday_actions(&mut self, now: Duration) {
+        while let Some(action) = self.birthdays.poll_action() {
+            match action {
+                Action::Ask { peer, transaction } => self.ask_for_birthday(&peer, transaction),
+                Action::Close => self.events.push_back(Event::Sockets(SocketChange::Close)),
+                Action::Found { peer: key, address } => {
+                    if let Some(peer) = self.peers.get_mut(&key) {
+                        peer.prober.add_found(now, address);
+                        let due = peer.prober.poll_timeout();
+                        self.probe_timers.reschedule(key, &mut peer.probe_due, due);
+                    }
+                }
+                Action::Keep { peer, remote, socket } => {
+                    self.events.push_back(Event::Sockets(SocketChange::Keep { peer, remote, socket }));
+                }
+                Action::Leave { remote } => {
+                    self.events.push_back(Event::Sockets(SocketChange::Leave { remote }));
+                }
+                Action::Open => self.events.push_back(Event::Sockets(SocketChange::Open)),
+                Action::Request { peer, to: remote, socket, transaction } => {
+                    let request = request(transaction, false);
+                    let probing = self.probing.as_mut();
+                    if let Some(payload) = probing.and_then(|probing| probing.search(now, &peer, &request)) {
+                        self.transmits.push_back(Transmit { local: None, socket, remote, payload });
+                    }
+                }
+            }
+        }
+    }
+
+    fn ask_for_birthday(&mut self, key: &PublicKey, transaction: TransactionId) {
+        let relay = self.peers.get(key).and_then(|peer| peer.prober.relay_address());
+        let (Some(remote), Some(probing)) = (relay, &mut self.probing) else { return };
+        if let Some(payload) = probing.check(key, &request(transaction, true), 0) {
+            self.transmits.push_back(Transmit { local: None, socket: None, remote, payload });
+        }
+    }
+}
+
+fn request(transaction: TransactionId, is_birthday: bool) -> Message {
+    Message::Request {
+        transaction,
+        starts_round: false,
+        wants_handshake: false,
+        is_birthday,
+        candidates: Vec::new(),
+    }
+}

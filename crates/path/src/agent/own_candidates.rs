@@ -1,0 +1,132 @@
+//! Candidates that nodes tell each other over the relay: this node's own, and what becomes of those that peers name. What a node
+//! publishes reaches its peers only through the API server.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use fairlead_address::PrefixSet;
+use fairlead_wire::probe::{self, CandidateKind, Epoch, Header};
+
+use super::{PathAgent, Peer};
+use crate::candidates::{Candidate, OwnView, PeerView, order};
+
+/// Least time between two moments at which all peers are told that the candidates of this node are others.
+const MIN_TELL_INTERVAL: Duration = Duration::from_millis(250);
+
+/// What is known of this node from elsewhere than its STUN servers and peers.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct OwnSide {
+    /// Its addresses and networks, to order the candidates of peers.
+    pub view: OwnView,
+    /// The addresses of pods: packets there would go through the mesh that they carry.
+    pub pods: PrefixSet,
+    /// Its own addresses, with its port.
+    pub host: Vec<SocketAddr>,
+    /// Where gateways take packets for it.
+    pub mapped: Vec<SocketAddr>,
+}
+
+/// The candidates of this node, as peers are told.
+#[derive(Debug, Default)]
+pub(super) struct OwnCandidates {
+    side: OwnSide,
+    list: Vec<probe::Candidate>,
+    /// Something changed that the list follows from.
+    pub(super) is_outdated: bool,
+    /// When peers are told of another list, and when they were told last.
+    pub(super) due: Option<Duration>,
+    told: Option<Duration>,
+}
+
+impl OwnCandidates {
+    /// For a request over the relay.
+    pub(super) fn list(&self) -> &[probe::Candidate] {
+        &self.list
+    }
+
+    /// What this node may use of the candidates that a peer names, best first: the rules are those for published ones.
+    fn usable(&self, named: &[probe::Candidate]) -> Vec<Candidate> {
+        let of_kind = |is_host: bool| {
+            let named = named.iter().filter(move |named| (named.kind == CandidateKind::Host) == is_host);
+            named.map(|named| named.address).collect()
+        };
+        let OwnSide { view, pods, .. } = &self.side;
+        let peer = PeerView { manual: None, host: of_kind(true), observed: of_kind(false) };
+        let mut candidates = order(view, &peer);
+        candidates.retain(|candidate| {
+            let original = view.nat64.original(candidate.address);
+            ![candidate.address, original].iter().any(|address| pods.contains(address.ip()))
+        });
+        candidates
+    }
+}
+
+impl PathAgent {
+    /// Sets what is known of this node itself. Peers without a direct path are told over the relay where it may be reached.
+    pub fn set_own_side(&mut self, now: Duration, side: OwnSide) {
+        if self.own.side != side {
+            self.own.side = side;
+            self.own.is_outdated = true;
+            self.tell_own_candidates(now);
+        }
+    }
+
+    /// Tells peers where this node may be reached, if that is somewhere else now.
+    pub(super) fn tell_own_candidates(&mut self, now: Duration) {
+        if std::mem::take(&mut self.own.is_outdated) {
+            let list = self.own_candidates();
+            if self.own.list != list {
+                self.own.list = list;
+                let earliest = self.own.told.map(|told| told.saturating_add(MIN_TELL_INTERVAL));
+                self.own.due = Some(earliest.map_or(now, |earliest| earliest.max(now)));
+            }
+        }
+        if self.own.due.take_if(|due| *due <= now).is_none() || self.probing.is_none() {
+            return;
+        }
+        for (key, peer) in &mut self.peers {
+            if peer.prober.own_candidates_changed(now) {
+                self.own.told = Some(now);
+                let due = peer.prober.poll_timeout();
+                self.probe_timers.reschedule(*key, &mut peer.probe_due, due);
+            }
+        }
+    }
+
+    /// Where others see this node comes first: it is what peers do not know yet.
+    fn own_candidates(&self) -> Vec<probe::Candidate> {
+        let answers = self.stun_answers();
+        let seen = answers.values().filter_map(|answer| answer.mapped());
+        let OwnSide { host, mapped, .. } = &self.own.side;
+        let server = seen.chain(mapped.iter().copied()).map(|it| (CandidateKind::ServerReflexive, it));
+        let peers = self.reflexive.agreed().into_iter().map(|it| (CandidateKind::PeerReflexive, it));
+        let mut list: Vec<probe::Candidate> = Vec::new();
+        for (kind, address) in server.chain(peers) {
+            if !host.contains(&address) && !list.iter().any(|known| known.address == address) {
+                list.push(probe::Candidate { kind, address });
+            }
+        }
+        list.truncate(probe::MAX_CANDIDATES / 2);
+        list.extend(host.iter().map(|it| probe::Candidate { kind: CandidateKind::Host, address: *it }));
+        list.truncate(probe::MAX_CANDIDATES);
+        list
+    }
+}
+
+impl Peer {
+    /// Takes the candidates that the peer names in an authenticated request, unless it has named others since.
+    pub(super) fn take_candidates(
+        &mut self,
+        now: Duration,
+        own: &OwnCandidates,
+        header: &Header,
+        named: &[probe::Candidate],
+    ) {
+        let is_older = |(epoch, counter): (Epoch, u64)| epoch == header.epoch && counter >= header.counter;
+        if named.is_empty() || self.named.is_some_and(is_older) {
+            return;
+        }
+        self.named = Some((header.epoch, header.counter));
+        self.prober.set_signalled(now, &own.usable(named));
+    }
+}

@@ -1,0 +1,457 @@
+//! Birthday attempts: a direct path between a node behind a symmetric NAT and one behind a port-restricted NAT.
+//!
+//! The symmetric NAT has another external port for each socket, and nobody outside learns it. So that node opens
+//! [`SOCKETS`] sockets and sends from each to the peer's known endpoint; the peer sends to random ports of the NAT's address until
+//! one of its requests comes in by a mapping (the birthday paradox: 256 of 64,512 ports are open, so 2,048 requests miss all of
+//! them once in 3,400 attempts). Both begin together, told by requests over the relay, and go on only while the other one says
+//! that it takes part. The port is used when three requests were answered over it. Rules: `docs/path-protocol.md`.
+//!
+//! A node makes one attempt at a time. What its sockets do is done by the shell: [`Action`].
+
+use std::collections::{BTreeMap, VecDeque};
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use fairlead_api::wireguard::PublicKey;
+use fairlead_wire::probe::TransactionId;
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+
+use crate::rotation::EndpointReason;
+
+mod listening;
+mod record;
+mod searching;
+
+pub use record::{BirthdayOutcome, BirthdayPolicy, BirthdaySide, BirthdayStatus, birthday_side};
+
+use listening::Listening;
+use record::Record;
+use searching::Searching;
+
+/// Sockets that the node behind the symmetric NAT opens.
+pub const SOCKETS: u16 = 256;
+/// Requests per second of the attempt: a few less than a node may send in all.
+const RATE: u32 = 450;
+/// Requests at once after a late wake-up.
+const MAX_AT_ONCE: usize = 20;
+/// How often requests are sent while there are more to send.
+const PACE: Duration = Duration::from_millis(20);
+/// Answers after which a port is used.
+const CONFIRMATIONS: u8 = 3;
+/// How often the peer is asked to take part, how often it is told that the attempt goes on, and how long it may say nothing.
+const ASK_INTERVAL: Duration = Duration::from_millis(300);
+const TELL_INTERVAL: Duration = Duration::from_millis(500);
+const MAX_SILENCE: Duration = Duration::from_millis(1500);
+/// How long an answer is waited for.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+/// The longest attempt.
+const MAX_ATTEMPT: Duration = Duration::from_secs(8);
+/// What a node sends in attempts within a time: routers keep a mapping for each request for 30 s or longer.
+const BUDGET: u32 = 20_480;
+const BUDGET_PERIOD: Duration = Duration::from_secs(300);
+
+/// Something for the agent to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Action {
+    /// Tell the peer over the relay that this node takes part.
+    Ask { peer: PublicKey, transaction: TransactionId },
+    /// Close the sockets but those that are kept.
+    Close,
+    /// The path of this endpoint works.
+    Found { peer: PublicKey, address: SocketAddr },
+    /// What goes to this endpoint goes from this socket from now on.
+    Keep { peer: PublicKey, remote: SocketAddr, socket: u16 },
+    /// What goes to this endpoint goes from the WireGuard port again.
+    Leave { remote: SocketAddr },
+    /// Open sockets.
+    Open,
+    /// Send a request, from one of the sockets or from the WireGuard port.
+    Request { peer: PublicKey, to: SocketAddr, socket: Option<u16>, transaction: TransactionId },
+}
+
+/// The attempt that runs.
+#[derive(Debug)]
+struct Attempt {
+    peer: PublicKey,
+    /// The peer's endpoint, or the address of its NAT.
+    target: SocketAddr,
+    began: Duration,
+    /// When the peer is told next.
+    next_ask: Option<Duration>,
+    /// Requests over the relay whose answers are waited for; the oldest make room.
+    asked: VecDeque<TransactionId>,
+    stage: Stage,
+}
+
+#[derive(Debug)]
+enum Stage {
+    /// The peer has not said yet that it takes part.
+    Asking,
+    /// Behind the symmetric NAT: the sockets are open.
+    Listening(Listening),
+    /// Behind the port-restricted NAT: random ports are tried.
+    Searching(Searching),
+}
+
+/// Requests over the relay whose answers are waited for.
+const MAX_ASKED: usize = 8;
+
+/// A socket that is kept for a peer.
+#[derive(Debug, Clone, Copy)]
+struct Kept {
+    remote: SocketAddr,
+    /// Since when another path has been in use.
+    unused_since: Option<Duration>,
+}
+
+/// How long a socket is kept whose path is not in use.
+const MAX_UNUSED: Duration = Duration::from_secs(60);
+
+/// The birthday attempts of one node.
+#[derive(Debug)]
+pub(crate) struct Birthdays {
+    random: StdRng,
+    /// The device can open sockets.
+    has_sockets: bool,
+    attempt: Option<Attempt>,
+    peers: BTreeMap<PublicKey, Record>,
+    kept: BTreeMap<PublicKey, Kept>,
+    /// Start of the period, and what was sent in it.
+    spent: (Duration, u32),
+    outcomes: BTreeMap<BirthdayOutcome, u64>,
+    actions: VecDeque<Action>,
+}
+
+impl Birthdays {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self {
+            random: StdRng::seed_from_u64(seed),
+            has_sockets: false,
+            attempt: None,
+            peers: BTreeMap::new(),
+            kept: BTreeMap::new(),
+            spent: (Duration::ZERO, 0),
+            outcomes: BTreeMap::new(),
+            actions: VecDeque::new(),
+        }
+    }
+
+    /// The device can open sockets beside its port.
+    pub(crate) fn enable_sockets(&mut self) {
+        self.has_sockets = true;
+    }
+
+    /// Sets which part this node takes in attempts with a peer; `None` for none. Another part clears what failed before.
+    pub(crate) fn set_side(&mut self, peer: PublicKey, side: Option<BirthdaySide>) {
+        let known = self.peers.get(&peer).map(|record| record.side);
+        if known == side {
+            return;
+        }
+        match side {
+            Some(side) => drop(self.peers.insert(peer, Record::new(side))),
+            None => drop(self.peers.remove(&peer)),
+        }
+        self.abandon(&peer);
+    }
+
+    pub(crate) fn remove_peer(&mut self, peer: &PublicKey) {
+        self.peers.remove(peer);
+        self.abandon(peer);
+        self.leave(peer);
+    }
+
+    /// The network of this host changed: what failed before may work now.
+    pub(crate) fn network_changed(&mut self) {
+        self.peers.values_mut().for_each(|record| *record = Record::new(record.side));
+    }
+
+    /// The peers with which this node may begin an attempt at `now`.
+    pub(crate) fn startable(&self, now: Duration) -> Vec<PublicKey> {
+        if self.attempt.is_some() || !self.has_sockets {
+            return Vec::new();
+        }
+        let may_start = |(key, record): &(&PublicKey, &Record)| {
+            record.side == BirthdaySide::Symmetric && record.next <= now && !self.kept.contains_key(key)
+        };
+        self.peers.iter().filter(may_start).map(|(key, _)| *key).collect()
+    }
+
+    /// Asks a peer of [`Self::startable`] for an attempt to reach it at `target`. Whether nothing speaks against it.
+    pub(crate) fn start(&mut self, now: Duration, peer: PublicKey, target: SocketAddr) -> bool {
+        if self.attempt.is_some() || !self.take_budget(now, SOCKETS.into()) {
+            return false;
+        }
+        let stage = Stage::Asking;
+        self.attempt =
+            Some(Attempt { peer, target, began: now, next_ask: Some(now), asked: VecDeque::new(), stage });
+        true
+    }
+
+    /// The peer says over the relay that it takes part. `target` is where it is known to be.
+    pub(crate) fn handle_ask(&mut self, now: Duration, peer: PublicKey, target: Option<SocketAddr>) {
+        if let Some(attempt) = &mut self.attempt {
+            if attempt.peer != peer {
+                return;
+            }
+            match &mut attempt.stage {
+                Stage::Asking => {
+                    attempt.stage = Stage::Listening(Listening::new(now));
+                    self.actions.push_back(Action::Open);
+                }
+                Stage::Listening(_) => {}
+                Stage::Searching(searching) => {
+                    searching.hear(now);
+                    self.ask();
+                }
+            }
+            return;
+        }
+        let record = self.peers.get(&peer).copied();
+        let accepts = record.is_some_and(|it| it.side == BirthdaySide::PortRestricted && it.next <= now);
+        let Some(target) = target.filter(|_| accepts) else { return };
+        if self.take_budget(now, searching::MAX_REQUESTS) {
+            let stage = Stage::Searching(Searching::new(now, target.ip(), &mut self.random));
+            self.attempt =
+                Some(Attempt { peer, target, began: now, next_ask: None, asked: VecDeque::new(), stage });
+            self.ask();
+        }
+    }
+
+    /// Takes a direct request of the peer that came in by a socket, or by the WireGuard port. Whether it belongs to the attempt.
+    pub(crate) fn handle_request(&mut self, peer: &PublicKey, from: SocketAddr, socket: Option<u16>) -> bool {
+        let Some(attempt) = self.attempt.as_mut().filter(|attempt| attempt.peer == *peer) else {
+            return false;
+        };
+        match (&mut attempt.stage, socket) {
+            (Stage::Listening(listening), Some(socket)) if from == attempt.target => {
+                if let Some(transaction) = listening.handle_request(socket, &mut self.random) {
+                    let (peer, socket) = (*peer, Some(socket));
+                    self.actions.push_back(Action::Request { peer, to: from, socket, transaction });
+                }
+                true
+            }
+            (Stage::Searching(_), None) => from.ip() == attempt.target.ip(),
+            _ => false,
+        }
+    }
+
+    /// Takes an answer of the peer. Whether it answers a request of the attempt.
+    pub(crate) fn handle_answer(
+        &mut self,
+        now: Duration,
+        peer: &PublicKey,
+        from: SocketAddr,
+        socket: Option<u16>,
+        transaction: TransactionId,
+    ) -> bool {
+        let Some(attempt) = self.attempt.as_mut().filter(|attempt| attempt.peer == *peer) else {
+            return false;
+        };
+        if let Some(at) = attempt.asked.iter().position(|asked| *asked == transaction) {
+            attempt.asked.remove(at);
+            return true;
+        }
+        let peer = *peer;
+        match (&mut attempt.stage, socket) {
+            (Stage::Listening(listening), Some(socket)) => {
+                let Some(heard) = listening.handle_answer(socket, transaction) else { return false };
+                if heard.is_chosen {
+                    self.actions.push_back(Action::Keep { peer, remote: from, socket });
+                }
+                if heard.is_confirmed {
+                    self.kept.insert(peer, Kept { remote: from, unused_since: None });
+                    self.found(now, peer, from);
+                }
+                true
+            }
+            (Stage::Searching(searching), None) => {
+                let Some(is_confirmed) = searching.handle_answer(now, from, transaction) else {
+                    return false;
+                };
+                if is_confirmed {
+                    self.found(now, peer, from);
+                }
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// The shell could not open the sockets.
+    pub(crate) fn sockets_refused(&mut self, now: Duration) {
+        if self.attempt.as_ref().is_some_and(|attempt| matches!(attempt.stage, Stage::Listening(_))) {
+            self.finish(now, BirthdayOutcome::NoSockets);
+        }
+    }
+
+    /// Sends what is due.
+    pub(crate) fn handle_timeout(&mut self, now: Duration) {
+        let Some(attempt) = &mut self.attempt else { return };
+        let (peer, elapsed) = (attempt.peer, now.saturating_sub(attempt.began));
+        let mut end = None;
+        match &mut attempt.stage {
+            Stage::Asking if elapsed >= MAX_SILENCE => end = Some(BirthdayOutcome::PeerSilent),
+            Stage::Asking => {}
+            Stage::Listening(listening) => {
+                for (socket, transaction) in listening.due(now, &mut self.random) {
+                    let (to, socket) = (attempt.target, Some(socket));
+                    self.actions.push_back(Action::Request { peer, to, socket, transaction });
+                }
+                end = (elapsed >= MAX_ATTEMPT).then_some(BirthdayOutcome::NoPortFound);
+            }
+            Stage::Searching(searching) => {
+                for (to, transaction) in searching.due(now, &mut self.random) {
+                    self.actions.push_back(Action::Request { peer, to, socket: None, transaction });
+                }
+                end = searching.end(now);
+            }
+        }
+        let (is_asking, is_searching) =
+            (matches!(attempt.stage, Stage::Asking), matches!(attempt.stage, Stage::Searching(_)));
+        if let Some(outcome) = end {
+            self.finish(now, outcome);
+        } else if attempt.next_ask.is_some_and(|at| at <= now) && !is_searching {
+            let interval = if is_asking { ASK_INTERVAL } else { TELL_INTERVAL };
+            attempt.next_ask = Some(now.saturating_add(interval));
+            self.ask();
+        }
+    }
+
+    /// When to call [`Self::handle_timeout`].
+    pub(crate) fn poll_timeout(&self) -> Option<Duration> {
+        let attempt = self.attempt.as_ref()?;
+        let stage = match &attempt.stage {
+            Stage::Asking => attempt.began.saturating_add(MAX_SILENCE),
+            Stage::Listening(listening) => {
+                let end = attempt.began.saturating_add(MAX_ATTEMPT);
+                listening.next().map_or(end, |next| next.min(end))
+            }
+            Stage::Searching(searching) => searching.next(),
+        };
+        Some(attempt.next_ask.map_or(stage, |ask| ask.min(stage)))
+    }
+
+    /// What is to be done next.
+    pub(crate) fn poll_action(&mut self) -> Option<Action> {
+        self.actions.pop_front()
+    }
+
+    /// Where the socket that is kept for a peer leads.
+    pub(crate) fn kept(&self, peer: &PublicKey) -> Option<SocketAddr> {
+        self.kept.get(peer).map(|kept| kept.remote)
+    }
+
+    /// Why an endpoint is set, if an attempt has found it.
+    pub(crate) fn reason(&self, peer: &PublicKey, endpoint: SocketAddr) -> Option<EndpointReason> {
+        let found = self.peers.get(peer).and_then(|record| record.found);
+        (found == Some(endpoint)).then_some(EndpointReason::BirthdayAttack)
+    }
+
+    /// Closes the socket that is kept for a peer when its path has failed, or was not in use for long.
+    pub(crate) fn review(&mut self, now: Duration, peer: &PublicKey, is_in_use: bool, has_failed: bool) {
+        let Some(kept) = self.kept.get_mut(peer) else { return };
+        let since = *kept.unused_since.get_or_insert(now);
+        if is_in_use {
+            kept.unused_since = None;
+        }
+        if has_failed || (!is_in_use && now.saturating_sub(since) >= MAX_UNUSED) {
+            self.leave(peer);
+        }
+    }
+
+    /// What became of the attempts with a peer; `None` while there was none.
+    pub(crate) fn status(&self, now: Duration, peer: &PublicKey) -> Option<BirthdayStatus> {
+        let record = self.peers.get(peer)?;
+        let is_running = self.attempt.as_ref().is_some_and(|attempt| attempt.peer == *peer);
+        let last = record.last.or(is_running.then_some(BirthdayOutcome::NoPortFound))?;
+        Some(BirthdayStatus {
+            last,
+            attempts: record.attempts,
+            is_running,
+            next: record.next.checked_sub(now),
+        })
+    }
+
+    /// How many attempts there were, by what became of them.
+    pub(crate) fn outcomes(&self) -> &BTreeMap<BirthdayOutcome, u64> {
+        &self.outcomes
+    }
+
+    fn ask(&mut self) {
+        let Some(attempt) = &mut self.attempt else { return };
+        let transaction = TransactionId(self.random.random());
+        if attempt.asked.len() >= MAX_ASKED {
+            attempt.asked.pop_front();
+        }
+        attempt.asked.push_back(transaction);
+        self.actions.push_back(Action::Ask { peer: attempt.peer, transaction });
+    }
+
+    fn found(&mut self, now: Duration, peer: PublicKey, address: SocketAddr) {
+        self.finish(now, BirthdayOutcome::Found);
+        if let Some(record) = self.peers.get_mut(&peer) {
+            record.found = Some(address);
+        }
+        self.actions.push_back(Action::Found { peer, address });
+    }
+
+    fn finish(&mut self, now: Duration, outcome: BirthdayOutcome) {
+        let Some(attempt) = self.attempt.take() else { return };
+        if let Stage::Listening(listening) = attempt.stage {
+            if outcome != BirthdayOutcome::Found && listening.has_chosen() {
+                self.actions.push_back(Action::Leave { remote: attempt.target });
+            }
+            self.actions.push_back(Action::Close);
+        }
+        let count = self.outcomes.entry(outcome).or_default();
+        *count = count.saturating_add(1);
+        if let Some(record) = self.peers.get_mut(&attempt.peer) {
+            record.conclude(now, outcome, &mut self.random);
+        }
+    }
+
+    /// Ends the attempt with this peer without a verdict.
+    fn abandon(&mut self, peer: &PublicKey) {
+        if let Some(attempt) = self.attempt.take_if(|attempt| attempt.peer == *peer)
+            && let Stage::Listening(listening) = attempt.stage
+        {
+            if listening.has_chosen() {
+                self.actions.push_back(Action::Leave { remote: attempt.target });
+            }
+            self.actions.push_back(Action::Close);
+        }
+    }
+
+    fn leave(&mut self, peer: &PublicKey) {
+        if let Some(Kept { remote, .. }) = self.kept.remove(peer) {
+            self.actions.push_back(Action::Leave { remote });
+        }
+    }
+
+    fn take_budget(&mut self, now: Duration, requests: u32) -> bool {
+        if now.saturating_sub(self.spent.0) >= BUDGET_PERIOD {
+            self.spent = (now, 0);
+        }
+        let spent = self.spent.1.saturating_add(requests);
+        let is_free = spent <= BUDGET;
+        if is_free {
+            self.spent.1 = spent;
+        }
+        is_free
+    }
+}
+
+/// How many requests should have been sent `elapsed` after the first.
+fn paced(elapsed: Duration) -> usize {
+    let due = elapsed.as_millis().saturating_mul(RATE.into()) / 1000;
+    usize::try_from(due).unwrap_or(usize::MAX).saturating_add(1)
+}
+
+/// Any port of an address.
+fn at(ip: IpAddr, port: u16) -> SocketAddr {
+    SocketAddr::new(ip, port)
+}
+
+#[cfg(test)]
+mod tests;

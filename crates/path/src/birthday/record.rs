@@ -1,0 +1,146 @@
+//! Which part a node takes in an attempt, what became of earlier ones, and when there is another.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use rand::RngExt;
+use rand::rngs::StdRng;
+
+use crate::nat::NatType;
+
+/// Which pairs may make attempts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum BirthdayPolicy {
+    /// None.
+    Disabled,
+    /// A port-restricted NAT with a symmetric one.
+    #[default]
+    PortRestricted,
+}
+
+/// Which part a node takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BirthdaySide {
+    /// Behind a port-restricted NAT: it tries many ports of the peer's NAT.
+    PortRestricted,
+    /// Behind a symmetric NAT: it opens many ports, and begins.
+    Symmetric,
+}
+
+/// The part of a node behind `own` NAT with a peer behind another one; `None` for a pair without attempts.
+pub fn birthday_side(policy: BirthdayPolicy, own: NatType, peer: NatType) -> Option<BirthdaySide> {
+    match (policy, own, peer) {
+        (BirthdayPolicy::Disabled, ..) => None,
+        (_, NatType::PortRestrictedCone, NatType::Symmetric) => Some(BirthdaySide::PortRestricted),
+        (_, NatType::Symmetric, NatType::PortRestrictedCone) => Some(BirthdaySide::Symmetric),
+        _ => None,
+    }
+}
+
+/// What became of an attempt. [`Self::name`] is the word for metrics; `Display` is for users.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum BirthdayOutcome {
+    /// A port was found and confirmed.
+    Found,
+    /// All ports were tried.
+    NoPortFound,
+    /// This node could not open the sockets.
+    NoSockets,
+    /// The peer did not take part, or stopped to: it may be busy with another attempt.
+    PeerSilent,
+}
+
+impl BirthdayOutcome {
+    /// All of them, for metrics that name each.
+    pub const ALL: [Self; 4] = [Self::Found, Self::NoPortFound, Self::NoSockets, Self::PeerSilent];
+
+    /// The outcome as one CamelCase word.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Found => "Found",
+            Self::NoPortFound => "NoPortFound",
+            Self::NoSockets => "NoSockets",
+            Self::PeerSilent => "PeerSilent",
+        }
+    }
+}
+
+impl fmt::Display for BirthdayOutcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Found => "found a port",
+            Self::NoPortFound => "found no port",
+            Self::NoSockets => "could not open sockets",
+            Self::PeerSilent => "the peer did not take part",
+        })
+    }
+}
+
+/// The attempts with one peer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BirthdayStatus {
+    /// What became of the last one.
+    pub last: BirthdayOutcome,
+    /// How many in a row found no port.
+    pub attempts: u32,
+    /// One runs now.
+    pub is_running: bool,
+    /// Time until the next one may begin; `None` if it may at any time.
+    pub next: Option<Duration>,
+}
+
+/// Time to the next attempt after one that found no port, which grows four times with each; the peer is asked again sooner if
+/// it did not take part.
+const RETRY: Duration = Duration::from_secs(20);
+const MAX_RETRY: Duration = Duration::from_secs(3600);
+const SILENT_RETRY: Duration = Duration::from_secs(1);
+const MAX_SILENT_RETRY: Duration = Duration::from_secs(600);
+/// The same after a path was found: it was lost since.
+const FOUND_RETRY: Duration = Duration::from_secs(5);
+
+/// The attempts with one peer.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Record {
+    pub(super) side: BirthdaySide,
+    pub(super) last: Option<BirthdayOutcome>,
+    /// How many in a row found no port, and how often in a row the peer did not take part.
+    pub(super) attempts: u32,
+    silences: u32,
+    /// Where the last one that did found the peer.
+    pub(super) found: Option<SocketAddr>,
+    /// When the next one may begin.
+    pub(super) next: Duration,
+}
+
+impl Record {
+    pub(super) fn new(side: BirthdaySide) -> Self {
+        Self { side, last: None, attempts: 0, silences: 0, found: None, next: Duration::ZERO }
+    }
+
+    pub(super) fn conclude(&mut self, now: Duration, outcome: BirthdayOutcome, random: &mut StdRng) {
+        let doubled = |first: Duration, times: u32| first.saturating_mul(2_u32.saturating_pow(times.min(12)));
+        let pause = match outcome {
+            BirthdayOutcome::Found => {
+                (self.attempts, self.silences) = (0, 0);
+                FOUND_RETRY
+            }
+            BirthdayOutcome::NoPortFound | BirthdayOutcome::NoSockets => {
+                self.attempts = self.attempts.saturating_add(1);
+                self.silences = 0;
+                doubled(RETRY, self.attempts.saturating_sub(1).saturating_mul(2)).min(MAX_RETRY)
+            }
+            BirthdayOutcome::PeerSilent => {
+                self.silences = self.silences.saturating_add(1);
+                doubled(SILENT_RETRY, self.silences.saturating_sub(1)).min(MAX_SILENT_RETRY)
+            }
+        };
+        // The node that is asked may be asked somewhat earlier: its peer counts from another moment.
+        let pause = match self.side {
+            BirthdaySide::PortRestricted => pause / 2,
+            BirthdaySide::Symmetric => pause.saturating_add(pause.mul_f64(random.random_range(0.0..0.5))),
+        };
+        self.last = Some(outcome);
+        self.next = now.saturating_add(pause);
+    }
+}

@@ -1,0 +1,63 @@
+//! What a birthday attempt needs to know of the paths to a peer, and what it adds to them.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use fairlead_address::is_private;
+
+use super::Prober;
+use super::path::{LAST_REQUEST, Origin, Path};
+use crate::candidates::Source;
+
+impl Prober {
+    /// Whether packets are relayed although all paths were tried, and there is traffic that an attempt is worth.
+    pub(crate) fn wants_birthday(&self, now: Duration) -> bool {
+        let (last_request, _) = LAST_REQUEST;
+        let tried = self.round_began.is_none_or(|began| now.saturating_sub(began) > last_request);
+        self.uses_relay()
+            && self.is_active(now)
+            && tried
+            && !self.works_directly(now)
+            && !self.is_relay_only()
+    }
+
+    /// Where requests go by way of the relay.
+    pub(crate) fn relay_address(&self) -> Option<SocketAddr> {
+        let current = self.current_path().filter(|path| path.is_relay());
+        let any = || self.paths.iter().filter(|path| path.is_relay()).min_by_key(|path| path.rank());
+        current.or_else(any).map(|path| path.candidate.address)
+    }
+
+    /// Whether what comes from this address came by way of the relay.
+    pub(crate) fn is_relay_at(&self, address: SocketAddr) -> bool {
+        self.is_port_of_relay(address) || self.path(address).is_some_and(Path::is_relay)
+    }
+
+    /// Where STUN servers and other nodes see the peer: the only place that an attempt may be aimed at.
+    pub(crate) fn birthday_target(&self) -> Option<SocketAddr> {
+        let published = self.paths.iter().filter(|path| path.origin == Origin::Published);
+        let seen = published.filter(|path| path.candidate.source == Source::Observed);
+        let mut addresses = seen.map(|path| path.candidate.address);
+        addresses.find(|address| address.is_ipv4() && !is_private(address.ip()) && self.may_use(*address))
+    }
+
+    /// An attempt has found this address: it is asked like any other path.
+    pub(crate) fn add_found(&mut self, now: Duration, address: SocketAddr) {
+        let may_use = self.may_use(address);
+        match self.paths.iter_mut().find(|path| path.candidate.address == address) {
+            Some(path) => (path.attempt, path.has_failed) = (Some((now, 0)), false),
+            None if may_use => self.add_reflexive(now, address),
+            None => {}
+        }
+    }
+
+    /// Whether packets go to this address.
+    pub(crate) fn is_in_use(&self, address: SocketAddr) -> bool {
+        self.current == Some(address)
+    }
+
+    /// Whether this path was in use and stopped answering.
+    pub(crate) fn has_failed(&self, address: SocketAddr, now: Duration) -> bool {
+        self.path(address).is_some_and(|path| path.has_failed && !path.is_fresh(now))
+    }
+}
