@@ -8,6 +8,7 @@
 //! Nothing here is part of the product, and nothing of the product is linked: its programs are run as processes.
 
 pub mod cni;
+pub mod judge;
 pub mod nat_matrix;
 pub mod node;
 pub mod objects;

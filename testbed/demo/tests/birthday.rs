@@ -9,6 +9,7 @@ use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use fairlead_demo::judge::{count_tunnel_packets, counted_tunnel_packets};
 use fairlead_demo::nat_matrix;
 use fairlead_demo::servers::{apply_mesh, apply_token, relay, stun_server};
 use fairlead_demo::{World, probe};
@@ -110,32 +111,6 @@ impl Bed {
     }
 }
 
-/// Counts the packets of WireGuard's tunnels (type 4) between two addresses on the Internet.
-fn count_packets(world: &World, from: Ipv4Addr, to: Ipv4Addr) {
-    let rules = format!(
-        "nft -f - <<END
-table ip judge {{
-  chain forward {{
-    type filter hook forward priority 0;
-    ip saddr {from} ip daddr {to} udp length > 20 @th,64,8 4 counter
-    ip saddr {to} ip daddr {from} udp length > 20 @th,64,8 4 counter
-  }}
-}}
-END"
-    );
-    world.lab().internet().shell(&rules).unwrap();
-}
-
-fn counted(world: &World) -> Vec<u64> {
-    let rules = world.lab().internet().shell("nft -j list table ip judge").unwrap();
-    let rules: Value = serde_json::from_str(&rules).unwrap();
-    let counter = |item: &Value| {
-        let parts = item["rule"]["expr"].as_array()?;
-        parts.iter().find_map(|part| part["counter"]["packets"].as_u64())
-    };
-    rules["nftables"].as_array().unwrap().iter().filter_map(counter).collect()
-}
-
 #[test]
 fn a_symmetric_and_a_port_restricted_nat_get_a_direct_path_by_trying_ports_unless_that_is_disabled() {
     let bed = bed(Some("disabled"));
@@ -148,7 +123,7 @@ fn a_symmetric_and_a_port_restricted_nat_get_a_direct_path_by_trying_ports_unles
         Ok(())
     };
     testbed_lab::eventually(TIMEOUT, says_why).unwrap();
-    count_packets(world, bed.public_address(RESTRICTED), bed.public_address(SYMMETRIC));
+    count_tunnel_packets(world, bed.public_address(RESTRICTED), bed.public_address(SYMMETRIC)).unwrap();
     let mark = Instant::now();
     let patch = json!({ "spec": { "natTraversal": { "birthdayAttack": null } } }).to_string();
     world.plane.kubectl(&["patch", "wirekubemesh", "default", "--type=merge", "-p", &patch]).unwrap();
@@ -159,7 +134,7 @@ fn a_symmetric_and_a_port_restricted_nat_get_a_direct_path_by_trying_ports_unles
     assert!(tracked.iter().all(|count| *count <= BUDGET), "{tracked:?}");
     std::thread::sleep(Duration::from_secs(3));
     loses_nothing("relay to direct", std::slice::from_ref(&flow), mark);
-    let packets = counted(world);
+    let packets = counted_tunnel_packets(world).unwrap();
     assert!(packets.len() == 2 && packets.iter().all(|count| *count > 0), "{packets:?}");
     let changes = [(RESTRICTED, SYMMETRIC), (SYMMETRIC, RESTRICTED)].map(|(from, to)| {
         let (_, status) = node(world, from).ask(&["status", to]).unwrap();

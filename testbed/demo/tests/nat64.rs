@@ -10,6 +10,7 @@ use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use fairlead_demo::judge::{count_tunnel_packets, counted_tunnel_packets};
 use fairlead_demo::node::Node;
 use fairlead_demo::servers::{apply_mesh, apply_token, dual_stack_relay, relay, stun_server};
 use fairlead_demo::{World, probe, topology};
@@ -51,32 +52,6 @@ fn translate_server(node: &Node, address: Ipv4Addr, translated: &str) {
     fs::write(node.kubeconfig(), config.to_string()).unwrap();
 }
 
-/// Counts the packets of WireGuard's tunnels (type 4) between two addresses on the Internet.
-fn count_packets(world: &World, from: Ipv4Addr, to: Ipv4Addr) {
-    let rules = format!(
-        "nft -f - <<END
-table ip judge {{
-  chain forward {{
-    type filter hook forward priority 0;
-    ip saddr {from} ip daddr {to} udp length > 20 @th,64,8 4 counter
-    ip saddr {to} ip daddr {from} udp length > 20 @th,64,8 4 counter
-  }}
-}}
-END"
-    );
-    world.lab().internet().shell(&rules).unwrap();
-}
-
-fn counted(world: &World) -> Vec<u64> {
-    let rules = world.lab().internet().shell("nft -j list table ip judge").unwrap();
-    let rules: Value = serde_json::from_str(&rules).unwrap();
-    let counter = |item: &Value| {
-        let parts = item["rule"]["expr"].as_array()?;
-        parts.iter().find_map(|part| part["counter"]["packets"].as_u64())
-    };
-    rules["nftables"].as_array().unwrap().iter().filter_map(counter).collect()
-}
-
 fn published(world: &World, name: &str) -> Result<Value> {
     Ok(serde_json::from_str(&world.plane.kubectl(&["get", "wirekubepeer", name, "-o", "json"])?)?)
 }
@@ -93,7 +68,7 @@ fn a_node_without_ipv4_reaches_nodes_without_ipv6_through_the_nat64() {
     world.apply_mesh_and_pool().unwrap();
     let (site, nat64) = join_mobile(&mut world, true);
     let (outside, cloud) = (site.router().address(), node(&world, "cloud-1").host.address());
-    count_packets(&world, outside, cloud);
+    count_tunnel_packets(&world, outside, cloud).unwrap();
     world.start_pods().unwrap();
     let translated = format!("[{}]:51820", nat64.address_of(cloud));
     let reaches = |world: &World| {
@@ -106,7 +81,7 @@ fn a_node_without_ipv4_reaches_nodes_without_ipv6_through_the_nat64() {
     let status = node(&world, MOBILE).status().unwrap();
     assert_eq!(status["nat64Prefixes"], json!([nat64.prefix().to_string()]));
     reach_each_other(&world, [MOBILE, "cloud-1"]);
-    let packets = counted(&world);
+    let packets = counted_tunnel_packets(&world).unwrap();
     assert!(packets.len() == 2 && packets.iter().all(|count| *count > 0), "{packets:?}");
     // The other one is behind a NAT of IPv4; nodes see it and publish that.
     reach_each_other(&world, [MOBILE, "office-1"]);
