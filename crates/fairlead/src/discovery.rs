@@ -3,13 +3,11 @@
 use std::time::Duration;
 
 use anyhow::Context as _;
-use fairlead_cluster::http::{self, Limits, Plain};
 use fairlead_cluster::subsystem::Supervisor;
-use fairlead_cluster::{metrics, process};
 use fairlead_discovery::server::{CertificateFiles, Server, Settings};
-use prometheus_client::registry::Registry;
 
 use crate::arguments::DiscoveryArguments;
+use crate::endpoints::{serve_health, serve_metrics};
 
 const NAME: &str = "discovery";
 /// Time for requests to finish and for the last snapshot.
@@ -26,20 +24,14 @@ pub(crate) async fn serve(
     stop: impl Future<Output = ()>,
 ) -> anyhow::Result<()> {
     let mut supervisor = Supervisor::default();
-    let probes = http::probes(supervisor.health());
-    let health = http::serve("health", arguments.health_addr, Limits::PROBES, Plain, probes);
-    supervisor.subsystem("health").spawn("server", health);
+    serve_health(&mut supervisor, arguments.health_addr);
 
     let server = Server::bind(settings(&arguments))?;
     let address = server.local_address().context("cannot read the address of the discovery server")?;
-    let mut registry = Registry::default();
-    process::register_process(&mut registry);
-    fairlead_discovery::metrics::register(&mut registry, server.observer());
-    if arguments.metrics_addr.port() != 0 {
-        let routes = http::metrics(move |exposition| metrics::text(&registry, exposition));
-        let serve = http::serve("metrics", arguments.metrics_addr, Limits::PROBES, Plain, routes);
-        supervisor.subsystem("metrics").spawn("server", serve);
-    }
+    let observer = server.observer();
+    serve_metrics(&mut supervisor, arguments.metrics_addr, |registry| {
+        fairlead_discovery::metrics::register(registry, observer);
+    });
     supervisor.subsystem(NAME).spawn_graceful("server", |stop| server.run(stop.cancelled_owned()));
     tracing::info!(%address, "serving");
 

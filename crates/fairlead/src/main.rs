@@ -11,6 +11,7 @@ mod argv0;
 mod coil_compat;
 mod connectivity;
 mod discovery;
+mod endpoints;
 mod install;
 mod ipam;
 mod logging;

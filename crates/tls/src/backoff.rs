@@ -2,17 +2,18 @@
 
 use std::time::Duration;
 
-/// The first attempt after a link that worked comes within this time: a thousand clients of a relay that restarts are spread over it.
+/// The first attempt after a connection that worked comes within this time: a thousand clients of a server that restarts are
+/// spread over it.
 const AT_ONCE: Duration = Duration::from_millis(300);
 const FIRST: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(30);
-/// A link that lasted this long worked.
+/// A connection that lasted this long worked.
 const WORKED: Duration = Duration::from_secs(10);
-/// A link that lasted this long was good, also if the relay ended it: the next pause is [`FIRST`].
+/// A connection that lasted this long was good, also if the server ended it: the next pause is [`FIRST`].
 const GOOD: Duration = Duration::from_secs(60);
 
-/// Pauses between attempts: 1 s, doubled up to 30 s, each between a half and the whole of it, so that the clients of a relay
-/// that failed do not all come at once. Without a clock and without randomness of its own. Randomness is anything from 0 to
+/// Pauses between attempts: 1 s, doubled up to 30 s, each between a half and the whole of it, so that the clients of a
+/// server that failed do not all come at once. Without a clock and without randomness of its own. Randomness is anything from 0 to
 /// `u32::MAX`.
 #[derive(Debug, Clone)]
 pub struct Backoff {
@@ -40,7 +41,7 @@ impl Backoff {
         half.saturating_add(part(half, random))
     }
 
-    /// The pause after a link that was lost, which had lasted so long.
+    /// The pause after a connection that was lost, which had lasted so long.
     pub fn lost(&mut self, lasted: Duration, random: u32) -> Duration {
         if lasted < WORKED {
             return self.next(random);
@@ -49,7 +50,7 @@ impl Backoff {
         part(AT_ONCE, random)
     }
 
-    /// The pause after a link that the relay ended with an error.
+    /// The pause after a connection that the server ended with an error.
     pub fn refused(&mut self, lasted: Duration, random: u32) -> Duration {
         if lasted >= GOOD {
             self.failures = 0;
@@ -57,7 +58,7 @@ impl Backoff {
         self.next(random)
     }
 
-    /// The pause that the relay itself asked for. The attempt after that begins with 1 s.
+    /// The pause that the server itself asked for. The attempt after that begins with 1 s.
     pub fn asked(&mut self, reconnect_after: Duration) -> Duration {
         self.failures = 0;
         reconnect_after.min(self.longest)
@@ -69,8 +70,8 @@ impl Backoff {
     }
 }
 
-/// A random part of a duration.
-pub(super) fn part(whole: Duration, random: u32) -> Duration {
+/// A random part of a duration; `random` is anything from 0 to `u32::MAX`.
+pub fn part(whole: Duration, random: u32) -> Duration {
     whole.mul_f64(f64::from(random) / f64::from(u32::MAX))
 }
 
@@ -94,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_that_worked_is_replaced_at_once_and_thousands_are_spread() {
+    fn a_connection_that_worked_is_replaced_at_once_and_thousands_are_spread() {
         let mut backoff = Backoff::default();
         seconds(&mut backoff, 0);
         assert_eq!(backoff.lost(9 * SECOND, u32::MAX), LONGEST, "it did not work");
@@ -111,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_relay_that_refuses_or_asks_is_obeyed() {
+    fn a_server_that_refuses_or_asks_is_obeyed() {
         let mut backoff = Backoff::default();
         seconds(&mut backoff, 0);
         assert_eq!(

@@ -1,13 +1,16 @@
-//! What Fairlead's servers outside of Kubernetes (relay, discovery) and their clients share about connections over TLS.
+//! What Fairlead's servers outside of Kubernetes (relay, discovery) and their clients share about connections over TCP and TLS.
 //!
 //! * [`Certificate`] is what a server presents, read again when its files change.
 //! * [`system_roots`] and [`trust`] are the authorities that a client trusts.
+//! * [`listen`], [`accept`] and [`dial`] make TCP connections, [`Backoff`] says when a client connects again.
 //! * [`proxy`] leads a client through an HTTP proxy.
 //!
 //! Files come from the operator, answers from the network. Not here: protocols inside TLS, and what a name must be.
 
+mod backoff;
 mod certificate;
 pub mod proxy;
+mod tcp;
 
 use std::io;
 use std::net::Ipv6Addr;
@@ -16,7 +19,9 @@ use rustls::RootCertStore;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
 
+pub use backoff::{Backoff, part};
 pub use certificate::{Certificate, CertificateError, CertificateFiles};
+pub use tcp::{accept, dial, listen};
 
 /// The authorities that this host trusts (`SSL_CERT_FILE` and `SSL_CERT_DIR`, or the system's).
 ///

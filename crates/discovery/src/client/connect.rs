@@ -8,17 +8,13 @@ use fairlead_tls::proxy::{InvalidProxy, Proxy, ProxyError};
 use hyper_util::rt::TokioIo;
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
-use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpSocket, TcpStream, lookup_host};
-use tokio::time::timeout;
+use tokio::net::lookup_host;
 use tokio_rustls::TlsConnector;
 use tonic::transport::{Channel, Endpoint, Uri};
 
 use super::{ServerEndpoint, Settings};
 
-/// How long one address may take, when a name has several.
-const ADDRESS_TIMEOUT: Duration = Duration::from_secs(3);
 /// A connection whose other end does not answer is closed. Servers refuse a ping more often than every 10 s.
 const PING_INTERVAL: Duration = Duration::from_secs(20);
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
@@ -72,7 +68,8 @@ async fn connect(settings: &Settings, server: &ServerEndpoint) -> Result<Box<dyn
         Some(proxy) => (proxy.host.as_str(), proxy.port),
         None => (server.host.as_str(), server.port),
     };
-    let dialed = dial(host, port, settings.mark).await;
+    let dialed =
+        async { fairlead_tls::dial(lookup_host((host, port)).await?, settings.mark, |_| Ok(())).await }.await;
     let mut stream = dialed.map_err(|error| ConnectError::Io(format!("{host}:{port}"), error))?;
     if let Some(proxy) = &proxy {
         proxy.tunnel(&mut stream, &server.authority()).await?;
@@ -90,26 +87,4 @@ async fn connect(settings: &Settings, server: &ServerEndpoint) -> Result<Box<dyn
     let name = name.map_err(|_| ConnectError::Name(server.host.clone()))?;
     let secured = TlsConnector::from(Arc::new(config)).connect(name, stream).await;
     Ok(Box::new(secured.map_err(|error| ConnectError::Tls(server.authority(), error))?))
-}
-
-/// Connects to the first address of a host that answers.
-async fn dial(host: &str, port: u16, mark: u32) -> io::Result<TcpStream> {
-    let mut failure = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
-    for address in lookup_host((host, port)).await? {
-        let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() };
-        let connected = async {
-            let socket = socket?;
-            if mark != 0 {
-                SockRef::from(&socket).set_mark(mark)?;
-            }
-            socket.set_nodelay(true)?;
-            socket.connect(address).await
-        };
-        match timeout(ADDRESS_TIMEOUT, connected).await {
-            Ok(Ok(stream)) => return Ok(stream),
-            Ok(Err(error)) => failure = error,
-            Err(_) => failure = io::ErrorKind::TimedOut.into(),
-        }
-    }
-    Err(failure)
 }

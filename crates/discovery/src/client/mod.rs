@@ -4,7 +4,6 @@
 //! session is a greeting, then a watch, and beside it what is published. When an update fails the watch goes on; when the session
 //! ends, what was known stays, and the next session begins after a pause.
 
-mod backoff;
 mod connect;
 mod endpoint;
 mod members;

@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
+use fairlead_tls::Backoff;
 use fairlead_wire::discovery::parse_address;
 use fairlead_wire::discovery::server::cluster_client::ClusterClient;
 use fairlead_wire::discovery::server::{
@@ -12,7 +13,6 @@ use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 use tonic::transport::Channel;
 
-use super::backoff::Backoff;
 use super::connect::channel;
 use super::publication::{Local, Publication};
 use super::{InvalidServerEndpoint, Settings, View};
@@ -64,8 +64,8 @@ pub(super) async fn run(
     let mut backoff = Backoff::default();
     loop {
         let error = session(&settings, &mut local, &view).await;
-        let connected = view.borrow().connected;
-        let pause = backoff.next(Instant::now(), connected, random().unwrap_or_default());
+        let lasted = view.borrow().connected.map_or(Duration::ZERO, |at| at.elapsed());
+        let pause = backoff.refused(lasted, random().unwrap_or_default());
         tracing::info!(server = %settings.server, %error, ?pause, "not connected to the discovery server");
         view.send_modify(|view| {
             view.connected = None;
@@ -166,7 +166,7 @@ async fn keep_published(
                 Err(error) => {
                     tracing::warn!(server = %settings.server, %error, "cannot publish this node");
                     view.send_modify(|view| view.publication_error = Some(error.to_string()));
-                    backoff.next(Instant::now(), None, random().unwrap_or_default())
+                    backoff.next(random().unwrap_or_default())
                 }
             },
         };

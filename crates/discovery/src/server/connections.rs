@@ -23,8 +23,6 @@ use crate::core::Source;
 
 /// Longest TLS handshake.
 const HANDSHAKE: Duration = Duration::from_secs(10);
-/// Pause after the process had no descriptor left for a new connection.
-const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Open connections.
 #[derive(Debug)]
@@ -113,16 +111,10 @@ pub(super) async fn accept_all(
     let mut handshakes = JoinSet::new();
     loop {
         tokio::select! {
-            accepted = listener.accept() => match accepted {
-                Ok((stream, source)) => {
-                    if let Some(counted) = shared.connections.begin(Source::of(source.ip())) {
-                        let (tls, ready) = (tls.cloned(), ready.clone());
-                        handshakes.spawn(handshake(stream, source, counted, tls, ready));
-                    }
-                }
-                Err(error) => {
-                    tracing::warn!(%error, "cannot accept connections");
-                    tokio::time::sleep(ACCEPT_RETRY_INTERVAL).await;
+            (stream, source) = fairlead_tls::accept(listener) => {
+                if let Some(counted) = shared.connections.begin(Source::of(source.ip())) {
+                    let (tls, ready) = (tls.cloned(), ready.clone());
+                    handshakes.spawn(handshake(stream, source, counted, tls, ready));
                 }
             },
             Some(ended) = handshakes.join_next() => if let Err(error) = ended {

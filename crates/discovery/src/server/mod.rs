@@ -10,13 +10,13 @@ mod statistics;
 
 use std::collections::HashMap;
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use fairlead_tls::Certificate;
+use fairlead_tls::{Certificate, listen};
 use fairlead_wire::discovery::server::cluster_server::ClusterServer;
 use ipnet::IpNet;
 use tokio::net::TcpListener;
@@ -44,8 +44,6 @@ const TICK: Duration = Duration::from_secs(1);
 const ADMISSION_INTERVAL: Duration = Duration::from_secs(2);
 /// How often the certificate is read again.
 const CERTIFICATE_INTERVAL: Duration = Duration::from_secs(10);
-/// Connections the kernel holds until they are accepted.
-const BACKLOG: i32 = 1024;
 /// Longest request: an update with all that the protocol permits is shorter than 6 KiB.
 const MAX_REQUEST: usize = 64 << 10;
 /// Requests of one connection at a time.
@@ -259,28 +257,6 @@ fn report(ended: Result<(), tonic::transport::Error>) {
     if let Err(error) = ended {
         tracing::error!(%error, "the gRPC server failed");
     }
-}
-
-/// On a kernel without IPv6 (`ipv6.disable=1`), "every address" is every IPv4 address.
-fn listen(address: SocketAddr) -> io::Result<TcpListener> {
-    match listen_on(address) {
-        Err(_) if address.is_ipv6() && address.ip().is_unspecified() => {
-            listen_on(SocketAddr::from((Ipv4Addr::UNSPECIFIED, address.port())))
-        }
-        result => result,
-    }
-}
-
-fn listen_on(address: SocketAddr) -> io::Result<TcpListener> {
-    let socket = socket2::Socket::new(socket2::Domain::for_address(address), socket2::Type::STREAM, None)?;
-    if address.is_ipv6() {
-        socket.set_only_v6(false)?;
-    }
-    socket.set_reuse_address(true)?;
-    socket.bind(&address.into())?;
-    socket.listen(BACKLOG)?;
-    socket.set_nonblocking(true)?;
-    TcpListener::from_std(socket.into())
 }
 
 /// Expiries, and files that change.

@@ -6,17 +6,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use fairlead_cluster::http::{self, Limits, Plain};
+use fairlead_cluster::resumption;
 use fairlead_cluster::subsystem::Supervisor;
-use fairlead_cluster::{metrics, process, resumption};
 use fairlead_relay::access::{Authorizer, FileAuthorizer};
 use fairlead_relay::core::AllocationLimits;
 use fairlead_relay::server::{CertificateFiles, ReplicaSettings, Server, Settings};
 use kube::Client;
-use prometheus_client::registry::Registry;
 
 use self::members::Members;
 use crate::arguments::RelayArguments;
+use crate::endpoints::{serve_health, serve_metrics};
 use crate::programs::cluster;
 
 const NAME: &str = "relay";
@@ -31,9 +30,7 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(3);
 /// The relay cannot start, or one of its tasks ended.
 pub(crate) async fn serve(arguments: RelayArguments, stop: impl Future<Output = ()>) -> anyhow::Result<()> {
     let mut supervisor = Supervisor::default();
-    let probes = http::probes(supervisor.health());
-    let health = http::serve("health", arguments.health_addr, Limits::PROBES, Plain, probes);
-    supervisor.subsystem("health").spawn("server", health);
+    serve_health(&mut supervisor, arguments.health_addr);
     let mut stop = std::pin::pin!(stop);
     let authorizer = async { authorizer(&arguments, &mut supervisor).await };
     let access = tokio::select! {
@@ -43,14 +40,10 @@ pub(crate) async fn serve(arguments: RelayArguments, stop: impl Future<Output = 
 
     let server = Server::bind(settings(&arguments), access)?;
     let address = server.local_address().context("cannot read the address of the relay")?;
-    let mut registry = Registry::default();
-    process::register_process(&mut registry);
-    fairlead_relay::metrics::register(&mut registry, server.observer());
-    if arguments.metrics_addr.port() != 0 {
-        let routes = http::metrics(move |exposition| metrics::text(&registry, exposition));
-        let serve = http::serve("metrics", arguments.metrics_addr, Limits::PROBES, Plain, routes);
-        supervisor.subsystem("metrics").spawn("server", serve);
-    }
+    let observer = server.observer();
+    serve_metrics(&mut supervisor, arguments.metrics_addr, |registry| {
+        fairlead_relay::metrics::register(registry, observer);
+    });
     supervisor.subsystem(NAME).spawn_graceful("server", |stop| server.run(stop.cancelled_owned()));
     tracing::info!(%address, "serving");
 

@@ -1,6 +1,5 @@
 //! A connection to a relay as a client: TCP, an HTTP proxy on the way, TLS, WebSocket, registration.
 
-mod backoff;
 mod endpoint;
 mod link;
 mod links;
@@ -24,7 +23,7 @@ use rustls::pki_types::{InvalidDnsNameError, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpSocket, TcpStream, lookup_host};
+use tokio::net::{TcpStream, lookup_host};
 use tokio::sync::watch;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
@@ -34,8 +33,8 @@ use crate::server::EXPORTER_LABEL;
 use crate::stream::{self, FrameReader, FrameWriter, StreamError};
 use crate::{NOT_SENT, USER_TIMEOUT};
 
-pub use backoff::Backoff;
 pub use endpoint::{Endpoint, InvalidEndpoint, Transport};
+pub use fairlead_tls::Backoff;
 pub use fairlead_tls::proxy::{InvalidProxy, Proxy, ProxyError};
 pub use fairlead_tls::{system_roots, trust};
 pub use link::Receive;
@@ -45,8 +44,6 @@ pub use queue::{LinkCounters, LinkQueue, RelayPort};
 
 /// Time for everything until the client is registered.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Time for the TCP handshake with one of several addresses.
-const ADDRESS_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// How a client connects, and as whom.
 #[derive(Debug, Clone)]
@@ -231,30 +228,14 @@ async fn reach(
 
 /// Connects to the first address of a host that answers, and tries `last` last.
 async fn dial(settings: &Settings, host: &str, port: u16, last: Option<IpAddr>) -> io::Result<TcpStream> {
-    let mut failure = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
     let found = lookup_host((host, port)).await?.flat_map(|address| settings.reached_at(address));
     let mut addresses: Vec<SocketAddr> = found.collect();
     addresses.sort_by_key(|address| Some(address.ip().to_canonical()) == last);
-    for address in addresses {
-        let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() };
-        let connected = async {
-            let socket = socket?;
-            let options = SockRef::from(&socket);
-            if settings.mark != 0 {
-                options.set_mark(settings.mark)?;
-            }
-            options.set_tcp_nodelay(true)?;
-            options.set_tcp_notsent_lowat(NOT_SENT)?;
-            options.set_tcp_user_timeout(Some(USER_TIMEOUT))?;
-            socket.connect(address).await
-        };
-        match timeout(ADDRESS_TIMEOUT, connected).await {
-            Ok(Ok(stream)) => return Ok(stream),
-            Ok(Err(error)) => failure = error,
-            Err(_) => failure = io::ErrorKind::TimedOut.into(),
-        }
-    }
-    Err(failure)
+    let configure = |socket: SockRef<'_>| {
+        socket.set_tcp_notsent_lowat(NOT_SENT)?;
+        socket.set_tcp_user_timeout(Some(USER_TIMEOUT))
+    };
+    fairlead_tls::dial(addresses, settings.mark, configure).await
 }
 
 /// TLS 1.3, and the exporter that binds the registration to it.

@@ -14,13 +14,13 @@ mod udp;
 
 use std::collections::HashMap;
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use fairlead_tls::Certificate;
+use fairlead_tls::{Certificate, accept, listen};
 use fairlead_wire::relay::{ALPN, ErrorReason};
 use socket2::SockRef;
 use tokio::net::{TcpListener, TcpStream};
@@ -51,13 +51,9 @@ const TICK: Duration = Duration::from_secs(1);
 const ACCESS_INTERVAL: Duration = Duration::from_secs(2);
 /// How often the certificate is read again.
 const CERTIFICATE_INTERVAL: Duration = Duration::from_secs(10);
-/// Pause after the process had no descriptor left for a new connection.
-const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(100);
 /// Connections that have not registered yet, in all and of one address: nodes may share the address of a NAT.
 const HANDSHAKES: usize = 1024;
 const HANDSHAKES_PER_SOURCE: usize = 128;
-/// Connections the kernel holds until they are accepted.
-const BACKLOG: i32 = 1024;
 
 /// How a relay is to run.
 #[derive(Debug, Clone)]
@@ -292,45 +288,17 @@ impl Server {
     }
 }
 
-/// On a kernel without IPv6 (`ipv6.disable=1`), "every address" is every IPv4 address.
-fn listen(address: SocketAddr) -> io::Result<TcpListener> {
-    match listen_on(address) {
-        Err(_) if address.is_ipv6() && address.ip().is_unspecified() => {
-            listen_on(SocketAddr::from((Ipv4Addr::UNSPECIFIED, address.port())))
-        }
-        result => result,
-    }
-}
-
-fn listen_on(address: SocketAddr) -> io::Result<TcpListener> {
-    let socket = socket2::Socket::new(socket2::Domain::for_address(address), socket2::Type::STREAM, None)?;
-    if address.is_ipv6() {
-        socket.set_only_v6(false)?;
-    }
-    socket.set_reuse_address(true)?;
-    socket.bind(&address.into())?;
-    socket.listen(BACKLOG)?;
-    socket.set_nonblocking(true)?;
-    TcpListener::from_std(socket.into())
-}
-
 async fn accept_all(listener: &TcpListener, shared: &Arc<Shared>, connections: &mut JoinSet<()>) {
     loop {
         tokio::select! {
-            accepted = listener.accept() => match accepted {
-                Ok((stream, source)) => {
-                    shared.statistics.connections.fetch_add(1, Ordering::Relaxed);
-                    if let Err(error) = configure(&stream) {
-                        tracing::debug!(%source, %error, "cannot configure a connection");
-                        continue;
-                    }
-                    let handshake = shared.handshakes.begin(source.ip());
-                    connections.spawn(link::serve(Arc::clone(shared), stream, source, handshake));
+            (stream, source) = accept(listener) => {
+                shared.statistics.connections.fetch_add(1, Ordering::Relaxed);
+                if let Err(error) = configure(&stream) {
+                    tracing::debug!(%source, %error, "cannot configure a connection");
+                    continue;
                 }
-                Err(error) => {
-                    tracing::warn!(%error, "cannot accept connections");
-                    tokio::time::sleep(ACCEPT_RETRY_INTERVAL).await;
-                }
+                let handshake = shared.handshakes.begin(source.ip());
+                connections.spawn(link::serve(Arc::clone(shared), stream, source, handshake));
             },
             Some(ended) = connections.join_next() => report(ended),
         }

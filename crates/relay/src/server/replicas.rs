@@ -21,7 +21,7 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 use super::handshakes::{Handshake, Handshakes};
 use super::register::Connection;
 use super::replica_tls::{ReplicaTlsError, ReplicaTrust};
-use super::{ACCEPT_RETRY_INTERVAL, Shared, StartError, configure, listen, report};
+use super::{Shared, StartError, configure, report};
 use crate::core::{ReplicaLinkId, Transmit};
 use crate::stream::{self, FrameReader, FrameWriter, StreamError};
 
@@ -99,7 +99,7 @@ impl Replicas {
         let trust = ReplicaTrust::read(settings.authorities, &settings.name)?;
         let config = trust.server_config(&certificate).map_err(ReplicaTlsError::from)?;
         let address = settings.listen;
-        let listener = listen(address).map_err(|error| StartError::Listen { address, error })?;
+        let listener = fairlead_tls::listen(address).map_err(|error| StartError::Listen { address, error })?;
         Ok(Self {
             listener,
             peers: settings.peers,
@@ -135,15 +135,9 @@ async fn accept_all(shared: &Arc<Shared>, replicas: &Replicas) {
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
-            accepted = replicas.listener.accept() => match accepted {
-                Ok((stream, source)) => {
-                    let handshake = replicas.handshakes.begin(source.ip());
-                    connections.spawn(accept(Arc::clone(shared), stream, source, handshake));
-                }
-                Err(error) => {
-                    tracing::warn!(%error, "cannot accept connections of replicas");
-                    tokio::time::sleep(ACCEPT_RETRY_INTERVAL).await;
-                }
+            (stream, source) = fairlead_tls::accept(&replicas.listener) => {
+                let handshake = replicas.handshakes.begin(source.ip());
+                connections.spawn(accept(Arc::clone(shared), stream, source, handshake));
             },
             Some(ended) = connections.join_next() => report(ended),
         }

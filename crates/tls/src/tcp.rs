@@ -1,0 +1,118 @@
+//! TCP connections: listeners of servers, and how clients reach them.
+
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use socket2::{Domain, SockRef, Socket, Type};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::time::{sleep, timeout};
+
+/// Connections the kernel holds until they are accepted.
+const BACKLOG: i32 = 1024;
+/// Pause after the process had no descriptor left for a new connection.
+const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(100);
+/// How long one address may take, when a name has several.
+const ADDRESS_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// Listens on an address. `[::]` is every address of the host, IPv4 included, also on a kernel without IPv6 (`ipv6.disable=1`).
+///
+/// # Errors
+/// The address cannot be used.
+pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    match listen_on(address) {
+        Err(_) if address.is_ipv6() && address.ip().is_unspecified() => {
+            listen_on(SocketAddr::from((Ipv4Addr::UNSPECIFIED, address.port())))
+        }
+        result => result,
+    }
+}
+
+fn listen_on(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
+    if address.is_ipv6() {
+        socket.set_only_v6(false)?;
+    }
+    socket.set_reuse_address(true)?;
+    socket.bind(&address.into())?;
+    socket.listen(BACKLOG)?;
+    socket.set_nonblocking(true)?;
+    TcpListener::from_std(socket.into())
+}
+
+/// The next connection and where it comes from. It can be cancelled without losing one.
+pub async fn accept(listener: &TcpListener) -> (TcpStream, SocketAddr) {
+    loop {
+        match listener.accept().await {
+            Ok(accepted) => return accepted,
+            Err(error) => {
+                let address = listener.local_addr().ok();
+                tracing::warn!(?address, %error, "cannot accept connections");
+                sleep(ACCEPT_RETRY_INTERVAL).await;
+            }
+        }
+    }
+}
+
+/// Connects to the first of these addresses that answers within 3 s. Sockets get the firewall `mark` (0: none), then what
+/// `configure` sets.
+///
+/// # Errors
+/// None of them answers: the failure of the last one. There is no address: `NotFound`.
+pub async fn dial(
+    addresses: impl IntoIterator<Item = SocketAddr>,
+    mark: u32,
+    configure: impl Fn(SockRef<'_>) -> io::Result<()>,
+) -> io::Result<TcpStream> {
+    let mut failure = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+    for address in addresses {
+        let connected = async {
+            let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+            if mark != 0 {
+                SockRef::from(&socket).set_mark(mark)?;
+            }
+            socket.set_nodelay(true)?;
+            configure(SockRef::from(&socket))?;
+            socket.connect(address).await
+        };
+        match timeout(ADDRESS_TIMEOUT, connected).await {
+            Ok(Ok(stream)) => return Ok(stream),
+            Ok(Err(error)) => failure = error,
+            Err(_) => failure = io::ErrorKind::TimedOut.into(),
+        }
+    }
+    Err(failure)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn the_first_address_that_answers_is_used() {
+        let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
+        let address = listener.local_addr().unwrap();
+        let closed = listen("127.0.0.1:0".parse().unwrap()).unwrap().local_addr().unwrap();
+        let (stream, accepted) =
+            tokio::join!(dial([closed, address], 0, |socket| socket.set_keepalive(true)), accept(&listener));
+        let stream = stream.unwrap();
+        assert_eq!(stream.local_addr().unwrap(), accepted.1);
+        assert!(stream.nodelay().unwrap() && SockRef::from(&stream).keepalive().unwrap());
+    }
+
+    #[tokio::test]
+    async fn why_no_address_answers_is_said() {
+        let closed = listen("127.0.0.1:0".parse().unwrap()).unwrap().local_addr().unwrap();
+        let refused = dial([closed], 0, |_| Ok(())).await.unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
+        let none = dial([], 0, |_| Ok(())).await.unwrap_err();
+        assert_eq!(none.kind(), io::ErrorKind::NotFound);
+    }
+
+    #[tokio::test]
+    async fn every_address_is_that_of_ipv4_too() {
+        let listener = listen("[::]:0".parse().unwrap()).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        dial([SocketAddr::from((Ipv4Addr::LOCALHOST, port))], 0, |_| Ok(())).await.unwrap();
+    }
+}
