@@ -13,6 +13,7 @@ const PACKAGES: &[&str] = &[
     "containernetworking-plugins",
     "coturn",
     "dnsmasq-base",
+    "graphviz",
     "iputils-ping",
     "iperf3",
     "miniupnpc",

@@ -22,8 +22,9 @@ use crate::coil_compat::{
 use crate::install::{CleanupArguments, InstallArguments};
 
 pub(crate) use queries::{
-    ApiArguments, ConnectivityCommand, ConnectivityTest, IpamCheck, IpamCommand, IpamRelease, IpamShow,
-    NetcheckArguments, Output, PingArguments, ProbeArguments, ServeArguments, StatusArguments,
+    ApiArguments, ConnectivityCommand, ConnectivityTest, GraphArguments, GraphOutput, IpamCheck, IpamCommand,
+    IpamRelease, IpamShow, NetcheckArguments, Output, PingArguments, ProbeArguments, ServeArguments,
+    StatusArguments,
 };
 
 pub(crate) use discovery::DiscoveryArguments;
@@ -93,6 +94,13 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: ConnectivityCommand,
     },
+    /// Print the mesh as a graph: nodes, and which of them reach each other directly or through a relay
+    #[command(
+        after_help = "For a picture: fairlead graph | dot -Tsvg > mesh.svg (Graphviz). Relayed paths are dashed, nodes that do not reach \
+        all others red. It shows what nodes publish: in a mesh of more than 100 others only paths that are not direct.\n\nExit codes: 0 \
+        done, 1 query failed, 2 invalid arguments."
+    )]
+    Graph(GraphArguments),
     /// Install the CNI plugin and its network configuration on this node
     Install(InstallArguments),
     /// Inspect the address allocation of this node, find inconsistencies, release leaked addresses

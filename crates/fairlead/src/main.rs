@@ -12,6 +12,7 @@ mod coil_compat;
 mod connectivity;
 mod discovery;
 mod endpoints;
+mod graph;
 mod install;
 mod ipam;
 mod logging;
@@ -49,6 +50,7 @@ fn main() -> ExitCode {
         Command::Node(node) => programs::node(*node),
         Command::Connectivity { command } => connectivity::run(&command),
         Command::Controller(controller) => programs::controller(*controller),
+        Command::Graph(query) => graph::run(&query),
         Command::Install(places) => install::install(&places),
         Command::Ipam { command } => ipam::run(&command),
         Command::Netcheck(query) => netcheck::run(&query),

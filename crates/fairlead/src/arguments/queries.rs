@@ -47,6 +47,22 @@ pub(crate) struct StatusArguments {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct GraphArguments {
+    /// Output format
+    #[arg(short, long, value_enum, default_value = "dot")]
+    pub(crate) output: GraphOutput,
+    #[command(flatten)]
+    pub(crate) api: ApiArguments,
+}
+
+/// The language of Graphviz, or data for scripts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum GraphOutput {
+    Dot,
+    Json,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct NetcheckArguments {
     /// Output format
     #[arg(short, long, value_enum, default_value = "table")]

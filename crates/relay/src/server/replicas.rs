@@ -99,7 +99,8 @@ impl Replicas {
         let trust = ReplicaTrust::read(settings.authorities, &settings.name)?;
         let config = trust.server_config(&certificate).map_err(ReplicaTlsError::from)?;
         let address = settings.listen;
-        let listener = fairlead_tls::listen(address).map_err(|error| StartError::Listen { address, error })?;
+        let listener =
+            fairlead_tls::listen(address).map_err(|error| StartError::Listen { address, error })?;
         Ok(Self {
             listener,
             peers: settings.peers,

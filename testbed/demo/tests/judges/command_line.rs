@@ -1,11 +1,12 @@
 //! What `kubectl get` and `fairlead status` print.
 
-use std::process::Output;
+use std::fs;
+use std::process::{Command, Output};
 
-use anyhow::ensure;
+use anyhow::{Context as _, ensure};
 use fairlead_demo::World;
 use fairlead_demo::node::{Node, executable};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::outage::{TIMEOUT, node};
 
@@ -72,6 +73,29 @@ fn fairlead(world: &World, node: &Node, arguments: &[&str]) -> (i32, String, Str
         .unwrap();
     let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
     (status.code().unwrap(), text(&stdout), text(&stderr))
+}
+
+/// Graphviz reads the picture and sees each node once, and a line between any two.
+pub(crate) fn the_graph_is_one_for_graphviz(world: &World) {
+    let from = node(world, "home-2");
+    let paths = || {
+        let (code, text, error) = fairlead(world, from, &["graph", "-o", "json"]);
+        ensure!(code == 0, "{error}");
+        let graph: Value = serde_json::from_str(&text)?;
+        let paths = graph["paths"].as_array().context("no paths")?;
+        let is_direct = |path: &&Value| path["transports"] == json!(["direct", "direct"]);
+        ensure!(graph["nodes"].as_array().is_some_and(|nodes| nodes.len() == 6), "{graph}");
+        ensure!(paths.len() == 15 && paths.iter().filter(is_direct).count() == 15, "{graph}");
+        Ok(())
+    };
+    testbed_lab::eventually(TIMEOUT, paths).unwrap();
+    let (code, picture, _) = fairlead(world, from, &["graph"]);
+    let file = world.directory().join("mesh.dot");
+    fs::write(&file, picture).unwrap();
+    let Output { stdout, stderr, .. } = Command::new("dot").arg("-Tplain").arg(&file).output().unwrap();
+    let [plain, error] = [stdout, stderr].map(|bytes| String::from_utf8(bytes).unwrap());
+    let count = |word: &str| plain.lines().filter(|line| line.starts_with(word)).count();
+    assert_eq!((code, count("node "), count("edge "), error.as_str()), (0, 6, 15, ""), "{plain}");
 }
 
 /// 0 no problem, 1 no answer, 2 wrong arguments, 3 at least one problem.

@@ -51,6 +51,7 @@ fn independent_programs_see_what_was_promised() {
     }
     command_line::kubectl_shows_columns(&world);
     command_line::status_exits_with_its_codes(&world);
+    command_line::the_graph_is_one_for_graphviz(&world);
     an_unchanged_mesh_changes_nothing(&world);
     a_pod_that_goes_takes_its_link_along(&mut world);
 }
