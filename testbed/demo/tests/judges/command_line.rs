@@ -131,8 +131,9 @@ fn a_node_tells_its_problem(world: &World, node: &Node, query: &[&str]) {
     let (code, table, _) = fairlead(world, node, query);
     println!("--- fairlead status\n{table}");
     assert_eq!(code, 3, "{table}");
-    let wireguard = node.status().unwrap()["wireguard"].as_str().unwrap().to_owned();
-    let head = format!("node home-2  wireguard {wireguard}  interface wire_kube  port 51820  ");
+    let status = node.status().unwrap();
+    let [wireguard, access] = ["wireguard", "portAccess"].map(|field| status[field].as_str().unwrap());
+    let head = format!("node home-2  wireguard {wireguard}  interface wire_kube  port 51820 ({access})  ");
     assert!(table.starts_with(&head), "{table}");
     assert!(table.contains("problem: 192.168.1.10/32 is claimed by nodes home-1 and office-1"), "{table}");
     let header = table.lines().find(|line| line.trim_start().starts_with("PEER")).unwrap();
