@@ -13,7 +13,9 @@ mod cni;
 mod cpu;
 mod ipam;
 mod mesh_scale;
+mod nat;
 mod nft;
+mod peers;
 mod plan;
 mod probe_socket;
 mod relay;
@@ -36,6 +38,7 @@ Benchmarks (all of them without a name):
   cni      start and end pods: ours with a real API server, and ptp with host-local (5 minutes)
   ipam     a cluster of 1,000 nodes and 100,000 pods against a real API server (ours alone, 5 minutes)
   mesh-scale  1,000 and 5,000 peers, 100,000 blocks, and one real node program (ours alone, 15 minutes)
+  nat      two nodes behind NATs find a path to each other: ours and iroh, every pair of kinds of NAT (20 minutes)
   nft      load prefixes into an nftables set, add and delete one: our netlink and the program nft
   plan     decide the peers of a mesh (ours alone)
   probe-socket  TCP through the kernel's WireGuard with an open path socket, and without, in a VM (5 minutes)
@@ -82,6 +85,7 @@ const CASES: &[Case] = &[
     Case { name: cni::CASE, run: cni::run },
     Case { name: ipam::CASE, run: ipam::run },
     Case { name: mesh_scale::CASE, run: mesh_scale::run },
+    Case { name: nat::CASE, run: nat::run },
     Case { name: nft::CASE, run: nft::run },
     Case { name: plan::CASE, run: plan::run },
     Case { name: probe_socket::CASE, run: probe_socket::run },
@@ -235,7 +239,7 @@ mod tests {
         let message = parsed(&["tunel"]).unwrap_err().to_string();
         assert_eq!(
             message,
-            "unknown benchmark or option \"tunel\": choose from cni, ipam, mesh-scale, nft, plan, probe-socket, relay, tunnel, --quick, --json, --peers and --blocks"
+            "unknown benchmark or option \"tunel\": choose from cni, ipam, mesh-scale, nat, nft, plan, probe-socket, relay, tunnel, --quick, --json, --peers and --blocks"
         );
     }
 

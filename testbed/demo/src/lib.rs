@@ -15,6 +15,7 @@ pub mod objects;
 pub mod probe;
 pub mod report;
 pub mod servers;
+pub mod times;
 pub mod topology;
 pub mod vm_node;
 pub mod world;

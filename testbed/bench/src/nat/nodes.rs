@@ -1,0 +1,124 @@
+//! Ours: two node programs of the world, started without state.
+
+use std::fs;
+use std::net::IpAddr;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use fairlead_demo::World;
+use fairlead_demo::nat_matrix::Place;
+use fairlead_demo::servers;
+use fairlead_demo::times::{PairTimes, courses};
+use jiff::Timestamp;
+use serde_json::{Value, json};
+use testbed_lab::relay::{Relay, TOKEN};
+use testbed_lab::{Host, Process};
+
+use super::{LIMIT, Outcome};
+
+/// Bounds every wait.
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// Between two pings.
+const INTERVAL: &str = "0.02";
+
+/// STUN servers and the relay.
+pub(super) struct Nodes {
+    _servers: [(Host, Process); 2],
+    _relay: Relay,
+}
+
+impl Nodes {
+    /// Makes mesh and pods, and ends all node programs.
+    pub(super) fn prepare(world: &mut World) -> Result<Self> {
+        let servers = [servers::stun_server(world, "stun-1")?, servers::stun_server(world, "stun-2")?];
+        let relay = servers::relay(world)?;
+        world.apply_pool()?;
+        world.start_pods()?;
+        world.nodes.iter_mut().try_for_each(|node| node.stop())?;
+        let names = servers.each_ref().map(|(host, _)| format!("stun:{}", host.address()));
+        servers::apply_token(world, TOKEN)?;
+        servers::apply_mesh(world, &json!({ "stunServers": names, "relay": relay.spec("auto") }))?;
+        Ok(Self { _servers: servers, _relay: relay })
+    }
+
+    /// Starts two of them, and ends them when it is known what becomes of them.
+    pub(super) fn measure(&self, world: &mut World, one: &Place, other: &Place) -> Result<Outcome> {
+        world.plane.kubectl(&["delete", "wirekubepeers", "--all", "--wait=true"])?;
+        for name in [one.node, other.node] {
+            let node = world.node(name)?;
+            let state = node.directory.join("state");
+            if state.exists() {
+                fs::remove_dir_all(&state).with_context(|| format!("cannot remove {}", state.display()))?;
+            }
+        }
+        let pings = start_pings(world, one, other)?;
+        for name in [one.node, other.node] {
+            world.node(name)?.start()?;
+        }
+        for name in [one.node, other.node] {
+            world.node(name)?.wait_ready(TIMEOUT)?;
+        }
+        let times = follow(world, one, other)?;
+        let answer = first_answer(pings.output_path())?;
+        drop(pings);
+        for name in [one.node, other.node] {
+            world.node(name)?.stop()?;
+        }
+        let since = |at: Timestamp| Duration::try_from(at.duration_since(times.known)).unwrap_or_default();
+        Ok(Outcome { answer: answer.map(since), direct: times.direct })
+    }
+}
+
+/// Pings from the pod of one node to that of the other, which begin before there is a way.
+fn start_pings(world: &World, one: &Place, other: &Place) -> Result<Process> {
+    let pod = |place: &Place| {
+        let found = world.pods.iter().find(|pod| pod.node == place.node);
+        found.with_context(|| format!("{} has no pod", place.node))
+    };
+    let to: IpAddr = *pod(other)?.addresses.first().context("the pod has no address")?;
+    let from = pod(one)?;
+    let mut command = from.namespace.command("ping")?;
+    command.args(["-D", "-n", "-i", INTERVAL, &to.to_string()]);
+    from.namespace.spawn(&mut command, world.directory().join(format!("ping-{}-{}", one.node, other.node)))
+}
+
+/// When the first answer came: `ping -D` puts the Unix time before each line.
+fn first_answer(output: &Path) -> Result<Option<Timestamp>> {
+    let text = fs::read_to_string(output).with_context(|| format!("cannot read {}", output.display()))?;
+    let Some(line) = text.lines().find(|line| line.contains(" bytes from ")) else { return Ok(None) };
+    let seconds = line.trim_start_matches('[').split(']').next().unwrap_or_default();
+    let seconds: f64 = seconds.parse().with_context(|| format!("ping printed no time: {line}"))?;
+    Ok(Some(Timestamp::from_microsecond((seconds * 1e6) as i64)?))
+}
+
+/// Until both ends use a direct path, or have had time for it.
+fn follow(world: &World, one: &Place, other: &Place) -> Result<PairTimes> {
+    let ends = [one, other].map(|place| world.nodes.iter().find(|node| node.name == place.node));
+    let [Some(here), Some(there)] = ends else { anyhow::bail!("the world has no such nodes") };
+    let mut up_since: Option<Instant> = None;
+    let deadline = Instant::now() + TIMEOUT;
+    loop {
+        let paths = [is_direct(&here.status()?, other), is_direct(&there.status()?, one)];
+        if paths.iter().all(Option::is_some) {
+            up_since.get_or_insert_with(Instant::now);
+        }
+        let is_over = up_since.is_some_and(|since| since.elapsed() > LIMIT);
+        if paths == [Some(true), Some(true)] || is_over {
+            let course = courses(here)?.remove(other.node).zip(courses(there)?.remove(one.node));
+            let (from, back) = course.context("they logged nothing of each other")?;
+            let times = PairTimes::of(from, back);
+            return Ok(if is_over { PairTimes { direct: None, ..times } } else { times });
+        }
+        ensure!(Instant::now() < deadline, "they have no session");
+        thread::sleep(Duration::from_millis(100));
+    }
+}
+
+/// Whether a node sends to a peer directly; `None` without a session.
+fn is_direct(status: &Value, peer: &Place) -> Option<bool> {
+    let peer = status["peers"].as_array()?.iter().find(|seen| seen["name"] == peer.node)?;
+    (peer["state"] == "up")
+        .then(|| peer["endpoint"].as_str().is_some_and(|endpoint| !endpoint.contains("://")))
+}

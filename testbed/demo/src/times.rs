@@ -1,0 +1,76 @@
+//! How long two nodes took to reach each other, from what both log: since both knew each other, until there was a session, and until it
+//! used the path it stays on.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use jiff::Timestamp;
+use serde_json::Value;
+
+use crate::node::Node;
+
+/// What one node logged of one peer.
+#[derive(Debug, Clone, Copy)]
+pub struct Course {
+    /// When it first knew the peer.
+    pub known: Timestamp,
+    /// When it first had a session.
+    pub up: Option<Timestamp>,
+    /// When it last chose a direct path.
+    pub direct: Option<Timestamp>,
+}
+
+/// The times of two nodes.
+#[derive(Debug, Clone, Copy)]
+pub struct PairTimes {
+    /// When both knew each other.
+    pub known: Timestamp,
+    /// Until both had a session.
+    pub session: Option<Duration>,
+    /// Until both used the direct path.
+    pub direct: Option<Duration>,
+}
+
+/// What the current program of a node has logged of each peer, by the peer's name.
+///
+/// # Errors
+/// It does not run, or its log cannot be read.
+pub fn courses(node: &Node) -> Result<BTreeMap<String, Course>> {
+    let status = node.status()?;
+    let peers = status["peers"].as_array().context("no peers")?;
+    let names: BTreeMap<&str, &str> =
+        peers.iter().filter_map(|peer| Some((peer["publicKey"].as_str()?, peer["name"].as_str()?))).collect();
+    let mut courses = BTreeMap::new();
+    for line in std::fs::read_to_string(node.log())?.lines() {
+        let Ok(event) = serde_json::from_str::<Value>(line) else { continue };
+        let Some(peer) = event["peer"].as_str().and_then(|key| names.get(key)) else { continue };
+        let at: Timestamp = event["timestamp"].as_str().context("no time")?.parse()?;
+        let new = || Course { known: at, up: None, direct: None };
+        courses.entry((*peer).to_owned()).or_insert_with(new).add(&event, at);
+    }
+    Ok(courses)
+}
+
+impl PairTimes {
+    /// From what each logged of the other one.
+    pub fn of(here: Course, there: Course) -> Self {
+        let known = here.known.max(there.known);
+        let since = |at: Timestamp| Duration::try_from(at.duration_since(known)).unwrap_or_default();
+        let session = here.up.zip(there.up).map(|(here, there)| since(here.max(there)));
+        // The end that does not choose follows the first packet of the other one.
+        Self { known, session, direct: here.direct.max(there.direct).map(since) }
+    }
+}
+
+impl Course {
+    fn add(&mut self, event: &Value, at: Timestamp) {
+        if event["to"] == "up" {
+            self.up.get_or_insert(at);
+        }
+        let has_answered = ["BetterPath", "BirthdayAttack", "PathFailed", "ProbeAnswered"].map(Value::from);
+        if has_answered.contains(&event["reason"]) && event["source"] != "relay" {
+            self.direct = Some(at);
+        }
+    }
+}
