@@ -33,22 +33,17 @@ use crate::stun::StunClient;
 use crate::timers::TimerQueue;
 
 mod birthday;
+mod observation;
 mod own_candidates;
 mod probes;
 mod relay;
 
 pub use birthday::SocketChange;
+use observation::{MIN_OBSERVATION_INTERVAL, on_grid};
 use own_candidates::OwnCandidates;
 pub use own_candidates::OwnSide;
 use probes::Arrival;
 use relay::RelayMachines;
-
-/// Time between observations while a peer is not up: at first, and again after each endpoint that is set.
-const MIN_OBSERVATION_INTERVAL: Duration = Duration::from_millis(500);
-/// Time between observations while a peer is up, or has been away for long.
-const MAX_OBSERVATION_INTERVAL: Duration = Duration::from_secs(5);
-/// Observations are due at multiples of this. One reads all peers, so timers that fall together cost one wake-up.
-const OBSERVATION_GRID: Duration = Duration::from_millis(100);
 
 /// Where a peer may be reached, and what to expect of it.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -438,30 +433,6 @@ impl PathAgent {
     pub fn unknown_datagrams(&self) -> u64 {
         self.unknown_datagrams
     }
-}
-
-impl Peer {
-    /// Short after an endpoint was set, ever longer while the peer stays away: a peer that is gone for good costs next to
-    /// nothing.
-    fn observation_interval(&self, now: Duration) -> Duration {
-        match self.state {
-            State::Up => MAX_OBSERVATION_INTERVAL,
-            State::Connecting | State::Down => {
-                let quarter = now.saturating_sub(self.changed) / 4;
-                quarter.clamp(MIN_OBSERVATION_INTERVAL, MAX_OBSERVATION_INTERVAL)
-            }
-        }
-    }
-}
-
-/// The first moment of the grid that is not before `at`.
-fn on_grid(at: Duration) -> Duration {
-    let grid = OBSERVATION_GRID.as_nanos();
-    let past = at.as_nanos().checked_rem(grid).unwrap_or_default();
-    if past == 0 {
-        return at;
-    }
-    at.saturating_add(Duration::from_nanos(u64::try_from(grid.saturating_sub(past)).unwrap_or_default()))
 }
 
 fn report_state(events: &mut VecDeque<Event>, key: PublicKey, peer: &mut Peer, now: Duration) {

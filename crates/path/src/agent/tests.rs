@@ -1,5 +1,6 @@
 use proptest::prelude::*;
 
+use super::observation::{MAX_OBSERVATION_INTERVAL, OBSERVATION_GRID};
 use super::*;
 
 mod convergence;
