@@ -167,6 +167,10 @@ pub trait PathSocket: AsFd + Send + Sync {
         BTreeSet::new()
     }
 
+    /// From now on sends WireGuard's packets for a peer to this endpoint as well, or no more. Without effect where the
+    /// implementation cannot do it (the kernel's).
+    fn send_both_ways(&self, _peer: &PublicKey, _also: Option<SocketAddr>) {}
+
     /// Opens sockets beside the port for a birthday attempt, numbered from zero, in place of those of the last attempt. What they
     /// receive has their number.
     ///

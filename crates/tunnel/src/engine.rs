@@ -1,7 +1,8 @@
 //! Everything a WireGuard device decides, without I/O: bytes and clock readings in, bytes out.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -19,8 +20,11 @@ use crate::inner;
 use crate::peer::{Now, Pace, Peer, Protocol, TICK};
 use crate::udp::Path;
 
+mod both_ways;
 mod limiter;
 
+use both_ways::BothWays;
+pub(crate) use both_ways::Copies;
 use limiter::HandshakeLimiter;
 
 /// How many peers lengthen the tick of those in use by [`TICK`], up to a second.
@@ -45,7 +49,7 @@ pub(crate) enum Output {
 
 /// A datagram to be sent.
 pub(crate) struct Datagram {
-    /// The peer whose counters include it; `None` for cookies.
+    /// The peer whose counters include it; `None` for cookies and copies.
     pub(crate) peer: Option<PublicKey>,
     pub(crate) path: Path,
     pub(crate) bytes: Packet,
@@ -86,6 +90,7 @@ pub(crate) struct Engine {
     snapshots: HashMap<PublicKey, Path>,
     /// Peers that have not answered packets lately; [`Self::take_unanswered`] empties it.
     unanswered: Vec<PublicKey>,
+    both_ways: BothWays,
     messages: Vec<WgKind>,
 }
 
@@ -102,6 +107,7 @@ impl Engine {
             max_indexes: 0,
             snapshots: HashMap::new(),
             unanswered: Vec::new(),
+            both_ways: BothWays::new(),
             messages: Vec::new(),
         }
     }
@@ -245,7 +251,10 @@ impl Engine {
             Err(_) => return,
         };
         let Some(sender) = self.sender(&message) else { return };
+        let is_copy = matches!(message, WgKind::Data(_)) && self.both_ways.is_second(&sender, path.remote);
         let packet = self.with_peer(sender, now, out, |peer, messages| {
+            // What the peer sends both ways does not move the endpoint: the paths decide where to go.
+            let path = peer.path().filter(|_| is_copy).unwrap_or(path);
             peer.receive(message, path, datagram.len(), now, messages)
         });
         if let Some(packet) = packet.flatten() {
@@ -320,6 +329,16 @@ impl Engine {
         std::mem::take(&mut self.unanswered)
     }
 
+    /// Replaces the peers whose packets go another way as well.
+    pub(crate) fn set_both_ways(&mut self, also: &BTreeMap<PublicKey, SocketAddr>) {
+        self.both_ways.set(also);
+    }
+
+    /// What went both ways since the last call.
+    pub(crate) fn take_copies(&mut self) -> Copies {
+        self.both_ways.take_copies()
+    }
+
     fn pace(&self) -> Pace {
         let ticks = u32::try_from(self.peers.len() / PEERS_PER_TICK).unwrap_or(MAX_TICKS).clamp(1, MAX_TICKS);
         let peers = u32::try_from(self.peers.len()).unwrap_or(u32::MAX);
@@ -363,7 +382,11 @@ impl Engine {
                 WgKind::CookieReply(_) | WgKind::Data(_) => None,
             };
             if let Some(path) = path {
-                out.push(Output::Datagram(Datagram { peer: Some(key), path, bytes: message.into() }));
+                let is_data = matches!(message, WgKind::Data(_));
+                let bytes = message.into();
+                let copy = is_data.then(|| self.both_ways.copy(&key, &path, &bytes, now.instant)).flatten();
+                out.push(Output::Datagram(Datagram { peer: Some(key), path, bytes }));
+                out.extend(copy.map(Output::Datagram));
             }
         }
         Some(result)

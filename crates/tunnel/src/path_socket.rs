@@ -1,15 +1,17 @@
 //! Datagrams on the WireGuard port that are no WireGuard messages: probes, STUN.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fairlead_api::wireguard::PublicKey;
 use socket2::Socket;
 
+use crate::engine::Copies;
 use crate::extra_sockets::{ExtraSockets, ReadySocket};
 use crate::udp::{self, Path, Sockets};
 
@@ -40,6 +42,10 @@ pub struct PathSocketStats {
     pub dropped_without_reader: u64,
     /// Dropped: the queue was full.
     pub dropped_queue_full: u64,
+    /// Packets of WireGuard that were sent both ways ([`PathSocket::send_both_ways`]).
+    pub sent_both_ways: u64,
+    /// Those that were sent one way only, because there were too many.
+    pub held_back: u64,
 }
 
 /// Sends and receives datagrams on the WireGuard port of a device, past WireGuard. Its descriptor is readable while
@@ -124,6 +130,17 @@ impl PathSocket {
         unanswered
     }
 
+    /// From now on sends the data messages for a peer to this endpoint as well, within limits on their bytes, or no more. What
+    /// comes from there does not move the peer's endpoint meanwhile.
+    pub fn send_both_ways(&self, peer: &PublicKey, also: Option<SocketAddr>) {
+        let mut state = self.port.lock();
+        match also {
+            Some(remote) => drop(state.both_ways.insert(*peer, remote)),
+            None => drop(state.both_ways.remove(peer)),
+        }
+        self.port.both_ways_changed.store(true, Ordering::Release);
+    }
+
     /// Makes the descriptor unreadable once nothing waits.
     fn settle(&self, reader: &Reader) {
         if reader.is_empty() {
@@ -146,7 +163,11 @@ impl AsFd for PathSocket {
 
 impl Drop for PathSocket {
     fn drop(&mut self) {
-        self.port.lock().reader = None;
+        let mut state = self.port.lock();
+        state.reader = None;
+        state.both_ways.clear();
+        self.port.both_ways_changed.store(true, Ordering::Release);
+        drop(state);
         self.port.with_extra(ExtraSockets::close_all);
     }
 }
@@ -155,6 +176,8 @@ impl Drop for PathSocket {
 #[derive(Default)]
 pub(crate) struct PathPort {
     state: Mutex<State>,
+    /// [`State::both_ways`] is another one than was taken last.
+    both_ways_changed: AtomicBool,
     /// `None` in a process without descriptors.
     extra: Option<ExtraSockets>,
 }
@@ -163,6 +186,8 @@ pub(crate) struct PathPort {
 struct State {
     sockets: Option<Arc<Sockets>>,
     reader: Option<Reader>,
+    /// Where packets for a peer go as well; as many peers as the device has at most.
+    both_ways: BTreeMap<PublicKey, SocketAddr>,
     stats: PathSocketStats,
 }
 
@@ -189,7 +214,7 @@ impl Reader {
 
 impl PathPort {
     pub(crate) fn new() -> Self {
-        Self { state: Mutex::default(), extra: ExtraSockets::new().ok() }
+        Self { extra: ExtraSockets::new().ok(), ..Self::default() }
     }
 
     /// The socket that is kept for an endpoint.
@@ -281,6 +306,21 @@ impl PathPort {
         }
     }
 
+    /// Where packets for a peer go as well, by peer, if that has changed.
+    pub(crate) fn take_both_ways(&self) -> Option<BTreeMap<PublicKey, SocketAddr>> {
+        let is_changed = self.both_ways_changed.swap(false, Ordering::Acquire);
+        is_changed.then(|| self.lock().both_ways.clone())
+    }
+
+    /// Adds to the counters.
+    pub(crate) fn count_copies(&self, copies: Copies) {
+        if copies != Copies::default() {
+            let stats = &mut self.lock().stats;
+            stats.sent_both_ways = stats.sent_both_ways.saturating_add(copies.sent);
+            stats.held_back = stats.held_back.saturating_add(copies.held_back);
+        }
+    }
+
     /// The counters since the start.
     pub(crate) fn stats(&self) -> PathSocketStats {
         self.lock().stats
@@ -313,7 +353,7 @@ mod tests {
         port.push(path(), None, b"left behind");
         drop(socket);
         port.push(path(), None, b"late");
-        let expected = PathSocketStats { queued: 2, dropped_without_reader: 2, dropped_queue_full: 0 };
+        let expected = PathSocketStats { queued: 2, dropped_without_reader: 2, ..PathSocketStats::default() };
         assert_eq!(port.stats(), expected);
         let next = port.open().unwrap().unwrap();
         assert_eq!((next.try_receive(), is_readable(&next)), (None, false), "the queue went with its reader");

@@ -112,6 +112,9 @@ impl Pump {
             if matches!(self.handle_commands(), Flow::End) {
                 return;
             }
+            if let Some(also) = self.path_port.take_both_ways() {
+                self.engine.set_both_ways(&also);
+            }
             let now = Now::read();
             if ready.handover && matches!(self.poll_handover(now), Flow::End) {
                 return;
@@ -128,6 +131,7 @@ impl Pump {
             }
             self.engine.tick(now, &mut self.outputs);
             self.path_port.push_unanswered(self.engine.take_unanswered());
+            self.path_port.count_copies(self.engine.take_copies());
             self.flush();
             self.advance_takeover(now);
         }

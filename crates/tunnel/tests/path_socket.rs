@@ -56,6 +56,26 @@ fn a_datagram_to_the_port_arrives_and_its_answer_leaves_from_the_same_port() {
 }
 
 #[test]
+fn packets_for_a_peer_go_another_way_as_well_until_that_is_ended() {
+    let (a, b) = pair();
+    assert!(a.pings(b.inner()[0]));
+    let (socket, other) = (open(&a), stranger(&b, "192.0.2.2"));
+    let key = *a.device().state().unwrap().peers.keys().next().unwrap();
+    socket.send_both_ways(&key, Some(other.local_addr().unwrap()));
+    assert!(a.pings(b.inner()[0]));
+    let mut copy = [0; 2000];
+    let (length, from) = other.recv_from(&mut copy).unwrap();
+    assert_eq!((copy[0], from), (4, SocketAddr::new("192.0.2.1".parse().unwrap(), PORT)), "{length} bytes");
+    let sent = socket.stats().sent_both_ways;
+    assert!(sent > 0);
+    drop(socket);
+    assert!(a.pings(b.inner()[0]));
+    let socket = open(&a);
+    assert!(a.pings(b.inner()[0]));
+    assert_eq!(socket.stats().sent_both_ways, sent, "closing the socket ends it");
+}
+
+#[test]
 fn answers_carry_the_mark_and_follow_the_port() {
     let (a, b) = pair();
     let (socket, stranger) = (open(&a), stranger(&b, "192.0.2.2"));

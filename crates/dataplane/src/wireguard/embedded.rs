@@ -75,6 +75,10 @@ impl PathSocket for fairlead_tunnel::PathSocket {
         self.take_unanswered()
     }
 
+    fn send_both_ways(&self, peer: &PublicKey, also: Option<SocketAddr>) {
+        self.send_both_ways(peer, also);
+    }
+
     fn open_sockets(&self, count: u16) -> io::Result<()> {
         self.open_sockets(count)
     }
