@@ -101,6 +101,13 @@ pub enum Event {
         /// The peer.
         peer: PublicKey,
     },
+    /// Send the packets to a peer over the relay as well: the path in use is in doubt, and the peer takes what arrives first.
+    SendBothWays {
+        /// The peer.
+        peer: PublicKey,
+        /// What stands for the peer by way of the relay; `None` to stop.
+        also: Option<SocketAddr>,
+    },
     /// Set this endpoint on the device, with a forced handshake if the device can do that.
     SetEndpoint {
         /// The peer.
@@ -148,6 +155,8 @@ pub struct Transmit {
 struct Peer {
     rotation: Rotation,
     prober: Prober,
+    /// As the last [`Event::SendBothWays`] said.
+    also: Option<SocketAddr>,
     /// The request that last named candidates of the peer: its epoch and counter.
     named: Option<(Epoch, u64)>,
     /// When the prober is to run next.
@@ -228,6 +237,7 @@ impl PathAgent {
             Box::new(Peer {
                 rotation,
                 prober: Prober::new(is_controlling),
+                also: None,
                 named: None,
                 probe_due: None,
                 state: State::Connecting,
@@ -270,6 +280,9 @@ impl PathAgent {
             self.reflexive.forget(key);
             self.relay.remove_peer(key);
             self.events.retain(|event| event.peer() != Some(key));
+            if peer.also.is_some() {
+                self.events.push_back(Event::SendBothWays { peer: *key, also: None });
+            }
             self.birthdays.remove_peer(key);
             self.run_birthday_actions(Duration::ZERO);
         }
@@ -450,6 +463,7 @@ impl Event {
             Self::HandshakeDue { peer }
             | Self::ObservationDue { peer }
             | Self::RelayPortDue { peer }
+            | Self::SendBothWays { peer, .. }
             | Self::SetEndpoint { peer, .. }
             | Self::StateChanged { peer, .. } => Some(peer),
             Self::ReflexiveAddressesChanged | Self::Sockets(_) | Self::StunAnswersChanged => None,

@@ -20,6 +20,7 @@ use crate::rotation::EndpointReason;
 
 mod birthday;
 mod checks;
+mod doubt;
 mod full_size;
 mod handshake;
 mod nat64;
@@ -32,6 +33,7 @@ mod signalled;
 pub use ping::{CandidateStatus, PingOutcome};
 pub use relay_port::RelayPortRange;
 
+use doubt::Doubt;
 use handshake::Handshakes;
 use path::{ANSWER_TIMEOUT, Origin, Path};
 use ping::Ping;
@@ -91,8 +93,9 @@ pub(crate) struct Prober {
     /// When the path in use is checked next, and whether an answer is missing since the last check.
     check: Option<(Duration, bool)>,
     missed: u8,
-    /// When the first of them was missed, now or the last time.
+    /// When an answer was late, now or the last time.
     failing_since: Option<Duration>,
+    doubt: Doubt,
     moved: Option<Duration>,
     /// That was from one kind of path to a better one, such as from a relay to a direct path.
     has_climbed: bool,
@@ -222,9 +225,12 @@ impl Prober {
     /// one link only: a source address is easily forged. A request by way of the relay may ask for more: that all paths are tried
     /// now. While packets are relayed this is done although a direct path works here: it may not work there.
     pub(crate) fn handle_request(&mut self, now: Duration, from: SocketAddr, starts_round: bool) {
-        if starts_round && self.is_relay(from) && self.needs_round(now) {
-            self.join_round(now);
-            return;
+        if starts_round && self.is_relay(from) {
+            self.check_for_peer(now);
+            if self.needs_round(now) {
+                self.join_round(now);
+                return;
+            }
         }
         let works = self.current_path().is_some_and(|path| !path.is_relay() && path.is_fresh(now));
         let may_use = self.may_use(from);
@@ -280,6 +286,7 @@ impl Prober {
         if self.current == Some(from) {
             self.missed = 0;
             self.check = None;
+            self.doubt.end();
             self.plan_check(now);
         }
         true
@@ -287,6 +294,7 @@ impl Prober {
 
     /// The requests to send now.
     pub(crate) fn handle_timeout(&mut self, now: Duration, random: &mut StdRng) -> Vec<Probe> {
+        self.use_doubt(now);
         if self.next_round.is_some_and(|at| at <= now) {
             self.next_round = None;
             if !self.session.is_up || self.is_active(now) {
@@ -375,6 +383,7 @@ impl Prober {
         }
         self.missed = 0;
         self.check = None;
+        self.doubt.leave(now);
         self.plan_check(now);
         Some((candidate, reason))
     }
@@ -399,6 +408,7 @@ impl Prober {
             .chain(self.joined_round)
             .chain(self.check.map(|(at, _)| at))
             .chain(self.handshakes.due)
+            .chain(self.doubt.next())
             .min()
     }
 

@@ -70,6 +70,7 @@ pub struct MeshMetrics {
     sent_probes: Family<OfKind, Counter>,
     received_probes: Family<OfKind, Counter>,
     dropped_probes: Family<ForReason, Counter>,
+    both_ways: Family<WithResult, Counter>,
     relay_connected: Gauge,
     relay_received: Counter,
     relay_sent: Counter,
@@ -151,6 +152,12 @@ impl MeshMetrics {
                 ours,
                 "path_probes_dropped",
                 "Path probes that were received and dropped, or held back by the limits on sending, by reason",
+                Family::default(),
+            ),
+            both_ways: register(
+                ours,
+                "packets_sent_both_ways",
+                "Packets of the embedded WireGuard whose path was in doubt, by result: Sent over the relay as well, or HeldBack by the limit",
                 Family::default(),
             ),
             relay_connected: register(
@@ -238,6 +245,9 @@ impl MeshMetrics {
         for outcome in BirthdayOutcome::ALL {
             let count = paths.birthday_attempts.get(&outcome).copied().unwrap_or_default();
             set(&self.birthday_attempts.get_or_create(&WithResult { result: outcome.name() }), count);
+        }
+        for (result, count) in [("HeldBack", paths.socket.held_back), ("Sent", paths.socket.sent_both_ways)] {
+            set(&self.both_ways.get_or_create(&WithResult { result }), count);
         }
         let ProbeCounts { requests_sent, answers_sent, requests_received, answers_received, drops } =
             paths.probes;

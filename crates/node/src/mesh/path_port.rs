@@ -13,7 +13,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime};
 
 use fairlead_api::wireguard::PublicKey;
-use fairlead_dataplane::wireguard::{PathDatagram, PathSocket, PathSocketHealth};
+use fairlead_dataplane::wireguard::{PathDatagram, PathSocket, PathSocketHealth, PathSocketStats};
 use fairlead_path::{
     BIRTHDAY_SOCKETS, BirthdayOutcome, BirthdayStatus, Candidate, CandidateStatus, EndpointReason, Event,
     PathAgent, ProbeCounts, SocketChange, Source, Transmit,
@@ -78,6 +78,8 @@ pub struct PathCounters {
     pub probes: ProbeCounts,
     /// Birthday attempts, by what became of them.
     pub birthday_attempts: BTreeMap<BirthdayOutcome, u64>,
+    /// What the socket has counted.
+    pub socket: PathSocketStats,
 }
 
 /// The paths of this node, shared by the mesh and the thread of the port.
@@ -220,6 +222,7 @@ impl PathPort {
             changes: shared.changes.clone(),
             probes: shared.agent.probe_counts(),
             birthday_attempts: shared.agent.birthday_outcomes().clone(),
+            socket: shared.socket.as_deref().map(PathSocket::stats).unwrap_or_default(),
         }
     }
 
@@ -446,6 +449,10 @@ impl Shared {
                         ((SystemTime::now(), Instant::now()), Candidate { address: endpoint, source });
                     let took = self.history.endpoint_set(&peer, times, to, reason);
                     took.iter().for_each(|took| self.time_to_direct.observe(took.as_secs_f64()));
+                }
+                Event::SendBothWays { peer, also } => {
+                    tracing::debug!(%peer, also = ?also, "the path in use is in doubt, or no more");
+                    self.socket.iter().for_each(|socket| socket.send_both_ways(&peer, also));
                 }
                 Event::Sockets(change) => self.change_sockets(change),
                 Event::RelayPortDue { peer } => self.relay.ask_port(&peer),

@@ -117,6 +117,10 @@ impl PathAgent {
             let reason = self.birthdays.reason(key, endpoint).unwrap_or(reason);
             self.events.push_back(Event::SetEndpoint { peer: *key, endpoint, source, reason });
         }
+        let also = peer.prober.also(now);
+        if std::mem::replace(&mut peer.also, also) != also {
+            self.events.push_back(Event::SendBothWays { peer: *key, also });
+        }
         let due = peer.prober.poll_timeout();
         self.probe_timers.reschedule(*key, &mut peer.probe_due, due);
         self.use_relay_port(now, key);

@@ -88,6 +88,7 @@ fn state_changes_carry_their_reason() {
             Event::HandshakeDue { .. }
             | Event::ObservationDue { .. }
             | Event::RelayPortDue { .. }
+            | Event::SendBothWays { .. }
             | Event::SetEndpoint { .. }
             | Event::Sockets(_)
             | Event::StunAnswersChanged

@@ -12,7 +12,7 @@ const CHECK_RETRY: Duration = Duration::from_millis(200);
 const MAX_CHECK_TIMEOUT: Duration = Duration::from_secs(1);
 /// Missing answers in a row after which the path in use has failed.
 const MAX_MISSED: u8 = 3;
-/// The path in use is not checked because of unanswered packets if it answered within this time.
+/// The path in use is not checked because of unanswered packets, or for the peer, for so long after it has answered.
 const MIN_CHECK_INTERVAL: Duration = Duration::from_millis(400);
 
 impl Prober {
@@ -24,12 +24,15 @@ impl Prober {
         self.active_until = Some(now.saturating_add(ACTIVE));
         self.use_traffic(now);
         self.doubt_full_size(now);
+        self.check_soon(now);
+    }
+
+    /// Moves the next check to now, or to the end of the time in which the last answer says enough.
+    pub(super) fn check_soon(&mut self, now: Duration) {
         let answered = self.current_path().and_then(|path| path.answered).map(|(_, at)| at);
-        let has_answered_just_now = answered.is_some_and(|at| now.saturating_sub(at) < MIN_CHECK_INTERVAL);
-        if let Some((due, false)) = self.check
-            && !has_answered_just_now
-        {
-            self.check = Some((due.min(now), false));
+        let soonest = answered.map_or(now, |at| at.saturating_add(MIN_CHECK_INTERVAL).max(now));
+        if let Some((due, false)) = self.check {
+            self.check = Some((due.min(soonest), false));
         }
     }
 
@@ -75,6 +78,11 @@ impl Prober {
         relays.for_each(|path| path.attempt = Some((now, 0)));
     }
 
+    /// Whether an answer is missing.
+    pub(super) fn awaits_check(&self) -> bool {
+        self.check.is_some_and(|(_, is_outstanding)| is_outstanding)
+    }
+
     /// A check is due: the one before may be unanswered.
     pub(super) fn check_current(&mut self, now: Duration) -> Option<SocketAddr> {
         let (_, is_outstanding) = self.check.take()?;
@@ -84,10 +92,6 @@ impl Prober {
         let current = self.current?;
         if is_outstanding {
             self.missed = self.missed.saturating_add(1);
-            if self.missed == 1 {
-                self.failing_since = Some(now);
-            }
-            self.try_relay(now);
         }
         if self.missed >= MAX_MISSED {
             self.fail_current(now);
@@ -97,6 +101,9 @@ impl Prober {
             self.path(current)?.answered.map_or(CHECK_RETRY, |(round_trip, _)| round_trip.saturating_mul(3));
         let timeout =
             if is_outstanding { CHECK_RETRY } else { timeout.clamp(CHECK_RETRY, MAX_CHECK_TIMEOUT) };
+        if !is_outstanding {
+            self.await_check(now, timeout);
+        }
         self.check = Some((now.saturating_add(timeout), true));
         Some(current)
     }

@@ -5,6 +5,7 @@ use rand::SeedableRng;
 use super::*;
 use crate::candidates::Source;
 
+mod doubt;
 mod full_size;
 mod handshake;
 mod ping;

@@ -22,6 +22,8 @@ const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(25);
 const HOLD: Duration = Duration::from_secs(1);
 /// WireGuard's REKEY_TIMEOUT.
 const REKEY_TIMEOUT: Duration = Duration::from_secs(5);
+/// After which the embedded WireGuard says that nothing is received.
+const MISSED_AFTER: Duration = Duration::from_millis(500);
 
 #[derive(Debug, Default)]
 struct DevicePeer {
@@ -31,6 +33,8 @@ struct DevicePeer {
     greatest: u32,
     initiated: Option<Duration>,
     held_until: Duration,
+    /// When the first data message was sent that nothing was received after.
+    waiting_since: Option<Duration>,
     rx_bytes: u64,
     tx_bytes: u64,
 }
@@ -46,6 +50,9 @@ pub(crate) struct Node {
     pub(crate) endpoints: Vec<(Duration, SocketAddr, EndpointReason)>,
     /// Datagrams that were not WireGuard's.
     pub(crate) probes: u64,
+    /// Data messages that were sent over the relay as well.
+    pub(crate) copies: u64,
+    also: BTreeMap<PublicKey, SocketAddr>,
     /// How often a handshake was started because the peer asked.
     pub(crate) handshakes_asked: usize,
     /// The ports of the birthday attempt that are open, by number, and those that are kept, by endpoint.
@@ -70,6 +77,8 @@ impl Node {
             arrived: BTreeMap::new(),
             endpoints: Vec::new(),
             probes: 0,
+            copies: 0,
+            also: BTreeMap::new(),
             handshakes_asked: 0,
             sockets: Vec::new(),
             kept: BTreeMap::new(),
@@ -133,12 +142,17 @@ impl Node {
     }
 
     pub(crate) fn send_data(&mut self, now: Duration, network: &mut Network) {
-        for peer in self.device.values_mut() {
+        for (key, peer) in &mut self.device {
             let (Some(to), Some(_)) = (peer.endpoint, peer.handshake) else { continue };
             self.sent += 1;
             peer.tx_bytes += 100;
             let payload = [&[DATA, 0, 0, 0][..], &self.sent.to_be_bytes(), &self.key.0].concat();
             let from = source(self.address, &self.kept, to);
+            peer.waiting_since.get_or_insert(now);
+            if let Some(also) = self.also.get(key).copied().filter(|also| *also != to) {
+                self.copies += 1;
+                network.send(now, Datagram { from, to: also, payload: payload.clone() });
+            }
             network.send(now, Datagram { from, to, payload });
         }
     }
@@ -167,7 +181,14 @@ impl Node {
             }
             peer.greatest = stamp;
         }
-        if now >= peer.held_until {
+        let number = u32::from_be_bytes(payload[4..8].try_into().unwrap());
+        if payload[0] == DATA && self.arrived.contains_key(&number) {
+            // A replay.
+            return;
+        }
+        let is_copy = payload[0] == DATA && self.also.get(&sender) == Some(&from);
+        peer.waiting_since = None;
+        if now >= peer.held_until && !is_copy {
             peer.endpoint = Some(from);
         }
         if peer.handshake.is_none() && payload[0] != INITIATION && self.key < sender {
@@ -175,10 +196,7 @@ impl Node {
         }
         peer.rx_bytes += if payload[0] == KEEPALIVE { 32 } else { 100 };
         match payload[0] {
-            DATA => {
-                let number = u32::from_be_bytes(payload[4..8].try_into().unwrap());
-                self.arrived.insert(number, now);
-            }
+            DATA => drop(self.arrived.insert(number, now)),
             KEEPALIVE => {}
             INITIATION => {
                 peer.handshake = Some(now);
@@ -192,6 +210,11 @@ impl Node {
 
     /// Timers of the agent and of the device, and what the agent wants done.
     pub(crate) fn run(&mut self, now: Duration, network: &mut Network) {
+        for (key, peer) in &mut self.device {
+            if peer.waiting_since.take_if(|since| now - *since >= MISSED_AFTER).is_some() {
+                self.agent.packets_unanswered(now, key);
+            }
+        }
         if self.agent.poll_timeout().is_some_and(|at| at <= now) {
             self.agent.handle_timeout(now);
         }
@@ -225,6 +248,10 @@ impl Node {
                     let device = self.device.get_mut(&peer).unwrap();
                     initiate(now, self.clock, (self.address, &self.kept), &self.key, device, network);
                 }
+                Event::SendBothWays { peer, also } => match also {
+                    Some(also) => drop(self.also.insert(peer, also)),
+                    None => drop(self.also.remove(&peer)),
+                },
                 Event::Sockets(SocketChange::Close) => self.sockets.clear(),
                 Event::Sockets(SocketChange::Keep { remote, socket, .. }) => {
                     self.kept.insert(remote, self.sockets[usize::from(socket)]);

@@ -95,6 +95,7 @@ impl World {
                 Event::HandshakeDue { .. }
                 | Event::ReflexiveAddressesChanged
                 | Event::RelayPortDue { .. }
+                | Event::SendBothWays { .. }
                 | Event::Sockets(_)
                 | Event::StateChanged { .. }
                 | Event::StunAnswersChanged => {}

@@ -2,11 +2,11 @@ use std::net::IpAddr;
 
 use super::*;
 
-fn ports() -> RelayPortRange {
+pub(super) fn ports() -> RelayPortRange {
     RelayPortRange { ip: IpAddr::from([203, 0, 113, 99]), first: 20_000, last: 20_009 }
 }
 
-fn port(number: u16) -> SocketAddr {
+pub(super) fn port(number: u16) -> SocketAddr {
     SocketAddr::new(ports().ip, number)
 }
 
