@@ -70,6 +70,31 @@ impl PrivateKey {
     }
 }
 
+/// A symmetric key that two peers mix into their handshakes (WireGuard paper, section 5.2). `Debug` never shows it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct PresharedKey(pub [u8; 32]);
+
+impl fmt::Debug for PresharedKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("PresharedKey(hidden)")
+    }
+}
+
+impl FromStr for PresharedKey {
+    type Err = InvalidKey;
+
+    fn from_str(text: &str) -> Result<Self, InvalidKey> {
+        decode(text).map(Self)
+    }
+}
+
+impl PresharedKey {
+    /// The key as `wg(8)` writes it. For files that only their owner may read.
+    pub fn to_base64(&self) -> String {
+        STANDARD.encode(self.0)
+    }
+}
+
 /// What one peer should be. `Debug` never shows the preshared key.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct PeerConfig {
@@ -85,7 +110,7 @@ pub struct PeerConfig {
 
 impl PeerConfig {
     /// Whether it is `wanted`, with this endpoint if there is one.
-    fn is_as(&self, wanted: &Self, endpoint: Option<SocketAddr>) -> bool {
+    pub fn is_as(&self, wanted: &Self, endpoint: Option<SocketAddr>) -> bool {
         (self.preshared_key, self.persistent_keepalive) == (wanted.preshared_key, wanted.persistent_keepalive)
             && endpoint.is_none_or(|endpoint| self.endpoint == Some(endpoint))
             && self.allowed_ips == wanted.allowed_ips
@@ -258,6 +283,7 @@ mod tests {
         config.peers.values_mut().for_each(|peer| peer.preshared_key = Some([77; 32]));
         let text = format!("{config:?}");
         assert!(!text.contains("77, 77") && !text.contains("8, 8, 8"), "{text}");
+        assert_eq!(format!("{:?}", PresharedKey([77; 32])), "PresharedKey(hidden)");
     }
 
     proptest! {

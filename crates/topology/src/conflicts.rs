@@ -19,7 +19,11 @@ pub(crate) enum Tier {
     WideClaim,
     /// The same, and this node's WireGuard device has it at that node's key.
     HeldWideClaim,
-    /// An address a node says is its own.
+    /// A range that an administrator says is behind an external member.
+    ExternalRange,
+    /// The same, and this node's WireGuard device has it at that member's key.
+    HeldExternalRange,
+    /// An address a node says is its own, or an administrator says of an external member.
     HostClaim,
     /// The same, and this node's WireGuard device has it at that node's key.
     HeldHostClaim,

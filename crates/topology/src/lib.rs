@@ -11,6 +11,9 @@
 //! takes nothing from it. Whatever belongs to another member and has no usable peer is still a target, so that it is
 //! dropped and never sent in clear text.
 //!
+//! External members (Peers of Kilo) take nothing from a node: their prefixes never include what is reserved (the API server), a block
+//! and an older address go before them, and a key that a node has is the node's.
+//!
 //! Pure: no I/O, no clock, no randomness. Not here: kernel routes, nftables, WireGuard.
 //!
 //! Locations and gateways are to come between the two steps of [`plan`]: after the conflict check has said
@@ -19,6 +22,7 @@
 //! know.
 
 mod conflicts;
+mod external;
 mod member;
 mod merge;
 mod plan;
@@ -26,9 +30,9 @@ mod prefixes;
 mod problem;
 mod routes;
 
-pub use member::{Endpoints, Member, MemberRecord, Since, Source};
+pub use member::{Endpoints, External, Member, MemberRecord, Since, Source};
 pub use merge::merge;
 pub use plan::{PeerPlan, Plan, Policy, plan};
 pub use prefixes::Unusable;
-pub use problem::Problem;
+pub use problem::{Problem, Refusal};
 pub use routes::{BlockRoute, OwnAddress};

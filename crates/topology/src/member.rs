@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use fairlead_address::Endpoint;
-use fairlead_api::wireguard::PublicKey;
+use fairlead_api::wireguard::{PresharedKey, PublicKey};
 use ipnet::IpNet;
 
 /// Who described a member. The first is believed before the next where both are of the same age.
@@ -74,6 +74,16 @@ pub struct Member {
     pub always_sends_keepalives: bool,
     /// When it joined; `None` while the source does not know, which counts as just now.
     pub since: Option<Since>,
+    /// What only a member that is no node has; `None` for nodes.
+    pub external: Option<External>,
+}
+
+/// A member outside of the cluster, which an administrator configured: its claims are prefixes, not only addresses of its own, and it
+/// speaks WireGuard and nothing else.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct External {
+    /// Extra symmetric key mixed into handshakes with it.
+    pub preshared_key: Option<PresharedKey>,
 }
 
 /// When a member joined, as the source recorded it. A member can only become younger by its own doing (it deletes its
@@ -99,8 +109,27 @@ impl Member {
             persistent_keepalive: None,
             always_sends_keepalives: false,
             since: None,
+            external: None,
         }
     }
+
+    /// A member that a Peer of this name describes, of which nothing else is known. Names of nodes contain no slash.
+    pub fn of_peer(peer: &str) -> Self {
+        Self { external: Some(External::default()), ..Self::named(format!("{PEER_PREFIX}{peer}")) }
+    }
+
+    /// The name of the Peer that describes it; `None` for nodes.
+    pub fn peer_name(&self) -> Option<&str> {
+        self.external.as_ref().and_then(|_| peer_name(&self.name))
+    }
+}
+
+/// In front of the names of Peers, in the names of their members.
+const PEER_PREFIX: &str = "peer/";
+
+/// The Peer that a member of this name comes from; `None` for nodes.
+pub(crate) fn peer_name(member: &str) -> Option<&str> {
+    member.strip_prefix(PEER_PREFIX)
 }
 
 /// Where a member's WireGuard may be reached, and where it sees others.

@@ -33,6 +33,7 @@ fn complete(known: &mut Member, other: Member) {
     known.endpoints.complete(other.endpoints);
     known.persistent_keepalive = known.persistent_keepalive.or(other.persistent_keepalive);
     known.always_sends_keepalives |= other.always_sends_keepalives;
+    known.external = known.external.take().or(other.external);
     // The oldest record counts: another source does not make a member younger.
     known.since = known.since.take().into_iter().chain(other.since).min();
 }

@@ -8,6 +8,7 @@ use fairlead_api::wireguard::PublicKey;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use crate::conflicts::{self, Entry, Resolved, Tier};
+use crate::external;
 use crate::member::Member;
 use crate::prefixes;
 use crate::problem::Problem;
@@ -26,6 +27,8 @@ pub struct Policy {
     /// What this node's WireGuard device has at each key now. It outlives the node program, and a member that has an address
     /// there keeps it.
     pub held: BTreeMap<PublicKey, BTreeSet<IpNet>>,
+    /// Prefixes that no external member may have: addresses of the API server.
+    pub reserved: Vec<IpNet>,
     /// Addresses of this host. On their networks, nodes get plain routes to their blocks, and no peers; `None` asks for peers
     /// and no routes.
     pub routes_on: Option<Vec<OwnAddress>>,
@@ -35,7 +38,14 @@ impl Policy {
     /// The usual policy: nothing excluded, a keepalive every 25 s ([`fairlead_api::names::KEEPALIVE`]), no routes.
     pub fn new(own: impl Into<String>) -> Self {
         let keepalive = u16::try_from(fairlead_api::names::KEEPALIVE.as_secs()).unwrap_or(25);
-        Self { own: own.into(), excluded: Vec::new(), keepalive, held: BTreeMap::new(), routes_on: None }
+        Self {
+            own: own.into(),
+            excluded: Vec::new(),
+            keepalive,
+            held: BTreeMap::new(),
+            reserved: Vec::new(),
+            routes_on: None,
+        }
     }
 }
 
@@ -60,7 +70,7 @@ pub struct Plan {
     pub targets_ipv4: Vec<Ipv4Net>,
     /// IPv6 destinations that enter the mesh, or are dropped there: the smallest sorted list that covers exactly them.
     pub targets_ipv6: Vec<Ipv6Net>,
-    /// Addresses that belong to other nodes themselves: claims they keep, outside of all blocks.
+    /// Addresses that belong to other nodes themselves: claims they keep, outside of all blocks. None of external members.
     pub nodes: BTreeSet<IpAddr>,
     /// Plain routes to blocks of neighbours, at most one to each destination, sorted by it.
     pub routes: Vec<BlockRoute>,
@@ -79,7 +89,9 @@ pub fn plan(members: &[Member], policy: &Policy) -> Plan {
         let routes = routes::plan(&policy.own, on, members, &mut problems);
         return Plan { routes, problems: problems.into_iter().collect(), ..Plan::default() };
     }
-    let ranked = ranked(members, policy);
+    let externals = external::admitted(members, policy, &mut problems);
+    let nodes = members.iter().filter(|member| member.external.is_none());
+    let ranked = ranked(nodes.chain(&externals), policy);
     let names: Vec<&str> = ranked.iter().map(|member| member.name.as_str()).collect();
     let entries = usable_entries(&ranked, policy, &mut problems);
     let Resolved { owned, lost_blocks } = conflicts::resolve(entries.clone(), &names, &mut problems);
@@ -97,8 +109,8 @@ pub fn plan(members: &[Member], policy: &Policy) -> Plan {
 }
 
 /// This node, which yields its addresses to no other, then the members in the order in which they joined.
-fn ranked<'a>(members: &'a [Member], policy: &Policy) -> Vec<&'a Member> {
-    let mut ranked: Vec<&Member> = members.iter().collect();
+fn ranked<'a>(members: impl Iterator<Item = &'a Member>, policy: &Policy) -> Vec<&'a Member> {
+    let mut ranked: Vec<&Member> = members.collect();
     ranked.sort_by_key(|member| {
         (member.name != policy.own, member.since.is_none(), &member.since, &member.name)
     });
@@ -130,11 +142,13 @@ fn entries_of<'a>(owner: usize, member: &'a Member, policy: &'a Policy) -> impl 
     let claim = move |claim: &IpNet| {
         let prefix = claim.trunc();
         let is_held = is_own || held.is_some_and(|held| held.contains(&prefix));
-        let tier = match (prefixes::is_host(&prefix), is_held) {
-            (true, true) => Tier::HeldHostClaim,
-            (true, false) => Tier::HostClaim,
-            (false, true) => Tier::HeldWideClaim,
-            (false, false) => Tier::WideClaim,
+        let tier = match (prefixes::is_host(&prefix), member.external.is_some(), is_held) {
+            (true, _, true) => Tier::HeldHostClaim,
+            (true, _, false) => Tier::HostClaim,
+            (false, true, true) => Tier::HeldExternalRange,
+            (false, true, false) => Tier::ExternalRange,
+            (false, false, true) => Tier::HeldWideClaim,
+            (false, false, false) => Tier::WideClaim,
         };
         Entry { prefix, owner, tier }
     };
@@ -263,7 +277,8 @@ fn node_addresses(
 ) -> BTreeSet<IpAddr> {
     let blocks = entries.iter().filter(|entry| entry.tier == Tier::Block).map(|entry| &entry.prefix);
     let blocks: PrefixSet = blocks.collect();
-    let others = ranked.iter().zip(owned).filter(|(member, _)| member.name != policy.own);
+    let is_other_node = |member: &Member| member.name != policy.own && member.external.is_none();
+    let others = ranked.iter().zip(owned).filter(|(member, _)| is_other_node(member));
     let kept = others.flat_map(|(_, owned)| owned).filter(|prefix| prefixes::is_host(prefix));
     kept.map(IpNet::addr).filter(|address| !blocks.contains(*address)).collect()
 }

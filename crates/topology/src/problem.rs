@@ -6,7 +6,26 @@ use std::net::IpAddr;
 use fairlead_api::wireguard::PublicKey;
 use ipnet::IpNet;
 
+use crate::member::peer_name;
 use crate::prefixes::Unusable;
+
+/// Why an external member does not get a prefix.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Refusal {
+    /// It is an address of the API server.
+    ApiServer,
+    /// It is wider than /8: most of an address family, or all of it.
+    TooWide,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::ApiServer => "the API server has that address",
+            Self::TooWide => "it is wider than /8, and would capture what belongs to others; name the networks behind the peer",
+        })
+    }
+}
 
 /// Something that was left out of the mesh or has no route. [`Self::reason`] is a word for programs. `Display` is a
 /// sentence for status and Events: it names the nodes and prefixes and says what to do.
@@ -16,6 +35,22 @@ pub enum Problem {
     NoKey {
         /// The member.
         node: String,
+    },
+    /// The public key of an external member is that of a node or of an older one; the member is left out.
+    ExternalKeyTaken {
+        /// The external member.
+        node: String,
+        /// Who has the key.
+        other: String,
+    },
+    /// A prefix that an external member may not have; the prefix is left out.
+    ExternalPrefixRefused {
+        /// The external member.
+        node: String,
+        /// The prefix.
+        prefix: IpNet,
+        /// Why.
+        why: Refusal,
     },
     /// A node with address blocks that has published no public key.
     NotPublished {
@@ -148,6 +183,8 @@ impl Problem {
             Self::ClaimOverlapsBlock { .. } => "ClaimOverlapsBlock",
             Self::ClaimOverlapsClaim { .. } => "ClaimOverlapsClaim",
             Self::ClaimedTwice { .. } => "ClaimedTwice",
+            Self::ExternalKeyTaken { .. } => "PeerKeyTaken",
+            Self::ExternalPrefixRefused { .. } => "PeerPrefixRefused",
             Self::NoKey { .. } => "NoKey",
             Self::NodeAddressShared { .. } => "NodeAddressShared",
             Self::NodeMissing { .. } => "NodeMissing",
@@ -182,9 +219,11 @@ impl Problem {
             Self::BlocksOverlap { node, other, .. }
             | Self::ClaimOverlapsBlock { node, other, .. }
             | Self::ClaimOverlapsClaim { node, other, .. }
+            | Self::ExternalKeyTaken { node, other }
             | Self::NodeAddressShared { node, other: Some(other), .. } => vec![node, other],
             Self::BlockCoversNode { node, .. }
             | Self::BlockUnusable { node, .. }
+            | Self::ExternalPrefixRefused { node, .. }
             | Self::NoKey { node }
             | Self::NodeAddressShared { node, .. }
             | Self::NodeMissing { node }
@@ -210,8 +249,18 @@ impl fmt::Display for Problem {
         match self {
             Self::NoKey { node } => write!(
                 f,
-                "packets to node {node} are dropped: its WireGuard public key is all zeros; let it publish a new key"
+                "packets to {} are dropped: its WireGuard public key is all zeros; let it publish a new key",
+                Name(node)
             ),
+            Self::ExternalKeyTaken { node, other } => write!(
+                f,
+                "{} is left out: its public key is that of {}; give it a key of its own",
+                Name(node),
+                Name(other)
+            ),
+            Self::ExternalPrefixRefused { node, prefix, why } => {
+                write!(f, "{} claims {prefix}, which is left out: {why}; correct its allowedIPs", Name(node))
+            }
             Self::NotPublished { node } => write!(
                 f,
                 "packets to the pods of {node} are dropped: it has address blocks and no WireKubePeer with a public key; \
@@ -233,22 +282,28 @@ impl fmt::Display for Problem {
             Self::Unusable { node, prefix, why } => {
                 write!(
                     f,
-                    "node {node} names {prefix}, which is left out of the mesh: {why}; correct what it publishes"
+                    "{} names {prefix}, which is left out of the mesh: {why}; correct what it publishes",
+                    Name(node)
                 )
             }
             Self::ClaimedTwice { prefix, nodes, owner } => write!(
                 f,
-                "{prefix} is claimed by nodes {}: packets to it go to {owner}, which had it first; give each node an \
+                "{prefix} is claimed by nodes {}: packets to it go to {}, which had it first; give each node an \
                  address of its own, or name this one in routing.excludeCIDRs of the WireKubeMesh",
-                Names(nodes)
+                Names(nodes),
+                Name(owner).bare()
             ),
             Self::ClaimOverlapsClaim { node, prefix, other, other_prefix } => write!(
                 f,
-                "node {node} claims {prefix}, which overlaps {other_prefix} of node {other}: the claim of {node} is left out of the mesh; narrow it"
+                "{node} claims {prefix}, which overlaps {other_prefix} of {}: the claim of {} is left out of the mesh; narrow it",
+                Name(other),
+                Name(node).bare(),
+                node = Name(node)
             ),
             Self::ClaimOverlapsBlock { node, prefix, other, block } => write!(
                 f,
-                "node {node} claims {prefix}, which overlaps the address block {block} of node {other}: the claim is left out of the mesh; move the pool or the node's address"
+                "{} claims {prefix}, which overlaps the address block {block} of node {other}: the claim is left out of the mesh; move the pool or the node's address",
+                Name(node)
             ),
             Self::BlocksOverlap { node, block, other, other_block } => write!(
                 f,
@@ -297,6 +352,23 @@ impl fmt::Display for Problem {
     }
 }
 
+/// A member as it is named to users: `node a`, or `Peer b` for an external one.
+struct Name<'a>(&'a str);
+
+impl Name<'_> {
+    /// The same without the word `node`.
+    fn bare(&self) -> String {
+        peer_name(self.0).map_or_else(|| self.0.to_owned(), |peer| format!("Peer {peer}"))
+    }
+}
+
+impl fmt::Display for Name<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = if peer_name(self.0).is_none() { "node " } else { "" };
+        write!(f, "{kind}{}", self.bare())
+    }
+}
+
 /// `a`, `a and b`, `a, b and c`, and no more than a person would read.
 struct Names<'a>(&'a [String]);
 
@@ -311,7 +383,7 @@ impl fmt::Display for Names<'_> {
                 position if position == last => f.write_str(" and ")?,
                 _ => f.write_str(", ")?,
             }
-            f.write_str(name)?;
+            Name(name).bare().fmt(f)?;
         }
         if hidden > 0 {
             write!(f, " and {hidden} more")?;

@@ -1,0 +1,63 @@
+//! What external members get before any prefix is compared: no key of another member, and no prefix that is reserved or too wide.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use fairlead_address::PrefixSet;
+use fairlead_api::wireguard::PublicKey;
+use ipnet::IpNet;
+
+use crate::member::Member;
+use crate::plan::Policy;
+use crate::prefixes;
+use crate::problem::{Problem, Refusal};
+
+/// The shortest prefix an external member may have: `0.0.0.0/0` and its halves would capture what belongs to others.
+const MIN_LENGTH: u8 = 8;
+
+/// The external members that take part, in the order in which they joined, with the claims that may be compared. What lies inside a
+/// claim and is reserved is cut out of it.
+pub(crate) fn admitted(members: &[Member], policy: &Policy, problems: &mut BTreeSet<Problem>) -> Vec<Member> {
+    let mut externals: Vec<&Member> = members.iter().filter(|member| member.external.is_some()).collect();
+    if externals.is_empty() {
+        return Vec::new();
+    }
+    externals.sort_by_key(|member| (member.since.is_none(), &member.since, &member.name));
+    let nodes = members.iter().filter(|member| member.external.is_none());
+    let mut keys: BTreeMap<PublicKey, &str> =
+        nodes.filter_map(|node| Some((node.public_key?, node.name.as_str()))).collect();
+    let reserved: PrefixSet = policy.reserved.iter().collect();
+    let mut admitted = Vec::new();
+    for member in externals {
+        let Some(key) = member.public_key else { continue };
+        if let Some(other) = keys.get(&key) {
+            let (node, other) = (member.name.clone(), (*other).to_owned());
+            problems.insert(Problem::ExternalKeyTaken { node, other });
+            continue;
+        }
+        keys.insert(key, &member.name);
+        let claims = member.claims.iter().flat_map(|claim| match usable(claim.trunc(), &reserved) {
+            Ok(prefixes) => prefixes,
+            Err(why) => {
+                let (node, prefix) = (member.name.clone(), claim.trunc());
+                problems.insert(Problem::ExternalPrefixRefused { node, prefix, why });
+                Vec::new()
+            }
+        });
+        admitted.push(Member { claims: claims.collect(), blocks: Vec::new(), ..member.clone() });
+    }
+    admitted
+}
+
+fn usable(prefix: IpNet, reserved: &PrefixSet) -> Result<Vec<IpNet>, Refusal> {
+    if prefix.prefix_len() < MIN_LENGTH {
+        return Err(Refusal::TooWide);
+    }
+    if reserved.overlapping(prefix).is_none() {
+        return Ok(vec![prefix]);
+    }
+    let rest = prefixes::without(prefix, reserved);
+    if rest.is_empty() { Err(Refusal::ApiServer) } else { Ok(rest) }
+}
+
+#[cfg(test)]
+mod tests;
