@@ -12,7 +12,7 @@ use fairlead_path::State;
 use fairlead_port_mapping::{Failure, Mapping};
 use fairlead_wire::node::node_server::Node;
 use fairlead_wire::node::{
-    BlockRoute, IpamCheckRequest, IpamCheckResponse, IpamReleaseRequest, IpamReleaseResponse,
+    BlockRoute, ExternalPeer, IpamCheckRequest, IpamCheckResponse, IpamReleaseRequest, IpamReleaseResponse,
     IpamShowRequest, IpamShowResponse, NetcheckRequest, NetcheckResponse, Peer, PingRequest, PingResponse,
     PortMapping, Relay, Router, StatusRequest, StatusResponse,
 };
@@ -20,6 +20,7 @@ use tonic::{Request, Response, Status};
 
 use crate::ipam::inventory::Inventory;
 use crate::lifecycle::watches::Caches;
+use crate::mesh::external::ExternalReport;
 use crate::mesh::problem::MeshFailure;
 use crate::mesh::publish::{backend_name, nat_name};
 use crate::mesh::relay::{RelayReport, RelayTransport};
@@ -144,6 +145,7 @@ fn describe(report: &Report, answer: &mut StatusResponse, now: SystemTime) {
     answer.port_mappings = describe_port_mappings(report);
     answer.nat64_prefixes = report.nat64.iter().map(ToString::to_string).collect();
     answer.peers = report.peers.iter().map(|peer| describe_peer(peer, now)).collect();
+    answer.external_peers = report.external.iter().map(|peer| describe_external(peer, now)).collect();
     if let Some(relay) = &answer.relay {
         for (peer, known) in answer.peers.iter_mut().zip(&report.peers) {
             match known.relay {
@@ -180,6 +182,22 @@ fn describe_relay(relay: &RelayReport) -> Relay {
         round_trip_seconds: relay.status.round_trip.map(|round_trip| round_trip.as_secs_f64()),
         rx_bytes: relay.counters.received_bytes,
         tx_bytes: relay.counters.sent_bytes,
+    }
+}
+
+fn describe_external(peer: &ExternalReport, now: SystemTime) -> ExternalPeer {
+    let device = peer.device.as_ref();
+    let endpoint = device.and_then(|device| device.config.endpoint);
+    let handshake = device.and_then(|device| device.last_handshake);
+    ExternalPeer {
+        name: peer.name.clone(),
+        public_key: peer.public_key.to_string(),
+        connected: peer.is_connected(now),
+        endpoint: endpoint.map(|endpoint| endpoint.to_string()).unwrap_or_default(),
+        handshake_age_seconds: handshake.map(|at| now.duration_since(at).unwrap_or_default().as_secs_f64()),
+        rx_bytes: device.map_or(0, |device| device.rx_bytes),
+        tx_bytes: device.map_or(0, |device| device.tx_bytes),
+        prefixes: peer.prefixes.iter().map(ToString::to_string).collect(),
     }
 }
 

@@ -50,6 +50,8 @@ rules:
 - {apiGroups: [wirekube.io], resources: [wirekubemeshes], verbs: [get, list, watch]}
 - {apiGroups: [wirekube.io], resources: [wirekubepeers], verbs: [get, list, watch, create, update, patch]}
 - {apiGroups: [wirekube.io], resources: [wirekubepeers/status], verbs: [get, update, patch]}
+- {apiGroups: [kilo.squat.ai], resources: [peers], verbs: [get, list, watch]}
+- {apiGroups: [networking.k8s.io], resources: [servicecidrs], verbs: [get, list, watch]}
 ---
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRoleBinding

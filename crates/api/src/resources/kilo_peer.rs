@@ -1,10 +1,14 @@
 //! `Peer` of `kilo.squat.ai/v1alpha1`: a WireGuard peer outside the cluster.
 
+use std::net::{IpAddr, SocketAddr};
+
+use fairlead_address::{Endpoint, InvalidEndpoint};
+use ipnet::IpNet;
 use kube::{CustomResource, KubeSchema};
 use serde::{Deserialize, Serialize};
 
 use super::rules::{CIDR_LENGTH, cidrs, explained, wireguard_key};
-use crate::wireguard::{InvalidKey, PublicKey};
+use crate::wireguard::{InvalidKey, PresharedKey, PublicKey};
 
 /// A WireGuard peer that is not a node.
 #[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
@@ -22,7 +26,8 @@ use crate::wireguard::{InvalidKey, PublicKey};
 )]
 #[serde(rename_all = "camelCase")]
 pub struct KiloPeerSpec {
-    /// Prefixes in CIDR notation: allowed sources of packets from the peer, and destinations routed to it.
+    /// Prefixes in CIDR notation: allowed sources of packets from the peer, and destinations routed to it. Left out is what belongs to
+    /// pods, nodes, Services or the API server, and what is wider than /8.
     #[serde(rename = "allowedIPs")]
     #[schemars(length(max = 1000), inner(length(max = CIDR_LENGTH)))]
     #[x_kube(validation = cidrs())]
@@ -61,7 +66,7 @@ pub struct PeerEndpoint {
 #[x_kube(validation = Rule::new("has(self.dns) != has(self.ip)")
     .message("give either dns or ip, not both and not neither"))]
 pub struct DnsOrIp {
-    /// Name of the host; it is resolved again when the address stops responding.
+    /// Name of the host; it is resolved again every 30 s.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     #[x_kube(validation = explained(
@@ -83,5 +88,90 @@ impl KiloPeerSpec {
     /// The text is not a WireGuard key.
     pub fn parse_public_key(&self) -> Result<PublicKey, InvalidKey> {
         self.public_key.parse()
+    }
+
+    /// The preshared key; `None` if there is none.
+    ///
+    /// # Errors
+    /// The text is not a WireGuard key.
+    pub fn parse_preshared_key(&self) -> Result<Option<PresharedKey>, InvalidKey> {
+        let text = self.preshared_key.as_deref().filter(|text| !text.is_empty());
+        text.map(str::parse).transpose()
+    }
+
+    /// The allowed IPs that are prefixes, with host bits cleared, and the texts that are not.
+    pub fn parse_allowed_ips(&self) -> (Vec<IpNet>, Vec<&str>) {
+        let mut prefixes = Vec::new();
+        let mut rejected = Vec::new();
+        for text in &self.allowed_ips {
+            match text.parse::<IpNet>() {
+                Ok(prefix) => prefixes.push(prefix.trunc()),
+                Err(_) => rejected.push(text.as_str()),
+            }
+        }
+        (prefixes, rejected)
+    }
+
+    /// Where the peer listens; `None` if it always initiates. Objects that Kilo has left may have both an address and a name: then the
+    /// address counts, as Kilo documents it.
+    ///
+    /// # Errors
+    /// There is no host, or it is neither an address nor a name, or the port is zero.
+    pub fn parse_endpoint(&self) -> Result<Option<Endpoint>, InvalidEndpoint> {
+        let Some(PeerEndpoint { dns_or_ip: DnsOrIp { dns, ip }, port }) = &self.endpoint else {
+            return Ok(None);
+        };
+        let given = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
+        let (ip, dns) = (given(ip), given(dns));
+        let text = |host: &str| format!("{host}:{port}");
+        match (ip, dns) {
+            (Some(ip), _) => {
+                let address: IpAddr = ip.parse().map_err(|_| InvalidEndpoint(text(&ip)))?;
+                SocketAddr::new(address, *port).to_string().parse().map(Some)
+            }
+            (None, dns) => text(&dns.unwrap_or_default()).parse().map(Some),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn endpoint(dns: Option<&str>, ip: Option<&str>, port: u16) -> Result<Option<String>, InvalidEndpoint> {
+        let text = |text: &str| text.to_owned();
+        let dns_or_ip = DnsOrIp { dns: dns.map(text), ip: ip.map(text) };
+        let spec =
+            KiloPeerSpec { endpoint: Some(PeerEndpoint { dns_or_ip, port }), ..KiloPeerSpec::default() };
+        Ok(spec.parse_endpoint()?.map(|endpoint| endpoint.to_string()))
+    }
+
+    #[test]
+    fn an_endpoint_is_an_address_or_a_name() {
+        assert_eq!(endpoint(None, Some("192.0.2.1"), 7), Ok(Some("192.0.2.1:7".to_owned())));
+        assert_eq!(endpoint(None, Some("2001:db8::1"), 7), Ok(Some("[2001:db8::1]:7".to_owned())));
+        assert_eq!(endpoint(Some("a.example"), None, 7), Ok(Some("a.example:7".to_owned())));
+        assert_eq!(endpoint(Some("a.example"), Some("192.0.2.1"), 7), Ok(Some("192.0.2.1:7".to_owned())));
+        assert_eq!(KiloPeerSpec::default().parse_endpoint(), Ok(None));
+        for (dns, ip, port) in [
+            (None, None, 7),
+            (None, Some("a.example"), 7),
+            (Some("a.example"), None, 0),
+            (None, Some("192.0.2.1"), 0),
+            (Some("a b"), None, 7),
+        ] {
+            endpoint(dns, ip, port).unwrap_err();
+        }
+    }
+
+    #[test]
+    fn an_unreadable_preshared_key_is_an_error_and_never_none() {
+        let parse = |text: Option<&str>| {
+            let preshared_key = text.map(str::to_owned);
+            KiloPeerSpec { preshared_key, ..KiloPeerSpec::default() }.parse_preshared_key()
+        };
+        assert_eq!(parse(None), Ok(None));
+        assert_eq!(parse(Some("nonsense")), Err(InvalidKey));
+        assert_eq!(parse(Some(&PresharedKey([5; 32]).to_base64())), Ok(Some(PresharedKey([5; 32]))));
     }
 }

@@ -62,7 +62,7 @@ pub enum Values {
 }
 
 /// Everything that has no effect yet.
-pub const NOT_IMPLEMENTED: &[NotImplemented] = &[EGRESS, KILO_PEER, NODE, WIREKUBE_MESH];
+pub const NOT_IMPLEMENTED: &[NotImplemented] = &[EGRESS, NODE, WIREKUBE_MESH];
 
 /// Egresses.
 pub const EGRESS: NotImplemented = NotImplemented {
@@ -71,15 +71,6 @@ pub const EGRESS: NotImplemented = NotImplemented {
     kind: "Egress",
     plural: "egresses",
     gap: Gap::Object("no egress gateway is created"),
-};
-
-/// Peers of Kilo.
-pub const KILO_PEER: NotImplemented = NotImplemented {
-    group: "kilo.squat.ai",
-    version: "v1alpha1",
-    kind: "Peer",
-    plural: "peers",
-    gap: Gap::Object("no node connects to the peer"),
 };
 
 /// Annotations of Nodes.

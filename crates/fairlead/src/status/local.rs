@@ -3,7 +3,8 @@
 use std::path::Path;
 
 use anyhow::anyhow;
-use fairlead_wire::node::{Peer, PortMapping, Relay, StatusRequest, StatusResponse};
+use comfy_table::Table;
+use fairlead_wire::node::{ExternalPeer, Peer, PortMapping, Relay, StatusRequest, StatusResponse};
 use serde_json::{Value, json};
 
 use super::{connect, path};
@@ -69,6 +70,11 @@ fn node_json(status: &StatusResponse) -> Value {
             "used": block.used, "capacity": block.capacity, "state": block.state,
         })).collect::<Vec<_>>(),
         "peers": status.peers.iter().map(peer_json).collect::<Vec<_>>(),
+        "externalPeers": status.external_peers.iter().map(|peer| json!({
+            "name": peer.name, "publicKey": peer.public_key, "connected": peer.connected, "endpoint": peer.endpoint,
+            "handshakeAgeSeconds": peer.handshake_age_seconds, "rxBytes": peer.rx_bytes, "txBytes": peer.tx_bytes,
+            "prefixes": peer.prefixes,
+        })).collect::<Vec<_>>(),
     })
 }
 
@@ -114,6 +120,9 @@ fn node_table(status: &StatusResponse, wide: bool) -> String {
         peers.add_row(peer_row(peer, wide));
     }
     text.push_str(&format!("{peers}\n"));
+    if !status.external_peers.is_empty() {
+        text.push_str(&format!("\n{}\n", external_table(&status.external_peers)));
+    }
     if !status.blocks.is_empty() {
         let mut blocks = table(&["BLOCK", "POOL", "IPV4", "IPV6", "USED", "CAPACITY"]);
         for block in &status.blocks {
@@ -140,6 +149,24 @@ fn node_table(status: &StatusResponse, wide: bool) -> String {
         text.push_str(&format!("\nproblem: {problem}\n"));
     }
     text
+}
+
+/// Peers outside of the cluster. One that sends nothing has no session, and nothing is wrong with it.
+fn external_table(peers: &[ExternalPeer]) -> Table {
+    let mut rows =
+        table(&["EXTERNAL PEER", "CONNECTED", "ENDPOINT", "HANDSHAKE", "RECEIVED", "SENT", "PREFIXES"]);
+    for peer in peers {
+        rows.add_row([
+            peer.name.clone(),
+            if peer.connected { "yes".to_owned() } else { "no".to_owned() },
+            or_dash(&peer.endpoint),
+            peer.handshake_age_seconds.map_or("never".to_owned(), |seconds| age(seconds as i64)),
+            bytes(peer.rx_bytes),
+            bytes(peer.tx_bytes),
+            or_dash(&peer.prefixes.join(" ")),
+        ]);
+    }
+    rows
 }
 
 fn relay_line(relay: &Relay) -> String {
@@ -204,10 +231,20 @@ mod tests {
             node: "cloud-1".into(),
             peers: vec![peer],
             problems: vec!["two nodes".into()],
+            external_peers: vec![ExternalPeer { name: "laptop".into(), ..ExternalPeer::default() }],
             ..StatusResponse::default()
         };
         let text = node_table(&status, false);
-        for word in ["cloud-1", "home-1", "down", "no packet for 73 s", "problem: two nodes", "never"] {
+        for word in [
+            "EXTERNAL PEER",
+            "laptop",
+            "cloud-1",
+            "home-1",
+            "down",
+            "no packet for 73 s",
+            "problem: two nodes",
+            "never",
+        ] {
             assert!(text.contains(word), "{word} is missing in\n{text}");
         }
     }

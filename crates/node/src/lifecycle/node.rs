@@ -203,6 +203,8 @@ impl Node {
             meshes: Arc::clone(&caches.meshes),
             peers: Arc::clone(&caches.peers),
             blocks: Arc::clone(&caches.blocks),
+            external_peers: Arc::clone(&caches.external_peers),
+            services: Arc::clone(&caches.services),
             api_server: self.api_server.clone(),
             kernel: self.kernel.clone(),
             events: events.clone(),

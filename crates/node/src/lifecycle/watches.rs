@@ -4,14 +4,15 @@ use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fairlead_api::resources::{AddressPool, WireKubeMesh};
+use fairlead_api::resources::{AddressPool, KiloPeer, WireKubeMesh};
 use fairlead_cluster::caches::{self, Cache, Refusal};
 use fairlead_cluster::lean;
 use fairlead_cluster::pods::{self as cluster_pods, SlimPod};
 use fairlead_cluster::subsystem::{Readiness, Subsystem};
 use futures::StreamExt as _;
 use k8s_openapi::api::core::v1::{Namespace, Node};
-use kube::api::PartialObjectMeta;
+use k8s_openapi::api::networking::v1::ServiceCIDR;
+use kube::api::{ApiResource, DynamicObject, PartialObjectMeta};
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
@@ -20,6 +21,7 @@ use super::settings::Settings;
 use crate::ipam::cached_block::CachedBlock;
 use crate::ipam::own_blocks::OwnBlocks;
 use crate::members::cached_peer::CachedPeer;
+use crate::members::external_peers::CachedExternalPeer;
 
 /// How long the start waits for the API server before it serves what does not need it (DEL, status).
 const FIRST_LISTS_TIMEOUT: Duration = Duration::from_secs(5);
@@ -38,6 +40,10 @@ pub(crate) struct Caches {
     pub(crate) own_blocks: OwnBlocks,
     pub(crate) meshes: Arc<Cache<WireKubeMesh>>,
     pub(crate) peers: Arc<Cache<CachedPeer>>,
+    /// Peers outside of the cluster. A cluster may not have the resource.
+    pub(crate) external_peers: Arc<Cache<CachedExternalPeer>>,
+    /// The addresses of Services. Kubernetes before 1.33 does not have the resource.
+    pub(crate) services: Arc<Cache<ServiceCIDR>>,
     /// The pods of this node: they explain addresses, and ADD reads their annotations. Nothing waits for them.
     pub(crate) pods: Arc<Cache<SlimPod>>,
 }
@@ -59,6 +65,9 @@ impl Caches {
         let own = node.clone();
         let peers = watcher(Api::all(client.clone()), caches::config());
         let peers = caches::parsed(peers, move |peer| CachedPeer::new(peer, &own));
+        let kilo = Api::<DynamicObject>::all_with(client.clone(), &ApiResource::erase::<KiloPeer>(&()));
+        let external = watcher(kilo, caches::config());
+        let external = caches::parsed(external, |peer| CachedExternalPeer::new(&peer));
         let own_pods = caches::config().fields(&format!("spec.nodeName={node}"));
         let pods = watcher(Api::<SlimPod>::all(client.clone()), own_pods).modify(cluster_pods::trimmed);
         let caches = Arc::new(Self {
@@ -70,6 +79,8 @@ impl Caches {
             own_blocks,
             meshes: start(subsystem, "WireKubeMeshes", client, caches::config()),
             peers: Arc::new(caches::start(subsystem, "WireKubePeers", peers)),
+            external_peers: Arc::new(caches::start(subsystem, "Peers", external)),
+            services: start(subsystem, "ServiceCIDRs", client, caches::config()),
             pods: Arc::new(caches::start(subsystem, "this node's Pods", pods)),
         });
         subsystem.readiness(Arc::<Self>::clone(&caches));
@@ -101,6 +112,8 @@ impl Caches {
                 "this node is not in the mesh, and changes nothing of what it masquerades",
             ),
             (self.peers.refusal(), mesh),
+            (self.external_peers.refusal(), "this node connects to no Peers"),
+            (self.services.refusal(), "Peers may have addresses of Services"),
             (self.pods.refusal(), "`fairlead ipam` does not know the pods of addresses"),
         ];
         // Without the mesh's resources there is no mesh to miss.

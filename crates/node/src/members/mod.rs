@@ -1,11 +1,13 @@
 //! Who is in the mesh or on the network: records of all sources, merged.
 //!
 //! A source says what it knows as [`MemberRecord`]s. [`merged`] asks all of them; [`fairlead_topology::merge`] makes one
-//! member of all records of an identity. [`kubernetes`] is the first source. Data goes one way: source, record, merge,
+//! member of all records of an identity. [`kubernetes`] has the nodes, [`external_peers`] the Peers of Kilo. Data goes one way: source, record, merge,
 //! plan, kernel.
 
 pub mod annotations;
 pub mod cached_peer;
+pub mod configuration;
+pub mod external_peers;
 pub mod kubernetes;
 pub mod nodes;
 mod problem;

@@ -1,6 +1,7 @@
 //! What could not be read in a source.
 
 use fairlead_api::wireguard::InvalidKey;
+use ipnet::IpNet;
 
 /// A part of an object that was left out. `Display` is a sentence for users.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -53,6 +54,24 @@ pub enum SourceProblem {
         /// The entry.
         entry: String,
     },
+    /// A field of a Peer of Kilo.
+    #[error("Peer {peer}: {value:?} in {field} cannot be read, and is left out; correct it")]
+    InvalidExternalField {
+        /// The Peer.
+        peer: String,
+        /// The field.
+        field: &'static str,
+        /// What it contains.
+        value: String,
+    },
+    /// A Peer of Kilo, which is left out.
+    #[error("Peer {peer} is left out: {error}; correct it")]
+    InvalidExternalPeer {
+        /// The Peer.
+        peer: String,
+        /// What is wrong.
+        error: String,
+    },
     /// The keepalive annotation of this node.
     #[error("Node {node}: annotation {annotation} is {value:?}, which is no number of seconds; correct it")]
     InvalidKeepalive {
@@ -89,6 +108,16 @@ pub enum SourceProblem {
         /// What is wrong with it.
         error: String,
     },
+    /// A prefix of a Peer of Kilo.
+    #[error(
+        "Peer {peer} claims {prefix}, which is left out: these addresses belong to Services; correct its allowedIPs"
+    )]
+    ServiceAddressesClaimed {
+        /// The Peer.
+        peer: String,
+        /// The prefix.
+        prefix: IpNet,
+    },
     /// A STUN server of the mesh.
     #[error("WireKubeMesh {mesh}: stunServers entry {entry:?} is not host:port, and is left out; correct it")]
     InvalidStunServer {
@@ -106,7 +135,10 @@ impl SourceProblem {
             Self::InvalidAllowedIp { peer, .. }
             | Self::InvalidBirthdayAttack { peer, .. }
             | Self::InvalidPeerEndpoint { peer, .. }
-            | Self::InvalidPublicKey { peer, .. } => Some(peer),
+            | Self::InvalidExternalField { peer, .. }
+            | Self::InvalidExternalPeer { peer, .. }
+            | Self::InvalidPublicKey { peer, .. }
+            | Self::ServiceAddressesClaimed { peer, .. } => Some(peer),
             Self::ApiServerSilent { .. }
             | Self::InvalidEndpoint { .. }
             | Self::InvalidExcludedCidr { .. }
@@ -124,10 +156,12 @@ impl SourceProblem {
             Self::InvalidEndpoint { .. } | Self::InvalidPeerEndpoint { .. } => "InvalidEndpoint",
             Self::InvalidExcludedCidr { .. } => "InvalidExcludedCIDR",
             Self::InvalidBirthdayAttack { .. } => "InvalidBirthdayAttack",
+            Self::InvalidExternalField { .. } | Self::InvalidExternalPeer { .. } => "InvalidPeer",
             Self::InvalidKeepalive { .. } => "InvalidKeepalive",
             Self::InvalidPublicKey { .. } => "InvalidPublicKey",
             Self::InvalidRelay { .. } => "InvalidRelay",
             Self::InvalidStunServer { .. } => "InvalidStunServer",
+            Self::ServiceAddressesClaimed { .. } => "PeerPrefixRefused",
         }
     }
 }

@@ -17,6 +17,7 @@ use fairlead_path::{
 use fairlead_topology::{Endpoints, Member, PeerPlan, Plan, Policy, plan};
 use ipnet::{IpNet, Ipv4Net};
 
+use super::external::{self, DesiredExternal};
 use super::inputs::Inputs;
 use super::nat64;
 use super::problem::MeshProblem;
@@ -111,8 +112,10 @@ pub type Held = BTreeMap<PublicKey, BTreeSet<IpNet>>;
 /// Everything the kernel is to have, and what is published.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Desired {
-    /// Peers by identity.
+    /// Nodes by identity.
     pub peers: BTreeMap<PublicKey, Arc<DesiredPeer>>,
+    /// Peers outside of the cluster by identity.
+    pub external: BTreeMap<PublicKey, DesiredExternal>,
     /// This node's endpoints: its addresses with its port.
     pub host: Vec<SocketAddr>,
     /// Where other nodes see this one.
@@ -163,7 +166,9 @@ impl Desired {
     pub fn new(inputs: &Inputs, host: &Host, held: Held, own_addresses: &OwnAddresses) -> Self {
         let OwnAddresses { stun, peers: by_peers, filtering } = own_addresses;
         let excluded = inputs.settings.excluded.clone();
-        let plan = plan(&inputs.members, &Policy { excluded, held, ..Policy::new(&inputs.node) });
+        let reserved = inputs.api_server.iter().map(|server| IpNet::from(server.ip())).collect();
+        let policy = Policy { excluded, held, reserved, ..Policy::new(&inputs.node) };
+        let plan = plan(&inputs.members, &policy);
         let sightings = Sightings::new(&inputs.members);
         let endpoints = host_endpoints(inputs, &host.addresses);
         let observed = sightings.endpoints(&inputs.node, &inputs.public_key);
@@ -194,6 +199,7 @@ impl Desired {
             classify(&endpoints, &seen(inputs, &sightings, stun, &own.nat64)).with_filtering(*filtering);
         Self {
             peers: peers(inputs, &plan, &sightings, &own, &blocks, nat),
+            external: external::desired(inputs, &plan, &own.nat64),
             nat,
             observed,
             reflexive,
@@ -310,7 +316,11 @@ fn peers(
         };
         (*key, Arc::new(peer))
     };
-    plan.peers.iter().map(peer).collect()
+    let is_node = |planned: &PeerPlan| {
+        let mut members = planned.members.iter().filter_map(|name| by_name.get(name.as_str()));
+        members.all(|member| member.external.is_none())
+    };
+    plan.peers.iter().filter(|(_, planned)| is_node(planned)).map(peer).collect()
 }
 
 /// What members with one key publish of their NAT. A member that copied the key must not make others try ports.

@@ -57,6 +57,7 @@ struct InState {
 #[derive(Debug, Clone)]
 pub struct MeshMetrics {
     peers: Family<InState, Gauge>,
+    external_peers: Family<InState, Gauge>,
     peer_up: Family<Peer, Gauge>,
     peer_handshake: Family<Peer, Gauge<f64, AtomicU64>>,
     peer_received: Family<Peer, Counter>,
@@ -88,6 +89,12 @@ impl MeshMetrics {
         let count = "Peers by the state of their tunnel";
         Self {
             peers: register(ours, "peers", count, Family::default()),
+            external_peers: register(
+                ours,
+                "external_peers",
+                "Peers outside of the cluster by the state of their session: up, or down, which one that sends nothing is, too",
+                Family::default(),
+            ),
             peer_up: register(ours, "peer_up", "Whether the tunnel to the peer works", Family::default()),
             peer_handshake: register_with_unit(
                 ours,
@@ -214,6 +221,12 @@ impl MeshMetrics {
             let count = report.peers.iter().filter(|peer| peer.path.state == state).count();
             self.peers.get_or_create(&in_state(state)).set(count as i64);
         }
+        let time = SystemTime::now();
+        let connected = report.external.iter().filter(|peer| peer.is_connected(time)).count();
+        let others = report.external.len().saturating_sub(connected);
+        for (state, count) in [(State::Up, connected), (State::Down, others)] {
+            self.external_peers.get_or_create(&in_state(state)).set(count as i64);
+        }
         let (up, others): (Vec<&PeerReport>, Vec<&PeerReport>) =
             report.peers.iter().partition(|peer| peer.path.state == State::Up);
         let shown = others.into_iter().chain(up).take(if per_peer { MAX_PEERS } else { 0 });
@@ -280,6 +293,7 @@ impl MeshMetrics {
 
     fn clear_peers(&self) {
         self.peers.clear();
+        self.external_peers.clear();
         self.peer_up.clear();
         self.peer_handshake.clear();
         self.peer_received.clear();
@@ -289,6 +303,7 @@ impl MeshMetrics {
     #[cfg(test)]
     pub(crate) fn example(&self) {
         drop(self.peers.get_or_create(&in_state(State::Up)));
+        drop(self.external_peers.get_or_create(&in_state(State::Up)));
         self.update_paths(&PathCounters::default());
         self.update_port_access(None);
         let peer = Peer { peer: "a".to_owned() };

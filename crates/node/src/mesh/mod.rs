@@ -8,6 +8,7 @@
 
 pub mod desired;
 mod ec2;
+pub mod external;
 pub mod inputs;
 pub mod kernel;
 pub mod metrics;
@@ -45,6 +46,7 @@ use fairlead_dataplane::wireguard::Preference;
 use fairlead_path::Identity;
 use fairlead_wire::pcp::Nonce;
 use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::networking::v1::ServiceCIDR;
 use kube::{Client, ResourceExt};
 use tokio::sync::{oneshot, watch};
 
@@ -66,6 +68,7 @@ use crate::ipam::cached_block::CachedBlock;
 use crate::kernel_watch::KernelWatch;
 use crate::members::MemberSource;
 use crate::members::cached_peer::CachedPeer;
+use crate::members::external_peers::{CachedExternalPeer, ExternalPeers};
 use crate::members::kubernetes::Kubernetes;
 
 /// The WireKubeMesh that counts: the first by name.
@@ -95,6 +98,10 @@ pub struct MeshDeps {
     pub peers: Arc<Cache<CachedPeer>>,
     /// All blocks.
     pub blocks: Arc<Cache<CachedBlock>>,
+    /// Peers outside of the cluster.
+    pub external_peers: Arc<Cache<CachedExternalPeer>>,
+    /// The addresses of Services.
+    pub services: Arc<Cache<ServiceCIDR>>,
     /// Where the API server is; `None` until it has answered.
     pub api_server: watch::Receiver<Option<Vec<SocketAddr>>>,
     /// What other programs change of the kernel's network state.
@@ -112,8 +119,10 @@ pub fn start(deps: MeshDeps, supervisor: &mut Supervisor) -> MeshHandle {
     let time_to_direct = deps.metrics.time_to_direct();
     let reports = Arc::new(Reports::new(Some(deps.metrics), deps.metrics_per_peer));
     let (private_key, public_key) = deps.keys;
-    let sources: Vec<Box<dyn MemberSource>> =
-        vec![Box::new(Kubernetes::of_mesh(Arc::clone(&deps.peers), deps.blocks))];
+    let sources: Vec<Box<dyn MemberSource>> = vec![
+        Box::new(Kubernetes::of_mesh(Arc::clone(&deps.peers), deps.blocks)),
+        Box::new(ExternalPeers::new(deps.external_peers, deps.services)),
+    ];
     let file = StateFile { directory: deps.state_directory, node: deps.node.clone(), public_key };
     let (found, port_mappings) = watch::channel(PortMappings::default());
     let port_mapping = PortMappingTask {

@@ -230,6 +230,11 @@ impl PathDriver {
         Ok(Woken { observed: due.observation, own_addresses_changed: due.own_addresses_changed })
     }
 
+    /// What the device said of a peer, without prefixes.
+    pub fn device_state(&self, key: &PublicKey) -> Option<Arc<PeerState>> {
+        self.observed.get(key).cloned()
+    }
+
     /// The path to a peer, and what the device said of the peer.
     pub fn status(&self, key: &PublicKey, now: Instant) -> Option<(Status, Option<Arc<PeerState>>)> {
         let since = self.port.since(now);

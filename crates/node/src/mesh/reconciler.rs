@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 use fairlead_api::names::MARK_FROM_WIREGUARD;
 use fairlead_api::wireguard::{DeviceState, PeerState, PrivateKey, PublicKey};
@@ -16,6 +16,7 @@ use fairlead_path::{NatType, State};
 use ipnet::IpNet;
 
 use super::desired::{self, Desired, Host, OwnAddresses, StunAnswers};
+use super::external::{ExternalEndpoints, ExternalReport};
 use super::inputs::Inputs;
 use super::kernel::Kernel;
 use super::path_port::{AttachedSocket, PathPort};
@@ -33,6 +34,7 @@ pub struct Mesh<K> {
     planned: Option<Planned>,
     nat: NatType,
     paths: PathDriver,
+    external: ExternalEndpoints,
     /// The paths found something from which another plan may follow.
     is_outdated: bool,
     /// How often it planned.
@@ -59,6 +61,7 @@ impl<K: Kernel> Mesh<K> {
             planned: None,
             nat: NatType::Unknown,
             paths,
+            external: ExternalEndpoints::default(),
             is_outdated: false,
             plans: 0,
             followed: None,
@@ -109,8 +112,10 @@ impl<K: Kernel> Mesh<K> {
             }
             let endpoints = self.paths.observe(&before, now);
             let settings = (&self.private_key, inputs.settings.port, MARK_FROM_WIREGUARD);
-            let change = before
+            let mut change = before
                 .change_of(settings, &desired.peers, |key, peer| (&peer.config, endpoints.get(key).copied()));
+            let times = (now, SystemTime::now());
+            self.external.complete(&mut change, &desired.external, &before, times);
             self.paths.remember(before);
             if change.is_empty() { Ok(()) } else { device.change(&change) }
         })?;
@@ -256,11 +261,27 @@ impl<K: Kernel> Mesh<K> {
             claims: inputs.claims.clone(),
             problems: problems.chain(path_mtu).collect(),
             peers,
+            external: self.report_external(desired),
             manual: inputs.manual.clone(),
             keepalive: inputs.keepalive,
             paths: self.paths.port().counters(),
             relay,
         })
+    }
+
+    fn report_external(&self, desired: &Desired) -> Vec<ExternalReport> {
+        let mut external: Vec<ExternalReport> = desired
+            .external
+            .iter()
+            .map(|(key, peer)| ExternalReport {
+                name: peer.name.clone(),
+                public_key: *key,
+                device: self.paths.device_state(key),
+                prefixes: peer.config.allowed_ips.clone(),
+            })
+            .collect();
+        external.sort_by(|a, b| a.name.cmp(&b.name));
+        external
     }
 
     fn report_peers(&self, planned: &Planned, now: Instant) -> Vec<PeerReport> {

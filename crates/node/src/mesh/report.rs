@@ -11,6 +11,7 @@ use fairlead_relay::client;
 use ipnet::IpNet;
 
 use super::desired::StunAnswers;
+use super::external::ExternalReport;
 use super::path_port::PathCounters;
 use super::port_mapping::PortMappings;
 use super::problem::MeshProblem;
@@ -87,8 +88,10 @@ pub struct Report {
     pub peer_reflexive: Vec<SocketAddr>,
     /// The prefixes of the NAT64 of this node's network.
     pub nat64: Vec<Nat64Prefix>,
-    /// Peers by name.
+    /// Nodes by name.
     pub peers: Vec<PeerReport>,
+    /// Peers outside of the cluster by name.
+    pub external: Vec<ExternalReport>,
     /// Our own prefixes.
     pub own_prefixes: Vec<IpNet>,
     /// Our own addresses among them, which we publish.

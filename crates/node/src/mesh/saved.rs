@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use fairlead_api::resources::WireKubeMesh;
-use fairlead_api::wireguard::PublicKey;
-use fairlead_topology::{Endpoints, Member, Since};
+use fairlead_api::wireguard::{PresharedKey, PublicKey};
+use fairlead_topology::{Endpoints, External, Member, Since};
 use ipnet::IpNet;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, NodeStatus};
@@ -112,6 +112,16 @@ struct SavedMember {
     #[serde(default)]
     always_sends_keepalives: bool,
     since: Option<(i64, String)>,
+    /// Of a member that is no node.
+    #[serde(default)]
+    external: Option<SavedExternal>,
+}
+
+/// The preshared key is here as the private key is beside it: only the owner may read either file.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct SavedExternal {
+    preshared_key: Option<String>,
 }
 
 impl From<&Member> for SavedMember {
@@ -126,6 +136,7 @@ impl From<&Member> for SavedMember {
             persistent_keepalive,
             always_sends_keepalives,
             since,
+            external,
         } = member.clone();
         let Endpoints {
             manual,
@@ -155,6 +166,9 @@ impl From<&Member> for SavedMember {
             persistent_keepalive,
             always_sends_keepalives,
             since: since.map(|since| (since.created, since.uid)),
+            external: external.map(|External { preshared_key }| SavedExternal {
+                preshared_key: preshared_key.map(|key| key.to_base64()),
+            }),
         }
     }
 }
@@ -185,7 +199,17 @@ impl TryFrom<SavedMember> for Member {
             persistent_keepalive: saved.persistent_keepalive,
             always_sends_keepalives: saved.always_sends_keepalives,
             since: saved.since.map(|(created, uid)| Since { created, uid }),
+            external: saved.external.map(External::try_from).transpose()?,
         })
+    }
+}
+
+impl TryFrom<SavedExternal> for External {
+    type Error = anyhow::Error;
+
+    fn try_from(saved: SavedExternal) -> Result<Self> {
+        let preshared_key = saved.preshared_key.map(|key| key.parse::<PresharedKey>()).transpose()?;
+        Ok(Self { preshared_key })
     }
 }
 

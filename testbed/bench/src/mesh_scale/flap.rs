@@ -104,6 +104,7 @@ fn report(nodes: usize, failed: bool) -> Report {
         peer_reflexive: Vec::new(),
         nat64: Vec::new(),
         peers: (0..nodes).map(peer).collect(),
+        external: Vec::new(),
         own_prefixes: Vec::new(),
         claims: Vec::new(),
         problems: Vec::new(),

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use fairlead_api::resources::not_implemented::{EGRESS, KILO_PEER, NODE, NotImplemented, WIREKUBE_MESH};
+use fairlead_api::resources::not_implemented::{EGRESS, NODE, NotImplemented, WIREKUBE_MESH};
 use serde_json::{Value, json};
 
 use crate::bed::{KEY, bed};
@@ -32,10 +32,8 @@ fn only_what_has_no_effect_is_warned_of() {
         "relay": { "provider": "managed", "managed": { "replicas": 6, "transport": "ws" } },
         "routing": { "localSubnetPolicy": "bypass" },
     });
-    let peer = json!({ "publicKey": KEY, "allowedIPs": ["10.0.0.1/32"] });
     let table = [
         (EGRESS, json!({}), json!({ "destinations": ["0.0.0.0/0"] })),
-        (KILO_PEER, json!({}), peer.clone()),
         (NODE, json!({ "kilo.squat.ai/location": "home", "wirekube.io/internal-ip": "10.0.0.1" }), json!({})),
         (WIREKUBE_MESH, json!({}), fields),
     ];
@@ -68,7 +66,12 @@ fn what_has_an_effect_is_applied_without_a_word() {
         "routing": { "localSubnetPolicy": "tunnel", "excludeCIDRs": ["192.0.2.0/24"] },
     });
     let none = json!({});
+    let peer = json!({
+        "apiVersion": "kilo.squat.ai/v1alpha1", "kind": "Peer", "metadata": { "name": "unwarned" },
+        "spec": { "publicKey": KEY, "allowedIPs": ["10.0.0.1/32"] },
+    });
     for object in [
+        peer,
         object(&WIREKUBE_MESH, &none, &works),
         object(&WIREKUBE_MESH, &none, &none),
         object(&NODE, &json!({ "wirekube.io/endpoint": "192.0.2.1:51820" }), &none),

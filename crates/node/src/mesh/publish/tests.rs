@@ -62,6 +62,7 @@ pub(crate) fn report(nat: NatType, peers: Vec<PeerReport>) -> Report {
         peer_reflexive: Vec::new(),
         nat64: Vec::new(),
         peers,
+        external: Vec::new(),
         own_prefixes: Vec::new(),
         claims: Vec::new(),
         problems: vec![MeshProblem::Plan(Problem::NoKey { node: "n".to_owned() }); 100],

@@ -1,6 +1,7 @@
 use std::os::unix::fs::PermissionsExt as _;
 
-use fairlead_topology::Since;
+use fairlead_api::wireguard::PresharedKey;
+use fairlead_topology::{External, Since};
 
 use super::*;
 use crate::mesh::desired::tests::{inputs, key, member};
@@ -22,10 +23,12 @@ fn unsaved() -> Unsaved {
     third.endpoints.is_nat_symmetric = true;
     third.endpoints.is_nat_port_restricted = true;
     third.endpoints.birthday_attack = Some(false);
+    let external = External { preshared_key: Some(PresharedKey([9; 32])) };
+    let laptop = Member { public_key: Some(key(4)), external: Some(external), ..Member::of_peer("laptop") };
     Unsaved {
         mesh: Arc::new(serde_json::from_value(mesh).unwrap()),
         node: Arc::new(serde_json::from_value(node).unwrap()),
-        inputs: Arc::new(inputs([member(1), member(2), third])),
+        inputs: Arc::new(inputs([member(1), member(2), third, laptop])),
     }
 }
 

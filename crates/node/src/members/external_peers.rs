@@ -1,0 +1,289 @@
+//! Peers of Kilo (`kilo.squat.ai/v1alpha1`) as a source of members: WireGuard peers outside of the cluster.
+//!
+//! The watch takes objects of any content: Kilo's own definition of the resource lets more pass than ours, and one object that cannot be
+//! read must not hide the others.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use fairlead_address::PrefixSet;
+use fairlead_api::resources::{KiloPeer, KiloPeerSpec};
+use fairlead_cluster::caches::Cache;
+use fairlead_topology::{Endpoints, External, Member, MemberRecord, Since, Source};
+use futures::FutureExt as _;
+use futures::future::{BoxFuture, select_all};
+use ipnet::IpNet;
+use k8s_openapi::api::networking::v1::ServiceCIDR;
+use kube::ResourceExt;
+use kube::api::DynamicObject;
+use serde_json::Value;
+use tokio::sync::watch;
+
+use super::{MemberSource, SourceProblem};
+use crate::cached_by_name::cached_by_name;
+
+/// A Peer, parsed.
+#[derive(Debug, Clone)]
+pub struct CachedExternalPeer {
+    /// Name of the object.
+    name: String,
+    member: Option<Member>,
+    problems: Vec<SourceProblem>,
+}
+
+impl CachedExternalPeer {
+    /// Without a readable key there is no member.
+    pub fn new(object: &DynamicObject) -> Self {
+        let name = object.name_any();
+        let (member, problems) = read(&name, object.data.get("spec").unwrap_or(&Value::Null));
+        let created = object.metadata.creation_timestamp.as_ref().map(|at| at.0.as_second());
+        let uid = object.metadata.uid.clone().unwrap_or_default();
+        let since = created.map(|created| Since { created, uid });
+        Self { name, member: member.map(|member| Member { since, ..member }), problems }
+    }
+
+    /// Name of the object.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What could not be read of it, and was left out.
+    pub fn problems(&self) -> &[SourceProblem] {
+        &self.problems
+    }
+
+    /// What it describes.
+    pub fn member(&self) -> Option<&Member> {
+        self.member.as_ref()
+    }
+}
+
+cached_by_name!(CachedExternalPeer, KiloPeer, |cached| &cached.name);
+
+/// Watch caches of Peers, and of the prefixes of Services, which no Peer may have.
+pub struct ExternalPeers {
+    peers: Arc<Cache<CachedExternalPeer>>,
+    services: Arc<Cache<ServiceCIDR>>,
+    changes: [watch::Receiver<u64>; 2],
+}
+
+impl ExternalPeers {
+    /// Members from these caches.
+    pub fn new(peers: Arc<Cache<CachedExternalPeer>>, services: Arc<Cache<ServiceCIDR>>) -> Self {
+        let mut changes = [peers.subscribe(), services.subscribe()];
+        // Only what changes from now on is news.
+        changes.iter_mut().for_each(watch::Receiver::mark_unchanged);
+        Self { peers, services, changes }
+    }
+}
+
+impl MemberSource for ExternalPeers {
+    fn changed(&mut self) -> BoxFuture<'_, ()> {
+        select_all(self.changes.iter_mut().map(|change| change.changed().boxed())).map(drop).boxed()
+    }
+
+    /// A cluster without these resources, or without the right to read them, has a mesh all the same.
+    fn is_ready(&self) -> bool {
+        self.peers.has_answer() && self.services.has_answer()
+    }
+
+    fn records(&mut self, problems: &mut Vec<SourceProblem>) -> Vec<MemberRecord> {
+        let services = self.services.store.state();
+        let services = services.iter().filter_map(|range| range.spec.as_ref()?.cidrs.as_ref()).flatten();
+        let services: PrefixSet = services.filter_map(|text| text.parse::<IpNet>().ok()).collect();
+        let mut peers = self.peers.store.state();
+        peers.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+        let mut records = Vec::with_capacity(peers.len());
+        for peer in peers {
+            problems.extend_from_slice(&peer.problems);
+            let Some(member) = peer.member.clone() else { continue };
+            let member = without_services(&peer.name, member, &services, problems);
+            records.push(MemberRecord { age: Duration::ZERO, source: Source::Kubernetes, member });
+        }
+        records
+    }
+}
+
+/// Reads the spec of one Peer. A key that cannot be read leaves out all of it: without its preshared key a peer must not be connected to.
+pub fn read(name: &str, spec: &Value) -> (Option<Member>, Vec<SourceProblem>) {
+    let left_out = |error: String| {
+        let problem = SourceProblem::InvalidExternalPeer { peer: name.to_owned(), error };
+        (None, vec![problem])
+    };
+    let spec: KiloPeerSpec = match serde_json::from_value(spec.clone()) {
+        Ok(spec) => spec,
+        Err(error) => return left_out(format!("its spec cannot be read ({error})")),
+    };
+    let keys = (spec.parse_public_key(), spec.parse_preshared_key());
+    let (public_key, preshared_key) = match keys {
+        (Ok(public), Ok(preshared)) => (public, preshared),
+        (Err(error), _) => return left_out(format!("spec.publicKey is {error}")),
+        (_, Err(error)) => return left_out(format!("spec.presharedKey is {error}")),
+    };
+    let (claims, unreadable) = spec.parse_allowed_ips();
+    let invalid = |field, value: String| {
+        let peer = name.to_owned();
+        SourceProblem::InvalidExternalField { peer, field, value }
+    };
+    let mut problems: Vec<SourceProblem> =
+        unreadable.into_iter().map(|entry| invalid("spec.allowedIPs", entry.to_owned())).collect();
+    let manual = spec.parse_endpoint().unwrap_or_else(|error| {
+        problems.push(invalid("spec.endpoint", error.0));
+        None
+    });
+    let member = Member {
+        public_key: Some(public_key),
+        claims,
+        // Absent is none: only the peer's side knows whether it is behind a NAT.
+        persistent_keepalive: Some(spec.persistent_keepalive.unwrap_or_default()),
+        endpoints: Endpoints { manual, ..Endpoints::default() },
+        external: Some(External { preshared_key }),
+        ..Member::of_peer(name)
+    };
+    (Some(member), problems)
+}
+
+/// Cuts the addresses of Services out of what a Peer claims; what is nothing else is left out with a problem.
+fn without_services(
+    peer: &str,
+    member: Member,
+    services: &PrefixSet,
+    problems: &mut Vec<SourceProblem>,
+) -> Member {
+    let mut claims = Vec::with_capacity(member.claims.len());
+    for claim in &member.claims {
+        if services.overlapping(*claim).is_none() {
+            claims.push(*claim);
+            continue;
+        }
+        let rest = PrefixSet::from_iter([*claim]).subtract(services);
+        if rest.is_empty() {
+            problems.push(SourceProblem::ServiceAddressesClaimed { peer: peer.to_owned(), prefix: *claim });
+        }
+        claims.extend(rest.ipv4_prefixes().into_iter().map(IpNet::from));
+        claims.extend(rest.ipv6_prefixes().into_iter().map(IpNet::from));
+    }
+    Member { claims, ..member }
+}
+
+#[cfg(test)]
+mod tests {
+    use fairlead_api::wireguard::{PresharedKey, PublicKey};
+    use serde_json::json;
+
+    use super::*;
+    use crate::spec_fields::assert_each_is_read_or_listed;
+
+    fn key(byte: u8) -> String {
+        PublicKey([byte; 32]).to_string()
+    }
+
+    fn object(name: &str, spec: Value) -> DynamicObject {
+        serde_json::from_value(json!({
+            "apiVersion": "kilo.squat.ai/v1alpha1", "kind": "Peer", "spec": spec,
+            "metadata": { "name": name, "uid": "u", "creationTimestamp": "1970-01-01T00:00:07Z" },
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn a_peer_is_an_external_member() {
+        let spec = json!({
+            "publicKey": key(1), "presharedKey": key(2), "allowedIPs": ["10.9.0.1/32", "192.168.5.7/24"],
+            "endpoint": { "dnsOrIP": { "dns": "gate.example" }, "port": 7 }, "persistentKeepalive": 10,
+        });
+        let cached = CachedExternalPeer::new(&object("laptop", spec));
+        let member = cached.member().unwrap();
+        assert_eq!((member.name.as_str(), member.peer_name()), ("peer/laptop", Some("laptop")));
+        assert_eq!(member.external, Some(External { preshared_key: Some(PresharedKey([2; 32])) }));
+        assert_eq!(member.claims, ["10.9.0.1/32", "192.168.5.0/24"].map(|text| text.parse().unwrap()));
+        assert_eq!(member.endpoints.manual, "gate.example:7".parse().ok());
+        assert_eq!(member.since, Some(Since { created: 7, uid: "u".to_owned() }));
+        assert_eq!((cached.problems.len(), member.persistent_keepalive), (0, Some(10)));
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_left_out_with_a_reason_that_shows_no_secret() {
+        let good = json!({ "publicKey": key(1), "allowedIPs": ["10.9.0.1/32"] });
+        let with = |field: &str, value: Value| {
+            let mut spec = good.clone();
+            spec[field] = value;
+            let (member, problems) = read("laptop", &spec);
+            let text = problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n");
+            assert!(text.contains("Peer laptop") && text.contains(field), "{text}");
+            (member.is_some(), text)
+        };
+        assert!(!with("publicKey", json!("nonsense")).0);
+        let (is_member, text) = with("presharedKey", json!("secret nonsense"));
+        assert!(!is_member && !text.contains("secret nonsense"), "{text}");
+        assert!(with("allowedIPs", json!(["10.9.0.1/32", "10.0.0.0/99"])).1.contains("10.0.0.0/99"));
+        let both = json!({ "dnsOrIP": { "dns": "a b" }, "port": 7 });
+        assert!(with("endpoint", both).0);
+        // What Kilo's definition of the resource lets pass.
+        let (member, problems) =
+            read("laptop", &json!({ "publicKey": key(1), "allowedIPs": [], "persistentKeepalive": 70_000 }));
+        assert_eq!((member.is_some(), problems.len()), (false, 1));
+        assert!(read("laptop", &Value::Null).0.is_none());
+    }
+
+    #[test]
+    fn addresses_of_services_are_cut_out() {
+        let member = Member {
+            claims: ["10.96.0.10/32", "10.0.0.0/8", "10.9.0.1/32"].map(|text| text.parse().unwrap()).to_vec(),
+            ..Member::of_peer("laptop")
+        };
+        let mut problems = Vec::new();
+        let services = PrefixSet::from_iter(["10.96.0.0/12".parse::<IpNet>().unwrap()]);
+        let member = without_services("laptop", member, &services, &mut problems);
+        let covers = |text: &str| {
+            member.claims.iter().any(|claim| claim.contains(&text.parse::<std::net::IpAddr>().unwrap()))
+        };
+        assert!(covers("10.95.255.255") && covers("10.112.0.0") && covers("10.9.0.1"));
+        assert!(!covers("10.96.0.10") && !covers("10.111.255.255"));
+        let [problem] = &problems[..] else { panic!("{problems:?}") };
+        assert_eq!((problem.reason(), problem.peer()), ("PeerPrefixRefused", Some("laptop")));
+        assert!(problem.to_string().contains("10.96.0.10/32"), "{problem}");
+    }
+
+    #[test]
+    fn every_field_of_a_peer_is_read() {
+        let read = |mut spec: Value| {
+            // Without these nothing else is read.
+            for (field, value) in [("publicKey", json!(key(1))), ("allowedIPs", json!([]))] {
+                if spec.get(field).is_none() {
+                    spec[field] = value;
+                }
+            }
+            if let Some(endpoint) = spec.get_mut("endpoint") {
+                if endpoint.get("dnsOrIP").is_none() {
+                    endpoint["dnsOrIP"] = json!({ "ip": "192.0.2.1" });
+                }
+                if endpoint.get("port").is_none() {
+                    endpoint["port"] = json!(1);
+                }
+            }
+            self::read("laptop", &spec).0
+        };
+        let samples = [
+            ("spec.publicKey", json!(key(2))),
+            ("spec.presharedKey", json!(key(3))),
+            ("spec.allowedIPs", json!(["10.0.0.1/32"])),
+            ("spec.persistentKeepalive", json!(7)),
+            ("spec.endpoint.dnsOrIP.dns", json!("gate.example")),
+            ("spec.endpoint.dnsOrIP.ip", json!("192.0.2.2")),
+            ("spec.endpoint.port", json!(9)),
+        ];
+        assert_each_is_read_or_listed::<KiloPeer, _>(None, read, &samples, &json!({}), None);
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn hostile_peers_never_panic(texts in proptest::collection::vec("[0-9a-f.:/\\[\\]%+=A-Z-]{0,50}", 5), port: u16, name: String) {
+            let (member, _) = read(&name, &json!({
+                "publicKey": texts[0], "presharedKey": texts[1], "allowedIPs": [texts[2], "10.0.0.1/32"],
+                "endpoint": { "dnsOrIP": { "dns": texts[3], "ip": texts[4] }, "port": port },
+            }));
+            proptest::prop_assert!(member.is_none_or(|member| member.claims.contains(&"10.0.0.1/32".parse().unwrap())));
+        }
+    }
+}
