@@ -22,9 +22,9 @@ use crate::coil_compat::{
 use crate::install::{CleanupArguments, InstallArguments};
 
 pub(crate) use queries::{
-    ApiArguments, ConnectivityCommand, ConnectivityTest, GraphArguments, GraphOutput, IpamCheck, IpamCommand,
-    IpamRelease, IpamShow, NetcheckArguments, Output, PingArguments, ProbeArguments, ServeArguments,
-    StatusArguments,
+    ApiArguments, ConfigurationFormat, ConnectivityCommand, ConnectivityTest, GraphArguments, GraphOutput,
+    IpamCheck, IpamCommand, IpamRelease, IpamShow, NetcheckArguments, Output, PingArguments, ProbeArguments,
+    ServeArguments, ShowconfCommand, StatusArguments,
 };
 
 pub(crate) use discovery::DiscoveryArguments;
@@ -135,6 +135,16 @@ pub(crate) enum Command {
     Discovery(Box<DiscoveryArguments>),
     /// Run a relay, which passes packets between nodes that do not reach each other
     Relay(Box<RelayArguments>),
+    /// Print the WireGuard configuration of a Peer outside of the cluster, or of a node
+    #[command(
+        after_help = "The sections [Peer] of a configuration, as `wg setconf` reads them, with keys of Peers: reading Peers needs the \
+        rights of an administrator. [Interface] with the private key is up to you: docs/peers.md.\n\nExit codes: 0 printed, \
+        1 there is no such object or it is left out, 2 invalid arguments."
+    )]
+    Showconf {
+        #[command(subcommand)]
+        command: ShowconfCommand,
+    },
     /// Show nodes, peers and their problems
     #[command(
         after_help = "Without --cluster, --node, --socket, --kubeconfig or --context: the node program of this machine if there \

@@ -22,6 +22,7 @@ mod output;
 mod ping;
 mod programs;
 mod relay;
+mod showconf;
 mod status;
 mod uninstall;
 
@@ -57,6 +58,7 @@ fn main() -> ExitCode {
         Command::Ping(query) => ping::run(&query),
         Command::Discovery(discovery) => programs::discovery(*discovery),
         Command::Relay(relay) => programs::relay(*relay),
+        Command::Showconf { command } => showconf::run(&command),
         Command::Status(query) => status::run(&query),
         Command::Uninstall(arguments) => uninstall::run(&arguments),
         Command::Completion { shell } => {
