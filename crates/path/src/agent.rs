@@ -255,7 +255,7 @@ impl PathAgent {
             peer.prober.set_candidates(now, &paths.all());
             let due = peer.prober.poll_timeout();
             self.probe_timers.reschedule(key, &mut peer.probe_due, due);
-            self.birthdays.set_side(key, paths.birthday);
+            self.birthdays.set_side(key, paths.birthday, probing.is_controlling(&key));
         }
         peer.rotation.set_silence(paths.silence);
         peer.rotation.set_relay(paths.relay.map(|relay| (relay.endpoint, relay.handshake_timeout)));
@@ -357,6 +357,9 @@ impl PathAgent {
     fn report_stun(&mut self) {
         let is_changed = self.stun.take_changed() | self.relay.take_changed();
         self.own.is_outdated |= is_changed;
+        if is_changed {
+            self.birthdays.set_stun_server(self.stun.answering_server());
+        }
         if is_changed && !self.events.contains(&Event::StunAnswersChanged) {
             self.events.push_back(Event::StunAnswersChanged);
         }

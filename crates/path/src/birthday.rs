@@ -6,25 +6,38 @@
 //! them once in 3,400 attempts). Both begin together, told by requests over the relay, and go on only while the other one says
 //! that it takes part. The port is used when three requests were answered over it. Rules: `docs/path-protocol.md`.
 //!
+//! Between two symmetric NATs (only where that is enabled) both nodes try ports. A random port of one meets a random port of the other
+//! once in 64,512², so this succeeds where NATs give out ports in a sequence, which both nodes first measure: `ports`.
+//!
 //! A node makes one attempt at a time. What its sockets do is done by the shell: [`Action`].
 
 use std::collections::{BTreeMap, VecDeque};
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use fairlead_api::wireguard::PublicKey;
-use fairlead_wire::probe::TransactionId;
+use fairlead_wire::probe::{PortSequence, TransactionId};
+use fairlead_wire::stun;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
 use crate::rotation::EndpointReason;
 
+mod attempt;
+mod both_symmetric;
+mod confirming;
+mod following;
+mod kept;
 mod listening;
+mod measuring;
+mod ports;
 mod record;
 mod searching;
 
 pub use record::{BirthdayOutcome, BirthdayPolicy, BirthdaySide, BirthdayStatus, birthday_side};
 
+use attempt::{Attempt, Stage};
+use kept::Kept;
 use listening::Listening;
 use record::Record;
 use searching::Searching;
@@ -43,6 +56,8 @@ const CONFIRMATIONS: u8 = 3;
 const ASK_INTERVAL: Duration = Duration::from_millis(300);
 const TELL_INTERVAL: Duration = Duration::from_millis(500);
 const MAX_SILENCE: Duration = Duration::from_millis(1500);
+/// How long after the last request the first answer is waited for.
+const LAST_ANSWER: Duration = Duration::from_millis(1500);
 /// How long an answer is waited for.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// The longest attempt.
@@ -55,7 +70,7 @@ const BUDGET_PERIOD: Duration = Duration::from_secs(300);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Action {
     /// Tell the peer over the relay that this node takes part.
-    Ask { peer: PublicKey, transaction: TransactionId },
+    Ask { peer: PublicKey, transaction: TransactionId, ports: Option<PortSequence> },
     /// Close the sockets but those that are kept.
     Close,
     /// The path of this endpoint works.
@@ -64,49 +79,16 @@ pub(crate) enum Action {
     Keep { peer: PublicKey, remote: SocketAddr, socket: u16 },
     /// What goes to this endpoint goes from the WireGuard port again.
     Leave { remote: SocketAddr },
-    /// Open sockets.
-    Open,
+    /// Ask a STUN server from one of the sockets.
+    Measure { server: SocketAddr, socket: u16, transaction: stun::TransactionId },
+    /// Open so many sockets.
+    Open(u16),
     /// Send a request, from one of the sockets or from the WireGuard port.
     Request { peer: PublicKey, to: SocketAddr, socket: Option<u16>, transaction: TransactionId },
 }
 
-/// The attempt that runs.
-#[derive(Debug)]
-struct Attempt {
-    peer: PublicKey,
-    /// The peer's endpoint, or the address of its NAT.
-    target: SocketAddr,
-    began: Duration,
-    /// When the peer is told next.
-    next_ask: Option<Duration>,
-    /// Requests over the relay whose answers are waited for; the oldest make room.
-    asked: VecDeque<TransactionId>,
-    stage: Stage,
-}
-
-#[derive(Debug)]
-enum Stage {
-    /// The peer has not said yet that it takes part.
-    Asking,
-    /// Behind the symmetric NAT: the sockets are open.
-    Listening(Listening),
-    /// Behind the port-restricted NAT: random ports are tried.
-    Searching(Searching),
-}
-
 /// Requests over the relay whose answers are waited for.
 const MAX_ASKED: usize = 8;
-
-/// A socket that is kept for a peer.
-#[derive(Debug, Clone, Copy)]
-struct Kept {
-    remote: SocketAddr,
-    /// Since when another path has been in use.
-    unused_since: Option<Duration>,
-}
-
-/// How long a socket is kept whose path is not in use.
-const MAX_UNUSED: Duration = Duration::from_secs(60);
 
 /// The birthday attempts of one node.
 #[derive(Debug)]
@@ -114,6 +96,8 @@ pub(crate) struct Birthdays {
     random: StdRng,
     /// The device can open sockets.
     has_sockets: bool,
+    /// A STUN server that answers.
+    stun_server: Option<SocketAddr>,
     attempt: Option<Attempt>,
     peers: BTreeMap<PublicKey, Record>,
     kept: BTreeMap<PublicKey, Kept>,
@@ -128,6 +112,7 @@ impl Birthdays {
         Self {
             random: StdRng::seed_from_u64(seed),
             has_sockets: false,
+            stun_server: None,
             attempt: None,
             peers: BTreeMap::new(),
             kept: BTreeMap::new(),
@@ -142,14 +127,20 @@ impl Birthdays {
         self.has_sockets = true;
     }
 
-    /// Sets which part this node takes in attempts with a peer; `None` for none. Another part clears what failed before.
-    pub(crate) fn set_side(&mut self, peer: PublicKey, side: Option<BirthdaySide>) {
+    /// Sets a STUN server that answers, if there is one.
+    pub(crate) fn set_stun_server(&mut self, server: Option<SocketAddr>) {
+        self.stun_server = server;
+    }
+
+    /// Sets which part this node takes in attempts with a peer; `None` for none. Another part clears what failed before. Between two
+    /// symmetric NATs the node that `leads` chooses the port.
+    pub(crate) fn set_side(&mut self, peer: PublicKey, side: Option<BirthdaySide>, leads: bool) {
         let known = self.peers.get(&peer).map(|record| record.side);
         if known == side {
             return;
         }
         match side {
-            Some(side) => drop(self.peers.insert(peer, Record::new(side))),
+            Some(side) => drop(self.peers.insert(peer, Record::new(side, leads))),
             None => drop(self.peers.remove(&peer)),
         }
         self.abandon(&peer);
@@ -163,7 +154,7 @@ impl Birthdays {
 
     /// The network of this host changed: what failed before may work now.
     pub(crate) fn network_changed(&mut self) {
-        self.peers.values_mut().for_each(|record| *record = Record::new(record.side));
+        self.peers.values_mut().for_each(|record| record.network_changed());
     }
 
     /// The peers with which this node may begin an attempt at `now`.
@@ -172,68 +163,101 @@ impl Birthdays {
             return Vec::new();
         }
         let may_start = |(key, record): &(&PublicKey, &Record)| {
-            record.side == BirthdaySide::Symmetric && record.next <= now && !self.kept.contains_key(key)
+            record.side != BirthdaySide::PortRestricted && record.next <= now && !self.kept.contains_key(key)
         };
         self.peers.iter().filter(may_start).map(|(key, _)| *key).collect()
     }
 
     /// Asks a peer of [`Self::startable`] for an attempt to reach it at `target`. Whether nothing speaks against it.
     pub(crate) fn start(&mut self, now: Duration, peer: PublicKey, target: SocketAddr) -> bool {
+        let Some(side) = self.peers.get(&peer).map(|record| record.side) else { return false };
+        if side == BirthdaySide::BothSymmetric {
+            return self.attempt.is_none() && self.measure(now, peer, target, None);
+        }
         if self.attempt.is_some() || !self.take_budget(now, SOCKETS.into()) {
             return false;
         }
-        let stage = Stage::Asking;
-        self.attempt =
-            Some(Attempt { peer, target, began: now, next_ask: Some(now), asked: VecDeque::new(), stage });
+        self.attempt = Some(Attempt::new(now, peer, side, target, Stage::Asking));
         true
     }
 
-    /// The peer says over the relay that it takes part. `target` is where it is known to be.
-    pub(crate) fn handle_ask(&mut self, now: Duration, peer: PublicKey, target: Option<SocketAddr>) {
+    /// The peer says over the relay that it takes part, and which ports its NAT gives out next. `target` is where it is known to be.
+    pub(crate) fn handle_ask(
+        &mut self,
+        now: Duration,
+        peer: PublicKey,
+        target: Option<SocketAddr>,
+        ports: Option<PortSequence>,
+    ) {
         if let Some(attempt) = &mut self.attempt {
             if attempt.peer != peer {
                 return;
             }
             match &mut attempt.stage {
+                Stage::Asking if attempt.side == BirthdaySide::BothSymmetric => self.try_ports(now, ports),
                 Stage::Asking => {
                     attempt.stage = Stage::Listening(Listening::new(now));
-                    self.actions.push_back(Action::Open);
+                    self.actions.push_back(Action::Open(SOCKETS));
                 }
+                Stage::Following(following) => following.hear(now),
                 Stage::Listening(_) => {}
+                Stage::Measuring(measuring) => measuring.their = Some(ports),
                 Stage::Searching(searching) => {
                     searching.hear(now);
-                    self.ask();
+                    if attempt.next_ask.is_none() {
+                        self.ask();
+                    }
                 }
             }
             return;
         }
-        let record = self.peers.get(&peer).copied();
-        let accepts = record.is_some_and(|it| it.side == BirthdaySide::PortRestricted && it.next <= now);
-        let Some(target) = target.filter(|_| accepts) else { return };
-        if self.take_budget(now, searching::MAX_REQUESTS) {
-            let stage = Stage::Searching(Searching::new(now, target.ip(), &mut self.random));
-            self.attempt =
-                Some(Attempt { peer, target, began: now, next_ask: None, asked: VecDeque::new(), stage });
-            self.ask();
+        let record = self.peers.get(&peer).copied().filter(|record| record.accepts <= now);
+        match (record.map(|record| record.side), target) {
+            (Some(BirthdaySide::BothSymmetric), Some(target)) if self.has_sockets => {
+                self.measure(now, peer, target, Some(ports));
+            }
+            (Some(side @ BirthdaySide::PortRestricted), Some(target))
+                if self.take_budget(now, ports::MAX_REQUESTS) =>
+            {
+                let ports = ports::random_ports(&mut self.random);
+                let stage = Stage::Searching(Searching::new(now, target.ip(), ports));
+                self.attempt =
+                    Some(Attempt { next_ask: None, ..Attempt::new(now, peer, side, target, stage) });
+                self.ask();
+            }
+            _ => {}
         }
     }
 
     /// Takes a direct request of the peer that came in by a socket, or by the WireGuard port. Whether it belongs to the attempt.
-    pub(crate) fn handle_request(&mut self, peer: &PublicKey, from: SocketAddr, socket: Option<u16>) -> bool {
+    pub(crate) fn handle_request(
+        &mut self,
+        now: Duration,
+        peer: &PublicKey,
+        from: SocketAddr,
+        socket: Option<u16>,
+    ) -> bool {
         let Some(attempt) = self.attempt.as_mut().filter(|attempt| attempt.peer == *peer) else {
             return false;
         };
-        match (&mut attempt.stage, socket) {
-            (Stage::Listening(listening), Some(socket)) if from == attempt.target => {
-                if let Some(transaction) = listening.handle_request(socket, &mut self.random) {
-                    let (peer, socket) = (*peer, Some(socket));
-                    self.actions.push_back(Action::Request { peer, to: from, socket, transaction });
-                }
-                true
+        let (is_of_target, random) = (from.ip() == attempt.target.ip(), &mut self.random);
+        let asked = match (&mut attempt.stage, socket) {
+            (Stage::Following(following), None) if is_of_target => {
+                following.reached.handle_request(from, random)
             }
-            (Stage::Searching(_), None) => from.ip() == attempt.target.ip(),
-            _ => false,
+            (Stage::Listening(listening), Some(socket)) if from == attempt.target => {
+                listening.reached.handle_request(socket, random)
+            }
+            (Stage::Searching(searching), None) if is_of_target => (attempt.side
+                == BirthdaySide::BothSymmetric)
+                .then(|| searching.handle_request(now, from, random))
+                .flatten(),
+            _ => return false,
+        };
+        if let Some(transaction) = asked {
+            self.actions.push_back(Action::Request { peer: *peer, to: from, socket, transaction });
         }
+        true
     }
 
     /// Takes an answer of the peer. Whether it answers a request of the attempt.
@@ -254,8 +278,15 @@ impl Birthdays {
         }
         let peer = *peer;
         match (&mut attempt.stage, socket) {
+            (Stage::Following(following), None) => {
+                let Some(heard) = following.reached.handle_answer(from, transaction) else { return false };
+                if heard.is_confirmed {
+                    self.found(now, peer, from);
+                }
+                true
+            }
             (Stage::Listening(listening), Some(socket)) => {
-                let Some(heard) = listening.handle_answer(socket, transaction) else { return false };
+                let Some(heard) = listening.reached.handle_answer(socket, transaction) else { return false };
                 if heard.is_chosen {
                     self.actions.push_back(Action::Keep { peer, remote: from, socket });
                 }
@@ -280,7 +311,9 @@ impl Birthdays {
 
     /// The shell could not open the sockets.
     pub(crate) fn sockets_refused(&mut self, now: Duration) {
-        if self.attempt.as_ref().is_some_and(|attempt| matches!(attempt.stage, Stage::Listening(_))) {
+        let has_opened =
+            |attempt: &Attempt| matches!(attempt.stage, Stage::Listening(_) | Stage::Measuring(_));
+        if self.attempt.as_ref().is_some_and(has_opened) {
             self.finish(now, BirthdayOutcome::NoSockets);
         }
     }
@@ -290,15 +323,28 @@ impl Birthdays {
         let Some(attempt) = &mut self.attempt else { return };
         let (peer, elapsed) = (attempt.peer, now.saturating_sub(attempt.began));
         let mut end = None;
+        let mut is_measured = false;
         match &mut attempt.stage {
-            Stage::Asking if elapsed >= MAX_SILENCE => end = Some(BirthdayOutcome::PeerSilent),
-            Stage::Asking => {}
+            Stage::Asking => end = (elapsed >= MAX_SILENCE).then_some(BirthdayOutcome::PeerSilent),
+            Stage::Following(following) => {
+                for to in following.due(now) {
+                    let transaction = TransactionId(self.random.random());
+                    self.actions.push_back(Action::Request { peer, to, socket: None, transaction });
+                }
+                end = following.end(now);
+            }
             Stage::Listening(listening) => {
                 for (socket, transaction) in listening.due(now, &mut self.random) {
                     let (to, socket) = (attempt.target, Some(socket));
                     self.actions.push_back(Action::Request { peer, to, socket, transaction });
                 }
                 end = (elapsed >= MAX_ATTEMPT).then_some(BirthdayOutcome::NoPortFound);
+            }
+            Stage::Measuring(measuring) => {
+                for (socket, server, transaction) in measuring.due(now, &mut self.random) {
+                    self.actions.push_back(Action::Measure { server, socket, transaction });
+                }
+                is_measured = measuring.is_over(now);
             }
             Stage::Searching(searching) => {
                 for (to, transaction) in searching.due(now, &mut self.random) {
@@ -307,15 +353,22 @@ impl Birthdays {
                 end = searching.end(now);
             }
         }
-        let (is_asking, is_searching) =
-            (matches!(attempt.stage, Stage::Asking), matches!(attempt.stage, Stage::Searching(_)));
-        if let Some(outcome) = end {
-            self.finish(now, outcome);
-        } else if attempt.next_ask.is_some_and(|at| at <= now) && !is_searching {
-            let interval = if is_asking { ASK_INTERVAL } else { TELL_INTERVAL };
-            attempt.next_ask = Some(now.saturating_add(interval));
-            self.ask();
+        match end {
+            Some(outcome) => self.finish(now, outcome),
+            None if is_measured => self.conclude_measuring(now),
+            None => {}
         }
+        self.ask_if_due(now);
+    }
+
+    fn ask_if_due(&mut self, now: Duration) {
+        let Some(attempt) = self.attempt.as_mut().filter(|it| it.next_ask.is_some_and(|at| at <= now)) else {
+            return;
+        };
+        let is_asking = matches!(attempt.stage, Stage::Asking);
+        let interval = if is_asking { ASK_INTERVAL } else { TELL_INTERVAL };
+        attempt.next_ask = Some(now.saturating_add(interval));
+        self.ask();
     }
 
     /// When to call [`Self::handle_timeout`].
@@ -323,10 +376,12 @@ impl Birthdays {
         let attempt = self.attempt.as_ref()?;
         let stage = match &attempt.stage {
             Stage::Asking => attempt.began.saturating_add(MAX_SILENCE),
+            Stage::Following(following) => following.next(),
             Stage::Listening(listening) => {
                 let end = attempt.began.saturating_add(MAX_ATTEMPT);
                 listening.next().map_or(end, |next| next.min(end))
             }
+            Stage::Measuring(measuring) => measuring.next(),
             Stage::Searching(searching) => searching.next(),
         };
         Some(attempt.next_ask.map_or(stage, |ask| ask.min(stage)))
@@ -337,27 +392,10 @@ impl Birthdays {
         self.actions.pop_front()
     }
 
-    /// Where the socket that is kept for a peer leads.
-    pub(crate) fn kept(&self, peer: &PublicKey) -> Option<SocketAddr> {
-        self.kept.get(peer).map(|kept| kept.remote)
-    }
-
     /// Why an endpoint is set, if an attempt has found it.
     pub(crate) fn reason(&self, peer: &PublicKey, endpoint: SocketAddr) -> Option<EndpointReason> {
         let found = self.peers.get(peer).and_then(|record| record.found);
         (found == Some(endpoint)).then_some(EndpointReason::BirthdayAttack)
-    }
-
-    /// Closes the socket that is kept for a peer when its path has failed, or was not in use for long.
-    pub(crate) fn review(&mut self, now: Duration, peer: &PublicKey, is_in_use: bool, has_failed: bool) {
-        let Some(kept) = self.kept.get_mut(peer) else { return };
-        let since = *kept.unused_since.get_or_insert(now);
-        if is_in_use {
-            kept.unused_since = None;
-        }
-        if has_failed || (!is_in_use && now.saturating_sub(since) >= MAX_UNUSED) {
-            self.leave(peer);
-        }
     }
 
     /// What became of the attempts with a peer; `None` while there was none.
@@ -385,7 +423,8 @@ impl Birthdays {
             attempt.asked.pop_front();
         }
         attempt.asked.push_back(transaction);
-        self.actions.push_back(Action::Ask { peer: attempt.peer, transaction });
+        let (peer, ports) = (attempt.peer, attempt.ports);
+        self.actions.push_back(Action::Ask { peer, transaction, ports });
     }
 
     fn found(&mut self, now: Duration, peer: PublicKey, address: SocketAddr) {
@@ -398,12 +437,7 @@ impl Birthdays {
 
     fn finish(&mut self, now: Duration, outcome: BirthdayOutcome) {
         let Some(attempt) = self.attempt.take() else { return };
-        if let Stage::Listening(listening) = attempt.stage {
-            if outcome != BirthdayOutcome::Found && listening.has_chosen() {
-                self.actions.push_back(Action::Leave { remote: attempt.target });
-            }
-            self.actions.push_back(Action::Close);
-        }
+        self.close_sockets(&attempt, outcome == BirthdayOutcome::Found);
         let count = self.outcomes.entry(outcome).or_default();
         *count = count.saturating_add(1);
         if let Some(record) = self.peers.get_mut(&attempt.peer) {
@@ -413,19 +447,21 @@ impl Birthdays {
 
     /// Ends the attempt with this peer without a verdict.
     fn abandon(&mut self, peer: &PublicKey) {
-        if let Some(attempt) = self.attempt.take_if(|attempt| attempt.peer == *peer)
-            && let Stage::Listening(listening) = attempt.stage
-        {
-            if listening.has_chosen() {
-                self.actions.push_back(Action::Leave { remote: attempt.target });
-            }
-            self.actions.push_back(Action::Close);
+        if let Some(attempt) = self.attempt.take_if(|attempt| attempt.peer == *peer) {
+            self.close_sockets(&attempt, false);
         }
     }
 
-    fn leave(&mut self, peer: &PublicKey) {
-        if let Some(Kept { remote, .. }) = self.kept.remove(peer) {
-            self.actions.push_back(Action::Leave { remote });
+    fn close_sockets(&mut self, attempt: &Attempt, is_found: bool) {
+        match &attempt.stage {
+            Stage::Listening(listening) => {
+                if !is_found && listening.reached.has_chosen() {
+                    self.actions.push_back(Action::Leave { remote: attempt.target });
+                }
+                self.actions.push_back(Action::Close);
+            }
+            Stage::Measuring(_) => self.actions.push_back(Action::Close),
+            Stage::Asking | Stage::Following(_) | Stage::Searching(_) => {}
         }
     }
 
@@ -446,11 +482,6 @@ impl Birthdays {
 fn paced(elapsed: Duration) -> usize {
     let due = elapsed.as_millis().saturating_mul(RATE.into()) / 1000;
     usize::try_from(due).unwrap_or(usize::MAX).saturating_add(1)
-}
-
-/// Any port of an address.
-fn at(ip: IpAddr, port: u16) -> SocketAddr {
-    SocketAddr::new(ip, port)
 }
 
 #[cfg(test)]

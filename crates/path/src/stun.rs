@@ -213,6 +213,14 @@ impl StunClient {
         std::mem::take(&mut self.changed)
     }
 
+    /// A server that said over IPv4 where it sees this node.
+    pub(crate) fn answering_server(&self) -> Option<SocketAddr> {
+        let answers = |(address, server): &(&SocketAddr, &Server)| {
+            address.is_ipv4() && server.mapped().is_some_and(|mapped| mapped.is_ipv4())
+        };
+        self.servers.iter().find(answers).map(|(address, _)| *address)
+    }
+
     /// What each server said last; a server that was not asked to the end yet is left out.
     pub(crate) fn answers(&self) -> BTreeMap<SocketAddr, StunAnswer> {
         self.servers.iter().filter_map(|(address, server)| Some((*address, server.answer?))).collect()

@@ -37,6 +37,7 @@ const FLAG_ROUND: u8 = 0x01;
 const FLAG_HANDSHAKE: u8 = 0x02;
 const FLAG_BIRTHDAY: u8 = 0x04;
 const FLAG_CANDIDATES: u8 = 0x08;
+const FLAG_PORTS: u8 = 0x20;
 /// Labels that no other protocol uses with a node's WireGuard key.
 const KEY_LABEL: &[u8] = b"fairlead path probe key 1";
 const TAG_LABEL: &[u8] = b"fairlead path probe tag 1";
@@ -67,6 +68,15 @@ impl SenderTag {
     }
 }
 
+/// How a symmetric NAT chooses external ports: each new mapping has a port that is `step` further than the one before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PortSequence {
+    /// The port of the next mapping.
+    pub next: u16,
+    /// From one port to the next; negative where ports count down.
+    pub step: i16,
+}
+
 /// What a probe says.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Message {
@@ -80,6 +90,8 @@ pub enum Message {
         wants_handshake: bool,
         /// The sender takes part in a birthday attempt with the receiver: one opens many ports, the other one tries many.
         is_birthday: bool,
+        /// Which ports the sender's symmetric NAT gives out next, where that can be predicted.
+        ports: Option<PortSequence>,
         /// Where the sender may be reached, best first; at most [`MAX_CANDIDATES`]. Empty where it says nothing of that.
         candidates: Vec<Candidate>,
     },
@@ -245,13 +257,18 @@ impl Message {
                 bytes[29..31].copy_from_slice(&observed.port().to_be_bytes());
                 (transaction, Vec::new())
             }
-            Self::Request { transaction, starts_round, wants_handshake, is_birthday, candidates } => {
+            Self::Request { transaction, starts_round, wants_handshake, is_birthday, ports, candidates } => {
                 bytes[0] = KIND_REQUEST;
+                if let Some(PortSequence { next, step }) = ports {
+                    bytes[13..15].copy_from_slice(&next.to_be_bytes());
+                    bytes[15..17].copy_from_slice(&step.to_be_bytes());
+                }
                 let flags = [
                     (FLAG_ROUND, *starts_round),
                     (FLAG_HANDSHAKE, *wants_handshake),
                     (FLAG_BIRTHDAY, *is_birthday),
                     (FLAG_CANDIDATES, !candidates.is_empty()),
+                    (FLAG_PORTS, ports.is_some()),
                 ];
                 let set = flags.into_iter().filter(|(_, is_set)| *is_set);
                 bytes[31] = set.fold(0, |flags, (flag, _)| flags | flag);
@@ -281,6 +298,10 @@ impl Message {
                 starts_round: has(FLAG_ROUND),
                 wants_handshake: has(FLAG_HANDSHAKE),
                 is_birthday: has(FLAG_BIRTHDAY),
+                ports: has(FLAG_PORTS).then(|| PortSequence {
+                    next: u16::from_be_bytes([bytes[13], bytes[14]]),
+                    step: i16::from_be_bytes([bytes[15], bytes[16]]),
+                }),
                 candidates: if has(FLAG_CANDIDATES) { parse_candidates(rest) } else { Vec::new() },
             }),
             other => Err(InvalidProbe::Kind(other)),

@@ -15,8 +15,8 @@ use std::time::{Duration, Instant, SystemTime};
 use fairlead_api::wireguard::PublicKey;
 use fairlead_dataplane::wireguard::{PathDatagram, PathSocket, PathSocketHealth, PathSocketStats};
 use fairlead_path::{
-    BIRTHDAY_SOCKETS, BirthdayOutcome, BirthdayStatus, Candidate, CandidateStatus, EndpointReason, Event,
-    PathAgent, ProbeCounts, SocketChange, Source, Transmit,
+    BirthdayOutcome, BirthdayStatus, Candidate, CandidateStatus, EndpointReason, Event, PathAgent,
+    ProbeCounts, SocketChange, Source, Transmit,
 };
 use fairlead_relay::client::LinkQueue;
 use prometheus_client::metrics::histogram::Histogram;
@@ -482,9 +482,9 @@ impl Shared {
                 }
             }
             SocketChange::Leave { remote } => socket.leave_socket(remote),
-            SocketChange::Open => {
-                tracing::debug!("opening sockets for a birthday attempt");
-                if let Err(error) = socket.open_sockets(BIRTHDAY_SOCKETS) {
+            SocketChange::Open { count } => {
+                tracing::debug!(count, "opening sockets for a birthday attempt");
+                if let Err(error) = socket.open_sockets(count) {
                     tracing::warn!(%error, "cannot open the sockets of a birthday attempt");
                     self.is_sockets_refused = true;
                 }

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use fairlead_address::canonical;
 use fairlead_api::wireguard::PublicKey;
-use fairlead_wire::probe::{Message, TransactionId, is_probe};
+use fairlead_wire::probe::{Message, PortSequence, TransactionId, is_probe};
+use fairlead_wire::stun::binding_request;
 
 use super::{Arrival, Event, PathAgent, Transmit};
 use crate::birthday::{Action, BirthdayOutcome, BirthdayStatus};
@@ -31,9 +32,12 @@ pub enum SocketChange {
         /// The endpoint.
         remote: SocketAddr,
     },
-    /// Open [`crate::BIRTHDAY_SOCKETS`], numbered from zero, for [`Transmit::socket`] and [`PathAgent::handle_socket_datagram`];
+    /// Open sockets, numbered from zero, for [`Transmit::socket`] and [`PathAgent::handle_socket_datagram`];
     /// [`PathAgent::sockets_refused`] if that fails.
-    Open,
+    Open {
+        /// How many, at most [`crate::BIRTHDAY_SOCKETS`].
+        count: u16,
+    },
 }
 
 impl PathAgent {
@@ -54,6 +58,8 @@ impl PathAgent {
         if is_probe(bytes) {
             let arrival = Arrival { local: None, socket: Some(socket) };
             self.handle_probe(now, arrival, canonical(remote), bytes);
+        } else if self.birthdays.handle_stun(now, socket, remote, bytes) {
+            self.run_birthday_actions(now);
         } else {
             self.unknown_datagrams = self.unknown_datagrams.saturating_add(1);
         }
@@ -85,6 +91,7 @@ impl PathAgent {
             if let Some(target) = peer.prober.birthday_target().filter(|_| wants)
                 && self.birthdays.start(now, key, target)
             {
+                self.run_birthday_actions(now);
                 return;
             }
         }
@@ -106,7 +113,7 @@ impl PathAgent {
     pub(super) fn run_birthday_actions(&mut self, now: Duration) {
         while let Some(action) = self.birthdays.poll_action() {
             match action {
-                Action::Ask { peer, transaction } => self.ask_for_birthday(&peer, transaction),
+                Action::Ask { peer, transaction, ports } => self.ask_for_birthday(&peer, transaction, ports),
                 Action::Close => self.events.push_back(Event::Sockets(SocketChange::Close)),
                 Action::Found { peer: key, address } => {
                     if let Some(peer) = self.peers.get_mut(&key) {
@@ -121,9 +128,13 @@ impl PathAgent {
                 Action::Leave { remote } => {
                     self.events.push_back(Event::Sockets(SocketChange::Leave { remote }));
                 }
-                Action::Open => self.events.push_back(Event::Sockets(SocketChange::Open)),
+                Action::Measure { server: remote, socket, transaction } => {
+                    let (socket, payload) = (Some(socket), binding_request(transaction).to_vec());
+                    self.transmits.push_back(Transmit { local: None, socket, remote, payload });
+                }
+                Action::Open(count) => self.events.push_back(Event::Sockets(SocketChange::Open { count })),
                 Action::Request { peer, to: remote, socket, transaction } => {
-                    let request = request(transaction, false);
+                    let request = request(transaction, false, None);
                     let probing = self.probing.as_mut();
                     if let Some(payload) = probing.and_then(|probing| probing.search(now, &peer, &request)) {
                         self.transmits.push_back(Transmit { local: None, socket, remote, payload });
@@ -133,21 +144,22 @@ impl PathAgent {
         }
     }
 
-    fn ask_for_birthday(&mut self, key: &PublicKey, transaction: TransactionId) {
+    fn ask_for_birthday(&mut self, key: &PublicKey, transaction: TransactionId, ports: Option<PortSequence>) {
         let relay = self.peers.get(key).and_then(|peer| peer.prober.relay_address());
         let (Some(remote), Some(probing)) = (relay, &mut self.probing) else { return };
-        if let Some(payload) = probing.check(key, &request(transaction, true), 0) {
+        if let Some(payload) = probing.check(key, &request(transaction, true, ports), 0) {
             self.transmits.push_back(Transmit { local: None, socket: None, remote, payload });
         }
     }
 }
 
-fn request(transaction: TransactionId, is_birthday: bool) -> Message {
+fn request(transaction: TransactionId, is_birthday: bool, ports: Option<PortSequence>) -> Message {
     Message::Request {
         transaction,
         starts_round: false,
         wants_handshake: false,
         is_birthday,
+        ports,
         candidates: Vec::new(),
     }
 }

@@ -84,15 +84,22 @@ impl PathAgent {
                     self.events.push_back(Event::ReflexiveAddressesChanged);
                 }
             }
-            Message::Request { transaction, starts_round, wants_handshake, is_birthday, candidates } => {
+            Message::Request {
+                transaction,
+                starts_round,
+                wants_handshake,
+                is_birthday,
+                ports,
+                candidates,
+            } => {
                 let answer = Message::Answer { transaction, observed: original };
                 if let Some(payload) = probing.seal(&key, &answer, bytes.len()) {
                     self.transmits.push_back(Transmit { local, socket, remote, payload });
                 }
                 if is_birthday && peer.prober.is_relay_at(remote) && !peer.prober.works_directly(now) {
-                    self.birthdays.handle_ask(now, key, peer.prober.birthday_target());
+                    self.birthdays.handle_ask(now, key, peer.prober.birthday_target(), ports);
                 }
-                if !self.birthdays.handle_request(&key, remote, socket) {
+                if !self.birthdays.handle_request(now, &key, remote, socket) {
                     peer.prober.handle_request(now, remote, starts_round);
                 }
                 if peer.prober.is_relay(remote) && probing.is_current(&key, &header) {
@@ -137,9 +144,15 @@ impl PathAgent {
                 let Probe { to: remote, transaction, starts_round, wants_handshake, .. } = probe;
                 let Probe { is_proven, signals, length, .. } = probe;
                 let candidates = if signals { self.own.list().to_vec() } else { Vec::new() };
-                let is_birthday = false;
-                let request =
-                    Message::Request { transaction, starts_round, wants_handshake, is_birthday, candidates };
+                let (is_birthday, ports) = (false, None);
+                let request = Message::Request {
+                    transaction,
+                    starts_round,
+                    wants_handshake,
+                    is_birthday,
+                    ports,
+                    candidates,
+                };
                 let payload = if is_proven {
                     probing.check(&key, &request, length)
                 } else {

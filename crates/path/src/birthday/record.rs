@@ -17,11 +17,15 @@ pub enum BirthdayPolicy {
     /// A port-restricted NAT with a symmetric one.
     #[default]
     PortRestricted,
+    /// The same, and two symmetric NATs.
+    Symmetric,
 }
 
 /// Which part a node takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BirthdaySide {
+    /// Behind a symmetric NAT, as the peer is behind another one: it tries ports of the peer's NAT, and either begins.
+    BothSymmetric,
     /// Behind a port-restricted NAT: it tries many ports of the peer's NAT.
     PortRestricted,
     /// Behind a symmetric NAT: it opens many ports, and begins.
@@ -34,6 +38,9 @@ pub fn birthday_side(policy: BirthdayPolicy, own: NatType, peer: NatType) -> Opt
         (BirthdayPolicy::Disabled, ..) => None,
         (_, NatType::PortRestrictedCone, NatType::Symmetric) => Some(BirthdaySide::PortRestricted),
         (_, NatType::Symmetric, NatType::PortRestrictedCone) => Some(BirthdaySide::Symmetric),
+        (BirthdayPolicy::Symmetric, NatType::Symmetric, NatType::Symmetric) => {
+            Some(BirthdaySide::BothSymmetric)
+        }
         _ => None,
     }
 }
@@ -98,24 +105,39 @@ const SILENT_RETRY: Duration = Duration::from_secs(1);
 const MAX_SILENT_RETRY: Duration = Duration::from_secs(600);
 /// The same after a path was found: it was lost since.
 const FOUND_RETRY: Duration = Duration::from_secs(5);
+/// Time between attempts of two symmetric NATs that found no port: what failed for want of a sequence fails again.
+const BOTH_SYMMETRIC_RETRY: Duration = Duration::from_secs(6 * 3600);
+/// The two nodes count from different moments, at most this far apart.
+const CLOCK_MARGIN: Duration = Duration::from_secs(30);
 
 /// The attempts with one peer.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Record {
     pub(super) side: BirthdaySide,
+    /// Between two symmetric NATs: this node chooses the port.
+    pub(super) leads: bool,
     pub(super) last: Option<BirthdayOutcome>,
     /// How many in a row found no port, and how often in a row the peer did not take part.
     pub(super) attempts: u32,
     silences: u32,
     /// Where the last one that did found the peer.
     pub(super) found: Option<SocketAddr>,
-    /// When the next one may begin.
+    /// When this node may begin the next one, and when it takes part in one that the peer begins.
     pub(super) next: Duration,
+    pub(super) accepts: Duration,
 }
 
 impl Record {
-    pub(super) fn new(side: BirthdaySide) -> Self {
-        Self { side, last: None, attempts: 0, silences: 0, found: None, next: Duration::ZERO }
+    pub(super) fn new(side: BirthdaySide, leads: bool) -> Self {
+        let (next, accepts) = (Duration::ZERO, Duration::ZERO);
+        Self { side, leads, last: None, attempts: 0, silences: 0, found: None, next, accepts }
+    }
+
+    /// Forgets what failed; but two symmetric NATs are never tried more often than every six hours.
+    pub(super) fn network_changed(&mut self) {
+        if self.side != BirthdaySide::BothSymmetric || self.last != Some(BirthdayOutcome::NoPortFound) {
+            *self = Self::new(self.side, self.leads);
+        }
     }
 
     pub(super) fn conclude(&mut self, now: Duration, outcome: BirthdayOutcome, random: &mut StdRng) {
@@ -128,7 +150,12 @@ impl Record {
             BirthdayOutcome::NoPortFound | BirthdayOutcome::NoSockets => {
                 self.attempts = self.attempts.saturating_add(1);
                 self.silences = 0;
-                doubled(RETRY, self.attempts.saturating_sub(1).saturating_mul(2)).min(MAX_RETRY)
+                let is_both = self.side == BirthdaySide::BothSymmetric;
+                if is_both {
+                    BOTH_SYMMETRIC_RETRY
+                } else {
+                    doubled(RETRY, self.attempts.saturating_sub(1).saturating_mul(2)).min(MAX_RETRY)
+                }
             }
             BirthdayOutcome::PeerSilent => {
                 self.silences = self.silences.saturating_add(1);
@@ -136,11 +163,21 @@ impl Record {
             }
         };
         // The node that is asked may be asked somewhat earlier: its peer counts from another moment.
-        let pause = match self.side {
-            BirthdaySide::PortRestricted => pause / 2,
-            BirthdaySide::Symmetric => pause.saturating_add(pause.mul_f64(random.random_range(0.0..0.5))),
+        let (begins, accepts) = match self.side {
+            BirthdaySide::BothSymmetric => {
+                (jittered(pause, random), pause.saturating_sub(CLOCK_MARGIN).max(pause / 2))
+            }
+            BirthdaySide::PortRestricted => (pause / 2, pause / 2),
+            BirthdaySide::Symmetric => {
+                let pause = jittered(pause, random);
+                (pause, pause)
+            }
         };
         self.last = Some(outcome);
-        self.next = now.saturating_add(pause);
+        (self.next, self.accepts) = (now.saturating_add(begins), now.saturating_add(accepts));
     }
+}
+
+fn jittered(pause: Duration, random: &mut StdRng) -> Duration {
+    pause.saturating_add(pause.mul_f64(random.random_range(0.0..0.5)))
 }

@@ -1,6 +1,6 @@
-//! Behind the port-restricted NAT: requests to random ports of the peer's NAT, from the WireGuard port.
+//! The node that chooses: requests to ports of the peer's NAT, from the WireGuard port. The first one that answers is tried out.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
@@ -8,19 +8,14 @@ use fairlead_wire::probe::TransactionId;
 use rand::RngExt;
 use rand::rngs::StdRng;
 
-use super::{
-    ANSWER_TIMEOUT, BirthdayOutcome, CONFIRMATIONS, MAX_AT_ONCE, MAX_ATTEMPT, MAX_SILENCE, PACE, at, paced,
-};
+use super::ports::Volley;
+use super::{ANSWER_TIMEOUT, BirthdayOutcome, CONFIRMATIONS, LAST_ANSWER, MAX_ATTEMPT, MAX_SILENCE};
 
-/// Requests of one attempt to ports that have not answered.
-pub(super) const MAX_REQUESTS: u32 = 2048;
-/// NATs give out no lower ports (RFC 6056, section 3.2).
-const FIRST_PORT: u16 = 1024;
-/// How long after the last request the first answer is waited for.
-const LAST_ANSWER: Duration = Duration::from_millis(1500);
 /// How often the port that has answered is asked again while it does not, and for how long.
 const RETRY: Duration = Duration::from_millis(300);
 const MAX_TRIAL: Duration = Duration::from_secs(2);
+/// Most endpoints that are asked because the peer has reached this node from there.
+const MAX_ASKED_BACK: usize = 64;
 
 /// A port that has answered.
 #[derive(Debug)]
@@ -35,29 +30,24 @@ struct Trial {
 #[derive(Debug)]
 pub(super) struct Searching {
     since: Duration,
-    /// The ports to try, each once, the next one last.
-    ports: Vec<u16>,
-    ip: IpAddr,
-    sent: u32,
-    /// When requests were last sent.
-    ran: Duration,
+    volley: Volley,
     pending: BTreeMap<TransactionId, (SocketAddr, Duration)>,
+    asked_back: BTreeSet<SocketAddr>,
     /// When the peer last said that it takes part.
     heard: Duration,
     trial: Option<Trial>,
 }
 
 impl Searching {
-    pub(super) fn new(now: Duration, ip: IpAddr, random: &mut StdRng) -> Self {
-        let mut ports: Vec<u16> = (FIRST_PORT..=u16::MAX).collect();
-        let tried = usize::try_from(MAX_REQUESTS).unwrap_or(usize::MAX).min(ports.len());
-        // The first steps of a shuffle (Fisher and Yates).
-        for position in 0..tried {
-            let other = random.random_range(position..ports.len());
-            ports.swap(position, other);
+    pub(super) fn new(now: Duration, ip: IpAddr, ports: Vec<u16>) -> Self {
+        Self {
+            since: now,
+            volley: Volley::new(now, ip, ports),
+            pending: BTreeMap::new(),
+            asked_back: BTreeSet::new(),
+            heard: now,
+            trial: None,
         }
-        ports.truncate(tried);
-        Self { since: now, ports, ip, sent: 0, ran: now, pending: BTreeMap::new(), heard: now, trial: None }
     }
 
     /// The peer takes part.
@@ -67,29 +57,21 @@ impl Searching {
 
     /// The requests to send now.
     pub(super) fn due(&mut self, now: Duration, random: &mut StdRng) -> Vec<(SocketAddr, TransactionId)> {
-        self.ran = now;
         self.trial.take_if(|trial| now.saturating_sub(trial.began) >= MAX_TRIAL);
         let due: Vec<SocketAddr> = if let Some(trial) = &mut self.trial {
+            self.volley.pause(now);
             if trial.next > now {
                 return Vec::new();
             }
             trial.next = now.saturating_add(RETRY);
             vec![trial.address]
         } else if now.saturating_sub(self.heard) <= MAX_SILENCE {
-            let sent = usize::try_from(self.sent).unwrap_or(usize::MAX);
-            let due = paced(now.saturating_sub(self.since)).saturating_sub(sent).min(MAX_AT_ONCE);
-            let ports = self.ports.split_off(self.ports.len().saturating_sub(due));
-            self.sent = self.sent.saturating_add(u32::try_from(ports.len()).unwrap_or(u32::MAX));
-            ports.into_iter().map(|port| at(self.ip, port)).collect()
+            self.volley.due(now)
         } else {
+            self.volley.pause(now);
             Vec::new()
         };
-        let with_transaction = |to: SocketAddr| {
-            let transaction = TransactionId(random.random());
-            self.pending.insert(transaction, (to, now));
-            (to, transaction)
-        };
-        due.into_iter().map(with_transaction).collect()
+        due.into_iter().map(|to| (to, self.request(now, to, random))).collect()
     }
 
     /// When something is due next.
@@ -97,14 +79,8 @@ impl Searching {
         if let Some(trial) = &self.trial {
             return trial.next;
         }
-        let elapsed =
-            Duration::from_millis(u64::from(self.sent).saturating_mul(1000) / u64::from(super::RATE));
-        let sent = self.since.saturating_add(elapsed);
-        if self.ports.is_empty() {
-            sent.saturating_add(LAST_ANSWER)
-        } else {
-            sent.max(self.ran.saturating_add(PACE))
-        }
+        let next = self.volley.next();
+        if self.volley.is_over() { next.saturating_add(LAST_ANSWER) } else { next }
     }
 
     /// What the end of the attempt is, if it has come.
@@ -112,12 +88,24 @@ impl Searching {
         if self.trial.is_some() {
             return None;
         }
-        let has_ended = self.ports.is_empty() && now >= self.next();
+        let has_ended = self.volley.is_over() && now >= self.next();
         if has_ended || now.saturating_sub(self.since) >= MAX_ATTEMPT {
             return Some(BirthdayOutcome::NoPortFound);
         }
-        let is_silent = !self.ports.is_empty() && now.saturating_sub(self.heard) > MAX_SILENCE;
+        let is_silent = !self.volley.is_over() && now.saturating_sub(self.heard) > MAX_SILENCE;
         is_silent.then_some(BirthdayOutcome::PeerSilent)
+    }
+
+    /// The peer has reached the WireGuard port by a mapping of this node's own symmetric NAT: that endpoint is asked, once, since
+    /// the request that made the mapping came too early for the peer's NAT.
+    pub(super) fn handle_request(
+        &mut self,
+        now: Duration,
+        from: SocketAddr,
+        random: &mut StdRng,
+    ) -> Option<TransactionId> {
+        let may_ask = self.trial.is_none() && self.asked_back.len() < MAX_ASKED_BACK;
+        (may_ask && self.asked_back.insert(from)).then(|| self.request(now, from, random))
     }
 
     /// Whether the port is to be used; `None` if no request was answered. The first port that answers is the only one asked again.
@@ -138,5 +126,11 @@ impl Searching {
         trial.answers = trial.answers.saturating_add(1);
         trial.next = now;
         Some(trial.answers >= CONFIRMATIONS)
+    }
+
+    fn request(&mut self, now: Duration, to: SocketAddr, random: &mut StdRng) -> TransactionId {
+        let transaction = TransactionId(random.random());
+        self.pending.insert(transaction, (to, now));
+        transaction
     }
 }

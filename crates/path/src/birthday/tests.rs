@@ -13,10 +13,14 @@ fn target() -> SocketAddr {
 }
 
 fn birthdays(side: BirthdaySide) -> Birthdays {
+    with_lead(side, true)
+}
+
+fn with_lead(side: BirthdaySide, leads: bool) -> Birthdays {
     let mut birthdays = Birthdays::new(7);
     birthdays.enable_sockets();
-    birthdays.set_side(PEER, Some(side));
-    birthdays.set_side(OTHER, Some(side));
+    birthdays.set_side(PEER, Some(side), leads);
+    birthdays.set_side(OTHER, Some(side), leads);
     birthdays
 }
 
@@ -31,7 +35,7 @@ fn run(
     let mut now = from;
     while now < from + time {
         if is_taking_part && now.as_millis().is_multiple_of(500) {
-            birthdays.handle_ask(now, PEER, Some(target()));
+            birthdays.handle_ask(now, PEER, Some(target()), None);
         }
         if birthdays.poll_timeout().is_some_and(|at| at <= now) {
             birthdays.handle_timeout(now);
@@ -55,7 +59,7 @@ fn most_per_second(sent: &[(Duration, SocketAddr, Option<u16>)]) -> usize {
 }
 
 #[test]
-fn a_symmetric_and_a_port_restricted_nat_make_attempts_and_no_others() {
+fn a_symmetric_and_a_port_restricted_nat_make_attempts_and_others_only_where_enabled() {
     use NatType::{Cone, Open, PortRestrictedCone, Symmetric, Unknown};
     let all = [Cone, Open, PortRestrictedCone, Symmetric, Unknown];
     for (own, peer) in all.into_iter().flat_map(|own| all.map(|peer| (own, peer))) {
@@ -66,6 +70,8 @@ fn a_symmetric_and_a_port_restricted_nat_make_attempts_and_no_others() {
         };
         assert_eq!(birthday_side(BirthdayPolicy::PortRestricted, own, peer), expected, "{own:?} {peer:?}");
         assert_eq!(birthday_side(BirthdayPolicy::Disabled, own, peer), None);
+        let both = (own == Symmetric && peer == Symmetric).then_some(BirthdaySide::BothSymmetric);
+        assert_eq!(birthday_side(BirthdayPolicy::Symmetric, own, peer), expected.or(both));
     }
 }
 
@@ -85,7 +91,7 @@ fn each_port_is_tried_once_at_no_more_than_the_rate_and_only_at_the_address_of_t
 #[test]
 fn nothing_more_is_sent_when_the_peer_stops_to_say_that_it_takes_part() {
     let mut birthdays = birthdays(BirthdaySide::PortRestricted);
-    birthdays.handle_ask(SECOND, PEER, Some(target()));
+    birthdays.handle_ask(SECOND, PEER, Some(target()), None);
     let sent = run(&mut birthdays, SECOND, 10 * SECOND, false);
     assert!((500..=750).contains(&sent.len()), "{}", sent.len());
     assert_eq!(birthdays.outcomes().get(&BirthdayOutcome::PeerSilent), Some(&1));
@@ -97,10 +103,10 @@ fn the_sockets_send_once_each_and_only_after_the_peer_has_agreed() {
     assert!(birthdays.start(SECOND, PEER, target()));
     assert!(!birthdays.start(SECOND, OTHER, target()), "one at a time");
     assert_eq!(run(&mut birthdays, SECOND, SECOND, false), []);
-    birthdays.handle_ask(2 * SECOND, OTHER, Some(target()));
+    birthdays.handle_ask(2 * SECOND, OTHER, Some(target()), None);
     assert_eq!(run(&mut birthdays, 2 * SECOND, 100 * MILLISECOND, false), []);
-    birthdays.handle_ask(2100 * MILLISECOND, PEER, None);
-    assert_eq!(birthdays.poll_action(), Some(Action::Open));
+    birthdays.handle_ask(2100 * MILLISECOND, PEER, None, None);
+    assert_eq!(birthdays.poll_action(), Some(Action::Open(SOCKETS)));
     let sent = run(&mut birthdays, 2100 * MILLISECOND, 10 * SECOND, false);
     let sockets: BTreeSet<u16> = sent.iter().filter_map(|(.., socket)| *socket).collect();
     assert_eq!((sent.len(), sockets.len()), (256, 256));
@@ -151,5 +157,78 @@ fn a_socket_is_closed_when_its_path_fails_or_is_not_used() {
         birthdays.review(161 * SECOND, &PEER, has_failed, has_failed);
         assert_eq!(birthdays.poll_action(), Some(Action::Leave { remote: target() }));
         assert_eq!(birthdays.kept(&PEER), None);
+    }
+}
+
+/// Between two symmetric NATs, with what the STUN server says of each socket. Returns the ports that were tried.
+fn tried_of_both(leads: bool, own: impl Fn(u16) -> u16, their: Option<PortSequence>) -> Vec<u16> {
+    let server: SocketAddr = "198.51.100.1:3478".parse().unwrap();
+    let mut birthdays = with_lead(BirthdaySide::BothSymmetric, leads);
+    birthdays.set_stun_server(Some(server));
+    assert!(birthdays.start(SECOND, PEER, target()));
+    assert_eq!(birthdays.poll_action(), Some(Action::Open(8)));
+    birthdays.handle_timeout(SECOND);
+    assert_eq!(birthdays.poll_action(), None, "the sockets are opened first");
+    birthdays.handle_timeout(SECOND + PACE);
+    let requests: Vec<Action> = std::iter::from_fn(|| birthdays.poll_action()).collect();
+    assert_eq!(requests.len(), 8);
+    for request in requests {
+        let Action::Measure { socket, transaction, .. } = request else { panic!("{request:?}") };
+        let seen = SocketAddr::from(([203, 0, 113, 9], own(socket)));
+        let answer = stun::server::success(transaction, seen);
+        assert!(!birthdays.handle_stun(SECOND + PACE, socket, "192.0.2.66:3478".parse().unwrap(), &answer));
+        assert!(birthdays.handle_stun(SECOND + PACE, socket, server, &answer));
+        assert!(!birthdays.handle_stun(SECOND + PACE, socket, server, &answer), "once");
+    }
+    assert_eq!(birthdays.poll_action(), Some(Action::Close));
+    birthdays.handle_timeout(SECOND + PACE);
+    let told = birthdays.poll_action();
+    assert!(matches!(told, Some(Action::Ask { peer: PEER, .. })), "{told:?}");
+    assert_eq!(run(&mut birthdays, SECOND + PACE, SECOND, false), [], "before the peer has agreed");
+    birthdays.handle_ask(2 * SECOND, PEER, Some(target()), their);
+    let sent = run(&mut birthdays, 2 * SECOND, 10 * SECOND, true);
+    assert!(most_per_second(&sent) <= 470);
+    assert!(sent.iter().all(|(_, to, socket)| to.ip() == target().ip() && socket.is_none()));
+    assert_eq!(birthdays.outcomes().get(&BirthdayOutcome::NoPortFound), Some(&1));
+    assert_eq!(birthdays.startable(SECOND * 6 * 3600), [OTHER]);
+    sent.iter().map(|(_, to, _)| to.port()).collect()
+}
+
+#[test]
+fn between_two_symmetric_nats_predicted_ports_are_tried_first_and_random_ones_where_there_is_no_sequence() {
+    let in_sequence = |socket: u16| 30_000 + 2 * socket;
+    let their = Some(PortSequence { next: 40_000, step: 1 });
+    let following = tried_of_both(false, in_sequence, their);
+    assert_eq!((following.len(), &following[..3]), (2048, &[40_000, 40_001, 40_002][..]));
+    let leading = tried_of_both(true, in_sequence, their);
+    assert_eq!(
+        (&leading[..3], &leading[14..17]),
+        (&[39_996, 39_998, 40_000][..], &[40_024, 40_011, 40_013][..])
+    );
+    let random = [1_234, 50_022, 8_361, 33_190, 61_001, 15_222, 40_000, 9_999];
+    let at_random = tried_of_both(true, |socket| random[usize::from(socket)], their);
+    assert_eq!(
+        at_random[..3],
+        [40_000, 40_001, 40_002],
+        "the own NAT's sequence is not needed for the peer's"
+    );
+    for tried in [leading, tried_of_both(false, in_sequence, None)] {
+        let ports: BTreeSet<u16> = tried.iter().copied().collect();
+        assert!(tried.len() > 2000 && ports.len() == tried.len(), "each port once");
+    }
+}
+
+#[test]
+fn the_node_that_is_asked_measures_first_and_only_every_six_hours() {
+    let mut birthdays = birthdays(BirthdaySide::BothSymmetric);
+    birthdays.handle_ask(SECOND, PEER, Some(target()), None);
+    assert_eq!(birthdays.poll_action(), Some(Action::Open(8)));
+    // Without a STUN server there is nothing to wait for.
+    let sent = run(&mut birthdays, SECOND, 10 * SECOND, true);
+    assert_eq!(sent.len(), 2048);
+    birthdays.network_changed();
+    for (second, is_accepted) in [(3600, false), (6 * 3600 - 60, false), (6 * 3600 + 11, true)] {
+        birthdays.handle_ask(SECOND * second, PEER, Some(target()), None);
+        assert_eq!(birthdays.poll_action().is_some(), is_accepted, "{second}");
     }
 }

@@ -1,5 +1,6 @@
 //! A direct path between a symmetric and a port-restricted NAT.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use fairlead_path::{BirthdayOutcome, BirthdayPolicy, NatType, PeerPaths, RelayPath, birthday_side};
@@ -16,16 +17,25 @@ fn world(first_is_symmetric: bool, policies: [BirthdayPolicy; 2]) -> World {
 }
 
 fn seeded(first_is_symmetric: bool, policies: [BirthdayPolicy; 2], seed: u64) -> World {
-    let (nats, types) = if first_is_symmetric {
-        ([Nat::Symmetric, Nat::PortRestricted], [SYMMETRIC, RESTRICTED])
-    } else {
-        ([Nat::PortRestricted, Nat::Symmetric], [RESTRICTED, SYMMETRIC])
-    };
+    let nats = [Nat::Symmetric, Nat::PortRestricted];
+    behind(if first_is_symmetric { nats } else { [nats[1], nats[0]] }, policies, seed)
+}
+
+/// With a relay and a STUN server.
+pub(crate) fn behind(nats: [Nat; 2], policies: [BirthdayPolicy; 2], seed: u64) -> World {
+    let types = nats.map(|nat| if nat == Nat::PortRestricted { RESTRICTED } else { SYMMETRIC });
     let routers = vec![router(nats[0], 1), router(nats[1], 2)];
     let mut world = World::new(["192.168.1.2", "192.168.2.2"], routers);
     for (node, number) in world.nodes.iter_mut().zip(1..) {
         node.reseed(seed * 2 + number);
     }
+    for (router, number) in world.network.routers.iter_mut().zip(1..) {
+        router.reseed(seed * 2 + number);
+    }
+    let server = SocketAddr::from(([198, 51, 100, 1], 3478));
+    world.network.stun = Some(server);
+    let now = world.now;
+    world.nodes.iter_mut().for_each(|node| node.agent.set_stun_servers(now, &[server]));
     world.network.relayed = world.nodes.iter().map(|node| node.address).collect();
     for (from, to) in [(0, 1), (1, 0)] {
         let candidates = world.candidates(from);
@@ -38,17 +48,16 @@ fn seeded(first_is_symmetric: bool, policies: [BirthdayPolicy; 2], seed: u64) ->
         };
         let birthday = birthday_side(policies[to], types[to], types[from]);
         let paths = PeerPaths { relay: Some(relay), birthday, ..PeerPaths::default() };
-        let now = world.now;
         world.nodes[to].add_peer_with(now, key, &candidates, paths);
     }
     world
 }
 
-fn is_direct(world: &World) -> bool {
+pub(crate) fn is_direct(world: &World) -> bool {
     world.endpoints().iter().all(|endpoint| !endpoint.ip().is_loopback())
 }
 
-fn outcomes(world: &World, node: usize, outcome: BirthdayOutcome) -> u64 {
+pub(crate) fn outcomes(world: &World, node: usize, outcome: BirthdayOutcome) -> u64 {
     world.nodes[node].agent.birthday_outcomes().get(&outcome).copied().unwrap_or_default()
 }
 

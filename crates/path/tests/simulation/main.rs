@@ -5,6 +5,7 @@
 #![cfg(test)]
 
 mod birthday;
+mod both_symmetric;
 mod both_ways;
 mod network;
 mod node;

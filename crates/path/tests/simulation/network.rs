@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
+use fairlead_wire::stun;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
@@ -22,8 +23,10 @@ pub(crate) enum Nat {
     FullCone,
     /// One mapping for all destinations; lets in only what was sent to.
     PortRestricted,
-    /// A mapping for each destination; lets in only what was sent to.
+    /// A mapping for each destination, with ports that count up; lets in only what was sent to.
     Symmetric,
+    /// The same with random ports.
+    SymmetricRandom,
 }
 
 /// A router. Its hosts are those whose address has the same first three bytes as `inside`.
@@ -32,15 +35,28 @@ pub(crate) struct Router {
     nat: Nat,
     inside: [u8; 3],
     outside: Ipv4Addr,
-    /// Inner address and, for [`Nat::Symmetric`], destination, by outer port.
+    /// Inner address and, for symmetric NATs, destination, by outer port; and the other way round.
     mappings: BTreeMap<u16, (SocketAddr, Option<SocketAddr>)>,
+    ports: BTreeMap<(SocketAddr, Option<SocketAddr>), u16>,
+    /// The lowest port that was never given out.
+    next: u16,
+    random: SmallRng,
     /// Outer port and remote address of what was sent out.
     sent_to: BTreeSet<(u16, SocketAddr)>,
 }
 
 impl Router {
     pub(crate) fn new(nat: Nat, inside: [u8; 3], outside: Ipv4Addr) -> Self {
-        Self { nat, inside, outside, mappings: BTreeMap::new(), sent_to: BTreeSet::new() }
+        Self {
+            nat,
+            inside,
+            outside,
+            mappings: BTreeMap::new(),
+            ports: BTreeMap::new(),
+            next: 40_000,
+            random: SmallRng::seed_from_u64(outside.to_bits().into()),
+            sent_to: BTreeSet::new(),
+        }
     }
 
     pub(crate) fn has_inside(&self, ip: IpAddr) -> bool {
@@ -49,14 +65,33 @@ impl Router {
 
     /// The outer address of what `from` sends to `to`; a new mapping if there is none yet.
     pub(crate) fn outer(&mut self, from: SocketAddr, to: SocketAddr) -> SocketAddr {
-        let key = (from, (self.nat == Nat::Symmetric).then_some(to));
-        let known = self.mappings.iter().find(|(_, mapping)| **mapping == key).map(|(port, _)| *port);
-        let port = known.unwrap_or_else(|| {
-            let free = (40_000..).find(|port| !self.mappings.contains_key(port)).unwrap();
-            self.mappings.insert(free, key);
-            free
+        let is_symmetric = matches!(self.nat, Nat::Symmetric | Nat::SymmetricRandom);
+        let key = (from, is_symmetric.then_some(to));
+        let port = self.ports.get(&key).copied().unwrap_or_else(|| {
+            let port = self.new_port();
+            self.mappings.insert(port, key);
+            self.ports.insert(key, port);
+            port
         });
         SocketAddr::from((self.outside, port))
+    }
+
+    /// Another host behind this router takes so many ports.
+    pub(crate) fn take_ports(&mut self, count: u16) {
+        self.next += count;
+    }
+
+    pub(crate) fn reseed(&mut self, seed: u64) {
+        self.random = SmallRng::seed_from_u64(seed);
+    }
+
+    fn new_port(&mut self) -> u16 {
+        if self.nat == Nat::SymmetricRandom {
+            let ports = std::iter::repeat_with(|| self.random.random_range(1024..=u16::MAX));
+            return ports.take(100_000).find(|port| !self.mappings.contains_key(port)).unwrap();
+        }
+        self.next += 1;
+        self.next - 1
     }
 
     fn inner(&self, from: SocketAddr, to: SocketAddr) -> Option<SocketAddr> {
@@ -68,12 +103,9 @@ impl Router {
 
     /// It was restarted: every mapping is gone, and new ones have other ports.
     pub(crate) fn rebind(&mut self) {
-        let taken: Vec<u16> = self.mappings.keys().copied().collect();
         self.mappings.clear();
+        self.ports.clear();
         self.sent_to.clear();
-        // An address that no host has keeps the old ports from being given out again.
-        let none = SocketAddr::from(([0, 0, 0, 0], 0));
-        self.mappings.extend(taken.into_iter().map(|port| (port, (none, Some(none)))));
     }
 }
 
@@ -97,6 +129,8 @@ pub(crate) struct Network {
     are_sites_linked: bool,
     /// Of a thousand datagrams through the Internet so many are lost.
     pub(crate) loss: u32,
+    /// A STUN server, if there is one.
+    pub(crate) stun: Option<SocketAddr>,
     /// Nodes that a relay connects. Loopback ports, in this order, stand for them.
     pub(crate) relayed: Vec<SocketAddr>,
     random: SmallRng,
@@ -113,6 +147,7 @@ impl Network {
             sent: 0,
             are_sites_linked: false,
             loss: 0,
+            stun: None,
             relayed: Vec::new(),
             random: SmallRng::seed_from_u64(1),
         }
@@ -143,6 +178,12 @@ impl Network {
             return;
         }
         if self.black_holes.contains(&(from.ip(), to.ip())) {
+            return;
+        }
+        if self.stun == Some(to) {
+            let Some(request) = stun::server::parse_request(&payload) else { return };
+            let payload = stun::server::success(request.request.transaction, from);
+            self.under_way.insert((now + 2 * delay, self.sent), Datagram { from: to, to: from, payload });
             return;
         }
         self.under_way.insert((now + delay, self.sent), Datagram { from, to, payload });

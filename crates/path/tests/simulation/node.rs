@@ -141,6 +141,11 @@ impl Node {
         self.device[peer].endpoint
     }
 
+    /// Whether a birthday attempt with this peer is under way.
+    pub(crate) fn birthday_runs(&self, now: Duration, peer: PublicKey) -> bool {
+        self.agent.birthday_status(now, &peer).is_some_and(|status| status.is_running)
+    }
+
     pub(crate) fn send_data(&mut self, now: Duration, network: &mut Network) {
         for (key, peer) in &mut self.device {
             let (Some(to), Some(_)) = (peer.endpoint, peer.handshake) else { continue };
@@ -159,7 +164,8 @@ impl Node {
 
     pub(crate) fn receive(&mut self, now: Duration, datagram: Datagram, network: &mut Network) {
         let Datagram { from, to, payload } = datagram;
-        if !matches!(payload[0], INITIATION | RESPONSE | KEEPALIVE | DATA) {
+        // The second byte of a STUN response is not zero.
+        if !matches!(payload[..], [INITIATION | RESPONSE | KEEPALIVE | DATA, 0, ..]) {
             match self.sockets.iter().position(|port| *port == to.port()) {
                 Some(socket) => {
                     let socket = u16::try_from(socket).unwrap();
@@ -218,6 +224,14 @@ impl Node {
         if self.agent.poll_timeout().is_some_and(|at| at <= now) {
             self.agent.handle_timeout(now);
         }
+        // As the node program does: what is to be sent first.
+        while let Some(Transmit { remote, payload, socket, .. }) = self.agent.poll_transmit() {
+            self.probes += 1;
+            let port = socket.and_then(|socket| self.sockets.get(usize::from(socket)).copied());
+            let from =
+                port.map_or_else(|| self.source(remote), |port| SocketAddr::new(self.address.ip(), port));
+            network.send(now, Datagram { from, to: remote, payload });
+        }
         while let Some(event) = self.agent.poll_event() {
             match event {
                 Event::ObservationDue { peer } => {
@@ -257,10 +271,10 @@ impl Node {
                     self.kept.insert(remote, self.sockets[usize::from(socket)]);
                 }
                 Event::Sockets(SocketChange::Leave { remote }) => drop(self.kept.remove(&remote)),
-                Event::Sockets(SocketChange::Open) => {
+                Event::Sockets(SocketChange::Open { count }) => {
                     let first = 10_000 + self.opened * BIRTHDAY_SOCKETS;
                     self.opened += 1;
-                    self.sockets = (first..first + BIRTHDAY_SOCKETS).collect();
+                    self.sockets = (first..first + count).collect();
                 }
                 Event::ReflexiveAddressesChanged
                 | Event::RelayPortDue { .. }
@@ -276,13 +290,6 @@ impl Node {
             if now.as_millis().is_multiple_of(KEEPALIVE_INTERVAL.as_millis()) {
                 keep_alive(now, (self.address, &self.kept), &self.key, device, network);
             }
-        }
-        while let Some(Transmit { remote, payload, socket, .. }) = self.agent.poll_transmit() {
-            self.probes += 1;
-            let port = socket.and_then(|socket| self.sockets.get(usize::from(socket)).copied());
-            let from =
-                port.map_or_else(|| self.source(remote), |port| SocketAddr::new(self.address.ip(), port));
-            network.send(now, Datagram { from, to: remote, payload });
         }
     }
 }

@@ -23,6 +23,7 @@ fn request(transaction: u8) -> Message {
         starts_round: false,
         wants_handshake: false,
         is_birthday: false,
+        ports: None,
         candidates: Vec::new(),
     }
 }
@@ -95,6 +96,7 @@ fn a_list_of_candidates_has_these_bytes_and_unknown_kinds_are_left_out() {
         starts_round: false,
         wants_handshake: false,
         is_birthday: false,
+        ports: None,
         candidates,
     };
     let mut bytes = message(candidates.clone()).to_bytes();
@@ -111,6 +113,21 @@ fn a_list_of_candidates_has_these_bytes_and_unknown_kinds_are_left_out() {
     }
 }
 
+/// An earlier build reads neither the flag nor these bytes of a request.
+#[test]
+fn predicted_ports_have_these_bytes() {
+    let ports = Some(PortSequence { next: 0xabcd, step: -2 });
+    let Message::Request { transaction, starts_round, wants_handshake, candidates, .. } = request(9) else {
+        unreachable!()
+    };
+    let is_birthday = true;
+    let bytes =
+        Message::Request { transaction, starts_round, wants_handshake, is_birthday, ports, candidates }
+            .to_bytes();
+    assert_eq!(bytes[31], FLAG_BIRTHDAY | FLAG_PORTS);
+    assert_eq!((&bytes[13..17], &bytes[17..31]), (&[0xab, 0xcd, 0xff, 0xfe][..], &[0; 14][..]));
+}
+
 #[test]
 fn no_wireguard_or_stun_message_is_a_probe() {
     for kind in 1..=4 {
@@ -123,13 +140,16 @@ fn no_wireguard_or_stun_message_is_a_probe() {
 proptest! {
     #[test]
     fn requests_are_read_back_whatever_flags_a_later_build_adds(
-        transaction: [u8; 12], starts_round: bool, wants_handshake: bool, is_birthday: bool, unknown: u8,
+        transaction: [u8; 12], starts_round: bool, wants_handshake: bool, is_birthday: bool,
+        ports: Option<(u16, i16)>, unknown: u8,
     ) {
         let (transaction, candidates) = (TransactionId(transaction), Vec::new());
+        let ports = ports.map(|(next, step)| PortSequence { next, step });
         let message =
-            Message::Request { transaction, starts_round, wants_handshake, is_birthday, candidates };
+            Message::Request { transaction, starts_round, wants_handshake, is_birthday, ports, candidates };
         let mut bytes = message.to_bytes();
-        bytes[31] |= unknown & !(FLAG_ROUND | FLAG_HANDSHAKE | FLAG_BIRTHDAY | FLAG_CANDIDATES);
+        let known = FLAG_ROUND | FLAG_HANDSHAKE | FLAG_BIRTHDAY | FLAG_CANDIDATES | FLAG_PORTS;
+        bytes[31] |= unknown & !known;
         prop_assert_eq!(Message::parse(&bytes), Ok(message));
     }
 
@@ -149,6 +169,7 @@ proptest! {
             starts_round: true,
             wants_handshake: false,
             is_birthday: false,
+            ports: None,
             candidates: candidates.to_vec(),
         };
         let datagram = keys(ALICE, BOB, None).seal(EPOCH, 1, &of(&candidates), length);

@@ -1,0 +1,86 @@
+//! Attempts between two symmetric NATs: both nodes measure which ports their NATs give out, tell each other, and try the ports that
+//! follow, from the WireGuard ports. One of them chooses the port that both then use.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use fairlead_address::canonical;
+use fairlead_api::wireguard::PublicKey;
+use fairlead_wire::probe::PortSequence;
+use fairlead_wire::stun::parse_response;
+
+use super::following::Following;
+use super::measuring::{self, Measuring};
+use super::record::BirthdaySide;
+use super::searching::Searching;
+use super::{Action, Attempt, Birthdays, Stage, ports};
+
+impl Birthdays {
+    /// Begins an attempt; `their` is what the peer has said already, if it asked. Whether the budget allows it.
+    pub(super) fn measure(
+        &mut self,
+        now: Duration,
+        peer: PublicKey,
+        target: SocketAddr,
+        their: Option<Option<PortSequence>>,
+    ) -> bool {
+        let is_allowed = self.take_budget(now, measuring::SOCKETS.into());
+        if is_allowed {
+            let stage = Stage::Measuring(Measuring::new(now, self.stun_server, their));
+            let attempt = Attempt::new(now, peer, BirthdaySide::BothSymmetric, target, stage);
+            // The peer is told once there is something to tell.
+            self.attempt = Some(Attempt { next_ask: None, ..attempt });
+            self.actions.push_back(Action::Open(measuring::SOCKETS));
+        }
+        is_allowed
+    }
+
+    /// Takes what came in by a socket. Whether it is an answer of the STUN server.
+    pub(crate) fn handle_stun(
+        &mut self,
+        now: Duration,
+        socket: u16,
+        remote: SocketAddr,
+        bytes: &[u8],
+    ) -> bool {
+        let Some(Attempt { stage: Stage::Measuring(measuring), .. }) = &mut self.attempt else {
+            return false;
+        };
+        let Ok(response) = parse_response(bytes) else { return false };
+        let mapped = response.mapped.ok().map(canonical);
+        let is_answer = measuring.handle_answer(socket, canonical(remote), response.transaction, mapped);
+        if is_answer && measuring.is_over(now) {
+            self.conclude_measuring(now);
+        }
+        is_answer
+    }
+
+    /// Tells the peer what was measured, and tries ports if the peer has said the same of its own.
+    pub(super) fn conclude_measuring(&mut self, now: Duration) {
+        let Some(attempt) = &mut self.attempt else { return };
+        let Stage::Measuring(measuring) = &attempt.stage else { return };
+        let their = measuring.their;
+        attempt.ports = measuring.prediction();
+        (attempt.began, attempt.next_ask, attempt.stage) = (now, Some(now), Stage::Asking);
+        self.actions.push_back(Action::Close);
+        if let Some(their) = their {
+            self.try_ports(now, their);
+        }
+    }
+
+    /// Both nodes know what the other one's NAT does. Without a budget nothing is sent, and the attempt ends as one without the peer.
+    pub(super) fn try_ports(&mut self, now: Duration, their: Option<PortSequence>) {
+        if !self.take_budget(now, ports::MAX_REQUESTS) {
+            return;
+        }
+        let Some(attempt) = &mut self.attempt else { return };
+        let leads = self.peers.get(&attempt.peer).is_some_and(|record| record.leads);
+        let ports = ports::plan(attempt.ports, their, leads, &mut self.random);
+        let ip = attempt.target.ip();
+        attempt.stage = if leads {
+            Stage::Searching(Searching::new(now, ip, ports))
+        } else {
+            Stage::Following(Following::new(now, ip, ports))
+        };
+    }
+}

@@ -1,0 +1,44 @@
+//! The sockets that are kept: a peer is reached by the mapping of one that an attempt opened.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use fairlead_api::wireguard::PublicKey;
+
+use super::{Action, Birthdays};
+
+/// A socket that is kept for a peer.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Kept {
+    pub(super) remote: SocketAddr,
+    /// Since when another path has been in use.
+    pub(super) unused_since: Option<Duration>,
+}
+
+/// How long a socket is kept whose path is not in use.
+const MAX_UNUSED: Duration = Duration::from_secs(60);
+
+impl Birthdays {
+    /// Where the socket that is kept for a peer leads.
+    pub(crate) fn kept(&self, peer: &PublicKey) -> Option<SocketAddr> {
+        self.kept.get(peer).map(|kept| kept.remote)
+    }
+
+    /// Closes the socket that is kept for a peer when its path has failed, or was not in use for long.
+    pub(crate) fn review(&mut self, now: Duration, peer: &PublicKey, is_in_use: bool, has_failed: bool) {
+        let Some(kept) = self.kept.get_mut(peer) else { return };
+        let since = *kept.unused_since.get_or_insert(now);
+        if is_in_use {
+            kept.unused_since = None;
+        }
+        if has_failed || (!is_in_use && now.saturating_sub(since) >= MAX_UNUSED) {
+            self.leave(peer);
+        }
+    }
+
+    pub(super) fn leave(&mut self, peer: &PublicKey) {
+        if let Some(Kept { remote, .. }) = self.kept.remove(peer) {
+            self.actions.push_back(Action::Leave { remote });
+        }
+    }
+}
