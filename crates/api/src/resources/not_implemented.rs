@@ -97,8 +97,6 @@ pub const WIREKUBE_MESH: NotImplemented = NotImplemented {
     gap: Gap::Fields(&[
         Field::any("spec.apiServerURL"),
         Field::any("spec.meshCIDR"),
-        // As when it is absent: two symmetric NATs are not traversed.
-        Field::value("spec.natTraversal.birthdayAttack", "enabled"),
         Field::any("spec.natTraversal.directConnectedWindowSeconds"),
         Field::other_than("spec.natTraversal.handshakeValidWindowSeconds", 180),
         Field::other_than("spec.natTraversal.healthProbeTimeoutSeconds", 5),
@@ -312,9 +310,7 @@ mod tests {
         };
         assert_eq!(WIREKUBE_MESH.message(&traversal("disabled", 180)), None);
         let message = WIREKUBE_MESH.message(&traversal("enabled", 60)).unwrap();
-        assert!(message.ends_with(
-            "spec.natTraversal.birthdayAttack: enabled, spec.natTraversal.handshakeValidWindowSeconds"
-        ));
+        assert!(message.ends_with("have no effect: spec.natTraversal.handshakeValidWindowSeconds"));
         assert_eq!(
             EGRESS.message(&json!({})).unwrap(),
             "Egress is not implemented yet: no egress gateway is created"

@@ -341,7 +341,7 @@ fn policy(inputs: &Inputs, members: &[&Member]) -> BirthdayPolicy {
         own.chain(members.iter().copied()).filter_map(|member| member.endpoints.birthday_attack);
     match annotations.min() {
         Some(false) => BirthdayPolicy::Disabled,
-        Some(true) => BirthdayPolicy::PortRestricted,
+        Some(true) => BirthdayPolicy::Symmetric,
         None => inputs.settings.birthday,
     }
 }

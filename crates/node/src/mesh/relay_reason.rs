@@ -19,8 +19,14 @@ pub enum RelayReason {
     BirthdayPending,
     /// The same; the device of this node, behind the symmetric NAT, cannot open many ports.
     BirthdayUnsupported,
-    /// Both nodes are behind a symmetric NAT.
+    /// Both nodes are behind a symmetric NAT, and no ports are to be tried.
     BothSymmetric,
+    /// Both nodes are behind a symmetric NAT: what became of trying ports.
+    BothSymmetricBirthday(BirthdayStatus),
+    /// The same; there was no attempt yet.
+    BothSymmetricPending,
+    /// The same; the device of this node cannot open the ports that measure what the NAT does.
+    BothSymmetricUnsupported,
     /// A direct path answers probes: one of the two nodes is about to move there.
     DirectAnswers,
     /// Direct paths answer probes, and lose those that are as long as packets of the tunnel.
@@ -81,7 +87,7 @@ impl RelayReason {
         } else if addresses == 0 {
             Self::NoCandidates
         } else if nat == NatType::Symmetric && peer_nat == NatType::Symmetric {
-            Self::BothSymmetric
+            situation.both_symmetric_reason()
         } else if let Some(reason) = situation.birthday_reason() {
             reason
         } else {
@@ -91,6 +97,15 @@ impl RelayReason {
 }
 
 impl Situation<'_> {
+    fn both_symmetric_reason(&self) -> RelayReason {
+        match (self.birthday, self.attempts) {
+            (None, _) => RelayReason::BothSymmetric,
+            (Some(_), _) if !self.has_sockets => RelayReason::BothSymmetricUnsupported,
+            (Some(_), Some(attempts)) => RelayReason::BothSymmetricBirthday(attempts),
+            (Some(_), None) => RelayReason::BothSymmetricPending,
+        }
+    }
+
     /// Why a pair with one symmetric and one port-restricted NAT has no path; `None` for another pair.
     fn birthday_reason(&self) -> Option<RelayReason> {
         birthday_side(BirthdayPolicy::default(), self.nat, self.peer_nat)?;
@@ -112,13 +127,24 @@ pub(super) fn is_udp_blocked(stun: &StunAnswers) -> bool {
 impl fmt::Display for RelayReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Birthday(status) => return write_attempts(f, status),
+            Self::Birthday(status) => {
+                f.write_str("symmetric and port-restricted NAT: ")?;
+                return write_attempts(f, status);
+            }
             Self::BirthdayDisabled => "symmetric and port-restricted NAT, and birthdayAttack is disabled",
             Self::BirthdayPending => "symmetric and port-restricted NAT: no birthday attempt without traffic",
             Self::BirthdayUnsupported => {
                 "symmetric and port-restricted NAT: the kernel's WireGuard makes no birthday attempts"
             }
             Self::BothSymmetric => "both symmetric NAT",
+            Self::BothSymmetricBirthday(status) => {
+                f.write_str("both symmetric NAT: ")?;
+                return write_attempts(f, status);
+            }
+            Self::BothSymmetricPending => "both symmetric NAT: no birthday attempt without traffic",
+            Self::BothSymmetricUnsupported => {
+                "both symmetric NAT: the kernel's WireGuard makes no birthday attempts"
+            }
             Self::DirectAnswers => "a direct path answers and is about to be used",
             Self::LongPacketsLost => "direct paths lose long packets",
             Self::NoAnswer { addresses: 1 } => "no answer from its only address",
@@ -132,7 +158,6 @@ impl fmt::Display for RelayReason {
 
 fn write_attempts(f: &mut fmt::Formatter<'_>, status: &BirthdayStatus) -> fmt::Result {
     let BirthdayStatus { last, attempts, is_running, next } = status;
-    f.write_str("symmetric and port-restricted NAT: ")?;
     match (is_running, attempts) {
         (true, _) => return f.write_str("a birthday attempt is under way"),
         (false, 0 | 1) => write!(f, "the last birthday attempt: {last}")?,
@@ -237,6 +262,40 @@ mod tests {
         ] {
             let said = RelayReason::of(&situation).to_string();
             assert!(said.contains(words), "{said}");
+        }
+    }
+
+    #[test]
+    fn two_symmetric_nats_say_what_became_of_their_attempts_where_these_are_enabled() {
+        let none = None;
+        let pair = Situation {
+            is_relay_only: false,
+            addresses: 1,
+            candidates: &[],
+            nat: NatType::Symmetric,
+            peer_nat: NatType::Symmetric,
+            birthday: Some(BirthdaySide::BothSymmetric),
+            has_sockets: true,
+            attempts: None,
+            has_direct_peer: true,
+            stun: &none,
+        };
+        let last = BirthdayOutcome::NoPortFound;
+        let next = Some(Duration::from_secs(21_000));
+        let failed = BirthdayStatus { last, attempts: 1, is_running: false, next };
+        for (situation, words) in [
+            (Situation { birthday: None, ..pair }, "both symmetric NAT"),
+            (pair, "both symmetric NAT: no birthday attempt without traffic"),
+            (
+                Situation { has_sockets: false, ..pair },
+                "both symmetric NAT: the kernel's WireGuard makes no birthday attempts",
+            ),
+            (
+                Situation { attempts: Some(failed), ..pair },
+                "both symmetric NAT: the last birthday attempt: found no port; another in 21000 s at the earliest",
+            ),
+        ] {
+            assert_eq!(RelayReason::of(&situation).to_string(), words);
         }
     }
 

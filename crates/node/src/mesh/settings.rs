@@ -107,7 +107,8 @@ impl MeshSettings {
                 .is_none_or(|traversal| traversal.port_mapping == Toggle::Enabled),
             birthday: match spec.nat_traversal.as_ref().and_then(|traversal| traversal.birthday_attack) {
                 Some(BirthdayAttack::Disabled) => BirthdayPolicy::Disabled,
-                Some(BirthdayAttack::Enabled) | None => BirthdayPolicy::PortRestricted,
+                Some(BirthdayAttack::Enabled) => BirthdayPolicy::Symmetric,
+                None => BirthdayPolicy::PortRestricted,
             },
             relay: spec.relay.as_ref().and_then(|relay| {
                 let invalid = |(field, error)| SourceProblem::InvalidRelay {
@@ -400,6 +401,7 @@ mod tests {
             ("spec.relay.external.endpoint", json!("b:1")),
             ("spec.relay.external.transport", json!("wss")),
             ("spec.natTraversal.birthdayAttack", json!("disabled")),
+            ("spec.natTraversal.birthdayAttack", json!("enabled")),
             ("spec.relay.external.caBundle", json!("bm9uZQ==")),
             ("spec.relay.external.authSecretRef.name", json!("token")),
             ("spec.relay.external.authSecretRef.namespace", json!("other")),
@@ -407,7 +409,7 @@ mod tests {
         let without_effect = json!({
             "apiServerURL": "https://192.0.2.1:6443",
             "meshCIDR": "100.64.0.0/16",
-            "natTraversal": { "birthdayAttack": "enabled", "handshakeValidWindowSeconds": 60 },
+            "natTraversal": { "handshakeValidWindowSeconds": 60 },
             "relay": { "external": { "controlEndpoint": "192.0.2.1:1" } },
             "routing": { "localSubnetPolicy": "bypass" },
         });
