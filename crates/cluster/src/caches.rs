@@ -131,11 +131,12 @@ where
             match event {
                 Ok(event) => {
                     writer.apply_watcher_event(&event);
+                    // Each attempt to list begins with this event; it may still fail.
                     if !matches!(event, Event::Init) {
                         refused.send_if_modified(|refusal| refusal.take().is_some());
-                    }
-                    if std::mem::take(&mut interrupted) {
-                        tracing::info!(what, "watching again");
+                        if std::mem::take(&mut interrupted) {
+                            tracing::info!(what, "watching again");
+                        }
                     }
                     if !matches!(event, Event::Init | Event::InitApply(_)) {
                         changed.send_modify(|generation| *generation += 1);
