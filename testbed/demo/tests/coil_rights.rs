@@ -47,11 +47,11 @@ rules:
 - {apiGroups: [''], resources: [nodes], verbs: [list, watch]}
 - {apiGroups: [coil.cybozu.com], resources: [addressblocks], verbs: [watch]}
 - {apiGroups: [coil.cybozu.com], resources: [addresspools], verbs: [get, list, watch]}
+- {apiGroups: [networking.k8s.io], resources: [servicecidrs], verbs: [get, list, watch]}
 - {apiGroups: [wirekube.io], resources: [wirekubemeshes], verbs: [get, list, watch]}
 - {apiGroups: [wirekube.io], resources: [wirekubepeers], verbs: [get, list, watch, create, update, patch]}
 - {apiGroups: [wirekube.io], resources: [wirekubepeers/status], verbs: [get, update, patch]}
 - {apiGroups: [kilo.squat.ai], resources: [peers], verbs: [get, list, watch]}
-- {apiGroups: [networking.k8s.io], resources: [servicecidrs], verbs: [get, list, watch]}
 ---
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRoleBinding
@@ -155,9 +155,14 @@ fn with_coils_rights_pods_start_and_what_is_refused_is_named() {
     let ready = readiness(&mut world);
     assert!(ready.starts_with("HTTP/1.1 200 "), "{ready}");
     let said = problems(&mut world).join("\n");
-    for words in
-        ["not in the mesh: ", "wirekubepeers", "wirekubemeshes", "addresspools", "deploy/rbac/node.yaml"]
-    {
+    for words in [
+        "not in the mesh: ",
+        "wirekubepeers",
+        "wirekubemeshes",
+        "addresspools",
+        "servicecidrs",
+        "deploy/rbac/node.yaml",
+    ] {
         assert!(said.contains(words), "{words} is missing in\n{said}");
     }
 

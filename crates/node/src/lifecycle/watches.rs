@@ -42,8 +42,8 @@ pub(crate) struct Caches {
     pub(crate) peers: Arc<Cache<CachedPeer>>,
     /// Peers outside of the cluster. A cluster may not have the resource.
     pub(crate) external_peers: Arc<Cache<CachedExternalPeer>>,
-    /// The addresses of Services. Kubernetes before 1.33 does not have the resource.
-    pub(crate) services: Arc<Cache<ServiceCIDR>>,
+    /// Where Services have their addresses. Nothing waits for them but the mesh.
+    pub(crate) service_ranges: Arc<Cache<ServiceCIDR>>,
     /// The pods of this node: they explain addresses, and ADD reads their annotations. Nothing waits for them.
     pub(crate) pods: Arc<Cache<SlimPod>>,
 }
@@ -80,7 +80,7 @@ impl Caches {
             meshes: start(subsystem, "WireKubeMeshes", client, caches::config()),
             peers: Arc::new(caches::start(subsystem, "WireKubePeers", peers)),
             external_peers: Arc::new(caches::start(subsystem, "Peers", external)),
-            services: start(subsystem, "ServiceCIDRs", client, caches::config()),
+            service_ranges: start(subsystem, "ServiceCIDRs", client, caches::config()),
             pods: Arc::new(caches::start(subsystem, "this node's Pods", pods)),
         });
         subsystem.readiness(Arc::<Self>::clone(&caches));
@@ -113,7 +113,10 @@ impl Caches {
             ),
             (self.peers.refusal(), mesh),
             (self.external_peers.refusal(), "this node connects to no Peers"),
-            (self.services.refusal(), "Peers may have addresses of Services"),
+            (
+                self.service_ranges.refusal(),
+                "addresses of Services that peers publish as their own are asked by path probes, and Peers may have such addresses",
+            ),
             (self.pods.refusal(), "`fairlead ipam` does not know the pods of addresses"),
         ];
         // Without the mesh's resources there is no mesh to miss.

@@ -1,21 +1,37 @@
 //! Annotations of this node's Node object.
 
-use fairlead_address::{Endpoint, canonical};
+use std::net::IpAddr;
+
+use fairlead_address::{Endpoint, canonical, without_nat64};
 use fairlead_api::names::{ANNOTATION_ENDPOINT, ANNOTATION_KILO_FORCE_ENDPOINT, ANNOTATION_KILO_KEEPALIVE};
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
 
 use super::SourceProblem;
+use super::cluster_addresses::UnusableAddress;
 
-/// The endpoint an administrator chose. WireKube's annotation takes precedence over Kilo's, unless it cannot be read; what
-/// cannot be read is added to `problems`.
-pub fn manual_endpoint(node: &Node, problems: &mut Vec<SourceProblem>) -> Option<Endpoint> {
+/// The endpoint an administrator chose. WireKube's annotation takes precedence over Kilo's, unless it cannot be read or names an
+/// address that is `unusable`; both are added to `problems`.
+pub fn manual_endpoint(
+    node: &Node,
+    unusable: impl Fn(IpAddr) -> Option<UnusableAddress>,
+    problems: &mut Vec<SourceProblem>,
+) -> Option<Endpoint> {
     let names = [ANNOTATION_ENDPOINT, ANNOTATION_KILO_FORCE_ENDPOINT];
     let given = names.into_iter().filter_map(|name| Some((name, node.annotations().get(name)?)));
     let mut readable = given.filter(|(_, text)| !text.is_empty()).filter_map(|(annotation, text)| {
-        let problem =
-            || SourceProblem::InvalidEndpoint { node: node.name_any(), annotation, value: text.clone() };
-        text.parse().map(publishable).map_err(|_| problems.push(problem())).ok()
+        let (node, value) = (node.name_any(), text.clone());
+        let Ok(endpoint) = text.parse().map(publishable) else {
+            problems.push(SourceProblem::InvalidEndpoint { node, annotation, value });
+            return None;
+        };
+        // Peers see the IPv4 address behind a NAT64.
+        let address = endpoint.address().map(|address| without_nat64(&[], address).ip());
+        if let Some(why) = address.and_then(&unusable) {
+            problems.push(SourceProblem::UnusableEndpoint { node, annotation, value, why });
+            return None;
+        }
+        Some(endpoint)
     });
     let first = readable.next();
     // Each is read, so that each mistake is known.
@@ -55,7 +71,9 @@ mod tests {
     /// The endpoint as it is published, and the reasons of problems.
     fn endpoint(annotations: &[(&str, &str)]) -> (Option<String>, Vec<&'static str>) {
         let mut problems = Vec::new();
-        let endpoint = manual_endpoint(&node(annotations), &mut problems);
+        let services = ["10.96.0.0/12", "fd96::/112"].map(|range| range.parse().unwrap());
+        let unusable = |address| UnusableAddress::of(address, &[], &services);
+        let endpoint = manual_endpoint(&node(annotations), unusable, &mut problems);
         (endpoint.map(|it| it.to_string()), problems.iter().map(SourceProblem::reason).collect())
     }
 
@@ -80,13 +98,22 @@ mod tests {
         }
     }
 
+    #[test]
+    fn an_address_where_no_peer_reaches_the_node_is_left_out_with_a_reason() {
+        let bad =
+            ["10.96.0.1:443", "[fd96::1]:51820", "[64:ff9b::a60:1]:443", "[fe80::1%3]:5", "127.0.0.1:51820"];
+        for bad in bad {
+            let other = endpoint(&[(ANNOTATION_ENDPOINT, bad), (ANNOTATION_KILO_FORCE_ENDPOINT, "kilo:1")]);
+            assert_eq!(other, (Some("kilo:1".to_owned()), vec!["UnusableEndpoint"]), "{bad}");
+        }
+    }
+
     /// `rules::host_and_port` refuses these spellings, and with them the whole object.
     #[test]
     fn an_endpoint_is_published_in_the_spelling_that_the_api_server_takes() {
         for (given, published) in [
             ("node.example.:1", "node.example:1"),
             ("[::ffff:192.0.2.1]:5", "192.0.2.1:5"),
-            ("[fe80::1%3]:5", "[fe80::1]:5"),
             ("192.0.2.1:00005", "192.0.2.1:5"),
         ] {
             assert_eq!(endpoint(&[(ANNOTATION_ENDPOINT, given)]), (Some(published.to_owned()), vec![]));

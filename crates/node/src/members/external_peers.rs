@@ -19,6 +19,7 @@ use kube::api::DynamicObject;
 use serde_json::Value;
 use tokio::sync::watch;
 
+use super::cluster_addresses::service_prefixes;
 use super::{MemberSource, SourceProblem};
 use crate::cached_by_name::cached_by_name;
 
@@ -88,9 +89,7 @@ impl MemberSource for ExternalPeers {
     }
 
     fn records(&mut self, problems: &mut Vec<SourceProblem>) -> Vec<MemberRecord> {
-        let services = self.services.store.state();
-        let services = services.iter().filter_map(|range| range.spec.as_ref()?.cidrs.as_ref()).flatten();
-        let services: PrefixSet = services.filter_map(|text| text.parse::<IpNet>().ok()).collect();
+        let services: PrefixSet = service_prefixes(&self.services).into_iter().collect();
         let mut peers = self.peers.store.state();
         peers.sort_unstable_by(|a, b| a.name.cmp(&b.name));
         let mut records = Vec::with_capacity(peers.len());

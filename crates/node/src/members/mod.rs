@@ -6,6 +6,7 @@
 
 pub mod annotations;
 pub mod cached_peer;
+pub mod cluster_addresses;
 pub mod configuration;
 pub mod external_peers;
 pub mod kubernetes;

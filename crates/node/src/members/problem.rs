@@ -1,7 +1,11 @@
 //! What could not be read in a source.
 
+use std::net::IpAddr;
+
 use fairlead_api::wireguard::InvalidKey;
 use ipnet::IpNet;
+
+use super::cluster_addresses::UnusableAddress;
 
 /// A part of an object that was left out. `Display` is a sentence for users.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -118,6 +122,42 @@ pub enum SourceProblem {
         /// The prefix.
         prefix: IpNet,
     },
+    /// The endpoint annotation of this node names an address where no peer reaches it.
+    #[error(
+        "Node {node}: annotation {annotation} is {value:?}, which is {why}, and is left out; write an address of the node or its router"
+    )]
+    UnusableEndpoint {
+        /// The Node.
+        node: String,
+        /// Name of the annotation.
+        annotation: &'static str,
+        /// Its value.
+        value: String,
+        /// What is wrong.
+        why: UnusableAddress,
+    },
+    /// The endpoint that a peer publishes as chosen by an administrator names such an address.
+    #[error("WireKubePeer {peer}: spec.endpoint {value:?} is {why}, and is left out; correct it")]
+    UnusablePeerEndpoint {
+        /// The WireKubePeer.
+        peer: String,
+        /// Its value.
+        value: String,
+        /// What is wrong.
+        why: UnusableAddress,
+    },
+    /// An address of this Node is none where peers reach it.
+    #[error(
+        "Node {node}: its address {address} is {why}, and peers do not use it; give the node another address, or change the ranges"
+    )]
+    UnusableNodeAddress {
+        /// The Node.
+        node: String,
+        /// The address.
+        address: IpAddr,
+        /// What is wrong.
+        why: UnusableAddress,
+    },
     /// A STUN server of the mesh.
     #[error("WireKubeMesh {mesh}: stunServers entry {entry:?} is not host:port, and is left out; correct it")]
     InvalidStunServer {
@@ -138,13 +178,16 @@ impl SourceProblem {
             | Self::InvalidExternalField { peer, .. }
             | Self::InvalidExternalPeer { peer, .. }
             | Self::InvalidPublicKey { peer, .. }
+            | Self::UnusablePeerEndpoint { peer, .. }
             | Self::ServiceAddressesClaimed { peer, .. } => Some(peer),
             Self::ApiServerSilent { .. }
             | Self::InvalidEndpoint { .. }
             | Self::InvalidExcludedCidr { .. }
             | Self::InvalidKeepalive { .. }
             | Self::InvalidRelay { .. }
-            | Self::InvalidStunServer { .. } => None,
+            | Self::InvalidStunServer { .. }
+            | Self::UnusableEndpoint { .. }
+            | Self::UnusableNodeAddress { .. } => None,
         }
     }
 
@@ -162,6 +205,8 @@ impl SourceProblem {
             Self::InvalidRelay { .. } => "InvalidRelay",
             Self::InvalidStunServer { .. } => "InvalidStunServer",
             Self::ServiceAddressesClaimed { .. } => "PeerPrefixRefused",
+            Self::UnusableEndpoint { .. } | Self::UnusablePeerEndpoint { .. } => "UnusableEndpoint",
+            Self::UnusableNodeAddress { .. } => "UnusableNodeAddress",
         }
     }
 }

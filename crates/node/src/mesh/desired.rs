@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use fairlead_address::{Endpoint, PrefixSet, is_reachable};
+use fairlead_address::{Endpoint, PrefixSet, is_reachable, without_nat64};
 use fairlead_api::names::KEEPALIVE;
 use fairlead_api::wireguard::{PeerConfig, PublicKey};
 use fairlead_dataplane::mesh::{Bypass, MeshState};
@@ -21,6 +21,8 @@ use super::external::{self, DesiredExternal};
 use super::inputs::Inputs;
 use super::nat64;
 use super::problem::MeshProblem;
+use crate::members::SourceProblem;
+use crate::members::cluster_addresses::UnusableAddress;
 
 /// What an uplink carries when the kernel does not say (IEEE 802.3).
 const ETHERNET_MTU: u32 = 1500;
@@ -52,7 +54,7 @@ impl Host {
         let ignored = Ignored {
             links: vec![inputs.settings.interface.clone()],
             link_prefixes: Vec::new(),
-            networks: blocks.copied().collect(),
+            networks: blocks.chain(&inputs.services).copied().collect(),
         };
         Self {
             uplink_mtu: network.uplink_mtu(&ignored).unwrap_or(ETHERNET_MTU),
@@ -170,15 +172,19 @@ impl Desired {
         let policy = Policy { excluded, held, reserved, ..Policy::new(&inputs.node) };
         let plan = plan(&inputs.members, &policy);
         let sightings = Sightings::new(&inputs.members);
-        let endpoints = host_endpoints(inputs, &host.addresses);
-        let observed = sightings.endpoints(&inputs.node, &inputs.public_key);
-        let reflexive = reflexive(&endpoints, stun);
-        // An address inside a block is that of a pod, whatever a node says.
+        // An address inside a block or a range of Services is that of a pod or a Service, whatever a node says.
         let blocks: PrefixSet = inputs.members.iter().flat_map(|member| &member.blocks).collect();
-        let mapped = mapped(inputs, &endpoints, &blocks);
-        let is_news = |seen: &&SocketAddr| {
-            !(endpoints.contains(seen) || reflexive.contains(seen) || blocks.contains(seen.ip()))
-        };
+        let cluster_addresses: PrefixSet = cluster_addresses(inputs);
+        let is_outside = |endpoint: &SocketAddr| !cluster_addresses.contains(endpoint.ip());
+        let mut endpoints = host_endpoints(inputs, &host.addresses);
+        endpoints.retain(is_outside);
+        let mut observed = sightings.endpoints(&inputs.node, &inputs.public_key);
+        observed.retain(is_outside);
+        let mut reflexive = reflexive(&endpoints, stun);
+        reflexive.retain(is_outside);
+        let mapped = mapped(inputs, &endpoints, &cluster_addresses);
+        let is_news =
+            |seen: &&SocketAddr| !(endpoints.contains(seen) || reflexive.contains(seen)) && is_outside(seen);
         let peer_reflexive: Vec<SocketAddr> = by_peers.iter().filter(is_news).copied().collect();
         let (nat64, refused) = nat64::usable(inputs, &host.addresses, &host.ipv4_routes);
         let own = OwnView {
@@ -198,7 +204,7 @@ impl Desired {
         let nat =
             classify(&endpoints, &seen(inputs, &sightings, stun, &own.nat64)).with_filtering(*filtering);
         Self {
-            peers: peers(inputs, &plan, &sightings, &own, &blocks, nat),
+            peers: peers(inputs, &plan, &sightings, &own, &cluster_addresses, nat),
             external: external::desired(inputs, &plan, &own.nat64),
             nat,
             observed,
@@ -210,7 +216,7 @@ impl Desired {
             bypass: bypass(inputs, &plan, &blocks),
             host: endpoints.clone(),
             mapped: mapped.clone(),
-            own_side: OwnSide { view: own, pods: blocks, host: endpoints, mapped },
+            own_side: OwnSide { view: own, cluster_addresses, host: endpoints, mapped },
             mtu: mtu(inputs, host),
             targets_v4: plan.targets_ipv4.into_iter().map(IpNet::from).collect(),
             targets_v6: plan.targets_ipv6.into_iter().map(IpNet::from).collect(),
@@ -274,13 +280,13 @@ fn peers(
     plan: &Plan,
     sightings: &Sightings<'_>,
     own: &OwnView,
-    blocks: &PrefixSet,
+    cluster_addresses: &PrefixSet,
     nat: NatType,
 ) -> BTreeMap<PublicKey, Arc<DesiredPeer>> {
     let by_name: BTreeMap<&str, &Member> =
         inputs.members.iter().map(|member| (member.name.as_str(), member)).collect();
-    let is_pod = |endpoint: SocketAddr| {
-        [endpoint, own.nat64.original(endpoint)].iter().any(|endpoint| blocks.contains(endpoint.ip()))
+    let is_inside = |endpoint: SocketAddr| {
+        [endpoint, own.nat64.original(endpoint)].iter().any(|it| cluster_addresses.contains(it.ip()))
     };
     let peer = |(key, planned): (&PublicKey, &PeerPlan)| {
         let members: Vec<&Member> =
@@ -289,7 +295,7 @@ fn peers(
             let observed = sightings.endpoints(&member.name, key);
             let mut candidates = order(own, &peer_view(&inputs.resolved, &member.endpoints, observed));
             // Packets to a pod would go through the mesh that they carry.
-            candidates.retain(|candidate| !is_pod(candidate.address));
+            candidates.retain(|candidate| !is_inside(candidate.address));
             candidates
         });
         let their_nat = published_nat(&members);
@@ -415,11 +421,16 @@ fn reflexive(endpoints: &[SocketAddr], stun: &StunAnswers) -> Vec<SocketAddr> {
     distinct.into_iter().filter(|address| !endpoints.contains(address)).collect()
 }
 
-/// What gateways granted and the cloud translates, without this host's own endpoints and the addresses of pods.
-fn mapped(inputs: &Inputs, endpoints: &[SocketAddr], blocks: &PrefixSet) -> Vec<SocketAddr> {
+/// Addresses of pods and Services.
+fn cluster_addresses(inputs: &Inputs) -> PrefixSet {
+    inputs.members.iter().flat_map(|member| &member.blocks).chain(&inputs.services).collect()
+}
+
+/// What gateways granted and the cloud translates, without this host's own endpoints and the addresses of pods and Services.
+fn mapped(inputs: &Inputs, endpoints: &[SocketAddr], inside: &PrefixSet) -> Vec<SocketAddr> {
     let instance = inputs.public_ipv4.map(|address| SocketAddr::new(address.into(), inputs.settings.port));
     let granted = inputs.port_mappings.addresses().chain(instance);
-    granted.filter(|address| !(endpoints.contains(address) || blocks.contains(address.ip()))).collect()
+    granted.filter(|address| !(endpoints.contains(address) || inside.contains(address.ip()))).collect()
 }
 
 /// Addresses of the Node object first, because an administrator chose them; then the other addresses of this host.
@@ -445,10 +456,26 @@ fn problems(inputs: &Inputs, plan: &Plan, stun: &StunAnswers) -> Vec<MeshProblem
     let open = plan.problems.iter().filter(|problem| !problem.is_solved_by(&inputs.settings.excluded));
     let read = inputs.problems.iter().cloned().map(MeshProblem::Source);
     let refused = inputs.port_mappings.problems();
+    let unusable = unusable_endpoints(inputs).map(MeshProblem::Source);
     read.chain(open.cloned().map(MeshProblem::Plan))
         .chain(stun_problems(inputs, stun))
         .chain(refused)
+        .chain(unusable)
         .collect()
+}
+
+/// What administrators chose as endpoints of other members, and no node can have. Where a node saw itself or others is left out
+/// silently: no administrator can change it.
+fn unusable_endpoints(inputs: &Inputs) -> impl Iterator<Item = SourceProblem> {
+    let others = inputs.members.iter().filter(|member| member.name != inputs.node);
+    others.filter_map(|member| {
+        let manual = member.endpoints.manual.as_ref()?;
+        let resolved = || inputs.resolved.get(manual).and_then(|addresses| addresses.first()).copied();
+        let address = without_nat64(&[], manual.address().or_else(resolved)?).ip();
+        let why = UnusableAddress::of(address, &inputs.members, &inputs.services)?;
+        let (peer, value) = (member.name.clone(), manual.to_string());
+        Some(SourceProblem::UnusablePeerEndpoint { peer, value, why })
+    })
 }
 
 /// Servers whose answer is unusable. One that does not answer is a problem only if none does: it may be of a family that

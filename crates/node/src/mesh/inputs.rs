@@ -13,6 +13,7 @@ use fairlead_cluster::caches::{Cache, Refusal};
 use fairlead_topology::{Member, MemberRecord, Source};
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::networking::v1::ServiceCIDR;
 use kube::runtime::reflector::ObjectRef;
 use tokio::sync::watch;
 
@@ -22,6 +23,7 @@ use super::port_mapping::PortMappings;
 use super::problem::MeshFailure;
 use super::saved::{Facts, StateFile, Unsaved};
 use super::settings::{MeshSettings, RelayServer};
+use crate::members::cluster_addresses::{UnusableAddress, service_prefixes};
 use crate::members::{self, MemberSource, SourceProblem, annotations, nodes};
 
 /// What the cluster says, parsed and merged.
@@ -51,6 +53,8 @@ pub struct Inputs {
     pub port_mappings: PortMappings,
     /// The public address that EC2 translates to this node's own.
     pub public_ipv4: Option<Ipv4Addr>,
+    /// Where Services have their addresses; empty where the API server does not say.
+    pub services: Vec<IpNet>,
     /// What the resolver says of a NAT64.
     pub nat64: Nat64Answer,
     /// What could not be read.
@@ -63,6 +67,7 @@ pub(super) struct InputReader {
     public_key: PublicKey,
     nodes: Arc<Cache<Node>>,
     meshes: Arc<Cache<WireKubeMesh>>,
+    service_ranges: Arc<Cache<ServiceCIDR>>,
     sources: Vec<Box<dyn MemberSource>>,
     api_server: watch::Receiver<Option<Vec<SocketAddr>>>,
     network: NetworkWatches,
@@ -71,6 +76,7 @@ pub(super) struct InputReader {
     relay: watch::Sender<Option<RelayServer>>,
     node_changed: watch::Receiver<u64>,
     mesh_changed: watch::Receiver<u64>,
+    services_changed: watch::Receiver<u64>,
 }
 
 /// What this node is told of the network it is in.
@@ -155,6 +161,7 @@ impl InputReader {
         file: StateFile,
         nodes: Arc<Cache<Node>>,
         meshes: Arc<Cache<WireKubeMesh>>,
+        service_ranges: Arc<Cache<ServiceCIDR>>,
         sources: Vec<Box<dyn MemberSource>>,
         api_server: watch::Receiver<Option<Vec<SocketAddr>>>,
         network: NetworkWatches,
@@ -163,6 +170,8 @@ impl InputReader {
         // Only what changes from now on is news.
         node_changed.mark_unchanged();
         mesh_changed.mark_unchanged();
+        let mut services_changed = service_ranges.subscribe();
+        services_changed.mark_unchanged();
         let names = Names::default();
         Self {
             node: file.node.clone(),
@@ -171,12 +180,14 @@ impl InputReader {
             relay: watch::Sender::new(None),
             nodes,
             meshes,
+            service_ranges,
             sources,
             api_server,
             network,
             names,
             node_changed,
             mesh_changed,
+            services_changed,
         }
     }
 
@@ -188,6 +199,7 @@ impl InputReader {
             _ = self.api_server.changed() => {}
             () = self.network.changed() => {}
             _ = self.mesh_changed.changed() => {}
+            _ = self.services_changed.changed() => {}
             _ = self.node_changed.changed() => {}
         }
     }
@@ -235,6 +247,10 @@ impl InputReader {
         if !(has_sources && self.meshes.is_ready() && self.nodes.is_ready()) {
             return Err(self.unanswered());
         }
+        // An API server without the resource, or that does not show it, is no reason to have no mesh.
+        if !self.service_ranges.has_answer() {
+            return Err(MeshFailure::WaitingForApiServer);
+        }
         let api_server = self.api_server.borrow().clone().ok_or(MeshFailure::WaitingForApiServer)?;
         let mut problems = Vec::new();
         let mesh = super::selected(&self.meshes).ok_or(MeshFailure::NoMesh)?;
@@ -244,15 +260,22 @@ impl InputReader {
         let own = self.own_record(&claims);
         let members = members::merged(&mut self.sources, Some(own), &mut problems);
         let members = members.ok_or(MeshFailure::WaitingForApiServer)?;
-        Ok(Facts { mesh, node, members, api_server, problems })
+        let services = service_prefixes(&self.service_ranges);
+        Ok(Facts { mesh, node, members, api_server, services, problems })
     }
 
     fn inputs(&mut self, facts: Facts) -> Inputs {
-        let Facts { mesh, node, members, api_server, problems: of_members } = facts;
+        let Facts { mesh, node, members, api_server, services, problems: of_members } = facts;
         // Those of this node come first: of a long list the end is left out, and peers may cause any number.
         let mut problems = Vec::new();
         let settings = MeshSettings::parse(&mesh, &mut problems);
-        let manual = annotations::manual_endpoint(&node, &mut problems);
+        let unusable = |address| UnusableAddress::of(address, &members, &services);
+        let manual = annotations::manual_endpoint(&node, unusable, &mut problems);
+        let node_addresses = nodes::addresses(&node, nodes::ANY);
+        problems.extend(node_addresses.iter().filter_map(|address| {
+            let (node, address, why) = (self.node.clone(), *address, unusable(*address)?);
+            Some(SourceProblem::UnusableNodeAddress { node, address, why })
+        }));
         let keepalive = annotations::keepalive(&node, &mut problems);
         problems.extend(of_members);
         let others = members.iter().filter(|member| member.name != self.node);
@@ -264,7 +287,8 @@ impl InputReader {
             claims: claims(&settings, &node),
             settings,
             members,
-            node_addresses: nodes::addresses(&node, nodes::ANY),
+            node_addresses,
+            services,
             api_server,
             manual,
             keepalive,

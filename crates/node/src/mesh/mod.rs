@@ -94,14 +94,14 @@ pub struct MeshDeps {
     pub nodes: Arc<Cache<Node>>,
     /// The mesh resources, of which one [is selected](selected).
     pub meshes: Arc<Cache<WireKubeMesh>>,
+    /// Where Services have their addresses.
+    pub service_ranges: Arc<Cache<ServiceCIDR>>,
     /// All peers.
     pub peers: Arc<Cache<CachedPeer>>,
     /// All blocks.
     pub blocks: Arc<Cache<CachedBlock>>,
     /// Peers outside of the cluster.
     pub external_peers: Arc<Cache<CachedExternalPeer>>,
-    /// The addresses of Services.
-    pub services: Arc<Cache<ServiceCIDR>>,
     /// Where the API server is; `None` until it has answered.
     pub api_server: watch::Receiver<Option<Vec<SocketAddr>>>,
     /// What other programs change of the kernel's network state.
@@ -121,7 +121,7 @@ pub fn start(deps: MeshDeps, supervisor: &mut Supervisor) -> MeshHandle {
     let (private_key, public_key) = deps.keys;
     let sources: Vec<Box<dyn MemberSource>> = vec![
         Box::new(Kubernetes::of_mesh(Arc::clone(&deps.peers), deps.blocks)),
-        Box::new(ExternalPeers::new(deps.external_peers, deps.services)),
+        Box::new(ExternalPeers::new(deps.external_peers, Arc::clone(&deps.service_ranges))),
     ];
     let file = StateFile { directory: deps.state_directory, node: deps.node.clone(), public_key };
     let (found, port_mappings) = watch::channel(PortMappings::default());
@@ -139,6 +139,7 @@ pub fn start(deps: MeshDeps, supervisor: &mut Supervisor) -> MeshHandle {
         file.clone(),
         Arc::clone(&deps.nodes),
         deps.meshes,
+        deps.service_ranges,
         sources,
         deps.api_server,
         NetworkWatches { port_mappings, public_ipv4, nat64 },

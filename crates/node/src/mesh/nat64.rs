@@ -119,7 +119,7 @@ async fn is_asked_for() -> bool {
     }
 }
 
-/// How this node reaches IPv4 endpoints, and what of the resolver's answer is not used: a prefix in which pods, nodes or this host
+/// How this node reaches IPv4 endpoints, and what of the resolver's answer is not used: a prefix in which pods, Services, nodes or this host
 /// have addresses.
 pub(super) fn usable(inputs: &Inputs, own: &[IpAddr], ipv4_routes: &[Ipv4Net]) -> (Nat64, Vec<MeshProblem>) {
     let Nat64Answer { prefixes, refused } = &inputs.nat64;
@@ -127,8 +127,12 @@ pub(super) fn usable(inputs: &Inputs, own: &[IpAddr], ipv4_routes: &[Ipv4Net]) -
     if prefixes.is_empty() && refused.is_empty() {
         return (Nat64 { prefixes: Vec::new(), ipv4_routes }, Vec::new());
     }
-    let mesh: PrefixSet =
-        inputs.members.iter().flat_map(|member| member.blocks.iter().chain(&member.claims)).collect();
+    let mesh: PrefixSet = inputs
+        .members
+        .iter()
+        .flat_map(|member| member.blocks.iter().chain(&member.claims))
+        .chain(&inputs.services)
+        .collect();
     let own: PrefixSet = own.iter().copied().map(IpNet::from).collect();
     let mut problems: Vec<MeshProblem> = refused
         .iter()
@@ -141,7 +145,7 @@ pub(super) fn usable(inputs: &Inputs, own: &[IpAddr], ipv4_routes: &[Ipv4Net]) -
     for prefix in prefixes {
         let network = IpNet::V6(prefix.network());
         let reason = if mesh.overlapping(network).is_some() {
-            "pods or nodes of the mesh have addresses in it"
+            "pods, Services or nodes of the mesh have addresses in it"
         } else if own.overlapping(network).is_some() {
             "this node has an address in it"
         } else if used.len() >= MAX_PREFIXES {
@@ -193,8 +197,8 @@ mod tests {
             (prefixes, problems.iter().map(ToString::to_string).collect::<Vec<_>>())
         };
         let cases = [
-            ("2001:db8:a::192.0.0.170", "pods or nodes of the mesh have addresses in it"),
-            ("2001:db8:c000:aa::", "pods or nodes of the mesh have addresses in it"),
+            ("2001:db8:a::192.0.0.170", "pods, Services or nodes of the mesh have addresses in it"),
+            ("2001:db8:c000:aa::", "pods, Services or nodes of the mesh have addresses in it"),
             ("2001:db8:c::192.0.0.170", "this node has an address in it"),
             ("::1", "it contains no IPv4 address of ipv4only.arpa"),
         ];

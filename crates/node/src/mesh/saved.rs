@@ -47,6 +47,8 @@ pub(super) struct Facts {
     pub(super) members: Vec<Member>,
     /// TCP endpoints of the API server.
     pub(super) api_server: Vec<SocketAddr>,
+    /// Where Services have their addresses.
+    pub(super) services: Vec<IpNet>,
     /// What could not be read.
     pub(super) problems: Vec<SourceProblem>,
 }
@@ -80,6 +82,8 @@ struct Content {
     node_object: Node,
     members: Vec<SavedMember>,
     api_server: Vec<SocketAddr>,
+    #[serde(default)]
+    services: Vec<IpNet>,
 }
 
 /// The token of the relay.
@@ -256,6 +260,7 @@ impl StateFile {
             node: Arc::new(content.node_object),
             members: members.collect::<Result<_>>()?,
             api_server: content.api_server,
+            services: content.services,
             problems: vec![SourceProblem::ApiServerSilent { saved: content.saved.to_string() }],
         })
     }
@@ -275,6 +280,7 @@ impl StateFile {
             node_object: needed(node),
             members: inputs.members.iter().map(SavedMember::from).collect(),
             api_server: inputs.api_server.clone(),
+            services: inputs.services.clone(),
         };
         Ok(state_file::replace(&self.path(), &serde_json::to_vec(&content)?)?)
     }

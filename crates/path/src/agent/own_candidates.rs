@@ -18,8 +18,8 @@ const MIN_TELL_INTERVAL: Duration = Duration::from_millis(250);
 pub struct OwnSide {
     /// Its addresses and networks, to order the candidates of peers.
     pub view: OwnView,
-    /// The addresses of pods: packets there would go through the mesh that they carry.
-    pub pods: PrefixSet,
+    /// The addresses of pods and Services: no node is there, and packets to a pod would go through the mesh that they carry.
+    pub cluster_addresses: PrefixSet,
     /// Its own addresses, with its port.
     pub host: Vec<SocketAddr>,
     /// Where gateways take packets for it.
@@ -50,14 +50,17 @@ impl OwnCandidates {
             let named = named.iter().filter(move |named| (named.kind == CandidateKind::Host) == is_host);
             named.map(|named| named.address).collect()
         };
-        let OwnSide { view, pods, .. } = &self.side;
+        let view = &self.side.view;
         let peer = PeerView { manual: None, host: of_kind(true), observed: of_kind(false) };
         let mut candidates = order(view, &peer);
-        candidates.retain(|candidate| {
-            let original = view.nat64.original(candidate.address);
-            ![candidate.address, original].iter().any(|address| pods.contains(address.ip()))
-        });
+        candidates.retain(|candidate| !self.is_cluster_address(candidate.address));
         candidates
+    }
+
+    /// Whether an endpoint is that of a pod or a Service, directly or through a NAT64.
+    pub(super) fn is_cluster_address(&self, endpoint: SocketAddr) -> bool {
+        let original = self.side.view.nat64.original(endpoint);
+        [endpoint, original].iter().any(|it| self.side.cluster_addresses.contains(it.ip()))
     }
 }
 
@@ -102,7 +105,8 @@ impl PathAgent {
         let peers = self.reflexive.agreed().into_iter().map(|it| (CandidateKind::PeerReflexive, it));
         let mut list: Vec<probe::Candidate> = Vec::new();
         for (kind, address) in server.chain(peers) {
-            if !host.contains(&address) && !list.iter().any(|known| known.address == address) {
+            let is_known = host.contains(&address) || list.iter().any(|known| known.address == address);
+            if !is_known && !self.own.is_cluster_address(address) {
                 list.push(probe::Candidate { kind, address });
             }
         }

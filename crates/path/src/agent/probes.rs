@@ -99,7 +99,9 @@ impl PathAgent {
                 if is_birthday && peer.prober.is_relay_at(remote) && !peer.prober.works_directly(now) {
                     self.birthdays.handle_ask(now, key, peer.prober.birthday_target(), ports);
                 }
-                if !self.birthdays.handle_request(now, &key, remote, socket) {
+                if !self.birthdays.handle_request(now, &key, remote, socket)
+                    && !self.own.is_cluster_address(remote)
+                {
                     peer.prober.handle_request(now, remote, starts_round);
                 }
                 if peer.prober.is_relay(remote) && probing.is_current(&key, &header) {

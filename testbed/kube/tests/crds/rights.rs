@@ -117,6 +117,9 @@ const NODE_RIGHTS: &[Right] = &[
     ("get list watch", "endpointslices.discovery.k8s.io", "", "", "default", false),
     ("get list watch", "pods", "", "", "", true),
     ("get list watch", "addresspools.coil.cybozu.com", "", "", "", true),
+    // Where no node can be: addresses of Services.
+    ("get list watch", "servicecidrs.networking.k8s.io", "", "", "", true),
+    ("create update patch delete", "servicecidrs.networking.k8s.io", "", "", "", false),
     ("get list watch", "wirekubemeshes.wirekube.io", "", "", "", true),
     ("get list watch create update patch", "wirekubepeers.wirekube.io", "", "", "", true),
     ("get update patch", "wirekubepeers.wirekube.io", "status", "", "", true),

@@ -53,6 +53,7 @@ pub(in crate::mesh) fn inputs(members: impl IntoIterator<Item = Member>) -> Inpu
         resolved: BTreeMap::new(),
         port_mappings: PortMappings::default(),
         public_ipv4: None,
+        services: Vec::new(),
         nat64: Nat64Answer::default(),
         problems: Vec::new(),
     }
@@ -347,4 +348,47 @@ fn servers_that_are_asked_through_the_nat64_show_what_it_does() {
         Desired::new(&inputs, &host, Held::new(), &by_stun(Some(stun))).nat
     };
     assert_eq!([nat("203.0.113.1:4000"), nat("203.0.113.1:4001")], [NatType::Cone, NatType::Symmetric]);
+}
+
+/// Of every source, and as a NAT64 has them.
+#[test]
+fn addresses_of_services_are_no_endpoints_of_peers_and_of_this_node() {
+    let endpoint = |text: &str| -> SocketAddr { text.parse().unwrap() };
+    let inside = ["10.96.0.1:443", "[fd96::1]:51820", "[64:ff9b::a60:1]:51820"].map(endpoint);
+    let mut peer = member(2);
+    peer.endpoints.manual = Some(Endpoint::Address(inside[0]));
+    peer.endpoints.preferred = Some(inside[0]);
+    peer.endpoints.host.extend(inside);
+    peer.endpoints.reflexive = inside.to_vec();
+    let mut observer = member(3);
+    observer.endpoints.sightings =
+        [("node-0001".to_owned(), (key(1), inside[0])), ("node-0002".to_owned(), (key(2), inside[1]))].into();
+    let services: Vec<IpNet> = ["10.96.0.0/12", "fd96::/112"].map(|it| it.parse().unwrap()).to_vec();
+    let inputs = Inputs {
+        services,
+        node_addresses: vec![[10, 0, 0, 1].into(), inside[0].ip()],
+        public_ipv4: Some([10, 96, 0, 1].into()),
+        ..inputs([member(1), peer, observer])
+    };
+    let server = endpoint("192.0.2.1:3478");
+    let own = OwnAddresses {
+        stun: Some([(server, StunAnswer::Mapped(inside[0]))].into()),
+        peers: inside[..2].iter().copied().collect(),
+        ..OwnAddresses::default()
+    };
+    // kube-proxy gives addresses of Services to a link of the host (IPVS).
+    let host = Host { addresses: vec![[10, 0, 0, 1].into(), inside[1].ip()], ..host() };
+    let desired = Desired::new(&inputs, &host, Held::new(), &own);
+    let candidates = &desired.peers[&key(2)].paths.candidates;
+    assert_eq!(candidates.iter().map(|it| it.address).collect::<Vec<_>>(), [endpoint("10.0.0.2:51820")]);
+    assert_eq!(desired.host, [endpoint("10.0.0.1:51820")]);
+    assert!(desired.observed.is_empty() && desired.reflexive.is_empty(), "{desired:?}");
+    assert!(desired.mapped.is_empty() && desired.peer_reflexive.is_empty(), "{desired:?}");
+    let side = &desired.own_side;
+    assert_eq!(side.host, [endpoint("10.0.0.1:51820")]);
+    assert!(inside[..2].iter().all(|it| side.cluster_addresses.contains(it.ip())));
+    let problems: Vec<String> = desired.problems.iter().map(ToString::to_string).collect();
+    let named =
+        "WireKubePeer node-0002: spec.endpoint \"10.96.0.1:443\" is in a ServiceCIDR: an address of Services";
+    assert!(problems.iter().any(|problem| problem.starts_with(named)), "{problems:?}");
 }

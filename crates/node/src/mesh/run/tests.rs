@@ -12,6 +12,7 @@ use fairlead_topology::{Member, MemberRecord, Source};
 use futures::future::BoxFuture;
 use futures::stream::{self, StreamExt as _};
 use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::networking::v1::ServiceCIDR;
 use kube::runtime::watcher::Event;
 use tokio::sync::{mpsc, watch};
 
@@ -83,6 +84,7 @@ impl Cluster {
         let node: Node = serde_json::from_value(node).unwrap();
         let (nodes, _) = cache(&mut watches, "Nodes", node).await;
         let (meshes, mesh_events) = cache(&mut watches, "WireKubeMeshes", mesh()).await;
+        let (service_ranges, _) = cache(&mut watches, "ServiceCIDRs", services()).await;
         let members = Arc::new(Mutex::new(vec![member(2), member(3)]));
         let reads = Arc::new(AtomicUsize::new(0));
         let is_listed = Arc::new(AtomicBool::new(true));
@@ -98,6 +100,7 @@ impl Cluster {
             state_file(directory),
             nodes,
             Arc::clone(&meshes),
+            service_ranges,
             vec![Box::new(source)],
             endpoints,
             NetworkWatches {
@@ -135,6 +138,11 @@ fn bad_endpoint(node: &str) -> SourceProblem {
 
 fn state_file(directory: &Path) -> StateFile {
     StateFile { directory: directory.to_owned(), node: "node-0001".to_owned(), public_key: key(1) }
+}
+
+fn services() -> ServiceCIDR {
+    let range = serde_json::json!({ "metadata": { "name": "kubernetes" }, "spec": { "cidrs": ["fd96::/112", "10.96.0.0/12"] } });
+    serde_json::from_value(range).unwrap()
 }
 
 fn mesh() -> WireKubeMesh {
@@ -340,6 +348,8 @@ async fn without_the_api_server_the_mesh_is_as_it_was_saved() {
     let later = Instant::now() + Duration::from_secs(4);
     let saved = reader.read(later).unwrap();
     assert_eq!((&saved.members, &saved.settings), (&live.members, &live.settings));
+    let services: Vec<ipnet::IpNet> = vec!["10.96.0.0/12".parse().unwrap(), "fd96::/112".parse().unwrap()];
+    assert_eq!((&live.services, &saved.services), (&services, &services));
     let problems = &saved.problems;
     assert!(matches!(problems[..], [_, SourceProblem::ApiServerSilent { .. }]), "{problems:?}");
     reader.save(&Arc::new(saved));

@@ -25,10 +25,11 @@ fn unsaved() -> Unsaved {
     third.endpoints.birthday_attack = Some(false);
     let external = External { preshared_key: Some(PresharedKey([9; 32])) };
     let laptop = Member { public_key: Some(key(4)), external: Some(external), ..Member::of_peer("laptop") };
+    let services = vec!["10.96.0.0/12".parse().unwrap(), "fd96::/112".parse().unwrap()];
     Unsaved {
         mesh: Arc::new(serde_json::from_value(mesh).unwrap()),
         node: Arc::new(serde_json::from_value(node).unwrap()),
-        inputs: Arc::new(inputs([member(1), member(2), third, laptop])),
+        inputs: Arc::new(Inputs { services, ..inputs([member(1), member(2), third, laptop]) }),
     }
 }
 
@@ -48,6 +49,7 @@ fn what_is_written_is_read_again() {
     let facts = file.read().unwrap().unwrap();
     assert_eq!(facts.members, unsaved.inputs.members);
     assert_eq!(facts.api_server, unsaved.inputs.api_server);
+    assert_eq!(facts.services, unsaved.inputs.services);
     assert_eq!(facts.mesh.spec, unsaved.mesh.spec);
     assert_eq!(facts.node.metadata.annotations, unsaved.node.metadata.annotations);
     assert!(facts.node.metadata.labels.is_none(), "as little as the mesh needs");

@@ -1,6 +1,6 @@
 //! Two agents and a relay between them: what each tells the other of itself.
 
-use fairlead_address::PrefixSet;
+use fairlead_address::{Nat64, Nat64Prefix, PrefixSet};
 use fairlead_api::wireguard::PrivateKey;
 use fairlead_wire::probe::{self, CandidateKind, Epoch, Message, ProbeKeys, TransactionId};
 use x25519_dalek::StaticSecret;
@@ -98,17 +98,23 @@ fn own_candidates_that_change_all_the_time_are_told_four_times_a_second() {
     assert!(sent <= 60, "{sent} requests");
 }
 
+/// In a cluster with these addresses of pods and Services.
+fn pods_and_services() -> OwnSide {
+    let prefixes: [ipnet::IpNet; 3] =
+        ["10.64.0.0/16", "10.96.0.0/12", "fd96::/112"].map(|it| it.parse().unwrap());
+    OwnSide { cluster_addresses: PrefixSet::from_iter(&prefixes), ..OwnSide::default() }
+}
+
 /// The guards are those for published candidates.
 #[test]
 fn a_peer_cannot_name_addresses_that_no_node_has() {
     let mut nodes = [node(1), node(2)];
     let own = OwnView { addresses: vec!["198.51.100.7".parse().unwrap()], ..OwnView::default() };
-    let blocks: Vec<ipnet::IpNet> = vec!["10.64.0.0/16".parse().unwrap()];
-    let pods = PrefixSet::from_iter(&blocks);
-    nodes[0].set_own_side(SECOND, OwnSide { view: own, pods, ..OwnSide::default() });
+    let own = OwnView { nat64: Nat64 { prefixes: vec![Nat64Prefix::WELL_KNOWN], ..Nat64::default() }, ..own };
+    nodes[0].set_own_side(SECOND, OwnSide { view: own, ..pods_and_services() });
     let hostile = ["127.0.0.1:53", "169.254.169.254:80", "224.0.0.1:1", "0.0.0.0:1", "198.51.100.7:22"];
-    let pods = ["10.64.3.4:80", "203.0.113.1:0"];
-    nodes[1].set_own_side(SECOND, side(&hostile, &pods));
+    let inside = ["10.64.3.4:80", "203.0.113.1:0", "10.96.0.1:443", "[fd96::a]:53", "[64:ff9b::a60:1]:443"];
+    nodes[1].set_own_side(SECOND, side(&hostile, &inside));
     assert_eq!(exchange(SECOND, &mut nodes), []);
     assert_eq!(known(&nodes[0], SECOND, 2), [format!("{RELAY} (relay over TCP)")]);
 }
@@ -145,4 +151,20 @@ fn recordings_late_requests_and_those_past_the_relay_name_nothing() {
     assert_eq!(known_after(RELAY, &request(7, 1, "203.0.113.3:1")), ["203.0.113.1:1 (host)"]);
     let elsewhere = known_after(endpoint("203.0.113.99:1"), &request(2, 1001, "203.0.113.4:1"));
     assert_eq!(elsewhere, ["203.0.113.1:1 (host)", "203.0.113.99:1 (roamed)"]);
+}
+
+#[test]
+fn pods_and_services_are_no_candidates_wherever_they_come_from() {
+    let mut nodes = [node(1), node(2)];
+    nodes[0].set_own_side(SECOND, pods_and_services());
+    exchange(SECOND, &mut nodes);
+    let now = 2 * SECOND;
+    for (counter, from) in [(1000, "10.96.0.10:53"), (1001, "10.64.3.4:1"), (1002, "[64:ff9b::a60:1]:443")] {
+        nodes[0].handle_datagram(now, None, endpoint(from), &request(2, counter, "203.0.113.1:1"));
+    }
+    assert_eq!(known(&nodes[0], now, 2), [format!("{RELAY} (relay over TCP)")]);
+    // Nor are they this node's own, whatever gateways say.
+    nodes[0].set_own_side(now, OwnSide { mapped: vec![endpoint("10.96.0.1:443")], ..pods_and_services() });
+    exchange(now, &mut nodes);
+    assert_eq!(known(&nodes[1], now, 1), [format!("{RELAY} (relay over TCP)")]);
 }
