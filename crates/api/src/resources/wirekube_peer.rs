@@ -117,6 +117,11 @@ pub struct WireKubePeerStatus {
     /// reached directly.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub peer_transports: BTreeMap<String, PeerTransport>,
+    /// Extension of Fairlead: why peers that peerTransports lists are relayed, by name; without times and counts, which
+    /// `fairlead status` has.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(extend("maxProperties" = 100, "additionalProperties" = { "type": "string", "maxLength": 256 }))]
+    pub relay_reasons: BTreeMap<String, String>,
     /// direct when all peers are reached directly, relay when all are relayed, else mixed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transport_mode: Option<TransportMode>,

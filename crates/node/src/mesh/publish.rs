@@ -48,6 +48,8 @@ const MAX_OBSERVATIONS: usize = 64;
 const MAX_PROBLEMS: usize = 16;
 /// Most names in the message of a condition.
 const MAX_NAMES: usize = 8;
+/// Least time between two writes of which the later one says other reasons for the relay, and nothing else.
+const MIN_AGE_FOR_REASONS: Duration = Duration::from_secs(10);
 /// How often counters are written at least, in a small mesh.
 const MIN_REFRESH: Duration = Duration::from_secs(300);
 /// The same for each node of the mesh: all together write this often.
@@ -87,7 +89,7 @@ pub fn desired(facts: &Facts<'_>) -> Desired {
     let is_up = |peer: &&PeerReport| peer.path.state == State::Up;
     let up: Vec<&PeerReport> = report.peers.iter().filter(is_up).collect();
     let is_small = report.peers.len() <= MAX_LISTED;
-    let listed = up.iter().filter(|peer| is_small || peer.is_relayed()).take(MAX_LISTED);
+    let listed = || up.iter().copied().filter(|peer| is_small || peer.is_relayed()).take(MAX_LISTED);
     let relayed = up.iter().filter(|peer| peer.is_relayed()).count();
     let devices = || report.peers.iter().filter_map(|peer| peer.device.as_ref());
     let sum = |count: u64| i64::try_from(count).ok();
@@ -108,7 +110,8 @@ pub fn desired(facts: &Facts<'_>) -> Desired {
             nat_type: published_nat(report.nat),
             ice_candidates: ice_candidates(report),
             transport_mode: transport_mode(up.len(), relayed),
-            peer_transports: listed.map(|peer| (peer.name.clone(), transport(peer))).collect(),
+            peer_transports: listed().map(|peer| (peer.name.clone(), transport(peer))).collect(),
+            relay_reasons: listed().filter_map(|peer| relay_reason(facts, peer)).collect(),
             relay_latency_ms: relay_latency(report),
             observed_endpoints: observations(facts, &up),
             wireguard: Some(match report.backend {
@@ -151,7 +154,8 @@ pub fn problems<'a>(node: &str, report: &'a Report) -> Vec<&'a MeshProblem> {
     report.problems.iter().filter(publishes).collect()
 }
 
-/// Whether `present` has to be written again: something changed but counters and times, or these are old.
+/// Whether `present` has to be written again: something changed but counters and times, or these are old. Reasons wait until the
+/// last write is [`MIN_AGE_FOR_REASONS`] old.
 pub fn is_due(present: Option<&WireKubePeerStatus>, desired: &WireKubePeerStatus, members: usize) -> bool {
     let lasting = |status: &WireKubePeerStatus| WireKubePeerStatus {
         peers: None,
@@ -160,6 +164,7 @@ pub fn is_due(present: Option<&WireKubePeerStatus>, desired: &WireKubePeerStatus
         bytes_received: None,
         bytes_sent: None,
         relay_latency_ms: None,
+        relay_reasons: BTreeMap::new(),
         ..status.clone()
     };
     let Some(present) = present else { return true };
@@ -168,7 +173,8 @@ pub fn is_due(present: Option<&WireKubePeerStatus>, desired: &WireKubePeerStatus
         (Some(now), Some(then)) => now.0.duration_since(then.0).unsigned_abs(),
         _ => Duration::MAX,
     };
-    age >= period || lasting(present) != lasting(desired)
+    let has_other_reasons = present.relay_reasons != desired.relay_reasons;
+    age >= period || (has_other_reasons && age >= MIN_AGE_FOR_REASONS) || lasting(present) != lasting(desired)
 }
 
 fn counts(total: usize, up: usize, relayed: usize) -> PeerCounts {
@@ -182,6 +188,13 @@ fn counts(total: usize, up: usize, relayed: usize) -> PeerCounts {
 
 fn transport(peer: &PeerReport) -> PeerTransport {
     if peer.is_relayed() { PeerTransport::Relay } else { PeerTransport::Direct }
+}
+
+/// Why a peer is relayed. While its path is about to change, the reason stays that which is published.
+fn relay_reason(facts: &Facts<'_>, peer: &PeerReport) -> Option<(String, String)> {
+    let published = || facts.present?.relay_reasons.get(&peer.name).cloned();
+    let reason = peer.relay_reason?.lasting().or_else(published)?;
+    Some((peer.name.clone(), reason))
 }
 
 fn transport_mode(up: usize, relayed: usize) -> Option<TransportMode> {

@@ -8,6 +8,10 @@ use fairlead_path::{
 
 use super::desired::StunAnswers;
 
+/// Pairs of NATs that birthday attempts are for.
+const BOTH_SYMMETRIC: &str = "both symmetric NAT";
+const ONE_SYMMETRIC: &str = "symmetric and port-restricted NAT";
+
 /// Why there is no direct path to a peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RelayReason {
@@ -96,6 +100,24 @@ impl RelayReason {
     }
 }
 
+impl RelayReason {
+    /// The reason without what changes all the time: times, counts, and whether an attempt is under way. `None` where the path
+    /// is about to change.
+    pub fn lasting(&self) -> Option<String> {
+        match self {
+            Self::DirectAnswers => None,
+            Self::Birthday(BirthdayStatus { last, .. }) => {
+                Some(format!("{ONE_SYMMETRIC}: the last birthday attempt: {last}"))
+            }
+            Self::BothSymmetricBirthday(BirthdayStatus { last, .. }) => {
+                Some(format!("{BOTH_SYMMETRIC}: the last birthday attempt: {last}"))
+            }
+            Self::NoAnswer { .. } => Some("no answer from any of its addresses".to_owned()),
+            lasting => Some(lasting.to_string()),
+        }
+    }
+}
+
 impl Situation<'_> {
     fn both_symmetric_reason(&self) -> RelayReason {
         match (self.birthday, self.attempts) {
@@ -128,7 +150,7 @@ impl fmt::Display for RelayReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Birthday(status) => {
-                f.write_str("symmetric and port-restricted NAT: ")?;
+                write!(f, "{ONE_SYMMETRIC}: ")?;
                 return write_attempts(f, status);
             }
             Self::BirthdayDisabled => "symmetric and port-restricted NAT, and birthdayAttack is disabled",
@@ -136,9 +158,9 @@ impl fmt::Display for RelayReason {
             Self::BirthdayUnsupported => {
                 "symmetric and port-restricted NAT: the kernel's WireGuard makes no birthday attempts"
             }
-            Self::BothSymmetric => "both symmetric NAT",
+            Self::BothSymmetric => BOTH_SYMMETRIC,
             Self::BothSymmetricBirthday(status) => {
-                f.write_str("both symmetric NAT: ")?;
+                write!(f, "{BOTH_SYMMETRIC}: ")?;
                 return write_attempts(f, status);
             }
             Self::BothSymmetricPending => "both symmetric NAT: no birthday attempt without traffic",
@@ -263,6 +285,29 @@ mod tests {
             let said = RelayReason::of(&situation).to_string();
             assert!(said.contains(words), "{said}");
         }
+    }
+
+    /// Each other text is a write that all nodes read.
+    #[test]
+    fn what_lasts_of_a_reason_has_no_times_and_counts_and_fits_the_schema() {
+        let birthday = |last, attempts, is_running, next: Option<u64>| {
+            RelayReason::Birthday(BirthdayStatus {
+                last,
+                attempts,
+                is_running,
+                next: next.map(Duration::from_secs),
+            })
+        };
+        let outcome = BirthdayOutcome::NoPortFound;
+        let attempts = [birthday(outcome, 0, true, None), birthday(outcome, 2, false, Some(70))];
+        let texts = attempts.map(|reason| reason.lasting().unwrap());
+        assert_eq!(texts[0], texts[1]);
+        assert!(texts[0].ends_with("the last birthday attempt: found no port"), "{}", texts[0]);
+        let [one, many] = [1, 7].map(|addresses| RelayReason::NoAnswer { addresses }.lasting());
+        assert_eq!(one, many);
+        assert_eq!(RelayReason::DirectAnswers.lasting(), None);
+        assert_eq!(RelayReason::BothSymmetric.lasting().as_deref(), Some("both symmetric NAT"));
+        assert!(texts.iter().all(|text| text.len() <= 256));
     }
 
     #[test]

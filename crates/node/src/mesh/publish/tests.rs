@@ -11,6 +11,7 @@ use crate::mesh::path_port::PathCounters;
 use crate::mesh::port_mapping::PortMappings;
 use crate::mesh::problem::MeshProblem;
 use crate::mesh::relay::RelayTransport;
+use crate::mesh::relay_reason::RelayReason;
 
 fn peer(name: &str, state: State, endpoint: &str, news: bool) -> PeerReport {
     let config = PeerConfig {
@@ -310,4 +311,36 @@ fn what_peers_see_is_a_candidate_unless_the_nat_shows_each_of_them_another_port(
     };
     assert_eq!(publish(NatType::Cone), ("203.0.113.9:4700".to_owned(), 1));
     assert_eq!(publish(NatType::Symmetric), ("192.168.1.10:51820".to_owned(), 0));
+}
+
+#[test]
+fn the_reason_for_the_relay_is_published_and_causes_few_writes() {
+    let relayed = |relay_reason: RelayReason| {
+        let relayed =
+            PeerReport { relay_reason: Some(relay_reason), ..peer("a", State::Up, "127.64.0.1:1", false) };
+        report(NatType::Symmetric, vec![relayed, peer("bb", State::Up, "203.0.113.1:1", false)])
+    };
+    let at = |seconds: i64, present: Option<&WireKubePeerStatus>, reason| {
+        let (report, now) = (relayed(reason), Timestamp::from_second(seconds).unwrap());
+        desired(&Facts { present, now, ..facts(&report, NO) }).status
+    };
+    let first = at(0, None, RelayReason::BothSymmetric);
+    assert_eq!(first.relay_reasons, [("a".to_owned(), "both symmetric NAT".to_owned())].into());
+    let about_to_move = at(60, Some(&first), RelayReason::DirectAnswers);
+    assert_eq!(about_to_move.relay_reasons, first.relay_reasons);
+    assert!(!is_due(Some(&first), &about_to_move, 3));
+    let blocked = |seconds| at(seconds, Some(&first), RelayReason::UdpBlocked);
+    assert!(!is_due(Some(&first), &blocked(9), 3) && is_due(Some(&first), &blocked(10), 3));
+}
+
+#[test]
+fn reasons_are_published_of_as_many_peers_as_transports() {
+    let relayed = (0..MAX_LISTED + 50).map(|number| PeerReport {
+        name: format!("node-{number:04}"),
+        relay_reason: Some(RelayReason::UdpBlocked),
+        ..peer("a", State::Up, "127.64.0.1:1", false)
+    });
+    let status = desired(&facts(&report(NatType::Open, relayed.collect()), NO)).status;
+    assert!(status.relay_reasons.keys().eq(status.peer_transports.keys()));
+    assert_eq!(status.relay_reasons.len(), MAX_LISTED);
 }
