@@ -56,6 +56,7 @@ fn netcheck_json(answer: &NetcheckResponse) -> Value {
         "relays": answer.relays.iter().map(relay).collect::<Vec<_>>(),
         "uplinkMtu": answer.uplink_mtu,
         "mtu": answer.mtu,
+        "nat64Prefixes": answer.nat64_prefixes,
     })
 }
 
@@ -77,6 +78,7 @@ fn netcheck_table(answer: &NetcheckResponse) -> String {
             row("", format!("peers see {seen}"));
         }
     }
+    row("NAT64", nat64(answer));
     if answer.port_mappings.is_empty() {
         row("port mapping", "no gateway answers, or none is asked".to_owned());
     }
@@ -108,6 +110,13 @@ fn udp(answer: &NetcheckResponse) -> String {
         }
         _ => "unknown: this WireGuard device can ask no STUN server".to_owned(),
     }
+}
+
+fn nat64(answer: &NetcheckResponse) -> String {
+    if answer.nat64_prefixes.is_empty() {
+        return "none; one is looked for where there is no IPv4 default route".to_owned();
+    }
+    format!("IPv4 through {}", answer.nat64_prefixes.join(" "))
 }
 
 fn addresses(family: &AddressFamily) -> String {
@@ -168,6 +177,7 @@ mod tests {
             }],
             uplink_mtu: 1500,
             mtu: 1420,
+            nat64_prefixes: vec!["64:ff9b::/96".to_owned()],
             ..NetcheckResponse::default()
         }
     }
@@ -180,6 +190,7 @@ mod tests {
             "STUN server 192.0.2.1:3478: sees 203.0.113.7:40000",
             "STUN server 192.0.2.2:3478: no answer",
             "no address",
+            "IPv4 through 64:ff9b::/96",
             "192.168.1.1: 203.0.113.7:51820 by PCP for 120m, renewed",
             "tcp://relay:3340  connected  12.3 ms",
             "1500 of the uplink, 1420 of the mesh",
@@ -189,7 +200,11 @@ mod tests {
         let blocked = NetcheckResponse { udp: "blocked".to_owned(), ..NetcheckResponse::default() };
         let text = netcheck_table(&blocked);
         assert!(text.contains("blocked: no STUN server") && text.contains("none is used"), "{text}");
-        assert!(netcheck_table(&NetcheckResponse::default()).contains("can ask no STUN server"));
+        let text = netcheck_table(&NetcheckResponse::default());
+        assert!(
+            text.contains("can ask no STUN server") && text.contains("none; one is looked for"),
+            "{text}"
+        );
     }
 
     #[test]
@@ -197,6 +212,7 @@ mod tests {
         let value = netcheck_json(&answer());
         assert_eq!((value["uplinkMtu"].as_u64(), value["mtu"].as_u64()), (Some(1500), Some(1420)));
         assert_eq!(value["families"][0]["stun"][1]["error"], "no answer");
+        assert_eq!(value["nat64Prefixes"][0], "64:ff9b::/96");
         assert_eq!(value["portMappings"][0]["lifetimeSeconds"], 7200);
         assert_eq!(value["relays"][0]["roundTripSeconds"], 0.0123);
     }

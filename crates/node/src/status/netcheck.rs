@@ -43,6 +43,7 @@ pub(super) fn netcheck(node: &str, report: &Report) -> NetcheckResponse {
         relays: report.relay.as_ref().map(describe_relay).into_iter().collect(),
         uplink_mtu: report.uplink_mtu,
         mtu: report.mtu,
+        nat64_prefixes: report.nat64.iter().map(ToString::to_string).collect(),
     }
 }
 
