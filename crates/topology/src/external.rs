@@ -12,7 +12,7 @@ use crate::prefixes;
 use crate::problem::{Problem, Refusal};
 
 /// The shortest prefix an external member may have: `0.0.0.0/0` and its halves would capture what belongs to others.
-const MIN_LENGTH: u8 = 8;
+pub const MIN_EXTERNAL_LENGTH: u8 = 8;
 
 /// The external members that take part, in the order in which they joined, with the claims that may be compared. What lies inside a
 /// claim and is reserved is cut out of it.
@@ -49,7 +49,7 @@ pub(crate) fn admitted(members: &[Member], policy: &Policy, problems: &mut BTree
 }
 
 fn usable(prefix: IpNet, reserved: &PrefixSet) -> Result<Vec<IpNet>, Refusal> {
-    if prefix.prefix_len() < MIN_LENGTH {
+    if prefix.prefix_len() < MIN_EXTERNAL_LENGTH {
         return Err(Refusal::TooWide);
     }
     if reserved.overlapping(prefix).is_none() {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use fairlead_address::PrefixSet;
 use fairlead_api::resources::{KiloPeer, KiloPeerSpec};
 use fairlead_cluster::caches::Cache;
-use fairlead_topology::{Endpoints, External, Member, MemberRecord, Since, Source};
+use fairlead_topology::{Endpoints, External, MIN_EXTERNAL_LENGTH, Member, MemberRecord, Since, Source};
 use futures::FutureExt as _;
 use futures::future::{BoxFuture, select_all};
 use ipnet::IpNet;
@@ -151,7 +151,8 @@ fn without_services(
 ) -> Member {
     let mut claims = Vec::with_capacity(member.claims.len());
     for claim in &member.claims {
-        if services.overlapping(*claim).is_none() {
+        // The plan refuses what is too wide, and must see it whole: its parts may not be.
+        if claim.prefix_len() < MIN_EXTERNAL_LENGTH || services.overlapping(*claim).is_none() {
             claims.push(*claim);
             continue;
         }
@@ -242,6 +243,15 @@ mod tests {
         let [problem] = &problems[..] else { panic!("{problems:?}") };
         assert_eq!((problem.reason(), problem.peer()), ("PeerPrefixRefused", Some("laptop")));
         assert!(problem.to_string().contains("10.96.0.10/32"), "{problem}");
+    }
+
+    #[test]
+    fn what_is_too_wide_is_left_whole_for_the_plan_to_refuse() {
+        let everything: IpNet = "0.0.0.0/0".parse().unwrap();
+        let member = Member { claims: vec![everything], ..Member::of_peer("laptop") };
+        let services = PrefixSet::from_iter(["10.96.0.0/12".parse::<IpNet>().unwrap()]);
+        let member = without_services("laptop", member, &services, &mut Vec::new());
+        assert_eq!(member.claims, [everything]);
     }
 
     #[test]
