@@ -58,6 +58,7 @@ fn local() -> Local {
         address: Some("fd7f:175a:b97c:5602::1".parse().unwrap()),
         additional_addresses: vec!["10.244.1.0/24".parse().unwrap(), "2001:db8:1::/64".parse().unwrap()],
         exclude_advertised_addresses: vec!["192.168.0.0/16".parse().unwrap()],
+        without_preshared_key: true,
     };
     let affiliate = Affiliate {
         hostname: "ours".to_owned(),

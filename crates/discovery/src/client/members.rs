@@ -94,12 +94,12 @@ impl Members {
     }
 
     /// A new watch begins. What was known stays until its snapshot is complete.
-    pub(super) fn begin(&mut self) {
+    pub fn begin(&mut self) {
         self.snapshot = Some(BTreeSet::new());
     }
 
-    /// Takes a message; `own` is this node's identifier.
-    pub(super) fn apply(&mut self, message: WatchResponse, own: &str, secret: &ClusterSecret, now: Instant) {
+    /// Takes a message of a watch; `own` is this node's identifier.
+    pub fn apply(&mut self, message: WatchResponse, own: &str, secret: &ClusterSecret, now: Instant) {
         for affiliate in message.affiliates {
             if affiliate.id == own {
                 continue;

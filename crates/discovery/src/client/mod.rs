@@ -16,6 +16,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use aws_lc_rs::hmac;
 use fairlead_wire::discovery::ClusterSecret;
 use rustls::RootCertStore;
 use tokio::sync::watch;
@@ -73,6 +74,16 @@ impl fmt::Debug for Settings {
         shown.field("server", &self.server).field("cluster_id", &self.cluster_id);
         shown.field("node_id", &self.node_id).finish_non_exhaustive()
     }
+}
+
+/// The identifier of the node of a name, the same for each of its runs and keys. Without the secret of the cluster it says nothing
+/// of the name.
+pub fn node_id(secret: &[u8; 32], node: &str) -> String {
+    let key = hmac::Key::new(hmac::HMAC_SHA256, secret);
+    let mut context = hmac::Context::with_key(&key);
+    context.update(b"fairlead discovery node ID\0");
+    context.update(node.as_bytes());
+    context.sign().as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// The authorities of this host, and those of a bundle in PEM.

@@ -39,6 +39,8 @@ pub struct KubeSpan {
     pub additional_addresses: Vec<IpNet>,
     /// Prefixes that are not to be sent to it.
     pub exclude_advertised_addresses: Vec<IpNet>,
+    /// Its WireGuard has no preshared key with peers that say so, too. KubeSpan's is the secret of the cluster.
+    pub without_preshared_key: bool,
 }
 
 /// Part of an affiliate that cannot be read, and is left out.
@@ -132,6 +134,7 @@ impl KubeSpan {
                 Leftover::ExcludedNetwork,
                 left,
             ),
+            without_preshared_key: message.without_preshared_key,
         }
     }
 
@@ -145,6 +148,7 @@ impl KubeSpan {
                 .iter()
                 .map(encode_prefix)
                 .collect(),
+            without_preshared_key: self.without_preshared_key,
         }
     }
 }
@@ -207,14 +211,15 @@ mod tests {
         fn affiliates()(
             names in vec(".{0,12}", 5),
             addresses in addresses(),
-            kubespan in proptest::option::of(("[a-zA-Z0-9+/=]{0,44}", addresses(), prefixes(), prefixes())),
+            kubespan in proptest::option::of(("[a-zA-Z0-9+/=]{0,44}", addresses(), prefixes(), prefixes(), any::<bool>())),
             api_server_port in proptest::option::of(1_u16..),
         ) -> Affiliate {
-            let kubespan = kubespan.map(|(public_key, mesh, routed, excluded)| KubeSpan {
+            let kubespan = kubespan.map(|(public_key, mesh, routed, excluded, without_preshared_key)| KubeSpan {
                 public_key,
                 address: mesh.first().copied(),
                 additional_addresses: routed,
                 exclude_advertised_addresses: excluded,
+                without_preshared_key,
             });
             let [node_id, hostname, nodename, machine_type, operating_system] = names.try_into().unwrap();
             Affiliate {
@@ -255,6 +260,7 @@ mod tests {
                 address: Some("fd00::2".parse().unwrap()),
                 additional_addresses: vec!["10.244.1.0/24".parse().unwrap()],
                 exclude_advertised_addresses: vec!["192.168.0.0/16".parse().unwrap()],
+                without_preshared_key: false,
             }),
             api_server_port: Some(6443),
         };
