@@ -15,6 +15,11 @@ use crate::problem::Problem;
 /// first wins; of two blocks, which the controller never grants so, neither.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Tier {
+    /// A range that a member has of which only discovery services know.
+    DiscoveredWideClaim,
+    /// An address that such a member says is its own, whether this node's WireGuard device has it or not: nothing is taken from
+    /// a member that the cluster knows.
+    DiscoveredHostClaim,
     /// A range a node says is behind it.
     WideClaim,
     /// The same, and this node's WireGuard device has it at that node's key.

@@ -9,32 +9,46 @@ use fairlead_address::Endpoint;
 use fairlead_api::wireguard::{PresharedKey, PublicKey};
 use ipnet::IpNet;
 
-/// Who described a member. The first is believed before the next where both are of the same age.
+/// Who described a member. The first is believed before the next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Source {
     /// The node program itself, of its own node.
     Local,
     /// Custom resources, Nodes and AddressBlocks of the cluster.
     Kubernetes,
+    /// Discovery services. Every program that has the secret of the cluster can publish there, so they add only endpoints to a member that
+    /// a source above knows.
+    Discovery,
+    /// What discovery services said before this program started.
+    Cache,
+}
+
+impl Source {
+    /// Whether it is what discovery services say, now or before.
+    pub fn is_discovery(self) -> bool {
+        matches!(self, Self::Discovery | Self::Cache)
+    }
 }
 
 impl fmt::Display for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
+            Self::Cache => "cache",
+            Self::Discovery => "discovery",
             Self::Kubernetes => "kubernetes",
             Self::Local => "local",
         })
     }
 }
 
-/// What one source says of one member. The order of the fields is the order of belief in [`crate::merge`]: the younger
-/// record before the older.
+/// What one source says of one member. The order of the fields is the order of belief in [`crate::merge`]: the stronger
+/// source, then the younger record.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct MemberRecord {
-    /// Time since the source last confirmed the record; zero for a source that is watched.
-    pub age: Duration,
     /// The source.
     pub source: Source,
+    /// Time since the source last confirmed the record; zero for a source that is watched.
+    pub age: Duration,
     /// What it says. A source leaves out what it does not know.
     pub member: Member,
 }
@@ -42,13 +56,17 @@ pub struct MemberRecord {
 impl MemberRecord {
     /// A record of a node, whose name is the same in all sources.
     pub fn of_node(source: Source, node: impl Into<String>) -> Self {
-        Self { age: Duration::ZERO, source, member: Member::named(node) }
+        Self {
+            source,
+            age: Duration::ZERO,
+            member: Member { is_discovered: source.is_discovery(), ..Member::named(node) },
+        }
     }
 
     /// A record of a member that is no node, by the ID that only this source knows. Names of nodes contain no slash, so
     /// it is never taken for a node.
     pub fn of_external(source: Source, id: &str) -> Self {
-        Self { age: Duration::ZERO, source, member: Member::named(format!("{source}/{id}")) }
+        Self::of_node(source, format!("{source}/{id}"))
     }
 }
 
@@ -74,6 +92,8 @@ pub struct Member {
     pub always_sends_keepalives: bool,
     /// When it joined; `None` while the source does not know, which counts as just now.
     pub since: Option<Since>,
+    /// Only discovery services know it: its claims yield to those of all others.
+    pub is_discovered: bool,
     /// What only a member that is no node has; `None` for nodes.
     pub external: Option<External>,
 }
@@ -110,6 +130,7 @@ impl Member {
             always_sends_keepalives: false,
             since: None,
             external: None,
+            is_discovered: false,
         }
     }
 
@@ -143,6 +164,8 @@ pub struct Endpoints {
     pub host: Vec<SocketAddr>,
     /// Where STUN servers see it.
     pub reflexive: Vec<SocketAddr>,
+    /// Where discovery services say it is; tried after all others.
+    pub discovered: Vec<SocketAddr>,
     /// Where it sees others: name of the member to the key it has there, and the endpoint.
     pub sightings: BTreeMap<String, (PublicKey, SocketAddr)>,
     /// It says that its NAT maps it to another port for each destination.
@@ -158,7 +181,11 @@ impl Endpoints {
     pub(crate) fn complete(&mut self, other: Self) {
         self.manual = self.manual.take().or(other.manual);
         self.preferred = self.preferred.or(other.preferred);
-        for (known, others) in [(&mut self.host, other.host), (&mut self.reflexive, other.reflexive)] {
+        for (known, others) in [
+            (&mut self.host, other.host),
+            (&mut self.reflexive, other.reflexive),
+            (&mut self.discovered, other.discovered),
+        ] {
             for endpoint in others {
                 if !known.contains(&endpoint) {
                     known.push(endpoint);

@@ -1,12 +1,15 @@
 //! Records of many sources to one member each.
 
-use crate::member::{Member, MemberRecord};
+use crate::member::{Endpoints, Member, MemberRecord};
 
 /// Unites the records of each member, whatever order they come in. Takes `O(n log n)`.
 ///
-/// Of a value that only one member can have, that of the youngest record counts; equally young ones count in the order of
-/// [`crate::Source`]. So another key for the same member is a rotation, not a second member, and claims of a record count
+/// Of a value that only one member can have, that of the strongest source counts, in the order of [`crate::Source`]; of several
+/// records of a source the youngest. So another key for the same member is a rotation, not a second member, and claims of a record count
 /// only together with its key. Blocks and endpoints of all records are put together.
+///
+/// What discovery services say of a member that a stronger source knows are endpoints, and nothing else: the secret of the
+/// cluster proves no identity, and a key of theirs would get the packets for the blocks of a node.
 pub fn merge(mut records: Vec<MemberRecord>) -> Vec<Member> {
     records.sort_unstable_by(|a, b| (&a.member.name, a).cmp(&(&b.member.name, b)));
     let mut members: Vec<Member> = Vec::with_capacity(records.len());
@@ -23,6 +26,10 @@ pub fn merge(mut records: Vec<MemberRecord>) -> Vec<Member> {
 
 /// Adds what a record with less authority knows.
 fn complete(known: &mut Member, other: Member) {
+    if other.is_discovered && !known.is_discovered {
+        let endpoints = Endpoints { discovered: other.endpoints.discovered, ..Endpoints::default() };
+        return known.endpoints.complete(endpoints);
+    }
     if known.public_key.is_none() {
         known.public_key = other.public_key;
         known.claims = other.claims;
@@ -48,7 +55,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::member::{Endpoints, Since, Source};
+    use crate::member::{Since, Source};
 
     fn record(source: Source, age: u64, key: Option<u8>) -> MemberRecord {
         let mut record = MemberRecord::of_node(source, "n1");
@@ -95,6 +102,25 @@ mod tests {
     }
 
     #[test]
+    fn discovery_adds_only_endpoints_to_what_the_cluster_knows() {
+        let mut blocks = record(Source::Kubernetes, 0, None);
+        blocks.member.blocks = vec![net("10.0.0.0/27")];
+        let mut found = record(Source::Discovery, 0, Some(2));
+        found.member.claims = vec![net("192.0.2.9/32")];
+        found.member.endpoints.discovered = vec![([192, 0, 2, 9], 1).into()];
+        found.member.persistent_keepalive = Some(1);
+        let merged = merge(vec![found.clone(), blocks]).remove(0);
+        assert_eq!((merged.public_key, merged.claims, merged.is_discovered), (None, vec![], false));
+        assert_eq!((merged.blocks.len(), merged.persistent_keepalive), (1, None));
+        assert_eq!(merged.endpoints.discovered, found.member.endpoints.discovered);
+        let mut cached = record(Source::Cache, 0, Some(3));
+        cached.member.endpoints.discovered = vec![([192, 0, 2, 9], 2).into()];
+        let alone = merge(vec![cached, found]).remove(0);
+        assert_eq!((alone.public_key, alone.is_discovered), (Some(PublicKey([2; 32])), true));
+        assert_eq!(alone.endpoints.discovered.len(), 2);
+    }
+
+    #[test]
     fn a_member_that_is_no_node_is_never_taken_for_one() {
         let node = MemberRecord::of_node(Source::Kubernetes, "n1");
         let external = MemberRecord::of_external(Source::Kubernetes, "n1");
@@ -104,7 +130,7 @@ mod tests {
     prop_compose! {
         fn any_record()(
             age in 0..3u64,
-            local: bool,
+            source in prop::sample::select(vec![Source::Local, Source::Kubernetes, Source::Discovery, Source::Cache]),
             name in 0..4u8,
             external: bool,
             key in prop::option::of(0..3u8),
@@ -115,7 +141,6 @@ mod tests {
             always_sends_keepalives: bool,
             created in prop::option::of(0..3i64),
         ) -> MemberRecord {
-            let source = if local { Source::Local } else { Source::Kubernetes };
             let name = format!("n{name}");
             let record = match external {
                 true => MemberRecord::of_external(source, &name),
@@ -135,6 +160,13 @@ mod tests {
         }
     }
 
+    /// The records of a member from which more than endpoints counts.
+    fn counting<'a>(records: &'a [MemberRecord], name: &str) -> Vec<&'a MemberRecord> {
+        let of: Vec<_> = records.iter().filter(|record| record.member.name == name).collect();
+        let has_stronger = of.iter().any(|record| !record.source.is_discovery());
+        of.into_iter().filter(|record| !(has_stronger && record.source.is_discovery())).collect()
+    }
+
     proptest! {
         #[test]
         fn the_order_of_records_does_not_matter(
@@ -151,7 +183,7 @@ mod tests {
             let twice = merge([records.clone(), records.clone()].concat());
             prop_assert_eq!(twice.len(), once.len());
             for member in &twice {
-                let of = records.iter().filter(|record| record.member.name == member.name);
+                let of = counting(&records, &member.name).into_iter();
                 let blocks: BTreeSet<IpNet> = of.flat_map(|record| record.member.blocks.clone()).collect();
                 prop_assert_eq!(blocks, member.blocks.iter().copied().collect());
             }
@@ -162,13 +194,13 @@ mod tests {
             records in prop::collection::vec(any_record(), 0..12),
         ) {
             for member in merge(records.clone()) {
-                let of = records.iter().filter(|record| record.member.name == member.name);
+                let of = counting(&records, &member.name).into_iter();
                 let keyed: Vec<&MemberRecord> = of.filter(|record| record.member.public_key.is_some()).collect();
-                let Some(youngest) = keyed.iter().map(|record| (record.age, record.source)).min() else {
+                let Some(youngest) = keyed.iter().map(|record| (record.source, record.age)).min() else {
                     prop_assert_eq!(member.public_key, None);
                     continue;
                 };
-                prop_assert!(keyed.iter().any(|record| (record.age, record.source) == youngest
+                prop_assert!(keyed.iter().any(|record| (record.source, record.age) == youngest
                     && record.member.public_key == member.public_key
                     && record.member.claims == member.claims));
             }

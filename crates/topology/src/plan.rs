@@ -143,6 +143,8 @@ fn entries_of<'a>(owner: usize, member: &'a Member, policy: &'a Policy) -> impl 
         let prefix = claim.trunc();
         let is_held = is_own || held.is_some_and(|held| held.contains(&prefix));
         let tier = match (prefixes::is_host(&prefix), member.external.is_some(), is_held) {
+            (true, _, _) if member.is_discovered => Tier::DiscoveredHostClaim,
+            (false, _, _) if member.is_discovered => Tier::DiscoveredWideClaim,
             (true, _, true) => Tier::HeldHostClaim,
             (true, _, false) => Tier::HostClaim,
             (false, true, true) => Tier::HeldExternalRange,
@@ -175,11 +177,16 @@ fn usable_keys(
         }
     }
     by_key.retain(|key, owners| {
+        let is_discovered = |owner: &usize| ranked.get(*owner).is_some_and(|member| member.is_discovered);
         let mut nodes: Vec<String> = owners.iter().map(|owner| name(ranked, *owner)).collect();
         let own = nodes.contains(&policy.own);
         if nodes.len() > 1 {
             nodes.sort();
             problems.insert(Problem::SharedKey { key: *key, nodes, own });
+        }
+        // A member of which only discovery services know shares nothing with a member that the cluster knows.
+        if !owners.iter().all(is_discovered) {
+            owners.retain(|owner| !is_discovered(owner));
         }
         !own
     });

@@ -176,6 +176,7 @@ fn endpoints(peer: &WireKubePeer, published: Option<Endpoint>) -> Endpoints {
     let is_placeholder = method == Some(EndpointDiscoveryMethod::Stun) && is_nat_symmetric;
     let sightings = status.into_iter().flat_map(|status| &status.observed_endpoints);
     Endpoints {
+        discovered: Vec::new(),
         preferred: published.as_ref().filter(|_| !is_manual && !is_placeholder).and_then(Endpoint::address),
         manual: published.filter(|_| is_manual),
         host: candidates(&[CandidateType::Host]),

@@ -26,6 +26,8 @@ use crate::members::cluster_addresses::UnusableAddress;
 
 /// What an uplink carries when the kernel does not say (IEEE 802.3).
 const ETHERNET_MTU: u32 = 1500;
+/// Most candidates of a peer that only discovery services name.
+const MAX_DISCOVERED: usize = 8;
 /// Least time without a packet after which a peer that sends keepalives is taken for lost.
 const MIN_SILENCE: Duration = Duration::from_secs(60);
 /// The same of a peer with the kernel's WireGuard: it puts its keepalive off with each packet it receives
@@ -295,6 +297,12 @@ fn peers(
             let observed = sightings.endpoints(&member.name, key);
             let mut candidates = order(own, &peer_view(&inputs.resolved, &member.endpoints, observed));
             // Packets to a pod would go through the mesh that they carry.
+            // What discovery services say displaces none of them.
+            let discovered = order(own, &discovered_view(member)).into_iter();
+            let is_known = |found: &Candidate| candidates.iter().any(|known| known.address == found.address);
+            let discovered: Vec<Candidate> =
+                discovered.filter(|found| !is_known(found)).take(MAX_DISCOVERED).collect();
+            candidates.extend(discovered);
             candidates.retain(|candidate| !is_inside(candidate.address));
             candidates
         });
@@ -388,6 +396,14 @@ fn peer_view(
         }
     }
     PeerView { manual: endpoints.manual.as_ref().and_then(resolve), host: endpoints.host.clone(), observed }
+}
+
+/// Where discovery services say that a member is. They do not say who says so.
+fn discovered_view(member: &Member) -> PeerView {
+    let discovered = member.endpoints.discovered.iter().copied();
+    let is_own = |endpoint: &SocketAddr| member.claims.contains(&IpNet::from(endpoint.ip()));
+    let (host, observed) = discovered.partition(is_own);
+    PeerView { manual: None, host, observed }
 }
 
 /// Where each observer sees this node, with the observer's own address.

@@ -80,6 +80,7 @@ struct Content {
     public_key: String,
     mesh: WireKubeMesh,
     node_object: Node,
+    /// Those of the cluster.
     members: Vec<SavedMember>,
     api_server: Vec<SocketAddr>,
     #[serde(default)]
@@ -106,6 +107,8 @@ struct SavedMember {
     preferred: Option<SocketAddr>,
     host: Vec<SocketAddr>,
     reflexive: Vec<SocketAddr>,
+    #[serde(default)]
+    discovered: Vec<SocketAddr>,
     sightings: BTreeMap<String, (String, SocketAddr)>,
     is_nat_symmetric: bool,
     #[serde(default)]
@@ -141,12 +144,14 @@ impl From<&Member> for SavedMember {
             always_sends_keepalives,
             since,
             external,
+            is_discovered: _,
         } = member.clone();
         let Endpoints {
             manual,
             preferred,
             host,
             reflexive,
+            discovered,
             sightings,
             is_nat_symmetric,
             is_nat_port_restricted,
@@ -163,6 +168,7 @@ impl From<&Member> for SavedMember {
             preferred,
             host,
             reflexive,
+            discovered,
             sightings: sightings.into_iter().map(|(name, seen)| (name, text(seen))).collect(),
             is_nat_symmetric,
             is_nat_port_restricted,
@@ -195,6 +201,7 @@ impl TryFrom<SavedMember> for Member {
                 preferred: saved.preferred,
                 host: saved.host,
                 reflexive: saved.reflexive,
+                discovered: saved.discovered,
                 sightings: saved.sightings.into_iter().map(parsed).collect::<Result<_>>()?,
                 is_nat_symmetric: saved.is_nat_symmetric,
                 is_nat_port_restricted: saved.is_nat_port_restricted,
@@ -204,6 +211,7 @@ impl TryFrom<SavedMember> for Member {
             always_sends_keepalives: saved.always_sends_keepalives,
             since: saved.since.map(|(created, uid)| Since { created, uid }),
             external: saved.external.map(External::try_from).transpose()?,
+            is_discovered: false,
         })
     }
 }
@@ -215,6 +223,11 @@ impl TryFrom<SavedExternal> for External {
         let preshared_key = saved.preshared_key.map(|key| key.parse::<PresharedKey>()).transpose()?;
         Ok(Self { preshared_key })
     }
+}
+
+/// Members that only discovery services know are in another file.
+fn of_cluster(members: &[Member]) -> impl Iterator<Item = &Member> {
+    members.iter().filter(|member| !member.is_discovered)
 }
 
 /// What the mesh reads of this node's object.
@@ -278,7 +291,7 @@ impl StateFile {
             public_key: self.public_key.to_string(),
             mesh: (**mesh).clone(),
             node_object: needed(node),
-            members: inputs.members.iter().map(SavedMember::from).collect(),
+            members: of_cluster(&inputs.members).map(SavedMember::from).collect(),
             api_server: inputs.api_server.clone(),
             services: inputs.services.clone(),
         };

@@ -365,3 +365,28 @@ fn holes_are_cut_out_of_a_prefix() {
     assert_eq!(texts(&prefixes::without(net("::/0"), &holes(&["8000::/1"]))), ["::/1"]);
     assert_eq!(prefixes::without(everything, &holes(&["0.0.0.0/0"])), []);
 }
+
+#[test]
+fn what_only_discovery_knows_yields_to_all_others() {
+    let discovered = |name: &str, number: u32, claims: &[&str]| Member {
+        is_discovered: true,
+        since: None,
+        ..member(name, number, claims, &[])
+    };
+    let members = [
+        member("a", 1, &["192.0.2.1/32"], &[]),
+        member("b", 2, &["192.0.2.2/32"], &["10.64.0.0/27"]),
+        discovered("c", 3, &["192.0.2.2/32", "192.0.2.3/32", "10.64.0.5/32", "10.0.0.0/8"]),
+        // It publishes the key of another, and that of this node.
+        discovered("d", 2, &["192.0.2.4/32"]),
+        discovered("e", 1, &["192.0.2.5/32"]),
+    ];
+    // The device has what it took from this member before the cluster knew its owner.
+    let held = BTreeMap::from([(key(3), BTreeSet::from([net("192.0.2.2/32")]))]);
+    let plan = plan(&members, &Policy { held, ..Policy::new("a") });
+    assert_eq!(allowed(&plan, 2), ["10.64.0.0/27", "192.0.2.2/32"]);
+    assert_eq!(plan.peers[&key(2)].members, ["b"]);
+    assert!(allowed(&plan, 3).contains(&"192.0.2.3/32".to_owned()), "{:?}", allowed(&plan, 3));
+    assert!(!allowed(&plan, 3).iter().any(|prefix| prefix == "192.0.2.2/32" || prefix == "10.64.0.5/32"));
+    assert_eq!(plan.peers.len(), 2);
+}

@@ -392,3 +392,22 @@ fn addresses_of_services_are_no_endpoints_of_peers_and_of_this_node() {
         "WireKubePeer node-0002: spec.endpoint \"10.96.0.1:443\" is in a ServiceCIDR: an address of Services";
     assert!(problems.iter().any(|problem| problem.starts_with(named)), "{problems:?}");
 }
+
+#[test]
+fn what_discovery_services_say_displaces_no_candidate() {
+    let mut plain = member(2);
+    plain.endpoints.reflexive = vec!["203.0.113.2:1".parse().unwrap()];
+    let candidates = |member: Member| {
+        let inputs = inputs([member]);
+        let desired = Desired::new(&inputs, &host(), Held::new(), &OwnAddresses::default());
+        let peer = desired.peers.values().next().unwrap().paths.candidates.clone();
+        peer.into_iter().map(|candidate| candidate.address).collect::<Vec<_>>()
+    };
+    let known = candidates(plain.clone());
+    assert_eq!(known.len(), 2);
+    let mut lied = plain;
+    lied.endpoints.discovered = (1..=64).map(|port| ([203, 0, 113, 9], port).into()).collect();
+    lied.endpoints.discovered.push(known[0]);
+    let with_lies = candidates(lied);
+    assert_eq!((&with_lies[..2], with_lies.len()), (known.as_slice(), 2 + MAX_DISCOVERED));
+}
