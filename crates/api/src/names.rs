@@ -135,6 +135,12 @@ pub const ROUTER_PROGRAM: &str = "coil-router";
 pub const LEASE_IPAM: &str = "coil-ipam-leader";
 /// Namespace of Fairlead's own objects (Coil v2).
 pub const SYSTEM_NAMESPACE: &str = "kube-system";
+/// Secret with the identifier and the secret of the cluster for discovery services, in [`SYSTEM_NAMESPACE`].
+pub const DISCOVERY_SECRET: &str = "fairlead-discovery";
+/// Its keys, which have the names of Talos's configuration in lower camel case.
+pub const DISCOVERY_CLUSTER_ID: &str = "clusterID";
+/// See [`DISCOVERY_CLUSTER_ID`].
+pub const DISCOVERY_CLUSTER_SECRET: &str = "clusterSecret";
 /// Namespace of the managed relay (own): what the controller writes there cannot use ServiceAccounts and Secrets of others.
 pub const RELAY_NAMESPACE: &str = "fairlead-relay";
 /// The managed relay: its Deployment, Service and ServiceAccount (own).

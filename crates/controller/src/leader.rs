@@ -27,7 +27,7 @@ use crate::orphans::{self, OrphanMetrics};
 use crate::relay::Reconciler;
 use crate::stores::Stores;
 use crate::work_queue::{ReconcileMetrics, WorkQueueMetrics};
-use crate::{mesh, not_implemented, pools};
+use crate::{discovery, mesh, not_implemented, pools};
 
 /// Name of the subsystem.
 pub(crate) const NAME: &str = "leader";
@@ -109,6 +109,8 @@ pub(crate) fn start(
     subsystem.spawn("fields without effect", ignored);
     let relay = Reconciler::new(client.clone(), meshes.store.clone(), identity.to_owned());
     subsystem.spawn("relay", relay.run(meshes.subscribe()));
+    let secret = discovery::run(client.clone(), meshes.store.clone(), meshes.subscribe());
+    subsystem.spawn("secret for discovery", secret);
     let changes = [meshes.subscribe(), peers.subscribe()];
     subsystem.spawn("mesh", mesh::run(client.clone(), meshes.store, peers.store, changes));
 }

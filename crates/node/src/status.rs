@@ -12,14 +12,15 @@ use fairlead_path::State;
 use fairlead_port_mapping::{Failure, Mapping};
 use fairlead_wire::node::node_server::Node;
 use fairlead_wire::node::{
-    BlockRoute, ExternalPeer, IpamCheckRequest, IpamCheckResponse, IpamReleaseRequest, IpamReleaseResponse,
-    IpamShowRequest, IpamShowResponse, NetcheckRequest, NetcheckResponse, Peer, PingRequest, PingResponse,
-    PortMapping, Relay, Router, StatusRequest, StatusResponse,
+    BlockRoute, DiscoveryService, ExternalPeer, IpamCheckRequest, IpamCheckResponse, IpamReleaseRequest,
+    IpamReleaseResponse, IpamShowRequest, IpamShowResponse, NetcheckRequest, NetcheckResponse, Peer,
+    PingRequest, PingResponse, PortMapping, Relay, Router, StatusRequest, StatusResponse,
 };
 use tonic::{Request, Response, Status};
 
 use crate::ipam::inventory::Inventory;
 use crate::lifecycle::watches::Caches;
+use crate::mesh::discovery::{DiscoveryStatus, ServiceStatus};
 use crate::mesh::external::ExternalReport;
 use crate::mesh::problem::MeshFailure;
 use crate::mesh::publish::{backend_name, nat_name};
@@ -70,6 +71,7 @@ impl Node for Service {
             answer.router = Some(Router { routes: report.routes.iter().map(describe_route).collect() });
             answer.problems.extend(report.problems.iter().map(ToString::to_string));
         }
+        answer.discovery_services = describe_discovery(self.mesh.discovery());
         answer.problems.extend(self.inventory.ipam.problems());
         answer.problems.extend(self.pod_network.get());
         if let Some(report) = report {
@@ -172,6 +174,17 @@ fn describe_port_mappings(report: &Report) -> Vec<PortMapping> {
         }
     };
     report.port_mappings.0.iter().map(describe).collect()
+}
+
+fn describe_discovery(status: DiscoveryStatus) -> Vec<DiscoveryService> {
+    let describe = |service: ServiceStatus| DiscoveryService {
+        server: service.server,
+        connected: service.is_connected,
+        published: service.is_published,
+        members: service.members as u64,
+        error: service.error,
+    };
+    status.services.into_iter().map(describe).collect()
 }
 
 fn describe_relay(relay: &RelayReport) -> Relay {

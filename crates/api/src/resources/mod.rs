@@ -37,9 +37,9 @@ pub use egress::{
 };
 pub use kilo_peer::{DnsOrIp, KiloPeer, KiloPeerSpec, PeerEndpoint};
 pub use wirekube_mesh::{
-    AutoAllowedIps, BirthdayAttack, ExternalRelay, LocalSubnetPolicy, ManagedRelay, NatTraversal, Relay,
-    RelayMode, RelayProvider, RelayResources, RelayServiceType, RelayTransport, Routing, SecretRef, Toggle,
-    WireKubeMesh, WireKubeMeshSpec, WireKubeMeshStatus,
+    AutoAllowedIps, BirthdayAttack, Discovery, ExternalRelay, LocalSubnetPolicy, ManagedRelay, NatTraversal,
+    Relay, RelayMode, RelayProvider, RelayResources, RelayServiceType, RelayTransport, Routing, SecretRef,
+    Toggle, WireKubeMesh, WireKubeMeshSpec, WireKubeMeshStatus,
 };
 pub use wirekube_peer::{
     CandidateType, EndpointDiscoveryMethod, IceCandidate, NatType, ObservedEndpoint, PeerCounts,

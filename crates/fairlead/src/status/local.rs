@@ -4,7 +4,9 @@ use std::path::Path;
 
 use anyhow::anyhow;
 use comfy_table::Table;
-use fairlead_wire::node::{ExternalPeer, Peer, PortMapping, Relay, StatusRequest, StatusResponse};
+use fairlead_wire::node::{
+    DiscoveryService, ExternalPeer, Peer, PortMapping, Relay, StatusRequest, StatusResponse,
+};
 use serde_json::{Value, json};
 
 use super::{connect, path};
@@ -60,6 +62,10 @@ fn node_json(status: &StatusResponse) -> Value {
             "endpoint": relay.endpoint, "connected": relay.connected, "error": relay.error,
             "roundTripSeconds": relay.round_trip_seconds, "rxBytes": relay.rx_bytes, "txBytes": relay.tx_bytes,
         })),
+        "discoveryServices": status.discovery_services.iter().map(|service| json!({
+            "server": service.server, "connected": service.connected, "published": service.published,
+            "members": service.members, "error": service.error,
+        })).collect::<Vec<_>>(),
         "router": status.router.as_ref().map(|router| json!({
             "routes": router.routes.iter().map(|route| json!({
                 "destination": route.destination, "node": route.node, "gateway": route.gateway,
@@ -110,6 +116,9 @@ fn node_table(status: &StatusResponse, wide: bool) -> String {
     }
     if let Some(relay) = &status.relay {
         text.push_str(&format!("relay {}\n\n", relay_line(relay)));
+    }
+    for service in &status.discovery_services {
+        text.push_str(&format!("discovery service {}\n\n", discovery_line(service)));
     }
     let mut header = vec!["PEER", "STATE", "ENDPOINT", "SOURCE", "HANDSHAKE", "RECEIVED", "SENT", "REASON"];
     if wide {
@@ -178,6 +187,18 @@ fn relay_line(relay: &Relay) -> String {
     }
 }
 
+fn discovery_line(service: &DiscoveryService) -> String {
+    let DiscoveryService { server, connected, published, members, error } = service;
+    let state = match (connected, published) {
+        (false, _) => format!("not connected: {}", or_dash(error)),
+        (true, false) => {
+            format!("connected  {members} members  this node is not published: {}", or_dash(error))
+        }
+        (true, true) => format!("connected  {members} members"),
+    };
+    format!("{server}  {state}")
+}
+
 /// Why it is not up, or why it is not direct.
 pub(super) fn reason(peer: &Peer) -> String {
     match (peer.reason.as_str(), peer.relay_reason.as_str()) {
@@ -232,6 +253,11 @@ mod tests {
             peers: vec![peer],
             problems: vec!["two nodes".into()],
             external_peers: vec![ExternalPeer { name: "laptop".into(), ..ExternalPeer::default() }],
+            discovery_services: vec![DiscoveryService {
+                server: "https://a:1".into(),
+                error: "refused".into(),
+                ..DiscoveryService::default()
+            }],
             ..StatusResponse::default()
         };
         let text = node_table(&status, false);
@@ -244,6 +270,7 @@ mod tests {
             "no packet for 73 s",
             "problem: two nodes",
             "never",
+            "discovery service https://a:1  not connected: refused",
         ] {
             assert!(text.contains(word), "{word} is missing in\n{text}");
         }

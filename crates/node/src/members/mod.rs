@@ -1,31 +1,43 @@
 //! Who is in the mesh or on the network: records of all sources, merged.
 //!
 //! A source says what it knows as [`MemberRecord`]s. [`merged`] asks all of them; [`fairlead_topology::merge`] makes one
-//! member of all records of an identity. [`kubernetes`] has the nodes, [`external_peers`] the Peers of Kilo. Data goes one way: source, record, merge,
-//! plan, kernel.
+//! member of all records of an identity. [`kubernetes`] has the nodes and the most authority, [`external_peers`] the Peers of Kilo, [`discovery`]
+//! the least authority. Data goes one way: source, record, merge, plan, kernel.
 
 pub mod annotations;
 pub mod cached_peer;
 pub mod cluster_addresses;
 pub mod configuration;
+pub mod discovery;
 pub mod external_peers;
 pub mod kubernetes;
 pub mod nodes;
 mod problem;
 
+use std::collections::BTreeSet;
+use std::time::Duration;
+
 use fairlead_cluster::caches::Refusal;
-use fairlead_topology::{Member, MemberRecord, merge};
+use fairlead_topology::{Member, MemberRecord, Source, merge};
 use futures::future::{BoxFuture, select_all};
 
 pub use problem::SourceProblem;
 
-/// Where records come from: objects of the cluster, later a discovery service or a file.
+/// Most problems of members that only discovery services know: they can cause any number.
+const MAX_DISCOVERED_PROBLEMS: usize = 32;
+
+/// Where records come from: objects of the cluster, discovery services.
 pub trait MemberSource: Send + Sync {
     /// Resolves when the records may have changed.
     fn changed(&mut self) -> BoxFuture<'_, ()>;
 
     /// Whether it has answered once. Before, a member that is missing may only not have been heard of.
     fn is_ready(&self) -> bool;
+
+    /// Whether it is the cluster that answers: what was saved of that takes its place until the API server has answered.
+    fn is_cluster(&self) -> bool {
+        true
+    }
 
     /// Why it cannot answer, if that is known.
     fn refusal(&self) -> Option<Refusal> {
@@ -50,9 +62,48 @@ pub fn merged(
     if !sources.iter().all(|source| source.is_ready()) {
         return None;
     }
-    let mut records: Vec<MemberRecord> = own.into_iter().collect();
+    Some(united(own.into_iter().collect(), sources.iter_mut(), problems))
+}
+
+/// What was saved of the cluster, and what the other sources say.
+pub fn merged_with_saved(
+    saved: Vec<Member>,
+    sources: &mut [Box<dyn MemberSource>],
+    problems: &mut Vec<SourceProblem>,
+) -> Vec<Member> {
+    let record = |member| MemberRecord { source: Source::Kubernetes, age: Duration::ZERO, member };
+    let others = sources.iter_mut().filter(|source| !source.is_cluster());
+    united(saved.into_iter().map(record).collect(), others, problems)
+}
+
+fn united<'a>(
+    mut records: Vec<MemberRecord>,
+    sources: impl Iterator<Item = &'a mut Box<dyn MemberSource>>,
+    problems: &mut Vec<SourceProblem>,
+) -> Vec<Member> {
     for source in sources {
         records.append(&mut source.records(problems));
     }
-    Some(merge(records))
+    let members = merge(records);
+    retain_of_discovered(problems, &members);
+    members
+}
+
+/// What discovery services say of members that the cluster knows is no problem.
+fn retain_of_discovered(problems: &mut Vec<SourceProblem>, members: &[Member]) {
+    let is_about = |problem: &SourceProblem| matches!(problem, SourceProblem::DiscoveredPart { .. });
+    if !problems.iter().any(is_about) {
+        return;
+    }
+    let known = members.iter().filter(|member| !member.is_discovered).map(|member| member.name.as_str());
+    let known: BTreeSet<&str> = known.collect();
+    let mut told = 0_usize;
+    problems.retain(|problem| match problem {
+        SourceProblem::DiscoveredPart { member, .. } if known.contains(member.as_str()) => false,
+        SourceProblem::DiscoveredPart { .. } => {
+            told = told.saturating_add(1);
+            told <= MAX_DISCOVERED_PROBLEMS
+        }
+        _ => true,
+    });
 }

@@ -38,6 +38,40 @@ pub enum SourceProblem {
         /// Its value.
         value: String,
     },
+    /// A discovery service tells of something that is left out.
+    #[error("discovery: {what} of member {member} is left out: {why}")]
+    DiscoveredPart {
+        /// The member, as it is named in the mesh.
+        member: String,
+        /// The part.
+        what: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// The Secret that discovery needs.
+    #[error("discovery services are not used: {0}")]
+    DiscoverySecret(String),
+    /// A discovery service cannot be reached, or refuses this node.
+    #[error("discovery service {server}: {error}; members are found by other means only")]
+    DiscoveryUnavailable {
+        /// The service.
+        server: String,
+        /// What it says.
+        error: String,
+    },
+    /// A part of this node that does not fit in what discovery services take.
+    #[error("discovery: {0}")]
+    DiscoveryOmission(String),
+    /// A setting of discovery services.
+    #[error("WireKubeMesh {mesh}: discovery.{field} {error}; correct it")]
+    InvalidDiscovery {
+        /// The WireKubeMesh.
+        mesh: String,
+        /// The field.
+        field: &'static str,
+        /// What is wrong with it.
+        error: String,
+    },
     /// The endpoint annotation of this node.
     #[error(
         "Node {node}: annotation {annotation} is {value:?}, which is no endpoint, and is left out; write ADDRESS:PORT, [IPV6 ADDRESS]:PORT or NAME:PORT"
@@ -177,10 +211,15 @@ impl SourceProblem {
             | Self::InvalidPeerEndpoint { peer, .. }
             | Self::InvalidExternalField { peer, .. }
             | Self::InvalidExternalPeer { peer, .. }
+            | Self::DiscoveredPart { member: peer, .. }
             | Self::InvalidPublicKey { peer, .. }
             | Self::UnusablePeerEndpoint { peer, .. }
             | Self::ServiceAddressesClaimed { peer, .. } => Some(peer),
             Self::ApiServerSilent { .. }
+            | Self::DiscoveryOmission(_)
+            | Self::DiscoverySecret(_)
+            | Self::DiscoveryUnavailable { .. }
+            | Self::InvalidDiscovery { .. }
             | Self::InvalidEndpoint { .. }
             | Self::InvalidExcludedCidr { .. }
             | Self::InvalidKeepalive { .. }
@@ -195,7 +234,12 @@ impl SourceProblem {
     pub fn reason(&self) -> &'static str {
         match self {
             Self::ApiServerSilent { .. } => "APIServerSilent",
+            Self::DiscoveredPart { .. } => "DiscoveredPartRejected",
+            Self::DiscoveryOmission(_) => "DiscoveryOmission",
+            Self::DiscoverySecret(_) => "DiscoverySecretUnusable",
+            Self::DiscoveryUnavailable { .. } => "DiscoveryUnavailable",
             Self::InvalidAllowedIp { .. } => "InvalidAllowedIP",
+            Self::InvalidDiscovery { .. } => "InvalidDiscovery",
             Self::InvalidEndpoint { .. } | Self::InvalidPeerEndpoint { .. } => "InvalidEndpoint",
             Self::InvalidExcludedCidr { .. } => "InvalidExcludedCIDR",
             Self::InvalidBirthdayAttack { .. } => "InvalidBirthdayAttack",

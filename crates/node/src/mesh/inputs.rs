@@ -22,7 +22,7 @@ use super::nat64::Nat64Answer;
 use super::port_mapping::PortMappings;
 use super::problem::MeshFailure;
 use super::saved::{Facts, StateFile, Unsaved};
-use super::settings::{MeshSettings, RelayServer};
+use super::settings::{DiscoverySettings, MeshSettings, RelayServer};
 use crate::members::cluster_addresses::{UnusableAddress, service_prefixes};
 use crate::members::{self, MemberSource, SourceProblem, annotations, nodes};
 
@@ -74,6 +74,7 @@ pub(super) struct InputReader {
     names: Names,
     saved: Saved,
     relay: watch::Sender<Option<RelayServer>>,
+    discovery: watch::Sender<Option<Option<DiscoverySettings>>>,
     node_changed: watch::Receiver<u64>,
     mesh_changed: watch::Receiver<u64>,
     services_changed: watch::Receiver<u64>,
@@ -178,6 +179,7 @@ impl InputReader {
             public_key: file.public_key,
             saved: Saved::new(file),
             relay: watch::Sender::new(None),
+            discovery: watch::Sender::new(None),
             nodes,
             meshes,
             service_ranges,
@@ -221,7 +223,9 @@ impl InputReader {
         if is_live {
             (self.saved.facts, self.saved.is_read) = (None, true);
         }
+        let facts = if is_live { facts } else { self.with_sources(facts) };
         let inputs = self.inputs(facts);
+        self.publish_discovery(inputs.settings.discovery.as_ref());
         self.publish_relay(inputs.settings.relay.as_ref().map(|relay| &relay.server));
         Ok(inputs)
     }
@@ -229,6 +233,27 @@ impl InputReader {
     /// The relay of the mesh as of the last [`Self::read`].
     pub(super) fn relay(&self) -> watch::Receiver<Option<RelayServer>> {
         self.relay.subscribe()
+    }
+
+    /// The discovery services of the mesh as of the last [`Self::read`]; `None` before.
+    pub(super) fn discovery(&self) -> watch::Receiver<Option<Option<DiscoverySettings>>> {
+        self.discovery.subscribe()
+    }
+
+    fn publish_discovery(&self, settings: Option<&DiscoverySettings>) {
+        self.discovery.send_if_modified(|known| {
+            let differs = known.as_ref().map(Option::as_ref) != Some(settings);
+            if differs {
+                *known = Some(settings.cloned());
+            }
+            differs
+        });
+    }
+
+    /// What was saved, with what is known without the API server.
+    fn with_sources(&mut self, mut facts: Facts) -> Facts {
+        facts.members = members::merged_with_saved(facts.members, &mut self.sources, &mut facts.problems);
+        facts
     }
 
     fn publish_relay(&self, server: Option<&RelayServer>) {
@@ -265,7 +290,11 @@ impl InputReader {
     }
 
     fn inputs(&mut self, facts: Facts) -> Inputs {
-        let Facts { mesh, node, members, api_server, services, problems: of_members } = facts;
+        let Facts { mesh, node, mut members, api_server, services, problems: of_members } = facts;
+        if mesh.spec.discovery.is_none() {
+            // What was known of discovery before counts no more.
+            members.retain(|member| !member.is_discovered);
+        }
         // Those of this node come first: of a long list the end is left out, and peers may cause any number.
         let mut problems = Vec::new();
         let settings = MeshSettings::parse(&mesh, &mut problems);
@@ -318,6 +347,7 @@ impl InputReader {
         self.saved.unsaved.send_replace(None);
         self.saved.file.remove();
         self.publish_relay(None);
+        self.publish_discovery(None);
     }
 
     /// Whether it is known which meshes there are.

@@ -13,6 +13,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
+use super::discovery::DiscoveryStatus;
 use super::path_port::PathCounters;
 use super::relay::RelayReport;
 use super::report::{PeerReport, Report};
@@ -49,6 +50,11 @@ struct WithResult {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct AtServer {
+    server: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct InState {
     state: &'static str,
 }
@@ -76,6 +82,8 @@ pub struct MeshMetrics {
     relay_received: Counter,
     relay_sent: Counter,
     relay_dropped: Counter,
+    discovery_connected: Family<AtServer, Gauge>,
+    discovery_members: Family<AtServer, Gauge>,
 }
 
 impl MeshMetrics {
@@ -193,6 +201,18 @@ impl MeshMetrics {
                 "Datagrams for the relay that were dropped: no connection, or they waited too long",
                 Counter::default(),
             ),
+            discovery_connected: register(
+                ours,
+                "discovery_client_connected",
+                "Whether this node is connected to the discovery service",
+                Family::default(),
+            ),
+            discovery_members: register(
+                ours,
+                "discovery_client_members",
+                "Other members that the discovery service tells of",
+                Family::default(),
+            ),
         }
     }
 
@@ -240,6 +260,18 @@ impl MeshMetrics {
             if let Some(at) = at {
                 self.peer_handshake.get_or_create(&label).set(at.as_secs_f64());
             }
+        }
+    }
+
+    /// The discovery services do so.
+    pub fn update_discovery(&self, status: &DiscoveryStatus) {
+        self.discovery_connected.clear();
+        self.discovery_members.clear();
+        for service in &status.services {
+            let label = AtServer { server: service.server.clone() };
+            self.discovery_connected.get_or_create(&label).set(i64::from(service.is_connected));
+            let members = i64::try_from(service.members).unwrap_or(i64::MAX);
+            self.discovery_members.get_or_create(&label).set(members);
         }
     }
 
@@ -307,6 +339,9 @@ impl MeshMetrics {
         self.update_paths(&PathCounters::default());
         self.update_port_access(None);
         let peer = Peer { peer: "a".to_owned() };
+        let server = AtServer { server: "https://a:443".to_owned() };
+        drop(self.discovery_connected.get_or_create(&server));
+        drop(self.discovery_members.get_or_create(&server));
         drop(self.peer_up.get_or_create(&peer));
         drop(self.peer_handshake.get_or_create(&peer));
         drop(self.peer_received.get_or_create(&peer));

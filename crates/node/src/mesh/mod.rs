@@ -7,6 +7,7 @@
 //! from reports, and [`port_mapping`] asks gateways for a port, beside all of this.
 
 pub mod desired;
+pub mod discovery;
 mod ec2;
 pub mod external;
 pub mod inputs;
@@ -50,6 +51,7 @@ use k8s_openapi::api::networking::v1::ServiceCIDR;
 use kube::{Client, ResourceExt};
 use tokio::sync::{oneshot, watch};
 
+use self::discovery::{DiscoveryStatus, DiscoveryTask};
 use self::ec2::Ec2Task;
 use self::inputs::{InputReader, NetworkWatches};
 use self::kernel::HostKernel;
@@ -68,6 +70,7 @@ use crate::ipam::cached_block::CachedBlock;
 use crate::kernel_watch::KernelWatch;
 use crate::members::MemberSource;
 use crate::members::cached_peer::CachedPeer;
+use crate::members::discovery::Discovery;
 use crate::members::external_peers::{CachedExternalPeer, ExternalPeers};
 use crate::members::kubernetes::Kubernetes;
 
@@ -119,11 +122,14 @@ pub fn start(deps: MeshDeps, supervisor: &mut Supervisor) -> MeshHandle {
     let time_to_direct = deps.metrics.time_to_direct();
     let reports = Arc::new(Reports::new(Some(deps.metrics), deps.metrics_per_peer));
     let (private_key, public_key) = deps.keys;
+    let file = StateFile { directory: deps.state_directory, node: deps.node.clone(), public_key };
+    let (cached, discovered) = DiscoveryTask::known_before(&file);
+    let (known, discovered) = watch::channel(Arc::new(discovered));
     let sources: Vec<Box<dyn MemberSource>> = vec![
         Box::new(Kubernetes::of_mesh(Arc::clone(&deps.peers), deps.blocks)),
         Box::new(ExternalPeers::new(deps.external_peers, Arc::clone(&deps.service_ranges))),
+        Box::new(Discovery::new(discovered)),
     ];
-    let file = StateFile { directory: deps.state_directory, node: deps.node.clone(), public_key };
     let (found, port_mappings) = watch::channel(PortMappings::default());
     let port_mapping = PortMappingTask {
         meshes: Arc::clone(&deps.meshes),
@@ -157,6 +163,18 @@ pub fn start(deps: MeshDeps, supervisor: &mut Supervisor) -> MeshHandle {
         view,
         status,
     };
+    let (status, discovery_status) = watch::channel(DiscoveryStatus::default());
+    let discovery = DiscoveryTask {
+        client: deps.client.clone(),
+        node: deps.node.clone(),
+        public_key,
+        settings: reader.discovery(),
+        file: file.clone(),
+        cached,
+        reports: Arc::clone(&reports),
+        known,
+        status,
+    };
     let port = Arc::clone(paths.port());
     let device = DeviceSlot::new(deps.preference, deps.handover);
     let mesh = Mesh::new(HostKernel::default(), private_key, device, paths);
@@ -172,6 +190,7 @@ pub fn start(deps: MeshDeps, supervisor: &mut Supervisor) -> MeshHandle {
     let subsystem = supervisor.subsystem("mesh");
     subsystem.spawn("publisher", publisher.run(reports.subscribe()));
     subsystem.spawn("relay", relay.run());
+    subsystem.spawn("discovery", discovery.run());
     subsystem.spawn("port mapping", port_mapping.run());
     subsystem.spawn("EC2 metadata", ec2.run());
     subsystem.spawn("NAT64", nat64_task.run());
@@ -183,7 +202,9 @@ pub fn start(deps: MeshDeps, supervisor: &mut Supervisor) -> MeshHandle {
         let mesh = run::run(reader, kernel, mesh, running, stop.cancelled_owned()).await;
         drop(stopped.send(mesh.into_device()));
     });
-    MeshHandle { view: MeshView { public_key: Some(public_key), reports, paths: Some(port) }, device }
+    let view =
+        MeshView { public_key: Some(public_key), reports, paths: Some(port), discovery: discovery_status };
+    MeshHandle { view, device }
 }
 
 /// The mesh of this node, for the program that runs it.
@@ -198,7 +219,11 @@ impl MeshHandle {
         let reports = Reports::new(None, false);
         reports.fail(failure);
         let (_, device) = oneshot::channel();
-        Self { view: MeshView { public_key: None, reports: Arc::new(reports), paths: None }, device }
+        let (_, discovery) = watch::channel(DiscoveryStatus::default());
+        Self {
+            view: MeshView { public_key: None, reports: Arc::new(reports), paths: None, discovery },
+            device,
+        }
     }
 
     /// What other subsystems may know of the mesh.
@@ -218,9 +243,15 @@ pub struct MeshView {
     public_key: Option<PublicKey>,
     reports: Arc<Reports>,
     paths: Option<Arc<PathPort>>,
+    discovery: watch::Receiver<DiscoveryStatus>,
 }
 
 impl MeshView {
+    /// How the discovery services of the mesh do.
+    pub fn discovery(&self) -> DiscoveryStatus {
+        self.discovery.borrow().clone()
+    }
+
     /// This node's identity; `None` when its key file is unusable.
     pub fn public_key(&self) -> Option<PublicKey> {
         self.public_key
@@ -302,6 +333,12 @@ impl Reports {
         let failure = Some(MeshFailure::NoMesh);
         *self.lock() = Snapshot { report: None, failure, unpublished: None };
         self.published.send_replace(Publication::Left);
+    }
+
+    fn discovery(&self, status: &DiscoveryStatus) {
+        if let Some(metrics) = &self.metrics {
+            metrics.update_discovery(status);
+        }
     }
 
     fn clear_failure(&self) {

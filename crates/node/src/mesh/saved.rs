@@ -1,6 +1,8 @@
 //! What the cluster said last, in a file: with it the mesh comes up again while the API server does not answer, after a reboot or
 //! a crash of this program.
 
+mod discovered;
+
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Read as _};
@@ -21,6 +23,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tokio::time::sleep;
 
+pub(super) use self::discovered::Credentials;
 use super::inputs::Inputs;
 use crate::members::SourceProblem;
 use crate::state_file;

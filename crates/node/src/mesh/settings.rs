@@ -1,5 +1,7 @@
 //! The mesh as its resource describes it.
 
+mod discovery;
+
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
@@ -15,6 +17,7 @@ use fairlead_path::BirthdayPolicy;
 use fairlead_relay::client;
 use ipnet::IpNet;
 
+pub use self::discovery::DiscoverySettings;
 use crate::members::SourceProblem;
 
 /// A WireKubeMesh with defaults filled in.
@@ -41,6 +44,8 @@ pub struct MeshSettings {
     pub relay: Option<RelaySettings>,
     /// Where the pods of the managed relay listen.
     pub relay_pods: Vec<SocketAddr>,
+    /// The discovery services, if there are any.
+    pub discovery: Option<DiscoverySettings>,
 }
 
 /// The relay of the mesh.
@@ -120,6 +125,7 @@ impl MeshSettings {
                 relay_settings(relay, status).map_err(|error| problems.push(invalid(error))).ok().flatten()
             }),
             relay_pods: relay_pods(mesh),
+            discovery: discovery::parse(mesh, problems),
         }
     }
 }
@@ -183,9 +189,13 @@ fn managed_relay(
     }))
 }
 
+fn base64_bytes(text: &str) -> Result<Vec<u8>, String> {
+    STANDARD.decode(text).map_err(|error| format!("is not base64: {error}"))
+}
+
 /// PEM certificates in base64.
 fn certificates(bundle: &str) -> Result<Vec<u8>, String> {
-    let pem = STANDARD.decode(bundle).map_err(|error| format!("is not base64: {error}"))?;
+    let pem = base64_bytes(bundle)?;
     client::trust(&pem).map(|_| pem).map_err(|error| format!("is unusable: {error}"))
 }
 
@@ -379,7 +389,9 @@ mod tests {
         let pools = [Arc::new(serde_json::from_value(pool).unwrap())];
         let external = json!({ "endpoint": "a:1", "authSecretRef": { "name": "a" } });
         let read = |spec| {
-            let mut with_relay = json!({ "relay": relay(external.clone(), json!({})) });
+            let discovery = json!({ "endpoints": ["https://a"], "secretRef": { "name": "a" } });
+            let mut with_relay =
+                json!({ "relay": relay(external.clone(), json!({})), "discovery": discovery });
             merge(&mut with_relay, spec);
             let mesh = WireKubeMesh::new("default", serde_json::from_value(with_relay).unwrap());
             (MeshSettings::parse(&mesh, &mut Vec::new()), masquerade(&pools, Some(&mesh), Vec::new()))
@@ -405,6 +417,11 @@ mod tests {
             ("spec.relay.external.caBundle", json!("bm9uZQ==")),
             ("spec.relay.external.authSecretRef.name", json!("token")),
             ("spec.relay.external.authSecretRef.namespace", json!("other")),
+            ("spec.discovery.endpoints", json!(["https://b"])),
+            ("spec.discovery.caBundle", json!("bm9uZQ==")),
+            ("spec.discovery.allowedPrefixes", json!(["10.0.0.0/8"])),
+            ("spec.discovery.secretRef.name", json!("other")),
+            ("spec.discovery.secretRef.namespace", json!("other")),
         ];
         let without_effect = json!({
             "apiServerURL": "https://192.0.2.1:6443",

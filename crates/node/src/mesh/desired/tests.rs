@@ -43,6 +43,7 @@ pub(in crate::mesh) fn inputs(members: impl IntoIterator<Item = Member>) -> Inpu
             birthday: BirthdayPolicy::default(),
             relay: None,
             relay_pods: Vec::new(),
+            discovery: None,
         },
         members: merge(members.into_iter().map(record).collect()),
         node_addresses: vec![own],

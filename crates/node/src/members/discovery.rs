@@ -1,0 +1,258 @@
+//! Discovery services as a source of members.
+//!
+//! Every node that knows the secret of the cluster can publish anything there, also in the name of others, and a service can
+//! withhold everything. So what is read here has the least authority of all sources ([`fairlead_topology::merge`]), and nothing
+//! that a service withholds is missing elsewhere. [`Reader`] says what the services tell now, [`Memory`] how long a member is
+//! kept of which they tell no more. Both are without I/O; `mesh::discovery` drives them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use fairlead_address::PrefixSet;
+use fairlead_api::wireguard::PublicKey;
+use fairlead_discovery::client::{Member as Affiliate, Members};
+use fairlead_topology::{Endpoints, Member, MemberRecord, Source};
+use futures::FutureExt as _;
+use futures::future::BoxFuture;
+use ipnet::IpNet;
+use tokio::sync::watch;
+
+use super::{MemberSource, SourceProblem};
+
+/// Most problems of members that are remembered: a service can cause any number. Of members that the cluster knows none is told.
+const MAX_PROBLEMS: usize = 4096;
+/// Longest name of a Node (RFC 1123).
+const MAX_NAME: usize = 253;
+
+/// What is known by discovery.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Discovered {
+    /// Members, each once.
+    pub records: Vec<MemberRecord>,
+    /// What is left out, and what of discovery does not work.
+    pub problems: Vec<SourceProblem>,
+}
+
+/// What is known by discovery, as a source.
+pub struct Discovery(watch::Receiver<Arc<Discovered>>);
+
+impl Discovery {
+    /// The source follows what is sent.
+    pub fn new(known: watch::Receiver<Arc<Discovered>>) -> Self {
+        Self(known)
+    }
+}
+
+impl MemberSource for Discovery {
+    fn changed(&mut self) -> BoxFuture<'_, ()> {
+        async {
+            if self.0.changed().await.is_err() {
+                std::future::pending().await
+            }
+        }
+        .boxed()
+    }
+
+    /// No mesh waits for a discovery service.
+    fn is_ready(&self) -> bool {
+        true
+    }
+
+    fn is_cluster(&self) -> bool {
+        false
+    }
+
+    fn records(&mut self, problems: &mut Vec<SourceProblem>) -> Vec<MemberRecord> {
+        let known = Arc::clone(&self.0.borrow_and_update());
+        problems.extend_from_slice(&known.problems);
+        known.records.clone()
+    }
+}
+
+/// Reads what services tell.
+#[derive(Debug, Clone, Copy)]
+pub struct Reader<'a> {
+    /// Name of this node.
+    pub node: &'a str,
+    /// Its identifier in discovery.
+    pub node_id: &'a str,
+    /// See `spec.discovery.allowedPrefixes`.
+    pub allowed: &'a [IpNet],
+}
+
+/// What services tell of other members now.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Told {
+    /// Members by name.
+    members: BTreeMap<String, Known>,
+    /// What of them is left out.
+    pub problems: Vec<SourceProblem>,
+}
+
+/// A member, and its identifier in discovery.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Known {
+    id: String,
+    record: MemberRecord,
+}
+
+impl Reader<'_> {
+    /// Unites what the services tell. Of two affiliates with one identifier the one that was heard last counts, of two members
+    /// with one name that with the smaller identifier, as in Talos.
+    pub fn read<'a>(&self, services: impl IntoIterator<Item = &'a Members>) -> Told {
+        let mut told = Told::default();
+        let mut by_id: BTreeMap<&str, (&Affiliate, BTreeSet<SocketAddr>)> = BTreeMap::new();
+        for members in services {
+            for (id, rejection) in members.rejected() {
+                told.reject(&external_name(id), "the affiliate", rejection.to_string());
+            }
+            for (id, affiliate) in members.iter().filter(|(id, _)| *id != self.node_id) {
+                let (latest, endpoints) = by_id.entry(id).or_insert_with(|| (affiliate, BTreeSet::new()));
+                if affiliate.heard > latest.heard {
+                    *latest = affiliate;
+                }
+                endpoints.extend(&affiliate.endpoints);
+            }
+        }
+        for (id, (affiliate, endpoints)) in by_id {
+            self.add(id, affiliate, endpoints, &mut told);
+        }
+        told
+    }
+
+    fn add(&self, id: &str, affiliate: &Affiliate, endpoints: BTreeSet<SocketAddr>, told: &mut Told) {
+        let name = match affiliate.affiliate.nodename.as_str() {
+            "" => external_name(id),
+            name => name.to_owned(),
+        };
+        for rejection in &affiliate.rejections {
+            told.reject(&name, "a part", rejection.to_string());
+        }
+        // It takes no part in the mesh.
+        let (Some(public_key), Some(kubespan)) = (affiliate.public_key, &affiliate.affiliate.kubespan) else {
+            return;
+        };
+        let refusal = if name == self.node {
+            Some("it has the name of this node")
+        } else if !affiliate.affiliate.nodename.is_empty() && !is_name(&name) {
+            Some("its name is none of a Node")
+        } else if !kubespan.without_preshared_key {
+            Some(
+                "it is a node of KubeSpan, which needs a preshared key; only nodes of Fairlead are connected",
+            )
+        } else if told.members.contains_key(&name) {
+            Some("another member with a smaller identifier has the same name")
+        } else {
+            None
+        };
+        if let Some(why) = refusal {
+            return told.reject(&external_name(id), "all", why.to_owned());
+        }
+        let record = MemberRecord::of_node(Source::Discovery, &name);
+        let member = Member {
+            public_key: Some(public_key),
+            claims: self.claims(&name, affiliate, told),
+            endpoints: Endpoints { discovered: endpoints.into_iter().collect(), ..Endpoints::default() },
+            ..record.member
+        };
+        told.members.insert(name, Known { id: id.to_owned(), record: MemberRecord { member, ..record } });
+    }
+
+    /// Its own addresses, and what it routes of the allowed prefixes, without what it excludes.
+    fn claims(&self, name: &str, affiliate: &Affiliate, told: &mut Told) -> Vec<IpNet> {
+        let Some(kubespan) = &affiliate.affiliate.kubespan else { return Vec::new() };
+        let is_allowed = |prefix: &IpNet| self.allowed.iter().any(|allowed| allowed.contains(prefix));
+        let routed = &kubespan.additional_addresses;
+        let mut beyond = routed.iter().filter(|prefix| !is_allowed(prefix));
+        if let Some(first) = beyond.next() {
+            let others = match beyond.count() {
+                0 => String::new(),
+                others => format!(" and {others} more"),
+            };
+            let why = "spec.discovery.allowedPrefixes of the WireKubeMesh does not cover it".to_owned();
+            told.reject(name, &format!("prefix {first}{others}"), why);
+        }
+        let addresses: Vec<IpNet> = affiliate.affiliate.addresses.iter().copied().map(IpNet::from).collect();
+        let excluded: PrefixSet = kubespan.exclude_advertised_addresses.iter().collect();
+        let all = addresses.into_iter().chain(routed.iter().copied().filter(is_allowed));
+        // One by one: addresses stay addresses, which count more than prefixes.
+        let kept = all.flat_map(|prefix| {
+            let rest = std::iter::once(prefix).collect::<PrefixSet>().subtract(&excluded);
+            let ipv4 = rest.ipv4_prefixes().into_iter().map(IpNet::from);
+            ipv4.chain(rest.ipv6_prefixes().into_iter().map(IpNet::from)).collect::<Vec<_>>()
+        });
+        let distinct: BTreeSet<IpNet> = kept.collect();
+        distinct.into_iter().collect()
+    }
+}
+
+impl Told {
+    fn reject(&mut self, member: &str, what: &str, why: String) {
+        let (member, what) = (member.to_owned(), what.to_owned());
+        let problem = SourceProblem::DiscoveredPart { member, what, why };
+        if self.problems.len() < MAX_PROBLEMS && !self.problems.contains(&problem) {
+            self.problems.push(problem);
+        }
+    }
+}
+
+/// How a member is named that is no Node. Identifiers are anything that a service tells.
+fn external_name(id: &str) -> String {
+    let shown: String = id.chars().take(64).flat_map(char::escape_default).collect();
+    MemberRecord::of_external(Source::Discovery, &shown).member.name
+}
+
+/// Whether a Node may have this name (RFC 1123), which therefore is none of another source's identities.
+fn is_name(name: &str) -> bool {
+    let is_label = |label: &str| {
+        let is_inside = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+        !label.is_empty() && label.bytes().all(is_inside) && !label.starts_with('-') && !label.ends_with('-')
+    };
+    name.len() <= MAX_NAME && name.split('.').all(is_label)
+}
+
+/// What the services told, now and before.
+#[derive(Debug, Default)]
+pub struct Memory {
+    known: BTreeMap<String, Known>,
+}
+
+impl Memory {
+    /// With what an earlier run of this program knew.
+    pub fn with_cached(members: Vec<Member>) -> Self {
+        let known = members.into_iter().map(|member| {
+            let member = Member { is_discovered: true, ..member };
+            let record = MemberRecord { member, ..MemberRecord::of_node(Source::Cache, "") };
+            (record.member.name.clone(), Known { id: String::new(), record })
+        });
+        Self { known: known.collect() }
+    }
+
+    /// Takes what the services tell now. A member of which none tells any more is kept while it `is_alive`, and as long as no
+    /// service `has_answered`, unless a client of the service deleted it (`is_deleted`). Whether any is kept.
+    pub fn update(
+        &mut self,
+        told: &Told,
+        has_answered: bool,
+        is_deleted: impl Fn(&str) -> bool,
+        is_alive: impl Fn(&PublicKey) -> bool,
+    ) -> bool {
+        self.known.retain(|name, known| {
+            let is_alive = || known.record.member.public_key.as_ref().is_some_and(&is_alive);
+            told.members.contains_key(name) || (!is_deleted(&known.id) && (!has_answered || is_alive()))
+        });
+        let keeps =
+            self.known.len() > self.known.keys().filter(|name| told.members.contains_key(*name)).count();
+        self.known.extend(told.members.iter().map(|(name, known)| (name.clone(), known.clone())));
+        keeps
+    }
+
+    /// All members.
+    pub fn records(&self) -> Vec<MemberRecord> {
+        self.known.values().map(|known| known.record.clone()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests;

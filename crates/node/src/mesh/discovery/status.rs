@@ -1,0 +1,90 @@
+//! What users may know of discovery services.
+
+use std::time::{Duration, Instant};
+
+use fairlead_discovery::client::View;
+
+use super::Service;
+use crate::members::SourceProblem;
+use crate::mesh::settings::DiscoverySettings;
+
+/// How long a service may be away before that is a problem: each is written to the API server by every node.
+const OUTAGE: Duration = Duration::from_secs(30);
+
+/// How the discovery services of the mesh do; empty where there are none.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct DiscoveryStatus {
+    /// In the order of the resource.
+    pub services: Vec<ServiceStatus>,
+}
+
+/// How one does.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServiceStatus {
+    /// Its URL.
+    pub server: String,
+    /// There is a connection, and it has told all members.
+    pub is_connected: bool,
+    /// It has this node.
+    pub is_published: bool,
+    /// How many other members it tells of.
+    pub members: usize,
+    /// What does not work; empty if everything does.
+    pub error: String,
+}
+
+impl DiscoveryStatus {
+    /// No service can be used.
+    pub(super) fn of_failure(settings: &DiscoverySettings, error: &str) -> Self {
+        let service = |server: &fairlead_discovery::client::ServerEndpoint| ServiceStatus {
+            server: server.to_string(),
+            is_connected: false,
+            is_published: false,
+            members: 0,
+            error: error.to_owned(),
+        };
+        Self { services: settings.servers.iter().map(service).collect() }
+    }
+}
+
+impl Service {
+    /// Notes whether there is a connection.
+    pub(super) fn observe(&mut self, now: Instant) {
+        match self.view.borrow_and_update().connected {
+            Some(_) => self.down_since = None,
+            None => drop(self.down_since.get_or_insert(now)),
+        }
+    }
+
+    pub(super) fn status(&self, view: &View) -> ServiceStatus {
+        let is_connected = view.connected.is_some();
+        ServiceStatus {
+            server: self.server.to_string(),
+            is_connected,
+            is_published: is_connected && view.published.is_some() && view.publication_error.is_none(),
+            members: view.members.iter().count(),
+            error: error(view).unwrap_or_default().to_owned(),
+        }
+    }
+
+    /// What is a problem of it; one that is restarted is none.
+    pub(super) fn problems(&self, view: &View) -> Vec<SourceProblem> {
+        let is_long = self.down_since.is_none_or(|at| at.elapsed() >= OUTAGE);
+        let unavailable = error(view).filter(|_| is_long).map(|error| SourceProblem::DiscoveryUnavailable {
+            server: self.server.to_string(),
+            error: error.to_owned(),
+        });
+        let omissions =
+            view.omissions.iter().map(|omission| SourceProblem::DiscoveryOmission(omission.to_string()));
+        unavailable.into_iter().chain(omissions).collect()
+    }
+}
+
+fn error(view: &View) -> Option<&str> {
+    let publication = || view.publication_error.as_deref();
+    if view.connected.is_none() {
+        view.connection_error.as_deref().or_else(publication)
+    } else {
+        publication()
+    }
+}
