@@ -29,6 +29,7 @@
 //!
 //! Input: what a test asks for. Output: namespaces, set up by the programs `ip`, `nft`, `conntrack` and `sh`; needs root.
 
+pub mod discovery;
 mod faults;
 mod host;
 mod internet;

@@ -1,0 +1,152 @@
+//! Nodes find each other through a discovery service: real node programs, a real API server, `fairlead discovery`.
+
+#![cfg(test)]
+
+mod outage;
+
+use std::net::Ipv4Addr;
+use std::time::{Duration, Instant};
+
+use fairlead_demo::{World, servers, topology};
+use outage::{TIMEOUT, loses_nothing, node, peer, udp};
+use serde_json::json;
+use testbed_lab::Progress;
+use testbed_lab::discovery::Discovery;
+
+/// The cluster of this test; no other is accepted.
+const CLUSTER: &str = "test-cluster";
+/// The API server takes no WireKubePeer of this node, so that only discovery tells of it.
+const UNPUBLISHED: &str = "office-1";
+const POLICY: &str = r#"
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicy
+metadata: {name: unpublished}
+spec:
+  failurePolicy: Fail
+  matchConstraints:
+    resourceRules:
+      - {apiGroups: [wirekube.io], apiVersions: [v1alpha1], resources: [wirekubepeers], operations: [CREATE, UPDATE]}
+  validations:
+    - {expression: "object.metadata.name != 'office-1'", message: refused by the test}
+---
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicyBinding
+metadata: {name: unpublished}
+spec: {policyName: unpublished, validationActions: [Deny]}
+"#;
+
+/// What others learn of a node by discovery alone works, survives failures of the service and of the API server, and ends when the
+/// service deletes it. Members that the cluster knows lose nothing by anything that the service does.
+#[test]
+fn a_member_that_only_discovery_knows_is_reached_and_a_liar_harms_no_other() {
+    let mut topology = topology::two_sites();
+    topology.sites[0].nodes.push(Ipv4Addr::new(198, 51, 100, 12));
+    let mut world = World::start(&topology, &Progress::default()).unwrap();
+    let host = world.lab().public_site("internet").host("discovery").unwrap();
+    let mut server =
+        Discovery::start(host, world.directory().join("discovery"), &format!("{CLUSTER} *")).unwrap();
+    leave_one_unpublished(&world);
+    let secret = json!({
+        "apiVersion": "v1", "kind": "Secret",
+        "metadata": { "name": "fairlead-discovery", "namespace": "kube-system" },
+        "stringData": { "clusterID": CLUSTER, "clusterSecret": "AgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAgI=" },
+    });
+    world.plane.apply(&secret.to_string()).unwrap();
+    servers::apply_mesh(&world, &json!({ "discovery": server.spec() })).unwrap();
+    world.apply_pool().unwrap();
+    for name in ["cloud-1", "cloud-2"] {
+        world.start_pod(&format!("pod-{name}"), name).unwrap();
+    }
+    is_reached(&world, "discovery alone tells of the node");
+    let status = node(&world, "cloud-1").status().unwrap();
+    let service = &status["discoveryServices"][0];
+    assert_eq!((&service["connected"], &service["members"]), (&json!(true), &json!(2)), "{status}");
+    assert_eq!(status["problems"], json!([]), "{status}");
+    assert!(world.plane.kubectl(&["get", "wirekubepeer", UNPUBLISHED]).is_err());
+
+    let flows = [udp(&world, "cloud-1", "cloud-2"), udp(&world, "cloud-2", "cloud-1")];
+    std::thread::sleep(Duration::from_secs(1));
+    let mark = Instant::now();
+    server.kill().unwrap();
+    is_reached(&world, "the service is gone");
+    server.run().unwrap();
+    world.wait_for(TIMEOUT, |world| tells(world, 2)).unwrap();
+    is_reached(&world, "the service has forgotten everything, and been told again");
+
+    // As a service that lies would say: all nodes were deleted.
+    server.admit(&format!("{CLUSTER} another-node")).unwrap();
+    world
+        .wait_for(TIMEOUT, |world| match peer(node(world, "cloud-1"), UNPUBLISHED) {
+            Some(peer) => anyhow::bail!("it is still a peer: {peer}"),
+            None => Ok(()),
+        })
+        .unwrap();
+    std::thread::sleep(Duration::from_secs(2));
+    loses_nothing("the service lost, then deleted all nodes", &flows, mark);
+    server.admit(&format!("{CLUSTER} *")).unwrap();
+    is_reached(&world, "the node may publish again");
+    drop(flows);
+
+    // What was known is used by a program that starts without the API server and without the service. The file is written after
+    // 30 s at the latest.
+    std::thread::sleep(Duration::from_secs(35));
+    world.plane.stop_apiserver().unwrap();
+    server.kill().unwrap();
+    let restarted = world.node("cloud-1").unwrap();
+    restarted.kill().unwrap();
+    restarted.start().unwrap();
+    restarted.wait_ready(TIMEOUT).unwrap();
+    is_reached(&world, "restarted without the API server and without the service");
+}
+
+/// Waits until the API server refuses its WireKubePeer.
+fn leave_one_unpublished(world: &World) {
+    world.plane.apply(POLICY).unwrap();
+    let object = json!({
+        "apiVersion": "wirekube.io/v1alpha1", "kind": "WireKubePeer", "metadata": { "name": UNPUBLISHED },
+        "spec": { "publicKey": "xTIBA5rboUvnH4htodjb6e697QjLERt1NAB4mZqp8Dg=" },
+    });
+    let file = world.directory().join("refused.json");
+    std::fs::write(&file, object.to_string()).unwrap();
+    world
+        .wait_for(TIMEOUT, |world| {
+            let path = file.to_string_lossy();
+            match world.plane.kubectl(&["create", "--dry-run=server", "-f", &path]) {
+                Ok(_) => anyhow::bail!("the policy is not in force"),
+                Err(error) if format!("{error:#}").contains("refused by the test") => Ok(()),
+                Err(error) => Err(error),
+            }
+        })
+        .unwrap();
+}
+
+/// The service tells cloud-1 of this number of members.
+fn tells(world: &World, members: u64) -> anyhow::Result<()> {
+    let status = node(world, "cloud-1").status()?;
+    let service = &status["discoveryServices"][0];
+    let is_there = service["connected"] == true && service["members"] == members;
+    anyhow::ensure!(is_there, "{service}");
+    Ok(())
+}
+
+/// Both nodes of the cloud reach the node by its own address, which is no public one, and it reaches them.
+fn is_reached(world: &World, what: &str) {
+    let begun = Instant::now();
+    let unpublished = node(world, UNPUBLISHED).host.address();
+    world
+        .wait_for(TIMEOUT, |world| {
+            for name in ["cloud-1", "cloud-2"] {
+                let found = peer(node(world, name), UNPUBLISHED);
+                anyhow::ensure!(
+                    found.as_ref().is_some_and(|peer| peer["state"] == "up"),
+                    "on {name}: {found:?}"
+                );
+                let address = node(world, name).host.address();
+                node(world, name).host.shell(&format!("ping -n -c 2 -W 1 {unpublished}"))?;
+                node(world, UNPUBLISHED).host.shell(&format!("ping -n -c 2 -W 1 {address}"))?;
+            }
+            Ok(())
+        })
+        .unwrap_or_else(|error| panic!("{what}: {error:#}"));
+    println!("{what}: reached after {:.1} s", begun.elapsed().as_secs_f64());
+}
