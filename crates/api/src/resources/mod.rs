@@ -15,6 +15,7 @@ mod address_block;
 mod address_pool;
 mod block_request;
 mod definitions;
+mod discovery;
 mod egress;
 mod kilo_peer;
 pub mod not_implemented;
@@ -31,15 +32,16 @@ pub use block_request::{
     BlockRequestStatus, ConditionStatus, InvalidName,
 };
 pub use definitions::definitions;
+pub use discovery::Discovery;
 pub use egress::{
     Egress, EgressDisruptionBudget, EgressPodMetadata, EgressPodTemplate, EgressSpec, EgressStatus,
     SessionAffinity,
 };
 pub use kilo_peer::{DnsOrIp, KiloPeer, KiloPeerSpec, PeerEndpoint};
 pub use wirekube_mesh::{
-    AutoAllowedIps, BirthdayAttack, Discovery, ExternalRelay, LocalSubnetPolicy, ManagedRelay, NatTraversal,
-    Relay, RelayMode, RelayProvider, RelayResources, RelayServiceType, RelayTransport, Routing, SecretRef,
-    Toggle, WireKubeMesh, WireKubeMeshSpec, WireKubeMeshStatus,
+    AutoAllowedIps, BirthdayAttack, ExternalRelay, LocalSubnetPolicy, ManagedRelay, NatTraversal, Relay,
+    RelayMode, RelayProvider, RelayResources, RelayServiceType, RelayTransport, Routing, SecretRef, Toggle,
+    WireKubeMesh, WireKubeMeshSpec, WireKubeMeshStatus,
 };
 pub use wirekube_peer::{
     CandidateType, EndpointDiscoveryMethod, IceCandidate, NatType, ObservedEndpoint, PeerCounts,
