@@ -120,6 +120,9 @@ const NODE_RIGHTS: &[Right] = &[
     // Where no node can be: addresses of Services.
     ("get list watch", "servicecidrs.networking.k8s.io", "", "", "", true),
     ("create update patch delete", "servicecidrs.networking.k8s.io", "", "", "", false),
+    // Peers outside of the cluster.
+    ("get list watch", "peers.kilo.squat.ai", "", "", "", true),
+    ("create update patch delete", "peers.kilo.squat.ai", "", "", "", false),
     ("get list watch", "wirekubemeshes.wirekube.io", "", "", "", true),
     ("get list watch create update patch", "wirekubepeers.wirekube.io", "", "", "", true),
     ("get update patch", "wirekubepeers.wirekube.io", "status", "", "", true),
@@ -137,6 +140,9 @@ const NODE_RIGHTS: &[Right] = &[
     ("update patch", "blockrequests.coil.cybozu.com", "status", "", "", false),
     // The token of an external relay.
     ("get", "secrets", "", "fairlead-relay", "kube-system", true),
+    // What nodes share for discovery services.
+    ("get", "secrets", "", "fairlead-discovery", "kube-system", true),
+    ("create update patch delete", "secrets", "", "fairlead-discovery", "kube-system", false),
     ("get list", "secrets", "", "", "kube-system", false),
     ("create get update", "leases.coordination.k8s.io", "", "coil-ipam-leader", "kube-system", false),
     ("create", "serviceaccounts", "token", "fairlead-node", "kube-system", false),
@@ -174,6 +180,9 @@ const CONTROLLER_RIGHTS: &[Right] = &[
     ("list", "pods", "", "", "", true),
     ("get watch create delete", "pods", "", "", "", false),
     ("get list", "secrets", "", "", "kube-system", false),
+    // The same secret, which is made once.
+    ("get create patch", "secrets", "", "fairlead-discovery", "kube-system", true),
+    ("list watch update delete", "secrets", "", "fairlead-discovery", "kube-system", false),
     // The managed relay, by name, in a namespace where no other ServiceAccount is and no pod has privileges.
     ("create patch delete", "deployments.apps", "", "fairlead-relay", RELAY, true),
     ("create patch delete", "services", "", "fairlead-relay", RELAY, true),
