@@ -35,9 +35,9 @@ pub fn counted_tunnel_packets(world: &World) -> anyhow::Result<Vec<u64>> {
     let rules = world.lab().internet().shell("nft -j list table ip judge")?;
     let rules: Value = serde_json::from_str(&rules)?;
     let counter = |item: &Value| {
-        let parts = item["rule"]["expr"].as_array()?;
-        parts.iter().find_map(|part| part["counter"]["packets"].as_u64())
+        let parts = item.pointer("/rule/expr")?.as_array()?;
+        parts.iter().find_map(|part| part.pointer("/counter/packets")?.as_u64())
     };
-    let items = rules["nftables"].as_array().context("nft lists no rules")?;
+    let items = rules.get("nftables").and_then(Value::as_array).context("nft lists no rules")?;
     Ok(items.iter().filter_map(counter).collect())
 }

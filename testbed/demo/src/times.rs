@@ -38,14 +38,18 @@ pub struct PairTimes {
 /// It does not run, or its log cannot be read.
 pub fn courses(node: &Node) -> Result<BTreeMap<String, Course>> {
     let status = node.status()?;
-    let peers = status["peers"].as_array().context("no peers")?;
-    let names: BTreeMap<&str, &str> =
-        peers.iter().filter_map(|peer| Some((peer["publicKey"].as_str()?, peer["name"].as_str()?))).collect();
+    let peers = status.get("peers").and_then(Value::as_array).context("no peers")?;
+    let names: BTreeMap<&str, &str> = peers
+        .iter()
+        .filter_map(|peer| Some((peer.get("publicKey")?.as_str()?, peer.get("name")?.as_str()?)))
+        .collect();
     let mut courses = BTreeMap::new();
     for line in std::fs::read_to_string(node.log())?.lines() {
         let Ok(event) = serde_json::from_str::<Value>(line) else { continue };
-        let Some(peer) = event["peer"].as_str().and_then(|key| names.get(key)) else { continue };
-        let at: Timestamp = event["timestamp"].as_str().context("no time")?.parse()?;
+        let Some(peer) = event.get("peer").and_then(Value::as_str).and_then(|key| names.get(key)) else {
+            continue;
+        };
+        let at: Timestamp = event.get("timestamp").and_then(Value::as_str).context("no time")?.parse()?;
         let new = || Course { known: at, up: None, direct: None };
         courses.entry((*peer).to_owned()).or_insert_with(new).add(&event, at);
     }
@@ -65,11 +69,12 @@ impl PairTimes {
 
 impl Course {
     fn add(&mut self, event: &Value, at: Timestamp) {
-        if event["to"] == "up" {
+        if event.get("to").is_some_and(|to| to == "up") {
             self.up.get_or_insert(at);
         }
-        let has_answered = ["BetterPath", "BirthdayAttack", "PathFailed", "ProbeAnswered"].map(Value::from);
-        if has_answered.contains(&event["reason"]) && event["source"] != "relay" {
+        let word = |field| event.get(field).and_then(Value::as_str).unwrap_or_default();
+        let has_answered = ["BetterPath", "BirthdayAttack", "PathFailed", "ProbeAnswered"];
+        if has_answered.contains(&word("reason")) && word("source") != "relay" {
             self.direct = Some(at);
         }
     }

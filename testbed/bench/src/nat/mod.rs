@@ -92,14 +92,17 @@ fn text(outcome: Outcome) -> String {
     format!("answer {}, direct {}", time(outcome.answer), time(outcome.direct))
 }
 
+/// Takes one of the times.
+type Take = fn(&Outcome) -> Option<Duration>;
+
 fn report(outcomes: &[(Outcome, Outcome)]) -> Result<Vec<Measurement>> {
     let mut measurements = Vec::new();
-    let both = |take: fn(&Outcome) -> Option<Duration>| -> [Vec<f64>; 2] {
+    let both = |take: Take| -> [Vec<f64>; 2] {
         let taken = outcomes.iter().filter_map(|(ours, peers)| take(ours).zip(take(peers)));
         let (ours, peers) = taken.map(|(ours, peers)| (milliseconds(ours), milliseconds(peers))).unzip();
         [ours, peers]
     };
-    let metrics: [(&str, fn(&Outcome) -> Option<Duration>); 2] = [
+    let metrics: [(&str, Take); 2] = [
         ("first answer", |outcome| outcome.answer),
         ("direct path, where both find one", |outcome| outcome.direct),
     ];

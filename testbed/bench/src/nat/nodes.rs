@@ -118,7 +118,8 @@ fn follow(world: &World, one: &Place, other: &Place) -> Result<PairTimes> {
 
 /// Whether a node sends to a peer directly; `None` without a session.
 fn is_direct(status: &Value, peer: &Place) -> Option<bool> {
-    let peer = status["peers"].as_array()?.iter().find(|seen| seen["name"] == peer.node)?;
-    (peer["state"] == "up")
-        .then(|| peer["endpoint"].as_str().is_some_and(|endpoint| !endpoint.contains("://")))
+    let is_peer = |seen: &&Value| seen.get("name").is_some_and(|name| name == peer.node);
+    let peer = status.get("peers")?.as_array()?.iter().find(is_peer)?;
+    let word = |field| peer.get(field).and_then(Value::as_str).unwrap_or_default();
+    (word("state") == "up").then(|| !word("endpoint").is_empty() && !word("endpoint").contains("://"))
 }
