@@ -1,5 +1,6 @@
-//! Two endpoints of iroh on the hosts of the nodes, and iroh's relay.
+//! Two endpoints of iroh on hosts beside the nodes, and iroh's relay.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::PathBuf;
@@ -28,6 +29,8 @@ pub(super) struct Iroh {
     certificate: PathBuf,
     /// As endpoints know it.
     address: String,
+    /// Beside the nodes, by their names: the mesh of a node leads what is for others into its own tunnel.
+    hosts: BTreeMap<String, Host>,
     _relay: Process,
     _host: Host,
 }
@@ -53,13 +56,18 @@ impl Iroh {
         command.args(["serve", &address]).arg(&certificate).arg(&key);
         let mut relay = host.spawn(&mut command, world.directory().join("iroh-relay.log"))?;
         relay.wait_for_output("serving", TIMEOUT)?;
-        Ok(Self { program, certificate, address, _relay: relay, _host: host })
+        let mut hosts = BTreeMap::new();
+        for node in &world.nodes {
+            let site = world.sites.iter().find(|site| site.name() == node.site).context("no such site")?;
+            hosts.insert(node.name.clone(), site.host(&format!("{}-iroh", node.name))?);
+        }
+        Ok(Self { program, certificate, address, hosts, _relay: relay, _host: host })
     }
 
     /// One connects to the other.
-    pub(super) fn measure(&self, world: &World, one: &Place, other: &Place) -> Result<Outcome> {
-        let mut listening = self.endpoint(world, other, "listen")?;
-        let mut connecting = self.endpoint(world, one, "connect")?;
+    pub(super) fn measure(&self, one: &Place, other: &Place) -> Result<Outcome> {
+        let mut listening = self.endpoint(other, "listen")?;
+        let mut connecting = self.endpoint(one, "connect")?;
         let id = listening.line()?;
         ensure!(connecting.line()? == "ready", "the endpoint is not ready");
         let input = connecting.child.stdin.as_mut().context("the endpoint has no input")?;
@@ -74,9 +82,9 @@ impl Iroh {
         Ok(Outcome { answer: time(words.next())?, direct: time(words.next())? })
     }
 
-    fn endpoint(&self, world: &World, place: &Place, role: &str) -> Result<Endpoint> {
-        let node = world.nodes.iter().find(|node| node.name == place.node).context("no such node")?;
-        let mut command: Command = node.host.command(&self.program)?;
+    fn endpoint(&self, place: &Place, role: &str) -> Result<Endpoint> {
+        let host = self.hosts.get(place.node).context("no such host")?;
+        let mut command: Command = host.command(&self.program)?;
         command.args([role, &self.address]).env("SSL_CERT_FILE", &self.certificate);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let lines = BufReader::new(child.stdout.take().context("the endpoint has no output")?);

@@ -1,6 +1,6 @@
-//! Two nodes behind NATs find a path: ours, and two endpoints of iroh on the same hosts.
+//! Two nodes behind NATs find a path: ours, and two endpoints of iroh on hosts beside them.
 //!
-//! The lab is that of the test of the NAT matrix. Of each pair of kinds two hosts are measured, alone, first by one subject and then by the
+//! The lab is that of the test of the NAT matrix. Of each pair of kinds two sites are measured, alone, first by one subject and then by the
 //! other. Ours are real node programs without any state, with a real API server; time begins when both know each other, which is before STUN
 //! servers have answered. Endpoints of iroh have had 3 s with their relay to learn their addresses; time begins when one connects to the ID of
 //! the other. Both have one relay and servers that tell addresses, all on the lab's Internet, without delay.
@@ -50,9 +50,9 @@ pub(crate) fn run(options: Options) -> Result<Vec<Measurement>> {
         // The order alternates.
         let (ours, peers) = if number % 2 == 0 {
             let ours = nodes.measure(&mut world, one, other).with_context(context)?;
-            (ours, iroh.measure(&world, one, other).with_context(context)?)
+            (ours, iroh.measure(one, other).with_context(context)?)
         } else {
-            let peers = iroh.measure(&world, one, other).with_context(context)?;
+            let peers = iroh.measure(one, other).with_context(context)?;
             (nodes.measure(&mut world, one, other).with_context(context)?, peers)
         };
         progress(&format!(
