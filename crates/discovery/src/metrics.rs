@@ -89,38 +89,18 @@ fn family(
 
 #[cfg(test)]
 mod tests {
-    use prometheus_client::encoding::text::encode;
     use testbed_metrics::{Exposed, reference};
 
     use super::*;
-    use crate::core::Limits;
     use crate::server::{Server, Settings};
 
     /// A scrape in the text format, where the family of a counter has the name of its sample.
     async fn scrape() -> String {
-        let settings = Settings {
-            listen: "127.0.0.1:0".parse().unwrap(),
-            certificate: None,
-            trusted_proxies: Vec::new(),
-            reports_client_address: true,
-            redirect: None,
-            admission: None,
-            snapshot: None,
-            limits: Limits::default(),
-            connections: (1, 1),
-        };
+        let settings = Settings::new("127.0.0.1:0".parse().unwrap(), (1, 1));
         let server = Server::bind(settings).unwrap();
         let mut registry = Registry::default();
         register(&mut registry, server.observer());
-        let mut text = String::new();
-        encode(&mut text, &registry).unwrap();
-        for name in
-            text.clone().lines().filter_map(|line| line.strip_prefix("# TYPE ")?.strip_suffix(" counter"))
-        {
-            text = text.replace(&format!("# HELP {name} "), &format!("# HELP {name}_total "));
-            text = text.replace(&format!("# TYPE {name} "), &format!("# TYPE {name}_total "));
-        }
-        text.replace("# EOF\n", "")
+        testbed_metrics::scrape(&registry).unwrap()
     }
 
     #[tokio::test]

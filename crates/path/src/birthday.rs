@@ -1,6 +1,6 @@
 //! Birthday attempts: a direct path between a node behind a symmetric NAT and one behind a port-restricted NAT.
 //!
-//! The symmetric NAT has another external port for each socket, and nobody outside learns it. So that node opens
+//! The symmetric NAT gives each socket another external port, which the peer cannot learn. So the node behind it opens
 //! [`SOCKETS`] sockets and sends from each to the peer's known endpoint; the peer sends to random ports of the NAT's address until
 //! one of its requests comes in by a mapping (the birthday paradox: 256 of 64,512 ports are open, so 2,048 requests miss all of
 //! them once in 3,400 attempts). Both begin together, told by requests over the relay, and go on only while the other one says

@@ -104,7 +104,6 @@ mod tests {
     use std::sync::Arc;
 
     use fairlead_api::wireguard::PublicKey;
-    use prometheus_client::encoding::text::encode;
     use testbed_metrics::{Exposed, reference};
 
     use super::*;
@@ -143,15 +142,7 @@ mod tests {
         let server = Server::bind(settings, Arc::new(NoClients)).unwrap();
         let mut registry = Registry::default();
         register(&mut registry, server.observer());
-        let mut text = String::new();
-        encode(&mut text, &registry).unwrap();
-        for name in
-            text.clone().lines().filter_map(|line| line.strip_prefix("# TYPE ")?.strip_suffix(" counter"))
-        {
-            text = text.replace(&format!("# HELP {name} "), &format!("# HELP {name}_total "));
-            text = text.replace(&format!("# TYPE {name} "), &format!("# TYPE {name}_total "));
-        }
-        text.replace("# EOF\n", "")
+        testbed_metrics::scrape(&registry).unwrap()
     }
 
     #[tokio::test]

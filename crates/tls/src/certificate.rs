@@ -83,6 +83,15 @@ impl Certificate {
         Ok(true)
     }
 
+    /// As [`Certificate::refresh`], and logs what became of it.
+    pub fn refresh_and_log(&self) {
+        match self.refresh() {
+            Ok(true) => tracing::info!("the certificate has changed"),
+            Ok(false) => {}
+            Err(error) => tracing::warn!(%error, "the certificate read before stays in use"),
+        }
+    }
+
     fn current(&self) -> Arc<CertifiedKey> {
         Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner).key)
     }

@@ -12,7 +12,7 @@ use crate::prefixes;
 use crate::problem::{Problem, Refusal};
 
 /// The shortest prefix an external member may have: `0.0.0.0/0` and its halves would capture what belongs to others.
-pub const MIN_EXTERNAL_LENGTH: u8 = 8;
+const MIN_LENGTH: u8 = 8;
 
 /// The external members that take part, in the order in which they joined, with the claims that may be compared. What lies inside a
 /// claim and is reserved is cut out of it.
@@ -25,7 +25,8 @@ pub(crate) fn admitted(members: &[Member], policy: &Policy, problems: &mut BTree
     let nodes = members.iter().filter(|member| member.external.is_none());
     let mut keys: BTreeMap<PublicKey, &str> =
         nodes.filter_map(|node| Some((node.public_key?, node.name.as_str()))).collect();
-    let reserved: PrefixSet = policy.reserved.iter().collect();
+    let services: PrefixSet = policy.services.iter().collect();
+    let reserved: PrefixSet = policy.reserved.iter().chain(&policy.services).collect();
     let mut admitted = Vec::new();
     for member in externals {
         let Some(key) = member.public_key else { continue };
@@ -35,28 +36,34 @@ pub(crate) fn admitted(members: &[Member], policy: &Policy, problems: &mut BTree
             continue;
         }
         keys.insert(key, &member.name);
-        let claims = member.claims.iter().flat_map(|claim| match usable(claim.trunc(), &reserved) {
-            Ok(prefixes) => prefixes,
-            Err(why) => {
-                let (node, prefix) = (member.name.clone(), claim.trunc());
-                problems.insert(Problem::ExternalPrefixRefused { node, prefix, why });
-                Vec::new()
-            }
-        });
+        let claims =
+            member.claims.iter().flat_map(|claim| match usable(claim.trunc(), &reserved, &services) {
+                Ok(prefixes) => prefixes,
+                Err(why) => {
+                    let (node, prefix) = (member.name.clone(), claim.trunc());
+                    problems.insert(Problem::ExternalPrefixRefused { node, prefix, why });
+                    Vec::new()
+                }
+            });
         admitted.push(Member { claims: claims.collect(), blocks: Vec::new(), ..member.clone() });
     }
     admitted
 }
 
-fn usable(prefix: IpNet, reserved: &PrefixSet) -> Result<Vec<IpNet>, Refusal> {
-    if prefix.prefix_len() < MIN_EXTERNAL_LENGTH {
+/// What is left of a claim; `services` are those of the reserved prefixes that are theirs.
+fn usable(prefix: IpNet, reserved: &PrefixSet, services: &PrefixSet) -> Result<Vec<IpNet>, Refusal> {
+    if prefix.prefix_len() < MIN_LENGTH {
         return Err(Refusal::TooWide);
     }
     if reserved.overlapping(prefix).is_none() {
         return Ok(vec![prefix]);
     }
     let rest = prefixes::without(prefix, reserved);
-    if rest.is_empty() { Err(Refusal::ApiServer) } else { Ok(rest) }
+    match rest.is_empty() {
+        false => Ok(rest),
+        true if services.overlapping(prefix).is_some() => Err(Refusal::Service),
+        true => Err(Refusal::ApiServer),
+    }
 }
 
 #[cfg(test)]

@@ -30,7 +30,6 @@ mod prefixes;
 mod problem;
 mod routes;
 
-pub use external::MIN_EXTERNAL_LENGTH;
 pub use member::{Endpoints, External, Member, MemberRecord, Since, Source};
 pub use merge::merge;
 pub use plan::{PeerPlan, Plan, Policy, plan};

@@ -29,6 +29,8 @@ pub struct Policy {
     pub held: BTreeMap<PublicKey, BTreeSet<IpNet>>,
     /// Prefixes that no external member may have: addresses of the API server.
     pub reserved: Vec<IpNet>,
+    /// Prefixes of Services, which no external member may have either.
+    pub services: Vec<IpNet>,
     /// Addresses of this host. On their networks, nodes get plain routes to their blocks, and no peers; `None` asks for peers
     /// and no routes.
     pub routes_on: Option<Vec<OwnAddress>>,
@@ -44,6 +46,7 @@ impl Policy {
             keepalive,
             held: BTreeMap::new(),
             reserved: Vec::new(),
+            services: Vec::new(),
             routes_on: None,
         }
     }

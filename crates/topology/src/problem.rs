@@ -14,6 +14,8 @@ use crate::prefixes::Unusable;
 pub enum Refusal {
     /// It is an address of the API server.
     ApiServer,
+    /// Services have addresses there.
+    Service,
     /// It is wider than /8: most of an address family, or all of it.
     TooWide,
 }
@@ -22,6 +24,7 @@ impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::ApiServer => "the API server has that address",
+            Self::Service => "these addresses belong to Services",
             Self::TooWide => "it is wider than /8, and would capture what belongs to others; name the networks behind the peer",
         })
     }

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fairlead_discovery::client::{self, Client, Local, View};
-use fairlead_discovery::core::Limits;
 use fairlead_discovery::server::{Server, Settings};
 use fairlead_wire::discovery::{Affiliate, ClusterSecret, KubeSpan};
 use rustls::RootCertStore;
@@ -23,17 +22,7 @@ const TTL: Duration = Duration::from_secs(4);
 const LIMIT: Duration = Duration::from_secs(30);
 
 fn serve() -> (SocketAddr, DropGuard) {
-    let settings = Settings {
-        listen: "127.0.0.1:0".parse().unwrap(),
-        certificate: None,
-        trusted_proxies: Vec::new(),
-        reports_client_address: true,
-        redirect: None,
-        admission: None,
-        snapshot: None,
-        limits: Limits::default(),
-        connections: (100, 100),
-    };
+    let settings = Settings::new("127.0.0.1:0".parse().unwrap(), (100, 100));
     let server = Server::bind(settings).unwrap();
     let (address, stop) = (server.local_address().unwrap(), CancellationToken::new());
     tokio::spawn(server.run(stop.clone().cancelled_owned()));

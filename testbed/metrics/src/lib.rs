@@ -16,6 +16,8 @@ pub mod reference;
 use std::collections::{BTreeMap, BTreeSet};
 
 pub use deployed::{Program, deployed_queries};
+use prometheus_client::encoding::text::encode;
+use prometheus_client::registry::Registry;
 
 /// The metrics of a scrape in the text format, by the names of their samples.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -32,6 +34,21 @@ pub struct Metric {
     pub help: String,
     /// Names of its labels.
     pub labels: BTreeSet<String>,
+}
+
+/// A scrape in the text format, where the family of a counter has the name of its sample.
+///
+/// # Errors
+/// A metric cannot be encoded.
+pub fn scrape(registry: &Registry) -> anyhow::Result<String> {
+    let mut text = String::new();
+    encode(&mut text, registry)?;
+    for name in text.clone().lines().filter_map(|line| line.strip_prefix("# TYPE ")?.strip_suffix(" counter"))
+    {
+        text = text.replace(&format!("# HELP {name} "), &format!("# HELP {name}_total "));
+        text = text.replace(&format!("# TYPE {name} "), &format!("# TYPE {name}_total "));
+    }
+    Ok(text.replace("# EOF\n", ""))
 }
 
 impl Exposed {

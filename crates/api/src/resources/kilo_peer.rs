@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use kube::{CustomResource, KubeSchema};
 use serde::{Deserialize, Serialize};
 
-use super::rules::{CIDR_LENGTH, cidrs, explained, wireguard_key};
+use super::rules::{CIDR_LENGTH, cidrs, explained, parse_prefixes, wireguard_key};
 use crate::wireguard::{InvalidKey, PresharedKey, PublicKey};
 
 /// A WireGuard peer that is not a node.
@@ -101,15 +101,7 @@ impl KiloPeerSpec {
 
     /// The allowed IPs that are prefixes, with host bits cleared, and the texts that are not.
     pub fn parse_allowed_ips(&self) -> (Vec<IpNet>, Vec<&str>) {
-        let mut prefixes = Vec::new();
-        let mut rejected = Vec::new();
-        for text in &self.allowed_ips {
-            match text.parse::<IpNet>() {
-                Ok(prefix) => prefixes.push(prefix.trunc()),
-                Err(_) => rejected.push(text.as_str()),
-            }
-        }
-        (prefixes, rejected)
+        parse_prefixes(&self.allowed_ips)
     }
 
     /// Where the peer listens; `None` if it always initiates. Objects that Kilo has left may have both an address and a name: then the

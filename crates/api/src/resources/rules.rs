@@ -4,6 +4,7 @@
 //! when one has failed, and a conversion error would bury the useful message. Strings and lists that rules
 //! read carry a maximum, without which the API server refuses the rule as too expensive.
 
+use ipnet::IpNet;
 use kube::core::{Message, Rule};
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde_json::Value;
@@ -72,4 +73,17 @@ pub(super) fn remove_descriptions(schema: &mut Value) {
         Value::Array(items) => items.iter_mut().for_each(remove_descriptions),
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
     }
+}
+
+/// The texts that are prefixes, with host bits cleared, and those that are not.
+pub(super) fn parse_prefixes(texts: &[String]) -> (Vec<IpNet>, Vec<&str>) {
+    let mut prefixes = Vec::new();
+    let mut rejected = Vec::new();
+    for text in texts {
+        match text.parse::<IpNet>() {
+            Ok(prefix) => prefixes.push(prefix.trunc()),
+            Err(_) => rejected.push(text.as_str()),
+        }
+    }
+    (prefixes, rejected)
 }

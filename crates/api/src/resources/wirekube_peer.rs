@@ -10,7 +10,7 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::rules::{CIDR_LENGTH, cidrs, host_and_port, wireguard_key};
+use super::rules::{CIDR_LENGTH, cidrs, host_and_port, parse_prefixes, wireguard_key};
 use crate::names::KEEPALIVE;
 use crate::wireguard::{InvalidKey, PublicKey};
 
@@ -333,15 +333,7 @@ impl WireKubePeerSpec {
 
     /// The allowed IPs that are prefixes, with host bits cleared, and the texts that are not.
     pub fn parse_allowed_ips(&self) -> (Vec<IpNet>, Vec<&str>) {
-        let mut prefixes = Vec::new();
-        let mut rejected = Vec::new();
-        for text in &self.allowed_ips {
-            match text.parse::<IpNet>() {
-                Ok(prefix) => prefixes.push(prefix.trunc()),
-                Err(_) => rejected.push(text.as_str()),
-            }
-        }
-        (prefixes, rejected)
+        parse_prefixes(&self.allowed_ips)
     }
 }
 

@@ -78,6 +78,23 @@ pub struct Settings {
     pub connections: (usize, usize),
 }
 
+impl Settings {
+    /// Without TLS, files and proxies, for this many connections in all and of one address.
+    pub fn new(listen: SocketAddr, connections: (usize, usize)) -> Self {
+        Self {
+            listen,
+            certificate: None,
+            trusted_proxies: Vec::new(),
+            reports_client_address: true,
+            redirect: None,
+            admission: None,
+            snapshot: None,
+            limits: Limits::default(),
+            connections,
+        }
+    }
+}
+
 /// Why a discovery server cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
@@ -282,10 +299,8 @@ async fn maintain(shared: &Shared, certificate: Option<&Certificate>, mut admiss
                     state.wake();
                 }
             }
-            _ = reload.tick() => match certificate.map(Certificate::refresh) {
-                Some(Ok(true)) => tracing::info!("the certificate has changed"),
-                Some(Err(error)) => tracing::warn!(%error, "the certificate read before stays in use"),
-                Some(Ok(false)) | None => {}
+            _ = reload.tick() => if let Some(certificate) = certificate {
+                certificate.refresh_and_log();
             },
         }
     }

@@ -5,7 +5,6 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
-use fairlead_discovery::core::Limits;
 use fairlead_discovery::server::{CertificateFiles, Observer, Server, Settings};
 use fairlead_wire::discovery::server::cluster_client::ClusterClient;
 use rustls::RootCertStore;
@@ -14,17 +13,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 
 pub(crate) fn settings() -> Settings {
-    Settings {
-        listen: "127.0.0.1:0".parse().unwrap(),
-        certificate: None,
-        trusted_proxies: Vec::new(),
-        reports_client_address: true,
-        redirect: None,
-        admission: None,
-        snapshot: None,
-        limits: Limits::default(),
-        connections: (100, 100),
-    }
+    Settings::new("127.0.0.1:0".parse().unwrap(), (100, 100))
 }
 
 /// A server that ends with this.

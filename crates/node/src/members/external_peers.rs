@@ -6,20 +6,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use fairlead_address::PrefixSet;
 use fairlead_api::resources::{KiloPeer, KiloPeerSpec};
 use fairlead_cluster::caches::Cache;
-use fairlead_topology::{Endpoints, External, MIN_EXTERNAL_LENGTH, Member, MemberRecord, Since, Source};
+use fairlead_topology::{Endpoints, External, Member, MemberRecord, Since, Source};
 use futures::FutureExt as _;
-use futures::future::{BoxFuture, select_all};
-use ipnet::IpNet;
-use k8s_openapi::api::networking::v1::ServiceCIDR;
+use futures::future::BoxFuture;
 use kube::ResourceExt;
 use kube::api::DynamicObject;
 use serde_json::Value;
 use tokio::sync::watch;
 
-use super::cluster_addresses::service_prefixes;
 use super::{MemberSource, SourceProblem};
 use crate::cached_by_name::cached_by_name;
 
@@ -61,42 +57,39 @@ impl CachedExternalPeer {
 
 cached_by_name!(CachedExternalPeer, KiloPeer, |cached| &cached.name);
 
-/// Watch caches of Peers, and of the prefixes of Services, which no Peer may have.
+/// The watch cache of Peers.
 pub struct ExternalPeers {
     peers: Arc<Cache<CachedExternalPeer>>,
-    services: Arc<Cache<ServiceCIDR>>,
-    changes: [watch::Receiver<u64>; 2],
+    changes: watch::Receiver<u64>,
 }
 
 impl ExternalPeers {
-    /// Members from these caches.
-    pub fn new(peers: Arc<Cache<CachedExternalPeer>>, services: Arc<Cache<ServiceCIDR>>) -> Self {
-        let mut changes = [peers.subscribe(), services.subscribe()];
+    /// Members from this cache.
+    pub fn new(peers: Arc<Cache<CachedExternalPeer>>) -> Self {
+        let mut changes = peers.subscribe();
         // Only what changes from now on is news.
-        changes.iter_mut().for_each(watch::Receiver::mark_unchanged);
-        Self { peers, services, changes }
+        changes.mark_unchanged();
+        Self { peers, changes }
     }
 }
 
 impl MemberSource for ExternalPeers {
     fn changed(&mut self) -> BoxFuture<'_, ()> {
-        select_all(self.changes.iter_mut().map(|change| change.changed().boxed())).map(drop).boxed()
+        self.changes.changed().map(drop).boxed()
     }
 
-    /// A cluster without these resources, or without the right to read them, has a mesh all the same.
+    /// A cluster without this resource, or without the right to read them, has a mesh all the same.
     fn is_ready(&self) -> bool {
-        self.peers.has_answer() && self.services.has_answer()
+        self.peers.has_answer()
     }
 
     fn records(&mut self, problems: &mut Vec<SourceProblem>) -> Vec<MemberRecord> {
-        let services: PrefixSet = service_prefixes(&self.services).into_iter().collect();
         let mut peers = self.peers.store.state();
         peers.sort_unstable_by(|a, b| a.name.cmp(&b.name));
         let mut records = Vec::with_capacity(peers.len());
         for peer in peers {
             problems.extend_from_slice(&peer.problems);
             let Some(member) = peer.member.clone() else { continue };
-            let member = without_services(&peer.name, member, &services, problems);
             records.push(MemberRecord { age: Duration::ZERO, source: Source::Kubernetes, member });
         }
         records
@@ -140,30 +133,6 @@ pub fn read(name: &str, spec: &Value) -> (Option<Member>, Vec<SourceProblem>) {
         ..Member::of_peer(name)
     };
     (Some(member), problems)
-}
-
-/// Cuts the addresses of Services out of what a Peer claims; what is nothing else is left out with a problem.
-fn without_services(
-    peer: &str,
-    member: Member,
-    services: &PrefixSet,
-    problems: &mut Vec<SourceProblem>,
-) -> Member {
-    let mut claims = Vec::with_capacity(member.claims.len());
-    for claim in &member.claims {
-        // The plan refuses what is too wide, and must see it whole: its parts may not be.
-        if claim.prefix_len() < MIN_EXTERNAL_LENGTH || services.overlapping(*claim).is_none() {
-            claims.push(*claim);
-            continue;
-        }
-        let rest = PrefixSet::from_iter([*claim]).subtract(services);
-        if rest.is_empty() {
-            problems.push(SourceProblem::ServiceAddressesClaimed { peer: peer.to_owned(), prefix: *claim });
-        }
-        claims.extend(rest.ipv4_prefixes().into_iter().map(IpNet::from));
-        claims.extend(rest.ipv6_prefixes().into_iter().map(IpNet::from));
-    }
-    Member { claims, ..member }
 }
 
 #[cfg(test)]
@@ -224,34 +193,6 @@ mod tests {
             read("laptop", &json!({ "publicKey": key(1), "allowedIPs": [], "persistentKeepalive": 70_000 }));
         assert_eq!((member.is_some(), problems.len()), (false, 1));
         assert!(read("laptop", &Value::Null).0.is_none());
-    }
-
-    #[test]
-    fn addresses_of_services_are_cut_out() {
-        let member = Member {
-            claims: ["10.96.0.10/32", "10.0.0.0/8", "10.9.0.1/32"].map(|text| text.parse().unwrap()).to_vec(),
-            ..Member::of_peer("laptop")
-        };
-        let mut problems = Vec::new();
-        let services = PrefixSet::from_iter(["10.96.0.0/12".parse::<IpNet>().unwrap()]);
-        let member = without_services("laptop", member, &services, &mut problems);
-        let covers = |text: &str| {
-            member.claims.iter().any(|claim| claim.contains(&text.parse::<std::net::IpAddr>().unwrap()))
-        };
-        assert!(covers("10.95.255.255") && covers("10.112.0.0") && covers("10.9.0.1"));
-        assert!(!covers("10.96.0.10") && !covers("10.111.255.255"));
-        let [problem] = &problems[..] else { panic!("{problems:?}") };
-        assert_eq!((problem.reason(), problem.peer()), ("PeerPrefixRefused", Some("laptop")));
-        assert!(problem.to_string().contains("10.96.0.10/32"), "{problem}");
-    }
-
-    #[test]
-    fn what_is_too_wide_is_left_whole_for_the_plan_to_refuse() {
-        let everything: IpNet = "0.0.0.0/0".parse().unwrap();
-        let member = Member { claims: vec![everything], ..Member::of_peer("laptop") };
-        let services = PrefixSet::from_iter(["10.96.0.0/12".parse::<IpNet>().unwrap()]);
-        let member = without_services("laptop", member, &services, &mut Vec::new());
-        assert_eq!(member.claims, [everything]);
     }
 
     #[test]

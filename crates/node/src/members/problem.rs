@@ -3,7 +3,6 @@
 use std::net::IpAddr;
 
 use fairlead_api::wireguard::InvalidKey;
-use ipnet::IpNet;
 
 use super::cluster_addresses::UnusableAddress;
 
@@ -146,16 +145,6 @@ pub enum SourceProblem {
         /// What is wrong with it.
         error: String,
     },
-    /// A prefix of a Peer of Kilo.
-    #[error(
-        "Peer {peer} claims {prefix}, which is left out: these addresses belong to Services; correct its allowedIPs"
-    )]
-    ServiceAddressesClaimed {
-        /// The Peer.
-        peer: String,
-        /// The prefix.
-        prefix: IpNet,
-    },
     /// The endpoint annotation of this node names an address where no peer reaches it.
     #[error(
         "Node {node}: annotation {annotation} is {value:?}, which is {why}, and is left out; write an address of the node or its router"
@@ -213,8 +202,7 @@ impl SourceProblem {
             | Self::InvalidExternalPeer { peer, .. }
             | Self::DiscoveredPart { member: peer, .. }
             | Self::InvalidPublicKey { peer, .. }
-            | Self::UnusablePeerEndpoint { peer, .. }
-            | Self::ServiceAddressesClaimed { peer, .. } => Some(peer),
+            | Self::UnusablePeerEndpoint { peer, .. } => Some(peer),
             Self::ApiServerSilent { .. }
             | Self::DiscoveryOmission(_)
             | Self::DiscoverySecret(_)
@@ -248,7 +236,6 @@ impl SourceProblem {
             Self::InvalidPublicKey { .. } => "InvalidPublicKey",
             Self::InvalidRelay { .. } => "InvalidRelay",
             Self::InvalidStunServer { .. } => "InvalidStunServer",
-            Self::ServiceAddressesClaimed { .. } => "PeerPrefixRefused",
             Self::UnusableEndpoint { .. } | Self::UnusablePeerEndpoint { .. } => "UnusableEndpoint",
             Self::UnusableNodeAddress { .. } => "UnusableNodeAddress",
         }

@@ -172,7 +172,8 @@ impl Desired {
         let OwnAddresses { stun, peers: by_peers, filtering } = own_addresses;
         let excluded = inputs.settings.excluded.clone();
         let reserved = inputs.api_server.iter().map(|server| IpNet::from(server.ip())).collect();
-        let policy = Policy { excluded, held, reserved, ..Policy::new(&inputs.node) };
+        let services = inputs.services.clone();
+        let policy = Policy { excluded, held, reserved, services, ..Policy::new(&inputs.node) };
         let plan = plan(&inputs.members, &policy);
         let sightings = Sightings::new(&inputs.members);
         // An address inside a block or a range of Services is that of a pod or a Service, whatever a node says.
@@ -214,7 +215,7 @@ impl Desired {
             reflexive,
             peer_reflexive,
             own_prefixes: own_prefixes(inputs),
-            problems: problems(inputs, &plan, stun).into_iter().chain(refused).collect(),
+            problems: problems(inputs, &plan, stun, &cluster_addresses).into_iter().chain(refused).collect(),
             nat64: own.nat64.clone(),
             bypass: bypass(inputs, &plan, &blocks),
             host: endpoints.clone(),

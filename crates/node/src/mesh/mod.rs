@@ -127,7 +127,7 @@ pub fn start(deps: MeshDeps, supervisor: &mut Supervisor) -> MeshHandle {
     let (known, discovered) = watch::channel(Arc::new(discovered));
     let sources: Vec<Box<dyn MemberSource>> = vec![
         Box::new(Kubernetes::of_mesh(Arc::clone(&deps.peers), deps.blocks)),
-        Box::new(ExternalPeers::new(deps.external_peers, Arc::clone(&deps.service_ranges))),
+        Box::new(ExternalPeers::new(deps.external_peers)),
         Box::new(Discovery::new(discovered)),
     ];
     let (found, port_mappings) = watch::channel(PortMappings::default());

@@ -98,9 +98,7 @@ impl RelayReason {
             Self::NoAnswer { addresses }
         }
     }
-}
 
-impl RelayReason {
     /// The reason without what changes all the time: times, counts, and whether an attempt is under way. `None` where the path
     /// is about to change.
     pub fn lasting(&self) -> Option<String> {

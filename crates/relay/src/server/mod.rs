@@ -361,10 +361,8 @@ async fn maintain(shared: &Shared, certificate: Option<&Certificate>) {
                 if let Some(replicas) = &shared.replicas {
                     replicas.refresh();
                 }
-                match certificate.map(Certificate::refresh) {
-                    Some(Ok(true)) => tracing::info!("the certificate has changed"),
-                    Some(Err(error)) => tracing::warn!(%error, "the certificate read before stays in use"),
-                    Some(Ok(false)) | None => {}
+                if let Some(certificate) = certificate {
+                    certificate.refresh_and_log();
                 }
             }
         }

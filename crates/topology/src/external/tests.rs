@@ -117,6 +117,26 @@ fn everything_and_the_api_server_are_refused() {
 }
 
 #[test]
+fn addresses_of_services_are_cut_out_and_what_is_too_wide_is_refused_whole() {
+    let claims = ["10.96.0.10/32", "10.0.0.0/8", "192.0.2.1/32", "0.0.0.0/0"];
+    let members = [node("a", 1, &[], &[]), peer("laptop", 3, &claims)];
+    let policy = Policy { services: vec![net("10.96.0.0/12")], ..Policy::new("a") };
+    let plan = plan(&members, &policy);
+    let covers = |address: &str| {
+        allowed(&plan, 3)
+            .iter()
+            .any(|prefix| net(prefix).contains(&address.parse::<std::net::IpAddr>().unwrap()))
+    };
+    assert!(covers("10.95.255.255") && covers("10.112.0.0") && covers("192.0.2.1"));
+    assert!(!covers("10.96.0.10") && !covers("10.111.255.255") && !covers("11.0.0.1"));
+    assert_eq!(reasons(&plan), ["PeerPrefixRefused"; 2]);
+    let texts: Vec<String> = plan.problems.iter().map(ToString::to_string).collect();
+    let service = "Peer laptop claims 10.96.0.10/32, which is left out: these addresses belong to Services; correct its allowedIPs";
+    assert!(texts.iter().any(|text| text == service), "{texts:?}");
+    assert!(texts.iter().any(|text| text.contains("Peer laptop claims 0.0.0.0/0")), "{texts:?}");
+}
+
+#[test]
 fn of_two_with_one_key_or_prefix_the_older_stays() {
     let members = [
         node("a", 1, &[], &[]),

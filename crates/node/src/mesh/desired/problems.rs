@@ -1,6 +1,6 @@
 //! What of the wanted mesh cannot be had.
 
-use fairlead_address::without_nat64;
+use fairlead_address::{PrefixSet, is_reachable, without_nat64};
 use fairlead_path::StunAnswer;
 use fairlead_topology::Plan;
 
@@ -10,11 +10,16 @@ use crate::members::cluster_addresses::UnusableAddress;
 use crate::mesh::inputs::Inputs;
 use crate::mesh::problem::MeshProblem;
 
-pub(super) fn problems(inputs: &Inputs, plan: &Plan, stun: &StunAnswers) -> Vec<MeshProblem> {
+pub(super) fn problems(
+    inputs: &Inputs,
+    plan: &Plan,
+    stun: &StunAnswers,
+    inside: &PrefixSet,
+) -> Vec<MeshProblem> {
     let open = plan.problems.iter().filter(|problem| !problem.is_solved_by(&inputs.settings.excluded));
     let read = inputs.problems.iter().cloned().map(MeshProblem::Source);
     let refused = inputs.port_mappings.problems();
-    let unusable = unusable_endpoints(inputs).map(MeshProblem::Source);
+    let unusable = unusable_endpoints(inputs, inside).map(MeshProblem::Source);
     read.chain(open.cloned().map(MeshProblem::Plan))
         .chain(stun_problems(inputs, stun))
         .chain(refused)
@@ -24,12 +29,16 @@ pub(super) fn problems(inputs: &Inputs, plan: &Plan, stun: &StunAnswers) -> Vec<
 
 /// What administrators chose as endpoints of other members, and no node can have. Where a node saw itself or others is left out
 /// silently: no administrator can change it.
-fn unusable_endpoints(inputs: &Inputs) -> impl Iterator<Item = SourceProblem> {
+fn unusable_endpoints(inputs: &Inputs, inside: &PrefixSet) -> impl Iterator<Item = SourceProblem> {
     let others = inputs.members.iter().filter(|member| member.name != inputs.node);
-    others.filter_map(|member| {
+    others.filter_map(move |member| {
         let manual = member.endpoints.manual.as_ref()?;
         let resolved = || inputs.resolved.get(manual).and_then(|addresses| addresses.first()).copied();
-        let address = without_nat64(&[], manual.address().or_else(resolved)?).ip();
+        let address = without_nat64(&[], manual.address().or_else(resolved)?).ip().to_canonical();
+        // Which block or range it is in takes a look at all of them.
+        if is_reachable(address) && !inside.contains(address) {
+            return None;
+        }
         let why = UnusableAddress::of(address, &inputs.members, &inputs.services)?;
         let (peer, value) = (member.name.clone(), manual.to_string());
         Some(SourceProblem::UnusablePeerEndpoint { peer, value, why })
