@@ -19,6 +19,8 @@ const PACKAGES: &[&str] = &[
     "miniupnpc",
     "miniupnpd-nftables",
     "natpmpc",
+    "nginx",
+    "squid",
     "tayga",
     "nftables",
     "conntrack",

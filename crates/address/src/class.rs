@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
-use crate::prefix::overlap;
+use crate::prefix::{PrefixSet, overlap};
 
 /// The same endpoint with an IPv4-mapped address as IPv4, without flow label and scope, so that equal means equal.
 pub fn canonical(endpoint: SocketAddr) -> SocketAddr {
@@ -97,6 +97,17 @@ pub fn unusable(prefix: &IpNet) -> Option<UnusablePrefix> {
     SPECIAL.iter().find(|(special, _)| overlap(special, prefix)).map(|(_, why)| *why)
 }
 
+/// What a wide prefix has of unicast addresses, without those of [`unusable`] prefixes. Holes are rounded up (class E, `::/8`), so that
+/// even `0.0.0.0/0` has few parts.
+pub fn usable_parts(prefix: IpNet) -> Vec<IpNet> {
+    let holes = [v4(0, 0, 0, 0, 8), v4(127, 0, 0, 0, 8), v4(169, 254, 0, 0, 16), v4(224, 0, 0, 0, 3)]
+        .into_iter()
+        .chain([v6(0, 8), v6(0xfe80 << 112, 10), v6(0xff00 << 112, 8)]);
+    let rest = PrefixSet::from_iter([prefix]).subtract(&holes.collect());
+    let ipv4 = rest.ipv4_prefixes().into_iter().map(IpNet::from);
+    ipv4.chain(rest.ipv6_prefixes().into_iter().map(IpNet::from)).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -156,6 +167,21 @@ mod tests {
         ];
         for (text, expected) in table {
             assert_eq!(unusable(&text.parse().unwrap()), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_default_route_has_few_usable_parts() {
+        for (whole, inside, outside) in
+            [("0.0.0.0/0", "8.8.8.8", "169.254.169.254"), ("::/0", "2001:db8::1", "fe80::1")]
+        {
+            let parts = usable_parts(whole.parse().unwrap());
+            let has = |address: &str| {
+                let address: IpAddr = address.parse().unwrap();
+                parts.iter().any(|part| part.contains(&address))
+            };
+            assert!(has(inside) && !has(outside) && parts.len() < 64, "{parts:?}");
+            assert!(parts.iter().all(|part| unusable(part).is_none()), "{parts:?}");
         }
     }
 

@@ -43,6 +43,8 @@ pub const ANNOTATION_KILO_FORCE_INTERNAL_IP: &str = "kilo.squat.ai/force-interna
 pub const ANNOTATION_KILO_LEADER: &str = "kilo.squat.ai/leader";
 /// Node annotation: its location (Kilo).
 pub const ANNOTATION_KILO_LOCATION: &str = "kilo.squat.ai/location";
+/// Node label: the region it is in, its location unless [`ANNOTATION_KILO_LOCATION`] names another (Kubernetes; Kilo's default).
+pub const LABEL_REGION: &str = "topology.kubernetes.io/region";
 /// Node annotation: keepalive in seconds towards all peers (Kilo).
 pub const ANNOTATION_KILO_KEEPALIVE: &str = "kilo.squat.ai/persistent-keepalive";
 /// Node annotation: further prefixes reachable at its location (Kilo).

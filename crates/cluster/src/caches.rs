@@ -107,7 +107,22 @@ where
     K: Lookup + Clone + Debug + Send + Sync + 'static,
     K::DynamicType: Hash + Eq + Clone + Debug + Default + Send + Sync,
 {
-    let (cache, update) = cache(what, events);
+    start_noting(subsystem, what, events, |_| {})
+}
+
+/// Like [`start`]; `deleted` is called with each object whose deletion the watch shows, after it has left the cache and before others
+/// see the change. What is missing after an interruption of the watch was not seen to be deleted.
+pub fn start_noting<K>(
+    subsystem: &mut Subsystem,
+    what: &'static str,
+    events: impl Stream<Item = watcher::Result<Event<K>>> + Send + 'static,
+    deleted: impl FnMut(&K) + Send + 'static,
+) -> Cache<K>
+where
+    K: Lookup + Clone + Debug + Send + Sync + 'static,
+    K::DynamicType: Hash + Eq + Clone + Debug + Default + Send + Sync,
+{
+    let (cache, update) = cache(what, events, deleted);
     subsystem.spawn(what, update);
     cache
 }
@@ -115,6 +130,7 @@ where
 fn cache<K>(
     what: &'static str,
     events: impl Stream<Item = watcher::Result<Event<K>>> + Send + 'static,
+    mut deleted: impl FnMut(&K) + Send + 'static,
 ) -> (Cache<K>, impl Future<Output = ()> + Send + 'static)
 where
     K: Lookup + Clone + Debug + Send + Sync + 'static,
@@ -131,6 +147,9 @@ where
             match event {
                 Ok(event) => {
                     writer.apply_watcher_event(&event);
+                    if let Event::Delete(object) = &event {
+                        deleted(object);
+                    }
                     // Each attempt to list begins with this event; it may still fail.
                     if !matches!(event, Event::Init) {
                         refused.send_if_modified(|refusal| refusal.take().is_some());
@@ -184,7 +203,7 @@ mod tests {
 
     use futures::stream;
     use k8s_openapi::api::core::v1::Namespace;
-    use kube::core::Status;
+    use kube::core::{ObjectMeta, Status};
 
     use super::*;
     use crate::subsystem::Supervisor;
@@ -216,6 +235,29 @@ mod tests {
         assert_eq!((cache.refusal(), cache.is_ready()), (None, true));
     }
 
+    #[tokio::test]
+    async fn only_a_deletion_that_the_watch_shows_is_noted() {
+        let named = |name: &str| {
+            let metadata = ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() };
+            Namespace { metadata, ..Namespace::default() }
+        };
+        let events = [
+            Event::Init,
+            Event::InitApply(named("a")),
+            Event::InitApply(named("b")),
+            Event::InitDone,
+            Event::Delete(named("a")),
+            Event::Init,
+            Event::InitDone,
+        ];
+        let (noted, mut deletions) = tokio::sync::mpsc::unbounded_channel();
+        let note = move |namespace: &Namespace| noted.send(namespace.metadata.name.clone()).unwrap();
+        let (cache, update) = super::cache("Namespaces", stream::iter(events.map(Ok)), note);
+        update.await;
+        assert_eq!(deletions.recv().await, Some(Some("a".to_owned())));
+        assert!(deletions.recv().await.is_none() && cache.store.state().is_empty());
+    }
+
     #[test]
     fn only_a_refusal_that_lasts_counts() {
         assert_eq!(Refusal::of("Peers", &error(503)), None);
@@ -227,6 +269,6 @@ mod tests {
     fn cache_of<const N: usize>(
         events: [watcher::Result<Event<Namespace>>; N],
     ) -> (Cache<Namespace>, impl Future<Output = ()>) {
-        super::cache("Namespaces", stream::iter(events))
+        super::cache("Namespaces", stream::iter(events), |_| {})
     }
 }

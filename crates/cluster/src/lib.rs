@@ -5,6 +5,7 @@
 //! * [`events`]: Kubernetes Events, published without delaying the caller.
 //! * [`history`]: whether etcd was restored from a backup.
 //! * [`http`]: `/healthz`, `/readyz` and `/metrics`, on servers with limits.
+//! * [`local_api`]: what takes the place of the API server on a node without Kubernetes.
 //! * [`metrics`]: what the metrics of all programs share.
 //! * [`pods`]: pods reduced to what addresses need.
 //! * [`process`]: metrics of the process itself.
@@ -21,6 +22,7 @@ pub mod events;
 pub mod history;
 pub mod http;
 pub mod lean;
+pub mod local_api;
 pub mod metrics;
 pub mod pods;
 pub mod process;

@@ -1,9 +1,12 @@
 //! What the elected replica does: it grants blocks, maintains AddressPools, releases the blocks of deleted Nodes,
-//! counts the peers of the mesh, runs its relay, and names fields that have no effect.
+//! counts the peers of the mesh, copies what Nodes say to them, runs its relay, and names fields that have no effect.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use fairlead_api::names::LABEL_REGION;
+use fairlead_api::resources::NodeLocation;
 use fairlead_cluster::caches::{self, config};
 use fairlead_cluster::events::{EventMetrics, EventPublisher};
 use fairlead_cluster::lean;
@@ -27,7 +30,7 @@ use crate::orphans::{self, OrphanMetrics};
 use crate::relay::Reconciler;
 use crate::stores::Stores;
 use crate::work_queue::{ReconcileMetrics, WorkQueueMetrics};
-use crate::{discovery, mesh, not_implemented, pools};
+use crate::{discovery, mesh, not_implemented, peer_facts, pools};
 
 /// Name of the subsystem.
 pub(crate) const NAME: &str = "leader";
@@ -111,19 +114,32 @@ pub(crate) fn start(
     subsystem.spawn("relay", relay.run(meshes.subscribe()));
     let secret = discovery::run(client.clone(), meshes.store.clone(), meshes.subscribe());
     subsystem.spawn("secret for discovery", secret);
+    let changes = [nodes.subscribe(), peers.subscribe(), meshes.subscribe()];
+    let facts =
+        peer_facts::run(client.clone(), nodes.store, peers.store.clone(), meshes.store.clone(), changes);
+    subsystem.spawn("facts of Nodes", facts);
     let changes = [meshes.subscribe(), peers.subscribe()];
     subsystem.spawn("mesh", mesh::run(client.clone(), meshes.store, peers.store, changes));
 }
 
 /// Node objects are large, and change with every heartbeat.
 fn trim_node(node: &mut Node) {
+    let (labels, annotations) = (node.metadata.labels.take(), node.metadata.annotations.take());
     lean::identified(node);
+    node.metadata.labels = kept(labels, &[LABEL_REGION]);
+    node.metadata.annotations = kept(annotations, NodeLocation::ANNOTATIONS);
     node.spec = None;
-    let capacity = node.status.take().and_then(|status| status.capacity);
-    node.status = capacity.map(|mut capacity| {
+    let NodeStatus { addresses, mut capacity, .. } = node.status.take().unwrap_or_default();
+    if let Some(capacity) = &mut capacity {
         capacity.retain(|resource, _| resource == "pods");
-        NodeStatus { capacity: Some(capacity), ..NodeStatus::default() }
-    });
+    }
+    node.status = Some(NodeStatus { addresses, capacity, ..NodeStatus::default() });
+}
+
+fn kept(texts: Option<BTreeMap<String, String>>, names: &[&str]) -> Option<BTreeMap<String, String>> {
+    let mut texts = texts?;
+    texts.retain(|name, _| names.contains(&name.as_str()));
+    (!texts.is_empty()).then_some(texts)
 }
 
 /// Counts since the start of this replica, and the pools while it leads.

@@ -14,10 +14,12 @@ mod known_blocks;
 mod leader;
 mod lease;
 mod mesh;
+mod mesh_addresses;
 #[cfg(test)]
 mod metrics_tests;
 mod not_implemented;
 mod orphans;
+mod peer_facts;
 mod pool_status;
 mod pools;
 mod program;

@@ -126,11 +126,11 @@ mod tests {
     #[test]
     fn ignored_fields_are_named_and_written_once() {
         let now = jiff::Timestamp::UNIX_EPOCH;
-        let spec = json!({ "meshCIDR": "100.64.0.0/16" });
+        let spec = json!({ "apiServerURL": "https://192.0.2.1:6443" });
         let patch = of_mesh(&mesh(&spec, &json!([])), now).unwrap();
         let (type_, status, message) = written(&patch);
         assert_eq!((type_, status), ("FieldsIgnored", "True"));
-        assert!(message.ends_with("have no effect: spec.meshCIDR"), "{message}");
+        assert!(message.ends_with("have no effect: spec.apiServerURL"), "{message}");
         let conditions = patch["status"]["conditions"].clone();
         let later = jiff::Timestamp::from_second(1000).unwrap();
         assert_eq!(of_mesh(&mesh(&spec, &conditions), later), None);

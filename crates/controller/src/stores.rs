@@ -14,7 +14,7 @@ use crate::known_blocks::KnownBlocks;
 #[derive(Debug, Clone)]
 pub(crate) struct Stores {
     pub(crate) blocks: Store<AddressBlock>,
-    /// Of each Node only its identity and its pod capacity.
+    /// Of each Node only its identity, its pod capacity, its addresses, and where it is.
     pub(crate) nodes: Store<Node>,
     pub(crate) pools: Store<AddressPool>,
     pub(crate) requests: Store<BlockRequest>,

@@ -10,19 +10,22 @@ use std::net::{IpAddr, SocketAddr};
 use fairlead_api::names;
 use fairlead_netlink::nftables;
 use fairlead_netlink::route::{
-    Address, AddressFlags, IpFamily, Link, Route, RouteKind, RouteSocket, Scope, add_address, delete_link,
-    delete_rule, set_mtu, set_up,
+    Address, AddressFlags, IpFamily, Link, Route, RouteKind, RouteSocket, Scope, add_address, delete_address,
+    delete_link, delete_rule, set_mtu, set_up,
 };
 use fairlead_netlink::{Error, Family, Result, Socket};
 use ipnet::IpNet;
 
 use crate::nft_table::{self, Applied};
 use crate::routes::{self, ensure_rules, mesh_rules, sync_table};
-use crate::uplink::has_ipv6;
+use crate::uplink::{accept_ipv6, has_ipv6};
 
 mod table;
 
 use table::table;
+
+/// The least MTU of a link in IPv6 (RFC 8200, section 5).
+const IPV6_MIN_MTU: u32 = 1280;
 
 /// What the mesh is to carry.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,12 +34,39 @@ pub struct MeshState {
     pub interface: String,
     /// MTU of that device in bytes.
     pub mtu: u32,
+    /// Addresses of this node on the device, with the lengths of their subnets. Those of other programs stay.
+    pub addresses: Vec<IpNet>,
     /// IPv4 prefixes of the other nodes, in any order; they may overlap.
     pub targets_v4: Vec<IpNet>,
     /// IPv6 prefixes of the other nodes, in any order; they may overlap.
     pub targets_v6: Vec<IpNet>,
     /// What goes past the mesh although its destination is a target.
     pub bypass: Bypass,
+    /// Prefixes of targets that are reached without the device.
+    pub plain: Vec<PlainRoute>,
+    /// Prefixes of targets to which the way through the device is narrower than the device.
+    pub narrow: Vec<NarrowRoute>,
+}
+
+/// A prefix of a node, the path to which loses packets that are longer than this. The kernel tells whoever sends them (RFC 1191,
+/// RFC 8201).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NarrowRoute {
+    /// The prefix.
+    pub destination: IpNet,
+    /// Length of the longest packets.
+    pub mtu: u32,
+}
+
+/// A prefix of a node on a subnet of this host, for which its packets leave as they are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PlainRoute {
+    /// The prefix.
+    pub destination: IpNet,
+    /// The node's address on the subnet.
+    pub gateway: IpAddr,
+    /// Index of the link.
+    pub link: u32,
 }
 
 /// Connections between nodes and the API server go past the mesh, in both directions, or a tunnel that is down would cut
@@ -58,6 +88,8 @@ pub struct Bypass {
 pub struct Applier {
     /// What is known to be in place, and the generation of nftables then.
     done: Option<(MeshState, u32)>,
+    /// What the device was given last.
+    addresses: Vec<IpNet>,
     reads: usize,
 }
 
@@ -68,10 +100,14 @@ impl Applier {
     /// The device is missing, or the kernel refuses a message. Whatever does not depend on the refused message is done all
     /// the same: without the device, packets to the other nodes are dropped.
     pub fn apply(&mut self, state: &MeshState) -> Result<Applied> {
-        let device = ready_device(state);
+        let device = ready_device(state, &self.addresses);
+        self.addresses.clone_from(&state.addresses);
         // The way first, then what leads packets there.
-        let routes =
-            sync_table(names::TABLE_MESH, names::ROUTE_PROTOCOL, &routes(device.as_ref().ok().copied()));
+        let routes = sync_table(
+            names::TABLE_MESH,
+            names::ROUTE_PROTOCOL,
+            &routes(device.as_ref().ok().copied(), state),
+        );
         let rules = ensure_rules(&mesh_rules());
         let applied = self.apply_table(state)?;
         device?;
@@ -169,8 +205,10 @@ fn own_routes(socket: &mut RouteSocket) -> Result<Vec<Route>> {
 /// The link the routes lead onto; else, if it is down and has lost them, the tunnel with the address of
 /// [`accept_ipv4_sources`].
 fn device_of(socket: &mut RouteSocket, routes: &[Route]) -> Result<Option<Link>> {
-    let onto: Vec<u32> =
-        routes.iter().filter(|route| route.kind == RouteKind::UNICAST).filter_map(|it| it.link).collect();
+    // Other routes lead onto links of the host.
+    let is_onto_device =
+        |route: &&Route| route.kind == RouteKind::UNICAST && route.destination.prefix_len() == 0;
+    let onto: Vec<u32> = routes.iter().filter(is_onto_device).filter_map(|it| it.link).collect();
     let links = socket.links()?;
     if let Some(link) = links.iter().find(|link| onto.contains(&link.index)) {
         return Ok(Some(link.clone()));
@@ -184,8 +222,8 @@ fn device_of(socket: &mut RouteSocket, routes: &[Route]) -> Result<Option<Link>>
         .find(|link| is_tunnel(link) && marker.contains(&link.index)))
 }
 
-/// The device, up, with its MTU and an IPv4 address.
-fn ready_device(state: &MeshState) -> Result<u32> {
+/// The device, up, with its MTU, an IPv4 address and those of the mesh, of which it had `before`.
+fn ready_device(state: &MeshState, before: &[IpNet]) -> Result<u32> {
     let mut socket = RouteSocket::open()?;
     let link = socket.link_by_name(&state.interface)?.ok_or_else(|| Error::Invalid {
         what: format!("lead packets into mesh device {}", state.interface),
@@ -200,14 +238,40 @@ fn ready_device(state: &MeshState) -> Result<u32> {
     }
     socket.apply(&messages)?;
     accept_ipv4_sources(&mut socket, link.index)?;
+    sync_addresses(&mut socket, &link, &state.addresses, before)?;
     Ok(link.index)
 }
 
-/// Gives the device an IPv4 address if it has none. With reverse path filtering on, even when loose, the kernel drops
+/// Gives the device the node's addresses on the mesh, and takes away those that it had before, also from an earlier program.
+fn sync_addresses(socket: &mut RouteSocket, link: &Link, wanted: &[IpNet], before: &[IpNet]) -> Result<()> {
+    let has_ipv6 = has_ipv6();
+    let wanted: Vec<IpNet> = wanted.iter().copied().filter(|it| has_ipv6 || it.addr().is_ipv4()).collect();
+    let mut present = socket.addresses_on(link.index)?;
+    present.retain(|address| address.scope == Scope::UNIVERSE);
+    let is_ours = |prefix: &IpNet| before.contains(prefix) || is_kubespan_address(prefix);
+    let excess = present.iter().filter(|it| is_ours(&it.prefix) && !wanted.contains(&it.prefix));
+    let excess = excess.map(delete_address);
+    let is_missing = |prefix: &&IpNet| !present.iter().any(|address| address.prefix == **prefix);
+    let missing: Vec<&IpNet> = wanted.iter().filter(is_missing).collect();
+    if missing.iter().any(|prefix| prefix.addr().is_ipv6())
+        && let Err(error) = accept_ipv6(&link.name)
+    {
+        tracing::warn!(interface = link.name, %error, "cannot enable IPv6 on the mesh device");
+    }
+    // Tunnels have no neighbours that could have the same address.
+    let address = |prefix: &IpNet| {
+        let flags = if prefix.addr().is_ipv6() { AddressFlags::NODAD } else { AddressFlags::default() };
+        add_address(&Address { link: link.index, prefix: *prefix, scope: Scope::UNIVERSE, flags })
+    };
+    let messages: Vec<_> = excess.chain(missing.into_iter().map(address)).collect();
+    if messages.is_empty() { Ok(()) } else { socket.apply(&messages) }
+}
+
+/// Gives the device an IPv4 address that is always there. With reverse path filtering on, even when loose, the kernel drops
 /// all IPv4 that arrives on a device without one (`__fib_validate_source`, `no_addr`). It is the pods' gateway address
 /// with scope host, which is never chosen as the source of a packet.
 fn accept_ipv4_sources(socket: &mut RouteSocket, link: u32) -> Result<()> {
-    if socket.addresses_on(link)?.iter().any(|address| address.prefix.addr().is_ipv4()) {
+    if socket.addresses_on(link)?.iter().any(is_marker) {
         return Ok(());
     }
     let gateway = IpNet::from(IpAddr::from(names::POD_GATEWAY_IPV4));
@@ -215,21 +279,50 @@ fn accept_ipv4_sources(socket: &mut RouteSocket, link: u32) -> Result<()> {
     socket.apply(&[add_address(&address)])
 }
 
+/// Whether it is in a subnet of the form that KubeSpan derives.
+fn is_kubespan_address(prefix: &IpNet) -> bool {
+    match prefix {
+        IpNet::V4(_) => false,
+        IpNet::V6(it) => {
+            matches!(it.addr().octets(), [0xfd, _, _, _, _, _, _, 2, ..]) && it.prefix_len() == 64
+        }
+    }
+}
+
 fn is_marker(address: &Address) -> bool {
     address.prefix.addr() == IpAddr::from(names::POD_GATEWAY_IPV4) && address.scope == Scope::HOST
 }
 
-/// The routes of `TABLE_MESH`: everything into the device, and behind that nowhere.
-fn routes(device: Option<u32>) -> Vec<Route> {
+/// The routes of `TABLE_MESH`: what is plain, what is narrow, everything else into the device, and behind that nowhere.
+fn routes(device: Option<u32>, MeshState { plain, narrow, .. }: &MeshState) -> Vec<Route> {
     let has_ipv6 = has_ipv6();
+    let is_usable = |destination: &IpNet| has_ipv6 || destination.addr().is_ipv4();
+    let narrow = narrow.iter().filter(|route| is_usable(&route.destination));
+    let narrow =
+        device.into_iter().flat_map(|link| narrow.clone().filter_map(move |it| narrow_route(it, link)));
+    let plain = plain.iter().filter(|route| is_usable(&route.destination)).map(plain_route);
     let families = IpFamily::BOTH.into_iter().filter(|family| has_ipv6 || *family == IpFamily::V4);
-    families
-        .flat_map(|family| {
-            let (table, protocol, everything) =
-                (names::TABLE_MESH, names::ROUTE_PROTOCOL, family.everything());
-            let onto = |link| Route::onto(table, protocol, everything, link);
-            let unreachable = routes::unreachable(table, protocol, everything);
-            device.map(onto).into_iter().chain([unreachable])
-        })
-        .collect()
+    let into_mesh = families.flat_map(|family| {
+        let (table, protocol, everything) = (names::TABLE_MESH, names::ROUTE_PROTOCOL, family.everything());
+        let onto = |link| Route::onto(table, protocol, everything, link);
+        let unreachable = routes::unreachable(table, protocol, everything);
+        device.map(onto).into_iter().chain([unreachable])
+    });
+    plain.chain(narrow).chain(into_mesh).collect()
+}
+
+/// `None` for a route to everything, whose place is taken, and for an MTU that IPv6 does not have.
+fn narrow_route(NarrowRoute { destination, mtu }: &NarrowRoute, link: u32) -> Option<Route> {
+    let is_possible = destination.addr().is_ipv4() || *mtu >= IPV6_MIN_MTU;
+    let onto = || Route::onto(names::TABLE_MESH, names::ROUTE_PROTOCOL, *destination, link);
+    (is_possible && destination.prefix_len() > 0).then(|| Route { mtu: Some(*mtu), ..onto() })
+}
+
+fn plain_route(PlainRoute { destination, gateway, link }: &PlainRoute) -> Route {
+    let (table, protocol) = (names::TABLE_MESH, names::ROUTE_PROTOCOL);
+    if destination.addr() == *gateway && destination.prefix_len() == destination.max_prefix_len() {
+        return Route::onto(table, protocol, *destination, *link);
+    }
+    // An administrator may give the subnet another length than this host's address has.
+    Route { onlink: true, ..Route::via(table, protocol, *destination, *gateway, *link) }
 }

@@ -9,7 +9,7 @@ use fairlead_netlink::{Error, Family, Message, Result, Socket};
 pub enum Applied {
     /// Unchanged; nothing was sent.
     Unchanged,
-    /// Only elements of the sets differed.
+    /// Only elements of sets and maps differed.
     Elements {
         /// Intervals deleted.
         deleted: usize,
@@ -85,6 +85,10 @@ fn plan(wanted: &Table, present: Option<&TableState>) -> Result<(Applied, Vec<Me
         deleted = deleted.saturating_add(held.not_in(elements).len());
         added = added.saturating_add(elements.not_in(&held).len());
         messages.extend(nftables::change_elements(&wanted.name, name, &held, elements)?);
+    }
+    for (name, elements) in &wanted.maps {
+        let held = present.maps.get(name).cloned().unwrap_or_default();
+        messages.extend(nftables::change_map(&wanted.name, name, &held, elements)?);
     }
     let applied = if messages.is_empty() { Applied::Unchanged } else { Applied::Elements { deleted, added } };
     Ok((applied, messages))

@@ -4,7 +4,7 @@
 //! with its sessions. Callers compare [`WireGuardDevice::state`] with the desired configuration
 //! (`DeviceState::change_to`) and pass the difference to [`WireGuardDevice::change`].
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -17,6 +17,7 @@ use fairlead_api::wireguard::{DeviceChange, DeviceState, PublicKey};
 use fairlead_netlink::route::{self, RouteSocket};
 use fairlead_netlink::wireguard as kernel;
 pub use fairlead_tunnel::{PathDatagram, PathSocketStats, PendingHandover};
+use ipnet::IpNet;
 
 use crate::nft_table;
 use crate::uplink::loosen_reverse_path_filter;
@@ -127,6 +128,15 @@ pub trait WireGuardDevice: Send + Sync {
     /// The device was removed, or refuses a value.
     fn change(&self, change: &DeviceChange) -> Result<(), Error>;
 
+    /// Replaces what peers may send from although other peers are sent for it, by peer: gateways of one location stand
+    /// for each other. Without effect in the kernel's, where a prefix has one peer (WireGuard paper 2).
+    ///
+    /// # Errors
+    /// The device was removed.
+    fn accept(&self, _prefixes: &BTreeMap<PublicKey, Vec<IpNet>>) -> Result<(), Error> {
+        Ok(())
+    }
+
     /// Opens the socket for non-WireGuard datagrams on the WireGuard port; one at a time, `None` while one is open.
     ///
     /// # Errors
@@ -175,7 +185,7 @@ pub trait PathSocket: AsFd + Send + Sync {
     /// receive has their number.
     ///
     /// # Errors
-    /// `Unsupported` where the implementation has none; the process has no descriptors or ports left.
+    /// `Unsupported` where none could be kept; the process has no descriptors or ports left.
     fn open_sockets(&self, _count: u16) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }
@@ -194,6 +204,11 @@ pub trait PathSocket: AsFd + Send + Sync {
     /// It is not open, or too many are kept.
     fn keep_socket(&self, _socket: u16, _remote: SocketAddr) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// The endpoints for which a socket is kept, also by an earlier process.
+    fn kept_endpoints(&self) -> Vec<SocketAddr> {
+        Vec::new()
     }
 
     /// Closes the socket that is kept for an endpoint.

@@ -26,9 +26,12 @@ fn make_everything() {
     let state = MeshState {
         interface: "wire_kube".into(),
         mtu: 1420,
+        addresses: Vec::new(),
         targets_v4: vec!["10.1.0.0/16".parse().unwrap()],
         targets_v6: vec!["fd00:1::/64".parse().unwrap()],
         bypass: Bypass::default(),
+        plain: Vec::new(),
+        narrow: Vec::new(),
     };
     apply(&state).unwrap();
     ensure_rules(&pod_rules(ids)).unwrap();

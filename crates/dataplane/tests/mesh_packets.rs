@@ -8,7 +8,7 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::thread;
 use std::time::Duration;
 
-use fairlead_dataplane::mesh::{Bypass, MeshState};
+use fairlead_dataplane::mesh::{Bypass, MeshState, NarrowRoute};
 use fairlead_dataplane::wireguard::{self, Preference, Settings};
 use mesh_common::{Namespace, apply};
 use nix::sys::socket::{setsockopt, sockopt};
@@ -66,12 +66,19 @@ impl Bed {
     }
 
     fn apply(&self) {
+        self.apply_with(Vec::new());
+    }
+
+    fn apply_with(&self, narrow: Vec<NarrowRoute>) {
         let state = MeshState {
             interface: "mesh0".into(),
             mtu: 1420,
+            addresses: Vec::new(),
             targets_v4: vec!["10.5.0.0/16".parse().unwrap()],
             targets_v6: vec!["fd05::/64".parse().unwrap()],
             bypass: Bypass::default(),
+            plain: Vec::new(),
+            narrow,
         };
         self.node.run(|| apply(&state).unwrap());
     }
@@ -153,6 +160,48 @@ fn other_bits_survive(bed: &Bed, target: &str) {
         assert!(counter.contains("packets 1 "), "mark {before:#x} did not become {after:#x}: {counter}");
     }
     bed.node.sh("nft delete table inet judge");
+}
+
+/// Whether a packet of this length, which must not be fragmented, is answered; else what the sender is told.
+fn ping(from: &Namespace, target: &str, length: u32) -> Result<(), String> {
+    let headers = if target.contains(':') { 48 } else { 28 };
+    let out = from.sh(&format!("ping -n -c 1 -W 2 -M do -s {} {target} 2>&1 || true", length - headers));
+    if out.contains(" 0% packet loss") { Ok(()) } else { Err(out) }
+}
+
+#[test]
+fn whoever_sends_packets_longer_than_the_path_to_a_node_passes_is_told() {
+    let bed = Bed::new();
+    bed.apply();
+    let targets = [TARGET_V4, TARGET_V6];
+    for target in targets {
+        assert_eq!(ping(&bed.pod, target, 1420), Ok(()));
+    }
+    let narrow = |mtu| {
+        let route = |prefix: &str| NarrowRoute { destination: prefix.parse().unwrap(), mtu };
+        ["10.5.0.0/24", "fd05::/112"].map(route).to_vec()
+    };
+    bed.apply_with(narrow(1296));
+    for target in targets {
+        for from in [&bed.pod, &bed.node] {
+            assert_eq!(ping(from, target, 1296), Ok(()));
+            let told = ping(from, target, 1420).unwrap_err();
+            assert!(told.contains("1296"), "{target}: {told}");
+        }
+    }
+    // IPv6 has no MTU below 1280: there the kernel would say that, which passes no better.
+    bed.apply_with(narrow(1216));
+    let routes = bed.node.sh("ip route show table 180; ip -6 route show table 180");
+    let narrow: Vec<&str> = routes.lines().filter(|line| line.contains(" mtu ")).collect();
+    assert!(matches!(&narrow[..], [one] if one.starts_with("10.5.0.0/24 ")), "{routes}");
+    bed.apply();
+    for namespace in [&bed.pod, &bed.node] {
+        // What they were told lasts for ten minutes.
+        namespace.sh("ip route flush cache; ip -6 route flush cache");
+        for target in targets {
+            assert_eq!(ping(namespace, target, 1420), Ok(()));
+        }
+    }
 }
 
 /// Packets to the target that left by the uplink, after packets to the uplink itself have arrived there.

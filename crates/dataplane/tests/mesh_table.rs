@@ -13,9 +13,12 @@ fn mesh(mtu: u32, v4: &[&str], v6: &[&str]) -> MeshState {
     MeshState {
         interface: "mesh0".into(),
         mtu,
+        addresses: Vec::new(),
         targets_v4: nets(v4),
         targets_v6: nets(v6),
         bypass: Bypass::default(),
+        plain: Vec::new(),
+        narrow: Vec::new(),
     }
 }
 
@@ -288,9 +291,12 @@ fn a_hundred_thousand_prefixes() {
         let mut state = MeshState {
             interface: "mesh0".into(),
             mtu: 1420,
+            addresses: Vec::new(),
             targets_v4: v4,
             targets_v6: v6,
             bypass: Bypass::default(),
+            plain: Vec::new(),
+            narrow: Vec::new(),
         };
         assert_eq!(apply(&state).unwrap(), Applied::Rebuilt);
         assert_eq!(apply(&state).unwrap(), Applied::Unchanged);

@@ -11,6 +11,7 @@ use kube::{Api, Client, Config};
 use serde::de::DeserializeOwned;
 
 use crate::arguments::ApiArguments;
+use crate::proxy;
 
 /// Page size of list requests.
 const PAGE: u32 = 500;
@@ -47,6 +48,7 @@ impl ApiArguments {
                     .with_context(|| format!("cannot use context '{context}' of the kubeconfig file"))?
             }
         };
+        config = proxy::direct(config, |name| std::env::var(name).ok())?;
         config.connect_timeout = Some(CONNECT_TIMEOUT);
         config.read_timeout = Some(READ_TIMEOUT);
         Client::try_from(config).context("cannot create a Kubernetes client")

@@ -2,8 +2,11 @@
 //! manifests keep working.
 
 mod discovery;
+mod peer;
+mod peers;
 mod queries;
 mod relay;
+mod standalone;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -24,11 +27,16 @@ use crate::install::{CleanupArguments, InstallArguments};
 pub(crate) use queries::{
     ApiArguments, ConfigurationFormat, ConnectivityCommand, ConnectivityTest, GraphArguments, GraphOutput,
     IpamCheck, IpamCommand, IpamRelease, IpamShow, NetcheckArguments, Output, PingArguments, ProbeArguments,
-    ServeArguments, ShowconfCommand, StatusArguments,
+    ServeArguments, StatusArguments,
 };
 
 pub(crate) use discovery::DiscoveryArguments;
+pub(crate) use peer::{PeerCommand, RevokeArguments};
+pub(crate) use peers::{
+    MachineArguments, PeerAdd, PeerList, PeerRemove, PeerShow, ShowconfArguments, ShowconfCommand,
+};
 pub(crate) use relay::RelayArguments;
+pub(crate) use standalone::StandaloneArguments;
 
 /// A Kubernetes network across clouds, homes and data centres.
 #[derive(Debug, Parser)]
@@ -118,6 +126,11 @@ pub(crate) enum Command {
         asked, none answers, and no peer is reached directly.\n\nExit codes: 0 done, 1 query failed, 2 invalid arguments."
     )]
     Netcheck(NetcheckArguments),
+    /// Peers outside of the cluster and their WireGuard configurations; remove nodes from the mesh for good
+    Peer {
+        #[command(subcommand)]
+        command: PeerCommand,
+    },
     /// Ask every candidate endpoint of a peer whether it answers, and how fast
     #[command(
         after_help = "Run it on a node: kubectl -n kube-system exec ds/coild -- fairlead ping PEER. The node program sends path \
@@ -206,6 +219,11 @@ pub(crate) struct NodeArguments {
     /// WireGuard implementation
     #[arg(long, value_enum, default_value = "auto")]
     pub(crate) wireguard: WireGuard,
+    /// Members of the mesh that neither the API server nor a discovery service has to tell of (YAML or JSON), read again when it changes
+    #[arg(long, value_name = "FILE", env = "FAIRLEAD_PEERS")]
+    pub(crate) peers: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) standalone: StandaloneArguments,
     #[command(flatten)]
     pub(crate) numbers: RoutingArguments,
     /// Name pod interfaces as Calico's Felix expects them (FELIX_INTERFACEPREFIX=veth)

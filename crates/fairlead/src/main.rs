@@ -19,8 +19,10 @@ mod logging;
 mod netcheck;
 mod netconf;
 mod output;
+mod peer;
 mod ping;
 mod programs;
+mod proxy;
 mod relay;
 mod showconf;
 mod status;
@@ -55,6 +57,7 @@ fn main() -> ExitCode {
         Command::Install(places) => install::install(&places),
         Command::Ipam { command } => ipam::run(&command),
         Command::Netcheck(query) => netcheck::run(&query),
+        Command::Peer { command } => peer::run(&command),
         Command::Ping(query) => ping::run(&query),
         Command::Discovery(discovery) => programs::discovery(*discovery),
         Command::Relay(relay) => programs::relay(*relay),

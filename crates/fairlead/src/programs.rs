@@ -4,11 +4,12 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use fairlead_cluster::http::MetricsAddress;
+use fairlead_node::Access;
 use tokio::runtime::Builder;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::arguments::{ControllerArguments, DiscoveryArguments, NodeArguments, RelayArguments};
-use crate::{discovery, relay};
+use crate::{discovery, proxy, relay};
 
 /// Worker threads of the runtime: tasks mostly wait, and each thread costs memory on every node.
 const THREADS: usize = 2;
@@ -28,25 +29,35 @@ const KERNEL_FORWARDS: &str = "shutting down; the kernel keeps forwarding";
 pub(crate) fn node(arguments: NodeArguments) -> anyhow::Result<ExitCode> {
     // Coil's message, which administrators search for.
     let egress = arguments.enable_egress.unwrap_or(true);
+    let without_effect = arguments.without_effect();
     anyhow::ensure!(arguments.enable_ipam || egress, "both IPAM and egress are disabled");
     let numbers = arguments.numbers.checked(arguments.enable_ipam)?;
-    warn_of(&arguments.without_effect());
+    warn_of(&without_effect);
+    let standalone = arguments.standalone.settings()?;
     let settings = fairlead_node::Settings {
         node: arguments.node_name,
         socket: arguments.socket,
         state_dir: arguments.state_dir,
         metrics: MetricsAddress { address: arguments.metrics_addr, secure: arguments.metrics_secure },
         health: arguments.health_addr,
-        enable_ipam: arguments.enable_ipam,
+        // Pools and blocks are objects of a cluster.
+        enable_ipam: arguments.enable_ipam && standalone.is_none(),
         block_grace: arguments.addressblock_gc_interval,
         wireguard: arguments.wireguard.into(),
+        peers: arguments.peers,
         router: arguments.router,
         numbers,
         calico_names: arguments.compat_calico,
         metrics_per_peer: arguments.metrics_per_peer,
         clear_routes_on_shutdown: arguments.clear_routes_on_shutdown,
     };
-    run(async { fairlead_node::run(settings, cluster().await?, stop(KERNEL_FORWARDS)?).await })
+    run(async {
+        let access = match standalone {
+            Some(standalone) => Access::Standalone(Box::new(standalone)),
+            None => Access::Cluster(Box::new(cluster().await?)),
+        };
+        fairlead_node::run(settings, access, stop(KERNEL_FORWARDS)?).await
+    })
 }
 
 /// `fairlead controller`
@@ -96,6 +107,7 @@ pub(crate) async fn cluster() -> anyhow::Result<kube::Config> {
     let mut config = kube::Config::infer().await.context(
         "no Kubernetes client configuration: run in a pod with a ServiceAccount, or set KUBECONFIG to a kubeconfig file",
     )?;
+    config = proxy::direct(config, |name| std::env::var(name).ok())?;
     config.read_timeout = Some(std::time::Duration::from_secs(READ_SECONDS));
     config.connect_timeout = Some(std::time::Duration::from_secs(CONNECT_SECONDS));
     Ok(config)

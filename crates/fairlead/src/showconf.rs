@@ -4,27 +4,32 @@ use std::io::Write as _;
 use std::process::ExitCode;
 
 use anyhow::Context as _;
-use fairlead_api::resources::{AddressBlock, KiloPeer, WireKubePeer};
-use fairlead_node::members::configuration::{Configuration, ConfiguredPeer, Objects, Subject, configuration};
-use kube::api::{ApiResource, DynamicObject, ListParams};
-use kube::{Api, Client};
+use fairlead_address::Endpoint;
+use fairlead_api::resources::{DnsOrIp, KiloPeer, KiloPeerSpec, PeerEndpoint};
+use fairlead_node::members::configuration::{Configuration, ConfiguredPeer, Subject, as_peer};
+use ipnet::IpNet;
 use serde_json::{Value, json};
 
-use crate::api;
-use crate::arguments::{ConfigurationFormat, Output, ShowconfCommand};
+use crate::arguments::{ConfigurationFormat, Output, ShowconfArguments, ShowconfCommand};
 use crate::logging;
 use crate::output::render;
+use crate::peer::{self, Cluster};
 use crate::status::current_thread;
 
 /// Prints the configuration; what is left out of it goes to standard error.
 pub(crate) fn run(command: &ShowconfCommand) -> anyhow::Result<ExitCode> {
-    let (query, subject, what) = match command {
-        ShowconfCommand::Node(query) => (query, Subject::Node(&query.name), "WireKubePeer of node"),
-        ShowconfCommand::Peer(query) => (query, Subject::Peer(&query.name), "Peer"),
+    let (query, subject) = match command {
+        ShowconfCommand::Node(query) => (query, Subject::Node(&query.name)),
+        ShowconfCommand::Peer(query) => (query, Subject::Peer(&query.name)),
     };
-    let found = current_thread(async { objects(&query.api.client().await?).await })?;
-    let found = configuration(found, subject)
-        .with_context(|| format!("there is no {what} '{}': is the name right?", query.name))?;
+    let cluster = current_thread(async { Cluster::read(&query.api.client().await?).await })?;
+    if query.as_peer {
+        return print_as_peer(cluster, subject, query);
+    }
+    let found = match subject {
+        Subject::Node(_) => peer::configuration_of(&cluster.objects, subject, &query.allowed_ips)?,
+        Subject::Peer(name) => cluster.configuration(name, None, &query.allowed_ips)?,
+    };
     for problem in &found.problems {
         logging::error(problem);
     }
@@ -38,19 +43,52 @@ pub(crate) fn run(command: &ShowconfCommand) -> anyhow::Result<ExitCode> {
     Ok(if found.peers.is_empty() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-async fn objects(client: &Client) -> anyhow::Result<Objects> {
-    let every = ListParams::default;
-    let kilo = ApiResource::erase::<KiloPeer>(&());
-    let external = Api::<DynamicObject>::all_with(client.clone(), &kilo);
-    Ok(Objects {
-        peers: api::list(&Api::<WireKubePeer>::all(client.clone()), "WireKubePeers", every()).await?,
-        blocks: api::list(&Api::<AddressBlock>::all(client.clone()), "AddressBlocks", every()).await?,
-        external: api::list_if_served(&external, "Peers").await?,
-    })
+/// Prints what others configure for the subject: a section, or the Peer to apply in another cluster.
+fn print_as_peer(
+    cluster: Cluster,
+    subject: Subject<'_>,
+    query: &ShowconfArguments,
+) -> anyhow::Result<ExitCode> {
+    let mut more = query.allowed_ips.clone();
+    if query.whole_cluster {
+        more.extend(cluster.pools.iter().chain(&cluster.services));
+    }
+    let found = as_peer(cluster.objects, subject, query.whole_cluster, &more)
+        .with_context(|| format!("there is no '{}' with a public key: is the name right?", query.name))?;
+    let object = || json!(KiloPeer::new(&found.name, peer_spec(&found)));
+    let text = match query.output {
+        ConfigurationFormat::Json => render(Output::Json, object, |_| String::new())?,
+        ConfigurationFormat::Yaml => render(Output::Yaml, object, |_| String::new())?,
+        ConfigurationFormat::Wireguard => text(&Configuration { peers: vec![found], problems: Vec::new() }),
+    };
+    // A closed pipe (`| head`) is not a failure.
+    drop(std::io::stdout().write_all(text.as_bytes()));
+    Ok(ExitCode::SUCCESS)
+}
+
+fn peer_spec(peer: &ConfiguredPeer) -> KiloPeerSpec {
+    let endpoint = peer.endpoint.as_ref().and_then(|endpoint| peer_endpoint(endpoint));
+    KiloPeerSpec {
+        allowed_ips: peer.allowed_ips.iter().map(IpNet::to_string).collect(),
+        endpoint,
+        entry_nodes: None,
+        persistent_keepalive: Some(peer.persistent_keepalive).filter(|seconds| *seconds > 0),
+        preshared_key: peer.preshared_key.map(|key| key.to_base64()),
+        public_key: peer.public_key.to_string(),
+    }
+}
+
+/// An endpoint as a Peer names it; `None` if the text is none.
+pub(crate) fn peer_endpoint(text: &str) -> Option<PeerEndpoint> {
+    let (dns_or_ip, port) = match text.parse::<Endpoint>().ok()? {
+        Endpoint::Address(at) => (DnsOrIp { dns: None, ip: Some(at.ip().to_string()) }, at.port()),
+        Endpoint::Name { host, port } => (DnsOrIp { dns: Some(host), ip: None }, port),
+    };
+    Some(PeerEndpoint { dns_or_ip, port })
 }
 
 /// For scripts: names and types are stable.
-fn data(configuration: &Configuration) -> Value {
+pub(crate) fn data(configuration: &Configuration) -> Value {
     let peers = configuration.peers.iter().map(|peer| {
         json!({
             "name": peer.name,
@@ -65,7 +103,7 @@ fn data(configuration: &Configuration) -> Value {
 }
 
 /// Sections `[Peer]`; `[Interface]` is up to the user.
-fn text(configuration: &Configuration) -> String {
+pub(crate) fn text(configuration: &Configuration) -> String {
     let mut text = String::new();
     for peer in &configuration.peers {
         section(&mut text, peer);
@@ -128,6 +166,21 @@ mod tests {
                  Endpoint = 192.0.2.1:51820\nPersistentKeepalive = 10\n\n"
             )
         );
+    }
+
+    #[test]
+    fn a_node_becomes_a_peer_of_another_cluster_with_its_endpoint_by_address_or_name() {
+        let spec = |endpoint: Option<&str>| {
+            peer_spec(&ConfiguredPeer { endpoint: endpoint.map(str::to_owned), ..peer() })
+        };
+        let read = |endpoint| spec(endpoint).parse_endpoint().unwrap().map(|endpoint| endpoint.to_string());
+        for endpoint in ["192.0.2.1:51820", "[2001:db8::1]:7", "gate.example:7"] {
+            assert_eq!(read(Some(endpoint)).as_deref(), Some(endpoint));
+        }
+        assert_eq!(read(None), None);
+        assert_eq!(spec(None).allowed_ips, ["10.64.0.0/27", "fd00::/64"]);
+        let object = json!(KiloPeer::new("cloud-1", spec(None)));
+        assert_eq!((&object["kind"], &object["metadata"]["name"]), (&json!("Peer"), &json!("cloud-1")));
     }
 
     #[test]

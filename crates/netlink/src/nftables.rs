@@ -1,4 +1,4 @@
-//! nftables: one table of family `inet` with interval sets, base chains and rules (`linux/netfilter/nf_tables.h`).
+//! nftables: one table of family `inet` with interval sets, maps of endpoints, base chains and rules (`linux/netfilter/nf_tables.h`).
 //!
 //! A [`Table`] is the desired state, [`read`] returns a [`TableState`], the actual one; both have a [`TableShape`]
 //! (everything but the sets' elements), so that comparing is `==`. [`create`], [`delete`] and [`change_elements`] make
@@ -8,6 +8,7 @@
 //! as user data. `nft` ignores it when it prints a rule and drops it when it replaces one.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddrV4;
 
 use fairlead_address::{IntervalSet, IpFamily};
 use nix::libc;
@@ -17,6 +18,7 @@ use crate::{Message, Result, Socket};
 pub(crate) mod attributes;
 mod dump;
 mod elements;
+mod endpoints;
 mod expression;
 mod messages;
 
@@ -25,7 +27,11 @@ pub use dump::{exists, generation, read};
 pub use expression::{
     AddressEnd, Comparison, DestinationType, Expression, Header, Meta, TCP_MAXIMUM_SEGMENT, TcpOption,
 };
-pub use messages::{change_elements, create, delete};
+pub use messages::{change_elements, change_map, create, delete};
+
+/// What a map has: a port for each IPv4 address and port (`ipv4_addr . inet_service : inet_service`). It takes up to
+/// 16,384 elements; the kernel refuses more.
+pub type EndpointMap = BTreeMap<SocketAddrV4, u16>;
 
 /// A whole table of family `inet`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,6 +40,8 @@ pub struct Table {
     pub name: String,
     /// Its sets by name.
     pub sets: BTreeMap<String, IntervalSet>,
+    /// Its maps by name; sets and maps share one name space.
+    pub maps: BTreeMap<String, EndpointMap>,
     /// Its chains by name.
     pub chains: BTreeMap<String, Chain>,
 }
@@ -109,7 +117,7 @@ impl Rule {
 pub struct TableShape {
     /// `enum nft_table_flags`; not zero means that the table is dormant or owned by a process.
     pub flags: u32,
-    /// Sets by name.
+    /// Sets and maps by name.
     pub sets: BTreeMap<String, SetShape>,
     /// Chains by name.
     pub chains: BTreeMap<String, ChainShape>,
@@ -118,6 +126,8 @@ pub struct TableShape {
 /// What a set holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SetShape {
+    /// An [`EndpointMap`].
+    Endpoints,
     /// Intervals of addresses.
     Intervals(IpFamily),
     /// Something this module does not make.
@@ -153,12 +163,14 @@ pub struct TableState {
     pub shape: TableShape,
     /// What the interval sets hold, by name.
     pub sets: BTreeMap<String, IntervalSet>,
+    /// What the maps have, by name.
+    pub maps: BTreeMap<String, EndpointMap>,
 }
 
 impl From<Table> for TableState {
     /// What [`read`] reports once the table is in place.
     fn from(table: Table) -> Self {
-        Self { shape: table.shape(), sets: table.sets }
+        Self { shape: table.shape(), sets: table.sets, maps: table.maps }
     }
 }
 
@@ -174,13 +186,11 @@ impl Table {
             }),
             rules: chain.rules.iter().map(|rule| Some(rule.fingerprint())).collect(),
         };
+        let sets = self.sets.iter().map(|(name, set)| (name.clone(), SetShape::Intervals(set.family())));
+        let maps = self.maps.keys().map(|name| (name.clone(), SetShape::Endpoints));
         TableShape {
             flags: 0,
-            sets: self
-                .sets
-                .iter()
-                .map(|(name, set)| (name.clone(), SetShape::Intervals(set.family())))
-                .collect(),
+            sets: sets.chain(maps).collect(),
             chains: self.chains.iter().map(|(name, made)| (name.clone(), chain(made))).collect(),
         }
     }
@@ -208,6 +218,8 @@ const NF_ACCEPT: u32 = 1;
 const NFPROTO_INET: u8 = 1;
 /// `NFT_SET_INTERVAL`
 const SET_INTERVAL: u32 = 4;
+/// `NFT_SET_MAP`
+const SET_MAP: u32 = 8;
 /// `NFT_SET_ELEM_INTERVAL_END`
 const ELEMENT_INTERVAL_END: u32 = 1;
 
@@ -246,6 +258,11 @@ mod set {
     pub(super) const FLAGS: u16 = 3;
     pub(super) const KEY_TYPE: u16 = 4;
     pub(super) const KEY_LENGTH: u16 = 5;
+    pub(super) const DATA_TYPE: u16 = 6;
+    pub(super) const DATA_LENGTH: u16 = 7;
+    pub(super) const DESCRIPTION: u16 = 9;
+    /// In a description: `NFTA_SET_DESC_SIZE`
+    pub(super) const SIZE: u16 = 1;
     pub(super) const ID: u16 = 10;
 }
 
@@ -256,6 +273,7 @@ mod element {
     pub(super) const LIST_ELEMENTS: u16 = 3;
     pub(super) const LIST_ELEMENT: u16 = 1;
     pub(super) const KEY: u16 = 1;
+    pub(super) const DATA: u16 = 2;
     pub(super) const FLAGS: u16 = 3;
     pub(super) const DATA_VALUE: u16 = 1;
 }

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 
 use fairlead_address::{IntervalSet, IpFamily};
 use fairlead_netlink::nftables::{
-    Chain, Expression, Header, Hook, Meta, Rule, Table, change_elements, commit, create, delete, read,
+    AddressEnd, Chain, EndpointMap, Expression, Header, Hook, Meta, Rule, Table, change_elements, change_map,
+    commit, create, delete, read,
 };
 use fairlead_netlink::{Family, Socket};
 use ipnet::IpNet;
@@ -24,6 +25,7 @@ fn table(expressions: Vec<Expression>) -> Table {
     Table {
         name: "probe".into(),
         sets: BTreeMap::from([("four".into(), intervals(IpFamily::V4, &["10.0.0.0/8"]))]),
+        maps: BTreeMap::new(),
         chains: BTreeMap::from([("out".into(), chain)]),
     }
 }
@@ -51,6 +53,34 @@ fn a_table_is_read_as_it_was_made() {
             commit(socket, &delete("probe").unwrap()).unwrap();
             assert_eq!(read(socket, "probe").unwrap(), None);
         }
+    });
+}
+
+#[test]
+fn a_map_is_read_as_it_was_made_and_changed() {
+    let map = |ports: &[(u16, u16)]| -> EndpointMap {
+        ports.iter().map(|(key, port)| (format!("192.0.2.1:{key}").parse().unwrap(), *port)).collect()
+    };
+    in_namespace(|socket| {
+        let mut wanted = table(vec![
+            Expression::load_address(IpFamily::V4, AddressEnd::Destination),
+            Expression::LoadPortBehind { offset: 2 },
+            Expression::LookupMap("ports".into()),
+            Expression::Accept,
+        ]);
+        let mut present = EndpointMap::new();
+        wanted.maps.insert("ports".into(), present.clone());
+        commit(socket, &create(&wanted).unwrap()).unwrap();
+        let many: Vec<(u16, u16)> = (1..3000).map(|port| (port, port + 1)).collect();
+        for next in [map(&[(1, 2), (3, 4)]), map(&[(1, 7), (5, 6)]), map(&many), map(&[])] {
+            commit(socket, &change_map("probe", "ports", &present, &next).unwrap()).unwrap();
+            let read = read(socket, "probe").unwrap().unwrap();
+            assert_eq!((&read.shape, &read.maps["ports"]), (&wanted.shape(), &next));
+            present = next;
+        }
+        wanted.maps.insert("ports".into(), map(&many));
+        commit(socket, &create(&wanted).unwrap()).unwrap();
+        assert_eq!(read(socket, "probe").unwrap().unwrap().maps, wanted.maps);
     });
 }
 

@@ -32,5 +32,6 @@ mod ttl_cell;
 
 pub use fairlead_dataplane::routing_ids;
 pub use lifecycle::cleanup::Cleanup;
-pub use lifecycle::settings::{Settings, WireGuardChoice};
+pub use lifecycle::settings::{Access, Settings, WireGuardChoice};
+pub use lifecycle::standalone::Standalone;
 pub use program::run;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use fairlead_cluster::subsystem::Supervisor;
 
 use crate::lifecycle::instance_lock::InstanceLock;
-use crate::lifecycle::settings::Settings;
+use crate::lifecycle::settings::{Access, Settings};
 use crate::lifecycle::{Node, handover};
 
 /// First no CNI operation comes in, then the mesh leaves its device to the successor; then what works for both ends.
@@ -21,14 +21,10 @@ const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(25);
 ///
 /// # Errors
 /// The kernel refuses what every node needs, the socket cannot be made, or a task of a subsystem ends or panics.
-pub async fn run(
-    settings: Settings,
-    config: kube::Config,
-    stop: impl Future<Output = ()>,
-) -> anyhow::Result<()> {
+pub async fn run(settings: Settings, access: Access, stop: impl Future<Output = ()>) -> anyhow::Result<()> {
     let (mut stop, mut supervisor) = (pin!(stop), Supervisor::default());
     // Only reads, beside a program that still serves; what follows the lock exists once.
-    let node = Node::connect(settings, config, &mut supervisor)?;
+    let node = Node::connect(settings, access, &mut supervisor)?;
     let lock = tokio::select! {
         lock = supervisor.run_until(InstanceLock::acquire(&node.settings.socket)) => lock??,
         () = &mut stop => return Ok(()),

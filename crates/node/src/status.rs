@@ -16,6 +16,7 @@ use fairlead_wire::node::{
     IpamReleaseResponse, IpamShowRequest, IpamShowResponse, NetcheckRequest, NetcheckResponse, Peer,
     PingRequest, PingResponse, PortMapping, Relay, Router, StatusRequest, StatusResponse,
 };
+use ipnet::IpNet;
 use tonic::{Request, Response, Status};
 
 use crate::ipam::inventory::Inventory;
@@ -141,7 +142,8 @@ fn describe(report: &Report, answer: &mut StatusResponse, now: SystemTime) {
     answer.listen_port = u32::from(report.port);
     answer.mtu = report.mtu;
     answer.nat_type = nat_name(report.nat).to_owned();
-    answer.prefixes = report.own_prefixes.iter().map(ToString::to_string).collect();
+    let on_mesh = report.mesh_addresses.iter().copied().map(IpNet::from);
+    answer.prefixes = report.own_prefixes.iter().copied().chain(on_mesh).map(|it| it.to_string()).collect();
     answer.problems.extend(report.problems.iter().map(ToString::to_string));
     answer.relay = report.relay.as_ref().map(describe_relay);
     answer.port_mappings = describe_port_mappings(report);
@@ -211,6 +213,7 @@ fn describe_external(peer: &ExternalReport, now: SystemTime) -> ExternalPeer {
         rx_bytes: device.map_or(0, |device| device.rx_bytes),
         tx_bytes: device.map_or(0, |device| device.tx_bytes),
         prefixes: peer.prefixes.iter().map(ToString::to_string).collect(),
+        standby: peer.is_standby(),
     }
 }
 
@@ -231,6 +234,7 @@ fn describe_peer(peer: &PeerReport, now: SystemTime) -> Peer {
         round_trip_seconds: peer.path.round_trip.map(|round_trip| round_trip.as_secs_f64()),
         relay_reason: peer.relay_reason.map(|reason| reason.to_string()).unwrap_or_default(),
         path_changes: Vec::new(),
+        plain_prefixes: peer.plain.iter().map(ToString::to_string).collect(),
         reason: if peer.path.state == State::Up { String::new() } else { peer.path.message.clone() },
     }
 }

@@ -35,6 +35,7 @@ use crate::timers::TimerQueue;
 mod birthday;
 mod observation;
 mod own_candidates;
+mod path_mtu;
 mod probes;
 mod relay;
 
@@ -42,6 +43,7 @@ pub use birthday::SocketChange;
 use observation::{MIN_OBSERVATION_INTERVAL, on_grid};
 use own_candidates::OwnCandidates;
 pub use own_candidates::OwnSide;
+use path_mtu::MtuSearches;
 use probes::Arrival;
 use relay::RelayMachines;
 
@@ -101,6 +103,14 @@ pub enum Event {
         /// The peer.
         peer: PublicKey,
     },
+    /// [`PathAgent::route_mtu`] has something new: the path in use loses longer packets than these, and no other path passes them; or the
+    /// tunnel's MTU holds again.
+    RouteMtuChanged {
+        /// The peer.
+        peer: PublicKey,
+        /// In bytes; `None` for the tunnel's.
+        mtu: Option<u32>,
+    },
     /// Send the packets to a peer over the relay as well: the path in use is in doubt, and the peer takes what arrives first.
     SendBothWays {
         /// The peer.
@@ -157,6 +167,8 @@ struct Peer {
     prober: Prober,
     /// As the last [`Event::SendBothWays`] said.
     also: Option<SocketAddr>,
+    /// As the last [`Event::RouteMtuChanged`] said.
+    route_mtu: Option<u32>,
     /// The request that last named candidates of the peer: its epoch and counter.
     named: Option<(Epoch, u64)>,
     /// When the prober is to run next.
@@ -191,6 +203,7 @@ pub struct PathAgent {
     birthdays: Birthdays,
     nat64: Arc<[Nat64Prefix]>,
     mtu: Option<u32>,
+    mtu_searches: MtuSearches,
     unknown_datagrams: u64,
     #[cfg(test)]
     machines_run: usize,
@@ -216,6 +229,7 @@ impl PathAgent {
             birthdays: Birthdays::new(seed),
             nat64: Arc::default(),
             mtu: None,
+            mtu_searches: MtuSearches::default(),
             unknown_datagrams: 0,
             #[cfg(test)]
             machines_run: 0,
@@ -238,6 +252,7 @@ impl PathAgent {
                 rotation,
                 prober: Prober::new(is_controlling),
                 also: None,
+                route_mtu: None,
                 named: None,
                 probe_due: None,
                 state: State::Connecting,
@@ -279,6 +294,7 @@ impl PathAgent {
             }
             self.reflexive.forget(key);
             self.relay.remove_peer(key);
+            self.mtu_searches.remove_peer(key);
             self.events.retain(|event| event.peer() != Some(key));
             if peer.also.is_some() {
                 self.events.push_back(Event::SendBothWays { peer: *key, also: None });
@@ -316,6 +332,7 @@ impl PathAgent {
             let Observation { endpoint, rx_bytes, tx_bytes, .. } = observation;
             peer.prober.observe(now, Session { is_up, endpoint, rx_bytes, tx_bytes });
             peer.prober.observe_handshake(now, !peer.rotation.is_expired(now), tx_bytes);
+            endpoint.iter().for_each(|endpoint| self.birthdays.claim(key, *endpoint));
             self.conclude_probing(now, key);
         }
     }
@@ -437,7 +454,8 @@ impl PathAgent {
     pub fn status(&self, now: Duration, key: &PublicKey) -> Option<Status> {
         let peer = self.peers.get(key)?;
         let (round_trip, loses_long) = (peer.prober.round_trip(), peer.prober.loses_long(now));
-        Some(Status { round_trip, loses_long, ..peer.rotation.status(now) })
+        let route_mtu = peer.route_mtu;
+        Some(Status { round_trip, loses_long, route_mtu, ..peer.rotation.status(now) })
     }
 
     /// The peers, sorted.
@@ -466,6 +484,7 @@ impl Event {
             Self::HandshakeDue { peer }
             | Self::ObservationDue { peer }
             | Self::RelayPortDue { peer }
+            | Self::RouteMtuChanged { peer, .. }
             | Self::SendBothWays { peer, .. }
             | Self::SetEndpoint { peer, .. }
             | Self::StateChanged { peer, .. } => Some(peer),

@@ -101,6 +101,8 @@ pub(crate) struct Birthdays {
     attempt: Option<Attempt>,
     peers: BTreeMap<PublicKey, Record>,
     kept: BTreeMap<PublicKey, Kept>,
+    /// Sockets of an earlier program by endpoint, and until when a peer has to use each.
+    adopted: BTreeMap<SocketAddr, Duration>,
     /// Start of the period, and what was sent in it.
     spent: (Duration, u32),
     outcomes: BTreeMap<BirthdayOutcome, u64>,
@@ -116,6 +118,7 @@ impl Birthdays {
             attempt: None,
             peers: BTreeMap::new(),
             kept: BTreeMap::new(),
+            adopted: BTreeMap::new(),
             spent: (Duration::ZERO, 0),
             outcomes: BTreeMap::new(),
             actions: VecDeque::new(),
@@ -320,6 +323,7 @@ impl Birthdays {
 
     /// Sends what is due.
     pub(crate) fn handle_timeout(&mut self, now: Duration) {
+        self.leave_unclaimed(now);
         let Some(attempt) = &mut self.attempt else { return };
         let (peer, elapsed) = (attempt.peer, now.saturating_sub(attempt.began));
         let mut end = None;
@@ -373,6 +377,10 @@ impl Birthdays {
 
     /// When to call [`Self::handle_timeout`].
     pub(crate) fn poll_timeout(&self) -> Option<Duration> {
+        self.next_of_attempt().into_iter().chain(self.next_unclaimed()).min()
+    }
+
+    fn next_of_attempt(&self) -> Option<Duration> {
         let attempt = self.attempt.as_ref()?;
         let stage = match &attempt.stage {
             Stage::Asking => attempt.began.saturating_add(MAX_SILENCE),
@@ -395,7 +403,8 @@ impl Birthdays {
     /// Why an endpoint is set, if an attempt has found it.
     pub(crate) fn reason(&self, peer: &PublicKey, endpoint: SocketAddr) -> Option<EndpointReason> {
         let found = self.peers.get(peer).and_then(|record| record.found);
-        (found == Some(endpoint)).then_some(EndpointReason::BirthdayAttack)
+        (found == Some(endpoint) || self.kept(peer) == Some(endpoint))
+            .then_some(EndpointReason::BirthdayAttack)
     }
 
     /// What became of the attempts with a peer; `None` while there was none.

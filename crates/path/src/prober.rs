@@ -25,6 +25,7 @@ mod full_size;
 mod handshake;
 mod nat64;
 mod path;
+mod path_mtu;
 mod ping;
 mod relay_port;
 mod rounds;
@@ -36,6 +37,7 @@ pub use relay_port::RelayPortRange;
 use doubt::Doubt;
 use handshake::Handshakes;
 use path::{ANSWER_TIMEOUT, Origin, Path};
+use path_mtu::PathMtu;
 use ping::Ping;
 
 /// How long after traffic the path in use is checked.
@@ -104,6 +106,7 @@ pub(crate) struct Prober {
     nat64: Arc<[Nat64Prefix]>,
     /// Length of the longest datagram of WireGuard.
     full_length: Option<usize>,
+    path_mtu: PathMtu,
     /// When all paths were last tried.
     round_began: Option<Duration>,
     /// When they are tried next because the peer has done so.
@@ -259,6 +262,9 @@ impl Prober {
         from: SocketAddr,
         transaction: TransactionId,
     ) -> bool {
+        if self.handle_search_answer(now, from, transaction) {
+            return true;
+        }
         let Some(path) = self.paths.iter_mut().find(|path| path.candidate.address == from) else {
             return false;
         };
@@ -346,6 +352,7 @@ impl Prober {
                 });
             }
         }
+        self.search_mtu(now, random, &mut probes);
         probes
     }
 
@@ -409,6 +416,7 @@ impl Prober {
             .chain(self.check.map(|(at, _)| at))
             .chain(self.handshakes.due)
             .chain(self.doubt.next())
+            .chain(self.path_mtu.next())
             .min()
     }
 

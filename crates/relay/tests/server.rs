@@ -9,13 +9,15 @@ mod standby;
 #[path = "server/udp.rs"]
 mod udp;
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use bed::{Bed, Client, key, public};
-use fairlead_relay::client::{ConnectError, Endpoint, connect};
+use fairlead_relay::client::{ConnectError, Endpoint, connect, connect_at};
 use fairlead_relay::core::DropReason;
 use fairlead_relay::server::Rejection;
 use fairlead_wire::relay::{ErrorReason, Frame, Notice};
+use tokio::net::TcpListener;
 
 #[tokio::test]
 async fn datagrams_pass_over_every_transport() {
@@ -89,6 +91,32 @@ async fn a_relay_with_a_wrong_certificate_learns_nothing() {
     no_relay.endpoint = Endpoint { port: bed::closed_port().await, ..no_relay.endpoint };
     let error = connect(&no_relay).await.unwrap_err().to_string();
     assert!(error.starts_with("cannot reach localhost:"), "{error}");
+}
+
+#[tokio::test]
+async fn of_several_addresses_the_first_that_serves_is_used_and_the_reason_is_that_of_the_first_reached() {
+    let (bed, other) = (Bed::start().await, Bed::start().await);
+    let nothing = SocketAddr::from(([127, 0, 0, 1], bed::closed_port().await));
+    // It accepts connections and says nothing.
+    let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let silent_address = silent.local_addr().unwrap();
+    for transport in ["tcp", "wss"] {
+        let settings = bed.settings(transport, 1);
+        for bad in [vec![other.address], vec![nothing, other.address]] {
+            let addresses = bad.iter().copied().chain([bed.address]).collect();
+            let mut client = Client::new(connect_at(&settings, addresses).await.unwrap()).await;
+            client.send(&Frame::Ping([1; 8])).await;
+            assert!(client.next().await.starts_with("Pong"));
+            let error = connect_at(&settings, bad).await.unwrap_err().to_string();
+            assert!(error.starts_with("TLS with the relay failed: invalid peer certificate"), "{error}");
+        }
+    }
+    let settings = bed.settings("tcp", 1);
+    connect_at(&settings, vec![silent_address, bed.address]).await.unwrap();
+    // What a relay says of the client itself, its other addresses would say too.
+    let refused = connect_at(&bed.settings("tcp", 99), vec![bed.address; 3]).await.unwrap_err();
+    assert!(refused.to_string().contains("not allowed"), "{refused}");
+    assert_eq!(bed.rejections(Rejection::NotAllowed), 1);
 }
 
 #[tokio::test]

@@ -11,27 +11,30 @@ use ipnet::IpNet;
 
 use crate::problem::Problem;
 
-/// How strongly a member owns a prefix. The stronger wins. Of two equally strong claims the one of the member that joined
-/// first wins; of two blocks, which the controller never grants so, neither.
+/// How strongly a member owns a prefix. The stronger wins. Of two equally strong claims that wins which this node's WireGuard device has
+/// at the key of its member, then that of the member that joined first; of two blocks, which the controller never grants so, neither.
+///
+/// A range never takes an address in it from the node that has it, not even a granted one: `0.0.0.0/0` contains all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Tier {
     /// A range that a member has of which only discovery services know.
     DiscoveredWideClaim,
-    /// An address that such a member says is its own, whether this node's WireGuard device has it or not: nothing is taken from
-    /// a member that the cluster knows.
+    /// An address that such a member says is its own: nothing is taken from a member that the cluster knows.
     DiscoveredHostClaim,
     /// A range a node says is behind it.
     WideClaim,
-    /// The same, and this node's WireGuard device has it at that node's key.
-    HeldWideClaim,
     /// A range that an administrator says is behind an external member.
     ExternalRange,
-    /// The same, and this node's WireGuard device has it at that member's key.
-    HeldExternalRange,
+    /// A range that an administrator lets the member have, also where other members claim it.
+    GrantedRange,
     /// An address a node says is its own, or an administrator says of an external member.
     HostClaim,
-    /// The same, and this node's WireGuard device has it at that node's key.
-    HeldHostClaim,
+    /// The same, and the Node object of the node has it.
+    NodeAddress,
+    /// An address on the mesh that the controller gave the node.
+    MeshAddress,
+    /// An address that an administrator lets the member have, also where other members claim it, or this node's own.
+    GrantedHost,
     /// A block the controller gave.
     Block,
 }
@@ -43,12 +46,14 @@ pub(crate) struct Entry {
     /// Index of the member; a lower one joined earlier.
     pub(crate) owner: usize,
     pub(crate) tier: Tier,
+    /// This node's WireGuard device has it at the member's key.
+    pub(crate) is_held: bool,
 }
 
 impl Entry {
     /// Greater for the stronger of two entries.
-    fn strength(&self) -> (Tier, Reverse<usize>) {
-        (self.tier, Reverse(self.owner))
+    fn strength(&self) -> (Tier, bool, Reverse<usize>) {
+        (self.tier, self.is_held, Reverse(self.owner))
     }
 }
 
@@ -98,7 +103,7 @@ pub(crate) struct Resolved {
 
 /// Gives each member the prefixes it keeps, and reports the rest. `names` are the owners' names by index.
 pub(crate) fn resolve(mut entries: Vec<Entry>, names: &[&str], problems: &mut BTreeSet<Problem>) -> Resolved {
-    entries.sort_unstable_by_key(|entry| (entry.prefix, entry.owner, Reverse(entry.tier)));
+    entries.sort_unstable_by_key(|entry| (entry.prefix, entry.owner, Reverse(entry.strength())));
     entries.dedup_by_key(|entry| (entry.prefix, entry.owner));
     let overlapping = overlapping_blocks(&entries, names, problems);
     let mut owned = vec![Vec::new(); names.len()];

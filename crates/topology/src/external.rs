@@ -2,17 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use fairlead_address::PrefixSet;
+use fairlead_address::{PrefixSet, usable_parts};
 use fairlead_api::wireguard::PublicKey;
 use ipnet::IpNet;
 
+use crate::claims::MIN_LENGTH;
 use crate::member::Member;
 use crate::plan::Policy;
 use crate::prefixes;
 use crate::problem::{Problem, Refusal};
-
-/// The shortest prefix an external member may have: `0.0.0.0/0` and its halves would capture what belongs to others.
-const MIN_LENGTH: u8 = 8;
 
 /// The external members that take part, in the order in which they joined, with the claims that may be compared. What lies inside a
 /// claim and is reserved is cut out of it.
@@ -36,24 +34,30 @@ pub(crate) fn admitted(members: &[Member], policy: &Policy, problems: &mut BTree
             continue;
         }
         keys.insert(key, &member.name);
-        let claims =
-            member.claims.iter().flat_map(|claim| match usable(claim.trunc(), &reserved, &services) {
-                Ok(prefixes) => prefixes,
-                Err(why) => {
-                    let (node, prefix) = (member.name.clone(), claim.trunc());
-                    problems.insert(Problem::ExternalPrefixRefused { node, prefix, why });
-                    Vec::new()
-                }
-            });
+        let claims = member.claims.iter().map(IpNet::trunc).flat_map(|prefix| {
+            let is_granted = policy.is_granted(member, &prefix);
+            usable(prefix, is_granted, &reserved, &services).unwrap_or_else(|why| {
+                let node = member.name.clone();
+                problems.insert(Problem::ExternalPrefixRefused { node, prefix, why });
+                Vec::new()
+            })
+        });
         admitted.push(Member { claims: claims.collect(), blocks: Vec::new(), ..member.clone() });
     }
     admitted
 }
 
 /// What is left of a claim; `services` are those of the reserved prefixes that are theirs.
-fn usable(prefix: IpNet, reserved: &PrefixSet, services: &PrefixSet) -> Result<Vec<IpNet>, Refusal> {
+fn usable(
+    prefix: IpNet,
+    is_granted: bool,
+    reserved: &PrefixSet,
+    services: &PrefixSet,
+) -> Result<Vec<IpNet>, Refusal> {
     if prefix.prefix_len() < MIN_LENGTH {
-        return Err(Refusal::TooWide);
+        let parts = usable_parts(prefix).into_iter().filter(|_| is_granted);
+        let parts: Vec<IpNet> = parts.flat_map(|part| prefixes::without(part, reserved)).collect();
+        return if parts.is_empty() { Err(Refusal::TooWide) } else { Ok(parts) };
     }
     if reserved.overlapping(prefix).is_none() {
         return Ok(vec![prefix]);

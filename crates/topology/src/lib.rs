@@ -5,8 +5,9 @@
 //! routes of the [`Plan`]. Endpoints are not decided here: that is `fairlead-path`, peer by peer.
 //!
 //! The one promise: **no member can take what belongs to another, and a bad one harms only itself.** What the
-//! controller grants (blocks) beats what a node says of itself (claims). Of two that claim one address, the one keeps it
-//! that has it in this node's WireGuard device now, else the one that joined first. A public key that is published twice
+//! controller grants (blocks) beats what a node says of itself (claims). Of claims to one address that counts first which an
+//! administrator granted, then that of the node whose Node object has the address, which no other node may claim without a grant; then the
+//! one keeps it that has it in this node's WireGuard device now, else the one that joined first. A public key that is published twice
 //! stays one peer, with the prefixes of both: only the holder of the private key can read what is sent to it, so a copy
 //! takes nothing from it. Whatever belongs to another member and has no usable peer is still a target, so that it is
 //! dropped and never sent in clear text.
@@ -14,15 +15,21 @@
 //! External members (Peers of Kilo) take nothing from a node: their prefixes never include what is reserved (the API server), a block
 //! and an older address go before them, and a key that a node has is the node's.
 //!
+//! An external member may name entry nodes: then one of them has the tunnel that counts, and all other nodes give the member's
+//! prefixes to that node's peer.
+//!
 //! Pure: no I/O, no clock, no randomness. Not here: kernel routes, nftables, WireGuard.
 //!
-//! Locations and gateways are to come between the two steps of [`plan`]: after the conflict check has said
-//! which prefixes each member really owns, and before they are laid on peers, a stage can move the prefixes of
-//! a location's members onto the peer that carries them. Neither the conflict check nor the targets need to
-//! know.
+//! Locations come last in [`plan`]: with gateways, a peer has the prefixes of the members behind it, and for the
+//! prefixes of some peers there are plain routes to the members themselves. Conflict check and targets do not know of
+//! them.
 
+mod claims;
 mod conflicts;
+mod entry;
 mod external;
+mod gateways;
+mod locations;
 mod member;
 mod merge;
 mod plan;
@@ -30,6 +37,9 @@ mod prefixes;
 mod problem;
 mod routes;
 
+pub use entry::EntryRole;
+pub use gateways::{Down, gateways};
+pub use locations::{Granularity, InternalAddress, Site};
 pub use member::{Endpoints, External, Member, MemberRecord, Since, Source};
 pub use merge::merge;
 pub use plan::{PeerPlan, Plan, Policy, plan};

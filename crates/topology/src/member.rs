@@ -9,6 +9,8 @@ use fairlead_address::Endpoint;
 use fairlead_api::wireguard::{PresharedKey, PublicKey};
 use ipnet::IpNet;
 
+use crate::locations::Site;
+
 /// Who described a member. The first is believed before the next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Source {
@@ -16,6 +18,8 @@ pub enum Source {
     Local,
     /// Custom resources, Nodes and AddressBlocks of the cluster.
     Kubernetes,
+    /// A file of this node's administrator.
+    Static,
     /// Discovery services. Every program that has the secret of the cluster can publish there, so they add only endpoints to a member that
     /// a source above knows.
     Discovery,
@@ -37,6 +41,7 @@ impl fmt::Display for Source {
             Self::Discovery => "discovery",
             Self::Kubernetes => "kubernetes",
             Self::Local => "local",
+            Self::Static => "static",
         })
     }
 }
@@ -81,6 +86,9 @@ pub struct Member {
     pub claims: Vec<IpNet>,
     /// Address blocks the controller gave it. Trusted.
     pub blocks: Vec<IpNet>,
+    /// Its own addresses on the mesh. Trusted, because the controller gives each to one node; those of a member that only discovery
+    /// services know are what it says itself.
+    pub mesh_addresses: Vec<IpAddr>,
     /// Addresses of its Node object of type InternalIP, in the order of the object; `None` where there is no such object.
     pub addresses: Option<Vec<IpAddr>>,
     /// Where its WireGuard may be reached.
@@ -90,10 +98,18 @@ pub struct Member {
     /// Whether it sends its keepalives whatever it receives, as Fairlead's embedded WireGuard does. The kernel's puts them off with
     /// each packet it receives.
     pub always_sends_keepalives: bool,
+    /// Where it is; `None` while the cluster does not say, which makes it a location of its own.
+    pub site: Option<Site>,
     /// When it joined; `None` while the source does not know, which counts as just now.
     pub since: Option<Since>,
     /// Only discovery services know it: its claims yield to those of all others.
     pub is_discovered: bool,
+    /// It is a node of KubeSpan: its tunnels have the secret of the cluster as preshared key, and it answers no path probes and uses no
+    /// relay.
+    pub needs_preshared_key: bool,
+    /// Of a node: the Peers that name it as an entry node and have completed a handshake with it, with their key and the term that this
+    /// node took then. Not trusted; [`crate::plan`] reads only those of nodes that the Peer names.
+    pub entry_terms: BTreeMap<String, (PublicKey, u64)>,
     /// What only a member that is no node has; `None` for nodes.
     pub external: Option<External>,
 }
@@ -104,6 +120,8 @@ pub struct Member {
 pub struct External {
     /// Extra symmetric key mixed into handshakes with it.
     pub preshared_key: Option<PresharedKey>,
+    /// The nodes that have a tunnel with it, one of which forwards for all others; empty if every node has one.
+    pub entry_nodes: Vec<String>,
 }
 
 /// When a member joined, as the source recorded it. A member can only become younger by its own doing (it deletes its
@@ -124,13 +142,17 @@ impl Member {
             public_key: None,
             claims: Vec::new(),
             blocks: Vec::new(),
+            mesh_addresses: Vec::new(),
             addresses: None,
             endpoints: Endpoints::default(),
             persistent_keepalive: None,
             always_sends_keepalives: false,
+            site: None,
             since: None,
+            entry_terms: BTreeMap::new(),
             external: None,
             is_discovered: false,
+            needs_preshared_key: false,
         }
     }
 

@@ -36,10 +36,17 @@ fn complete(known: &mut Member, other: Member) {
     }
     let missing: Vec<_> = other.blocks.into_iter().filter(|block| !known.blocks.contains(block)).collect();
     known.blocks.extend(missing);
+    if known.mesh_addresses.is_empty() {
+        known.mesh_addresses = other.mesh_addresses;
+    }
     known.addresses = known.addresses.take().or(other.addresses);
     known.endpoints.complete(other.endpoints);
     known.persistent_keepalive = known.persistent_keepalive.or(other.persistent_keepalive);
     known.always_sends_keepalives |= other.always_sends_keepalives;
+    if known.entry_terms.is_empty() {
+        known.entry_terms = other.entry_terms;
+    }
+    known.site = known.site.take().or(other.site);
     known.external = known.external.take().or(other.external);
     // The oldest record counts: another source does not make a member younger.
     known.since = known.since.take().into_iter().chain(other.since).min();
@@ -130,7 +137,9 @@ mod tests {
     prop_compose! {
         fn any_record()(
             age in 0..3u64,
-            source in prop::sample::select(vec![Source::Local, Source::Kubernetes, Source::Discovery, Source::Cache]),
+            source in prop::sample::select(vec![
+                Source::Local, Source::Kubernetes, Source::Static, Source::Discovery, Source::Cache,
+            ]),
             name in 0..4u8,
             external: bool,
             key in prop::option::of(0..3u8),

@@ -7,8 +7,12 @@ use fairlead_address::PrefixSet;
 use fairlead_api::wireguard::PublicKey;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
+use crate::claims;
 use crate::conflicts::{self, Entry, Resolved, Tier};
+use crate::entry::{EntryNodes, EntryRole};
 use crate::external;
+use crate::gateways::Gateways;
+use crate::locations::{self, Granularity};
 use crate::member::Member;
 use crate::prefixes;
 use crate::problem::Problem;
@@ -22,6 +26,8 @@ pub struct Policy {
     /// Prefixes never sent into the mesh: the API server's address, the mesh resource's `excludeCIDRs`.
     /// Peers may still send *from* them, so that an excluded node's answers are not dropped.
     pub excluded: Vec<IpNet>,
+    /// Prefixes of members that are missing: packets to them are dropped where no other member has them, and never sent in clear text.
+    pub guarded: Vec<IpNet>,
     /// Seconds between keepalives towards members that ask for nothing else.
     pub keepalive: u16,
     /// What this node's WireGuard device has at each key now. It outlives the node program, and a member that has an address
@@ -31,24 +37,41 @@ pub struct Policy {
     pub reserved: Vec<IpNet>,
     /// Prefixes of Services, which no external member may have either.
     pub services: Vec<IpNet>,
+    /// Prefixes that an administrator lets members have, by the member's name. What only discovery services know has none: the secret of
+    /// the cluster proves no name.
+    pub grants: BTreeMap<String, Vec<IpNet>>,
+    /// The terms this node has taken as an entry node, by the key of the external member, as far as it may not have published them yet.
+    pub entry_terms: BTreeMap<PublicKey, u64>,
     /// Addresses of this host. On their networks, nodes get plain routes to their blocks, and no peers; `None` asks for peers
     /// and no routes.
     pub routes_on: Option<Vec<OwnAddress>>,
+    /// Which packets go without a tunnel.
+    pub granularity: Granularity,
 }
 
 impl Policy {
-    /// The usual policy: nothing excluded, a keepalive every 25 s ([`fairlead_api::names::KEEPALIVE`]), no routes.
+    /// The usual policy: nothing excluded or granted, a keepalive every 25 s ([`fairlead_api::names::KEEPALIVE`]), no routes.
     pub fn new(own: impl Into<String>) -> Self {
         let keepalive = u16::try_from(fairlead_api::names::KEEPALIVE.as_secs()).unwrap_or(25);
         Self {
             own: own.into(),
             excluded: Vec::new(),
+            guarded: Vec::new(),
             keepalive,
             held: BTreeMap::new(),
             reserved: Vec::new(),
             services: Vec::new(),
+            grants: BTreeMap::new(),
+            entry_terms: BTreeMap::new(),
             routes_on: None,
+            granularity: Granularity::Full,
         }
+    }
+
+    /// Whether an administrator lets the member have this prefix.
+    pub(crate) fn is_granted(&self, member: &Member, prefix: &IpNet) -> bool {
+        let granted = self.grants.get(&member.name).filter(|_| !member.is_discovered);
+        granted.is_some_and(|granted| granted.iter().any(|granted| granted.contains(prefix)))
     }
 }
 
@@ -60,8 +83,13 @@ pub struct PeerPlan {
     /// What the peer may send from and is sent for: sorted. No other peer has the same one, and where one contains that of
     /// another peer, the longer prefix counts.
     pub allowed_ips: Vec<IpNet>,
+    /// What the peer may send from besides, although another peer is sent for it: it is a gateway of the same location.
+    /// Sorted.
+    pub accepted_ips: Vec<IpNet>,
     /// Seconds between keepalives; zero sends none.
     pub keepalive: u16,
+    /// What this node is to an external member that names it as an entry node; else `None`.
+    pub entry: Option<EntryRole>,
 }
 
 /// The mesh and the routes as this node should configure them.
@@ -75,7 +103,7 @@ pub struct Plan {
     pub targets_ipv6: Vec<Ipv6Net>,
     /// Addresses that belong to other nodes themselves: claims they keep, outside of all blocks. None of external members.
     pub nodes: BTreeSet<IpAddr>,
-    /// Plain routes to blocks of neighbours, at most one to each destination, sorted by it.
+    /// Plain routes to prefixes of neighbours, at most one to each destination, sorted by it.
     pub routes: Vec<BlockRoute>,
     /// What was left out and why, sorted, each once.
     pub problems: Vec<Problem>,
@@ -96,19 +124,24 @@ pub fn plan(members: &[Member], policy: &Policy) -> Plan {
     let nodes = members.iter().filter(|member| member.external.is_none());
     let ranked = ranked(nodes.chain(&externals), policy);
     let names: Vec<&str> = ranked.iter().map(|member| member.name.as_str()).collect();
-    let entries = usable_entries(&ranked, policy, &mut problems);
+    let entry_nodes = EntryNodes::new(&ranked, policy, &mut problems);
+    let entries = usable_entries(&ranked, &entry_nodes, policy, &mut problems);
     let Resolved { owned, lost_blocks } = conflicts::resolve(entries.clone(), &names, &mut problems);
     let by_key = usable_keys(&ranked, policy, &mut problems);
-    let has_peer: BTreeSet<usize> = by_key.values().flatten().copied().collect();
+    let has_peer = entry_nodes.reached(by_key.values().flatten().copied().collect());
+    let carriers = Carriers::new(&has_peer, &entry_nodes, Gateways::new(&ranked, &has_peer, policy));
     report_missing_peers(&ranked, &entries, &has_peer, policy, &mut problems);
     let holders = Holders::new(&owned, &lost_blocks, &has_peer);
-    let peer =
-        |(key, owners): (PublicKey, Vec<usize>)| (key, peer_plan(&ranked, &owned, &owners, &holders, policy));
-    let peers = by_key.into_iter().map(peer).collect();
+    let peer = |(key, owners): (PublicKey, Vec<usize>)| {
+        let planned = peer_plan(&ranked, &owned, &owners, &holders, policy, &entry_nodes, &carriers);
+        planned.map(|planned| (key, planned))
+    };
+    let peers = by_key.into_iter().filter_map(peer).collect();
+    let routes = locations::routes(&policy.own, &policy.granularity, members, &peers, &mut problems);
     let (targets_ipv4, targets_ipv6) = targets(&ranked, &entries, &lost_blocks, policy);
     let nodes = node_addresses(&ranked, &entries, &owned, policy);
     let problems = problems.into_iter().collect();
-    Plan { peers, targets_ipv4, targets_ipv6, nodes, routes: Vec::new(), problems }
+    Plan { peers, targets_ipv4, targets_ipv6, nodes, routes, problems }
 }
 
 /// This node, which yields its addresses to no other, then the members in the order in which they joined.
@@ -121,10 +154,18 @@ fn ranked<'a>(members: impl Iterator<Item = &'a Member>, policy: &Policy) -> Vec
 }
 
 /// What members name, without what no mesh can carry.
-fn usable_entries(ranked: &[&Member], policy: &Policy, problems: &mut BTreeSet<Problem>) -> Vec<Entry> {
+fn usable_entries(
+    ranked: &[&Member],
+    entry_nodes: &EntryNodes,
+    policy: &Policy,
+    problems: &mut BTreeSet<Problem>,
+) -> Vec<Entry> {
     let mut entries = Vec::new();
     for (owner, member) in ranked.iter().enumerate() {
-        for entry in entries_of(owner, member, policy) {
+        let block = |block: &IpNet| Entry { prefix: block.trunc(), owner, tier: Tier::Block, is_held: false };
+        let carrier = entry_nodes.elsewhere(owner).and_then(|carrier| ranked.get(carrier)?.public_key);
+        let claims = claims::entries(owner, member, carrier, policy, problems);
+        for entry in claims.into_iter().chain(member.blocks.iter().map(block)) {
             match prefixes::unusable(&entry.prefix) {
                 None => entries.push(entry),
                 // An interface always has link-local and loopback addresses: only those of a peer are reported.
@@ -137,30 +178,6 @@ fn usable_entries(ranked: &[&Member], policy: &Policy, problems: &mut BTreeSet<P
         }
     }
     entries
-}
-
-fn entries_of<'a>(owner: usize, member: &'a Member, policy: &'a Policy) -> impl Iterator<Item = Entry> + 'a {
-    let held = member.public_key.and_then(|key| policy.held.get(&key));
-    let is_own = member.name == policy.own;
-    let claim = move |claim: &IpNet| {
-        let prefix = claim.trunc();
-        let is_held = is_own || held.is_some_and(|held| held.contains(&prefix));
-        let tier = match (prefixes::is_host(&prefix), member.external.is_some(), is_held) {
-            (true, _, _) if member.is_discovered => Tier::DiscoveredHostClaim,
-            (false, _, _) if member.is_discovered => Tier::DiscoveredWideClaim,
-            (true, _, true) => Tier::HeldHostClaim,
-            (true, _, false) => Tier::HostClaim,
-            (false, true, true) => Tier::HeldExternalRange,
-            (false, true, false) => Tier::ExternalRange,
-            (false, false, true) => Tier::HeldWideClaim,
-            (false, false, false) => Tier::WideClaim,
-        };
-        Entry { prefix, owner, tier }
-    };
-    let block = move |block: &IpNet| Entry { prefix: block.trunc(), owner, tier: Tier::Block };
-    // Claims are bound to a key.
-    let claims = member.claims.iter().filter(|_| member.public_key.is_some());
-    claims.map(claim).chain(member.blocks.iter().map(block))
 }
 
 /// The keys that make a peer, each with the members that publish it.
@@ -239,29 +256,77 @@ impl Holders {
     }
 }
 
+/// Which members' prefixes go to which member.
+struct Carriers {
+    gateways: Gateways,
+    /// What each member is sent for.
+    sent: BTreeMap<usize, Vec<usize>>,
+    /// For what else it may send.
+    accepted: BTreeMap<usize, Vec<usize>>,
+}
+
+impl Carriers {
+    fn new(has_peer: &BTreeSet<usize>, entry_nodes: &EntryNodes, gateways: Gateways) -> Self {
+        let mut sent: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+        for owner in has_peer {
+            let node =
+                if entry_nodes.is_elsewhere(*owner) { entry_nodes.elsewhere(*owner) } else { Some(*owner) };
+            if let Some(node) = node {
+                sent.entry(gateways.in_use(node)).or_default().push(*owner);
+            }
+        }
+        let behind_entry = |node: usize| entry_nodes.carried_by(node).chain([node]);
+        let others = gateways.others().into_iter();
+        let accepted = others
+            .map(|(gateway, members)| (gateway, members.into_iter().flat_map(behind_entry).collect()))
+            .collect();
+        Self { gateways, sent, accepted }
+    }
+
+    /// Whether none of the members of a key is reached by its own tunnel.
+    fn are_behind(&self, owners: &[usize]) -> bool {
+        owners.iter().all(|owner| self.gateways.is_behind(*owner))
+    }
+}
+
 fn peer_plan(
     ranked: &[&Member],
     owned: &[Vec<IpNet>],
     owners: &[usize],
     holders: &Holders,
     policy: &Policy,
-) -> PeerPlan {
-    let allowed = |owner: &usize| {
-        let kept = owned.get(*owner).into_iter().flatten();
-        kept.flat_map(|prefix| holders.allowed(*prefix, *owner)).collect::<Vec<_>>()
-    };
-    let mut allowed_ips: Vec<IpNet> = owners.iter().flat_map(allowed).collect();
-    allowed_ips.sort_unstable();
-    allowed_ips.dedup();
-    let first = owners.first().and_then(|owner| ranked.get(*owner));
-    PeerPlan {
-        members: owners.iter().map(|owner| name(ranked, *owner)).collect(),
-        allowed_ips,
-        keepalive: first.and_then(|member| member.persistent_keepalive).unwrap_or(policy.keepalive),
+    entry_nodes: &EntryNodes,
+    carriers: &Carriers,
+) -> Option<PeerPlan> {
+    let has_prefixes = |owner: &usize| owned.get(*owner).is_some_and(|owned| !owned.is_empty());
+    let entry = owners.iter().find_map(|owner| entry_nodes.role(*owner));
+    let is_elsewhere = owners.iter().all(|owner| entry_nodes.is_elsewhere(*owner));
+    if is_elsewhere && !(entry.is_some() && owners.iter().any(has_prefixes)) || carriers.are_behind(owners) {
+        return None;
     }
+    let prefixes = |by_carrier: &BTreeMap<usize, Vec<usize>>| {
+        let members = owners.iter().filter_map(|owner| by_carrier.get(owner)).flatten();
+        let kept = members.flat_map(|owner| {
+            owned.get(*owner).into_iter().flatten().flat_map(|prefix| holders.allowed(*prefix, *owner))
+        });
+        let mut prefixes: Vec<IpNet> = kept.collect();
+        prefixes.sort_unstable();
+        prefixes.dedup();
+        prefixes
+    };
+    let first = owners.first().and_then(|owner| ranked.get(*owner));
+    let keepalive = first.and_then(|member| member.persistent_keepalive).unwrap_or(policy.keepalive);
+    Some(PeerPlan {
+        members: owners.iter().map(|owner| name(ranked, *owner)).collect(),
+        allowed_ips: prefixes(&carriers.sent),
+        accepted_ips: prefixes(&carriers.accepted),
+        // A node that waits for the peer to call must not call it.
+        keepalive: if is_elsewhere { 0 } else { keepalive },
+        entry,
+    })
 }
 
-/// Everything that belongs to other members, whether a peer has it or not.
+/// Everything that belongs to other members, or did to one that is missing, whether a peer has it or not.
 fn targets(
     ranked: &[&Member],
     entries: &[Entry],
@@ -275,7 +340,9 @@ fn targets(
         _ => prefixes::is_host(&entry.prefix),
     });
     let keep_out: PrefixSet = own.map(|entry| &entry.prefix).chain(&policy.excluded).collect();
-    let targets = foreign.into_iter().map(|entry| &entry.prefix).collect::<PrefixSet>().subtract(&keep_out);
+    let foreign = foreign.into_iter().map(|entry| &entry.prefix);
+    let guarded = policy.guarded.iter().filter(|prefix| prefixes::unusable(prefix).is_none());
+    let targets = foreign.chain(guarded).collect::<PrefixSet>().subtract(&keep_out);
     (targets.ipv4_prefixes(), targets.ipv6_prefixes())
 }
 

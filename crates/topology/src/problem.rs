@@ -16,7 +16,7 @@ pub enum Refusal {
     ApiServer,
     /// Services have addresses there.
     Service,
-    /// It is wider than /8: most of an address family, or all of it.
+    /// It is wider than /8, most of an address family or all of it, and not granted.
     TooWide,
 }
 
@@ -25,7 +25,7 @@ impl fmt::Display for Refusal {
         f.write_str(match self {
             Self::ApiServer => "the API server has that address",
             Self::Service => "these addresses belong to Services",
-            Self::TooWide => "it is wider than /8, and would capture what belongs to others; name the networks behind the peer",
+            Self::TooWide => "it is wider than /8, and would capture what belongs to others; name the networks behind the peer, or grant it in spec.grants of the WireKubeMesh",
         })
     }
 }
@@ -54,6 +54,15 @@ pub enum Problem {
         prefix: IpNet,
         /// Why.
         why: Refusal,
+    },
+    /// Entry nodes that an external member names and that have no tunnel with it, because they are no nodes of the mesh.
+    EntryNodesMissing {
+        /// The external member.
+        node: String,
+        /// Their names, as the member gives them.
+        missing: Vec<String>,
+        /// Whether there is no other.
+        is_unreachable: bool,
     },
     /// A node with address blocks that has published no public key.
     NotPublished {
@@ -109,6 +118,20 @@ pub enum Problem {
         /// The block.
         block: IpNet,
     },
+    /// An address that a node announces and its Node object does not have; the claim is left out.
+    ClaimNotOfNode {
+        /// Who claims it.
+        node: String,
+        /// The address.
+        prefix: IpNet,
+    },
+    /// A claim wider than /8 that no administrator granted; it is left out.
+    ClaimTooWide {
+        /// Who claims it.
+        node: String,
+        /// The claim.
+        prefix: IpNet,
+    },
     /// Blocks of two nodes overlap; packets to both are dropped.
     BlocksOverlap {
         /// The node that comes first by name.
@@ -128,6 +151,13 @@ pub enum Problem {
         address: IpAddr,
         /// Another node that has it; `None` is this host.
         other: Option<String>,
+    },
+    /// An internal address that several members of a location name; tunnels lead to them.
+    InternalAddressShared {
+        /// The address.
+        address: IpAddr,
+        /// The members, sorted.
+        nodes: Vec<String>,
     },
     /// No route to a block that covers the address of a node: the route would cut that node off.
     BlockCoversNode {
@@ -183,12 +213,16 @@ impl Problem {
             Self::BlockGrantedTwice { .. } => "BlockGrantedTwice",
             Self::BlockUnusable { .. } => "BlockUnusable",
             Self::BlocksOverlap { .. } => "BlocksOverlap",
+            Self::ClaimNotOfNode { .. } => "ClaimNotOfNode",
             Self::ClaimOverlapsBlock { .. } => "ClaimOverlapsBlock",
             Self::ClaimOverlapsClaim { .. } => "ClaimOverlapsClaim",
+            Self::ClaimTooWide { .. } => "ClaimTooWide",
             Self::ClaimedTwice { .. } => "ClaimedTwice",
+            Self::EntryNodesMissing { .. } => "EntryNodesMissing",
             Self::ExternalKeyTaken { .. } => "PeerKeyTaken",
             Self::ExternalPrefixRefused { .. } => "PeerPrefixRefused",
             Self::NoKey { .. } => "NoKey",
+            Self::InternalAddressShared { .. } => "InternalAddressShared",
             Self::NodeAddressShared { .. } => "NodeAddressShared",
             Self::NodeMissing { .. } => "NodeMissing",
             Self::NodeNotConnected { .. } => "NodeNotConnected",
@@ -218,6 +252,7 @@ impl Problem {
         match self {
             Self::BlockGrantedTwice { nodes, .. }
             | Self::ClaimedTwice { nodes, .. }
+            | Self::InternalAddressShared { nodes, .. }
             | Self::SharedKey { nodes, .. } => nodes.iter().map(String::as_str).collect(),
             Self::BlocksOverlap { node, other, .. }
             | Self::ClaimOverlapsBlock { node, other, .. }
@@ -226,6 +261,9 @@ impl Problem {
             | Self::NodeAddressShared { node, other: Some(other), .. } => vec![node, other],
             Self::BlockCoversNode { node, .. }
             | Self::BlockUnusable { node, .. }
+            | Self::ClaimNotOfNode { node, .. }
+            | Self::ClaimTooWide { node, .. }
+            | Self::EntryNodesMissing { node, .. }
             | Self::ExternalPrefixRefused { node, .. }
             | Self::NoKey { node }
             | Self::NodeAddressShared { node, .. }
@@ -255,6 +293,18 @@ impl fmt::Display for Problem {
                 "packets to {} are dropped: its WireGuard public key is all zeros; let it publish a new key",
                 Name(node)
             ),
+            Self::EntryNodesMissing { node, missing, is_unreachable } => {
+                let missing = missing.join(", ");
+                let (what, outcome) = match is_unreachable {
+                    true => ("only entry nodes", "packets to it are dropped"),
+                    false => ("entry nodes", "they have no tunnel with it"),
+                };
+                write!(
+                    f,
+                    "{} names {what} that publish no WireGuard key ({missing}): {outcome}; correct its entryNodes",
+                    Name(node)
+                )
+            }
             Self::ExternalKeyTaken { node, other } => write!(
                 f,
                 "{} is left out: its public key is that of {}; give it a key of its own",
@@ -291,7 +341,7 @@ impl fmt::Display for Problem {
             }
             Self::ClaimedTwice { prefix, nodes, owner } => write!(
                 f,
-                "{prefix} is claimed by nodes {}: packets to it go to {}, which had it first; give each node an \
+                "{prefix} is claimed by nodes {}: packets to it go to {}, whose claim goes first; give each node an \
                  address of its own, or name this one in routing.excludeCIDRs of the WireKubeMesh",
                 Names(nodes),
                 Name(owner).bare()
@@ -308,9 +358,28 @@ impl fmt::Display for Problem {
                 "{} claims {prefix}, which overlaps the address block {block} of node {other}: the claim is left out of the mesh; move the pool or the node's address",
                 Name(node)
             ),
+            Self::ClaimNotOfNode { node, prefix } => write!(
+                f,
+                "{node} announces {prefix}, which is left out of the mesh: its Node has no such InternalIP; if that is meant, grant it \
+                 to {} in spec.grants of the WireKubeMesh",
+                Name(node).bare(),
+                node = Name(node)
+            ),
+            Self::ClaimTooWide { node, prefix } => write!(
+                f,
+                "{} claims {prefix}, which is left out of the mesh: it is wider than /8; if that is meant, grant it in spec.grants of \
+                 the WireKubeMesh",
+                Name(node)
+            ),
             Self::BlocksOverlap { node, block, other, other_block } => write!(
                 f,
                 "address block {block} of node {node} overlaps {other_block} of node {other}: packets to both are dropped; delete one of the blocks or the overlapping pool"
+            ),
+            Self::InternalAddressShared { address, nodes } => write!(
+                f,
+                "nodes {} of one location have the internal address {address}: packets to them take tunnels; give each node \
+                 an address or a location of its own, or the annotation kilo.squat.ai/force-internal-ip",
+                Names(nodes)
             ),
             Self::NodeAddressShared { node, address, other } => write!(
                 f,

@@ -1,11 +1,11 @@
 //! The owners of inner addresses: WireGuard's cryptokey routing table (WireGuard paper 2).
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 
 use fairlead_api::wireguard::PublicKey;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
-use prefix_trie::PrefixMap;
+use prefix_trie::{PrefixMap, PrefixSet};
 
 /// Prefixes and their owners. A prefix has exactly one owner; the longest one wins.
 #[derive(Default)]
@@ -64,6 +64,34 @@ impl AllowedIps {
             IpNet::V4(v4) => self.v4.remove(v4),
             IpNet::V6(v6) => self.v6.remove(v6),
         };
+    }
+}
+
+/// What peers may send from, beside what they own.
+#[derive(Default)]
+pub(crate) struct AcceptedIps(HashMap<PublicKey, (PrefixSet<Ipv4Net>, PrefixSet<Ipv6Net>)>);
+
+impl AcceptedIps {
+    pub(crate) fn new(prefixes: &BTreeMap<PublicKey, Vec<IpNet>>) -> Self {
+        let mut accepted = Self::default();
+        for (sender, prefixes) in prefixes {
+            let (v4, v6) = accepted.0.entry(*sender).or_default();
+            for prefix in prefixes {
+                match prefix.trunc() {
+                    IpNet::V4(prefix) => v4.insert(prefix),
+                    IpNet::V6(prefix) => v6.insert(prefix),
+                };
+            }
+        }
+        accepted
+    }
+
+    /// Whether `sender` may send from `address`.
+    pub(crate) fn contains(&self, sender: &PublicKey, address: IpAddr) -> bool {
+        self.0.get(sender).is_some_and(|(v4, v6)| match address {
+            IpAddr::V4(address) => v4.get_lpm(&address.into()).is_some(),
+            IpAddr::V6(address) => v6.get_lpm(&address.into()).is_some(),
+        })
     }
 }
 

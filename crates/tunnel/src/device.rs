@@ -1,5 +1,6 @@
 //! The device's public interface.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -7,6 +8,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use fairlead_api::wireguard::{DeviceChange, DeviceState, PublicKey};
+use ipnet::IpNet;
 
 use crate::handover::Takeover;
 use crate::path_socket::{PathPort, PathSocket, PathSocketStats};
@@ -79,6 +81,16 @@ impl Device {
     /// packet loop has ended. The device is unchanged then.
     pub fn change(&self, change: &DeviceChange) -> Result<(), Error> {
         self.handle.change(change.clone())
+    }
+
+    /// Replaces the prefixes that peers may send from although another peer is sent for them, by peer. A peer that is
+    /// removed keeps its own until they are replaced.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Stopped`] when the packet loop has ended.
+    pub fn accept(&self, prefixes: &BTreeMap<PublicKey, Vec<IpNet>>) -> Result<(), Error> {
+        self.handle.accept(prefixes.clone())
     }
 
     /// Why the last datagram to this peer could not be sent; `None` if it could, or there is no such peer.

@@ -12,9 +12,10 @@ use gotatun::noise::handshake::parse_handshake_anon;
 use gotatun::noise::index_table::IndexTable;
 use gotatun::packet::{Packet, WgKind};
 use gotatun::x25519;
+use ipnet::IpNet;
 
 use crate::Error;
-use crate::allowed::AllowedIps;
+use crate::allowed::{AcceptedIps, AllowedIps};
 use crate::handover::PeerSnapshot;
 use crate::inner;
 use crate::peer::{Now, Pace, Peer, Protocol, TICK};
@@ -81,6 +82,7 @@ pub(crate) struct Engine {
     /// When the timers of peers are due; the others have none.
     timers: BTreeSet<(Instant, PublicKey)>,
     allowed: AllowedIps,
+    accepted: AcceptedIps,
     indexes: IndexTable,
     /// Which peer a session index that we gave out belongs to.
     by_index: HashMap<u32, PublicKey>,
@@ -102,6 +104,7 @@ impl Engine {
             peers: HashMap::new(),
             timers: BTreeSet::new(),
             allowed: AllowedIps::default(),
+            accepted: AcceptedIps::default(),
             indexes: IndexTable::from_os_rng(),
             by_index: HashMap::new(),
             max_indexes: 0,
@@ -226,6 +229,11 @@ impl Engine {
         });
     }
 
+    /// Replaces what peers may send from besides what they are sent for.
+    pub(crate) fn accept(&mut self, prefixes: &BTreeMap<PublicKey, Vec<IpNet>>) {
+        self.accepted = AcceptedIps::new(prefixes);
+    }
+
     /// Takes a packet from the TUN. Without an owner of its destination it is dropped.
     pub(crate) fn send_packet(&mut self, packet: &[u8], now: Now, out: &mut Vec<Output>) {
         let Some(header) = inner::parse(packet) else { return };
@@ -251,10 +259,7 @@ impl Engine {
             Err(_) => return,
         };
         let Some(sender) = self.sender(&message) else { return };
-        let is_copy = matches!(message, WgKind::Data(_)) && self.both_ways.is_second(&sender, path.remote);
         let packet = self.with_peer(sender, now, out, |peer, messages| {
-            // What the peer sends both ways does not move the endpoint: the paths decide where to go.
-            let path = peer.path().filter(|_| is_copy).unwrap_or(path);
             peer.receive(message, path, datagram.len(), now, messages)
         });
         if let Some(packet) = packet.flatten() {
@@ -283,7 +288,8 @@ impl Engine {
             return;
         }
         let Some(header) = inner::parse(&packet) else { return };
-        if self.allowed.owner(header.source) != Some(&sender) {
+        let is_owner = self.allowed.owner(header.source) == Some(&sender);
+        if !(is_owner || self.accepted.contains(&sender, header.source)) {
             tracing::trace!(source = %header.source, %sender, "the source is no allowed address of its sender");
             return;
         }

@@ -66,16 +66,9 @@ impl ExtraSockets {
         self.close();
         let mut open = self.lock();
         for number in 0..count.min(MAX_OPEN) {
-            let opened = udp::open_extra(mark).and_then(|socket| {
-                let id = open.next;
-                self.readable.add(&socket, EpollEvent::new(EpollFlags::EPOLLIN, id))?;
-                open.next = id.wrapping_add(1);
-                Ok((id, socket))
-            });
-            match opened {
-                Ok((id, socket)) => {
-                    let entry = Entry { socket: Arc::new(socket), number: Some(number), remote: None };
-                    open.all.insert(id, entry);
+            match self.add(&mut open, 0, mark) {
+                Ok(id) => {
+                    open.all.entry(id).and_modify(|entry| entry.number = Some(number));
                     open.attempt.push(id);
                 }
                 Err(error) => {
@@ -86,6 +79,16 @@ impl ExtraSockets {
             }
         }
         Ok(())
+    }
+
+    /// Opens a socket that is neither of an attempt nor kept yet.
+    fn add(&self, open: &mut Open, port: u16, mark: u32) -> io::Result<u64> {
+        let socket = udp::open_extra(port, mark)?;
+        let id = open.next;
+        self.readable.add(&socket, EpollEvent::new(EpollFlags::EPOLLIN, id))?;
+        open.next = id.wrapping_add(1);
+        open.all.insert(id, Entry { socket: Arc::new(socket), number: None, remote: None });
+        Ok(id)
     }
 
     /// Sends from a socket of the attempt.
@@ -103,10 +106,27 @@ impl ExtraSockets {
     pub(crate) fn keep(&self, number: u16, remote: SocketAddr) -> io::Result<()> {
         self.leave(remote);
         let mut open = self.lock();
+        let id = open.attempt.get(usize::from(number)).copied().ok_or(io::ErrorKind::NotFound)?;
+        self.keep_as(&mut open, id, remote)
+    }
+
+    /// Opens a socket at a port and keeps it for an endpoint, instead of any other one.
+    pub(crate) fn reserve(&self, port: u16, remote: SocketAddr, mark: u32) -> io::Result<()> {
+        self.leave(remote);
+        let mut open = self.lock();
+        let id = self.add(&mut open, port, mark)?;
+        let kept = self.keep_as(&mut open, id, remote);
+        drop(open);
+        if kept.is_err() {
+            self.sweep();
+        }
+        kept
+    }
+
+    fn keep_as(&self, open: &mut Open, id: u64, remote: SocketAddr) -> io::Result<()> {
         if open.all.values().filter(|entry| entry.remote.is_some()).count() >= MAX_KEPT {
             return Err(io::ErrorKind::QuotaExceeded.into());
         }
-        let id = open.attempt.get(usize::from(number)).copied().ok_or(io::ErrorKind::NotFound)?;
         let entry = open.all.get_mut(&id).ok_or(io::ErrorKind::NotFound)?;
         udp::enlarge(&entry.socket);
         entry.remote = Some(remote);
@@ -114,6 +134,12 @@ impl ExtraSockets {
         kept.insert(remote, Arc::clone(&entry.socket));
         self.has_kept.store(true, Ordering::Release);
         Ok(())
+    }
+
+    /// The number that the socket for an endpoint has in the attempt; `None` once that has ended.
+    pub(crate) fn number_of(&self, remote: SocketAddr) -> Option<u16> {
+        self.kept(&remote)?;
+        self.lock().all.values().find(|entry| entry.remote == Some(remote))?.number
     }
 
     /// Closes the socket that is kept for an endpoint.

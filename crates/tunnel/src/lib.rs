@@ -5,7 +5,7 @@
 //! through a UNIX socket. The protocol itself (handshakes, sessions, replay windows, cookies) is `gotatun`'s `noise`.
 //!
 //! What it is not: it gives the interface no addresses and no routes, does not set it up or down, and chooses
-//! no endpoints beyond WireGuard's own roaming. That is the work of its caller.
+//! no endpoints beyond WireGuard's own [`roaming`]. That is the work of its caller.
 //!
 //! Where data comes from and goes: configuration arrives by [`Device::change`]; IP packets are read from the TUN,
 //! encrypted and sent by UDP; datagrams are decrypted, checked against the sender's allowed addresses and written
@@ -29,6 +29,8 @@ mod path_socket;
 mod peer;
 mod pump;
 mod raw_port;
+mod reserved_ports;
+pub mod roaming;
 mod settings;
 mod tun;
 mod uapi;
@@ -40,6 +42,7 @@ pub use device::{Device, PendingHandover};
 pub use error::Error;
 pub use path_socket::{PathDatagram, PathSocket, PathSocketStats};
 pub use raw_port::{RawPort, Word};
+pub use reserved_ports::ReservedPorts;
 pub use settings::Settings;
 pub use udp_port::UdpPort;
 

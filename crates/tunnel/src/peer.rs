@@ -17,6 +17,7 @@ use fairlead_api::wireguard::{PeerConfig, PeerState, PublicKey};
 use gotatun::noise::{Tunn, TunnResult};
 use gotatun::packet::{Packet, WgKind};
 
+use crate::roaming::Roaming;
 use crate::udp::Path;
 
 mod protocol;
@@ -27,12 +28,6 @@ pub(crate) use schedule::{Pace, TICK};
 
 /// Packets kept per peer while there is no session; the oldest make room.
 const MAX_STAGED: usize = 32;
-/// How long a session stays where it is when it was established, or its endpoint configured, whatever arrives from elsewhere.
-/// Two peers that answer each other on two paths would otherwise go on swapping them: each uses the one that it
-/// last heard the other on. So the peer with the lower key waits until no packet of another path is under way, and the
-/// other one follows it.
-const PATH_HOLD: Duration = Duration::from_secs(1);
-
 /// How a handshake towards a new endpoint is repeated, counted from the first message. Two peers behind NATs open the
 /// way for each other: the first message is dropped, so both repeat theirs before `REKEY_TIMEOUT` (5 s).
 ///
@@ -108,8 +103,7 @@ pub(crate) struct Peer {
     /// When the first inner packet was sent since anything came from the peer, or since [`Self::take_unanswered`] said so.
     waiting_since: Option<Instant>,
     path: Option<Path>,
-    /// Until when a path that was configured stays, whatever arrives over another one.
-    path_held_until: Option<Instant>,
+    roaming: Roaming,
     preshared_key: Option<[u8; 32]>,
     persistent_keepalive: Option<u16>,
     /// The peer has used a session with us (key confirmation, WireGuard paper 5.4.6). Until then the session in `tunnel`
@@ -147,7 +141,7 @@ impl Peer {
             last_data: None,
             waiting_since: None,
             path: None,
-            path_held_until: None,
+            roaming: Roaming::default(),
             preshared_key: None,
             persistent_keepalive: None,
             confirmed: false,
@@ -211,6 +205,10 @@ impl Peer {
             && self.path.is_none_or(|present| present.remote != path.remote)
         {
             self.path = Some(path);
+            self.roaming = Roaming::default();
+            if self.is_live() {
+                self.roaming.configured(path.remote, self.is_first(), now.instant);
+            }
             self.waiting_since = None;
             self.send_error = None;
             self.use_new_endpoint(delay, now, out);
@@ -241,7 +239,6 @@ impl Peer {
 
     fn use_new_endpoint(&mut self, delay: Duration, now: Now, out: &mut Vec<WgKind>) {
         if self.is_live() {
-            self.hold_path(now);
             self.keep_alive(now, out);
         } else {
             self.unanswered = 0;
@@ -274,7 +271,7 @@ impl Peer {
     }
 
     /// Takes a message for this peer; returns the inner packet (empty for a keepalive) of a data message.
-    /// Only an authenticated message moves the endpoint, and not within [`PATH_HOLD`] after it was configured.
+    /// Only an authenticated message moves the endpoint, as [`Roaming`] decides.
     pub(crate) fn receive(
         &mut self,
         message: WgKind,
@@ -294,13 +291,13 @@ impl Peer {
         self.catch_up(now, out);
         match self.tunnel(now).handle_incoming_packet(message) {
             TunnResult::WriteToNetwork(reply) => {
-                self.record_received(path, length, now);
+                self.record_received(path, false, length, now);
                 self.reply(reply, now, out);
                 None
             }
             TunnResult::WriteToTunnel(packet) => {
-                let path = if self.is_overtaken(order) { self.path.unwrap_or(path) } else { path };
-                self.record_received(path, length, now);
+                let is_late = self.is_overtaken(order);
+                self.record_received(path, is_late, length, now);
                 let session = order.map(|(session, _)| session);
                 let confirms = self.unconfirmed.is_some_and(|(index, _)| Some(index) == session);
                 if confirms {
@@ -339,9 +336,10 @@ impl Peer {
         is_overtaken
     }
 
-    fn record_received(&mut self, path: Path, length: usize, now: Now) {
-        let is_held = self.path_held_until.is_some_and(|until| now.instant < until);
-        if !is_held || self.path.is_none_or(|present| present.remote == path.remote) {
+    fn record_received(&mut self, path: Path, is_overtaken: bool, length: usize, now: Now) {
+        let present = self.path.map(|present| present.remote);
+        let counts = !is_overtaken || present == Some(path.remote);
+        if counts && self.roaming.moves(present, path.remote, now.instant) {
             self.path = Some(path);
         }
         self.was_heard = true;
@@ -365,8 +363,8 @@ impl Peer {
     }
 
     fn established(&mut self, now: Now, out: &mut Vec<WgKind>) {
-        if !self.is_live() {
-            self.hold_path(now);
+        if !self.is_live() && self.is_first() {
+            self.roaming.hold(now.instant);
         }
         self.confirmed = true;
         self.last_handshake = Some(now.wall);
@@ -378,10 +376,9 @@ impl Peer {
         }
     }
 
-    fn hold_path(&mut self, now: Now) {
-        if self.protocol.public.as_bytes() < &self.key.0 {
-            self.path_held_until = now.instant.checked_add(PATH_HOLD);
-        }
+    /// Whether this node has the lower key.
+    fn is_first(&self) -> bool {
+        self.protocol.public.as_bytes() < &self.key.0
     }
 
     fn repeat(&mut self, now: Now, out: &mut Vec<WgKind>) {

@@ -192,6 +192,10 @@ impl Pump {
         while let Ok(command) = self.inbox.commands.try_recv() {
             // The caller may have gone: an answer that cannot be delivered is no error.
             match command {
+                Command::Accept(prefixes, answer) => {
+                    self.engine.accept(&prefixes);
+                    let _ = answer.send(());
+                }
                 Command::Change(change, answer) => drop(answer.send(self.change(&change))),
                 Command::Delete(answer) => {
                     drop(answer.send(self.tun.take().map_or(Ok(()), Tun::delete)));

@@ -160,7 +160,6 @@ fn filter(domain: Domain, port: u16, patterns: &[&[Word]]) -> Vec<SockFilter> {
     };
     let equal = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
     let accept = || statement(libc::BPF_RET | libc::BPF_K, u32::MAX);
-    let reject = || statement(libc::BPF_RET | libc::BPF_K, 0);
     let mut program = vec![
         header,
         statement(libc::BPF_LD | libc::BPF_H | libc::BPF_IND, DESTINATION_PORT),
@@ -183,6 +182,11 @@ fn filter(domain: Domain, port: u16, patterns: &[&[Word]]) -> Vec<SockFilter> {
     }
     program.push(reject());
     program
+}
+
+/// The whole of a filter that wants nothing.
+pub(crate) fn reject() -> SockFilter {
+    instruction(libc::BPF_RET | libc::BPF_K, 0, 0, 0)
 }
 
 fn instruction(code: u32, if_true: u8, if_false: u8, k: u32) -> SockFilter {

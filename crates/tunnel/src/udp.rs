@@ -147,15 +147,15 @@ fn open_v4(port: u16) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// A socket beside the port, on a port that the kernel chooses, with the kernel's own buffers.
-pub(crate) fn open_extra(mark: u32) -> io::Result<Socket> {
+/// A socket beside the port, with the kernel's own buffers; the kernel chooses a port for zero.
+pub(crate) fn open_extra(port: u16, mark: u32) -> io::Result<Socket> {
     let socket = Socket::new(Domain::IPV4, Type::DGRAM, Some(Protocol::UDP))?;
     allow_fragments(&socket)?;
     socket.set_nonblocking(true)?;
     if mark != 0 {
         socket.set_mark(mark)?;
     }
-    socket.bind(&SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)).into())?;
+    socket.bind(&SocketAddr::from((Ipv4Addr::UNSPECIFIED, port)).into())?;
     Ok(socket)
 }
 

@@ -5,9 +5,11 @@
 //! neither to an affiliate nor to a time. Every byte is hostile until it is parsed.
 
 mod affiliate;
+mod mesh_address;
 mod secret;
 
 pub use affiliate::{Affiliate, AffiliateError, KubeSpan, Leftover};
+pub use mesh_address::{id_of_key, mesh_subnet};
 pub use secret::{ClusterSecret, OpenError};
 
 /// Longest identifier of a cluster or an affiliate, in bytes.

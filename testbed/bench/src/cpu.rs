@@ -1,4 +1,4 @@
-//! CPU time of processes, as the kernel counts it.
+//! CPU time and memory of processes, as the kernel counts them.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -19,6 +19,18 @@ pub(crate) fn seconds_of(process: u32) -> Result<f64> {
     let path = format!("/proc/{process}/stat");
     let text = fs::read_to_string(&path).with_context(|| format!("cannot read {path}: has it ended?"))?;
     parse(&text).with_context(|| format!("no CPU times in {path}: {text:?}"))
+}
+
+/// MiB of memory that a process has (`VmRSS`, proc_pid_status(5)).
+///
+/// # Errors
+/// The process is gone.
+pub(crate) fn resident_mib(process: u32) -> Result<f64> {
+    let path = format!("/proc/{process}/status");
+    let text = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
+    let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kib: Option<f64> = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse().ok());
+    Ok(kib.with_context(|| format!("no VmRSS in {path}"))? / 1024.0)
 }
 
 /// The processes with one of these names that this one has started, directly or not.

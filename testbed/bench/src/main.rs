@@ -1,6 +1,6 @@
 //! Benchmarks: what Fairlead does, measured beside what others do, in one run and in turns.
 //!
-//! `fairlead-bench [NAME...] [--quick] [--json] [--peers N] [--blocks N]` runs the [`CASES`] and prints a table, or with `--json` an array of
+//! `fairlead-bench [NAME...] [--quick] [--json] [--peers N] [--blocks N] [--rtt MS]` runs the [`CASES`] and prints a table, or with `--json` an array of
 //! [`report::Measurement`]s, to stdout; progress goes to stderr. Every sample of ours is taken next to one of the
 //! peer's, so that whatever else the machine does disturbs both alike, and ratios are taken pair by pair.
 //!
@@ -9,6 +9,7 @@
 //! It asserts nothing about time and is no test: numbers depend on the machine. It does check that what was timed
 //! did happen. Traffic stays inside network namespaces ([`testbed_lab`]), which vanish with the program.
 
+mod agents;
 mod cni;
 mod cpu;
 mod ipam;
@@ -32,9 +33,10 @@ use anyhow::{Context, Result, bail};
 use report::Measurement;
 
 const HELP: &str = "\
-Usage: fairlead-bench [NAME...] [--quick] [--json] [--peers N] [--blocks N]
+Usage: fairlead-bench [NAME...] [--quick] [--json] [--peers N] [--blocks N] [--rtt MS]
 
 Benchmarks (all of them without a name):
+  agents   1,000 agents with links to a relay, a restart of it, and a real API server (ours alone, 15 minutes)
   cni      start and end pods: ours with a real API server, and ptp with host-local (5 minutes)
   ipam     a cluster of 1,000 nodes and 100,000 pods against a real API server (ours alone, 5 minutes)
   mesh-scale  1,000 and 5,000 peers, 100,000 blocks, and one real node program (ours alone, 15 minutes)
@@ -48,8 +50,9 @@ Benchmarks (all of them without a name):
 Options:
   --quick     fewer pods, nodes and rounds, where a benchmark would take minutes
   --json      an array of {case, subject, metric, unit, value, samples} instead of a table; value is the median
-  --peers N   mesh-scale with this many peers, instead of its three sizes
+  --peers N   mesh-scale with this many peers, instead of its three sizes; agents with this many
   --blocks N  mesh-scale with this many blocks; twice the peers without it
+  --rtt MS    nat with so many milliseconds for the way between two sites and back
 
 Needs root, the Debian packages binutils, iperf3, iproute2, iputils-ping, nftables and wireguard-tools, and Go. nft, plan and
 tunnel take 20 s each at most.
@@ -69,6 +72,8 @@ pub(crate) struct Options {
     pub(crate) peers: Option<usize>,
     /// Blocks of the mesh.
     pub(crate) blocks: Option<usize>,
+    /// Milliseconds from site to site and back.
+    pub(crate) rtt: Option<usize>,
 }
 
 /// How much is measured.
@@ -82,6 +87,7 @@ pub(crate) enum Effort {
 }
 
 const CASES: &[Case] = &[
+    Case { name: agents::CASE, run: agents::run },
     Case { name: cni::CASE, run: cni::run },
     Case { name: ipam::CASE, run: ipam::run },
     Case { name: mesh_scale::CASE, run: mesh_scale::run },
@@ -155,12 +161,13 @@ fn parse(arguments: &[String]) -> Result<Command> {
             "--blocks" => options.blocks = Some(number()?),
             "--json" => json = true,
             "--peers" => options.peers = Some(number()?),
+            "--rtt" => options.rtt = Some(number()?),
             "--quick" => options.effort = Effort::Quick,
             name if CASES.iter().any(|case| case.name == name) => names.push(name.to_owned()),
             other => {
                 let known: Vec<&str> = CASES.iter().map(|case| case.name).collect();
                 bail!(
-                    "unknown benchmark or option {other:?}: choose from {}, --quick, --json, --peers and --blocks",
+                    "unknown benchmark or option {other:?}: choose from {}, --quick, --json, --peers, --blocks and --rtt",
                     known.join(", ")
                 );
             }
@@ -239,7 +246,7 @@ mod tests {
         let message = parsed(&["tunel"]).unwrap_err().to_string();
         assert_eq!(
             message,
-            "unknown benchmark or option \"tunel\": choose from cni, ipam, mesh-scale, nat, nft, plan, probe-socket, relay, tunnel, --quick, --json, --peers and --blocks"
+            "unknown benchmark or option \"tunel\": choose from agents, cni, ipam, mesh-scale, nat, nft, plan, probe-socket, relay, tunnel, --quick, --json, --peers, --blocks and --rtt"
         );
     }
 

@@ -24,6 +24,8 @@ use crate::{Effort, Options, cni, cpu, progress};
 
 mod flap;
 
+pub(crate) use flap::report_of;
+
 pub(crate) const CASE: &str = "mesh-scale";
 const OURS: &str = "fairlead";
 /// How long the node is watched at rest.
@@ -117,27 +119,35 @@ async fn make(client: &Client, size: &Size) -> Result<()> {
         .await
         .context("cannot create Nodes")?;
     let peers = Api::<WireKubePeer>::all(client.clone());
-    create(&peers, (0..size.peers).map(peer)).await.context("cannot create WireKubePeers")?;
+    create(&peers, (0..size.peers).map(|number| peer(number, key(number))))
+        .await
+        .context("cannot create WireKubePeers")?;
     let blocks = Api::<AddressBlock>::all(client.clone());
     create(&blocks, (0..size.blocks).map(|number| block(number, size.peers)))
         .await
         .context("cannot create AddressBlocks")
 }
 
-fn peer(number: usize) -> Value {
+fn key(number: usize) -> PublicKey {
     let mut key = [1; 32];
     key[..8].copy_from_slice(&(number as u64).to_be_bytes());
+    PublicKey(key)
+}
+
+/// A WireKubePeer.
+pub(crate) fn peer(number: usize, key: PublicKey) -> Value {
     let address = address([100, 64, 0, 0], number);
     json!({
         "apiVersion": "wirekube.io/v1alpha1", "kind": "WireKubePeer", "metadata": { "name": name(number) },
         "spec": {
-            "publicKey": PublicKey(key).to_string(), "allowedIPs": [format!("{address}/32")],
+            "publicKey": key.to_string(), "allowedIPs": [format!("{address}/32")],
             "endpoint": format!("{address}:51820"), "persistentKeepalive": 25,
         },
     })
 }
 
-fn name(number: usize) -> String {
+/// The name of a node.
+pub(crate) fn name(number: usize) -> String {
     format!("simulated-{number}")
 }
 

@@ -108,6 +108,7 @@ impl Ours {
         let table = Table {
             name: TABLE.to_owned(),
             sets: BTreeMap::from([(SET.to_owned(), elements)]),
+            maps: BTreeMap::new(),
             chains: BTreeMap::new(),
         };
         Ok(nftables::commit(&mut self.socket, &nftables::create(&table)?)?)

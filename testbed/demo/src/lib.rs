@@ -13,6 +13,7 @@ pub mod nat_matrix;
 pub mod node;
 pub mod objects;
 pub mod probe;
+pub mod proxies;
 pub mod report;
 pub mod servers;
 pub mod times;

@@ -29,6 +29,8 @@ pub struct Node {
     pub directory: PathBuf,
     /// More arguments of the node program.
     pub arguments: Vec<String>,
+    /// More environment variables of the node program, from its next start on.
+    pub environment: Vec<(&'static str, String)>,
     /// How far the clock of the node program is ahead from its next start on (`faketime -f`, such as `+1h`).
     pub clock_ahead: Option<&'static str>,
     /// Its machine has no IPv4.
@@ -46,6 +48,7 @@ impl Node {
             host,
             directory,
             arguments: Vec::new(),
+            environment: Vec::new(),
             clock_ahead: None,
             is_ipv6_only: false,
             program: None,
@@ -101,6 +104,7 @@ impl Node {
             .arg(self.directory.join("state"))
             .args(&self.arguments)
             .envs(ALLOCATOR)
+            .envs(self.environment.iter().map(|(name, value)| (name, value)))
             .env("KUBECONFIG", self.kubeconfig())
             .env(
                 "FAIRLEAD_LOG_LEVEL",

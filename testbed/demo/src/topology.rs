@@ -125,6 +125,20 @@ pub fn relayed() -> Topology {
     }
 }
 
+/// Three locations of three nodes each, of which two are behind NATs.
+pub fn three_by_three() -> Topology {
+    Topology {
+        name: "three-by-three",
+        about: "cloud (public), home (port-restricted NAT) and farm (address-restricted NAT) with three nodes each",
+        sites: vec![
+            site("cloud", Nat::None, lan(198, 51, 100), &[11, 12, 13]),
+            site("home", Nat::PortRestricted, lan(192, 168, 1), &[11, 12, 13]),
+            site("farm", Nat::AddressRestricted, lan(10, 0, 0), &[21, 22, 23]),
+        ],
+        node_arguments: &[],
+    }
+}
+
 /// Three nodes on one network, with IPv6 of its own, for tests that need no mesh.
 pub fn one_network(node_arguments: &'static [&'static str]) -> Topology {
     let ipv6 = Ipv6::Local(Ipv6Net::new_assert(Ipv6Addr::new(0xfd00, 0x1a, 0, 0, 0, 0, 0, 0), 64));

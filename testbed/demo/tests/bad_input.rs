@@ -3,6 +3,7 @@
 
 #![cfg(test)]
 
+mod claims;
 mod outage;
 
 use std::fs;
@@ -37,7 +38,7 @@ const TRY_AGAIN_LATER: u64 = 11;
 fn bad_input_is_named_and_disturbs_nothing_else() {
     let mut world = outage::mesh();
     type Step = fn(&mut World);
-    let steps: [(&str, Step, &[&str]); 9] = [
+    let steps: [(&str, Step, &[&str]); 10] = [
         ("a pool with a bad subnet", a_pool_with_a_bad_subnet_is_refused, &BYSTANDERS),
         ("pools that overlap", pools_that_overlap_are_told, &BYSTANDERS),
         ("an unknown pool", an_unknown_pool_is_named_until_it_is_made, &BYSTANDERS),
@@ -45,6 +46,7 @@ fn bad_input_is_named_and_disturbs_nothing_else() {
         ("calls that make no sense", calls_that_make_no_sense_have_their_codes, &BYSTANDERS),
         ("a pool that runs dry", a_dry_pool_says_so_and_recovers, &BYSTANDERS),
         ("no node program", without_a_node_program_the_socket_is_named, &BYSTANDERS),
+        ("a foreign address", claims::a_foreign_address_is_left_out, &BYSTANDERS),
         ("a corrupt key file", a_corrupt_key_file_is_named_and_kept, &BYSTANDERS),
         ("one key on two nodes", a_key_on_two_nodes_stays_one_peer, &["home-1", "home-2", "office-2"]),
     ];

@@ -108,9 +108,9 @@ fn what_has_no_effect_has_a_condition(world: &World) {
         })
     };
     ignored("False").unwrap();
-    patch(json!({ "meshCIDR": "100.64.0.0/16" }));
-    assert!(ignored("True").unwrap().ends_with("have no effect: spec.meshCIDR"));
-    patch(json!({ "meshCIDR": null }));
+    patch(json!({ "apiServerURL": "https://192.0.2.1:6443" }));
+    assert!(ignored("True").unwrap().ends_with("have no effect: spec.apiServerURL"));
+    patch(json!({ "apiServerURL": null }));
     ignored("False").unwrap();
 
     let egress = json!({

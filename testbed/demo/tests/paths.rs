@@ -4,7 +4,8 @@
 
 mod outage;
 
-use std::net::SocketAddr;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -87,6 +88,61 @@ fn path_mtu(world: &World, name: &str) -> Result<Option<String>> {
     Ok(words.filter(|words| words.contains("lower spec.mtu")).map(str::to_owned).next())
 }
 
+/// The MTU of a node's routes to the pods of the other one of the pair, if it has any of its own.
+fn route_mtu(world: &World, name: &str) -> Result<Option<String>> {
+    let routes = node(world, name).host.shell("ip route show table 180")?;
+    let mtu = routes.lines().find_map(|line| line.split(" mtu ").nth(1)?.split_whitespace().next());
+    Ok(mtu.map(str::to_owned))
+}
+
+/// Sends this many bytes from one pod to another and waits until they have arrived.
+fn transfer(world: &World, from: &str, to: &str, bytes: usize) -> Result<()> {
+    let (from, to) = (pod(world, from), pod(world, to));
+    for address in to.addresses.iter().copied() {
+        let listener = to.namespace.run(|| TcpListener::bind((address, 0)))??;
+        let at = listener.local_addr()?;
+        let mut sender = from.namespace.run(|| TcpStream::connect_timeout(&at, TIMEOUT))??;
+        let (mut receiver, _) = listener.accept()?;
+        receiver.set_read_timeout(Some(TIMEOUT))?;
+        let arrived = std::thread::scope(|scope| {
+            let sent = scope.spawn(move || sender.write_all(&vec![7; bytes]));
+            let mut arrived = Vec::new();
+            receiver.read_to_end(&mut arrived)?;
+            sent.join().map_err(|_| anyhow::anyhow!("the sender panicked"))??;
+            anyhow::Ok(arrived.len())
+        })?;
+        ensure!(arrived == bytes, "{arrived} of {bytes} bytes from {} arrived at {at}", from.node);
+    }
+    Ok(())
+}
+
+/// Both families lose them: routes get the MTU that passes, and the kernel tells senders.
+fn narrow_routes(world: &World, mark: Instant) {
+    let found = || {
+        ["rack-1", "rack-2"].iter().try_for_each(|name| {
+            let mtu = route_mtu(world, name)?.with_context(|| format!("{name} has no narrow route"))?;
+            // A UDP datagram of 1400 bytes carries a packet of 1360.
+            ensure!(mtu == "1360", "{name}: {mtu}");
+            Ok(())
+        })
+    };
+    testbed_lab::eventually(TIMEOUT, found).unwrap();
+    println!("long packets are lost over both families: routes are narrow after {:?}", mark.elapsed());
+    println!("{}", path_mtu(world, "rack-1").unwrap().expect("no problem is told"));
+    for (from, to) in [("rack-1", "rack-2"), ("rack-2", "rack-1")] {
+        transfer(world, from, to, 1 << 20).unwrap();
+        let (from, to) = (pod(world, from), pod(world, to).addresses[0]);
+        let ping = |length: u32| {
+            let size = length - 28;
+            from.namespace.shell(&format!("ping -n -c 1 -W 2 -M do -s {size} {to} 2>&1 || true")).unwrap()
+        };
+        let passes = ping(1360);
+        assert!(passes.contains(" 0% packet loss"), "{passes}");
+        let told = ping(1420);
+        assert!(told.contains("1360"), "{told}");
+    }
+}
+
 /// No router says so, and short packets pass.
 fn long_packets_lost(world: &World, flows: &[Flow]) {
     testbed_lab::eventually(TIMEOUT, || long_ping(world)).unwrap();
@@ -103,13 +159,17 @@ fn long_packets_lost(world: &World, flows: &[Flow]) {
     testbed_lab::eventually(TIMEOUT, passes).unwrap();
     println!("long packets are lost over {lost}: they pass again after {:?}", mark.elapsed());
     drop_long_datagrams(world, &["ipv4", "ipv6"]);
-    let told = || path_mtu(world, "rack-1")?.context("no problem");
-    println!("{}", testbed_lab::eventually(TIMEOUT, told).unwrap());
+    narrow_routes(world, mark);
     loses_nothing("long packets are lost", flows, mark);
     node(world, "rack-1").host.shell("nft delete table inet testdrop").unwrap();
     let gone = || {
         let problem = path_mtu(world, "rack-1")?;
         ensure!(problem.is_none(), "{problem:?}");
+        // Pods were told the lower MTU, which lasts for ten minutes.
+        ["rack-1", "rack-2"].iter().try_for_each(|name| {
+            ensure!(route_mtu(world, name)?.is_none(), "{name} still has a narrow route");
+            pod(world, name).namespace.shell("ip route flush cache; ip -6 route flush cache").map(drop)
+        })?;
         long_ping(world)
     };
     testbed_lab::eventually(TIMEOUT, gone).unwrap();

@@ -1,6 +1,7 @@
 // A member of a cluster, by the published client of the Sidero discovery protocol.
 //
-// Arguments: server (host:port), cluster ID, secret in hexadecimal, affiliate ID, TTL. Each line of standard input is the JSON
+// Arguments: server (host:port), cluster ID, secret in hexadecimal, affiliate ID, TTL, and a file with the certificate of the server,
+// without which TLS is not used. Each line of standard input is the JSON
 // of what it publishes, or `null` to delete that. Each line of standard output is the JSON of the members it has found, whenever
 // that changes, and of the address that the server sees. It ends with its standard input.
 package main
@@ -9,6 +10,8 @@ import (
 	"bufio"
 	"context"
 	"crypto/aes"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
@@ -26,6 +29,7 @@ import (
 type Member struct {
 	NodeID    string   `json:"node_id"`
 	Hostname  string   `json:"hostname"`
+	Nodename  string   `json:"nodename,omitempty"`
 	Addresses []string `json:"addresses"`
 	PublicKey string   `json:"public_key"`
 	Address   string   `json:"address"`
@@ -48,8 +52,18 @@ func main() {
 }
 
 func run(arguments []string) error {
-	if len(arguments) != 5 {
-		return fmt.Errorf("want SERVER CLUSTER-ID SECRET AFFILIATE-ID TTL, not %q", arguments)
+	if len(arguments) != 5 && len(arguments) != 6 {
+		return fmt.Errorf("want SERVER CLUSTER-ID SECRET AFFILIATE-ID TTL [CERTIFICATE], not %q", arguments)
+	}
+	trusted := x509.NewCertPool()
+	if len(arguments) == 6 {
+		certificate, err := os.ReadFile(arguments[5])
+		if err != nil {
+			return err
+		}
+		if !trusted.AppendCertsFromPEM(certificate) {
+			return fmt.Errorf("%s has no certificate", arguments[5])
+		}
 	}
 	key, err := hex.DecodeString(arguments[2])
 	if err != nil {
@@ -70,7 +84,8 @@ func run(arguments []string) error {
 		AffiliateID:   arguments[3],
 		ClientVersion: "v1.12.0",
 		TTL:           ttl,
-		Insecure:      true,
+		TLSConfig:     func() *tls.Config { return &tls.Config{RootCAs: trusted, MinVersion: tls.VersionTLS12} },
+		Insecure:      len(arguments) == 5,
 	})
 	if err != nil {
 		return err
@@ -139,7 +154,10 @@ func report(ctx context.Context, member *client.Client, changed <-chan struct{})
 }
 
 func (m *Member) affiliate() (*client.Affiliate, error) {
-	affiliate := &pb.Affiliate{NodeId: m.NodeID, Hostname: m.Hostname, Kubespan: &pb.KubeSpan{PublicKey: m.PublicKey}}
+	affiliate := &pb.Affiliate{
+		NodeId: m.NodeID, Hostname: m.Hostname, Nodename: m.Nodename,
+		Kubespan: &pb.KubeSpan{PublicKey: m.PublicKey},
+	}
 	published := &client.Affiliate{Affiliate: affiliate}
 	for _, text := range m.Addresses {
 		address, err := bytesOf(text)

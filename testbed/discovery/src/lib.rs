@@ -83,8 +83,11 @@ impl Judge {
     }
 }
 
-/// The judge's program, built first if need be.
-fn program() -> anyhow::Result<PathBuf> {
+/// The judge's program, built first if need be; `judge/main.go` says how it is run.
+///
+/// # Errors
+/// Go is missing, or the module cannot be built.
+pub fn program() -> anyhow::Result<PathBuf> {
     let module = Path::new(env!("CARGO_MANIFEST_DIR")).join("judge");
     let mut hash = Fnv1a::default();
     for file in FILES {

@@ -2,10 +2,12 @@
 
 use std::fs;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use ipnet::Ipv4Net;
 
+use crate::delay::{Delay, SlowLink};
 use crate::internet::Internet;
 use crate::lock;
 use crate::namespace::Namespace;
@@ -83,6 +85,22 @@ impl Lab {
     /// The namespace that routes between all uplinks: a good place for `tcpdump -i any`.
     pub fn internet(&self) -> &Namespace {
         self.shared.internet.namespace()
+    }
+
+    /// Makes each packet between sites take so much longer, in each direction, until the handle is dropped.
+    ///
+    /// # Errors
+    /// The kernel has no TUN devices.
+    pub fn delay(&self, one_way: Duration) -> Result<Delay> {
+        self.delay_with(one_way, &[])
+    }
+
+    /// The same with links that are slow.
+    ///
+    /// # Errors
+    /// As [`Lab::delay`].
+    pub fn delay_with(&self, one_way: Duration, slow: &[SlowLink]) -> Result<Delay> {
+        Delay::start(self.internet(), one_way, slow).context("cannot delay packets on the Internet")
     }
 
     /// A site whose hosts have public IPv4 addresses.

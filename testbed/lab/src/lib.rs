@@ -6,7 +6,8 @@
 //! as if they shared a LAN. Faults are switches that work while traffic flows: loss, a blackholed UDP port, firewalls,
 //! a cable pulled, a mapping lost, an address changed.
 //!
-//! It is not a simulator: packets run through the kernel of the machine, so there is no control of time or delay.
+//! It is not a simulator: packets run through the kernel of the machine, so there is no control of time. [`Lab::delay`] makes the way
+//! between sites longer, [`Lab::delay_with`] also slower.
 //!
 //! Everything is reached by handle. Namespaces have no name in the file system; each is held by a small process that
 //! ends, and kills whatever runs in its namespace, when its owner drops the lab, panics, or is killed by SIGKILL. So
@@ -29,6 +30,7 @@
 //!
 //! Input: what a test asks for. Output: namespaces, set up by the programs `ip`, `nft`, `conntrack` and `sh`; needs root.
 
+mod delay;
 pub mod discovery;
 mod faults;
 mod host;
@@ -46,6 +48,7 @@ mod router;
 mod site;
 pub mod traffic;
 
+pub use delay::{Delay, SlowLink};
 pub use faults::Faults;
 pub use host::{Host, HostOptions};
 pub use lab::Lab;

@@ -15,6 +15,8 @@ use crate::{Host, Process, executable};
 
 /// TCP port of the relay.
 const PORT: u16 = 443;
+/// The same without TLS, on the loopback.
+const PLAIN_PORT: u16 = 8080;
 /// The token of the relay.
 pub const TOKEN: &str = "correct horse battery staple";
 /// Name of the Secret with the token.
@@ -30,6 +32,7 @@ pub struct Relay {
     /// As nodes know it.
     name: String,
     listen: String,
+    has_tls: bool,
     directory: PathBuf,
     certificate: String,
     process: Option<Process>,
@@ -44,7 +47,7 @@ impl Relay {
     /// As [`Relay::run`].
     pub fn start(host: Host, directory: PathBuf) -> Result<Self> {
         let address = host.address().to_string();
-        Self::start_on(host, address.clone(), address, directory)
+        Self::start_on(host, address.clone(), format!("{address}:{PORT}"), directory, true)
     }
 
     /// The same on all addresses of the machine, known by a name.
@@ -52,18 +55,26 @@ impl Relay {
     /// # Errors
     /// As [`Relay::run`].
     pub fn start_named(host: Host, name: &str, directory: PathBuf) -> Result<Self> {
-        Self::start_on(host, name.to_owned(), "[::]".to_owned(), directory)
+        Self::start_on(host, name.to_owned(), format!("[::]:{PORT}"), directory, true)
     }
 
-    fn start_on(host: Host, name: String, listen: String, directory: PathBuf) -> Result<Self> {
+    /// The same without TLS at [`Relay::listen_address`], for a proxy on the machine, which terminates TLS at the machine's address.
+    ///
+    /// # Errors
+    /// As [`Relay::run`].
+    pub fn start_without_tls(host: Host, directory: PathBuf) -> Result<Self> {
+        let name = host.address().to_string();
+        Self::start_on(host, name, format!("127.0.0.1:{PLAIN_PORT}"), directory, false)
+    }
+
+    fn start_on(host: Host, name: String, listen: String, directory: PathBuf, has_tls: bool) -> Result<Self> {
         fs::create_dir(&directory)?;
-        let made = rcgen::generate_simple_self_signed([name.clone()])?;
-        let certificate = made.cert.pem();
+        let (certificate, key) = certificate(&name)?;
         fs::write(directory.join("tls.crt"), &certificate)?;
-        fs::write(directory.join("tls.key"), made.signing_key.serialize_pem())?;
+        fs::write(directory.join("tls.key"), key)?;
         fs::write(directory.join("tokens"), TOKEN)?;
-        let mut relay =
-            Self { host, name, listen, directory, certificate, process: None, replicas: Vec::new() };
+        let (process, replicas) = (None, Vec::new());
+        let mut relay = Self { host, name, listen, has_tls, directory, certificate, process, replicas };
         relay.run()?;
         Ok(relay)
     }
@@ -74,14 +85,14 @@ impl Relay {
     /// It is not built, or did not come up; its output is in the message.
     pub fn run(&mut self) -> Result<()> {
         let mut program = self.host.command(executable("fairlead")?)?;
-        program.args(["relay", "--addr", &format!("{}:{PORT}", self.listen)]);
+        program.args(["relay", "--addr", &self.listen]);
         program.args(["--metrics-addr=127.0.0.1:9388", "--health-addr=127.0.0.1:9389", "--drain=2s"]);
-        for (option, file) in [
-            ("--tls-cert-file", "tls.crt"),
-            ("--tls-private-key-file", "tls.key"),
-            ("--token-file", "tokens"),
-        ] {
-            program.arg(option).arg(self.directory.join(file));
+        program.arg("--token-file").arg(self.directory.join("tokens"));
+        if self.has_tls {
+            program.arg("--tls-cert-file").arg(self.directory.join("tls.crt"));
+            program.arg("--tls-private-key-file").arg(self.directory.join("tls.key"));
+        } else {
+            program.args(["--name", &self.name]);
         }
         let log = self.directory.join("log");
         let mut process = self.host.spawn(&mut program, log)?;
@@ -179,6 +190,11 @@ impl Relay {
         process.wait(TIMEOUT).map(drop)
     }
 
+    /// Where it listens, as its option `--addr` says.
+    pub fn listen_address(&self) -> &str {
+        &self.listen
+    }
+
     /// Its address or name, and port.
     pub fn address(&self) -> String {
         format!("{}:{PORT}", self.name)
@@ -203,4 +219,13 @@ impl Relay {
             "stringData": { "token": token },
         })
     }
+}
+
+/// A certificate for a name or an address that is its own authority, and its private key, in PEM.
+///
+/// # Errors
+/// It is neither a name nor an address.
+pub fn certificate(name: &str) -> Result<(String, String)> {
+    let made = rcgen::generate_simple_self_signed([name.to_owned()])?;
+    Ok((made.cert.pem(), made.signing_key.serialize_pem()))
 }

@@ -32,6 +32,7 @@ pub(crate) const RINGS: &[Ring] = &[
             "fairlead-path",
             "fairlead-discovery",
             "fairlead-relay",
+            "testbed-simulation",
             "fairlead-tls",
             "fairlead-wire",
             "fairlead-cluster",

@@ -3,8 +3,8 @@
 use kube::KubeSchema;
 use serde::{Deserialize, Serialize};
 
+use super::relay::SecretRef;
 use super::rules::{CIDR_LENGTH, cidrs, explained};
-use super::wirekube_mesh::SecretRef;
 use crate::names::{DISCOVERY_SECRET, SYSTEM_NAMESPACE};
 
 /// Discovery services, through which nodes find each other without the Kubernetes API, too.

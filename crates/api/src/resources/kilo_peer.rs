@@ -27,7 +27,7 @@ use crate::wireguard::{InvalidKey, PresharedKey, PublicKey};
 #[serde(rename_all = "camelCase")]
 pub struct KiloPeerSpec {
     /// Prefixes in CIDR notation: allowed sources of packets from the peer, and destinations routed to it. Left out is what belongs to
-    /// pods, nodes, Services or the API server, and what is wider than /8.
+    /// pods, nodes, Services or the API server, and, without a grant of the WireKubeMesh, what is wider than /8.
     #[serde(rename = "allowedIPs")]
     #[schemars(length(max = 1000), inner(length(max = CIDR_LENGTH)))]
     #[x_kube(validation = cidrs())]
@@ -35,6 +35,11 @@ pub struct KiloPeerSpec {
     /// Where the peer listens. Omit it for a peer that always initiates.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub endpoint: Option<PeerEndpoint>,
+    /// Extension of Fairlead: names of the nodes that have a tunnel with the peer, at most 16. All others reach it through the one with which
+    /// it completed a handshake last, at first the first. Without it every node has a tunnel with the peer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 16), inner(length(min = 1, max = 253)))]
+    pub entry_nodes: Option<Vec<String>>,
     /// Seconds between keepalives to the peer. 0 sends none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<i32>", range(min = 0, max = 65535))]
@@ -63,8 +68,8 @@ pub struct PeerEndpoint {
 
 /// A host by name or by address.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
-#[x_kube(validation = Rule::new("has(self.dns) != has(self.ip)")
-    .message("give either dns or ip, not both and not neither"))]
+#[x_kube(validation = Rule::new("has(self.dns) || has(self.ip)")
+    .message("give ip or dns; of both ip counts"))]
 pub struct DnsOrIp {
     /// Name of the host; it is resolved again every 30 s.
     #[serde(default, skip_serializing_if = "Option::is_none")]

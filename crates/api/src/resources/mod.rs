@@ -18,7 +18,9 @@ mod definitions;
 mod discovery;
 mod egress;
 mod kilo_peer;
+mod location;
 pub mod not_implemented;
+mod relay;
 mod rules;
 mod wirekube_mesh;
 mod wirekube_peer;
@@ -38,13 +40,17 @@ pub use egress::{
     SessionAffinity,
 };
 pub use kilo_peer::{DnsOrIp, KiloPeer, KiloPeerSpec, PeerEndpoint};
+pub use location::{Granularity, InvalidAnnotation, NodeLocation, Topology};
+pub use relay::{
+    ExternalRelay, ManagedRelay, Relay, RelayMode, RelayProvider, RelayResources, RelayServiceType,
+    RelayTransport, SecretRef,
+};
 pub use wirekube_mesh::{
-    AutoAllowedIps, BirthdayAttack, ExternalRelay, LocalSubnetPolicy, ManagedRelay, NatTraversal, Relay,
-    RelayMode, RelayProvider, RelayResources, RelayServiceType, RelayTransport, Routing, SecretRef, Toggle,
-    WireKubeMesh, WireKubeMeshSpec, WireKubeMeshStatus,
+    AutoAllowedIps, BirthdayAttack, Grant, KeptMeshIp, LocalSubnetPolicy, NatTraversal, RevokedPeer, Routing,
+    Toggle, WireKubeMesh, WireKubeMeshSpec, WireKubeMeshStatus,
 };
 pub use wirekube_peer::{
-    CandidateType, EndpointDiscoveryMethod, IceCandidate, NatType, ObservedEndpoint, PeerCounts,
-    PeerTransport, PortPrediction, TransportMode, WireGuardImplementation, WireKubePeer, WireKubePeerSpec,
-    WireKubePeerStatus,
+    CandidateType, EndpointDiscoveryMethod, EntryTerm, IceCandidate, MAX_ENTRY_TERM, NatType, NodeFacts,
+    ObservedEndpoint, PeerCounts, PeerTransport, PortPrediction, TransportMode, WireGuardImplementation,
+    WireKubePeer, WireKubePeerSpec, WireKubePeerStatus,
 };

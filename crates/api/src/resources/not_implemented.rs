@@ -8,10 +8,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
 };
 use serde_json::{Value, json};
 
-use crate::names::{
-    ANNOTATION_INTERNAL_IP, ANNOTATION_KILO_ALLOWED_LOCATION_IPS, ANNOTATION_KILO_FORCE_INTERNAL_IP,
-    ANNOTATION_KILO_LEADER, ANNOTATION_KILO_LOCATION, MAX_RELAY_REPLICAS,
-};
+use crate::names::{ANNOTATION_INTERNAL_IP, ANNOTATION_KILO_ALLOWED_LOCATION_IPS, MAX_RELAY_REPLICAS};
 
 /// A kind of object of which something has no effect.
 #[derive(Debug, Clone, Copy)]
@@ -79,13 +76,7 @@ pub const NODE: NotImplemented = NotImplemented {
     version: "v1",
     kind: "Node",
     plural: "nodes",
-    gap: Gap::Annotations(&[
-        ANNOTATION_KILO_ALLOWED_LOCATION_IPS,
-        ANNOTATION_KILO_FORCE_INTERNAL_IP,
-        ANNOTATION_KILO_LEADER,
-        ANNOTATION_KILO_LOCATION,
-        ANNOTATION_INTERNAL_IP,
-    ]),
+    gap: Gap::Annotations(&[ANNOTATION_KILO_ALLOWED_LOCATION_IPS, ANNOTATION_INTERNAL_IP]),
 };
 
 /// Settings of the mesh.
@@ -96,7 +87,6 @@ pub const WIREKUBE_MESH: NotImplemented = NotImplemented {
     plural: "wirekubemeshes",
     gap: Gap::Fields(&[
         Field::any("spec.apiServerURL"),
-        Field::any("spec.meshCIDR"),
         Field::any("spec.natTraversal.directConnectedWindowSeconds"),
         Field::other_than("spec.natTraversal.handshakeValidWindowSeconds", 180),
         Field::other_than("spec.natTraversal.healthProbeTimeoutSeconds", 5),
@@ -105,8 +95,6 @@ pub const WIREKUBE_MESH: NotImplemented = NotImplemented {
         Field::above("spec.relay.managed.replicas", MAX_RELAY_REPLICAS),
         // The relay of the controller always speaks TLS.
         Field::value("spec.relay.managed.transport", "ws"),
-        // Addresses of other nodes enter the mesh, in whatever subnet they are: that is `tunnel`.
-        Field::value("spec.routing.localSubnetPolicy", "bypass"),
     ]),
 };
 
@@ -292,12 +280,11 @@ mod tests {
 
     #[test]
     fn the_message_names_what_has_no_effect() {
-        let mesh =
-            json!({ "spec": { "mtu": 1400, "meshCIDR": "x", "routing": { "localSubnetPolicy": "bypass" } } });
+        let mesh = json!({ "spec": { "mtu": 1400, "apiServerURL": "x", "relay": { "managed": { "transport": "ws" } } } });
         assert_eq!(
             WIREKUBE_MESH.message(&mesh).unwrap(),
-            "fields of WireKubeMesh that are not implemented yet and have no effect: spec.meshCIDR, \
-             spec.routing.localSubnetPolicy: bypass"
+            "fields of WireKubeMesh that are not implemented yet and have no effect: spec.apiServerURL, \
+             spec.relay.managed.transport: ws"
         );
         let works = json!({ "spec": { "mtu": 1400, "routing": { "localSubnetPolicy": "tunnel" } } });
         assert_eq!(WIREKUBE_MESH.message(&works), None);
@@ -315,8 +302,9 @@ mod tests {
             EGRESS.message(&json!({})).unwrap(),
             "Egress is not implemented yet: no egress gateway is created"
         );
-        let node = json!({ "metadata": { "annotations": { "kilo.squat.ai/location": "home", "a": "b" } } });
-        assert!(NODE.message(&node).unwrap().ends_with("have no effect: kilo.squat.ai/location"));
+        let node =
+            json!({ "metadata": { "annotations": { "kilo.squat.ai/allowed-location-ips": "", "a": "b" } } });
+        assert!(NODE.message(&node).unwrap().ends_with("have no effect: kilo.squat.ai/allowed-location-ips"));
         assert_eq!(NODE.message(&json!({ "metadata": {} })), None);
     }
 

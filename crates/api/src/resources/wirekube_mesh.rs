@@ -2,13 +2,15 @@
 
 use std::time::Duration;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::discovery::Discovery;
-use super::rules::{CIDR_LENGTH, cidr_of_family, cidrs, explained, host_and_port};
+use super::location::Topology;
+use super::relay::Relay;
+use super::rules::{CIDR_LENGTH, OBJECT_NAME_PATTERN, cidr_of_family, cidrs, explained, wireguard_key};
 use crate::names::{MESH_MTU, WIREGUARD_INTERFACE, WIREGUARD_PORT};
 
 /// Settings that every node of the mesh shares.
@@ -72,7 +74,8 @@ pub struct WireKubeMeshSpec {
     #[x_kube(validation = explained(
         "isURL(self) && url(self).getScheme() == 'https'", "\"'\" + self + \"' is not an https URL\""))]
     pub api_server_url: Option<String>,
-    /// IPv4 prefix from which every node gets an address of its own inside the mesh.
+    /// IPv4 prefix from which the controller gives every node an address of its own on the mesh. It stays the node's, and is kept for a
+    /// day after its WireKubePeer was deleted. In IPv6 every node has one without being asked for.
     #[serde(default, rename = "meshCIDR", skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = CIDR_LENGTH))]
     #[x_kube(validation = cidr_of_family(4))]
@@ -101,6 +104,55 @@ pub struct WireKubeMeshSpec {
     /// Discovery services, through which nodes find each other without the Kubernetes API, too. Not in WireKube.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub discovery: Option<Discovery>,
+    /// Which nodes and Peers may have prefixes that are not theirs anyway: their claims to parts of these go before those of others. An
+    /// address that a node announces and its Node does not have as InternalIP counts only with a grant, and so does what is wider than
+    /// /8, such as 0.0.0.0/0. AddressBlocks go before grants, and addresses of nodes before granted ranges around them. Not in WireKube.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64))]
+    pub grants: Vec<Grant>,
+    /// Who was removed from the mesh for good: no node accepts these names and keys, whatever tells of them. `fairlead peer revoke` and
+    /// `fairlead peer unrevoke` change it. Not in WireKube.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 500))]
+    pub revoked_peers: Vec<RevokedPeer>,
+    /// How nodes are connected, by where they are. Absent: every node has a tunnel to every other. Not in WireKube.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub topology: Option<Topology>,
+}
+
+/// What one node or Peer may have.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("has(self.node) != has(self.peer)").message("a grant is for a node or for a peer: name one of them"))]
+pub struct Grant {
+    /// Name of the node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 253))]
+    pub node: Option<String>,
+    /// Name of the Peer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 253))]
+    pub peer: Option<String>,
+    /// Prefixes in CIDR notation.
+    #[schemars(length(min = 1, max = 16), inner(length(max = CIDR_LENGTH)))]
+    #[x_kube(validation = cidrs())]
+    pub cidrs: Vec<String>,
+}
+
+/// A node that is in the mesh no more, by name, by key, or both.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("has(self.name) || has(self.publicKey)").message("name or publicKey is required: who is revoked"))]
+pub struct RevokedPeer {
+    /// Name of the node: no key is accepted of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 253), regex(pattern = OBJECT_NAME_PATTERN))]
+    pub name: Option<String>,
+    /// WireGuard public key: it is accepted of no node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 44))]
+    #[x_kube(validation = wireguard_key())]
+    pub public_key: Option<String>,
 }
 
 /// Which prefixes a node publishes by itself.
@@ -116,8 +168,8 @@ pub struct AutoAllowedIps {
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct Routing {
-    /// Whether addresses in a subnet that the node itself is attached to are reached there (bypass) or through
-    /// the mesh (tunnel, the default).
+    /// Whether addresses in a subnet that the node itself is attached to are reached there, unencrypted (bypass), or through
+    /// the mesh (tunnel, the default). With bypass, addresses of another site with the same subnet are not reached.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub local_subnet_policy: Option<LocalSubnetPolicy>,
     /// Prefixes in CIDR notation that never enter the mesh.
@@ -188,166 +240,6 @@ pub enum Toggle {
     Enabled,
 }
 
-/// The relay for peers without a direct path.
-#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
-#[serde(rename_all = "camelCase")]
-#[x_kube(validation = Rule::new("self.provider != 'external' || has(self.external)")
-    .message("spec.relay.external is required when provider is external: it says where the relay is"))]
-pub struct Relay {
-    /// auto relays while there is no direct path, always relays everything, never relays nothing.
-    #[serde(default)]
-    pub mode: RelayMode,
-    /// external is a relay operated outside of Fairlead, managed is one that Fairlead runs in this cluster.
-    pub provider: RelayProvider,
-    /// Longest time in seconds to wait for a direct handshake before the relay is used. With peers that answer path probes
-    /// Fairlead does not wait: the relay is used until a direct path has answered.
-    #[serde(default = "default_handshake_timeout")]
-    #[schemars(with = "i32", range(min = 5, max = 300))]
-    pub handshake_timeout_seconds: u32,
-    /// Longest time in seconds between attempts to replace the relay by a direct path, while there is traffic.
-    #[serde(default = "default_direct_retry_interval")]
-    #[schemars(with = "i32", range(min = 30, max = 86400))]
-    pub direct_retry_interval_seconds: u32,
-    /// A relay operated outside of Fairlead. Required when provider is external.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub external: Option<ExternalRelay>,
-    /// A relay in this cluster.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub managed: Option<ManagedRelay>,
-}
-
-/// When the relay is used.
-#[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[serde(rename_all = "lowercase")]
-pub enum RelayMode {
-    /// While there is no direct path.
-    #[default]
-    Auto,
-    /// For everything.
-    Always,
-    /// For nothing.
-    Never,
-}
-
-/// Who runs the relay.
-#[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
-#[serde(rename_all = "lowercase")]
-pub enum RelayProvider {
-    /// An operator outside of Fairlead.
-    External,
-    /// Fairlead, in this cluster.
-    Managed,
-}
-
-/// Transport to the relay.
-#[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[serde(rename_all = "lowercase")]
-pub enum RelayTransport {
-    /// TLS over TCP.
-    #[default]
-    Tcp,
-    /// WebSocket.
-    Ws,
-    /// WebSocket over TLS.
-    Wss,
-}
-
-/// A relay operated outside of Fairlead.
-#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
-#[serde(rename_all = "camelCase")]
-pub struct ExternalRelay {
-    /// Address of the relay: host:port for tcp, or a URL for ws and wss.
-    #[schemars(length(min = 1, max = 2048))]
-    pub endpoint: String,
-    /// Extension of Fairlead: PEM certificates of the authorities that certify the relay, as base64. Defaults to those that the
-    /// nodes trust.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 262_144))]
-    pub ca_bundle: Option<String>,
-    /// Address for control connections, if it differs from endpoint.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 2048))]
-    pub control_endpoint: Option<String>,
-    /// Transport to the relay.
-    #[serde(default)]
-    pub transport: RelayTransport,
-    /// Secret whose key `token` authenticates to the relay. Nodes may read kube-system/fairlead-relay; another one needs a Role.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub auth_secret_ref: Option<SecretRef>,
-}
-
-/// A Secret.
-#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
-pub struct SecretRef {
-    /// Its name.
-    #[schemars(length(min = 1, max = 253))]
-    pub name: String,
-    /// Its namespace. Defaults to kube-system.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub namespace: Option<String>,
-}
-
-/// A relay in this cluster.
-#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
-#[serde(rename_all = "camelCase")]
-pub struct ManagedRelay {
-    /// How many pods run it. Each passes on what is for nodes of the others.
-    #[serde(default = "default_one")]
-    #[schemars(range(min = 1))]
-    pub replicas: i32,
-    /// Kind of the Service in front of it. Nodes connect to the load balancer's address, or to the node port at the ExternalIP, else
-    /// the InternalIP, of the node that runs the relay.
-    #[serde(default)]
-    pub service_type: RelayServiceType,
-    /// Port of the Service. With NodePort, nodes use the node port that Kubernetes assigns.
-    #[serde(default = "default_relay_port")]
-    #[schemars(with = "i32", range(min = 1, max = 65535))]
-    pub port: u16,
-    /// Container image. Defaults to the image of the controller.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub image: Option<String>,
-    /// host:port at which nodes reach the relay, where that is not what the Service says: behind a router that forwards a port,
-    /// or a load balancer that Kubernetes does not know. What is there has to pass TLS through.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 270))]
-    #[x_kube(validation = host_and_port())]
-    pub control_endpoint: Option<String>,
-    /// Transport to it: TLS over TCP, or WebSocket over TLS (wss), for networks that let nothing else through.
-    #[serde(default)]
-    pub transport: RelayTransport,
-    /// Resource requests and limits of its pods.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub resources: Option<RelayResources>,
-}
-
-/// Kind of the Service in front of a managed relay.
-#[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum RelayServiceType {
-    /// A load balancer of the cloud.
-    #[default]
-    LoadBalancer,
-    /// A port of every node.
-    NodePort,
-}
-
-/// Resource requests and limits of the pods of a managed relay, as Kubernetes quantities.
-#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
-#[serde(rename_all = "camelCase")]
-pub struct RelayResources {
-    /// CPU request, such as 100m.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cpu_request: Option<String>,
-    /// Memory request, such as 64Mi.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub memory_request: Option<String>,
-    /// CPU limit, such as 500m.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cpu_limit: Option<String>,
-    /// Memory limit, such as 128Mi.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub memory_limit: Option<String>,
-}
-
 /// Observed state of the mesh, written by the controller.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
@@ -367,11 +259,30 @@ pub struct WireKubeMeshStatus {
     /// Extension of Fairlead: addresses of the managed relay's pods. Their answers to nodes do not enter the mesh that they carry.
     #[serde(default, rename = "relayPodIPs", skip_serializing_if = "Vec::is_empty")]
     pub relay_pod_ips: Vec<String>,
+    /// Extension of Fairlead: addresses of spec.meshCIDR that are kept for nodes which were deleted.
+    #[serde(default, rename = "keptMeshIPs", skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 1024))]
+    pub kept_mesh_ips: Vec<KeptMeshIp>,
+    /// `MeshAddressesAssigned` is False while a node has no address on the mesh;
     /// `Ready` is False, with the reason, while peers are missing; `RelayReady` while the managed relay cannot be used;
     /// `FieldsIgnored` is True while fields have no effect.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
     pub conditions: Vec<Condition>,
+}
+
+/// An address on the mesh that is kept for a node.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct KeptMeshIp {
+    /// Name of the node.
+    #[schemars(length(max = 253))]
+    pub node: String,
+    /// Its address.
+    #[schemars(length(max = 45))]
+    pub ip: String,
+    /// Until when.
+    pub until: Time,
 }
 
 impl Default for WireKubeMeshSpec {
@@ -390,20 +301,9 @@ impl Default for WireKubeMeshSpec {
             nat_traversal: None,
             relay: None,
             discovery: None,
-        }
-    }
-}
-
-impl Default for ManagedRelay {
-    fn default() -> Self {
-        Self {
-            replicas: default_one(),
-            service_type: RelayServiceType::default(),
-            port: default_relay_port(),
-            image: None,
-            control_endpoint: None,
-            transport: RelayTransport::default(),
-            resources: None,
+            grants: Vec::new(),
+            revoked_peers: Vec::new(),
+            topology: None,
         }
     }
 }
@@ -454,20 +354,4 @@ fn default_handshake_valid_window() -> u32 {
 
 fn default_health_probe_timeout() -> u32 {
     5
-}
-
-fn default_handshake_timeout() -> u32 {
-    30
-}
-
-fn default_direct_retry_interval() -> u32 {
-    120
-}
-
-fn default_one() -> i32 {
-    1
-}
-
-fn default_relay_port() -> u16 {
-    3478
 }

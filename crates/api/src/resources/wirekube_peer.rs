@@ -10,6 +10,7 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::location::NodeLocation;
 use super::rules::{CIDR_LENGTH, cidrs, host_and_port, parse_prefixes, wireguard_key};
 use crate::names::KEEPALIVE;
 use crate::wireguard::{InvalidKey, PublicKey};
@@ -135,9 +136,23 @@ pub struct WireKubePeerStatus {
     /// A peer behind a NAT learns its own public endpoint from it, and other peers get a candidate for that peer.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub observed_endpoints: BTreeMap<String, ObservedEndpoint>,
+    /// Extension of Fairlead: Peers that name this node in entryNodes and have completed a handshake with it, by name. Packets to a Peer go
+    /// through the one of its entry nodes that has the highest term.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(extend("maxProperties" = 1000))]
+    pub entry_terms: BTreeMap<String, EntryTerm>,
     /// Extension of Fairlead: problems, one sentence each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub problems: Vec<String>,
+    /// Extension of Fairlead: the second half of the IPv6 address that the node would have on the mesh, from the link-layer address of
+    /// its first network device (modified EUI-64), as four groups of hexadecimal digits.
+    #[serde(default, rename = "interfaceID", skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 19))]
+    pub interface_id: Option<String>,
+    /// Extension of Fairlead: what the Node of the same name says, copied by the controller; node programs may not write it. They
+    /// judge by it what this peer claims, without a watch of all Nodes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<NodeFacts>,
     /// Extension of Fairlead: the WireGuard implementation of the node.
     #[serde(default, rename = "wireguard", skip_serializing_if = "Option::is_none")]
     pub wireguard: Option<WireGuardImplementation>,
@@ -145,6 +160,38 @@ pub struct WireKubePeerStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
     pub conditions: Vec<Condition>,
+}
+
+/// What the Node object of a peer says, as the controller last read it.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeFacts {
+    /// Its addresses of type InternalIP.
+    #[serde(default, rename = "internalIPs", skip_serializing_if = "Vec::is_empty")]
+    pub internal_ips: Vec<String>,
+    /// Where it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub location: Option<NodeLocation>,
+    /// Its addresses on the mesh, which the controller gave it: one of the IPv6 subnet of the cluster, and one of spec.meshCIDR of
+    /// the WireKubeMesh. They are on its WireGuard device, and no other node has them.
+    #[serde(default, rename = "meshIPs", skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 4), inner(length(max = 45)))]
+    pub mesh_ips: Vec<String>,
+}
+
+/// The highest term: what JSON has as an integer everywhere (RFC 8259, section 6).
+pub const MAX_ENTRY_TERM: u64 = (1 << 53) - 1;
+
+/// When a Peer came to an entry node, compared with other entry nodes.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct EntryTerm {
+    /// Public key of the Peer: terms of an earlier key do not count.
+    #[schemars(length(max = 44))]
+    pub public_key: String,
+    /// One more than the highest that any entry node of the Peer had then.
+    #[schemars(with = "i64", range(min = 1, max = MAX_ENTRY_TERM))]
+    pub term: u64,
 }
 
 /// How an endpoint was found.

@@ -88,6 +88,7 @@ pub(super) fn table(state: &MeshState) -> Table {
     Table {
         name: names::NFT_TABLE.to_owned(),
         sets,
+        maps: BTreeMap::new(),
         chains: BTreeMap::from([
             (names::NFT_CHAIN_PREROUTING.to_owned(), chain(Hook::FilterPrerouting, prerouting)),
             (names::NFT_CHAIN_OUTGOING.to_owned(), chain(Hook::RouteOutput, outgoing)),

@@ -71,10 +71,12 @@ impl Repair {
     /// Sends it; returns the first refusal, after everything else has been tried.
     ///
     /// # Errors
-    /// The kernel refused. A link that is gone by now is no error: so is its pod.
+    /// The kernel refused. A link that is gone by now is no error: so is its pod. Nor is what is there by now: the operation that
+    /// attaches the pod has added it since the link was read.
     pub fn apply(&self) -> fairlead_netlink::Result<()> {
         let outcomes = RouteSocket::open()?.apply_each(&self.messages)?;
-        let refusal = outcomes.into_iter().filter_map(std::result::Result::err).find(|it| !it.is_missing());
+        let mut refused = outcomes.into_iter().filter_map(std::result::Result::err);
+        let refusal = refused.find(|it| !it.is_missing() && !it.is_existing());
         refusal.map_or(Ok(()), Err)
     }
 }

@@ -9,7 +9,7 @@ use std::net::IpAddr;
 use fairlead_address::PrefixSet;
 use fairlead_api::names::{IPV6_MIN_MTU, LINK_ALIAS_PREFIX, WIREGUARD_OVERHEAD_IPV6};
 use fairlead_netlink::route::{
-    Address, AddressFlags, Link, LinkLayer, Route, RouteKind, RouteSocket, Scope, TABLE_MAIN,
+    Address, AddressFlags, Link, LinkLayer, MacAddress, Route, RouteKind, RouteSocket, Scope, TABLE_MAIN,
 };
 use ipnet::{IpNet, Ipv4Net};
 
@@ -87,6 +87,20 @@ impl HostNetwork {
         let physical =
             || self.links.iter().filter(|link| link.is_physical()).filter(usable).map(|link| link.mtu);
         by_route.min().or_else(|| physical().min())
+    }
+
+    /// The link-layer address of the first physical link by name, as KubeSpan chooses it; without one, of the first link that a default
+    /// route uses.
+    pub fn first_mac(&self, ignored: &Ignored) -> Option<MacAddress> {
+        let defaults = self.routes.iter().filter(|route| route.destination.prefix_len() == 0);
+        let uplinks: Vec<u32> = defaults.flat_map(Route::links).collect();
+        let first = |is: &dyn Fn(&&Link) -> bool| {
+            let named =
+                self.links.iter().filter(|link| link.layer == LinkLayer::Ethernet && !ignored.link(link));
+            let with_mac = named.filter(is).filter_map(|link| Some((&link.name, link.mac?)));
+            with_mac.filter(|(_, mac)| mac.0 != [0; 6]).min_by_key(|(name, _)| *name).map(|(_, mac)| mac)
+        };
+        first(&|link| link.is_physical()).or_else(|| first(&|link| uplinks.contains(&link.index)))
     }
 
     /// Whether the main table has a default route of the family.

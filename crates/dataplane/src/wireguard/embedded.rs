@@ -1,11 +1,12 @@
 //! The embedded WireGuard behind the trait.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
 use fairlead_api::wireguard::{DeviceChange, DeviceState, PublicKey};
+use ipnet::IpNet;
 
 use super::{
     Backend, Error, PathDatagram, PathSocket, PathSocketStats, PendingHandover, Settings, WireGuardDevice,
@@ -46,6 +47,10 @@ impl WireGuardDevice for Device {
             return Ok(());
         }
         Ok(self.tunnel.change(change)?)
+    }
+
+    fn accept(&self, prefixes: &BTreeMap<PublicKey, Vec<IpNet>>) -> Result<(), Error> {
+        Ok(self.tunnel.accept(prefixes)?)
     }
 
     fn open_path_socket(&self) -> io::Result<Option<Box<dyn PathSocket>>> {

@@ -1,6 +1,6 @@
 //! The kernel's WireGuard behind the trait.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,6 +20,8 @@ const REKEY_TIMEOUT: Duration = Duration::from_secs(5);
 
 mod path_socket;
 mod path_table;
+mod retests;
+mod self_test;
 
 pub(super) struct Device {
     interface: String,
@@ -116,19 +118,24 @@ fn configured_port(mark: u32, port: u16) -> u16 {
 
 /// Removes from a change what is unchanged.
 ///
-/// Replacing a peer's allowed addresses removes them for a moment, in which packets are lost: a change of endpoint alone
-/// must not do that.
+/// Replacing a peer's allowed addresses removes them for a moment, in which packets are lost: neither a change of endpoint alone
+/// nor a prefix that another peer takes over must do that.
 fn narrow(change: &DeviceChange, present: &DeviceState, now: SystemTime) -> DeviceUpdate {
     let mut remove = change.remove_peers.clone();
     let mut set = Vec::new();
+    let prefixes = |(key, peer)| trunc(peer).into_iter().map(move |prefix| (prefix, key));
+    let owners: BTreeMap<IpNet, &PublicKey> = change.set_peers.iter().flat_map(prefixes).collect();
     for (key, wanted) in &change.set_peers {
-        match present.peers.get(key) {
+        match present.peers.get(key).filter(|_| !change.remove_peers.contains(key)) {
             None => set.push(whole_peer(*key, wanted)),
             Some(state) if waits_in_vain(wanted, state) => {
                 remove.push(*key);
                 set.push(whole_peer(*key, wanted));
             }
-            Some(state) => set.extend(changed_peer(*key, wanted, state)),
+            Some(state) => {
+                let is_taken = |prefix: &IpNet| owners.get(prefix).is_some_and(|owner| *owner != key);
+                set.extend(changed_peer(*key, wanted, state, is_taken));
+            }
         }
     }
     for key in &change.handshakes {
@@ -179,14 +186,23 @@ fn whole_peer(public_key: PublicKey, wanted: &PeerConfig) -> PeerUpdate {
     }
 }
 
-/// `None` when the peer is unchanged.
-fn changed_peer(public_key: PublicKey, wanted: &PeerConfig, state: &PeerState) -> Option<PeerUpdate> {
+fn trunc(config: &PeerConfig) -> BTreeSet<IpNet> {
+    config.allowed_ips.iter().map(IpNet::trunc).collect()
+}
+
+/// `None` when the peer is unchanged. The kernel itself takes away a prefix that another peer of the change gets.
+fn changed_peer(
+    public_key: PublicKey,
+    wanted: &PeerConfig,
+    state: &PeerState,
+    is_taken: impl Fn(&IpNet) -> bool,
+) -> Option<PeerUpdate> {
     let present = &state.config;
     let preshared = |config: &PeerConfig| config.preshared_key.unwrap_or_default();
     let keepalive = |config: &PeerConfig| config.persistent_keepalive.unwrap_or_default();
-    let prefixes = |config: &PeerConfig| config.allowed_ips.iter().map(IpNet::trunc).collect::<BTreeSet<_>>();
-    let (desired, present_prefixes) = (prefixes(wanted), prefixes(present));
-    let replace_allowed_ips = !present_prefixes.is_subset(&desired);
+    let (desired, present_prefixes) = (trunc(wanted), trunc(present));
+    let replace_allowed_ips =
+        present_prefixes.iter().any(|prefix| !desired.contains(prefix) && !is_taken(prefix));
     let allowed_ips = if replace_allowed_ips { desired } else { &desired - &present_prefixes };
     let update = PeerUpdate {
         public_key,
@@ -211,8 +227,6 @@ fn changed_peer(public_key: PublicKey, wanted: &PeerConfig, state: &PeerState) -
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use fairlead_api::wireguard::{DeviceConfig, PrivateKey};
     use proptest::prelude::*;
 
@@ -308,6 +322,29 @@ mod tests {
     }
 
     #[test]
+    fn a_prefix_that_moves_to_another_peer_disturbs_no_other_prefix() {
+        let [one, other] = [PublicKey([1; 32]), PublicKey([2; 32])];
+        for (from, to) in [(one, other), (other, one)] {
+            let of = |from_has: &[u8], to_has: &[u8]| [(from, from_has.to_vec()), (to, to_has.to_vec())];
+            let peers = of(&[1, 2], &[3]).map(|(key, nets)| (key, peer(config(None, None, &nets))));
+            let mut state =
+                DeviceState { private_key: None, listen_port: 0, fwmark: 0, peers: BTreeMap::from(peers) };
+            let set_peers = of(&[1], &[2, 3]).map(|(key, nets)| (key, config(None, None, &nets)));
+            let change =
+                DeviceChange { set_peers: BTreeMap::from(set_peers.clone()), ..DeviceChange::default() };
+            let update = narrow(&change, &state, SystemTime::UNIX_EPOCH);
+            assert!(
+                matches!(&update.set[..], [set] if set.public_key == to && !set.replace_allowed_ips),
+                "{update:?}"
+            );
+            apply(&mut state, &update);
+            for (key, wanted) in set_peers {
+                assert_eq!(state.peers[&key].config.allowed_ips, wanted.allowed_ips);
+            }
+        }
+    }
+
+    #[test]
     fn a_peer_that_was_never_heard_is_made_anew_at_another_endpoint() {
         let key = PublicKey([1; 32]);
         let wanted = config(Some("[2001:db8::1]:7"), Some(25), &[1, 2]);
@@ -352,6 +389,17 @@ mod tests {
             assert_eq!((&update.remove[..], &update.set[..]), (&[key][..], &[whole_peer(key, &present)][..]));
         }
         assert!(update_after(Some(4)).is_empty());
+    }
+
+    #[test]
+    fn a_peer_that_is_removed_and_set_in_one_change_is_made_anew() {
+        let (key, wanted) = (PublicKey([1; 32]), config(None, None, &[]));
+        let peers = BTreeMap::from([(key, peer(config(Some("192.0.2.1:7"), Some(25), &[1])))]);
+        let present = DeviceState { private_key: None, listen_port: 0, fwmark: 0, peers };
+        let set_peers = BTreeMap::from([(key, wanted.clone())]);
+        let change = DeviceChange { set_peers, remove_peers: vec![key], ..DeviceChange::default() };
+        let update = narrow(&change, &present, SystemTime::UNIX_EPOCH);
+        assert_eq!((&update.remove[..], &update.set[..]), (&[key][..], &[whole_peer(key, &wanted)][..]));
     }
 
     #[test]

@@ -59,9 +59,12 @@ impl Node {
         let state = MeshState {
             interface: link.clone(),
             mtu: MTU,
+            addresses: Vec::new(),
             targets_v4: vec![format!("10.77.0.{it}/32").parse().unwrap()],
             targets_v6: vec![format!("fd77::{it}/128").parse().unwrap()],
             bypass: Bypass::default(),
+            plain: Vec::new(),
+            narrow: Vec::new(),
         };
         self.namespace.run(|| Applier::default().apply(&state)).unwrap();
     }

@@ -46,29 +46,11 @@ pub(crate) struct StatusArguments {
     pub(crate) watch: bool,
 }
 
-#[derive(Debug, Subcommand)]
-pub(crate) enum ShowconfCommand {
-    /// What a node configures: the other nodes and all Peers
-    Node(ShowconfArguments),
-    /// What a Peer configures: all nodes
-    Peer(ShowconfArguments),
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct ShowconfArguments {
-    /// Name of the object
-    pub(crate) name: String,
-    /// Output format
-    #[arg(short, long, value_enum, default_value = "wireguard")]
-    pub(crate) output: ConfigurationFormat,
-    #[command(flatten)]
-    pub(crate) api: ApiArguments,
-}
-
 /// A configuration file of WireGuard, or data for scripts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ConfigurationFormat {
     Json,
+    #[default]
     Wireguard,
     Yaml,
 }

@@ -79,7 +79,7 @@ fn node_json(status: &StatusResponse) -> Value {
         "externalPeers": status.external_peers.iter().map(|peer| json!({
             "name": peer.name, "publicKey": peer.public_key, "connected": peer.connected, "endpoint": peer.endpoint,
             "handshakeAgeSeconds": peer.handshake_age_seconds, "rxBytes": peer.rx_bytes, "txBytes": peer.tx_bytes,
-            "prefixes": peer.prefixes,
+            "prefixes": peer.prefixes, "standby": peer.standby,
         })).collect::<Vec<_>>(),
     })
 }
@@ -90,7 +90,7 @@ pub(super) fn peer_json(peer: &Peer) -> Value {
         "endpointSource": peer.endpoint_source, "handshakeAgeSeconds": peer.handshake_age_seconds,
         "roundTripSeconds": peer.round_trip_seconds,
         "rxBytes": peer.rx_bytes, "txBytes": peer.tx_bytes, "prefixes": peer.prefixes, "reason": peer.reason,
-        "relayReason": peer.relay_reason,
+        "relayReason": peer.relay_reason, "plainPrefixes": peer.plain_prefixes,
     })
 }
 
@@ -167,7 +167,11 @@ fn external_table(peers: &[ExternalPeer]) -> Table {
     for peer in peers {
         rows.add_row([
             peer.name.clone(),
-            if peer.connected { "yes".to_owned() } else { "no".to_owned() },
+            match (peer.standby, peer.connected) {
+                (true, _) => "at another entry node".to_owned(),
+                (false, true) => "yes".to_owned(),
+                (false, false) => "no".to_owned(),
+            },
             or_dash(&peer.endpoint),
             peer.handshake_age_seconds.map_or("never".to_owned(), |seconds| age(seconds as i64)),
             bytes(peer.rx_bytes),
@@ -199,9 +203,12 @@ fn discovery_line(service: &DiscoveryService) -> String {
     format!("{server}  {state}")
 }
 
-/// Why it is not up, or why it is not direct.
+/// Why it is not up, why it is not direct, or what takes another way.
 pub(super) fn reason(peer: &Peer) -> String {
     match (peer.reason.as_str(), peer.relay_reason.as_str()) {
+        ("", "") if !peer.plain_prefixes.is_empty() => {
+            format!("unencrypted in the location: {}", peer.plain_prefixes.join(" "))
+        }
         ("", "") => "-".to_owned(),
         ("", relayed) => format!("relay: {relayed}"),
         (down, _) => down.to_owned(),

@@ -8,8 +8,8 @@ use nix::libc;
 use super::attributes::{AttributeWriter, Parsed, array, attributes, be32, explain, find, require, text};
 use super::messages::{family_header, kind};
 use super::{
-    BaseShape, ChainShape, ELEMENT_INTERVAL_END, NFPROTO_INET, SET_INTERVAL, SetShape, TableShape,
-    TableState, chain, element, elements, rule, set, table,
+    BaseShape, ChainShape, ELEMENT_INTERVAL_END, EndpointMap, NFPROTO_INET, SET_INTERVAL, SET_MAP, SetShape,
+    TableShape, TableState, chain, element, elements, endpoints, rule, set, table,
 };
 use crate::replies::ReplyKind;
 use crate::{Error, Message, Reply, Result, Socket};
@@ -28,13 +28,17 @@ pub fn read(socket: &mut Socket, name: &str) -> Result<Option<TableState>> {
     let Some(flags) = flags(socket, name)? else { return Ok(None) };
     let sets = read_sets(socket, name)?;
     let chains = read_chains(socket, name)?;
-    let mut elements = BTreeMap::new();
+    let (mut elements, mut maps) = (BTreeMap::new(), BTreeMap::new());
     for (set, shape) in &sets {
-        if let SetShape::Intervals(family) = shape {
-            elements.insert(set.clone(), read_elements(socket, name, set, *family)?);
+        match shape {
+            SetShape::Endpoints => drop(maps.insert(set.clone(), read_map(socket, name, set)?)),
+            SetShape::Foreign => {}
+            SetShape::Intervals(family) => {
+                elements.insert(set.clone(), read_elements(socket, name, set, *family)?);
+            }
         }
     }
-    Ok(Some(TableState { shape: TableShape { flags, sets, chains }, sets: elements }))
+    Ok(Some(TableState { shape: TableShape { flags, sets, chains }, sets: elements, maps }))
 }
 
 /// Whether there is a table of family `inet` of this name: one short request, however much is in the kernel's tables.
@@ -98,6 +102,10 @@ fn parse_set(body: &[u8], table_name: &str) -> Parsed<Option<(String, SetShape)>
     let flags = find(body, set::FLAGS)?.map_or(Ok(0), be32)?;
     let (key_type, key_length) =
         (be32(require(body, set::KEY_TYPE)?)?, be32(require(body, set::KEY_LENGTH)?)?);
+    let name = text(require(body, set::NAME)?)?.to_owned();
+    if is_endpoint_map(body, (key_type, key_length, flags))? {
+        return Ok(Some((name, SetShape::Endpoints)));
+    }
     let shape = [IpFamily::V4, IpFamily::V6]
         .into_iter()
         .find(|family| {
@@ -105,7 +113,14 @@ fn parse_set(body: &[u8], table_name: &str) -> Parsed<Option<(String, SetShape)>
             wanted == (key_type, key_length, flags)
         })
         .map_or(SetShape::Foreign, SetShape::Intervals);
-    Ok(Some((text(require(body, set::NAME)?)?.to_owned(), shape)))
+    Ok(Some((name, shape)))
+}
+
+fn is_endpoint_map(body: &[u8], key: (u32, u32, u32)) -> Parsed<bool> {
+    let number = |attribute| find(body, attribute)?.map(be32).transpose();
+    let data = (number(set::DATA_TYPE)?, number(set::DATA_LENGTH)?);
+    Ok(key == (endpoints::KEY_TYPE, endpoints::KEY_LENGTH, SET_MAP)
+        && data == (Some(endpoints::DATA_TYPE), Some(endpoints::DATA_LENGTH)))
 }
 
 fn read_chains(socket: &mut Socket, name: &str) -> Result<BTreeMap<String, ChainShape>> {
@@ -165,6 +180,33 @@ fn fingerprint(mut userdata: &[u8]) -> Option<u64> {
     }
 }
 
+fn read_map(socket: &mut Socket, table_name: &str, map_name: &str) -> Result<EndpointMap> {
+    let what = format!("list elements of map inet {table_name} {map_name}");
+    let mut found = EndpointMap::new();
+    for reply in &dump_elements(socket, table_name, map_name, &what)? {
+        found.extend(explain(&what, body(reply).and_then(parse_endpoints))?);
+    }
+    Ok(found)
+}
+
+fn parse_endpoints(body: &[u8]) -> Parsed<EndpointMap> {
+    let Some(list) = find(body, element::LIST_ELEMENTS)? else { return Ok(EndpointMap::new()) };
+    let entries = attributes(list).map(|entry| {
+        let (_, entry) = entry?;
+        let value = |attribute| require(require(entry, attribute)?, element::DATA_VALUE);
+        let endpoint = endpoints::endpoint(value(element::KEY)?);
+        endpoint.zip(endpoints::port(value(element::DATA)?)).ok_or("an element has the wrong length")
+    });
+    entries.collect()
+}
+
+fn dump_elements(socket: &mut Socket, table_name: &str, set_name: &str, what: &str) -> Result<Vec<Reply>> {
+    socket.dump(&request(libc::NFT_MSG_GETSETELEM, what, |m| {
+        m.text(element::LIST_TABLE, table_name);
+        m.text(element::LIST_SET, set_name);
+    })?)
+}
+
 fn read_elements(
     socket: &mut Socket,
     table_name: &str,
@@ -172,10 +214,7 @@ fn read_elements(
     family: IpFamily,
 ) -> Result<IntervalSet> {
     let what = format!("list elements of set inet {table_name} {set_name}");
-    let replies = socket.dump(&request(libc::NFT_MSG_GETSETELEM, &what, |m| {
-        m.text(element::LIST_TABLE, table_name);
-        m.text(element::LIST_SET, set_name);
-    })?)?;
+    let replies = dump_elements(socket, table_name, set_name, &what)?;
     let mut found = Vec::new();
     for reply in &replies {
         explain(&what, body(reply).and_then(|body| parse_elements(body, family, &mut found)))?;
@@ -239,6 +278,7 @@ mod tests {
             let _ = parse_chain(&bytes, "t");
             let _ = parse_rule(&bytes, "t");
             let _ = parse_elements(&bytes, IpFamily::V6, &mut Vec::new());
+            let _ = parse_endpoints(&bytes);
             let _ = fingerprint(&bytes);
         }
     }

@@ -8,6 +8,8 @@ use super::attributes::AttributeWriter;
 
 /// `NFT_REG_1`: 16 bytes, enough for everything here.
 const REGISTER: u32 = 1;
+/// `NFT_REG32_01`: its second four bytes.
+const SECOND_REGISTER: u32 = 9;
 /// `NFT_REG_VERDICT`
 const VERDICT_REGISTER: u32 = 0;
 /// `NF_DROP`
@@ -37,6 +39,8 @@ const INTERFACE_NAME: usize = 16;
 /// A property of a packet that is not in its bytes (`enum nft_meta_keys`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Meta {
+    /// Name of the incoming interface, 16 bytes filled up with zeros.
+    InputInterface,
     /// Group of the incoming interface, four bytes in host order.
     InputInterfaceGroup,
     /// The packet mark, four bytes in host order.
@@ -54,6 +58,7 @@ pub enum Meta {
 impl Meta {
     const fn number(self) -> u32 {
         match self {
+            Self::InputInterface => 6,
             Self::InputInterfaceGroup => 21,
             Self::Mark => 3,
             Self::OutputInterface => 7,
@@ -161,6 +166,12 @@ pub enum Expression {
         /// Number of bytes, at most 16.
         length: u32,
     },
+    /// Loads a port of the UDP or TCP header behind the IPv4 address that was loaded: the key of an
+    /// [`EndpointMap`](super::EndpointMap).
+    LoadPortBehind {
+        /// First byte of the port in the header.
+        offset: u32,
+    },
     /// Overwrites bytes of the packet with what was loaded.
     StorePayload {
         /// Where `offset` counts from.
@@ -195,6 +206,8 @@ pub enum Expression {
     Compare(Comparison, Vec<u8>),
     /// Continues if what was loaded is in this set of the same table.
     Lookup(String),
+    /// Loads what this map of the same table has for what was loaded; ends the rule if it has nothing.
+    LookupMap(String),
     /// Ends the chain and lets the packet pass.
     Accept,
     /// Counts packets and bytes.
@@ -249,7 +262,8 @@ impl Expression {
         Self::LoadPayload { header: Header::Network, offset, length }
     }
 
-    fn is_protocol(family: IpFamily) -> Self {
+    /// Continues if the network protocol was loaded and is this family.
+    pub fn is_protocol(family: IpFamily) -> Self {
         let protocol = match family {
             IpFamily::V4 => PROTOCOL_IPV4,
             IpFamily::V6 => PROTOCOL_IPV6,
@@ -278,7 +292,7 @@ impl Expression {
     const fn name(&self) -> &'static str {
         match self {
             Self::LoadMeta(_) | Self::StoreMeta(_) => "meta",
-            Self::LoadPayload { .. } | Self::StorePayload { .. } => "payload",
+            Self::LoadPayload { .. } | Self::LoadPortBehind { .. } | Self::StorePayload { .. } => "payload",
             Self::LoadDestinationType | Self::LoadSourceIsReachable => "fib",
             Self::LoadTcpOption(_) | Self::StoreTcpOption(_) => "exthdr",
             Self::LoadConstant(_) | Self::Accept | Self::Drop => "immediate",
@@ -286,7 +300,7 @@ impl Expression {
             Self::Masquerade => "masq",
             Self::Bitwise { .. } => "bitwise",
             Self::Compare(..) => "cmp",
-            Self::Lookup(_) => "lookup",
+            Self::Lookup(_) | Self::LookupMap(_) => "lookup",
         }
     }
 
@@ -305,6 +319,12 @@ impl Expression {
                 data.be32(2, header.number());
                 data.be32(3, *offset);
                 data.be32(4, *length);
+            }
+            Self::LoadPortBehind { offset } => {
+                data.be32(1, SECOND_REGISTER);
+                data.be32(2, Header::Transport.number());
+                data.be32(3, *offset);
+                data.be32(4, 2);
             }
             Self::StorePayload { header, offset, length, checksum } => {
                 data.be32(5, REGISTER);
@@ -347,6 +367,11 @@ impl Expression {
             Self::Lookup(set) => {
                 data.text(1, set);
                 data.be32(2, REGISTER);
+            }
+            Self::LookupMap(map) => {
+                data.text(1, map);
+                data.be32(2, REGISTER);
+                data.be32(3, REGISTER);
             }
             Self::Accept => write_verdict(data, ACCEPT),
             // It begins at zero.

@@ -1,12 +1,14 @@
 //! Messages that create, change and delete a table.
 
+use std::net::SocketAddrV4;
+
 use fairlead_address::{Interval, IntervalSet, IpFamily};
 use nix::libc;
 
 use super::attributes::AttributeWriter;
 use super::{
-    Chain, ELEMENT_INTERVAL_END, NF_ACCEPT, NFPROTO_INET, Rule, SET_INTERVAL, Table, chain, element,
-    elements, rule, set, table,
+    Chain, ELEMENT_INTERVAL_END, EndpointMap, NF_ACCEPT, NFPROTO_INET, Rule, SET_INTERVAL, SET_MAP, Table,
+    chain, element, elements, endpoints, rule, set, table,
 };
 use crate::{Message, Result};
 
@@ -42,9 +44,14 @@ fn message(
 pub fn create(wanted: &Table) -> Result<Vec<Message>> {
     // Adding first makes the deletion succeed whether or not the table was there.
     let mut messages = vec![add_table(&wanted.name)?, delete_table(&wanted.name)?, add_table(&wanted.name)?];
-    for (number, (name, elements)) in (1..).zip(&wanted.sets) {
+    let mut numbers = 1..;
+    for ((name, elements), number) in wanted.sets.iter().zip(&mut numbers) {
         messages.push(add_set(&wanted.name, name, elements, number)?);
         messages.extend(element_messages(&wanted.name, name, elements, Direction::Add)?);
+    }
+    for ((name, map), number) in wanted.maps.iter().zip(numbers) {
+        messages.push(add_map(&wanted.name, name, number)?);
+        messages.extend(change_map(&wanted.name, name, &EndpointMap::new(), map)?);
     }
     for (name, made) in &wanted.chains {
         messages.push(add_chain(&wanted.name, name, made)?);
@@ -77,6 +84,72 @@ pub fn change_elements(
     let mut messages = element_messages(table, set, &present.not_in(wanted), Direction::Delete)?;
     messages.extend(element_messages(table, set, &wanted.not_in(present), Direction::Add)?);
     Ok(messages)
+}
+
+/// Changes one map from its present to its desired elements; no message if they are the same.
+///
+/// # Errors
+/// None in practice: a name would have to be longer than an attribute can be.
+pub fn change_map(
+    table: &str,
+    map: &str,
+    present: &EndpointMap,
+    wanted: &EndpointMap,
+) -> Result<Vec<Message>> {
+    let not_in = |one: &EndpointMap, other: &EndpointMap| -> EndpointMap {
+        let missing = |(key, port): &(&SocketAddrV4, &u16)| other.get(key) != Some(port);
+        one.iter().filter(missing).map(|(key, port)| (*key, *port)).collect()
+    };
+    let mut messages = map_messages(table, map, &not_in(present, wanted), Direction::Delete)?;
+    messages.extend(map_messages(table, map, &not_in(wanted, present), Direction::Add)?);
+    Ok(messages)
+}
+
+fn map_messages(
+    table_name: &str,
+    map_name: &str,
+    elements: &EndpointMap,
+    direction: Direction,
+) -> Result<Vec<Message>> {
+    let entries: Vec<(&SocketAddrV4, &u16)> = elements.iter().collect();
+    let chunk_message = |chunk: &[(&SocketAddrV4, &u16)]| {
+        let verb = direction.verb();
+        let what = format!("{verb} {} endpoints, map inet {table_name} {map_name}", chunk.len());
+        message(direction.number(), direction.flags(), what, |m| {
+            m.text(element::LIST_TABLE, table_name);
+            m.text(element::LIST_SET, map_name);
+            m.nested(element::LIST_ELEMENTS, |list| {
+                for (endpoint, port) in chunk {
+                    list.nested(element::LIST_ELEMENT, |e| {
+                        e.nested(element::KEY, |key| {
+                            key.bytes(element::DATA_VALUE, &endpoints::key(**endpoint));
+                        });
+                        e.nested(element::DATA, |data| {
+                            data.bytes(element::DATA_VALUE, &port.to_be_bytes());
+                        });
+                    });
+                }
+            });
+        })
+    };
+    entries.chunks(CHUNK).map(chunk_message).collect()
+}
+
+fn add_map(table_name: &str, name: &str, number: u32) -> Result<Message> {
+    let what = format!("add map inet {table_name} {name}");
+    message(libc::NFT_MSG_NEWSET, libc::NLM_F_CREATE, what, |m| {
+        m.text(set::TABLE, table_name);
+        m.text(set::NAME, name);
+        m.be32(set::FLAGS, SET_MAP);
+        m.be32(set::KEY_TYPE, endpoints::KEY_TYPE);
+        m.be32(set::KEY_LENGTH, endpoints::KEY_LENGTH);
+        m.be32(set::DATA_TYPE, endpoints::DATA_TYPE);
+        m.be32(set::DATA_LENGTH, endpoints::DATA_LENGTH);
+        m.be32(set::ID, number);
+        // With a size the kernel takes a hash table of a fixed size. One that grows moves its elements while a long
+        // dump is read, which then lacks some of them.
+        m.nested(set::DESCRIPTION, |description| description.be32(set::SIZE, endpoints::CAPACITY));
+    })
 }
 
 fn add_table(name: &str) -> Result<Message> {
@@ -142,21 +215,44 @@ enum Direction {
     Delete,
 }
 
+impl Direction {
+    const fn number(self) -> i32 {
+        match self {
+            Self::Add => libc::NFT_MSG_NEWSETELEM,
+            Self::Delete => libc::NFT_MSG_DELSETELEM,
+        }
+    }
+
+    const fn flags(self) -> i32 {
+        match self {
+            // Exclusive: an element that exists although we believe it absent means that our state is wrong.
+            Self::Add => libc::NLM_F_CREATE | libc::NLM_F_EXCL,
+            Self::Delete => 0,
+        }
+    }
+
+    const fn verb(self) -> &'static str {
+        match self {
+            Self::Add => "add",
+            Self::Delete => "delete",
+        }
+    }
+}
+
 fn element_messages(
     table_name: &str,
     set_name: &str,
     elements: &IntervalSet,
     direction: Direction,
 ) -> Result<Vec<Message>> {
-    let (number, flags, verb, side) = match direction {
-        // Exclusive: an element that exists although we believe it absent means that our state is wrong.
-        Direction::Add => (libc::NFT_MSG_NEWSETELEM, libc::NLM_F_CREATE | libc::NLM_F_EXCL, "add", "to"),
-        Direction::Delete => (libc::NFT_MSG_DELSETELEM, 0, "delete", "from"),
+    let side = match direction {
+        Direction::Add => "to",
+        Direction::Delete => "from",
     };
     let chunk_message = |chunk: &[Interval]| {
         let summary = elements::summary(elements.family(), chunk);
-        let what = format!("{verb} {summary} {side} set inet {table_name} {set_name}");
-        message(number, flags, what, |m| {
+        let what = format!("{} {summary} {side} set inet {table_name} {set_name}", direction.verb());
+        message(direction.number(), direction.flags(), what, |m| {
             m.text(element::LIST_TABLE, table_name);
             m.text(element::LIST_SET, set_name);
             m.nested(element::LIST_ELEMENTS, |list| {

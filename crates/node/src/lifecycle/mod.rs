@@ -11,6 +11,7 @@ mod node;
 mod server;
 pub(crate) mod settings;
 pub(crate) mod shutdown;
+pub(crate) mod standalone;
 pub(crate) mod watches;
 
 pub(crate) use node::Node;

@@ -8,7 +8,7 @@ use fairlead_api::wireguard::{PrivateKey, PublicKey};
 use fairlead_cluster::events::{EventPublisher, PendingEvent, node_reference};
 use fairlead_cluster::http::{Limits, Plain};
 use fairlead_cluster::subsystem::Supervisor;
-use fairlead_cluster::{http, requests as api_requests, resumption};
+use fairlead_cluster::{http, local_api, requests as api_requests, resumption};
 use fairlead_dataplane::pods::PodOnNode;
 use fairlead_dataplane::uplink::has_ipv6;
 use fairlead_wire::spool;
@@ -20,7 +20,8 @@ use tokio::sync::watch;
 use super::adopt::{self, Adopted};
 use super::api_server::Endpoints;
 use super::identity::IdentityError;
-use super::settings::Settings;
+use super::settings::{Access, Settings};
+use super::standalone::Objects;
 use super::watches::Caches;
 use super::{api_server, handover, identity, server, shutdown};
 use crate::cni::records::Records;
@@ -43,6 +44,8 @@ const HTTPS: u16 = 443;
 pub(crate) struct Node {
     pub(crate) settings: Settings,
     client: Client,
+    /// There is no Kubernetes: nothing is published.
+    is_standalone: bool,
     caches: Arc<Caches>,
     api_server: watch::Receiver<Endpoints>,
     metrics: Arc<Metrics>,
@@ -64,15 +67,24 @@ impl Node {
     /// The configuration is invalid.
     pub(crate) fn connect(
         settings: Settings,
-        config: kube::Config,
+        access: Access,
         supervisor: &mut Supervisor,
     ) -> anyhow::Result<Self> {
-        let host = config.cluster_url.host().unwrap_or_default().to_owned();
-        let port = config.cluster_url.port_u16().unwrap_or(HTTPS);
         let metrics = Arc::new(Metrics::default());
-        let client = api_requests::counting_client(config, metrics.requests.clone())
-            .context("cannot create a Kubernetes client")?;
-        let client = resumption::checking_client(client);
+        let is_standalone = matches!(access, Access::Standalone(_));
+        let (client, host, port) = match access {
+            Access::Cluster(config) => {
+                let host = config.cluster_url.host().unwrap_or_default().to_owned();
+                let port = config.cluster_url.port_u16().unwrap_or(HTTPS);
+                let client = api_requests::counting_client(*config, metrics.requests.clone())
+                    .context("cannot create a Kubernetes client")?;
+                (resumption::checking_client(client), host, port)
+            }
+            Access::Standalone(standalone) => {
+                let objects = Objects { node: settings.node.clone(), settings: *standalone };
+                (local_api::client(objects), String::new(), HTTPS)
+            }
+        };
         let subsystem = supervisor.subsystem("caches");
         let caches = Caches::start(subsystem, &client, &settings);
         let (endpoints, api_server) = watch::channel(None);
@@ -80,7 +92,7 @@ impl Node {
         let kernel = KernelWatch::start(supervisor.subsystem("kernel"))
             .context("cannot subscribe to the kernel's network changes")?;
         let pod_network = PodNetworkProblems::default();
-        Ok(Self { settings, client, caches, api_server, metrics, kernel, pod_network })
+        Ok(Self { settings, client, is_standalone, caches, api_server, metrics, kernel, pod_network })
     }
 
     /// Forwarding and the rule for local pods, which every node needs.
@@ -203,6 +215,9 @@ impl Node {
             meshes: Arc::clone(&caches.meshes),
             service_ranges: Arc::clone(&caches.service_ranges),
             peers: Arc::clone(&caches.peers),
+            publishes: !self.is_standalone,
+            peers_file: settings.peers.clone(),
+            deleted_peers: caches.deleted_peers.clone(),
             blocks: Arc::clone(&caches.blocks),
             external_peers: Arc::clone(&caches.external_peers),
             api_server: self.api_server.clone(),

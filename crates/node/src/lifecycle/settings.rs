@@ -8,6 +8,8 @@ use fairlead_cluster::http::MetricsAddress;
 use fairlead_dataplane::routing_ids::RoutingIds;
 use fairlead_dataplane::wireguard::Preference;
 
+use super::standalone::Standalone;
+
 /// Which WireGuard to use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WireGuardChoice {
@@ -29,6 +31,14 @@ impl From<WireGuardChoice> for Preference {
     }
 }
 
+/// Where the program reads what it has to do.
+pub enum Access {
+    /// At an API server.
+    Cluster(Box<kube::Config>),
+    /// On its own node: there is no Kubernetes.
+    Standalone(Box<Standalone>),
+}
+
 /// How the program is to run.
 #[derive(Debug, Clone)]
 pub struct Settings {
@@ -48,6 +58,8 @@ pub struct Settings {
     pub block_grace: Duration,
     /// Which WireGuard to use.
     pub wireguard: WireGuardChoice,
+    /// A file with members of the mesh.
+    pub peers: Option<PathBuf>,
     /// Whether to keep plain routes to the blocks of nodes on the same network.
     pub router: bool,
     /// Of the routes of pods and blocks in the kernel.

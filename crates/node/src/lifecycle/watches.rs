@@ -22,6 +22,7 @@ use crate::ipam::cached_block::CachedBlock;
 use crate::ipam::own_blocks::OwnBlocks;
 use crate::members::cached_peer::CachedPeer;
 use crate::members::external_peers::CachedExternalPeer;
+use crate::members::kubernetes::Deletions;
 
 /// How long the start waits for the API server before it serves what does not need it (DEL, status).
 const FIRST_LISTS_TIMEOUT: Duration = Duration::from_secs(5);
@@ -40,6 +41,8 @@ pub(crate) struct Caches {
     pub(crate) own_blocks: OwnBlocks,
     pub(crate) meshes: Arc<Cache<WireKubeMesh>>,
     pub(crate) peers: Arc<Cache<CachedPeer>>,
+    /// Those whose deletion the watch has shown.
+    pub(crate) deleted_peers: Deletions,
     /// Peers outside of the cluster. A cluster may not have the resource.
     pub(crate) external_peers: Arc<Cache<CachedExternalPeer>>,
     /// Where Services have their addresses. Nothing waits for them but the mesh.
@@ -70,6 +73,9 @@ impl Caches {
         let external = caches::parsed(external, |peer| CachedExternalPeer::new(&peer));
         let own_pods = caches::config().fields(&format!("spec.nodeName={node}"));
         let pods = watcher(Api::<SlimPod>::all(client.clone()), own_pods).modify(cluster_pods::trimmed);
+        let deleted_peers = Deletions::default();
+        let deleted = deleted_peers.clone();
+        let peers = caches::start_noting(subsystem, "WireKubePeers", peers, move |peer| deleted.note(peer));
         let caches = Arc::new(Self {
             allocates: settings.enable_ipam,
             nodes: start(subsystem, "this Node", client, own_node),
@@ -78,7 +84,8 @@ impl Caches {
             blocks: Arc::new(caches::start(subsystem, "AddressBlocks", blocks)),
             own_blocks,
             meshes: start(subsystem, "WireKubeMeshes", client, caches::config()),
-            peers: Arc::new(caches::start(subsystem, "WireKubePeers", peers)),
+            peers: Arc::new(peers),
+            deleted_peers,
             external_peers: Arc::new(caches::start(subsystem, "Peers", external)),
             service_ranges: start(subsystem, "ServiceCIDRs", client, caches::config()),
             pods: Arc::new(caches::start(subsystem, "this node's Pods", pods)),

@@ -3,7 +3,11 @@
 use std::net::IpAddr;
 
 use fairlead_address::{Endpoint, canonical, without_nat64};
-use fairlead_api::names::{ANNOTATION_ENDPOINT, ANNOTATION_KILO_FORCE_ENDPOINT, ANNOTATION_KILO_KEEPALIVE};
+use fairlead_api::names::{
+    ANNOTATION_ENDPOINT, ANNOTATION_KILO_FORCE_ENDPOINT, ANNOTATION_KILO_FORCE_INTERNAL_IP,
+    ANNOTATION_KILO_KEEPALIVE, ANNOTATION_KILO_LEADER, ANNOTATION_KILO_LOCATION,
+};
+use fairlead_api::resources::{Granularity, InvalidAnnotation, NodeLocation};
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
 
@@ -56,6 +60,31 @@ pub fn keepalive(node: &Node, problems: &mut Vec<SourceProblem>) -> Option<u16> 
         value: text.clone(),
     };
     text.parse().map_err(|_| problems.push(problem())).ok()
+}
+
+/// Annotations about the location of this node that have no effect: unreadable, or in a mesh without locations.
+pub fn location_problems(node: &Node, granularity: Granularity) -> Vec<SourceProblem> {
+    let (_, invalid) = NodeLocation::of(node);
+    let invalid = invalid.into_iter().map(|InvalidAnnotation { annotation, value, expected }| {
+        SourceProblem::InvalidLocation { node: node.name_any(), annotation, value, expected }
+    });
+    let (without_effect, granularity, wanted): (&[&str], _, _) = match granularity {
+        Granularity::Cross => (&[ANNOTATION_KILO_LEADER], "cross", "location"),
+        Granularity::Full => {
+            let all = &[ANNOTATION_KILO_FORCE_INTERNAL_IP, ANNOTATION_KILO_LEADER, ANNOTATION_KILO_LOCATION];
+            (all, "full", "cross or location")
+        }
+        Granularity::Location => (&[], "", ""),
+    };
+    let given = without_effect.iter().filter(|name| node.annotations().contains_key(**name));
+    let given: Vec<&str> = given.copied().collect();
+    let without_effect = (!given.is_empty()).then(|| SourceProblem::LocationWithoutEffect {
+        node: node.name_any(),
+        annotations: given.join(", "),
+        granularity,
+        wanted,
+    });
+    invalid.chain(without_effect).collect()
 }
 
 #[cfg(test)]
@@ -118,6 +147,27 @@ mod tests {
         ] {
             assert_eq!(endpoint(&[(ANNOTATION_ENDPOINT, given)]), (Some(published.to_owned()), vec![]));
         }
+    }
+
+    #[test]
+    fn annotations_about_locations_that_have_no_effect_are_problems() {
+        let reasons = |annotations: &[(&str, &str)], granularity| {
+            let problems = location_problems(&node(annotations), granularity);
+            problems.iter().map(SourceProblem::reason).collect::<Vec<_>>()
+        };
+        let lab = [(ANNOTATION_KILO_LOCATION, "lab")];
+        assert_eq!(reasons(&lab, Granularity::Cross), Vec::<&str>::new());
+        assert_eq!(reasons(&lab, Granularity::Full), ["LocationWithoutEffect"]);
+        assert_eq!(reasons(&[], Granularity::Full), Vec::<&str>::new());
+        let leader = [(ANNOTATION_KILO_LEADER, "")];
+        for granularity in [Granularity::Cross, Granularity::Full] {
+            assert_eq!(reasons(&leader, granularity), ["LocationWithoutEffect"]);
+        }
+        assert_eq!(reasons(&leader, Granularity::Location), Vec::<&str>::new());
+        let bad = [(ANNOTATION_KILO_FORCE_INTERNAL_IP, "10.0.0.1")];
+        assert_eq!(reasons(&bad, Granularity::Cross), ["InvalidLocation"]);
+        let problem = location_problems(&node(&bad), Granularity::Cross).remove(0).to_string();
+        assert!(problem.contains("10.0.0.1") && problem.contains("ADDRESS/LENGTH"), "{problem}");
     }
 
     #[test]

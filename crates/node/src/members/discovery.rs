@@ -5,23 +5,26 @@
 //! that a service withholds is missing elsewhere. [`Reader`] says what the services tell now, [`Memory`] how long a member is
 //! kept of which they tell no more. Both are without I/O; `mesh::discovery` drives them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use fairlead_address::PrefixSet;
+use fairlead_address::{PrefixSet, is_reachable};
 use fairlead_api::wireguard::PublicKey;
 use fairlead_discovery::client::{Member as Affiliate, Members};
-use fairlead_topology::{Endpoints, Member, MemberRecord, Source};
+use fairlead_topology::{Endpoints, Member, MemberRecord, Since, Source};
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use ipnet::IpNet;
 use tokio::sync::watch;
 
+use super::departures::Deletion;
 use super::{MemberSource, SourceProblem};
 
 /// Most problems of members that are remembered: a service can cause any number. Of members that the cluster knows none is told.
 const MAX_PROBLEMS: usize = 4096;
+/// Most deleted members that are remembered.
+const MAX_DELETED: usize = 1024;
 /// Longest name of a Node (RFC 1123).
 const MAX_NAME: usize = 253;
 
@@ -32,6 +35,8 @@ pub struct Discovered {
     pub records: Vec<MemberRecord>,
     /// What is left out, and what of discovery does not work.
     pub problems: Vec<SourceProblem>,
+    /// Members that were deleted there.
+    pub deleted: Vec<Deletion>,
 }
 
 /// What is known by discovery, as a source.
@@ -46,12 +51,7 @@ impl Discovery {
 
 impl MemberSource for Discovery {
     fn changed(&mut self) -> BoxFuture<'_, ()> {
-        async {
-            if self.0.changed().await.is_err() {
-                std::future::pending().await
-            }
-        }
-        .boxed()
+        super::sent(&mut self.0).boxed()
     }
 
     /// No mesh waits for a discovery service.
@@ -67,6 +67,10 @@ impl MemberSource for Discovery {
         let known = Arc::clone(&self.0.borrow_and_update());
         problems.extend_from_slice(&known.problems);
         known.records.clone()
+    }
+
+    fn deletions(&mut self) -> Vec<Deletion> {
+        self.0.borrow().deleted.clone()
     }
 }
 
@@ -137,10 +141,6 @@ impl Reader<'_> {
             Some("it has the name of this node")
         } else if !affiliate.affiliate.nodename.is_empty() && !is_name(&name) {
             Some("its name is none of a Node")
-        } else if !kubespan.without_preshared_key {
-            Some(
-                "it is a node of KubeSpan, which needs a preshared key; only nodes of Fairlead are connected",
-            )
         } else if told.members.contains_key(&name) {
             Some("another member with a smaller identifier has the same name")
         } else {
@@ -153,7 +153,12 @@ impl Reader<'_> {
         let member = Member {
             public_key: Some(public_key),
             claims: self.claims(&name, affiliate, told),
+            // Exclusions do not apply to it, as in Talos.
+            mesh_addresses: kubespan.address.into_iter().filter(|address| is_reachable(*address)).collect(),
+            needs_preshared_key: !kubespan.without_preshared_key,
             endpoints: Endpoints { discovered: endpoints.into_iter().collect(), ..Endpoints::default() },
+            // Services do not tell when it joined. Of what two of them claim the smaller identifier has it, as in Talos.
+            since: Some(Since { created: i64::MAX, uid: id.to_owned() }),
             ..record.member
         };
         told.members.insert(name, Known { id: id.to_owned(), record: MemberRecord { member, ..record } });
@@ -204,7 +209,7 @@ fn external_name(id: &str) -> String {
 }
 
 /// Whether a Node may have this name (RFC 1123), which therefore is none of another source's identities.
-fn is_name(name: &str) -> bool {
+pub(super) fn is_name(name: &str) -> bool {
     let is_label = |label: &str| {
         let is_inside = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
         !label.is_empty() && label.bytes().all(is_inside) && !label.starts_with('-') && !label.ends_with('-')
@@ -216,6 +221,8 @@ fn is_name(name: &str) -> bool {
 #[derive(Debug, Default)]
 pub struct Memory {
     known: BTreeMap<String, Known>,
+    /// Members that clients deleted, the latest last.
+    deleted: VecDeque<Deletion>,
 }
 
 impl Memory {
@@ -226,7 +233,7 @@ impl Memory {
             let record = MemberRecord { member, ..MemberRecord::of_node(Source::Cache, "") };
             (record.member.name.clone(), Known { id: String::new(), record })
         });
-        Self { known: known.collect() }
+        Self { known: known.collect(), deleted: VecDeque::new() }
     }
 
     /// Takes what the services tell now. A member of which none tells any more is kept while it `is_alive`, and as long as no
@@ -238,9 +245,22 @@ impl Memory {
         is_deleted: impl Fn(&str) -> bool,
         is_alive: impl Fn(&PublicKey) -> bool,
     ) -> bool {
+        let deleted = &mut self.deleted;
+        deleted.retain(|deletion| !told.members.contains_key(&deletion.name));
         self.known.retain(|name, known| {
-            let is_alive = || known.record.member.public_key.as_ref().is_some_and(&is_alive);
-            told.members.contains_key(name) || (!is_deleted(&known.id) && (!has_answered || is_alive()))
+            let key = known.record.member.public_key;
+            if told.members.contains_key(name) {
+                return true;
+            }
+            if !is_deleted(&known.id) {
+                return !has_answered || key.as_ref().is_some_and(&is_alive);
+            }
+            if deleted.len() >= MAX_DELETED {
+                deleted.pop_front();
+            }
+            let name = name.clone();
+            deleted.extend(key.map(|public_key| Deletion { source: Source::Discovery, name, public_key }));
+            false
         });
         let keeps =
             self.known.len() > self.known.keys().filter(|name| told.members.contains_key(*name)).count();
@@ -251,6 +271,11 @@ impl Memory {
     /// All members.
     pub fn records(&self) -> Vec<MemberRecord> {
         self.known.values().map(|known| known.record.clone()).collect()
+    }
+
+    /// Members that clients of the services deleted, which are therefore not missing.
+    pub fn deleted(&self) -> Vec<Deletion> {
+        self.deleted.iter().cloned().collect()
     }
 }
 

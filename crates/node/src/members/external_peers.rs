@@ -129,7 +129,7 @@ pub fn read(name: &str, spec: &Value) -> (Option<Member>, Vec<SourceProblem>) {
         // Absent is none: only the peer's side knows whether it is behind a NAT.
         persistent_keepalive: Some(spec.persistent_keepalive.unwrap_or_default()),
         endpoints: Endpoints { manual, ..Endpoints::default() },
-        external: Some(External { preshared_key }),
+        external: Some(External { preshared_key, entry_nodes: spec.entry_nodes.unwrap_or_default() }),
         ..Member::of_peer(name)
     };
     (Some(member), problems)
@@ -164,7 +164,10 @@ mod tests {
         let cached = CachedExternalPeer::new(&object("laptop", spec));
         let member = cached.member().unwrap();
         assert_eq!((member.name.as_str(), member.peer_name()), ("peer/laptop", Some("laptop")));
-        assert_eq!(member.external, Some(External { preshared_key: Some(PresharedKey([2; 32])) }));
+        assert_eq!(
+            member.external,
+            Some(External { preshared_key: Some(PresharedKey([2; 32])), ..External::default() })
+        );
         assert_eq!(member.claims, ["10.9.0.1/32", "192.168.5.0/24"].map(|text| text.parse().unwrap()));
         assert_eq!(member.endpoints.manual, "gate.example:7".parse().ok());
         assert_eq!(member.since, Some(Since { created: 7, uid: "u".to_owned() }));
@@ -219,6 +222,7 @@ mod tests {
             ("spec.presharedKey", json!(key(3))),
             ("spec.allowedIPs", json!(["10.0.0.1/32"])),
             ("spec.persistentKeepalive", json!(7)),
+            ("spec.entryNodes", json!(["n1"])),
             ("spec.endpoint.dnsOrIP.dns", json!("gate.example")),
             ("spec.endpoint.dnsOrIP.ip", json!("192.0.2.2")),
             ("spec.endpoint.port", json!(9)),

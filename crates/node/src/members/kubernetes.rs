@@ -1,17 +1,20 @@
 //! The cluster's objects as a source of members: WireKubePeers, AddressBlocks and, for the built-in router, Nodes.
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::collections::{BTreeMap, VecDeque};
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use fairlead_address::{Endpoint, InvalidEndpoint};
+use fairlead_address::{Endpoint, InvalidEndpoint, is_reachable};
 use fairlead_api::names::ANNOTATION_BIRTHDAY;
 use fairlead_api::resources::{
-    CandidateType, EndpointDiscoveryMethod, NatType, WireGuardImplementation, WireKubePeer,
+    CandidateType, EndpointDiscoveryMethod, EntryTerm, NatType, NodeFacts, NodeLocation,
+    WireGuardImplementation, WireKubePeer,
 };
+use fairlead_api::wireguard::PublicKey;
 use fairlead_cluster::caches::{Cache, Refusal};
 use fairlead_ipam::ExistingBlock;
-use fairlead_topology::{Endpoints, Member, MemberRecord, Since, Source};
+use fairlead_topology::{Endpoints, InternalAddress, Member, MemberRecord, Since, Site, Source};
 use futures::FutureExt as _;
 use futures::future::{BoxFuture, select_all};
 use ipnet::IpNet;
@@ -20,6 +23,7 @@ use kube::ResourceExt;
 use tokio::sync::watch;
 
 use super::cached_peer::CachedPeer;
+use super::departures::{Deletion, MAX_DELETIONS};
 use super::{MemberSource, SourceProblem, nodes};
 use crate::ipam::cached_block::CachedBlock;
 
@@ -28,9 +32,31 @@ pub struct Kubernetes {
     peers: Option<Arc<Cache<CachedPeer>>>,
     nodes: Option<Arc<Cache<Node>>>,
     blocks: Arc<Cache<CachedBlock>>,
+    deletions: Deletions,
     changes: Vec<watch::Receiver<u64>>,
     /// Blocks by node, and the generation of the cache they were read from.
     read_blocks: (u64, BTreeMap<String, Vec<IpNet>>),
+}
+
+/// WireKubePeers whose deletion the watch has shown, until the source is asked for them; of too many the newest.
+#[derive(Debug, Clone, Default)]
+pub struct Deletions(Arc<Mutex<VecDeque<Deletion>>>);
+
+impl Deletions {
+    /// Notes a deletion. Without a key it had no tunnel.
+    pub fn note(&self, peer: &CachedPeer) {
+        let Some(public_key) = peer.member().public_key else { return };
+        let name = peer.member().name.clone();
+        let mut noted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if noted.len() >= MAX_DELETIONS {
+            noted.pop_front();
+        }
+        noted.push_back(Deletion { source: Source::Kubernetes, name, public_key });
+    }
+
+    fn take(&self) -> Vec<Deletion> {
+        std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner)).into()
+    }
 }
 
 /// A WireKubePeer as read: the member, unless its key cannot be read, and what was left out.
@@ -38,9 +64,13 @@ pub(super) type ReadPeer = (Option<Member>, Vec<SourceProblem>);
 
 impl Kubernetes {
     /// Members of the mesh: published peers, with their blocks.
-    pub fn of_mesh(peers: Arc<Cache<CachedPeer>>, blocks: Arc<Cache<CachedBlock>>) -> Self {
+    pub fn of_mesh(
+        peers: Arc<Cache<CachedPeer>>,
+        deletions: Deletions,
+        blocks: Arc<Cache<CachedBlock>>,
+    ) -> Self {
         let changes = vec![peers.subscribe(), blocks.subscribe()];
-        Self::new(Some(peers), None, blocks, changes)
+        Self { deletions, ..Self::new(Some(peers), None, blocks, changes) }
     }
 
     /// Nodes for routes: all Nodes, [trimmed](nodes::trim), with their blocks.
@@ -57,7 +87,8 @@ impl Kubernetes {
     ) -> Self {
         // Only what changes from now on is news.
         changes.iter_mut().for_each(watch::Receiver::mark_unchanged);
-        Self { peers, nodes, blocks, changes, read_blocks: (0, BTreeMap::new()) }
+        let deletions = Deletions::default();
+        Self { peers, nodes, blocks, deletions, changes, read_blocks: (0, BTreeMap::new()) }
     }
 
     fn read_blocks(&mut self) {
@@ -97,6 +128,10 @@ impl MemberSource for Kubernetes {
         let peers = self.peers.as_ref().and_then(|peers| peers.refusal());
         let nodes = || self.nodes.as_ref().and_then(|nodes| nodes.refusal());
         peers.or_else(nodes).or_else(|| self.blocks.refusal())
+    }
+
+    fn deletions(&mut self) -> Vec<Deletion> {
+        self.deletions.take()
     }
 
     /// Up to three of each node: [`fairlead_topology::merge`] unites them.
@@ -139,8 +174,12 @@ pub(super) fn read_peer(peer: &WireKubePeer) -> ReadPeer {
         problems.push(SourceProblem::InvalidPeerEndpoint { peer: name.clone(), value });
         None
     });
+    let node = peer.status.as_ref().and_then(|status| status.node.as_ref());
+    let location = node.and_then(|node| node.location.as_ref());
+    let site = location.map(|location| site(&name, location, &mut problems));
     let member = Member {
         public_key: Some(key),
+        site,
         claims,
         persistent_keepalive: Some(spec.persistent_keepalive),
         always_sends_keepalives: peer.status.as_ref().and_then(|status| status.wireguard)
@@ -150,9 +189,48 @@ pub(super) fn read_peer(peer: &WireKubePeer) -> ReadPeer {
             ..endpoints(peer, published)
         },
         since: since(peer),
+        addresses: node.map(node_addresses),
+        mesh_addresses: node.map(mesh_addresses).unwrap_or_default(),
+        entry_terms: entry_terms(peer),
         ..Member::named(name)
     };
     (Some(member), problems)
+}
+
+/// Those that the controller copied.
+fn node_addresses(node: &NodeFacts) -> Vec<IpAddr> {
+    node.internal_ips.iter().filter_map(|address| address.parse().ok()).collect()
+}
+
+/// Those that the controller gave it.
+fn mesh_addresses(node: &NodeFacts) -> Vec<IpAddr> {
+    let given = node.mesh_ips.iter().filter_map(|address| address.parse().ok());
+    given.filter(|address| is_reachable(*address)).collect()
+}
+
+fn entry_terms(peer: &WireKubePeer) -> BTreeMap<String, (PublicKey, u64)> {
+    let published = peer.status.iter().flat_map(|status| &status.entry_terms);
+    published
+        .filter_map(|(peer, EntryTerm { public_key, term })| {
+            Some((peer.clone(), (public_key.parse().ok()?, *term)))
+        })
+        .collect()
+}
+
+fn site(peer: &str, location: &NodeLocation, problems: &mut Vec<SourceProblem>) -> Site {
+    let (internal, unreadable) = location.parse_internal_ips();
+    problems.extend(
+        unreadable
+            .into_iter()
+            .map(|entry| SourceProblem::InvalidInternalIp { peer: peer.to_owned(), entry: entry.to_owned() }),
+    );
+    let internal = internal.into_iter().map(|(address, length)| InternalAddress { address, length });
+    Site {
+        location: location.name.clone(),
+        internal: internal.collect(),
+        is_leader: location.leader,
+        is_public: location.public,
+    }
 }
 
 fn since(peer: &WireKubePeer) -> Option<Since> {
@@ -211,8 +289,6 @@ fn birthday_attack(peer: &WireKubePeer, problems: &mut Vec<SourceProblem>) -> Op
 
 #[cfg(test)]
 mod tests {
-    use fairlead_api::wireguard::PublicKey;
-
     use super::*;
     use crate::spec_fields::assert_each_is_read_or_listed;
 
@@ -269,6 +345,47 @@ mod tests {
         let (none, problems) = read("yes");
         assert_eq!((none, problems[0].reason()), (None, "InvalidBirthdayAttack"));
         assert!(problems[0].to_string().contains("\"yes\""), "{}", problems[0]);
+    }
+
+    #[test]
+    fn addresses_of_the_node_are_those_that_the_controller_copied() {
+        let read = |status: serde_json::Value| {
+            let spec = serde_json::json!({ "publicKey": key(1).to_string() });
+            let peer = serde_json::json!({ "metadata": { "name": "n1" }, "spec": spec, "status": status });
+            self::read(peer).0.unwrap().addresses
+        };
+        let node = serde_json::json!({ "node": { "internalIPs": ["192.0.2.1", "nonsense", "fd00::1"] } });
+        assert_eq!(read(node), Some(["192.0.2.1", "fd00::1"].map(|text| text.parse().unwrap()).to_vec()));
+        assert_eq!(read(serde_json::json!({ "node": {} })), Some(vec![]));
+        let spec = serde_json::json!({ "publicKey": key(1).to_string() });
+        let node = serde_json::json!({ "meshIPs": ["fd7f:175a:b97c:5602::1", "127.0.0.1", "x"] });
+        let metadata = serde_json::json!({ "name": "n1" });
+        let peer = serde_json::json!({ "metadata": metadata, "spec": spec, "status": { "node": node } });
+        let given = self::read(peer).0.unwrap().mesh_addresses;
+        assert_eq!(given, ["fd7f:175a:b97c:5602::1".parse::<IpAddr>().unwrap()]);
+        assert_eq!(read(serde_json::json!({})), None, "the controller has not seen it yet");
+    }
+
+    #[test]
+    fn where_a_node_is_the_controller_says() {
+        let read = |location: serde_json::Value| {
+            let spec = serde_json::json!({ "publicKey": key(1).to_string() });
+            let status = serde_json::json!({ "node": { "location": location } });
+            let (member, problems) =
+                read(serde_json::json!({ "metadata": { "name": "n1" }, "spec": spec, "status": status }));
+            (member.unwrap().site, problems.iter().map(SourceProblem::reason).collect::<Vec<_>>())
+        };
+        let (site, problems) =
+            read(serde_json::json!({ "name": "lab", "internalIPs": ["10.0.0.5/24", "fd00::5", "rubbish"] }));
+        let internal = [("10.0.0.5", Some(24)), ("fd00::5", None)]
+            .map(|(address, length)| InternalAddress { address: address.parse().unwrap(), length });
+        assert_eq!(
+            site,
+            Some(Site { location: "lab".to_owned(), internal: internal.to_vec(), ..Site::default() })
+        );
+        assert_eq!(problems, ["InvalidInternalIP"]);
+        assert_eq!(read(serde_json::json!({})).0, Some(Site::default()));
+        assert_eq!(read(serde_json::json!(null)).0, None, "an earlier controller does not say it");
     }
 
     #[test]

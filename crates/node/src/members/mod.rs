@@ -1,26 +1,32 @@
 //! Who is in the mesh or on the network: records of all sources, merged.
 //!
 //! A source says what it knows as [`MemberRecord`]s. [`merged`] asks all of them; [`fairlead_topology::merge`] makes one
-//! member of all records of an identity. [`kubernetes`] has the nodes and the most authority, [`external_peers`] the Peers of Kilo, [`discovery`]
-//! the least authority. Data goes one way: source, record, merge, plan, kernel.
+//! member of all records of an identity. [`kubernetes`] has the nodes and the most authority, [`external_peers`] the Peers of Kilo, [`static_peers`] those of
+//! a file, [`discovery`] the least authority. [`departures`] remembers who left, and [`membership`] has all of it for the mesh. Data goes one way: source, record,
+//! merge, plan, kernel.
 
 pub mod annotations;
 pub mod cached_peer;
 pub mod cluster_addresses;
 pub mod configuration;
+pub mod departures;
 pub mod discovery;
 pub mod external_peers;
+pub(crate) mod grants;
 pub mod kubernetes;
+pub mod membership;
 pub mod nodes;
 mod problem;
+pub mod static_peers;
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 use fairlead_cluster::caches::Refusal;
-use fairlead_topology::{Member, MemberRecord, Source, merge};
+use fairlead_topology::{Member, MemberRecord, merge};
 use futures::future::{BoxFuture, select_all};
+use tokio::sync::watch;
 
+use self::departures::Deletion;
 pub use problem::SourceProblem;
 
 /// Most problems of members that only discovery services know: they can cause any number.
@@ -44,6 +50,11 @@ pub trait MemberSource: Send + Sync {
         None
     }
 
+    /// Who was removed on purpose since the last time, or as far as it remembers. It is asked before [`Self::records`].
+    fn deletions(&mut self) -> Vec<Deletion> {
+        Vec::new()
+    }
+
     /// What it says now. Parts that cannot be read are left out and added to `problems`.
     fn records(&mut self, problems: &mut Vec<SourceProblem>) -> Vec<MemberRecord>;
 }
@@ -53,37 +64,28 @@ pub async fn changed(sources: &mut [Box<dyn MemberSource>]) {
     select_all(sources.iter_mut().map(|source| source.changed())).await;
 }
 
-/// What all sources and the program itself say; `None` while a source has not answered.
+/// What all sources say; `None` while a source has not answered.
 pub fn merged(
     sources: &mut [Box<dyn MemberSource>],
-    own: Option<MemberRecord>,
     problems: &mut Vec<SourceProblem>,
 ) -> Option<Vec<Member>> {
     if !sources.iter().all(|source| source.is_ready()) {
         return None;
     }
-    Some(united(own.into_iter().collect(), sources.iter_mut(), problems))
+    Some(united(Vec::new(), sources.iter_mut(), |_| {}, problems))
 }
 
-/// What was saved of the cluster, and what the other sources say.
-pub fn merged_with_saved(
-    saved: Vec<Member>,
-    sources: &mut [Box<dyn MemberSource>],
-    problems: &mut Vec<SourceProblem>,
-) -> Vec<Member> {
-    let record = |member| MemberRecord { source: Source::Kubernetes, age: Duration::ZERO, member };
-    let others = sources.iter_mut().filter(|source| !source.is_cluster());
-    united(saved.into_iter().map(record).collect(), others, problems)
-}
-
+/// What the sources say beside `records`, as far as it is admitted.
 fn united<'a>(
     mut records: Vec<MemberRecord>,
     sources: impl Iterator<Item = &'a mut Box<dyn MemberSource>>,
+    admit: impl FnOnce(&mut Vec<MemberRecord>),
     problems: &mut Vec<SourceProblem>,
 ) -> Vec<Member> {
     for source in sources {
         records.append(&mut source.records(problems));
     }
+    admit(&mut records);
     let members = merge(records);
     retain_of_discovered(problems, &members);
     members
@@ -106,4 +108,11 @@ fn retain_of_discovered(problems: &mut Vec<SourceProblem>, members: &[Member]) {
         }
         _ => true,
     });
+}
+
+/// Waits until something was sent; without a sender nothing ever will be.
+async fn sent<T>(receiver: &mut watch::Receiver<T>) {
+    if receiver.changed().await.is_err() {
+        std::future::pending().await
+    }
 }

@@ -25,6 +25,42 @@ pub enum SourceProblem {
         /// The entry.
         entry: String,
     },
+    /// An internal address of a peer.
+    #[error(
+        "WireKubePeer {peer}: status.node.location.internalIPs entry {entry:?} is no address; the controller writes it: see its log"
+    )]
+    InvalidInternalIp {
+        /// The WireKubePeer.
+        peer: String,
+        /// The entry.
+        entry: String,
+    },
+    /// An annotation of this node about its location.
+    #[error("Node {node}: annotation {annotation} is {value:?}, and is left out: {expected}")]
+    InvalidLocation {
+        /// The Node.
+        node: String,
+        /// Name of the annotation.
+        annotation: &'static str,
+        /// Its value.
+        value: String,
+        /// What it should be.
+        expected: &'static str,
+    },
+    /// Annotations of this node about its location, in a mesh without locations.
+    #[error(
+        "Node {node}: {annotations} have no effect, because spec.topology.granularity of the WireKubeMesh is {granularity}; write {wanted}, or remove them"
+    )]
+    LocationWithoutEffect {
+        /// The Node.
+        node: String,
+        /// Names of the annotations.
+        annotations: String,
+        /// What the mesh resource says.
+        granularity: &'static str,
+        /// With what they have an effect.
+        wanted: &'static str,
+    },
     /// The annotation of a peer about birthday attempts.
     #[error(
         "WireKubePeer {peer}: annotation {annotation} is {value:?}, and is left out; write enabled or disabled"
@@ -91,6 +127,14 @@ pub enum SourceProblem {
         /// The entry.
         entry: String,
     },
+    /// A granted prefix of the mesh.
+    #[error("WireKubeMesh {mesh}: entry {entry:?} of grants is no CIDR, and is left out; correct it")]
+    InvalidGrant {
+        /// The WireKubeMesh.
+        mesh: String,
+        /// The entry.
+        entry: String,
+    },
     /// A field of a Peer of Kilo.
     #[error("Peer {peer}: {value:?} in {field} cannot be read, and is left out; correct it")]
     InvalidExternalField {
@@ -119,6 +163,33 @@ pub enum SourceProblem {
         /// Its value.
         value: String,
     },
+    /// A member of which no source tells any more.
+    #[error(
+        "no source tells of member {member} any more, and none says that it was removed: {}; if it is gone for good: fairlead peer revoke {member}",
+        if *.is_guarded { "packets to its addresses are dropped for 24 hours" } else { "its tunnel works, and is kept" }
+    )]
+    MemberMissing {
+        /// The member.
+        member: String,
+        /// Its tunnel does not work.
+        is_guarded: bool,
+    },
+    /// This node was revoked.
+    #[error(
+        "this node was revoked (spec.revokedPeers of the WireKubeMesh): no other node connects to it; to take it back: fairlead peer unrevoke {node}"
+    )]
+    Revoked {
+        /// The node.
+        node: String,
+    },
+    /// An entry of the revoked peers.
+    #[error("WireKubeMesh {mesh}: publicKey {value:?} in revokedPeers is no WireGuard key; correct it")]
+    InvalidRevokedKey {
+        /// The WireKubeMesh.
+        mesh: String,
+        /// What it contains.
+        value: String,
+    },
     /// The endpoint a peer publishes.
     #[error("WireKubePeer {peer}: spec.endpoint {value:?} is no endpoint, and is left out; correct it")]
     InvalidPeerEndpoint {
@@ -126,6 +197,14 @@ pub enum SourceProblem {
         peer: String,
         /// Its value.
         value: String,
+    },
+    /// The file of `--peers`; what was read of it before still counts.
+    #[error("file {path} of --peers: {error}; correct it; what was read before stays in use")]
+    InvalidPeersFile {
+        /// The file.
+        path: String,
+        /// What is wrong.
+        error: String,
     },
     /// The key of a peer, which is left out for it.
     #[error("WireKubePeer {peer}: spec.publicKey is {error}")]
@@ -196,11 +275,13 @@ impl SourceProblem {
     pub fn peer(&self) -> Option<&str> {
         match self {
             Self::InvalidAllowedIp { peer, .. }
+            | Self::InvalidInternalIp { peer, .. }
             | Self::InvalidBirthdayAttack { peer, .. }
             | Self::InvalidPeerEndpoint { peer, .. }
             | Self::InvalidExternalField { peer, .. }
             | Self::InvalidExternalPeer { peer, .. }
             | Self::DiscoveredPart { member: peer, .. }
+            | Self::MemberMissing { member: peer, .. }
             | Self::InvalidPublicKey { peer, .. }
             | Self::UnusablePeerEndpoint { peer, .. } => Some(peer),
             Self::ApiServerSilent { .. }
@@ -210,8 +291,14 @@ impl SourceProblem {
             | Self::InvalidDiscovery { .. }
             | Self::InvalidEndpoint { .. }
             | Self::InvalidExcludedCidr { .. }
+            | Self::InvalidGrant { .. }
             | Self::InvalidKeepalive { .. }
+            | Self::InvalidLocation { .. }
+            | Self::LocationWithoutEffect { .. }
             | Self::InvalidRelay { .. }
+            | Self::InvalidPeersFile { .. }
+            | Self::InvalidRevokedKey { .. }
+            | Self::Revoked { .. }
             | Self::InvalidStunServer { .. }
             | Self::UnusableEndpoint { .. }
             | Self::UnusableNodeAddress { .. } => None,
@@ -232,10 +319,18 @@ impl SourceProblem {
             Self::InvalidExcludedCidr { .. } => "InvalidExcludedCIDR",
             Self::InvalidBirthdayAttack { .. } => "InvalidBirthdayAttack",
             Self::InvalidExternalField { .. } | Self::InvalidExternalPeer { .. } => "InvalidPeer",
+            Self::InvalidGrant { .. } => "InvalidGrant",
+            Self::InvalidInternalIp { .. } => "InvalidInternalIP",
             Self::InvalidKeepalive { .. } => "InvalidKeepalive",
+            Self::InvalidLocation { .. } => "InvalidLocation",
+            Self::LocationWithoutEffect { .. } => "LocationWithoutEffect",
             Self::InvalidPublicKey { .. } => "InvalidPublicKey",
             Self::InvalidRelay { .. } => "InvalidRelay",
+            Self::InvalidPeersFile { .. } => "InvalidPeersFile",
+            Self::InvalidRevokedKey { .. } => "InvalidRevokedKey",
             Self::InvalidStunServer { .. } => "InvalidStunServer",
+            Self::MemberMissing { .. } => "MemberMissing",
+            Self::Revoked { .. } => "Revoked",
             Self::UnusableEndpoint { .. } | Self::UnusablePeerEndpoint { .. } => "UnusableEndpoint",
             Self::UnusableNodeAddress { .. } => "UnusableNodeAddress",
         }

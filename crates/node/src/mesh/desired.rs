@@ -1,6 +1,9 @@
 //! The mesh as this node should have it, from what the cluster and the host say. Pure.
 
+mod gateways;
+mod plain;
 mod problems;
+mod sightings;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -10,16 +13,18 @@ use std::time::Duration;
 use fairlead_address::{Endpoint, PrefixSet, is_reachable};
 use fairlead_api::names::KEEPALIVE;
 use fairlead_api::wireguard::{PeerConfig, PublicKey};
-use fairlead_dataplane::mesh::{Bypass, MeshState};
+use fairlead_dataplane::mesh::{Bypass, MeshState, PlainRoute};
 use fairlead_dataplane::uplink::{self, HostNetwork, Ignored};
 use fairlead_path::{
     BirthdayPolicy, Candidate, Filtering, MAX_CANDIDATES, Nat64, NatType, OwnSide, OwnView, PeerPaths,
     PeerView, Seen, StunAnswer, birthday_side, classify, is_private, order,
 };
-use fairlead_topology::{Endpoints, Member, PeerPlan, Plan, Policy, plan};
+use fairlead_topology::{Down, Endpoints, Member, OwnAddress, PeerPlan, Plan, Policy, plan};
 use ipnet::{IpNet, Ipv4Net};
 
+pub use self::gateways::DesiredGateway;
 use self::problems::problems;
+use self::sightings::Sightings;
 use super::external::{self, DesiredExternal};
 use super::inputs::Inputs;
 use super::nat64;
@@ -43,6 +48,9 @@ pub struct Host {
     addresses: Vec<IpAddr>,
     networks: Vec<IpNet>,
     ipv4_routes: Vec<Ipv4Net>,
+    own: Vec<OwnAddress>,
+    /// Names of the links that have them.
+    links: BTreeMap<u32, String>,
 }
 
 impl Host {
@@ -59,11 +67,14 @@ impl Host {
             link_prefixes: Vec::new(),
             networks: blocks.chain(&inputs.services).copied().collect(),
         };
+        let (own, links) = plain::own_addresses(network, &ignored);
         Self {
             uplink_mtu: network.uplink_mtu(&ignored).unwrap_or(ETHERNET_MTU),
             addresses: network.node_addresses(&ignored),
             networks: network.connected_prefixes(&ignored),
             ipv4_routes: network.ipv4_routes(),
+            own,
+            links,
         }
     }
 }
@@ -77,6 +88,8 @@ pub struct DesiredPeer {
     pub config: PeerConfig,
     /// Where it may be reached, best first, and what to expect of it.
     pub paths: PeerPaths,
+    /// It may be reached by way of a relay.
+    pub uses_relay: bool,
     /// The NAT that it publishes, as far as it matters: symmetric, port-restricted, or unknown.
     pub nat: NatType,
     /// What is published of it.
@@ -111,8 +124,16 @@ pub struct OwnAddresses {
     pub filtering: Option<Filtering>,
 }
 
-/// What a WireGuard device has at each key.
-pub type Held = BTreeMap<PublicKey, BTreeSet<IpNet>>;
+/// What a WireGuard device has at each key, and which Peers have come to this node.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Held {
+    /// Prefixes by key.
+    pub prefixes: BTreeMap<PublicKey, BTreeSet<IpNet>>,
+    /// Terms of this node as an entry node, by key.
+    pub entry_terms: BTreeMap<PublicKey, u64>,
+    /// Gateways that do not forward.
+    pub down: Down,
+}
 
 /// Everything the kernel is to have, and what is published.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -139,12 +160,20 @@ pub struct Desired {
     pub own_side: OwnSide,
     /// This node's prefixes.
     pub own_prefixes: Vec<IpNet>,
+    /// Its addresses on the mesh, with the lengths of their subnets.
+    pub mesh_addresses: Vec<IpNet>,
     /// What was left out.
     pub problems: Vec<MeshProblem>,
+    /// Gateways that this node uses or may use.
+    pub gateways: BTreeMap<PublicKey, DesiredGateway>,
+    /// What peers may send from although other peers are sent for it.
+    pub accepted: BTreeMap<PublicKey, Vec<IpNet>>,
     mtu: u32,
     targets_v4: Vec<IpNet>,
     targets_v6: Vec<IpNet>,
     bypass: Bypass,
+    plain: Vec<PlainRoute>,
+    plain_links: Vec<String>,
 }
 
 /// MTU of the device on this host.
@@ -170,10 +199,25 @@ impl Desired {
     /// Plans and looks for the endpoints of every peer. Takes `O(n log n)`.
     pub fn new(inputs: &Inputs, host: &Host, held: Held, own_addresses: &OwnAddresses) -> Self {
         let OwnAddresses { stun, peers: by_peers, filtering } = own_addresses;
-        let excluded = inputs.settings.excluded.clone();
+        let local = host.networks.iter().filter(|_| inputs.settings.bypass_local_subnets);
+        let excluded = inputs.settings.excluded.iter().chain(local).copied().collect();
+        let grants = inputs.settings.grants.clone();
         let reserved = inputs.api_server.iter().map(|server| IpNet::from(server.ip())).collect();
         let services = inputs.services.clone();
-        let policy = Policy { excluded, held, reserved, services, ..Policy::new(&inputs.node) };
+        let guarded = inputs.departures.guarded().copied().collect();
+        let Held { prefixes: held, entry_terms, down } = held;
+        let granularity = plain::granularity(inputs, host, down);
+        let policy = Policy {
+            excluded,
+            guarded,
+            held,
+            reserved,
+            services,
+            grants,
+            entry_terms,
+            granularity,
+            ..Policy::new(&inputs.node)
+        };
         let plan = plan(&inputs.members, &policy);
         let sightings = Sightings::new(&inputs.members);
         // An address inside a block or a range of Services is that of a pod or a Service, whatever a node says.
@@ -215,9 +259,14 @@ impl Desired {
             reflexive,
             peer_reflexive,
             own_prefixes: own_prefixes(inputs),
+            mesh_addresses: inputs.mesh_addresses(),
             problems: problems(inputs, &plan, stun, &cluster_addresses).into_iter().chain(refused).collect(),
             nat64: own.nat64.clone(),
             bypass: bypass(inputs, &plan, &blocks),
+            plain_links: plain::links(host, &plan),
+            gateways: gateways::desired(inputs, &plan),
+            accepted: gateways::accepted(&plan),
+            plain: plan.routes.iter().map(plain::route).collect(),
             host: endpoints.clone(),
             mapped: mapped.clone(),
             own_side: OwnSide { view: own, cluster_addresses, host: endpoints, mapped },
@@ -228,14 +277,29 @@ impl Desired {
     }
 
     /// What leads packets into the device `interface`.
-    pub fn mesh_state(&self, interface: &str) -> MeshState {
+    /// `route_mtu` says which packets the path to a peer passes, if these are shorter than the tunnel's.
+    pub fn mesh_state(&self, interface: &str, route_mtu: impl Fn(&PublicKey) -> Option<u32>) -> MeshState {
         MeshState {
             interface: interface.to_owned(),
             mtu: self.mtu,
+            addresses: self.mesh_addresses.clone(),
             targets_v4: self.targets_v4.clone(),
             targets_v6: self.targets_v6.clone(),
             bypass: self.bypass.clone(),
+            // What is plain comes first: of two routes to one prefix the first counts.
+            plain: self.plain.clone(),
+            narrow: plain::narrow(&self.peers, self.mtu, route_mtu),
         }
+    }
+
+    /// What leaves without a tunnel.
+    pub fn plain_prefixes(&self) -> BTreeSet<IpNet> {
+        self.plain.iter().map(|route| route.destination).collect()
+    }
+
+    /// Names of the links on which packets of other nodes arrive without a tunnel.
+    pub fn plain_links(&self) -> &[String] {
+        &self.plain_links
     }
 }
 
@@ -247,35 +311,6 @@ fn bypass(inputs: &Inputs, plan: &Plan, blocks: &PrefixSet) -> Bypass {
         servers: servers.copied().collect(),
         relays: relays.copied().collect(),
         nodes: plan.nodes.iter().copied().collect(),
-    }
-}
-
-/// Where members see each other, by who is seen.
-struct Sightings<'a>(BTreeMap<&'a str, Vec<(&'a Member, PublicKey, SocketAddr)>>);
-
-impl<'a> Sightings<'a> {
-    fn new(members: &'a [Member]) -> Self {
-        let mut by_name: BTreeMap<&str, Vec<_>> = BTreeMap::new();
-        for observer in members {
-            for (name, (key, endpoint)) in &observer.endpoints.sightings {
-                if *name != observer.name {
-                    by_name.entry(name).or_default().push((observer, *key, *endpoint));
-                }
-            }
-        }
-        Self(by_name)
-    }
-
-    /// Where each other member sees `name` with this identity.
-    fn of(&self, name: &str, key: &PublicKey) -> impl Iterator<Item = (&'a Member, SocketAddr)> {
-        let seen = self.0.get(name).into_iter().flatten();
-        seen.filter(move |(_, seen, _)| seen == key).map(|(observer, _, endpoint)| (*observer, *endpoint))
-    }
-
-    /// The distinct endpoints of [`Self::of`], in a stable order.
-    fn endpoints(&self, name: &str, key: &PublicKey) -> Vec<SocketAddr> {
-        let distinct: BTreeSet<SocketAddr> = self.of(name, key).map(|(_, endpoint)| endpoint).collect();
-        distinct.into_iter().collect()
     }
 }
 
@@ -320,12 +355,18 @@ fn peers(
             persistent_keepalive: Some(inputs.keepalive.unwrap_or(planned.keepalive))
                 .filter(|seconds| *seconds > 0),
             allowed_ips: planned.allowed_ips.clone(),
-            ..PeerConfig::default()
+            preshared_key: if is_kubespan(&members) {
+                inputs.cluster.as_ref().map(|it| it.secret)
+            } else {
+                None
+            },
+            endpoint: None,
         };
         let peer = DesiredPeer {
             name: planned.members.first().cloned().unwrap_or_default(),
             config,
             paths,
+            uses_relay: !is_kubespan(&members),
             nat: their_nat,
             manual: members.iter().filter_map(|member| member.endpoints.manual.clone()).collect(),
             host: members.iter().flat_map(|member| &member.endpoints.host).copied().collect(),
@@ -334,9 +375,17 @@ fn peers(
     };
     let is_node = |planned: &PeerPlan| {
         let mut members = planned.members.iter().filter_map(|name| by_name.get(name.as_str()));
-        members.all(|member| member.external.is_none())
+        members.all(|member| {
+            // Without the secret a node of KubeSpan would lose the session that it has.
+            member.external.is_none() && (!member.needs_preshared_key || inputs.cluster.is_some())
+        })
     };
     plan.peers.iter().filter(|(_, planned)| is_node(planned)).map(peer).collect()
+}
+
+/// Whether the tunnel to members with one key is one of KubeSpan. One that copied the key of a node of Fairlead changes nothing for it.
+fn is_kubespan(members: &[&Member]) -> bool {
+    !members.is_empty() && members.iter().all(|member| member.needs_preshared_key)
 }
 
 /// What members with one key publish of their NAT. A member that copied the key must not make others try ports.
@@ -439,9 +488,11 @@ fn reflexive(endpoints: &[SocketAddr], stun: &StunAnswers) -> Vec<SocketAddr> {
     distinct.into_iter().filter(|address| !endpoints.contains(address)).collect()
 }
 
-/// Addresses of pods and Services.
+/// Addresses of pods and Services, and those of nodes on the mesh.
 fn cluster_addresses(inputs: &Inputs) -> PrefixSet {
-    inputs.members.iter().flat_map(|member| &member.blocks).chain(&inputs.services).collect()
+    let on_mesh = inputs.members.iter().flat_map(|member| &member.mesh_addresses);
+    let on_mesh: Vec<IpNet> = on_mesh.copied().map(IpNet::from).collect();
+    inputs.members.iter().flat_map(|member| &member.blocks).chain(&inputs.services).chain(&on_mesh).collect()
 }
 
 /// What gateways granted and the cloud translates, without this host's own endpoints and the addresses of pods and Services.

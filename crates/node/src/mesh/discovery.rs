@@ -4,6 +4,7 @@
 
 mod status;
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -11,7 +12,6 @@ use anyhow::{Context as _, Result};
 use fairlead_api::names::MARK_FROM_WIREGUARD;
 use fairlead_api::wireguard::PublicKey;
 use fairlead_discovery::client::{self, Client, Local, ServerEndpoint, View, authorities, node_id};
-use fairlead_path::State;
 use fairlead_topology::Member;
 use fairlead_wire::discovery::{Affiliate, ClusterSecret, KubeSpan};
 use futures::FutureExt as _;
@@ -29,6 +29,7 @@ use super::report::Report;
 use super::saved::{Credentials, StateFile};
 use super::settings::DiscoverySettings;
 use crate::members::SourceProblem;
+use crate::members::departures::Session;
 use crate::members::discovery::{Discovered, Memory, Reader};
 
 /// How often the Secret is read again, and how soon after a failure; how long reading it may take.
@@ -43,9 +44,6 @@ const INTERVAL: Duration = Duration::from_secs(10);
 const SAVE_INTERVAL: Duration = Duration::from_secs(30);
 /// How long all services may take to answer after the start before the silence of some counts for nothing.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// A member of which no service tells any more is kept while its last handshake is younger: no session of WireGuard is older
-/// (`REJECT_AFTER_TIME`, WireGuard paper 6.1).
-const ALIVE: Duration = Duration::from_secs(180);
 /// How long a service may take that is told that this node leaves.
 const LEAVE: Duration = Duration::from_secs(5);
 /// Most endpoints of this node at its own addresses: there is room for others, too.
@@ -66,6 +64,8 @@ pub(super) struct DiscoveryTask {
     pub(super) reports: Arc<Reports>,
     /// What the services tell.
     pub(super) known: watch::Sender<Arc<Discovered>>,
+    /// What the nodes of the cluster share; `None` without discovery services.
+    pub(super) credentials: watch::Sender<Option<Credentials>>,
     /// How they do.
     pub(super) status: watch::Sender<DiscoveryStatus>,
 }
@@ -85,6 +85,12 @@ struct Known {
     /// What the file has, and when it is written again at the earliest.
     saved: Vec<Member>,
     save_at: Instant,
+}
+
+impl Known {
+    fn discovered(&self, problems: Vec<SourceProblem>) -> Discovered {
+        Discovered { records: self.memory.records(), problems, deleted: self.memory.deleted() }
+    }
 }
 
 impl DiscoveryTask {
@@ -118,6 +124,7 @@ impl DiscoveryTask {
                 None => {
                     known = Known { memory: Memory::default(), saved: Vec::new(), save_at: Instant::now() };
                     self.file.remove_discovered();
+                    self.credentials.send_if_modified(|known| known.take().is_some());
                     self.publish(Discovered::default(), DiscoveryStatus::default());
                     is_changed(&mut settings).await;
                 }
@@ -132,7 +139,7 @@ impl DiscoveryTask {
             Vec::new()
         });
         let records = Memory::with_cached(saved.clone()).records();
-        (saved, Discovered { records, problems: Vec::new() })
+        (saved, Discovered { records, ..Discovered::default() })
     }
 
     /// Stays connected until the secret is another one.
@@ -150,11 +157,15 @@ impl DiscoveryTask {
             Err(error) => {
                 let error = format!("{error:#}");
                 let problems = vec![SourceProblem::DiscoverySecret(error.clone())];
-                let records = known.memory.records();
-                self.publish(Discovered { records, problems }, DiscoveryStatus::of_failure(settings, &error));
+                self.publish(known.discovered(problems), DiscoveryStatus::of_failure(settings, &error));
                 return sleep(SECRET_RETRY).await;
             }
         };
+        self.credentials.send_if_modified(|known| {
+            let differs = known.as_ref() != Some(&credentials);
+            *known = Some(credentials.clone());
+            differs
+        });
         let own_id = node_id(&credentials.secret, &self.node);
         *services = settings
             .servers
@@ -226,14 +237,16 @@ impl DiscoveryTask {
             |id: &str| views.iter().any(|view| view.members.deleted().any(|(deleted, _)| deleted == id));
         let report = self.reports.snapshot().report;
         let now = SystemTime::now();
-        let is_alive = |key: &PublicKey| report.as_ref().is_some_and(|report| is_alive(report, key, now));
+        let is_alive = |key: &PublicKey| {
+            report.as_ref().is_some_and(|report| report.session(key, now) == Session::Alive)
+        };
         known.memory.update(&told, has_answered, is_deleted, is_alive);
         let mut problems = told.problems;
         problems.extend(services.iter().zip(&views).flat_map(|(service, view)| service.problems(view)));
         let status = services.iter().zip(&views).map(|(service, view)| service.status(view));
         let status = DiscoveryStatus { services: status.collect() };
         drop(views);
-        self.publish(Discovered { records: known.memory.records(), problems }, status);
+        self.publish(known.discovered(problems), status);
     }
 
     /// Says what is known, if it is anything new.
@@ -303,16 +316,6 @@ impl DiscoveryTask {
     }
 }
 
-/// Whether packets of a peer arrive.
-fn is_alive(report: &Report, key: &PublicKey, now: SystemTime) -> bool {
-    report.peers.iter().filter(|peer| peer.public_key == *key).any(|peer| {
-        let handshake = peer.device.as_ref().and_then(|device| device.last_handshake);
-        let age = handshake.map(|at| now.duration_since(at).unwrap_or_default());
-        // The state needs no clock that is set right.
-        peer.path.state == State::Up || age.is_some_and(|age| age < ALIVE)
-    })
-}
-
 /// What this node publishes. The discovery service adds where it sees the node.
 fn local(node: &str, public_key: &PublicKey, report: &Report) -> Local {
     let is_claim = |prefix: &&IpNet| report.claims.iter().any(|claim| IpNet::from(*claim) == **prefix);
@@ -324,11 +327,13 @@ fn local(node: &str, public_key: &PublicKey, report: &Report) -> Local {
             .filter(|prefix| !is_claim(prefix))
             .copied()
             .collect(),
+        address: report.mesh_addresses.iter().copied().find(IpAddr::is_ipv6),
         without_preshared_key: true,
         ..KubeSpan::default()
     };
+    let mesh_ipv4 = report.mesh_addresses.iter().copied().filter(IpAddr::is_ipv4);
     let affiliate = Affiliate {
-        addresses: report.claims.clone(),
+        addresses: report.claims.iter().copied().chain(mesh_ipv4).collect(),
         hostname: node.to_owned(),
         nodename: node.to_owned(),
         kubespan: Some(kubespan),

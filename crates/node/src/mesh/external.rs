@@ -10,7 +10,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use fairlead_api::wireguard::{DeviceChange, DeviceState, PeerConfig, PeerState, PublicKey};
 use fairlead_path::Nat64;
-use fairlead_topology::{Member, Plan};
+use fairlead_topology::{EntryRole, Member, Plan};
 use ipnet::IpNet;
 
 use super::inputs::Inputs;
@@ -29,6 +29,15 @@ pub struct DesiredExternal {
     pub config: PeerConfig,
     /// Where it listens, as addresses, the first preferred; empty for a peer that initiates, or whose name is not resolved.
     pub addresses: Vec<SocketAddr>,
+    /// What this node is to it if it names entry nodes.
+    pub entry: Option<EntryRole>,
+}
+
+impl DesiredExternal {
+    /// Whether another entry node is in use: this one waits for a handshake.
+    pub fn is_standby(&self) -> bool {
+        self.entry.is_some_and(|entry| entry.other_term.is_some())
+    }
 }
 
 /// The state of one peer.
@@ -42,9 +51,16 @@ pub struct ExternalReport {
     pub device: Option<Arc<PeerState>>,
     /// What is sent to it.
     pub prefixes: Vec<IpNet>,
+    /// What this node is to it if it names entry nodes.
+    pub entry: Option<EntryRole>,
 }
 
 impl ExternalReport {
+    /// Whether another entry node is in use.
+    pub fn is_standby(&self) -> bool {
+        self.entry.is_some_and(|entry| entry.other_term.is_some())
+    }
+
     /// Whether there is a session.
     pub fn is_connected(&self, now: SystemTime) -> bool {
         self.device.as_ref().is_some_and(|device| is_alive(device, now))
@@ -66,7 +82,11 @@ pub(super) fn desired(inputs: &Inputs, plan: &Plan, nat64: &Nat64) -> BTreeMap<P
             endpoint: None,
         };
         let name = member.peer_name().unwrap_or_default().to_owned();
-        Some((*key, DesiredExternal { name, config, addresses: addresses(inputs, member, nat64) }))
+        let mut desired = DesiredExternal { name, config, addresses: Vec::new(), entry: planned.entry };
+        if !desired.is_standby() {
+            desired.addresses = addresses(inputs, member, nat64);
+        }
+        Some((*key, desired))
     };
     plan.peers.iter().filter_map(desired).collect()
 }
@@ -108,6 +128,12 @@ impl ExternalEndpoints {
             if let Some(address) = endpoint {
                 let sent = present.map(|present| present.tx_bytes).unwrap_or_default();
                 self.0.insert(*key, Attempt { address, since: now, sent });
+            }
+            let has_prefixes = present.is_some_and(|present| !present.config.allowed_ips.is_empty());
+            if peer.is_standby() && has_prefixes {
+                // Without its session here the peer notices at once if it does come back, and the next handshake is a new one.
+                change.remove_peers.push(*key);
+                self.0.remove(key);
             }
             if !present.is_some_and(|present| present.config.is_as(&peer.config, endpoint)) {
                 change.set_peers.insert(*key, PeerConfig { endpoint, ..peer.config.clone() });

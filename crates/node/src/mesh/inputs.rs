@@ -6,12 +6,14 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fairlead_address::Endpoint;
+use fairlead_address::{Endpoint, InterfaceId};
 use fairlead_api::resources::WireKubeMesh;
 use fairlead_api::wireguard::PublicKey;
 use fairlead_cluster::caches::{Cache, Refusal};
 use fairlead_topology::{Member, MemberRecord, Source};
+use fairlead_wire::discovery::{id_of_key, mesh_subnet};
 use ipnet::IpNet;
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::networking::v1::ServiceCIDR;
 use kube::runtime::reflector::ObjectRef;
@@ -21,10 +23,12 @@ use super::names::Names;
 use super::nat64::Nat64Answer;
 use super::port_mapping::PortMappings;
 use super::problem::MeshFailure;
-use super::saved::{Facts, StateFile, Unsaved};
+use super::saved::{Credentials, Facts, StateFile, Unsaved};
 use super::settings::{DiscoverySettings, MeshSettings, RelayServer};
 use crate::members::cluster_addresses::{UnusableAddress, service_prefixes};
-use crate::members::{self, MemberSource, SourceProblem, annotations, nodes};
+use crate::members::departures::Departures;
+use crate::members::membership::{Membership, View};
+use crate::members::{SourceProblem, annotations, nodes};
 
 /// What the cluster says, parsed and merged.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -57,8 +61,14 @@ pub struct Inputs {
     pub services: Vec<IpNet>,
     /// What the resolver says of a NAT64.
     pub nat64: Nat64Answer,
+    /// Who left.
+    pub departures: Departures,
     /// What could not be read.
     pub problems: Vec<SourceProblem>,
+    /// What the first link-layer address of this host makes of IPv6 addresses.
+    pub interface_id: Option<InterfaceId>,
+    /// What the nodes of the cluster share for discovery, if it is known.
+    pub(super) cluster: Option<Credentials>,
 }
 
 /// Reads [`Inputs`] and says when they may have changed.
@@ -68,7 +78,9 @@ pub(super) struct InputReader {
     nodes: Arc<Cache<Node>>,
     meshes: Arc<Cache<WireKubeMesh>>,
     service_ranges: Arc<Cache<ServiceCIDR>>,
-    sources: Vec<Box<dyn MemberSource>>,
+    membership: Membership,
+    /// The last inputs.
+    last: Option<Arc<Inputs>>,
     api_server: watch::Receiver<Option<Vec<SocketAddr>>>,
     network: NetworkWatches,
     names: Names,
@@ -88,9 +100,48 @@ pub(super) struct NetworkWatches {
     pub(super) public_ipv4: watch::Receiver<Option<Ipv4Addr>>,
     /// By the resolver.
     pub(super) nat64: watch::Receiver<Nat64Answer>,
+    /// From what its addresses on the mesh follow.
+    pub(super) mesh_identity: MeshIdentity,
+}
+
+/// From what the addresses of this node on the mesh follow.
+pub(super) struct MeshIdentity {
+    /// See [`Inputs::interface_id`].
+    pub(super) interface_id: Option<InterfaceId>,
+    /// Whether a controller gives this node its addresses.
+    pub(super) is_in_cluster: bool,
+    /// See [`Inputs::cluster`].
+    pub(super) cluster: watch::Receiver<Option<Credentials>>,
+}
+
+impl MeshIdentity {
+    /// The address of a node that no controller gives one: as a node of KubeSpan makes it. If another has that, one of its key.
+    fn derived(&self, node: &str, key: &PublicKey, members: &[Member]) -> Option<IpAddr> {
+        let subnet = self.cluster.borrow().as_ref().map(|cluster| mesh_subnet(&cluster.cluster_id));
+        let subnet = subnet.filter(|_| !self.is_in_cluster)?;
+        let is_taken = |address: &IpAddr| {
+            let mut others = members.iter().filter(|member| member.name != node);
+            others.any(|it| it.mesh_addresses.contains(address) && (!it.is_discovered || *it.name < *node))
+        };
+        let ids = self.interface_id.into_iter().chain([InterfaceId(id_of_key(&key.0))]);
+        ids.map(|id| IpAddr::from(id.address_in(subnet))).find(|address| !is_taken(address))
+    }
 }
 
 impl Inputs {
+    /// The addresses of this node on the mesh, with the lengths of their subnets.
+    pub fn mesh_addresses(&self) -> Vec<IpNet> {
+        let own = self.members.iter().filter(|member| member.name == self.node);
+        let with_length = |address: &IpAddr| match (address, self.settings.mesh_ipv4) {
+            (IpAddr::V4(it), Some(subnet)) if subnet.contains(it) => {
+                IpNet::new(*address, subnet.prefix_len()).ok()
+            }
+            (IpAddr::V4(_), _) => None,
+            (IpAddr::V6(_), _) => IpNet::new(*address, 64).ok(),
+        };
+        own.flat_map(|member| &member.mesh_addresses).filter_map(with_length).collect()
+    }
+
     /// The addresses of the STUN servers: of a name those that the resolver prefers of either family.
     pub fn stun_servers(&self) -> Vec<SocketAddr> {
         let of_server = |server: &Endpoint| {
@@ -109,6 +160,7 @@ impl NetworkWatches {
             Ok(()) = self.port_mappings.changed() => {}
             Ok(()) = self.public_ipv4.changed() => {}
             Ok(()) = self.nat64.changed() => {}
+            Ok(()) = self.mesh_identity.cluster.changed() => {}
             else => std::future::pending().await,
         }
     }
@@ -128,6 +180,8 @@ struct Saved {
     facts: Option<Facts>,
     /// The file was read.
     is_read: bool,
+    /// Members as of an earlier run, and how old that is, until there are current ones.
+    earlier: (Vec<Member>, Duration),
     /// The inputs of the last [`InputReader::read`] were those of the cluster.
     is_live: bool,
     unsaved: watch::Sender<Option<Unsaved>>,
@@ -136,7 +190,15 @@ struct Saved {
 impl Saved {
     fn new(file: StateFile) -> Self {
         let unsaved = watch::Sender::new(None);
-        Self { file, started: Instant::now(), facts: None, is_read: false, is_live: false, unsaved }
+        Self {
+            file,
+            started: Instant::now(),
+            facts: None,
+            is_read: false,
+            earlier: Default::default(),
+            is_live: false,
+            unsaved,
+        }
     }
 
     /// What was saved by an earlier run, once the API server has had its time.
@@ -145,15 +207,26 @@ impl Saved {
         if now.saturating_duration_since(self.started) < patience {
             return None;
         }
-        if !std::mem::replace(&mut self.is_read, true) {
-            match self.file.read() {
-                Ok(facts) => self.facts = facts,
-                Err(error) => {
-                    tracing::warn!(error = %format!("{error:#}"), "nothing is known of the mesh until the API server answers")
-                }
+        self.facts.clone()
+    }
+
+    /// Reads the file, the first time. Returns what is remembered of members that left.
+    fn read(&mut self) -> Option<Departures> {
+        if std::mem::replace(&mut self.is_read, true) {
+            return None;
+        }
+        match self.file.read((Instant::now(), Timestamp::now())) {
+            Ok(Some(read)) => {
+                self.earlier = (read.facts.members.clone(), read.age);
+                self.facts = Some(read.facts);
+                Some(read.departures)
+            }
+            Ok(None) => None,
+            Err(error) => {
+                tracing::warn!(error = %format!("{error:#}"), "nothing is known of the mesh until the API server answers");
+                None
             }
         }
-        self.facts.clone()
     }
 }
 
@@ -163,7 +236,7 @@ impl InputReader {
         nodes: Arc<Cache<Node>>,
         meshes: Arc<Cache<WireKubeMesh>>,
         service_ranges: Arc<Cache<ServiceCIDR>>,
-        sources: Vec<Box<dyn MemberSource>>,
+        membership: Membership,
         api_server: watch::Receiver<Option<Vec<SocketAddr>>>,
         network: NetworkWatches,
     ) -> Self {
@@ -183,7 +256,8 @@ impl InputReader {
             nodes,
             meshes,
             service_ranges,
-            sources,
+            membership,
+            last: None,
             api_server,
             network,
             names,
@@ -196,7 +270,7 @@ impl InputReader {
     /// Resolves when the inputs may have changed.
     pub(super) async fn changed(&mut self) {
         tokio::select! {
-            () = members::changed(&mut self.sources) => {}
+            () = self.membership.changed() => {}
             () = self.names.changed() => {}
             _ = self.api_server.changed() => {}
             () = self.network.changed() => {}
@@ -211,7 +285,10 @@ impl InputReader {
     /// # Errors
     /// There is no mesh, or something has not answered yet.
     pub(super) fn read(&mut self, now: Instant) -> Result<Inputs, MeshFailure> {
-        let (facts, is_live) = match self.facts() {
+        if let Some(departures) = self.saved.read() {
+            self.membership.restore(departures);
+        }
+        let (facts, is_live) = match self.facts(now) {
             Err(MeshFailure::WaitingForApiServer) => {
                 let has_answered = self.api_server.borrow().is_some();
                 let saved = self.saved.facts(now, has_answered);
@@ -221,9 +298,9 @@ impl InputReader {
         };
         self.saved.is_live = is_live;
         if is_live {
-            (self.saved.facts, self.saved.is_read) = (None, true);
+            (self.saved.facts, self.saved.earlier) = (None, Default::default());
         }
-        let facts = if is_live { facts } else { self.with_sources(facts) };
+        let facts = if is_live { facts } else { self.with_sources(facts, now) };
         let inputs = self.inputs(facts);
         self.publish_discovery(inputs.settings.discovery.as_ref());
         self.publish_relay(inputs.settings.relay.as_ref().map(|relay| &relay.server));
@@ -251,8 +328,16 @@ impl InputReader {
     }
 
     /// What was saved, with what is known without the API server.
-    fn with_sources(&mut self, mut facts: Facts) -> Facts {
-        facts.members = members::merged_with_saved(facts.members, &mut self.sources, &mut facts.problems);
+    fn with_sources(&mut self, mut facts: Facts, now: Instant) -> Facts {
+        let settings = MeshSettings::parse(&facts.mesh, &mut Vec::new());
+        let view = View {
+            previous: &[],
+            age: Duration::ZERO,
+            revoked: &settings.revoked,
+            uses_discovery: settings.discovery.is_some(),
+            now,
+        };
+        facts.members = self.membership.with_saved(facts.members, &view, &mut facts.problems);
         facts
     }
 
@@ -267,9 +352,8 @@ impl InputReader {
     }
 
     /// What the cluster says.
-    fn facts(&mut self) -> Result<Facts, MeshFailure> {
-        let has_sources = self.sources.iter().all(|source| source.is_ready());
-        if !(has_sources && self.meshes.is_ready() && self.nodes.is_ready()) {
+    fn facts(&mut self, now: Instant) -> Result<Facts, MeshFailure> {
+        if !(self.membership.is_ready() && self.meshes.is_ready() && self.nodes.is_ready()) {
             return Err(self.unanswered());
         }
         // An API server without the resource, or that does not show it, is no reason to have no mesh.
@@ -281,10 +365,20 @@ impl InputReader {
         let mesh = super::selected(&self.meshes).ok_or(MeshFailure::NoMesh)?;
         let node = self.nodes.store.get(&ObjectRef::new(&self.node));
         let node = node.ok_or_else(|| MeshFailure::NodeNotFound(self.node.clone()))?;
-        let claims = claims(&MeshSettings::parse(&mesh, &mut Vec::new()), &node);
-        let own = self.own_record(&claims);
-        let members = members::merged(&mut self.sources, Some(own), &mut problems);
-        let members = members.ok_or(MeshFailure::WaitingForApiServer)?;
+        let settings = MeshSettings::parse(&mesh, &mut Vec::new());
+        let own = self.own_record(&node, &claims(&settings, &node));
+        let (previous, age) = match &self.last {
+            Some(last) => (&*last.members, Duration::ZERO),
+            None => (&*self.saved.earlier.0, self.saved.earlier.1),
+        };
+        let view = View {
+            previous,
+            age,
+            revoked: &settings.revoked,
+            uses_discovery: settings.discovery.is_some(),
+            now,
+        };
+        let members = self.membership.members(own, &view, &mut problems);
         let services = service_prefixes(&self.service_ranges);
         Ok(Facts { mesh, node, members, api_server, services, problems })
     }
@@ -294,6 +388,10 @@ impl InputReader {
         if mesh.spec.discovery.is_none() {
             // What was known of discovery before counts no more.
             members.retain(|member| !member.is_discovered);
+        }
+        let derived = self.network.mesh_identity.derived(&self.node, &self.public_key, &members);
+        for own in members.iter_mut().filter(|member| member.name == self.node && derived.is_some()) {
+            own.mesh_addresses = derived.into_iter().collect();
         }
         // Those of this node come first: of a long list the end is left out, and peers may cause any number.
         let mut problems = Vec::new();
@@ -306,6 +404,7 @@ impl InputReader {
             Some(SourceProblem::UnusableNodeAddress { node, address, why })
         }));
         let keepalive = annotations::keepalive(&node, &mut problems);
+        problems.extend(annotations::location_problems(&node, settings.granularity));
         problems.extend(of_members);
         let others = members.iter().filter(|member| member.name != self.node);
         let manual_of_others = others.filter_map(|member| member.endpoints.manual.as_ref());
@@ -325,7 +424,10 @@ impl InputReader {
             port_mappings: self.network.port_mappings.borrow_and_update().clone(),
             public_ipv4: *self.network.public_ipv4.borrow_and_update(),
             nat64: self.network.nat64.borrow_and_update().clone(),
+            departures: self.membership.departures().clone(),
             problems,
+            interface_id: self.network.mesh_identity.interface_id,
+            cluster: self.network.mesh_identity.cluster.borrow_and_update().clone(),
         }
     }
 
@@ -334,8 +436,9 @@ impl InputReader {
         self.saved.unsaved.subscribe()
     }
 
-    /// Lets the inputs that were read last be saved, unless they come from the file.
-    pub(super) fn save(&self, inputs: &Arc<Inputs>) {
+    /// Takes note of the inputs that were read last, and lets them be saved unless they come from the file.
+    pub(super) fn keep(&mut self, inputs: &Arc<Inputs>) {
+        self.last = Some(Arc::clone(inputs));
         let node = self.nodes.store.get(&ObjectRef::new(&self.node)).filter(|_| self.saved.is_live);
         if let (Some(mesh), Some(node)) = (super::selected(&self.meshes), node) {
             self.saved.unsaved.send_replace(Some(Unsaved { mesh, node, inputs: Arc::clone(inputs) }));
@@ -343,7 +446,9 @@ impl InputReader {
     }
 
     /// There is no mesh: nothing of it stays in the file.
-    pub(super) fn forget(&self) {
+    pub(super) fn forget(&mut self) {
+        (self.last, self.saved.earlier) = (None, Default::default());
+        self.membership.restore(Departures::default());
         self.saved.unsaved.send_replace(None);
         self.saved.file.remove();
         self.publish_relay(None);
@@ -358,7 +463,7 @@ impl InputReader {
     /// Why the first lists are missing. Where the API server has no such resource, there is no mesh.
     fn unanswered(&self) -> MeshFailure {
         let refusals = [self.meshes.refusal(), self.nodes.refusal()].into_iter().flatten();
-        let mut refusals = refusals.chain(self.sources.iter().filter_map(|source| source.refusal()));
+        let mut refusals = refusals.chain(self.membership.refusals());
         match refusals.next() {
             Some(Refusal::Forbidden(words)) => MeshFailure::Forbidden(words),
             Some(Refusal::UnknownResource(_)) => MeshFailure::NoMesh,
@@ -367,9 +472,10 @@ impl InputReader {
     }
 
     /// Of this node the program knows more than what the API server last heard.
-    fn own_record(&self, claims: &[IpAddr]) -> MemberRecord {
+    fn own_record(&self, node: &Node, claims: &[IpAddr]) -> MemberRecord {
         let mut record = MemberRecord::of_node(Source::Local, &self.node);
         record.member.public_key = Some(self.public_key);
+        record.member.addresses = Some(nodes::addresses(node, nodes::INTERNAL));
         record.member.claims = claims.iter().copied().map(IpNet::from).collect();
         record
     }

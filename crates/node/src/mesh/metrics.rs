@@ -1,5 +1,7 @@
 //! Metrics of the mesh and its peers.
 
+mod compatible;
+
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::SystemTime;
 
@@ -13,6 +15,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
+use self::compatible::CompatibleMetrics;
 use super::discovery::DiscoveryStatus;
 use super::path_port::PathCounters;
 use super::relay::RelayReport;
@@ -23,7 +26,7 @@ struct Peer {
     peer: String,
 }
 
-/// Most peers with series of their own: four for each, on each node.
+/// Most peers with series of their own: ten for each, on each node.
 const MAX_PEERS: usize = 100;
 
 /// From a direct path that is found within a round trip of one site to one that needs several rounds of probes.
@@ -84,11 +87,13 @@ pub struct MeshMetrics {
     relay_dropped: Counter,
     discovery_connected: Family<AtServer, Gauge>,
     discovery_members: Family<AtServer, Gauge>,
+    compatible: CompatibleMetrics,
 }
 
 impl MeshMetrics {
     /// Declares them in `all`.
     pub fn register(all: &mut Registry) -> Self {
+        let compatible = CompatibleMetrics::register(all);
         let ours = all.sub_registry_with_prefix("fairlead");
         let handshake = "When the last handshake with the peer completed";
         let received = "What the WireGuard device received from the peer since it was added";
@@ -213,6 +218,7 @@ impl MeshMetrics {
                 "Other members that the discovery service tells of",
                 Family::default(),
             ),
+            compatible,
         }
     }
 
@@ -223,7 +229,7 @@ impl MeshMetrics {
 
     /// The mesh was reconciled. Peers that are gone disappear. `per_peer` says whether peers have series of their own: at most
     /// a hundred have, those whose tunnel does not work first.
-    pub fn update(&self, report: &Report, per_peer: bool) {
+    pub fn update(&self, node: &str, report: &Report, per_peer: bool) {
         self.problems.set(report.problems.len() as i64);
         self.update_port_access(report.port_access);
         set(&self.netlink_changes, fairlead_netlink::changes_sent());
@@ -242,14 +248,16 @@ impl MeshMetrics {
             self.peers.get_or_create(&in_state(state)).set(count as i64);
         }
         let time = SystemTime::now();
-        let connected = report.external.iter().filter(|peer| peer.is_connected(time)).count();
-        let others = report.external.len().saturating_sub(connected);
+        let here = || report.external.iter().filter(|peer| !peer.is_standby());
+        let connected = here().filter(|peer| peer.is_connected(time)).count();
+        let others = here().count().saturating_sub(connected);
         for (state, count) in [(State::Up, connected), (State::Down, others)] {
             self.external_peers.get_or_create(&in_state(state)).set(count as i64);
         }
         let (up, others): (Vec<&PeerReport>, Vec<&PeerReport>) =
             report.peers.iter().partition(|peer| peer.path.state == State::Up);
         let shown = others.into_iter().chain(up).take(if per_peer { MAX_PEERS } else { 0 });
+        self.compatible.update(node, report, shown.clone());
         for peer in shown {
             let label = Peer { peer: peer.name.clone() };
             self.peer_up.get_or_create(&label).set(i64::from(peer.path.state == State::Up));
@@ -316,14 +324,21 @@ impl MeshMetrics {
         }
     }
 
+    /// The mesh could not be reconciled.
+    pub fn failed(&self) {
+        self.compatible.failed();
+    }
+
     /// There is no mesh any more.
     pub fn clear(&self) {
+        self.compatible.clear();
         self.problems.set(0);
         self.update_port_access(None);
         self.clear_peers();
     }
 
     fn clear_peers(&self) {
+        self.compatible.clear_peers();
         self.peers.clear();
         self.external_peers.clear();
         self.peer_up.clear();
@@ -334,6 +349,7 @@ impl MeshMetrics {
 
     #[cfg(test)]
     pub(crate) fn example(&self) {
+        self.compatible.example();
         drop(self.peers.get_or_create(&in_state(State::Up)));
         drop(self.external_peers.get_or_create(&in_state(State::Up)));
         self.update_paths(&PathCounters::default());

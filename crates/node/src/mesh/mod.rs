@@ -9,7 +9,9 @@
 pub mod desired;
 pub mod discovery;
 mod ec2;
+pub mod entries;
 pub mod external;
+pub mod gateways;
 pub mod inputs;
 pub mod kernel;
 pub mod metrics;
@@ -32,17 +34,20 @@ mod saved;
 pub mod settings;
 #[cfg(test)]
 mod tests;
+pub mod write_budget;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
+use fairlead_address::InterfaceId;
 use fairlead_api::resources::WireKubeMesh;
 use fairlead_api::wireguard::{PrivateKey, PublicKey};
 use fairlead_cluster::caches::Cache;
 use fairlead_cluster::events::EventPublisher;
 use fairlead_cluster::subsystem::Supervisor;
+use fairlead_dataplane::uplink::{HostNetwork, Ignored};
 use fairlead_dataplane::wireguard::Preference;
 use fairlead_path::Identity;
 use fairlead_wire::pcp::Nonce;
@@ -53,7 +58,7 @@ use tokio::sync::{oneshot, watch};
 
 use self::discovery::{DiscoveryStatus, DiscoveryTask};
 use self::ec2::Ec2Task;
-use self::inputs::{InputReader, NetworkWatches};
+use self::inputs::{InputReader, MeshIdentity, NetworkWatches};
 use self::kernel::HostKernel;
 use self::metrics::MeshMetrics;
 use self::nat64::{Nat64Answer, Nat64Task};
@@ -61,6 +66,7 @@ use self::path_port::PathPort;
 use self::paths::PathDriver;
 use self::port_mapping::{PortMappingTask, PortMappings};
 use self::problem::MeshFailure;
+pub use self::publisher::pause_after_write;
 use self::publisher::{Publication, Publisher};
 use self::reconciler::{DeviceSlot, Mesh};
 use self::relay::{RelayLink, RelayView};
@@ -70,9 +76,12 @@ use crate::ipam::cached_block::CachedBlock;
 use crate::kernel_watch::KernelWatch;
 use crate::members::MemberSource;
 use crate::members::cached_peer::CachedPeer;
+use crate::members::departures::Session;
 use crate::members::discovery::Discovery;
 use crate::members::external_peers::{CachedExternalPeer, ExternalPeers};
-use crate::members::kubernetes::Kubernetes;
+use crate::members::kubernetes::{Deletions, Kubernetes};
+use crate::members::membership::Membership;
+use crate::members::static_peers::PeersFile;
 
 /// The WireKubeMesh that counts: the first by name.
 pub(crate) fn selected(meshes: &Cache<WireKubeMesh>) -> Option<Arc<WireKubeMesh>> {
@@ -101,6 +110,12 @@ pub struct MeshDeps {
     pub service_ranges: Arc<Cache<ServiceCIDR>>,
     /// All peers.
     pub peers: Arc<Cache<CachedPeer>>,
+    /// Whether this node has a WireKubePeer.
+    pub publishes: bool,
+    /// A file with members of the mesh.
+    pub peers_file: Option<PathBuf>,
+    /// Those whose deletion the watch has shown.
+    pub deleted_peers: Deletions,
     /// All blocks.
     pub blocks: Arc<Cache<CachedBlock>>,
     /// Peers outside of the cluster.
@@ -120,16 +135,18 @@ pub struct MeshDeps {
 /// Joins the mesh. The device outlives the subsystem: see [`MeshHandle::into_device`].
 pub fn start(deps: MeshDeps, supervisor: &mut Supervisor) -> MeshHandle {
     let time_to_direct = deps.metrics.time_to_direct();
-    let reports = Arc::new(Reports::new(Some(deps.metrics), deps.metrics_per_peer));
+    let reports = Arc::new(Reports::new(&deps.node, Some(deps.metrics), deps.metrics_per_peer));
     let (private_key, public_key) = deps.keys;
     let file = StateFile { directory: deps.state_directory, node: deps.node.clone(), public_key };
     let (cached, discovered) = DiscoveryTask::known_before(&file);
     let (known, discovered) = watch::channel(Arc::new(discovered));
-    let sources: Vec<Box<dyn MemberSource>> = vec![
-        Box::new(Kubernetes::of_mesh(Arc::clone(&deps.peers), deps.blocks)),
+    let (peers_file, static_peers) = deps.peers_file.map(PeersFile::open).unzip();
+    let mut sources: Vec<Box<dyn MemberSource>> = vec![
+        Box::new(Kubernetes::of_mesh(Arc::clone(&deps.peers), deps.deleted_peers, deps.blocks)),
         Box::new(ExternalPeers::new(deps.external_peers)),
         Box::new(Discovery::new(discovered)),
     ];
+    sources.extend(static_peers.map(|source| Box::new(source) as Box<dyn MemberSource>));
     let (found, port_mappings) = watch::channel(PortMappings::default());
     let port_mapping = PortMappingTask {
         meshes: Arc::clone(&deps.meshes),
@@ -141,14 +158,22 @@ pub fn start(deps: MeshDeps, supervisor: &mut Supervisor) -> MeshHandle {
     let ec2 = Ec2Task { kernel: deps.kernel.subscribe(port_mapping::concerns), found };
     let (found, nat64) = watch::channel(Nat64Answer::default());
     let nat64_task = Nat64Task { kernel: deps.kernel.subscribe(port_mapping::concerns), found };
+    let (credentials, cluster) = watch::channel(file.saved_credentials());
+    let interface_id = interface_id().inspect_err(|error| {
+        tracing::warn!(%error, "cannot read link-layer addresses: the address on the mesh is made of the key");
+    });
+    let mesh_identity =
+        MeshIdentity { interface_id: interface_id.ok().flatten(), is_in_cluster: deps.publishes, cluster };
+    let seen = Arc::clone(&reports);
+    let session = Box::new(move |key: &PublicKey| seen.session(key));
     let reader = InputReader::new(
         file.clone(),
         Arc::clone(&deps.nodes),
         deps.meshes,
         deps.service_ranges,
-        sources,
+        Membership::new(deps.node.clone(), sources, session),
         deps.api_server,
-        NetworkWatches { port_mappings, public_ipv4, nat64 },
+        NetworkWatches { port_mappings, public_ipv4, nat64, mesh_identity },
     );
     let probes = Identity { private_key: private_key.clone(), public_key, epoch: rand::random() };
     let (view, status) = RelayView::open();
@@ -173,6 +198,7 @@ pub fn start(deps: MeshDeps, supervisor: &mut Supervisor) -> MeshHandle {
         cached,
         reports: Arc::clone(&reports),
         known,
+        credentials,
         status,
     };
     let port = Arc::clone(paths.port());
@@ -188,12 +214,17 @@ pub fn start(deps: MeshDeps, supervisor: &mut Supervisor) -> MeshHandle {
         reports: Arc::clone(&reports),
     };
     let subsystem = supervisor.subsystem("mesh");
-    subsystem.spawn("publisher", publisher.run(reports.subscribe()));
+    if deps.publishes {
+        subsystem.spawn("publisher", publisher.run(reports.subscribe()));
+    }
     subsystem.spawn("relay", relay.run());
     subsystem.spawn("discovery", discovery.run());
     subsystem.spawn("port mapping", port_mapping.run());
     subsystem.spawn("EC2 metadata", ec2.run());
     subsystem.spawn("NAT64", nat64_task.run());
+    if let Some(file) = peers_file {
+        subsystem.spawn("static peers", file.run());
+    }
     subsystem.spawn("saved state", file.keep(reader.unsaved()));
     let (stopped, device) = oneshot::channel();
     let running = Arc::clone(&reports);
@@ -207,6 +238,12 @@ pub fn start(deps: MeshDeps, supervisor: &mut Supervisor) -> MeshHandle {
     MeshHandle { view, device }
 }
 
+/// What the first link-layer address of this host makes of IPv6 addresses.
+fn interface_id() -> fairlead_netlink::Result<Option<InterfaceId>> {
+    let mac = HostNetwork::read()?.first_mac(&Ignored::default());
+    Ok(mac.map(|mac| InterfaceId::of_mac(mac.0)))
+}
+
 /// The mesh of this node, for the program that runs it.
 pub struct MeshHandle {
     view: MeshView,
@@ -216,7 +253,7 @@ pub struct MeshHandle {
 impl MeshHandle {
     /// The handle of a node that stays outside of the mesh.
     pub fn outside(failure: MeshFailure) -> Self {
-        let reports = Reports::new(None, false);
+        let reports = Reports::new("", None, false);
         reports.fail(failure);
         let (_, device) = oneshot::channel();
         let (_, discovery) = watch::channel(DiscoveryStatus::default());
@@ -291,6 +328,7 @@ pub struct Snapshot {
 
 /// Where reports go: to status, metrics and the publisher.
 struct Reports {
+    node: String,
     snapshot: Mutex<Snapshot>,
     metrics: Option<MeshMetrics>,
     /// Whether peers have metrics of their own.
@@ -299,12 +337,19 @@ struct Reports {
 }
 
 impl Reports {
-    fn new(metrics: Option<MeshMetrics>, per_peer: bool) -> Self {
-        Self { snapshot: Mutex::default(), metrics, per_peer, published: watch::Sender::default() }
+    fn new(node: &str, metrics: Option<MeshMetrics>, per_peer: bool) -> Self {
+        let (node, snapshot, published) = (node.to_owned(), Mutex::default(), watch::Sender::default());
+        Self { node, snapshot, metrics, per_peer, published }
     }
 
     fn snapshot(&self) -> Snapshot {
         self.lock().clone()
+    }
+
+    /// How the tunnel to a member does, as of the last step.
+    fn session(&self, key: &PublicKey) -> Session {
+        let report = self.lock().report.clone();
+        report.map_or(Session::Unknown, |report| report.session(key, SystemTime::now()))
     }
 
     fn lock(&self) -> MutexGuard<'_, Snapshot> {
@@ -322,6 +367,11 @@ impl Reports {
     }
 
     fn fail(&self, failure: MeshFailure) {
+        if let Some(metrics) = &self.metrics
+            && failure != MeshFailure::NoMesh
+        {
+            metrics.failed();
+        }
         self.lock().failure = Some(failure);
     }
 
@@ -348,7 +398,7 @@ impl Reports {
     fn update(&self, report: Report) {
         let report = Arc::new(report);
         if let Some(metrics) = &self.metrics {
-            metrics.update(&report, self.per_peer);
+            metrics.update(&self.node, &report, self.per_peer);
         }
         self.lock().report = Some(Arc::clone(&report));
         self.published.send_if_modified(|last| {

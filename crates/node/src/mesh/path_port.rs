@@ -16,7 +16,7 @@ use fairlead_api::wireguard::PublicKey;
 use fairlead_dataplane::wireguard::{PathDatagram, PathSocket, PathSocketHealth, PathSocketStats};
 use fairlead_path::{
     BirthdayOutcome, BirthdayStatus, Candidate, CandidateStatus, EndpointReason, Event, PathAgent,
-    ProbeCounts, SocketChange, Source, Transmit,
+    ProbeCounts, Source, Transmit,
 };
 use fairlead_relay::client::LinkQueue;
 use prometheus_client::metrics::histogram::Histogram;
@@ -27,6 +27,8 @@ use tokio::sync::{Notify, oneshot};
 use tokio::time::{sleep, sleep_until};
 
 use super::path_history::{Observed, PathChange, PathHistory};
+
+mod sockets;
 
 /// Datagrams handled at once; the socket queues no more.
 const MAX_DATAGRAMS: usize = 256;
@@ -40,6 +42,8 @@ pub(super) struct Due {
     pub(super) observation: bool,
     /// STUN servers or peers see this node elsewhere than before.
     pub(super) own_addresses_changed: bool,
+    /// The path to a peer passes other packets than before.
+    pub(super) route_mtu_changed: bool,
     /// Endpoints to be set.
     pub(super) endpoints: BTreeMap<PublicKey, SocketAddr>,
     /// Peers to start a handshake with.
@@ -59,8 +63,9 @@ enum Urgency {
 
 impl Due {
     fn urgency(&self) -> Urgency {
-        let Self { observation, own_addresses_changed, endpoints, handshakes } = self;
-        let is_urgent = *own_addresses_changed || !endpoints.is_empty() || !handshakes.is_empty();
+        let Self { observation, own_addresses_changed, route_mtu_changed, endpoints, handshakes } = self;
+        let is_changed = *own_addresses_changed || *route_mtu_changed;
+        let is_urgent = is_changed || !endpoints.is_empty() || !handshakes.is_empty();
         match (is_urgent, *observation) {
             (true, _) => Urgency::Now,
             (false, true) => Urgency::Observation,
@@ -201,6 +206,15 @@ impl PathPort {
         let mut shared = self.lock();
         shared.socket = socket;
         shared.generation = shared.generation.wrapping_add(1);
+        shared.adopt_sockets(self.since(Instant::now()));
+        self.changed.notify_one();
+    }
+
+    /// Replaces the agent. What the socket keeps for endpoints of peers stays.
+    pub(super) fn replace_agent(&self, now: Instant, agent: PathAgent) {
+        let mut shared = self.lock();
+        shared.agent = agent;
+        shared.adopt_sockets(self.since(now));
         self.changed.notify_one();
     }
 
@@ -450,6 +464,10 @@ impl Shared {
                     let took = self.history.endpoint_set(&peer, times, to, reason);
                     took.iter().for_each(|took| self.time_to_direct.observe(took.as_secs_f64()));
                 }
+                Event::RouteMtuChanged { peer, mtu } => {
+                    tracing::info!(%peer, mtu, "the path to a peer passes other packets than before");
+                    self.due.route_mtu_changed = true;
+                }
                 Event::SendBothWays { peer, also } => {
                     tracing::debug!(%peer, also = ?also, "the path in use is in doubt, or no more");
                     self.socket.iter().for_each(|socket| socket.send_both_ways(&peer, also));
@@ -465,28 +483,6 @@ impl Shared {
                 }
                 Event::StateChanged { peer, from, to, reason } => {
                     tracing::debug!(%peer, %from, %to, reason = reason.name(), "the path changed its state");
-                }
-            }
-        }
-    }
-
-    /// What a birthday attempt does with sockets.
-    fn change_sockets(&mut self, change: SocketChange) {
-        let Some(socket) = &self.socket else { return };
-        match change {
-            SocketChange::Close => socket.close_sockets(),
-            SocketChange::Keep { peer, remote, socket: number } => {
-                tracing::debug!(%peer, %remote, "keeping a socket of the birthday attempt");
-                if let Err(error) = socket.keep_socket(number, remote) {
-                    tracing::warn!(%peer, %remote, %error, "cannot keep a socket of the birthday attempt");
-                }
-            }
-            SocketChange::Leave { remote } => socket.leave_socket(remote),
-            SocketChange::Open { count } => {
-                tracing::debug!(count, "opening sockets for a birthday attempt");
-                if let Err(error) = socket.open_sockets(count) {
-                    tracing::warn!(%error, "cannot open the sockets of a birthday attempt");
-                    self.is_sockets_refused = true;
                 }
             }
         }

@@ -13,11 +13,12 @@ use fairlead_dataplane::wireguard::{self, Backend, WireGuardDevice};
 use fairlead_path::{
     Config, Filtering, Identity, Observation, PathAgent, PeerPaths, Source, Status, StunAnswer,
 };
+use fairlead_relay::client::is_relayed;
 use prometheus_client::metrics::histogram::Histogram;
 
 use super::desired::DesiredPeer;
 use super::path_history::Observed;
-use super::path_port::PathPort;
+use super::path_port::{Due, PathPort};
 use super::relay::{RelayTransport, RelayView};
 use super::settings::RelaySettings;
 
@@ -91,7 +92,7 @@ impl PathDriver {
             let mut new = agent(device, self.seed, &self.identity, self.agents);
             new.set_relay_stun(self.port.since(now), self.relay.stun());
             self.agents = self.agents.saturating_add(1);
-            self.port.with_agent(|agent| *agent = new);
+            self.port.replace_agent(now, new);
         }
         let since = self.port.since(now);
         self.port.set_peers(now, peers);
@@ -101,9 +102,12 @@ impl PathDriver {
                 agent.peers().filter(|key| !peers.contains_key(*key)).copied().collect();
             gone.iter().for_each(|key| agent.remove_peer(key));
             for (key, peer) in peers {
-                let stays = known.get(key).is_some_and(|known| known.paths == peer.paths);
+                let is_same =
+                    |known: &DesiredPeer| known.paths == peer.paths && known.uses_relay == peer.uses_relay;
+                let stays = known.get(key).is_some_and(|known| is_same(known));
                 if !stays {
-                    let relay = relay.and_then(|relay| self.relay.path(relay, key));
+                    let relay =
+                        relay.filter(|_| peer.uses_relay).and_then(|relay| self.relay.path(relay, key));
                     agent.upsert_peer(since, *key, PeerPaths { relay, ..peer.paths.clone() });
                 }
             }
@@ -126,7 +130,23 @@ impl PathDriver {
             }
         });
         self.record(state, now);
-        self.port.take_endpoints()
+        let endpoints = self.port.take_endpoints();
+        self.hold_relayed(&endpoints, |key| state.peers.get(key)?.config.endpoint, now);
+        endpoints
+    }
+
+    /// The kernel's WireGuard is about to leave the relay for these endpoints. The embedded one stays at them by itself.
+    fn hold_relayed(
+        &self,
+        endpoints: &BTreeMap<PublicKey, SocketAddr>,
+        present: impl Fn(&PublicKey) -> Option<SocketAddr>,
+        now: Instant,
+    ) {
+        let leaves = |(key, endpoint): &(&PublicKey, &SocketAddr)| {
+            present(key).is_some_and(is_relayed) && !is_relayed(**endpoint)
+        };
+        let leaving = endpoints.iter().filter(|_| self.device.backend == Backend::Kernel).filter(leaves);
+        leaving.for_each(|(key, _)| self.relay.hold(key, now));
     }
 
     /// Tells the history of the paths what the device has.
@@ -155,11 +175,6 @@ impl PathDriver {
             Arc::new(peer)
         };
         self.observed = state.peers.into_iter().map(|(key, peer)| (key, kept(peer))).collect();
-    }
-
-    /// Whether the device can open sockets for birthday attempts.
-    pub fn has_sockets(&self) -> bool {
-        self.device.backend == Backend::Embedded && self.device.has_path_socket
     }
 
     /// The way by the relay, for its users.
@@ -199,6 +214,11 @@ impl PathDriver {
         self.port.read_agent(PathAgent::reflexive_addresses)
     }
 
+    /// The MTU that routes to a peer are to have; `None` for the tunnel's.
+    pub fn route_mtu(&self, key: &PublicKey) -> Option<u32> {
+        self.port.read_agent(|agent| agent.route_mtu(key))
+    }
+
     /// Does what the paths need done: reads the device, if it is time for that, and sets endpoints.
     ///
     /// # Errors
@@ -215,19 +235,21 @@ impl PathDriver {
             due.endpoints.extend(self.observe(&state, now));
             self.remember(state);
         }
+        self.hold_relayed(&due.endpoints, |key| self.observed.get(key)?.config.endpoint, now);
         let set_peers: BTreeMap<PublicKey, PeerConfig> = due
             .endpoints
-            .into_iter()
+            .iter()
             .filter_map(|(key, endpoint)| {
-                Some((key, PeerConfig { endpoint: Some(endpoint), ..self.peers.get(&key)?.config.clone() }))
+                Some((*key, PeerConfig { endpoint: Some(*endpoint), ..self.peers.get(key)?.config.clone() }))
             })
             .collect();
-        let handshakes = due.handshakes.into_iter().filter(|key| self.peers.contains_key(key)).collect();
+        let handshakes = due.handshakes.iter().copied().filter(|key| self.peers.contains_key(key)).collect();
         let change = DeviceChange { set_peers, handshakes, ..DeviceChange::default() };
         if !change.is_empty() {
             device.change(&change)?;
         }
-        Ok(Woken { observed: due.observation, own_addresses_changed: due.own_addresses_changed })
+        let Due { observation: observed, own_addresses_changed, route_mtu_changed, .. } = due;
+        Ok(Woken { observed, own_addresses_changed, route_mtu_changed })
     }
 
     /// What the device said of a peer, without prefixes.
@@ -250,6 +272,8 @@ pub struct Woken {
     pub observed: bool,
     /// STUN servers or peers see this node elsewhere than before: the plan may change.
     pub own_addresses_changed: bool,
+    /// The path to a peer passes other packets than before: its routes change.
+    pub route_mtu_changed: bool,
 }
 
 /// What an agent has to know of the device.
@@ -267,9 +291,7 @@ fn agent(device: Capabilities, seed: u64, identity: &Identity, number: u64) -> P
     if device.has_path_socket {
         let epoch = (u128::from_be_bytes(identity.epoch) ^ u128::from(number)).to_be_bytes();
         agent.enable_probes(Identity { epoch, ..identity.clone() });
-        if device.backend == Backend::Embedded {
-            agent.enable_sockets();
-        }
+        agent.enable_sockets();
     }
     agent
 }

@@ -64,6 +64,11 @@ pub enum MeshProblem {
         /// Where the relay is.
         endpoint: String,
     },
+    /// A gateway does not forward.
+    GatewayDown {
+        /// The node.
+        gateway: String,
+    },
     /// The path to a peer passes short packets only, and there is no other.
     PathMtu {
         /// The peer.
@@ -72,6 +77,8 @@ pub enum MeshProblem {
         endpoint: SocketAddr,
         /// The MTU of the tunnel.
         mtu: u32,
+        /// That of routes to the peer, which is what the path passes; `None` if no such MTU is known.
+        route_mtu: Option<u32>,
     },
 }
 
@@ -89,6 +96,7 @@ impl MeshProblem {
             Self::PortMappingRefused { .. } => "PortMappingRefused",
             Self::RelayUnavailable { .. } => "RelayUnavailable",
             Self::DuplicateKey { .. } => "DuplicateKey",
+            Self::GatewayDown { .. } => "GatewayNotForwarding",
             Self::PathMtu { .. } => "PathMTU",
         }
     }
@@ -100,6 +108,7 @@ impl MeshProblem {
         match self {
             Self::Plan(problem) => problem.nodes(),
             Self::Source(problem) => problem.peer().into_iter().collect(),
+            Self::GatewayDown { gateway } => vec![gateway],
             Self::PathMtu { peer, .. } => vec![peer],
             Self::Nat64Refused { .. }
             | Self::NoStunAnswer { .. }
@@ -147,9 +156,18 @@ impl fmt::Display for MeshProblem {
                 f,
                 "another program registers this node's WireGuard key with the relay {endpoint}: was the node's disk copied? Delete the key file of one of them and restart it"
             ),
-            Self::PathMtu { peer, endpoint, mtu } => write!(
+            Self::GatewayDown { gateway } => write!(
+                f,
+                "no node behind the gateway {gateway} answers through it, so this node uses another gateway of the location if there is one: does it run, and does its firewall (FORWARD) let packets of the mesh pass?"
+            ),
+            Self::PathMtu { peer, endpoint, mtu, route_mtu: None } => write!(
                 f,
                 "packets of {mtu} bytes to {peer} are lost on the way to {endpoint}, and shorter ones are not: lower spec.mtu of the mesh, or have a relay"
+            ),
+            Self::PathMtu { peer, endpoint, mtu, route_mtu: Some(passes) } => write!(
+                f,
+                "packets of {mtu} bytes to {peer} are lost on the way to {endpoint}, and those of {passes} bytes are not: routes to it have an MTU of {passes}; \
+                 mend the network between them, or lower spec.mtu of the mesh"
             ),
         }
     }

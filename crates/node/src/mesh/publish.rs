@@ -5,13 +5,13 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use fairlead_api::names::{KEEPALIVE, LABEL_WIREKUBE_NODE};
 use fairlead_api::resources::{
-    CandidateType, EndpointDiscoveryMethod, IceCandidate, NatType as PublishedNat, ObservedEndpoint,
-    PeerCounts, PeerTransport, TransportMode, WireGuardImplementation, WireKubePeer, WireKubePeerSpec,
-    WireKubePeerStatus,
+    CandidateType, EndpointDiscoveryMethod, EntryTerm, IceCandidate, NatType as PublishedNat,
+    ObservedEndpoint, PeerCounts, PeerTransport, TransportMode, WireGuardImplementation, WireKubePeer,
+    WireKubePeerSpec, WireKubePeerStatus,
 };
 use fairlead_api::wireguard::PublicKey;
 use fairlead_cluster::conditions::{Finding, condition};
@@ -26,6 +26,7 @@ use kube::{Api, Client, Resource as _, ResourceExt};
 use super::observers::{self, OBSERVERS};
 use super::problem::{MeshFailure, MeshProblem};
 use super::report::{PeerReport, Report};
+use super::write_budget::{Urgency, WriteBudget};
 
 /// Field manager of our server-side applies.
 const MANAGER: &str = "fairlead-node";
@@ -44,6 +45,8 @@ const MAX_REFLEXIVE: usize = 8;
 const MAX_LISTED: usize = 100;
 /// Most observations one node publishes.
 const MAX_OBSERVATIONS: usize = 64;
+/// Most Peers of which one node publishes that they came to it.
+const MAX_ENTRY_TERMS: usize = 1000;
 /// Most problems one node publishes.
 const MAX_PROBLEMS: usize = 16;
 /// Most names in the message of a condition.
@@ -114,6 +117,8 @@ pub fn desired(facts: &Facts<'_>) -> Desired {
             relay_reasons: listed().filter_map(|peer| relay_reason(facts, peer)).collect(),
             relay_latency_ms: relay_latency(report),
             observed_endpoints: observations(facts, &up),
+            entry_terms: entry_terms(report),
+            interface_id: report.interface_id.map(|id| id.to_string()),
             wireguard: Some(match report.backend {
                 Backend::Kernel => WireGuardImplementation::Kernel,
                 Backend::Embedded => WireGuardImplementation::Embedded,
@@ -135,6 +140,7 @@ pub fn left(present: &WireKubePeerStatus, now: Timestamp) -> Option<WireKubePeer
     let unchanged = WireKubePeerStatus {
         connected: Some(false),
         last_reported_at: present.last_reported_at.clone(),
+        node: present.node.clone(),
         conditions: vec![ready(Some((failure.reason(), failure.to_string())), Some(present), now)],
         ..WireKubePeerStatus::default()
     };
@@ -154,9 +160,13 @@ pub fn problems<'a>(node: &str, report: &'a Report) -> Vec<&'a MeshProblem> {
     report.problems.iter().filter(publishes).collect()
 }
 
-/// Whether `present` has to be written again: something changed but counters and times, or these are old. Reasons wait until the
-/// last write is [`MIN_AGE_FOR_REASONS`] old.
-pub fn is_due(present: Option<&WireKubePeerStatus>, desired: &WireKubePeerStatus, members: usize) -> bool {
+/// Whether `present` has to be written again, and for whom: something changed but counters and times, or these are old. Reasons wait until
+/// the last write is [`MIN_AGE_FOR_REASONS`] old.
+pub fn urgency(
+    present: Option<&WireKubePeerStatus>,
+    desired: &WireKubePeerStatus,
+    members: usize,
+) -> Option<Urgency> {
     let lasting = |status: &WireKubePeerStatus| WireKubePeerStatus {
         peers: None,
         last_handshake: None,
@@ -165,16 +175,68 @@ pub fn is_due(present: Option<&WireKubePeerStatus>, desired: &WireKubePeerStatus
         bytes_sent: None,
         relay_latency_ms: None,
         relay_reasons: BTreeMap::new(),
+        node: None,
         ..status.clone()
     };
-    let Some(present) = present else { return true };
+    let Some(present) = present else { return Some(Urgency::Essential) };
+    if essential(present) != essential(desired) {
+        return Some(Urgency::Essential);
+    }
     let period = MIN_REFRESH.max(REFRESH_PER_NODE.saturating_mul(u32::try_from(members).unwrap_or(u32::MAX)));
     let age = match (&desired.last_reported_at, &present.last_reported_at) {
         (Some(now), Some(then)) => now.0.duration_since(then.0).unsigned_abs(),
         _ => Duration::MAX,
     };
     let has_other_reasons = present.relay_reasons != desired.relay_reasons;
-    age >= period || (has_other_reasons && age >= MIN_AGE_FOR_REASONS) || lasting(present) != lasting(desired)
+    let is_due = age >= period
+        || (has_other_reasons && age >= MIN_AGE_FOR_REASONS)
+        || lasting(present) != lasting(desired);
+    is_due.then_some(Urgency::Status)
+}
+
+/// What peers need to reach this node, other nodes, and Peers that came here.
+fn essential(status: &WireKubePeerStatus) -> WireKubePeerStatus {
+    WireKubePeerStatus {
+        ice_candidates: status.ice_candidates.clone(),
+        nat_type: status.nat_type,
+        observed_endpoints: status.observed_endpoints.clone(),
+        entry_terms: status.entry_terms.clone(),
+        ..WireKubePeerStatus::default()
+    }
+}
+
+/// What is to be written now of what differs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Writes {
+    /// The specification.
+    pub spec: bool,
+    /// The status.
+    pub status: bool,
+    /// How long what is left out has to wait.
+    pub wait: Option<Duration>,
+}
+
+/// Takes from the budget what the difference needs.
+pub fn writes(
+    budget: &mut WriteBudget,
+    now: Instant,
+    present: Option<&WireKubePeer>,
+    desired: &Desired,
+    members: usize,
+) -> Writes {
+    let mut wait = None;
+    let mut takes = |urgency| match budget.take(now, urgency) {
+        Ok(()) => true,
+        Err(time) => {
+            wait.get_or_insert(time);
+            false
+        }
+    };
+    let differs = present.is_none_or(|present| present.spec != desired.spec);
+    let spec = differs && takes(Urgency::Essential);
+    let status = present.and_then(|present| present.status.as_ref());
+    let status = urgency(status, &desired.status, members).is_some_and(takes);
+    Writes { spec, status, wait }
 }
 
 fn counts(total: usize, up: usize, relayed: usize) -> PeerCounts {
@@ -288,7 +350,7 @@ fn endpoint(facts: &Facts<'_>) -> (Option<String>, EndpointDiscoveryMethod) {
     }
     let Report { nat, port, host, observed, reflexive, mapped, .. } = facts.report;
     let is_public = |address: &&SocketAddr| !is_private(address.ip());
-    let by_peers = seen_by_peers(facts.report).filter(is_public);
+    let mut by_peers = seen_by_peers(facts.report).filter(is_public);
     let public = reflexive.iter().find(is_public);
     let instance = facts.report.public_ipv4.map(|address| SocketAddr::new(address.into(), *port));
     if let Some(instance) = instance.filter(|_| *nat != NatType::Open && public.is_none()) {
@@ -299,15 +361,18 @@ fn endpoint(facts: &Facts<'_>) -> (Option<String>, EndpointDiscoveryMethod) {
     if let Some(mapped) = mapped.filter(|_| public.is_none() || *nat == NatType::Symmetric) {
         return (Some(mapped.to_string()), EndpointDiscoveryMethod::Upnp);
     }
-    match (public, observed.iter().chain(by_peers).next(), host.first()) {
-        // The port is that of the one server, and no other; the address is right (WireKube publishes the same).
-        (Some(seen), ..) if *nat == NatType::Symmetric => {
-            let placeholder = SocketAddr::new(seen.ip(), *port);
-            (Some(placeholder.to_string()), EndpointDiscoveryMethod::Stun)
-        }
-        (Some(seen), ..) if *nat != NatType::Open => (Some(seen.to_string()), EndpointDiscoveryMethod::Stun),
-        (None, Some(observed), _) if *nat != NatType::Open => {
-            (Some(observed.to_string()), EndpointDiscoveryMethod::Observed)
+    // The port is that of the one server or peer, and no other; the address is right (WireKube publishes the same).
+    let shown = |seen: &SocketAddr| match nat {
+        NatType::Symmetric => SocketAddr::new(seen.ip(), *port).to_string(),
+        _ => seen.to_string(),
+    };
+    // A peer on this side of the NAT sees a private address: it never takes the place of a public one.
+    let observed = observed.iter().find(is_public).or_else(|| by_peers.next()).or(observed.first());
+    let is_outside = |seen: &&SocketAddr| !is_private(seen.ip()) || !host.iter().any(|own| is_public(&own));
+    match (public, observed.filter(is_outside), host.first()) {
+        (Some(seen), ..) if *nat != NatType::Open => (Some(shown(seen)), EndpointDiscoveryMethod::Stun),
+        (None, Some(seen), _) if *nat != NatType::Open => {
+            (Some(shown(seen)), EndpointDiscoveryMethod::Observed)
         }
         (.., host) => (host.map(ToString::to_string), EndpointDiscoveryMethod::InternalIp),
     }
@@ -362,6 +427,14 @@ fn observations(facts: &Facts<'_>, up: &[&PeerReport]) -> BTreeMap<String, Obser
         .collect()
 }
 
+/// At which entry node a Peer is: one write when it comes to another.
+fn entry_terms(report: &Report) -> BTreeMap<String, EntryTerm> {
+    let term = |(peer, key, term): (&str, PublicKey, u64)| {
+        (peer.to_owned(), EntryTerm { public_key: key.to_string(), term })
+    };
+    report.entry_terms().map(term).take(MAX_ENTRY_TERMS).collect()
+}
+
 /// Whether this node is to publish that it sees a peer at an endpoint, of which it has known for `age`: unless enough of the
 /// `reporters` precede it, and only after those that do had time to.
 pub fn observes<'a>(
@@ -375,25 +448,20 @@ pub fn observes<'a>(
     before < OBSERVERS && age >= observers::delay(own, members)
 }
 
-/// Writes the specification if it differs.
+/// Writes the specification.
 ///
 /// # Errors
 /// The API server's answer. The admission policy refuses any name but this node's.
 pub async fn publish_spec(
     client: &Client,
     node: &Node,
-    present: Option<&WireKubePeer>,
     desired: &WireKubePeerSpec,
-) -> Result<bool, kube::Error> {
-    if present.is_some_and(|peer| peer.spec == *desired) {
-        return Ok(false);
-    }
+) -> Result<(), kube::Error> {
     let name = node.name_any();
     let mut object = WireKubePeer::new(&name, desired.clone());
     object.metadata = metadata(&name, node);
     let peers: Api<WireKubePeer> = Api::all(client.clone());
-    peers.patch(&name, &PatchParams::apply(MANAGER).force(), &Patch::Apply(&object)).await?;
-    Ok(true)
+    peers.patch(&name, &PatchParams::apply(MANAGER).force(), &Patch::Apply(&object)).await.map(drop)
 }
 
 /// Writes the status.
@@ -406,6 +474,8 @@ pub async fn publish_status(
     status: &WireKubePeerStatus,
 ) -> Result<(), kube::Error> {
     let peers: Api<WireKubePeer> = Api::all(client.clone());
+    // That is the controller's, which the admission policy enforces.
+    let status = WireKubePeerStatus { node: None, ..status.clone() };
     let object = serde_json::json!({
         "apiVersion": "wirekube.io/v1alpha1", "kind": "WireKubePeer",
         "metadata": { "name": name }, "status": status,

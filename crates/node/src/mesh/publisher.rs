@@ -15,9 +15,11 @@ use k8s_openapi::api::core::v1::Node;
 use kube::Client;
 use kube::runtime::reflector::ObjectRef;
 use tokio::sync::watch;
-use tokio::time::{sleep, timeout};
+use tokio::time::{sleep, sleep_until, timeout};
 
+use super::publish::Writes;
 use super::report::Report;
+use super::write_budget::WriteBudget;
 use super::{Reports, publish};
 use crate::members::cached_peer::CachedPeer;
 
@@ -28,7 +30,7 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(2);
 /// How often what is published is compared without news, and for each node of the mesh; only what differs is written.
 const REFRESH_INTERVAL: Duration = Duration::from_secs(5);
 const REFRESH_PER_NODE: Duration = Duration::from_millis(5);
-/// Least pause between two writes, for each node of the mesh, and its bounds: what changes meanwhile is written at once.
+/// Least pause between two writes, for each node of the mesh, and its bounds. [`WriteBudget`] says how many there may be.
 const PAUSE_PER_NODE: Duration = Duration::from_millis(10);
 const MIN_PAUSE: Duration = Duration::from_millis(300);
 const MAX_PAUSE: Duration = Duration::from_secs(30);
@@ -72,18 +74,21 @@ impl Publisher {
         let mut peers = self.peers.subscribe();
         let regarding = node_reference(&self.node);
         let mut events = ProblemEvents::new(self.events.clone(), regarding, PROBLEM_EVENT);
-        let mut seen = Seen::default();
+        let mut state = State { seen: Seen::default(), budget: WriteBudget::new(Instant::now()) };
+        let mut waiting = None;
         loop {
             let members = u32::try_from(self.peers.store.len()).unwrap_or(u32::MAX);
+            let refresh = REFRESH_INTERVAL.max(REFRESH_PER_NODE.saturating_mul(members));
             tokio::select! {
                 Ok(()) = inbox.changed() => {}
                 _ = peers.changed() => {}
-                () = sleep(REFRESH_INTERVAL.max(REFRESH_PER_NODE.saturating_mul(members))) => {}
+                () = sleep(waiting.take().unwrap_or(refresh).min(refresh)) => {}
             }
             let publication = inbox.borrow_and_update().clone();
-            let written = timeout(TIMEOUT, self.publish(&publication, &mut seen)).await;
+            let written = timeout(TIMEOUT, self.publish(&publication, &mut state)).await;
             let pause = match written {
-                Ok(Ok(written)) => {
+                Ok(Ok(Writes { spec, status, wait })) => {
+                    waiting = wait;
                     self.reports.published(None);
                     if let Publication::Member(report) = &publication {
                         let problems = publish::problems(&self.node, report);
@@ -91,7 +96,7 @@ impl Publisher {
                         events.update(&problems, Instant::now());
                     }
                     let compared = COMPARE_PER_NODE.saturating_mul(members);
-                    if written { pause_after_write(members, rand::random()) } else { compared }
+                    if spec || status { pause_after_write(members, rand::random()) } else { compared }
                 }
                 Ok(Err(error)) => {
                     self.refused(&error);
@@ -103,7 +108,25 @@ impl Publisher {
                     RETRY_INTERVAL
                 }
             };
-            sleep(pause.min(MAX_PAUSE)).await;
+            self.pause(pause.min(MAX_PAUSE), &publication, &inbox).await;
+        }
+    }
+
+    /// Rests. A Peer that came to this node does not wait as other news does: packets to it take another way.
+    async fn pause(&self, pause: Duration, published: &Publication, inbox: &watch::Receiver<Publication>) {
+        let until = tokio::time::Instant::now() + pause;
+        sleep(pause.min(MIN_PAUSE)).await;
+        let differs = |now: &Publication| match (published, now) {
+            (Publication::Member(before), Publication::Member(now)) => {
+                !before.entry_terms().eq(now.entry_terms())
+            }
+            _ => false,
+        };
+        // What it sees is news for the inbox all the same.
+        let mut news = inbox.clone();
+        tokio::select! {
+            _ = news.wait_for(differs) => {}
+            () = sleep_until(until) => {}
         }
     }
 
@@ -121,9 +144,11 @@ impl Publisher {
         self.reports.published(Some(note));
     }
 
-    /// Returns whether anything was written.
-    async fn publish(&self, publication: &Publication, seen: &mut Seen) -> Result<bool, kube::Error> {
-        let Some(node) = self.nodes.store.get(&ObjectRef::new(&self.node)) else { return Ok(false) };
+    /// Returns what was written, and what has to wait.
+    async fn publish(&self, publication: &Publication, state: &mut State) -> Result<Writes, kube::Error> {
+        let State { seen, budget } = state;
+        let nothing = Writes::default();
+        let Some(node) = self.nodes.store.get(&ObjectRef::new(&self.node)) else { return Ok(nothing) };
         let present = self.peers.store.get(&ObjectRef::new(&self.node));
         let present = present.as_ref().and_then(|present| present.own());
         let status = present.as_ref().and_then(|present| present.status.as_ref());
@@ -132,12 +157,12 @@ impl Publisher {
             Publication::Member(report) => report,
             Publication::Left => {
                 let Some(left) = status.and_then(|status| publish::left(status, now)) else {
-                    return Ok(false);
+                    return Ok(nothing);
                 };
                 publish::publish_status(&self.client, &self.node, &left).await?;
-                return Ok(true);
+                return Ok(Writes { status: true, ..nothing });
             }
-            Publication::Unknown => return Ok(false),
+            Publication::Unknown => return Ok(nothing),
         };
         let members = report.peers.len().saturating_add(1);
         seen.update(report, Instant::now());
@@ -156,15 +181,17 @@ impl Publisher {
             present: status,
             now,
         });
-        let wrote_spec =
-            publish::publish_spec(&self.client, &node, present.map(|present| &**present), &desired.spec)
-                .await?;
-        if !publish::is_due(status, &desired.status, members) {
-            return Ok(wrote_spec);
+        let present = present.map(|present| &**present);
+        let writes = publish::writes(budget, Instant::now(), present, &desired, members);
+        if writes.spec {
+            publish::publish_spec(&self.client, &node, &desired.spec).await?;
         }
-        publish::publish_status(&self.client, &self.node, &desired.status).await?;
-        tracing::debug!(candidates = desired.status.ice_candidates.len(), "published the state of this node");
-        Ok(true)
+        if writes.status {
+            publish::publish_status(&self.client, &self.node, &desired.status).await?;
+            let candidates = desired.status.ice_candidates.len();
+            tracing::debug!(candidates, "published the state of this node");
+        }
+        Ok(writes)
     }
 
     /// Which nodes say that they see a peer at an endpoint.
@@ -178,6 +205,12 @@ impl Publisher {
         }
         reporters
     }
+}
+
+/// What the next publication depends on.
+struct State {
+    seen: Seen,
+    budget: WriteBudget,
 }
 
 /// Since when this node sees each peer at its endpoint.
@@ -200,9 +233,9 @@ impl Seen {
     }
 }
 
-/// Grows with the mesh, whose members all read what is written, and is stretched by up to a half: nodes that saw one change
-/// do not write at one moment.
-fn pause_after_write(members: u32, random: u8) -> Duration {
+/// How long a node rests after a write. Grows with the mesh, whose members all read what is written, and is stretched by up to a half:
+/// nodes that saw one change do not write at one moment.
+pub fn pause_after_write(members: u32, random: u8) -> Duration {
     let pause = PAUSE_PER_NODE.saturating_mul(members).clamp(MIN_PAUSE, MAX_PAUSE);
     pause.saturating_mul(u32::from(random).saturating_add(512)) / 512
 }

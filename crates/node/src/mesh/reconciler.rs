@@ -1,27 +1,29 @@
 //! Brings the kernel to the desired mesh. Runs when something changed, and now and then because others change the kernel
 //! too.
 
+mod device;
+
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
 use fairlead_api::names::MARK_FROM_WIREGUARD;
 use fairlead_api::wireguard::{DeviceState, PeerState, PrivateKey, PublicKey};
-use fairlead_dataplane::wireguard::{
-    self, PathSocketFailure, PathSocketHealth, PendingHandover, PortAccess, Preference, WireGuardDevice,
-};
 use fairlead_path::{NatType, State};
+use fairlead_topology::Down;
 use ipnet::IpNet;
 
-use super::desired::{self, Desired, Host, OwnAddresses, StunAnswers};
-use super::external::{ExternalEndpoints, ExternalReport};
+pub use self::device::DeviceSlot;
+use super::desired::{self, Desired, Held, Host, OwnAddresses, StunAnswers};
+use super::entries::Entries;
+use super::external::{DesiredExternal, ExternalEndpoints, ExternalReport};
+use super::gateways::GatewayWatch;
 use super::inputs::Inputs;
 use super::kernel::Kernel;
-use super::path_port::{AttachedSocket, PathPort};
+use super::path_port::PathPort;
 use super::paths::{Capabilities, PathDriver, Woken};
-use super::problem::{MeshFailure, MeshProblem};
+use super::problem::MeshFailure;
 use super::relay_reason::{RelayReason, Situation};
 use super::report::{PeerReport, Report};
 
@@ -35,6 +37,8 @@ pub struct Mesh<K> {
     nat: NatType,
     paths: PathDriver,
     external: ExternalEndpoints,
+    entries: Entries,
+    gateways: GatewayWatch,
     /// The paths found something from which another plan may follow.
     is_outdated: bool,
     /// How often it planned.
@@ -48,6 +52,8 @@ struct Planned {
     inputs: Arc<Inputs>,
     host: Host,
     own_addresses: OwnAddresses,
+    entry_terms: BTreeMap<PublicKey, u64>,
+    down: Down,
     desired: Desired,
 }
 
@@ -62,6 +68,8 @@ impl<K: Kernel> Mesh<K> {
             nat: NatType::Unknown,
             paths,
             external: ExternalEndpoints::default(),
+            entries: Entries::default(),
+            gateways: GatewayWatch::default(),
             is_outdated: false,
             plans: 0,
             followed: None,
@@ -80,7 +88,8 @@ impl<K: Kernel> Mesh<K> {
             // Without the device, packets to other nodes are dropped; they never leave in clear text.
             self.plan(inputs, host.clone(), OwnAddresses::default(), &BTreeMap::new());
             if let Some(Planned { desired, .. }) = &self.planned {
-                drop(self.kernel.apply(&desired.mesh_state(&inputs.settings.interface)));
+                let state = desired.mesh_state(&inputs.settings.interface, |_| None);
+                drop(self.kernel.apply(&state));
             }
         })?;
         // Before the device has the port, nothing can be asked: the next reconciliation follows at once.
@@ -90,6 +99,7 @@ impl<K: Kernel> Mesh<K> {
         let stun = self.ask_stun_servers(inputs, &host, is_listening, now);
         let own_addresses =
             OwnAddresses { stun, peers: self.paths.reflexive_addresses(), filtering: self.paths.filtering() };
+        self.observe_entries(&before, now);
         self.plan(inputs, host, own_addresses, &before.peers);
         let Some(Planned { desired, .. }) = &self.planned else { return Err(MeshFailure::NoMesh) };
         let has_path_socket = self.device.has_path_socket();
@@ -117,12 +127,18 @@ impl<K: Kernel> Mesh<K> {
             let times = (now, SystemTime::now());
             self.external.complete(&mut change, &desired.external, &before, times);
             self.paths.remember(before);
-            if change.is_empty() { Ok(()) } else { device.change(&change) }
+            if !change.is_empty() {
+                device.change(&change)?;
+            }
+            slot.accept(&desired.accepted)
         })?;
         let interface = self.device.interface();
         // Answers to what came out of the tunnel may leave by another link than the main table says.
         self.kernel.loosen_reverse_path_filter(&interface)?;
-        self.kernel.apply(&desired.mesh_state(&interface))?;
+        for link in desired.plain_links() {
+            self.kernel.loosen_reverse_path_filter(link)?;
+        }
+        self.kernel.apply(&desired.mesh_state(&interface, |key| self.paths.route_mtu(key)))?;
         self.report(now).ok_or(MeshFailure::NoMesh)
     }
 
@@ -169,8 +185,43 @@ impl<K: Kernel> Mesh<K> {
             Some(open) => self.paths.wake(&*open.device, may_observe, now),
             None => Ok(Woken::default()),
         })?;
-        self.is_outdated |= woken.own_addresses_changed;
+        self.is_outdated |= woken.own_addresses_changed || woken.route_mtu_changed;
         Ok(if woken.observed { self.report(now) } else { None })
+    }
+
+    /// Whether Peers may come to this node that are at another entry node now.
+    pub fn is_standby(&self) -> bool {
+        let external = self.planned.iter().flat_map(|planned| planned.desired.external.values());
+        external.into_iter().any(DesiredExternal::is_standby)
+    }
+
+    /// Looks whether one has come, which [`Self::reconcile`] then takes up.
+    ///
+    /// # Errors
+    /// The device cannot be read.
+    pub fn watch_entries(&mut self, now: Instant) -> Result<(), MeshFailure> {
+        let state = self
+            .device
+            .use_device(|slot| slot.device.as_ref().map(|open| open.device.state()).transpose())?;
+        self.is_outdated |= state.is_some_and(|state| self.observe_entries(&state, now));
+        Ok(())
+    }
+
+    /// Whether this node reaches others through gateways.
+    pub fn has_gateways(&self) -> bool {
+        self.planned.as_ref().is_some_and(|planned| !planned.desired.gateways.is_empty())
+    }
+
+    /// Asks whether gateways forward. [`Self::reconcile`] then uses others.
+    pub fn watch_gateways(&mut self, now: Instant) {
+        if let Some(Planned { desired, .. }) = &self.planned {
+            self.is_outdated |= self.gateways.observe(desired, &self.paths, now);
+        }
+    }
+
+    fn observe_entries(&mut self, state: &DeviceState, now: Instant) -> bool {
+        let Some(Planned { desired, .. }) = &self.planned else { return false };
+        self.entries.observe(&desired.external, state, now)
     }
 
     /// Whether the paths found something that [`Self::reconcile`] has to take up.
@@ -197,7 +248,10 @@ impl<K: Kernel> Mesh<K> {
         present: &BTreeMap<PublicKey, PeerState>,
     ) {
         let is_known = |last: &Planned| {
-            last.inputs == *inputs && last.host == host && last.own_addresses == own_addresses
+            last.inputs == *inputs
+                && (&last.host, &last.own_addresses) == (&host, &own_addresses)
+                && last.entry_terms == *self.entries.terms()
+                && last.down == self.gateways.down()
         };
         if self.planned.as_ref().is_some_and(is_known) {
             return;
@@ -206,9 +260,14 @@ impl<K: Kernel> Mesh<K> {
         let held = |(key, peer): (&PublicKey, &PeerState)| {
             (*key, peer.config.allowed_ips.iter().map(IpNet::trunc).collect())
         };
-        let desired = Desired::new(inputs, &host, present.iter().map(held).collect(), &own_addresses);
+        let entry_terms = self.entries.terms().clone();
+        let prefixes = present.iter().map(held).collect();
+        let down = self.gateways.down();
+        let held = Held { prefixes, entry_terms: entry_terms.clone(), down: down.clone() };
+        let desired = Desired::new(inputs, &host, held, &own_addresses);
         self.nat = self.nat.updated(desired.nat);
-        self.planned = Some(Planned { inputs: Arc::clone(inputs), host, own_addresses, desired });
+        self.planned =
+            Some(Planned { inputs: Arc::clone(inputs), host, own_addresses, entry_terms, down, desired });
     }
 
     /// Tells the paths whom to ask where this node is, and returns what is known; `None` where the port gives no access.
@@ -231,14 +290,15 @@ impl<K: Kernel> Mesh<K> {
 
     fn report(&self, now: Instant) -> Option<Report> {
         let (planned, open) = (self.planned.as_ref()?, self.device.device.as_ref()?);
-        let Planned { inputs, host, own_addresses, desired } = planned;
+        let Planned { inputs, host, own_addresses, desired, .. } = planned;
         let interface = open.device.interface().to_owned();
         let relay = inputs.settings.relay.as_ref().map(|relay| self.paths.relay().report(relay));
         let peers = self.report_peers(planned, now);
         let relay_problems = relay.iter().flat_map(|relay| relay.problems(now));
         // Where there is a relay, the session is about to move there.
         let has_relay = relay.as_ref().is_some_and(|relay| relay.status.is_up);
-        let path_mtu = peers.iter().filter(|_| !has_relay).filter_map(|peer| peer.path_mtu(open.mtu));
+        let is_lasting = |peer: &&PeerReport| !has_relay || peer.path.route_mtu.is_some();
+        let path_mtu = peers.iter().filter(is_lasting).filter_map(|peer| peer.path_mtu(open.mtu));
         let problems = desired.problems.iter().chain(&open.problems).cloned().chain(relay_problems);
         Some(Report {
             backend: open.device.backend(),
@@ -259,7 +319,9 @@ impl<K: Kernel> Mesh<K> {
             nat64: desired.nat64.prefixes.clone(),
             own_prefixes: desired.own_prefixes.clone(),
             claims: inputs.claims.clone(),
-            problems: problems.chain(path_mtu).collect(),
+            mesh_addresses: desired.mesh_addresses.iter().map(IpNet::addr).collect(),
+            interface_id: inputs.interface_id,
+            problems: problems.chain(path_mtu).chain(self.gateways.problems()).collect(),
             peers,
             external: self.report_external(desired),
             manual: inputs.manual.clone(),
@@ -278,6 +340,7 @@ impl<K: Kernel> Mesh<K> {
                 public_key: *key,
                 device: self.paths.device_state(key),
                 prefixes: peer.config.allowed_ips.clone(),
+                entry: peer.entry,
             })
             .collect();
         external.sort_by(|a, b| a.name.cmp(&b.name));
@@ -285,6 +348,7 @@ impl<K: Kernel> Mesh<K> {
     }
 
     fn report_peers(&self, planned: &Planned, now: Instant) -> Vec<PeerReport> {
+        let plain = planned.desired.plain_prefixes();
         let peers = planned.desired.peers.iter().filter_map(|(key, peer)| {
             let (path, device) = self.paths.status(key, now)?;
             let endpoint = device.as_ref().and_then(|device| device.config.endpoint);
@@ -297,6 +361,7 @@ impl<K: Kernel> Mesh<K> {
                 path,
                 relay_reason: None,
                 device,
+                plain: peer.config.allowed_ips.iter().filter(|it| plain.contains(*it)).copied().collect(),
                 prefixes: peer.config.allowed_ips.clone(),
                 published_endpoint: original.filter(is_news),
                 relay,
@@ -326,120 +391,10 @@ impl<K: Kernel> Mesh<K> {
             nat: self.nat,
             peer_nat: peer.nat,
             birthday: peer.paths.birthday,
-            has_sockets: self.paths.has_sockets(),
             attempts: self.paths.port().birthday_status(key, now),
             has_direct_peer,
             stun: &own_addresses.stun,
         }))
-    }
-}
-
-/// The place of the WireGuard device.
-pub struct DeviceSlot {
-    preference: Preference,
-    /// Where devices inside processes are handed from one program to the next.
-    handover: PathBuf,
-    device: Option<OpenDevice>,
-}
-
-/// The device, and the MTU it was opened with.
-struct OpenDevice {
-    /// Past WireGuard on its port. Before the device, because it keeps the port open.
-    path_socket: Option<AttachedSocket>,
-    device: Box<dyn WireGuardDevice>,
-    mtu: u32,
-    /// The path socket works in an address family.
-    can_probe: bool,
-    /// How the path socket shares the port, once that is known.
-    port_access: Option<PortAccess>,
-    /// Why it does not.
-    problems: Vec<MeshProblem>,
-}
-
-impl DeviceSlot {
-    /// Without a device. `handover` is where a device of another process may be waiting, and where this one will.
-    pub fn new(preference: Preference, handover: PathBuf) -> Self {
-        Self { preference, handover, device: None }
-    }
-
-    /// Gets ready to hand the device to the next program. `None` when there is nothing to hand over.
-    ///
-    /// # Errors
-    /// The device cannot be handed over: the next program starts it anew.
-    pub fn hand_over(self) -> Result<Option<PendingHandover>, wireguard::Error> {
-        let Some(OpenDevice { path_socket, device, .. }) = self.device else { return Ok(None) };
-        drop(path_socket);
-        device.hand_over(self.handover)
-    }
-
-    fn has_path_socket(&self) -> bool {
-        self.device.as_ref().is_some_and(|open| open.can_probe)
-    }
-
-    /// Mends the path socket where other programs changed what it needs.
-    fn maintain_path_socket(&mut self, port: &PathPort) {
-        let Some(open) = &mut self.device else { return };
-        let Some(PathSocketHealth { access, families, failures }) = port.maintain_socket() else { return };
-        let problem = |PathSocketFailure { family, reason }| MeshProblem::PathProbesUnavailable {
-            family: Some(family),
-            reason,
-        };
-        let problems: Vec<MeshProblem> = failures.into_iter().map(problem).collect();
-        problems.iter().filter(|problem| !open.problems.contains(problem)).for_each(|problem| {
-            tracing::warn!(interface = open.device.interface(), reason = problem.reason(), "{problem}");
-        });
-        open.problems = problems;
-        open.can_probe = !families.is_empty();
-        open.port_access = Some(access).filter(|_| open.can_probe);
-    }
-
-    /// Empty without a device.
-    fn interface(&self) -> String {
-        self.device.as_ref().map(|open| open.device.interface().to_owned()).unwrap_or_default()
-    }
-
-    /// After an error the device is closed: another program may have removed it, and the next call opens it again.
-    fn use_device<T>(
-        &mut self,
-        work: impl FnOnce(&mut Self) -> Result<T, wireguard::Error>,
-    ) -> Result<T, wireguard::Error> {
-        let outcome = work(self);
-        if outcome.is_err() {
-            self.device = None;
-        }
-        outcome
-    }
-
-    /// The device, opened again when it is to have another MTU.
-    fn open(
-        &mut self,
-        kernel: &mut impl Kernel,
-        port: &Arc<PathPort>,
-        interface: &str,
-        mtu: u32,
-    ) -> Result<&dyn WireGuardDevice, wireguard::Error> {
-        let open = match self.device.take().filter(|open| open.mtu == mtu) {
-            Some(open) => open,
-            None => {
-                let (preference, handover_socket) = (self.preference, Some(self.handover.clone()));
-                let interface = interface.to_owned();
-                let settings = wireguard::Settings { interface, mtu, preference, handover_socket };
-                let device = kernel.open(&settings)?;
-                // Without it the mesh works, but asks no STUN server and probes no peer.
-                let (path_socket, problems) = match device.open_path_socket() {
-                    Ok(socket) => (socket, Vec::new()),
-                    Err(error) => {
-                        tracing::warn!(%error, "cannot open the path socket of the WireGuard device");
-                        let reason = error.to_string();
-                        (None, vec![MeshProblem::PathProbesUnavailable { family: None, reason }])
-                    }
-                };
-                let can_probe = path_socket.is_some();
-                let path_socket = path_socket.map(|socket| port.attach(socket));
-                OpenDevice { path_socket, device, mtu, can_probe, port_access: None, problems }
-            }
-        };
-        Ok(&*self.device.insert(open).device)
     }
 }
 

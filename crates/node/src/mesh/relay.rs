@@ -135,6 +135,13 @@ impl RelayView {
         })
     }
 
+    /// Keeps data of a peer that is on its way over the relay from WireGuard for a moment: the kernel's would go back there.
+    pub(super) fn hold(&self, peer: &PublicKey, now: Instant) {
+        if let Some(port) = &self.port {
+            port.hold(peer, now);
+        }
+    }
+
     /// Where datagrams for the relay are queued.
     pub(super) fn queue(&self) -> LinkQueue {
         self.queue.clone()

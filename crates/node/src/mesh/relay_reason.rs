@@ -21,16 +21,12 @@ pub enum RelayReason {
     BirthdayDisabled,
     /// The same; there was no attempt yet.
     BirthdayPending,
-    /// The same; the device of this node, behind the symmetric NAT, cannot open many ports.
-    BirthdayUnsupported,
     /// Both nodes are behind a symmetric NAT, and no ports are to be tried.
     BothSymmetric,
     /// Both nodes are behind a symmetric NAT: what became of trying ports.
     BothSymmetricBirthday(BirthdayStatus),
     /// The same; there was no attempt yet.
     BothSymmetricPending,
-    /// The same; the device of this node cannot open the ports that measure what the NAT does.
-    BothSymmetricUnsupported,
     /// A direct path answers probes: one of the two nodes is about to move there.
     DirectAnswers,
     /// Direct paths answer probes, and lose those that are as long as packets of the tunnel.
@@ -63,8 +59,6 @@ pub(super) struct Situation<'a> {
     pub(super) peer_nat: NatType,
     /// The part of this node in birthday attempts with the peer.
     pub(super) birthday: Option<BirthdaySide>,
-    /// The device can open many ports.
-    pub(super) has_sockets: bool,
     /// What became of attempts.
     pub(super) attempts: Option<BirthdayStatus>,
     /// Whether any peer is up without the relay.
@@ -120,7 +114,6 @@ impl Situation<'_> {
     fn both_symmetric_reason(&self) -> RelayReason {
         match (self.birthday, self.attempts) {
             (None, _) => RelayReason::BothSymmetric,
-            (Some(_), _) if !self.has_sockets => RelayReason::BothSymmetricUnsupported,
             (Some(_), Some(attempts)) => RelayReason::BothSymmetricBirthday(attempts),
             (Some(_), None) => RelayReason::BothSymmetricPending,
         }
@@ -131,7 +124,6 @@ impl Situation<'_> {
         birthday_side(BirthdayPolicy::default(), self.nat, self.peer_nat)?;
         Some(match (self.birthday, self.attempts) {
             (None, _) => RelayReason::BirthdayDisabled,
-            (Some(BirthdaySide::Symmetric), _) if !self.has_sockets => RelayReason::BirthdayUnsupported,
             (Some(_), Some(attempts)) => RelayReason::Birthday(attempts),
             (Some(_), None) => RelayReason::BirthdayPending,
         })
@@ -153,18 +145,12 @@ impl fmt::Display for RelayReason {
             }
             Self::BirthdayDisabled => "symmetric and port-restricted NAT, and birthdayAttack is disabled",
             Self::BirthdayPending => "symmetric and port-restricted NAT: no birthday attempt without traffic",
-            Self::BirthdayUnsupported => {
-                "symmetric and port-restricted NAT: the kernel's WireGuard makes no birthday attempts"
-            }
             Self::BothSymmetric => BOTH_SYMMETRIC,
             Self::BothSymmetricBirthday(status) => {
                 write!(f, "{BOTH_SYMMETRIC}: ")?;
                 return write_attempts(f, status);
             }
             Self::BothSymmetricPending => "both symmetric NAT: no birthday attempt without traffic",
-            Self::BothSymmetricUnsupported => {
-                "both symmetric NAT: the kernel's WireGuard makes no birthday attempts"
-            }
             Self::DirectAnswers => "a direct path answers and is about to be used",
             Self::LongPacketsLost => "direct paths lose long packets",
             Self::NoAnswer { addresses: 1 } => "no answer from its only address",
@@ -224,7 +210,6 @@ mod tests {
             nat: NatType::Symmetric,
             peer_nat: NatType::Symmetric,
             birthday: None,
-            has_sockets: true,
             attempts: None,
             has_direct_peer: false,
             stun: &blocked,
@@ -260,7 +245,6 @@ mod tests {
             nat: NatType::Symmetric,
             peer_nat: NatType::PortRestrictedCone,
             birthday: side,
-            has_sockets: true,
             attempts: None,
             has_direct_peer: true,
             stun: &none,
@@ -272,7 +256,6 @@ mod tests {
         for (situation, words) in [
             (pair, "no birthday attempt without traffic"),
             (Situation { birthday: None, ..pair }, "birthdayAttack is disabled"),
-            (Situation { has_sockets: false, ..pair }, "the kernel's WireGuard makes no birthday attempts"),
             (Situation { attempts: status(not_found, 0, true, None), ..pair }, "attempt is under way"),
             (
                 Situation { attempts: status(not_found, 2, false, Some(70)), ..pair },
@@ -318,7 +301,6 @@ mod tests {
             nat: NatType::Symmetric,
             peer_nat: NatType::Symmetric,
             birthday: Some(BirthdaySide::BothSymmetric),
-            has_sockets: true,
             attempts: None,
             has_direct_peer: true,
             stun: &none,
@@ -329,10 +311,6 @@ mod tests {
         for (situation, words) in [
             (Situation { birthday: None, ..pair }, "both symmetric NAT"),
             (pair, "both symmetric NAT: no birthday attempt without traffic"),
-            (
-                Situation { has_sockets: false, ..pair },
-                "both symmetric NAT: the kernel's WireGuard makes no birthday attempts",
-            ),
             (
                 Situation { attempts: Some(failed), ..pair },
                 "both symmetric NAT: the last birthday attempt: found no port; another in 21000 s at the earliest",

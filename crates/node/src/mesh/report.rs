@@ -2,8 +2,9 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
-use fairlead_address::{Endpoint, Nat64Prefix};
+use fairlead_address::{Endpoint, InterfaceId, Nat64Prefix};
 use fairlead_api::wireguard::{PeerState, PublicKey};
 use fairlead_dataplane::wireguard::{Backend, PortAccess};
 use fairlead_path::{NatType, State, Status};
@@ -17,6 +18,10 @@ use super::port_mapping::PortMappings;
 use super::problem::MeshProblem;
 use super::relay::{RelayReport, RelayTransport};
 use super::relay_reason::RelayReason;
+use crate::members::departures::Session;
+
+/// No session of WireGuard is older (`REJECT_AFTER_TIME`, WireGuard paper 6.1).
+const SESSION: Duration = Duration::from_secs(180);
 
 /// The state of one peer.
 #[derive(Debug, Clone)]
@@ -33,6 +38,8 @@ pub struct PeerReport {
     pub device: Option<Arc<PeerState>>,
     /// What is sent to it.
     pub prefixes: Vec<IpNet>,
+    /// What of it leaves without the tunnel, inside of the location.
+    pub plain: Vec<IpNet>,
     /// The endpoint in use as other nodes know it, if they learn something from it: the peer did not publish it itself, or it
     /// is a public address of its own, which shows that no NAT is in front of it.
     pub published_endpoint: Option<SocketAddr>,
@@ -96,6 +103,10 @@ pub struct Report {
     pub own_prefixes: Vec<IpNet>,
     /// Our own addresses among them, which we publish.
     pub claims: Vec<IpAddr>,
+    /// Our addresses on the mesh.
+    pub mesh_addresses: Vec<IpAddr>,
+    /// What the first link-layer address of this host makes of IPv6 addresses.
+    pub interface_id: Option<InterfaceId>,
     /// What a user should know.
     pub problems: Vec<MeshProblem>,
     /// The endpoint an administrator chose for this node.
@@ -111,12 +122,36 @@ pub struct Report {
 impl PeerReport {
     /// The problem of a path that loses long packets, where there is no better one.
     pub(super) fn path_mtu(&self, mtu: u32) -> Option<MeshProblem> {
-        let endpoint = self.path.endpoint.filter(|_| self.path.state == State::Up && self.path.loses_long)?;
-        Some(MeshProblem::PathMtu { peer: self.name.clone(), endpoint, mtu })
+        let Status { state, loses_long, route_mtu, endpoint, .. } = self.path;
+        let endpoint = endpoint.filter(|_| state == State::Up && (loses_long || route_mtu.is_some()))?;
+        Some(MeshProblem::PathMtu { peer: self.name.clone(), endpoint, mtu, route_mtu })
     }
 }
 
 impl Report {
+    /// How the tunnel to a member does.
+    pub fn session(&self, key: &PublicKey, now: SystemTime) -> Session {
+        let Some(peer) = self.peers.iter().find(|peer| peer.public_key == *key) else {
+            return Session::Never;
+        };
+        let handshake = peer.device.as_ref().and_then(|device| device.last_handshake);
+        let age = handshake.map(|at| now.duration_since(at).unwrap_or_default());
+        match age {
+            // The state needs no clock that is set right.
+            _ if peer.path.state == State::Up => Session::Alive,
+            Some(age) if age < SESSION => Session::Alive,
+            Some(_) => Session::Ended,
+            None => Session::Never,
+        }
+    }
+
+    /// The Peers that have come to this node, with their keys and its terms.
+    pub fn entry_terms(&self) -> impl Iterator<Item = (&str, PublicKey, u64)> {
+        let taken = |peer: &&ExternalReport| peer.entry.is_some_and(|entry| entry.own_term > 0);
+        let term = |peer: &ExternalReport| peer.entry.map_or(0, |entry| entry.own_term);
+        self.external.iter().filter(taken).map(move |peer| (peer.name.as_str(), peer.public_key, term(peer)))
+    }
+
     fn relay_endpoint(&self) -> Option<&client::Endpoint> {
         self.relay.as_ref().map(|relay| &relay.endpoint)
     }
@@ -129,10 +164,11 @@ impl Report {
             && self.reflexive == other.reflexive
             && (&self.mapped, self.public_ipv4) == (&other.mapped, other.public_ipv4)
             && self.peer_reflexive == other.peer_reflexive
-            && self.claims == other.claims
+            && (&self.claims, &self.mesh_addresses) == (&other.claims, &other.mesh_addresses)
             && self.manual == other.manual
             && self.keepalive == other.keepalive
             && self.problems == other.problems
+            && self.entry_terms().eq(other.entry_terms())
             && self.relay_endpoint() == other.relay_endpoint()
             && self.peers.iter().map(PeerReport::published).eq(other.peers.iter().map(PeerReport::published))
     }

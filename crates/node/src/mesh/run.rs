@@ -10,6 +10,7 @@ use fairlead_netlink::route::{Change, TABLE_MAIN};
 use tokio::time::{sleep, sleep_until};
 
 use super::Reports;
+use super::gateways;
 use super::inputs::{InputReader, Inputs};
 use super::kernel::Kernel;
 use super::path_port::{PathPort, PortThread};
@@ -29,6 +30,11 @@ const PATHS_PAUSE: u32 = 400;
 /// The most these pauses grow to. With thousands of peers that do not answer, one timer or another is always due.
 const MAX_PAUSE: Duration = Duration::from_millis(500);
 const MAX_PATHS_PAUSE: Duration = Duration::from_secs(5);
+/// How often the device of an entry node is read for Peers that may come to it, as a multiple of the time that takes, and the bounds: a
+/// Peer that comes is to be answered within a second or two.
+const ENTRIES_PAUSE: u32 = 20;
+const MIN_ENTRIES_PAUSE: Duration = Duration::from_millis(250);
+const MAX_ENTRIES_PAUSE: Duration = Duration::from_secs(1);
 /// How often the kernel is compared without a change. What the kernel does not report (the flush of another program's
 /// nftables tables, addresses of the device) is put right within this time, or, where a comparison takes long, within that
 /// many times as long, up to a bound.
@@ -44,6 +50,10 @@ const MIN_RETRY_INTERVAL: Duration = Duration::from_millis(50);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Wake {
     Change,
+    /// It is time to look whether a Peer has come to this entry node.
+    Entries,
+    /// It is time to ask whether gateways forward.
+    Gateways,
     /// The paths need something done; an observation of the device only if it is time for one.
     Paths,
     Sweep,
@@ -53,6 +63,8 @@ enum Wake {
 enum Work {
     Disable,
     Reconcile(Arc<Inputs>),
+    WatchEntries,
+    WatchGateways,
     WakePaths { may_observe: bool },
 }
 
@@ -105,6 +117,8 @@ pub(super) async fn run<K: Kernel>(
             if mesh.is_outdated() {
                 schedule.sweep_at = Instant::now();
             }
+            schedule.watch_entries(mesh.is_standby(), began.elapsed());
+            schedule.watch_gateways(mesh.has_gateways());
             if schedule.is_disabled {
                 tracing::info!("there is no WireKubeMesh; removed the mesh from this node");
                 reports.disable();
@@ -126,6 +140,11 @@ async fn step<K: Kernel>(mut mesh: Mesh<K>, work: Work) -> (Mesh<K>, Result<Opti
     let work = tokio::task::spawn_blocking(move || {
         let outcome = match work {
             Work::Disable => mesh.disable().map(|()| None),
+            Work::WatchEntries => mesh.watch_entries(Instant::now()).map(|()| None),
+            Work::WatchGateways => {
+                mesh.watch_gateways(Instant::now());
+                Ok(None)
+            }
             Work::Reconcile(inputs) => mesh.reconcile(&inputs, Instant::now()).map(Some),
             Work::WakePaths { may_observe } => mesh.wake_paths(may_observe, Instant::now()),
         };
@@ -151,6 +170,10 @@ struct Schedule {
     reconcile_at: Instant,
     /// When the device is read for the paths again at the earliest.
     paths_at: Instant,
+    /// When it is read for Peers that may come to this node; `None` where none may.
+    entries_at: Option<Instant>,
+    /// When gateways are asked; `None` where there are none.
+    gateways_at: Option<Instant>,
 }
 
 impl Schedule {
@@ -162,18 +185,39 @@ impl Schedule {
             sweep_at: now,
             reconcile_at: now,
             paths_at: now,
+            entries_at: None,
+            gateways_at: None,
         }
     }
 
     /// Puts the next step of the same kind off. Timers of paths hold up no change, and a reconciliation no endpoint.
     fn rest(&mut self, wake: Wake, took: Duration) {
         let now = Instant::now();
-        if wake == Wake::Paths {
-            let next = now + took.saturating_mul(PATHS_PAUSE).min(MAX_PATHS_PAUSE);
-            self.paths_at = self.paths_at.max(next);
-        } else {
-            self.reconcile_at = now + took.saturating_mul(RECONCILIATION_PAUSE).clamp(MIN_PAUSE, MAX_PAUSE);
+        match wake {
+            // [`Self::watch_entries`] and [`Self::watch_gateways`] put them off.
+            Wake::Entries | Wake::Gateways => {}
+            Wake::Paths => {
+                let next = now + took.saturating_mul(PATHS_PAUSE).min(MAX_PATHS_PAUSE);
+                self.paths_at = self.paths_at.max(next);
+            }
+            Wake::Change | Wake::Sweep => {
+                let pause = took.saturating_mul(RECONCILIATION_PAUSE).clamp(MIN_PAUSE, MAX_PAUSE);
+                self.reconcile_at = now + pause;
+            }
         }
+    }
+
+    /// Peers may come to this node, or none may; the step before took so long.
+    fn watch_entries(&mut self, may_come: bool, took: Duration) {
+        let pause = took.saturating_mul(ENTRIES_PAUSE).clamp(MIN_ENTRIES_PAUSE, MAX_ENTRIES_PAUSE);
+        let next = self.entries_at.filter(|at| *at > Instant::now());
+        self.entries_at = may_come.then(|| next.unwrap_or_else(|| Instant::now() + pause));
+    }
+
+    /// There are gateways to ask, or none.
+    fn watch_gateways(&mut self, are_there: bool) {
+        let next = self.gateways_at.filter(|at| *at > Instant::now());
+        self.gateways_at = are_there.then(|| next.unwrap_or_else(|| Instant::now() + gateways::INTERVAL));
     }
 
     async fn next(&self, reader: &mut InputReader, kernel: &mut KernelChanges, port: &PathPort) -> Wake {
@@ -192,9 +236,15 @@ impl Schedule {
                 () = sleep_until(self.sweep_at.into()) => Wake::Sweep,
             }
         };
+        let due = async |at: Option<Instant>| match at {
+            Some(at) => sleep_until(at.into()).await,
+            None => std::future::pending().await,
+        };
         tokio::select! {
             wake = reconcile => wake,
             () = paths_due => Wake::Paths,
+            () = due(self.entries_at) => Wake::Entries,
+            () = due(self.gateways_at) => Wake::Gateways,
         }
     }
 
@@ -204,6 +254,8 @@ impl Schedule {
             (Wake::Paths, _) => {
                 return Some(Work::WakePaths { may_observe: Instant::now() >= self.paths_at });
             }
+            (Wake::Entries, _) => return Some(Work::WatchEntries),
+            (Wake::Gateways, _) => return Some(Work::WatchGateways),
             (Wake::Sweep, Some(inputs)) => return Some(Work::Reconcile(Arc::clone(inputs))),
             (Wake::Change, _) | (Wake::Sweep, None) => {}
         }
@@ -212,7 +264,7 @@ impl Schedule {
             Ok(inputs) if self.failures == 0 && self.inputs.as_deref() == Some(&inputs) => None,
             Ok(inputs) => {
                 let inputs = Arc::new(inputs);
-                reader.save(&inputs);
+                reader.keep(&inputs);
                 self.inputs = Some(Arc::clone(&inputs));
                 Some(Work::Reconcile(inputs))
             }
@@ -240,7 +292,7 @@ impl Schedule {
     ) {
         match outcome {
             Ok(report) => {
-                if wake != Wake::Paths && !self.is_disabled {
+                if !matches!(wake, Wake::Entries | Wake::Gateways | Wake::Paths) && !self.is_disabled {
                     self.failures = 0;
                     let pause = took.saturating_mul(SWEEP_PAUSE).clamp(SWEEP_INTERVAL, MAX_SWEEP_INTERVAL);
                     self.sweep_at = Instant::now() + pause;

@@ -1,6 +1,7 @@
 //! What the cluster said last, in a file: with it the mesh comes up again while the API server does not answer, after a reboot or
 //! a crash of this program.
 
+mod departed;
 mod discovered;
 
 use std::collections::BTreeMap;
@@ -9,12 +10,12 @@ use std::io::{self, Read as _};
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use fairlead_api::resources::WireKubeMesh;
 use fairlead_api::wireguard::{PresharedKey, PublicKey};
-use fairlead_topology::{Endpoints, External, Member, Since};
+use fairlead_topology::{Endpoints, External, InternalAddress, Member, Since, Site};
 use ipnet::IpNet;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, NodeStatus};
@@ -23,9 +24,11 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tokio::time::sleep;
 
+use self::departed::SavedDepartures;
 pub(super) use self::discovered::Credentials;
 use super::inputs::Inputs;
 use crate::members::SourceProblem;
+use crate::members::departures::Departures;
 use crate::state_file;
 
 /// Names of the files in the state directory.
@@ -88,6 +91,18 @@ struct Content {
     api_server: Vec<SocketAddr>,
     #[serde(default)]
     services: Vec<IpNet>,
+    #[serde(default)]
+    departures: SavedDepartures,
+}
+
+/// What a file has.
+#[derive(Debug)]
+pub(super) struct Saved {
+    pub(super) facts: Facts,
+    /// Who had left.
+    pub(super) departures: Departures,
+    /// How long ago that was.
+    pub(super) age: Duration,
 }
 
 /// The token of the relay.
@@ -106,6 +121,8 @@ struct SavedMember {
     claims: Vec<IpNet>,
     blocks: Vec<IpNet>,
     addresses: Option<Vec<IpAddr>>,
+    #[serde(default)]
+    mesh_addresses: Vec<IpAddr>,
     manual: Option<String>,
     preferred: Option<SocketAddr>,
     host: Vec<SocketAddr>,
@@ -121,10 +138,28 @@ struct SavedMember {
     persistent_keepalive: Option<u16>,
     #[serde(default)]
     always_sends_keepalives: bool,
+    #[serde(default)]
+    site: Option<SavedSite>,
     since: Option<(i64, String)>,
+    #[serde(default)]
+    entry_terms: BTreeMap<String, (String, u64)>,
     /// Of a member that is no node.
     #[serde(default)]
     external: Option<SavedExternal>,
+    #[serde(default)]
+    needs_preshared_key: bool,
+}
+
+/// A [`Site`].
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct SavedSite {
+    location: String,
+    internal: Vec<(IpAddr, Option<u8>)>,
+    #[serde(default)]
+    is_leader: bool,
+    #[serde(default)]
+    is_public: bool,
 }
 
 /// The preshared key is here as the private key is beside it: only the owner may read either file.
@@ -132,6 +167,8 @@ struct SavedMember {
 #[serde(rename_all = "camelCase")]
 struct SavedExternal {
     preshared_key: Option<String>,
+    #[serde(default)]
+    entry_nodes: Vec<String>,
 }
 
 impl From<&Member> for SavedMember {
@@ -142,12 +179,16 @@ impl From<&Member> for SavedMember {
             claims,
             blocks,
             addresses,
+            mesh_addresses,
             endpoints,
             persistent_keepalive,
             always_sends_keepalives,
+            site,
             since,
+            entry_terms,
             external,
             is_discovered: _,
+            needs_preshared_key,
         } = member.clone();
         let Endpoints {
             manual,
@@ -167,6 +208,7 @@ impl From<&Member> for SavedMember {
             claims,
             blocks,
             addresses,
+            mesh_addresses,
             manual: manual.map(|endpoint| endpoint.to_string()),
             preferred,
             host,
@@ -178,10 +220,17 @@ impl From<&Member> for SavedMember {
             birthday_attack,
             persistent_keepalive,
             always_sends_keepalives,
+            site: site.map(SavedSite::from),
             since: since.map(|since| (since.created, since.uid)),
-            external: external.map(|External { preshared_key }| SavedExternal {
+            entry_terms: entry_terms
+                .into_iter()
+                .map(|(peer, (key, term))| (peer, (key.to_string(), term)))
+                .collect(),
+            external: external.map(|External { preshared_key, entry_nodes }| SavedExternal {
                 preshared_key: preshared_key.map(|key| key.to_base64()),
+                entry_nodes,
             }),
+            needs_preshared_key,
         }
     }
 }
@@ -193,12 +242,15 @@ impl TryFrom<SavedMember> for Member {
         let parsed = |(name, (key, endpoint)): (String, (String, SocketAddr))| {
             Ok((name, (key.parse::<PublicKey>()?, endpoint)))
         };
+        let term =
+            |(peer, (key, term)): (String, (String, u64))| Ok((peer, (key.parse::<PublicKey>()?, term)));
         Ok(Self {
             name: saved.name,
             public_key: saved.public_key.map(|key| key.parse()).transpose()?,
             claims: saved.claims,
             blocks: saved.blocks,
             addresses: saved.addresses,
+            mesh_addresses: saved.mesh_addresses,
             endpoints: Endpoints {
                 manual: saved.manual.map(|endpoint| endpoint.parse()).transpose()?,
                 preferred: saved.preferred,
@@ -212,10 +264,29 @@ impl TryFrom<SavedMember> for Member {
             },
             persistent_keepalive: saved.persistent_keepalive,
             always_sends_keepalives: saved.always_sends_keepalives,
+            site: saved.site.map(Site::from),
             since: saved.since.map(|(created, uid)| Since { created, uid }),
+            entry_terms: saved.entry_terms.into_iter().map(term).collect::<Result<_>>()?,
             external: saved.external.map(External::try_from).transpose()?,
             is_discovered: false,
+            needs_preshared_key: saved.needs_preshared_key,
         })
+    }
+}
+
+impl From<Site> for SavedSite {
+    fn from(site: Site) -> Self {
+        let Site { location, internal, is_leader, is_public } = site;
+        let internal = internal.into_iter().map(|it| (it.address, it.length)).collect();
+        Self { location, internal, is_leader, is_public }
+    }
+}
+
+impl From<SavedSite> for Site {
+    fn from(saved: SavedSite) -> Self {
+        let SavedSite { location, internal, is_leader, is_public } = saved;
+        let internal = internal.into_iter().map(|(address, length)| InternalAddress { address, length });
+        Self { location, internal: internal.collect(), is_leader, is_public }
     }
 }
 
@@ -224,7 +295,7 @@ impl TryFrom<SavedExternal> for External {
 
     fn try_from(saved: SavedExternal) -> Result<Self> {
         let preshared_key = saved.preshared_key.map(|key| key.parse::<PresharedKey>()).transpose()?;
-        Ok(Self { preshared_key })
+        Ok(Self { preshared_key, entry_nodes: saved.entry_nodes })
     }
 }
 
@@ -253,7 +324,7 @@ impl StateFile {
     ///
     /// # Errors
     /// The file cannot be read, or is not of this node. It is left as it is, and replaced by the next [`Self::write`].
-    pub(super) fn read(&self) -> Result<Option<Facts>> {
+    pub(super) fn read(&self, now: (Instant, Timestamp)) -> Result<Option<Saved>> {
         let path = self.path();
         let what = || format!("cannot use {}", path.display());
         let file = match File::open(&path) {
@@ -262,30 +333,32 @@ impl StateFile {
         };
         let mut bytes = Vec::new();
         file.take(MAX_LENGTH).read_to_end(&mut bytes).with_context(what)?;
-        self.parse(&bytes).with_context(what).map(Some)
+        self.parse(&bytes, now).with_context(what).map(Some)
     }
 
-    fn parse(&self, bytes: &[u8]) -> Result<Facts> {
+    fn parse(&self, bytes: &[u8], now: (Instant, Timestamp)) -> Result<Saved> {
         let content: Content = serde_json::from_slice(bytes)?;
         ensure!(content.version == VERSION, "it has format {}, not {VERSION}", content.version);
         let is_ours = content.node == self.node && content.public_key == self.public_key.to_string();
         ensure!(is_ours, "it is of node {} with key {}", content.node, content.public_key);
         let members = content.members.into_iter().map(Member::try_from);
-        Ok(Facts {
+        let facts = Facts {
             mesh: Arc::new(content.mesh),
             node: Arc::new(content.node_object),
             members: members.collect::<Result<_>>()?,
             api_server: content.api_server,
             services: content.services,
             problems: vec![SourceProblem::ApiServerSilent { saved: content.saved.to_string() }],
-        })
+        };
+        let age = now.1.duration_since(content.saved).unsigned_abs();
+        Ok(Saved { facts, departures: content.departures.restored(now)?, age })
     }
 
     /// Replaces the file; after a crash it is the old or the new one.
     ///
     /// # Errors
     /// The file system refuses.
-    pub(super) fn write(&self, unsaved: &Unsaved, now: Timestamp) -> Result<()> {
+    pub(super) fn write(&self, unsaved: &Unsaved, (instant, now): (Instant, Timestamp)) -> Result<()> {
         let Unsaved { mesh, node, inputs } = unsaved;
         let content = Content {
             version: VERSION,
@@ -297,6 +370,7 @@ impl StateFile {
             members: of_cluster(&inputs.members).map(SavedMember::from).collect(),
             api_server: inputs.api_server.clone(),
             services: inputs.services.clone(),
+            departures: SavedDepartures::of(&inputs.departures, (instant, now)),
         };
         Ok(state_file::replace(&self.path(), &serde_json::to_vec(&content)?)?)
     }
@@ -337,7 +411,9 @@ impl StateFile {
             let Some(current) = news.borrow_and_update().clone() else { continue };
             let members = u32::try_from(current.inputs.members.len()).unwrap_or(u32::MAX);
             let file = self.clone();
-            let written = tokio::task::spawn_blocking(move || file.write(&current, Timestamp::now())).await;
+            let written =
+                tokio::task::spawn_blocking(move || file.write(&current, (Instant::now(), Timestamp::now())))
+                    .await;
             if news.borrow().is_none() {
                 // There is no mesh any more, as was found meanwhile.
                 self.remove();

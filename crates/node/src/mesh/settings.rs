@@ -2,6 +2,7 @@
 
 mod discovery;
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
@@ -10,15 +11,16 @@ use base64::engine::general_purpose::STANDARD;
 use fairlead_address::Endpoint;
 use fairlead_api::names::{RELAY_PORT, RELAY_SERVER_NAME, STUN_PORT, SYSTEM_NAMESPACE};
 use fairlead_api::resources::{
-    BirthdayAttack, ExternalRelay, ManagedRelay, Relay, RelayMode, RelayProvider, RelayTransport, Toggle,
-    WireKubeMesh, WireKubeMeshStatus,
+    BirthdayAttack, ExternalRelay, Granularity, LocalSubnetPolicy, ManagedRelay, Relay, RelayMode,
+    RelayProvider, RelayTransport, RevokedPeer, Toggle, WireKubeMesh, WireKubeMeshStatus,
 };
 use fairlead_path::BirthdayPolicy;
 use fairlead_relay::client;
-use ipnet::IpNet;
+use ipnet::{IpNet, Ipv4Net};
 
 pub use self::discovery::DiscoverySettings;
-use crate::members::SourceProblem;
+use crate::members::departures::Revoked;
+use crate::members::{SourceProblem, grants};
 
 /// A WireKubeMesh with defaults filled in.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,6 +33,10 @@ pub struct MeshSettings {
     pub mtu: u32,
     /// Destinations that never enter the mesh.
     pub excluded: Vec<IpNet>,
+    /// Whether what is in a network of this host is reached there, and not through the mesh.
+    pub bypass_local_subnets: bool,
+    /// What administrators let members have, by the member's name.
+    pub grants: BTreeMap<String, Vec<IpNet>>,
     /// Whether nodes are reached at their own addresses through the mesh, as KubeSpan does; WireKube's
     /// `autoAllowedIPs.includeNodeInternalIP` says no when it is there and false.
     pub claim_node_addresses: bool,
@@ -46,6 +52,12 @@ pub struct MeshSettings {
     pub relay_pods: Vec<SocketAddr>,
     /// The discovery services, if there are any.
     pub discovery: Option<DiscoverySettings>,
+    /// Who is in the mesh no more.
+    pub revoked: Revoked,
+    /// Between which nodes packets go without a tunnel.
+    pub granularity: Granularity,
+    /// Where the IPv4 addresses of nodes on the mesh are from.
+    pub mesh_ipv4: Option<Ipv4Net>,
 }
 
 /// The relay of the mesh.
@@ -99,8 +111,11 @@ impl MeshSettings {
             }
         }
         let auto = spec.auto_allowed_ips.as_ref();
+        let local = spec.routing.as_ref().and_then(|routing| routing.local_subnet_policy);
         Self {
             excluded,
+            bypass_local_subnets: local == Some(LocalSubnetPolicy::Bypass),
+            grants: grants::parse(mesh, problems),
             interface: spec.interface_name.clone(),
             port: spec.listen_port,
             mtu: u32::from(spec.mtu),
@@ -126,8 +141,28 @@ impl MeshSettings {
             }),
             relay_pods: relay_pods(mesh),
             discovery: discovery::parse(mesh, problems),
+            revoked: revoked(mesh, problems),
+            granularity: mesh.spec.topology.as_ref().map(|it| it.granularity).unwrap_or_default(),
+            // The API server has checked it.
+            mesh_ipv4: spec.mesh_cidr.as_ref().and_then(|text| text.parse().ok()),
         }
     }
+}
+
+fn revoked(mesh: &WireKubeMesh, problems: &mut Vec<SourceProblem>) -> Revoked {
+    let mut revoked = Revoked::default();
+    for RevokedPeer { name, public_key } in &mesh.spec.revoked_peers {
+        revoked.names.extend(name.clone());
+        match public_key.as_ref().map(|key| key.parse()) {
+            Some(Ok(key)) => drop(revoked.keys.insert(key)),
+            Some(Err(_)) => problems.push(SourceProblem::InvalidRevokedKey {
+                mesh: mesh.metadata.name.clone().unwrap_or_default(),
+                value: public_key.clone().unwrap_or_default(),
+            }),
+            None => {}
+        }
+    }
+    revoked
 }
 
 /// `None` where there is no relay to use; the field and what is wrong with it.
@@ -404,6 +439,8 @@ mod tests {
             ("spec.nonMasqueradeCIDRs", json!(["192.0.2.0/24"])),
             ("spec.autoAllowedIPs.includeNodeInternalIP", json!(false)),
             ("spec.routing.excludeCIDRs", json!(["192.0.2.0/24"])),
+            ("spec.routing.localSubnetPolicy", json!("bypass")),
+            ("spec.grants", json!([{ "node": "n1", "cidrs": ["192.0.2.0/24"] }])),
             ("spec.stunServers", json!(["a.example.com:3478", "b.example.com:3478"])),
             ("spec.natTraversal.portMapping", json!("disabled")),
             ("spec.relay.mode", json!("always")),
@@ -417,18 +454,22 @@ mod tests {
             ("spec.relay.external.caBundle", json!("bm9uZQ==")),
             ("spec.relay.external.authSecretRef.name", json!("token")),
             ("spec.relay.external.authSecretRef.namespace", json!("other")),
+            ("spec.revokedPeers", json!([{ "name": "n1" }])),
             ("spec.discovery.endpoints", json!(["https://b"])),
             ("spec.discovery.caBundle", json!("bm9uZQ==")),
             ("spec.discovery.allowedPrefixes", json!(["10.0.0.0/8"])),
             ("spec.discovery.secretRef.name", json!("other")),
             ("spec.discovery.secretRef.namespace", json!("other")),
+            ("spec.topology.granularity", json!("cross")),
+            ("spec.topology.granularity", json!("location")),
+            ("spec.meshCIDR", json!("100.64.0.0/16")),
         ];
         let without_effect = json!({
             "apiServerURL": "https://192.0.2.1:6443",
-            "meshCIDR": "100.64.0.0/16",
             "natTraversal": { "handshakeValidWindowSeconds": 60 },
             "relay": { "external": { "controlEndpoint": "192.0.2.1:1" } },
-            "routing": { "localSubnetPolicy": "bypass" },
+            "routing": { "localSubnetPolicy": "tunnel" },
+            "topology": { "granularity": "full" },
         });
         assert_each_is_read_or_listed::<WireKubeMesh, _>(
             Some(&WIREKUBE_MESH),

@@ -176,7 +176,7 @@ impl Router {
         if !self.meshes.has_answer() {
             return None;
         }
-        let members = members::merged(&mut self.sources, None, &mut Vec::new())?;
+        let members = members::merged(&mut self.sources, &mut Vec::new())?;
         let meshes = self.meshes.store.state();
         let mut mesh_devices: Vec<String> =
             meshes.iter().map(|mesh| mesh.spec.interface_name.clone()).collect();

@@ -128,12 +128,14 @@ mod tests {
             message: String::new(),
             round_trip: None,
             loses_long: false,
+            route_mtu: None,
         };
         PeerReport {
             name: name.to_owned(),
             public_key: PublicKey([number; 32]),
             path,
             relay_reason: None,
+            plain: Vec::new(),
             device: None,
             prefixes: prefixes.iter().map(|prefix| prefix.parse().unwrap()).collect(),
             published_endpoint: None,

@@ -47,6 +47,12 @@ impl PathAgent {
         self.birthdays.enable_sockets();
     }
 
+    /// An earlier program keeps sockets for these endpoints. Each stays kept for the peer whose endpoint it is; what no peer uses for
+    /// two minutes is left.
+    pub fn adopt_sockets(&mut self, now: Duration, remotes: &[SocketAddr]) {
+        self.birthdays.adopt(now, remotes);
+    }
+
     /// The sockets of [`SocketChange::Open`] could not be opened.
     pub fn sockets_refused(&mut self, now: Duration) {
         self.birthdays.sockets_refused(now);

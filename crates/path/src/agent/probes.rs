@@ -130,8 +130,11 @@ impl PathAgent {
         if std::mem::replace(&mut peer.also, also) != also {
             self.events.push_back(Event::SendBothWays { peer: *key, also });
         }
-        let due = peer.prober.poll_timeout();
-        self.probe_timers.reschedule(*key, &mut peer.probe_due, due);
+        self.review_path_mtu(now, key);
+        if let Some(peer) = self.peers.get_mut(key) {
+            let due = peer.prober.poll_timeout();
+            self.probe_timers.reschedule(*key, &mut peer.probe_due, due);
+        }
         self.use_relay_port(now, key);
         self.review_birthday(now, key);
     }

@@ -92,7 +92,8 @@ fn state_changes_carry_their_reason() {
             | Event::SetEndpoint { .. }
             | Event::Sockets(_)
             | Event::StunAnswersChanged
-            | Event::ReflexiveAddressesChanged => None,
+            | Event::ReflexiveAddressesChanged
+            | Event::RouteMtuChanged { .. } => None,
         })
         .collect();
     let expected = [

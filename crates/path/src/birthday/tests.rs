@@ -232,3 +232,26 @@ fn the_node_that_is_asked_measures_first_and_only_every_six_hours() {
         assert_eq!(birthdays.poll_action().is_some(), is_accepted, "{second}");
     }
 }
+
+#[test]
+fn the_socket_of_an_earlier_program_is_kept_for_the_peer_that_uses_it_and_else_left() {
+    let mut birthdays = birthdays(BirthdaySide::Symmetric);
+    let unused: SocketAddr = "203.0.113.2:7".parse().unwrap();
+    birthdays.adopt(SECOND, &[target(), unused]);
+    birthdays.claim(&PEER, "203.0.113.3:7".parse().unwrap());
+    assert_eq!(birthdays.kept(&PEER), None);
+    birthdays.claim(&PEER, target());
+    assert_eq!(birthdays.kept(&PEER), Some(target()));
+    assert_eq!(birthdays.reason(&PEER, target()), Some(EndpointReason::BirthdayAttack));
+    assert_eq!(birthdays.startable(SECOND), [OTHER], "it has a path");
+    // The socket is opened again, with what is known already.
+    birthdays.adopt(100 * SECOND, &[target(), unused]);
+    assert_eq!(birthdays.poll_timeout(), Some(121 * SECOND));
+    birthdays.handle_timeout(120 * SECOND);
+    assert_eq!(birthdays.poll_action(), None);
+    birthdays.handle_timeout(121 * SECOND);
+    assert_eq!(birthdays.poll_action(), Some(Action::Leave { remote: unused }));
+    assert_eq!((birthdays.poll_action(), birthdays.poll_timeout()), (None, None));
+    birthdays.review(122 * SECOND, &PEER, false, true);
+    assert_eq!(birthdays.poll_action(), Some(Action::Leave { remote: target() }));
+}

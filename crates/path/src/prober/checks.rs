@@ -97,10 +97,14 @@ impl Prober {
             self.fail_current(now);
             return None;
         }
-        let timeout =
-            self.path(current)?.answered.map_or(CHECK_RETRY, |(round_trip, _)| round_trip.saturating_mul(3));
-        let timeout =
-            if is_outstanding { CHECK_RETRY } else { timeout.clamp(CHECK_RETRY, MAX_CHECK_TIMEOUT) };
+        let round_trip = self.path(current)?.round_trip().unwrap_or_default();
+        let longest = match (is_outstanding, self.missed.saturating_add(1) >= MAX_MISSED) {
+            (false, _) => round_trip.saturating_mul(3),
+            // The last repetition has time for an answer as well.
+            (true, true) => round_trip.saturating_mul(3) / 2,
+            (true, false) => CHECK_RETRY,
+        };
+        let timeout = longest.clamp(CHECK_RETRY, MAX_CHECK_TIMEOUT);
         if !is_outstanding {
             self.await_check(now, timeout);
         }

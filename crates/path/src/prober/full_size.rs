@@ -8,9 +8,10 @@ use fairlead_wire::probe::TransactionId;
 
 use super::Prober;
 use super::path::{ATTEMPT, LAST_REQUEST, Path};
+use super::path_mtu::PathMtu;
 
 /// Bytes of a WireGuard data message beside the packet in it: 16 of its header and 16 of its tag (WireGuard paper, section 5.4.6).
-const OVERHEAD: u32 = 32;
+pub(super) const OVERHEAD: u32 = 32;
 /// The longest packets that are tested for: what Ethernet's 1500 bytes leave in a tunnel over IPv4. A node with jumbo frames has peers
 /// without them, to which TCP sends shorter segments than to others.
 const MAX_MTU: u32 = 1440;
@@ -19,7 +20,7 @@ const CONTROL: usize = 3;
 /// How long the last answer of a test is waited for.
 const LAST_ANSWER: Duration = Duration::from_secs(1);
 /// A test in which something is done later than this begins anew.
-const MAX_DELAY: Duration = Duration::from_millis(500);
+pub(super) const MAX_DELAY: Duration = Duration::from_millis(500);
 /// Time between tests of a path that passed the last one, and of one that did not.
 const INTERVAL: Duration = Duration::from_secs(15);
 const RETRY_INTERVAL: Duration = Duration::from_secs(30);
@@ -36,6 +37,8 @@ pub(super) struct FullSize {
     tested: Option<Duration>,
     /// The last test found that only short datagrams pass.
     pub(super) is_lost: bool,
+    /// When a test last found that.
+    pub(super) lost_at: Option<Duration>,
 }
 
 /// The requests of a test that are due.
@@ -52,7 +55,8 @@ impl FullSize {
     }
 
     fn start(&mut self, now: Duration) {
-        *self = Self { test: Some((now, 0)), tested: Some(now), is_lost: self.is_lost, ..Self::default() };
+        let Self { is_lost, lost_at, .. } = *self;
+        *self = Self { test: Some((now, 0)), tested: Some(now), is_lost, lost_at, ..Self::default() };
     }
 
     /// When something is due next.
@@ -108,6 +112,7 @@ impl Path {
                 // Without an answer to the short request this was no test.
                 tested: self.full_size.tested.filter(|_| tested),
                 is_lost: tested || self.full_size.is_lost,
+                lost_at: if tested { Some(now) } else { self.full_size.lost_at },
                 ..FullSize::default()
             };
             return Due::default();
@@ -125,7 +130,20 @@ impl Prober {
         }
     }
 
+    /// The longest packets that are tested for.
+    pub(super) fn full_mtu(&self) -> Option<u32> {
+        u32::try_from(self.full_length?).ok()?.checked_sub(OVERHEAD)
+    }
+
+    /// A path passes the longest packets after all.
+    pub(super) fn full_size_passes(&mut self, address: SocketAddr) {
+        for path in self.paths.iter_mut().filter(|path| path.candidate.address == address) {
+            path.full_size = FullSize { tested: path.full_size.tested, ..FullSize::default() };
+        }
+    }
+
     pub(super) fn forget_full_size(&mut self) {
+        self.path_mtu = PathMtu::default();
         self.paths.iter_mut().for_each(|path| path.full_size = FullSize::default());
     }
 

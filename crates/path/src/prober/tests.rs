@@ -1,4 +1,4 @@
-//! One prober; its peer and the device are these tests. Two of them with a network between are in `tests/simulation`.
+//! One prober; its peer and the device are these tests. Two of them with a network between are in `testbed/simulation`.
 
 use rand::SeedableRng;
 

@@ -113,6 +113,8 @@ pub struct Status {
     pub round_trip: Option<Duration>,
     /// The path in use passes short datagrams and loses those that are as long as WireGuard's.
     pub loses_long: bool,
+    /// The MTU that routes to the peer are to have, because the path passes no longer packets; `None` for the tunnel's.
+    pub route_mtu: Option<u32>,
 }
 
 impl Rotation {
@@ -135,6 +137,7 @@ impl Rotation {
             message,
             round_trip: None,
             loses_long: false,
+            route_mtu: None,
         }
     }
 

@@ -10,6 +10,7 @@ use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use fairlead_api::wireguard::PublicKey;
 use fairlead_wire::probe::is_probe;
@@ -30,6 +31,8 @@ const ADDRESSES: u32 = 1 << 22;
 const BUFFER: usize = 1 << 20;
 /// The longest datagram.
 const MAX_DATAGRAM: usize = 65_535;
+/// The first byte of WireGuard's data messages (WireGuard paper, section 5.4.6).
+const MESSAGE_DATA: u8 = 4;
 /// Datagrams taken in one go.
 const BATCH: usize = 64;
 
@@ -42,8 +45,13 @@ pub struct LoopbackPort {
     peers: Mutex<Peers>,
 }
 
+/// How long [`LoopbackPort::hold`] lasts: until packets of the peer that were on their way have arrived.
+pub const HOLD: Duration = Duration::from_millis(500);
+
 #[derive(Debug, Default)]
 struct Peers {
+    /// Until when data of a peer is dropped.
+    held: HashMap<PublicKey, Instant>,
     addresses: HashMap<PublicKey, Ipv4Addr>,
     keys: HashMap<Ipv4Addr, PublicKey>,
     next: u32,
@@ -89,6 +97,15 @@ impl LoopbackPort {
         let mut peers = self.peers();
         peers.addresses.retain(|key, _| is_kept(key));
         peers.keys.retain(|_, key| is_kept(key));
+        peers.held.retain(|key, _| is_kept(key));
+    }
+
+    /// Drops data of a peer for [`HOLD`]. The kernel's WireGuard sends to where the last packet came from: where both nodes do that, and
+    /// packets are on their way all the time, none of them could leave the relay for a direct path.
+    pub fn hold(&self, peer: &PublicKey, now: Instant) {
+        if let Some(until) = now.checked_add(HOLD) {
+            self.peers().held.insert(*peer, until);
+        }
     }
 
     /// Whether an endpoint stands for a peer by way of the relay.
@@ -99,7 +116,7 @@ impl LoopbackPort {
     /// Gives WireGuard a datagram that the relay passed on. Those of unknown peers are dropped, as are those for which the kernel
     /// has no room.
     pub fn deliver(&self, peer: &PublicKey, payload: &[u8]) {
-        let Some(source) = self.peers().addresses.get(peer).copied() else { return };
+        let Some(source) = self.source(peer, payload) else { return };
         let wireguard = self.wireguard.load(Ordering::Relaxed);
         if wireguard == 0 {
             return;
@@ -107,6 +124,19 @@ impl LoopbackPort {
         if let Err(error) = self.send(source, SocketAddrV4::new(Ipv4Addr::LOCALHOST, wireguard), payload) {
             tracing::trace!(%error, "cannot pass a datagram of the relay to WireGuard");
         }
+    }
+
+    /// The address that stands for a peer, unless the datagram is data that is held.
+    fn source(&self, peer: &PublicKey, payload: &[u8]) -> Option<Ipv4Addr> {
+        let mut peers = self.peers();
+        if let Some(until) = peers.held.get(peer) {
+            if Instant::now() >= *until {
+                peers.held.remove(peer);
+            } else if payload.first() == Some(&MESSAGE_DATA) {
+                return None;
+            }
+        }
+        peers.addresses.get(peer).copied()
     }
 
     fn send(&self, source: Ipv4Addr, destination: SocketAddrV4, payload: &[u8]) -> io::Result<()> {
@@ -264,5 +294,24 @@ mod tests {
         let mut buffer = [0; 100];
         let (length, from) = wireguard.recv_from(&mut buffer).await.unwrap();
         assert_eq!((&buffer[..length], from), (b"of a peer".as_slice(), endpoint));
+    }
+    #[tokio::test]
+    async fn while_a_peer_is_held_its_handshakes_and_probes_pass_and_its_data_does_not() {
+        let wireguard = tokio::net::UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        let port = LoopbackPort::open().unwrap();
+        [1, 2].iter().for_each(|number| assert!(port.endpoint(&key(*number)).is_some()));
+        port.set_wireguard_port(wireguard.local_addr().unwrap().port());
+        port.hold(&key(1), Instant::now());
+        port.deliver(&key(1), &[MESSAGE_DATA, 0]);
+        port.deliver(&key(1), &[1, 0]);
+        port.deliver(&key(2), &[MESSAGE_DATA, 2]);
+        let long_ago = Instant::now().checked_sub(HOLD).unwrap();
+        port.hold(&key(1), long_ago);
+        port.deliver(&key(1), &[MESSAGE_DATA, 3]);
+        let mut buffer = [0; 100];
+        for expected in [[1, 0], [MESSAGE_DATA, 2], [MESSAGE_DATA, 3]] {
+            let (length, _) = wireguard.recv_from(&mut buffer).await.unwrap();
+            assert_eq!(buffer[..length], expected);
+        }
     }
 }

@@ -39,11 +39,13 @@ pub use fairlead_tls::proxy::{InvalidProxy, Proxy, ProxyError};
 pub use fairlead_tls::{system_roots, trust};
 pub use link::Receive;
 pub use links::{LinkStatus, keep_connected};
-pub use loopback::{LoopbackPort, is_relayed};
+pub use loopback::{HOLD, LoopbackPort, is_relayed};
 pub use queue::{LinkCounters, LinkQueue, RelayPort};
 
 /// Time for everything until the client is registered.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long one address of several may take for it, until the next one is tried.
+const ADDRESS_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// How a client connects, and as whom.
 #[derive(Debug, Clone)]
@@ -129,6 +131,13 @@ pub enum ConnectError {
     },
 }
 
+impl ConnectError {
+    /// Whether another address of the relay may be better: what a replica decides on the client itself, all of them do.
+    fn is_of_address(&self) -> bool {
+        !matches!(self, Self::Refused { reason } if *reason != ErrorReason::Full)
+    }
+}
+
 /// No authority: for a connection without TLS.
 pub fn no_roots() -> RootCertStore {
     RootCertStore::empty()
@@ -152,12 +161,23 @@ pub struct Sender(FrameWriter<Box<dyn Stream>>);
 /// The receiving half of a connection.
 pub struct Receiver(FrameReader<Box<dyn Stream>>);
 
-/// Connects and registers.
+/// Connects and registers, at the first address of the relay (or the proxy) that serves this client: another one may be that of a
+/// replica with a wrong certificate, or of no relay.
 ///
 /// # Errors
-/// See [`ConnectError`].
+/// See [`ConnectError`]: of the first address that was reached.
 pub async fn connect(settings: &Settings) -> Result<Connection, ConnectError> {
-    timeout(CONNECT_TIMEOUT, establish(settings, None)).await.unwrap_or(Err(ConnectError::Timeout))
+    let connected = async { establish(settings, addresses(settings, None).await?, None).await };
+    timeout(CONNECT_TIMEOUT, connected).await.unwrap_or(Err(ConnectError::Timeout))
+}
+
+/// The same with addresses that the caller has looked up.
+///
+/// # Errors
+/// See [`connect`].
+pub async fn connect_at(settings: &Settings, addresses: Vec<SocketAddr>) -> Result<Connection, ConnectError> {
+    let connected = establish(settings, addresses, None);
+    timeout(CONNECT_TIMEOUT, connected).await.unwrap_or(Err(ConnectError::Timeout))
 }
 
 /// Connects to another replica than `active`, and registers a link that receives only while there is no other one. Of several
@@ -170,20 +190,47 @@ pub async fn connect_standby(
     active: [u8; 16],
     address: Option<IpAddr>,
 ) -> Result<Connection, ConnectError> {
-    let other = Some(Other { active, address });
-    timeout(CONNECT_TIMEOUT, establish(settings, other)).await.unwrap_or(Err(ConnectError::Timeout))
+    let connected = async {
+        let addresses = addresses(settings, address).await?;
+        establish(settings, addresses, Some(active)).await
+    };
+    timeout(CONNECT_TIMEOUT, connected).await.unwrap_or(Err(ConnectError::Timeout))
 }
 
-/// The active link beside the one that is made.
-#[derive(Debug, Clone, Copy)]
-struct Other {
-    active: [u8; 16],
-    address: Option<IpAddr>,
+/// Tries one address after the other; `active` is the replica that a stand-by link must not have.
+async fn establish(
+    settings: &Settings,
+    addresses: Vec<SocketAddr>,
+    active: Option<[u8; 16]>,
+) -> Result<Connection, ConnectError> {
+    let missing = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+    let mut failure = unreachable(settings, missing);
+    let mut addresses = addresses.into_iter().peekable();
+    while let Some(address) = addresses.next() {
+        let attempt = establish_at(settings, address, active);
+        let result = match addresses.peek() {
+            Some(_) => timeout(ADDRESS_TIMEOUT, attempt).await.unwrap_or(Err(ConnectError::Timeout)),
+            None => attempt.await,
+        };
+        match result {
+            Err(error) if error.is_of_address() => {
+                if matches!(failure, ConnectError::Io(..)) {
+                    failure = error;
+                }
+            }
+            result => return result,
+        }
+    }
+    Err(failure)
 }
 
-async fn establish(settings: &Settings, other: Option<Other>) -> Result<Connection, ConnectError> {
+async fn establish_at(
+    settings: &Settings,
+    address: SocketAddr,
+    active: Option<[u8; 16]>,
+) -> Result<Connection, ConnectError> {
     let endpoint = &settings.endpoint;
-    let (stream, address) = reach(settings, other.and_then(|other| other.address)).await?;
+    let (stream, address) = reach(settings, address).await?;
     let (stream, exporter) = if endpoint.transport == Transport::Ws {
         (Box::new(stream) as Box<dyn Stream>, None)
     } else {
@@ -197,25 +244,44 @@ async fn establish(settings: &Settings, other: Option<Other>) -> Result<Connecti
             stream::open_websocket(stream, &endpoint.authority(), nonce).await?
         }
     };
-    let active = other.map(|other| other.active);
     let connection = register(settings, reader, writer, exporter, active).await?;
     Ok(Connection { address, ..connection })
+}
+
+/// What a client connects to: the relay, or the proxy on the way.
+fn target(settings: &Settings) -> (&str, u16) {
+    match &settings.proxy {
+        Some(proxy) => (proxy.host.as_str(), proxy.port),
+        None => (settings.endpoint.host.as_str(), settings.endpoint.port),
+    }
+}
+
+fn unreachable(settings: &Settings, error: io::Error) -> ConnectError {
+    let (host, port) = target(settings);
+    ConnectError::Io(format!("{host}:{port}"), error)
+}
+
+/// The addresses of that, `last` after all others.
+async fn addresses(settings: &Settings, last: Option<IpAddr>) -> Result<Vec<SocketAddr>, ConnectError> {
+    let found = lookup_host(target(settings)).await.map_err(|error| unreachable(settings, error))?;
+    let mut addresses: Vec<SocketAddr> = found.flat_map(|address| settings.reached_at(address)).collect();
+    addresses.sort_by_key(|address| Some(address.ip().to_canonical()) == last);
+    Ok(addresses)
 }
 
 /// A connection to the relay or to the proxy on the way, and the address of the relay.
 async fn reach(
     settings: &Settings,
-    last: Option<IpAddr>,
+    address: SocketAddr,
 ) -> Result<(TcpStream, Option<IpAddr>), ConnectError> {
-    let (host, port) = match &settings.proxy {
-        Some(proxy) => (proxy.host.as_str(), proxy.port),
-        None => (settings.endpoint.host.as_str(), settings.endpoint.port),
+    let configure = |socket: SockRef<'_>| {
+        socket.set_tcp_notsent_lowat(NOT_SENT)?;
+        socket.set_tcp_user_timeout(Some(USER_TIMEOUT))
     };
-    let unreachable = |error| ConnectError::Io(format!("{host}:{port}"), error);
-    let mut stream = dial(settings, host, port, last).await.map_err(unreachable)?;
+    let dialled = fairlead_tls::dial([address], settings.mark, configure).await;
+    let mut stream = dialled.map_err(|error| unreachable(settings, error))?;
     let Some(proxy) = &settings.proxy else {
-        let address = stream.peer_addr().ok().map(|address| address.ip().to_canonical());
-        return Ok((stream, address));
+        return Ok((stream, Some(address.ip().to_canonical())));
     };
     let Endpoint { host, port, .. } = &settings.endpoint;
     let target = format!("{}:{port}", settings.endpoint.bracketed_host());
@@ -224,18 +290,6 @@ async fn reach(
     let address = lookup_host((host.as_str(), *port)).await.ok().and_then(|mut found| found.next());
     let address = address.and_then(|address| settings.reached_at(address).into_iter().next());
     Ok((stream, address.map(|address| address.ip())))
-}
-
-/// Connects to the first address of a host that answers, and tries `last` last.
-async fn dial(settings: &Settings, host: &str, port: u16, last: Option<IpAddr>) -> io::Result<TcpStream> {
-    let found = lookup_host((host, port)).await?.flat_map(|address| settings.reached_at(address));
-    let mut addresses: Vec<SocketAddr> = found.collect();
-    addresses.sort_by_key(|address| Some(address.ip().to_canonical()) == last);
-    let configure = |socket: SockRef<'_>| {
-        socket.set_tcp_notsent_lowat(NOT_SENT)?;
-        socket.set_tcp_user_timeout(Some(USER_TIMEOUT))
-    };
-    fairlead_tls::dial(addresses, settings.mark, configure).await
 }
 
 /// TLS 1.3, and the exporter that binds the registration to it.

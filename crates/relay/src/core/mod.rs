@@ -6,6 +6,7 @@
 
 mod allocations;
 mod bucket;
+mod codel;
 mod counters;
 mod outbox;
 mod registrations;

@@ -1,11 +1,13 @@
 //! What waits to be written to one client. Every queue is bounded; datagrams are bounded by time too, because a late one is
-//! worth less than the one behind it (head drop).
+//! worth less than the one behind it (head drop). Where datagrams wait all the time, CoDel drops some before that, so that the flows
+//! inside slow down.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use fairlead_wire::relay::Frame;
 
+use super::codel::Codel;
 use super::counters::{Counters, DropReason};
 
 /// Frames other than datagrams that wait. Beyond that the newest is dropped: a client that reads none of its answers.
@@ -34,6 +36,7 @@ pub(crate) struct Outbox {
     control: VecDeque<Vec<u8>>,
     datagrams: Queue,
     probes: Queue,
+    codel: Codel,
 }
 
 #[derive(Debug, Default)]
@@ -88,10 +91,15 @@ impl Outbox {
         while let Some(frame) = self.control.pop_front() {
             out.extend_from_slice(&frame);
         }
-        for queue in [&mut self.probes, &mut self.datagrams] {
+        for (queue, mut codel) in [(&mut self.probes, None), (&mut self.datagrams, Some(&mut self.codel))] {
             queue.drop_late(now, limits.time, counters);
             while out.len() < budget {
-                let Some(frame) = queue.pop() else { break };
+                let Some((at, frame)) = queue.pop() else { break };
+                let waited = now.saturating_duration_since(at);
+                if codel.as_mut().is_some_and(|codel| codel.drops(now, waited, queue.bytes)) {
+                    counters.count_drop(DropReason::QueueTime);
+                    continue;
+                }
                 out.extend_from_slice(&frame);
             }
             queue.release();
@@ -116,10 +124,10 @@ impl Outbox {
 }
 
 impl Queue {
-    fn pop(&mut self) -> Option<Box<[u8]>> {
-        let (_, frame) = self.frames.pop_front()?;
+    fn pop(&mut self) -> Option<(Instant, Box<[u8]>)> {
+        let (at, frame) = self.frames.pop_front()?;
         self.bytes = self.bytes.saturating_sub(frame.len());
-        Some(frame)
+        Some((at, frame))
     }
 
     fn drop_late(&mut self, now: Instant, limit: Duration, counters: &mut Counters) {

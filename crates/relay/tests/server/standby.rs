@@ -15,7 +15,7 @@ use crate::bed::{Bed, public};
 /// How often a datagram is sent.
 const INTERVAL: Duration = Duration::from_millis(10);
 
-/// Leads connections to one target after the other, as a load balancer for TCP does.
+/// Leads each connection to the target that has the fewest, as a load balancer for TCP does.
 struct LoadBalancer {
     port: u16,
     /// The target that is silent from now on.
@@ -30,15 +30,19 @@ impl LoadBalancer {
         let (silent, is_silent) = watch::channel(None);
         let serve = async move {
             let mut connections = JoinSet::new();
-            let mut turn = targets.iter().cycle();
+            let mut targets: Vec<(Arc<()>, SocketAddr)> =
+                targets.into_iter().map(|target| (Arc::default(), target)).collect();
             loop {
                 let (mut client, _) = listener.accept().await.unwrap();
-                for target in turn.by_ref().take(targets.len()) {
+                targets.sort_by_key(|(connections, _)| Arc::strong_count(connections));
+                for (count, target) in &targets {
                     if let Ok(mut server) = TcpStream::connect(target).await {
                         client.set_nodelay(true).unwrap();
                         server.set_nodelay(true).unwrap();
-                        let (mut is_silent, target) = (is_silent.clone(), *target);
+                        let (mut is_silent, target, counted) =
+                            (is_silent.clone(), *target, Arc::clone(count));
                         connections.spawn(async move {
+                            let _counted = counted;
                             tokio::select! {
                                 _ = tokio::io::copy_bidirectional(&mut client, &mut server) => return,
                                 () = becomes_silent(&mut is_silent, target) => {}

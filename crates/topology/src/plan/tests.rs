@@ -75,7 +75,7 @@ fn an_address_claimed_twice_stays_with_the_node_that_joined_first() {
     assert_eq!(
         texts(&plan.problems),
         [
-            "192.168.1.10/32 is claimed by nodes home-1 and office-1: packets to it go to office-1, which had it \
+            "192.168.1.10/32 is claimed by nodes home-1 and office-1: packets to it go to office-1, whose claim goes \
            first; give each node an address of its own, or name this one in routing.excludeCIDRs of the WireKubeMesh"
         ]
     );
@@ -220,7 +220,10 @@ fn claims_no_mesh_can_carry_are_dropped_and_reported() {
     for claim in bad {
         let plan = plan(&[member("b", 2, &[claim, "192.0.2.2/32"], &[])], &Policy::new("a"));
         assert_eq!(allowed(&plan, 2), ["192.0.2.2/32"], "{claim}");
-        assert!(matches!(&plan.problems[..], [Problem::Unusable { node, .. }] if node == "b"), "{claim}");
+        let [Problem::Unusable { node, .. } | Problem::ClaimTooWide { node, .. }] = &plan.problems[..] else {
+            panic!("{claim}: {:?}", plan.problems)
+        };
+        assert_eq!(node, "b");
     }
     let own = plan(&[member("a", 1, &["127.0.0.1/32", "fe80::1/128"], &[])], &Policy::new("a"));
     assert_eq!(own.problems, []);
@@ -309,6 +312,17 @@ fn excluded_prefixes_are_cut_out_of_the_targets_but_stay_allowed() {
     let plan = plan(&members, &policy);
     assert_eq!(allowed(&plan, 2), ["10.64.0.0/24", "192.0.2.10/32"]);
     assert_eq!(texts(&plan.targets_ipv4), ["10.64.0.0/26", "10.64.0.128/25"]);
+}
+
+#[test]
+fn what_a_missing_member_had_is_dropped_unless_another_or_this_node_has_it() {
+    let members =
+        [member("self", 1, &["192.0.2.1/32"], &["10.64.0.0/27"]), member("b", 2, &["192.0.2.2/32"], &[])];
+    let guarded = ["10.64.0.0/26", "192.0.2.1/32", "192.0.2.2/32", "192.0.2.3/32", "fe80::1/128"];
+    let policy = Policy { guarded: guarded.map(net).to_vec(), ..Policy::new("self") };
+    let plan = plan(&members, &policy);
+    assert_eq!(texts(&plan.targets_ipv4), ["10.64.0.32/27", "192.0.2.2/31"]);
+    assert_eq!((allowed(&plan, 2), plan.targets_ipv6.len()), (vec!["192.0.2.2/32".to_owned()], 0));
 }
 
 #[test]

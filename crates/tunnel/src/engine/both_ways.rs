@@ -42,11 +42,6 @@ impl BothWays {
         self.also = also.iter().map(|(peer, remote)| (*peer, Path::to(*remote))).collect();
     }
 
-    /// Whether this is the second way to a peer.
-    pub(super) fn is_second(&self, peer: &PublicKey, remote: SocketAddr) -> bool {
-        self.also.get(peer).is_some_and(|also| also.remote == remote)
-    }
-
     /// The copy of a data message that is sent over `path`.
     pub(super) fn copy(
         &mut self,

@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use super::*;
 
+mod accepted;
 mod both_ways;
 mod clock;
 mod hostile;

@@ -1,5 +1,6 @@
 //! How other threads ask the packet loop for something.
 
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -7,6 +8,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use fairlead_api::wireguard::{DeviceChange, DeviceState, PublicKey};
+use ipnet::IpNet;
 
 use crate::Error;
 
@@ -15,6 +17,7 @@ const MAX_COMMANDS: usize = 16;
 
 /// A request to the loop, with the channel for its answer.
 pub(super) enum Command {
+    Accept(BTreeMap<PublicKey, Vec<IpNet>>, SyncSender<()>),
     Change(Box<DeviceChange>, SyncSender<Result<(), Error>>),
     Delete(SyncSender<Result<(), Error>>),
     SendError(PublicKey, SyncSender<Option<String>>),
@@ -58,6 +61,10 @@ impl Handle {
 
     pub(crate) fn change(&self, change: DeviceChange) -> Result<(), Error> {
         self.request(|answer| Command::Change(Box::new(change), answer))?
+    }
+
+    pub(crate) fn accept(&self, prefixes: BTreeMap<PublicKey, Vec<IpNet>>) -> Result<(), Error> {
+        self.request(|answer| Command::Accept(prefixes, answer))
     }
 
     pub(crate) fn send_error(&self, key: PublicKey) -> Result<Option<String>, Error> {

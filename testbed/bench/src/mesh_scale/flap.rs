@@ -8,7 +8,7 @@ use fairlead_api::wireguard::{PeerConfig, PeerState, PublicKey};
 use fairlead_dataplane::wireguard::Backend;
 use fairlead_node::mesh::path_port::PathCounters;
 use fairlead_node::mesh::port_mapping::PortMappings;
-use fairlead_node::mesh::publish::{Facts, desired, is_due, observes};
+use fairlead_node::mesh::publish::{Facts, desired, observes, urgency};
 use fairlead_node::mesh::report::{PeerReport, Report};
 use fairlead_path::{NatType, Reason, State, Status};
 
@@ -46,7 +46,7 @@ pub(super) fn of(nodes: usize) -> Flap {
         let (old, new) = (status(&before), status(&after));
         let size = serde_json::to_string(&new).map_or(0, |text| text.len());
         flap.largest = flap.largest.max(size);
-        if is_due(Some(&old), &new, nodes) {
+        if urgency(Some(&old), &new, nodes).is_some() {
             flap.nodes = flap.nodes.saturating_add(1);
             flap.bytes = flap.bytes.saturating_add(size);
         }
@@ -73,8 +73,10 @@ fn report(nodes: usize, failed: bool) -> Report {
                 message: String::new(),
                 round_trip: None,
                 loses_long: false,
+                route_mtu: None,
             },
             relay_reason: None,
+            plain: Vec::new(),
             device: Some(Arc::new(PeerState {
                 config,
                 last_handshake: Some(SystemTime::UNIX_EPOCH),
@@ -86,6 +88,11 @@ fn report(nodes: usize, failed: bool) -> Report {
             relay: None,
         }
     };
+    report_of((0..nodes).map(peer).collect())
+}
+
+/// A report with these peers, and nothing else that is of interest.
+pub(crate) fn report_of(peers: Vec<PeerReport>) -> Report {
     Report {
         backend: Backend::Embedded,
         port_access: None,
@@ -103,10 +110,12 @@ fn report(nodes: usize, failed: bool) -> Report {
         port_mappings: PortMappings::default(),
         peer_reflexive: Vec::new(),
         nat64: Vec::new(),
-        peers: (0..nodes).map(peer).collect(),
+        peers,
         external: Vec::new(),
         own_prefixes: Vec::new(),
         claims: Vec::new(),
+        mesh_addresses: Vec::new(),
+        interface_id: None,
         problems: Vec::new(),
         manual: None,
         keepalive: None,

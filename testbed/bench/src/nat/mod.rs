@@ -3,7 +3,8 @@
 //! The lab is that of the test of the NAT matrix. Of each pair of kinds two sites are measured, alone, first by one subject and then by the
 //! other. Ours are real node programs without any state, with a real API server; time begins when both know each other, which is before STUN
 //! servers have answered. Endpoints of iroh have had 3 s with their relay to learn their addresses; time begins when one connects to the ID of
-//! the other. Both have one relay and servers that tell addresses, all on the lab's Internet, without delay.
+//! the other. Both have one relay and servers that tell addresses, all on the lab's Internet, without delay
+//! or with that of `--rtt`.
 
 mod iroh;
 mod nodes;
@@ -42,6 +43,12 @@ pub(crate) fn run(options: Options) -> Result<Vec<Measurement>> {
     let places = nat_matrix::places();
     let pairs = pairs(&places, options.effort);
     let mut world = World::start(&nat_matrix::topology(&places), &Progress::default())?;
+    let _delay = match options.rtt {
+        Some(milliseconds) => {
+            Some(world.lab().delay(Duration::from_millis(u64::try_from(milliseconds)?) / 2)?)
+        }
+        None => None,
+    };
     let iroh = Iroh::start(&world)?;
     let nodes = Nodes::prepare(&mut world)?;
     let mut outcomes = Vec::new();

@@ -87,10 +87,10 @@ impl Bed {
     pub(super) fn idle_memory(&self, subject: Subject, pairs: usize, settle: Duration) -> Result<f64> {
         let relay = self.serve(subject, pairs)?;
         thread::sleep(Duration::from_secs(1));
-        let before = resident_mib(relay.id())?;
+        let before = cpu::resident_mib(relay.id())?;
         let _load = self.load(subject, pairs)?;
         thread::sleep(settle);
-        Ok(resident_mib(relay.id())? - before)
+        Ok(cpu::resident_mib(relay.id())? - before)
     }
 
     fn serve(&self, subject: Subject, pairs: usize) -> Result<Process> {
@@ -218,13 +218,4 @@ fn write_files(files: &Files<'_>) -> Result<()> {
     write(&files.certificate(), &certificate.pem())?;
     write(&files.key(), &key.serialize_pem())?;
     write(&files.tokens(), TOKEN)
-}
-
-/// `VmRSS` (proc_pid_status(5)).
-fn resident_mib(process: u32) -> Result<f64> {
-    let path = format!("/proc/{process}/status");
-    let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
-    let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    let kib: Option<f64> = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse().ok());
-    Ok(kib.with_context(|| format!("no VmRSS in {path}"))? / 1024.0)
 }

@@ -2,6 +2,7 @@
 
 #![cfg(test)]
 
+mod behaviour;
 mod judge;
 #[path = "../outage/mod.rs"]
 mod outage;
@@ -26,7 +27,7 @@ use crate::times::Times;
 
 /// Until all paths are as expected: a busy machine makes first attempts fail, and the next ones come after up to 120 s
 /// (`directRetryIntervalSeconds`).
-const SETTLES: Duration = Duration::from_secs(300);
+const SETTLES: Duration = Duration::from_secs(450);
 /// How long what was found must stay.
 const STAYS: Duration = Duration::from_secs(20);
 
@@ -137,7 +138,10 @@ fn settle(world: &World, places: &[Place]) {
         ensure!(differences.is_empty(), "{} differ:\n{}", differences.len(), differences.join("\n"));
         Ok(())
     };
-    testbed_lab::eventually(SETTLES, as_expected).unwrap();
+    if let Err(error) = testbed_lab::eventually(SETTLES, as_expected) {
+        let changes = ways(world).map(|ways| left_paths(world, places, &ways)).unwrap_or_default();
+        panic!("{error:#}\nwith their last changes:\n{}", changes.join("\n"));
+    }
 }
 
 /// What is expected between two sets of addresses.
@@ -235,6 +239,7 @@ fn nodes_behind_every_kind_of_nat_find_direct_paths_where_there_are_any() {
     settle(&world, &places);
     println!("all paths {:.1?} after the mesh", applied.elapsed());
     testbed_lab::eventually(TIMEOUT, || nat_types_are_known(&world, &places)).unwrap();
+    println!("{}", behaviour::compare(&world, &places).unwrap());
 
     let judge = Judge::new(&world, &relay.host).unwrap();
     judge.restart().unwrap();

@@ -1,8 +1,9 @@
 //! RBAC and admission policy hold the programs to what they need.
 
 use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
 
-use crate::bed::{Access, bed, block, peer, refused, request};
+use crate::bed::{Access, KEY, bed, block, mesh, peer, refused, request};
 
 #[test]
 fn a_node_writes_only_its_own_peer() {
@@ -55,6 +56,62 @@ fn a_node_writes_only_its_own_peer() {
         "the label wirekube.io/node",
     );
     n1.merge("wkpeer", "n1", r#"{"metadata": {"labels": {"wirekube.io/node": "n1"}}}"#).unwrap();
+}
+
+/// Other nodes judge by it which addresses are the node's own.
+#[test]
+fn only_the_controller_writes_what_the_node_of_a_peer_says() {
+    let bed = bed();
+    bed.plane.apply("apiVersion: v1\nkind: Node\nmetadata: {name: facts}\n").unwrap();
+    let (node, controller) =
+        (bed.program("fairlead-node", Some("facts")), bed.program("fairlead-controller", None));
+    node.create(&peer("facts", "[192.0.2.1/32]")).unwrap();
+    let status = |address: &str| format!(r#"{{"status": {{"node": {{"internalIPs": ["{address}"]}}}}}}"#);
+    let write = |patch: &str| {
+        ["patch", "wkpeer", "facts", "--subresource=status", "--type=merge", "--patch", patch]
+            .map(str::to_owned)
+    };
+    let by = |program: &crate::bed::Program<'_>, patch: &str| {
+        let words = write(patch);
+        program.run(&words.each_ref().map(String::as_str), "")
+    };
+    refused(by(&node, &status("192.0.2.9")), "may not change status.node of its WireKubePeer");
+    // As the controller, whose right on it is in the list below: kubectl reads first, which the controller need not.
+    bed.plane.kubectl(&write(&status("192.0.2.1")).each_ref().map(String::as_str)).unwrap();
+    by(&node, r#"{"status": {"connected": true}}"#).unwrap();
+    for forged in [&status("192.0.2.9"), r#"{"status": {"node": null}}"#, r#"{"status": null}"#] {
+        refused(by(&node, forged), "may not change status.node of its WireKubePeer");
+    }
+    // The controller does not write the specification.
+    refused(controller.merge("wkpeer", "facts", r#"{"spec": {"publicKey": ""}}"#), "cannot patch");
+}
+
+#[test]
+fn who_is_revoked_publishes_no_peer_until_it_is_taken_back() {
+    const REVOKED: &str = "AgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAgI=";
+    let bed = bed();
+    let create = |name: &str, key: &str| {
+        let object = peer(name, "[]").replace(KEY, key);
+        let dry_run = ["create", "--dry-run=server", "-f", "-"];
+        bed.plane.kubectl_stdin(&dry_run, &object).map_err(|error| format!("{error:#}"))
+    };
+    let comes_into_force = |is_refused: bool| {
+        let end = Instant::now() + Duration::from_secs(60);
+        while create("revoked-1", KEY).is_err() != is_refused {
+            assert!(Instant::now() < end, "the list of revoked peers does not come into force");
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    };
+    let list = format!("{{revokedPeers: [{{name: revoked-1}}, {{publicKey: {REVOKED}}}]}}");
+    bed.plane.apply(&mesh(&list).replace("name: bad", "name: revoking")).unwrap();
+    comes_into_force(true);
+    refused(create("revoked-1", KEY), "fairlead peer unrevoke revoked-1");
+    refused(create("revoked-2", REVOKED), "the key of node 'revoked-2' was revoked");
+    create("revoked-2", KEY).unwrap();
+    let policy = bed.get(&["validatingadmissionpolicy", "fairlead-revoked-peers"]);
+    assert!(policy["status"]["typeChecking"]["expressionWarnings"].is_null(), "{policy}");
+    bed.plane.kubectl(&["delete", "wkmesh", "revoking"]).unwrap();
+    comes_into_force(false);
 }
 
 #[test]
@@ -163,6 +220,8 @@ const CONTROLLER_RIGHTS: &[Right] = &[
     ("get list watch", "egresses.coil.cybozu.com", "", "", "", true),
     ("patch", "egresses.coil.cybozu.com", "status", "", "", true),
     ("get list watch delete", "wirekubepeers.wirekube.io", "", "", "", true),
+    // What the Node of a peer says.
+    ("patch", "wirekubepeers.wirekube.io", "status", "", "", true),
     ("get list watch", "wirekubemeshes.wirekube.io", "", "", "", true),
     ("get update patch", "wirekubemeshes.wirekube.io", "status", "", "", true),
     ("create", "leases.coordination.k8s.io", "", "", "kube-system", true),
@@ -197,7 +256,9 @@ const CONTROLLER_RIGHTS: &[Right] = &[
     ("get list watch create patch delete", "secrets", "", "", RELAY, false),
     ("create", "serviceaccounts", "token", "fairlead-relay", RELAY, false),
     ("create patch delete", "pods", "", "", RELAY, false),
-    ("create update patch delete", "namespaces", "", "", "", false),
+    // Its UID is the identifier of the cluster.
+    ("get", "namespaces", "", "kube-system", "", true),
+    ("list watch create update patch delete", "namespaces", "", "", "", false),
 ];
 
 const RELAY: &str = "fairlead-relay";

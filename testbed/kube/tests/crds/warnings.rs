@@ -28,13 +28,16 @@ fn object(entry: &NotImplemented, annotations: &Value, spec: &Value) -> Value {
 fn only_what_has_no_effect_is_warned_of() {
     let bed = bed();
     let fields = json!({
-        "apiServerURL": "https://192.0.2.1:6443", "meshCIDR": "100.64.0.0/16", "natTraversal": {},
+        "apiServerURL": "https://192.0.2.1:6443", "natTraversal": {},
         "relay": { "provider": "managed", "managed": { "replicas": 6, "transport": "ws" } },
-        "routing": { "localSubnetPolicy": "bypass" },
     });
     let table = [
         (EGRESS, json!({}), json!({ "destinations": ["0.0.0.0/0"] })),
-        (NODE, json!({ "kilo.squat.ai/location": "home", "wirekube.io/internal-ip": "10.0.0.1" }), json!({})),
+        (
+            NODE,
+            json!({ "kilo.squat.ai/allowed-location-ips": "", "wirekube.io/internal-ip": "10.0.0.1" }),
+            json!({}),
+        ),
         (WIREKUBE_MESH, json!({}), fields),
     ];
     for (entry, annotations, spec) in table {
@@ -63,7 +66,9 @@ fn what_has_an_effect_is_applied_without_a_word() {
         "listenPort": 51821, "interfaceName": "wg9", "mtu": 1400,
         "autoAllowedIPs": { "includeNodeInternalIP": false },
         "relay": { "provider": "managed", "managed": { "replicas": 5, "transport": "wss" } },
-        "routing": { "localSubnetPolicy": "tunnel", "excludeCIDRs": ["192.0.2.0/24"] },
+        "routing": { "localSubnetPolicy": "bypass", "excludeCIDRs": ["192.0.2.0/24"] },
+        "grants": [{ "node": "n1", "cidrs": ["192.0.2.0/24"] }],
+        "topology": { "granularity": "location" },
     });
     let none = json!({});
     let peer = json!({
@@ -74,7 +79,11 @@ fn what_has_an_effect_is_applied_without_a_word() {
         peer,
         object(&WIREKUBE_MESH, &none, &works),
         object(&WIREKUBE_MESH, &none, &none),
-        object(&NODE, &json!({ "wirekube.io/endpoint": "192.0.2.1:51820" }), &none),
+        object(
+            &NODE,
+            &json!({ "wirekube.io/endpoint": "192.0.2.1:51820", "kilo.squat.ai/leader": "" }),
+            &none,
+        ),
     ] {
         assert_eq!(warnings(&object), "");
     }

@@ -5,11 +5,13 @@
 //! leave from the wrong port; [`PathSocket::maintain`] compares all of it.
 //!
 //! Where the table cannot be made, or a test finds that nothing comes through it (a firewall behind it knows WireGuard's port
-//! alone), raw sockets take its place if they work in more address families: [`fall_back`](PathPort::fall_back).
+//! alone), raw sockets take its place if they work in more address families: `switching`. The way in use is tested now and then,
+//! and soon after other programs have changed nftables.
+//!
+//! What a birthday attempt needs is in `pins`.
 
-use std::hash::{BuildHasher, RandomState};
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,42 +19,33 @@ use std::time::{Duration, Instant};
 
 use fairlead_address::IpFamily;
 use fairlead_api::names::{MARK_FROM_WIREGUARD, NFT_TABLE_PATH_SOCKET};
+use fairlead_netlink::nftables::EndpointMap;
 use fairlead_netlink::{self as netlink, Family, Socket, nftables};
-use fairlead_tunnel::{RawPort, UdpPort, Word};
-use fairlead_wire::{probe, stun};
-use nix::libc;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use fairlead_tunnel::{RawPort, ReservedPorts, UdpPort};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 
 use super::super::{
     PathDatagram, PathSocket, PathSocketFailure, PathSocketHealth, PathSocketStats, PortAccess,
 };
-use super::path_table::{Ports, STUN_RESPONSE, STUN_RESPONSE_MASK, path_socket_port, table};
+use super::path_table::{Joined, Ports, path_socket_port, table};
+use super::retests::{self, Retests};
+use super::self_test::{Outcome, Way, test, works};
 use crate::nft_table::{self, Applied};
 
-/// How often a family is tested, and how long each test waits for its datagrams.
-const ATTEMPTS: usize = 3;
-const TEST_TIMEOUT: Duration = Duration::from_millis(100);
+mod backlog;
+mod pins;
+mod switching;
+
+use backlog::Backlog;
+
 /// Time between tests of a family that failed.
 const TEST_INTERVAL: Duration = Duration::from_secs(60);
-/// Time between attempts with raw sockets where neither way works in all families: each interrupts the other way.
-const FALL_BACK_INTERVAL: Duration = Duration::from_secs(600);
-
-/// What raw sockets receive: probes and STUN responses, as the table's rules.
-const PROBE: &[Word] = &[Word { offset: 0, mask: u32::MAX, value: u32::from_be_bytes(probe::MAGIC) }];
-const STUN: &[Word] = &[
-    Word { offset: 0, mask: upper(STUN_RESPONSE_MASK), value: upper(STUN_RESPONSE) },
-    Word { offset: 4, mask: u32::MAX, value: u32::from_be_bytes(stun::MAGIC_COOKIE) },
-];
-
-const fn upper([first, second]: [u8; 2]) -> u32 {
-    u32::from_be_bytes([first, second, 0, 0])
-}
-
 /// What a device keeps of its path socket, whether it is open or not.
 pub(super) struct PathPort {
     socket: UdpPort,
-    /// Readable while datagrams wait, at this socket or at raw ones.
+    /// The ports of a birthday attempt, and those that are pinned.
+    reserved: ReservedPorts,
+    /// Readable while datagrams wait, at these sockets, at raw ones or in the backlog.
     readable: Epoll,
     received: AtomicU64,
     state: Mutex<State>,
@@ -63,8 +56,8 @@ struct State {
     is_open: bool,
     /// WireGuard's port; zero before it has one.
     wireguard: u16,
-    /// The generation of nftables in which the table was in place.
-    generation: Option<u32>,
+    /// The generation of nftables in which the table was in place, and what it joined.
+    generation: Option<(u32, Joined)>,
     /// What each family was found to do, and when.
     tested: Option<(Instant, [Outcome; 2])>,
     /// Why the table is not in place.
@@ -73,51 +66,12 @@ struct State {
     raw: Option<RawPort>,
     /// When raw sockets were last tried.
     fell_back: Option<Instant>,
-}
-
-/// Outcome of the test of a family.
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Outcome {
-    /// This host does not have the family.
-    Absent,
-    Failed(String),
-    Works,
-}
-
-impl Outcome {
-    fn is_failure(&self) -> bool {
-        matches!(self, Self::Failed(_))
-    }
-}
-
-/// One of both ways past WireGuard.
-#[derive(Clone, Copy)]
-enum Way<'a> {
-    Raw(&'a RawPort),
-    Table(&'a UdpPort),
-}
-
-impl Way<'_> {
-    fn send(self, remote: SocketAddr, payload: &[u8]) -> io::Result<()> {
-        match self {
-            Self::Raw(raw) => raw.send(None, remote, payload),
-            Self::Table(socket) => socket.send_with_checksum(remote, payload),
-        }
-    }
-
-    fn try_receive(self) -> Option<PathDatagram> {
-        match self {
-            Self::Raw(raw) => raw.try_receive(),
-            Self::Table(socket) => socket.try_receive(),
-        }
-    }
-
-    fn descriptor(&self) -> BorrowedFd<'_> {
-        match self {
-            Self::Raw(raw) => raw.as_fd(),
-            Self::Table(socket) => socket.as_fd(),
-        }
-    }
+    retests: Retests,
+    /// The table is tested while raw sockets are in use.
+    is_in_trial: bool,
+    /// The port for each endpoint that is pinned.
+    pins: EndpointMap,
+    backlog: Backlog,
 }
 
 impl PathPort {
@@ -137,7 +91,10 @@ impl PathPort {
             reason: error.to_string(),
         };
         let socket = socket.map_err(refused)?;
-        let readable = readable(&socket).map_err(refused)?;
+        let reserved = ReservedPorts::new().map_err(refused)?;
+        let pins = present.as_ref().map(|present| pins::adopt(present, &reserved)).unwrap_or_default();
+        let backlog = Backlog::new().map_err(refused)?;
+        let readable = readable([socket.as_fd(), reserved.as_fd(), backlog.as_fd()]).map_err(refused)?;
         let state = State {
             netlink,
             is_open: false,
@@ -147,8 +104,12 @@ impl PathPort {
             refusal: None,
             raw: None,
             fell_back: None,
+            retests: Retests::default(),
+            is_in_trial: false,
+            pins,
+            backlog,
         };
-        Ok(Self { socket, readable, received: AtomicU64::new(0), state: Mutex::new(state) })
+        Ok(Self { socket, reserved, readable, received: AtomicU64::new(0), state: Mutex::new(state) })
     }
 
     /// Opens the path socket; `None` while it is open.
@@ -178,7 +139,10 @@ impl PathPort {
     /// # Errors
     /// The kernel refuses.
     pub(super) fn remove(&self) -> netlink::Result<()> {
-        nft_table::remove_on(&mut self.lock().netlink, NFT_TABLE_PATH_SOCKET)
+        let mut state = self.lock();
+        state.pins.clear();
+        self.reserved.close_all();
+        nft_table::remove_on(&mut state.netlink, NFT_TABLE_PATH_SOCKET)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -187,121 +151,43 @@ impl PathPort {
 
     /// Makes sure that one of both ways is open, and that it works.
     fn join(&self, state: &mut State) {
-        let ports = Ports { wireguard: state.wireguard, path_socket: self.socket.port() };
-        if ports.wireguard == 0 {
+        let ports = self.ports(state);
+        if ports.wireguard == 0 || state.is_in_trial {
             return;
         }
-        if let Some(raw) = &state.raw {
-            if !state.is_test_due() {
-                return;
-            }
-            let outcomes = test(Way::Raw(raw), ports.wireguard);
-            if !outcomes.iter().any(Outcome::is_failure) {
-                state.tested = Some((Instant::now(), outcomes));
+        if state.raw.is_some() {
+            state.apply_pins(ports);
+            if !state.is_test_due() || !state.test_raw(ports) {
                 return;
             }
             state.begin_anew();
         }
         self.join_by_table(state, ports);
         let is_complete = state.refusal.is_none() && !state.has_failed();
-        let was_tried = state.fell_back.is_some_and(|at| at.elapsed() < FALL_BACK_INTERVAL);
+        let was_tried = state.fell_back.is_some_and(|at| at.elapsed() < switching::FALL_BACK_INTERVAL);
         if !is_complete && !was_tried {
             self.fall_back(state, ports);
         }
     }
 
-    /// Brings the table to what it should be, and tests both families if it was another one.
+    fn ports(&self, state: &State) -> Ports {
+        Ports { wireguard: state.wireguard, path_socket: self.socket.port() }
+    }
+
+    /// Brings the table to what it should be, and tests both families if it was another one, or it is time to.
     fn join_by_table(&self, state: &mut State, ports: Ports) {
-        match state.apply(ports) {
-            Ok(applied) => {
-                state.refusal = None;
-                if applied != Applied::Unchanged || state.is_test_due() {
-                    let outcomes = test(Way::Table(&self.socket), ports.wireguard);
-                    state.tested = Some((Instant::now(), outcomes));
-                }
-            }
-            Err(error) => state.refusal = Some(error.to_string()),
-        }
-    }
-
-    /// Raw sockets instead of the table, if they work in more families. They are opened in the namespace of the calling thread.
-    fn fall_back(&self, state: &mut State, ports: Ports) {
-        state.fell_back = Some(Instant::now());
-        let raw = match RawPort::open(ports.wireguard, MARK_FROM_WIREGUARD, &[PROBE, STUN]) {
-            Ok(raw) => raw,
-            Err(error) => return tracing::warn!(%error, "cannot open raw sockets for path probes"),
+        let applied = match state.apply(ports) {
+            Ok(applied) => applied,
+            Err(error) => return state.refusal = Some(error.to_string()),
         };
-        // Its rules come before raw sockets. Where it cannot be removed, the test says whether it is there.
-        if let Err(error) = nft_table::remove_on(&mut state.netlink, NFT_TABLE_PATH_SOCKET) {
-            tracing::debug!(%error, "cannot remove the table of the path socket");
-        }
-        let outcomes = test(Way::Raw(&raw), ports.wireguard);
-        if works(&outcomes) > state.works() && self.readable.add(&raw, readable_event()).is_ok() {
-            let reason = state.failure().unwrap_or_default();
-            tracing::warn!(reason, "raw sockets take the place of nftables for path probes");
-            state.refusal = None;
-            state.generation = None;
-            state.tested = Some((Instant::now(), outcomes));
-            state.raw = Some(raw);
-        } else if state.refusal.is_none() {
-            let outcome = state.apply(ports);
-            state.refusal = outcome.err().map(|error| error.to_string());
-        }
-    }
-}
-
-/// Whether each family works. What arrives meanwhile is lost, as the network may lose it.
-fn test(way: Way<'_>, wireguard: u16) -> [Outcome; 2] {
-    IpFamily::BOTH.map(|family| test_family(way, family, wireguard))
-}
-
-/// In how many families.
-fn works(outcomes: &[Outcome; 2]) -> usize {
-    outcomes.iter().filter(|outcome| **outcome == Outcome::Works).count()
-}
-
-/// Sends a probe and a STUN response to this host's own WireGuard port. Both must come back here, from that port.
-fn test_family(way: Way<'_>, family: IpFamily, wireguard: u16) -> Outcome {
-    let loopback: IpAddr = match family {
-        IpFamily::V4 => Ipv4Addr::LOCALHOST.into(),
-        IpFamily::V6 => Ipv6Addr::LOCALHOST.into(),
-    };
-    let wireguard = SocketAddr::new(loopback, wireguard);
-    let mut failure = String::new();
-    for _ in 0..ATTEMPTS {
-        let missing =
-            ["a probe", "a STUN response"].into_iter().zip(test_datagrams()).find_map(|(what, datagram)| {
-                match way.send(wireguard, &datagram) {
-                    Err(error) => Some(Err(error)),
-                    Ok(()) if returns(way, wireguard, &datagram) => None,
-                    Ok(()) => Some(Ok(what)),
-                }
-            });
-        failure = match missing {
-            None => return Outcome::Works,
-            Some(Err(error)) if is_absent(&error) => return Outcome::Absent,
-            Some(Err(error)) => format!("cannot send to {wireguard}: {error}"),
-            Some(Ok(what)) => format!(
-                "{what} sent to {wireguard} does not reach this program: does a firewall drop UDP from this host to itself?"
-            ),
-        };
-    }
-    Outcome::Failed(failure)
-}
-
-fn returns(way: Way<'_>, wireguard: SocketAddr, datagram: &[u8]) -> bool {
-    let deadline = Instant::now().checked_add(TEST_TIMEOUT);
-    loop {
-        while let Some(received) = way.try_receive() {
-            if received.remote == wireguard && received.payload == datagram {
-                return true;
-            }
-        }
-        let left = deadline.map(|at| at.saturating_duration_since(Instant::now())).unwrap_or_default();
-        let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::ZERO);
-        let mut descriptors = [PollFd::new(way.descriptor(), PollFlags::POLLIN)];
-        if left.is_zero() || poll(&mut descriptors, timeout).is_err() {
-            return false;
+        state.refusal = None;
+        // It is that in which the table is in place, or unknown after a change of our own.
+        let generation = nftables::generation(&mut state.netlink).ok();
+        let is_due = state.is_test_due() || state.retests.is_due(Instant::now(), generation);
+        if applied == Applied::Rebuilt || is_due {
+            let mut others = Vec::new();
+            let outcomes = test(Way::Table(&self.socket), ports.wireguard, &mut others);
+            state.conclude_test(outcomes, generation, others);
         }
     }
 }
@@ -316,6 +202,27 @@ impl State {
 
     fn is_test_due(&self) -> bool {
         self.tested.as_ref().is_none_or(|(at, _)| self.has_failed() && at.elapsed() >= TEST_INTERVAL)
+    }
+
+    /// Whether raw sockets fail where they have worked.
+    fn test_raw(&mut self, ports: Ports) -> bool {
+        let Some(raw) = &self.raw else { return false };
+        let mut others = Vec::new();
+        let outcomes = test(Way::Raw(raw), ports.wireguard, &mut others);
+        let has_failed = outcomes.iter().any(Outcome::is_failure);
+        self.backlog.extend(others);
+        if !has_failed {
+            self.tested = Some((Instant::now(), outcomes));
+        }
+        has_failed
+    }
+
+    /// `others` arrived meanwhile.
+    fn conclude_test(&mut self, outcomes: [Outcome; 2], generation: Option<u32>, others: Vec<PathDatagram>) {
+        let now = Instant::now();
+        self.tested = Some((now, outcomes));
+        self.retests.record(now, generation, retests::random());
+        self.backlog.extend(others);
     }
 
     fn has_failed(&self) -> bool {
@@ -338,23 +245,47 @@ impl State {
         self.refusal.as_deref().or(failed)
     }
 
-    /// Reads the table only if other programs have changed nftables since it was last in place.
+    /// Brings the table to what the way in use needs. Reads it only if other programs have changed nftables since it was last in
+    /// place.
     fn apply(&mut self, ports: Ports) -> netlink::Result<Applied> {
+        let joined = if self.raw.is_some() { Joined::None } else { Joined::All };
+        self.apply_as(ports, joined)
+    }
+
+    /// Makes the pins again where raw sockets do without a table.
+    fn apply_pins(&mut self, ports: Ports) {
+        if !self.pins.is_empty()
+            && let Err(error) = self.apply(ports)
+        {
+            tracing::debug!(%error, "cannot pin ports in nftables");
+        }
+    }
+
+    fn apply_as(&mut self, ports: Ports, joined: Joined) -> netlink::Result<Applied> {
         let generation = nftables::generation(&mut self.netlink)?;
-        if self.generation == Some(generation) {
+        if self.generation == Some((generation, joined)) {
             return Ok(Applied::Unchanged);
         }
         self.generation = None;
-        let applied = nft_table::apply_on(&mut self.netlink, &table(ports))?;
+        let wanted = table(ports, joined, &self.pins);
+        if wanted.chains.is_empty() {
+            nft_table::remove_on(&mut self.netlink, NFT_TABLE_PATH_SOCKET)?;
+            return Ok(Applied::Unchanged);
+        }
+        let applied = nft_table::apply_on(&mut self.netlink, &wanted)?;
         // A transaction of our own made another one, and only then the table was read in none.
-        self.generation = (applied == Applied::Unchanged).then_some(generation);
+        self.generation = (applied == Applied::Unchanged).then_some((generation, joined));
         Ok(applied)
     }
 
     /// Whether a datagram sent now leaves from the WireGuard port, as far as a short request can tell.
     fn is_joined(&mut self) -> netlink::Result<bool> {
+        if self.raw.is_some() && self.pins.is_empty() {
+            return Ok(true);
+        }
         let generation = nftables::generation(&mut self.netlink)?;
-        Ok(self.generation == Some(generation) || nftables::exists(&mut self.netlink, NFT_TABLE_PATH_SOCKET)?)
+        Ok(self.generation.is_some_and(|(known, _)| known == generation)
+            || nftables::exists(&mut self.netlink, NFT_TABLE_PATH_SOCKET)?)
     }
 
     fn outcome(&self, family: IpFamily) -> Option<&Outcome> {
@@ -373,7 +304,7 @@ impl PathSocket for KernelPathSocket {
         if state.wireguard == 0 {
             return Err(io::ErrorKind::NotConnected.into());
         }
-        if state.raw.is_none() && !state.is_joined().map_err(io::Error::other)? {
+        if !state.is_joined().map_err(io::Error::other)? {
             self.0.join(&mut state);
         }
         if let Some(refusal) = &state.refusal {
@@ -391,15 +322,19 @@ impl PathSocket for KernelPathSocket {
 
     fn try_receive(&self) -> Option<PathDatagram> {
         // A test that runs must receive what it has sent.
-        let state = self.0.lock();
-        let datagram = match &state.raw {
-            // Nothing that waits there is of use, and it would keep the descriptor readable.
+        let mut state = self.0.lock();
+        let by_port = state.backlog.pop().or_else(|| match &state.raw {
             Some(raw) => {
-                while self.0.socket.try_receive().is_some() {}
+                // Nothing that waits there is of use, and it would keep the descriptor readable.
+                while !state.is_in_trial && self.0.socket.try_receive().is_some() {}
                 raw.try_receive()
             }
             None => self.0.socket.try_receive(),
-        }?;
+        });
+        drop(state);
+        let datagram = by_port
+            .map(|datagram| PathDatagram { socket: self.0.reserved.number_of(datagram.remote), ..datagram })
+            .or_else(|| self.0.reserved.try_receive())?;
         self.0.received.fetch_add(1, Ordering::Relaxed);
         Some(datagram)
     }
@@ -408,7 +343,32 @@ impl PathSocket for KernelPathSocket {
         PathSocketStats { queued: self.0.received.load(Ordering::Relaxed), ..PathSocketStats::default() }
     }
 
+    fn open_sockets(&self, count: u16) -> io::Result<()> {
+        self.0.open_attempt(count)
+    }
+
+    fn send_from_socket(&self, socket: u16, remote: SocketAddr, payload: &[u8]) -> io::Result<()> {
+        self.0.reserved.send(socket, remote, payload)
+    }
+
+    fn keep_socket(&self, socket: u16, remote: SocketAddr) -> io::Result<()> {
+        self.0.pin(socket, remote)
+    }
+
+    fn kept_endpoints(&self) -> Vec<SocketAddr> {
+        self.0.lock().pins.keys().map(|remote| SocketAddr::V4(*remote)).collect()
+    }
+
+    fn leave_socket(&self, remote: SocketAddr) {
+        self.0.unpin(remote);
+    }
+
+    fn close_sockets(&self) {
+        self.0.reserved.close();
+    }
+
     fn maintain(&self) -> PathSocketHealth {
+        self.0.return_to_table();
         let mut state = self.0.lock();
         self.0.join(&mut state);
         let access = if state.raw.is_some() { PortAccess::RawSocket } else { PortAccess::Nftables };
@@ -437,6 +397,7 @@ impl Drop for KernelPathSocket {
     fn drop(&mut self) {
         let mut state = self.0.lock();
         state.is_open = false;
+        self.0.reserved.close();
         if state.raw.is_some() {
             state.begin_anew();
             state.fell_back = None;
@@ -444,29 +405,14 @@ impl Drop for KernelPathSocket {
     }
 }
 
-fn readable(socket: &UdpPort) -> io::Result<Epoll> {
+fn readable(descriptors: [BorrowedFd<'_>; 3]) -> io::Result<Epoll> {
     let readable = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
-    readable.add(socket, readable_event())?;
+    descriptors.iter().try_for_each(|descriptor| readable.add(descriptor, readable_event()))?;
     Ok(readable)
 }
 
 fn readable_event() -> EpollEvent {
     EpollEvent::new(EpollFlags::EPOLLIN, 0)
-}
-
-/// What both rules of the table let through; each time others, so that no late one counts.
-fn test_datagrams() -> [Vec<u8>; 2] {
-    let token = RandomState::new().hash_one(0_u8).to_be_bytes();
-    let response = [&[1, 1, 0, 0], &stun::MAGIC_COOKIE[..], &token, &[0; 4]].concat();
-    [[&probe::MAGIC[..], &token].concat(), response]
-}
-
-/// Whether this host has no address of the family.
-fn is_absent(error: &io::Error) -> bool {
-    matches!(
-        error.raw_os_error(),
-        Some(libc::EAFNOSUPPORT | libc::EADDRNOTAVAIL | libc::ENETUNREACH | libc::EHOSTUNREACH)
-    )
 }
 
 #[cfg(test)]

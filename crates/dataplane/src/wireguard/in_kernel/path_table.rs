@@ -21,12 +21,34 @@
 //! way, is that of WireGuard and of probes. A datagram without a checksum keeps none (RFC 768).
 //!
 //! The names of the chains say the port of the path socket, so that the next process takes the same and leaves the table as it is.
+//!
+//! A peer that a birthday attempt has reached at another port, say 33333, is pinned: what WireGuard and the path socket send to its
+//! endpoint leaves from that port, and what the peer sends there arrives at WireGuard's. Connection tracking, firewalls and NATs see
+//! the pinned port. Each pin is an element of both maps; without pins there are neither maps nor their rules:
+//!
+//! ```text
+//! map pinned_ports {
+//!     elements = { 203.0.113.9 . 40001 : 33333 }
+//! }
+//! map pinned_to_wireguard {
+//!     elements = { 203.0.113.9 . 33333 : 51820 }
+//! }
+//! chain received_40000 {
+//!     udp checksum 0 udp dport set ip saddr . udp dport map @pinned_to_wireguard
+//!     udp dport set ip saddr . udp dport map @pinned_to_wireguard
+//! }
+//! chain sent_40000 {
+//!     meta mark & 0x00000060 == 0x00000020 udp sport 51820 udp sport set ip daddr . udp dport map @pinned_ports
+//! }
+//! ```
 
 use std::collections::BTreeMap;
+use std::net::SocketAddrV4;
 
+use fairlead_address::IpFamily;
 use fairlead_api::names::{MARK_FROM_WIREGUARD, MARK_MASK, NFT_TABLE_PATH_SOCKET};
 use fairlead_netlink::nftables::{
-    Chain, Comparison, Expression, Header, Hook, Meta, Rule, Table, TableState,
+    AddressEnd, Chain, Comparison, EndpointMap, Expression, Header, Hook, Meta, Rule, Table, TableState,
 };
 use fairlead_wire::{probe, stun};
 
@@ -36,6 +58,13 @@ const PRIORITY_RECEIVED: i32 = 250;
 const PRIORITY_SENT: i32 = -301;
 const RECEIVED: &str = "received_";
 const SENT: &str = "sent_";
+/// In the place of the port, where the path socket is not joined.
+const PINS: &str = "pinned";
+/// The port for each endpoint that is pinned, and WireGuard's for each address of a peer with that port.
+const PINNED_PORTS: &str = "pinned_ports";
+const PINNED_TO_WIREGUARD: &str = "pinned_to_wireguard";
+/// `ifname` of what this host sends to itself.
+const LOOPBACK: &str = "lo";
 
 /// `IPPROTO_UDP`
 const PROTOCOL_UDP: u8 = 17;
@@ -59,46 +88,122 @@ pub(super) struct Ports {
     pub(super) path_socket: u16,
 }
 
-/// The table that should be.
-pub(super) fn table(ports: Ports) -> Table {
-    let Ports { wireguard, path_socket } = ports;
-    let mut to_path_socket = is_udp_port(DESTINATION_PORT, path_socket);
-    to_path_socket.push(Expression::Drop);
-    let mut received = vec![Rule(to_path_socket)];
+/// Which datagrams the table leads between both ports.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Joined {
+    /// All of WireGuard's peers, and of STUN servers.
+    All,
+    /// Those of this host to itself, to test whether they arrive.
+    Loopback,
+    /// None: raw sockets receive them.
+    None,
+}
+
+/// The table that should be; one without chains if there is nothing to do.
+pub(super) fn table(ports: Ports, joined: Joined, pins: &EndpointMap) -> Table {
+    let mut received = Vec::new();
+    let mut sent = Vec::new();
+    if joined != Joined::None {
+        received
+            .push(Rule([is_udp_port(DESTINATION_PORT, ports.path_socket), vec![Expression::Drop]].concat()));
+        sent.push(from_path_socket(ports));
+    }
+    if !pins.is_empty() {
+        received.extend([false, true].map(to_pinned_port));
+        sent.push(from_pinned_port(ports));
+    }
+    if joined != Joined::None {
+        received.extend(to_path_socket(ports, joined));
+    }
+    let label = if joined == Joined::None { PINS.to_owned() } else { ports.path_socket.to_string() };
+    let chains = [
+        (RECEIVED, Chain { hook: Hook::FilterInput, priority: PRIORITY_RECEIVED, rules: received }),
+        (SENT, Chain { hook: Hook::FilterOutput, priority: PRIORITY_SENT, rules: sent }),
+    ];
+    let chains = chains.into_iter().filter(|(_, chain)| !chain.rules.is_empty());
+    let to_wireguard =
+        pins.iter().map(|(remote, port)| (SocketAddrV4::new(*remote.ip(), *port), ports.wireguard));
+    let maps = [(PINNED_PORTS, pins.clone()), (PINNED_TO_WIREGUARD, to_wireguard.collect())];
+    let maps = maps.into_iter().filter(|(_, map)| !map.is_empty());
+    Table {
+        name: NFT_TABLE_PATH_SOCKET.to_owned(),
+        sets: BTreeMap::new(),
+        maps: maps.map(|(name, map)| (name.to_owned(), map)).collect(),
+        chains: chains.map(|(name, chain)| (format!("{name}{label}"), chain)).collect(),
+    }
+}
+
+fn to_path_socket(Ports { wireguard, path_socket }: Ports, joined: Joined) -> Vec<Rule> {
+    let mut rules = Vec::new();
     for message in [is_probe(), is_stun_response()] {
         for has_checksum in [false, true] {
-            let mut rule = is_udp_port(DESTINATION_PORT, wireguard);
+            let mut rule = Vec::new();
+            if joined == Joined::Loopback {
+                rule.extend([Expression::LoadMeta(Meta::InputInterface), Expression::is_interface(LOOPBACK)]);
+            }
+            rule.extend(is_udp_port(DESTINATION_PORT, wireguard));
             rule.extend(message.iter().cloned());
             if !has_checksum {
                 rule.extend(has_bytes(CHECKSUM, vec![0; 2]));
             }
             rule.extend(set_port(DESTINATION_PORT, path_socket, has_checksum.then_some(CHECKSUM)));
-            received.push(Rule(rule));
+            rules.push(Rule(rule));
         }
     }
-    // Another program may get the port while this one does not run. Its datagrams have no such mark.
-    let mut sent = vec![
-        Expression::LoadMeta(Meta::Mark),
-        Expression::replace_bits(MARK_MASK, 0),
-        Expression::Compare(Comparison::Equal, MARK_FROM_WIREGUARD.to_ne_bytes().to_vec()),
-    ];
+    rules
+}
+
+fn from_path_socket(Ports { wireguard, path_socket }: Ports) -> Rule {
+    let mut sent = is_marked();
     sent.extend(is_udp_port(SOURCE_PORT, path_socket));
     // This host computes the checksums of all it sends.
     sent.extend(set_port(SOURCE_PORT, wireguard, Some(CHECKSUM)));
-    Table {
-        name: NFT_TABLE_PATH_SOCKET.to_owned(),
-        sets: BTreeMap::new(),
-        chains: BTreeMap::from([
-            (
-                format!("{RECEIVED}{path_socket}"),
-                Chain { hook: Hook::FilterInput, priority: PRIORITY_RECEIVED, rules: received },
-            ),
-            (
-                format!("{SENT}{path_socket}"),
-                Chain { hook: Hook::FilterOutput, priority: PRIORITY_SENT, rules: vec![Rule(sent)] },
-            ),
-        ]),
+    Rule(sent)
+}
+
+/// Behind the rule for the path socket, whose datagrams to the peer leave from the pinned port too.
+fn from_pinned_port(ports: Ports) -> Rule {
+    let mut sent = is_marked();
+    sent.extend(is_udp_port(SOURCE_PORT, ports.wireguard));
+    sent.extend(port_by(AddressEnd::Destination, PINNED_PORTS));
+    sent.push(store_port(SOURCE_PORT, Some(CHECKSUM)));
+    Rule(sent)
+}
+
+/// Before the rules for the path socket, which receives the probes among it.
+fn to_pinned_port(has_checksum: bool) -> Rule {
+    let mut received = is_udp().to_vec();
+    if !has_checksum {
+        received.extend(has_bytes(CHECKSUM, vec![0; 2]));
     }
+    received.extend(port_by(AddressEnd::Source, PINNED_TO_WIREGUARD));
+    received.push(store_port(DESTINATION_PORT, has_checksum.then_some(CHECKSUM)));
+    Rule(received)
+}
+
+/// Loads what a map has for an IPv4 address of the packet and its destination port.
+fn port_by(end: AddressEnd, map: &str) -> [Expression; 5] {
+    [
+        Expression::LoadMeta(Meta::NetworkProtocol),
+        Expression::is_protocol(IpFamily::V4),
+        Expression::load_address(IpFamily::V4, end),
+        Expression::LoadPortBehind { offset: DESTINATION_PORT },
+        Expression::LookupMap(map.to_owned()),
+    ]
+}
+
+/// Another program may get a port while this one does not run. Its datagrams have no such mark.
+fn is_marked() -> Vec<Expression> {
+    vec![
+        Expression::LoadMeta(Meta::Mark),
+        Expression::replace_bits(MARK_MASK, 0),
+        Expression::Compare(Comparison::Equal, MARK_FROM_WIREGUARD.to_ne_bytes().to_vec()),
+    ]
+}
+
+/// The ports that are pinned in a table that an earlier process made, by endpoint.
+pub(super) fn pins(table: &TableState) -> EndpointMap {
+    table.maps.get(PINNED_PORTS).cloned().unwrap_or_default()
 }
 
 /// The path socket's port in a table that an earlier process made.
@@ -120,11 +225,15 @@ fn is_stun_response() -> Vec<Expression> {
     expressions
 }
 
-fn is_udp_port(offset: u32, port: u16) -> Vec<Expression> {
-    let mut expressions = vec![
+fn is_udp() -> [Expression; 2] {
+    [
         Expression::LoadMeta(Meta::TransportProtocol),
         Expression::Compare(Comparison::Equal, vec![PROTOCOL_UDP]),
-    ];
+    ]
+}
+
+fn is_udp_port(offset: u32, port: u16) -> Vec<Expression> {
+    let mut expressions = is_udp().to_vec();
     expressions.extend(has_bytes(offset, port.to_be_bytes().to_vec()));
     expressions
 }
@@ -139,10 +248,11 @@ fn has_bytes(offset: u32, bytes: Vec<u8>) -> [Expression; 2] {
 }
 
 fn set_port(offset: u32, port: u16, checksum: Option<u32>) -> [Expression; 2] {
-    [
-        Expression::LoadConstant(port.to_be_bytes().to_vec()),
-        Expression::StorePayload { header: Header::Transport, offset, length: 2, checksum },
-    ]
+    [Expression::LoadConstant(port.to_be_bytes().to_vec()), store_port(offset, checksum)]
+}
+
+fn store_port(offset: u32, checksum: Option<u32>) -> Expression {
+    Expression::StorePayload { header: Header::Transport, offset, length: 2, checksum }
 }
 
 #[cfg(test)]
@@ -151,10 +261,16 @@ mod tests {
 
     const PORTS: Ports = Ports { wireguard: 51820, path_socket: 40000 };
 
+    fn pinned() -> EndpointMap {
+        [("203.0.113.9:40001".parse().unwrap(), 33333)].into()
+    }
+
     #[test]
     fn the_port_of_an_earlier_process_is_found_in_its_table() {
-        let state = TableState::from(table(PORTS));
-        assert_eq!(path_socket_port(&state), Some(40000));
+        let state = TableState::from(table(PORTS, Joined::All, &pinned()));
+        assert_eq!((path_socket_port(&state), pins(&state)), (Some(40000), pinned()));
+        let raw = TableState::from(table(PORTS, Joined::None, &pinned()));
+        assert_eq!((path_socket_port(&raw), pins(&raw)), (None, pinned()));
         let mut foreign = state;
         foreign.shape.chains.clear();
         assert_eq!(path_socket_port(&foreign), None);
@@ -177,29 +293,44 @@ mod tests {
     /// The kernel shows what it made of the table.
     #[test]
     fn nft_shows_what_the_documentation_says() {
-        let shown = testbed_netns::in_namespace(|| {
-            crate::nft_table::apply(&table(PORTS)).unwrap();
-            testbed_netns::sh("nft list table inet fairlead_path_socket")
-        });
+        let show = |pins: EndpointMap| {
+            testbed_netns::in_namespace(|| {
+                crate::nft_table::apply(&table(PORTS, Joined::All, &pins)).unwrap();
+                testbed_netns::sh("nft list table inet fairlead_path_socket")
+            })
+        };
         let lines = |text: &str| -> Vec<String> {
             let lines = text.lines().map(|line| line.trim().to_owned());
-            lines.filter(|line| line.contains("udp") || line.contains("hook")).collect()
+            lines.filter(|line| ["udp", "hook", "elements"].iter().any(|word| line.contains(word))).collect()
         };
-        let documented: Vec<String> = include_str!("path_table.rs")
-            .lines()
-            .filter_map(|line| line.strip_prefix("//!"))
-            .flat_map(lines)
-            .collect();
-        assert_eq!(lines(&shown), documented[documented.len() - 8..], "{shown}");
+        let documentation: Vec<&str> =
+            include_str!("path_table.rs").lines().filter_map(|line| line.strip_prefix("//!")).collect();
+        let documented: Vec<Vec<String>> =
+            documentation.join("\n").split("```").skip(1).step_by(2).map(lines).collect();
+        let (without, with) = (lines(&show(EndpointMap::new())), lines(&show(pinned())));
+        assert_eq!(without, documented[0]);
+        let added: Vec<String> = with.into_iter().filter(|line| !without.contains(line)).collect();
+        assert_eq!(added, documented[1]);
     }
 
     #[test]
-    fn the_same_ports_change_nothing_and_others_replace_the_table() {
+    fn what_is_the_same_changes_nothing_and_other_pins_only_the_maps() {
         use crate::nft_table::{Applied, apply};
+        let other = Ports { wireguard: 51821, ..PORTS };
+        let more: EndpointMap = pinned().into_iter().chain([("203.0.113.9:7".parse().unwrap(), 7)]).collect();
+        let (none, elements) = (EndpointMap::new(), Applied::Elements { deleted: 0, added: 0 });
         testbed_netns::in_namespace(|| {
-            let outcomes = [PORTS, PORTS, Ports { wireguard: 51821, ..PORTS }]
-                .map(|ports| apply(&table(ports)).unwrap());
-            assert_eq!(outcomes, [Applied::Rebuilt, Applied::Unchanged, Applied::Rebuilt]);
+            for (ports, pins, expected) in [
+                (PORTS, &none, Applied::Rebuilt),
+                (PORTS, &none, Applied::Unchanged),
+                (other, &none, Applied::Rebuilt),
+                (other, &pinned(), Applied::Rebuilt),
+                (other, &pinned(), Applied::Unchanged),
+                (other, &more, elements),
+                (other, &pinned(), elements),
+            ] {
+                assert_eq!(apply(&table(ports, Joined::All, pins)).unwrap(), expected, "{pins:?}");
+            }
         });
     }
 }

@@ -83,16 +83,30 @@ fn only_addresses_and_allowed_prefixes_are_believed() {
 }
 
 #[test]
-fn who_is_not_connected_is_named() {
+fn a_node_of_kubespan_needs_the_preshared_key_and_keeps_its_address_on_the_mesh() {
     let mut talos = node("t", "talos", 3);
-    talos.kubespan.as_mut().unwrap().without_preshared_key = false;
+    let kubespan = talos.kubespan.as_mut().unwrap();
+    kubespan.without_preshared_key = false;
+    kubespan.address = "fd7f:175a:b97c:5602::3".parse().ok();
+    kubespan.exclude_advertised_addresses = vec![net("fd00::/8")];
+    let told = read(&[service(&[talos, node("a", "n1", 1)], 1)], &[]);
+    let member = |name: &str| &told.members[name].record.member;
+    assert_eq!(member("talos").mesh_addresses, kubespan_address());
+    assert!(member("talos").needs_preshared_key && !member("n1").needs_preshared_key);
+}
+
+fn kubespan_address() -> Vec<std::net::IpAddr> {
+    vec!["fd7f:175a:b97c:5602::3".parse().unwrap()]
+}
+
+#[test]
+fn who_is_not_connected_is_named() {
     let affiliates = [
         node("a", "n1", 1),
         node("b", "n1", 2),
         node("c", "self", 4),
         node("d", "kubernetes/x", 5),
         node("e", "Upper", 6),
-        talos,
         Affiliate { node_id: "silent".to_owned(), ..Affiliate::default() },
     ];
     let told = read(&[service(&affiliates, 1)], &[]);
@@ -103,12 +117,11 @@ fn who_is_not_connected_is_named() {
         ("c", "name of this node"),
         ("d", "none of a Node"),
         ("e", "none of a Node"),
-        ("t", "preshared key"),
     ] {
         let line = whys.lines().find(|line| line.contains(&format!("member discovery/{id} "))).unwrap();
         assert!(line.contains(why), "{line}");
     }
-    assert_eq!(told.problems.len(), 5, "{whys}");
+    assert_eq!(told.problems.len(), 4, "{whys}");
 }
 
 #[test]
@@ -123,8 +136,10 @@ fn what_no_service_tells_any_more_stays_while_its_tunnel_works() {
     };
     assert!(memory.update(&nothing, true, |id| id == "c", |peer| *peer != key(2)));
     assert_eq!(keys(&memory), [key(1)], "n2 had no handshake, n3 was deleted");
+    let deleted: Vec<String> = memory.deleted().into_iter().map(|deletion| deletion.name).collect();
+    assert_eq!(deleted, ["n3"]);
     assert!(!memory.update(&all, true, |_| false, |_| false));
-    assert_eq!(memory.records().len(), 3);
+    assert_eq!((memory.records().len(), memory.deleted().len()), (3, 0));
     assert!(!memory.update(&nothing, true, |_| false, |_| false));
     assert_eq!(memory.records(), []);
 }

@@ -1,7 +1,9 @@
 use fairlead_address::Nat64Prefix;
-use fairlead_topology::{MemberRecord, Source, merge};
+use fairlead_api::resources::Granularity;
+use fairlead_topology::{InternalAddress, MemberRecord, Site, Source, merge};
 
 use super::*;
+use crate::members::departures::{Departures, Revoked};
 use crate::mesh::nat64::Nat64Answer;
 use crate::mesh::port_mapping::PortMappings;
 use crate::mesh::settings::MeshSettings;
@@ -37,6 +39,8 @@ pub(in crate::mesh) fn inputs(members: impl IntoIterator<Item = Member>) -> Inpu
             port: 51820,
             mtu: 1420,
             excluded: Vec::new(),
+            bypass_local_subnets: false,
+            grants: BTreeMap::new(),
             claim_node_addresses: true,
             stun_servers: Vec::new(),
             port_mapping: true,
@@ -44,6 +48,9 @@ pub(in crate::mesh) fn inputs(members: impl IntoIterator<Item = Member>) -> Inpu
             relay: None,
             relay_pods: Vec::new(),
             discovery: None,
+            revoked: Revoked::default(),
+            granularity: Granularity::Full,
+            mesh_ipv4: None,
         },
         members: merge(members.into_iter().map(record).collect()),
         node_addresses: vec![own],
@@ -56,7 +63,10 @@ pub(in crate::mesh) fn inputs(members: impl IntoIterator<Item = Member>) -> Inpu
         public_ipv4: None,
         services: Vec::new(),
         nat64: Nat64Answer::default(),
+        departures: Departures::default(),
         problems: Vec::new(),
+        interface_id: None,
+        cluster: None,
     }
 }
 
@@ -66,6 +76,8 @@ fn host() -> Host {
         addresses: vec![[10, 0, 0, 1].into()],
         networks: Vec::new(),
         ipv4_routes: vec![Ipv4Net::default()],
+        own: vec![OwnAddress { link: 7, prefix: "10.0.0.1/24".parse().unwrap() }],
+        links: [(7, "eth0".to_owned())].into(),
     }
 }
 
@@ -75,7 +87,8 @@ fn what_a_peer_did_not_publish_and_its_public_addresses_are_news() {
     peer.endpoints.manual = "203.0.113.1:7".parse().ok();
     peer.endpoints.host =
         ["192.168.1.10:51820", "198.51.100.1:51820"].map(|text| text.parse().unwrap()).to_vec();
-    let desired = Desired::new(&inputs([member(1), peer]), &host(), Held::new(), &OwnAddresses::default());
+    let desired =
+        Desired::new(&inputs([member(1), peer]), &host(), Held::default(), &OwnAddresses::default());
     let cases = [
         ("203.0.113.9:4000", true),
         ("198.51.100.1:51820", true),
@@ -100,15 +113,17 @@ fn a_sighting_counts_only_for_the_present_key_of_the_peer() {
     assert_eq!(sightings.of("node-0001", &key(1)).count(), 1);
     assert_eq!(sightings.endpoints("node-0001", &key(9)), ["203.0.113.1:9".parse().unwrap()]);
     assert_eq!(
-        Desired::new(&inputs(members), &host(), Held::new(), &OwnAddresses::default()).observed,
+        Desired::new(&inputs(members), &host(), Held::default(), &OwnAddresses::default()).observed,
         ["203.0.113.1:9".parse().unwrap()]
     );
 }
 
 #[test]
 fn a_thousand_peers_lose_one_and_only_it_changes() {
-    let before = Desired::new(&inputs((0..1000).map(member)), &host(), Held::new(), &OwnAddresses::default());
-    let after = Desired::new(&inputs((0..999).map(member)), &host(), Held::new(), &OwnAddresses::default());
+    let before =
+        Desired::new(&inputs((0..1000).map(member)), &host(), Held::default(), &OwnAddresses::default());
+    let after =
+        Desired::new(&inputs((0..999).map(member)), &host(), Held::default(), &OwnAddresses::default());
     let gone: Vec<_> =
         before.peers.iter().filter(|(key, peer)| after.peers.get(*key) != Some(*peer)).collect();
     assert_eq!(gone.len(), 1);
@@ -121,7 +136,7 @@ fn a_host_name_is_tried_once_it_is_resolved() {
     peer.endpoints.manual = "node.example:7".parse().ok();
     let mut inputs = inputs([member(1), peer]);
     assert_eq!(
-        Desired::new(&inputs, &host(), Held::new(), &OwnAddresses::default()).peers[&key(2)]
+        Desired::new(&inputs, &host(), Held::default(), &OwnAddresses::default()).peers[&key(2)]
             .paths
             .candidates
             .len(),
@@ -130,9 +145,10 @@ fn a_host_name_is_tried_once_it_is_resolved() {
     let resolved: SocketAddr = "203.0.113.7:7".parse().unwrap();
     inputs.resolved.insert("node.example:7".parse().unwrap(), vec![resolved]);
     assert_eq!(
-        Desired::new(&inputs, &host(), Held::new(), &OwnAddresses::default()).peers[&key(2)].paths.candidates
-            [0]
-        .address,
+        Desired::new(&inputs, &host(), Held::default(), &OwnAddresses::default()).peers[&key(2)]
+            .paths
+            .candidates[0]
+            .address,
         resolved
     );
 }
@@ -148,8 +164,9 @@ fn only_endpoints_of_the_api_server_and_addresses_of_nodes_go_past_the_mesh() {
     inputs.api_server.push(in_a_pod);
     let relay: SocketAddr = "10.64.0.10:3478".parse().unwrap();
     inputs.settings.relay_pods = vec![relay, "192.0.2.7:3478".parse().unwrap()];
-    let bypass =
-        Desired::new(&inputs, &host(), Held::new(), &OwnAddresses::default()).mesh_state("wire_kube").bypass;
+    let bypass = Desired::new(&inputs, &host(), Held::default(), &OwnAddresses::default())
+        .mesh_state("wire_kube", |_| None)
+        .bypass;
     assert_eq!(bypass.servers, ["192.0.2.100:6443".parse().unwrap()]);
     assert_eq!(bypass.relays, [relay], "only a pod is a pod of the relay");
     assert_eq!(bypass.nodes, [IpAddr::from([10, 0, 0, 2]), IpAddr::from([10, 0, 0, 3])]);
@@ -166,8 +183,12 @@ fn endpoints_of_a_copied_key_displace_none_of_its_owner() {
         };
         let victim = Member { since: since(2), ..member(2) };
         let thief = Member { since: since(3), ..thief.clone() };
-        let desired =
-            Desired::new(&inputs([member(1), victim, thief]), &host(), Held::new(), &OwnAddresses::default());
+        let desired = Desired::new(
+            &inputs([member(1), victim, thief]),
+            &host(),
+            Held::default(),
+            &OwnAddresses::default(),
+        );
         let candidates = &desired.peers[&key(2)].paths.candidates;
         let place = candidates.iter().position(|it| it.address == "10.0.0.2:51820".parse().unwrap());
         assert!(place.is_some_and(|place| place < 2), "{candidates:?}");
@@ -179,7 +200,7 @@ fn how_long_a_peer_may_be_silent_follows_from_both_keepalives() {
     let silence_of = |always_sends_keepalives: bool, own: Option<u16>, theirs: u16| {
         let peer = Member { persistent_keepalive: Some(theirs), always_sends_keepalives, ..member(2) };
         let inputs = Inputs { keepalive: own, ..inputs([member(1), peer]) };
-        Desired::new(&inputs, &host(), Held::new(), &OwnAddresses::default()).peers[&key(2)]
+        Desired::new(&inputs, &host(), Held::default(), &OwnAddresses::default()).peers[&key(2)]
             .paths
             .silence
             .map(|limit| limit.as_secs())
@@ -196,9 +217,10 @@ fn how_long_a_peer_may_be_silent_follows_from_both_keepalives() {
 #[test]
 fn a_node_without_a_key_is_no_peer_and_its_address_no_bypass() {
     let keyless = Member { public_key: None, ..member(2) };
-    let desired = Desired::new(&inputs([member(1), keyless]), &host(), Held::new(), &OwnAddresses::default());
+    let desired =
+        Desired::new(&inputs([member(1), keyless]), &host(), Held::default(), &OwnAddresses::default());
     assert!(desired.peers.is_empty());
-    assert_eq!(desired.mesh_state("wire_kube").bypass.nodes, Vec::<IpAddr>::new());
+    assert_eq!(desired.mesh_state("wire_kube", |_| None).bypass.nodes, Vec::<IpAddr>::new());
 }
 
 fn answers(answers: [StunAnswer; 2]) -> OwnAddresses {
@@ -216,7 +238,7 @@ fn mapped(address: &str) -> StunAnswer {
 
 #[test]
 fn stun_servers_show_the_nat_and_where_this_node_is_reached() {
-    let desired = |stun| Desired::new(&inputs([member(1), member(2)]), &host(), Held::new(), &stun);
+    let desired = |stun| Desired::new(&inputs([member(1), member(2)]), &host(), Held::default(), &stun);
     let cone = desired(answers([mapped("203.0.113.1:4000"); 2]));
     assert_eq!((cone.nat, cone.reflexive), (NatType::Cone, vec!["203.0.113.1:4000".parse().unwrap()]));
     let symmetric = desired(answers([mapped("203.0.113.1:4000"), mapped("203.0.113.1:4001")]));
@@ -231,7 +253,7 @@ fn stun_servers_show_the_nat_and_where_this_node_is_reached() {
 fn a_translation_between_families_says_nothing_of_the_nat_of_either() {
     let server = "[2001:db8::5]:3478".parse().unwrap();
     let stun = by_stun(Some([(server, mapped("203.0.113.1:4000"))].into()));
-    let desired = Desired::new(&inputs([member(1)]), &host(), Held::new(), &stun);
+    let desired = Desired::new(&inputs([member(1)]), &host(), Held::default(), &stun);
     assert_eq!((desired.nat, desired.reflexive.len()), (NatType::Unknown, 1));
 }
 
@@ -239,7 +261,7 @@ fn a_translation_between_families_says_nothing_of_the_nat_of_either() {
 fn stun_servers_that_are_of_no_use_are_named() {
     let mut inputs = inputs([member(1)]);
     let reasons = |stun: &OwnAddresses| {
-        let desired = Desired::new(&inputs, &host(), Held::new(), stun);
+        let desired = Desired::new(&inputs, &host(), Held::default(), stun);
         desired.problems.iter().map(MeshProblem::reason).collect::<Vec<_>>()
     };
     let lie = StunAnswer::Invalid("127.0.0.1:1".parse().unwrap());
@@ -247,7 +269,7 @@ fn stun_servers_that_are_of_no_use_are_named() {
     assert_eq!(reasons(&answers([StunAnswer::Missing; 2])), ["NoSTUNAnswer"]);
     assert_eq!(reasons(&OwnAddresses::default()), [""; 0]);
     inputs.settings.stun_servers = vec!["198.51.100.1:3478".parse().unwrap()];
-    let desired = Desired::new(&inputs, &host(), Held::new(), &OwnAddresses::default());
+    let desired = Desired::new(&inputs, &host(), Held::default(), &OwnAddresses::default());
     assert_eq!(desired.problems, [MeshProblem::StunUnavailable]);
 }
 
@@ -255,7 +277,8 @@ fn stun_servers_that_are_of_no_use_are_named() {
 fn a_peer_is_tried_where_stun_servers_see_it() {
     let mut peer = member(2);
     peer.endpoints.reflexive = vec!["203.0.113.1:4000".parse().unwrap()];
-    let desired = Desired::new(&inputs([member(1), peer]), &host(), Held::new(), &OwnAddresses::default());
+    let desired =
+        Desired::new(&inputs([member(1), peer]), &host(), Held::default(), &OwnAddresses::default());
     let candidates = &desired.peers[&key(2)].paths.candidates;
     assert!(candidates.iter().any(|candidate| candidate.address == "203.0.113.1:4000".parse().unwrap()));
 }
@@ -278,7 +301,7 @@ fn a_mapped_port_is_a_candidate_and_says_nothing_of_the_nat() {
     };
     let plan = |external: &str| {
         let inputs = Inputs { port_mappings: granted(external), ..inputs(members()) };
-        Desired::new(&inputs, &host(), Held::new(), &OwnAddresses::default())
+        Desired::new(&inputs, &host(), Held::default(), &OwnAddresses::default())
     };
     let with = plan("198.51.100.1:4000");
     assert_eq!((with.mapped, with.nat == NatType::Symmetric), (vec![mapped], false));
@@ -289,7 +312,7 @@ fn a_mapped_port_is_a_candidate_and_says_nothing_of_the_nat() {
 #[test]
 fn the_public_address_of_an_instance_is_a_candidate_with_the_port_of_wireguard() {
     let inputs = Inputs { public_ipv4: Some([198, 51, 100, 1].into()), ..inputs([member(1)]) };
-    let desired = Desired::new(&inputs, &host(), Held::new(), &OwnAddresses::default());
+    let desired = Desired::new(&inputs, &host(), Held::default(), &OwnAddresses::default());
     assert_eq!(desired.mapped, ["198.51.100.1:51820".parse().unwrap()]);
 }
 
@@ -304,7 +327,7 @@ fn where_peers_see_this_node_is_published_once_and_never_an_address_of_a_pod() {
     let inputs = inputs([member(1), block]);
     let seen = |stun: StunAnswer| {
         let own = OwnAddresses { peers: peers.clone(), ..answers([stun; 2]) };
-        Desired::new(&inputs, &host(), Held::new(), &own).peer_reflexive
+        Desired::new(&inputs, &host(), Held::default(), &own).peer_reflexive
     };
     let expected = |texts: &[&str]| texts.iter().map(|text| text.parse().unwrap()).collect::<Vec<_>>();
     assert_eq!(seen(mapping), expected(&["203.0.113.2:4000"]));
@@ -329,7 +352,7 @@ fn without_ipv4_peers_and_stun_servers_are_reached_through_the_nat64_but_no_pods
     let host = behind_nat64(&mut inputs, "2001:db8:64::192.0.0.170");
     inputs.settings.stun_servers =
         ["198.51.100.1:3478", "[2001:db8:64::c633:6401]:3478"].map(|server| server.parse().unwrap()).to_vec();
-    let desired = Desired::new(&inputs, &host, Held::new(), &OwnAddresses::default());
+    let desired = Desired::new(&inputs, &host, Held::default(), &OwnAddresses::default());
     let candidates: Vec<String> =
         desired.peers[&key(2)].paths.candidates.iter().map(ToString::to_string).collect();
     assert_eq!(candidates, ["[2001:db8:64::cb00:7102]:51820 (nat64)"]);
@@ -346,7 +369,7 @@ fn servers_that_are_asked_through_the_nat64_show_what_it_does() {
         let servers = ["[2001:db8:64::c633:6401]:3478", "[2001:db8:64::c633:6402]:3478"];
         let answers = [mapped("203.0.113.1:4000"), mapped(second)];
         let stun = servers.into_iter().map(|server| server.parse().unwrap()).zip(answers).collect();
-        Desired::new(&inputs, &host, Held::new(), &by_stun(Some(stun))).nat
+        Desired::new(&inputs, &host, Held::default(), &by_stun(Some(stun))).nat
     };
     assert_eq!([nat("203.0.113.1:4000"), nat("203.0.113.1:4001")], [NatType::Cone, NatType::Symmetric]);
 }
@@ -379,7 +402,7 @@ fn addresses_of_services_are_no_endpoints_of_peers_and_of_this_node() {
     };
     // kube-proxy gives addresses of Services to a link of the host (IPVS).
     let host = Host { addresses: vec![[10, 0, 0, 1].into(), inside[1].ip()], ..host() };
-    let desired = Desired::new(&inputs, &host, Held::new(), &own);
+    let desired = Desired::new(&inputs, &host, Held::default(), &own);
     let candidates = &desired.peers[&key(2)].paths.candidates;
     assert_eq!(candidates.iter().map(|it| it.address).collect::<Vec<_>>(), [endpoint("10.0.0.2:51820")]);
     assert_eq!(desired.host, [endpoint("10.0.0.1:51820")]);
@@ -400,7 +423,7 @@ fn what_discovery_services_say_displaces_no_candidate() {
     plain.endpoints.reflexive = vec!["203.0.113.2:1".parse().unwrap()];
     let candidates = |member: Member| {
         let inputs = inputs([member]);
-        let desired = Desired::new(&inputs, &host(), Held::new(), &OwnAddresses::default());
+        let desired = Desired::new(&inputs, &host(), Held::default(), &OwnAddresses::default());
         let peer = desired.peers.values().next().unwrap().paths.candidates.clone();
         peer.into_iter().map(|candidate| candidate.address).collect::<Vec<_>>()
     };
@@ -411,4 +434,72 @@ fn what_discovery_services_say_displaces_no_candidate() {
     lied.endpoints.discovered.push(known[0]);
     let with_lies = candidates(lied);
     assert_eq!((&with_lies[..2], with_lies.len()), (known.as_slice(), 2 + MAX_DISCOVERED));
+}
+
+#[test]
+fn what_is_in_a_network_of_this_host_stays_out_of_the_mesh_where_the_mesh_wants_that() {
+    let mut inputs = inputs([member(1), member(2), member(300)]);
+    let host = Host { networks: vec!["10.0.0.0/24".parse().unwrap()], ..host() };
+    let mut targets = |bypass| {
+        inputs.settings.bypass_local_subnets = bypass;
+        let desired = Desired::new(&inputs, &host, Held::default(), &OwnAddresses::default());
+        desired.targets_v4.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    assert_eq!(targets(false), ["10.0.0.2/32", "10.0.1.44/32"]);
+    assert_eq!(targets(true), ["10.0.1.44/32"]);
+}
+
+#[test]
+fn neighbours_in_the_location_are_reached_without_the_tunnel_where_the_mesh_asks_for_it() {
+    let located = |member: Member, address: &str| {
+        let internal = vec![InternalAddress { address: address.parse().unwrap(), length: None }];
+        Member { site: Some(Site { location: "lab".to_owned(), internal, ..Site::default() }), ..member }
+    };
+    let block: IpNet = "10.64.2.0/24".parse().unwrap();
+    let neighbour = Member { blocks: vec![block], ..located(member(2), "10.0.0.2") };
+    let mut inputs = inputs([located(member(1), "10.0.0.1"), neighbour]);
+    let plain = |inputs: &Inputs| {
+        let desired = Desired::new(inputs, &host(), Held::default(), &OwnAddresses::default());
+        (desired.mesh_state("wg", |_| None).plain, desired.plain_links().to_vec(), desired.peers.len())
+    };
+    assert_eq!(plain(&inputs), (Vec::new(), Vec::new(), 1));
+    inputs.settings.granularity = Granularity::Cross;
+    let (routes, links, peers) = plain(&inputs);
+    let route = PlainRoute { destination: block, gateway: [10, 0, 0, 2].into(), link: 7 };
+    assert!(routes.contains(&route), "{routes:?}");
+    assert_eq!((links, peers), (vec!["eth0".to_owned()], 1), "the tunnel stays");
+}
+
+#[test]
+fn addresses_on_the_mesh_are_on_the_device_and_no_endpoint_is_in_them() {
+    let addresses: Vec<IpAddr> =
+        ["fd7f:175a:b97c:5602::1", "100.64.0.1"].map(|text| text.parse().unwrap()).into();
+    let mut peer = Member { mesh_addresses: vec!["fd7f:175a:b97c:5602::2".parse().unwrap()], ..member(2) };
+    peer.endpoints.reflexive = vec!["[fd7f:175a:b97c:5602::2]:51820".parse().unwrap()];
+    let mut inputs = inputs([Member { mesh_addresses: addresses, ..member(1) }, peer]);
+    inputs.settings.mesh_ipv4 = "100.64.0.0/16".parse().ok();
+    let desired = Desired::new(&inputs, &host(), Held::default(), &OwnAddresses::default());
+    let on_device: Vec<String> =
+        desired.mesh_state("wire_kube", |_| None).addresses.iter().map(ToString::to_string).collect();
+    assert_eq!(on_device, ["fd7f:175a:b97c:5602::1/64", "100.64.0.1/16"]);
+    let peer = &desired.peers[&key(2)];
+    assert!(peer.config.allowed_ips.contains(&"fd7f:175a:b97c:5602::2/128".parse().unwrap()));
+    assert_eq!(peer.paths.candidates.len(), 1, "not through the tunnel itself");
+    inputs.settings.mesh_ipv4 = None;
+    assert_eq!(inputs.mesh_addresses().len(), 1);
+}
+
+#[test]
+fn a_node_of_kubespan_has_the_secret_as_preshared_key_and_no_relay() {
+    let talos = Member { needs_preshared_key: true, is_discovered: true, ..member(2) };
+    let mut inputs = inputs([member(1), member(3)]);
+    inputs.members.push(talos);
+    let planned =
+        |inputs: &Inputs| Desired::new(inputs, &host(), Held::default(), &OwnAddresses::default()).peers;
+    assert!(!planned(&inputs).contains_key(&key(2)), "a device that has the key keeps its session");
+    let (cluster_id, secret) = ("c".to_owned(), [9; 32]);
+    inputs.cluster = Some(crate::mesh::saved::Credentials { cluster_id, secret });
+    let peers = planned(&inputs);
+    assert_eq!((peers[&key(2)].config.preshared_key, peers[&key(2)].uses_relay), (Some([9; 32]), false));
+    assert_eq!((peers[&key(3)].config.preshared_key, peers[&key(3)].uses_relay), (None, true));
 }

@@ -15,7 +15,10 @@ fn laptop(endpoint: Option<&str>) -> Member {
     laptop.claims = vec!["10.9.0.1/32".parse().unwrap()];
     laptop.persistent_keepalive = Some(0);
     laptop.endpoints.manual = endpoint.map(|text| text.parse().unwrap());
-    laptop.external = Some(External { preshared_key: Some(fairlead_api::wireguard::PresharedKey([3; 32])) });
+    laptop.external = Some(External {
+        preshared_key: Some(fairlead_api::wireguard::PresharedKey([3; 32])),
+        ..External::default()
+    });
     laptop
 }
 
@@ -145,4 +148,40 @@ fn addresses_of_a_name_are_tried_in_turn_while_packets_are_not_answered() {
     assert_eq!(bed.sets(), None, "it is being tried");
     bed.now += ATTEMPT;
     assert_eq!(bed.sets().as_deref(), Some("192.0.2.1:7"));
+}
+
+#[test]
+fn a_peer_that_went_to_another_entry_node_loses_its_session_here_and_is_not_called() {
+    let mut bed = Bed::new(&["192.0.2.1:7"]);
+    bed.peer().last_handshake = Some(SystemTime::now());
+    for member in &mut bed.inputs.members {
+        match member.external.as_mut() {
+            Some(external) => external.entry_nodes = vec!["node-0001".to_owned(), "node-0002".to_owned()],
+            None if member.name == "node-0002" => {
+                member.entry_terms.insert("laptop".to_owned(), (key(LAPTOP), 1));
+            }
+            None => {}
+        }
+    }
+    let change = bed.change();
+    assert_eq!(change.remove_peers, [key(LAPTOP)]);
+    let standby = &change.set_peers[&key(LAPTOP)];
+    assert_eq!(
+        (&*standby.allowed_ips, standby.endpoint, standby.persistent_keepalive),
+        (&[][..], None, None)
+    );
+    assert_eq!(standby.preshared_key, Some([3; 32]));
+    bed.device = device(&change, None);
+    assert!(bed.change().is_empty(), "it stays so");
+    // It calls, and this node takes the next term.
+    bed.device = device(&change, Some(Duration::from_secs(1)));
+    bed.peer().config.endpoint = Some(address("198.51.100.1:9"));
+    assert!(bed.change().is_empty(), "nothing is removed a second time");
+    for member in bed.inputs.members.iter_mut().filter(|member| member.name == "node-0001") {
+        member.entry_terms.insert("laptop".to_owned(), (key(LAPTOP), 2));
+    }
+    let change = bed.change();
+    assert!(change.remove_peers.is_empty());
+    assert_eq!(change.set_peers[&key(LAPTOP)].allowed_ips, ["10.9.0.1/32".parse().unwrap()]);
+    assert_eq!(change.set_peers[&key(LAPTOP)].endpoint, None, "it is answered where it called from");
 }

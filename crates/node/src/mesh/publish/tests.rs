@@ -30,8 +30,10 @@ fn peer(name: &str, state: State, endpoint: &str, news: bool) -> PeerReport {
             message: String::new(),
             round_trip: None,
             loses_long: false,
+            route_mtu: None,
         },
         relay_reason: None,
+        plain: Vec::new(),
         device: Some(Arc::new(PeerState {
             config,
             last_handshake: Some(SystemTime::UNIX_EPOCH),
@@ -65,6 +67,8 @@ pub(crate) fn report(nat: NatType, peers: Vec<PeerReport>) -> Report {
         peers,
         external: Vec::new(),
         own_prefixes: Vec::new(),
+        mesh_addresses: Vec::new(),
+        interface_id: None,
         claims: Vec::new(),
         problems: vec![MeshProblem::Plan(Problem::NoKey { node: "n".to_owned() }); 100],
         manual: None,
@@ -126,6 +130,7 @@ fn counters_and_times_alone_are_written_rarely() {
         device.last_handshake = Some(SystemTime::now());
     }
     let before = desired(&facts(&first, YES)).status;
+    let is_due = |present: Option<&_>, desired: &_, members| urgency(present, desired, members).is_some();
     assert!(is_due(None, &before, 2));
     let at = |seconds: i64| {
         let now = Timestamp::from_second(seconds).unwrap();
@@ -154,7 +159,7 @@ fn one_of_a_thousand_nodes_that_fails_changes_the_status_of_a_few() {
     };
     let writes: Vec<String> = (0..1000)
         .map(|number| format!("observer-{number}"))
-        .filter(|node| is_due(Some(&status(node, &before)), &status(node, &after), 1000))
+        .filter(|node| urgency(Some(&status(node, &before)), &status(node, &after), 1000).is_some())
         .collect();
     assert!((1..=10).contains(&writes.len()), "{writes:?}");
     let seen_by = writes.first().unwrap();
@@ -223,6 +228,29 @@ fn the_endpoint_shown_is_manual_or_observed_or_our_own() {
     assert_eq!(manual.spec.persistent_keepalive, 0);
     assert_eq!(manual.spec.endpoint.as_deref(), Some("node.example:7"));
     assert_eq!(manual.status.endpoint_discovery_method, Some(EndpointDiscoveryMethod::Manual));
+}
+
+/// What an authenticated peer sees is shown where no STUN server says more.
+#[test]
+fn what_peers_see_is_shown_with_no_symmetric_port_and_no_private_address_for_a_public_one() {
+    let shown = |nat, host: &[&str], observed: &[&str]| {
+        let parse = |texts: &[&str]| texts.iter().map(|text| text.parse().unwrap()).collect();
+        let report = Report { host: parse(host), observed: parse(observed), ..report(nat, Vec::new()) };
+        desired(&facts(&report, NO)).spec.endpoint.unwrap()
+    };
+    let (private, public) = ("192.168.1.10:51820", "198.51.100.1:51820");
+    let (inside, outside) = ("10.9.0.1:4000", "203.0.113.9:4000");
+    for (nat, host, observed, expected) in [
+        (NatType::Cone, private, &[outside][..], outside),
+        (NatType::Unknown, private, &[inside, outside], outside),
+        (NatType::Unknown, private, &[inside], inside),
+        (NatType::Unknown, public, &[inside], public),
+        (NatType::Symmetric, private, &[outside], "203.0.113.9:51820"),
+        (NatType::Symmetric, private, &[inside, outside], "203.0.113.9:51820"),
+        (NatType::Open, public, &[outside], public),
+    ] {
+        assert_eq!(shown(nat, &[host], observed), expected, "{nat:?} {host} {observed:?}");
+    }
 }
 
 #[test]
@@ -294,7 +322,7 @@ fn what_a_gateway_maps_is_a_candidate_and_the_endpoint_where_nothing_better_is_k
     // Behind another NAT, or that of the provider.
     for private in ["192.168.7.1:4000", "100.64.0.1:4000"] {
         let (endpoint, method, candidates) = publish(NatType::Symmetric, private.parse().unwrap(), &[]);
-        assert_eq!((endpoint.as_str(), method), ("203.0.113.9:4000", EndpointDiscoveryMethod::Observed));
+        assert_eq!((endpoint.as_str(), method), ("203.0.113.9:51820", EndpointDiscoveryMethod::Observed));
         assert_eq!(candidates, [(private.to_owned(), 200)]);
     }
 }
@@ -328,9 +356,10 @@ fn the_reason_for_the_relay_is_published_and_causes_few_writes() {
     assert_eq!(first.relay_reasons, [("a".to_owned(), "both symmetric NAT".to_owned())].into());
     let about_to_move = at(60, Some(&first), RelayReason::DirectAnswers);
     assert_eq!(about_to_move.relay_reasons, first.relay_reasons);
-    assert!(!is_due(Some(&first), &about_to_move, 3));
+    assert_eq!(urgency(Some(&first), &about_to_move, 3), None);
     let blocked = |seconds| at(seconds, Some(&first), RelayReason::UdpBlocked);
-    assert!(!is_due(Some(&first), &blocked(9), 3) && is_due(Some(&first), &blocked(10), 3));
+    assert_eq!(urgency(Some(&first), &blocked(9), 3), None);
+    assert_eq!(urgency(Some(&first), &blocked(10), 3), Some(Urgency::Status));
 }
 
 #[test]
@@ -343,4 +372,43 @@ fn reasons_are_published_of_as_many_peers_as_transports() {
     let status = desired(&facts(&report(NatType::Open, relayed.collect()), NO)).status;
     assert!(status.relay_reasons.keys().eq(status.peer_transports.keys()));
     assert_eq!(status.relay_reasons.len(), MAX_LISTED);
+}
+
+/// All 1000 peers change between direct and relayed paths all the time, and this node's own addresses now and then.
+#[test]
+fn a_node_whose_paths_change_all_the_time_writes_rarely_and_its_addresses_at_once() {
+    const SECONDS: u32 = 600;
+    let mut seen = mesh(1000, &[]);
+    let start = Instant::now();
+    let mut budget = WriteBudget::new(start);
+    let (mut present, mut written, mut most_waiting) =
+        (WireKubePeer::new("own", desired(&facts(&seen, NO)).spec), 0, 0);
+    let mut waiting_since = None;
+    for second in 0..SECONDS {
+        for (peer, number) in seen.peers.iter_mut().zip(0_u32..) {
+            let is_relayed = (number + second).is_multiple_of(20);
+            peer.relay = is_relayed.then_some(RelayTransport::Tcp);
+        }
+        if second > 0 && second.is_multiple_of(100) {
+            let port = u16::try_from(second).unwrap();
+            seen.reflexive = vec![SocketAddr::from(([203, 0, 113, 9], port))];
+            waiting_since = Some(second);
+        }
+        let now = Timestamp::from_second(second.into()).unwrap();
+        let desired = desired(&Facts { present: present.status.as_ref(), now, ..facts(&seen, NO) });
+        let at = start + Duration::from_secs(second.into());
+        let writes = writes(&mut budget, at, Some(&present), &desired, 1001);
+        if writes.spec {
+            present.spec = desired.spec;
+            written += 1;
+        }
+        if writes.status {
+            present.status = Some(desired.status);
+            written += 1;
+            most_waiting = most_waiting.max(waiting_since.take().map_or(0, |since| second - since));
+        }
+    }
+    assert!(written <= 6 + SECONDS / 10, "{written} writes in {SECONDS} s");
+    assert!(written >= SECONDS / 10 - 3, "{written} writes in {SECONDS} s: what is new is told");
+    assert_eq!((waiting_since, most_waiting), (None, 0), "what peers need never waits here");
 }

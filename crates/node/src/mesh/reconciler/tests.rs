@@ -1,11 +1,11 @@
 use fairlead_api::wireguard::{DeviceChange, DeviceState};
 use fairlead_dataplane::mesh::MeshState;
-use fairlead_dataplane::wireguard::{Backend, PathDatagram};
+use fairlead_dataplane::wireguard::{Backend, PathDatagram, Preference};
 use fairlead_path::{Candidate, Identity, PathAgent, PeerPaths, Source};
 use fairlead_wire::stun;
 use x25519_dalek::StaticSecret;
 
-use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use super::*;

@@ -18,9 +18,11 @@ use tokio::sync::{mpsc, watch};
 
 use super::*;
 use crate::kernel_watch::KernelWatch;
+use crate::members::departures::Session;
+use crate::members::membership::Membership;
 use crate::members::{MemberSource, SourceProblem};
 use crate::mesh::desired::tests::{key, member};
-use crate::mesh::inputs::NetworkWatches;
+use crate::mesh::inputs::{MeshIdentity, NetworkWatches};
 use crate::mesh::nat64::Nat64Answer;
 use crate::mesh::port_mapping::PortMappings;
 use crate::mesh::reconciler::DeviceSlot;
@@ -101,12 +103,17 @@ impl Cluster {
             nodes,
             Arc::clone(&meshes),
             service_ranges,
-            vec![Box::new(source)],
+            Membership::new("node-0001".to_owned(), vec![Box::new(source)], Box::new(|_| Session::Never)),
             endpoints,
             NetworkWatches {
                 port_mappings: watch::channel(PortMappings::default()).1,
                 public_ipv4: watch::channel(None).1,
                 nat64: watch::channel(Nat64Answer::default()).1,
+                mesh_identity: MeshIdentity {
+                    interface_id: None,
+                    is_in_cluster: true,
+                    cluster: watch::channel(None).1,
+                },
             },
         );
         let cluster =
@@ -182,7 +189,7 @@ fn kernel_changes() -> KernelChanges {
 }
 
 fn reports() -> Arc<Reports> {
-    Arc::new(Reports::new(None, false))
+    Arc::new(Reports::new("self", None, false))
 }
 
 #[test]
@@ -338,9 +345,9 @@ async fn without_the_api_server_the_mesh_is_as_it_was_saved() {
     let now = Instant::now();
     let (_before, mut reader) = Cluster::with_state_in(directory.path()).await;
     let live = Arc::new(reader.read(now).unwrap());
-    reader.save(&live);
+    reader.keep(&live);
     let unsaved = reader.unsaved().borrow().clone().unwrap();
-    state_file(directory.path()).write(&unsaved, jiff::Timestamp::UNIX_EPOCH).unwrap();
+    state_file(directory.path()).write(&unsaved, (Instant::now(), jiff::Timestamp::UNIX_EPOCH)).unwrap();
 
     let (cluster, mut reader) = Cluster::with_state_in(directory.path()).await;
     cluster.api_server.send_replace(None);
@@ -352,12 +359,36 @@ async fn without_the_api_server_the_mesh_is_as_it_was_saved() {
     assert_eq!((&live.services, &saved.services), (&services, &services));
     let problems = &saved.problems;
     assert!(matches!(problems[..], [_, SourceProblem::ApiServerSilent { .. }]), "{problems:?}");
-    reader.save(&Arc::new(saved));
+    reader.keep(&Arc::new(saved));
     assert!(reader.unsaved().borrow().is_none(), "it would be saved as current");
     cluster.api_server.send_replace(Some(Vec::new()));
     assert_eq!(reader.read(later).as_ref(), Ok(&*live));
     reader.forget();
-    assert!(state_file(directory.path()).read().unwrap().is_none());
+    assert!(state_file(directory.path()).read((Instant::now(), jiff::Timestamp::now())).unwrap().is_none());
+}
+
+#[tokio::test]
+async fn what_a_member_had_that_is_missing_after_a_restart_is_guarded_and_that_is_saved() {
+    let directory = tempfile::tempdir().unwrap();
+    let now = || (Instant::now(), jiff::Timestamp::now());
+    let (_before, mut reader) = Cluster::with_state_in(directory.path()).await;
+    let live = Arc::new(reader.read(Instant::now()).unwrap());
+    reader.keep(&live);
+    let unsaved = reader.unsaved().borrow().clone().unwrap();
+    state_file(directory.path()).write(&unsaved, now()).unwrap();
+    for _ in 0..2 {
+        let (cluster, mut reader) = Cluster::with_state_in(directory.path()).await;
+        cluster.members.lock().unwrap().pop();
+        let inputs = Arc::new(reader.read(Instant::now()).unwrap());
+        assert!(!inputs.members.iter().any(|member| member.name == "node-0003"));
+        let guarded: Vec<_> = inputs.departures.guarded().copied().collect();
+        assert_eq!(guarded, member(3).claims, "it is not in the list of the cluster any more");
+        assert!(inputs.problems.iter().any(|problem| problem.reason() == "MemberMissing"));
+        // From now on the file knows it by this alone.
+        reader.keep(&inputs);
+        let unsaved = reader.unsaved().borrow().clone().unwrap();
+        state_file(directory.path()).write(&unsaved, now()).unwrap();
+    }
 }
 
 #[tokio::test]
@@ -365,9 +396,9 @@ async fn an_api_server_that_answers_slowly_has_a_minute_before_older_facts_are_u
     let directory = tempfile::tempdir().unwrap();
     let (_before, mut reader) = Cluster::with_state_in(directory.path()).await;
     let live = Arc::new(reader.read(Instant::now()).unwrap());
-    reader.save(&live);
+    reader.keep(&live);
     let unsaved = reader.unsaved().borrow().clone().unwrap();
-    state_file(directory.path()).write(&unsaved, jiff::Timestamp::UNIX_EPOCH).unwrap();
+    state_file(directory.path()).write(&unsaved, (Instant::now(), jiff::Timestamp::UNIX_EPOCH)).unwrap();
 
     let (cluster, mut reader) = Cluster::with_state_in(directory.path()).await;
     cluster.is_listed.store(false, Ordering::Relaxed);

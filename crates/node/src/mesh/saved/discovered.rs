@@ -113,9 +113,18 @@ impl StateFile {
 
     /// What this Secret had last, if it was kept.
     pub(in crate::mesh) fn read_credentials(&self, from: &str) -> Option<Credentials> {
-        let saved = self.read_json::<SavedCredentials>(SECRET_FILE).ok()??;
-        let secret = decode(saved.cluster_secret.as_bytes()).ok()?;
-        (saved.from == from).then_some(Credentials { cluster_id: saved.cluster_id, secret })
+        self.credentials().filter(|(saved, _)| saved == from).map(|(_, credentials)| credentials)
+    }
+
+    /// What was used last: until the Secret is read, tunnels keep their preshared key.
+    pub(in crate::mesh) fn saved_credentials(&self) -> Option<Credentials> {
+        self.credentials().map(|(_, credentials)| credentials)
+    }
+
+    fn credentials(&self) -> Option<(String, Credentials)> {
+        let SavedCredentials { from, cluster_id, cluster_secret } = self.read_json(SECRET_FILE).ok()??;
+        let secret = decode(cluster_secret.as_bytes()).ok()?;
+        Some((from, Credentials { cluster_id, secret }))
     }
 
     /// Keeps what a Secret has.
@@ -206,7 +215,8 @@ mod tests {
         assert_eq!(file.read_discovered(later).unwrap(), []);
         let credentials = secret(b"a", &[9; 32]).unwrap();
         file.write_credentials("ns/name", &credentials).unwrap();
-        assert_eq!(file.read_credentials("ns/name"), Some(credentials));
+        assert_eq!(file.read_credentials("ns/name"), Some(credentials.clone()));
+        assert_eq!(file.saved_credentials(), Some(credentials));
         assert_eq!(file.read_credentials("ns/other"), None);
         file.remove_discovered();
         assert_eq!((file.read_credentials("ns/name"), file.read_discovered(now).unwrap()), (None, vec![]));

@@ -23,7 +23,9 @@ fn unsaved() -> Unsaved {
     third.endpoints.is_nat_symmetric = true;
     third.endpoints.is_nat_port_restricted = true;
     third.endpoints.birthday_attack = Some(false);
-    let external = External { preshared_key: Some(PresharedKey([9; 32])) };
+    third.entry_terms.insert("laptop".to_owned(), (key(4), 3));
+    let external =
+        External { preshared_key: Some(PresharedKey([9; 32])), entry_nodes: vec!["node-0003".to_owned()] };
     let laptop = Member { public_key: Some(key(4)), external: Some(external), ..Member::of_peer("laptop") };
     let services = vec!["10.96.0.0/12".parse().unwrap(), "fd96::/112".parse().unwrap()];
     Unsaved {
@@ -31,6 +33,10 @@ fn unsaved() -> Unsaved {
         node: Arc::new(serde_json::from_value(node).unwrap()),
         inputs: Arc::new(Inputs { services, ..inputs([member(1), member(2), third, laptop]) }),
     }
+}
+
+fn at(seconds: i64) -> (Instant, Timestamp) {
+    (Instant::now(), Timestamp::from_second(seconds).unwrap())
 }
 
 fn file(directory: &std::path::Path) -> StateFile {
@@ -41,12 +47,13 @@ fn file(directory: &std::path::Path) -> StateFile {
 fn what_is_written_is_read_again() {
     let directory = tempfile::tempdir().unwrap();
     let file = file(directory.path());
-    assert!(file.read().unwrap().is_none());
+    assert!(file.read(at(0)).unwrap().is_none());
     let unsaved = unsaved();
     for seconds in [1, 2] {
-        file.write(&unsaved, Timestamp::from_second(seconds).unwrap()).unwrap();
+        file.write(&unsaved, at(seconds)).unwrap();
     }
-    let facts = file.read().unwrap().unwrap();
+    let Saved { facts, age, .. } = file.read(at(7)).unwrap().unwrap();
+    assert_eq!(age, Duration::from_secs(5));
     assert_eq!(facts.members, unsaved.inputs.members);
     assert_eq!(facts.api_server, unsaved.inputs.api_server);
     assert_eq!(facts.services, unsaved.inputs.services);
@@ -65,12 +72,12 @@ fn what_is_written_is_read_again() {
 fn a_file_of_another_node_or_format_is_not_used() {
     let directory = tempfile::tempdir().unwrap();
     let ours = file(directory.path());
-    ours.write(&unsaved(), Timestamp::UNIX_EPOCH).unwrap();
+    ours.write(&unsaved(), at(0)).unwrap();
     for other in [
         StateFile { node: "node-0002".to_owned(), ..ours.clone() },
         StateFile { public_key: key(2), ..ours.clone() },
     ] {
-        let error = format!("{:#}", other.read().unwrap_err());
+        let error = format!("{:#}", other.read(at(0)).unwrap_err());
         assert!(error.contains("mesh.json: it is of node node-0001 with key"), "{error}");
     }
     let text = fs::read_to_string(ours.path()).unwrap();
@@ -81,7 +88,7 @@ fn a_file_of_another_node_or_format_is_not_used() {
         (String::new(), "EOF"),
     ] {
         fs::write(ours.path(), content).unwrap();
-        let error = format!("{:#}", ours.read().unwrap_err());
+        let error = format!("{:#}", ours.read(at(0)).unwrap_err());
         assert!(error.contains(expected), "{error}");
     }
 }

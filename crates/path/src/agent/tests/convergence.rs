@@ -94,6 +94,7 @@ impl World {
                 }
                 Event::HandshakeDue { .. }
                 | Event::ReflexiveAddressesChanged
+                | Event::RouteMtuChanged { .. }
                 | Event::RelayPortDue { .. }
                 | Event::SendBothWays { .. }
                 | Event::Sockets(_)

@@ -1,8 +1,12 @@
 //! Plans of random members, compared with the rules read one by one.
 
+use std::time::Duration;
+
 use proptest::prelude::*;
 
 use super::*;
+use crate::member::{MemberRecord, Source};
+use crate::merge::merge;
 
 /// Few addresses, so that everything collides with everything.
 fn small_net() -> impl Strategy<Value = IpNet> {
@@ -21,12 +25,14 @@ prop_compose! {
         created in prop::option::of(0i64..4),
         claims in prop::collection::vec(small_net(), 0..4),
         blocks in prop::collection::vec(small_net(), 0..3),
+        addresses in prop::option::weighted(0.3, prop::collection::vec(small_net().prop_map(|net| net.addr()), 0..3)),
     ) -> Member {
         Member {
             public_key: number.map(key),
             since: created.map(|created| Since { created, uid: String::new() }),
-            claims,
+            claims: claims.into_iter().chain(addresses.iter().flatten().copied().map(IpNet::from)).collect(),
             blocks,
+            addresses,
             ..member(&format!("n{name}"), 0, &[], &[])
         }
     }
@@ -55,8 +61,18 @@ fn overlap(a: &IpNet, b: &IpNet) -> bool {
     a.contains(b) || b.contains(a)
 }
 
-/// A block, held, an address of its own; then the older member.
-type Strength = (bool, bool, bool, std::cmp::Reverse<(bool, Option<Since>, String)>);
+prop_compose! {
+    fn any_grants()(grants in prop::collection::vec((0u8..8, small_net()), 0..4)) -> BTreeMap<String, Vec<IpNet>> {
+        let mut by_name: BTreeMap<String, Vec<IpNet>> = BTreeMap::new();
+        for (name, prefix) in grants {
+            by_name.entry(format!("n{name}")).or_default().push(prefix.trunc());
+        }
+        by_name
+    }
+}
+
+/// What it is, held; then the older member.
+type Strength = (u8, bool, std::cmp::Reverse<(bool, Option<Since>, String)>);
 
 /// One thing a member names, and how strongly it holds it: the greater wins.
 struct Named<'a> {
@@ -66,26 +82,50 @@ struct Named<'a> {
     strength: Strength,
 }
 
-/// Everything usable that is named, as slowly as it reads.
+/// Everything that counts, as slowly as it reads.
 fn named<'a>(members: &'a [Member], policy: &Policy) -> Vec<Named<'a>> {
     let mut all = Vec::new();
     for member in members {
-        let claims = member.claims.iter().filter(|_| member.public_key.is_some()).map(|claim| (claim, false));
-        for (prefix, is_block) in claims.chain(member.blocks.iter().map(|block| (block, true))) {
-            let prefix = prefix.trunc();
-            let own = member.name == policy.own;
-            let held = member
-                .public_key
-                .is_some_and(|key| policy.held.get(&key).is_some_and(|it| it.contains(&prefix)));
-            let joined = (member.since.is_none(), member.since.clone(), member.name.clone());
-            let joined = if own { (false, None, String::new()) } else { joined };
-            let strength = (is_block, prefixes::is_host(&prefix), held || own, std::cmp::Reverse(joined));
-            let strength = if is_block { (true, true, true, strength.3) } else { strength };
-            if prefixes::unusable(&prefix).is_none() {
-                all.push(Named { member, prefix, is_block, strength });
+        let own = member.name == policy.own;
+        let joined = (member.since.is_none(), member.since.clone(), member.name.clone());
+        let joined = std::cmp::Reverse(if own { (false, None, String::new()) } else { joined });
+        for block in &member.blocks {
+            let strength = (9, false, joined.clone());
+            all.push(Named { member, prefix: block.trunc(), is_block: true, strength });
+        }
+        let claims = member.claims.iter().map(IpNet::trunc).filter(|_| member.public_key.is_some());
+        for claim in claims {
+            let granted = policy.is_granted(member, &claim);
+            let of_node = member.addresses.as_ref().map(|addresses| addresses.contains(&claim.addr()));
+            let is_host = prefixes::is_host(&claim);
+            let is_refused = claim.prefix_len() < 8 || (is_host && of_node == Some(false));
+            if is_refused && !granted && !own {
+                continue;
+            }
+            let is_wide = claim.prefix_len() < 8 && granted;
+            let parts = if is_wide { fairlead_address::usable_parts(claim) } else { vec![claim] };
+            for prefix in parts {
+                let held = member
+                    .public_key
+                    .is_some_and(|key| policy.held.get(&key).is_some_and(|it| it.contains(&prefix)));
+                let kind = match (is_host, granted, of_node) {
+                    (true, true, _) => 8,
+                    (true, ..) if own => 8,
+                    (true, false, Some(true)) => 7,
+                    (true, false, _) => 6,
+                    (false, true, _) => 3,
+                    (false, false, _) => 1,
+                };
+                all.push(Named {
+                    member,
+                    prefix,
+                    is_block: false,
+                    strength: (kind, held || own, joined.clone()),
+                });
             }
         }
     }
+    all.retain(|it| prefixes::unusable(&it.prefix).is_none());
     all
 }
 
@@ -132,9 +172,10 @@ proptest! {
     fn the_order_of_members_and_prefixes_does_not_matter(
         members in any_members(12).prop_shuffle(),
         held in any_held(),
+        grants in any_grants(),
         own in 0u8..8,
     ) {
-        let policy = Policy { held, ..Policy::new(format!("n{own}")) };
+        let policy = Policy { held, grants, ..Policy::new(format!("n{own}")) };
         let mut sorted = members.clone();
         sorted.sort();
         for member in &mut sorted {
@@ -142,6 +183,35 @@ proptest! {
             member.blocks.reverse();
         }
         prop_assert_eq!(plan(&members, &policy), plan(&sorted, &policy));
+    }
+
+    /// Keys of others, their addresses, their names: a service that lies, or who has the secret of the cluster, can tell anything.
+    #[test]
+    fn whatever_discovery_says_what_belongs_to_members_of_the_cluster_goes_where_it_went(
+        cluster in any_members(8),
+        lies in prop::collection::vec(any_member(), 0..8),
+        held in any_held(),
+        probes in probes(),
+    ) {
+        let record = |source, member| MemberRecord { source, age: Duration::ZERO, member };
+        let known = cluster.into_iter().map(|member| record(Source::Kubernetes, member));
+        let known: Vec<MemberRecord> = known.collect();
+        let lies = lies.into_iter().filter(|member| member.name != "n0").map(|member| {
+            let told = Member { is_discovered: true, blocks: Vec::new(), since: None, ..member };
+            record(Source::Discovery, told)
+        });
+        let policy = Policy { held, ..Policy::new("n0") };
+        let honest = plan(&merge(known.clone()), &policy);
+        let lied = plan(&merge(known.into_iter().chain(lies).collect()), &policy);
+        let is_target = |plan: &Plan, address: &IpNet| match address {
+            IpNet::V4(address) => plan.targets_ipv4.iter().any(|target| target.contains(address)),
+            IpNet::V6(address) => plan.targets_ipv6.iter().any(|target| target.contains(address)),
+        };
+        for address in probes.iter().filter(|address| is_target(&honest, address)) {
+            prop_assert!(is_target(&lied, address), "{} would leave in clear text", address);
+            let [before, after] = [&honest, &lied].map(|plan| peer_of(plan, address).map(|peer| &peer.members));
+            prop_assert_eq!(before, after, "{}", address);
+        }
     }
 
     #[test]
@@ -170,10 +240,11 @@ proptest! {
     fn every_address_goes_to_the_key_of_the_member_that_the_rules_name(
         members in any_members(10),
         held in any_held(),
+        grants in any_grants(),
         own in 0u8..8,
         probes in probes(),
     ) {
-        let policy = Policy { held, ..Policy::new(format!("n{own}")) };
+        let policy = Policy { held, grants, ..Policy::new(format!("n{own}")) };
         let plan = plan(&members, &policy);
         let named = named(&members, &policy);
         let own_key = members.iter().find(|member| member.name == policy.own).and_then(|own| own.public_key);
@@ -190,9 +261,10 @@ proptest! {
     fn targets_are_exactly_what_other_members_have(
         members in any_members(8),
         excluded in prop::collection::vec(small_net(), 0..4),
+        grants in any_grants(),
         probes in probes(),
     ) {
-        let policy = Policy { excluded: excluded.clone(), ..Policy::new("n0") };
+        let policy = Policy { excluded: excluded.clone(), grants, ..Policy::new("n0") };
         let plan = plan(&members, &policy);
         let named = named(&members, &policy);
         let own = members.iter().find(|member| member.name == policy.own);

@@ -46,17 +46,22 @@ fn data_goes_both_ways_and_is_delivered_once_whichever_way_is_faster() {
 }
 
 #[test]
-fn what_comes_by_the_second_way_does_not_move_the_endpoint_while_packets_go_both_ways() {
+fn what_comes_over_the_relay_moves_the_endpoint_only_after_the_direct_one_is_silent_for_a_while() {
     let (mut a, mut b) = connected();
-    let later = |seconds| Now { instant: Instant::now() + Duration::from_secs(seconds), ..Now::read() };
-    a.engine.set_both_ways(&to(&b));
-    for (seconds, expected) in [(20, b.address), (21, relay())] {
+    let start = Instant::now() + Duration::from_secs(20);
+    let silence = |milliseconds| Now { instant: start + Duration::from_millis(milliseconds), ..Now::read() };
+    let mut arrives = |from, milliseconds| {
         let back = b.send(&packet("10.0.0.2", "10.0.0.1", 60)).remove(0);
-        a.receive_at(later(seconds), relay(), &back.bytes);
-        assert_eq!(a.state(&b).config.endpoint, Some(expected));
-        a.engine.set_both_ways(&BTreeMap::new());
-    }
-    assert_eq!(a.delivered.len(), 2);
+        a.receive_at(silence(milliseconds), from, &back.bytes);
+        a.state(&b).config.endpoint
+    };
+    let direct = SocketAddr::from(([192, 0, 2, 2], 51_820));
+    assert_eq!(arrives(relay(), 0), Some(direct));
+    assert_eq!(arrives(direct, 1900), Some(direct));
+    assert_eq!(arrives(relay(), 2100), Some(direct), "the direct endpoint delivers");
+    assert_eq!(arrives(relay(), 4100), Some(relay()));
+    assert_eq!(arrives(direct, 4200), Some(direct), "nothing holds it at the relay");
+    assert_eq!(a.delivered.len(), 5);
 }
 
 #[test]

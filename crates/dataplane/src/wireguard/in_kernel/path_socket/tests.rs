@@ -4,6 +4,8 @@
 use std::net::UdpSocket;
 
 use fairlead_netlink::changes_sent;
+use fairlead_wire::{probe, stun};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use testbed_netns::Namespace;
 
 use super::*;
@@ -42,7 +44,7 @@ impl Bed {
             "nft 'add table inet judge; add chain inet judge in { type filter hook prerouting priority -300; }; \
              add rule inet judge in udp sport != 51820 counter'",
         );
-        let wireguard = node.run(|| UdpPort::open(WIREGUARD, 0)).unwrap();
+        let wireguard = node.run(|| UdpPort::open(WIREGUARD, MARK_FROM_WIREGUARD)).unwrap();
         let port = Arc::new(node.run(PathPort::new).unwrap());
         let socket = port.open(WIREGUARD).unwrap();
         let peer = host.run(|| UdpPort::open(0, 0)).unwrap();
@@ -364,3 +366,42 @@ fn the_descriptor_is_readable_while_datagrams_wait_at_raw_sockets() {
     next(|| bed.socket.try_receive());
     assert!(!waits(0));
 }
+
+/// Some time after the last test, and after other programs have changed nftables.
+fn test_is_due(bed: &Bed) {
+    let before = Instant::now().checked_sub(Duration::from_secs(60)).unwrap();
+    bed.port.lock().retests.record(before, None, 0);
+}
+
+#[test]
+fn raw_sockets_and_nftables_take_each_other_s_place_while_datagrams_pass() {
+    let bed = Bed::new();
+    for _ in 0..2 {
+        bed.node.sh(LATE_FIREWALL);
+        assert_eq!(bed.socket.maintain(), works(), "too soon after the last test");
+        test_is_due(&bed);
+        uses_raw_sockets(&bed);
+        test_is_due(&bed);
+        uses_raw_sockets(&bed);
+        datagrams_pass(&bed);
+
+        bed.node.sh("nft delete table inet late");
+        uses_raw_sockets(&bed);
+        // What waits at the raw sockets is not lost.
+        bed.peer.send(None, bed.to_wireguard(0), &bed.probe("before")).unwrap();
+        next(|| bed.wireguard.try_receive());
+        test_is_due(&bed);
+        assert_eq!(bed.node.run(|| bed.socket.maintain()), works());
+        bed.peer.send(None, bed.to_wireguard(1), &bed.probe("after")).unwrap();
+        for expected in ["before", "after"] {
+            let mut descriptors = [PollFd::new(bed.socket.as_fd(), PollFlags::POLLIN)];
+            assert_eq!(poll(&mut descriptors, PollTimeout::from(10_000_u16)).unwrap(), 1);
+            assert_eq!(next(|| bed.socket.try_receive()).payload, bed.probe(expected));
+        }
+        let sent = changes_sent();
+        assert_eq!((bed.socket.maintain(), changes_sent()), (works(), sent));
+    }
+    bed.judge();
+}
+
+mod pins;

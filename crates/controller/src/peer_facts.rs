@@ -1,0 +1,154 @@
+//! Copies what Nodes say to the WireKubePeers of the same names, with the addresses on the mesh that nodes are given. Every node program watches all WireKubePeers, and would have to watch all
+//! Nodes, which change with each heartbeat, to know these few facts. It costs one write for each change of a fact.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use fairlead_api::resources::{NodeFacts, NodeLocation, WireKubeMesh, WireKubePeer};
+use fairlead_cluster::writes::is_stale;
+use futures::StreamExt;
+use k8s_openapi::api::core::v1::Node;
+use kube::api::{Patch, PatchParams};
+use kube::runtime::reflector::{ObjectRef, Store};
+use kube::{Api, Client, ResourceExt};
+use serde_json::json;
+use tokio::sync::watch;
+
+use self::addresses::Addresses;
+use crate::changes::Changes;
+
+mod addresses;
+
+/// Field manager of `status.node`.
+const MANAGER: &str = "fairlead-controller-node";
+/// Changes are collected this long.
+const DEBOUNCE: Duration = Duration::from_millis(200);
+/// Interval without a change, for writes that failed.
+const RESYNC_INTERVAL: Duration = Duration::from_secs(30);
+/// The same while the identifier of the cluster cannot be read.
+const RETRY_INTERVAL: Duration = Duration::from_secs(3);
+/// Writes at a time.
+const CONCURRENCY: usize = 8;
+
+/// Keeps the copies current forever, and gives nodes addresses on the mesh.
+pub(crate) async fn run(
+    client: Client,
+    nodes: Store<Node>,
+    peers: Store<WireKubePeer>,
+    meshes: Store<WireKubeMesh>,
+    watches: [watch::Receiver<u64>; 3],
+) {
+    let api: Api<WireKubePeer> = Api::all(client.clone());
+    let mut addresses = Addresses::new(client);
+    let mut changes = Changes { watches, resync: RESYNC_INTERVAL, debounce: DEBOUNCE };
+    loop {
+        let (peers, all) = (peers.state(), nodes.state());
+        let is_complete = addresses.update(&meshes.state(), &peers, &all).await;
+        changes.resync = if is_complete { RESYNC_INTERVAL } else { RETRY_INTERVAL };
+        // What a Node said stays after the Node is gone: its peer is deleted with it.
+        let due = peers.iter().filter_map(|peer| {
+            let node = nodes.get(&ObjectRef::new(&peer.name_any()))?;
+            Some((peer.name_any(), due(peer, &node, addresses.of(peer))?))
+        });
+        futures::stream::iter(due)
+            .for_each_concurrent(CONCURRENCY, |(name, facts)| write(&api, name, facts))
+            .await;
+        changes.next().await;
+    }
+}
+
+async fn write(api: &Api<WireKubePeer>, name: String, facts: NodeFacts) {
+    let object = json!({
+        "apiVersion": "wirekube.io/v1alpha1", "kind": "WireKubePeer",
+        "metadata": { "name": name }, "status": { "node": facts },
+    });
+    let parameters = PatchParams::apply(MANAGER).force();
+    match api.patch_status(&name, &parameters, &Patch::Apply(&object)).await {
+        Ok(_) => {}
+        Err(error) if is_stale(&error) => {}
+        Err(error) => {
+            tracing::warn!(peer = name, %error, "cannot copy what the Node says to its WireKubePeer; retrying");
+        }
+    }
+}
+
+/// What to write; `None` if it is there.
+fn due(peer: &WireKubePeer, node: &Node, mesh_ips: Vec<String>) -> Option<NodeFacts> {
+    let facts = NodeFacts { mesh_ips, ..facts(node) };
+    let present = peer.status.as_ref().and_then(|status| status.node.as_ref());
+    (present != Some(&facts)).then_some(facts)
+}
+
+/// What a Node says. Pure. What is no address is left out; the order is always the same.
+fn facts(node: &Node) -> NodeFacts {
+    let addresses = node.status.iter().flat_map(|status| status.addresses.iter().flatten());
+    let internal = addresses.filter(|address| address.type_ == "InternalIP");
+    let internal: BTreeSet<IpAddr> = internal.filter_map(|address| address.address.parse().ok()).collect();
+    // What it cannot read there, the node itself reports.
+    let (location, _) = NodeLocation::of(node);
+    NodeFacts {
+        internal_ips: internal.iter().map(ToString::to_string).collect(),
+        location: Some(location),
+        mesh_ips: Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(addresses: &[(&str, &str)]) -> Node {
+        let addresses: Vec<_> =
+            addresses.iter().map(|(type_, address)| json!({ "type": type_, "address": address })).collect();
+        let node = json!({ "metadata": { "name": "n1" }, "status": { "addresses": addresses } });
+        serde_json::from_value(node).unwrap()
+    }
+
+    fn peer(status: &serde_json::Value) -> WireKubePeer {
+        let peer = json!({
+            "apiVersion": "wirekube.io/v1alpha1", "kind": "WireKubePeer", "metadata": { "name": "n1" },
+            "spec": {}, "status": status,
+        });
+        serde_json::from_value(peer).unwrap()
+    }
+
+    #[test]
+    fn internal_addresses_are_copied_once_and_nothing_else() {
+        let node = node(&[
+            ("Hostname", "n1"),
+            ("InternalIP", "192.0.2.7"),
+            ("ExternalIP", "203.0.113.1"),
+            ("InternalIP", "nonsense"),
+            ("InternalIP", "fd00::7"),
+        ]);
+        let facts = due(&peer(&json!(null)), &node, Vec::new()).unwrap();
+        assert_eq!(facts.internal_ips, ["192.0.2.7", "fd00::7"]);
+        let written = peer(&json!({ "connected": true, "node": facts }));
+        assert_eq!(due(&written, &node, Vec::new()), None);
+        let forged = peer(&json!({ "node": { "internalIPs": ["192.0.2.8"] } }));
+        assert_eq!(due(&forged, &node, Vec::new()), Some(facts));
+    }
+
+    #[test]
+    fn a_node_that_moves_is_written_once() {
+        let mut node = node(&[("InternalIP", "192.0.2.7")]);
+        node.metadata.annotations = Some([("kilo.squat.ai/location".to_owned(), "lab".to_owned())].into());
+        let facts =
+            due(&peer(&json!({ "node": { "internalIPs": ["192.0.2.7"] } })), &node, Vec::new()).unwrap();
+        let location = facts.location.as_ref().unwrap();
+        assert_eq!(
+            (location.name.as_str(), &location.internal_ips[..]),
+            ("lab", &["192.0.2.7".to_owned()][..])
+        );
+        assert_eq!(due(&peer(&json!({ "node": facts })), &node, Vec::new()), None);
+    }
+
+    #[test]
+    fn a_node_without_addresses_says_so() {
+        let nothing = NodeFacts { location: Some(NodeLocation::default()), ..NodeFacts::default() };
+        assert_eq!(due(&peer(&json!({})), &node(&[]), Vec::new()), Some(nothing));
+        let node: Node = serde_json::from_value(json!({ "metadata": { "name": "n1" } })).unwrap();
+        assert_eq!(due(&peer(&json!({ "node": { "location": {} } })), &node, Vec::new()), None);
+    }
+}

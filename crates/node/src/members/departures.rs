@@ -1,0 +1,252 @@
+//! Members that left, without I/O: who was removed on purpose, and who is only missing.
+//!
+//! A member that an administrator revoked, or whose WireKubePeer was deleted while this node watched, is gone at once: no weaker
+//! source brings it back. One that is missing for no known reason (a watch that was interrupted, a cluster restored from a backup,
+//! a service that forgets) stays while its tunnel works. After that its prefixes are guarded: what is sent there is dropped, and
+//! never leaves in clear text.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use fairlead_api::wireguard::PublicKey;
+use fairlead_topology::{Member, MemberRecord, Source};
+use ipnet::IpNet;
+
+use super::SourceProblem;
+
+/// How long prefixes of a missing member are guarded.
+pub const GUARD: Duration = Duration::from_secs(24 * 3600);
+/// How long a deletion is remembered.
+pub const KEEP_DELETIONS: Duration = Duration::from_secs(7 * 24 * 3600);
+/// How many are: the newest.
+pub const MAX_DELETIONS: usize = 4096;
+/// Most members that are guarded, and problems that are told of them.
+const MAX_MISSING: usize = 4096;
+const MAX_PROBLEMS: usize = 32;
+
+/// How the tunnel to a member does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Session {
+    /// Packets arrive, or there was a handshake within the life of a session.
+    Alive,
+    /// There was a handshake, and it is too old.
+    Ended,
+    /// There was none.
+    Never,
+    /// The device was not read yet.
+    Unknown,
+}
+
+/// That a source saw a member being removed on purpose.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Deletion {
+    /// Who saw it.
+    pub source: Source,
+    /// The member.
+    pub name: String,
+    /// The key it had.
+    pub public_key: PublicKey,
+}
+
+/// Whom administrators revoked (`spec.revokedPeers` of the WireKubeMesh).
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Revoked {
+    /// By key.
+    pub keys: BTreeSet<PublicKey>,
+    /// By name.
+    pub names: BTreeSet<String>,
+}
+
+impl Revoked {
+    fn has(&self, member: &Member) -> bool {
+        self.names.contains(&member.name) || member.public_key.is_some_and(|key| self.keys.contains(&key))
+    }
+}
+
+/// What is remembered of members that left.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Departures {
+    deleted: BTreeMap<String, Deleted>,
+    missing: BTreeMap<String, Missing>,
+}
+
+/// A WireKubePeer whose deletion was seen.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Deleted {
+    /// Its key.
+    pub public_key: PublicKey,
+    /// When this is forgotten.
+    pub until: Instant,
+}
+
+/// A member that is missing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Missing {
+    /// As it was known last.
+    pub member: Member,
+    /// How long its prefixes are guarded.
+    pub until: Instant,
+    /// Its tunnel works no more.
+    pub is_guarded: bool,
+}
+
+impl Departures {
+    /// With what an earlier run of this program remembered.
+    pub fn restored(deleted: BTreeMap<String, Deleted>, missing: BTreeMap<String, Missing>) -> Self {
+        Self { deleted, missing }
+    }
+
+    /// What is remembered, to be saved.
+    pub fn remembered(&self) -> (&BTreeMap<String, Deleted>, &BTreeMap<String, Missing>) {
+        (&self.deleted, &self.missing)
+    }
+
+    /// Takes out what belongs to members that were removed. Blocks stay: the controller frees them, and packets to pods of such a node
+    /// are dropped. A deletion counts until the cluster has the member again.
+    pub fn admit(
+        &mut self,
+        records: &mut Vec<MemberRecord>,
+        deletions: &[Deletion],
+        revoked: &Revoked,
+        now: Instant,
+    ) {
+        self.note(deletions, now);
+        let of_cluster = records.iter().filter(|record| record.source <= Source::Kubernetes);
+        let published =
+            of_cluster.filter_map(|record| Some((record.member.name.as_str(), record.member.public_key?)));
+        let (names, keys): (BTreeSet<&str>, BTreeSet<PublicKey>) = published.unzip();
+        self.deleted.retain(|name, deleted| deleted.until > now && !names.contains(name.as_str()));
+        // A member that is deleted may have copied the key of another.
+        let deleted_keys = self.deleted.values().map(|deleted| deleted.public_key);
+        let deleted_keys: BTreeSet<PublicKey> = deleted_keys.filter(|key| !keys.contains(key)).collect();
+        let is_deleted = |member: &Member| {
+            self.deleted.contains_key(&member.name)
+                || member.public_key.is_some_and(|key| deleted_keys.contains(&key))
+        };
+        for MemberRecord { source, member, .. } in records.iter_mut() {
+            let is_refused = match source {
+                Source::Local => false,
+                Source::Kubernetes => revoked.has(member),
+                Source::Cache | Source::Discovery | Source::Static => {
+                    revoked.has(member) || is_deleted(member)
+                }
+            };
+            if is_refused {
+                let blocks = std::mem::take(&mut member.blocks);
+                *member =
+                    Member { blocks, is_discovered: member.is_discovered, ..Member::named(&*member.name) };
+            }
+        }
+        records.retain(|record| record.source <= Source::Kubernetes || record.member.public_key.is_some());
+    }
+
+    fn note(&mut self, deletions: &[Deletion], now: Instant) {
+        for Deletion { name, public_key, .. } in
+            deletions.iter().filter(|deletion| deletion.source == Source::Kubernetes)
+        {
+            while self.deleted.len() >= MAX_DELETIONS && !self.deleted.contains_key(name) {
+                let oldest = self.deleted.iter().min_by_key(|(_, deleted)| deleted.until);
+                let Some(oldest) = oldest.map(|(name, _)| name.clone()) else { break };
+                self.deleted.remove(&oldest);
+            }
+            let until = now + KEEP_DELETIONS;
+            self.deleted.insert(name.clone(), Deleted { public_key: *public_key, until });
+        }
+    }
+
+    /// Compares with the `previous` members: who is missing without a reason stays among the `members` while the tunnel works.
+    pub fn follow(&mut self, members: &mut Vec<Member>, evidence: &Evidence<'_>) {
+        let now = evidence.now;
+        let keyed: BTreeMap<&str, Option<PublicKey>> =
+            members.iter().map(|member| (member.name.as_str(), member.public_key)).collect();
+        let is_there = |member: &Member| keyed.get(member.name.as_str()).copied().flatten().is_some();
+        for member in evidence.previous.iter().filter(|member| evidence.may_be_missing(member)) {
+            if is_there(member) || self.missing.len() >= MAX_MISSING {
+                continue;
+            }
+            let until = now + GUARD.saturating_sub(evidence.age);
+            let missing = Missing { member: member.clone(), until, is_guarded: false };
+            self.missing.entry(member.name.clone()).or_insert(missing);
+        }
+        let deleted = &self.deleted;
+        self.missing.retain(|name, missing| {
+            let session = missing.member.public_key.map_or(Session::Never, |key| (evidence.session)(&key));
+            // A tunnel that was taken down has no session: what is guarded stays so until a source tells of it again.
+            missing.is_guarded |= !matches!(session, Session::Alive | Session::Unknown);
+            let is_explained = deleted.contains_key(name) || evidence.explains(&missing.member);
+            let is_over = missing.is_guarded && missing.until <= now;
+            !is_over && !is_explained && !is_there(&missing.member)
+        });
+        let kept = self.missing.values().filter(|missing| !missing.is_guarded);
+        let kept: Vec<Member> = kept.map(|missing| missing.member.clone()).collect();
+        for member in kept {
+            match members.iter_mut().find(|known| known.name == member.name) {
+                Some(known) => *known = Member { blocks: std::mem::take(&mut known.blocks), ..member },
+                None => members.push(member),
+            }
+        }
+        members.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+    }
+
+    /// Prefixes to which nothing may leave in clear text, though no member has them.
+    pub fn guarded(&self) -> impl Iterator<Item = &IpNet> {
+        let guarded = self.missing.values().filter(|missing| missing.is_guarded);
+        guarded.flat_map(|missing| missing.member.claims.iter().chain(&missing.member.blocks))
+    }
+
+    /// Whether time alone may change anything.
+    pub fn is_waiting(&self) -> bool {
+        !self.missing.is_empty()
+    }
+
+    /// Who is missing, for users.
+    pub fn problems(&self) -> impl Iterator<Item = SourceProblem> {
+        self.missing.values().take(MAX_PROBLEMS).map(|missing| SourceProblem::MemberMissing {
+            member: missing.member.name.clone(),
+            is_guarded: missing.is_guarded,
+        })
+    }
+}
+
+/// From what [`Departures::follow`] decides.
+pub struct Evidence<'a> {
+    /// This node.
+    pub own: &'a str,
+    /// The members as of the last time, and how long ago that was.
+    pub previous: &'a [Member],
+    /// See `previous`; zero unless an earlier program saved them.
+    pub age: Duration,
+    /// Whether the mesh has discovery services.
+    pub uses_discovery: bool,
+    /// What sources saw.
+    pub deletions: &'a [Deletion],
+    /// Whom administrators revoked.
+    pub revoked: &'a Revoked,
+    /// How the tunnel of a key does.
+    pub session: &'a dyn Fn(&PublicKey) -> Session,
+    /// The time.
+    pub now: Instant,
+}
+
+impl Evidence<'_> {
+    /// External members are configured by administrators, who remove them too. Of discovery services anything can be told: only who had
+    /// a tunnel counts.
+    fn may_be_missing(&self, member: &Member) -> bool {
+        let Some(key) = member.public_key.filter(|_| member.name != self.own && member.external.is_none())
+        else {
+            return false;
+        };
+        let has_session = || matches!((self.session)(&key), Session::Alive | Session::Ended);
+        !member.is_discovered || (self.uses_discovery && has_session())
+    }
+
+    fn explains(&self, member: &Member) -> bool {
+        let is_it = |deletion: &Deletion| {
+            deletion.name == member.name && Some(deletion.public_key) == member.public_key
+        };
+        self.revoked.has(member) || self.deletions.iter().any(is_it)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,59 @@
+//! Routes that differ from the one into the device: what of the plan leaves without a tunnel, and what goes to a peer to which the
+//! path is narrower than the device.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use fairlead_api::resources::Granularity;
+use fairlead_api::wireguard::PublicKey;
+use fairlead_dataplane::mesh::{NarrowRoute, PlainRoute};
+use fairlead_dataplane::uplink::{HostNetwork, Ignored};
+use fairlead_topology::{self as topology, BlockRoute, Down, OwnAddress, Plan};
+
+use super::{DesiredPeer, Host};
+use crate::mesh::inputs::Inputs;
+
+/// This host's addresses, and the names of the links that have them.
+pub(super) fn own_addresses(
+    network: &HostNetwork,
+    ignored: &Ignored,
+) -> (Vec<OwnAddress>, BTreeMap<u32, String>) {
+    let own = network.own_addresses(ignored).map(|it| OwnAddress { link: it.link, prefix: it.prefix });
+    let own: Vec<OwnAddress> = own.collect();
+    let links = network.links.iter().filter(|link| own.iter().any(|it| it.link == link.index));
+    let links = links.map(|link| (link.index, link.name.clone())).collect();
+    (own, links)
+}
+
+/// What the mesh resource asks for, with what it takes on this host.
+pub(super) fn granularity(inputs: &Inputs, host: &Host, down: Down) -> topology::Granularity {
+    match inputs.settings.granularity {
+        Granularity::Cross => topology::Granularity::Cross(host.own.clone()),
+        Granularity::Full => topology::Granularity::Full,
+        Granularity::Location => topology::Granularity::Location { addresses: host.own.clone(), down },
+    }
+}
+
+pub(super) fn route(route: &BlockRoute) -> PlainRoute {
+    PlainRoute { destination: route.destination, gateway: route.gateway, link: route.link }
+}
+
+/// Names of the links that plain routes lead onto.
+pub(super) fn links(host: &Host, plan: &Plan) -> Vec<String> {
+    let links: BTreeSet<u32> = plan.routes.iter().map(|route| route.link).collect();
+    links.iter().filter_map(|link| host.links.get(link).cloned()).collect()
+}
+
+/// The prefixes of peers to which paths pass shorter packets than the tunnel's.
+pub(super) fn narrow(
+    peers: &BTreeMap<PublicKey, Arc<DesiredPeer>>,
+    tunnel: u32,
+    route_mtu: impl Fn(&PublicKey) -> Option<u32>,
+) -> Vec<NarrowRoute> {
+    let of_peer = |(key, peer): (&PublicKey, &Arc<DesiredPeer>)| {
+        let mtu = route_mtu(key).filter(|mtu| *mtu < tunnel)?;
+        let prefixes = peer.config.allowed_ips.clone();
+        Some(prefixes.into_iter().map(move |destination| NarrowRoute { destination, mtu }))
+    };
+    peers.iter().filter_map(of_peer).flatten().collect()
+}

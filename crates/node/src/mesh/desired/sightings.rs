@@ -1,0 +1,36 @@
+//! Where members see each other.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+
+use fairlead_api::wireguard::PublicKey;
+use fairlead_topology::Member;
+
+/// Where members see each other, by who is seen.
+pub(super) struct Sightings<'a>(BTreeMap<&'a str, Vec<(&'a Member, PublicKey, SocketAddr)>>);
+
+impl<'a> Sightings<'a> {
+    pub(super) fn new(members: &'a [Member]) -> Self {
+        let mut by_name: BTreeMap<&str, Vec<_>> = BTreeMap::new();
+        for observer in members {
+            for (name, (key, endpoint)) in &observer.endpoints.sightings {
+                if *name != observer.name {
+                    by_name.entry(name).or_default().push((observer, *key, *endpoint));
+                }
+            }
+        }
+        Self(by_name)
+    }
+
+    /// Where each other member sees `name` with this identity.
+    pub(super) fn of(&self, name: &str, key: &PublicKey) -> impl Iterator<Item = (&'a Member, SocketAddr)> {
+        let seen = self.0.get(name).into_iter().flatten();
+        seen.filter(move |(_, seen, _)| seen == key).map(|(observer, _, endpoint)| (*observer, *endpoint))
+    }
+
+    /// The distinct endpoints of [`Self::of`], in a stable order.
+    pub(super) fn endpoints(&self, name: &str, key: &PublicKey) -> Vec<SocketAddr> {
+        let distinct: BTreeSet<SocketAddr> = self.of(name, key).map(|(_, endpoint)| endpoint).collect();
+        distinct.into_iter().collect()
+    }
+}

@@ -1,0 +1,227 @@
+//! Which gateways forward: an ICMP echo each second to nodes behind those in use, and path probes to those that are
+//! not. Pure; `echo` sends the requests.
+//!
+//! That a gateway answers says nothing of what it forwards, so what counts is an answer of a node behind it. Each node
+//! decides for itself, and tells no other: whichever gateway it uses, its packets arrive
+//! (`fairlead_topology::gateways`).
+
+mod echo;
+mod watch;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use fairlead_topology::Down;
+
+pub use self::echo::EchoSockets;
+pub use self::watch::GatewayWatch;
+
+/// Time between two requests.
+pub const INTERVAL: Duration = Duration::from_secs(1);
+/// Requests without an answer after which another gateway is used.
+const MISSES: u32 = 3;
+/// The same while there is no session with the gateway and no node behind it has ever answered.
+const MISSES_AT_FIRST: u32 = 15;
+/// How long a gateway answers without a break before it is used again. It doubles with each time that it does not
+/// forward then.
+const HOLD: Duration = Duration::from_secs(60);
+const MAX_HOLD: Duration = Duration::from_secs(3600);
+
+/// What a node knows of the gateways that it may use.
+#[derive(Debug, Default)]
+pub struct GatewayHealth {
+    gateways: BTreeMap<String, Gateway>,
+    /// Nodes that have answered. The firewall of another one may refuse all requests.
+    answered: BTreeSet<IpAddr>,
+}
+
+#[derive(Debug, Default)]
+struct Gateway {
+    missed: u32,
+    /// Since when it has answered; `None` while it is in use.
+    down: Option<Option<Instant>>,
+    hold: Option<Duration>,
+    /// When it was used again.
+    back: Option<Instant>,
+}
+
+/// What is seen of a gateway.
+#[derive(Debug, Clone, Default)]
+pub struct Seen {
+    /// Nodes that are reached through it; empty unless it is in use.
+    pub behind: Vec<IpAddr>,
+    /// There is a session with it.
+    pub has_session: bool,
+    /// It has answered a path probe since the last time.
+    pub answers: bool,
+}
+
+impl GatewayHealth {
+    /// Gateways that are not to be used.
+    pub fn down(&self) -> Down {
+        self.gateways.iter().filter(|(_, it)| it.down.is_some()).map(|(name, _)| name.clone()).collect()
+    }
+
+    /// Whether a gateway is not to be used.
+    pub fn is_down(&self, gateway: &str) -> bool {
+        self.gateways.get(gateway).is_some_and(|it| it.down.is_some())
+    }
+
+    /// Takes what was seen of all gateways in the last [`INTERVAL`], and which nodes have answered.
+    pub fn observe(&mut self, now: Instant, seen: &BTreeMap<String, Seen>, replies: &BTreeSet<IpAddr>) {
+        self.answered.extend(replies);
+        let behind: BTreeSet<IpAddr> = seen.values().flat_map(|it| &it.behind).copied().collect();
+        self.answered.retain(|address| behind.contains(address));
+        self.gateways.retain(|name, _| seen.contains_key(name));
+        for (name, seen) in seen {
+            let gateway = self.gateways.entry(name.clone()).or_default();
+            let forwards = seen.behind.iter().any(|address| replies.contains(address));
+            let is_known = seen.behind.iter().any(|address| self.answered.contains(address));
+            if forwards {
+                gateway.missed = 0;
+                gateway.down = None;
+            } else if !seen.behind.is_empty() && (is_known || !seen.has_session) {
+                gateway.missed = gateway.missed.saturating_add(1);
+                let limit = if is_known { MISSES } else { MISSES_AT_FIRST };
+                if gateway.missed >= limit && gateway.down.is_none() {
+                    gateway.fail(now);
+                    tracing::warn!(
+                        gateway = name,
+                        "the gateway does not forward; using another one if there is any"
+                    );
+                }
+            }
+            if gateway.recover(now, seen.answers) {
+                tracing::info!(gateway = name, "the gateway may be used again");
+            }
+        }
+    }
+}
+
+impl Gateway {
+    fn fail(&mut self, now: Instant) {
+        let hold = self.hold.unwrap_or(HOLD);
+        let is_soon = self.back.is_some_and(|back| now.saturating_duration_since(back) < hold);
+        let next = if is_soon { hold.saturating_mul(2).min(MAX_HOLD) } else { HOLD };
+        self.hold = Some(next);
+        self.down = Some(None);
+        self.missed = 0;
+    }
+
+    /// Counts how long it has answered. Returns whether it is to be used again.
+    fn recover(&mut self, now: Instant, answers: bool) -> bool {
+        let Some(since) = &mut self.down else { return false };
+        if !answers {
+            *since = None;
+            return false;
+        }
+        let healthy = now.saturating_duration_since(*since.get_or_insert(now));
+        let is_back = healthy >= self.hold.unwrap_or(HOLD);
+        if is_back {
+            self.down = None;
+            self.back = Some(now);
+        }
+        is_back
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BEHIND: [IpAddr; 1] = [IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 9))];
+
+    struct World {
+        health: GatewayHealth,
+        now: Instant,
+    }
+
+    impl World {
+        fn new() -> Self {
+            Self { health: GatewayHealth::default(), now: Instant::now() }
+        }
+
+        /// A second passes. The first gateway is in use, unless it is down; then the second is.
+        fn second(&mut self, replies: bool, answers: bool, has_session: bool) -> bool {
+            self.now += INTERVAL;
+            let is_first_down = self.health.is_down("a");
+            let seen = |is_in_use: bool, answers| Seen {
+                behind: if is_in_use { BEHIND.to_vec() } else { Vec::new() },
+                has_session,
+                answers,
+            };
+            let seen = [
+                ("a".to_owned(), seen(!is_first_down, answers)),
+                ("b".to_owned(), seen(is_first_down, true)),
+            ];
+            let replies = if replies { BEHIND.into() } else { BTreeSet::new() };
+            self.health.observe(self.now, &seen.into(), &replies);
+            self.health.is_down("a")
+        }
+
+        fn seconds_until(&mut self, is_down: bool, replies: bool, answers: bool) -> u32 {
+            (1..5000).find(|_| self.second(replies, answers, true) == is_down).unwrap()
+        }
+    }
+
+    #[test]
+    fn a_gateway_behind_which_no_node_answers_is_left_after_three_requests_and_used_after_a_minute() {
+        let mut world = World::new();
+        assert!(!world.second(true, true, true));
+        assert_eq!(world.seconds_until(true, false, true), 3);
+        assert!(!world.health.is_down("b"));
+        assert_eq!(world.health.down(), ["a".to_owned()].into());
+        for _ in 0..100 {
+            assert!(world.second(true, false, true), "it does not answer");
+        }
+        let back = world.seconds_until(false, true, true);
+        assert_eq!(back, 61);
+    }
+
+    #[test]
+    fn a_gateway_that_still_does_not_forward_is_used_ever_more_rarely() {
+        let mut world = World::new();
+        world.second(true, true, true);
+        for hold in [60, 120, 240] {
+            assert_eq!(world.seconds_until(true, false, true), 3);
+            assert_eq!(world.seconds_until(false, true, true), hold);
+        }
+    }
+
+    #[test]
+    fn a_single_answer_starts_the_count_anew() {
+        let mut world = World::new();
+        for second in 0..100 {
+            assert!(!world.second(second % 3 == 0, true, true));
+        }
+    }
+
+    #[test]
+    fn where_no_node_has_ever_answered_only_a_session_that_is_missing_counts() {
+        let mut world = World::new();
+        for _ in 0..100 {
+            assert!(!world.second(false, true, true), "a firewall refuses requests");
+        }
+        let mut world = World::new();
+        let after = (1..100).find(|_| world.second(false, false, false)).unwrap();
+        assert_eq!(after, MISSES_AT_FIRST);
+    }
+
+    #[test]
+    fn a_gateway_that_is_used_because_all_are_down_and_forwards_is_not_down() {
+        let mut health = GatewayHealth::default();
+        let mut now = Instant::now();
+        let seen = Seen { behind: BEHIND.to_vec(), has_session: true, answers: true };
+        let seen = BTreeMap::from([("a".to_owned(), seen)]);
+        for replies in [true, false, false, false] {
+            now += INTERVAL;
+            health.observe(now, &seen, &if replies { BEHIND.into() } else { BTreeSet::new() });
+        }
+        assert!(health.is_down("a"));
+        health.observe(now + INTERVAL, &seen, &BEHIND.into());
+        assert!(!health.is_down("a"));
+        health.observe(now, &BTreeMap::new(), &BTreeSet::new());
+        assert!(health.down().is_empty());
+    }
+}

@@ -1,0 +1,182 @@
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use fairlead_api::wireguard::PublicKey;
+
+use super::*;
+use crate::member::Since;
+use crate::plan::{Plan, plan};
+
+fn net(text: &str) -> IpNet {
+    text.parse().unwrap()
+}
+
+/// A node that joined in the order of the numbers, whose Node object has these addresses.
+fn node(name: &str, number: u8, claims: &[&str], addresses: Option<&[&str]>) -> Member {
+    let address = |text: &&str| text.parse::<IpAddr>().unwrap();
+    Member {
+        public_key: Some(PublicKey([number; 32])),
+        since: Some(Since { created: number.into(), uid: name.to_owned() }),
+        claims: claims.iter().copied().map(net).collect(),
+        addresses: addresses.map(|addresses| addresses.iter().map(address).collect()),
+        ..Member::named(name)
+    }
+}
+
+fn own() -> Member {
+    node("a", 1, &["192.0.2.1/32"], Some(&["192.0.2.1"]))
+}
+
+fn granting(name: &str, prefix: &str) -> Policy {
+    Policy { grants: BTreeMap::from([(name.to_owned(), vec![net(prefix)])]), ..Policy::new("a") }
+}
+
+fn allowed(plan: &Plan, number: u8) -> Vec<String> {
+    plan.peers[&PublicKey([number; 32])].allowed_ips.iter().map(ToString::to_string).collect()
+}
+
+fn reasons(plan: &Plan) -> Vec<&'static str> {
+    plan.problems.iter().map(Problem::reason).collect()
+}
+
+/// A stolen token announces the address of a server elsewhere.
+#[test]
+fn an_address_that_the_node_does_not_have_is_no_part_of_the_mesh() {
+    let thief = node("thief", 2, &["192.0.2.2/32", "203.0.113.80/32"], Some(&["192.0.2.2"]));
+    let members = [own(), thief];
+    let planned = plan(&members, &Policy::new("a"));
+    assert_eq!(allowed(&planned, 2), ["192.0.2.2/32"]);
+    assert_eq!(planned.targets_ipv4, ["192.0.2.2/32".parse().unwrap()], "the server is reached as before");
+    assert_eq!(
+        planned.problems[0].to_string(),
+        "node thief announces 203.0.113.80/32, which is left out of the mesh: its Node has no such InternalIP; if that is \
+         meant, grant it to thief in spec.grants of the WireKubeMesh"
+    );
+    let planned = plan(&members, &granting("thief", "203.0.113.0/24"));
+    assert_eq!((allowed(&planned, 2).len(), planned.problems.len()), (2, 0));
+}
+
+/// A node's token can announce any single address, and its kubelet say that the Node has it.
+#[test]
+fn an_address_on_the_mesh_is_that_of_the_node_which_the_controller_gave_it() {
+    let address = "fd7f:175a:b97c:5602::3";
+    let thief = node("thief", 2, &["fd7f:175a:b97c:5602::3/128"], Some(&[address]));
+    let victim = Member { mesh_addresses: vec![address.parse().unwrap()], ..node("victim", 3, &[], None) };
+    let members = [own(), thief, victim.clone()];
+    let planned = plan(&members, &Policy::new("a"));
+    assert_eq!((allowed(&planned, 2).len(), allowed(&planned, 3)), (0, vec![format!("{address}/128")]));
+    assert_eq!(planned.targets_ipv6, [format!("{address}/128").parse().unwrap()]);
+    // Of what only discovery services know nothing is believed that another member has.
+    let told = Member { is_discovered: true, public_key: Some(PublicKey([4; 32])), ..victim.clone() };
+    let told = Member { name: "discovery/x".to_owned(), ..told };
+    let planned = plan(&[own(), victim, told], &Policy::new("a"));
+    assert_eq!((allowed(&planned, 3).len(), allowed(&planned, 4).len()), (1, 0));
+}
+
+#[test]
+fn the_node_that_has_the_address_gets_it_whoever_announced_it_first() {
+    let thief = node("thief", 2, &["192.0.2.3/32"], None);
+    let members = [own(), thief, node("victim", 3, &["192.0.2.3/32"], Some(&["192.0.2.3"]))];
+    let held = BTreeMap::from([(PublicKey([2; 32]), [net("192.0.2.3/32")].into())]);
+    let plan = plan(&members, &Policy { held, ..Policy::new("a") });
+    assert_eq!((allowed(&plan, 2), allowed(&plan, 3)), (vec![], vec!["192.0.2.3/32".to_owned()]));
+    assert_eq!(reasons(&plan), ["ClaimedTwice"]);
+}
+
+#[test]
+fn of_two_nodes_with_one_address_the_older_has_it_unless_it_is_granted() {
+    let of_two = |number, name| node(name, number, &["192.168.1.10/32"], Some(&["192.168.1.10"]));
+    let members = [own(), of_two(2, "office"), of_two(3, "home")];
+    let planned = plan(&members, &Policy::new("a"));
+    assert_eq!((allowed(&planned, 2).len(), allowed(&planned, 3).len()), (1, 0));
+    let planned = plan(&members, &granting("home", "192.168.1.10/32"));
+    assert_eq!((allowed(&planned, 2).len(), allowed(&planned, 3).len()), (0, 1));
+    // A block goes before that, too.
+    let block = Member { blocks: vec![net("192.168.1.0/24")], ..node("block", 4, &[], None) };
+    let planned = plan(&[members.to_vec(), vec![block]].concat(), &granting("home", "192.168.1.10/32"));
+    assert_eq!((allowed(&planned, 3).len(), allowed(&planned, 4).len()), (0, 1));
+}
+
+#[test]
+fn this_node_keeps_its_address_whatever_is_granted() {
+    let members = [own(), node("b", 2, &["192.0.2.1/32"], None)];
+    let plan = plan(&members, &granting("b", "0.0.0.0/0"));
+    assert_eq!((allowed(&plan, 2), plan.targets_ipv4), (vec![], vec![]));
+}
+
+#[test]
+fn a_default_route_needs_a_grant_and_takes_no_address_of_a_node() {
+    let exit = |claims: &[&str]| Member {
+        external: Some(crate::member::External::default()),
+        ..node("peer/exit", 3, claims, None)
+    };
+    let b = Member { blocks: vec![net("10.64.0.0/27")], ..node("b", 2, &["192.0.2.2/32"], None) };
+    let members = [own(), b, exit(&["0.0.0.0/0"])];
+    let planned = plan(&members, &Policy::new("a"));
+    assert_eq!((allowed(&planned, 3), reasons(&planned)), (vec![], vec!["PeerPrefixRefused"]));
+    let reserved = vec![net("203.0.113.1/32")];
+    let planned = plan(&members, &Policy { reserved, ..granting("peer/exit", "0.0.0.0/0") });
+    assert_eq!(allowed(&planned, 2), ["10.64.0.0/27", "192.0.2.2/32"]);
+    assert_eq!(planned.problems, []);
+    let covers = |address: &str| {
+        let address: IpAddr = address.parse().unwrap();
+        allowed(&planned, 3).iter().any(|prefix| net(prefix).contains(&address))
+    };
+    assert!(covers("8.8.8.8") && covers("192.168.0.1") && !covers("203.0.113.1") && !covers("127.0.0.1"));
+    let node = node("n", 3, &["128.0.0.0/2"], None);
+    let planned = plan(&[own(), node.clone()], &Policy::new("a"));
+    assert_eq!((allowed(&planned, 3), reasons(&planned)), (vec![], vec!["ClaimTooWide"]));
+    assert_eq!(
+        allowed(&plan(&[own(), node], &granting("n", "128.0.0.0/1")), 3),
+        [
+            "128.0.0.0/3",
+            "160.0.0.0/5",
+            "168.0.0.0/8",
+            "169.0.0.0/9",
+            "169.128.0.0/10",
+            "169.192.0.0/11",
+            "169.224.0.0/12",
+            "169.240.0.0/13",
+            "169.248.0.0/14",
+            "169.252.0.0/15",
+            "169.255.0.0/16",
+            "170.0.0.0/7",
+            "172.0.0.0/6",
+            "176.0.0.0/4"
+        ]
+    );
+}
+
+#[test]
+fn a_granted_range_goes_before_other_ranges_and_after_addresses() {
+    let older = node("older", 2, &["10.9.0.0/16"], None);
+    let granted = node("granted", 3, &["10.9.0.0/16"], None);
+    let inside = node("inside", 4, &["10.9.0.7/32"], Some(&["10.9.0.7"]));
+    let plan = plan(&[own(), older, granted, inside], &granting("granted", "10.9.0.0/16"));
+    assert_eq!((allowed(&plan, 2), allowed(&plan, 3)), (vec![], vec!["10.9.0.0/16".to_owned()]));
+    assert_eq!(allowed(&plan, 4), ["10.9.0.7/32"]);
+}
+
+/// As Talos decides: the smaller identifier wins, and the other one keeps the rest.
+#[test]
+fn of_discovered_members_the_smaller_identifier_wins() {
+    let discovered = |name: &str, number, id: &str, claims: &[&str]| Member {
+        since: Some(Since { created: i64::MAX, uid: id.to_owned() }),
+        is_discovered: true,
+        ..node(name, number, claims, None)
+    };
+    let members = [
+        own(),
+        discovered("x", 2, "B", &["10.244.2.0/23", "192.168.3.4/32"]),
+        discovered("y", 3, "A", &["10.244.3.0/24", "192.168.3.4/32", "0.0.0.0/0"]),
+    ];
+    let plan = plan(&members, &granting("y", "0.0.0.0/0"));
+    assert_eq!(
+        allowed(&plan, 3),
+        ["10.244.3.0/24", "192.168.3.4/32"],
+        "nothing is granted to a name that anyone can take"
+    );
+    // The longer prefix is the other member's.
+    assert_eq!(allowed(&plan, 2), ["10.244.2.0/23"]);
+    assert_eq!(reasons(&plan), ["ClaimedTwice", "ClaimTooWide"]);
+}

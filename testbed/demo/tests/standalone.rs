@@ -1,0 +1,122 @@
+//! Nodes without Kubernetes: `fairlead node --standalone`, which finds others through a discovery service or a file.
+
+#![cfg(test)]
+
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use fairlead_demo::node::Node;
+use serde_json::json;
+use testbed_lab::discovery::Discovery;
+use testbed_lab::{Lab, Nat, eventually};
+
+/// Only bounds what would hang.
+const TIMEOUT: Duration = Duration::from_secs(120);
+
+/// A node in the cloud, and one at home behind a NAT, whose private address only the mesh reaches.
+fn nodes(lab: &Lab, directory: &Path) -> [Node; 2] {
+    let cloud = lab.public_site("cloud").host("cloud-1").unwrap();
+    let site = lab.nat_site("home", Nat::PortRestricted, "192.168.1.0/24".parse().unwrap()).unwrap();
+    let home = site.host("home-1").unwrap();
+    [("cloud-1", "cloud", cloud), ("home-1", "home", home)].map(|(name, site, host)| {
+        let directory = directory.join(name);
+        fs::create_dir(&directory).unwrap();
+        let mut node = Node::new(name, site, host, directory);
+        node.arguments.push("--standalone".to_owned());
+        node
+    })
+}
+
+/// Both reach each other at the address of the node at home.
+fn reach_each_other([cloud, home]: &[Node; 2], what: &str) {
+    let begun = Instant::now();
+    let reached = eventually(TIMEOUT, || {
+        cloud.host.shell(&format!("ping -n -c 1 -W 1 {}", home.host.address()))?;
+        home.host.shell(&format!("ping -n -c 1 -W 1 {}", cloud.host.address()))
+    });
+    if let Err(error) = reached {
+        let status = [cloud, home].map(|node| node.status().map(|status| status.to_string()));
+        panic!("{what}: {error:#}\n{status:?}");
+    }
+    println!("{what}: reached after {:.1} s", begun.elapsed().as_secs_f64());
+}
+
+#[test]
+fn nodes_without_kubernetes_find_each_other_by_discovery_and_come_back_from_what_they_saved() {
+    let lab = Lab::new().unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let host = lab.public_site("internet").host("discovery").unwrap();
+    let files = directory.path().join("discovery");
+    let mut server = Discovery::start(host, files.clone(), "standalone *").unwrap();
+    let mut nodes = nodes(&lab, directory.path());
+    let file = |name: &str, content: &str| {
+        let path = directory.path().join(name);
+        fs::write(&path, content).unwrap();
+        path.to_string_lossy().into_owned()
+    };
+    let endpoint = server.spec()["endpoints"][0].as_str().unwrap().to_owned();
+    for node in &mut nodes {
+        node.arguments.extend([
+            format!("--discovery-endpoint={endpoint}"),
+            format!("--discovery-ca-file={}", files.join("tls.crt").display()),
+            format!("--cluster-id-file={}", file("id", "standalone\n")),
+            format!(
+                "--cluster-secret-file={}",
+                file("secret", "AgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAgI=\n")
+            ),
+        ]);
+        node.start().unwrap();
+    }
+    nodes.iter_mut().for_each(|node| node.wait_ready(TIMEOUT).unwrap());
+    reach_each_other(&nodes, "discovery");
+    let status = nodes[0].status().unwrap();
+    assert_eq!(status["problems"], json!([]), "{status}");
+
+    // What is saved was written when the first member was told of.
+    let saved = nodes.each_ref().map(|node| node.directory.join("state/discovery.json"));
+    eventually(TIMEOUT, || Ok(saved.iter().try_for_each(|path| fs::metadata(path).map(drop))?)).unwrap();
+    server.kill().unwrap();
+    for node in &mut nodes {
+        node.kill().unwrap();
+        node.start().unwrap();
+        node.wait_ready(TIMEOUT).unwrap();
+    }
+    reach_each_other(&nodes, "restarted while the service is gone");
+}
+
+#[test]
+fn nodes_without_kubernetes_follow_a_file_of_peers() {
+    let lab = Lab::new().unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let mut nodes = nodes(&lab, directory.path());
+    let files = nodes.each_ref().map(|node| node.directory.join("peers.yaml"));
+    for (node, file) in nodes.iter_mut().zip(&files) {
+        fs::write(file, "peers: []\n").unwrap();
+        node.arguments.push(format!("--peers={}", file.display()));
+        node.start().unwrap();
+        node.wait_ready(TIMEOUT).unwrap();
+    }
+    let entry = |node: &Node| {
+        let key =
+            eventually(TIMEOUT, || Ok(node.status()?["publicKey"].as_str().unwrap_or_default().to_owned()));
+        let address = node.host.address();
+        json!({ "name": node.name, "publicKey": key.unwrap(), "allowedIPs": [format!("{address}/32")] })
+    };
+    let mut cloud = entry(&nodes[0]);
+    cloud["endpoint"] = format!("{}:51820", nodes[0].host.address()).into();
+    fs::write(&files[0], json!({ "peers": [entry(&nodes[1])] }).to_string()).unwrap();
+    fs::write(&files[1], json!({ "peers": [cloud] }).to_string()).unwrap();
+    reach_each_other(&nodes, "files");
+
+    fs::write(&files[0], "peers: [{name: home-1}]").unwrap();
+    let problem = eventually(TIMEOUT, || {
+        let status = nodes[0].status()?;
+        let problems =
+            status["problems"].as_array().into_iter().flatten().filter_map(|problem| problem.as_str());
+        let named = problems.filter(|problem| problem.contains("peers.yaml")).map(str::to_owned).next();
+        named.ok_or_else(|| std::io::Error::other(format!("not named: {status}")).into())
+    });
+    assert!(problem.unwrap().contains("publicKey"));
+    reach_each_other(&nodes, "a malformed file");
+}

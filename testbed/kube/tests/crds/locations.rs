@@ -1,0 +1,49 @@
+//! Who may say where a node is: administrators, and not its kubelet.
+
+use std::time::{Duration, Instant};
+
+use crate::bed::{bed, refused};
+
+/// kubectl as the kubelet of a node.
+fn kubelet(node: &str, arguments: &[&str]) -> Result<String, String> {
+    let user = format!("--as=system:node:{node}");
+    let arguments = [&[user.as_str(), "--as-group=system:nodes"], arguments].concat();
+    bed().plane.kubectl(&arguments).map_err(|error| format!("{error:#}"))
+}
+
+/// The API server puts a policy into force some time after it has accepted it.
+fn is_refused_soon(words: &str, attempt: impl Fn() -> Result<String, String>) {
+    let end = Instant::now() + Duration::from_secs(60);
+    while attempt().is_ok() && Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    refused(attempt(), words);
+}
+
+#[test]
+fn a_stolen_kubelet_certificate_sets_no_location() {
+    let bed = bed();
+    bed.plane.apply("{apiVersion: v1, kind: Node, metadata: {name: n8}}").unwrap();
+    bed.plane.kubectl(&["label", "node", "n8", "topology.kubernetes.io/region=lab"]).unwrap();
+    for annotation in ["location", "leader", "force-endpoint", "force-internal-ip", "allowed-location-ips"] {
+        let set = format!("kilo.squat.ai/{annotation}=lab");
+        let words = format!("a kubelet may not set or remove the annotation kilo.squat.ai/{annotation}");
+        is_refused_soon(&words, || kubelet("n8", &["annotate", "node", "n8", &set, "--dry-run=server"]));
+    }
+    // The status of a Node brings its annotations along.
+    let mut node = bed.get(&["node", "n8"]);
+    node["metadata"]["annotations"]["kilo.squat.ai/location"] = "lab".into();
+    let through_status = ["replace", "--raw", "/api/v1/nodes/n8/status", "-f", "-"];
+    let as_kubelet = [&["--as=system:node:n8", "--as-group=system:nodes"][..], &through_status].concat();
+    let replaced = bed.plane.kubectl_stdin(&as_kubelet, &node.to_string());
+    refused(replaced.map_err(|error| format!("{error:#}")), "set or remove the annotation");
+    bed.plane.kubectl(&["annotate", "node", "n8", "kilo.squat.ai/location=lab"]).unwrap();
+    refused(kubelet("n8", &["annotate", "node", "n8", "kilo.squat.ai/location-"]), "set or remove");
+    for label in ["topology.kubernetes.io/region=other", "topology.kubernetes.io/region-"] {
+        let moved = kubelet("n8", &["label", "node", "n8", "--overwrite", label]);
+        refused(moved, "may not change the label topology.kubernetes.io/region");
+    }
+    kubelet("n8", &["annotate", "node", "n8", "volumes.kubernetes.io/controller-managed-attach-detach=true"])
+        .unwrap();
+    bed.plane.kubectl(&["annotate", "node", "n8", "kilo.squat.ai/location-"]).unwrap();
+}
