@@ -3,7 +3,6 @@
 //! * [`caches`]: objects as last seen, with a signal for every change. An unreachable API server stops nothing.
 //! * [`conditions`]: conditions in the status of objects.
 //! * [`events`]: Kubernetes Events, published without delaying the caller.
-//! * [`history`]: whether etcd was restored from a backup.
 //! * [`http`]: `/healthz`, `/readyz` and `/metrics`, on servers with limits.
 //! * [`local_api`]: what takes the place of the API server on a node without Kubernetes.
 //! * [`metrics`]: what the metrics of all programs share.
@@ -19,7 +18,6 @@
 pub mod caches;
 pub mod conditions;
 pub mod events;
-pub mod history;
 pub mod http;
 pub mod lean;
 pub mod local_api;

@@ -20,18 +20,28 @@ pub(crate) const NAME: &str = "election";
 /// Time for the write that releases the Lease on shutdown.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Takes part in the election. The receiver says whether this replica leads. Stopping the subsystem releases the Lease.
-pub(crate) fn start(supervisor: &mut Supervisor, client: Client, identity: String) -> watch::Receiver<bool> {
-    let (leading, receiver) = watch::channel(false);
-    let election =
-        Election { leases: Api::namespaced(client, SYSTEM_NAMESPACE), elector: Elector::new(identity) };
-    supervisor.subsystem(NAME).spawn_graceful("lease", |stop| election.run(leading, stop));
-    receiver
+/// What the election tells.
+pub(crate) struct Outcome {
+    /// Whether this replica leads.
+    pub(crate) leading: watch::Receiver<bool>,
+    /// How often etcd was restored from a backup.
+    pub(crate) restorations: watch::Receiver<u64>,
+}
+
+/// Takes part in the election. Stopping the subsystem releases the Lease.
+pub(crate) fn start(supervisor: &mut Supervisor, client: Client, identity: String) -> Outcome {
+    let (sender, leading) = watch::channel(false);
+    let (restored, restorations) = watch::channel(0);
+    let leases = Api::namespaced(client, SYSTEM_NAMESPACE);
+    let election = Election { leases, elector: Elector::new(identity), restored };
+    supervisor.subsystem(NAME).spawn_graceful("lease", |stop| election.run(sender, stop));
+    Outcome { leading, restorations }
 }
 
 struct Election {
     leases: Api<Lease>,
     elector: Elector,
+    restored: watch::Sender<u64>,
 }
 
 impl Election {
@@ -70,7 +80,10 @@ impl Election {
     async fn attempt(&mut self) -> Result<(), kube::Error> {
         let lease = self.leases.get_opt(LEASE_IPAM).await?;
         let now = Instant::now();
-        self.elector.observe(now, lease);
+        if self.elector.observe(now, lease) {
+            tracing::warn!(lease = LEASE_IPAM, "etcd was restored from a backup, or the Lease was deleted");
+            self.restored.send_modify(|count| *count = count.saturating_add(1));
+        }
         let Some(mut claim) = self.elector.claim(now, Timestamp::now()) else { return Ok(()) };
         let parameters = PostParams::default();
         let stored = if claim.metadata.resource_version.is_some() {

@@ -5,13 +5,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use fairlead_api::resources::AddressBlock;
 use fairlead_cluster::http::{Limits, MetricsAddress, Plain};
 use fairlead_cluster::requests::{RequestMetrics, counting_client};
 use fairlead_cluster::subsystem::{Failure, Supervisor};
-use fairlead_cluster::{history, http, metrics, process, resumption};
+use fairlead_cluster::{http, metrics, process, resumption};
 use fairlead_ipam::orphans::Graces;
-use kube::Api;
 use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 
@@ -23,8 +21,6 @@ use crate::{election, leader};
 const HOLD_OFF: Duration = Duration::from_secs(3);
 /// The same after etcd was restored from a backup: the watches of nodes are retried every 30 s by then.
 const RESTORATION_HOLD_OFF: Duration = Duration::from_secs(60);
-/// How often the API server is asked whether etcd was restored.
-const HISTORY_INTERVAL: Duration = Duration::from_secs(5);
 /// How long a block made by hand may name a Node that never existed.
 const NEVER_EXISTED_GRACE: Duration = Duration::from_secs(10);
 /// Time for a subsystem to stop.
@@ -68,11 +64,8 @@ pub async fn run(
     let probes =
         http::serve("health", settings.health, Limits::PROBES, Plain, http::probes(supervisor.health()));
     supervisor.subsystem("health").spawn("server", probes);
-    let leading = election::start(&mut supervisor, client.clone(), settings.identity.clone());
-
-    let (sender, restorations) = watch::channel(0);
-    let blocks: Api<AddressBlock> = Api::all(client.clone());
-    supervisor.subsystem("history").spawn("reader", history::follow(blocks, HISTORY_INTERVAL, sender));
+    let election::Outcome { leading, restorations } =
+        election::start(&mut supervisor, client.clone(), settings.identity.clone());
 
     let graces = Graces { deleted: settings.deleted_node_grace, never_existed: NEVER_EXISTED_GRACE };
     let lead = |supervisor: &mut Supervisor, hold_off: Duration| {

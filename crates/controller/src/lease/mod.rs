@@ -3,6 +3,11 @@
 //! A holder counts as alive for the lease duration after its record was last **observed to change**, measured on the
 //! monotonic clock of the observer. The times in the record are for people: comparing them with the own clock would let
 //! a dead leader whose clock was an hour ahead block the takeover for an hour.
+//!
+//! The Lease also shows that etcd was restored from a backup. The resource version of an object only grows, and a replica reads
+//! the Lease every two seconds, before it writes. So what it reads first after a restoration is older than what it has seen. The
+//! resource version of a list does not show that: other programs write at once and it soon is where it was, or the operator
+//! raised it (`etcdutl snapshot restore --bump-revision`).
 
 use std::time::{Duration, Instant};
 
@@ -24,6 +29,8 @@ pub(crate) struct Elector {
     observed: Option<Observed>,
     /// When the last accepted write was sent, while this candidate is the holder.
     renewed: Option<Instant>,
+    /// Resource version of the Lease as last seen.
+    version: Option<u64>,
 }
 
 #[derive(Debug)]
@@ -35,7 +42,7 @@ struct Observed {
 
 impl Elector {
     pub(crate) fn new(identity: String) -> Self {
-        Self { identity, observed: None, renewed: None }
+        Self { identity, observed: None, renewed: None, version: None }
     }
 
     /// Whether this candidate is the leader.
@@ -48,8 +55,11 @@ impl Elector {
         self.renewed.and_then(|at| at.checked_add(RENEW_DEADLINE))
     }
 
-    /// What the API server has now.
-    pub(crate) fn observe(&mut self, now: Instant, lease: Option<Lease>) {
+    /// What the API server has now, read from etcd. True if etcd was restored from a backup since the last time; also if the Lease
+    /// is gone, which may have the same reason.
+    pub(crate) fn observe(&mut self, now: Instant, lease: Option<Lease>) -> bool {
+        let version = lease.as_ref().and_then(version);
+        let seen = std::mem::replace(&mut self.version, version);
         let before = self.observed.take();
         self.observed = lease.map(|lease| {
             // Only a changed record is a sign of life; others may write the Lease's metadata.
@@ -59,6 +69,7 @@ impl Elector {
         if self.holder() != Some(self.identity.as_str()) {
             self.renewed = None;
         }
+        seen.is_some_and(|seen| version.is_none_or(|version| version < seen))
     }
 
     /// The Lease to write: to create if it was not there, else to replace, under the resource version observed. `None`
@@ -81,6 +92,7 @@ impl Elector {
 
     /// The API server accepted a claim that was sent at `sent`, and stored this Lease.
     pub(crate) fn accepted(&mut self, sent: Instant, lease: Lease) {
+        self.version = version(&lease);
         self.observed = Some(Observed { lease, since: sent });
         self.renewed = Some(sent);
     }
@@ -114,6 +126,11 @@ impl Elector {
         };
         Lease { metadata: lease.metadata, spec: Some(spec) }
     }
+}
+
+/// Resource versions are integers that can be compared since Kubernetes 1.35 (KEP-5504), and always were with etcd.
+fn version(lease: &Lease) -> Option<u64> {
+    lease.metadata.resource_version.as_ref()?.parse().ok()
 }
 
 #[cfg(test)]

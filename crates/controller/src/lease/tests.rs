@@ -37,22 +37,63 @@ struct Candidate {
     elector: Elector,
     clock: i64,
     running: bool,
+    /// How often it noticed that etcd was restored.
+    restorations: usize,
 }
 
 impl Candidate {
     fn new(name: &str, clock: i64) -> Self {
-        Self { elector: Elector::new(name.to_owned()), clock, running: true }
+        Self { elector: Elector::new(name.to_owned()), clock, running: true, restorations: 0 }
     }
 
     /// Reads, and writes what it claims; `lost` loses the answer to the write.
     fn attempt(&mut self, server: &mut Server, start: Instant, now: Instant, lost: bool) {
         let seconds = i64::try_from((now - start).as_secs()).unwrap();
-        self.elector.observe(now, server.0.clone());
+        self.restorations += usize::from(self.elector.observe(now, server.0.clone()));
         let Some(claim) = self.elector.claim(now, time(seconds + self.clock)) else { return };
         if let Some(stored) = server.write(claim).filter(|_| !lost) {
             self.elector.accepted(now, stored);
         }
     }
+}
+
+#[test]
+fn the_leader_notices_a_lease_of_a_backup_however_much_is_written_after_it() {
+    let (start, mut server) = (Instant::now(), Server::default());
+    let (mut leader, mut standby) = (Candidate::new("leader", 0), Candidate::new("standby", 0));
+    let mut both = |server: &mut Server, second: u32| {
+        leader.attempt(server, start, start + second * SECOND, false);
+        standby.attempt(server, start, start + second * SECOND, false);
+        (leader.restorations, standby.restorations)
+    };
+    assert_eq!(both(&mut server, 0), (0, 0));
+    let backup = server.0.clone();
+    assert_eq!(both(&mut server, 2), (0, 0));
+    assert_eq!(both(&mut server, 4), (0, 0));
+    server.0 = backup;
+    // Other programs write, or the operator raised the version.
+    server.1 += 1_000_000_000;
+    assert_eq!(both(&mut server, 6), (1, 0), "the standby reads what the leader has written since");
+    assert_eq!(both(&mut server, 8), (1, 0));
+    server.0 = None;
+    assert_eq!(both(&mut server, 10), (2, 0), "a backup from before the first election");
+    assert_eq!(both(&mut server, 12), (2, 0));
+}
+
+#[test]
+fn a_standby_that_takes_over_has_seen_the_lease_of_the_backup() {
+    let (start, mut server) = (Instant::now(), Server::default());
+    let (mut leader, mut standby) = (Candidate::new("leader", 0), Candidate::new("standby", 0));
+    leader.attempt(&mut server, start, start, false);
+    let backup = server.0.clone();
+    leader.attempt(&mut server, start, start + 2 * SECOND, false);
+    standby.attempt(&mut server, start, start + 2 * SECOND, false);
+    server.0 = backup;
+    for second in [30, 45] {
+        standby.attempt(&mut server, start, start + second * SECOND, false);
+    }
+    assert_eq!(held_by(server.0.as_ref().unwrap()), Some("standby"));
+    assert_eq!(standby.restorations, 1);
 }
 
 #[test]
