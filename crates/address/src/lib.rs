@@ -5,6 +5,7 @@
 //!   prefixes that cover them.
 //! * [`InterfaceId`]: the second half of an IPv6 address.
 //! * [`Endpoint`]: an address or a DNS name, with a port.
+//! * [`AddressFilter`]: ordered lists of prefixes that say which addresses count.
 //! * [`is_private`], [`is_reachable`], [`unusable`]: the special-purpose addresses of RFC 6890.
 //! * [`Nat64Prefix`]: IPv4 addresses inside IPv6 addresses, for networks that translate between both.
 //!
@@ -15,6 +16,7 @@ mod class;
 mod dual_stack;
 mod endpoint;
 mod family;
+mod filter;
 mod interface_id;
 mod interval;
 mod nat64;
@@ -24,6 +26,7 @@ pub use class::{UnusablePrefix, canonical, is_private, is_reachable, unusable, u
 pub use dual_stack::{DualStack, DualStackAddrs, DualStackNets};
 pub use endpoint::{Endpoint, InvalidEndpoint};
 pub use family::IpFamily;
+pub use filter::{AddressFilter, EndpointFilters, FilterEntry, InvalidFilterEntry};
 pub use interface_id::{InterfaceId, InvalidInterfaceId};
 pub use interval::{Interval, IntervalSet};
 pub use nat64::{IPV4_ONLY_NAME, InvalidNat64Prefix, Nat64, Nat64Prefix, without_nat64};

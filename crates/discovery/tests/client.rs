@@ -42,6 +42,7 @@ fn local(port: u16) -> Local {
         endpoints: vec!["192.0.2.1:51820".parse().unwrap()],
         extra_endpoints: vec!["192.0.2.9:1".parse().unwrap()],
         port: Some(port),
+        ..Local::default()
     }
 }
 

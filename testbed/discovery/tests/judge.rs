@@ -56,7 +56,7 @@ fn local() -> Local {
         ..Default::default()
     };
     let endpoints = vec!["[::ffff:192.0.2.1]:51820".parse().unwrap(), "[2001:db8::1]:51820".parse().unwrap()];
-    Local { affiliate, endpoints, extra_endpoints: Vec::new(), port: Some(51820) }
+    Local { affiliate, endpoints, port: Some(51820), ..Local::default() }
 }
 
 fn published(id: &str, hostname: &str, endpoints: &[&str]) -> Value {

@@ -37,6 +37,23 @@ pub(super) fn cidrs() -> Rule {
     )
 }
 
+/// Longest entry of [`address_filter`].
+pub(super) const FILTER_LENGTH: usize = CIDR_LENGTH + 1;
+
+/// An ordered list of prefixes and addresses, some with `!` before them. A list of these alone adds nothing, which its author hardly
+/// wants.
+pub(super) fn address_filter() -> Rule {
+    let is_invalid = "!isCIDR(entry.startsWith('!') ? entry.substring(1) : entry) && !isIP(entry.startsWith('!') ? entry.substring(1) : entry)";
+    let invalid = format!("self.filter(entry, {is_invalid})");
+    explained(
+        &format!("size({invalid}) == 0 && (size(self) == 0 || self.exists(entry, !entry.startsWith('!')))"),
+        &format!(
+            "size({invalid}) > 0 ? \"'\" + {invalid}[0] + \"' is no prefix in CIDR notation and no address, with or without ! before it\" : \
+             'every entry takes addresses away: begin with those that are added, such as 0.0.0.0/0 and ::/0'"
+        ),
+    )
+}
+
 /// 32 bytes in base64, as `wg(8)` writes keys. The last character can only carry four bits.
 pub(super) const KEY_PATTERN: &str = "^[A-Za-z0-9+/]{42}[AEIMQUYcgkosw048]=$";
 

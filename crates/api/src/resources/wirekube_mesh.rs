@@ -10,7 +10,10 @@ use serde::{Deserialize, Serialize};
 use super::discovery::Discovery;
 use super::location::Topology;
 use super::relay::Relay;
-use super::rules::{CIDR_LENGTH, OBJECT_NAME_PATTERN, cidr_of_family, cidrs, explained, wireguard_key};
+use super::rules::{
+    CIDR_LENGTH, FILTER_LENGTH, OBJECT_NAME_PATTERN, address_filter, cidr_of_family, cidrs, explained,
+    wireguard_key,
+};
 use crate::names::{MESH_MTU, WIREGUARD_INTERFACE, WIREGUARD_PORT};
 
 /// Settings that every node of the mesh shares.
@@ -95,6 +98,19 @@ pub struct WireKubeMeshSpec {
     /// Which destinations stay out of the mesh.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub routing: Option<Routing>,
+    /// Which of its endpoints a node publishes, by their addresses, as KubeSpan's `filters.endpoints`: prefixes in CIDR notation and
+    /// addresses, with `!` before those that take endpoints away. Beginning with none, each entry in turn adds endpoints or takes them away;
+    /// without the field all are published. Endpoints that administrators annotate are always published. Not in WireKube.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64), inner(length(max = FILTER_LENGTH)))]
+    #[x_kube(validation = address_filter())]
+    pub endpoint_filters: Vec<String>,
+    /// Which endpoints of other nodes a node tries, in the same notation, wherever it has learned of them. Packets of a peer are accepted
+    /// wherever they come from. Not in WireKube.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64), inner(length(max = FILTER_LENGTH)))]
+    #[x_kube(validation = address_filter())]
+    pub peer_endpoint_filters: Vec<String>,
     /// How paths through NATs are found and validated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nat_traversal: Option<NatTraversal>,
@@ -298,6 +314,8 @@ impl Default for WireKubeMeshSpec {
             masquerade: default_masquerade(),
             non_masquerade_cidrs: Vec::new(),
             routing: None,
+            endpoint_filters: Vec::new(),
+            peer_endpoint_filters: Vec::new(),
             nat_traversal: None,
             relay: None,
             discovery: None,

@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use fairlead_address::AddressFilter;
 use fairlead_wire::discovery::{Affiliate, ClusterSecret, DATA_OVERHEAD, MAX_DATA, MAX_ENDPOINTS};
 use ipnet::IpNet;
 
@@ -19,6 +20,8 @@ pub struct Local {
     pub extra_endpoints: Vec<SocketAddr>,
     /// Port of its WireGuard, which may be reached at the address that the server sees.
     pub port: Option<u16>,
+    /// At which addresses the server may see it for that to be published.
+    pub filter: AddressFilter,
 }
 
 /// What was left out because the protocol has no room for it.
@@ -83,7 +86,10 @@ impl Publication {
 
 /// The node's own, then those of its operator, then where the server sees it. The first ones stay.
 fn endpoints(local: &Local, client_ip: Option<IpAddr>, omissions: &mut Vec<Omission>) -> Vec<SocketAddr> {
-    let seen = client_ip.zip(local.port).map(|(ip, port)| SocketAddr::new(ip, port));
+    let seen = client_ip
+        .filter(|ip| local.filter.allows(*ip))
+        .zip(local.port)
+        .map(|(ip, port)| SocketAddr::new(ip, port));
     let mut endpoints: Vec<SocketAddr> = Vec::new();
     let all = local.endpoints.iter().chain(&local.extra_endpoints).chain(seen.as_ref());
     for endpoint in all {
@@ -230,6 +236,11 @@ mod tests {
         let (_, endpoints, omissions) = published(&few, "198.51.100.7".parse().ok());
         let seen = "198.51.100.7:51820".parse().unwrap();
         assert_eq!((endpoints, omissions), (vec![endpoint(1), endpoint(2), seen], vec![]));
+        few.filter =
+            AddressFilter::new(["0.0.0.0/0", "!198.51.100.0/24"].map(|entry| entry.parse().unwrap()));
+        assert_eq!(published(&few, "198.51.100.7".parse().ok()).1, [endpoint(1), endpoint(2)]);
+        assert_eq!(published(&few, "203.0.113.7".parse().ok()).1.len(), 3);
+        few.filter = AddressFilter::default();
         few.port = None;
         assert_eq!(published(&few, "198.51.100.7".parse().ok()).1.len(), 2);
         few.endpoints = (1..=70).map(endpoint).collect();

@@ -127,6 +127,18 @@ pub enum SourceProblem {
         /// The entry.
         entry: String,
     },
+    /// An entry of a filter of endpoints.
+    #[error(
+        "WireKubeMesh {mesh}: {field} entry {entry:?} is no CIDR and no address, with or without '!' before it, and is left out; correct it"
+    )]
+    InvalidEndpointFilter {
+        /// The WireKubeMesh.
+        mesh: String,
+        /// The field.
+        field: &'static str,
+        /// The entry.
+        entry: String,
+    },
     /// A granted prefix of the mesh.
     #[error("WireKubeMesh {mesh}: entry {entry:?} of grants is no CIDR, and is left out; correct it")]
     InvalidGrant {
@@ -290,6 +302,7 @@ impl SourceProblem {
             | Self::DiscoveryUnavailable { .. }
             | Self::InvalidDiscovery { .. }
             | Self::InvalidEndpoint { .. }
+            | Self::InvalidEndpointFilter { .. }
             | Self::InvalidExcludedCidr { .. }
             | Self::InvalidGrant { .. }
             | Self::InvalidKeepalive { .. }
@@ -316,6 +329,7 @@ impl SourceProblem {
             Self::InvalidAllowedIp { .. } => "InvalidAllowedIP",
             Self::InvalidDiscovery { .. } => "InvalidDiscovery",
             Self::InvalidEndpoint { .. } | Self::InvalidPeerEndpoint { .. } => "InvalidEndpoint",
+            Self::InvalidEndpointFilter { .. } => "InvalidEndpointFilter",
             Self::InvalidExcludedCidr { .. } => "InvalidExcludedCIDR",
             Self::InvalidBirthdayAttack { .. } => "InvalidBirthdayAttack",
             Self::InvalidExternalField { .. } | Self::InvalidExternalPeer { .. } => "InvalidPeer",

@@ -3,10 +3,11 @@
 mod gateways;
 mod plain;
 mod problems;
+mod published;
 mod sightings;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -142,7 +143,7 @@ pub struct Desired {
     pub peers: BTreeMap<PublicKey, Arc<DesiredPeer>>,
     /// Peers outside of the cluster by identity.
     pub external: BTreeMap<PublicKey, DesiredExternal>,
-    /// This node's endpoints: its addresses with its port.
+    /// This node's endpoints that it publishes: its addresses with its port.
     pub host: Vec<SocketAddr>,
     /// Where other nodes see this one.
     pub observed: Vec<SocketAddr>,
@@ -150,6 +151,8 @@ pub struct Desired {
     pub reflexive: Vec<SocketAddr>,
     /// Where gateways take packets for this node, other than at an address of its own.
     pub mapped: Vec<SocketAddr>,
+    /// The public address that EC2 translates to its own.
+    pub public_ipv4: Option<Ipv4Addr>,
     /// Where peers see this node, as they told it and no other node; without what is above.
     pub peer_reflexive: Vec<SocketAddr>,
     /// The address translation in front of this node, as far as it is known.
@@ -251,13 +254,16 @@ impl Desired {
         };
         let nat =
             classify(&endpoints, &seen(inputs, &sightings, stun, &own.nat64)).with_filtering(*filtering);
+        let filters = &inputs.settings.filters;
+        let published = |endpoints| filters.published.apply(endpoints, SocketAddr::ip);
         Self {
             peers: peers(inputs, &plan, &sightings, &own, &cluster_addresses, nat),
             external: external::desired(inputs, &plan, &own.nat64),
             nat,
-            observed,
-            reflexive,
-            peer_reflexive,
+            observed: published(observed),
+            reflexive: published(reflexive),
+            peer_reflexive: published(peer_reflexive),
+            public_ipv4: inputs.public_ipv4.filter(|it| filters.published.allows((*it).into())),
             own_prefixes: own_prefixes(inputs),
             mesh_addresses: inputs.mesh_addresses(),
             problems: problems(inputs, &plan, stun, &cluster_addresses).into_iter().chain(refused).collect(),
@@ -267,9 +273,15 @@ impl Desired {
             gateways: gateways::desired(inputs, &plan),
             accepted: gateways::accepted(&plan),
             plain: plan.routes.iter().map(plain::route).collect(),
-            host: endpoints.clone(),
-            mapped: mapped.clone(),
-            own_side: OwnSide { view: own, cluster_addresses, host: endpoints, mapped },
+            host: published(endpoints.clone()),
+            mapped: published(mapped.clone()),
+            own_side: OwnSide {
+                view: own,
+                cluster_addresses,
+                host: endpoints,
+                mapped,
+                filters: filters.clone(),
+            },
             mtu: mtu(inputs, host),
             targets_v4: plan.targets_ipv4.into_iter().map(IpNet::from).collect(),
             targets_v6: plan.targets_ipv6.into_iter().map(IpNet::from).collect(),
@@ -327,6 +339,7 @@ fn peers(
     let is_inside = |endpoint: SocketAddr| {
         [endpoint, own.nat64.original(endpoint)].iter().any(|it| cluster_addresses.contains(it.ip()))
     };
+    let is_tried = |endpoint| inputs.settings.filters.tried.allows(own.nat64.original(endpoint).ip());
     let peer = |(key, planned): (&PublicKey, &PeerPlan)| {
         let members: Vec<&Member> =
             planned.members.iter().filter_map(|name| by_name.get(name.as_str()).copied()).collect();
@@ -340,7 +353,7 @@ fn peers(
             let discovered: Vec<Candidate> =
                 discovered.filter(|found| !is_known(found)).take(MAX_DISCOVERED).collect();
             candidates.extend(discovered);
-            candidates.retain(|candidate| !is_inside(candidate.address));
+            candidates.retain(|candidate| !is_inside(candidate.address) && is_tried(candidate.address));
             candidates
         });
         let their_nat = published_nat(&members);

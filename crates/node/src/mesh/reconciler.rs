@@ -309,12 +309,13 @@ impl<K: Kernel> Mesh<K> {
             stun: own_addresses.stun.clone(),
             port: inputs.settings.port,
             nat: self.nat,
+            published: inputs.settings.filters.published.clone(),
             host: desired.host.clone(),
             observed: desired.observed.clone(),
             reflexive: desired.reflexive.clone(),
             mapped: desired.mapped.clone(),
             port_mappings: inputs.port_mappings.clone(),
-            public_ipv4: inputs.public_ipv4,
+            public_ipv4: desired.public_ipv4,
             peer_reflexive: desired.peer_reflexive.clone(),
             nat64: desired.nat64.prefixes.clone(),
             own_prefixes: desired.own_prefixes.clone(),
@@ -354,7 +355,8 @@ impl<K: Kernel> Mesh<K> {
             let endpoint = device.as_ref().and_then(|device| device.config.endpoint);
             let relay = endpoint.and_then(|endpoint| self.paths.relay_transport(endpoint));
             let original = endpoint.map(|endpoint| planned.desired.nat64.original(endpoint));
-            let is_news = |endpoint: &SocketAddr| relay.is_none() && peer.is_news(*endpoint);
+            let is_news =
+                |endpoint: &SocketAddr| relay.is_none() && planned.desired.publishes(peer, *endpoint);
             Some(PeerReport {
                 name: peer.name.clone(),
                 public_key: *key,

@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use fairlead_address::{Endpoint, InterfaceId, Nat64Prefix};
+use fairlead_address::{AddressFilter, Endpoint, InterfaceId, Nat64Prefix};
 use fairlead_api::wireguard::{PeerState, PublicKey};
 use fairlead_dataplane::wireguard::{Backend, PortAccess};
 use fairlead_path::{NatType, State, Status};
@@ -79,7 +79,9 @@ pub struct Report {
     pub port: u16,
     /// Our address translation, as others see it.
     pub nat: NatType,
-    /// Our own endpoints: addresses of this host with our port.
+    /// Which endpoints nodes may publish.
+    pub published: AddressFilter,
+    /// Our own endpoints that we publish: addresses of this host with our port.
     pub host: Vec<SocketAddr>,
     /// Where others see us.
     pub observed: Vec<SocketAddr>,
@@ -159,7 +161,7 @@ impl Report {
     /// Whether this node publishes the same of both: counters, ages of handshakes and reasons do not count.
     pub fn publishes_the_same(&self, other: &Self) -> bool {
         (self.backend, self.nat) == (other.backend, other.nat)
-            && self.host == other.host
+            && (&self.published, &self.host) == (&other.published, &other.host)
             && self.observed == other.observed
             && self.reflexive == other.reflexive
             && (&self.mapped, self.public_ipv4) == (&other.mapped, other.public_ipv4)

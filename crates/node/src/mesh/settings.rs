@@ -1,6 +1,7 @@
 //! The mesh as its resource describes it.
 
 mod discovery;
+mod filters;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -8,7 +9,7 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use fairlead_address::Endpoint;
+use fairlead_address::{Endpoint, EndpointFilters};
 use fairlead_api::names::{RELAY_PORT, RELAY_SERVER_NAME, STUN_PORT, SYSTEM_NAMESPACE};
 use fairlead_api::resources::{
     BirthdayAttack, ExternalRelay, Granularity, LocalSubnetPolicy, ManagedRelay, Relay, RelayMode,
@@ -33,6 +34,8 @@ pub struct MeshSettings {
     pub mtu: u32,
     /// Destinations that never enter the mesh.
     pub excluded: Vec<IpNet>,
+    /// Which endpoints are published, and which are tried.
+    pub filters: EndpointFilters,
     /// Whether what is in a network of this host is reached there, and not through the mesh.
     pub bypass_local_subnets: bool,
     /// What administrators let members have, by the member's name.
@@ -114,6 +117,7 @@ impl MeshSettings {
         let local = spec.routing.as_ref().and_then(|routing| routing.local_subnet_policy);
         Self {
             excluded,
+            filters: filters::parse(mesh, problems),
             bypass_local_subnets: local == Some(LocalSubnetPolicy::Bypass),
             grants: grants::parse(mesh, problems),
             interface: spec.interface_name.clone(),
@@ -440,6 +444,8 @@ mod tests {
             ("spec.autoAllowedIPs.includeNodeInternalIP", json!(false)),
             ("spec.routing.excludeCIDRs", json!(["192.0.2.0/24"])),
             ("spec.routing.localSubnetPolicy", json!("bypass")),
+            ("spec.endpointFilters", json!(["192.0.2.0/24"])),
+            ("spec.peerEndpointFilters", json!(["192.0.2.0/24"])),
             ("spec.grants", json!([{ "node": "n1", "cidrs": ["192.0.2.0/24"] }])),
             ("spec.stunServers", json!(["a.example.com:3478", "b.example.com:3478"])),
             ("spec.natTraversal.portMapping", json!("disabled")),

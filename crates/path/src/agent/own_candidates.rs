@@ -4,7 +4,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use fairlead_address::PrefixSet;
+use fairlead_address::{EndpointFilters, PrefixSet};
 use fairlead_wire::probe::{self, CandidateKind, Epoch, Header};
 
 use super::{PathAgent, Peer};
@@ -24,6 +24,8 @@ pub struct OwnSide {
     pub host: Vec<SocketAddr>,
     /// Where gateways take packets for it.
     pub mapped: Vec<SocketAddr>,
+    /// Which endpoints it tells peers, and which of theirs it tries.
+    pub filters: EndpointFilters,
 }
 
 /// The candidates of this node, as peers are told.
@@ -53,12 +55,18 @@ impl OwnCandidates {
         let view = &self.side.view;
         let peer = PeerView { manual: None, host: of_kind(true), observed: of_kind(false) };
         let mut candidates = order(view, &peer);
-        candidates.retain(|candidate| !self.is_cluster_address(candidate.address));
+        candidates.retain(|candidate| self.is_tried(candidate.address));
         candidates
     }
 
+    /// Whether this node may send to an endpoint of a peer.
+    pub(super) fn is_tried(&self, endpoint: SocketAddr) -> bool {
+        let original = self.side.view.nat64.original(endpoint);
+        self.side.filters.tried.allows(original.ip()) && !self.is_cluster_address(endpoint)
+    }
+
     /// Whether an endpoint is that of a pod or a Service, directly or through a NAT64.
-    pub(super) fn is_cluster_address(&self, endpoint: SocketAddr) -> bool {
+    fn is_cluster_address(&self, endpoint: SocketAddr) -> bool {
         let original = self.side.view.nat64.original(endpoint);
         [endpoint, original].iter().any(|it| self.side.cluster_addresses.contains(it.ip()))
     }
@@ -100,18 +108,23 @@ impl PathAgent {
     fn own_candidates(&self) -> Vec<probe::Candidate> {
         let answers = self.stun_answers();
         let seen = answers.values().filter_map(|answer| answer.mapped());
-        let OwnSide { host, mapped, .. } = &self.own.side;
+        let OwnSide { host, mapped, filters, .. } = &self.own.side;
+        let is_told = |address: &SocketAddr| filters.published.allows(address.ip());
         let server = seen.chain(mapped.iter().copied()).map(|it| (CandidateKind::ServerReflexive, it));
         let peers = self.reflexive.agreed().into_iter().map(|it| (CandidateKind::PeerReflexive, it));
         let mut list: Vec<probe::Candidate> = Vec::new();
-        for (kind, address) in server.chain(peers) {
+        for (kind, address) in server.chain(peers).filter(|(_, address)| is_told(address)) {
             let is_known = host.contains(&address) || list.iter().any(|known| known.address == address);
             if !is_known && !self.own.is_cluster_address(address) {
                 list.push(probe::Candidate { kind, address });
             }
         }
         list.truncate(probe::MAX_CANDIDATES / 2);
-        list.extend(host.iter().map(|it| probe::Candidate { kind: CandidateKind::Host, address: *it }));
+        list.extend(
+            host.iter()
+                .filter(|it| is_told(it))
+                .map(|it| probe::Candidate { kind: CandidateKind::Host, address: *it }),
+        );
         list.truncate(probe::MAX_CANDIDATES);
         list
     }

@@ -100,7 +100,7 @@ impl PathAgent {
                     self.birthdays.handle_ask(now, key, peer.prober.birthday_target(), ports);
                 }
                 if !self.birthdays.handle_request(now, &key, remote, socket)
-                    && !self.own.is_cluster_address(remote)
+                    && (peer.prober.is_relay(remote) || self.own.is_tried(remote))
                 {
                     peer.prober.handle_request(now, remote, starts_round);
                 }

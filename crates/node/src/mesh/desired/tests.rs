@@ -1,4 +1,4 @@
-use fairlead_address::Nat64Prefix;
+use fairlead_address::{EndpointFilters, Nat64Prefix};
 use fairlead_api::resources::Granularity;
 use fairlead_topology::{InternalAddress, MemberRecord, Site, Source, merge};
 
@@ -39,6 +39,7 @@ pub(in crate::mesh) fn inputs(members: impl IntoIterator<Item = Member>) -> Inpu
             port: 51820,
             mtu: 1420,
             excluded: Vec::new(),
+            filters: EndpointFilters::default(),
             bypass_local_subnets: false,
             grants: BTreeMap::new(),
             claim_node_addresses: true,
@@ -70,7 +71,7 @@ pub(in crate::mesh) fn inputs(members: impl IntoIterator<Item = Member>) -> Inpu
     }
 }
 
-fn host() -> Host {
+pub(in crate::mesh) fn host() -> Host {
     Host {
         uplink_mtu: 1500,
         addresses: vec![[10, 0, 0, 1].into()],

@@ -1,6 +1,7 @@
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use fairlead_address::AddressFilter;
 use fairlead_api::wireguard::{PeerConfig, PeerState};
 use fairlead_dataplane::wireguard::PortAccess;
 use fairlead_path::{Reason, Status};
@@ -56,6 +57,7 @@ pub(crate) fn report(nat: NatType, peers: Vec<PeerReport>) -> Report {
         stun: None,
         port: 51820,
         nat,
+        published: AddressFilter::default(),
         host: vec!["192.168.1.10:51820".parse().unwrap()],
         observed: vec!["203.0.113.9:4000".parse().unwrap()],
         reflexive: Vec::new(),

@@ -1,6 +1,6 @@
 //! Two agents and a relay between them: what each tells the other of itself.
 
-use fairlead_address::{Nat64, Nat64Prefix, PrefixSet};
+use fairlead_address::{AddressFilter, EndpointFilters, Nat64, Nat64Prefix, PrefixSet};
 use fairlead_api::wireguard::PrivateKey;
 use fairlead_wire::probe::{self, CandidateKind, Epoch, Message, ProbeKeys, TransactionId};
 use x25519_dalek::StaticSecret;
@@ -167,4 +167,33 @@ fn pods_and_services_are_no_candidates_wherever_they_come_from() {
     nodes[0].set_own_side(now, OwnSide { mapped: vec![endpoint("10.96.0.1:443")], ..pods_and_services() });
     exchange(now, &mut nodes);
     assert_eq!(known(&nodes[1], now, 1), [format!("{RELAY} (relay over TCP)")]);
+}
+
+#[test]
+fn filtered_endpoints_are_neither_told_nor_tried_and_the_relay_stays() {
+    let filter = || AddressFilter::new(["0.0.0.0/0", "!10.0.0.0/8"].map(|entry| entry.parse().unwrap()));
+    let relay = format!("{RELAY} (relay over TCP)");
+    let (all, other) = (["10.0.0.2:51820", "198.51.100.2:51820"], "198.51.100.2:51820 (host)");
+    for (teller, filters) in [
+        (1, EndpointFilters { published: filter(), ..EndpointFilters::default() }),
+        (0, EndpointFilters { tried: filter(), ..EndpointFilters::default() }),
+    ] {
+        let mut nodes = [node(1), node(2)];
+        let mut sides = [side(&[], &[]), side(&all, &[])];
+        sides[teller].filters = filters;
+        let [first, second] = sides;
+        nodes[0].set_own_side(SECOND, first);
+        nodes[1].set_own_side(SECOND, second);
+        exchange(SECOND, &mut nodes);
+        let known = BTreeSet::from_iter(known(&nodes[0], SECOND, 2));
+        assert_eq!(known, [other.to_owned(), relay.clone()].into());
+    }
+    // Packets that come from there are answered; the node does not begin to use the endpoint.
+    let mut nodes = [node(1), node(2)];
+    let filters = EndpointFilters { tried: filter(), ..EndpointFilters::default() };
+    nodes[0].set_own_side(SECOND, OwnSide { filters, ..OwnSide::default() });
+    exchange(SECOND, &mut nodes);
+    let now = 2 * SECOND;
+    nodes[0].handle_datagram(now, None, endpoint("10.0.0.9:1"), &request(2, 1000, "203.0.113.1:1"));
+    assert_eq!(known(&nodes[0], now, 2), [relay]);
 }
