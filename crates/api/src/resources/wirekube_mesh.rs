@@ -111,6 +111,10 @@ pub struct WireKubeMeshSpec {
     #[schemars(length(max = 64), inner(length(max = FILTER_LENGTH)))]
     #[x_kube(validation = address_filter())]
     pub peer_endpoint_filters: Vec<String>,
+    /// Whether nodes publish at which endpoints they see others, as KubeSpan's `harvestExtraEndpoints`. Without it, and without STUN servers,
+    /// two nodes behind NATs hardly find each other. Not in WireKube.
+    #[serde(default = "default_harvest")]
+    pub harvest_extra_endpoints: bool,
     /// How paths through NATs are found and validated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nat_traversal: Option<NatTraversal>,
@@ -316,6 +320,7 @@ impl Default for WireKubeMeshSpec {
             routing: None,
             endpoint_filters: Vec::new(),
             peer_endpoint_filters: Vec::new(),
+            harvest_extra_endpoints: default_harvest(),
             nat_traversal: None,
             relay: None,
             discovery: None,
@@ -348,6 +353,10 @@ impl NatTraversal {
 
 fn enabled() -> Toggle {
     Toggle::Enabled
+}
+
+fn default_harvest() -> bool {
+    true
 }
 
 fn default_masquerade() -> bool {

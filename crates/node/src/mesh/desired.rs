@@ -171,6 +171,7 @@ pub struct Desired {
     pub gateways: BTreeMap<PublicKey, DesiredGateway>,
     /// What peers may send from although other peers are sent for it.
     pub accepted: BTreeMap<PublicKey, Vec<IpNet>>,
+    harvests_endpoints: bool,
     mtu: u32,
     targets_v4: Vec<IpNet>,
     targets_v6: Vec<IpNet>,
@@ -282,6 +283,7 @@ impl Desired {
                 mapped,
                 filters: filters.clone(),
             },
+            harvests_endpoints: inputs.settings.harvests_endpoints,
             mtu: mtu(inputs, host),
             targets_v4: plan.targets_ipv4.into_iter().map(IpNet::from).collect(),
             targets_v6: plan.targets_ipv6.into_iter().map(IpNet::from).collect(),

@@ -36,6 +36,8 @@ pub struct MeshSettings {
     pub excluded: Vec<IpNet>,
     /// Which endpoints are published, and which are tried.
     pub filters: EndpointFilters,
+    /// Whether nodes publish where they see others.
+    pub harvests_endpoints: bool,
     /// Whether what is in a network of this host is reached there, and not through the mesh.
     pub bypass_local_subnets: bool,
     /// What administrators let members have, by the member's name.
@@ -117,6 +119,7 @@ impl MeshSettings {
         let local = spec.routing.as_ref().and_then(|routing| routing.local_subnet_policy);
         Self {
             excluded,
+            harvests_endpoints: spec.harvest_extra_endpoints,
             filters: filters::parse(mesh, problems),
             bypass_local_subnets: local == Some(LocalSubnetPolicy::Bypass),
             grants: grants::parse(mesh, problems),
@@ -445,6 +448,7 @@ mod tests {
             ("spec.routing.excludeCIDRs", json!(["192.0.2.0/24"])),
             ("spec.routing.localSubnetPolicy", json!("bypass")),
             ("spec.endpointFilters", json!(["192.0.2.0/24"])),
+            ("spec.harvestExtraEndpoints", json!(false)),
             ("spec.peerEndpointFilters", json!(["192.0.2.0/24"])),
             ("spec.grants", json!([{ "node": "n1", "cidrs": ["192.0.2.0/24"] }])),
             ("spec.stunServers", json!(["a.example.com:3478", "b.example.com:3478"])),

@@ -8,7 +8,9 @@ impl Desired {
     /// Whether this node is to publish that it sees a peer at an endpoint: others learn something from it, and the mesh lets nodes
     /// publish it.
     pub fn publishes(&self, peer: &DesiredPeer, endpoint: SocketAddr) -> bool {
-        self.own_side.filters.published.allows(endpoint.ip()) && peer.is_news(endpoint)
+        self.harvests_endpoints
+            && self.own_side.filters.published.allows(endpoint.ip())
+            && peer.is_news(endpoint)
     }
 }
 
@@ -74,6 +76,16 @@ mod tests {
         assert_eq!(publishes(&inputs), [true, true]);
         inputs.settings.filters.published = filter(&["0.0.0.0/0", "!10.3.0.0/16"]);
         assert_eq!(publishes(&inputs), [false, true]);
+    }
+
+    #[test]
+    fn nodes_publish_nothing_of_where_they_see_others_unless_the_mesh_harvests() {
+        let mut inputs = inputs(peer_at(&["10.4.0.2:51820"], ""));
+        for harvests in [true, false] {
+            inputs.settings.harvests_endpoints = harvests;
+            let desired = Desired::new(&inputs, &host(), Held::default(), &OwnAddresses::default());
+            assert_eq!(desired.publishes(&desired.peers[&key(2)], endpoint("203.0.113.2:4000")), harvests);
+        }
     }
 
     #[test]

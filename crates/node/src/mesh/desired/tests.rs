@@ -40,6 +40,7 @@ pub(in crate::mesh) fn inputs(members: impl IntoIterator<Item = Member>) -> Inpu
             mtu: 1420,
             excluded: Vec::new(),
             filters: EndpointFilters::default(),
+            harvests_endpoints: true,
             bypass_local_subnets: false,
             grants: BTreeMap::new(),
             claim_node_addresses: true,
