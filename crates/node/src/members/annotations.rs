@@ -1,6 +1,6 @@
 //! Annotations of this node's Node object.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use fairlead_address::{Endpoint, canonical, without_nat64};
 use fairlead_api::names::{
@@ -14,7 +14,10 @@ use kube::ResourceExt;
 use super::SourceProblem;
 use super::cluster_addresses::UnusableAddress;
 
-/// The endpoint an administrator chose. WireKube's annotation takes precedence over Kilo's, unless it cannot be read or names an
+/// Most endpoints of a node beside the first.
+const MAX_EXTRA: usize = 16;
+
+/// The endpoint an administrator chose, the first where there are several. WireKube's annotation takes precedence over Kilo's, unless it cannot be read or names an
 /// address that is `unusable`; both are added to `problems`.
 pub fn manual_endpoint(
     node: &Node,
@@ -22,9 +25,14 @@ pub fn manual_endpoint(
     problems: &mut Vec<SourceProblem>,
 ) -> Option<Endpoint> {
     let names = [ANNOTATION_ENDPOINT, ANNOTATION_KILO_FORCE_ENDPOINT];
-    let given = names.into_iter().filter_map(|name| Some((name, node.annotations().get(name)?)));
-    let mut readable = given.filter(|(_, text)| !text.is_empty()).filter_map(|(annotation, text)| {
-        let (node, value) = (node.name_any(), text.clone());
+    let given = names.into_iter().filter_map(|name| Some((name, node.annotations().get(name)?.as_str())));
+    // Only that of WireKube is a list.
+    let first_of = |(name, text)| {
+        (name, if name == ANNOTATION_ENDPOINT { entries(text).next().unwrap_or_default() } else { text })
+    };
+    let given = given.map(first_of).filter(|(_, text)| !text.is_empty());
+    let mut readable = given.filter_map(|(annotation, text)| {
+        let (node, value) = (node.name_any(), text.to_owned());
         let Ok(endpoint) = text.parse().map(publishable) else {
             problems.push(SourceProblem::InvalidEndpoint { node, annotation, value });
             return None;
@@ -41,6 +49,50 @@ pub fn manual_endpoint(
     // Each is read, so that each mistake is known.
     readable.for_each(drop);
     first
+}
+
+/// What the annotation of WireKube names beside the first endpoint, each once: addresses where peers reach the node as well, as KubeSpan's
+/// `extraAnnouncedEndpoints`. Names are resolved by peers, which learn only one. What is left out is added to `problems`.
+pub fn extra_endpoints(
+    node: &Node,
+    unusable: impl Fn(IpAddr) -> Option<UnusableAddress>,
+    problems: &mut Vec<SourceProblem>,
+) -> Vec<SocketAddr> {
+    let text = node.annotations().get(ANNOTATION_ENDPOINT).map(String::as_str).unwrap_or_default();
+    let mut extra = Vec::new();
+    for entry in entries(text).skip(1).filter(|entry| !entry.is_empty()) {
+        let (annotation, value) = (ANNOTATION_ENDPOINT, entry.to_owned());
+        let invalid = |why| SourceProblem::InvalidExtraEndpoint {
+            node: node.name_any(),
+            annotation,
+            value: value.clone(),
+            why,
+        };
+        let address = match entry.parse::<Endpoint>().map(publishable) {
+            Ok(Endpoint::Address(address)) => address,
+            Ok(Endpoint::Name { .. }) => {
+                problems.push(invalid("is a name: only the first endpoint may be one"));
+                continue;
+            }
+            Err(_) => {
+                problems.push(invalid("is no endpoint: write ADDRESS:PORT or [IPV6 ADDRESS]:PORT"));
+                continue;
+            }
+        };
+        if let Some(why) = unusable(without_nat64(&[], address).ip()) {
+            problems.push(SourceProblem::UnusableEndpoint { node: node.name_any(), annotation, value, why });
+        } else if extra.len() >= MAX_EXTRA {
+            problems.push(invalid("is one too many: a node publishes 16 beside the first"));
+            break;
+        } else if !extra.contains(&address) {
+            extra.push(address);
+        }
+    }
+    extra
+}
+
+fn entries(text: &str) -> impl Iterator<Item = &str> {
+    text.split(',').map(str::trim)
 }
 
 /// The one spelling of an endpoint that the API server's validation takes.
@@ -125,6 +177,41 @@ mod tests {
             let both = endpoint(&[(ANNOTATION_ENDPOINT, "a:1"), kilo(bad)]);
             assert_eq!(both, (Some("a:1".to_owned()), vec!["InvalidEndpoint"]), "{bad}");
         }
+    }
+
+    /// Extra endpoints, and the reasons of problems.
+    fn extra(text: &str) -> (Vec<String>, Vec<&'static str>) {
+        let mut problems = Vec::new();
+        let unusable = |address| UnusableAddress::of(address, &[], &["10.96.0.0/12".parse().unwrap()]);
+        let extra = extra_endpoints(&node(&[(ANNOTATION_ENDPOINT, text)]), unusable, &mut problems);
+        (
+            extra.iter().map(ToString::to_string).collect(),
+            problems.iter().map(SourceProblem::reason).collect(),
+        )
+    }
+
+    #[test]
+    fn endpoints_beside_the_first_are_read_and_a_bad_one_is_left_out_with_a_reason() {
+        let several = "node.example:7, 192.0.2.1:5,[2001:db8::1]:6, 192.0.2.1:5,";
+        assert_eq!(endpoint(&[(ANNOTATION_ENDPOINT, several)]), (Some("node.example:7".to_owned()), vec![]));
+        let both = ["192.0.2.1:5", "[2001:db8::1]:6"].map(str::to_owned).to_vec();
+        assert_eq!(extra(several), (both.clone(), vec![]));
+        // None of them is preferred.
+        assert_eq!(endpoint(&[(ANNOTATION_ENDPOINT, ",192.0.2.1:5")]), (None, vec![]));
+        assert_eq!(extra(",192.0.2.1:5,[2001:db8::1]:6").0, both);
+        for (bad, reason) in [
+            ("b.example:7", "InvalidExtraEndpoint"),
+            ("192.0.2.9", "InvalidExtraEndpoint"),
+            ("10.96.0.1:443", "UnusableEndpoint"),
+            ("127.0.0.1:1", "UnusableEndpoint"),
+        ] {
+            let text = format!("a:1,192.0.2.1:5,{bad},[2001:db8::1]:6");
+            assert_eq!(extra(&text), (both.clone(), vec![reason]), "{bad}");
+        }
+        let many = (0..40).map(|port| format!(",192.0.2.1:{}", 1000 + port)).collect::<String>();
+        let (read, problems) = extra(&many);
+        assert_eq!((read.len(), problems), (MAX_EXTRA, vec!["InvalidExtraEndpoint"]));
+        assert_eq!(extra("a:1"), (vec![], vec![]));
     }
 
     #[test]

@@ -119,6 +119,18 @@ pub enum SourceProblem {
         /// Its value.
         value: String,
     },
+    /// An endpoint beside the first in the annotation of this node.
+    #[error("Node {node}: {value:?} in annotation {annotation} {why}; it is left out")]
+    InvalidExtraEndpoint {
+        /// The Node.
+        node: String,
+        /// Name of the annotation.
+        annotation: &'static str,
+        /// The endpoint.
+        value: String,
+        /// What is wrong with it, and what to do.
+        why: &'static str,
+    },
     /// An excluded prefix of the mesh.
     #[error("WireKubeMesh {mesh}: excludeCIDRs entry {entry:?} is no CIDR; correct it")]
     InvalidExcludedCidr {
@@ -303,6 +315,7 @@ impl SourceProblem {
             | Self::InvalidDiscovery { .. }
             | Self::InvalidEndpoint { .. }
             | Self::InvalidEndpointFilter { .. }
+            | Self::InvalidExtraEndpoint { .. }
             | Self::InvalidExcludedCidr { .. }
             | Self::InvalidGrant { .. }
             | Self::InvalidKeepalive { .. }
@@ -330,6 +343,7 @@ impl SourceProblem {
             Self::InvalidDiscovery { .. } => "InvalidDiscovery",
             Self::InvalidEndpoint { .. } | Self::InvalidPeerEndpoint { .. } => "InvalidEndpoint",
             Self::InvalidEndpointFilter { .. } => "InvalidEndpointFilter",
+            Self::InvalidExtraEndpoint { .. } => "InvalidExtraEndpoint",
             Self::InvalidExcludedCidr { .. } => "InvalidExcludedCIDR",
             Self::InvalidBirthdayAttack { .. } => "InvalidBirthdayAttack",
             Self::InvalidExternalField { .. } | Self::InvalidExternalPeer { .. } => "InvalidPeer",

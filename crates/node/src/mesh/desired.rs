@@ -282,6 +282,7 @@ impl Desired {
                 host: endpoints,
                 mapped,
                 filters: filters.clone(),
+                extra: inputs.extra_endpoints.clone(),
             },
             harvests_endpoints: inputs.settings.harvests_endpoints,
             mtu: mtu(inputs, host),

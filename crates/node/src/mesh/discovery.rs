@@ -345,7 +345,13 @@ fn local(node: &str, public_key: &PublicKey, report: &Report) -> Local {
         report.mapped.iter().chain(&report.reflexive).chain(&report.observed).chain(&report.peer_reflexive);
     let endpoints = manual.iter().chain(host).chain(seen).copied().collect();
     let filter = report.published.clone();
-    Local { affiliate, endpoints, extra_endpoints: Vec::new(), port: Some(report.port), filter }
+    Local {
+        affiliate,
+        endpoints,
+        extra_endpoints: report.extra_endpoints.clone(),
+        port: Some(report.port),
+        filter,
+    }
 }
 
 async fn is_changed(settings: &mut watch::Receiver<Option<Option<DiscoverySettings>>>) {

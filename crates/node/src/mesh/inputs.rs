@@ -49,6 +49,8 @@ pub struct Inputs {
     pub api_server: Vec<SocketAddr>,
     /// The endpoint an administrator chose for this node.
     pub manual: Option<Endpoint>,
+    /// Where this node is reached as well, as an administrator says.
+    pub extra_endpoints: Vec<SocketAddr>,
     /// Seconds between keepalives to every peer; what each peer asks for when `None`.
     pub keepalive: Option<u16>,
     /// Endpoints given as host names, resolved.
@@ -398,6 +400,7 @@ impl InputReader {
         let settings = MeshSettings::parse(&mesh, &mut problems);
         let unusable = |address| UnusableAddress::of(address, &members, &services);
         let manual = annotations::manual_endpoint(&node, unusable, &mut problems);
+        let extra_endpoints = annotations::extra_endpoints(&node, unusable, &mut problems);
         let node_addresses = nodes::addresses(&node, nodes::ANY);
         problems.extend(node_addresses.iter().filter_map(|address| {
             let (node, address, why) = (self.node.clone(), *address, unusable(*address)?);
@@ -419,6 +422,7 @@ impl InputReader {
             services,
             api_server,
             manual,
+            extra_endpoints,
             keepalive,
             resolved,
             port_mappings: self.network.port_mappings.borrow_and_update().clone(),

@@ -383,7 +383,7 @@ fn seen_by_peers(report: &Report) -> impl Iterator<Item = &SocketAddr> {
     report.peer_reflexive.iter().filter(|_| report.nat != NatType::Symmetric)
 }
 
-/// Addresses of the node itself, those that gateways mapped, those at which STUN servers and peers see it, and the relay.
+/// Addresses of the node itself, those that an administrator named, those that gateways mapped, those at which STUN servers and peers see it, and the relay.
 fn ice_candidates(report: &Report) -> Vec<IceCandidate> {
     let is_symmetric = report.nat == NatType::Symmetric;
     let priority = if is_symmetric { SYMMETRIC_PRIORITY } else { REFLEXIVE_PRIORITY };
@@ -404,9 +404,11 @@ fn ice_candidates(report: &Report) -> Vec<IceCandidate> {
     let by_peers = by_peers.map(|address| candidate(CandidateType::Prflx, address, PEER_REFLEXIVE_PRIORITY));
     let mapped =
         report.mapped.iter().map(|address| candidate(CandidateType::Srflx, address, REFLEXIVE_PRIORITY));
+    let chosen = report.extra_endpoints.iter().filter(|address| !report.host.contains(address));
+    let chosen = chosen.map(|address| candidate(CandidateType::Srflx, address, REFLEXIVE_PRIORITY));
     let is_other =
         |seen: &IceCandidate| !report.mapped.iter().any(|mapped| mapped.to_string() == seen.address);
-    host.chain(mapped).chain(reflexive.filter(is_other)).chain(by_peers).chain(relay).collect()
+    host.chain(chosen).chain(mapped).chain(reflexive.filter(is_other)).chain(by_peers).chain(relay).collect()
 }
 
 /// Endpoints of peers that did not publish them: what a peer behind another NAT needs to reach them.

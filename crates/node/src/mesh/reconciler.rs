@@ -326,6 +326,7 @@ impl<K: Kernel> Mesh<K> {
             peers,
             external: self.report_external(desired),
             manual: inputs.manual.clone(),
+            extra_endpoints: inputs.extra_endpoints.clone(),
             keepalive: inputs.keepalive,
             paths: self.paths.port().counters(),
             relay,

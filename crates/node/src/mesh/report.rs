@@ -113,6 +113,8 @@ pub struct Report {
     pub problems: Vec<MeshProblem>,
     /// The endpoint an administrator chose for this node.
     pub manual: Option<Endpoint>,
+    /// Where we are reached as well, as an administrator says.
+    pub extra_endpoints: Vec<SocketAddr>,
     /// Seconds between keepalives that this node asks for.
     pub keepalive: Option<u16>,
     /// What the paths have counted.
@@ -167,7 +169,7 @@ impl Report {
             && (&self.mapped, self.public_ipv4) == (&other.mapped, other.public_ipv4)
             && self.peer_reflexive == other.peer_reflexive
             && (&self.claims, &self.mesh_addresses) == (&other.claims, &other.mesh_addresses)
-            && self.manual == other.manual
+            && (&self.manual, &self.extra_endpoints) == (&other.manual, &other.extra_endpoints)
             && self.keepalive == other.keepalive
             && self.problems == other.problems
             && self.entry_terms().eq(other.entry_terms())

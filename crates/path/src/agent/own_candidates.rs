@@ -24,6 +24,8 @@ pub struct OwnSide {
     pub host: Vec<SocketAddr>,
     /// Where gateways take packets for it.
     pub mapped: Vec<SocketAddr>,
+    /// Where an administrator says that it is reached.
+    pub extra: Vec<SocketAddr>,
     /// Which endpoints it tells peers, and which of theirs it tries.
     pub filters: EndpointFilters,
 }
@@ -108,12 +110,13 @@ impl PathAgent {
     fn own_candidates(&self) -> Vec<probe::Candidate> {
         let answers = self.stun_answers();
         let seen = answers.values().filter_map(|answer| answer.mapped());
-        let OwnSide { host, mapped, filters, .. } = &self.own.side;
+        let OwnSide { host, mapped, extra, filters, .. } = &self.own.side;
         let is_told = |address: &SocketAddr| filters.published.allows(address.ip());
         let server = seen.chain(mapped.iter().copied()).map(|it| (CandidateKind::ServerReflexive, it));
         let peers = self.reflexive.agreed().into_iter().map(|it| (CandidateKind::PeerReflexive, it));
         let mut list: Vec<probe::Candidate> = Vec::new();
-        for (kind, address) in server.chain(peers).filter(|(_, address)| is_told(address)) {
+        let extra = extra.iter().map(|it| (CandidateKind::ServerReflexive, *it));
+        for (kind, address) in extra.chain(server.chain(peers).filter(|(_, address)| is_told(address))) {
             let is_known = host.contains(&address) || list.iter().any(|known| known.address == address);
             if !is_known && !self.own.is_cluster_address(address) {
                 list.push(probe::Candidate { kind, address });

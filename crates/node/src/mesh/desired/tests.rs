@@ -59,6 +59,7 @@ pub(in crate::mesh) fn inputs(members: impl IntoIterator<Item = Member>) -> Inpu
         claims: vec![own],
         api_server: vec!["192.0.2.100:6443".parse().unwrap()],
         manual: None,
+        extra_endpoints: Vec::new(),
         keepalive: None,
         resolved: BTreeMap::new(),
         port_mappings: PortMappings::default(),

@@ -74,6 +74,7 @@ pub(crate) fn report(nat: NatType, peers: Vec<PeerReport>) -> Report {
         claims: Vec::new(),
         problems: vec![MeshProblem::Plan(Problem::NoKey { node: "n".to_owned() }); 100],
         manual: None,
+        extra_endpoints: Vec::new(),
         keepalive: None,
         paths: PathCounters::default(),
         relay: None,
@@ -413,4 +414,19 @@ fn a_node_whose_paths_change_all_the_time_writes_rarely_and_its_addresses_at_onc
     assert!(written <= 6 + SECONDS / 10, "{written} writes in {SECONDS} s");
     assert!(written >= SECONDS / 10 - 3, "{written} writes in {SECONDS} s: what is new is told");
     assert_eq!((waiting_since, most_waiting), (None, 0), "what peers need never waits here");
+}
+
+#[test]
+fn extra_endpoints_are_candidates_beside_what_the_node_finds() {
+    let extra: Vec<SocketAddr> =
+        ["198.51.100.1:7", "192.168.1.10:51820"].map(|it| it.parse().unwrap()).to_vec();
+    let with = Report { extra_endpoints: extra, ..report(NatType::Symmetric, Vec::new()) };
+    let published = desired(&facts(&with, NO));
+    let candidates: Vec<(CandidateType, &str)> =
+        published.status.ice_candidates.iter().map(|it| (it.type_, it.address.as_str())).collect();
+    assert_eq!(
+        candidates,
+        [(CandidateType::Host, "192.168.1.10:51820"), (CandidateType::Srflx, "198.51.100.1:7")]
+    );
+    assert!(!with.publishes_the_same(&report(NatType::Symmetric, Vec::new())));
 }

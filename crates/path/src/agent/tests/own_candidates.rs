@@ -188,6 +188,14 @@ fn filtered_endpoints_are_neither_told_nor_tried_and_the_relay_stays() {
         let known = BTreeSet::from_iter(known(&nodes[0], SECOND, 2));
         assert_eq!(known, [other.to_owned(), relay.clone()].into());
     }
+    // What an administrator names is told all the same.
+    let mut nodes = [node(1), node(2)];
+    let filters = EndpointFilters { published: filter(), ..EndpointFilters::default() };
+    let extra = vec![endpoint("10.0.0.3:7")];
+    nodes[1].set_own_side(SECOND, OwnSide { filters, extra, ..side(&all[..1], &[]) });
+    exchange(SECOND, &mut nodes);
+    let expected = ["10.0.0.3:7 (observed)".to_owned(), relay.clone()];
+    assert_eq!(BTreeSet::from_iter(known(&nodes[0], SECOND, 2)), expected.into());
     // Packets that come from there are answered; the node does not begin to use the endpoint.
     let mut nodes = [node(1), node(2)];
     let filters = EndpointFilters { tried: filter(), ..EndpointFilters::default() };
