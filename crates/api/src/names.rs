@@ -91,6 +91,12 @@ pub const NFT_SET_IPV6: &str = "kubespan_targets_ipv6";
 pub const NFT_SET_NODES_IPV4: &str = "fairlead_nodes_ipv4";
 /// The same for IPv6 (own).
 pub const NFT_SET_NODES_IPV6: &str = "fairlead_nodes_ipv6";
+/// Set of IPv4 prefixes of hosts beside this node, into which it masquerades (own).
+pub const NFT_SET_SITE_IPV4: &str = "fairlead_site_ipv4";
+/// The same for IPv6 (own).
+pub const NFT_SET_SITE_IPV6: &str = "fairlead_site_ipv6";
+/// Chain that masquerades what comes from the mesh to these hosts (own).
+pub const NFT_CHAIN_SITE: &str = "fairlead_site";
 
 /// nftables table that drops packets of pods with another's source address, family `inet` (own).
 pub const NFT_TABLE_SOURCE_CHECK: &str = "fairlead_source_check";

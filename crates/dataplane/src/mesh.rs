@@ -46,6 +46,9 @@ pub struct MeshState {
     pub plain: Vec<PlainRoute>,
     /// Prefixes of targets to which the way through the device is narrower than the device.
     pub narrow: Vec<NarrowRoute>,
+    /// Prefixes of hosts beside this node, which have no route to targets: what comes from these is masqueraded. In any order;
+    /// they may overlap.
+    pub masqueraded: Vec<IpNet>,
 }
 
 /// A prefix of a node, the path to which loses packets that are longer than this. The kernel tells whoever sends them (RFC 1191,

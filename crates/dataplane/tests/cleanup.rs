@@ -32,6 +32,7 @@ fn make_everything() {
         bypass: Bypass::default(),
         plain: Vec::new(),
         narrow: Vec::new(),
+        masqueraded: Vec::new(),
     };
     apply(&state).unwrap();
     ensure_rules(&pod_rules(ids)).unwrap();

@@ -7,6 +7,7 @@ use std::net::{IpAddr, UdpSocket};
 use std::time::Duration;
 
 use fairlead_dataplane::masquerade::{self, Masquerade};
+use fairlead_dataplane::mesh::{Applier, Bypass, MeshState};
 use fairlead_dataplane::nft_table::Applied;
 use fairlead_netlink::netns::Netns;
 use ipnet::IpNet;
@@ -115,4 +116,37 @@ fn the_table_is_changed_by_its_elements_and_removed_when_nothing_is_masqueraded(
     assert_eq!(apply(&more), Some(Applied::Elements { deleted: 0, added: 1 }));
     assert_eq!(apply(&Masquerade::default()), None);
     assert_eq!(host.sh("nft list tables"), "");
+}
+
+/// The mesh of a node that others reach hosts of its network through. The pod at 10.1.0.5 stands for another node's.
+fn mesh() -> MeshState {
+    MeshState {
+        interface: "mesh0".into(),
+        mtu: 1420,
+        addresses: Vec::new(),
+        targets_v4: prefixes(&["10.1.0.5/32"]),
+        targets_v6: prefixes(&["fd00:1::5/128"]),
+        bypass: Bypass::default(),
+        plain: Vec::new(),
+        narrow: Vec::new(),
+        masqueraded: prefixes(&["192.0.2.0/24", "10.1.0.6/32", "2001:db8::/64", "fd00:1::6/128"]),
+    }
+}
+
+#[test]
+fn hosts_beside_a_node_see_the_node_as_source_of_what_comes_from_the_mesh_and_each_other_as_they_are() {
+    let (host, pod, beside) = bed();
+    host.sh("ip link add mesh0 type veth peer name far0");
+    let mut mesh_table = Applier::default();
+    host.at(|| mesh_table.apply(&mesh()).unwrap());
+    for (server, node) in SERVER.iter().zip([NODE, NODE_V6]) {
+        assert_eq!(source(&pod, &host.network, server), address(node));
+    }
+    for (own, server) in ["10.1.0.6", "fd00:1::6"].iter().zip(SERVER) {
+        assert_eq!(source(&beside, &host.network, server), address(own), "two hosts beside the node");
+    }
+    assert_eq!(host.at(|| mesh_table.apply(&mesh()).unwrap()), Applied::Unchanged);
+    let without = MeshState { masqueraded: Vec::new(), ..mesh() };
+    host.at(|| mesh_table.apply(&without).unwrap());
+    assert!(!host.sh("nft list table inet talos_kubespan").contains("masquerade"));
 }

@@ -27,6 +27,7 @@ fn only_what_differs_is_sent() {
             bypass: Bypass::default(),
             plain: Vec::new(),
             narrow: Vec::new(),
+            masqueraded: Vec::new(),
         };
         assert_eq!(apply(&state).unwrap(), Applied::Rebuilt);
         let sent = || {

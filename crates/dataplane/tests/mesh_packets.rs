@@ -79,6 +79,7 @@ impl Bed {
             bypass: Bypass::default(),
             plain: Vec::new(),
             narrow,
+            masqueraded: Vec::new(),
         };
         self.node.run(|| apply(&state).unwrap());
     }

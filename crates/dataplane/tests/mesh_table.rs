@@ -19,6 +19,7 @@ fn mesh(mtu: u32, v4: &[&str], v6: &[&str]) -> MeshState {
         bypass: Bypass::default(),
         plain: Vec::new(),
         narrow: Vec::new(),
+        masqueraded: Vec::new(),
     }
 }
 
@@ -297,6 +298,7 @@ fn a_hundred_thousand_prefixes() {
             bypass: Bypass::default(),
             plain: Vec::new(),
             narrow: Vec::new(),
+            masqueraded: Vec::new(),
         };
         assert_eq!(apply(&state).unwrap(), Applied::Rebuilt);
         assert_eq!(apply(&state).unwrap(), Applied::Unchanged);

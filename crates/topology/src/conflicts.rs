@@ -27,6 +27,8 @@ pub(crate) enum Tier {
     ExternalRange,
     /// A range that an administrator lets the member have, also where other members claim it.
     GrantedRange,
+    /// A prefix of hosts beside a node, which an administrator names on the Node.
+    SiteRange,
     /// An address a node says is its own, or an administrator says of an external member.
     HostClaim,
     /// The same, and the Node object of the node has it.

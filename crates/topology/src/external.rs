@@ -47,8 +47,8 @@ pub(crate) fn admitted(members: &[Member], policy: &Policy, problems: &mut BTree
     admitted
 }
 
-/// What is left of a claim; `services` are those of the reserved prefixes that are theirs.
-fn usable(
+/// What is left of a prefix that an administrator named; `services` are those of the reserved prefixes that are theirs.
+pub(crate) fn usable(
     prefix: IpNet,
     is_granted: bool,
     reserved: &PrefixSet,

@@ -36,6 +36,7 @@ mod plan;
 mod prefixes;
 mod problem;
 mod routes;
+mod site_networks;
 
 pub use entry::EntryRole;
 pub use gateways::{Down, gateways};

@@ -27,6 +27,8 @@ pub struct Site {
     pub is_leader: bool,
     /// It has an address that all others can reach.
     pub is_public: bool,
+    /// Prefixes of hosts beside it, which are no nodes, and which others reach through it.
+    pub networks: Vec<IpNet>,
 }
 
 /// An address inside of a location.

@@ -17,6 +17,7 @@ use crate::member::Member;
 use crate::prefixes;
 use crate::problem::Problem;
 use crate::routes::{self, BlockRoute, OwnAddress};
+use crate::site_networks;
 
 /// What this node makes of the members.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,6 +48,8 @@ pub struct Policy {
     pub routes_on: Option<Vec<OwnAddress>>,
     /// Which packets go without a tunnel.
     pub granularity: Granularity,
+    /// Networks that this host is connected to: their hosts are reached there, although they are beside another node too.
+    pub connected: Vec<IpNet>,
 }
 
 impl Policy {
@@ -65,6 +68,7 @@ impl Policy {
             entry_terms: BTreeMap::new(),
             routes_on: None,
             granularity: Granularity::Full,
+            connected: Vec::new(),
         }
     }
 
@@ -105,6 +109,8 @@ pub struct Plan {
     pub nodes: BTreeSet<IpAddr>,
     /// Plain routes to prefixes of neighbours, at most one to each destination, sorted by it.
     pub routes: Vec<BlockRoute>,
+    /// Prefixes of hosts beside this node: what others send there is masqueraded. Sorted.
+    pub masqueraded: Vec<IpNet>,
     /// What was left out and why, sorted, each once.
     pub problems: Vec<Problem>,
 }
@@ -140,8 +146,9 @@ pub fn plan(members: &[Member], policy: &Policy) -> Plan {
     let routes = locations::routes(&policy.own, &policy.granularity, members, &peers, &mut problems);
     let (targets_ipv4, targets_ipv6) = targets(&ranked, &entries, &lost_blocks, policy);
     let nodes = node_addresses(&ranked, &entries, &owned, policy);
+    let masqueraded = site_networks::masqueraded(&ranked, &entries, policy);
     let problems = problems.into_iter().collect();
-    Plan { peers, targets_ipv4, targets_ipv6, nodes, routes, problems }
+    Plan { peers, targets_ipv4, targets_ipv6, nodes, routes, masqueraded, problems }
 }
 
 /// This node, which yields its addresses to no other, then the members in the order in which they joined.
@@ -165,7 +172,8 @@ fn usable_entries(
         let block = |block: &IpNet| Entry { prefix: block.trunc(), owner, tier: Tier::Block, is_held: false };
         let carrier = entry_nodes.elsewhere(owner).and_then(|carrier| ranked.get(carrier)?.public_key);
         let claims = claims::entries(owner, member, carrier, policy, problems);
-        for entry in claims.into_iter().chain(member.blocks.iter().map(block)) {
+        let networks = site_networks::entries(owner, member, policy, problems);
+        for entry in claims.into_iter().chain(networks).chain(member.blocks.iter().map(block)) {
             match prefixes::unusable(&entry.prefix) {
                 None => entries.push(entry),
                 // An interface always has link-local and loopback addresses: only those of a peer are reported.
@@ -337,10 +345,17 @@ fn targets(
     let (own, foreign): (Vec<&Entry>, Vec<&Entry>) = entries.iter().partition(is_own);
     let own = own.into_iter().filter(|entry| match entry.tier {
         Tier::Block => !lost_blocks.contains(&entry.prefix),
+        Tier::SiteRange => true,
         _ => prefixes::is_host(&entry.prefix),
     });
     let keep_out: PrefixSet = own.map(|entry| &entry.prefix).chain(&policy.excluded).collect();
-    let foreign = foreign.into_iter().map(|entry| &entry.prefix);
+    let (at_sites, foreign): (Vec<&Entry>, Vec<&Entry>) =
+        foreign.into_iter().partition(|entry| entry.tier == Tier::SiteRange);
+    let connected: PrefixSet = policy.connected.iter().collect();
+    let at_sites = at_sites.into_iter().map(|entry| &entry.prefix).collect::<PrefixSet>();
+    let at_sites = at_sites.subtract(&connected);
+    let at_sites: Vec<IpNet> = prefixes::all(&at_sites).collect();
+    let foreign = foreign.into_iter().map(|entry| &entry.prefix).chain(&at_sites);
     let guarded = policy.guarded.iter().filter(|prefix| prefixes::unusable(prefix).is_none());
     let targets = foreign.chain(guarded).collect::<PrefixSet>().subtract(&keep_out);
     (targets.ipv4_prefixes(), targets.ipv6_prefixes())

@@ -25,7 +25,7 @@ impl fmt::Display for Refusal {
         f.write_str(match self {
             Self::ApiServer => "the API server has that address",
             Self::Service => "these addresses belong to Services",
-            Self::TooWide => "it is wider than /8, and would capture what belongs to others; name the networks behind the peer, or grant it in spec.grants of the WireKubeMesh",
+            Self::TooWide => "it is wider than /8, and would capture what belongs to others; name the networks that are meant, or grant it in spec.grants of the WireKubeMesh",
         })
     }
 }
@@ -49,6 +49,15 @@ pub enum Problem {
     /// A prefix that an external member may not have; the prefix is left out.
     ExternalPrefixRefused {
         /// The external member.
+        node: String,
+        /// The prefix.
+        prefix: IpNet,
+        /// Why.
+        why: Refusal,
+    },
+    /// A prefix of hosts beside a node that cannot be reached through it; it is left out.
+    SitePrefixRefused {
+        /// The node.
         node: String,
         /// The prefix.
         prefix: IpNet,
@@ -229,6 +238,7 @@ impl Problem {
             Self::NodeWithoutAddress { .. } => "NodeWithoutAddress",
             Self::NotPublished { .. } => "NotPublished",
             Self::SharedKey { .. } => "SharedKey",
+            Self::SitePrefixRefused { .. } => "LocationPrefixRefused",
             Self::Unusable { .. } => "Unusable",
         }
     }
@@ -271,6 +281,7 @@ impl Problem {
             | Self::NodeNotConnected { node, .. }
             | Self::NodeWithoutAddress { node, .. }
             | Self::NotPublished { node }
+            | Self::SitePrefixRefused { node, .. }
             | Self::Unusable { node, .. } => vec![node],
         }
     }
@@ -314,6 +325,11 @@ impl fmt::Display for Problem {
             Self::ExternalPrefixRefused { node, prefix, why } => {
                 write!(f, "{} claims {prefix}, which is left out: {why}; correct its allowedIPs", Name(node))
             }
+            Self::SitePrefixRefused { node, prefix, why } => write!(
+                f,
+                "{} is to lead to {prefix}, which is left out: {why}; correct its annotation kilo.squat.ai/allowed-location-ips",
+                Name(node)
+            ),
             Self::NotPublished { node } => write!(
                 f,
                 "packets to the pods of {node} are dropped: it has address blocks and no WireKubePeer with a public key; \

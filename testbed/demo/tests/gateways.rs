@@ -3,6 +3,7 @@
 #![cfg(test)]
 
 mod outage;
+mod site;
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -10,6 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use fairlead_demo::{World, probe, topology};
 use outage::{TIMEOUT, loses_nothing, node, report, resumes, tcp, udp};
+use site::{Beside, reached};
 use testbed_lab::traffic::Flow;
 use testbed_lab::{Progress, eventually};
 
@@ -176,4 +178,27 @@ fn a_gateway_that_does_not_forward_or_is_dead_is_left_and_used_again() {
     node(&world, "home-1").host.shell("ip link set eth0 down").unwrap();
     eventually(TIMEOUT, || is_left(&world, true)).unwrap();
     resumes("a gateway is dead", &flows, mark, from, WITHIN);
+}
+
+#[test]
+fn hosts_beside_a_node_are_reached_from_all_locations_and_see_that_node() {
+    let world = mesh();
+    let printer = Beside::start(&world, "home-3");
+    let annotation = "kilo.squat.ai/allowed-location-ips=10.77.0.0/24";
+    world.plane.kubectl(&["annotate", "node", "home-3", annotation]).unwrap();
+    let others = ["home-1", "home-2", "cloud-1", "cloud-3", "farm-3"];
+    for granularity in ["full", "location"] {
+        set_granularity(&world, granularity);
+        others.iter().for_each(|from| reached(&world, from, "10.77.0.2"));
+        let (from_node, from_others) = printer.requests(&world);
+        println!("{granularity}: {from_node} echo requests came from home-3, {from_others} from others");
+        assert!(from_node >= 10 && from_others == 0, "{from_node} {from_others}");
+    }
+    world.plane.kubectl(&["annotate", "node", "home-3", "kilo.squat.ai/allowed-location-ips-"]).unwrap();
+    let pod = world.pods.iter().find(|pod| pod.node == "cloud-3").unwrap();
+    let is_left = || {
+        ensure!(probe::ping(pod, "10.77.0.2".parse()?).is_err(), "the host is still reached");
+        Ok(())
+    };
+    eventually(TIMEOUT, is_left).unwrap();
 }

@@ -10,14 +10,16 @@ use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::rules::CIDR_LENGTH;
+use super::rules::{CIDR_LENGTH, parse_prefixes};
 use crate::names::{
-    ANNOTATION_KILO_FORCE_ENDPOINT, ANNOTATION_KILO_FORCE_INTERNAL_IP, ANNOTATION_KILO_LEADER,
-    ANNOTATION_KILO_LOCATION, LABEL_REGION,
+    ANNOTATION_KILO_ALLOWED_LOCATION_IPS, ANNOTATION_KILO_FORCE_ENDPOINT, ANNOTATION_KILO_FORCE_INTERNAL_IP,
+    ANNOTATION_KILO_LEADER, ANNOTATION_KILO_LOCATION, LABEL_REGION,
 };
 
 /// Longest name of a location.
 const MAX_NAME: usize = 253;
+/// Most prefixes of hosts beside a node.
+const MAX_NETWORKS: usize = 256;
 /// Most internal addresses of a node.
 const MAX_INTERNAL: usize = 16;
 
@@ -68,6 +70,11 @@ pub struct NodeLocation {
     /// nodes are gateways rather than others.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub public: bool,
+    /// The annotation kilo.squat.ai/allowed-location-ips: prefixes in CIDR notation of hosts beside the node, which are no
+    /// nodes. Others reach them through it, and it masquerades.
+    #[serde(default, rename = "allowedLocationIPs", skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = MAX_NETWORKS), inner(length(max = CIDR_LENGTH)))]
+    pub networks: Vec<String>,
 }
 
 /// An annotation that cannot be read, and is left out.
@@ -84,6 +91,7 @@ pub struct InvalidAnnotation {
 impl NodeLocation {
     /// The annotations that [`Self::of`] reads.
     pub const ANNOTATIONS: &'static [&'static str] = &[
+        ANNOTATION_KILO_ALLOWED_LOCATION_IPS,
         ANNOTATION_KILO_FORCE_ENDPOINT,
         ANNOTATION_KILO_FORCE_INTERNAL_IP,
         ANNOTATION_KILO_LEADER,
@@ -112,7 +120,14 @@ impl NodeLocation {
         }
         let leader = annotations.contains_key(ANNOTATION_KILO_LEADER);
         let public = is_public(node, annotations.get(ANNOTATION_KILO_FORCE_ENDPOINT));
-        (Self { name, internal_ips, leader, public }, invalid)
+        let networks = annotations.get(ANNOTATION_KILO_ALLOWED_LOCATION_IPS);
+        let networks = networks.map(|text| networks_of(text, &mut invalid)).unwrap_or_default();
+        (Self { name, internal_ips, leader, public, networks }, invalid)
+    }
+
+    /// The prefixes of hosts beside the node, with host bits cleared, and the texts that are none.
+    pub fn parse_networks(&self) -> (Vec<IpNet>, Vec<&str>) {
+        parse_prefixes(&self.networks)
     }
 
     /// The internal addresses with the length of their subnet, if an administrator gave it, and the texts that are none.
@@ -155,6 +170,27 @@ fn forced_addresses(text: &str) -> Result<Vec<String>, ()> {
     }
     let parse = |part: &str| part.trim().parse::<IpNet>().ok().filter(|it| is_reachable(it.addr()));
     text.split(',').map(|part| parse(part).map(|it| it.to_string()).ok_or(())).collect()
+}
+
+/// CIDRs, separated by commas, each once. What is none is left out, and the others count, as with Kilo.
+fn networks_of(text: &str, invalid: &mut Vec<InvalidAnnotation>) -> Vec<String> {
+    let mut refuse = |value: &str, expected| {
+        let value = value.chars().take(CIDR_LENGTH).collect();
+        invalid.push(InvalidAnnotation { annotation: ANNOTATION_KILO_ALLOWED_LOCATION_IPS, value, expected });
+    };
+    let mut networks = Vec::new();
+    for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
+        match part.parse::<IpNet>().map(|it| it.trunc().to_string()) {
+            Ok(network) if networks.contains(&network) => {}
+            Ok(_) if networks.len() >= MAX_NETWORKS => {
+                refuse(part, "name at most 256 prefixes; this one and those after it are left out");
+                break;
+            }
+            Ok(network) => networks.push(network),
+            Err(_) => refuse(part, "write ADDRESS/LENGTH, separated by commas"),
+        }
+    }
+    networks
 }
 
 fn bad_address(text: &str) -> InvalidAnnotation {
@@ -207,6 +243,22 @@ mod tests {
         };
         assert!(forced("203.0.113.8:51820") && forced("nonsense"));
         assert!(!forced("10.0.0.1:51820") && !forced("node.example:51820"));
+    }
+
+    #[test]
+    fn prefixes_beside_a_node_are_read_and_what_is_none_costs_only_itself() {
+        let networks = |text: &str| {
+            let (location, invalid) = read(json!({ ANNOTATION_KILO_ALLOWED_LOCATION_IPS: text }), &[PRIVATE]);
+            (location.networks, invalid)
+        };
+        let both = networks("10.9.0.7/16, fd00:9::/48,10.9.0.0/16,");
+        assert_eq!(both, (vec!["10.9.0.0/16".to_owned(), "fd00:9::/48".to_owned()], vec![]));
+        assert_eq!(networks(""), (vec![], vec![]));
+        let bad = networks("10.9.0.0/33,x,10.8.0.1,10.7.0.0/24");
+        assert_eq!(bad, (vec!["10.7.0.0/24".to_owned()], vec![ANNOTATION_KILO_ALLOWED_LOCATION_IPS; 3]));
+        let many: Vec<String> = (0..400).map(|at| format!("10.{}.{}.0/24", at / 256, at % 256)).collect();
+        let many = networks(&many.join(","));
+        assert_eq!((many.0.len(), many.1.len()), (256, 1));
     }
 
     #[test]

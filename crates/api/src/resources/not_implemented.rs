@@ -8,7 +8,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
 };
 use serde_json::{Value, json};
 
-use crate::names::{ANNOTATION_INTERNAL_IP, ANNOTATION_KILO_ALLOWED_LOCATION_IPS, MAX_RELAY_REPLICAS};
+use crate::names::{ANNOTATION_INTERNAL_IP, MAX_RELAY_REPLICAS};
 
 /// A kind of object of which something has no effect.
 #[derive(Debug, Clone, Copy)]
@@ -76,7 +76,7 @@ pub const NODE: NotImplemented = NotImplemented {
     version: "v1",
     kind: "Node",
     plural: "nodes",
-    gap: Gap::Annotations(&[ANNOTATION_KILO_ALLOWED_LOCATION_IPS, ANNOTATION_INTERNAL_IP]),
+    gap: Gap::Annotations(&[ANNOTATION_INTERNAL_IP]),
 };
 
 /// Settings of the mesh.
@@ -302,9 +302,8 @@ mod tests {
             EGRESS.message(&json!({})).unwrap(),
             "Egress is not implemented yet: no egress gateway is created"
         );
-        let node =
-            json!({ "metadata": { "annotations": { "kilo.squat.ai/allowed-location-ips": "", "a": "b" } } });
-        assert!(NODE.message(&node).unwrap().ends_with("have no effect: kilo.squat.ai/allowed-location-ips"));
+        let node = json!({ "metadata": { "annotations": { "wirekube.io/internal-ip": "", "a": "b" } } });
+        assert!(NODE.message(&node).unwrap().ends_with("have no effect: wirekube.io/internal-ip"));
         assert_eq!(NODE.message(&json!({ "metadata": {} })), None);
     }
 

@@ -16,6 +16,15 @@
 //! ```
 //!
 //! In the prerouting chain the last of these follows the second, for each pod of the managed relay.
+//!
+//! If there are hosts beside this node, a chain of the hook postrouting masquerades what comes from the mesh, and leaves alone
+//! what they send each other:
+//!
+//! ```text
+//! oifname "wire_kube" accept
+//! ip saddr @fairlead_site_ipv4 accept
+//! ip saddr @kubespan_targets_ipv4 ip daddr @fairlead_site_ipv4 masquerade fully-random
+//! ```
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -47,19 +56,36 @@ const ICMPV6_REDIRECT: u8 = 137;
 /// Priority of both chains (KubeSpan): `filter`.
 const PRIORITY: i32 = 0;
 
+/// Priority of the chain that masquerades: before `srcnat` (`NF_IP_PRI_NAT_SRC`, 100), where masquerading of pods is.
+const PRIORITY_MASQUERADE: i32 = 99;
+
 /// One address family's half of the table.
 struct Half {
     addresses: IpFamily,
     set: &'static str,
     /// The other nodes' own addresses.
     nodes: &'static str,
+    /// Hosts beside this node.
+    site: &'static str,
     /// IP and TCP header in bytes: what a segment is smaller than the packet.
     headers: u32,
 }
 
 const HALVES: [Half; 2] = [
-    Half { addresses: IpFamily::V4, set: names::NFT_SET_IPV4, nodes: names::NFT_SET_NODES_IPV4, headers: 40 },
-    Half { addresses: IpFamily::V6, set: names::NFT_SET_IPV6, nodes: names::NFT_SET_NODES_IPV6, headers: 60 },
+    Half {
+        addresses: IpFamily::V4,
+        set: names::NFT_SET_IPV4,
+        nodes: names::NFT_SET_NODES_IPV4,
+        site: names::NFT_SET_SITE_IPV4,
+        headers: 40,
+    },
+    Half {
+        addresses: IpFamily::V6,
+        set: names::NFT_SET_IPV6,
+        nodes: names::NFT_SET_NODES_IPV6,
+        site: names::NFT_SET_SITE_IPV6,
+        headers: 60,
+    },
 ];
 
 /// The table that should be.
@@ -73,6 +99,13 @@ pub(super) fn table(state: &MeshState) -> Table {
         sets.extend(
             HALVES.map(|half| (half.nodes.to_owned(), IntervalSet::from_prefixes(half.addresses, &nodes))),
         );
+    }
+    let has_site = !state.masqueraded.is_empty();
+    if has_site {
+        let set = |half: Half| {
+            (half.site.to_owned(), IntervalSet::from_prefixes(half.addresses, &state.masqueraded))
+        };
+        sets.extend(HALVES.map(set));
     }
     let chain = |hook, rules| Chain { hook, priority: PRIORITY, rules };
     let prerouting = [accept_from_wireguard(), accept_neighbor_discovery()]
@@ -89,11 +122,25 @@ pub(super) fn table(state: &MeshState) -> Table {
         name: names::NFT_TABLE.to_owned(),
         sets,
         maps: BTreeMap::new(),
-        chains: BTreeMap::from([
+        chains: [
             (names::NFT_CHAIN_PREROUTING.to_owned(), chain(Hook::FilterPrerouting, prerouting)),
             (names::NFT_CHAIN_OUTGOING.to_owned(), chain(Hook::RouteOutput, outgoing)),
-        ]),
+        ]
+        .into_iter()
+        .chain(has_site.then(|| (names::NFT_CHAIN_SITE.to_owned(), masquerading(&state.interface))))
+        .collect(),
     }
+}
+
+/// Hosts beside this node see this node as the source of what comes from the mesh.
+fn masquerading(interface: &str) -> Chain {
+    let into_mesh = Rule(vec![
+        Expression::LoadMeta(Meta::OutputInterface),
+        Expression::is_interface(interface),
+        Expression::Accept,
+    ]);
+    let rules = [into_mesh].into_iter().chain(HALVES.iter().flat_map(Half::masquerade)).collect();
+    Chain { hook: Hook::NatPostrouting, priority: PRIORITY_MASQUERADE, rules }
 }
 
 /// What WireGuard sent itself must not enter it again.
@@ -186,6 +233,15 @@ impl Half {
             Expression::StoreTcpOption(TCP_MAXIMUM_SEGMENT),
         ]);
         Rule(expressions)
+    }
+
+    fn masquerade(&self) -> [Rule; 2] {
+        let mut among_them = Expression::address_in(self.addresses, AddressEnd::Source, self.site);
+        among_them.push(Expression::Accept);
+        let mut hide = Expression::address_in(self.addresses, AddressEnd::Source, self.set);
+        hide.extend(Expression::address_in(self.addresses, AddressEnd::Destination, self.site));
+        hide.push(Expression::Masquerade);
+        [Rule(among_them), Rule(hide)]
     }
 
     fn mark(&self) -> Rule {

@@ -65,6 +65,7 @@ impl Node {
             bypass: Bypass::default(),
             plain: Vec::new(),
             narrow: Vec::new(),
+            masqueraded: Vec::new(),
         };
         self.namespace.run(|| Applier::default().apply(&state)).unwrap();
     }

@@ -224,12 +224,18 @@ fn site(peer: &str, location: &NodeLocation, problems: &mut Vec<SourceProblem>) 
             .into_iter()
             .map(|entry| SourceProblem::InvalidInternalIp { peer: peer.to_owned(), entry: entry.to_owned() }),
     );
+    let (networks, unreadable) = location.parse_networks();
+    let unreadable = unreadable
+        .into_iter()
+        .map(|entry| SourceProblem::InvalidLocationPrefix { peer: peer.to_owned(), entry: entry.to_owned() });
+    problems.extend(unreadable);
     let internal = internal.into_iter().map(|(address, length)| InternalAddress { address, length });
     Site {
         location: location.name.clone(),
         internal: internal.collect(),
         is_leader: location.leader,
         is_public: location.public,
+        networks,
     }
 }
 
@@ -384,6 +390,9 @@ mod tests {
             Some(Site { location: "lab".to_owned(), internal: internal.to_vec(), ..Site::default() })
         );
         assert_eq!(problems, ["InvalidInternalIP"]);
+        let (site, problems) = read(serde_json::json!({ "allowedLocationIPs": ["10.9.0.7/16", "rubbish"] }));
+        assert_eq!(site.unwrap().networks, ["10.9.0.0/16".parse().unwrap()]);
+        assert_eq!(problems, ["InvalidLocationPrefix"]);
         assert_eq!(read(serde_json::json!({})).0, Some(Site::default()));
         assert_eq!(read(serde_json::json!(null)).0, None, "an earlier controller does not say it");
     }

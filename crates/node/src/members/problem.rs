@@ -35,6 +35,16 @@ pub enum SourceProblem {
         /// The entry.
         entry: String,
     },
+    /// A prefix of hosts beside a peer.
+    #[error(
+        "WireKubePeer {peer}: status.node.location.allowedLocationIPs entry {entry:?} is no CIDR; the controller writes it: see its log"
+    )]
+    InvalidLocationPrefix {
+        /// The WireKubePeer.
+        peer: String,
+        /// The entry.
+        entry: String,
+    },
     /// An annotation of this node about its location.
     #[error("Node {node}: annotation {annotation} is {value:?}, and is left out: {expected}")]
     InvalidLocation {
@@ -300,6 +310,7 @@ impl SourceProblem {
         match self {
             Self::InvalidAllowedIp { peer, .. }
             | Self::InvalidInternalIp { peer, .. }
+            | Self::InvalidLocationPrefix { peer, .. }
             | Self::InvalidBirthdayAttack { peer, .. }
             | Self::InvalidPeerEndpoint { peer, .. }
             | Self::InvalidExternalField { peer, .. }
@@ -350,6 +361,7 @@ impl SourceProblem {
             Self::InvalidGrant { .. } => "InvalidGrant",
             Self::InvalidInternalIp { .. } => "InvalidInternalIP",
             Self::InvalidKeepalive { .. } => "InvalidKeepalive",
+            Self::InvalidLocationPrefix { .. } => "InvalidLocationPrefix",
             Self::InvalidLocation { .. } => "InvalidLocation",
             Self::LocationWithoutEffect { .. } => "LocationWithoutEffect",
             Self::InvalidPublicKey { .. } => "InvalidPublicKey",

@@ -178,6 +178,7 @@ pub struct Desired {
     bypass: Bypass,
     plain: Vec<PlainRoute>,
     plain_links: Vec<String>,
+    masqueraded: Vec<IpNet>,
 }
 
 /// MTU of the device on this host.
@@ -220,6 +221,7 @@ impl Desired {
             grants,
             entry_terms,
             granularity,
+            connected: host.networks.clone(),
             ..Policy::new(&inputs.node)
         };
         let plan = plan(&inputs.members, &policy);
@@ -273,6 +275,7 @@ impl Desired {
             plain_links: plain::links(host, &plan),
             gateways: gateways::desired(inputs, &plan),
             accepted: gateways::accepted(&plan),
+            masqueraded: plan.masqueraded.clone(),
             plain: plan.routes.iter().map(plain::route).collect(),
             host: published(endpoints.clone()),
             mapped: published(mapped.clone()),
@@ -304,6 +307,7 @@ impl Desired {
             // What is plain comes first: of two routes to one prefix the first counts.
             plain: self.plain.clone(),
             narrow: plain::narrow(&self.peers, self.mtu, route_mtu),
+            masqueraded: self.masqueraded.clone(),
         }
     }
 

@@ -160,6 +160,8 @@ struct SavedSite {
     is_leader: bool,
     #[serde(default)]
     is_public: bool,
+    #[serde(default)]
+    networks: Vec<IpNet>,
 }
 
 /// The preshared key is here as the private key is beside it: only the owner may read either file.
@@ -276,17 +278,17 @@ impl TryFrom<SavedMember> for Member {
 
 impl From<Site> for SavedSite {
     fn from(site: Site) -> Self {
-        let Site { location, internal, is_leader, is_public } = site;
+        let Site { location, internal, is_leader, is_public, networks } = site;
         let internal = internal.into_iter().map(|it| (it.address, it.length)).collect();
-        Self { location, internal, is_leader, is_public }
+        Self { location, internal, is_leader, is_public, networks }
     }
 }
 
 impl From<SavedSite> for Site {
     fn from(saved: SavedSite) -> Self {
-        let SavedSite { location, internal, is_leader, is_public } = saved;
+        let SavedSite { location, internal, is_leader, is_public, networks } = saved;
         let internal = internal.into_iter().map(|(address, length)| InternalAddress { address, length });
-        Self { location, internal: internal.collect(), is_leader, is_public }
+        Self { location, internal: internal.collect(), is_leader, is_public, networks }
     }
 }
 

@@ -33,11 +33,7 @@ fn only_what_has_no_effect_is_warned_of() {
     });
     let table = [
         (EGRESS, json!({}), json!({ "destinations": ["0.0.0.0/0"] })),
-        (
-            NODE,
-            json!({ "kilo.squat.ai/allowed-location-ips": "", "wirekube.io/internal-ip": "10.0.0.1" }),
-            json!({}),
-        ),
+        (NODE, json!({ "wirekube.io/internal-ip": "10.0.0.1" }), json!({})),
         (WIREKUBE_MESH, json!({}), fields),
     ];
     for (entry, annotations, spec) in table {
