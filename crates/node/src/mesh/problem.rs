@@ -10,6 +10,9 @@ use fairlead_topology::Problem;
 
 use crate::members::SourceProblem;
 
+/// Most names in a sentence.
+const MAX_NAMES: usize = 3;
+
 /// Something that does not work while the mesh does. `Display` is a sentence for status and Events.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum MeshProblem {
@@ -69,6 +72,11 @@ pub enum MeshProblem {
         /// The node.
         gateway: String,
     },
+    /// The kernel's WireGuard drops what comes through another gateway of a location than the one this node uses.
+    GatewaysNeedEmbedded {
+        /// These other gateways.
+        gateways: Vec<String>,
+    },
     /// The path to a peer passes short packets only, and there is no other.
     PathMtu {
         /// The peer.
@@ -97,6 +105,7 @@ impl MeshProblem {
             Self::RelayUnavailable { .. } => "RelayUnavailable",
             Self::DuplicateKey { .. } => "DuplicateKey",
             Self::GatewayDown { .. } => "GatewayNotForwarding",
+            Self::GatewaysNeedEmbedded { .. } => "GatewaysNeedEmbedded",
             Self::PathMtu { .. } => "PathMTU",
         }
     }
@@ -110,7 +119,8 @@ impl MeshProblem {
             Self::Source(problem) => problem.peer().into_iter().collect(),
             Self::GatewayDown { gateway } => vec![gateway],
             Self::PathMtu { peer, .. } => vec![peer],
-            Self::Nat64Refused { .. }
+            Self::GatewaysNeedEmbedded { .. }
+            | Self::Nat64Refused { .. }
             | Self::NoStunAnswer { .. }
             | Self::StunServer { .. }
             | Self::PathProbesUnavailable { .. }
@@ -160,6 +170,12 @@ impl fmt::Display for MeshProblem {
                 f,
                 "no node behind the gateway {gateway} answers through it, so this node uses another gateway of the location if there is one: does it run, and does its firewall (FORWARD) let packets of the mesh pass?"
             ),
+            Self::GatewaysNeedEmbedded { gateways } => write!(
+                f,
+                "the kernel's WireGuard takes packets of a location from one gateway only, and drops those that come through another one ({}): \
+                 run the node program of this node with --wireguard=embedded and delete the kernel's device, which interrupts its tunnels",
+                some_of(gateways)
+            ),
             Self::PathMtu { peer, endpoint, mtu, route_mtu: None } => write!(
                 f,
                 "packets of {mtu} bytes to {peer} are lost on the way to {endpoint}, and shorter ones are not: lower spec.mtu of the mesh, or have a relay"
@@ -171,6 +187,13 @@ impl fmt::Display for MeshProblem {
             ),
         }
     }
+}
+
+/// The first names, and how many more there are.
+fn some_of(names: &[String]) -> String {
+    let (first, others) = names.split_at(names.len().min(MAX_NAMES));
+    let more = if others.is_empty() { String::new() } else { format!(" and {} more", others.len()) };
+    format!("{}{more}", first.join(", "))
 }
 
 /// Why this node is not in the mesh, or why the last change was not applied.
@@ -229,5 +252,20 @@ impl From<fairlead_netlink::Error> for MeshFailure {
 impl From<SysctlError> for MeshFailure {
     fn from(error: SysctlError) -> Self {
         Self::KernelRefused(error.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sentence_names_some_gateways_and_counts_the_others() {
+        let problem = |count| {
+            let gateways = (1..=count).map(|number| format!("g{number}")).collect();
+            MeshProblem::GatewaysNeedEmbedded { gateways }.to_string()
+        };
+        assert!(problem(3).contains("(g1, g2, g3)"), "{}", problem(3));
+        assert!(problem(9).contains("(g1, g2, g3 and 6 more)"), "{}", problem(9));
     }
 }

@@ -322,7 +322,10 @@ impl<K: Kernel> Mesh<K> {
             claims: inputs.claims.clone(),
             mesh_addresses: desired.mesh_addresses.iter().map(IpNet::addr).collect(),
             interface_id: inputs.interface_id,
-            problems: problems.chain(path_mtu).chain(self.gateways.problems()).collect(),
+            problems: problems
+                .chain(path_mtu)
+                .chain(self.gateways.problems(desired, open.device.backend()))
+                .collect(),
             peers,
             external: self.report_external(desired),
             manual: inputs.manual.clone(),

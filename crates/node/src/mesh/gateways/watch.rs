@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::time::Instant;
 
 use fairlead_api::wireguard::PublicKey;
+use fairlead_dataplane::wireguard::Backend;
 use fairlead_path::{PingOutcome, State};
 use fairlead_topology::Down;
 
@@ -31,9 +32,10 @@ impl GatewayWatch {
         self.health.down()
     }
 
-    /// One for each of them.
-    pub fn problems(&self) -> impl Iterator<Item = MeshProblem> + use<> {
-        self.down().into_iter().map(|gateway| MeshProblem::GatewayDown { gateway })
+    /// One for each of them, and what this WireGuard cannot do with several gateways.
+    pub fn problems(&self, desired: &Desired, backend: Backend) -> impl Iterator<Item = MeshProblem> + use<> {
+        let down = self.down().into_iter().map(|gateway| MeshProblem::GatewayDown { gateway });
+        down.chain(needs_embedded(desired, backend))
     }
 
     /// Reads the answers and asks again. Returns whether other gateways are to be used now.
@@ -58,5 +60,63 @@ impl GatewayWatch {
         let answers =
             self.health.is_down(&gateway.name) && (has_answered() | !paths.port().ping(key) && has_session);
         Seen { behind: gateway.behind.clone(), has_session, answers }
+    }
+}
+
+/// The kernel's WireGuard binds a prefix to one peer, so what a second gateway of a location forwards is dropped. Gateways that are
+/// not in use have a tunnel all the same, since other nodes may use them.
+fn needs_embedded(desired: &Desired, backend: Backend) -> Option<MeshProblem> {
+    let names = |gateways: &BTreeMap<PublicKey, DesiredGateway>| -> Vec<String> {
+        let others = desired.accepted.keys().filter_map(|key| gateways.get(key));
+        others.map(|gateway| gateway.name.clone()).collect::<BTreeSet<_>>().into_iter().collect()
+    };
+    let is_kernel = backend == Backend::Kernel;
+    (is_kernel && !desired.accepted.is_empty())
+        .then(|| MeshProblem::GatewaysNeedEmbedded { gateways: names(&desired.gateways) })
+}
+
+#[cfg(test)]
+mod tests {
+    use fairlead_api::resources::Granularity;
+    use fairlead_topology::{InternalAddress, Site};
+
+    use super::*;
+    use crate::mesh::desired::tests::{host, inputs, member};
+    use crate::mesh::desired::{Held, OwnAddresses};
+
+    /// The reasons at node 1, which is alone in its location, where others are in another one.
+    fn reasons(others: u32, granularity: Granularity, backend: Backend) -> Vec<String> {
+        let members = (1..=1 + others).map(|number| {
+            let address = IpAddr::from([10, 0, 0, number as u8]);
+            let internal = vec![InternalAddress { address, length: None }];
+            let location = if number == 1 { "one" } else { "other" }.to_owned();
+            fairlead_topology::Member {
+                site: Some(Site { location, internal, ..Site::default() }),
+                ..member(number)
+            }
+        });
+        let mut inputs = inputs(members);
+        inputs.settings.granularity = granularity;
+        let desired = Desired::new(&inputs, &host(), Held::default(), &OwnAddresses::default());
+        let problems = GatewayWatch::default().problems(&desired, backend);
+        problems.map(|problem| format!("{}: {problem}", problem.reason())).collect()
+    }
+
+    #[test]
+    fn the_kernel_s_wireguard_with_several_gateways_of_a_location_is_a_problem() {
+        let [problem] = &reasons(3, Granularity::Location, Backend::Kernel)[..] else { panic!() };
+        assert!(problem.starts_with("GatewaysNeedEmbedded: ") && problem.contains("(node-000"), "{problem}");
+        for (others, granularity, backend) in [
+            (3, Granularity::Location, Backend::Embedded),
+            (1, Granularity::Location, Backend::Kernel),
+            (3, Granularity::Cross, Backend::Kernel),
+            (3, Granularity::Full, Backend::Kernel),
+        ] {
+            assert_eq!(
+                reasons(others, granularity, backend),
+                Vec::<String>::new(),
+                "{others} {granularity:?}"
+            );
+        }
     }
 }
