@@ -25,6 +25,8 @@ const MAX_GATEWAYS: usize = 4;
 pub(crate) struct Gateways {
     /// Members that another one stands for: the one in use, and the others that may.
     behind: BTreeMap<usize, (usize, Vec<usize>)>,
+    /// Other members are the gateways of this node's location.
+    has_gateways: bool,
 }
 
 impl Gateways {
@@ -39,7 +41,7 @@ impl Gateways {
         let is_gateway = |member: usize| list(member).is_none_or(|list| list.contains(&member));
         let is_down = |member: usize| ranked.get(member).is_some_and(|it| down.contains(&it.name));
         let own_location = ranked.get(own).and_then(|it| location(it));
-        let mut found = Self::default();
+        let mut found = Self { has_gateways: !is_gateway(own), ..Self::default() };
         for (at, member) in ranked.iter().enumerate() {
             let is_near = at == own || location(member).is_some_and(|it| Some(it) == own_location);
             if is_near || member.external.is_some() {
@@ -68,6 +70,11 @@ impl Gateways {
     /// Whether packets to it go through another one.
     pub(crate) fn is_behind(&self, member: usize) -> bool {
         self.behind.contains_key(&member)
+    }
+
+    /// Whether this node has tunnels with nodes of other locations: it is a gateway, or no member stands for another one.
+    pub(crate) fn is_own(&self) -> bool {
+        !self.has_gateways
     }
 
     /// The gateways that are not in use, each with the members for which it may send: other nodes may use it.

@@ -111,6 +111,9 @@ pub struct Plan {
     pub routes: Vec<BlockRoute>,
     /// Prefixes of hosts beside this node: what others send there is masqueraded. Sorted.
     pub masqueraded: Vec<IpNet>,
+    /// Whether this node has tunnels with nodes of other locations itself: where locations have gateways, it is one of them or in
+    /// none of the locations.
+    pub is_gateway: bool,
     /// What was left out and why, sorted, each once.
     pub problems: Vec<Problem>,
 }
@@ -143,12 +146,13 @@ pub fn plan(members: &[Member], policy: &Policy) -> Plan {
         planned.map(|planned| (key, planned))
     };
     let peers = by_key.into_iter().filter_map(peer).collect();
+    let is_gateway = carriers.gateways.is_own();
     let routes = locations::routes(&policy.own, &policy.granularity, members, &peers, &mut problems);
     let (targets_ipv4, targets_ipv6) = targets(&ranked, &entries, &lost_blocks, policy);
     let nodes = node_addresses(&ranked, &entries, &owned, policy);
     let masqueraded = site_networks::masqueraded(&ranked, &entries, policy);
     let problems = problems.into_iter().collect();
-    Plan { peers, targets_ipv4, targets_ipv6, nodes, routes, masqueraded, problems }
+    Plan { peers, targets_ipv4, targets_ipv6, nodes, routes, masqueraded, is_gateway, problems }
 }
 
 /// This node, which yields its addresses to no other, then the members in the order in which they joined.

@@ -171,6 +171,8 @@ pub struct Desired {
     pub gateways: BTreeMap<PublicKey, DesiredGateway>,
     /// What peers may send from although other peers are sent for it.
     pub accepted: BTreeMap<PublicKey, Vec<IpNet>>,
+    /// Whether this node has tunnels with nodes of other locations.
+    pub is_gateway: bool,
     harvests_endpoints: bool,
     mtu: u32,
     targets_v4: Vec<IpNet>,
@@ -276,6 +278,7 @@ impl Desired {
             gateways: gateways::desired(inputs, &plan),
             accepted: gateways::accepted(&plan),
             masqueraded: plan.masqueraded.clone(),
+            is_gateway: plan.is_gateway,
             plain: plan.routes.iter().map(plain::route).collect(),
             host: published(endpoints.clone()),
             mapped: published(mapped.clone()),

@@ -322,6 +322,7 @@ impl<K: Kernel> Mesh<K> {
             claims: inputs.claims.clone(),
             mesh_addresses: desired.mesh_addresses.iter().map(IpNet::addr).collect(),
             interface_id: inputs.interface_id,
+            is_gateway: desired.is_gateway,
             problems: problems
                 .chain(path_mtu)
                 .chain(self.gateways.problems(desired, open.device.backend()))

@@ -109,6 +109,8 @@ pub struct Report {
     pub mesh_addresses: Vec<IpAddr>,
     /// What the first link-layer address of this host makes of IPv6 addresses.
     pub interface_id: Option<InterfaceId>,
+    /// Whether this node has tunnels with nodes of other locations.
+    pub is_gateway: bool,
     /// What a user should know.
     pub problems: Vec<MeshProblem>,
     /// The endpoint an administrator chose for this node.

@@ -112,6 +112,13 @@ fn nodes_have_tunnels_in_their_location_and_gateways_with_gateways() {
     };
     assert_eq!(peers(0), [2, 3, 4, 5, 6, 7, 11, 12]);
     assert_eq!(peers(3), [1, 2, 3, 5]);
+    let is_gateway = |own: &Member| plan(&members, &policy(own, &["n01"])).is_gateway;
+    let gateways: Vec<&str> =
+        members.iter().filter(|own| is_gateway(own)).map(|own| own.name.as_str()).collect();
+    assert_eq!(gateways, ["n01", "n02", "n06", "n07", "n11", "n12"]);
+    let own_location = [node(1, 0), node(2, 0), alone(node(3, 0))];
+    assert!(plan(&own_location, &policy(&own_location[2], &[])).is_gateway);
+    assert!(plan(&members, &Policy::new("n04")).is_gateway, "without locations each node has all tunnels");
 }
 
 #[test]

@@ -62,6 +62,7 @@ pub(super) struct CompatibleMetrics {
     peers: Gauge,
     relayed: Gauge,
     direct: Gauge,
+    kilo_leader: Gauge,
     kilo_nodes: Gauge,
     kilo_peers: Gauge,
     kilo_reconciles: Counter,
@@ -71,6 +72,8 @@ pub(super) struct CompatibleMetrics {
 impl CompatibleMetrics {
     pub(super) fn register(all: &mut Registry) -> Self {
         let kilo = all.sub_registry_with_prefix("kilo");
+        let leader = "Whether this node is a gateway of its location; without locations every node is";
+        let kilo_leader = register(kilo, "leader", leader, Gauge::default());
         let kilo_nodes = register(kilo, "nodes", "Nodes in the mesh, with this one", Gauge::default());
         let kilo_peers = register(kilo, "peers", "Peers outside of the cluster", Gauge::default());
         let kilo_reconciles =
@@ -94,6 +97,7 @@ impl CompatibleMetrics {
             peers: register(ours, "peers_total", "Nodes in the mesh, with this one", Gauge::default()),
             relayed: register(ours, "relayed_peers_total", "Peers reached over a relay", Gauge::default()),
             direct: register(ours, "direct_peers_total", "Peers reached directly", Gauge::default()),
+            kilo_leader,
             kilo_nodes,
             kilo_peers,
             kilo_reconciles,
@@ -110,6 +114,7 @@ impl CompatibleMetrics {
     ) {
         self.kilo_reconciles.inc();
         let members = report.peers.len().saturating_add(1) as i64;
+        self.kilo_leader.set(i64::from(report.is_gateway));
         self.kilo_nodes.set(members);
         self.peers.set(members);
         self.kilo_peers.set(report.external.iter().filter(|peer| !peer.is_standby()).count() as i64);
@@ -152,7 +157,8 @@ impl CompatibleMetrics {
 
     /// There is no mesh any more.
     pub(super) fn clear(&self) {
-        for gauge in [&self.peers, &self.relayed, &self.direct, &self.kilo_nodes, &self.kilo_peers] {
+        let ours = [&self.peers, &self.relayed, &self.direct];
+        for gauge in ours.into_iter().chain([&self.kilo_leader, &self.kilo_nodes, &self.kilo_peers]) {
             gauge.set(0);
         }
         self.nat.clear();
@@ -191,5 +197,26 @@ const fn nat_number(nat: NatType) -> i64 {
         NatType::Symmetric => 2,
         NatType::PortRestrictedCone => 3,
         NatType::Open => 4,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mesh::publish::tests::report;
+
+    #[test]
+    fn the_leader_of_kilo_is_a_gateway() {
+        let mut all = Registry::default();
+        let metrics = CompatibleMetrics::register(&mut all);
+        let leader = |report: &Report| {
+            metrics.update("own", report, std::iter::empty());
+            let mut text = String::new();
+            prometheus_client::encoding::text::encode(&mut text, &all).unwrap();
+            text.lines().find_map(|line| line.strip_prefix("kilo_leader ").map(str::to_owned))
+        };
+        let gateway = report(NatType::Unknown, Vec::new());
+        assert_eq!(leader(&gateway).as_deref(), Some("1"));
+        assert_eq!(leader(&Report { is_gateway: false, ..gateway }).as_deref(), Some("0"));
     }
 }

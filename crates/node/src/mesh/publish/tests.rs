@@ -71,6 +71,7 @@ pub(crate) fn report(nat: NatType, peers: Vec<PeerReport>) -> Report {
         own_prefixes: Vec::new(),
         mesh_addresses: Vec::new(),
         interface_id: None,
+        is_gateway: true,
         claims: Vec::new(),
         problems: vec![MeshProblem::Plan(Problem::NoKey { node: "n".to_owned() }); 100],
         manual: None,
