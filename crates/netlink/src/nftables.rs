@@ -25,7 +25,8 @@ mod messages;
 pub(crate) use dump::count;
 pub use dump::{exists, generation, read};
 pub use expression::{
-    AddressEnd, Comparison, DestinationType, Expression, Header, Meta, TCP_MAXIMUM_SEGMENT, TcpOption,
+    AddressEnd, CONNECTION_REPLY, Comparison, DestinationType, Expression, Header, Meta, TCP_MAXIMUM_SEGMENT,
+    TcpOption,
 };
 pub use messages::{change_elements, change_map, create, delete};
 

@@ -31,6 +31,10 @@ const FIB_BY_DESTINATION: u32 = 2;
 const FIB_RESULT_INTERFACE: u32 = 1;
 /// `NFTA_FIB_F_SADDR | NFTA_FIB_F_IIF | NFTA_FIB_F_PRESENT`
 const FIB_SOURCE_BY_INPUT: u32 = 1 | 8 | 32;
+/// `NFT_CT_DIRECTION`
+const CONNECTION_DIRECTION: u32 = 1;
+/// `NFT_LOOKUP_F_INV`
+const LOOKUP_INVERTED: u32 = 1;
 /// `NF_NAT_RANGE_PROTO_RANDOM_FULLY` (`linux/netfilter/nf_nat.h`)
 const NAT_RANDOM_FULLY: u32 = 0x10;
 /// `IFNAMSIZ`: interface names are compared with their zeros.
@@ -150,6 +154,9 @@ pub struct TcpOption {
 /// Maximum segment size (kind 2), in bytes, network order.
 pub const TCP_MAXIMUM_SEGMENT: TcpOption = TcpOption { kind: 2, offset: 2, length: 2 };
 
+/// `IP_CT_DIR_REPLY` (`linux/netfilter/nf_conntrack_tuple_common.h`)
+pub const CONNECTION_REPLY: u8 = 1;
+
 /// One step of a rule. A comparison or lookup that fails ends the rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Expression {
@@ -184,6 +191,9 @@ pub enum Expression {
         /// network card is yet to compute it.
         checksum: Option<u32>,
     },
+    /// Loads the direction of the packet in its connection, one byte: [`CONNECTION_REPLY`] if it is an answer. Ends the rule for packets
+    /// that the kernel does not track.
+    LoadConnectionDirection,
     /// Loads a [`DestinationType`], four bytes in host order, by looking the packet's destination up.
     LoadDestinationType,
     /// Loads whether the packet came in by the interface that a route leads to its source (RFC 3704, section 2.2): four bytes,
@@ -206,6 +216,8 @@ pub enum Expression {
     Compare(Comparison, Vec<u8>),
     /// Continues if what was loaded is in this set of the same table.
     Lookup(String),
+    /// Continues if what was loaded is not in this set of the same table.
+    LookupAbsent(String),
     /// Loads what this map of the same table has for what was loaded; ends the rule if it has nothing.
     LookupMap(String),
     /// Ends the chain and lets the packet pass.
@@ -293,6 +305,7 @@ impl Expression {
         match self {
             Self::LoadMeta(_) | Self::StoreMeta(_) => "meta",
             Self::LoadPayload { .. } | Self::LoadPortBehind { .. } | Self::StorePayload { .. } => "payload",
+            Self::LoadConnectionDirection => "ct",
             Self::LoadDestinationType | Self::LoadSourceIsReachable => "fib",
             Self::LoadTcpOption(_) | Self::StoreTcpOption(_) => "exthdr",
             Self::LoadConstant(_) | Self::Accept | Self::Drop => "immediate",
@@ -300,7 +313,7 @@ impl Expression {
             Self::Masquerade => "masq",
             Self::Bitwise { .. } => "bitwise",
             Self::Compare(..) => "cmp",
-            Self::Lookup(_) | Self::LookupMap(_) => "lookup",
+            Self::Lookup(_) | Self::LookupAbsent(_) | Self::LookupMap(_) => "lookup",
         }
     }
 
@@ -336,6 +349,10 @@ impl Expression {
                     data.be32(7, *checksum);
                 }
             }
+            Self::LoadConnectionDirection => {
+                data.be32(1, REGISTER);
+                data.be32(2, CONNECTION_DIRECTION);
+            }
             Self::LoadDestinationType => {
                 data.be32(1, REGISTER);
                 data.be32(2, FIB_RESULT_ADDRESS_TYPE);
@@ -367,6 +384,11 @@ impl Expression {
             Self::Lookup(set) => {
                 data.text(1, set);
                 data.be32(2, REGISTER);
+            }
+            Self::LookupAbsent(set) => {
+                data.text(1, set);
+                data.be32(2, REGISTER);
+                data.be32(5, LOOKUP_INVERTED);
             }
             Self::LookupMap(map) => {
                 data.text(1, map);
