@@ -97,6 +97,10 @@ pub const NFT_SET_SITE_IPV4: &str = "fairlead_site_ipv4";
 pub const NFT_SET_SITE_IPV6: &str = "fairlead_site_ipv6";
 /// Chain that masquerades what comes from the mesh to these hosts (own).
 pub const NFT_CHAIN_SITE: &str = "fairlead_site";
+/// Set of the IPv4 prefixes from which other nodes accept packets of this node (own).
+pub const NFT_SET_OWN_IPV4: &str = "fairlead_own_ipv4";
+/// The same for IPv6 (own).
+pub const NFT_SET_OWN_IPV6: &str = "fairlead_own_ipv6";
 
 /// nftables table that drops packets of pods with another's source address, family `inet` (own).
 pub const NFT_TABLE_SOURCE_CHECK: &str = "fairlead_source_check";

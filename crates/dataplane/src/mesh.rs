@@ -83,6 +83,9 @@ pub struct Bypass {
     pub relays: Vec<SocketAddr>,
     /// The other nodes' own addresses.
     pub nodes: Vec<IpAddr>,
+    /// Prefixes from which peers accept packets of this node: its addresses and those of its pods. Connections to other addresses of this
+    /// host come past the mesh, and are answered the same way.
+    pub own: Vec<IpNet>,
 }
 
 /// Leads packets to the other nodes into the mesh. The nftables table can hold a hundred thousand elements: it is read only

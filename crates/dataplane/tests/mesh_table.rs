@@ -234,7 +234,7 @@ fn the_api_server_is_reached_past_the_mesh() {
         state.bypass = Bypass {
             servers: vec!["192.0.2.1:6443".parse().unwrap(), "[fd00:1::1]:6443".parse().unwrap()],
             nodes: vec!["192.0.2.2".parse().unwrap(), "fd00:1::2".parse().unwrap()],
-            relays: Vec::new(),
+            ..Bypass::default()
         };
         assert_eq!(apply(&state).unwrap(), Applied::Rebuilt);
         assert_eq!(apply(&state).unwrap(), Applied::Unchanged);
@@ -256,6 +256,31 @@ fn the_api_server_is_reached_past_the_mesh() {
         assert_eq!(apply(&state).unwrap(), Applied::Elements { deleted: 0, added: 1 });
         state.bypass = Bypass::default();
         assert_eq!(apply(&state).unwrap(), Applied::Rebuilt);
+    });
+}
+
+#[test]
+fn connections_to_addresses_outside_of_the_mesh_are_answered_past_the_mesh() {
+    in_namespace(|| {
+        add_mesh_device();
+        let mut state = mesh(1420, &["192.0.2.0/24"], &["fd00:1::/64"]);
+        state.bypass.own = vec!["198.51.100.1/32".parse().unwrap(), "fd00:2::/64".parse().unwrap()];
+        assert_eq!(apply(&state).unwrap(), Applied::Rebuilt);
+        assert_eq!(apply(&state).unwrap(), Applied::Unchanged);
+        let outgoing = lines(&run("nft list chain inet talos_kubespan kubespan_outgoing"));
+        for rule in [
+            "ct direction reply ip saddr != @fairlead_own_ipv4 accept",
+            "ct direction reply ip6 saddr != @fairlead_own_ipv6 accept",
+        ] {
+            let at = outgoing.iter().position(|line| line == rule);
+            let marks = outgoing.iter().position(|line| line.contains("@kubespan_targets_ipv4"));
+            assert!(at.is_some() && at < marks, "{rule} not before the marks in {outgoing:#?}");
+        }
+        let prerouting = run("nft list chain inet talos_kubespan kubespan_prerouting");
+        assert!(!prerouting.contains("ct direction"), "pods have no other addresses: {prerouting}");
+        // One more block of this node is one more element, not another table.
+        state.bypass.own.push("10.64.0.0/27".parse().unwrap());
+        assert_eq!(apply(&state).unwrap(), Applied::Elements { deleted: 0, added: 1 });
     });
 }
 

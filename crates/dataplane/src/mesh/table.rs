@@ -15,7 +15,13 @@
 //! ip saddr A tcp sport P ip daddr @fairlead_nodes_ipv4 accept
 //! ```
 //!
-//! In the prerouting chain the last of these follows the second, for each pod of the managed relay.
+//! and, where this node has prefixes in the mesh, for both families
+//!
+//! ```text
+//! ct direction reply ip saddr != @fairlead_own_ipv4 accept
+//! ```
+//!
+//! In the prerouting chain the last rule for the API server follows the second, for each pod of the managed relay.
 //!
 //! If there are hosts beside this node, a chain of the hook postrouting masquerades what comes from the mesh, and leaves alone
 //! what they send each other:
@@ -32,7 +38,7 @@ use std::net::SocketAddr;
 use fairlead_address::{IntervalSet, IpFamily};
 use fairlead_api::names;
 use fairlead_netlink::nftables::{
-    AddressEnd, Chain, Comparison, DestinationType, Expression, Header, Hook, Meta, Rule,
+    AddressEnd, CONNECTION_REPLY, Chain, Comparison, DestinationType, Expression, Header, Hook, Meta, Rule,
     TCP_MAXIMUM_SEGMENT, Table,
 };
 use ipnet::IpNet;
@@ -67,6 +73,8 @@ struct Half {
     nodes: &'static str,
     /// Hosts beside this node.
     site: &'static str,
+    /// This node's prefixes in the mesh.
+    own: &'static str,
     /// IP and TCP header in bytes: what a segment is smaller than the packet.
     headers: u32,
 }
@@ -77,6 +85,7 @@ const HALVES: [Half; 2] = [
         set: names::NFT_SET_IPV4,
         nodes: names::NFT_SET_NODES_IPV4,
         site: names::NFT_SET_SITE_IPV4,
+        own: names::NFT_SET_OWN_IPV4,
         headers: 40,
     },
     Half {
@@ -84,6 +93,7 @@ const HALVES: [Half; 2] = [
         set: names::NFT_SET_IPV6,
         nodes: names::NFT_SET_NODES_IPV6,
         site: names::NFT_SET_SITE_IPV6,
+        own: names::NFT_SET_OWN_IPV6,
         headers: 60,
     },
 ];
@@ -107,6 +117,12 @@ pub(super) fn table(state: &MeshState) -> Table {
         };
         sets.extend(HALVES.map(set));
     }
+    let own = &state.bypass.own;
+    if !own.is_empty() {
+        sets.extend(
+            HALVES.map(|half| (half.own.to_owned(), IntervalSet::from_prefixes(half.addresses, own))),
+        );
+    }
     let chain = |hook, rules| Chain { hook, priority: PRIORITY, rules };
     let prerouting = [accept_from_wireguard(), accept_neighbor_discovery()]
         .into_iter()
@@ -116,6 +132,7 @@ pub(super) fn table(state: &MeshState) -> Table {
     let outgoing = [accept_from_wireguard(), accept_neighbor_discovery(), accept_loopback()]
         .into_iter()
         .chain(past_mesh(&state.bypass))
+        .chain(HALVES.iter().filter(|_| !own.is_empty()).map(Half::foreign_answer))
         .chain(into_mesh(state.mtu))
         .collect();
     Table {
@@ -214,6 +231,22 @@ impl Half {
             Expression::Accept,
         ]);
         Rule(expressions)
+    }
+
+    /// `ct direction reply ip saddr != @own accept`
+    ///
+    /// A connection to an address of this host that is not in the mesh, such as a virtual one, came past the mesh, and no peer accepts
+    /// the answer from the tunnel. What this host sends on its own behalf is not let out this way.
+    fn foreign_answer(&self) -> Rule {
+        Rule(vec![
+            Expression::LoadConnectionDirection,
+            Expression::Compare(Comparison::Equal, vec![CONNECTION_REPLY]),
+            Expression::LoadMeta(Meta::NetworkProtocol),
+            Expression::is_protocol(self.addresses),
+            Expression::load_address(self.addresses, AddressEnd::Source),
+            Expression::LookupAbsent(self.own.to_owned()),
+            Expression::Accept,
+        ])
     }
 
     /// Both ends of a connection learn what fits the mesh, whether a host or a pod opens it: path MTU discovery

@@ -329,10 +329,14 @@ impl Desired {
 fn bypass(inputs: &Inputs, plan: &Plan, blocks: &PrefixSet) -> Bypass {
     let servers = inputs.api_server.iter().filter(|server| !blocks.contains(server.ip()));
     let relays = inputs.settings.relay_pods.iter().filter(|pod| blocks.contains(pod.ip()));
+    let mesh = inputs.mesh_addresses().into_iter().map(|address| IpNet::from(address.addr()));
+    let claims = inputs.members.iter().filter(|it| it.name == inputs.node).flat_map(|it| &it.claims);
+    let beside = claims.chain(&plan.masqueraded).copied();
     Bypass {
         servers: servers.copied().collect(),
         relays: relays.copied().collect(),
         nodes: plan.nodes.iter().copied().collect(),
+        own: own_prefixes(inputs).into_iter().chain(mesh).chain(beside).collect(),
     }
 }
 

@@ -488,6 +488,11 @@ fn addresses_on_the_mesh_are_on_the_device_and_no_endpoint_is_in_them() {
     let peer = &desired.peers[&key(2)];
     assert!(peer.config.allowed_ips.contains(&"fd7f:175a:b97c:5602::2/128".parse().unwrap()));
     assert_eq!(peer.paths.candidates.len(), 1, "not through the tunnel itself");
+    // Peers accept packets from these, and from no other address of this host.
+    let own = desired.mesh_state("wire_kube", |_| None).bypass.own;
+    let expected = ["fd7f:175a:b97c:5602::1/128", "100.64.0.1/32"].map(|text| text.parse().unwrap());
+    assert!(expected.iter().all(|address| own.contains(address)), "{own:?}");
+    assert!(own.iter().all(|prefix| prefix.prefix_len() > 16), "not the subnets: {own:?}");
     inputs.settings.mesh_ipv4 = None;
     assert_eq!(inputs.mesh_addresses().len(), 1);
 }
