@@ -122,12 +122,16 @@ fn report(outcomes: &[(Outcome, Outcome)]) -> Result<Vec<Measurement>> {
             );
         }
     }
-    let count = |take: fn(&(Outcome, Outcome)) -> Outcome| {
-        outcomes.iter().filter(|pair| take(pair).direct.is_some()).count() as f64
-    };
-    for (subject, direct) in [(OURS, count(|pair| pair.0)), (PEER, count(|pair| pair.1))] {
-        let metric = format!("direct paths of {} pairs", outcomes.len());
-        measurements.push(Measurement::new(CASE, subject, metric, "", vec![direct])?.against(PEER));
+    let counts: [(&str, Take); 2] =
+        [("answers", |outcome| outcome.answer), ("direct paths", |outcome| outcome.direct)];
+    for (what, take) in counts {
+        let metric = format!("{what} of {} pairs", outcomes.len());
+        let ours = outcomes.iter().filter(|pair| take(&pair.0).is_some()).count() as f64;
+        let peers = outcomes.iter().filter(|pair| take(&pair.1).is_some()).count() as f64;
+        for (subject, count) in [(OURS, ours), (PEER, peers)] {
+            measurements
+                .push(Measurement::new(CASE, subject, metric.clone(), "", vec![count])?.against(PEER));
+        }
     }
     Ok(measurements)
 }

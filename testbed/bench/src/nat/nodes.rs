@@ -6,7 +6,7 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use fairlead_demo::World;
 use fairlead_demo::nat_matrix::Place;
 use fairlead_demo::servers;
@@ -17,6 +17,7 @@ use testbed_lab::relay::{Relay, TOKEN};
 use testbed_lab::{Host, Process};
 
 use super::{LIMIT, Outcome};
+use crate::progress;
 
 /// Bounds every wait.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -66,6 +67,7 @@ impl Nodes {
         for name in [one.node, other.node] {
             world.node(name)?.stop()?;
         }
+        let Some(times) = times else { return Ok(Outcome::default()) };
         let since = |at: Timestamp| Duration::try_from(at.duration_since(times.known)).unwrap_or_default();
         Ok(Outcome { answer: answer.map(since), direct: times.direct })
     }
@@ -93,8 +95,9 @@ fn first_answer(output: &Path) -> Result<Option<Timestamp>> {
     Ok(Some(Timestamp::from_microsecond((seconds * 1e6) as i64)?))
 }
 
-/// Until both ends use a direct path, or have had time for it.
-fn follow(world: &World, one: &Place, other: &Place) -> Result<PairTimes> {
+/// Until both ends use a direct path, or have had time for it. `None` if they had no session in time: that pair has failed, and the
+/// others are measured.
+fn follow(world: &World, one: &Place, other: &Place) -> Result<Option<PairTimes>> {
     let ends = [one, other].map(|place| world.nodes.iter().find(|node| node.name == place.node));
     let [Some(here), Some(there)] = ends else { anyhow::bail!("the world has no such nodes") };
     let mut up_since: Option<Instant> = None;
@@ -109,9 +112,17 @@ fn follow(world: &World, one: &Place, other: &Place) -> Result<PairTimes> {
             let course = courses(here)?.remove(other.node).zip(courses(there)?.remove(one.node));
             let (from, back) = course.context("they logged nothing of each other")?;
             let times = PairTimes::of(from, back);
-            return Ok(if is_over { PairTimes { direct: None, ..times } } else { times });
+            return Ok(Some(if is_over { PairTimes { direct: None, ..times } } else { times }));
         }
-        ensure!(Instant::now() < deadline, "they have no session");
+        if Instant::now() >= deadline {
+            progress(&format!(
+                "    {} and {}: no session within {} s",
+                one.node,
+                other.node,
+                TIMEOUT.as_secs()
+            ));
+            return Ok(None);
+        }
         thread::sleep(Duration::from_millis(100));
     }
 }
