@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use fairlead_address::AddressFilter;
 use fairlead_api::wireguard::{PeerConfig, PeerState, PublicKey};
 use fairlead_dataplane::wireguard::Backend;
 use fairlead_node::mesh::path_port::PathCounters;
@@ -102,6 +103,7 @@ pub(crate) fn report_of(peers: Vec<PeerReport>) -> Report {
         stun: None,
         port: 51820,
         nat: NatType::Cone,
+        published: AddressFilter::default(),
         host: Vec::new(),
         observed: Vec::new(),
         reflexive: Vec::new(),
@@ -116,8 +118,10 @@ pub(crate) fn report_of(peers: Vec<PeerReport>) -> Report {
         claims: Vec::new(),
         mesh_addresses: Vec::new(),
         interface_id: None,
+        is_gateway: true,
         problems: Vec::new(),
         manual: None,
+        extra_endpoints: Vec::new(),
         keepalive: None,
         paths: PathCounters::default(),
         relay: None,
