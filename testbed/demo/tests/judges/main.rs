@@ -138,8 +138,13 @@ fn nft_has_the_lines_of_the_seed(node: &Node) {
         let (body, _) = rest.split_once('}').unwrap();
         let mut lines = body.lines().map(str::trim).filter(|line| !line.is_empty());
         assert_eq!(lines.next(), Some(hook));
-        // Beside the seed's: segments that fit the mesh, and what stays on this host or its link.
-        let stays = [r#"oifname "lo" fib daddr type local accept"#, "icmpv6 type 133-137 accept"];
+        // Beside the seed's: segments that fit the mesh, what stays on this host or its link, and answers past the mesh.
+        let stays = [
+            r#"oifname "lo" fib daddr type local accept"#,
+            "icmpv6 type 133-137 accept",
+            "ct direction reply ip saddr != @fairlead_own_ipv4 accept",
+            "ct direction reply ip6 saddr != @fairlead_own_ipv6 accept",
+        ];
         let own = |line: &&str| line.contains(" tcp option maxseg ") || stays.contains(line);
         let rules: Vec<&str> = lines.filter(|line| !own(line)).collect();
         let past_the_mesh = |line: &&&str| line.contains(" tcp dport ") || line.contains(" tcp sport ");
