@@ -62,11 +62,13 @@ pub(crate) fn run(options: Options) -> Result<Vec<Measurement>> {
     })?
 }
 
-/// Each link needs a descriptor.
+/// Each link needs a descriptor at either end. Only the soft limit is raised: another hard one needs `CAP_SYS_RESOURCE`.
+const DESCRIPTORS: &str = "--nofile=16384:";
+
 fn raise_descriptors() -> Result<()> {
     let process = std::process::id().to_string();
     let status = Command::new("prlimit")
-        .args(["--pid", &process, "--nofile=65536:65536"])
+        .args(["--pid", &process, DESCRIPTORS])
         .stdout(Stdio::null())
         .status()
         .context("cannot start prlimit")?;
@@ -85,10 +87,10 @@ impl Relay<'_> {
         let file = |name: &str| self.directory.join(name);
         let mut command = Command::new("prlimit");
         command
-            .args(["--nofile=65536:65536", "--"])
+            .args([DESCRIPTORS, "--"])
             .arg(testbed_lab::executable("fairlead")?)
             .args(["relay", "--addr", ADDRESS, "--name", HOST, "--stun-addr", "127.0.0.1:0"])
-            .args(["--metrics-addr", "[::]:0", "--health-addr", "[::]:0", "--max-clients", "65536"])
+            .args(["--metrics-addr", "[::]:0", "--health-addr", "[::]:0", "--max-clients", "8192"])
             .arg("--tls-cert-file")
             .arg(file("relay.crt"))
             .arg("--tls-private-key-file")
