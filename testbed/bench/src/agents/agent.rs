@@ -190,6 +190,7 @@ impl Agent {
         let first = INTERVAL.saturating_mul(u32::try_from(self.number % 1000)?) / 1000;
         let mut ticks = interval_at(tokio::time::Instant::now() + first, INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut was_up = false;
         loop {
             let due = self.agent.poll_timeout().map(|at| (self.begin + at).into());
             tokio::select! {
@@ -200,7 +201,10 @@ impl Agent {
                 }
                 Ok(()) = self.link.changed() => {
                     let is_up = self.link.borrow_and_update().is_up;
-                    self.agent.relay_changed(self.begin.elapsed(), is_up);
+                    // As the node program: most changes are round-trip times.
+                    if std::mem::replace(&mut was_up, is_up) != is_up {
+                        self.agent.relay_changed(self.begin.elapsed(), is_up);
+                    }
                     self.is_news = true;
                 }
                 () = async { match due {
