@@ -21,5 +21,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     // `google.protobuf.Empty` becomes `()`, so no crate of well-known types is needed.
     // What a discovery server stores is shared by all watches of its cluster, so it is counted, not copied.
     tonic_prost_build::configure().bytes(".sidero.discovery.server").compile_fds(files)?;
+    // Not a service of ours: without a server, and not among the descriptors.
+    let etcd = protox::compile(["proto/etcd.proto"], ["proto"])?;
+    tonic_prost_build::configure().build_server(false).bytes(".etcdserverpb").compile_fds(etcd)?;
     Ok(())
 }
