@@ -22,12 +22,22 @@ struct Discovery(Observer);
 impl Collector for Discovery {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let snapshot = self.0.snapshot();
-        let (totals, counters) = (snapshot.totals, snapshot.counters);
+        let (totals, counters, etcd) = (snapshot.totals, snapshot.counters, &snapshot.etcd);
         for (name, help, value) in [
             ("affiliates", "Affiliates that are stored.", totals.affiliates),
             ("clusters", "Clusters with affiliates or watches.", totals.clusters),
             ("connections", "Open connections.", snapshot.connections),
             ("endpoints", "Endpoints of affiliates that are stored.", totals.endpoints),
+            (
+                "etcd_connected",
+                "Whether this replica has read everything from etcd and watches it; 0 without etcd, too.",
+                usize::from(etcd.is_connected),
+            ),
+            (
+                "etcd_revision",
+                "The last revision of etcd that the watch has told of.",
+                usize::try_from(etcd.revision).unwrap_or_default(),
+            ),
             ("watches", "Open watches.", totals.watches),
         ] {
             let gauge = ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));
@@ -41,6 +51,15 @@ impl Collector for Discovery {
                 counters.watches_ended,
             ),
             ("expired_affiliates", "Affiliates whose time to live ended.", counters.expired),
+            (
+                "etcd_conflicts",
+                "Writes that were made again because another replica had changed the same affiliate.",
+                etcd.conflicts,
+            ),
+            ("etcd_failed_writes", "Writes to etcd that failed; clients were told.", etcd.failed_writes),
+            ("etcd_lists", "Times that everything in etcd was listed.", etcd.lists),
+            ("etcd_lost_sessions", "Sessions with etcd that ended or could not begin.", etcd.lost),
+            ("etcd_writes", "Writes that etcd accepted.", etcd.writes),
             (
                 "expired_endpoints",
                 "Endpoints whose time to live ended before that of their affiliate.",
@@ -61,6 +80,13 @@ impl Collector for Discovery {
         }
         let requests = snapshot.requests.iter().map(|(method, count)| (method.label(), *count));
         family(&mut encoder, "requests", "Requests, by gRPC method.", "method", requests)?;
+        family(
+            &mut encoder,
+            "etcd_rejected_values",
+            "Values in etcd that were left out, by reason.",
+            "reason",
+            etcd.rejections.iter().copied(),
+        )?;
         let refusals = snapshot.refusals.iter().map(|(reason, count)| (reason.label(), *count));
         family(
             &mut encoder,

@@ -1,10 +1,11 @@
 //! `fairlead discovery`: a discovery server with its metrics and health.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use fairlead_cluster::subsystem::Supervisor;
-use fairlead_discovery::server::{CertificateFiles, Server, Settings};
+use fairlead_cluster::subsystem::{Readiness, Supervisor};
+use fairlead_discovery::server::{CertificateFiles, EtcdSettings, Observer, Server, Settings};
 
 use crate::arguments::DiscoveryArguments;
 use crate::endpoints::{serve_health, serve_metrics};
@@ -29,16 +30,28 @@ pub(crate) async fn serve(
     let server = Server::bind(settings(&arguments))?;
     let address = server.local_address().context("cannot read the address of the discovery server")?;
     let observer = server.observer();
+    let readiness = Arc::new(Replica(observer.clone()));
     serve_metrics(&mut supervisor, arguments.metrics_addr, |registry| {
         fairlead_discovery::metrics::register(registry, observer);
     });
-    supervisor.subsystem(NAME).spawn_graceful("server", |stop| server.run(stop.cancelled_owned()));
+    let subsystem = supervisor.subsystem(NAME);
+    subsystem.readiness(readiness);
+    subsystem.spawn_graceful("server", |stop| server.run(stop.cancelled_owned()));
     tracing::info!(%address, "serving");
 
     let outcome = supervisor.run_until(stop).await;
     supervisor.stop(NAME, STOP_TIMEOUT).await;
     supervisor.shutdown(&[], STOP_TIMEOUT).await;
     Ok(outcome?)
+}
+
+/// Ready while it can write to etcd, if it has to.
+struct Replica(Observer);
+
+impl Readiness for Replica {
+    fn not_ready(&self) -> Option<String> {
+        self.0.not_ready()
+    }
 }
 
 fn settings(arguments: &DiscoveryArguments) -> Settings {
@@ -52,6 +65,7 @@ fn settings(arguments: &DiscoveryArguments) -> Settings {
         redirect: arguments.redirect_endpoint.clone(),
         admission: arguments.admission_file.clone(),
         snapshot: arguments.snapshot_path.clone().map(|path| (path, arguments.snapshot_interval)),
+        etcd: etcd(arguments),
         limits: fairlead_discovery::core::Limits {
             clusters: arguments.max_clusters,
             affiliates: arguments.max_affiliates,
@@ -64,4 +78,14 @@ fn settings(arguments: &DiscoveryArguments) -> Settings {
         },
         connections: (arguments.max_watches.saturating_add(OTHER_CONNECTIONS), per_address),
     }
+}
+
+fn etcd(arguments: &DiscoveryArguments) -> Option<EtcdSettings> {
+    let certificate = arguments.etcd_cert_file.clone().zip(arguments.etcd_key_file.clone());
+    (!arguments.etcd_endpoints.is_empty()).then(|| EtcdSettings {
+        endpoints: arguments.etcd_endpoints.clone(),
+        authorities: arguments.etcd_ca_file.clone(),
+        certificate: certificate.map(|(chain, key)| CertificateFiles { chain, key }),
+        prefix: arguments.etcd_prefix.clone(),
+    })
 }

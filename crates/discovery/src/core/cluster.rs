@@ -3,12 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Bound;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use fairlead_wire::discovery::server;
 use prost::bytes::Bytes;
 
-use super::{Refusal, Source, Stored, Update, WatchId};
+use super::{Refusal, SharedAffiliate, Source, Stored, Update, WatchId};
 
 /// How much of a message's size its affiliates may make up: gRPC clients accept 4 MiB.
 const BATCH: usize = 1 << 20;
@@ -16,6 +16,11 @@ const BATCH: usize = 1 << 20;
 const FRAMING: usize = 16;
 /// Removed affiliates that are kept without a look at who needs them.
 const PRUNE: usize = 64;
+
+/// Not among what replicas share, as far as is known. Revisions begin with 1.
+const UNLISTED: i64 = 0;
+/// Was shared in another history of the store.
+const ORPHAN: i64 = -1;
 
 #[derive(Debug, Default)]
 pub(super) struct Cluster {
@@ -30,7 +35,7 @@ pub(super) struct Cluster {
     pub(super) watches: BTreeSet<WatchId>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Affiliate {
     data: Bytes,
     endpoints: Vec<Endpoint>,
@@ -41,9 +46,11 @@ struct Affiliate {
     created: u64,
     changed: u64,
     source: Source,
+    /// The revision at which replicas share this, or one of the two below.
+    revision: i64,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Endpoint {
     sealed: Bytes,
     expires: Instant,
@@ -132,18 +139,7 @@ impl Cluster {
     }
 
     pub(super) fn stored(&self, cluster: &Arc<str>, now: Instant) -> impl Iterator<Item = Stored> {
-        let left = move |at: Instant| at.saturating_duration_since(now);
-        self.affiliates.iter().map(move |(id, affiliate)| Stored {
-            cluster: Arc::clone(cluster),
-            affiliate: Arc::clone(id),
-            data: affiliate.data.clone(),
-            ttl: left(affiliate.expires),
-            endpoints: affiliate
-                .endpoints
-                .iter()
-                .map(|one| (one.sealed.clone(), left(one.expires)))
-                .collect(),
-        })
+        self.affiliates.iter().map(move |(id, affiliate)| affiliate.stored(cluster, id, now))
     }
 
     pub(super) fn update(
@@ -154,20 +150,89 @@ impl Cluster {
         max_endpoints: usize,
     ) -> Result<Applied, Refusal> {
         let expires = now.checked_add(update.ttl).unwrap_or(now);
+        let merge = |affiliate: &mut Affiliate| affiliate.merge(update, expires, max_endpoints);
+        self.change(source, &update.affiliate, expires, merge)
+    }
+
+    /// What an update would make of an affiliate, and the revision of what is here.
+    pub(super) fn merged(
+        &self,
+        source: Source,
+        update: &Update,
+        now: Instant,
+        max_endpoints: usize,
+    ) -> Result<(SharedAffiliate, i64), Refusal> {
+        let expires = now.checked_add(update.ttl).unwrap_or(now);
+        let known = self.affiliates.get_key_value(update.affiliate.as_str());
+        let id = known.map_or_else(|| Arc::from(update.affiliate.as_str()), |(id, _)| Arc::clone(id));
+        let known = known.map(|(_, affiliate)| affiliate.clone());
+        let mut affiliate = known.unwrap_or_else(|| Affiliate::new(source, expires, 0));
+        affiliate.endpoints.retain(|endpoint| endpoint.expires > now);
+        affiliate.merge(update, expires, max_endpoints)?;
+        let stored = affiliate.stored(&Arc::from(update.cluster.as_str()), &id, now);
+        Ok((SharedAffiliate { stored, source: affiliate.source }, affiliate.revision.max(UNLISTED)))
+    }
+
+    /// Replaces an affiliate by what replicas share, and says who had created it here.
+    pub(super) fn adopt(
+        &mut self,
+        shared: &SharedAffiliate,
+        revision: i64,
+        now: Instant,
+    ) -> Result<(Applied, Option<Source>), Refusal> {
+        let at = |ttl: Duration| now.checked_add(ttl).unwrap_or(now);
+        let expires = at(shared.stored.ttl);
+        let before = self.affiliates.get(&shared.stored.affiliate).map(|affiliate| affiliate.source);
+        let replace = |affiliate: &mut Affiliate| Ok(affiliate.replace(shared, revision, at));
+        let applied = self.change(shared.source, &shared.stored.affiliate, expires, replace)?;
+        Ok((applied, before))
+    }
+
+    /// The revision at which replicas share an affiliate, and when that expires.
+    pub(super) fn shared(&self, affiliate: &str) -> Option<(i64, Instant)> {
+        self.affiliates.get(affiliate).map(|affiliate| (affiliate.revision, affiliate.expires))
+    }
+
+    /// Nothing of an affiliate is in what replicas share, and there will be nothing of before.
+    pub(super) fn orphan(&mut self, affiliate: &str) {
+        if let Some(affiliate) = self.affiliates.get_mut(affiliate) {
+            affiliate.revision = ORPHAN;
+        }
+    }
+
+    /// What replicas share is listed from its beginning.
+    pub(super) fn begin_listing(&mut self) {
+        let shared = self.affiliates.values_mut().filter(|affiliate| affiliate.revision != ORPHAN);
+        shared.for_each(|affiliate| affiliate.revision = UNLISTED);
+    }
+
+    /// What was shared before, and has not been listed since.
+    pub(super) fn unlisted(&self) -> Vec<Arc<str>> {
+        let unlisted = self.affiliates.iter().filter(|(_, affiliate)| affiliate.revision == UNLISTED);
+        unlisted.map(|(id, _)| Arc::clone(id)).collect()
+    }
+
+    /// Has `merge` change an affiliate, which says whether watches have to be told. One that it refuses stays as it was.
+    fn change(
+        &mut self,
+        source: Source,
+        id: &str,
+        expires: Instant,
+        merge: impl FnOnce(&mut Affiliate) -> Result<bool, Refusal>,
+    ) -> Result<Applied, Refusal> {
         let next = self.last.saturating_add(1);
-        let removed = self.removed.get(update.affiliate.as_str());
-        let (id, mut affiliate, queued) = match self.affiliates.remove_entry(update.affiliate.as_str()) {
+        let removed = self.removed.get(id);
+        let (id, mut affiliate, queued) = match self.affiliates.remove_entry(id) {
             Some((id, affiliate)) => {
                 let queued = affiliate.queued;
                 (id, affiliate, Some(queued))
             }
             None => {
                 let created = removed.map_or(next, |removed| removed.created);
-                let affiliate = Affiliate::new(source, expires, created);
-                (Arc::from(update.affiliate.as_str()), affiliate, None)
+                (Arc::from(id), Affiliate::new(source, expires, created), None)
             }
         };
-        let merged = affiliate.merge(update, expires, max_endpoints);
+        let merged = merge(&mut affiliate);
         let has_changed = merged.unwrap_or(false) || queued.is_none();
         if has_changed && merged.is_ok() {
             self.changes.remove(&affiliate.changed);
@@ -283,6 +348,19 @@ impl Affiliate {
             created,
             changed: 0,
             source,
+            revision: UNLISTED,
+        }
+    }
+
+    fn stored(&self, cluster: &Arc<str>, id: &Arc<str>, now: Instant) -> Stored {
+        let left = |at: Instant| at.saturating_duration_since(now);
+        let endpoints = self.endpoints.iter();
+        Stored {
+            cluster: Arc::clone(cluster),
+            affiliate: Arc::clone(id),
+            data: self.data.clone(),
+            ttl: left(self.expires),
+            endpoints: endpoints.map(|one| (one.sealed.clone(), left(one.expires))).collect(),
         }
     }
 
@@ -320,6 +398,25 @@ impl Affiliate {
             self.data = Bytes::copy_from_slice(data);
         }
         Ok(is_other || has_new)
+    }
+
+    /// Whether anything is new.
+    fn replace(&mut self, shared: &SharedAffiliate, revision: i64, at: impl Fn(Duration) -> Instant) -> bool {
+        let Stored { data, ttl, endpoints, .. } = &shared.stored;
+        let known = self.endpoints.iter().map(|known| &known.sealed);
+        let is_other = self.data != *data || !known.eq(endpoints.iter().map(|(sealed, _)| sealed));
+        // Copies of what is new: the buffer of a message of etcd is longer.
+        if self.data != *data {
+            self.data = Bytes::copy_from_slice(data);
+        }
+        let replaced = endpoints.iter().map(|(sealed, ttl)| {
+            let known = self.endpoints.iter().find(|known| known.sealed == *sealed);
+            let sealed = known.map_or_else(|| Bytes::copy_from_slice(sealed), |known| known.sealed.clone());
+            Endpoint { sealed, expires: at(*ttl) }
+        });
+        self.endpoints = replaced.collect();
+        (self.expires, self.source, self.revision) = (at(*ttl), shared.source, revision);
+        is_other
     }
 
     fn next_expiry(&self) -> Instant {

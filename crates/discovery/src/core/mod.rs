@@ -2,10 +2,15 @@
 //!
 //! Each change gets the next number of its cluster; of an affiliate only the last change counts. A watch remembers the number up to
 //! which it has been told: however slow it is, it costs one number, and its next message has the latest state.
+//!
+//! Replicas of a server share what they store through etcd, which numbers its changes, too (revisions). An update is then first
+//! [proposed](Discovery::propose), written under the condition that nothing else was written meanwhile, and stored when that is
+//! [complete](Discovery::complete) or when the watch of etcd [tells of it](Discovery::adopt).
 
 mod admission;
 mod cluster;
 mod limits;
+mod replica;
 mod sources;
 #[cfg(test)]
 mod tests;
@@ -18,12 +23,14 @@ use std::time::{Duration, Instant};
 use fairlead_wire::discovery::server::Affiliate;
 use prost::bytes::Bytes;
 
-use cluster::{Cluster, Removal};
+use cluster::{Applied, Cluster, Removal};
+use replica::Replica;
 use sources::Sources;
 use watches::Watch;
 
 pub use admission::{AdmissionList, InvalidLine};
 pub use limits::{Limits, Refusal};
+pub use replica::{Proposal, SharedAffiliate};
 pub use sources::Source;
 pub use watches::{Notification, WatchId};
 
@@ -41,6 +48,7 @@ pub struct Discovery {
     ready: Vec<WatchId>,
     /// One entry for each affiliate: the first time at which it or one of its endpoints may expire.
     expiries: BTreeSet<(Instant, Arc<str>, Arc<str>)>,
+    replica: Replica,
     counters: Counters,
 }
 
@@ -116,6 +124,7 @@ impl Discovery {
             next_watch: 0,
             ready: Vec::new(),
             expiries: BTreeSet::new(),
+            replica: Replica::default(),
             counters: Counters::default(),
         }
     }
@@ -133,43 +142,59 @@ impl Discovery {
     /// # Errors
     /// See [`Refusal`].
     pub fn update(&mut self, source: Source, update: &Update, now: Instant) -> Result<(), Refusal> {
-        self.check_cluster(&update.cluster)?;
-        self.limits.check_update(update)?;
-        self.check_affiliate(&update.cluster, &update.affiliate)?;
-        let known = self.clusters.get_key_value(update.cluster.as_str());
-        let is_new = known.is_none_or(|(_, cluster)| !cluster.has(&update.affiliate));
-        if is_new {
-            let count = known.map_or(0, |(_, cluster)| cluster.affiliates());
-            if known.is_none() && self.clusters.len() >= self.limits.clusters {
-                return Err(Refusal::Clusters);
-            }
-            if count >= self.limits.affiliates {
-                return Err(Refusal::Affiliates);
-            }
-            if self.sources.affiliates(source) >= self.limits.affiliates_per_source {
-                return Err(Refusal::SourceAffiliates);
-            }
-        }
-        let name = known.map_or_else(|| Arc::from(update.cluster.as_str()), |(name, _)| Arc::clone(name));
+        let is_new = self.check_update(source, update)?;
+        let name = self.name_of(&update.cluster);
         let cluster = self.clusters.entry(Arc::clone(&name)).or_default();
         let applied = cluster.update(source, update, now, self.limits.endpoints);
-        let applied = match applied {
-            Ok(applied) => applied,
-            Err(refusal) => {
-                self.forget_if_empty(&name);
-                return Err(refusal);
-            }
-        };
+        self.finish(&name, applied)?;
         if is_new {
             self.sources.count_affiliate(source, now);
         }
-        if let Some(queued) = applied.queued {
-            self.expiries.remove(&(queued, Arc::clone(&name), Arc::clone(&applied.affiliate)));
-        }
-        self.expiries.insert((applied.expires, Arc::clone(&name), applied.affiliate));
         self.counters.updates = self.counters.updates.saturating_add(1);
+        Ok(())
+    }
+
+    /// Whether the affiliate is new.
+    fn check_update(&self, source: Source, update: &Update) -> Result<bool, Refusal> {
+        self.check_cluster(&update.cluster)?;
+        self.limits.check_update(update)?;
+        self.check_affiliate(&update.cluster, &update.affiliate)?;
+        let known = self.clusters.get(update.cluster.as_str());
+        if known.is_some_and(|cluster| cluster.has(&update.affiliate)) {
+            return Ok(false);
+        }
+        if known.is_none() && self.clusters.len() >= self.limits.clusters {
+            return Err(Refusal::Clusters);
+        }
+        if known.map_or(0, Cluster::affiliates) >= self.limits.affiliates {
+            return Err(Refusal::Affiliates);
+        }
+        if self.sources.affiliates(source) >= self.limits.affiliates_per_source {
+            return Err(Refusal::SourceAffiliates);
+        }
+        Ok(true)
+    }
+
+    fn name_of(&self, cluster: &str) -> Arc<str> {
+        let known = self.clusters.get_key_value(cluster);
+        known.map_or_else(|| Arc::from(cluster), |(name, _)| Arc::clone(name))
+    }
+
+    /// Queues the expiry of a changed affiliate and wakes its watches, or forgets the cluster that nothing was stored in.
+    fn finish(&mut self, name: &Arc<str>, applied: Result<Applied, Refusal>) -> Result<(), Refusal> {
+        let applied = match applied {
+            Ok(applied) => applied,
+            Err(refusal) => {
+                self.forget_if_empty(name);
+                return Err(refusal);
+            }
+        };
+        if let Some(queued) = applied.queued {
+            self.expiries.remove(&(queued, Arc::clone(name), Arc::clone(&applied.affiliate)));
+        }
+        self.expiries.insert((applied.expires, Arc::clone(name), applied.affiliate));
         if applied.has_changed {
-            self.wake(&name);
+            self.wake(name);
         }
         Ok(())
     }
@@ -179,8 +204,7 @@ impl Discovery {
     /// # Errors
     /// An identifier is none.
     pub fn delete(&mut self, cluster: &str, affiliate: &str) -> Result<(), Refusal> {
-        self.check_cluster(cluster)?;
-        self.limits.check_affiliate_id(affiliate)?;
+        self.check_ids(cluster, affiliate)?;
         if let Some((name, _)) = self.clusters.get_key_value(cluster) {
             let name = Arc::clone(name);
             if self.remove(&name, affiliate, Removal::Deleted) {
@@ -188,6 +212,15 @@ impl Discovery {
             }
         }
         Ok(())
+    }
+
+    /// Whether a deletion of this affiliate is accepted.
+    ///
+    /// # Errors
+    /// An identifier is none.
+    pub fn check_ids(&self, cluster: &str, affiliate: &str) -> Result<(), Refusal> {
+        self.check_cluster(cluster)?;
+        self.limits.check_affiliate_id(affiliate)
     }
 
     /// All affiliates of a cluster. One that is not known is empty, and stays unknown.
@@ -206,7 +239,9 @@ impl Discovery {
 
     /// Removes what has expired, and callers that have nothing here.
     pub fn handle_timeout(&mut self, now: Instant) {
-        while let Some((at, cluster, affiliate)) = self.expiries.pop_first() {
+        while !self.replica.holds_expiries(now)
+            && let Some((at, cluster, affiliate)) = self.expiries.pop_first()
+        {
             if at > now {
                 self.expiries.insert((at, cluster, affiliate));
                 break;

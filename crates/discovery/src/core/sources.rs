@@ -25,8 +25,13 @@ impl Source {
     }
 
     /// No caller: what was restored from disk. It has no limits.
-    pub(super) fn unknown() -> Self {
+    pub(crate) fn unknown() -> Self {
         Self(None)
+    }
+
+    /// Its address, if it is known.
+    pub(crate) fn ip(self) -> Option<IpAddr> {
+        self.0
     }
 }
 

@@ -1,9 +1,11 @@
-//! The discovery server: connections, TLS, gRPC, snapshots. What is stored, told and refused is decided in [`crate::core`].
+//! The discovery server: connections, TLS, gRPC, snapshots, state shared through etcd. What is stored, told and refused is decided in
+//! [`crate::core`].
 //!
 //! One lock guards the core. It is held for one request or one message, never while a task waits.
 
 mod admission;
 mod connections;
+mod etcd;
 mod service;
 mod snapshot;
 mod statistics;
@@ -29,11 +31,15 @@ use tokio_util::sync::CancellationToken;
 use crate::core::{Discovery, Limits, WatchId};
 use admission::AdmissionFile;
 use connections::Connections;
+use etcd::Etcd;
 use service::Service;
 use snapshot::SnapshotFile;
 use statistics::Statistics;
 
 pub use admission::AdmissionError;
+pub use etcd::{
+    EtcdAuthorityError, EtcdEndpoint, EtcdSettings, EtcdSnapshot, InvalidEtcdEndpoint, Rejection,
+};
 pub use fairlead_tls::{CertificateError, CertificateFiles};
 pub use snapshot::SnapshotError;
 pub use statistics::{Method, Snapshot};
@@ -72,6 +78,8 @@ pub struct Settings {
     pub admission: Option<PathBuf>,
     /// Where what is stored survives a restart, and how often it is written.
     pub snapshot: Option<(PathBuf, Duration)>,
+    /// The etcd that replicas of this server share what is stored through; then there are no snapshots.
+    pub etcd: Option<EtcdSettings>,
     /// What clusters and callers may use.
     pub limits: Limits,
     /// Connections, in all and of one address.
@@ -89,6 +97,7 @@ impl Settings {
             redirect: None,
             admission: None,
             snapshot: None,
+            etcd: None,
             limits: Limits::default(),
             connections,
         }
@@ -104,6 +113,9 @@ pub enum StartError {
     /// See [`CertificateError`].
     #[error(transparent)]
     Certificate(#[from] CertificateError),
+    /// See [`EtcdAuthorityError`].
+    #[error(transparent)]
+    EtcdAuthority(#[from] EtcdAuthorityError),
     /// The address cannot be used.
     #[error("cannot listen on {address}: {error}")]
     Listen {
@@ -134,6 +146,7 @@ struct Shared {
     state: Mutex<State>,
     connections: Arc<Connections>,
     statistics: Statistics,
+    etcd: Option<Etcd>,
     trusted_proxies: Vec<IpNet>,
     reports_client_address: bool,
     redirect: Option<String>,
@@ -171,9 +184,9 @@ pub struct Observer(Arc<Shared>);
 impl Observer {
     /// The numbers of this moment.
     pub fn snapshot(&self) -> Snapshot {
-        let (counters, totals) = {
+        let (counters, totals, revision) = {
             let state = self.0.state();
-            (*state.discovery.counters(), state.discovery.totals())
+            (*state.discovery.counters(), state.discovery.totals(), state.discovery.position())
         };
         let statistics = &self.0.statistics;
         Snapshot {
@@ -185,7 +198,13 @@ impl Observer {
             refusals: statistics.refusals(),
             snapshots: statistics.snapshots.load(Ordering::Relaxed),
             failed_snapshots: statistics.failed_snapshots.load(Ordering::Relaxed),
+            etcd: self.0.etcd.as_ref().map(|etcd| etcd.snapshot(revision)).unwrap_or_default(),
         }
+    }
+
+    /// Why the server should not get requests now; a server without etcd always should.
+    pub fn not_ready(&self) -> Option<String> {
+        self.0.etcd.as_ref().and_then(Etcd::not_ready)
     }
 }
 
@@ -206,7 +225,9 @@ impl Server {
         if let Some(list) = &admission {
             discovery.set_admission(list.current());
         }
-        let snapshot = settings.snapshot.map(|(path, interval)| (SnapshotFile::new(path), interval));
+        let etcd = settings.etcd.map(|etcd| Etcd::new(etcd, settings.limits.ttl)).transpose()?;
+        let snapshot = settings.snapshot.filter(|_| etcd.is_none());
+        let snapshot = snapshot.map(|(path, interval)| (SnapshotFile::new(path), interval));
         if let Some((file, _)) = &snapshot {
             file.restore(&mut discovery);
         }
@@ -215,6 +236,7 @@ impl Server {
             state: Mutex::new(State { discovery, wakers: HashMap::new() }),
             connections: Connections::new(total, per_source),
             statistics: Statistics::default(),
+            etcd,
             trusted_proxies: settings.trusted_proxies,
             reports_client_address: settings.reports_client_address,
             redirect: settings.redirect,
@@ -256,6 +278,7 @@ impl Server {
             () = connections::accept_all(&listener, tls.as_ref(), &shared, ready) => {}
             () = maintain(&shared, certificate.as_deref(), admission) => {}
             () = save_regularly(&shared, snapshot.as_ref()) => {}
+            () = share(&shared) => {}
             () = stop => {
                 shared.stopping.cancel();
                 if let Ok(ended) = tokio::time::timeout(FINISH, serve).await {
@@ -297,12 +320,21 @@ async fn maintain(shared: &Shared, certificate: Option<&Certificate>, mut admiss
                     let mut state = shared.state();
                     state.discovery.set_admission(list);
                     state.wake();
+                    shared.etcd.iter().for_each(Etcd::relist);
                 }
             }
             _ = reload.tick() => if let Some(certificate) = certificate {
                 certificate.refresh_and_log();
             },
         }
+    }
+}
+
+/// Keeps what is stored as etcd has it.
+async fn share(shared: &Shared) {
+    match &shared.etcd {
+        Some(etcd) => etcd::run(etcd, shared).await,
+        None => std::future::pending().await,
     }
 }
 

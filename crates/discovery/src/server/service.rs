@@ -18,6 +18,7 @@ use tonic::metadata::MetadataMap;
 use tonic::{Code, Request, Response, Status};
 
 use super::connections::Caller;
+use super::etcd::{Etcd, WriteError};
 use super::statistics::Method;
 use super::{Shared, State};
 use crate::core::{Notification, Refusal, Source, Update, WatchId};
@@ -51,7 +52,10 @@ impl Cluster for Service {
             endpoints: request.affiliate_endpoints,
             ttl: request.ttl.map(ttl).unwrap_or_default(),
         };
-        self.answer(|state| state.discovery.update(source(caller), &update, Instant::now()))?;
+        match &self.0.etcd {
+            None => self.answer(|state| state.discovery.update(source(caller), &update, Instant::now()))?,
+            Some(etcd) => self.written(etcd.update(&self.0, source(caller), &update).await)?,
+        }
         Ok(Response::new(AffiliateUpdateResponse {}))
     }
 
@@ -61,7 +65,11 @@ impl Cluster for Service {
     ) -> Result<Response<AffiliateDeleteResponse>, Status> {
         self.admit(Method::AffiliateDelete, &request).await?;
         let request = request.into_inner();
-        self.answer(|state| state.discovery.delete(&request.cluster_id, &request.affiliate_id))?;
+        let (cluster, affiliate) = (&request.cluster_id, &request.affiliate_id);
+        match &self.0.etcd {
+            None => self.answer(|state| state.discovery.delete(cluster, affiliate))?,
+            Some(etcd) => self.written(etcd.delete(&self.0, cluster, affiliate).await)?,
+        }
         Ok(Response::new(AffiliateDeleteResponse {}))
     }
 
@@ -89,6 +97,9 @@ impl Service {
     /// Counts a request, and has it wait for its turn.
     async fn admit<T>(&self, method: Method, request: &Request<T>) -> Result<Option<IpAddr>, Status> {
         self.0.statistics.count(method);
+        if let Some(reason) = self.0.etcd.as_ref().and_then(Etcd::not_read) {
+            return Err(Status::unavailable(reason));
+        }
         let peer = request.extensions().get::<Caller>().map(|caller| caller.0);
         let caller = peer.map(|peer| caller(peer, request.metadata(), &self.0));
         let wait = self.answer(|state| state.discovery.admit(source(caller), Instant::now()))?;
@@ -105,15 +116,24 @@ impl Service {
             state.wake();
             outcome
         };
-        outcome.map_err(|refusal| {
-            self.0.statistics.count_refusal(refusal);
-            let code = match refusal {
-                Refusal::NotListed => Code::PermissionDenied,
-                _ if refusal.is_invalid() => Code::InvalidArgument,
-                _ => Code::ResourceExhausted,
-            };
-            Status::new(code, refusal.to_string())
+        outcome.map_err(|refusal| self.refuse(refusal))
+    }
+
+    fn written(&self, outcome: Result<(), WriteError>) -> Result<(), Status> {
+        outcome.map_err(|error| match error {
+            WriteError::Refused(refusal) => self.refuse(refusal),
+            WriteError::Unavailable(reason) => Status::unavailable(reason),
         })
+    }
+
+    fn refuse(&self, refusal: Refusal) -> Status {
+        self.0.statistics.count_refusal(refusal);
+        let code = match refusal {
+            Refusal::NotListed => Code::PermissionDenied,
+            _ if refusal.is_invalid() => Code::InvalidArgument,
+            _ => Code::ResourceExhausted,
+        };
+        Status::new(code, refusal.to_string())
     }
 }
 

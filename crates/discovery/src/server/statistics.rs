@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::etcd::EtcdSnapshot;
 use crate::core::{Counters, Refusal, Totals};
 
 /// A method of the gRPC service.
@@ -55,6 +56,8 @@ pub struct Snapshot {
     pub snapshots: u64,
     /// Snapshots that could not be written.
     pub failed_snapshots: u64,
+    /// Of the etcd that replicas share; all zero without one.
+    pub etcd: EtcdSnapshot,
 }
 
 /// Counters of the shell.

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use fairlead_discovery::server::EtcdEndpoint;
 use ipnet::IpNet;
 
 use super::{duration, listen_address};
@@ -39,6 +40,22 @@ pub(crate) struct DiscoveryArguments {
     /// How often that file is written, besides on shutdown
     #[arg(long, value_name = "DURATION", default_value = "10m", value_parser = duration, requires = "snapshot_path")]
     pub(crate) snapshot_interval: Duration,
+    /// Client URLs of the members of an etcd through which replicas of this server share what clients published; separate several
+    /// by commas. Then there are no snapshots
+    #[arg(long, value_name = "URL,…", value_delimiter = ',', conflicts_with = "snapshot_path")]
+    pub(crate) etcd_endpoints: Vec<EtcdEndpoint>,
+    /// Authorities for etcd's certificates in PEM; read again for each connection [default: those that this host trusts]
+    #[arg(long, value_name = "FILE", requires = "etcd_endpoints")]
+    pub(crate) etcd_ca_file: Option<PathBuf>,
+    /// Certificate in PEM to present to etcd; read again for each connection
+    #[arg(long, value_name = "FILE", requires_all = ["etcd_endpoints", "etcd_key_file"])]
+    pub(crate) etcd_cert_file: Option<PathBuf>,
+    /// Private key of that certificate in PEM
+    #[arg(long, value_name = "FILE", requires = "etcd_cert_file")]
+    pub(crate) etcd_key_file: Option<PathBuf>,
+    /// What the keys in etcd begin with; the same for all replicas
+    #[arg(long, value_name = "PREFIX", default_value = "/fairlead/discovery", requires = "etcd_endpoints")]
+    pub(crate) etcd_prefix: String,
     /// Number of clusters
     #[arg(long, value_name = "NUMBER", default_value = "10000")]
     pub(crate) max_clusters: usize,
@@ -87,5 +104,26 @@ mod tests {
         assert!(parse("--tls-cert-file c").unwrap_err().contains("--tls-private-key-file"));
         assert_eq!(parse("--snapshot-path s --snapshot-interval 1m"), Ok(()));
         assert!(parse("--snapshot-interval 1m").unwrap_err().contains("--snapshot-path"));
+    }
+
+    #[test]
+    fn replicas_need_etcd_and_keep_no_snapshots() {
+        assert_eq!(
+            parse("--etcd-endpoints http://127.0.0.1:2379,http://127.0.0.1:22379 --etcd-prefix /a"),
+            Ok(())
+        );
+        assert_eq!(
+            parse("--etcd-endpoints https://etcd --etcd-ca-file a --etcd-cert-file c --etcd-key-file k"),
+            Ok(())
+        );
+        assert!(parse("--etcd-endpoints 127.0.0.1:2379").unwrap_err().contains("client URL of etcd"));
+        for (words, missing) in [
+            ("--etcd-prefix /a", "--etcd-endpoints"),
+            ("--etcd-ca-file a", "--etcd-endpoints"),
+            ("--etcd-endpoints https://etcd --etcd-cert-file c", "--etcd-key-file"),
+            ("--etcd-endpoints https://etcd --snapshot-path s", "--snapshot-path"),
+        ] {
+            assert!(parse(words).unwrap_err().contains(missing), "{words}");
+        }
     }
 }

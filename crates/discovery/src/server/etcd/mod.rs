@@ -1,0 +1,216 @@
+//! State that replicas share through etcd.
+//!
+//! [`session`] keeps the core as etcd has it: it lists everything once, then watches. [`update`](Etcd::update) and
+//! [`delete`](Etcd::delete) write what clients publish. Both go through the core, which decides what is newer.
+//!
+//! While etcd cannot be reached, requests that only read are answered from memory, and those that write get `Unavailable`: what a
+//! client was told to be stored is stored for all replicas.
+
+mod connect;
+mod key;
+mod lease;
+mod session;
+mod statistics;
+mod value;
+mod write;
+
+use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use fairlead_tls::{Certificate, CertificateFiles};
+use fairlead_wire::etcd::KeyValue;
+use fairlead_wire::etcd::kv_client::KvClient;
+use fairlead_wire::etcd::lease_client::LeaseClient;
+use tokio::sync::Notify;
+use tonic::service::Interceptor;
+use tonic::service::interceptor::InterceptedService;
+use tonic::transport::Channel;
+use tonic::{Request, Status};
+
+use super::{Shared, StartError};
+use connect::Credentials;
+use key::Keys;
+use lease::Leases;
+use statistics::{Statistics, Throttle};
+
+pub use connect::{EtcdAuthorityError, EtcdEndpoint, InvalidEtcdEndpoint};
+pub use statistics::EtcdSnapshot;
+pub use value::Rejection;
+
+pub(super) use session::run;
+pub(super) use write::WriteError;
+
+/// Longest request to etcd.
+const REQUEST: Duration = Duration::from_secs(5);
+
+/// How replicas reach the etcd that they share.
+#[derive(Debug, Clone)]
+pub struct EtcdSettings {
+    /// Its members, which are tried in turn.
+    pub endpoints: Vec<EtcdEndpoint>,
+    /// PEM certificates of the authorities for its certificates; without it those that this host trusts.
+    pub authorities: Option<PathBuf>,
+    /// What this replica presents to it.
+    pub certificate: Option<CertificateFiles>,
+    /// What all keys begin with. Replicas with the same prefix serve the same clients.
+    pub prefix: String,
+}
+
+/// What is known of etcd, and the way to it.
+#[derive(Debug)]
+pub(super) struct Etcd {
+    members: Vec<EtcdEndpoint>,
+    credentials: Credentials,
+    keys: Keys,
+    /// Longest time to live of an affiliate.
+    ttl: Duration,
+    leases: Mutex<Leases>,
+    connection: Mutex<Connection>,
+    /// Has the session end and list everything again.
+    relist: Notify,
+    /// Has the session get another lease.
+    renew: Notify,
+    statistics: Statistics,
+    throttle: Mutex<Throttle>,
+}
+
+/// How it is with etcd now.
+#[derive(Debug)]
+enum Connection {
+    /// Everything is read, and the watch tells of what changes.
+    Live(Live),
+    /// Why not, and whether everything was read before.
+    Lost { reason: String, was_read: bool },
+}
+
+/// What a write needs.
+#[derive(Debug, Clone)]
+struct Live {
+    keys: KvClient<Member>,
+    leases: LeaseClient<Member>,
+    lease: OwnLease,
+}
+
+/// A lease of this replica.
+#[derive(Debug, Clone, Copy)]
+struct OwnLease {
+    id: i64,
+    granted: Instant,
+}
+
+/// Has a member without a leader refuse requests, which it would leave waiting (etcd, `rpctypes.MetadataRequireLeaderKey`).
+#[derive(Debug, Clone, Copy)]
+struct RequireLeader;
+
+type Member = InterceptedService<Channel, RequireLeader>;
+
+impl Interceptor for RequireLeader {
+    fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
+        request.metadata_mut().insert("hasleader", tonic::metadata::MetadataValue::from_static("true"));
+        Ok(request)
+    }
+}
+
+impl Etcd {
+    /// Connects to nothing yet.
+    pub(super) fn new(settings: EtcdSettings, ttl: Duration) -> Result<Self, StartError> {
+        let certificate = settings.certificate.map(Certificate::read).transpose()?;
+        let credentials = Credentials { authorities: settings.authorities, certificate };
+        if settings.endpoints.iter().any(EtcdEndpoint::has_tls) {
+            credentials.roots()?;
+        }
+        Ok(Self {
+            members: settings.endpoints,
+            credentials,
+            keys: Keys::new(&settings.prefix),
+            ttl,
+            leases: Mutex::default(),
+            connection: Mutex::new(Connection::Lost {
+                reason: "not connected yet".to_owned(),
+                was_read: false,
+            }),
+            relist: Notify::new(),
+            renew: Notify::new(),
+            statistics: Statistics::default(),
+            throttle: Mutex::default(),
+        })
+    }
+
+    /// Why this replica should not get requests now.
+    pub(super) fn not_ready(&self) -> Option<String> {
+        match &*lock(&self.connection) {
+            Connection::Live(_) => None,
+            Connection::Lost { reason, .. } => Some(format!("etcd: {reason}")),
+        }
+    }
+
+    /// Why requests that only read cannot be answered: nothing is known yet.
+    pub(super) fn not_read(&self) -> Option<String> {
+        match &*lock(&self.connection) {
+            Connection::Lost { reason, was_read: false } => {
+                Some(format!("this replica has not read etcd yet: {reason}"))
+            }
+            Connection::Live(_) | Connection::Lost { .. } => None,
+        }
+    }
+
+    /// What is accepted has changed: what was left out before is read again.
+    pub(super) fn relist(&self) {
+        self.relist.notify_one();
+    }
+
+    pub(super) fn snapshot(&self, position: i64) -> EtcdSnapshot {
+        let is_connected = matches!(*lock(&self.connection), Connection::Live(_));
+        self.statistics.snapshot(is_connected, position)
+    }
+
+    fn live(&self) -> Result<Live, String> {
+        match &*lock(&self.connection) {
+            Connection::Live(live) => Ok(live.clone()),
+            Connection::Lost { reason, .. } => Err(reason.clone()),
+        }
+    }
+
+    /// Has the core adopt what etcd has at a key, unless it is not acceptable. The age of its lease must be known by now.
+    fn adopt(&self, shared: &Shared, kv: &KeyValue, now: Instant) {
+        if let Err(rejection) = self.try_adopt(shared, kv, now) {
+            self.statistics.reject(rejection);
+            if lock(&self.throttle).permits(rejection, now) {
+                let key = kv.key.escape_ascii();
+                tracing::warn!(%key, revision = kv.mod_revision, %rejection, "left out what etcd has");
+            }
+        }
+    }
+
+    fn try_adopt(&self, shared: &Shared, kv: &KeyValue, now: Instant) -> Result<(), Rejection> {
+        let name = self.keys.parse(&kv.key).ok_or(Rejection::Key)?;
+        let age = lock(&self.leases).age(kv.lease, now).ok_or(Rejection::Lease)?;
+        let affiliate = value::decode(name, kv.value.clone(), age)?;
+        let mut state = shared.state();
+        let adopted = state.discovery.adopt(&affiliate, kv.mod_revision, now);
+        state.wake();
+        match adopted {
+            // What the operator does not list is no error.
+            Ok(()) | Err(crate::core::Refusal::NotListed) => Ok(()),
+            Err(refusal) => Err(Rejection::Limit(refusal)),
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A failure of etcd in words: the message of a status, or that it took too long.
+fn in_words(status: &Status) -> String {
+    format!("{}: {}", status.code(), status.message())
+}
+
+/// Runs a request to etcd within its time.
+async fn within<T>(request: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
+    match tokio::time::timeout(REQUEST, request).await {
+        Ok(answer) => answer,
+        Err(_) => Err(Status::deadline_exceeded("etcd does not answer")),
+    }
+}
