@@ -202,9 +202,25 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A failure of etcd in words: the message of a status, or that it took too long.
+/// What etcd answered, or why it did not.
 fn in_words(status: &Status) -> String {
-    format!("{}: {}", status.code(), status.message())
+    match std::error::Error::source(status) {
+        Some(cause) => format!("{}: {}", status.message(), chain(cause)),
+        None => format!("{}: {}", status.code(), status.message()),
+    }
+}
+
+/// An error and its causes.
+fn chain(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |error| error.source());
+    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
+}
+
+fn random() -> u32 {
+    let mut bytes = [0; 4];
+    // Without random bytes replicas try again at the same time.
+    let _ = aws_lc_rs::rand::fill(&mut bytes);
+    u32::from_ne_bytes(bytes)
 }
 
 /// Runs a request to etcd within its time.

@@ -24,7 +24,7 @@ use tonic::{Code, Status, Streaming};
 use super::connect::{EtcdEndpoint, channel};
 use super::lease::{LEASE_INTERVAL, lease_ttl};
 use super::statistics::add;
-use super::{Connection, Etcd, Live, Member, OwnLease, RequireLeader, in_words, lock, within};
+use super::{Connection, Etcd, Live, Member, OwnLease, RequireLeader, chain, in_words, lock, random, within};
 use crate::server::Shared;
 
 /// Longest connection.
@@ -402,19 +402,6 @@ fn compacted(status: Status) -> SessionError {
         Code::OutOfRange => SessionError::Compacted,
         _ => SessionError::Status(status),
     }
-}
-
-/// An error and its causes.
-fn chain(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(error.source(), |error| error.source());
-    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
-}
-
-fn random() -> u32 {
-    let mut bytes = [0; 4];
-    // Without random bytes replicas try again at the same time.
-    let _ = aws_lc_rs::rand::fill(&mut bytes);
-    u32::from_ne_bytes(bytes)
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Writes of clients: under the condition that nothing else was written meanwhile.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use fairlead_wire::etcd::compare::{CompareResult, CompareTarget, TargetUnion};
 use fairlead_wire::etcd::request_op::Request as Operation;
@@ -8,15 +8,18 @@ use fairlead_wire::etcd::response_op::Response as Outcome;
 use fairlead_wire::etcd::{
     Compare, DeleteRangeRequest, KeyValue, PutRequest, RangeRequest, RequestOp, TxnRequest, TxnResponse,
 };
+use tokio::time::sleep;
 use tonic::{Code, Status};
 
 use super::statistics::add;
-use super::{Etcd, Live, in_words, value, within};
+use super::{Etcd, Live, in_words, random, value, within};
 use crate::core::{Proposal, Refusal, Source, Update};
 use crate::server::Shared;
 
-/// Attempts while other replicas change the same affiliate.
-const ATTEMPTS: usize = 10;
+/// Attempts while other replicas change the same affiliate: the first ones at once, then after random pauses up to the longest.
+const ATTEMPTS: u32 = 20;
+const AT_ONCE: u32 = 4;
+const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 
 /// A write was not made, as far as is known.
 #[derive(Debug)]
@@ -51,7 +54,8 @@ impl Etcd {
         // What is wrong with a request is said also while etcd is away.
         let mut proposal = shared.state().discovery.propose(source, update, Instant::now())?;
         let mut replaces = proposal.replaces;
-        for _ in 0..ATTEMPTS {
+        for attempt in 0..ATTEMPTS {
+            sleep(pause(attempt, random())).await;
             let live = self.live().map_err(|reason| self.fail(reason))?;
             match self.attempt(&live, &proposal, replaces).await {
                 Ok(Attempt::Written(revision)) => {
@@ -63,13 +67,15 @@ impl Etcd {
                 }
                 Ok(Attempt::Conflict(current)) => {
                     add(&self.statistics.conflicts);
-                    replaces = current.as_ref().map_or(0, |kv| kv.mod_revision);
+                    let there = current.as_ref().map_or(0, |kv| kv.mod_revision);
                     if let Some(current) = current {
                         self.take_over(&live, shared, &current)
                             .await
                             .map_err(|status| self.failed(&status))?;
                     }
                     proposal = shared.state().discovery.propose(source, update, Instant::now())?;
+                    // The watch may have told of something newer meanwhile. What is left out here is replaced.
+                    replaces = proposal.replaces.max(there);
                 }
                 Err(status) => return Err(self.failed(&status)),
             }
@@ -146,6 +152,12 @@ impl Etcd {
     }
 }
 
+fn pause(attempt: u32, random: u32) -> Duration {
+    let doubled = attempt.checked_sub(AT_ONCE).and_then(|retry| 2_u64.checked_pow(retry));
+    let longest = doubled.map_or(Duration::ZERO, Duration::from_millis).min(LONGEST_PAUSE);
+    fairlead_tls::part(longest, random)
+}
+
 fn outcome(answer: TxnResponse) -> Result<Attempt, Status> {
     let revision = answer.header.map(|header| header.revision);
     let response = answer.responses.into_iter().next().and_then(|response| response.response);
@@ -153,5 +165,19 @@ fn outcome(answer: TxnResponse) -> Result<Attempt, Status> {
         (true, _, Some(revision)) => Ok(Attempt::Written(revision)),
         (false, Some(Outcome::ResponseRange(read)), _) => Ok(Attempt::Conflict(read.kvs.into_iter().next())),
         _ => Err(Status::internal("etcd's answer is not one to the transaction")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn writers_that_meet_again_and_again_part_at_random() {
+        assert_eq!(pause(0, u32::MAX), Duration::ZERO);
+        assert_eq!(pause(AT_ONCE, u32::MAX), Duration::from_millis(1));
+        assert_eq!(pause(AT_ONCE + 3, u32::MAX), Duration::from_millis(8));
+        assert_eq!(pause(AT_ONCE + 3, 0), Duration::ZERO);
+        assert_eq!(pause(ATTEMPTS, u32::MAX), LONGEST_PAUSE);
     }
 }
