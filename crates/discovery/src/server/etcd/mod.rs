@@ -79,7 +79,7 @@ pub(super) struct Etcd {
 #[derive(Debug)]
 enum Connection {
     /// Everything is read, and the watch tells of what changes.
-    Live(Live),
+    Live(Box<Live>),
     /// Why not, and whether everything was read before.
     Lost { reason: String, was_read: bool },
 }
@@ -167,7 +167,7 @@ impl Etcd {
 
     fn live(&self) -> Result<Live, String> {
         match &*lock(&self.connection) {
-            Connection::Live(live) => Ok(live.clone()),
+            Connection::Live(live) => Ok((**live).clone()),
             Connection::Lost { reason, .. } => Err(reason.clone()),
         }
     }

@@ -182,7 +182,7 @@ impl Session {
         };
         // What a resumed watch has missed is still to come. Nothing depends on when.
         let live = Live { keys: self.keys.clone(), leases: self.leases.clone(), lease };
-        *lock(&etcd.connection) = Connection::Live(live);
+        *lock(&etcd.connection) = Connection::Live(Box::new(live));
         let revision = {
             let mut state = shared.state();
             state.discovery.release_expiries(Instant::now());
