@@ -70,7 +70,7 @@ fn a_member_that_only_discovery_knows_is_reached_and_a_liar_harms_no_other() {
     server.kill().unwrap();
     is_reached(&world, "the service is gone");
     server.run().unwrap();
-    world.wait_for(TIMEOUT, |world| tells(world, 2)).unwrap();
+    world.wait_for(TIMEOUT, |world| tells(world, "cloud-1", 2)).unwrap();
     is_reached(&world, "the service has forgotten everything, and been told again");
 
     // As a service that lies would say: all nodes were deleted.
@@ -99,6 +99,58 @@ fn a_member_that_only_discovery_knows_is_reached_and_a_liar_harms_no_other() {
     is_reached(&world, "restarted without the API server and without the service");
 }
 
+/// Every lie of a service about nodes that the cluster knows, and its return to honesty. It does not know the secret, but has all
+/// that was ever encrypted with it.
+#[test]
+fn a_service_that_lies_costs_no_packet_between_members_that_the_cluster_knows() {
+    let mut topology = topology::two_sites();
+    topology.sites[0].nodes.push(Ipv4Addr::new(198, 51, 100, 12));
+    let mut world = World::start(&topology, &Progress::default()).unwrap();
+    let host = world.lab().public_site("internet").host("discovery").unwrap();
+    let mut server =
+        Discovery::start(host, world.directory().join("discovery"), &format!("{CLUSTER} *")).unwrap();
+    let secret = json!({
+        "apiVersion": "v1", "kind": "Secret",
+        "metadata": { "name": "fairlead-discovery", "namespace": "kube-system" },
+        "stringData": { "clusterID": CLUSTER, "clusterSecret": "AgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAgI=" },
+    });
+    world.plane.apply(&secret.to_string()).unwrap();
+    servers::apply_mesh(&world, &json!({ "discovery": server.spec() })).unwrap();
+    world.apply_pool().unwrap();
+    world.start_pods().unwrap();
+    world.wait_for(TIMEOUT, |world| tells(world, "cloud-1", 2)).unwrap();
+    let known = ["cloud-1", "cloud-2", "office-1"];
+    let pairs = known.iter().flat_map(|from| known.iter().map(move |to| (from, to)));
+    let flows: Vec<_> =
+        pairs.filter(|(from, to)| from != to).map(|(from, to)| udp(&world, from, to)).collect();
+    std::thread::sleep(Duration::from_secs(2));
+
+    let mark = Instant::now();
+    server.replace_by_liar("honest").unwrap();
+    world.wait_for(TIMEOUT, |world| tells(world, "cloud-1", 2)).unwrap();
+    for word in ["swapped", "replayed", "endpoints", "expired", "garbage", "deleted", "honest"] {
+        let lied = Instant::now();
+        server.lie(word).unwrap();
+        // Tens of lies.
+        std::thread::sleep(Duration::from_secs(8));
+        loses_nothing(word, &flows, lied);
+        // The lies are heard.
+        if word == "deleted" {
+            known.iter().for_each(|name| tells(&world, name, 0).unwrap());
+        }
+        for name in known {
+            let others = known.iter().filter(|other| **other != name);
+            for other in others {
+                let found = peer(node(&world, name), other);
+                let is_up = found.as_ref().is_some_and(|peer| peer["state"] == "up");
+                assert!(is_up, "{word}: on {name}: {found:?}");
+            }
+        }
+    }
+    world.wait_for(TIMEOUT, |world| tells(world, "cloud-1", 2)).unwrap();
+    loses_nothing("all lies", &flows, mark);
+}
+
 /// Waits until the API server refuses its WireKubePeer.
 fn leave_one_unpublished(world: &World) {
     world.plane.apply(POLICY).unwrap();
@@ -120,9 +172,9 @@ fn leave_one_unpublished(world: &World) {
         .unwrap();
 }
 
-/// The service tells cloud-1 of this number of members.
-fn tells(world: &World, members: u64) -> anyhow::Result<()> {
-    let status = node(world, "cloud-1").status()?;
+/// The service tells a node of this number of members.
+fn tells(world: &World, name: &str, members: u64) -> anyhow::Result<()> {
+    let status = node(world, name).status()?;
     let service = &status["discoveryServices"][0];
     let is_there = service["connected"] == true && service["members"] == members;
     anyhow::ensure!(is_there, "{service}");

@@ -65,6 +65,33 @@ impl Discovery {
         Ok(())
     }
 
+    /// Has a program take the place of the server that lies to nodes, by this word (`testbed-liar`). The certificate stays, what was
+    /// published does not.
+    ///
+    /// # Errors
+    /// As [`Discovery::run`].
+    pub fn replace_by_liar(&mut self, word: &str) -> Result<()> {
+        self.kill()?;
+        self.lie(word)?;
+        let mut program = self.host.command(executable("testbed-liar")?)?;
+        program.arg(format!("{}:{PORT}", self.host.address()));
+        program.args(["tls.crt", "tls.key", "word"].map(|file| self.directory.join(file)));
+        let mut process = self.host.spawn(&mut program, self.directory.join("log-liar"))?;
+        process.wait_for_output("serving", TIMEOUT)?;
+        self.process = Some(process);
+        Ok(())
+    }
+
+    /// Has the liar tell something else.
+    ///
+    /// # Errors
+    /// The file system refuses.
+    pub fn lie(&self, word: &str) -> Result<()> {
+        let (file, new) = (self.directory.join("word"), self.directory.join("word.new"));
+        fs::write(&new, word)?;
+        Ok(fs::rename(new, file)?)
+    }
+
     /// Kills the program with SIGKILL.
     ///
     /// # Errors
