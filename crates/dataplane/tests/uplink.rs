@@ -46,6 +46,7 @@ fn link(index: u32, name: &str, mtu: u32) -> Link {
         peer_index: None,
         peer_netns: None,
         group: 0,
+        tunnel: None,
     }
 }
 

@@ -9,8 +9,8 @@ use netlink_packet_route::address::{
     AddressAttribute, AddressFlags as WireAddressFlags, AddressHeaderFlags, AddressMessage,
 };
 use netlink_packet_route::link::{
-    AfSpecInet6, AfSpecUnspec, In6AddrGenMode, InfoData, InfoKind, InfoVeth, LinkAttribute, LinkFlags,
-    LinkInfo, LinkMessage,
+    AfSpecInet6, AfSpecUnspec, In6AddrGenMode, InfoData, InfoIpTunnel, InfoKind, InfoVeth, Ip6TunnelFlags,
+    LinkAttribute, LinkFlags, LinkInfo, LinkMessage,
 };
 use netlink_packet_route::neighbour::{
     NeighbourAddress, NeighbourAttribute, NeighbourMessage, NeighbourState,
@@ -81,6 +81,38 @@ pub fn add_veth(end: &VethEnd<'_>, peer: &VethEnd<'_>, peer_netns: BorrowedFd<'_
     let what = format!("add veth pair {} and {}", end.name, peer.name);
     message(libc::RTM_NEWLINK, CREATE | EXCLUSIVE, &outer, what)
 }
+
+/// Software type of a tunnel of IPv4 in IPv4 (RFC 2003).
+pub const KIND_IPIP: &str = "ipip";
+/// Software type of a tunnel in IPv6 (RFC 2473).
+pub const KIND_IP6TNL: &str = "ip6tnl";
+/// Hop limit of the outer header: that of the inner one would let traceroute end inside of the tunnel.
+const TUNNEL_HOP_LIMIT: u8 = 64;
+
+/// Creates a tunnel that carries packets of the family of `local` in packets of the same family, from `local` to the next hop of
+/// the packet's route. Outer IPv4 headers have the bit "don't fragment"; outer IPv6 packets have no option for the limit of
+/// nested tunnels (RFC 2473, section 4.1.1), so a packet grows by its outer header alone.
+pub fn add_ip_tunnel(name: &str, local: IpAddr, mtu: u32) -> Message {
+    let mut data = vec![InfoIpTunnel::Local(local), InfoIpTunnel::Ttl(TUNNEL_HOP_LIMIT)];
+    let (kind, more) = match local {
+        IpAddr::V4(_) => (InfoKind::IpIp, InfoIpTunnel::PMtuDisc(true)),
+        IpAddr::V6(_) => {
+            (InfoKind::Ip6Tnl, InfoIpTunnel::Ipv6Flags(Ip6TunnelFlags::from_bits_retain(IGNORE_ENCAP_LIMIT)))
+        }
+    };
+    let inner = if local.is_ipv4() { libc::IPPROTO_IPIP } else { libc::IPPROTO_IPV6 };
+    data.extend([more, InfoIpTunnel::Protocol(u8::try_from(inner).unwrap_or_default().into())]);
+    let mut link = LinkMessage::default();
+    link.attributes = vec![
+        LinkAttribute::IfName(name.to_owned()),
+        LinkAttribute::Mtu(mtu),
+        LinkAttribute::LinkInfo(vec![LinkInfo::Kind(kind), LinkInfo::Data(InfoData::IpTunnel(data))]),
+    ];
+    message(libc::RTM_NEWLINK, CREATE | EXCLUSIVE, &link, format!("add tunnel {name} at {local}"))
+}
+
+/// `IP6_TNL_F_IGN_ENCAP_LIMIT` (`linux/ip6_tunnel.h`).
+const IGNORE_ENCAP_LIMIT: u32 = 1;
 
 /// Deletes a link, and the other end with it if it is a veth.
 pub fn delete_link(index: u32) -> Message {

@@ -11,9 +11,10 @@ use netlink_packet_route::route::{RouteFlags, RouteHeader, RouteVia};
 use netlink_packet_route::rule::{RuleAction, RuleFlags, RuleHeader};
 use nix::libc;
 
+use super::changes::{KIND_IP6TNL, KIND_IPIP};
 use super::types::{
     Address, AddressFlags, IpFamily, Link, LinkLayer, MacAddress, Mark, Netconf, NextHop, Route, RouteKind,
-    Rule, Scope,
+    Rule, Scope, TunnelEnds,
 };
 
 type Decoded<T> = Result<T, DecodeError>;
@@ -30,8 +31,12 @@ const NETCONF_HEADER: usize = 4;
 /// `IF_OPER_UNKNOWN` and `IF_OPER_UP` (`linux/if.h`).
 const OPER_UNKNOWN: u8 = 0;
 const OPER_UP: u8 = 6;
-/// `IFLA_INFO_KIND` (`linux/if_link.h`).
+/// `IFLA_INFO_KIND`, `IFLA_INFO_DATA` (`linux/if_link.h`).
 const INFO_KIND: u16 = 1;
+const INFO_DATA: u16 = 2;
+/// `IFLA_IPTUN_LOCAL`, `IFLA_IPTUN_REMOTE` (`linux/if_tunnel.h`).
+const TUNNEL_LOCAL: u16 = 2;
+const TUNNEL_REMOTE: u16 = 3;
 /// `RTAX_MTU` (`linux/rtnetlink.h`).
 const METRIC_MTU: u16 = 2;
 /// `RTA_VIA` (`linux/rtnetlink.h`).
@@ -106,6 +111,7 @@ pub(super) fn link(payload: &[u8]) -> Decoded<Link> {
         peer_index: None,
         peer_netns: None,
         group: 0,
+        tunnel: None,
     };
     for attribute in NlasIterator::new(after(payload, LINK_HEADER)) {
         let attribute = attribute?;
@@ -119,21 +125,40 @@ pub(super) fn link(payload: &[u8]) -> Decoded<Link> {
             libc::IFLA_LINK_NETNSID => link.peer_netns = Some(parse_u32(value)?.cast_signed()),
             libc::IFLA_OPERSTATE => link.operational = matches!(parse_u8(value)?, OPER_UNKNOWN | OPER_UP),
             libc::IFLA_GROUP => link.group = parse_u32(value)?,
-            libc::IFLA_LINKINFO => link.kind = info_kind(value)?,
+            libc::IFLA_LINKINFO => (link.kind, link.tunnel) = info(value)?,
             _ => {}
         }
     }
     Ok(link)
 }
 
-fn info_kind(nested: &[u8]) -> Decoded<Option<String>> {
+/// The software type, and of IP tunnels their ends.
+fn info(nested: &[u8]) -> Decoded<(Option<String>, Option<TunnelEnds>)> {
+    let (mut kind, mut data) = (None, None);
     for attribute in NlasIterator::new(nested) {
         let attribute = attribute?;
-        if attribute.kind() == INFO_KIND {
-            return Ok(Some(parse_string(attribute.value())?));
+        match attribute.kind() {
+            INFO_KIND => kind = Some(parse_string(attribute.value())?),
+            INFO_DATA => data = Some(attribute.value().to_vec()),
+            _ => {}
         }
     }
-    Ok(None)
+    let is_tunnel = matches!(kind.as_deref(), Some(KIND_IPIP | KIND_IP6TNL));
+    Ok((kind, is_tunnel.then(|| tunnel_ends(&data.unwrap_or_default()))))
+}
+
+/// What cannot be read is any address: the link is there all the same.
+fn tunnel_ends(nested: &[u8]) -> TunnelEnds {
+    let mut ends = TunnelEnds::default();
+    for attribute in NlasIterator::new(nested).map_while(Decoded::ok) {
+        let address = || parse_ip(attribute.value()).ok().filter(|address| !address.is_unspecified());
+        match attribute.kind() {
+            TUNNEL_LOCAL => ends.local = address(),
+            TUNNEL_REMOTE => ends.remote = address(),
+            _ => {}
+        }
+    }
+    ends
 }
 
 /// Reads `RTM_NEWADDR` and `RTM_DELADDR`; `None` is an address of another family.

@@ -16,15 +16,16 @@ mod types;
 mod watch;
 
 pub use changes::{
-    VethEnd, add_address, add_route, add_rule, add_veth, delete_address, delete_link, delete_neighbour,
-    delete_route, delete_rule, disable_address_generation, permanent_neighbour, presumed_neighbour,
-    replace_address, replace_route, set_alias, set_group, set_mtu, set_name, set_up,
+    KIND_IP6TNL, KIND_IPIP, VethEnd, add_address, add_ip_tunnel, add_route, add_rule, add_veth,
+    delete_address, delete_link, delete_neighbour, delete_route, delete_rule, disable_address_generation,
+    permanent_neighbour, presumed_neighbour, replace_address, replace_route, set_alias, set_group, set_mtu,
+    set_name, set_up,
 };
 pub use dumps::RouteSocket;
 pub use exists::link_exists;
 pub use types::{
     Address, AddressFlags, IpFamily, Link, LinkLayer, MacAddress, Mark, Netconf, NextHop, Route, RouteKind,
-    Rule, Scope, TABLE_DEFAULT, TABLE_LOCAL, TABLE_MAIN,
+    Rule, Scope, TABLE_DEFAULT, TABLE_LOCAL, TABLE_MAIN, TunnelEnds,
 };
 pub(crate) use watch::count_changes;
 pub use watch::{Change, Subscription};

@@ -94,6 +94,8 @@ fn samples() -> Vec<Message> {
         add_address(&address),
         set_alias(3, "COIL:default:abc:eth0"),
         set_mtu(3, 1400),
+        add_ip_tunnel("fairlead_ipip", "192.0.2.1".parse().unwrap(), 1480),
+        add_ip_tunnel("fairlead_ip6tnl", "2001:db8::1".parse().unwrap(), 1460),
     ]
 }
 
@@ -117,6 +119,15 @@ proptest! {
     }
 
     #[test]
+    fn tunnels_come_back_as_written(local in prop_oneof![ipv4(), ipv6()], mtu: u32, name in "[a-z]{1,15}") {
+        prop_assume!(!local.is_unspecified());
+        let link = decode::link(&add_ip_tunnel(&name, local, mtu).payload).unwrap();
+        let kind = if local.is_ipv4() { KIND_IPIP } else { KIND_IP6TNL };
+        prop_assert_eq!((link.name, link.mtu, link.kind.as_deref()), (name, mtu, Some(kind)));
+        prop_assert_eq!(link.tunnel, Some(TunnelEnds { local: Some(local), remote: None }));
+    }
+
+    #[test]
     fn random_bytes_are_refused_or_read_but_never_panic(bytes in vec(any::<u8>(), 0..512)) {
         every_decoder(&bytes);
     }
@@ -124,7 +135,7 @@ proptest! {
     /// Random bytes seldom get past the first attribute's length; damaged real messages do.
     #[test]
     fn damaged_messages_are_refused_or_read_but_never_panic(
-        which in 0..5usize, cut in 0..400usize, flips in vec((any::<usize>(), any::<u8>()), 0..6)
+        which in 0..7usize, cut in 0..400usize, flips in vec((any::<usize>(), any::<u8>()), 0..6)
     ) {
         let mut bytes = samples()[which].payload.clone();
         bytes.truncate(cut);
@@ -179,6 +190,8 @@ fn errors_will_name_the_object() {
             "add address fd00::1/64 on link 3",
             "set the alias of link 3 to \"COIL:default:abc:eth0\"",
             "set the MTU of link 3 to 1400",
+            "add tunnel fairlead_ipip at 192.0.2.1",
+            "add tunnel fairlead_ip6tnl at 2001:db8::1",
         ]
     );
 }

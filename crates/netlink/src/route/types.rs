@@ -111,6 +111,8 @@ pub struct Link {
     pub peer_netns: Option<i32>,
     /// Its group (`IFLA_GROUP`); 0 unless it was given one.
     pub group: u32,
+    /// Where an IP tunnel begins and ends; `None` for links of other types.
+    pub tunnel: Option<TunnelEnds>,
 }
 
 impl Link {
@@ -118,6 +120,15 @@ impl Link {
     pub fn is_physical(&self) -> bool {
         self.kind.is_none() && self.layer == LinkLayer::Ethernet
     }
+}
+
+/// The ends of an IP tunnel (`IFLA_IPTUN_LOCAL`, `IFLA_IPTUN_REMOTE`, `linux/if_tunnel.h`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct TunnelEnds {
+    /// The address it sends from and receives at; `None` is any of this host.
+    pub local: Option<IpAddr>,
+    /// The other end; `None` is any: each packet goes to the next hop of its route.
+    pub remote: Option<IpAddr>,
 }
 
 /// Properties of an address: `ifa_flags` (`linux/if_addr.h`).

@@ -20,6 +20,7 @@ fn link(index: u32, name: &str) -> Link {
         peer_index: None,
         peer_netns: None,
         group: 0,
+        tunnel: None,
     }
 }
 
