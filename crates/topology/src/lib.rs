@@ -40,7 +40,7 @@ mod site_networks;
 
 pub use entry::EntryRole;
 pub use gateways::{Down, gateways};
-pub use locations::{Granularity, InternalAddress, Site};
+pub use locations::{Encapsulation, Granularity, InternalAddress, Site, TunnelRoute, Tunnels};
 pub use member::{Endpoints, External, Member, MemberRecord, Since, Source};
 pub use merge::merge;
 pub use plan::{PeerPlan, Plan, Policy, plan};

@@ -1,8 +1,12 @@
-//! Which members share a location with this node, and which of their prefixes take the network of the location as it is.
+//! Which members share a location with this node, and which of their prefixes take the network of the location, as they are or in IP
+//! tunnels.
 //!
 //! Where a member is comes from its Node, by way of the controller: no node says it of itself. Members of one location keep their
 //! tunnels, and packets are accepted from both: nodes may see a change at different moments, and a route that is gone
 //! (its link is down) leaves the tunnel behind it.
+//!
+//! Both ends of an IP tunnel are what every node takes for a member's tunnel address in a family: the first of its internal addresses,
+//! unless another member of the location names it too.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -12,7 +16,7 @@ use ipnet::IpNet;
 
 use crate::gateways::Down;
 use crate::member::Member;
-use crate::plan::PeerPlan;
+use crate::plan::{PeerPlan, Policy};
 use crate::problem::Problem;
 use crate::routes::{BlockRoute, OwnAddress};
 
@@ -75,35 +79,81 @@ impl Granularity {
     }
 }
 
-/// Plain routes to members of this node's location, each in place of its peer, sorted by destination. Takes
-/// `O(n log n)`.
+/// To which members of this node's location packets go in IP tunnels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Encapsulation {
+    /// All.
+    Always,
+    /// Those that are on no subnet with this node.
+    CrossSubnet,
+    /// None.
+    #[default]
+    Never,
+}
+
+/// The IP tunnels of this node inside of its location. A packet in such a tunnel has outer addresses of the same family.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Tunnels {
+    /// Addresses of this node at which it receives, and from which it sends: at most one of each family.
+    pub local: Vec<IpAddr>,
+    /// Addresses of members of the location, from which packets are accepted.
+    pub senders: BTreeSet<IpAddr>,
+    /// What may go through a tunnel in place of its peer, sorted by destination. The peer stays, for as long as the tunnel
+    /// does not work.
+    pub routes: Vec<TunnelRoute>,
+}
+
+/// A prefix and the end of the tunnel towards it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TunnelRoute {
+    /// The prefix.
+    pub destination: IpNet,
+    /// The node at the other end.
+    pub node: String,
+    /// The node's address there.
+    pub remote: IpAddr,
+}
+
+/// Plain routes to members of this node's location, each in place of its peer, sorted by destination; and the tunnels to those that
+/// are to get no plain route. Takes `O(n log n)`.
 pub(crate) fn routes(
-    own: &str,
-    granularity: &Granularity,
+    policy: &Policy,
     members: &[Member],
     peers: &BTreeMap<PublicKey, PeerPlan>,
     problems: &mut BTreeSet<Problem>,
-) -> Vec<BlockRoute> {
-    let Some(addresses) = granularity.addresses() else { return Vec::new() };
-    let Some(location) = Location::of(own, addresses, members) else { return Vec::new() };
-    problems.extend(location.shared_addresses());
+) -> (Vec<BlockRoute>, Tunnels) {
+    let location = || Location::of(&policy.own, policy.granularity.addresses()?, members);
+    let Some(location) = location() else { return Default::default() };
+    let encapsulation = policy.encapsulation;
+    problems.extend(location.shared_addresses(encapsulation));
     let mut routes = Vec::new();
+    let mut tunnels = location.tunnels(encapsulation);
     for peer in peers.values() {
         // With a key that two members publish, no one knows which of them is meant.
         let [name] = peer.members.as_slice() else { continue };
         let Some(neighbour) = location.neighbours.get(name.as_str()) else { continue };
         for prefix in &peer.allowed_ips {
-            if let Some((gateway, link)) = location.next_hop(neighbour, prefix.addr().is_ipv4()) {
-                routes.push(BlockRoute { destination: *prefix, node: name.clone(), gateway, link });
+            let (destination, node, is_ipv4) = (*prefix, name.clone(), prefix.addr().is_ipv4());
+            let plain =
+                location.next_hop(neighbour, is_ipv4).filter(|_| encapsulation != Encapsulation::Always);
+            if let Some((gateway, link)) = plain {
+                routes.push(BlockRoute { destination, node, gateway, link });
+            } else if tunnels.local.iter().any(|local| local.is_ipv4() == is_ipv4)
+                && let Some(remote) = location.tunnel_address(neighbour, is_ipv4)
+            {
+                tunnels.routes.push(TunnelRoute { destination, node, remote });
             }
         }
     }
     routes.sort_by_key(|route| route.destination);
-    routes
+    tunnels.routes.sort_by_key(|route| route.destination);
+    (routes, tunnels)
 }
 
 /// The location of this node.
 struct Location<'a> {
+    /// Where this node is.
+    site: &'a Site,
     /// Its other members.
     neighbours: BTreeMap<&'a str, &'a Site>,
     /// Which members name an address their own.
@@ -140,13 +190,36 @@ impl<'a> Location<'a> {
                 holders.entry(internal.address).or_default().insert(&member.name);
             }
         }
-        Some(Self { neighbours, holders, own: on_host })
+        Some(Self { site, neighbours, holders, own: on_host })
     }
 
-    /// Addresses on subnets of this node that lead to no member, because several name them.
-    fn shared_addresses(&self) -> impl Iterator<Item = Problem> {
-        let shared = self.holders.iter().filter(|(address, holders)| {
-            holders.len() > 1 && self.own.iter().any(|(_, subnet, _)| subnet.contains(*address))
+    /// The ends of this node's tunnels, without routes.
+    fn tunnels(&self, encapsulation: Encapsulation) -> Tunnels {
+        if encapsulation == Encapsulation::Never {
+            return Tunnels::default();
+        }
+        let is_on_host = |address: &IpAddr| self.own.iter().any(|(own, ..)| own.address == *address);
+        let local = [true, false].into_iter().filter_map(|is_ipv4| self.tunnel_address(self.site, is_ipv4));
+        let internal = self.neighbours.values().flat_map(|site| &site.internal);
+        Tunnels {
+            local: local.filter(is_on_host).collect(),
+            senders: internal.map(|it| it.address).collect(),
+            routes: Vec::new(),
+        }
+    }
+
+    /// Where a member has its end of tunnels of a family.
+    fn tunnel_address(&self, site: &Site, is_ipv4: bool) -> Option<IpAddr> {
+        let first = site.internal.iter().map(|it| it.address).find(|it| it.is_ipv4() == is_ipv4)?;
+        self.holders.get(&first).is_none_or(|holders| holders.len() == 1).then_some(first)
+    }
+
+    /// Addresses on subnets of this node, or at ends of tunnels, that lead to no member, because several name them.
+    fn shared_addresses(&self, encapsulation: Encapsulation) -> impl Iterator<Item = Problem> {
+        let has_tunnels = encapsulation != Encapsulation::Never;
+        let shared = self.holders.iter().filter(move |(address, holders)| {
+            let is_near = || self.own.iter().any(|(_, subnet, _)| subnet.contains(*address));
+            holders.len() > 1 && (has_tunnels || is_near())
         });
         shared.map(|(address, holders)| Problem::InternalAddressShared {
             address: *address,

@@ -12,7 +12,7 @@ use crate::conflicts::{self, Entry, Resolved, Tier};
 use crate::entry::{EntryNodes, EntryRole};
 use crate::external;
 use crate::gateways::Gateways;
-use crate::locations::{self, Granularity};
+use crate::locations::{self, Encapsulation, Granularity, Tunnels};
 use crate::member::Member;
 use crate::prefixes;
 use crate::problem::Problem;
@@ -48,6 +48,8 @@ pub struct Policy {
     pub routes_on: Option<Vec<OwnAddress>>,
     /// Which packets go without a tunnel.
     pub granularity: Granularity,
+    /// Which packets inside of a location take IP tunnels.
+    pub encapsulation: Encapsulation,
     /// Networks that this host is connected to: their hosts are reached there, although they are beside another node too.
     pub connected: Vec<IpNet>,
 }
@@ -68,6 +70,7 @@ impl Policy {
             entry_terms: BTreeMap::new(),
             routes_on: None,
             granularity: Granularity::Full,
+            encapsulation: Encapsulation::Never,
             connected: Vec::new(),
         }
     }
@@ -109,6 +112,8 @@ pub struct Plan {
     pub nodes: BTreeSet<IpAddr>,
     /// Plain routes to prefixes of neighbours, at most one to each destination, sorted by it.
     pub routes: Vec<BlockRoute>,
+    /// IP tunnels to neighbours, and what may go through them.
+    pub tunnels: Tunnels,
     /// Prefixes of hosts beside this node: what others send there is masqueraded. Sorted.
     pub masqueraded: Vec<IpNet>,
     /// Whether this node has tunnels with nodes of other locations itself: where locations have gateways, it is one of them or in
@@ -147,12 +152,12 @@ pub fn plan(members: &[Member], policy: &Policy) -> Plan {
     };
     let peers = by_key.into_iter().filter_map(peer).collect();
     let is_gateway = carriers.gateways.is_own();
-    let routes = locations::routes(&policy.own, &policy.granularity, members, &peers, &mut problems);
+    let (routes, tunnels) = locations::routes(policy, members, &peers, &mut problems);
     let (targets_ipv4, targets_ipv6) = targets(&ranked, &entries, &lost_blocks, policy);
     let nodes = node_addresses(&ranked, &entries, &owned, policy);
     let masqueraded = site_networks::masqueraded(&ranked, &entries, policy);
     let problems = problems.into_iter().collect();
-    Plan { peers, targets_ipv4, targets_ipv6, nodes, routes, masqueraded, is_gateway, problems }
+    Plan { peers, targets_ipv4, targets_ipv6, nodes, routes, tunnels, masqueraded, is_gateway, problems }
 }
 
 /// This node, which yields its addresses to no other, then the members in the order in which they joined.

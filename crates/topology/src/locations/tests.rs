@@ -103,6 +103,99 @@ fn an_address_that_two_members_name_leads_to_neither() {
     }
 }
 
+fn tunnels(plan: &Plan) -> Vec<String> {
+    plan.tunnels
+        .routes
+        .iter()
+        .map(|it| format!("{} to {} at {}", it.destination, it.node, it.remote))
+        .collect()
+}
+
+fn encapsulated(own: u8, addresses: &[(u32, &str)], encapsulation: Encapsulation) -> Policy {
+    Policy { encapsulation, ..cross(own, addresses) }
+}
+
+#[test]
+fn a_neighbour_on_another_subnet_is_reached_through_an_ip_tunnel() {
+    let members = [
+        member(1, "lab", &["192.168.1.1", "fd01::1"]),
+        member(2, "lab", &["192.168.1.2"]),
+        member(3, "lab", &["192.168.2.3", "fd02::3"]),
+        member(4, "cloud", &["192.168.1.4"]),
+        member(5, "lab", &[]),
+    ];
+    let own = [(7, "192.168.1.1/24"), (8, "fd01::1/64")];
+    let near = ["10.64.2.0/24 via 192.168.1.2 on 7", "192.168.1.2/32 via 192.168.1.2 on 7"];
+    let far = [
+        "10.64.3.0/24 to n3 at 192.168.2.3",
+        "192.168.2.3/32 to n3 at 192.168.2.3",
+        "fd02::3/128 to n3 at fd02::3",
+        "fd64:0:0:3::/64 to n3 at fd02::3",
+    ];
+    let by_subnet = plan(&members, &encapsulated(1, &own, Encapsulation::CrossSubnet));
+    assert_eq!(
+        (routes(&by_subnet), tunnels(&by_subnet)),
+        (near.map(str::to_owned).to_vec(), far.map(str::to_owned).to_vec())
+    );
+    let addresses = |texts: &[&str]| texts.iter().map(|it| it.parse().unwrap()).collect::<BTreeSet<IpAddr>>();
+    let planned = &by_subnet.tunnels;
+    assert_eq!(
+        planned.local.iter().copied().collect::<BTreeSet<_>>(),
+        addresses(&["192.168.1.1", "fd01::1"])
+    );
+    assert_eq!(
+        planned.senders,
+        addresses(&["192.168.1.2", "192.168.2.3", "fd02::3"]),
+        "those of the location"
+    );
+
+    let always = plan(&members, &encapsulated(1, &own, Encapsulation::Always));
+    assert_eq!(always.routes, [], "the network need not deliver packets with addresses of pods");
+    let mut all = tunnels(&always);
+    all.retain(|it| it.contains("n2"));
+    assert_eq!(all, ["10.64.2.0/24 to n2 at 192.168.1.2", "192.168.1.2/32 to n2 at 192.168.1.2"]);
+
+    let never = plan(&members, &cross(1, &own));
+    assert_eq!((routes(&never), never.tunnels), (near.map(str::to_owned).to_vec(), Tunnels::default()));
+    let full = Policy { encapsulation: Encapsulation::Always, ..Policy::new("n1") };
+    assert_eq!(plan(&members, &full).tunnels, Tunnels::default());
+}
+
+#[test]
+fn what_is_behind_a_gateway_on_another_subnet_takes_the_tunnel_to_it() {
+    let leader = |site: Option<Site>| site.map(|site| Site { is_leader: true, ..site });
+    let gateway = member(2, "lab", &["192.168.2.2"]);
+    let members = [
+        member(1, "lab", &["192.168.1.1"]),
+        Member { site: leader(gateway.site.clone()), ..gateway },
+        member(3, "lab", &["192.168.1.3"]),
+        member(4, "cloud", &["172.16.0.4"]),
+    ];
+    let addresses = vec![OwnAddress { link: 7, prefix: net("192.168.1.3/24") }];
+    let granularity = Granularity::Location { addresses, down: Down::default() };
+    let policy = Policy { granularity, encapsulation: Encapsulation::CrossSubnet, ..Policy::new("n3") };
+    let planned = plan(&members, &policy);
+    assert!(
+        tunnels(&planned).contains(&"10.64.4.0/24 to n2 at 192.168.2.2".to_owned()),
+        "{:?}",
+        tunnels(&planned)
+    );
+}
+
+#[test]
+fn an_address_that_two_members_name_is_the_end_of_no_tunnel() {
+    let members = [
+        member(1, "lab", &["192.168.1.1"]),
+        member(2, "lab", &["192.168.2.2", "192.168.3.2"]),
+        member(3, "lab", &["192.168.2.2"]),
+    ];
+    let plan = plan(&members, &encapsulated(1, &[(7, "192.168.1.1/24")], Encapsulation::Always));
+    assert_eq!(tunnels(&plan), Vec::<String>::new());
+    let address = "192.168.2.2".parse().unwrap();
+    let shared = Problem::InternalAddressShared { address, nodes: ["n2", "n3"].map(str::to_owned).into() };
+    assert!(plan.problems.contains(&shared), "{:?}", plan.problems);
+}
+
 prop_compose! {
     fn any_member(number: u8)(
         location in 0u8..3,
@@ -160,13 +253,36 @@ proptest! {
         }
     }
 
+    /// What a node puts into a tunnel goes to the member that the peer would bring it to, at the address where that member takes its end
+    /// to be and lets this node in; and the peer is there for it all the same, so that a tunnel that fails is no black hole.
+    #[test]
+    fn a_tunnel_leads_where_the_peer_would(members in any_members(), own in 1u8..=5, always: bool) {
+        let encapsulation = if always { Encapsulation::Always } else { Encapsulation::CrossSubnet };
+        let planned = |own: u8| {
+            let addresses = own_addresses(&members[usize::from(own) - 1]);
+            let addresses: Vec<_> = addresses.iter().map(|(link, prefix)| (*link, prefix.as_str())).collect();
+            plan(&members, &encapsulated(own, &addresses, encapsulation))
+        };
+        let (found, full) = (planned(own), plan(&members, &Policy::new(format!("n{own}"))));
+        prop_assert_eq!(&found.peers, &full.peers);
+        for route in &found.tunnels.routes {
+            let to = members.iter().find(|member| member.name == route.node).unwrap();
+            prop_assert!(full.peers[&to.public_key.unwrap()].allowed_ips.contains(&route.destination));
+            prop_assert!(!found.routes.iter().any(|it| it.destination == route.destination), "one way");
+            prop_assert_eq!(route.remote.is_ipv4(), route.destination.addr().is_ipv4());
+            let other = planned(route.node[1..].parse().unwrap());
+            prop_assert!(other.tunnels.local.contains(&route.remote));
+            prop_assert!(found.tunnels.local.iter().any(|local| other.tunnels.senders.contains(local)));
+        }
+    }
+
     #[test]
     fn the_order_of_members_does_not_matter(members in any_members().prop_shuffle(), own in 1u8..=5) {
         let mut sorted = members.clone();
         sorted.sort();
         let addresses = own_addresses(&sorted[usize::from(own) - 1]);
         let addresses: Vec<_> = addresses.iter().map(|(link, prefix)| (*link, prefix.as_str())).collect();
-        let policy = cross(own, &addresses);
+        let policy = encapsulated(own, &addresses, Encapsulation::CrossSubnet);
         prop_assert_eq!(plan(&members, &policy), plan(&sorted, &policy));
     }
 
