@@ -109,6 +109,17 @@ pub const NFT_TABLE_MASQUERADE: &str = "fairlead_masquerade";
 /// nftables table that joins the path socket to the port of the kernel's WireGuard, family `inet` (own).
 pub const NFT_TABLE_PATH_SOCKET: &str = "fairlead_path_socket";
 
+/// nftables table that says who may send packets to the tunnels of the location, family `inet` (own).
+pub const NFT_TABLE_ENCAPSULATION: &str = "fairlead_encapsulation";
+/// Name of the tunnel of IPv4 in IPv4 to nodes of the location (own).
+pub const LINK_IPIP: &str = "fairlead_ipip";
+/// Name of the tunnel of IPv6 in IPv6 to nodes of the location (own).
+pub const LINK_IP6TNL: &str = "fairlead_ip6tnl";
+/// Bytes that a tunnel adds: the outer header, of IPv4 (RFC 791) and of IPv6 (RFC 8200).
+pub const IPIP_OVERHEAD: u32 = 20;
+/// The same in IPv6.
+pub const IP6TNL_OVERHEAD: u32 = 40;
+
 /// WireGuard's UDP port (KubeSpan, WireKube, Kilo).
 pub const WIREGUARD_PORT: u16 = 51820;
 /// UDP port of a STUN server that is named without one (RFC 8489, section 18.5).

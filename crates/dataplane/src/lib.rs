@@ -6,6 +6,7 @@
 //! * [`uplink`]: the node's own links: MTU towards other nodes, sysctls of forwarding.
 //! * [`masquerade`]: the nftables table that translates the sources of packets that leave the cluster to the node's address.
 //! * [`mesh`]: the nftables table with its sets, the rule and table that lead into the WireGuard device.
+//! * [`encapsulation`]: the IP tunnels inside of a location, and who may send to them.
 //! * [`nft_table`]: a whole nftables table, compared and changed in one transaction.
 //! * [`wireguard`]: one trait over the kernel's WireGuard and the embedded one.
 //!
@@ -14,6 +15,7 @@
 //! sends nothing (`fairlead_netlink::changes_sent` counts). Nothing is cleaned up on exit.
 
 pub mod cleanup;
+pub mod encapsulation;
 pub mod masquerade;
 pub mod mesh;
 pub mod nft_table;

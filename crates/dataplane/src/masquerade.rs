@@ -4,7 +4,7 @@
 //!
 //! ```text
 //! oifgroup 116 accept
-//! oifname "wire_kube" accept
+//! oifname "wire_kube" accept (and the same for tunnels inside of the location)
 //! ip daddr @cluster_ipv4 accept
 //! ip saddr @pods_ipv4 masquerade fully-random
 //! ```
@@ -33,8 +33,8 @@ pub struct Masquerade {
     pub pods: Vec<IpNet>,
     /// Destinations inside of the cluster, and others that see pods' addresses; in any order, they may overlap.
     pub cluster: Vec<IpNet>,
-    /// Name of the mesh's device.
-    pub mesh_device: Option<String>,
+    /// Names of the mesh's device, and of tunnels beside it.
+    pub mesh_devices: Vec<String>,
 }
 
 /// Brings the table to what it should be, or removes it where nothing is to be masqueraded. Sends nothing when nothing
@@ -59,8 +59,8 @@ fn table(wanted: &Masquerade) -> Table {
     let to_pod =
         vec![Expression::LoadMeta(Meta::OutputInterfaceGroup), Expression::Compare(Comparison::Equal, group)];
     let into_mesh = wanted
-        .mesh_device
-        .as_ref()
+        .mesh_devices
+        .iter()
         .map(|device| vec![Expression::LoadMeta(Meta::OutputInterface), Expression::is_interface(device)]);
     let mut rules: Vec<Rule> = [to_pod].into_iter().chain(into_mesh).map(accept).collect();
     let mut sets = BTreeMap::new();

@@ -20,6 +20,50 @@ pub enum Applied {
     Rebuilt,
 }
 
+/// Keeps a table that can be large: it is read only after other programs have changed any table of the kernel.
+#[derive(Debug, Default)]
+pub(crate) struct Keeper {
+    /// What is known to be in place, and the generation of nftables then.
+    done: Option<(Table, u32)>,
+    reads: usize,
+}
+
+impl Keeper {
+    /// As [`apply`].
+    ///
+    /// # Errors
+    /// The kernel refuses a message; then nothing was changed.
+    pub(crate) fn apply(&mut self, wanted: &Table) -> Result<Applied> {
+        let mut socket = Socket::open(Family::Netfilter)?;
+        let generation = nftables::generation(&mut socket)?;
+        let known = self.done.take().filter(|(_, at)| *at == generation);
+        let present = match &known {
+            Some((done, _)) if done == wanted => {
+                self.done = known;
+                return Ok(Applied::Unchanged);
+            }
+            Some((done, _)) => Some(done.clone().into()),
+            None => {
+                self.reads = self.reads.saturating_add(1);
+                nftables::read(&mut socket, &wanted.name)?
+            }
+        };
+        let applied = commit(&mut socket, wanted, present.as_ref())?;
+        // Each transaction makes one generation. More of them are changes of other programs.
+        let made = u32::from(applied != Applied::Unchanged);
+        let expected = generation.wrapping_add(made);
+        if nftables::generation(&mut socket)? == expected {
+            self.done = Some((wanted.clone(), expected));
+        }
+        Ok(applied)
+    }
+
+    /// How often the table was read.
+    pub(crate) fn reads(&self) -> usize {
+        self.reads
+    }
+}
+
 /// Deletes a table of ours; nothing is sent if there is none.
 pub(crate) fn remove(name: &str) -> Result<()> {
     remove_on(&mut Socket::open(Family::Netfilter)?, name)

@@ -28,7 +28,7 @@ fn wanted() -> Masquerade {
     Masquerade {
         pods: prefixes(&["10.1.0.0/16", "fd00:1::/64"]),
         cluster: prefixes(&["10.1.0.0/16", "fd00:1::/64", "192.0.2.11/32", "2001:db8::11/128"]),
-        mesh_device: Some("wire_kube".to_owned()),
+        mesh_devices: vec!["wire_kube".to_owned()],
     }
 }
 
@@ -86,7 +86,7 @@ fn a_pod_reaches_the_outside_by_the_nodes_address_and_the_cluster_by_its_own() {
 #[test]
 fn what_leaves_by_the_mesh_keeps_its_source_whatever_its_destination() {
     let (host, pod, _other) = bed();
-    let by_uplink = Masquerade { mesh_device: Some("uplink".to_owned()), ..wanted() };
+    let by_uplink = Masquerade { mesh_devices: vec!["uplink".to_owned()], ..wanted() };
     host.at(|| masquerade::apply(&by_uplink).unwrap());
     for (own, server) in POD.iter().zip(SERVER) {
         assert_eq!(source(&pod, &host.network, server), address(own));

@@ -235,6 +235,7 @@ fn describe_peer(peer: &PeerReport, now: SystemTime) -> Peer {
         relay_reason: peer.relay_reason.map(|reason| reason.to_string()).unwrap_or_default(),
         path_changes: Vec::new(),
         plain_prefixes: peer.plain.iter().map(ToString::to_string).collect(),
+        encapsulated_prefixes: peer.encapsulated.iter().map(ToString::to_string).collect(),
         reason: if peer.path.state == State::Up { String::new() } else { peer.path.message.clone() },
     }
 }

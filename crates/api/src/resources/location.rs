@@ -33,6 +33,25 @@ pub struct Topology {
     /// tunnels to other locations, and the other nodes reach these through them.
     #[serde(default)]
     pub granularity: Granularity,
+    /// What packets take inside of a location with granularity cross or location, without encryption: IP tunnels (IPIP; IPv6 in
+    /// IPv6) between the internal addresses of the nodes. never: none; to a node on another subnet they take the encrypted tunnel.
+    /// crosssubnet: to nodes on other subnets. always: to all nodes of the location. Where the kernel has no such tunnels, or the
+    /// network does not let them pass, packets take the encrypted tunnel.
+    #[serde(default)]
+    pub encapsulation: Encapsulation,
+}
+
+/// To which nodes of its location a node sends packets through an IP tunnel, as Kilo names it.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub enum Encapsulation {
+    /// All.
+    Always,
+    /// Those on other subnets.
+    CrossSubnet,
+    /// None.
+    #[default]
+    Never,
 }
 
 /// Between which nodes there are tunnels, as Kilo names it.

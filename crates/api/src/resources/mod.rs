@@ -40,7 +40,7 @@ pub use egress::{
     SessionAffinity,
 };
 pub use kilo_peer::{DnsOrIp, KiloPeer, KiloPeerSpec, PeerEndpoint};
-pub use location::{Granularity, InvalidAnnotation, NodeLocation, Topology};
+pub use location::{Encapsulation, Granularity, InvalidAnnotation, NodeLocation, Topology};
 pub use relay::{
     ExternalRelay, ManagedRelay, Relay, RelayMode, RelayProvider, RelayResources, RelayServiceType,
     RelayTransport, SecretRef,

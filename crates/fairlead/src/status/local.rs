@@ -91,6 +91,7 @@ pub(super) fn peer_json(peer: &Peer) -> Value {
         "roundTripSeconds": peer.round_trip_seconds,
         "rxBytes": peer.rx_bytes, "txBytes": peer.tx_bytes, "prefixes": peer.prefixes, "reason": peer.reason,
         "relayReason": peer.relay_reason, "plainPrefixes": peer.plain_prefixes,
+        "encapsulatedPrefixes": peer.encapsulated_prefixes,
     })
 }
 
@@ -207,7 +208,12 @@ fn discovery_line(service: &DiscoveryService) -> String {
 pub(super) fn reason(peer: &Peer) -> String {
     match (peer.reason.as_str(), peer.relay_reason.as_str()) {
         ("", "") if !peer.plain_prefixes.is_empty() => {
-            format!("unencrypted in the location: {}", peer.plain_prefixes.join(" "))
+            let through = |prefix: &String| match peer.encapsulated_prefixes.contains(prefix) {
+                true => format!("{prefix} (in an IP tunnel)"),
+                false => prefix.clone(),
+            };
+            let prefixes: Vec<String> = peer.plain_prefixes.iter().map(through).collect();
+            format!("unencrypted in the location: {}", prefixes.join(" "))
         }
         ("", "") => "-".to_owned(),
         ("", relayed) => format!("relay: {relayed}"),

@@ -71,6 +71,14 @@ pub enum SourceProblem {
         /// With what they have an effect.
         wanted: &'static str,
     },
+    /// IP tunnels inside of locations, in a mesh without locations.
+    #[error(
+        "WireKubeMesh {mesh}: spec.topology.encapsulation has no effect, because spec.topology.granularity is full; write cross or location, or remove it"
+    )]
+    EncapsulationWithoutEffect {
+        /// The WireKubeMesh.
+        mesh: String,
+    },
     /// The annotation of a peer about birthday attempts.
     #[error(
         "WireKubePeer {peer}: annotation {annotation} is {value:?}, and is left out; write enabled or disabled"
@@ -323,6 +331,7 @@ impl SourceProblem {
             | Self::DiscoveryOmission(_)
             | Self::DiscoverySecret(_)
             | Self::DiscoveryUnavailable { .. }
+            | Self::EncapsulationWithoutEffect { .. }
             | Self::InvalidDiscovery { .. }
             | Self::InvalidEndpoint { .. }
             | Self::InvalidEndpointFilter { .. }
@@ -350,6 +359,7 @@ impl SourceProblem {
             Self::DiscoveryOmission(_) => "DiscoveryOmission",
             Self::DiscoverySecret(_) => "DiscoverySecretUnusable",
             Self::DiscoveryUnavailable { .. } => "DiscoveryUnavailable",
+            Self::EncapsulationWithoutEffect { .. } => "EncapsulationWithoutEffect",
             Self::InvalidAllowedIp { .. } => "InvalidAllowedIP",
             Self::InvalidDiscovery { .. } => "InvalidDiscovery",
             Self::InvalidEndpoint { .. } | Self::InvalidPeerEndpoint { .. } => "InvalidEndpoint",

@@ -5,6 +5,7 @@ mod plain;
 mod problems;
 mod published;
 mod sightings;
+mod tunnels;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -26,6 +27,7 @@ use ipnet::{IpNet, Ipv4Net};
 pub use self::gateways::DesiredGateway;
 use self::problems::problems;
 use self::sightings::Sightings;
+pub use self::tunnels::DesiredTunnels;
 use super::external::{self, DesiredExternal};
 use super::inputs::Inputs;
 use super::nat64;
@@ -173,6 +175,8 @@ pub struct Desired {
     pub accepted: BTreeMap<PublicKey, Vec<IpNet>>,
     /// Whether this node has tunnels with nodes of other locations.
     pub is_gateway: bool,
+    /// IP tunnels inside of the location.
+    pub tunnels: DesiredTunnels,
     harvests_endpoints: bool,
     mtu: u32,
     targets_v4: Vec<IpNet>,
@@ -223,6 +227,7 @@ impl Desired {
             grants,
             entry_terms,
             granularity,
+            encapsulation: tunnels::encapsulation(inputs),
             connected: host.networks.clone(),
             ..Policy::new(&inputs.node)
         };
@@ -279,6 +284,7 @@ impl Desired {
             accepted: gateways::accepted(&plan),
             masqueraded: plan.masqueraded.clone(),
             is_gateway: plan.is_gateway,
+            tunnels: tunnels::desired(inputs, &plan),
             plain: plan.routes.iter().map(plain::route).collect(),
             host: published(endpoints.clone()),
             mapped: published(mapped.clone()),
@@ -298,8 +304,13 @@ impl Desired {
     }
 
     /// What leads packets into the device `interface`.
-    /// `route_mtu` says which packets the path to a peer passes, if these are shorter than the tunnel's.
-    pub fn mesh_state(&self, interface: &str, route_mtu: impl Fn(&PublicKey) -> Option<u32>) -> MeshState {
+    /// `route_mtu` says which packets the path to a peer passes, if these are shorter than the tunnel's; `encapsulated` takes IP tunnels.
+    pub fn mesh_state(
+        &self,
+        interface: &str,
+        encapsulated: Vec<PlainRoute>,
+        route_mtu: impl Fn(&PublicKey) -> Option<u32>,
+    ) -> MeshState {
         MeshState {
             interface: interface.to_owned(),
             mtu: self.mtu,
@@ -308,7 +319,7 @@ impl Desired {
             targets_v6: self.targets_v6.clone(),
             bypass: self.bypass.clone(),
             // What is plain comes first: of two routes to one prefix the first counts.
-            plain: self.plain.clone(),
+            plain: self.plain.iter().cloned().chain(encapsulated).collect(),
             narrow: plain::narrow(&self.peers, self.mtu, route_mtu),
             masqueraded: self.masqueraded.clone(),
         }

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use fairlead_topology::Down;
 
-pub use self::echo::EchoSockets;
+pub use self::echo::{EchoSockets, checksum};
 pub use self::watch::GatewayWatch;
 
 /// Time between two requests.

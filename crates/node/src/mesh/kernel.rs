@@ -1,5 +1,8 @@
 //! The kernel as the mesh uses it: one trait, so that tests can put another in its place.
 
+use std::net::IpAddr;
+
+use fairlead_dataplane::encapsulation::{self, Encapsulation, Tunnels};
 use fairlead_dataplane::mesh::{self, Applier, MeshState};
 use fairlead_dataplane::nft_table::Applied;
 use fairlead_dataplane::uplink::{self, HostNetwork, SysctlError};
@@ -26,11 +29,23 @@ pub trait Kernel: Send + 'static {
     /// See [`mesh::remove_device`].
     fn remove_device(&mut self) -> Result<()>;
 
-    /// Takes away what [`Self::apply`] made, the device included.
+    /// Takes away what [`Self::apply`] and [`Self::encapsulate`] made, the device included.
     ///
     /// # Errors
     /// See [`mesh::remove`].
     fn remove(&mut self) -> Result<()>;
+
+    /// Makes the IP tunnels inside of the location what they should be; sends nothing when everything is in place.
+    ///
+    /// # Errors
+    /// See [`encapsulation::Applier::apply`].
+    fn encapsulate(&mut self, wanted: &Encapsulation) -> Result<Tunnels>;
+
+    /// The ends of tunnels in use, also by an earlier program.
+    ///
+    /// # Errors
+    /// See [`encapsulation::remotes_in_use`].
+    fn tunnel_remotes(&mut self) -> Result<Vec<IpAddr>>;
 
     /// Lets answers in that came by another link than the main table would use.
     ///
@@ -56,11 +71,14 @@ pub trait Kernel: Send + 'static {
 
 /// The kernel this program runs on.
 #[derive(Default)]
-pub struct HostKernel(Applier);
+pub struct HostKernel {
+    mesh: Applier,
+    encapsulation: encapsulation::Applier,
+}
 
 impl Kernel for HostKernel {
     fn apply(&mut self, state: &MeshState) -> Result<Applied> {
-        self.0.apply(state)
+        self.mesh.apply(state)
     }
 
     fn device(&mut self) -> Result<Option<String>> {
@@ -72,7 +90,16 @@ impl Kernel for HostKernel {
     }
 
     fn remove(&mut self) -> Result<()> {
-        mesh::remove()
+        mesh::remove()?;
+        self.encapsulate(&Encapsulation::default()).map(drop)
+    }
+
+    fn encapsulate(&mut self, wanted: &Encapsulation) -> Result<Tunnels> {
+        self.encapsulation.apply(wanted)
+    }
+
+    fn tunnel_remotes(&mut self) -> Result<Vec<IpAddr>> {
+        encapsulation::remotes_in_use()
     }
 
     fn loosen_reverse_path_filter(&mut self, interface: &str) -> std::result::Result<(), SysctlError> {

@@ -9,6 +9,7 @@
 pub mod desired;
 pub mod discovery;
 mod ec2;
+pub mod encapsulation;
 pub mod entries;
 pub mod external;
 pub mod gateways;

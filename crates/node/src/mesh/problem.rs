@@ -67,6 +67,20 @@ pub enum MeshProblem {
         /// Where the relay is.
         endpoint: String,
     },
+    /// A node does not answer through an IP tunnel inside of the location.
+    EncapsulationBlocked {
+        /// The node.
+        node: String,
+        /// Its end of the tunnel.
+        remote: IpAddr,
+    },
+    /// This node has no IP tunnel of a family for its location.
+    EncapsulationMissing {
+        /// The family.
+        family: IpFamily,
+        /// Why.
+        reason: String,
+    },
     /// A gateway does not forward.
     GatewayDown {
         /// The node.
@@ -104,6 +118,9 @@ impl MeshProblem {
             Self::PortMappingRefused { .. } => "PortMappingRefused",
             Self::RelayUnavailable { .. } => "RelayUnavailable",
             Self::DuplicateKey { .. } => "DuplicateKey",
+            Self::EncapsulationBlocked { .. } | Self::EncapsulationMissing { .. } => {
+                "EncapsulationUnavailable"
+            }
             Self::GatewayDown { .. } => "GatewayNotForwarding",
             Self::GatewaysNeedEmbedded { .. } => "GatewaysNeedEmbedded",
             Self::PathMtu { .. } => "PathMTU",
@@ -117,9 +134,10 @@ impl MeshProblem {
         match self {
             Self::Plan(problem) => problem.nodes(),
             Self::Source(problem) => problem.peer().into_iter().collect(),
-            Self::GatewayDown { gateway } => vec![gateway],
+            Self::EncapsulationBlocked { node, .. } | Self::GatewayDown { gateway: node } => vec![node],
             Self::PathMtu { peer, .. } => vec![peer],
-            Self::GatewaysNeedEmbedded { .. }
+            Self::EncapsulationMissing { .. }
+            | Self::GatewaysNeedEmbedded { .. }
             | Self::Nat64Refused { .. }
             | Self::NoStunAnswer { .. }
             | Self::StunServer { .. }
@@ -165,6 +183,16 @@ impl fmt::Display for MeshProblem {
             Self::DuplicateKey { endpoint } => write!(
                 f,
                 "another program registers this node's WireGuard key with the relay {endpoint}: was the node's disk copied? Delete the key file of one of them and restart it"
+            ),
+            Self::EncapsulationBlocked { node, remote } => write!(
+                f,
+                "node {node} does not answer ICMP echo requests in an IP tunnel to {remote}, so packets to it take the encrypted tunnel: \
+                 has it such a tunnel, and do the network and firewalls let IP protocol {} pass?",
+                if remote.is_ipv4() { "4 (IPIP)" } else { "41 (IPv6 in IPv6)" }
+            ),
+            Self::EncapsulationMissing { family, reason } => write!(
+                f,
+                "this node has no {family} tunnel for its location ({reason}): packets to nodes of the location take the encrypted tunnel"
             ),
             Self::GatewayDown { gateway } => write!(
                 f,

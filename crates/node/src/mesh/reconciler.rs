@@ -3,7 +3,7 @@
 
 mod device;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
@@ -15,7 +15,8 @@ use fairlead_topology::Down;
 use ipnet::IpNet;
 
 pub use self::device::DeviceSlot;
-use super::desired::{self, Desired, Held, Host, OwnAddresses, StunAnswers};
+use super::desired::{self, Desired, DesiredPeer, Held, Host, OwnAddresses, StunAnswers};
+use super::encapsulation::EncapsulationWatch;
 use super::entries::Entries;
 use super::external::{DesiredExternal, ExternalEndpoints, ExternalReport};
 use super::gateways::GatewayWatch;
@@ -39,6 +40,7 @@ pub struct Mesh<K> {
     external: ExternalEndpoints,
     entries: Entries,
     gateways: GatewayWatch,
+    encapsulation: EncapsulationWatch,
     /// The paths found something from which another plan may follow.
     is_outdated: bool,
     /// How often it planned.
@@ -70,6 +72,7 @@ impl<K: Kernel> Mesh<K> {
             external: ExternalEndpoints::default(),
             entries: Entries::default(),
             gateways: GatewayWatch::default(),
+            encapsulation: EncapsulationWatch::default(),
             is_outdated: false,
             plans: 0,
             followed: None,
@@ -83,12 +86,13 @@ impl<K: Kernel> Mesh<K> {
     pub fn reconcile(&mut self, inputs: &Arc<Inputs>, now: Instant) -> Result<Report, MeshFailure> {
         self.is_outdated = false;
         let host = Host::new(&self.kernel.network()?, inputs);
-        let mtu = desired::mtu(inputs, &host);
+        let (mtu, uplink_mtu) = (desired::mtu(inputs, &host), host.uplink_mtu());
         let before = self.device_state(&inputs.settings.interface, mtu).inspect_err(|_| {
             // Without the device, packets to other nodes are dropped; they never leave in clear text.
             self.plan(inputs, host.clone(), OwnAddresses::default(), &BTreeMap::new());
             if let Some(Planned { desired, .. }) = &self.planned {
-                let state = desired.mesh_state(&inputs.settings.interface, |_| None);
+                let encapsulated = self.encapsulation.routes(desired);
+                let state = desired.mesh_state(&inputs.settings.interface, encapsulated, |_| None);
                 drop(self.kernel.apply(&state));
             }
         })?;
@@ -138,7 +142,10 @@ impl<K: Kernel> Mesh<K> {
         for link in desired.plain_links() {
             self.kernel.loosen_reverse_path_filter(link)?;
         }
-        self.kernel.apply(&desired.mesh_state(&interface, |key| self.paths.route_mtu(key)))?;
+        self.encapsulation.apply(&mut self.kernel, desired, uplink_mtu, now);
+        let encapsulated = self.encapsulation.routes(desired);
+        let state = desired.mesh_state(&interface, encapsulated, |key| self.paths.route_mtu(key));
+        self.kernel.apply(&state)?;
         self.report(now).ok_or(MeshFailure::NoMesh)
     }
 
@@ -148,6 +155,7 @@ impl<K: Kernel> Mesh<K> {
     /// The kernel refuses something. The next call goes on from there.
     pub fn disable(&mut self) -> Result<(), MeshFailure> {
         self.planned = None;
+        self.encapsulation = EncapsulationWatch::default();
         self.paths.clear(Instant::now());
         if let Some(open) = self.device.device.take() {
             open.device.delete()?;
@@ -207,15 +215,17 @@ impl<K: Kernel> Mesh<K> {
         Ok(())
     }
 
-    /// Whether this node reaches others through gateways.
+    /// Whether this node reaches others through gateways or IP tunnels.
     pub fn has_gateways(&self) -> bool {
-        self.planned.as_ref().is_some_and(|planned| !planned.desired.gateways.is_empty())
+        let has_any = |desired: &Desired| !(desired.gateways.is_empty() && desired.tunnels.ends.is_empty());
+        self.planned.as_ref().is_some_and(|planned| has_any(&planned.desired))
     }
 
-    /// Asks whether gateways forward. [`Self::reconcile`] then uses others.
+    /// Asks whether gateways forward and nodes answer through IP tunnels. [`Self::reconcile`] then uses other ways.
     pub fn watch_gateways(&mut self, now: Instant) {
         if let Some(Planned { desired, .. }) = &self.planned {
             self.is_outdated |= self.gateways.observe(desired, &self.paths, now);
+            self.is_outdated |= self.encapsulation.observe(&desired.tunnels, now);
         }
     }
 
@@ -326,6 +336,7 @@ impl<K: Kernel> Mesh<K> {
             problems: problems
                 .chain(path_mtu)
                 .chain(self.gateways.problems(desired, open.device.backend()))
+                .chain(self.encapsulation.problems(&desired.tunnels, &self.paths, now))
                 .collect(),
             peers,
             external: self.report_external(desired),
@@ -354,7 +365,9 @@ impl<K: Kernel> Mesh<K> {
     }
 
     fn report_peers(&self, planned: &Planned, now: Instant) -> Vec<PeerReport> {
-        let plain = planned.desired.plain_prefixes();
+        let encapsulated = self.encapsulation.routes(&planned.desired);
+        let encapsulated: BTreeSet<IpNet> = encapsulated.into_iter().map(|it| it.destination).collect();
+        let plain = &planned.desired.plain_prefixes() | &encapsulated;
         let peers = planned.desired.peers.iter().filter_map(|(key, peer)| {
             let (path, device) = self.paths.status(key, now)?;
             let endpoint = device.as_ref().and_then(|device| device.config.endpoint);
@@ -368,7 +381,8 @@ impl<K: Kernel> Mesh<K> {
                 path,
                 relay_reason: None,
                 device,
-                plain: peer.config.allowed_ips.iter().filter(|it| plain.contains(*it)).copied().collect(),
+                plain: those_of(peer, &plain),
+                encapsulated: those_of(peer, &encapsulated),
                 prefixes: peer.config.allowed_ips.clone(),
                 published_endpoint: original.filter(is_news),
                 relay,
@@ -403,6 +417,11 @@ impl<K: Kernel> Mesh<K> {
             stun: &own_addresses.stun,
         }))
     }
+}
+
+/// The prefixes of a peer that are among these.
+fn those_of(peer: &DesiredPeer, prefixes: &BTreeSet<IpNet>) -> Vec<IpNet> {
+    peer.config.allowed_ips.iter().filter(|it| prefixes.contains(*it)).copied().collect()
 }
 
 #[cfg(test)]

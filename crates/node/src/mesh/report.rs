@@ -40,6 +40,8 @@ pub struct PeerReport {
     pub prefixes: Vec<IpNet>,
     /// What of it leaves without the tunnel, inside of the location.
     pub plain: Vec<IpNet>,
+    /// What of that goes through an IP tunnel.
+    pub encapsulated: Vec<IpNet>,
     /// The endpoint in use as other nodes know it, if they learn something from it: the peer did not publish it itself, or it
     /// is a public address of its own, which shows that no NAT is in front of it.
     pub published_endpoint: Option<SocketAddr>,

@@ -2,6 +2,7 @@
 
 mod discovery;
 mod filters;
+mod topology;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -12,8 +13,8 @@ use base64::engine::general_purpose::STANDARD;
 use fairlead_address::{Endpoint, EndpointFilters};
 use fairlead_api::names::{RELAY_PORT, RELAY_SERVER_NAME, STUN_PORT, SYSTEM_NAMESPACE};
 use fairlead_api::resources::{
-    BirthdayAttack, ExternalRelay, Granularity, LocalSubnetPolicy, ManagedRelay, Relay, RelayMode,
-    RelayProvider, RelayTransport, RevokedPeer, Toggle, WireKubeMesh, WireKubeMeshStatus,
+    BirthdayAttack, Encapsulation, ExternalRelay, Granularity, LocalSubnetPolicy, ManagedRelay, Relay,
+    RelayMode, RelayProvider, RelayTransport, RevokedPeer, Toggle, WireKubeMesh, WireKubeMeshStatus,
 };
 use fairlead_path::BirthdayPolicy;
 use fairlead_relay::client;
@@ -61,6 +62,8 @@ pub struct MeshSettings {
     pub revoked: Revoked,
     /// Between which nodes packets go without a tunnel.
     pub granularity: Granularity,
+    /// Which of these take IP tunnels.
+    pub encapsulation: Encapsulation,
     /// Where the IPv4 addresses of nodes on the mesh are from.
     pub mesh_ipv4: Option<Ipv4Net>,
 }
@@ -115,6 +118,7 @@ impl MeshSettings {
                 }),
             }
         }
+        let (granularity, encapsulation) = topology::parse(mesh, problems);
         let auto = spec.auto_allowed_ips.as_ref();
         let local = spec.routing.as_ref().and_then(|routing| routing.local_subnet_policy);
         Self {
@@ -149,7 +153,8 @@ impl MeshSettings {
             relay_pods: relay_pods(mesh),
             discovery: discovery::parse(mesh, problems),
             revoked: revoked(mesh, problems),
-            granularity: mesh.spec.topology.as_ref().map(|it| it.granularity).unwrap_or_default(),
+            granularity,
+            encapsulation,
             // The API server has checked it.
             mesh_ipv4: spec.mesh_cidr.as_ref().and_then(|text| text.parse().ok()),
         }
@@ -472,6 +477,8 @@ mod tests {
             ("spec.discovery.secretRef.namespace", json!("other")),
             ("spec.topology.granularity", json!("cross")),
             ("spec.topology.granularity", json!("location")),
+            ("spec.topology.encapsulation", json!("always")),
+            ("spec.topology.encapsulation", json!("crosssubnet")),
             ("spec.meshCIDR", json!("100.64.0.0/16")),
         ];
         let without_effect = json!({
@@ -479,7 +486,7 @@ mod tests {
             "natTraversal": { "handshakeValidWindowSeconds": 60 },
             "relay": { "external": { "controlEndpoint": "192.0.2.1:1" } },
             "routing": { "localSubnetPolicy": "tunnel" },
-            "topology": { "granularity": "full" },
+            "topology": { "granularity": "full", "encapsulation": "never" },
         });
         assert_each_is_read_or_listed::<WireKubeMesh, _>(
             Some(&WIREKUBE_MESH),

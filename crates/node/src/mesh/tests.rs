@@ -8,7 +8,9 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use fairlead_address::IpFamily;
 use fairlead_api::wireguard::{DeviceChange, DeviceState, PeerState, PrivateKey};
+use fairlead_dataplane::encapsulation::{Encapsulation, Tunnels};
 use fairlead_dataplane::mesh::MeshState;
 use fairlead_dataplane::nft_table::Applied;
 use fairlead_dataplane::uplink::{HostNetwork, SysctlError};
@@ -35,6 +37,8 @@ pub(super) struct Record {
     pub(super) applied: Vec<MeshState>,
     /// How often those were compared.
     pub(super) mesh_reads: usize,
+    /// Links, addresses and routes of the host.
+    pub(super) network: HostNetwork,
     /// How often links, addresses and routes were dumped.
     pub(super) networks_read: usize,
     /// How often the device was read.
@@ -51,9 +55,19 @@ pub(super) struct Record {
     pub(super) state: Option<DeviceState>,
     /// nftables, rules and routes as they are.
     pub(super) mesh: Option<MeshState>,
+    /// The IP tunnels that are wanted, and all that were after another.
+    pub(super) encapsulation: Encapsulation,
+    pub(super) encapsulations: Vec<Encapsulation>,
+    /// Why there can be no tunnels.
+    pub(super) without_tunnels: Option<String>,
+    /// The ends of tunnels that an earlier program used.
+    pub(super) tunnel_remotes: Vec<IpAddr>,
     /// What a device that is opened gives access to its port with.
     pub(super) path_socket: Option<FakePathSocket>,
 }
+
+/// Index of the links of tunnels.
+pub(super) const TUNNEL: u32 = 99;
 
 pub(super) type Shared = Arc<Mutex<Record>>;
 
@@ -62,7 +76,9 @@ impl Record {
     pub(super) fn forget(&mut self) {
         let (state, mesh, device) = (self.state.take(), self.mesh.take(), self.device.take());
         let path_socket = self.path_socket.take();
-        *self = Self { state, mesh, device, path_socket, ..Self::default() };
+        let encapsulation = std::mem::take(&mut self.encapsulation);
+        let network = std::mem::take(&mut self.network);
+        *self = Self { state, mesh, device, path_socket, encapsulation, network, ..Self::default() };
     }
 
     /// As `ip link delete` does.
@@ -158,8 +174,24 @@ impl Kernel for FakeKernel {
         }
         record.delete_device();
         record.mesh = None;
+        record.encapsulation = Encapsulation::default();
         record.removals += 1;
         Ok(())
+    }
+
+    fn encapsulate(&mut self, wanted: &Encapsulation) -> Result<Tunnels> {
+        let mut record = self.0.lock().unwrap();
+        if record.encapsulation != *wanted {
+            record.encapsulations.push(wanted.clone());
+            record.encapsulation = wanted.clone();
+        }
+        let missing = record.without_tunnels.clone();
+        let tunnel = |local: &IpAddr| (IpFamily::of(*local), missing.clone().map_or(Ok(TUNNEL), Err));
+        Ok(wanted.local.iter().map(tunnel).collect())
+    }
+
+    fn tunnel_remotes(&mut self) -> Result<Vec<IpAddr>> {
+        Ok(self.0.lock().unwrap().tunnel_remotes.clone())
     }
 
     fn loosen_reverse_path_filter(&mut self, _: &str) -> std::result::Result<(), SysctlError> {
@@ -167,8 +199,9 @@ impl Kernel for FakeKernel {
     }
 
     fn network(&mut self) -> Result<HostNetwork> {
-        self.0.lock().unwrap().networks_read += 1;
-        Ok(HostNetwork::default())
+        let mut record = self.0.lock().unwrap();
+        record.networks_read += 1;
+        Ok(record.network.clone())
     }
 
     fn open(

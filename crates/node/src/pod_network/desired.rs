@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use fairlead_api::resources::{AddressPool, WireKubeMesh};
+use fairlead_api::names::{LINK_IP6TNL, LINK_IPIP};
+use fairlead_api::resources::{AddressPool, Encapsulation, WireKubeMesh};
 use fairlead_dataplane::masquerade::Masquerade;
 use ipnet::IpNet;
 
@@ -28,7 +29,16 @@ pub(crate) fn masquerade(
         }
         None => cluster.extend(connected),
     }
-    Masquerade { pods, cluster, mesh_device: mesh.map(|mesh| mesh.spec.interface_name.clone()) }
+    Masquerade { pods, cluster, mesh_devices: mesh.map(mesh_devices).unwrap_or_default() }
+}
+
+/// Names of the links by which packets enter the mesh.
+fn mesh_devices(mesh: &WireKubeMesh) -> Vec<String> {
+    let encapsulation =
+        mesh.spec.topology.as_ref().map(|topology| topology.encapsulation).unwrap_or_default();
+    let has_tunnels = encapsulation != Encapsulation::Never;
+    let tunnels = [LINK_IPIP, LINK_IP6TNL].into_iter().filter(|_| has_tunnels).map(str::to_owned);
+    [mesh.spec.interface_name.clone()].into_iter().chain(tunnels).collect()
 }
 
 fn subnets(pool: &AddressPool) -> Vec<IpNet> {
@@ -68,6 +78,13 @@ mod tests {
     const B: &str = "10.2.0.0/16";
 
     #[test]
+    fn what_goes_through_tunnels_of_the_location_keeps_its_source() {
+        let mesh = mesh(json!({ "topology": { "granularity": "cross", "encapsulation": "always" } }));
+        let devices = masquerade(&[], Some(&mesh), vec![]).mesh_devices;
+        assert_eq!(devices, ["wire_kube", "fairlead_ipip", "fairlead_ip6tnl"]);
+    }
+
+    #[test]
     fn the_mesh_decides_unless_a_pool_does() {
         let (on, off) = (mesh(json!({})), mesh(json!({ "masquerade": false })));
         let cases: [(Option<&WireKubeMesh>, Option<bool>, &[&str]); 6] = [
@@ -92,7 +109,7 @@ mod tests {
         let connected = prefixes(&["192.0.2.0/24"]);
         let wanted = masquerade(&pools, Some(&mesh), connected.clone());
         assert_eq!(wanted.cluster, prefixes(&[A, B, "192.168.0.0/16", "fd00::/8"]));
-        assert_eq!(wanted.mesh_device.as_deref(), Some("wg9"));
+        assert_eq!(wanted.mesh_devices, ["wg9"]);
         let wanted = masquerade(&pools, None, connected);
         assert_eq!(wanted.cluster, prefixes(&[A, B, "192.0.2.0/24"]), "nodes are there");
     }

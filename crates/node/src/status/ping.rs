@@ -136,6 +136,7 @@ mod tests {
             path,
             relay_reason: None,
             plain: Vec::new(),
+            encapsulated: Vec::new(),
             device: None,
             prefixes: prefixes.iter().map(|prefix| prefix.parse().unwrap()).collect(),
             published_endpoint: None,

@@ -86,6 +86,7 @@ impl Publisher {
                 path: path.clone(),
                 relay_reason: None,
                 plain: Vec::new(),
+                encapsulated: Vec::new(),
                 device: Some(Arc::new(PeerState { config, last_handshake, rx_bytes: 1, tx_bytes: 1 })),
                 prefixes: Vec::new(),
                 published_endpoint: None,

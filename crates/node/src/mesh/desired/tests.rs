@@ -1,5 +1,5 @@
 use fairlead_address::{EndpointFilters, Nat64Prefix};
-use fairlead_api::resources::Granularity;
+use fairlead_api::resources::{Encapsulation, Granularity};
 use fairlead_topology::{InternalAddress, MemberRecord, Site, Source, merge};
 
 use super::*;
@@ -52,6 +52,7 @@ pub(in crate::mesh) fn inputs(members: impl IntoIterator<Item = Member>) -> Inpu
             discovery: None,
             revoked: Revoked::default(),
             granularity: Granularity::Full,
+            encapsulation: Encapsulation::Never,
             mesh_ipv4: None,
         },
         members: merge(members.into_iter().map(record).collect()),
@@ -168,7 +169,7 @@ fn only_endpoints_of_the_api_server_and_addresses_of_nodes_go_past_the_mesh() {
     let relay: SocketAddr = "10.64.0.10:3478".parse().unwrap();
     inputs.settings.relay_pods = vec![relay, "192.0.2.7:3478".parse().unwrap()];
     let bypass = Desired::new(&inputs, &host(), Held::default(), &OwnAddresses::default())
-        .mesh_state("wire_kube", |_| None)
+        .mesh_state("wire_kube", Vec::new(), |_| None)
         .bypass;
     assert_eq!(bypass.servers, ["192.0.2.100:6443".parse().unwrap()]);
     assert_eq!(bypass.relays, [relay], "only a pod is a pod of the relay");
@@ -223,7 +224,7 @@ fn a_node_without_a_key_is_no_peer_and_its_address_no_bypass() {
     let desired =
         Desired::new(&inputs([member(1), keyless]), &host(), Held::default(), &OwnAddresses::default());
     assert!(desired.peers.is_empty());
-    assert_eq!(desired.mesh_state("wire_kube", |_| None).bypass.nodes, Vec::<IpAddr>::new());
+    assert_eq!(desired.mesh_state("wire_kube", Vec::new(), |_| None).bypass.nodes, Vec::<IpAddr>::new());
 }
 
 fn answers(answers: [StunAnswer; 2]) -> OwnAddresses {
@@ -463,7 +464,11 @@ fn neighbours_in_the_location_are_reached_without_the_tunnel_where_the_mesh_asks
     let mut inputs = inputs([located(member(1), "10.0.0.1"), neighbour]);
     let plain = |inputs: &Inputs| {
         let desired = Desired::new(inputs, &host(), Held::default(), &OwnAddresses::default());
-        (desired.mesh_state("wg", |_| None).plain, desired.plain_links().to_vec(), desired.peers.len())
+        (
+            desired.mesh_state("wg", Vec::new(), |_| None).plain,
+            desired.plain_links().to_vec(),
+            desired.peers.len(),
+        )
     };
     assert_eq!(plain(&inputs), (Vec::new(), Vec::new(), 1));
     inputs.settings.granularity = Granularity::Cross;
@@ -482,14 +487,18 @@ fn addresses_on_the_mesh_are_on_the_device_and_no_endpoint_is_in_them() {
     let mut inputs = inputs([Member { mesh_addresses: addresses, ..member(1) }, peer]);
     inputs.settings.mesh_ipv4 = "100.64.0.0/16".parse().ok();
     let desired = Desired::new(&inputs, &host(), Held::default(), &OwnAddresses::default());
-    let on_device: Vec<String> =
-        desired.mesh_state("wire_kube", |_| None).addresses.iter().map(ToString::to_string).collect();
+    let on_device: Vec<String> = desired
+        .mesh_state("wire_kube", Vec::new(), |_| None)
+        .addresses
+        .iter()
+        .map(ToString::to_string)
+        .collect();
     assert_eq!(on_device, ["fd7f:175a:b97c:5602::1/64", "100.64.0.1/16"]);
     let peer = &desired.peers[&key(2)];
     assert!(peer.config.allowed_ips.contains(&"fd7f:175a:b97c:5602::2/128".parse().unwrap()));
     assert_eq!(peer.paths.candidates.len(), 1, "not through the tunnel itself");
     // Peers accept packets from these, and from no other address of this host.
-    let own = desired.mesh_state("wire_kube", |_| None).bypass.own;
+    let own = desired.mesh_state("wire_kube", Vec::new(), |_| None).bypass.own;
     let expected = ["fd7f:175a:b97c:5602::1/128", "100.64.0.1/32"].map(|text| text.parse().unwrap());
     assert!(expected.iter().all(|address| own.contains(address)), "{own:?}");
     assert!(own.iter().all(|prefix| prefix.prefix_len() > 16), "not the subnets: {own:?}");

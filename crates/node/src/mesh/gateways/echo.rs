@@ -6,7 +6,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use nix::sys::socket::{
-    AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrStorage, connect, recv, send, socket,
+    AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrStorage, bind, connect, recv, send,
+    socket,
 };
 
 /// Types of requests and replies.
@@ -35,30 +36,37 @@ impl EchoSockets {
 
     /// Who has replied since the last call. Then asks these addresses. One that cannot be asked does not reply.
     pub fn exchange(&mut self, addresses: &BTreeSet<IpAddr>) -> BTreeSet<IpAddr> {
+        self.exchange_by(
+            addresses,
+            |_| None,
+            |socket, _, request| send(socket.as_raw_fd(), request, MsgFlags::MSG_DONTWAIT).map(drop),
+        )
+    }
+
+    /// The same, where `ask` brings a request to an address. Replies come to `local`, if that is known of the address. Requests of
+    /// ICMPv6 have no checksum yet.
+    pub fn exchange_by(
+        &mut self,
+        addresses: &BTreeSet<IpAddr>,
+        local: impl Fn(IpAddr) -> Option<IpAddr>,
+        ask: impl Fn(&OwnedFd, IpAddr, &[u8]) -> nix::Result<()>,
+    ) -> BTreeSet<IpAddr> {
         let has_replied = |(_, socket): &&(IpAddr, OwnedFd)| self.has_replied(socket);
         let replied = self.waiting.iter().filter(has_replied).map(|(address, _)| *address).collect();
         self.round = self.round.wrapping_add(1);
-        let asked = addresses.iter().filter_map(|address| match self.ask(*address) {
-            Ok(socket) => Some((*address, socket)),
-            Err(error) => {
-                tracing::debug!(%address, %error, "cannot send an ICMP echo request");
-                None
+        let asked = addresses.iter().filter_map(|address| {
+            let socket = replies_of(*address, local(*address));
+            let request = self.request(address.is_ipv4());
+            match socket.and_then(|socket| ask(&socket, *address, &request).map(|()| socket)) {
+                Ok(socket) => Some((*address, socket)),
+                Err(error) => {
+                    tracing::debug!(%address, %error, "cannot send an ICMP echo request");
+                    None
+                }
             }
         });
         self.waiting = asked.collect();
         replied
-    }
-
-    fn ask(&self, address: IpAddr) -> nix::Result<OwnedFd> {
-        let (family, protocol) = match address {
-            IpAddr::V4(_) => (AddressFamily::Inet, SockProtocol::Icmp),
-            IpAddr::V6(_) => (AddressFamily::Inet6, SockProtocol::IcmpV6),
-        };
-        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-        let socket = socket(family, SockType::Raw, flags, protocol)?;
-        connect(socket.as_raw_fd(), &SockaddrStorage::from(SocketAddr::new(address, 0)))?;
-        send(socket.as_raw_fd(), &self.request(address.is_ipv4()), MsgFlags::MSG_DONTWAIT)?;
-        Ok(socket)
     }
 
     /// The kernel completes the checksum of ICMPv6.
@@ -102,8 +110,24 @@ impl EchoSockets {
     }
 }
 
+/// A socket that the replies of an address come to.
+fn replies_of(address: IpAddr, local: Option<IpAddr>) -> nix::Result<OwnedFd> {
+    let (family, protocol) = match address {
+        IpAddr::V4(_) => (AddressFamily::Inet, SockProtocol::Icmp),
+        IpAddr::V6(_) => (AddressFamily::Inet6, SockProtocol::IcmpV6),
+    };
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    let socket = socket(family, SockType::Raw, flags, protocol)?;
+    let end = |address| SockaddrStorage::from(SocketAddr::new(address, 0));
+    if let Some(local) = local {
+        bind(socket.as_raw_fd(), &end(local))?;
+    }
+    connect(socket.as_raw_fd(), &end(address))?;
+    Ok(socket)
+}
+
 /// The checksum of the Internet (RFC 1071).
-fn checksum(bytes: &[u8]) -> u16 {
+pub fn checksum(bytes: &[u8]) -> u16 {
     let words = bytes.chunks(2).map(|pair| {
         let [high, low] =
             [pair.first(), pair.get(1)].map(|byte| u32::from(byte.copied().unwrap_or_default()));

@@ -35,6 +35,7 @@ fn peer(name: &str, state: State, endpoint: &str, news: bool) -> PeerReport {
         },
         relay_reason: None,
         plain: Vec::new(),
+        encapsulated: Vec::new(),
         device: Some(Arc::new(PeerState {
             config,
             last_handshake: Some(SystemTime::UNIX_EPOCH),
