@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use fairlead_demo::{World, probe, topology};
 use outage::{TIMEOUT, loses_nothing, node, pod, resumes, tcp, udp};
+use testbed_lab::traffic::Flow;
 use testbed_lab::{Progress, eventually};
 
 /// The locations of the topology, each with two nodes on one LAN.
@@ -119,9 +120,53 @@ fn inside_of_a_location_packets_take_the_lan_and_between_locations_the_tunnel() 
     std::thread::sleep(Duration::from_millis(1500));
     loses_nothing("plain routes are removed", &flows, mark);
 
+    ip_tunnels_that_this_kernel_lacks_are_replaced_by_the_encrypted_ones(&world, &flows);
+
     let (mark, from) = (Instant::now(), Instant::now());
     set_granularity(&world, "full");
     eventually(TIMEOUT, || all_are(&world, false)).unwrap();
     resumes("granularity: full", &flows, mark, from, Duration::from_secs(30));
     loses_nothing("granularity: full", &flows, mark);
+}
+
+/// Where this machine's kernel has them, they are used; `kernel_encapsulation` shows them in any case.
+fn ip_tunnels_that_this_kernel_lacks_are_replaced_by_the_encrypted_ones(world: &World, flows: &[Flow]) {
+    let has_tunnels =
+        node(world, "cloud-1").host.shell("ip link add judge type ipip local 192.0.2.1").is_ok();
+    let encapsulate = |value: &str| {
+        let patch = format!(r#"{{"spec": {{"topology": {{"encapsulation": "{value}"}}}}}}"#);
+        world.plane.kubectl(&["patch", "wkmesh", "default", "--type=merge", "-p", &patch]).unwrap();
+    };
+    let mark = Instant::now();
+    encapsulate("always");
+    let wanted = if has_tunnels { "dev fairlead_ipip" } else { "dev wire_kube" };
+    let takes_tunnel = || {
+        for location in LOCATIONS {
+            let to = pod(world, &format!("{location}-2")).addresses[0];
+            let way = way(world, &format!("{location}-1"), to)?;
+            ensure!(way.contains(wanted), "in {location}: {way}");
+        }
+        let status = node(world, "farm-1").status()?;
+        let reported = status["problems"].to_string();
+        let published =
+            world.plane.kubectl(&["get", "wkpeer", "farm-1", "-o", "jsonpath={.status.problems}"])?;
+        let events = world.plane.kubectl(&["get", "events", "-A", "-o", "jsonpath={.items[*].message}"])?;
+        for (place, text) in [("status", &reported), ("WireKubePeer", &published), ("Events", &events)] {
+            let says_so = text.contains("module ipip");
+            ensure!(says_so != has_tunnels, "{place}: {text}");
+        }
+        Ok(())
+    };
+    eventually(TIMEOUT, takes_tunnel).unwrap();
+    all_pods_reach_each_other(world);
+    encapsulate("never");
+    let is_plain_again = || {
+        all_are(world, true)?;
+        let problems = node(world, "farm-1").status()?["problems"].to_string();
+        ensure!(!problems.contains("module ipip"), "{problems}");
+        Ok(())
+    };
+    eventually(TIMEOUT, is_plain_again).unwrap();
+    std::thread::sleep(Duration::from_millis(1500));
+    loses_nothing("encapsulation: always, then never", flows, mark);
 }

@@ -62,6 +62,11 @@ fn the_data_plane_drives_kernel_wireguard() {
 }
 
 #[test]
+fn the_data_plane_drives_the_kernels_ip_tunnels() {
+    run("encapsulation", "FAIRLEAD_KERNEL_TUNNELS", "");
+}
+
+#[test]
 fn the_data_plane_attaches_pods_without_ipv6() {
     run("no_ipv6", "FAIRLEAD_NO_IPV6", "ipv6.disable=1");
 }

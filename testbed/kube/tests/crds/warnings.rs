@@ -66,7 +66,7 @@ fn what_has_an_effect_is_applied_without_a_word() {
         "harvestExtraEndpoints": false,
         "endpointFilters": ["0.0.0.0/0", "!10.3.0.0/16", "2001:db8::1"], "peerEndpointFilters": ["::/0", "192.0.2.1"],
         "grants": [{ "node": "n1", "cidrs": ["192.0.2.0/24"] }],
-        "topology": { "granularity": "location" },
+        "topology": { "granularity": "location", "encapsulation": "always" },
     });
     let none = json!({});
     let peer = json!({
