@@ -14,7 +14,7 @@ use fairlead_cluster::metrics::{Pool, register};
 use fairlead_cluster::subsystem::Supervisor;
 use fairlead_ipam::orphans::Graces;
 use futures::StreamExt;
-use k8s_openapi::api::core::v1::{Node, NodeStatus};
+use k8s_openapi::api::core::v1::{Node, NodeSpec, NodeStatus};
 use kube::runtime::events::Reporter;
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client, ResourceExt};
@@ -128,7 +128,12 @@ fn trim_node(node: &mut Node) {
     lean::identified(node);
     node.metadata.labels = kept(labels, &[LABEL_REGION]);
     node.metadata.annotations = kept(annotations, NodeLocation::ANNOTATIONS);
-    node.spec = None;
+    let networks = node.spec.take().map(|NodeSpec { pod_cidr, pod_cidrs, .. }| NodeSpec {
+        pod_cidr,
+        pod_cidrs,
+        ..NodeSpec::default()
+    });
+    node.spec = networks;
     let NodeStatus { addresses, mut capacity, .. } = node.status.take().unwrap_or_default();
     if let Some(capacity) = &mut capacity {
         capacity.retain(|resource, _| resource == "pods");

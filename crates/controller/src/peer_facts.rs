@@ -90,6 +90,7 @@ fn facts(node: &Node) -> NodeFacts {
     NodeFacts {
         internal_ips: internal.iter().map(ToString::to_string).collect(),
         location: Some(location),
+        pod_cidrs: NodeFacts::pod_cidrs_of(node).iter().map(ToString::to_string).collect(),
         mesh_ips: Vec::new(),
     }
 }
@@ -142,6 +143,23 @@ mod tests {
             ("lab", &["192.0.2.7".to_owned()][..])
         );
         assert_eq!(due(&peer(&json!({ "node": facts })), &node, Vec::new()), None);
+    }
+
+    #[test]
+    fn networks_of_pods_are_copied_as_prefixes() {
+        let with = |spec: serde_json::Value| -> Node {
+            let metadata = json!({ "name": "n1" });
+            serde_json::from_value(json!({ "metadata": metadata, "spec": spec })).unwrap()
+        };
+        let both =
+            json!({ "podCIDR": "10.244.1.0/24", "podCIDRs": ["fd00:1::/64", "10.244.1.0/24", "nonsense"] });
+        assert_eq!(facts(&with(both)).pod_cidrs, ["10.244.1.0/24", "fd00:1::/64"]);
+        assert_eq!(facts(&with(json!({ "podCIDR": "10.244.1.7/24" }))).pod_cidrs, ["10.244.1.0/24"]);
+        let facts = facts(&with(json!({ "podCIDRs": ["10.244.1.0/24"] })));
+        let written = peer(&json!({ "node": facts }));
+        assert_eq!(due(&written, &with(json!({ "podCIDRs": ["10.244.1.0/24"] })), Vec::new()), None);
+        let gone = due(&written, &with(json!({})), Vec::new()).unwrap();
+        assert_eq!(gone.pod_cidrs, [""; 0]);
     }
 
     #[test]

@@ -206,7 +206,7 @@ pub(crate) struct NodeArguments {
     /// Serve /healthz and /readyz on this address
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "[::]:9385", value_parser = listen_address)]
     pub(crate) health_addr: SocketAddr,
-    /// Allocate pod addresses and create pod interfaces; if false, another CNI plugin must precede this one
+    /// Allocate pod addresses and create pod interfaces; if false, another CNI plugin does: alone, or with this one chained after it
     #[arg(long, value_name = "BOOL", default_value = "true",
         num_args = 0..=1, require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
     pub(crate) enable_ipam: bool,

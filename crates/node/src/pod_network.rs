@@ -27,6 +27,7 @@ use tokio::time::{sleep, timeout};
 use crate::container_locks::{ContainerLocks, Guard};
 use crate::ipam::Ipam;
 use crate::kernel_watch::{KernelChanges, KernelWatch};
+use crate::members::cached_peer::CachedPeer;
 use crate::mesh;
 use crate::metrics::Metrics;
 use metrics::Object;
@@ -46,6 +47,8 @@ pub(crate) struct PodNetwork {
     pub(crate) locks: Arc<ContainerLocks>,
     pub(crate) pools: Arc<Cache<AddressPool>>,
     pub(crate) meshes: Arc<Cache<WireKubeMesh>>,
+    /// Tell the networks of pods of other plugins.
+    pub(crate) peers: Arc<Cache<CachedPeer>>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) problems: PodNetworkProblems,
 }
@@ -179,9 +182,10 @@ impl PodNetwork {
             return Ok(());
         }
         let (pools, mesh) = (self.pools.store.state(), mesh::selected(&self.meshes));
+        let pod_networks = self.pod_networks(mesh.as_deref());
         let apply = move || {
             let connected = HostNetwork::read()?.connected_prefixes(&Ignored::default());
-            masquerade::apply(&desired::masquerade(&pools, mesh.as_deref(), connected))
+            masquerade::apply(&desired::masquerade(&pools, mesh.as_deref(), &pod_networks, connected))
         };
         let applied = tokio::task::spawn_blocking(apply).await?;
         let applied = applied
@@ -190,6 +194,15 @@ impl PodNetwork {
             self.corrected(Object::Masquerade, "set the masquerading of pods", None);
         }
         Ok(())
+    }
+
+    /// Networks of other plugins whose pods see the addresses of this node's pods. They change with nodes: the next sweep is soon enough.
+    fn pod_networks(&self, mesh: Option<&WireKubeMesh>) -> Vec<IpNet> {
+        if !mesh.is_some_and(mesh::settings::includes_pod_networks) {
+            return Vec::new();
+        }
+        let peers = self.peers.store.state();
+        peers.iter().flat_map(|peer| &peer.member().pod_networks).copied().collect()
     }
 
     fn corrected(&self, object: Object, operation: &str, pod: Option<&Repair>) {

@@ -33,6 +33,8 @@ pub(crate) enum Tier {
     HostClaim,
     /// The same, and the Node object of the node has it.
     NodeAddress,
+    /// The network of a node's pods, as its Node object has it: an address that another node says is its own takes nothing of it.
+    PodNetwork,
     /// An address on the mesh that the controller gave the node.
     MeshAddress,
     /// An address that an administrator lets the member have, also where other members claim it, or this node's own.

@@ -5,7 +5,7 @@
 //! routes of the [`Plan`]. Endpoints are not decided here: that is `fairlead-path`, peer by peer.
 //!
 //! The one promise: **no member can take what belongs to another, and a bad one harms only itself.** What the
-//! controller grants (blocks) beats what a node says of itself (claims). Of claims to one address that counts first which an
+//! controller grants (blocks), or copies from Nodes where only the cluster may set it (networks of pods), beats what a node says of itself (claims). Of claims to one address that counts first which an
 //! administrator granted, then that of the node whose Node object has the address, which no other node may claim without a grant; then the
 //! one keeps it that has it in this node's WireGuard device now, else the one that joined first. A public key that is published twice
 //! stays one peer, with the prefixes of both: only the holder of the private key can read what is sent to it, so a copy
@@ -33,6 +33,7 @@ mod locations;
 mod member;
 mod merge;
 mod plan;
+mod pod_networks;
 mod prefixes;
 mod problem;
 mod routes;

@@ -86,6 +86,8 @@ pub struct Member {
     pub claims: Vec<IpNet>,
     /// Address blocks the controller gave it. Trusted.
     pub blocks: Vec<IpNet>,
+    /// Networks of pods that another plugin gives addresses, as its Node object has them. Trusted, because no node may change them.
+    pub pod_networks: Vec<IpNet>,
     /// Its own addresses on the mesh. Trusted, because the controller gives each to one node; those of a member that only discovery
     /// services know are what it says itself.
     pub mesh_addresses: Vec<IpAddr>,
@@ -142,6 +144,7 @@ impl Member {
             public_key: None,
             claims: Vec::new(),
             blocks: Vec::new(),
+            pod_networks: Vec::new(),
             mesh_addresses: Vec::new(),
             addresses: None,
             endpoints: Endpoints::default(),

@@ -36,6 +36,9 @@ fn complete(known: &mut Member, other: Member) {
     }
     let missing: Vec<_> = other.blocks.into_iter().filter(|block| !known.blocks.contains(block)).collect();
     known.blocks.extend(missing);
+    if known.pod_networks.is_empty() {
+        known.pod_networks = other.pod_networks;
+    }
     if known.mesh_addresses.is_empty() {
         known.mesh_addresses = other.mesh_addresses;
     }

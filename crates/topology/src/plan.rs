@@ -14,6 +14,7 @@ use crate::external;
 use crate::gateways::Gateways;
 use crate::locations::{self, Encapsulation, Granularity, Tunnels};
 use crate::member::Member;
+use crate::pod_networks;
 use crate::prefixes;
 use crate::problem::Problem;
 use crate::routes::{self, BlockRoute, OwnAddress};
@@ -50,6 +51,8 @@ pub struct Policy {
     pub granularity: Granularity,
     /// Which packets inside of a location take IP tunnels.
     pub encapsulation: Encapsulation,
+    /// Whether [`Member::pod_networks`] are in the mesh.
+    pub includes_pod_networks: bool,
     /// Networks that this host is connected to: their hosts are reached there, although they are beside another node too.
     pub connected: Vec<IpNet>,
 }
@@ -71,6 +74,7 @@ impl Policy {
             routes_on: None,
             granularity: Granularity::Full,
             encapsulation: Encapsulation::Never,
+            includes_pod_networks: false,
             connected: Vec::new(),
         }
     }
@@ -108,7 +112,7 @@ pub struct Plan {
     pub targets_ipv4: Vec<Ipv4Net>,
     /// IPv6 destinations that enter the mesh, or are dropped there: the smallest sorted list that covers exactly them.
     pub targets_ipv6: Vec<Ipv6Net>,
-    /// Addresses that belong to other nodes themselves: claims they keep, outside of all blocks. None of external members.
+    /// Addresses that belong to other nodes themselves: claims they keep, outside of all blocks and networks of pods. None of external members.
     pub nodes: BTreeSet<IpAddr>,
     /// Plain routes to prefixes of neighbours, at most one to each destination, sorted by it.
     pub routes: Vec<BlockRoute>,
@@ -182,7 +186,8 @@ fn usable_entries(
         let carrier = entry_nodes.elsewhere(owner).and_then(|carrier| ranked.get(carrier)?.public_key);
         let claims = claims::entries(owner, member, carrier, policy, problems);
         let networks = site_networks::entries(owner, member, policy, problems);
-        for entry in claims.into_iter().chain(networks).chain(member.blocks.iter().map(block)) {
+        let pods = pod_networks::entries(owner, member, policy, problems);
+        for entry in claims.into_iter().chain(networks).chain(pods).chain(member.blocks.iter().map(block)) {
             match prefixes::unusable(&entry.prefix) {
                 None => entries.push(entry),
                 // An interface always has link-local and loopback addresses: only those of a peer are reported.
@@ -352,12 +357,16 @@ fn targets(
 ) -> (Vec<Ipv4Net>, Vec<Ipv6Net>) {
     let is_own = |entry: &&Entry| ranked.get(entry.owner).is_some_and(|member| member.name == policy.own);
     let (own, foreign): (Vec<&Entry>, Vec<&Entry>) = entries.iter().partition(is_own);
+    let (own_pods, own): (Vec<&Entry>, Vec<&Entry>) =
+        own.into_iter().partition(|entry| entry.tier == Tier::PodNetwork);
     let own = own.into_iter().filter(|entry| match entry.tier {
         Tier::Block => !lost_blocks.contains(&entry.prefix),
         Tier::SiteRange => true,
         _ => prefixes::is_host(&entry.prefix),
     });
-    let keep_out: PrefixSet = own.map(|entry| &entry.prefix).chain(&policy.excluded).collect();
+    let own_pods = pod_networks::kept(&own_pods, &foreign);
+    let keep_out: PrefixSet =
+        own.map(|entry| &entry.prefix).chain(&policy.excluded).chain(&own_pods).collect();
     let (at_sites, foreign): (Vec<&Entry>, Vec<&Entry>) =
         foreign.into_iter().partition(|entry| entry.tier == Tier::SiteRange);
     let connected: PrefixSet = policy.connected.iter().collect();
@@ -376,12 +385,12 @@ fn node_addresses(
     owned: &[Vec<IpNet>],
     policy: &Policy,
 ) -> BTreeSet<IpAddr> {
-    let blocks = entries.iter().filter(|entry| entry.tier == Tier::Block).map(|entry| &entry.prefix);
-    let blocks: PrefixSet = blocks.collect();
+    let pods = entries.iter().filter(|entry| matches!(entry.tier, Tier::Block | Tier::PodNetwork));
+    let pods: PrefixSet = pods.map(|entry| &entry.prefix).collect();
     let is_other_node = |member: &Member| member.name != policy.own && member.external.is_none();
     let others = ranked.iter().zip(owned).filter(|(member, _)| is_other_node(member));
     let kept = others.flat_map(|(_, owned)| owned).filter(|prefix| prefixes::is_host(prefix));
-    kept.map(IpNet::addr).filter(|address| !blocks.contains(*address)).collect()
+    kept.map(IpNet::addr).filter(|address| !pods.contains(*address)).collect()
 }
 
 fn name(ranked: &[&Member], owner: usize) -> String {

@@ -64,6 +64,15 @@ pub enum Problem {
         /// Why.
         why: Refusal,
     },
+    /// A network of a node's pods that cannot be in the mesh; it is left out.
+    PodNetworkRefused {
+        /// The node.
+        node: String,
+        /// The prefix.
+        prefix: IpNet,
+        /// Why.
+        why: Refusal,
+    },
     /// Entry nodes that an external member names and that have no tunnel with it, because they are no nodes of the mesh.
     EntryNodesMissing {
         /// The external member.
@@ -238,6 +247,7 @@ impl Problem {
             Self::NodeWithoutAddress { .. } => "NodeWithoutAddress",
             Self::NotPublished { .. } => "NotPublished",
             Self::SharedKey { .. } => "SharedKey",
+            Self::PodNetworkRefused { .. } => "PodCIDRRefused",
             Self::SitePrefixRefused { .. } => "LocationPrefixRefused",
             Self::Unusable { .. } => "Unusable",
         }
@@ -281,6 +291,7 @@ impl Problem {
             | Self::NodeNotConnected { node, .. }
             | Self::NodeWithoutAddress { node, .. }
             | Self::NotPublished { node }
+            | Self::PodNetworkRefused { node, .. }
             | Self::SitePrefixRefused { node, .. }
             | Self::Unusable { node, .. } => vec![node],
         }
@@ -325,6 +336,11 @@ impl fmt::Display for Problem {
             Self::ExternalPrefixRefused { node, prefix, why } => {
                 write!(f, "{} claims {prefix}, which is left out: {why}; correct its allowedIPs", Name(node))
             }
+            Self::PodNetworkRefused { node, prefix, why } => write!(
+                f,
+                "{} has {prefix} in spec.podCIDRs, which is left out of the mesh: {why}",
+                Name(node)
+            ),
             Self::SitePrefixRefused { node, prefix, why } => write!(
                 f,
                 "{} is to lead to {prefix}, which is left out: {why}; correct its annotation kilo.squat.ai/allowed-location-ips",

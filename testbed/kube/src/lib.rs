@@ -32,4 +32,4 @@ mod published;
 pub use build::binary;
 pub use control_plane::ControlPlane;
 pub use options::{Launcher, Options};
-pub use published::Published;
+pub use published::{CNI_PLUGINS, Published};

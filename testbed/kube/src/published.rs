@@ -18,6 +18,16 @@ pub struct Published {
     pub packages: &'static [&'static str],
 }
 
+/// The plugins of the CNI project that need no cluster: `ptp` makes pods, `host-local` gives them addresses.
+pub const CNI_PLUGINS: Published = Published {
+    name: "cni-plugins",
+    version: "v1.9.1",
+    packages: &[
+        "github.com/containernetworking/plugins/plugins/main/ptp",
+        "github.com/containernetworking/plugins/plugins/ipam/host-local",
+    ],
+};
+
 impl Published {
     /// The directory with the programs, each named by the last part of its import path. They are built once per machine
     /// and version, into `$XDG_CACHE_HOME` (or `~/.cache`) `/fairlead/NAME-VERSION/`.

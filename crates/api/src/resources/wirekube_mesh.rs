@@ -83,7 +83,7 @@ pub struct WireKubeMeshSpec {
     #[schemars(length(max = CIDR_LENGTH))]
     #[x_kube(validation = cidr_of_family(4))]
     pub mesh_cidr: Option<String>,
-    /// Which prefixes a node publishes by itself. If omitted, its InternalIP addresses.
+    /// Which prefixes a node has in the mesh beside its AddressBlocks. If omitted, its InternalIP addresses.
     #[serde(default, rename = "autoAllowedIPs", skip_serializing_if = "Option::is_none")]
     pub auto_allowed_ips: Option<AutoAllowedIps>,
     /// Whether connections of pods to destinations outside of the cluster get the address of their node. Connections to pods,
@@ -175,13 +175,19 @@ pub struct RevokedPeer {
     pub public_key: Option<String>,
 }
 
-/// Which prefixes a node publishes by itself.
-#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+/// Which prefixes a node has in the mesh beside its AddressBlocks.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("!self.includePodCIDRs || has(self.includeNodeInternalIP)")
+    .message("say includeNodeInternalIP too: if it is omitted beside another field, nodes are not reached at their addresses"))]
 pub struct AutoAllowedIps {
-    /// Whether a node publishes its InternalIP addresses.
-    #[serde(default, rename = "includeNodeInternalIP")]
-    pub include_node_internal_ip: bool,
+    /// Whether a node publishes its InternalIP addresses. If only this field is omitted, it does not.
+    #[serde(default, rename = "includeNodeInternalIP", skip_serializing_if = "Option::is_none")]
+    pub include_node_internal_ip: Option<bool>,
+    /// Whether a node has spec.podCIDRs of its Node in the mesh, as KubeSpan's `advertiseKubernetesNetworks`: for clusters whose pods get their
+    /// addresses there from another plugin, such as Flannel, Calico, Cilium or host-local. AddressBlocks go before them. Not in WireKube.
+    #[serde(default, rename = "includePodCIDRs")]
+    pub include_pod_cidrs: bool,
 }
 
 /// Which destinations stay out of the mesh.
@@ -197,6 +203,11 @@ pub struct Routing {
     #[schemars(length(max = 1000), inner(length(max = CIDR_LENGTH)))]
     #[x_kube(validation = cidrs())]
     pub exclude_cidrs: Vec<String>,
+    /// Whether packets to a node whose tunnel is down leave without a tunnel, IN CLEAR TEXT, by the routes that the host has otherwise, as
+    /// KubeSpan's `allowDownPeerBypass`. By default they are dropped. It is for nodes only: packets to Peers, and to nodes
+    /// without a usable key, are dropped all the same. Not in WireKube.
+    #[serde(default)]
+    pub allow_down_peer_bypass: bool,
 }
 
 /// How addresses in a subnet that the node is attached to are reached.

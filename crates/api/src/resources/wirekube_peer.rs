@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 
 use fairlead_address::{Endpoint, InvalidEndpoint};
 use ipnet::IpNet;
+use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
@@ -172,11 +173,37 @@ pub struct NodeFacts {
     /// Where it is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub location: Option<NodeLocation>,
+    /// Its spec.podCIDRs, which are in the mesh if spec.autoAllowedIPs.includePodCIDRs of the WireKubeMesh says so.
+    #[serde(default, rename = "podCIDRs", skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = MAX_POD_CIDRS), inner(length(max = CIDR_LENGTH)))]
+    pub pod_cidrs: Vec<String>,
     /// Its addresses on the mesh, which the controller gave it: one of the IPv6 subnet of the cluster, and one of spec.meshCIDR of
     /// the WireKubeMesh. They are on its WireGuard device, and no other node has them.
     #[serde(default, rename = "meshIPs", skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 4), inner(length(max = 45)))]
     pub mesh_ips: Vec<String>,
+}
+
+/// Most podCIDRs of a Node that are copied: Kubernetes allows one of each family.
+const MAX_POD_CIDRS: usize = 8;
+
+impl NodeFacts {
+    /// The networks of a Node's pods, `spec.podCIDRs`, or `spec.podCIDR` where that is all there is; what is no prefix is left out.
+    pub fn pod_cidrs_of(node: &Node) -> Vec<IpNet> {
+        let spec = node.spec.as_ref();
+        let listed = spec.and_then(|spec| spec.pod_cidrs.as_deref()).filter(|listed| !listed.is_empty());
+        let first = spec.and_then(|spec| spec.pod_cidr.as_ref()).map(std::slice::from_ref);
+        let (mut prefixes, _) = parse_prefixes(listed.or(first).unwrap_or_default());
+        prefixes.sort_unstable();
+        prefixes.dedup();
+        prefixes.truncate(MAX_POD_CIDRS);
+        prefixes
+    }
+
+    /// Those that were copied.
+    pub fn parse_pod_cidrs(&self) -> Vec<IpNet> {
+        parse_prefixes(&self.pod_cidrs).0
+    }
 }
 
 /// The highest term: what JSON has as an integer everywhere (RFC 8259, section 6).

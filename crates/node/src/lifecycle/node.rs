@@ -154,6 +154,7 @@ impl Node {
                 locks,
                 pools: Arc::clone(&caches.pools),
                 meshes: Arc::clone(&caches.meshes),
+                peers: Arc::clone(&caches.peers),
                 metrics: Arc::clone(&self.metrics),
                 problems: self.pod_network.clone(),
             };

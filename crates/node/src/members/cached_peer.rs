@@ -8,7 +8,7 @@ use fairlead_topology::Member;
 use kube::ResourceExt;
 
 use super::SourceProblem;
-use super::kubernetes::read_peer;
+use super::kubernetes::{pod_networks, read_peer};
 use crate::cached_by_name::cached_by_name;
 
 /// A peer, parsed: a node program keeps those of all nodes.
@@ -20,15 +20,17 @@ pub struct CachedPeer {
 }
 
 impl CachedPeer {
-    /// A node whose key cannot be read is a member all the same: its blocks count.
+    /// A node whose key cannot be read is a member all the same: its blocks and networks of pods count.
     pub fn new(mut peer: WireKubePeer, own_node: &str) -> Self {
         let (member, problems) = read_peer(&peer);
+        let pod_networks = if member.is_none() { pod_networks(&peer) } else { Vec::new() };
         let name = peer.name_any();
         let own = (name == own_node).then(|| {
             lean::identified(&mut peer);
             Arc::new(peer)
         });
-        Self { member: member.unwrap_or_else(|| Member::named(name)), problems, own }
+        let member = member.unwrap_or_else(|| Member { pod_networks, ..Member::named(name) });
+        Self { member, problems, own }
     }
 
     /// What the peer publishes.

@@ -16,6 +16,8 @@ pub enum UnusableAddress {
     NotReachable,
     /// An address inside a block, whatever a node says.
     Pod,
+    /// An address inside a network of pods of a Node.
+    PodNetwork,
     /// An address from which Services get theirs: each node translates it itself.
     Service,
 }
@@ -30,7 +32,9 @@ impl UnusableAddress {
         } else if services.iter().any(|range| range.contains(&address)) {
             Some(Self::Service)
         } else {
-            blocks.any(|block| block.contains(&address)).then_some(Self::Pod)
+            let is_pod = blocks.any(|block| block.contains(&address)).then_some(Self::Pod);
+            let mut networks = members.iter().flat_map(|member| &member.pod_networks);
+            is_pod.or_else(|| networks.any(|it| it.contains(&address)).then_some(Self::PodNetwork))
         }
     }
 }
@@ -40,6 +44,7 @@ impl fmt::Display for UnusableAddress {
         f.write_str(match self {
             Self::NotReachable => "an address that packets from other hosts cannot come to",
             Self::Pod => "in an AddressBlock: an address of pods",
+            Self::PodNetwork => "in spec.podCIDRs of a Node: an address of pods",
             Self::Service => "in a ServiceCIDR: an address of Services",
         })
     }

@@ -133,8 +133,13 @@ impl Departures {
             };
             if is_refused {
                 let blocks = std::mem::take(&mut member.blocks);
-                *member =
-                    Member { blocks, is_discovered: member.is_discovered, ..Member::named(&*member.name) };
+                let pod_networks = std::mem::take(&mut member.pod_networks);
+                *member = Member {
+                    blocks,
+                    pod_networks,
+                    is_discovered: member.is_discovered,
+                    ..Member::named(&*member.name)
+                };
             }
         }
         records.retain(|record| record.source <= Source::Kubernetes || record.member.public_key.is_some());
@@ -188,10 +193,13 @@ impl Departures {
         members.sort_unstable_by(|a, b| a.name.cmp(&b.name));
     }
 
-    /// Prefixes to which nothing may leave in clear text, though no member has them.
-    pub fn guarded(&self) -> impl Iterator<Item = &IpNet> {
-        let guarded = self.missing.values().filter(|missing| missing.is_guarded);
-        guarded.flat_map(|missing| missing.member.claims.iter().chain(&missing.member.blocks))
+    /// Prefixes to which nothing may leave in clear text, though no member has them; with the networks of their pods where the mesh
+    /// carries these.
+    pub fn guarded(&self, includes_pod_networks: bool) -> impl Iterator<Item = &IpNet> {
+        let guarded = self.missing.values().filter(|missing| missing.is_guarded).map(|it| &it.member);
+        guarded.flat_map(move |Member { claims, blocks, pod_networks, .. }| {
+            claims.iter().chain(blocks).chain(pod_networks.iter().filter(move |_| includes_pod_networks))
+        })
     }
 
     /// Whether time alone may change anything.

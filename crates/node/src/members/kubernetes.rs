@@ -190,6 +190,7 @@ pub(super) fn read_peer(peer: &WireKubePeer) -> ReadPeer {
         },
         since: since(peer),
         addresses: node.map(node_addresses),
+        pod_networks: pod_networks(peer),
         mesh_addresses: node.map(mesh_addresses).unwrap_or_default(),
         entry_terms: entry_terms(peer),
         ..Member::named(name)
@@ -200,6 +201,12 @@ pub(super) fn read_peer(peer: &WireKubePeer) -> ReadPeer {
 /// Those that the controller copied.
 fn node_addresses(node: &NodeFacts) -> Vec<IpAddr> {
     node.internal_ips.iter().filter_map(|address| address.parse().ok()).collect()
+}
+
+/// Those that the controller copied, also of a node whose key cannot be read: nothing is to leave to its pods in clear text.
+pub(super) fn pod_networks(peer: &WireKubePeer) -> Vec<IpNet> {
+    let node = peer.status.as_ref().and_then(|status| status.node.as_ref());
+    node.map(NodeFacts::parse_pod_cidrs).unwrap_or_default()
 }
 
 /// Those that the controller gave it.

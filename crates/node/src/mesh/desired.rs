@@ -2,6 +2,7 @@
 
 mod gateways;
 mod plain;
+mod pods;
 mod problems;
 mod published;
 mod sightings;
@@ -25,6 +26,7 @@ use fairlead_topology::{Down, Endpoints, Member, OwnAddress, PeerPlan, Plan, Pol
 use ipnet::{IpNet, Ipv4Net};
 
 pub use self::gateways::DesiredGateway;
+use self::pods::{in_mesh, own_prefixes, pod_prefixes};
 use self::problems::problems;
 use self::sightings::Sightings;
 pub use self::tunnels::DesiredTunnels;
@@ -64,11 +66,11 @@ impl Host {
 
     /// Leaves out what does not belong to the node itself: the mesh device and everything in pod networks.
     pub fn new(network: &HostNetwork, inputs: &Inputs) -> Self {
-        let blocks = inputs.members.iter().flat_map(|member| &member.blocks);
+        let pods = pod_prefixes(inputs);
         let ignored = Ignored {
             links: vec![inputs.settings.interface.clone()],
             link_prefixes: Vec::new(),
-            networks: blocks.chain(&inputs.services).copied().collect(),
+            networks: pods.chain(&inputs.services).copied().collect(),
         };
         let (own, links) = plain::own_addresses(network, &ignored);
         Self {
@@ -215,7 +217,8 @@ impl Desired {
         let grants = inputs.settings.grants.clone();
         let reserved = inputs.api_server.iter().map(|server| IpNet::from(server.ip())).collect();
         let services = inputs.services.clone();
-        let guarded = inputs.departures.guarded().copied().collect();
+        let includes_pod_networks = inputs.settings.includes_pod_networks;
+        let guarded = inputs.departures.guarded(includes_pod_networks).copied().collect();
         let Held { prefixes: held, entry_terms, down } = held;
         let granularity = plain::granularity(inputs, host, down);
         let policy = Policy {
@@ -228,13 +231,14 @@ impl Desired {
             entry_terms,
             granularity,
             encapsulation: tunnels::encapsulation(inputs),
+            includes_pod_networks,
             connected: host.networks.clone(),
             ..Policy::new(&inputs.node)
         };
         let plan = plan(&inputs.members, &policy);
         let sightings = Sightings::new(&inputs.members);
-        // An address inside a block or a range of Services is that of a pod or a Service, whatever a node says.
-        let blocks: PrefixSet = inputs.members.iter().flat_map(|member| &member.blocks).collect();
+        // An address inside a block, a network of pods or a range of Services is that of a pod or a Service, whatever a node says.
+        let pods_in_mesh: PrefixSet = inputs.members.iter().flat_map(|it| in_mesh(inputs, it)).collect();
         let cluster_addresses: PrefixSet = cluster_addresses(inputs);
         let is_outside = |endpoint: &SocketAddr| !cluster_addresses.contains(endpoint.ip());
         let mut endpoints = host_endpoints(inputs, &host.addresses);
@@ -278,7 +282,7 @@ impl Desired {
             mesh_addresses: inputs.mesh_addresses(),
             problems: problems(inputs, &plan, stun, &cluster_addresses).into_iter().chain(refused).collect(),
             nat64: own.nat64.clone(),
-            bypass: bypass(inputs, &plan, &blocks),
+            bypass: bypass(inputs, &plan, &pods_in_mesh),
             plain_links: plain::links(host, &plan),
             gateways: gateways::desired(inputs, &plan),
             accepted: gateways::accepted(&plan),
@@ -337,9 +341,9 @@ impl Desired {
 }
 
 /// Only what is really an endpoint of the API server or a node goes past the mesh, and what pods of the relay answer.
-fn bypass(inputs: &Inputs, plan: &Plan, blocks: &PrefixSet) -> Bypass {
-    let servers = inputs.api_server.iter().filter(|server| !blocks.contains(server.ip()));
-    let relays = inputs.settings.relay_pods.iter().filter(|pod| blocks.contains(pod.ip()));
+fn bypass(inputs: &Inputs, plan: &Plan, pods: &PrefixSet) -> Bypass {
+    let servers = inputs.api_server.iter().filter(|server| !pods.contains(server.ip()));
+    let relays = inputs.settings.relay_pods.iter().filter(|pod| pods.contains(pod.ip()));
     let mesh = inputs.mesh_addresses().into_iter().map(|address| IpNet::from(address.addr()));
     let claims = inputs.members.iter().filter(|it| it.name == inputs.node).flat_map(|it| &it.claims);
     let beside = claims.chain(&plan.masqueraded).copied();
@@ -530,7 +534,7 @@ fn reflexive(endpoints: &[SocketAddr], stun: &StunAnswers) -> Vec<SocketAddr> {
 fn cluster_addresses(inputs: &Inputs) -> PrefixSet {
     let on_mesh = inputs.members.iter().flat_map(|member| &member.mesh_addresses);
     let on_mesh: Vec<IpNet> = on_mesh.copied().map(IpNet::from).collect();
-    inputs.members.iter().flat_map(|member| &member.blocks).chain(&inputs.services).chain(&on_mesh).collect()
+    pod_prefixes(inputs).chain(&inputs.services).chain(&on_mesh).collect()
 }
 
 /// What gateways granted and the cloud translates, without this host's own endpoints and the addresses of pods and Services.
@@ -550,13 +554,6 @@ fn host_endpoints(inputs: &Inputs, local: &[IpAddr]) -> Vec<SocketAddr> {
         }
     }
     endpoints
-}
-
-fn own_prefixes(inputs: &Inputs) -> Vec<IpNet> {
-    let mut prefixes: Vec<IpNet> = inputs.claims.iter().copied().map(IpNet::from).collect();
-    let own = inputs.members.iter().filter(|member| member.name == inputs.node);
-    prefixes.extend(own.flat_map(|member| &member.blocks));
-    prefixes
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fairlead_address::{Endpoint, InterfaceId};
-use fairlead_api::resources::WireKubeMesh;
+use fairlead_api::resources::{NodeFacts, WireKubeMesh};
 use fairlead_api::wireguard::PublicKey;
 use fairlead_cluster::caches::{Cache, Refusal};
 use fairlead_topology::{Member, MemberRecord, Source};
@@ -480,6 +480,7 @@ impl InputReader {
         let mut record = MemberRecord::of_node(Source::Local, &self.node);
         record.member.public_key = Some(self.public_key);
         record.member.addresses = Some(nodes::addresses(node, nodes::INTERNAL));
+        record.member.pod_networks = NodeFacts::pod_cidrs_of(node);
         record.member.claims = claims.iter().copied().map(IpNet::from).collect();
         record
     }

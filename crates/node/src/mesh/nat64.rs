@@ -130,7 +130,7 @@ pub(super) fn usable(inputs: &Inputs, own: &[IpAddr], ipv4_routes: &[Ipv4Net]) -
     let mesh: PrefixSet = inputs
         .members
         .iter()
-        .flat_map(|member| member.blocks.iter().chain(&member.claims))
+        .flat_map(|member| member.blocks.iter().chain(&member.claims).chain(&member.pod_networks))
         .chain(&inputs.services)
         .collect();
     let own: PrefixSet = own.iter().copied().map(IpNet::from).collect();

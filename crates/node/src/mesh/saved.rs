@@ -120,6 +120,8 @@ struct SavedMember {
     public_key: Option<String>,
     claims: Vec<IpNet>,
     blocks: Vec<IpNet>,
+    #[serde(default)]
+    pod_networks: Vec<IpNet>,
     addresses: Option<Vec<IpAddr>>,
     #[serde(default)]
     mesh_addresses: Vec<IpAddr>,
@@ -180,6 +182,7 @@ impl From<&Member> for SavedMember {
             public_key,
             claims,
             blocks,
+            pod_networks,
             addresses,
             mesh_addresses,
             endpoints,
@@ -209,6 +212,7 @@ impl From<&Member> for SavedMember {
             public_key: public_key.map(|key| key.to_string()),
             claims,
             blocks,
+            pod_networks,
             addresses,
             mesh_addresses,
             manual: manual.map(|endpoint| endpoint.to_string()),
@@ -251,6 +255,7 @@ impl TryFrom<SavedMember> for Member {
             public_key: saved.public_key.map(|key| key.parse()).transpose()?,
             claims: saved.claims,
             blocks: saved.blocks,
+            pod_networks: saved.pod_networks,
             addresses: saved.addresses,
             mesh_addresses: saved.mesh_addresses,
             endpoints: Endpoints {

@@ -46,6 +46,10 @@ pub struct MeshSettings {
     /// Whether nodes are reached at their own addresses through the mesh, as KubeSpan does; WireKube's
     /// `autoAllowedIPs.includeNodeInternalIP` says no when it is there and false.
     pub claim_node_addresses: bool,
+    /// Whether the networks of pods that Nodes have (`spec.podCIDRs`) are in the mesh.
+    pub includes_pod_networks: bool,
+    /// Whether packets to nodes whose tunnels are down leave without a tunnel.
+    pub bypasses_down_peers: bool,
     /// STUN servers, in the order of the resource.
     pub stun_servers: Vec<Endpoint>,
     /// Whether gateways are asked to lead the port to this node.
@@ -130,7 +134,9 @@ impl MeshSettings {
             interface: spec.interface_name.clone(),
             port: spec.listen_port,
             mtu: u32::from(spec.mtu),
-            claim_node_addresses: auto.is_none_or(|auto| auto.include_node_internal_ip),
+            claim_node_addresses: auto.is_none_or(|auto| auto.include_node_internal_ip.unwrap_or(false)),
+            includes_pod_networks: includes_pod_networks(mesh),
+            bypasses_down_peers: spec.routing.as_ref().is_some_and(|routing| routing.allow_down_peer_bypass),
             stun_servers,
             port_mapping: spec
                 .nat_traversal
@@ -159,6 +165,11 @@ impl MeshSettings {
             mesh_ipv4: spec.mesh_cidr.as_ref().and_then(|text| text.parse().ok()),
         }
     }
+}
+
+/// Whether the networks of pods that Nodes have are in the mesh.
+pub fn includes_pod_networks(mesh: &WireKubeMesh) -> bool {
+    mesh.spec.auto_allowed_ips.as_ref().is_some_and(|auto| auto.include_pod_cidrs)
 }
 
 fn revoked(mesh: &WireKubeMesh, problems: &mut Vec<SourceProblem>) -> Revoked {
@@ -441,7 +452,7 @@ mod tests {
                 json!({ "relay": relay(external.clone(), json!({})), "discovery": discovery });
             merge(&mut with_relay, spec);
             let mesh = WireKubeMesh::new("default", serde_json::from_value(with_relay).unwrap());
-            (MeshSettings::parse(&mesh, &mut Vec::new()), masquerade(&pools, Some(&mesh), Vec::new()))
+            (MeshSettings::parse(&mesh, &mut Vec::new()), masquerade(&pools, Some(&mesh), &[], Vec::new()))
         };
         let samples = [
             ("spec.listenPort", json!(51821)),
@@ -450,6 +461,8 @@ mod tests {
             ("spec.masquerade", json!(false)),
             ("spec.nonMasqueradeCIDRs", json!(["192.0.2.0/24"])),
             ("spec.autoAllowedIPs.includeNodeInternalIP", json!(false)),
+            ("spec.autoAllowedIPs.includePodCIDRs", json!(true)),
+            ("spec.routing.allowDownPeerBypass", json!(true)),
             ("spec.routing.excludeCIDRs", json!(["192.0.2.0/24"])),
             ("spec.routing.localSubnetPolicy", json!("bypass")),
             ("spec.endpointFilters", json!(["192.0.2.0/24"])),

@@ -11,10 +11,11 @@ use ipnet::IpNet;
 /// that say so. A pool's word counts before the mesh's.
 ///
 /// Without a mesh nodes are on networks of this one, so `connected` counts as the cluster; with a mesh they are behind its
-/// device.
+/// device. `pod_networks` are those of other plugins in the mesh.
 pub(crate) fn masquerade(
     pools: &[Arc<AddressPool>],
     mesh: Option<&WireKubeMesh>,
+    pod_networks: &[IpNet],
     connected: Vec<IpNet>,
 ) -> Masquerade {
     let by_default = mesh.is_some_and(|mesh| mesh.spec.masquerade);
@@ -23,6 +24,7 @@ pub(crate) fn masquerade(
     let mut cluster: Vec<IpNet> = pools.iter().flat_map(|pool| subnets(pool)).collect();
     match mesh {
         Some(mesh) => {
+            cluster.extend(pod_networks);
             // The API server has checked them.
             cluster
                 .extend(mesh.spec.non_masquerade_cidrs.iter().filter_map(|text| text.parse::<IpNet>().ok()));
@@ -97,7 +99,7 @@ mod tests {
         ];
         for (mesh, of_pool, masqueraded) in cases {
             let pools = [pool("a", A, None), pool("b", B, of_pool)];
-            assert_eq!(masquerade(&pools, mesh, vec![]).pods, prefixes(masqueraded), "{of_pool:?}");
+            assert_eq!(masquerade(&pools, mesh, &[], vec![]).pods, prefixes(masqueraded), "{of_pool:?}");
         }
     }
 
@@ -107,10 +109,11 @@ mod tests {
         let mesh =
             mesh(json!({ "nonMasqueradeCIDRs": ["192.168.0.0/16", "fd00::/8"], "interfaceName": "wg9" }));
         let connected = prefixes(&["192.0.2.0/24"]);
-        let wanted = masquerade(&pools, Some(&mesh), connected.clone());
-        assert_eq!(wanted.cluster, prefixes(&[A, B, "192.168.0.0/16", "fd00::/8"]));
+        let networks = prefixes(&["10.244.1.0/24"]);
+        let wanted = masquerade(&pools, Some(&mesh), &networks, connected.clone());
+        assert_eq!(wanted.cluster, prefixes(&[A, B, "10.244.1.0/24", "192.168.0.0/16", "fd00::/8"]));
         assert_eq!(wanted.mesh_devices, ["wg9"]);
-        let wanted = masquerade(&pools, None, connected);
+        let wanted = masquerade(&pools, None, &[], connected);
         assert_eq!(wanted.cluster, prefixes(&[A, B, "192.0.2.0/24"]), "nodes are there");
     }
 }

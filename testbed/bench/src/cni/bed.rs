@@ -14,20 +14,12 @@ use fairlead_netlink::netns::Netns;
 use fairlead_netlink::route::RouteSocket;
 use ipnet::Ipv4Net;
 use tempfile::TempDir;
-use testbed_kube::Published;
+use testbed_kube::CNI_PLUGINS;
 use testbed_lab::{Host, Ipv6, Nat, Progress};
 
 use super::load::Load;
 use super::subject::{Family, POD_UID, Plugin};
 
-const PLUGINS: Published = Published {
-    name: "cni-plugins",
-    version: "v1.9.1",
-    packages: &[
-        "github.com/containernetworking/plugins/plugins/main/ptp",
-        "github.com/containernetworking/plugins/plugins/ipam/host-local",
-    ],
-};
 /// Pods that can be there at the same time.
 const SANDBOXES: usize = 100;
 /// How long links may take to go after the last DEL.
@@ -67,7 +59,7 @@ pub(crate) fn topology() -> Result<Topology> {
 impl Bed {
     /// Starts everything; there will be pools for `cold` rounds on an unprepared node.
     pub(super) fn start(cold: usize) -> Result<Self> {
-        let peer_programs = PLUGINS.programs()?;
+        let peer_programs = CNI_PLUGINS.programs()?;
         let world = World::start(&topology()?, &Progress::default())?;
         let node = world.nodes.first().context("the cluster has no node")?;
         world.plane.apply(&objects(cold, &node.name))?;

@@ -63,7 +63,11 @@ fn objects_that_the_workloads_refer_to_exist() {
 #[test]
 fn the_overlays_are_taken_too() {
     let bed = bed();
-    for (overlay, words) in [("registry", "registry.example.com/fairlead:"), ("router", "--router")] {
+    for (overlay, words) in [
+        ("registry", "registry.example.com/fairlead:"),
+        ("router", "--router"),
+        ("mesh-only", "--enable-ipam=false"),
+    ] {
         let directory = checkout().join("deploy/overlays").join(overlay);
         let arguments = ["apply", "--server-side", "--force-conflicts", "--dry-run=server", "-o=json", "-k"];
         let arguments = [&arguments[..], &[directory.to_str().unwrap()]].concat();

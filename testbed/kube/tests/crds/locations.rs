@@ -1,4 +1,4 @@
-//! Who may say where a node is: administrators, and not its kubelet.
+//! Who may say where a node is, and which networks its pods have: administrators and controllers, and not its kubelet.
 
 use std::time::{Duration, Instant};
 
@@ -46,4 +46,23 @@ fn a_stolen_kubelet_certificate_sets_no_location() {
     kubelet("n8", &["annotate", "node", "n8", "volumes.kubernetes.io/controller-managed-attach-detach=true"])
         .unwrap();
     bed.plane.kubectl(&["annotate", "node", "n8", "kilo.squat.ai/location-"]).unwrap();
+}
+
+#[test]
+fn a_stolen_kubelet_certificate_sets_no_networks_of_pods() {
+    let bed = bed();
+    bed.plane.apply("{apiVersion: v1, kind: Node, metadata: {name: n9}}").unwrap();
+    let words = "a kubelet may not set spec.podCIDRs";
+    let networks = r#"{"spec": {"podCIDR": "10.244.7.0/24", "podCIDRs": ["10.244.7.0/24"]}}"#;
+    let patch = ["patch", "node", "n9", "--type=merge", "-p", networks];
+    is_refused_soon(words, || kubelet("n9", &[&patch[..], &["--dry-run=server"]].concat()));
+    let registered = r#"{"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n10"},
+        "spec": {"podCIDR": "10.244.8.0/24", "podCIDRs": ["10.244.8.0/24"]}}"#;
+    let create = ["--as=system:node:n10", "--as-group=system:nodes", "create", "-f", "-"];
+    let created = bed.plane.kubectl_stdin(&create, registered);
+    refused(created.map_err(|error| format!("{error:#}")), words);
+    // A controller gives them, and then the kubelet goes on as before.
+    bed.plane.kubectl(&patch).unwrap();
+    kubelet("n9", &["annotate", "node", "n9", "volumes.kubernetes.io/controller-managed-attach-detach=true"])
+        .unwrap();
 }

@@ -44,6 +44,8 @@ pub(in crate::mesh) fn inputs(members: impl IntoIterator<Item = Member>) -> Inpu
             bypass_local_subnets: false,
             grants: BTreeMap::new(),
             claim_node_addresses: true,
+            includes_pod_networks: false,
+            bypasses_down_peers: false,
             stun_servers: Vec::new(),
             port_mapping: true,
             birthday: BirthdayPolicy::default(),

@@ -381,7 +381,7 @@ async fn what_a_member_had_that_is_missing_after_a_restart_is_guarded_and_that_i
         cluster.members.lock().unwrap().pop();
         let inputs = Arc::new(reader.read(Instant::now()).unwrap());
         assert!(!inputs.members.iter().any(|member| member.name == "node-0003"));
-        let guarded: Vec<_> = inputs.departures.guarded().copied().collect();
+        let guarded: Vec<_> = inputs.departures.guarded(true).copied().collect();
         assert_eq!(guarded, member(3).claims, "it is not in the list of the cluster any more");
         assert!(inputs.problems.iter().any(|problem| problem.reason() == "MemberMissing"));
         // From now on the file knows it by this alone.

@@ -25,6 +25,7 @@ prop_compose! {
         created in prop::option::of(0i64..4),
         claims in prop::collection::vec(small_net(), 0..4),
         blocks in prop::collection::vec(small_net(), 0..3),
+        pod_networks in prop::collection::vec(small_net(), 0..3),
         addresses in prop::option::weighted(0.3, prop::collection::vec(small_net().prop_map(|net| net.addr()), 0..3)),
     ) -> Member {
         Member {
@@ -32,6 +33,7 @@ prop_compose! {
             since: created.map(|created| Since { created, uid: String::new() }),
             claims: claims.into_iter().chain(addresses.iter().flatten().copied().map(IpNet::from)).collect(),
             blocks,
+            pod_networks,
             addresses,
             ..member(&format!("n{name}"), 0, &[], &[])
         }
@@ -74,6 +76,10 @@ prop_compose! {
 /// What it is, held; then the older member.
 type Strength = (u8, bool, std::cmp::Reverse<(bool, Option<Since>, String)>);
 
+/// The first of a [`Strength`], of blocks and networks of pods.
+const BLOCK: u8 = 10;
+const PODS: u8 = 8;
+
 /// One thing a member names, and how strongly it holds it: the greater wins.
 struct Named<'a> {
     member: &'a Member,
@@ -90,8 +96,25 @@ fn named<'a>(members: &'a [Member], policy: &Policy) -> Vec<Named<'a>> {
         let joined = (member.since.is_none(), member.since.clone(), member.name.clone());
         let joined = std::cmp::Reverse(if own { (false, None, String::new()) } else { joined });
         for block in &member.blocks {
-            let strength = (9, false, joined.clone());
+            let strength = (BLOCK, false, joined.clone());
             all.push(Named { member, prefix: block.trunc(), is_block: true, strength });
+        }
+        let is_held = |prefix: &IpNet| {
+            own || member
+                .public_key
+                .is_some_and(|key| policy.held.get(&key).is_some_and(|it| it.contains(prefix)))
+        };
+        for network in member.pod_networks.iter().map(IpNet::trunc).filter(|_| policy.includes_pod_networks) {
+            let is_granted = policy.is_granted(member, &network);
+            let parts = match network.prefix_len() {
+                8.. => vec![network],
+                _ if is_granted => fairlead_address::usable_parts(network),
+                _ => Vec::new(),
+            };
+            for prefix in parts {
+                let strength = (PODS, is_held(&prefix), joined.clone());
+                all.push(Named { member, prefix, is_block: false, strength });
+            }
         }
         let claims = member.claims.iter().map(IpNet::trunc).filter(|_| member.public_key.is_some());
         for claim in claims {
@@ -109,8 +132,8 @@ fn named<'a>(members: &'a [Member], policy: &Policy) -> Vec<Named<'a>> {
                     .public_key
                     .is_some_and(|key| policy.held.get(&key).is_some_and(|it| it.contains(&prefix)));
                 let kind = match (is_host, granted, of_node) {
-                    (true, true, _) => 8,
-                    (true, ..) if own => 8,
+                    (true, true, _) => 9,
+                    (true, ..) if own => 9,
                     (true, false, Some(true)) => 7,
                     (true, false, _) => 6,
                     (false, true, _) => 3,
@@ -175,12 +198,13 @@ proptest! {
         grants in any_grants(),
         own in 0u8..8,
     ) {
-        let policy = Policy { held, grants, ..Policy::new(format!("n{own}")) };
+        let policy = Policy { held, grants, includes_pod_networks: true, ..Policy::new(format!("n{own}")) };
         let mut sorted = members.clone();
         sorted.sort();
         for member in &mut sorted {
             member.claims.sort();
             member.blocks.reverse();
+            member.pod_networks.reverse();
         }
         prop_assert_eq!(plan(&members, &policy), plan(&sorted, &policy));
     }
@@ -200,7 +224,7 @@ proptest! {
             let told = Member { is_discovered: true, blocks: Vec::new(), since: None, ..member };
             record(Source::Discovery, told)
         });
-        let policy = Policy { held, ..Policy::new("n0") };
+        let policy = Policy { held, includes_pod_networks: true, ..Policy::new("n0") };
         let honest = plan(&merge(known.clone()), &policy);
         let lied = plan(&merge(known.into_iter().chain(lies).collect()), &policy);
         let is_target = |plan: &Plan, address: &IpNet| match address {
@@ -244,7 +268,7 @@ proptest! {
         own in 0u8..8,
         probes in probes(),
     ) {
-        let policy = Policy { held, grants, ..Policy::new(format!("n{own}")) };
+        let policy = Policy { held, grants, includes_pod_networks: true, ..Policy::new(format!("n{own}")) };
         let plan = plan(&members, &policy);
         let named = named(&members, &policy);
         let own_key = members.iter().find(|member| member.name == policy.own).and_then(|own| own.public_key);
@@ -264,7 +288,7 @@ proptest! {
         grants in any_grants(),
         probes in probes(),
     ) {
-        let policy = Policy { excluded: excluded.clone(), grants, ..Policy::new("n0") };
+        let policy = Policy { excluded: excluded.clone(), grants, includes_pod_networks: true, ..Policy::new("n0") };
         let plan = plan(&members, &policy);
         let named = named(&members, &policy);
         let own = members.iter().find(|member| member.name == policy.own);
@@ -273,7 +297,11 @@ proptest! {
             let own_block = kept_blocks(&named)
                 .any(|block| block.member.name == policy.own && block.prefix.contains(&probe));
             let own_address = own.is_some_and(|own| own.public_key.is_some() && own.claims.contains(&probe));
-            let out = excluded.iter().any(|out| out.contains(&probe)) || own_block || own_address;
+            let covering: Vec<_> = named.iter().filter(|it| it.prefix.contains(&probe)).collect();
+            let is_own = |it: &Named<'_>| it.member.name == policy.own;
+            let own_pods = covering.iter().any(|it| is_own(it) && it.strength.0 == PODS)
+                && !covering.iter().any(|it| !is_own(it) && it.strength.0 > PODS);
+            let out = excluded.iter().any(|out| out.contains(&probe)) || own_block || own_address || own_pods;
             let targeted = plan.targets_ipv4.iter().any(|target| IpNet::V4(*target).contains(&probe));
             prop_assert_eq!(foreign && !out, targeted, "{}", probe);
         }

@@ -1,0 +1,66 @@
+//! Networks of pods that another plugin gives addresses (`spec.podCIDRs` of Nodes), where the mesh is to carry them.
+//!
+//! The controller copies them from Nodes, where no kubelet may set them (`deploy/policy`). So they go before addresses that nodes say are
+//! theirs: no other node gets packets for its pods. Blocks go before them, and so do single addresses that administrators grant.
+
+use std::collections::BTreeSet;
+
+use fairlead_address::PrefixSet;
+use ipnet::IpNet;
+
+use crate::conflicts::{Entry, Tier};
+use crate::external::usable;
+use crate::locations::Granularity;
+use crate::member::Member;
+use crate::plan::Policy;
+use crate::prefixes;
+use crate::problem::Problem;
+
+/// What of the member's networks may be compared with prefixes of others. What is reserved is cut out. A node without a key has them too:
+/// packets to its pods are dropped.
+pub(crate) fn entries(
+    owner: usize,
+    member: &Member,
+    policy: &Policy,
+    problems: &mut BTreeSet<Problem>,
+) -> Vec<Entry> {
+    let is_node = member.external.is_none() && !member.is_discovered;
+    if !(policy.includes_pod_networks && is_node) || member.pod_networks.is_empty() {
+        return Vec::new();
+    }
+    let services: PrefixSet = policy.services.iter().collect();
+    let reserved: PrefixSet = policy.reserved.iter().chain(&policy.services).collect();
+    let mut entries = Vec::new();
+    for prefix in member.pod_networks.iter().map(IpNet::trunc) {
+        match usable(prefix, policy.is_granted(member, &prefix), &reserved, &services) {
+            Ok(parts) => entries.extend(parts.into_iter().map(|prefix| Entry {
+                prefix,
+                owner,
+                tier: Tier::PodNetwork,
+                is_held: is_held(member, &prefix, policy),
+            })),
+            Err(why) => {
+                problems.insert(Problem::PodNetworkRefused { node: member.name.clone(), prefix, why });
+            }
+        }
+    }
+    entries
+}
+
+/// Of two nodes with one network that keeps it which has it in the device.
+fn is_held(member: &Member, prefix: &IpNet, policy: &Policy) -> bool {
+    // Behind gateways the device has the prefixes of many members at one key.
+    let keeps_holders = !matches!(policy.granularity, Granularity::Location { .. });
+    let held = member.public_key.and_then(|key| policy.held.get(&key)).filter(|_| keeps_holders);
+    member.name == policy.own || held.is_some_and(|held| held.contains(prefix))
+}
+
+/// What this node keeps of its own networks, without what stronger entries of others take out of them.
+pub(crate) fn kept(own: &[&Entry], foreign: &[&Entry]) -> Vec<IpNet> {
+    let own: PrefixSet = own.iter().map(|entry| &entry.prefix).collect();
+    let stronger = foreign.iter().filter(|entry| entry.tier > Tier::PodNetwork).map(|entry| &entry.prefix);
+    prefixes::all(&own.subtract(&stronger.collect())).collect()
+}
+
+#[cfg(test)]
+mod tests;
