@@ -30,6 +30,7 @@ use self::pods::{in_mesh, own_prefixes, pod_prefixes};
 use self::problems::problems;
 use self::sightings::Sightings;
 pub use self::tunnels::DesiredTunnels;
+use super::down_peers;
 use super::external::{self, DesiredExternal};
 use super::inputs::Inputs;
 use super::nat64;
@@ -308,25 +309,42 @@ impl Desired {
     }
 
     /// What leads packets into the device `interface`.
-    /// `route_mtu` says which packets the path to a peer passes, if these are shorter than the tunnel's; `encapsulated` takes IP tunnels.
+    /// Packets to nodes that are `bypassed` are led nowhere; `encapsulated` takes IP tunnels. `route_mtu` says which packets the path to a
+    /// peer passes, if these are shorter than the tunnel's.
     pub fn mesh_state(
         &self,
         interface: &str,
+        bypassed: &BTreeSet<PublicKey>,
         encapsulated: Vec<PlainRoute>,
         route_mtu: impl Fn(&PublicKey) -> Option<u32>,
     ) -> MeshState {
+        let (targets_v4, targets_v6) = self.targets_without(bypassed);
         MeshState {
             interface: interface.to_owned(),
             mtu: self.mtu,
             addresses: self.mesh_addresses.clone(),
-            targets_v4: self.targets_v4.clone(),
-            targets_v6: self.targets_v6.clone(),
+            targets_v4,
+            targets_v6,
             bypass: self.bypass.clone(),
             // What is plain comes first: of two routes to one prefix the first counts.
             plain: self.plain.iter().cloned().chain(encapsulated).collect(),
             narrow: plain::narrow(&self.peers, self.mtu, route_mtu),
             masqueraded: self.masqueraded.clone(),
         }
+    }
+
+    fn targets_without(&self, bypassed: &BTreeSet<PublicKey>) -> (Vec<IpNet>, Vec<IpNet>) {
+        let of_peers = self.external.values().flat_map(|peer| &peer.config.allowed_ips);
+        // What takes a plain route needs no tunnel.
+        let others = of_peers.chain(self.plain.iter().map(|route| &route.destination));
+        let bypassed = down_peers::addresses(bypassed, &self.peers, others);
+        if bypassed == PrefixSet::default() {
+            return (self.targets_v4.clone(), self.targets_v6.clone());
+        }
+        let targets: PrefixSet = self.targets_v4.iter().chain(&self.targets_v6).collect();
+        let left = targets.subtract(&bypassed);
+        let ipv4 = left.ipv4_prefixes().into_iter().map(IpNet::from).collect();
+        (ipv4, left.ipv6_prefixes().into_iter().map(IpNet::from).collect())
     }
 
     /// What leaves without a tunnel.

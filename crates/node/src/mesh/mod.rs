@@ -8,6 +8,7 @@
 
 pub mod desired;
 pub mod discovery;
+pub mod down_peers;
 mod ec2;
 pub mod encapsulation;
 pub mod entries;

@@ -91,6 +91,11 @@ pub enum MeshProblem {
         /// These other gateways.
         gateways: Vec<String>,
     },
+    /// Packets to a peer leave in clear text, because its tunnel is down.
+    PeerBypassed {
+        /// The peer.
+        peer: String,
+    },
     /// The path to a peer passes short packets only, and there is no other.
     PathMtu {
         /// The peer.
@@ -124,6 +129,7 @@ impl MeshProblem {
             Self::GatewayDown { .. } => "GatewayNotForwarding",
             Self::GatewaysNeedEmbedded { .. } => "GatewaysNeedEmbedded",
             Self::PathMtu { .. } => "PathMTU",
+            Self::PeerBypassed { .. } => "PeerBypassed",
         }
     }
 }
@@ -135,7 +141,7 @@ impl MeshProblem {
             Self::Plan(problem) => problem.nodes(),
             Self::Source(problem) => problem.peer().into_iter().collect(),
             Self::EncapsulationBlocked { node, .. } | Self::GatewayDown { gateway: node } => vec![node],
-            Self::PathMtu { peer, .. } => vec![peer],
+            Self::PathMtu { peer, .. } | Self::PeerBypassed { peer } => vec![peer],
             Self::EncapsulationMissing { .. }
             | Self::GatewaysNeedEmbedded { .. }
             | Self::Nat64Refused { .. }
@@ -203,6 +209,11 @@ impl fmt::Display for MeshProblem {
                 "the kernel's WireGuard takes packets of a location from one gateway only, and drops those that come through another one ({}): \
                  run the node program of this node with --wireguard=embedded and delete the kernel's device, which interrupts its tunnels",
                 some_of(gateways)
+            ),
+            Self::PeerBypassed { peer } => write!(
+                f,
+                "the tunnel to {peer} is down, and packets to it leave IN CLEAR TEXT by the other routes of this host, as spec.routing.allowDownPeerBypass \
+                 of the WireKubeMesh says; where they are to be dropped, set it to false"
             ),
             Self::PathMtu { peer, endpoint, mtu, route_mtu: None } => write!(
                 f,

@@ -16,6 +16,7 @@ use ipnet::IpNet;
 
 pub use self::device::DeviceSlot;
 use super::desired::{self, Desired, DesiredPeer, Held, Host, OwnAddresses, StunAnswers};
+use super::down_peers::DownPeers;
 use super::encapsulation::EncapsulationWatch;
 use super::entries::Entries;
 use super::external::{DesiredExternal, ExternalEndpoints, ExternalReport};
@@ -24,7 +25,7 @@ use super::inputs::Inputs;
 use super::kernel::Kernel;
 use super::path_port::PathPort;
 use super::paths::{Capabilities, PathDriver, Woken};
-use super::problem::MeshFailure;
+use super::problem::{MeshFailure, MeshProblem};
 use super::relay_reason::{RelayReason, Situation};
 use super::report::{PeerReport, Report};
 
@@ -40,6 +41,7 @@ pub struct Mesh<K> {
     external: ExternalEndpoints,
     entries: Entries,
     gateways: GatewayWatch,
+    down_peers: DownPeers,
     encapsulation: EncapsulationWatch,
     /// The paths found something from which another plan may follow.
     is_outdated: bool,
@@ -72,6 +74,7 @@ impl<K: Kernel> Mesh<K> {
             external: ExternalEndpoints::default(),
             entries: Entries::default(),
             gateways: GatewayWatch::default(),
+            down_peers: DownPeers::default(),
             encapsulation: EncapsulationWatch::default(),
             is_outdated: false,
             plans: 0,
@@ -92,7 +95,8 @@ impl<K: Kernel> Mesh<K> {
             self.plan(inputs, host.clone(), OwnAddresses::default(), &BTreeMap::new());
             if let Some(Planned { desired, .. }) = &self.planned {
                 let encapsulated = self.encapsulation.routes(desired);
-                let state = desired.mesh_state(&inputs.settings.interface, encapsulated, |_| None);
+                let bypassed = self.down_peers.bypassed();
+                let state = desired.mesh_state(&inputs.settings.interface, bypassed, encapsulated, |_| None);
                 drop(self.kernel.apply(&state));
             }
         })?;
@@ -143,10 +147,15 @@ impl<K: Kernel> Mesh<K> {
             self.kernel.loosen_reverse_path_filter(link)?;
         }
         self.encapsulation.apply(&mut self.kernel, desired, uplink_mtu, now);
-        let encapsulated = self.encapsulation.routes(desired);
-        let state = desired.mesh_state(&interface, encapsulated, |key| self.paths.route_mtu(key));
+        if !inputs.settings.bypasses_down_peers {
+            self.down_peers.clear();
+        }
+        let (bypassed, encapsulated) = (self.down_peers.bypassed(), self.encapsulation.routes(desired));
+        let state = desired.mesh_state(&interface, bypassed, encapsulated, |key| self.paths.route_mtu(key));
         self.kernel.apply(&state)?;
-        self.report(now).ok_or(MeshFailure::NoMesh)
+        let report = self.report(now).ok_or(MeshFailure::NoMesh)?;
+        self.watch_down_peers(&report, now);
+        Ok(report)
     }
 
     /// Leaves the mesh: removes the device and what leads packets into it, also what an earlier program left.
@@ -159,6 +168,7 @@ impl<K: Kernel> Mesh<K> {
         self.paths.clear(Instant::now());
         if let Some(open) = self.device.device.take() {
             open.device.delete()?;
+            self.down_peers.clear();
         }
         Ok(self.kernel.remove()?)
     }
@@ -194,7 +204,19 @@ impl<K: Kernel> Mesh<K> {
             None => Ok(Woken::default()),
         })?;
         self.is_outdated |= woken.own_addresses_changed || woken.route_mtu_changed;
-        Ok(if woken.observed { self.report(now) } else { None })
+        let report = if woken.observed { self.report(now) } else { None };
+        if let Some(report) = &report {
+            self.watch_down_peers(report, now);
+        }
+        Ok(report)
+    }
+
+    /// Takes from a report which nodes are down. [`Self::reconcile`] then bypasses others.
+    fn watch_down_peers(&mut self, report: &Report, now: Instant) {
+        if self.planned.as_ref().is_some_and(|planned| planned.inputs.settings.bypasses_down_peers) {
+            let states = report.peers.iter().map(|peer| (peer.public_key, peer.path.state));
+            self.is_outdated |= self.down_peers.observe(now, &states.collect());
+        }
     }
 
     /// Whether Peers may come to this node that are at another entry node now.
@@ -335,6 +357,7 @@ impl<K: Kernel> Mesh<K> {
             is_gateway: desired.is_gateway,
             problems: problems
                 .chain(path_mtu)
+                .chain(self.bypassed(desired))
                 .chain(self.gateways.problems(desired, open.device.backend()))
                 .chain(self.encapsulation.problems(&desired.tunnels, &self.paths, now))
                 .collect(),
@@ -346,6 +369,11 @@ impl<K: Kernel> Mesh<K> {
             paths: self.paths.port().counters(),
             relay,
         })
+    }
+
+    fn bypassed(&self, desired: &Desired) -> impl Iterator<Item = MeshProblem> {
+        let names = self.down_peers.bypassed().iter().filter_map(|key| Some(&desired.peers.get(key)?.name));
+        names.map(|name| MeshProblem::PeerBypassed { peer: name.clone() })
     }
 
     fn report_external(&self, desired: &Desired) -> Vec<ExternalReport> {

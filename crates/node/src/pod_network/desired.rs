@@ -82,7 +82,7 @@ mod tests {
     #[test]
     fn what_goes_through_tunnels_of_the_location_keeps_its_source() {
         let mesh = mesh(json!({ "topology": { "granularity": "cross", "encapsulation": "always" } }));
-        let devices = masquerade(&[], Some(&mesh), vec![]).mesh_devices;
+        let devices = masquerade(&[], Some(&mesh), &[], vec![]).mesh_devices;
         assert_eq!(devices, ["wire_kube", "fairlead_ipip", "fairlead_ip6tnl"]);
     }
 

@@ -35,6 +35,7 @@ pub(super) fn own_prefixes(inputs: &Inputs) -> Vec<IpNet> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
     use std::net::IpAddr;
 
     use fairlead_dataplane::uplink::HostNetwork;
@@ -73,7 +74,7 @@ mod tests {
     fn pods_of_other_plugins_are_in_the_mesh_on_both_sides_where_it_says_so() {
         for includes in [true, false] {
             let desired = desired(&two(includes));
-            let state = desired.mesh_state("wire_kube", |_| None);
+            let state = desired.mesh_state("wire_kube", &BTreeSet::new(), Vec::new(), |_| None);
             assert_eq!(desired.own_prefixes.contains(&net("10.244.1.0/24")), includes);
             assert_eq!(state.bypass.own.contains(&net("10.244.1.0/24")), includes);
             assert_eq!(state.targets_v4.contains(&net("10.244.2.0/24")), includes);
@@ -111,6 +112,7 @@ mod tests {
             peer_index: None,
             peer_netns: None,
             group: 0,
+            tunnel: None,
         };
         let address = |link, text: &str| Address {
             link,

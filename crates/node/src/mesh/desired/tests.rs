@@ -171,7 +171,7 @@ fn only_endpoints_of_the_api_server_and_addresses_of_nodes_go_past_the_mesh() {
     let relay: SocketAddr = "10.64.0.10:3478".parse().unwrap();
     inputs.settings.relay_pods = vec![relay, "192.0.2.7:3478".parse().unwrap()];
     let bypass = Desired::new(&inputs, &host(), Held::default(), &OwnAddresses::default())
-        .mesh_state("wire_kube", Vec::new(), |_| None)
+        .mesh_state("wire_kube", &BTreeSet::new(), Vec::new(), |_| None)
         .bypass;
     assert_eq!(bypass.servers, ["192.0.2.100:6443".parse().unwrap()]);
     assert_eq!(bypass.relays, [relay], "only a pod is a pod of the relay");
@@ -226,7 +226,10 @@ fn a_node_without_a_key_is_no_peer_and_its_address_no_bypass() {
     let desired =
         Desired::new(&inputs([member(1), keyless]), &host(), Held::default(), &OwnAddresses::default());
     assert!(desired.peers.is_empty());
-    assert_eq!(desired.mesh_state("wire_kube", Vec::new(), |_| None).bypass.nodes, Vec::<IpAddr>::new());
+    assert_eq!(
+        desired.mesh_state("wire_kube", &BTreeSet::new(), Vec::new(), |_| None).bypass.nodes,
+        Vec::<IpAddr>::new()
+    );
 }
 
 fn answers(answers: [StunAnswer; 2]) -> OwnAddresses {
@@ -467,7 +470,7 @@ fn neighbours_in_the_location_are_reached_without_the_tunnel_where_the_mesh_asks
     let plain = |inputs: &Inputs| {
         let desired = Desired::new(inputs, &host(), Held::default(), &OwnAddresses::default());
         (
-            desired.mesh_state("wg", Vec::new(), |_| None).plain,
+            desired.mesh_state("wg", &BTreeSet::new(), Vec::new(), |_| None).plain,
             desired.plain_links().to_vec(),
             desired.peers.len(),
         )
@@ -490,7 +493,7 @@ fn addresses_on_the_mesh_are_on_the_device_and_no_endpoint_is_in_them() {
     inputs.settings.mesh_ipv4 = "100.64.0.0/16".parse().ok();
     let desired = Desired::new(&inputs, &host(), Held::default(), &OwnAddresses::default());
     let on_device: Vec<String> = desired
-        .mesh_state("wire_kube", Vec::new(), |_| None)
+        .mesh_state("wire_kube", &BTreeSet::new(), Vec::new(), |_| None)
         .addresses
         .iter()
         .map(ToString::to_string)
@@ -500,7 +503,7 @@ fn addresses_on_the_mesh_are_on_the_device_and_no_endpoint_is_in_them() {
     assert!(peer.config.allowed_ips.contains(&"fd7f:175a:b97c:5602::2/128".parse().unwrap()));
     assert_eq!(peer.paths.candidates.len(), 1, "not through the tunnel itself");
     // Peers accept packets from these, and from no other address of this host.
-    let own = desired.mesh_state("wire_kube", Vec::new(), |_| None).bypass.own;
+    let own = desired.mesh_state("wire_kube", &BTreeSet::new(), Vec::new(), |_| None).bypass.own;
     let expected = ["fd7f:175a:b97c:5602::1/128", "100.64.0.1/32"].map(|text| text.parse().unwrap());
     assert!(expected.iter().all(|address| own.contains(address)), "{own:?}");
     assert!(own.iter().all(|prefix| prefix.prefix_len() > 16), "not the subnets: {own:?}");

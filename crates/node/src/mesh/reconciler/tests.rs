@@ -445,3 +445,36 @@ fn tunnels_stay_open_for_a_while_after_they_are_switched_off() {
     mesh.reconcile(&on_two_subnets(Encapsulation::Never), now + Duration::from_secs(61)).unwrap();
     assert_eq!(kernel.lock().unwrap().encapsulation.local, Vec::<std::net::IpAddr>::new());
 }
+
+/// No node answers.
+#[test]
+fn a_node_that_is_down_is_bypassed_where_the_mesh_says_so_and_packets_to_it_are_dropped_where_not() {
+    let kernel = Shared::default();
+    let (mut mesh, mut now) = (mesh(&kernel), Instant::now());
+    let with = |bypasses| {
+        let mut inputs = inputs([member(1), member(2), member(3)]);
+        inputs.settings.bypasses_down_peers = bypasses;
+        Arc::new(inputs)
+    };
+    let all: Vec<IpNet> = vec!["10.0.0.2/31".parse().unwrap()];
+    let targets = |kernel: &Shared| kernel.lock().unwrap().mesh.as_ref().unwrap().targets_v4.clone();
+    let mut run = |mesh: &mut Mesh<FakeKernel>, inputs: &Arc<Inputs>, seconds: u64| {
+        for _ in 0..seconds {
+            now += Duration::from_secs(1);
+            wake(mesh, true, now).unwrap();
+            mesh.reconcile(inputs, now).unwrap();
+        }
+        mesh.reconcile(inputs, now).unwrap()
+    };
+    let report = run(&mut mesh, &with(false), 120);
+    assert!(report.peers.iter().all(|peer| peer.path.state == State::Down), "{:?}", report.peers);
+    assert_eq!(targets(&kernel), all, "what belongs to nodes that are down is dropped");
+    let report = run(&mut mesh, &with(true), 5);
+    assert_eq!((targets(&kernel), report.problems.len()), (all.clone(), 0), "not at once");
+    let report = run(&mut mesh, &with(true), 10);
+    let reasons: Vec<_> = report.problems.iter().map(|problem| (problem.reason(), problem.nodes())).collect();
+    assert_eq!(reasons, [("PeerBypassed", vec!["node-0002"]), ("PeerBypassed", vec!["node-0003"])]);
+    assert_eq!(targets(&kernel), []);
+    let report = run(&mut mesh, &with(false), 1);
+    assert_eq!((targets(&kernel), report.problems.len()), (all, 0));
+}
