@@ -126,6 +126,8 @@ pub const WIREGUARD_PORT: u16 = 51820;
 pub const STUN_PORT: u16 = 3478;
 /// Name of the WireGuard device unless the mesh names another (WireKube).
 pub const WIREGUARD_INTERFACE: &str = "wire_kube";
+/// Name of KubeSpan's WireGuard device (KubeSpan).
+pub const KUBESPAN_INTERFACE: &str = "kubespan";
 /// Interval of keepalives (KubeSpan, WireKube).
 pub const KEEPALIVE: Duration = Duration::from_secs(25);
 /// Device MTU on a 1500-byte uplink (KubeSpan, WireKube).

@@ -21,11 +21,15 @@ const MESH_KINDS: [&str; 2] = [wireguard::KIND, "tun"];
 /// # Errors
 /// The first refusal of the kernel, after everything else has been tried.
 pub fn remove_all(ids: RoutingIds, mesh_devices: &[String]) -> Result<()> {
-    let steps: [&dyn Fn() -> Result<()>; 10] = [
+    let steps: [&dyn Fn() -> Result<()>; 11] = [
         // First the rules and routes that lead packets, then the links they lead to.
         &mesh::remove,
         &encapsulation::remove_all,
-        &|| remove_rules(&[pod_rules(ids), mesh_rules()].concat()),
+        &|| remove_rules(&pod_rules(ids)),
+        &|| match mesh::numbers::taken("")? {
+            Some(_) => Ok(()),
+            None => remove_rules(&mesh_rules()),
+        },
         &|| sync_table(ids.table_pods(), ids.protocol(), &[]).map(drop),
         &|| sync_export(ids, &[]).map(drop),
         &|| sync_router(&[]).map(drop),

@@ -11,7 +11,7 @@ use fairlead_api::names;
 use fairlead_netlink::nftables;
 use fairlead_netlink::route::{
     Address, AddressFlags, IpFamily, Link, Route, RouteKind, RouteSocket, Scope, add_address, delete_address,
-    delete_link, delete_rule, set_mtu, set_up,
+    delete_link, delete_route, delete_rule, set_mtu, set_up,
 };
 use fairlead_netlink::{Error, Family, Result, Socket};
 use ipnet::IpNet;
@@ -20,6 +20,7 @@ use crate::nft_table::{self, Applied};
 use crate::routes::{self, ensure_rules, mesh_rules, sync_table};
 use crate::uplink::{accept_ipv6, has_ipv6};
 
+pub mod numbers;
 mod table;
 
 use table::table;
@@ -155,8 +156,8 @@ impl Applier {
     }
 }
 
-/// Takes everything away that an [`Applier`] made, the device included. Nothing is touched where none made anything: other
-/// programs use the names of KubeSpan too.
+/// Takes everything away that an [`Applier`] made, the device included. Nothing is touched where none made anything, and nothing of another
+/// program with the same [`numbers`].
 ///
 /// # Errors
 /// The kernel refuses a message. Whatever does not depend on it is done all the same.
@@ -168,14 +169,21 @@ pub fn remove() -> Result<()> {
     if rules.is_empty() && routes.is_empty() {
         return Ok(());
     }
+    let is_taken = numbers::taken("")?.is_some();
     // In the opposite order: nothing is marked before the way is gone. The routes come last, because they are the record of
     // what is still to be removed.
-    let table = nft_table::remove(names::NFT_TABLE).and(nft_table::remove(names::NFT_TABLE_PATH_SOCKET));
+    let table =
+        if is_taken && !numbers::is_table_ours()? { Ok(()) } else { nft_table::remove(names::NFT_TABLE) };
+    let table = table.and(nft_table::remove(names::NFT_TABLE_PATH_SOCKET));
     let rules = socket.apply(&rules.iter().map(delete_rule).collect::<Vec<_>>());
     let device = remove_device();
     table?;
     rules?;
     device?;
+    if is_taken {
+        let routes = own_routes(&mut socket)?;
+        return socket.apply(&routes.iter().map(delete_route).collect::<Vec<_>>());
+    }
     sync_table(names::TABLE_MESH, names::ROUTE_PROTOCOL, &[]).map(drop)
 }
 

@@ -1,4 +1,5 @@
-//! Packets to a node whose tunnel is down: dropped, or in clear text where the mesh says so. Everything is real.
+//! Packets to a node whose tunnel is down: dropped, or in clear text where the mesh says so. And a node beside another program that has the
+//! numbers of the mesh: a tunnel with the name of KubeSpan's device stands for it, as there is no Talos here. Everything else is real.
 
 #![cfg(test)]
 
@@ -114,4 +115,36 @@ fn packets_to_a_node_that_is_down_are_dropped_or_leave_in_clear_text_as_the_mesh
     let problems = node(&world, "rack-1").status().unwrap()["problems"].to_string();
     assert!(!problems.contains("CLEAR TEXT"), "{problems}");
     println!("they take the tunnel again");
+    a_kubespan_on_the_host_is_left_alone(&world);
+}
+
+fn a_kubespan_on_the_host_is_left_alone(world: &World) {
+    let host = &node(world, "rack-3").host;
+    let ours = || {
+        host.shell("ip rule show priority 32500; ip route show table 180; nft list table inet talos_kubespan")
+    };
+    let before = ours().unwrap();
+    host.shell("ip tuntap add kubespan mode tun && ip link set kubespan up").unwrap();
+    let is_refused = || {
+        let status = node(world, "rack-3").status()?.to_string();
+        ensure!(status.contains("the device kubespan shows that KubeSpan runs here"), "{status}");
+        let condition = ["get", "wkpeer", "rack-3", "-o", "jsonpath={.status.conditions[*].reason}"];
+        let reason = world.plane.kubectl(&condition)?;
+        ensure!(reason.contains("NumbersTaken"), "{reason}");
+        let events = world.plane.kubectl(&["get", "events", "-A", "-o", "jsonpath={.items[*].reason}"])?;
+        ensure!(events.contains("NumbersTaken"), "{events}");
+        Ok(())
+    };
+    eventually(TIMEOUT, is_refused).unwrap();
+    // KubeSpan takes the route: no program fights for it.
+    host.shell("ip route replace default dev kubespan table 180 proto static").unwrap();
+    std::thread::sleep(std::time::Duration::from_secs(7));
+    assert!(host.shell("ip route show table 180").unwrap().contains("default dev kubespan"));
+    host.shell("ip link del kubespan").unwrap();
+    let is_back = || {
+        ensure!(ours()? == before, "{}", ours()?);
+        all_are_up(world)
+    };
+    eventually(TIMEOUT, is_back).unwrap();
+    println!("the numbers are taken again after KubeSpan is gone");
 }

@@ -318,7 +318,7 @@ impl Desired {
         encapsulated: Vec<PlainRoute>,
         route_mtu: impl Fn(&PublicKey) -> Option<u32>,
     ) -> MeshState {
-        let (targets_v4, targets_v6) = self.targets_without(bypassed);
+        let (targets_v4, targets_v6) = self.targets_without(bypassed, &encapsulated);
         MeshState {
             interface: interface.to_owned(),
             mtu: self.mtu,
@@ -333,10 +333,15 @@ impl Desired {
         }
     }
 
-    fn targets_without(&self, bypassed: &BTreeSet<PublicKey>) -> (Vec<IpNet>, Vec<IpNet>) {
+    fn targets_without(
+        &self,
+        bypassed: &BTreeSet<PublicKey>,
+        encapsulated: &[PlainRoute],
+    ) -> (Vec<IpNet>, Vec<IpNet>) {
         let of_peers = self.external.values().flat_map(|peer| &peer.config.allowed_ips);
-        // What takes a plain route needs no tunnel.
-        let others = of_peers.chain(self.plain.iter().map(|route| &route.destination));
+        // What takes a plain route or an IP tunnel needs no tunnel of WireGuard.
+        let routes = self.plain.iter().chain(encapsulated).map(|route| &route.destination);
+        let others = of_peers.chain(routes);
         let bypassed = down_peers::addresses(bypassed, &self.peers, others);
         if bypassed == PrefixSet::default() {
             return (self.targets_v4.clone(), self.targets_v6.clone());

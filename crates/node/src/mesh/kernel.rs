@@ -17,6 +17,12 @@ pub trait Kernel: Send + 'static {
     /// See [`Applier::apply`].
     fn apply(&mut self, state: &MeshState) -> Result<Applied>;
 
+    /// What of another program with the same numbers is in the way. `interface` is the name of our device.
+    ///
+    /// # Errors
+    /// See [`mesh::numbers::taken`].
+    fn numbers_taken(&mut self, interface: &str) -> Result<Option<String>>;
+
     /// Name of the device that packets were led into last, also by an earlier program.
     ///
     /// # Errors
@@ -79,6 +85,10 @@ pub struct HostKernel {
 impl Kernel for HostKernel {
     fn apply(&mut self, state: &MeshState) -> Result<Applied> {
         self.mesh.apply(state)
+    }
+
+    fn numbers_taken(&mut self, interface: &str) -> Result<Option<String>> {
+        mesh::numbers::taken(interface)
     }
 
     fn device(&mut self) -> Result<Option<String>> {

@@ -374,6 +374,14 @@ impl Reports {
         {
             metrics.failed();
         }
+        if matches!(failure, MeshFailure::NumbersTaken(_)) {
+            let outside = Publication::Outside(failure.clone());
+            self.published.send_if_modified(|last| {
+                let is_known = matches!(last, Publication::Outside(known) if *known == failure);
+                *last = outside;
+                !is_known
+            });
+        }
         self.lock().failure = Some(failure);
     }
 
@@ -402,11 +410,18 @@ impl Reports {
         if let Some(metrics) = &self.metrics {
             metrics.update(&self.node, &report, self.per_peer);
         }
-        self.lock().report = Some(Arc::clone(&report));
+        let is_outside = {
+            let mut snapshot = self.lock();
+            snapshot.report = Some(Arc::clone(&report));
+            matches!(snapshot.failure, Some(MeshFailure::NumbersTaken(_)))
+        };
+        if is_outside {
+            return;
+        }
         self.published.send_if_modified(|last| {
             let differs = match &*last {
                 Publication::Member(last) => !last.publishes_the_same(&report),
-                Publication::Left | Publication::Unknown => true,
+                Publication::Left | Publication::Outside(_) | Publication::Unknown => true,
             };
             // The publisher reads the latest counters whenever it writes.
             *last = Publication::Member(report);

@@ -253,6 +253,12 @@ pub enum MeshFailure {
     /// The cluster has no mesh.
     #[error("there is no WireKubeMesh: this node routes only its own pods")]
     NoMesh,
+    /// Another program uses the marks, the table or the rule of the mesh.
+    #[error(
+        "{0}, with the marks and table 180 of the mesh, so this node leaves them alone and is not in the mesh: \
+         stop that program (on Talos: machine.network.kubespan.enabled: false), or do not run Fairlead's mesh on this host"
+    )]
+    NumbersTaken(String),
     /// There is no Node object of this name.
     #[error("Node {0} does not exist: is the node name right?")]
     NodeNotFound(String),
@@ -270,6 +276,7 @@ impl MeshFailure {
             Self::KernelRefused(_) => "KernelRefused",
             Self::KeyUnusable(_) => "WireGuardKeyUnusable",
             Self::NoMesh => "NoMesh",
+            Self::NumbersTaken(_) => "NumbersTaken",
             Self::NodeNotFound(_) => "NodeNotFound",
             Self::WaitingForApiServer => "WaitingForAPIServer",
         }

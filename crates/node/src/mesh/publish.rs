@@ -147,6 +147,20 @@ pub fn left(present: &WireKubePeerStatus, now: Timestamp) -> Option<WireKubePeer
     (unchanged != *present).then_some(WireKubePeerStatus { last_reported_at: Some(Time(now)), ..unchanged })
 }
 
+/// The status of a node that is kept from the mesh. What it had published stays: its tunnels may work. `None` if `present` says that already.
+pub fn outside(
+    failure: &MeshFailure,
+    present: &WireKubePeerStatus,
+    now: Timestamp,
+) -> Option<WireKubePeerStatus> {
+    let unchanged = WireKubePeerStatus {
+        connected: Some(false),
+        conditions: vec![ready(Some((failure.reason(), failure.to_string())), Some(present), now)],
+        ..present.clone()
+    };
+    (unchanged != *present).then_some(WireKubePeerStatus { last_reported_at: Some(Time(now)), ..unchanged })
+}
+
 /// The problems that this node publishes: its own, and those it was chosen for. All are in `fairlead status`.
 pub fn problems<'a>(node: &str, report: &'a Report) -> Vec<&'a MeshProblem> {
     let members = report.peers.len().saturating_add(1);

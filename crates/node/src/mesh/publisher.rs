@@ -17,6 +17,7 @@ use kube::runtime::reflector::ObjectRef;
 use tokio::sync::watch;
 use tokio::time::{sleep, sleep_until, timeout};
 
+use super::problem::MeshFailure;
 use super::publish::Writes;
 use super::report::Report;
 use super::write_budget::WriteBudget;
@@ -52,6 +53,8 @@ pub(super) enum Publication {
     Member(Arc<Report>),
     /// The last WireKubeMesh was deleted.
     Left,
+    /// This node is kept from the mesh.
+    Outside(MeshFailure),
     /// There was no report yet.
     #[default]
     Unknown,
@@ -75,7 +78,7 @@ impl Publisher {
         let regarding = node_reference(&self.node);
         let mut events = ProblemEvents::new(self.events.clone(), regarding, PROBLEM_EVENT);
         let mut state = State { seen: Seen::default(), budget: WriteBudget::new(Instant::now()) };
-        let mut waiting = None;
+        let (mut waiting, mut warned) = (None, None);
         loop {
             let members = u32::try_from(self.peers.store.len()).unwrap_or(u32::MAX);
             let refresh = REFRESH_INTERVAL.max(REFRESH_PER_NODE.saturating_mul(members));
@@ -85,6 +88,7 @@ impl Publisher {
                 () = sleep(waiting.take().unwrap_or(refresh).min(refresh)) => {}
             }
             let publication = inbox.borrow_and_update().clone();
+            self.warn_of(&publication, &mut warned);
             let written = timeout(TIMEOUT, self.publish(&publication, &mut state)).await;
             let pause = match written {
                 Ok(Ok(Writes { spec, status, wait })) => {
@@ -130,6 +134,23 @@ impl Publisher {
         }
     }
 
+    /// Why this node is kept from the mesh is an Event, once until it is a member again.
+    fn warn_of(&self, publication: &Publication, warned: &mut Option<MeshFailure>) {
+        match publication {
+            Publication::Outside(failure) if warned.as_ref() != Some(failure) => {
+                self.events.warn(PendingEvent {
+                    regarding: node_reference(&self.node),
+                    reason: failure.reason(),
+                    action: "JoinMesh",
+                    note: failure.to_string(),
+                });
+                *warned = Some(failure.clone());
+            }
+            Publication::Outside(_) | Publication::Unknown => {}
+            Publication::Left | Publication::Member(_) => *warned = None,
+        }
+    }
+
     /// A refusal keeps this node's state from all others; the operator has to know.
     fn refused(&self, error: &kube::Error) {
         tracing::warn!(%error, "cannot publish this node's WireKubePeer");
@@ -160,6 +181,13 @@ impl Publisher {
                     return Ok(nothing);
                 };
                 publish::publish_status(&self.client, &self.node, &left).await?;
+                return Ok(Writes { status: true, ..nothing });
+            }
+            Publication::Outside(failure) => {
+                let Some(outside) = status.and_then(|status| publish::outside(failure, status, now)) else {
+                    return Ok(nothing);
+                };
+                publish::publish_status(&self.client, &self.node, &outside).await?;
                 return Ok(Writes { status: true, ..nothing });
             }
             Publication::Unknown => return Ok(nothing),

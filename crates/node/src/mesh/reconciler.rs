@@ -88,6 +88,9 @@ impl<K: Kernel> Mesh<K> {
     /// The kernel refuses something. What was done before stays, and the next call goes on from there.
     pub fn reconcile(&mut self, inputs: &Arc<Inputs>, now: Instant) -> Result<Report, MeshFailure> {
         self.is_outdated = false;
+        if let Some(evidence) = self.kernel.numbers_taken(&inputs.settings.interface)? {
+            return Err(MeshFailure::NumbersTaken(evidence));
+        }
         let host = Host::new(&self.kernel.network()?, inputs);
         let (mtu, uplink_mtu) = (desired::mtu(inputs, &host), host.uplink_mtu());
         let before = self.device_state(&inputs.settings.interface, mtu).inspect_err(|_| {

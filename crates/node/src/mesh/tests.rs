@@ -50,6 +50,7 @@ pub(super) struct Record {
     /// Name of the device; `None` when there is none.
     pub(super) device: Option<String>,
     pub(super) refuse_apply: bool,
+    pub(super) numbers_taken: Option<String>,
     pub(super) refuse_open: bool,
     /// The device; `None` when there is none.
     pub(super) state: Option<DeviceState>,
@@ -156,6 +157,10 @@ impl Kernel for FakeKernel {
         record.mesh = Some(state.clone());
         record.applied.push(state.clone());
         Ok(Applied::Rebuilt)
+    }
+
+    fn numbers_taken(&mut self, _: &str) -> Result<Option<String>> {
+        Ok(self.0.lock().unwrap().numbers_taken.clone())
     }
 
     fn device(&mut self) -> Result<Option<String>> {

@@ -107,6 +107,17 @@ fn bytes(status: &WireKubePeerStatus) -> usize {
 }
 
 #[test]
+fn a_node_that_is_kept_from_the_mesh_says_why_and_what_it_published_stays() {
+    let before = desired(&facts(&report(NatType::Open, vec![peer("a", State::Up, "", false)]), NO)).status;
+    let failure = MeshFailure::NumbersTaken("KubeSpan runs here".to_owned());
+    let now = Timestamp::from_second(60).unwrap();
+    let after = outside(&failure, &before, now).unwrap();
+    assert_eq!((after.conditions[0].reason.as_str(), after.connected), ("NumbersTaken", Some(false)));
+    assert_eq!(after.ice_candidates, before.ice_candidates);
+    assert_eq!(outside(&failure, &after, Timestamp::from_second(120).unwrap()), None, "it is written once");
+}
+
+#[test]
 fn a_node_that_left_the_mesh_publishes_nothing_of_it_any_more() {
     let half =
         report(NatType::Open, vec![peer("a", State::Up, "", false), peer("bb", State::Down, "", false)]);

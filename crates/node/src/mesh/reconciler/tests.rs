@@ -478,3 +478,26 @@ fn a_node_that_is_down_is_bypassed_where_the_mesh_says_so_and_packets_to_it_are_
     let report = run(&mut mesh, &with(false), 1);
     assert_eq!((targets(&kernel), report.problems.len()), (all, 0));
 }
+
+#[test]
+fn numbers_of_another_program_are_left_alone_and_taken_again_once_they_are_free() {
+    let kernel = Shared::default();
+    let (mut mesh, now) = (mesh(&kernel), Instant::now());
+    kernel.lock().unwrap().numbers_taken = Some("KubeSpan runs here".to_owned());
+    let failure = mesh.reconcile(&three(), now).unwrap_err();
+    assert_eq!(failure.reason(), "NumbersTaken");
+    assert!(failure.to_string().starts_with("KubeSpan runs here"), "{failure}");
+    {
+        let kernel = kernel.lock().unwrap();
+        assert_eq!((kernel.opened.len(), kernel.applied.len(), kernel.changes.len()), (0, 0, 0));
+    }
+    kernel.lock().unwrap().numbers_taken = None;
+    mesh.reconcile(&three(), now).unwrap();
+    kernel.lock().unwrap().forget();
+    // Started later, it is left alone, too.
+    kernel.lock().unwrap().numbers_taken = Some("KubeSpan runs here".to_owned());
+    let two = Arc::new(inputs([member(1), member(2)]));
+    assert_eq!(mesh.reconcile(&two, now).unwrap_err().reason(), "NumbersTaken");
+    let kernel = kernel.lock().unwrap();
+    assert_eq!((kernel.applied.len(), kernel.changes.len(), kernel.removals), (0, 0, 0));
+}
