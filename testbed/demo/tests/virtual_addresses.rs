@@ -68,7 +68,7 @@ fn is_not_captured(world: &World, owner: &str) {
         assert!(!tunnelled.contains(VIRTUAL), "{name}: {tunnelled}");
         for other in SERVERS.iter().chain([&CLIENT]).filter(|other| *other != name) {
             let peer = peer(node(world, name), other).unwrap();
-            assert!(!peer["allowedIPs"].to_string().contains(VIRTUAL), "{peer:#}");
+            assert!(!peer["prefixes"].to_string().contains(VIRTUAL), "{peer:#}");
         }
         if *name != owner {
             let way = host.shell(&format!("ip route get {VIRTUAL}")).unwrap();
