@@ -241,6 +241,15 @@ impl PathAgent {
         self.probing = Some(Probing::new(identity));
     }
 
+    /// This node has another key: probes are encrypted with it from now on. The paths keep their state.
+    pub fn set_identity(&mut self, identity: Identity) {
+        let Some(probing) = &mut self.probing else { return };
+        probing.set_identity(identity);
+        for (key, peer) in &mut self.peers {
+            peer.prober.set_controlling(probing.is_controlling(key));
+        }
+    }
+
     /// Adds a peer, or replaces its paths. The path of a known peer keeps its state.
     pub fn upsert_peer(&mut self, now: Duration, key: PublicKey, paths: PeerPaths) {
         let is_new = !self.peers.contains_key(&key);

@@ -123,6 +123,11 @@ impl Prober {
         Self { is_controlling, ..Self::default() }
     }
 
+    /// Whether this node has the lower key, after one of the two has another.
+    pub(crate) fn set_controlling(&mut self, is_controlling: bool) {
+        self.is_controlling = is_controlling;
+    }
+
     /// Sets the way by a relay; to be followed by [`Self::set_candidates`].
     pub(crate) fn set_relay(&mut self, relay: Option<RelayPath>) {
         self.relay = relay;

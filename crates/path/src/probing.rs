@@ -238,6 +238,17 @@ impl Probing {
         }
     }
 
+    /// Takes another key. Counters go on, so that no number is used twice.
+    pub(crate) fn set_identity(&mut self, identity: Identity) {
+        self.identity = Identity { epoch: self.identity.epoch, ..identity };
+        self.by_tag.clear();
+        for (peer, known) in &mut self.peers {
+            known.tag = SenderTag::new(&peer.0, &self.identity.public_key.0);
+            known.keys = None;
+            self.by_tag.insert(known.tag, *peer);
+        }
+    }
+
     /// Whether this node decides for both which path they use.
     pub(crate) fn is_controlling(&self, peer: &PublicKey) -> bool {
         self.identity.public_key < *peer

@@ -44,6 +44,9 @@ const REPEATS: [Repeat; 4] = [
 /// How long an answered handshake may take to be confirmed before we start one of our own.
 const CONFIRMATION_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// How long the last session of an identity that was replaced still takes what the peer sends, which follows after a moment.
+const PREVIOUS_IDENTITY: Duration = Duration::from_secs(15);
+
 /// One reading of both clocks.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Now {
@@ -79,6 +82,14 @@ struct Repeats {
     last: Option<Vec<u8>>,
 }
 
+/// The session with the identity that was replaced: the kernel's WireGuard takes what arrives for it, too.
+struct Previous {
+    tunnel: Box<Tunn>,
+    /// Our index of it.
+    index: u32,
+    until: Instant,
+}
+
 /// A peer of the device.
 pub(crate) struct Peer {
     /// When its timers run next, as the engine has it in its queue.
@@ -87,6 +98,7 @@ pub(crate) struct Peer {
     protocol: Arc<Protocol>,
     /// `None` while there is neither a session nor a handshake nor anything to remember.
     tunnel: Option<Box<Tunn>>,
+    previous: Option<Previous>,
     /// The library's timers do not run.
     resting: bool,
     /// An authenticated message has come since the identity was set: its time stamp must be remembered against replays
@@ -133,6 +145,7 @@ impl Peer {
             key,
             protocol,
             tunnel: None,
+            previous: None,
             resting: true,
             was_heard: false,
             ticked: None,
@@ -215,7 +228,7 @@ impl Peer {
         }
     }
 
-    /// The device has a new identity: all sessions are void.
+    /// The device has a new identity: nothing more is sent in sessions of the old one. A peer that is not to be called is not.
     pub(crate) fn rekey(
         &mut self,
         protocol: Arc<Protocol>,
@@ -223,10 +236,15 @@ impl Peer {
         now: Now,
         out: &mut Vec<WgKind>,
     ) {
+        let was_live = self.is_live();
         self.protocol = protocol;
         self.was_heard = false;
+        let until = now.instant.checked_add(PREVIOUS_IDENTITY).unwrap_or(now.instant);
+        let last = self.newest.take().filter(|_| was_live);
+        self.previous =
+            last.and_then(|(index, _)| Some(Previous { tunnel: self.tunnel.take()?, index, until }));
         self.rest();
-        if self.path.is_some() {
+        if self.path.is_some() && (was_live || self.keepalive_interval().is_some()) {
             self.use_new_endpoint(delay, now, out);
         }
     }
@@ -284,6 +302,11 @@ impl Peer {
             WgKind::Data(data) => Some((data.header.receiver_idx.get(), data.header.counter.get())),
             WgKind::HandshakeInit(_) | WgKind::HandshakeResp(_) | WgKind::CookieReply(_) => None,
         };
+        if let Some(index) = order.map(|(index, _)| index)
+            && self.previous.as_ref().is_some_and(|previous| previous.index == index)
+        {
+            return self.receive_with_previous(message, path, length, now);
+        }
         // Without any state, only an initiation has a meaning.
         if self.tunnel.is_none() && !matches!(message, WgKind::HandshakeInit(_)) {
             return None;
@@ -323,6 +346,27 @@ impl Peer {
                 None
             }
         }
+    }
+
+    fn receive_with_previous(
+        &mut self,
+        message: WgKind,
+        path: Path,
+        length: usize,
+        now: Now,
+    ) -> Option<Packet> {
+        self.previous.take_if(|previous| previous.until <= now.instant);
+        let TunnResult::WriteToTunnel(packet) =
+            self.previous.as_mut()?.tunnel.handle_incoming_packet(message)
+        else {
+            return None;
+        };
+        // Only time stamps of handshakes with the identity of now have to be remembered.
+        let was_heard = self.was_heard;
+        self.record_received(path, false, length, now);
+        self.was_heard = was_heard;
+        self.last_data = Some(now.instant);
+        Some(packet)
     }
 
     /// Whether a data message was sent before one that has arrived: by a way that the peer has left since. The highest counter of a

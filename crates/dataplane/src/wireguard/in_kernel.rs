@@ -149,6 +149,14 @@ fn narrow(change: &DeviceChange, present: &DeviceState, now: SystemTime) -> Devi
             set.push(whole_peer(*key, &PeerConfig { endpoint, ..wanted.clone() }));
         }
     }
+    if change.private_key.is_some() && present.private_key.is_some() {
+        let stays = |key: &PublicKey| !remove.contains(key);
+        let called = present.peers.iter().filter(|(key, _)| stays(key)).flat_map(|(key, state)| {
+            let wanted = change.set_peers.get(key).unwrap_or(&state.config);
+            call(*key, wanted.persistent_keepalive)
+        });
+        set.extend(called.collect::<Vec<_>>());
+    }
     DeviceUpdate {
         private_key: change.private_key.clone(),
         listen_port: change.listen_port,
@@ -156,6 +164,22 @@ fn narrow(change: &DeviceChange, present: &DeviceState, now: SystemTime) -> Devi
         remove,
         set,
     }
+}
+
+/// Makes the kernel call a peer that keepalives are sent to: one is sent when they are switched on (`set_peer`), and the device, which has
+/// just taken another private key, has no session for it. Else the peer would learn of the new key with the next packet.
+fn call(public_key: PublicKey, keepalive: Option<u16>) -> Vec<PeerUpdate> {
+    let Some(seconds) = keepalive.filter(|seconds| *seconds > 0) else { return Vec::new() };
+    let switch = |seconds| PeerUpdate {
+        public_key,
+        only_existing: true,
+        preshared_key: None,
+        endpoint: None,
+        persistent_keepalive: Some(seconds),
+        replace_allowed_ips: false,
+        allowed_ips: Vec::new(),
+    };
+    vec![switch(0), switch(seconds)]
 }
 
 /// Whether a handshake was sent to another endpoint, and the peer was never heard. The kernel repeats a handshake after 5 s
@@ -400,6 +424,26 @@ mod tests {
         let change = DeviceChange { set_peers, remove_peers: vec![key], ..DeviceChange::default() };
         let update = narrow(&change, &present, SystemTime::UNIX_EPOCH);
         assert_eq!((&update.remove[..], &update.set[..]), (&[key][..], &[whole_peer(key, &wanted)][..]));
+    }
+
+    #[test]
+    fn with_another_private_key_the_peers_with_keepalives_are_called_and_keep_their_prefixes() {
+        let (called, quiet) = (PublicKey([1; 32]), PublicKey([2; 32]));
+        let peers = [(called, Some(25)), (quiet, None)];
+        let peers = peers.map(|(key, seconds)| (key, peer(config(Some("192.0.2.1:7"), seconds, &[1]))));
+        let update = |private_key| {
+            let present =
+                DeviceState { private_key, listen_port: 0, fwmark: 0, peers: BTreeMap::from(peers.clone()) };
+            let private_key = Some(PrivateKey([9; 32]));
+            narrow(&DeviceChange { private_key, ..DeviceChange::default() }, &present, SystemTime::UNIX_EPOCH)
+        };
+        let update_of = update(Some(PrivateKey([8; 32])));
+        let seconds: Vec<_> =
+            update_of.set.iter().map(|it| (it.public_key, it.persistent_keepalive)).collect();
+        assert_eq!(seconds, [(called, Some(0)), (called, Some(25))]);
+        assert!(update_of.set.iter().all(|it| it.only_existing && !it.replace_allowed_ips));
+        assert!(update_of.remove.is_empty());
+        assert!(update(None).set.is_empty(), "a new device calls its peers as it gets them");
     }
 
     #[test]

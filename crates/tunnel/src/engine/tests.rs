@@ -9,6 +9,7 @@ mod accepted;
 mod both_ways;
 mod clock;
 mod hostile;
+mod rotation;
 mod silent;
 mod unanswered;
 

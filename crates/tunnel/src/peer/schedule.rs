@@ -66,6 +66,7 @@ impl Peer {
 
     /// Runs the timers that are due.
     pub(crate) fn tick(&mut self, now: Now, pace: &Pace, out: &mut Vec<WgKind>) {
+        self.previous.take_if(|previous| previous.until <= now.instant);
         if self.is_given_up(now.instant) {
             self.rest();
         } else if !self.resting {
