@@ -26,8 +26,8 @@ use crate::install::{CleanupArguments, InstallArguments};
 
 pub(crate) use queries::{
     ApiArguments, ConfigurationFormat, ConnectivityCommand, ConnectivityTest, GraphArguments, GraphOutput,
-    IpamCheck, IpamCommand, IpamRelease, IpamShow, NetcheckArguments, Output, PingArguments, ProbeArguments,
-    ServeArguments, StatusArguments,
+    IpamCheck, IpamCommand, IpamRelease, IpamShow, KeyCommand, KeyRotateArguments, NetcheckArguments, Output,
+    PingArguments, ProbeArguments, ServeArguments, StatusArguments,
 };
 
 pub(crate) use discovery::DiscoveryArguments;
@@ -115,6 +115,11 @@ pub(crate) enum Command {
     Ipam {
         #[command(subcommand)]
         command: IpamCommand,
+    },
+    /// Replace the WireGuard key of this node
+    Key {
+        #[command(subcommand)]
+        command: KeyCommand,
     },
     /// Show what this node's networks are like: NAT, UDP, IPv6, port mapping, relay, MTU
     #[command(

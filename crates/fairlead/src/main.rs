@@ -15,6 +15,7 @@ mod endpoints;
 mod graph;
 mod install;
 mod ipam;
+mod key;
 mod logging;
 mod netcheck;
 mod netconf;
@@ -56,6 +57,7 @@ fn main() -> ExitCode {
         Command::Graph(query) => graph::run(&query),
         Command::Install(places) => install::install(&places),
         Command::Ipam { command } => ipam::run(&command),
+        Command::Key { command } => key::run(&command),
         Command::Netcheck(query) => netcheck::run(&query),
         Command::Peer { command } => peer::run(&command),
         Command::Ping(query) => ping::run(&query),

@@ -1,5 +1,6 @@
 //! The Node service, which `fairlead status` and `fairlead ipam` call.
 
+mod key;
 mod netcheck;
 mod ping;
 
@@ -14,7 +15,8 @@ use fairlead_wire::node::node_server::Node;
 use fairlead_wire::node::{
     BlockRoute, DiscoveryService, ExternalPeer, IpamCheckRequest, IpamCheckResponse, IpamReleaseRequest,
     IpamReleaseResponse, IpamShowRequest, IpamShowResponse, NetcheckRequest, NetcheckResponse, Peer,
-    PingRequest, PingResponse, PortMapping, Relay, Router, StatusRequest, StatusResponse,
+    PingRequest, PingResponse, PortMapping, Relay, RotateKeyRequest, RotateKeyResponse, Router,
+    StatusRequest, StatusResponse,
 };
 use ipnet::IpNet;
 use tonic::{Request, Response, Status};
@@ -55,11 +57,13 @@ impl Node for Service {
         let mut answer = StatusResponse {
             node: self.node.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            public_key: self.mesh.public_key().map(|key| key.to_string()).unwrap_or_default(),
             blocks: self.inventory.ipam.describe_blocks(),
             netlink_changes: fairlead_netlink::changes_sent(),
             ..StatusResponse::default()
         };
+        if let Some(keys) = self.mesh.keys() {
+            key::describe(&keys.current(), &mut answer);
+        }
         // With the built-in router, a missing mesh is no problem.
         let failure = failure.filter(|why| self.router.is_none() || *why != MeshFailure::NoMesh);
         // Refusals are listed with all that follows from them.
@@ -96,6 +100,13 @@ impl Node for Service {
 
     async fn ping(&self, request: Request<PingRequest>) -> Result<Response<PingResponse>, Status> {
         ping::ping(&self.mesh, request.into_inner()).await.map(Response::new)
+    }
+
+    async fn rotate_key(
+        &self,
+        request: Request<RotateKeyRequest>,
+    ) -> Result<Response<RotateKeyResponse>, Status> {
+        key::rotate(&self.node, &self.mesh, request.into_inner()).await.map(Response::new)
     }
 
     async fn ipam_show(&self, _: Request<IpamShowRequest>) -> Result<Response<IpamShowResponse>, Status> {

@@ -36,6 +36,7 @@ mod plan;
 mod pod_networks;
 mod prefixes;
 mod problem;
+mod rotation;
 mod routes;
 mod site_networks;
 
@@ -47,4 +48,5 @@ pub use merge::merge;
 pub use plan::{PeerPlan, Plan, Policy, plan};
 pub use prefixes::Unusable;
 pub use problem::{Problem, Refusal};
+pub use rotation::NextKey;
 pub use routes::{BlockRoute, OwnAddress};

@@ -82,6 +82,8 @@ pub struct Member {
     pub name: String,
     /// Its WireGuard key; `None` while it has published none, which keeps it out of the mesh.
     pub public_key: Option<PublicKey>,
+    /// The key that it is about to use in its place. Not trusted: [`crate::plan`] ignores one that another member has.
+    pub next_key: Option<PublicKey>,
     /// What it says it is reachable at: its own addresses, as host prefixes. Not trusted, and bound to the key.
     pub claims: Vec<IpNet>,
     /// Address blocks the controller gave it. Trusted.
@@ -142,6 +144,7 @@ impl Member {
         Self {
             name: name.into(),
             public_key: None,
+            next_key: None,
             claims: Vec::new(),
             blocks: Vec::new(),
             pod_networks: Vec::new(),

@@ -32,6 +32,7 @@ fn complete(known: &mut Member, other: Member) {
     }
     if known.public_key.is_none() {
         known.public_key = other.public_key;
+        known.next_key = other.next_key;
         known.claims = other.claims;
     }
     let missing: Vec<_> = other.blocks.into_iter().filter(|block| !known.blocks.contains(block)).collect();

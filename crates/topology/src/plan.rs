@@ -17,6 +17,7 @@ use crate::member::Member;
 use crate::pod_networks;
 use crate::prefixes;
 use crate::problem::Problem;
+use crate::rotation::{Announced, NextKey};
 use crate::routes::{self, BlockRoute, OwnAddress};
 use crate::site_networks;
 
@@ -35,6 +36,8 @@ pub struct Policy {
     /// What this node's WireGuard device has at each key now. It outlives the node program, and a member that has an address
     /// there keeps it.
     pub held: BTreeMap<PublicKey, BTreeSet<IpNet>>,
+    /// Keys that members announced and that have completed a handshake with this node.
+    pub completed: BTreeSet<PublicKey>,
     /// Prefixes that no external member may have: addresses of the API server.
     pub reserved: Vec<IpNet>,
     /// Prefixes of Services, which no external member may have either.
@@ -67,6 +70,7 @@ impl Policy {
             guarded: Vec::new(),
             keepalive,
             held: BTreeMap::new(),
+            completed: BTreeSet::new(),
             reserved: Vec::new(),
             services: Vec::new(),
             grants: BTreeMap::new(),
@@ -108,6 +112,8 @@ pub struct PeerPlan {
 pub struct Plan {
     /// Peers by identity; never this node.
     pub peers: BTreeMap<PublicKey, PeerPlan>,
+    /// Keys that members are about to use: none of them is a key of `peers`.
+    pub next_keys: BTreeMap<PublicKey, NextKey>,
     /// IPv4 destinations that enter the mesh, or are dropped there: the smallest sorted list that covers exactly them.
     pub targets_ipv4: Vec<Ipv4Net>,
     /// IPv6 destinations that enter the mesh, or are dropped there: the smallest sorted list that covers exactly them.
@@ -138,6 +144,10 @@ pub fn plan(members: &[Member], policy: &Policy) -> Plan {
         let routes = routes::plan(&policy.own, on, members, &mut problems);
         return Plan { routes, problems: problems.into_iter().collect(), ..Plan::default() };
     }
+    let mut taken = Vec::new();
+    let announced = Announced::new(members, policy, &mut taken);
+    problems.extend(taken);
+    let members = &*announced.followed(members, policy);
     let externals = external::admitted(members, policy, &mut problems);
     let nodes = members.iter().filter(|member| member.external.is_none());
     let ranked = ranked(nodes.chain(&externals), policy);
@@ -155,13 +165,25 @@ pub fn plan(members: &[Member], policy: &Policy) -> Plan {
         planned.map(|planned| (key, planned))
     };
     let peers = by_key.into_iter().filter_map(peer).collect();
+    let next_keys = announced.prepared(members, &peers, policy);
     let is_gateway = carriers.gateways.is_own();
     let (routes, tunnels) = locations::routes(policy, members, &peers, &mut problems);
     let (targets_ipv4, targets_ipv6) = targets(&ranked, &entries, &lost_blocks, policy);
     let nodes = node_addresses(&ranked, &entries, &owned, policy);
     let masqueraded = site_networks::masqueraded(&ranked, &entries, policy);
     let problems = problems.into_iter().collect();
-    Plan { peers, targets_ipv4, targets_ipv6, nodes, routes, tunnels, masqueraded, is_gateway, problems }
+    Plan {
+        peers,
+        next_keys,
+        targets_ipv4,
+        targets_ipv6,
+        nodes,
+        routes,
+        tunnels,
+        masqueraded,
+        is_gateway,
+        problems,
+    }
 }
 
 /// This node, which yields its addresses to no other, then the members in the order in which they joined.

@@ -46,6 +46,13 @@ pub enum Problem {
         /// Who has the key.
         other: String,
     },
+    /// The key that a member announces as its next one is that of another member; the announcement is ignored.
+    NextKeyTaken {
+        /// The member.
+        node: String,
+        /// Who has the key.
+        other: String,
+    },
     /// A prefix that an external member may not have; the prefix is left out.
     ExternalPrefixRefused {
         /// The external member.
@@ -239,6 +246,7 @@ impl Problem {
             Self::EntryNodesMissing { .. } => "EntryNodesMissing",
             Self::ExternalKeyTaken { .. } => "PeerKeyTaken",
             Self::ExternalPrefixRefused { .. } => "PeerPrefixRefused",
+            Self::NextKeyTaken { .. } => "NextKeyTaken",
             Self::NoKey { .. } => "NoKey",
             Self::InternalAddressShared { .. } => "InternalAddressShared",
             Self::NodeAddressShared { .. } => "NodeAddressShared",
@@ -278,6 +286,7 @@ impl Problem {
             | Self::ClaimOverlapsBlock { node, other, .. }
             | Self::ClaimOverlapsClaim { node, other, .. }
             | Self::ExternalKeyTaken { node, other }
+            | Self::NextKeyTaken { node, other }
             | Self::NodeAddressShared { node, other: Some(other), .. } => vec![node, other],
             Self::BlockCoversNode { node, .. }
             | Self::BlockUnusable { node, .. }
@@ -330,6 +339,12 @@ impl fmt::Display for Problem {
             Self::ExternalKeyTaken { node, other } => write!(
                 f,
                 "{} is left out: its public key is that of {}; give it a key of its own",
+                Name(node),
+                Name(other)
+            ),
+            Self::NextKeyTaken { node, other } => write!(
+                f,
+                "the key that {} announces as its next one is that of {}: the announcement is ignored",
                 Name(node),
                 Name(other)
             ),

@@ -48,6 +48,7 @@ fn local() -> Local {
         additional_addresses: vec!["10.244.1.0/24".parse().unwrap(), "2001:db8:1::/64".parse().unwrap()],
         exclude_advertised_addresses: vec!["192.168.0.0/16".parse().unwrap()],
         without_preshared_key: true,
+        ..KubeSpan::default()
     };
     let affiliate = Affiliate {
         hostname: "ours".to_owned(),

@@ -294,12 +294,38 @@ pub struct WireKubeMeshStatus {
     #[serde(default, rename = "keptMeshIPs", skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 1024))]
     pub kept_mesh_ips: Vec<KeptMeshIp>,
+    /// Extension of Fairlead: WireKubePeers whose deletion the controller has seen, for nodes that were off then: they believe neither a
+    /// discovery service nor a file that tells of such a name or key. The newest; one that is published again is not in it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = MAX_DELETED_PEERS))]
+    pub deleted_peers: Vec<DeletedPeer>,
     /// `MeshAddressesAssigned` is False while a node has no address on the mesh;
     /// `Ready` is False, with the reason, while peers are missing; `RelayReady` while the managed relay cannot be used;
     /// `FieldsIgnored` is True while fields have no effect.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
     pub conditions: Vec<Condition>,
+}
+
+/// How many deleted peers the status has.
+pub const MAX_DELETED_PEERS: usize = 256;
+
+/// A WireKubePeer that was deleted.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct DeletedPeer {
+    /// Its name.
+    #[schemars(length(max = 253))]
+    pub name: String,
+    /// The key that it had.
+    #[schemars(length(max = 44))]
+    pub public_key: String,
+    /// The key that it was about to use.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 44))]
+    pub next_public_key: Option<String>,
+    /// How long that is remembered.
+    pub until: Time,
 }
 
 /// An address on the mesh that is kept for a node.

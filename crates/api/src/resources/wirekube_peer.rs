@@ -56,6 +56,12 @@ pub struct WireKubePeerSpec {
     #[schemars(length(max = 44))]
     #[x_kube(validation = wireguard_key())]
     pub public_key: String,
+    /// Extension of Fairlead: the public key that the node is about to use instead. Others let it complete a handshake with this key, and
+    /// follow the node to it then. One that another peer has or announced first is ignored.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 44))]
+    #[x_kube(validation = wireguard_key())]
+    pub next_public_key: Option<String>,
     /// Initial endpoint for the other peers, as host:port.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 270))]
@@ -396,6 +402,15 @@ impl WireKubePeerSpec {
         self.public_key.parse()
     }
 
+    /// The key that the peer is about to use; an empty text is none.
+    ///
+    /// # Errors
+    /// The text is not a WireGuard key.
+    pub fn parse_next_public_key(&self) -> Result<Option<PublicKey>, InvalidKey> {
+        let text = self.next_public_key.as_deref().filter(|text| !text.is_empty());
+        text.map(str::parse).transpose()
+    }
+
     /// The published endpoint; an empty text is none.
     ///
     /// # Errors
@@ -415,6 +430,7 @@ impl Default for WireKubePeerSpec {
     fn default() -> Self {
         Self {
             public_key: String::new(),
+            next_public_key: None,
             endpoint: None,
             allowed_ips: Vec::new(),
             persistent_keepalive: default_keepalive(),

@@ -103,6 +103,33 @@ pub(crate) struct PingArguments {
     pub(crate) socket: PathBuf,
 }
 
+/// What is done with the key of this node.
+#[derive(Debug, Subcommand)]
+pub(crate) enum KeyCommand {
+    /// Announce another key to all nodes, and use it once they had time to prepare it
+    #[command(
+        after_help = "Run it on the node: kubectl -n kube-system exec POD -- fairlead key rotate. The node makes the next key, publishes it as \
+        spec.nextPublicKey of its WireKubePeer, and uses it about 10 s later, without a gap in its tunnels. That goes on over restarts of the node \
+        program; `fairlead status` shows both keys and what it waits for. Peers outside of the cluster have the public key in their \
+        configuration: where there are some, --force is needed, and they need another configuration then.\n\nExit codes: 0 begun, or done \
+        with --wait, 1 failed, 2 invalid arguments."
+    )]
+    Rotate(KeyRotateArguments),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct KeyRotateArguments {
+    /// Also where Peers outside of the cluster lose their tunnel with this node until they have another configuration
+    #[arg(long)]
+    pub(crate) force: bool,
+    /// Return when the next key is in use, at most after this time
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub(crate) wait: Option<Duration>,
+    /// Query the node program at this UNIX socket
+    #[arg(long, value_name = "PATH", default_value = NODE_SOCKET)]
+    pub(crate) socket: PathBuf,
+}
+
 /// Each round is a burst of probes, which all peers share the limits of.
 fn ping_interval(text: &str) -> Result<Duration, String> {
     let interval = duration(text)?;

@@ -23,8 +23,14 @@ pub(super) async fn revoke(arguments: &RevokeArguments) -> anyhow::Result<String
     let all = api::list(&peers, "WireKubePeers", ListParams::default()).await?;
     let key = arguments.key.or_else(|| published.filter(|key| !is_shared(&all, name, key)));
     let key = key.map(|key| key.to_string());
+    let next = peer.as_ref().and_then(|peer| peer.spec.parse_next_public_key().ok().flatten());
+    let next = next.filter(|next| !is_shared(&all, name, next)).map(|next| next.to_string());
     // Before it is deleted: the node writes it again at once.
-    change(&client, |revoked| with(revoked, name, key.as_deref())).await?;
+    let revoking = |revoked: &[RevokedPeer]| {
+        let revoked = with(revoked, name, key.as_deref());
+        if next.is_some() { with(&revoked, name, next.as_deref()) } else { revoked }
+    };
+    change(&client, revoking).await?;
     if peer.is_some() {
         let deleted = peers.delete(name, &DeleteParams::default()).await;
         match deleted {
@@ -85,7 +91,10 @@ async fn change(
 
 /// Whether another node publishes the key: one of the two copied it, and the other must not suffer.
 fn is_shared(peers: &[WireKubePeer], name: &str, key: &PublicKey) -> bool {
-    let has_it = |peer: &&WireKubePeer| peer.spec.parse_public_key().is_ok_and(|other| other == *key);
+    let has_it = |peer: &&WireKubePeer| {
+        let next = peer.spec.parse_next_public_key().ok().flatten();
+        peer.spec.parse_public_key().is_ok_and(|other| other == *key) || next == Some(*key)
+    };
     peers.iter().filter(has_it).any(|peer| peer.name_any() != name)
 }
 

@@ -90,12 +90,16 @@ impl Readiness for Members {
     }
 }
 
-/// A peer whose key does not parse is none.
+/// A peer whose key does not parse is none. With the key that it announces a node registers before it uses it.
 fn keys(peers: &[Arc<WireKubePeer>]) -> BTreeSet<PublicKey> {
-    peers.iter().filter_map(|peer| peer.spec.public_key.parse().ok()).collect()
+    let keys = |peer: &Arc<WireKubePeer>| {
+        let next = peer.spec.parse_next_public_key().ok().flatten();
+        peer.spec.parse_public_key().ok().into_iter().chain(next)
+    };
+    peers.iter().flat_map(keys).collect()
 }
 
-/// Of a peer only its key is read.
+/// Of a peer only its keys are read.
 fn trim(peer: &mut WireKubePeer) {
     lean::identified(peer);
     peer.status = None;
@@ -149,6 +153,13 @@ mod tests {
         assert_eq!((admission.key, admission.token), (A, None));
         assert_eq!(members.admit(B, [0; 8], b""), None);
         assert!(members.refresh() && !members.refresh());
+
+        // With the key that it announces, a node registers before it uses it.
+        let mut announcing = peer("a", &A.to_string());
+        announcing.spec.next_public_key = Some(PublicKey([3; 32]).to_string());
+        send(Event::Apply(announcing));
+        eventually(|| members.admit(PublicKey([3; 32]), [0; 8], b"").is_some()).await;
+        assert!(members.refresh() && members.is_allowed(&admission));
 
         // A node that has just joined need not wait for the next time the relay asks.
         send(Event::Apply(peer("b", &B.to_string())));

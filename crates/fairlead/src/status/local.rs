@@ -47,6 +47,7 @@ fn node_json(status: &StatusResponse) -> Value {
         "portAccess": status.port_access,
         "interface": status.interface,
         "publicKey": status.public_key,
+        "nextPublicKey": status.next_public_key,
         "listenPort": status.listen_port,
         "mtu": status.mtu,
         "natType": status.nat_type,
@@ -108,6 +109,9 @@ fn node_table(status: &StatusResponse, wide: bool) -> String {
         or_dash(&status.public_key),
         or_dash(&status.prefixes.join(" ")),
     );
+    if !status.next_public_key.is_empty() {
+        text.push_str(&format!("the key will be replaced by {}\n\n", status.next_public_key));
+    }
     for PortMapping { gateway, protocol, external, error, .. } in &status.port_mappings {
         let outcome = if error.is_empty() { format!("{external}  {protocol}") } else { error.clone() };
         text.push_str(&format!("port mapping by {gateway}: {outcome}\n\n"));

@@ -11,6 +11,8 @@ use crate::state_file;
 
 /// Name of the key file in the state directory.
 const FILE: &str = "wireguard.key";
+/// Name of the file with the key that will replace it.
+const NEXT_FILE: &str = "wireguard.next.key";
 /// A key file holds 44 characters; no key file is longer than this.
 const MAX_LENGTH: u64 = 4096;
 
@@ -78,6 +80,41 @@ pub fn load_or_create(state_dir: &Path, random: [u8; 32]) -> Result<PrivateKey, 
         }
         Err(error) => Err(failed("open", &path)(error)),
     }
+}
+
+/// Reads the key that is to replace the one of `state_dir`, if there is one.
+///
+/// # Errors
+/// The file cannot be read, or holds something that is not a key.
+pub fn load_next(state_dir: &Path) -> Result<Option<PrivateKey>, IdentityError> {
+    let path = state_dir.join(NEXT_FILE);
+    match File::open(&path) {
+        Ok(file) => read(&path, file).map(Some),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(IdentityError::File { operation: "open", path, source }),
+    }
+}
+
+/// Makes the key that is to replace the one of `state_dir`, from `random` bytes. What was in its file was never in use.
+///
+/// # Errors
+/// The file system refuses.
+pub fn create_next(state_dir: &Path, random: [u8; 32]) -> Result<PrivateKey, IdentityError> {
+    let path = state_dir.join(NEXT_FILE);
+    let key = PrivateKey(clamp(random));
+    let text = format!("{}\n", key.to_base64());
+    let written = state_file::replace(&path, text.as_bytes());
+    written.map_err(|source| IdentityError::File { operation: "write", path, source }).map(|()| key)
+}
+
+/// Replaces the key of `state_dir` by the next one, in one step.
+///
+/// # Errors
+/// The file system refuses.
+pub fn use_next(state_dir: &Path) -> Result<(), IdentityError> {
+    let path = state_dir.join(NEXT_FILE);
+    let renamed = fs::rename(&path, state_dir.join(FILE)).and_then(|()| File::open(state_dir)?.sync_all());
+    renamed.map_err(|source| IdentityError::File { operation: "rename", path, source })
 }
 
 fn read(path: &Path, file: File) -> Result<PrivateKey, IdentityError> {

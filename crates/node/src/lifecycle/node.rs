@@ -1,10 +1,8 @@
 //! What the subsystems share, and what each is given at its start.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Context as _;
-use fairlead_api::wireguard::{PrivateKey, PublicKey};
 use fairlead_cluster::events::{EventPublisher, PendingEvent, node_reference};
 use fairlead_cluster::http::{Limits, Plain};
 use fairlead_cluster::subsystem::Supervisor;
@@ -19,7 +17,6 @@ use tokio::sync::watch;
 
 use super::adopt::{self, Adopted};
 use super::api_server::Endpoints;
-use super::identity::IdentityError;
 use super::settings::{Access, Settings};
 use super::standalone::Objects;
 use super::watches::Caches;
@@ -191,8 +188,8 @@ impl Node {
     /// Joins the mesh. A node without a usable key stays outside: its pods start and stop, and reach each other.
     pub(crate) fn start_mesh(&self, events: &EventPublisher, supervisor: &mut Supervisor) -> MeshHandle {
         let (settings, caches) = (&self.settings, &self.caches);
-        let keys = match keys(&settings.state_dir) {
-            Ok(keys) => keys,
+        let private_key = match identity::load_or_create(&settings.state_dir, rand::random()) {
+            Ok(private_key) => private_key,
             Err(error) => {
                 tracing::error!(%error, "this node is not in the mesh");
                 let failure = MeshFailure::KeyUnusable(error.to_string());
@@ -208,7 +205,7 @@ impl Node {
         let deps = MeshDeps {
             client: self.client.clone(),
             node: settings.node.clone(),
-            keys,
+            private_key,
             preference: settings.wireguard.into(),
             state_directory: settings.state_dir.clone(),
             handover: handover::socket(&settings.state_dir),
@@ -321,12 +318,6 @@ impl Node {
         let watched = nodes.is_ready().then(|| nodes.store.get(&ObjectRef::new(node)).is_some());
         shutdown::clear_if_deleted(&self.client, node, self.settings.numbers, watched).await;
     }
-}
-
-fn keys(state_dir: &Path) -> Result<(PrivateKey, PublicKey), IdentityError> {
-    let private = identity::load_or_create(state_dir, rand::random())?;
-    let public = fairlead_tunnel::public_key(&private);
-    Ok((private, public))
 }
 
 impl MeshState for MeshView {

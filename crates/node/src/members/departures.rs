@@ -46,6 +46,8 @@ pub struct Deletion {
     pub name: String,
     /// The key it had.
     pub public_key: PublicKey,
+    /// The key that it was about to use.
+    pub next_key: Option<PublicKey>,
 }
 
 /// Whom administrators revoked (`spec.revokedPeers` of the WireKubeMesh).
@@ -75,6 +77,8 @@ pub struct Departures {
 pub struct Deleted {
     /// Its key.
     pub public_key: PublicKey,
+    /// The key that it was about to use.
+    pub next_key: Option<PublicKey>,
     /// When this is forgotten.
     pub until: Instant,
 }
@@ -112,12 +116,14 @@ impl Departures {
     ) {
         self.note(deletions, now);
         let of_cluster = records.iter().filter(|record| record.source <= Source::Kubernetes);
-        let published =
-            of_cluster.filter_map(|record| Some((record.member.name.as_str(), record.member.public_key?)));
-        let (names, keys): (BTreeSet<&str>, BTreeSet<PublicKey>) = published.unzip();
+        let published: Vec<&Member> =
+            of_cluster.map(|record| &record.member).filter(|member| member.public_key.is_some()).collect();
+        let names: BTreeSet<&str> = published.iter().map(|member| member.name.as_str()).collect();
+        let keys: BTreeSet<PublicKey> =
+            published.iter().flat_map(|member| [member.public_key, member.next_key]).flatten().collect();
         self.deleted.retain(|name, deleted| deleted.until > now && !names.contains(name.as_str()));
         // A member that is deleted may have copied the key of another.
-        let deleted_keys = self.deleted.values().map(|deleted| deleted.public_key);
+        let deleted_keys = self.deleted.values().flat_map(|it| [Some(it.public_key), it.next_key]).flatten();
         let deleted_keys: BTreeSet<PublicKey> = deleted_keys.filter(|key| !keys.contains(key)).collect();
         let is_deleted = |member: &Member| {
             self.deleted.contains_key(&member.name)
@@ -141,21 +147,29 @@ impl Departures {
                     ..Member::named(&*member.name)
                 };
             }
+            // The key that it has stays: another may have copied it to have it revoked.
+            member.next_key.take_if(|key| revoked.keys.contains(key));
         }
         records.retain(|record| record.source <= Source::Kubernetes || record.member.public_key.is_some());
     }
 
     fn note(&mut self, deletions: &[Deletion], now: Instant) {
-        for Deletion { name, public_key, .. } in
+        for Deletion { name, public_key, next_key, .. } in
             deletions.iter().filter(|deletion| deletion.source == Source::Kubernetes)
         {
+            // The controller tells of it again and again.
+            let is_noted = |noted: &Deleted| (noted.public_key, noted.next_key) == (*public_key, *next_key);
+            if self.deleted.get(name).is_some_and(is_noted) {
+                continue;
+            }
             while self.deleted.len() >= MAX_DELETIONS && !self.deleted.contains_key(name) {
                 let oldest = self.deleted.iter().min_by_key(|(_, deleted)| deleted.until);
                 let Some(oldest) = oldest.map(|(name, _)| name.clone()) else { break };
                 self.deleted.remove(&oldest);
             }
             let until = now + KEEP_DELETIONS;
-            self.deleted.insert(name.clone(), Deleted { public_key: *public_key, until });
+            self.deleted
+                .insert(name.clone(), Deleted { public_key: *public_key, next_key: *next_key, until });
         }
     }
 

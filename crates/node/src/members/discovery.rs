@@ -152,6 +152,7 @@ impl Reader<'_> {
         let record = MemberRecord::of_node(Source::Discovery, &name);
         let member = Member {
             public_key: Some(public_key),
+            next_key: kubespan.next_public_key.parse().ok(),
             claims: self.claims(&name, affiliate, told),
             // Exclusions do not apply to it, as in Talos.
             mesh_addresses: kubespan.address.into_iter().filter(|address| is_reachable(*address)).collect(),
@@ -248,7 +249,7 @@ impl Memory {
         let deleted = &mut self.deleted;
         deleted.retain(|deletion| !told.members.contains_key(&deletion.name));
         self.known.retain(|name, known| {
-            let key = known.record.member.public_key;
+            let Member { public_key: key, next_key, .. } = known.record.member;
             if told.members.contains_key(name) {
                 return true;
             }
@@ -259,7 +260,12 @@ impl Memory {
                 deleted.pop_front();
             }
             let name = name.clone();
-            deleted.extend(key.map(|public_key| Deletion { source: Source::Discovery, name, public_key }));
+            deleted.extend(key.map(|public_key| Deletion {
+                source: Source::Discovery,
+                name,
+                public_key,
+                next_key,
+            }));
             false
         });
         let keeps =

@@ -46,12 +46,12 @@ impl Deletions {
     /// Notes a deletion. Without a key it had no tunnel.
     pub fn note(&self, peer: &CachedPeer) {
         let Some(public_key) = peer.member().public_key else { return };
-        let name = peer.member().name.clone();
+        let (name, next_key) = (peer.member().name.clone(), peer.member().next_key);
         let mut noted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if noted.len() >= MAX_DELETIONS {
             noted.pop_front();
         }
-        noted.push_back(Deletion { source: Source::Kubernetes, name, public_key });
+        noted.push_back(Deletion { source: Source::Kubernetes, name, public_key, next_key });
     }
 
     fn take(&self) -> Vec<Deletion> {
@@ -174,11 +174,16 @@ pub(super) fn read_peer(peer: &WireKubePeer) -> ReadPeer {
         problems.push(SourceProblem::InvalidPeerEndpoint { peer: name.clone(), value });
         None
     });
+    let next_key = spec.parse_next_public_key().unwrap_or_else(|error| {
+        problems.push(SourceProblem::InvalidNextPublicKey { peer: name.clone(), error });
+        None
+    });
     let node = peer.status.as_ref().and_then(|status| status.node.as_ref());
     let location = node.and_then(|node| node.location.as_ref());
     let site = location.map(|location| site(&name, location, &mut problems));
     let member = Member {
         public_key: Some(key),
+        next_key,
         site,
         claims,
         persistent_keepalive: Some(spec.persistent_keepalive),
@@ -415,6 +420,7 @@ mod tests {
         };
         let samples = [
             ("spec.publicKey", serde_json::json!(key(2).to_string())),
+            ("spec.nextPublicKey", serde_json::json!(key(3).to_string())),
             ("spec.endpoint", serde_json::json!("192.0.2.1:51820")),
             ("spec.allowedIPs", serde_json::json!(["10.0.0.1/32"])),
             ("spec.persistentKeepalive", serde_json::json!(7)),

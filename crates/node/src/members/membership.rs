@@ -34,6 +34,8 @@ pub struct View<'a> {
     pub age: Duration,
     /// Whom administrators revoked.
     pub revoked: &'a Revoked,
+    /// Whose deletion the controller has seen.
+    pub deleted: &'a [Deletion],
     /// Whether the mesh has discovery services.
     pub uses_discovery: bool,
     /// The time.
@@ -83,7 +85,8 @@ impl Membership {
         view: &View<'_>,
         problems: &mut Vec<SourceProblem>,
     ) -> Vec<Member> {
-        let deletions = self.deletions(|_| true);
+        let mut deletions = self.deletions(|_| true);
+        deletions.extend_from_slice(view.deleted);
         let (departures, revoked) = (&mut self.departures, view.revoked);
         let admit =
             |records: &mut Vec<MemberRecord>| departures.admit(records, &deletions, revoked, view.now);
@@ -115,7 +118,8 @@ impl Membership {
         problems: &mut Vec<SourceProblem>,
     ) -> Vec<Member> {
         let record = |member| MemberRecord { source: Source::Kubernetes, age: Duration::ZERO, member };
-        let deletions = self.deletions(|source| !source.is_cluster());
+        let mut deletions = self.deletions(|source| !source.is_cluster());
+        deletions.extend_from_slice(view.deleted);
         let (departures, revoked) = (&mut self.departures, view.revoked);
         let admit =
             |records: &mut Vec<MemberRecord>| departures.admit(records, &deletions, revoked, view.now);

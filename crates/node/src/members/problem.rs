@@ -248,6 +248,14 @@ pub enum SourceProblem {
         /// What is wrong.
         error: String,
     },
+    /// The key that a peer announces, which is ignored.
+    #[error("WireKubePeer {peer}: spec.nextPublicKey is {error}; it is ignored")]
+    InvalidNextPublicKey {
+        /// The WireKubePeer.
+        peer: String,
+        /// What is wrong.
+        error: InvalidKey,
+    },
     /// The key of a peer, which is left out for it.
     #[error("WireKubePeer {peer}: spec.publicKey is {error}")]
     InvalidPublicKey {
@@ -325,6 +333,7 @@ impl SourceProblem {
             | Self::InvalidExternalPeer { peer, .. }
             | Self::DiscoveredPart { member: peer, .. }
             | Self::MemberMissing { member: peer, .. }
+            | Self::InvalidNextPublicKey { peer, .. }
             | Self::InvalidPublicKey { peer, .. }
             | Self::UnusablePeerEndpoint { peer, .. } => Some(peer),
             Self::ApiServerSilent { .. }
@@ -374,6 +383,7 @@ impl SourceProblem {
             Self::InvalidLocationPrefix { .. } => "InvalidLocationPrefix",
             Self::InvalidLocation { .. } => "InvalidLocation",
             Self::LocationWithoutEffect { .. } => "LocationWithoutEffect",
+            Self::InvalidNextPublicKey { .. } => "InvalidNextPublicKey",
             Self::InvalidPublicKey { .. } => "InvalidPublicKey",
             Self::InvalidRelay { .. } => "InvalidRelay",
             Self::InvalidPeersFile { .. } => "InvalidPeersFile",

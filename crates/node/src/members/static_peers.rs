@@ -58,7 +58,7 @@ impl StaticPeers {
         };
         let before = self.members.iter().filter_map(|member| {
             let (name, public_key) = (member.name.clone(), member.public_key?);
-            Some(Deletion { source: Source::Static, name, public_key })
+            Some(Deletion { source: Source::Static, name, public_key, next_key: None })
         });
         let removed = self.removed.iter().cloned().chain(before);
         let mut removed: Vec<Deletion> =

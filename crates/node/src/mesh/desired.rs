@@ -33,6 +33,7 @@ pub use self::tunnels::DesiredTunnels;
 use super::down_peers;
 use super::external::{self, DesiredExternal};
 use super::inputs::Inputs;
+use super::key_changes;
 use super::nat64;
 use super::problem::MeshProblem;
 
@@ -139,6 +140,8 @@ pub struct Held {
     pub entry_terms: BTreeMap<PublicKey, u64>,
     /// Gateways that do not forward.
     pub down: Down,
+    /// Keys that members announced and that have completed a handshake.
+    pub completed: BTreeSet<PublicKey>,
 }
 
 /// Everything the kernel is to have, and what is published.
@@ -148,6 +151,8 @@ pub struct Desired {
     pub peers: BTreeMap<PublicKey, Arc<DesiredPeer>>,
     /// Peers outside of the cluster by identity.
     pub external: BTreeMap<PublicKey, DesiredExternal>,
+    /// Keys that nodes are about to use, each with what the device is to have of it.
+    pub prepared: BTreeMap<PublicKey, PeerConfig>,
     /// This node's endpoints that it publishes: its addresses with its port.
     pub host: Vec<SocketAddr>,
     /// Where other nodes see this one.
@@ -220,12 +225,13 @@ impl Desired {
         let services = inputs.services.clone();
         let includes_pod_networks = inputs.settings.includes_pod_networks;
         let guarded = inputs.departures.guarded(includes_pod_networks).copied().collect();
-        let Held { prefixes: held, entry_terms, down } = held;
+        let Held { prefixes: held, entry_terms, down, completed } = held;
         let granularity = plain::granularity(inputs, host, down);
         let policy = Policy {
             excluded,
             guarded,
             held,
+            completed,
             reserved,
             services,
             grants,
@@ -244,7 +250,7 @@ impl Desired {
         let is_outside = |endpoint: &SocketAddr| !cluster_addresses.contains(endpoint.ip());
         let mut endpoints = host_endpoints(inputs, &host.addresses);
         endpoints.retain(is_outside);
-        let mut observed = sightings.endpoints(&inputs.node, &inputs.public_key);
+        let mut observed = sightings.own_endpoints(inputs);
         observed.retain(is_outside);
         let mut reflexive = reflexive(&endpoints, stun);
         reflexive.retain(is_outside);
@@ -271,8 +277,10 @@ impl Desired {
             classify(&endpoints, &seen(inputs, &sightings, stun, &own.nat64)).with_filtering(*filtering);
         let filters = &inputs.settings.filters;
         let published = |endpoints| filters.published.apply(endpoints, SocketAddr::ip);
+        let peers = peers(inputs, &plan, &sightings, &own, &cluster_addresses, nat);
         Self {
-            peers: peers(inputs, &plan, &sightings, &own, &cluster_addresses, nat),
+            prepared: key_changes::prepared(&plan, &peers),
+            peers,
             external: external::desired(inputs, &plan, &own.nat64),
             nat,
             observed: published(observed),
@@ -286,7 +294,7 @@ impl Desired {
             bypass: bypass(inputs, &plan, &pods_in_mesh),
             plain_links: plain::links(host, &plan),
             gateways: gateways::desired(inputs, &plan),
-            accepted: gateways::accepted(&plan),
+            accepted: key_changes::accepted(&plan, gateways::accepted(&plan)),
             masqueraded: plan.masqueraded.clone(),
             is_gateway: plan.is_gateway,
             tunnels: tunnels::desired(inputs, &plan),
@@ -526,7 +534,7 @@ fn discovered_view(member: &Member) -> PeerView {
 fn seen(inputs: &Inputs, sightings: &Sightings<'_>, stun: &StunAnswers, nat64: &Nat64) -> Vec<Seen> {
     // A port that a gateway leads here on request is no mapping of its own accord.
     let mapped: Vec<SocketAddr> = inputs.port_mappings.addresses().collect();
-    let by_nodes = sightings.of(&inputs.node, &inputs.public_key);
+    let by_nodes = sightings.of_own(inputs);
     let by_nodes =
         by_nodes.filter(|(_, address)| !mapped.contains(address)).filter_map(|(observer, address)| {
             Some(Seen { observer: observer.endpoints.host.first()?.ip(), address })

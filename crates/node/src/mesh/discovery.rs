@@ -24,6 +24,7 @@ use tokio::time::{sleep, sleep_until, timeout};
 
 pub use self::status::{DiscoveryStatus, ServiceStatus};
 use super::Reports;
+use super::keys::Keys;
 use super::publisher::Publication;
 use super::report::Report;
 use super::saved::{Credentials, StateFile};
@@ -54,7 +55,7 @@ pub(super) struct DiscoveryTask {
     pub(super) client: kube::Client,
     /// This node's name.
     pub(super) node: String,
-    pub(super) public_key: PublicKey,
+    pub(super) keys: watch::Receiver<Keys>,
     /// `None` while they are not known.
     pub(super) settings: watch::Receiver<Option<Option<DiscoverySettings>>>,
     /// Keeps members and the secret, for starts without the API server.
@@ -192,7 +193,7 @@ impl DiscoveryTask {
         services: &mut [Service],
         started: Instant,
     ) {
-        let mut reports = self.reports.subscribe();
+        let (mut reports, mut keys) = (self.reports.subscribe(), self.keys.clone());
         loop {
             self.publish_node(services);
             let read_at = Instant::now();
@@ -207,6 +208,7 @@ impl DiscoveryTask {
             tokio::select! {
                 _ = any_changed, if !settings.servers.is_empty() => {}
                 _ = reports.changed() => {}
+                Ok(()) = keys.changed() => {}
                 () = sleep_until((read_at + INTERVAL).into()) => {}
             }
         }
@@ -215,7 +217,7 @@ impl DiscoveryTask {
     fn publish_node(&self, services: &[Service]) {
         let is_member = matches!(*self.reports.subscribe().borrow(), Publication::Member(_));
         let Some(report) = self.reports.snapshot().report.filter(|_| is_member) else { return };
-        let local = local(&self.node, &self.public_key, &report);
+        let local = local(&self.node, &self.keys.borrow(), &report);
         services.iter().for_each(|service| service.client.publish(local.clone()));
     }
 
@@ -317,10 +319,11 @@ impl DiscoveryTask {
 }
 
 /// What this node publishes. The discovery service adds where it sees the node.
-fn local(node: &str, public_key: &PublicKey, report: &Report) -> Local {
+fn local(node: &str, keys: &Keys, report: &Report) -> Local {
     let is_claim = |prefix: &&IpNet| report.claims.iter().any(|claim| IpNet::from(*claim) == **prefix);
     let kubespan = KubeSpan {
-        public_key: public_key.to_string(),
+        public_key: keys.public_key.to_string(),
+        next_public_key: keys.next_public_key().map(|key| key.to_string()).unwrap_or_default(),
         additional_addresses: report
             .own_prefixes
             .iter()

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use fairlead_address::{Endpoint, InterfaceId};
 use fairlead_api::resources::{NodeFacts, WireKubeMesh};
-use fairlead_api::wireguard::PublicKey;
+use fairlead_api::wireguard::{PrivateKey, PublicKey};
 use fairlead_cluster::caches::{Cache, Refusal};
 use fairlead_topology::{Member, MemberRecord, Source};
 use fairlead_wire::discovery::{id_of_key, mesh_subnet};
@@ -19,6 +19,7 @@ use k8s_openapi::api::networking::v1::ServiceCIDR;
 use kube::runtime::reflector::ObjectRef;
 use tokio::sync::watch;
 
+use super::keys::Keys;
 use super::names::Names;
 use super::nat64::Nat64Answer;
 use super::port_mapping::PortMappings;
@@ -36,7 +37,11 @@ pub struct Inputs {
     /// This node's name.
     pub node: String,
     /// This node's identity.
+    pub private_key: PrivateKey,
+    /// Its public half.
     pub public_key: PublicKey,
+    /// The public key before, if this program has replaced it.
+    pub previous_key: Option<PublicKey>,
     /// The mesh resource.
     pub settings: MeshSettings,
     /// All members, this node included.
@@ -76,7 +81,6 @@ pub struct Inputs {
 /// Reads [`Inputs`] and says when they may have changed.
 pub(super) struct InputReader {
     node: String,
-    public_key: PublicKey,
     nodes: Arc<Cache<Node>>,
     meshes: Arc<Cache<WireKubeMesh>>,
     service_ranges: Arc<Cache<ServiceCIDR>>,
@@ -102,11 +106,11 @@ pub(super) struct NetworkWatches {
     pub(super) public_ipv4: watch::Receiver<Option<Ipv4Addr>>,
     /// By the resolver.
     pub(super) nat64: watch::Receiver<Nat64Answer>,
-    /// From what its addresses on the mesh follow.
+    /// See [`MeshIdentity`].
     pub(super) mesh_identity: MeshIdentity,
 }
 
-/// From what the addresses of this node on the mesh follow.
+/// Who this node is, from what its addresses on the mesh follow, too.
 pub(super) struct MeshIdentity {
     /// See [`Inputs::interface_id`].
     pub(super) interface_id: Option<InterfaceId>,
@@ -114,6 +118,8 @@ pub(super) struct MeshIdentity {
     pub(super) is_in_cluster: bool,
     /// See [`Inputs::cluster`].
     pub(super) cluster: watch::Receiver<Option<Credentials>>,
+    /// Its keys.
+    pub(super) keys: watch::Receiver<Keys>,
 }
 
 impl MeshIdentity {
@@ -163,6 +169,7 @@ impl NetworkWatches {
             Ok(()) = self.public_ipv4.changed() => {}
             Ok(()) = self.nat64.changed() => {}
             Ok(()) = self.mesh_identity.cluster.changed() => {}
+            Ok(()) = self.mesh_identity.keys.changed() => {}
             else => std::future::pending().await,
         }
     }
@@ -251,7 +258,6 @@ impl InputReader {
         let names = Names::default();
         Self {
             node: file.node.clone(),
-            public_key: file.public_key,
             saved: Saved::new(file),
             relay: watch::Sender::new(None),
             discovery: watch::Sender::new(None),
@@ -336,10 +342,15 @@ impl InputReader {
             previous: &[],
             age: Duration::ZERO,
             revoked: &settings.revoked,
+            deleted: &settings.deleted,
             uses_discovery: settings.discovery.is_some(),
             now,
         };
         facts.members = self.membership.with_saved(facts.members, &view, &mut facts.problems);
+        // The key may have been replaced since.
+        for own in facts.members.iter_mut().filter(|member| member.name == self.node) {
+            own.public_key = Some(self.network.mesh_identity.keys.borrow().public_key);
+        }
         facts
     }
 
@@ -377,6 +388,7 @@ impl InputReader {
             previous,
             age,
             revoked: &settings.revoked,
+            deleted: &settings.deleted,
             uses_discovery: settings.discovery.is_some(),
             now,
         };
@@ -386,12 +398,14 @@ impl InputReader {
     }
 
     fn inputs(&mut self, facts: Facts) -> Inputs {
+        let Keys { private_key, public_key, previous, .. } =
+            self.network.mesh_identity.keys.borrow_and_update().clone();
         let Facts { mesh, node, mut members, api_server, services, problems: of_members } = facts;
         if mesh.spec.discovery.is_none() {
             // What was known of discovery before counts no more.
             members.retain(|member| !member.is_discovered);
         }
-        let derived = self.network.mesh_identity.derived(&self.node, &self.public_key, &members);
+        let derived = self.network.mesh_identity.derived(&self.node, &public_key, &members);
         for own in members.iter_mut().filter(|member| member.name == self.node && derived.is_some()) {
             own.mesh_addresses = derived.into_iter().collect();
         }
@@ -414,7 +428,9 @@ impl InputReader {
         let resolved = self.names.resolve(manual_of_others.chain(&settings.stun_servers));
         Inputs {
             node: self.node.clone(),
-            public_key: self.public_key,
+            private_key,
+            public_key,
+            previous_key: previous,
             claims: claims(&settings, &node),
             settings,
             members,
@@ -478,7 +494,7 @@ impl InputReader {
     /// Of this node the program knows more than what the API server last heard.
     fn own_record(&self, node: &Node, claims: &[IpAddr]) -> MemberRecord {
         let mut record = MemberRecord::of_node(Source::Local, &self.node);
-        record.member.public_key = Some(self.public_key);
+        record.member.public_key = Some(self.network.mesh_identity.keys.borrow().public_key);
         record.member.addresses = Some(nodes::addresses(node, nodes::INTERNAL));
         record.member.pod_networks = NodeFacts::pod_cidrs_of(node);
         record.member.claims = claims.iter().copied().map(IpNet::from).collect();

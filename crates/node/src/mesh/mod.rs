@@ -16,6 +16,9 @@ pub mod external;
 pub mod gateways;
 pub mod inputs;
 pub mod kernel;
+mod key_changes;
+mod key_rotation;
+pub mod keys;
 pub mod metrics;
 mod names;
 pub mod nat64;
@@ -52,7 +55,6 @@ use fairlead_cluster::subsystem::Supervisor;
 use fairlead_dataplane::uplink::{HostNetwork, Ignored};
 use fairlead_dataplane::wireguard::Preference;
 use fairlead_path::Identity;
-use fairlead_wire::pcp::Nonce;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::networking::v1::ServiceCIDR;
 use kube::{Client, ResourceExt};
@@ -62,6 +64,8 @@ use self::discovery::{DiscoveryStatus, DiscoveryTask};
 use self::ec2::Ec2Task;
 use self::inputs::{InputReader, MeshIdentity, NetworkWatches};
 use self::kernel::HostKernel;
+use self::key_rotation::KeyRotation;
+use self::keys::{KeyStore, Keys};
 use self::metrics::MeshMetrics;
 use self::nat64::{Nat64Answer, Nat64Task};
 use self::path_port::PathPort;
@@ -97,7 +101,7 @@ pub struct MeshDeps {
     /// This node's name.
     pub node: String,
     /// This node's identity.
-    pub keys: (PrivateKey, PublicKey),
+    pub private_key: PrivateKey,
     /// Which WireGuard to use.
     pub preference: Preference,
     /// Where what the cluster says is saved.
@@ -138,8 +142,9 @@ pub struct MeshDeps {
 pub fn start(deps: MeshDeps, supervisor: &mut Supervisor) -> MeshHandle {
     let time_to_direct = deps.metrics.time_to_direct();
     let reports = Arc::new(Reports::new(&deps.node, Some(deps.metrics), deps.metrics_per_peer));
-    let (private_key, public_key) = deps.keys;
-    let file = StateFile { directory: deps.state_directory, node: deps.node.clone(), public_key };
+    let store = Arc::new(KeyStore::open(deps.state_directory.clone(), deps.private_key));
+    let Keys { private_key, public_key, .. } = store.current();
+    let file = StateFile { directory: deps.state_directory, node: deps.node.clone() };
     let (cached, discovered) = DiscoveryTask::known_before(&file);
     let (known, discovered) = watch::channel(Arc::new(discovered));
     let (peers_file, static_peers) = deps.peers_file.map(PeersFile::open).unzip();
@@ -153,7 +158,7 @@ pub fn start(deps: MeshDeps, supervisor: &mut Supervisor) -> MeshHandle {
     let port_mapping = PortMappingTask {
         meshes: Arc::clone(&deps.meshes),
         kernel: deps.kernel.subscribe(port_mapping::concerns),
-        nonce: Nonce::of(&private_key.0),
+        nonce: store.nonce(),
         found,
     };
     let (found, public_ipv4) = watch::channel(None);
@@ -164,8 +169,12 @@ pub fn start(deps: MeshDeps, supervisor: &mut Supervisor) -> MeshHandle {
     let interface_id = interface_id().inspect_err(|error| {
         tracing::warn!(%error, "cannot read link-layer addresses: the address on the mesh is made of the key");
     });
-    let mesh_identity =
-        MeshIdentity { interface_id: interface_id.ok().flatten(), is_in_cluster: deps.publishes, cluster };
+    let mesh_identity = MeshIdentity {
+        interface_id: interface_id.ok().flatten(),
+        is_in_cluster: deps.publishes,
+        cluster,
+        keys: store.subscribe(),
+    };
     let seen = Arc::clone(&reports);
     let session = Box::new(move |key: &PublicKey| seen.session(key));
     let reader = InputReader::new(
@@ -178,6 +187,17 @@ pub fn start(deps: MeshDeps, supervisor: &mut Supervisor) -> MeshHandle {
         NetworkWatches { port_mappings, public_ipv4, nat64, mesh_identity },
     );
     let probes = Identity { private_key: private_key.clone(), public_key, epoch: rand::random() };
+    let (relay_key, key) = watch::channel(private_key);
+    let (registered, is_registered) = watch::channel(None);
+    let rotation = KeyRotation {
+        node: deps.node.clone(),
+        store: Arc::clone(&store),
+        peers: Arc::clone(&deps.peers),
+        publishes: deps.publishes,
+        relay: reader.relay(),
+        relay_key,
+        registered: is_registered,
+    };
     let (view, status) = RelayView::open();
     let paths = PathDriver::new(probes, rand::random(), view.clone(), time_to_direct, Instant::now());
     let relay = RelayLink {
@@ -185,7 +205,8 @@ pub fn start(deps: MeshDeps, supervisor: &mut Supervisor) -> MeshHandle {
         client: deps.client.clone(),
         server: reader.relay(),
         file: file.clone(),
-        private_key: private_key.clone(),
+        key,
+        registered,
         paths: Arc::clone(paths.port()),
         view,
         status,
@@ -194,7 +215,7 @@ pub fn start(deps: MeshDeps, supervisor: &mut Supervisor) -> MeshHandle {
     let discovery = DiscoveryTask {
         client: deps.client.clone(),
         node: deps.node.clone(),
-        public_key,
+        keys: store.subscribe(),
         settings: reader.discovery(),
         file: file.clone(),
         cached,
@@ -205,11 +226,11 @@ pub fn start(deps: MeshDeps, supervisor: &mut Supervisor) -> MeshHandle {
     };
     let port = Arc::clone(paths.port());
     let device = DeviceSlot::new(deps.preference, deps.handover);
-    let mesh = Mesh::new(HostKernel::default(), private_key, device, paths);
+    let mesh = Mesh::new(HostKernel::default(), device, paths);
     let publisher = Publisher {
         client: deps.client,
         node: deps.node,
-        public_key,
+        keys: store.subscribe(),
         nodes: deps.nodes,
         peers: deps.peers,
         events: deps.events,
@@ -219,6 +240,7 @@ pub fn start(deps: MeshDeps, supervisor: &mut Supervisor) -> MeshHandle {
     if deps.publishes {
         subsystem.spawn("publisher", publisher.run(reports.subscribe()));
     }
+    subsystem.spawn("key rotation", rotation.run());
     subsystem.spawn("relay", relay.run());
     subsystem.spawn("discovery", discovery.run());
     subsystem.spawn("port mapping", port_mapping.run());
@@ -235,8 +257,7 @@ pub fn start(deps: MeshDeps, supervisor: &mut Supervisor) -> MeshHandle {
         let mesh = run::run(reader, kernel, mesh, running, stop.cancelled_owned()).await;
         drop(stopped.send(mesh.into_device()));
     });
-    let view =
-        MeshView { public_key: Some(public_key), reports, paths: Some(port), discovery: discovery_status };
+    let view = MeshView { keys: Some(store), reports, paths: Some(port), discovery: discovery_status };
     MeshHandle { view, device }
 }
 
@@ -259,10 +280,7 @@ impl MeshHandle {
         reports.fail(failure);
         let (_, device) = oneshot::channel();
         let (_, discovery) = watch::channel(DiscoveryStatus::default());
-        Self {
-            view: MeshView { public_key: None, reports: Arc::new(reports), paths: None, discovery },
-            device,
-        }
+        Self { view: MeshView { keys: None, reports: Arc::new(reports), paths: None, discovery }, device }
     }
 
     /// What other subsystems may know of the mesh.
@@ -279,7 +297,7 @@ impl MeshHandle {
 /// What other subsystems may know of the mesh.
 #[derive(Clone)]
 pub struct MeshView {
-    public_key: Option<PublicKey>,
+    keys: Option<Arc<KeyStore>>,
     reports: Arc<Reports>,
     paths: Option<Arc<PathPort>>,
     discovery: watch::Receiver<DiscoveryStatus>,
@@ -291,9 +309,9 @@ impl MeshView {
         self.discovery.borrow().clone()
     }
 
-    /// This node's identity; `None` when its key file is unusable.
-    pub fn public_key(&self) -> Option<PublicKey> {
-        self.public_key
+    /// This node's keys; `None` when its key file is unusable.
+    pub fn keys(&self) -> Option<&Arc<KeyStore>> {
+        self.keys.as_ref()
     }
 
     /// The paths to the peers; `None` on a node that stays outside of the mesh.

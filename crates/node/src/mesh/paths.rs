@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use fairlead_api::wireguard::{DeviceChange, DeviceState, PeerConfig, PeerState, PublicKey};
+use fairlead_api::wireguard::{DeviceChange, DeviceState, PeerConfig, PeerState, PrivateKey, PublicKey};
 use fairlead_dataplane::wireguard::{self, Backend, WireGuardDevice};
 use fairlead_path::{
     Config, Filtering, Identity, Observation, PathAgent, PeerPaths, Source, Status, StunAnswer,
@@ -71,6 +71,17 @@ impl PathDriver {
     /// The WireGuard port, for the thread that serves it.
     pub fn port(&self) -> &Arc<PathPort> {
         &self.port
+    }
+
+    /// This node has another key. Its paths stay.
+    pub fn set_identity(&mut self, private_key: &PrivateKey, public_key: PublicKey) {
+        if self.identity.public_key == public_key {
+            return;
+        }
+        self.identity = Identity { private_key: private_key.clone(), public_key, ..self.identity.clone() };
+        self.port.with_agent(|agent| agent.set_identity(self.identity.clone()));
+        // All are told to the agent anew: which of two nodes decides follows from their keys.
+        self.peers.clear();
     }
 
     /// Replaces the peers. Those that stay keep their state, and those whose paths stay are not visited.

@@ -73,6 +73,8 @@ pub struct Facts<'a> {
     pub node: &'a str,
     /// Identity of this node.
     pub public_key: PublicKey,
+    /// The key that it is about to use.
+    pub next_key: Option<PublicKey>,
     /// What the agent found.
     pub report: &'a Report,
     /// Addresses of the Node object, which this node claims.
@@ -99,6 +101,7 @@ pub fn desired(facts: &Facts<'_>) -> Desired {
     Desired {
         spec: WireKubePeerSpec {
             public_key: facts.public_key.to_string(),
+            next_public_key: facts.next_key.map(|key| key.to_string()),
             endpoint,
             allowed_ips: facts.claims.clone(),
             persistent_keepalive: report.keepalive.unwrap_or(KEEPALIVE.as_secs() as u16),

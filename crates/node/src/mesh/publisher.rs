@@ -6,7 +6,6 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fairlead_api::wireguard::PublicKey;
 use fairlead_cluster::caches::Cache;
 use fairlead_cluster::events::{EventPublisher, PendingEvent, ProblemEvent, ProblemEvents, node_reference};
 use ipnet::IpNet;
@@ -17,6 +16,7 @@ use kube::runtime::reflector::ObjectRef;
 use tokio::sync::watch;
 use tokio::time::{sleep, sleep_until, timeout};
 
+use super::keys::Keys;
 use super::problem::MeshFailure;
 use super::publish::Writes;
 use super::report::Report;
@@ -64,7 +64,7 @@ pub(super) enum Publication {
 pub(super) struct Publisher {
     pub(super) client: Client,
     pub(super) node: String,
-    pub(super) public_key: PublicKey,
+    pub(super) keys: watch::Receiver<Keys>,
     pub(super) nodes: Arc<Cache<Node>>,
     pub(super) peers: Arc<Cache<CachedPeer>>,
     pub(super) events: EventPublisher,
@@ -74,7 +74,7 @@ pub(super) struct Publisher {
 impl Publisher {
     /// Publishes what reports say, one write at a time; while the API server is away the latest report waits.
     pub(super) async fn run(self, mut inbox: watch::Receiver<Publication>) -> Infallible {
-        let mut peers = self.peers.subscribe();
+        let (mut peers, mut keys) = (self.peers.subscribe(), self.keys.clone());
         let regarding = node_reference(&self.node);
         let mut events = ProblemEvents::new(self.events.clone(), regarding, PROBLEM_EVENT);
         let mut state = State { seen: Seen::default(), budget: WriteBudget::new(Instant::now()) };
@@ -85,6 +85,7 @@ impl Publisher {
             tokio::select! {
                 Ok(()) = inbox.changed() => {}
                 _ = peers.changed() => {}
+                Ok(()) = keys.changed() => {}
                 () = sleep(waiting.take().unwrap_or(refresh).min(refresh)) => {}
             }
             let publication = inbox.borrow_and_update().clone();
@@ -112,12 +113,18 @@ impl Publisher {
                     RETRY_INTERVAL
                 }
             };
-            self.pause(pause.min(MAX_PAUSE), &publication, &inbox).await;
+            self.pause(pause.min(MAX_PAUSE), &publication, &inbox, &keys).await;
         }
     }
 
-    /// Rests. A Peer that came to this node does not wait as other news does: packets to it take another way.
-    async fn pause(&self, pause: Duration, published: &Publication, inbox: &watch::Receiver<Publication>) {
+    /// Rests. A Peer that came to this node, and a key of this node, do not wait as other news does: packets take another way.
+    async fn pause(
+        &self,
+        pause: Duration,
+        published: &Publication,
+        inbox: &watch::Receiver<Publication>,
+        keys: &watch::Receiver<Keys>,
+    ) {
         let until = tokio::time::Instant::now() + pause;
         sleep(pause.min(MIN_PAUSE)).await;
         let differs = |now: &Publication| match (published, now) {
@@ -127,9 +134,10 @@ impl Publisher {
             _ => false,
         };
         // What it sees is news for the inbox all the same.
-        let mut news = inbox.clone();
+        let (mut news, mut keys) = (inbox.clone(), keys.clone());
         tokio::select! {
             _ = news.wait_for(differs) => {}
+            Ok(()) = keys.changed() => {}
             () = sleep_until(until) => {}
         }
     }
@@ -200,9 +208,11 @@ impl Publisher {
             let of_peer = of_peer.into_iter().flatten().map(String::as_str);
             publish::observes((&self.node, peer), of_peer, members, seen.age(peer, endpoint))
         };
+        let keys = self.keys.borrow().clone();
         let desired = publish::desired(&publish::Facts {
             node: &self.node,
-            public_key: self.public_key,
+            public_key: keys.public_key,
+            next_key: keys.next_public_key(),
             report,
             claims: report.claims.iter().map(|address| IpNet::from(*address).to_string()).collect(),
             observes: &observes,

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
 use fairlead_api::names::MARK_FROM_WIREGUARD;
-use fairlead_api::wireguard::{DeviceState, PeerState, PrivateKey, PublicKey};
+use fairlead_api::wireguard::{DeviceState, PeerState, PublicKey};
 use fairlead_path::{NatType, State};
 use fairlead_topology::Down;
 use ipnet::IpNet;
@@ -23,6 +23,7 @@ use super::external::{DesiredExternal, ExternalEndpoints, ExternalReport};
 use super::gateways::GatewayWatch;
 use super::inputs::Inputs;
 use super::kernel::Kernel;
+use super::key_changes::{self, KeyChanges};
 use super::path_port::PathPort;
 use super::paths::{Capabilities, PathDriver, Woken};
 use super::problem::{MeshFailure, MeshProblem};
@@ -34,7 +35,6 @@ use super::report::{PeerReport, Report};
 pub struct Mesh<K> {
     kernel: K,
     device: DeviceSlot,
-    private_key: PrivateKey,
     planned: Option<Planned>,
     nat: NatType,
     paths: PathDriver,
@@ -43,6 +43,7 @@ pub struct Mesh<K> {
     gateways: GatewayWatch,
     down_peers: DownPeers,
     encapsulation: EncapsulationWatch,
+    keys: KeyChanges,
     /// The paths found something from which another plan may follow.
     is_outdated: bool,
     /// How often it planned.
@@ -58,16 +59,16 @@ struct Planned {
     own_addresses: OwnAddresses,
     entry_terms: BTreeMap<PublicKey, u64>,
     down: Down,
+    completed: BTreeSet<PublicKey>,
     desired: Desired,
 }
 
 impl<K: Kernel> Mesh<K> {
     /// Nothing is touched before the first [`Self::reconcile`].
-    pub fn new(kernel: K, private_key: PrivateKey, device: DeviceSlot, paths: PathDriver) -> Self {
+    pub fn new(kernel: K, device: DeviceSlot, paths: PathDriver) -> Self {
         Self {
             kernel,
             device,
-            private_key,
             planned: None,
             nat: NatType::Unknown,
             paths,
@@ -76,6 +77,7 @@ impl<K: Kernel> Mesh<K> {
             gateways: GatewayWatch::default(),
             down_peers: DownPeers::default(),
             encapsulation: EncapsulationWatch::default(),
+            keys: KeyChanges::default(),
             is_outdated: false,
             plans: 0,
             followed: None,
@@ -111,16 +113,21 @@ impl<K: Kernel> Mesh<K> {
         let own_addresses =
             OwnAddresses { stun, peers: self.paths.reflexive_addresses(), filtering: self.paths.filtering() };
         self.observe_entries(&before, now);
+        self.observe_keys(&before);
+        self.paths.set_identity(&inputs.private_key, inputs.public_key);
         self.plan(inputs, host, own_addresses, &before.peers);
         let Some(Planned { desired, .. }) = &self.planned else { return Err(MeshFailure::NoMesh) };
         let has_path_socket = self.device.has_path_socket();
+        let settings_relay = inputs.settings.relay.as_ref();
         self.device.use_device(|slot| {
             let device = slot.open(&mut self.kernel, self.paths.port(), &inputs.settings.interface, mtu)?;
             let capabilities = Capabilities { backend: device.backend(), has_path_socket };
             let follows = Some((self.plans, capabilities));
             if self.followed != follows {
                 let Inputs { settings, .. } = &**inputs;
-                self.paths.relay().set_users(settings.port, |key| desired.peers.contains_key(key));
+                self.paths.relay().set_users(settings.port, |key| {
+                    desired.peers.contains_key(key) || desired.prepared.contains_key(key)
+                });
                 self.paths.relay().set_nat64(&desired.nat64);
                 self.paths.set_peers(&desired.peers, capabilities, settings.relay.as_ref(), now);
                 let since = self.paths.port().since(now);
@@ -131,16 +138,22 @@ impl<K: Kernel> Mesh<K> {
                 });
                 self.followed = follows;
             }
-            let endpoints = self.paths.observe(&before, now);
-            let settings = (&self.private_key, inputs.settings.port, MARK_FROM_WIREGUARD);
+            let mut endpoints = self.paths.observe(&before, now);
+            endpoints.extend(self.keys.endpoints(&before, |endpoint, key| {
+                self.paths.relay_transport(endpoint)?;
+                Some(self.paths.relay().path(settings_relay?, key)?.endpoint)
+            }));
+            let settings = (&inputs.private_key, inputs.settings.port, MARK_FROM_WIREGUARD);
             let mut change = before
                 .change_of(settings, &desired.peers, |key, peer| (&peer.config, endpoints.get(key).copied()));
             let times = (now, SystemTime::now());
             self.external.complete(&mut change, &desired.external, &before, times);
+            key_changes::complete(&mut change, &desired.prepared, &before);
             self.paths.remember(before);
             if !change.is_empty() {
                 device.change(&change)?;
             }
+            self.keys.applied();
             slot.accept(&desired.accepted)
         })?;
         let interface = self.device.interface();
@@ -222,10 +235,12 @@ impl<K: Kernel> Mesh<K> {
         }
     }
 
-    /// Whether Peers may come to this node that are at another entry node now.
+    /// Whether Peers may come to this node that are at another entry node now, or nodes with keys that they announced.
     pub fn is_standby(&self) -> bool {
-        let external = self.planned.iter().flat_map(|planned| planned.desired.external.values());
-        external.into_iter().any(DesiredExternal::is_standby)
+        let mut planned = self.planned.iter().map(|planned| &planned.desired);
+        planned.any(|desired| {
+            !desired.prepared.is_empty() || desired.external.values().any(DesiredExternal::is_standby)
+        })
     }
 
     /// Looks whether one has come, which [`Self::reconcile`] then takes up.
@@ -236,7 +251,9 @@ impl<K: Kernel> Mesh<K> {
         let state = self
             .device
             .use_device(|slot| slot.device.as_ref().map(|open| open.device.state()).transpose())?;
-        self.is_outdated |= state.is_some_and(|state| self.observe_entries(&state, now));
+        if let Some(state) = state {
+            self.is_outdated |= self.observe_entries(&state, now) | self.observe_keys(&state);
+        }
         Ok(())
     }
 
@@ -257,6 +274,11 @@ impl<K: Kernel> Mesh<K> {
     fn observe_entries(&mut self, state: &DeviceState, now: Instant) -> bool {
         let Some(Planned { desired, .. }) = &self.planned else { return false };
         self.entries.observe(&desired.external, state, now)
+    }
+
+    fn observe_keys(&mut self, state: &DeviceState) -> bool {
+        let Some(Planned { desired, .. }) = &self.planned else { return false };
+        self.keys.observe(desired, state)
     }
 
     /// Whether the paths found something that [`Self::reconcile`] has to take up.
@@ -287,22 +309,34 @@ impl<K: Kernel> Mesh<K> {
                 && (&last.host, &last.own_addresses) == (&host, &own_addresses)
                 && last.entry_terms == *self.entries.terms()
                 && last.down == self.gateways.down()
+                && last.completed == *self.keys.completed()
         };
         if self.planned.as_ref().is_some_and(is_known) {
             return;
         }
         self.plans = self.plans.saturating_add(1);
-        let held = |(key, peer): (&PublicKey, &PeerState)| {
-            (*key, peer.config.allowed_ips.iter().map(IpNet::trunc).collect())
-        };
+        self.keys.follow(self.planned.as_ref().map(|planned| &planned.desired), &inputs.members);
+        let completed = self.keys.completed().clone();
         let entry_terms = self.entries.terms().clone();
-        let prefixes = present.iter().map(held).collect();
+        let prefixes = self.keys.held(present);
         let down = self.gateways.down();
-        let held = Held { prefixes, entry_terms: entry_terms.clone(), down: down.clone() };
+        let held = Held {
+            prefixes,
+            entry_terms: entry_terms.clone(),
+            down: down.clone(),
+            completed: completed.clone(),
+        };
         let desired = Desired::new(inputs, &host, held, &own_addresses);
         self.nat = self.nat.updated(desired.nat);
-        self.planned =
-            Some(Planned { inputs: Arc::clone(inputs), host, own_addresses, entry_terms, down, desired });
+        self.planned = Some(Planned {
+            inputs: Arc::clone(inputs),
+            host,
+            own_addresses,
+            entry_terms,
+            down,
+            completed,
+            desired,
+        });
     }
 
     /// Tells the paths whom to ask where this node is, and returns what is known; `None` where the port gives no access.

@@ -85,7 +85,10 @@ pub(super) struct RelayLink {
     pub(super) server: watch::Receiver<Option<RelayServer>>,
     /// Keeps the token, for starts without the API server.
     pub(super) file: StateFile,
-    pub(super) private_key: PrivateKey,
+    /// With which key this node registers.
+    pub(super) key: watch::Receiver<PrivateKey>,
+    /// With which it is registered, once it is.
+    pub(super) registered: watch::Sender<Option<PublicKey>>,
     /// The run of this program, the same for all its links.
     pub(super) instance: [u8; 8],
     pub(super) paths: Arc<PathPort>,
@@ -221,27 +224,30 @@ impl RelayLink {
     /// Keeps links to the relay of the mesh. Where another one is to be used, the one before is used until the other is up: nothing is
     /// lost where both are replicas of one relay.
     async fn follow_server(&self, port: &Arc<LoopbackPort>) {
-        let mut changed = self.server.clone();
+        let mut changed = Wanted { server: self.server.clone(), key: self.key.clone() };
         let mut before = None;
         loop {
-            let server = changed.borrow_and_update().clone();
+            let (server, key) = changed.current();
             if server.is_none() || before.is_none() {
                 self.status.send_replace(LinkStatus::default());
             }
             before = match server {
-                Some(server) => self.follow(self.start(server, port), before, &mut changed).await,
+                Some(server) => self.follow(self.start(server, key, port), before, &mut changed).await,
                 None => {
                     drop(before.take());
-                    is_changed(&mut changed).await;
+                    self.registered.send_replace(None);
+                    changed.changed().await;
                     None
                 }
             };
         }
     }
 
-    fn start<'a>(&'a self, server: RelayServer, port: &'a Arc<LoopbackPort>) -> Running<'a> {
+    fn start<'a>(&'a self, server: RelayServer, key: PrivateKey, port: &'a Arc<LoopbackPort>) -> Running<'a> {
         let (sender, status) = watch::channel(LinkStatus::default());
-        Running { links: Box::pin(async move { self.connect(&server, port, &sender).await }), status }
+        let public_key = fairlead_tunnel::public_key(&key);
+        let links = Box::pin(async move { self.connect(&server, &key, port, &sender).await });
+        Running { links, status, public_key }
     }
 
     /// Returns the links if another relay is to be used, and nothing if they are to be made anew.
@@ -249,7 +255,7 @@ impl RelayLink {
         &'a self,
         mut now: Running<'a>,
         mut before: Option<Running<'a>>,
-        changed: &mut watch::Receiver<Option<RelayServer>>,
+        changed: &mut Wanted,
     ) -> Option<Running<'a>> {
         let mut end = Instant::now() + HANDOVER;
         let mut is_up = false;
@@ -258,7 +264,7 @@ impl RelayLink {
                 match &mut before {
                     // It must not connect again any more; the links that it has go on without it.
                     Some(_) if is_up => sleep_until(end.into()).await,
-                    Some(Running { links, status }) => tokio::select! {
+                    Some(Running { links, status, .. }) => tokio::select! {
                         () = links => {}
                         _ = status.wait_for(|status| !status.is_up) => {}
                         () = sleep_until(end.into()) => {}
@@ -268,7 +274,7 @@ impl RelayLink {
             };
             tokio::select! {
                 () = &mut now.links => return None,
-                () = is_changed(changed) => return Some(now),
+                () = changed.changed() => return Some(now),
                 () = is_over => {
                     before = None;
                     self.status.send_replace(now.status.borrow().clone());
@@ -277,6 +283,11 @@ impl RelayLink {
                     let status = now.status.borrow_and_update().clone();
                     if status.is_up && !is_up {
                         (is_up, end) = (true, end.min(Instant::now() + REPLACED));
+                    }
+                    if status.is_up {
+                        self.registered.send_replace(Some(now.public_key));
+                    } else if before.is_none() {
+                        self.registered.send_replace(None);
                     }
                     if status.is_up || before.is_none() {
                         self.status.send_replace(status);
@@ -290,12 +301,13 @@ impl RelayLink {
     async fn connect(
         &self,
         server: &RelayServer,
+        key: &PrivateKey,
         port: &Arc<LoopbackPort>,
         status: &watch::Sender<LinkStatus>,
     ) {
         let prepared = async {
             let token = self.token(server).await?;
-            let settings = client_settings(server, &self.private_key, self.instance, token.clone())?;
+            let settings = client_settings(server, key, self.instance, token.clone())?;
             let nat64 = Some(self.view.nat64.subscribe());
             Ok::<_, anyhow::Error>((client::Settings { nat64, ..settings }, token))
         };
@@ -362,11 +374,27 @@ struct Running<'a> {
     /// Returns when they are to be made anew.
     links: Pin<Box<dyn Future<Output = ()> + Send + 'a>>,
     status: watch::Receiver<LinkStatus>,
+    public_key: PublicKey,
 }
 
-async fn is_changed(server: &mut watch::Receiver<Option<RelayServer>>) {
-    if server.changed().await.is_err() {
-        std::future::pending().await
+/// Which relay is to be used, and with which key.
+struct Wanted {
+    server: watch::Receiver<Option<RelayServer>>,
+    key: watch::Receiver<PrivateKey>,
+}
+
+impl Wanted {
+    fn current(&mut self) -> (Option<RelayServer>, PrivateKey) {
+        (self.server.borrow_and_update().clone(), self.key.borrow_and_update().clone())
+    }
+
+    /// Resolves when one of both is another.
+    async fn changed(&mut self) {
+        tokio::select! {
+            Ok(()) = self.server.changed() => {}
+            Ok(()) = self.key.changed() => {}
+            else => std::future::pending().await,
+        }
     }
 }
 

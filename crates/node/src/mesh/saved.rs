@@ -74,7 +74,6 @@ pub(super) struct StateFile {
     pub(super) directory: PathBuf,
     /// Whose facts these are: a state directory may have been copied.
     pub(super) node: String,
-    pub(super) public_key: PublicKey,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -83,6 +82,7 @@ struct Content {
     version: u32,
     saved: Timestamp,
     node: String,
+    /// For programs of version 0.1, which read no file of another key. A node that replaces its key stays the same node.
     public_key: String,
     mesh: WireKubeMesh,
     node_object: Node,
@@ -118,6 +118,8 @@ struct SavedToken {
 struct SavedMember {
     name: String,
     public_key: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    next_key: Option<String>,
     claims: Vec<IpNet>,
     blocks: Vec<IpNet>,
     #[serde(default)]
@@ -180,6 +182,7 @@ impl From<&Member> for SavedMember {
         let Member {
             name,
             public_key,
+            next_key,
             claims,
             blocks,
             pod_networks,
@@ -210,6 +213,7 @@ impl From<&Member> for SavedMember {
         Self {
             name,
             public_key: public_key.map(|key| key.to_string()),
+            next_key: next_key.map(|key| key.to_string()),
             claims,
             blocks,
             pod_networks,
@@ -253,6 +257,7 @@ impl TryFrom<SavedMember> for Member {
         Ok(Self {
             name: saved.name,
             public_key: saved.public_key.map(|key| key.parse()).transpose()?,
+            next_key: saved.next_key.map(|key| key.parse()).transpose()?,
             claims: saved.claims,
             blocks: saved.blocks,
             pod_networks: saved.pod_networks,
@@ -346,8 +351,7 @@ impl StateFile {
     fn parse(&self, bytes: &[u8], now: (Instant, Timestamp)) -> Result<Saved> {
         let content: Content = serde_json::from_slice(bytes)?;
         ensure!(content.version == VERSION, "it has format {}, not {VERSION}", content.version);
-        let is_ours = content.node == self.node && content.public_key == self.public_key.to_string();
-        ensure!(is_ours, "it is of node {} with key {}", content.node, content.public_key);
+        ensure!(content.node == self.node, "it is of node {}", content.node);
         let members = content.members.into_iter().map(Member::try_from);
         let facts = Facts {
             mesh: Arc::new(content.mesh),
@@ -371,7 +375,7 @@ impl StateFile {
             version: VERSION,
             saved: now,
             node: self.node.clone(),
-            public_key: self.public_key.to_string(),
+            public_key: inputs.public_key.to_string(),
             mesh: (**mesh).clone(),
             node_object: needed(node),
             members: of_cluster(&inputs.members).map(SavedMember::from).collect(),

@@ -14,14 +14,16 @@ use base64::engine::general_purpose::STANDARD;
 use fairlead_address::{Endpoint, EndpointFilters};
 use fairlead_api::names::STUN_PORT;
 use fairlead_api::resources::{
-    BirthdayAttack, Encapsulation, Granularity, LocalSubnetPolicy, RevokedPeer, Toggle, WireKubeMesh,
+    BirthdayAttack, DeletedPeer, Encapsulation, Granularity, LocalSubnetPolicy, RevokedPeer, Toggle,
+    WireKubeMesh,
 };
 use fairlead_path::BirthdayPolicy;
 use fairlead_relay::client;
+use fairlead_topology::Source;
 use ipnet::{IpNet, Ipv4Net};
 
 pub use self::discovery::DiscoverySettings;
-use crate::members::departures::Revoked;
+use crate::members::departures::{Deletion, Revoked};
 use crate::members::{SourceProblem, grants};
 
 /// A WireKubeMesh with defaults filled in.
@@ -64,6 +66,8 @@ pub struct MeshSettings {
     pub discovery: Option<DiscoverySettings>,
     /// Who is in the mesh no more.
     pub revoked: Revoked,
+    /// Whose deletion the controller has seen.
+    pub deleted: Vec<Deletion>,
     /// Between which nodes packets go without a tunnel.
     pub granularity: Granularity,
     /// Which of these take IP tunnels.
@@ -159,6 +163,7 @@ impl MeshSettings {
             relay_pods: relay::pods(mesh),
             discovery: discovery::parse(mesh, problems),
             revoked: revoked(mesh, problems),
+            deleted: deleted(mesh),
             granularity,
             encapsulation,
             // The API server has checked it.
@@ -170,6 +175,19 @@ impl MeshSettings {
 /// Whether the networks of pods that Nodes have are in the mesh.
 pub fn includes_pod_networks(mesh: &WireKubeMesh) -> bool {
     mesh.spec.auto_allowed_ips.as_ref().is_some_and(|auto| auto.include_pod_cidrs)
+}
+
+/// Only the controller writes them.
+fn deleted(mesh: &WireKubeMesh) -> Vec<Deletion> {
+    let deletion = |peer: &DeletedPeer| {
+        Some(Deletion {
+            source: Source::Kubernetes,
+            name: peer.name.clone(),
+            public_key: peer.public_key.parse().ok()?,
+            next_key: peer.next_public_key.as_ref().and_then(|key| key.parse().ok()),
+        })
+    };
+    mesh.status.iter().flat_map(|status| &status.deleted_peers).filter_map(deletion).collect()
 }
 
 fn revoked(mesh: &WireKubeMesh, problems: &mut Vec<SourceProblem>) -> Revoked {

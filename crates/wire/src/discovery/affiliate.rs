@@ -41,6 +41,8 @@ pub struct KubeSpan {
     pub exclude_advertised_addresses: Vec<IpNet>,
     /// Its WireGuard has no preshared key with peers that say so, too. KubeSpan's is the secret of the cluster.
     pub without_preshared_key: bool,
+    /// The public key that it is about to use instead, in base64, as it was written; empty for none.
+    pub next_public_key: String,
 }
 
 /// Part of an affiliate that cannot be read, and is left out.
@@ -135,6 +137,7 @@ impl KubeSpan {
                 left,
             ),
             without_preshared_key: message.without_preshared_key,
+            next_public_key: message.next_public_key,
         }
     }
 
@@ -149,6 +152,7 @@ impl KubeSpan {
                 .map(encode_prefix)
                 .collect(),
             without_preshared_key: self.without_preshared_key,
+            next_public_key: self.next_public_key.clone(),
         }
     }
 }
@@ -211,15 +215,18 @@ mod tests {
         fn affiliates()(
             names in vec(".{0,12}", 5),
             addresses in addresses(),
-            kubespan in proptest::option::of(("[a-zA-Z0-9+/=]{0,44}", addresses(), prefixes(), prefixes(), any::<bool>())),
+            kubespan in proptest::option::of((
+                "[a-zA-Z0-9+/=]{0,44}", addresses(), prefixes(), prefixes(), any::<bool>(), "[a-zA-Z0-9+/=]{0,44}",
+            )),
             api_server_port in proptest::option::of(1_u16..),
         ) -> Affiliate {
-            let kubespan = kubespan.map(|(public_key, mesh, routed, excluded, without_preshared_key)| KubeSpan {
+            let kubespan = kubespan.map(|(public_key, mesh, routed, excluded, without_preshared_key, next)| KubeSpan {
                 public_key,
                 address: mesh.first().copied(),
                 additional_addresses: routed,
                 exclude_advertised_addresses: excluded,
                 without_preshared_key,
+                next_public_key: next,
             });
             let [node_id, hostname, nodename, machine_type, operating_system] = names.try_into().unwrap();
             Affiliate {
@@ -261,6 +268,7 @@ mod tests {
                 additional_addresses: vec!["10.244.1.0/24".parse().unwrap()],
                 exclude_advertised_addresses: vec!["192.168.0.0/16".parse().unwrap()],
                 without_preshared_key: false,
+                ..KubeSpan::default()
             }),
             api_server_port: Some(6443),
         };

@@ -107,6 +107,8 @@ fn who_is_revoked_publishes_no_peer_until_it_is_taken_back() {
     comes_into_force(true);
     refused(create("revoked-1", KEY), "fairlead peer unrevoke revoked-1");
     refused(create("revoked-2", REVOKED), "the key of node 'revoked-2' was revoked");
+    let announcing = format!("{KEY}, nextPublicKey: {REVOKED}");
+    refused(create("revoked-2", &announcing), "the key of node 'revoked-2' was revoked");
     create("revoked-2", KEY).unwrap();
     let policy = bed.get(&["validatingadmissionpolicy", "fairlead-revoked-peers"]);
     assert!(policy["status"]["typeChecking"]["expressionWarnings"].is_null(), "{policy}");

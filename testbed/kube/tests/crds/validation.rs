@@ -65,6 +65,7 @@ fn bad_objects_are_refused_with_a_reason() {
         (mesh("{relay: {provider: external}}"), "spec.relay.external is required"),
         (wirekube_peer("{publicKey: abc}"), "must be a WireGuard key"),
         (wirekube_peer(&format!("{{publicKey: {}}}", KEY.replace("g=", "h="))), "must be a WireGuard key"),
+        (wirekube_peer("{nextPublicKey: abc}"), "must be a WireGuard key"),
         (wirekube_peer("{endpoint: 192.0.2.1}"), "'192.0.2.1' is not host:port"),
         (wirekube_peer("{endpoint: '192.0.2.1:0'}"), "'192.0.2.1:0' is not host:port"),
         (wirekube_peer("{endpoint: '192.0.2.1:65536'}"), "'192.0.2.1:65536' is not host:port"),

@@ -15,7 +15,7 @@ fn record(source: Source, member: Member) -> MemberRecord {
 }
 
 fn deletion(name: &str, byte: u8) -> Deletion {
-    Deletion { source: Source::Kubernetes, name: name.to_owned(), public_key: key(byte) }
+    Deletion { source: Source::Kubernetes, name: name.to_owned(), public_key: key(byte), next_key: None }
 }
 
 /// Drives [`Departures`] as the mesh does.
@@ -230,4 +230,31 @@ proptest::proptest! {
             }
         }
     }
+}
+
+#[test]
+fn what_the_controller_tells_again_and_again_changes_nothing_and_counts_for_a_node_that_was_off() {
+    let mut bed = Bed::new(vec![member("n1", 1)], Session::Ended);
+    bed.age = Duration::from_secs(3600);
+    let told = [deletion("n1", 1)];
+    let by_service = || record(Source::Discovery, member("n1", 1));
+    assert_eq!(bed.step(vec![by_service()], &told), Vec::<String>::new());
+    assert!(bed.guarded().is_empty(), "its addresses are free");
+    let before = bed.departures.clone();
+    bed.now += Duration::from_secs(60);
+    bed.step(vec![by_service()], &told);
+    assert_eq!(bed.departures, before);
+    // It is published again before the controller takes it out.
+    assert_eq!(bed.step(vec![record(Source::Kubernetes, member("n1", 2))], &told), ["n1"]);
+}
+
+#[test]
+fn the_key_that_a_deleted_or_revoked_node_was_about_to_use_is_refused_too() {
+    let mut bed = Bed::new(Vec::new(), Session::Never);
+    let told = [Deletion { next_key: Some(key(2)), ..deletion("n1", 1) }];
+    assert_eq!(bed.step(vec![record(Source::Discovery, member("fresh", 2))], &told), Vec::<String>::new());
+    bed.revoked.keys.insert(key(3));
+    let announcing = Member { next_key: Some(key(3)), ..member("n4", 4) };
+    assert_eq!(bed.step(vec![record(Source::Kubernetes, announcing)], &[]), ["n4"]);
+    assert_eq!(bed.previous[0].next_key, None);
 }

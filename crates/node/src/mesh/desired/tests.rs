@@ -1,5 +1,6 @@
 use fairlead_address::{EndpointFilters, Nat64Prefix};
 use fairlead_api::resources::{Encapsulation, Granularity};
+use fairlead_api::wireguard::PrivateKey;
 use fairlead_topology::{InternalAddress, MemberRecord, Site, Source, merge};
 
 use super::*;
@@ -33,7 +34,9 @@ pub(in crate::mesh) fn inputs(members: impl IntoIterator<Item = Member>) -> Inpu
     let own: IpAddr = [10, 0, 0, 1].into();
     Inputs {
         node: "node-0001".to_owned(),
+        private_key: PrivateKey([8; 32]),
         public_key: key(1),
+        previous_key: None,
         settings: MeshSettings {
             interface: "wire_kube".to_owned(),
             port: 51820,
@@ -53,6 +56,7 @@ pub(in crate::mesh) fn inputs(members: impl IntoIterator<Item = Member>) -> Inpu
             relay_pods: Vec::new(),
             discovery: None,
             revoked: Revoked::default(),
+            deleted: Vec::new(),
             granularity: Granularity::Full,
             encapsulation: Encapsulation::Never,
             mesh_ipv4: None,

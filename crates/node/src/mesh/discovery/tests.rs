@@ -1,4 +1,4 @@
-use fairlead_api::wireguard::{PeerState, PublicKey};
+use fairlead_api::wireguard::{PeerState, PrivateKey, PublicKey};
 use fairlead_path::NatType;
 
 use super::*;
@@ -12,7 +12,8 @@ fn a_node_publishes_what_others_need_to_reach_it() {
     report.mesh_addresses = ["fd7f:175a:b97c:5602::1", "100.64.0.1"].map(|it| it.parse().unwrap()).to_vec();
     report.manual = Some("198.51.100.1:7".parse().unwrap());
     report.host = (0..100).map(|port| ([192, 168, 1, 10], 1000 + port).into()).collect();
-    let local = local("n1", &PublicKey([1; 32]), &report);
+    let keys = Keys::new(PrivateKey([1; 32]));
+    let local = local("n1", &keys, &report);
     let Affiliate { addresses, nodename, kubespan, .. } = local.affiliate;
     let kubespan = kubespan.unwrap();
     assert_eq!((addresses.len(), nodename.as_str()), (2, "n1"), "its own and the IPv4 address on the mesh");

@@ -89,7 +89,7 @@ const YES: &(dyn Fn(&str, SocketAddr) -> bool + Sync) = &|_, _| true;
 fn facts<'a>(report: &'a Report, observes: &'a (dyn Fn(&str, SocketAddr) -> bool + Sync)) -> Facts<'a> {
     let claims = vec!["192.168.1.10/32".to_owned()];
     let (public_key, now) = (PublicKey([9; 32]), Timestamp::UNIX_EPOCH);
-    Facts { node: "own", public_key, report, claims, observes, present: None, now }
+    Facts { node: "own", public_key, next_key: None, report, claims, observes, present: None, now }
 }
 
 /// A mesh of that many peers, of which those with these numbers are down.

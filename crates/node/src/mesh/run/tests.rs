@@ -23,6 +23,7 @@ use crate::members::membership::Membership;
 use crate::members::{MemberSource, SourceProblem};
 use crate::mesh::desired::tests::{key, member};
 use crate::mesh::inputs::{MeshIdentity, NetworkWatches};
+use crate::mesh::keys::Keys;
 use crate::mesh::nat64::Nat64Answer;
 use crate::mesh::port_mapping::PortMappings;
 use crate::mesh::reconciler::DeviceSlot;
@@ -113,6 +114,7 @@ impl Cluster {
                     interface_id: None,
                     is_in_cluster: true,
                     cluster: watch::channel(None).1,
+                    keys: watch::channel(Keys { public_key: key(1), ..Keys::new(PrivateKey([8; 32])) }).1,
                 },
             },
         );
@@ -144,7 +146,7 @@ fn bad_endpoint(node: &str) -> SourceProblem {
 }
 
 fn state_file(directory: &Path) -> StateFile {
-    StateFile { directory: directory.to_owned(), node: "node-0001".to_owned(), public_key: key(1) }
+    StateFile { directory: directory.to_owned(), node: "node-0001".to_owned() }
 }
 
 fn services() -> ServiceCIDR {
@@ -311,7 +313,7 @@ async fn timers_of_paths_read_no_objects_plan_nothing_and_dump_nothing() {
     let (cluster, reader) = Cluster::new().await;
     let (kernel, reports) = (Shared::default(), reports());
     let device = DeviceSlot::new(Preference::Auto, PathBuf::from("/nonexistent"));
-    let mesh = Mesh::new(FakeKernel(Arc::clone(&kernel)), PrivateKey([8; 32]), device, paths());
+    let mesh = Mesh::new(FakeKernel(Arc::clone(&kernel)), device, paths());
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let stopped = async { drop(stopped.await) };
     let task = tokio::spawn(run(reader, kernel_changes(), mesh, Arc::clone(&reports), stopped));

@@ -25,6 +25,8 @@ pub(super) struct SavedDepartures {
 struct SavedDeletion {
     name: String,
     public_key: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    next_key: Option<String>,
     until: Timestamp,
 }
 
@@ -48,6 +50,7 @@ impl SavedDepartures {
         let deleted = deleted.iter().map(|(name, deleted)| SavedDeletion {
             name: name.clone(),
             public_key: deleted.public_key.to_string(),
+            next_key: deleted.next_key.map(|key| key.to_string()),
             until: until(deleted.until),
         });
         let missing = missing.values().map(|missing| SavedMissing {
@@ -67,7 +70,8 @@ impl SavedDepartures {
         };
         let deleted = self.deleted.into_iter().map(|saved| {
             let until = until(saved.until, KEEP_DELETIONS);
-            Ok((saved.name, Deleted { public_key: saved.public_key.parse()?, until }))
+            let next_key = saved.next_key.map(|key| key.parse()).transpose()?;
+            Ok((saved.name, Deleted { public_key: saved.public_key.parse()?, next_key, until }))
         });
         let missing = self.missing.into_iter().map(|saved| {
             let member = Member { is_discovered: saved.is_discovered, ..Member::try_from(saved.member)? };
@@ -91,7 +95,11 @@ mod tests {
             Member { public_key: Some(PublicKey([2; 32])), is_discovered: true, ..Member::named("n2") };
         let hour = Duration::from_secs(3600);
         let missing = Missing { member, until: now + hour, is_guarded: true };
-        let deleted = Deleted { public_key: PublicKey([1; 32]), until: now + 3 * hour };
+        let deleted = Deleted {
+            public_key: PublicKey([1; 32]),
+            next_key: Some(PublicKey([3; 32])),
+            until: now + 3 * hour,
+        };
         let departures =
             Departures::restored([("n1".to_owned(), deleted)].into(), [("n2".to_owned(), missing)].into());
         let json = serde_json::to_vec(&SavedDepartures::of(&departures, (now, wall))).unwrap();

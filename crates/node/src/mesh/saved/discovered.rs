@@ -177,7 +177,7 @@ mod tests {
 
     fn file(directory: &tempfile::TempDir) -> StateFile {
         let directory = directory.path().to_owned();
-        StateFile { directory, node: "n1".to_owned(), public_key: PublicKey([1; 32]) }
+        StateFile { directory, node: "n1".to_owned() }
     }
 
     fn secret(id: &[u8], secret: &[u8]) -> Result<Credentials> {

@@ -1,0 +1,91 @@
+//! Members that announce a key before they use it.
+//!
+//! Until it is used, the announced key is a peer without prefixes. Once it has completed a handshake with this node
+//! ([`Policy::completed`]), the member is followed to it at once, whether it has published that or not: only the holder of the private
+//! key can complete one. A key that two members announce is followed for both, as one that both publish is one peer: a copy takes
+//! nothing from its owner. One that another member has now is ignored.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+use fairlead_api::wireguard::PublicKey;
+
+use crate::member::Member;
+use crate::plan::{PeerPlan, Policy};
+use crate::problem::Problem;
+
+/// A key that a member announces and that is not followed yet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NextKey {
+    /// The key of its peer now.
+    pub current: PublicKey,
+    /// What it will be sent for: what the peer of the current key is.
+    pub allowed_ips: Vec<ipnet::IpNet>,
+}
+
+/// The members that announce each key, by their positions. Takes `O(n log n)`.
+pub(crate) struct Announced(BTreeMap<PublicKey, Vec<usize>>);
+
+impl Announced {
+    /// This node's own next key is no peer.
+    pub(crate) fn new(members: &[Member], policy: &Policy, problems: &mut Vec<Problem>) -> Self {
+        let mut announced: BTreeMap<PublicKey, Vec<usize>> = BTreeMap::new();
+        if members.iter().all(|member| member.next_key.is_none()) {
+            return Self(announced);
+        }
+        let current: BTreeMap<PublicKey, &str> =
+            members.iter().filter_map(|member| Some((member.public_key?, member.name.as_str()))).collect();
+        for (position, member) in members.iter().enumerate() {
+            let (Some(next), Some(own)) = (member.next_key, member.public_key) else { continue };
+            if member.name == policy.own || next == own || next.0 == [0; 32] {
+                continue;
+            }
+            match current.get(&next) {
+                Some(other) => {
+                    problems
+                        .push(Problem::NextKeyTaken { node: member.name.clone(), other: (*other).into() });
+                }
+                None => announced.entry(next).or_default().push(position),
+            }
+        }
+        Self(announced)
+    }
+
+    /// The members, with the next keys of those that use them already.
+    pub(crate) fn followed<'a>(&self, members: &'a [Member], policy: &Policy) -> Cow<'a, [Member]> {
+        let mut followed = Cow::Borrowed(members);
+        for (next, positions) in self.0.iter().filter(|(next, _)| policy.completed.contains(*next)) {
+            for position in positions {
+                if let Some(member) = followed.to_mut().get_mut(*position) {
+                    (member.public_key, member.next_key) = (Some(*next), None);
+                }
+            }
+        }
+        followed
+    }
+
+    /// The keys to prepare: of members that have a peer.
+    pub(crate) fn prepared(
+        &self,
+        members: &[Member],
+        peers: &BTreeMap<PublicKey, PeerPlan>,
+        policy: &Policy,
+    ) -> BTreeMap<PublicKey, NextKey> {
+        let waiting = self.0.iter().filter(|(next, _)| !policy.completed.contains(*next));
+        let prepared = waiting.filter_map(|(next, positions)| {
+            let current = positions.iter().filter_map(|position| members.get(*position)?.public_key);
+            let with_peer = current.filter_map(|key| Some((key, peers.get(&key)?)));
+            let mut all: Vec<(PublicKey, &PeerPlan)> = with_peer.collect();
+            all.dedup_by_key(|(key, _)| *key);
+            let (current, _) = *all.first()?;
+            let mut allowed_ips: Vec<_> = all.iter().flat_map(|(_, peer)| peer.allowed_ips.clone()).collect();
+            allowed_ips.sort_unstable();
+            allowed_ips.dedup();
+            Some((*next, NextKey { current, allowed_ips }))
+        });
+        prepared.collect()
+    }
+}
+
+#[cfg(test)]
+mod tests;
