@@ -24,6 +24,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
+use crate::deleted_peers::{self, Noted};
 use crate::grants::{self, GrantMetrics};
 use crate::known_blocks::KnownBlocks;
 use crate::orphans::{self, OrphanMetrics};
@@ -73,7 +74,9 @@ pub(crate) fn start(
     let meshes = watcher(Api::all(client.clone()), config()).modify(lean::any);
     let meshes = caches::start(subsystem, "WireKubeMeshes", meshes);
     let peers = watcher(Api::all(client.clone()), config()).modify(lean::any);
-    let peers = caches::start(subsystem, "WireKubePeers", peers);
+    let noted = Noted::default();
+    let noting = noted.clone();
+    let peers = caches::start_noting(subsystem, "WireKubePeers", peers, move |peer| noting.note(peer));
     let stores = Stores {
         blocks: blocks.store.clone(),
         nodes: nodes.store.clone(),
@@ -118,6 +121,10 @@ pub(crate) fn start(
     let facts =
         peer_facts::run(client.clone(), nodes.store, peers.store.clone(), meshes.store.clone(), changes);
     subsystem.spawn("facts of Nodes", facts);
+    let changes = [meshes.subscribe(), peers.subscribe()];
+    let deleted =
+        deleted_peers::run(client.clone(), meshes.store.clone(), peers.store.clone(), noted, changes);
+    subsystem.spawn("deleted WireKubePeers", deleted);
     let changes = [meshes.subscribe(), peers.subscribe()];
     subsystem.spawn("mesh", mesh::run(client.clone(), meshes.store, peers.store, changes));
 }

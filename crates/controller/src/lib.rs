@@ -7,6 +7,7 @@
 //! Not here: the egress controllers; what is valid, which the API server decides by itself (`deploy/crds`, `deploy/policy`).
 
 mod changes;
+mod deleted_peers;
 mod discovery;
 mod election;
 mod grants;
