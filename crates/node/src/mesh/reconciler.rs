@@ -180,11 +180,11 @@ impl<K: Kernel> Mesh<K> {
     /// The kernel refuses something. The next call goes on from there.
     pub fn disable(&mut self) -> Result<(), MeshFailure> {
         self.planned = None;
+        self.down_peers.clear();
         self.encapsulation = EncapsulationWatch::default();
         self.paths.clear(Instant::now());
         if let Some(open) = self.device.device.take() {
             open.device.delete()?;
-            self.down_peers.clear();
         }
         Ok(self.kernel.remove()?)
     }
