@@ -50,6 +50,7 @@ impl Publisher {
             let status = desired(&Facts {
                 node: &self.name,
                 public_key: self.key,
+                next_key: None,
                 report: &report,
                 claims: Vec::new(),
                 observes: &|_, _| false,

@@ -36,6 +36,7 @@ pub(super) fn of(nodes: usize) -> Flap {
             desired(&Facts {
                 node: &node,
                 public_key: PublicKey([1; 32]),
+                next_key: None,
                 report,
                 claims: vec!["192.0.2.1/32".to_owned()],
                 observes: &sees,
@@ -78,6 +79,7 @@ fn report(nodes: usize, failed: bool) -> Report {
             },
             relay_reason: None,
             plain: Vec::new(),
+            encapsulated: Vec::new(),
             device: Some(Arc::new(PeerState {
                 config,
                 last_handshake: Some(SystemTime::UNIX_EPOCH),
