@@ -59,7 +59,7 @@ fn deleted(peer: &WireKubePeer, now: Timestamp) -> Option<DeletedPeer> {
     })
 }
 
-/// Keeps the record current for ever, after the first lists.
+/// Keeps the record current, after the first lists; never returns.
 pub(crate) async fn run(
     client: Client,
     meshes: Store<WireKubeMesh>,

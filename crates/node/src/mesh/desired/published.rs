@@ -34,7 +34,7 @@ mod tests {
     }
 
     /// A peer that publishes these and is seen at one more.
-    fn peer_at(hosts: &[&str], manual: &str) -> [crate::mesh::desired::Member; 3] {
+    fn peer_at(hosts: &[&str], manual: &str) -> [fairlead_topology::Member; 3] {
         let mut peer = member(2);
         peer.endpoints.host = hosts.iter().map(|text| endpoint(text)).collect();
         peer.endpoints.manual = manual.parse().ok();

@@ -1,7 +1,8 @@
 use fairlead_address::{EndpointFilters, Nat64Prefix};
 use fairlead_api::resources::{Encapsulation, Granularity};
 use fairlead_api::wireguard::PrivateKey;
-use fairlead_topology::{InternalAddress, MemberRecord, Site, Source, merge};
+use fairlead_path::BirthdayPolicy;
+use fairlead_topology::{Endpoints, InternalAddress, Member, MemberRecord, Site, Source, merge};
 
 use super::*;
 use crate::members::departures::{Departures, Revoked};
@@ -446,7 +447,7 @@ fn what_discovery_services_say_displaces_no_candidate() {
     lied.endpoints.discovered = (1..=64).map(|port| ([203, 0, 113, 9], port).into()).collect();
     lied.endpoints.discovered.push(known[0]);
     let with_lies = candidates(lied);
-    assert_eq!((&with_lies[..2], with_lies.len()), (known.as_slice(), 2 + MAX_DISCOVERED));
+    assert_eq!((&with_lies[..2], with_lies.len()), (known.as_slice(), 2 + peers::MAX_DISCOVERED));
 }
 
 #[test]
