@@ -12,7 +12,8 @@ const ROUND_INTERVAL: Duration = Duration::from_secs(5);
 /// The same for rounds that the peer asks for: it has new candidates, or a new network. What this costs is limited for each peer.
 const JOINED_ROUND_INTERVAL: Duration = Duration::from_secs(1);
 const MAX_ROUND_INTERVAL: Duration = Duration::from_secs(300);
-/// Time between rounds that look for a better path while a session is in use. It doubles as well.
+/// Time between rounds that look for a better path while a session uses a direct one. It doubles as well. While the session is
+/// relayed, rounds are as close together as without one: the relay costs latency, and a node that was busy for a moment would wait for it.
 const SEARCH_INTERVAL: Duration = Duration::from_secs(30);
 
 impl Prober {
@@ -60,8 +61,10 @@ impl Prober {
 
     /// While a session is idle there are no rounds.
     pub(super) fn plan_round(&mut self, now: Duration) {
+        let is_relayed = self.current_path().is_some_and(Path::is_relay);
         let first = match (self.session.is_up, self.is_active(now)) {
             (false, _) => ROUND_INTERVAL,
+            (true, true) if is_relayed => ROUND_INTERVAL,
             (true, true) => SEARCH_INTERVAL,
             (true, false) => {
                 self.next_round = None;
@@ -69,7 +72,7 @@ impl Prober {
             }
         };
         let doublings = self.rounds.saturating_sub(1).min(8);
-        let relayed = self.current_path().is_some_and(Path::is_relay).then_some(self.relay).flatten();
+        let relayed = is_relayed.then_some(self.relay).flatten();
         let longest = relayed.map_or(MAX_ROUND_INTERVAL, |relay| relay.direct_retry.min(MAX_ROUND_INTERVAL));
         let interval = first.saturating_mul(2_u32.saturating_pow(doublings)).min(longest);
         self.next_round = (!self.paths.is_empty()).then(|| now.saturating_add(interval));

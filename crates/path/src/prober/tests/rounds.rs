@@ -109,3 +109,20 @@ fn a_peer_that_stays_away_gets_one_request_for_each_path() {
     // Two whole attempts, then one request a round.
     assert_eq!((requests, rounds), (13, vec![0, 5, 10, 20, 40]));
 }
+
+/// A node that was too busy for the first round has a direct path seconds later, not after half a minute.
+#[test]
+fn while_packets_are_relayed_rounds_begin_again_after_seconds_and_then_ever_more_rarely() {
+    let mut bed = relayed(true, &[public(1)]);
+    bed.run(SECOND, &[RELAY], 20 * MILLISECOND);
+    bed.session(RELAY);
+    let begin = bed.now;
+    let mut rounds = Vec::new();
+    for _ in 0..180 {
+        bed.run(SECOND, &[RELAY], 20 * MILLISECOND);
+        bed.session(RELAY);
+        let began = bed.prober.round_began.filter(|at| *at > begin).map(|at| (at - begin).as_secs());
+        rounds.extend(began.filter(|at| rounds.last() != Some(at)));
+    }
+    assert_eq!(rounds, [5, 10, 20, 40, 80, 160]);
+}
