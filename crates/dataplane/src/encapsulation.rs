@@ -6,11 +6,13 @@
 //! ```text
 //! chain input    { meta l4proto ipip ip daddr @local_ipv4 ip saddr @senders_ipv4 accept
 //!                  meta l4proto ipip ip daddr @local_ipv4 drop }
-//! chain outgoing { oifname "fairlead_ipip" meta mark set meta mark & 0xffffffbf | 0x00000020 }
+//! chain outgoing { meta l4proto ipip ip saddr @local_ipv4 meta mark set meta mark & 0xffffffbf | 0x00000020 }
 //! ```
 //!
-//! The second chain sees packets before they are put into a tunnel, which keep their mark there: the outer packet goes to an address
-//! that is itself reached through the mesh, and must not be led into it again.
+//! The second chain sees outer packets. They have the mark of what is in them, and go to an address that is itself reached through the
+//! mesh: they must not be led into it again. They are routed by then. What is in them keeps its mark until it is in the tunnel: by that
+//! the kernel finds the route whose path MTU the tunnel tells it (`ip_rt_update_pmtu`), and with the other mark that would be the outer
+//! packet's.
 //!
 //! The kernel gives packets to the tunnel that names both ends before one that names its own only, so tunnels of other programs with a
 //! remote address keep what is theirs; their remote addresses are among the senders.
@@ -35,8 +37,9 @@ use nix::libc;
 use crate::nft_table::{self, Keeper};
 use crate::uplink::{accept_ipv6, loosen_reverse_path_filter};
 
-/// Priority of both chains: `filter`.
-const PRIORITY: i32 = 0;
+/// Priority of the input chain: `filter`. The other one comes before that of the mesh, which leaves alone what has WireGuard's mark.
+const PRIORITY_INPUT: i32 = 0;
+const PRIORITY_OUTGOING: i32 = -1;
 
 /// The tunnels that should be.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -272,31 +275,33 @@ impl Half {
     }
 
     fn rules(&self) -> [Rule; 2] {
-        let to_tunnel = || {
-            let protocol = u8::try_from(self.protocol).unwrap_or_default();
-            let mut expressions = vec![
-                Expression::LoadMeta(Meta::TransportProtocol),
-                Expression::Compare(Comparison::Equal, vec![protocol]),
-            ];
-            expressions.extend(Expression::address_in(self.family, AddressEnd::Destination, self.local));
-            expressions
-        };
-        let mut accept = to_tunnel();
+        let mut accept = self.is_outer(AddressEnd::Destination);
         accept.extend(Expression::address_in(self.family, AddressEnd::Source, self.senders));
         accept.push(Expression::Accept);
-        let mut drop = to_tunnel();
+        let mut drop = self.is_outer(AddressEnd::Destination);
         drop.push(Expression::Drop);
         [Rule(accept), Rule(drop)]
     }
 
     fn mark(&self) -> Rule {
-        Rule(vec![
-            Expression::LoadMeta(Meta::OutputInterface),
-            Expression::is_interface(self.link),
+        let mut expressions = self.is_outer(AddressEnd::Source);
+        expressions.extend([
             Expression::LoadMeta(Meta::Mark),
             Expression::replace_bits(!MARK_MASK, MARK_FROM_WIREGUARD),
             Expression::StoreMeta(Meta::Mark),
-        ])
+        ]);
+        Rule(expressions)
+    }
+
+    /// Continues with packets of the tunnel's protocol that have the tunnel's address.
+    fn is_outer(&self, end: AddressEnd) -> Vec<Expression> {
+        let protocol = u8::try_from(self.protocol).unwrap_or_default();
+        let mut expressions = vec![
+            Expression::LoadMeta(Meta::TransportProtocol),
+            Expression::Compare(Comparison::Equal, vec![protocol]),
+        ];
+        expressions.extend(Expression::address_in(self.family, end, self.local));
+        expressions
     }
 }
 
@@ -323,9 +328,10 @@ fn table(wanted: &Encapsulation, foreign_remotes: &[IpAddr]) -> Table {
         sets.insert(half.local.to_owned(), IntervalSet::from_prefixes(half.family, &local));
         sets.insert(half.senders.to_owned(), IntervalSet::from_prefixes(half.family, &senders));
     }
-    let chain = |hook, rules| Chain { hook, priority: PRIORITY, rules };
-    let input = chain(Hook::FilterInput, HALVES.iter().flat_map(Half::rules).collect());
-    let outgoing = chain(Hook::FilterPostrouting, HALVES.iter().map(Half::mark).collect());
+    let input: Vec<Rule> = HALVES.iter().flat_map(Half::rules).collect();
+    let input = Chain { hook: Hook::FilterInput, priority: PRIORITY_INPUT, rules: input };
+    let outgoing = HALVES.iter().map(Half::mark).collect();
+    let outgoing = Chain { hook: Hook::FilterOutput, priority: PRIORITY_OUTGOING, rules: outgoing };
     Table {
         name: NFT_TABLE_ENCAPSULATION.to_owned(),
         sets,

@@ -65,8 +65,6 @@ pub enum Hook {
     FilterInput,
     /// `type filter hook output`: packets of this host.
     FilterOutput,
-    /// `type filter hook postrouting`: packets that leave, after they were routed.
-    FilterPostrouting,
     /// `type filter hook prerouting`: packets that came in, before they are routed.
     FilterPrerouting,
     /// `type nat hook postrouting`: the first packet of each connection that leaves.
@@ -78,9 +76,7 @@ pub enum Hook {
 impl Hook {
     const fn kind(self) -> &'static str {
         match self {
-            Self::FilterInput | Self::FilterOutput | Self::FilterPostrouting | Self::FilterPrerouting => {
-                "filter"
-            }
+            Self::FilterInput | Self::FilterOutput | Self::FilterPrerouting => "filter",
             Self::NatPostrouting => "nat",
             Self::RouteOutput => "route",
         }
@@ -91,8 +87,8 @@ impl Hook {
         match self {
             Self::FilterInput => 1,
             Self::FilterOutput => 3,
-            Self::FilterPostrouting | Self::NatPostrouting => 4,
             Self::FilterPrerouting => 0,
+            Self::NatPostrouting => 4,
             Self::RouteOutput => 3,
         }
     }

@@ -6,7 +6,8 @@
 //! (its link is down) leaves the tunnel behind it.
 //!
 //! Both ends of an IP tunnel are what every node takes for a member's tunnel address in a family: the first of its internal addresses,
-//! unless another member of the location names it too.
+//! unless another member of the location names it too. Packets to that address itself stay with the peer: what the kernel learns of the
+//! path MTU to it counts for the outer packets, too, which would become ever shorter.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -140,6 +141,7 @@ pub(crate) fn routes(
                 routes.push(BlockRoute { destination, node, gateway, link });
             } else if tunnels.local.iter().any(|local| local.is_ipv4() == is_ipv4)
                 && let Some(remote) = location.tunnel_address(neighbour, is_ipv4)
+                && destination != IpNet::from(remote)
             {
                 tunnels.routes.push(TunnelRoute { destination, node, remote });
             }

@@ -350,7 +350,8 @@ fn on_two_subnets(encapsulation: Encapsulation) -> Arc<Inputs> {
         let member = member(number);
         let address = member.claims[0].addr();
         let internal = vec![InternalAddress { address, length: None }];
-        fairlead_topology::Member { site: Some(Site { internal, ..Site::default() }), ..member }
+        let blocks = vec![format!("10.64.{}.0/24", number % 256).parse().unwrap()];
+        fairlead_topology::Member { blocks, site: Some(Site { internal, ..Site::default() }), ..member }
     };
     let mut inputs = inputs([in_location(1), in_location(300), member(2)]);
     (inputs.settings.granularity, inputs.settings.encapsulation) = (Granularity::Cross, encapsulation);
@@ -388,7 +389,7 @@ fn applied_routes(kernel: &Shared) -> Vec<String> {
 
 #[test]
 fn an_ip_tunnel_that_an_earlier_program_used_is_adopted_and_others_are_tried_first() {
-    for (in_use, routes) in [(vec!["10.0.1.44"], vec!["10.0.1.44/32 via 10.0.1.44 on 99"]), (vec![], vec![])]
+    for (in_use, routes) in [(vec!["10.0.1.44"], vec!["10.64.44.0/24 via 10.0.1.44 on 99"]), (vec![], vec![])]
     {
         let kernel = Shared::default();
         with_own_address(&kernel);
