@@ -88,11 +88,16 @@ fn path_mtu(world: &World, name: &str) -> Result<Option<String>> {
     Ok(words.filter(|words| words.contains("lower spec.mtu")).map(str::to_owned).next())
 }
 
-/// The MTU of a node's routes to the pods of the other one of the pair, if it has any of its own.
-fn route_mtu(world: &World, name: &str) -> Result<Option<String>> {
-    let routes = node(world, name).host.shell("ip route show table 180")?;
-    let mtu = routes.lines().find_map(|line| line.split(" mtu ").nth(1)?.split_whitespace().next());
-    Ok(mtu.map(str::to_owned))
+/// The MTU of a node's routes to the pods of another one, if these have one of their own.
+fn route_mtu(world: &World, from: &str, to: &str) -> Result<Option<String>> {
+    let routes = node(world, from).host.shell("ip route show table 180")?;
+    let prefixes = peer(node(world, from), to).context("no such peer")?["prefixes"].clone();
+    let is_to = |line: &str| {
+        let destination = line.split_whitespace().next().unwrap_or_default();
+        prefixes.as_array().is_some_and(|prefixes| prefixes.iter().any(|prefix| prefix == destination))
+    };
+    let mtu = |line: &str| line.split(" mtu ").nth(1)?.split_whitespace().next().map(str::to_owned);
+    Ok(routes.lines().filter(|line| is_to(line)).find_map(mtu))
 }
 
 /// Sends this many bytes from one pod to another and waits until they have arrived.
@@ -118,18 +123,19 @@ fn transfer(world: &World, from: &str, to: &str, bytes: usize) -> Result<()> {
 
 /// Both families lose them: routes get the MTU that passes, and the kernel tells senders.
 fn narrow_routes(world: &World, mark: Instant) {
+    let pairs = [("rack-1", "rack-2"), ("rack-2", "rack-1")];
     let found = || {
-        ["rack-1", "rack-2"].iter().try_for_each(|name| {
-            let mtu = route_mtu(world, name)?.with_context(|| format!("{name} has no narrow route"))?;
+        pairs.iter().try_for_each(|(from, to)| {
+            let mtu = route_mtu(world, from, to)?.with_context(|| format!("{from} has no narrow route"))?;
             // A UDP datagram of 1400 bytes carries a packet of 1360.
-            ensure!(mtu == "1360", "{name}: {mtu}");
+            ensure!(mtu == "1360", "{from}: {mtu}");
             Ok(())
         })
     };
     testbed_lab::eventually(TIMEOUT, found).unwrap();
     println!("long packets are lost over both families: routes are narrow after {:?}", mark.elapsed());
     println!("{}", path_mtu(world, "rack-1").unwrap().expect("no problem is told"));
-    for (from, to) in [("rack-1", "rack-2"), ("rack-2", "rack-1")] {
+    for (from, to) in pairs {
         transfer(world, from, to, 1 << 20).unwrap();
         let (from, to) = (pod(world, from), pod(world, to).addresses[0]);
         let ping = |length: u32| {
@@ -166,8 +172,8 @@ fn long_packets_lost(world: &World, flows: &[Flow]) {
         let problem = path_mtu(world, "rack-1")?;
         ensure!(problem.is_none(), "{problem:?}");
         // Pods were told the lower MTU, which lasts for ten minutes.
-        ["rack-1", "rack-2"].iter().try_for_each(|name| {
-            ensure!(route_mtu(world, name)?.is_none(), "{name} still has a narrow route");
+        [("rack-1", "rack-2"), ("rack-2", "rack-1")].iter().try_for_each(|(name, other)| {
+            ensure!(route_mtu(world, name, other)?.is_none(), "{name} still has a narrow route");
             pod(world, name).namespace.shell("ip route flush cache; ip -6 route flush cache").map(drop)
         })?;
         long_ping(world)

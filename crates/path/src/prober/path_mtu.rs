@@ -31,11 +31,12 @@ const LONGEST: Duration = Duration::from_secs(30);
 const PAUSE: Duration = Duration::from_secs(60);
 const MAX_PAUSE: Duration = Duration::from_secs(3600);
 
-/// What is known of the path in use.
+/// What is known of the paths to a peer.
 #[derive(Debug, Default)]
 pub(super) struct PathMtu {
-    /// The last result, and of which path.
-    found: Option<(SocketAddr, u32)>,
+    /// The last result, of whatever path. It counts for another one that loses the longest packets until that was searched: a session that
+    /// moves between two narrow paths would lose packets meanwhile.
+    pub(super) found: Option<u32>,
     /// Boxed: hardly any peer has one.
     search: Option<Box<Search>>,
     /// When the last search began.
@@ -183,9 +184,11 @@ impl PathMtu {
     }
 
     fn conclude(&mut self, now: Duration, outcome: Outcome) {
-        let Some(search) = self.search.take() else { return };
+        if self.search.take().is_none() {
+            return;
+        }
         match outcome {
-            Outcome::Found(mtu) => (self.found, self.failures) = (Some((search.address, mtu)), 0),
+            Outcome::Found(mtu) => (self.found, self.failures) = (Some(mtu), 0),
             Outcome::Full => self.found = None,
             Outcome::None => {
                 let doublings = self.failures.min(6);
@@ -224,15 +227,15 @@ impl Prober {
     /// Begins a search.
     pub(crate) fn start_mtu_search(&mut self, now: Duration) {
         let (Some(address), Some(full)) = (self.current, self.full_mtu()) else { return };
-        let known = self.path_mtu.found.filter(|(of, _)| *of == address).map(|(_, mtu)| mtu);
+        let known = self.path_mtu.found;
         self.path_mtu.began = Some(now);
         self.path_mtu.search = Some(Box::new(Search::new(now, address, full, known)));
     }
 
     /// The MTU for routes to the peer, if it is to be another one than the tunnel's.
     pub(crate) fn route_mtu(&self) -> Option<u32> {
-        let path = self.current_path().filter(|path| path.full_size.is_lost)?;
-        self.path_mtu.found.filter(|(of, _)| *of == path.candidate.address).map(|(_, mtu)| mtu)
+        self.current_path().filter(|path| path.full_size.is_lost)?;
+        self.path_mtu.found
     }
 
     /// Goes on with the search.

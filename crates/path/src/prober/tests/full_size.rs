@@ -131,3 +131,18 @@ fn a_host_that_was_suspended_during_a_test_begins_it_anew() {
         assert!(!bed.prober.candidates(bed.now)[0].loses_long);
     }
 }
+
+#[test]
+fn a_session_that_moves_between_narrow_paths_keeps_the_mtu_that_was_found() {
+    let mut bed = with_mtu(Bed::new(true, &[public(1), public(2)]));
+    let (selected, _) = run(&mut bed, 10 * SECOND, &[(public(1), 1400), (public(2), 1400)]);
+    let other = if selected == [public(1)] { public(2) } else { public(1) };
+    assert_eq!((selected.len(), bed.prober.route_mtu()), (1, None));
+    bed.prober.path_mtu.found = Some(1360);
+    assert_eq!(bed.prober.route_mtu(), Some(1360));
+    let (selected, _) = run(&mut bed, 10 * SECOND, &[(other, 1400)]);
+    assert_eq!((selected, bed.prober.route_mtu()), (vec![other], Some(1360)));
+    // It is no longer so narrow: the next test of the path says so.
+    run(&mut bed, 40 * SECOND, &[(other, LONG)]);
+    assert_eq!(bed.prober.route_mtu(), None);
+}
