@@ -123,7 +123,7 @@ impl KeyStore {
         });
     }
 
-    /// The nonce of this node's port mappings: a gateway changes a mapping only for whoever requested it (RFC 6887, section 11.3), so it stays
+    /// The nonce of this node's port mappings: a gateway changes a mapping only for the client that requested it (RFC 6887, section 11.3), so it stays
     /// what it was before the key was replaced.
     pub fn nonce(&self) -> Nonce {
         let kept = fs::read(self.directory.join(NONCE_FILE)).ok().and_then(|bytes| bytes.try_into().ok());
