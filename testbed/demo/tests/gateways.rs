@@ -9,11 +9,12 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
+use fairlead_demo::topology::Topology;
 use fairlead_demo::{World, probe, topology};
-use outage::{TIMEOUT, loses_nothing, node, report, resumes, tcp, udp};
+use outage::{TIMEOUT, loses_nothing, node, pod, report, resumes, tcp, udp};
 use site::{Beside, reached};
 use testbed_lab::traffic::Flow;
-use testbed_lab::{Progress, eventually};
+use testbed_lab::{NatSite, Progress, Router, eventually};
 
 const LOCATIONS: [&str; 3] = ["cloud", "home", "farm"];
 /// Bounds what takes no time, for a busy machine.
@@ -58,7 +59,11 @@ fn all_pods_reach_each_other(world: &World) {
 
 /// Three locations with a pod on every node, each of which reaches every other.
 fn mesh() -> World {
-    let mut world = World::start(&topology::three_by_three(), &Progress::default()).unwrap();
+    mesh_of(&topology::three_by_three())
+}
+
+fn mesh_of(topology: &Topology) -> World {
+    let mut world = World::start(topology, &Progress::default()).unwrap();
     for location in LOCATIONS {
         let annotation = format!("kilo.squat.ai/location={location}");
         let [a, b, c] = [1, 2, 3].map(|number| format!("{location}-{number}"));
@@ -178,6 +183,117 @@ fn a_gateway_that_does_not_forward_or_is_dead_is_left_and_used_again() {
     node(&world, "home-1").host.shell("ip link set eth0 down").unwrap();
     eventually(TIMEOUT, || is_left(&world, true)).unwrap();
     resumes("a gateway is dead", &flows, mark, from, WITHIN);
+}
+
+/// What a router sends to and gets from the Internet beside WireGuard, the relay and the API server: packets with addresses of pods.
+const CLEAR_TEXT: &str = "nft add table inet judge\n\
+    nft 'add chain inet judge clear { type filter hook forward priority -300; }'\n\
+    nft 'add rule inet judge clear ip saddr 10.64.0.0/16 counter'\n\
+    nft 'add rule inet judge clear ip daddr 10.64.0.0/16 counter'\n\
+    nft 'add rule inet judge clear ip6 saddr fd02:fa1e::/112 counter'\n\
+    nft 'add rule inet judge clear ip6 daddr fd02:fa1e::/112 counter'\n\
+    nft 'add rule inet judge clear udp dport 51820 counter'\n\
+    nft 'add rule inet judge clear udp sport 51820 counter'\n";
+
+/// Packets that a router forwarded with addresses of pods, and those of WireGuard.
+fn forwarded(router: &Router) -> (u64, u64) {
+    let listed = router.shell("nft list chain inet judge clear").unwrap();
+    let counts = listed
+        .lines()
+        .filter_map(|line| line.split_once("packets ")?.1.split(' ').next()?.parse::<u64>().ok());
+    let counts: Vec<u64> = counts.collect();
+    (counts[..4].iter().sum(), counts[4..].iter().sum())
+}
+
+/// Sends a packet as long as the pod's link takes, not to be fragmented, and 10 MB over TCP, in both families.
+fn carries_long_packets(world: &World, from: &str, to: &str) {
+    let (from, to) = (pod(world, from), pod(world, to));
+    for address in &to.addresses {
+        let (headers, flag) = if address.is_ipv4() { (28, "-4") } else { (48, "-6") };
+        let script = format!(
+            "mtu=$(cat /sys/class/net/eth0/mtu) && ping -n {flag} -M do -c 1 -W 1 -s $((mtu - {headers})) {address}"
+        );
+        eventually(TIMEOUT, || from.namespace.shell(&script).map(drop)).unwrap();
+        probe::tcp(from, *address, 10_000_000).unwrap();
+    }
+}
+
+#[test]
+fn gateways_work_over_short_uplinks_and_with_a_strict_filter_and_differ_in_a_partition() {
+    let mut topology = topology::three_by_three();
+    topology.sites.iter_mut().skip(1).for_each(|site| site.uplink_mtu = Some(1492));
+    let world = mesh_of(&topology);
+    let routers: Vec<&Router> = world.sites.iter().skip(1).map(NatSite::router).collect();
+    for router in &routers {
+        router.shell(CLEAR_TEXT).unwrap();
+    }
+    for node in &world.nodes {
+        let strict = ["all", "default", "eth0"].map(|link| format!("net/ipv4/conf/{link}/rp_filter"));
+        node.host.set_sysctls(&strict.each_ref().map(|name| (name.as_str(), "1"))).unwrap();
+    }
+    set_granularity(&world, "location");
+    eventually(TIMEOUT, || has_gateways(&world, "", [1, 2])).unwrap();
+    all_pods_reach_each_other(&world);
+    let servers = probe::Servers::start(&world.pods).unwrap();
+    for (from, to) in
+        [("home-3", "farm-3"), ("farm-3", "home-3"), ("home-3", "cloud-3"), ("cloud-3", "farm-3")]
+    {
+        carries_long_packets(&world, from, to);
+    }
+    drop(servers);
+
+    let flows = [
+        udp(&world, "cloud-3", "home-3"),
+        udp(&world, "farm-3", "home-3"),
+        tcp(&world, "home-3", "farm-3"),
+        tcp(&world, "home-3", "cloud-3"),
+    ];
+    std::thread::sleep(Duration::from_secs(2));
+    let mark = Instant::now();
+    let api = world.plane_host().address();
+    let partition = |from: String| {
+        format!(
+            "nft add table inet broken\n\
+             nft 'add chain inet broken in {{ type filter hook input priority -200; }}'\n\
+             nft 'add rule inet broken in {from} drop'\n"
+        )
+    };
+    let cut = ["home-1", "farm-1"].map(|name| node(&world, name));
+    for node in cut {
+        node.host.shell(&partition(format!("meta l4proto tcp ip saddr {api}"))).unwrap();
+    }
+    std::thread::sleep(Duration::from_secs(10));
+    loses_nothing("gateways without the API server", &flows, mark);
+    for node in cut {
+        node.host.shell("nft delete table inet broken").unwrap();
+    }
+
+    // The farm does not reach home-1 any more, neither directly nor over the other gateway: the cloud does.
+    let (mark, from) = (Instant::now(), Instant::now());
+    let farm = world.sites[2].router().public_address();
+    node(&world, "home-1").host.shell(&partition(format!("ip saddr {farm}"))).unwrap();
+    let halves = || {
+        for (name, is_left) in [("farm-1", true), ("farm-2", true), ("cloud-1", false), ("cloud-2", false)] {
+            let problems = problems(&world, name)?;
+            ensure!(problems.contains("behind the gateway home-1") == is_left, "{name}: {problems}");
+        }
+        Ok(())
+    };
+    eventually(TIMEOUT, halves).unwrap();
+    resumes("the farm uses home-2, the cloud home-1", &flows, mark, from, WITHIN);
+    let mark = Instant::now();
+    std::thread::sleep(Duration::from_secs(5));
+    halves().unwrap();
+    loses_nothing("halves of a partition", &flows, mark);
+
+    for router in routers {
+        let (clear, tunnels) = forwarded(router);
+        assert!(
+            clear == 0 && tunnels > 1000,
+            "{}: {clear} in clear text, {tunnels} of WireGuard",
+            router.name()
+        );
+    }
 }
 
 #[test]
