@@ -380,14 +380,13 @@ impl Engine {
             }
             self.timers.insert((next, key));
         }
-        let path = peer.path();
         for message in self.messages.drain(..) {
             match &message {
                 WgKind::HandshakeInit(initiation) => self.by_index.insert(initiation.sender_idx.get(), key),
                 WgKind::HandshakeResp(response) => self.by_index.insert(response.sender_idx.get(), key),
                 WgKind::CookieReply(_) | WgKind::Data(_) => None,
             };
-            if let Some(path) = path {
+            if let Some(path) = peer.path_of(&message) {
                 let is_data = matches!(message, WgKind::Data(_));
                 let bytes = message.into();
                 let copy = is_data.then(|| self.both_ways.copy(&key, &path, &bytes, now.instant)).flatten();

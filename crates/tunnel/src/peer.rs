@@ -115,6 +115,9 @@ pub(crate) struct Peer {
     /// When the first inner packet was sent since anything came from the peer, or since [`Self::take_unanswered`] said so.
     waiting_since: Option<Instant>,
     path: Option<Path>,
+    /// Where the initiation came from whose answer is about to be sent: the answer goes back the same way, also where the session
+    /// does not move to it.
+    answer_path: Option<Path>,
     roaming: Roaming,
     preshared_key: Option<[u8; 32]>,
     persistent_keepalive: Option<u16>,
@@ -154,6 +157,7 @@ impl Peer {
             last_data: None,
             waiting_since: None,
             path: None,
+            answer_path: None,
             roaming: Roaming::default(),
             preshared_key: None,
             persistent_keepalive: None,
@@ -173,6 +177,12 @@ impl Peer {
     /// Where packets go now.
     pub(crate) fn path(&self) -> Option<Path> {
         self.path
+    }
+
+    /// Where a message that was just emitted goes.
+    pub(crate) fn path_of(&mut self, message: &WgKind) -> Option<Path> {
+        let answer = matches!(message, WgKind::HandshakeResp(_)).then(|| self.answer_path.take());
+        answer.flatten().or(self.path)
     }
 
     /// Why the last datagram could not be sent, if so.
@@ -315,7 +325,7 @@ impl Peer {
         match self.tunnel(now).handle_incoming_packet(message) {
             TunnResult::WriteToNetwork(reply) => {
                 self.record_received(path, false, length, now);
-                self.reply(reply, now, out);
+                self.reply(reply, path, now, out);
                 None
             }
             TunnResult::WriteToTunnel(packet) => {
@@ -383,7 +393,8 @@ impl Peer {
     fn record_received(&mut self, path: Path, is_overtaken: bool, length: usize, now: Now) {
         let present = self.path.map(|present| present.remote);
         let counts = !is_overtaken || present == Some(path.remote);
-        if counts && self.roaming.moves(present, path.remote, now.instant) {
+        // Without a session there are no packets under way that could make both peers swap their paths.
+        if counts && (!self.is_live() || self.roaming.moves(present, path.remote, now.instant)) {
             self.path = Some(path);
         }
         self.was_heard = true;
@@ -392,7 +403,7 @@ impl Peer {
         self.rx_bytes = self.rx_bytes.saturating_add(u64::try_from(length).unwrap_or(u64::MAX));
     }
 
-    fn reply(&mut self, reply: WgKind, now: Now, out: &mut Vec<WgKind>) {
+    fn reply(&mut self, reply: WgKind, from: Path, now: Now, out: &mut Vec<WgKind>) {
         let response = match &reply {
             WgKind::HandshakeResp(response) => Some((response.sender_idx.get(), now.instant)),
             WgKind::HandshakeInit(_) | WgKind::CookieReply(_) | WgKind::Data(_) => None,
@@ -400,7 +411,10 @@ impl Peer {
         self.last_sent = Some(now.instant);
         out.push(reply);
         match response {
-            Some(_) => self.unconfirmed = response,
+            Some(_) => {
+                self.unconfirmed = response;
+                self.answer_path = Some(from);
+            }
             // The keepalive that answers a response: the handshake we initiated is complete.
             None => self.established(now, out),
         }

@@ -256,8 +256,9 @@ impl Node {
         let is_newest =
             payload[0] != DATA || self.arrived.last_key_value().is_none_or(|(last, _)| *last < number);
         let counts = is_newest || peer.endpoint == Some(from);
-        // The kernel's moves with each packet.
-        let moves = self.is_kernel || counts && peer.roaming.moves(peer.endpoint, from, at);
+        // The kernel's moves with each packet, and each one that has no session.
+        let moves_at_once = self.is_kernel || peer.handshake.is_none();
+        let moves = moves_at_once || counts && peer.roaming.moves(peer.endpoint, from, at);
         if moves && peer.endpoint.replace(from).is_some_and(|present| present != from) {
             self.roamed.push((now, from));
         }

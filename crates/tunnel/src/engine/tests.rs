@@ -6,6 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use super::*;
 
 mod accepted;
+mod answers;
 mod both_ways;
 mod clock;
 mod hostile;

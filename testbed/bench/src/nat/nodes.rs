@@ -112,7 +112,9 @@ fn follow(world: &World, one: &Place, other: &Place) -> Result<Option<PairTimes>
             let course = courses(here)?.remove(other.node).zip(courses(there)?.remove(one.node));
             let (from, back) = course.context("they logged nothing of each other")?;
             let times = PairTimes::of(from, back);
-            return Ok(Some(if is_over { PairTimes { direct: None, ..times } } else { times }));
+            // A session that begins on a direct path moves to none.
+            let direct = times.direct.or(times.session).filter(|_| !is_over);
+            return Ok(Some(PairTimes { direct, ..times }));
         }
         if Instant::now() >= deadline {
             progress(&format!(
