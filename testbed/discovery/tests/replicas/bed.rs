@@ -84,9 +84,12 @@ impl Certificates {
     }
 }
 
-/// An etcd of one member, whose data survives its process.
+/// A member of etcd, most often the only one, whose data survives its process.
 pub(crate) struct Etcd {
     directory: tempfile::TempDir,
+    name: String,
+    /// All members: their names, and where they listen for each other.
+    members: String,
     pub(crate) client: SocketAddr,
     peer: SocketAddr,
     certificates: Option<Certificates>,
@@ -103,12 +106,36 @@ impl Etcd {
     }
 
     async fn start_with(certificates: impl FnOnce(&Path) -> Option<Certificates>) -> Self {
+        let mut etcd = Self::new("default", certificates);
+        etcd.members = etcd.member();
+        etcd.begin().await;
+        etcd
+    }
+
+    /// Three members, each of which has a third of the votes.
+    pub(crate) async fn start_three() -> [Self; 3] {
+        let mut all = ["one", "two", "three"].map(|name| Self::new(name, |_| None));
+        let members = all.each_ref().map(Self::member).join(",");
+        for etcd in &mut all {
+            etcd.members.clone_from(&members);
+            etcd.spawn();
+        }
+        for etcd in &all {
+            etcd.until_healthy().await;
+        }
+        all
+    }
+
+    fn new(name: &str, certificates: impl FnOnce(&Path) -> Option<Certificates>) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let certificates = certificates(directory.path());
         let (client, peer) = (free_address(), free_address());
-        let mut etcd = Self { directory, client, peer, certificates, process: None };
-        etcd.begin().await;
-        etcd
+        let name = name.to_owned();
+        Self { directory, name, members: String::new(), client, peer, certificates, process: None }
+    }
+
+    fn member(&self) -> String {
+        format!("{}=http://{}", self.name, self.peer)
     }
 
     pub(crate) fn certificates(&self) -> &Certificates {
@@ -133,6 +160,22 @@ impl Etcd {
     }
 
     pub(crate) async fn begin(&mut self) {
+        self.spawn();
+        self.until_healthy().await;
+    }
+
+    /// Waits until it answers, for which more than half of the members are needed.
+    pub(crate) async fn until_healthy(&self) {
+        until("etcd answers", async || self.try_ctl(&["endpoint", "health"]).ok()).await;
+    }
+
+    /// Whether it leads the others.
+    pub(crate) fn is_leader(&self) -> bool {
+        let status = &self.status()["Status"];
+        status["leader"] == status["header"]["member_id"]
+    }
+
+    pub(crate) fn spawn(&mut self) {
         let mut command = Command::new(debian::program("etcd-server", "/usr/bin/etcd").unwrap());
         let (url, peer) = (self.url(), format!("http://{}", self.peer));
         command
@@ -141,7 +184,8 @@ impl Etcd {
             .arg(format!("--advertise-client-urls={url}"))
             .arg(format!("--listen-peer-urls={peer}"))
             .arg(format!("--initial-advertise-peer-urls={peer}"))
-            .arg(format!("--initial-cluster=default={peer}"));
+            .arg(format!("--name={}", self.name))
+            .arg(format!("--initial-cluster={}", self.members));
         if let Some(files) = &self.certificates {
             command
                 .arg("--client-cert-auth")
@@ -152,7 +196,6 @@ impl Etcd {
         let log = fs::File::create(self.directory.path().join("log")).unwrap();
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().unwrap();
         self.process = Some(Process(child));
-        until("etcd answers", async || self.try_ctl(&["endpoint", "health"]).ok()).await;
     }
 
     /// Runs etcdctl.
@@ -185,9 +228,13 @@ impl Etcd {
     }
 
     pub(crate) fn revision(&self) -> i64 {
+        self.status()["Status"]["header"]["revision"].as_i64().unwrap()
+    }
+
+    fn status(&self) -> serde_json::Value {
         let status: serde_json::Value =
             serde_json::from_str(&self.ctl(&["endpoint", "status", "--write-out=json"])).unwrap();
-        status[0]["Status"]["header"]["revision"].as_i64().unwrap()
+        status[0].clone()
     }
 }
 

@@ -2,6 +2,7 @@
 #![cfg(test)]
 
 mod bed;
+mod members;
 
 use std::sync::Arc;
 use std::time::Duration;
