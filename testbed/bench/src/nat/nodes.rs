@@ -21,6 +21,8 @@ use crate::progress;
 
 /// Bounds every wait.
 const TIMEOUT: Duration = Duration::from_secs(60);
+/// How long an answer is waited for where the nodes have settled on a path.
+const ANSWER: Duration = Duration::from_secs(5);
 /// Between two pings.
 const INTERVAL: &str = "0.02";
 
@@ -86,13 +88,25 @@ fn start_pings(world: &World, one: &Place, other: &Place) -> Result<Process> {
     from.namespace.spawn(&mut command, world.directory().join(format!("ping-{}-{}", one.node, other.node)))
 }
 
-/// When the first answer came: `ping -D` puts the Unix time before each line.
+/// When the first answer came, for which a path may be there before: `ping -D` puts the Unix time before each line.
 fn first_answer(output: &Path) -> Result<Option<Timestamp>> {
-    let text = fs::read_to_string(output).with_context(|| format!("cannot read {}", output.display()))?;
-    let Some(line) = text.lines().find(|line| line.contains(" bytes from ")) else { return Ok(None) };
+    let deadline = Instant::now() + ANSWER;
+    loop {
+        let text = fs::read_to_string(output).with_context(|| format!("cannot read {}", output.display()))?;
+        if let Some(line) = text.lines().find(|line| line.contains(" bytes from ")) {
+            return time_of(line).map(Some);
+        }
+        if Instant::now() >= deadline {
+            return Ok(None);
+        }
+        thread::sleep(Duration::from_millis(100));
+    }
+}
+
+fn time_of(line: &str) -> Result<Timestamp> {
     let seconds = line.trim_start_matches('[').split(']').next().unwrap_or_default();
     let seconds: f64 = seconds.parse().with_context(|| format!("ping printed no time: {line}"))?;
-    Ok(Some(Timestamp::from_microsecond((seconds * 1e6) as i64)?))
+    Ok(Timestamp::from_microsecond((seconds * 1e6) as i64)?)
 }
 
 /// Until both ends use a direct path, or have had time for it. `None` if they had no session in time: that pair has failed, and the
