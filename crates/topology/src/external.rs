@@ -14,8 +14,13 @@ use crate::problem::{Problem, Refusal};
 
 /// The external members that take part, in the order in which they joined, with the claims that may be compared. What lies inside a
 /// claim and is reserved is cut out of it.
-pub(crate) fn admitted(members: &[Member], policy: &Policy, problems: &mut BTreeSet<Problem>) -> Vec<Member> {
-    let mut externals: Vec<&Member> = members.iter().filter(|member| member.external.is_some()).collect();
+pub(crate) fn admitted(
+    members: &[&Member],
+    policy: &Policy,
+    problems: &mut BTreeSet<Problem>,
+) -> Vec<Member> {
+    let mut externals: Vec<&Member> =
+        members.iter().copied().filter(|member| member.external.is_some()).collect();
     if externals.is_empty() {
         return Vec::new();
     }

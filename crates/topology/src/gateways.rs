@@ -6,6 +6,7 @@
 //! packet takes at most three steps, from a node to a gateway of its location, from there to a gateway of the other
 //! location, from there to the node; whatever each of them chooses, it never goes back.
 
+use std::borrow::Borrow;
 use std::collections::{BTreeMap, BTreeSet};
 
 use fairlead_api::wireguard::PublicKey;
@@ -121,8 +122,8 @@ fn lists<'a>(ranked: &[&'a Member]) -> BTreeMap<&'a str, Vec<usize>> {
 }
 
 /// The gateways of each location by name, best first: the same on every node.
-pub fn gateways(members: &[Member]) -> BTreeMap<String, Vec<String>> {
-    let ranked: Vec<&Member> = members.iter().collect();
+pub fn gateways<M: Borrow<Member>>(members: &[M]) -> BTreeMap<String, Vec<String>> {
+    let ranked: Vec<&Member> = members.iter().map(Borrow::borrow).collect();
     let name = |at: usize| ranked.get(at).map(|member| member.name.clone());
     lists(&ranked)
         .into_iter()

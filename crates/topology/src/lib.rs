@@ -33,6 +33,7 @@ mod locations;
 mod member;
 mod merge;
 mod plan;
+mod planner;
 mod pod_networks;
 mod prefixes;
 mod problem;
@@ -46,6 +47,7 @@ pub use locations::{Encapsulation, Granularity, InternalAddress, Site, TunnelRou
 pub use member::{Endpoints, External, Member, MemberRecord, Since, Source};
 pub use merge::merge;
 pub use plan::{PeerPlan, Plan, Policy, plan};
+pub use planner::{Change, Planner, changes};
 pub use prefixes::Unusable;
 pub use problem::{Problem, Refusal};
 pub use rotation::NextKey;

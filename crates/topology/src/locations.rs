@@ -11,6 +11,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use fairlead_api::wireguard::PublicKey;
 use ipnet::IpNet;
@@ -72,7 +73,7 @@ pub enum Granularity {
 
 impl Granularity {
     /// Addresses of this host, where packets inside of the location go without a tunnel.
-    fn addresses(&self) -> Option<&[OwnAddress]> {
+    pub(crate) fn addresses(&self) -> Option<&[OwnAddress]> {
         match self {
             Self::Cross(addresses) | Self::Location { addresses, .. } => Some(addresses),
             Self::Full => None,
@@ -119,8 +120,8 @@ pub struct TunnelRoute {
 /// are to get no plain route. Takes `O(n log n)`.
 pub(crate) fn routes(
     policy: &Policy,
-    members: &[Member],
-    peers: &BTreeMap<PublicKey, PeerPlan>,
+    members: &[&Member],
+    peers: &BTreeMap<PublicKey, Arc<PeerPlan>>,
     problems: &mut BTreeSet<Problem>,
 ) -> (Vec<BlockRoute>, Tunnels) {
     let location = || Location::of(&policy.own, policy.granularity.addresses()?, members);
@@ -166,7 +167,7 @@ struct Location<'a> {
 
 impl<'a> Location<'a> {
     /// `None` if this node is a location of its own.
-    fn of(own: &'a str, addresses: &[OwnAddress], members: &'a [Member]) -> Option<Self> {
+    fn of(own: &'a str, addresses: &[OwnAddress], members: &[&'a Member]) -> Option<Self> {
         let site = members.iter().find(|member| member.name == own)?.site.as_ref()?;
         let on_host = |internal: &InternalAddress| {
             let found = addresses.iter().find(|it| it.prefix.addr() == internal.address)?;
@@ -183,7 +184,8 @@ impl<'a> Location<'a> {
         }
         let mut neighbours = BTreeMap::new();
         let is_node = |member: &&Member| member.external.is_none() && !member.is_discovered;
-        for member in members.iter().filter(is_node).filter(|member| member.name != own) {
+        let nodes = members.iter().copied().filter(is_node);
+        for member in nodes.filter(|member| member.name != own) {
             let Some(other) = member.site.as_ref().filter(|it| it.location == site.location) else {
                 continue;
             };

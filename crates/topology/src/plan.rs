@@ -1,7 +1,9 @@
 //! Members to peers, prefixes, targets and routes.
 
+use std::borrow::Borrow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use fairlead_address::PrefixSet;
 use fairlead_api::wireguard::PublicKey;
@@ -111,7 +113,7 @@ pub struct PeerPlan {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Plan {
     /// Peers by identity; never this node.
-    pub peers: BTreeMap<PublicKey, PeerPlan>,
+    pub peers: BTreeMap<PublicKey, Arc<PeerPlan>>,
     /// Keys that members are about to use: none of them is a key of `peers`.
     pub next_keys: BTreeMap<PublicKey, NextKey>,
     /// IPv4 destinations that enter the mesh, or are dropped there: the smallest sorted list that covers exactly them.
@@ -138,18 +140,24 @@ pub struct Plan {
 ///
 /// This node's own member may be missing (it has not published itself yet); then only conflicts among the
 /// others are seen.
-pub fn plan(members: &[Member], policy: &Policy) -> Plan {
+pub fn plan<M: Borrow<Member>>(members: &[M], policy: &Policy) -> Plan {
+    plan_of(members.iter().map(Borrow::borrow).collect(), policy)
+}
+
+fn plan_of(members: Vec<&Member>, policy: &Policy) -> Plan {
     let mut problems = BTreeSet::new();
     if let Some(on) = &policy.routes_on {
-        let routes = routes::plan(&policy.own, on, members, &mut problems);
+        let routes = routes::plan(&policy.own, on, &members, &mut problems);
         return Plan { routes, problems: problems.into_iter().collect(), ..Plan::default() };
     }
     let mut taken = Vec::new();
-    let announced = Announced::new(members, policy, &mut taken);
+    let announced = Announced::new(&members, policy, &mut taken);
     problems.extend(taken);
-    let members = &*announced.followed(members, policy);
-    let externals = external::admitted(members, policy, &mut problems);
-    let nodes = members.iter().filter(|member| member.external.is_none());
+    let followed = announced.followed(&members, policy);
+    let members = members.into_iter().enumerate();
+    let members: Vec<&Member> = members.map(|(at, member)| followed.get(&at).unwrap_or(member)).collect();
+    let externals = external::admitted(&members, policy, &mut problems);
+    let nodes = members.iter().copied().filter(|member| member.external.is_none());
     let ranked = ranked(nodes.chain(&externals), policy);
     let names: Vec<&str> = ranked.iter().map(|member| member.name.as_str()).collect();
     let entry_nodes = EntryNodes::new(&ranked, policy, &mut problems);
@@ -162,12 +170,12 @@ pub fn plan(members: &[Member], policy: &Policy) -> Plan {
     let holders = Holders::new(&owned, &lost_blocks, &has_peer);
     let peer = |(key, owners): (PublicKey, Vec<usize>)| {
         let planned = peer_plan(&ranked, &owned, &owners, &holders, policy, &entry_nodes, &carriers);
-        planned.map(|planned| (key, planned))
+        planned.map(|planned| (key, Arc::new(planned)))
     };
     let peers = by_key.into_iter().filter_map(peer).collect();
-    let next_keys = announced.prepared(members, &peers, policy);
+    let next_keys = announced.prepared(&members, &peers, policy);
     let is_gateway = carriers.gateways.is_own();
-    let (routes, tunnels) = locations::routes(policy, members, &peers, &mut problems);
+    let (routes, tunnels) = locations::routes(policy, &members, &peers, &mut problems);
     let (targets_ipv4, targets_ipv6) = targets(&ranked, &entries, &lost_blocks, policy);
     let nodes = node_addresses(&ranked, &entries, &owned, policy);
     let masqueraded = site_networks::masqueraded(&ranked, &entries, policy);

@@ -5,8 +5,8 @@
 //! key can complete one. A key that two members announce is followed for both, as one that both publish is one peer: a copy takes
 //! nothing from its owner. One that another member has now is ignored.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use fairlead_api::wireguard::PublicKey;
 
@@ -28,7 +28,7 @@ pub(crate) struct Announced(BTreeMap<PublicKey, Vec<usize>>);
 
 impl Announced {
     /// This node's own next key is no peer.
-    pub(crate) fn new(members: &[Member], policy: &Policy, problems: &mut Vec<Problem>) -> Self {
+    pub(crate) fn new(members: &[&Member], policy: &Policy, problems: &mut Vec<Problem>) -> Self {
         let mut announced: BTreeMap<PublicKey, Vec<usize>> = BTreeMap::new();
         if members.iter().all(|member| member.next_key.is_none()) {
             return Self(announced);
@@ -51,30 +51,28 @@ impl Announced {
         Self(announced)
     }
 
-    /// The members, with the next keys of those that use them already.
-    pub(crate) fn followed<'a>(&self, members: &'a [Member], policy: &Policy) -> Cow<'a, [Member]> {
-        let mut followed = Cow::Borrowed(members);
-        for (next, positions) in self.0.iter().filter(|(next, _)| policy.completed.contains(*next)) {
-            for position in positions {
-                if let Some(member) = followed.to_mut().get_mut(*position) {
-                    (member.public_key, member.next_key) = (Some(*next), None);
-                }
-            }
-        }
-        followed
+    /// The members that use their next keys already, with these, by their positions.
+    pub(crate) fn followed(&self, members: &[&Member], policy: &Policy) -> BTreeMap<usize, Member> {
+        let completed = self.0.iter().filter(|(next, _)| policy.completed.contains(*next));
+        let positions = completed.flat_map(|(next, positions)| positions.iter().map(move |at| (*next, *at)));
+        let followed = |(next, at): (PublicKey, usize)| {
+            let member = Member::clone(members.get(at)?);
+            Some((at, Member { public_key: Some(next), next_key: None, ..member }))
+        };
+        positions.filter_map(followed).collect()
     }
 
     /// The keys to prepare: of members that have a peer.
     pub(crate) fn prepared(
         &self,
-        members: &[Member],
-        peers: &BTreeMap<PublicKey, PeerPlan>,
+        members: &[&Member],
+        peers: &BTreeMap<PublicKey, Arc<PeerPlan>>,
         policy: &Policy,
     ) -> BTreeMap<PublicKey, NextKey> {
         let waiting = self.0.iter().filter(|(next, _)| !policy.completed.contains(*next));
         let prepared = waiting.filter_map(|(next, positions)| {
             let current = positions.iter().filter_map(|position| members.get(*position)?.public_key);
-            let with_peer = current.filter_map(|key| Some((key, peers.get(&key)?)));
+            let with_peer = current.filter_map(|key| Some((key, &**peers.get(&key)?)));
             let mut all: Vec<(PublicKey, &PeerPlan)> = with_peer.collect();
             all.dedup_by_key(|(key, _)| *key);
             let (current, _) = *all.first()?;

@@ -37,7 +37,7 @@ pub struct BlockRoute {
 pub(crate) fn plan(
     own: &str,
     own_addresses: &[OwnAddress],
-    members: &[Member],
+    members: &[&Member],
     problems: &mut BTreeSet<Problem>,
 ) -> Vec<BlockRoute> {
     let known = Known::new(own, own_addresses, members);
@@ -61,7 +61,7 @@ struct Known<'a> {
 }
 
 impl<'a> Known<'a> {
-    fn new(own: &str, own_addresses: &'a [OwnAddress], members: &'a [Member]) -> Self {
+    fn new(own: &str, own_addresses: &'a [OwnAddress], members: &[&'a Member]) -> Self {
         let mut holders: BTreeMap<IpAddr, BTreeSet<Option<&str>>> = BTreeMap::new();
         for address in own_addresses {
             holders.entry(address.prefix.addr()).or_default().insert(None);

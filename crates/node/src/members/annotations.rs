@@ -141,6 +141,8 @@ pub fn location_problems(node: &Node, granularity: Granularity) -> Vec<SourcePro
 
 #[cfg(test)]
 mod tests {
+    use fairlead_topology::Member;
+
     use super::*;
 
     fn node(annotations: &[(&str, &str)]) -> Node {
@@ -153,7 +155,7 @@ mod tests {
     fn endpoint(annotations: &[(&str, &str)]) -> (Option<String>, Vec<&'static str>) {
         let mut problems = Vec::new();
         let services = ["10.96.0.0/12", "fd96::/112"].map(|range| range.parse().unwrap());
-        let unusable = |address| UnusableAddress::of(address, &[], &services);
+        let unusable = |address| UnusableAddress::of::<Member>(address, &[], &services);
         let endpoint = manual_endpoint(&node(annotations), unusable, &mut problems);
         (endpoint.map(|it| it.to_string()), problems.iter().map(SourceProblem::reason).collect())
     }
@@ -182,7 +184,8 @@ mod tests {
     /// Extra endpoints, and the reasons of problems.
     fn extra(text: &str) -> (Vec<String>, Vec<&'static str>) {
         let mut problems = Vec::new();
-        let unusable = |address| UnusableAddress::of(address, &[], &["10.96.0.0/12".parse().unwrap()]);
+        let unusable =
+            |address| UnusableAddress::of::<Member>(address, &[], &["10.96.0.0/12".parse().unwrap()]);
         let extra = extra_endpoints(&node(&[(ANNOTATION_ENDPOINT, text)]), unusable, &mut problems);
         (
             extra.iter().map(ToString::to_string).collect(),

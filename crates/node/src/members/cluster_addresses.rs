@@ -1,5 +1,6 @@
 //! Addresses inside of the cluster, which are no endpoints of nodes.
 
+use std::borrow::Borrow;
 use std::fmt;
 use std::net::IpAddr;
 
@@ -24,16 +25,17 @@ pub enum UnusableAddress {
 
 impl UnusableAddress {
     /// `None` if a node may be there.
-    pub fn of(address: IpAddr, members: &[Member], services: &[IpNet]) -> Option<Self> {
+    pub fn of<M: Borrow<Member>>(address: IpAddr, members: &[M], services: &[IpNet]) -> Option<Self> {
         let address = address.to_canonical();
-        let mut blocks = members.iter().flat_map(|member| &member.blocks);
+        let members = || members.iter().map(|member| -> &Member { member.borrow() });
+        let mut blocks = members().flat_map(|member| &member.blocks);
         if !is_reachable(address) {
             Some(Self::NotReachable)
         } else if services.iter().any(|range| range.contains(&address)) {
             Some(Self::Service)
         } else {
             let is_pod = blocks.any(|block| block.contains(&address)).then_some(Self::Pod);
-            let mut networks = members.iter().flat_map(|member| &member.pod_networks);
+            let mut networks = members().flat_map(|member| &member.pod_networks);
             is_pod.or_else(|| networks.any(|it| it.contains(&address)).then_some(Self::PodNetwork))
         }
     }

@@ -137,7 +137,7 @@ pub fn through_entry(objects: &Objects, peer: &str, entry: &str, more: &[IpNet])
 
 /// What all nodes have, without Peers.
 fn prefixes_of_nodes(members: &[Member], policy: &Policy) -> impl Iterator<Item = IpNet> + use<> {
-    plan(&of_nodes(members), policy).peers.into_values().flat_map(|peer| peer.allowed_ips)
+    plan(&of_nodes(members), policy).peers.into_values().flat_map(|peer| peer.allowed_ips.clone())
 }
 
 fn of_nodes(members: &[Member]) -> Vec<Member> {
@@ -167,7 +167,7 @@ pub fn as_peer(
         }
         Subject::Node(_) => {
             let planned = plan(&of_nodes(&members), &policy).peers.remove(&public_key);
-            planned.into_iter().flat_map(|planned| planned.allowed_ips).chain(more.iter().copied()).collect()
+            planned.iter().flat_map(|planned| &planned.allowed_ips).chain(more).copied().collect()
         }
         Subject::Peer(_) => member.claims.iter().chain(more).copied().collect(),
     };

@@ -6,6 +6,7 @@
 //! never leaves in clear text.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fairlead_api::wireguard::PublicKey;
@@ -115,16 +116,7 @@ impl Departures {
         now: Instant,
     ) {
         self.note(deletions, now);
-        let of_cluster = records.iter().filter(|record| record.source <= Source::Kubernetes);
-        let published: Vec<&Member> =
-            of_cluster.map(|record| &record.member).filter(|member| member.public_key.is_some()).collect();
-        let names: BTreeSet<&str> = published.iter().map(|member| member.name.as_str()).collect();
-        let keys: BTreeSet<PublicKey> =
-            published.iter().flat_map(|member| [member.public_key, member.next_key]).flatten().collect();
-        self.deleted.retain(|name, deleted| deleted.until > now && !names.contains(name.as_str()));
-        // A member that is deleted may have copied the key of another.
-        let deleted_keys = self.deleted.values().flat_map(|it| [Some(it.public_key), it.next_key]).flatten();
-        let deleted_keys: BTreeSet<PublicKey> = deleted_keys.filter(|key| !keys.contains(key)).collect();
+        let deleted_keys = self.deleted_keys(records, now);
         let is_deleted = |member: &Member| {
             self.deleted.contains_key(&member.name)
                 || member.public_key.is_some_and(|key| deleted_keys.contains(&key))
@@ -151,6 +143,23 @@ impl Departures {
             member.next_key.take_if(|key| revoked.keys.contains(key));
         }
         records.retain(|record| record.source <= Source::Kubernetes || record.member.public_key.is_some());
+    }
+
+    /// Forgets deletions of members that the cluster has again. Returns the keys of all others.
+    fn deleted_keys(&mut self, records: &[MemberRecord], now: Instant) -> BTreeSet<PublicKey> {
+        if self.deleted.is_empty() {
+            return BTreeSet::new();
+        }
+        let of_cluster = records.iter().filter(|record| record.source <= Source::Kubernetes);
+        let published: Vec<&Member> =
+            of_cluster.map(|record| &record.member).filter(|member| member.public_key.is_some()).collect();
+        let names: BTreeSet<&str> = published.iter().map(|member| member.name.as_str()).collect();
+        let keys: BTreeSet<PublicKey> =
+            published.iter().flat_map(|member| [member.public_key, member.next_key]).flatten().collect();
+        self.deleted.retain(|name, deleted| deleted.until > now && !names.contains(name.as_str()));
+        // A member that is deleted may have copied the key of another.
+        let deleted_keys = self.deleted.values().flat_map(|it| [Some(it.public_key), it.next_key]).flatten();
+        deleted_keys.filter(|key| !keys.contains(key)).collect()
     }
 
     fn note(&mut self, deletions: &[Deletion], now: Instant) {
@@ -184,7 +193,7 @@ impl Departures {
                 continue;
             }
             let until = now + GUARD.saturating_sub(evidence.age);
-            let missing = Missing { member: member.clone(), until, is_guarded: false };
+            let missing = Missing { member: Member::clone(member), until, is_guarded: false };
             self.missing.entry(member.name.clone()).or_insert(missing);
         }
         let deleted = &self.deleted;
@@ -235,7 +244,7 @@ pub struct Evidence<'a> {
     /// This node.
     pub own: &'a str,
     /// The members as of the last time, and how long ago that was.
-    pub previous: &'a [Member],
+    pub previous: &'a [Arc<Member>],
     /// See `previous`; zero unless an earlier program saved them.
     pub age: Duration,
     /// Whether the mesh has discovery services.

@@ -1,5 +1,6 @@
 //! All sources together, and what is remembered of members that left.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fairlead_api::wireguard::PublicKey;
@@ -29,7 +30,7 @@ pub struct Membership {
 #[derive(Debug, Clone, Copy)]
 pub struct View<'a> {
     /// The members as of the last time.
-    pub previous: &'a [Member],
+    pub previous: &'a [Arc<Member>],
     /// How long ago that was; zero unless an earlier program saved them.
     pub age: Duration,
     /// Whom administrators revoked.

@@ -20,6 +20,7 @@ mod problem;
 pub mod static_peers;
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use fairlead_cluster::caches::Refusal;
 use fairlead_topology::{Member, MemberRecord, merge};
@@ -91,6 +92,19 @@ fn united<'a>(
     members
 }
 
+/// Those that are as `before` are the same allocations, so that what follows from them is not decided again. Both are sorted by name.
+pub(crate) fn shared(members: Vec<Member>, before: &[Arc<Member>]) -> Vec<Arc<Member>> {
+    let mut before = before.iter().peekable();
+    let share = |member: Member| {
+        while before.next_if(|known| known.name < member.name).is_some() {}
+        match before.next_if(|known| ***known == member) {
+            Some(known) => Arc::clone(known),
+            None => Arc::new(member),
+        }
+    };
+    members.into_iter().map(share).collect()
+}
+
 /// What discovery services say of members that the cluster knows is no problem.
 fn retain_of_discovered(problems: &mut Vec<SourceProblem>, members: &[Member]) {
     let is_about = |problem: &SourceProblem| matches!(problem, SourceProblem::DiscoveredPart { .. });
@@ -114,5 +128,21 @@ fn retain_of_discovered(problems: &mut Vec<SourceProblem>, members: &[Member]) {
 async fn sent<T>(receiver: &mut watch::Receiver<T>) {
     if receiver.changed().await.is_err() {
         std::future::pending().await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn members_that_are_as_before_are_the_same_allocations() {
+        let named = |name: &str, keepalive| Member { persistent_keepalive: keepalive, ..Member::named(name) };
+        let before = shared(vec![named("a", None), named("b", None), named("d", None)], &[]);
+        let now = vec![named("a", None), named("b", Some(1)), named("c", None), named("d", None)];
+        let after = shared(now.clone(), &before);
+        assert!(after.iter().map(|member| &**member).eq(&now));
+        let is_shared = |member: &Arc<Member>| before.iter().any(|known| Arc::ptr_eq(known, member));
+        assert_eq!(after.iter().map(is_shared).collect::<Vec<_>>(), [true, false, false, true]);
     }
 }

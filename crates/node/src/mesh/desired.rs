@@ -7,6 +7,7 @@ mod plain;
 mod pods;
 mod problems;
 mod published;
+mod reuse;
 mod sightings;
 mod tunnels;
 
@@ -21,7 +22,7 @@ use fairlead_dataplane::uplink::{self, HostNetwork, Ignored};
 use fairlead_path::{
     Filtering, Nat64, NatType, OwnSide, OwnView, PeerPaths, StunAnswer, classify, is_private,
 };
-use fairlead_topology::{Down, OwnAddress, Plan, Policy, plan};
+use fairlead_topology::{Down, OwnAddress, PeerPlan, Plan, Planner, Policy};
 use ipnet::{IpNet, Ipv4Net};
 
 pub use self::gateways::DesiredGateway;
@@ -29,6 +30,7 @@ use self::own_endpoints::{host_endpoints, mapped, reflexive, seen};
 use self::peers::peers;
 use self::pods::{in_mesh, own_prefixes, pod_prefixes};
 use self::problems::problems;
+use self::reuse::Reuse;
 use self::sightings::Sightings;
 pub use self::tunnels::DesiredTunnels;
 use super::down_peers;
@@ -95,6 +97,8 @@ pub struct DesiredPeer {
     /// What is published of it.
     manual: Vec<Endpoint>,
     host: Vec<SocketAddr>,
+    /// What it follows from, beside the members.
+    planned: Arc<PeerPlan>,
 }
 
 impl DesiredPeer {
@@ -210,6 +214,19 @@ pub fn stun_servers(inputs: &Inputs, host: &Host) -> Vec<SocketAddr> {
 impl Desired {
     /// Plans and looks for the endpoints of every peer. Takes `O(n log n)`.
     pub fn new(inputs: &Inputs, host: &Host, held: Held, own_addresses: &OwnAddresses) -> Self {
+        Self::following(None, &mut Planner::default(), inputs, host, held, own_addresses)
+    }
+
+    /// The same. What `planner` planned and what was desired before, with the inputs then, stays where it follows from the same: a change of
+    /// one member costs little more than copying lists.
+    pub fn following(
+        before: Option<(&Inputs, &Self)>,
+        planner: &mut Planner,
+        inputs: &Inputs,
+        host: &Host,
+        held: Held,
+        own_addresses: &OwnAddresses,
+    ) -> Self {
         let OwnAddresses { stun, peers: by_peers, filtering } = own_addresses;
         let local = host.networks.iter().filter(|_| inputs.settings.bypass_local_subnets);
         let excluded = inputs.settings.excluded.iter().chain(local).copied().collect();
@@ -235,7 +252,7 @@ impl Desired {
             connected: host.networks.clone(),
             ..Policy::new(&inputs.node)
         };
-        let plan = plan(&inputs.members, &policy);
+        let plan = planner.plan(&inputs.members, policy);
         let sightings = Sightings::new(&inputs.members);
         // An address inside a block, a network of pods or a range of Services is that of a pod or a Service, whatever a node says.
         let pods_in_mesh: PrefixSet = inputs.members.iter().flat_map(|it| in_mesh(inputs, it)).collect();
@@ -270,11 +287,12 @@ impl Desired {
             classify(&endpoints, &seen(inputs, &sightings, stun, &own.nat64)).with_filtering(*filtering);
         let filters = &inputs.settings.filters;
         let published = |endpoints| filters.published.apply(endpoints, SocketAddr::ip);
-        let peers = peers(inputs, &plan, &sightings, &own, &cluster_addresses, nat);
+        let reuse = Reuse::new(before, inputs, &own, &cluster_addresses, nat);
+        let peers = peers(inputs, plan, &sightings, &own, &cluster_addresses, nat, reuse.as_ref());
         Self {
-            prepared: key_changes::prepared(&plan, &peers),
+            prepared: key_changes::prepared(plan, &peers),
             peers,
-            external: external::desired(inputs, &plan, &own.nat64),
+            external: external::desired(inputs, plan, &own.nat64),
             nat,
             observed: published(observed),
             reflexive: published(reflexive),
@@ -282,15 +300,15 @@ impl Desired {
             public_ipv4: inputs.public_ipv4.filter(|it| filters.published.allows((*it).into())),
             own_prefixes: own_prefixes(inputs),
             mesh_addresses: inputs.mesh_addresses(),
-            problems: problems(inputs, &plan, stun, &cluster_addresses).into_iter().chain(refused).collect(),
+            problems: problems(inputs, plan, stun, &cluster_addresses).into_iter().chain(refused).collect(),
             nat64: own.nat64.clone(),
-            bypass: bypass(inputs, &plan, &pods_in_mesh),
-            plain_links: plain::links(host, &plan),
-            gateways: gateways::desired(inputs, &plan),
-            accepted: key_changes::accepted(&plan, gateways::accepted(&plan)),
+            bypass: bypass(inputs, plan, &pods_in_mesh),
+            plain_links: plain::links(host, plan),
+            gateways: gateways::desired(inputs, plan),
+            accepted: key_changes::accepted(plan, gateways::accepted(plan)),
             masqueraded: plan.masqueraded.clone(),
             is_gateway: plan.is_gateway,
-            tunnels: tunnels::desired(inputs, &plan),
+            tunnels: tunnels::desired(inputs, plan),
             plain: plan.routes.iter().map(plain::route).collect(),
             host: published(endpoints.clone()),
             mapped: published(mapped.clone()),
@@ -304,8 +322,8 @@ impl Desired {
             },
             harvests_endpoints: inputs.settings.harvests_endpoints,
             mtu: mtu(inputs, host),
-            targets_v4: plan.targets_ipv4.into_iter().map(IpNet::from).collect(),
-            targets_v6: plan.targets_ipv6.into_iter().map(IpNet::from).collect(),
+            targets_v4: plan.targets_ipv4.iter().copied().map(IpNet::from).collect(),
+            targets_v6: plan.targets_ipv6.iter().copied().map(IpNet::from).collect(),
         }
     }
 

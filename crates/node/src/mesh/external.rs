@@ -10,7 +10,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use fairlead_api::wireguard::{DeviceChange, DeviceState, PeerConfig, PeerState, PublicKey};
 use fairlead_path::Nat64;
-use fairlead_topology::{EntryRole, Member, Plan};
+use fairlead_topology::{EntryRole, Member, PeerPlan, Plan};
 use ipnet::IpNet;
 
 use super::inputs::Inputs;
@@ -70,8 +70,9 @@ impl ExternalReport {
 /// The external peers of the plan.
 pub(super) fn desired(inputs: &Inputs, plan: &Plan, nat64: &Nat64) -> BTreeMap<PublicKey, DesiredExternal> {
     let externals = inputs.members.iter().filter(|member| member.external.is_some());
-    let by_name: BTreeMap<&str, &Member> = externals.map(|member| (member.name.as_str(), member)).collect();
-    let desired = |(key, planned): (&PublicKey, &fairlead_topology::PeerPlan)| {
+    let by_name: BTreeMap<&str, &Arc<Member>> =
+        externals.map(|member| (member.name.as_str(), member)).collect();
+    let desired = |(key, planned): (&PublicKey, &Arc<PeerPlan>)| {
         let member = planned.members.iter().find_map(|name| by_name.get(name.as_str()))?;
         let external = member.external.as_ref()?;
         let config = PeerConfig {

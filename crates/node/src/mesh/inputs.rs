@@ -29,7 +29,7 @@ use super::settings::{DiscoverySettings, MeshSettings, RelayServer};
 use crate::members::cluster_addresses::{UnusableAddress, service_prefixes};
 use crate::members::departures::Departures;
 use crate::members::membership::{Membership, View};
-use crate::members::{SourceProblem, annotations, nodes};
+use crate::members::{SourceProblem, annotations, nodes, shared};
 
 /// What the cluster says, parsed and merged.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,8 +44,8 @@ pub struct Inputs {
     pub previous_key: Option<PublicKey>,
     /// The mesh resource.
     pub settings: MeshSettings,
-    /// All members, this node included.
-    pub members: Vec<Member>,
+    /// All members, this node included, sorted by their names. Those that are as they were in the inputs before are the same allocations.
+    pub members: Vec<Arc<Member>>,
     /// This node's own addresses, as its Node object has them: where others may reach it.
     pub node_addresses: Vec<IpAddr>,
     /// Those of them at which it is reached through the mesh.
@@ -190,7 +190,7 @@ struct Saved {
     /// The file was read.
     is_read: bool,
     /// Members as of an earlier run, and how old that is, until there are current ones.
-    earlier: (Vec<Member>, Duration),
+    earlier: (Vec<Arc<Member>>, Duration),
     /// The inputs of the last [`InputReader::read`] were those of the cluster.
     is_live: bool,
     unsaved: watch::Sender<Option<Unsaved>>,
@@ -226,7 +226,8 @@ impl Saved {
         }
         match self.file.read((Instant::now(), Timestamp::now())) {
             Ok(Some(read)) => {
-                self.earlier = (read.facts.members.clone(), read.age);
+                let members = read.facts.members.iter().cloned().map(Arc::new);
+                self.earlier = (members.collect(), read.age);
                 self.facts = Some(read.facts);
                 Some(read.departures)
             }
@@ -426,6 +427,8 @@ impl InputReader {
         let others = members.iter().filter(|member| member.name != self.node);
         let manual_of_others = others.filter_map(|member| member.endpoints.manual.as_ref());
         let resolved = self.names.resolve(manual_of_others.chain(&settings.stun_servers));
+        let before = self.last.as_ref().map(|last| last.members.as_slice()).unwrap_or_default();
+        let members = shared(members, before);
         Inputs {
             node: self.node.clone(),
             private_key,

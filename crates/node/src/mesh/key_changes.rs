@@ -62,21 +62,23 @@ impl KeyChanges {
     }
 
     /// Before a plan: notes which keys have other successors than in the plan before, and forgets what is no news any more.
-    pub(super) fn follow(&mut self, before: Option<&Desired>, members: &[Member]) {
+    pub(super) fn follow(&mut self, before: Option<&Desired>, members: &[Arc<Member>]) {
         let announced: BTreeSet<PublicKey> = members.iter().filter_map(|member| member.next_key).collect();
         self.completed.retain(|key| announced.contains(key));
         let Some(before) = before else { return };
-        let by_name: BTreeMap<&str, PublicKey> =
-            before.peers.iter().map(|(key, peer)| (peer.name.as_str(), *key)).collect();
-        let current: BTreeSet<PublicKey> = members.iter().filter_map(|member| self.key_of(member)).collect();
-        for member in members.iter().filter(|member| member.external.is_none()) {
-            let keys = self.key_of(member).zip(by_name.get(member.name.as_str()));
-            if let Some((new, old)) = keys.filter(|(_, old)| !current.contains(*old))
-                && !before.peers.contains_key(&new)
-            {
-                self.replaced.insert(new, *old);
-            }
+        let with_new_key = members.iter().filter(|member| member.external.is_none()).filter_map(|member| {
+            let key = self.key_of(member).filter(|key| !before.peers.contains_key(key))?;
+            Some((member.name.as_str(), key))
+        });
+        let new: BTreeMap<&str, PublicKey> = with_new_key.collect();
+        let replaced =
+            before.peers.iter().filter_map(|(old, peer)| Some((*new.get(peer.name.as_str())?, *old)));
+        let replaced: BTreeMap<PublicKey, PublicKey> = replaced.collect();
+        if replaced.is_empty() && self.replaced.is_empty() {
+            return;
         }
+        let current: BTreeSet<PublicKey> = members.iter().filter_map(|member| self.key_of(member)).collect();
+        self.replaced.extend(replaced.into_iter().filter(|(_, old)| !current.contains(old)));
         self.replaced.retain(|new, _| current.contains(new));
     }
 

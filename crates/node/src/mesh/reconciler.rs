@@ -11,7 +11,7 @@ use std::time::{Instant, SystemTime};
 use fairlead_api::names::MARK_FROM_WIREGUARD;
 use fairlead_api::wireguard::{DeviceState, PeerState, PublicKey};
 use fairlead_path::{NatType, State};
-use fairlead_topology::Down;
+use fairlead_topology::{Down, Planner};
 use ipnet::IpNet;
 
 pub use self::device::DeviceSlot;
@@ -36,6 +36,7 @@ pub struct Mesh<K> {
     kernel: K,
     device: DeviceSlot,
     planned: Option<Planned>,
+    planner: Planner,
     nat: NatType,
     paths: PathDriver,
     external: ExternalEndpoints,
@@ -70,6 +71,7 @@ impl<K: Kernel> Mesh<K> {
             kernel,
             device,
             planned: None,
+            planner: Planner::default(),
             nat: NatType::Unknown,
             paths,
             external: ExternalEndpoints::default(),
@@ -180,6 +182,7 @@ impl<K: Kernel> Mesh<K> {
     /// The kernel refuses something. The next call goes on from there.
     pub fn disable(&mut self) -> Result<(), MeshFailure> {
         self.planned = None;
+        self.planner = Planner::default();
         self.down_peers.clear();
         self.encapsulation = EncapsulationWatch::default();
         self.paths.clear(Instant::now());
@@ -326,7 +329,9 @@ impl<K: Kernel> Mesh<K> {
             down: down.clone(),
             completed: completed.clone(),
         };
-        let desired = Desired::new(inputs, &host, held, &own_addresses);
+        let before = self.planned.as_ref().map(|planned| (&*planned.inputs, &planned.desired));
+        let planner = &mut self.planner;
+        let desired = Desired::following(before, planner, inputs, &host, held, &own_addresses);
         self.nat = self.nat.updated(desired.nat);
         self.planned = Some(Planned {
             inputs: Arc::clone(inputs),

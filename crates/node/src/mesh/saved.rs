@@ -312,8 +312,8 @@ impl TryFrom<SavedExternal> for External {
 }
 
 /// Members that only discovery services know are in another file.
-fn of_cluster(members: &[Member]) -> impl Iterator<Item = &Member> {
-    members.iter().filter(|member| !member.is_discovered)
+fn of_cluster(members: &[Arc<Member>]) -> impl Iterator<Item = &Member> {
+    members.iter().map(|member| &**member).filter(|member| !member.is_discovered)
 }
 
 /// What the mesh reads of this node's object.

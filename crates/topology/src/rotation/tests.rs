@@ -99,7 +99,7 @@ proptest! {
         }
         // Each block has one peer.
         for member in members.iter().filter(|member| member.name != "n1") {
-            let has = |peer: &&PeerPlan| peer.allowed_ips.contains(&member.blocks[0]);
+            let has = |peer: &&Arc<PeerPlan>| peer.allowed_ips.contains(&member.blocks[0]);
             prop_assert_eq!(plan.peers.values().filter(has).count(), 1);
         }
     }

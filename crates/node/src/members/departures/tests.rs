@@ -21,7 +21,7 @@ fn deletion(name: &str, byte: u8) -> Deletion {
 /// Drives [`Departures`] as the mesh does.
 struct Bed {
     departures: Departures,
-    previous: Vec<Member>,
+    previous: Vec<Arc<Member>>,
     age: Duration,
     revoked: Revoked,
     session: Session,
@@ -33,7 +33,7 @@ impl Bed {
     fn new(previous: Vec<Member>, session: Session) -> Self {
         Self {
             departures: Departures::default(),
-            previous,
+            previous: previous.into_iter().map(Arc::new).collect(),
             age: Duration::ZERO,
             revoked: Revoked::default(),
             session,
@@ -58,7 +58,7 @@ impl Bed {
             now: self.now,
         };
         self.departures.follow(&mut members, &evidence);
-        self.previous = members;
+        self.previous = members.into_iter().map(Arc::new).collect();
         let keyed = self.previous.iter().filter(|member| member.public_key.is_some());
         keyed.map(|member| member.name.clone()).collect()
     }

@@ -2,8 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use fairlead_address::is_host;
+use fairlead_api::resources::Granularity;
 use fairlead_api::wireguard::PublicKey;
 use fairlead_topology::{Member, PeerPlan, Plan};
 use ipnet::IpNet;
@@ -30,11 +32,15 @@ pub(super) fn accepted(plan: &Plan) -> BTreeMap<PublicKey, Vec<IpNet>> {
 
 /// The peers that stand for other nodes, or may.
 pub(super) fn desired(inputs: &Inputs, plan: &Plan) -> BTreeMap<PublicKey, DesiredGateway> {
-    let members: BTreeMap<&str, &Member> =
+    // Elsewhere each node is reached by itself.
+    if inputs.settings.granularity != Granularity::Location {
+        return BTreeMap::new();
+    }
+    let members: BTreeMap<&str, &Arc<Member>> =
         inputs.members.iter().map(|member| (member.name.as_str(), member)).collect();
-    let gateway = |(key, peer): (&PublicKey, &PeerPlan)| {
+    let gateway = |(key, peer): (&PublicKey, &Arc<PeerPlan>)| {
         let own = peer.members.iter().filter_map(|name| members.get(name.as_str()));
-        let addresses = |member: &&Member| -> Vec<IpAddr> {
+        let addresses = |member: &&Arc<Member>| -> Vec<IpAddr> {
             let claims = member.claims.iter().map(IpNet::addr);
             claims.chain(member.mesh_addresses.iter().copied()).collect()
         };

@@ -15,6 +15,7 @@ use fairlead_topology::{Endpoints, Member, PeerPlan, Plan};
 use ipnet::IpNet;
 
 use super::DesiredPeer;
+use super::reuse::Reuse;
 use super::sightings::Sightings;
 use crate::mesh::inputs::Inputs;
 
@@ -34,16 +35,14 @@ pub(super) fn peers(
     own: &OwnView,
     cluster_addresses: &PrefixSet,
     nat: NatType,
+    reuse: Option<&Reuse<'_>>,
 ) -> BTreeMap<PublicKey, Arc<DesiredPeer>> {
-    let by_name: BTreeMap<&str, &Member> =
-        inputs.members.iter().map(|member| (member.name.as_str(), member)).collect();
     let is_inside = |endpoint: SocketAddr| {
         [endpoint, own.nat64.original(endpoint)].iter().any(|it| cluster_addresses.contains(it.ip()))
     };
     let is_tried = |endpoint| inputs.settings.filters.tried.allows(own.nat64.original(endpoint).ip());
-    let peer = |(key, planned): (&PublicKey, &PeerPlan)| {
-        let members: Vec<&Member> =
-            planned.members.iter().filter_map(|name| by_name.get(name.as_str()).copied()).collect();
+    let peer = |key: &PublicKey, planned: &Arc<PeerPlan>| {
+        let members: Vec<&Member> = planned.members.iter().filter_map(|name| named(inputs, name)).collect();
         let candidates = members.iter().map(|member| {
             let observed = sightings.endpoints(&member.name, key);
             let mut candidates = order(own, &peer_view(&inputs.resolved, &member.endpoints, observed));
@@ -84,17 +83,27 @@ pub(super) fn peers(
             nat: their_nat,
             manual: members.iter().filter_map(|member| member.endpoints.manual.clone()).collect(),
             host: members.iter().flat_map(|member| &member.endpoints.host).copied().collect(),
+            planned: Arc::clone(planned),
         };
-        (*key, Arc::new(peer))
+        Arc::new(peer)
     };
     let is_node = |planned: &PeerPlan| {
-        let mut members = planned.members.iter().filter_map(|name| by_name.get(name.as_str()));
+        let mut members = planned.members.iter().filter_map(|name| named(inputs, name));
         members.all(|member| {
             // Without the secret a node of KubeSpan would lose the session that it has.
             member.external.is_none() && (!member.needs_preshared_key || inputs.cluster.is_some())
         })
     };
-    plan.peers.iter().filter(|(_, planned)| is_node(planned)).map(peer).collect()
+    let of_node = |(key, planned): (&PublicKey, &Arc<PeerPlan>)| {
+        let known = reuse.and_then(|reuse| reuse.peer(key, planned));
+        Some((*key, known.or_else(|| is_node(planned).then(|| peer(key, planned)))?))
+    };
+    plan.peers.iter().filter_map(of_node).collect()
+}
+
+fn named<'a>(inputs: &'a Inputs, name: &str) -> Option<&'a Member> {
+    let found = inputs.members.binary_search_by(|member| member.name.as_str().cmp(name)).ok()?;
+    inputs.members.get(found).map(|member| &**member)
 }
 
 /// Whether the tunnel to members with one key is one of KubeSpan. One that copied the key of a node of Fairlead changes nothing for it.
@@ -115,7 +124,7 @@ fn published_nat(members: &[&Member]) -> NatType {
 
 /// Whether ports are tried: the annotations of both nodes come before the mesh, and `disabled` of either before the other.
 fn policy(inputs: &Inputs, members: &[&Member]) -> BirthdayPolicy {
-    let own = inputs.members.iter().filter(|member| member.name == inputs.node);
+    let own = named(inputs, &inputs.node).into_iter();
     let annotations =
         own.chain(members.iter().copied()).filter_map(|member| member.endpoints.birthday_attack);
     match annotations.min() {

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use fairlead_api::wireguard::PublicKey;
 use fairlead_topology::Member;
@@ -12,9 +13,10 @@ use crate::mesh::inputs::Inputs;
 pub(super) struct Sightings<'a>(BTreeMap<&'a str, Vec<(&'a Member, PublicKey, SocketAddr)>>);
 
 impl<'a> Sightings<'a> {
-    pub(super) fn new(members: &'a [Member]) -> Self {
+    pub(super) fn new(members: &'a [Arc<Member>]) -> Self {
         let mut by_name: BTreeMap<&str, Vec<_>> = BTreeMap::new();
         for observer in members {
+            let observer = &**observer;
             for (name, (key, endpoint)) in &observer.endpoints.sightings {
                 if *name != observer.name {
                     by_name.entry(name).or_default().push((observer, *key, *endpoint));

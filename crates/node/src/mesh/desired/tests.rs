@@ -62,7 +62,7 @@ pub(in crate::mesh) fn inputs(members: impl IntoIterator<Item = Member>) -> Inpu
             encapsulation: Encapsulation::Never,
             mesh_ipv4: None,
         },
-        members: merge(members.into_iter().map(record).collect()),
+        members: merge(members.into_iter().map(record).collect()).into_iter().map(Arc::new).collect(),
         node_addresses: vec![own],
         claims: vec![own],
         api_server: vec!["192.0.2.100:6443".parse().unwrap()],
@@ -120,7 +120,8 @@ fn a_sighting_counts_only_for_the_present_key_of_the_peer() {
         observer
     };
     let members = [observer(2, key(1)), observer(3, key(9)), observer(1, key(1))];
-    let sightings = Sightings::new(&members);
+    let shared: Vec<Arc<Member>> = members.iter().cloned().map(Arc::new).collect();
+    let sightings = Sightings::new(&shared);
     assert_eq!(sightings.of("node-0001", &key(1)).count(), 1);
     assert_eq!(sightings.endpoints("node-0001", &key(9)), ["203.0.113.1:9".parse().unwrap()]);
     assert_eq!(
@@ -520,7 +521,7 @@ fn addresses_on_the_mesh_are_on_the_device_and_no_endpoint_is_in_them() {
 fn a_node_of_kubespan_has_the_secret_as_preshared_key_and_no_relay() {
     let talos = Member { needs_preshared_key: true, is_discovered: true, ..member(2) };
     let mut inputs = inputs([member(1), member(3)]);
-    inputs.members.push(talos);
+    inputs.members.insert(1, Arc::new(talos));
     let planned =
         |inputs: &Inputs| Desired::new(inputs, &host(), Held::default(), &OwnAddresses::default()).peers;
     assert!(!planned(&inputs).contains_key(&key(2)), "a device that has the key keeps its session");

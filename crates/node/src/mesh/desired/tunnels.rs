@@ -35,8 +35,8 @@ pub(super) fn encapsulation(inputs: &Inputs) -> topology::Encapsulation {
 }
 
 pub(super) fn desired(inputs: &Inputs, plan: &Plan) -> DesiredTunnels {
-    let keys =
-        plan.peers.iter().flat_map(|(key, peer)| peer.members.iter().map(|name| (name.as_str(), *key)));
+    let peers = plan.peers.iter().filter(|_| !plan.tunnels.routes.is_empty());
+    let keys = peers.flat_map(|(key, peer)| peer.members.iter().map(|name| (name.as_str(), *key)));
     let keys: BTreeMap<&str, PublicKey> = keys.collect();
     let end = |route: &topology::TunnelRoute| {
         Some((route.remote, (route.node.clone(), *keys.get(route.node.as_str())?)))

@@ -154,7 +154,7 @@ fn addresses_of_a_name_are_tried_in_turn_while_packets_are_not_answered() {
 fn a_peer_that_went_to_another_entry_node_loses_its_session_here_and_is_not_called() {
     let mut bed = Bed::new(&["192.0.2.1:7"]);
     bed.peer().last_handshake = Some(SystemTime::now());
-    for member in &mut bed.inputs.members {
+    for member in bed.inputs.members.iter_mut().map(Arc::make_mut) {
         match member.external.as_mut() {
             Some(external) => external.entry_nodes = vec!["node-0001".to_owned(), "node-0002".to_owned()],
             None if member.name == "node-0002" => {
@@ -178,7 +178,7 @@ fn a_peer_that_went_to_another_entry_node_loses_its_session_here_and_is_not_call
     bed.peer().config.endpoint = Some(address("198.51.100.1:9"));
     assert!(bed.change().is_empty(), "nothing is removed a second time");
     for member in bed.inputs.members.iter_mut().filter(|member| member.name == "node-0001") {
-        member.entry_terms.insert("laptop".to_owned(), (key(LAPTOP), 2));
+        Arc::make_mut(member).entry_terms.insert("laptop".to_owned(), (key(LAPTOP), 2));
     }
     let change = bed.change();
     assert!(change.remove_peers.is_empty());

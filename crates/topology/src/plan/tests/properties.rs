@@ -179,7 +179,7 @@ fn kept_blocks<'a>(named: &'a [Named<'a>]) -> impl Iterator<Item = &'a Named<'a>
     })
 }
 
-fn peer_of<'a>(plan: &'a Plan, address: &IpNet) -> Option<&'a PeerPlan> {
+fn peer_of<'a>(plan: &'a Plan, address: &IpNet) -> Option<&'a Arc<PeerPlan>> {
     let allowed =
         plan.peers.values().flat_map(|peer| peer.allowed_ips.iter().map(move |prefix| (prefix, peer)));
     let covering = allowed.filter(|(prefix, _)| prefix.contains(address));
