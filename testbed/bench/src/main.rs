@@ -13,6 +13,7 @@ mod agents;
 mod cni;
 mod cpu;
 mod ipam;
+mod mesh;
 mod mesh_scale;
 mod nat;
 mod nft;
@@ -39,6 +40,7 @@ Benchmarks (all of them without a name):
   agents   1,000 agents with links to a relay, a restart of it, and a real API server (ours alone, 15 minutes)
   cni      start and end pods: ours with a real API server, and ptp with host-local (5 minutes)
   ipam     a cluster of 1,000 nodes and 100,000 pods against a real API server (ours alone, 5 minutes)
+  mesh     plan a mesh, follow a change of one member, and a discovery server under load (ours alone, 5 minutes)
   mesh-scale  1,000 and 5,000 peers, 100,000 blocks, and one real node program (ours alone, 15 minutes)
   nat      two nodes behind NATs find a path to each other: ours and iroh, every pair of kinds of NAT (20 minutes)
   nft      load prefixes into an nftables set, add and delete one: our netlink and the program nft
@@ -90,6 +92,7 @@ const CASES: &[Case] = &[
     Case { name: agents::CASE, run: agents::run },
     Case { name: cni::CASE, run: cni::run },
     Case { name: ipam::CASE, run: ipam::run },
+    Case { name: mesh::CASE, run: mesh::run },
     Case { name: mesh_scale::CASE, run: mesh_scale::run },
     Case { name: nat::CASE, run: nat::run },
     Case { name: nft::CASE, run: nft::run },
@@ -104,6 +107,8 @@ const CASES: &[Case] = &[
 enum Command {
     /// One end of the tunnel benchmark, in a process of its own: the embedded WireGuard with this interface.
     Device(String),
+    /// Load for a discovery server, in a process of its own.
+    DiscoveryLoad(mesh::Load),
     Help,
     /// A path socket of the kernel's WireGuard, held open in the VM.
     HoldPathSocket,
@@ -149,6 +154,11 @@ fn parse(arguments: &[String]) -> Result<Command> {
         let is_udp = rest.first().is_some_and(|word| word == relay::UDP);
         return Ok(Command::RelayLoad { address: address.clone(), pairs, is_udp });
     }
+    if let [first, rest @ ..] = arguments
+        && first == mesh::LOAD_COMMAND
+    {
+        return Ok(Command::DiscoveryLoad(mesh::Load::parse(rest)?));
+    }
     let (mut names, mut options, mut json) = (Vec::new(), Options::default(), false);
     let mut arguments = arguments.iter();
     while let Some(argument) = arguments.next() {
@@ -179,6 +189,7 @@ fn parse(arguments: &[String]) -> Result<Command> {
 fn run_command(command: Command, arguments: &[String]) -> Result<()> {
     match command {
         Command::Device(interface) => tunnel::run_device(&interface),
+        Command::DiscoveryLoad(load) => load.run(),
         Command::Help => print(HELP),
         Command::HoldPathSocket => probe_socket::hold(),
         Command::RelayLoad { address, pairs, is_udp } => relay::run_load(&address, pairs, is_udp),
@@ -246,7 +257,7 @@ mod tests {
         let message = parsed(&["tunel"]).unwrap_err().to_string();
         assert_eq!(
             message,
-            "unknown benchmark or option \"tunel\": choose from agents, cni, ipam, mesh-scale, nat, nft, plan, probe-socket, relay, tunnel, --quick, --json, --peers, --blocks and --rtt"
+            "unknown benchmark or option \"tunel\": choose from agents, cni, ipam, mesh, mesh-scale, nat, nft, plan, probe-socket, relay, tunnel, --quick, --json, --peers, --blocks and --rtt"
         );
     }
 

@@ -42,7 +42,7 @@ fn measure(size: u32) -> Result<Measurement> {
 }
 
 /// A dual-stack node with one address and one block per family.
-fn member(number: u32) -> Result<Member> {
+pub(crate) fn member(number: u32) -> Result<Member> {
     let mut key = [7; 32];
     if let Some(head) = key.first_chunk_mut() {
         *head = number.to_be_bytes();
@@ -55,7 +55,7 @@ fn member(number: u32) -> Result<Member> {
     })
 }
 
-fn name(number: u32) -> String {
+pub(crate) fn name(number: u32) -> String {
     format!("node-{number}")
 }
 

@@ -154,15 +154,16 @@ impl Outcome {
     }
 }
 
-/// A load program: see [`super::flow`].
-struct Load {
+/// A load program, which takes orders in lines and answers each with a line: see [`super::flow`].
+pub(crate) struct Load {
     child: Child,
     orders: ChildStdin,
     answers: BufReader<ChildStdout>,
 }
 
 impl Load {
-    fn start(mut command: Command) -> Result<Self> {
+    /// Starts it and waits until it is ready.
+    pub(crate) fn start(mut command: Command) -> Result<Self> {
         let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -176,7 +177,8 @@ impl Load {
         Ok(load)
     }
 
-    fn order(&mut self, order: &str) -> Result<String> {
+    /// Its answer to an order.
+    pub(crate) fn order(&mut self, order: &str) -> Result<String> {
         writeln!(self.orders, "{order}").context("it takes no order")?;
         self.answer()
     }

@@ -21,6 +21,7 @@ use bed::{Bed, Running};
 use peers::Peers;
 use subject::Subject;
 
+pub(crate) use bed::Load as LoadProcess;
 pub(crate) use load::run as run_load;
 
 pub(crate) const CASE: &str = "relay";
