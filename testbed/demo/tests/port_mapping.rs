@@ -66,7 +66,7 @@ fn is_mapped(router: &Router) -> bool {
 #[test]
 fn a_mapped_port_connects_nodes_behind_symmetric_nats() {
     let mut world = World::start(&topology::relayed(), &Progress::default()).unwrap();
-    let router = node(&world, "hotel-1").host.router().unwrap().clone();
+    let router = node(&world, "hotel-1").host.router().unwrap();
     let _daemon = miniupnpd(&world, &router);
     world.apply_pool().unwrap();
     apply_mesh(&world, &json!({ "natTraversal": { "portMapping": "disabled" } }));

@@ -10,6 +10,7 @@ use crate::internet::Attachment;
 use crate::lock;
 use crate::namespace::Namespace;
 use crate::router::Router;
+use crate::site::NatSite;
 
 /// What to choose about a host behind a router; by default the lab chooses.
 #[derive(Debug, Clone, Default)]
@@ -29,7 +30,13 @@ pub struct Host {
 #[derive(Debug)]
 struct Inner {
     namespace: Namespace,
-    attachment: Mutex<Attachment>,
+    uplink: Mutex<Uplink>,
+}
+
+/// Where it is.
+#[derive(Debug)]
+struct Uplink {
+    attachment: Attachment,
     router: Option<Router>,
 }
 
@@ -42,30 +49,45 @@ impl Host {
         more: &str,
     ) -> Result<Self> {
         namespace.ip(&format!("{}{more}", attachment.inside))?;
-        Ok(Self { inner: Arc::new(Inner { namespace, attachment: Mutex::new(attachment), router }) })
+        let uplink = Mutex::new(Uplink { attachment, router });
+        Ok(Self { inner: Arc::new(Inner { namespace, uplink }) })
     }
 
     /// Its own IPv4 address: public, or that on its LAN. Of a router: that on its `wan`.
     pub fn address(&self) -> Ipv4Addr {
-        lock(&self.inner.attachment).address
+        lock(&self.inner.uplink).attachment.address
     }
 
     /// Its own IPv6 address, if it has one.
     pub fn address6(&self) -> Option<Ipv6Addr> {
-        lock(&self.inner.attachment).address6
+        lock(&self.inner.uplink).attachment.address6
     }
 
     /// The IPv4 address its packets carry on the Internet.
     pub fn public_address(&self) -> Ipv4Addr {
-        match &self.inner.router {
+        match self.router() {
             Some(router) => router.public_address_for(self.address()),
             None => self.address(),
         }
     }
 
     /// The router it is behind, if it is.
-    pub fn router(&self) -> Option<&Router> {
-        self.inner.router.as_ref()
+    pub fn router(&self) -> Option<Router> {
+        lock(&self.inner.uplink).router.clone()
+    }
+
+    /// Moves it to another site, as a machine that changes networks: its interface goes away with addresses and routes, and a new
+    /// `eth0` comes up there, with the next free address. Its address at the old site stays taken.
+    ///
+    /// # Errors
+    /// The lab has ended, the LAN of the site is full, or this is a router, which has no `eth0`.
+    pub fn roam(&self, site: &NatSite) -> Result<()> {
+        let mut uplink = lock(&self.inner.uplink);
+        self.ip("link del eth0\n")?;
+        let (attachment, router) = site.attach(self, &HostOptions::default())?;
+        self.ip(&attachment.inside)?;
+        *uplink = Uplink { attachment, router: Some(router) };
+        Ok(())
     }
 
     /// Pulls its cable (of a router: the uplink). Addresses and routes inside stay, as on a real machine.
@@ -73,7 +95,7 @@ impl Host {
     /// # Errors
     /// The lab has ended.
     pub fn partition(&self) -> Result<()> {
-        lock(&self.inner.attachment).pull()
+        lock(&self.inner.uplink).attachment.pull()
     }
 
     /// Plugs the cable in again.
@@ -81,12 +103,12 @@ impl Host {
     /// # Errors
     /// The lab has ended.
     pub fn heal(&self) -> Result<()> {
-        lock(&self.inner.attachment).plug()
+        lock(&self.inner.uplink).attachment.plug()
     }
 
     /// Lets `change` work on the cable.
     pub(crate) fn with_attachment<T>(&self, change: impl FnOnce(&mut Attachment) -> T) -> T {
-        change(&mut lock(&self.inner.attachment))
+        change(&mut lock(&self.inner.uplink).attachment)
     }
 }
 

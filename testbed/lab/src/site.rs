@@ -7,9 +7,10 @@ use anyhow::{Context, Result, ensure};
 use ipnet::{Ipv4Net, Ipv6Net};
 
 use crate::host::{Host, HostOptions};
-use crate::internet::{FORWARDING, Uplink, routed_prefix6};
+use crate::internet::{Attachment, FORWARDING, Uplink, routed_prefix6};
 use crate::lab::Shared;
 use crate::lock;
+use crate::namespace::Namespace;
 use crate::nat::{Nat, Rules, USUAL_LIFE};
 use crate::router::Router;
 
@@ -181,16 +182,26 @@ impl NatSite {
     /// # Errors
     /// As [`NatSite::host`]; or the address is taken, or not one of the LAN's hosts.
     pub fn host_with(&self, name: &str, options: &HostOptions) -> Result<Host> {
+        let namespace = self.inner.shared.namespace(name)?;
+        let (attachment, router) = self.attach(&namespace, options)?;
+        Host::new(namespace, attachment, Some(router), "")
+    }
+
+    /// Makes a port of the LAN for the `eth0` of a namespace.
+    pub(crate) fn attach(
+        &self,
+        namespace: &Namespace,
+        options: &HostOptions,
+    ) -> Result<(Attachment, Router)> {
         let address = match options.address {
             Some(address) => address,
             None => self.next_address()?,
         };
-        let namespace = self.inner.shared.namespace(name)?;
         let router = &self.inner.router;
-        let attachment = router
-            .attach(&namespace, "eth0", address, options.mtu)
-            .with_context(|| format!("cannot add the host {name} to the site {}", self.name()))?;
-        Host::new(namespace, attachment, Some(router.clone()), "")
+        let attachment = router.attach(namespace, "eth0", address, options.mtu).with_context(|| {
+            format!("cannot add the host {} to the site {}", namespace.name(), self.name())
+        })?;
+        Ok((attachment, router.clone()))
     }
 
     fn next_address(&self) -> Result<Ipv4Addr> {

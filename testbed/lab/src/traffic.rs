@@ -1,6 +1,6 @@
 //! Continuous traffic during failures, and its losses.
 //!
-//! A [`Flow`] sends a numbered message every 50 ms from one place to an echo server of its own in another and notes when
+//! A [`Flow`] sends a numbered message every 50 ms, or more often, from one place to an echo server of its own in another and notes when
 //! each came back: UDP shows every loss, TCP whether an established connection survives.
 
 use std::io::{ErrorKind, Read, Write};
@@ -14,7 +14,7 @@ use anyhow::{Context, Result};
 
 use crate::place::Place;
 
-/// Pause between two messages.
+/// Pause between two messages unless a test sets another.
 const PACE: Duration = Duration::from_millis(50);
 /// How often a thread that waits for bytes looks whether it should end.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
@@ -61,6 +61,14 @@ impl Flow {
     /// # Errors
     /// A namespace cannot be entered.
     pub fn udp(from: &impl Place, to: &impl Place, address: IpAddr) -> Result<Self> {
+        Self::udp_every(PACE, from, to, address)
+    }
+
+    /// The same with another pause between two messages.
+    ///
+    /// # Errors
+    /// As [`Flow::udp`].
+    pub fn udp_every(pace: Duration, from: &impl Place, to: &impl Place, address: IpAddr) -> Result<Self> {
         let server = to.inside(|| UdpSocket::bind((address, 0)))??;
         let remote = server.local_addr()?;
         let client = from.inside(|| UdpSocket::bind(any(address)))??;
@@ -73,7 +81,7 @@ impl Flow {
             echo_datagrams(&server, stop);
         });
         flow.thread(move |log, stop| {
-            paced(log, stop, |number| {
+            paced(pace, log, stop, |number| {
                 // An unreachable network is one of the things that are being measured.
                 let _ = client.send_to(&number.to_be_bytes(), remote);
                 Ok(())
@@ -109,7 +117,9 @@ impl Flow {
         flow.connection = Some(client.try_clone()?);
         let mut receiver = client.try_clone()?;
         flow.thread(move |_, stop| echo_stream(server, stop));
-        flow.thread(move |log, stop| paced(log, stop, |number| client.write_all(&number.to_be_bytes())));
+        flow.thread(move |log, stop| {
+            paced(PACE, log, stop, |number| client.write_all(&number.to_be_bytes()))
+        });
         flow.thread(move |log, stop| {
             let ended = numbers(&mut receiver, stop, |number| answered(log, number));
             if let Err(error) = ended {
@@ -211,7 +221,12 @@ fn any(family: IpAddr) -> SocketAddr {
 }
 
 /// Sends numbers at an even pace until stopped or until a message cannot be sent any more.
-fn paced(log: &Mutex<Log>, stop: &AtomicBool, mut send: impl FnMut(u64) -> std::io::Result<()>) {
+fn paced(
+    pace: Duration,
+    log: &Mutex<Log>,
+    stop: &AtomicBool,
+    mut send: impl FnMut(u64) -> std::io::Result<()>,
+) {
     for number in 0.. {
         if stop.load(Ordering::Relaxed) {
             return;
@@ -221,7 +236,7 @@ fn paced(log: &Mutex<Log>, stop: &AtomicBool, mut send: impl FnMut(u64) -> std::
             lock(log).ended.get_or_insert(error.to_string());
             return;
         }
-        std::thread::sleep(PACE);
+        std::thread::sleep(pace);
     }
 }
 

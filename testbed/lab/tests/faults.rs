@@ -68,6 +68,29 @@ fn a_changed_address_moves_the_site() {
 }
 
 #[test]
+fn a_host_that_roams_has_the_addresses_of_the_other_site() {
+    let (lab, observers, site, host) = bed(Nat::PortRestricted);
+    let options = SiteOptions { ipv6: Ipv6::Global, ..SiteOptions::new(Nat::FullCone, lan("10.0.0.0/24")) };
+    let other = lab.site("other", options).unwrap();
+    let neighbour = other.host("neighbour").unwrap();
+    let inside = socket(&host, 51_820);
+    let before = observers.reflexive(&inside);
+    assert_eq!((before.ip(), host.address6()), (site.router().address().into(), None));
+    host.roam(&other).unwrap();
+    assert!(other.router().lan().contains(&host.address()));
+    assert_ne!(host.address(), neighbour.address());
+    assert!(host.address6().is_some_and(|it| other.router().lan6().unwrap().contains(&it)));
+    assert_eq!(host.public_address(), other.router().address());
+    // The socket is that of before.
+    assert_eq!(observers.reflexive(&inside).ip(), other.router().address());
+    observers.send(0, "to the old site", before);
+    assert!(receive(&inside, SILENCE).is_none());
+    host.roam(&site).unwrap();
+    assert_eq!(observers.reflexive(&inside).ip(), site.router().address());
+    assert!(site.router().roam(&other).is_err());
+}
+
+#[test]
 fn a_short_mapping_life_ends_idle_mappings_only() {
     let lab = Lab::new().unwrap();
     let observers = Observers::new(&lab);
