@@ -229,8 +229,8 @@ impl Prober {
         self.use_traffic(now);
     }
 
-    /// Takes an authenticated request of the peer. Its source is tried unless a direct path is in use and works, or it belongs to
-    /// one link only: a source address is easily forged. A request by way of the relay may ask for more: that all paths are tried
+    /// Takes an authenticated request of the peer. Its source is tried unless a direct path of no worse kind is in use and works, or it
+    /// belongs to one link only: a source address is easily forged. A request by way of the relay may ask for more: that all paths are tried
     /// now. While packets are relayed this is done although a direct path works here: it may not work there.
     pub(crate) fn handle_request(&mut self, now: Duration, from: SocketAddr, starts_round: bool) {
         if starts_round && self.is_relay(from) {
@@ -240,10 +240,15 @@ impl Prober {
                 return;
             }
         }
-        let works = self.current_path().is_some_and(|path| !path.is_relay() && path.is_fresh(now));
+        let working =
+            self.current_path().filter(|path| !path.is_relay() && path.is_fresh(now)).map(Path::kind);
         let may_use = self.may_use(from);
         match self.paths.iter_mut().find(|path| path.candidate.address == from) {
-            Some(path) if path.attempt.is_none() && !path.is_fresh(now) && !works => {
+            Some(path)
+                if path.attempt.is_none()
+                    && !path.is_fresh(now)
+                    && working.is_none_or(|working| path.kind() < working) =>
+            {
                 path.attempt = Some((now, 0));
             }
             Some(_) => {}

@@ -127,10 +127,16 @@ impl Path {
         }
     }
 
-    /// The lower the better. IPv4 comes before IPv6, whatever their speed: nodes without IPv6 learn the endpoint of a node behind a
+    /// The lower the better, whatever the round-trip times. IPv4 comes before IPv6, whatever their speed: nodes without IPv6 learn the endpoint of a node behind a
     /// NAT from those that see it over IPv4.
+    pub(super) fn kind(&self) -> (u8, bool) {
+        (self.tier(), self.is_ipv6())
+    }
+
+    /// The lower the better.
     pub(super) fn rank(&self) -> (u8, bool, Option<Duration>) {
-        (self.tier(), self.is_ipv6(), self.round_trip())
+        let (tier, is_ipv6) = self.kind();
+        (tier, is_ipv6, self.round_trip())
     }
 
     pub(super) fn is_ipv6(&self) -> bool {

@@ -291,6 +291,21 @@ fn a_request_that_comes_directly_is_returned_although_the_relay_works() {
     assert_eq!(selected, [(public(1), EndpointReason::BetterPath)]);
 }
 
+/// The peer joined the network of this node: its address was known and never answered.
+#[test]
+fn a_request_over_a_better_kind_of_path_is_returned_although_a_direct_one_works() {
+    let mut bed = Bed::new(true, &[public(1), private(2), public(3)]);
+    bed.session(public(1));
+    bed.run(8 * SECOND, &[public(1)], MILLISECOND);
+    for address in [private(2), public(3)] {
+        bed.prober.handle_request(bed.now, address, false);
+    }
+    let answering = [public(1), private(2)];
+    let selected = bed.run(100 * MILLISECOND, &answering, MILLISECOND);
+    assert_eq!(selected, [(private(2), EndpointReason::BetterPath)]);
+    assert!(bed.prober.path(public(3)).unwrap().attempt.is_none());
+}
+
 #[test]
 fn where_only_the_relay_may_be_used_a_direct_session_moves_to_it_and_stays() {
     let mut bed = relayed(false, &[public(1)]);
