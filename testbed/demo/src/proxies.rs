@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use testbed_lab::relay::Relay;
@@ -79,7 +80,7 @@ pub struct Squid {
     pub host: Host,
     // It is not root's, so the files have a directory of their own.
     directory: TempDir,
-    _process: Process,
+    process: Process,
 }
 
 impl Squid {
@@ -95,11 +96,20 @@ impl Squid {
         let configuration = SQUID.replace("DIRECTORY", &path).replace("PORT", &SQUID_PORT.to_string());
         fs::write(directory.path().join("squid.conf"), configuration)?;
         host.shell(&format!("chown -R proxy:proxy {path}"))?;
-        let mut command = Command::new("/usr/sbin/squid");
-        command.args(["-N", "-d", "1", "-f"]).arg(directory.path().join("squid.conf"));
-        let mut process = host.spawn(&mut command, directory.path().join("output"))?;
-        process.wait_for_output("Accepting HTTP Socket connections", TIMEOUT)?;
-        Ok(Self { host, directory, _process: process })
+        let process = squid(&host, directory.path())?;
+        Ok(Self { host, directory, process })
+    }
+
+    /// Kills it with SIGKILL and starts it again after `away`.
+    ///
+    /// # Errors
+    /// It did not run, or does not come up.
+    pub fn restart(&mut self, away: Duration) -> Result<()> {
+        self.process.signal(Signal::SIGKILL)?;
+        self.process.wait(TIMEOUT)?;
+        std::thread::sleep(away);
+        self.process = squid(&self.host, self.directory.path())?;
+        Ok(())
     }
 
     /// What `HTTPS_PROXY` is for a node that uses it.
@@ -179,6 +189,14 @@ impl Nginx {
     pub fn log(&self) -> Result<String> {
         read(&self.directory.join("access.log"))
     }
+}
+
+fn squid(host: &Host, directory: &Path) -> Result<Process> {
+    let mut command = Command::new("/usr/sbin/squid");
+    command.args(["-N", "-d", "1", "-f"]).arg(directory.join("squid.conf"));
+    let mut process = host.spawn(&mut command, directory.join("output"))?;
+    process.wait_for_output("Accepting HTTP Socket connections", TIMEOUT)?;
+    Ok(process)
 }
 
 fn read(log: &Path) -> Result<String> {
