@@ -46,6 +46,10 @@ fn hosts(lan: Ipv4Net, last: &[u8]) -> Vec<Ipv4Addr> {
     last.iter().map(|last| Ipv4Addr::new(a, b, c, *last)).collect()
 }
 
+fn unique_local() -> Ipv6 {
+    Ipv6::Local(Ipv6Net::new_assert(Ipv6Addr::new(0xfd00, 0x1a, 0, 0, 0, 0, 0, 0), 64))
+}
+
 fn site(name: &'static str, nat: Nat, lan: Ipv4Net, last: &[u8]) -> SitePlan {
     SitePlan { name, nat, lan, nodes: hosts(lan, last), ipv6: Ipv6::Off, uplink_mtu: None, carrier: None }
 }
@@ -125,6 +129,22 @@ pub fn relayed() -> Topology {
     }
 }
 
+/// Paths that become better while they are in use: a cloud with IPv6 of its own, a home with two nodes, an office, and a cafe to
+/// which the node of the office may move.
+pub fn moving() -> Topology {
+    Topology {
+        name: "moving",
+        about: "cloud (public) and home (port-restricted NAT) with two nodes each, office (the same) with one, cafe (the same)",
+        sites: vec![
+            SitePlan { ipv6: unique_local(), ..site("cloud", Nat::None, lan(198, 51, 100), &[11, 12]) },
+            site("home", Nat::PortRestricted, lan(192, 168, 1), &[11, 12]),
+            site("office", Nat::PortRestricted, lan(10, 0, 0), &[20]),
+            site("cafe", Nat::PortRestricted, lan(10, 0, 1), &[]),
+        ],
+        node_arguments: &[],
+    }
+}
+
 /// Three locations of three nodes each, of which two are behind NATs.
 pub fn three_by_three() -> Topology {
     Topology {
@@ -141,7 +161,7 @@ pub fn three_by_three() -> Topology {
 
 /// Three nodes on one network, with IPv6 of its own, for tests that need no mesh.
 pub fn one_network(node_arguments: &'static [&'static str]) -> Topology {
-    let ipv6 = Ipv6::Local(Ipv6Net::new_assert(Ipv6Addr::new(0xfd00, 0x1a, 0, 0, 0, 0, 0, 0), 64));
+    let ipv6 = unique_local();
     Topology {
         name: "one-network",
         about: "rack (one layer-2 network) with three nodes",
