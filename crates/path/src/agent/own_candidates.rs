@@ -68,7 +68,7 @@ impl OwnCandidates {
     }
 
     /// Whether an endpoint is that of a pod or a Service, directly or through a NAT64.
-    fn is_cluster_address(&self, endpoint: SocketAddr) -> bool {
+    pub(super) fn is_cluster_address(&self, endpoint: SocketAddr) -> bool {
         let original = self.side.view.nat64.original(endpoint);
         [endpoint, original].iter().any(|it| self.side.cluster_addresses.contains(it.ip()))
     }

@@ -92,6 +92,10 @@ impl PathAgent {
                 ports,
                 candidates,
             } => {
+                if self.own.is_cluster_address(remote) {
+                    // The answer would go through a tunnel, and seem to prove a path that the tunnel needs.
+                    return;
+                }
                 let answer = Message::Answer { transaction, observed: original };
                 if let Some(payload) = probing.seal(&key, &answer, bytes.len()) {
                     self.transmits.push_back(Transmit { local, socket, remote, payload });

@@ -162,6 +162,8 @@ fn pods_and_services_are_no_candidates_wherever_they_come_from() {
     for (counter, from) in [(1000, "10.96.0.10:53"), (1001, "10.64.3.4:1"), (1002, "[64:ff9b::a60:1]:443")] {
         nodes[0].handle_datagram(now, None, endpoint(from), &request(2, counter, "203.0.113.1:1"));
     }
+    let answers: Vec<Transmit> = std::iter::from_fn(|| nodes[0].poll_transmit()).collect();
+    assert_eq!(answers, [], "they would go through a tunnel");
     assert_eq!(known(&nodes[0], now, 2), [format!("{RELAY} (relay over TCP)")]);
     // Nor are they this node's own, whatever gateways say.
     nodes[0].set_own_side(now, OwnSide { mapped: vec![endpoint("10.96.0.1:443")], ..pods_and_services() });
