@@ -24,6 +24,7 @@ mod engine;
 mod error;
 mod extra_sockets;
 mod handover;
+mod icmp_errors;
 mod inner;
 mod path_socket;
 mod peer;
@@ -40,6 +41,7 @@ mod unix;
 
 pub use device::{Device, PendingHandover};
 pub use error::Error;
+pub use icmp_errors::IcmpErrors;
 pub use path_socket::{PathDatagram, PathSocket, PathSocketStats};
 pub use raw_port::{RawPort, Word};
 pub use reserved_ports::ReservedPorts;

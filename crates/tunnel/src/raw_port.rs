@@ -159,7 +159,6 @@ fn filter(domain: Domain, port: u16, patterns: &[&[Word]]) -> Vec<SockFilter> {
         _ => statement(libc::BPF_LDX | libc::BPF_W | libc::BPF_IMM, 0),
     };
     let equal = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
-    let accept = || statement(libc::BPF_RET | libc::BPF_K, u32::MAX);
     let mut program = vec![
         header,
         statement(libc::BPF_LD | libc::BPF_H | libc::BPF_IND, DESTINATION_PORT),
@@ -184,12 +183,17 @@ fn filter(domain: Domain, port: u16, patterns: &[&[Word]]) -> Vec<SockFilter> {
     program
 }
 
+/// Takes the whole packet.
+pub(crate) fn accept() -> SockFilter {
+    instruction(libc::BPF_RET | libc::BPF_K, 0, 0, u32::MAX)
+}
+
 /// The whole of a filter that wants nothing.
 pub(crate) fn reject() -> SockFilter {
     instruction(libc::BPF_RET | libc::BPF_K, 0, 0, 0)
 }
 
-fn instruction(code: u32, if_true: u8, if_false: u8, k: u32) -> SockFilter {
+pub(crate) fn instruction(code: u32, if_true: u8, if_false: u8, k: u32) -> SockFilter {
     SockFilter::new(u16::try_from(code).unwrap_or_default(), if_true, if_false, k)
 }
 

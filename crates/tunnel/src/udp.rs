@@ -251,6 +251,20 @@ impl Receiver {
         Self { buffer: vec![0; buffer], control: nix::cmsg_space!(libc::in_pktinfo, libc::in6_pktinfo) }
     }
 
+    /// The beginning of the next packet that waits, as long as the buffer at most, and its sender if it has a usable one.
+    pub(crate) fn receive_start(
+        &mut self,
+        socket: BorrowedFd<'_>,
+    ) -> io::Result<(Option<SocketAddr>, &[u8])> {
+        let (from, length) = {
+            let mut buffers = [IoSliceMut::new(&mut self.buffer)];
+            let flags = MsgFlags::MSG_DONTWAIT;
+            let message = recvmsg::<SockaddrStorage>(socket.as_raw_fd(), &mut buffers, None, flags)?;
+            (message.address.as_ref().and_then(remote_address), message.bytes)
+        };
+        Ok((from, self.buffer.get(..length).unwrap_or_default()))
+    }
+
     /// The next datagram that waits, with its path; `None` inside for one without a usable sender, or truncated.
     pub(crate) fn receive(&mut self, socket: BorrowedFd<'_>) -> io::Result<Option<(Path, &[u8])>> {
         let (path, length) = {
