@@ -98,6 +98,8 @@ pub(crate) struct Birthdays {
     has_sockets: bool,
     /// A STUN server that answers.
     stun_server: Option<SocketAddr>,
+    /// Ports that the NAT of this network gave to mappings, one after the other.
+    measured: Option<Vec<u16>>,
     attempt: Option<Attempt>,
     peers: BTreeMap<PublicKey, Record>,
     kept: BTreeMap<PublicKey, Kept>,
@@ -115,6 +117,7 @@ impl Birthdays {
             random: StdRng::seed_from_u64(seed),
             has_sockets: false,
             stun_server: None,
+            measured: None,
             attempt: None,
             peers: BTreeMap::new(),
             kept: BTreeMap::new(),
@@ -157,7 +160,13 @@ impl Birthdays {
 
     /// The network of this host changed: what failed before may work now.
     pub(crate) fn network_changed(&mut self) {
+        self.measured = None;
         self.peers.values_mut().for_each(|record| record.network_changed());
+    }
+
+    /// See [`crate::PathAgent::measured_ports`].
+    pub(crate) fn measured(&self) -> &[u16] {
+        self.measured.as_deref().unwrap_or_default()
     }
 
     /// The peers with which this node may begin an attempt at `now`.

@@ -112,7 +112,7 @@ pub struct WireKubePeerStatus {
     /// Addresses at which the node may be reached, for others to try.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ice_candidates: Vec<IceCandidate>,
-    /// How the node's NAT chooses ports. Not written yet.
+    /// How the node's symmetric NAT chooses ports, as a birthday attempt with a node behind another one has measured it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub port_prediction: Option<PortPrediction>,
     /// State of the path search: gathering, checking, connected, relay, birthday or failed. Not written yet.
@@ -133,7 +133,7 @@ pub struct WireKubePeerStatus {
     /// direct when all peers are reached directly, relay when all are relayed, else mixed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transport_mode: Option<TransportMode>,
-    /// Round-trip time to the relay in milliseconds. Not written yet.
+    /// Round-trip time to the relay in milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub relay_latency_ms: Option<i32>,
     /// kernel or userspace, as WireKube names them. Not written: see wireguard.

@@ -220,6 +220,11 @@ impl PathDriver {
         self.port.read_agent(PathAgent::filtering)
     }
 
+    /// Ports that the NAT in front of this node gave to new mappings, in that order; empty where that was not measured.
+    pub fn measured_ports(&self) -> Vec<u16> {
+        self.port.read_agent(|agent| agent.measured_ports().to_vec())
+    }
+
     /// Where peers see this node, as their answers to probes say.
     pub fn reflexive_addresses(&self) -> BTreeSet<SocketAddr> {
         self.port.read_agent(PathAgent::reflexive_addresses)

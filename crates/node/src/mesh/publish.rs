@@ -28,6 +28,8 @@ use super::problem::{MeshFailure, MeshProblem};
 use super::report::{PeerReport, Report};
 use super::write_budget::{Urgency, WriteBudget};
 
+mod ports;
+
 /// Field manager of our server-side applies.
 const MANAGER: &str = "fairlead-node";
 /// Priority of an address of the node itself (WireKube's candidate table).
@@ -115,6 +117,7 @@ pub fn desired(facts: &Facts<'_>) -> Desired {
             endpoint_discovery_method: Some(method),
             nat_type: published_nat(report.nat),
             ice_candidates: ice_candidates(report),
+            port_prediction: ports::prediction(report, facts.present),
             transport_mode: transport_mode(up.len(), relayed),
             peer_transports: listed().map(|peer| (peer.name.clone(), transport(peer))).collect(),
             relay_reasons: listed().filter_map(|peer| relay_reason(facts, peer)).collect(),

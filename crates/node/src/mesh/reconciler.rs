@@ -383,6 +383,7 @@ impl<K: Kernel> Mesh<K> {
             stun: own_addresses.stun.clone(),
             port: inputs.settings.port,
             nat: self.nat,
+            measured_ports: self.paths.measured_ports(),
             published: inputs.settings.filters.published.clone(),
             host: desired.host.clone(),
             observed: desired.observed.clone(),

@@ -93,6 +93,8 @@ pub struct Report {
     pub mapped: Vec<SocketAddr>,
     /// The public address that EC2 translates to this node's own.
     pub public_ipv4: Option<Ipv4Addr>,
+    /// Ports that a symmetric NAT gave to new mappings, in that order; empty where that was not measured.
+    pub measured_ports: Vec<u16>,
     /// What gateways say.
     pub port_mappings: PortMappings,
     /// Where peers see us, as they told this node and no other node; without what is above.
@@ -174,7 +176,7 @@ impl Report {
             && self.peer_reflexive == other.peer_reflexive
             && (&self.claims, &self.mesh_addresses) == (&other.claims, &other.mesh_addresses)
             && (&self.manual, &self.extra_endpoints) == (&other.manual, &other.extra_endpoints)
-            && self.keepalive == other.keepalive
+            && (self.keepalive, &self.measured_ports) == (other.keepalive, &other.measured_ports)
             && self.problems == other.problems
             && self.entry_terms().eq(other.entry_terms())
             && self.relay_endpoint() == other.relay_endpoint()

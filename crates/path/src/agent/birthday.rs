@@ -41,6 +41,12 @@ pub enum SocketChange {
 }
 
 impl PathAgent {
+    /// Ports that the NAT in front of this node gave to new mappings, in that order, as the first birthday attempt with the peer of another
+    /// symmetric NAT has measured them in this network; empty without one.
+    pub fn measured_ports(&self) -> &[u16] {
+        self.birthdays.measured()
+    }
+
     /// The device can open sockets beside its port ([`SocketChange::Open`]): without this, no attempt is made behind a symmetric
     /// NAT.
     pub fn enable_sockets(&mut self) {

@@ -15,6 +15,9 @@ use super::record::BirthdaySide;
 use super::searching::Searching;
 use super::{Action, Attempt, Birthdays, Stage, ports};
 
+/// Ports that say something of how a NAT chooses them.
+const MIN_SAMPLES: usize = 4;
+
 impl Birthdays {
     /// Begins an attempt; `their` is what the peer has said already, if it asked. Whether the budget allows it.
     pub(super) fn measure(
@@ -61,6 +64,11 @@ impl Birthdays {
         let Stage::Measuring(measuring) = &attempt.stage else { return };
         let their = measuring.their;
         attempt.ports = measuring.prediction();
+        let ports = measuring.ports();
+        // One is enough: it is for people, and each other one would be written to the API server.
+        if ports.len() >= MIN_SAMPLES {
+            self.measured.get_or_insert(ports);
+        }
         (attempt.began, attempt.next_ask, attempt.stage) = (now, Some(now), Stage::Asking);
         self.actions.push_back(Action::Close);
         if let Some(their) = their {

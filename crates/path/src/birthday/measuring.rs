@@ -86,7 +86,11 @@ impl Measuring {
 
     /// Which ports come next.
     pub(super) fn prediction(&self) -> Option<PortSequence> {
-        let observed: Vec<u16> = self.observed.values().copied().collect();
-        predict(&observed)
+        predict(&self.ports())
+    }
+
+    /// Those of the mappings, in the order in which they were made.
+    pub(super) fn ports(&self) -> Vec<u16> {
+        self.observed.values().copied().collect()
     }
 }

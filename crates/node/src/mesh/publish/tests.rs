@@ -63,6 +63,7 @@ pub(crate) fn report(nat: NatType, peers: Vec<PeerReport>) -> Report {
         observed: vec!["203.0.113.9:4000".parse().unwrap()],
         reflexive: Vec::new(),
         mapped: Vec::new(),
+        measured_ports: Vec::new(),
         port_mappings: PortMappings::default(),
         public_ipv4: None,
         peer_reflexive: Vec::new(),
