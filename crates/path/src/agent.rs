@@ -26,20 +26,24 @@ use rand::{RngExt, SeedableRng};
 use crate::birthday::{BirthdaySide, Birthdays};
 use crate::candidates::{Candidate, MAX_CANDIDATES, Source};
 use crate::prober::{Prober, Session};
-use crate::probing::{Identity, Probing};
+use crate::probing::{Identity, Probing, Rate};
 use crate::reflexive::ReflexiveAddresses;
-use crate::rotation::{Config, EndpointReason, Observation, Reason, Rotation, State, Status};
+use crate::rotation::{Config, Observation, Rotation, State, Status};
 use crate::stun::StunClient;
 use crate::timers::TimerQueue;
 
 mod birthday;
+mod event;
+mod keepalive;
 mod observation;
 mod own_candidates;
 mod path_mtu;
 mod probes;
+mod refusals;
 mod relay;
 
 pub use birthday::SocketChange;
+pub use event::Event;
 use observation::{MIN_OBSERVATION_INTERVAL, on_grid};
 use own_candidates::OwnCandidates;
 pub use own_candidates::OwnSide;
@@ -84,70 +88,6 @@ impl PeerPaths {
     }
 }
 
-/// Something for the shell to do or to report.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Event {
-    /// Start a handshake with a peer, although the device may have a session: the peer has none, and says that its own
-    /// handshakes are not answered.
-    HandshakeDue {
-        /// The peer.
-        peer: PublicKey,
-    },
-    /// Call [`PathAgent::observe`] with the device's state of this peer. The event is repeated until that happens.
-    ObservationDue {
-        /// The peer.
-        peer: PublicKey,
-    },
-    /// Ask the relay for a UDP port to a peer, to be answered by [`PathAgent::relay_port_allocated`].
-    RelayPortDue {
-        /// The peer.
-        peer: PublicKey,
-    },
-    /// [`PathAgent::route_mtu`] has something new: the path in use loses longer packets than these, and no other path passes them; or the
-    /// tunnel's MTU holds again.
-    RouteMtuChanged {
-        /// The peer.
-        peer: PublicKey,
-        /// In bytes; `None` for the tunnel's.
-        mtu: Option<u32>,
-    },
-    /// Send the packets to a peer over the relay as well: the path in use is in doubt, and the peer takes what arrives first.
-    SendBothWays {
-        /// The peer.
-        peer: PublicKey,
-        /// What stands for the peer by way of the relay; `None` to stop.
-        also: Option<SocketAddr>,
-    },
-    /// Set this endpoint on the device, with a forced handshake if the device can do that.
-    SetEndpoint {
-        /// The peer.
-        peer: PublicKey,
-        /// Its new endpoint.
-        endpoint: SocketAddr,
-        /// Where the endpoint comes from.
-        source: Source,
-        /// Why it is set.
-        reason: EndpointReason,
-    },
-    /// The path to this peer has another state.
-    StateChanged {
-        /// The peer.
-        peer: PublicKey,
-        /// The state before.
-        from: State,
-        /// The state now.
-        to: State,
-        /// Why.
-        reason: Reason,
-    },
-    /// Open, keep or close sockets beside the WireGuard port.
-    Sockets(SocketChange),
-    /// [`PathAgent::stun_answers`] has something new.
-    StunAnswersChanged,
-    /// [`PathAgent::reflexive_addresses`] has something new.
-    ReflexiveAddressesChanged,
-}
-
 /// A datagram to be sent from the WireGuard port, or from a socket of a birthday attempt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Transmit {
@@ -169,6 +109,8 @@ struct Peer {
     also: Option<SocketAddr>,
     /// As the last [`Event::RouteMtuChanged`] said.
     route_mtu: Option<u32>,
+    /// As the last [`Event::KeepaliveChanged`] said.
+    needs_keepalives: bool,
     /// The request that last named candidates of the peer: its epoch and counter.
     named: Option<(Epoch, u64)>,
     /// When the prober is to run next.
@@ -204,6 +146,7 @@ pub struct PathAgent {
     nat64: Arc<[Nat64Prefix]>,
     mtu: Option<u32>,
     mtu_searches: MtuSearches,
+    refusals: Rate,
     unknown_datagrams: u64,
     #[cfg(test)]
     machines_run: usize,
@@ -230,6 +173,7 @@ impl PathAgent {
             nat64: Arc::default(),
             mtu: None,
             mtu_searches: MtuSearches::default(),
+            refusals: Rate::default(),
             unknown_datagrams: 0,
             #[cfg(test)]
             machines_run: 0,
@@ -262,6 +206,7 @@ impl PathAgent {
                 prober: Prober::new(is_controlling),
                 also: None,
                 route_mtu: None,
+                needs_keepalives: false,
                 named: None,
                 probe_due: None,
                 state: State::Connecting,
@@ -290,6 +235,10 @@ impl PathAgent {
         self.timers.reschedule(key, &mut peer.due, due);
         if !is_new {
             report_state(&mut self.events, key, peer, now);
+        }
+        // A relay may have come or gone.
+        if let Some(peer) = self.peers.get_mut(&key) {
+            peer.report_keepalive(&key, &mut self.events);
         }
     }
 
@@ -363,6 +312,7 @@ impl PathAgent {
                 peer.prober.network_changed(now);
                 let due = peer.prober.poll_timeout();
                 self.probe_timers.reschedule(*key, &mut peer.probe_due, due);
+                peer.report_keepalive(key, &mut self.events);
             }
         }
     }
@@ -464,7 +414,9 @@ impl PathAgent {
         let peer = self.peers.get(key)?;
         let (round_trip, loses_long) = (peer.prober.round_trip(), peer.prober.loses_long(now));
         let route_mtu = peer.route_mtu;
-        Some(Status { round_trip, loses_long, route_mtu, ..peer.rotation.status(now) })
+        let mut status = Status { round_trip, loses_long, route_mtu, ..peer.rotation.status(now) };
+        peer.explain_keepalive(&mut status);
+        Some(status)
     }
 
     /// The peers, sorted.
@@ -483,22 +435,6 @@ fn report_state(events: &mut VecDeque<Event>, key: PublicKey, peer: &mut Peer, n
     let from = std::mem::replace(&mut peer.state, state);
     if from != state {
         events.push_back(Event::StateChanged { peer: key, from, to: state, reason });
-    }
-}
-
-impl Event {
-    /// The peer this is about; `None` for the node itself.
-    pub fn peer(&self) -> Option<&PublicKey> {
-        match self {
-            Self::HandshakeDue { peer }
-            | Self::ObservationDue { peer }
-            | Self::RelayPortDue { peer }
-            | Self::RouteMtuChanged { peer, .. }
-            | Self::SendBothWays { peer, .. }
-            | Self::SetEndpoint { peer, .. }
-            | Self::StateChanged { peer, .. } => Some(peer),
-            Self::ReflexiveAddressesChanged | Self::Sockets(_) | Self::StunAnswersChanged => None,
-        }
     }
 }
 

@@ -23,19 +23,23 @@ mod checks;
 mod doubt;
 mod full_size;
 mod handshake;
+mod idle_test;
 mod nat64;
 mod path;
 mod path_mtu;
 mod ping;
+mod refusals;
 mod relay_port;
 mod rounds;
 mod signalled;
 
 pub use ping::{CandidateStatus, PingOutcome};
+pub(crate) use refusals::Hint;
 pub use relay_port::RelayPortRange;
 
 use doubt::Doubt;
 use handshake::Handshakes;
+use idle_test::IdleTests;
 use path::{ANSWER_TIMEOUT, Origin, Path};
 use path_mtu::PathMtu;
 use ping::Ping;
@@ -95,6 +99,8 @@ pub(crate) struct Prober {
     /// When the path in use is checked next, and whether an answer is missing since the last check.
     check: Option<(Duration, bool)>,
     missed: u8,
+    /// When a message that packets do not reach the peer last counted.
+    refused: Option<Duration>,
     /// When an answer was late, now or the last time.
     failing_since: Option<Duration>,
     doubt: Doubt,
@@ -114,6 +120,8 @@ pub(crate) struct Prober {
     /// The last round was one that the peer asked for: it is not asked back.
     is_joined: bool,
     handshakes: Handshakes,
+    /// `None` until there is something to test.
+    idle_tests: Option<Box<IdleTests>>,
     /// The last one.
     ping: Option<Box<Ping>>,
 }
@@ -179,6 +187,7 @@ impl Prober {
     pub(crate) fn network_changed(&mut self, now: Duration) {
         self.rounds = 0;
         self.forget_full_size();
+        self.forget_idle_tests();
         self.start_round(now);
     }
 
@@ -227,12 +236,14 @@ impl Prober {
         }
         self.expire_signalled(now);
         self.use_traffic(now);
+        self.observe_idle(now, session.rx_bytes > before.rx_bytes);
     }
 
     /// Takes an authenticated request of the peer. Its source is tried unless a direct path of no worse kind is in use and works, or it
     /// belongs to one link only: a source address is easily forged. A request by way of the relay may ask for more: that all paths are tried
     /// now. While packets are relayed this is done although a direct path works here: it may not work there.
     pub(crate) fn handle_request(&mut self, now: Duration, from: SocketAddr, starts_round: bool) {
+        self.yield_idle_test(now);
         if starts_round && self.is_relay(from) {
             self.check_for_peer(now);
             if self.needs_round(now) {
@@ -311,6 +322,7 @@ impl Prober {
     /// The requests to send now.
     pub(crate) fn handle_timeout(&mut self, now: Duration, random: &mut StdRng) -> Vec<Probe> {
         self.use_doubt(now);
+        self.run_idle_test(now);
         if self.next_round.is_some_and(|at| at <= now) {
             self.next_round = None;
             if !self.session.is_up || self.is_active(now) {
@@ -427,6 +439,7 @@ impl Prober {
             .chain(self.handshakes.due)
             .chain(self.doubt.next())
             .chain(self.path_mtu.next())
+            .chain(self.idle_tests.as_deref().and_then(IdleTests::next))
             .min()
     }
 

@@ -77,13 +77,13 @@ pub struct ProbeCounts {
 
 /// A limit per second.
 #[derive(Debug, Clone, Copy, Default)]
-struct Rate {
+pub(crate) struct Rate {
     began: Duration,
     count: u32,
 }
 
 impl Rate {
-    fn take(&mut self, now: Duration, limit: u32) -> bool {
+    pub(crate) fn take(&mut self, now: Duration, limit: u32) -> bool {
         if now.saturating_sub(self.began) >= SECOND {
             *self = Self { began: now, count: 0 };
         }

@@ -38,6 +38,7 @@ const FLAG_HANDSHAKE: u8 = 0x02;
 const FLAG_BIRTHDAY: u8 = 0x04;
 const FLAG_CANDIDATES: u8 = 0x08;
 const FLAG_PORTS: u8 = 0x20;
+const FLAG_KEEPALIVES: u8 = 0x40;
 /// Labels that no other protocol uses with a node's WireGuard key.
 const KEY_LABEL: &[u8] = b"fairlead path probe key 1";
 const TAG_LABEL: &[u8] = b"fairlead path probe tag 1";
@@ -90,6 +91,8 @@ pub enum Message {
         wants_handshake: bool,
         /// The sender takes part in a birthday attempt with the receiver: one opens many ports, the other one tries many.
         is_birthday: bool,
+        /// A NAT between the two forgets mappings sooner than keepalives come: the receiver should send them more often.
+        wants_keepalives: bool,
         /// Which ports the sender's symmetric NAT gives out next, where that can be predicted.
         ports: Option<PortSequence>,
         /// Where the sender may be reached, best first; at most [`MAX_CANDIDATES`]. Empty where it says nothing of that.
@@ -257,7 +260,15 @@ impl Message {
                 bytes[29..31].copy_from_slice(&observed.port().to_be_bytes());
                 (transaction, Vec::new())
             }
-            Self::Request { transaction, starts_round, wants_handshake, is_birthday, ports, candidates } => {
+            Self::Request {
+                transaction,
+                starts_round,
+                wants_handshake,
+                is_birthday,
+                wants_keepalives,
+                ports,
+                candidates,
+            } => {
                 bytes[0] = KIND_REQUEST;
                 if let Some(PortSequence { next, step }) = ports {
                     bytes[13..15].copy_from_slice(&next.to_be_bytes());
@@ -269,6 +280,7 @@ impl Message {
                     (FLAG_BIRTHDAY, *is_birthday),
                     (FLAG_CANDIDATES, !candidates.is_empty()),
                     (FLAG_PORTS, ports.is_some()),
+                    (FLAG_KEEPALIVES, *wants_keepalives),
                 ];
                 let set = flags.into_iter().filter(|(_, is_set)| *is_set);
                 bytes[31] = set.fold(0, |flags, (flag, _)| flags | flag);
@@ -298,6 +310,7 @@ impl Message {
                 starts_round: has(FLAG_ROUND),
                 wants_handshake: has(FLAG_HANDSHAKE),
                 is_birthday: has(FLAG_BIRTHDAY),
+                wants_keepalives: has(FLAG_KEEPALIVES),
                 ports: has(FLAG_PORTS).then(|| PortSequence {
                     next: u16::from_be_bytes([bytes[13], bytes[14]]),
                     step: i16::from_be_bytes([bytes[15], bytes[16]]),

@@ -18,6 +18,7 @@ const INITIATION: u8 = 1;
 const RESPONSE: u8 = 2;
 const KEEPALIVE: u8 = 3;
 pub(crate) const DATA: u8 = 4;
+/// Unless the agent asks for more.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(25);
 /// WireGuard's REKEY_TIMEOUT.
 const REKEY_TIMEOUT: Duration = Duration::from_secs(5);
@@ -51,6 +52,10 @@ pub(crate) struct Node {
     pub(crate) arrived: BTreeMap<u32, Duration>,
     /// Each endpoint that was set, and why.
     pub(crate) endpoints: Vec<(Duration, SocketAddr, EndpointReason)>,
+    /// What its keepalives come later than multiples of their interval.
+    pub(crate) keepalive_phase: Duration,
+    /// Each interval of keepalives that the path was to have.
+    pub(crate) keepalives: Vec<(Duration, Option<Duration>)>,
     /// Each MTU that routes to the peer were to have.
     pub(crate) route_mtus: Vec<(Duration, Option<u32>)>,
     /// Datagrams that were not WireGuard's.
@@ -94,6 +99,8 @@ impl Node {
             sent: 0,
             arrived: BTreeMap::new(),
             endpoints: Vec::new(),
+            keepalive_phase: Duration::ZERO,
+            keepalives: Vec::new(),
             route_mtus: Vec::new(),
             probes: 0,
             copies: 0,
@@ -345,6 +352,7 @@ impl Node {
                     self.opened += 1;
                     self.sockets = (first..first + count).collect();
                 }
+                Event::KeepaliveChanged { interval, .. } => self.keepalives.push((now, interval)),
                 Event::RouteMtuChanged { mtu, .. } => self.route_mtus.push((now, mtu)),
                 Event::RelayPortDue { peer } => network.ask_port(now, self.address, &peer),
                 Event::StunAnswersChanged => self.has_news = true,
@@ -356,7 +364,11 @@ impl Node {
             if device.handshake.is_none() && is_due {
                 initiate(now, self.clock, (self.address, &self.kept), &self.key, device, network);
             }
-            if now.as_millis().is_multiple_of(KEEPALIVE_INTERVAL.as_millis()) {
+            let asked = self.keepalives.last().and_then(|(_, interval)| *interval);
+            let interval = asked.unwrap_or(KEEPALIVE_INTERVAL);
+            // Each node has a phase of its own.
+            let since = now.checked_sub(self.keepalive_phase);
+            if since.is_some_and(|since| since.as_millis().is_multiple_of(interval.as_millis())) {
                 keep_alive(now, (self.address, &self.kept), &self.key, device, network);
             }
         }

@@ -20,14 +20,18 @@ use fairlead_path::{
 };
 use fairlead_relay::client::LinkQueue;
 use prometheus_client::metrics::histogram::Histogram;
-use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::runtime;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::{sleep, sleep_until};
 
+use readable::{readiness, register};
+use refusals::Refusals;
+
 use super::path_history::{Observed, PathChange, PathHistory};
 
+mod readable;
+mod refusals;
 mod sockets;
 
 /// Datagrams handled at once; the socket queues no more.
@@ -44,6 +48,8 @@ pub(super) struct Due {
     pub(super) own_addresses_changed: bool,
     /// The path to a peer passes other packets than before.
     pub(super) route_mtu_changed: bool,
+    /// Keepalives to a peer have to come more often, or no more.
+    pub(super) keepalive_changed: bool,
     /// Endpoints to be set.
     pub(super) endpoints: BTreeMap<PublicKey, SocketAddr>,
     /// Peers to start a handshake with.
@@ -63,8 +69,8 @@ enum Urgency {
 
 impl Due {
     fn urgency(&self) -> Urgency {
-        let Self { observation, own_addresses_changed, route_mtu_changed, endpoints, handshakes } = self;
-        let is_changed = *own_addresses_changed || *route_mtu_changed;
+        let Self { observation, own_addresses_changed, endpoints, handshakes, .. } = self;
+        let is_changed = *own_addresses_changed || self.route_mtu_changed || self.keepalive_changed;
         let is_urgent = is_changed || !endpoints.is_empty() || !handshakes.is_empty();
         match (is_urgent, *observation) {
             (true, _) => Urgency::Now,
@@ -100,7 +106,9 @@ pub struct PathPort {
 struct Shared {
     agent: PathAgent,
     socket: Option<Arc<dyn PathSocket>>,
-    /// Counts the changes of the socket.
+    /// What routers and hosts say of what was sent from the port.
+    refusals: Refusals,
+    /// Counts the changes of the socket, and of where refusals are read.
     generation: u64,
     due: Due,
     /// How often an endpoint was set, by reason.
@@ -180,6 +188,7 @@ impl PathPort {
         let shared = Mutex::new(Shared {
             agent,
             socket: None,
+            refusals: Refusals::default(),
             generation: 0,
             due: Due::default(),
             changes: BTreeMap::new(),
@@ -321,6 +330,7 @@ impl PathPort {
         for peer in shared.socket.as_deref().map(PathSocket::take_unanswered).unwrap_or_default() {
             shared.agent.packets_unanswered(since, &peer);
         }
+        let has_refusals = shared.refusals.hand_to(&mut shared.agent, since);
         if shared.agent.poll_timeout().is_some_and(|at| at <= since) {
             shared.agent.handle_timeout(since);
         }
@@ -329,7 +339,7 @@ impl PathPort {
             shared.agent.sockets_refused(since);
             self.conclude(shared);
         }
-        handled == MAX_DATAGRAMS
+        handled == MAX_DATAGRAMS || has_refusals
     }
 
     /// When to call [`Self::run_due`]; `None` without peers and STUN servers.
@@ -373,15 +383,15 @@ impl PathPort {
     async fn serve(&self) {
         loop {
             let generation = self.lock().generation;
-            let readable = self.descriptor();
+            let (readable, refused) = (self.descriptor(), self.refusals_descriptor());
             while self.lock().generation == generation {
-                self.serve_next(readable.as_ref()).await;
+                self.serve_next(readable.as_ref(), refused.as_ref()).await;
             }
         }
     }
 
     /// Waits for what is next and handles it.
-    async fn serve_next(&self, readable: Option<&AsyncFd<OwnedFd>>) {
+    async fn serve_next(&self, readable: Option<&AsyncFd<OwnedFd>>, refused: Option<&AsyncFd<OwnedFd>>) {
         let timeout = self.poll_timeout();
         let timer = async {
             match timeout {
@@ -389,16 +399,11 @@ impl PathPort {
                 None => std::future::pending().await,
             }
         };
-        let datagram = async {
-            match readable {
-                Some(readable) => readable.readable().await.ok(),
-                None => std::future::pending().await,
-            }
-        };
         let ready = tokio::select! {
             () = timer => None,
             () = self.changed.notified() => None,
-            ready = datagram => ready,
+            ready = readiness(readable) => ready,
+            ready = readiness(refused) => ready,
         };
         let has_more = self.run_due(Instant::now());
         if let Some(mut ready) = ready {
@@ -412,16 +417,7 @@ impl PathPort {
     /// Readable while datagrams wait; of its own, so that the socket can be closed at any time.
     fn descriptor(&self) -> Option<AsyncFd<OwnedFd>> {
         let shared = self.lock();
-        let descriptor = shared.socket.as_ref()?.as_fd().try_clone_to_owned();
-        #[expect(
-            deprecated,
-            reason = "unsound only for types that do not own or borrow their descriptor; `register` is unsafe"
-        )]
-        let registered =
-            descriptor.and_then(|descriptor| AsyncFd::with_interest(descriptor, Interest::READABLE));
-        registered
-            .inspect_err(|error| tracing::warn!(%error, "cannot wait for datagrams of the path socket"))
-            .ok()
+        register(shared.socket.as_ref()?.as_fd())
     }
 
     fn lock(&self) -> MutexGuard<'_, Shared> {
@@ -452,6 +448,10 @@ impl Shared {
                         "starting a handshake: the peer's own are not answered, as when its clock was set back"
                     );
                     self.due.handshakes.insert(peer);
+                }
+                Event::KeepaliveChanged { peer, interval } => {
+                    tracing::info!(%peer, ?interval, "keepalives to a peer have to come as often as this to keep its path open");
+                    self.due.keepalive_changed = true;
                 }
                 Event::ObservationDue { .. } => self.due.observation = true,
                 Event::SetEndpoint { peer, endpoint, source, reason } => {

@@ -235,6 +235,27 @@ impl PathDriver {
         self.port.read_agent(|agent| agent.route_mtu(key))
     }
 
+    /// Lets `change`, to the device that `present` shows, say how often keepalives to each peer have to come.
+    pub fn complete(
+        &self,
+        change: &mut DeviceChange,
+        present: &DeviceState,
+        endpoints: &BTreeMap<PublicKey, SocketAddr>,
+    ) {
+        let often: Vec<(PublicKey, PeerConfig)> = self.port.read_agent(|agent| {
+            let often = self.peers.iter().filter(|(key, _)| agent.keepalive(key).is_some());
+            often.map(|(key, peer)| (*key, kept_alive(agent, key, &peer.config))).collect()
+        });
+        for (key, config) in often {
+            let endpoint = endpoints.get(&key).copied();
+            if present.peers.get(&key).is_some_and(|present| present.config.is_as(&config, endpoint)) {
+                change.set_peers.remove(&key);
+            } else {
+                change.set_peers.insert(key, PeerConfig { endpoint, ..config });
+            }
+        }
+    }
+
     /// Does what the paths need done: reads the device, if it is time for that, and sets endpoints.
     ///
     /// # Errors
@@ -256,7 +277,9 @@ impl PathDriver {
             .endpoints
             .iter()
             .filter_map(|(key, endpoint)| {
-                Some((*key, PeerConfig { endpoint: Some(*endpoint), ..self.peers.get(key)?.config.clone() }))
+                let config = &self.peers.get(key)?.config;
+                let config = self.port.read_agent(|agent| kept_alive(agent, key, config));
+                Some((*key, PeerConfig { endpoint: Some(*endpoint), ..config }))
             })
             .collect();
         let handshakes = due.handshakes.iter().copied().filter(|key| self.peers.contains_key(key)).collect();
@@ -264,8 +287,9 @@ impl PathDriver {
         if !change.is_empty() {
             device.change(&change)?;
         }
-        let Due { observation: observed, own_addresses_changed, route_mtu_changed, .. } = due;
-        Ok(Woken { observed, own_addresses_changed, route_mtu_changed })
+        let Due { observation: observed, own_addresses_changed, .. } = due;
+        let Due { route_mtu_changed, keepalive_changed, .. } = due;
+        Ok(Woken { observed, own_addresses_changed, route_mtu_changed, keepalive_changed })
     }
 
     /// What the device said of a peer, without prefixes.
@@ -290,6 +314,8 @@ pub struct Woken {
     pub own_addresses_changed: bool,
     /// The path to a peer passes other packets than before: its routes change.
     pub route_mtu_changed: bool,
+    /// Keepalives to a peer have to come more often, or no more: the device changes.
+    pub keepalive_changed: bool,
 }
 
 /// What an agent has to know of the device.
@@ -299,6 +325,14 @@ pub struct Capabilities {
     pub backend: Backend,
     /// Probes can be sent from its port.
     pub has_path_socket: bool,
+}
+
+/// What a peer should be, with keepalives as often as its path needs. One that gets none keeps getting none.
+fn kept_alive(agent: &PathAgent, key: &PublicKey, config: &PeerConfig) -> PeerConfig {
+    let longest = agent.keepalive(key).and_then(|longest| u16::try_from(longest.as_secs()).ok());
+    let persistent_keepalive =
+        config.persistent_keepalive.map(|seconds| longest.map_or(seconds, |longest| seconds.min(longest)));
+    PeerConfig { persistent_keepalive, ..config.clone() }
 }
 
 /// The `number`-th agent of this program.
@@ -330,3 +364,6 @@ fn observation(peer: Option<&PeerState>) -> Observation {
         tx_bytes: peer.tx_bytes,
     }
 }
+
+#[cfg(test)]
+mod tests;

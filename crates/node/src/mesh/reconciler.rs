@@ -140,6 +140,7 @@ impl<K: Kernel> Mesh<K> {
                 });
                 self.followed = follows;
             }
+            self.paths.port().watch_refusals(inputs.settings.port);
             let mut endpoints = self.paths.observe(&before, now);
             endpoints.extend(self.keys.endpoints(&before, |endpoint, key| {
                 self.paths.relay_transport(endpoint)?;
@@ -148,6 +149,7 @@ impl<K: Kernel> Mesh<K> {
             let settings = (&inputs.private_key, inputs.settings.port, MARK_FROM_WIREGUARD);
             let mut change = before
                 .change_of(settings, &desired.peers, |key, peer| (&peer.config, endpoints.get(key).copied()));
+            self.paths.complete(&mut change, &before, &endpoints);
             let times = (now, SystemTime::now());
             self.external.complete(&mut change, &desired.external, &before, times);
             key_changes::complete(&mut change, &desired.prepared, &before);
@@ -222,7 +224,7 @@ impl<K: Kernel> Mesh<K> {
             Some(open) => self.paths.wake(&*open.device, may_observe, now),
             None => Ok(Woken::default()),
         })?;
-        self.is_outdated |= woken.own_addresses_changed || woken.route_mtu_changed;
+        self.is_outdated |= woken.own_addresses_changed || woken.route_mtu_changed || woken.keepalive_changed;
         let report = if woken.observed { self.report(now) } else { None };
         if let Some(report) = &report {
             self.watch_down_peers(report, now);

@@ -171,6 +171,7 @@ fn request(transaction: TransactionId, is_birthday: bool, ports: Option<PortSequ
         starts_round: false,
         wants_handshake: false,
         is_birthday,
+        wants_keepalives: false,
         ports,
         candidates: Vec::new(),
     }

@@ -89,6 +89,7 @@ impl PathAgent {
                 starts_round,
                 wants_handshake,
                 is_birthday,
+                wants_keepalives,
                 ports,
                 candidates,
             } => {
@@ -99,6 +100,9 @@ impl PathAgent {
                 let answer = Message::Answer { transaction, observed: original };
                 if let Some(payload) = probing.seal(&key, &answer, bytes.len()) {
                     self.transmits.push_back(Transmit { local, socket, remote, payload });
+                }
+                if !is_birthday && probing.is_current(&key, &header) {
+                    peer.prober.peer_wants_keepalives(wants_keepalives);
                 }
                 if is_birthday && peer.prober.is_relay_at(remote) && !peer.prober.works_directly(now) {
                     self.birthdays.handle_ask(now, key, peer.prober.birthday_target(), ports);
@@ -136,6 +140,7 @@ impl PathAgent {
         }
         self.review_path_mtu(now, key);
         if let Some(peer) = self.peers.get_mut(key) {
+            peer.report_keepalive(key, &mut self.events);
             let due = peer.prober.poll_timeout();
             self.probe_timers.reschedule(*key, &mut peer.probe_due, due);
         }
@@ -153,12 +158,13 @@ impl PathAgent {
                 let Probe { to: remote, transaction, starts_round, wants_handshake, .. } = probe;
                 let Probe { is_proven, signals, length, .. } = probe;
                 let candidates = if signals { self.own.list().to_vec() } else { Vec::new() };
-                let (is_birthday, ports) = (false, None);
+                let (is_birthday, wants_keepalives, ports) = (false, peer.prober.wants_keepalives(), None);
                 let request = Message::Request {
                     transaction,
                     starts_round,
                     wants_handshake,
                     is_birthday,
+                    wants_keepalives,
                     ports,
                     candidates,
                 };

@@ -2,6 +2,7 @@ use proptest::prelude::*;
 
 use super::observation::{MAX_OBSERVATION_INTERVAL, OBSERVATION_GRID};
 use super::*;
+use crate::rotation::{EndpointReason, Reason};
 
 mod convergence;
 mod nat64;
@@ -86,6 +87,7 @@ fn state_changes_carry_their_reason() {
         .filter_map(|event| match event {
             Event::StateChanged { from, to, reason, .. } => Some((from, to, reason)),
             Event::HandshakeDue { .. }
+            | Event::KeepaliveChanged { .. }
             | Event::ObservationDue { .. }
             | Event::RelayPortDue { .. }
             | Event::SendBothWays { .. }

@@ -8,6 +8,7 @@ const REQUEST: Message = Message::Request {
     starts_round: false,
     wants_handshake: false,
     is_birthday: false,
+    wants_keepalives: false,
     ports: None,
     candidates: Vec::new(),
 };

@@ -23,6 +23,7 @@ fn request(transaction: u8) -> Message {
         starts_round: false,
         wants_handshake: false,
         is_birthday: false,
+        wants_keepalives: false,
         ports: None,
         candidates: Vec::new(),
     }
@@ -96,6 +97,7 @@ fn a_list_of_candidates_has_these_bytes_and_unknown_kinds_are_left_out() {
         starts_round: false,
         wants_handshake: false,
         is_birthday: false,
+        wants_keepalives: false,
         ports: None,
         candidates,
     };
@@ -120,10 +122,17 @@ fn predicted_ports_have_these_bytes() {
     let Message::Request { transaction, starts_round, wants_handshake, candidates, .. } = request(9) else {
         unreachable!()
     };
-    let is_birthday = true;
-    let bytes =
-        Message::Request { transaction, starts_round, wants_handshake, is_birthday, ports, candidates }
-            .to_bytes();
+    let (is_birthday, wants_keepalives) = (true, false);
+    let bytes = Message::Request {
+        transaction,
+        starts_round,
+        wants_handshake,
+        is_birthday,
+        wants_keepalives,
+        ports,
+        candidates,
+    }
+    .to_bytes();
     assert_eq!(bytes[31], FLAG_BIRTHDAY | FLAG_PORTS);
     assert_eq!((&bytes[13..17], &bytes[17..31]), (&[0xab, 0xcd, 0xff, 0xfe][..], &[0; 14][..]));
 }
@@ -141,14 +150,21 @@ proptest! {
     #[test]
     fn requests_are_read_back_whatever_flags_a_later_build_adds(
         transaction: [u8; 12], starts_round: bool, wants_handshake: bool, is_birthday: bool,
-        ports: Option<(u16, i16)>, unknown: u8,
+        wants_keepalives: bool, ports: Option<(u16, i16)>, unknown: u8,
     ) {
         let (transaction, candidates) = (TransactionId(transaction), Vec::new());
         let ports = ports.map(|(next, step)| PortSequence { next, step });
-        let message =
-            Message::Request { transaction, starts_round, wants_handshake, is_birthday, ports, candidates };
+        let message = Message::Request {
+            transaction,
+            starts_round,
+            wants_handshake,
+            is_birthday,
+            wants_keepalives,
+            ports,
+            candidates,
+        };
         let mut bytes = message.to_bytes();
-        let known = FLAG_ROUND | FLAG_HANDSHAKE | FLAG_BIRTHDAY | FLAG_CANDIDATES | FLAG_PORTS;
+        let known = FLAG_ROUND | FLAG_HANDSHAKE | FLAG_BIRTHDAY | FLAG_CANDIDATES | FLAG_PORTS | FLAG_KEEPALIVES;
         bytes[31] |= unknown & !known;
         prop_assert_eq!(Message::parse(&bytes), Ok(message));
     }
@@ -169,6 +185,7 @@ proptest! {
             starts_round: true,
             wants_handshake: false,
             is_birthday: false,
+            wants_keepalives: false,
             ports: None,
             candidates: candidates.to_vec(),
         };

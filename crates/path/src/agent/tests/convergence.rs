@@ -99,6 +99,7 @@ impl World {
                 | Event::SendBothWays { .. }
                 | Event::Sockets(_)
                 | Event::StateChanged { .. }
+                | Event::KeepaliveChanged { .. }
                 | Event::StunAnswersChanged => {}
             }
         }

@@ -128,6 +128,7 @@ fn request(epoch: u8, counter: u64, address: &str) -> Vec<u8> {
         starts_round: false,
         wants_handshake: false,
         is_birthday: false,
+        wants_keepalives: false,
         ports: None,
         candidates: vec![probe::Candidate { kind: CandidateKind::Host, address: endpoint(address) }],
     };

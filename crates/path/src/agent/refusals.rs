@@ -1,0 +1,36 @@
+//! What hosts and routers say of this node's datagrams (ICMP): that they do not reach an address. Anyone can say so, in another's name.
+//! So it is no more than a reason to ask the path there.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use fairlead_address::canonical;
+
+use super::observation::on_grid;
+use super::{PathAgent, Peer};
+use crate::prober::Hint;
+
+/// Messages that are looked at in a second: each is compared with the endpoints of all peers.
+const MAX_MESSAGES: u32 = 50;
+
+impl PathAgent {
+    /// Takes a message that a datagram from the WireGuard port did not reach `remote`. A path there that is in use is asked soon; of one
+    /// that seems idle, the device is read to see whether it is.
+    pub fn unreachable(&mut self, now: Duration, remote: SocketAddr) {
+        let remote = canonical(remote);
+        if self.probing.is_none() || !self.refusals.take(now, MAX_MESSAGES) {
+            return;
+        }
+        for (key, peer) in &mut self.peers {
+            let Peer { prober, due, probe_due, .. } = &mut **peer;
+            match prober.unreachable(now, remote) {
+                Hint::Check => self.probe_timers.reschedule(*key, probe_due, prober.poll_timeout()),
+                Hint::Ignore => {}
+                Hint::Observe => {
+                    let soonest = due.map_or(now, |due| due.min(now));
+                    self.timers.reschedule(*key, due, Some(on_grid(soonest)));
+                }
+            }
+        }
+    }
+}
