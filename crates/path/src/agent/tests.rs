@@ -8,6 +8,7 @@ mod convergence;
 mod nat64;
 mod own_candidates;
 mod ping;
+mod versions;
 
 const SECOND: Duration = Duration::from_secs(1);
 

@@ -74,6 +74,39 @@ fn the_version_comes_before_everything_that_a_version_may_change() {
     assert_eq!(Header::parse(&datagram[..HEADER_LENGTH]), Err(InvalidProbe::Version(2)));
 }
 
+/// What a build with version 2 may send: in version 1 it says in the next byte that it reads version 2, and may use flags, fields and an extension that this build
+/// does not know.
+fn of_a_later_build(version: u8, counter: u64) -> Vec<u8> {
+    let bob = keys(BOB, ALICE, None);
+    let mut header = Header { sender: bob.tag, epoch: EPOCH, counter }.to_bytes();
+    (header[4], header[5]) = (version, 2);
+    let mut body = request(9).to_bytes();
+    body[20] = 0xaa;
+    body[31] = 0x80;
+    body.extend([0xbb; 24]);
+    let tag = bob.sending.encrypt_in_place_detached(nonce(&header), associated(&header), &mut body).unwrap();
+    [&header[..], &body, &tag].concat()
+}
+
+/// `fairlead-path` has the same bytes, and tests what an agent does with them.
+#[test]
+fn what_a_later_build_adds_to_version_1_is_ignored() {
+    let datagram = of_a_later_build(1, 7);
+    let hex: String = datagram.iter().map(|byte| format!("{byte:02x}")).collect();
+    assert_eq!(hex, OF_A_LATER_BUILD);
+    assert_eq!(keys(ALICE, BOB, None).open(&datagram), Ok(request(9)));
+    // The byte is authenticated all the same: a router cannot make two nodes use the older version.
+    let mut changed = datagram;
+    changed[5] = 0;
+    assert_eq!(keys(ALICE, BOB, None).open(&changed), Err(InvalidProbe::Unauthenticated));
+    assert_eq!(keys(ALICE, BOB, None).open(&of_a_later_build(2, 8)), Err(InvalidProbe::Version(2)));
+}
+
+const OF_A_LATER_BUILD: &str = "f11ead5001020000bc1da8248395a06c07070707070707070707070707070707\
+    00000000000000077fc5dc167e67659b23c9fe692332a91e2f730dfc5f7db7cd\
+    5c1fd98eaea9298ea7d6d87d3fac255ca7a367d3ccfa45070cb372a51d116c62\
+    73777f8869d8a97eb957f27eadca1d2a";
+
 #[test]
 fn a_public_key_of_low_order_gives_no_keys() {
     assert!(ProbeKeys::derive(&ALICE, &[0; 32], None).is_none());
