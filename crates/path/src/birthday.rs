@@ -133,11 +133,6 @@ impl Birthdays {
         self.has_sockets = true;
     }
 
-    /// Sets a STUN server that answers, if there is one.
-    pub(crate) fn set_stun_server(&mut self, server: Option<SocketAddr>) {
-        self.stun_server = server;
-    }
-
     /// Sets which part this node takes in attempts with a peer; `None` for none. Another part clears what failed before. Between two
     /// symmetric NATs the node that `leads` chooses the port.
     pub(crate) fn set_side(&mut self, peer: PublicKey, side: Option<BirthdaySide>, leads: bool) {
@@ -162,11 +157,6 @@ impl Birthdays {
     pub(crate) fn network_changed(&mut self) {
         self.measured = None;
         self.peers.values_mut().for_each(|record| record.network_changed());
-    }
-
-    /// See [`crate::PathAgent::measured_ports`].
-    pub(crate) fn measured(&self) -> &[u16] {
-        self.measured.as_deref().unwrap_or_default()
     }
 
     /// The peers with which this node may begin an attempt at `now`.

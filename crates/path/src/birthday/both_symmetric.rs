@@ -19,6 +19,16 @@ use super::{Action, Attempt, Birthdays, Stage, ports};
 const MIN_SAMPLES: usize = 4;
 
 impl Birthdays {
+    /// Sets a STUN server that answers, if there is one.
+    pub(crate) fn set_stun_server(&mut self, server: Option<SocketAddr>) {
+        self.stun_server = server;
+    }
+
+    /// See [`crate::PathAgent::measured_ports`].
+    pub(crate) fn measured(&self) -> &[u16] {
+        self.measured.as_deref().unwrap_or_default()
+    }
+
     /// Begins an attempt; `their` is what the peer has said already, if it asked. Whether the budget allows it.
     pub(super) fn measure(
         &mut self,
