@@ -2,6 +2,8 @@
 #![cfg(test)]
 
 mod bed;
+#[path = "server/held.rs"]
+mod held;
 #[path = "server/replicas.rs"]
 mod replicas;
 #[path = "server/standby.rs"]

@@ -1,7 +1,6 @@
 //! One registered connection, from its registration to its end.
 
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -46,6 +45,8 @@ pub(super) enum What {
 pub(super) struct Link {
     pub(super) number: u64,
     pub(super) address: Option<IpAddr>,
+    /// The key that is registered.
+    pub(super) own: Option<PublicKey>,
     pub(super) shared: Arc<Shared>,
     /// There is something to write.
     pub(super) waker: Arc<Notify>,
@@ -101,7 +102,7 @@ impl Link {
                     let _ = Frame::Ping(self.number.to_be_bytes()).encode(&mut out);
                     Instant::now()
                 }
-                Action::Wait(until) => until,
+                Action::Wait(until) => self.shared.next_due(self.number).map_or(until, |due| until.min(due)),
             };
             if !out.is_empty() {
                 match timeout(WRITE_TIMEOUT, sender.send(&out)).await {
@@ -146,10 +147,11 @@ impl Link {
         lock(liveness).received(now);
         match frame {
             Frame::Datagram { peer, payload } | Frame::Probe { peer, payload } => {
-                let length = u64::try_from(payload.len()).unwrap_or(u64::MAX);
-                self.shared.received_bytes.fetch_add(length, Ordering::Relaxed);
-                (self.receive)(PublicKey(*peer), payload);
+                let peer = PublicKey(*peer);
+                self.shared.received(&peer, payload, self.own.is_some_and(|own| own < peer));
+                (self.receive)(peer, payload);
             }
+            Frame::PeerGone(peer) => self.shared.peer_gone(&PublicKey(*peer)),
             Frame::Ping(data) => {
                 let mut pongs = lock(pongs);
                 if pongs.is_empty() {

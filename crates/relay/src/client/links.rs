@@ -7,6 +7,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use fairlead_api::wireguard::PublicKey;
 use fairlead_wire::relay::StunServer;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::{AbortHandle, JoinSet};
@@ -16,6 +17,7 @@ use super::link::{Link, Receive, Report, What};
 use super::plan::{Change, End, Plan, Role};
 use super::queue::{LinkQueue, Writer};
 use super::{ConnectError, Connection, Settings, connect, connect_standby};
+use crate::proof::public_key;
 
 /// How long a link that was replaced still receives: the relay passes it nothing new.
 const REPLACED: Duration = Duration::from_secs(5);
@@ -140,6 +142,7 @@ impl Links {
         let link = Link {
             number,
             address,
+            own: public_key(&self.settings.private_key).ok().map(PublicKey),
             shared: Arc::clone(&self.queue.0),
             waker: Arc::clone(&waker),
             receive: Arc::clone(&self.receive),

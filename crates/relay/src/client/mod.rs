@@ -1,6 +1,7 @@
 //! A connection to a relay as a client: TCP, an HTTP proxy on the way, TLS, WebSocket, registration.
 
 mod endpoint;
+mod held;
 mod link;
 mod links;
 mod liveness;

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -10,6 +10,7 @@ use fairlead_api::wireguard::PublicKey;
 use fairlead_wire::relay::Frame;
 use tokio::sync::Notify;
 
+use super::held::HeldInitiations;
 use crate::core::{Class, Counters, Outbox, QueueLimits};
 
 /// What waits for the relay: as in the relay itself.
@@ -54,7 +55,9 @@ pub(super) struct Shared {
     ports: Mutex<VecDeque<RelayPort>>,
     allocated: Notify,
     sent_bytes: AtomicU64,
-    pub(super) received_bytes: AtomicU64,
+    received_bytes: AtomicU64,
+    /// Whether an initiation is held: what is received is looked at only then.
+    holds: AtomicBool,
 }
 
 #[derive(Default)]
@@ -65,6 +68,7 @@ struct State {
     writers: Vec<Writer>,
     /// The link that writes once that one has ended.
     standby: Option<Writer>,
+    initiations: HeldInitiations,
     unsent: u64,
 }
 
@@ -100,31 +104,42 @@ impl Default for LinkQueue {
             allocated: Notify::new(),
             sent_bytes: AtomicU64::new(0),
             received_bytes: AtomicU64::new(0),
+            holds: AtomicBool::new(false),
         }))
     }
 }
 
 impl LinkQueue {
-    /// Queues a datagram for a peer, without waiting. It is dropped while there is no link; late and excess ones are dropped oldest
-    /// first, and probes overtake the rest.
+    /// Queues a datagram for a peer, without waiting. It is dropped while there is no link, but for the newest handshake initiation, which
+    /// waits for up to a second; late and excess ones are dropped oldest first, and probes overtake the rest.
     pub fn send(&self, peer: &PublicKey, is_probe: bool, payload: &[u8]) {
         let (frame, class) = match is_probe {
             true => (Frame::Probe { peer: peer.0, payload }, Class::Probe),
             false => (Frame::Datagram { peer: peer.0, payload }, Class::Datagram),
         };
-        let mut bytes = Vec::new();
+        let (mut bytes, now) = (Vec::new(), Instant::now());
         let mut state = self.0.lock();
-        let State { outbox, counters, writers, unsent, .. } = &mut *state;
+        let State { outbox, counters, writers, unsent, initiations, .. } = &mut *state;
+        let is_held = !is_probe && initiations.sent(now, peer, payload, !writers.is_empty());
+        if is_held {
+            self.0.holds.store(true, Ordering::Relaxed);
+        }
         let Some(writer) = writers.last().filter(|_| frame.encode(&mut bytes).is_ok()) else {
-            *unsent = unsent.saturating_add(1);
+            *unsent = unsent.saturating_add(u64::from(!is_held));
             return;
         };
-        outbox.push(Instant::now(), class, bytes.into(), &QUEUE, counters);
+        outbox.push(now, class, bytes.into(), &QUEUE, counters);
         let waker = Arc::clone(&writer.waker);
         drop(state);
         let length = u64::try_from(payload.len()).unwrap_or(u64::MAX);
         self.0.sent_bytes.fetch_add(length, Ordering::Relaxed);
         waker.notify_one();
+    }
+
+    /// Takes the newest handshake initiation to a peer of the last second, if nothing has answered it: another path to the peer may be
+    /// sooner than this one.
+    pub fn take_initiation(&self, peer: &PublicKey) -> Option<Box<[u8]>> {
+        self.0.lock().initiations.take(Instant::now(), peer)
     }
 
     /// Asks for a UDP port through which the relay passes datagrams to a peer. It may not answer.
@@ -156,7 +171,7 @@ impl LinkQueue {
         LinkCounters {
             sent_bytes: self.0.sent_bytes.load(Ordering::Relaxed),
             received_bytes: self.0.received_bytes.load(Ordering::Relaxed),
-            dropped: state.unsent.saturating_add(late),
+            dropped: state.unsent.saturating_add(late).saturating_add(state.initiations.lost()),
         }
     }
 }
@@ -174,7 +189,9 @@ impl Shared {
     /// From now on this link writes, also what waits: it has not waited for longer than a datagram may.
     pub(super) fn start_writer(&self, writer: Writer) {
         writer.waker.notify_one();
-        self.lock().writers.push(writer);
+        let mut state = self.lock();
+        state.writers.push(writer);
+        state.initiations.link_began(Instant::now());
     }
 
     /// This link writes as soon as the one that does has ended.
@@ -198,13 +215,44 @@ impl Shared {
         let wrote = state.writer().is_some_and(|writer| writer.link == link);
         state.writers.retain(|writer| writer.link != link);
         if wrote {
+            state.initiations.link_ended();
             state.promote();
         }
-        match state.writer() {
+        match state.writer().map(|writer| Arc::clone(&writer.waker)) {
             // Perhaps one that was replaced, and still works.
-            Some(writer) => writer.waker.notify_one(),
+            Some(waker) => {
+                state.initiations.link_began(Instant::now());
+                waker.notify_one();
+            }
             None => state.outbox.clear(),
         }
+    }
+
+    /// The relay says over a link that a peer has none.
+    pub(super) fn peer_gone(&self, peer: &PublicKey) {
+        self.lock().initiations.peer_gone(peer);
+    }
+
+    /// A datagram of a peer has come over a link. `is_first` is whether this node has the lower key.
+    pub(super) fn received(&self, peer: &PublicKey, payload: &[u8], is_first: bool) {
+        let length = u64::try_from(payload.len()).unwrap_or(u64::MAX);
+        self.received_bytes.fetch_add(length, Ordering::Relaxed);
+        if !self.holds.load(Ordering::Relaxed) {
+            return;
+        }
+        let mut state = self.lock();
+        state.initiations.received(Instant::now(), peer, payload, is_first);
+        self.holds.store(!state.initiations.is_empty(), Ordering::Relaxed);
+        if let Some(writer) = state.writer().filter(|_| state.initiations.next_due().is_some()) {
+            writer.waker.notify_one();
+        }
+    }
+
+    /// When this link has an initiation to send that was held.
+    pub(super) fn next_due(&self, link: u64) -> Option<Instant> {
+        let state = self.lock();
+        state.writer().filter(|writer| writer.link == link)?;
+        state.initiations.next_due()
     }
 
     /// Whether this link writes.
@@ -225,8 +273,15 @@ impl Shared {
     pub(super) fn take(&self, link: u64, out: &mut Vec<u8>) -> Option<()> {
         let mut state = self.lock();
         state.writer().filter(|writer| writer.link == link)?;
-        let State { outbox, counters, .. } = &mut *state;
-        outbox.pop_into(Instant::now(), &QUEUE, BUDGET, out, counters);
+        let now = Instant::now();
+        let State { outbox, counters, initiations, .. } = &mut *state;
+        for (peer, message) in initiations.take_due(now) {
+            let (frame, mut bytes) = (Frame::Datagram { peer: peer.0, payload: &message }, Vec::new());
+            if frame.encode(&mut bytes).is_ok() {
+                outbox.push(now, Class::Datagram, bytes.into(), &QUEUE, counters);
+            }
+        }
+        outbox.pop_into(now, &QUEUE, BUDGET, out, counters);
         Some(())
     }
 }
@@ -285,5 +340,26 @@ mod tests {
         queue.0.stop_writer(4);
         queue.0.promote();
         assert_eq!(writes(&queue), [3]);
+    }
+    #[test]
+    fn a_handshake_initiation_waits_for_a_link_and_for_the_next_one() {
+        let (queue, peer) = (LinkQueue::default(), PublicKey([1; 32]));
+        let initiation = [&[1, 0, 0, 0][..], &[7; 144]].concat();
+        let mut expected = Vec::new();
+        Frame::Datagram { peer: peer.0, payload: &initiation }.encode(&mut expected).unwrap();
+        queue.send(&peer, false, &initiation);
+        queue.0.start_writer(writer(1));
+        assert_eq!(taken(&queue, 1), expected);
+        assert_eq!(taken(&queue, 1), b"");
+        queue.0.stop_writer(1);
+        queue.0.start_writer(writer(2));
+        assert_eq!(taken(&queue, 2), expected, "the first link may not have passed it on");
+        queue.0.received(&peer, &[2, 0, 0, 0], true);
+        queue.0.stop_writer(2);
+        queue.0.start_writer(writer(3));
+        assert_eq!((taken(&queue, 3), queue.counters().dropped), (vec![], 0));
+        queue.send(&peer, false, &initiation);
+        assert_eq!(queue.take_initiation(&peer).as_deref(), Some(&initiation[..]));
+        assert_eq!(queue.take_initiation(&peer), None);
     }
 }
