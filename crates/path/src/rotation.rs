@@ -43,6 +43,10 @@ pub struct Config {
     /// keepalive within 10 s (`KEEPALIVE_TIMEOUT`). If only that keepalive was lost, nothing breaks: the first candidate
     /// tried is the endpoint in use.
     pub unanswered: Duration,
+    /// How long a peer that has not been reached yet is tried by way of its relay before its candidates; zero for not at all. What a relay
+    /// cannot pass on at once is held there, whereas an initiation to a candidate that does not work costs 5 s (`REKEY_TIMEOUT`). So
+    /// this is of use unless the caller forces handshakes.
+    pub relay_attempt: Duration,
     /// Differs between nodes and between peers: the stretching is drawn from it.
     pub seed: u64,
 }
@@ -60,6 +64,7 @@ impl Default for Config {
             fast_rounds: 2,
             session_lifetime: Duration::from_secs(195),
             unanswered: Duration::from_secs(12),
+            relay_attempt: Duration::ZERO,
             seed: 0,
         }
     }
@@ -128,6 +133,8 @@ pub(crate) struct Attempt {
     pub(crate) candidate: Candidate,
     pub(crate) reason: EndpointReason,
     since: Duration,
+    /// By way of the relay, before the first round.
+    is_before: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -222,7 +229,8 @@ impl Rotation {
             .collect();
         let before = std::mem::replace(&mut self.candidates, candidates);
         self.urgent = self.urgent.filter(|urgent| seen.contains(urgent));
-        if let Some(attempt) = self.attempt.filter(|_| !self.is_alive(now)) {
+        let attempt = self.attempt.filter(|attempt| !attempt.is_before);
+        if let Some(attempt) = attempt.filter(|_| !self.is_alive(now)) {
             self.urgent = self.urgent.or(self.promoted_candidate(&before, attempt.candidate.address));
         }
     }
@@ -285,7 +293,8 @@ impl Rotation {
         let elsewhere = endpoint != attempt.candidate.address && (moved || received);
         if elsewhere && !self.was_tried_this_round(endpoint) {
             self.record_attempt(endpoint);
-            self.attempt = Some(Attempt { candidate: self.candidate_at(endpoint), since: now, ..attempt });
+            let candidate = self.candidate_at(endpoint);
+            self.attempt = Some(Attempt { candidate, since: now, is_before: false, ..attempt });
         }
     }
 
@@ -329,12 +338,23 @@ impl Rotation {
         if !due && self.urgent.is_none() {
             return None;
         }
-        let next = self.next_candidate();
+        let before = self.relay_before_candidates();
+        let is_before = before.is_some();
+        let next = before.or_else(|| self.next_candidate());
         self.began.get_or_insert(now);
-        self.attempt = next.map(|(candidate, reason)| Attempt { candidate, reason, since: now });
+        self.attempt = next.map(|(candidate, reason)| Attempt { candidate, reason, since: now, is_before });
         let address = self.attempt?.candidate.address;
-        self.record_attempt(address);
+        if !is_before {
+            self.record_attempt(address);
+        }
         Some(address)
+    }
+
+    /// The relay, when the rotation is about to begin and knows nothing that has ever worked.
+    fn relay_before_candidates(&self) -> Option<(Candidate, EndpointReason)> {
+        let is_new = self.began.is_none() && self.last_good.is_none() && !self.config.relay_attempt.is_zero();
+        let (relay, _) = self.relay.filter(|_| is_new)?;
+        Some((self.candidate_at(relay), EndpointReason::NextCandidate))
     }
 
     fn record_attempt(&mut self, address: SocketAddr) {
@@ -402,7 +422,9 @@ impl Rotation {
     }
 
     fn deadline(&self, attempt: &Attempt) -> Duration {
-        let window = if self.round < self.config.fast_rounds {
+        let window = if attempt.is_before {
+            self.config.relay_attempt
+        } else if self.round < self.config.fast_rounds {
             self.config.attempt
         } else {
             let mut random = SmallRng::seed_from_u64(self.config.seed ^ u64::from(self.round));

@@ -24,6 +24,8 @@ use super::settings::RelaySettings;
 
 /// How long one endpoint is tried where setting it forces handshakes: they are sent within the first two seconds.
 const FORCED_ATTEMPT: Duration = Duration::from_millis(2500);
+/// How long the kernel's WireGuard has the relay for its endpoint before any path has answered: as long as an initiation is held there.
+const RELAY_ATTEMPT: Duration = Duration::from_secs(1);
 /// Age of a handshake at which its session ends.
 const REJECT_AFTER_TIME: Duration = Duration::from_secs(180);
 
@@ -158,6 +160,22 @@ impl PathDriver {
         };
         let leaving = endpoints.iter().filter(|_| self.device.backend == Backend::Kernel).filter(leaves);
         leaving.for_each(|(key, _)| self.relay.hold(key, now));
+        self.hand_over(endpoints);
+    }
+
+    /// The kernel's WireGuard sends no initiation when its endpoint changes, but up to 5 s later. So the one it has just sent towards the
+    /// relay goes to the new endpoint, from the same port. Of two nodes the one with the lower key does this, and the other one's is
+    /// dropped: two initiations that cross each other end both handshakes.
+    fn hand_over(&self, endpoints: &BTreeMap<PublicKey, SocketAddr>) {
+        if self.device.backend != Backend::Kernel {
+            return;
+        }
+        for (key, endpoint) in endpoints.iter().filter(|(_, endpoint)| !is_relayed(**endpoint)) {
+            let message = self.relay.queue().take_initiation(key);
+            if let Some(message) = message.filter(|_| self.identity.public_key < *key) {
+                self.port.send(*endpoint, &message);
+            }
+        }
     }
 
     /// Tells the history of the paths what the device has.
@@ -350,7 +368,7 @@ fn config(backend: Backend) -> Config {
     match backend {
         // A new endpoint makes it send handshakes at once, so that each attempt can be short.
         Backend::Embedded => Config { attempt: FORCED_ATTEMPT, ..Config::default() },
-        Backend::Kernel => Config::default(),
+        Backend::Kernel => Config { relay_attempt: RELAY_ATTEMPT, ..Config::default() },
     }
 }
 

@@ -65,6 +65,8 @@ pub(super) struct Record {
     pub(super) tunnel_remotes: Vec<IpAddr>,
     /// What a device that is opened gives access to its port with.
     pub(super) path_socket: Option<FakePathSocket>,
+    /// Devices that are opened are the kernel's.
+    pub(super) has_wireguard: bool,
 }
 
 /// Index of the links of tunnels.
@@ -78,8 +80,17 @@ impl Record {
         let (state, mesh, device) = (self.state.take(), self.mesh.take(), self.device.take());
         let path_socket = self.path_socket.take();
         let encapsulation = std::mem::take(&mut self.encapsulation);
-        let network = std::mem::take(&mut self.network);
-        *self = Self { state, mesh, device, path_socket, encapsulation, network, ..Self::default() };
+        let (network, has_wireguard) = (std::mem::take(&mut self.network), self.has_wireguard);
+        *self = Self {
+            state,
+            mesh,
+            device,
+            path_socket,
+            encapsulation,
+            network,
+            has_wireguard,
+            ..Self::default()
+        };
     }
 
     /// As `ip link delete` does.
@@ -242,7 +253,7 @@ impl FakeDevice {
 
 impl WireGuardDevice for FakeDevice {
     fn backend(&self) -> Backend {
-        Backend::Embedded
+        if self.record.lock().unwrap().has_wireguard { Backend::Kernel } else { Backend::Embedded }
     }
 
     fn interface(&self) -> &str {

@@ -4,6 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 
+mod relay_attempt;
 mod silence;
 
 fn end(text: &str) -> SocketAddr {

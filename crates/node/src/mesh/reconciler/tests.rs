@@ -18,6 +18,8 @@ use crate::mesh::metrics::time_to_direct;
 use crate::mesh::relay::RelayView;
 use crate::mesh::tests::{FakeKernel, FakePathSocket, Shared, paths};
 
+mod hand_over;
+
 fn mesh(kernel: &Shared) -> Mesh<FakeKernel> {
     let device = DeviceSlot::new(Preference::Auto, PathBuf::from("/nonexistent"));
     Mesh::new(FakeKernel(Arc::clone(kernel)), device, paths())
@@ -293,6 +295,31 @@ fn what_stun_servers_answer_is_reported_after_one_more_plan() {
     assert_eq!(mesh.plans - plans, 1, "the same answers change nothing");
 }
 
+/// A peer that is another agent asks whether this node is there, from an address, and is asked and answers. What it was sent.
+fn exchange_probes(
+    mesh: &mut Mesh<FakeKernel>,
+    socket: &FakePathSocket,
+    (peer, remote): (&mut PathAgent, SocketAddr),
+    own: SocketAddr,
+) -> Vec<Vec<u8>> {
+    let mut all = Vec::new();
+    peer.handle_timeout(Duration::ZERO);
+    for _ in 0..2 {
+        while let Some(datagram) = peer.poll_transmit() {
+            let datagram = PathDatagram { local: None, socket: None, remote, payload: datagram.payload };
+            socket.received.lock().unwrap().push_back(datagram);
+        }
+        wake(mesh, false, Instant::now()).unwrap();
+        // The answer, and a request to the address that the request came from.
+        let sent = std::mem::take(&mut *socket.sent.lock().unwrap());
+        for (_, payload) in sent.into_iter().filter(|(to, _)| *to == remote) {
+            peer.handle_datagram(Duration::ZERO, None, own, &payload);
+            all.push(payload);
+        }
+    }
+    all
+}
+
 /// The peer is another agent, at an address that no resource names.
 #[test]
 fn the_endpoint_of_a_peer_that_answers_probes_is_set_without_reading_the_device() {
@@ -322,20 +349,7 @@ fn the_endpoint_of_a_peer_that_answers_probes_is_set_without_reading_the_device(
     kernel.lock().unwrap().forget();
 
     let elsewhere: SocketAddr = "203.0.113.9:40000".parse().unwrap();
-    peer.handle_timeout(Duration::ZERO);
-    for _ in 0..2 {
-        while let Some(datagram) = peer.poll_transmit() {
-            let datagram =
-                PathDatagram { local: None, socket: None, remote: elsewhere, payload: datagram.payload };
-            socket.received.lock().unwrap().push_back(datagram);
-        }
-        wake(&mut mesh, false, now).unwrap();
-        // The answer, and a request to the address that the request came from.
-        let sent = std::mem::take(&mut *socket.sent.lock().unwrap());
-        let for_peer = sent.into_iter().filter(|(to, _)| *to == elsewhere);
-        for_peer
-            .for_each(|(_, payload)| peer.handle_datagram(Duration::ZERO, None, candidate.address, &payload));
-    }
+    exchange_probes(&mut mesh, &socket, (&mut peer, elsewhere), candidate.address);
     wake(&mut mesh, false, now).unwrap();
     let kernel = kernel.lock().unwrap();
     assert_eq!(kernel.states_read, 0);
