@@ -24,6 +24,9 @@ use crate::uplink::loosen_reverse_path_filter;
 
 mod embedded;
 mod in_kernel;
+mod marked;
+
+pub use marked::MarkedDevice;
 
 /// An implementation of WireGuard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -94,6 +97,17 @@ pub enum Error {
         kind: String,
         /// Which implementation was to use it.
         wanted: Backend,
+    },
+    /// The name is taken by a link without the alias.
+    #[error(
+        "link {interface} exists and is not ours, as its alias is not \"{alias}\": choose another name, or remove it \
+         (`ip link delete {interface}`)"
+    )]
+    NotOurs {
+        /// The link.
+        interface: String,
+        /// What its alias would be.
+        alias: String,
     },
     /// The link was removed.
     #[error("link {0} was removed: open the device again")]

@@ -120,7 +120,7 @@ fn configured_port(mark: u32, port: u16) -> u16 {
 ///
 /// Replacing a peer's allowed addresses removes them for a moment, in which packets are lost: neither a change of endpoint alone
 /// nor a prefix that another peer takes over must do that.
-fn narrow(change: &DeviceChange, present: &DeviceState, now: SystemTime) -> DeviceUpdate {
+pub(super) fn narrow(change: &DeviceChange, present: &DeviceState, now: SystemTime) -> DeviceUpdate {
     let mut remove = change.remove_peers.clone();
     let mut set = Vec::new();
     let prefixes = |(key, peer)| trunc(peer).into_iter().map(move |prefix| (prefix, key));
