@@ -137,6 +137,17 @@ pub const WIREGUARD_OVERHEAD_IPV6: u32 = 80;
 /// Minimum MTU of an IPv6 link (RFC 8200, section 5).
 pub const IPV6_MIN_MTU: u32 = 1280;
 
+/// Name of the WireGuard device of `fairlead connect` unless the user names another (own).
+pub const CONNECT_INTERFACE: &str = "fairlead0";
+/// Prefix of the alias of that device, followed by the name of its Peer (own).
+pub const LINK_ALIAS_CONNECT: &str = "FAIRLEAD-CONNECT:";
+/// Protocol of the routes onto that device, which are in the table `main` (own).
+pub const ROUTE_PROTOCOL_CONNECT: u8 = 32;
+/// Label: the program that writes the object (Kubernetes, "Recommended Labels").
+pub const LABEL_MANAGED_BY: &str = "app.kubernetes.io/managed-by";
+/// Value of [`LABEL_MANAGED_BY`] on Peers that `fairlead connect` has made, and deletes (own).
+pub const MANAGED_BY_CONNECT: &str = "fairlead-connect";
+
 /// Socket on which the node program serves the CNI plugin and the CLI (Coil v2).
 pub const NODE_SOCKET: &str = "/run/coild.sock";
 /// Prefix of the alias of a pod's host link: `COIL:<pool>:<container ID>:<interface>` (Coil v2).

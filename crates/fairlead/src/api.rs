@@ -31,7 +31,16 @@ impl ApiArguments {
     /// # Errors
     /// The kubeconfig file cannot be read, has no such context, or names no usable cluster.
     pub(crate) async fn client(&self) -> anyhow::Result<Client> {
-        let mut config = match (&self.kubeconfig, &self.context) {
+        let config = self.config(READ_TIMEOUT).await?;
+        Client::try_from(config).context("cannot create a Kubernetes client")
+    }
+
+    /// How that cluster is reached, and how long one answer, or the silence of a watch, may take.
+    ///
+    /// # Errors
+    /// The kubeconfig file cannot be read, has no such context, or names no usable cluster.
+    pub(crate) async fn config(&self, read_timeout: Duration) -> anyhow::Result<Config> {
+        let config = match (&self.kubeconfig, &self.context) {
             (None, None) => Config::infer().await.context(
                 "no Kubernetes client configuration: use --kubeconfig, set KUBECONFIG, or run in a pod with a ServiceAccount",
             )?,
@@ -48,10 +57,10 @@ impl ApiArguments {
                     .with_context(|| format!("cannot use context '{context}' of the kubeconfig file"))?
             }
         };
-        config = proxy::direct(config, |name| std::env::var(name).ok())?;
+        let mut config = proxy::direct(config, |name| std::env::var(name).ok())?;
         config.connect_timeout = Some(CONNECT_TIMEOUT);
-        config.read_timeout = Some(READ_TIMEOUT);
-        Client::try_from(config).context("cannot create a Kubernetes client")
+        config.read_timeout = Some(read_timeout);
+        Ok(config)
     }
 }
 

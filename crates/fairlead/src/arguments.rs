@@ -1,6 +1,7 @@
 //! The command line. Names, defaults and environment variables of the programs follow Coil's, so that the arguments in its
 //! manifests keep working.
 
+mod connect;
 mod discovery;
 mod peer;
 mod peers;
@@ -30,6 +31,7 @@ pub(crate) use queries::{
     PingArguments, ProbeArguments, ServeArguments, StatusArguments,
 };
 
+pub(crate) use connect::{ConnectArguments, name as peer_name};
 pub(crate) use discovery::DiscoveryArguments;
 pub(crate) use peer::{PeerCommand, RevokeArguments};
 pub(crate) use peers::{
@@ -97,6 +99,16 @@ pub(crate) enum Command {
     Node(Box<NodeArguments>),
     /// Run the controller: address pools and blocks (replicas elect a leader)
     Controller(Box<ControllerArguments>),
+    /// Connect this machine, which is not of the cluster, with pods, nodes and Services through a tunnel with a node
+    #[command(
+        after_help = "Run it as root on a laptop or a server outside of the cluster, with a kubeconfig: the kernel's WireGuard is used, or the one \
+        inside of this program. It makes a Peer, a WireGuard device, addresses and routes, follows what changes in the cluster, and uses another \
+        entry node when the one in use does not answer. SIGINT and SIGTERM undo all of it; --keep leaves the Peer. The rights that it needs \
+        are in deploy/examples/connect.yaml. The resolver stays as it is; `fairlead peer show NAME` prints the DNS of the cluster.\n\n\
+        Routes leave out what would cut the machine off: its routers, its networks, its name servers on them, the API server, and the address \
+        that the tunnel goes to.\n\nExit codes: 0 disconnected by a signal, 1 failed, 2 invalid arguments."
+    )]
+    Connect(Box<ConnectArguments>),
     /// Test the network between pods, nodes and Services
     Connectivity {
         #[command(subcommand)]

@@ -1,7 +1,7 @@
 //! The `fairlead` executable: the programs of a cluster and the command line of its operators.
 //!
 //! It is thin: arguments become the settings of `fairlead-node`, `fairlead-controller`, `fairlead-relay` or `fairlead-discovery`;
-//! `install` installs the CNI plugin; `status` and `ipam` query a node's socket or the API server; `connectivity test` runs test pods. Data goes to
+//! `install` installs the CNI plugin; `connect` joins a machine as a Peer; `status` and `ipam` query a node's socket or the API server; `connectivity test` runs test pods. Data goes to
 //! stdout, logs and errors to stderr. Exit codes: 0 done, 1 failed, 2 invalid arguments, 3 `status`, `ipam check` or
 //! `connectivity test` found a problem.
 
@@ -9,6 +9,7 @@ mod api;
 mod arguments;
 mod argv0;
 mod coil_compat;
+mod connect;
 mod connectivity;
 mod discovery;
 mod endpoints;
@@ -52,6 +53,7 @@ fn main() -> ExitCode {
     let outcome = match arguments.command {
         Command::Cleanup(arguments) => install::cleanup(&arguments),
         Command::Node(node) => programs::node(*node),
+        Command::Connect(connect) => connect::run(*connect),
         Command::Connectivity { command } => connectivity::run(&command),
         Command::Controller(controller) => programs::controller(*controller),
         Command::Graph(query) => graph::run(&query),

@@ -18,7 +18,7 @@ const THREADS: usize = 2;
 const BLOCKING_THREADS: usize = 64;
 /// Read timeout of API server connections in seconds: the server ends a watch after 60, so a connection that died
 /// silently is detected soon after.
-const READ_SECONDS: u64 = 75;
+pub(crate) const READ_SECONDS: u64 = 75;
 /// Connect timeout of API server connections in seconds.
 const CONNECT_SECONDS: u64 = 5;
 
@@ -89,7 +89,7 @@ fn warn_of(without_effect: &[&str]) {
     }
 }
 
-fn run(program: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(program: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<ExitCode> {
     let runtime = Builder::new_multi_thread()
         .worker_threads(THREADS)
         .max_blocking_threads(BLOCKING_THREADS)
@@ -114,7 +114,7 @@ pub(crate) async fn cluster() -> anyhow::Result<kube::Config> {
 }
 
 /// Resolves at SIGTERM or SIGINT, after this message.
-fn stop(message: &'static str) -> anyhow::Result<impl Future<Output = ()>> {
+pub(crate) fn stop(message: &'static str) -> anyhow::Result<impl Future<Output = ()>> {
     let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
     Ok(async move {

@@ -119,7 +119,7 @@ pub(crate) struct ShowconfArguments {
 }
 
 /// An address is a prefix of its own.
-fn prefix(text: &str) -> Result<IpNet, String> {
+pub(super) fn prefix(text: &str) -> Result<IpNet, String> {
     let address = || text.parse().map(|address: std::net::IpAddr| IpNet::from(address));
     text.parse().or_else(|_| address()).map_err(|_| format!("'{text}' is neither an address nor a prefix"))
 }

@@ -17,7 +17,7 @@ use crate::arguments::PeerAdd;
 use crate::showconf;
 
 /// From which the first free address is taken (Kilo's `kgctl connect` has its first host by default).
-const RANGE: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::new(10, 10, 10, 0), 24);
+pub(crate) const RANGE: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::new(10, 10, 10, 0), 24);
 
 pub(super) async fn run(arguments: &PeerAdd) -> anyhow::Result<ExitCode> {
     let client = arguments.machine.api.client().await?;
@@ -40,9 +40,13 @@ pub(super) async fn run(arguments: &PeerAdd) -> anyhow::Result<ExitCode> {
     super::print(&cluster, &arguments.name, None, private_key.as_ref(), &arguments.machine)
 }
 
-/// Clamped as `wg genkey` does (RFC 7748, section 5).
-fn new_private_key() -> PrivateKey {
-    let mut key: [u8; 32] = rand::random();
+/// As `wg genkey` makes it.
+pub(crate) fn new_private_key() -> PrivateKey {
+    clamped(PrivateKey(rand::random()))
+}
+
+/// The key in the form that devices show (RFC 7748, section 5); its public key is the same.
+pub(crate) fn clamped(PrivateKey(mut key): PrivateKey) -> PrivateKey {
     let [first, .., last] = &mut key;
     *first &= 248;
     *last = (*last & 127) | 64;
@@ -53,7 +57,8 @@ fn spec(arguments: &PeerAdd, public_key: PublicKey, cluster: &Cluster) -> anyhow
     let taken = taken(cluster);
     let addresses = match &arguments.addresses[..] {
         [] => vec![
-            first_free(&taken).with_context(|| format!("no address of {RANGE} is free: use --address"))?,
+            first_free(|address| taken.contains(address))
+                .with_context(|| format!("no address of {RANGE} is free: use --address"))?,
         ],
         given => given.iter().map(|address| IpNet::from(address.addr())).collect(),
     };
@@ -79,7 +84,7 @@ fn endpoint(text: &str) -> anyhow::Result<PeerEndpoint> {
 }
 
 /// What belongs to others.
-fn taken(cluster: &Cluster) -> PrefixSet {
+pub(crate) fn taken(cluster: &Cluster) -> PrefixSet {
     let nodes = cluster.objects.peers.iter().flat_map(|peer: &WireKubePeer| peer.spec.parse_allowed_ips().0);
     let peers = cluster.objects.external.iter().flat_map(|peer| {
         let claims = peer.data.get("spec").and_then(|spec| spec.get("allowedIPs")?.as_array());
@@ -93,8 +98,9 @@ fn taken(cluster: &Cluster) -> PrefixSet {
     all.iter().collect()
 }
 
-fn first_free(taken: &PrefixSet) -> Option<IpNet> {
-    RANGE.hosts().map(IpAddr::from).find(|address| !taken.contains(*address)).map(IpNet::from)
+/// The first address of [`RANGE`] that is not taken.
+pub(crate) fn first_free(is_taken: impl Fn(IpAddr) -> bool) -> Option<IpNet> {
+    RANGE.hosts().map(IpAddr::from).find(|address| !is_taken(*address)).map(IpNet::from)
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! What of the cluster the configuration of a Peer is made from.
 
+use std::borrow::Borrow;
 use std::net::{IpAddr, ToSocketAddrs as _};
 
 use anyhow::{Context as _, bail, ensure};
@@ -49,19 +50,30 @@ impl Cluster {
     pub(crate) async fn read(client: &Client) -> anyhow::Result<Self> {
         let objects = objects(client).await?;
         let pools = api::list_if_served(&Api::<AddressPool>::all(client.clone()), "AddressPools").await?;
-        let subnets = pools.iter().flat_map(|pool| &pool.spec.subnets);
-        let pools = subnets.flat_map(|subnet| [&subnet.ipv4, &subnet.ipv6]).flatten();
         let ranges = api::list_if_served(&Api::<ServiceCIDR>::all(client.clone()), "ServiceCIDRs").await?;
-        let services = ranges.iter().filter_map(|range| range.spec.as_ref()?.cidrs.as_ref()).flatten();
         let dns: Api<Service> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
         let dns = dns.get_opt(DNS_SERVICE).await.context("cannot read Service kube-system/kube-dns")?;
         let addresses = dns.and_then(|service| service.spec?.cluster_ips).unwrap_or_default();
-        Ok(Self {
+        let dns = addresses.iter().filter_map(|text| text.parse().ok()).collect();
+        Ok(Self { dns, ..Self::of(objects, &pools, &ranges) })
+    }
+
+    /// Of objects that were read, without DNS.
+    pub(crate) fn of(
+        objects: Objects,
+        pools: &[impl Borrow<AddressPool>],
+        ranges: &[impl Borrow<ServiceCIDR>],
+    ) -> Self {
+        let subnets = pools.iter().flat_map(|pool| &pool.borrow().spec.subnets);
+        let pools = subnets.flat_map(|subnet| [&subnet.ipv4, &subnet.ipv6]).flatten();
+        let services =
+            ranges.iter().filter_map(|range| range.borrow().spec.as_ref()?.cidrs.as_ref()).flatten();
+        Self {
             objects,
             pools: pools.filter_map(|text| text.parse().ok()).collect(),
             services: services.filter_map(|text| text.parse().ok()).collect(),
-            dns: addresses.iter().filter_map(|text| text.parse().ok()).collect(),
-        })
+            dns: Vec::new(),
+        }
     }
 
     /// The Peer of this name.

@@ -7,6 +7,7 @@ mod machine;
 mod revoke;
 
 use std::io::Write as _;
+use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Context as _;
@@ -20,6 +21,7 @@ use crate::arguments::{MachineArguments, PeerCommand, PeerRemove, PeerShow};
 use crate::logging;
 use crate::status::current_thread;
 
+pub(crate) use self::add::{RANGE, clamped, first_free, new_private_key, taken};
 pub(crate) use self::cluster::{Cluster, configuration_of};
 
 /// Runs one of the commands.
@@ -58,12 +60,14 @@ async fn show(arguments: &PeerShow) -> anyhow::Result<ExitCode> {
 
 /// The private key of the file that the user named.
 fn read_private_key(machine: &MachineArguments) -> anyhow::Result<Option<PrivateKey>> {
-    let Some(path) = &machine.private_key_file else { return Ok(None) };
+    machine.private_key_file.as_deref().map(private_key_of).transpose()
+}
+
+/// The private key in a file.
+pub(crate) fn private_key_of(path: &Path) -> anyhow::Result<PrivateKey> {
     let text = std::fs::read_to_string(path)
         .with_context(|| format!("cannot read private key file {}", path.display()))?;
-    let key =
-        text.trim().parse().with_context(|| format!("cannot use private key file {}", path.display()))?;
-    Ok(Some(key))
+    text.trim().parse().with_context(|| format!("cannot use private key file {}", path.display()))
 }
 
 /// Prints the configuration of the Peer's machine; what is left out goes to standard error.

@@ -1,0 +1,148 @@
+//! The watch caches of `fairlead connect`.
+
+use std::fmt::Debug;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
+use fairlead_api::resources::{AddressBlock, AddressPool, KiloPeer, WireKubeMesh, WireKubePeer};
+use fairlead_cluster::caches::{self, Cache, Refusal};
+use fairlead_cluster::lean;
+use fairlead_cluster::subsystem::Subsystem;
+use fairlead_node::members::configuration::Objects;
+use k8s_openapi::api::networking::v1::ServiceCIDR;
+use kube::api::DynamicObject;
+use kube::runtime::{WatchStreamExt as _, watcher};
+use kube::{Api, Client, Resource, ResourceExt as _};
+use serde::de::DeserializeOwned;
+use serde_json::json;
+
+use crate::peer::Cluster;
+
+/// How long the API server has for its first answers.
+const FIRST_LISTS_TIMEOUT: Duration = Duration::from_secs(30);
+/// How often it is checked whether they have arrived.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
+
+/// What the configuration of this machine is made from.
+pub(super) struct Caches {
+    blocks: Cache<AddressBlock>,
+    meshes: Cache<WireKubeMesh>,
+    own: Cache<KiloPeer>,
+    peers: Cache<WireKubePeer>,
+    pools: Cache<AddressPool>,
+    services: Cache<ServiceCIDR>,
+}
+
+impl Caches {
+    /// Starts the watches. Of the Peers it is this machine's alone: the others' have preshared keys.
+    pub(super) fn start(subsystem: &mut Subsystem, client: &Client, peer: &str) -> Self {
+        let own = caches::config().fields(&format!("metadata.name={peer}"));
+        Self {
+            blocks: start(subsystem, "AddressBlocks", client, caches::config()),
+            meshes: start(subsystem, "WireKubeMeshes", client, caches::config()),
+            own: start(subsystem, "this machine's Peer", client, own),
+            peers: start(subsystem, "WireKubePeers", client, caches::config()),
+            pools: start(subsystem, "AddressPools", client, caches::config()),
+            services: start(subsystem, "ServiceCIDRs", client, caches::config()),
+        }
+    }
+
+    /// Waits for the first lists.
+    ///
+    /// # Errors
+    /// The API server refuses one, or does not answer.
+    pub(super) async fn wait(&self) -> anyhow::Result<()> {
+        let deadline = Instant::now() + FIRST_LISTS_TIMEOUT;
+        loop {
+            let refusals = self.answers().into_iter().filter_map(|(_, _, refusal)| refusal);
+            if let Some(refusal) = refusals.into_iter().find(is_final) {
+                bail!(
+                    "the API server refuses what this command reads ({refusal}): deploy/examples/connect.yaml has the rights"
+                );
+            }
+            let missing = self.answers().into_iter().find(|(_, has_answer, _)| !has_answer);
+            let Some((what, ..)) = missing else { break };
+            if Instant::now() >= deadline {
+                bail!("the API server has not listed {what} in {} s", FIRST_LISTS_TIMEOUT.as_secs());
+            }
+            tokio::time::sleep(POLL_INTERVAL).await;
+        }
+        for (refusal, what) in [(self.peers.refusal(), "WireKubePeers"), (self.own.refusal(), "Peers")] {
+            if let Some(refusal) = refusal {
+                return Err(refusal).context(format!("{what} are missing"));
+            }
+        }
+        Ok(())
+    }
+
+    /// A number that differs after each change.
+    pub(super) fn generation(&self) -> u64 {
+        let caches = [
+            self.blocks.generation(),
+            self.meshes.generation(),
+            self.own.generation(),
+            self.peers.generation(),
+            self.pools.generation(),
+            self.services.generation(),
+        ];
+        caches.iter().sum()
+    }
+
+    /// This machine's Peer, as the watch shows it.
+    pub(super) fn own(&self) -> Option<Arc<KiloPeer>> {
+        self.own.store.state().pop()
+    }
+
+    /// What the nodes are, and of the Peers this machine's.
+    ///
+    /// # Errors
+    /// The Peer cannot be written as JSON.
+    pub(super) fn cluster(&self, own: Option<&KiloPeer>) -> anyhow::Result<Cluster> {
+        let external = own.map(|own| serde_json::from_value::<DynamicObject>(json!(own))).transpose()?;
+        let meshes = self.meshes.store.state();
+        let objects = Objects {
+            peers: all(&self.peers),
+            blocks: all(&self.blocks),
+            external: external.into_iter().collect(),
+            // Nodes follow the first by name.
+            mesh: meshes.iter().min_by_key(|mesh| mesh.name_any()).map(|mesh| (**mesh).clone()),
+        };
+        Ok(Cluster::of(objects, &self.pools.store.state(), &self.services.store.state()))
+    }
+
+    fn answers(&self) -> [(&'static str, bool, Option<Refusal>); 6] {
+        [
+            ("AddressBlocks", self.blocks.has_answer(), self.blocks.refusal()),
+            ("WireKubeMeshes", self.meshes.has_answer(), self.meshes.refusal()),
+            ("this machine's Peer", self.own.has_answer(), self.own.refusal()),
+            ("WireKubePeers", self.peers.has_answer(), self.peers.refusal()),
+            ("AddressPools", self.pools.has_answer(), self.pools.refusal()),
+            ("ServiceCIDRs", self.services.has_answer(), self.services.refusal()),
+        ]
+    }
+}
+
+/// A kind that the API server does not have has no objects.
+fn is_final(refusal: &Refusal) -> bool {
+    matches!(refusal, Refusal::Forbidden(_))
+}
+
+fn all<K>(cache: &Cache<K>) -> Vec<K>
+where
+    K: Resource<DynamicType = ()> + Clone,
+{
+    cache.store.state().iter().map(|object| (**object).clone()).collect()
+}
+
+fn start<K>(
+    subsystem: &mut Subsystem,
+    what: &'static str,
+    client: &Client,
+    config: watcher::Config,
+) -> Cache<K>
+where
+    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
+{
+    caches::start(subsystem, what, watcher(Api::all(client.clone()), config).modify(lean::any))
+}
