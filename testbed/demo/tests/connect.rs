@@ -67,7 +67,7 @@ impl Laptop {
     /// Links and routes of the connection.
     fn left(&self) -> Result<String> {
         self.host.shell(
-            "ip -o link show dev fairlead0 2>/dev/null; ip route show proto 32; ip -6 route show proto 32",
+            "ip -o link show dev fairlead0 2>/dev/null || true; ip route show proto 32; ip -6 route show proto 32",
         )
     }
 
@@ -110,6 +110,7 @@ fn a_laptop_connects_is_followed_to_another_entry_node_and_leaves_nothing() {
     let mut world = world();
     let mut laptop = Laptop::new(&world).unwrap();
     refuses_a_device_of_others(&world, &mut laptop);
+    has_no_other_addresses_than_the_policy_says(&world, &mut laptop);
 
     let from = Instant::now();
     let mut first = laptop.connect(&world, "fairlead-connect", &[]).unwrap();
@@ -154,6 +155,17 @@ fn refuses_a_device_of_others(world: &World, laptop: &mut Laptop) {
     assert_eq!(peers(world, "metadata.name").unwrap(), "");
     assert!(laptop.left().unwrap().contains("fairlead0"));
     laptop.host.shell("ip link delete fairlead0").unwrap();
+}
+
+fn has_no_other_addresses_than_the_policy_says(world: &World, laptop: &mut Laptop) {
+    let mut refused = laptop.connect(world, "fairlead-connect", &["-a", "10.9.0.1"]).unwrap();
+    assert_eq!(refused.wait(TIMEOUT).unwrap().code(), Some(1));
+    let output = refused.output().unwrap();
+    assert!(output.contains("single addresses of 10.10.10.0/24"), "{output}");
+    assert_eq!(
+        (peers(world, "metadata.name").unwrap(), laptop.left().unwrap()),
+        (String::new(), String::new())
+    );
 }
 
 fn keeps_its_peer_with_the_rights_of_one_machine(world: &World, laptop: &mut Laptop) {
