@@ -134,8 +134,8 @@ prop_compose! {
 enum Step {
     /// The device has this at a key.
     Hold(u8, Vec<IpNet>),
-    Policy(Policy),
-    Put(Member),
+    Policy(Box<Policy>),
+    Put(Box<Member>),
     Remove(u8),
     /// A member has another endpoint.
     Roam(u8),
@@ -144,8 +144,8 @@ enum Step {
 fn any_step() -> impl Strategy<Value = Step> {
     prop_oneof![
         2 => (0u8..20, prop::collection::vec(any_net(), 0..3)).prop_map(|(key, held)| Step::Hold(key, held)),
-        1 => any_policy().prop_map(Step::Policy),
-        12 => any_member().prop_map(Step::Put),
+        1 => any_policy().prop_map(|policy| Step::Policy(Box::new(policy))),
+        12 => any_member().prop_map(|member| Step::Put(Box::new(member))),
         3 => (0u8..12).prop_map(Step::Remove),
         2 => (0u8..12).prop_map(Step::Roam),
     ]
@@ -173,8 +173,8 @@ impl Mesh {
             Step::Hold(number, held) => {
                 self.policy.held.insert(key(number), held.iter().map(IpNet::trunc).collect());
             }
-            Step::Policy(policy) => self.policy = Policy { held: self.policy.held.clone(), ..policy },
-            Step::Put(member) => self.put(member),
+            Step::Policy(policy) => self.policy = Policy { held: self.policy.held.clone(), ..*policy },
+            Step::Put(member) => self.put(*member),
             Step::Remove(number) => {
                 self.members.remove(&format!("n{number}"));
                 self.members.remove(&Member::of_peer(&format!("n{number}")).name);

@@ -20,13 +20,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 const SETTLE: Duration = Duration::from_secs(3);
 
 pub(super) fn measure(effort: Effort) -> Result<Vec<Measurement>> {
-    let load = |clusters, affiliates, watches| Load {
-        address: ADDRESS.to_owned(),
-        clusters,
-        affiliates,
-        watches,
-        ..Load::default()
-    };
+    let load =
+        |clusters, affiliates, watches| Load { address: ADDRESS.to_owned(), clusters, affiliates, watches };
     let loads = match effort {
         Effort::Full => vec![load(10, 1_000, 20), load(1, 10_000, 20)],
         Effort::Quick => vec![load(2, 200, 20)],

@@ -110,6 +110,7 @@ pub(crate) fn report_of(peers: Vec<PeerReport>) -> Report {
         observed: Vec::new(),
         reflexive: Vec::new(),
         mapped: Vec::new(),
+        measured_ports: Vec::new(),
         public_ipv4: None,
         port_mappings: PortMappings::default(),
         peer_reflexive: Vec::new(),
