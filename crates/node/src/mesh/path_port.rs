@@ -342,14 +342,6 @@ impl PathPort {
         handled == MAX_DATAGRAMS || has_refusals
     }
 
-    /// Sends a message of WireGuard from its port, as far as the socket can now.
-    pub(super) fn send(&self, remote: SocketAddr, message: &[u8]) {
-        let Some(socket) = self.lock().socket.clone() else { return };
-        if let Err(error) = socket.send(None, remote, message) {
-            tracing::debug!(%remote, %error, "cannot send from the WireGuard port");
-        }
-    }
-
     /// When to call [`Self::run_due`]; `None` without peers and STUN servers.
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
         self.started.checked_add(self.lock().agent.poll_timeout()?)

@@ -160,21 +160,14 @@ impl PathDriver {
         };
         let leaving = endpoints.iter().filter(|_| self.device.backend == Backend::Kernel).filter(leaves);
         leaving.for_each(|(key, _)| self.relay.hold(key, now));
-        self.hand_over(endpoints);
+        self.forget_held(endpoints);
     }
 
-    /// The kernel's WireGuard sends no initiation when its endpoint changes, but up to 5 s later. So the one it has just sent towards the
-    /// relay goes to the new endpoint, from the same port. Of two nodes the one with the lower key does this, and the other one's is
-    /// dropped: two initiations that cross each other end both handshakes.
-    fn hand_over(&self, endpoints: &BTreeMap<PublicKey, SocketAddr>) {
-        if self.device.backend != Backend::Kernel {
-            return;
-        }
-        for (key, endpoint) in endpoints.iter().filter(|(_, endpoint)| !is_relayed(**endpoint)) {
-            let message = self.relay.queue().take_initiation(key);
-            if let Some(message) = message.filter(|_| self.identity.public_key < *key) {
-                self.port.send(*endpoint, &message);
-            }
+    /// A peer that was never heard is made anew in the device at another endpoint, and is sent a new initiation there at once. What is held for
+    /// the relay is of the handshake before: its answer would be dropped, and the peer takes one initiation in 20 ms.
+    fn forget_held(&self, endpoints: &BTreeMap<PublicKey, SocketAddr>) {
+        for (key, _) in endpoints.iter().filter(|(_, endpoint)| !is_relayed(**endpoint)) {
+            self.relay.queue().forget_initiation(key);
         }
     }
 

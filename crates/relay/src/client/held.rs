@@ -89,6 +89,7 @@ impl HeldInitiations {
     /// A datagram of a peer has come over the relay. A message of WireGuard answers the initiation, or is to be answered instead; any
     /// other one shows that the peer is there. `is_first` is whether this node has the lower key.
     pub(super) fn received(&mut self, now: Instant, peer: &PublicKey, payload: &[u8], is_first: bool) {
+        self.expire(now);
         if message_type(payload).is_some() {
             self.held.remove(peer);
         } else if let Some(held) = self.held.get_mut(peer).filter(|held| held.passed != Passed::Repeated) {
@@ -114,10 +115,9 @@ impl HeldInitiations {
         self.held.values().filter_map(|held| held.due).min()
     }
 
-    /// Takes the initiation to a peer, for another path.
-    pub(super) fn take(&mut self, now: Instant, peer: &PublicKey) -> Option<Box<[u8]>> {
-        self.expire(now);
-        self.held.remove(peer).map(|held| held.message)
+    /// WireGuard sends another one, by another path.
+    pub(super) fn forget(&mut self, peer: &PublicKey) {
+        self.held.remove(peer);
     }
 
     /// Whether none is held.
@@ -251,14 +251,15 @@ mod tests {
     }
 
     #[test]
-    fn another_path_takes_it_from_the_relay() {
+    fn what_another_path_is_used_for_is_forgotten_and_what_is_old_when_a_peer_is_heard() {
         let (mut held, now) = (HeldInitiations::default(), Instant::now());
         held.sent(now, &PEER, &initiation(1), false);
-        assert_eq!(held.take(now, &OTHER), None);
-        assert_eq!(held.take(now + HELD, &PEER).as_deref(), Some(&initiation(1)[..]));
+        held.forget(&OTHER);
+        held.forget(&PEER);
         held.link_began(now);
         assert_eq!((due(&mut held, now), held.lost()), (vec![], 0));
-        held.sent(now, &PEER, &initiation(1), false);
-        assert_eq!(held.take(now + HELD + MILLISECOND, &PEER), None);
+        held.sent(now, &PEER, &initiation(1), true);
+        held.received(now + HELD + MILLISECOND, &OTHER, PROBE, true);
+        assert!(held.is_empty());
     }
 }

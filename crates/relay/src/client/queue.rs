@@ -136,10 +136,9 @@ impl LinkQueue {
         waker.notify_one();
     }
 
-    /// Takes the newest handshake initiation to a peer of the last second, if nothing has answered it: another path to the peer may be
-    /// sooner than this one.
-    pub fn take_initiation(&self, peer: &PublicKey) -> Option<Box<[u8]>> {
-        self.0.lock().initiations.take(Instant::now(), peer)
+    /// Drops the handshake initiation to a peer that is held: WireGuard sends another one, by another path.
+    pub fn forget_initiation(&self, peer: &PublicKey) {
+        self.0.lock().initiations.forget(peer);
     }
 
     /// Asks for a UDP port through which the relay passes datagrams to a peer. It may not answer.
@@ -217,13 +216,13 @@ impl Shared {
         if wrote {
             state.initiations.link_ended();
             state.promote();
+            if state.writer().is_some() {
+                state.initiations.link_began(Instant::now());
+            }
         }
         match state.writer().map(|writer| Arc::clone(&writer.waker)) {
             // Perhaps one that was replaced, and still works.
-            Some(waker) => {
-                state.initiations.link_began(Instant::now());
-                waker.notify_one();
-            }
+            Some(waker) => waker.notify_one(),
             None => state.outbox.clear(),
         }
     }
@@ -341,6 +340,7 @@ mod tests {
         queue.0.promote();
         assert_eq!(writes(&queue), [3]);
     }
+
     #[test]
     fn a_handshake_initiation_waits_for_a_link_and_for_the_next_one() {
         let (queue, peer) = (LinkQueue::default(), PublicKey([1; 32]));
@@ -359,7 +359,9 @@ mod tests {
         queue.0.start_writer(writer(3));
         assert_eq!((taken(&queue, 3), queue.counters().dropped), (vec![], 0));
         queue.send(&peer, false, &initiation);
-        assert_eq!(queue.take_initiation(&peer).as_deref(), Some(&initiation[..]));
-        assert_eq!(queue.take_initiation(&peer), None);
+        queue.forget_initiation(&peer);
+        queue.0.stop_writer(3);
+        queue.0.start_writer(writer(4));
+        assert_eq!(taken(&queue, 4), b"", "it takes another path");
     }
 }

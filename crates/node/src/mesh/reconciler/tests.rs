@@ -18,7 +18,7 @@ use crate::mesh::metrics::time_to_direct;
 use crate::mesh::relay::RelayView;
 use crate::mesh::tests::{FakeKernel, FakePathSocket, Shared, paths};
 
-mod hand_over;
+mod first_endpoint;
 
 fn mesh(kernel: &Shared) -> Mesh<FakeKernel> {
     let device = DeviceSlot::new(Preference::Auto, PathBuf::from("/nonexistent"));
