@@ -33,7 +33,7 @@ pub(super) struct Desired {
     pub(super) peers: BTreeMap<PublicKey, PeerConfig>,
     /// Of the machine inside of the mesh.
     pub(super) addresses: Vec<IpNet>,
-    /// Addresses of the API server.
+    /// Addresses that are reached beside the tunnel: those of the API server and of endpoints.
     pub(super) servers: Vec<IpAddr>,
 }
 

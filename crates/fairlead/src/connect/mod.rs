@@ -35,13 +35,14 @@ pub(crate) fn run(arguments: ConnectArguments) -> anyhow::Result<ExitCode> {
             opened = Session::open(arguments, name) => opened,
         };
         let mut session = opened?;
-        let outcome = match session.join().await {
-            Ok(()) => tokio::select! {
-                biased;
-                () = &mut stop => Ok(()),
-                outcome = session.follow() => outcome,
-            },
-            failed => failed,
+        let joined_and_followed = async {
+            session.join().await?;
+            session.follow().await
+        };
+        let outcome = tokio::select! {
+            biased;
+            () = &mut stop => Ok(()),
+            outcome = joined_and_followed => outcome,
         };
         outcome.and(session.close().await)
     })

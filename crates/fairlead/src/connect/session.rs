@@ -120,7 +120,7 @@ impl Session {
             let mut cluster = self.caches.cluster(present.as_ref())?;
             let is_new = present.is_none();
             // A free address is one that no Peer has.
-            let others = if is_new { self.list_peers().await } else { None };
+            let others = if is_new { self.list_peers().await? } else { None };
             if let Some(others) = &others {
                 let all = others.iter().map(|peer| serde_json::from_value(serde_json::json!(peer)));
                 cluster.objects.external = all.collect::<Result<_, _>>()?;
@@ -133,7 +133,7 @@ impl Session {
             self.own = Some(own.clone());
             // Another machine may have chosen the same address meanwhile.
             let is_chosen = is_new && self.arguments.addresses.is_empty();
-            let others = if is_chosen { self.list_peers().await } else { None };
+            let others = if is_chosen { self.list_peers().await? } else { None };
             if !others.is_some_and(|others| own_peer::is_contested(&own, &others)) {
                 return Ok(());
             }
@@ -144,11 +144,12 @@ impl Session {
     }
 
     /// All Peers; `None` where the user may not list them.
-    async fn list_peers(&self) -> Option<Vec<KiloPeer>> {
-        let listed = api::list(&self.peers, "Peers", ListParams::default()).await;
-        listed
-            .inspect_err(|error| tracing::debug!(error = format!("{error:#}"), "cannot see other Peers"))
-            .ok()
+    async fn list_peers(&self) -> anyhow::Result<Option<Vec<KiloPeer>>> {
+        match api::list(&self.peers, "Peers", ListParams::default()).await {
+            Ok(listed) => Ok(Some(listed)),
+            Err(error) if own_peer::is_forbidden(&error) => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     /// Follows the cluster, the entry nodes and the machine.
@@ -178,8 +179,8 @@ impl Session {
         let mut is_stale = self.progress.resolved_at.is_none_or(|at| at.elapsed() >= RESOLVE_INTERVAL);
         let generation = self.caches.generation();
         if self.progress.generation != Some(generation) {
-            self.read_cluster().await?;
-            self.progress.generation = Some(generation);
+            // What could not be read or written is tried again.
+            self.progress.generation = self.read_cluster().await?.then_some(generation);
             is_stale = true;
         }
         is_stale |= self.look_at_entry();
@@ -193,11 +194,12 @@ impl Session {
         Ok(())
     }
 
-    /// Takes note of what the watches have shown.
+    /// Takes note of what the watches have shown. Whether all could be read, and the Peer be changed as it has to be.
     ///
     /// # Errors
     /// The Peer was deleted, or is another machine's.
-    async fn read_cluster(&mut self) -> anyhow::Result<()> {
+    async fn read_cluster(&mut self) -> anyhow::Result<bool> {
+        let mut is_complete = true;
         let Some(known) = &self.own else { bail!("there is no Peer") };
         let shown = self.caches.own().filter(|shown| shown.uid() == known.uid());
         let own = match shown {
@@ -211,6 +213,7 @@ impl Session {
                 }
                 Err(error) => {
                     tracing::warn!(error = format!("{error:#}"), "the last known Peer remains in use");
+                    is_complete = false;
                     known.clone()
                 }
             },
@@ -229,9 +232,10 @@ impl Session {
             // What the watch shows next is read again.
             if let Err(error) = own_peer::carry_out(&self.peers, own_peer::Plan::Replace(changed)).await {
                 tracing::warn!(error = format!("{error:#}"), "cannot change the entry nodes of the Peer");
+                is_complete = false;
             }
         }
-        Ok(())
+        Ok(is_complete)
     }
 
     /// Whether another entry node is to be used from now on.
@@ -337,7 +341,10 @@ impl Session {
             };
             peers.insert(peer.public_key, config);
         }
-        let servers = self.progress.resolved.servers.clone();
+        let endpoints = self.progress.resolved.peers.iter().flat_map(|(_, addresses)| addresses);
+        // The configuration leaves out of the prefixes what it could resolve; these are in use, perhaps since names were resolved before.
+        let endpoints = endpoints.map(|endpoint| endpoint.ip());
+        let servers = self.progress.resolved.servers.iter().copied().chain(endpoints).collect();
         Desired { peers, addresses: self.cluster.addresses(&self.name), servers }
     }
 
