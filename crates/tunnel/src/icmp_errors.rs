@@ -26,6 +26,8 @@ const HEADER: usize = 8;
 const IPV4_HEADER: usize = 20;
 const IPV6_HEADER: usize = 40;
 const PROTOCOL_UDP: u8 = 17;
+/// Messages that are read in a row where none says anything: anyone may send such.
+const MAX_MESSAGES: usize = 64;
 /// More than is needed of a message.
 const LONGEST: usize = 256;
 
@@ -57,11 +59,12 @@ impl IcmpErrors {
         Ok(Self { port, v4, v6, receiver: Mutex::new(Receiver::new(LONGEST)), readable })
     }
 
-    /// The next destination that a message says a datagram did not reach; `None` if no message waits.
+    /// The next destination that a message says a datagram did not reach; `None` if no message waits, or after many that say nothing: more
+    /// of those may wait.
     pub fn try_receive(&self) -> Option<SocketAddr> {
         let mut receiver = self.receiver.lock().unwrap_or_else(PoisonError::into_inner);
         for socket in std::iter::once(&self.v4).chain(&self.v6) {
-            loop {
+            for _ in 0..MAX_MESSAGES {
                 match receiver.receive_start(socket.as_fd()) {
                     Ok((Some(from), packet)) => match parse(from.is_ipv4(), self.port, packet) {
                         Some(remote) => return Some(remote),
