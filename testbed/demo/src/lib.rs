@@ -19,6 +19,7 @@ pub mod servers;
 pub mod times;
 pub mod topology;
 pub mod vm_node;
+pub mod vm_pings;
 pub mod world;
 
 pub use world::World;

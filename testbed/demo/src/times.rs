@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use serde_json::Value;
 
 use crate::node::Node;
@@ -37,14 +37,21 @@ pub struct PairTimes {
 /// # Errors
 /// It does not run, or its log cannot be read.
 pub fn courses(node: &Node) -> Result<BTreeMap<String, Course>> {
-    let status = node.status()?;
+    read(&node.status()?, &std::fs::read_to_string(node.log())?)
+}
+
+/// The same from the status and the log of a node program, wherever it runs.
+///
+/// # Errors
+/// The status names no peers, or a line of the log has no time.
+pub fn read(status: &Value, log: &str) -> Result<BTreeMap<String, Course>> {
     let peers = status.get("peers").and_then(Value::as_array).context("no peers")?;
     let names: BTreeMap<&str, &str> = peers
         .iter()
         .filter_map(|peer| Some((peer.get("publicKey")?.as_str()?, peer.get("name")?.as_str()?)))
         .collect();
     let mut courses = BTreeMap::new();
-    for line in std::fs::read_to_string(node.log())?.lines() {
+    for line in log.lines() {
         let Ok(event) = serde_json::from_str::<Value>(line) else { continue };
         let Some(peer) = event.get("peer").and_then(Value::as_str).and_then(|key| names.get(key)) else {
             continue;
@@ -68,6 +75,16 @@ impl PairTimes {
 }
 
 impl Course {
+    /// The same in the time of a clock that is so much ahead of the one it was logged with.
+    ///
+    /// # Errors
+    /// There is no such time.
+    pub fn by_clock_ahead(self, ahead: SignedDuration) -> Result<Self> {
+        let moved = |at: Timestamp| at.checked_add(ahead);
+        let (up, direct) = (self.up.map(moved).transpose()?, self.direct.map(moved).transpose()?);
+        Ok(Self { known: moved(self.known)?, up, direct })
+    }
+
     fn add(&mut self, event: &Value, at: Timestamp) {
         if event.get("to").is_some_and(|to| to == "up") {
             self.up.get_or_insert(at);

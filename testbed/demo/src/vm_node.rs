@@ -3,12 +3,14 @@
 //! Its machine is an ordinary host of a site, except that the cable leads on into the VM: the namespace is a switch
 //! between the site's LAN and a TAP, and the VM has the address the lab gave to the host.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
+use jiff::{SignedDuration, Timestamp};
 use serde_json::Value;
 use testbed_lab::{Host, NatSite};
 use testbed_vm::{Options, Vm};
@@ -17,6 +19,7 @@ use crate::World;
 use crate::cni;
 use crate::node::{Node, executable};
 use crate::objects;
+use crate::times::{self, Course};
 
 /// The VM's end of the cable.
 const TAP: &str = "tap0";
@@ -26,7 +29,12 @@ const PLUGIN: &str = "/opt/cni/bin/fairlead-cni";
 const SOCKET: &str = "/run/coild.sock";
 const KUBECONFIG: &str = "/etc/fairlead/kubeconfig";
 const LOG: &str = "/run/fairlead-node.log";
+/// Length of the log when the latest node program was started.
+const LOG_START: &str = "/run/fairlead-node.log.start";
 const PROCESS: &str = "/run/fairlead-node.pid";
+
+/// How often the VM's clock is read; the quickest reading counts.
+const CLOCK_READINGS: usize = 5;
 
 /// A node in a VM. Drop it before its world.
 pub struct VmNode {
@@ -92,7 +100,8 @@ impl VmNode {
         let start = Instant::now();
         let name = &self.node.name;
         self.vm.shell(&format!(
-            "KUBECONFIG={KUBECONFIG} FAIRLEAD_LOG_LEVEL=debug {PROGRAM} node --node-name {name} --socket {SOCKET} \
+            "wc -c {LOG} 2>/dev/null | cut -d ' ' -f 1 >{LOG_START}\n\
+             KUBECONFIG={KUBECONFIG} FAIRLEAD_LOG_LEVEL=debug {PROGRAM} node --node-name {name} --socket {SOCKET} \
              >>{LOG} 2>&1 &\necho $! >{PROCESS}"
         ))?;
         while self.status().is_err() {
@@ -123,6 +132,38 @@ impl VmNode {
     /// The VM does not answer.
     pub fn log(&mut self) -> anyhow::Result<String> {
         self.vm.shell(&format!("tail -n 30 {LOG}"))
+    }
+
+    /// What the latest node program has logged of each peer, in the time of the machine that the VM runs on, by the peer's name.
+    ///
+    /// # Errors
+    /// The node program or the VM does not answer.
+    pub fn courses(&mut self) -> anyhow::Result<BTreeMap<String, Course>> {
+        let behind = self.clock_behind()?;
+        let status = self.status()?;
+        let newest = format!("tail -c +$(($(cat {LOG_START}) + 1)) {LOG} | grep '\"peer\"' || true");
+        let courses = times::read(&status, &self.vm.shell(&newest)?)?.into_iter();
+        courses.map(|(name, course)| Ok((name, course.by_clock_ahead(behind)?))).collect()
+    }
+
+    /// How much the VM's clock is behind that of the machine it runs on, as exactly as half of what asking takes.
+    ///
+    /// # Errors
+    /// The VM does not answer.
+    pub fn clock_behind(&mut self) -> anyhow::Result<SignedDuration> {
+        let mut best: Option<(Duration, SignedDuration)> = None;
+        for _ in 0..CLOCK_READINGS {
+            let (before, asked) = (Timestamp::now(), Instant::now());
+            // Of the tools that are there, ping tells the time exactly.
+            let output = self.vm.shell("ping -n -D -c 1 127.0.0.1")?;
+            let took = asked.elapsed();
+            let inside = ping_time(&output).with_context(|| format!("ping tells no time: {output}"))?;
+            let middle = before.checked_add(SignedDuration::try_from(took / 2)?)?;
+            if best.is_none_or(|(shortest, _)| took < shortest) {
+                best = Some((took, middle.duration_since(inside)));
+            }
+        }
+        best.map(|(_, behind)| behind).context("the clock was not read")
     }
 
     /// What `fairlead status -o json` prints on this node.
@@ -177,6 +218,14 @@ impl VmNode {
             self.vm.shell(&format!("kill -0 $(cat {PROCESS}) 2>/dev/null && echo yes || echo no"))?;
         Ok(answer.trim() == "yes")
     }
+}
+
+/// When the first answer came, as `ping -D` writes it: seconds and microseconds.
+fn ping_time(output: &str) -> Option<Timestamp> {
+    let (time, _) = output.lines().find_map(|line| line.strip_prefix('[')?.split_once(']'))?;
+    let (seconds, microseconds) = time.split_once('.')?;
+    let microseconds: i32 = microseconds.parse().ok()?;
+    Timestamp::new(seconds.parse().ok()?, microseconds.checked_mul(1000)?).ok()
 }
 
 /// Makes a host a switch between its cable and a TAP. Its address is the VM's from now on.
