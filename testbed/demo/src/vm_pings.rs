@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 use testbed_lab::eventually;
 
 use crate::vm_node::VmNode;
@@ -82,8 +82,8 @@ impl Answers {
     /// None came.
     pub fn first(&self) -> anyhow::Result<Timestamp> {
         let seconds = self.answered.iter().map(|(_, at)| *at).min_by(f64::total_cmp);
-        let since_1970 = SignedDuration::try_from_secs_f64(seconds.context("no ping was answered")?)?;
-        Ok(Timestamp::from_duration(since_1970)?)
+        let microseconds = (seconds.context("no ping was answered")? * 1e6).round();
+        Ok(Timestamp::from_microsecond(microseconds as i64)?)
     }
 
     /// How many were lost between the first and the last that were answered: before, there was no session, and afterwards answers may
