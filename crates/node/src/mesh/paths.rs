@@ -13,7 +13,7 @@ use fairlead_dataplane::wireguard::{self, Backend, WireGuardDevice};
 use fairlead_path::{
     Config, Filtering, Identity, Observation, PathAgent, PeerPaths, Source, Status, StunAnswer,
 };
-use fairlead_relay::client::is_relayed;
+use fairlead_relay::client::{INITIATION_HELD, is_relayed};
 use prometheus_client::metrics::histogram::Histogram;
 
 use super::desired::DesiredPeer;
@@ -24,8 +24,6 @@ use super::settings::RelaySettings;
 
 /// How long one endpoint is tried where setting it forces handshakes: they are sent within the first two seconds.
 const FORCED_ATTEMPT: Duration = Duration::from_millis(2500);
-/// How long the kernel's WireGuard has the relay for its endpoint before any path has answered: as long as an initiation is held there.
-const RELAY_ATTEMPT: Duration = Duration::from_secs(1);
 /// Age of a handshake at which its session ends.
 const REJECT_AFTER_TIME: Duration = Duration::from_secs(180);
 
@@ -361,7 +359,8 @@ fn config(backend: Backend) -> Config {
     match backend {
         // A new endpoint makes it send handshakes at once, so that each attempt can be short.
         Backend::Embedded => Config { attempt: FORCED_ATTEMPT, ..Config::default() },
-        Backend::Kernel => Config { relay_attempt: RELAY_ATTEMPT, ..Config::default() },
+        // It begins at the relay, for as long as an initiation is held there.
+        Backend::Kernel => Config { relay_attempt: INITIATION_HELD, ..Config::default() },
     }
 }
 

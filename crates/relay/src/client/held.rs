@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use fairlead_api::wireguard::PublicKey;
 
-/// How long an initiation is held.
-pub(super) const HELD: Duration = Duration::from_secs(1);
+/// How long the newest handshake initiation to a peer is held for a link to the relay, or for the peer.
+pub const INITIATION_HELD: Duration = Duration::from_secs(1);
 /// How long the peer's own initiation may take to arrive after the first datagram of the peer: for the node with the lower key, and for the
 /// other one.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -131,7 +131,7 @@ impl HeldInitiations {
     }
 
     fn expire(&mut self, now: Instant) {
-        let is_old = |held: &Held| now.saturating_duration_since(held.since) > HELD;
+        let is_old = |held: &Held| now.saturating_duration_since(held.since) > INITIATION_HELD;
         let old =
             self.held.extract_if(|_, held| is_old(held)).filter(|(_, held)| held.passed == Passed::Unsent);
         let lost = u64::try_from(old.count()).unwrap_or(u64::MAX);
@@ -199,7 +199,7 @@ mod tests {
         assert!(held.is_empty());
         held.sent(start, &PEER, &initiation(1), false);
         held.sent(start, &OTHER, &initiation(1), true);
-        let now = start + HELD + MILLISECOND;
+        let now = start + INITIATION_HELD + MILLISECOND;
         held.link_began(now);
         assert_eq!(due(&mut held, now), []);
         assert!(held.is_empty());
@@ -259,7 +259,7 @@ mod tests {
         held.link_began(now);
         assert_eq!((due(&mut held, now), held.lost()), (vec![], 0));
         held.sent(now, &PEER, &initiation(1), true);
-        held.received(now + HELD + MILLISECOND, &OTHER, PROBE, true);
+        held.received(now + INITIATION_HELD + MILLISECOND, &OTHER, PROBE, true);
         assert!(held.is_empty());
     }
 }

@@ -38,6 +38,7 @@ pub use endpoint::{Endpoint, InvalidEndpoint, Transport};
 pub use fairlead_tls::Backoff;
 pub use fairlead_tls::proxy::{InvalidProxy, Proxy, ProxyError};
 pub use fairlead_tls::{system_roots, trust};
+pub use held::INITIATION_HELD;
 pub use link::Receive;
 pub use links::{LinkStatus, keep_connected};
 pub use loopback::{HOLD, LoopbackPort, is_relayed};
