@@ -32,8 +32,15 @@ END"
 /// # Errors
 /// They were not counted, or nftables prints something else than rules.
 pub fn counted_tunnel_packets(world: &World) -> anyhow::Result<Vec<u64>> {
-    let rules = world.lab().internet().shell("nft -j list table ip judge")?;
-    let rules: Value = serde_json::from_str(&rules)?;
+    counters(&world.lab().internet().shell("nft -j list table ip judge")?)
+}
+
+/// The packets of each counter in what `nft -j` lists, in the order of the rules.
+///
+/// # Errors
+/// These are no rules.
+pub fn counters(listed: &str) -> anyhow::Result<Vec<u64>> {
+    let rules: Value = serde_json::from_str(listed)?;
     let counter = |item: &Value| {
         let parts = item.pointer("/rule/expr")?.as_array()?;
         parts.iter().find_map(|part| part.pointer("/counter/packets")?.as_u64())

@@ -9,6 +9,7 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
+use fairlead_demo::judge::counters;
 use fairlead_demo::topology::Topology;
 use fairlead_demo::{World, probe, topology};
 use outage::{TIMEOUT, loses_nothing, node, pod, report, resumes, tcp, udp};
@@ -86,11 +87,8 @@ fn count_tunnels(world: &World, name: &str, prefix: &str) {
 }
 
 fn counted(world: &World, name: &str) -> u64 {
-    let listed = node(world, name).host.shell("nft list chain inet judge out").unwrap();
-    let counts = listed
-        .lines()
-        .filter_map(|line| line.split_once("packets ")?.1.split(' ').next()?.parse::<u64>().ok());
-    counts.sum()
+    let listed = node(world, name).host.shell("nft -j list chain inet judge out").unwrap();
+    counters(&listed).unwrap().iter().sum()
 }
 
 fn flows(world: &World) -> [Flow; 5] {
@@ -197,11 +195,7 @@ const CLEAR_TEXT: &str = "nft add table inet judge\n\
 
 /// Packets that a router forwarded with addresses of pods, and those of WireGuard.
 fn forwarded(router: &Router) -> (u64, u64) {
-    let listed = router.shell("nft list chain inet judge clear").unwrap();
-    let counts = listed
-        .lines()
-        .filter_map(|line| line.split_once("packets ")?.1.split(' ').next()?.parse::<u64>().ok());
-    let counts: Vec<u64> = counts.collect();
+    let counts = counters(&router.shell("nft -j list chain inet judge clear").unwrap()).unwrap();
     (counts[..4].iter().sum(), counts[4..].iter().sum())
 }
 

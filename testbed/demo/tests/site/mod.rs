@@ -41,12 +41,12 @@ impl Beside {
     pub(crate) fn requests(&self, world: &World) -> (u64, u64) {
         let listed = node(world, &self.node)
             .host
-            .shell(&format!("nsenter --net=/proc/{}/ns/net nft list chain inet judge in", self.process.id()))
+            .shell(&format!(
+                "nsenter --net=/proc/{}/ns/net nft -j list chain inet judge in",
+                self.process.id()
+            ))
             .unwrap();
-        let counts = listed
-            .lines()
-            .filter_map(|line| line.split_once("packets ")?.1.split(' ').next()?.parse::<u64>().ok());
-        let counts: Vec<u64> = counts.collect();
+        let counts = fairlead_demo::judge::counters(&listed).unwrap();
         (counts[0], counts[1])
     }
 }
