@@ -3,8 +3,13 @@
 //! A watch is resumed from the last resource version it has seen. For one that is too old the API server answers 410 and the
 //! watcher lists again (Kubernetes API concepts, "Efficient detection of changes"). For one of a future that was undone it
 //! does not: the watch shows nothing until the resource version has caught up, which can take days, and the cache keeps
-//! objects that do not exist any more. A layer of the client therefore reads the current resource version before it resumes
-//! a watch that was interrupted, and gives the answer 410 itself.
+//! objects that do not exist any more. A layer of the client therefore decides how a watch that was interrupted goes on:
+//!
+//! * If an attempt to resume it failed, or its connection was silent until it timed out, the API server was away, perhaps long
+//!   enough for a restoration, and other clients may have written since: the resource version shows nothing. The layer gives
+//!   the answer 410 itself. An API server that was restarted gives it as well, because its watch cache begins anew.
+//! * If the first attempt succeeds, as with several API servers of which one was stopped, the layer reads the current resource
+//!   version and gives the answer 410 only if it has gone back.
 
 use std::collections::HashMap;
 use std::pin::Pin;
@@ -25,6 +30,8 @@ use tower::Service;
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// A watch that is resumed so long after its time-out was alive until then. Shorter than what kube grants a silent connection.
 const MARGIN: Duration = Duration::from_secs(3);
+/// How long the beginning of a watch is remembered that is not resumed.
+const KEPT: Duration = Duration::from_secs(600);
 /// Lists without the objects' content.
 const METADATA: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
 
@@ -67,28 +74,65 @@ impl Resumption {
         Some(Self { watch, path, version, timeout })
     }
 
-    /// Whether a watch that began `elapsed` ago did not simply reach its end. Pure.
-    fn is_interrupted(&self, elapsed: Duration) -> bool {
-        elapsed < self.timeout || elapsed > self.timeout.saturating_add(MARGIN)
+    /// What happened to the watch. Pure.
+    ///
+    /// `before` is its last beginning, `None` if it was just listed.
+    fn interruption(&self, before: Option<Begun>, now: Instant) -> Interruption {
+        let Some(before) = before else { return Interruption::None };
+        let elapsed = now.duration_since(before.at);
+        if before.failed || elapsed > self.timeout.saturating_add(MARGIN) {
+            Interruption::Away
+        } else if elapsed < self.timeout {
+            Interruption::Brief
+        } else {
+            Interruption::None
+        }
     }
+}
+
+/// How a watch ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Interruption {
+    /// The API server did not answer, perhaps for long.
+    Away,
+    /// The connection broke, and the API server can be asked again at once.
+    Brief,
+    /// The watch reached its end, or it begins.
+    None,
+}
+
+/// The last beginning of a watch.
+#[derive(Debug, Clone, Copy)]
+struct Begun {
+    at: Instant,
+    /// The attempt brought no watch.
+    failed: bool,
 }
 
 struct Checking {
     client: Client,
-    /// When each watch was begun or resumed.
-    begun: Arc<Mutex<HashMap<String, Instant>>>,
+    /// Of each watch.
+    begun: Arc<Mutex<HashMap<String, Begun>>>,
 }
 
 impl Checking {
-    /// Takes note of the begin of a watch, and says whether it was interrupted. One that begins was just listed.
-    fn is_interrupted(&self, resumption: &Resumption) -> bool {
+    /// What happened to the watch since it began.
+    fn interruption(&self, resumption: &Resumption) -> Interruption {
         let now = Instant::now();
         let mut begun = self.begun.lock().unwrap_or_else(PoisonError::into_inner);
-        let elapsed = begun.insert(resumption.watch.clone(), now).map(|begun| now.duration_since(begun));
         // Those of single objects do not come back.
-        begun.retain(|_, begun| now.duration_since(*begun) < Duration::from_secs(600));
-        elapsed.is_some_and(|elapsed| resumption.is_interrupted(elapsed))
+        begun.retain(|_, begun| now.duration_since(begun.at) < KEPT);
+        resumption.interruption(begun.get(&resumption.watch).copied(), now)
     }
+}
+
+/// Takes note of an attempt to begin or resume a watch; `failed` is `None` for one that is listed again.
+fn note(begun: &Mutex<HashMap<String, Begun>>, watch: String, failed: Option<bool>) {
+    let mut begun = begun.lock().unwrap_or_else(PoisonError::into_inner);
+    match failed {
+        Some(failed) => begun.insert(watch, Begun { at: Instant::now(), failed }),
+        None => begun.remove(&watch),
+    };
 }
 
 impl Service<Request<Body>> for Checking {
@@ -104,26 +148,48 @@ impl Service<Request<Body>> for Checking {
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let client = self.client.clone();
-        let resumption = Resumption::of(request.method(), request.uri());
-        let resumption = resumption.filter(|resumption| self.is_interrupted(resumption));
+        let Some(resumption) = Resumption::of(request.method(), request.uri()) else {
+            return Box::pin(async move { Ok(client.send(request).await?) });
+        };
+        let interruption = self.interruption(&resumption);
+        let begun = Arc::clone(&self.begun);
         Box::pin(async move {
-            if let Some(resumption) = resumption {
-                let current = timeout(TIMEOUT, current_version(&client, &resumption.path));
-                let current =
-                    current.await.map_err(|_| "the API server does not say its resource version")??;
-                if current.is_some_and(|current| current < resumption.version) {
-                    tracing::warn!(
-                        watch = resumption.path,
-                        seen = resumption.version,
-                        current,
-                        "the API server has gone back in time: etcd was restored from a backup; listing again"
-                    );
-                    return Ok(Response::new(Body::from(EXPIRED.to_vec())));
-                }
-            }
-            Ok(client.send(request).await?)
+            let answer = resume(&client, &resumption, interruption, request).await;
+            let failed = match &answer {
+                Ok(Some(response)) => Some(!response.status().is_success()),
+                Ok(None) => None,
+                Err(_) => Some(true),
+            };
+            note(&begun, resumption.watch, failed);
+            Ok(answer?.unwrap_or_else(|| Response::new(Body::from(EXPIRED.to_vec()))))
         })
     }
+}
+
+/// The API server's answer; `None` if the watch has to be listed again.
+async fn resume(
+    client: &Client,
+    resumption: &Resumption,
+    interruption: Interruption,
+    request: Request<Body>,
+) -> Result<Option<Response<Body>>, BoxError> {
+    if interruption == Interruption::Away {
+        return Ok(None);
+    }
+    if interruption == Interruption::Brief {
+        let current = timeout(TIMEOUT, current_version(client, &resumption.path));
+        let current = current.await.map_err(|_| "the API server does not say its resource version")??;
+        if current.is_some_and(|current| current < resumption.version) {
+            tracing::warn!(
+                watch = resumption.path,
+                seen = resumption.version,
+                current,
+                "the API server has gone back in time: etcd was restored from a backup; listing again"
+            );
+            return Ok(None);
+        }
+    }
+    Ok(Some(client.send(request).await?))
 }
 
 /// What ends a watch and makes the watcher list again; in the answer's status code it would not.
@@ -152,9 +218,10 @@ async fn current_version(client: &Client, path: &str) -> Result<Option<u64>, Box
 #[cfg(test)]
 mod tests {
     use std::pin::pin;
-    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::sync::atomic::Ordering::SeqCst;
+    use std::sync::atomic::{AtomicBool, AtomicU64};
 
-    use futures::{StreamExt, stream};
+    use futures::{Stream, StreamExt, stream};
     use k8s_openapi::api::core::v1::Namespace;
     use kube::runtime::WatchStreamExt;
     use kube::runtime::watcher::{self, Event, watcher};
@@ -193,55 +260,125 @@ mod tests {
     }
 
     #[test]
-    fn a_watch_that_reached_its_end_was_not_interrupted() {
+    fn only_an_api_server_that_was_away_makes_a_watch_list_again_unseen() {
+        use Interruption::{Away, Brief, None};
         let resumption = of("/api/v1/pods?watch=true&timeoutSeconds=50&resourceVersion=7").unwrap();
-        let cases = [(0, true), (49, true), (50, false), (52, false), (56, true), (3600, true)];
-        for (seconds, interrupted) in cases {
-            assert_eq!(resumption.is_interrupted(Duration::from_secs(seconds)), interrupted, "{seconds}");
+        let at = Instant::now();
+        let cases = [
+            (0, false, Brief),
+            (49, false, Brief),
+            (50, false, None),
+            (52, false, None),
+            (56, false, Away),
+            (3600, false, Away),
+            (0, true, Away),
+            (51, true, Away),
+        ];
+        for (seconds, failed, expected) in cases {
+            let now = at + Duration::from_secs(seconds);
+            assert_eq!(
+                resumption.interruption(Some(Begun { at, failed }), now),
+                expected,
+                "{seconds} {failed}"
+            );
         }
+        assert_eq!(resumption.interruption(Option::None, at), None);
     }
 
-    /// The API server of one Namespace, whose watches all break at once, but those from the future: they show nothing.
-    fn server(version: Arc<AtomicU64>) -> Client {
-        let answer = move |request: Request<Body>| {
-            let version = version.load(Ordering::SeqCst);
-            let name = format!("of-{version}");
-            let namespace = json!({ "metadata": { "name": name, "resourceVersion": version.to_string() } });
-            let list =
-                json!({ "metadata": { "resourceVersion": version.to_string() }, "items": [namespace] });
-            let body = match Resumption::of(request.method(), request.uri()) {
-                None => axum::body::Body::from(list.to_string()),
-                Some(watch) if watch.version > version => {
+    /// An API server.
+    #[derive(Default)]
+    struct Server {
+        /// The highest resource version.
+        version: AtomicU64,
+        /// Changes when etcd is restored from a backup.
+        history: AtomicU64,
+        is_away: AtomicBool,
+        /// Requests that resumed or began a watch and were served.
+        watches: AtomicU64,
+    }
+
+    impl Server {
+        fn list(&self) -> serde_json::Value {
+            let (version, history) = (self.version.load(SeqCst).to_string(), self.history.load(SeqCst));
+            let name = format!("of-{history}");
+            let namespace = json!({ "metadata": { "name": name, "resourceVersion": version } });
+            json!({ "metadata": { "resourceVersion": version }, "items": [namespace] })
+        }
+
+        /// Watches all break at once, but those from the future: they show nothing.
+        fn answer(&self, request: &Request<Body>) -> Result<Response<axum::body::Body>, BoxError> {
+            if self.is_away.load(SeqCst) {
+                return Err("refused".into());
+            }
+            let watch = Resumption::of(request.method(), request.uri());
+            if watch.is_some() {
+                self.watches.fetch_add(1, SeqCst);
+            }
+            let body = match watch {
+                None => axum::body::Body::from(self.list().to_string()),
+                Some(watch) if watch.version > self.version.load(SeqCst) => {
                     axum::body::Body::from_stream(stream::pending::<Result<Vec<u8>, BoxError>>())
                 }
                 Some(_) => axum::body::Body::from_stream(stream::iter([Err::<Vec<u8>, _>("reset")])),
             };
-            std::future::ready(Ok::<_, BoxError>(Response::new(body)))
-        };
-        Client::new(service_fn(answer), "default")
+            Ok(Response::new(body))
+        }
     }
 
-    #[tokio::test]
-    async fn a_watch_from_a_future_that_was_undone_lists_again() {
-        let version = Arc::new(AtomicU64::new(90));
-        let client = checking_client(server(Arc::clone(&version)));
-        let events = watcher(Api::<Namespace>::all(client), watcher::Config::default().timeout(60));
-        let mut events = pin!(events.default_backoff());
-        let mut listed_until_broken = async || {
-            let mut listed = Vec::new();
+    fn client_of(server: &Arc<Server>) -> Client {
+        let server = Arc::clone(server);
+        let answer = move |request: Request<Body>| std::future::ready(server.answer(&request));
+        checking_client(Client::new(service_fn(answer), "default"))
+    }
+
+    /// The names of what is listed until a watch has begun and broken.
+    async fn listed_until_broken(
+        events: &mut (impl Stream<Item = watcher::Result<Event<Namespace>>> + Unpin),
+    ) -> Vec<String> {
+        let mut listed = Vec::new();
+        let broken = async {
             loop {
                 match events.next().await.unwrap() {
                     Ok(Event::InitApply(namespace)) => listed.push(namespace.name_any()),
-                    Err(watcher::Error::WatchFailed(_)) => return listed,
+                    Err(watcher::Error::WatchFailed(_)) => return,
                     _ => {}
                 }
             }
         };
-        assert_eq!(listed_until_broken().await, ["of-90"]);
-        assert!(listed_until_broken().await.is_empty(), "it goes on");
-        version.store(40, Ordering::SeqCst);
-        let again = timeout(Duration::from_secs(20), listed_until_broken()).await;
-        assert_eq!(again.unwrap(), ["of-40"]);
+        timeout(Duration::from_secs(40), broken).await.unwrap();
+        listed
+    }
+
+    #[tokio::test]
+    async fn a_watch_from_a_future_that_was_undone_lists_again() {
+        let server = Arc::new(Server::default());
+        server.version.store(90, SeqCst);
+        let api = Api::<Namespace>::all(client_of(&server));
+        let mut events = pin!(watcher(api, watcher::Config::default().timeout(60)).default_backoff());
+        assert_eq!(listed_until_broken(&mut events).await, ["of-0"]);
+        assert!(listed_until_broken(&mut events).await.is_empty(), "it goes on");
+        server.history.store(1, SeqCst);
+        server.version.store(40, SeqCst);
+        assert_eq!(listed_until_broken(&mut events).await, ["of-1"]);
+    }
+
+    /// Other clients have written so much since that no resource version shows the restoration.
+    #[tokio::test]
+    async fn a_watch_lists_again_after_the_api_server_was_away() {
+        let server = Arc::new(Server::default());
+        server.version.store(90, SeqCst);
+        let api = Api::<Namespace>::all(client_of(&server));
+        let mut events = pin!(watcher(api, watcher::Config::default().timeout(60)).default_backoff());
+        assert_eq!(listed_until_broken(&mut events).await, ["of-0"]);
+        server.is_away.store(true, SeqCst);
+        let watches = server.watches.load(SeqCst);
+        assert!(events.next().await.unwrap().is_err(), "it is away");
+        server.history.store(1, SeqCst);
+        server.version.store(95, SeqCst);
+        server.is_away.store(false, SeqCst);
+        assert_eq!(listed_until_broken(&mut events).await, ["of-1"]);
+        assert_eq!(server.watches.load(SeqCst), watches + 1, "the watch was not resumed");
+        assert!(listed_until_broken(&mut events).await.is_empty(), "it is listed once");
     }
 
     proptest! {
