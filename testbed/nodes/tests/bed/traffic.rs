@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use anyhow::Context;
 use testbed_lab::ForeignNetwork;
 use testbed_lab::traffic::{Figures, Flow};
 use testbed_nodes::Cluster;
@@ -29,7 +30,8 @@ impl Traffic {
         let mut flows: Vec<Flow> =
             other.addresses.iter().map(|address| Flow::udp(&here, &there, *address).unwrap()).collect();
         flows.extend(one.addresses.iter().map(|address| Flow::udp(&there, &here, *address).unwrap()));
-        flows.push(Flow::tcp(&here, &there, other.addresses[0]).unwrap());
+        let tcp = Flow::tcp(&here, &there, other.addresses[0]);
+        flows.push(tcp.with_context(|| explain(cluster, [one, other])).unwrap());
         Self { between: format!("{} - {}", one.node, other.node), flows }
     }
 
@@ -70,6 +72,42 @@ impl Traffic {
     pub(crate) fn lost_nothing(&self, mark: Instant) {
         assert_eq!(self.lost_since(mark), 0, "{}", self.between);
     }
+}
+
+/// What the nodes of two pods know of the way between them.
+fn explain(cluster: &Cluster, pods: [&Pod; 2]) -> String {
+    let [one, other] = pods;
+    let of = |here: &Pod, there: &Pod| {
+        let run = |words: &[&str]| {
+            let output = cluster.node(&here.node).and_then(|node| node.exec(words));
+            format!(
+                "{}: {}\n{}",
+                here.node,
+                words.join(" "),
+                output.unwrap_or_else(|error| format!("{error:#}\n"))
+            )
+        };
+        let selector = format!("spec.nodeName={}", here.node);
+        let program = cluster.kubectl(&[
+            "-n",
+            "kube-system",
+            "get",
+            "pods",
+            "-l",
+            "app.kubernetes.io/component=coild",
+            "--field-selector",
+            &selector,
+            "-o",
+            "jsonpath={.items[0].metadata.name}",
+        ]);
+        let status = program.and_then(|program| {
+            let words = ["-n", "kube-system", "exec", &program, "-c", "coild", "--", "fairlead", "status"];
+            cluster.kubectl(&[&words[..], &[there.node.as_str()]].concat())
+        });
+        let status = status.unwrap_or_else(|error| format!("{error:#}\n"));
+        run(&["ip", "route", "get", &there.addresses[0].to_string()]) + &status
+    };
+    of(one, other) + &of(other, one)
 }
 
 /// Two running pods on each node, with traffic between neighbours on one node and between the nodes.
