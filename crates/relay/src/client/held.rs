@@ -1,8 +1,11 @@
 //! The newest handshake initiation to each peer, as long as it may be what WireGuard waits for. WireGuard sends the next one after 5 s
 //! (`REKEY_TIMEOUT`), so one that the relay cannot pass on yet, because there is no link or the peer has none, is sent again as soon as it can.
 //!
-//! A peer drops an initiation that it has handled before (its time stamp is not newer, WireGuard paper 5.1). Two initiations that cross
-//! each other end both handshakes, so that of the peer comes before the one that is held here.
+//! A peer drops an initiation that it has handled before (its time stamp is not newer, WireGuard paper 5.1).
+//!
+//! Two initiations that cross each other end both handshakes of the kernel's WireGuard: it has one state per peer, that of the response
+//! replaces that of the initiation, and the answer to it is dropped. Both sides then wait 5 s. So the node with the lower key does not pass
+//! on the initiation of the peer while its own may be on the way, and sends its own once more; the other one drops its own.
 
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
@@ -35,6 +38,8 @@ struct Held {
     passed: Passed,
     /// When it is to be sent.
     due: Option<Instant>,
+    /// An initiation of the peer was dropped in favour of it. A second one is not.
+    has_won: bool,
 }
 
 /// What became of an initiation.
@@ -58,7 +63,7 @@ impl HeldInitiations {
         }
         self.expire(now);
         let passed = if is_taken { Passed::Once } else { Passed::Unsent };
-        let held = Held { message: payload.into(), since: now, passed, due: None };
+        let held = Held { message: payload.into(), since: now, passed, due: None, has_won: false };
         let before = self.held.insert(*peer, held);
         self.count(before.as_ref());
         true
@@ -87,16 +92,29 @@ impl HeldInitiations {
     }
 
     /// A datagram of a peer has come over the relay. A message of WireGuard answers the initiation, or is to be answered instead; any
-    /// other one shows that the peer is there. `is_first` is whether this node has the lower key.
-    pub(super) fn received(&mut self, now: Instant, peer: &PublicKey, payload: &[u8], is_first: bool) {
+    /// other one shows that the peer is there. `is_first` is whether this node has the lower key. Whether WireGuard is to get it.
+    pub(super) fn received(
+        &mut self,
+        now: Instant,
+        peer: &PublicKey,
+        payload: &[u8],
+        is_first: bool,
+    ) -> bool {
         self.expire(now);
-        if message_type(payload).is_some() {
+        let message = message_type(payload);
+        let Some(held) = self.held.get_mut(peer) else { return true };
+        if message == Some(MESSAGE_INITIATION) && is_first && !std::mem::replace(&mut held.has_won, true) {
+            (held.passed, held.due) = (Passed::Repeated, Some(now));
+            return false;
+        }
+        if message.is_some() {
             self.held.remove(peer);
-        } else if let Some(held) = self.held.get_mut(peer).filter(|held| held.passed != Passed::Repeated) {
+        } else if held.passed != Passed::Repeated {
             let pause = if is_first { PAUSE } else { LONG_PAUSE };
             held.passed = Passed::Repeated;
             held.due = now.checked_add(pause);
         }
+        true
     }
 
     /// What a link is to send now.
@@ -240,13 +258,30 @@ mod tests {
 
     #[test]
     fn messages_of_the_peer_s_wireguard_end_it() {
-        for message_type in MESSAGES {
+        for (message_type, is_first) in [(1, false), (2, false), (2, true), (3, true), (4, true)] {
             let (mut held, now) = (HeldInitiations::default(), Instant::now());
             held.sent(now, &PEER, &initiation(1), true);
-            held.received(now, &PEER, PROBE, true);
-            held.received(now, &PEER, &[message_type, 0, 0, 0, 9], true);
-            assert_eq!(due(&mut held, now + PAUSE), []);
+            assert!(held.received(now, &PEER, PROBE, is_first));
+            assert!(held.received(now, &PEER, &[message_type, 0, 0, 0, 9], is_first));
+            assert_eq!(due(&mut held, now + LONG_PAUSE), []);
             assert!(held.is_empty());
+        }
+    }
+
+    #[test]
+    fn of_two_initiations_that_cross_each_other_only_one_arrives() {
+        for is_taken in [true, false] {
+            let (mut held, now) = (HeldInitiations::default(), Instant::now());
+            assert!(held.received(now, &PEER, &initiation(7), true), "nothing crosses it");
+            held.sent(now, &PEER, &initiation(1), is_taken);
+            assert!(held.received(now, &OTHER, &initiation(7), true), "of another peer");
+            assert!(!held.received(now, &PEER, &initiation(8), true));
+            assert_eq!(due(&mut held, now), [(PEER, initiation(1))], "the peer may not have got it");
+            assert!(held.received(now, &PEER, &initiation(9), true), "it has not arrived");
+            assert!(held.is_empty());
+            held.sent(now, &PEER, &initiation(2), is_taken);
+            let late = now + INITIATION_HELD + MILLISECOND;
+            assert!(held.received(late, &PEER, &initiation(10), true), "it did not cross ours");
         }
     }
 

@@ -148,8 +148,9 @@ impl Link {
         match frame {
             Frame::Datagram { peer, payload } | Frame::Probe { peer, payload } => {
                 let peer = PublicKey(*peer);
-                self.shared.received(&peer, payload, self.own.is_some_and(|own| own < peer));
-                (self.receive)(peer, payload);
+                if self.shared.received(&peer, payload, self.own.is_some_and(|own| own < peer)) {
+                    (self.receive)(peer, payload);
+                }
             }
             Frame::PeerGone(peer) => self.shared.peer_gone(&PublicKey(*peer)),
             Frame::Ping(data) => {

@@ -232,19 +232,20 @@ impl Shared {
         self.lock().initiations.peer_gone(peer);
     }
 
-    /// A datagram of a peer has come over a link. `is_first` is whether this node has the lower key.
-    pub(super) fn received(&self, peer: &PublicKey, payload: &[u8], is_first: bool) {
+    /// A datagram of a peer has come over a link. `is_first` is whether this node has the lower key. Whether WireGuard is to get it.
+    pub(super) fn received(&self, peer: &PublicKey, payload: &[u8], is_first: bool) -> bool {
         let length = u64::try_from(payload.len()).unwrap_or(u64::MAX);
         self.received_bytes.fetch_add(length, Ordering::Relaxed);
         if !self.holds.load(Ordering::Relaxed) {
-            return;
+            return true;
         }
         let mut state = self.lock();
-        state.initiations.received(Instant::now(), peer, payload, is_first);
+        let is_wanted = state.initiations.received(Instant::now(), peer, payload, is_first);
         self.holds.store(!state.initiations.is_empty(), Ordering::Relaxed);
         if let Some(writer) = state.writer().filter(|_| state.initiations.next_due().is_some()) {
             writer.waker.notify_one();
         }
+        is_wanted
     }
 
     /// When this link has an initiation to send that was held.
