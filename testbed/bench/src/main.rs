@@ -12,6 +12,7 @@
 mod agents;
 mod cni;
 mod cpu;
+mod growth;
 mod ipam;
 mod mesh;
 mod mesh_scale;
@@ -39,6 +40,7 @@ Usage: fairlead-bench [NAME...] [--quick] [--json] [--peers N] [--blocks N] [--r
 Benchmarks (all of them without a name):
   agents   1,000 agents with links to a relay, a restart of it, and a real API server (ours alone, 15 minutes)
   cni      start and end pods: ours with a real API server, and ptp with host-local (5 minutes)
+  growth   a cluster grows from 2 to 60 real nodes at five sites, until all reach each other (ours alone, 5 minutes)
   ipam     a cluster of 1,000 nodes and 100,000 pods against a real API server (ours alone, 5 minutes)
   mesh     plan a mesh, follow a change of one member, and a discovery server under load (ours alone, 5 minutes)
   mesh-scale  1,000 and 5,000 peers, 100,000 blocks, and one real node program (ours alone, 15 minutes)
@@ -52,7 +54,8 @@ Benchmarks (all of them without a name):
 Options:
   --quick     fewer pods, nodes and rounds, where a benchmark would take minutes
   --json      an array of {case, subject, metric, unit, value, samples} instead of a table; value is the median
-  --peers N   mesh-scale with this many peers, instead of its three sizes; agents with this many
+  --peers N   mesh-scale with this many peers, instead of its three sizes; agents with this many;
+              growth to this many nodes
   --blocks N  mesh-scale with this many blocks; twice the peers without it
   --rtt MS    nat with so many milliseconds for the way between two sites and back
 
@@ -70,7 +73,7 @@ struct Case {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Options {
     pub(crate) effort: Effort,
-    /// Peers of the mesh, for the one size that is measured then.
+    /// Peers of the mesh, agents or nodes, for the one size that is measured then.
     pub(crate) peers: Option<usize>,
     /// Blocks of the mesh.
     pub(crate) blocks: Option<usize>,
@@ -91,6 +94,7 @@ pub(crate) enum Effort {
 const CASES: &[Case] = &[
     Case { name: agents::CASE, run: agents::run },
     Case { name: cni::CASE, run: cni::run },
+    Case { name: growth::CASE, run: growth::run },
     Case { name: ipam::CASE, run: ipam::run },
     Case { name: mesh::CASE, run: mesh::run },
     Case { name: mesh_scale::CASE, run: mesh_scale::run },
@@ -257,7 +261,7 @@ mod tests {
         let message = parsed(&["tunel"]).unwrap_err().to_string();
         assert_eq!(
             message,
-            "unknown benchmark or option \"tunel\": choose from agents, cni, ipam, mesh, mesh-scale, nat, nft, plan, probe-socket, relay, tunnel, --quick, --json, --peers, --blocks and --rtt"
+            "unknown benchmark or option \"tunel\": choose from agents, cni, growth, ipam, mesh, mesh-scale, nat, nft, plan, probe-socket, relay, tunnel, --quick, --json, --peers, --blocks and --rtt"
         );
     }
 

@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use testbed_lab::ForeignNetwork;
 use testbed_lab::traffic::{Figures, Flow};
+use testbed_lab::{ForeignNetwork, eventually};
 use testbed_nodes::Cluster;
 
 use super::{Pod, Room, TIMEOUT, server};
@@ -30,7 +30,8 @@ impl Traffic {
         let mut flows: Vec<Flow> =
             other.addresses.iter().map(|address| Flow::udp(&here, &there, *address).unwrap()).collect();
         flows.extend(one.addresses.iter().map(|address| Flow::udp(&there, &here, *address).unwrap()));
-        let tcp = Flow::tcp(&here, &there, other.addresses[0]);
+        // After an outage of the API server, nodes learn of new blocks with the next attempt of a watch.
+        let tcp = eventually(TIMEOUT, || Flow::tcp(&here, &there, other.addresses[0]));
         flows.push(tcp.with_context(|| explain(cluster, [one, other])).unwrap());
         Self { between: format!("{} - {}", one.node, other.node), flows }
     }
