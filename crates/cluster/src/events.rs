@@ -1,9 +1,8 @@
 //! Kubernetes Events, published without delaying the caller.
 //!
 //! A caller puts an Event into a bounded queue and goes on; one task publishes them. What does not fit, and what the API
-//! server does not take, is dropped and counted: a log line says the same. Container runtimes retry a pod again and again:
-//! the same reason of the same object is published once within [`DEDUPLICATION_PERIOD`], and after that the recorder counts
-//! it up on the same Event, as client-go's `EventCorrelator` does.
+//! server does not take, is dropped and counted: a log line says the same. Container runtimes retry a pod again and again, and
+//! what is wrong may come and go: the same reason of the same object is published once within [`DEDUPLICATION_PERIOD`].
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -23,7 +22,7 @@ use crate::subsystem::Subsystem;
 /// Events that may wait to be published.
 const QUEUE: usize = 64;
 /// How long the same reason of the same object is not published again.
-const DEDUPLICATION_PERIOD: Duration = Duration::from_secs(30);
+const DEDUPLICATION_PERIOD: Duration = Duration::from_mins(10);
 /// Objects remembered for the deduplication.
 const MAX_REMEMBERED: usize = 1024;
 /// Longest one attempt may take.
@@ -171,8 +170,6 @@ impl Deduplication {
 /// The words of Events about the problems of an object.
 #[derive(Debug, Clone, Copy)]
 pub struct ProblemEvent {
-    /// Reason of the warning.
-    pub reason: &'static str,
     /// Reason when there are no problems any more.
     pub resolved: &'static str,
     /// Note when there are no problems any more.
@@ -181,12 +178,20 @@ pub struct ProblemEvent {
     pub action: &'static str,
 }
 
-/// Publishes an Event whenever the problems of an object have changed.
+/// Publishes the problems of an object, one Event for each reason, whenever those of that reason have changed.
 pub struct ProblemEvents {
     publisher: EventPublisher,
     regarding: ObjectReference,
     words: ProblemEvent,
-    /// The problems of the last Event the API server took.
+    reasons: BTreeMap<&'static str, Reason>,
+    /// Whether the API server took a warning since it took the Event that there are no problems.
+    has_warned: bool,
+}
+
+/// Events of one reason.
+#[derive(Debug, Default)]
+struct Reason {
+    /// The notes of the last Event that the API server took; empty once they are not true any more.
     published: Vec<String>,
     /// Those of an Event on its way.
     pending: Option<(Vec<String>, oneshot::Receiver<()>)>,
@@ -196,37 +201,64 @@ pub struct ProblemEvents {
 impl ProblemEvents {
     /// Nothing is published before there is a problem.
     pub fn new(publisher: EventPublisher, regarding: ObjectReference, words: ProblemEvent) -> Self {
-        Self { publisher, regarding, words, published: Vec::new(), pending: None, at: None }
+        Self { publisher, regarding, words, reasons: BTreeMap::new(), has_warned: false }
     }
 
-    /// To be called again and again, with the problems as they are. A problem that comes and goes makes one Event per
-    /// [`DEDUPLICATION_PERIOD`]; an Event that was dropped is published by a later call.
-    pub fn update(&mut self, problems: &[String], now: Instant) {
-        if let Some((problems, mut answer)) = self.pending.take() {
-            match answer.try_recv() {
-                Ok(()) => self.published = problems,
-                Err(TryRecvError::Closed) => {}
-                Err(TryRecvError::Empty) => {
-                    self.pending = Some((problems, answer));
-                    return;
-                }
+    /// To be called again and again, with the problems as they are: reason and note. What comes and goes makes one Event per
+    /// reason and [`DEDUPLICATION_PERIOD`]; what changed meanwhile, or was dropped, is published by a later call.
+    pub fn update(&mut self, problems: impl IntoIterator<Item = (&'static str, String)>, now: Instant) {
+        let mut notes: BTreeMap<&'static str, Vec<String>> = BTreeMap::new();
+        for (reason, note) in problems {
+            notes.entry(reason).or_default().push(note);
+        }
+        let taken =
+            self.reasons.iter_mut().filter_map(|(reason, state)| state.take_answer().then_some(*reason));
+        let (resolved, warnings): (Vec<_>, Vec<_>) = taken.partition(|reason| *reason == self.words.resolved);
+        self.has_warned = !warnings.is_empty() || (self.has_warned && resolved.is_empty());
+        if notes.is_empty() && self.has_warned {
+            notes.insert(self.words.resolved, vec![self.words.resolved_note.to_owned()]);
+        }
+        for (reason, state) in &mut self.reasons {
+            if !notes.contains_key(reason) {
+                state.published.clear();
             }
         }
+        for (reason, notes) in notes {
+            self.publish(reason, notes, now);
+        }
+    }
+
+    fn publish(&mut self, reason: &'static str, notes: Vec<String>, now: Instant) {
+        let state = self.reasons.entry(reason).or_default();
         let recent = |at| now.saturating_duration_since(at) < DEDUPLICATION_PERIOD;
-        if self.published == problems || self.at.is_some_and(recent) {
+        if state.pending.is_some() || state.published == notes || state.at.is_some_and(recent) {
             return;
         }
-        let (type_, reason, note) = if problems.is_empty() {
-            (EventType::Normal, self.words.resolved, self.words.resolved_note.to_owned())
-        } else {
-            (EventType::Warning, self.words.reason, problems.join("; "))
-        };
-        let event =
-            PendingEvent { regarding: self.regarding.clone(), reason, action: self.words.action, note };
+        let type_ = if reason == self.words.resolved { EventType::Normal } else { EventType::Warning };
+        let (regarding, action) = (self.regarding.clone(), self.words.action);
+        let event = PendingEvent { regarding, reason, action, note: notes.join("; ") };
         let (change, answer) = oneshot::channel();
         self.publisher.enqueue(Queued { event, type_, change: Some(change) });
-        self.pending = Some((problems.to_vec(), answer));
-        self.at = Some(now);
+        state.pending = Some((notes, answer));
+        state.at = Some(now);
+    }
+}
+
+impl Reason {
+    /// Whether the API server took the Event that was on its way.
+    fn take_answer(&mut self) -> bool {
+        let Some((notes, mut answer)) = self.pending.take() else { return false };
+        match answer.try_recv() {
+            Ok(()) => {
+                self.published = notes;
+                true
+            }
+            Err(TryRecvError::Closed) => false,
+            Err(TryRecvError::Empty) => {
+                self.pending = Some((notes, answer));
+                false
+            }
+        }
     }
 }
 
@@ -325,49 +357,92 @@ mod tests {
     /// The API server refuses the first Event and takes the others; each is kept.
     #[tokio::test]
     async fn each_change_of_problems_is_one_event_and_a_refused_one_is_published_later() {
-        let seen: Arc<Mutex<Vec<serde_json::Value>>> = Arc::default();
-        let kept = Arc::clone(&seen);
-        let server = service_fn(move |request: Request<Body>| {
-            let seen = Arc::clone(&kept);
-            async move {
-                let body = request.into_body().collect_bytes().await.unwrap();
-                let mut seen = seen.lock().unwrap();
-                seen.push(serde_json::from_slice(&body).unwrap());
-                let (code, answer) = match seen.len() {
-                    1 => (403, br#"{"kind":"Status","status":"Failure","code":403}"#.to_vec()),
-                    _ => (201, body.to_vec()),
-                };
-                Ok::<_, Infallible>(Response::builder().status(code).body(Body::from(answer)).unwrap())
-            }
-        });
-        let mut supervisor = Supervisor::default();
-        let (publisher, metrics) = start(&mut supervisor, Client::new(server, "default"));
-        let words = ProblemEvent {
-            reason: "MeshProblem",
-            resolved: "MeshProblemsGone",
-            resolved_note: "the mesh has no problems any more",
-            action: "JoinMesh",
-        };
-        let mut events = ProblemEvents::new(publisher, node_reference("n1"), words);
-        let (mut now, problem) = (Instant::now(), ["two nodes claim 192.0.2.1".to_owned()]);
-        let requests = || seen.lock().unwrap().len();
-        for (problems, expected) in [(&problem[..], 1), (&problem, 2), (&problem, 2), (&[], 3)] {
-            events.update(problems, now);
-            while requests() < expected {
+        let mut bed = Bed::new(1);
+        let claimed = ("AddressConflict", "two nodes claim 192.0.2.1");
+        bed.expect(&[claimed], 1).await;
+        bed.now += DEDUPLICATION_PERIOD;
+        bed.expect(&[claimed], 2).await;
+        bed.now += DEDUPLICATION_PERIOD;
+        bed.expect(&[claimed], 2).await;
+        bed.expect(&[], 3).await;
+        let seen = bed.seen.lock().unwrap();
+        let words = |index: usize| [&seen[index]["type"], &seen[index]["reason"], &seen[index]["note"]];
+        assert_eq!(words(1), ["Warning", claimed.0, claimed.1]);
+        assert_eq!(words(2), ["Normal", "MeshProblemsGone", "the mesh has no problems any more"]);
+        assert_eq!(bed.metrics.dropped.get(), 1);
+    }
+
+    #[tokio::test]
+    async fn a_reason_is_published_once_in_a_period_and_delays_no_other() {
+        let mut bed = Bed::new(0);
+        let (one, other) = (("NoKey", "node a has no key"), ("PathMTU", "short packets only"));
+        let changed = ("NoKey", "node b has no key");
+        bed.expect(&[one], 1).await;
+        bed.expect(&[one, other], 2).await;
+        // Other nodes, and what comes and goes, wait for the end of the period.
+        bed.expect(&[changed, other], 2).await;
+        bed.expect(&[], 3).await;
+        bed.expect(&[changed], 3).await;
+        bed.expect(&[], 3).await;
+        bed.now += DEDUPLICATION_PERIOD / 2;
+        bed.expect(&[changed], 3).await;
+        bed.now += DEDUPLICATION_PERIOD / 2;
+        bed.expect(&[changed], 4).await;
+        bed.expect(&[], 5).await;
+        let seen = bed.seen.lock().unwrap();
+        let reasons: Vec<_> = seen.iter().map(|event| event["reason"].as_str().unwrap()).collect();
+        assert_eq!(reasons, ["NoKey", "PathMTU", "MeshProblemsGone", "NoKey", "MeshProblemsGone"]);
+        assert_eq!(seen[3]["note"], "node b has no key");
+    }
+
+    /// Problems of a node, and an API server in memory that keeps the Events it is sent.
+    struct Bed {
+        seen: Arc<Mutex<Vec<serde_json::Value>>>,
+        metrics: EventMetrics,
+        events: ProblemEvents,
+        now: Instant,
+        _supervisor: Supervisor,
+    }
+
+    impl Bed {
+        /// The API server refuses so many Events.
+        fn new(refused: usize) -> Self {
+            let seen: Arc<Mutex<Vec<serde_json::Value>>> = Arc::default();
+            let kept = Arc::clone(&seen);
+            let server = service_fn(move |request: Request<Body>| {
+                let seen = Arc::clone(&kept);
+                async move {
+                    let body = request.into_body().collect_bytes().await.unwrap();
+                    let mut seen = seen.lock().unwrap();
+                    seen.push(serde_json::from_slice(&body).unwrap());
+                    let (code, answer) = if seen.len() <= refused {
+                        (403, br#"{"kind":"Status","status":"Failure","code":403}"#.to_vec())
+                    } else {
+                        (201, body.to_vec())
+                    };
+                    Ok::<_, Infallible>(Response::builder().status(code).body(Body::from(answer)).unwrap())
+                }
+            });
+            let mut supervisor = Supervisor::default();
+            let (publisher, metrics) = start(&mut supervisor, Client::new(server, "default"));
+            let words = ProblemEvent {
+                resolved: "MeshProblemsGone",
+                resolved_note: "the mesh has no problems any more",
+                action: "JoinMesh",
+            };
+            let events = ProblemEvents::new(publisher, node_reference("n1"), words);
+            Self { seen, metrics, events, now: Instant::now(), _supervisor: supervisor }
+        }
+
+        /// Updates the problems, and asserts how many Events were sent since the beginning.
+        async fn expect(&mut self, problems: &[(&'static str, &str)], requests: usize) {
+            self.events.update(problems.iter().map(|(reason, note)| (*reason, (*note).to_owned())), self.now);
+            while self.seen.lock().unwrap().len() < requests {
                 tokio::task::yield_now().await;
             }
             // For the answer to arrive, or for a request that should not be made.
             tokio::time::sleep(Duration::from_millis(20)).await;
-            assert_eq!(requests(), expected);
-            now += DEDUPLICATION_PERIOD;
+            assert_eq!(self.seen.lock().unwrap().len(), requests);
         }
-        events.update(&problem, now - DEDUPLICATION_PERIOD / 2);
-        tokio::time::sleep(Duration::from_millis(20)).await;
-        let seen = seen.lock().unwrap();
-        let words: Vec<_> =
-            seen.iter().map(|event| (event["type"].as_str(), event["reason"].as_str())).collect();
-        let warning = (Some("Warning"), Some("MeshProblem"));
-        assert_eq!(words, [warning, warning, (Some("Normal"), Some("MeshProblemsGone"))]);
-        assert_eq!((seen[1]["note"].as_str(), metrics.dropped.get()), (Some(problem[0].as_str()), 1));
     }
 }

@@ -112,7 +112,7 @@ fn bad_endpoints_and_a_refused_status_are_told_and_keep_no_node_out() {
     {
         reported(&world, "office-1", words);
     }
-    event(&world, "office-1", "MeshProblem", "wirekube.io/endpoint is \"no-port\"");
+    event(&world, "office-1", "InvalidEndpoint", "wirekube.io/endpoint is \"no-port\"");
 
     // Corrected, in a spelling that the CRD would refuse.
     let address = world.node("cloud-2").unwrap().public_address();

@@ -38,9 +38,8 @@ const MAX_PAUSE: Duration = Duration::from_secs(30);
 /// Least pause between two comparisons, for each node of the mesh.
 const COMPARE_PER_NODE: Duration = Duration::from_micros(500);
 
-/// Problems of the mesh as Events on the Node.
+/// Problems of the mesh as Events on the Node, each with its own reason.
 const PROBLEM_EVENT: ProblemEvent = ProblemEvent {
-    reason: "MeshProblem",
     resolved: "MeshProblemsGone",
     resolved_note: "the mesh has no problems any more",
     action: "JoinMesh",
@@ -97,8 +96,8 @@ impl Publisher {
                     self.reports.published(None);
                     if let Publication::Member(report) = &publication {
                         let problems = publish::problems(&self.node, report);
-                        let problems: Vec<String> = problems.iter().map(ToString::to_string).collect();
-                        events.update(&problems, Instant::now());
+                        let problems = problems.iter().map(|problem| (problem.reason(), problem.to_string()));
+                        events.update(problems, Instant::now());
                     }
                     let compared = COMPARE_PER_NODE.saturating_mul(members);
                     if spec || status { pause_after_write(members, rand::random()) } else { compared }
