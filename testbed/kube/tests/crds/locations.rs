@@ -25,9 +25,18 @@ fn a_stolen_kubelet_certificate_sets_no_location() {
     let bed = bed();
     bed.plane.apply("{apiVersion: v1, kind: Node, metadata: {name: n8}}").unwrap();
     bed.plane.kubectl(&["label", "node", "n8", "topology.kubernetes.io/region=lab"]).unwrap();
-    for annotation in ["location", "leader", "force-endpoint", "force-internal-ip", "allowed-location-ips"] {
-        let set = format!("kilo.squat.ai/{annotation}=lab");
-        let words = format!("a kubelet may not set or remove the annotation kilo.squat.ai/{annotation}");
+    for annotation in [
+        "kilo.squat.ai/location",
+        "kilo.squat.ai/leader",
+        "kilo.squat.ai/force-endpoint",
+        "kilo.squat.ai/force-internal-ip",
+        "kilo.squat.ai/allowed-location-ips",
+        "kilo.squat.ai/persistent-keepalive",
+        "wirekube.io/endpoint",
+        "wirekube.io/internal-ip",
+    ] {
+        let set = format!("{annotation}=lab");
+        let words = format!("a kubelet may not set or remove the annotation {annotation}");
         is_refused_soon(&words, || kubelet("n8", &["annotate", "node", "n8", &set, "--dry-run=server"]));
     }
     // The status of a Node brings its annotations along.
