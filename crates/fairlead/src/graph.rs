@@ -5,9 +5,11 @@ use std::fmt::Write as _;
 use std::io::Write as _;
 use std::process::ExitCode;
 
-use fairlead_api::resources::{PeerTransport, WireKubePeer};
-use kube::api::ListParams;
-use kube::{Api, ResourceExt};
+use fairlead_api::resources::{KiloPeer, PeerTransport, WireKubeMesh, WireKubePeer};
+use fairlead_node::members::configuration::entry_nodes;
+use fairlead_node::members::locations::{self, locations};
+use kube::api::{ApiResource, DynamicObject, ListParams};
+use kube::{Api, Client, ResourceExt};
 use serde::Serialize;
 use serde_json::json;
 
@@ -17,11 +19,7 @@ use crate::status::current_thread;
 
 /// Prints the graph.
 pub(crate) fn run(query: &GraphArguments) -> anyhow::Result<ExitCode> {
-    let peers = current_thread(async {
-        let client = query.api.client().await?;
-        api::list(&Api::<WireKubePeer>::all(client), "WireKubePeers", ListParams::default()).await
-    })?;
-    let graph = Graph::of(&peers);
+    let graph = current_thread(async { Graph::read(&query.api.client().await?).await })?;
     let text = match query.output {
         GraphOutput::Dot => graph.dot(),
         GraphOutput::Json => format!("{:#}\n", json!(graph)),
@@ -31,11 +29,33 @@ pub(crate) fn run(query: &GraphArguments) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Nodes, and how they reach each other.
+/// Nodes, where they are, how they reach each other, and Peers.
 #[derive(Debug, Serialize)]
 struct Graph {
     nodes: Vec<Node>,
     paths: Vec<Path>,
+    locations: Vec<Location>,
+    peers: Vec<External>,
+}
+
+/// Nodes that share a location.
+#[derive(Debug, Serialize)]
+struct Location {
+    name: String,
+    nodes: Vec<String>,
+    /// Best first; none unless the granularity is `location`.
+    gateways: Vec<String>,
+}
+
+/// A Peer of Kilo.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct External {
+    name: String,
+    #[serde(rename = "allowedIPs")]
+    allowed_ips: Vec<String>,
+    /// Empty if it has a tunnel with every node.
+    entry_nodes: Vec<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -60,7 +80,27 @@ struct Path {
 }
 
 impl Graph {
-    fn of(peers: &[WireKubePeer]) -> Self {
+    async fn read(client: &Client) -> anyhow::Result<Self> {
+        let peers = Api::<WireKubePeer>::all(client.clone());
+        let peers = api::list(&peers, "WireKubePeers", ListParams::default()).await?;
+        let meshes = api::list_if_served(&Api::<WireKubeMesh>::all(client.clone()), "WireKubeMeshes").await?;
+        // Nodes follow the first by name.
+        let mesh = meshes.into_iter().min_by_key(ResourceExt::name_any);
+        let kilo = ApiResource::erase::<KiloPeer>(&());
+        let external = Api::<DynamicObject>::all_with(client.clone(), &kilo);
+        let external = match api::list_if_served(&external, "Peers").await {
+            Ok(external) => external,
+            // The role `view` has them not: they have secrets.
+            Err(error) if is_forbidden(&error) => {
+                tracing::warn!("Peers are not shown: {error:#}");
+                Vec::new()
+            }
+            Err(error) => return Err(error),
+        };
+        Ok(Self::of(&peers, mesh.as_ref(), &external))
+    }
+
+    fn of(peers: &[WireKubePeer], mesh: Option<&WireKubeMesh>, external: &[DynamicObject]) -> Self {
         let names: BTreeSet<String> = peers.iter().map(ResourceExt::name_any).collect();
         let mut paths: BTreeMap<[String; 2], [Option<PeerTransport>; 2]> = BTreeMap::new();
         for peer in peers {
@@ -77,21 +117,79 @@ impl Graph {
         let mut nodes: Vec<Node> = peers.iter().map(Node::of).collect();
         nodes.sort_by(|one, other| one.name.cmp(&other.name));
         let paths = paths.into_iter().map(|(ends, transports)| Path { ends, transports }).collect();
-        Self { nodes, paths }
+        let mut external: Vec<External> = external.iter().map(External::of).collect();
+        external.sort_by(|one, other| one.name.cmp(&other.name));
+        let locations = locations(peers, mesh).into_iter().map(|(name, found)| {
+            let locations::Location { nodes, gateways } = found;
+            Location { name, nodes, gateways }
+        });
+        Self { nodes, paths, locations: locations.collect(), peers: external }
     }
 
     /// For Graphviz: `dot -Tsvg`.
     fn dot(&self) -> String {
-        let mut text = String::from("graph fairlead {\n  layout=circo\n  node [shape=box, style=rounded]\n");
+        // Of the layouts for undirected graphs this one draws clusters.
+        let layout = if self.locations.is_empty() { "circo" } else { "fdp" };
+        let mut text = format!("graph fairlead {{\n  layout={layout}\n  node [shape=box, style=rounded]\n");
+        for (index, location) in self.locations.iter().enumerate() {
+            let _ = writeln!(text, "  subgraph cluster_{index} {{\n    label={}", quoted(location.label()));
+            for name in &location.nodes {
+                let _ = writeln!(text, "    {}", quoted(name));
+            }
+            text.push_str("  }\n");
+        }
         for node in &self.nodes {
-            let _ = writeln!(text, "  {} [{}]", quoted(&node.name), node.attributes());
+            let _ = writeln!(text, "  {} [{}]", quoted(&node.name), node.attributes(&self.locations));
+        }
+        for peer in &self.peers {
+            let _ = writeln!(text, "  {} [{}]", quoted(&peer.id()), peer.attributes());
         }
         for path in &self.paths {
             let [one, other] = &path.ends;
             let _ = writeln!(text, "  {} -- {}{}", quoted(one), quoted(other), path.attributes());
         }
+        let is_shown = |name: &&String| self.nodes.iter().any(|node| node.name == **name);
+        for peer in &self.peers {
+            for entry in peer.entry_nodes.iter().filter(is_shown) {
+                let _ = writeln!(text, "  {} -- {}", quoted(&peer.id()), quoted(entry));
+            }
+        }
         text.push_str("}\n");
         text
+    }
+}
+
+fn is_forbidden(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(kube::Error::Api(status)) if status.code == 403)
+}
+
+impl Location {
+    fn label(&self) -> &str {
+        if self.name.is_empty() { "(no location)" } else { &self.name }
+    }
+
+    /// Its place among the gateways, from 1.
+    fn place(&self, node: &str) -> Option<usize> {
+        self.gateways.iter().zip(1..).find_map(|(gateway, place)| (gateway == node).then_some(place))
+    }
+}
+
+impl External {
+    fn of(peer: &DynamicObject) -> Self {
+        let allowed = peer.data.get("spec").and_then(|spec| spec.get("allowedIPs")?.as_array());
+        let allowed = allowed.into_iter().flatten().filter_map(|text| text.as_str().map(str::to_owned));
+        Self { name: peer.name_any(), allowed_ips: allowed.collect(), entry_nodes: entry_nodes(peer) }
+    }
+
+    /// No Node has such a name.
+    fn id(&self) -> String {
+        format!("peer/{}", self.name)
+    }
+
+    fn attributes(&self) -> String {
+        let all = self.entry_nodes.is_empty().then(|| "tunnels with all nodes".to_owned());
+        let lines = [self.name.clone()].into_iter().chain(self.allowed_ips.iter().cloned()).chain(all);
+        format!("label={}, shape=ellipse", quoted(&lines.collect::<Vec<_>>().join("\n")))
     }
 }
 
@@ -107,16 +205,19 @@ impl Node {
         }
     }
 
-    fn attributes(&self) -> String {
+    fn attributes(&self, locations: &[Location]) -> String {
+        let place = locations.iter().find_map(|location| location.place(&self.name));
+        let gateway = place.map(|place| format!("gateway {place}"));
+        let frame = place.map(|_| ", peripheries=2").unwrap_or_default();
         let nat = (!self.nat_type.is_empty()).then(|| format!("NAT: {}", self.nat_type));
-        let lines = [Some(self.name.clone()), self.endpoint.clone(), nat];
+        let lines = [Some(self.name.clone()), self.endpoint.clone(), nat, gateway];
         let label = lines.into_iter().flatten().collect::<Vec<_>>().join("\n");
         let color = match self.connected {
             Some(true) => "",
             Some(false) => ", color=red",
             None => ", color=gray",
         };
-        format!("label={}{color}", quoted(&label))
+        format!("label={}{frame}{color}", quoted(&label))
     }
 }
 
@@ -170,7 +271,7 @@ mod tests {
     #[test]
     fn each_pair_has_one_path_with_what_both_ends_say() {
         use PeerTransport::{Direct, Relay};
-        let graph = Graph::of(&peers());
+        let graph = Graph::of(&peers(), None, &[]);
         let path = |ends: [&str; 2], transports| Path { ends: ends.map(str::to_owned), transports };
         assert_eq!(
             graph.paths,
@@ -188,7 +289,7 @@ mod tests {
     #[test]
     fn the_picture_shows_relays_and_nodes_that_do_not_reach_all() {
         assert_eq!(
-            Graph::of(&peers()).dot(),
+            Graph::of(&peers(), None, &[]).dot(),
             r#"graph fairlead {
   layout=circo
   node [shape=box, style=rounded]
@@ -201,6 +302,81 @@ mod tests {
 }
 "#
         );
+    }
+
+    #[test]
+    fn locations_gateways_and_peers_are_in_the_picture_and_in_the_data() {
+        let at = |name: &str, key: u8, address: &str| {
+            let location = json!({ "name": "lab\"", "internalIPs": [address] });
+            let mut node = peer(name, json!({ "node": { "internalIPs": [], "location": location } }));
+            node.spec.endpoint = None;
+            node.spec.public_key = fairlead_api::wireguard::PublicKey([key; 32]).to_string();
+            node
+        };
+        let nodes = [at("a", 1, "192.0.2.1/24"), at("b", 2, "192.0.2.2/24"), at("c", 3, "192.0.2.3/24")];
+        let spec = json!({ "topology": { "granularity": "location" } });
+        let mesh = serde_json::from_value(json!({ "metadata": { "name": "mesh" }, "spec": spec })).unwrap();
+        let external = |name: &str, entries: &[&str]| {
+            let key = fairlead_api::wireguard::PublicKey([9; 32]).to_string();
+            let spec = json!({ "publicKey": key, "allowedIPs": ["10.9.0.1/32"], "entryNodes": entries });
+            let kind = json!({ "apiVersion": "kilo.squat.ai/v1alpha1", "kind": "Peer",
+                "metadata": { "name": name }, "spec": spec });
+            serde_json::from_value::<DynamicObject>(kind).unwrap()
+        };
+        let graph =
+            Graph::of(&nodes, Some(&mesh), &[external("phone", &[]), external("laptop", &["b", "gone"])]);
+        assert_eq!(
+            graph.dot(),
+            r#"graph fairlead {
+  layout=fdp
+  node [shape=box, style=rounded]
+  subgraph cluster_0 {
+    label="lab\""
+    "a"
+    "b"
+    "c"
+  }
+  "a" [label="a\ngateway 1", peripheries=2, color=gray]
+  "b" [label="b\ngateway 2", peripheries=2, color=gray]
+  "c" [label="c", color=gray]
+  "peer/laptop" [label="laptop\n10.9.0.1/32", shape=ellipse]
+  "peer/phone" [label="phone\n10.9.0.1/32\ntunnels with all nodes", shape=ellipse]
+  "peer/laptop" -- "b"
+}
+"#
+        );
+        let data = json!(graph);
+        let lab = json!([{ "name": "lab\"", "nodes": ["a", "b", "c"], "gateways": ["a", "b"] }]);
+        assert_eq!(data["locations"], lab);
+        assert_eq!(data["peers"][0]["entryNodes"], json!(["b", "gone"]));
+    }
+
+    /// Serves no nodes and no mesh, and refuses to list Peers.
+    async fn without_peers(uri: axum::http::Uri) -> (axum::http::StatusCode, String) {
+        let list = |version: &str, kind: &str| {
+            json!({ "apiVersion": version, "kind": kind, "metadata": {}, "items": [] }).to_string()
+        };
+        match uri.path() {
+            path if path.ends_with("/wirekubepeers") => {
+                (axum::http::StatusCode::OK, list("wirekube.io/v1alpha1", "WireKubePeerList"))
+            }
+            path if path.ends_with("/wirekubemeshes") => {
+                (axum::http::StatusCode::OK, list("wirekube.io/v1alpha1", "WireKubeMeshList"))
+            }
+            path => {
+                let message = format!("may not list {path}");
+                let status = json!({ "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
+                    "reason": "Forbidden", "message": message, "code": 403 });
+                (axum::http::StatusCode::FORBIDDEN, status.to_string())
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn who_may_not_read_peers_sees_the_rest() {
+        let client = Client::new(axum::Router::new().fallback(without_peers), "default");
+        let graph = Graph::read(&client).await.unwrap();
+        assert!(graph.nodes.is_empty() && graph.peers.is_empty());
     }
 
     #[test]

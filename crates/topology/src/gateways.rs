@@ -90,7 +90,7 @@ impl Gateways {
 
 /// Where a member is, if it shares its location with others: a node that the cluster knows, with an address inside of
 /// it.
-pub(crate) fn location(member: &Member) -> Option<&str> {
+pub fn location(member: &Member) -> Option<&str> {
     let is_node = member.external.is_none() && !member.is_discovered;
     let site = member.site.as_ref().filter(|site| is_node && !site.internal.is_empty())?;
     Some(&site.location)

@@ -42,7 +42,7 @@ mod routes;
 mod site_networks;
 
 pub use entry::EntryRole;
-pub use gateways::{Down, gateways};
+pub use gateways::{Down, gateways, location};
 pub use locations::{Encapsulation, Granularity, InternalAddress, Site, TunnelRoute, Tunnels};
 pub use member::{Endpoints, External, Member, MemberRecord, Since, Source};
 pub use merge::merge;

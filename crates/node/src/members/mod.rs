@@ -14,6 +14,7 @@ pub mod discovery;
 pub mod external_peers;
 pub(crate) mod grants;
 pub mod kubernetes;
+pub mod locations;
 pub mod membership;
 pub mod nodes;
 mod problem;
