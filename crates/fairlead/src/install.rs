@@ -16,6 +16,7 @@ use serde_json::Value;
 
 use crate::coil_compat::RoutingArguments;
 use crate::netconf;
+use crate::status::current_thread;
 
 /// Size limit of a network configuration.
 const MAX_BYTES: usize = 1 << 20;
@@ -111,7 +112,7 @@ pub(crate) fn cleanup(arguments: &CleanupArguments) -> anyhow::Result<ExitCode> 
         numbers: numbers.checked(true)?,
         mesh_devices: mesh_device.clone(),
     };
-    cleanup.run()?;
+    current_thread(cleanup.run())?;
     tracing::info!("nothing of Fairlead is left on this node");
     Ok(ExitCode::SUCCESS)
 }

@@ -6,10 +6,11 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use anyhow::{Context as _, ensure};
 use fairlead_demo::node::Node;
 use serde_json::json;
 use testbed_lab::discovery::Discovery;
-use testbed_lab::{Lab, Nat, eventually};
+use testbed_lab::{Lab, Nat, eventually, executable};
 
 /// Only bounds what would hang.
 const TIMEOUT: Duration = Duration::from_secs(120);
@@ -42,16 +43,14 @@ fn reach_each_other([cloud, home]: &[Node; 2], what: &str) {
     println!("{what}: reached after {:.1} s", begun.elapsed().as_secs_f64());
 }
 
-#[test]
-fn nodes_without_kubernetes_find_each_other_by_discovery_and_come_back_from_what_they_saved() {
-    let lab = Lab::new().unwrap();
-    let directory = tempfile::tempdir().unwrap();
+/// A discovery service, and nodes that find each other by it.
+fn discovered(lab: &Lab, directory: &Path) -> (Discovery, [Node; 2]) {
     let host = lab.public_site("internet").host("discovery").unwrap();
-    let files = directory.path().join("discovery");
-    let mut server = Discovery::start(host, files.clone(), "standalone *").unwrap();
-    let mut nodes = nodes(&lab, directory.path());
+    let files = directory.join("discovery");
+    let server = Discovery::start(host, files.clone(), "standalone *").unwrap();
+    let mut nodes = nodes(lab, directory);
     let file = |name: &str, content: &str| {
-        let path = directory.path().join(name);
+        let path = directory.join(name);
         fs::write(&path, content).unwrap();
         path.to_string_lossy().into_owned()
     };
@@ -70,6 +69,14 @@ fn nodes_without_kubernetes_find_each_other_by_discovery_and_come_back_from_what
     }
     nodes.iter_mut().for_each(|node| node.wait_ready(TIMEOUT).unwrap());
     reach_each_other(&nodes, "discovery");
+    (server, nodes)
+}
+
+#[test]
+fn nodes_without_kubernetes_find_each_other_by_discovery_and_come_back_from_what_they_saved() {
+    let lab = Lab::new().unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let (mut server, mut nodes) = discovered(&lab, directory.path());
     let status = nodes[0].status().unwrap();
     assert_eq!(status["problems"], json!([]), "{status}");
 
@@ -83,6 +90,37 @@ fn nodes_without_kubernetes_find_each_other_by_discovery_and_come_back_from_what
         node.wait_ready(TIMEOUT).unwrap();
     }
     reach_each_other(&nodes, "restarted while the service is gone");
+}
+
+/// The service keeps what it was told for half an hour after a program has ended, much longer than this test waits.
+#[test]
+fn a_node_that_is_cleaned_up_is_deleted_at_its_discovery_service() {
+    let lab = Lab::new().unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let (_server, [cloud, mut home]) = discovered(&lab, directory.path());
+    home.kill().unwrap();
+    let told = || -> anyhow::Result<u64> {
+        let status = cloud.status()?;
+        status["discoveryServices"][0]["members"].as_u64().with_context(|| format!("no members: {status}"))
+    };
+    assert_eq!(told().unwrap(), 1, "a program that ends may come back");
+
+    let empty = directory.path().join("cni");
+    let mut cleanup = home.host.command(executable("fairlead").unwrap()).unwrap();
+    cleanup.args(["cleanup", "--conf-dir"]).arg(&empty).arg("--bin-dir").arg(&empty);
+    cleanup.arg("--socket").arg(home.socket()).arg("--state-dir").arg(home.directory.join("state"));
+    let begun = Instant::now();
+    let output = cleanup.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && said.contains("deleted this node at a discovery service"), "{said}");
+    let forgotten = || {
+        let status = cloud.status()?;
+        ensure!(told()? == 0 && status["peers"].as_array().is_none_or(Vec::is_empty), "{status}");
+        Ok(())
+    };
+    eventually(TIMEOUT, forgotten).unwrap();
+    println!("forgotten after {:.1} s", begun.elapsed().as_secs_f64());
+    assert_eq!(fs::read_dir(home.directory.join("state")).unwrap().count(), 0);
 }
 
 #[test]

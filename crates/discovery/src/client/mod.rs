@@ -162,6 +162,14 @@ impl Client {
     }
 }
 
+/// Deletes what a client with these settings published, which runs no more.
+///
+/// # Errors
+/// The server cannot be told; what was published expires.
+pub async fn leave(settings: &Settings) -> Result<(), LeaveError> {
+    session::leave(settings).await
+}
+
 impl Drop for Client {
     fn drop(&mut self) {
         self.task.abort();

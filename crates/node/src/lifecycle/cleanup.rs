@@ -9,6 +9,8 @@ use fairlead_dataplane::cleanup;
 use fairlead_dataplane::routing_ids::RoutingIds;
 use fairlead_wire::spool;
 
+use crate::mesh::discovery;
+
 /// What is to be removed.
 #[derive(Debug, Clone)]
 pub struct Cleanup {
@@ -23,14 +25,19 @@ pub struct Cleanup {
 }
 
 impl Cleanup {
-    /// Removes it. It may be repeated.
+    /// Removes it, and deletes this node at its discovery services. It may be repeated.
     ///
     /// # Errors
-    /// A node program runs here, the kernel refuses, or a file cannot be removed.
-    pub fn run(&self) -> anyhow::Result<()> {
+    /// A node program runs here, the kernel refuses, or a file cannot be removed. A service that is away is none: it forgets the node by
+    /// itself.
+    pub async fn run(&self) -> anyhow::Result<()> {
         self.refuse_while_a_program_runs()?;
         cleanup::remove_all(self.numbers, &self.mesh_devices)
             .context("cannot clean up the kernel's state")?;
+        // Without the mesh, whose tunnels end; with the files, which say where.
+        if let Err(error) = discovery::leaving::leave(&self.state_dir).await {
+            tracing::warn!(error = %format!("{error:#}"), "cannot delete this node at discovery services, which forget it after half an hour");
+        }
         let beside = spool::instance_lock(&self.socket);
         let beside = beside.parent().context("the socket has no directory")?;
         ignore_missing(fs::remove_dir_all(beside), beside)?;

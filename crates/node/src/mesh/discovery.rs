@@ -2,6 +2,7 @@
 //!
 //! A client of `fairlead_discovery` for each service does the talking; [`crate::members::discovery`] decides what of it counts.
 
+pub(crate) mod leaving;
 mod status;
 
 use std::net::IpAddr;
@@ -167,6 +168,12 @@ impl DiscoveryTask {
             *known = Some(credentials.clone());
             differs
         });
+        if let Err(error) = self.file.write_services(&settings.servers, settings.ca_bundle.as_deref()) {
+            tracing::warn!(
+                error = %format!("{error:#}"),
+                "cannot save where this node publishes itself: `fairlead cleanup` will not delete it there"
+            );
+        }
         let own_id = node_id(&credentials.secret, &self.node);
         *services = settings
             .servers

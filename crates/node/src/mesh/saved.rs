@@ -25,7 +25,7 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 
 use self::departed::SavedDepartures;
-pub(super) use self::discovered::Credentials;
+pub(super) use self::discovered::{Credentials, SavedServices};
 use super::inputs::Inputs;
 use crate::members::SourceProblem;
 use crate::members::departures::Departures;

@@ -10,6 +10,7 @@ use anyhow::{Context as _, Result, anyhow, ensure};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use fairlead_api::names::{DISCOVERY_CLUSTER_ID, DISCOVERY_CLUSTER_SECRET};
+use fairlead_discovery::client::ServerEndpoint;
 use fairlead_topology::Member;
 use fairlead_wire::discovery::MAX_ID;
 use jiff::Timestamp;
@@ -20,9 +21,10 @@ use serde::{Deserialize, Serialize};
 use super::{MAX_LENGTH, SavedMember, StateFile, VERSION};
 use crate::state_file;
 
-/// Names of the files in the state directory. The secret has one of its own, so that the other can be shown to others.
+/// Names of the files in the state directory. The secret has one of its own, so that the others can be shown to others.
 const MEMBERS_FILE: &str = "discovery.json";
 const SECRET_FILE: &str = "discovery-secret.json";
+const SERVICES_FILE: &str = "discovery-services.json";
 /// What is older is not used.
 const MAX_AGE: Duration = Duration::from_secs(7 * 24 * 3600);
 
@@ -54,6 +56,18 @@ struct SavedCredentials {
     from: String,
     cluster_id: String,
     cluster_secret: String,
+}
+
+/// Where a node publishes itself.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(in crate::mesh) struct SavedServices {
+    /// Its name, of which its identifier there is made.
+    pub(in crate::mesh) node: String,
+    /// URLs.
+    pub(in crate::mesh) servers: Vec<String>,
+    /// PEM certificates of the authorities that certify them.
+    pub(in crate::mesh) ca_bundle: Option<String>,
 }
 
 impl Credentials {
@@ -141,9 +155,37 @@ impl StateFile {
         Ok(state_file::replace(&self.directory.join(SECRET_FILE), &serde_json::to_vec(&content)?)?)
     }
 
-    /// Removes both: the mesh uses no discovery services.
+    /// Where the node of this state directory publishes itself, whatever its name.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub(in crate::mesh) fn read_services(&self) -> Result<Option<SavedServices>> {
+        self.read_json(SERVICES_FILE)
+    }
+
+    /// Keeps where this node publishes itself, from before it does.
+    ///
+    /// # Errors
+    /// The file system refuses.
+    pub(in crate::mesh) fn write_services(
+        &self,
+        servers: &[ServerEndpoint],
+        ca_bundle: Option<&[u8]>,
+    ) -> Result<()> {
+        let content = SavedServices {
+            node: self.node.clone(),
+            servers: servers.iter().map(ToString::to_string).collect(),
+            ca_bundle: ca_bundle.map(|pem| String::from_utf8_lossy(pem).into_owned()),
+        };
+        if self.read_services().is_ok_and(|saved| saved.as_ref() == Some(&content)) {
+            return Ok(());
+        }
+        Ok(state_file::replace(&self.directory.join(SERVICES_FILE), &serde_json::to_vec(&content)?)?)
+    }
+
+    /// Removes all of it: the mesh uses no discovery services.
     pub(in crate::mesh) fn remove_discovered(&self) {
-        for name in [MEMBERS_FILE, SECRET_FILE] {
+        for name in [MEMBERS_FILE, SECRET_FILE, SERVICES_FILE] {
             let path = self.directory.join(name);
             match fs::remove_file(&path) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => {
