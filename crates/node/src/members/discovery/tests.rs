@@ -156,6 +156,72 @@ fn what_was_known_before_a_restart_stays_until_a_service_answers() {
     assert_eq!(memory.records()[0].member.public_key, Some(key(2)), "it has another key now");
 }
 
+/// A node of Talos with these addresses.
+fn talos(name: &str, number: u8, addresses: &[&str]) -> Affiliate {
+    let mut affiliate = node(name, name, number);
+    affiliate.addresses = addresses.iter().map(|text| text.parse().unwrap()).collect();
+    affiliate.kubespan.as_mut().unwrap().without_preshared_key = false;
+    affiliate
+}
+
+/// What each member claims after a service told of these.
+fn claims_after(memory: &mut Memory, affiliates: &[Affiliate]) -> Vec<Vec<String>> {
+    memory.update(&read(&[service(affiliates, 1)], &[]), true, |_| false, |_| false);
+    let claims = |record: MemberRecord| record.member.claims.iter().map(ToString::to_string).collect();
+    memory.records().into_iter().map(claims).collect()
+}
+
+#[test]
+fn an_address_that_moves_between_members_is_one_of_none() {
+    let (a, b) = (talos("a", 1, &["10.0.0.1"]), talos("b", 2, &["10.0.0.2"]));
+    let with_vip = |number: u8, name: &str, own: &str| talos(name, number, &[own, "10.0.0.100"]);
+    let (a_vip, b_vip) = (with_vip(1, "a", "10.0.0.1"), with_vip(2, "b", "10.0.0.2"));
+    let own = [["10.0.0.1/32"], ["10.0.0.2/32"]];
+
+    // At once, both for a moment, and with a pause in which no member has it.
+    let between: [&[[Affiliate; 2]]; 3] = [&[], &[[a_vip.clone(), b_vip.clone()]], &[[a.clone(), b.clone()]]];
+    for between in between {
+        let mut memory = Memory::default();
+        let first = claims_after(&mut memory, &[a_vip.clone(), b.clone()]);
+        assert_eq!(first[0], ["10.0.0.1/32", "10.0.0.100/32"]);
+        for step in between {
+            claims_after(&mut memory, step);
+        }
+        assert_eq!(claims_after(&mut memory, &[a.clone(), b_vip.clone()]), own);
+        assert_eq!(claims_after(&mut memory, &[a_vip.clone(), b.clone()]), own, "and back");
+    }
+
+    // Its member is dead, and the service still tells what it was.
+    let mut memory = Memory::default();
+    claims_after(&mut memory, &[a_vip.clone(), b.clone()]);
+    assert_eq!(claims_after(&mut memory, &[a_vip.clone(), b_vip.clone()]), own);
+
+    // It moved while this program did not run.
+    let cached =
+        Member { claims: vec![net("10.0.0.100/32")], needs_preshared_key: true, ..Member::named("a") };
+    let mut memory = Memory::with_cached(vec![cached]);
+    assert_eq!(claims_after(&mut memory, &[a, b_vip]), own);
+}
+
+#[test]
+fn an_address_of_two_networks_or_of_a_member_that_was_installed_anew_stays_an_address() {
+    // Two networks with the same numbers: the plan leaves one of them the address.
+    let twins = [talos("a", 1, &["192.168.1.9"]), talos("b", 2, &["192.168.1.9"])];
+    let mut memory = Memory::default();
+    for _ in 0..2 {
+        assert_eq!(claims_after(&mut memory, &twins), [["192.168.1.9/32"], ["192.168.1.9/32"]]);
+    }
+    // Another member has the address after the first is gone.
+    let mut memory = Memory::default();
+    claims_after(&mut memory, &twins[..1]);
+    assert_eq!(claims_after(&mut memory, &twins[1..]), [["192.168.1.9/32"]]);
+    // Nodes of Fairlead publish no virtual addresses.
+    let mut memory = Memory::default();
+    claims_after(&mut memory, &[node("a", "a", 1)]);
+    let both = claims_after(&mut memory, &[node("a", "a", 1), node("b", "b", 1)]);
+    assert_eq!(both, [["192.0.2.1/32"], ["192.0.2.1/32"]]);
+}
+
 proptest::proptest! {
     #[test]
     fn hostile_names_are_never_those_of_other_sources(name in ".{0,40}", id in ".{1,40}") {
