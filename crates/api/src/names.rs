@@ -45,6 +45,10 @@ pub const ANNOTATION_KILO_LEADER: &str = "kilo.squat.ai/leader";
 pub const ANNOTATION_KILO_LOCATION: &str = "kilo.squat.ai/location";
 /// Node label: the region it is in, its location unless [`ANNOTATION_KILO_LOCATION`] names another (Kubernetes; Kilo's default).
 pub const LABEL_REGION: &str = "topology.kubernetes.io/region";
+/// Node label: the zone it is in (Kubernetes).
+pub const LABEL_ZONE: &str = "topology.kubernetes.io/zone";
+/// What labels of Nodes begin with that kubelets may not set (Kubernetes, admission plugin NodeRestriction).
+pub const RESTRICTED_LABEL_PREFIX: &str = "node-restriction.kubernetes.io/";
 /// Node annotation: keepalive in seconds towards all peers (Kilo).
 pub const ANNOTATION_KILO_KEEPALIVE: &str = "kilo.squat.ai/persistent-keepalive";
 /// Node annotation: further prefixes reachable at its location (Kilo).

@@ -5,8 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use fairlead_api::names::LABEL_REGION;
-use fairlead_api::resources::NodeLocation;
+use fairlead_api::resources::{NodeLocation, Topology};
 use fairlead_cluster::caches::{self, config};
 use fairlead_cluster::events::{EventMetrics, EventPublisher};
 use fairlead_cluster::lean;
@@ -133,7 +132,10 @@ pub(crate) fn start(
 fn trim_node(node: &mut Node) {
     let (labels, annotations) = (node.metadata.labels.take(), node.metadata.annotations.take());
     lean::identified(node);
-    node.metadata.labels = kept(labels, &[LABEL_REGION]);
+    node.metadata.labels = labels.map(|mut labels| {
+        labels.retain(|name, _| Topology::may_be_location(name));
+        labels
+    });
     node.metadata.annotations = kept(annotations, NodeLocation::ANNOTATIONS);
     let networks = node.spec.take().map(|NodeSpec { pod_cidr, pod_cidrs, .. }| NodeSpec {
         pod_cidr,

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use fairlead_api::resources::{NodeFacts, NodeLocation, WireKubeMesh, WireKubePeer};
+use fairlead_api::resources::{NodeFacts, NodeLocation, Topology, WireKubeMesh, WireKubePeer};
 use fairlead_cluster::writes::is_stale;
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::Node;
@@ -44,12 +44,16 @@ pub(crate) async fn run(
     let mut changes = Changes { watches, resync: RESYNC_INTERVAL, debounce: DEBOUNCE };
     loop {
         let (peers, all) = (peers.state(), nodes.state());
-        let is_complete = addresses.update(&meshes.state(), &peers, &all).await;
+        let meshes = meshes.state();
+        let is_complete = addresses.update(&meshes, &peers, &all).await;
+        // Nodes follow the first by name.
+        let mesh = meshes.iter().min_by_key(|mesh| mesh.name_any());
+        let topology = mesh.and_then(|mesh| mesh.spec.topology.clone()).unwrap_or_default();
         changes.resync = if is_complete { RESYNC_INTERVAL } else { RETRY_INTERVAL };
         // What a Node said stays after the Node is gone: its peer is deleted with it.
         let due = peers.iter().filter_map(|peer| {
             let node = nodes.get(&ObjectRef::new(&peer.name_any()))?;
-            Some((peer.name_any(), due(peer, &node, addresses.of(peer))?))
+            Some((peer.name_any(), due(peer, &node, &topology, addresses.of(peer))?))
         });
         futures::stream::iter(due)
             .for_each_concurrent(CONCURRENCY, |(name, facts)| write(&api, name, facts))
@@ -74,19 +78,19 @@ async fn write(api: &Api<WireKubePeer>, name: String, facts: NodeFacts) {
 }
 
 /// What to write; `None` if it is there.
-fn due(peer: &WireKubePeer, node: &Node, mesh_ips: Vec<String>) -> Option<NodeFacts> {
-    let facts = NodeFacts { mesh_ips, ..facts(node) };
+fn due(peer: &WireKubePeer, node: &Node, topology: &Topology, mesh_ips: Vec<String>) -> Option<NodeFacts> {
+    let facts = NodeFacts { mesh_ips, ..facts(node, topology) };
     let present = peer.status.as_ref().and_then(|status| status.node.as_ref());
     (present != Some(&facts)).then_some(facts)
 }
 
 /// What a Node says. Pure. What is no address is left out; the order is always the same.
-fn facts(node: &Node) -> NodeFacts {
+fn facts(node: &Node, topology: &Topology) -> NodeFacts {
     let addresses = node.status.iter().flat_map(|status| status.addresses.iter().flatten());
     let internal = addresses.filter(|address| address.type_ == "InternalIP");
     let internal: BTreeSet<IpAddr> = internal.filter_map(|address| address.address.parse().ok()).collect();
     // What it cannot read there, the node itself reports.
-    let (location, _) = NodeLocation::of(node);
+    let (location, _) = NodeLocation::of(node, topology);
     NodeFacts {
         internal_ips: internal.iter().map(ToString::to_string).collect(),
         location: Some(location),
@@ -123,26 +127,31 @@ mod tests {
             ("InternalIP", "nonsense"),
             ("InternalIP", "fd00::7"),
         ]);
-        let facts = due(&peer(&json!(null)), &node, Vec::new()).unwrap();
+        let facts = due(&peer(&json!(null)), &node, &Topology::default(), Vec::new()).unwrap();
         assert_eq!(facts.internal_ips, ["192.0.2.7", "fd00::7"]);
         let written = peer(&json!({ "connected": true, "node": facts }));
-        assert_eq!(due(&written, &node, Vec::new()), None);
+        assert_eq!(due(&written, &node, &Topology::default(), Vec::new()), None);
         let forged = peer(&json!({ "node": { "internalIPs": ["192.0.2.8"] } }));
-        assert_eq!(due(&forged, &node, Vec::new()), Some(facts));
+        assert_eq!(due(&forged, &node, &Topology::default(), Vec::new()), Some(facts));
     }
 
     #[test]
     fn a_node_that_moves_is_written_once() {
         let mut node = node(&[("InternalIP", "192.0.2.7")]);
         node.metadata.annotations = Some([("kilo.squat.ai/location".to_owned(), "lab".to_owned())].into());
-        let facts =
-            due(&peer(&json!({ "node": { "internalIPs": ["192.0.2.7"] } })), &node, Vec::new()).unwrap();
+        let facts = due(
+            &peer(&json!({ "node": { "internalIPs": ["192.0.2.7"] } })),
+            &node,
+            &Topology::default(),
+            Vec::new(),
+        )
+        .unwrap();
         let location = facts.location.as_ref().unwrap();
         assert_eq!(
             (location.name.as_str(), &location.internal_ips[..]),
             ("lab", &["192.0.2.7".to_owned()][..])
         );
-        assert_eq!(due(&peer(&json!({ "node": facts })), &node, Vec::new()), None);
+        assert_eq!(due(&peer(&json!({ "node": facts })), &node, &Topology::default(), Vec::new()), None);
     }
 
     #[test]
@@ -153,20 +162,41 @@ mod tests {
         };
         let both =
             json!({ "podCIDR": "10.244.1.0/24", "podCIDRs": ["fd00:1::/64", "10.244.1.0/24", "nonsense"] });
-        assert_eq!(facts(&with(both)).pod_cidrs, ["10.244.1.0/24", "fd00:1::/64"]);
-        assert_eq!(facts(&with(json!({ "podCIDR": "10.244.1.7/24" }))).pod_cidrs, ["10.244.1.0/24"]);
-        let facts = facts(&with(json!({ "podCIDRs": ["10.244.1.0/24"] })));
+        assert_eq!(facts(&with(both), &Topology::default()).pod_cidrs, ["10.244.1.0/24", "fd00:1::/64"]);
+        assert_eq!(
+            facts(&with(json!({ "podCIDR": "10.244.1.7/24" })), &Topology::default()).pod_cidrs,
+            ["10.244.1.0/24"]
+        );
+        let facts = facts(&with(json!({ "podCIDRs": ["10.244.1.0/24"] })), &Topology::default());
         let written = peer(&json!({ "node": facts }));
-        assert_eq!(due(&written, &with(json!({ "podCIDRs": ["10.244.1.0/24"] })), Vec::new()), None);
-        let gone = due(&written, &with(json!({})), Vec::new()).unwrap();
+        assert_eq!(
+            due(&written, &with(json!({ "podCIDRs": ["10.244.1.0/24"] })), &Topology::default(), Vec::new()),
+            None
+        );
+        let gone = due(&written, &with(json!({})), &Topology::default(), Vec::new()).unwrap();
         assert_eq!(gone.pod_cidrs, [""; 0]);
+    }
+
+    #[test]
+    fn another_label_of_locations_is_one_write_of_each_node_that_it_moves() {
+        let mut node = node(&[("InternalIP", "192.0.2.7")]);
+        node.metadata.labels = Some([("topology.kubernetes.io/zone".to_owned(), "z".to_owned())].into());
+        let written = peer(&json!({ "node": facts(&node, &Topology::default()) }));
+        let by_zone =
+            Topology { label: Some("topology.kubernetes.io/zone".to_owned()), ..Topology::default() };
+        let moved = due(&written, &node, &by_zone, Vec::new()).unwrap();
+        assert_eq!(moved.location.as_ref().unwrap().name, "z");
+        assert_eq!(due(&peer(&json!({ "node": moved })), &node, &by_zone, Vec::new()), None);
     }
 
     #[test]
     fn a_node_without_addresses_says_so() {
         let nothing = NodeFacts { location: Some(NodeLocation::default()), ..NodeFacts::default() };
-        assert_eq!(due(&peer(&json!({})), &node(&[]), Vec::new()), Some(nothing));
+        assert_eq!(due(&peer(&json!({})), &node(&[]), &Topology::default(), Vec::new()), Some(nothing));
         let node: Node = serde_json::from_value(json!({ "metadata": { "name": "n1" } })).unwrap();
-        assert_eq!(due(&peer(&json!({ "node": { "location": {} } })), &node, Vec::new()), None);
+        assert_eq!(
+            due(&peer(&json!({ "node": { "location": {} } })), &node, &Topology::default(), Vec::new()),
+            None
+        );
     }
 }

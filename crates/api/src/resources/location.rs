@@ -10,10 +10,11 @@ use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::rules::{CIDR_LENGTH, parse_prefixes};
+use super::rules::{CIDR_LENGTH, cidrs, explained, parse_prefixes};
 use crate::names::{
-    ANNOTATION_KILO_ALLOWED_LOCATION_IPS, ANNOTATION_KILO_FORCE_ENDPOINT, ANNOTATION_KILO_FORCE_INTERNAL_IP,
-    ANNOTATION_KILO_LEADER, ANNOTATION_KILO_LOCATION, LABEL_REGION,
+    ANNOTATION_INTERNAL_IP, ANNOTATION_KILO_ALLOWED_LOCATION_IPS, ANNOTATION_KILO_FORCE_ENDPOINT,
+    ANNOTATION_KILO_FORCE_INTERNAL_IP, ANNOTATION_KILO_LEADER, ANNOTATION_KILO_LOCATION, LABEL_REGION,
+    LABEL_ZONE, RESTRICTED_LABEL_PREFIX,
 };
 
 /// Longest name of a location.
@@ -24,7 +25,7 @@ const MAX_NETWORKS: usize = 256;
 const MAX_INTERNAL: usize = 16;
 
 /// How nodes are connected, by where they are.
-#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct Topology {
     /// full: every node has a tunnel to every other, wherever they are. cross: only to those of other locations; inside of a
@@ -39,6 +40,38 @@ pub struct Topology {
     /// network does not let them pass, packets take the encrypted tunnel.
     #[serde(default)]
     pub encapsulation: Encapsulation,
+    /// Label of Nodes that names their location, where the annotation kilo.squat.ai/location does not: topology.kubernetes.io/region
+    /// (the default), topology.kubernetes.io/zone, or one that begins with node-restriction.kubernetes.io/. Kubelets may set others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 317))]
+    #[x_kube(validation = explained(
+        "self in ['topology.kubernetes.io/region', 'topology.kubernetes.io/zone'] || self.matches('^node-restriction[.]kubernetes[.]io/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$')",
+        r#""'" + self + "' is no label that only administrators and controllers set: topology.kubernetes.io/region, topology.kubernetes.io/zone or node-restriction.kubernetes.io/NAME""#,
+    ))]
+    pub label: Option<String>,
+    /// Of the addresses of type InternalIP, those in these prefixes are addresses of a node inside of its location; a node without any is a
+    /// location of its own. Annotations that name internal addresses come first. Without prefixes all InternalIPs are.
+    #[serde(default, rename = "internalCIDRs", skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16), inner(length(max = CIDR_LENGTH)))]
+    #[x_kube(validation = cidrs())]
+    pub internal_cidrs: Vec<String>,
+}
+
+impl Topology {
+    /// Whether a label of Nodes may name locations: kubelets cannot set it on a Node that is there.
+    pub fn may_be_location(label: &str) -> bool {
+        [LABEL_REGION, LABEL_ZONE].contains(&label) || label.starts_with(RESTRICTED_LABEL_PREFIX)
+    }
+
+    /// The label that names locations.
+    pub fn location_label(&self) -> &str {
+        self.label.as_deref().filter(|label| Self::may_be_location(label)).unwrap_or(LABEL_REGION)
+    }
+
+    /// Where internal addresses are, and the texts that are no prefixes; `None` if they may be anywhere.
+    pub fn internal_prefixes(&self) -> Option<(Vec<IpNet>, Vec<&str>)> {
+        (!self.internal_cidrs.is_empty()).then(|| parse_prefixes(&self.internal_cidrs))
+    }
 }
 
 /// To which nodes of its location a node sends packets through an IP tunnel, as Kilo names it.
@@ -72,13 +105,13 @@ pub enum Granularity {
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeLocation {
-    /// The annotation kilo.squat.ai/location, else the label topology.kubernetes.io/region. Nodes without either share the
-    /// location without a name.
+    /// The annotation kilo.squat.ai/location, else the label that spec.topology.label of the WireKubeMesh names, which by default is
+    /// topology.kubernetes.io/region. Nodes without either share the location without a name.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = MAX_NAME))]
     pub name: String,
-    /// Its addresses inside of the location: the annotation kilo.squat.ai/force-internal-ip, else its addresses of type
-    /// InternalIP. A node without any is a location of its own. With a length, it is that of the subnet.
+    /// Its addresses inside of the location: the annotation kilo.squat.ai/force-internal-ip, else wirekube.io/internal-ip, else its
+    /// addresses of type InternalIP that spec.topology.internalCIDRs covers. A node without any is a location of its own. With a length, it is that of the subnet.
     #[serde(default, rename = "internalIPs", skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = MAX_INTERNAL), inner(length(max = CIDR_LENGTH)))]
     pub internal_ips: Vec<String>,
@@ -110,6 +143,7 @@ pub struct InvalidAnnotation {
 impl NodeLocation {
     /// The annotations that [`Self::of`] reads.
     pub const ANNOTATIONS: &'static [&'static str] = &[
+        ANNOTATION_INTERNAL_IP,
         ANNOTATION_KILO_ALLOWED_LOCATION_IPS,
         ANNOTATION_KILO_FORCE_ENDPOINT,
         ANNOTATION_KILO_FORCE_INTERNAL_IP,
@@ -117,18 +151,23 @@ impl NodeLocation {
         ANNOTATION_KILO_LOCATION,
     ];
 
-    /// What the labels, annotations and addresses of a Node say.
-    pub fn of(node: &Node) -> (Self, Vec<InvalidAnnotation>) {
+    /// What the labels, annotations and addresses of a Node say, as the mesh reads them.
+    pub fn of(node: &Node, topology: &Topology) -> (Self, Vec<InvalidAnnotation>) {
         let none = BTreeMap::new();
         let annotations = node.metadata.annotations.as_ref().unwrap_or(&none);
-        let region = node.metadata.labels.as_ref().and_then(|labels| labels.get(LABEL_REGION));
+        let label = node.metadata.labels.as_ref().and_then(|labels| labels.get(topology.location_label()));
         let mut invalid = Vec::new();
-        let mut name = annotations.get(ANNOTATION_KILO_LOCATION).or(region).cloned().unwrap_or_default();
+        let mut name = annotations.get(ANNOTATION_KILO_LOCATION).or(label).cloned().unwrap_or_default();
         let forced = annotations
             .get(ANNOTATION_KILO_FORCE_INTERNAL_IP)
             .and_then(|text| forced_addresses(text).map_err(|()| invalid.push(bad_address(text))).ok());
-        let mut internal_ips =
-            forced.unwrap_or_else(|| internal_addresses(node).map(|it| it.to_string()).collect());
+        let forced = forced.or_else(|| {
+            let text = annotations.get(ANNOTATION_INTERNAL_IP)?;
+            wirekube_address(text).map_err(|()| invalid.push(bad_wirekube_address(text))).ok()
+        });
+        let mut internal_ips = forced.unwrap_or_else(|| {
+            internal_addresses(node, topology).into_iter().map(|it| it.to_string()).collect()
+        });
         internal_ips.truncate(MAX_INTERNAL);
         if name.len() > MAX_NAME {
             let expected = "at most 253 bytes; the node is a location of its own";
@@ -163,10 +202,32 @@ impl NodeLocation {
     }
 }
 
-fn internal_addresses(node: &Node) -> impl Iterator<Item = IpAddr> {
+fn internal_addresses(node: &Node, topology: &Topology) -> Vec<IpAddr> {
     let listed = node.status.iter().flat_map(|status| status.addresses.iter().flatten());
     let internal = listed.filter(|it| it.type_ == "InternalIP").filter_map(|it| it.address.parse().ok());
-    internal.filter(|address| is_reachable(*address))
+    let prefixes = topology.internal_prefixes().map(|(prefixes, _)| prefixes);
+    let is_inside = |address: &IpAddr| {
+        prefixes.as_ref().is_none_or(|prefixes| prefixes.iter().any(|prefix| prefix.contains(address)))
+    };
+    internal.filter(|address| is_reachable(*address)).filter(is_inside).collect()
+}
+
+/// An address, with or without the length of its subnet.
+fn wirekube_address(text: &str) -> Result<Vec<String>, ()> {
+    let text = text.trim();
+    let address = text.parse::<IpNet>().map(|it| (it.addr(), it.to_string()));
+    let address = address.or_else(|_| text.parse::<IpAddr>().map(|it| (it, it.to_string())));
+    let (address, text) = address.map_err(|_| ())?;
+    if is_reachable(address) { Ok(vec![text]) } else { Err(()) }
+}
+
+fn bad_wirekube_address(text: &str) -> InvalidAnnotation {
+    let value = text.chars().take(CIDR_LENGTH).collect();
+    InvalidAnnotation {
+        annotation: ANNOTATION_INTERNAL_IP,
+        value,
+        expected: "write ADDRESS or ADDRESS/LENGTH",
+    }
 }
 
 /// Carrier-grade NAT (100.64.0.0/10) and unique local addresses (fc00::/7) are not public. A name of an endpoint may
@@ -232,7 +293,8 @@ mod tests {
         let metadata =
             json!({ "name": "n", "labels": { LABEL_REGION: "region" }, "annotations": annotations });
         let node = json!({ "metadata": metadata, "status": { "addresses": addresses } });
-        let (location, invalid) = NodeLocation::of(&serde_json::from_value(node).unwrap());
+        let (location, invalid) =
+            NodeLocation::of(&serde_json::from_value(node).unwrap(), &Topology::default());
         (location, invalid.iter().map(|it| it.annotation).collect())
     }
 
@@ -245,6 +307,73 @@ mod tests {
         assert_eq!(read(json!({ ANNOTATION_KILO_LOCATION: "" }), &[]).0.name, "");
         let long = read(json!({ ANNOTATION_KILO_LOCATION: "x".repeat(254) }), &[PRIVATE]);
         assert_eq!(long, (NodeLocation::default(), vec![ANNOTATION_KILO_LOCATION]));
+    }
+
+    #[test]
+    fn the_mesh_says_which_label_names_locations_and_which_addresses_are_internal() {
+        let labels = json!({ "topology.kubernetes.io/zone": "z", "node-restriction.kubernetes.io/site": "s",
+            LABEL_REGION: "r", "example.com/site": "x" });
+        let addresses = ["10.0.0.5", "192.168.7.5", "fd00::5"];
+        let addresses: Vec<_> =
+            addresses.iter().map(|it| json!({ "type": "InternalIP", "address": it })).collect();
+        let node =
+            json!({ "metadata": { "name": "n", "labels": labels }, "status": { "addresses": addresses } });
+        let mut node: Node = serde_json::from_value(node).unwrap();
+        let of = |node: &Node, topology: Value| {
+            NodeLocation::of(node, &serde_json::from_value::<Topology>(topology).unwrap())
+        };
+        let name = |label: &str| of(&node, json!({ "label": label })).0.name;
+        assert_eq!(
+            [LABEL_ZONE, "node-restriction.kubernetes.io/site", LABEL_REGION].map(name),
+            ["z", "s", "r"]
+        );
+        assert_eq!(name("example.com/site"), "r", "kubelets may set it");
+        assert_eq!(name("node-restriction.kubernetes.io/other"), "");
+
+        let internal = |cidrs: &[&str]| of(&node, json!({ "internalCIDRs": cidrs })).0.internal_ips;
+        assert_eq!(internal(&["192.168.0.0/16", "fd00::/8"]), ["192.168.7.5", "fd00::5"]);
+        assert_eq!(internal(&["172.16.0.0/12"]), [""; 0], "a location of its own");
+        assert_eq!(internal(&["x"]), [""; 0]);
+        assert_eq!(internal(&[]).len(), 3);
+
+        // Annotations come first, and that of Kilo before that of WireKube.
+        let mut annotated = |annotations: &[(&str, &str)]| {
+            let owned = annotations.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+            node.metadata.annotations = Some(owned.collect());
+            let (location, invalid) = of(&node, json!({ "internalCIDRs": ["172.16.0.0/12"] }));
+            (location.internal_ips, invalid.len())
+        };
+        let (wirekube, kilo) = (ANNOTATION_INTERNAL_IP, ANNOTATION_KILO_FORCE_INTERNAL_IP);
+        assert_eq!(annotated(&[(wirekube, "10.9.0.1")]), (vec!["10.9.0.1".to_owned()], 0));
+        assert_eq!(annotated(&[(wirekube, "10.9.0.1/16")]), (vec!["10.9.0.1/16".to_owned()], 0));
+        assert_eq!(annotated(&[(wirekube, "10.9.0.1"), (kilo, "-")]), (vec![], 0));
+        for bad in ["", "-", "127.0.0.1", "10.9.0.1,10.9.0.2"] {
+            assert_eq!(annotated(&[(wirekube, bad)]), (vec![], 1), "{bad}");
+        }
+    }
+
+    proptest::proptest! {
+        /// Anyone who may annotate a Node can write anything: what is copied to a WireKubePeer has the limits of its schema.
+        #[test]
+        fn hostile_annotations_never_panic_and_stay_within_limits(
+            texts in proptest::collection::vec("[0-9a-f.:/,%! -]{0,60}|.{0,300}", 6),
+            cidrs in proptest::collection::vec("[0-9a-f.:/]{0,30}", 0..3),
+        ) {
+            let names = NodeLocation::ANNOTATIONS.iter().map(|name| (*name).to_owned());
+            let mut node = Node::default();
+            node.metadata.annotations = Some(names.zip(texts.clone()).collect());
+            let topology =
+                Topology { label: texts.first().cloned(), internal_cidrs: cidrs, ..Topology::default() };
+            let (location, invalid) = NodeLocation::of(&node, &topology);
+            proptest::prop_assert!(location.name.len() <= MAX_NAME);
+            proptest::prop_assert!(location.internal_ips.len() <= MAX_INTERNAL);
+            proptest::prop_assert!(location.networks.len() <= MAX_NETWORKS);
+            proptest::prop_assert!(invalid.len() <= MAX_NETWORKS + NodeLocation::ANNOTATIONS.len());
+            let all = location.internal_ips.iter().chain(&location.networks);
+            proptest::prop_assert!(all.clone().all(|text| text.len() <= CIDR_LENGTH));
+            proptest::prop_assert!(location.parse_internal_ips().1.is_empty());
+            proptest::prop_assert!(location.parse_networks().1.is_empty());
+        }
     }
 
     #[test]

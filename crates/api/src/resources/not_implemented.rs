@@ -1,4 +1,4 @@
-//! What the API accepts and no program acts on yet: one list, from which come the warning of `kubectl apply` (an admission
+//! What the API accepts and no program acts on: one list, from which come the warning of `kubectl apply` (an admission
 //! policy in `deploy/policy`), the condition that the controller writes, and the words of `kubectl explain`.
 //!
 //! A field that is implemented is removed from the list; tests in `fairlead-node` compare the list with what is read.
@@ -8,7 +8,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
 };
 use serde_json::{Value, json};
 
-use crate::names::{ANNOTATION_INTERNAL_IP, MAX_RELAY_REPLICAS};
+use crate::names::MAX_RELAY_REPLICAS;
 
 /// A kind of object of which something has no effect.
 #[derive(Debug, Clone, Copy)]
@@ -28,8 +28,6 @@ pub struct NotImplemented {
 /// What of an object has no effect.
 #[derive(Debug, Clone, Copy)]
 pub enum Gap {
-    /// Annotations, by name.
-    Annotations(&'static [&'static str]),
     /// Fields, with all that is below them.
     Fields(&'static [Field]),
     /// The whole object; the sentence says what therefore does not happen.
@@ -43,6 +41,8 @@ pub struct Field {
     pub path: &'static str,
     /// Which values have no effect.
     pub values: Values,
+    /// Why it is left out, in a few words.
+    pub why: &'static str,
 }
 
 /// Values of a field that have no effect.
@@ -59,7 +59,7 @@ pub enum Values {
 }
 
 /// Everything that has no effect yet.
-pub const NOT_IMPLEMENTED: &[NotImplemented] = &[EGRESS, NODE, WIREKUBE_MESH];
+pub const NOT_IMPLEMENTED: &[NotImplemented] = &[EGRESS, WIREKUBE_MESH];
 
 /// Egresses.
 pub const EGRESS: NotImplemented = NotImplemented {
@@ -70,15 +70,6 @@ pub const EGRESS: NotImplemented = NotImplemented {
     gap: Gap::Object("no egress gateway is created"),
 };
 
-/// Annotations of Nodes.
-pub const NODE: NotImplemented = NotImplemented {
-    group: "",
-    version: "v1",
-    kind: "Node",
-    plural: "nodes",
-    gap: Gap::Annotations(&[ANNOTATION_INTERNAL_IP]),
-};
-
 /// Settings of the mesh.
 pub const WIREKUBE_MESH: NotImplemented = NotImplemented {
     group: "wirekube.io",
@@ -86,33 +77,34 @@ pub const WIREKUBE_MESH: NotImplemented = NotImplemented {
     kind: "WireKubeMesh",
     plural: "wirekubemeshes",
     gap: Gap::Fields(&[
-        Field::any("spec.apiServerURL"),
-        Field::any("spec.natTraversal.directConnectedWindowSeconds"),
-        Field::other_than("spec.natTraversal.handshakeValidWindowSeconds", 180),
-        Field::other_than("spec.natTraversal.healthProbeTimeoutSeconds", 5),
-        Field::any("spec.relay.external.controlEndpoint"),
-        // Each replica is connected to all others.
-        Field::above("spec.relay.managed.replicas", MAX_RELAY_REPLICAS),
-        // The relay of the controller always speaks TLS.
-        Field::value("spec.relay.managed.transport", "ws"),
+        Field::any("spec.apiServerURL", "nodes know the API server that they read it from"),
+        Field::any("spec.natTraversal.directConnectedWindowSeconds", PROBED),
+        Field::other_than("spec.natTraversal.handshakeValidWindowSeconds", 180, PROBED),
+        Field::other_than("spec.natTraversal.healthProbeTimeoutSeconds", 5, PROBED),
+        Field::any("spec.relay.external.controlEndpoint", "one connection to endpoint has everything"),
+        Field::above("spec.relay.managed.replicas", MAX_RELAY_REPLICAS, "each is connected to all others"),
+        Field::value("spec.relay.managed.transport", "ws", "it always has TLS, as wss"),
     ]),
 };
 
+/// Paths are judged by probes, which follow the round-trip time, and not by the age of handshakes.
+const PROBED: &str = "probes find a dead path within seconds";
+
 impl Field {
-    const fn any(path: &'static str) -> Self {
-        Self { path, values: Values::Any }
+    const fn any(path: &'static str, why: &'static str) -> Self {
+        Self { path, values: Values::Any, why }
     }
 
-    const fn value(path: &'static str, value: &'static str) -> Self {
-        Self { path, values: Values::Only(value) }
+    const fn value(path: &'static str, value: &'static str, why: &'static str) -> Self {
+        Self { path, values: Values::Only(value), why }
     }
 
-    const fn other_than(path: &'static str, default: u32) -> Self {
-        Self { path, values: Values::OtherThan(default) }
+    const fn other_than(path: &'static str, default: u32, why: &'static str) -> Self {
+        Self { path, values: Values::OtherThan(default), why }
     }
 
-    const fn above(path: &'static str, limit: u32) -> Self {
-        Self { path, values: Values::Above(limit) }
+    const fn above(path: &'static str, limit: u32, why: &'static str) -> Self {
+        Self { path, values: Values::Above(limit), why }
     }
 
     fn is_in(&self, object: &Value) -> bool {
@@ -125,12 +117,13 @@ impl Field {
         })
     }
 
-    /// The field as it is named to users.
+    /// The field as it is named to users, and why it has no effect.
     fn label(&self) -> String {
+        let Self { path, why, .. } = self;
         match self.values {
-            Values::Above(limit) => format!("{} above {limit}", self.path),
-            Values::Only(value) => format!("{}: {value}", self.path),
-            Values::Any | Values::OtherThan(_) => self.path.to_owned(),
+            Values::Above(limit) => format!("{path} above {limit} ({why})"),
+            Values::Only(value) => format!("{path}: {value} ({why})"),
+            Values::Any | Values::OtherThan(_) => format!("{path} ({why})"),
         }
     }
 
@@ -149,12 +142,7 @@ impl Field {
 impl NotImplemented {
     /// What of this object has no effect, in the words of the warning; `None` if nothing.
     pub fn message(&self, object: &Value) -> Option<String> {
-        let annotations = object.get("metadata").and_then(|metadata| metadata.get("annotations"));
         let found: Vec<String> = match self.gap {
-            Gap::Annotations(names) => {
-                let given = |name: &&&str| annotations.is_some_and(|given| given.get(**name).is_some());
-                names.iter().filter(given).map(|name| (*name).to_owned()).collect()
-            }
             Gap::Fields(fields) => {
                 fields.iter().filter(|field| field.is_in(object)).map(Field::label).collect()
             }
@@ -166,12 +154,7 @@ impl NotImplemented {
     fn sentence(&self, what: &str) -> String {
         let Self { kind, .. } = self;
         match self.gap {
-            Gap::Annotations(_) => {
-                format!("annotations of {kind} that are not implemented yet and have no effect: {what}")
-            }
-            Gap::Fields(_) => {
-                format!("fields of {kind} that are not implemented yet and have no effect: {what}")
-            }
+            Gap::Fields(_) => format!("fields of {kind} that have no effect: {what}"),
             Gap::Object(_) => format!("{kind} is not implemented yet: {what}"),
         }
     }
@@ -218,15 +201,6 @@ impl NotImplemented {
             each.collect::<Vec<_>>().join(" + ")
         };
         match self.gap {
-            Gap::Annotations(names) => select(
-                names
-                    .iter()
-                    .map(|name| {
-                        let cel = format!("'{name}' in object.metadata.?annotations.orValue({{}})");
-                        (cel, (*name).to_owned())
-                    })
-                    .collect(),
-            ),
             Gap::Fields(fields) => select(fields.iter().map(|field| (field.cel(), field.label())).collect()),
             Gap::Object(consequence) => format!("['{consequence}']"),
         }
@@ -248,14 +222,11 @@ pub(super) fn explain(definition: &mut CustomResourceDefinition) {
     let schemas = definition.spec.versions.iter_mut().filter_map(|version| version.schema.as_mut());
     for schema in schemas.filter_map(|schema| schema.open_api_v3_schema.as_mut()) {
         match entry.gap {
-            Gap::Annotations(_) => {}
             Gap::Fields(fields) => fields.iter().for_each(|field| {
                 let words = match field.values {
-                    Values::Above(limit) => {
-                        format!("Not implemented yet, without effect: more than {limit}.")
-                    }
-                    Values::Only(value) => format!("Not implemented yet, without effect: {value}."),
-                    Values::Any | Values::OtherThan(_) => "Not implemented yet, without effect.".to_owned(),
+                    Values::Above(limit) => format!("Without effect: more than {limit} ({}).", field.why),
+                    Values::Only(value) => format!("Without effect: {value} ({}).", field.why),
+                    Values::Any | Values::OtherThan(_) => format!("Without effect: {}.", field.why),
                 };
                 let property = field
                     .path
@@ -283,8 +254,8 @@ mod tests {
         let mesh = json!({ "spec": { "mtu": 1400, "apiServerURL": "x", "relay": { "managed": { "transport": "ws" } } } });
         assert_eq!(
             WIREKUBE_MESH.message(&mesh).unwrap(),
-            "fields of WireKubeMesh that are not implemented yet and have no effect: spec.apiServerURL, \
-             spec.relay.managed.transport: ws"
+            "fields of WireKubeMesh that have no effect: spec.apiServerURL (nodes know the API server that they read it from), \
+             spec.relay.managed.transport: ws (it always has TLS, as wss)"
         );
         let works = json!({ "spec": { "mtu": 1400, "routing": { "localSubnetPolicy": "tunnel" } } });
         assert_eq!(WIREKUBE_MESH.message(&works), None);
@@ -297,14 +268,12 @@ mod tests {
         };
         assert_eq!(WIREKUBE_MESH.message(&traversal("disabled", 180)), None);
         let message = WIREKUBE_MESH.message(&traversal("enabled", 60)).unwrap();
-        assert!(message.ends_with("have no effect: spec.natTraversal.handshakeValidWindowSeconds"));
+        let expected = "have no effect: spec.natTraversal.handshakeValidWindowSeconds (probes find a dead path within seconds)";
+        assert!(message.ends_with(expected), "{message}");
         assert_eq!(
             EGRESS.message(&json!({})).unwrap(),
             "Egress is not implemented yet: no egress gateway is created"
         );
-        let node = json!({ "metadata": { "annotations": { "wirekube.io/internal-ip": "", "a": "b" } } });
-        assert!(NODE.message(&node).unwrap().ends_with("have no effect: wirekube.io/internal-ip"));
-        assert_eq!(NODE.message(&json!({ "metadata": {} })), None);
     }
 
     #[test]
@@ -319,7 +288,7 @@ mod tests {
                 let path = path.collect::<String>();
                 let property = schema.pointer(&format!("/openAPIV3Schema{path}")).expect(field.path);
                 let description = property["description"].as_str().unwrap();
-                assert!(description.contains("Not implemented yet"), "{}: {description}", field.path);
+                assert!(description.contains("Without effect: "), "{}: {description}", field.path);
             }
         }
     }

@@ -4,10 +4,11 @@ use std::net::{IpAddr, SocketAddr};
 
 use fairlead_address::{Endpoint, canonical, without_nat64};
 use fairlead_api::names::{
-    ANNOTATION_ENDPOINT, ANNOTATION_KILO_FORCE_ENDPOINT, ANNOTATION_KILO_FORCE_INTERNAL_IP,
-    ANNOTATION_KILO_KEEPALIVE, ANNOTATION_KILO_LEADER, ANNOTATION_KILO_LOCATION,
+    ANNOTATION_ENDPOINT, ANNOTATION_INTERNAL_IP, ANNOTATION_KILO_FORCE_ENDPOINT,
+    ANNOTATION_KILO_FORCE_INTERNAL_IP, ANNOTATION_KILO_KEEPALIVE, ANNOTATION_KILO_LEADER,
+    ANNOTATION_KILO_LOCATION,
 };
-use fairlead_api::resources::{Granularity, InvalidAnnotation, NodeLocation};
+use fairlead_api::resources::{Granularity, InvalidAnnotation, NodeLocation, Topology};
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
 
@@ -115,15 +116,20 @@ pub fn keepalive(node: &Node, problems: &mut Vec<SourceProblem>) -> Option<u16> 
 }
 
 /// Annotations about the location of this node that have no effect: unreadable, or in a mesh without locations.
-pub fn location_problems(node: &Node, granularity: Granularity) -> Vec<SourceProblem> {
-    let (_, invalid) = NodeLocation::of(node);
+pub fn location_problems(node: &Node, topology: &Topology) -> Vec<SourceProblem> {
+    let (_, invalid) = NodeLocation::of(node, topology);
     let invalid = invalid.into_iter().map(|InvalidAnnotation { annotation, value, expected }| {
         SourceProblem::InvalidLocation { node: node.name_any(), annotation, value, expected }
     });
-    let (without_effect, granularity, wanted): (&[&str], _, _) = match granularity {
+    let (without_effect, granularity, wanted): (&[&str], _, _) = match topology.granularity {
         Granularity::Cross => (&[ANNOTATION_KILO_LEADER], "cross", "location"),
         Granularity::Full => {
-            let all = &[ANNOTATION_KILO_FORCE_INTERNAL_IP, ANNOTATION_KILO_LEADER, ANNOTATION_KILO_LOCATION];
+            let all = &[
+                ANNOTATION_INTERNAL_IP,
+                ANNOTATION_KILO_FORCE_INTERNAL_IP,
+                ANNOTATION_KILO_LEADER,
+                ANNOTATION_KILO_LOCATION,
+            ];
             (all, "full", "cross or location")
         }
         Granularity::Location => (&[], "", ""),
@@ -241,8 +247,9 @@ mod tests {
 
     #[test]
     fn annotations_about_locations_that_have_no_effect_are_problems() {
+        let topology = |granularity| Topology { granularity, ..Topology::default() };
         let reasons = |annotations: &[(&str, &str)], granularity| {
-            let problems = location_problems(&node(annotations), granularity);
+            let problems = location_problems(&node(annotations), &topology(granularity));
             problems.iter().map(SourceProblem::reason).collect::<Vec<_>>()
         };
         let lab = [(ANNOTATION_KILO_LOCATION, "lab")];
@@ -256,8 +263,24 @@ mod tests {
         assert_eq!(reasons(&leader, Granularity::Location), Vec::<&str>::new());
         let bad = [(ANNOTATION_KILO_FORCE_INTERNAL_IP, "10.0.0.1")];
         assert_eq!(reasons(&bad, Granularity::Cross), ["InvalidLocation"]);
-        let problem = location_problems(&node(&bad), Granularity::Cross).remove(0).to_string();
+        let problem = location_problems(&node(&bad), &topology(Granularity::Cross)).remove(0).to_string();
         assert!(problem.contains("10.0.0.1") && problem.contains("ADDRESS/LENGTH"), "{problem}");
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn hostile_annotations_of_endpoints_and_keepalives_never_panic(
+            texts in proptest::collection::vec("[0-9a-z.:,\\[\\]%/ -]{0,60}|.{0,300}", 3),
+        ) {
+            let names = [ANNOTATION_ENDPOINT, ANNOTATION_KILO_FORCE_ENDPOINT, ANNOTATION_KILO_KEEPALIVE];
+            let given: Vec<(&str, &str)> = names.into_iter().zip(texts.iter().map(String::as_str)).collect();
+            let (node, mut problems) = (node(&given), Vec::new());
+            manual_endpoint(&node, |_| None, &mut problems);
+            let extra = extra_endpoints(&node, |_| None, &mut problems);
+            proptest::prop_assert!(extra.len() <= MAX_EXTRA);
+            keepalive(&node, &mut problems);
+            proptest::prop_assert!(problems.iter().all(|problem| problem.to_string().len() < 10_000));
+        }
     }
 
     #[test]

@@ -71,13 +71,27 @@ pub enum SourceProblem {
         /// With what they have an effect.
         wanted: &'static str,
     },
-    /// IP tunnels inside of locations, in a mesh without locations.
+    /// A setting of locations, in a mesh without locations.
     #[error(
-        "WireKubeMesh {mesh}: spec.topology.encapsulation has no effect, because spec.topology.granularity is full; write cross or location, or remove it"
+        "WireKubeMesh {mesh}: {field} has no effect, because spec.topology.granularity is full; write cross or location, or remove it"
     )]
-    EncapsulationWithoutEffect {
+    TopologyWithoutEffect {
         /// The WireKubeMesh.
         mesh: String,
+        /// The field.
+        field: &'static str,
+    },
+    /// A setting of locations that is left out.
+    #[error(
+        "WireKubeMesh {mesh}: {field} entry {entry:?} is left out: it is no CIDR, or a label that kubelets may set"
+    )]
+    InvalidTopology {
+        /// The WireKubeMesh.
+        mesh: String,
+        /// The field.
+        field: &'static str,
+        /// The entry.
+        entry: String,
     },
     /// The annotation of a peer about birthday attempts.
     #[error(
@@ -340,7 +354,6 @@ impl SourceProblem {
             | Self::DiscoveryOmission(_)
             | Self::DiscoverySecret(_)
             | Self::DiscoveryUnavailable { .. }
-            | Self::EncapsulationWithoutEffect { .. }
             | Self::InvalidDiscovery { .. }
             | Self::InvalidEndpoint { .. }
             | Self::InvalidEndpointFilter { .. }
@@ -355,6 +368,8 @@ impl SourceProblem {
             | Self::InvalidRevokedKey { .. }
             | Self::Revoked { .. }
             | Self::InvalidStunServer { .. }
+            | Self::InvalidTopology { .. }
+            | Self::TopologyWithoutEffect { .. }
             | Self::UnusableEndpoint { .. }
             | Self::UnusableNodeAddress { .. } => None,
         }
@@ -368,7 +383,6 @@ impl SourceProblem {
             Self::DiscoveryOmission(_) => "DiscoveryOmission",
             Self::DiscoverySecret(_) => "DiscoverySecretUnusable",
             Self::DiscoveryUnavailable { .. } => "DiscoveryUnavailable",
-            Self::EncapsulationWithoutEffect { .. } => "EncapsulationWithoutEffect",
             Self::InvalidAllowedIp { .. } => "InvalidAllowedIP",
             Self::InvalidDiscovery { .. } => "InvalidDiscovery",
             Self::InvalidEndpoint { .. } | Self::InvalidPeerEndpoint { .. } => "InvalidEndpoint",
@@ -389,8 +403,13 @@ impl SourceProblem {
             Self::InvalidPeersFile { .. } => "InvalidPeersFile",
             Self::InvalidRevokedKey { .. } => "InvalidRevokedKey",
             Self::InvalidStunServer { .. } => "InvalidStunServer",
+            Self::InvalidTopology { .. } => "InvalidTopology",
             Self::MemberMissing { .. } => "MemberMissing",
             Self::Revoked { .. } => "Revoked",
+            Self::TopologyWithoutEffect { field: "spec.topology.encapsulation", .. } => {
+                "EncapsulationWithoutEffect"
+            }
+            Self::TopologyWithoutEffect { .. } => "LocationWithoutEffect",
             Self::UnusableEndpoint { .. } | Self::UnusablePeerEndpoint { .. } => "UnusableEndpoint",
             Self::UnusableNodeAddress { .. } => "UnusableNodeAddress",
         }

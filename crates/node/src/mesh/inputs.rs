@@ -422,7 +422,7 @@ impl InputReader {
             Some(SourceProblem::UnusableNodeAddress { node, address, why })
         }));
         let keepalive = annotations::keepalive(&node, &mut problems);
-        problems.extend(annotations::location_problems(&node, settings.granularity));
+        problems.extend(annotations::location_problems(&node, &settings.topology));
         problems.extend(of_members);
         let others = members.iter().filter(|member| member.name != self.node);
         let manual_of_others = others.filter_map(|member| member.endpoints.manual.as_ref());

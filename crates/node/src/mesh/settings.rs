@@ -15,7 +15,7 @@ use fairlead_address::{Endpoint, EndpointFilters};
 use fairlead_api::names::STUN_PORT;
 use fairlead_api::resources::{
     BirthdayAttack, DeletedPeer, Encapsulation, Granularity, LocalSubnetPolicy, RevokedPeer, Toggle,
-    WireKubeMesh,
+    Topology, WireKubeMesh,
 };
 use fairlead_path::BirthdayPolicy;
 use fairlead_relay::client;
@@ -72,6 +72,8 @@ pub struct MeshSettings {
     pub granularity: Granularity,
     /// Which of these take IP tunnels.
     pub encapsulation: Encapsulation,
+    /// Where nodes are, and all of the two.
+    pub topology: Topology,
     /// Where the IPv4 addresses of nodes on the mesh are from.
     pub mesh_ipv4: Option<Ipv4Net>,
 }
@@ -126,7 +128,7 @@ impl MeshSettings {
                 }),
             }
         }
-        let (granularity, encapsulation) = topology::parse(mesh, problems);
+        let topology = topology::parse(mesh, problems);
         let auto = spec.auto_allowed_ips.as_ref();
         let local = spec.routing.as_ref().and_then(|routing| routing.local_subnet_policy);
         Self {
@@ -164,8 +166,9 @@ impl MeshSettings {
             discovery: discovery::parse(mesh, problems),
             revoked: revoked(mesh, problems),
             deleted: deleted(mesh),
-            granularity,
-            encapsulation,
+            granularity: topology.granularity,
+            encapsulation: topology.encapsulation,
+            topology,
             // The API server has checked it.
             mesh_ipv4: spec.mesh_cidr.as_ref().and_then(|text| text.parse().ok()),
         }
@@ -424,6 +427,8 @@ mod tests {
             ("spec.topology.granularity", json!("location")),
             ("spec.topology.encapsulation", json!("always")),
             ("spec.topology.encapsulation", json!("crosssubnet")),
+            ("spec.topology.label", json!("topology.kubernetes.io/zone")),
+            ("spec.topology.internalCIDRs", json!(["10.0.0.0/8"])),
             ("spec.meshCIDR", json!("100.64.0.0/16")),
         ];
         let without_effect = json!({

@@ -48,9 +48,18 @@ fn a_stolen_kubelet_certificate_sets_no_location() {
     refused(replaced.map_err(|error| format!("{error:#}")), "set or remove the annotation");
     bed.plane.kubectl(&["annotate", "node", "n8", "kilo.squat.ai/location=lab"]).unwrap();
     refused(kubelet("n8", &["annotate", "node", "n8", "kilo.squat.ai/location-"]), "set or remove");
-    for label in ["topology.kubernetes.io/region=other", "topology.kubernetes.io/region-"] {
-        let moved = kubelet("n8", &["label", "node", "n8", "--overwrite", label]);
-        refused(moved, "may not change the label topology.kubernetes.io/region");
+    for label in ["region=other", "region-", "zone=other"] {
+        let label = format!("topology.kubernetes.io/{label}");
+        let moved = kubelet("n8", &["label", "node", "n8", "--overwrite", &label]);
+        let name = label.trim_end_matches("=other").trim_end_matches('-');
+        refused(moved, &format!("may not change the label {name}"));
+    }
+    let restricted = "node-restriction.kubernetes.io/site";
+    let words = format!("may not set or remove the label {restricted}");
+    refused(kubelet("n8", &["label", "node", "n8", &format!("{restricted}=lab")]), &words);
+    bed.plane.kubectl(&["label", "node", "n8", &format!("{restricted}=lab")]).unwrap();
+    for label in [format!("{restricted}=other"), format!("{restricted}-")] {
+        refused(kubelet("n8", &["label", "node", "n8", "--overwrite", &label]), &words);
     }
     kubelet("n8", &["annotate", "node", "n8", "volumes.kubernetes.io/controller-managed-attach-detach=true"])
         .unwrap();

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use fairlead_api::resources::not_implemented::{EGRESS, NODE, NotImplemented, WIREKUBE_MESH};
+use fairlead_api::resources::not_implemented::{EGRESS, NotImplemented, WIREKUBE_MESH};
 use serde_json::{Value, json};
 
 use crate::bed::{KEY, bed};
@@ -16,11 +16,10 @@ fn warnings(object: &Value) -> String {
     }
 }
 
-fn object(entry: &NotImplemented, annotations: &Value, spec: &Value) -> Value {
-    let group = if entry.group.is_empty() { String::new() } else { format!("{}/", entry.group) };
+fn object(entry: &NotImplemented, spec: &Value) -> Value {
     json!({
-        "apiVersion": format!("{group}{}", entry.version), "kind": entry.kind, "spec": spec,
-        "metadata": { "name": "warned", "namespace": "default", "annotations": annotations },
+        "apiVersion": format!("{}/{}", entry.group, entry.version), "kind": entry.kind, "spec": spec,
+        "metadata": { "name": "warned", "namespace": "default" },
     })
 }
 
@@ -31,13 +30,9 @@ fn only_what_has_no_effect_is_warned_of() {
         "apiServerURL": "https://192.0.2.1:6443", "natTraversal": {},
         "relay": { "provider": "managed", "managed": { "replicas": 6, "transport": "ws" } },
     });
-    let table = [
-        (EGRESS, json!({}), json!({ "destinations": ["0.0.0.0/0"] })),
-        (NODE, json!({ "wirekube.io/internal-ip": "10.0.0.1" }), json!({})),
-        (WIREKUBE_MESH, json!({}), fields),
-    ];
-    for (entry, annotations, spec) in table {
-        let object = object(&entry, &annotations, &spec);
+    let table = [(EGRESS, json!({ "destinations": ["0.0.0.0/0"] })), (WIREKUBE_MESH, fields)];
+    for (entry, spec) in table {
+        let object = object(&entry, &spec);
         let expected = entry.message(&object).unwrap();
         // The API server puts a policy into force some time after it has accepted it.
         let end = Instant::now() + Duration::from_secs(120);
@@ -66,23 +61,20 @@ fn what_has_an_effect_is_applied_without_a_word() {
         "harvestExtraEndpoints": false,
         "endpointFilters": ["0.0.0.0/0", "!10.3.0.0/16", "2001:db8::1"], "peerEndpointFilters": ["::/0", "192.0.2.1"],
         "grants": [{ "node": "n1", "cidrs": ["192.0.2.0/24"] }],
-        "topology": { "granularity": "location", "encapsulation": "always" },
+        "topology": { "granularity": "location", "encapsulation": "always", "label": "topology.kubernetes.io/zone",
+            "internalCIDRs": ["10.0.0.0/8"] },
     });
-    let none = json!({});
+    let node = json!({
+        "apiVersion": "v1", "kind": "Node",
+        "metadata": { "name": "unwarned", "annotations": {
+            "wirekube.io/endpoint": "192.0.2.1:51820", "wirekube.io/internal-ip": "10.0.0.1", "kilo.squat.ai/leader": "",
+        } },
+    });
     let peer = json!({
         "apiVersion": "kilo.squat.ai/v1alpha1", "kind": "Peer", "metadata": { "name": "unwarned" },
         "spec": { "publicKey": KEY, "allowedIPs": ["10.0.0.1/32"] },
     });
-    for object in [
-        peer,
-        object(&WIREKUBE_MESH, &none, &works),
-        object(&WIREKUBE_MESH, &none, &none),
-        object(
-            &NODE,
-            &json!({ "wirekube.io/endpoint": "192.0.2.1:51820", "kilo.squat.ai/leader": "" }),
-            &none,
-        ),
-    ] {
+    for object in [peer, object(&WIREKUBE_MESH, &works), object(&WIREKUBE_MESH, &json!({})), node] {
         assert_eq!(warnings(&object), "");
     }
 }

@@ -1,5 +1,5 @@
 use fairlead_address::{EndpointFilters, Nat64Prefix};
-use fairlead_api::resources::{Encapsulation, Granularity};
+use fairlead_api::resources::{Encapsulation, Granularity, Topology};
 use fairlead_api::wireguard::PrivateKey;
 use fairlead_path::BirthdayPolicy;
 use fairlead_topology::{Endpoints, InternalAddress, Member, MemberRecord, Site, Source, merge};
@@ -60,6 +60,7 @@ pub(in crate::mesh) fn inputs(members: impl IntoIterator<Item = Member>) -> Inpu
             deleted: Vec::new(),
             granularity: Granularity::Full,
             encapsulation: Encapsulation::Never,
+            topology: Topology::default(),
             mesh_ipv4: None,
         },
         members: merge(members.into_iter().map(record).collect()).into_iter().map(Arc::new).collect(),
