@@ -73,3 +73,52 @@ impl StandaloneArguments {
         Ok(Some(Standalone { mesh, credentials, addresses: self.node_ip }))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use clap::Parser as _;
+    use k8s_openapi::api::core::v1::Pod;
+
+    use crate::arguments::{Arguments, Command};
+
+    fn example(name: &str) -> String {
+        let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/examples/standalone");
+        std::fs::read_to_string(directory.join(name)).unwrap()
+    }
+
+    /// Whether these are arguments of a node without Kubernetes that finds others by discovery.
+    fn assert_runs_a_node(arguments: &[String], source: &str) {
+        let program = ["fairlead".to_owned()];
+        let parsed = Arguments::try_parse_from(program.iter().chain(arguments));
+        let Command::Node(node) = parsed.unwrap_or_else(|error| panic!("{source}: {error}")).command else {
+            panic!("{source} runs another command")
+        };
+        let settings = node.standalone.settings().unwrap().unwrap();
+        assert_eq!(settings.mesh.spec.discovery.unwrap().endpoints.len(), 1, "{source}");
+        assert!(settings.credentials.is_some(), "{source}");
+    }
+
+    #[test]
+    fn the_examples_of_a_node_without_kubernetes_are_arguments_of_this_program() {
+        let unit = example("fairlead-node.service").replace("\\\n", " ");
+        let line = unit.lines().find_map(|line| line.strip_prefix("ExecStart=")).unwrap();
+        let mut words = line.split_whitespace();
+        assert_eq!(words.next(), Some("/usr/local/bin/fairlead"));
+        // systemd replaces %l by the host name.
+        let words: Vec<String> = words.map(|word| word.replace("%l", "edge-1")).collect();
+        assert!(!words.iter().any(|word| word.contains('%')), "{words:?}");
+        assert_runs_a_node(&words, "fairlead-node.service");
+        let files = words.iter().filter(|word| word.contains("=/etc/fairlead/")).count();
+        assert_eq!((unit.matches("StateDirectory=fairlead\n").count(), files), (1, 2));
+
+        let pod: Pod = serde_saphyr::from_str(&example("static-pod.yaml")).unwrap();
+        let spec = pod.spec.unwrap();
+        let [container] = &spec.containers[..] else { panic!("{:?}", spec.containers) };
+        assert_runs_a_node(container.args.as_ref().unwrap(), "static-pod.yaml");
+        // What the program reads and keeps outlives the container.
+        let mounts = container.volume_mounts.iter().flatten().map(|mount| mount.mount_path.as_str());
+        assert_eq!(mounts.collect::<Vec<_>>(), ["/etc/fairlead", "/run", "/var/lib/fairlead"]);
+    }
+}

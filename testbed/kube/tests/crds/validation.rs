@@ -122,7 +122,13 @@ fn good_objects_at_the_limits_are_accepted() {
     let create = ["create", "--dry-run=server", "--validate=ignore", "-f", "-"];
     bed.plane.kubectl_stdin(&create, &objects.join("\n---\n")).unwrap();
     bed.plane
-        .kubectl(&["apply", "--dry-run=server", "-f", checkout().join("deploy/examples").to_str().unwrap()])
+        .kubectl(&[
+            "apply",
+            "--dry-run=server",
+            "-R",
+            "-f",
+            checkout().join("deploy/examples").to_str().unwrap(),
+        ])
         .unwrap();
 }
 
