@@ -81,6 +81,9 @@ pub const MARK_MASK: u32 = 0x60;
 pub const MARK_FROM_WIREGUARD: u32 = 0x20;
 /// Mark of packets that are to enter WireGuard (KubeSpan).
 pub const MARK_TO_WIREGUARD: u32 = 0x40;
+/// Bit of the mark of forwarded packets that firewalls of other programs are to accept: those of pods, and those between members
+/// of the mesh. Only where such a firewall drops the others (own).
+pub const MARK_FORWARD: u32 = 0x10;
 /// nftables table of the mesh, family `inet` (KubeSpan).
 pub const NFT_TABLE: &str = "talos_kubespan";
 /// Chain in the prerouting hook, type filter (KubeSpan).
@@ -110,6 +113,10 @@ pub const NFT_SET_OWN_IPV6: &str = "fairlead_own_ipv6";
 pub const NFT_TABLE_SOURCE_CHECK: &str = "fairlead_source_check";
 /// nftables table that masquerades packets of pods that leave the cluster, family `inet` (own).
 pub const NFT_TABLE_MASQUERADE: &str = "fairlead_masquerade";
+/// nftables table that marks forwarded packets of pods with [`MARK_FORWARD`], family `inet` (own).
+pub const NFT_TABLE_FORWARD: &str = "fairlead_forward";
+/// Chain in the forward hook of the mesh's table, which marks what passes between members (own).
+pub const NFT_CHAIN_FORWARD: &str = "fairlead_forward";
 /// nftables table that joins the path socket to the port of the kernel's WireGuard, family `inet` (own).
 pub const NFT_TABLE_PATH_SOCKET: &str = "fairlead_path_socket";
 

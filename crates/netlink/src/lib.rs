@@ -7,6 +7,7 @@
 //! * [`nftables`]: tables, chains, sets and rules (`linux/netfilter/nf_tables.h`).
 //! * [`replies`]: the decoders alone, for bytes of another origin.
 //! * [`wireguard`]: the kernel's WireGuard (`linux/wireguard.h`).
+//! * [`xtables`]: the forward chain of iptables-legacy, which is no netlink; only read.
 //!
 //! It decides nothing: `dataplane` compares the actual with the desired state and passes the difference down. Calls block
 //! for microseconds; there is no async here. Every message that changes something is counted ([`changes_sent`]), so
@@ -19,6 +20,7 @@ pub mod replies;
 pub mod route;
 mod socket;
 pub mod wireguard;
+pub mod xtables;
 
 pub use error::{Error, Result};
 pub use socket::{Family, Message, Reply, Socket, changes_sent};

@@ -20,6 +20,7 @@ mod dump;
 mod elements;
 mod endpoints;
 mod expression;
+pub mod foreign;
 mod messages;
 
 pub(crate) use dump::count;
@@ -61,6 +62,8 @@ pub struct Chain {
 /// Where a chain sees packets, and what changing them there means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Hook {
+    /// `type filter hook forward`: packets that pass through this host.
+    FilterForward,
     /// `type filter hook input`: packets for this host, after they were routed.
     FilterInput,
     /// `type filter hook output`: packets of this host.
@@ -76,15 +79,16 @@ pub enum Hook {
 impl Hook {
     const fn kind(self) -> &'static str {
         match self {
-            Self::FilterInput | Self::FilterOutput | Self::FilterPrerouting => "filter",
+            Self::FilterForward | Self::FilterInput | Self::FilterOutput | Self::FilterPrerouting => "filter",
             Self::NatPostrouting => "nat",
             Self::RouteOutput => "route",
         }
     }
 
-    /// `NF_INET_PRE_ROUTING`, `NF_INET_LOCAL_IN`, `NF_INET_LOCAL_OUT`, `NF_INET_POST_ROUTING`
+    /// `NF_INET_PRE_ROUTING`, `NF_INET_LOCAL_IN`, `NF_INET_FORWARD`, `NF_INET_LOCAL_OUT`, `NF_INET_POST_ROUTING`
     const fn number(self) -> u32 {
         match self {
+            Self::FilterForward => 2,
             Self::FilterInput => 1,
             Self::FilterOutput => 3,
             Self::FilterPrerouting => 0,

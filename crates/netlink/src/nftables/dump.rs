@@ -79,7 +79,8 @@ fn request(number: i32, what: &str, write: impl FnOnce(&mut AttributeWriter)) ->
     Ok(Message { kind: kind(number), flags: 0, payload: writer.finish(what)?, what: what.to_owned() })
 }
 
-fn body(reply: &Reply) -> Parsed<&[u8]> {
+/// What follows the family's header.
+pub(super) fn body(reply: &Reply) -> Parsed<&[u8]> {
     reply.payload.get(FAMILY_HEADER..).ok_or("a truncated message")
 }
 
