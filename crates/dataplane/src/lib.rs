@@ -7,6 +7,7 @@
 //! * [`masquerade`]: the nftables table that translates the sources of packets that leave the cluster to the node's address.
 //! * [`mesh`]: the nftables table with its sets, the rule and table that lead into the WireGuard device.
 //! * [`encapsulation`]: the IP tunnels inside of a location, and who may send to them.
+//! * [`forwarding`]: rules in iptables' chain `FORWARD` where its policy is to drop.
 //! * [`nft_table`]: a whole nftables table, compared and changed in one transaction.
 //! * [`wireguard`]: one trait over the kernel's WireGuard and the embedded one.
 //!
@@ -16,6 +17,7 @@
 
 pub mod cleanup;
 pub mod encapsulation;
+pub mod forwarding;
 pub mod masquerade;
 pub mod mesh;
 pub mod nft_table;

@@ -16,6 +16,7 @@ use fairlead_netlink::route::{
 use fairlead_netlink::{Error, Family, Result, Socket};
 use ipnet::IpNet;
 
+use crate::forwarding::{ForwardRules, Forwarding};
 use crate::nft_table::{self, Applied};
 use crate::routes::{self, ensure_rules, mesh_rules, sync_table};
 use crate::uplink::{accept_ipv6, has_ipv6};
@@ -93,8 +94,10 @@ pub struct Bypass {
 /// after other programs have changed any table of the kernel, and after it was rebuilt.
 #[derive(Debug, Default)]
 pub struct Applier {
-    /// What is known to be in place, and the generation of nftables then.
-    done: Option<(MeshState, u32)>,
+    /// What is known to be in place, whether it marks what is forwarded, and the generation of nftables then.
+    done: Option<(MeshState, bool, u32)>,
+    forward_rules: ForwardRules,
+    forwarding: Forwarding,
     /// What the device was given last.
     addresses: Vec<IpNet>,
     reads: usize,
@@ -116,11 +119,17 @@ impl Applier {
             &routes(device.as_ref().ok().copied(), state),
         );
         let rules = ensure_rules(&mesh_rules());
+        self.forwarding = self.forward_rules.apply();
         let applied = self.apply_table(state)?;
         device?;
         routes?;
         rules?;
         Ok(applied)
+    }
+
+    /// What firewalls of other programs did with forwarded packets at the last [`Self::apply`].
+    pub fn forwarding(&self) -> &Forwarding {
+        &self.forwarding
     }
 
     /// How often the nftables table was read.
@@ -131,16 +140,19 @@ impl Applier {
     fn apply_table(&mut self, state: &MeshState) -> Result<Applied> {
         let mut socket = Socket::open(Family::Netfilter)?;
         let generation = nftables::generation(&mut socket)?;
-        let known = self.done.take().filter(|(_, at)| *at == generation);
-        if known.as_ref().is_some_and(|(done, _)| done == state) {
+        let marks = self.forwarding.is_dropped;
+        let known = self.done.take().filter(|(_, _, at)| *at == generation);
+        if known.as_ref().is_some_and(|(done, marked, _)| (done, *marked) == (state, marks)) {
             self.done = known;
             return Ok(Applied::Unchanged);
         }
         let applied = match known {
-            Some((done, _)) => nft_table::apply_to(&table(state), &table(&done).into())?,
+            Some((done, marked, _)) => {
+                nft_table::apply_to(&table(state, marks), &table(&done, marked).into())?
+            }
             None => {
                 self.reads = self.reads.saturating_add(1);
-                nft_table::apply(&table(state))?
+                nft_table::apply(&table(state, marks))?
             }
         };
         // Each transaction makes one generation. More of them are changes of other programs.
@@ -150,7 +162,7 @@ impl Applier {
             Applied::Unchanged => generation,
         };
         if nftables::generation(&mut socket)? == expected {
-            self.done = Some((state.clone(), expected));
+            self.done = Some((state.clone(), marks, expected));
         }
         Ok(applied)
     }

@@ -1,5 +1,5 @@
 //! Keeps this node's pods connected while other programs change the network: the rule that leads to the table of pods,
-//! forwarding, the check of source addresses, masquerading, each pod's link, addresses and routes, and the routes that refuse
+//! forwarding, the check of source addresses, masquerading, firewalls that drop what is forwarded, each pod's link, addresses and routes, and the routes that refuse
 //! packets to addresses of no pod.
 //!
 //! The allocation table says what should be, a dump what is; the difference is sent as one batch per pod, nothing if there is
@@ -15,11 +15,12 @@ use fairlead_api::names::LINK_ALIAS_PREFIX;
 use fairlead_api::resources::{AddressPool, WireKubeMesh};
 use fairlead_cluster::caches::{Cache, Refusal};
 use fairlead_cluster::subsystem::Subsystem;
+use fairlead_dataplane::forwarding::ForwardRules;
 use fairlead_dataplane::nft_table::Applied;
 use fairlead_dataplane::pods::{self, Attached, HostEnds, Repair};
 use fairlead_dataplane::routing_ids::RoutingIds;
 use fairlead_dataplane::uplink::{self, HostNetwork, Ignored};
-use fairlead_dataplane::{masquerade, routes};
+use fairlead_dataplane::{forwarding, masquerade, routes};
 use fairlead_netlink::route::Change;
 use ipnet::IpNet;
 use tokio::time::{sleep, timeout};
@@ -94,9 +95,13 @@ impl PodNetwork {
 
     async fn run(self, mut kernel: KernelChanges) -> Infallible {
         let (mut pools, mut meshes) = (self.pools.subscribe(), self.meshes.subscribe());
-        let mut blocks = None;
+        let (mut blocks, mut firewalls) = (None, ForwardRules::default());
         loop {
             let mut problems = Vec::new();
+            match self.pass_firewalls(&mut firewalls).await {
+                Ok(dropped) => problems.extend(dropped),
+                Err(error) => problems.push(format!("{error:#}")),
+            }
             let outcomes = [
                 self.restore_pods().await,
                 self.refuse_unallocated(&mut blocks).await,
@@ -175,6 +180,25 @@ impl PodNetwork {
             self.corrected(Object::SourceCheck, "set the check of source addresses", None);
         }
         Ok(())
+    }
+
+    /// Lets packets of pods through firewalls that drop what this host forwards, and returns which do not. With a mesh it says that.
+    async fn pass_firewalls(&self, rules: &mut ForwardRules) -> anyhow::Result<Vec<String>> {
+        let mut taken = std::mem::take(rules);
+        let apply = move || {
+            let forwarding = taken.apply();
+            let marked = forwarding::mark_pods(forwarding.is_dropped);
+            (taken, forwarding, marked)
+        };
+        let (taken, forwarding, marked) = tokio::task::spawn_blocking(apply).await?;
+        *rules = taken;
+        let marked = marked.context("cannot mark packets of pods for firewalls that drop the others")?;
+        if marked.is_some_and(|applied| applied != Applied::Unchanged) {
+            self.corrected(Object::Firewall, "set the mark of packets that firewalls are to accept", None);
+        }
+        let has_mesh = mesh::selected(&self.meshes).is_some();
+        let problems = forwarding.problems.into_iter().filter(|_| !has_mesh);
+        Ok(problems.map(|problem| format!("{}: {problem}", problem.reason())).collect())
     }
 
     async fn masquerade(&self) -> anyhow::Result<()> {

@@ -183,6 +183,57 @@ fn a_gateway_that_does_not_forward_or_is_dead_is_left_and_used_again() {
     resumes("a gateway is dead", &flows, mark, from, WITHIN);
 }
 
+/// Words of the problem `ForwardingDropped`.
+const FORWARDING_DROPPED: &str = "drops packets that this host forwards";
+
+#[test]
+fn nodes_and_gateways_forward_although_iptables_drops_what_it_does_not_know() {
+    let world = mesh();
+    set_granularity(&world, "location");
+    eventually(TIMEOUT, || has_gateways(&world, "", [1, 2])).unwrap();
+    all_pods_reach_each_other(&world);
+    let flows = flows(&world);
+    let nodes =
+        || LOCATIONS.into_iter().flat_map(|location| (1..=3).map(move |it| format!("{location}-{it}")));
+    let everywhere = |commands: &str| {
+        let commands = [commands, &commands.replace("iptables", "ip6tables")].join("; ");
+        nodes().for_each(|name| drop(node(&world, &name).host.shell(&commands).unwrap()));
+    };
+    // As Docker does, and then as a firewall does that is loaded anew.
+    for (what, commands) in
+        [("policy DROP", "iptables-nft -P FORWARD DROP"), ("rules flushed", "iptables-nft -F FORWARD")]
+    {
+        let (mark, from) = (Instant::now(), Instant::now());
+        everywhere(commands);
+        resumes(what, &flows, mark, from, WITHIN);
+        all_pods_reach_each_other(&world);
+    }
+    for name in nodes() {
+        let rules = node(&world, &name).host.shell("iptables-nft -S FORWARD").unwrap();
+        assert!(
+            rules.starts_with("-P FORWARD DROP") && rules.matches("--mark 0x10/0x10").count() == 1,
+            "{rules}"
+        );
+        let problems = problems(&world, &name).unwrap();
+        assert!(!problems.contains(FORWARDING_DROPPED), "{name}: {problems}");
+    }
+
+    // A chain that belongs to an administrator is left alone and named.
+    let host = &node(&world, "home-3").host;
+    host.shell("nft add table inet mine").unwrap();
+    host.shell("nft 'add chain inet mine through { type filter hook forward priority 0; policy drop; }'")
+        .unwrap();
+    let is_named = |named: bool| {
+        let problems = problems(&world, "home-3")?;
+        ensure!(problems.contains(FORWARDING_DROPPED) == named, "{problems}");
+        Ok(())
+    };
+    eventually(TIMEOUT, || is_named(true)).unwrap();
+    host.shell("nft add rule inet mine through 'meta mark & 0x10 == 0x10 accept'").unwrap();
+    eventually(TIMEOUT, || is_named(false)).unwrap();
+    all_pods_reach_each_other(&world);
+}
+
 /// What a router sends to and gets from the Internet beside WireGuard, the relay and the API server: packets with addresses of pods.
 const CLEAR_TEXT: &str = "nft add table inet judge\n\
     nft 'add chain inet judge clear { type filter hook forward priority -300; }'\n\

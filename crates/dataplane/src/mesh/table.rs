@@ -23,6 +23,15 @@
 //!
 //! In the prerouting chain the last rule for the API server follows the second, for each pod of the managed relay.
 //!
+//! If a firewall of this host drops what it forwards (see [`crate::forwarding`]), a chain of the hook forward marks what passes between
+//! members, for both families:
+//!
+//! ```text
+//! ip saddr @kubespan_targets_ipv4 ip daddr @kubespan_targets_ipv4 meta mark set meta mark | 0x10
+//! ip saddr @kubespan_targets_ipv4 ip daddr @fairlead_own_ipv4 meta mark set meta mark | 0x10
+//! ip saddr @fairlead_own_ipv4 ip daddr @kubespan_targets_ipv4 meta mark set meta mark | 0x10
+//! ```
+//!
 //! If there are hosts beside this node, a chain of the hook postrouting masquerades what comes from the mesh, and leaves alone
 //! what they send each other:
 //!
@@ -44,6 +53,7 @@ use fairlead_netlink::nftables::{
 use ipnet::IpNet;
 
 use super::{Bypass, MeshState};
+use crate::forwarding;
 
 /// `IPPROTO_TCP`
 const PROTOCOL_TCP: u8 = 6;
@@ -98,8 +108,8 @@ const HALVES: [Half; 2] = [
     },
 ];
 
-/// The table that should be.
-pub(super) fn table(state: &MeshState) -> Table {
+/// The table that should be; `marks_forwarded` is whether a firewall of this host drops what is not marked.
+pub(super) fn table(state: &MeshState, marks_forwarded: bool) -> Table {
     let targets = || state.targets_v4.iter().chain(&state.targets_v6);
     let mut sets = BTreeMap::from(
         HALVES.map(|half| (half.set.to_owned(), IntervalSet::from_prefixes(half.addresses, targets()))),
@@ -145,6 +155,7 @@ pub(super) fn table(state: &MeshState) -> Table {
         ]
         .into_iter()
         .chain(has_site.then(|| (names::NFT_CHAIN_SITE.to_owned(), masquerading(&state.interface))))
+        .chain(marks_forwarded.then(|| (names::NFT_CHAIN_FORWARD.to_owned(), marking(!own.is_empty()))))
         .collect(),
     }
 }
@@ -158,6 +169,13 @@ fn masquerading(interface: &str) -> Chain {
     ]);
     let rules = [into_mesh].into_iter().chain(HALVES.iter().flat_map(Half::masquerade)).collect();
     Chain { hook: Hook::NatPostrouting, priority: PRIORITY_MASQUERADE, rules }
+}
+
+/// What passes through this host between members of the mesh, whichever links it comes and goes by: neighbours of the location have no
+/// tunnel.
+fn marking(has_own: bool) -> Chain {
+    let rules = HALVES.iter().flat_map(|half| half.mark_forwarded(has_own)).collect();
+    Chain { hook: Hook::FilterForward, priority: forwarding::PRIORITY, rules }
 }
 
 /// What WireGuard sent itself must not enter it again.
@@ -275,6 +293,23 @@ impl Half {
         hide.extend(Expression::address_in(self.addresses, AddressEnd::Destination, self.site));
         hide.push(Expression::Masquerade);
         [Rule(among_them), Rule(hide)]
+    }
+
+    /// `ip saddr @targets ip daddr @targets meta mark set meta mark | 0x10`, and the same with prefixes of this node at one end
+    fn mark_forwarded(&self, has_own: bool) -> Vec<Rule> {
+        let among = [(self.set, self.set)];
+        let own = [(self.set, self.own), (self.own, self.set)];
+        let ends = among.into_iter().chain(own.into_iter().filter(|_| has_own));
+        let rule = |(source, destination): (&str, &str)| {
+            let mut expressions = Expression::address_in(self.addresses, AddressEnd::Source, source);
+            expressions.extend([
+                Expression::load_address(self.addresses, AddressEnd::Destination),
+                Expression::Lookup(destination.to_owned()),
+            ]);
+            expressions.extend(forwarding::mark());
+            Rule(expressions)
+        };
+        ends.map(rule).collect()
     }
 
     fn mark(&self) -> Rule {

@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 
 use fairlead_dataplane::encapsulation::{self, Encapsulation, Tunnels};
+use fairlead_dataplane::forwarding::ForwardingProblem;
 use fairlead_dataplane::mesh::{self, Applier, MeshState};
 use fairlead_dataplane::nft_table::Applied;
 use fairlead_dataplane::uplink::{self, HostNetwork, SysctlError};
@@ -16,6 +17,9 @@ pub trait Kernel: Send + 'static {
     /// # Errors
     /// See [`Applier::apply`].
     fn apply(&mut self, state: &MeshState) -> Result<Applied>;
+
+    /// What firewalls of this host did with forwarded packets at the last [`Self::apply`].
+    fn forwarding_problems(&self) -> Vec<ForwardingProblem>;
 
     /// What of another program with the same numbers is in the way. `interface` is the name of our device.
     ///
@@ -85,6 +89,10 @@ pub struct HostKernel {
 impl Kernel for HostKernel {
     fn apply(&mut self, state: &MeshState) -> Result<Applied> {
         self.mesh.apply(state)
+    }
+
+    fn forwarding_problems(&self) -> Vec<ForwardingProblem> {
+        self.mesh.forwarding().problems.clone()
     }
 
     fn numbers_taken(&mut self, interface: &str) -> Result<Option<String>> {

@@ -4,6 +4,7 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
 use fairlead_address::IpFamily;
+use fairlead_dataplane::forwarding::ForwardingProblem;
 use fairlead_dataplane::uplink::SysctlError;
 use fairlead_dataplane::wireguard;
 use fairlead_topology::Problem;
@@ -81,6 +82,8 @@ pub enum MeshProblem {
         /// Why.
         reason: String,
     },
+    /// A firewall of this host drops what it forwards.
+    Forwarding(ForwardingProblem),
     /// A gateway does not forward.
     GatewayDown {
         /// The node.
@@ -126,6 +129,7 @@ impl MeshProblem {
             Self::EncapsulationBlocked { .. } | Self::EncapsulationMissing { .. } => {
                 "EncapsulationUnavailable"
             }
+            Self::Forwarding(problem) => problem.reason(),
             Self::GatewayDown { .. } => "GatewayNotForwarding",
             Self::GatewaysNeedEmbedded { .. } => "GatewaysNeedEmbedded",
             Self::PathMtu { .. } => "PathMTU",
@@ -143,6 +147,7 @@ impl MeshProblem {
             Self::EncapsulationBlocked { node, .. } | Self::GatewayDown { gateway: node } => vec![node],
             Self::PathMtu { peer, .. } | Self::PeerBypassed { peer } => vec![peer],
             Self::EncapsulationMissing { .. }
+            | Self::Forwarding(_)
             | Self::GatewaysNeedEmbedded { .. }
             | Self::Nat64Refused { .. }
             | Self::NoStunAnswer { .. }
@@ -161,6 +166,7 @@ impl fmt::Display for MeshProblem {
         match self {
             Self::Plan(problem) => problem.fmt(f),
             Self::Source(problem) => problem.fmt(f),
+            Self::Forwarding(problem) => problem.fmt(f),
             Self::Nat64Refused { answer, reason } => write!(
                 f,
                 "the resolver says that IPv4 is reached through the NAT64 at {answer}, which is not used ({reason}): correct the DNS64 of this network"

@@ -403,6 +403,7 @@ impl<K: Kernel> Mesh<K> {
             problems: problems
                 .chain(path_mtu)
                 .chain(self.bypassed(desired))
+                .chain(self.kernel.forwarding_problems().into_iter().map(MeshProblem::Forwarding))
                 .chain(self.gateways.problems(desired, open.device.backend()))
                 .chain(self.encapsulation.problems(&desired.tunnels, &self.paths, now))
                 .collect(),

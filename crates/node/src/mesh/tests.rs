@@ -11,6 +11,7 @@ use std::time::Instant;
 use fairlead_address::IpFamily;
 use fairlead_api::wireguard::{DeviceChange, DeviceState, PeerState, PrivateKey};
 use fairlead_dataplane::encapsulation::{Encapsulation, Tunnels};
+use fairlead_dataplane::forwarding::ForwardingProblem;
 use fairlead_dataplane::mesh::MeshState;
 use fairlead_dataplane::nft_table::Applied;
 use fairlead_dataplane::uplink::{HostNetwork, SysctlError};
@@ -65,6 +66,8 @@ pub(super) struct Record {
     pub(super) tunnel_remotes: Vec<IpAddr>,
     /// What a device that is opened gives access to its port with.
     pub(super) path_socket: Option<FakePathSocket>,
+    /// What firewalls drop.
+    pub(super) forwarding_problems: Vec<ForwardingProblem>,
     /// Devices that are opened are the kernel's.
     pub(super) has_wireguard: bool,
 }
@@ -168,6 +171,10 @@ impl Kernel for FakeKernel {
         record.mesh = Some(state.clone());
         record.applied.push(state.clone());
         Ok(Applied::Rebuilt)
+    }
+
+    fn forwarding_problems(&self) -> Vec<ForwardingProblem> {
+        self.0.lock().unwrap().forwarding_problems.clone()
     }
 
     fn numbers_taken(&mut self, _: &str) -> Result<Option<String>> {

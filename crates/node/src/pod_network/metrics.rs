@@ -11,6 +11,8 @@ use prometheus_client::registry::Registry;
 pub enum Object {
     /// The routes that refuse packets to addresses of blocks that no pod has.
     Block,
+    /// The nftables table that marks packets of pods for firewalls.
+    Firewall,
     /// Forwarding of a family.
     Forwarding,
     /// The nftables table that masquerades.
@@ -27,6 +29,7 @@ impl Object {
     const fn as_str(self) -> &'static str {
         match self {
             Self::Block => "block",
+            Self::Firewall => "firewall",
             Self::Forwarding => "forwarding",
             Self::Masquerade => "masquerade",
             Self::Pod => "pod",

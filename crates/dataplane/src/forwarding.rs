@@ -1,0 +1,244 @@
+//! Lets packets of pods and of the mesh through firewalls of this host that drop what they do not know: Docker sets the policy of
+//! iptables' `FORWARD` to `DROP`.
+//!
+//! Such a chain can only be opened by a rule in itself. So the packets get a mark in tables of ours, which know exactly which they
+//! are, and iptables gets one rule per address family, at the end of the chain, which no other software needs to follow:
+//!
+//! ```text
+//! iptables -A FORWARD -m mark --mark 0x10/0x10 -m comment --comment "fairlead: pods and mesh" -j ACCEPT
+//! ```
+//!
+//! What another rule drops stays dropped. Where no policy drops, nothing is marked and the rule goes. Chains that an administrator wrote
+//! for nftables, and those of iptables-legacy, are not changed: [`Forwarding::problems`] says which rule they need.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Mutex, PoisonError};
+
+use fairlead_address::IpFamily;
+use fairlead_api::names::{LINK_GROUP_PODS, MARK_FORWARD, NFT_TABLE_FORWARD};
+use fairlead_netlink::nftables::foreign::{self, ForwardChain};
+use fairlead_netlink::nftables::{self, Chain, Comparison, Expression, Hook, Meta, Rule, Table};
+use fairlead_netlink::{Error, Family, Result, Socket, xtables};
+use nix::libc;
+
+use crate::nft_table::{self, Applied};
+
+/// Before `filter` (`NF_IP_PRI_FILTER`, 0), where iptables has its chains.
+pub(crate) const PRIORITY: i32 = -1;
+/// What iptables prints beside the rule.
+const COMMENT: &str = "fairlead: pods and mesh";
+
+/// The mesh and the pods' network look after the same chains.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+/// What firewalls of other programs do with forwarded packets.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Forwarding {
+    /// Whether the policy of any chain is to drop them, so that what is to pass has to be marked.
+    pub is_dropped: bool,
+    /// Where marked packets do not pass.
+    pub problems: Vec<ForwardingProblem>,
+}
+
+/// Why forwarded packets of pods and of the mesh may be dropped. `Display` is a sentence for status and Events.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ForwardingProblem {
+    /// A chain drops them.
+    Dropped {
+        /// Its name.
+        chain: String,
+        /// What lets them through.
+        command: String,
+        /// Why this program did not do that: the kernel's refusal.
+        refusal: Option<String>,
+    },
+    /// What firewalls do is not known.
+    Unreadable {
+        /// The kernel's refusal.
+        reason: String,
+    },
+}
+
+impl ForwardingProblem {
+    /// One word for conditions, Events and metrics.
+    pub const fn reason(&self) -> &'static str {
+        match self {
+            Self::Dropped { .. } => "ForwardingDropped",
+            Self::Unreadable { .. } => "FirewallUnreadable",
+        }
+    }
+}
+
+impl fmt::Display for ForwardingProblem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Dropped { chain, command, refusal } => {
+                write!(
+                    f,
+                    "the policy of chain {chain} drops packets that this host forwards for pods and the mesh"
+                )?;
+                if let Some(refusal) = refusal {
+                    write!(f, ", and no rule can be added ({refusal})")?;
+                }
+                write!(f, ": add this rule to that firewall: {command}")
+            }
+            Self::Unreadable { reason } => write!(
+                f,
+                "it is not known whether a firewall of this host drops packets that it forwards for pods and the mesh: {reason}"
+            ),
+        }
+    }
+}
+
+/// Keeps the rules in chains of iptables, and knows which other chains need one.
+#[derive(Debug, Default)]
+pub struct ForwardRules {
+    /// What was found in nftables, and its generation then.
+    known: Option<(Forwarding, u32)>,
+    was_dropped: bool,
+}
+
+impl ForwardRules {
+    /// Adds the rule where iptables drops what is forwarded, and deletes it where it is not needed. Sends nothing when nothing differs.
+    pub fn apply(&mut self) -> Forwarding {
+        let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = self.nftables().and_then(|mut found| {
+            // Those of iptables-legacy are in no generation.
+            IpFamily::BOTH.into_iter().try_for_each(|family| add_legacy(&mut found, family))?;
+            Ok(found)
+        });
+        let forwarding = found.unwrap_or_else(|error| Forwarding {
+            is_dropped: self.was_dropped,
+            problems: vec![ForwardingProblem::Unreadable { reason: error.to_string() }],
+        });
+        self.was_dropped = forwarding.is_dropped;
+        forwarding
+    }
+
+    fn nftables(&mut self) -> Result<Forwarding> {
+        let mut socket = Socket::open(Family::Netfilter)?;
+        let generation = nftables::generation(&mut socket)?;
+        let known = self.known.take().filter(|(_, at)| *at == generation);
+        let found = match known {
+            Some((known, _)) => known,
+            None => in_nftables(&mut socket)?,
+        };
+        let was_refused =
+            |it: &ForwardingProblem| matches!(it, ForwardingProblem::Dropped { refusal: Some(_), .. });
+        // After a change of our own there is another generation, and it is looked at once more.
+        self.known = (!found.problems.iter().any(was_refused)).then(|| (found.clone(), generation));
+        Ok(found)
+    }
+}
+
+/// Deletes the rule from all chains of iptables, and the table that marks packets of pods.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn remove() -> Result<()> {
+    let marks = nft_table::remove(NFT_TABLE_FORWARD);
+    let mut socket = Socket::open(Family::Netfilter)?;
+    let chains = foreign::forward_chains(&mut socket)?;
+    for chain in chains.iter().filter(|chain| chain.is_of_iptables()) {
+        let rules = foreign::accepting(&mut socket, chain, MARK_FORWARD)?;
+        delete(&mut socket, chain, &rules)?;
+    }
+    marks
+}
+
+/// Marks forwarded packets from and to pods, or stops that. Returns `None` where nothing is marked.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn mark_pods(is_dropped: bool) -> Result<Option<Applied>> {
+    if !is_dropped {
+        return nft_table::remove(NFT_TABLE_FORWARD).map(|()| None);
+    }
+    let rule = |group| {
+        let is_pod = Expression::Compare(Comparison::Equal, LINK_GROUP_PODS.to_ne_bytes().to_vec());
+        Rule([vec![Expression::LoadMeta(group), is_pod], mark()].concat())
+    };
+    let rules = [Meta::InputInterfaceGroup, Meta::OutputInterfaceGroup].map(rule).to_vec();
+    let chain = Chain { hook: Hook::FilterForward, priority: PRIORITY, rules };
+    let chains = BTreeMap::from([("forward".to_owned(), chain)]);
+    let (sets, maps) = (BTreeMap::new(), BTreeMap::new());
+    nft_table::apply(&Table { name: NFT_TABLE_FORWARD.to_owned(), sets, maps, chains }).map(Some)
+}
+
+/// `meta mark set meta mark | 0x10`
+pub(crate) fn mark() -> Vec<Expression> {
+    vec![
+        Expression::LoadMeta(Meta::Mark),
+        Expression::replace_bits(!MARK_FORWARD, MARK_FORWARD),
+        Expression::StoreMeta(Meta::Mark),
+    ]
+}
+
+fn in_nftables(socket: &mut Socket) -> Result<Forwarding> {
+    let mut forwarding = Forwarding::default();
+    for chain in foreign::forward_chains(socket)? {
+        let may_change = chain.is_of_iptables() && !chain.is_owned;
+        if !chain.drops && !may_change {
+            continue;
+        }
+        forwarding.is_dropped |= chain.drops;
+        let rules = foreign::accepting(socket, &chain, MARK_FORWARD)?;
+        let wanted = usize::from(chain.drops);
+        if may_change {
+            delete(socket, &chain, rules.get(wanted..).unwrap_or_default())?;
+        }
+        if rules.len() >= wanted {
+            continue;
+        }
+        if !may_change {
+            forwarding.problems.push(dropped(&chain, None));
+        } else if let Err(error) = add(socket, &chain) {
+            forwarding.problems.push(dropped(&chain, Some(error.to_string())));
+        } else {
+            tracing::info!(%chain, "added a rule to a firewall that drops what it does not know");
+        }
+    }
+    Ok(forwarding)
+}
+
+fn add(socket: &mut Socket, chain: &ForwardChain) -> Result<()> {
+    nftables::commit(socket, &[foreign::accept_mark(chain, MARK_FORWARD, COMMENT)?])
+}
+
+fn delete(socket: &mut Socket, chain: &ForwardChain, rules: &[u64]) -> Result<()> {
+    for rule in rules {
+        match nftables::commit(socket, &[foreign::delete_rule(chain, *rule)?]) {
+            // Another program has deleted it meanwhile.
+            Err(Error::Refused { errno: libc::ENOENT, .. }) => {}
+            done => done?,
+        }
+    }
+    Ok(())
+}
+
+fn dropped(chain: &ForwardChain, refusal: Option<String>) -> ForwardingProblem {
+    let command = format!("nft 'add rule {chain} meta mark & {MARK_FORWARD:#x} == {MARK_FORWARD:#x} accept'");
+    ForwardingProblem::Dropped { chain: chain.to_string(), command, refusal }
+}
+
+fn add_legacy(forwarding: &mut Forwarding, family: IpFamily) -> Result<()> {
+    let Some(chain) = xtables::legacy_forward(family, MARK_FORWARD)?.filter(|chain| chain.drops) else {
+        return Ok(());
+    };
+    forwarding.is_dropped = true;
+    if !chain.accepts_mark {
+        let program = match family {
+            IpFamily::V4 => "iptables-legacy",
+            IpFamily::V6 => "ip6tables-legacy",
+        };
+        forwarding.problems.push(ForwardingProblem::Dropped {
+            chain: format!("FORWARD of {program}"),
+            command: format!(
+                "{program} -A FORWARD -m mark --mark {MARK_FORWARD:#x}/{MARK_FORWARD:#x} -j ACCEPT"
+            ),
+            refusal: None,
+        });
+    }
+    Ok(())
+}
