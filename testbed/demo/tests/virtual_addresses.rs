@@ -1,4 +1,5 @@
-//! An address that keepalived moves between nodes: the mesh never captures it. Everything is real.
+//! Addresses of nodes that their Node objects do not have: one that keepalived moves, which the mesh never captures, and one of a second
+//! network card, which a grant brings into the mesh. Everything is real.
 
 #![cfg(test)]
 
@@ -109,4 +110,74 @@ fn an_address_that_keepalived_moves_is_never_captured_by_the_mesh() {
     is_served_by(&world, SERVERS[1]);
     let _first = keepalived(&world, SERVERS[0], 150);
     is_served_by(&world, SERVERS[0]);
+}
+
+/// A second address of a node, on an interface that leads nowhere: only the mesh reaches it.
+const SECOND: [&str; 2] = ["172.30.0.5", "fd00:30::5"];
+
+/// Whether all other nodes and their pods reach the second addresses.
+fn is_second_reached(world: &World, reached: bool) -> Result<()> {
+    for address in SECOND {
+        let ping = format!("ping -c 1 -W 1 {address}");
+        for name in [SERVERS[1], CLIENT] {
+            let done = node(world, name).host.shell(&ping).is_ok();
+            ensure!(done == reached, "{name} reaches {address}: {done}");
+        }
+        for pod in &world.pods {
+            let done = pod.namespace.shell(&ping).is_ok();
+            // A pod of the node itself needs no mesh.
+            ensure!(done == reached || pod.node == SERVERS[0], "{} reaches {address}: {done}", pod.name);
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_second_address_of_a_node_is_in_the_mesh_once_it_is_granted_and_while_an_interface_has_it() {
+    let mut world = World::start(&topology::one_network(&[]), &Progress::default()).unwrap();
+    world.apply_mesh_and_pool().unwrap();
+    world.start_pods().unwrap();
+    let host = &node(&world, SERVERS[0]).host;
+    host.shell("ip link add second type dummy && ip link set second up").unwrap();
+    let set = |verb: &str| {
+        for address in SECOND {
+            let length = if address.contains(':') { "64 nodad" } else { "24" };
+            let (length, flags) = length.split_once(' ').unwrap_or((length, ""));
+            host.shell(&format!("ip addr {verb} {address}/{length} dev second {flags}")).unwrap();
+        }
+    };
+    set("add");
+    std::thread::sleep(Duration::from_secs(6));
+    is_second_reached(&world, false).unwrap();
+
+    let grant = |node: &str| {
+        let [ipv4, ipv6] = SECOND;
+        let patch = format!(
+            r#"{{"spec": {{"grants": [{{"node": "{node}", "cidrs": ["{ipv4}/32", "{ipv6}/128"]}}]}}}}"#
+        );
+        world.plane.kubectl(&["patch", "wkmesh", "default", "--type=merge", "-p", &patch]).unwrap();
+    };
+    // A grant to another node brings nothing, and neither does one without the address.
+    grant(SERVERS[1]);
+    std::thread::sleep(Duration::from_secs(6));
+    is_second_reached(&world, false).unwrap();
+    grant(SERVERS[0]);
+    eventually(TIMEOUT, || is_second_reached(&world, true)).unwrap();
+    let published = peer(node(&world, CLIENT), SERVERS[0]).unwrap()["prefixes"].to_string();
+    assert!(SECOND.iter().all(|address| published.contains(address)), "{published}");
+
+    set("del");
+    let is_withdrawn = || {
+        let prefixes = peer(node(&world, CLIENT), SERVERS[0]).unwrap()["prefixes"].to_string();
+        ensure!(!SECOND.iter().any(|address| prefixes.contains(address)), "{prefixes}");
+        Ok(())
+    };
+    eventually(TIMEOUT, is_withdrawn).unwrap();
+    set("add");
+    eventually(TIMEOUT, || is_second_reached(&world, true)).unwrap();
+    world
+        .plane
+        .kubectl(&["patch", "wkmesh", "default", "--type=merge", "-p", r#"{"spec": {"grants": []}}"#])
+        .unwrap();
+    eventually(TIMEOUT, || is_second_reached(&world, false)).unwrap();
 }

@@ -61,6 +61,11 @@ impl Host {
         self.uplink_mtu
     }
 
+    /// Where others may reach it.
+    pub fn addresses(&self) -> &[IpAddr] {
+        &self.addresses
+    }
+
     /// Leaves out what does not belong to the node itself: the mesh device and everything in pod networks.
     pub fn new(network: &HostNetwork, inputs: &Inputs) -> Self {
         let pods = pod_prefixes(inputs);

@@ -14,6 +14,7 @@ pub mod encapsulation;
 pub mod entries;
 pub mod external;
 pub mod gateways;
+mod granted;
 pub mod inputs;
 pub mod kernel;
 mod key_changes;

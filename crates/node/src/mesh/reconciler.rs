@@ -21,6 +21,7 @@ use super::encapsulation::EncapsulationWatch;
 use super::entries::Entries;
 use super::external::{DesiredExternal, ExternalEndpoints, ExternalReport};
 use super::gateways::GatewayWatch;
+use super::granted::GrantedAddresses;
 use super::inputs::Inputs;
 use super::kernel::Kernel;
 use super::key_changes::{self, KeyChanges};
@@ -42,6 +43,7 @@ pub struct Mesh<K> {
     external: ExternalEndpoints,
     entries: Entries,
     gateways: GatewayWatch,
+    granted: GrantedAddresses,
     down_peers: DownPeers,
     encapsulation: EncapsulationWatch,
     keys: KeyChanges,
@@ -77,6 +79,7 @@ impl<K: Kernel> Mesh<K> {
             external: ExternalEndpoints::default(),
             entries: Entries::default(),
             gateways: GatewayWatch::default(),
+            granted: GrantedAddresses::default(),
             down_peers: DownPeers::default(),
             encapsulation: EncapsulationWatch::default(),
             keys: KeyChanges::default(),
@@ -96,6 +99,7 @@ impl<K: Kernel> Mesh<K> {
             return Err(MeshFailure::NumbersTaken(evidence));
         }
         let host = Host::new(&self.kernel.network()?, inputs);
+        let inputs = &self.granted.extend(inputs, host.addresses());
         let (mtu, uplink_mtu) = (desired::mtu(inputs, &host), host.uplink_mtu());
         let before = self.device_state(&inputs.settings.interface, mtu).inspect_err(|_| {
             // Without the device, packets to other nodes are dropped; they never leave in clear text.
