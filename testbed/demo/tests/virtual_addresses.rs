@@ -138,15 +138,14 @@ fn a_second_address_of_a_node_is_in_the_mesh_once_it_is_granted_and_while_an_int
     world.apply_mesh_and_pool().unwrap();
     world.start_pods().unwrap();
     let host = &node(&world, SERVERS[0]).host;
-    host.shell("ip link add second type dummy && ip link set second up").unwrap();
-    let set = |verb: &str| {
-        for address in SECOND {
-            let length = if address.contains(':') { "64 nodad" } else { "24" };
-            let (length, flags) = length.split_once(' ').unwrap_or((length, ""));
+    host.shell("ip link add second type veth peer name far && ip link set second up && ip link set far up")
+        .unwrap();
+    let set = |verb: &str, flags: &str| {
+        for (address, length) in SECOND.iter().zip([24, 64]) {
             host.shell(&format!("ip addr {verb} {address}/{length} dev second {flags}")).unwrap();
         }
     };
-    set("add");
+    set("add", "nodad");
     std::thread::sleep(Duration::from_secs(6));
     is_second_reached(&world, false).unwrap();
 
@@ -166,14 +165,14 @@ fn a_second_address_of_a_node_is_in_the_mesh_once_it_is_granted_and_while_an_int
     let published = peer(node(&world, CLIENT), SERVERS[0]).unwrap()["prefixes"].to_string();
     assert!(SECOND.iter().all(|address| published.contains(address)), "{published}");
 
-    set("del");
+    set("del", "");
     let is_withdrawn = || {
         let prefixes = peer(node(&world, CLIENT), SERVERS[0]).unwrap()["prefixes"].to_string();
         ensure!(!SECOND.iter().any(|address| prefixes.contains(address)), "{prefixes}");
         Ok(())
     };
     eventually(TIMEOUT, is_withdrawn).unwrap();
-    set("add");
+    set("add", "nodad");
     eventually(TIMEOUT, || is_second_reached(&world, true)).unwrap();
     world
         .plane
