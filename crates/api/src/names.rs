@@ -182,6 +182,8 @@ pub const ROUTER_PROGRAM: &str = "coil-router";
 pub const LEASE_IPAM: &str = "coil-ipam-leader";
 /// Namespace of Fairlead's own objects (Coil v2).
 pub const SYSTEM_NAMESPACE: &str = "kube-system";
+/// Secret with the preshared keys of Peers that name one in `spec.presharedKeyRef`, in [`SYSTEM_NAMESPACE`]. Nodes may read it.
+pub const PEER_PRESHARED_KEYS_SECRET: &str = "fairlead-peer-preshared-keys";
 /// Secret with the identifier and the secret of the cluster for discovery services, in [`SYSTEM_NAMESPACE`].
 pub const DISCOVERY_SECRET: &str = "fairlead-discovery";
 /// Its keys, which have the names of Talos's configuration in lower camel case.

@@ -74,6 +74,7 @@ fn peer_spec(peer: &ConfiguredPeer) -> KiloPeerSpec {
         entry_nodes: None,
         persistent_keepalive: Some(peer.persistent_keepalive).filter(|seconds| *seconds > 0),
         preshared_key: peer.preshared_key.map(|key| key.to_base64()),
+        preshared_key_ref: None,
         public_key: peer.public_key.to_string(),
     }
 }

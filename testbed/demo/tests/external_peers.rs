@@ -200,6 +200,63 @@ fn a_laptop_outside_of_the_cluster_reaches_pods_on_all_nodes() {
     is_kept_while_the_api_server_is_away(&mut world, &laptop);
 }
 
+#[test]
+fn a_preshared_key_in_the_secret_counts_and_without_it_the_peer_has_no_tunnel() {
+    let mut world = World::start(&topology::one_network(&[]), &Progress::default()).unwrap();
+    world.apply_mesh_and_pool().unwrap();
+    world.start_pods().unwrap();
+    let laptop = Laptop::new(&world).unwrap();
+    let key_file = world.directory().join("laptop.key");
+    fs::write(&key_file, &laptop.private_key).unwrap();
+    let (file, address) = (key_file.display().to_string(), format!("{INNER}"));
+    let add =
+        ["peer", "add", "laptop", "--preshared-key-secret", "--entry-node", "rack-1", "--address", &address];
+    let configuration = fairlead(&world, &[&add[..], &["--private-key-file", &file]].concat()).unwrap();
+    let peer = world.plane.kubectl(&["get", "peer", "laptop", "-o", "json"]).unwrap();
+    let peer: Value = serde_json::from_str(&peer).unwrap();
+    assert_eq!(peer["spec"]["presharedKeyRef"], json!({ "key": "laptop" }));
+    assert!(peer["spec"].get("presharedKey").is_none() && configuration.contains("PresharedKey = "));
+    let shown = fairlead(&world, &["peer", "show", "laptop", "--private-key-file", &file]).unwrap();
+    assert_eq!(shown, configuration, "the same from the Secret");
+    laptop.bring_up(&world, &configuration).unwrap();
+    eventually(TIMEOUT, || reach_each_other(&world, &laptop)).unwrap();
+
+    let change = |data: Value| {
+        let patch = data.to_string();
+        let name = "fairlead-peer-preshared-keys";
+        let words = ["-n", "kube-system", "patch", "secret", name, "--type=merge", "-p", &patch];
+        world.plane.kubectl(&words).unwrap();
+    };
+    let is_cut = |words: &str| {
+        ensure!(external(&world, "rack-1")? == json!([]), "rack-1 has it still");
+        let problems = node(&world, "rack-1").status()?["problems"].to_string();
+        ensure!(problems.contains(words), "{problems}");
+        ensure!(laptop.ping(pod(&world, "rack-1").addresses[0]).is_err(), "the pod still answers");
+        Ok(())
+    };
+    change(json!({ "data": { "laptop": null } }));
+    eventually(TIMEOUT, || is_cut("has no key 'laptop'")).unwrap();
+    change(json!({ "stringData": { "laptop": "nonsense" } }));
+    eventually(TIMEOUT, || is_cut("is no WireGuard key")).unwrap();
+    // Another key: the machine has to have the same.
+    change(json!({ "stringData": { "laptop": laptop.preshared_key } }));
+    let is_there = || {
+        ensure!(external(&world, "rack-1")? != json!([]), "rack-1 has it not yet");
+        Ok(())
+    };
+    eventually(TIMEOUT, is_there).unwrap();
+    assert!(reach_each_other(&world, &laptop).is_err(), "with the old key");
+    let shown = fairlead(&world, &["peer", "show", "laptop", "--private-key-file", &file]).unwrap();
+    assert!(shown.contains(&laptop.preshared_key));
+    laptop.bring_up(&world, &shown).unwrap();
+    eventually(TIMEOUT, || reach_each_other(&world, &laptop)).unwrap();
+
+    fairlead(&world, &["peer", "remove", "laptop"]).unwrap();
+    let secret = ["-n", "kube-system", "get", "secret", "fairlead-peer-preshared-keys", "-o", "json"];
+    let secret: Value = serde_json::from_str(&world.plane.kubectl(&secret).unwrap()).unwrap();
+    assert!(secret["data"].get("laptop").is_none(), "its key goes with it");
+}
+
 /// A node program starts again, which ends its embedded WireGuard, and nothing but its file knows the Peer.
 fn is_kept_while_the_api_server_is_away(world: &mut World, laptop: &Laptop) {
     let saved = world.directory().join("rack-1/state/mesh.json");

@@ -25,6 +25,8 @@ use crate::wireguard::{InvalidKey, PresharedKey, PublicKey};
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("!(has(self.presharedKey) && has(self.presharedKeyRef))")
+    .message("give presharedKey or presharedKeyRef, not both"))]
 pub struct KiloPeerSpec {
     /// Prefixes in CIDR notation: allowed sources of packets from the peer, and destinations routed to it. Left out is what belongs to
     /// pods, nodes, Services or the API server, and, without a grant of the WireKubeMesh, what is wider than /8.
@@ -49,10 +51,26 @@ pub struct KiloPeerSpec {
     #[schemars(length(max = 44))]
     #[x_kube(validation = wireguard_key())]
     pub preshared_key: Option<String>,
+    /// Extension of Fairlead: where the preshared key is, in place of presharedKey, which everyone sees who may read Peers. While no key is there,
+    /// the peer has no tunnel.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub preshared_key_ref: Option<PresharedKeyRef>,
     /// WireGuard public key of the peer, as `wg pubkey` prints it.
     #[schemars(length(max = 44))]
     #[x_kube(validation = wireguard_key())]
     pub public_key: String,
+}
+
+/// A preshared key in the Secret kube-system/fairlead-peer-preshared-keys, the only one that nodes may read for this.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+pub struct PresharedKeyRef {
+    /// Key in the data of the Secret, under which the preshared key is as `wg genpsk` prints it.
+    #[schemars(length(min = 1, max = 253))]
+    #[x_kube(validation = explained(
+        "self.matches('^[-._a-zA-Z0-9]+$')",
+        "\"'\" + self + \"' is no key of a Secret\"",
+    ))]
+    pub key: String,
 }
 
 /// Where a peer listens.
@@ -95,7 +113,7 @@ impl KiloPeerSpec {
         self.public_key.parse()
     }
 
-    /// The preshared key; `None` if there is none.
+    /// The preshared key in the Peer itself; `None` if there is none.
     ///
     /// # Errors
     /// The text is not a WireGuard key.

@@ -39,7 +39,7 @@ pub use egress::{
     Egress, EgressDisruptionBudget, EgressPodMetadata, EgressPodTemplate, EgressSpec, EgressStatus,
     SessionAffinity,
 };
-pub use kilo_peer::{DnsOrIp, KiloPeer, KiloPeerSpec, PeerEndpoint};
+pub use kilo_peer::{DnsOrIp, KiloPeer, KiloPeerSpec, PeerEndpoint, PresharedKeyRef};
 pub use location::{Encapsulation, Granularity, InvalidAnnotation, NodeLocation, Topology};
 pub use relay::{
     ExternalRelay, ManagedRelay, Relay, RelayMode, RelayProvider, RelayResources, RelayServiceType,

@@ -30,6 +30,9 @@ pub(crate) struct PeerAdd {
     /// Make no preshared key
     #[arg(long)]
     pub(crate) no_preshared_key: bool,
+    /// Put the preshared key into Secret kube-system/fairlead-peer-preshared-keys, not into the Peer
+    #[arg(long, conflicts_with = "no_preshared_key")]
+    pub(crate) preshared_key_secret: bool,
     /// Use the key pair of the machine, of which this is the public key
     #[arg(long, value_name = "KEY", conflicts_with = "private_key_file")]
     pub(crate) public_key: Option<PublicKey>,

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, bail, ensure};
 use fairlead_address::PrefixSet;
-use fairlead_api::resources::{KiloPeer, KiloPeerSpec, PeerEndpoint, WireKubePeer};
+use fairlead_api::resources::{KiloPeer, KiloPeerSpec, PeerEndpoint, PresharedKeyRef, WireKubePeer};
 use fairlead_api::wireguard::{PresharedKey, PrivateKey, PublicKey};
 use ipnet::{IpNet, Ipv4Net};
 use kube::Api;
@@ -13,6 +13,7 @@ use kube::api::{DynamicObject, PostParams};
 use serde_json::json;
 
 use super::cluster::Cluster;
+use super::secret;
 use crate::arguments::PeerAdd;
 use crate::showconf;
 
@@ -31,9 +32,20 @@ pub(super) async fn run(arguments: &PeerAdd) -> anyhow::Result<ExitCode> {
     let derived = || private_key.as_ref().map(fairlead_tunnel::public_key);
     let public_key = arguments.public_key.or_else(derived).context("there is no key")?;
     let spec = spec(arguments, public_key, &cluster)?;
+    let preshared_key = spec.preshared_key.clone();
+    let published = match &preshared_key {
+        Some(key) if arguments.preshared_key_secret => {
+            // First the key, as the Peer has no tunnel without it.
+            secret::set(&client, &arguments.name, key).await?;
+            let reference = PresharedKeyRef { key: arguments.name.clone() };
+            KiloPeerSpec { preshared_key: None, preshared_key_ref: Some(reference), ..spec }
+        }
+        _ => spec,
+    };
     let peers: Api<KiloPeer> = Api::all(client);
-    let created = peers.create(&PostParams::default(), &KiloPeer::new(&arguments.name, spec)).await;
-    let created = created.with_context(|| format!("cannot create Peer '{}'", arguments.name))?;
+    let created = peers.create(&PostParams::default(), &KiloPeer::new(&arguments.name, published)).await;
+    let mut created = created.with_context(|| format!("cannot create Peer '{}'", arguments.name))?;
+    (created.spec.preshared_key, created.spec.preshared_key_ref) = (preshared_key, None);
     let object: DynamicObject =
         serde_json::from_value(json!(created)).context("cannot read what was created")?;
     cluster.objects.external.push(object);
@@ -75,6 +87,7 @@ fn spec(arguments: &PeerAdd, public_key: PublicKey, cluster: &Cluster) -> anyhow
         entry_nodes: Some(arguments.entry_nodes.clone()).filter(|nodes| !nodes.is_empty()),
         persistent_keepalive: Some(arguments.keepalive),
         preshared_key,
+        preshared_key_ref: None,
         public_key: public_key.to_string(),
     })
 }
@@ -130,6 +143,7 @@ mod tests {
             endpoint: None,
             keepalive: 25,
             no_preshared_key: false,
+            preshared_key_secret: false,
             public_key: None,
             machine: MachineArguments::default(),
         }

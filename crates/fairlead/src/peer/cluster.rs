@@ -9,12 +9,14 @@ use fairlead_api::resources::{AddressBlock, AddressPool, KiloPeer, WireKubeMesh,
 use fairlead_node::members::configuration::{
     Configuration, ConfiguredPeer, Objects, Subject, configuration, entry_nodes, through_entry,
 };
+use fairlead_node::members::preshared_keys;
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::networking::v1::ServiceCIDR;
 use kube::api::{ApiResource, DynamicObject, ListParams};
 use kube::{Api, Client, ResourceExt};
 
+use super::secret;
 use crate::api;
 
 /// The Service of the cluster's DNS (the name that kubeadm and CoreDNS's manifests keep).
@@ -36,11 +38,15 @@ pub(super) async fn objects(client: &Client) -> anyhow::Result<Objects> {
     let every = ListParams::default;
     let kilo = ApiResource::erase::<KiloPeer>(&());
     let external = Api::<DynamicObject>::all_with(client.clone(), &kilo);
+    let mut external = api::list_if_served(&external, "Peers").await?;
+    if external.iter().any(|peer| preshared_keys::reference(peer).is_some()) {
+        preshared_keys::insert(&mut external, &secret::read(client).await);
+    }
     let meshes = api::list_if_served(&Api::<WireKubeMesh>::all(client.clone()), "WireKubeMeshes").await?;
     Ok(Objects {
         peers: api::list(&Api::<WireKubePeer>::all(client.clone()), "WireKubePeers", every()).await?,
         blocks: api::list(&Api::<AddressBlock>::all(client.clone()), "AddressBlocks", every()).await?,
-        external: api::list_if_served(&external, "Peers").await?,
+        external,
         // Nodes follow the first by name.
         mesh: meshes.into_iter().min_by_key(ResourceExt::name_any),
     })

@@ -5,6 +5,7 @@ mod cluster;
 mod list;
 mod machine;
 mod revoke;
+mod secret;
 
 use std::io::Write as _;
 use std::path::Path;
@@ -13,8 +14,9 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use fairlead_api::resources::KiloPeer;
 use fairlead_api::wireguard::PrivateKey;
+use fairlead_node::members::preshared_keys;
 use kube::Api;
-use kube::api::DeleteParams;
+use kube::api::{ApiResource, DeleteParams, DynamicObject};
 
 use self::machine::Machine;
 use crate::arguments::{MachineArguments, PeerCommand, PeerRemove, PeerShow};
@@ -43,9 +45,18 @@ fn done(text: String) -> ExitCode {
 }
 
 async fn remove(arguments: &PeerRemove) -> anyhow::Result<ExitCode> {
-    let peers: Api<KiloPeer> = Api::all(arguments.api.client().await?);
+    let client = arguments.api.client().await?;
+    let kilo = ApiResource::erase::<KiloPeer>(&());
+    let peers = Api::<DynamicObject>::all_with(client.clone(), &kilo);
+    let peer = peers.get_opt(&arguments.name).await;
+    let peer = peer.with_context(|| format!("cannot read Peer '{}'", arguments.name))?;
     let deleted = peers.delete(&arguments.name, &DeleteParams::default()).await;
     deleted.with_context(|| format!("cannot delete Peer '{}'", arguments.name))?;
+    // That of its name is its own. Under another one an administrator may have a key for several.
+    let key = peer.as_ref().and_then(preshared_keys::reference).filter(|key| *key == arguments.name);
+    if let Some(key) = key {
+        secret::remove(&client, key).await?;
+    }
     // A closed pipe is not a failure.
     drop(writeln!(std::io::stdout(), "Peer {} is deleted", arguments.name));
     Ok(ExitCode::SUCCESS)

@@ -218,6 +218,7 @@ impl Node {
             deleted_peers: caches.deleted_peers.clone(),
             blocks: Arc::clone(&caches.blocks),
             external_peers: Arc::clone(&caches.external_peers),
+            preshared_keys: Arc::clone(&caches.preshared_keys),
             api_server: self.api_server.clone(),
             kernel: self.kernel.clone(),
             events: events.clone(),

@@ -4,13 +4,14 @@ use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use fairlead_api::names::{PEER_PRESHARED_KEYS_SECRET, SYSTEM_NAMESPACE};
 use fairlead_api::resources::{AddressPool, KiloPeer, WireKubeMesh};
 use fairlead_cluster::caches::{self, Cache, Refusal};
 use fairlead_cluster::lean;
 use fairlead_cluster::pods::{self as cluster_pods, SlimPod};
 use fairlead_cluster::subsystem::{Readiness, Subsystem};
 use futures::StreamExt as _;
-use k8s_openapi::api::core::v1::{Namespace, Node};
+use k8s_openapi::api::core::v1::{Namespace, Node, Secret};
 use k8s_openapi::api::networking::v1::ServiceCIDR;
 use kube::api::{ApiResource, DynamicObject, PartialObjectMeta};
 use kube::runtime::{WatchStreamExt, watcher};
@@ -23,6 +24,7 @@ use crate::ipam::own_blocks::OwnBlocks;
 use crate::members::cached_peer::CachedPeer;
 use crate::members::external_peers::CachedExternalPeer;
 use crate::members::kubernetes::Deletions;
+use crate::members::preshared_keys::PresharedKeys;
 
 /// How long the start waits for the API server before it serves what does not need it (DEL, status).
 const FIRST_LISTS_TIMEOUT: Duration = Duration::from_secs(5);
@@ -45,6 +47,8 @@ pub(crate) struct Caches {
     pub(crate) deleted_peers: Deletions,
     /// Peers outside of the cluster. A cluster may not have the resource.
     pub(crate) external_peers: Arc<Cache<CachedExternalPeer>>,
+    /// The Secret with preshared keys that they name, which need not be there.
+    pub(crate) preshared_keys: Arc<Cache<PresharedKeys>>,
     /// Where Services have their addresses. Nothing waits for them but the mesh.
     pub(crate) service_ranges: Arc<Cache<ServiceCIDR>>,
     /// The pods of this node: they explain addresses, and ADD reads their annotations. Nothing waits for them.
@@ -71,6 +75,10 @@ impl Caches {
         let kilo = Api::<DynamicObject>::all_with(client.clone(), &ApiResource::erase::<KiloPeer>(&()));
         let external = watcher(kilo, caches::config());
         let external = caches::parsed(external, |peer| CachedExternalPeer::new(&peer));
+        let secrets = Api::<Secret>::namespaced(client.clone(), SYSTEM_NAMESPACE);
+        // RBAC lets nodes list and watch the one of this name.
+        let named = caches::config().fields(&format!("metadata.name={PEER_PRESHARED_KEYS_SECRET}"));
+        let keys = caches::parsed(watcher(secrets, named), |secret| PresharedKeys::new(&secret));
         let own_pods = caches::config().fields(&format!("spec.nodeName={node}"));
         let pods = watcher(Api::<SlimPod>::all(client.clone()), own_pods).modify(cluster_pods::trimmed);
         let deleted_peers = Deletions::default();
@@ -87,6 +95,7 @@ impl Caches {
             peers: Arc::new(peers),
             deleted_peers,
             external_peers: Arc::new(caches::start(subsystem, "Peers", external)),
+            preshared_keys: Arc::new(caches::start(subsystem, "preshared keys of Peers", keys)),
             service_ranges: start(subsystem, "ServiceCIDRs", client, caches::config()),
             pods: Arc::new(caches::start(subsystem, "this node's Pods", pods)),
         });
@@ -120,6 +129,7 @@ impl Caches {
             ),
             (self.peers.refusal(), mesh),
             (self.external_peers.refusal(), "this node connects to no Peers"),
+            (self.preshared_keys.refusal(), "Peers with spec.presharedKeyRef have no tunnel with this node"),
             (
                 self.service_ranges.refusal(),
                 "addresses of Services that peers publish as their own are asked by path probes, and Peers may have such addresses",

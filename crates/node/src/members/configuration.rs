@@ -100,10 +100,12 @@ fn cut(prefixes: &[IpNet], holes: &PrefixSet) -> Vec<IpNet> {
 pub fn through_entry(objects: &Objects, peer: &str, entry: &str, more: &[IpNet]) -> Option<Configuration> {
     let external: Vec<CachedExternalPeer> = objects.external.iter().map(CachedExternalPeer::new).collect();
     let subject = external.iter().find(|external| external.name() == peer)?;
-    let mut problems: Vec<String> = subject.problems().iter().map(ToString::to_string).collect();
+    let (own_member, unread) = subject.resolved(None);
+    let mut problems: Vec<String> = unread.iter().map(ToString::to_string).collect();
     let members = members(objects.peers.clone(), objects.blocks.clone(), &external);
     let own = Member::of_peer(peer).name;
-    let Some((subject, key)) = subject.member().and_then(|member| Some((member, member.public_key?))) else {
+    let Some((subject, key)) = own_member.as_ref().and_then(|member| Some((member, member.public_key?)))
+    else {
         return Some(Configuration { peers: Vec::new(), problems });
     };
     // As the entry node sees it while the Peer is there.
@@ -185,7 +187,7 @@ pub fn as_peer(
 /// The names of the entry nodes of a Peer; empty if it has a tunnel with every node, or cannot be read.
 pub fn entry_nodes(peer: &DynamicObject) -> Vec<String> {
     let peer = CachedExternalPeer::new(peer);
-    let external = peer.member().and_then(|member| member.external.as_ref());
+    let external = peer.described().and_then(|member| member.external.as_ref());
     external.map(|external| external.entry_nodes.clone()).unwrap_or_default()
 }
 
@@ -201,7 +203,7 @@ pub fn configuration(objects: Objects, subject: Subject<'_>) -> Option<Configura
     }
     let unread = external.iter().filter(|peer| subject == Subject::Peer(peer.name()));
     let mut problems: Vec<String> =
-        unread.flat_map(CachedExternalPeer::problems).map(ToString::to_string).collect();
+        unread.flat_map(|peer| peer.resolved(None).1).map(|problem| problem.to_string()).collect();
     let own = match subject {
         Subject::Node(name) => Member::named(name).name,
         Subject::Peer(name) => Member::of_peer(name).name,
@@ -238,7 +240,7 @@ fn members(
         Member { blocks: existing.nets.iter().collect(), ..Member::named(&existing.node) }
     });
     let blocks = blocks.filter(|member| !member.name.is_empty());
-    let external = external.iter().filter_map(|peer| peer.member().cloned());
+    let external = external.iter().filter_map(|peer| peer.resolved(None).0);
     let record = |member| MemberRecord { age: Duration::ZERO, source: Source::Kubernetes, member };
     merge(peers.chain(blocks).chain(external).map(record).collect())
 }

@@ -10,12 +10,13 @@ use fairlead_api::resources::{KiloPeer, KiloPeerSpec};
 use fairlead_cluster::caches::Cache;
 use fairlead_topology::{Endpoints, External, Member, MemberRecord, Since, Source};
 use futures::FutureExt as _;
-use futures::future::BoxFuture;
+use futures::future::{BoxFuture, select};
 use kube::ResourceExt;
 use kube::api::DynamicObject;
 use serde_json::Value;
 use tokio::sync::watch;
 
+use super::preshared_keys::PresharedKeys;
 use super::{MemberSource, SourceProblem};
 use crate::cached_by_name::cached_by_name;
 
@@ -25,6 +26,8 @@ pub struct CachedExternalPeer {
     /// Name of the object.
     name: String,
     member: Option<Member>,
+    /// Where the preshared key of the member is, without which it must not be connected to.
+    reference: Option<String>,
     problems: Vec<SourceProblem>,
 }
 
@@ -32,11 +35,11 @@ impl CachedExternalPeer {
     /// Without a readable key there is no member.
     pub fn new(object: &DynamicObject) -> Self {
         let name = object.name_any();
-        let (member, problems) = read(&name, object.data.get("spec").unwrap_or(&Value::Null));
+        let (member, reference, problems) = read(&name, object.data.get("spec").unwrap_or(&Value::Null));
         let created = object.metadata.creation_timestamp.as_ref().map(|at| at.0.as_second());
         let uid = object.metadata.uid.clone().unwrap_or_default();
         let since = created.map(|created| Since { created, uid });
-        Self { name, member: member.map(|member| Member { since, ..member }), problems }
+        Self { name, member: member.map(|member| Member { since, ..member }), reference, problems }
     }
 
     /// Name of the object.
@@ -44,14 +47,27 @@ impl CachedExternalPeer {
         &self.name
     }
 
-    /// What could not be read of it, and was left out.
-    pub fn problems(&self) -> &[SourceProblem] {
-        &self.problems
+    /// What it describes, but for a preshared key that is elsewhere.
+    pub fn described(&self) -> Option<&Member> {
+        self.member.as_ref()
     }
 
-    /// What it describes.
-    pub fn member(&self) -> Option<&Member> {
-        self.member.as_ref()
+    /// What it describes, with the preshared key that it names, and what was left out of it. Without that key there is no member.
+    pub fn resolved(&self, keys: Option<&PresharedKeys>) -> (Option<Member>, Vec<SourceProblem>) {
+        let (mut problems, mut member) = (self.problems.clone(), self.member.clone());
+        let (Some(of), Some(key)) = (&mut member, &self.reference) else { return (member, problems) };
+        match keys.map_or_else(|| Err(PresharedKeys::missing(key)), |keys| keys.find(key)) {
+            Ok(found) => {
+                if let Some(external) = &mut of.external {
+                    external.preshared_key = Some(found);
+                }
+                (member, problems)
+            }
+            Err(error) => {
+                problems.push(SourceProblem::PresharedKeyMissing { peer: self.name.clone(), error });
+                (None, problems)
+            }
+        }
     }
 }
 
@@ -60,47 +76,57 @@ cached_by_name!(CachedExternalPeer, KiloPeer, |cached| &cached.name);
 /// The watch cache of Peers.
 pub struct ExternalPeers {
     peers: Arc<Cache<CachedExternalPeer>>,
-    changes: watch::Receiver<u64>,
+    keys: Arc<Cache<PresharedKeys>>,
+    changes: [watch::Receiver<u64>; 2],
 }
 
 impl ExternalPeers {
-    /// Members from this cache.
-    pub fn new(peers: Arc<Cache<CachedExternalPeer>>) -> Self {
-        let mut changes = peers.subscribe();
+    /// Members from this cache, with the preshared keys of the other one.
+    pub fn new(peers: Arc<Cache<CachedExternalPeer>>, keys: Arc<Cache<PresharedKeys>>) -> Self {
+        let mut changes = [peers.subscribe(), keys.subscribe()];
         // Only what changes from now on is news.
-        changes.mark_unchanged();
-        Self { peers, changes }
+        changes.iter_mut().for_each(watch::Receiver::mark_unchanged);
+        Self { peers, keys, changes }
+    }
+
+    /// Only those that name a preshared key wait for it.
+    fn needs_keys(&self) -> bool {
+        self.peers.store.state().iter().any(|peer| peer.reference.is_some())
     }
 }
 
 impl MemberSource for ExternalPeers {
     fn changed(&mut self) -> BoxFuture<'_, ()> {
-        self.changes.changed().map(drop).boxed()
+        let [peers, keys] = &mut self.changes;
+        select(peers.changed().boxed(), keys.changed().boxed()).map(drop).boxed()
     }
 
     /// A cluster without this resource, or without the right to read them, has a mesh all the same.
     fn is_ready(&self) -> bool {
-        self.peers.has_answer()
+        self.peers.has_answer() && (self.keys.has_answer() || !self.needs_keys())
     }
 
     fn records(&mut self, problems: &mut Vec<SourceProblem>) -> Vec<MemberRecord> {
         let mut peers = self.peers.store.state();
         peers.sort_unstable_by(|a, b| a.name.cmp(&b.name));
         let mut records = Vec::with_capacity(peers.len());
+        let keys = self.keys.store.state();
         for peer in peers {
-            problems.extend_from_slice(&peer.problems);
-            let Some(member) = peer.member.clone() else { continue };
+            let (member, of_peer) = peer.resolved(keys.first().map(|keys| &**keys));
+            problems.extend(of_peer);
+            let Some(member) = member else { continue };
             records.push(MemberRecord { age: Duration::ZERO, source: Source::Kubernetes, member });
         }
         records
     }
 }
 
-/// Reads the spec of one Peer. A key that cannot be read leaves out all of it: without its preshared key a peer must not be connected to.
-pub fn read(name: &str, spec: &Value) -> (Option<Member>, Vec<SourceProblem>) {
+/// Reads the spec of one Peer: what it describes, where its preshared key is, if not there, and what was left out. A key that cannot be
+/// read leaves out all of it: without its preshared key a peer must not be connected to.
+pub fn read(name: &str, spec: &Value) -> (Option<Member>, Option<String>, Vec<SourceProblem>) {
     let left_out = |error: String| {
         let problem = SourceProblem::InvalidExternalPeer { peer: name.to_owned(), error };
-        (None, vec![problem])
+        (None, None, vec![problem])
     };
     let spec: KiloPeerSpec = match serde_json::from_value(spec.clone()) {
         Ok(spec) => spec,
@@ -112,6 +138,10 @@ pub fn read(name: &str, spec: &Value) -> (Option<Member>, Vec<SourceProblem>) {
         (Err(error), _) => return left_out(format!("spec.publicKey is {error}")),
         (_, Err(error)) => return left_out(format!("spec.presharedKey is {error}")),
     };
+    let reference = spec.preshared_key_ref.as_ref().map(|reference| reference.key.clone());
+    if preshared_key.is_some() && reference.is_some() {
+        return left_out("it has both spec.presharedKey and spec.presharedKeyRef".to_owned());
+    }
     let (claims, unreadable) = spec.parse_allowed_ips();
     let invalid = |field, value: String| {
         let peer = name.to_owned();
@@ -132,7 +162,7 @@ pub fn read(name: &str, spec: &Value) -> (Option<Member>, Vec<SourceProblem>) {
         external: Some(External { preshared_key, entry_nodes: spec.entry_nodes.unwrap_or_default() }),
         ..Member::of_peer(name)
     };
-    (Some(member), problems)
+    (Some(member), reference, problems)
 }
 
 #[cfg(test)]
@@ -162,7 +192,7 @@ mod tests {
             "endpoint": { "dnsOrIP": { "dns": "gate.example" }, "port": 7 }, "persistentKeepalive": 10,
         });
         let cached = CachedExternalPeer::new(&object("laptop", spec));
-        let member = cached.member().unwrap();
+        let member = cached.described().unwrap();
         assert_eq!((member.name.as_str(), member.peer_name()), ("peer/laptop", Some("laptop")));
         assert_eq!(
             member.external,
@@ -180,7 +210,7 @@ mod tests {
         let with = |field: &str, value: Value| {
             let mut spec = good.clone();
             spec[field] = value;
-            let (member, problems) = read("laptop", &spec);
+            let (member, _, problems) = read("laptop", &spec);
             let text = problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n");
             assert!(text.contains("Peer laptop") && text.contains(field), "{text}");
             (member.is_some(), text)
@@ -192,10 +222,35 @@ mod tests {
         let both = json!({ "dnsOrIP": { "dns": "a b" }, "port": 7 });
         assert!(with("endpoint", both).0);
         // What Kilo's definition of the resource lets pass.
-        let (member, problems) =
+        let (member, _, problems) =
             read("laptop", &json!({ "publicKey": key(1), "allowedIPs": [], "persistentKeepalive": 70_000 }));
         assert_eq!((member.is_some(), problems.len()), (false, 1));
         assert!(read("laptop", &Value::Null).0.is_none());
+    }
+
+    #[test]
+    fn a_peer_whose_preshared_key_is_elsewhere_is_no_member_without_it() {
+        let secret = |data: &[(&str, &str)]| {
+            let bytes = |text: &str| k8s_openapi::ByteString(text.as_bytes().to_vec());
+            let data = data.iter().map(|(key, text)| ((*key).to_owned(), bytes(text))).collect();
+            PresharedKeys::new(&k8s_openapi::api::core::v1::Secret { data: Some(data), ..Default::default() })
+        };
+        let spec = json!({ "publicKey": key(1), "presharedKeyRef": { "key": "a" }, "allowedIPs": [], "entryNodes": ["n1"] });
+        let cached = CachedExternalPeer::new(&object("laptop", spec.clone()));
+        assert_eq!(cached.described().unwrap().external.as_ref().unwrap().entry_nodes, ["n1"]);
+        let (good, bad) = (secret(&[("a", &key(2)), ("b", &key(3))]), secret(&[("a", "secret nonsense")]));
+        let (member, problems) = cached.resolved(Some(&good));
+        let external = member.unwrap().external.unwrap();
+        assert_eq!((external.preshared_key, problems), (Some(PresharedKey([2; 32])), vec![]));
+        for keys in [None, Some(&secret(&[("b", &key(3))])), Some(&bad)] {
+            let (member, problems) = cached.resolved(keys);
+            let [problem] = &problems[..] else { panic!("{problems:?}") };
+            assert!(member.is_none() && problem.reason() == "PresharedKeyMissing", "{problem}");
+            assert!(problem.to_string().contains("Peer laptop") && !problem.to_string().contains("nonsense"));
+        }
+        let mut both = spec;
+        both["presharedKey"] = json!(key(5));
+        assert!(CachedExternalPeer::new(&object("laptop", both)).resolved(Some(&good)).0.is_none());
     }
 
     #[test]
@@ -215,11 +270,13 @@ mod tests {
                     endpoint["port"] = json!(1);
                 }
             }
-            self::read("laptop", &spec).0
+            let (member, reference, _) = self::read("laptop", &spec);
+            (member, reference)
         };
         let samples = [
             ("spec.publicKey", json!(key(2))),
             ("spec.presharedKey", json!(key(3))),
+            ("spec.presharedKeyRef.key", json!("laptop")),
             ("spec.allowedIPs", json!(["10.0.0.1/32"])),
             ("spec.persistentKeepalive", json!(7)),
             ("spec.entryNodes", json!(["n1"])),
@@ -233,7 +290,7 @@ mod tests {
     proptest::proptest! {
         #[test]
         fn hostile_peers_never_panic(texts in proptest::collection::vec("[0-9a-f.:/\\[\\]%+=A-Z-]{0,50}", 5), port: u16, name: String) {
-            let (member, _) = read(&name, &json!({
+            let (member, _, _) = read(&name, &json!({
                 "publicKey": texts[0], "presharedKey": texts[1], "allowedIPs": [texts[2], "10.0.0.1/32"],
                 "endpoint": { "dnsOrIP": { "dns": texts[3], "ip": texts[4] }, "port": port },
             }));

@@ -17,6 +17,7 @@ pub mod kubernetes;
 pub mod locations;
 pub mod membership;
 pub mod nodes;
+pub mod preshared_keys;
 mod problem;
 pub mod static_peers;
 

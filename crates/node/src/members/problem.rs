@@ -278,6 +278,14 @@ pub enum SourceProblem {
         /// What is wrong.
         error: InvalidKey,
     },
+    /// The preshared key that a Peer names is not there.
+    #[error("Peer {peer} has no tunnel: {error}")]
+    PresharedKeyMissing {
+        /// The Peer.
+        peer: String,
+        /// What is wrong.
+        error: String,
+    },
     /// The relay of the mesh.
     #[error("WireKubeMesh {mesh}: {field} {error}; no relay is used")]
     InvalidRelay {
@@ -349,6 +357,7 @@ impl SourceProblem {
             | Self::MemberMissing { member: peer, .. }
             | Self::InvalidNextPublicKey { peer, .. }
             | Self::InvalidPublicKey { peer, .. }
+            | Self::PresharedKeyMissing { peer, .. }
             | Self::UnusablePeerEndpoint { peer, .. } => Some(peer),
             Self::ApiServerSilent { .. }
             | Self::DiscoveryOmission(_)
@@ -405,6 +414,7 @@ impl SourceProblem {
             Self::InvalidStunServer { .. } => "InvalidStunServer",
             Self::InvalidTopology { .. } => "InvalidTopology",
             Self::MemberMissing { .. } => "MemberMissing",
+            Self::PresharedKeyMissing { .. } => "PresharedKeyMissing",
             Self::Revoked { .. } => "Revoked",
             Self::TopologyWithoutEffect { field: "spec.topology.encapsulation", .. } => {
                 "EncapsulationWithoutEffect"

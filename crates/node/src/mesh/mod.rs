@@ -88,6 +88,7 @@ use crate::members::discovery::Discovery;
 use crate::members::external_peers::{CachedExternalPeer, ExternalPeers};
 use crate::members::kubernetes::{Deletions, Kubernetes};
 use crate::members::membership::Membership;
+use crate::members::preshared_keys::PresharedKeys;
 use crate::members::static_peers::PeersFile;
 
 /// The WireKubeMesh that counts: the first by name.
@@ -127,6 +128,8 @@ pub struct MeshDeps {
     pub blocks: Arc<Cache<CachedBlock>>,
     /// Peers outside of the cluster.
     pub external_peers: Arc<Cache<CachedExternalPeer>>,
+    /// Preshared keys that these name.
+    pub preshared_keys: Arc<Cache<PresharedKeys>>,
     /// Where the API server is; `None` until it has answered.
     pub api_server: watch::Receiver<Option<Vec<SocketAddr>>>,
     /// What other programs change of the kernel's network state.
@@ -151,7 +154,7 @@ pub fn start(deps: MeshDeps, supervisor: &mut Supervisor) -> MeshHandle {
     let (peers_file, static_peers) = deps.peers_file.map(PeersFile::open).unzip();
     let mut sources: Vec<Box<dyn MemberSource>> = vec![
         Box::new(Kubernetes::of_mesh(Arc::clone(&deps.peers), deps.deleted_peers, deps.blocks)),
-        Box::new(ExternalPeers::new(deps.external_peers)),
+        Box::new(ExternalPeers::new(deps.external_peers, deps.preshared_keys)),
         Box::new(Discovery::new(discovered)),
     ];
     sources.extend(static_peers.map(|source| Box::new(source) as Box<dyn MemberSource>));

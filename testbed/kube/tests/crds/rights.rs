@@ -202,6 +202,9 @@ const NODE_RIGHTS: &[Right] = &[
     // What nodes share for discovery services.
     ("get", "secrets", "", "fairlead-discovery", "kube-system", true),
     ("create update patch delete", "secrets", "", "fairlead-discovery", "kube-system", false),
+    // Preshared keys of Peers.
+    ("get list watch", "secrets", "", "fairlead-peer-preshared-keys", "kube-system", true),
+    ("create update patch delete", "secrets", "", "fairlead-peer-preshared-keys", "kube-system", false),
     ("get list", "secrets", "", "", "kube-system", false),
     ("create get update", "leases.coordination.k8s.io", "", "coil-ipam-leader", "kube-system", false),
     ("create", "serviceaccounts", "token", "fairlead-node", "kube-system", false),

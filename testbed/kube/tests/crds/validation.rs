@@ -80,6 +80,8 @@ fn bad_objects_are_refused_with_a_reason() {
         (kilo("endpoint: {dnsOrIP: {ip: a.example}, port: 1}"), "'a.example' is not an IP address"),
         (kilo("endpoint: {dnsOrIP: {dns: 'a_b'}, port: 1}"), "'a_b' is not a DNS name"),
         (kilo("presharedKey: secret"), "must be a WireGuard key"),
+        (kilo("presharedKeyRef: {key: a/b}"), "'a/b' is no key of a Secret"),
+        (kilo(&format!("presharedKey: {KEY}, presharedKeyRef: {{key: a}}")), "not both"),
         (kilo_peer(&format!("{{publicKey: {KEY}}}")), "allowedIPs: Required value"),
         (kilo_peer(&format!("{{publicKey: {KEY}, allowedIPs: [10.0.0.0/99]}}")), "'10.0.0.0/99' is not a prefix"),
     ];
