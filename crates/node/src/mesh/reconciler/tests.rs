@@ -4,11 +4,13 @@ use fairlead_dataplane::mesh::MeshState;
 use fairlead_dataplane::uplink::HostNetwork;
 use fairlead_dataplane::wireguard::{Backend, PathDatagram, Preference};
 use fairlead_netlink::route::{Address, AddressFlags, Link, LinkLayer, Scope};
-use fairlead_path::{Candidate, Identity, PathAgent, PeerPaths, Source};
+use fairlead_path::{Candidate, Identity, PathAgent, PeerPaths, Source, State};
 use fairlead_topology::{InternalAddress, Member, Site};
 use fairlead_wire::stun;
+use ipnet::IpNet;
 use x25519_dalek::StaticSecret;
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
