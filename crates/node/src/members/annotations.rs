@@ -33,23 +33,38 @@ pub fn manual_endpoint(
     };
     let given = given.map(first_of).filter(|(_, text)| !text.is_empty());
     let mut readable = given.filter_map(|(annotation, text)| {
-        let (node, value) = (node.name_any(), text.to_owned());
-        let Ok(endpoint) = text.parse().map(publishable) else {
-            problems.push(SourceProblem::InvalidEndpoint { node, annotation, value });
-            return None;
-        };
-        // Peers see the IPv4 address behind a NAT64.
-        let address = endpoint.address().map(|address| without_nat64(&[], address).ip());
-        if let Some(why) = address.and_then(&unusable) {
-            problems.push(SourceProblem::UnusableEndpoint { node, annotation, value, why });
-            return None;
-        }
-        Some(endpoint)
+        endpoint(node, annotation, text, &unusable).map_err(|problem| problems.push(problem)).ok()
     });
     let first = readable.next();
     // Each is read, so that each mistake is known.
     readable.for_each(drop);
     first
+}
+
+/// The UDP port on which the node listens: that of the endpoint in Kilo's annotation, as with Kilo. An endpoint that counts for nothing, which
+/// [`manual_endpoint`] says, does not change it, and neither does that of WireKube: its port is that of a router, which may lead to another.
+pub fn listen_port(node: &Node, unusable: impl Fn(IpAddr) -> Option<UnusableAddress>) -> Option<u16> {
+    let text = node.annotations().get(ANNOTATION_KILO_FORCE_ENDPOINT)?;
+    let endpoint = endpoint(node, ANNOTATION_KILO_FORCE_ENDPOINT, text, unusable).ok()?;
+    Some(endpoint.port())
+}
+
+fn endpoint(
+    node: &Node,
+    annotation: &'static str,
+    text: &str,
+    unusable: impl Fn(IpAddr) -> Option<UnusableAddress>,
+) -> Result<Endpoint, SourceProblem> {
+    let (node, value) = (node.name_any(), text.to_owned());
+    let Ok(endpoint) = text.parse().map(publishable) else {
+        return Err(SourceProblem::InvalidEndpoint { node, annotation, value });
+    };
+    // Peers see the IPv4 address behind a NAT64.
+    let address = endpoint.address().map(|address| without_nat64(&[], address).ip());
+    match address.and_then(unusable) {
+        Some(why) => Err(SourceProblem::UnusableEndpoint { node, annotation, value, why }),
+        None => Ok(endpoint),
+    }
 }
 
 /// What the annotation of WireKube names beside the first endpoint, each once: addresses where peers reach the node as well, as KubeSpan's
@@ -184,6 +199,27 @@ mod tests {
             assert_eq!(other, (Some("kilo:1".to_owned()), vec!["InvalidEndpoint"]), "{bad}");
             let both = endpoint(&[(ANNOTATION_ENDPOINT, "a:1"), kilo(bad)]);
             assert_eq!(both, (Some("a:1".to_owned()), vec!["InvalidEndpoint"]), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_node_listens_on_the_port_that_kilo_s_annotation_names() {
+        let port = |annotations: &[(&str, &str)]| {
+            let services = ["10.96.0.0/12".parse().unwrap()];
+            let unusable = |address| UnusableAddress::of::<Member>(address, &[], &services);
+            listen_port(&node(annotations), unusable)
+        };
+        let kilo = |text| (ANNOTATION_KILO_FORCE_ENDPOINT, text);
+        for endpoint in ["home.example:51821", "192.0.2.1:51821", "[2001:db8::1]:51821"] {
+            assert_eq!(port(&[kilo(endpoint)]), Some(51821), "{endpoint}");
+        }
+        // Where the port of the router is another one.
+        let both = [kilo("home.example:51821"), (ANNOTATION_ENDPOINT, "home.example:40000")];
+        assert_eq!((port(&both), endpoint(&both).0.as_deref()), (Some(51821), Some("home.example:40000")));
+        assert_eq!(port(&[(ANNOTATION_ENDPOINT, "home.example:40000")]), None);
+        for bad in ["", "home.example", "home.example:0", "home.example:70000", "10.96.0.1:51821", "[::1]:7"]
+        {
+            assert_eq!(port(&[kilo(bad)]), None, "{bad}");
         }
     }
 

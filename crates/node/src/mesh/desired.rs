@@ -46,6 +46,8 @@ const ETHERNET_MTU: u32 = 1500;
 /// What the mesh needs to know of this host's links and addresses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Host {
+    /// The UDP port on which WireGuard listens.
+    pub(in crate::mesh) port: u16,
     uplink_mtu: u32,
     addresses: Vec<IpAddr>,
     networks: Vec<IpNet>,
@@ -76,6 +78,7 @@ impl Host {
         };
         let (own, links) = plain::own_addresses(network, &ignored);
         Self {
+            port: inputs.listen_port(),
             uplink_mtu: network.uplink_mtu(&ignored).unwrap_or(ETHERNET_MTU),
             addresses: network.node_addresses(&ignored),
             networks: network.connected_prefixes(&ignored),
@@ -263,13 +266,13 @@ impl Desired {
         let pods_in_mesh: PrefixSet = inputs.members.iter().flat_map(|it| in_mesh(inputs, it)).collect();
         let cluster_addresses: PrefixSet = cluster_addresses(inputs);
         let is_outside = |endpoint: &SocketAddr| !cluster_addresses.contains(endpoint.ip());
-        let mut endpoints = host_endpoints(inputs, &host.addresses);
+        let mut endpoints = host_endpoints(inputs, &host.addresses, host.port);
         endpoints.retain(is_outside);
         let mut observed = sightings.own_endpoints(inputs);
         observed.retain(is_outside);
         let mut reflexive = reflexive(&endpoints, stun);
         reflexive.retain(is_outside);
-        let mapped = mapped(inputs, &endpoints, &cluster_addresses);
+        let mapped = mapped(inputs, host.port, &endpoints, &cluster_addresses);
         let is_news =
             |seen: &&SocketAddr| !(endpoints.contains(seen) || reflexive.contains(seen)) && is_outside(seen);
         let peer_reflexive: Vec<SocketAddr> = by_peers.iter().filter(is_news).copied().collect();

@@ -56,6 +56,8 @@ pub struct Inputs {
     pub manual: Option<Endpoint>,
     /// Where this node is reached as well, as an administrator says.
     pub extra_endpoints: Vec<SocketAddr>,
+    /// The UDP port on which this node listens, if that is not the mesh's.
+    pub own_port: Option<u16>,
     /// Seconds between keepalives to every peer; what each peer asks for when `None`.
     pub keepalive: Option<u16>,
     /// Endpoints given as host names, resolved.
@@ -137,6 +139,11 @@ impl MeshIdentity {
 }
 
 impl Inputs {
+    /// The UDP port on which this node is to listen.
+    pub fn listen_port(&self) -> u16 {
+        self.own_port.unwrap_or(self.settings.port)
+    }
+
     /// The addresses of this node on the mesh, with the lengths of their subnets.
     pub fn mesh_addresses(&self) -> Vec<IpNet> {
         let own = self.members.iter().filter(|member| member.name == self.node);
@@ -415,6 +422,7 @@ impl InputReader {
         let settings = MeshSettings::parse(&mesh, &mut problems);
         let unusable = |address| UnusableAddress::of(address, &members, &services);
         let manual = annotations::manual_endpoint(&node, unusable, &mut problems);
+        let own_port = annotations::listen_port(&node, unusable);
         let extra_endpoints = annotations::extra_endpoints(&node, unusable, &mut problems);
         let node_addresses = nodes::addresses(&node, nodes::ANY);
         problems.extend(node_addresses.iter().filter_map(|address| {
@@ -442,6 +450,7 @@ impl InputReader {
             api_server,
             manual,
             extra_endpoints,
+            own_port,
             keepalive,
             resolved,
             port_mappings: self.network.port_mappings.borrow_and_update().clone(),

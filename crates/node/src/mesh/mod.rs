@@ -158,13 +158,8 @@ pub fn start(deps: MeshDeps, supervisor: &mut Supervisor) -> MeshHandle {
         Box::new(Discovery::new(discovered)),
     ];
     sources.extend(static_peers.map(|source| Box::new(source) as Box<dyn MemberSource>));
-    let (found, port_mappings) = watch::channel(PortMappings::default());
-    let port_mapping = PortMappingTask {
-        meshes: Arc::clone(&deps.meshes),
-        kernel: deps.kernel.subscribe(port_mapping::concerns),
-        nonce: store.nonce(),
-        found,
-    };
+    let (mapped, port_mappings) = watch::channel(PortMappings::default());
+    let meshes = Arc::clone(&deps.meshes);
     let (found, public_ipv4) = watch::channel(None);
     let ec2 = Ec2Task { kernel: deps.kernel.subscribe(port_mapping::concerns), found };
     let (found, nat64) = watch::channel(Nat64Answer::default());
@@ -231,6 +226,13 @@ pub fn start(deps: MeshDeps, supervisor: &mut Supervisor) -> MeshHandle {
     let port = Arc::clone(paths.port());
     let device = DeviceSlot::new(deps.preference, deps.handover);
     let mesh = Mesh::new(HostKernel::default(), device, paths);
+    let port_mapping = PortMappingTask {
+        meshes,
+        kernel: deps.kernel.subscribe(port_mapping::concerns),
+        port: mesh.listen_port(),
+        nonce: store.nonce(),
+        found: mapped,
+    };
     let publisher = Publisher {
         client: deps.client,
         node: deps.node,

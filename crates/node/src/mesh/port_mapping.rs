@@ -31,6 +31,8 @@ pub struct PortMappings(pub BTreeMap<IpAddr, Result<Mapping, Failure>>);
 pub(super) struct PortMappingTask {
     pub(super) meshes: Arc<Cache<WireKubeMesh>>,
     pub(super) kernel: KernelChanges,
+    /// The port on which this node listens.
+    pub(super) port: watch::Receiver<Option<u16>>,
     pub(super) nonce: Nonce,
     pub(super) found: watch::Sender<PortMappings>,
 }
@@ -130,8 +132,10 @@ impl PortMappingTask {
                     tokio::select! {
                         Ok(()) = changed.changed() => {}
                         () = self.kernel.changed() => {}
+                        Ok(()) = self.port.changed() => {}
                     }
-                    if work_of(&self.meshes, self.nonce).await != work {
+                    let port = *self.port.borrow_and_update();
+                    if work_of(&self.meshes, port, self.nonce).await != work {
                         return;
                     }
                 }
@@ -144,11 +148,12 @@ impl PortMappingTask {
     }
 
     async fn work(&self) -> [Work; 2] {
-        work_of(&self.meshes, self.nonce).await
+        let port = *self.port.borrow();
+        work_of(&self.meshes, port, self.nonce).await
     }
 }
 
-async fn work_of(meshes: &Cache<WireKubeMesh>, nonce: Nonce) -> [Work; 2] {
+async fn work_of(meshes: &Cache<WireKubeMesh>, port: Option<u16>, nonce: Nonce) -> [Work; 2] {
     if !meshes.is_ready() {
         return [Work::Nothing, Work::Nothing];
     }
@@ -156,10 +161,11 @@ async fn work_of(meshes: &Cache<WireKubeMesh>, nonce: Nonce) -> [Work; 2] {
     let Some(settings) = settings.filter(|settings| settings.port_mapping) else {
         return [Work::Release, Work::Release];
     };
+    let Some(port) = port else { return [Work::Nothing, Work::Nothing] };
     let network = tokio::task::spawn_blocking(HostNetwork::read).await;
     match network {
         Ok(Ok(network)) => [true, false]
-            .map(|ipv4| request(&network, ipv4, &settings, nonce).map_or(Work::Nothing, Work::Keep)),
+            .map(|ipv4| request(&network, ipv4, &settings, port, nonce).map_or(Work::Nothing, Work::Keep)),
         Ok(Err(error)) => {
             tracing::warn!(%error, "cannot read the default gateways");
             [Work::Nothing, Work::Nothing]
@@ -193,7 +199,13 @@ async fn keep(mapper: &mut PortMapper, work: &Work, found: &watch::Sender<PortMa
 }
 
 /// What to ask the preferred default gateway of a family; `None` without one. Pure.
-fn request(network: &HostNetwork, ipv4: bool, settings: &MeshSettings, nonce: Nonce) -> Option<Request> {
+fn request(
+    network: &HostNetwork,
+    ipv4: bool,
+    settings: &MeshSettings,
+    port: u16,
+    nonce: Nonce,
+) -> Option<Request> {
     let is_default = |route: &&Route| {
         let destination = route.destination;
         destination.prefix_len() == 0
@@ -222,7 +234,7 @@ fn request(network: &HostNetwork, ipv4: bool, settings: &MeshSettings, nonce: No
         link: link.name.clone(),
         link_index: index,
         source,
-        port: settings.port,
+        port,
         nonce,
         mark: MARK_FROM_WIREGUARD,
     })

@@ -4,6 +4,7 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
 use fairlead_address::IpFamily;
+use fairlead_api::names::ANNOTATION_KILO_FORCE_ENDPOINT;
 use fairlead_dataplane::forwarding::ForwardingProblem;
 use fairlead_dataplane::uplink::SysctlError;
 use fairlead_dataplane::wireguard;
@@ -94,6 +95,17 @@ pub enum MeshProblem {
         /// These other gateways.
         gateways: Vec<String>,
     },
+    /// Another program has the UDP port on which this node is to listen, or it may not be opened.
+    ListenPortUnavailable {
+        /// The port.
+        port: u16,
+        /// On which one the node listens.
+        kept: u16,
+        /// An annotation of the Node names the port; else the mesh does.
+        is_of_node: bool,
+        /// Why.
+        error: String,
+    },
     /// Packets to a peer leave in clear text, because its tunnel is down.
     PeerBypassed {
         /// The peer.
@@ -132,6 +144,7 @@ impl MeshProblem {
             Self::Forwarding(problem) => problem.reason(),
             Self::GatewayDown { .. } => "GatewayNotForwarding",
             Self::GatewaysNeedEmbedded { .. } => "GatewaysNeedEmbedded",
+            Self::ListenPortUnavailable { .. } => "ListenPortUnavailable",
             Self::PathMtu { .. } => "PathMTU",
             Self::PeerBypassed { .. } => "PeerBypassed",
         }
@@ -149,6 +162,7 @@ impl MeshProblem {
             Self::EncapsulationMissing { .. }
             | Self::Forwarding(_)
             | Self::GatewaysNeedEmbedded { .. }
+            | Self::ListenPortUnavailable { .. }
             | Self::Nat64Refused { .. }
             | Self::NoStunAnswer { .. }
             | Self::StunServer { .. }
@@ -215,6 +229,12 @@ impl fmt::Display for MeshProblem {
                 "the kernel's WireGuard takes packets of a location from one gateway only, and drops those that come through another one ({}): \
                  run the node program of this node with --wireguard=embedded and delete the kernel's device, which interrupts its tunnels",
                 some_of(gateways)
+            ),
+            Self::ListenPortUnavailable { port, kept, is_of_node, error } => write!(
+                f,
+                "WireGuard cannot listen on port {port} of {} ({error}), and listens on port {kept}: stop the program that has the port, or \
+                 name another one",
+                if *is_of_node { ANNOTATION_KILO_FORCE_ENDPOINT } else { "spec.listenPort of the WireKubeMesh" }
             ),
             Self::PeerBypassed { peer } => write!(
                 f,

@@ -2,6 +2,7 @@
 //! too.
 
 mod device;
+mod listen_port;
 mod reports;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,8 +13,10 @@ use fairlead_api::names::MARK_FROM_WIREGUARD;
 use fairlead_api::wireguard::{DeviceState, PeerState, PublicKey};
 use fairlead_path::NatType;
 use fairlead_topology::{Down, Planner};
+use tokio::sync::watch;
 
 pub use self::device::DeviceSlot;
+use self::listen_port::ListenPort;
 use super::desired::{self, Desired, Held, Host, OwnAddresses, StunAnswers};
 use super::down_peers::DownPeers;
 use super::encapsulation::EncapsulationWatch;
@@ -34,6 +37,7 @@ use super::report::Report;
 pub struct Mesh<K> {
     kernel: K,
     device: DeviceSlot,
+    listen_port: ListenPort,
     planned: Option<Planned>,
     planner: Planner,
     nat: NatType,
@@ -70,6 +74,7 @@ impl<K: Kernel> Mesh<K> {
         Self {
             kernel,
             device,
+            listen_port: ListenPort::default(),
             planned: None,
             planner: Planner::default(),
             nat: NatType::Unknown,
@@ -96,10 +101,10 @@ impl<K: Kernel> Mesh<K> {
         if let Some(evidence) = self.kernel.numbers_taken(&inputs.settings.interface)? {
             return Err(MeshFailure::NumbersTaken(evidence));
         }
-        let host = Host::new(&self.kernel.network()?, inputs);
+        let mut host = Host::new(&self.kernel.network()?, inputs);
         let inputs = &self.granted.extend(inputs, host.addresses());
         let (mtu, uplink_mtu) = (desired::mtu(inputs, &host), host.uplink_mtu());
-        let before = self.device_state(&inputs.settings.interface, mtu).inspect_err(|_| {
+        let mut before = self.device_state(&inputs.settings.interface, mtu).inspect_err(|_| {
             // Without the device, packets to other nodes are dropped; they never leave in clear text.
             self.plan(inputs, host.clone(), OwnAddresses::default(), &BTreeMap::new());
             if let Some(Planned { desired, .. }) = &self.planned {
@@ -110,7 +115,9 @@ impl<K: Kernel> Mesh<K> {
             }
         })?;
         // Before the device has the port, nothing can be asked: the next reconciliation follows at once.
-        let is_listening = before.listen_port == inputs.settings.port;
+        let listened_on = before.listen_port;
+        host.port = self.settle_port(inputs, &mut before, now)?;
+        let (port, is_listening) = (host.port, listened_on == host.port);
         self.device.maintain_path_socket(self.paths.port());
         self.is_outdated |= !is_listening;
         let stun = self.ask_stun_servers(inputs, &host, is_listening, now);
@@ -129,7 +136,7 @@ impl<K: Kernel> Mesh<K> {
             let follows = Some((self.plans, capabilities));
             if self.followed != follows {
                 let Inputs { settings, .. } = &**inputs;
-                self.paths.relay().set_users(settings.port, |key| {
+                self.paths.relay().set_users(port, |key| {
                     desired.peers.contains_key(key) || desired.prepared.contains_key(key)
                 });
                 self.paths.relay().set_nat64(&desired.nat64);
@@ -142,13 +149,13 @@ impl<K: Kernel> Mesh<K> {
                 });
                 self.followed = follows;
             }
-            self.paths.port().watch_refusals(inputs.settings.port);
+            self.paths.port().watch_refusals(port);
             let mut endpoints = self.paths.observe(&before, now);
             endpoints.extend(self.keys.endpoints(&before, |endpoint, key| {
                 self.paths.relay_transport(endpoint)?;
                 Some(self.paths.relay().path(settings_relay?, key)?.endpoint)
             }));
-            let settings = (&inputs.private_key, inputs.settings.port, MARK_FROM_WIREGUARD);
+            let settings = (&inputs.private_key, port, MARK_FROM_WIREGUARD);
             let mut change = before
                 .change_of(settings, &desired.peers, |key, peer| (&peer.config, endpoints.get(key).copied()));
             self.paths.complete(&mut change, &before, &endpoints);
@@ -162,6 +169,7 @@ impl<K: Kernel> Mesh<K> {
             self.keys.applied();
             slot.accept(&desired.accepted)
         })?;
+        self.listen_port.set(Some(port));
         let interface = self.device.interface();
         // Answers to what came out of the tunnel may leave by another link than the main table says.
         self.kernel.loosen_reverse_path_filter(&interface)?;
@@ -187,6 +195,7 @@ impl<K: Kernel> Mesh<K> {
     pub fn disable(&mut self) -> Result<(), MeshFailure> {
         self.planned = None;
         self.planner = Planner::default();
+        self.listen_port.set(None);
         self.down_peers.clear();
         self.encapsulation = EncapsulationWatch::default();
         self.paths.clear(Instant::now());
@@ -201,6 +210,24 @@ impl<K: Kernel> Mesh<K> {
         self.close_other_device(interface)?;
         let port = self.paths.port();
         Ok(self.device.use_device(|slot| slot.open(&mut self.kernel, port, interface, mtu)?.state())?)
+    }
+
+    /// See [`ListenPort::settle`].
+    fn settle_port(
+        &mut self,
+        inputs: &Inputs,
+        state: &mut DeviceState,
+        now: Instant,
+    ) -> Result<u16, MeshFailure> {
+        match &self.device.device {
+            Some(open) => self.listen_port.settle(inputs, &*open.device, state, now),
+            None => Ok(inputs.listen_port()),
+        }
+    }
+
+    /// The port on which this node listens; `None` before it listens on one.
+    pub fn listen_port(&self) -> watch::Receiver<Option<u16>> {
+        self.listen_port.subscribe()
     }
 
     /// A device of another name than the mesh resource says is removed: two cannot have one port. Packets to other nodes are

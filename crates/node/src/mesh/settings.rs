@@ -31,7 +31,7 @@ use crate::members::{SourceProblem, grants};
 pub struct MeshSettings {
     /// Name of the WireGuard device.
     pub interface: String,
-    /// UDP port of every node that names no other.
+    /// UDP port of every node that has no other.
     pub port: u16,
     /// Largest device MTU, in bytes.
     pub mtu: u32,

@@ -53,6 +53,8 @@ pub(super) struct Record {
     pub(super) refuse_apply: bool,
     pub(super) numbers_taken: Option<String>,
     pub(super) refuse_open: bool,
+    /// UDP ports that other programs have.
+    pub(super) ports_taken: Vec<u16>,
     /// The device; `None` when there is none.
     pub(super) state: Option<DeviceState>,
     /// nftables, rules and routes as they are.
@@ -84,6 +86,7 @@ impl Record {
         let path_socket = self.path_socket.take();
         let encapsulation = std::mem::take(&mut self.encapsulation);
         let (network, has_wireguard) = (std::mem::take(&mut self.network), self.has_wireguard);
+        let ports_taken = std::mem::take(&mut self.ports_taken);
         *self = Self {
             state,
             mesh,
@@ -92,6 +95,7 @@ impl Record {
             encapsulation,
             network,
             has_wireguard,
+            ports_taken,
             ..Self::default()
         };
     }
@@ -275,6 +279,9 @@ impl WireGuardDevice for FakeDevice {
 
     fn change(&self, change: &DeviceChange) -> std::result::Result<(), wireguard::Error> {
         let mut record = self.record.lock().unwrap();
+        if change.listen_port.is_some_and(|port| record.ports_taken.contains(&port)) {
+            return Err(refused().into());
+        }
         let Some(state) = &mut record.state else { return Err(self.vanished()) };
         state.private_key = change.private_key.clone().or(state.private_key.take());
         state.listen_port = change.listen_port.unwrap_or(state.listen_port);

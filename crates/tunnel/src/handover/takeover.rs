@@ -86,8 +86,8 @@ impl Takeover {
 
     /// The old process's sockets, if they have this port.
     pub(crate) fn take_sockets(&mut self, port: u16) -> Option<Vec<OwnedFd>> {
-        let sockets = std::mem::take(&mut self.sockets);
-        (port == self.port && !sockets.is_empty()).then_some(sockets)
+        // Another port may be refused, and this one asked for then.
+        (port == self.port && !self.sockets.is_empty()).then(|| std::mem::take(&mut self.sockets))
     }
 
     /// Sockets are open: `taken` if they are the old process's.
@@ -103,7 +103,8 @@ impl Takeover {
             self.phase = Phase::Handshaking { until: later(now, HANDSHAKE_TIMEOUT) };
             return Ok(());
         }
-        // On another port the old process's sessions are useless.
+        // On another port the old process's sessions are useless, and so are its sockets.
+        self.sockets.clear();
         self.take_tunnel(now)
     }
 

@@ -47,17 +47,22 @@ pub(super) fn reflexive(endpoints: &[SocketAddr], stun: &StunAnswers) -> Vec<Soc
 }
 
 /// What gateways granted and the cloud translates, without this host's own endpoints and the addresses of pods and Services.
-pub(super) fn mapped(inputs: &Inputs, endpoints: &[SocketAddr], inside: &PrefixSet) -> Vec<SocketAddr> {
-    let instance = inputs.public_ipv4.map(|address| SocketAddr::new(address.into(), inputs.settings.port));
+pub(super) fn mapped(
+    inputs: &Inputs,
+    port: u16,
+    endpoints: &[SocketAddr],
+    inside: &PrefixSet,
+) -> Vec<SocketAddr> {
+    let instance = inputs.public_ipv4.map(|address| SocketAddr::new(address.into(), port));
     let granted = inputs.port_mappings.addresses().chain(instance);
     granted.filter(|address| !(endpoints.contains(address) || inside.contains(address.ip()))).collect()
 }
 
 /// Addresses of the Node object first, because an administrator chose them; then the other addresses of this host.
-pub(super) fn host_endpoints(inputs: &Inputs, local: &[IpAddr]) -> Vec<SocketAddr> {
+pub(super) fn host_endpoints(inputs: &Inputs, local: &[IpAddr], port: u16) -> Vec<SocketAddr> {
     let mut endpoints: Vec<SocketAddr> = Vec::new();
     for address in inputs.node_addresses.iter().chain(local) {
-        let endpoint = SocketAddr::new(*address, inputs.settings.port);
+        let endpoint = SocketAddr::new(*address, port);
         if !endpoints.contains(&endpoint) {
             endpoints.push(endpoint);
         }

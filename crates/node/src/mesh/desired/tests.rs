@@ -69,6 +69,7 @@ pub(in crate::mesh) fn inputs(members: impl IntoIterator<Item = Member>) -> Inpu
         api_server: vec!["192.0.2.100:6443".parse().unwrap()],
         manual: None,
         extra_endpoints: Vec::new(),
+        own_port: None,
         keepalive: None,
         resolved: BTreeMap::new(),
         port_mappings: PortMappings::default(),
@@ -84,6 +85,7 @@ pub(in crate::mesh) fn inputs(members: impl IntoIterator<Item = Member>) -> Inpu
 
 pub(in crate::mesh) fn host() -> Host {
     Host {
+        port: 51820,
         uplink_mtu: 1500,
         addresses: vec![[10, 0, 0, 1].into()],
         networks: Vec::new(),

@@ -37,8 +37,8 @@ fn address(link: u32, prefix: &str) -> Address {
 
 /// Gateway, link and source of the request.
 fn asked(network: &HostNetwork, ipv4: bool) -> Option<(String, String, Option<IpAddr>)> {
-    let request = request(network, ipv4, &inputs([]).settings, Nonce([1; 12]))?;
-    assert_eq!((request.port, request.mark), (51820, MARK_FROM_WIREGUARD));
+    let request = request(network, ipv4, &inputs([]).settings, 51821, Nonce([1; 12]))?;
+    assert_eq!((request.port, request.mark), (51821, MARK_FROM_WIREGUARD));
     Some((request.gateway.to_string(), request.link, request.source))
 }
 

@@ -36,7 +36,7 @@ impl<K: Kernel> Mesh<K> {
             mtu: open.mtu,
             uplink_mtu: host.uplink_mtu(),
             stun: own_addresses.stun.clone(),
-            port: inputs.settings.port,
+            port: host.port,
             nat: self.nat,
             measured_ports: self.paths.measured_ports(),
             published: inputs.settings.filters.published.clone(),
@@ -55,6 +55,7 @@ impl<K: Kernel> Mesh<K> {
             is_gateway: desired.is_gateway,
             problems: problems
                 .chain(path_mtu)
+                .chain(self.listen_port.problem(host.port))
                 .chain(self.bypassed(desired))
                 .chain(self.kernel.forwarding_problems().into_iter().map(MeshProblem::Forwarding))
                 .chain(self.gateways.problems(desired, open.device.backend()))

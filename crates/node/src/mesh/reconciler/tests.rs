@@ -21,6 +21,7 @@ use crate::mesh::relay::RelayView;
 use crate::mesh::tests::{FakeKernel, FakePathSocket, Shared, paths};
 
 mod first_endpoint;
+mod listen_port;
 
 fn mesh(kernel: &Shared) -> Mesh<FakeKernel> {
     let device = DeviceSlot::new(Preference::Auto, PathBuf::from("/nonexistent"));
