@@ -168,7 +168,7 @@ impl Report {
 
     /// Whether this node publishes the same of both: counters, ages of handshakes and reasons do not count.
     pub fn publishes_the_same(&self, other: &Self) -> bool {
-        (self.backend, self.nat) == (other.backend, other.nat)
+        (self.backend, self.nat, self.port) == (other.backend, other.nat, other.port)
             && (&self.published, &self.host) == (&other.published, &other.host)
             && self.observed == other.observed
             && self.reflexive == other.reflexive
