@@ -1,12 +1,13 @@
 //! Ordered lists of prefixes that say which addresses count.
 
+use std::fmt;
 use std::net::IpAddr;
 use std::str::FromStr;
 
 use ipnet::IpNet;
 
 /// An entry of an [`AddressFilter`]: a prefix or a single address, with `!` before it if it takes addresses away.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct FilterEntry {
     /// Which addresses it is about.
     pub prefix: IpNet,
@@ -31,16 +32,27 @@ impl FromStr for FilterEntry {
     }
 }
 
+impl fmt::Display for FilterEntry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{}", if self.is_negated { "!" } else { "" }, self.prefix)
+    }
+}
+
 /// Which addresses count, as KubeSpan's `filters.endpoints` says it: beginning with none, each entry in turn adds the addresses in
 /// its prefix, or takes them away. So the last entry with an address decides about it, and one in no entry does not count. Without
 /// entries all addresses count.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct AddressFilter(Vec<FilterEntry>);
 
 impl AddressFilter {
     /// The filter with these entries.
     pub fn new(entries: impl IntoIterator<Item = FilterEntry>) -> Self {
         Self(entries.into_iter().collect())
+    }
+
+    /// Its entries, in their order.
+    pub fn entries(&self) -> &[FilterEntry] {
+        &self.0
     }
 
     /// Whether the address counts. IPv4-mapped addresses are taken for the IPv4 address they hold.

@@ -28,6 +28,12 @@ pub const ANNOTATION_EGRESS_PREFIX: &str = "egress.coil.cybozu.com/";
 
 /// Node annotation: endpoint to publish instead of a discovered one (WireKube).
 pub const ANNOTATION_ENDPOINT: &str = "wirekube.io/endpoint";
+/// Node annotation: which of its endpoints are published, instead of `spec.endpointFilters` of the mesh (own).
+pub const ANNOTATION_ENDPOINT_FILTERS: &str = "wirekube.io/endpoint-filters";
+/// Node annotation: which endpoints of others it tries, instead of `spec.peerEndpointFilters` of the mesh (own).
+pub const ANNOTATION_PEER_ENDPOINT_FILTERS: &str = "wirekube.io/peer-endpoint-filters";
+/// Node annotation: what of its own it does not have in the mesh (KubeSpan).
+pub const ANNOTATION_KUBESPAN_EXCLUDED: &str = "networking.talos.dev/kubespan-exclude-advertised-networks";
 /// Node annotation: internal address to publish (WireKube).
 pub const ANNOTATION_INTERNAL_IP: &str = "wirekube.io/internal-ip";
 /// WireKubePeer annotation: per-peer override of the birthday method (WireKube).

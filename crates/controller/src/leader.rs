@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use fairlead_api::resources::{NodeLocation, Topology};
+use fairlead_api::resources::{NodeFilters, NodeLocation, Topology};
 use fairlead_cluster::caches::{self, config};
 use fairlead_cluster::events::{EventMetrics, EventPublisher};
 use fairlead_cluster::lean;
@@ -136,7 +136,8 @@ fn trim_node(node: &mut Node) {
         labels.retain(|name, _| Topology::may_be_location(name));
         labels
     });
-    node.metadata.annotations = kept(annotations, NodeLocation::ANNOTATIONS);
+    node.metadata.annotations =
+        kept(annotations, &[NodeLocation::ANNOTATIONS, NodeFilters::ANNOTATIONS].concat());
     let networks = node.spec.take().map(|NodeSpec { pod_cidr, pod_cidrs, .. }| NodeSpec {
         pod_cidr,
         pod_cidrs,

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use fairlead_api::resources::{NodeFacts, NodeLocation, Topology, WireKubeMesh, WireKubePeer};
+use fairlead_api::resources::{NodeFacts, NodeFilters, NodeLocation, Topology, WireKubeMesh, WireKubePeer};
 use fairlead_cluster::writes::is_stale;
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::Node;
@@ -91,9 +91,12 @@ fn facts(node: &Node, topology: &Topology) -> NodeFacts {
     let internal: BTreeSet<IpAddr> = internal.filter_map(|address| address.address.parse().ok()).collect();
     // What it cannot read there, the node itself reports.
     let (location, _) = NodeLocation::of(node, topology);
+    let (filters, _) = NodeFilters::of(node);
+    let endpoint_filters = filters.published.map(|it| it.entries().iter().map(ToString::to_string).collect());
     NodeFacts {
         internal_ips: internal.iter().map(ToString::to_string).collect(),
         location: Some(location),
+        endpoint_filters,
         pod_cidrs: NodeFacts::pod_cidrs_of(node).iter().map(ToString::to_string).collect(),
         mesh_ips: Vec::new(),
     }
@@ -187,6 +190,40 @@ mod tests {
         let moved = due(&written, &node, &by_zone, Vec::new()).unwrap();
         assert_eq!(moved.location.as_ref().unwrap().name, "z");
         assert_eq!(due(&peer(&json!({ "node": moved })), &node, &by_zone, Vec::new()), None);
+    }
+
+    #[test]
+    fn what_a_node_says_of_its_endpoints_and_networks_is_copied() {
+        let with = |annotations: serde_json::Value| -> Node {
+            let metadata = json!({ "name": "n1", "annotations": annotations });
+            let spec = json!({ "podCIDRs": ["10.244.1.0/24"] });
+            serde_json::from_value(json!({ "metadata": metadata, "spec": spec })).unwrap()
+        };
+        let both = with(json!({
+            "wirekube.io/endpoint-filters": "0.0.0.0/0,!10.0.0.0/8,nonsense",
+            "networking.talos.dev/kubespan-exclude-advertised-networks": "10.244.1.0/25",
+        }));
+        let facts = due(&peer(&json!(null)), &both, &Topology::default(), Vec::new()).unwrap();
+        assert_eq!(facts.endpoint_filters, Some(vec!["0.0.0.0/0".to_owned(), "!10.0.0.0/8".to_owned()]));
+        assert_eq!(facts.pod_cidrs, ["10.244.1.128/25"]);
+        let written = peer(&json!({ "node": facts }));
+        assert_eq!(due(&written, &both, &Topology::default(), Vec::new()), None);
+        // An empty filter lets everything pass, which is more than none.
+        let facts = due(
+            &written,
+            &with(json!({ "wirekube.io/endpoint-filters": "" })),
+            &Topology::default(),
+            Vec::new(),
+        )
+        .unwrap();
+        assert_eq!(
+            (facts.endpoint_filters, facts.pod_cidrs),
+            (Some(vec![]), vec!["10.244.1.0/24".to_owned()])
+        );
+        assert_eq!(
+            due(&written, &with(json!({})), &Topology::default(), Vec::new()).unwrap().endpoint_filters,
+            None
+        );
     }
 
     #[test]

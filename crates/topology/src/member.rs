@@ -5,7 +5,7 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use fairlead_address::Endpoint;
+use fairlead_address::{AddressFilter, Endpoint};
 use fairlead_api::wireguard::{PresharedKey, PublicKey};
 use ipnet::IpNet;
 
@@ -200,6 +200,8 @@ pub struct Endpoints {
     pub is_nat_symmetric: bool,
     /// It says that its NAT has one mapping for all destinations and lets in only what they answer.
     pub is_nat_port_restricted: bool,
+    /// Which of them others may publish, where its Node says that; `None` if the mesh does.
+    pub filter: Option<AddressFilter>,
     /// Whether an administrator wants paths to it found by trying many ports; `None` if the mesh decides.
     pub birthday_attack: Option<bool>,
 }
@@ -222,6 +224,7 @@ impl Endpoints {
         }
         self.is_nat_symmetric |= other.is_nat_symmetric;
         self.is_nat_port_restricted |= other.is_nat_port_restricted;
+        self.filter = self.filter.take().or(other.filter);
         self.birthday_attack = self.birthday_attack.or(other.birthday_attack);
         for (member, seen) in other.sightings {
             self.sightings.entry(member).or_insert(seen);

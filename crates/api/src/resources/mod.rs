@@ -19,6 +19,7 @@ mod discovery;
 mod egress;
 mod kilo_peer;
 mod location;
+mod node_annotations;
 pub mod not_implemented;
 mod relay;
 mod rules;
@@ -41,6 +42,7 @@ pub use egress::{
 };
 pub use kilo_peer::{DnsOrIp, KiloPeer, KiloPeerSpec, PeerEndpoint, PresharedKeyRef};
 pub use location::{Encapsulation, Granularity, InvalidAnnotation, NodeLocation, Topology};
+pub use node_annotations::NodeFilters;
 pub use relay::{
     ExternalRelay, ManagedRelay, Relay, RelayMode, RelayProvider, RelayResources, RelayServiceType,
     RelayTransport, SecretRef,

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
-use fairlead_address::{Endpoint, InvalidEndpoint};
+use fairlead_address::{AddressFilter, Endpoint, InvalidEndpoint};
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
@@ -12,7 +12,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::location::NodeLocation;
-use super::rules::{CIDR_LENGTH, cidrs, host_and_port, parse_prefixes, wireguard_key};
+use super::node_annotations::{MAX_ENTRIES, MAX_POD_PREFIXES, NodeFilters};
+use super::rules::{CIDR_LENGTH, FILTER_LENGTH, cidrs, host_and_port, parse_prefixes, wireguard_key};
 use crate::names::KEEPALIVE;
 use crate::wireguard::{InvalidKey, PublicKey};
 
@@ -179,9 +180,14 @@ pub struct NodeFacts {
     /// Where it is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub location: Option<NodeLocation>,
-    /// Its spec.podCIDRs, which are in the mesh if spec.autoAllowedIPs.includePodCIDRs of the WireKubeMesh says so.
+    /// The annotation wirekube.io/endpoint-filters: which of its endpoints nodes publish. Without it, spec.endpointFilters of the
+    /// WireKubeMesh says it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = MAX_ENTRIES), inner(length(max = FILTER_LENGTH)))]
+    pub endpoint_filters: Option<Vec<String>>,
+    /// Its spec.podCIDRs without what it excludes from the mesh, which are in the mesh if spec.autoAllowedIPs.includePodCIDRs of the WireKubeMesh says so.
     #[serde(default, rename = "podCIDRs", skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = MAX_POD_CIDRS), inner(length(max = CIDR_LENGTH)))]
+    #[schemars(length(max = MAX_POD_PREFIXES), inner(length(max = CIDR_LENGTH)))]
     pub pod_cidrs: Vec<String>,
     /// Its addresses on the mesh, which the controller gave it: one of the IPv6 subnet of the cluster, and one of spec.meshCIDR of
     /// the WireKubeMesh. They are on its WireGuard device, and no other node has them.
@@ -190,20 +196,17 @@ pub struct NodeFacts {
     pub mesh_ips: Vec<String>,
 }
 
-/// Most podCIDRs of a Node that are copied: Kubernetes allows one of each family.
-const MAX_POD_CIDRS: usize = 8;
-
 impl NodeFacts {
-    /// The networks of a Node's pods, `spec.podCIDRs`, or `spec.podCIDR` where that is all there is; what is no prefix is left out.
+    /// The networks of a Node's pods in the mesh: `spec.podCIDRs`, or `spec.podCIDR` where that is all there is, without what the Node
+    /// excludes ([`NodeFilters`]); what is no prefix is left out.
     pub fn pod_cidrs_of(node: &Node) -> Vec<IpNet> {
-        let spec = node.spec.as_ref();
-        let listed = spec.and_then(|spec| spec.pod_cidrs.as_deref()).filter(|listed| !listed.is_empty());
-        let first = spec.and_then(|spec| spec.pod_cidr.as_ref()).map(std::slice::from_ref);
-        let (mut prefixes, _) = parse_prefixes(listed.or(first).unwrap_or_default());
-        prefixes.sort_unstable();
-        prefixes.dedup();
-        prefixes.truncate(MAX_POD_CIDRS);
-        prefixes
+        NodeFilters::pod_cidrs(node)
+    }
+
+    /// The filter that was copied.
+    pub fn parse_endpoint_filters(&self) -> Option<AddressFilter> {
+        let entries = self.endpoint_filters.as_ref()?;
+        Some(AddressFilter::new(entries.iter().filter_map(|entry| entry.parse().ok())))
     }
 
     /// Those that were copied.

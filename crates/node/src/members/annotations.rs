@@ -8,12 +8,12 @@ use fairlead_api::names::{
     ANNOTATION_KILO_FORCE_INTERNAL_IP, ANNOTATION_KILO_KEEPALIVE, ANNOTATION_KILO_LEADER,
     ANNOTATION_KILO_LOCATION,
 };
-use fairlead_api::resources::{Granularity, InvalidAnnotation, NodeLocation, Topology};
+use fairlead_api::resources::{Granularity, InvalidAnnotation, NodeFilters, NodeLocation, Topology};
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
 
-use super::SourceProblem;
 use super::cluster_addresses::UnusableAddress;
+use super::{SourceProblem, nodes};
 
 /// Most endpoints of a node beside the first.
 const MAX_EXTRA: usize = 16;
@@ -130,6 +130,24 @@ pub fn keepalive(node: &Node, problems: &mut Vec<SourceProblem>) -> Option<u16> 
     text.parse().map_err(|_| problems.push(problem())).ok()
 }
 
+/// What this Node says instead of the mesh. What cannot be read is added to `problems`.
+pub fn filters(node: &Node, problems: &mut Vec<SourceProblem>) -> NodeFilters {
+    let (filters, invalid) = NodeFilters::of(node);
+    let invalid = invalid.into_iter().map(|InvalidAnnotation { annotation, value, expected }| {
+        SourceProblem::InvalidNodeFilter { node: node.name_any(), annotation, value, expected }
+    });
+    problems.extend(invalid);
+    filters
+}
+
+/// The internal addresses of a Node, without what it excludes from the mesh.
+pub fn own_addresses(node: &Node) -> Vec<IpAddr> {
+    let (NodeFilters { excluded, .. }, _) = NodeFilters::of(node);
+    let mut addresses = nodes::addresses(node, nodes::INTERNAL);
+    addresses.retain(|address| !excluded.iter().any(|prefix| prefix.contains(address)));
+    addresses
+}
+
 /// Annotations about the location of this node that have no effect: unreadable, or in a mesh without locations.
 pub fn location_problems(node: &Node, topology: &Topology) -> Vec<SourceProblem> {
     let (_, invalid) = NodeLocation::of(node, topology);
@@ -162,7 +180,9 @@ pub fn location_problems(node: &Node, topology: &Topology) -> Vec<SourceProblem>
 
 #[cfg(test)]
 mod tests {
+    use fairlead_api::names::ANNOTATION_KUBESPAN_EXCLUDED;
     use fairlead_topology::Member;
+    use k8s_openapi::api::core::v1::{NodeAddress, NodeStatus};
 
     use super::*;
 
@@ -317,6 +337,29 @@ mod tests {
             keepalive(&node, &mut problems);
             proptest::prop_assert!(problems.iter().all(|problem| problem.to_string().len() < 10_000));
         }
+    }
+
+    #[test]
+    fn a_node_has_no_address_in_the_mesh_that_it_excludes() {
+        let of = |text: &str| {
+            let mut node = node(&[(ANNOTATION_KUBESPAN_EXCLUDED, text)]);
+            let address =
+                |address: &str| NodeAddress { address: address.to_owned(), type_: "InternalIP".to_owned() };
+            let addresses = ["10.0.0.7", "192.168.1.7", "fd00::7"].map(address).to_vec();
+            node.status = Some(NodeStatus { addresses: Some(addresses), ..NodeStatus::default() });
+            let mut problems = Vec::new();
+            filters(&node, &mut problems);
+            let addresses = own_addresses(&node).iter().map(ToString::to_string).collect::<Vec<_>>();
+            (addresses.join(" "), problems)
+        };
+        assert_eq!(of(""), ("10.0.0.7 192.168.1.7 fd00::7".to_owned(), vec![]));
+        assert_eq!(of("192.168.0.0/16,fd00::/8"), ("10.0.0.7".to_owned(), vec![]));
+        assert_eq!(of("0.0.0.0/0,::/0").0, "");
+        let (addresses, problems) = of("192.168.1.7/33,10.0.0.7/32");
+        let [problem] = &problems[..] else { panic!("{problems:?}") };
+        assert_eq!((addresses.as_str(), problem.reason()), ("192.168.1.7 fd00::7", "InvalidNodeFilter"));
+        let sentence = problem.to_string();
+        assert!(sentence.contains("\"192.168.1.7/33\"") && sentence.contains("ADDRESS/LENGTH"), "{sentence}");
     }
 
     #[test]

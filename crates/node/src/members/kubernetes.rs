@@ -191,6 +191,7 @@ pub(super) fn read_peer(peer: &WireKubePeer) -> ReadPeer {
             == Some(WireGuardImplementation::Embedded),
         endpoints: Endpoints {
             birthday_attack: birthday_attack(peer, &mut problems),
+            filter: node.and_then(NodeFacts::parse_endpoint_filters),
             ..endpoints(peer, published)
         },
         since: since(peer),
@@ -285,6 +286,7 @@ fn endpoints(peer: &WireKubePeer, published: Option<Endpoint>) -> Endpoints {
         is_nat_symmetric,
         is_nat_port_restricted: nat == Some(NatType::PortRestrictedCone),
         birthday_attack: None,
+        filter: None,
     }
 }
 

@@ -183,6 +183,18 @@ pub enum SourceProblem {
         /// The entry.
         entry: String,
     },
+    /// An entry of an annotation of this node that narrows what it has in the mesh, or where it is reached.
+    #[error("Node {node}: {value:?} in annotation {annotation} is left out: {expected}")]
+    InvalidNodeFilter {
+        /// The Node.
+        node: String,
+        /// Name of the annotation.
+        annotation: &'static str,
+        /// The entry.
+        value: String,
+        /// What it should be.
+        expected: &'static str,
+    },
     /// A granted prefix of the mesh.
     #[error("WireKubeMesh {mesh}: entry {entry:?} of grants is no CIDR, and is left out; correct it")]
     InvalidGrant {
@@ -371,6 +383,7 @@ impl SourceProblem {
             | Self::InvalidGrant { .. }
             | Self::InvalidKeepalive { .. }
             | Self::InvalidLocation { .. }
+            | Self::InvalidNodeFilter { .. }
             | Self::LocationWithoutEffect { .. }
             | Self::InvalidRelay { .. }
             | Self::InvalidPeersFile { .. }
@@ -407,6 +420,7 @@ impl SourceProblem {
             Self::InvalidLocation { .. } => "InvalidLocation",
             Self::LocationWithoutEffect { .. } => "LocationWithoutEffect",
             Self::InvalidNextPublicKey { .. } => "InvalidNextPublicKey",
+            Self::InvalidNodeFilter { .. } => "InvalidNodeFilter",
             Self::InvalidPublicKey { .. } => "InvalidPublicKey",
             Self::InvalidRelay { .. } => "InvalidRelay",
             Self::InvalidPeersFile { .. } => "InvalidPeersFile",

@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
-use fairlead_address::{Endpoint, PrefixSet, is_reachable};
+use fairlead_address::{AddressFilter, Endpoint, PrefixSet, is_reachable};
 use fairlead_api::wireguard::{PeerConfig, PublicKey};
 use fairlead_dataplane::mesh::{Bypass, MeshState, PlainRoute};
 use fairlead_dataplane::uplink::{self, HostNetwork, Ignored};
@@ -105,6 +105,8 @@ pub struct DesiredPeer {
     /// What is published of it.
     manual: Vec<Endpoint>,
     host: Vec<SocketAddr>,
+    /// Which of its endpoints this node may publish; `None` if the mesh says it.
+    published: Option<AddressFilter>,
     /// What it follows from, beside the members.
     planned: Arc<PeerPlan>,
 }
@@ -191,6 +193,8 @@ pub struct Desired {
     /// IP tunnels inside of the location.
     pub tunnels: DesiredTunnels,
     harvests_endpoints: bool,
+    /// Which endpoints of peers this node publishes whose Nodes do not say that.
+    published_of_peers: AddressFilter,
     mtu: u32,
     targets_v4: Vec<IpNet>,
     targets_v6: Vec<IpNet>,
@@ -293,7 +297,7 @@ impl Desired {
         };
         let nat =
             classify(&endpoints, &seen(inputs, &sightings, stun, &own.nat64)).with_filtering(*filtering);
-        let filters = &inputs.settings.filters;
+        let filters = inputs.filters();
         let published = |endpoints| filters.published.apply(endpoints, SocketAddr::ip);
         let reuse = Reuse::new(before, inputs, &own, &cluster_addresses, nat);
         let peers = peers(inputs, plan, &sightings, &own, &cluster_addresses, nat, reuse.as_ref());
@@ -329,6 +333,7 @@ impl Desired {
                 extra: inputs.extra_endpoints.clone(),
             },
             harvests_endpoints: inputs.settings.harvests_endpoints,
+            published_of_peers: inputs.settings.filters.published.clone(),
             mtu: mtu(inputs, host),
             targets_v4: plan.targets_ipv4.iter().copied().map(IpNet::from).collect(),
             targets_v6: plan.targets_ipv6.iter().copied().map(IpNet::from).collect(),

@@ -6,8 +6,8 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fairlead_address::{Endpoint, InterfaceId};
-use fairlead_api::resources::{NodeFacts, WireKubeMesh};
+use fairlead_address::{Endpoint, EndpointFilters, InterfaceId};
+use fairlead_api::resources::{NodeFacts, NodeFilters, WireKubeMesh};
 use fairlead_api::wireguard::{PrivateKey, PublicKey};
 use fairlead_cluster::caches::{Cache, Refusal};
 use fairlead_topology::{Member, MemberRecord, Source};
@@ -58,6 +58,8 @@ pub struct Inputs {
     pub extra_endpoints: Vec<SocketAddr>,
     /// The UDP port on which this node listens, if that is not the mesh's.
     pub own_port: Option<u16>,
+    /// What this Node says instead of the mesh.
+    pub node_filters: NodeFilters,
     /// Seconds between keepalives to every peer; what each peer asks for when `None`.
     pub keepalive: Option<u16>,
     /// Endpoints given as host names, resolved.
@@ -142,6 +144,16 @@ impl Inputs {
     /// The UDP port on which this node is to listen.
     pub fn listen_port(&self) -> u16 {
         self.own_port.unwrap_or(self.settings.port)
+    }
+
+    /// Which endpoints this node publishes of itself, and which it tries.
+    pub fn filters(&self) -> EndpointFilters {
+        let NodeFilters { published, tried, .. } = &self.node_filters;
+        let mesh = &self.settings.filters;
+        EndpointFilters {
+            published: published.as_ref().unwrap_or(&mesh.published).clone(),
+            tried: tried.as_ref().unwrap_or(&mesh.tried).clone(),
+        }
     }
 
     /// The addresses of this node on the mesh, with the lengths of their subnets.
@@ -429,6 +441,7 @@ impl InputReader {
             let (node, address, why) = (self.node.clone(), *address, unusable(*address)?);
             Some(SourceProblem::UnusableNodeAddress { node, address, why })
         }));
+        let node_filters = annotations::filters(&node, &mut problems);
         let keepalive = annotations::keepalive(&node, &mut problems);
         problems.extend(annotations::location_problems(&node, &settings.topology));
         problems.extend(of_members);
@@ -443,6 +456,7 @@ impl InputReader {
             public_key,
             previous_key: previous,
             claims: claims(&settings, &node),
+            node_filters,
             settings,
             members,
             node_addresses,
@@ -514,8 +528,8 @@ impl InputReader {
     }
 }
 
-/// The addresses at which this node is reached through the mesh: its internal ones. External ones belong to the address
+/// The addresses at which this node is reached through the mesh: its internal ones, without what its Node excludes. External ones belong to the address
 /// translation of the cloud, and are reached without the mesh.
 fn claims(settings: &MeshSettings, node: &Node) -> Vec<IpAddr> {
-    if settings.claim_node_addresses { nodes::addresses(node, nodes::INTERNAL) } else { Vec::new() }
+    if settings.claim_node_addresses { annotations::own_addresses(node) } else { Vec::new() }
 }

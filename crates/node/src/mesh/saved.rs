@@ -208,6 +208,8 @@ impl From<&Member> for SavedMember {
             is_nat_symmetric,
             is_nat_port_restricted,
             birthday_attack,
+            // What others may publish, and nothing is published until the API server is back.
+            filter: _,
         } = endpoints;
         let text = |(key, endpoint): (PublicKey, SocketAddr)| (key.to_string(), endpoint);
         Self {
@@ -273,6 +275,7 @@ impl TryFrom<SavedMember> for Member {
                 is_nat_symmetric: saved.is_nat_symmetric,
                 is_nat_port_restricted: saved.is_nat_port_restricted,
                 birthday_attack: saved.birthday_attack,
+                filter: None,
             },
             persistent_keepalive: saved.persistent_keepalive,
             always_sends_keepalives: saved.always_sends_keepalives,

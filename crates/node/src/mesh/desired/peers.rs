@@ -40,7 +40,8 @@ pub(super) fn peers(
     let is_inside = |endpoint: SocketAddr| {
         [endpoint, own.nat64.original(endpoint)].iter().any(|it| cluster_addresses.contains(it.ip()))
     };
-    let is_tried = |endpoint| inputs.settings.filters.tried.allows(own.nat64.original(endpoint).ip());
+    let tried = inputs.filters().tried;
+    let is_tried = |endpoint| tried.allows(own.nat64.original(endpoint).ip());
     let peer = |key: &PublicKey, planned: &Arc<PeerPlan>| {
         let members: Vec<&Member> = planned.members.iter().filter_map(|name| named(inputs, name)).collect();
         let candidates = members.iter().map(|member| {
@@ -83,6 +84,7 @@ pub(super) fn peers(
             nat: their_nat,
             manual: members.iter().filter_map(|member| member.endpoints.manual.clone()).collect(),
             host: members.iter().flat_map(|member| &member.endpoints.host).copied().collect(),
+            published: members.iter().find_map(|member| member.endpoints.filter.clone()),
             planned: Arc::clone(planned),
         };
         Arc::new(peer)

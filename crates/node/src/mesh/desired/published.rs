@@ -5,12 +5,11 @@ use std::net::SocketAddr;
 use super::{Desired, DesiredPeer};
 
 impl Desired {
-    /// Whether this node is to publish that it sees a peer at an endpoint: others learn something from it, and the mesh lets nodes
-    /// publish it.
+    /// Whether this node is to publish that it sees a peer at an endpoint: others learn something from it, and the peer's Node or the mesh
+    /// lets nodes publish it.
     pub fn publishes(&self, peer: &DesiredPeer, endpoint: SocketAddr) -> bool {
-        self.harvests_endpoints
-            && self.own_side.filters.published.allows(endpoint.ip())
-            && peer.is_news(endpoint)
+        let filter = peer.published.as_ref().unwrap_or(&self.published_of_peers);
+        self.harvests_endpoints && filter.allows(endpoint.ip()) && peer.is_news(endpoint)
     }
 }
 
@@ -24,6 +23,7 @@ mod tests {
     use super::*;
     use crate::mesh::desired::tests::{host, inputs, key, member};
     use crate::mesh::desired::{Held, Host, OwnAddresses};
+    use crate::mesh::inputs::Inputs;
 
     fn filter(entries: &[&str]) -> AddressFilter {
         AddressFilter::new(entries.iter().map(|entry| entry.parse().unwrap()))
@@ -102,5 +102,48 @@ mod tests {
         assert_eq!(tried(&inputs), all.map(endpoint).into(), "what others publish is theirs");
         inputs.settings.filters.tried = filter(&["0.0.0.0/0", "!10.3.0.0/16"]);
         assert_eq!(tried(&inputs), [endpoint("10.4.0.2:51820")].into());
+    }
+
+    #[test]
+    fn a_filter_of_a_node_counts_for_that_node_and_that_of_the_mesh_for_the_others() {
+        let publishes = |inputs: &Inputs| {
+            let desired = Desired::new(inputs, &host(), Held::default(), &OwnAddresses::default());
+            let peer = &desired.peers[&key(2)];
+            ["10.3.0.9:1", "203.0.113.9:1"].map(|it| desired.publishes(peer, endpoint(it)))
+        };
+        let of = |own: Option<&[&str]>, mesh: &[&str]| {
+            let mut peer = member(2);
+            peer.endpoints.filter = own.map(filter);
+            let mut inputs = inputs([member(1), peer]);
+            inputs.settings.filters.published = filter(mesh);
+            // What this node says of itself says nothing of others.
+            inputs.node_filters.published = Some(filter(&["192.0.2.1"]));
+            publishes(&inputs)
+        };
+        assert_eq!(of(None, &[]), [true, true]);
+        assert_eq!(of(None, &["10.0.0.0/8"]), [true, false]);
+        assert_eq!(of(Some(&["203.0.113.0/24"]), &["10.0.0.0/8"]), [false, true]);
+        assert_eq!(of(Some(&[]), &["10.0.0.0/8"]), [true, true]);
+    }
+
+    #[test]
+    fn a_node_s_own_filters_replace_those_of_the_mesh() {
+        let mut inputs = inputs(peer_at(&["10.3.0.2:51820", "10.4.0.2:51820"], ""));
+        let both: Vec<IpAddr> = ["10.3.0.1", "10.4.0.1"].map(|it| it.parse().unwrap()).into();
+        let desired = |inputs: &Inputs| {
+            let host = Host { addresses: both.clone(), ..host() };
+            let desired = Desired::new(inputs, &host, Held::default(), &OwnAddresses::default());
+            let candidates = desired.peers[&key(2)].paths.candidates.iter();
+            let tried = candidates.map(|candidate| candidate.address).collect::<Vec<_>>();
+            (desired.host.len(), tried)
+        };
+        inputs.node_addresses.clear();
+        inputs.settings.filters.published = filter(&["0.0.0.0/0", "!10.3.0.0/16"]);
+        inputs.settings.filters.tried = filter(&["10.3.0.0/16"]);
+        let (published, tried) = desired(&inputs);
+        assert!(published == 1 && tried.iter().all(|it| *it != endpoint("10.4.0.2:51820")), "{tried:?}");
+        inputs.node_filters.published = Some(filter(&[]));
+        inputs.node_filters.tried = Some(filter(&["10.4.0.0/16"]));
+        assert_eq!(desired(&inputs), (2, vec![endpoint("10.4.0.2:51820")]));
     }
 }

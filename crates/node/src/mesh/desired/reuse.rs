@@ -31,6 +31,7 @@ impl<'a> Reuse<'a> {
         let is_alike = known.node == inputs.node
             && known.settings == inputs.settings
             && known.keepalive == inputs.keepalive
+            && known.node_filters == inputs.node_filters
             && known.resolved == inputs.resolved
             && known.cluster == inputs.cluster
             && desired.nat == nat

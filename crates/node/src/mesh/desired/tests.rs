@@ -1,5 +1,5 @@
 use fairlead_address::{EndpointFilters, Nat64Prefix};
-use fairlead_api::resources::{Encapsulation, Granularity, Topology};
+use fairlead_api::resources::{Encapsulation, Granularity, NodeFilters, Topology};
 use fairlead_api::wireguard::PrivateKey;
 use fairlead_path::BirthdayPolicy;
 use fairlead_topology::{Endpoints, InternalAddress, Member, MemberRecord, Site, Source, merge};
@@ -70,6 +70,7 @@ pub(in crate::mesh) fn inputs(members: impl IntoIterator<Item = Member>) -> Inpu
         manual: None,
         extra_endpoints: Vec::new(),
         own_port: None,
+        node_filters: NodeFilters::default(),
         keepalive: None,
         resolved: BTreeMap::new(),
         port_mappings: PortMappings::default(),

@@ -39,7 +39,7 @@ impl<K: Kernel> Mesh<K> {
             port: host.port,
             nat: self.nat,
             measured_ports: self.paths.measured_ports(),
-            published: inputs.settings.filters.published.clone(),
+            published: inputs.filters().published,
             host: desired.host.clone(),
             observed: desired.observed.clone(),
             reflexive: desired.reflexive.clone(),
