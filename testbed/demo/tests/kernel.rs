@@ -44,6 +44,7 @@ fn a_killed_node_program_loses_nothing_where_the_kernel_has_wireguard() {
     the_kernel_has_what_was_planned(&world, &mut vm);
     nothing_is_lost_while_the_node_program_is_away(&world, &mut vm, &inside);
     a_peer_with_its_clock_set_back_is_sent_a_handshake(&mut world, &mut vm, &inside);
+    the_kernel_listens_on_the_port_of_its_node_unless_it_is_taken(&world, &mut vm, &inside);
 }
 
 /// Its pods have IPv4 of a dual-stack pool, before and after a restart of the node program, and its listeners answer.
@@ -352,4 +353,59 @@ fn a_peer_with_its_clock_set_back_is_sent_a_handshake(world: &mut World, vm: &mu
     }
     let log = vm.log().unwrap();
     assert!(log.contains("starting a handshake"), "{log}");
+}
+
+/// `wg` is the judge. Neither another port nor one that is taken costs a session.
+fn the_kernel_listens_on_the_port_of_its_node_unless_it_is_taken(
+    world: &World,
+    vm: &mut VmNode,
+    inside: &[IpAddr],
+) {
+    let address = vm.node.public_address();
+    let annotate = |port: &str| {
+        let annotation = format!("kilo.squat.ai/force-endpoint={address}:{port}");
+        world.plane.kubectl(&["annotate", "--overwrite", "node", "home-vm", &annotation]).unwrap();
+    };
+    let (index, before) = device(vm);
+    annotate("51821");
+    until("the port of the node", || listens_on(vm, 51821));
+    for outside in &world.pods {
+        until("ping to the VM", || probe::ping(outside, inside[0]));
+    }
+    // As the device of Kilo has it.
+    vm.shell("ip link add kilo0 type wireguard && wg set kilo0 listen-port 51822 && ip link set kilo0 up")
+        .unwrap();
+    annotate("51822");
+    until("the problem", || {
+        let problems = vm.status()?["problems"].to_string();
+        anyhow::ensure!(problems.contains("cannot listen on port 51822"), "{problems}");
+        Ok(())
+    });
+    listens_on(vm, 51821).unwrap();
+    for outside in &world.pods {
+        until("ping to the VM", || probe::ping(outside, inside[0]));
+    }
+    vm.shell("ip link delete kilo0").unwrap();
+    until("the port that is free", || listens_on(vm, 51822));
+    world.plane.kubectl(&["annotate", "node", "home-vm", "kilo.squat.ai/force-endpoint-"]).unwrap();
+    until("the port of the mesh", || listens_on(vm, 51820));
+    for outside in &world.pods {
+        until("ping to the VM", || probe::ping(outside, inside[0]));
+    }
+    until("no problem", || {
+        let problems = vm.status()?["problems"].clone();
+        anyhow::ensure!(problems == json!([]), "{problems}");
+        Ok(())
+    });
+    let (index_after, after) = device(vm);
+    let keys = |sessions: &[Session]| sessions.iter().map(|it| it.peer.clone()).collect::<Vec<_>>();
+    assert_eq!((index, keys(&before)), (index_after, keys(&after)), "the device stays");
+}
+
+fn listens_on(vm: &mut VmNode, port: u16) -> anyhow::Result<()> {
+    let shown = vm.shell("wg show wire_kube listen-port")?;
+    anyhow::ensure!(shown.trim() == port.to_string(), "{shown}");
+    let status = vm.status()?;
+    anyhow::ensure!(status["listenPort"] == port, "{}", status["listenPort"]);
+    Ok(())
 }
