@@ -4,6 +4,7 @@
 
 mod common;
 
+use std::net::UdpSocket;
 use std::path::Path;
 use std::thread;
 use std::time::Duration;
@@ -103,6 +104,31 @@ fn an_old_process_that_ends_before_the_hand_over_finished_leaves_everything_to_t
         ..set_peer(b.public, Some("192.0.2.2:51820"), &b.inner_prefixes())
     });
     a.reaches(b.inner()[0]);
+}
+
+/// As the node program does with a port that only this node has.
+#[test]
+fn no_packet_is_lost_when_the_port_is_set_before_all_else_and_another_was_refused() {
+    let (mut a, b) = pair();
+    let taken = a.namespace.run(|| UdpSocket::bind(("0.0.0.0", PORT + 1))).unwrap();
+    let handover = Handover::new();
+    let pending = handover.start(&mut a);
+    let pings = [Pings::start(&a.namespace, b.inner()[0]), Pings::start(&b.namespace, a.inner()[0])];
+    let waiting = thread::spawn(move || pending.wait(TIMEOUT));
+    let new = a.namespace.run(|| handover.new_device(&a)).unwrap();
+    let only = |port| DeviceChange { listen_port: Some(port), ..DeviceChange::default() };
+    new.change(&only(PORT + 1)).unwrap_err();
+    new.change(&only(PORT)).unwrap();
+    // The device knows no peer, and must not take that for all it needs.
+    thread::sleep(Duration::from_millis(500));
+    new.change(&DeviceChange {
+        private_key: Some(a.private.clone()),
+        ..set_peer(b.public, Some("192.0.2.2:51820"), &b.inner_prefixes())
+    })
+    .unwrap();
+    assert!(waiting.join().unwrap());
+    pings.into_iter().map(Pings::finish).for_each(assert_lossless);
+    drop((new, taken));
 }
 
 #[test]

@@ -97,7 +97,9 @@ impl Pump {
     /// Enters the next phase of a takeover when it is due.
     pub(super) fn advance_takeover(&mut self, now: Now) {
         let Handover::Takeover(takeover) = &mut self.handover else { return };
-        match takeover.advance(now.instant, |key| !self.engine.awaits_session(key)) {
+        // The port may be set before all else; the peers are known with the key, and none is ready before.
+        let is_configured = self.engine.private_key().is_some();
+        match takeover.advance(now.instant, |key| is_configured && !self.engine.awaits_session(key)) {
             Ok(true) => {}
             Ok(false) => {
                 tracing::info!(interface = %self.name, "the hand-over from the old process is complete");
