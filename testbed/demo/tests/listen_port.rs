@@ -153,7 +153,7 @@ fn a_port_that_is_taken_is_told_and_the_old_one_stays(world: &World) {
             ensure!(status["listenPort"] == 51822, "{}", status["listenPort"]);
             let problems = published(world)?["status"]["problems"].to_string();
             ensure!(problems.contains(words), "{problems}");
-            let selector = format!("regarding.name={NODE},reason=MeshProblem");
+            let selector = format!("regarding.name={NODE},reason=ListenPortUnavailable");
             let path = "jsonpath={.items[*].note}";
             let events = ["get", "events.v1.events.k8s.io", "-A", "--field-selector", &selector, "-o", path];
             let notes = world.plane.kubectl(&events)?;

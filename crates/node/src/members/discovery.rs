@@ -5,8 +5,6 @@
 //! that a service withholds is missing elsewhere. [`Reader`] says what the services tell now, [`Memory`] how long a member is
 //! kept of which they tell no more. Both are without I/O; `mesh::discovery` drives them.
 
-mod moving;
-
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -20,7 +18,6 @@ use futures::future::BoxFuture;
 use ipnet::IpNet;
 use tokio::sync::watch;
 
-use self::moving::Addresses;
 use super::departures::Deletion;
 use super::{MemberSource, SourceProblem};
 
@@ -102,12 +99,6 @@ pub struct Told {
 struct Known {
     id: String,
     record: MemberRecord,
-}
-
-impl Known {
-    fn member(&self) -> &Member {
-        &self.record.member
-    }
 }
 
 impl Reader<'_> {
@@ -233,7 +224,6 @@ pub struct Memory {
     known: BTreeMap<String, Known>,
     /// Members that clients deleted, the latest last.
     deleted: VecDeque<Deletion>,
-    addresses: Addresses,
 }
 
 impl Memory {
@@ -244,9 +234,7 @@ impl Memory {
             let record = MemberRecord { member, ..MemberRecord::of_node(Source::Cache, "") };
             (record.member.name.clone(), Known { id: String::new(), record })
         });
-        let mut memory = Self { known: known.collect(), ..Self::default() };
-        memory.addresses.update(memory.known.values().map(Known::member), |_| None);
-        memory
+        Self { known: known.collect(), deleted: VecDeque::new() }
     }
 
     /// Takes what the services tell now. A member of which none tells any more is kept while it `is_alive`, and as long as no
@@ -282,21 +270,13 @@ impl Memory {
         });
         let keeps =
             self.known.len() > self.known.keys().filter(|name| told.members.contains_key(*name)).count();
-        let (addresses, before) = (&mut self.addresses, &self.known);
-        addresses
-            .update(told.members.values().map(Known::member), |name| before.get(name).map(Known::member));
         self.known.extend(told.members.iter().map(|(name, known)| (name.clone(), known.clone())));
         keeps
     }
 
-    /// All members, without addresses that move between them.
+    /// All members.
     pub fn records(&self) -> Vec<MemberRecord> {
-        let stripped = |known: &Known| {
-            let mut record = known.record.clone();
-            self.addresses.strip(&mut record.member);
-            record
-        };
-        self.known.values().map(stripped).collect()
+        self.known.values().map(|known| known.record.clone()).collect()
     }
 
     /// Members that clients of the services deleted, which are therefore not missing.
