@@ -13,7 +13,7 @@
 
 use std::collections::HashMap;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -32,13 +32,15 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 const MARGIN: Duration = Duration::from_secs(3);
 /// How long the beginning of a watch is remembered that is not resumed.
 const KEPT: Duration = Duration::from_secs(600);
+/// After a list for which the API server had been away, the same watch is not listed again for that reason for so long.
+const LIST_PAUSE: Duration = Duration::from_secs(30);
 /// Lists without the objects' content.
 const METADATA: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
 
 /// A client like `client`, whose watches list again after etcd was restored from a backup.
 pub fn checking_client(client: Client) -> Client {
     let namespace = client.default_namespace().to_owned();
-    Client::new(Checking { client, begun: Arc::default() }, namespace)
+    Client::new(Checking { client, watches: Arc::default() }, namespace)
 }
 
 /// A request that resumes a watch.
@@ -111,28 +113,70 @@ struct Begun {
 
 struct Checking {
     client: Client,
-    /// Of each watch.
-    begun: Arc<Mutex<HashMap<String, Begun>>>,
+    watches: Arc<Mutex<Watches>>,
 }
 
-impl Checking {
+/// What is known of each watch.
+#[derive(Default)]
+struct Watches {
+    begun: HashMap<String, Begun>,
+    /// When it was last told to list again because the API server had been away.
+    listed: HashMap<String, Instant>,
+}
+
+impl Watches {
     /// What happened to the watch since it began.
-    fn interruption(&self, resumption: &Resumption) -> Interruption {
-        let now = Instant::now();
-        let mut begun = self.begun.lock().unwrap_or_else(PoisonError::into_inner);
+    fn interruption(&mut self, resumption: &Resumption, now: Instant) -> Interruption {
         // Those of single objects do not come back.
-        begun.retain(|_, begun| now.duration_since(begun.at) < KEPT);
-        resumption.interruption(begun.get(&resumption.watch).copied(), now)
+        self.begun.retain(|_, begun| now.duration_since(begun.at) < KEPT);
+        self.listed.retain(|_, at| now.duration_since(*at) < LIST_PAUSE);
+        match resumption.interruption(self.begun.get(&resumption.watch).copied(), now) {
+            // A watch that cannot begin after a list would be listed again and again.
+            Interruption::Away if self.listed.contains_key(&resumption.watch) => Interruption::Brief,
+            interruption => interruption,
+        }
+    }
+
+    /// Takes note of an attempt to begin or resume a watch.
+    fn note(&mut self, watch: String, outcome: Outcome, now: Instant) {
+        match outcome {
+            Outcome::Begun => self.begun.insert(watch, Begun { at: now, failed: false }),
+            Outcome::Failed => self.begun.insert(watch, Begun { at: now, failed: true }),
+            Outcome::ListAgain => {
+                self.listed.insert(watch.clone(), now);
+                self.begun.remove(&watch)
+            }
+            // The API server was not away, or it is known already.
+            Outcome::Refused => None,
+        };
     }
 }
 
-/// Takes note of an attempt to begin or resume a watch; `failed` is `None` for one that is listed again.
-fn note(begun: &Mutex<HashMap<String, Begun>>, watch: String, failed: Option<bool>) {
-    let mut begun = begun.lock().unwrap_or_else(PoisonError::into_inner);
-    match failed {
-        Some(failed) => begun.insert(watch, Begun { at: Instant::now(), failed }),
-        None => begun.remove(&watch),
-    };
+/// What came of an attempt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Outcome {
+    Begun,
+    /// There is no answer, or the API server fails.
+    Failed,
+    ListAgain,
+    /// The API server answers, and does not show the objects now: it has too much to do (429), or RBAC does not allow it (403).
+    Refused,
+}
+
+impl Outcome {
+    fn of(answer: &Result<Option<Response<Body>>, BoxError>) -> Self {
+        match answer {
+            Ok(None) => Self::ListAgain,
+            Ok(Some(response)) if response.status().is_success() => Self::Begun,
+            Ok(Some(response)) if response.status().is_client_error() => Self::Refused,
+            Err(error) if is_refusal(error) => Self::Refused,
+            Ok(Some(_)) | Err(_) => Self::Failed,
+        }
+    }
+}
+
+fn is_refusal(error: &BoxError) -> bool {
+    matches!(error.downcast_ref(), Some(kube::Error::Api(status)) if (400..500).contains(&status.code))
 }
 
 impl Service<Request<Body>> for Checking {
@@ -151,19 +195,18 @@ impl Service<Request<Body>> for Checking {
         let Some(resumption) = Resumption::of(request.method(), request.uri()) else {
             return Box::pin(async move { Ok(client.send(request).await?) });
         };
-        let interruption = self.interruption(&resumption);
-        let begun = Arc::clone(&self.begun);
+        let watches = Arc::clone(&self.watches);
+        let interruption = lock(&watches).interruption(&resumption, Instant::now());
         Box::pin(async move {
             let answer = resume(&client, &resumption, interruption, request).await;
-            let failed = match &answer {
-                Ok(Some(response)) => Some(!response.status().is_success()),
-                Ok(None) => None,
-                Err(_) => Some(true),
-            };
-            note(&begun, resumption.watch, failed);
+            lock(&watches).note(resumption.watch, Outcome::of(&answer), Instant::now());
             Ok(answer?.unwrap_or_else(|| Response::new(Body::from(EXPIRED.to_vec()))))
         })
     }
+}
+
+fn lock(watches: &Mutex<Watches>) -> MutexGuard<'_, Watches> {
+    watches.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The API server's answer; `None` if the watch has to be listed again.
@@ -219,7 +262,7 @@ async fn current_version(client: &Client, path: &str) -> Result<Option<u64>, Box
 mod tests {
     use std::pin::pin;
     use std::sync::atomic::Ordering::SeqCst;
-    use std::sync::atomic::{AtomicBool, AtomicU64};
+    use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64};
 
     use futures::{Stream, StreamExt, stream};
     use k8s_openapi::api::core::v1::Namespace;
@@ -293,6 +336,10 @@ mod tests {
         /// Changes when etcd is restored from a backup.
         history: AtomicU64,
         is_away: AtomicBool,
+        /// It answers watches with this status.
+        refusal: AtomicU16,
+        /// Lists of all objects.
+        lists: AtomicU64,
         /// Requests that resumed or began a watch and were served.
         watches: AtomicU64,
     }
@@ -313,6 +360,13 @@ mod tests {
             let watch = Resumption::of(request.method(), request.uri());
             if watch.is_some() {
                 self.watches.fetch_add(1, SeqCst);
+            } else if request.uri().query() != Some("limit=1") {
+                self.lists.fetch_add(1, SeqCst);
+            }
+            let refusal = self.refusal.load(SeqCst);
+            if watch.is_some() && refusal != 0 {
+                let status = json!({ "kind": "Status", "status": "Failure", "code": refusal, "reason": "" });
+                return Ok(Response::builder().status(refusal).body(status.to_string().into())?);
             }
             let body = match watch {
                 None => axum::body::Body::from(self.list().to_string()),
@@ -379,6 +433,23 @@ mod tests {
         assert_eq!(listed_until_broken(&mut events).await, ["of-1"]);
         assert_eq!(server.watches.load(SeqCst), watches + 1, "the watch was not resumed");
         assert!(listed_until_broken(&mut events).await.is_empty(), "it is listed once");
+    }
+
+    /// Listing again would make it worse: it has too much to do.
+    #[tokio::test]
+    async fn an_api_server_that_refuses_watches_is_asked_for_few_lists() {
+        for (status, expected) in [(403, 1), (429, 1), (503, 2)] {
+            let server = Arc::new(Server::default());
+            server.version.store(90, SeqCst);
+            server.refusal.store(status, SeqCst);
+            let api = Api::<Namespace>::all(client_of(&server));
+            let mut events = pin!(watcher(api, watcher::Config::default().timeout(60)));
+            for _ in 0..20 {
+                events.next().await.unwrap().ok();
+            }
+            assert!(server.watches.load(SeqCst) > 5, "{status}");
+            assert_eq!(server.lists.load(SeqCst), expected, "{status}");
+        }
     }
 
     proptest! {
