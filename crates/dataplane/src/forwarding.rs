@@ -17,7 +17,7 @@ use std::sync::{Mutex, PoisonError};
 
 use fairlead_address::IpFamily;
 use fairlead_api::names::{LINK_GROUP_PODS, MARK_FORWARD, NFT_TABLE_FORWARD};
-use fairlead_netlink::nftables::foreign::{self, ForwardChain};
+use fairlead_netlink::nftables::foreign::{self, AcceptingRule, ForwardChain};
 use fairlead_netlink::nftables::{self, Chain, Comparison, Expression, Hook, Meta, Rule, Table};
 use fairlead_netlink::{Error, Family, Result, Socket, xtables};
 use nix::libc;
@@ -142,7 +142,7 @@ pub fn remove() -> Result<()> {
     let chains = foreign::forward_chains(&mut socket)?;
     for chain in chains.iter().filter(|chain| chain.is_of_iptables()) {
         let rules = foreign::accepting(&mut socket, chain, MARK_FORWARD)?;
-        delete(&mut socket, chain, &rules)?;
+        delete(&mut socket, chain, &ours(&rules))?;
     }
     marks
 }
@@ -184,11 +184,11 @@ fn in_nftables(socket: &mut Socket) -> Result<Forwarding> {
         }
         forwarding.is_dropped |= chain.drops;
         let rules = foreign::accepting(socket, &chain, MARK_FORWARD)?;
-        let wanted = usize::from(chain.drops);
         if may_change {
-            delete(socket, &chain, rules.get(wanted..).unwrap_or_default())?;
+            let needed = usize::from(chain.drops);
+            delete(socket, &chain, ours(&rules).get(needed..).unwrap_or_default())?;
         }
-        if rules.len() >= wanted {
+        if !chain.drops || !rules.is_empty() {
             continue;
         }
         if !may_change {
@@ -204,6 +204,12 @@ fn in_nftables(socket: &mut Socket) -> Result<Forwarding> {
 
 fn add(socket: &mut Socket, chain: &ForwardChain) -> Result<()> {
     nftables::commit(socket, &[foreign::accept_mark(chain, MARK_FORWARD, COMMENT)?])
+}
+
+/// Handles of the rules that this program made. Others' are left alone, and do as well.
+fn ours(rules: &[AcceptingRule]) -> Vec<u64> {
+    let own = rules.iter().filter(|rule| rule.comment.as_deref() == Some(COMMENT));
+    own.map(|rule| rule.handle).collect()
 }
 
 fn delete(socket: &mut Socket, chain: &ForwardChain, rules: &[u64]) -> Result<()> {

@@ -241,6 +241,24 @@ fn iptables_shows_one_rule_which_comes_back_and_goes_again() {
 }
 
 #[test]
+fn a_rule_of_an_administrator_does_as_well_and_stays() {
+    let bed = bed();
+    let mut program = Program::default();
+    let theirs = "-A FORWARD -m mark --mark 0x10/0x10 -j ACCEPT";
+    bed.host.sh(DOCKER);
+    bed.host.sh(&format!("iptables-nft {theirs}; ip6tables-nft {theirs}"));
+    let has_only_theirs =
+        || bed.rules().iter().all(|rules| rules.matches(theirs).count() == 1 && !rules.contains("fairlead"));
+    assert_eq!(program.pass(&bed.host), Forwarding { is_dropped: true, problems: Vec::new() });
+    assert!(has_only_theirs(), "{:?}", bed.rules());
+    OUTSIDE.iter().for_each(|to| ping(&bed.pod, to));
+    bed.host.sh("iptables-nft -P FORWARD ACCEPT; ip6tables-nft -P FORWARD ACCEPT");
+    assert_eq!(program.pass(&bed.host), Forwarding::default());
+    bed.host.at(|| forwarding::remove().unwrap());
+    assert!(has_only_theirs(), "{:?}", bed.rules());
+}
+
+#[test]
 fn what_an_explicit_rule_drops_stays_dropped() {
     let bed = bed();
     bed.host.sh(DOCKER);

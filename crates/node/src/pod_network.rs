@@ -182,7 +182,7 @@ impl PodNetwork {
         Ok(())
     }
 
-    /// Lets packets of pods through firewalls that drop what this host forwards, and returns which do not. With a mesh it says that.
+    /// Lets packets of pods through firewalls that drop what this host forwards, and returns which do not.
     async fn pass_firewalls(&self, rules: &mut ForwardRules) -> anyhow::Result<Vec<String>> {
         let mut taken = std::mem::take(rules);
         let apply = move || {
@@ -196,8 +196,7 @@ impl PodNetwork {
         if marked.is_some_and(|applied| applied != Applied::Unchanged) {
             self.corrected(Object::Firewall, "set the mark of packets that firewalls are to accept", None);
         }
-        let has_mesh = mesh::selected(&self.meshes).is_some();
-        let problems = forwarding.problems.into_iter().filter(|_| !has_mesh);
+        let problems = forwarding.problems.into_iter();
         Ok(problems.map(|problem| format!("{}: {problem}", problem.reason())).collect())
     }
 

@@ -78,7 +78,13 @@ impl Node for Service {
         }
         answer.discovery_services = describe_discovery(self.mesh.discovery());
         answer.problems.extend(self.inventory.ipam.problems());
-        answer.problems.extend(self.pod_network.get());
+        // The mesh says of firewalls what the network of the pods says.
+        let of_mesh: Vec<String> =
+            report.iter().flat_map(|report| &report.problems).map(ToString::to_string).collect();
+        let of_pods = self.pod_network.get().into_iter();
+        answer
+            .problems
+            .extend(of_pods.filter(|problem| !of_mesh.iter().any(|known| problem.ends_with(known))));
         if let Some(report) = report {
             describe(&report, &mut answer, SystemTime::now());
             if !peer.is_empty() {

@@ -130,11 +130,20 @@ pub fn forward_chains(socket: &mut Socket) -> Result<Vec<ForwardChain>> {
     Ok(chains)
 }
 
-/// Handles of the chain's rules that accept each packet with these bits of the mark, whichever program made them.
+/// A rule that accepts each packet with certain bits of the mark.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AcceptingRule {
+    /// The kernel's number of it in its table.
+    pub handle: u64,
+    /// What its `comment` match says; by that a program knows its own.
+    pub comment: Option<String>,
+}
+
+/// The chain's rules that accept each packet with these bits of the mark, whichever program made them.
 ///
 /// # Errors
 /// As [`forward_chains`].
-pub fn accepting(socket: &mut Socket, chain: &ForwardChain, mark: u32) -> Result<Vec<u64>> {
+pub fn accepting(socket: &mut Socket, chain: &ForwardChain, mark: u32) -> Result<Vec<AcceptingRule>> {
     let what = format!("list rules of chain {chain}");
     let request = request(libc::NFT_MSG_GETRULE, chain.family.number(), &what, |m| {
         m.text(rule::TABLE, &chain.table);
@@ -238,13 +247,29 @@ fn parse_chain(reply: &Reply) -> Parsed<Option<ForwardChain>> {
     }))
 }
 
-/// The rule's handle; `None` if it is of another chain or does something else.
-fn parse_accepting(body: &[u8], of: &ForwardChain, mark: u32) -> Parsed<Option<u64>> {
+/// `None` if the rule is of another chain or does something else.
+fn parse_accepting(body: &[u8], of: &ForwardChain, mark: u32) -> Parsed<Option<AcceptingRule>> {
     let is_of_chain =
         text(require(body, rule::TABLE)?)? == of.table && text(require(body, rule::CHAIN)?)? == of.name;
     let handle = u64::from_be_bytes(array(require(body, RULE_HANDLE)?)?);
     let Some(expressions) = find(body, rule::EXPRESSIONS)?.filter(|_| is_of_chain) else { return Ok(None) };
-    Ok(accepts_mark(expressions, mark)?.then_some(handle))
+    let comment = if accepts_mark(expressions, mark)? { Some(comment(expressions)?) } else { None };
+    Ok(comment.map(|comment| AcceptingRule { handle, comment }))
+}
+
+/// What the first `comment` match of a rule says (`struct xt_comment_info`).
+fn comment(expressions: &[u8]) -> Parsed<Option<String>> {
+    for element in attributes(expressions) {
+        let (_, element) = element?;
+        let data = find(element, EXPRESSION_DATA)?.unwrap_or_default();
+        if text(require(element, EXPRESSION_NAME)?)? == "match"
+            && text(require(data, MATCH_NAME)?)? == "comment"
+        {
+            let said = require(data, MATCH_INFO)?.split(|byte| *byte == 0).next().unwrap_or_default();
+            return Ok(Some(String::from_utf8_lossy(said).into_owned()));
+        }
+    }
+    Ok(None)
 }
 
 /// How much of a rule's comparison of the mark has been read.
