@@ -35,6 +35,11 @@ pub(super) async fn run(arguments: &PeerAdd) -> anyhow::Result<ExitCode> {
     let preshared_key = spec.preshared_key.clone();
     let published = match &preshared_key {
         Some(key) if arguments.preshared_key_secret => {
+            ensure!(
+                !secret::has(&client, &arguments.name).await?,
+                "the Secret with preshared keys has a key '{}' already, which another Peer may use: delete it, or choose another name",
+                arguments.name
+            );
             // First the key, as the Peer has no tunnel without it.
             secret::set(&client, &arguments.name, key).await?;
             let reference = PresharedKeyRef { key: arguments.name.clone() };
@@ -42,8 +47,12 @@ pub(super) async fn run(arguments: &PeerAdd) -> anyhow::Result<ExitCode> {
         }
         _ => spec,
     };
-    let peers: Api<KiloPeer> = Api::all(client);
+    let has_secret = published.preshared_key_ref.is_some();
+    let peers: Api<KiloPeer> = Api::all(client.clone());
     let created = peers.create(&PostParams::default(), &KiloPeer::new(&arguments.name, published)).await;
+    if created.is_err() && has_secret {
+        secret::remove(&client, &arguments.name).await?;
+    }
     let mut created = created.with_context(|| format!("cannot create Peer '{}'", arguments.name))?;
     (created.spec.preshared_key, created.spec.preshared_key_ref) = (preshared_key, None);
     let object: DynamicObject =

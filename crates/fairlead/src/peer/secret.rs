@@ -31,6 +31,15 @@ pub(super) async fn read(client: &Client) -> PresharedKeys {
     }
 }
 
+/// Whether it has the key.
+pub(super) async fn has(client: &Client, key: &str) -> anyhow::Result<bool> {
+    let secret = secrets(client)
+        .get_opt(PEER_PRESHARED_KEYS_SECRET)
+        .await
+        .with_context(|| format!("cannot read Secret {SYSTEM_NAMESPACE}/{PEER_PRESHARED_KEYS_SECRET}"))?;
+    Ok(secret.and_then(|secret| secret.data).is_some_and(|data| data.contains_key(key)))
+}
+
 /// Sets one key, in a Secret that is made if it is missing.
 pub(super) async fn set(client: &Client, key: &str, preshared_key: &str) -> anyhow::Result<()> {
     let what = || {
