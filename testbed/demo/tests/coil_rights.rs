@@ -52,6 +52,7 @@ rules:
 - {apiGroups: [wirekube.io], resources: [wirekubepeers], verbs: [get, list, watch, create, update, patch]}
 - {apiGroups: [wirekube.io], resources: [wirekubepeers/status], verbs: [get, update, patch]}
 - {apiGroups: [kilo.squat.ai], resources: [peers], verbs: [get, list, watch]}
+- {apiGroups: [''], resources: [secrets], resourceNames: [fairlead-peer-preshared-keys], verbs: [get, list, watch]}
 ---
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRoleBinding

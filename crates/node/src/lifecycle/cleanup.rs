@@ -28,7 +28,7 @@ impl Cleanup {
     /// Removes it, and deletes this node at its discovery services. It may be repeated.
     ///
     /// # Errors
-    /// A node program runs here, the kernel refuses, or a file cannot be removed. A service that is away is none: it forgets the node by
+    /// A node program runs here, the kernel refuses, or a file cannot be removed. A service that is away is no error: it forgets the node by
     /// itself.
     pub async fn run(&self) -> anyhow::Result<()> {
         self.refuse_while_a_program_runs()?;

@@ -56,7 +56,10 @@ fn granted(inputs: &Inputs, host: &[IpAddr]) -> Vec<IpAddr> {
         grants.iter().any(|grant| grant.prefix_len() >= MIN_LENGTH && grant.contains(address))
     };
     let is_known = |address: &IpAddr| {
-        inputs.claims.contains(address) || of_node.contains(address) || on_mesh.contains(address)
+        inputs.claims.contains(address)
+            || inputs.node_addresses.contains(address)
+            || of_node.contains(address)
+            || on_mesh.contains(address)
     };
     let mut granted: Vec<IpAddr> =
         host.iter().copied().filter(|it| is_granted(it) && !is_known(it)).collect();
