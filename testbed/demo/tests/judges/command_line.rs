@@ -75,7 +75,7 @@ fn fairlead(world: &World, node: &Node, arguments: &[&str]) -> (i32, String, Str
     (status.code().unwrap(), text(&stdout), text(&stderr))
 }
 
-/// Graphviz reads the picture and sees each node once, and a line between any two.
+/// Graphviz reads the picture and sees each node and the Peer once, and a line between any two nodes.
 pub(crate) fn the_graph_is_one_for_graphviz(world: &World) {
     let from = node(world, "home-2");
     let paths = || {
@@ -95,7 +95,8 @@ pub(crate) fn the_graph_is_one_for_graphviz(world: &World) {
     let Output { stdout, stderr, .. } = Command::new("dot").arg("-Tplain").arg(&file).output().unwrap();
     let [plain, error] = [stdout, stderr].map(|bytes| String::from_utf8(bytes).unwrap());
     let count = |word: &str| plain.lines().filter(|line| line.starts_with(word)).count();
-    assert_eq!((code, count("node "), count("edge "), error.as_str()), (0, 6, 15, ""), "{plain}");
+    let counted = (count("node "), count("node \"peer/laptop\""), count("edge "));
+    assert_eq!((code, counted, error.as_str()), (0, (7, 1, 15), ""), "{plain}");
 }
 
 /// 0 no problem, 1 no answer, 2 wrong arguments, 3 at least one problem.
