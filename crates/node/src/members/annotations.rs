@@ -326,12 +326,15 @@ mod tests {
     proptest::proptest! {
         #[test]
         fn hostile_annotations_of_endpoints_and_keepalives_never_panic(
-            texts in proptest::collection::vec("[0-9a-z.:,\\[\\]%/ -]{0,60}|.{0,300}", 3),
+            texts in proptest::collection::vec("[0-9a-z.:,\\[\\]%/ -]{0,60}|.{0,300}", 6),
         ) {
             let names = [ANNOTATION_ENDPOINT, ANNOTATION_KILO_FORCE_ENDPOINT, ANNOTATION_KILO_KEEPALIVE];
-            let given: Vec<(&str, &str)> = names.into_iter().zip(texts.iter().map(String::as_str)).collect();
+            let names = names.into_iter().chain(NodeFilters::ANNOTATIONS.iter().copied());
+            let given: Vec<(&str, &str)> = names.zip(texts.iter().map(String::as_str)).collect();
             let (node, mut problems) = (node(&given), Vec::new());
             manual_endpoint(&node, |_| None, &mut problems);
+            proptest::prop_assert_ne!(listen_port(&node, |_| None), Some(0));
+            filters(&node, &mut problems);
             let extra = extra_endpoints(&node, |_| None, &mut problems);
             proptest::prop_assert!(extra.len() <= MAX_EXTRA);
             keepalive(&node, &mut problems);

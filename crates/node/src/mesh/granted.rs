@@ -46,7 +46,7 @@ impl GrantedAddresses {
     }
 }
 
-/// Addresses of the Node object are not among them: whether the mesh carries those, it says itself.
+/// Addresses of the Node object are not among them: whether the mesh carries those, it says itself. What the Node excludes is not, either.
 fn granted(inputs: &Inputs, host: &[IpAddr]) -> Vec<IpAddr> {
     let Some(grants) = inputs.settings.grants.get(&inputs.node) else { return Vec::new() };
     let own = inputs.members.iter().find(|member| member.name == inputs.node);
@@ -61,8 +61,10 @@ fn granted(inputs: &Inputs, host: &[IpAddr]) -> Vec<IpAddr> {
             || of_node.contains(address)
             || on_mesh.contains(address)
     };
-    let mut granted: Vec<IpAddr> =
-        host.iter().copied().filter(|it| is_granted(it) && !is_known(it)).collect();
+    let is_excluded =
+        |address: &IpAddr| inputs.node_filters.excluded.iter().any(|prefix| prefix.contains(address));
+    let is_claimed = |address: &&IpAddr| is_granted(address) && !is_known(address) && !is_excluded(address);
+    let mut granted: Vec<IpAddr> = host.iter().filter(is_claimed).copied().collect();
     granted.sort_unstable();
     granted
 }
@@ -134,6 +136,13 @@ mod tests {
         let inputs = Arc::new(inputs);
         let host = ["10.0.0.1", "10.99.0.1"].map(address);
         assert!(Arc::ptr_eq(&GrantedAddresses::default().extend(&inputs, &host), &inputs));
+    }
+
+    #[test]
+    fn what_a_node_excludes_is_not_claimed_though_it_is_granted() {
+        let mut inputs = granting(&["172.30.0.0/16"]);
+        inputs.node_filters.excluded = vec!["172.30.1.0/24".parse().unwrap()];
+        assert_eq!(claimed(inputs, &["172.30.0.5", "172.30.1.5"]), [address("172.30.0.5")]);
     }
 
     #[test]
