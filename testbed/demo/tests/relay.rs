@@ -91,8 +91,8 @@ fn the_nat_of_a_node_without_udp_rebinds(world: &World) {
 fn a_replica_is_killed(relay: &mut Relay, flows: &[Flow]) {
     let mark = Instant::now();
     relay.run_replicas(3).unwrap();
-    // Nodes whose links were cut for long try again after long pauses.
-    resumes("one relay becomes three replicas", flows, mark, mark, FROM_SAVED_STATE);
+    // Nodes whose links were cut for long try again after pauses of up to 30 s, and TCP then waits for its own next attempt.
+    resumes("one relay becomes three replicas", flows, mark, mark, TIMEOUT);
     let links = |relay: &Relay| {
         let links =
             |number| relay.replica_metric(number, "fairlead_relay_links").map(Option::unwrap_or_default);
