@@ -5,7 +5,6 @@
 //! new node. What the API server has written meanwhile is counted by the resource version, which is etcd's revision.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -14,13 +13,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use fairlead_demo::World;
-use fairlead_demo::servers;
 use fairlead_demo::topology::{SitePlan, Topology};
 use ipnet::Ipv4Net;
-use serde_json::json;
-use testbed_lab::relay::{Relay, TOKEN};
-use testbed_lab::{Host, Ipv6, Nat, Process, Progress};
+use testbed_lab::{Ipv6, Nat, Progress};
 
+use crate::joining::{Servers, forget};
 use crate::report::{Measurement, milliseconds};
 use crate::statistics::percentile;
 use crate::{Effort, Options, progress};
@@ -45,12 +42,6 @@ const SITES: [(&str, Nat, [u8; 4]); 5] = [
 /// The last byte of the address of the first node at each site.
 const FIRST_HOST: u8 = 20;
 
-/// STUN servers and the relay.
-struct Servers {
-    _stun: [(Host, Process); 2],
-    _relay: Relay,
-}
-
 /// When each of the other pods first answered a pod.
 type Answers = BTreeMap<IpAddr, Instant>;
 
@@ -68,7 +59,9 @@ pub(crate) fn run(options: Options) -> Result<Vec<Measurement>> {
         (Effort::Quick, None) => 10,
     };
     let mut world = World::start(&topology(size)?, &Progress::default())?;
-    let _servers = prepare(&mut world)?;
+    let _servers = Servers::prepare(&mut world)?;
+    let names: Vec<&str> = world.nodes.iter().map(|node| node.name.as_str()).collect();
+    forget(&world, &names)?;
     let probers = probers(&world, size)?;
     let (mut measurements, mut running) = (Vec::new(), 0);
     for step in steps(size) {
@@ -107,26 +100,6 @@ fn topology(size: usize) -> Result<Topology> {
         sites: SITES.into_iter().enumerate().map(site).collect::<Result<_>>()?,
         node_arguments: &[],
     })
-}
-
-/// Makes mesh and pods, and ends all node programs: none has any state.
-fn prepare(world: &mut World) -> Result<Servers> {
-    let stun = [servers::stun_server(world, "stun-1")?, servers::stun_server(world, "stun-2")?];
-    let relay = servers::relay(world)?;
-    world.apply_pool()?;
-    world.start_pods()?;
-    world.nodes.iter_mut().try_for_each(|node| node.stop())?;
-    let names = stun.each_ref().map(|(host, _)| format!("stun:{}", host.address()));
-    servers::apply_token(world, TOKEN)?;
-    servers::apply_mesh(world, &json!({ "stunServers": names, "relay": relay.spec("auto") }))?;
-    world.plane.kubectl(&["delete", "wirekubepeers", "--all", "--wait=true"])?;
-    for node in &world.nodes {
-        let state = node.directory.join("state");
-        if state.exists() {
-            fs::remove_dir_all(&state).with_context(|| format!("cannot remove {}", state.display()))?;
-        }
-    }
-    Ok(Servers { _stun: stun, _relay: relay })
 }
 
 /// One in each pod, in the order in which nodes are added.

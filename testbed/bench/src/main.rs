@@ -14,6 +14,7 @@ mod cni;
 mod cpu;
 mod growth;
 mod ipam;
+mod joining;
 mod mesh;
 mod mesh_scale;
 mod nat;

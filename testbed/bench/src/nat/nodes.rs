@@ -9,14 +9,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use fairlead_demo::World;
 use fairlead_demo::nat_matrix::Place;
-use fairlead_demo::servers;
 use fairlead_demo::times::{PairTimes, courses};
 use jiff::Timestamp;
-use serde_json::{Value, json};
-use testbed_lab::relay::{Relay, TOKEN};
-use testbed_lab::{Host, Process};
+use serde_json::Value;
+use testbed_lab::Process;
 
 use super::{LIMIT, Outcome};
+use crate::joining::{Servers, forget};
 use crate::progress;
 
 /// Bounds every wait.
@@ -26,36 +25,20 @@ const ANSWER: Duration = Duration::from_secs(5);
 /// Between two pings.
 const INTERVAL: &str = "0.02";
 
-/// STUN servers and the relay.
+/// Node programs, with what they need.
 pub(super) struct Nodes {
-    _servers: [(Host, Process); 2],
-    _relay: Relay,
+    _servers: Servers,
 }
 
 impl Nodes {
     /// Makes mesh and pods, and ends all node programs.
     pub(super) fn prepare(world: &mut World) -> Result<Self> {
-        let servers = [servers::stun_server(world, "stun-1")?, servers::stun_server(world, "stun-2")?];
-        let relay = servers::relay(world)?;
-        world.apply_pool()?;
-        world.start_pods()?;
-        world.nodes.iter_mut().try_for_each(|node| node.stop())?;
-        let names = servers.each_ref().map(|(host, _)| format!("stun:{}", host.address()));
-        servers::apply_token(world, TOKEN)?;
-        servers::apply_mesh(world, &json!({ "stunServers": names, "relay": relay.spec("auto") }))?;
-        Ok(Self { _servers: servers, _relay: relay })
+        Ok(Self { _servers: Servers::prepare(world)? })
     }
 
     /// Starts two of them, and ends them when it is known what becomes of them.
     pub(super) fn measure(&self, world: &mut World, one: &Place, other: &Place) -> Result<Outcome> {
-        world.plane.kubectl(&["delete", "wirekubepeers", "--all", "--wait=true"])?;
-        for name in [one.node, other.node] {
-            let node = world.node(name)?;
-            let state = node.directory.join("state");
-            if state.exists() {
-                fs::remove_dir_all(&state).with_context(|| format!("cannot remove {}", state.display()))?;
-            }
-        }
+        forget(world, &[one.node, other.node])?;
         let pings = start_pings(world, one, other)?;
         for name in [one.node, other.node] {
             world.node(name)?.start()?;
