@@ -345,6 +345,10 @@ mod tests {
     }
 
     impl Server {
+        fn at_90() -> Arc<Self> {
+            Arc::new(Self { version: AtomicU64::new(90), ..Self::default() })
+        }
+
         fn list(&self) -> serde_json::Value {
             let (version, history) = (self.version.load(SeqCst).to_string(), self.history.load(SeqCst));
             let name = format!("of-{history}");
@@ -379,10 +383,11 @@ mod tests {
         }
     }
 
-    fn client_of(server: &Arc<Server>) -> Client {
+    fn events_of(server: &Arc<Server>) -> impl Stream<Item = watcher::Result<Event<Namespace>>> + use<> {
         let server = Arc::clone(server);
         let answer = move |request: Request<Body>| std::future::ready(server.answer(&request));
-        checking_client(Client::new(service_fn(answer), "default"))
+        let client = checking_client(Client::new(service_fn(answer), "default"));
+        watcher(Api::<Namespace>::all(client), watcher::Config::default().timeout(60))
     }
 
     /// The names of what is listed until a watch has begun and broken.
@@ -405,10 +410,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_watch_from_a_future_that_was_undone_lists_again() {
-        let server = Arc::new(Server::default());
-        server.version.store(90, SeqCst);
-        let api = Api::<Namespace>::all(client_of(&server));
-        let mut events = pin!(watcher(api, watcher::Config::default().timeout(60)).default_backoff());
+        let server = Server::at_90();
+        let mut events = pin!(events_of(&server).default_backoff());
         assert_eq!(listed_until_broken(&mut events).await, ["of-0"]);
         assert!(listed_until_broken(&mut events).await.is_empty(), "it goes on");
         server.history.store(1, SeqCst);
@@ -419,10 +422,8 @@ mod tests {
     /// Other clients have written so much since that no resource version shows the restoration.
     #[tokio::test]
     async fn a_watch_lists_again_after_the_api_server_was_away() {
-        let server = Arc::new(Server::default());
-        server.version.store(90, SeqCst);
-        let api = Api::<Namespace>::all(client_of(&server));
-        let mut events = pin!(watcher(api, watcher::Config::default().timeout(60)).default_backoff());
+        let server = Server::at_90();
+        let mut events = pin!(events_of(&server).default_backoff());
         assert_eq!(listed_until_broken(&mut events).await, ["of-0"]);
         server.is_away.store(true, SeqCst);
         let watches = server.watches.load(SeqCst);
@@ -439,11 +440,9 @@ mod tests {
     #[tokio::test]
     async fn an_api_server_that_refuses_watches_is_asked_for_few_lists() {
         for (status, expected) in [(403, 1), (429, 1), (503, 2)] {
-            let server = Arc::new(Server::default());
-            server.version.store(90, SeqCst);
+            let server = Server::at_90();
             server.refusal.store(status, SeqCst);
-            let api = Api::<Namespace>::all(client_of(&server));
-            let mut events = pin!(watcher(api, watcher::Config::default().timeout(60)));
+            let mut events = pin!(events_of(&server));
             for _ in 0..20 {
                 events.next().await.unwrap().ok();
             }
