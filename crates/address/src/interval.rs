@@ -128,14 +128,6 @@ impl IntervalSet {
         Self { family: self.family, intervals: rest }
     }
 
-    /// Those of its intervals that `other` does not have with the same ends: what has to be added to `other`, or
-    /// deleted from `self`, interval by interval.
-    #[must_use]
-    pub fn not_in(&self, other: &Self) -> Self {
-        let differs = |interval: &&Interval| other.intervals.binary_search(interval).is_err();
-        Self { family: self.family, intervals: self.intervals.iter().filter(differs).copied().collect() }
-    }
-
     /// The fewest prefixes that cover exactly these addresses, in order.
     pub fn prefixes(&self) -> Vec<IpNet> {
         self.intervals

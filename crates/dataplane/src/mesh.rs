@@ -8,16 +8,15 @@
 use std::net::{IpAddr, SocketAddr};
 
 use fairlead_api::names;
-use fairlead_netlink::nftables;
 use fairlead_netlink::route::{
     Address, AddressFlags, IpFamily, Link, Route, RouteKind, RouteSocket, Scope, add_address, delete_address,
     delete_link, delete_route, delete_rule, set_mtu, set_up,
 };
-use fairlead_netlink::{Error, Family, Result, Socket};
+use fairlead_netlink::{Error, Result};
 use ipnet::IpNet;
 
 use crate::forwarding::{ForwardRules, Forwarding};
-use crate::nft_table::{self, Applied};
+use crate::nft_table::{self, Applied, Keeper};
 use crate::routes::{self, ensure_rules, mesh_rules, sync_table};
 use crate::uplink::{accept_ipv6, has_ipv6};
 
@@ -91,16 +90,16 @@ pub struct Bypass {
 }
 
 /// Leads packets to the other nodes into the mesh. The nftables table can hold a hundred thousand elements: it is read only
-/// after other programs have changed any table of the kernel, and after it was rebuilt.
+/// after other programs have changed any table of the kernel.
 #[derive(Debug, Default)]
 pub struct Applier {
-    /// What is known to be in place, whether it marks what is forwarded, and the generation of nftables then.
-    done: Option<(MeshState, bool, u32)>,
+    /// What the table was made of last, and whether it marks what is forwarded.
+    done: Option<(MeshState, bool)>,
+    table: Keeper,
     forward_rules: ForwardRules,
     forwarding: Forwarding,
     /// What the device was given last.
     addresses: Vec<IpNet>,
-    reads: usize,
 }
 
 impl Applier {
@@ -134,36 +133,20 @@ impl Applier {
 
     /// How often the nftables table was read.
     pub fn table_reads(&self) -> usize {
-        self.reads
+        self.table.reads()
     }
 
     fn apply_table(&mut self, state: &MeshState) -> Result<Applied> {
-        let mut socket = Socket::open(Family::Netfilter)?;
-        let generation = nftables::generation(&mut socket)?;
         let marks = self.forwarding.is_dropped;
-        let known = self.done.take().filter(|(_, _, at)| *at == generation);
-        if known.as_ref().is_some_and(|(done, marked, _)| (done, *marked) == (state, marks)) {
-            self.done = known;
+        let done = self.done.take();
+        if done.as_ref().is_some_and(|(done, marked)| (done, *marked) == (state, marks))
+            && self.table.is_in_place()?
+        {
+            self.done = done;
             return Ok(Applied::Unchanged);
         }
-        let applied = match known {
-            Some((done, marked, _)) => {
-                nft_table::apply_to(&table(state, marks), &table(&done, marked).into())?
-            }
-            None => {
-                self.reads = self.reads.saturating_add(1);
-                nft_table::apply(&table(state, marks))?
-            }
-        };
-        // Each transaction makes one generation. More of them are changes of other programs.
-        let expected = match applied {
-            Applied::Elements { .. } => generation.wrapping_add(1),
-            Applied::Rebuilt => return Ok(applied),
-            Applied::Unchanged => generation,
-        };
-        if nftables::generation(&mut socket)? == expected {
-            self.done = Some((state.clone(), marks, expected));
-        }
+        let applied = self.table.apply(&table(state, marks))?;
+        self.done = Some((state.clone(), marks));
         Ok(applied)
     }
 }

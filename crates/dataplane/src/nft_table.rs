@@ -1,7 +1,6 @@
 //! A whole nftables table of ours: what differs between the desired and the present one, applied in one transaction.
 
-use fairlead_address::IntervalSet;
-use fairlead_netlink::nftables::{self, Table, TableState};
+use fairlead_netlink::nftables::{self, Elements, Table, TableState};
 use fairlead_netlink::{Error, Family, Message, Result, Socket};
 
 /// What had to be done to a table.
@@ -24,7 +23,9 @@ pub enum Applied {
 #[derive(Debug, Default)]
 pub(crate) struct Keeper {
     /// What is known to be in place, and the generation of nftables then.
-    done: Option<(Table, u32)>,
+    done: Option<(TableState, u32)>,
+    /// Kept open: closing it waits for the kernel to free what the last transaction deleted, some 10 ms (`nft_rcv_nl_event`).
+    socket: Option<Socket>,
     reads: usize,
 }
 
@@ -34,28 +35,41 @@ impl Keeper {
     /// # Errors
     /// The kernel refuses a message; then nothing was changed.
     pub(crate) fn apply(&mut self, wanted: &Table) -> Result<Applied> {
-        let mut socket = Socket::open(Family::Netfilter)?;
+        let mut socket = self.take_socket()?;
         let generation = nftables::generation(&mut socket)?;
-        let known = self.done.take().filter(|(_, at)| *at == generation);
-        let present = match &known {
-            Some((done, _)) if done == wanted => {
-                self.done = known;
-                return Ok(Applied::Unchanged);
-            }
-            Some((done, _)) => Some(done.clone().into()),
+        let present = match self.done.take().filter(|(_, at)| *at == generation) {
+            Some((done, _)) => Some(done),
             None => {
                 self.reads = self.reads.saturating_add(1);
                 nftables::read(&mut socket, &wanted.name)?
             }
         };
-        let applied = commit(&mut socket, wanted, present.as_ref())?;
+        let (applied, state) = commit(&mut socket, wanted, present)?;
         // Each transaction makes one generation. More of them are changes of other programs.
         let made = u32::from(applied != Applied::Unchanged);
         let expected = generation.wrapping_add(made);
         if nftables::generation(&mut socket)? == expected {
-            self.done = Some((wanted.clone(), expected));
+            self.done = Some((state, expected));
         }
+        self.socket = Some(socket);
         Ok(applied)
+    }
+
+    /// Whether no program has changed nftables since the last [`Self::apply`].
+    ///
+    /// # Errors
+    /// The kernel cannot be asked.
+    pub(crate) fn is_in_place(&mut self) -> Result<bool> {
+        let Some((_, at)) = self.done else { return Ok(false) };
+        let mut socket = self.take_socket()?;
+        let generation = nftables::generation(&mut socket)?;
+        self.socket = Some(socket);
+        Ok(generation == at)
+    }
+
+    /// It is given back when it was used without an error: what is left of a failed request is then unknown.
+    fn take_socket(&mut self) -> Result<Socket> {
+        self.socket.take().map_or_else(|| Socket::open(Family::Netfilter), Ok)
     }
 
     /// How often the table was read.
@@ -91,49 +105,51 @@ pub(crate) fn apply(wanted: &Table) -> Result<Applied> {
 /// The kernel refuses a message; then nothing was changed.
 pub(crate) fn apply_on(socket: &mut Socket, wanted: &Table) -> Result<Applied> {
     let present = nftables::read(socket, &wanted.name)?;
-    commit(socket, wanted, present.as_ref())
+    commit(socket, wanted, present).map(|(applied, _)| applied)
 }
 
-/// As [`apply`], to a table that is known to be so.
-///
-/// # Errors
-/// The kernel refuses a message; then nothing was changed.
-pub(crate) fn apply_to(wanted: &Table, present: &TableState) -> Result<Applied> {
-    commit(&mut Socket::open(Family::Netfilter)?, wanted, Some(present))
-}
-
-fn commit(socket: &mut Socket, wanted: &Table, present: Option<&TableState>) -> Result<Applied> {
-    let (applied, messages) = plan(wanted, present)?;
+/// Returns what was done, and what is there then.
+fn commit(socket: &mut Socket, wanted: &Table, present: Option<TableState>) -> Result<(Applied, TableState)> {
+    let Planned { applied, messages, state } = plan(wanted, present)?;
     match nftables::commit(socket, &messages) {
         // Another process has changed the table meanwhile; the transaction was rolled back, so start over.
         Err(error @ Error::Refused { .. }) if applied != Applied::Rebuilt => {
             tracing::warn!(table = wanted.name, %error, "cannot update an nftables table, replacing it");
             nftables::commit(socket, &nftables::create(wanted)?)?;
-            Ok(Applied::Rebuilt)
+            Ok((Applied::Rebuilt, wanted.clone().into()))
         }
-        outcome => outcome.map(|()| applied),
+        outcome => outcome.map(|()| (applied, state)),
     }
 }
 
-/// The messages that turn the present table into the desired one.
-///
+/// What turns the present table into the desired one.
+struct Planned {
+    applied: Applied,
+    messages: Vec<Message>,
+    /// What is there then.
+    state: TableState,
+}
+
 /// # Errors
 /// Names too long for a message.
-fn plan(wanted: &Table, present: Option<&TableState>) -> Result<(Applied, Vec<Message>)> {
-    let Some(present) = present.filter(|present| present.shape == wanted.shape()) else {
-        return Ok((Applied::Rebuilt, nftables::create(wanted)?));
+fn plan(wanted: &Table, present: Option<TableState>) -> Result<Planned> {
+    let Some(mut state) = present.filter(|present| present.shape == wanted.shape()) else {
+        let messages = nftables::create(wanted)?;
+        return Ok(Planned { applied: Applied::Rebuilt, messages, state: wanted.clone().into() });
     };
     let (mut messages, mut deleted, mut added) = (Vec::new(), 0usize, 0usize);
-    for (name, elements) in &wanted.sets {
-        let held = present.sets.get(name).cloned().unwrap_or_else(|| IntervalSet::empty(elements.family()));
-        deleted = deleted.saturating_add(held.not_in(elements).len());
-        added = added.saturating_add(elements.not_in(&held).len());
-        messages.extend(nftables::change_elements(&wanted.name, name, &held, elements)?);
+    for (name, addresses) in &wanted.sets {
+        let held = state.sets.remove(name).unwrap_or_else(|| Elements::empty(addresses.family()));
+        let difference = held.difference(addresses);
+        deleted = deleted.saturating_add(difference.deleted.intervals().len());
+        added = added.saturating_add(difference.added.intervals().len());
+        messages.extend(nftables::change_elements(&wanted.name, name, &difference)?);
+        state.sets.insert(name.clone(), held.after(&difference));
     }
     for (name, elements) in &wanted.maps {
-        let held = present.maps.get(name).cloned().unwrap_or_default();
+        let held = state.maps.insert(name.clone(), elements.clone()).unwrap_or_default();
         messages.extend(nftables::change_map(&wanted.name, name, &held, elements)?);
     }
     let applied = if messages.is_empty() { Applied::Unchanged } else { Applied::Elements { deleted, added } };
-    Ok((applied, messages))
+    Ok(Planned { applied, messages, state })
 }

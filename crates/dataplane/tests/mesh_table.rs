@@ -161,6 +161,40 @@ fn neighbours_and_overlaps_change_only_themselves() {
     });
 }
 
+/// Its addresses touch those of other nodes, in both families, and the API server has an IPv4 address.
+#[test]
+fn a_node_that_comes_or_goes_is_one_message_for_each_set() {
+    in_namespace(|| {
+        add_mesh_device();
+        let nodes = |count: u8| {
+            let (v4, v6) = (format!("192.0.2.{count}/32"), format!("fd00:1::{count:x}/128"));
+            let mut state = mesh(1420, &["192.0.2.1/32", &v4], &["fd00:1::1/128", &v6]);
+            state
+                .targets_v4
+                .extend((1..count).map(|it| format!("192.0.2.{it}/32").parse::<IpNet>().unwrap()));
+            state
+                .targets_v6
+                .extend((1..count).map(|it| format!("fd00:1::{it:x}/128").parse::<IpNet>().unwrap()));
+            let all = state.targets_v4.iter().chain(&state.targets_v6).map(IpNet::addr).collect();
+            let servers = vec!["192.0.2.1:6443".parse().unwrap()];
+            state.bypass = Bypass { servers, nodes: all, ..Bypass::default() };
+            state
+        };
+        let mut applier = Applier::default();
+        applier.apply(&nodes(9)).unwrap();
+        // One element of `kubespan_targets_ipv4`, of `kubespan_targets_ipv6` and of `fairlead_nodes_ipv4`.
+        for count in [10, 11, 12] {
+            let applied = applier.apply(&nodes(count)).unwrap();
+            assert_eq!(applied, Applied::Elements { deleted: 0, added: 3 });
+        }
+        for count in [11, 10, 9] {
+            let applied = applier.apply(&nodes(count)).unwrap();
+            assert_eq!(applied, Applied::Elements { deleted: 3, added: 0 });
+        }
+        assert_eq!(apply(&nodes(9)).unwrap(), Applied::Unchanged, "the kernel has it all");
+    });
+}
+
 #[test]
 fn damage_is_repaired_in_one_step() {
     in_namespace(|| {

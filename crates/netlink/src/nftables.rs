@@ -25,6 +25,7 @@ mod messages;
 
 pub(crate) use dump::count;
 pub use dump::{exists, generation, read};
+pub use elements::{Difference, Elements};
 pub use expression::{
     AddressEnd, CONNECTION_REPLY, Comparison, DestinationType, Expression, Header, Meta, TCP_MAXIMUM_SEGMENT,
     TcpOption,
@@ -167,15 +168,17 @@ pub struct TableState {
     /// Everything but the elements.
     pub shape: TableShape,
     /// What the interval sets hold, by name.
-    pub sets: BTreeMap<String, IntervalSet>,
+    pub sets: BTreeMap<String, Elements>,
     /// What the maps have, by name.
     pub maps: BTreeMap<String, EndpointMap>,
 }
 
 impl From<Table> for TableState {
-    /// What [`read`] reports once the table is in place.
+    /// What [`read`] reports once the table is created.
     fn from(table: Table) -> Self {
-        Self { shape: table.shape(), sets: table.sets, maps: table.maps }
+        let shape = table.shape();
+        let sets = table.sets.into_iter().map(|(name, set)| (name, set.into())).collect();
+        Self { shape, sets, maps: table.maps }
     }
 }
 

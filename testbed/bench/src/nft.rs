@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use fairlead_address::{IntervalSet, IpFamily};
-use fairlead_netlink::nftables::{self, Table};
+use fairlead_netlink::nftables::{self, Difference, Elements, Table};
 use fairlead_netlink::{Family, Socket};
 use ipnet::{IpNet, Ipv4Net};
 use testbed_lab::{Lab, Namespace};
@@ -61,7 +61,7 @@ fn measure(ours: &mut Ours, peer: &Peer, size: u32) -> Result<Vec<Measurement>> 
             timed(|| ours.add_and_delete_knowing(&present, &one))?
         });
         peer_changes.push(timed(|| peer.add_and_delete(&one))?);
-        for (subject, held) in [(OURS, ours.held()?.len()), (PEER, peer.held()?)] {
+        for (subject, held) in [(OURS, ours.held()?.intervals().len()), (PEER, peer.held()?)] {
             ensure!(held == expected, "{subject} left {held} prefixes in the set instead of {expected}");
         }
         ours.clear()?;
@@ -116,24 +116,26 @@ impl Ours {
 
     fn add_and_delete(&mut self, one: &IpNet) -> Result<()> {
         let before = self.held()?;
-        let more = with(&before, one);
-        self.change(&before, &more)?;
-        let present = self.held()?;
-        self.change(&present, &before)
+        let addresses = before.covered();
+        self.change(&before.difference(&with(&addresses, one)))?;
+        let deleted = self.held()?.difference(&addresses);
+        self.change(&deleted)
     }
 
-    fn add_and_delete_knowing(&mut self, present: &IntervalSet, one: &IpNet) -> Result<()> {
-        let more = with(present, one);
-        self.change(present, &more)?;
-        self.change(&more, present)
+    fn add_and_delete_knowing(&mut self, present: &Elements, one: &IpNet) -> Result<()> {
+        let before = present.covered();
+        let added = present.difference(&with(&before, one));
+        self.change(&added)?;
+        let deleted = present.clone().after(&added).difference(&before);
+        self.change(&deleted)
     }
 
-    fn change(&mut self, present: &IntervalSet, wanted: &IntervalSet) -> Result<()> {
-        let messages = nftables::change_elements(TABLE, SET, present, wanted)?;
+    fn change(&mut self, difference: &Difference) -> Result<()> {
+        let messages = nftables::change_elements(TABLE, SET, difference)?;
         Ok(nftables::commit(&mut self.socket, &messages)?)
     }
 
-    fn held(&mut self) -> Result<IntervalSet> {
+    fn held(&mut self) -> Result<Elements> {
         let table = nftables::read(&mut self.socket, TABLE)?;
         table.and_then(|mut table| table.sets.remove(SET)).context("our set is not in the kernel")
     }

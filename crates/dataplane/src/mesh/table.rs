@@ -114,12 +114,11 @@ pub(super) fn table(state: &MeshState, marks_forwarded: bool) -> Table {
     let mut sets = BTreeMap::from(
         HALVES.map(|half| (half.set.to_owned(), IntervalSet::from_prefixes(half.addresses, targets()))),
     );
-    if !(state.bypass.servers.is_empty() && state.bypass.relays.is_empty()) {
-        let nodes: Vec<IpNet> = state.bypass.nodes.iter().copied().map(IpNet::from).collect();
-        sets.extend(
-            HALVES.map(|half| (half.nodes.to_owned(), IntervalSet::from_prefixes(half.addresses, &nodes))),
-        );
-    }
+    let nodes: Vec<IpNet> = state.bypass.nodes.iter().copied().map(IpNet::from).collect();
+    let answering = HALVES.iter().filter(|half| half.answers(&state.bypass));
+    sets.extend(
+        answering.map(|half| (half.nodes.to_owned(), IntervalSet::from_prefixes(half.addresses, &nodes))),
+    );
     let has_site = !state.masqueraded.is_empty();
     if has_site {
         let set = |half: Half| {
@@ -239,6 +238,11 @@ fn request(server: SocketAddr) -> Rule {
 }
 
 impl Half {
+    /// Whether a rule of [`Self::answer`] looks addresses of nodes up.
+    fn answers(&self, bypass: &Bypass) -> bool {
+        bypass.servers.iter().chain(&bypass.relays).any(|it| IpFamily::of(it.ip()) == self.addresses)
+    }
+
     /// `ip saddr A tcp sport P ip daddr @nodes accept`
     fn answer(&self, server: SocketAddr) -> Rule {
         let mut expressions = Expression::address_is(AddressEnd::Source, server.ip());

@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use fairlead_address::{IntervalSet, IpFamily};
+use fairlead_address::IpFamily;
 use nix::libc;
 
 use super::attributes::{AttributeWriter, Parsed, array, attributes, be32, explain, find, require, text};
 use super::messages::{family_header, kind};
 use super::{
-    BaseShape, ChainShape, ELEMENT_INTERVAL_END, EndpointMap, NFPROTO_INET, SET_INTERVAL, SET_MAP, SetShape,
-    TableShape, TableState, chain, element, elements, endpoints, rule, set, table,
+    BaseShape, ChainShape, ELEMENT_INTERVAL_END, Elements, EndpointMap, NFPROTO_INET, SET_INTERVAL, SET_MAP,
+    SetShape, TableShape, TableState, chain, element, elements, endpoints, rule, set, table,
 };
 use crate::replies::ReplyKind;
 use crate::{Error, Message, Reply, Result, Socket};
@@ -213,7 +213,7 @@ fn read_elements(
     table_name: &str,
     set_name: &str,
     family: IpFamily,
-) -> Result<IntervalSet> {
+) -> Result<Elements> {
     let what = format!("list elements of set inet {table_name} {set_name}");
     let replies = dump_elements(socket, table_name, set_name, &what)?;
     let mut found = Vec::new();

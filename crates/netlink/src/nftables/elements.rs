@@ -3,6 +3,82 @@
 
 use fairlead_address::{Interval, IntervalSet, IpFamily};
 
+/// The elements of one interval set, as the kernel has them: in order; they never overlap, but may touch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Elements {
+    family: IpFamily,
+    intervals: Vec<Interval>,
+}
+
+/// What turns the elements of a set into others.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Difference {
+    /// Elements to delete.
+    pub deleted: Elements,
+    /// Elements to add then.
+    pub added: Elements,
+}
+
+impl From<IntervalSet> for Elements {
+    /// One element for each interval: what a set that is created gets.
+    fn from(set: IntervalSet) -> Self {
+        Self { family: set.family(), intervals: set.intervals().to_vec() }
+    }
+}
+
+impl Elements {
+    /// No element, in a set of this family.
+    pub const fn empty(family: IpFamily) -> Self {
+        Self { family, intervals: Vec::new() }
+    }
+
+    /// The family of the addresses.
+    pub const fn family(&self) -> IpFamily {
+        self.family
+    }
+
+    /// The elements in order.
+    pub fn intervals(&self) -> &[Interval] {
+        &self.intervals
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.intervals.is_empty()
+    }
+
+    /// Which addresses they cover.
+    pub fn covered(&self) -> IntervalSet {
+        IntervalSet::from_intervals(self.family, self.intervals.clone())
+    }
+
+    /// What makes them cover exactly the wanted addresses. An element that may stay does: a node whose addresses touch those of
+    /// another one is one more element, instead of one deleted and a longer one added.
+    pub fn difference(&self, wanted: &IntervalSet) -> Difference {
+        let is_wanted = |element: &Interval| {
+            wanted
+                .overlapping(*element)
+                .is_some_and(|it| it.first <= element.first && element.last <= it.last)
+        };
+        let (kept, deleted): (Vec<Interval>, Vec<Interval>) =
+            self.intervals.iter().copied().partition(is_wanted);
+        let kept = IntervalSet::from_intervals(self.family, kept);
+        Difference {
+            deleted: Self { family: self.family, intervals: deleted },
+            added: wanted.subtract(&kept).into(),
+        }
+    }
+
+    /// The elements after such a change.
+    #[must_use]
+    pub fn after(mut self, Difference { deleted, added }: &Difference) -> Self {
+        self.intervals.retain(|element| deleted.intervals.binary_search(element).is_err());
+        self.intervals.extend(&added.intervals);
+        self.intervals.sort_unstable();
+        self
+    }
+}
+
 /// The number `nft` knows the type of a key by (`ipv4_addr`, `ipv6_addr`); the kernel only stores it.
 pub(super) const fn nft_type(family: IpFamily) -> u32 {
     match family {
@@ -39,11 +115,11 @@ pub(super) fn of_interval(family: IpFamily, interval: Interval) -> impl Iterator
     [(interval.first, false)].into_iter().chain(end.map(|end| (end, true)))
 }
 
-/// The set that a dump of elements describes.
+/// The elements that a dump describes.
 ///
 /// The kernel guarantees no order. An end without a beginning (`nft` adds one in front) has no meaning; a beginning without
 /// an end reaches to the highest address.
-pub(super) fn parse(family: IpFamily, mut elements: Vec<(u128, bool)>) -> IntervalSet {
+pub(super) fn parse(family: IpFamily, mut elements: Vec<(u128, bool)>) -> Elements {
     // An end sorts before a beginning at the same address: there the intervals touch.
     elements.sort_unstable_by_key(|(address, is_end)| (*address, !is_end));
     let (mut intervals, mut open) = (Vec::new(), None);
@@ -58,7 +134,7 @@ pub(super) fn parse(family: IpFamily, mut elements: Vec<(u128, bool)>) -> Interv
         }
     }
     intervals.extend(open.map(|first| Interval { first, last: family.highest() }));
-    IntervalSet::from_intervals(family, intervals)
+    Elements { family, intervals }
 }
 
 /// For errors: the prefix or range if there is one interval, else how many and from where to where.
@@ -85,11 +161,29 @@ mod tests {
     #[test]
     fn elements_in_any_order_and_with_stray_ends() {
         let elements = vec![(20, false), (15, true), (10, false), (0, true), (20, true), (17, false)];
-        // [10,15) and [17,20) and [20,end]
+        // [10,15), [17,20) and [20,end]
         assert_eq!(
             parse(IpFamily::V4, elements).intervals(),
-            [Interval { first: 10, last: 14 }, Interval { first: 17, last: u32::MAX.into() }]
+            [
+                Interval { first: 10, last: 14 },
+                Interval { first: 17, last: 19 },
+                Interval { first: 20, last: u32::MAX.into() }
+            ]
         );
+    }
+
+    #[test]
+    fn a_neighbour_that_comes_and_goes_is_one_element() {
+        let set = |prefixes: &[&str]| {
+            let prefixes: Vec<ipnet::IpNet> = prefixes.iter().map(|text| text.parse().unwrap()).collect();
+            IntervalSet::from_prefixes(IpFamily::V4, &prefixes)
+        };
+        let present = Elements::from(set(&["10.0.0.1/32"]));
+        let both = set(&["10.0.0.1/32", "10.0.0.2/32"]);
+        let comes = present.difference(&both);
+        assert_eq!((comes.deleted.intervals().len(), comes.added.clone()), (0, set(&["10.0.0.2/32"]).into()));
+        let goes = present.clone().after(&comes).difference(&set(&["10.0.0.1/32"]));
+        assert_eq!((goes.deleted, goes.added.intervals().len()), (set(&["10.0.0.2/32"]).into(), 0));
     }
 
     #[test]
@@ -119,7 +213,29 @@ mod tests {
             let set = IntervalSet::from_intervals(family, pairs.into_iter().map(interval).collect());
             let mut elements: Vec<_> = set.intervals().iter().flat_map(|one| of_interval(family, *one)).collect();
             elements.sort_by_key(|(address, _)| address.wrapping_mul(u128::from(seed | 1)));
-            prop_assert_eq!(parse(family, elements), set);
+            prop_assert_eq!(parse(family, elements), set.into());
+        }
+
+        #[test]
+        fn a_difference_leads_to_the_wanted_addresses_and_leaves_what_may_stay(
+            steps in proptest::collection::vec(
+                proptest::collection::vec((0u128..64, 0u128..6), 0..12), 1..6,
+            ),
+        ) {
+            let mut present = Elements::empty(IpFamily::V4);
+            for step in steps {
+                let intervals = step.iter().map(|&(first, length)| Interval { first, last: first + length });
+                let wanted = IntervalSet::from_intervals(IpFamily::V4, intervals.collect());
+                let difference = present.difference(&wanted);
+                let covers = |it: &Interval| (it.first..=it.last).all(|n| wanted.contains(IpFamily::V4.address(n)));
+                prop_assert!(difference.deleted.intervals().iter().all(|it| !covers(it)));
+                present = present.after(&difference);
+                prop_assert_eq!(present.covered(), wanted.clone());
+                let touches_at_most = |pair: &[Interval]| pair[0].last < pair[1].first;
+                prop_assert!(present.intervals().windows(2).all(touches_at_most));
+                let again = present.difference(&wanted);
+                prop_assert!(again.deleted.is_empty() && again.added.is_empty());
+            }
         }
     }
 }

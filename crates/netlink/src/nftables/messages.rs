@@ -2,13 +2,13 @@
 
 use std::net::SocketAddrV4;
 
-use fairlead_address::{Interval, IntervalSet, IpFamily};
+use fairlead_address::{Interval, IpFamily};
 use nix::libc;
 
 use super::attributes::AttributeWriter;
 use super::{
-    Chain, ELEMENT_INTERVAL_END, EndpointMap, NF_ACCEPT, NFPROTO_INET, Rule, SET_INTERVAL, SET_MAP, Table,
-    chain, element, elements, endpoints, rule, set, table,
+    Chain, Difference, ELEMENT_INTERVAL_END, Elements, EndpointMap, NF_ACCEPT, NFPROTO_INET, Rule,
+    SET_INTERVAL, SET_MAP, Table, chain, element, elements, endpoints, rule, set, table,
 };
 use crate::{Message, Result};
 
@@ -46,8 +46,9 @@ pub fn create(wanted: &Table) -> Result<Vec<Message>> {
     let mut messages = vec![add_table(&wanted.name)?, delete_table(&wanted.name)?, add_table(&wanted.name)?];
     let mut numbers = 1..;
     for ((name, elements), number) in wanted.sets.iter().zip(&mut numbers) {
-        messages.push(add_set(&wanted.name, name, elements, number)?);
-        messages.extend(element_messages(&wanted.name, name, elements, Direction::Add)?);
+        let elements = elements.clone().into();
+        messages.push(add_set(&wanted.name, name, &elements, number)?);
+        messages.extend(element_messages(&wanted.name, name, &elements, Direction::Add)?);
     }
     for ((name, map), number) in wanted.maps.iter().zip(numbers) {
         messages.push(add_map(&wanted.name, name, number)?);
@@ -70,19 +71,14 @@ pub fn delete(name: &str) -> Result<Vec<Message>> {
     Ok(vec![add_table(name)?, delete_table(name)?])
 }
 
-/// Changes one set from its present to its desired elements; no message if they are the same.
+/// Changes the elements of one set; no message if there is no difference.
 ///
 /// # Errors
 /// None in practice: a name would have to be longer than an attribute can be.
-pub fn change_elements(
-    table: &str,
-    set: &str,
-    present: &IntervalSet,
-    wanted: &IntervalSet,
-) -> Result<Vec<Message>> {
+pub fn change_elements(table: &str, set: &str, difference: &Difference) -> Result<Vec<Message>> {
     // Deletions first: a new interval may overlap one that is deleted.
-    let mut messages = element_messages(table, set, &present.not_in(wanted), Direction::Delete)?;
-    messages.extend(element_messages(table, set, &wanted.not_in(present), Direction::Add)?);
+    let mut messages = element_messages(table, set, &difference.deleted, Direction::Delete)?;
+    messages.extend(element_messages(table, set, &difference.added, Direction::Add)?);
     Ok(messages)
 }
 
@@ -163,7 +159,7 @@ fn delete_table(name: &str) -> Result<Message> {
     message(libc::NFT_MSG_DELTABLE, 0, format!("delete table inet {name}"), |m| m.text(table::NAME, name))
 }
 
-fn add_set(table_name: &str, name: &str, elements: &IntervalSet, number: u32) -> Result<Message> {
+fn add_set(table_name: &str, name: &str, elements: &Elements, number: u32) -> Result<Message> {
     let family = elements.family();
     let what = format!("add set inet {table_name} {name}");
     message(libc::NFT_MSG_NEWSET, libc::NLM_F_CREATE, what, |m| {
@@ -242,7 +238,7 @@ impl Direction {
 fn element_messages(
     table_name: &str,
     set_name: &str,
-    elements: &IntervalSet,
+    elements: &Elements,
     direction: Direction,
 ) -> Result<Vec<Message>> {
     let side = match direction {
@@ -278,6 +274,8 @@ fn write_interval(list: &mut AttributeWriter, family: IpFamily, interval: Interv
 
 #[cfg(test)]
 mod tests {
+    use fairlead_address::IntervalSet;
+
     use super::*;
 
     fn many(family: IpFamily, count: u128) -> IntervalSet {
@@ -288,7 +286,7 @@ mod tests {
     #[test]
     fn full_chunks_fit_an_attribute() {
         for family in [IpFamily::V4, IpFamily::V6] {
-            let messages = element_messages("t", "s", &many(family, 2500), Direction::Add).unwrap();
+            let messages = element_messages("t", "s", &many(family, 2500).into(), Direction::Add).unwrap();
             assert_eq!(messages.len(), 3);
             assert!(messages.iter().all(|m| m.payload.len() < 65_600));
         }
@@ -297,8 +295,10 @@ mod tests {
     #[test]
     fn texts_name_the_operation_and_the_object() {
         let one = IntervalSet::from_prefixes(IpFamily::V4, &["10.1.0.0/24".parse().unwrap()]);
-        let none = IntervalSet::empty(IpFamily::V4);
-        let messages = change_elements("t", "s", &one, &many(IpFamily::V4, 2)).unwrap();
+        let change = |present: &IntervalSet, wanted: &IntervalSet| {
+            change_elements("t", "s", &Elements::from(present.clone()).difference(wanted)).unwrap()
+        };
+        let messages = change(&one, &many(IpFamily::V4, 2));
         let texts: Vec<&str> = messages.iter().map(|m| m.what.as_str()).collect();
         assert_eq!(
             texts,
@@ -307,14 +307,14 @@ mod tests {
                 "add 2 intervals from 0.0.0.0 to 0.0.0.2 to set inet t s"
             ]
         );
-        assert!(change_elements("t", "s", &one, &one).unwrap().is_empty());
-        assert_eq!(change_elements("t", "s", &none, &one).unwrap().len(), 1);
+        assert!(change(&one, &one).is_empty());
+        assert_eq!(change(&IntervalSet::empty(IpFamily::V4), &one).len(), 1);
     }
 
     #[test]
     fn the_last_interval_has_no_end() {
         let all = IntervalSet::from_prefixes(IpFamily::V4, &["0.0.0.0/0".parse().unwrap()]);
-        let message = element_messages("t", "s", &all, Direction::Add).unwrap().remove(0);
+        let message = element_messages("t", "s", &all.into(), Direction::Add).unwrap().remove(0);
         // struct nfgenmsg, table "t", set "s", list (4) of one element (4) of one key (4) of one value (4 + 4)
         assert_eq!(message.payload.len(), 4 + 8 + 8 + 4 + 4 + 4 + 8);
     }

@@ -27,6 +27,8 @@ const SAMPLES: u32 = 20;
 const INTERFACE: &str = "mesh0";
 /// Nodes of a location.
 const LOCATION: u32 = 20;
+/// Connections to it go past the mesh, so the addresses of nodes are a set of their own.
+const API_SERVER: ([u8; 4], u16) = ([192, 0, 2, 10], 6443);
 /// The kernel frees elements in the background; that must not fall into the next sample.
 const REST: Duration = Duration::from_millis(20);
 
@@ -219,7 +221,11 @@ fn state(planned: &Plan) -> MeshState {
         addresses: Vec::new(),
         targets_v4: planned.targets_ipv4.iter().copied().map(IpNet::from).collect(),
         targets_v6: planned.targets_ipv6.iter().copied().map(IpNet::from).collect(),
-        bypass: Bypass { nodes: planned.nodes.iter().copied().collect(), ..Bypass::default() },
+        bypass: Bypass {
+            servers: vec![SocketAddr::from(API_SERVER)],
+            nodes: planned.nodes.iter().copied().collect(),
+            ..Bypass::default()
+        },
         plain: Vec::new(),
         narrow: Vec::new(),
         masqueraded: planned.masqueraded.clone(),
