@@ -136,12 +136,15 @@ fn run_one(executable: &Executable, options: &[&str], filter: &[String], limit: 
         .args(filter)
         .current_dir(&executable.directory)
         .env("CARGO_MANIFEST_DIR", &executable.directory);
+    let start = Instant::now();
     let mut tally = Tally::default();
     let ended = process::run(&mut command, limit, |line| {
         tally.line(line);
         say(&format!("{tag}{line}"));
     });
-    judge(executable.path.as_str(), &tally, ended)
+    let outcome = judge(executable.path.as_str(), &tally, ended);
+    say(&format!("    {name}: {} in {:.0} s", outcome.counts, start.elapsed().as_secs_f64()));
+    outcome
 }
 
 /// Whatever the reason of a failure is, at least one test failed.
