@@ -14,7 +14,7 @@ use crate::locations::Granularity;
 use crate::member::Member;
 use crate::plan::Policy;
 use crate::prefixes;
-use crate::problem::Problem;
+use crate::problem::{Problem, Refusal};
 
 /// The shortest prefix a member may have without a grant: `0.0.0.0/0` and its halves would capture what belongs to others.
 pub(crate) const MIN_LENGTH: u8 = 8;
@@ -68,9 +68,21 @@ fn refusal(member: &Member, prefix: IpNet, policy: &Policy) -> Option<Problem> {
     if prefix.prefix_len() < MIN_LENGTH {
         return Some(Problem::ClaimTooWide { node: node(), prefix });
     }
+    let is_told = member.is_discovered && prefixes::is_host(&prefix);
+    if let Some(why) = is_told.then(|| needed_by_others(&prefix, policy)).flatten() {
+        return Some(Problem::ClaimRefused { node: node(), prefix, why });
+    }
     let of_node =
         member.addresses.as_ref().filter(|_| prefixes::is_host(&prefix) && !member.is_discovered)?;
     (!of_node.contains(&prefix.addr())).then(|| Problem::ClaimNotOfNode { node: node(), prefix })
+}
+
+/// Whoever has the secret of discovery services could take such an address from all nodes.
+fn needed_by_others(address: &IpNet, policy: &Policy) -> Option<Refusal> {
+    let is_in = |prefixes: &[IpNet]| prefixes.iter().any(|prefix| prefix.contains(address));
+    is_in(&policy.services)
+        .then_some(Refusal::Service)
+        .or_else(|| is_in(&policy.reserved).then_some(Refusal::Reserved))
 }
 
 fn tier(member: &Member, prefix: &IpNet, policy: &Policy) -> Tier {

@@ -71,7 +71,7 @@ pub(crate) fn usable(
     match rest.is_empty() {
         false => Ok(rest),
         true if services.overlapping(prefix).is_some() => Err(Refusal::Service),
-        true => Err(Refusal::ApiServer),
+        true => Err(Refusal::Reserved),
     }
 }
 

@@ -40,9 +40,10 @@ pub struct Policy {
     pub held: BTreeMap<PublicKey, BTreeSet<IpNet>>,
     /// Keys that members announced and that have completed a handshake with this node.
     pub completed: BTreeSet<PublicKey>,
-    /// Prefixes that no external member may have: addresses of the API server.
+    /// Prefixes that no external member may have, nor one that only discovery services know: addresses of the API server and of the
+    /// default gateways of this host.
     pub reserved: Vec<IpNet>,
-    /// Prefixes of Services, which no external member may have either.
+    /// Prefixes of Services, which these may not have either.
     pub services: Vec<IpNet>,
     /// Prefixes that an administrator lets members have, by the member's name. What only discovery services know has none: the secret of
     /// the cluster proves no name.

@@ -12,8 +12,8 @@ use crate::prefixes::Unusable;
 /// Why an external member does not get a prefix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Refusal {
-    /// It is an address of the API server.
-    ApiServer,
+    /// It is an address of the API server, or of the default gateway of this host.
+    Reserved,
     /// Services have addresses there.
     Service,
     /// It is wider than /8, most of an address family or all of it, and not granted.
@@ -23,7 +23,7 @@ pub enum Refusal {
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::ApiServer => "the API server has that address",
+            Self::Reserved => "the API server or the default gateway of this node has that address",
             Self::Service => "these addresses belong to Services",
             Self::TooWide => "it is wider than /8, and would capture what belongs to others; name the networks that are meant, or grant it in spec.grants of the WireKubeMesh",
         })
@@ -150,6 +150,15 @@ pub enum Problem {
         /// The address.
         prefix: IpNet,
     },
+    /// An address that a member of which only discovery services know says is its own, and that others need; it is left out.
+    ClaimRefused {
+        /// Who claims it.
+        node: String,
+        /// The address.
+        prefix: IpNet,
+        /// Why.
+        why: Refusal,
+    },
     /// A claim wider than /8 that no administrator granted; it is left out.
     ClaimTooWide {
         /// Who claims it.
@@ -241,6 +250,7 @@ impl Problem {
             Self::ClaimNotOfNode { .. } => "ClaimNotOfNode",
             Self::ClaimOverlapsBlock { .. } => "ClaimOverlapsBlock",
             Self::ClaimOverlapsClaim { .. } => "ClaimOverlapsClaim",
+            Self::ClaimRefused { .. } => "ClaimRefused",
             Self::ClaimTooWide { .. } => "ClaimTooWide",
             Self::ClaimedTwice { .. } => "ClaimedTwice",
             Self::EntryNodesMissing { .. } => "EntryNodesMissing",
@@ -291,6 +301,7 @@ impl Problem {
             Self::BlockCoversNode { node, .. }
             | Self::BlockUnusable { node, .. }
             | Self::ClaimNotOfNode { node, .. }
+            | Self::ClaimRefused { node, .. }
             | Self::ClaimTooWide { node, .. }
             | Self::EntryNodesMissing { node, .. }
             | Self::ExternalPrefixRefused { node, .. }
@@ -411,6 +422,11 @@ impl fmt::Display for Problem {
                  to {} in spec.grants of the WireKubeMesh",
                 Name(node).bare(),
                 node = Name(node)
+            ),
+            Self::ClaimRefused { node, prefix, why } => write!(
+                f,
+                "{} says at discovery services that {prefix} is its own, which is left out of the mesh: {why}",
+                Name(node)
             ),
             Self::ClaimTooWide { node, prefix } => write!(
                 f,

@@ -4,6 +4,7 @@
 
 mod sysctl;
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use fairlead_address::PrefixSet;
@@ -70,6 +71,17 @@ impl HostNetwork {
             addresses: socket.addresses()?,
             routes: socket.routes(TABLE_MAIN)?,
         })
+    }
+
+    /// The routers of the default routes.
+    pub fn default_gateways(&self) -> BTreeSet<IpAddr> {
+        let defaults = self
+            .routes
+            .iter()
+            .filter(|route| route.destination.prefix_len() == 0 && route.kind == RouteKind::UNICAST);
+        let several =
+            |route: &Route| route.next_hops.iter().filter_map(|hop| hop.gateway).collect::<Vec<_>>();
+        defaults.flat_map(|route| several(route).into_iter().chain(route.gateway)).collect()
     }
 
     /// MTU towards other nodes in bytes: the least of the links (and routes) that the default routes use, IPv4 and

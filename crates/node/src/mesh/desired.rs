@@ -52,6 +52,7 @@ pub struct Host {
     addresses: Vec<IpAddr>,
     networks: Vec<IpNet>,
     ipv4_routes: Vec<Ipv4Net>,
+    gateways: BTreeSet<IpAddr>,
     own: Vec<OwnAddress>,
     /// Names of the links that have them.
     links: BTreeMap<u32, String>,
@@ -83,6 +84,7 @@ impl Host {
             addresses: network.node_addresses(&ignored),
             networks: network.connected_prefixes(&ignored),
             ipv4_routes: network.ipv4_routes(),
+            gateways: network.default_gateways(),
             own,
             links,
         }
@@ -243,7 +245,8 @@ impl Desired {
         let local = host.networks.iter().filter(|_| inputs.settings.bypass_local_subnets);
         let excluded = inputs.settings.excluded.iter().chain(local).copied().collect();
         let grants = inputs.settings.grants.clone();
-        let reserved = inputs.api_server.iter().map(|server| IpNet::from(server.ip())).collect();
+        let api_server = inputs.api_server.iter().map(SocketAddr::ip);
+        let reserved = api_server.chain(host.gateways.iter().copied()).map(IpNet::from).collect();
         let services = inputs.services.clone();
         let includes_pod_networks = inputs.settings.includes_pod_networks;
         let guarded = inputs.departures.guarded(includes_pod_networks).copied().collect();

@@ -56,6 +56,26 @@ fn an_address_that_the_node_does_not_have_is_no_part_of_the_mesh() {
     assert_eq!((allowed(&planned, 2).len(), planned.problems.len()), (2, 0));
 }
 
+/// Who has the secret of discovery services says that the router, or the cluster's DNS, is its own.
+#[test]
+fn a_member_that_only_discovery_knows_takes_no_address_that_others_need() {
+    let claims = ["192.0.2.2/32", "192.168.1.1/32", "10.96.0.10/32", "203.0.113.1/32"];
+    let told = Member { is_discovered: true, ..node("told", 2, &claims, None) };
+    let policy = Policy {
+        services: vec![net("10.96.0.0/16")],
+        reserved: vec![net("192.168.1.1/32"), net("203.0.113.1/32")],
+        ..granting("told", "192.168.1.1/32")
+    };
+    let planned = plan(&[own(), told], &policy);
+    assert_eq!(allowed(&planned, 2), ["192.0.2.2/32"]);
+    assert_eq!(planned.targets_ipv4, ["192.0.2.2/32".parse().unwrap()]);
+    assert_eq!(reasons(&planned), ["ClaimRefused"; 3]);
+    assert_eq!(
+        planned.problems[0].to_string(),
+        "node told says at discovery services that 10.96.0.10/32 is its own, which is left out of the mesh: these addresses belong to Services"
+    );
+}
+
 /// A node's token can announce any single address, and its kubelet say that the Node has it.
 #[test]
 fn an_address_on_the_mesh_is_that_of_the_node_which_the_controller_gave_it() {
