@@ -21,7 +21,7 @@ pub use self::watch::GatewayWatch;
 pub const INTERVAL: Duration = Duration::from_secs(1);
 /// Requests without an answer after which another gateway is used.
 const MISSES: u32 = 3;
-/// The same while there is no session with the gateway and no node behind it has ever answered.
+/// The same while no node behind it has ever answered: the tunnel may not be up yet, or these nodes answer nobody.
 const MISSES_AT_FIRST: u32 = 15;
 /// How long a gateway answers without a break before it is used again. It doubles with each time that it does not
 /// forward then.
@@ -44,6 +44,9 @@ struct Gateway {
     hold: Option<Duration>,
     /// When it was used again.
     back: Option<Instant>,
+    /// The nodes behind it, if none of them had ever answered when it went out of use: their firewalls may refuse all requests. Empty
+    /// once one of them has answered through another gateway.
+    unproven: BTreeSet<IpAddr>,
 }
 
 /// What is seen of a gateway.
@@ -63,6 +66,12 @@ impl GatewayHealth {
         self.gateways.iter().filter(|(_, it)| it.down.is_some()).map(|(name, _)| name.clone()).collect()
     }
 
+    /// Those of them that do not forward. Of the others it is not known: no node behind them answers through any gateway.
+    pub fn known_down(&self) -> Down {
+        let known = self.gateways.iter().filter(|(_, it)| it.down.is_some() && it.unproven.is_empty());
+        known.map(|(name, _)| name.clone()).collect()
+    }
+
     /// Whether a gateway is not to be used.
     pub fn is_down(&self, gateway: &str) -> bool {
         self.gateways.get(gateway).is_some_and(|it| it.down.is_some())
@@ -76,21 +85,14 @@ impl GatewayHealth {
         self.gateways.retain(|name, _| seen.contains_key(name));
         for (name, seen) in seen {
             let gateway = self.gateways.entry(name.clone()).or_default();
-            let forwards = seen.behind.iter().any(|address| replies.contains(address));
+            gateway.hear(replies);
             let is_known = seen.behind.iter().any(|address| self.answered.contains(address));
-            if forwards {
-                gateway.missed = 0;
-                gateway.down = None;
-            } else if !seen.behind.is_empty() && (is_known || !seen.has_session) {
-                gateway.missed = gateway.missed.saturating_add(1);
-                let limit = if is_known { MISSES } else { MISSES_AT_FIRST };
-                if gateway.missed >= limit && gateway.down.is_none() {
-                    gateway.fail(now);
-                    tracing::warn!(
-                        gateway = name,
-                        "the gateway does not forward; using another one if there is any"
-                    );
-                }
+            if gateway.judge(now, seen, replies, is_known) {
+                tracing::warn!(
+                    gateway = name,
+                    has_session = seen.has_session,
+                    "no node behind the gateway answers; using another gateway if there is any"
+                );
             }
             if gateway.recover(now, seen.answers) {
                 tracing::info!(gateway = name, "the gateway may be used again");
@@ -100,6 +102,37 @@ impl GatewayHealth {
 }
 
 impl Gateway {
+    /// A node that answers some gateway would have answered this one.
+    fn hear(&mut self, replies: &BTreeSet<IpAddr>) {
+        if self.unproven.iter().any(|address| replies.contains(address)) {
+            self.unproven.clear();
+        }
+    }
+
+    /// Counts what was not answered; `is_known` is whether a node behind it has ever answered. Returns whether it goes out of use.
+    ///
+    /// A gateway behind which no node has ever answered is left as well: after a start, what this node has forgotten must not keep it at one
+    /// that does not forward. If the nodes answer through no gateway, the first is used again.
+    fn judge(&mut self, now: Instant, seen: &Seen, replies: &BTreeSet<IpAddr>, is_known: bool) -> bool {
+        if seen.behind.iter().any(|address| replies.contains(address)) {
+            (self.missed, self.down) = (0, None);
+            self.unproven.clear();
+            return false;
+        }
+        if seen.behind.is_empty() {
+            return false;
+        }
+        self.missed = self.missed.saturating_add(1);
+        let limit = if is_known { MISSES } else { MISSES_AT_FIRST };
+        let fails = self.missed >= limit && self.down.is_none();
+        if fails {
+            self.fail(now);
+            let is_proven = is_known || !seen.has_session;
+            self.unproven = if is_proven { BTreeSet::new() } else { seen.behind.iter().copied().collect() };
+        }
+        fails
+    }
+
     fn fail(&mut self, now: Instant) {
         let hold = self.hold.unwrap_or(HOLD);
         let is_soon = self.back.is_some_and(|back| now.saturating_duration_since(back) < hold);
@@ -198,14 +231,31 @@ mod tests {
     }
 
     #[test]
-    fn where_no_node_has_ever_answered_only_a_session_that_is_missing_counts() {
-        let mut world = World::new();
-        for _ in 0..100 {
-            assert!(!world.second(false, true, true), "a firewall refuses requests");
-        }
+    fn without_a_session_a_gateway_is_left_and_known_not_to_forward() {
         let mut world = World::new();
         let after = (1..100).find(|_| world.second(false, false, false)).unwrap();
-        assert_eq!(after, MISSES_AT_FIRST);
+        assert_eq!((after, world.health.known_down()), (MISSES_AT_FIRST, ["a".to_owned()].into()));
+    }
+
+    /// As after a start of the program.
+    #[test]
+    fn a_gateway_that_never_forwarded_is_left_and_known_once_nodes_answer_through_another_one() {
+        let mut world = World::new();
+        assert_eq!(world.seconds_until(true, false, true), MISSES_AT_FIRST);
+        assert_eq!(world.health.known_down(), Down::default(), "the nodes may answer nobody");
+        assert!(world.second(true, true, true));
+        assert_eq!(world.health.known_down(), ["a".to_owned()].into());
+        assert!(!world.health.is_down("b"));
+    }
+
+    #[test]
+    fn where_nodes_answer_through_no_gateway_all_are_tried_ever_more_rarely_and_none_is_blamed() {
+        let mut world = World::new();
+        for hold in [60, 120, 240] {
+            assert_eq!(world.seconds_until(true, false, true), MISSES_AT_FIRST, "before {hold} s");
+            assert_eq!(world.seconds_until(false, false, true), hold);
+            assert_eq!(world.health.known_down(), Down::default());
+        }
     }
 
     #[test]

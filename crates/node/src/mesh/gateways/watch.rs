@@ -32,9 +32,10 @@ impl GatewayWatch {
         self.health.down()
     }
 
-    /// One for each of them, and what this WireGuard cannot do with several gateways.
+    /// One for each that does not forward, and what this WireGuard cannot do with several gateways.
     pub fn problems(&self, desired: &Desired, backend: Backend) -> impl Iterator<Item = MeshProblem> + use<> {
-        let down = self.down().into_iter().map(|gateway| MeshProblem::GatewayDown { gateway });
+        let known = self.health.known_down().into_iter();
+        let down = known.map(|gateway| MeshProblem::GatewayDown { gateway });
         down.chain(needs_embedded(desired, backend))
     }
 
