@@ -7,6 +7,7 @@ use std::fmt::Debug;
 use std::hash::Hash;
 use std::ops::RangeInclusive;
 use std::pin::pin;
+use std::time::Instant;
 
 use futures::{Stream, StreamExt};
 use kube::runtime::WatchStreamExt;
@@ -31,6 +32,7 @@ where
     generation: watch::Receiver<u64>,
     refusal: watch::Receiver<Option<Refusal>>,
     interruptions: watch::Receiver<u64>,
+    interrupted: watch::Receiver<Option<Instant>>,
 }
 
 /// Why the API server answers, but shows no objects. It is asked again with exponential backoff.
@@ -79,6 +81,11 @@ where
     /// be shown: etcd may be restored from a backup.
     pub fn interruptions(&self) -> watch::Receiver<u64> {
         self.interruptions.clone()
+    }
+
+    /// Since when the watch is interrupted; `None` while the objects are current.
+    pub fn interrupted_at(&self) -> Option<Instant> {
+        *self.interrupted.borrow()
     }
 
     /// Whether the first list has arrived.
@@ -140,9 +147,9 @@ where
     let (changed, generation) = watch::channel(0);
     let (refused, refusal) = watch::channel(None);
     let (interrupts, interruptions) = watch::channel(0);
+    let (interruption, interrupted) = watch::channel(None::<Instant>);
     let update = async move {
         let mut events = pin!(events.default_backoff());
-        let mut interrupted = false;
         while let Some(event) = events.next().await {
             match event {
                 Ok(event) => {
@@ -153,7 +160,7 @@ where
                     // Each attempt to list begins with this event; it may still fail.
                     if !matches!(event, Event::Init) {
                         refused.send_if_modified(|refusal| refusal.take().is_some());
-                        if std::mem::take(&mut interrupted) {
+                        if interruption.send_replace(None).is_some() {
                             tracing::info!(what, "watching again");
                         }
                     }
@@ -164,7 +171,9 @@ where
                 Err(error) => {
                     refused.send_replace(Refusal::of(what, &error));
                     interrupts.send_modify(|count| *count += 1);
-                    match std::mem::replace(&mut interrupted, true) {
+                    let since = *interruption.borrow();
+                    interruption.send_replace(since.or_else(|| Some(Instant::now())));
+                    match since.is_some() {
                         true => tracing::debug!(what, %error, "still cannot watch"),
                         false => {
                             tracing::warn!(what, %error, "cannot watch; the last known state remains in use")
@@ -174,7 +183,7 @@ where
             }
         }
     };
-    (Cache { store, generation, refusal, interruptions }, update)
+    (Cache { store, generation, refusal, interruptions, interrupted }, update)
 }
 
 /// The events of a watch with what a cache keeps of each object: parsed, without what is not read.
@@ -233,6 +242,10 @@ mod tests {
         let (cache, update) = cache_of([Err(error(403)), Ok(Event::Init), Ok(Event::InitDone)]);
         update.await;
         assert_eq!((cache.refusal(), cache.is_ready()), (None, true));
+        assert_eq!(cache.interrupted_at(), None);
+        let (cache, update) = cache_of([Ok(Event::Init), Ok(Event::InitDone), Err(error(500))]);
+        update.await;
+        assert!(cache.is_ready() && cache.interrupted_at().is_some());
     }
 
     #[tokio::test]

@@ -6,7 +6,7 @@ mod ping;
 
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
 
 use fairlead_dataplane::wireguard::PortAccess;
 use fairlead_path::State;
@@ -14,8 +14,8 @@ use fairlead_port_mapping::{Failure, Mapping};
 use fairlead_wire::node::node_server::Node;
 use fairlead_wire::node::{
     BlockRoute, DiscoveryService, ExternalPeer, IpamCheckRequest, IpamCheckResponse, IpamReleaseRequest,
-    IpamReleaseResponse, IpamShowRequest, IpamShowResponse, NetcheckRequest, NetcheckResponse, Peer,
-    PingRequest, PingResponse, PortMapping, Relay, RotateKeyRequest, RotateKeyResponse, Router,
+    IpamReleaseResponse, IpamShowRequest, IpamShowResponse, MemberSource, NetcheckRequest, NetcheckResponse,
+    Peer, PingRequest, PingResponse, PortMapping, Relay, RotateKeyRequest, RotateKeyResponse, Router,
     StatusRequest, StatusResponse,
 };
 use ipnet::IpNet;
@@ -23,6 +23,7 @@ use tonic::{Request, Response, Status};
 
 use crate::ipam::inventory::Inventory;
 use crate::lifecycle::watches::Caches;
+use crate::members::provenance::SourceAge;
 use crate::mesh::discovery::{DiscoveryStatus, ServiceStatus};
 use crate::mesh::external::ExternalReport;
 use crate::mesh::problem::MeshFailure;
@@ -87,6 +88,10 @@ impl Node for Service {
             .extend(of_pods.filter(|problem| !of_mesh.iter().any(|known| problem.ends_with(known))));
         if let Some(report) = report {
             describe(&report, &mut answer, SystemTime::now());
+            let heard = self.mesh.heard(report.saved_at);
+            for (peer, known) in answer.peers.iter_mut().zip(&report.peers) {
+                peer.sources = describe_sources(&heard.sources(&known.name, known.sources, Instant::now()));
+            }
             if !peer.is_empty() {
                 self.keep_only(&peer, &report, &mut answer)?;
             }
@@ -234,6 +239,14 @@ fn describe_external(peer: &ExternalReport, now: SystemTime) -> ExternalPeer {
     }
 }
 
+fn describe_sources(sources: &[SourceAge]) -> Vec<MemberSource> {
+    let describe = |it: &SourceAge| MemberSource {
+        source: it.source.clone(),
+        age_seconds: it.age.map(|age| age.as_secs_f64()),
+    };
+    sources.iter().map(describe).collect()
+}
+
 fn describe_peer(peer: &PeerReport, now: SystemTime) -> Peer {
     let device = peer.device.as_ref();
     let endpoint = device.and_then(|device| device.config.endpoint).or(peer.path.endpoint);
@@ -251,6 +264,7 @@ fn describe_peer(peer: &PeerReport, now: SystemTime) -> Peer {
         round_trip_seconds: peer.path.round_trip.map(|round_trip| round_trip.as_secs_f64()),
         relay_reason: peer.relay_reason.map(|reason| reason.to_string()).unwrap_or_default(),
         path_changes: Vec::new(),
+        sources: Vec::new(),
         plain_prefixes: peer.plain.iter().map(ToString::to_string).collect(),
         encapsulated_prefixes: peer.encapsulated.iter().map(ToString::to_string).collect(),
         reason: if peer.path.state == State::Up { String::new() } else { peer.path.message.clone() },

@@ -44,7 +44,7 @@ mod site_networks;
 pub use entry::EntryRole;
 pub use gateways::{Down, gateways, location};
 pub use locations::{Encapsulation, Granularity, InternalAddress, Site, TunnelRoute, Tunnels};
-pub use member::{Endpoints, External, Member, MemberRecord, Since, Source};
+pub use member::{Endpoints, External, Member, MemberRecord, Since, Source, Sources};
 pub use merge::merge;
 pub use plan::{PeerPlan, Plan, Policy, plan};
 pub use planner::{Change, Planner, changes};

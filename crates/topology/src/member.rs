@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
+use std::ops::BitOr;
 use std::time::Duration;
 
 use fairlead_address::{AddressFilter, Endpoint};
@@ -31,6 +32,43 @@ impl Source {
     /// Whether it is what discovery services say, now or before.
     pub fn is_discovery(self) -> bool {
         matches!(self, Self::Discovery | Self::Cache)
+    }
+}
+
+/// Sources, without order.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct Sources(u8);
+
+impl Sources {
+    /// Whether this one is among them.
+    pub fn contains(self, source: Source) -> bool {
+        self.0 & Self::from(source).0 != 0
+    }
+
+    /// They, the strongest first.
+    pub fn iter(self) -> impl Iterator<Item = Source> {
+        let all = [Source::Local, Source::Kubernetes, Source::Static, Source::Discovery, Source::Cache];
+        all.into_iter().filter(move |source| self.contains(*source))
+    }
+}
+
+impl From<Source> for Sources {
+    fn from(source: Source) -> Self {
+        Self(1 << source as u8)
+    }
+}
+
+impl BitOr for Sources {
+    type Output = Self;
+
+    fn bitor(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+}
+
+impl fmt::Debug for Sources {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.iter()).finish()
     }
 }
 
@@ -80,6 +118,8 @@ impl MemberRecord {
 pub struct Member {
     /// Its identity: the name of the node, or `source/ID` of a member that is no node. Unique.
     pub name: String,
+    /// Who knows of it, as [`crate::merge`] found; empty for a member that stays only because its tunnel works. It decides nothing.
+    pub sources: Sources,
     /// Its WireGuard key; `None` while it has published none, which keeps it out of the mesh.
     pub public_key: Option<PublicKey>,
     /// The key that it is about to use in its place. Not trusted: [`crate::plan`] ignores one that another member has.
@@ -143,6 +183,7 @@ impl Member {
     pub fn named(name: impl Into<String>) -> Self {
         Self {
             name: name.into(),
+            sources: Sources::default(),
             public_key: None,
             next_key: None,
             claims: Vec::new(),

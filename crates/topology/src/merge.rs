@@ -13,7 +13,8 @@ use crate::member::{Endpoints, Member, MemberRecord};
 pub fn merge(mut records: Vec<MemberRecord>) -> Vec<Member> {
     records.sort_unstable_by(|a, b| (&a.member.name, a).cmp(&(&b.member.name, b)));
     let mut members: Vec<Member> = Vec::with_capacity(records.len());
-    for MemberRecord { member, .. } in records {
+    for MemberRecord { source, mut member, .. } in records {
+        member.sources = source.into();
         match members.last_mut() {
             Some(known) if known.name == member.name => complete(known, member),
             _ => members.push(member),
@@ -26,6 +27,7 @@ pub fn merge(mut records: Vec<MemberRecord>) -> Vec<Member> {
 
 /// Adds what a record with less authority knows.
 fn complete(known: &mut Member, other: Member) {
+    known.sources = known.sources | other.sources;
     if other.is_discovered && !known.is_discovered {
         let endpoints = Endpoints { discovered: other.endpoints.discovered, ..Endpoints::default() };
         return known.endpoints.complete(endpoints);
@@ -129,6 +131,16 @@ mod tests {
         let alone = merge(vec![cached, found]).remove(0);
         assert_eq!((alone.public_key, alone.is_discovered), (Some(PublicKey([2; 32])), true));
         assert_eq!(alone.endpoints.discovered.len(), 2);
+    }
+
+    #[test]
+    fn a_member_has_the_names_of_all_who_tell_of_it() {
+        let of = |source| record(source, 0, Some(1));
+        let merged = merge(vec![of(Source::Discovery), of(Source::Static), of(Source::Kubernetes)]);
+        let sources: Vec<Source> = merged[0].sources.iter().collect();
+        assert_eq!(sources, [Source::Kubernetes, Source::Static, Source::Discovery]);
+        let alone = merge(vec![of(Source::Cache), of(Source::Cache)]).remove(0);
+        assert!(alone.sources.iter().eq([Source::Cache]) && !alone.sources.contains(Source::Local));
     }
 
     #[test]

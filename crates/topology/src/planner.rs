@@ -192,6 +192,7 @@ fn is_planned_alike(before: Option<&Arc<Member>>, after: Option<&Arc<Member>>) -
     let (Some(before), Some(after)) = (before, after) else { return false };
     let Member {
         name,
+        sources: _,
         public_key,
         next_key,
         claims,

@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::anyhow;
 use comfy_table::Table;
 use fairlead_wire::node::{
-    DiscoveryService, ExternalPeer, Peer, PortMapping, Relay, StatusRequest, StatusResponse,
+    DiscoveryService, ExternalPeer, MemberSource, Peer, PortMapping, Relay, StatusRequest, StatusResponse,
 };
 use serde_json::{Value, json};
 
@@ -93,6 +93,9 @@ pub(super) fn peer_json(peer: &Peer) -> Value {
         "rxBytes": peer.rx_bytes, "txBytes": peer.tx_bytes, "prefixes": peer.prefixes, "reason": peer.reason,
         "relayReason": peer.relay_reason, "plainPrefixes": peer.plain_prefixes,
         "encapsulatedPrefixes": peer.encapsulated_prefixes,
+        "sources": peer.sources.iter().map(|it| json!({
+            "source": it.source, "ageSeconds": it.age_seconds,
+        })).collect::<Vec<_>>(),
     })
 }
 
@@ -125,7 +128,8 @@ fn node_table(status: &StatusResponse, wide: bool) -> String {
     for service in &status.discovery_services {
         text.push_str(&format!("discovery service {}\n\n", discovery_line(service)));
     }
-    let mut header = vec!["PEER", "STATE", "ENDPOINT", "SOURCE", "HANDSHAKE", "RECEIVED", "SENT", "REASON"];
+    let mut header =
+        vec!["PEER", "STATE", "ENDPOINT", "SOURCE", "HANDSHAKE", "RECEIVED", "SENT", "REASON", "KNOWN FROM"];
     if wide {
         header.extend(["RTT", "PREFIXES", "PUBLIC KEY"]);
     }
@@ -241,6 +245,7 @@ fn peer_row(peer: &Peer, wide: bool) -> Vec<String> {
         bytes(peer.rx_bytes),
         bytes(peer.tx_bytes),
         reason(peer),
+        sources(peer),
     ];
     if wide {
         let round_trip = peer.round_trip_seconds.map(milliseconds);
@@ -251,6 +256,15 @@ fn peer_row(peer: &Peer, wide: bool) -> Vec<String> {
         ]);
     }
     row
+}
+
+/// Who knows of it. What is watched is current.
+pub(super) fn sources(peer: &Peer) -> String {
+    let named = |it: &MemberSource| match it.age_seconds.map(|seconds| seconds as i64) {
+        Some(seconds) if seconds > 0 => format!("{} ({} ago)", it.source, age(seconds)),
+        _ => it.source.clone(),
+    };
+    or_dash(&peer.sources.iter().map(named).collect::<Vec<_>>().join(", "))
 }
 
 #[cfg(test)]
@@ -299,6 +313,9 @@ mod tests {
             handshake_age_seconds: Some(130.9),
             round_trip_seconds: Some(0.0123),
             prefixes: vec!["10.0.0.0/27".into(), "fd00::/123".into()],
+            sources: [("Kubernetes", 0.0), ("discovery https://a:1", 65.0)]
+                .map(|(source, age)| MemberSource { source: source.into(), age_seconds: Some(age) })
+                .into(),
             ..Peer::default()
         };
         let status = StatusResponse { peers: vec![peer], ..StatusResponse::default() };
@@ -306,6 +323,7 @@ mod tests {
         assert!(narrow.contains("2m10s") && wide.contains("2m10s"), "{narrow}{wide}");
         assert!(wide.contains("12.3 ms") && !narrow.contains("12.3 ms"), "{narrow}{wide}");
         assert!(wide.contains("10.0.0.0/27 fd00::/123") && !narrow.contains("PREFIXES"), "{narrow}{wide}");
+        assert!(wide.contains("Kubernetes, discovery https://a:1 (65s ago)"), "{wide}");
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use fairlead_wire::node::{PathChange, Peer};
 use serde_json::{Value, json};
 
-use super::local::{milliseconds, peer_json, reason};
+use super::local::{milliseconds, peer_json, reason, sources};
 use crate::output::{age, now, or_dash, table, time};
 
 /// The peers for scripts: names and types are stable.
@@ -43,6 +43,7 @@ fn peer_text(peer: &Peer, now: i64) -> String {
         ("handshake", handshake.unwrap_or_else(|| "never".to_owned())),
         ("round trip", peer.round_trip_seconds.map_or_else(|| "-".to_owned(), milliseconds)),
         ("prefixes", or_dash(&peer.prefixes.join(" "))),
+        ("known from", sources(peer)),
     ] {
         facts.add_row([name.to_owned(), value]);
     }

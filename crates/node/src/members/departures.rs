@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fairlead_api::wireguard::PublicKey;
-use fairlead_topology::{Member, MemberRecord, Source};
+use fairlead_topology::{Member, MemberRecord, Source, Sources};
 use ipnet::IpNet;
 
 use super::SourceProblem;
@@ -206,7 +206,8 @@ impl Departures {
             !is_over && !is_explained && !is_there(&missing.member)
         });
         let kept = self.missing.values().filter(|missing| !missing.is_guarded);
-        let kept: Vec<Member> = kept.map(|missing| missing.member.clone()).collect();
+        let untold = |member: &Member| Member { sources: Sources::default(), ..member.clone() };
+        let kept: Vec<Member> = kept.map(|missing| untold(&missing.member)).collect();
         for member in kept {
             match members.iter_mut().find(|known| known.name == member.name) {
                 Some(known) => *known = Member { blocks: std::mem::take(&mut known.blocks), ..member },

@@ -8,6 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Instant;
 
 use fairlead_address::{PrefixSet, is_reachable};
 use fairlead_api::wireguard::PublicKey;
@@ -37,6 +38,8 @@ pub struct Discovered {
     pub problems: Vec<SourceProblem>,
     /// Members that were deleted there.
     pub deleted: Vec<Deletion>,
+    /// Members of which no service tells now, and when one last did.
+    pub untold: BTreeMap<String, Instant>,
 }
 
 /// What is known by discovery, as a source.
@@ -99,6 +102,8 @@ pub struct Told {
 struct Known {
     id: String,
     record: MemberRecord,
+    /// When a service last told of it; `None` while one does.
+    untold: Option<Instant>,
 }
 
 impl Reader<'_> {
@@ -126,10 +131,7 @@ impl Reader<'_> {
     }
 
     fn add(&self, id: &str, affiliate: &Affiliate, endpoints: BTreeSet<SocketAddr>, told: &mut Told) {
-        let name = match affiliate.affiliate.nodename.as_str() {
-            "" => external_name(id),
-            name => name.to_owned(),
-        };
+        let name = affiliate_name(id, affiliate);
         for rejection in &affiliate.rejections {
             told.reject(&name, "a part", rejection.to_string());
         }
@@ -162,7 +164,10 @@ impl Reader<'_> {
             since: Some(Since { created: i64::MAX, uid: id.to_owned() }),
             ..record.member
         };
-        told.members.insert(name, Known { id: id.to_owned(), record: MemberRecord { member, ..record } });
+        told.members.insert(
+            name,
+            Known { id: id.to_owned(), record: MemberRecord { member, ..record }, untold: None },
+        );
     }
 
     /// Its own addresses, and what it routes of the allowed prefixes, without what it excludes.
@@ -203,6 +208,14 @@ impl Told {
     }
 }
 
+/// How a member is named that a service tells of: as its Node.
+pub(super) fn affiliate_name(id: &str, affiliate: &Affiliate) -> String {
+    match affiliate.affiliate.nodename.as_str() {
+        "" => external_name(id),
+        name => name.to_owned(),
+    }
+}
+
 /// How a member is named that is no Node. Identifiers are anything that a service tells.
 fn external_name(id: &str) -> String {
     let shown: String = id.chars().take(64).flat_map(char::escape_default).collect();
@@ -227,12 +240,12 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// With what an earlier run of this program knew.
-    pub fn with_cached(members: Vec<Member>) -> Self {
+    /// With what an earlier run of this program knew at a time that this clock may not reach back to.
+    pub fn with_cached(members: Vec<Member>, at: Option<Instant>) -> Self {
         let known = members.into_iter().map(|member| {
             let member = Member { is_discovered: true, ..member };
             let record = MemberRecord { member, ..MemberRecord::of_node(Source::Cache, "") };
-            (record.member.name.clone(), Known { id: String::new(), record })
+            (record.member.name.clone(), Known { id: String::new(), record, untold: at })
         });
         Self { known: known.collect(), deleted: VecDeque::new() }
     }
@@ -245,6 +258,7 @@ impl Memory {
         has_answered: bool,
         is_deleted: impl Fn(&str) -> bool,
         is_alive: impl Fn(&PublicKey) -> bool,
+        now: Instant,
     ) -> bool {
         let deleted = &mut self.deleted;
         deleted.retain(|deletion| !told.members.contains_key(&deletion.name));
@@ -254,6 +268,7 @@ impl Memory {
                 return true;
             }
             if !is_deleted(&known.id) {
+                known.untold.get_or_insert(now);
                 return !has_answered || key.as_ref().is_some_and(&is_alive);
             }
             if deleted.len() >= MAX_DELETED {
@@ -272,6 +287,11 @@ impl Memory {
             self.known.len() > self.known.keys().filter(|name| told.members.contains_key(*name)).count();
         self.known.extend(told.members.iter().map(|(name, known)| (name.clone(), known.clone())));
         keeps
+    }
+
+    /// Members of which no service tells now, and when one last did.
+    pub fn untold(&self) -> BTreeMap<String, Instant> {
+        self.known.iter().filter_map(|(name, known)| Some((name.clone(), known.untold?))).collect()
     }
 
     /// All members.

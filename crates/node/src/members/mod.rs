@@ -19,6 +19,7 @@ pub mod membership;
 pub mod nodes;
 pub mod preshared_keys;
 mod problem;
+pub mod provenance;
 pub mod static_peers;
 
 use std::collections::BTreeSet;

@@ -9,7 +9,7 @@ use std::io::{self, Read as _};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fairlead_address::Endpoint;
 use fairlead_api::wireguard::PublicKey;
@@ -39,18 +39,25 @@ pub struct StaticPeers {
     /// Members that were in the file before.
     removed: Vec<Deletion>,
     problem: Option<SourceProblem>,
+    unusable_since: Option<Instant>,
 }
 
 impl StaticPeers {
+    /// Since when the file cannot be used; `None` while it can.
+    pub fn unusable_since(&self) -> Option<Instant> {
+        self.unusable_since
+    }
+
     /// Follows another content of the file, or why there is none.
     #[must_use]
-    pub fn updated(&self, path: &Path, content: io::Result<&[u8]>) -> Self {
+    pub fn updated(&self, path: &Path, content: io::Result<&[u8]>, now: Instant) -> Self {
         let parsed = content.map_err(|error| error.to_string()).and_then(parse);
         let members = match parsed {
             Ok(members) => members,
             Err(error) => {
                 let problem = SourceProblem::InvalidPeersFile { path: path.display().to_string(), error };
-                return Self { problem: Some(problem), ..self.clone() };
+                let unusable_since = self.unusable_since.or(Some(now));
+                return Self { problem: Some(problem), unusable_since, ..self.clone() };
             }
         };
         let is_in = |name: &str, key: PublicKey| {
@@ -64,7 +71,7 @@ impl StaticPeers {
         let mut removed: Vec<Deletion> =
             removed.filter(|deletion| !is_in(&deletion.name, deletion.public_key)).collect();
         removed.drain(..removed.len().saturating_sub(MAX_PEERS));
-        Self { members, removed, problem: None }
+        Self { members, removed, problem: None, unusable_since: None }
     }
 }
 
@@ -132,7 +139,8 @@ pub struct PeersFile {
 impl PeersFile {
     /// Reads the file once, so that its peers are known from the start, and the source that follows it.
     pub fn open(path: PathBuf) -> (Self, StaticSource) {
-        let said = StaticPeers::default().updated(&path, read(&path).as_deref().map_err(copy));
+        let said =
+            StaticPeers::default().updated(&path, read(&path).as_deref().map_err(copy), Instant::now());
         if let Some(problem) = &said.problem {
             tracing::warn!(%problem, "cannot use the peers of a file");
         }
@@ -151,7 +159,7 @@ impl PeersFile {
             let is_known = content.as_ref().is_ok_and(|content| last.as_ref() == Some(content));
             if !is_known {
                 let before = Arc::clone(&self.said.borrow());
-                let said = before.updated(&self.path, content.as_deref().map_err(copy));
+                let said = before.updated(&self.path, content.as_deref().map_err(copy), Instant::now());
                 if said != *before {
                     match &said.problem {
                         Some(problem) => tracing::warn!(%problem, "cannot use the peers of a file"),
@@ -183,6 +191,13 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
 
 /// The peers of the file, as a source.
 pub struct StaticSource(watch::Receiver<Arc<StaticPeers>>);
+
+impl StaticSource {
+    /// What the file says, for users.
+    pub fn subscribe(&self) -> watch::Receiver<Arc<StaticPeers>> {
+        self.0.clone()
+    }
+}
 
 impl MemberSource for StaticSource {
     fn changed(&mut self) -> BoxFuture<'_, ()> {
@@ -221,7 +236,7 @@ mod tests {
     const KEY: &str = "xTIBA5rboUvnH4htodjb6e697QjLERt1NAB4mZqp8Dg=";
 
     fn read(before: &StaticPeers, text: &str) -> StaticPeers {
-        before.updated(Path::new("/p"), Ok(text.as_bytes()))
+        before.updated(Path::new("/p"), Ok(text.as_bytes()), Instant::now())
     }
 
     fn good() -> StaticPeers {
@@ -268,9 +283,11 @@ mod tests {
             let problem = said.problem.unwrap().to_string();
             assert!(problem.contains("/p") && problem.contains(why), "{problem}");
         }
-        let missing = good().updated(Path::new("/p"), Err(io::ErrorKind::NotFound.into()));
+        let missing = good().updated(Path::new("/p"), Err(io::ErrorKind::NotFound.into()), Instant::now());
         assert_eq!((missing.members.len(), missing.problem.is_some()), (1, true));
-        assert_eq!(read(&missing, "peers: []").problem, None);
+        assert_eq!(read(&missing, "peers: [").unusable_since(), missing.unusable_since(), "it began before");
+        let good = read(&missing, "peers: []");
+        assert_eq!((good.problem, good.unusable_since), (None, None));
     }
 
     #[tokio::test]
@@ -294,7 +311,7 @@ mod tests {
     proptest::proptest! {
         #[test]
         fn hostile_content_never_panics(content in proptest::collection::vec(proptest::num::u8::ANY, 0..200)) {
-            let _ = good().updated(Path::new("/p"), Ok(&content));
+            let _ = good().updated(Path::new("/p"), Ok(&content), Instant::now());
         }
     }
 }

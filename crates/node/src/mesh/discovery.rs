@@ -62,7 +62,7 @@ pub(super) struct DiscoveryTask {
     /// Keeps members and the secret, for starts without the API server.
     pub(super) file: StateFile,
     /// What the file has, as [`Self::known_before`] reads it.
-    pub(super) cached: Vec<Member>,
+    pub(super) cached: (Vec<Member>, Option<Instant>),
     pub(super) reports: Arc<Reports>,
     /// What the services tell.
     pub(super) known: watch::Sender<Arc<Discovered>>,
@@ -91,7 +91,8 @@ struct Known {
 
 impl Known {
     fn discovered(&self, problems: Vec<SourceProblem>) -> Discovered {
-        Discovered { records: self.memory.records(), problems, deleted: self.memory.deleted() }
+        let memory = &self.memory;
+        Discovered { records: memory.records(), problems, deleted: memory.deleted(), untold: memory.untold() }
     }
 }
 
@@ -100,8 +101,8 @@ impl DiscoveryTask {
     pub(super) async fn run(self) {
         let mut settings = self.settings.clone();
         let mut known = Known {
-            memory: Memory::with_cached(self.cached.clone()),
-            saved: self.cached.clone(),
+            memory: Memory::with_cached(self.cached.0.clone(), self.cached.1),
+            saved: self.cached.0.clone(),
             save_at: Instant::now(),
         };
         let mut services: Vec<Service> = Vec::new();
@@ -134,14 +135,17 @@ impl DiscoveryTask {
         }
     }
 
-    /// What an earlier run of this program knew, and what it is as a source.
-    pub(super) fn known_before(file: &StateFile) -> (Vec<Member>, Discovered) {
-        let saved = file.read_discovered(jiff::Timestamp::now()).unwrap_or_else(|error| {
+    /// What an earlier run of this program knew and when, and what it is as a source.
+    pub(super) fn known_before(file: &StateFile) -> ((Vec<Member>, Option<Instant>), Discovered) {
+        let (saved, age) = file.read_discovered(jiff::Timestamp::now()).unwrap_or_else(|error| {
             tracing::warn!(error = %format!("{error:#}"), "cannot use what discovery services told before");
-            Vec::new()
+            Default::default()
         });
-        let records = Memory::with_cached(saved.clone()).records();
-        (saved, Discovered { records, ..Discovered::default() })
+        let at = Instant::now().checked_sub(age);
+        let memory = Memory::with_cached(saved.clone(), at);
+        let discovered =
+            Discovered { records: memory.records(), untold: memory.untold(), ..Discovered::default() };
+        ((saved, at), discovered)
     }
 
     /// Stays connected until the secret is another one.
@@ -249,11 +253,12 @@ impl DiscoveryTask {
         let is_alive = |key: &PublicKey| {
             report.as_ref().is_some_and(|report| report.session(key, now) == Session::Alive)
         };
-        known.memory.update(&told, has_answered, is_deleted, is_alive);
+        known.memory.update(&told, has_answered, is_deleted, is_alive, Instant::now());
         let mut problems = told.problems;
         problems.extend(services.iter().zip(&views).flat_map(|(service, view)| service.problems(view)));
         let status = services.iter().zip(&views).map(|(service, view)| service.status(view));
-        let status = DiscoveryStatus { services: status.collect() };
+        let watched = services.iter().map(|service| (service.server.to_string(), service.view.clone()));
+        let status = DiscoveryStatus { services: status.collect(), views: watched.collect() };
         drop(views);
         self.publish(known.discovered(problems), status);
     }

@@ -76,6 +76,8 @@ pub struct Inputs {
     pub departures: Departures,
     /// What could not be read.
     pub problems: Vec<SourceProblem>,
+    /// When what is used of the cluster was saved; `None` if the API server has shown it.
+    pub saved_at: Option<Instant>,
     /// What the first link-layer address of this host makes of IPv6 addresses.
     pub interface_id: Option<InterfaceId>,
     /// What the nodes of the cluster share for discovery, if it is known.
@@ -210,6 +212,8 @@ struct Saved {
     is_read: bool,
     /// Members as of an earlier run, and how old that is, until there are current ones.
     earlier: (Vec<Arc<Member>>, Duration),
+    /// When the file was written.
+    at: Option<Instant>,
     /// The inputs of the last [`InputReader::read`] were those of the cluster.
     is_live: bool,
     unsaved: watch::Sender<Option<Unsaved>>,
@@ -224,6 +228,7 @@ impl Saved {
             facts: None,
             is_read: false,
             earlier: Default::default(),
+            at: None,
             is_live: false,
             unsaved,
         }
@@ -247,6 +252,7 @@ impl Saved {
             Ok(Some(read)) => {
                 let members = read.facts.members.iter().cloned().map(Arc::new);
                 self.earlier = (members.collect(), read.age);
+                self.at = Instant::now().checked_sub(read.age);
                 self.facts = Some(read.facts);
                 Some(read.departures)
             }
@@ -370,6 +376,7 @@ impl InputReader {
         // The key may have been replaced since.
         for own in facts.members.iter_mut().filter(|member| member.name == self.node) {
             own.public_key = Some(self.network.mesh_identity.keys.borrow().public_key);
+            own.sources = Source::Local.into();
         }
         facts
     }
@@ -472,6 +479,7 @@ impl InputReader {
             nat64: self.network.nat64.borrow_and_update().clone(),
             departures: self.membership.departures().clone(),
             problems,
+            saved_at: self.saved.at.filter(|_| !self.saved.is_live),
             interface_id: self.network.mesh_identity.interface_id,
             cluster: self.network.mesh_identity.cluster.borrow_and_update().clone(),
         }

@@ -89,7 +89,8 @@ use crate::members::external_peers::{CachedExternalPeer, ExternalPeers};
 use crate::members::kubernetes::{Deletions, Kubernetes};
 use crate::members::membership::Membership;
 use crate::members::preshared_keys::PresharedKeys;
-use crate::members::static_peers::PeersFile;
+use crate::members::provenance::{Heard, Provenance};
+use crate::members::static_peers::{PeersFile, StaticSource};
 
 /// The WireKubeMesh that counts: the first by name.
 pub(crate) fn selected(meshes: &Cache<WireKubeMesh>) -> Option<Arc<WireKubeMesh>> {
@@ -152,6 +153,13 @@ pub fn start(deps: MeshDeps, supervisor: &mut Supervisor) -> MeshHandle {
     let (cached, discovered) = DiscoveryTask::known_before(&file);
     let (known, discovered) = watch::channel(Arc::new(discovered));
     let (peers_file, static_peers) = deps.peers_file.map(PeersFile::open).unzip();
+    let (services, discovery_status) = watch::channel(DiscoveryStatus::default());
+    let provenance = Provenance {
+        peers: Arc::clone(&deps.peers),
+        file: static_peers.as_ref().map(StaticSource::subscribe),
+        discovered: discovered.clone(),
+        discovery: discovery_status.clone(),
+    };
     let mut sources: Vec<Box<dyn MemberSource>> = vec![
         Box::new(Kubernetes::of_mesh(Arc::clone(&deps.peers), deps.deleted_peers, deps.blocks)),
         Box::new(ExternalPeers::new(deps.external_peers, deps.preshared_keys)),
@@ -210,7 +218,6 @@ pub fn start(deps: MeshDeps, supervisor: &mut Supervisor) -> MeshHandle {
         view,
         status,
     };
-    let (status, discovery_status) = watch::channel(DiscoveryStatus::default());
     let discovery = DiscoveryTask {
         client: deps.client.clone(),
         node: deps.node.clone(),
@@ -221,7 +228,7 @@ pub fn start(deps: MeshDeps, supervisor: &mut Supervisor) -> MeshHandle {
         reports: Arc::clone(&reports),
         known,
         credentials,
-        status,
+        status: services,
     };
     let port = Arc::clone(paths.port());
     let device = DeviceSlot::new(deps.preference, deps.handover);
@@ -263,7 +270,13 @@ pub fn start(deps: MeshDeps, supervisor: &mut Supervisor) -> MeshHandle {
         let mesh = run::run(reader, kernel, mesh, running, stop.cancelled_owned()).await;
         drop(stopped.send(mesh.into_device()));
     });
-    let view = MeshView { keys: Some(store), reports, paths: Some(port), discovery: discovery_status };
+    let view = MeshView {
+        keys: Some(store),
+        reports,
+        paths: Some(port),
+        discovery: discovery_status,
+        provenance: Some(provenance),
+    };
     MeshHandle { view, device }
 }
 
@@ -286,7 +299,8 @@ impl MeshHandle {
         reports.fail(failure);
         let (_, device) = oneshot::channel();
         let (_, discovery) = watch::channel(DiscoveryStatus::default());
-        Self { view: MeshView { keys: None, reports: Arc::new(reports), paths: None, discovery }, device }
+        let reports = Arc::new(reports);
+        Self { view: MeshView { keys: None, reports, paths: None, discovery, provenance: None }, device }
     }
 
     /// What other subsystems may know of the mesh.
@@ -307,9 +321,15 @@ pub struct MeshView {
     reports: Arc<Reports>,
     paths: Option<Arc<PathPort>>,
     discovery: watch::Receiver<DiscoveryStatus>,
+    provenance: Option<Provenance>,
 }
 
 impl MeshView {
+    /// When the sources of members last told of them.
+    pub fn heard(&self, saved: Option<Instant>) -> Heard {
+        self.provenance.as_ref().map(|provenance| provenance.heard(saved)).unwrap_or_default()
+    }
+
     /// How the discovery services of the mesh do.
     pub fn discovery(&self) -> DiscoveryStatus {
         self.discovery.borrow().clone()

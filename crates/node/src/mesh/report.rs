@@ -2,13 +2,14 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use fairlead_address::{AddressFilter, Endpoint, InterfaceId, Nat64Prefix};
 use fairlead_api::wireguard::{PeerState, PublicKey};
 use fairlead_dataplane::wireguard::{Backend, PortAccess};
 use fairlead_path::{NatType, State, Status};
 use fairlead_relay::client;
+use fairlead_topology::Sources;
 use ipnet::IpNet;
 
 use super::desired::StunAnswers;
@@ -36,6 +37,8 @@ pub struct PeerReport {
     pub relay_reason: Option<RelayReason>,
     /// What the device says, without prefixes; `None` only before it was configured.
     pub device: Option<Arc<PeerState>>,
+    /// Who knows of it.
+    pub sources: Sources,
     /// What is sent to it.
     pub prefixes: Vec<IpNet>,
     /// What of it leaves without the tunnel, inside of the location.
@@ -101,6 +104,8 @@ pub struct Report {
     pub peer_reflexive: Vec<SocketAddr>,
     /// The prefixes of the NAT64 of this node's network.
     pub nat64: Vec<Nat64Prefix>,
+    /// When what is used of the cluster was saved; `None` if the API server has shown it.
+    pub saved_at: Option<Instant>,
     /// Nodes by name.
     pub peers: Vec<PeerReport>,
     /// Peers outside of the cluster by name.

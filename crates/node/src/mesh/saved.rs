@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use fairlead_api::resources::WireKubeMesh;
 use fairlead_api::wireguard::{PresharedKey, PublicKey};
-use fairlead_topology::{Endpoints, External, InternalAddress, Member, Since, Site};
+use fairlead_topology::{Endpoints, External, InternalAddress, Member, Since, Site, Sources};
 use ipnet::IpNet;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, NodeStatus};
@@ -196,6 +196,8 @@ impl From<&Member> for SavedMember {
             entry_terms,
             external,
             is_discovered: _,
+            // They have to tell of it again.
+            sources: _,
             needs_preshared_key,
         } = member.clone();
         let Endpoints {
@@ -284,6 +286,7 @@ impl TryFrom<SavedMember> for Member {
             entry_terms: saved.entry_terms.into_iter().map(term).collect::<Result<_>>()?,
             external: saved.external.map(External::try_from).transpose()?,
             is_discovered: false,
+            sources: Sources::default(),
             needs_preshared_key: saved.needs_preshared_key,
         })
     }

@@ -116,6 +116,7 @@ fn describe(report: &Report, change: &path_history::PathChange) -> PathChange {
 mod tests {
     use fairlead_api::wireguard::PublicKey;
     use fairlead_path::{Reason, State, Status};
+    use fairlead_topology::Sources;
 
     use super::*;
 
@@ -134,6 +135,7 @@ mod tests {
             name: name.to_owned(),
             public_key: PublicKey([number; 32]),
             path,
+            sources: Sources::default(),
             relay_reason: None,
             plain: Vec::new(),
             encapsulated: Vec::new(),

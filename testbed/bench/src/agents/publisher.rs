@@ -13,6 +13,7 @@ use fairlead_node::mesh::relay::{RelayReport, RelayTransport};
 use fairlead_node::mesh::report::{PeerReport, Report};
 use fairlead_node::mesh::write_budget::WriteBudget;
 use fairlead_relay::client::{Endpoint, LinkCounters};
+use fairlead_topology::Sources;
 use kube::Client;
 use tokio::sync::watch;
 
@@ -85,6 +86,7 @@ impl Publisher {
                 public_key: key,
                 relay: path.endpoint.map(|_| RelayTransport::Tcp),
                 path: path.clone(),
+                sources: Sources::default(),
                 relay_reason: None,
                 plain: Vec::new(),
                 encapsulated: Vec::new(),

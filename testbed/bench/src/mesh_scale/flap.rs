@@ -12,6 +12,7 @@ use fairlead_node::mesh::port_mapping::PortMappings;
 use fairlead_node::mesh::publish::{Facts, desired, observes, urgency};
 use fairlead_node::mesh::report::{PeerReport, Report};
 use fairlead_path::{NatType, Reason, State, Status};
+use fairlead_topology::Sources;
 
 /// Writes of one failure.
 pub(super) struct Flap {
@@ -77,6 +78,7 @@ fn report(nodes: usize, failed: bool) -> Report {
                 loses_long: false,
                 route_mtu: None,
             },
+            sources: Sources::default(),
             relay_reason: None,
             plain: Vec::new(),
             encapsulated: Vec::new(),
@@ -123,6 +125,7 @@ pub(crate) fn report_of(peers: Vec<PeerReport>) -> Report {
         interface_id: None,
         is_gateway: true,
         problems: Vec::new(),
+        saved_at: None,
         manual: None,
         extra_endpoints: Vec::new(),
         keepalive: None,

@@ -128,32 +128,35 @@ fn who_is_not_connected_is_named() {
 fn what_no_service_tells_any_more_stays_while_its_tunnel_works() {
     let mut memory = Memory::default();
     let all = read(&[service(&[node("a", "n1", 1), node("b", "n2", 2), node("c", "n3", 3)], 1)], &[]);
-    assert!(!memory.update(&all, true, |_| false, |_| true));
+    assert!(!memory.update(&all, true, |_| false, |_| true, Instant::now()));
     let nothing = Told::default();
     let keys = |memory: &Memory| {
         let records = memory.records();
         records.iter().map(|record| record.member.public_key.unwrap()).collect::<Vec<_>>()
     };
-    assert!(memory.update(&nothing, true, |id| id == "c", |peer| *peer != key(2)));
+    assert!(memory.update(&nothing, true, |id| id == "c", |peer| *peer != key(2), Instant::now()));
     assert_eq!(keys(&memory), [key(1)], "n2 had no handshake, n3 was deleted");
     let deleted: Vec<String> = memory.deleted().into_iter().map(|deletion| deletion.name).collect();
     assert_eq!(deleted, ["n3"]);
-    assert!(!memory.update(&all, true, |_| false, |_| false));
+    assert!(!memory.update(&all, true, |_| false, |_| false, Instant::now()));
     assert_eq!((memory.records().len(), memory.deleted().len()), (3, 0));
-    assert!(!memory.update(&nothing, true, |_| false, |_| false));
+    assert!(!memory.update(&nothing, true, |_| false, |_| false, Instant::now()));
     assert_eq!(memory.records(), []);
 }
 
 #[test]
 fn what_was_known_before_a_restart_stays_until_a_service_answers() {
     let member = Member { public_key: Some(key(1)), ..Member::named("n1") };
-    let mut memory = Memory::with_cached(vec![member]);
-    assert!(memory.update(&Told::default(), false, |_| false, |_| false));
+    let saved = Instant::now();
+    let mut memory = Memory::with_cached(vec![member], Some(saved));
+    assert!(memory.update(&Told::default(), false, |_| false, |_| false, Instant::now()));
     let cached = memory.records().remove(0);
     assert_eq!((cached.source, cached.member.is_discovered), (Source::Cache, true));
+    assert_eq!(memory.untold(), [("n1".to_owned(), saved)].into());
     let told = read(&[service(&[node("a", "n1", 2)], 1)], &[]);
-    memory.update(&told, true, |_| false, |_| false);
+    memory.update(&told, true, |_| false, |_| false, Instant::now());
     assert_eq!(memory.records()[0].member.public_key, Some(key(2)), "it has another key now");
+    assert_eq!(memory.untold(), BTreeMap::new());
 }
 
 proptest::proptest! {

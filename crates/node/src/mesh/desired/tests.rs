@@ -79,6 +79,7 @@ pub(in crate::mesh) fn inputs(members: impl IntoIterator<Item = Member>) -> Inpu
         nat64: Nat64Answer::default(),
         departures: Departures::default(),
         problems: Vec::new(),
+        saved_at: None,
         interface_id: None,
         cluster: None,
     }

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use fairlead_discovery::client::View;
+use tokio::sync::watch;
 
 use super::Service;
 use crate::members::SourceProblem;
@@ -12,10 +13,12 @@ use crate::mesh::settings::DiscoverySettings;
 const OUTAGE: Duration = Duration::from_secs(30);
 
 /// How the discovery services of the mesh do; empty where there are none.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default)]
 pub struct DiscoveryStatus {
     /// In the order of the resource.
     pub services: Vec<ServiceStatus>,
+    /// Their URLs, and what they tell.
+    pub views: Vec<(String, watch::Receiver<View>)>,
 }
 
 /// How one does.
@@ -43,7 +46,7 @@ impl DiscoveryStatus {
             members: 0,
             error: error.to_owned(),
         };
-        Self { services: settings.servers.iter().map(service).collect() }
+        Self { services: settings.servers.iter().map(service).collect(), views: Vec::new() }
     }
 }
 

@@ -5,7 +5,7 @@ use fairlead_address::AddressFilter;
 use fairlead_api::wireguard::{PeerConfig, PeerState};
 use fairlead_dataplane::wireguard::PortAccess;
 use fairlead_path::{Reason, Status};
-use fairlead_topology::Problem;
+use fairlead_topology::{Problem, Sources};
 
 use super::*;
 use crate::mesh::path_port::PathCounters;
@@ -33,6 +33,7 @@ fn peer(name: &str, state: State, endpoint: &str, news: bool) -> PeerReport {
             loses_long: false,
             route_mtu: None,
         },
+        sources: Sources::default(),
         relay_reason: None,
         plain: Vec::new(),
         encapsulated: Vec::new(),
@@ -55,6 +56,7 @@ pub(crate) fn report(nat: NatType, peers: Vec<PeerReport>) -> Report {
         interface: "wire_kube".to_owned(),
         mtu: 1420,
         uplink_mtu: 1500,
+        saved_at: None,
         stun: None,
         port: 51820,
         nat,

@@ -2,10 +2,12 @@
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Instant;
 
 use fairlead_api::wireguard::PublicKey;
 use fairlead_path::State;
+use fairlead_topology::{Member, Sources};
 use ipnet::IpNet;
 
 use super::{Mesh, Planned};
@@ -61,6 +63,7 @@ impl<K: Kernel> Mesh<K> {
                 .chain(self.gateways.problems(desired, open.device.backend()))
                 .chain(self.encapsulation.problems(&desired.tunnels, &self.paths, now))
                 .collect(),
+            saved_at: inputs.saved_at,
             peers,
             external: self.report_external(desired),
             manual: inputs.manual.clone(),
@@ -111,6 +114,7 @@ impl<K: Kernel> Mesh<K> {
                 device,
                 plain: those_of(peer, &plain),
                 encapsulated: those_of(peer, &encapsulated),
+                sources: sources(&planned.inputs.members, &peer.name),
                 prefixes: peer.config.allowed_ips.clone(),
                 published_endpoint: original.filter(is_news),
                 relay,
@@ -145,6 +149,12 @@ impl<K: Kernel> Mesh<K> {
             stun: &own_addresses.stun,
         }))
     }
+}
+
+/// Who knows of a member; they are sorted by name.
+fn sources(members: &[Arc<Member>], name: &str) -> Sources {
+    let found = members.binary_search_by(|member| (*member.name).cmp(name));
+    found.ok().and_then(|index| members.get(index)).map_or_else(Sources::default, |member| member.sources)
 }
 
 /// The prefixes of a peer that are among these.

@@ -100,19 +100,23 @@ fn decode(text: &[u8]) -> Result<[u8; 32]> {
 }
 
 impl StateFile {
-    /// What [`Self::write_discovered`] wrote; empty if there is no file or it is too old.
+    /// What [`Self::write_discovered`] wrote, and how long ago; empty if there is no file or it is too old.
     ///
     /// # Errors
     /// The file cannot be read, or is not of this node.
-    pub(in crate::mesh) fn read_discovered(&self, now: Timestamp) -> Result<Vec<Member>> {
-        let Some(content) = self.read_json::<SavedMembers>(MEMBERS_FILE)? else { return Ok(Vec::new()) };
+    pub(in crate::mesh) fn read_discovered(&self, now: Timestamp) -> Result<(Vec<Member>, Duration)> {
+        let Some(content) = self.read_json::<SavedMembers>(MEMBERS_FILE)? else {
+            return Ok(Default::default());
+        };
         ensure!(content.version == VERSION, "it has format {}, not {VERSION}", content.version);
         ensure!(content.node == self.node, "it is of node {}", content.node);
         let age = now.duration_since(content.saved);
         if age.unsigned_abs() > MAX_AGE {
-            return Ok(Vec::new());
+            return Ok(Default::default());
         }
-        content.members.into_iter().map(Member::try_from).collect()
+        let members = content.members.into_iter().map(Member::try_from).collect::<Result<_>>()?;
+        // A clock that went back says nothing of the age.
+        Ok((members, Duration::try_from(age).unwrap_or_default()))
     }
 
     /// Replaces what is kept of discovery services.
@@ -248,19 +252,20 @@ mod tests {
     fn what_is_kept_is_read_back_for_seven_days() {
         let directory = tempfile::tempdir().unwrap();
         let (file, now) = (file(&directory), Timestamp::now());
-        assert_eq!(file.read_discovered(now).unwrap(), []);
+        assert_eq!(file.read_discovered(now).unwrap().0, []);
         let mut member = Member { public_key: Some(PublicKey([2; 32])), ..Member::named("n2") };
         member.endpoints.discovered = vec![([192, 0, 2, 1], 1).into()];
         file.write_discovered(std::slice::from_ref(&member), now).unwrap();
-        assert_eq!(file.read_discovered(now).unwrap(), [member]);
+        let minute = Duration::from_secs(60);
+        assert_eq!(file.read_discovered(now + minute).unwrap(), (vec![member], minute));
         let later = now + SignedDuration::from_hours(7 * 24 + 1);
-        assert_eq!(file.read_discovered(later).unwrap(), []);
+        assert_eq!(file.read_discovered(later).unwrap().0, []);
         let credentials = secret(b"a", &[9; 32]).unwrap();
         file.write_credentials("ns/name", &credentials).unwrap();
         assert_eq!(file.read_credentials("ns/name"), Some(credentials.clone()));
         assert_eq!(file.saved_credentials(), Some(credentials));
         assert_eq!(file.read_credentials("ns/other"), None);
         file.remove_discovered();
-        assert_eq!((file.read_credentials("ns/name"), file.read_discovered(now).unwrap()), (None, vec![]));
+        assert_eq!((file.read_credentials("ns/name"), file.read_discovered(now).unwrap().0), (None, vec![]));
     }
 }

@@ -1,0 +1,133 @@
+//! From whom each member is known, and how long ago each source last told of it: what users see, and nothing is decided from.
+//!
+//! [`fairlead_topology::merge`] says which kinds of sources know a member. When they last told of it is asked only when a user wants to
+//! know, and measured by the monotonic clock of this host. A source that is watched tells of all its members as long as the watch
+//! lasts.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use fairlead_cluster::caches::Cache;
+use fairlead_topology::{Source, Sources};
+use tokio::sync::watch;
+
+use super::cached_peer::CachedPeer;
+use super::discovery::{Discovered, affiliate_name};
+use super::static_peers::StaticPeers;
+use crate::mesh::discovery::DiscoveryStatus;
+
+/// What sources are asked for users.
+#[derive(Clone)]
+pub struct Provenance {
+    /// The WireKubePeers.
+    pub peers: Arc<Cache<CachedPeer>>,
+    /// The file of this node's administrator; `None` without one.
+    pub file: Option<watch::Receiver<Arc<StaticPeers>>>,
+    /// What is known by discovery.
+    pub discovered: watch::Receiver<Arc<Discovered>>,
+    /// The discovery services.
+    pub discovery: watch::Receiver<DiscoveryStatus>,
+}
+
+/// When sources last told of members.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Heard {
+    /// When what is known of the cluster was saved; `None` once the API server has shown it.
+    pub saved: Option<Instant>,
+    /// Since when the watch of the cluster is interrupted; `None` while it lasts.
+    pub cluster: Option<Instant>,
+    /// Since when the file cannot be used; `None` while it can.
+    pub file: Option<Instant>,
+    /// Each discovery service, and when it last told of which member.
+    pub services: Vec<(String, BTreeMap<String, Instant>)>,
+    /// When services last told of members of which none tells now.
+    pub untold: BTreeMap<String, Instant>,
+}
+
+/// A source of a member.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SourceAge {
+    /// Its name, for users.
+    pub source: String,
+    /// How long ago it last told of the member; `None` where that is not known.
+    pub age: Option<Duration>,
+}
+
+impl Provenance {
+    /// What the sources say of themselves now. `saved` is when what is in use of the cluster was saved.
+    pub fn heard(&self, saved: Option<Instant>) -> Heard {
+        let discovery = self.discovery.borrow();
+        let services = discovery.views.iter().map(|(server, view)| {
+            let view = view.borrow();
+            let heard = view.members.iter().map(|(id, member)| (affiliate_name(id, member), member.heard));
+            (server.clone(), heard.collect())
+        });
+        Heard {
+            saved,
+            cluster: self.peers.interrupted_at(),
+            file: self.file.as_ref().and_then(|file| file.borrow().unusable_since()),
+            services: services.collect(),
+            untold: self.discovered.borrow().untold.clone(),
+        }
+    }
+}
+
+impl Heard {
+    /// From whom this member is known, the strongest first.
+    pub fn sources(&self, member: &str, sources: Sources, now: Instant) -> Vec<SourceAge> {
+        let age = |since: Option<Instant>| {
+            Some(since.map_or(Duration::ZERO, |at| now.saturating_duration_since(at)))
+        };
+        let one = |source: &str, age| vec![SourceAge { source: source.to_owned(), age }];
+        let untold = || self.untold.get(member).and_then(|at| age(Some(*at)));
+        let named = |source| match source {
+            Source::Cache => one("saved discovery", untold()),
+            Source::Discovery => {
+                let telling = self.services.iter().filter_map(|(server, members)| {
+                    let (source, at) = (format!("discovery {server}"), *members.get(member)?);
+                    Some(SourceAge { source, age: age(Some(at)) })
+                });
+                let telling: Vec<SourceAge> = telling.collect();
+                if telling.is_empty() { one("discovery", untold()) } else { telling }
+            }
+            Source::Kubernetes if self.saved.is_some() => one("saved Kubernetes", age(self.saved)),
+            Source::Kubernetes => one("Kubernetes", age(self.cluster)),
+            Source::Local => one("this node", age(None)),
+            Source::Static => one("static file", age(self.file)),
+        };
+        sources.iter().flat_map(named).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shown(heard: &Heard, sources: Sources, now: Instant) -> Vec<String> {
+        let ages = heard.sources("n1", sources, now).into_iter();
+        ages.map(|it| format!("{} {}", it.source, it.age.map_or(-1, |age| age.as_secs() as i64))).collect()
+    }
+
+    #[test]
+    fn each_source_has_the_age_of_what_it_last_told() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let all = Sources::from(Source::Discovery) | Source::Kubernetes.into() | Source::Static.into();
+        let told = |name: &str, seconds| BTreeMap::from([(name.to_owned(), at(seconds))]);
+        let services =
+            vec![("https://a:1".to_owned(), told("n1", 5)), ("https://b:1".to_owned(), told("n2", 9))];
+        let heard = Heard { services, ..Heard::default() };
+        assert_eq!(
+            shown(&heard, all, at(12)),
+            ["Kubernetes 0", "static file 0", "discovery https://a:1 7"],
+            "what is watched is current, and another service tells nothing of it"
+        );
+        let away = Heard { cluster: Some(at(2)), file: Some(at(11)), services: Vec::new(), ..heard.clone() };
+        assert_eq!(shown(&away, all, at(12)), ["Kubernetes 10", "static file 1", "discovery -1"]);
+        let saved = Heard { saved: Some(start), untold: told("n1", 4), ..away };
+        let of_file = Sources::from(Source::Kubernetes) | Source::Cache.into();
+        assert_eq!(shown(&saved, of_file, at(12)), ["saved Kubernetes 12", "saved discovery 8"]);
+        assert_eq!(shown(&saved, Sources::default(), at(12)), [""; 0], "it stays while its tunnel works");
+    }
+}
