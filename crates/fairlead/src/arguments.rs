@@ -409,6 +409,20 @@ mod tests {
     }
 
     #[test]
+    fn what_flags_of_kg_say_is_said_to_the_node_program_as_well() {
+        let line = "fairlead node --node-name=n1 --log-level=debug --metrics-addr=:1107 --health-addr=:1108 \
+                    --enable-ipam=false --wireguard=embedded";
+        let Arguments { log_level, command: Command::Node(node), .. } =
+            Arguments::parse_from(line.split_whitespace())
+        else {
+            panic!("unexpected command")
+        };
+        assert!(node.node_name == "n1" && matches!(log_level, LogLevel::Debug));
+        assert_eq!((node.metrics_addr.port(), node.health_addr.port()), (1107, 1108));
+        assert!(!node.enable_ipam && matches!(node.wireguard, WireGuard::Embedded));
+    }
+
+    #[test]
     fn durations_are_parsed_as_go_parses_them() {
         for (text, milliseconds) in
             [("300ms", 300), ("45s", 45_000), ("1h30m", 5_400_000), ("1.5s", 1_500), ("90d", 7_776_000_000)]
