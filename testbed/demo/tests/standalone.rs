@@ -43,6 +43,14 @@ fn reach_each_other([cloud, home]: &[Node; 2], what: &str) {
     println!("{what}: reached after {:.1} s", begun.elapsed().as_secs_f64());
 }
 
+/// The sources of the first peer of a node.
+fn sources(node: &Node) -> anyhow::Result<Vec<(String, f64)>> {
+    let status = node.status()?;
+    let sources = status["peers"][0]["sources"].as_array().with_context(|| format!("no peer: {status}"))?;
+    let of = |it: &serde_json::Value| Some((it["source"].as_str()?.to_owned(), it["ageSeconds"].as_f64()?));
+    sources.iter().map(|it| of(it).with_context(|| format!("{it}"))).collect()
+}
+
 /// A discovery service, and nodes that find each other by it.
 fn discovered(lab: &Lab, directory: &Path) -> (Discovery, [Node; 2]) {
     let host = lab.public_site("internet").host("discovery").unwrap();
@@ -79,6 +87,8 @@ fn nodes_without_kubernetes_find_each_other_by_discovery_and_come_back_from_what
     let (mut server, mut nodes) = discovered(&lab, directory.path());
     let status = nodes[0].status().unwrap();
     assert_eq!(status["problems"], json!([]), "{status}");
+    let [(source, age)] = &sources(&nodes[0]).unwrap()[..] else { panic!("{status}") };
+    assert!(source.starts_with("discovery https://") && *age < 120.0, "{source} {age}");
 
     // What is saved was written when the first member was told of.
     let saved = nodes.each_ref().map(|node| node.directory.join("state/discovery.json"));
@@ -90,6 +100,8 @@ fn nodes_without_kubernetes_find_each_other_by_discovery_and_come_back_from_what
         node.wait_ready(TIMEOUT).unwrap();
     }
     reach_each_other(&nodes, "restarted while the service is gone");
+    let [(source, age)] = &sources(&nodes[0]).unwrap()[..] else { panic!("{}", nodes[0].status().unwrap()) };
+    assert!(source == "saved discovery" && *age > 0.0, "{source} {age}");
 }
 
 /// The service keeps what it was told for half an hour after a program has ended, much longer than this test waits.
@@ -157,4 +169,8 @@ fn nodes_without_kubernetes_follow_a_file_of_peers() {
     });
     assert!(problem.unwrap().contains("publicKey"));
     reach_each_other(&nodes, "a malformed file");
+    let named = sources(&nodes[0]).unwrap();
+    assert!(named[0].0 == "static file" && named[0].1 > 0.0, "{named:?}");
+    let named = sources(&nodes[1]).unwrap();
+    assert_eq!(named, [("static file".to_owned(), 0.0)], "its file is good");
 }
