@@ -63,6 +63,7 @@ fn a_member_that_only_discovery_knows_is_reached_and_a_liar_harms_no_other() {
     assert_eq!((&service["connected"], &service["members"]), (&json!(true), &json!(2)), "{status}");
     assert_eq!(status["problems"], json!([]), "{status}");
     assert!(world.plane.kubectl(&["get", "wirekubepeer", UNPUBLISHED]).is_err());
+    has_its_sources(&world);
 
     let flows = [udp(&world, "cloud-1", "cloud-2"), udp(&world, "cloud-2", "cloud-1")];
     std::thread::sleep(Duration::from_secs(1));
@@ -72,6 +73,8 @@ fn a_member_that_only_discovery_knows_is_reached_and_a_liar_harms_no_other() {
     server.run().unwrap();
     world.wait_for(TIMEOUT, |world| tells(world, "cloud-1", 2)).unwrap();
     is_reached(&world, "the service has forgotten everything, and been told again");
+
+    stays_when_what_it_published_has_expired(&world, &mut server);
 
     // As a service that lies would say: all nodes were deleted.
     server.admit(&format!("{CLUSTER} another-node")).unwrap();
@@ -97,6 +100,32 @@ fn a_member_that_only_discovery_knows_is_reached_and_a_liar_harms_no_other() {
     restarted.start().unwrap();
     restarted.wait_ready(TIMEOUT).unwrap();
     is_reached(&world, "restarted without the API server and without the service");
+}
+
+/// The service was away for longer than the half hour for which it keeps what it is told: it comes back without the node, which does not
+/// reach it. The tunnels work, so the node stays, and loses nothing.
+fn stays_when_what_it_published_has_expired(world: &World, server: &mut Discovery) {
+    let unpublished = node(world, UNPUBLISHED);
+    let cut = "nft add table inet cut\n\
+               nft 'add chain inet cut out { type filter hook output priority 0; }'\n\
+               nft add rule inet cut out tcp dport 3000 drop\n";
+    unpublished.host.shell(cut).unwrap();
+    server.kill().unwrap();
+    server.run().unwrap();
+    world.wait_for(TIMEOUT, |world| tells(world, "cloud-1", 1)).unwrap();
+    let ping = format!("ping -n -q -i 0.1 -c 50 -w 6 {}", unpublished.host.address());
+    let said = node(world, "cloud-1").host.shell(&ping).unwrap();
+    assert!(said.contains(" 0% packet loss"), "{said}");
+    let found = peer(node(world, "cloud-1"), UNPUBLISHED).unwrap();
+    assert_eq!(
+        (&found["state"], &found["sources"][0]["source"]),
+        (&json!("up"), &json!("discovery")),
+        "{found}"
+    );
+    assert!(found["sources"][0]["ageSeconds"].as_f64().is_some_and(|age| age > 0.0), "{found}");
+    unpublished.host.shell("nft delete table inet cut").unwrap();
+    world.wait_for(TIMEOUT, |world| tells(world, "cloud-1", 2)).unwrap();
+    println!("what it had published expired: {}", said.lines().nth_back(1).unwrap_or_default());
 }
 
 /// Every lie of a service about nodes that the cluster knows, and its return to honesty. It does not know the secret, but has all
@@ -149,6 +178,20 @@ fn a_service_that_lies_costs_no_packet_between_members_that_the_cluster_knows() 
     }
     world.wait_for(TIMEOUT, |world| tells(world, "cloud-1", 2)).unwrap();
     loses_nothing("all lies", &flows, mark);
+}
+
+/// Of each peer the sources are shown: the cluster has a watch, which has no age.
+fn has_its_sources(world: &World) {
+    let sources = |name| {
+        let found = peer(node(world, "cloud-1"), name).unwrap();
+        let sources = found["sources"].as_array().unwrap().iter();
+        sources.map(|it| it["source"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    let unpublished = sources(UNPUBLISHED);
+    assert!(unpublished.len() == 1 && unpublished[0].starts_with("discovery https://"), "{unpublished:?}");
+    let published = sources("cloud-2");
+    assert!(published.len() == 2 && published[0] == "Kubernetes", "{published:?}");
+    assert_eq!(published[1], unpublished[0]);
 }
 
 /// Waits until the API server refuses its WireKubePeer.
