@@ -278,6 +278,8 @@ fn is_kept_while_the_api_server_is_away(world: &mut World, laptop: &Laptop) {
 
 /// Nodes with public addresses, through which the laptop enters.
 const ENTRIES: [&str; 2] = ["cloud-1", "cloud-2"];
+/// The third node of its location, of which two are gateways.
+const BEHIND_GATEWAYS: &str = "home-3";
 
 /// Pods of all nodes and the laptop, both ways, the address of a node behind a NAT, and a Service.
 fn reaches_all_through_one(world: &World, laptop: &Laptop, service: IpAddr) -> Result<()> {
@@ -307,7 +309,9 @@ fn stand_in_for_kube_proxy(world: &World) -> Result<IpAddr> {
 
 #[test]
 fn a_laptop_reaches_everything_through_one_entry_node_and_is_followed_to_another() {
-    let world = outage::mesh();
+    let mut topology = topology::three_sites();
+    topology.sites[1].nodes.push(Ipv4Addr::new(192, 168, 1, 13));
+    let world = outage::mesh_of(&topology);
     let laptop = Laptop::new(&world).unwrap();
     let service = stand_in_for_kube_proxy(&world).unwrap();
     let inner = INNER.to_string();
@@ -333,11 +337,24 @@ fn a_laptop_reaches_everything_through_one_entry_node_and_is_followed_to_another
     assert_eq!(external(&world, "cloud-2").unwrap()[0]["standby"], true);
 
     let key_file = key_file.display().to_string();
+    is_followed_from_one_to_the_other(&world, &laptop, service, &key_file);
+    let terms = ["get", "wirekubepeers", "-o", "jsonpath={.items[*].status.entryTerms.laptop.term}"];
+    assert_eq!(world.plane.kubectl(&terms).unwrap().trim(), "2 1", "one write for each change");
+
+    locations_have_gateways(&world);
+    eventually(TIMEOUT, || reaches_all_through_one(&world, &laptop, service)).unwrap();
+    println!("with gateways: reached all");
+    is_followed_from_one_to_the_other(&world, &laptop, service, &key_file);
+    stands_for_another_cluster(&world, &laptop, service, key);
+}
+
+/// The machine takes another entry node, and then the first again.
+fn is_followed_from_one_to_the_other(world: &World, laptop: &Laptop, service: IpAddr, key_file: &str) {
     for entry in ["cloud-2", "cloud-1"] {
-        let show = ["peer", "show", "laptop", "--through", entry, "--private-key-file", &key_file];
-        let other = fairlead(&world, &show).unwrap();
-        let far = pod(&world, "office-2").addresses[0];
-        laptop.bring_up(&world, &other).unwrap();
+        let show = ["peer", "show", "laptop", "--through", entry, "--private-key-file", key_file];
+        let other = fairlead(world, &show).unwrap();
+        let far = pod(world, BEHIND_GATEWAYS).addresses[0];
+        laptop.bring_up(world, &other).unwrap();
         let from = Instant::now();
         // It ends with the first answer.
         laptop.host.shell(&format!("ping -n -i 0.2 -w 60 -c 1 {far}")).unwrap();
@@ -345,8 +362,47 @@ fn a_laptop_reaches_everything_through_one_entry_node_and_is_followed_to_another
         println!("through {entry}: the first answer after {took:.1?}");
         // Three seconds are the goal; a busy machine gets some more.
         assert!(took < Duration::from_secs(10), "{took:?}");
-        eventually(TIMEOUT, || reaches_all_through_one(&world, &laptop, service)).unwrap();
+        eventually(TIMEOUT, || reaches_all_through_one(world, laptop, service)).unwrap();
     }
-    let terms = ["get", "wirekubepeers", "-o", "jsonpath={.items[*].status.entryTerms.laptop.term}"];
-    assert_eq!(world.plane.kubectl(&terms).unwrap().trim(), "2 1", "one write for each change");
+}
+
+/// Only gateways have tunnels between locations from now on, and one node is none.
+fn locations_have_gateways(world: &World) {
+    for node in &world.nodes {
+        let annotation = format!("kilo.squat.ai/location={}", node.site);
+        world.plane.kubectl(&["annotate", "node", &node.name, &annotation]).unwrap();
+    }
+    let patch = r#"{"spec": {"topology": {"granularity": "location"}}}"#;
+    world.plane.kubectl(&["patch", "wkmesh", "default", "--type=merge", "-p", patch]).unwrap();
+    let is_behind = || {
+        let status = node(world, BEHIND_GATEWAYS).status()?;
+        let peers = status["peers"].as_array().map_or(0, Vec::len);
+        ensure!(peers == 2, "{BEHIND_GATEWAYS} has {peers} peers, not the two of its location");
+        Ok(())
+    };
+    eventually(TIMEOUT, is_behind).unwrap();
+}
+
+/// The machine is a node of another cluster, where the Peer is applied that stands for this one: it takes what this Peer says.
+fn stands_for_another_cluster(world: &World, laptop: &Laptop, service: IpAddr, key: &str) {
+    let printed =
+        showconf(world, &["node", "cloud-1", "--as-peer", "--whole-cluster", "-o", "json"]).unwrap();
+    let peer: Value = serde_json::from_str(&printed).unwrap();
+    assert_eq!((&peer["kind"], &peer["apiVersion"]), (&json!("Peer"), &json!("kilo.squat.ai/v1alpha1")));
+    let spec = &peer["spec"];
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let prefixes: Vec<String> = spec["allowedIPs"].as_array().unwrap().iter().map(text).collect();
+    let (ip, port) = (text(&spec["endpoint"]["ip"]), &spec["endpoint"]["port"]);
+    // What the tunnel goes to does not go through it.
+    let prefixes: Vec<String> = prefixes.into_iter().filter(|prefix| *prefix != format!("{ip}/32")).collect();
+    let configuration = format!(
+        "[Interface]\nPrivateKey = {key}\n\n[Peer]\nPublicKey = {}\nAllowedIPs = {}\nEndpoint = {ip}:{port}\n\
+         PersistentKeepalive = 5\n",
+        text(&spec["publicKey"]),
+        prefixes.join(", "),
+    );
+    laptop.bring_up(world, &configuration).unwrap();
+    let from = Instant::now();
+    eventually(TIMEOUT, || reaches_all_through_one(world, laptop, service)).unwrap();
+    println!("as another cluster: reached all after {:.1?}", from.elapsed());
 }

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use fairlead_demo::cni::{self, Container, Pod};
 use fairlead_demo::node::Node;
-use fairlead_demo::{World, probe, topology};
+use fairlead_demo::topology::{self, Topology};
+use fairlead_demo::{World, probe};
 use serde_json::Value;
 use testbed_lab::Progress;
 use testbed_lab::traffic::Flow;
@@ -19,7 +20,12 @@ const SETTLE: Duration = Duration::from_millis(1100);
 
 /// Three sites with a pod on every node, each of which reaches every other.
 pub(crate) fn mesh() -> World {
-    let mut world = World::start(&topology::three_sites(), &Progress::default()).unwrap();
+    mesh_of(&topology::three_sites())
+}
+
+/// The same of other sites.
+pub(crate) fn mesh_of(topology: &Topology) -> World {
+    let mut world = World::start(topology, &Progress::default()).unwrap();
     world.apply_mesh_and_pool().unwrap();
     world.start_pods().unwrap();
     let (pairs, _) =
