@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use fairlead_discovery::client::{Client, Local, Rejection, Settings, View};
+use fairlead_discovery::client::{Client, Local, Rejection, Settings, View, node_id};
 use fairlead_discovery::core::Limits;
 use fairlead_discovery::server;
 use fairlead_wire::discovery::server::{self as wire, AffiliateUpdateRequest};
@@ -121,6 +121,28 @@ async fn a_failed_update_keeps_the_watch_and_is_tried_again() {
     other.affiliate_update(update(0)).await.unwrap();
     let view = until(&client, "published", |view| view.published.is_some()).await;
     assert_eq!((view.publication_error, view.connected), (None, connected), "the same watch");
+    server.end().await;
+}
+
+#[tokio::test]
+async fn a_listed_node_is_admitted_and_another_one_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let list = directory.path().join("admission");
+    let [listed, other] = ["edge-1", "edge-2"].map(|name| node_id(&[7; 32], name));
+    std::fs::write(&list, format!("# edge-1\nc {listed}\n")).unwrap();
+    let server = Running::start(server::Settings { admission: Some(list.clone()), ..settings() });
+    let (a, b) = (started(server.address, &listed), started(server.address, &other));
+    a.publish(local(1));
+    b.publish(local(2));
+    until(&b, "told of the listed node", |view| ids(view) == [listed.as_str()]).await;
+    let refused = until(&b, "refused", |view| view.publication_error.is_some()).await;
+    let error = refused.publication_error.unwrap();
+    assert!(refused.published.is_none() && error.contains("permission"), "{error}");
+    // Replaced as a whole.
+    let new = directory.path().join("new");
+    std::fs::write(&new, format!("c {listed}\nc {other}\n")).unwrap();
+    std::fs::rename(new, list).unwrap();
+    until(&a, "told of the node that is listed now", |view| ids(view) == [other.as_str()]).await;
     server.end().await;
 }
 

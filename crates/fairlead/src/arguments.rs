@@ -32,7 +32,7 @@ pub(crate) use queries::{
 };
 
 pub(crate) use connect::{ConnectArguments, name as peer_name};
-pub(crate) use discovery::DiscoveryArguments;
+pub(crate) use discovery::{DiscoveryArguments, DiscoveryCommand, DiscoveryIdArguments};
 pub(crate) use peer::{PeerCommand, RevokeArguments};
 pub(crate) use peers::{
     MachineArguments, PeerAdd, PeerList, PeerRemove, PeerShow, ShowconfArguments, ShowconfCommand,

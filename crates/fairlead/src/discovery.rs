@@ -1,13 +1,17 @@
-//! `fairlead discovery`: a discovery server with its metrics and health.
+//! `fairlead discovery`: a discovery server with its metrics and health, and the lines of its admission file.
 
+use std::io::Write as _;
+use std::path::Path;
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
 use fairlead_cluster::subsystem::{Readiness, Supervisor};
 use fairlead_discovery::server::{CertificateFiles, EtcdSettings, Observer, Server, Settings};
+use fairlead_node::mesh::discovery::admission;
 
-use crate::arguments::DiscoveryArguments;
+use crate::arguments::{DiscoveryArguments, DiscoveryIdArguments};
 use crate::endpoints::{serve_health, serve_metrics};
 
 const NAME: &str = "discovery";
@@ -43,6 +47,20 @@ pub(crate) async fn serve(
     supervisor.stop(NAME, STOP_TIMEOUT).await;
     supervisor.shutdown(&[], STOP_TIMEOUT).await;
     Ok(outcome?)
+}
+
+/// Prints the lines of an admission file that accept these nodes.
+///
+/// # Errors
+/// A file cannot be read, or has something else.
+pub(crate) fn print_ids(arguments: &DiscoveryIdArguments) -> anyhow::Result<ExitCode> {
+    let read =
+        |path: &Path| std::fs::read(path).with_context(|| format!("cannot read file {}", path.display()));
+    let (id, secret) = (read(&arguments.cluster_id_file)?, read(&arguments.cluster_secret_file)?);
+    let lines = admission::lines(id, secret, &arguments.nodes)?;
+    // A closed pipe (`| head`) is not a failure.
+    drop(write!(std::io::stdout(), "{lines}"));
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Ready while it can write to etcd, if it has to.

@@ -8,7 +8,9 @@ use fairlead_node::Access;
 use tokio::runtime::Builder;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::arguments::{ControllerArguments, DiscoveryArguments, NodeArguments, RelayArguments};
+use crate::arguments::{
+    ControllerArguments, DiscoveryArguments, DiscoveryCommand, NodeArguments, RelayArguments,
+};
 use crate::{discovery, proxy, relay};
 
 /// Worker threads of the runtime: tasks mostly wait, and each thread costs memory on every node.
@@ -75,6 +77,9 @@ pub(crate) fn controller(arguments: ControllerArguments) -> anyhow::Result<ExitC
 
 /// `fairlead discovery`
 pub(crate) fn discovery(arguments: DiscoveryArguments) -> anyhow::Result<ExitCode> {
+    if let Some(DiscoveryCommand::Id(nodes)) = &arguments.command {
+        return discovery::print_ids(nodes);
+    }
     run(async { discovery::serve(arguments, stop("shutting down")?).await })
 }
 

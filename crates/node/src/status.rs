@@ -77,7 +77,9 @@ impl Node for Service {
             answer.router = Some(Router { routes: report.routes.iter().map(describe_route).collect() });
             answer.problems.extend(report.problems.iter().map(ToString::to_string));
         }
-        answer.discovery_services = describe_discovery(self.mesh.discovery());
+        let discovery = self.mesh.discovery();
+        answer.discovery_affiliate_id.clone_from(&discovery.affiliate_id);
+        answer.discovery_services = describe_discovery(discovery);
         answer.problems.extend(self.inventory.ipam.problems());
         // The mesh says of firewalls what the network of the pods says.
         let of_mesh: Vec<String> =

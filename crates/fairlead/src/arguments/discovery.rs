@@ -4,14 +4,18 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::Args;
+use clap::{Args, Subcommand};
 use fairlead_discovery::server::EtcdEndpoint;
 use ipnet::IpNet;
 
 use super::{duration, listen_address};
 
 #[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct DiscoveryArguments {
+    /// What to do instead of serving clients
+    #[command(subcommand)]
+    pub(crate) command: Option<DiscoveryCommand>,
     /// Serve clients on this TCP address
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "[::]:3000", value_parser = listen_address)]
     pub(crate) addr: SocketAddr,
@@ -85,6 +89,30 @@ pub(crate) struct DiscoveryArguments {
     pub(crate) health_addr: SocketAddr,
 }
 
+#[derive(Debug, Subcommand)]
+pub(crate) enum DiscoveryCommand {
+    /// Print the lines of --admission-file that accept nodes of Fairlead
+    #[command(
+        after_help = "The files have what the Secret kube-system/fairlead-discovery has, as those of `fairlead node --standalone`. A \
+        node has the same affiliate ID as long as its name and the secret of the cluster are the same; `fairlead status` on it shows \
+        the ID, too."
+    )]
+    Id(DiscoveryIdArguments),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DiscoveryIdArguments {
+    /// File with the identifier of the cluster at discovery services
+    #[arg(long, value_name = "FILE")]
+    pub(crate) cluster_id_file: PathBuf,
+    /// File with the secret of the cluster for discovery services: 32 bytes in base64
+    #[arg(long, value_name = "FILE")]
+    pub(crate) cluster_secret_file: PathBuf,
+    /// Names of the nodes
+    #[arg(value_name = "NODE", required = true)]
+    pub(crate) nodes: Vec<String>,
+}
+
 #[cfg(test)]
 mod tests {
     use clap::Parser as _;
@@ -104,6 +132,15 @@ mod tests {
         assert!(parse("--tls-cert-file c").unwrap_err().contains("--tls-private-key-file"));
         assert_eq!(parse("--snapshot-path s --snapshot-interval 1m"), Ok(()));
         assert!(parse("--snapshot-interval 1m").unwrap_err().contains("--snapshot-path"));
+    }
+
+    #[test]
+    fn affiliate_ids_need_what_the_cluster_shares_and_names() {
+        let files = "id --cluster-id-file i --cluster-secret-file s";
+        assert_eq!(parse(&format!("{files} edge-1 edge-2")), Ok(()));
+        assert!(parse(files).unwrap_err().contains("<NODE>"));
+        assert!(parse("id --cluster-id-file i edge-1").unwrap_err().contains("--cluster-secret-file"));
+        assert!(parse(&format!("--no-client-ip {files} edge-1")).is_err());
     }
 
     #[test]

@@ -63,6 +63,7 @@ fn node_json(status: &StatusResponse) -> Value {
             "endpoint": relay.endpoint, "connected": relay.connected, "error": relay.error,
             "roundTripSeconds": relay.round_trip_seconds, "rxBytes": relay.rx_bytes, "txBytes": relay.tx_bytes,
         })),
+        "discoveryAffiliateID": status.discovery_affiliate_id,
         "discoveryServices": status.discovery_services.iter().map(|service| json!({
             "server": service.server, "connected": service.connected, "published": service.published,
             "members": service.members, "error": service.error,
@@ -127,6 +128,9 @@ fn node_table(status: &StatusResponse, wide: bool) -> String {
     }
     for service in &status.discovery_services {
         text.push_str(&format!("discovery service {}\n\n", discovery_line(service)));
+    }
+    if !status.discovery_affiliate_id.is_empty() {
+        text.push_str(&format!("affiliate ID at discovery services {}\n\n", status.discovery_affiliate_id));
     }
     let mut header =
         vec!["PEER", "STATE", "ENDPOINT", "SOURCE", "HANDSHAKE", "RECEIVED", "SENT", "REASON", "KNOWN FROM"];
@@ -289,6 +293,7 @@ mod tests {
                 error: "refused".into(),
                 ..DiscoveryService::default()
             }],
+            discovery_affiliate_id: "5e1f".into(),
             ..StatusResponse::default()
         };
         let text = node_table(&status, false);
@@ -302,6 +307,7 @@ mod tests {
             "problem: two nodes",
             "never",
             "discovery service https://a:1  not connected: refused",
+            "affiliate ID at discovery services 5e1f",
         ] {
             assert!(text.contains(word), "{word} is missing in\n{text}");
         }

@@ -2,6 +2,7 @@
 //!
 //! A client of `fairlead_discovery` for each service does the talking; [`crate::members::discovery`] decides what of it counts.
 
+pub mod admission;
 pub(crate) mod leaving;
 mod status;
 
@@ -258,7 +259,11 @@ impl DiscoveryTask {
         problems.extend(services.iter().zip(&views).flat_map(|(service, view)| service.problems(view)));
         let status = services.iter().zip(&views).map(|(service, view)| service.status(view));
         let watched = services.iter().map(|service| (service.server.to_string(), service.view.clone()));
-        let status = DiscoveryStatus { services: status.collect(), views: watched.collect() };
+        let status = DiscoveryStatus {
+            affiliate_id: own_id.to_owned(),
+            services: status.collect(),
+            views: watched.collect(),
+        };
         drop(views);
         self.publish(known.discovered(problems), status);
     }

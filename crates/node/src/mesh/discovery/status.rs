@@ -15,6 +15,8 @@ const OUTAGE: Duration = Duration::from_secs(30);
 /// How the discovery services of the mesh do; empty where there are none.
 #[derive(Debug, Clone, Default)]
 pub struct DiscoveryStatus {
+    /// Affiliate ID of this node at the services; empty while the secret of the cluster is not known.
+    pub affiliate_id: String,
     /// In the order of the resource.
     pub services: Vec<ServiceStatus>,
     /// Their URLs, and what they tell.
@@ -46,7 +48,7 @@ impl DiscoveryStatus {
             members: 0,
             error: error.to_owned(),
         };
-        Self { services: settings.servers.iter().map(service).collect(), views: Vec::new() }
+        Self { services: settings.servers.iter().map(service).collect(), ..Self::default() }
     }
 }
 
