@@ -10,7 +10,7 @@ use std::time::Duration;
 use fairlead_discovery::client::{Client, Local, Rejection, Settings, View, node_id};
 use fairlead_discovery::core::Limits;
 use fairlead_discovery::server;
-use fairlead_wire::discovery::server::{self as wire, AffiliateUpdateRequest};
+use fairlead_wire::discovery::server::{self as wire, AffiliateDeleteRequest, AffiliateUpdateRequest};
 use fairlead_wire::discovery::{Affiliate, ClusterSecret, KubeSpan};
 use rustls::RootCertStore;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -79,6 +79,23 @@ async fn members_find_each_other_and_one_that_leaves_is_deleted() {
     b.leave().await.unwrap();
     let view = until(&a, "alone", |view| ids(view).is_empty()).await;
     assert_eq!(view.members.deleted().map(|(id, _)| id).collect::<Vec<_>>(), ["b"]);
+    server.end().await;
+}
+
+#[tokio::test]
+async fn a_node_that_another_client_deletes_is_published_again() {
+    let server = Running::start(settings());
+    let (a, b) = (started(server.address, "a"), started(server.address, "b"));
+    a.publish(local(1));
+    b.publish(local(2));
+    until(&a, "b", |view| ids(view) == ["b"]).await;
+    let mut other = server.client().await;
+    let (cluster_id, affiliate_id) = ("c".to_owned(), "b".to_owned());
+    let request = AffiliateDeleteRequest { cluster_id, affiliate_id };
+    other.affiliate_delete(request).await.unwrap();
+    until(&a, "alone", |view| ids(view).is_empty()).await;
+    // The next refresh would be after eleven minutes at the earliest.
+    until(&a, "told of b again", |view| ids(view) == ["b"]).await;
     server.end().await;
 }
 

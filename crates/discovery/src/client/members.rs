@@ -18,6 +18,8 @@ pub struct Members {
     members: BTreeMap<String, Member>,
     deleted: BTreeMap<String, Instant>,
     rejected: BTreeMap<String, Rejection>,
+    /// The server last said that it does not have this node, or something else in its place.
+    is_own_missing: bool,
     /// While the first messages of a watch come: those that they named.
     snapshot: Option<BTreeSet<String>>,
 }
@@ -93,18 +95,24 @@ impl Members {
         self.rejected.iter().map(|(id, rejection)| (id.as_str(), *rejection))
     }
 
+    /// Whether the server does not have what this node published, or another client replaced that by something that other members
+    /// cannot use. `false` while a first snapshot is incomplete.
+    pub fn is_own_missing(&self) -> bool {
+        self.is_own_missing && self.snapshot.is_none()
+    }
+
     /// A new watch begins. What was known stays until its snapshot is complete.
     pub fn begin(&mut self) {
         self.snapshot = Some(BTreeSet::new());
+        self.is_own_missing = true;
     }
 
     /// Takes a message of a watch; `own` is this node's identifier.
     pub fn apply(&mut self, message: WatchResponse, own: &str, secret: &ClusterSecret, now: Instant) {
         for affiliate in message.affiliates {
             if affiliate.id == own {
-                continue;
-            }
-            if message.deleted {
+                self.is_own_missing = message.deleted || Member::read(&affiliate, secret, now).is_err();
+            } else if message.deleted {
                 self.remove(affiliate.id, message.expired, now);
             } else {
                 self.insert(affiliate, secret, now);
@@ -272,6 +280,32 @@ mod tests {
         assert_eq!(members.deleted().map(|(id, _)| id).collect::<Vec<_>>(), ["a"]);
         told(&mut members, there(vec![affiliate("a", KEY)]));
         assert_eq!((ids(&members), members.deleted().count()), (vec!["a"], 0));
+    }
+
+    #[test]
+    fn a_node_notices_that_the_server_does_not_have_it() {
+        let mut members = Members::default();
+        assert!(!members.is_own_missing(), "without a connection");
+        members.begin();
+        told(&mut members, WatchResponse { snapshot_continues: true, ..there(vec![affiliate("a", KEY)]) });
+        assert!(!members.is_own_missing(), "it may come yet");
+        told(&mut members, there(vec![affiliate("b", KEY)]));
+        assert!(members.is_own_missing());
+        told(&mut members, there(vec![affiliate("own", KEY)]));
+        assert!(!members.is_own_missing());
+        for expired in [false, true] {
+            let gone = WatchResponse { deleted: true, expired, ..there(vec![affiliate("own", KEY)]) };
+            told(&mut members, gone);
+            assert!(members.is_own_missing(), "expired: {expired}");
+            told(&mut members, there(vec![affiliate("own", KEY)]));
+        }
+        let mut replaced = affiliate("own", KEY);
+        replaced.data = vec![0; 60].into();
+        told(&mut members, there(vec![replaced]));
+        assert!(members.is_own_missing(), "a client without the secret replaced it");
+        members.begin();
+        told(&mut members, there(vec![affiliate("own", KEY)]));
+        assert_eq!((members.is_own_missing(), ids(&members)), (false, vec![]));
     }
 
     #[test]

@@ -3,14 +3,14 @@
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use fairlead_tls::Backoff;
+use fairlead_tls::{Backoff, part};
 use fairlead_wire::discovery::parse_address;
 use fairlead_wire::discovery::server::cluster_client::ClusterClient;
 use fairlead_wire::discovery::server::{
     self as wire, AffiliateDeleteRequest, AffiliateUpdateRequest, HelloRequest, WatchRequest,
 };
 use tokio::sync::watch;
-use tokio::time::{sleep, timeout};
+use tokio::time::{sleep, sleep_until, timeout};
 use tonic::transport::Channel;
 
 use super::connect::channel;
@@ -25,6 +25,9 @@ const UPDATE: Duration = Duration::from_secs(30);
 const FIRST_MESSAGE: Duration = Duration::from_secs(30);
 /// Shortest time between two updates: what changes in it is published together.
 const MIN_INTERVAL: Duration = Duration::from_secs(1);
+/// Shortest time between an update and one because the server does not have this node any more: a client that deletes it again and
+/// again costs little. Up to half of it more is random.
+const RESTORE: Duration = Duration::from_secs(5);
 /// How often a server may say to use another.
 const REDIRECTS: usize = 3;
 /// Longest message: a server of another make sends a whole cluster at once.
@@ -140,7 +143,8 @@ async fn follow(
     outcome.err().unwrap_or(SessionError::Ended)
 }
 
-/// Publishes at once, when something changes, and before it expires. What fails is tried again without harm to the watch.
+/// Publishes at once, when something changes, before it expires, and when the server has it no more, as when another client deleted it.
+/// What fails is tried again without harm to the watch.
 async fn keep_published(
     settings: &Settings,
     client: ClusterClient<Channel>,
@@ -151,11 +155,14 @@ async fn keep_published(
     let mut backoff = Backoff::default();
     loop {
         let current = local.borrow_and_update().clone();
+        let mut restore_at = None;
         let pause = match &current {
             None => Duration::MAX,
             Some(current) => match update(settings, client.clone(), client_ip, current).await {
                 Ok(publication) => {
                     backoff = Backoff::default();
+                    let pause = RESTORE.saturating_add(part(RESTORE / 2, random().unwrap_or_default()));
+                    restore_at = tokio::time::Instant::now().checked_add(pause);
                     view.send_modify(|view| {
                         view.published = Some(Instant::now());
                         view.omissions = publication.omissions;
@@ -173,9 +180,26 @@ async fn keep_published(
         sleep(MIN_INTERVAL).await;
         tokio::select! {
             () = sleep(pause.saturating_sub(MIN_INTERVAL)) => {}
+            () = missing(view.subscribe(), restore_at) => {
+                tracing::info!(server = %settings.server, "the discovery server does not have this node; it is published again");
+            }
             changed = local.changed() => if changed.is_err() {
                 return SessionError::Ended;
             }
+        }
+    }
+}
+
+/// Returns when the server does not have this node, and still not at this time. `None`: never.
+async fn missing(mut view: watch::Receiver<View>, not_before: Option<tokio::time::Instant>) {
+    let Some(not_before) = not_before else { return std::future::pending().await };
+    loop {
+        if view.wait_for(|view| view.members.is_own_missing()).await.is_err() {
+            return std::future::pending().await;
+        }
+        sleep_until(not_before).await;
+        if view.borrow().members.is_own_missing() {
+            return;
         }
     }
 }
@@ -235,6 +259,36 @@ fn chain(error: &(dyn std::error::Error + 'static)) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn a_node_is_restored_when_it_is_missing_and_not_before_its_time() {
+        let of = |is_missing: bool| {
+            let mut view = View::default();
+            if is_missing {
+                view.members.begin();
+                let secret = fairlead_wire::discovery::ClusterSecret::new([7; 32]);
+                view.members.apply(Default::default(), "own", &secret, Instant::now());
+            }
+            view
+        };
+        let (view, watched) = watch::channel(of(true));
+        let soon = tokio::time::Instant::now() + Duration::from_millis(50);
+        missing(watched.clone(), Some(soon)).await;
+        assert!(tokio::time::Instant::now() >= soon);
+        let brief = Duration::from_millis(100);
+        assert!(timeout(brief, missing(watched.clone(), None)).await.is_err(), "nothing is published");
+        let later = tokio::time::Instant::now() + Duration::from_millis(50);
+        let back = async {
+            sleep(Duration::from_millis(10)).await;
+            view.send_replace(of(false));
+            std::future::pending::<()>().await;
+        };
+        tokio::select! {
+            () = missing(watched, Some(later)) => panic!("it was there again"),
+            () = back => {}
+            () = sleep(brief) => {}
+        }
+    }
 
     #[test]
     fn what_is_published_is_refreshed_well_before_it_expires() {
