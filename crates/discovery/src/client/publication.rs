@@ -1,5 +1,6 @@
 //! What a node publishes, within the limits of the protocol, without I/O.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 
 use fairlead_address::AddressFilter;
@@ -30,7 +31,7 @@ pub enum Omission {
     /// Addresses of the node, the last ones.
     #[error("{0} addresses of the node are not published: the affiliate would be too long")]
     Addresses(usize),
-    /// Endpoints, the last ones.
+    /// Endpoints of the node's own, the last ones.
     #[error("{0} endpoints are not published: the protocol permits {MAX_ENDPOINTS}")]
     Endpoints(usize),
     /// Prefixes were replaced by fewer that cover the same.
@@ -84,22 +85,29 @@ impl Publication {
     }
 }
 
-/// The node's own, then those of its operator, then where the server sees it. The first ones stay.
+/// The node's own, then those of its operator, then where the server sees it. If there are too many, the last of its own are left out:
+/// it has many alike, and the others may be the only ones that are reached.
 fn endpoints(local: &Local, client_ip: Option<IpAddr>, omissions: &mut Vec<Omission>) -> Vec<SocketAddr> {
     let seen = client_ip
         .filter(|ip| local.filter.allows(*ip))
         .zip(local.port)
         .map(|(ip, port)| SocketAddr::new(ip, port));
-    let mut endpoints: Vec<SocketAddr> = Vec::new();
-    let all = local.endpoints.iter().chain(&local.extra_endpoints).chain(seen.as_ref());
-    for endpoint in all {
-        let endpoint = SocketAddr::new(endpoint.ip().to_canonical(), endpoint.port());
-        if endpoint.port() != 0 && !endpoints.contains(&endpoint) {
-            endpoints.push(endpoint);
-        }
-    }
+    let canonical = |endpoint: &SocketAddr| SocketAddr::new(endpoint.ip().to_canonical(), endpoint.port());
+    let is_usable = |endpoint: &SocketAddr| endpoint.port() != 0;
+    let own = local.endpoints.iter().map(canonical).filter(is_usable);
+    let others: Vec<_> =
+        local.extra_endpoints.iter().chain(seen.as_ref()).map(canonical).filter(is_usable).collect();
+    let kept: BTreeSet<SocketAddr> = others.iter().copied().collect();
+    let mut known = BTreeSet::new();
+    let mut endpoints: Vec<_> = own.chain(others).filter(|endpoint| known.insert(*endpoint)).collect();
     let beyond = endpoints.len().saturating_sub(MAX_ENDPOINTS);
     omissions.extend((beyond > 0).then_some(Omission::Endpoints(beyond)));
+    let mut room = MAX_ENDPOINTS.saturating_sub(kept.len());
+    endpoints.retain(|endpoint| {
+        let is_kept = kept.contains(endpoint) || room > 0;
+        room = room.saturating_sub(usize::from(!kept.contains(endpoint)));
+        is_kept
+    });
     endpoints.truncate(MAX_ENDPOINTS);
     endpoints
 }
@@ -246,6 +254,23 @@ mod tests {
         few.endpoints = (1..=70).map(endpoint).collect();
         let (_, endpoints, omissions) = published(&few, None);
         assert_eq!((endpoints.len(), omissions), (64, vec![Omission::Endpoints(6)]));
+    }
+
+    #[test]
+    fn endpoints_of_the_operator_and_of_the_server_stay_when_there_are_too_many() {
+        let endpoint = |n: u16| SocketAddr::from(([192, 0, 2, 1], n));
+        let mut many = local(Vec::new(), Vec::new());
+        many.endpoints = (1..=70).map(endpoint).collect();
+        // One that is its own, too.
+        many.extra_endpoints = vec![endpoint(101), endpoint(70), endpoint(102)];
+        many.port = Some(51820);
+        let (_, endpoints, omissions) = published(&many, "198.51.100.7".parse().ok());
+        let kept = ["192.0.2.1:70", "192.0.2.1:101", "192.0.2.1:102", "198.51.100.7:51820"];
+        let expected: Vec<_> = (1..=60).map(endpoint).chain(kept.map(|text| text.parse().unwrap())).collect();
+        assert_eq!((endpoints, omissions), (expected, vec![Omission::Endpoints(9)]));
+        many.extra_endpoints = (101..=200).map(endpoint).collect();
+        let (_, endpoints, _) = published(&many, "198.51.100.7".parse().ok());
+        assert_eq!((endpoints.len(), endpoints[0]), (64, endpoint(101)), "more than the protocol permits");
     }
 
     proptest! {
