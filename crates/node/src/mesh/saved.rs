@@ -367,8 +367,8 @@ impl StateFile {
             services: content.services,
             problems: vec![SourceProblem::ApiServerSilent { saved: content.saved.to_string() }],
         };
-        let age = now.1.duration_since(content.saved).unsigned_abs();
-        Ok(Saved { facts, departures: content.departures.restored(now)?, age })
+        let departures = content.departures.restored(now)?;
+        Ok(Saved { facts, departures, age: age(content.saved, now.1) })
     }
 
     /// Replaces the file; after a crash it is the old or the new one.
@@ -443,6 +443,11 @@ impl StateFile {
         }
         std::future::pending().await
     }
+}
+
+/// How old a file is. One from the future is new: a host without a clock that runs while it is off starts with a time of the past.
+fn age(saved: Timestamp, now: Timestamp) -> Duration {
+    Duration::try_from(now.duration_since(saved)).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -18,7 +18,7 @@ use k8s_openapi::ByteString;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::{MAX_LENGTH, SavedMember, StateFile, VERSION};
+use super::{MAX_LENGTH, SavedMember, StateFile, VERSION, age};
 use crate::state_file;
 
 /// Names of the files in the state directory. The secret has one of its own, so that the others can be shown to others.
@@ -110,13 +110,11 @@ impl StateFile {
         };
         ensure!(content.version == VERSION, "it has format {}, not {VERSION}", content.version);
         ensure!(content.node == self.node, "it is of node {}", content.node);
-        let age = now.duration_since(content.saved);
-        if age.unsigned_abs() > MAX_AGE {
+        let age = age(content.saved, now);
+        if age > MAX_AGE {
             return Ok(Default::default());
         }
-        let members = content.members.into_iter().map(Member::try_from).collect::<Result<_>>()?;
-        // A clock that went back says nothing of the age.
-        Ok((members, Duration::try_from(age).unwrap_or_default()))
+        Ok((content.members.into_iter().map(Member::try_from).collect::<Result<_>>()?, age))
     }
 
     /// Replaces what is kept of discovery services.
@@ -257,7 +255,9 @@ mod tests {
         member.endpoints.discovered = vec![([192, 0, 2, 1], 1).into()];
         file.write_discovered(std::slice::from_ref(&member), now).unwrap();
         let minute = Duration::from_secs(60);
-        assert_eq!(file.read_discovered(now + minute).unwrap(), (vec![member], minute));
+        assert_eq!(file.read_discovered(now + minute).unwrap(), (vec![member.clone()], minute));
+        let behind = file.read_discovered(now - SignedDuration::from_hours(365 * 24)).unwrap();
+        assert_eq!(behind, (vec![member], Duration::ZERO), "a host without a clock was rebooted");
         let later = now + SignedDuration::from_hours(7 * 24 + 1);
         assert_eq!(file.read_discovered(later).unwrap().0, []);
         let credentials = secret(b"a", &[9; 32]).unwrap();

@@ -54,6 +54,7 @@ fn what_is_written_is_read_again() {
     }
     let Saved { facts, age, .. } = file.read(at(7)).unwrap().unwrap();
     assert_eq!(age, Duration::from_secs(5));
+    assert_eq!(file.read(at(1)).unwrap().unwrap().age, Duration::ZERO, "the clock of the host is behind");
     let members = unsaved.inputs.members.iter();
     // Who tells of them is not saved.
     let untold = members.map(|member| Member { sources: Sources::default(), ..Member::clone(member) });
