@@ -176,6 +176,7 @@ async fn members_stay_through_an_outage_and_the_node_is_published_again() {
     let view = until(&a, "disconnected", |view| view.connected.is_none()).await;
     assert_eq!(ids(&view), ["b"]);
     until(&a, "told why", |view| view.connection_error.is_some()).await;
+    let before = [&a, &b].map(|client| client.view().borrow().published);
     // It has forgotten everything.
     let second = Running::start(server::Settings { listen: address, ..settings() });
     let both = async |client: &Client| {
@@ -183,6 +184,11 @@ async fn members_stay_through_an_outage_and_the_node_is_published_again() {
     };
     both(&a).await;
     both(&b).await;
+    for (client, before) in [(&a, before[0]), (&b, before[1])] {
+        let view = until(client, "published again", |view| view.published > before).await;
+        let pause = view.published.unwrap().saturating_duration_since(view.connected.unwrap());
+        assert!(pause <= Duration::from_secs(5), "{pause:?}");
+    }
     assert_eq!(second.observer.snapshot().totals.affiliates, 2);
     second.end().await;
 }

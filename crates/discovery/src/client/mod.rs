@@ -175,3 +175,20 @@ impl Drop for Client {
         self.task.abort();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bundle_adds_authorities_to_those_of_the_host() {
+        let system = fairlead_tls::system_roots().expect("install ca-certificates").roots;
+        let own = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap().cert.pem();
+        let roots = authorities(Some(own.as_bytes())).unwrap().roots;
+        let own = fairlead_tls::trust(own.as_bytes()).unwrap().roots;
+        assert_eq!(roots.len(), system.len() + 1);
+        assert!(system.iter().chain(&own).all(|authority| roots.contains(authority)));
+        assert_eq!(authorities(None).unwrap().roots, system);
+        assert!(authorities(Some(b"none")).is_err());
+    }
+}

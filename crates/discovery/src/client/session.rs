@@ -7,7 +7,7 @@ use fairlead_tls::{Backoff, part};
 use fairlead_wire::discovery::parse_address;
 use fairlead_wire::discovery::server::cluster_client::ClusterClient;
 use fairlead_wire::discovery::server::{
-    self as wire, AffiliateDeleteRequest, AffiliateUpdateRequest, HelloRequest, WatchRequest,
+    self as wire, AffiliateDeleteRequest, AffiliateUpdateRequest, HelloRequest, HelloResponse, WatchRequest,
 };
 use tokio::sync::watch;
 use tokio::time::{sleep, sleep_until, timeout};
@@ -15,9 +15,9 @@ use tonic::transport::Channel;
 
 use super::connect::channel;
 use super::publication::{Local, Publication};
-use super::{InvalidServerEndpoint, Settings, View};
+use super::{InvalidServerEndpoint, ServerEndpoint, Settings, View};
 
-/// Longest connection and greeting, each.
+/// Longest connection with its greeting.
 const HELLO: Duration = Duration::from_secs(10);
 /// Longest update.
 const UPDATE: Duration = Duration::from_secs(30);
@@ -84,7 +84,7 @@ async fn session(
     local: &mut watch::Receiver<Option<Local>>,
     view: &watch::Sender<View>,
 ) -> SessionError {
-    let (client, client_ip) = match greet(settings).await {
+    let (client, client_ip) = match greet(settings, HELLO).await {
         Ok(greeted) => greeted,
         Err(error) => return error,
     };
@@ -95,24 +95,34 @@ async fn session(
     }
 }
 
-/// Connects to the server, or to the one that it says to use.
-async fn greet(settings: &Settings) -> Result<(ClusterClient<Channel>, Option<IpAddr>), SessionError> {
+/// Connects to the server, or to the one that it says to use; each has so much time to answer.
+async fn greet(
+    settings: &Settings,
+    longest: Duration,
+) -> Result<(ClusterClient<Channel>, Option<IpAddr>), SessionError> {
     let mut server = settings.server.clone();
     for _ in 0..=REDIRECTS {
-        let connected = timeout(HELLO, channel(settings, &server)).await?;
-        let connected = connected.map_err(|error| SessionError::Connect(chain(&*error)))?;
-        let mut client = ClusterClient::new(connected).max_decoding_message_size(MAX_MESSAGE);
-        let hello = HelloRequest {
-            cluster_id: settings.cluster_id.clone(),
-            client_version: concat!("fairlead v", env!("CARGO_PKG_VERSION")).to_owned(),
-        };
-        let answer = timeout(HELLO, client.hello(hello)).await??.into_inner();
+        let (client, answer) = timeout(longest, greet_one(settings, &server)).await??;
         match answer.redirect {
             Some(redirect) => server = server.redirected(&redirect.endpoint)?,
             None => return Ok((client, parse_address(&answer.client_ip))),
         }
     }
     Err(SessionError::Redirects)
+}
+
+async fn greet_one(
+    settings: &Settings,
+    server: &ServerEndpoint,
+) -> Result<(ClusterClient<Channel>, HelloResponse), SessionError> {
+    let connected = channel(settings, server).await.map_err(|error| SessionError::Connect(chain(&*error)))?;
+    let mut client = ClusterClient::new(connected).max_decoding_message_size(MAX_MESSAGE);
+    let hello = HelloRequest {
+        cluster_id: settings.cluster_id.clone(),
+        client_version: concat!("fairlead v", env!("CARGO_PKG_VERSION")).to_owned(),
+    };
+    let answer = client.hello(hello).await?.into_inner();
+    Ok((client, answer))
 }
 
 async fn follow(
@@ -235,7 +245,7 @@ async fn update(
 
 pub(super) async fn leave(settings: &Settings) -> Result<(), LeaveError> {
     let delete = async {
-        let (mut client, _) = greet(settings).await?;
+        let (mut client, _) = greet(settings, HELLO).await?;
         let (cluster_id, affiliate_id) = (settings.cluster_id.clone(), settings.node_id.clone());
         client.affiliate_delete(AffiliateDeleteRequest { cluster_id, affiliate_id }).await?;
         Ok::<_, SessionError>(())
@@ -259,6 +269,35 @@ fn chain(error: &(dyn std::error::Error + 'static)) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn a_server_that_accepts_and_stays_silent_is_left() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let accept = async {
+            let mut silent = Vec::new();
+            loop {
+                silent.push(listener.accept().await.unwrap());
+            }
+        };
+        // Without TLS it is the greeting that is not answered.
+        let try_both = async {
+            for scheme in ["http", "https"] {
+                let server = format!("{scheme}://localhost:{port}").parse().unwrap();
+                let secret = fairlead_wire::discovery::ClusterSecret::new([7; 32]);
+                let roots = std::sync::Arc::new(rustls::RootCertStore::empty());
+                let mut settings = Settings::new(server, "c".to_owned(), secret, "own".to_owned(), roots);
+                settings.environment = std::sync::Arc::new(|_| None);
+                let outcome = greet(&settings, Duration::from_millis(300)).await;
+                assert!(matches!(outcome, Err(SessionError::Timeout(_))), "{scheme}: {:?}", outcome.err());
+            }
+        };
+        tokio::select! {
+            () = try_both => {}
+            () = accept => {}
+        }
+        assert_eq!(HELLO, Duration::from_secs(10));
+    }
 
     #[tokio::test]
     async fn a_node_is_restored_when_it_is_missing_and_not_before_its_time() {
