@@ -3,13 +3,13 @@
 
 use std::path::Path;
 
-use fairlead_api::resources::{NodeLocation, Topology};
+use fairlead_api::resources::{NodeFilters, NodeLocation, Topology};
 use k8s_openapi::api::core::v1::Node;
 
 #[test]
-fn kept_annotations_never_panic_and_one_is_good() {
+fn kept_annotations_never_panic_and_some_are_good() {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/annotations");
-    let mut good = Vec::new();
+    let (mut good, mut filtering) = (Vec::new(), Vec::new());
     for entry in std::fs::read_dir(directory).unwrap() {
         let text = std::fs::read_to_string(entry.unwrap().path()).unwrap();
         let mut parts = text.split('\0').map(str::to_owned);
@@ -19,14 +19,24 @@ fn kept_annotations_never_panic_and_one_is_good() {
             ..Topology::default()
         };
         let mut node = Node::default();
-        let names = NodeLocation::ANNOTATIONS.iter().map(|name| (*name).to_owned());
+        let names =
+            NodeLocation::ANNOTATIONS.iter().chain(NodeFilters::ANNOTATIONS).map(|name| (*name).to_owned());
         node.metadata.annotations = Some(names.zip(parts).collect());
         let (location, invalid) = NodeLocation::of(&node, &topology);
         if invalid.is_empty() {
             good.push(location);
         }
+        let (filters, invalid) = NodeFilters::of(&node);
+        if invalid.is_empty() && filters.published.is_some() {
+            filtering.push(filters);
+        }
     }
-    let [location] = &good[..] else { panic!("{good:?}") };
-    assert_eq!((location.name.as_str(), location.leader), ("lab", true));
-    assert_eq!((location.internal_ips.len(), location.networks.len()), (2, 2));
+    good.sort_unstable_by(|one, other| one.name.cmp(&other.name));
+    let names: Vec<_> = good.iter().map(|location| location.name.as_str()).collect();
+    assert_eq!(names, ["attic", "lab", "shed"]);
+    assert!(good.iter().all(|it| it.leader && it.internal_ips.len() == 2 && it.networks.len() == 2));
+    let [filters] = &filtering[..] else { panic!("{filtering:?}") };
+    assert_eq!(filters.excluded.len(), 2);
+    let [published, tried] = [&filters.published, &filters.tried].map(|filter| filter.as_ref().unwrap());
+    assert!(!published.allows("10.0.0.1".parse().unwrap()) && !tried.allows("192.0.2.1".parse().unwrap()));
 }

@@ -5,11 +5,13 @@
 use std::path::Path;
 
 use fairlead_wire::cni::{CniArgs, error_of};
-use fairlead_wire::discovery::server::{AffiliateUpdateRequest, HelloResponse, WatchResponse};
+use fairlead_wire::discovery::server::{
+    AffiliateDeleteRequest, AffiliateUpdateRequest, HelloResponse, ListResponse, WatchResponse,
+};
 use fairlead_wire::discovery::{Affiliate, ClusterSecret};
 use fairlead_wire::probe::{Header, ProbeKeys, parse_candidates};
 use fairlead_wire::relay::replica::parse_replica_frame;
-use fairlead_wire::{imds, nat_pmp, pcp, relay, stun, upnp};
+use fairlead_wire::{etcd, imds, nat_pmp, pcp, relay, stun, upnp};
 use prost::Message;
 
 fn kept(target: &str) -> Vec<Vec<u8>> {
@@ -70,20 +72,28 @@ fn kept_answers_of_the_metadata_service_never_panic_and_some_are_good() {
 #[test]
 fn kept_discovery_messages_never_panic_and_some_are_good() {
     let secret = ClusterSecret::new(std::array::from_fn(|n| u8::try_from(n).unwrap()));
-    let mut good = [0; 6];
+    let mut good = [0; 10];
     for bytes in kept("discovery") {
         let (which, bytes) = bytes.split_first().unwrap();
-        let is_good = match which % 6 {
+        let is_good = match which % 10 {
             0 => Affiliate::parse(bytes).is_ok(),
             1 => secret.open_data(bytes).is_ok(),
             2 => secret.open_endpoint(bytes).is_ok(),
             3 => AffiliateUpdateRequest::decode(bytes).is_ok_and(|update| update.ttl.is_some()),
             4 => WatchResponse::decode(bytes).is_ok_and(|watch| watch.snapshot_continues || watch.expired),
-            _ => HelloResponse::decode(bytes).is_ok_and(|hello| hello.redirect.is_some()),
+            5 => HelloResponse::decode(bytes).is_ok_and(|hello| hello.redirect.is_some()),
+            6 => {
+                let deletes =
+                    AffiliateDeleteRequest::decode(bytes).is_ok_and(|it| !it.affiliate_id.is_empty());
+                deletes || ListResponse::decode(bytes).is_ok_and(|list| !list.affiliates.is_empty())
+            }
+            // A client and a server read them in crates/discovery.
+            7 | 8 => false,
+            _ => etcd::RangeResponse::decode(bytes).is_ok_and(|range| !range.kvs.is_empty()),
         };
-        good[usize::from(which % 6)] += usize::from(is_good);
+        good[usize::from(which % 10)] += usize::from(is_good);
     }
-    assert_eq!(good, [2, 1, 2, 1, 2, 1]);
+    assert_eq!(good, [2, 1, 2, 1, 2, 1, 2, 0, 0, 1]);
 }
 
 #[test]
