@@ -40,6 +40,7 @@ mod problem;
 mod rotation;
 mod routes;
 mod site_networks;
+mod transition;
 
 pub use entry::EntryRole;
 pub use gateways::{Down, gateways, location};
@@ -52,3 +53,4 @@ pub use prefixes::Unusable;
 pub use problem::{Problem, Refusal};
 pub use rotation::NextKey;
 pub use routes::{BlockRoute, OwnAddress};
+pub use transition::{added, united};
