@@ -100,6 +100,17 @@ pub enum Granularity {
     Location,
 }
 
+impl Granularity {
+    /// Its name in the spec.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Cross => "cross",
+            Self::Full => "full",
+            Self::Location => "location",
+        }
+    }
+}
+
 /// Where a node is. The controller copies it from the Node, so that a change of a Node costs one write and no node
 /// has to watch all Nodes; nodes may not write it.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]

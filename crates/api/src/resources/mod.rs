@@ -48,8 +48,9 @@ pub use relay::{
     RelayTransport, SecretRef,
 };
 pub use wirekube_mesh::{
-    AutoAllowedIps, BirthdayAttack, DeletedPeer, Grant, KeptMeshIp, LocalSubnetPolicy, MAX_DELETED_PEERS,
-    NatTraversal, RevokedPeer, Routing, Toggle, WireKubeMesh, WireKubeMeshSpec, WireKubeMeshStatus,
+    AutoAllowedIps, BirthdayAttack, DeletedPeer, GRANULARITY_IN_USE, Grant, KeptMeshIp, LocalSubnetPolicy,
+    MAX_DELETED_PEERS, NatTraversal, RevokedPeer, Routing, Toggle, WireKubeMesh, WireKubeMeshSpec,
+    WireKubeMeshStatus,
 };
 pub use wirekube_peer::{
     CandidateType, EndpointDiscoveryMethod, EntryTerm, IceCandidate, MAX_ENTRY_TERM, NatType, NodeFacts,

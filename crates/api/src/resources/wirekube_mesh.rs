@@ -8,7 +8,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::discovery::Discovery;
-use super::location::Topology;
+use super::location::{Granularity, Topology};
 use super::relay::Relay;
 use super::rules::{
     CIDR_LENGTH, FILTER_LENGTH, OBJECT_NAME_PATTERN, address_filter, cidr_of_family, cidrs, explained,
@@ -299,6 +299,10 @@ pub struct WireKubeMeshStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = MAX_DELETED_PEERS))]
     pub deleted_peers: Vec<DeletedPeer>,
+    /// Extension of Fairlead: the granularity in use. The controller sets it to spec.topology.granularity once the nodes have prepared for that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub granularity: Option<Granularity>,
+    /// `GranularityInUse` is False while nodes have not prepared for spec.topology.granularity; it names them.
     /// `MeshAddressesAssigned` is False while a node has no address on the mesh;
     /// `Ready` is False, with the reason, while peers are missing; `RelayReady` while the managed relay cannot be used;
     /// `FieldsIgnored` is True while fields have no effect.
@@ -306,6 +310,22 @@ pub struct WireKubeMeshStatus {
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
     pub conditions: Vec<Condition>,
 }
+
+impl WireKubeMesh {
+    /// The granularity in use: that of the spec, if the controller has not said another one.
+    pub fn granularity(&self) -> Granularity {
+        let in_use = self.status.as_ref().and_then(|status| status.granularity);
+        in_use.unwrap_or_else(|| self.wanted_granularity())
+    }
+
+    /// The granularity that the spec asks for.
+    pub fn wanted_granularity(&self) -> Granularity {
+        self.spec.topology.as_ref().map(|topology| topology.granularity).unwrap_or_default()
+    }
+}
+
+/// Type of the condition that is False while nodes have not prepared for the granularity of the spec.
+pub const GRANULARITY_IN_USE: &str = "GranularityInUse";
 
 /// How many deleted peers the status has.
 pub const MAX_DELETED_PEERS: usize = 256;

@@ -11,7 +11,7 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::location::NodeLocation;
+use super::location::{Granularity, NodeLocation};
 use super::node_annotations::{MAX_ENTRIES, MAX_POD_PREFIXES, NodeFilters};
 use super::rules::{CIDR_LENGTH, FILTER_LENGTH, cidrs, host_and_port, parse_prefixes, wireguard_key};
 use crate::names::KEEPALIVE;
@@ -161,6 +161,10 @@ pub struct WireKubePeerStatus {
     /// judge by it what this peer claims, without a watch of all Nodes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<NodeFacts>,
+    /// Extension of Fairlead: the spec.topology.granularity of the WireKubeMesh that the node uses or has prepared for: its tunnels are up, and it accepts
+    /// packets from wherever they then come. The mesh changes over once all nodes say so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prepared_granularity: Option<Granularity>,
     /// Extension of Fairlead: the WireGuard implementation of the node.
     #[serde(default, rename = "wireguard", skip_serializing_if = "Option::is_none")]
     pub wireguard: Option<WireGuardImplementation>,

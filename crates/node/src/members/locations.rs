@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use fairlead_api::resources::{Granularity, Topology, WireKubeMesh, WireKubePeer};
+use fairlead_api::resources::{Granularity, WireKubeMesh, WireKubePeer};
 use fairlead_topology::{Member, gateways, location};
 
 use super::cached_peer::CachedPeer;
@@ -12,14 +12,14 @@ use super::cached_peer::CachedPeer;
 pub struct Location {
     /// Names of its nodes.
     pub nodes: Vec<String>,
-    /// Those that are gateways, best first; none unless `spec.topology.granularity` is `location`.
+    /// Those that are gateways, best first; none unless the granularity in use is `location`.
     pub gateways: Vec<String>,
 }
 
 /// The locations by name; none where they mean nothing, because every pair of nodes has a tunnel. The name of one is empty: that of nodes
 /// which neither annotation nor label puts anywhere.
 pub fn locations(peers: &[WireKubePeer], mesh: Option<&WireKubeMesh>) -> BTreeMap<String, Location> {
-    let Topology { granularity, .. } = mesh.and_then(|mesh| mesh.spec.topology.clone()).unwrap_or_default();
+    let granularity = mesh.map(WireKubeMesh::granularity).unwrap_or_default();
     if granularity == Granularity::Full {
         return BTreeMap::new();
     }

@@ -16,13 +16,14 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
 use fairlead_address::{AddressFilter, Endpoint, PrefixSet, is_reachable};
+use fairlead_api::resources::Granularity;
 use fairlead_api::wireguard::{PeerConfig, PublicKey};
 use fairlead_dataplane::mesh::{Bypass, MeshState, PlainRoute};
 use fairlead_dataplane::uplink::{self, HostNetwork, Ignored};
 use fairlead_path::{
     Filtering, Nat64, NatType, OwnSide, OwnView, PeerPaths, StunAnswer, classify, is_private,
 };
-use fairlead_topology::{Down, OwnAddress, PeerPlan, Plan, Planner, Policy};
+use fairlead_topology::{Down, OwnAddress, PeerPlan, Plan, Planner, Policy, added, united};
 use ipnet::{IpNet, Ipv4Net};
 
 pub use self::gateways::DesiredGateway;
@@ -151,6 +152,8 @@ pub struct Held {
     pub down: Down,
     /// Keys that members announced and that have completed a handshake.
     pub completed: BTreeSet<PublicKey>,
+    /// While the granularity changes, the one that other nodes may use: this node has tunnels for that too.
+    pub other: Option<Granularity>,
 }
 
 /// Everything the kernel is to have, and what is published.
@@ -158,6 +161,8 @@ pub struct Held {
 pub struct Desired {
     /// Nodes by identity.
     pub peers: BTreeMap<PublicKey, Arc<DesiredPeer>>,
+    /// Those of them to which nothing is sent: they are peers with the granularity that others may use.
+    pub added: BTreeSet<PublicKey>,
     /// Peers outside of the cluster by identity.
     pub external: BTreeMap<PublicKey, DesiredExternal>,
     /// Keys that nodes are about to use, each with what the device is to have of it.
@@ -250,8 +255,9 @@ impl Desired {
         let services = inputs.services.clone();
         let includes_pod_networks = inputs.settings.includes_pod_networks;
         let guarded = inputs.departures.guarded(includes_pod_networks).copied().collect();
-        let Held { prefixes: held, entry_terms, down, completed } = held;
-        let granularity = plain::granularity(inputs, host, down);
+        let Held { prefixes: held, entry_terms, down, completed, other } = held;
+        let other = other.map(|other| plain::granularity(other, host, down.clone()));
+        let granularity = plain::granularity(inputs.settings.granularity, host, down);
         let policy = Policy {
             excluded,
             guarded,
@@ -267,7 +273,10 @@ impl Desired {
             connected: host.networks.clone(),
             ..Policy::new(&inputs.node)
         };
-        let plan = planner.plan(&inputs.members, policy);
+        let asked = other.map(|other| (other, policy.clone()));
+        let used = planner.plan(&inputs.members, policy);
+        let both = asked.map(|(other, policy)| united(&inputs.members, &policy, other, used));
+        let plan = both.as_ref().unwrap_or(used);
         let sightings = Sightings::new(&inputs.members);
         // An address inside a block, a network of pods or a range of Services is that of a pod or a Service, whatever a node says.
         let pods_in_mesh: PrefixSet = inputs.members.iter().flat_map(|it| in_mesh(inputs, it)).collect();
@@ -319,7 +328,8 @@ impl Desired {
             nat64: own.nat64.clone(),
             bypass: bypass(inputs, plan, &pods_in_mesh),
             plain_links: plain::links(host, plan),
-            gateways: gateways::desired(inputs, plan),
+            gateways: gateways::desired(inputs, used),
+            added: added(used, plan),
             accepted: key_changes::accepted(plan, gateways::accepted(plan)),
             masqueraded: plan.masqueraded.clone(),
             is_gateway: plan.is_gateway,

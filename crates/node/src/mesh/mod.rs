@@ -15,6 +15,7 @@ pub mod entries;
 pub mod external;
 pub mod gateways;
 mod granted;
+mod granularity;
 pub mod inputs;
 pub mod kernel;
 mod key_changes;

@@ -90,6 +90,11 @@ pub enum MeshProblem {
         /// The node.
         gateway: String,
     },
+    /// Nodes have not prepared for the granularity that the mesh resource asks for.
+    GranularityPending {
+        /// Which ones, as the controller says it.
+        message: String,
+    },
     /// The kernel's WireGuard drops what comes through another gateway of a location than the one this node uses.
     GatewaysNeedEmbedded {
         /// These other gateways.
@@ -144,6 +149,7 @@ impl MeshProblem {
             Self::Forwarding(problem) => problem.reason(),
             Self::GatewayDown { .. } => "GatewayNotForwarding",
             Self::GatewaysNeedEmbedded { .. } => "GatewaysNeedEmbedded",
+            Self::GranularityPending { .. } => "GranularityPending",
             Self::ListenPortUnavailable { .. } => "ListenPortUnavailable",
             Self::PathMtu { .. } => "PathMTU",
             Self::PeerBypassed { .. } => "PeerBypassed",
@@ -162,6 +168,7 @@ impl MeshProblem {
             Self::EncapsulationMissing { .. }
             | Self::Forwarding(_)
             | Self::GatewaysNeedEmbedded { .. }
+            | Self::GranularityPending { .. }
             | Self::ListenPortUnavailable { .. }
             | Self::Nat64Refused { .. }
             | Self::NoStunAnswer { .. }
@@ -230,6 +237,7 @@ impl fmt::Display for MeshProblem {
                  run the node program of this node with --wireguard=embedded and delete the kernel's device, which interrupts its tunnels",
                 some_of(gateways)
             ),
+            Self::GranularityPending { message } => f.write_str(message),
             Self::ListenPortUnavailable { port, kept, is_of_node, error } => write!(
                 f,
                 "WireGuard cannot listen on port {port} of {} ({error}), and listens on port {kept}: stop the program that has the port, or \

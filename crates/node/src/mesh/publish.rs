@@ -125,6 +125,7 @@ pub fn desired(facts: &Facts<'_>) -> Desired {
             observed_endpoints: observations(facts, &up),
             entry_terms: entry_terms(report),
             interface_id: report.interface_id.map(|id| id.to_string()),
+            prepared_granularity: report.prepared_granularity,
             wireguard: Some(match report.backend {
                 Backend::Kernel => WireGuardImplementation::Kernel,
                 Backend::Embedded => WireGuardImplementation::Embedded,
@@ -171,6 +172,10 @@ pub fn outside(
 pub fn problems<'a>(node: &str, report: &'a Report) -> Vec<&'a MeshProblem> {
     let members = report.peers.len().saturating_add(1);
     let publishes = |problem: &&MeshProblem| {
+        // The controller says it of the mesh.
+        if matches!(problem, MeshProblem::GranularityPending { .. }) {
+            return false;
+        }
         let nodes = problem.nodes();
         let subject = || nodes.join(" ");
         nodes.is_empty()

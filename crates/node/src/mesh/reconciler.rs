@@ -10,8 +10,9 @@ use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
 use fairlead_api::names::MARK_FROM_WIREGUARD;
+use fairlead_api::resources::Granularity;
 use fairlead_api::wireguard::{DeviceState, PeerState, PublicKey};
-use fairlead_path::NatType;
+use fairlead_path::{NatType, State};
 use fairlead_topology::{Down, Planner};
 use tokio::sync::watch;
 
@@ -24,6 +25,7 @@ use super::entries::Entries;
 use super::external::{DesiredExternal, ExternalEndpoints};
 use super::gateways::GatewayWatch;
 use super::granted::GrantedAddresses;
+use super::granularity::GranularityChange;
 use super::inputs::Inputs;
 use super::kernel::Kernel;
 use super::key_changes::{self, KeyChanges};
@@ -49,6 +51,7 @@ pub struct Mesh<K> {
     down_peers: DownPeers,
     encapsulation: EncapsulationWatch,
     keys: KeyChanges,
+    granularity: GranularityChange,
     /// The paths found something from which another plan may follow.
     is_outdated: bool,
     /// How often it planned.
@@ -65,6 +68,7 @@ struct Planned {
     entry_terms: BTreeMap<PublicKey, u64>,
     down: Down,
     completed: BTreeSet<PublicKey>,
+    other: Option<Granularity>,
     desired: Desired,
 }
 
@@ -86,6 +90,7 @@ impl<K: Kernel> Mesh<K> {
             down_peers: DownPeers::default(),
             encapsulation: EncapsulationWatch::default(),
             keys: KeyChanges::default(),
+            granularity: GranularityChange::default(),
             is_outdated: false,
             plans: 0,
             followed: None,
@@ -106,7 +111,7 @@ impl<K: Kernel> Mesh<K> {
         let (mtu, uplink_mtu) = (desired::mtu(inputs, &host), host.uplink_mtu());
         let mut before = self.device_state(&inputs.settings.interface, mtu).inspect_err(|_| {
             // Without the device, packets to other nodes are dropped; they never leave in clear text.
-            self.plan(inputs, host.clone(), OwnAddresses::default(), &BTreeMap::new());
+            self.plan(inputs, host.clone(), OwnAddresses::default(), &BTreeMap::new(), now);
             if let Some(Planned { desired, .. }) = &self.planned {
                 let encapsulated = self.encapsulation.routes(desired);
                 let bypassed = self.down_peers.bypassed();
@@ -126,7 +131,7 @@ impl<K: Kernel> Mesh<K> {
         self.observe_entries(&before, now);
         self.observe_keys(&before);
         self.paths.set_identity(&inputs.private_key, inputs.public_key);
-        self.plan(inputs, host, own_addresses, &before.peers);
+        self.plan(inputs, host, own_addresses, &before.peers, now);
         let Some(Planned { desired, .. }) = &self.planned else { return Err(MeshFailure::NoMesh) };
         let has_path_socket = self.device.has_path_socket();
         let settings_relay = inputs.settings.relay.as_ref();
@@ -183,6 +188,7 @@ impl<K: Kernel> Mesh<K> {
         let (bypassed, encapsulated) = (self.down_peers.bypassed(), self.encapsulation.routes(desired));
         let state = desired.mesh_state(&interface, bypassed, encapsulated, |key| self.paths.route_mtu(key));
         self.kernel.apply(&state)?;
+        self.observe_granularity(now);
         let report = self.report(now).ok_or(MeshFailure::NoMesh)?;
         self.watch_down_peers(&report, now);
         Ok(report)
@@ -194,6 +200,7 @@ impl<K: Kernel> Mesh<K> {
     /// The kernel refuses something. The next call goes on from there.
     pub fn disable(&mut self) -> Result<(), MeshFailure> {
         self.planned = None;
+        self.granularity = GranularityChange::default();
         self.planner = Planner::default();
         self.listen_port.set(None);
         self.down_peers.clear();
@@ -254,6 +261,9 @@ impl<K: Kernel> Mesh<K> {
             None => Ok(Woken::default()),
         })?;
         self.is_outdated |= woken.own_addresses_changed || woken.route_mtu_changed || woken.keepalive_changed;
+        if woken.observed {
+            self.observe_granularity(now);
+        }
         let report = if woken.observed { self.report(now) } else { None };
         if let Some(report) = &report {
             self.watch_down_peers(report, now);
@@ -310,6 +320,15 @@ impl<K: Kernel> Mesh<K> {
         self.entries.observe(&desired.external, state, now)
     }
 
+    /// Looks whether the tunnels are up that the next granularity needs; what it needs is accepted already.
+    fn observe_granularity(&mut self, now: Instant) {
+        let Some(Planned { desired, .. }) = &self.planned else { return };
+        let is_up = |key| self.paths.status(key, now).is_some_and(|(status, _)| status.state == State::Up);
+        let are_up = desired.added.iter().all(is_up);
+        self.granularity.observe(are_up, now);
+        self.is_outdated |= self.granularity.is_over(now);
+    }
+
     fn observe_keys(&mut self, state: &DeviceState) -> bool {
         let Some(Planned { desired, .. }) = &self.planned else { return false };
         self.keys.observe(desired, state)
@@ -337,13 +356,16 @@ impl<K: Kernel> Mesh<K> {
         host: Host,
         own_addresses: OwnAddresses,
         present: &BTreeMap<PublicKey, PeerState>,
+        now: Instant,
     ) {
+        let settings = &inputs.settings;
+        let other = self.granularity.follow(settings.granularity, settings.topology.granularity, now);
         let is_known = |last: &Planned| {
             last.inputs == *inputs
                 && (&last.host, &last.own_addresses) == (&host, &own_addresses)
                 && last.entry_terms == *self.entries.terms()
                 && last.down == self.gateways.down()
-                && last.completed == *self.keys.completed()
+                && (last.other, &last.completed) == (other, self.keys.completed())
         };
         if self.planned.as_ref().is_some_and(is_known) {
             return;
@@ -359,6 +381,7 @@ impl<K: Kernel> Mesh<K> {
             entry_terms: entry_terms.clone(),
             down: down.clone(),
             completed: completed.clone(),
+            other,
         };
         let before = self.planned.as_ref().map(|planned| (&*planned.inputs, &planned.desired));
         let planner = &mut self.planner;
@@ -371,6 +394,7 @@ impl<K: Kernel> Mesh<K> {
             entry_terms,
             down,
             completed,
+            other,
             desired,
         });
     }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use fairlead_address::{AddressFilter, Endpoint, InterfaceId, Nat64Prefix};
+use fairlead_api::resources::Granularity;
 use fairlead_api::wireguard::{PeerState, PublicKey};
 use fairlead_dataplane::wireguard::{Backend, PortAccess};
 use fairlead_path::{NatType, State, Status};
@@ -120,6 +121,8 @@ pub struct Report {
     pub interface_id: Option<InterfaceId>,
     /// Whether this node has tunnels with nodes of other locations.
     pub is_gateway: bool,
+    /// The granularity for which this node is prepared: that in use, or the one that the mesh resource asks for.
+    pub prepared_granularity: Option<Granularity>,
     /// What a user should know.
     pub problems: Vec<MeshProblem>,
     /// The endpoint an administrator chose for this node.
@@ -183,6 +186,7 @@ impl Report {
             && (&self.manual, &self.extra_endpoints) == (&other.manual, &other.extra_endpoints)
             && (self.keepalive, &self.measured_ports) == (other.keepalive, &other.measured_ports)
             && self.problems == other.problems
+            && self.prepared_granularity == other.prepared_granularity
             && self.entry_terms().eq(other.entry_terms())
             && self.relay_endpoint() == other.relay_endpoint()
             && self.peers.iter().map(PeerReport::published).eq(other.peers.iter().map(PeerReport::published))

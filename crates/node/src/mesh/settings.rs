@@ -70,6 +70,8 @@ pub struct MeshSettings {
     pub deleted: Vec<Deletion>,
     /// Between which nodes packets go without a tunnel.
     pub granularity: Granularity,
+    /// Why `topology` says another granularity and it is not in use, as the controller says it.
+    pub granularity_waits: Option<String>,
     /// Which of these take IP tunnels.
     pub encapsulation: Encapsulation,
     /// Where nodes are, and all of the two.
@@ -166,7 +168,8 @@ impl MeshSettings {
             discovery: discovery::parse(mesh, problems),
             revoked: revoked(mesh, problems),
             deleted: deleted(mesh),
-            granularity: topology.granularity,
+            granularity: mesh.granularity(),
+            granularity_waits: topology::waits(mesh),
             encapsulation: topology.encapsulation,
             topology,
             // The API server has checked it.

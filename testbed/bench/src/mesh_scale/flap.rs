@@ -124,6 +124,7 @@ pub(crate) fn report_of(peers: Vec<PeerReport>) -> Report {
         mesh_addresses: Vec::new(),
         interface_id: None,
         is_gateway: true,
+        prepared_granularity: None,
         problems: Vec::new(),
         saved_at: None,
         manual: None,

@@ -11,7 +11,6 @@ use fairlead_dataplane::uplink::{HostNetwork, Ignored};
 use fairlead_topology::{self as topology, BlockRoute, Down, OwnAddress, Plan};
 
 use super::{DesiredPeer, Host};
-use crate::mesh::inputs::Inputs;
 
 /// This host's addresses, and the names of the links that have them.
 pub(super) fn own_addresses(
@@ -25,9 +24,9 @@ pub(super) fn own_addresses(
     (own, links)
 }
 
-/// What the mesh resource asks for, with what it takes on this host.
-pub(super) fn granularity(inputs: &Inputs, host: &Host, down: Down) -> topology::Granularity {
-    match inputs.settings.granularity {
+/// The granularity, with what it takes on this host.
+pub(super) fn granularity(of_mesh: Granularity, host: &Host, down: Down) -> topology::Granularity {
+    match of_mesh {
         Granularity::Cross => topology::Granularity::Cross(host.own.clone()),
         Granularity::Full => topology::Granularity::Full,
         Granularity::Location => topology::Granularity::Location { addresses: host.own.clone(), down },

@@ -20,7 +20,9 @@ pub(super) fn problems(
     let read = inputs.problems.iter().cloned().map(MeshProblem::Source);
     let refused = inputs.port_mappings.problems();
     let unusable = unusable_endpoints(inputs, inside).map(MeshProblem::Source);
+    let waits = inputs.settings.granularity_waits.iter().cloned();
     read.chain(open.cloned().map(MeshProblem::Plan))
+        .chain(waits.map(|message| MeshProblem::GranularityPending { message }))
         .chain(stun_problems(inputs, stun))
         .chain(refused)
         .chain(unusable)

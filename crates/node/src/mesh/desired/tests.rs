@@ -58,6 +58,7 @@ pub(in crate::mesh) fn inputs(members: impl IntoIterator<Item = Member>) -> Inpu
             discovery: None,
             revoked: Revoked::default(),
             deleted: Vec::new(),
+            granularity_waits: None,
             granularity: Granularity::Full,
             encapsulation: Encapsulation::Never,
             topology: Topology::default(),

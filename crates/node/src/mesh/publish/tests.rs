@@ -76,6 +76,7 @@ pub(crate) fn report(nat: NatType, peers: Vec<PeerReport>) -> Report {
         mesh_addresses: Vec::new(),
         interface_id: None,
         is_gateway: true,
+        prepared_granularity: None,
         claims: Vec::new(),
         problems: vec![MeshProblem::Plan(Problem::NoKey { node: "n".to_owned() }); 100],
         manual: None,

@@ -55,6 +55,7 @@ impl<K: Kernel> Mesh<K> {
             mesh_addresses: desired.mesh_addresses.iter().map(IpNet::addr).collect(),
             interface_id: inputs.interface_id,
             is_gateway: desired.is_gateway,
+            prepared_granularity: self.granularity.prepared(),
             problems: problems
                 .chain(path_mtu)
                 .chain(self.listen_port.problem(host.port))
@@ -99,7 +100,8 @@ impl<K: Kernel> Mesh<K> {
         let encapsulated = self.encapsulation.routes(&planned.desired);
         let encapsulated: BTreeSet<IpNet> = encapsulated.into_iter().map(|it| it.destination).collect();
         let plain = &planned.desired.plain_prefixes() | &encapsulated;
-        let peers = planned.desired.peers.iter().filter_map(|(key, peer)| {
+        let used = planned.desired.peers.iter().filter(|(key, _)| !planned.desired.added.contains(*key));
+        let peers = used.filter_map(|(key, peer)| {
             let (path, device) = self.paths.status(key, now)?;
             let endpoint = device.as_ref().and_then(|device| device.config.endpoint);
             let relay = endpoint.and_then(|endpoint| self.paths.relay_transport(endpoint));

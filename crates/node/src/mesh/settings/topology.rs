@@ -1,6 +1,6 @@
 //! Which packets take tunnels.
 
-use fairlead_api::resources::{Encapsulation, Granularity, Topology, WireKubeMesh};
+use fairlead_api::resources::{Encapsulation, GRANULARITY_IN_USE, Granularity, Topology, WireKubeMesh};
 
 use crate::members::SourceProblem;
 
@@ -32,6 +32,13 @@ pub(super) fn parse(mesh: &WireKubeMesh, problems: &mut Vec<SourceProblem>) -> T
         entry: entry.to_owned(),
     }));
     topology
+}
+
+/// What the controller says of nodes that have not prepared for the granularity of the spec.
+pub(super) fn waits(mesh: &WireKubeMesh) -> Option<String> {
+    let mut conditions = mesh.status.iter().flat_map(|status| &status.conditions);
+    let waits = conditions.find(|it| it.type_ == GRANULARITY_IN_USE && it.status == "False")?;
+    (mesh.granularity() != mesh.wanted_granularity()).then(|| waits.message.clone())
 }
 
 #[cfg(test)]
