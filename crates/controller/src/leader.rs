@@ -13,7 +13,7 @@ use fairlead_cluster::metrics::{Pool, register};
 use fairlead_cluster::subsystem::Supervisor;
 use fairlead_ipam::orphans::Graces;
 use futures::StreamExt;
-use k8s_openapi::api::core::v1::{Node, NodeSpec, NodeStatus};
+use k8s_openapi::api::core::v1::{Node, NodeCondition, NodeSpec, NodeStatus};
 use kube::runtime::events::Reporter;
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client, ResourceExt};
@@ -30,7 +30,7 @@ use crate::orphans::{self, OrphanMetrics};
 use crate::relay::Reconciler;
 use crate::stores::Stores;
 use crate::work_queue::{ReconcileMetrics, WorkQueueMetrics};
-use crate::{discovery, mesh, not_implemented, peer_facts, pools};
+use crate::{discovery, granularity, mesh, not_implemented, peer_facts, pools};
 
 /// Name of the subsystem.
 pub(crate) const NAME: &str = "leader";
@@ -97,7 +97,8 @@ pub(crate) fn start(
     );
     subsystem.spawn("grants", stores.clone().then(grants));
     let changes = [pools.subscribe(), blocks.subscribe()];
-    let pools = pools::run(client.clone(), stores.clone(), changes, events, metrics.reconciles.clone());
+    let pools =
+        pools::run(client.clone(), stores.clone(), changes, events.clone(), metrics.reconciles.clone());
     subsystem.spawn("pools", stores.clone().then(pools));
     let orphans = orphans::run(
         client.clone(),
@@ -116,6 +117,10 @@ pub(crate) fn start(
     subsystem.spawn("relay", relay.run(meshes.subscribe()));
     let secret = discovery::run(client.clone(), meshes.store.clone(), meshes.subscribe());
     subsystem.spawn("secret for discovery", secret);
+    let changes = [nodes.subscribe(), peers.subscribe(), meshes.subscribe()];
+    let (all_meshes, all_nodes, all_peers) = (meshes.store.clone(), nodes.store.clone(), peers.store.clone());
+    let granularity = granularity::run(client.clone(), all_meshes, all_nodes, all_peers, changes, events);
+    subsystem.spawn("granularity", granularity);
     let changes = [nodes.subscribe(), peers.subscribe(), meshes.subscribe()];
     let facts =
         peer_facts::run(client.clone(), nodes.store, peers.store.clone(), meshes.store.clone(), changes);
@@ -144,11 +149,17 @@ fn trim_node(node: &mut Node) {
         ..NodeSpec::default()
     });
     node.spec = networks;
-    let NodeStatus { addresses, mut capacity, .. } = node.status.take().unwrap_or_default();
+    let NodeStatus { addresses, mut capacity, conditions, .. } = node.status.take().unwrap_or_default();
+    let conditions = conditions.map(|mut conditions| {
+        conditions.retain(|condition| condition.type_ == "Ready");
+        let without_times =
+            |NodeCondition { type_, status, .. }| NodeCondition { type_, status, ..NodeCondition::default() };
+        conditions.into_iter().map(without_times).collect()
+    });
     if let Some(capacity) = &mut capacity {
         capacity.retain(|resource, _| resource == "pods");
     }
-    node.status = Some(NodeStatus { addresses, capacity, ..NodeStatus::default() });
+    node.status = Some(NodeStatus { addresses, capacity, conditions, ..NodeStatus::default() });
 }
 
 fn kept(texts: Option<BTreeMap<String, String>>, names: &[&str]) -> Option<BTreeMap<String, String>> {

@@ -11,6 +11,7 @@ mod deleted_peers;
 mod discovery;
 mod election;
 mod grants;
+mod granularity;
 mod known_blocks;
 mod leader;
 mod lease;
