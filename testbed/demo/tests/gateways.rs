@@ -12,7 +12,7 @@ use anyhow::{Result, ensure};
 use fairlead_demo::judge::counters;
 use fairlead_demo::topology::Topology;
 use fairlead_demo::{World, probe, topology};
-use outage::{TIMEOUT, loses_nothing, node, pod, report, resumes, tcp, udp};
+use outage::{TIMEOUT, gaps_are_within, loses_nothing, node, pod, resumes, tcp, udp};
 use site::{Beside, reached};
 use testbed_lab::traffic::Flow;
 use testbed_lab::{NatSite, Progress, Router, eventually};
@@ -20,6 +20,8 @@ use testbed_lab::{NatSite, Progress, Router, eventually};
 const LOCATIONS: [&str; 3] = ["cloud", "home", "farm"];
 /// Bounds what takes no time, for a busy machine.
 const WITHIN: Duration = Duration::from_secs(50);
+/// How long packets may pause while the granularity changes.
+const PAUSE: Duration = Duration::from_secs(1);
 
 fn set_granularity(world: &World, granularity: &str) {
     let patch = format!(r#"{{"spec": {{"topology": {{"granularity": "{granularity}"}}}}}}"#);
@@ -105,10 +107,11 @@ fn flows(world: &World) -> [Flow; 5] {
 fn between_locations_packets_go_through_gateways() {
     let world = mesh();
     let flows = flows(&world);
-    let (mark, from) = (Instant::now(), Instant::now());
+    let (changed, from) = (Instant::now(), Instant::now());
     set_granularity(&world, "location");
     eventually(TIMEOUT, || has_gateways(&world, "", [1, 2])).unwrap();
-    resumes("granularity: location", &flows, mark, from, WITHIN);
+    resumes("granularity: location", &flows, changed, from, WITHIN);
+    gaps_are_within("granularity: location", &flows, changed, PAUSE);
     all_pods_reach_each_other(&world);
 
     count_tunnels(&world, "home-3", "198.51.100.0/24");
@@ -123,6 +126,7 @@ fn between_locations_packets_go_through_gateways() {
     let mark = Instant::now();
     eventually(TIMEOUT, has_left_old_tunnels).unwrap();
     loses_nothing("through gateways", &flows, mark);
+    gaps_are_within("since granularity: location", &flows, changed, PAUSE);
     assert!(counted(&world, "home-1") > 0);
 
     // An administrator names a gateway: it and the first other one.
@@ -141,7 +145,7 @@ fn between_locations_packets_go_through_gateways() {
     };
     eventually(TIMEOUT, is_full).unwrap();
     resumes("granularity: full", &flows, mark, from, WITHIN);
-    report("granularity: full", &flows, mark);
+    gaps_are_within("granularity: full", &flows, mark, PAUSE);
 }
 
 fn problems(world: &World, name: &str) -> Result<String> {

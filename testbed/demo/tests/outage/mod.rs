@@ -99,6 +99,15 @@ pub(crate) fn loses_nothing(what: &str, flows: &[Flow], mark: Instant) {
     }
 }
 
+/// Asserts that no flow went without an answer for longer than an issue allows since `mark`.
+pub(crate) fn gaps_are_within(what: &str, flows: &[Flow], mark: Instant, limit: Duration) {
+    report(what, flows, mark);
+    for flow in flows {
+        let found = flow.figures_since(mark);
+        assert!(found.longest_gap <= limit, "{what}: {} was disturbed: {found:?}", flow.name());
+    }
+}
+
 /// Prints what each flow suffered since `mark`.
 pub(crate) fn report(what: &str, flows: &[Flow], mark: Instant) {
     for flow in flows {
