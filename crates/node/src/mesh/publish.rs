@@ -219,13 +219,14 @@ pub fn urgency(
     is_due.then_some(Urgency::Status)
 }
 
-/// What peers need to reach this node, other nodes, and Peers that came here.
+/// What peers need to reach this node, other nodes, and Peers that came here, and what a change of the whole mesh waits for.
 fn essential(status: &WireKubePeerStatus) -> WireKubePeerStatus {
     WireKubePeerStatus {
         ice_candidates: status.ice_candidates.clone(),
         nat_type: status.nat_type,
         observed_endpoints: status.observed_endpoints.clone(),
         entry_terms: status.entry_terms.clone(),
+        prepared_granularity: status.prepared_granularity,
         ..WireKubePeerStatus::default()
     }
 }

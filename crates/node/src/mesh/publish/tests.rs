@@ -2,6 +2,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use fairlead_address::AddressFilter;
+use fairlead_api::resources::Granularity;
 use fairlead_api::wireguard::{PeerConfig, PeerState};
 use fairlead_dataplane::wireguard::PortAccess;
 use fairlead_path::{Reason, Status};
@@ -380,6 +381,15 @@ fn the_reason_for_the_relay_is_published_and_causes_few_writes() {
     let blocked = |seconds| at(seconds, Some(&first), RelayReason::UdpBlocked);
     assert_eq!(urgency(Some(&first), &blocked(9), 3), None);
     assert_eq!(urgency(Some(&first), &blocked(10), 3), Some(Urgency::Status));
+}
+
+#[test]
+fn the_mesh_does_not_wait_for_a_node_that_has_prepared() {
+    let report = |prepared_granularity| Report { prepared_granularity, ..report(NatType::Open, Vec::new()) };
+    let status = |granularity| desired(&facts(&report(Some(granularity)), NO)).status;
+    let (before, after) = (status(Granularity::Full), status(Granularity::Location));
+    assert_eq!(urgency(Some(&before), &after, 3), Some(Urgency::Essential));
+    assert_eq!(urgency(Some(&before), &before, 3), None);
 }
 
 #[test]
