@@ -4,6 +4,7 @@ mod counts;
 mod executables;
 mod rings;
 
+use std::ffi::OsStr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -15,6 +16,9 @@ use crate::steps::{self, Result, print, say};
 use counts::{Counts, Tally};
 use executables::Executable;
 use rings::Ring;
+
+/// Names the test executables to those that run others in a VM: asking cargo for them would wait for whatever else it builds.
+const PROGRAMS: &str = "FAIRLEAD_TEST_PROGRAMS";
 
 /// What a ring or one test executable came to: the counts of libtest, and every reason why it is no success.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -90,13 +94,14 @@ fn sum(outcomes: Vec<(&str, Outcome)>, filter: &[String]) -> Outcome {
 fn run_ring(ring: &Ring, executables: &[Executable], filter: &[String]) -> Outcome {
     let start = Instant::now();
     say(&format!("==> tests: {}", ring.name));
+    let programs = std::env::join_paths(executables.iter().map(|it| &it.path)).unwrap_or_default();
     let of_ring: Vec<&Executable> = executables
         .iter()
         .filter(|executable| ring.packages.contains(&executable.package.as_str()))
         .collect();
     let mut total = Outcome::default();
     for outcome in run_parallel(&of_ring, ring.parallel, |executable| {
-        run_one(executable, ring.options, filter, ring.limit)
+        run_one(executable, &programs, ring.options, filter, ring.limit)
     }) {
         total.add(outcome);
     }
@@ -126,7 +131,13 @@ fn run_parallel(
     outcomes.into_iter().map(|outcome| outcome.into_inner().unwrap_or_default()).collect()
 }
 
-fn run_one(executable: &Executable, options: &[&str], filter: &[String], limit: Duration) -> Outcome {
+fn run_one(
+    executable: &Executable,
+    programs: &OsStr,
+    options: &[&str],
+    filter: &[String],
+    limit: Duration,
+) -> Outcome {
     let name = executable.path.file_name().unwrap_or_default().to_owned();
     say(&format!("--- {} {name}", executable.package));
     let tag = format!("{name:.12} | ");
@@ -135,7 +146,8 @@ fn run_one(executable: &Executable, options: &[&str], filter: &[String], limit: 
         .args(options)
         .args(filter)
         .current_dir(&executable.directory)
-        .env("CARGO_MANIFEST_DIR", &executable.directory);
+        .env("CARGO_MANIFEST_DIR", &executable.directory)
+        .env(PROGRAMS, programs);
     let start = Instant::now();
     let mut tally = Tally::default();
     let ended = process::run(&mut command, limit, |line| {
@@ -178,7 +190,7 @@ mod unit {
     /// A test executable that is a shell script.
     fn script(text: &str, limit: Duration) -> Outcome {
         let shell = Executable { package: "x".to_owned(), directory: "/".into(), path: "/bin/sh".into() };
-        run_one(&shell, &[], &["-c".to_owned(), text.to_owned()], limit)
+        run_one(&shell, OsStr::new("/bin/a:/bin/b"), &[], &["-c".to_owned(), text.to_owned()], limit)
     }
 
     const LONG: Duration = Duration::from_secs(60);
@@ -207,6 +219,12 @@ mod unit {
         let result =
             "test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s";
         assert_eq!(script(&format!("echo '{result}'; echo '{result}'"), LONG), outcome(4, 0));
+    }
+
+    #[test]
+    fn an_executable_is_told_of_all_others() {
+        let text = "[ $FAIRLEAD_TEST_PROGRAMS = /bin/a:/bin/b ] && echo 'test result: ok. 1 passed; 0 failed; 0 ignored'";
+        assert_eq!(script(text, LONG), outcome(1, 0));
     }
 
     #[test]

@@ -1,11 +1,22 @@
-//! Fairlead's data plane against another kernel than this machine's: one that has WireGuard, and one without IPv6. Builds
-//! the data plane's own test programs on this machine and runs them in the VM.
+//! Fairlead's data plane against another kernel than this machine's: one that has WireGuard, and one without IPv6. Its own
+//! test programs, built on this machine, run in the VM.
 #![cfg(test)]
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use testbed_vm::Options;
+
+/// A test program of a package: `cargo xtask test` names all that it has built.
+fn test_program(package: &str, test: &str) -> PathBuf {
+    let is_it = |path: &PathBuf| {
+        let name = path.file_name().and_then(|name| name.to_str());
+        name.and_then(|name| name.rsplit_once('-')).is_some_and(|(name, _)| name == test)
+    };
+    let built = std::env::var_os("FAIRLEAD_TEST_PROGRAMS");
+    let built = built.and_then(|programs| std::env::split_paths(&programs).find(is_it));
+    built.unwrap_or_else(|| build_test(package, test))
+}
 
 /// Builds one test program of a package; cargo says in JSON lines where it put it. The whole workspace is selected,
 /// because selecting one package would build the libraries again with that package's features.
@@ -42,7 +53,7 @@ fn rendered(messages: &str) -> String {
 
 /// Runs a test program of the data plane in the VM.
 fn run(test: &str, requires: &str, kernel_arguments: &'static str) {
-    let mut command = Command::new(build_test("fairlead-dataplane", test));
+    let mut command = Command::new(test_program("fairlead-dataplane", test));
     command.env(requires, "1").env("RUST_BACKTRACE", "1").current_dir("/root");
     // A test program with debug information is large, and it lies in memory twice while it is unpacked.
     let options = Options { memory_mib: 1536, kernel_arguments, ..Options::default() };
