@@ -156,7 +156,8 @@ fn unchanged_sends_nothing(node: &Node, device: &dyn WireGuardDevice, desired: &
         .sh("nft 'add table inet judge; add chain inet judge out { type filter hook output priority 0; }; \
          add rule inet judge out udp sport 51820 counter'");
     // The kernel changes an address itself when no neighbour has it.
-    node.namespace.sh("timeout 20 sh -c 'while ip -6 address show tentative | grep -q .; do sleep 0.1; done'");
+    node.namespace
+        .sh("timeout 20 sh -c 'while ip -6 address show tentative | grep -q .; do sleep 0.1; done'");
     let monitor = Monitor::start(&node.namespace);
     let sent = changes_sent();
     for _ in 0..10 {
