@@ -9,7 +9,8 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
 
 /// How long a resolved host name is used before it is looked up again, and how long one look-up may take.
-const TTL: Duration = Duration::from_secs(30);
+/// Another address is in use within 30 s of the change.
+const TTL: Duration = Duration::from_secs(20);
 
 /// Names and their last known addresses.
 pub(super) struct Names {
