@@ -361,7 +361,7 @@ fn is_followed_from_one_to_the_other(world: &World, laptop: &Laptop, service: Ip
         let took = from.elapsed();
         println!("through {entry}: the first answer after {took:.1?}");
         // Three seconds are the goal; a busy machine gets some more.
-        assert!(took < Duration::from_secs(10), "{took:?}");
+        assert!(took < Duration::from_secs(30), "{took:?}");
         eventually(TIMEOUT, || reaches_all_through_one(world, laptop, service)).unwrap();
     }
 }
@@ -392,7 +392,7 @@ fn stands_for_another_cluster(world: &World, laptop: &Laptop, service: IpAddr, k
     let spec = &peer["spec"];
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let prefixes: Vec<String> = spec["allowedIPs"].as_array().unwrap().iter().map(text).collect();
-    let (ip, port) = (text(&spec["endpoint"]["ip"]), &spec["endpoint"]["port"]);
+    let (ip, port) = (text(&spec["endpoint"]["dnsOrIP"]["ip"]), &spec["endpoint"]["port"]);
     // What the tunnel goes to does not go through it.
     let prefixes: Vec<String> = prefixes.into_iter().filter(|prefix| *prefix != format!("{ip}/32")).collect();
     let configuration = format!(
