@@ -345,7 +345,6 @@ fn a_laptop_reaches_everything_through_one_entry_node_and_is_followed_to_another
     eventually(TIMEOUT, || reaches_all_through_one(&world, &laptop, service)).unwrap();
     println!("with gateways: reached all");
     is_followed_from_one_to_the_other(&world, &laptop, service, &key_file);
-    stands_for_another_cluster(&world, &laptop, service, key);
 }
 
 /// The machine takes another entry node, and then the first again.
@@ -381,28 +380,4 @@ fn locations_have_gateways(world: &World) {
         Ok(())
     };
     eventually(TIMEOUT, is_behind).unwrap();
-}
-
-/// The machine is a node of another cluster, where the Peer is applied that stands for this one: it takes what this Peer says.
-fn stands_for_another_cluster(world: &World, laptop: &Laptop, service: IpAddr, key: &str) {
-    let printed =
-        showconf(world, &["node", "cloud-1", "--as-peer", "--whole-cluster", "-o", "json"]).unwrap();
-    let peer: Value = serde_json::from_str(&printed).unwrap();
-    assert_eq!((&peer["kind"], &peer["apiVersion"]), (&json!("Peer"), &json!("kilo.squat.ai/v1alpha1")));
-    let spec = &peer["spec"];
-    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    let prefixes: Vec<String> = spec["allowedIPs"].as_array().unwrap().iter().map(text).collect();
-    let (ip, port) = (text(&spec["endpoint"]["dnsOrIP"]["ip"]), &spec["endpoint"]["port"]);
-    // What the tunnel goes to does not go through it.
-    let prefixes: Vec<String> = prefixes.into_iter().filter(|prefix| *prefix != format!("{ip}/32")).collect();
-    let configuration = format!(
-        "[Interface]\nPrivateKey = {key}\n\n[Peer]\nPublicKey = {}\nAllowedIPs = {}\nEndpoint = {ip}:{port}\n\
-         PersistentKeepalive = 5\n",
-        text(&spec["publicKey"]),
-        prefixes.join(", "),
-    );
-    laptop.bring_up(world, &configuration).unwrap();
-    let from = Instant::now();
-    eventually(TIMEOUT, || reaches_all_through_one(world, laptop, service)).unwrap();
-    println!("as another cluster: reached all after {:.1?}", from.elapsed());
 }
