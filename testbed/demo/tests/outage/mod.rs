@@ -99,12 +99,17 @@ pub(crate) fn loses_nothing(what: &str, flows: &[Flow], mark: Instant) {
     }
 }
 
-/// Asserts that no flow went without an answer for longer than an issue allows since `mark`.
+/// Asserts that no flow went without an answer for longer than the limit since `mark`; for pauses of the sender itself, which a busy
+/// machine causes, it may be longer.
 pub(crate) fn gaps_are_within(what: &str, flows: &[Flow], mark: Instant, limit: Duration) {
     report(what, flows, mark);
     for flow in flows {
         let found = flow.figures_since(mark);
-        assert!(found.longest_gap <= limit, "{what}: {} was disturbed: {found:?}", flow.name());
+        assert!(
+            found.longest_gap <= limit + found.longest_pause,
+            "{what}: {} was disturbed: {found:?}",
+            flow.name()
+        );
     }
 }
 
