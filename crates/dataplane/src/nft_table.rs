@@ -67,7 +67,7 @@ impl Keeper {
         Ok(generation == at)
     }
 
-    /// It is given back when it was used without an error: what is left of a failed request is then unknown.
+    /// The caller puts the socket back after a success only: after an error, answers to the failed request may still be in it.
     fn take_socket(&mut self) -> Result<Socket> {
         self.socket.take().map_or_else(|| Socket::open(Family::Netfilter), Ok)
     }

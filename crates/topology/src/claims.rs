@@ -77,7 +77,7 @@ fn refusal(member: &Member, prefix: IpNet, policy: &Policy) -> Option<Problem> {
     (!of_node.contains(&prefix.addr())).then(|| Problem::ClaimNotOfNode { node: node(), prefix })
 }
 
-/// Whoever has the secret of discovery services could take such an address from all nodes.
+/// Why a member that only discovery services know may not have this address: a stranger with the cluster's secret could take it from all nodes.
 fn needed_by_others(address: &IpNet, policy: &Policy) -> Option<Refusal> {
     let is_in = |prefixes: &[IpNet]| prefixes.iter().any(|prefix| prefix.contains(address));
     is_in(&policy.services)

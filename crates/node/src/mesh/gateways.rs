@@ -21,7 +21,7 @@ pub use self::watch::GatewayWatch;
 pub const INTERVAL: Duration = Duration::from_secs(1);
 /// Requests without an answer after which another gateway is used.
 const MISSES: u32 = 3;
-/// The same while no node behind it has ever answered: the tunnel may not be up yet, or these nodes answer nobody.
+/// The same while no node behind it has ever answered: the tunnel may not be up yet, or these nodes answer no echo requests.
 const MISSES_AT_FIRST: u32 = 15;
 /// How long a gateway answers without a break before it is used again. It doubles with each time that it does not
 /// forward then.
@@ -242,7 +242,7 @@ mod tests {
     fn a_gateway_that_never_forwarded_is_left_and_known_once_nodes_answer_through_another_one() {
         let mut world = World::new();
         assert_eq!(world.seconds_until(true, false, true), MISSES_AT_FIRST);
-        assert_eq!(world.health.known_down(), Down::default(), "the nodes may answer nobody");
+        assert_eq!(world.health.known_down(), Down::default(), "the nodes may answer no requests");
         assert!(world.second(true, true, true));
         assert_eq!(world.health.known_down(), ["a".to_owned()].into());
         assert!(!world.health.is_down("b"));
