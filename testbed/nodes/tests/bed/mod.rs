@@ -96,7 +96,9 @@ pub(crate) fn addresses_agree(cluster: &Cluster) {
     let programs = eventually(TIMEOUT, || node_programs(cluster)).unwrap();
     let check = |program: &str, more: &[&str]| {
         let words = ["-n", "kube-system", "exec", program, "-c", "coild", "--", "fairlead", "ipam", "check"];
-        eventually(2 * TIMEOUT, || cluster.kubectl(&[&words[..], more].concat())).unwrap();
+        eventually(2 * TIMEOUT, || cluster.kubectl(&[&words[..], more].concat()))
+            .with_context(|| cluster.kubectl(&["get", "pods", "-A", "-o", "wide"]).unwrap_or_default())
+            .unwrap();
     };
     programs.iter().for_each(|program| check(program, &[]));
     check(&programs[0], &["--cluster"]);
