@@ -5,11 +5,12 @@
 //! does not: the watch shows nothing until the resource version has caught up, which can take days, and the cache keeps
 //! objects that do not exist any more. A layer of the client therefore decides how a watch that was interrupted goes on:
 //!
-//! * If an attempt to resume it failed, or its connection was silent until it timed out, the API server was away, perhaps long
-//!   enough for a restoration, and other clients may have written since: the resource version shows nothing. The layer gives
-//!   the answer 410 itself. An API server that was restarted gives it as well, because its watch cache begins anew.
-//! * If the first attempt succeeds, as with several API servers of which one was stopped, the layer reads the current resource
-//!   version and gives the answer 410 only if it has gone back.
+//! * If an attempt to resume it failed, its connection was silent until it timed out, or the watcher waited before it tried (its
+//!   backoff grows with each failure of the last two minutes), the API server was away, perhaps long enough for a restoration,
+//!   and other clients may have written since: the resource version shows nothing. The layer gives the answer 410 itself. An API
+//!   server that was restarted gives it as well, because its watch cache begins anew.
+//! * If the first attempt succeeds at once, as with several API servers of which one was stopped, the layer reads the current
+//!   resource version and gives the answer 410 only if it has gone back.
 
 use std::collections::HashMap;
 use std::pin::Pin;
@@ -19,6 +20,7 @@ use std::time::{Duration, Instant};
 
 use axum::BoxError;
 use axum::http::{Method, Request, Response, Uri, header};
+use hyper::body::{Bytes, Frame, SizeHint};
 use kube::Client;
 use kube::api::ListMeta;
 use kube::client::Body;
@@ -30,6 +32,9 @@ use tower::Service;
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// A watch that is resumed so long after its time-out was alive until then. Shorter than what kube grants a silent connection.
 const MARGIN: Duration = Duration::from_secs(3);
+/// A watch that is resumed so long after it ended was not watched meanwhile. Longer than the watcher's first backoff (kube,
+/// `DefaultBackoff`: 0.8 s and as much again by chance), shorter than a restoration takes.
+const PAUSE: Duration = Duration::from_secs(2);
 /// How long the beginning of a watch is remembered that is not resumed.
 const KEPT: Duration = Duration::from_secs(600);
 /// After a list for which the API server had been away, the same watch is not listed again for that reason for so long.
@@ -82,7 +87,8 @@ impl Resumption {
     fn interruption(&self, before: Option<Begun>, now: Instant) -> Interruption {
         let Some(before) = before else { return Interruption::None };
         let elapsed = now.duration_since(before.at);
-        if before.failed || elapsed > self.timeout.saturating_add(MARGIN) {
+        let paused = before.ended.is_some_and(|ended| now.duration_since(ended) > PAUSE);
+        if before.failed || paused || elapsed > self.timeout.saturating_add(MARGIN) {
             Interruption::Away
         } else if elapsed < self.timeout {
             Interruption::Brief
@@ -109,6 +115,8 @@ struct Begun {
     at: Instant,
     /// The attempt brought no watch.
     failed: bool,
+    /// When its connection broke, or the API server ended it.
+    ended: Option<Instant>,
 }
 
 struct Checking {
@@ -120,7 +128,7 @@ struct Checking {
 #[derive(Default)]
 struct Watches {
     begun: HashMap<String, Begun>,
-    /// When it was last told to list again because the API server had been away.
+    /// When those that did not begin since were told to list again because the API server had been away.
     listed: HashMap<String, Instant>,
 }
 
@@ -140,8 +148,11 @@ impl Watches {
     /// Takes note of an attempt to begin or resume a watch.
     fn note(&mut self, watch: String, outcome: Outcome, now: Instant) {
         match outcome {
-            Outcome::Begun => self.begun.insert(watch, Begun { at: now, failed: false }),
-            Outcome::Failed => self.begun.insert(watch, Begun { at: now, failed: true }),
+            Outcome::Begun => {
+                self.listed.remove(&watch);
+                self.begun.insert(watch, Begun { at: now, failed: false, ended: None })
+            }
+            Outcome::Failed => self.begun.insert(watch, Begun { at: now, failed: true, ended: None }),
             Outcome::ListAgain => {
                 self.listed.insert(watch.clone(), now);
                 self.begun.remove(&watch)
@@ -149,6 +160,41 @@ impl Watches {
             // The API server was not away, or it is known already.
             Outcome::Refused => None,
         };
+    }
+}
+
+/// The answer to a request. What a watch shows ends with its connection: that is noted, since the watcher may wait before it asks
+/// again.
+struct Answer {
+    body: Body,
+    /// `None` if it is no watch, or it has ended.
+    watch: Option<(String, Arc<Mutex<Watches>>)>,
+}
+
+impl hyper::body::Body for Answer {
+    type Data = Bytes;
+    type Error = kube::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, kube::Error>>> {
+        let frame = Pin::new(&mut self.body).poll_frame(context);
+        if matches!(frame, Poll::Ready(None | Some(Err(_))))
+            && let Some((watch, watches)) = self.watch.take()
+            && let Some(begun) = lock(&watches).begun.get_mut(&watch)
+        {
+            begun.ended = Some(Instant::now());
+        }
+        frame
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
     }
 }
 
@@ -180,9 +226,9 @@ fn is_refusal(error: &BoxError) -> bool {
 }
 
 impl Service<Request<Body>> for Checking {
-    type Response = Response<Body>;
+    type Response = Response<Answer>;
     type Error = BoxError;
-    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, BoxError>> + Send>>;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Answer>, BoxError>> + Send>>;
 
     fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
         // `Client::send` waits for it.
@@ -193,14 +239,17 @@ impl Service<Request<Body>> for Checking {
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let client = self.client.clone();
         let Some(resumption) = Resumption::of(request.method(), request.uri()) else {
-            return Box::pin(async move { Ok(client.send(request).await?) });
+            let answer =
+                async move { Ok(client.send(request).await?.map(|body| Answer { body, watch: None })) };
+            return Box::pin(answer);
         };
         let watches = Arc::clone(&self.watches);
         let interruption = lock(&watches).interruption(&resumption, Instant::now());
         Box::pin(async move {
             let answer = resume(&client, &resumption, interruption, request).await;
-            lock(&watches).note(resumption.watch, Outcome::of(&answer), Instant::now());
-            Ok(answer?.unwrap_or_else(|| Response::new(Body::from(EXPIRED.to_vec()))))
+            lock(&watches).note(resumption.watch.clone(), Outcome::of(&answer), Instant::now());
+            let answer = answer?.unwrap_or_else(|| Response::new(Body::from(EXPIRED.to_vec())));
+            Ok(answer.map(|body| Answer { body, watch: Some((resumption.watch, watches)) }))
         })
     }
 }
@@ -308,22 +357,21 @@ mod tests {
         let resumption = of("/api/v1/pods?watch=true&timeoutSeconds=50&resourceVersion=7").unwrap();
         let at = Instant::now();
         let cases = [
-            (0, false, Brief),
-            (49, false, Brief),
-            (50, false, None),
-            (52, false, None),
-            (56, false, Away),
-            (3600, false, Away),
-            (0, true, Away),
-            (51, true, Away),
+            (0, false, Option::None, Brief),
+            (49, false, Some(48), Brief),
+            (50, false, Some(50), None),
+            (52, false, Some(50), None),
+            (53, false, Some(50), Away),
+            (49, false, Some(46), Away),
+            (56, false, Option::None, Away),
+            (3600, false, Option::None, Away),
+            (0, true, Option::None, Away),
+            (51, true, Option::None, Away),
         ];
-        for (seconds, failed, expected) in cases {
-            let now = at + Duration::from_secs(seconds);
-            assert_eq!(
-                resumption.interruption(Some(Begun { at, failed }), now),
-                expected,
-                "{seconds} {failed}"
-            );
+        for (seconds, failed, ended, expected) in cases {
+            let after = |seconds| at + Duration::from_secs(seconds);
+            let begun = Begun { at, failed, ended: ended.map(after) };
+            assert_eq!(resumption.interruption(Some(begun), after(seconds)), expected, "{seconds} {begun:?}");
         }
         assert_eq!(resumption.interruption(Option::None, at), None);
     }
@@ -434,6 +482,19 @@ mod tests {
         assert_eq!(listed_until_broken(&mut events).await, ["of-1"]);
         assert_eq!(server.watches.load(SeqCst), watches + 1, "the watch was not resumed");
         assert!(listed_until_broken(&mut events).await.is_empty(), "it is listed once");
+    }
+
+    /// The watcher waits for long, because the API server failed shortly before: its first attempt to resume the watch succeeds.
+    #[tokio::test]
+    async fn a_watch_that_was_not_resumed_at_once_lists_again() {
+        let server = Server::at_90();
+        let mut events = pin!(events_of(&server));
+        assert_eq!(listed_until_broken(&mut events).await, ["of-0"]);
+        assert!(listed_until_broken(&mut events).await.is_empty(), "it goes on");
+        tokio::time::sleep(PAUSE + Duration::from_millis(50)).await;
+        server.history.store(1, SeqCst);
+        server.version.store(95, SeqCst);
+        assert_eq!(listed_until_broken(&mut events).await, ["of-1"]);
     }
 
     /// Listing again would make it worse: it has too much to do.
