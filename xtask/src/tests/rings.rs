@@ -71,7 +71,7 @@ pub(crate) const RINGS: &[Ring] = &[
     Ring {
         name: "kube",
         packages: &["testbed-kube"],
-        parallel: 1,
+        parallel: 2,
         only_by_name: false,
         limit: Duration::from_secs(5 * MINUTE),
         options: &[],
@@ -87,7 +87,7 @@ pub(crate) const RINGS: &[Ring] = &[
     Ring {
         name: "demo",
         packages: &["fairlead-demo"],
-        parallel: 2,
+        parallel: 3,
         only_by_name: false,
         limit: Duration::from_secs(10 * MINUTE),
         options: &[],
