@@ -76,8 +76,7 @@ pub(crate) async fn run(
     let mut changes = Changes { watches, resync: RESYNC_INTERVAL, debounce: DEBOUNCE };
     let mut record = Record::default();
     loop {
-        let mesh = meshes.state().into_iter().min_by_key(|mesh| mesh.name_any());
-        if let Some(mesh) = mesh {
+        if let Some(mesh) = WireKubeMesh::selected(&meshes.state()) {
             let published =
                 mesh.status.as_ref().map(|status| status.deleted_peers.as_slice()).unwrap_or_default();
             let names = peers.state().iter().map(|peer| peer.name_any()).collect();

@@ -52,28 +52,34 @@ pub(crate) async fn run(
     let mut changes = Changes { watches, resync: RESYNC_INTERVAL, debounce: DEBOUNCE };
     let mut patience = Patience::default();
     loop {
-        // The one that nodes read.
-        let mesh = meshes.state().into_iter().min_by_key(|mesh| mesh.name_any());
-        if let Some(mesh) = mesh {
-            let waits_for = waits_for(&mesh, &nodes.state(), &peers.state());
-            if let Some(message) = patience.message(&mesh, &waits_for, Instant::now()) {
-                let patch = status(&mesh, message.as_deref(), jiff::Timestamp::now());
-                let parameters = PatchParams::apply(MANAGER).force();
-                let name = mesh.name_any();
-                match api.patch_status(&name, &parameters, &Patch::Apply(&patch)).await {
-                    Ok(_) => {}
-                    Err(error) if is_stale(&error) => {}
-                    Err(error) => {
-                        tracing::warn!(mesh = name, %error, "cannot write the granularity; retrying")
-                    }
-                }
-                if let Some(note) = message {
-                    let (regarding, action) = (mesh.object_ref(&()), "ChangeGranularity");
-                    events.warn(PendingEvent { regarding, reason: "GranularityPending", action, note });
-                }
+        if let Some(mesh) = WireKubeMesh::selected(&meshes.state()) {
+            let waits_for = waits_for(mesh, &nodes.state(), &peers.state());
+            if let Some(message) = patience.message(mesh, &waits_for, Instant::now()) {
+                tell(&api, &events, mesh, message).await;
             }
         }
         changes.next().await;
+    }
+}
+
+/// Writes the status of the mesh; with a message, an Event as well.
+async fn tell(
+    api: &Api<WireKubeMesh>,
+    events: &EventPublisher,
+    mesh: &WireKubeMesh,
+    message: Option<String>,
+) {
+    let patch = status(mesh, message.as_deref(), jiff::Timestamp::now());
+    let parameters = PatchParams::apply(MANAGER).force();
+    let name = mesh.name_any();
+    match api.patch_status(&name, &parameters, &Patch::Apply(&patch)).await {
+        Ok(_) => {}
+        Err(error) if is_stale(&error) => {}
+        Err(error) => tracing::warn!(mesh = name, %error, "cannot write the granularity; retrying"),
+    }
+    if let Some(note) = message {
+        let (regarding, action) = (mesh.object_ref(&()), "ChangeGranularity");
+        events.warn(PendingEvent { regarding, reason: "GranularityPending", action, note });
     }
 }
 

@@ -46,8 +46,7 @@ pub(crate) async fn run(
         let (peers, all) = (peers.state(), nodes.state());
         let meshes = meshes.state();
         let is_complete = addresses.update(&meshes, &peers, &all).await;
-        // Nodes follow the first by name.
-        let mesh = meshes.iter().min_by_key(|mesh| mesh.name_any());
+        let mesh = WireKubeMesh::selected(&meshes);
         let topology = mesh.and_then(|mesh| mesh.spec.topology.clone()).unwrap_or_default();
         changes.resync = if is_complete { RESYNC_INTERVAL } else { RETRY_INTERVAL };
         // What a Node said stays after the Node is gone: its peer is deleted with it.

@@ -1,5 +1,6 @@
 //! `WireKubeMesh` of `wirekube.io/v1alpha1`: the settings of the mesh.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
@@ -316,6 +317,11 @@ impl WireKubeMesh {
     pub fn granularity(&self) -> Granularity {
         let in_use = self.status.as_ref().and_then(|status| status.granularity);
         in_use.unwrap_or_else(|| self.wanted_granularity())
+    }
+
+    /// The mesh that controller and nodes follow if there are several: the first by name.
+    pub fn selected(meshes: &[Arc<Self>]) -> Option<&Arc<Self>> {
+        meshes.iter().min_by(|one, other| one.metadata.name.cmp(&other.metadata.name))
     }
 
     /// The granularity that the spec asks for.

@@ -73,7 +73,7 @@ impl Addresses {
         peers: &[Arc<WireKubePeer>],
         nodes: &[Arc<Node>],
     ) -> bool {
-        let mesh = meshes.iter().min_by_key(|mesh| mesh.name_any());
+        let mesh = WireKubeMesh::selected(meshes);
         self.has_mesh = mesh.is_some();
         let Some(mesh) = mesh else { return true };
         let cluster = self.cluster_id(mesh).await;

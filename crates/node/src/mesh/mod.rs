@@ -59,7 +59,7 @@ use fairlead_dataplane::wireguard::Preference;
 use fairlead_path::Identity;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::networking::v1::ServiceCIDR;
-use kube::{Client, ResourceExt};
+use kube::Client;
 use tokio::sync::{oneshot, watch};
 
 use self::discovery::{DiscoveryStatus, DiscoveryTask};
@@ -93,9 +93,9 @@ use crate::members::preshared_keys::PresharedKeys;
 use crate::members::provenance::{Heard, Provenance};
 use crate::members::static_peers::{PeersFile, StaticSource};
 
-/// The WireKubeMesh that counts: the first by name.
+/// The WireKubeMesh that nodes follow.
 pub(crate) fn selected(meshes: &Cache<WireKubeMesh>) -> Option<Arc<WireKubeMesh>> {
-    meshes.store.state().into_iter().min_by_key(|mesh| mesh.name_any())
+    WireKubeMesh::selected(&meshes.store.state()).cloned()
 }
 
 /// What the mesh works with.
