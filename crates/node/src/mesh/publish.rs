@@ -259,7 +259,7 @@ pub fn writes(
         }
     };
     let differs = present.is_none_or(|present| present.spec != desired.spec);
-    let spec = differs && takes(Urgency::Essential);
+    let spec = differs && takes(Urgency::Specification);
     let status = present.and_then(|present| present.status.as_ref());
     let status = urgency(status, &desired.status, members).is_some_and(takes);
     Writes { spec, status, wait }

@@ -1,7 +1,8 @@
 //! How often this node writes its WireKubePeer, without I/O: each write is read by all nodes of the mesh.
 //!
 //! A token bucket: the first changes after a quiet time are written at once, and then one for each [`INTERVAL`]. What peers need to
-//! reach this node may use all of it; what only tells operators how things are leaves some for that, and waits longer.
+//! reach this node may use all of it; what only tells operators how things are leaves some for that, and waits longer. A node that has just
+//! joined has used it up: so that an endpoint or a key that an administrator changes then does not wait, some more are kept for these.
 
 use std::time::{Duration, Instant};
 
@@ -11,6 +12,8 @@ pub const INTERVAL: Duration = Duration::from_secs(10);
 const BURST: u32 = 6;
 /// How many of these are kept for [`Urgency::Essential`].
 const RESERVE: u32 = 3;
+/// Writes beside these, for [`Urgency::Specification`] alone.
+const SPARE: u32 = 2;
 
 /// Who waits for what a write says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -19,12 +22,16 @@ pub enum Urgency {
     Status,
     /// Peers: who this node is, where it is reached, and where it sees others.
     Essential,
+    /// Peers: what the specification says, the key and the endpoint before all. Without these some cannot reach this node at all.
+    Specification,
 }
 
 /// The writes that this node may make.
 #[derive(Debug, Clone, Copy)]
 pub struct WriteBudget {
     left: u32,
+    /// Of [`SPARE`].
+    spare: u32,
     /// When the last one was gained.
     filled: Instant,
 }
@@ -32,7 +39,7 @@ pub struct WriteBudget {
 impl WriteBudget {
     /// That of a program that starts at `now`.
     pub fn new(now: Instant) -> Self {
-        Self { left: BURST, filled: now }
+        Self { left: BURST, spare: SPARE, filled: now }
     }
 
     /// Takes one write.
@@ -42,12 +49,16 @@ impl WriteBudget {
     pub fn take(&mut self, now: Instant, urgency: Urgency) -> Result<(), Duration> {
         self.fill(now);
         let least = match urgency {
-            Urgency::Essential => 1,
+            Urgency::Essential | Urgency::Specification => 1,
             Urgency::Status => RESERVE.saturating_add(1),
         };
         match least.checked_sub(self.left).filter(|missing| *missing > 0) {
             None => {
                 self.left = self.left.saturating_sub(1);
+                Ok(())
+            }
+            Some(_) if urgency == Urgency::Specification && self.spare > 0 => {
+                self.spare = self.spare.saturating_sub(1);
                 Ok(())
             }
             Some(missing) => {
@@ -58,13 +69,15 @@ impl WriteBudget {
     }
 
     fn fill(&mut self, now: Instant) {
-        while self.left < BURST
+        while (self.left < BURST || self.spare < SPARE)
             && let Some(next) = self.filled.checked_add(INTERVAL).filter(|next| *next <= now)
         {
-            self.left = self.left.saturating_add(1);
+            // The spare ones last, so that nothing else waits for them.
+            let gaining = if self.left < BURST { &mut self.left } else { &mut self.spare };
+            *gaining = gaining.saturating_add(1);
             self.filled = next;
         }
-        if self.left >= BURST {
+        if self.left >= BURST && self.spare >= SPARE {
             self.filled = now;
         }
     }
@@ -97,24 +110,44 @@ mod tests {
         assert_eq!(writes, BURST as usize, "no more than that is saved up");
     }
 
+    #[test]
+    fn a_node_that_has_just_joined_tells_another_endpoint_at_once_and_that_costs_nothing_else() {
+        let start = Instant::now();
+        let mut budget = WriteBudget::new(start);
+        for _ in 0..BURST {
+            assert_eq!(budget.take(start, Urgency::Essential), Ok(()));
+        }
+        for _ in 0..SPARE {
+            assert_eq!(budget.take(start, Urgency::Specification), Ok(()));
+            assert_eq!(budget.take(start, Urgency::Essential), Err(INTERVAL));
+        }
+        assert_eq!(budget.take(start, Urgency::Specification), Err(INTERVAL));
+        assert_eq!(budget.take(start + INTERVAL, Urgency::Essential), Ok(()));
+        // What is spare comes back after all else.
+        let rested = start + INTERVAL * (1 + BURST + SPARE);
+        let specifications = (0..100).filter(|_| budget.take(rested, Urgency::Specification).is_ok()).count();
+        assert_eq!(specifications, (BURST + SPARE) as usize);
+    }
+
     proptest! {
         #[test]
         fn whatever_is_asked_writes_are_bounded_and_what_waits_is_written_when_it_was_told(
-            asked in proptest::collection::vec((0_u64..30_000, any::<bool>()), 1..200),
+            asked in proptest::collection::vec((0_u64..30_000, 0_u8..3), 1..200),
         ) {
             let start = Instant::now();
             let (mut budget, mut now, mut written) = (WriteBudget::new(start), start, 0_u32);
-            for (pause, is_essential) in asked {
-                let urgency = if is_essential { Urgency::Essential } else { Urgency::Status };
+            for (pause, urgency) in asked {
+                let urgencies = [Urgency::Status, Urgency::Essential, Urgency::Specification];
+                let urgency = urgencies[usize::from(urgency)];
                 now += Duration::from_millis(pause);
                 if let Err(wait) = budget.take(now, urgency) {
                     prop_assert!(wait > Duration::ZERO && wait <= INTERVAL * (RESERVE + 1), "{wait:?}");
-                    prop_assert!(!is_essential || wait <= INTERVAL, "{wait:?}");
+                    prop_assert!(urgency == Urgency::Status || wait <= INTERVAL, "{wait:?}");
                     now += wait;
                     prop_assert_eq!(budget.take(now, urgency), Ok(()));
                 }
                 written += 1;
-                let most = BURST + u32::try_from((now - start).as_secs() / INTERVAL.as_secs()).unwrap();
+                let most = BURST + SPARE + u32::try_from((now - start).as_secs() / INTERVAL.as_secs()).unwrap();
                 prop_assert!(written <= most, "{written} of {most}");
             }
         }

@@ -443,6 +443,21 @@ fn a_node_whose_paths_change_all_the_time_writes_rarely_and_its_addresses_at_onc
     assert_eq!((waiting_since, most_waiting), (None, 0), "what peers need never waits here");
 }
 
+/// Peers that reach the node only there, through the one port that its router forwards, would be cut off meanwhile.
+#[test]
+fn another_endpoint_is_written_at_once_though_the_node_has_written_much() {
+    let seen = mesh(3, &[]);
+    let desired = desired(&facts(&seen, NO));
+    let mut present = WireKubePeer::new("own", desired.spec.clone());
+    present.status = Some(desired.status.clone());
+    present.spec.endpoint = Some("203.0.113.9:51821".to_owned());
+    let start = Instant::now();
+    let mut budget = WriteBudget::new(start);
+    while budget.take(start, Urgency::Essential).is_ok() {}
+    let written = writes(&mut budget, start, Some(&present), &desired, 4);
+    assert_eq!(written, Writes { spec: true, ..Writes::default() });
+}
+
 #[test]
 fn extra_endpoints_are_candidates_beside_what_the_node_finds() {
     let extra: Vec<SocketAddr> =
