@@ -84,6 +84,8 @@ pub struct Reader<'a> {
     pub node: &'a str,
     /// Its identifier in discovery.
     pub node_id: &'a str,
+    /// Identifiers of those that another secret of the cluster can read, while it changes: that this one cannot is no problem.
+    pub of_others: &'a BTreeSet<String>,
     /// See `spec.discovery.allowedPrefixes`.
     pub allowed: &'a [IpNet],
 }
@@ -104,6 +106,8 @@ struct Known {
     record: MemberRecord,
     /// When a service last told of it; `None` while one does.
     untold: Option<Instant>,
+    /// It was told of under the present secret of the cluster, not under the one before.
+    has_changed: bool,
 }
 
 impl Reader<'_> {
@@ -113,7 +117,7 @@ impl Reader<'_> {
         let mut told = Told::default();
         let mut by_id: BTreeMap<&str, (&Affiliate, BTreeSet<SocketAddr>)> = BTreeMap::new();
         for members in services {
-            for (id, rejection) in members.rejected() {
+            for (id, rejection) in members.rejected().filter(|(id, _)| !self.of_others.contains(*id)) {
                 told.reject(&external_name(id), "the affiliate", rejection.to_string());
             }
             for (id, affiliate) in members.iter().filter(|(id, _)| *id != self.node_id) {
@@ -166,7 +170,12 @@ impl Reader<'_> {
         };
         told.members.insert(
             name,
-            Known { id: id.to_owned(), record: MemberRecord { member, ..record }, untold: None },
+            Known {
+                id: id.to_owned(),
+                record: MemberRecord { member, ..record },
+                untold: None,
+                has_changed: true,
+            },
         );
     }
 
@@ -199,6 +208,21 @@ impl Reader<'_> {
 }
 
 impl Told {
+    /// Names and identifiers of the members.
+    pub fn members(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.members.iter().map(|(name, known)| (name.as_str(), known.id.as_str()))
+    }
+
+    /// Adds those of which services tell only under the secret that the cluster had before.
+    pub fn add_previous(&mut self, previous: Self) {
+        for (name, known) in previous.members {
+            self.members.entry(name).or_insert(Known { has_changed: false, ..known });
+        }
+        let new = previous.problems.into_iter().filter(|problem| !self.problems.contains(problem));
+        let new: Vec<_> = new.take(MAX_PROBLEMS.saturating_sub(self.problems.len())).collect();
+        self.problems.extend(new);
+    }
+
     fn reject(&mut self, member: &str, what: &str, why: String) {
         let (member, what) = (member.to_owned(), what.to_owned());
         let problem = SourceProblem::DiscoveredPart { member, what, why };
@@ -245,7 +269,7 @@ impl Memory {
         let known = members.into_iter().map(|member| {
             let member = Member { is_discovered: true, ..member };
             let record = MemberRecord { member, ..MemberRecord::of_node(Source::Cache, "") };
-            (record.member.name.clone(), Known { id: String::new(), record, untold: at })
+            (record.member.name.clone(), Known { id: String::new(), record, untold: at, has_changed: false })
         });
         Self { known: known.collect(), deleted: VecDeque::new() }
     }
@@ -287,6 +311,18 @@ impl Memory {
             self.known.len() > self.known.keys().filter(|name| told.members.contains_key(*name)).count();
         self.known.extend(told.members.iter().map(|(name, known)| (name.clone(), known.clone())));
         keeps
+    }
+
+    /// The secret of the cluster is another one: until services tell of members under it, they have the one before.
+    pub fn change_secret(&mut self) {
+        self.known.values_mut().for_each(|known| known.has_changed = false);
+    }
+
+    /// The nodes of KubeSpan that were told of under the present secret of the cluster, which is therefore their preshared key.
+    pub fn changed_kubespan(&self) -> BTreeSet<String> {
+        let changed =
+            self.known.iter().filter(|(_, it)| it.has_changed && it.record.member.needs_preshared_key);
+        changed.map(|(name, _)| name.clone()).collect()
     }
 
     /// Members of which no service tells now, and when one last did.

@@ -118,6 +118,14 @@ pub enum SourceProblem {
     /// The Secret that discovery needs.
     #[error("discovery services are not used: {0}")]
     DiscoverySecret(String),
+    /// Members that have not changed to the present secret of the cluster.
+    #[error(
+        "discovery: the secret of the cluster has changed, but not on {members}; give them the new one within an hour of the change: then this node leaves the old one"
+    )]
+    ClusterSecretChanging {
+        /// Their names.
+        members: String,
+    },
     /// A discovery service cannot be reached, or refuses this node.
     #[error("discovery service {server}: {error}; members are found by other means only")]
     DiscoveryUnavailable {
@@ -372,6 +380,7 @@ impl SourceProblem {
             | Self::PresharedKeyMissing { peer, .. }
             | Self::UnusablePeerEndpoint { peer, .. } => Some(peer),
             Self::ApiServerSilent { .. }
+            | Self::ClusterSecretChanging { .. }
             | Self::DiscoveryOmission(_)
             | Self::DiscoverySecret(_)
             | Self::DiscoveryUnavailable { .. }
@@ -401,6 +410,7 @@ impl SourceProblem {
     pub fn reason(&self) -> &'static str {
         match self {
             Self::ApiServerSilent { .. } => "APIServerSilent",
+            Self::ClusterSecretChanging { .. } => "ClusterSecretChanging",
             Self::DiscoveredPart { .. } => "DiscoveredPartRejected",
             Self::DiscoveryOmission(_) => "DiscoveryOmission",
             Self::DiscoverySecret(_) => "DiscoverySecretUnusable",

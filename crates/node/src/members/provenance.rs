@@ -58,16 +58,23 @@ impl Provenance {
     /// What the sources say of themselves now. `saved` is when what is in use of the cluster was saved.
     pub fn heard(&self, saved: Option<Instant>) -> Heard {
         let discovery = self.discovery.borrow();
-        let services = discovery.views.iter().map(|(server, view)| {
+        // While the secret of the cluster changes, a service has two views.
+        let mut services: Vec<(String, BTreeMap<String, Instant>)> = Vec::new();
+        for (server, view) in &discovery.views {
             let view = view.borrow();
             let heard = view.members.iter().map(|(id, member)| (affiliate_name(id, member), member.heard));
-            (server.clone(), heard.collect())
-        });
+            match services.iter_mut().find(|(known, _)| known == server) {
+                Some((_, known)) => heard.for_each(|(name, at)| {
+                    known.entry(name).and_modify(|known| *known = at.max(*known)).or_insert(at);
+                }),
+                None => services.push((server.clone(), heard.collect())),
+            }
+        }
         Heard {
             saved,
             cluster: self.peers.interrupted_at(),
             file: self.file.as_ref().and_then(|file| file.borrow().unusable_since()),
-            services: services.collect(),
+            services,
             untold: self.discovered.borrow().untold.clone(),
         }
     }

@@ -3,19 +3,22 @@
 //! A client of `fairlead_discovery` for each service does the talking; [`crate::members::discovery`] decides what of it counts.
 
 pub mod admission;
+mod connections;
 pub(crate) mod leaving;
+mod secrets;
+mod staging;
 mod status;
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context as _, Result};
-use fairlead_api::names::MARK_FROM_WIREGUARD;
 use fairlead_api::wireguard::PublicKey;
-use fairlead_discovery::client::{self, Client, Local, ServerEndpoint, View, authorities, node_id};
+use fairlead_discovery::client::{Local, authorities};
 use fairlead_topology::Member;
-use fairlead_wire::discovery::{Affiliate, ClusterSecret, KubeSpan};
+use fairlead_wire::discovery::{Affiliate, KubeSpan};
 use futures::FutureExt as _;
 use futures::future::select_all;
 use ipnet::IpNet;
@@ -24,6 +27,10 @@ use kube::Api;
 use tokio::sync::watch;
 use tokio::time::{sleep, sleep_until, timeout};
 
+use self::connections::Clients;
+pub(super) use self::secrets::Shared;
+use self::secrets::{InUse, named};
+use self::staging::{Progress, progress};
 pub use self::status::{DiscoveryStatus, ServiceStatus};
 use super::Reports;
 use super::keys::Keys;
@@ -33,10 +40,10 @@ use super::saved::{Credentials, StateFile};
 use super::settings::DiscoverySettings;
 use crate::members::SourceProblem;
 use crate::members::departures::Session;
-use crate::members::discovery::{Discovered, Memory, Reader};
+use crate::members::discovery::{Discovered, Memory, Reader, Told};
 
 /// How often the Secret is read again, and how soon after a failure; how long reading it may take.
-const SECRET_INTERVAL: Duration = Duration::from_secs(60);
+pub(super) const SECRET_INTERVAL: Duration = Duration::from_secs(60);
 const SECRET_RETRY: Duration = Duration::from_secs(5);
 const SECRET_TIMEOUT: Duration = Duration::from_secs(5);
 /// Least pause between two times that members are read: the changes in it are read together.
@@ -45,8 +52,6 @@ const MIN_PAUSE: Duration = Duration::from_millis(500);
 const INTERVAL: Duration = Duration::from_secs(10);
 /// Least pause between two writes of the file.
 const SAVE_INTERVAL: Duration = Duration::from_secs(30);
-/// How long all services may take to answer after the start before the silence of some counts for nothing.
-const PATIENCE: Duration = Duration::from_secs(60);
 /// How long a service may take that is told that this node leaves.
 const LEAVE: Duration = Duration::from_secs(5);
 /// Most endpoints of this node at its own addresses: there is room for others, too.
@@ -68,26 +73,26 @@ pub(super) struct DiscoveryTask {
     /// What the services tell.
     pub(super) known: watch::Sender<Arc<Discovered>>,
     /// What the nodes of the cluster share; `None` without discovery services.
-    pub(super) credentials: watch::Sender<Option<Credentials>>,
+    pub(super) credentials: watch::Sender<Option<Shared>>,
     /// How they do.
     pub(super) status: watch::Sender<DiscoveryStatus>,
-}
-
-/// A service, and the client for it.
-struct Service {
-    server: ServerEndpoint,
-    client: Client,
-    view: watch::Receiver<View>,
-    /// Since when there is no connection; `None` while there is one.
-    down_since: Option<Instant>,
+    /// How often the Secret is read again.
+    pub(super) secret_interval: Duration,
+    /// Of the sockets of clients.
+    pub(super) mark: u32,
 }
 
 /// What is known over changes of the settings.
+#[derive(Default)]
 struct Known {
     memory: Memory,
     /// What the file has, and when it is written again at the earliest.
     saved: Vec<Member>,
-    save_at: Instant,
+    save_at: Option<Instant>,
+    /// `None` until they are read.
+    in_use: Option<InUse>,
+    /// Identifiers of members under a secret that was left, which they leave, too.
+    former: BTreeSet<String>,
 }
 
 impl Known {
@@ -104,29 +109,28 @@ impl DiscoveryTask {
         let mut known = Known {
             memory: Memory::with_cached(self.cached.0.clone(), self.cached.1),
             saved: self.cached.0.clone(),
-            save_at: Instant::now(),
+            ..Known::default()
         };
-        let mut services: Vec<Service> = Vec::new();
+        // Those with the present secret first, then those with the one before.
+        let mut clients: Vec<Clients> = Vec::new();
         loop {
             // Until the settings are known, what was known before counts.
             let Some(current) = settings.borrow_and_update().clone() else {
                 is_changed(&mut settings).await;
                 continue;
             };
-            let stays = |service: &Service| {
-                current.as_ref().is_some_and(|current| current.servers.contains(&service.server))
-            };
-            for service in services.drain(..).filter(|service| !stays(service)) {
-                let left = timeout(LEAVE, service.client.leave()).await;
-                tracing::info!(server = %service.server, ?left, "left a discovery service");
+            let servers = current.as_ref().map(|current| current.servers.as_slice()).unwrap_or_default();
+            for clients in &mut clients {
+                clients.leave_unless(|service| servers.contains(&service.server)).await;
             }
             match current {
                 Some(current) => tokio::select! {
-                    () = self.serve(&current, &mut known, &mut services) => {}
+                    () = self.serve(&current, &mut known, &mut clients) => {}
                     () = is_changed(&mut settings) => {}
                 },
                 None => {
-                    known = Known { memory: Memory::default(), saved: Vec::new(), save_at: Instant::now() };
+                    known = Known::default();
+                    clients.clear();
                     self.file.remove_discovered();
                     self.credentials.send_if_modified(|known| known.take().is_some());
                     self.publish(Discovered::default(), DiscoveryStatus::default());
@@ -149,76 +153,62 @@ impl DiscoveryTask {
         ((saved, at), discovered)
     }
 
-    /// Stays connected until the secret is another one.
-    async fn serve(&self, settings: &DiscoverySettings, known: &mut Known, services: &mut Vec<Service>) {
-        let started = Instant::now();
+    /// Stays connected. Returns after a failure.
+    async fn serve(&self, settings: &DiscoverySettings, known: &mut Known, clients: &mut Vec<Clients>) {
         let prepared = async {
             let credentials = self.credentials(settings).await?;
             let roots = authorities(settings.ca_bundle.as_deref());
-            let roots =
-                Arc::new(roots.context("this host trusts no certificates; set spec.discovery.caBundle")?);
-            Ok::<_, anyhow::Error>((credentials, roots))
+            let roots = roots.context("this host trusts no certificates; set spec.discovery.caBundle")?;
+            Ok::<_, anyhow::Error>((credentials, Arc::new(roots)))
         };
-        let (credentials, roots) = match prepared.await {
+        let (mut credentials, roots) = match prepared.await {
             Ok(prepared) => prepared,
             Err(error) => {
                 let error = format!("{error:#}");
                 let problems = vec![SourceProblem::DiscoverySecret(error.clone())];
                 self.publish(known.discovered(problems), DiscoveryStatus::of_failure(settings, &error));
+                if known.in_use.as_ref().is_some_and(|it| it.is_over(Instant::now())) {
+                    self.leave_previous(settings, known, clients).await;
+                }
                 return sleep(SECRET_RETRY).await;
             }
         };
-        self.credentials.send_if_modified(|known| {
-            let differs = known.as_ref() != Some(&credentials);
-            *known = Some(credentials.clone());
-            differs
-        });
         if let Err(error) = self.file.write_services(&settings.servers, settings.ca_bundle.as_deref()) {
             tracing::warn!(
                 error = %format!("{error:#}"),
                 "cannot save where this node publishes itself: `fairlead cleanup` will not delete it there"
             );
         }
-        let own_id = node_id(&credentials.secret, &self.node);
-        *services = settings
-            .servers
-            .iter()
-            .map(|server| {
-                let secret = ClusterSecret::new(credentials.secret);
-                let (id, node) = (credentials.cluster_id.clone(), own_id.clone());
-                let client = client::Settings::new(server.clone(), id, secret, node, Arc::clone(&roots));
-                let client = Client::start(client::Settings { mark: MARK_FROM_WIREGUARD, ..client });
-                Service { server: server.clone(), view: client.view(), client, down_since: Some(started) }
-            })
-            .collect();
-        tokio::select! {
-            () = self.follow(settings, &own_id, known, services, started) => {}
-            () = self.has_other_credentials(settings, &credentials) => {}
+        // By other settings all connect anew.
+        let of_other_settings = std::mem::take(clients);
+        let mut left = self.change(settings, credentials.clone(), known);
+        self.connect(settings, &roots, known, clients, left).await;
+        drop(of_other_settings);
+        loop {
+            tokio::select! {
+                () = self.follow(settings, known, clients) => {}
+                other = self.other_credentials(settings, &credentials) => credentials = other,
+            }
+            left = self.change(settings, credentials.clone(), known);
+            self.connect(settings, &roots, known, clients, left).await;
         }
     }
 
-    async fn follow(
-        &self,
-        settings: &DiscoverySettings,
-        own_id: &str,
-        known: &mut Known,
-        services: &mut [Service],
-        started: Instant,
-    ) {
+    async fn follow(&self, settings: &DiscoverySettings, known: &mut Known, clients: &mut Vec<Clients>) {
         let (mut reports, mut keys) = (self.reports.subscribe(), self.keys.clone());
         loop {
-            self.publish_node(services);
+            self.publish_node(clients);
             let read_at = Instant::now();
-            services.iter_mut().for_each(|service| service.observe(read_at));
-            self.read(settings, own_id, known, services, started);
+            clients.iter_mut().for_each(|clients| clients.observe(read_at));
+            if self.read(settings, known, clients) {
+                self.leave_previous(settings, known, clients).await;
+            }
+            self.share(known);
             self.save(known).await;
             sleep(MIN_PAUSE).await;
-            let any_changed = async {
-                let views = services.iter_mut().map(|service| service.view.changed().boxed());
-                select_all(views).await
-            };
+            let any_changed = select_all(clients.iter_mut().map(|clients| clients.changed().boxed()));
             tokio::select! {
-                _ = any_changed, if !settings.servers.is_empty() => {}
+                _ = any_changed => {}
                 _ = reports.changed() => {}
                 Ok(()) = keys.changed() => {}
                 () = sleep_until((read_at + INTERVAL).into()) => {}
@@ -226,29 +216,34 @@ impl DiscoveryTask {
         }
     }
 
-    fn publish_node(&self, services: &[Service]) {
+    fn publish_node(&self, clients: &[Clients]) {
         let is_member = matches!(*self.reports.subscribe().borrow(), Publication::Member(_));
         let Some(report) = self.reports.snapshot().report.filter(|_| is_member) else { return };
         let local = local(&self.node, &self.keys.borrow(), &report);
-        services.iter().for_each(|service| service.client.publish(local.clone()));
+        clients.iter().for_each(|clients| clients.publish(&local));
     }
 
-    /// Takes what the services tell.
-    fn read(
-        &self,
-        settings: &DiscoverySettings,
-        own_id: &str,
-        known: &mut Known,
-        services: &[Service],
-        started: Instant,
-    ) {
-        let views: Vec<_> = services.iter().map(|service| service.view.borrow()).collect();
-        let reader = Reader { node: &self.node, node_id: own_id, allowed: &settings.allowed };
-        let told = reader.read(views.iter().map(|view| &view.members));
-        let answered = services.iter().filter(|service| service.down_since.is_none()).count();
-        let has_answered = answered == services.len() || (answered > 0 && started.elapsed() >= PATIENCE);
-        let is_deleted =
-            |id: &str| views.iter().any(|view| view.members.deleted().any(|(deleted, _)| deleted == id));
+    /// Takes what the services tell. Returns whether the secret of before is to be left.
+    fn read(&self, settings: &DiscoverySettings, known: &mut Known, clients: &[Clients]) -> bool {
+        let [current, previous @ ..] = clients else { return false };
+        let previous = previous.first();
+        let mut of_others = previous.map(Clients::ids).unwrap_or_default();
+        of_others.extend(known.former.iter().cloned());
+        let mut told = self.told(settings, current, &of_others);
+        let told_before = previous.map(|previous| self.told(settings, previous, &current.ids()));
+        let progress =
+            told_before.as_ref().map(|before| progress(known, (current, &told), (previous, before)));
+        let Progress { is_done, problem, unchanged, former } = progress.unwrap_or_default();
+        told.problems.extend(problem);
+        if let Some(before) = told_before {
+            told.add_previous(before);
+        }
+        let has_answered = clients.iter().all(Clients::has_answered);
+        // Who leaves the secret of before is told of under the present one, unless no service has told of that yet.
+        let counts = current.has_answered();
+        let is_deleted = |id: &str| {
+            current.has_deleted(id) || (counts && previous.is_some_and(|previous| previous.has_deleted(id)))
+        };
         let report = self.reports.snapshot().report;
         let now = SystemTime::now();
         let is_alive = |key: &PublicKey| {
@@ -256,16 +251,26 @@ impl DiscoveryTask {
         };
         known.memory.update(&told, has_answered, is_deleted, is_alive, Instant::now());
         let mut problems = told.problems;
-        problems.extend(services.iter().zip(&views).flat_map(|(service, view)| service.problems(view)));
-        let status = services.iter().zip(&views).map(|(service, view)| service.status(view));
-        let watched = services.iter().map(|service| (service.server.to_string(), service.view.clone()));
-        let status = DiscoveryStatus {
-            affiliate_id: own_id.to_owned(),
-            services: status.collect(),
-            views: watched.collect(),
-        };
-        drop(views);
-        self.publish(known.discovered(problems), status);
+        problems.extend(current.problems());
+        self.publish(known.discovered(problems), DiscoveryStatus::of_clients(clients));
+        if is_done && unchanged.is_empty() {
+            tracing::info!(
+                "all members have changed to the present secret for discovery services; the one before is left"
+            );
+            known.former = former;
+        } else if is_done {
+            let members = named(&unchanged.iter().map(String::as_str).collect::<Vec<_>>());
+            tracing::warn!(%members, "the secret for discovery services of before is left an hour after the change, although members have not changed");
+            known.former = former;
+        }
+        is_done
+    }
+
+    fn told(&self, settings: &DiscoverySettings, clients: &Clients, of_others: &BTreeSet<String>) -> Told {
+        let views: Vec<_> = clients.services.iter().map(|service| service.view.borrow()).collect();
+        let (node_id, allowed) = (clients.own_id.as_str(), settings.allowed.as_slice());
+        let reader = Reader { node: &self.node, node_id, of_others, allowed };
+        reader.read(views.iter().map(|view| &view.members))
     }
 
     /// Says what is known, if it is anything new.
@@ -283,14 +288,14 @@ impl DiscoveryTask {
 
     /// Not too often: flash memory wears out.
     async fn save(&self, known: &mut Known) {
-        if Instant::now() < known.save_at {
+        if known.save_at.is_some_and(|at| Instant::now() < at) {
             return;
         }
         let members: Vec<Member> = known.memory.records().into_iter().map(|record| record.member).collect();
         if members == known.saved {
             return;
         }
-        known.save_at = Instant::now() + SAVE_INTERVAL;
+        known.save_at = Instant::now().checked_add(SAVE_INTERVAL);
         known.saved.clone_from(&members);
         let file = self.file.clone();
         let write = move || file.write_discovered(&members, jiff::Timestamp::now());
@@ -299,12 +304,12 @@ impl DiscoveryTask {
         }
     }
 
-    async fn has_other_credentials(&self, settings: &DiscoverySettings, current: &Credentials) {
+    /// Resolves when the Secret has something else. While it cannot be read, the last one stays in force.
+    async fn other_credentials(&self, settings: &DiscoverySettings, current: &Credentials) -> Credentials {
         loop {
-            sleep(SECRET_INTERVAL).await;
-            // While it cannot be read, the last one stays in force.
-            if self.credentials(settings).await.is_ok_and(|now| now != *current) {
-                return;
+            sleep(self.secret_interval).await;
+            if let Some(other) = self.credentials(settings).await.ok().filter(|now| now != current) {
+                return other;
             }
         }
     }
@@ -325,13 +330,7 @@ impl DiscoveryTask {
             }
         };
         let data = secret.data.unwrap_or_default();
-        let credentials = Credentials::of_secret(&data).with_context(|| format!("Secret {id}"))?;
-        if self.file.read_credentials(&id).as_ref() != Some(&credentials)
-            && let Err(error) = self.file.write_credentials(&id, &credentials)
-        {
-            tracing::warn!(error = %format!("{error:#}"), "cannot save the secret for discovery services");
-        }
-        Ok(credentials)
+        Credentials::of_secret(&data).with_context(|| format!("Secret {id}"))
     }
 }
 
@@ -380,5 +379,7 @@ async fn is_changed(settings: &mut watch::Receiver<Option<Option<DiscoverySettin
     }
 }
 
+#[cfg(test)]
+mod staging_tests;
 #[cfg(test)]
 mod tests;

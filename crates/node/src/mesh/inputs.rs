@@ -19,12 +19,13 @@ use k8s_openapi::api::networking::v1::ServiceCIDR;
 use kube::runtime::reflector::ObjectRef;
 use tokio::sync::watch;
 
+use super::discovery::Shared;
 use super::keys::Keys;
 use super::names::Names;
 use super::nat64::Nat64Answer;
 use super::port_mapping::PortMappings;
 use super::problem::MeshFailure;
-use super::saved::{Credentials, Facts, StateFile, Unsaved};
+use super::saved::{Facts, StateFile, Unsaved};
 use super::settings::{DiscoverySettings, MeshSettings, RelayServer};
 use crate::members::cluster_addresses::{UnusableAddress, service_prefixes};
 use crate::members::departures::Departures;
@@ -81,7 +82,7 @@ pub struct Inputs {
     /// What the first link-layer address of this host makes of IPv6 addresses.
     pub interface_id: Option<InterfaceId>,
     /// What the nodes of the cluster share for discovery, if it is known.
-    pub(super) cluster: Option<Credentials>,
+    pub(super) cluster: Option<Shared>,
 }
 
 /// Reads [`Inputs`] and says when they may have changed.
@@ -123,7 +124,7 @@ pub(super) struct MeshIdentity {
     /// Whether a controller gives this node its addresses.
     pub(super) is_in_cluster: bool,
     /// See [`Inputs::cluster`].
-    pub(super) cluster: watch::Receiver<Option<Credentials>>,
+    pub(super) cluster: watch::Receiver<Option<Shared>>,
     /// Its keys.
     pub(super) keys: watch::Receiver<Keys>,
 }
@@ -131,7 +132,7 @@ pub(super) struct MeshIdentity {
 impl MeshIdentity {
     /// The address of a node that no controller gives one: as a node of KubeSpan makes it. If another has that, one of its key.
     fn derived(&self, node: &str, key: &PublicKey, members: &[Member]) -> Option<IpAddr> {
-        let subnet = self.cluster.borrow().as_ref().map(|cluster| mesh_subnet(&cluster.cluster_id));
+        let subnet = self.cluster.borrow().as_ref().map(|cluster| mesh_subnet(&cluster.current.cluster_id));
         let subnet = subnet.filter(|_| !self.is_in_cluster)?;
         let is_taken = |address: &IpAddr| {
             let mut others = members.iter().filter(|member| member.name != node);

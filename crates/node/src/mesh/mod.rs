@@ -49,6 +49,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Instant, SystemTime};
 
 use fairlead_address::InterfaceId;
+use fairlead_api::names::MARK_FROM_WIREGUARD;
 use fairlead_api::resources::WireKubeMesh;
 use fairlead_api::wireguard::{PrivateKey, PublicKey};
 use fairlead_cluster::caches::Cache;
@@ -62,7 +63,7 @@ use k8s_openapi::api::networking::v1::ServiceCIDR;
 use kube::Client;
 use tokio::sync::{oneshot, watch};
 
-use self::discovery::{DiscoveryStatus, DiscoveryTask};
+use self::discovery::{DiscoveryStatus, DiscoveryTask, Shared};
 use self::ec2::Ec2Task;
 use self::inputs::{InputReader, MeshIdentity, NetworkWatches};
 use self::kernel::HostKernel;
@@ -173,7 +174,7 @@ pub fn start(deps: MeshDeps, supervisor: &mut Supervisor) -> MeshHandle {
     let ec2 = Ec2Task { kernel: deps.kernel.subscribe(port_mapping::concerns), found };
     let (found, nat64) = watch::channel(Nat64Answer::default());
     let nat64_task = Nat64Task { kernel: deps.kernel.subscribe(port_mapping::concerns), found };
-    let (credentials, cluster) = watch::channel(file.saved_credentials());
+    let (credentials, cluster) = watch::channel(Shared::saved(&file));
     let interface_id = interface_id().inspect_err(|error| {
         tracing::warn!(%error, "cannot read link-layer addresses: the address on the mesh is made of the key");
     });
@@ -230,6 +231,8 @@ pub fn start(deps: MeshDeps, supervisor: &mut Supervisor) -> MeshHandle {
         known,
         credentials,
         status: services,
+        secret_interval: discovery::SECRET_INTERVAL,
+        mark: MARK_FROM_WIREGUARD,
     };
     let port = Arc::clone(paths.port());
     let device = DeviceSlot::new(deps.preference, deps.handover);

@@ -25,7 +25,7 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 
 use self::departed::SavedDepartures;
-pub(super) use self::discovered::{Credentials, SavedServices};
+pub(super) use self::discovered::{Credentials, Previous, SavedServices, Secrets};
 use super::inputs::Inputs;
 use crate::members::SourceProblem;
 use crate::members::departures::Departures;
@@ -446,7 +446,7 @@ impl StateFile {
 }
 
 /// How old a file is. One from the future is new: a host without a clock that runs while it is off starts with a time of the past.
-fn age(saved: Timestamp, now: Timestamp) -> Duration {
+pub(super) fn age(saved: Timestamp, now: Timestamp) -> Duration {
     Duration::try_from(now.duration_since(saved)).unwrap_or_default()
 }
 

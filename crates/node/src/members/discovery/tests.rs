@@ -46,7 +46,7 @@ fn service(affiliates: &[Affiliate], port: u16) -> Members {
 
 fn read(services: &[Members], allowed: &[&str]) -> Told {
     let allowed: Vec<IpNet> = allowed.iter().copied().map(net).collect();
-    Reader { node: "self", node_id: "own", allowed: &allowed }.read(services)
+    Reader { node: "self", node_id: "own", of_others: &BTreeSet::new(), allowed: &allowed }.read(services)
 }
 
 fn names(told: &Told) -> Vec<&str> {
@@ -167,4 +167,36 @@ proptest::proptest! {
             proptest::prop_assert!(name.starts_with("discovery/") || is_name(name), "{}", name);
         }
     }
+}
+
+#[test]
+fn while_the_secret_changes_members_are_united_and_who_has_the_new_one_counts_as_changed() {
+    let talos = |id: &str, name: &str, number: u8| {
+        let mut affiliate = node(id, name, number);
+        affiliate.kubespan.as_mut().unwrap().without_preshared_key = false;
+        affiliate
+    };
+    let mut told = read(&[service(&[talos("b1", "t1", 1), node("bn", "n1", 3)], 1)], &[]);
+    told.add_previous(read(&[service(&[talos("a1", "t1", 1), talos("a2", "t2", 2)], 2)], &[]));
+    assert_eq!(told.members().collect::<Vec<_>>(), [("n1", "bn"), ("t1", "b1"), ("t2", "a2")]);
+    let mut memory = Memory::default();
+    let now = Instant::now();
+    memory.update(&told, true, |_| false, |_| false, now);
+    assert_eq!(memory.changed_kubespan(), BTreeSet::from(["t1".to_owned()]));
+    memory.update(&Told::default(), true, |_| false, |_| true, now);
+    assert_eq!(memory.changed_kubespan().len(), 1, "it keeps the key while its tunnel works");
+    memory.change_secret();
+    assert!(memory.changed_kubespan().is_empty());
+}
+
+#[test]
+fn what_the_other_secret_reads_is_no_problem() {
+    let mut members = Members::default();
+    let foreign = server::Affiliate { id: "a".to_owned(), data: vec![1; 64].into(), endpoints: Vec::new() };
+    let message = WatchResponse { affiliates: vec![foreign], ..WatchResponse::default() };
+    members.apply(message, "own", &secret(), Instant::now());
+    let problems = |of_others: &BTreeSet<String>| {
+        Reader { node: "self", node_id: "own", of_others, allowed: &[] }.read([&members]).problems.len()
+    };
+    assert_eq!((problems(&BTreeSet::new()), problems(&BTreeSet::from(["a".to_owned()]))), (1, 0));
 }

@@ -70,7 +70,7 @@ pub(super) fn peers(
                 .filter(|seconds| *seconds > 0),
             allowed_ips: planned.allowed_ips.clone(),
             preshared_key: if is_kubespan(&members) {
-                inputs.cluster.as_ref().map(|it| it.secret)
+                inputs.cluster.as_ref().map(|it| it.preshared_key(&members))
             } else {
                 None
             },

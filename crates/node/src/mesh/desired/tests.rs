@@ -6,6 +6,7 @@ use fairlead_topology::{Endpoints, InternalAddress, Member, MemberRecord, Site, 
 
 use super::*;
 use crate::members::departures::{Departures, Revoked};
+use crate::mesh::discovery::Shared;
 use crate::mesh::nat64::Nat64Answer;
 use crate::mesh::port_mapping::PortMappings;
 use crate::mesh::settings::MeshSettings;
@@ -533,8 +534,17 @@ fn a_node_of_kubespan_has_the_secret_as_preshared_key_and_no_relay() {
         |inputs: &Inputs| Desired::new(inputs, &host(), Held::default(), &OwnAddresses::default()).peers;
     assert!(!planned(&inputs).contains_key(&key(2)), "a device that has the key keeps its session");
     let (cluster_id, secret) = ("c".to_owned(), [9; 32]);
-    inputs.cluster = Some(crate::mesh::saved::Credentials { cluster_id, secret });
+    let current = crate::mesh::saved::Credentials { cluster_id, secret };
+    inputs.cluster = Some(Shared { current, previous: None });
     let peers = planned(&inputs);
     assert_eq!((peers[&key(2)].config.preshared_key, peers[&key(2)].uses_relay), (Some([9; 32]), false));
     assert_eq!((peers[&key(3)].config.preshared_key, peers[&key(3)].uses_relay), (None, true));
+
+    // While the secret changes, it is that under which services tell of the node.
+    let mut changing = |changed: BTreeSet<String>| {
+        inputs.cluster.as_mut().unwrap().previous = Some(([8; 32], changed));
+        planned(&inputs)[&key(2)].config.preshared_key
+    };
+    assert_eq!(changing(BTreeSet::new()), Some([8; 32]));
+    assert_eq!(changing(BTreeSet::from([member(2).name])), Some([9; 32]));
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use fairlead_discovery::client::View;
 use tokio::sync::watch;
 
-use super::Service;
+use super::connections::{Clients, Service};
 use crate::members::SourceProblem;
 use crate::mesh::settings::DiscoverySettings;
 
@@ -52,6 +52,27 @@ impl DiscoveryStatus {
     }
 }
 
+impl DiscoveryStatus {
+    /// Of the clients with the present secret, which come first. What those with the one before tell counts for users, too.
+    pub(super) fn of_clients(all: &[Clients]) -> Self {
+        let current = all.first();
+        let services = current.map(|it| it.services.as_slice()).unwrap_or_default();
+        let views = all.iter().flat_map(|clients| &clients.services);
+        Self {
+            affiliate_id: current.map(|it| it.own_id.clone()).unwrap_or_default(),
+            services: services.iter().map(|service| service.status(&service.view.borrow())).collect(),
+            views: views.map(|service| (service.server.to_string(), service.view.clone())).collect(),
+        }
+    }
+}
+
+impl Clients {
+    /// What is a problem of its services.
+    pub(super) fn problems(&self) -> Vec<SourceProblem> {
+        self.services.iter().flat_map(|service| service.problems(&service.view.borrow())).collect()
+    }
+}
+
 impl Service {
     /// Notes whether there is a connection.
     pub(super) fn observe(&mut self, now: Instant) {
@@ -61,7 +82,7 @@ impl Service {
         }
     }
 
-    pub(super) fn status(&self, view: &View) -> ServiceStatus {
+    fn status(&self, view: &View) -> ServiceStatus {
         let is_connected = view.connected.is_some();
         ServiceStatus {
             server: self.server.to_string(),
@@ -73,7 +94,7 @@ impl Service {
     }
 
     /// What is a problem of it; one that is restarted is none.
-    pub(super) fn problems(&self, view: &View) -> Vec<SourceProblem> {
+    fn problems(&self, view: &View) -> Vec<SourceProblem> {
         let is_long = self.down_since.is_none_or(|at| at.elapsed() >= OUTAGE);
         let unavailable = error(view).filter(|_| is_long).map(|error| SourceProblem::DiscoveryUnavailable {
             server: self.server.to_string(),

@@ -41,6 +41,21 @@ impl std::fmt::Debug for Credentials {
     }
 }
 
+/// What the nodes of a cluster share, and what they shared before while not all of them have changed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::mesh) struct Secrets {
+    pub(in crate::mesh) current: Credentials,
+    pub(in crate::mesh) previous: Option<Previous>,
+}
+
+/// What they shared before.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::mesh) struct Previous {
+    pub(in crate::mesh) credentials: Credentials,
+    /// When this node saw the change.
+    pub(in crate::mesh) changed: Timestamp,
+}
+
 #[derive(Serialize, Deserialize)]
 struct SavedMembers {
     version: u32,
@@ -56,6 +71,16 @@ struct SavedCredentials {
     from: String,
     cluster_id: String,
     cluster_secret: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    previous: Option<SavedPrevious>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct SavedPrevious {
+    cluster_id: String,
+    cluster_secret: String,
+    changed: Timestamp,
 }
 
 /// Where a node publishes itself.
@@ -129,30 +154,46 @@ impl StateFile {
 
     /// What this Secret had last, if it was kept.
     pub(in crate::mesh) fn read_credentials(&self, from: &str) -> Option<Credentials> {
-        self.credentials().filter(|(saved, _)| saved == from).map(|(_, credentials)| credentials)
+        self.secrets().filter(|(saved, _)| saved == from).map(|(_, secrets)| secrets.current)
     }
 
-    /// What was used last: until the Secret is read, tunnels keep their preshared key.
-    pub(in crate::mesh) fn saved_credentials(&self) -> Option<Credentials> {
-        self.credentials().map(|(_, credentials)| credentials)
+    /// What was used last, whichever Secret had it: until the Secret is read, tunnels keep their preshared key.
+    pub(in crate::mesh) fn saved_secrets(&self) -> Option<Secrets> {
+        self.secrets().map(|(_, secrets)| secrets)
     }
 
-    fn credentials(&self) -> Option<(String, Credentials)> {
-        let SavedCredentials { from, cluster_id, cluster_secret } = self.read_json(SECRET_FILE).ok()??;
-        let secret = decode(cluster_secret.as_bytes()).ok()?;
-        Some((from, Credentials { cluster_id, secret }))
+    fn secrets(&self) -> Option<(String, Secrets)> {
+        let saved: SavedCredentials = self.read_json(SECRET_FILE).ok()??;
+        let credentials = |cluster_id: String, secret: &str| {
+            Some(Credentials { cluster_id, secret: decode(secret.as_bytes()).ok()? })
+        };
+        let previous = saved.previous.and_then(|SavedPrevious { cluster_id, cluster_secret, changed }| {
+            Some(Previous { credentials: credentials(cluster_id, &cluster_secret)?, changed })
+        });
+        Some((
+            saved.from,
+            Secrets { current: credentials(saved.cluster_id, &saved.cluster_secret)?, previous },
+        ))
     }
 
-    /// Keeps what a Secret has.
+    /// Keeps what this Secret has, and what nodes shared before.
     ///
     /// # Errors
     /// The file system refuses.
-    pub(in crate::mesh) fn write_credentials(&self, from: &str, credentials: &Credentials) -> Result<()> {
-        let Credentials { cluster_id, secret } = credentials;
+    pub(in crate::mesh) fn write_secrets(&self, from: &str, secrets: &Secrets) -> Result<()> {
+        if self.secrets().is_some_and(|(saved, known)| saved == from && known == *secrets) {
+            return Ok(());
+        }
+        let Secrets { current, previous } = secrets;
         let content = SavedCredentials {
             from: from.to_owned(),
-            cluster_id: cluster_id.clone(),
-            cluster_secret: STANDARD.encode(secret),
+            cluster_id: current.cluster_id.clone(),
+            cluster_secret: STANDARD.encode(current.secret),
+            previous: previous.as_ref().map(|Previous { credentials, changed }| SavedPrevious {
+                cluster_id: credentials.cluster_id.clone(),
+                cluster_secret: STANDARD.encode(credentials.secret),
+                changed: *changed,
+            }),
         };
         Ok(state_file::replace(&self.directory.join(SECRET_FILE), &serde_json::to_vec(&content)?)?)
     }
@@ -260,10 +301,14 @@ mod tests {
         assert_eq!(behind, (vec![member], Duration::ZERO), "a host without a clock was rebooted");
         let later = now + SignedDuration::from_hours(7 * 24 + 1);
         assert_eq!(file.read_discovered(later).unwrap().0, []);
-        let credentials = secret(b"a", &[9; 32]).unwrap();
-        file.write_credentials("ns/name", &credentials).unwrap();
-        assert_eq!(file.read_credentials("ns/name"), Some(credentials.clone()));
-        assert_eq!(file.saved_credentials(), Some(credentials));
+        let current = secret(b"a", &[9; 32]).unwrap();
+        let previous = Previous { credentials: secret(b"b", &[8; 32]).unwrap(), changed: now };
+        for previous in [None, Some(previous)] {
+            let secrets = Secrets { current: current.clone(), previous };
+            file.write_secrets("ns/name", &secrets).unwrap();
+            assert_eq!(file.read_credentials("ns/name"), Some(current.clone()));
+            assert_eq!(file.saved_secrets(), Some(secrets));
+        }
         assert_eq!(file.read_credentials("ns/other"), None);
         file.remove_discovered();
         assert_eq!((file.read_credentials("ns/name"), file.read_discovered(now).unwrap().0), (None, vec![]));
