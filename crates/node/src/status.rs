@@ -161,6 +161,7 @@ fn describe_route(route: &fairlead_topology::BlockRoute) -> BlockRoute {
 
 fn describe(report: &Report, answer: &mut StatusResponse, now: SystemTime) {
     answer.wireguard = backend_name(report.backend).to_owned();
+    answer.wireguard_reason = report.backend_reason.unwrap_or_default().to_owned();
     answer.port_access = report.port_access.map(PortAccess::name).unwrap_or_default().to_owned();
     answer.interface = report.interface.clone();
     answer.listen_port = u32::from(report.port);

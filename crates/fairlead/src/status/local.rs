@@ -44,6 +44,7 @@ fn node_json(status: &StatusResponse) -> Value {
         "node": status.node,
         "version": status.version,
         "wireguard": status.wireguard,
+        "wireguardReason": status.wireguard_reason,
         "portAccess": status.port_access,
         "interface": status.interface,
         "publicKey": status.public_key,
@@ -113,6 +114,9 @@ fn node_table(status: &StatusResponse, wide: bool) -> String {
         or_dash(&status.public_key),
         or_dash(&status.prefixes.join(" ")),
     );
+    if !status.wireguard_reason.is_empty() {
+        text.push_str(&format!("wireguard {}: {}\n\n", status.wireguard, status.wireguard_reason));
+    }
     if !status.next_public_key.is_empty() {
         text.push_str(&format!("the key will be replaced by {}\n\n", status.next_public_key));
     }
@@ -286,6 +290,8 @@ mod tests {
         let status = StatusResponse {
             node: "cloud-1".into(),
             peers: vec![peer],
+            wireguard: "embedded".into(),
+            wireguard_reason: "several gateways".into(),
             problems: vec!["two nodes".into()],
             external_peers: vec![ExternalPeer { name: "laptop".into(), ..ExternalPeer::default() }],
             discovery_services: vec![DiscoveryService {
@@ -306,6 +312,7 @@ mod tests {
             "no packet for 73 s",
             "problem: two nodes",
             "never",
+            "wireguard embedded: several gateways",
             "discovery service https://a:1  not connected: refused",
             "affiliate ID at discovery services 5e1f",
         ] {

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use fairlead_topology::Down;
 
 pub use self::echo::{EchoSockets, checksum};
-pub use self::watch::GatewayWatch;
+pub use self::watch::{GatewayWatch, several};
 
 /// Time between two requests.
 pub const INTERVAL: Duration = Duration::from_secs(1);

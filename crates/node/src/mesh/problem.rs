@@ -99,6 +99,8 @@ pub enum MeshProblem {
     GatewaysNeedEmbedded {
         /// These other gateways.
         gateways: Vec<String>,
+        /// Why the embedded one could not be started; `None` where an administrator wants the kernel's.
+        refusal: Option<String>,
     },
     /// Another program has the UDP port on which this node is to listen, or it may not be opened.
     ListenPortUnavailable {
@@ -231,12 +233,16 @@ impl fmt::Display for MeshProblem {
                 f,
                 "no node behind the gateway {gateway} answers through it, so this node uses another gateway of the location if there is one: does it run, and does its firewall (FORWARD) let packets of the mesh pass?"
             ),
-            Self::GatewaysNeedEmbedded { gateways } => write!(
-                f,
-                "the kernel's WireGuard takes packets of a location from one gateway only, and drops those that come through another one ({}): \
-                 run the node program of this node with --wireguard=embedded and delete the kernel's device, which interrupts its tunnels",
-                some_of(gateways)
-            ),
+            Self::GatewaysNeedEmbedded { gateways, refusal } => {
+                let gateways = some_of(gateways);
+                write!(f, "the kernel's WireGuard takes packets of a location from one gateway only, and drops those that come through another one ({gateways}): ")?;
+                match refusal {
+                    Some(reason) => write!(f, "the embedded one could not be started ({reason}); mend that and restart the node program, which then uses it"),
+                    None => f.write_str(
+                        "run the node program of this node without --wireguard=kernel; it then changes to the embedded one by itself, which interrupts its tunnels for a moment",
+                    ),
+                }
+            }
             Self::GranularityPending { message } => f.write_str(message),
             Self::ListenPortUnavailable { port, kept, is_of_node, error } => write!(
                 f,
@@ -343,7 +349,7 @@ mod tests {
     fn a_sentence_names_some_gateways_and_counts_the_others() {
         let problem = |count| {
             let gateways = (1..=count).map(|number| format!("g{number}")).collect();
-            MeshProblem::GatewaysNeedEmbedded { gateways }.to_string()
+            MeshProblem::GatewaysNeedEmbedded { gateways, refusal: None }.to_string()
         };
         assert!(problem(3).contains("(g1, g2, g3)"), "{}", problem(3));
         assert!(problem(9).contains("(g1, g2, g3 and 6 more)"), "{}", problem(9));

@@ -16,14 +16,14 @@ use fairlead_path::{NatType, State};
 use fairlead_topology::{Down, Planner};
 use tokio::sync::watch;
 
-pub use self::device::DeviceSlot;
+pub use self::device::{DeviceSlot, Gateways};
 use self::listen_port::ListenPort;
 use super::desired::{self, Desired, Held, Host, OwnAddresses, StunAnswers};
 use super::down_peers::DownPeers;
 use super::encapsulation::EncapsulationWatch;
 use super::entries::Entries;
 use super::external::{DesiredExternal, ExternalEndpoints};
-use super::gateways::GatewayWatch;
+use super::gateways::{self, GatewayWatch};
 use super::granted::GrantedAddresses;
 use super::granularity::GranularityChange;
 use super::inputs::Inputs;
@@ -133,6 +133,13 @@ impl<K: Kernel> Mesh<K> {
         self.paths.set_identity(&inputs.private_key, inputs.public_key);
         self.plan(inputs, host, own_addresses, &before.peers, now);
         let Some(Planned { desired, .. }) = &self.planned else { return Err(MeshFailure::NoMesh) };
+        let gateways = gateways::several(desired);
+        let changed_over = self
+            .device
+            .use_device(|slot| slot.change_over(&mut self.kernel, self.paths.port(), gateways, &before))?;
+        self.is_outdated |= changed_over.is_some();
+        // The new device has no sessions yet: the paths go on where the old one's led.
+        let replaced = changed_over.map(|state| std::mem::replace(&mut before, state));
         let has_path_socket = self.device.has_path_socket();
         let settings_relay = inputs.settings.relay.as_ref();
         self.device.use_device(|slot| {
@@ -155,7 +162,7 @@ impl<K: Kernel> Mesh<K> {
                 self.followed = follows;
             }
             self.paths.port().watch_refusals(port);
-            let mut endpoints = self.paths.observe(&before, now);
+            let mut endpoints = self.paths.observe(replaced.as_ref().unwrap_or(&before), now);
             endpoints.extend(self.keys.endpoints(&before, |endpoint, key| {
                 self.paths.relay_transport(endpoint)?;
                 Some(self.paths.relay().path(settings_relay?, key)?.endpoint)

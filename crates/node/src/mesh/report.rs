@@ -71,6 +71,8 @@ impl PeerReport {
 pub struct Report {
     /// Which WireGuard is in use.
     pub backend: Backend,
+    /// Why it is the embedded one although the kernel's comes first.
+    pub backend_reason: Option<&'static str>,
     /// How path probes share its port; `None` where they cannot be sent.
     pub port_access: Option<PortAccess>,
     /// The device.

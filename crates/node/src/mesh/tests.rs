@@ -16,7 +16,8 @@ use fairlead_dataplane::mesh::MeshState;
 use fairlead_dataplane::nft_table::Applied;
 use fairlead_dataplane::uplink::{HostNetwork, SysctlError};
 use fairlead_dataplane::wireguard::{
-    self, Backend, PathDatagram, PathSocket, PathSocketStats, PendingHandover, Settings, WireGuardDevice,
+    self, Backend, PathDatagram, PathSocket, PathSocketStats, PendingHandover, Preference, Settings,
+    WireGuardDevice,
 };
 use fairlead_netlink::{Error, Result};
 use fairlead_path::Identity;
@@ -70,8 +71,12 @@ pub(super) struct Record {
     pub(super) path_socket: Option<FakePathSocket>,
     /// What firewalls drop.
     pub(super) forwarding_problems: Vec<ForwardingProblem>,
-    /// Devices that are opened are the kernel's.
+    /// Devices that are made are the kernel's unless the embedded one is asked for.
     pub(super) has_wireguard: bool,
+    /// The implementation of the device that is there.
+    pub(super) backend: Option<Backend>,
+    /// The embedded WireGuard cannot be started.
+    pub(super) refuse_embedded: bool,
 }
 
 /// Index of the links of tunnels.
@@ -95,6 +100,7 @@ impl Record {
             encapsulation,
             network,
             has_wireguard,
+            backend: self.backend,
             ports_taken,
             ..Self::default()
         };
@@ -102,12 +108,12 @@ impl Record {
 
     /// As `ip link delete` does.
     pub(super) fn remove_device(&mut self) {
-        self.state = None;
+        (self.state, self.backend) = (None, None);
     }
 
     fn delete_device(&mut self) {
         self.deleted.extend(self.device.take());
-        self.state = None;
+        self.remove_device();
     }
 }
 
@@ -239,6 +245,16 @@ impl Kernel for FakeKernel {
         if record.refuse_open {
             return Err(refused().into());
         }
+        let made = if record.has_wireguard && settings.preference != Preference::Embedded {
+            Backend::Kernel
+        } else {
+            Backend::Embedded
+        };
+        let backend = record.backend.unwrap_or(made);
+        if record.refuse_embedded && backend == Backend::Embedded {
+            return Err(refused().into());
+        }
+        record.backend = Some(backend);
         record.opened.push(settings.interface.clone());
         record.device = Some(settings.interface.clone());
         record.state.get_or_insert_with(|| DeviceState {
@@ -247,12 +263,14 @@ impl Kernel for FakeKernel {
             fwmark: 0,
             peers: Default::default(),
         });
-        Ok(Box::new(FakeDevice { interface: settings.interface.clone(), record: Arc::clone(&self.0) }))
+        let interface = settings.interface.clone();
+        Ok(Box::new(FakeDevice { interface, backend, record: Arc::clone(&self.0) }))
     }
 }
 
 struct FakeDevice {
     interface: String,
+    backend: Backend,
     record: Shared,
 }
 
@@ -264,7 +282,7 @@ impl FakeDevice {
 
 impl WireGuardDevice for FakeDevice {
     fn backend(&self) -> Backend {
-        if self.record.lock().unwrap().has_wireguard { Backend::Kernel } else { Backend::Embedded }
+        self.backend
     }
 
     fn interface(&self) -> &str {

@@ -100,6 +100,7 @@ fn report(nodes: usize, failed: bool) -> Report {
 pub(crate) fn report_of(peers: Vec<PeerReport>) -> Report {
     Report {
         backend: Backend::Embedded,
+        backend_reason: None,
         port_access: None,
         interface: "wire_kube".to_owned(),
         mtu: 1420,

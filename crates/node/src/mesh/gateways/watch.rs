@@ -13,6 +13,7 @@ use super::{EchoSockets, GatewayHealth, Seen};
 use crate::mesh::desired::{Desired, DesiredGateway};
 use crate::mesh::paths::PathDriver;
 use crate::mesh::problem::MeshProblem;
+use crate::mesh::reconciler::Gateways;
 
 /// What this node knows of gateways, and how it asks.
 pub struct GatewayWatch {
@@ -33,10 +34,16 @@ impl GatewayWatch {
     }
 
     /// One for each that does not forward, and what this WireGuard cannot do with several gateways.
-    pub fn problems(&self, desired: &Desired, backend: Backend) -> impl Iterator<Item = MeshProblem> + use<> {
+    /// `refusal` is why the embedded one is not used.
+    pub fn problems(
+        &self,
+        desired: &Desired,
+        backend: Backend,
+        refusal: Option<&str>,
+    ) -> impl Iterator<Item = MeshProblem> + use<> {
         let known = self.health.known_down().into_iter();
         let down = known.map(|gateway| MeshProblem::GatewayDown { gateway });
-        down.chain(needs_embedded(desired, backend))
+        down.chain(needs_embedded(desired, backend, refusal))
     }
 
     /// Reads the answers and asks again. Returns whether other gateways are to be used now.
@@ -66,14 +73,23 @@ impl GatewayWatch {
 
 /// The kernel's WireGuard binds a prefix to one peer, so what a second gateway of a location forwards is dropped. Gateways that are
 /// not in use have a tunnel all the same, since other nodes may use them.
-fn needs_embedded(desired: &Desired, backend: Backend) -> Option<MeshProblem> {
-    let names = |gateways: &BTreeMap<PublicKey, DesiredGateway>| -> Vec<String> {
-        let others = desired.accepted.keys().filter_map(|key| gateways.get(key));
-        others.map(|gateway| gateway.name.clone()).collect::<BTreeSet<_>>().into_iter().collect()
-    };
-    let is_kernel = backend == Backend::Kernel;
-    (is_kernel && !desired.accepted.is_empty())
-        .then(|| MeshProblem::GatewaysNeedEmbedded { gateways: names(&desired.gateways) })
+fn needs_embedded(desired: &Desired, backend: Backend, refusal: Option<&str>) -> Option<MeshProblem> {
+    let needs = backend == Backend::Kernel && several(desired) == Gateways::Several;
+    needs.then(|| {
+        let names: BTreeSet<String> = others(desired).map(|gateway| gateway.name.clone()).collect();
+        let refusal = refusal.map(str::to_owned);
+        MeshProblem::GatewaysNeedEmbedded { gateways: names.into_iter().collect(), refusal }
+    })
+}
+
+/// Whether there are tunnels with several gateways of a location.
+pub fn several(desired: &Desired) -> Gateways {
+    if others(desired).next().is_some() { Gateways::Several } else { Gateways::Single }
+}
+
+/// Those whose location another gateway stands for as well. A key that is about to replace another one is accepted too, and is none.
+fn others(desired: &Desired) -> impl Iterator<Item = &DesiredGateway> {
+    desired.accepted.keys().filter_map(|key| desired.gateways.get(key))
 }
 
 #[cfg(test)]
@@ -99,7 +115,7 @@ mod tests {
         let mut inputs = inputs(members);
         inputs.settings.granularity = granularity;
         let desired = Desired::new(&inputs, &host(), Held::default(), &OwnAddresses::default());
-        let problems = GatewayWatch::default().problems(&desired, backend);
+        let problems = GatewayWatch::default().problems(&desired, backend, None);
         problems.map(|problem| format!("{}: {problem}", problem.reason())).collect()
     }
 

@@ -53,6 +53,7 @@ fn peer(name: &str, state: State, endpoint: &str, news: bool) -> PeerReport {
 pub(crate) fn report(nat: NatType, peers: Vec<PeerReport>) -> Report {
     Report {
         backend: Backend::Embedded,
+        backend_reason: None,
         port_access: Some(PortAccess::Shared),
         interface: "wire_kube".to_owned(),
         mtu: 1420,

@@ -3,10 +3,12 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Instant;
 
-use fairlead_api::wireguard::PublicKey;
+use fairlead_api::wireguard::{DeviceChange, DeviceState, PublicKey};
 use fairlead_dataplane::wireguard::{
-    self, PathSocketFailure, PathSocketHealth, PendingHandover, PortAccess, Preference, WireGuardDevice,
+    self, Backend, PathSocketFailure, PathSocketHealth, PendingHandover, PortAccess, Preference,
+    WireGuardDevice,
 };
 use ipnet::IpNet;
 
@@ -14,12 +16,33 @@ use crate::mesh::kernel::Kernel;
 use crate::mesh::path_port::{AttachedSocket, PathPort};
 use crate::mesh::problem::MeshProblem;
 
+/// Why the embedded WireGuard is used although the kernel has one.
+const SEVERAL_GATEWAYS: &str = "this node has tunnels with several gateways of a location";
+
 /// The place of the WireGuard device.
 pub struct DeviceSlot {
     preference: Preference,
     /// Where devices inside processes are handed from one program to the next.
     handover: PathBuf,
     pub(super) device: Option<OpenDevice>,
+    /// Why the embedded WireGuard could not take the place of the kernel's. It is not tried again: each attempt costs the tunnels.
+    refusal: Option<String>,
+}
+
+/// What this node has tunnels with, as far as it decides on the implementation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Gateways {
+    /// At most one gateway of each location.
+    Single,
+    /// Several of a location. The kernel's WireGuard takes packets of the location from one of them only.
+    Several,
+}
+
+/// Whether the embedded WireGuard is to take the place of the device. There is no way back while the device exists, so changes of
+/// gateways cost the tunnels once at most.
+fn changes_over(preference: Preference, present: Backend, gateways: Gateways, was_refused: bool) -> bool {
+    let may_choose = preference == Preference::Auto && !was_refused;
+    may_choose && present == Backend::Kernel && gateways == Gateways::Several
 }
 
 /// The device, and the MTU it was opened with.
@@ -41,7 +64,7 @@ pub(super) struct OpenDevice {
 impl DeviceSlot {
     /// Without a device. `handover` is where a device of another process may be waiting, and where this one will.
     pub fn new(preference: Preference, handover: PathBuf) -> Self {
-        Self { preference, handover, device: None }
+        Self { preference, handover, device: None, refusal: None }
     }
 
     /// Gets ready to hand the device to the next program. `None` when there is nothing to hand over.
@@ -115,26 +138,123 @@ impl DeviceSlot {
     ) -> Result<&dyn WireGuardDevice, wireguard::Error> {
         let open = match self.device.take().filter(|open| open.mtu == mtu) {
             Some(open) => open,
-            None => {
-                let (preference, handover_socket) = (self.preference, Some(self.handover.clone()));
-                let interface = interface.to_owned();
-                let settings = wireguard::Settings { interface, mtu, preference, handover_socket };
-                let device = kernel.open(&settings)?;
-                // Without it the mesh works, but asks no STUN server and probes no peer.
-                let (path_socket, problems) = match device.open_path_socket() {
-                    Ok(socket) => (socket, Vec::new()),
-                    Err(error) => {
-                        tracing::warn!(%error, "cannot open the path socket of the WireGuard device");
-                        let reason = error.to_string();
-                        (None, vec![MeshProblem::PathProbesUnavailable { family: None, reason }])
-                    }
-                };
-                let can_probe = path_socket.is_some();
-                let path_socket = path_socket.map(|socket| port.attach(socket));
-                let (port_access, accepted) = (None, BTreeMap::new());
-                OpenDevice { path_socket, device, mtu, can_probe, port_access, problems, accepted }
-            }
+            None => self.open_anew(kernel, port, self.settings(interface, mtu))?,
         };
         Ok(&*self.device.insert(open).device)
+    }
+
+    /// Lets the embedded WireGuard take the place of the kernel's where that cannot do what is asked for: with the same name, key,
+    /// port, peers and endpoints, `before`. Returns its state; `None` where the device stays.
+    ///
+    /// # Errors
+    /// One of them cannot be removed or made. The next [`Self::open`] makes one.
+    pub(super) fn change_over(
+        &mut self,
+        kernel: &mut impl Kernel,
+        port: &Arc<PathPort>,
+        gateways: Gateways,
+        before: &DeviceState,
+    ) -> Result<Option<DeviceState>, wireguard::Error> {
+        let was_refused = self.refusal.is_some();
+        let is_due = |open: &mut OpenDevice| {
+            changes_over(self.preference, open.device.backend(), gateways, was_refused)
+        };
+        let Some(OpenDevice { path_socket, device, mtu, .. }) = self.device.take_if(is_due) else {
+            return Ok(None);
+        };
+        let began = Instant::now();
+        let settings = wireguard::Settings {
+            preference: Preference::Embedded,
+            ..self.settings(device.interface(), mtu)
+        };
+        let change = copy_of(before);
+        drop(path_socket);
+        device.delete()?;
+        let open = self.open_anew(kernel, port, settings).inspect_err(|error| {
+            tracing::error!(%error, "the embedded WireGuard cannot take the place of the kernel's, which is used again");
+            self.refusal = Some(error.to_string());
+        })?;
+        open.device.change(&change)?;
+        let state = open.device.state()?;
+        tracing::info!(
+            interface = open.device.interface(),
+            took = ?began.elapsed(),
+            "the embedded WireGuard took the place of the kernel's: {SEVERAL_GATEWAYS}"
+        );
+        self.device = Some(open);
+        Ok(Some(state))
+    }
+
+    /// Why the device is embedded although the kernel's WireGuard comes first.
+    pub(super) fn reason(&self, gateways: Gateways) -> Option<&'static str> {
+        let is_embedded = self.device.as_ref()?.device.backend() == Backend::Embedded;
+        let is_chosen = is_embedded && self.preference == Preference::Auto && gateways == Gateways::Several;
+        is_chosen.then_some(SEVERAL_GATEWAYS)
+    }
+
+    /// What keeps the kernel's WireGuard although [`Gateways::Several`] need the embedded one; `None` where nothing does.
+    pub(super) fn refusal(&self) -> Option<&str> {
+        self.refusal.as_deref()
+    }
+
+    fn settings(&self, interface: &str, mtu: u32) -> wireguard::Settings {
+        let (preference, handover_socket) = (self.preference, Some(self.handover.clone()));
+        wireguard::Settings { interface: interface.to_owned(), mtu, preference, handover_socket }
+    }
+
+    fn open_anew(
+        &self,
+        kernel: &mut impl Kernel,
+        port: &Arc<PathPort>,
+        settings: wireguard::Settings,
+    ) -> Result<OpenDevice, wireguard::Error> {
+        let device = kernel.open(&settings)?;
+        // Without it the mesh works, but asks no STUN server and probes no peer.
+        let (path_socket, problems) = match device.open_path_socket() {
+            Ok(socket) => (socket, Vec::new()),
+            Err(error) => {
+                tracing::warn!(%error, "cannot open the path socket of the WireGuard device");
+                let reason = error.to_string();
+                (None, vec![MeshProblem::PathProbesUnavailable { family: None, reason }])
+            }
+        };
+        let (can_probe, mtu) = (path_socket.is_some(), settings.mtu);
+        let path_socket = path_socket.map(|socket| port.attach(socket));
+        let (port_access, accepted) = (None, BTreeMap::new());
+        Ok(OpenDevice { path_socket, device, mtu, can_probe, port_access, problems, accepted })
+    }
+}
+
+/// What makes a new device the same as another one.
+fn copy_of(device: &DeviceState) -> DeviceChange {
+    DeviceChange {
+        private_key: device.private_key.clone(),
+        listen_port: Some(device.listen_port).filter(|port| *port != 0),
+        fwmark: Some(device.fwmark),
+        set_peers: device.peers.iter().map(|(key, peer)| (*key, peer.config.clone())).collect(),
+        ..DeviceChange::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_kernel_s_with_several_gateways_is_replaced_and_only_where_the_choice_is_free() {
+        use Backend::{Embedded, Kernel};
+        use Gateways::{Several, Single};
+        assert!(changes_over(Preference::Auto, Kernel, Several, false));
+        for (preference, present, gateways, was_refused) in [
+            (Preference::Auto, Kernel, Single, false),
+            (Preference::Auto, Kernel, Several, true),
+            (Preference::Auto, Embedded, Several, false),
+            (Preference::Auto, Embedded, Single, false),
+            (Preference::Embedded, Embedded, Several, false),
+            (Preference::Kernel, Kernel, Several, false),
+        ] {
+            let changes = changes_over(preference, present, gateways, was_refused);
+            assert!(!changes, "{preference:?} {present:?} {gateways:?} {was_refused}");
+        }
     }
 }

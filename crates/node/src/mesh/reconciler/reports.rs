@@ -13,6 +13,7 @@ use ipnet::IpNet;
 use super::{Mesh, Planned};
 use crate::mesh::desired::{Desired, DesiredPeer};
 use crate::mesh::external::ExternalReport;
+use crate::mesh::gateways;
 use crate::mesh::kernel::Kernel;
 use crate::mesh::problem::MeshProblem;
 use crate::mesh::relay_reason::{RelayReason, Situation};
@@ -33,6 +34,7 @@ impl<K: Kernel> Mesh<K> {
         let problems = desired.problems.iter().chain(&open.problems).cloned().chain(relay_problems);
         Some(Report {
             backend: open.device.backend(),
+            backend_reason: self.device.reason(gateways::several(desired)),
             port_access: open.port_access,
             interface,
             mtu: open.mtu,
@@ -61,7 +63,7 @@ impl<K: Kernel> Mesh<K> {
                 .chain(self.listen_port.problem(host.port))
                 .chain(self.bypassed(desired))
                 .chain(self.kernel.forwarding_problems().into_iter().map(MeshProblem::Forwarding))
-                .chain(self.gateways.problems(desired, open.device.backend()))
+                .chain(self.gateways.problems(desired, open.device.backend(), self.device.refusal()))
                 .chain(self.encapsulation.problems(&desired.tunnels, &self.paths, now))
                 .collect(),
             saved_at: inputs.saved_at,
