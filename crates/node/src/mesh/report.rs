@@ -71,7 +71,7 @@ impl PeerReport {
 pub struct Report {
     /// Which WireGuard is in use.
     pub backend: Backend,
-    /// Why it is the embedded one although the kernel's comes first.
+    /// Why it has to be the embedded one, whether or not the kernel has WireGuard.
     pub backend_reason: Option<&'static str>,
     /// How path probes share its port; `None` where they cannot be sent.
     pub port_access: Option<PortAccess>,

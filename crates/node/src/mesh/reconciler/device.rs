@@ -16,8 +16,9 @@ use crate::mesh::kernel::Kernel;
 use crate::mesh::path_port::{AttachedSocket, PathPort};
 use crate::mesh::problem::MeshProblem;
 
-/// Why the embedded WireGuard is used although the kernel has one.
-const SEVERAL_GATEWAYS: &str = "this node has tunnels with several gateways of a location";
+/// Why the embedded WireGuard is needed. A device that is there does not tell whether the kernel has WireGuard too.
+const SEVERAL_GATEWAYS: &str =
+    "tunnels with several gateways of a location need it, whether or not the kernel has WireGuard";
 
 /// The place of the WireGuard device.
 pub struct DeviceSlot {
@@ -179,13 +180,13 @@ impl DeviceSlot {
         tracing::info!(
             interface = open.device.interface(),
             took = ?began.elapsed(),
-            "the embedded WireGuard took the place of the kernel's: {SEVERAL_GATEWAYS}"
+            "the embedded WireGuard took the place of the kernel's: this node has tunnels with several gateways of a location"
         );
         self.device = Some(open);
         Ok(Some(state))
     }
 
-    /// Why the device is embedded although the kernel's WireGuard comes first.
+    /// Why the device has to be embedded; `None` where it need not be, or an administrator chose it.
     pub(super) fn reason(&self, gateways: Gateways) -> Option<&'static str> {
         let is_embedded = self.device.as_ref()?.device.backend() == Backend::Embedded;
         let is_chosen = is_embedded && self.preference == Preference::Auto && gateways == Gateways::Several;
