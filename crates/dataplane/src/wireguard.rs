@@ -318,6 +318,14 @@ pub fn open(settings: &Settings) -> Result<Box<dyn WireGuardDevice>, Error> {
     Ok(device)
 }
 
+/// Whether an embedded device could be made in the network namespace of the calling thread, whatever devices there are.
+///
+/// # Errors
+/// This kernel has no TUN, or this process may not make one.
+pub fn check_embedded() -> Result<(), Error> {
+    Ok(fairlead_tunnel::Device::check()?)
+}
+
 /// Which implementation to try, given the kind of the existing link of this name; hardware has no kind.
 fn candidate(settings: &Settings, present: Option<Option<&str>>) -> Result<Backend, Error> {
     match (settings.preference, present) {

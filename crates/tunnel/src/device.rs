@@ -34,6 +34,15 @@ pub struct Device {
 }
 
 impl Device {
+    /// Makes another TUN interface and removes it again, to see whether one can be made.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel has no TUN, or this process may not make one.
+    pub fn check() -> Result<(), Error> {
+        Tun::check()
+    }
+
     /// Creates or adopts the TUN interface and starts the packet loop. UDP opens with the first configured port.
     ///
     /// # Errors

@@ -29,13 +29,7 @@ pub(crate) struct Tun {
 impl Tun {
     /// Attaches to the interface `name` (checked by the caller), creating it if there is none, and sets its MTU.
     pub(crate) fn open(name: &str, mtu: u16) -> Result<Self, Error> {
-        let file = File::options()
-            .read(true)
-            .write(true)
-            .custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC)
-            .open("/dev/net/tun")
-            .map_err(Error::OpenTun)?;
-        let tun = Self { file, name: name.to_owned() };
+        let tun = Self { file: open_tun()?, name: name.to_owned() };
         tun.attach().map_err(|source| Error::AttachTun { name: name.to_owned(), source: source.into() })?;
         // Another process may have left offloads on: this device reads and writes plain packets.
         tun.operate("switching offloads off", || tun.set_offload(0))?;
@@ -49,6 +43,13 @@ impl Tun {
         let tun = Self { file: descriptor.into(), name: name.to_owned() };
         tun.operate("setting the MTU", || tun.set_mtu(mtu))?;
         Ok(tun)
+    }
+
+    /// Makes another interface, which is gone when this returns.
+    pub(crate) fn check() -> Result<(), Error> {
+        // The kernel puts the first free number in.
+        let tun = Self { file: open_tun()?, name: "fairlead%d".to_owned() };
+        tun.operate("making a TUN interface", || tun.attach())
     }
 
     /// Removes the interface.
@@ -117,6 +118,12 @@ impl Tun {
         // SAFETY: the descriptor is an open socket; SIOCSIFMTU reads one `ifreq`, valid for the duration of the call.
         unsafe { ioctl::set_mtu(socket.as_raw_fd(), &raw const request) }
     }
+}
+
+fn open_tun() -> Result<File, Error> {
+    let mut options = File::options();
+    options.read(true).write(true).custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC);
+    options.open("/dev/net/tun").map_err(Error::OpenTun)
 }
 
 impl AsFd for Tun {
