@@ -317,7 +317,8 @@ impl<K: Kernel> Mesh<K> {
     /// Asks whether gateways forward and nodes answer through IP tunnels. [`Self::reconcile`] then uses other ways.
     pub fn watch_gateways(&mut self, now: Instant) {
         if let Some(Planned { desired, .. }) = &self.planned {
-            self.is_outdated |= self.gateways.observe(desired, &self.paths, now);
+            let backend = self.device.device.as_ref().map(|open| open.device.backend());
+            self.is_outdated |= self.gateways.observe(desired, &self.paths, backend, now);
             self.is_outdated |= self.encapsulation.observe(&desired.tunnels, now);
         }
     }

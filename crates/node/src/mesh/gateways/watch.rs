@@ -9,7 +9,7 @@ use fairlead_dataplane::wireguard::Backend;
 use fairlead_path::{PingOutcome, State};
 use fairlead_topology::Down;
 
-use super::{EchoSockets, GatewayHealth, Seen};
+use super::{EchoSockets, GatewayHealth, Seen, Trials};
 use crate::mesh::desired::{Desired, DesiredGateway};
 use crate::mesh::paths::PathDriver;
 use crate::mesh::problem::MeshProblem;
@@ -47,14 +47,22 @@ impl GatewayWatch {
     }
 
     /// Reads the answers and asks again. Returns whether other gateways are to be used now.
-    pub fn observe(&mut self, desired: &Desired, paths: &PathDriver, now: Instant) -> bool {
+    pub fn observe(
+        &mut self,
+        desired: &Desired,
+        paths: &PathDriver,
+        backend: Option<Backend>,
+        now: Instant,
+    ) -> bool {
         let before = self.health.down();
         let asked: BTreeSet<IpAddr> = desired.gateways.values().flat_map(|it| &it.behind).copied().collect();
         let replies = self.sockets.exchange(&asked);
         let seen = desired.gateways.iter();
         let seen: BTreeMap<String, Seen> =
             seen.map(|(key, gateway)| (gateway.name.clone(), self.see(key, gateway, paths, now))).collect();
-        self.health.observe(now, &seen, &replies);
+        let accepts_any = backend != Some(Backend::Kernel);
+        let trials = if accepts_any { Trials::Lossless } else { Trials::Lossy };
+        self.health.observe(now, &seen, &replies, trials);
         self.health.down() != before
     }
 
