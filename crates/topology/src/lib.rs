@@ -53,4 +53,4 @@ pub use prefixes::Unusable;
 pub use problem::{Problem, Refusal};
 pub use rotation::NextKey;
 pub use routes::{BlockRoute, OwnAddress};
-pub use transition::{added, united};
+pub use transition::{United, added, united};

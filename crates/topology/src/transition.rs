@@ -16,13 +16,27 @@ use crate::locations::Granularity;
 use crate::member::Member;
 use crate::plan::{PeerPlan, Plan, Policy, plan};
 
+/// The plans of a mesh whose granularity changes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct United {
+    /// What holds while it changes.
+    pub plan: Plan,
+    /// What follows from the other granularity alone.
+    pub other: Plan,
+}
+
 /// The plan `used`, which follows from these members and the policy, with the tunnels of the other granularity, to which nothing is sent, and
-/// with everything accepted that may come while some nodes follow the one and some the other. If neither of the two has gateways, or both,
-/// that is `used` itself. Takes `O(n log n)`, and plans all members.
-pub fn united<M: Borrow<Member>>(members: &[M], policy: &Policy, other: Granularity, used: &Plan) -> Plan {
+/// with everything accepted that may come while some nodes follow the one and some the other. `None` if neither of the two has gateways, or
+/// both: they have the same tunnels. Takes `O(n log n)`, and plans all members.
+pub fn united<M: Borrow<Member>>(
+    members: &[M],
+    policy: &Policy,
+    other: Granularity,
+    used: &Plan,
+) -> Option<United> {
     let has_gateways = |granularity: &Granularity| matches!(granularity, Granularity::Location { .. });
     if has_gateways(&policy.granularity) == has_gateways(&other) {
-        return used.clone();
+        return None;
     }
     let planned = plan(members, &Policy { granularity: other, ..policy.clone() });
     let direct = if has_gateways(&policy.granularity) { &planned } else { used };
@@ -39,7 +53,7 @@ pub fn united<M: Borrow<Member>>(members: &[M], policy: &Policy, other: Granular
         let peer = PeerPlan { allowed_ips, accepted_ips, ..(**of_used).clone() };
         united.peers.insert(*key, Arc::new(peer));
     }
-    united
+    Some(United { plan: united, other: planned })
 }
 
 /// What nodes send where each has a tunnel with every other, and for whom gateways send.

@@ -13,7 +13,7 @@ use super::standalone::Standalone;
 /// Which WireGuard to use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WireGuardChoice {
-    /// The kernel's if it has one, else the embedded one; at a node with several gateways of a location the embedded one.
+    /// The kernel's if it has one, else the embedded one; at a node with tunnels with several gateways of a location the embedded one.
     Auto,
     /// The kernel's, or none.
     Kernel,

@@ -193,6 +193,8 @@ pub struct Desired {
     pub problems: Vec<MeshProblem>,
     /// Gateways that this node uses or may use.
     pub gateways: BTreeMap<PublicKey, DesiredGateway>,
+    /// Those that this node has tunnels with although another one stands for the same location, also where it prepares for them.
+    pub several_gateways: BTreeSet<String>,
     /// What peers may send from although other peers are sent for it.
     pub accepted: BTreeMap<PublicKey, Vec<IpNet>>,
     /// Whether this node has tunnels with nodes of other locations.
@@ -275,8 +277,9 @@ impl Desired {
         };
         let asked = other.map(|other| (other, policy.clone()));
         let used = planner.plan(&inputs.members, policy);
-        let both = asked.map(|(other, policy)| united(&inputs.members, &policy, other, used));
-        let plan = both.as_ref().unwrap_or(used);
+        let both = asked.and_then(|(other, policy)| united(&inputs.members, &policy, other, used));
+        let plan = both.as_ref().map_or(used, |both| &both.plan);
+        let planned = both.iter().map(|both| &both.other).chain([used]);
         let sightings = Sightings::new(&inputs.members);
         // An address inside a block, a network of pods or a range of Services is that of a pod or a Service, whatever a node says.
         let pods_in_mesh: PrefixSet = inputs.members.iter().flat_map(|it| in_mesh(inputs, it)).collect();
@@ -329,6 +332,7 @@ impl Desired {
             bypass: bypass(inputs, plan, &pods_in_mesh),
             plain_links: plain::links(host, plan),
             gateways: gateways::desired(inputs, used),
+            several_gateways: planned.flat_map(gateways::several).collect(),
             added: added(used, plan),
             accepted: key_changes::accepted(plan, gateways::accepted(plan)),
             masqueraded: plan.masqueraded.clone(),

@@ -77,6 +77,12 @@ pub trait Kernel: Send + 'static {
         &mut self,
         settings: &Settings,
     ) -> std::result::Result<Box<dyn WireGuardDevice>, wireguard::Error>;
+
+    /// Whether an embedded device could be made beside the one that is there.
+    ///
+    /// # Errors
+    /// See [`wireguard::check_embedded`].
+    fn check_embedded(&self) -> std::result::Result<(), wireguard::Error>;
 }
 
 /// The kernel this program runs on.
@@ -133,5 +139,9 @@ impl Kernel for HostKernel {
         settings: &Settings,
     ) -> std::result::Result<Box<dyn WireGuardDevice>, wireguard::Error> {
         wireguard::open(settings)
+    }
+
+    fn check_embedded(&self) -> std::result::Result<(), wireguard::Error> {
+        wireguard::check_embedded()
     }
 }

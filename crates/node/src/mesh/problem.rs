@@ -99,7 +99,7 @@ pub enum MeshProblem {
     GatewaysNeedEmbedded {
         /// These other gateways.
         gateways: Vec<String>,
-        /// Why the embedded one could not be started; `None` where an administrator wants the kernel's.
+        /// Why the embedded one cannot be started; `None` where an administrator wants the kernel's.
         refusal: Option<String>,
     },
     /// Another program has the UDP port on which this node is to listen, or it may not be opened.
@@ -237,7 +237,7 @@ impl fmt::Display for MeshProblem {
                 let gateways = some_of(gateways);
                 write!(f, "the kernel's WireGuard takes packets of a location from one gateway only, and drops those that come through another one ({gateways}): ")?;
                 match refusal {
-                    Some(reason) => write!(f, "the embedded one could not be started ({reason}); mend that and restart the node program, which then uses it"),
+                    Some(reason) => write!(f, "the embedded one cannot be started ({reason}); once it can be, the node program changes to it by itself"),
                     None => f.write_str(
                         "run the node program of this node without --wireguard=kernel; it then changes to the embedded one by itself, which interrupts its tunnels for a moment",
                     ),

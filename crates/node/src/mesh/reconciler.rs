@@ -134,9 +134,9 @@ impl<K: Kernel> Mesh<K> {
         self.plan(inputs, host, own_addresses, &before.peers, now);
         let Some(Planned { desired, .. }) = &self.planned else { return Err(MeshFailure::NoMesh) };
         let gateways = gateways::several(desired);
-        let changed_over = self
-            .device
-            .use_device(|slot| slot.change_over(&mut self.kernel, self.paths.port(), gateways, &before))?;
+        let changed_over = self.device.use_device(|slot| {
+            slot.change_over(&mut self.kernel, self.paths.port(), gateways, &before, now)
+        })?;
         self.is_outdated |= changed_over.is_some();
         // The new device has no sessions yet: the paths go on where the old one's led.
         let replaced = changed_over.map(|state| std::mem::replace(&mut before, state));

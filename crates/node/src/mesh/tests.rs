@@ -77,6 +77,8 @@ pub(super) struct Record {
     pub(super) backend: Option<Backend>,
     /// The embedded WireGuard cannot be started.
     pub(super) refuse_embedded: bool,
+    /// How often that was asked.
+    pub(super) checks: usize,
 }
 
 /// Index of the links of tunnels.
@@ -251,9 +253,6 @@ impl Kernel for FakeKernel {
             Backend::Embedded
         };
         let backend = record.backend.unwrap_or(made);
-        if record.refuse_embedded && backend == Backend::Embedded {
-            return Err(refused().into());
-        }
         record.backend = Some(backend);
         record.opened.push(settings.interface.clone());
         record.device = Some(settings.interface.clone());
@@ -265,6 +264,12 @@ impl Kernel for FakeKernel {
         });
         let interface = settings.interface.clone();
         Ok(Box::new(FakeDevice { interface, backend, record: Arc::clone(&self.0) }))
+    }
+
+    fn check_embedded(&self) -> std::result::Result<(), wireguard::Error> {
+        let mut record = self.0.lock().unwrap();
+        record.checks += 1;
+        if record.refuse_embedded { Err(refused().into()) } else { Ok(()) }
     }
 }
 

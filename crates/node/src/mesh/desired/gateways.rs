@@ -30,6 +30,12 @@ pub(super) fn accepted(plan: &Plan) -> BTreeMap<PublicKey, Vec<IpNet>> {
     accepting.map(|(key, peer)| (*key, peer.accepted_ips.clone())).collect()
 }
 
+/// Gateways whose location another one stands for as well.
+pub(super) fn several(plan: &Plan) -> impl Iterator<Item = String> {
+    let standing_in = plan.peers.values().filter(|peer| !peer.accepted_ips.is_empty());
+    standing_in.filter_map(|peer| peer.members.first().cloned())
+}
+
 /// The peers that stand for other nodes, or may.
 pub(super) fn desired(inputs: &Inputs, plan: &Plan) -> BTreeMap<PublicKey, DesiredGateway> {
     // Elsewhere each node is reached by itself.

@@ -84,20 +84,15 @@ impl GatewayWatch {
 fn needs_embedded(desired: &Desired, backend: Backend, refusal: Option<&str>) -> Option<MeshProblem> {
     let needs = backend == Backend::Kernel && several(desired) == Gateways::Several;
     needs.then(|| {
-        let names: BTreeSet<String> = others(desired).map(|gateway| gateway.name.clone()).collect();
-        let refusal = refusal.map(str::to_owned);
-        MeshProblem::GatewaysNeedEmbedded { gateways: names.into_iter().collect(), refusal }
+        let gateways = desired.several_gateways.iter().cloned().collect();
+        MeshProblem::GatewaysNeedEmbedded { gateways, refusal: refusal.map(str::to_owned) }
     })
 }
 
-/// Whether there are tunnels with several gateways of a location.
+/// Whether there are tunnels with several gateways of a location, or will be: the change to the embedded one is over before packets come that
+/// need it.
 pub fn several(desired: &Desired) -> Gateways {
-    if others(desired).next().is_some() { Gateways::Several } else { Gateways::Single }
-}
-
-/// Those whose location another gateway stands for as well. A key that is about to replace another one is accepted too, and is none.
-fn others(desired: &Desired) -> impl Iterator<Item = &DesiredGateway> {
-    desired.accepted.keys().filter_map(|key| desired.gateways.get(key))
+    if desired.several_gateways.is_empty() { Gateways::Single } else { Gateways::Several }
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use fairlead_api::wireguard::{DeviceChange, DeviceState, PublicKey};
 use fairlead_dataplane::wireguard::{
@@ -20,14 +20,24 @@ use crate::mesh::problem::MeshProblem;
 const SEVERAL_GATEWAYS: &str =
     "tunnels with several gateways of a location need it, whether or not the kernel has WireGuard";
 
+/// When it is looked again whether the embedded WireGuard can be started. That costs no tunnel.
+const RETRY: Duration = Duration::from_secs(60);
+/// The same where it seemed so, and then it could not: such an attempt costs the tunnels.
+const RETRY_WITH_LOSS: Duration = Duration::from_secs(3600);
+
 /// The place of the WireGuard device.
 pub struct DeviceSlot {
     preference: Preference,
     /// Where devices inside processes are handed from one program to the next.
     handover: PathBuf,
     pub(super) device: Option<OpenDevice>,
-    /// Why the embedded WireGuard could not take the place of the kernel's. It is not tried again: each attempt costs the tunnels.
-    refusal: Option<String>,
+    refusal: Option<Refusal>,
+}
+
+/// What keeps the embedded WireGuard from taking the place of the kernel's.
+struct Refusal {
+    reason: String,
+    again: Instant,
 }
 
 /// What this node has tunnels with, as far as it decides on the implementation.
@@ -41,9 +51,8 @@ pub enum Gateways {
 
 /// Whether the embedded WireGuard is to take the place of the device. There is no way back while the device exists, so changes of
 /// gateways cost the tunnels once at most.
-fn changes_over(preference: Preference, present: Backend, gateways: Gateways, was_refused: bool) -> bool {
-    let may_choose = preference == Preference::Auto && !was_refused;
-    may_choose && present == Backend::Kernel && gateways == Gateways::Several
+fn changes_over(preference: Preference, present: Backend, gateways: Gateways) -> bool {
+    preference == Preference::Auto && present == Backend::Kernel && gateways == Gateways::Several
 }
 
 /// The device, and the MTU it was opened with.
@@ -145,24 +154,27 @@ impl DeviceSlot {
     }
 
     /// Lets the embedded WireGuard take the place of the kernel's where that cannot do what is asked for: with the same name, key,
-    /// port, peers and endpoints, `before`. Returns its state; `None` where the device stays.
+    /// port, peers and endpoints, `before`. Returns its state; `None` where the device stays, also because the embedded one cannot be started.
     ///
     /// # Errors
-    /// One of them cannot be removed or made. The next [`Self::open`] makes one.
+    /// The kernel's cannot be removed, or the embedded one not be made although it seemed so. The next [`Self::open`] makes one.
     pub(super) fn change_over(
         &mut self,
         kernel: &mut impl Kernel,
         port: &Arc<PathPort>,
         gateways: Gateways,
         before: &DeviceState,
+        now: Instant,
     ) -> Result<Option<DeviceState>, wireguard::Error> {
-        let was_refused = self.refusal.is_some();
-        let is_due = |open: &mut OpenDevice| {
-            changes_over(self.preference, open.device.backend(), gateways, was_refused)
-        };
-        let Some(OpenDevice { path_socket, device, mtu, .. }) = self.device.take_if(is_due) else {
+        if !self.is_due(gateways, now) {
             return Ok(None);
-        };
+        }
+        if let Err(error) = kernel.check_embedded() {
+            tracing::error!(%error, "the embedded WireGuard cannot take the place of the kernel's, which stays");
+            self.refuse(&error, now, RETRY);
+            return Ok(None);
+        }
+        let Some(OpenDevice { path_socket, device, mtu, .. }) = self.device.take() else { return Ok(None) };
         let began = Instant::now();
         let settings = wireguard::Settings {
             preference: Preference::Embedded,
@@ -171,12 +183,11 @@ impl DeviceSlot {
         let change = copy_of(before);
         drop(path_socket);
         device.delete()?;
-        let open = self.open_anew(kernel, port, settings).inspect_err(|error| {
-            tracing::error!(%error, "the embedded WireGuard cannot take the place of the kernel's, which is used again");
-            self.refusal = Some(error.to_string());
-        })?;
+        let opened = self.open_anew(kernel, port, settings);
+        let open = opened.inspect_err(|error| self.refuse(error, now, RETRY_WITH_LOSS))?;
         open.device.change(&change)?;
         let state = open.device.state()?;
+        self.refusal = None;
         tracing::info!(
             interface = open.device.interface(),
             took = ?began.elapsed(),
@@ -184,6 +195,17 @@ impl DeviceSlot {
         );
         self.device = Some(open);
         Ok(Some(state))
+    }
+
+    fn is_due(&self, gateways: Gateways, now: Instant) -> bool {
+        let rests = self.refusal.as_ref().is_some_and(|refusal| now < refusal.again);
+        let changes =
+            |open: &OpenDevice| changes_over(self.preference, open.device.backend(), gateways) && !rests;
+        self.device.as_ref().is_some_and(changes)
+    }
+
+    fn refuse(&mut self, error: &wireguard::Error, now: Instant, rest: Duration) {
+        self.refusal = Some(Refusal { reason: error.to_string(), again: now + rest });
     }
 
     /// Why the device has to be embedded; `None` where it need not be, or an administrator chose it.
@@ -195,7 +217,7 @@ impl DeviceSlot {
 
     /// What keeps the kernel's WireGuard although [`Gateways::Several`] need the embedded one; `None` where nothing does.
     pub(super) fn refusal(&self) -> Option<&str> {
-        self.refusal.as_deref()
+        self.refusal.as_ref().map(|refusal| refusal.reason.as_str())
     }
 
     fn settings(&self, interface: &str, mtu: u32) -> wireguard::Settings {
@@ -245,17 +267,16 @@ mod tests {
     fn only_the_kernel_s_with_several_gateways_is_replaced_and_only_where_the_choice_is_free() {
         use Backend::{Embedded, Kernel};
         use Gateways::{Several, Single};
-        assert!(changes_over(Preference::Auto, Kernel, Several, false));
-        for (preference, present, gateways, was_refused) in [
-            (Preference::Auto, Kernel, Single, false),
-            (Preference::Auto, Kernel, Several, true),
-            (Preference::Auto, Embedded, Several, false),
-            (Preference::Auto, Embedded, Single, false),
-            (Preference::Embedded, Embedded, Several, false),
-            (Preference::Kernel, Kernel, Several, false),
+        assert!(changes_over(Preference::Auto, Kernel, Several));
+        for (preference, present, gateways) in [
+            (Preference::Auto, Kernel, Single),
+            (Preference::Auto, Embedded, Several),
+            (Preference::Auto, Embedded, Single),
+            (Preference::Embedded, Embedded, Several),
+            (Preference::Kernel, Kernel, Several),
         ] {
-            let changes = changes_over(preference, present, gateways, was_refused);
-            assert!(!changes, "{preference:?} {present:?} {gateways:?} {was_refused}");
+            let changes = changes_over(preference, present, gateways);
+            assert!(!changes, "{preference:?} {present:?} {gateways:?}");
         }
     }
 }

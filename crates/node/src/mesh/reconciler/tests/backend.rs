@@ -12,6 +12,7 @@ fn locations(granularity: Granularity) -> Arc<Inputs> {
     });
     let mut inputs = inputs(members);
     inputs.settings.granularity = granularity;
+    inputs.settings.topology.granularity = granularity;
     Arc::new(inputs)
 }
 
@@ -61,7 +62,8 @@ fn a_node_that_becomes_a_gateway_changes_to_the_embedded_one_once_and_for_all() 
     }
 
     // Neither other gateways nor another program change it back.
-    let last = node.reconcile(&locations(Granularity::Full), now).unwrap();
+    node.reconcile(&locations(Granularity::Full), now).unwrap();
+    let last = node.reconcile(&locations(Granularity::Full), now + Duration::from_secs(10)).unwrap();
     assert_eq!((last.backend, last.backend_reason), (Backend::Embedded, None));
     for granularity in [Granularity::Location, Granularity::Full] {
         let report = mesh(&kernel).reconcile(&locations(granularity), now).unwrap();
@@ -81,19 +83,67 @@ fn the_kernel_s_stays_where_it_was_chosen_and_the_problem_says_what_to_do() {
 }
 
 #[test]
-fn where_the_embedded_one_cannot_be_started_the_kernel_s_is_used_again_and_stays() {
+fn where_the_embedded_one_cannot_be_started_the_kernel_s_stays_until_it_can_be() {
     let kernel = with_wireguard();
     kernel.lock().unwrap().refuse_embedded = true;
-    let (mut node, inputs, now) = (mesh(&kernel), locations(Granularity::Location), Instant::now());
-    node.reconcile(&inputs, now).unwrap_err();
-    for _ in 0..2 {
-        let report = node.reconcile(&inputs, now).unwrap();
+    let (mut node, inputs, start) = (mesh(&kernel), locations(Granularity::Location), Instant::now());
+    for second in [0, 1, 59, 60, 61, 119] {
+        let report = node.reconcile(&inputs, start + Duration::from_secs(second)).unwrap();
         assert_eq!((report.backend, reasons(&report)), (Backend::Kernel, vec!["GatewaysNeedEmbedded"]));
         let problem = report.problems[0].to_string();
-        assert!(
-            problem.contains("could not be started (") && problem.contains("the test says so"),
-            "{problem}"
-        );
+        assert!(problem.contains("cannot be started (") && problem.contains("the test says so"), "{problem}");
+    }
+    {
+        let mut kernel = kernel.lock().unwrap();
+        assert_eq!((kernel.deleted.len(), kernel.opened.len(), kernel.checks), (0, 1, 2), "once a minute");
+        kernel.refuse_embedded = false;
+    }
+    let report = node.reconcile(&inputs, start + Duration::from_secs(120)).unwrap();
+    assert_eq!((report.backend, reasons(&report)), (Backend::Embedded, vec![]));
+}
+
+#[test]
+fn where_it_cannot_be_made_although_it_seemed_so_the_kernel_s_is_made_again_and_left_alone_for_an_hour() {
+    let kernel = with_wireguard();
+    let (mut node, start) = (mesh(&kernel), Instant::now());
+    node.reconcile(&locations(Granularity::Full), start).unwrap();
+    let inputs = locations(Granularity::Location);
+    kernel.lock().unwrap().refuse_open = true;
+    node.reconcile(&inputs, start).unwrap_err();
+    kernel.lock().unwrap().refuse_open = false;
+    for minute in [0, 1, 59] {
+        let report = node.reconcile(&inputs, start + Duration::from_secs(minute * 60)).unwrap();
+        assert_eq!((report.backend, reasons(&report)), (Backend::Kernel, vec!["GatewaysNeedEmbedded"]));
     }
     assert_eq!(kernel.lock().unwrap().deleted.len(), 1);
+    assert_eq!(
+        node.reconcile(&inputs, start + Duration::from_secs(3600)).unwrap().backend,
+        Backend::Embedded
+    );
+}
+
+/// Packets through another gateway come as soon as the first node uses the new granularity.
+#[test]
+fn a_node_that_prepares_for_several_gateways_changes_before_they_are_used() {
+    let kernel = with_wireguard();
+    let mut inputs = Inputs::clone(&locations(Granularity::Full));
+    inputs.settings.topology.granularity = Granularity::Location;
+    let (mut node, now) = (mesh(&kernel), Instant::now());
+    assert_eq!(node.reconcile(&Arc::new(inputs), now).unwrap().backend, Backend::Embedded);
+}
+
+/// While the granularity changes each node accepts packets by more than one way. That is over soon.
+#[test]
+fn a_change_of_the_granularity_needs_no_embedded_one_where_no_node_is_behind_gateways() {
+    let kernel = with_wireguard();
+    let mut inputs = Inputs::clone(&locations(Granularity::Full));
+    inputs.members.truncate(3);
+    let (mut node, now) = (mesh(&kernel), Instant::now());
+    for (used, wanted) in [(0, 1), (1, 1), (1, 0), (0, 0)] {
+        let granularity = |it| [Granularity::Full, Granularity::Location][it];
+        inputs.settings.granularity = granularity(used);
+        inputs.settings.topology.granularity = granularity(wanted);
+        let report = node.reconcile(&Arc::new(inputs.clone()), now).unwrap();
+        assert_eq!((report.backend, reasons(&report)), (Backend::Kernel, vec![]));
+    }
 }
