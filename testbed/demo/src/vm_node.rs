@@ -40,6 +40,8 @@ const CLOCK_READINGS: usize = 5;
 pub struct VmNode {
     /// The same node as the lab sees it; no program runs on that side.
     pub node: Node,
+    /// Further arguments of the node program, from its next start on.
+    pub arguments: &'static str,
     vm: Vm,
 }
 
@@ -81,7 +83,7 @@ impl VmNode {
         for (program, path) in [("fairlead", PROGRAM), ("fairlead-cni", PLUGIN)] {
             vm.put(Path::new(path), 0o755, &stripped(program, &node.directory)?)?;
         }
-        Ok(Self { node, vm })
+        Ok(Self { node, arguments: "", vm })
     }
 
     /// Runs a script in the VM and returns what it printed.
@@ -98,11 +100,11 @@ impl VmNode {
     /// It ended, or does not come up; its log is in the message.
     pub fn start(&mut self, patience: Duration) -> anyhow::Result<Duration> {
         let start = Instant::now();
-        let name = &self.node.name;
+        let (name, arguments) = (&self.node.name, self.arguments);
         self.vm.shell(&format!(
             "wc -c {LOG} 2>/dev/null | cut -d ' ' -f 1 >{LOG_START}\n\
              KUBECONFIG={KUBECONFIG} FAIRLEAD_LOG_LEVEL=debug {PROGRAM} node --node-name {name} --socket {SOCKET} \
-             >>{LOG} 2>&1 &\necho $! >{PROCESS}"
+             {arguments} >>{LOG} 2>&1 &\necho $! >{PROCESS}"
         ))?;
         while self.status().is_err() {
             if start.elapsed() > patience || !self.runs()? {

@@ -3,6 +3,8 @@
 
 #![cfg(test)]
 
+mod change_over;
+
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
@@ -45,6 +47,11 @@ fn a_killed_node_program_loses_nothing_where_the_kernel_has_wireguard() {
     nothing_is_lost_while_the_node_program_is_away(&world, &mut vm, &inside);
     a_peer_with_its_clock_set_back_is_sent_a_handshake(&mut world, &mut vm, &inside);
     the_kernel_listens_on_the_port_of_its_node_unless_it_is_taken(&world, &mut vm, &inside);
+    let start = Instant::now();
+    change_over::a_gateway_changes_to_the_embedded_one_unless_that_is_missing_or_the_kernel_s_was_chosen(
+        &mut world, &mut vm, &inside,
+    );
+    println!("the change to the embedded WireGuard took {:.1?} of this test", start.elapsed());
 }
 
 /// Its pods have IPv4 of a dual-stack pool, before and after a restart of the node program, and its listeners answer.
