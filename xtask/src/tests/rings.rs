@@ -87,9 +87,9 @@ pub(crate) const RINGS: &[Ring] = &[
     Ring {
         name: "demo",
         packages: &["fairlead-demo"],
-        parallel: 3,
+        parallel: 2,
         only_by_name: false,
-        limit: Duration::from_secs(10 * MINUTE),
+        limit: Duration::from_secs(15 * MINUTE),
         options: &[],
     },
     Ring {

@@ -90,7 +90,7 @@ impl Node {
         let it = other.number;
         let (from4, from6) = (format!("10.77.0.{}", self.number), format!("fd77::{}", self.number));
         self.namespace.sh(&format!(
-            "ping -c 3 -i 0.2 -W 10 -I {from4} 10.77.0.{it}; ping -c 3 -i 0.2 -W 10 -I {from6} fd77::{it}"
+            "ping -c 3 -i 0.2 -W 30 -I {from4} 10.77.0.{it}; ping -c 3 -i 0.2 -W 30 -I {from6} fd77::{it}"
         ));
     }
 
