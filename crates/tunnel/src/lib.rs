@@ -20,6 +20,7 @@
 mod allowed;
 mod demux;
 mod device;
+mod echo;
 mod engine;
 mod error;
 mod extra_sockets;
@@ -40,6 +41,7 @@ mod udp_port;
 mod unix;
 
 pub use device::{Device, PendingHandover};
+pub use echo::{EchoSockets, checksum};
 pub use error::Error;
 pub use icmp_errors::IcmpErrors;
 pub use path_socket::{PathDatagram, PathSocket, PathSocketStats};

@@ -1,11 +1,10 @@
-//! Which gateways forward: an ICMP echo each second to nodes behind those in use, and path probes to those that are
-//! not. Pure; `echo` sends the requests.
+//! Which gateways forward: an ICMP echo each half second to nodes behind those in use, and path probes to those that are
+//! not. Pure; `watch` sends the requests.
 //!
 //! That a gateway answers says nothing of what it forwards, so what counts is an answer of a node behind it. Each node
 //! decides for itself, and tells no other: whichever gateway it uses, its packets arrive
 //! (`fairlead_topology::gateways`).
 
-mod echo;
 mod watch;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,15 +13,17 @@ use std::time::{Duration, Instant};
 
 use fairlead_topology::Down;
 
-pub use self::echo::{EchoSockets, checksum};
 pub use self::watch::{GatewayWatch, several};
 
 /// Time between two requests.
-pub const INTERVAL: Duration = Duration::from_secs(1);
-/// Requests without an answer after which another gateway is used.
-const MISSES: u32 = 3;
+pub const INTERVAL: Duration = Duration::from_millis(500);
+/// Time between two path probes to a gateway that is not in use.
+const PROBE_INTERVAL: Duration = Duration::from_secs(2);
+/// Requests in a row without an answer after which another gateway is used. Where one packet in ten is lost each way, so many of one node
+/// are about every half hour.
+const MISSES: u32 = 5;
 /// The same while no node behind it has ever answered: the tunnel may not be up yet, or these nodes answer no echo requests.
-const MISSES_AT_FIRST: u32 = 15;
+const MISSES_AT_FIRST: u32 = 30;
 /// How long a gateway answers without a break before it is used again. It doubles with each time that it does not
 /// forward then.
 const HOLD: Duration = Duration::from_secs(60);
@@ -56,8 +57,8 @@ pub struct Seen {
     pub behind: Vec<IpAddr>,
     /// There is a session with it.
     pub has_session: bool,
-    /// It has answered a path probe since the last time.
-    pub answers: bool,
+    /// Whether it has answered a path probe; `None` while it has time to.
+    pub answers: Option<bool>,
 }
 
 /// What it costs to use another gateway although it is not known that the one in use does not forward.
@@ -161,8 +162,8 @@ impl Gateway {
     }
 
     /// Counts how long it has answered. Returns whether it is to be used again.
-    fn recover(&mut self, now: Instant, answers: bool) -> bool {
-        let Some(since) = &mut self.down else { return false };
+    fn recover(&mut self, now: Instant, answers: Option<bool>) -> bool {
+        let (Some(since), Some(answers)) = (&mut self.down, answers) else { return false };
         if !answers {
             *since = None;
             return false;
@@ -194,14 +195,14 @@ mod tests {
             Self { health: GatewayHealth::default(), now: Instant::now(), trials: Trials::Lossless }
         }
 
-        /// A second passes. The first gateway is in use, unless it is down; then the second is.
-        fn second(&mut self, replies: bool, answers: bool, has_session: bool) -> bool {
+        /// The time between two requests passes. The first gateway is in use, unless it is down; then the second is.
+        fn round(&mut self, replies: bool, answers: bool, has_session: bool) -> bool {
             self.now += INTERVAL;
             let is_first_down = self.health.is_down("a");
             let seen = |is_in_use: bool, answers| Seen {
                 behind: if is_in_use { BEHIND.to_vec() } else { Vec::new() },
                 has_session,
-                answers,
+                answers: Some(answers),
             };
             let seen = [
                 ("a".to_owned(), seen(!is_first_down, answers)),
@@ -212,47 +213,61 @@ mod tests {
             self.health.is_down("a")
         }
 
-        fn seconds_until(&mut self, is_down: bool, replies: bool, answers: bool) -> u32 {
-            (1..5000).find(|_| self.second(replies, answers, true) == is_down).unwrap()
+        fn rounds_until(&mut self, is_down: bool, replies: bool, answers: bool) -> u32 {
+            (1..5000).find(|_| self.round(replies, answers, true) == is_down).unwrap()
         }
     }
 
     #[test]
-    fn a_gateway_behind_which_no_node_answers_is_left_after_three_requests_and_used_after_a_minute() {
+    fn a_gateway_behind_which_no_node_answers_is_left_after_several_requests_and_used_after_a_minute() {
         let mut world = World::new();
-        assert!(!world.second(true, true, true));
-        assert_eq!(world.seconds_until(true, false, true), 3);
+        assert!(!world.round(true, true, true));
+        assert_eq!(world.rounds_until(true, false, true), MISSES);
         assert!(!world.health.is_down("b"));
         assert_eq!(world.health.down(), ["a".to_owned()].into());
         for _ in 0..100 {
-            assert!(world.second(true, false, true), "it does not answer");
+            assert!(world.round(true, false, true), "it does not answer");
         }
-        let back = world.seconds_until(false, true, true);
-        assert_eq!(back, 61);
+        let back = world.rounds_until(false, true, true);
+        assert_eq!(back, 121);
     }
 
     #[test]
     fn a_gateway_that_still_does_not_forward_is_used_ever_more_rarely() {
         let mut world = World::new();
-        world.second(true, true, true);
+        world.round(true, true, true);
         for hold in [60, 120, 240] {
-            assert_eq!(world.seconds_until(true, false, true), 3);
-            assert_eq!(world.seconds_until(false, true, true), hold);
+            assert_eq!(world.rounds_until(true, false, true), MISSES);
+            assert_eq!(world.rounds_until(false, true, true), 2 * hold);
         }
     }
 
     #[test]
     fn a_single_answer_starts_the_count_anew() {
         let mut world = World::new();
-        for second in 0..100 {
-            assert!(!world.second(second % 3 == 0, true, true));
+        for round in 0..100 {
+            assert!(!world.round(round % MISSES == 0, true, true));
         }
+    }
+
+    #[test]
+    fn while_a_probe_has_time_to_be_answered_nothing_is_concluded() {
+        let mut world = World::new();
+        world.round(true, true, true);
+        assert_eq!(world.rounds_until(true, false, true), MISSES);
+        for round in 0..200 {
+            world.now += INTERVAL;
+            let answers = (round % 4 == 0).then_some(true);
+            let seen = [("a".to_owned(), Seen { behind: Vec::new(), has_session: true, answers })];
+            world.health.observe(world.now, &seen.into(), &BTreeSet::new(), world.trials);
+        }
+        assert!(!world.health.is_down("a"));
     }
 
     #[test]
     fn without_a_session_a_gateway_is_left_and_known_not_to_forward() {
         let mut world = World::new();
-        let after = (1..100).find(|_| world.second(false, false, false)).unwrap();
+        let after = (1..100).find(|_| world.round(false, false, false)).unwrap();
         assert_eq!((after, world.health.known_down()), (MISSES_AT_FIRST, ["a".to_owned()].into()));
     }
 
@@ -260,9 +275,9 @@ mod tests {
     #[test]
     fn a_gateway_that_never_forwarded_is_left_and_known_once_nodes_answer_through_another_one() {
         let mut world = World::new();
-        assert_eq!(world.seconds_until(true, false, true), MISSES_AT_FIRST);
+        assert_eq!(world.rounds_until(true, false, true), MISSES_AT_FIRST);
         assert_eq!(world.health.known_down(), Down::default(), "the nodes may answer no requests");
-        assert!(world.second(true, true, true));
+        assert!(world.round(true, true, true));
         assert_eq!(world.health.known_down(), ["a".to_owned()].into());
         assert!(!world.health.is_down("b"));
     }
@@ -271,8 +286,8 @@ mod tests {
     fn where_nodes_answer_through_no_gateway_all_are_tried_ever_more_rarely_and_none_is_blamed() {
         let mut world = World::new();
         for hold in [60, 120, 240] {
-            assert_eq!(world.seconds_until(true, false, true), MISSES_AT_FIRST, "before {hold} s");
-            assert_eq!(world.seconds_until(false, false, true), hold);
+            assert_eq!(world.rounds_until(true, false, true), MISSES_AT_FIRST, "before {hold} s");
+            assert_eq!(world.rounds_until(false, false, true), 2 * hold);
             assert_eq!(world.health.known_down(), Down::default());
         }
     }
@@ -281,23 +296,23 @@ mod tests {
     fn where_trials_lose_packets_only_a_gateway_that_has_forwarded_or_has_no_session_is_left() {
         let mut world = World { trials: Trials::Lossy, ..World::new() };
         for _ in 0..100 {
-            assert!(!world.second(false, true, true), "the nodes may answer no requests");
+            assert!(!world.round(false, true, true), "the nodes may answer no requests");
         }
-        let after = (1..100).find(|_| world.second(false, false, false)).unwrap();
+        let after = (1..100).find(|_| world.round(false, false, false)).unwrap();
         assert_eq!((after, world.health.known_down()), (MISSES_AT_FIRST, ["a".to_owned()].into()));
 
         let mut world = World { trials: Trials::Lossy, ..World::new() };
-        world.second(true, true, true);
-        assert_eq!(world.seconds_until(true, false, true), 3);
+        world.round(true, true, true);
+        assert_eq!(world.rounds_until(true, false, true), MISSES);
     }
 
     #[test]
     fn a_gateway_that_is_used_because_all_are_down_and_forwards_is_not_down() {
         let mut health = GatewayHealth::default();
         let mut now = Instant::now();
-        let seen = Seen { behind: BEHIND.to_vec(), has_session: true, answers: true };
+        let seen = Seen { behind: BEHIND.to_vec(), has_session: true, answers: Some(true) };
         let seen = BTreeMap::from([("a".to_owned(), seen)]);
-        for replies in [true, false, false, false] {
+        for replies in [true, false, false, false, false, false] {
             now += INTERVAL;
             health.observe(
                 now,

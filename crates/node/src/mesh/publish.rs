@@ -204,6 +204,9 @@ pub fn urgency(
         ..status.clone()
     };
     let Some(present) = present else { return Some(Urgency::Essential) };
+    if present.entry_terms != desired.entry_terms {
+        return Some(Urgency::Critical);
+    }
     if essential(present) != essential(desired) {
         return Some(Urgency::Essential);
     }
@@ -219,13 +222,12 @@ pub fn urgency(
     is_due.then_some(Urgency::Status)
 }
 
-/// What peers need to reach this node, other nodes, and Peers that came here, and what a change of the whole mesh waits for.
+/// What peers need to reach this node and other nodes, and what a change of the whole mesh waits for.
 fn essential(status: &WireKubePeerStatus) -> WireKubePeerStatus {
     WireKubePeerStatus {
         ice_candidates: status.ice_candidates.clone(),
         nat_type: status.nat_type,
         observed_endpoints: status.observed_endpoints.clone(),
-        entry_terms: status.entry_terms.clone(),
         prepared_granularity: status.prepared_granularity,
         ..WireKubePeerStatus::default()
     }
@@ -259,7 +261,7 @@ pub fn writes(
         }
     };
     let differs = present.is_none_or(|present| present.spec != desired.spec);
-    let spec = differs && takes(Urgency::Specification);
+    let spec = differs && takes(Urgency::Critical);
     let status = present.and_then(|present| present.status.as_ref());
     let status = urgency(status, &desired.status, members).is_some_and(takes);
     Writes { spec, status, wait }

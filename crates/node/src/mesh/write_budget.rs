@@ -2,7 +2,7 @@
 //!
 //! A token bucket: the first changes after a quiet time are written at once, and then one for each [`INTERVAL`]. What peers need to
 //! reach this node may use all of it; what only tells operators how things are leaves some for that, and waits longer. A node that has just
-//! joined has used it up: so that an endpoint or a key that an administrator changes then does not wait, some more are kept for these.
+//! joined has used it up: some more are kept for what loses packets while it waits.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ pub const INTERVAL: Duration = Duration::from_secs(10);
 const BURST: u32 = 6;
 /// How many of these are kept for [`Urgency::Essential`].
 const RESERVE: u32 = 3;
-/// Writes beside these, for [`Urgency::Specification`] alone.
+/// Writes beside these, for [`Urgency::Critical`] alone.
 const SPARE: u32 = 2;
 
 /// Who waits for what a write says.
@@ -22,8 +22,8 @@ pub enum Urgency {
     Status,
     /// Peers: who this node is, where it is reached, and where it sees others.
     Essential,
-    /// Peers: what the specification says, the key and the endpoint before all. Without these some cannot reach this node at all.
-    Specification,
+    /// Peers that lose packets until they read it: another key, another endpoint, or that a Peer has come to this entry node.
+    Critical,
 }
 
 /// The writes that this node may make.
@@ -49,7 +49,7 @@ impl WriteBudget {
     pub fn take(&mut self, now: Instant, urgency: Urgency) -> Result<(), Duration> {
         self.fill(now);
         let least = match urgency {
-            Urgency::Essential | Urgency::Specification => 1,
+            Urgency::Essential | Urgency::Critical => 1,
             Urgency::Status => RESERVE.saturating_add(1),
         };
         match least.checked_sub(self.left).filter(|missing| *missing > 0) {
@@ -57,7 +57,7 @@ impl WriteBudget {
                 self.left = self.left.saturating_sub(1);
                 Ok(())
             }
-            Some(_) if urgency == Urgency::Specification && self.spare > 0 => {
+            Some(_) if urgency == Urgency::Critical && self.spare > 0 => {
                 self.spare = self.spare.saturating_sub(1);
                 Ok(())
             }
@@ -118,15 +118,15 @@ mod tests {
             assert_eq!(budget.take(start, Urgency::Essential), Ok(()));
         }
         for _ in 0..SPARE {
-            assert_eq!(budget.take(start, Urgency::Specification), Ok(()));
+            assert_eq!(budget.take(start, Urgency::Critical), Ok(()));
             assert_eq!(budget.take(start, Urgency::Essential), Err(INTERVAL));
         }
-        assert_eq!(budget.take(start, Urgency::Specification), Err(INTERVAL));
+        assert_eq!(budget.take(start, Urgency::Critical), Err(INTERVAL));
         assert_eq!(budget.take(start + INTERVAL, Urgency::Essential), Ok(()));
         // What is spare comes back after all else.
         let rested = start + INTERVAL * (1 + BURST + SPARE);
-        let specifications = (0..100).filter(|_| budget.take(rested, Urgency::Specification).is_ok()).count();
-        assert_eq!(specifications, (BURST + SPARE) as usize);
+        let critical = (0..100).filter(|_| budget.take(rested, Urgency::Critical).is_ok()).count();
+        assert_eq!(critical, (BURST + SPARE) as usize);
     }
 
     proptest! {
@@ -137,7 +137,7 @@ mod tests {
             let start = Instant::now();
             let (mut budget, mut now, mut written) = (WriteBudget::new(start), start, 0_u32);
             for (pause, urgency) in asked {
-                let urgencies = [Urgency::Status, Urgency::Essential, Urgency::Specification];
+                let urgencies = [Urgency::Status, Urgency::Essential, Urgency::Critical];
                 let urgency = urgencies[usize::from(urgency)];
                 now += Duration::from_millis(pause);
                 if let Err(wait) = budget.take(now, urgency) {

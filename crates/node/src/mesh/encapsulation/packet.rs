@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use crate::mesh::gateways::checksum;
+use fairlead_tunnel::checksum;
 
 /// Protocol numbers (IANA).
 const ICMP: u8 = 1;

@@ -10,6 +10,7 @@ use fairlead_api::names::MARK_FROM_WIREGUARD;
 use fairlead_dataplane::encapsulation::{self, Encapsulation, Tunnels};
 use fairlead_dataplane::mesh::PlainRoute;
 use fairlead_path::State;
+use fairlead_tunnel::EchoSockets;
 use nix::sys::socket::{
     AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrStorage, sendto, setsockopt, socket,
     sockopt,
@@ -17,7 +18,6 @@ use nix::sys::socket::{
 
 use super::{TunnelHealth, packet};
 use crate::mesh::desired::{Desired, DesiredTunnels};
-use crate::mesh::gateways::EchoSockets;
 use crate::mesh::kernel::Kernel;
 use crate::mesh::paths::PathDriver;
 use crate::mesh::problem::MeshProblem;
@@ -88,7 +88,7 @@ impl EncapsulationWatch {
         let (health, uplink_mtu) = (&self.health, self.uplink_mtu);
         let local =
             |remote: IpAddr| desired.local.iter().copied().find(|it| it.is_ipv4() == remote.is_ipv4());
-        let replies = self.sockets.exchange_by(&to_ask, local, |_, remote, request| {
+        let replies = self.sockets.exchange_by(&to_ask, |_, remote, request| {
             let length = if health.is_up(remote) { 0 } else { longest(remote, uplink_mtu) };
             let packet = local(remote).and_then(|local| packet::in_tunnel(local, remote, request, length));
             packet.map_or(Err(nix::errno::Errno::EMSGSIZE), |packet| send_raw(remote, &packet))

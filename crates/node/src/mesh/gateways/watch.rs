@@ -8,8 +8,9 @@ use fairlead_api::wireguard::PublicKey;
 use fairlead_dataplane::wireguard::Backend;
 use fairlead_path::{PingOutcome, State};
 use fairlead_topology::Down;
+use fairlead_tunnel::EchoSockets;
 
-use super::{EchoSockets, GatewayHealth, Seen, Trials};
+use super::{GatewayHealth, PROBE_INTERVAL, Seen, Trials};
 use crate::mesh::desired::{Desired, DesiredGateway};
 use crate::mesh::paths::PathDriver;
 use crate::mesh::problem::MeshProblem;
@@ -19,11 +20,13 @@ use crate::mesh::reconciler::Gateways;
 pub struct GatewayWatch {
     health: GatewayHealth,
     sockets: EchoSockets,
+    /// When gateways that are not in use were probed last.
+    probed: Option<Instant>,
 }
 
 impl Default for GatewayWatch {
     fn default() -> Self {
-        Self { health: GatewayHealth::default(), sockets: EchoSockets::new(rand::random()) }
+        Self { health: GatewayHealth::default(), sockets: EchoSockets::new(rand::random()), probed: None }
     }
 }
 
@@ -57,24 +60,35 @@ impl GatewayWatch {
         let before = self.health.down();
         let asked: BTreeSet<IpAddr> = desired.gateways.values().flat_map(|it| &it.behind).copied().collect();
         let replies = self.sockets.exchange(&asked);
-        let seen = desired.gateways.iter();
-        let seen: BTreeMap<String, Seen> =
-            seen.map(|(key, gateway)| (gateway.name.clone(), self.see(key, gateway, paths, now))).collect();
+        let probes = self.probed.is_none_or(|at| now.saturating_duration_since(at) >= PROBE_INTERVAL);
+        self.probed = if probes { Some(now) } else { self.probed };
+        let see = |(key, gateway): (&PublicKey, &DesiredGateway)| {
+            (gateway.name.clone(), self.see(key, gateway, paths, probes, now))
+        };
+        let seen: BTreeMap<String, Seen> = desired.gateways.iter().map(see).collect();
         let accepts_any = backend != Some(Backend::Kernel);
         let trials = if accepts_any { Trials::Lossless } else { Trials::Lossy };
         self.health.observe(now, &seen, &replies, trials);
         self.health.down() != before
     }
 
-    fn see(&self, key: &PublicKey, gateway: &DesiredGateway, paths: &PathDriver, now: Instant) -> Seen {
+    fn see(
+        &self,
+        key: &PublicKey,
+        gateway: &DesiredGateway,
+        paths: &PathDriver,
+        probes: bool,
+        now: Instant,
+    ) -> Seen {
         let has_session = paths.status(key, now).is_some_and(|(status, _)| status.state == State::Up);
         let has_answered = || {
             let candidates = paths.port().candidates(key, now);
             candidates.iter().any(|it| matches!(it.ping, Some(PingOutcome::Answered(_))))
         };
         // Where no probes can be sent, the session has to do.
-        let answers =
-            self.health.is_down(&gateway.name) && (has_answered() | !paths.port().ping(key) && has_session);
+        let answers = probes.then(|| {
+            self.health.is_down(&gateway.name) && (has_answered() | !paths.port().ping(key) && has_session)
+        });
         Seen { behind: gateway.behind.clone(), has_session, answers }
     }
 }
