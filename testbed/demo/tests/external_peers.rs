@@ -336,6 +336,7 @@ fn a_laptop_reaches_everything_through_one_entry_node_and_is_followed_to_another
     assert_eq!(external(&world, "home-1").unwrap(), json!([]), "only entry nodes have a tunnel");
     assert_eq!(external(&world, "cloud-2").unwrap()[0]["standby"], true);
 
+    stands_for_a_node_of_another_cluster(&world, &laptop, service, key);
     let key_file = key_file.display().to_string();
     is_followed_from_one_to_the_other(&world, &laptop, service, &key_file);
     let terms = ["get", "wirekubepeers", "-o", "jsonpath={.items[*].status.entryTerms.laptop.term}"];
@@ -345,6 +346,25 @@ fn a_laptop_reaches_everything_through_one_entry_node_and_is_followed_to_another
     eventually(TIMEOUT, || reaches_all_through_one(&world, &laptop, service)).unwrap();
     println!("with gateways: reached all");
     is_followed_from_one_to_the_other(&world, &laptop, service, &key_file);
+}
+
+/// The machine has what a node of another cluster gets, where the Peer is applied that `--as-peer` prints.
+fn stands_for_a_node_of_another_cluster(world: &World, laptop: &Laptop, service: IpAddr, key: &str) {
+    let entry = ["node", ENTRIES[0], "--as-peer", "--whole-cluster"];
+    let peer = showconf(world, &entry).unwrap();
+    laptop.bring_up(world, &format!("[Interface]\nPrivateKey = {key}\n\n{peer}")).unwrap();
+    eventually(TIMEOUT, || reaches_all_through_one(world, laptop, service)).unwrap();
+    let manifest = showconf(world, &[&entry[..], &["-o", "json"]].concat()).unwrap();
+    let manifest: Value = serde_json::from_str(&manifest).unwrap();
+    let prefixes = manifest["spec"]["allowedIPs"].as_array().unwrap();
+    let section = peer.lines().find_map(|line| line.strip_prefix("AllowedIPs = ")).unwrap();
+    assert!(prefixes.iter().map(|it| it.as_str().unwrap()).eq(section.split(", ")), "{manifest}\n{peer}");
+    // The API server of another cluster takes it, under a name that is free here.
+    let mut manifest = manifest;
+    manifest["metadata"]["name"] = json!("another-cluster");
+    manifest["spec"]["publicKey"] = json!(laptop.host.shell("wg genkey | wg pubkey").unwrap().trim());
+    world.plane.apply(&manifest.to_string()).unwrap();
+    world.plane.kubectl(&["delete", "peer", "another-cluster"]).unwrap();
 }
 
 /// The machine takes another entry node, and then the first again.

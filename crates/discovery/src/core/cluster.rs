@@ -11,7 +11,7 @@ use prost::bytes::Bytes;
 use super::{Refusal, SharedAffiliate, Source, Stored, Update, WatchId};
 
 /// How much of a message's size its affiliates may make up: gRPC clients accept 4 MiB.
-const BATCH: usize = 1 << 20;
+const BATCH: usize = 1 << 16;
 /// Bytes of protobuf around an affiliate and each of its endpoints, at most.
 const FRAMING: usize = 16;
 /// Removed affiliates that are kept without a look at who needs them.
