@@ -6,6 +6,7 @@
 //! * [`http`]: `/healthz`, `/readyz` and `/metrics`, on servers with limits.
 //! * [`local_api`]: what takes the place of the API server on a node without Kubernetes.
 //! * [`metrics`]: what the metrics of all programs share.
+//! * [`naming`]: names in messages for operators.
 //! * [`pods`]: pods reduced to what addresses need.
 //! * [`process`]: metrics of the process itself.
 //! * [`requests`]: requests to the API server, counted.
@@ -22,6 +23,7 @@ pub mod http;
 pub mod lean;
 pub mod local_api;
 pub mod metrics;
+pub mod naming;
 pub mod pods;
 pub mod process;
 pub mod requests;

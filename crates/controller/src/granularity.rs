@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use fairlead_api::resources::{GRANULARITY_IN_USE, Granularity, WireKubeMesh, WireKubePeer};
 use fairlead_cluster::conditions::{Finding, condition};
 use fairlead_cluster::events::{EventPublisher, PendingEvent};
+use fairlead_cluster::naming::some_of;
 use fairlead_cluster::writes::is_stale;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
@@ -153,14 +154,12 @@ impl Patience {
 }
 
 fn message(mesh: &str, in_use: Granularity, wanted: Granularity, waits_for: &[String]) -> String {
-    let (first, others) = waits_for.split_at(waits_for.len().min(MAX_NAMES));
-    let more = if others.is_empty() { String::new() } else { format!(" and {} more", others.len()) };
     format!(
-        "WireKubeMesh {mesh}: granularity {} stays in use until these nodes have prepared for {}: {}{more}; update their node programs, \
+        "WireKubeMesh {mesh}: granularity {} stays in use until these nodes have prepared for {}: {}; update their node programs, \
          see why these do not run, or delete the Nodes that are gone",
         in_use.as_str(),
         wanted.as_str(),
-        first.join(", ")
+        some_of(waits_for, MAX_NAMES)
     )
 }
 

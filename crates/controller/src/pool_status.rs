@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use fairlead_api::resources::{AddressPool, AddressPoolStatus, MAX_LISTED_NODES, NodeBlocks};
 use fairlead_cluster::conditions::{Finding, condition};
+use fairlead_cluster::naming::some_of;
 use fairlead_ipam::{BlockIndex, Grant, PoolState, Refusal, Request, block_limit, grant, overlaps};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::ResourceExt;
@@ -172,10 +173,9 @@ impl<'a> Cluster<'a> {
             let message = "every node has fewer blocks than its pod capacity allows";
             return (false, Reason::NodesBelowLimit, message.to_owned());
         }
-        let named = nodes.get(..MAX_NAMED_NODES).unwrap_or(&nodes).join(", ");
-        let more = if nodes.len() > MAX_NAMED_NODES { " and others" } else { "" };
+        let named = some_of(&nodes, MAX_NAMED_NODES);
         let message =
-            format!("{named}{more}: as many blocks as the pod capacity allows; no more are granted to them");
+            format!("{named}: as many blocks as the pod capacity allows; no more are granted to them");
         (true, Reason::NodesAtLimit, message)
     }
 

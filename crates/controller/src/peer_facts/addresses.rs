@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use fairlead_api::names::{DISCOVERY_CLUSTER_ID, SYSTEM_NAMESPACE};
 use fairlead_api::resources::{KeptMeshIp, WireKubeMesh, WireKubePeer};
 use fairlead_cluster::conditions::{Finding, condition};
+use fairlead_cluster::naming::some_of;
 use fairlead_cluster::writes::is_stale;
 use fairlead_wire::discovery::mesh_subnet;
 use jiff::Timestamp;
@@ -234,12 +235,10 @@ fn finding(
         }
         (None, []) => ("Assigned", "every node has its addresses on the mesh".to_owned()),
         (None, without) => {
-            let named: Vec<&str> = without.iter().take(MAX_NAMED).map(String::as_str).collect();
-            let more = if without.len() > MAX_NAMED { " and more" } else { "" };
-            let named = named.join(", ");
+            let named = some_of(without, MAX_NAMED);
             (
                 "MeshCIDRFull",
-                format!("spec.meshCIDR has no address left for {named}{more}: choose a shorter prefix"),
+                format!("spec.meshCIDR has no address left for {named}: choose a shorter prefix"),
             )
         }
     };
@@ -260,7 +259,7 @@ mod tests {
         let now = Timestamp::UNIX_EPOCH;
         let found = finding(&assigned(9), None, &[], now);
         assert_eq!((found.status.as_str(), found.reason.as_str()), ("False", "MeshCIDRFull"));
-        assert!(found.message.contains("n0, n1") && found.message.contains("and more"), "{}", found.message);
+        assert!(found.message.contains("n0, n1") && found.message.contains(" more: "), "{}", found.message);
         let found = finding(&assigned(0), Some(&"forbidden".to_owned()), &[], now);
         assert_eq!(found.reason, "ClusterIDUnknown");
         assert_eq!(finding(&assigned(0), None, &[], now).status, "True");

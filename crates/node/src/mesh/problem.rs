@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use fairlead_address::IpFamily;
 use fairlead_api::names::ANNOTATION_KILO_FORCE_ENDPOINT;
+use fairlead_cluster::naming::some_of;
 use fairlead_dataplane::forwarding::ForwardingProblem;
 use fairlead_dataplane::uplink::SysctlError;
 use fairlead_dataplane::wireguard;
@@ -234,7 +235,7 @@ impl fmt::Display for MeshProblem {
                 "no node behind the gateway {gateway} answers through it, so this node uses another gateway of the location if there is one: does it run, and does its firewall (FORWARD) let packets of the mesh pass?"
             ),
             Self::GatewaysNeedEmbedded { gateways, refusal } => {
-                let gateways = some_of(gateways);
+                let gateways = some_of(gateways, MAX_NAMES);
                 write!(f, "the kernel's WireGuard takes packets of a location from one gateway only, and drops those that come through another one ({gateways}): ")?;
                 match refusal {
                     Some(reason) => write!(f, "the embedded one cannot be started ({reason}); once it can be, the node program changes to it by itself"),
@@ -269,12 +270,6 @@ impl fmt::Display for MeshProblem {
 }
 
 /// The first names, and how many more there are.
-fn some_of(names: &[String]) -> String {
-    let (first, others) = names.split_at(names.len().min(MAX_NAMES));
-    let more = if others.is_empty() { String::new() } else { format!(" and {} more", others.len()) };
-    format!("{}{more}", first.join(", "))
-}
-
 /// Why this node is not in the mesh, or why the last change was not applied.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum MeshFailure {

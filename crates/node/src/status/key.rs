@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use fairlead_cluster::naming::some_of;
 use fairlead_wire::node::{RotateKeyRequest, RotateKeyResponse, StatusResponse};
 use tonic::Status;
 
@@ -35,7 +36,7 @@ pub(super) async fn rotate(
         return Err(Status::failed_precondition(format!(
             "Peers have the public key of this node in their configuration ({}), and lose their tunnel with it until they have the next one: \
              print it with `fairlead peer show`, or `fairlead showconf peer`, once the key is replaced. --force replaces it",
-            some_of(&external)
+            some_of(&external, MAX_NAMES)
         )));
     }
     let store = Arc::clone(store);
@@ -48,10 +49,4 @@ pub(super) async fn rotate(
         next_public_key: keys.next_public_key().map(|key| key.to_string()).unwrap_or_default(),
         external_peers: external,
     })
-}
-
-fn some_of(names: &[String]) -> String {
-    let (first, others) = names.split_at(names.len().min(MAX_NAMES));
-    let more = if others.is_empty() { String::new() } else { format!(" and {} more", others.len()) };
-    format!("{}{more}", first.join(", "))
 }

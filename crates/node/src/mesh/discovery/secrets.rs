@@ -7,6 +7,7 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
+use fairlead_cluster::naming::some_of;
 use fairlead_topology::Member;
 use jiff::Timestamp;
 
@@ -96,7 +97,7 @@ impl InUse {
     pub(super) fn problem(&self, unchanged: &[&str], now: Instant) -> Option<SourceProblem> {
         let left = self.until?.saturating_duration_since(now);
         let is_late = LONGEST.saturating_sub(left) >= PATIENCE && !unchanged.is_empty();
-        is_late.then(|| SourceProblem::ClusterSecretChanging { members: named(unchanged) })
+        is_late.then(|| SourceProblem::ClusterSecretChanging { members: some_of(unchanged, MAX_NAMED) })
     }
 
     /// The secret of before is left.
@@ -129,16 +130,6 @@ impl<'a> Change<'a> {
         self.is_over || (self.has_answered && self.previous.is_subset(&self.current))
     }
 }
-
-/// Some of the names, and how many more there are.
-pub(super) fn named(names: &[&str]) -> String {
-    let shown: Vec<&str> = names.iter().copied().take(MAX_NAMED).collect();
-    match names.len().saturating_sub(MAX_NAMED) {
-        0 => shown.join(", "),
-        more => format!("{} and {more} more", shown.join(", ")),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use jiff::SignedDuration;
