@@ -17,6 +17,6 @@ mod tests {
         assert_eq!(some_of(&["a"], 2), "a");
         assert_eq!(some_of(&["a", "b"], 2), "a, b");
         assert_eq!(some_of(&["a".to_owned(), "b".to_owned(), "c".to_owned()], 2), "a, b and 1 more");
-        assert_eq!(some_of::<&str>(&[], 2), "");
+        assert_eq!(some_of(&[""; 0], 2), "");
     }
 }

@@ -204,22 +204,21 @@ mod tests {
         assert!(!sockets.is_reply(&v4) && !sockets.is_reply(&v6), "late");
     }
 
-    /// A network whose round trip is longer than the time between two requests, and a flood of the ICMP of others.
+    /// The requests that the flood sends are received as well, since it is this host that answers them.
     #[test]
-    fn replies_that_take_several_rounds_are_read_beside_what_others_receive() {
+    fn replies_are_read_although_the_host_receives_much_other_icmp() {
         in_namespace(|| {
-            sh("ip address add 192.0.2.1/24 dev lo; ip address add 2001:db8::1/64 dev lo nodad; \
-                tc qdisc add dev lo root netem delay 300ms");
+            sh("ip address add 192.0.2.1/24 dev lo; ip address add 2001:db8::1/64 dev lo nodad");
             let mut sockets = EchoSockets::new([7; 8]);
             let addresses: BTreeSet<IpAddr> =
                 ["192.0.2.1", "2001:db8::1"].map(|it| it.parse().unwrap()).into();
-            let mut rounds = Vec::new();
-            for _ in 0..6 {
-                rounds.push(sockets.exchange(&addresses));
-                sh("ping -q -n -c 50 -i 0.002 -W 0.01 192.0.2.1 >/dev/null || true; sleep 0.1");
+            assert!(sockets.exchange(&addresses).is_empty());
+            for _ in 0..3 {
+                sh("ping -q -n -c 2000 -l 1000 -s 1000 192.0.2.1 >/dev/null || true");
+                assert_eq!(sockets.exchange(&addresses), addresses);
             }
-            assert!(rounds[0].is_empty() && rounds[1].is_empty(), "{rounds:?}");
-            assert_eq!(rounds[5], addresses);
+            assert_eq!(sockets.exchange(&BTreeSet::new()), addresses);
+            assert!(sockets.exchange(&BTreeSet::new()).is_empty());
         });
     }
 

@@ -9,7 +9,7 @@ use super::executables::Executable;
 pub(crate) struct Ring {
     pub(crate) name: &'static str,
     pub(crate) packages: &'static [&'static str],
-    /// Number of test executables that run concurrently: those of the demo mostly wait.
+    /// Number of test executables that run concurrently: those of the first two rings mostly wait.
     pub(crate) parallel: usize,
     /// Only when it is named: a cluster of real nodes needs the machine to itself.
     pub(crate) only_by_name: bool,
@@ -45,7 +45,7 @@ pub(crate) const RINGS: &[Ring] = &[
             "testbed-cache",
             "xtask",
         ],
-        parallel: 1,
+        parallel: 4,
         only_by_name: false,
         limit: Duration::from_secs(5 * MINUTE),
         options: &[],
@@ -63,7 +63,7 @@ pub(crate) const RINGS: &[Ring] = &[
             "fairlead-port-mapping",
             "fairlead-bench",
         ],
-        parallel: 1,
+        parallel: 3,
         only_by_name: false,
         limit: Duration::from_secs(5 * MINUTE),
         options: &[],

@@ -227,7 +227,7 @@ fn a_large_cluster_is_told_in_several_messages() {
             break;
         }
     }
-    assert_eq!((view.0.len(), messages), (1000, 3));
+    assert_eq!((view.0.len(), messages), (1000, 34));
     assert_eq!(discovery.poll_watch(watch), Notification::Nothing);
     discovery.update(source(1), &update("0001", b"new", &[], MINUTE), now).unwrap();
     assert!(!message(&mut discovery, watch).snapshot_continues);

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context as _, Result};
 use fairlead_api::wireguard::PublicKey;
+use fairlead_cluster::naming::some_of;
 use fairlead_discovery::client::{Local, authorities};
 use fairlead_topology::Member;
 use fairlead_wire::discovery::{Affiliate, KubeSpan};
@@ -29,7 +30,7 @@ use tokio::time::{sleep, sleep_until, timeout};
 
 use self::connections::Clients;
 pub(super) use self::secrets::Shared;
-use self::secrets::{InUse, named};
+use self::secrets::{InUse, MAX_NAMED};
 use self::staging::{Progress, progress};
 pub use self::status::{DiscoveryStatus, ServiceStatus};
 use super::Reports;
@@ -259,7 +260,7 @@ impl DiscoveryTask {
             );
             known.former = former;
         } else if is_done {
-            let members = named(&unchanged.iter().map(String::as_str).collect::<Vec<_>>());
+            let members = some_of(&unchanged, MAX_NAMED);
             tracing::warn!(%members, "the secret for discovery services of before is left an hour after the change, although members have not changed");
             known.former = former;
         }

@@ -19,7 +19,7 @@ const LONGEST: Duration = Duration::from_secs(3600);
 /// How long members may take before they are named: each reads its Secret once a minute.
 const PATIENCE: Duration = Duration::from_secs(150);
 /// Most members that are named.
-const MAX_NAMED: usize = 5;
+pub(super) const MAX_NAMED: usize = 5;
 
 /// What nodes share, as tunnels need it.
 #[derive(Clone, PartialEq, Eq)]
