@@ -336,7 +336,7 @@ fn a_laptop_reaches_everything_through_one_entry_node_and_is_followed_to_another
     assert_eq!(external(&world, "home-1").unwrap(), json!([]), "only entry nodes have a tunnel");
     assert_eq!(external(&world, "cloud-2").unwrap()[0]["standby"], true);
 
-    stands_for_a_node_of_another_cluster(&world, &laptop, service, key);
+    stands_for_a_node_of_another_cluster(&world, &laptop, service, &configuration);
     let key_file = key_file.display().to_string();
     is_followed_from_one_to_the_other(&world, &laptop, service, &key_file);
     let terms = ["get", "wirekubepeers", "-o", "jsonpath={.items[*].status.entryTerms.laptop.term}"];
@@ -349,10 +349,19 @@ fn a_laptop_reaches_everything_through_one_entry_node_and_is_followed_to_another
 }
 
 /// The machine has what a node of another cluster gets, where the Peer is applied that `--as-peer` prints.
-fn stands_for_a_node_of_another_cluster(world: &World, laptop: &Laptop, service: IpAddr, key: &str) {
+fn stands_for_a_node_of_another_cluster(
+    world: &World,
+    laptop: &Laptop,
+    service: IpAddr,
+    configuration: &str,
+) {
     let entry = ["node", ENTRIES[0], "--as-peer", "--whole-cluster"];
     let peer = showconf(world, &entry).unwrap();
-    laptop.bring_up(world, &format!("[Interface]\nPrivateKey = {key}\n\n{peer}")).unwrap();
+    // Both sides have to have the preshared key, or none.
+    let line = |name: &str| configuration.lines().find(|line| line.starts_with(name)).unwrap();
+    let peer = format!("{}\n", peer.trim_end()) + line("PresharedKey = ");
+    let whole = format!("[Interface]\n{}\n\n{peer}\n", line("PrivateKey = "));
+    laptop.bring_up(world, &whole).unwrap();
     eventually(TIMEOUT, || reaches_all_through_one(world, laptop, service)).unwrap();
     let manifest = showconf(world, &[&entry[..], &["-o", "json"]].concat()).unwrap();
     let manifest: Value = serde_json::from_str(&manifest).unwrap();

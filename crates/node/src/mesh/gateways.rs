@@ -24,6 +24,8 @@ const PROBE_INTERVAL: Duration = Duration::from_secs(2);
 const MISSES: u32 = 5;
 /// The same while no node behind it has ever answered: the tunnel may not be up yet, or these nodes answer no echo requests.
 const MISSES_AT_FIRST: u32 = 30;
+/// Path probes in a row without an answer after which a gateway that is not in use counts as one that does not answer.
+const UNANSWERED_PROBES: u32 = 3;
 /// How long a gateway answers without a break before it is used again. It doubles with each time that it does not
 /// forward then.
 const HOLD: Duration = Duration::from_secs(60);
@@ -40,6 +42,8 @@ pub struct GatewayHealth {
 #[derive(Debug, Default)]
 struct Gateway {
     missed: u32,
+    /// Path probes that it has not answered, in a row.
+    unanswered: u32,
     /// Since when it has answered; `None` while it is in use.
     down: Option<Option<Instant>>,
     hold: Option<Duration>,
@@ -165,9 +169,13 @@ impl Gateway {
     fn recover(&mut self, now: Instant, answers: Option<bool>) -> bool {
         let (Some(since), Some(answers)) = (&mut self.down, answers) else { return false };
         if !answers {
-            *since = None;
+            self.unanswered = self.unanswered.saturating_add(1);
+            if self.unanswered >= UNANSWERED_PROBES {
+                *since = None;
+            }
             return false;
         }
+        self.unanswered = 0;
         let healthy = now.saturating_duration_since(*since.get_or_insert(now));
         let is_back = healthy >= self.hold.unwrap_or(HOLD);
         if is_back {
@@ -247,6 +255,17 @@ mod tests {
         let mut world = World::new();
         for round in 0..100 {
             assert!(!world.round(round % MISSES == 0, true, true));
+        }
+    }
+
+    #[test]
+    fn probes_that_get_lost_now_and_then_do_not_keep_a_gateway_out_of_use() {
+        for (lost, returns) in [(UNANSWERED_PROBES - 1, true), (UNANSWERED_PROBES, false)] {
+            let mut world = World::new();
+            world.round(true, true, true);
+            assert_eq!(world.rounds_until(true, false, true), MISSES);
+            let is_back = (0..1000).any(|round| !world.round(true, round % (lost + 1) == lost, true));
+            assert_eq!(is_back, returns, "{lost} in a row");
         }
     }
 
