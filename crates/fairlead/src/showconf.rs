@@ -59,7 +59,12 @@ fn print_as_peer(
     let text = match query.output {
         ConfigurationFormat::Json => render(Output::Json, object, |_| String::new())?,
         ConfigurationFormat::Yaml => render(Output::Yaml, object, |_| String::new())?,
-        ConfigurationFormat::Wireguard => text(&Configuration { peers: vec![found], problems: Vec::new() }),
+        // Nodes mark what their WireGuard sends; `wg-quick` would lead it into the tunnel.
+        ConfigurationFormat::Wireguard => {
+            let own = Configuration { peers: vec![found], problems: Vec::new() };
+            let endpoints = peer::endpoints(&own);
+            text(&own.without_endpoints(endpoints))
+        }
     };
     // A closed pipe (`| head`) is not a failure.
     drop(std::io::stdout().write_all(text.as_bytes()));

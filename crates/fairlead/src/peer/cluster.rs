@@ -168,7 +168,7 @@ pub(crate) fn configuration_of(
 }
 
 /// The addresses of the endpoints; those of names as they are here and now.
-fn endpoints(configuration: &Configuration) -> Vec<IpAddr> {
+pub(crate) fn endpoints(configuration: &Configuration) -> Vec<IpAddr> {
     let endpoints = configuration.peers.iter().filter_map(|peer| peer.endpoint.as_ref());
     endpoints
         .flat_map(|endpoint| endpoint.to_socket_addrs().into_iter().flatten())

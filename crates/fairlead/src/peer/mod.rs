@@ -24,7 +24,7 @@ use crate::logging;
 use crate::status::current_thread;
 
 pub(crate) use self::add::{RANGE, clamped, first_free, new_private_key, taken};
-pub(crate) use self::cluster::{Cluster, configuration_of};
+pub(crate) use self::cluster::{Cluster, configuration_of, endpoints};
 
 /// Runs one of the commands.
 pub(crate) fn run(command: &PeerCommand) -> anyhow::Result<ExitCode> {
