@@ -33,6 +33,8 @@ pub struct Node {
     pub environment: Vec<(&'static str, String)>,
     /// How far the clock of the node program is ahead from its next start on (`faketime -f`, such as `+1h`).
     pub clock_ahead: Option<&'static str>,
+    /// Whether [`Node::set_clock`] sets the clock of the node program while it runs, from its next start on.
+    pub has_own_clock: bool,
     /// Its machine has no IPv4.
     pub is_ipv6_only: bool,
     program: Option<Process>,
@@ -50,6 +52,7 @@ impl Node {
             arguments: Vec::new(),
             environment: Vec::new(),
             clock_ahead: None,
+            has_own_clock: false,
             is_ipv6_only: false,
             program: None,
             starts: 0,
@@ -110,15 +113,32 @@ impl Node {
                 "FAIRLEAD_LOG_LEVEL",
                 std::env::var("FAIRLEAD_LOG_LEVEL").unwrap_or_else(|_| "debug".to_owned()),
             );
-        if let Some(ahead) = self.clock_ahead {
+        if self.clock_ahead.is_some() || self.has_own_clock {
             // The wrapper `faketime` would be the process that is killed.
-            command
-                .env("LD_PRELOAD", faketime_library()?)
-                .env("FAKETIME", ahead)
-                .env("DONT_FAKE_MONOTONIC", "1");
+            command.env("LD_PRELOAD", faketime_library()?).env("DONT_FAKE_MONOTONIC", "1");
+        }
+        if let Some(ahead) = self.clock_ahead {
+            command.env("FAKETIME", ahead);
+        } else if self.has_own_clock {
+            command.env("FAKETIME_TIMESTAMP_FILE", self.clock_file()).env("FAKETIME_NO_CACHE", "1");
         }
         self.program = Some(self.host.spawn(&mut command, self.log())?);
         Ok(())
+    }
+
+    /// Sets how far the wall clock of the node program is ahead (as `faketime -f`, such as `+1h`), from now on: [`Node::has_own_clock`].
+    ///
+    /// # Errors
+    /// The file system refuses.
+    pub fn set_clock(&self, ahead: &str) -> anyhow::Result<()> {
+        // The program reads it whenever it asks for the time, and must never find half of it.
+        let new = self.directory.join("clock.new");
+        std::fs::write(&new, format!("{ahead}\n"))?;
+        Ok(std::fs::rename(new, self.clock_file())?)
+    }
+
+    fn clock_file(&self) -> PathBuf {
+        self.directory.join("clock")
     }
 
     /// Waits until the node program serves its socket.

@@ -3,6 +3,7 @@
 
 #![cfg(test)]
 
+mod annotations;
 mod claims;
 mod outage;
 
@@ -38,7 +39,7 @@ const TRY_AGAIN_LATER: u64 = 11;
 fn bad_input_is_named_and_disturbs_nothing_else() {
     let mut world = outage::mesh();
     type Step = fn(&mut World);
-    let steps: [(&str, Step, &[&str]); 10] = [
+    let steps: [(&str, Step, &[&str]); 11] = [
         ("a pool with a bad subnet", a_pool_with_a_bad_subnet_is_refused, &BYSTANDERS),
         ("pools that overlap", pools_that_overlap_are_told, &BYSTANDERS),
         ("an unknown pool", an_unknown_pool_is_named_until_it_is_made, &BYSTANDERS),
@@ -47,6 +48,7 @@ fn bad_input_is_named_and_disturbs_nothing_else() {
         ("a pool that runs dry", a_dry_pool_says_so_and_recovers, &BYSTANDERS),
         ("no node program", without_a_node_program_the_socket_is_named, &BYSTANDERS),
         ("a foreign address", claims::a_foreign_address_is_left_out, &BYSTANDERS),
+        ("annotations", annotations::annotations_that_cannot_be_read_are_left_out_with_a_reason, &BYSTANDERS),
         ("a corrupt key file", a_corrupt_key_file_is_named_and_kept, &BYSTANDERS),
         ("one key on two nodes", a_key_on_two_nodes_stays_one_peer, &["home-1", "home-2", "office-2"]),
     ];
@@ -471,17 +473,8 @@ fn a_key_on_two_nodes_stays_one_peer(world: &mut World) {
     fs::write(&path, own).unwrap();
     restart(world, "cloud-2");
     assert_eq!(public_key(node(world, "cloud-2")), identity);
-    for name in ["cloud-1", "cloud-2"] {
-        is_in_the_mesh_again(world, name);
-    }
-}
-
-fn is_in_the_mesh_again(world: &World, name: &str) {
-    for other in ["home-1", "office-2"] {
-        for address in &pod(world, name).addresses {
-            world.wait_for(TIMEOUT, |world| probe::ping(pod(world, other), *address)).unwrap();
-        }
-    }
+    let all = ["cloud-1", "cloud-2", "home-1", "office-2"];
+    pods_reach_each_other("one key on two nodes", world, &all);
 }
 
 fn names_both(node: &Node, key: &str) -> Result<()> {

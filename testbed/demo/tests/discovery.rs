@@ -4,17 +4,24 @@
 
 mod outage;
 
+use std::fs;
 use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
+use fairlead_demo::node::executable;
 use fairlead_demo::{World, servers, topology};
 use outage::{TIMEOUT, loses_nothing, node, peer, udp};
 use serde_json::json;
 use testbed_lab::Progress;
 use testbed_lab::discovery::Discovery;
+use testbed_lab::traffic::Flow;
 
 /// The cluster of this test; no other is accepted.
 const CLUSTER: &str = "test-cluster";
+/// 32 bytes of 2, and of 3.
+const SECRET: &str = "AgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAgI=";
+const OTHER_SECRET: &str = "AwMDAwMDAwMDAwMDAwMDAwMDAwMDAwMDAwMDAwMDAwM=";
+const NODES: [&str; 3] = ["cloud-1", "cloud-2", UNPUBLISHED];
 /// The API server takes no WireKubePeer of this node, so that only discovery tells of it.
 const UNPUBLISHED: &str = "office-1";
 const POLICY: &str = r#"
@@ -49,7 +56,7 @@ fn a_member_that_only_discovery_knows_is_reached_and_a_liar_harms_no_other() {
     let secret = json!({
         "apiVersion": "v1", "kind": "Secret",
         "metadata": { "name": "fairlead-discovery", "namespace": "kube-system" },
-        "stringData": { "clusterID": CLUSTER, "clusterSecret": "AgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAgI=" },
+        "stringData": { "clusterID": CLUSTER, "clusterSecret": SECRET },
     });
     world.plane.apply(&secret.to_string()).unwrap();
     servers::apply_mesh(&world, &json!({ "discovery": server.spec() })).unwrap();
@@ -84,11 +91,13 @@ fn a_member_that_only_discovery_knows_is_reached_and_a_liar_harms_no_other() {
             None => Ok(()),
         })
         .unwrap();
+    only_listed_nodes_are_accepted(&world, &server);
     std::thread::sleep(Duration::from_secs(2));
-    loses_nothing("the service lost, then deleted all nodes", &flows, mark);
-    server.admit(&format!("{CLUSTER} *")).unwrap();
-    is_reached(&world, "the node may publish again");
+    loses_nothing("the service lost, then deleted all nodes, and accepts two", &flows, mark);
+    server.admit(&lines(&world, SECRET, &NODES)).unwrap();
+    is_reached(&world, "the node is listed");
     drop(flows);
+    nothing_is_lost_while_the_secret_changes(&world, &server);
 
     // What was known is used by a program that starts without the API server and without the service. The file is written after
     // 30 s at the latest.
@@ -100,6 +109,87 @@ fn a_member_that_only_discovery_knows_is_reached_and_a_liar_harms_no_other() {
     restarted.start().unwrap();
     restarted.wait_ready(TIMEOUT).unwrap();
     is_reached(&world, "restarted without the API server and without the service");
+}
+
+/// The list has the nodes' own IDs: those that it names are told of each other again, and the third is told why it is not.
+fn only_listed_nodes_are_accepted(world: &World, server: &Discovery) {
+    let all = lines(world, SECRET, &NODES);
+    for name in NODES {
+        let status = node(world, name).status().unwrap();
+        let id = status["discoveryAffiliateID"].as_str().unwrap();
+        assert!(all.contains(&format!("# {name}\n{CLUSTER} {id}\n")), "{name} is {id}, but:\n{all}");
+    }
+    server.admit(&lines(world, SECRET, &NODES[..2])).unwrap();
+    world
+        .wait_for(TIMEOUT, |world| {
+            tells(world, "cloud-1", 1)?;
+            tells(world, "cloud-2", 1)?;
+            let status = node(world, UNPUBLISHED).status()?;
+            let service = &status["discoveryServices"][0];
+            let is_refused = service["published"] == false
+                && service["error"].as_str().is_some_and(|error| error.contains("not listed"));
+            anyhow::ensure!(is_refused, "{service}");
+            Ok(())
+        })
+        .unwrap();
+    let status = node(world, UNPUBLISHED).status().unwrap();
+    println!("not listed: {}", status["discoveryServices"][0]);
+    assert!(peer(node(world, "cloud-1"), UNPUBLISHED).is_none());
+}
+
+/// What `fairlead discovery id` prints for these nodes.
+fn lines(world: &World, secret: &str, nodes: &[&str]) -> String {
+    let mut program = world.plane_host().command(executable("fairlead").unwrap()).unwrap();
+    program.args(["discovery", "id"]);
+    for (option, text) in [("cluster-id", CLUSTER), ("cluster-secret", secret)] {
+        let file = world.directory().join(option);
+        fs::write(&file, text).unwrap();
+        program.arg(format!("--{option}-file={}", file.display()));
+    }
+    let output = program.args(nodes).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Each node reads its Secret once a minute: for that long some have the one and some the other. The way to the node that only discovery
+/// tells of is used all the time.
+fn nothing_is_lost_while_the_secret_changes(world: &World, server: &Discovery) {
+    let between = |from: &str, to: &str| {
+        let (from, to) = (&node(world, from).host, &node(world, to).host);
+        Flow::udp(&**from, &**to, to.address().into()).unwrap()
+    };
+    let flows = [
+        between("cloud-1", UNPUBLISHED),
+        between("cloud-2", UNPUBLISHED),
+        udp(world, "cloud-1", "cloud-2"),
+        udp(world, "cloud-2", "cloud-1"),
+    ];
+    let (old, new) = (lines(world, SECRET, &NODES), lines(world, OTHER_SECRET, &NODES));
+    std::thread::sleep(Duration::from_secs(1));
+    let mark = Instant::now();
+    server.admit(&format!("{old}{new}")).unwrap();
+    let patch = json!({ "stringData": { "clusterSecret": OTHER_SECRET } }).to_string();
+    let secret = ["-n", "kube-system", "patch", "secret", "fairlead-discovery", "--type=merge", "-p", &patch];
+    world.plane.kubectl(&secret).unwrap();
+    let have_changed = |world: &World| {
+        for name in NODES {
+            let status = node(world, name).status()?;
+            let id = status["discoveryAffiliateID"].as_str().unwrap_or_default();
+            anyhow::ensure!(!id.is_empty() && new.contains(id), "{name} is {id}");
+            let log = fs::read_to_string(node(world, name).log())?;
+            let is_left = log.contains("all members have changed to the present secret");
+            anyhow::ensure!(is_left, "{name} has not left the secret of before");
+            tells(world, name, 2)?;
+        }
+        Ok(())
+    };
+    world.wait_for(TIMEOUT, have_changed).unwrap();
+    println!("all nodes have left the old secret after {:.1} s", mark.elapsed().as_secs_f64());
+    // The server does not accept the old IDs any more.
+    server.admit(&new).unwrap();
+    std::thread::sleep(Duration::from_secs(5));
+    loses_nothing("the secret of the cluster changes", &flows, mark);
+    is_reached(world, "the secret of the cluster has changed");
 }
 
 /// The service was away for longer than the half hour for which it keeps what it is told: it comes back without the node, which does not
@@ -141,7 +231,7 @@ fn a_service_that_lies_costs_no_packet_between_members_that_the_cluster_knows() 
     let secret = json!({
         "apiVersion": "v1", "kind": "Secret",
         "metadata": { "name": "fairlead-discovery", "namespace": "kube-system" },
-        "stringData": { "clusterID": CLUSTER, "clusterSecret": "AgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAgI=" },
+        "stringData": { "clusterID": CLUSTER, "clusterSecret": SECRET },
     });
     world.plane.apply(&secret.to_string()).unwrap();
     servers::apply_mesh(&world, &json!({ "discovery": server.spec() })).unwrap();

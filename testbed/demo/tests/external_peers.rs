@@ -83,6 +83,11 @@ impl Laptop {
         fs::set_permissions(&file, fs::Permissions::from_mode(0o600))?;
         let prefixes = configuration.lines().filter_map(|line| line.strip_prefix("AllowedIPs = "));
         let prefixes = prefixes.flat_map(|list| list.split(", ")).filter(|prefix| !prefix.contains(':'));
+        // Nodes of another cluster mark packets of WireGuard itself instead, so their Peer has the address of the endpoint, too.
+        let endpoint = configuration.lines().find_map(|line| line.strip_prefix("Endpoint = "));
+        let endpoint =
+            endpoint.and_then(|it| it.rsplit_once(':')).map(|(address, _)| format!("{address}/32"));
+        let prefixes = prefixes.filter(|prefix| endpoint.as_deref() != Some(*prefix));
         let routes: String =
             prefixes.map(|prefix| format!("ip route add {prefix} dev {INTERFACE}\n")).collect();
         // The endpoint of one configuration may be an allowed IP of the one before.
@@ -346,6 +351,41 @@ fn a_laptop_reaches_everything_through_one_entry_node_and_is_followed_to_another
     eventually(TIMEOUT, || reaches_all_through_one(&world, &laptop, service)).unwrap();
     println!("with gateways: reached all");
     is_followed_from_one_to_the_other(&world, &laptop, service, &key_file);
+    what_is_beside_nodes_and_their_pods_of_other_plugins_is_printed(&world);
+}
+
+/// The configuration of another machine has what a node leads to: of a location without a tunnel to the entry node, too.
+fn what_is_beside_nodes_and_their_pods_of_other_plugins_is_printed(world: &World) {
+    let (beside, pods) = ("10.88.0.0/24", ["10.244.7.0/24", "fd00:244:0:7::/64"]);
+    let annotation = format!("kilo.squat.ai/allowed-location-ips={beside}");
+    world.plane.kubectl(&["annotate", "node", BEHIND_GATEWAYS, &annotation]).unwrap();
+    let merge = |object: &[&str], patch: Value| {
+        let patch = patch.to_string();
+        world.plane.kubectl(&[&["patch"], object, &["--type=merge", "-p", &patch]].concat()).unwrap();
+    };
+    merge(&["node", BEHIND_GATEWAYS], json!({ "spec": { "podCIDR": pods[0], "podCIDRs": pods } }));
+    let add = |name: &str, address: &str| {
+        fairlead(world, &["peer", "add", name, "--address", address, "--entry-node", "cloud-1"]).unwrap()
+    };
+    let is_copied = || {
+        let peer = world.plane.kubectl(&["get", "wkpeer", BEHIND_GATEWAYS, "-o", "json"])?;
+        let is_there = [beside, pods[0], pods[1]].iter().all(|prefix| peer.contains(prefix));
+        ensure!(is_there, "{peer}");
+        Ok(())
+    };
+    eventually(TIMEOUT, is_copied).unwrap();
+    let allowed = |configuration: &str| {
+        let line = configuration.lines().find_map(|line| line.strip_prefix("AllowedIPs = ")).unwrap();
+        line.split(", ").map(str::to_owned).collect::<Vec<_>>()
+    };
+    let without = allowed(&add("tablet", "10.9.0.2"));
+    assert!(without.iter().any(|it| it == beside), "{without:?}");
+    assert!(!without.iter().any(|it| pods.contains(&it.as_str())), "not advertised: {without:?}");
+    let advertise = json!({ "includeNodeInternalIP": true, "includePodCIDRs": true });
+    merge(&["wkmesh", "default"], json!({ "spec": { "autoAllowedIPs": advertise } }));
+    let with = allowed(&add("phone", "10.9.0.3"));
+    println!("beside a node and advertised: {with:?}");
+    assert!([beside, pods[0], pods[1]].iter().all(|it| with.iter().any(|have| have == it)), "{with:?}");
 }
 
 /// The machine has what a node of another cluster gets, where the Peer is applied that `--as-peer` prints.

@@ -6,8 +6,12 @@ mod outage;
 
 use std::time::{Duration, Instant};
 
+use anyhow::{Context as _, Result, ensure};
 use fairlead_demo::World;
-use outage::{loses_nothing, mesh, node, pod, resumes, tcp, udp, used};
+use fairlead_demo::node::Node;
+use jiff::{SignedDuration, Timestamp};
+use outage::{loses_nothing, mesh, node, peer, pod, resumes, tcp, udp, used};
+use serde_json::Value;
 use testbed_lab::traffic::Flow;
 
 const START: Duration = Duration::from_secs(60);
@@ -158,7 +162,7 @@ fn restart(world: &mut World, clock_ahead: Option<&'static str>) {
 }
 
 /// The node programs of three sites are replaced one after the other, as an upgrade does it, while pods talk through tunnels
-/// inside these programs. Nothing stops.
+/// inside these programs. Nothing stops, and neither when the clocks of these programs are set an hour forward and back.
 #[test]
 fn an_upgraded_node_program_loses_nothing() {
     let mut world = mesh();
@@ -169,8 +173,45 @@ fn an_upgraded_node_program_loses_nothing() {
     std::thread::sleep(Duration::from_secs(1));
     let mark = Instant::now();
     for name in nodes {
-        world.node(name).unwrap().upgrade(START).unwrap();
+        let node = world.node(name).unwrap();
+        node.set_clock("+0").unwrap();
+        node.has_own_clock = true;
+        node.upgrade(START).unwrap();
     }
     std::thread::sleep(Duration::from_secs(2));
     loses_nothing("an upgrade of the node program", &flows, mark);
+    clocks_jump(&world, &flows);
+}
+
+/// Clocks an hour apart, in each direction, and all right again; the nodes exchange what they know all the time.
+fn clocks_jump(world: &World, flows: &[Flow]) {
+    for (home, cloud) in [("+1h", "+0"), ("+0", "+1h"), ("-1h", "+0"), ("+0", "+0")] {
+        let what = format!("the clock of home-1 is {home}, that of cloud-1 {cloud}");
+        let mark = Instant::now();
+        let clocks = [("home-1", home), ("cloud-1", cloud)];
+        for (name, ahead) in clocks {
+            node(world, name).set_clock(ahead).unwrap();
+        }
+        std::thread::sleep(Duration::from_secs(8));
+        for (name, ahead) in clocks {
+            world.wait_for(START, |world| is_ahead(node(world, name), ahead)).unwrap();
+        }
+        loses_nothing(&what, flows, mark);
+        for (at, other) in [("home-1", "cloud-1"), ("cloud-1", "home-1"), ("home-1", "office-2")] {
+            let seen = peer(node(world, at), other).unwrap();
+            assert_eq!(seen["state"], "up", "{what}: {seen}");
+        }
+    }
+}
+
+/// The last line of its log has the time that its program knows.
+fn is_ahead(node: &Node, ahead: &str) -> Result<()> {
+    let log = std::fs::read_to_string(node.log())?;
+    let mut lines = log.lines().rev().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let at: Option<Timestamp> = lines.find_map(|line| line["timestamp"].as_str()?.parse().ok());
+    let hours: i64 = ahead.trim_end_matches('h').parse()?;
+    let expected = Timestamp::now() + SignedDuration::from_hours(hours);
+    let off = at.context("nothing logged")?.duration_since(expected);
+    ensure!(off.abs() < SignedDuration::from_mins(2), "{} is off by {off:?}, with {ahead}", node.name);
+    Ok(())
 }

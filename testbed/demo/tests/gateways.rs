@@ -2,6 +2,7 @@
 
 #![cfg(test)]
 
+mod clear_text;
 mod outage;
 mod site;
 
@@ -105,7 +106,7 @@ fn flows(world: &World) -> [Flow; 5] {
 
 #[test]
 fn between_locations_packets_go_through_gateways() {
-    let world = mesh();
+    let mut world = mesh();
     let flows = flows(&world);
     let (changed, from) = (Instant::now(), Instant::now());
     set_granularity(&world, "location");
@@ -127,7 +128,7 @@ fn between_locations_packets_go_through_gateways() {
     eventually(TIMEOUT, has_left_old_tunnels).unwrap();
     loses_nothing("through gateways", &flows, mark);
     gaps_are_within("since granularity: location", &flows, changed, PAUSE);
-    assert!(counted(&world, "home-1") > 0);
+    a_gateway_s_program_is_upgraded_and_killed(&mut world, &flows);
 
     // An administrator names a gateway: it and the first other one.
     let (mark, from) = (Instant::now(), Instant::now());
@@ -146,17 +147,86 @@ fn between_locations_packets_go_through_gateways() {
     eventually(TIMEOUT, is_full).unwrap();
     resumes("granularity: full", &flows, mark, from, WITHIN);
     gaps_are_within("granularity: full", &flows, mark, PAUSE);
+    granularity_is_cross_for_a_while(&world, &flows);
+}
+
+/// Packets go through this gateway of home all the time.
+fn a_gateway_s_program_is_upgraded_and_killed(world: &mut World, flows: &[Flow]) {
+    let is_used = |world: &World| {
+        let before = counted(world, "home-1");
+        std::thread::sleep(Duration::from_secs(1));
+        let sent = counted(world, "home-1").saturating_sub(before);
+        println!("home-1 sends {sent} packets a second to the cloud");
+        // Probes and requests are fewer.
+        assert!(sent > 20, "{sent}");
+    };
+    is_used(world);
+    let what = "a gateway's node program is upgraded";
+    let mark = Instant::now();
+    world.node("home-1").unwrap().upgrade(TIMEOUT).unwrap();
+    std::thread::sleep(Duration::from_secs(2));
+    loses_nothing(what, flows, mark);
+    gaps_are_within(what, flows, mark, PAUSE);
+    is_used(world);
+
+    let what = "a gateway's node program is killed";
+    let mark = Instant::now();
+    let gateway = world.node("home-1").unwrap();
+    gateway.kill().unwrap();
+    gateway.start().unwrap();
+    resumes(what, flows, mark, mark, WITHIN);
+    world.node("home-1").unwrap().wait_ready(TIMEOUT).unwrap();
+}
+
+/// Whether packets to pods of the own location leave without the tunnel, everywhere, and those to another one do not.
+fn are_plain(world: &World, plain: bool) -> Result<()> {
+    let uses_tunnel = |from: &str, to: &str| {
+        let to = pod(world, to).addresses[0];
+        let way = node(world, from).host.shell(&format!("ip route get {to} mark 0x40"))?;
+        anyhow::Ok(way.contains("dev wire_kube"))
+    };
+    for own in LOCATIONS {
+        let [first, second, third] = [1, 2, 3].map(|number| format!("{own}-{number}"));
+        for (from, to) in [(&first, &second), (&second, &third), (&third, &first)] {
+            ensure!(uses_tunnel(from, to)? != plain, "{from} to {to} is not plain: {plain}");
+        }
+        for other in LOCATIONS.into_iter().filter(|other| *other != own) {
+            ensure!(uses_tunnel(&third, &format!("{other}-3"))?, "{third} to {other}-3 has no tunnel");
+        }
+    }
+    Ok(())
+}
+
+/// From full, and back.
+fn granularity_is_cross_for_a_while(world: &World, flows: &[Flow]) {
+    eventually(TIMEOUT, || are_plain(world, false)).unwrap();
+    for (what, granularity, plain) in
+        [("granularity: cross", "cross", true), ("granularity: full after cross", "full", false)]
+    {
+        let mark = Instant::now();
+        set_granularity(world, granularity);
+        eventually(TIMEOUT, || are_plain(world, plain)).unwrap();
+        resumes(what, flows, mark, mark, WITHIN);
+        loses_nothing(what, flows, mark);
+        gaps_are_within(what, flows, mark, PAUSE);
+        all_pods_reach_each_other(world);
+    }
 }
 
 fn problems(world: &World, name: &str) -> Result<String> {
     Ok(node(world, name).status()?["problems"].to_string())
 }
 
-/// Whether these nodes know that home-1 does not forward.
-fn is_left(world: &World, is_left: bool) -> Result<()> {
-    for name in ["cloud-1", "cloud-2", "farm-1", "home-3"] {
+/// Gateways, and nodes that use them: of each other location and of the own one.
+const HOME: (&str, [&str; 4]) = ("home-1", ["cloud-1", "cloud-2", "farm-2", "home-3"]);
+const FARM: (&str, [&str; 4]) = ("farm-1", ["cloud-1", "cloud-2", "home-2", "farm-3"]);
+
+/// Whether the nodes know that their gateway does not forward.
+fn is_left(world: &World, (gateway, users): (&str, [&str; 4]), is_left: bool) -> Result<()> {
+    for name in users {
         let problems = problems(world, name)?;
-        ensure!(problems.contains("behind the gateway home-1") == is_left, "{name}: {problems}");
+        let is_named = problems.contains(&format!("behind the gateway {gateway} "));
+        ensure!(is_named == is_left, "{name}: {problems}");
     }
     Ok(())
 }
@@ -171,26 +241,42 @@ fn a_gateway_that_does_not_forward_or_is_dead_is_left_and_used_again() {
         [udp(&world, "cloud-3", "home-3"), tcp(&world, "farm-3", "home-3"), udp(&world, "home-2", "farm-3")];
     // Nodes behind gateways have answered.
     std::thread::sleep(Duration::from_secs(5));
-    is_left(&world, false).unwrap();
+    is_left(&world, HOME, false).unwrap();
+    is_left(&world, FARM, false).unwrap();
 
     let (mark, from) = (Instant::now(), Instant::now());
     let broken = "nft add table inet broken\n\
                   nft 'add chain inet broken forward { type filter hook forward priority 0; policy drop; }'\n";
     node(&world, "home-1").host.shell(broken).unwrap();
-    eventually(TIMEOUT, || is_left(&world, true)).unwrap();
+    eventually(TIMEOUT, || is_left(&world, HOME, true)).unwrap();
     resumes("a gateway does not forward", &flows, mark, from, WITHIN);
     node(&world, "home-1").host.shell("nft delete table inet broken").unwrap();
-    let mark = Instant::now();
-    eventually(2 * TIMEOUT, || is_left(&world, false)).unwrap();
-    println!("the gateway is used again after {:.1} s", from.elapsed().as_secs_f64());
-    std::thread::sleep(Duration::from_secs(5));
-    is_left(&world, false).unwrap();
-    loses_nothing("the gateway is used again", &flows, mark);
+    let forwards = Instant::now();
 
+    // Until that gateway is used again, another one is dead.
+    let farm = &node(&world, "farm-1").host;
     let (mark, from) = (Instant::now(), Instant::now());
-    node(&world, "home-1").host.shell("ip link set eth0 down").unwrap();
-    eventually(TIMEOUT, || is_left(&world, true)).unwrap();
+    farm.shell("ip link set eth0 down").unwrap();
+    eventually(TIMEOUT, || is_left(&world, FARM, true)).unwrap();
     resumes("a gateway is dead", &flows, mark, from, WITHIN);
+    // Its routes went with the link.
+    let router = farm.router().unwrap().lan_address();
+    farm.shell(&format!("ip link set eth0 up; ip route add default via {router}")).unwrap();
+    let returned = Instant::now();
+
+    let world = &world;
+    std::thread::scope(|scope| {
+        for (what, gateway, since) in [("forwards", HOME, forwards), ("is there", FARM, returned)] {
+            scope.spawn(move || {
+                eventually(2 * TIMEOUT, || is_left(world, gateway, false)).unwrap();
+                println!("a gateway that {what} again is used after {:.1} s", since.elapsed().as_secs_f64());
+            });
+        }
+    });
+    std::thread::sleep(Duration::from_secs(5));
+    is_left(world, HOME, false).unwrap();
+    is_left(world, FARM, false).unwrap();
+    loses_nothing("both gateways are used again", &flows, returned);
 }
 
 /// Words of the problem `ForwardingDropped`.
@@ -244,22 +330,6 @@ fn nodes_and_gateways_forward_although_iptables_drops_what_it_does_not_know() {
     all_pods_reach_each_other(&world);
 }
 
-/// What a router sends to and gets from the Internet beside WireGuard, the relay and the API server: packets with addresses of pods.
-const CLEAR_TEXT: &str = "nft add table inet judge\n\
-    nft 'add chain inet judge clear { type filter hook forward priority -300; }'\n\
-    nft 'add rule inet judge clear ip saddr 10.64.0.0/16 counter'\n\
-    nft 'add rule inet judge clear ip daddr 10.64.0.0/16 counter'\n\
-    nft 'add rule inet judge clear ip6 saddr fd02:fa1e::/112 counter'\n\
-    nft 'add rule inet judge clear ip6 daddr fd02:fa1e::/112 counter'\n\
-    nft 'add rule inet judge clear udp dport 51820 counter'\n\
-    nft 'add rule inet judge clear udp sport 51820 counter'\n";
-
-/// Packets that a router forwarded with addresses of pods, and those of WireGuard.
-fn forwarded(router: &Router) -> (u64, u64) {
-    let counts = counters(&router.shell("nft -j list chain inet judge clear").unwrap()).unwrap();
-    (counts[..4].iter().sum(), counts[4..].iter().sum())
-}
-
 /// Sends a packet as long as the pod's link takes, not to be fragmented, and 10 MB over TCP, in both families.
 fn carries_long_packets(world: &World, from: &str, to: &str) {
     let (from, to) = (pod(world, from), pod(world, to));
@@ -280,8 +350,11 @@ fn gateways_work_over_short_uplinks_and_with_a_strict_filter_and_differ_in_a_par
     let world = mesh_of(&topology);
     let routers: Vec<&Router> = world.sites.iter().skip(1).map(NatSite::router).collect();
     for router in &routers {
-        router.shell(CLEAR_TEXT).unwrap();
+        router.shell(clear_text::WITH_PODS).unwrap();
     }
+    world.lab().internet().shell(clear_text::INSIDE).unwrap();
+    let mesh_addresses = r#"{"spec": {"meshCIDR": "100.100.0.0/24"}}"#;
+    world.plane.kubectl(&["patch", "wkmesh", "default", "--type=merge", "-p", mesh_addresses]).unwrap();
     for node in &world.nodes {
         let strict = ["all", "default", "eth0"].map(|link| format!("net/ipv4/conf/{link}/rp_filter"));
         node.host.set_sysctls(&strict.each_ref().map(|name| (name.as_str(), "1"))).unwrap();
@@ -296,6 +369,7 @@ fn gateways_work_over_short_uplinks_and_with_a_strict_filter_and_differ_in_a_par
         carries_long_packets(&world, from, to);
     }
     drop(servers);
+    clear_text::nodes_are_reached_at_their_inner_addresses(&world);
 
     let flows = [
         udp(&world, "cloud-3", "home-3"),
@@ -341,8 +415,9 @@ fn gateways_work_over_short_uplinks_and_with_a_strict_filter_and_differ_in_a_par
     halves().unwrap();
     loses_nothing("halves of a partition", &flows, mark);
 
+    clear_text::none_is_on_the_internet(&world);
     for router in routers {
-        let (clear, tunnels) = forwarded(router);
+        let (clear, tunnels) = clear_text::forwarded(router);
         assert!(
             clear == 0 && tunnels > 1000,
             "{}: {clear} in clear text, {tunnels} of WireGuard",

@@ -5,14 +5,14 @@
 
 mod outage;
 
-use std::net::UdpSocket;
+use std::net::{IpAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use fairlead_demo::{World, topology};
-use outage::{TIMEOUT, node, peer, resumes, udp};
+use outage::{TIMEOUT, loses_nothing, node, peer, resumes, udp};
 use serde_json::Value;
-use testbed_lab::{Progress, Router, eventually};
+use testbed_lab::{Dns, Progress, Router, eventually};
 
 /// The node with a port of its own, and one behind another symmetric NAT that reaches it there alone.
 const NODE: &str = "hotel-1";
@@ -23,6 +23,11 @@ const FORWARDED: [u16; 3] = [51821, 51822, 51823];
 const WATCHED: Duration = Duration::from_secs(5);
 /// Ten times what a change of the port takes.
 const GAP: Duration = Duration::from_secs(10);
+/// Twice what a change of the address behind a name may take.
+const FOLLOWED: Duration = Duration::from_secs(60);
+/// The name of the node's router, and one that does not exist.
+const NAME: &str = "hotel.example";
+const NO_NAME: &str = "nowhere.example";
 
 /// Leads the ports to the node, each to the same port.
 fn forward(world: &World, router: &Router) {
@@ -45,11 +50,19 @@ END"
 }
 
 fn annotate(world: &World, annotation: &str) {
-    world.plane.kubectl(&["annotate", "--overwrite", "node", NODE, annotation]).unwrap();
+    annotate_node(world, NODE, annotation);
+}
+
+fn annotate_node(world: &World, name: &str, annotation: &str) {
+    world.plane.kubectl(&["annotate", "--overwrite", "node", name, annotation]).unwrap();
 }
 
 fn published(world: &World) -> Result<Value> {
-    Ok(serde_json::from_str(&world.plane.kubectl(&["get", "wirekubepeer", NODE, "-o", "json"])?)?)
+    published_of(world, NODE)
+}
+
+fn published_of(world: &World, name: &str) -> Result<Value> {
+    Ok(serde_json::from_str(&world.plane.kubectl(&["get", "wirekubepeer", name, "-o", "json"])?)?)
 }
 
 /// The other node has a direct path to this port of the router.
@@ -116,6 +129,7 @@ fn a_node_listens_where_its_router_leads_and_others_reach_it_there() {
     resumes("the port is another one", &flows, changed, changed, GAP);
     world.wait_for(TIMEOUT, |world| reached_at(world, 51822)).unwrap();
 
+    a_name_is_followed_to_another_address(&world);
     a_restart_keeps_the_port(&mut world);
     a_port_that_is_taken_is_told_and_the_old_one_stays(&world);
 
@@ -124,6 +138,49 @@ fn a_node_listens_where_its_router_leads_and_others_reach_it_there() {
     world.wait_for(TIMEOUT, |world| listens_on(world, 51820)).unwrap();
     let cloud = [udp(&world, NODE, "cloud-1")];
     resumes("the port is that of the mesh again", &cloud, Instant::now(), Instant::now(), GAP);
+}
+
+/// The public address changes, and then the record. Two symmetric NATs are between the nodes, so that no path but that by the name is
+/// there. Meanwhile another node has a name that does not exist.
+fn a_name_is_followed_to_another_address(world: &World) {
+    let mut dns =
+        Dns::start(&world.lab().public_site("internet").host("dns").unwrap(), world.directory().join("dns"))
+            .unwrap();
+    let router = node(world, NODE).host.router().unwrap();
+    dns.set(&[(NAME, IpAddr::from(router.public_address()))]).unwrap();
+    world.nodes.iter().for_each(|node| dns.serve(&node.host).unwrap());
+    let flows = [udp(world, OTHER, NODE), udp(world, NODE, OTHER), udp(world, NODE, "cloud-1")];
+    let others = [udp(world, "cloud-1", OTHER), udp(world, OTHER, "cloud-1")];
+    let names = [(NODE, format!("{NAME}:51822")), ("cloud-1", format!("{NO_NAME}:51820"))];
+    let mark = Instant::now();
+    for (name, endpoint) in &names {
+        annotate_node(world, name, &format!("kilo.squat.ai/force-endpoint={endpoint}"));
+    }
+    let are_published = || {
+        for (name, endpoint) in &names {
+            let found = published_of(world, name)?["spec"]["endpoint"].clone();
+            ensure!(found == endpoint.as_str(), "{name}: {found}");
+        }
+        reached_at(world, 51822)
+    };
+    eventually(TIMEOUT, are_published).unwrap();
+    // Whatever the name that does not exist disturbs, and messages of the last second do not count.
+    std::thread::sleep(WATCHED);
+    loses_nothing("names instead of addresses, one of which does not exist", &flows, mark);
+    loses_nothing("names instead of addresses, one of which does not exist", &others, mark);
+
+    let mark = Instant::now();
+    let address = router.change_address().unwrap();
+    std::thread::sleep(WATCHED);
+    let direct = flows[..2].iter().any(|flow| flow.flows_since(mark));
+    assert!(!direct, "between two symmetric NATs only the name leads to the new address");
+    let changed = Instant::now();
+    dns.set(&[(NAME, IpAddr::from(address))]).unwrap();
+    resumes("a name has another address", &flows, mark, changed, FOLLOWED);
+    world.wait_for(TIMEOUT, |world| reached_at(world, 51822)).unwrap();
+    loses_nothing("a name has another address", &others, mark);
+    annotate_node(world, "cloud-1", "kilo.squat.ai/force-endpoint-");
+    annotate(world, &format!("kilo.squat.ai/force-endpoint={address}:51822"));
 }
 
 fn a_restart_keeps_the_port(world: &mut World) {

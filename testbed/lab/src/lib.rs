@@ -32,6 +32,7 @@
 
 mod delay;
 pub mod discovery;
+mod dns;
 mod faults;
 mod host;
 mod internet;
@@ -49,6 +50,7 @@ mod site;
 pub mod traffic;
 
 pub use delay::{Delay, SlowLink};
+pub use dns::Dns;
 pub use faults::Faults;
 pub use host::{Host, HostOptions};
 pub use lab::Lab;

@@ -1,0 +1,70 @@
+//! What leaves a site of a mesh and is not encrypted.
+
+use anyhow::ensure;
+use fairlead_demo::World;
+use fairlead_demo::judge::counters;
+use testbed_lab::{Router, eventually};
+
+use crate::outage::{TIMEOUT, node};
+use crate::site::reached;
+
+/// What a router sends to and gets from the Internet beside WireGuard, the relay and the API server: packets with addresses of pods.
+pub(crate) const WITH_PODS: &str = "nft add table inet judge\n\
+    nft 'add chain inet judge clear { type filter hook forward priority -300; }'\n\
+    nft 'add rule inet judge clear ip saddr 10.64.0.0/16 counter'\n\
+    nft 'add rule inet judge clear ip daddr 10.64.0.0/16 counter'\n\
+    nft 'add rule inet judge clear ip6 saddr fd02:fa1e::/112 counter'\n\
+    nft 'add rule inet judge clear ip6 daddr fd02:fa1e::/112 counter'\n\
+    nft 'add rule inet judge clear udp dport 51820 counter'\n\
+    nft 'add rule inet judge clear udp sport 51820 counter'\n";
+
+/// What the Internet gets with addresses that nodes, pods and the mesh have inside: only nodes that look for each other at addresses of
+/// their own LANs send that, encrypted.
+pub(crate) const INSIDE: &str = "nft add table inet judge\n\
+    nft 'add chain inet judge inside { type filter hook prerouting priority -300; }'\n\
+    nft 'add set inet judge ours { type ipv4_addr; flags interval; elements = { 10.0.0.0/8, 100.64.0.0/10, 192.168.0.0/16 }; }'\n\
+    nft 'add rule inet judge inside ip saddr != @ours ip daddr @ours udp dport 51820 counter accept'\n\
+    nft 'add rule inet judge inside ip saddr @ours counter'\n\
+    nft 'add rule inet judge inside ip daddr @ours counter'\n\
+    nft 'add rule inet judge inside ip6 saddr fc00::/7 counter'\n\
+    nft 'add rule inet judge inside ip6 daddr fc00::/7 counter'\n";
+
+/// Packets between pods and nodes of different locations, to the addresses that nodes have on their LAN and on the mesh.
+pub(crate) fn nodes_are_reached_at_their_inner_addresses(world: &World) {
+    for node in &world.nodes {
+        // Before nftables marks what a host answers, the kernel looks for a route to the pod.
+        node.host.shell("ip -6 route add default dev eth0").unwrap();
+    }
+    for (from, to) in [("home-3", "farm-3"), ("farm-2", "home-3"), ("cloud-3", "home-2")] {
+        let mesh_addresses = || {
+            let shown = node(world, to).host.shell("ip -o addr show dev wire_kube scope global")?;
+            let addresses = shown.lines().filter_map(|line| line.split_whitespace().nth(3)?.split_once('/'));
+            let addresses: Vec<String> = addresses.map(|(address, _)| address.to_owned()).collect();
+            ensure!(addresses.iter().any(|it| it.starts_with("100.100.")), "{to}: {shown}");
+            ensure!(addresses.iter().any(|it| it.starts_with("fd")), "{to}: {shown}");
+            Ok(addresses)
+        };
+        let own = node(world, to).host.address().to_string();
+        for address in eventually(TIMEOUT, mesh_addresses).unwrap().into_iter().chain([own]) {
+            reached(world, from, &address);
+        }
+    }
+}
+
+/// Packets that a router forwarded with addresses of pods, and those of WireGuard.
+pub(crate) fn forwarded(router: &Router) -> (u64, u64) {
+    let counts = counters(&router.shell("nft -j list chain inet judge clear").unwrap()).unwrap();
+    (counts[..4].iter().sum(), counts[4..].iter().sum())
+}
+
+/// Nothing is there that nodes should have encrypted: [`INSIDE`].
+pub(crate) fn none_is_on_the_internet(world: &World) {
+    let listed = world.lab().internet().shell("nft -j list chain inet judge inside").unwrap();
+    let inside = counters(&listed).unwrap();
+    println!(
+        "on the Internet: {} packets to ports of WireGuard at addresses of LANs, others with inner addresses: {:?}",
+        inside[0],
+        &inside[1..]
+    );
+    assert_eq!(inside[1..].iter().sum::<u64>(), 0, "{listed}");
+}
