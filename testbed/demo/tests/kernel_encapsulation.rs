@@ -3,7 +3,7 @@
 
 #![cfg(test)]
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
@@ -19,11 +19,11 @@ const DROP: &str = "nft add table bridge judge\n\
     nft 'add chain bridge judge forward { type filter hook forward priority 0; }'\n\
     nft add rule bridge judge forward ip protocol 4 drop";
 
-/// A node in a VM, its address inside of the location, and that of its pod.
+/// A node in a VM, its addresses inside of the location, and those of its pod, IPv4 first.
 struct Machine {
     vm: VmNode,
-    internal: IpAddr,
-    pod: IpAddr,
+    internal: [IpAddr; 2],
+    pod: [IpAddr; 2],
 }
 
 #[test]
@@ -36,28 +36,37 @@ fn pods_reach_each_other_by_ipip_and_by_the_encrypted_tunnel_while_that_is_block
     world.start_pods().unwrap();
     let mut machines = ["home-1", "home-2"].map(|name| {
         let mut vm = VmNode::boot(&world, &home, name, "").unwrap();
-        let internal = vm.node.host.address().into();
-        // A subnet of its own, as another rack has.
-        let address = format!("kilo.squat.ai/force-internal-ip={internal}/32");
+        let ipv4 = vm.node.host.address();
+        let ipv6 = Ipv6Addr::new(0xfd00, 7, 0, 0, 0, 0, 0, ipv4.octets()[3].into());
+        // The kernel refuses a way through an IPv6 tunnel to what another route than the default one leads to.
+        vm.shell(&format!("ip address add {ipv6}/128 dev eth0 nodad\nip -6 route add default dev eth0"))
+            .unwrap();
+        let internal = [IpAddr::from(ipv4), ipv6.into()];
+        // Subnets of its own, as another rack has.
+        let address = format!("kilo.squat.ai/force-internal-ip={ipv4}/32,{ipv6}/128");
         world.plane.kubectl(&["annotate", "node", name, "kilo.squat.ai/location=lab", &address]).unwrap();
         vm.start(TIMEOUT).unwrap();
-        let pod = vm.start_pod(&world, &format!("inside-{name}")).unwrap()[0];
+        let pod = vm.start_pod(&world, &format!("inside-{name}")).unwrap().try_into().unwrap();
         Machine { vm, internal, pod }
     });
     let [first, second] = &mut machines;
     set_topology(&world, "cross", "never");
-    eventually(TIMEOUT, || takes(first, second.pod, "dev wire_kube")).unwrap();
-    eventually(TIMEOUT, || pings(first, second.pod, "")).unwrap();
+    for to in second.pod {
+        eventually(TIMEOUT, || takes(first, to, "dev wire_kube")).unwrap();
+        eventually(TIMEOUT, || pings(first, to, "")).unwrap();
+    }
 
     let mark = Instant::now();
     set_topology(&world, "cross", "crosssubnet");
     for (from, to) in [(0, 1), (1, 0)] {
-        let to = machines[to].pod;
-        eventually(TIMEOUT, || takes(&mut machines[from], to, "dev fairlead_ipip")).unwrap();
+        let [ipv4, ipv6] = machines[to].pod;
+        eventually(TIMEOUT, || takes(&mut machines[from], ipv4, "dev fairlead_ipip")).unwrap();
+        eventually(TIMEOUT, || takes(&mut machines[from], ipv6, "dev fairlead_ip6tnl")).unwrap();
     }
-    println!("both use IPIP {:.1?} after the change", mark.elapsed());
+    println!("both use IP tunnels of both families {:.1?} after the change", mark.elapsed());
     let [first, second] = &mut machines;
     it_is_ipip_on_the_wire(first, second);
+    it_is_ipv6_in_ipv6_on_the_wire(first, second);
     blocked_ipip_is_left_and_comes_back(first, second);
     a_restart_changes_nothing_and_what_is_deleted_comes_back(first, second);
     world.plane.kubectl(&["delete", "wkmesh", "default"]).unwrap();
@@ -90,42 +99,61 @@ fn pings(from: &mut Machine, to: IpAddr, more: &str) -> Result<()> {
 
 fn it_is_ipip_on_the_wire(from: &mut Machine, to: &mut Machine) {
     let shown = from.vm.shell("ip -d link show fairlead_ipip").unwrap();
-    for word in ["mtu 1480", &format!("remote any local {}", from.internal)] {
+    let ([internal, _], [other, _]) = (from.internal, to.internal);
+    for word in ["mtu 1480", &format!("remote any local {internal}")] {
         assert!(shown.contains(word), "`{word}` is missing in\n{shown}");
     }
-    from.vm
-        .shell("tcpdump -ni eth0 -c 4 -w /tmp/capture 'proto 4 and greater 80' >/tmp/tcpdump 2>&1 &\nsleep 2")
-        .unwrap();
+    let ([pod, _], [to, _]) = (from.pod, to.pod);
+    let packet = format!("IP {internal} > {other}: IP {pod} > {to}: ICMP echo request");
+    is_captured(from, to, "ip proto 4 and greater 118", &packet);
+    // The longest that pods send, without the headers of IP and ICMP.
+    pings(from, to, "-M do -s 1392").unwrap();
+}
+
+/// Protocol 41, on the link for IPv6.
+fn it_is_ipv6_in_ipv6_on_the_wire(from: &mut Machine, to: &mut Machine) {
+    let shown = from.vm.shell("ip -d link show fairlead_ip6tnl").unwrap();
+    let ([_, internal], [_, other]) = (from.internal, to.internal);
+    for word in ["mtu 1460", &format!("remote any local {internal}")] {
+        assert!(shown.contains(word), "`{word}` is missing in\n{shown}");
+    }
+    let ([_, pod], [_, to]) = (from.pod, to.pod);
+    let packet = format!("IP6 {internal} > {other}: IP6 {pod} > {to}: ICMP6, echo request");
+    is_captured(from, to, "ip6 proto 41 and greater 158", &packet);
+    pings(from, to, "-M do -s 1372").unwrap();
+}
+
+/// Echo requests of a pod to another are such packets on the link of the node. Requests through the tunnel itself are shorter.
+fn is_captured(from: &mut Machine, to: IpAddr, filter: &str, packet: &str) {
+    let capture = format!(
+        "rm -f /tmp/capture; tcpdump -ni eth0 -c 4 -w /tmp/capture '{filter}' >/tmp/tcpdump 2>&1 &\n\
+         sleep 2"
+    );
+    from.vm.shell(&capture).unwrap();
     for _ in 0..4 {
-        pings(from, to.pod, "").unwrap();
+        pings(from, to, "").unwrap();
     }
     let captured = || {
         let text = from.vm.shell("tcpdump -nr /tmp/capture 2>/dev/null")?;
-        let outer = format!(
-            "IP {} > {}: IP {} > {}: ICMP echo request",
-            from.internal, to.internal, from.pod, to.pod
-        );
-        ensure!(text.contains(&outer), "{text}");
+        ensure!(text.contains(packet), "{text}");
         println!("{text}");
         Ok(())
     };
     eventually(TIMEOUT, captured).unwrap();
-    // The longest that pods send, without the headers of IP and ICMP.
-    pings(from, to.pod, "-M do -s 1392").unwrap();
 }
 
 /// Without losing more than it takes to notice.
 fn blocked_ipip_is_left_and_comes_back(from: &mut Machine, to: &mut Machine) {
     let ping = format!(
         "ip netns exec inside-{} ping -n -D -i 0.1 {} >{PINGS} 2>&1 &\necho $! >{PINGS}.pid",
-        from.vm.node.name, to.pod
+        from.vm.node.name, to.pod[0]
     );
     from.vm.shell(&ping).unwrap();
     let mark = Instant::now();
     from.vm.node.host.shell(DROP).unwrap();
-    eventually(TIMEOUT, || takes(from, to.pod, "dev wire_kube")).unwrap();
+    eventually(TIMEOUT, || takes(from, to.pod[0], "dev wire_kube")).unwrap();
     println!("IPIP is left {:.1?} after it was blocked", mark.elapsed());
-    let pod = to.pod;
+    let pod = to.pod[0];
     eventually(TIMEOUT, || pings(from, pod, "")).unwrap();
     let says_so = || {
         let problems = from.vm.status()?["problems"].to_string();
@@ -136,7 +164,7 @@ fn blocked_ipip_is_left_and_comes_back(from: &mut Machine, to: &mut Machine) {
     from.vm.node.host.shell("nft delete table bridge judge").unwrap();
     let mark = Instant::now();
     eventually(TIMEOUT, || takes(from, pod, "dev fairlead_ipip")).unwrap();
-    eventually(TIMEOUT, || takes(to, from.pod, "dev fairlead_ipip")).unwrap();
+    eventually(TIMEOUT, || takes(to, from.pod[0], "dev fairlead_ipip")).unwrap();
     println!("IPIP is back {:.1?} after it passes", mark.elapsed());
     from.vm.shell(&format!("kill -INT $(cat {PINGS}.pid)\nsleep 1")).unwrap();
     println!("{}", from.vm.shell(&format!("tail -n 2 {PINGS}")).unwrap());
@@ -160,7 +188,7 @@ fn a_restart_changes_nothing_and_what_is_deleted_comes_back(from: &mut Machine, 
     let before = state(from);
     from.vm.shell("ip -t monitor route link >/tmp/monitor 2>&1 &\necho $! >/tmp/monitor.pid").unwrap();
     from.vm.kill().unwrap();
-    pings(from, to.pod, "").unwrap();
+    pings(from, to.pod[0], "").unwrap();
     from.vm.start(TIMEOUT).unwrap();
     std::thread::sleep(Duration::from_secs(5));
     assert_eq!(state(from), before);
@@ -169,9 +197,9 @@ fn a_restart_changes_nothing_and_what_is_deleted_comes_back(from: &mut Machine, 
     assert!(changes.is_empty(), "nothing is made anew:\n{changes}");
 
     from.vm.shell("ip link delete fairlead_ipip\nnft delete table inet fairlead_encapsulation").unwrap();
-    let pod = to.pod;
+    let pod = to.pod[0];
     eventually(TIMEOUT, || takes(from, pod, "dev fairlead_ipip")).unwrap();
     eventually(TIMEOUT, || from.vm.shell("nft list table inet fairlead_encapsulation").map(drop)).unwrap();
-    eventually(TIMEOUT, || takes(to, from.pod, "dev fairlead_ipip")).unwrap();
+    eventually(TIMEOUT, || takes(to, from.pod[0], "dev fairlead_ipip")).unwrap();
     pings(from, pod, "").unwrap();
 }
