@@ -71,6 +71,8 @@ pub struct PlainRoute {
     pub gateway: IpAddr,
     /// Index of the link.
     pub link: u32,
+    /// The link is an IP tunnel, the other end of which is the gateway.
+    pub is_tunnel: bool,
 }
 
 /// Connections between nodes and the API server go past the mesh, in both directions, or a tunnel that is down would cut
@@ -327,11 +329,14 @@ fn narrow_route(NarrowRoute { destination, mtu }: &NarrowRoute, link: u32) -> Op
     (is_possible && destination.prefix_len() > 0).then(|| Route { mtu: Some(*mtu), ..onto() })
 }
 
-fn plain_route(PlainRoute { destination, gateway, link }: &PlainRoute) -> Route {
+fn plain_route(PlainRoute { destination, gateway, link, is_tunnel }: &PlainRoute) -> Route {
     let (table, protocol) = (names::TABLE_MESH, names::ROUTE_PROTOCOL);
     if destination.addr() == *gateway && destination.prefix_len() == destination.max_prefix_len() {
         return Route::onto(table, protocol, *destination, *link);
     }
     // An administrator may give the subnet another length than this host's address has.
-    Route { onlink: true, ..Route::via(table, protocol, *destination, *gateway, *link) }
+    Route {
+        onlink: !is_tunnel || gateway.is_ipv4(),
+        ..Route::via(table, protocol, *destination, *gateway, *link)
+    }
 }

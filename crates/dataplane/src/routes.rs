@@ -5,6 +5,7 @@
 //! protocol number are ours. Rules are ours by protocol number and priority together.
 
 use std::collections::HashMap;
+use std::net::IpAddr;
 
 use fairlead_api::names::{
     MARK_MASK, MARK_TO_WIREGUARD, ROUTE_PROTOCOL, ROUTE_PROTOCOL_ROUTER, RULE_PRIORITY_MESH, TABLE_MESH,
@@ -112,9 +113,24 @@ pub fn sync_table(table: u32, protocol: u8, desired: &[Route]) -> Result<Differe
 
 fn send(socket: &mut RouteSocket, difference: &Difference<Route>) -> Result<()> {
     let delete: Vec<_> = difference.delete.iter().map(delete_route).collect();
-    let set = difference.replace.iter().map(replace_route).chain(difference.add.iter().map(add_route));
+    let replace = difference.replace.iter().map(|route| with_way_to_gateway(route, replace_route(route)));
+    let add = difference.add.iter().map(|route| with_way_to_gateway(route, add_route(route)));
     // Additions first, so that traffic always finds a route.
-    try_all(socket, &set.collect::<Vec<_>>(), delete)
+    try_all(socket, &replace.chain(add).flatten().collect::<Vec<_>>(), delete)
+}
+
+/// IPv6 takes a gateway that another link leads to only while the same table leads to it through the link of the route
+/// (`ip6_route_check_nh`); unlike in IPv4, `onlink` does not help (`ip6_route_check_nh_onlink`). It does not look again later, so that way
+/// is there for this moment alone: packets of an IP tunnel would take it into the tunnel once more. In other tables it could be another
+/// program's.
+fn with_way_to_gateway(route: &Route, message: Message) -> Vec<Message> {
+    match (route.gateway, route.link) {
+        (Some(gateway @ IpAddr::V6(_)), Some(link)) if !route.onlink && route.table == TABLE_MESH => {
+            let way = Route::onto(route.table, route.protocol, gateway.into(), link);
+            vec![replace_route(&way), message, delete_route(&way)]
+        }
+        _ => vec![message],
+    }
 }
 
 /// Sends everything and returns the first refusal that matters: a route to delete may no longer exist.

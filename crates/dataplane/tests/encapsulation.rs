@@ -68,7 +68,7 @@ impl Bed {
             let gateway: IpAddr = gateway.parse().unwrap();
             let link = *tunnels[&IpFamily::of(gateway)].as_ref().unwrap();
             let destination = destination.parse::<IpAddr>().unwrap().into();
-            PlainRoute { destination, gateway, link }
+            PlainRoute { destination, gateway, link, is_tunnel: true }
         };
         let [v4, v6, pod_v4, pod_v6] = other;
         let plain = vec![route(pod_v4, v4), route(pod_v6, v6)];

@@ -90,6 +90,7 @@ fn neighbours_are_reached_without_the_device<C: Fn() -> u64>(state: &mut MeshSta
         destination: destination.parse().unwrap(),
         gateway: gateway.parse().unwrap(),
         link,
+        is_tunnel: false,
     };
     let neighbours = [
         ("10.0.0.0/24", "192.0.2.2"),
@@ -111,6 +112,27 @@ fn neighbours_are_reached_without_the_device<C: Fn() -> u64>(state: &mut MeshSta
     assert!(way("fd00:9::9").contains("via fd00:2::2 dev up0"), "{}", way("fd00:9::9"));
     assert!(way("10.0.2.9").contains("dev mesh0"), "{}", way("10.0.2.9"));
     assert_eq!(device().unwrap().as_deref(), Some("mesh0"), "the uplink is not taken for it");
+
+    // The other end of an IP tunnel is on a subnet of this host, as with `encapsulation: always`.
+    run("ip link add tunnel0 type veth peer name far2; ip link set tunnel0 up; ip link set far2 up");
+    let link = run("ip -o link show tunnel0 | cut -d: -f1").trim().parse().unwrap();
+    state.plain = neighbours
+        .iter()
+        .map(plain)
+        .chain([("10.8.0.0/24", "192.0.2.3"), ("fd00:8::/64", "fd00:2::3")].iter().map(|it| PlainRoute {
+            link,
+            is_tunnel: true,
+            ..plain(it)
+        }))
+        .collect();
+    for messages in [4, 0] {
+        let counted = sent();
+        apply(state).unwrap();
+        assert_eq!(counted(), messages);
+    }
+    assert!(way("10.8.0.9").contains("via 192.0.2.3 dev tunnel0"), "{}", way("10.8.0.9"));
+    assert!(way("fd00:8::9").contains("via fd00:2::3 dev tunnel0"), "{}", way("fd00:8::9"));
+    assert!(way("fd00:2::3").contains("dev mesh0"), "{}", way("fd00:2::3"));
 
     // The kernel drops the routes of a link that is down, and what is behind them takes the tunnel.
     run("ip link set up0 down");

@@ -34,7 +34,7 @@ pub(super) fn granularity(of_mesh: Granularity, host: &Host, down: Down) -> topo
 }
 
 pub(super) fn route(route: &BlockRoute) -> PlainRoute {
-    PlainRoute { destination: route.destination, gateway: route.gateway, link: route.link }
+    PlainRoute { destination: route.destination, gateway: route.gateway, link: route.link, is_tunnel: false }
 }
 
 /// Names of the links that plain routes lead onto.

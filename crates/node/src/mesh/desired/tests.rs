@@ -492,7 +492,7 @@ fn neighbours_in_the_location_are_reached_without_the_tunnel_where_the_mesh_asks
     assert_eq!(plain(&inputs), (Vec::new(), Vec::new(), 1));
     inputs.settings.granularity = Granularity::Cross;
     let (routes, links, peers) = plain(&inputs);
-    let route = PlainRoute { destination: block, gateway: [10, 0, 0, 2].into(), link: 7 };
+    let route = PlainRoute { destination: block, gateway: [10, 0, 0, 2].into(), link: 7, is_tunnel: false };
     assert!(routes.contains(&route), "{routes:?}");
     assert_eq!((links, peers), (vec!["eth0".to_owned()], 1), "the tunnel stays");
 }

@@ -72,7 +72,7 @@ impl EncapsulationWatch {
     pub fn routes(&self, desired: &Desired) -> Vec<PlainRoute> {
         let route = |(destination, remote): &(_, IpAddr)| {
             let link = self.link(*remote).filter(|_| self.health.is_up(*remote))?;
-            Some(PlainRoute { destination: *destination, gateway: *remote, link })
+            Some(PlainRoute { destination: *destination, gateway: *remote, link, is_tunnel: true })
         };
         desired.tunnels.routes.iter().filter_map(route).collect()
     }
