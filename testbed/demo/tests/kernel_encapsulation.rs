@@ -38,7 +38,9 @@ fn pods_reach_each_other_by_ipip_and_by_the_encrypted_tunnel_while_that_is_block
         let mut vm = VmNode::boot(&world, &home, name, "").unwrap();
         let ipv4 = vm.node.host.address();
         let ipv6 = Ipv6Addr::new(0xfd00, 7, 0, 0, 0, 0, 0, ipv4.octets()[3].into());
-        vm.shell(&format!("ip address add {ipv6}/64 dev eth0 nodad")).unwrap();
+        // On one subnet, as with `encapsulation: always`.
+        vm.shell(&format!("ip address add {ipv6}/64 dev eth0 nodad\nip -6 route add default dev eth0"))
+            .unwrap();
         let internal = [IpAddr::from(ipv4), ipv6.into()];
         // Subnets of its own, as another rack has.
         let address = format!("kilo.squat.ai/force-internal-ip={ipv4}/32,{ipv6}/128");
