@@ -129,6 +129,8 @@ struct Leader {
 /// What is known of an Egress between two looks at it.
 struct Memory {
     events: ProblemEvents,
+    /// What the last look found.
+    problem: Option<Finding>,
     failures: usize,
     /// Not before this time, unless the Egress is changed.
     retry: Option<(Instant, Option<i64>)>,
@@ -201,10 +203,17 @@ impl Leader {
     fn remember(&mut self, egress: &Egress, Outcome { problem, is_done }: Outcome) {
         let new = || Memory {
             events: ProblemEvents::new(self.events.clone(), reference(egress), EVENT),
+            problem: None,
             failures: 0,
             retry: None,
         };
         let memory = self.memories.entry(egress.uid().unwrap_or_default()).or_insert_with(new);
+        if let Some(Finding { reason, message, .. }) = problem.as_ref().filter(|_| problem != memory.problem)
+        {
+            let (namespace, name) = (egress.namespace(), egress.name_any());
+            tracing::warn!(namespace, egress = name, reason, message, "cannot deploy gateways");
+        }
+        memory.problem.clone_from(&problem);
         let now = Instant::now();
         memory.events.update(problem.map(|Finding { reason, message, .. }| (reason, message)), now);
         if is_done {

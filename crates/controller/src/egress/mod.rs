@@ -1,8 +1,9 @@
 //! The program that runs the gateways of Egresses: a leader, elected by a Lease of its own, applies Deployment, Service and the other
 //! objects of each Egress, as `fairlead-egress` decides, and writes its status.
 //!
-//! Objects are compared with what was applied last, so that one that others change or delete is applied again, and nothing is
-//! sent while all is as it should be. An object of the same name that belongs to another owner stays as it is.
+//! Objects are written by server-side apply; only ports that others have added to a Service are taken back by another patch. They
+//! are compared with what was applied last: one that others change or delete is applied again, and nothing is sent while all is as
+//! it should be. An object of the same name that belongs to another owner stays as it is.
 
 mod leader;
 mod reconcile;

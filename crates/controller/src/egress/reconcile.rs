@@ -6,7 +6,7 @@ use std::sync::Arc;
 use fairlead_api::names::EGRESS_PROGRAM;
 use fairlead_api::resources::Egress;
 use fairlead_cluster::writes::is_stale;
-use fairlead_egress::objects::{Defaults, Objects, objects, service_account};
+use fairlead_egress::objects::{Defaults, Objects, objects, service_account, take_back_ports};
 use fairlead_egress::status::{self, Finding};
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::apps::v1::Deployment;
@@ -76,9 +76,6 @@ impl Reconciler {
             Err(error) => Some(Finding::problem(error.reason(), error.to_string())),
         };
         let problem = problem.or_else(|| self.shared.clone());
-        if let Some(Finding { reason, message, .. }) = &problem {
-            tracing::warn!(namespace, egress = name, reason, message, "cannot deploy gateways");
-        }
         let written = self.write_status(egress, problem.as_ref()).await;
         Outcome { is_done: problem.is_none() && written, problem }
     }
@@ -96,7 +93,12 @@ impl Reconciler {
         let desired = json!(service_account(&namespace));
         let accounts: Api<ServiceAccount> = self.api(egress);
         self.writer.apply(&accounts, account.as_deref(), desired, true).await?;
-        self.apply(egress, live.service, json!(service)).await?;
+        let mut live_service = live.service;
+        if let Some(patch) = live_service.as_ref().and_then(|live| take_back_ports(live, &service)) {
+            let name = egress.name_any();
+            live_service = Some(self.writer.merge(&self.api::<Service>(egress), &name, patch).await?);
+        }
+        self.apply(egress, live_service, json!(service)).await?;
         self.apply(egress, live.deployment, deployment_to_apply).await?;
         match (disruption_budget, live.budget) {
             (Some(budget), live) => self.apply(egress, live, json!(budget)).await,

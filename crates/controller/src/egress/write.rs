@@ -129,6 +129,18 @@ impl Writer {
         Ok(())
     }
 
+    /// Changes the version of an object that was read, where server-side apply cannot.
+    pub(super) async fn merge<K>(&self, api: &Api<K>, name: &str, patch: Value) -> Result<K, Failure>
+    where
+        K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
+    {
+        let parameters = PatchParams { field_manager: Some(MANAGER.to_owned()), ..PatchParams::default() };
+        let merged = api.patch(name, &parameters, &Patch::Merge(patch)).await;
+        let mut object = merged.map_err(|error| Failure::of(&what::<K>(name), &error))?;
+        lean::any(&mut object);
+        Ok(object)
+    }
+
     /// Deletes an object that is as it was read.
     pub(super) async fn delete<K>(&self, api: &Api<K>, object: &K) -> Result<(), Failure>
     where

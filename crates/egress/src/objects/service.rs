@@ -3,6 +3,7 @@
 use fairlead_api::resources::{Egress, SessionAffinity};
 use k8s_openapi::api::core::v1::{ClientIPConfig, Service, ServicePort, ServiceSpec, SessionAffinityConfig};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use serde_json::{Value, json};
 
 use super::{metadata, name, pod_labels};
 
@@ -31,6 +32,21 @@ pub(super) fn service(egress: &Egress, port: u16) -> Service {
         ..ServiceSpec::default()
     };
     Service { metadata: metadata(egress), spec: Some(spec), status: None }
+}
+
+/// The merge patch that takes ports of other writers back, if the Service that is there has some. Server-side apply leaves them, and
+/// refuses two ports without names: after an edit of the port it would fail for ever.
+pub fn take_back_ports(live: &Service, wanted: &Service) -> Option<Value> {
+    let ports =
+        |service: &Service| service.spec.as_ref().and_then(|spec| spec.ports.clone()).unwrap_or_default();
+    let wanted = ports(wanted);
+    let is_wanted = |port: &ServicePort| {
+        let protocol = port.protocol.as_deref().unwrap_or("TCP");
+        wanted.iter().any(|wanted| (wanted.port, wanted.protocol.as_deref()) == (port.port, Some(protocol)))
+    };
+    let is_foreign = ports(live).iter().any(|port| !is_wanted(port));
+    let version = &live.metadata.resource_version;
+    is_foreign.then(|| json!({ "metadata": { "resourceVersion": version }, "spec": { "ports": wanted } }))
 }
 
 fn affinity_config(egress: &Egress) -> SessionAffinityConfig {

@@ -215,6 +215,30 @@ fn a_service_has_both_families_and_the_affinity_of_the_egress() {
 }
 
 #[test]
+fn ports_of_others_are_taken_back() {
+    let wanted = made(&json!({})).service;
+    let live = |ports: &Value| {
+        let mut live = json!(wanted);
+        live["metadata"]["resourceVersion"] = json!("7");
+        live["spec"]["ports"] = ports.clone();
+        serde_json::from_value::<Service>(live).unwrap()
+    };
+    let ours = json!({ "port": 5555, "targetPort": 5555, "protocol": "UDP" });
+    assert_eq!(take_back_ports(&live(&json!([ours])), &wanted), None);
+    // What is missing or changed in ours, server-side apply mends.
+    assert_eq!(
+        take_back_ports(&live(&json!([{ "port": 5555, "protocol": "UDP", "targetPort": 1 }])), &wanted),
+        None
+    );
+    let patch = Some(json!({ "metadata": { "resourceVersion": "7" }, "spec": { "ports": [ours] } }));
+    for foreign in
+        [json!([{ "port": 5555 }]), json!([ours, { "name": "dns", "port": 53, "protocol": "UDP" }])]
+    {
+        assert_eq!(take_back_ports(&live(&foreign), &wanted), patch);
+    }
+}
+
+#[test]
 fn an_egress_that_cannot_have_gateways_says_why() {
     let (message, reason) = error(&egress(&json!({ "destinations": ["::/0", "9.9.9.9"] })), &defaults());
     assert_eq!(reason, "InvalidDestination");
