@@ -36,6 +36,8 @@ fn example(entry: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn parse(entries: &[&str]) -> Result<Vec<String>, String> {
@@ -63,6 +65,23 @@ mod tests {
             let words =
                 format!("spec.destinations[1]: {entry:?} is no prefix in CIDR notation, such as {example}");
             assert_eq!(parse(&["::/0", entry]).unwrap_err(), words);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn hostile_entries_never_panic_and_prefixes_have_no_host_bits(entries in prop::collection::vec("[0-9a-f.:/]{0,45}|.{0,20}", 0..5)) {
+            if let Ok(prefixes) = prefixes(&entries) {
+                prop_assert!(prefixes.len() <= entries.len());
+                prop_assert!(prefixes.iter().all(|prefix| prefix.trunc() == *prefix));
+            }
+        }
+
+        #[test]
+        fn what_is_written_is_read(bits in any::<u128>(), length in 0..=128_u8) {
+            let prefix = IpNet::new(std::net::Ipv6Addr::from_bits(bits).into(), length).unwrap();
+            let read = prefixes(&[prefix.to_string()]).unwrap();
+            prop_assert_eq!(read, BTreeSet::from([prefix.trunc()]));
         }
     }
 }

@@ -371,3 +371,23 @@ fn the_controller_has_no_rights_that_it_does_not_need() {
         assert_eq!(answer, wanted, "{verb} {resource} in {namespace}");
     }
 }
+
+#[test]
+fn the_component_has_the_image_of_this_version_and_the_names_of_coil() {
+    let bed = bed();
+    let deployment = bed.there("kube-system", &["deployment", "coil-egress-controller"]);
+    let labels =
+        json!({ "app.kubernetes.io/name": "coil", "app.kubernetes.io/component": "coil-egress-controller" });
+    let spec = &deployment["spec"];
+    assert_eq!((&spec["replicas"], &spec["selector"]["matchLabels"]), (&json!(2), &labels));
+    let pod = &spec["template"]["spec"];
+    assert_eq!(pod["serviceAccountName"], "coil-egress-controller");
+    let container = &pod["containers"][0];
+    assert_eq!(container["image"], concat!("localhost/fairlead:", env!("CARGO_PKG_VERSION")));
+    assert_eq!(
+        (&container["ports"][0]["containerPort"], &container["ports"][1]["containerPort"]),
+        (&json!(9396), &json!(9397))
+    );
+    let lease = bed.there("kube-system", &["lease", "coil-egress-leader"]);
+    assert_eq!(lease["spec"]["holderIdentity"], "controller-0");
+}
