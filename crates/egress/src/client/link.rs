@@ -1,11 +1,12 @@
 //! The Foo-over-UDP links of a client pod.
 
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 
 use fairlead_address::IpFamily;
 use fairlead_api::names::{
     FOU_TTL, IP6TNL_OVERHEAD, IPIP_OVERHEAD, IPV6_MIN_MTU, LINK_PREFIX_FOU_IPV4, LINK_PREFIX_FOU_IPV6,
 };
+use sha1::{Digest as _, Sha1};
 
 /// Bytes of a UDP header (RFC 768).
 const UDP_OVERHEAD: u32 = 8;
@@ -56,7 +57,10 @@ impl Link {
 pub fn link_name(remote: IpAddr) -> String {
     match remote {
         IpAddr::V4(remote) => format!("{LINK_PREFIX_FOU_IPV4}{:08x}", remote.to_bits()),
-        IpAddr::V6(remote) => format!("{LINK_PREFIX_FOU_IPV6}{:08x}", first_word_of_sha1(remote)),
+        IpAddr::V6(remote) => {
+            let [a, b, c, d, ..] = <[u8; 20]>::from(Sha1::digest(remote.octets()));
+            format!("{LINK_PREFIX_FOU_IPV6}{:08x}", u32::from_be_bytes([a, b, c, d]))
+        }
     }
 }
 
@@ -71,33 +75,6 @@ pub(super) fn inner_mtu(family: IpFamily, outer: u32) -> Result<u32, u32> {
     };
     let inner = outer.checked_sub(overhead).filter(|inner| *inner >= minimum);
     inner.ok_or(minimum.saturating_add(overhead))
-}
-
-/// The first four bytes of the SHA-1 of the address (FIPS 180-4, section 6.1.2). The address, its padding and its length are
-/// one block.
-fn first_word_of_sha1(address: Ipv6Addr) -> u32 {
-    const INITIAL: [u32; 5] = [0x6745_2301, 0xefcd_ab89, 0x98ba_dcfe, 0x1032_5476, 0xc3d2_e1f0];
-    let bits = address.to_bits();
-    let word = |shift: u32| u32::try_from((bits >> shift) & u128::from(u32::MAX)).unwrap_or_default();
-    // The message, a one bit, zeros, and the length of the message: 128 bits.
-    let mut schedule =
-        [word(96), word(64), word(32), word(0), 0x8000_0000, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 128];
-    let [mut a, mut b, mut c, mut d, mut e] = INITIAL;
-    for round in 0..80 {
-        let (mixed, constant) = match round {
-            0..20 => ((b & c) | (!b & d), 0x5a82_7999_u32),
-            20..40 => (b ^ c ^ d, 0x6ed9_eba1),
-            40..60 => ((b & c) | (b & d) | (c & d), 0x8f1b_bcdc),
-            _ => (b ^ c ^ d, 0xca62_c1d6),
-        };
-        let sum = [a.rotate_left(5), mixed, e, constant, schedule[0]];
-        let sum = sum.into_iter().fold(0_u32, u32::wrapping_add);
-        (e, d, c, b, a) = (d, c, b.rotate_left(30), a, sum);
-        let next = (schedule[13] ^ schedule[8] ^ schedule[2] ^ schedule[0]).rotate_left(1);
-        schedule.rotate_left(1);
-        schedule[15] = next;
-    }
-    a.wrapping_add(INITIAL[0])
 }
 
 #[cfg(test)]
