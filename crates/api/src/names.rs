@@ -80,6 +80,22 @@ pub const ROUTE_PROTOCOL: u8 = 30;
 pub const ROUTE_PROTOCOL_ROUTER: u8 = 31;
 /// UDP port of Foo-over-UDP (Coil v2).
 pub const FOU_PORT: u16 = 5555;
+/// Priority of the rule in client pods that keeps link-local destinations in the table `main` (Coil v2).
+pub const RULE_PRIORITY_EGRESS_LINK_LOCAL: u32 = 1800;
+/// Priority of the rule in client pods that looks up [`TABLE_EGRESS_NARROW`] (Coil v2).
+pub const RULE_PRIORITY_EGRESS_NARROW: u32 = 1900;
+/// Priority of the first of the rules in client pods that keep private networks in the table `main` (Coil v2).
+pub const RULE_PRIORITY_EGRESS_PRIVATE: u32 = 2000;
+/// Priorities of the rules in client pods that keep other ranges of the cluster in the table `main` (own).
+pub const RULE_PRIORITIES_EGRESS_IN_CLUSTER: std::ops::RangeInclusive<u32> = 2003..=2099;
+/// Priority of the rule in client pods that looks up [`TABLE_EGRESS_WIDE`] (Coil v2).
+pub const RULE_PRIORITY_EGRESS_WIDE: u32 = 2100;
+/// Prefix of the names of FoU links over IPv4, followed by the peer's address as eight hexadecimal digits (Coil v2).
+pub const LINK_PREFIX_FOU_IPV4: &str = "fou4_";
+/// Prefix of the names of FoU links over IPv6, followed by the first four bytes of the SHA-1 of the peer's address (Coil v2).
+pub const LINK_PREFIX_FOU_IPV6: &str = "fou6_";
+/// Time to live, or hop limit, of the outer packets of FoU links (Coil v2).
+pub const FOU_TTL: u8 = 225;
 
 /// Bits of the packet mark that the mesh uses; all others belong to other software (KubeSpan).
 pub const MARK_MASK: u32 = 0x60;
@@ -182,10 +198,30 @@ pub const NODE_PROGRAM: &str = "coild";
 pub const CONTROLLER_PROGRAM: &str = "coil-ipam-controller";
 /// The init container that prepares a node, and its `argv[0]` (Coil v2).
 pub const INSTALLER_PROGRAM: &str = "coil-installer";
+/// The controller of egress gateways: its Deployment and `argv[0]` (Coil v2).
+pub const EGRESS_CONTROLLER_PROGRAM: &str = "coil-egress-controller";
+/// The gateway program: its ServiceAccount, ClusterRole, ClusterRoleBinding and `argv[0]` (Coil v2).
+pub const EGRESS_PROGRAM: &str = "coil-egress";
+/// The container of the gateway in a gateway pod, and the component of all objects of an Egress (Coil v2).
+pub const EGRESS_COMPONENT: &str = "egress";
 /// Coil's built-in router, which is part of the node program (Coil v2).
 pub const ROUTER_PROGRAM: &str = "coil-router";
 /// Lease the IPAM controller is elected by (Coil v2).
 pub const LEASE_IPAM: &str = "coil-ipam-leader";
+/// Lease the controller of egress gateways is elected by (Coil v2).
+pub const LEASE_EGRESS: &str = "coil-egress-leader";
+/// Label: the name of the application (Kubernetes, "Recommended Labels").
+pub const LABEL_APP_NAME: &str = "app.kubernetes.io/name";
+/// Label: which instance of the application; of gateways, the name of their Egress (Kubernetes; Coil v2).
+pub const LABEL_APP_INSTANCE: &str = "app.kubernetes.io/instance";
+/// Label: the part of the application (Kubernetes).
+pub const LABEL_APP_COMPONENT: &str = "app.kubernetes.io/component";
+/// Value of [`LABEL_APP_NAME`] (Coil v2).
+pub const APP_NAME: &str = "coil";
+/// Port of the metrics of a gateway pod (Coil v2).
+pub const EGRESS_METRICS_PORT: u16 = 8080;
+/// Port of the health probes of a gateway pod (Coil v2).
+pub const EGRESS_HEALTH_PORT: u16 = 8081;
 /// Namespace of Fairlead's own objects (Coil v2).
 pub const SYSTEM_NAMESPACE: &str = "kube-system";
 /// Secret with the preshared keys of Peers that name one in `spec.presharedKeyRef`, in [`SYSTEM_NAMESPACE`]. Nodes may read it.
@@ -217,14 +253,26 @@ pub const MAX_RELAY_REPLICAS: u32 = 5;
 
 /// Whether a text can be the name of a Node or a pool: a DNS subdomain (RFC 1123). Only such texts may get into a URL.
 pub fn is_object_name(text: &str) -> bool {
-    let is_label = |label: &str| {
-        let inner = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || *byte == b'-';
-        let bytes = label.as_bytes();
-        bytes.iter().all(inner)
-            && bytes.first().is_some_and(|byte| *byte != b'-')
-            && bytes.last().is_some_and(|byte| *byte != b'-')
-    };
-    text.len() <= 253 && text.split('.').all(is_label)
+    text.len() <= 253 && text.split('.').all(is_dns_word)
+}
+
+/// Whether a text can be the name of a namespace: a DNS label (RFC 1123).
+pub fn is_dns_label(text: &str) -> bool {
+    text.len() <= 63 && is_dns_word(text)
+}
+
+/// Whether a text can be the name of a Service: a DNS label that begins with a letter (RFC 1035).
+pub fn is_service_name(text: &str) -> bool {
+    is_dns_label(text) && text.starts_with(|first: char| first.is_ascii_lowercase())
+}
+
+/// A part of a DNS name, of any length.
+fn is_dns_word(text: &str) -> bool {
+    let inner = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || *byte == b'-';
+    let bytes = text.as_bytes();
+    bytes.iter().all(inner)
+        && bytes.first().is_some_and(|byte| *byte != b'-')
+        && bytes.last().is_some_and(|byte| *byte != b'-')
 }
 
 #[cfg(test)]
@@ -254,5 +302,12 @@ mod tests {
             assert!(!is_object_name(text), "{text}");
         }
         assert!(!is_object_name(&"a".repeat(254)));
+    }
+
+    #[test]
+    fn labels_are_short_and_services_begin_with_a_letter() {
+        assert!(is_dns_label(&"a".repeat(63)) && !is_dns_label(&"a".repeat(64)));
+        assert!(is_dns_label("0a") && !is_dns_label("a.b") && !is_dns_label("") && !is_dns_label("-a"));
+        assert!(is_service_name("a0") && !is_service_name("0a") && !is_service_name(""));
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use fairlead_api::names::{LEASE_IPAM, SYSTEM_NAMESPACE};
+use fairlead_api::names::SYSTEM_NAMESPACE;
 use fairlead_cluster::subsystem::Supervisor;
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
@@ -28,18 +28,25 @@ pub(crate) struct Outcome {
     pub(crate) restorations: watch::Receiver<u64>,
 }
 
-/// Takes part in the election. Stopping the subsystem releases the Lease.
-pub(crate) fn start(supervisor: &mut Supervisor, client: Client, identity: String) -> Outcome {
+/// Takes part in the election by the Lease of this name. Stopping the subsystem releases the Lease.
+pub(crate) fn start(
+    supervisor: &mut Supervisor,
+    client: Client,
+    lease: &'static str,
+    identity: String,
+) -> Outcome {
     let (sender, leading) = watch::channel(false);
     let (restored, restorations) = watch::channel(0);
     let leases = Api::namespaced(client, SYSTEM_NAMESPACE);
-    let election = Election { leases, elector: Elector::new(identity), restored };
+    let election = Election { leases, lease, elector: Elector::new(identity), restored };
     supervisor.subsystem(NAME).spawn_graceful("lease", |stop| election.run(sender, stop));
     Outcome { leading, restorations }
 }
 
 struct Election {
     leases: Api<Lease>,
+    /// Name of the Lease.
+    lease: &'static str,
     elector: Elector,
     restored: watch::Sender<u64>,
 }
@@ -65,9 +72,9 @@ impl Election {
             };
             match &error {
                 Some(error) if !failed => {
-                    tracing::warn!(error, lease = LEASE_IPAM, "cannot acquire or renew the Lease; retrying");
+                    tracing::warn!(error, lease = self.lease, "cannot acquire or renew the Lease; retrying");
                 }
-                Some(error) => tracing::debug!(error, lease = LEASE_IPAM, "still no access to the Lease"),
+                Some(error) => tracing::debug!(error, lease = self.lease, "still no access to the Lease"),
                 None => {}
             }
             failed = error.is_some();
@@ -78,18 +85,18 @@ impl Election {
     }
 
     async fn attempt(&mut self) -> Result<(), kube::Error> {
-        let lease = self.leases.get_opt(LEASE_IPAM).await?;
+        let lease = self.leases.get_opt(self.lease).await?;
         let now = Instant::now();
         if self.elector.observe(now, lease) {
-            tracing::warn!(lease = LEASE_IPAM, "etcd was restored from a backup, or the Lease was deleted");
+            tracing::warn!(lease = self.lease, "etcd was restored from a backup, or the Lease was deleted");
             self.restored.send_modify(|count| *count = count.saturating_add(1));
         }
         let Some(mut claim) = self.elector.claim(now, Timestamp::now()) else { return Ok(()) };
         let parameters = PostParams::default();
         let stored = if claim.metadata.resource_version.is_some() {
-            self.leases.replace(LEASE_IPAM, &parameters, &claim).await
+            self.leases.replace(self.lease, &parameters, &claim).await
         } else {
-            claim.metadata.name = Some(LEASE_IPAM.to_owned());
+            claim.metadata.name = Some(self.lease.to_owned());
             self.leases.create(&parameters, &claim).await
         };
         match stored {
@@ -115,10 +122,10 @@ impl Election {
     async fn release(&mut self) {
         let Some(lease) = self.elector.release(Timestamp::now()) else { return };
         let parameters = PostParams::default();
-        let written = timeout(RELEASE_TIMEOUT, self.leases.replace(LEASE_IPAM, &parameters, &lease)).await;
+        let written = timeout(RELEASE_TIMEOUT, self.leases.replace(self.lease, &parameters, &lease)).await;
         if !matches!(written, Ok(Ok(_))) {
             tracing::warn!(
-                lease = LEASE_IPAM,
+                lease = self.lease,
                 "cannot release the Lease: the next leader waits until it expires"
             );
         }

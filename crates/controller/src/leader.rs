@@ -30,10 +30,7 @@ use crate::orphans::{self, OrphanMetrics};
 use crate::relay::Reconciler;
 use crate::stores::Stores;
 use crate::work_queue::{ReconcileMetrics, WorkQueueMetrics};
-use crate::{discovery, granularity, mesh, not_implemented, peer_facts, pools};
-
-/// Name of the subsystem.
-pub(crate) const NAME: &str = "leader";
+use crate::{discovery, granularity, leadership, mesh, not_implemented, peer_facts, pools};
 
 /// How long the leader waits before it does certain things.
 #[derive(Debug, Clone, Copy)]
@@ -54,7 +51,7 @@ pub(crate) fn start(
     metrics: &LeaderMetrics,
     pauses: Pauses,
 ) {
-    let subsystem = supervisor.subsystem(NAME);
+    let subsystem = supervisor.subsystem(leadership::NAME);
     let pools = watcher(Api::all(client.clone()), config()).modify(lean::any);
     let pools = caches::start(subsystem, "AddressPools", pools);
     let known = Arc::new(Mutex::new(KnownBlocks::default()));

@@ -4,16 +4,20 @@
 //! lets `fairlead-ipam` decide, and writes AddressBlocks, conditions and finalizers. Without it everything that runs goes
 //! on: nodes keep their blocks, and only a node without a free address waits for the next leader.
 //!
-//! Not here: the egress controllers; what is valid, which the API server decides by itself (`deploy/crds`, `deploy/policy`).
+//! [`egress`] is another program, with its own Lease: it runs the gateways of Egresses.
+//!
+//! Not here: what is valid, which the API server decides by itself (`deploy/crds`, `deploy/policy`).
 
 mod changes;
 mod deleted_peers;
 mod discovery;
+pub mod egress;
 mod election;
 mod grants;
 mod granularity;
 mod known_blocks;
 mod leader;
+mod leadership;
 mod lease;
 mod mesh;
 mod mesh_addresses;

@@ -1,20 +1,21 @@
-//! The program: its subsystems, the leader's work while this replica leads, and the order of shutdown.
+//! The program: its subsystems and the order of shutdown.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use fairlead_api::names::LEASE_IPAM;
 use fairlead_cluster::http::{Limits, MetricsAddress, Plain};
 use fairlead_cluster::requests::{RequestMetrics, counting_client};
-use fairlead_cluster::subsystem::{Failure, Supervisor};
+use fairlead_cluster::subsystem::Supervisor;
 use fairlead_cluster::{http, metrics, process, resumption};
 use fairlead_ipam::orphans::Graces;
 use prometheus_client::registry::Registry;
-use tokio::sync::watch;
 
 use crate::leader::{LeaderMetrics, Pauses};
-use crate::{election, leader};
+use crate::leadership::{Changes, STOP_TIMEOUT, lead_while_elected};
+use crate::{election, leader, leadership};
 
 /// For this long after a list of all blocks, only blocks that nodes claim are granted. Nodes claim within a second what the
 /// API server has lost.
@@ -23,9 +24,6 @@ const HOLD_OFF: Duration = Duration::from_secs(3);
 const RESTORATION_HOLD_OFF: Duration = Duration::from_secs(60);
 /// How long a block made by hand may name a Node that never existed.
 const NEVER_EXISTED_GRACE: Duration = Duration::from_secs(10);
-/// Time for a subsystem to stop.
-const STOP_TIMEOUT: Duration = Duration::from_secs(3);
-
 /// How the program is to run.
 #[derive(Debug, Clone)]
 pub struct Settings {
@@ -64,78 +62,26 @@ pub async fn run(
     let probes =
         http::serve("health", settings.health, Limits::PROBES, Plain, http::probes(supervisor.health()));
     supervisor.subsystem("health").spawn("server", probes);
-    let election::Outcome { leading, restorations } =
-        election::start(&mut supervisor, client.clone(), settings.identity.clone());
+    let outcome = election::start(&mut supervisor, client.clone(), LEASE_IPAM, settings.identity.clone());
 
     let graces = Graces { deleted: settings.deleted_node_grace, never_existed: NEVER_EXISTED_GRACE };
-    let lead = |supervisor: &mut Supervisor, hold_off: Duration| {
+    let lead = |supervisor: &mut Supervisor, restored: Option<Instant>| {
+        let hold_off = hold_off(restored);
         let pauses = Pauses { hold_off, graces, sweep_interval: settings.sweep_interval };
         leader::start(supervisor, &client, &settings.identity, &leader_metrics, pauses);
     };
-    let changes = Changes { leading, restorations, restored: None };
-    let outcome = lead_while_elected(&mut supervisor, changes, stop, lead, &leader_metrics).await;
+    let ended = || leader_metrics.leads(None);
+    let outcome = lead_while_elected(&mut supervisor, Changes::new(outcome), stop, lead, ended).await;
 
     // The leader's last write comes before another replica may acquire the Lease.
-    supervisor.stop(leader::NAME, STOP_TIMEOUT).await;
+    supervisor.stop(leadership::NAME, STOP_TIMEOUT).await;
     supervisor.stop(election::NAME, STOP_TIMEOUT).await;
     supervisor.shutdown(&[], STOP_TIMEOUT).await;
     Ok(outcome?)
 }
 
-/// What the leader's work is started and stopped for.
-struct Changes {
-    leading: watch::Receiver<bool>,
-    restorations: watch::Receiver<u64>,
-    /// When etcd was last restored from a backup.
-    restored: Option<Instant>,
-}
-
-impl Changes {
-    /// Waits for the next one, and says whether this replica leads.
-    async fn next(&mut self) -> bool {
-        tokio::select! {
-            changed = self.leading.changed() => match changed {
-                Ok(()) => {}
-                // The election ended, which is a failure of its own.
-                Err(_) => std::future::pending().await,
-            },
-            Ok(()) = self.restorations.changed() => self.restored = Some(Instant::now()),
-        }
-        *self.leading.borrow_and_update()
-    }
-
-    fn hold_off(&self) -> Duration {
-        let left = self.restored.map(|restored| RESTORATION_HOLD_OFF.saturating_sub(restored.elapsed()));
-        left.map_or(HOLD_OFF, |left| left.max(HOLD_OFF))
-    }
-}
-
-/// Starts and stops the leader's work with the election, until `stop` or a failure. After a restoration of etcd it begins
-/// again, with new lists of everything.
-async fn lead_while_elected(
-    supervisor: &mut Supervisor,
-    mut changes: Changes,
-    stop: impl Future<Output = ()>,
-    lead: impl Fn(&mut Supervisor, Duration),
-    metrics: &LeaderMetrics,
-) -> Result<(), Failure> {
-    let mut stop = std::pin::pin!(stop);
-    loop {
-        let change = async {
-            tokio::select! {
-                leads = changes.next() => Some(leads),
-                () = &mut stop => None,
-            }
-        };
-        let Some(leads) = supervisor.run_until(change).await? else { return Ok(()) };
-        // Also when leadership was lost and won again in between.
-        supervisor.stop(leader::NAME, STOP_TIMEOUT).await;
-        metrics.leads(None);
-        if leads {
-            tracing::info!("elected");
-            lead(supervisor, changes.hold_off());
-        } else {
-            tracing::warn!("lost the Lease; waiting for the next election");
-        }
-    }
+/// How long after a restoration of etcd, or else after an election, blocks are granted only to nodes that claim them.
+fn hold_off(restored: Option<Instant>) -> Duration {
+    let left = restored.map(|restored| RESTORATION_HOLD_OFF.saturating_sub(restored.elapsed()));
+    left.map_or(HOLD_OFF, |left| left.max(HOLD_OFF))
 }

@@ -8,6 +8,7 @@
 //! * [`mesh`]: the nftables table with its sets, the rule and table that lead into the WireGuard device.
 //! * [`encapsulation`]: the IP tunnels inside of a location, and who may send to them.
 //! * [`forwarding`]: rules in iptables' chain `FORWARD` where its policy is to drop.
+//! * [`egress_client`]: rules and routes into the tunnels to egress gateways, in the namespace of a pod.
 //! * [`nft_table`]: a whole nftables table, compared and changed in one transaction.
 //! * [`wireguard`]: one trait over the kernel's WireGuard and the embedded one.
 //!
@@ -16,6 +17,7 @@
 //! sends nothing (`fairlead_netlink::changes_sent` counts). Nothing is cleaned up on exit.
 
 pub mod cleanup;
+pub mod egress_client;
 pub mod encapsulation;
 pub mod forwarding;
 pub mod masquerade;

@@ -2,13 +2,19 @@
 //! and our own counter agrees. One test only: the counter belongs to the whole process.
 #![cfg(test)]
 
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, AsRawFd};
 
+use fairlead_address::DualStack;
+use fairlead_dataplane::egress_client::{self, ClientRoute, ClientRouting, ClientRule};
 use fairlead_dataplane::pods::{self, PodSpec};
-use fairlead_dataplane::routes::{ensure_rules, mesh_rules, pod_rules, sync_blocks, sync_export};
+use fairlead_dataplane::routes::{
+    LOOPBACK_INDEX, ensure_rules, mesh_rules, pod_rules, sync_blocks, sync_export,
+};
 use fairlead_dataplane::routing_ids::RoutingIds;
 use fairlead_dataplane::uplink;
 use fairlead_netlink::changes_sent;
+use fairlead_netlink::netns::Netns;
 use testbed_netns::{Monitor, Namespace};
 
 #[test]
@@ -45,4 +51,22 @@ fn the_second_time_nothing_is_sent() {
     nft.wait_idle();
     assert_eq!(host.run(apply), (0, 0, 0, 0, 1));
     assert_eq!((ip.reported(), nft.reported()), (vec![], vec![]));
+    egress_is_sent_once(&pod);
+}
+
+fn egress_is_sent_once(pod: &Namespace) {
+    let netns = Netns::open(pod.path()).unwrap();
+    let everything = "0.0.0.0/0".parse().unwrap();
+    let routing = ClientRouting {
+        rules: vec![ClientRule { priority: 2100, destination: everything, table: 118 }],
+        routes: vec![ClientRoute { table: 118, destination: everything, link: "lo".to_owned() }],
+    };
+    let desired = DualStack { ipv4: Some(routing), ipv6: None };
+    let links = BTreeMap::from([("lo".to_owned(), LOOPBACK_INDEX)]);
+    let sent = || {
+        let before = changes_sent();
+        egress_client::sync(&netns, &desired, &links).unwrap();
+        changes_sent() - before
+    };
+    assert_eq!((sent(), sent()), (3, 0));
 }

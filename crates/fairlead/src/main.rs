@@ -56,6 +56,7 @@ fn main() -> ExitCode {
         Command::Connect(connect) => connect::run(*connect),
         Command::Connectivity { command } => connectivity::run(&command),
         Command::Controller(controller) => programs::controller(*controller),
+        Command::EgressController(controller) => programs::egress_controller(*controller),
         Command::Graph(query) => graph::run(&query),
         Command::Install(places) => install::install(&places),
         Command::Ipam { command } => ipam::run(&command),

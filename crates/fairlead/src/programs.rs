@@ -9,7 +9,8 @@ use tokio::runtime::Builder;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::arguments::{
-    ControllerArguments, DiscoveryArguments, DiscoveryCommand, NodeArguments, RelayArguments,
+    ControllerArguments, DiscoveryArguments, DiscoveryCommand, EgressControllerArguments, NodeArguments,
+    RelayArguments,
 };
 use crate::{discovery, proxy, relay};
 
@@ -73,6 +74,20 @@ pub(crate) fn controller(arguments: ControllerArguments) -> anyhow::Result<ExitC
         deleted_node_grace: arguments.deleted_node_grace,
     };
     run(async { fairlead_controller::run(settings, cluster().await?, stop(KERNEL_FORWARDS)?).await })
+}
+
+/// `fairlead egress-controller`
+pub(crate) fn egress_controller(arguments: EgressControllerArguments) -> anyhow::Result<ExitCode> {
+    warn_of(&arguments.without_effect());
+    let settings = fairlead_controller::egress::Settings {
+        pod: arguments.pod(),
+        identity: arguments.identity,
+        metrics: MetricsAddress { address: arguments.metrics_addr, secure: arguments.metrics_secure },
+        health: arguments.health_addr,
+        port: arguments.egress_port,
+        image: arguments.egress_image,
+    };
+    run(async { fairlead_controller::egress::run(settings, cluster().await?, stop("shutting down")?).await })
 }
 
 /// `fairlead discovery`

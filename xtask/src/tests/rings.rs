@@ -28,6 +28,7 @@ pub(crate) const RINGS: &[Ring] = &[
             "fairlead-address",
             "fairlead-api",
             "fairlead-ipam",
+            "fairlead-egress",
             "fairlead-topology",
             "fairlead-path",
             "fairlead-discovery",

@@ -15,7 +15,9 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
-use fairlead_api::names::{COIL_FINALIZER, CONTROLLER_PROGRAM, NODE_PROGRAM, SYSTEM_NAMESPACE};
+use fairlead_api::names::{
+    COIL_FINALIZER, CONTROLLER_PROGRAM, EGRESS_CONTROLLER_PROGRAM, NODE_PROGRAM, SYSTEM_NAMESPACE,
+};
 use fairlead_api::resources::{AddressBlock, AddressPool, WireKubeMesh, definitions};
 use fairlead_cluster::writes::{is_stale, remove_finalizer};
 use k8s_openapi::api::apps::v1::DaemonSet;
@@ -114,7 +116,7 @@ impl Uninstall {
     /// Why programs still run.
     async fn programs_left(&self) -> anyhow::Result<Vec<String>> {
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), SYSTEM_NAMESPACE);
-        let labels = programs(&[NODE_PROGRAM, CONTROLLER_PROGRAM]);
+        let labels = programs(&[NODE_PROGRAM, CONTROLLER_PROGRAM, EGRESS_CONTROLLER_PROGRAM]);
         let pods = list(&pods, "the programs' pods", ListParams::default().labels(&labels)).await?;
         let node = |pod: &Pod| pod.spec.as_ref().and_then(|spec| spec.node_name.clone()).unwrap_or_default();
         Ok(pods.iter().map(|pod| format!("{} on node {}", pod.name_any(), node(pod))).collect())

@@ -2,7 +2,11 @@
 //! what has the names of Coil is named here, since other programs of Coil have the same label.
 
 use anyhow::Context as _;
-use fairlead_api::names::{CONTROLLER_PROGRAM, LEASE_IPAM, NODE_PROGRAM, RELAY_NAMESPACE, SYSTEM_NAMESPACE};
+use fairlead_api::names::{
+    CONTROLLER_PROGRAM, EGRESS_CONTROLLER_PROGRAM, EGRESS_PROGRAM, LEASE_EGRESS, LEASE_IPAM, NODE_PROGRAM,
+    RELAY_NAMESPACE, SYSTEM_NAMESPACE,
+};
+use fairlead_egress::objects::selector_of_all;
 use kube::api::{ApiResource, DeleteParams, DynamicObject, GroupVersionKind, ListParams, PropagationPolicy};
 use kube::{Api, Client, ResourceExt};
 
@@ -21,6 +25,7 @@ const RBAC: &str = "rbac.authorization.k8s.io";
 const MONITORING: &str = "monitoring.coreos.com";
 const DEPLOYMENT: Kind = Kind("apps", "v1", "Deployment", "deployments", true);
 const DAEMON_SET: Kind = Kind("apps", "v1", "DaemonSet", "daemonsets", true);
+const SERVICE_ACCOUNT: Kind = Kind("", "v1", "ServiceAccount", "serviceaccounts", true);
 const CONFIG_MAP: Kind = Kind("", "v1", "ConfigMap", "configmaps", true);
 
 /// Kinds of which everything with our label is deleted, in the namespaces of [`NAMESPACES`]. Rights come last.
@@ -34,7 +39,7 @@ const LABELLED: [Kind; 13] = [
     Kind(ADMISSION, "v1", "ValidatingAdmissionPolicy", "validatingadmissionpolicies", false),
     // The managed relay and what it has.
     Kind("", "v1", "Namespace", "namespaces", false),
-    Kind("", "v1", "ServiceAccount", "serviceaccounts", true),
+    SERVICE_ACCOUNT,
     Kind(RBAC, "v1", "RoleBinding", "rolebindings", true),
     Kind(RBAC, "v1", "Role", "roles", true),
     Kind(RBAC, "v1", "ClusterRoleBinding", "clusterrolebindings", false),
@@ -43,7 +48,7 @@ const LABELLED: [Kind; 13] = [
 const NAMESPACES: [&str; 3] = [SYSTEM_NAMESPACE, "default", RELAY_NAMESPACE];
 
 /// Objects with names of Coil.
-const NAMED: [(Kind, &str); 4] = [
+const NAMED: [(Kind, &str); 7] = [
     (
         Kind(ADMISSION, "v1", "MutatingWebhookConfiguration", "mutatingwebhookconfigurations", false),
         "coilv2-mutating-ipam-webhook-configuration",
@@ -53,7 +58,11 @@ const NAMED: [(Kind, &str); 4] = [
         "coilv2-validating-ipam-webhook-configuration",
     ),
     (Kind("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets", true), CONTROLLER_PROGRAM),
+    (Kind("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets", true), EGRESS_CONTROLLER_PROGRAM),
     (Kind("coordination.k8s.io", "v1", "Lease", "leases", true), LEASE_IPAM),
+    (Kind("coordination.k8s.io", "v1", "Lease", "leases", true), LEASE_EGRESS),
+    // What the controller of egress gateways has made.
+    (Kind(RBAC, "v1", "ClusterRoleBinding", "clusterrolebindings", false), EGRESS_PROGRAM),
 ];
 
 impl Kind {
@@ -70,8 +79,9 @@ impl Kind {
     }
 }
 
-/// The controller, then the node program.
+/// The controllers, then the node program.
 pub(super) async fn delete_programs(client: &Client) -> anyhow::Result<()> {
+    delete(client, &DEPLOYMENT, SYSTEM_NAMESPACE, EGRESS_CONTROLLER_PROGRAM).await?;
     delete(client, &DEPLOYMENT, SYSTEM_NAMESPACE, CONTROLLER_PROGRAM).await?;
     delete(client, &DAEMON_SET, SYSTEM_NAMESPACE, NODE_PROGRAM).await
 }
@@ -87,6 +97,7 @@ pub(super) async fn delete_rest(client: &Client) -> anyhow::Result<()> {
             delete(client, &CONFIG_MAP, SYSTEM_NAMESPACE, &object).await?;
         }
     }
+    delete_gateway_accounts(client).await?;
     for kind in &LABELLED {
         let namespaces = if kind.4 { &NAMESPACES[..] } else { &[SYSTEM_NAMESPACE] };
         for namespace in namespaces {
@@ -94,6 +105,17 @@ pub(super) async fn delete_rest(client: &Client) -> anyhow::Result<()> {
                 delete(client, kind, namespace, &object).await?;
             }
         }
+    }
+    Ok(())
+}
+
+/// The ServiceAccounts of gateways, which no Egress owns: those of a namespace share one.
+async fn delete_gateway_accounts(client: &Client) -> anyhow::Result<()> {
+    let api: Api<DynamicObject> = Api::all_with(client.clone(), &SERVICE_ACCOUNT.resource());
+    let found = api.list_metadata(&ListParams::default().labels(&selector_of_all())).await;
+    for account in found.context("cannot list serviceaccounts")?.items {
+        let namespace = account.namespace().unwrap_or_default();
+        delete(client, &SERVICE_ACCOUNT, &namespace, &account.name_any()).await?;
     }
     Ok(())
 }
@@ -153,7 +175,11 @@ mod tests {
         let deploy = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy");
         let objects = manifests(&deploy);
         assert!(objects.len() > 20, "{}", objects.len());
-        let by_name = [(DEPLOYMENT, CONTROLLER_PROGRAM), (DAEMON_SET, NODE_PROGRAM)];
+        let by_name = [
+            (DEPLOYMENT, CONTROLLER_PROGRAM),
+            (DEPLOYMENT, EGRESS_CONTROLLER_PROGRAM),
+            (DAEMON_SET, NODE_PROGRAM),
+        ];
         for object in objects {
             let metadata = &object["metadata"];
             let (kind, name) = (object["kind"].as_str().unwrap(), metadata["name"].as_str().unwrap());

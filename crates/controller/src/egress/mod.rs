@@ -1,0 +1,118 @@
+//! The program that runs the gateways of Egresses: a leader, elected by a Lease of its own, applies Deployment, Service and the other
+//! objects of each Egress, as `fairlead-egress` decides, and writes its status.
+//!
+//! Objects are written by server-side apply; only ports that others have added to a Service are taken back by another patch. They
+//! are compared with what was applied last: one that others change or delete is applied again, and nothing is sent while all is as
+//! it should be. An object of the same name that belongs to another owner stays as it is.
+
+mod leader;
+mod reconcile;
+mod write;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use fairlead_api::names::LEASE_EGRESS;
+use fairlead_cluster::events::EventMetrics;
+use fairlead_cluster::http::{Limits, MetricsAddress, Plain};
+use fairlead_cluster::metrics::register;
+use fairlead_cluster::requests::{RequestMetrics, counting_client};
+use fairlead_cluster::subsystem::Supervisor;
+use fairlead_cluster::{http, metrics, process, resumption};
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+
+use crate::election;
+use crate::leadership::{self, Changes, STOP_TIMEOUT, lead_while_elected};
+use crate::work_queue::{ReconcileMetrics, WorkQueueMetrics};
+
+/// How the program is to run.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Identity of this replica in the Lease.
+    pub identity: String,
+    /// Where metrics are served, and for whom.
+    pub metrics: MetricsAddress,
+    /// Address of `/healthz` and `/readyz`.
+    pub health: SocketAddr,
+    /// UDP port of Services and gateways.
+    pub port: u16,
+    /// The image of gateways; that of the first container of `pod` if not given.
+    pub image: Option<String>,
+    /// The pod of this replica, if it is known.
+    pub pod: Option<OwnPod>,
+}
+
+/// The pod of this replica.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OwnPod {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+}
+
+/// Runs the program until `stop` resolves.
+///
+/// # Errors
+/// The client configuration is invalid, or a task ended before `stop`.
+pub async fn run(
+    settings: Settings,
+    config: kube::Config,
+    stop: impl Future<Output = ()>,
+) -> anyhow::Result<()> {
+    let mut registry = Registry::default();
+    process::register_process(&mut registry);
+    let request_metrics = RequestMetrics::register(registry.sub_registry_with_prefix("fairlead"));
+    let client = counting_client(config, request_metrics).context("cannot create a Kubernetes client")?;
+    let client = resumption::checking_client(client);
+    let own_metrics = Metrics::register(&mut registry);
+    let registry = Arc::new(registry);
+
+    let mut supervisor = Supervisor::default();
+    let scrape = http::metrics(move |exposition| metrics::text(&registry, exposition));
+    http::serve_metrics(supervisor.subsystem("metrics"), settings.metrics, scrape, &client)?;
+    let probes =
+        http::serve("health", settings.health, Limits::PROBES, Plain, http::probes(supervisor.health()));
+    supervisor.subsystem("health").spawn("server", probes);
+    let outcome = election::start(&mut supervisor, client.clone(), LEASE_EGRESS, settings.identity.clone());
+
+    let lead = |supervisor: &mut Supervisor, _| {
+        own_metrics.leader.set(1);
+        leader::start(supervisor.subsystem(leadership::NAME), &client, &settings, &own_metrics);
+    };
+    let ended = || {
+        own_metrics.leader.set(0);
+        own_metrics.queue.clear();
+    };
+    let outcome = lead_while_elected(&mut supervisor, Changes::new(outcome), stop, lead, ended).await;
+
+    // The leader's last write comes before another replica may acquire the Lease.
+    supervisor.stop(leadership::NAME, STOP_TIMEOUT).await;
+    supervisor.stop(election::NAME, STOP_TIMEOUT).await;
+    supervisor.shutdown(&[], STOP_TIMEOUT).await;
+    Ok(outcome?)
+}
+
+/// Counts since the start of this replica.
+#[derive(Debug, Clone)]
+struct Metrics {
+    leader: Gauge,
+    events: EventMetrics,
+    queue: WorkQueueMetrics,
+}
+
+impl Metrics {
+    /// Declares them in the registry of all metrics.
+    fn register(registry: &mut Registry) -> Self {
+        let reconciles = ReconcileMetrics::register(registry);
+        let queue = WorkQueueMetrics::register(registry, "egress", reconciles);
+        let ours = registry.sub_registry_with_prefix("fairlead_egress_controller");
+        Self {
+            leader: register(ours, "leader", "Whether this replica is the leader", Gauge::default()),
+            events: EventMetrics::register(ours),
+            queue,
+        }
+    }
+}

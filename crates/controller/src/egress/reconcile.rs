@@ -1,0 +1,217 @@
+//! One Egress: its objects and its status.
+
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use fairlead_api::names::EGRESS_PROGRAM;
+use fairlead_api::resources::Egress;
+use fairlead_cluster::writes::is_stale;
+use fairlead_egress::objects::{Defaults, Objects, objects, service_account, take_back_ports};
+use fairlead_egress::status::{self, Finding};
+use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::{Service, ServiceAccount};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time};
+use kube::api::{Patch, PatchParams};
+use kube::runtime::reflector::{ObjectRef, Store};
+use kube::{Api, Client, Resource, ResourceExt as _};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::json;
+
+use super::leader::Stores;
+use super::write::{Failure, MANAGER, Writer};
+
+/// What came of a look at an Egress.
+pub(super) struct Outcome {
+    /// What keeps the gateways from being deployed.
+    pub(super) problem: Option<Finding>,
+    /// Whether everything is written, so that no retry is needed.
+    pub(super) is_done: bool,
+}
+
+/// Reconciles Egresses.
+pub(super) struct Reconciler {
+    client: Client,
+    writer: Arc<Writer>,
+    stores: Stores,
+    defaults: Defaults,
+    /// What keeps the gateways of all Egresses from running.
+    shared: Option<Finding>,
+}
+
+/// What an Egress has of each kind.
+struct Live {
+    deployment: Option<Deployment>,
+    service: Option<Service>,
+    budget: Option<PodDisruptionBudget>,
+}
+
+impl Reconciler {
+    pub(super) fn new(
+        client: Client,
+        writer: Arc<Writer>,
+        stores: Stores,
+        defaults: Defaults,
+        shared: Option<Finding>,
+    ) -> Self {
+        Self { client, writer, stores, defaults, shared }
+    }
+
+    pub(super) async fn reconcile(&self, egress: &Egress) -> Outcome {
+        let (namespace, name) = (egress.namespace(), egress.name_any());
+        let problem = match objects(egress, &self.defaults) {
+            Ok(objects) => {
+                match self.write(egress, objects).await.map_err(|failure| (failure.finding(), failure)) {
+                    Ok(()) => None,
+                    Err((Some(problem), _)) => Some(problem),
+                    // What the status says may still be true.
+                    Err((None, failure)) => {
+                        tracing::warn!(namespace, egress = name, %failure, "cannot deploy gateways; retrying");
+                        return Outcome { problem: None, is_done: false };
+                    }
+                }
+            }
+            Err(error) => Some(Finding::problem(error.reason(), error.to_string())),
+        };
+        let problem = problem.or_else(|| self.shared.clone());
+        let written = self.write_status(egress, problem.as_ref()).await;
+        Outcome { is_done: problem.is_none() && written, problem }
+    }
+
+    /// Applies the objects, unless one of their names is taken: then none.
+    async fn write(&self, egress: &Egress, objects: Objects) -> Result<(), Failure> {
+        let Objects { service, disruption_budget, deployment_to_apply, .. } = objects;
+        let namespace = egress.namespace().unwrap_or_default();
+        let live = Live {
+            deployment: self.claim(egress, &self.stores.deployments).await?,
+            service: self.claim(egress, &self.stores.services).await?,
+            budget: self.budget(egress, disruption_budget.is_some()).await?,
+        };
+        let account = self.stores.accounts.get(&ObjectRef::new(EGRESS_PROGRAM).within(&namespace));
+        let desired = json!(service_account(&namespace));
+        let accounts: Api<ServiceAccount> = self.api(egress);
+        self.writer.apply(&accounts, account.as_deref(), desired, true).await?;
+        let mut live_service = live.service;
+        if let Some(patch) = live_service.as_ref().and_then(|live| take_back_ports(live, &service)) {
+            let name = egress.name_any();
+            live_service = Some(self.writer.merge(&self.api::<Service>(egress), &name, patch).await?);
+        }
+        self.apply(egress, live_service, json!(service)).await?;
+        self.apply(egress, live.deployment, deployment_to_apply).await?;
+        match (disruption_budget, live.budget) {
+            (Some(budget), live) => self.apply(egress, live, json!(budget)).await,
+            (None, Some(budget)) => self.writer.delete(&self.api(egress), &budget).await,
+            (None, None) => Ok(()),
+        }
+    }
+
+    /// The budget of the Egress. Where it asks for none, another's is no concern.
+    async fn budget(&self, egress: &Egress, is_wanted: bool) -> Result<Option<PodDisruptionBudget>, Failure> {
+        if is_wanted {
+            return self.claim(egress, &self.stores.budgets).await;
+        }
+        let cached = cached(egress, &self.stores.budgets);
+        Ok(cached.filter(|budget| is_owner(egress, budget.as_ref())).map(|budget| budget.as_ref().clone()))
+    }
+
+    /// The object that has the name of the Egress, if there is one.
+    ///
+    /// # Errors
+    /// It belongs to another owner, or is being deleted.
+    async fn claim<K>(&self, egress: &Egress, store: &Store<K>) -> Result<Option<K>, Failure>
+    where
+        K: Owned,
+    {
+        let (cached, name) = (cached(egress, store), egress.name_any());
+        let live = self.writer.live(&self.api(egress), cached.as_deref(), &name).await?;
+        let Some(object) = live else { return Ok(None) };
+        let what = format!("{} {name}", K::kind(&()));
+        let is_of_earlier = owner(&object).is_some_and(|owner| owner.kind == "Egress" && owner.name == name);
+        if !is_owner(egress, &object) && !is_of_earlier {
+            let message =
+                format!("{what} was not made for this Egress: delete it, or give the Egress another name");
+            return Err(Failure::NameTaken(message));
+        }
+        if !is_owner(egress, &object) || object.meta().deletion_timestamp.is_some() {
+            return Err(Failure::Terminating(format!("{what} is being deleted")));
+        }
+        Ok(Some(object))
+    }
+
+    async fn apply<K: Owned>(
+        &self,
+        egress: &Egress,
+        live: Option<K>,
+        desired: serde_json::Value,
+    ) -> Result<(), Failure> {
+        // Another may have made an object of the same name meanwhile: its fields are not taken.
+        let force = live.is_some();
+        self.writer.apply::<K>(&self.api(egress), live.as_ref(), desired, force).await
+    }
+
+    /// Whether the status is written.
+    async fn write_status(&self, egress: &Egress, problem: Option<&Finding>) -> bool {
+        let deployment = cached(egress, &self.stores.deployments);
+        let deployment = deployment.as_deref().filter(|deployment| is_owner(egress, *deployment));
+        let finding = problem.cloned().unwrap_or_else(|| Finding::of(egress, deployment));
+        let now = Time(jiff::Timestamp::now());
+        let Some(status) = status::due(egress, deployment, &finding, now) else { return true };
+        let name = egress.name_any();
+        let patch = json!({
+            "apiVersion": "coil.cybozu.com/v2", "kind": "Egress", "metadata": { "name": name }, "status": status,
+        });
+        let parameters = PatchParams::apply(MANAGER).force();
+        let written = self.api::<Egress>(egress).patch_status(&name, &parameters, &Patch::Apply(patch)).await;
+        match written {
+            Ok(_) => true,
+            // Of an Egress that is gone.
+            Err(error) if is_stale(&error) => true,
+            Err(error) => {
+                tracing::warn!(egress = name, %error, "cannot write the status; retrying");
+                false
+            }
+        }
+    }
+
+    fn api<K>(&self, egress: &Egress) -> Api<K>
+    where
+        K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>,
+    {
+        Api::namespaced(self.client.clone(), &egress.namespace().unwrap_or_default())
+    }
+}
+
+/// Kinds of objects that belong to one Egress.
+trait Owned:
+    Resource<Scope = NamespaceResourceScope, DynamicType = ()>
+    + Clone
+    + Debug
+    + DeserializeOwned
+    + Serialize
+    + 'static
+{
+}
+
+impl Owned for Deployment {}
+impl Owned for PodDisruptionBudget {}
+impl Owned for Service {}
+
+/// The object that has the name of the Egress, from the watch.
+fn cached<K>(egress: &Egress, store: &Store<K>) -> Option<Arc<K>>
+where
+    K: Resource<Scope = NamespaceResourceScope, DynamicType = ()> + Clone + 'static,
+{
+    let namespace = egress.namespace().unwrap_or_default();
+    store.get(&ObjectRef::new(&egress.name_any()).within(&namespace))
+}
+
+fn is_owner(egress: &Egress, object: &impl Resource<DynamicType = ()>) -> bool {
+    owner(object).is_some_and(|owner| Some(&owner.uid) == egress.metadata.uid.as_ref())
+}
+
+fn owner(object: &impl Resource<DynamicType = ()>) -> Option<&OwnerReference> {
+    let mut owners = object.meta().owner_references.iter().flatten();
+    owners.find(|owner| owner.controller == Some(true))
+}

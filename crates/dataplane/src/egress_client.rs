@@ -1,0 +1,217 @@
+//! The rules and routes by which the packets of a client pod reach egress gateways, in the pod's network namespace.
+//!
+//! `fairlead-egress` decides what a pod has; its types are repeated here without Kubernetes, which no crate below the node
+//! program is linked with. Numbers are Coil's, so a pod that Coil has prepared is adopted: rules at 1800, 1900 and 2000–2100
+//! that look up the tables `main`, 117 or 118, and routes of protocol 30 in the latter two. Coil's rules have no protocol, and
+//! neither have ours. Everything else in the namespace belongs to other programs.
+//!
+//! Behind each route into a tunnel stands an `unreachable` route to the same destination: where the link is gone or down, the
+//! kernel refuses packets at once (`EHOSTUNREACH`), and none leaves by `eth0` with the pod's address.
+//!
+//! Links are made elsewhere; [`sync`] is given their indexes.
+
+mod steps;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use fairlead_address::{DualStack, IpFamily};
+use fairlead_api::names::{TABLE_EGRESS_NARROW, TABLE_EGRESS_WIDE};
+use fairlead_netlink::netns::Netns;
+use fairlead_netlink::route::{Route, RouteKind, RouteSocket};
+use ipnet::IpNet;
+use nix::libc;
+
+use crate::uplink::has_ipv6;
+
+pub use steps::{Occupied, Present, Step, Steps, steps};
+
+/// What a client pod has of one address family.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ClientRouting {
+    /// Rules by priority.
+    pub rules: Vec<ClientRule>,
+    /// Routes into tunnels.
+    pub routes: Vec<ClientRoute>,
+}
+
+/// A rule of a client pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ClientRule {
+    /// Priority: 1800, 1900 or 2000 to 2100.
+    pub priority: u32,
+    /// Which packets it is for.
+    pub destination: IpNet,
+    /// The table that it looks up: `main`, 117 or 118.
+    pub table: u32,
+}
+
+/// A route of a client pod into a tunnel.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClientRoute {
+    /// Its table: 117 or 118.
+    pub table: u32,
+    /// Destination, without host bits.
+    pub destination: IpNet,
+    /// Name of the link.
+    pub link: String,
+}
+
+/// Why a pod does not have the rules and routes that it should have.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A rule or route has another family or other numbers than those of egress.
+    #[error("network namespace {}: {what} is none of egress; this is an error of the caller", .netns.display())]
+    Foreign {
+        /// File of the namespace.
+        netns: PathBuf,
+        /// The rule or route.
+        what: String,
+    },
+    /// Another program's route has the place of one of ours.
+    #[error(
+        "network namespace {}: cannot add {}, since another program's {} (protocol {}) is in its place; delete that one",
+        .netns.display(), .occupied.wanted, .occupied.by, .occupied.by.protocol
+    )]
+    Occupied {
+        /// File of the namespace.
+        netns: PathBuf,
+        /// Both routes.
+        occupied: Box<Occupied>,
+    },
+    /// Rules or routes could not be read.
+    #[error(
+        "cannot read rules and routes of egress in network namespace {}: {source}; check that the pod still exists",
+        .netns.display()
+    )]
+    Read {
+        /// File of the namespace.
+        netns: PathBuf,
+        /// Why.
+        source: fairlead_netlink::Error,
+    },
+    /// The kernel refused a rule or route.
+    #[error("network namespace {}: {source}; {advice}", .netns.display())]
+    Refused {
+        /// File of the namespace.
+        netns: PathBuf,
+        /// What it refused and why.
+        source: fairlead_netlink::Error,
+        /// What to do.
+        advice: String,
+    },
+}
+
+/// Brings the network namespace of a client pod to `desired`, and returns what was done; nothing is sent when nothing
+/// differs. Of a family without a value everything of egress is removed.
+///
+/// `links` has the indexes, inside the namespace, of the links that exist and are up. A route whose link is not among them is
+/// only the unreachable one.
+///
+/// # Errors
+/// The first failure, after everything has been tried that can be done without it. If an unreachable route or a rule was
+/// refused, nothing of that family is deleted: what is still there may keep packets from leaving by `eth0`.
+pub fn sync(
+    netns: &Netns,
+    desired: &DualStack<ClientRouting, ClientRouting>,
+    links: &BTreeMap<String, u32>,
+) -> Result<Vec<Step>, Error> {
+    let DualStack { ipv4, ipv6 } = desired.as_ref();
+    let mut families = vec![(IpFamily::V4, ipv4)];
+    if has_ipv6() {
+        families.push((IpFamily::V6, ipv6));
+    }
+    for (family, desired) in &families {
+        let foreign = desired.and_then(|desired| steps::foreign(*family, desired));
+        if let Some(what) = foreign {
+            return Err(Error::Foreign { netns: netns.path().to_owned(), what });
+        }
+    }
+    let (mut done, mut failure) = (Vec::new(), None);
+    for (family, desired) in families {
+        match sync_family(netns, family, desired, links) {
+            Ok(steps) => done.extend(steps),
+            Err(error) => failure = failure.or(Some(error)),
+        }
+    }
+    failure.map_or(Ok(done), Err)
+}
+
+fn sync_family(
+    netns: &Netns,
+    family: IpFamily,
+    desired: Option<&ClientRouting>,
+    links: &BTreeMap<String, u32>,
+) -> Result<Vec<Step>, Error> {
+    let unreadable = |source| Error::Read { netns: netns.path().to_owned(), source };
+    let mut socket = RouteSocket::open_in(netns).map_err(unreadable)?;
+    let present = read(&mut socket, family).map_err(unreadable)?;
+    let Steps { mut set, delete, occupied } = steps(desired, links, &present);
+    let refused = |(step, source): (&Step, fairlead_netlink::Error)| {
+        let advice = advice(step, &source, links);
+        Error::Refused { netns: netns.path().to_owned(), source, advice }
+    };
+    let failures = send(&mut socket, &set).map_err(unreadable)?;
+    let may_delete = failures.iter().all(|(step, _)| step.leads_into_link());
+    let mut failure = failures.into_iter().map(refused).next();
+    if may_delete {
+        let failures = send(&mut socket, &delete).map_err(unreadable)?;
+        failure = failure.or(failures.into_iter().map(refused).next());
+        set.extend(delete);
+    }
+    let occupied = occupied.into_iter().next();
+    let occupied = occupied
+        .map(|occupied| Error::Occupied { netns: netns.path().to_owned(), occupied: occupied.into() });
+    failure.or(occupied).map_or(Ok(set), Err)
+}
+
+fn read(socket: &mut RouteSocket, family: IpFamily) -> fairlead_netlink::Result<Present> {
+    let mut rules = socket.rules()?;
+    rules.retain(|rule| rule.family == family);
+    let mut routes = socket.routes_of(family, TABLE_EGRESS_NARROW)?;
+    routes.extend(socket.routes_of(family, TABLE_EGRESS_WIDE)?);
+    Ok(Present { rules, routes })
+}
+
+/// Carries out steps in one batch and returns the failures that matter.
+fn send<'a>(
+    socket: &mut RouteSocket,
+    steps: &'a [Step],
+) -> fairlead_netlink::Result<Vec<(&'a Step, fairlead_netlink::Error)>> {
+    if steps.is_empty() {
+        return Ok(Vec::new());
+    }
+    let messages: Vec<_> = steps.iter().map(Step::message).collect();
+    let outcomes = socket.apply_each(&messages)?;
+    let failures = steps.iter().zip(outcomes).filter_map(|(step, outcome)| Some((step, outcome.err()?)));
+    let matters = |(step, error): &(&Step, fairlead_netlink::Error)| match step {
+        // Another process added the same meanwhile.
+        Step::AddRule(_) => !error.is_existing(),
+        Step::AddRoute(_) | Step::ReplaceRoute(_) => true,
+        Step::DeleteRoute(_) | Step::DeleteRule(_) => !error.is_missing(),
+    };
+    Ok(failures.filter(matters).collect())
+}
+
+fn advice(step: &Step, error: &fairlead_netlink::Error, links: &BTreeMap<String, u32>) -> String {
+    let link_of = |route: &Route| {
+        let index = route.link.filter(|_| route.kind == RouteKind::UNICAST)?;
+        links.iter().find(|(_, of)| **of == index).map(|(name, _)| name)
+    };
+    match (step, error.errno()) {
+        (Step::AddRoute(route) | Step::ReplaceRoute(route), Some(libc::ENETDOWN | libc::ENODEV)) => {
+            let link = link_of(route).map_or_else(|| "its link".to_owned(), |name| format!("link {name:?}"));
+            format!(
+                "set {link} up, or make it again; until then the kernel refuses packets to this destination"
+            )
+        }
+        (_, Some(libc::EPERM)) => {
+            "run this program with CAP_NET_ADMIN in the pod's network namespace".to_owned()
+        }
+        (Step::AddRule(_), Some(libc::EAFNOSUPPORT | libc::EOPNOTSUPP)) => {
+            "use a kernel with CONFIG_IP_MULTIPLE_TABLES and CONFIG_IPV6_MULTIPLE_TABLES".to_owned()
+        }
+        _ => "compare with \"ip rule\" and \"ip route show table all\" in this namespace, and try again"
+            .to_owned(),
+    }
+}

@@ -1,0 +1,237 @@
+//! The routing of a client pod: how its packets reach the gateways that it asks for, and nothing else does.
+//!
+//! A client pod has, for each Egress, a Foo-over-UDP link to the ClusterIP of its Service, and rules as Coil v2 has them:
+//!
+//! | priority | destinations | table |
+//! |---|---|---|
+//! | 1800 | link-local | `main` |
+//! | 1900 | all | 117: destinations of Egresses in private networks |
+//! | 2000–2002 | private networks | `main` |
+//! | 2003–2099 | other ranges of the cluster, which Coil does not know | `main` |
+//! | 2100 | all | 118: all other destinations of Egresses |
+//!
+//! [`routing`] computes them; where it fails, the pod must not start, as its packets would leave by `eth0`.
+
+mod link;
+mod problem;
+mod rules;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::net::IpAddr;
+
+use fairlead_address::{DualStack, DualStackAddrs, IpFamily, PrefixSet};
+use fairlead_api::names::ROUTE_PROTOCOL;
+use ipnet::IpNet;
+
+use crate::EgressName;
+
+pub use link::{Link, SourcePort, link_name};
+pub use problem::{Problem, Problems};
+pub use rules::{Rule, TABLE_MAIN, table_of};
+
+/// A pod that asks for egress gateways.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ClientPod {
+    /// Its addresses.
+    pub addresses: DualStackAddrs,
+    /// MTU of its `eth0` in bytes.
+    pub mtu: u32,
+}
+
+/// The gateways of one Egress, as a client pod reaches them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Gateways {
+    /// ClusterIPs of the Service.
+    pub cluster_ips: DualStackAddrs,
+    /// UDP port of the Service.
+    pub port: u16,
+    /// Prefixes that are reached through the gateways, without host bits.
+    pub destinations: BTreeSet<IpNet>,
+    /// UDP source port of what the pod sends.
+    pub source_port: SourcePort,
+}
+
+/// What a client pod has of one address family.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Routing {
+    /// Rules by priority.
+    pub rules: Vec<Rule>,
+    /// Links by name.
+    pub links: Vec<Link>,
+    /// Routes by table and destination.
+    pub routes: Vec<Route>,
+}
+
+/// A route into a link, of protocol [`ROUTE_PROTOCOL`].
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Route {
+    /// Routing table.
+    pub table: u32,
+    /// Destination, without host bits.
+    pub destination: IpNet,
+    /// Name of the link.
+    pub link: String,
+}
+
+/// What a pod has of each address family that it has an address of. `in_cluster` is what it reaches by `eth0` although it may
+/// lie in a destination: Service CIDRs, nodes, pod CIDRs and pools.
+///
+/// # Errors
+/// All problems. With any of them packets would go where they must not, or nowhere.
+pub fn routing(
+    pod: &ClientPod,
+    egresses: &BTreeMap<EgressName, Gateways>,
+    in_cluster: &PrefixSet,
+) -> Result<DualStack<Routing, Routing>, Problems> {
+    let mut problems = without_destination(pod, egresses);
+    let plan = |address: IpAddr| {
+        let mut planner = Planner { family: IpFamily::of(address), problems: Vec::new() };
+        let routing = planner.routing(address, pod.mtu, egresses, in_cluster);
+        (routing, planner.problems)
+    };
+    let planned = pod.addresses.map(|address| plan(address.into()), |address| plan(address.into()));
+    let ((ipv4, of_ipv4), (ipv6, of_ipv6)) = (planned.ipv4.unzip(), planned.ipv6.unzip());
+    problems.extend([of_ipv4, of_ipv6].into_iter().flatten().flatten());
+    Problems::none_of(problems)?;
+    Ok(DualStack { ipv4, ipv6 })
+}
+
+/// Egresses that a pod asks for in vain.
+fn without_destination(pod: &ClientPod, egresses: &BTreeMap<EgressName, Gateways>) -> Vec<Problem> {
+    let has_family = |prefix: &IpNet| {
+        let mut families = pod.addresses.iter().map(IpFamily::of);
+        families.any(|family| family == IpFamily::of(prefix.addr()))
+    };
+    let in_vain = egresses.iter().filter(|(_, gateways)| !gateways.destinations.iter().any(has_family));
+    in_vain.map(|(egress, _)| Problem::NoDestination { egress: egress.clone() }).collect()
+}
+
+/// Computes what a pod has of one family.
+struct Planner {
+    family: IpFamily,
+    problems: Vec<Problem>,
+}
+
+impl Planner {
+    fn routing(
+        &mut self,
+        local: IpAddr,
+        mtu: u32,
+        egresses: &BTreeMap<EgressName, Gateways>,
+        in_cluster: &PrefixSet,
+    ) -> Routing {
+        let family = self.family;
+        let rules = rules::rules(family, in_cluster);
+        let mut links: BTreeMap<String, (&EgressName, Link)> = BTreeMap::new();
+        let mut routes: BTreeMap<IpNet, (&EgressName, Route)> = BTreeMap::new();
+        for (egress, gateways) in egresses {
+            let Some(link) = self.link(egress, gateways, local, mtu) else { continue };
+            for destination in self.destinations(gateways) {
+                let route = Route { table: table_of(destination), destination, link: link.name.clone() };
+                if let Some((other, _)) = routes.insert(destination, (egress, route)) {
+                    let egresses = [other.clone(), egress.clone()];
+                    self.problems.push(Problem::SamePrefix { prefix: destination, egresses });
+                }
+            }
+            let name = link.name.clone();
+            if let Some((other, _)) = links.insert(name.clone(), (egress, link)) {
+                self.problems.push(Problem::SameLink { name, egresses: [other.clone(), egress.clone()] });
+            }
+        }
+        let rules = match rules {
+            Ok(rules) => {
+                self.check_tunnels(&rules, &links, &routes);
+                rules
+            }
+            Err(ranges) => {
+                self.problems.push(Problem::TooManyRanges { family, ranges });
+                Vec::new()
+            }
+        };
+        let mut routes: Vec<Route> = routes.into_values().map(|(_, route)| route).collect();
+        routes.sort();
+        Routing { rules, links: links.into_values().map(|(_, link)| link).collect(), routes }
+    }
+
+    /// The link to the gateways; `None` if they have no destination of this family, or a problem.
+    fn link(&mut self, egress: &EgressName, gateways: &Gateways, local: IpAddr, mtu: u32) -> Option<Link> {
+        let family = self.family;
+        self.destinations(gateways).next()?;
+        let remote = gateways.cluster_ips.iter().find(|address| IpFamily::of(*address) == family);
+        let Some(remote) = remote else {
+            self.problems.push(Problem::NoServiceAddress { egress: egress.clone(), family });
+            return None;
+        };
+        match link::inner_mtu(family, mtu) {
+            Ok(mtu) => Some(Link::new(local, remote, gateways.port, gateways.source_port, mtu)),
+            Err(minimum) => {
+                let problem = Problem::MtuTooSmall { family, mtu, minimum };
+                if !self.problems.contains(&problem) {
+                    self.problems.push(problem);
+                }
+                None
+            }
+        }
+    }
+
+    fn destinations<'a>(&self, gateways: &'a Gateways) -> impl Iterator<Item = IpNet> + use<'a> {
+        let family = self.family;
+        gateways.destinations.iter().copied().filter(move |prefix| IpFamily::of(prefix.addr()) == family)
+    }
+
+    /// The outer packets of every tunnel must leave by `eth0`.
+    fn check_tunnels(
+        &mut self,
+        rules: &[Rule],
+        links: &BTreeMap<String, (&EgressName, Link)>,
+        routes: &BTreeMap<IpNet, (&EgressName, Route)>,
+    ) {
+        for (of, link) in links.values() {
+            for (egress, route) in routes.values() {
+                let swallows = route.destination.contains(&link.remote);
+                if swallows && !rules::is_kept(rules, link.remote, route.table) {
+                    self.problems.push(Problem::SwallowsTunnel {
+                        prefix: route.destination,
+                        egress: (*egress).clone(),
+                        cluster_ip: link.remote,
+                        of: (*of).clone(),
+                    });
+                }
+            }
+        }
+    }
+}
+
+impl Routing {
+    /// The route into a link that the kernel takes for a packet to this address; `None` if the packet is left to the table
+    /// `main`.
+    pub fn lookup(&self, destination: IpAddr) -> Option<&Route> {
+        for rule in self.rules.iter().filter(|rule| rule.matches(destination)) {
+            if rule.table == TABLE_MAIN {
+                return None;
+            }
+            let routes = self.routes.iter().filter(|route| route.table == rule.table);
+            let matching = routes.filter(|route| route.destination.contains(&destination));
+            if let Some(route) = matching.max_by_key(|route| route.destination.prefix_len()) {
+                return Some(route);
+            }
+        }
+        None
+    }
+}
+
+/// As `ip route show table TABLE` prints it.
+impl fmt::Display for Route {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { destination, link, .. } = self;
+        match destination.prefix_len() {
+            0 => write!(f, "default")?,
+            length if length == destination.max_prefix_len() => write!(f, "{}", destination.addr())?,
+            _ => write!(f, "{destination}")?,
+        }
+        write!(f, " dev {link} proto {ROUTE_PROTOCOL}")
+    }
+}

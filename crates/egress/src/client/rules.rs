@@ -1,0 +1,124 @@
+//! The rules of a client pod.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use fairlead_address::{IntervalSet, IpFamily, PrefixSet};
+use fairlead_api::names::{
+    RULE_PRIORITIES_EGRESS_IN_CLUSTER, RULE_PRIORITY_EGRESS_LINK_LOCAL, RULE_PRIORITY_EGRESS_NARROW,
+    RULE_PRIORITY_EGRESS_PRIVATE, RULE_PRIORITY_EGRESS_WIDE, TABLE_EGRESS_NARROW, TABLE_EGRESS_WIDE,
+};
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+
+/// The routing table `main` (`RT_TABLE_MAIN`, linux/rtnetlink.h).
+pub const TABLE_MAIN: u32 = 254;
+
+/// RFC 3927 and RFC 4291, section 2.5.6.
+const LINK_LOCAL_IPV4: IpNet = ipv4(169, 254, 16);
+const LINK_LOCAL_IPV6: IpNet = ipv6(0xfe80, 10);
+/// RFC 1918, in the order of Coil's rules.
+const PRIVATE_IPV4: &[IpNet] = &[ipv4(10, 0, 8), ipv4(172, 16, 12), ipv4(192, 168, 16)];
+/// RFC 4193.
+const PRIVATE_IPV6: &[IpNet] = &[ipv6(0xfc00, 7)];
+
+const fn ipv4(first: u8, second: u8, length: u8) -> IpNet {
+    IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(first, second, 0, 0), length))
+}
+
+const fn ipv6(first: u16, length: u8) -> IpNet {
+    IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::new(first, 0, 0, 0, 0, 0, 0, 0), length))
+}
+
+/// A rule of the routing policy database.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rule {
+    /// Priority; the lowest comes first.
+    pub priority: u32,
+    /// Which packets it is for.
+    pub destination: IpNet,
+    /// The table that it looks up.
+    pub table: u32,
+}
+
+impl Rule {
+    /// Whether it is for packets to this address.
+    pub fn matches(&self, destination: IpAddr) -> bool {
+        self.destination.contains(&destination)
+    }
+}
+
+/// The table of the route to a destination of an Egress: where its base address lies in a private network, the one that comes
+/// before the rules for these, as in Coil.
+pub fn table_of(destination: IpNet) -> u32 {
+    let is_private =
+        private(IpFamily::of(destination.addr())).iter().any(|range| range.contains(&destination.network()));
+    if is_private { TABLE_EGRESS_NARROW } else { TABLE_EGRESS_WIDE }
+}
+
+/// All rules of a family by priority.
+///
+/// # Errors
+/// The number of ranges of the cluster, if there are more than rules for them.
+pub(super) fn rules(family: IpFamily, in_cluster: &PrefixSet) -> Result<Vec<Rule>, usize> {
+    let main = |priority, destination| Rule { priority, destination, table: TABLE_MAIN };
+    let lookup = |priority, table| Rule { priority, destination: family.everything(), table };
+    let ranges = ranges(family, in_cluster);
+    if ranges.len() > RULE_PRIORITIES_EGRESS_IN_CLUSTER.count() {
+        return Err(ranges.len());
+    }
+    let mut rules = vec![
+        main(RULE_PRIORITY_EGRESS_LINK_LOCAL, link_local(family)),
+        lookup(RULE_PRIORITY_EGRESS_NARROW, TABLE_EGRESS_NARROW),
+    ];
+    let private = (RULE_PRIORITY_EGRESS_PRIVATE..).zip(private(family).iter().copied());
+    let in_cluster = RULE_PRIORITIES_EGRESS_IN_CLUSTER.zip(ranges);
+    rules.extend(private.chain(in_cluster).map(|(priority, range)| main(priority, range)));
+    rules.push(lookup(RULE_PRIORITY_EGRESS_WIDE, TABLE_EGRESS_WIDE));
+    Ok(rules)
+}
+
+/// The fewest prefixes for the ranges of the cluster that no other rule keeps in the table `main`.
+fn ranges(family: IpFamily, in_cluster: &PrefixSet) -> Vec<IpNet> {
+    let kept: Vec<IpNet> = private(family).iter().copied().chain([link_local(family)]).collect();
+    let is_new = |range: &IpNet| !kept.iter().any(|kept| kept.contains(range));
+    let prefixes = in_cluster.family(family).prefixes();
+    let new: Vec<IpNet> = prefixes.into_iter().filter(is_new).collect();
+    IntervalSet::from_prefixes(family, &new).prefixes()
+}
+
+/// Whether a rule before that of `table` keeps packets to this address in the table `main`.
+pub(super) fn is_kept(rules: &[Rule], destination: IpAddr, table: u32) -> bool {
+    let before = rules.iter().take_while(|rule| rule.table != table);
+    before.filter(|rule| rule.table == TABLE_MAIN).any(|rule| rule.matches(destination))
+}
+
+fn link_local(family: IpFamily) -> IpNet {
+    match family {
+        IpFamily::V4 => LINK_LOCAL_IPV4,
+        IpFamily::V6 => LINK_LOCAL_IPV6,
+    }
+}
+
+fn private(family: IpFamily) -> &'static [IpNet] {
+    match family {
+        IpFamily::V4 => PRIVATE_IPV4,
+        IpFamily::V6 => PRIVATE_IPV6,
+    }
+}
+
+/// As `ip rule` prints it.
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { priority, destination, table } = self;
+        write!(f, "{priority}: from all ")?;
+        match destination.prefix_len() {
+            0 => {}
+            length if length == destination.max_prefix_len() => write!(f, "to {} ", destination.addr())?,
+            _ => write!(f, "to {destination} ")?,
+        }
+        match *table {
+            TABLE_MAIN => write!(f, "lookup main"),
+            table => write!(f, "lookup {table}"),
+        }
+    }
+}

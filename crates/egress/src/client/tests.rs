@@ -1,0 +1,342 @@
+//! Examples, and a simple model of where packets go.
+
+use fairlead_api::names::RULE_PRIORITIES_EGRESS_IN_CLUSTER;
+use proptest::prelude::*;
+
+use super::*;
+
+fn name(text: &str) -> EgressName {
+    let (namespace, name) = text.split_once('/').unwrap();
+    EgressName { namespace: namespace.to_owned(), name: name.to_owned() }
+}
+
+fn addresses(texts: &[&str]) -> DualStackAddrs {
+    let mut addresses = DualStackAddrs { ipv4: None, ipv6: None };
+    for text in texts {
+        match text.parse().unwrap() {
+            IpAddr::V4(address) => addresses.ipv4 = Some(address),
+            IpAddr::V6(address) => addresses.ipv6 = Some(address),
+        }
+    }
+    addresses
+}
+
+fn prefixes<T: FromIterator<IpNet>>(texts: &[&str]) -> T {
+    texts.iter().map(|text| text.parse::<IpNet>().unwrap()).collect()
+}
+
+fn pod(texts: &[&str]) -> ClientPod {
+    ClientPod { addresses: addresses(texts), mtu: 1500 }
+}
+
+fn gateways(cluster_ips: &[&str], destinations: &[&str]) -> Gateways {
+    Gateways {
+        cluster_ips: addresses(cluster_ips),
+        port: 5555,
+        destinations: prefixes(destinations),
+        source_port: SourcePort::Fixed,
+    }
+}
+
+fn egresses<const N: usize>(all: [(&str, Gateways); N]) -> BTreeMap<EgressName, Gateways> {
+    all.into_iter().map(|(egress, gateways)| (name(egress), gateways)).collect()
+}
+
+/// The two Egresses of Coil's article, with the addresses that it prints.
+fn article() -> BTreeMap<EgressName, Gateways> {
+    egresses([
+        ("internet-egress/nat", gateways(&["10.68.124.145", "fd04::2"], &["0.0.0.0/0", "::/0"])),
+        ("domestic-egress/nat", gateways(&["10.68.12.49", "fd04::1"], &["192.168.10.0/24"])),
+    ])
+}
+
+fn printed<T: ToString>(items: impl IntoIterator<Item = T>) -> Vec<String> {
+    items.into_iter().map(|item| item.to_string()).collect()
+}
+
+fn table(routing: &Routing, table: u32) -> Vec<String> {
+    printed(routing.routes.iter().filter(|route| route.table == table))
+}
+
+#[track_caller]
+fn problems(pod: &ClientPod, egresses: &BTreeMap<EgressName, Gateways>, in_cluster: &[&str]) -> Vec<String> {
+    let error = routing(pod, egresses, &prefixes(in_cluster)).unwrap_err();
+    assert_eq!(error.to_string(), printed(error.iter()).join("; "));
+    printed(error.iter())
+}
+
+#[test]
+fn rules_and_tables_are_those_of_coils_article() {
+    let routing = routing(&pod(&["10.20.30.40"]), &article(), &PrefixSet::default()).unwrap();
+    assert_eq!(routing.ipv6, None);
+    let routing = routing.ipv4.unwrap();
+    let rules = [
+        "1800: from all to 169.254.0.0/16 lookup main",
+        "1900: from all lookup 117",
+        "2000: from all to 10.0.0.0/8 lookup main",
+        "2001: from all to 172.16.0.0/12 lookup main",
+        "2002: from all to 192.168.0.0/16 lookup main",
+        "2100: from all lookup 118",
+    ];
+    assert_eq!(printed(&routing.rules), rules);
+    assert_eq!(table(&routing, 117), ["192.168.10.0/24 dev fou4_0a440c31 proto 30"]);
+    assert_eq!(table(&routing, 118), ["default dev fou4_0a447c91 proto 30"]);
+    let first = Link {
+        name: "fou4_0a440c31".to_owned(),
+        local: "10.20.30.40".parse().unwrap(),
+        remote: "10.68.12.49".parse().unwrap(),
+        ttl: 225,
+        source_port: 5555,
+        destination_port: 5555,
+        mtu: 1472,
+    };
+    assert_eq!(routing.links[0], first);
+    assert_eq!(routing.links[1].name, "fou4_0a447c91");
+}
+
+#[test]
+fn the_second_family_has_its_own_rules_and_links_where_there_is_a_destination() {
+    let mut egresses = article();
+    egresses.get_mut(&name("internet-egress/nat")).unwrap().source_port = SourcePort::Auto;
+    let in_cluster =
+        prefixes(&["10.64.0.0/14", "100.64.0.0/25", "100.64.0.128/25", "2001:db8::/48", "fd00::/8"]);
+    let routing = routing(&pod(&["10.20.30.40", "fd02::1"]), &egresses, &in_cluster).unwrap();
+    let (ipv4, ipv6) = (routing.ipv4.unwrap(), routing.ipv6.unwrap());
+    assert_eq!(ipv4.rules[5].to_string(), "2003: from all to 100.64.0.0/24 lookup main");
+    let rules = [
+        "1800: from all to fe80::/10 lookup main",
+        "1900: from all lookup 117",
+        "2000: from all to fc00::/7 lookup main",
+        "2003: from all to 2001:db8::/48 lookup main",
+        "2100: from all lookup 118",
+    ];
+    assert_eq!(printed(&ipv6.rules), rules);
+    let link = link_name("fd04::2".parse().unwrap());
+    assert_eq!(printed(&ipv6.routes), [format!("default dev {link} proto 30")]);
+    let [link] = &ipv6.links[..] else { panic!("{ipv6:?}") };
+    assert_eq!((link.source_port, link.destination_port, link.mtu), (0, 5555, 1452));
+}
+
+#[test]
+fn single_addresses_are_printed_as_iproute2_does() {
+    let egresses = egresses([("n/a", gateways(&["10.68.0.1"], &["9.9.9.9/32", "10.1.2.3/32"]))]);
+    let routing = routing(&pod(&["10.20.30.40"]), &egresses, &prefixes(&["198.51.100.7/32"])).unwrap();
+    let routing = routing.ipv4.unwrap();
+    assert_eq!(table(&routing, 117), ["10.1.2.3 dev fou4_0a440001 proto 30"]);
+    assert_eq!(table(&routing, 118), ["9.9.9.9 dev fou4_0a440001 proto 30"]);
+    assert_eq!(routing.rules[5].to_string(), "2003: from all to 198.51.100.7 lookup main");
+}
+
+#[test]
+fn a_destination_with_the_address_of_a_service_is_refused_unless_a_rule_protects_it() {
+    let pod = pod(&["10.20.30.40", "2001:db8::1"]);
+    // Rule 1900 comes before that for 10.0.0.0/8. The other Egress's tunnel would enter this one.
+    let narrow = egresses([
+        ("a/nat", gateways(&["10.68.0.1", "fd04::1"], &["10.0.0.0/8"])),
+        ("b/nat", gateways(&["10.68.0.2", "fd04::2"], &["0.0.0.0/0"])),
+    ]);
+    let words = |of: &str, address: &str| {
+        format!(
+            "destination 10.0.0.0/8 of Egress a/nat contains the address {address} of Service {of}, to which its \
+             tunnel goes: choose destinations without it"
+        )
+    };
+    assert_eq!(problems(&pod, &narrow, &[]), [words("a/nat", "10.68.0.1"), words("b/nat", "10.68.0.2")]);
+    // No rule keeps a Service CIDR outside of private networks that is not known.
+    let public = egresses([("a/nat", gateways(&["10.68.0.1", "2001:db8:5::1"], &["0.0.0.0/0", "::/0"]))]);
+    let [problem] = &problems(&pod, &public, &[])[..] else { panic!("not one problem") };
+    assert!(
+        problem.starts_with("destination ::/0 of Egress a/nat contains the address 2001:db8:5::1"),
+        "{problem}"
+    );
+    assert!(routing(&pod, &public, &prefixes(&["2001:db8:5::/108"])).is_ok());
+}
+
+#[test]
+fn two_egresses_with_the_same_prefix_are_named() {
+    let egresses = egresses([
+        ("a/nat", gateways(&["10.68.0.1"], &["9.9.9.0/24", "8.8.8.0/24"])),
+        ("b/nat", gateways(&["10.68.0.2"], &["9.9.9.0/24", "9.9.0.0/16"])),
+    ]);
+    let words =
+        "9.9.9.0/24 is a destination of Egress a/nat and of Egress b/nat: a pod can use only one of them";
+    assert_eq!(problems(&pod(&["10.20.30.40"]), &egresses, &[]), [words]);
+}
+
+#[test]
+fn two_services_with_links_of_one_name_are_named() {
+    let egresses = egresses([
+        ("a/nat", gateways(&["fd04::da37"], &["2001:db8:1::/48"])),
+        ("b/nat", gateways(&["fd04::1:5736"], &["2001:db8:2::/48"])),
+    ]);
+    let words = "the Services of Egresses a/nat and b/nat need links of the same name fou6_deec9c02: create one of the \
+                 Services anew";
+    assert_eq!(problems(&pod(&["fd02::1"]), &egresses, &[]), [words]);
+}
+
+#[test]
+fn a_service_needs_an_address_of_each_family_of_the_pod_that_has_destinations() {
+    let single = egresses([("a/nat", gateways(&["10.68.0.1"], &["0.0.0.0/0", "::/0"]))]);
+    let words = "Service a/nat has no IPv6 address, and its Egress has destinations of that family";
+    assert_eq!(problems(&pod(&["10.20.30.40", "fd02::1"]), &single, &[]), [words]);
+    assert!(routing(&pod(&["10.20.30.40"]), &single, &PrefixSet::default()).is_ok());
+}
+
+#[test]
+fn an_egress_without_a_destination_of_a_family_of_the_pod_is_named() {
+    let ipv6 = egresses([("a/nat", gateways(&["10.68.0.1", "fd04::1"], &["::/0"]))]);
+    let words = "Egress a/nat has no destination of an address family that the pod has";
+    assert_eq!(problems(&pod(&["10.20.30.40"]), &ipv6, &[]), [words]);
+}
+
+#[test]
+fn a_small_mtu_is_named_once() {
+    let small = ClientPod { mtu: 1300, ..pod(&["10.20.30.40", "fd02::1"]) };
+    let mut egresses = article();
+    egresses
+        .get_mut(&name("domestic-egress/nat"))
+        .unwrap()
+        .destinations
+        .extend(prefixes::<Vec<_>>(&["2001:db8::/32"]));
+    let words = "the MTU 1300 of eth0 is too small for a tunnel of IPv6: it must be at least 1328";
+    assert_eq!(problems(&small, &egresses, &[]), [words]);
+}
+
+#[test]
+fn there_are_as_many_rules_for_ranges_as_priorities_after_they_are_joined() {
+    let range = |number: u32| format!("100.{}.{}.0/24", 64 + number / 64, number % 64 * 2);
+    let ranges =
+        |count: u32| (0..count).map(range).map(|text| text.parse::<IpNet>().unwrap()).collect::<PrefixSet>();
+    let pod = pod(&["10.20.30.40"]);
+    let full = routing(&pod, &article(), &ranges(97)).unwrap().ipv4.unwrap();
+    assert_eq!(full.rules.len(), 97 + 6);
+    assert!(full.rules.is_sorted_by_key(|rule| rule.priority));
+    let error = routing(&pod, &article(), &ranges(98)).unwrap_err().to_string();
+    let words = "the cluster has 98 separate ranges of IPv4 addresses outside of private networks, and only 97 rules for them";
+    assert_eq!(error, words);
+    assert!(routing(&pod, &article(), &prefixes(&["100.64.0.0/10"])).is_ok());
+}
+
+fn is_in(ranges: &[&str], address: IpAddr) -> bool {
+    ranges.iter().any(|range| range.parse::<IpNet>().unwrap().contains(&address))
+}
+
+const LINK_LOCAL: &[&str] = &["169.254.0.0/16", "fe80::/10"];
+const PRIVATE: &[&str] = &["10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7"];
+
+/// Where a packet is to go: the remote address of its tunnel, or `None` for `eth0`.
+fn model(egresses: &BTreeMap<EgressName, Gateways>, in_cluster: &[IpNet], address: IpAddr) -> Option<IpAddr> {
+    let is_narrow = |prefix: &IpNet| is_in(PRIVATE, prefix.network());
+    let longest = |narrow: bool| {
+        let all = egresses.values().flat_map(|gateways| {
+            gateways.destinations.iter().map(move |prefix| (prefix, gateways.cluster_ips))
+        });
+        let matching = all.filter(|(prefix, _)| is_narrow(prefix) == narrow && prefix.contains(&address));
+        let (_, cluster_ips) = matching.max_by_key(|(prefix, _)| prefix.prefix_len())?;
+        cluster_ips.iter().find(|remote| remote.is_ipv4() == address.is_ipv4())
+    };
+    if is_in(LINK_LOCAL, address) {
+        return None;
+    }
+    longest(true).or_else(|| {
+        let stays = is_in(PRIVATE, address) || in_cluster.iter().any(|range| range.contains(&address));
+        if stays { None } else { longest(false) }
+    })
+}
+
+/// Prefixes that often contain each other, in and around the networks that have rules.
+fn prefix() -> impl Strategy<Value = IpNet> {
+    let bases = ["0.0.0.0", "10.0.0.0", "100.64.0.0", "172.16.0.0", "192.168.0.0", "169.254.0.0", "9.0.0.0"];
+    let ipv4 =
+        (prop::sample::select(bases.to_vec()), 0..4_u32, 0..=32_u8).prop_map(|(base, more, length)| {
+            let base: std::net::Ipv4Addr = base.parse().unwrap();
+            let address = std::net::Ipv4Addr::from_bits(base.to_bits() | more << 22 | more << 9 | more);
+            IpNet::new(address.into(), length).unwrap().trunc()
+        });
+    let bases = ["::", "2001:db8::", "fd00::", "fe80::", "fc00::"];
+    let ipv6 =
+        (prop::sample::select(bases.to_vec()), 0..4_u128, 0..=128_u8).prop_map(|(base, more, length)| {
+            let base: std::net::Ipv6Addr = base.parse().unwrap();
+            let address = std::net::Ipv6Addr::from_bits(base.to_bits() | more << 90 | more << 60 | more);
+            IpNet::new(address.into(), length).unwrap().trunc()
+        });
+    prop_oneof![ipv4, ipv6]
+}
+
+/// First and last address of a prefix, and those beside it.
+fn interesting(prefix: &IpNet) -> Vec<IpAddr> {
+    let family = IpFamily::of(prefix.addr());
+    let number = |address: IpAddr| match address {
+        IpAddr::V4(address) => u128::from(address.to_bits()),
+        IpAddr::V6(address) => address.to_bits(),
+    };
+    let (first, last) = (number(prefix.network()), number(prefix.broadcast()));
+    let all = [
+        Some(first),
+        Some(last),
+        first.checked_sub(1),
+        last.checked_add(1),
+        Some(first + (last - first) / 2),
+    ];
+    let all = all.into_iter().flatten().filter(|number| *number <= family.highest());
+    all.map(|number| family.address(number)).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(512))]
+
+    #[test]
+    fn every_packet_goes_where_the_model_says_or_the_pod_is_refused(
+        destinations in prop::collection::vec((prefix(), 0..3_usize), 1..12),
+        in_cluster in prop::collection::vec(prefix(), 0..8),
+        service_range in prop::sample::select(vec!["10.68", "100.64"]),
+    ) {
+        let mut egresses = BTreeMap::new();
+        for (prefix, index) in destinations {
+            let ipv4 = format!("{service_range}.7.{index}");
+            let new = || gateways(&[&ipv4, &format!("fd04::{index}")], &[]);
+            let gateways: &mut Gateways = egresses.entry(name(&format!("n/e{index}"))).or_insert_with(new);
+            gateways.destinations.insert(prefix);
+        }
+        let pod = pod(&["10.20.30.40", "fd02::1"]);
+        let result = routing(&pod, &egresses, &in_cluster.iter().collect());
+        let remotes: Vec<IpAddr> = egresses.values().flat_map(|gateways| gateways.cluster_ips.iter()).collect();
+        let routing = match result {
+            Ok(routing) => routing,
+            Err(problems) => {
+                for problem in problems.iter() {
+                    match problem {
+                        Problem::SamePrefix { .. } => {}
+                        Problem::SwallowsTunnel { prefix, cluster_ip, .. } => {
+                            prop_assert!(prefix.contains(cluster_ip) && remotes.contains(cluster_ip));
+                            // The model agrees that the tunnel's packets would not leave by eth0.
+                            prop_assert!(model(&egresses, &in_cluster, *cluster_ip).is_some());
+                        }
+                        problem => prop_assert!(false, "{problem}"),
+                    }
+                }
+                return Ok(());
+            }
+        };
+        let (ipv4, ipv6) = (routing.ipv4.unwrap(), routing.ipv6.unwrap());
+        let ranges = LINK_LOCAL.iter().chain(PRIVATE).map(|range| range.parse().unwrap());
+        let destinations = egresses.values().flat_map(|gateways| gateways.destinations.iter().copied());
+        let edges = ranges.chain(destinations).chain(in_cluster.iter().copied());
+        for address in edges.flat_map(|prefix| interesting(&prefix)).chain(remotes.iter().copied()) {
+            let family = if address.is_ipv4() { &ipv4 } else { &ipv6 };
+            let link = family.lookup(address).map(|route| &route.link);
+            let remote = link.map(|name| family.links.iter().find(|link| link.name == *name).unwrap().remote);
+            prop_assert_eq!(remote, model(&egresses, &in_cluster, address), "{}", address);
+        }
+        for family in [&ipv4, &ipv6] {
+            // Outer packets leave by eth0.
+            for link in &family.links {
+                prop_assert_eq!(family.lookup(link.remote), None);
+                prop_assert!(link.name.len() < 16);
+            }
+            prop_assert!(family.rules.is_sorted_by_key(|rule| rule.priority));
+            let own = family.rules.iter().filter(|rule| RULE_PRIORITIES_EGRESS_IN_CLUSTER.contains(&rule.priority));
+            prop_assert!(own.clone().all(|rule| rule.table == TABLE_MAIN));
+        }
+    }
+}

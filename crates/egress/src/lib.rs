@@ -1,0 +1,36 @@
+//! Decisions about egress NAT: which gateways a pod asks for, how its packets reach them, and what an Egress consists of.
+//!
+//! * [`annotation`]: the gateways that the annotations of a pod name.
+//! * [`destinations`]: the prefixes of an Egress.
+//! * [`client`]: rules, routes and links of a client pod.
+//! * [`choice`]: the gateway of a client or of a flow, among those that are ready.
+//! * [`objects`]: Deployment, Service and the other objects of an Egress, to be applied.
+//! * [`status`]: what the status of an Egress says.
+//!
+//! Everything is pure. The values come from watches of the controller and of the node program, which act on the results:
+//! `fairlead-controller` applies objects; links, rules and routes are left to the data path. Names and numbers are Coil's
+//! (`fairlead-api`), so that pods of both work together.
+
+pub mod annotation;
+pub mod choice;
+pub mod client;
+pub mod destinations;
+pub mod objects;
+pub mod status;
+
+use std::fmt;
+
+/// An Egress by its namespace and name.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct EgressName {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name, which is also that of its Service.
+    pub name: String,
+}
+
+impl fmt::Display for EgressName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}

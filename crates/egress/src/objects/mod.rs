@@ -1,0 +1,195 @@
+//! The objects of an Egress, as they are applied by server-side apply. Names, labels and defaults are Coil's, so that its objects
+//! are taken over.
+//!
+//! Each Egress has a Deployment, a Service and, if it asks for one, a PodDisruptionBudget, which have its name and are deleted with
+//! it. The Egresses of a namespace share a ServiceAccount, and one ClusterRoleBinding is for all of these.
+
+mod carry;
+mod deployment;
+mod service;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use fairlead_api::names::{
+    APP_NAME, COIL_GROUP, EGRESS_COMPONENT, EGRESS_PROGRAM, LABEL_APP_COMPONENT, LABEL_APP_INSTANCE,
+    LABEL_APP_NAME, is_service_name,
+};
+use fairlead_api::resources::Egress;
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::{Service, ServiceAccount};
+use k8s_openapi::api::policy::v1::{PodDisruptionBudget, PodDisruptionBudgetSpec};
+use k8s_openapi::api::rbac::v1::{ClusterRoleBinding, RoleRef, Subject};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta, OwnerReference};
+use serde_json::Value;
+
+use crate::destinations::{self, InvalidDestination};
+
+pub use deployment::TERMINATION_GRACE_SECONDS;
+pub use service::take_back_ports;
+
+/// What gateways have that their Egress does not say.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Defaults {
+    /// The image of gateways, if it is known.
+    pub image: Option<String>,
+    /// UDP port of Services and gateways.
+    pub port: u16,
+}
+
+/// The objects of one Egress.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Objects {
+    /// The gateways.
+    pub deployment: Deployment,
+    /// How clients reach them.
+    pub service: Service,
+    /// How many gateways an eviction must keep, if the Egress says so. Else there must be none.
+    pub disruption_budget: Option<PodDisruptionBudget>,
+    /// The Deployment with all fields of the template, also those that this build does not know.
+    pub deployment_to_apply: Value,
+}
+
+/// Why an Egress has no objects.
+#[derive(Debug, thiserror::Error)]
+pub enum ObjectsError {
+    /// It has no image for gateways.
+    #[error(
+        "the image of gateways is not known: set it in the container egress of spec.template, or start the controller with --egress-image"
+    )]
+    ImageUnknown,
+    /// A destination is no prefix.
+    #[error(transparent)]
+    InvalidDestination(#[from] InvalidDestination),
+    /// A Service cannot have its name (RFC 1035, DNS label).
+    #[error(
+        "a Service cannot be named {0:?}: the name of an Egress must be a DNS label of at most 63 characters that begins with a letter"
+    )]
+    InvalidName(String),
+    /// The template makes no pod.
+    #[error("spec.template.spec: {0}")]
+    InvalidTemplate(String),
+}
+
+impl ObjectsError {
+    /// The reason in conditions and Events, one CamelCase word.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::ImageUnknown => "ImageUnknown",
+            Self::InvalidDestination(_) => "InvalidDestination",
+            Self::InvalidName(_) => "InvalidName",
+            Self::InvalidTemplate(_) => "InvalidTemplate",
+        }
+    }
+}
+
+/// The objects of an Egress.
+///
+/// # Errors
+/// Why it cannot have gateways.
+pub fn objects(egress: &Egress, defaults: &Defaults) -> Result<Objects, ObjectsError> {
+    let name = name(egress);
+    if !is_service_name(name) {
+        return Err(ObjectsError::InvalidName(name.to_owned()));
+    }
+    destinations::prefixes(&egress.spec.destinations)?;
+    let deployment = deployment::deployment(egress, defaults)?;
+    let deployment_to_apply = carry::with_unknown_fields(&deployment, egress.spec.template.as_ref());
+    Ok(Objects {
+        service: service::service(egress, defaults.port),
+        disruption_budget: disruption_budget(egress),
+        deployment,
+        deployment_to_apply,
+    })
+}
+
+/// The ServiceAccount of all gateways of a namespace.
+pub fn service_account(namespace: &str) -> ServiceAccount {
+    let metadata = ObjectMeta {
+        name: Some(EGRESS_PROGRAM.to_owned()),
+        namespace: Some(namespace.to_owned()),
+        labels: Some(labels(None)),
+        ..ObjectMeta::default()
+    };
+    ServiceAccount { metadata, ..ServiceAccount::default() }
+}
+
+/// The binding of the ServiceAccounts of exactly these namespaces to the ClusterRole of gateways.
+pub fn role_binding(namespaces: &BTreeSet<String>) -> ClusterRoleBinding {
+    let subject = |namespace: &String| Subject {
+        kind: "ServiceAccount".to_owned(),
+        name: EGRESS_PROGRAM.to_owned(),
+        namespace: Some(namespace.clone()),
+        ..Subject::default()
+    };
+    let metadata = ObjectMeta {
+        name: Some(EGRESS_PROGRAM.to_owned()),
+        labels: Some(labels(None)),
+        ..ObjectMeta::default()
+    };
+    let role_ref = RoleRef {
+        api_group: "rbac.authorization.k8s.io".to_owned(),
+        kind: "ClusterRole".to_owned(),
+        name: EGRESS_PROGRAM.to_owned(),
+    };
+    // An empty list is written, too: left out, it would leave what another program has written.
+    ClusterRoleBinding { metadata, role_ref, subjects: Some(namespaces.iter().map(subject).collect()) }
+}
+
+/// The labels by which the pods of an Egress are selected. A Deployment never changes them.
+pub fn pod_labels(egress: &str) -> BTreeMap<String, String> {
+    labels(Some(egress))
+}
+
+/// The label selector of the objects of all Egresses, as the API server takes it.
+pub fn selector_of_all() -> String {
+    format!("{LABEL_APP_NAME}={APP_NAME},{LABEL_APP_COMPONENT}={EGRESS_COMPONENT}")
+}
+
+/// Draining nodes evicts as many gateways as the Egress allows.
+fn disruption_budget(egress: &Egress) -> Option<PodDisruptionBudget> {
+    let wanted = egress.spec.pod_disruption_budget.as_ref()?;
+    let spec = PodDisruptionBudgetSpec {
+        min_available: wanted.min_available.clone(),
+        max_unavailable: wanted.max_unavailable.clone(),
+        selector: Some(label_selector(egress)),
+        ..PodDisruptionBudgetSpec::default()
+    };
+    Some(PodDisruptionBudget { metadata: metadata(egress), spec: Some(spec), status: None })
+}
+
+/// Metadata of an object that has the name of the Egress and is deleted with it.
+fn metadata(egress: &Egress) -> ObjectMeta {
+    let name = name(egress);
+    let owner = OwnerReference {
+        api_version: format!("{COIL_GROUP}/v2"),
+        kind: "Egress".to_owned(),
+        name: name.to_owned(),
+        uid: egress.metadata.uid.clone().unwrap_or_default(),
+        controller: Some(true),
+        block_owner_deletion: Some(true),
+    };
+    ObjectMeta {
+        name: Some(name.to_owned()),
+        namespace: egress.metadata.namespace.clone(),
+        labels: Some(pod_labels(name)),
+        owner_references: Some(vec![owner]),
+        ..ObjectMeta::default()
+    }
+}
+
+fn label_selector(egress: &Egress) -> LabelSelector {
+    LabelSelector { match_labels: Some(pod_labels(name(egress))), match_expressions: None }
+}
+
+fn labels(instance: Option<&str>) -> BTreeMap<String, String> {
+    let instance = instance.map(|instance| (LABEL_APP_INSTANCE, instance));
+    let all =
+        [(LABEL_APP_NAME, APP_NAME), (LABEL_APP_COMPONENT, EGRESS_COMPONENT)].into_iter().chain(instance);
+    all.map(|(label, value)| (label.to_owned(), value.to_owned())).collect()
+}
+
+fn name(egress: &Egress) -> &str {
+    egress.metadata.name.as_deref().unwrap_or_default()
+}

@@ -1,0 +1,196 @@
+//! What the status of an Egress says.
+
+use fairlead_api::resources::{Egress, EgressStatus};
+use k8s_openapi::api::apps::v1::{Deployment, DeploymentStatus};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+
+use crate::objects::pod_labels;
+
+/// Type of the condition that says whether gateways are there.
+pub const READY: &str = "Ready";
+/// Reason of that condition while another writer says that gateways have no effect yet. It stays then.
+pub const NOT_IMPLEMENTED: &str = "NotImplemented";
+
+/// Why an Egress is ready or not.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Finding {
+    /// Whether gateways can be used.
+    pub ready: bool,
+    /// Why, as one CamelCase word.
+    pub reason: &'static str,
+    /// Why, as a sentence.
+    pub message: String,
+}
+
+impl Finding {
+    /// Something keeps the gateways from being deployed as the Egress says.
+    pub fn problem(reason: &'static str, message: String) -> Self {
+        Self { ready: false, reason, message }
+    }
+
+    /// What the Deployment says; `None` before it is there.
+    pub fn of(egress: &Egress, deployment: Option<&Deployment>) -> Self {
+        let status = deployment.and_then(|deployment| deployment.status.as_ref());
+        let (available, wanted) = (available(status), egress.spec.replicas);
+        let (ready, reason) = match available {
+            0 => (false, "NoneAvailable"),
+            _ if available < wanted => (true, "SomeAvailable"),
+            _ => (true, "AllAvailable"),
+        };
+        let mut message = format!("{available} of {wanted} gateways are available");
+        if let Some(failure) = status.and_then(failure).filter(|_| available < wanted) {
+            message.push_str(": ");
+            message.push_str(&failure);
+        }
+        Self { ready, reason, message }
+    }
+}
+
+/// What the Deployment says of pods that it cannot make or that do not become available.
+fn failure(status: &DeploymentStatus) -> Option<String> {
+    let failed = |type_: &str, value: &str| {
+        let mut all = status.conditions.iter().flatten();
+        all.find(|condition| condition.type_ == type_ && condition.status == value)?.message.clone()
+    };
+    failed("ReplicaFailure", "True").or_else(|| failed("Progressing", "False"))
+}
+
+fn available(status: Option<&DeploymentStatus>) -> i32 {
+    status.and_then(|status| status.available_replicas).unwrap_or_default()
+}
+
+/// The status to apply; `None` if the Egress has it. A condition of another writer, [`NOT_IMPLEMENTED`], is left to it.
+pub fn due(
+    egress: &Egress,
+    deployment: Option<&Deployment>,
+    finding: &Finding,
+    now: Time,
+) -> Option<EgressStatus> {
+    let present = egress.status.clone().unwrap_or_default();
+    let name = egress.metadata.name.as_deref().unwrap_or_default();
+    let before = present.conditions.iter().find(|condition| condition.type_ == READY);
+    let is_ours = before.is_none_or(|before| before.reason != NOT_IMPLEMENTED);
+    let condition = is_ours.then(|| condition(before, finding, egress.metadata.generation, now));
+    let wanted = EgressStatus {
+        replicas: Some(available(deployment.and_then(|deployment| deployment.status.as_ref()))),
+        selector: Some(selector(name)),
+        conditions: condition.into_iter().collect(),
+    };
+    let is_there = (present.replicas, &present.selector) == (wanted.replicas, &wanted.selector)
+        && wanted.conditions.iter().all(|condition| present.conditions.contains(condition));
+    (!is_there).then_some(wanted)
+}
+
+/// The selector of the gateway pods, as a HorizontalPodAutoscaler takes it.
+pub fn selector(egress: &str) -> String {
+    let labels = pod_labels(egress);
+    labels.iter().map(|(label, value)| format!("{label}={value}")).collect::<Vec<_>>().join(",")
+}
+
+/// `lastTransitionTime` changes only with the status (Kubernetes API conventions).
+fn condition(
+    before: Option<&Condition>,
+    finding: &Finding,
+    observed_generation: Option<i64>,
+    now: Time,
+) -> Condition {
+    let status = if finding.ready { "True" } else { "False" };
+    let since =
+        before.filter(|before| before.status == status).map(|before| before.last_transition_time.clone());
+    Condition {
+        type_: READY.to_owned(),
+        status: status.to_owned(),
+        reason: finding.reason.to_owned(),
+        message: finding.message.clone(),
+        observed_generation,
+        last_transition_time: since.unwrap_or(now),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::jiff::Timestamp;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn egress(status: &Value) -> Egress {
+        let object = json!({
+            "apiVersion": "coil.cybozu.com/v2", "kind": "Egress",
+            "metadata": { "name": "nat", "namespace": "internet-egress", "generation": 3 },
+            "spec": { "destinations": ["0.0.0.0/0"], "replicas": 2 }, "status": status,
+        });
+        serde_json::from_value(object).unwrap()
+    }
+
+    fn deployment(status: &Value) -> Deployment {
+        serde_json::from_value(
+            json!({ "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {}, "status": status }),
+        )
+        .unwrap()
+    }
+
+    fn at(seconds: i64) -> Time {
+        Time(Timestamp::from_second(seconds).unwrap())
+    }
+
+    #[test]
+    fn an_egress_is_ready_with_the_first_gateway() {
+        let egress = egress(&json!({}));
+        let finding = |status: Value| {
+            let Finding { ready, reason, message } = Finding::of(&egress, Some(&deployment(&status)));
+            (ready, reason, message)
+        };
+        let none = "0 of 2 gateways are available".to_owned();
+        assert_eq!(finding(json!({})), (false, "NoneAvailable", none.clone()));
+        let one = finding(json!({ "availableReplicas": 1 }));
+        assert_eq!(one, (true, "SomeAvailable", "1 of 2 gateways are available".to_owned()));
+        let all = finding(json!({ "availableReplicas": 2 }));
+        assert_eq!(all, (true, "AllAvailable", "2 of 2 gateways are available".to_owned()));
+        assert_eq!(
+            Finding::of(&egress, None),
+            Finding { ready: false, reason: "NoneAvailable", message: none }
+        );
+        let conditions = json!([
+            { "type": "Progressing", "status": "False", "message": "too slow" },
+            { "type": "ReplicaFailure", "status": "True", "message": "forbidden: quota" },
+        ]);
+        let failed = finding(json!({ "conditions": conditions }));
+        assert_eq!(failed.2, "0 of 2 gateways are available: forbidden: quota");
+    }
+
+    #[test]
+    fn a_status_is_written_once_and_its_time_changes_with_it() {
+        let gateways = deployment(&json!({ "availableReplicas": 1, "replicas": 2 }));
+        let finding = Finding::of(&egress(&json!({})), Some(&gateways));
+        let status = due(&egress(&json!({})), Some(&gateways), &finding, at(1)).unwrap();
+        assert_eq!(status.replicas, Some(1));
+        let selector =
+            "app.kubernetes.io/component=egress,app.kubernetes.io/instance=nat,app.kubernetes.io/name=coil";
+        assert_eq!(status.selector.as_deref(), Some(selector));
+        assert_eq!(
+            (status.conditions[0].status.as_str(), status.conditions[0].observed_generation),
+            ("True", Some(3))
+        );
+        let written = egress(&json!(status));
+        assert_eq!(due(&written, Some(&gateways), &finding, at(2)), None);
+        let taken = Finding::problem("NameTaken", "why".to_owned());
+        let status = due(&written, Some(&gateways), &taken, at(3)).unwrap();
+        assert_eq!(
+            (status.conditions[0].reason.as_str(), &status.conditions[0].last_transition_time),
+            ("NameTaken", &at(3))
+        );
+    }
+
+    #[test]
+    fn the_condition_of_the_other_writer_stays() {
+        let condition = json!({
+            "type": "Ready", "status": "False", "reason": "NotImplemented", "message": "no",
+            "lastTransitionTime": "2026-01-01T00:00:00Z",
+        });
+        let egress = egress(&json!({ "conditions": [condition] }));
+        let finding = Finding::of(&egress, None);
+        let status = due(&egress, None, &finding, at(1)).unwrap();
+        assert_eq!((status.replicas, status.conditions.len()), (Some(0), 0));
+    }
+}

@@ -1,0 +1,50 @@
+//! Every input that the fuzz targets `egress_annotation` and `egress_destinations` keep is read again, without a fuzzer.
+#![cfg(test)]
+
+use std::path::Path;
+
+use fairlead_egress::{annotation, destinations};
+
+/// The kept inputs of a target with their names, in order.
+fn kept(target: &str) -> Vec<(String, String)> {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(target);
+    let files = std::fs::read_dir(directory).unwrap().map(Result::unwrap);
+    let mut inputs: Vec<_> = files
+        .map(|file| (file.file_name().into_string().unwrap(), std::fs::read_to_string(file.path()).unwrap()))
+        .collect();
+    inputs.sort();
+    inputs
+}
+
+#[test]
+fn kept_annotations_never_panic_and_some_are_good() {
+    let results = kept("egress_annotation").into_iter().map(|(name, text)| {
+        let pairs = text.lines().filter_map(|line| line.split_once(": "));
+        let annotations = pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
+        (name, annotation::chosen(&annotations).map(|chosen| chosen.len()).ok())
+    });
+    let expected = [
+        ("empty_name", None),
+        ("namespace_with_dot", None),
+        ("no_names", None),
+        ("other", Some(0)),
+        ("two_gateways", Some(3)),
+    ];
+    assert_eq!(results.collect::<Vec<_>>(), expected.map(|(name, chosen)| (name.to_owned(), chosen)));
+}
+
+#[test]
+fn kept_destinations_never_panic_and_some_are_good() {
+    let results = kept("egress_destinations").into_iter().map(|(name, text)| {
+        let entries: Vec<String> = text.split('\n').map(str::to_owned).collect();
+        (name, destinations::prefixes(&entries).map(|prefixes| prefixes.len()).ok())
+    });
+    let expected = [
+        ("address_without_length", None),
+        ("both_families", Some(3)),
+        ("empty", None),
+        ("too_long", None),
+        ("wide_and_narrow", Some(3)),
+    ];
+    assert_eq!(results.collect::<Vec<_>>(), expected.map(|(name, count)| (name.to_owned(), count)));
+}
