@@ -57,9 +57,14 @@ impl Bed {
                 ));
             }
         }
+        let must_have = std::env::var_os("FAIRLEAD_KERNEL_FOU").is_some();
+        if must_have {
+            // The kernel does not load these on demand.
+            kernels.sh("modprobe -a fou fou6");
+        }
         let listening =
             try_sh_in(&kernels, "ip fou add port 5555 ipproto 4; ip -6 fou add port 5555 ipproto 41");
-        if std::env::var_os("FAIRLEAD_KERNEL_FOU").is_some() {
+        if must_have {
             listening.as_ref().unwrap();
         }
         match listening {
