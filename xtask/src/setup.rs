@@ -39,8 +39,10 @@ const PACKAGES: &[&str] = &[
     "iptables",
     "netcat-openbsd",
     "runc",
-    // building aws-lc and the VM bed's initramfs
+    // building aws-lc, the BPF programs and the VM bed's initramfs
     "gcc",
+    "clang",
+    "libbpf-dev",
     "libc6-dev",
     "busybox-static",
     "kmod",

@@ -56,10 +56,7 @@ pub(crate) fn run(arguments: &[String]) -> Result {
     let outcomes: Vec<(&str, Outcome)> =
         chosen.iter().map(|ring| (ring.name, run_ring(ring, &executables, filter))).collect();
     let total = sum(outcomes, filter);
-    say(&format!(
-        "tests: {:.0} s in all (budget: 1500 s from nothing, 480 s again)",
-        start.elapsed().as_secs_f64()
-    ));
+    say(&format!("tests: {:.0} s in all", start.elapsed().as_secs_f64()));
     print(&format!("{}\n", total.counts));
     if total.problems.is_empty() { Ok(()) } else { Err(total.problems.join("\n       ")) }
 }

@@ -17,12 +17,21 @@ pub enum ReplyKind {
     Set,
     /// A message of `WG_CMD_GET_DEVICE`, behind the netlink header.
     WireGuardDevice,
+    /// A message of `RTM_NEWTFILTER`, behind the netlink header.
+    Filter,
 }
 
 impl ReplyKind {
     /// All kinds, in an order that does not change: corpora name them by position.
-    pub const ALL: [Self; 6] =
-        [Self::Changes, Self::Chain, Self::Elements, Self::Rule, Self::Set, Self::WireGuardDevice];
+    pub const ALL: [Self; 7] = [
+        Self::Changes,
+        Self::Chain,
+        Self::Elements,
+        Self::Rule,
+        Self::Set,
+        Self::WireGuardDevice,
+        Self::Filter,
+    ];
 }
 
 /// Decodes bytes and returns the number of objects in them.
@@ -32,6 +41,7 @@ impl ReplyKind {
 pub fn read(kind: ReplyKind, bytes: &[u8]) -> Result<usize, String> {
     match kind {
         ReplyKind::Changes => route::count_changes(bytes).map_err(|error| error.to_string()),
+        ReplyKind::Filter => route::count_filters(bytes).map_err(str::to_owned),
         ReplyKind::WireGuardDevice => wireguard::count_peers(bytes).map_err(str::to_owned),
         other => nftables::count(other, bytes).map_err(str::to_owned),
     }

@@ -46,6 +46,7 @@ pub(crate) const WANTED: &[&str] = &[
     "sch_fq",
     "sch_fq_codel",
     "sch_ingress",
+    "cls_bpf",
     "cls_u32",
     "cls_flower",
     "act_mirred",

@@ -1,4 +1,4 @@
-//! Fairlead's data plane against another kernel than this machine's: one that has WireGuard, and one without IPv6. Its own
+//! Fairlead's data plane against another kernel than this machine's: one that has WireGuard and fou, and one without IPv6. Its own
 //! test programs, built on this machine, run in the VM.
 #![cfg(test)]
 
@@ -51,9 +51,9 @@ fn rendered(messages: &str) -> String {
     json(messages).filter_map(|message| text(&message, "/message/rendered")).collect()
 }
 
-/// Runs a test program of the data plane in the VM.
-fn run(test: &str, requires: &str, kernel_arguments: &'static str) {
-    let mut command = Command::new(test_program("fairlead-dataplane", test));
+/// Runs a test program of a package in the VM.
+fn run(package: &str, test: &str, requires: &str, kernel_arguments: &'static str) {
+    let mut command = Command::new(test_program(package, test));
     command.env(requires, "1").env("RUST_BACKTRACE", "1").current_dir("/root");
     // A test program with debug information is large, and it lies in memory twice while it is unpacked.
     let options = Options { memory_mib: 1536, kernel_arguments, ..Options::default() };
@@ -69,15 +69,20 @@ fn run(test: &str, requires: &str, kernel_arguments: &'static str) {
 
 #[test]
 fn the_data_plane_drives_kernel_wireguard() {
-    run("kernel_wireguard", "FAIRLEAD_KERNEL_WIREGUARD", "");
+    run("fairlead-dataplane", "kernel_wireguard", "FAIRLEAD_KERNEL_WIREGUARD", "");
 }
 
 #[test]
 fn the_data_plane_drives_the_kernels_ip_tunnels() {
-    run("encapsulation", "FAIRLEAD_KERNEL_TUNNELS", "");
+    run("fairlead-dataplane", "encapsulation", "FAIRLEAD_KERNEL_TUNNELS", "");
 }
 
 #[test]
 fn the_data_plane_attaches_pods_without_ipv6() {
-    run("no_ipv6", "FAIRLEAD_NO_IPV6", "ipv6.disable=1");
+    run("fairlead-dataplane", "no_ipv6", "FAIRLEAD_NO_IPV6", "ipv6.disable=1");
+}
+
+#[test]
+fn fou_tunnels_by_bpf_and_the_kernels_understand_each_other() {
+    run("fairlead-fou", "kernel_peer", "FAIRLEAD_KERNEL_FOU", "");
 }

@@ -60,6 +60,7 @@ pub(crate) const RINGS: &[Ring] = &[
             "testbed-netns",
             "fairlead-netlink",
             "fairlead-dataplane",
+            "fairlead-fou",
             "fairlead-tunnel",
             "fairlead-port-mapping",
             "fairlead-bench",

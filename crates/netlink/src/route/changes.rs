@@ -114,6 +114,19 @@ pub fn add_ip_tunnel(name: &str, local: IpAddr, mtu: u32) -> Message {
 /// `IP6_TNL_F_IGN_ENCAP_LIMIT` (`linux/ip6_tunnel.h`).
 const IGNORE_ENCAP_LIMIT: u32 = 1;
 
+/// Software type of an intermediate functional block, a link whose packets go where tc filters send them.
+pub const KIND_IFB: &str = "ifb";
+
+/// Creates an intermediate functional block (`CONFIG_IFB`). Its link-layer address can be set only at its creation. A packet
+/// sent by it is dropped unless a tc filter redirects it.
+pub fn add_ifb(name: &str, mac: Option<MacAddress>, mtu: u32) -> Message {
+    let mut link = LinkMessage::default();
+    link.attributes = vec![LinkAttribute::IfName(name.to_owned()), LinkAttribute::Mtu(mtu)];
+    link.attributes.extend(mac.map(|mac| LinkAttribute::Address(mac.0.to_vec())));
+    link.attributes.push(LinkAttribute::LinkInfo(vec![LinkInfo::Kind(InfoKind::Ifb)]));
+    message(libc::RTM_NEWLINK, CREATE | EXCLUSIVE, &link, format!("add the ifb link {name}"))
+}
+
 /// Deletes a link, and the other end with it if it is a veth.
 pub fn delete_link(index: u32) -> Message {
     let mut link = LinkMessage::default();

@@ -193,6 +193,11 @@ impl RouteSocket {
         self.socket.change_each(messages)
     }
 
+    /// Dumps a table; see [`Socket::dump`].
+    pub(super) fn dump(&mut self, request: &Message) -> Result<Vec<Reply>> {
+        self.socket.dump(request)
+    }
+
     fn dump_links(&mut self, filter: Vec<LinkAttribute>, what: &str) -> Result<Vec<Link>> {
         let mut request = LinkMessage::default();
         request.attributes = filter;

@@ -1,4 +1,4 @@
-//! Links, addresses, routes, rules and neighbours (`rtnetlink(7)`).
+//! Links, addresses, routes, rules, neighbours and BPF classifiers (`rtnetlink(7)`).
 //!
 //! The vocabulary ([`Link`], [`Address`], [`Route`], [`Rule`]) is our own; the wire format comes from
 //! `netlink-packet-route` and stays behind this module, because that library changes often. What is to be changed is
@@ -12,17 +12,20 @@ mod changes;
 mod decode;
 mod dumps;
 mod exists;
+mod filters;
 mod types;
 mod watch;
 
 pub use changes::{
-    KIND_IP6TNL, KIND_IPIP, VethEnd, add_address, add_ip_tunnel, add_route, add_rule, add_veth,
-    delete_address, delete_link, delete_neighbour, delete_route, delete_rule, disable_address_generation,
-    permanent_neighbour, presumed_neighbour, replace_address, replace_route, set_alias, set_group, set_mtu,
-    set_name, set_up,
+    KIND_IFB, KIND_IP6TNL, KIND_IPIP, VethEnd, add_address, add_ifb, add_ip_tunnel, add_route, add_rule,
+    add_veth, delete_address, delete_link, delete_neighbour, delete_route, delete_rule,
+    disable_address_generation, permanent_neighbour, presumed_neighbour, replace_address, replace_route,
+    set_alias, set_group, set_mtu, set_name, set_up,
 };
 pub use dumps::RouteSocket;
 pub use exists::link_exists;
+pub(crate) use filters::count_filters;
+pub use filters::{BpfFilter, FilterHook, FilterPlace, add_clsact, delete_bpf_filter, set_bpf_filter};
 pub use types::{
     Address, AddressFlags, IpFamily, Link, LinkLayer, MacAddress, Mark, Netconf, NextHop, Route, RouteKind,
     Rule, Scope, TABLE_DEFAULT, TABLE_LOCAL, TABLE_MAIN, TunnelEnds,

@@ -96,6 +96,7 @@ fn samples() -> Vec<Message> {
         set_mtu(3, 1400),
         add_ip_tunnel("fairlead_ipip", "192.0.2.1".parse().unwrap(), 1480),
         add_ip_tunnel("fairlead_ip6tnl", "2001:db8::1".parse().unwrap(), 1460),
+        add_ifb("fou4_0a000001", Some(MacAddress([2, 0, 0, 0, 0, 7])), 1422),
     ]
 }
 
@@ -160,6 +161,14 @@ proptest! {
 }
 
 #[test]
+fn an_ifb_link_comes_back_as_written() {
+    let mac = MacAddress([2, 0, 0, 0, 0, 7]);
+    let link = decode::link(&add_ifb("fou4_0a000001", Some(mac), 1422).payload).unwrap();
+    assert_eq!((link.name.as_str(), link.kind.as_deref()), ("fou4_0a000001", Some(KIND_IFB)));
+    assert_eq!((link.mac, link.mtu), (Some(mac), 1422));
+}
+
+#[test]
 fn the_canonical_form_is_what_the_kernel_shows() {
     let v4 = Route::onto(116, 30, "10.0.0.9/24".parse().unwrap(), 3).canonical();
     assert_eq!((v4.destination.to_string().as_str(), v4.metric, v4.scope), ("10.0.0.0/24", 0, Scope::LINK));
@@ -192,6 +201,7 @@ fn errors_will_name_the_object() {
             "set the MTU of link 3 to 1400",
             "add tunnel fairlead_ipip at 192.0.2.1",
             "add tunnel fairlead_ip6tnl at 2001:db8::1",
+            "add the ifb link fou4_0a000001",
         ]
     );
 }

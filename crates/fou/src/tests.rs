@@ -1,0 +1,91 @@
+//! Replacing the programs of another version, in a namespace.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use fairlead_netlink::route::{FilterHook, RouteSocket};
+use ipnet::IpNet;
+use testbed_netns::Namespace;
+
+use super::*;
+
+const SETTINGS: Settings = Settings { port: 5555, drop_unknown: true };
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+/// IDs of the programs at both hooks of a link.
+fn programs(namespace: &Namespace, link: u32) -> Vec<u32> {
+    let mut socket = namespace.run(RouteSocket::open).unwrap();
+    let hooks = [FilterHook::Egress, FilterHook::Ingress];
+    hooks.iter().flat_map(|hook| socket.bpf_filters(link, *hook).unwrap()).map(|it| it.program).collect()
+}
+
+/// What a process wants.
+struct Wanted {
+    links: BTreeMap<u32, TunnelLink>,
+    peers: BTreeMap<IpAddr, Peer>,
+    services: BTreeMap<IpAddr, Service>,
+    allowed: BTreeMap<IpNet, bool>,
+}
+
+impl Wanted {
+    fn with(link: u32) -> Self {
+        let gateway = ip("10.0.0.1");
+        let tunnel = TunnelLink { local: ip("10.0.0.2"), remote: Some(gateway), source_port: None };
+        let allowed = [("10.0.0.0/8", true), ("10.1.0.0/16", false)];
+        Self {
+            links: BTreeMap::from([(link, tunnel)]),
+            peers: BTreeMap::from([(gateway, Peer::Gateway { link })]),
+            services: BTreeMap::from([(gateway, Service::default())]),
+            allowed: allowed.into_iter().map(|(text, allowed)| (text.parse().unwrap(), allowed)).collect(),
+        }
+    }
+
+    /// Number of changes of each kind.
+    fn apply(&self, tunnels: &mut Tunnels) -> [usize; 4] {
+        [
+            tunnels.set_links(&self.links).unwrap(),
+            tunnels.set_peers(&self.peers).unwrap(),
+            tunnels.set_services(&self.services).unwrap(),
+            tunnels.set_allowed(&self.allowed).unwrap(),
+        ]
+    }
+}
+
+#[test]
+fn programs_of_another_version_are_replaced_and_flows_are_kept() {
+    let namespace = Namespace::new();
+    namespace.veth("eth0", &namespace, "other");
+    let uplink: u32 = namespace.sh("ip -o link show eth0 | cut -d: -f1").trim().parse().unwrap();
+    let open = |version| namespace.run(|| Tunnels::open_version(uplink, SETTINGS, version)).unwrap();
+    let mut first = open(1);
+    let link = first.add_link(ip("10.0.0.1")).unwrap();
+    let wanted = Wanted::with(link);
+    // Of the link the map entry and the filter.
+    assert_eq!(wanted.apply(&mut first), [2, 1, 1, 2]);
+    first.insert_flow([7; 56], [7; 24]);
+    first.insert_flow([0; 56], [9; 24]);
+    let flows = first.flows().unwrap();
+    assert_eq!(flows.len(), 1, "one has no protocol number");
+    drop(first);
+
+    let attached = || [programs(&namespace, uplink), programs(&namespace, link)];
+    let before = attached();
+    assert_eq!(before.each_ref().map(Vec::len), [2, 1]);
+    drop(open(1));
+    assert_eq!(attached(), before, "adopted");
+
+    let mut second = open(2);
+    let after = attached();
+    assert_eq!(after.each_ref().map(Vec::len), [2, 1], "one filter at each hook");
+    assert!(after.iter().flatten().all(|id| !before[0].contains(id)), "{before:?} {after:?}");
+    assert_eq!(second.flows().unwrap(), flows);
+    let sent = fairlead_netlink::changes_sent();
+    assert_eq!(wanted.apply(&mut second), [0; 4]);
+    second.add_link(ip("10.0.0.1")).unwrap();
+    drop(second);
+    drop(open(2));
+    assert_eq!(fairlead_netlink::changes_sent(), sent, "the same state sends nothing");
+}
