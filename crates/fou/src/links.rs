@@ -1,46 +1,27 @@
 //! Tunnel links: ifb links whose packets the programs encapsulate, and on which decapsulated packets arrive.
 
-use std::fmt::Write as _;
 use std::net::IpAddr;
 
 use fairlead_address::IpFamily;
+use fairlead_api::fou;
+use fairlead_api::names::IPV6_MIN_MTU;
 use fairlead_netlink::Message;
 use fairlead_netlink::route::{
     KIND_IFB, Link, RouteSocket, add_ifb, delete_link, disable_address_generation, set_mtu, set_up,
 };
-use sha1::{Digest as _, Sha1};
 
 use crate::{Error, Result};
 
-/// Outer IPv4 or IPv6 header and UDP header, in bytes.
-const OVERHEAD_IPV4: u32 = 20 + 8;
-const OVERHEAD_IPV6: u32 = 40 + 8;
-/// The smallest MTU of a link that carries IPv6 (RFC 8200, section 5).
-const MIN_MTU_IPV6: u32 = 1280;
 const WITHOUT_IFB: &str = "the kernel has no ifb links (CONFIG_IFB, module ifb)";
 
-/// The name of the tunnel link to a peer, as Coil v2 forms it: the address in hexadecimal, of IPv6 the beginning of its SHA-1.
+/// The name of the tunnel link to a peer, as Coil v2 forms it.
 pub fn link_name(peer: IpAddr) -> String {
-    let (mut name, bytes) = match peer.to_canonical() {
-        IpAddr::V4(address) => ("fou4_".to_owned(), address.octets()),
-        IpAddr::V6(address) => {
-            let hash = Sha1::digest(address.octets());
-            ("fou6_".to_owned(), hash.first_chunk().copied().unwrap_or_default())
-        }
-    };
-    for byte in bytes {
-        // Writing to a string cannot fail.
-        let _ = write!(name, "{byte:02x}");
-    }
-    name
+    fou::link_name(peer.to_canonical())
 }
 
 /// The MTU of a tunnel link of a family, in bytes, by that of the uplink.
 pub fn link_mtu(family: IpFamily, uplink: u32) -> u32 {
-    uplink.saturating_sub(match family {
-        IpFamily::V4 => OVERHEAD_IPV4,
-        IpFamily::V6 => OVERHEAD_IPV6,
-    })
+    uplink.saturating_sub(fou::overhead(family))
 }
 
 /// Makes the tunnel link to a peer what it should be and returns its index; sends nothing if it is already.
@@ -48,12 +29,12 @@ pub(crate) fn ready(socket: &mut RouteSocket, uplink: &Link, peer: IpAddr) -> Re
     let name = link_name(peer);
     let family = IpFamily::of(peer.to_canonical());
     let mtu = link_mtu(family, uplink.mtu);
-    if family == IpFamily::V6 && mtu < MIN_MTU_IPV6 {
+    if family == IpFamily::V6 && mtu < IPV6_MIN_MTU {
         let reason = format!(
             "the MTU of {} is {}, and IPv6 in a tunnel needs at least {}",
             uplink.name,
             uplink.mtu,
-            MIN_MTU_IPV6.saturating_add(OVERHEAD_IPV6)
+            IPV6_MIN_MTU.saturating_add(fou::overhead(family))
         );
         return Err(Error::invalid(format!("add the tunnel link {name}"), reason));
     }

@@ -45,7 +45,7 @@ impl Dns {
         Ok(Self { directory, process })
     }
 
-    /// Replaces all records. They have no lifetime, so that whoever asks again is told of the new ones.
+    /// Replaces all records. Their TTL is zero, so a resolver that asks again gets the new ones.
     ///
     /// # Errors
     /// The file system refuses, or dnsmasq has ended.

@@ -3,13 +3,10 @@
 use std::net::IpAddr;
 
 use fairlead_address::IpFamily;
-use fairlead_api::names::{
-    FOU_TTL, IP6TNL_OVERHEAD, IPIP_OVERHEAD, IPV6_MIN_MTU, LINK_PREFIX_FOU_IPV4, LINK_PREFIX_FOU_IPV6,
-};
-use sha1::{Digest as _, Sha1};
+pub use fairlead_api::fou::link_name;
+use fairlead_api::fou::overhead;
+use fairlead_api::names::{FOU_TTL, IPV6_MIN_MTU};
 
-/// Bytes of a UDP header (RFC 768).
-const UDP_OVERHEAD: u32 = 8;
 /// Least MTU of a network of IPv4 (RFC 791, section 3.2).
 const IPV4_MIN_MTU: u32 = 68;
 
@@ -53,26 +50,16 @@ impl Link {
     }
 }
 
-/// The name of a link to this address. Those of two IPv6 addresses may be the same.
-pub fn link_name(remote: IpAddr) -> String {
-    match remote {
-        IpAddr::V4(remote) => format!("{LINK_PREFIX_FOU_IPV4}{:08x}", remote.to_bits()),
-        IpAddr::V6(remote) => {
-            let [a, b, c, d, ..] = <[u8; 20]>::from(Sha1::digest(remote.octets()));
-            format!("{LINK_PREFIX_FOU_IPV6}{:08x}", u32::from_be_bytes([a, b, c, d]))
-        }
-    }
-}
-
 /// The MTU of inner packets where that of outer ones is `outer`.
 ///
 /// # Errors
 /// The least outer MTU, if this one is less.
 pub(super) fn inner_mtu(family: IpFamily, outer: u32) -> Result<u32, u32> {
-    let (overhead, minimum) = match family {
-        IpFamily::V4 => (IPIP_OVERHEAD.saturating_add(UDP_OVERHEAD), IPV4_MIN_MTU),
-        IpFamily::V6 => (IP6TNL_OVERHEAD.saturating_add(UDP_OVERHEAD), IPV6_MIN_MTU),
+    let minimum = match family {
+        IpFamily::V4 => IPV4_MIN_MTU,
+        IpFamily::V6 => IPV6_MIN_MTU,
     };
+    let overhead = overhead(family);
     let inner = outer.checked_sub(overhead).filter(|inner| *inner >= minimum);
     inner.ok_or(minimum.saturating_add(overhead))
 }

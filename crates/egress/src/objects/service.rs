@@ -35,7 +35,7 @@ pub(super) fn service(egress: &Egress, port: u16) -> Service {
 }
 
 /// The merge patch that takes ports of other writers back, if the Service that is there has some. Server-side apply leaves them, and
-/// refuses two ports without names: after an edit of the port it would fail for ever.
+/// refuses two ports without names, so after an edit of the port each apply would fail.
 pub fn take_back_ports(live: &Service, wanted: &Service) -> Option<Value> {
     let ports =
         |service: &Service| service.spec.as_ref().and_then(|spec| spec.ports.clone()).unwrap_or_default();

@@ -1,0 +1,31 @@
+//! Foo-over-UDP links as Coil v2 makes them: their names, and what their headers take.
+
+use std::net::IpAddr;
+
+use fairlead_address::IpFamily;
+use sha1::{Digest as _, Sha1};
+
+use crate::names::{IP6TNL_OVERHEAD, IPIP_OVERHEAD, LINK_PREFIX_FOU_IPV4, LINK_PREFIX_FOU_IPV6};
+
+/// Bytes of a UDP header (RFC 768).
+const UDP_OVERHEAD: u32 = 8;
+
+/// The name of a link to this address. Those of two IPv6 addresses may be the same.
+pub fn link_name(remote: IpAddr) -> String {
+    match remote {
+        IpAddr::V4(remote) => format!("{LINK_PREFIX_FOU_IPV4}{:08x}", remote.to_bits()),
+        IpAddr::V6(remote) => {
+            let [a, b, c, d, ..] = <[u8; 20]>::from(Sha1::digest(remote.octets()));
+            format!("{LINK_PREFIX_FOU_IPV6}{:08x}", u32::from_be_bytes([a, b, c, d]))
+        }
+    }
+}
+
+/// Bytes that the outer headers take from the MTU of the uplink.
+pub fn overhead(family: IpFamily) -> u32 {
+    let outer = match family {
+        IpFamily::V4 => IPIP_OVERHEAD,
+        IpFamily::V6 => IP6TNL_OVERHEAD,
+    };
+    outer.saturating_add(UDP_OVERHEAD)
+}
