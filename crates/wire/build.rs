@@ -9,6 +9,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             "proto/affiliate.proto",
             "proto/cni.proto",
             "proto/discovery.proto",
+            "proto/egress.proto",
             "proto/network.proto",
             "proto/node.proto",
             "proto/status.proto",

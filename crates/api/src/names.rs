@@ -222,6 +222,8 @@ pub const APP_NAME: &str = "coil";
 pub const EGRESS_METRICS_PORT: u16 = 8080;
 /// Port of the health probes of a gateway pod (Coil v2).
 pub const EGRESS_HEALTH_PORT: u16 = 8081;
+/// TCP port at which node programs register clients at a gateway pod (own).
+pub const EGRESS_REGISTRATION_PORT: u16 = 5556;
 /// Namespace of Fairlead's own objects (Coil v2).
 pub const SYSTEM_NAMESPACE: &str = "kube-system";
 /// Secret with the preshared keys of Peers that name one in `spec.presharedKeyRef`, in [`SYSTEM_NAMESPACE`]. Nodes may read it.

@@ -5,6 +5,7 @@
 //! * [`client`]: rules, routes and links of a client pod.
 //! * [`choice`]: the gateway of a client or of a flow, among those that are ready.
 //! * [`objects`]: Deployment, Service and the other objects of an Egress, to be applied.
+//! * [`registration`]: which token a gateway accepts.
 //! * [`status`]: what the status of an Egress says.
 //!
 //! Everything is pure. The values come from watches of the controller and of the node program, which act on the results:
@@ -16,6 +17,7 @@ pub mod choice;
 pub mod client;
 pub mod destinations;
 pub mod objects;
+pub mod registration;
 pub mod status;
 
 use std::fmt;

@@ -78,6 +78,17 @@ pub struct EgressSpec {
     /// How many gateways an eviction must keep.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod_disruption_budget: Option<EgressDisruptionBudget>,
+    /// Namespaces whose pods may use the gateways. Without this list those of all namespaces may, with an empty one none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 1000), inner(length(min = 1, max = 63)))]
+    pub allowed_namespaces: Option<Vec<String>>,
+}
+
+impl EgressSpec {
+    /// Whether pods of this namespace may use the gateways.
+    pub fn allows(&self, namespace: &str) -> bool {
+        self.allowed_namespaces.as_ref().is_none_or(|allowed| allowed.iter().any(|name| name == namespace))
+    }
 }
 
 /// Additions to the gateway pods.
