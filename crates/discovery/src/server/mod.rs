@@ -9,6 +9,7 @@ mod etcd;
 mod service;
 mod snapshot;
 mod statistics;
+mod watching;
 
 use std::collections::HashMap;
 use std::io;
@@ -16,13 +17,14 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use fairlead_tls::{Certificate, listen};
 use fairlead_wire::discovery::server::cluster_server::ClusterServer;
 use ipnet::IpNet;
 use tokio::net::TcpListener;
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
 use tokio_rustls::TlsAcceptor;
 use tokio_stream::wrappers::ReceiverStream;
@@ -35,6 +37,7 @@ use etcd::Etcd;
 use service::Service;
 use snapshot::SnapshotFile;
 use statistics::Statistics;
+use watching::Watching;
 
 pub use admission::AdmissionError;
 pub use etcd::{
@@ -154,26 +157,35 @@ struct Shared {
     stopping: CancellationToken,
 }
 
-/// The core, and what wakes the task of each watch.
+/// The core, and what wakes the tasks of watches that wait.
 #[derive(Debug)]
 struct State {
     discovery: Discovery,
-    wakers: HashMap<WatchId, Arc<Notify>>,
+    wakers: HashMap<WatchId, Waker>,
 }
 
 impl State {
+    /// Wakes watches that have something to be told.
     fn wake(&mut self) {
-        for id in self.discovery.take_ready() {
-            if let Some(waker) = self.wakers.get(&id) {
-                waker.notify_one();
-            }
-        }
+        self.take_wakers().into_iter().for_each(Waker::wake);
+    }
+
+    /// Of watches that have something to be told.
+    fn take_wakers(&mut self) -> Vec<Waker> {
+        let ready = self.discovery.take_ready();
+        ready.into_iter().filter_map(|id| self.wakers.remove(&id)).collect()
     }
 }
 
 impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// After [`Shared::stopping`] is set: watches that wait see it.
+    fn end_watches(&self) {
+        let wakers = std::mem::take(&mut self.state().wakers);
+        wakers.into_values().for_each(Waker::wake);
     }
 }
 
@@ -264,6 +276,7 @@ impl Server {
         let tls = tls.map(TlsAcceptor::from);
         let (ready, incoming) = mpsc::channel(64);
         let service = ClusterServer::new(Service(Arc::clone(&shared))).max_decoding_message_size(MAX_REQUEST);
+        let service = Watching(service);
         let stopping = shared.stopping.clone();
         let serve = tonic::transport::Server::builder()
             .max_concurrent_streams(MAX_STREAMS)
@@ -281,6 +294,7 @@ impl Server {
             () = share(&shared) => {}
             () = stop => {
                 shared.stopping.cancel();
+                shared.end_watches();
                 if let Ok(ended) = tokio::time::timeout(FINISH, serve).await {
                     report(ended);
                 }
