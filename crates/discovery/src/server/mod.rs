@@ -157,24 +157,33 @@ struct Shared {
     stopping: CancellationToken,
 }
 
+/// What wakes the task of a watch, and the number of its connection.
+type ConnectionWaker = (u64, Waker);
+
 /// The core, and what wakes the tasks of watches that wait.
 #[derive(Debug)]
 struct State {
     discovery: Discovery,
-    wakers: HashMap<WatchId, Waker>,
+    wakers: HashMap<WatchId, ConnectionWaker>,
 }
 
 impl State {
     /// Wakes watches that have something to be told.
     fn wake(&mut self) {
-        self.take_wakers().into_iter().for_each(Waker::wake);
+        wake(self.take_wakers());
     }
 
     /// Of watches that have something to be told.
-    fn take_wakers(&mut self) -> Vec<Waker> {
+    fn take_wakers(&mut self) -> Vec<ConnectionWaker> {
         let ready = self.discovery.take_ready();
         ready.into_iter().filter_map(|id| self.wakers.remove(&id)).collect()
     }
+}
+
+/// Wakes tasks, those of a connection one after the other, so that one write has the messages of all of them.
+fn wake(mut wakers: Vec<ConnectionWaker>) {
+    wakers.sort_unstable_by_key(|(connection, _)| *connection);
+    wakers.into_iter().for_each(|(_, waker)| waker.wake());
 }
 
 impl Shared {
@@ -185,7 +194,7 @@ impl Shared {
     /// After [`Shared::stopping`] is set: watches that wait see it.
     fn end_watches(&self) {
         let wakers = std::mem::take(&mut self.state().wakers);
-        wakers.into_values().for_each(Waker::wake);
+        wake(wakers.into_values().collect());
     }
 }
 

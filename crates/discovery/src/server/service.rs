@@ -2,7 +2,6 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use fairlead_wire::discovery::address_bytes;
@@ -20,7 +19,7 @@ use super::connections::Caller;
 use super::etcd::{Etcd, WriteError};
 use super::statistics::Method;
 use super::watching::{Handover, Watch};
-use super::{Shared, State};
+use super::{Shared, State, wake};
 use crate::core::{Refusal, Source, Update};
 
 #[derive(Debug, Clone)]
@@ -82,10 +81,11 @@ impl Cluster for Service {
 
     async fn watch(&self, request: Request<WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
         let caller = self.admit(Method::Watch, &request).await?;
+        let connection = request.extensions().get::<Caller>().map_or(0, |caller| caller.connection);
         let cluster = request.into_inner().cluster_id;
         let id = self.answer(|state| state.discovery.watch(source(caller), &cluster, Instant::now()))?;
         let mut answer = Response::new(futures::stream::empty());
-        answer.extensions_mut().insert(Handover::new(Watch::new(id, Arc::clone(&self.0))));
+        answer.extensions_mut().insert(Handover::new(Watch::new(id, connection, Arc::clone(&self.0))));
         Ok(answer)
     }
 }
@@ -97,7 +97,7 @@ impl Service {
         if let Some(reason) = self.0.etcd.as_ref().and_then(Etcd::not_read) {
             return Err(Status::unavailable(reason));
         }
-        let peer = request.extensions().get::<Caller>().map(|caller| caller.0);
+        let peer = request.extensions().get::<Caller>().map(|caller| caller.ip);
         let caller = peer.map(|peer| caller(peer, request.metadata(), &self.0));
         let wait = self.answer(|state| state.discovery.admit(source(caller), Instant::now()))?;
         if !wait.is_zero() {
@@ -112,7 +112,7 @@ impl Service {
         let wakers = state.take_wakers();
         drop(state);
         // Without the lock: the tasks of watches need it.
-        wakers.into_iter().for_each(Waker::wake);
+        wake(wakers);
         outcome.map_err(|refusal| self.refuse(refusal))
     }
 

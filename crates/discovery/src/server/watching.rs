@@ -23,12 +23,14 @@ use crate::core::{Notification, WatchId};
 #[derive(Debug)]
 pub(super) struct Watch {
     id: WatchId,
+    /// The number of its connection.
+    connection: u64,
     shared: Arc<Shared>,
 }
 
 impl Watch {
-    pub(super) fn new(id: WatchId, shared: Arc<Shared>) -> Self {
-        Self { id, shared }
+    pub(super) fn new(id: WatchId, connection: u64, shared: Arc<Shared>) -> Self {
+        Self { id, connection, shared }
     }
 
     /// The next message, or how the watch ended.
@@ -44,7 +46,7 @@ impl Watch {
                 Poll::Ready(Err(Status::unavailable("the server ends")))
             }
             Notification::Nothing => {
-                let former = state.wakers.insert(self.id, context.waker().clone());
+                let former = state.wakers.insert(self.id, (self.connection, context.waker().clone()));
                 drop(state);
                 drop(former);
                 Poll::Pending
