@@ -18,6 +18,8 @@ const ADDRESS: &str = "127.0.0.1:3000";
 /// Bounds every wait for the server.
 const TIMEOUT: Duration = Duration::from_secs(20);
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
+/// Samples of what is measured while watches are open.
+const ROUNDS: usize = 3;
 /// Time after the last affiliate is published or watch begun.
 const SETTLE: Duration = Duration::from_secs(3);
 /// Changes a second of all clusters: one at a time, and as many as if each of 10,000 members changed every 17 minutes.
@@ -43,8 +45,8 @@ pub(super) fn measure(effort: Effort) -> Result<Vec<Measurement>> {
         Effort::Quick => vec![load(2, 200, 10)],
     };
     let seconds = match effort {
-        Effort::Full => 20,
-        Effort::Quick => 2,
+        Effort::Full => 5,
+        Effort::Quick => 1,
     };
     loads.into_iter().map(|load| under(&load, seconds)).collect::<Result<Vec<_>>>().map(|all| all.concat())
 }
@@ -55,19 +57,24 @@ struct Bed {
     // Ends before the server.
     load: relay::LoadProcess,
     server: Process,
+    /// Of each sample.
     seconds: u64,
-    measurements: Vec<Measurement>,
+    samples: Vec<(String, &'static str, Vec<f64>)>,
 }
 
 impl Bed {
-    fn note(&mut self, metric: &str, unit: &'static str, value: f64) -> Result<()> {
-        self.measurements.push(ours(format!("{}: {metric}", self.of), unit, vec![value])?);
-        Ok(())
+    /// A sample of a metric.
+    fn note(&mut self, metric: &str, unit: &'static str, value: f64) {
+        match self.samples.iter_mut().find(|(known, ..)| known == metric) {
+            Some((_, _, samples)) => samples.push(value),
+            None => self.samples.push((metric.to_owned(), unit, vec![value])),
+        }
     }
 
     fn memory(&mut self, when: &str) -> Result<()> {
         let memory = cpu::resident_mib(self.server.id())?;
-        self.note(&format!("memory {when}"), "MiB", memory)
+        self.note(&format!("memory {when}"), "MiB", memory);
+        Ok(())
     }
 
     /// What an order brings, and CPU seconds of the server meanwhile.
@@ -79,12 +86,13 @@ impl Bed {
 
     fn publish(&mut self) -> Result<()> {
         let ([published, took], _) = self.order("publish")?;
-        self.note("publications", "updates/s", published / took)?;
+        self.note("publications", "updates/s", published / took);
         thread::sleep(SETTLE);
         self.memory("with all affiliates")?;
         let ([updates, took], busy) = self.order(&format!("update {}", self.seconds))?;
-        self.note("updates, no watch", "updates/s", updates / took)?;
-        self.note("CPU of the server per update, no watch", "µs", busy * 1e6 / updates)
+        self.note("updates, no watch", "updates/s", updates / took);
+        self.note("CPU of the server per update, no watch", "µs", busy * 1e6 / updates);
+        Ok(())
     }
 
     fn watch(&mut self) -> Result<()> {
@@ -104,12 +112,13 @@ impl Bed {
         ensure!(missing <= 0.0, "watches lack {missing} changes, of {changes}");
         progress(&format!("    {}: watches saw {seen} changes, of {changes}, in {seconds:.1} s", self.of));
         let at = format!("{rate} changes/s");
-        self.note(&format!("{at}: fan-out, p50"), "ms", paced.p50)?;
-        self.note(&format!("{at}: fan-out, p99"), "ms", paced.p99)?;
-        self.note(&format!("{at}: until the last watch, median"), "ms", paced.last_p50)?;
-        self.note(&format!("{at}: until the last watch, longest"), "ms", paced.last_max)?;
-        self.note(&format!("{at}: CPU of the server"), "% of a core", 100.0 * busy / seconds)?;
-        self.note(&format!("{at}: CPU of the load"), "% of a core", 100.0 * paced.cpu_seconds / seconds)
+        self.note(&format!("{at}: fan-out, p50"), "ms", paced.p50);
+        self.note(&format!("{at}: fan-out, p99"), "ms", paced.p99);
+        self.note(&format!("{at}: until the last watch, median"), "ms", paced.last_p50);
+        self.note(&format!("{at}: until the last watch, longest"), "ms", paced.last_max);
+        self.note(&format!("{at}: CPU of the server"), "% of a core", 100.0 * busy / seconds);
+        self.note(&format!("{at}: CPU of the load"), "% of a core", 100.0 * paced.cpu_seconds / seconds);
+        Ok(())
     }
 
     fn saturate(&mut self) -> Result<()> {
@@ -118,12 +127,13 @@ impl Bed {
         let behind = all.behind;
         ensure!(behind <= 0.0, "{behind} watches lack the last change of their cluster");
         let length = all.seconds + all.drain_seconds;
-        self.note("saturated: updates", "updates/s", all.updates / all.seconds)?;
-        self.note("saturated: deliveries", "changes/s", all.deliveries / all.seconds)?;
-        self.note("saturated: messages to watches", "messages/s", all.messages / all.seconds)?;
-        self.note("saturated: until all watches have the last change", "s", all.drain_seconds)?;
-        self.note("saturated: CPU of the server", "% of a core", 100.0 * busy / length)?;
-        self.note("saturated: CPU of the load", "% of a core", 100.0 * all.cpu_seconds / length)
+        self.note("saturated: updates", "updates/s", all.updates / all.seconds);
+        self.note("saturated: deliveries", "changes/s", all.deliveries / all.seconds);
+        self.note("saturated: messages to watches", "messages/s", all.messages / all.seconds);
+        self.note("saturated: until all watches have the last change", "s", all.drain_seconds);
+        self.note("saturated: CPU of the server", "% of a core", 100.0 * busy / length);
+        self.note("saturated: CPU of the load", "% of a core", 100.0 * all.cpu_seconds / length);
+        Ok(())
     }
 }
 
@@ -137,20 +147,24 @@ fn under(load: &Load, seconds: u64) -> Result<Vec<Measurement>> {
     let of = format!("{} x {}, {} connections", load.clusters, load.affiliates, load.connections);
     let empty = cpu::resident_mib(server.id())?;
     let load = load_process(&namespace, load)?;
-    let mut bed = Bed { of, load, server, seconds, measurements: Vec::new() };
-    bed.note("memory of the empty server", "MiB", empty)?;
+    let mut bed = Bed { of, load, server, seconds, samples: Vec::new() };
+    bed.note("memory of the empty server", "MiB", empty);
     bed.publish()?;
     bed.watch()?;
     for rate in RATES {
-        bed.pace(rate)?;
+        (0..ROUNDS).try_for_each(|_| bed.pace(rate))?;
     }
     bed.memory("after paced changes")?;
-    bed.saturate()?;
+    (0..ROUNDS).try_for_each(|_| bed.saturate())?;
     thread::sleep(SETTLE);
     bed.memory("after saturation")?;
     let peak = cpu::peak_mib(bed.server.id())?;
-    bed.note("memory, peak", "MiB", peak)?;
-    Ok(bed.measurements)
+    bed.note("memory, peak", "MiB", peak);
+    let Bed { of, samples, .. } = bed;
+    samples
+        .into_iter()
+        .map(|(metric, unit, samples)| ours(format!("{of}: {metric}"), unit, samples))
+        .collect()
 }
 
 fn serve(namespace: &Namespace, load: &Load, outputs: &Path) -> Result<Process> {

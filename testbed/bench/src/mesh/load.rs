@@ -236,13 +236,31 @@ impl Running {
         Ok(format!("{watches} {} {mebibytes}", start.elapsed().as_secs_f64()))
     }
 
-    /// So many changes a second, at their times however long others take, beside updates that change nothing.
+    /// So many changes a second, beside updates that change nothing.
     async fn pace(&mut self, length: Duration, changes: u32) -> Result<Paced> {
         let mut watchers = self.watchers.take().context("there are no watches")?;
         let (before, since) = (watchers.changes(), self.now());
         let (start, busy) = (Instant::now(), cpu::seconds_of(std::process::id())?);
         watchers.record(true);
-        let mut updates = JoinSet::new();
+        let changed = self.paced_updates(length, changes).await?;
+        let missing = |watchers: &Watchers| self.missing(changed, &before, &watchers.changes());
+        let waiting = Instant::now();
+        while missing(&watchers) > 0 && waiting.elapsed() < PATIENCE {
+            watchers.wait().await?;
+        }
+        let missing = missing(&watchers);
+        let seconds = start.elapsed().as_secs_f64();
+        let busy = cpu::seconds_of(std::process::id())? - busy;
+        watchers.record(false);
+        let mut samples = watchers.samples();
+        samples.retain(|(made, _)| *made >= since);
+        self.watchers = Some(watchers);
+        Ok(Paced::new(&samples, changed, missing, seconds, busy))
+    }
+
+    /// Updates at their times, however long others take; how many were changes.
+    async fn paced_updates(&self, length: Duration, changes: u32) -> Result<usize> {
+        let (start, mut updates) = (Instant::now(), JoinSet::new());
         let (mut changed, mut refreshed) = (0_usize, 0_usize);
         let mut ticks = interval(Duration::from_secs(1) / changes.max(1));
         let mut refreshes = interval(Duration::from_secs(1).div_f64(self.load.refreshes().max(0.01)));
@@ -268,28 +286,17 @@ impl Running {
         while let Some(ended) = updates.join_next().await {
             ended.context("the task of an update failed")??;
         }
-        let each = |cluster| (0..changed).filter(|number| self.cluster_of(*number) == cluster).count();
-        let expected: Vec<u64> = (0..self.load.clusters).map(|cluster| each(cluster) as u64).collect();
-        let missing = |now: &[(usize, u64)]| {
-            let pairs = before.iter().zip(now);
-            pairs
-                .map(|((cluster, before), (_, now))| {
-                    expected.get(*cluster).map_or(0, |expected| expected.abs_diff(now - before))
-                })
-                .sum::<u64>()
-        };
-        let waiting = Instant::now();
-        while missing(&watchers.changes()) > 0 && waiting.elapsed() < PATIENCE {
-            watchers.wait().await?;
-        }
-        let seconds = start.elapsed().as_secs_f64();
-        let busy = cpu::seconds_of(std::process::id())? - busy;
-        watchers.record(false);
-        let mut samples = watchers.samples();
-        samples.retain(|(made, _)| *made >= since);
-        let missing = missing(&watchers.changes());
-        self.watchers = Some(watchers);
-        Ok(Paced::new(&samples, changed, missing, seconds, busy))
+        Ok(changed)
+    }
+
+    /// Changes that watches lack of so many, or saw more than once. Each watch is its cluster, and the changes that it has seen.
+    fn missing(&self, changed: usize, before: &[(usize, u64)], now: &[(usize, u64)]) -> u64 {
+        let of = |cluster| (0..changed).filter(|number| self.cluster_of(*number) == cluster).count() as u64;
+        let expected: Vec<u64> = (0..self.load.clusters).map(of).collect();
+        let watches = before.iter().zip(now).filter_map(|((cluster, before), (_, now))| {
+            Some(expected.get(*cluster)?.abs_diff(now.saturating_sub(*before)))
+        });
+        watches.sum()
     }
 
     /// As many changes as the server answers while all watches are open, and until all watches have the last one of their cluster.
