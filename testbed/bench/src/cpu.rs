@@ -26,11 +26,23 @@ pub(crate) fn seconds_of(process: u32) -> Result<f64> {
 /// # Errors
 /// The process is gone.
 pub(crate) fn resident_mib(process: u32) -> Result<f64> {
+    mib_of(process, "VmRSS:")
+}
+
+/// MiB of memory that a process had at most (`VmHWM`, proc_pid_status(5)).
+///
+/// # Errors
+/// The process is gone.
+pub(crate) fn peak_mib(process: u32) -> Result<f64> {
+    mib_of(process, "VmHWM:")
+}
+
+fn mib_of(process: u32, field: &str) -> Result<f64> {
     let path = format!("/proc/{process}/status");
     let text = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
-    let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let line = text.lines().find_map(|line| line.strip_prefix(field));
     let kib: Option<f64> = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse().ok());
-    Ok(kib.with_context(|| format!("no VmRSS in {path}"))? / 1024.0)
+    Ok(kib.with_context(|| format!("no {field} in {path}"))? / 1024.0)
 }
 
 /// The processes with one of these names that this one has started, directly or not.

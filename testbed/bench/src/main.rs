@@ -43,7 +43,7 @@ Benchmarks (all of them without a name):
   cni      start and end pods: ours with a real API server, and ptp with host-local (5 minutes)
   growth   a cluster grows from 2 to 60 real nodes at five sites, until all reach each other (ours alone, 5 minutes)
   ipam     a cluster of 1,000 nodes and 100,000 pods against a real API server (ours alone, 5 minutes)
-  mesh     plan a mesh, follow a change of one member, and a discovery server under load (ours alone, 5 minutes)
+  mesh     plan a mesh, follow a change of one member, and a discovery server under load (ours alone, 12 minutes)
   mesh-scale  1,000 and 5,000 peers, 100,000 blocks, and one real node program (ours alone, 15 minutes)
   nat      two nodes behind NATs find a path to each other: ours and iroh, every pair of kinds of NAT (20 minutes)
   nft      load prefixes into an nftables set, add and delete one: our netlink and the program nft

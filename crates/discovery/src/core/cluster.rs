@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use fairlead_wire::discovery::server;
 use prost::bytes::Bytes;
 
+use super::frames::{self, Frame, Frames, Known};
 use super::{Refusal, SharedAffiliate, Source, Stored, Update, WatchId};
 
 /// How much of a message's size its affiliates may make up: gRPC clients accept 4 MiB.
@@ -32,6 +33,7 @@ pub(super) struct Cluster {
     /// The number of the last change.
     last: u64,
     prune_at: usize,
+    frames: Frames,
     pub(super) watches: BTreeSet<WatchId>,
 }
 
@@ -107,6 +109,8 @@ pub(super) struct Batch {
     pub(super) removal: Option<Removal>,
     /// The number of the last change that it tells.
     pub(super) until: u64,
+    /// Whether nothing more is to be told.
+    pub(super) is_complete: bool,
 }
 
 impl Cluster {
@@ -235,9 +239,9 @@ impl Cluster {
         let merged = merge(&mut affiliate);
         let has_changed = merged.unwrap_or(false) || queued.is_none();
         if has_changed && merged.is_ok() {
-            self.changes.remove(&affiliate.changed);
+            self.forget_change(affiliate.changed);
             if let Some(removed) = self.removed.remove(&id) {
-                self.changes.remove(&removed.changed);
+                self.forget_change(removed.changed);
             }
             self.last = next;
             affiliate.changed = next;
@@ -262,6 +266,7 @@ impl Cluster {
         }
         if endpoints > 0 {
             self.changes.remove(&affiliate.changed);
+            self.frames.forget(affiliate.changed);
             self.last = self.last.saturating_add(1);
             affiliate.changed = self.last;
             self.changes.insert(self.last, Arc::clone(id));
@@ -272,7 +277,7 @@ impl Cluster {
 
     pub(super) fn remove(&mut self, affiliate: &str, removal: Removal) -> Option<Gone> {
         let (id, affiliate) = self.affiliates.remove_entry(affiliate)?;
-        self.changes.remove(&affiliate.changed);
+        self.forget_change(affiliate.changed);
         self.last = self.last.saturating_add(1);
         if !self.watches.is_empty() {
             let removed = Removed { created: affiliate.created, changed: self.last, removal };
@@ -289,11 +294,12 @@ impl Cluster {
 
     /// Forgets removed affiliates that no watch, by the last change it knows, has to be told of. How many are left.
     pub(super) fn prune(&mut self, known: &BTreeSet<u64>) -> usize {
-        let changes = &mut self.changes;
+        let (changes, frames) = (&mut self.changes, &mut self.frames);
         self.removed.retain(|_, removed| {
             let is_needed = known.range(removed.created..removed.changed).next().is_some();
             if !is_needed {
                 changes.remove(&removed.changed);
+                frames.forget(removed.changed);
             }
             is_needed
         });
@@ -301,14 +307,47 @@ impl Cluster {
         self.removed.len()
     }
 
-    /// Whether there are changes after one.
-    pub(super) fn has_changed_since(&self, known: u64) -> bool {
-        self.changes.range((Bound::Excluded(known), Bound::Unbounded)).next().is_some()
+    /// A change is not the last one of its affiliate any more.
+    fn forget_change(&mut self, number: u64) {
+        self.changes.remove(&number);
+        self.frames.forget(number);
+    }
+
+    /// Forgets messages that no watch has needed since it was called last.
+    pub(super) fn age_frames(&mut self) {
+        self.frames.age();
+    }
+
+    /// The next message for watches that know this, which is made once for all of them. `None` if they know everything; those that
+    /// are still told what there was when they began are told that this was all.
+    pub(super) fn frame(&mut self, known: Known) -> Option<Frame> {
+        let (_, in_snapshot) = known;
+        if known.0 >= self.last && !in_snapshot {
+            return None;
+        }
+        if let Some(frame) = self.frames.get(known, self.last) {
+            return Some(frame);
+        }
+        let batch = match self.changes_since(known.0) {
+            Some(batch) => batch,
+            None if in_snapshot => Batch { until: self.last, is_complete: true, ..Default::default() },
+            None => return None,
+        };
+        let message = server::WatchResponse {
+            affiliates: batch.affiliates,
+            deleted: batch.removal.is_some(),
+            snapshot_continues: in_snapshot && !batch.is_complete,
+            expired: batch.removal == Some(Removal::Expired),
+        };
+        let (bytes, last) = (frames::encode(&message), self.last);
+        let frame = Frame { bytes, until: batch.until, is_complete: batch.is_complete, last };
+        self.frames.keep(known, frame.clone());
+        Some(frame)
     }
 
     /// The next changes of one kind after one that a watch knows. The first message of a watch must have affiliates that are
     /// there, or none.
-    pub(super) fn changes_since(&self, known: u64) -> Option<Batch> {
+    fn changes_since(&self, known: u64) -> Option<Batch> {
         let mut batch: Option<Batch> = None;
         let mut size = 0_usize;
         for (number, id) in self.changes.range((Bound::Excluded(known), Bound::Unbounded)) {
@@ -325,12 +364,13 @@ impl Cluster {
             size = size.saturating_add(length(&message));
             let batch = batch.get_or_insert_with(|| Batch { removal, ..Default::default() });
             if batch.removal != removal || (size > BATCH && !batch.affiliates.is_empty()) {
-                break;
+                return Some(Batch { is_complete: false, ..std::mem::take(batch) });
             }
             batch.affiliates.push(message);
             batch.until = *number;
         }
-        batch
+        // What follows need not be told.
+        batch.map(|batch| Batch { until: self.last, is_complete: true, ..batch })
     }
 
     pub(super) fn last_change(&self) -> u64 {

@@ -9,6 +9,7 @@
 
 mod admission;
 mod cluster;
+mod frames;
 mod limits;
 mod replica;
 mod sources;
@@ -249,6 +250,7 @@ impl Discovery {
             self.expire(cluster, affiliate, now);
         }
         self.sources.forget_idle(now);
+        self.clusters.values_mut().for_each(Cluster::age_frames);
     }
 
     /// What is stored, with what is left of its time.

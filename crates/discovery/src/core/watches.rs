@@ -6,8 +6,10 @@ use std::time::Instant;
 
 use fairlead_wire::discovery::server::WatchResponse;
 
-use super::cluster::{Batch, Cluster, Removal};
-use super::{Discovery, Refusal, Source};
+use prost::bytes::Bytes;
+
+use super::cluster::Cluster;
+use super::{Discovery, Refusal, Source, frames};
 
 /// A watch of a cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -20,7 +22,6 @@ pub(super) struct Watch {
     /// The last change that it was told.
     known: u64,
     /// Whether it is still told what there was when it began.
-    is_first: bool,
     in_snapshot: bool,
     /// Whether it has been told everything, and waits.
     is_waiting: bool,
@@ -28,11 +29,11 @@ pub(super) struct Watch {
 
 /// What a watch is told.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Notification {
+pub enum Notification<M = WatchResponse> {
     /// It knows everything. It is among [`Discovery::take_ready`] when there is more.
     Nothing,
     /// The next message.
-    Message(WatchResponse),
+    Message(M),
     /// It was ended: it read nothing while too many affiliates were deleted, or its cluster is not accepted any more.
     Ended,
 }
@@ -56,8 +57,7 @@ impl Discovery {
         let id = WatchId(self.next_watch);
         self.next_watch = self.next_watch.wrapping_add(1);
         self.clusters.entry(Arc::clone(&name)).or_default().watches.insert(id);
-        let watch =
-            Watch { cluster: name, source, known: 0, is_first: true, in_snapshot: true, is_waiting: false };
+        let watch = Watch { cluster: name, source, known: 0, in_snapshot: true, is_waiting: false };
         self.watches.insert(id, watch);
         Ok(id)
     }
@@ -75,30 +75,28 @@ impl Discovery {
         self.forget_if_empty(&watch.cluster);
     }
 
-    /// What a watch is told next: the latest state of what has changed since its last message.
+    /// What a watch is told next: the latest state of what has changed since its last message. As [`Discovery::poll_frame`].
     pub fn poll_watch(&mut self, id: WatchId) -> Notification {
-        let Some(watch) = self.watches.get_mut(&id) else { return Notification::Ended };
-        let Some(cluster) = self.clusters.get(&watch.cluster) else { return Notification::Ended };
-        let batch = cluster.changes_since(watch.known);
-        if batch.is_none() {
-            watch.known = cluster.last_change();
-            if !watch.is_first {
-                watch.in_snapshot = false;
-                watch.is_waiting = true;
-                return Notification::Nothing;
-            }
+        match self.poll_frame(id) {
+            Notification::Nothing => Notification::Nothing,
+            Notification::Message(frame) => Notification::Message(frames::decode(&frame)),
+            Notification::Ended => Notification::Ended,
         }
-        let batch = batch.unwrap_or(Batch { until: watch.known, ..Default::default() });
-        watch.is_first = false;
-        watch.known = batch.until;
-        watch.in_snapshot = watch.in_snapshot && cluster.has_changed_since(batch.until);
+    }
+
+    /// What a watch is told next, as a length-prefixed message of gRPC. Watches that are told the same share its bytes.
+    pub fn poll_frame(&mut self, id: WatchId) -> Notification<Bytes> {
+        let Some(watch) = self.watches.get_mut(&id) else { return Notification::Ended };
+        let Some(cluster) = self.clusters.get_mut(&watch.cluster) else { return Notification::Ended };
+        let Some(frame) = cluster.frame((watch.known, watch.in_snapshot)) else {
+            watch.known = cluster.last_change();
+            watch.is_waiting = true;
+            return Notification::Nothing;
+        };
+        watch.known = frame.until;
+        watch.in_snapshot = watch.in_snapshot && !frame.is_complete;
         self.counters.notifications = self.counters.notifications.saturating_add(1);
-        Notification::Message(WatchResponse {
-            affiliates: batch.affiliates,
-            deleted: batch.removal.is_some(),
-            snapshot_continues: watch.in_snapshot,
-            expired: batch.removal == Some(Removal::Expired),
-        })
+        Notification::Message(frame.bytes)
     }
 
     /// Watches that waited and have something to be told, or have ended, since the last call.

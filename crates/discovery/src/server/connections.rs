@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -23,6 +23,10 @@ use crate::core::Source;
 
 /// Longest TLS handshake.
 const HANDSHAKE: Duration = Duration::from_secs(10);
+/// Bytes of a connection that are written at once.
+const BUFFER: usize = 32 << 10;
+/// Fewer bytes than this wait for others.
+const FEW: usize = 8 << 10;
 
 /// Open connections.
 #[derive(Debug)]
@@ -31,11 +35,18 @@ pub(super) struct Connections {
     per_source: usize,
     open: Mutex<HashMap<Source, usize>>,
     rejected: AtomicU64,
+    begun: AtomicU64,
 }
 
 impl Connections {
     pub(super) fn new(total: usize, per_source: usize) -> Arc<Self> {
-        Arc::new(Self { total, per_source, open: Mutex::default(), rejected: AtomicU64::new(0) })
+        Arc::new(Self {
+            total,
+            per_source,
+            open: Mutex::default(),
+            rejected: AtomicU64::new(0),
+            begun: AtomicU64::new(0),
+        })
     }
 
     pub(super) fn open(&self) -> usize {
@@ -60,7 +71,8 @@ impl Connections {
             return None;
         }
         open.insert(source, of_source.saturating_add(1));
-        Some(Counted { source, all: Arc::clone(self) })
+        let number = self.begun.fetch_add(1, Ordering::Relaxed);
+        Some(Counted { source, number, all: Arc::clone(self) })
     }
 }
 
@@ -68,6 +80,7 @@ impl Connections {
 #[derive(Debug)]
 struct Counted {
     source: Source,
+    number: u64,
     all: Arc<Connections>,
 }
 
@@ -85,13 +98,26 @@ impl Drop for Counted {
 
 /// Where a connection comes from.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Caller(pub(super) IpAddr);
+pub(super) struct Caller {
+    pub(super) ip: IpAddr,
+    /// The number of the connection.
+    pub(super) connection: u64,
+}
 
 /// A connection that is ready for HTTP/2.
+///
+/// Each watch is a task of its own, and the first that has a message wakes the task that writes. So that others' messages go with it,
+/// what is written waits until the tasks that are ready by then have run.
 #[derive(Debug)]
 pub(super) struct Connection {
     stream: Stream,
     caller: Caller,
+    /// To be written; without memory while it is empty.
+    buffer: Vec<u8>,
+    /// How much of it is written.
+    written: usize,
+    /// Whether other tasks have had their turn since it was empty.
+    has_waited: bool,
     _counted: Counted,
 }
 
@@ -143,9 +169,11 @@ async fn handshake(
             Err(_) => return tracing::debug!(%source, "a TLS handshake took too long"),
         },
     };
-    let caller = Caller(source.ip().to_canonical());
+    let caller = Caller { ip: source.ip().to_canonical(), connection: counted.number };
+    let connection =
+        Connection { stream, caller, buffer: Vec::new(), written: 0, has_waited: false, _counted: counted };
     // It fails only when the server ends.
-    let _ = ready.send(Ok(Connection { stream, caller, _counted: counted })).await;
+    let _ = ready.send(Ok(connection)).await;
 }
 
 impl Connected for Connection {
@@ -169,25 +197,71 @@ impl AsyncRead for Connection {
     }
 }
 
+impl Connection {
+    /// Writes all that is in the buffer.
+    fn poll_buffer(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while let Some(bytes) = self.buffer.get(self.written..).filter(|bytes| !bytes.is_empty()) {
+            let length = ready!(self.stream.poll_write(context, bytes))?;
+            if length == 0 {
+                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+            }
+            self.written = self.written.saturating_add(length);
+        }
+        (self.buffer, self.written, self.has_waited) = (Vec::new(), 0, false);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl Stream {
+    fn poll_write(&mut self, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        match self {
+            Self::Plain(stream) => Pin::new(stream).poll_write(context, bytes),
+            Self::Tls(stream) => Pin::new(stream).poll_write(context, bytes),
+        }
+    }
+
+    fn poll_flush(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self {
+            Self::Plain(stream) => Pin::new(stream).poll_flush(context),
+            Self::Tls(stream) => Pin::new(stream).poll_flush(context),
+        }
+    }
+
+    fn poll_shutdown(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self {
+            Self::Plain(stream) => Pin::new(stream).poll_shutdown(context),
+            Self::Tls(stream) => Pin::new(stream).poll_shutdown(context),
+        }
+    }
+}
+
 impl AsyncWrite for Connection {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        match &mut self.get_mut().stream {
-            Stream::Plain(stream) => Pin::new(stream).poll_write(context, bytes),
-            Stream::Tls(stream) => Pin::new(stream).poll_write(context, bytes),
+        let connection = self.get_mut();
+        if connection.buffer.len() >= BUFFER {
+            ready!(connection.poll_buffer(context))?;
         }
+        let room = BUFFER.saturating_sub(connection.buffer.len());
+        let bytes = bytes.get(..room).unwrap_or(bytes);
+        connection.buffer.extend_from_slice(bytes);
+        Poll::Ready(Ok(bytes.len()))
     }
 
     fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match &mut self.get_mut().stream {
-            Stream::Plain(stream) => Pin::new(stream).poll_flush(context),
-            Stream::Tls(stream) => Pin::new(stream).poll_flush(context),
+        let connection = self.get_mut();
+        let is_small = (1..FEW).contains(&connection.buffer.len());
+        if is_small && !connection.has_waited {
+            connection.has_waited = true;
+            context.waker().wake_by_ref();
+            return Poll::Pending;
         }
+        ready!(connection.poll_buffer(context))?;
+        connection.stream.poll_flush(context)
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match &mut self.get_mut().stream {
-            Stream::Plain(stream) => Pin::new(stream).poll_shutdown(context),
-            Stream::Tls(stream) => Pin::new(stream).poll_shutdown(context),
-        }
+        let connection = self.get_mut();
+        ready!(connection.poll_buffer(context))?;
+        connection.stream.poll_shutdown(context)
     }
 }

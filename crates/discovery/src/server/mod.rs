@@ -9,6 +9,7 @@ mod etcd;
 mod service;
 mod snapshot;
 mod statistics;
+mod watching;
 
 use std::collections::HashMap;
 use std::io;
@@ -16,13 +17,14 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use fairlead_tls::{Certificate, listen};
 use fairlead_wire::discovery::server::cluster_server::ClusterServer;
 use ipnet::IpNet;
 use tokio::net::TcpListener;
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
 use tokio_rustls::TlsAcceptor;
 use tokio_stream::wrappers::ReceiverStream;
@@ -35,6 +37,7 @@ use etcd::Etcd;
 use service::Service;
 use snapshot::SnapshotFile;
 use statistics::Statistics;
+use watching::Watching;
 
 pub use admission::AdmissionError;
 pub use etcd::{
@@ -154,26 +157,44 @@ struct Shared {
     stopping: CancellationToken,
 }
 
-/// The core, and what wakes the task of each watch.
+/// What wakes the task of a watch, and the number of its connection.
+type ConnectionWaker = (u64, Waker);
+
+/// The core, and what wakes the tasks of watches that wait.
 #[derive(Debug)]
 struct State {
     discovery: Discovery,
-    wakers: HashMap<WatchId, Arc<Notify>>,
+    wakers: HashMap<WatchId, ConnectionWaker>,
 }
 
 impl State {
+    /// Wakes watches that have something to be told.
     fn wake(&mut self) {
-        for id in self.discovery.take_ready() {
-            if let Some(waker) = self.wakers.get(&id) {
-                waker.notify_one();
-            }
-        }
+        wake(self.take_wakers());
     }
+
+    /// Of watches that have something to be told.
+    fn take_wakers(&mut self) -> Vec<ConnectionWaker> {
+        let ready = self.discovery.take_ready();
+        ready.into_iter().filter_map(|id| self.wakers.remove(&id)).collect()
+    }
+}
+
+/// Wakes tasks, those of a connection one after the other, so that one write has the messages of all of them.
+fn wake(mut wakers: Vec<ConnectionWaker>) {
+    wakers.sort_unstable_by_key(|(connection, _)| *connection);
+    wakers.into_iter().for_each(|(_, waker)| waker.wake());
 }
 
 impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// After [`Shared::stopping`] is set: watches that wait see it.
+    fn end_watches(&self) {
+        let wakers = std::mem::take(&mut self.state().wakers);
+        wake(wakers.into_values().collect());
     }
 }
 
@@ -264,6 +285,7 @@ impl Server {
         let tls = tls.map(TlsAcceptor::from);
         let (ready, incoming) = mpsc::channel(64);
         let service = ClusterServer::new(Service(Arc::clone(&shared))).max_decoding_message_size(MAX_REQUEST);
+        let service = Watching(service);
         let stopping = shared.stopping.clone();
         let serve = tonic::transport::Server::builder()
             .max_concurrent_streams(MAX_STREAMS)
@@ -281,6 +303,7 @@ impl Server {
             () = share(&shared) => {}
             () = stop => {
                 shared.stopping.cancel();
+                shared.end_watches();
                 if let Ok(ended) = tokio::time::timeout(FINISH, serve).await {
                     report(ended);
                 }

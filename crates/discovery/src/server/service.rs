@@ -1,7 +1,6 @@
 //! The gRPC service over the core.
 
 use std::net::IpAddr;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,23 +11,24 @@ use fairlead_wire::discovery::server::{
     AffiliateUpdateResponse, HelloRequest, HelloResponse, ListRequest, ListResponse, RedirectMessage,
     WatchRequest, WatchResponse,
 };
-use futures::Stream;
-use tokio::sync::Notify;
+use futures::stream::Empty;
 use tonic::metadata::MetadataMap;
 use tonic::{Code, Request, Response, Status};
 
 use super::connections::Caller;
 use super::etcd::{Etcd, WriteError};
 use super::statistics::Method;
-use super::{Shared, State};
-use crate::core::{Notification, Refusal, Source, Update, WatchId};
+use super::watching::{Handover, Watch};
+use super::{Shared, State, wake};
+use crate::core::{Refusal, Source, Update};
 
 #[derive(Debug, Clone)]
 pub(super) struct Service(pub(super) Arc<Shared>);
 
 #[tonic::async_trait]
 impl Cluster for Service {
-    type WatchStream = Pin<Box<dyn Stream<Item = Result<WatchResponse, Status>> + Send>>;
+    /// [`super::watching::Watching`] replaces it.
+    type WatchStream = Empty<Result<WatchResponse, Status>>;
 
     async fn hello(&self, request: Request<HelloRequest>) -> Result<Response<HelloResponse>, Status> {
         let caller = self.admit(Method::Hello, &request).await?;
@@ -81,15 +81,12 @@ impl Cluster for Service {
 
     async fn watch(&self, request: Request<WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
         let caller = self.admit(Method::Watch, &request).await?;
-        let waker = Arc::new(Notify::new());
+        let connection = request.extensions().get::<Caller>().map_or(0, |caller| caller.connection);
         let cluster = request.into_inner().cluster_id;
-        let id = self.answer(|state| {
-            let id = state.discovery.watch(source(caller), &cluster, Instant::now())?;
-            state.wakers.insert(id, Arc::clone(&waker));
-            Ok(id)
-        })?;
-        let watch = Watch { id, waker, shared: Arc::clone(&self.0) };
-        Ok(Response::new(Box::pin(futures::stream::unfold(Some(watch), next_message))))
+        let id = self.answer(|state| state.discovery.watch(source(caller), &cluster, Instant::now()))?;
+        let mut answer = Response::new(futures::stream::empty());
+        answer.extensions_mut().insert(Handover::new(Watch::new(id, connection, Arc::clone(&self.0))));
+        Ok(answer)
     }
 }
 
@@ -100,7 +97,7 @@ impl Service {
         if let Some(reason) = self.0.etcd.as_ref().and_then(Etcd::not_read) {
             return Err(Status::unavailable(reason));
         }
-        let peer = request.extensions().get::<Caller>().map(|caller| caller.0);
+        let peer = request.extensions().get::<Caller>().map(|caller| caller.ip);
         let caller = peer.map(|peer| caller(peer, request.metadata(), &self.0));
         let wait = self.answer(|state| state.discovery.admit(source(caller), Instant::now()))?;
         if !wait.is_zero() {
@@ -110,12 +107,12 @@ impl Service {
     }
 
     fn answer<T>(&self, act: impl FnOnce(&mut State) -> Result<T, Refusal>) -> Result<T, Status> {
-        let outcome = {
-            let mut state = self.0.state();
-            let outcome = act(&mut state);
-            state.wake();
-            outcome
-        };
+        let mut state = self.0.state();
+        let outcome = act(&mut state);
+        let wakers = state.take_wakers();
+        drop(state);
+        // Without the lock: the tasks of watches need it.
+        wake(wakers);
         outcome.map_err(|refusal| self.refuse(refusal))
     }
 
@@ -134,42 +131,6 @@ impl Service {
             _ => Code::ResourceExhausted,
         };
         Status::new(code, refusal.to_string())
-    }
-}
-
-/// A watch of a caller; it ends when it is dropped.
-struct Watch {
-    id: WatchId,
-    waker: Arc<Notify>,
-    shared: Arc<Shared>,
-}
-
-impl Drop for Watch {
-    fn drop(&mut self) {
-        let mut state = self.shared.state();
-        state.discovery.unwatch(self.id);
-        state.wakers.remove(&self.id);
-    }
-}
-
-async fn next_message(watch: Option<Watch>) -> Option<(Result<WatchResponse, Status>, Option<Watch>)> {
-    let watch = watch?;
-    loop {
-        let notification = watch.shared.state().discovery.poll_watch(watch.id);
-        match notification {
-            Notification::Ended => {
-                let status =
-                    Status::aborted("the watch read too slowly, or its cluster is not accepted any more");
-                return Some((Err(status), None));
-            }
-            Notification::Message(message) => return Some((Ok(message), Some(watch))),
-            Notification::Nothing => tokio::select! {
-                () = watch.waker.notified() => {}
-                () = watch.shared.stopping.cancelled() => {
-                    return Some((Err(Status::unavailable("the server ends")), None));
-                }
-            },
-        }
     }
 }
 

@@ -5,6 +5,9 @@
 mod changes;
 mod discovery;
 mod load;
+mod paced;
+mod streams;
+mod watchers;
 
 use anyhow::Result;
 
