@@ -74,6 +74,9 @@ pub const TABLE_MESH: u32 = 180;
 pub const RULE_PRIORITY_PODS: u32 = 2000;
 /// Priority of the rule that looks up [`TABLE_MESH`] (KubeSpan).
 pub const RULE_PRIORITY_MESH: u32 = 32500;
+/// Priority of the rule that looks up [`TABLE_MESH`] for packets without a mark that nothing else routes: after the kernel's rules
+/// for the tables `main` and `default` (own).
+pub const RULE_PRIORITY_MESH_LAST: u32 = 32800;
 /// Route protocol of everything above (Coil v2).
 pub const ROUTE_PROTOCOL: u8 = 30;
 /// Route protocol of the built-in router (Coil v2, coil-router).

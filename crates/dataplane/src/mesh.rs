@@ -1,12 +1,14 @@
-//! What leads packets into the mesh: an nftables table that marks them, a rule that looks the mark up, and a routing
+//! What leads packets into the mesh: an nftables table that marks them, rules that look the mark up, and a routing
 //! table with the mesh device as default. Behind it stands an `unreachable` default: while the device is down or missing,
-//! marked packets are dropped and never follow the main table in clear text.
+//! marked packets are dropped and never follow the main table in clear text. Where the host has no default route, the table also has
+//! routes to the targets, for the lookup before packets of this host are marked ([`mesh_rules`]).
 //!
 //! The table that should be is computed in `table`, which is pure; [`Applier`] reads the kernel's state and sends what differs.
 //! Only bits of `MARK_MASK` are ever changed; the others belong to other programs.
 
 use std::net::{IpAddr, SocketAddr};
 
+use fairlead_address::IntervalSet;
 use fairlead_api::names;
 use fairlead_netlink::route::{
     Address, AddressFlags, IpFamily, Link, Route, RouteKind, RouteSocket, Scope, add_address, delete_address,
@@ -50,6 +52,9 @@ pub struct MeshState {
     /// Prefixes of hosts beside this node, which have no route to targets: what comes from these is masqueraded. In any order;
     /// they may overlap.
     pub masqueraded: Vec<IpNet>,
+    /// Families without a default route on this host: the table gets routes to the targets of these, which the kernel finds before
+    /// packets of this host are marked. Elsewhere the default route is found.
+    pub without_default: Vec<IpFamily>,
 }
 
 /// A prefix of a node, the path to which loses packets that are longer than this. The kernel tells whoever sends them (RFC 1191,
@@ -305,13 +310,17 @@ fn is_marker(address: &Address) -> bool {
 }
 
 /// The routes of `TABLE_MESH`: what is plain, what is narrow, everything else into the device, and behind that nowhere.
-fn routes(device: Option<u32>, MeshState { plain, narrow, .. }: &MeshState) -> Vec<Route> {
+fn routes(device: Option<u32>, state: &MeshState) -> Vec<Route> {
+    let MeshState { plain, narrow, without_default, .. } = state;
     let has_ipv6 = has_ipv6();
     let is_usable = |destination: &IpNet| has_ipv6 || destination.addr().is_ipv4();
     let narrow = narrow.iter().filter(|route| is_usable(&route.destination));
     let narrow =
         device.into_iter().flat_map(|link| narrow.clone().filter_map(move |it| narrow_route(it, link)));
     let plain = plain.iter().filter(|route| is_usable(&route.destination)).map(plain_route);
+    let unrouted = without_default.iter().filter(|family| has_ipv6 || **family == IpFamily::V4);
+    let targets =
+        device.into_iter().flat_map(|link| unrouted.clone().flat_map(move |it| to_targets(*it, state, link)));
     let families = IpFamily::BOTH.into_iter().filter(|family| has_ipv6 || *family == IpFamily::V4);
     let into_mesh = families.flat_map(|family| {
         let (table, protocol, everything) = (names::TABLE_MESH, names::ROUTE_PROTOCOL, family.everything());
@@ -319,7 +328,19 @@ fn routes(device: Option<u32>, MeshState { plain, narrow, .. }: &MeshState) -> V
         let unreachable = routes::unreachable(table, protocol, everything);
         device.map(onto).into_iter().chain([unreachable])
     });
-    plain.chain(narrow).chain(into_mesh).collect()
+    // Of routes to one prefix the first counts.
+    plain.chain(narrow).chain(targets).chain(into_mesh).collect()
+}
+
+/// As few routes as cover the targets. None is longer than a plain or narrow one inside of it, since those are to targets as well.
+fn to_targets(family: IpFamily, state: &MeshState, link: u32) -> Vec<Route> {
+    let targets = state.targets_v4.iter().chain(&state.targets_v6);
+    let prefixes = IntervalSet::from_prefixes(family, targets).prefixes();
+    // The rule passes over routes to everything.
+    let halves =
+        |prefix: &IpNet| prefix.subnets(prefix.prefix_len().max(1)).into_iter().flatten().collect::<Vec<_>>();
+    let onto = |prefix| Route::onto(names::TABLE_MESH, names::ROUTE_PROTOCOL, prefix, link);
+    prefixes.iter().flat_map(halves).map(onto).collect()
 }
 
 /// `None` for a route to everything, whose place is taken, and for an MTU that IPv6 does not have.

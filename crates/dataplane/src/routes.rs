@@ -8,7 +8,8 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 
 use fairlead_api::names::{
-    MARK_MASK, MARK_TO_WIREGUARD, ROUTE_PROTOCOL, ROUTE_PROTOCOL_ROUTER, RULE_PRIORITY_MESH, TABLE_MESH,
+    MARK_MASK, MARK_TO_WIREGUARD, ROUTE_PROTOCOL, ROUTE_PROTOCOL_ROUTER, RULE_PRIORITY_MESH,
+    RULE_PRIORITY_MESH_LAST, TABLE_MESH,
 };
 use fairlead_netlink::route::{
     IpFamily, Mark, Route, RouteKind, RouteSocket, Rule, Scope, TABLE_DEFAULT, TABLE_LOCAL, TABLE_MAIN,
@@ -258,11 +259,20 @@ pub fn pod_rules(ids: RoutingIds) -> Vec<Rule> {
     IpFamily::BOTH.map(rule).to_vec()
 }
 
-/// The rules that lead marked packets into the mesh's table.
+/// The rules that lead marked packets into the mesh's table, and those by which packets of this host get as far as being marked.
+///
+/// The kernel looks for a route before nftables sees a packet of this host, and refuses the packet where there is none. So, after all
+/// other tables, the mesh's counts too, without its default routes: what is not in the mesh is refused as before. Nor does it count
+/// for what WireGuard sends.
 pub fn mesh_rules() -> Vec<Rule> {
-    let mark = Some(Mark { value: MARK_TO_WIREGUARD, mask: MARK_MASK });
-    let rule = |family| Rule { mark, ..Rule::lookup(family, RULE_PRIORITY_MESH, TABLE_MESH, ROUTE_PROTOCOL) };
-    IpFamily::BOTH.map(rule).to_vec()
+    let rule = |family, priority, mark| Rule {
+        mark: Some(Mark { value: mark, mask: MARK_MASK }),
+        ..Rule::lookup(family, priority, TABLE_MESH, ROUTE_PROTOCOL)
+    };
+    let marked = IpFamily::BOTH.map(|family| rule(family, RULE_PRIORITY_MESH, MARK_TO_WIREGUARD));
+    let last = IpFamily::BOTH
+        .map(|family| Rule { suppressed_length: Some(0), ..rule(family, RULE_PRIORITY_MESH_LAST, 0) });
+    [marked, last].concat()
 }
 
 /// Compares the desired rules with the present ones.

@@ -33,6 +33,7 @@ fn make_everything() {
         plain: Vec::new(),
         narrow: Vec::new(),
         masqueraded: Vec::new(),
+        without_default: Vec::new(),
     };
     apply(&state).unwrap();
     ensure_rules(&pod_rules(ids)).unwrap();

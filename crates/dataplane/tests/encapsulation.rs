@@ -84,6 +84,7 @@ impl Bed {
             plain,
             narrow: Vec::new(),
             masqueraded: Vec::new(),
+            without_default: Vec::new(),
         };
         self.nodes[own].run(|| apply(&state).unwrap());
     }

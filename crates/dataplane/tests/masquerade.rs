@@ -130,6 +130,7 @@ fn mesh() -> MeshState {
         plain: Vec::new(),
         narrow: Vec::new(),
         masqueraded: prefixes(&["192.0.2.0/24", "10.1.0.6/32", "2001:db8::/64", "fd00:1::6/128"]),
+        without_default: Vec::new(),
     }
 }
 

@@ -28,6 +28,7 @@ fn only_what_differs_is_sent() {
             plain: Vec::new(),
             narrow: Vec::new(),
             masqueraded: Vec::new(),
+            without_default: Vec::new(),
         };
         assert_eq!(apply(&state).unwrap(), Applied::Rebuilt);
         let sent = || {

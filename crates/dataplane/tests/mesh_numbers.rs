@@ -20,6 +20,7 @@ fn mesh() -> MeshState {
         plain: Vec::new(),
         narrow: Vec::new(),
         masqueraded: Vec::new(),
+        without_default: Vec::new(),
     }
 }
 

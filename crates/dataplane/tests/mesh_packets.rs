@@ -9,8 +9,10 @@ use std::thread;
 use std::time::Duration;
 
 use fairlead_dataplane::mesh::{Bypass, MeshState, NarrowRoute};
+use fairlead_dataplane::uplink::HostNetwork;
 use fairlead_dataplane::wireguard::{self, Preference, Settings};
 use mesh_common::{Namespace, apply};
+use nix::errno::Errno;
 use nix::sys::socket::{setsockopt, sockopt};
 use nix::sys::time::{TimeVal, TimeValLike};
 
@@ -70,6 +72,7 @@ impl Bed {
     }
 
     fn apply_with(&self, narrow: Vec<NarrowRoute>) {
+        let without_default = self.node.run(|| HostNetwork::read().unwrap()).families_without_default();
         let state = MeshState {
             interface: "mesh0".into(),
             mtu: 1420,
@@ -80,6 +83,7 @@ impl Bed {
             plain: Vec::new(),
             narrow,
             masqueraded: Vec::new(),
+            without_default,
         };
         self.node.run(|| apply(&state).unwrap());
     }
@@ -366,4 +370,69 @@ fn a_segment_that_fits_is_left_alone() {
         connect(&bed.pod, &bed.mesh, target);
         assert_eq!(counted(&bed), expected);
     }
+}
+
+/// What a program that sends a datagram with this mark is told at once.
+fn refusal(from: &Namespace, target: &str, mark: u32) -> Option<Errno> {
+    from.run(|| {
+        let socket = UdpSocket::bind(any(target)).unwrap();
+        setsockopt(&socket, sockopt::Mark, &mark).unwrap();
+        let sent = socket.send_to(b"x", (target.parse::<IpAddr>().unwrap(), PORT));
+        sent.err().and_then(|error| error.raw_os_error()).map(Errno::from_raw)
+    })
+}
+
+/// Addresses of this host, the first of each family on the mesh device, which are no target.
+const OWN: [&str; 2] = ["100.64.0.1", "fd64::1"];
+/// Addresses outside of the mesh.
+const ELSEWHERE: [&str; 2] = ["192.0.2.1", "2001:db8::1"];
+
+#[test]
+fn without_a_default_route_this_host_sends_to_the_mesh_and_answers_it_and_nothing_else_enters_it() {
+    let bed = Bed::new();
+    bed.node.sh("ip route del default; ip -6 route del default");
+    let told = |target: &str, mark| refusal(&bed.node, target, mark);
+    bed.apply();
+    for ((target, own), elsewhere) in [TARGET_V4, TARGET_V6].into_iter().zip(OWN).zip(ELSEWHERE) {
+        assert_eq!(ping(&bed.node, target, 1420), Ok(()));
+        // What the kernel itself answers, and a connection.
+        let answered = bed.mesh.sh(&format!("ping -n -c 1 -W 2 -I {target} {own} 2>&1 || true"));
+        assert!(answered.contains(" 0% packet loss"), "{answered}");
+        connect(&bed.node, &bed.mesh, target);
+        assert_eq!(told(elsewhere, 0), Some(Errno::ENETUNREACH));
+        assert_eq!(told(elsewhere, 0x10), Some(Errno::ENETUNREACH));
+        for mark in [0x20, 0xffff_ffbf] {
+            assert_eq!(told(target, mark), Some(Errno::ENETUNREACH), "WireGuard's own: {target}, {mark:#x}");
+        }
+    }
+    // Another program takes rules and routes away; they are mended.
+    bed.node.sh("ip rule del pref 32800; ip -6 rule del pref 32800");
+    assert_eq!([TARGET_V4, TARGET_V6].map(|it| told(it, 0)), [Some(Errno::ENETUNREACH); 2]);
+    bed.apply();
+    assert_eq!([TARGET_V4, TARGET_V6].map(|it| told(it, 0)), [None; 2]);
+    bed.node.sh("ip route flush table 180; ip -6 route flush table 180");
+    bed.apply();
+    assert_eq!([TARGET_V4, TARGET_V6].map(|it| ping(&bed.node, it, 1420)), [Ok(()), Ok(())]);
+    // While the device is down, the sender is told at once.
+    bed.node.sh("ip link set mesh0 down");
+    for target in [TARGET_V4, TARGET_V6, ELSEWHERE[0], ELSEWHERE[1]] {
+        assert!(matches!(told(target, 0), Some(Errno::ENETUNREACH | Errno::EHOSTUNREACH)), "{target}");
+    }
+}
+
+#[test]
+fn a_default_route_that_comes_and_goes_is_used_for_what_is_not_in_the_mesh() {
+    let bed = Bed::new();
+    bed.apply();
+    let routes = || bed.node.sh("ip route show table 180; ip -6 route show table 180");
+    assert!(!routes().contains("10.5.0.0/16") && !routes().contains("fd05::/64"), "{}", routes());
+    bed.node.sh("ip -6 route del default");
+    bed.apply();
+    assert!(!routes().contains("10.5.0.0/16") && routes().contains("fd05::/64"), "{}", routes());
+    assert_eq!(ping(&bed.node, TARGET_V6, 1420), Ok(()));
+    bed.node.sh("ip -6 route add default via fd65::2");
+    assert_eq!(ping(&bed.node, TARGET_V6, 1420), Ok(()));
+    assert_eq!(refusal(&bed.node, ELSEWHERE[1], 0), None);
+    bed.apply();
+    assert!(!routes().contains("fd05::/64"), "{}", routes());
 }

@@ -3,8 +3,9 @@
 
 mod mesh_common;
 
-use fairlead_dataplane::mesh::{Applier, Bypass, MeshState, device, remove};
+use fairlead_dataplane::mesh::{Applier, Bypass, MeshState, NarrowRoute, device, remove};
 use fairlead_dataplane::nft_table::Applied;
+use fairlead_netlink::route::IpFamily;
 use ipnet::IpNet;
 use mesh_common::{apply, in_namespace, run, targets};
 
@@ -20,6 +21,7 @@ fn mesh(mtu: u32, v4: &[&str], v6: &[&str]) -> MeshState {
         plain: Vec::new(),
         narrow: Vec::new(),
         masqueraded: Vec::new(),
+        without_default: Vec::new(),
     }
 }
 
@@ -358,6 +360,7 @@ fn a_hundred_thousand_prefixes() {
             plain: Vec::new(),
             narrow: Vec::new(),
             masqueraded: Vec::new(),
+            without_default: Vec::new(),
         };
         assert_eq!(apply(&state).unwrap(), Applied::Rebuilt);
         assert_eq!(apply(&state).unwrap(), Applied::Unchanged);
@@ -387,6 +390,8 @@ fn policy_routing_is_as_documented_and_goes_again() {
         for family in ["-4", "-6"] {
             let rules = run(&format!("ip {family} rule"));
             assert!(rules.contains("32500:\tfrom all fwmark 0x40/0x60 lookup 180"), "{rules}");
+            let last = "32800:\tfrom all fwmark 0/0x60 lookup 180 suppress_prefixlength 0";
+            assert!(rules.trim_end().lines().last().is_some_and(|line| line.starts_with(last)), "{rules}");
             let routes = run(&format!("ip {family} route show table 180"));
             assert!(routes.starts_with("default dev mesh0 "), "{routes}");
             let last = routes.lines().nth(1).unwrap_or_default();
@@ -397,9 +402,11 @@ fn policy_routing_is_as_documented_and_goes_again() {
             assert_eq!(routes.lines().count(), 2, "{routes}");
         }
         // Another process removes it; it is restored.
-        run("ip rule del pref 32500; ip route flush table 180; ip link set mesh0 down; ip link set mesh0 up");
+        run(
+            "ip rule del pref 32500; ip -6 rule del pref 32800; ip route flush table 180; ip link set mesh0 down; ip link set mesh0 up",
+        );
         apply(&mesh(1420, &["10.1.0.0/16"], &[])).unwrap();
-        assert!(run("ip rule").contains("32500:"));
+        assert!(run("ip rule").contains("32500:") && run("ip -6 rule").contains("32800:"));
         assert!(
             run("ip route show table 180").contains("mesh0")
                 && run("ip -6 route show table 180").contains("mesh0")
@@ -419,6 +426,45 @@ fn policy_routing_is_as_documented_and_goes_again() {
         }
         run("ip rule del pref 32400; ip -6 rule del pref 32400");
         assert_eq!(rules(), rules_before);
+    });
+}
+
+#[test]
+fn the_table_has_routes_to_targets_where_the_host_has_no_default_route() {
+    in_namespace(|| {
+        add_mesh_device();
+        let all = |family: &str| {
+            let routes = run(&format!("ip {family} route show table 180"));
+            let prefix = |line: &str| line.split(" dev mesh0").next().unwrap().to_owned();
+            let mut found: Vec<String> =
+                routes.lines().filter(|line| line.contains(" dev mesh0")).map(prefix).collect();
+            found.sort();
+            found
+        };
+        let narrow = NarrowRoute { destination: "10.1.0.0/24".parse().unwrap(), mtu: 1300 };
+        let state = MeshState {
+            narrow: vec![narrow],
+            without_default: vec![IpFamily::V4],
+            ..mesh(1420, &["10.1.0.0/24", "10.1.1.0/24", "10.9.0.1/32"], &["fd00:1::/64"])
+        };
+        apply(&state).unwrap();
+        assert_eq!(all("-4"), ["10.1.0.0/23", "10.1.0.0/24", "10.9.0.1", "default"]);
+        assert_eq!(all("-6"), ["default"]);
+        let other = MeshState { without_default: vec![IpFamily::V6], ..state.clone() };
+        apply(&other).unwrap();
+        assert_eq!(all("-4"), ["10.1.0.0/24", "default"]);
+        assert_eq!(all("-6"), ["default", "fd00:1::/64"]);
+        // A peer that has everything: the rule passes over default routes.
+        let both = IpFamily::BOTH.to_vec();
+        apply(&MeshState { without_default: both, ..mesh(1420, &["0.0.0.0/0"], &["::/0"]) }).unwrap();
+        assert_eq!(all("-4"), ["0.0.0.0/1", "128.0.0.0/1", "default"]);
+        assert_eq!(all("-6"), ["8000::/1", "::/1", "default"]);
+        assert_eq!(device().unwrap().as_deref(), Some("mesh0"));
+        remove().unwrap();
+        assert_eq!(
+            run("ip route show table 180 2>/dev/null; ip -6 route show table 180 2>/dev/null || true").trim(),
+            ""
+        );
     });
 }
 

@@ -214,7 +214,7 @@ fn a_rule_of_another_program_is_not_duplicated_and_foreign_rules_stay() {
     assert!(at(&netns, || ensure_rules(&pod_rules(RoutingIds::default())).unwrap()).is_empty());
     let count = socket.rules().unwrap().len();
     at(&netns, || ensure_rules(&mesh_rules()).unwrap());
-    assert_eq!(socket.rules().unwrap().len(), count + 2);
+    assert_eq!(socket.rules().unwrap().len(), count + 4);
     let shown = sh_in(&netns, "ip rule");
     assert!(shown.contains("32500:\tfrom all fwmark 0x40/0x60 lookup 180 proto 30"), "{shown}");
 }

@@ -43,7 +43,7 @@ fn the_second_time_nothing_is_sent() {
         (changes_sent() - before, switched.len(), rules, exported + refused, listed)
     };
     let (sent, _, rules, routes, listed) = host.run(apply);
-    assert_eq!((sent, rules, routes, listed), (8, 4, 4, 0));
+    assert_eq!((sent, rules, routes, listed), (10, 6, 4, 0));
     host.run(|| pods::add(&spec).unwrap());
 
     let (mut ip, mut nft) = (Monitor::ip(&host), Monitor::nft(&host));

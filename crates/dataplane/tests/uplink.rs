@@ -9,7 +9,7 @@ use fairlead_dataplane::uplink::{
 };
 use fairlead_netlink::netns::Netns;
 use fairlead_netlink::route::{
-    Address, AddressFlags, Link, LinkLayer, NextHop, Route, RouteKind, Scope, TABLE_MAIN,
+    Address, AddressFlags, IpFamily, Link, LinkLayer, NextHop, Route, RouteKind, Scope, TABLE_MAIN,
 };
 use ipnet::IpNet;
 use nix::sys::socket::{
@@ -72,6 +72,7 @@ fn the_default_route_covers_all_ipv4_routes() {
     assert_eq!([true, false].map(|is_ipv4| network.has_default_route(is_ipv4)), [false, true]);
     let network = routes(&["0.0.0.0/0", "10.1.0.0/16"]);
     assert_eq!(network.ipv4_routes(), ["0.0.0.0/0".parse().unwrap()]);
+    assert_eq!(network.families_without_default(), [IpFamily::V6]);
     assert_eq!([true, false].map(|is_ipv4| network.has_default_route(is_ipv4)), [true, false]);
 }
 

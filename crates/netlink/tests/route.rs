@@ -188,7 +188,12 @@ fn rules_are_dumped_as_they_were_added() {
         destination: Some(prefix("fd01::/64")),
         ..Rule::lookup(IpFamily::V6, 2001, 1180, 30)
     };
-    let wanted = [mesh.clone(), Rule { family: IpFamily::V6, ..mesh.clone() }, fussy];
+    let last = Rule {
+        mark: Some(Mark { value: 0, mask: 0x60 }),
+        suppressed_length: Some(0),
+        ..Rule::lookup(IpFamily::V6, 32800, 180, 30)
+    };
+    let wanted = [mesh.clone(), Rule { family: IpFamily::V6, ..mesh.clone() }, fussy, last];
     socket.apply(&wanted.iter().map(add_rule).collect::<Vec<_>>()).unwrap();
     assert!(socket.apply(&[add_rule(&mesh)]).unwrap_err().is_existing());
     sh_in(&netns, "ip rule add pref 99 ipproto tcp lookup 42");
@@ -198,6 +203,11 @@ fn rules_are_dumped_as_they_were_added() {
     assert!(exotic.has_more, "a condition we cannot express must show");
     let shown = sh_in(&netns, "ip rule");
     assert!(shown.contains("32500:\tfrom all fwmark 0x40/0x60 lookup 180 proto 30"), "{shown}");
+    let shown = sh_in(&netns, "ip -6 rule");
+    assert!(
+        shown.contains("32800:\tfrom all fwmark 0/0x60 lookup 180 suppress_prefixlength 0 proto 30"),
+        "{shown}"
+    );
     socket.apply(&wanted.iter().map(delete_rule).collect::<Vec<_>>()).unwrap();
     let rest = socket.rules().unwrap();
     assert!(wanted.iter().all(|rule| !rest.contains(rule)), "{rest:#?}");

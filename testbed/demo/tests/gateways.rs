@@ -147,7 +147,7 @@ fn between_locations_packets_go_through_gateways() {
     eventually(TIMEOUT, is_full).unwrap();
     resumes("granularity: full", &flows, mark, from, WITHIN);
     gaps_are_within("granularity: full", &flows, mark, PAUSE);
-    granularity_is_cross_for_a_while(&world, &flows);
+    granularity_is_cross_for_a_while(&mut world, &flows);
 }
 
 /// Packets go through this gateway of home all the time.
@@ -198,7 +198,7 @@ fn are_plain(world: &World, plain: bool) -> Result<()> {
 }
 
 /// From full, and back.
-fn granularity_is_cross_for_a_while(world: &World, flows: &[Flow]) {
+fn granularity_is_cross_for_a_while(world: &mut World, flows: &[Flow]) {
     eventually(TIMEOUT, || are_plain(world, false)).unwrap();
     for (what, granularity, plain) in
         [("granularity: cross", "cross", true), ("granularity: full after cross", "full", false)]
@@ -210,7 +210,33 @@ fn granularity_is_cross_for_a_while(world: &World, flows: &[Flow]) {
         loses_nothing(what, flows, mark);
         gaps_are_within(what, flows, mark, PAUSE);
         all_pods_reach_each_other(world);
+        if plain {
+            node_programs_are_replaced_and_one_is_killed(world, flows);
+        }
     }
+}
+
+/// With granularity `cross`: at both ends of flows between locations, home-3 also at an end of one inside of its location.
+fn node_programs_are_replaced_and_one_is_killed(world: &mut World, flows: &[Flow]) {
+    for name in ["home-3", "cloud-3", "home-1"] {
+        let what = format!("granularity: cross, the node program of {name} is upgraded");
+        let mark = Instant::now();
+        world.node(name).unwrap().upgrade(TIMEOUT).unwrap();
+        std::thread::sleep(Duration::from_secs(2));
+        loses_nothing(&what, flows, mark);
+        gaps_are_within(&what, flows, mark, PAUSE);
+        are_plain(world, true).unwrap();
+    }
+    let what = "granularity: cross, the node program of home-3 is killed";
+    let mark = Instant::now();
+    let killed = world.node("home-3").unwrap();
+    killed.kill().unwrap();
+    killed.start().unwrap();
+    resumes(what, flows, mark, mark, WITHIN);
+    // These need no tunnel of home-3: the last one stays on the LAN.
+    loses_nothing(what, &flows[2..], mark);
+    world.node("home-3").unwrap().wait_ready(TIMEOUT).unwrap();
+    eventually(TIMEOUT, || are_plain(world, true)).unwrap();
 }
 
 fn problems(world: &World, name: &str) -> Result<String> {

@@ -11,6 +11,7 @@ use std::io::Write as _;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
 use std::process::{Child, Stdio};
+use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
 use fairlead_demo::{World, probe, servers, topology};
@@ -48,11 +49,12 @@ fn nodes_have_addresses_on_the_mesh_and_a_node_of_kubespan_joins_it() {
     world.apply_pool().unwrap();
     world.start_pods().unwrap();
     for name in NODES {
-        // Before nftables marks what a host answers, the kernel looks for a route to the pod.
-        node(&world, name).host.shell("ip -6 route add default dev eth0").unwrap();
+        // Packets to pods and nodes leave all the same.
+        assert_eq!(node(&world, name).host.shell("ip -6 route show default").unwrap(), "", "{name}");
     }
     eventually(TIMEOUT, || all_reach_each_other(&world)).unwrap();
     println!("every node and pod reaches every node at its addresses on the mesh");
+    a_host_without_a_default_route_is_led_to_members_only(&world);
     a_node_that_comes_back_has_its_address(&world);
     let talos = Talos::start(&world, host.address()).unwrap();
     eventually(TIMEOUT, || talos.is_connected(&world)).unwrap();
@@ -97,6 +99,41 @@ fn all_reach_each_other(world: &World) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Another program takes the rule away, and a default route comes and goes.
+fn a_host_without_a_default_route_is_led_to_members_only(world: &World) {
+    let host = &node(world, "cloud-1").host;
+    let pod = pod(world, "office-1").addresses[1];
+    let way =
+        |to: &str, mark: u32| host.shell(&format!("ip -6 route get {to} mark {mark} 2>&1 || true")).unwrap();
+    let is_led = || {
+        let way = way(&pod.to_string(), 0);
+        ensure!(way.contains("dev wire_kube table 180"), "{way}");
+        Ok(())
+    };
+    eventually(TIMEOUT, is_led).unwrap();
+    for (to, mark) in [("2001:db8::1", 0), ("fd00::1", 0), (pod.to_string().as_str(), 0x20)] {
+        let way = way(to, mark);
+        assert!(way.contains("Network is unreachable"), "{to} with mark {mark:#x}: {way}");
+    }
+    let from = Instant::now();
+    host.shell("ip -6 rule del pref 32800; ip -6 route flush table 180").unwrap();
+    eventually(TIMEOUT, is_led).unwrap();
+    println!("the rule and the routes are back after {:.1?}", from.elapsed());
+    let from = Instant::now();
+    host.shell("ip -6 route add default dev eth0").unwrap();
+    let has_defaults_only = || {
+        let routes = host.shell("ip -6 route show table 180")?;
+        ensure!(routes.lines().count() == 2, "{routes}");
+        Ok(())
+    };
+    eventually(TIMEOUT, has_defaults_only).unwrap();
+    println!("a default route came: routes to members were gone after {:.1?}", from.elapsed());
+    let from = Instant::now();
+    host.shell("ip -6 route del default").unwrap();
+    eventually(TIMEOUT, is_led).unwrap();
+    println!("it went: they were back after {:.1?}", from.elapsed());
 }
 
 fn a_node_that_comes_back_has_its_address(world: &World) {

@@ -10,7 +10,8 @@ use std::net::IpAddr;
 use fairlead_address::PrefixSet;
 use fairlead_api::names::{IPV6_MIN_MTU, LINK_ALIAS_PREFIX, WIREGUARD_OVERHEAD_IPV6};
 use fairlead_netlink::route::{
-    Address, AddressFlags, Link, LinkLayer, MacAddress, Route, RouteKind, RouteSocket, Scope, TABLE_MAIN,
+    Address, AddressFlags, IpFamily, Link, LinkLayer, MacAddress, Route, RouteKind, RouteSocket, Scope,
+    TABLE_MAIN,
 };
 use ipnet::{IpNet, Ipv4Net};
 
@@ -119,6 +120,12 @@ impl HostNetwork {
     pub fn has_default_route(&self, is_ipv4: bool) -> bool {
         let destinations = self.unicast_destinations();
         destinations.into_iter().any(|it| it.prefix_len() == 0 && it.addr().is_ipv4() == is_ipv4)
+    }
+
+    /// The families of which the main table has no default route.
+    pub fn families_without_default(&self) -> Vec<IpFamily> {
+        let lacks = |family: &IpFamily| !self.has_default_route(*family == IpFamily::V4);
+        IpFamily::BOTH.into_iter().filter(lacks).collect()
     }
 
     /// The IPv4 destinations that the main table has routes to, as few prefixes as cover them.

@@ -66,6 +66,7 @@ impl Node {
             plain: Vec::new(),
             narrow: Vec::new(),
             masqueraded: Vec::new(),
+            without_default: Vec::new(),
         };
         self.namespace.run(|| Applier::default().apply(&state)).unwrap();
     }

@@ -294,7 +294,10 @@ pub(super) fn rule(payload: &[u8]) -> Decoded<Option<Rule>> {
             fra::DST => rule.destination = Some(prefix(parse_ip(bytes)?, header.dst_len)?),
             fra::PAD => {}
             // The kernel always sends these two; all ones means that nothing is suppressed.
-            fra::SUPPRESS_PREFIXLEN | fra::SUPPRESS_IFGROUP => rule.has_more |= parse_u32(bytes)? != u32::MAX,
+            fra::SUPPRESS_PREFIXLEN => {
+                rule.suppressed_length = Some(parse_u32(bytes)?).filter(|length| *length != u32::MAX);
+            }
+            fra::SUPPRESS_IFGROUP => rule.has_more |= parse_u32(bytes)? != u32::MAX,
             _ => rule.has_more = true,
         }
     }

@@ -55,8 +55,9 @@ fn routes() -> impl Strategy<Value = Route> {
 fn rules() -> impl Strategy<Value = Rule> {
     let mark = (any::<u32>(), 1..=u32::MAX).prop_map(|(value, mask)| Mark { value, mask });
     let name = || option::of("[a-z]{1,15}");
-    (destination(), 1..=u32::MAX, 1..=u32::MAX, option::of(mark), name(), name(), any::<u8>(), any::<bool>())
-        .prop_map(|((prefix, ..), priority, table, mark, iif, oif, protocol, from)| Rule {
+    let limits = (any::<u8>(), any::<bool>(), option::of(0..=128u32));
+    (destination(), 1..=u32::MAX, 1..=u32::MAX, option::of(mark), name(), name(), limits).prop_map(
+        |((prefix, ..), priority, table, mark, iif, oif, (protocol, from, suppressed_length))| Rule {
             family: IpFamily::of(prefix.addr()),
             priority,
             table,
@@ -65,9 +66,11 @@ fn rules() -> impl Strategy<Value = Rule> {
             oif,
             source: from.then_some(prefix),
             destination: (!from).then_some(prefix),
+            suppressed_length,
             protocol,
             has_more: false,
-        })
+        },
+    )
 }
 
 fn every_decoder(bytes: &[u8]) {

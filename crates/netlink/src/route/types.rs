@@ -317,6 +317,8 @@ pub struct Rule {
     pub source: Option<IpNet>,
     /// Packets to there only.
     pub destination: Option<IpNet>,
+    /// Routes with prefixes of this length, in bits, or shorter do not count: the lookup goes on (`FRA_SUPPRESS_PREFIXLEN`).
+    pub suppressed_length: Option<u32>,
     /// Who made it (`FRA_PROTOCOL`).
     pub protocol: u8,
     /// A dumped rule has conditions or an action that this type cannot express; such a rule cannot be added.
@@ -335,6 +337,7 @@ impl Rule {
             oif: None,
             source: None,
             destination: None,
+            suppressed_length: None,
             protocol,
             has_more: false,
         }
@@ -362,6 +365,7 @@ impl fmt::Display for Rule {
                 write!(f, " {word} {prefix}")?;
             }
         }
-        write!(f, " to table {}", self.table)
+        write!(f, " to table {}", self.table)?;
+        self.suppressed_length.map_or(Ok(()), |length| write!(f, " for prefixes longer than {length}"))
     }
 }

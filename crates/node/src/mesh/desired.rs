@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
-use fairlead_address::{AddressFilter, Endpoint, PrefixSet, is_reachable};
+use fairlead_address::{AddressFilter, Endpoint, IpFamily, PrefixSet, is_reachable};
 use fairlead_api::resources::Granularity;
 use fairlead_api::wireguard::{PeerConfig, PublicKey};
 use fairlead_dataplane::mesh::{Bypass, MeshState, PlainRoute};
@@ -53,6 +53,8 @@ pub struct Host {
     addresses: Vec<IpAddr>,
     networks: Vec<IpNet>,
     ipv4_routes: Vec<Ipv4Net>,
+    /// Families without a default route.
+    without_default: Vec<IpFamily>,
     gateways: BTreeSet<IpAddr>,
     own: Vec<OwnAddress>,
     /// Names of the links that have them.
@@ -85,6 +87,7 @@ impl Host {
             addresses: network.node_addresses(&ignored),
             networks: network.connected_prefixes(&ignored),
             ipv4_routes: network.ipv4_routes(),
+            without_default: network.families_without_default(),
             gateways: network.default_gateways(),
             own,
             links,
@@ -211,6 +214,7 @@ pub struct Desired {
     plain: Vec<PlainRoute>,
     plain_links: Vec<String>,
     masqueraded: Vec<IpNet>,
+    without_default: Vec<IpFamily>,
 }
 
 /// MTU of the device on this host.
@@ -336,6 +340,7 @@ impl Desired {
             added: added(used, plan),
             accepted: key_changes::accepted(plan, gateways::accepted(plan)),
             masqueraded: plan.masqueraded.clone(),
+            without_default: host.without_default.clone(),
             is_gateway: plan.is_gateway,
             tunnels: tunnels::desired(inputs, plan),
             plain: plan.routes.iter().map(plain::route).collect(),
@@ -379,6 +384,7 @@ impl Desired {
             plain: self.plain.iter().cloned().chain(encapsulated).collect(),
             narrow: plain::narrow(&self.peers, self.mtu, route_mtu),
             masqueraded: self.masqueraded.clone(),
+            without_default: self.without_default.clone(),
         }
     }
 

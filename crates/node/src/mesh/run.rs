@@ -5,7 +5,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fairlead_api::names::{RULE_PRIORITY_MESH, TABLE_MESH};
+use fairlead_api::names::{RULE_PRIORITY_MESH, RULE_PRIORITY_MESH_LAST, TABLE_MESH};
 use fairlead_netlink::route::{Change, TABLE_MAIN};
 use tokio::time::{sleep, sleep_until};
 
@@ -82,7 +82,7 @@ pub(super) fn concerns(change: &Change) -> bool {
         Change::Route { route, .. } => {
             route.table == TABLE_MESH || (route.table == TABLE_MAIN && route.destination.prefix_len() == 0)
         }
-        Change::Rule { rule, .. } => rule.priority == RULE_PRIORITY_MESH,
+        Change::Rule { rule, .. } => [RULE_PRIORITY_MESH, RULE_PRIORITY_MESH_LAST].contains(&rule.priority),
     }
 }
 

@@ -229,6 +229,7 @@ fn state(planned: &Plan) -> MeshState {
         plain: Vec::new(),
         narrow: Vec::new(),
         masqueraded: planned.masqueraded.clone(),
+        without_default: Vec::new(),
     }
 }
 

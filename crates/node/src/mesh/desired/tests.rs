@@ -94,6 +94,7 @@ pub(in crate::mesh) fn host() -> Host {
         addresses: vec![[10, 0, 0, 1].into()],
         networks: Vec::new(),
         ipv4_routes: vec![Ipv4Net::default()],
+        without_default: Vec::new(),
         gateways: BTreeSet::new(),
         own: vec![OwnAddress { link: 7, prefix: "10.0.0.1/24".parse().unwrap() }],
         links: [(7, "eth0".to_owned())].into(),

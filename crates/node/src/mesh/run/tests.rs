@@ -251,7 +251,8 @@ fn what_other_programs_take_from_the_mesh_wakes_it_and_links_of_pods_do_not() {
     use fairlead_netlink::route::{IpFamily, Rule};
     let rule =
         |priority| Change::Rule { rule: Rule::lookup(IpFamily::V4, priority, TABLE_MESH, 30), gone: true };
-    assert!(concerns(&rule(RULE_PRIORITY_MESH)) && !concerns(&rule(2000)));
+    assert!(concerns(&rule(RULE_PRIORITY_MESH)) && concerns(&rule(RULE_PRIORITY_MESH_LAST)));
+    assert!(!concerns(&rule(2000)));
     let route = |table| Change::Route {
         route: fairlead_netlink::route::Route::onto(table, 30, "0.0.0.0/0".parse().unwrap(), 7),
         gone: true,
