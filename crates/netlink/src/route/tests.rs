@@ -66,6 +66,7 @@ fn rules() -> impl Strategy<Value = Rule> {
             source: from.then_some(prefix),
             destination: (!from).then_some(prefix),
             protocol,
+            ip_protocol: Some(1),
             has_more: false,
         })
 }

@@ -317,6 +317,8 @@ pub struct Rule {
     pub source: Option<IpNet>,
     /// Packets to there only.
     pub destination: Option<IpNet>,
+    /// Packets of this protocol only (`FRA_IP_PROTO`).
+    pub ip_protocol: Option<u8>,
     /// Who made it (`FRA_PROTOCOL`).
     pub protocol: u8,
     /// A dumped rule has conditions or an action that this type cannot express; such a rule cannot be added.
@@ -335,6 +337,7 @@ impl Rule {
             oif: None,
             source: None,
             destination: None,
+            ip_protocol: None,
             protocol,
             has_more: false,
         }
@@ -361,6 +364,9 @@ impl fmt::Display for Rule {
             if let Some(prefix) = prefix {
                 write!(f, " {word} {prefix}")?;
             }
+        }
+        if let Some(protocol) = self.ip_protocol {
+            write!(f, " of protocol {protocol}")?;
         }
         write!(f, " to table {}", self.table)
     }
