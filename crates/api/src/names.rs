@@ -91,6 +91,11 @@ pub const RULE_PRIORITY_EGRESS_NARROW: u32 = 1900;
 pub const RULE_PRIORITY_EGRESS_PRIVATE: u32 = 2000;
 /// Priorities of the rules in client pods that keep other ranges of the cluster in the table `main` (own).
 pub const RULE_PRIORITIES_EGRESS_IN_CLUSTER: std::ops::RangeInclusive<u32> = 2003..=2099;
+/// Priority of the rule in gateway pods that looks up [`TABLE_EGRESS_WIDE`], their routes to clients, for packets from the uplink
+/// (Coil v2).
+pub const RULE_PRIORITY_EGRESS_GATEWAY: u32 = 2000;
+/// Priority of the rule in gateway pods that does so for ICMP packets of the gateway itself (own).
+pub const RULE_PRIORITY_EGRESS_GATEWAY_ICMP: u32 = 2001;
 /// Priority of the rule in client pods that looks up [`TABLE_EGRESS_WIDE`] (Coil v2).
 pub const RULE_PRIORITY_EGRESS_WIDE: u32 = 2100;
 /// Prefix of the names of FoU links over IPv4, followed by the peer's address as eight hexadecimal digits (Coil v2).
@@ -142,6 +147,8 @@ pub const NFT_TABLE_MASQUERADE: &str = "fairlead_masquerade";
 pub const NFT_TABLE_FORWARD: &str = "fairlead_forward";
 /// Chain in the forward hook of the mesh's table, which marks what passes between members (own).
 pub const NFT_CHAIN_FORWARD: &str = "fairlead_forward";
+/// nftables table of an egress gateway, family `inet` (own).
+pub const NFT_TABLE_EGRESS: &str = "fairlead_egress";
 /// nftables table that joins the path socket to the port of the kernel's WireGuard, family `inet` (own).
 pub const NFT_TABLE_PATH_SOCKET: &str = "fairlead_path_socket";
 

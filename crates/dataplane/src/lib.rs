@@ -9,6 +9,7 @@
 //! * [`encapsulation`]: the IP tunnels inside of a location, and who may send to them.
 //! * [`forwarding`]: rules in iptables' chain `FORWARD` where its policy is to drop.
 //! * [`egress_client`]: rules and routes into the tunnels to egress gateways, in the namespace of a pod.
+//! * [`egress_gateway`]: rules, routes and the nftables table of an egress gateway, in the namespace of its pod.
 //! * [`nft_table`]: a whole nftables table, compared and changed in one transaction.
 //! * [`wireguard`]: one trait over the kernel's WireGuard and the embedded one.
 //!
@@ -18,6 +19,7 @@
 
 pub mod cleanup;
 pub mod egress_client;
+pub mod egress_gateway;
 pub mod encapsulation;
 pub mod forwarding;
 pub mod masquerade;

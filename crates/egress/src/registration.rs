@@ -4,7 +4,19 @@
 //! public key of the certificate that the gateway has just presented. The gateway has the API server review the token for this
 //! audience. So a gateway cannot use the tokens that it receives at another one, and a server between both cannot use them at all.
 
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+
 use crate::EgressName;
+
+/// Longer tokens are refused unread. Those of Kubernetes have about 1 KiB.
+pub const MAX_TOKEN: usize = 8 << 10;
+/// The longest that a token counts, whatever it says: Kubernetes extends no token of a pod further.
+pub const MAX_LIFETIME: Duration = Duration::from_secs(24 * 60 * 60);
+/// The shortest: a node program needs a moment to send another.
+pub const MIN_LIFETIME: Duration = Duration::from_secs(60);
 
 /// SHA-256 (FIPS 180-4) of the SubjectPublicKeyInfo of a certificate (RFC 5280, section 4.1), in DER.
 pub type PublicKeyHash = [u8; 32];
@@ -15,9 +27,52 @@ pub fn audience(egress: &EgressName, key: &PublicKeyHash) -> String {
     format!("egress.coil.cybozu.com/{}/{}/{key}", egress.namespace, egress.name)
 }
 
+/// How long a token that the API server has just accepted still counts, by its claims `iat` and `exp` (RFC 7519, section 4.1), at `now` in
+/// seconds since the epoch. With a wrong clock here, at most as long as it was issued for, and at least [`MIN_LIFETIME`]. `None` if it
+/// has no such claims.
+pub fn lifetime(token: &str, now: u64) -> Option<Duration> {
+    let payload = token.split('.').nth(1).filter(|_| token.len() <= MAX_TOKEN)?;
+    let claims: serde_json::Value = serde_json::from_slice(&URL_SAFE_NO_PAD.decode(payload).ok()?).ok()?;
+    let seconds = |claim| claims.get(claim)?.as_u64();
+    let (issued, expires) = (seconds("iat")?, seconds("exp")?);
+    let left = expires.saturating_sub(now).min(expires.saturating_sub(issued));
+    Some(Duration::from_secs(left).clamp(MIN_LIFETIME, MAX_LIFETIME))
+}
+
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+
+    fn token(claims: &str) -> String {
+        format!("e30.{}.c2ln", URL_SAFE_NO_PAD.encode(claims))
+    }
+
+    #[test]
+    fn a_token_counts_until_it_expires_whatever_the_clock_says() {
+        let of = |now| lifetime(&token(r#"{"iat":1000,"exp":1600,"aud":["a"]}"#), now).unwrap().as_secs();
+        assert_eq!([1000, 1100, 5000, 0].map(of), [600, 500, 60, 600]);
+        assert_eq!(lifetime(&token(r#"{"iat":0,"exp":18446744073709551615}"#), 0), Some(MAX_LIFETIME));
+        for wrong in [r#"{"exp":1600}"#, r#"{"iat":"a","exp":1}"#, "[]", "", r#"{"iat":-1,"exp":1}"#] {
+            assert_eq!(lifetime(&token(wrong), 0), None, "{wrong}");
+        }
+        assert_eq!(lifetime("opaque", 0), None);
+        assert_eq!(
+            lifetime(&token(&format!(r#"{{"iat":0,"exp":9,"a":"{}"}}"#, "a".repeat(MAX_TOKEN))), 0),
+            None
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn no_token_counts_longer_than_a_day(token in "[A-Za-z0-9_.-]{0,80}", iat: u64, exp: u64, now: u64) {
+            let _ = lifetime(&token, now);
+            let token = super::tests::token(&format!(r#"{{"iat":{iat},"exp":{exp}}}"#));
+            let lifetime = lifetime(&token, now).unwrap();
+            prop_assert!(lifetime >= MIN_LIFETIME && lifetime <= MAX_LIFETIME);
+        }
+    }
 
     #[test]
     fn an_audience_names_egress_and_key() {

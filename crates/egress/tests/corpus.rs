@@ -1,9 +1,9 @@
-//! Every input that the fuzz targets `egress_annotation` and `egress_destinations` keep is read again, without a fuzzer.
+//! Every input that the fuzz targets `egress_annotation`, `egress_destinations` and `egress_token` keep is read again, without a fuzzer.
 #![cfg(test)]
 
 use std::path::Path;
 
-use fairlead_egress::{annotation, destinations};
+use fairlead_egress::{annotation, destinations, registration};
 
 /// The kept inputs of a target with their names, in order.
 fn kept(target: &str) -> Vec<(String, String)> {
@@ -47,4 +47,15 @@ fn kept_destinations_never_panic_and_some_are_good() {
         ("wide_and_narrow", Some(3)),
     ];
     assert_eq!(results.collect::<Vec<_>>(), expected.map(|(name, count)| (name.to_owned(), count)));
+}
+
+#[test]
+fn kept_tokens_never_panic_and_some_are_good() {
+    let results = kept("egress_token").into_iter().map(|(name, text)| {
+        let (now, token) = text.as_bytes().split_first_chunk().unwrap();
+        let token = std::str::from_utf8(token).unwrap();
+        (name, registration::lifetime(token, u64::from_be_bytes(*now)).map(|lifetime| lifetime.as_secs()))
+    });
+    let expected = [("no_claims", None), ("valid", Some(3500))];
+    assert_eq!(results.collect::<Vec<_>>(), expected.map(|(name, lifetime)| (name.to_owned(), lifetime)));
 }

@@ -34,7 +34,7 @@ pub(crate) use queries::{
 
 pub(crate) use connect::{ConnectArguments, name as peer_name};
 pub(crate) use discovery::{DiscoveryArguments, DiscoveryCommand, DiscoveryIdArguments};
-pub(crate) use egress::EgressControllerArguments;
+pub(crate) use egress::{EgressControllerArguments, EgressGatewayArguments};
 pub(crate) use peer::{PeerCommand, RevokeArguments};
 pub(crate) use peers::{
     MachineArguments, PeerAdd, PeerList, PeerRemove, PeerShow, ShowconfArguments, ShowconfCommand,
@@ -104,6 +104,9 @@ pub(crate) enum Command {
     /// Run the controller of egress gateways (replicas elect a leader)
     #[command(hide = true)]
     EgressController(Box<EgressControllerArguments>),
+    /// Run a gateway of an Egress, in a pod of its own
+    #[command(hide = true)]
+    EgressGateway(Box<EgressGatewayArguments>),
     /// Connect this machine, which is not of the cluster, with pods, nodes and Services through a tunnel with a node
     #[command(
         after_help = "Run it as root on a laptop or a server outside of the cluster, with a kubeconfig: the kernel's WireGuard is used, or the one \

@@ -5,7 +5,8 @@ use std::ffi::OsString;
 use std::path::Path;
 
 use fairlead_api::names::{
-    CONTROLLER_PROGRAM, EGRESS_CONTROLLER_PROGRAM, INSTALLER_PROGRAM, NODE_PROGRAM, ROUTER_PROGRAM,
+    CONTROLLER_PROGRAM, EGRESS_CONTROLLER_PROGRAM, EGRESS_PROGRAM, INSTALLER_PROGRAM, NODE_PROGRAM,
+    ROUTER_PROGRAM,
 };
 
 /// Replaces a Coil program name by our subcommand. Other command lines are returned unchanged.
@@ -20,6 +21,7 @@ pub(crate) fn translate(arguments: impl IntoIterator<Item = OsString>) -> Result
         Some(INSTALLER_PROGRAM) => "install",
         Some(CONTROLLER_PROGRAM) => "controller",
         Some(EGRESS_CONTROLLER_PROGRAM) => "egress-controller",
+        Some(EGRESS_PROGRAM) => "egress-gateway",
         Some(ROUTER_PROGRAM) => {
             return Err(
                 "coil-router is part of the node program: delete this DaemonSet and run coild with --router"
@@ -47,6 +49,10 @@ mod tests {
             ("coild --router=true", "fairlead node --router=true"),
             ("/usr/local/coil/coil-ipam-controller --health-addr :1", "fairlead controller --health-addr :1"),
             ("coil-installer", "fairlead install"),
+            (
+                "coil-egress --zap-stacktrace-level=panic",
+                "fairlead egress-gateway --zap-stacktrace-level=panic",
+            ),
             ("coil-egress-controller --egress-port=5555", "fairlead egress-controller --egress-port=5555"),
         ] {
             assert_eq!(translated(coil).as_deref(), Ok(ours));

@@ -57,6 +57,7 @@ fn main() -> ExitCode {
         Command::Connectivity { command } => connectivity::run(&command),
         Command::Controller(controller) => programs::controller(*controller),
         Command::EgressController(controller) => programs::egress_controller(*controller),
+        Command::EgressGateway(gateway) => programs::egress_gateway(*gateway),
         Command::Graph(query) => graph::run(&query),
         Command::Install(places) => install::install(&places),
         Command::Ipam { command } => ipam::run(&command),

@@ -1,16 +1,19 @@
 //! Running the long-lived programs.
 
+use std::net::Ipv6Addr;
 use std::process::ExitCode;
 
 use anyhow::Context as _;
 use fairlead_cluster::http::MetricsAddress;
+use fairlead_egress::EgressName;
 use fairlead_node::Access;
+use futures::{Stream, stream};
 use tokio::runtime::Builder;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::arguments::{
-    ControllerArguments, DiscoveryArguments, DiscoveryCommand, EgressControllerArguments, NodeArguments,
-    RelayArguments,
+    ControllerArguments, DiscoveryArguments, DiscoveryCommand, EgressControllerArguments,
+    EgressGatewayArguments, NodeArguments, RelayArguments,
 };
 use crate::{discovery, proxy, relay};
 
@@ -24,6 +27,9 @@ const BLOCKING_THREADS: usize = 64;
 pub(crate) const READ_SECONDS: u64 = 75;
 /// Connect timeout of API server connections in seconds.
 const CONNECT_SECONDS: u64 = 5;
+
+/// The link that CNI plugins make in a pod (containerd and CRI-O name it so).
+const EGRESS_UPLINK: &str = "eth0";
 
 /// What the node program and the controller say when they end.
 const KERNEL_FORWARDS: &str = "shutting down; the kernel keeps forwarding";
@@ -90,6 +96,25 @@ pub(crate) fn egress_controller(arguments: EgressControllerArguments) -> anyhow:
     run(async { fairlead_controller::egress::run(settings, cluster().await?, stop("shutting down")?).await })
 }
 
+/// `fairlead egress-gateway`
+pub(crate) fn egress_gateway(arguments: EgressGatewayArguments) -> anyhow::Result<ExitCode> {
+    warn_of(&arguments.without_effect());
+    let settings = fairlead_egress_gateway::Settings {
+        egress: EgressName { namespace: arguments.pod_namespace, name: arguments.egress_name },
+        pod: arguments.pod_name,
+        addresses: arguments.pod_addresses,
+        uplink: EGRESS_UPLINK.to_owned(),
+        port: arguments.fou_port,
+        source_port_auto: arguments.enable_sport_auto,
+        registration: (Ipv6Addr::UNSPECIFIED, arguments.registration_port).into(),
+        node_user: arguments.node_user,
+        metrics: MetricsAddress { address: arguments.metrics_addr, secure: false },
+        health: arguments.health_addr,
+        drain: arguments.drain_seconds,
+    };
+    run(async { fairlead_egress_gateway::run(settings, cluster().await?, signals()?).await })
+}
+
 /// `fairlead discovery`
 pub(crate) fn discovery(arguments: DiscoveryArguments) -> anyhow::Result<ExitCode> {
     if let Some(DiscoveryCommand::Id(nodes)) = &arguments.command {
@@ -131,6 +156,19 @@ pub(crate) async fn cluster() -> anyhow::Result<kube::Config> {
     config.read_timeout = Some(std::time::Duration::from_secs(READ_SECONDS));
     config.connect_timeout = Some(std::time::Duration::from_secs(CONNECT_SECONDS));
     Ok(config)
+}
+
+/// An item for each SIGTERM and SIGINT.
+fn signals() -> anyhow::Result<impl Stream<Item = ()> + Unpin> {
+    let terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
+    let interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
+    Ok(Box::pin(stream::unfold((terminate, interrupt), |(mut terminate, mut interrupt)| async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        Some(((), (terminate, interrupt)))
+    })))
 }
 
 /// Resolves at SIGTERM or SIGINT, after this message.

@@ -155,7 +155,7 @@ struct {
 /* Inner destinations of clients: value 1 allows, 0 forbids; the longest prefix decides; no prefix forbids. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
-	__uint(max_entries, 1024);
+	__uint(max_entries, 16384);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, struct prefix);
 	__type(value, __u32);

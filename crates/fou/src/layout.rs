@@ -12,6 +12,10 @@ use crate::{Error, Result};
 /// Gateways a service address can have: `MAX_GATEWAYS` of the programs.
 pub const MAX_GATEWAYS: usize = 32;
 
+/// Clients of a gateway, and their tunnel links: `max_entries` of the maps.
+pub const MAX_CLIENTS: usize = 4096;
+/// Prefixes that clients may or may not send to: `max_entries` of the map.
+pub const MAX_ALLOWED: usize = 16_384;
 /// `struct addr`: IPv4 as `::ffff:a.b.c.d`.
 pub(crate) type AddressBytes = [u8; 16];
 pub(crate) type SettingsBytes = [u8; 16];

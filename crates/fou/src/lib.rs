@@ -12,6 +12,9 @@
 //! filters of the uplink. Nothing is pinned. It decides no policy: which pods are gateways or clients, and what may leave, is
 //! the caller's. Routes, rules and masquerading are the caller's, too.
 //!
+//! A process that cannot adopt loads programs with maps of its own, fills them, and replaces the earlier ones ([`Tunnels::load`],
+//! [`Tunnels::attach`]).
+//!
 //! Loading needs `CAP_BPF` and `CAP_NET_ADMIN`; adopting needs `CAP_SYS_ADMIN`, since the kernel opens programs by ID for no
 //! other capability. The kernel needs `CONFIG_BPF_SYSCALL`, `CONFIG_NET_CLS_BPF`, `CONFIG_NET_SCH_INGRESS` and `CONFIG_IFB`.
 
@@ -27,7 +30,7 @@ mod tunnels;
 pub use counters::{Counter, Counters};
 pub use error::{Error, Result};
 pub use flows::Flow;
-pub use layout::{Gateway, MAX_GATEWAYS, Peer, Service, Settings, TunnelLink};
+pub use layout::{Gateway, MAX_ALLOWED, MAX_CLIENTS, MAX_GATEWAYS, Peer, Service, Settings, TunnelLink};
 pub use links::{link_mtu, link_name};
 pub use tunnels::Tunnels;
 

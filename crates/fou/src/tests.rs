@@ -89,3 +89,30 @@ fn programs_of_another_version_are_replaced_and_flows_are_kept() {
     drop(open(2));
     assert_eq!(fairlead_netlink::changes_sent(), sent, "the same state sends nothing");
 }
+
+#[test]
+fn loaded_programs_replace_those_of_an_earlier_process_once_they_are_attached() {
+    let namespace = Namespace::new();
+    namespace.veth("eth0", &namespace, "other");
+    let uplink: u32 = namespace.sh("ip -o link show eth0 | cut -d: -f1").trim().parse().unwrap();
+    let load = || namespace.run(|| Tunnels::load(uplink, SETTINGS)).unwrap();
+    let mut first = load();
+    let link = first.add_link(ip("10.0.0.1")).unwrap();
+    let wanted = Wanted::with(link);
+    assert_eq!(programs(&namespace, uplink), Vec::<u32>::new());
+    assert_eq!(wanted.apply(&mut first), [2, 1, 1, 2]);
+    assert_eq!((first.is_attached().unwrap(), first.attach().unwrap()), (false, 2));
+    assert_eq!((first.is_attached().unwrap(), first.attach().unwrap()), (true, 0));
+    drop(first);
+    let before = programs(&namespace, uplink);
+    assert_eq!(before.len(), 2);
+
+    let mut second = load();
+    assert_eq!(wanted.apply(&mut second), [2, 1, 1, 2], "maps of its own, and the filter of the link");
+    assert_eq!(programs(&namespace, uplink), before);
+    assert_eq!(second.attach().unwrap(), 2);
+    let after = programs(&namespace, uplink);
+    assert!(after.len() == 2 && after.iter().all(|id| !before.contains(id)), "{before:?} {after:?}");
+    namespace.sh("tc qdisc del dev eth0 clsact");
+    assert_eq!((second.is_attached().unwrap(), second.attach().unwrap()), (false, 2));
+}

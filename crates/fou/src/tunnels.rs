@@ -45,6 +45,54 @@ impl Tunnels {
         Self::open_version(uplink, settings, VERSION)
     }
 
+    /// Loads programs with maps of their own, and attaches nothing: packets do not see them before [`Self::attach`]. Programs of an
+    /// earlier process stay attached meanwhile, and are not looked at. For processes without `CAP_SYS_ADMIN`, which cannot adopt them:
+    /// such a process fills the maps as they were, and then replaces the programs.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn load(uplink: u32, settings: Settings) -> Result<Self> {
+        let mut socket = RouteSocket::open()?;
+        uplink_of(&mut socket, uplink)?;
+        let mut tunnels = Self { socket, uplink, loaded: kernel::load()? };
+        tunnels.set_settings(&settings.bytes(VERSION, uplink))?;
+        Ok(tunnels)
+    }
+
+    /// Attaches the programs to the uplink where they are not attached, each in place of one of an earlier process in one step; first
+    /// the one that lets packets out. Tunnel links get theirs by [`Self::set_links`]. Returns the number of changes.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn attach(&mut self) -> Result<usize> {
+        let Loaded { egress, ingress, .. } = &self.loaded;
+        let mut changes = 0usize;
+        for (hook, name, program) in
+            [(FilterHook::Egress, EGRESS, egress), (FilterHook::Ingress, INGRESS, ingress)]
+        {
+            if attached(&mut self.socket, self.uplink, hook)? != Some(program.id) {
+                attach(&mut self.socket, self.uplink, hook, name, program)?;
+                changes = changes.saturating_add(1);
+            }
+        }
+        Ok(changes)
+    }
+
+    /// Whether both programs are attached to the uplink.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn is_attached(&mut self) -> Result<bool> {
+        let programs =
+            [(FilterHook::Egress, self.loaded.egress.id), (FilterHook::Ingress, self.loaded.ingress.id)];
+        for (hook, id) in programs {
+            if attached(&mut self.socket, self.uplink, hook)? != Some(id) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     pub(crate) fn open_version(uplink: u32, settings: Settings, version: u64) -> Result<Self> {
         let mut socket = RouteSocket::open()?;
         uplink_of(&mut socket, uplink)?;
@@ -139,7 +187,7 @@ impl Tunnels {
     /// longest prefix decides; what has no prefix is not allowed. At no moment is more allowed than before and after together.
     ///
     /// # Errors
-    /// There are more than 1024 prefixes, or the kernel refuses.
+    /// There are more than [`MAX_ALLOWED`](crate::MAX_ALLOWED) prefixes, or the kernel refuses.
     pub fn set_allowed(&mut self, wanted: &BTreeMap<IpNet, bool>) -> Result<usize> {
         let map = &mut self.loaded.maps.allowed;
         let read = |error: MapError| map_failed("read the allowed destinations", &error);

@@ -34,8 +34,14 @@ struct Arguments {
 }
 
 /// Names of Coil's programs, which manifests use.
-const COIL_NAMES: [&str; 5] =
-    ["coild", "coil-egress-controller", "coil-installer", "coil-ipam-controller", "coil-router"];
+const COIL_NAMES: [&str; 6] = [
+    "coild",
+    "coil-egress",
+    "coil-egress-controller",
+    "coil-installer",
+    "coil-ipam-controller",
+    "coil-router",
+];
 
 /// Tools to inspect a node's network, from the Debian packages of the machine that builds the image.
 const TOOLS: [&str; 4] = ["/usr/sbin/conntrack", "/usr/sbin/ip", "/usr/sbin/nft", "/usr/bin/wg"];

@@ -4,6 +4,7 @@
 //!   sent in batches and acknowledged; errors carry the kernel's extended message and the caller's description.
 //! * [`netns`]: files of network namespaces, and running a closure inside one.
 //! * [`route`]: links, addresses, routes and rules (`rtnetlink(7)`).
+//! * [`conntrack`]: tracked connections (`linux/netfilter/nfnetlink_conntrack.h`).
 //! * [`nftables`]: tables, chains, sets and rules (`linux/netfilter/nf_tables.h`).
 //! * [`replies`]: the decoders alone, for bytes of another origin.
 //! * [`wireguard`]: the kernel's WireGuard (`linux/wireguard.h`).
@@ -13,6 +14,7 @@
 //! for microseconds; there is no async here. Every message that changes something is counted ([`changes_sent`]), so
 //! that tests and metrics can show that an unchanged state sends nothing.
 
+pub mod conntrack;
 mod error;
 pub mod netns;
 pub mod nftables;

@@ -24,11 +24,11 @@ pub mod foreign;
 mod messages;
 
 pub(crate) use dump::count;
-pub use dump::{exists, generation, read};
+pub use dump::{RuleTraffic, counters, exists, generation, read};
 pub use elements::{Difference, Elements};
 pub use expression::{
-    AddressEnd, CONNECTION_REPLY, Comparison, DestinationType, Expression, Header, Meta, TCP_MAXIMUM_SEGMENT,
-    TcpOption,
+    AddressEnd, CONNECTION_REPLY, Comparison, DestinationType, Expression, Header, Meta, STATE_INVALID,
+    STATE_NEW, TCP_MAXIMUM_SEGMENT, TcpOption,
 };
 pub use messages::{change_elements, change_map, create, delete};
 
@@ -254,6 +254,12 @@ mod rule {
     pub(super) const CHAIN: u16 = 2;
     pub(super) const EXPRESSIONS: u16 = 4;
     pub(super) const USERDATA: u16 = 7;
+    /// `NFTA_EXPR_NAME`, `NFTA_EXPR_DATA`
+    pub(super) const EXPRESSION_NAME: u16 = 1;
+    pub(super) const EXPRESSION_DATA: u16 = 2;
+    /// `NFTA_COUNTER_BYTES`, `NFTA_COUNTER_PACKETS`
+    pub(super) const COUNTER_BYTES: u16 = 1;
+    pub(super) const COUNTER_PACKETS: u16 = 2;
     /// Type of our own entry in the user data (type, length, value, a byte each but the value). `nft` knows 0, the
     /// comment, and 1 and passes over all others.
     pub(super) const USERDATA_FINGERPRINT: u8 = 0xfa;

@@ -1,6 +1,6 @@
 //! The decoders of the kernel's replies without a socket, for bytes of another origin: fuzz targets and recorded replies. Programs use the typed calls of the other modules.
 
-use crate::{nftables, route, wireguard};
+use crate::{conntrack, nftables, route, wireguard};
 
 /// What the bytes are said to be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,11 +19,13 @@ pub enum ReplyKind {
     WireGuardDevice,
     /// A message of `RTM_NEWTFILTER`, behind the netlink header.
     Filter,
+    /// The attributes of a tracked connection, behind `struct nfgenmsg`.
+    Connection,
 }
 
 impl ReplyKind {
     /// All kinds, in an order that does not change: corpora name them by position.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Changes,
         Self::Chain,
         Self::Elements,
@@ -31,6 +33,7 @@ impl ReplyKind {
         Self::Set,
         Self::WireGuardDevice,
         Self::Filter,
+        Self::Connection,
     ];
 }
 
@@ -41,6 +44,9 @@ impl ReplyKind {
 pub fn read(kind: ReplyKind, bytes: &[u8]) -> Result<usize, String> {
     match kind {
         ReplyKind::Changes => route::count_changes(bytes).map_err(|error| error.to_string()),
+        ReplyKind::Connection => {
+            conntrack::live_source(bytes).map(|source| usize::from(source.is_some())).map_err(str::to_owned)
+        }
         ReplyKind::Filter => route::count_filters(bytes).map_err(str::to_owned),
         ReplyKind::WireGuardDevice => wireguard::count_peers(bytes).map_err(str::to_owned),
         other => nftables::count(other, bytes).map_err(str::to_owned),

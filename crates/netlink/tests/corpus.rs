@@ -1,5 +1,5 @@
 //! Every input the fuzz target `netlink` keeps is read again, without a fuzzer. They were recorded from a kernel, all but
-//! WireGuard's, which is written by hand after `linux/wireguard.h`.
+//! WireGuard's and the connection, which are written by hand after the kernel's headers.
 #![cfg(test)]
 
 use std::path::Path;

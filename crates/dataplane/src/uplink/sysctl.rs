@@ -4,6 +4,8 @@
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
+use fairlead_address::IpFamily;
+
 /// A setting could not be read or written.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {operation} {}: {source}; is /proc/sys mounted writable?", .path.display())]
@@ -78,6 +80,40 @@ pub fn enable_forwarding() -> Result<Vec<PathBuf>> {
         }
     }
     Ok(changed)
+}
+
+/// Whether packets of a family are forwarded between links.
+///
+/// # Errors
+/// The setting cannot be read.
+pub fn forwards(family: IpFamily) -> Result<bool> {
+    let path = match family {
+        IpFamily::V4 => Path::new(IPV4).join("ip_forward"),
+        IpFamily::V6 => of_interface(IPV6, "all", "forwarding"),
+    };
+    Ok(read(&path)?.as_deref() == Some("1"))
+}
+
+/// Lets new interfaces have packets whatever their sources (`rp_filter` 0 of `all` and `default`), as a host whose routes to sources
+/// are in other tables needs it.
+///
+/// # Errors
+/// A setting cannot be read, or differs and cannot be written.
+pub fn disable_reverse_path_filter() -> Result<()> {
+    for interface in ["all", "default"] {
+        set(&of_interface(IPV4, interface, "rp_filter"), "0")?;
+    }
+    Ok(())
+}
+
+/// Whether new interfaces drop IPv4 packets that the main table would answer by another interface: the greater of `all` and `default`
+/// counts, and 1 is strict.
+///
+/// # Errors
+/// A setting cannot be read.
+pub fn is_reverse_path_strict() -> Result<bool> {
+    let of = |interface| read(&of_interface(IPV4, interface, "rp_filter"));
+    Ok(of("all")?.max(of("default")?).as_deref() == Some("1"))
 }
 
 /// Interfaces that accept router advertisements now but would not once they forward.

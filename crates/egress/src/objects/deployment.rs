@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use fairlead_api::names::{
-    EGRESS_COMPONENT, EGRESS_HEALTH_PORT, EGRESS_METRICS_PORT, EGRESS_PROGRAM, FOU_PORT,
+    EGRESS_COMPONENT, EGRESS_HEALTH_PORT, EGRESS_METRICS_PORT, EGRESS_PROGRAM, EGRESS_REGISTRATION_PORT,
+    FOU_PORT,
 };
 use fairlead_api::resources::Egress;
 use k8s_openapi::api::apps::v1::{Deployment, DeploymentSpec};
@@ -104,7 +105,11 @@ fn complete_container(
     complete_environment(container.env.get_or_insert_default(), name(egress));
     container.liveness_probe.get_or_insert_with(|| probe("/healthz", 10));
     container.readiness_probe.get_or_insert_with(|| probe("/readyz", 5));
-    for (name, port) in [("metrics", EGRESS_METRICS_PORT), ("health", EGRESS_HEALTH_PORT)] {
+    for (name, port) in [
+        ("metrics", EGRESS_METRICS_PORT),
+        ("health", EGRESS_HEALTH_PORT),
+        ("registration", EGRESS_REGISTRATION_PORT),
+    ] {
         add_port(container.ports.get_or_insert_default(), name, port.into());
     }
     let mounts = container.volume_mounts.get_or_insert_default();

@@ -88,6 +88,7 @@ fn a_gateway_has_the_defaults_of_coil_without_its_privileges() {
         "ports": [
             { "name": "metrics", "containerPort": 8080, "protocol": "TCP" },
             { "name": "health", "containerPort": 8081, "protocol": "TCP" },
+            { "name": "registration", "containerPort": 5556, "protocol": "TCP" },
         ],
         "livenessProbe": probe("/healthz", 10), "readinessProbe": probe("/readyz", 5),
         "resources": { "requests": { "cpu": "100m", "memory": "200Mi" } },

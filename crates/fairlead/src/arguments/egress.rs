@@ -1,12 +1,13 @@
-//! Arguments of the controller of egress gateways.
+//! Arguments of the controller of egress gateways, and of a gateway.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
 
 use clap::Args;
-use fairlead_api::names::FOU_PORT;
+use fairlead_api::names::{EGRESS_REGISTRATION_PORT, FOU_PORT};
 use fairlead_controller::egress::OwnPod;
 
-use super::listen_address;
+use super::{duration, listen_address};
 use crate::coil_compat::{IgnoredLoggingArguments, IgnoredWebhookArguments};
 
 #[derive(Debug, Args)]
@@ -61,6 +62,69 @@ impl EgressControllerArguments {
     }
 }
 
+/// User name of node programs: their ServiceAccount.
+const NODE_USER: &str = "system:serviceaccount:kube-system:fairlead-node";
+
+#[derive(Debug, Args)]
+pub(crate) struct EgressGatewayArguments {
+    /// Serve Prometheus metrics on this address; port 0 serves none
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "[::]:8080", value_parser = listen_address)]
+    pub(crate) metrics_addr: SocketAddr,
+    /// Serve /healthz and /readyz on this address
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "[::]:8081", value_parser = listen_address)]
+    pub(crate) health_addr: SocketAddr,
+    /// UDP port of Foo-over-UDP
+    #[arg(long, value_name = "PORT", default_value_t = FOU_PORT, value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) fou_port: u16,
+    /// Compute the UDP source port from the flow inside, instead of sending from the UDP port
+    #[arg(long, value_name = "BOOL", default_value = "false", num_args = 0..=1, require_equals = true,
+        default_missing_value = "true", action = clap::ArgAction::Set)]
+    pub(crate) enable_sport_auto: bool,
+    /// TCP port at which node programs register clients
+    #[arg(long, value_name = "PORT", default_value_t = EGRESS_REGISTRATION_PORT, value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) registration_port: u16,
+    /// User name of node programs, as the API server knows it
+    #[arg(long, value_name = "NAME", default_value = NODE_USER)]
+    pub(crate) node_user: String,
+    /// How long flows may go on after SIGTERM, in seconds
+    #[arg(long, value_name = "SECONDS", default_value = "300", value_parser = seconds)]
+    pub(crate) drain_seconds: Duration,
+    /// Namespace of the Egress and of this pod
+    #[arg(long, value_name = "NAMESPACE", env = "COIL_POD_NAMESPACE")]
+    pub(crate) pod_namespace: String,
+    /// Name of the Egress
+    #[arg(long, value_name = "NAME", env = "COIL_EGRESS_NAME")]
+    pub(crate) egress_name: String,
+    /// Addresses of this pod
+    #[arg(long, value_name = "ADDRESS", env = "COIL_POD_ADDRESSES", value_delimiter = ',', required = true)]
+    pub(crate) pod_addresses: Vec<IpAddr>,
+    /// Name of this pod
+    #[arg(long, value_name = "NAME", env = "HOSTNAME", default_value = "")]
+    pub(crate) pod_name: String,
+    /// Coil's choice between iptables and nftables.
+    #[arg(long, hide = true)]
+    backend: Option<String>,
+    #[command(flatten)]
+    pub(crate) logging: IgnoredLoggingArguments,
+}
+
+impl EgressGatewayArguments {
+    /// Names of the flags that were given and have no effect.
+    pub(crate) fn without_effect(&self) -> Vec<&'static str> {
+        let mut flags = self.logging.given();
+        flags.extend(self.backend.is_some().then_some("--backend"));
+        flags
+    }
+}
+
+/// A number of seconds, or a duration with its unit.
+fn seconds(text: &str) -> Result<Duration, String> {
+    match text.parse() {
+        Ok(seconds) => Ok(Duration::from_secs(seconds)),
+        Err(_) => duration(text),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use clap::Parser as _;
@@ -84,6 +148,32 @@ mod tests {
         let pod = OwnPod { namespace: "kube-system".to_owned(), name: "a".to_owned() };
         assert_eq!(arguments.pod(), Some(pod));
         assert_eq!(parse(&["--egress-port", "6000"]).egress_port, 6000);
+    }
+
+    #[test]
+    fn a_gateway_has_the_defaults_and_flags_of_coils() {
+        let own = ["--pod-namespace=n", "--egress-name=e", "--pod-addresses=10.0.0.1,fd00::1"];
+        let parse = |flags: &[&str]| {
+            let words = ["fairlead", "egress-gateway"].iter().chain(&own).chain(flags);
+            let Command::EgressGateway(arguments) = Arguments::parse_from(words).command else {
+                panic!("unexpected command")
+            };
+            *arguments
+        };
+        let arguments = parse(&[]);
+        assert_eq!((arguments.metrics_addr.port(), arguments.health_addr.port()), (8080, 8081));
+        assert_eq!((arguments.fou_port, arguments.registration_port), (5555, 5556));
+        assert_eq!((arguments.drain_seconds.as_secs(), arguments.pod_addresses.len()), (300, 2));
+        assert!(!arguments.enable_sport_auto && arguments.without_effect().is_empty());
+        let flags = [
+            "--zap-stacktrace-level=panic",
+            "--enable-sport-auto=true",
+            "--backend=nftables",
+            "--drain-seconds=20",
+        ];
+        let arguments = parse(&flags);
+        assert_eq!(arguments.without_effect(), ["--zap-stacktrace-level", "--backend"]);
+        assert!(arguments.enable_sport_auto && arguments.drain_seconds.as_secs() == 20);
     }
 
     #[test]

@@ -73,6 +73,43 @@ pub fn generation(socket: &mut Socket) -> Result<u32> {
     explain(what, replies.first().map_or(Ok(0), id))
 }
 
+/// What a rule with [`Expression::Counter`](super::Expression::Counter) has counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct RuleTraffic {
+    /// Packets.
+    pub packets: u64,
+    /// Their bytes, from the IP header on.
+    pub bytes: u64,
+}
+
+/// What the rules of a table have counted, by [`Rule::fingerprint`](super::Rule::fingerprint); empty when there is no such table.
+///
+/// # Errors
+/// As [`read`].
+pub fn counters(socket: &mut Socket, name: &str) -> Result<BTreeMap<u64, RuleTraffic>> {
+    let what = format!("list rules of table inet {name}");
+    let replies = socket.dump(&request(libc::NFT_MSG_GETRULE, &what, |m| m.text(rule::TABLE, name))?)?;
+    let parsed: Parsed<Vec<_>> =
+        replies.iter().map(|reply| body(reply).and_then(|body| parse_counter(body, name))).collect();
+    Ok(explain(&what, parsed)?.into_iter().flatten().collect())
+}
+
+/// The fingerprint of a rule of ours, and its first counter.
+fn parse_counter(body: &[u8], table_name: &str) -> Parsed<Option<(u64, RuleTraffic)>> {
+    let Some((_, Some(fingerprint))) = parse_rule(body, table_name)? else { return Ok(None) };
+    for expression in find(body, rule::EXPRESSIONS)?.into_iter().flat_map(attributes) {
+        let (_, expression) = expression?;
+        if text(require(expression, rule::EXPRESSION_NAME)?)? == "counter" {
+            let data = require(expression, rule::EXPRESSION_DATA)?;
+            let number = |attribute| array(require(data, attribute)?).map(u64::from_be_bytes);
+            let traffic =
+                RuleTraffic { packets: number(rule::COUNTER_PACKETS)?, bytes: number(rule::COUNTER_BYTES)? };
+            return Ok(Some((fingerprint, traffic)));
+        }
+    }
+    Ok(None)
+}
+
 fn request(number: i32, what: &str, write: impl FnOnce(&mut AttributeWriter)) -> Result<Message> {
     let mut writer = AttributeWriter::new(&family_header(NFPROTO_INET, 0));
     write(&mut writer);
@@ -254,7 +291,7 @@ pub(crate) fn count(kind: ReplyKind, body: &[u8]) -> Parsed<usize> {
         }
         ReplyKind::Rule => usize::from(parse_rule(body, table)?.is_some()),
         ReplyKind::Set => usize::from(parse_set(body, table)?.is_some()),
-        ReplyKind::Changes | ReplyKind::Filter | ReplyKind::WireGuardDevice => 0,
+        ReplyKind::Changes | ReplyKind::Connection | ReplyKind::Filter | ReplyKind::WireGuardDevice => 0,
     })
 }
 
@@ -278,6 +315,7 @@ mod tests {
             let _ = parse_set(&bytes, "t");
             let _ = parse_chain(&bytes, "t");
             let _ = parse_rule(&bytes, "t");
+            let _ = parse_counter(&bytes, "t");
             let _ = parse_elements(&bytes, IpFamily::V6, &mut Vec::new());
             let _ = parse_endpoints(&bytes);
             let _ = fingerprint(&bytes);

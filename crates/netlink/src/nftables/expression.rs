@@ -31,8 +31,14 @@ const FIB_BY_DESTINATION: u32 = 2;
 const FIB_RESULT_INTERFACE: u32 = 1;
 /// `NFTA_FIB_F_SADDR | NFTA_FIB_F_IIF | NFTA_FIB_F_PRESENT`
 const FIB_SOURCE_BY_INPUT: u32 = 1 | 8 | 32;
+/// `NFT_CT_STATE`
+const CONNECTION_STATE: u32 = 0;
 /// `NFT_CT_DIRECTION`
 const CONNECTION_DIRECTION: u32 = 1;
+/// `NFT_RT_TCPMSS`
+const ROUTE_TCP_MSS: u32 = 3;
+/// `NFT_BYTEORDER_HTON`
+const HOST_TO_NETWORK: u32 = 1;
 /// `NFT_LOOKUP_F_INV`
 const LOOKUP_INVERTED: u32 = 1;
 /// `NF_NAT_RANGE_PROTO_RANDOM_FULLY` (`linux/netfilter/nf_nat.h`)
@@ -154,6 +160,12 @@ pub struct TcpOption {
 /// Maximum segment size (kind 2), in bytes, network order.
 pub const TCP_MAXIMUM_SEGMENT: TcpOption = TcpOption { kind: 2, offset: 2, length: 2 };
 
+/// Bit of [`Expression::LoadConnectionState`]: the packet cannot belong to any connection (`NF_CT_STATE_INVALID_BIT`,
+/// `linux/netfilter/nf_conntrack_common.h`).
+pub const STATE_INVALID: u32 = 1;
+/// The same: the packet begins a connection (`NF_CT_STATE_BIT(IP_CT_NEW)`).
+pub const STATE_NEW: u32 = 8;
+
 /// `IP_CT_DIR_REPLY` (`linux/netfilter/nf_conntrack_tuple_common.h`)
 pub const CONNECTION_REPLY: u8 = 1;
 
@@ -194,6 +206,13 @@ pub enum Expression {
     /// Loads the direction of the packet in its connection, one byte: [`CONNECTION_REPLY`] if it is an answer. Ends the rule for packets
     /// that the kernel does not track.
     LoadConnectionDirection,
+    /// Loads the state of the packet's connection, four bytes in host order: one of [`STATE_INVALID`], [`STATE_NEW`] and others.
+    LoadConnectionState,
+    /// Loads the TCP segment size, two bytes in host order, that the path MTU leaves on the routes to the packet's destination
+    /// and to its source. Ends the rule where there is no route.
+    LoadRouteSegment,
+    /// Brings two bytes from host to network order.
+    ToNetworkOrder,
     /// Loads a [`DestinationType`], four bytes in host order, by looking the packet's destination up.
     LoadDestinationType,
     /// Loads whether the packet came in by the interface that a route leads to its source (RFC 3704, section 2.2): four bytes,
@@ -305,7 +324,9 @@ impl Expression {
         match self {
             Self::LoadMeta(_) | Self::StoreMeta(_) => "meta",
             Self::LoadPayload { .. } | Self::LoadPortBehind { .. } | Self::StorePayload { .. } => "payload",
-            Self::LoadConnectionDirection => "ct",
+            Self::LoadConnectionDirection | Self::LoadConnectionState => "ct",
+            Self::LoadRouteSegment => "rt",
+            Self::ToNetworkOrder => "byteorder",
             Self::LoadDestinationType | Self::LoadSourceIsReachable => "fib",
             Self::LoadTcpOption(_) | Self::StoreTcpOption(_) => "exthdr",
             Self::LoadConstant(_) | Self::Accept | Self::Drop => "immediate",
@@ -352,6 +373,21 @@ impl Expression {
             Self::LoadConnectionDirection => {
                 data.be32(1, REGISTER);
                 data.be32(2, CONNECTION_DIRECTION);
+            }
+            Self::LoadConnectionState => {
+                data.be32(1, REGISTER);
+                data.be32(2, CONNECTION_STATE);
+            }
+            Self::LoadRouteSegment => {
+                data.be32(1, REGISTER);
+                data.be32(2, ROUTE_TCP_MSS);
+            }
+            Self::ToNetworkOrder => {
+                data.be32(1, REGISTER);
+                data.be32(2, REGISTER);
+                data.be32(3, HOST_TO_NETWORK);
+                data.be32(4, 2);
+                data.be32(5, 2);
             }
             Self::LoadDestinationType => {
                 data.be32(1, REGISTER);

@@ -273,6 +273,7 @@ fn rule(kind: u16, flags: u16, rule: &Rule, verb: &str) -> Message {
     wire.attributes.extend(rule.iif.clone().map(RuleAttribute::Iifname));
     wire.attributes.extend(rule.oif.clone().map(RuleAttribute::Oifname));
     wire.attributes.extend(rule.suppressed_length.map(RuleAttribute::SuppressPrefixLen));
+    wire.attributes.extend(rule.ip_protocol.map(|protocol| RuleAttribute::IpProtocol(protocol.into())));
     if let Some(source) = rule.source {
         wire.header.src_len = source.prefix_len();
         wire.attributes.push(RuleAttribute::Source(source.network()));

@@ -65,6 +65,7 @@ mod fra {
     pub(super) const OIFNAME: u16 = 17;
     pub(super) const PAD: u16 = 18;
     pub(super) const PROTOCOL: u16 = 21;
+    pub(super) const IP_PROTO: u16 = 22;
 }
 
 fn after(payload: &[u8], header: usize) -> &[u8] {
@@ -292,6 +293,7 @@ pub(super) fn rule(payload: &[u8]) -> Decoded<Option<Rule>> {
             fra::OIFNAME => rule.oif = Some(text(bytes)),
             fra::SRC => rule.source = Some(prefix(parse_ip(bytes)?, header.src_len)?),
             fra::DST => rule.destination = Some(prefix(parse_ip(bytes)?, header.dst_len)?),
+            fra::IP_PROTO => rule.ip_protocol = Some(parse_u8(bytes)?),
             fra::PAD => {}
             // The kernel always sends these two; all ones means that nothing is suppressed.
             fra::SUPPRESS_PREFIXLEN => {

@@ -68,6 +68,7 @@ fn rules() -> impl Strategy<Value = Rule> {
             destination: (!from).then_some(prefix),
             suppressed_length,
             protocol,
+            ip_protocol: Some(1),
             has_more: false,
         },
     )

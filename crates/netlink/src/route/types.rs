@@ -319,6 +319,8 @@ pub struct Rule {
     pub destination: Option<IpNet>,
     /// Routes with prefixes of this length, in bits, or shorter do not count: the lookup goes on (`FRA_SUPPRESS_PREFIXLEN`).
     pub suppressed_length: Option<u32>,
+    /// Packets of this protocol only (`FRA_IP_PROTO`).
+    pub ip_protocol: Option<u8>,
     /// Who made it (`FRA_PROTOCOL`).
     pub protocol: u8,
     /// A dumped rule has conditions or an action that this type cannot express; such a rule cannot be added.
@@ -338,6 +340,7 @@ impl Rule {
             source: None,
             destination: None,
             suppressed_length: None,
+            ip_protocol: None,
             protocol,
             has_more: false,
         }
@@ -364,6 +367,9 @@ impl fmt::Display for Rule {
             if let Some(prefix) = prefix {
                 write!(f, " {word} {prefix}")?;
             }
+        }
+        if let Some(protocol) = self.ip_protocol {
+            write!(f, " of protocol {protocol}")?;
         }
         write!(f, " to table {}", self.table)?;
         self.suppressed_length.map_or(Ok(()), |length| write!(f, " for prefixes longer than {length}"))

@@ -373,6 +373,33 @@ fn the_controller_has_no_rights_that_it_does_not_need() {
 }
 
 #[test]
+fn a_gateways_token_can_do_nothing_but_its_job() {
+    let bed = bed();
+    let role = ["create", "clusterrolebinding", "gateway-rights", "--clusterrole=coil-egress"];
+    bed.plane.kubectl(&[&role[..], &["--serviceaccount=default:gateway-rights"]].concat()).unwrap();
+    let account = "--as=system:serviceaccount:default:gateway-rights";
+    for (verb, resource, wanted) in [
+        ("watch", "egresses.coil.cybozu.com", true),
+        ("watch", "addressblocks.coil.cybozu.com", true),
+        ("watch", "addresspools.coil.cybozu.com", true),
+        ("watch", "nodes", true),
+        ("watch", "servicecidrs.networking.k8s.io", true),
+        ("create", "tokenreviews.authentication.k8s.io", true),
+        ("list", "pods", false),
+        ("get", "secrets", false),
+        ("create", "serviceaccounts/token", false),
+        ("patch", "egresses.coil.cybozu.com", false),
+        ("patch", "nodes", false),
+        ("create", "events.events.k8s.io", false),
+    ] {
+        let arguments = ["auth", "can-i", verb, resource, "--all-namespaces", account];
+        // It says no by its exit code.
+        let answer = bed.plane.kubectl(&arguments).is_ok_and(|answer| answer.trim() == "yes");
+        assert_eq!(answer, wanted, "{verb} {resource}");
+    }
+}
+
+#[test]
 fn the_component_has_the_image_of_this_version_and_the_names_of_coil() {
     let bed = bed();
     let deployment = bed.there("kube-system", &["deployment", "coil-egress-controller"]);

@@ -1,0 +1,66 @@
+//! The end of a gateway: its flows go on until none is left or the time is over.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use fairlead_netlink::conntrack;
+use fairlead_wire::egress::State;
+use futures::{Stream, StreamExt as _};
+use tokio::time::{Instant, sleep};
+
+use crate::data_path::connections;
+use crate::shared::Shared;
+
+/// How often flows are counted.
+const INTERVAL: Duration = Duration::from_secs(1);
+/// With more tracked connections than this, there are flows; they are not listed, which would take memory.
+const MANY: u64 = 16_384;
+
+/// Tells node programs, then waits until no client has a flow, the time is over or another signal comes.
+pub(crate) async fn drain(
+    shared: &Arc<Shared>,
+    limit: Duration,
+    mut signals: impl Stream<Item = ()> + Unpin,
+) {
+    shared.set_state(State::Draining);
+    let start = Instant::now();
+    loop {
+        let clients = shared.desired().1.clients;
+        let flows = tokio::task::spawn_blocking(move || flows(&clients)).await.unwrap_or(None);
+        if flows == Some(0) {
+            return tracing::info!(seconds = start.elapsed().as_secs(), "no flow is left");
+        }
+        if start.elapsed() >= limit {
+            return tracing::warn!(
+                ?flows,
+                seconds = limit.as_secs(),
+                "the time of the drain is over; flows are lost"
+            );
+        }
+        tracing::debug!(?flows, "draining");
+        tokio::select! {
+            () = sleep(INTERVAL) => {}
+            signal = signals.next() => if signal.is_some() {
+                return tracing::warn!(?flows, "another signal ends the drain");
+            },
+        }
+    }
+}
+
+/// How many connections clients have opened; `None` if that cannot be said or there are very many.
+fn flows(clients: &BTreeSet<IpAddr>) -> Option<usize> {
+    if connections().is_none_or(|(count, _)| count > MANY) {
+        return None;
+    }
+    match conntrack::connections_by_source() {
+        Ok(found) => {
+            Some(found.iter().filter(|(source, _)| clients.contains(source)).map(|(_, count)| count).sum())
+        }
+        Err(error) => {
+            tracing::debug!(%error, "cannot list connections");
+            None
+        }
+    }
+}

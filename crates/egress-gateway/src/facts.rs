@@ -1,0 +1,118 @@
+//! What a gateway reads from the cluster, as values: whose pods have which addresses, who may use the Egress, and where to.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use fairlead_address::{IpFamily, PrefixSet};
+use ipnet::IpNet;
+
+/// What decides which clients are accepted.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Facts {
+    /// The addresses of the pods of each Node: its AddressBlocks and `spec.podCIDRs`.
+    pub nodes: BTreeMap<String, PrefixSet>,
+    /// Namespaces whose pods may use the gateway; `None` is all.
+    pub namespaces: Option<BTreeSet<String>>,
+}
+
+impl Facts {
+    /// Whether pods of this namespace may use the gateway.
+    pub fn allows(&self, namespace: &str) -> bool {
+        self.namespaces.as_ref().is_none_or(|allowed| allowed.contains(namespace))
+    }
+
+    /// Whether an address is one of a pod of this Node.
+    pub fn is_of(&self, node: &str, address: IpAddr) -> bool {
+        self.nodes.get(node).is_some_and(|prefixes| prefixes.contains(address))
+    }
+
+    /// The Nodes whose pods may have an address.
+    pub fn nodes_of(&self, address: IpAddr) -> impl Iterator<Item = &str> {
+        self.nodes
+            .iter()
+            .filter(move |(_, prefixes)| prefixes.contains(address))
+            .map(|(node, _)| node.as_str())
+    }
+}
+
+/// Destinations that no gateway forwards to, whatever an Egress says: this host, link-local and multicast (RFC 6890, RFC 4291).
+const NEVER: [&str; 8] = [
+    "0.0.0.0/8",
+    "127.0.0.0/8",
+    "169.254.0.0/16",
+    "224.0.0.0/4",
+    "255.255.255.255/32",
+    "::/127",
+    "fe80::/10",
+    "ff00::/8",
+];
+
+/// Prefixes that clients may (`true`) and may not (`false`) send to, where the longest decides: the destinations of the Egress
+/// without what is inside of the cluster. Prefixes that change nothing are left out.
+pub fn destinations(
+    wanted: impl IntoIterator<Item = IpNet>,
+    cluster: impl IntoIterator<Item = IpNet>,
+) -> BTreeMap<IpNet, bool> {
+    let never = NEVER.iter().filter_map(|text| text.parse().ok());
+    let forbidden: PrefixSet = cluster.into_iter().map(|prefix| prefix.trunc()).chain(never).collect();
+    // Neighbouring prefixes have become one, so a prefix inside of what is forbidden is inside of one of these.
+    let forbidden: Vec<IpNet> =
+        IpFamily::BOTH.into_iter().flat_map(|family| forbidden.family(family).prefixes()).collect();
+    let wanted: BTreeSet<IpNet> = wanted.into_iter().map(|prefix| prefix.trunc()).collect();
+    let is_useful = |prefix: &&IpNet| !forbidden.iter().any(|other| other.contains(*prefix));
+    let allowed: Vec<IpNet> = wanted.iter().filter(is_useful).copied().collect();
+    let cuts = |prefix: &&IpNet| allowed.iter().any(|other| other.contains(*prefix));
+    let forbidden = forbidden.iter().filter(cuts).map(|prefix| (*prefix, false));
+    forbidden.chain(allowed.iter().map(|prefix| (*prefix, true))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn of(wanted: &[&str], cluster: &[&str]) -> Vec<(String, bool)> {
+        let parse = |texts: &[&str]| texts.iter().map(|text| text.parse().unwrap()).collect::<Vec<IpNet>>();
+        let found = destinations(parse(wanted), parse(cluster));
+        found.into_iter().map(|(prefix, allowed)| (prefix.to_string(), allowed)).collect()
+    }
+
+    #[test]
+    fn the_cluster_is_cut_out_of_the_destinations() {
+        let found =
+            of(&["192.168.0.0/16", "10.1.2.0/24", "2001:db8::/32"], &["10.0.0.0/8", "192.168.7.0/24"]);
+        let expected = [("192.168.0.0/16", true), ("192.168.7.0/24", false), ("2001:db8::/32", true)];
+        assert_eq!(found, expected.map(|(prefix, allowed)| (prefix.to_owned(), allowed)));
+        let all = of(&["0.0.0.0/0"], &[]);
+        assert!(
+            all.contains(&("169.254.0.0/16".to_owned(), false))
+                && !all.contains(&("fe80::/10".to_owned(), false))
+        );
+    }
+
+    fn longest(prefixes: &BTreeMap<IpNet, bool>, address: IpAddr) -> bool {
+        let matching = prefixes.iter().filter(|(prefix, _)| prefix.contains(&address));
+        matching.max_by_key(|(prefix, _)| prefix.prefix_len()).is_some_and(|(_, allowed)| *allowed)
+    }
+
+    /// Prefixes of few addresses, so that they often overlap.
+    fn prefixes() -> impl Strategy<Value = Vec<IpNet>> {
+        let prefix = (26u8..=32, 0u8..64).prop_map(|(length, last)| {
+            IpNet::new([198, 51, 100, last].into(), length).unwrap_or_else(|_| unreachable!())
+        });
+        proptest::collection::vec(prefix, 0..8)
+    }
+
+    proptest! {
+        #[test]
+        fn only_destinations_outside_of_the_cluster_are_allowed(wanted in prefixes(), cluster in prefixes()) {
+            let found = destinations(wanted.clone(), cluster.clone());
+            for last in 0..64 {
+                let address = IpAddr::from([198, 51, 100, last]);
+                let is_in = |prefixes: &[IpNet]| prefixes.iter().any(|prefix| prefix.contains(&address));
+                prop_assert_eq!(longest(&found, address), is_in(&wanted) && !is_in(&cluster), "{}", address);
+            }
+        }
+    }
+}

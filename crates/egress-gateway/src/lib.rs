@@ -1,0 +1,224 @@
+//! The gateway of an Egress. It runs in a pod of its own network namespace, receives packets of client pods in Foo-over-UDP tunnels, and
+//! sends them on with its own address.
+//!
+//! * [`registry`]: which clients there are: what node programs claim, judged by [`facts`]. Pure.
+//! * [`plane`]: the data path in the kernel, brought to a desired state.
+//! * `server`: node programs register clients at it, with a token that [`review`] has the API server judge.
+//! * `watches`: the Egress, and which addresses are inside of the cluster.
+//! * `data_path`: the task that keeps the kernel as it should be; `drain`: the end.
+//!
+//! The kernel forwards without the program. A new one takes over links and routes, and keeps the clients that they name until node
+//! programs have said again who is one.
+
+mod budget;
+mod data_path;
+mod drain;
+pub mod facts;
+mod metrics;
+pub mod plane;
+pub mod registry;
+pub mod review;
+mod server;
+mod shared;
+mod watches;
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use fairlead_cluster::http::{Limits, MetricsAddress, Plain};
+use fairlead_cluster::requests::{RequestMetrics, counting_client};
+use fairlead_cluster::subsystem::{Readiness, Supervisor};
+use fairlead_cluster::{http, metrics as exposition, process};
+use fairlead_egress::EgressName;
+use fairlead_egress::registration::audience;
+use futures::{Stream, StreamExt as _};
+use kube::Client;
+use prometheus_client::registry::Registry as MetricsRegistry;
+use tokio::sync::{mpsc, watch};
+use tokio_util::sync::CancellationToken;
+
+use crate::data_path::{DataPath, Status, watch_kernel};
+use crate::metrics::{Metrics, Pod};
+use crate::plane::PlaneSettings;
+use crate::registry::Registry;
+use crate::review::Reviewer;
+use crate::server::Identity;
+use crate::shared::Shared;
+use crate::watches::Watches;
+
+/// How long clients of an earlier process that are on no known Node are kept.
+const GRACE: Duration = Duration::from_secs(60);
+/// How long tasks may take to end.
+const STOP_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How the program is to run.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// The Egress.
+    pub egress: EgressName,
+    /// Name of this pod, for metrics.
+    pub pod: String,
+    /// Addresses of this pod.
+    pub addresses: Vec<IpAddr>,
+    /// Name of the link to the network.
+    pub uplink: String,
+    /// UDP port of FoU.
+    pub port: u16,
+    /// Whether the outer source port is computed from each inner flow.
+    pub source_port_auto: bool,
+    /// Where node programs register clients.
+    pub registration: SocketAddr,
+    /// User name of node programs.
+    pub node_user: String,
+    /// Where metrics are served, and for whom.
+    pub metrics: MetricsAddress,
+    /// Address of `/healthz` and `/readyz`.
+    pub health: SocketAddr,
+    /// How long flows may go on after the first signal to end.
+    pub drain: Duration,
+}
+
+/// Runs the program until it has been drained after the first of `signals`, or until the second.
+///
+/// # Errors
+/// The client configuration is invalid, the kernel cannot be read, or a task ended before the signal.
+pub async fn run(
+    settings: Settings,
+    config: kube::Config,
+    signals: impl Stream<Item = ()> + Unpin,
+) -> anyhow::Result<()> {
+    let mut registry = MetricsRegistry::default();
+    process::register_process(&mut registry);
+    let requests = RequestMetrics::register(registry.sub_registry_with_prefix("fairlead"));
+    let client = counting_client(config, requests).context("cannot create a Kubernetes client")?;
+    run_with(settings, client, registry, signals).await
+}
+
+async fn run_with(
+    settings: Settings,
+    client: Client,
+    mut metrics_registry: MetricsRegistry,
+    mut signals: impl Stream<Item = ()> + Unpin,
+) -> anyhow::Result<()> {
+    anyhow::ensure!(!settings.addresses.is_empty(), "the pod has no address: COIL_POD_ADDRESSES names none");
+    let EgressName { namespace, name } = settings.egress.clone();
+    let metrics =
+        Metrics::register(&mut metrics_registry, Pod { namespace, pod: settings.pod.clone(), egress: name });
+    let metrics_registry = Arc::new(metrics_registry);
+    let mut supervisor = Supervisor::default();
+    let scrape = http::metrics(move |format| exposition::text(&metrics_registry, format));
+    http::serve_metrics(supervisor.subsystem("metrics"), settings.metrics, scrape, &client)?;
+
+    let adopted =
+        tokio::task::spawn_blocking(plane::earlier_clients).await.context("cannot read routes")??;
+    if !adopted.is_empty() {
+        tracing::info!(
+            clients = adopted.len(),
+            "keeping the clients of an earlier process until nodes name theirs"
+        );
+    }
+    let shared = Arc::new(Shared::new(Registry::new(settings.addresses.clone(), adopted)));
+    let stopping = CancellationToken::new();
+    start_watches(&mut supervisor, &client, &settings, &shared, &metrics);
+    start_server(&mut supervisor, client, &settings, &shared, &metrics, &stopping)?;
+
+    // Last: before, it would not know what is not ready.
+    let probes =
+        http::serve("health", settings.health, Limits::PROBES, Plain, http::probes(supervisor.health()));
+    supervisor.subsystem("health").spawn("server", probes);
+
+    let ended = supervisor.run_until(signals.next()).await;
+    if ended.is_ok() {
+        tracing::info!("draining; clients keep their flows");
+        let drained = drain::drain(&shared, settings.drain, signals);
+        if let Err(failure) = supervisor.run_until(drained).await {
+            tracing::warn!(%failure, "while draining");
+        }
+    }
+    stopping.cancel();
+    supervisor.shutdown(&["registration"], STOP_TIMEOUT).await;
+    ended.map(drop).map_err(Into::into)
+}
+
+/// Starts the watches, and the data path, which begins when they have said everything once.
+fn start_watches(
+    supervisor: &mut Supervisor,
+    client: &Client,
+    settings: &Settings,
+    shared: &Arc<Shared>,
+    metrics: &Metrics,
+) {
+    let caches = supervisor.subsystem("caches");
+    let watches = Arc::new(Watches::start(caches, client, &settings.egress));
+    caches.readiness(Arc::clone(&watches) as Arc<dyn Readiness>);
+    let (known, is_known) = watch::channel(false);
+    caches.spawn("cluster", follow(watches, Arc::clone(shared), known));
+    let grace = Arc::clone(shared);
+    caches.spawn("grace period", async move {
+        tokio::time::sleep(GRACE).await;
+        grace.registry(Registry::end_grace);
+        std::future::pending::<std::convert::Infallible>().await
+    });
+
+    let plane = PlaneSettings {
+        uplink: settings.uplink.clone(),
+        own: settings.addresses.clone(),
+        port: settings.port,
+        source_port_auto: settings.source_port_auto,
+    };
+    let status = Arc::new(Status::new());
+    let subsystem = supervisor.subsystem("data path");
+    subsystem.readiness(Arc::clone(&status) as Arc<dyn Readiness>);
+    // One notification: it stands for all.
+    let (changed, changes) = mpsc::channel(1);
+    subsystem.spawn("kernel changes", watch_kernel(changed));
+    let data_path = DataPath::new(Arc::clone(shared), plane, status, metrics.clone());
+    subsystem.spawn("kernel", data_path.run(is_known, changes));
+}
+
+/// Hands on what the watches say. Where they say nothing of use, what was said last counts.
+async fn follow(watches: Arc<Watches>, shared: Arc<Shared>, known: watch::Sender<bool>) {
+    let mut seen = 0;
+    let mut last = None;
+    loop {
+        match watches.read() {
+            Ok(cluster) => {
+                last = None;
+                shared.set_destinations(cluster.destinations);
+                shared.registry(|registry| registry.set_facts(cluster.facts));
+                known.send_replace(true);
+            }
+            Err(reason) => {
+                if last.as_ref() != Some(&reason) {
+                    tracing::info!(reason, "the cluster is not known; what was known last counts");
+                }
+                last = Some(reason);
+            }
+        }
+        watches.changed(&mut seen).await;
+    }
+}
+
+fn start_server(
+    supervisor: &mut Supervisor,
+    client: Client,
+    settings: &Settings,
+    shared: &Arc<Shared>,
+    metrics: &Metrics,
+    stopping: &CancellationToken,
+) -> anyhow::Result<()> {
+    let identity = Identity::generate().context("cannot make a certificate")?;
+    let reviewer =
+        Reviewer::new(client, audience(&settings.egress, &identity.key), settings.node_user.clone());
+    let address = settings.registration;
+    let listener = fairlead_tls::listen(address).with_context(|| {
+        format!("cannot listen on {address} for registrations; is another program on this port?")
+    })?;
+    let (shared, metrics, stopping) = (Arc::clone(shared), metrics.clone(), stopping.clone());
+    supervisor.subsystem("registration").spawn_graceful("server", |_| async move {
+        server::serve(listener, identity, shared, reviewer, metrics, stopping).await
+    });
+    Ok(())
+}

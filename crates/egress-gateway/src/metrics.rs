@@ -1,0 +1,275 @@
+//! Metrics of a gateway. Names are Coil's where it has the same; its gauges that only grow are counters here.
+
+use std::collections::BTreeMap;
+use std::fmt::{self, Debug};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use fairlead_address::IpFamily;
+use fairlead_cluster::metrics::register;
+use fairlead_dataplane::egress_gateway::GatewayTraffic;
+use fairlead_fou::{Counter as Counted, Counters};
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric, MetricEncoder};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::{ConstCounter, Counter};
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
+use prometheus_client::registry::Registry;
+
+use crate::registry::Refusal;
+use crate::review::Rejected;
+
+/// What Coil's metrics of the gateway itself are labelled with.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(crate) struct Pod {
+    pub(crate) namespace: String,
+    pub(crate) pod: String,
+    pub(crate) egress: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ResultLabel {
+    result: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ReasonLabel {
+    reason: &'static str,
+}
+
+/// What is counted as it happens.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Metrics {
+    hellos: Family<ResultLabel, Counter>,
+    refusals: Family<ReasonLabel, Counter>,
+    changes: Counter,
+    failures: Counter,
+    in_place: Gauge,
+    snapshot: Arc<Mutex<Snapshot>>,
+}
+
+/// What is read now and then.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Snapshot {
+    pub(crate) counters: Counters,
+    pub(crate) traffic: BTreeMap<IpFamily, GatewayTraffic>,
+    /// Tracked connections, and how many there can be.
+    pub(crate) connections: Option<(u64, u64)>,
+    /// Clients of each Node.
+    pub(crate) clients: BTreeMap<String, u64>,
+    /// Addresses of an earlier process that nobody has claimed yet.
+    pub(crate) adopted: u64,
+    pub(crate) streams: u64,
+}
+
+impl Metrics {
+    /// Declares them in the registry of all metrics.
+    pub(crate) fn register(all: &mut Registry, pod: Pod) -> Self {
+        let ours = all.sub_registry_with_prefix("coil_egress");
+        let metrics = Self {
+            hellos: register(
+                ours,
+                "registrations",
+                "Tokens of node programs: ok, or the reason why one was not accepted",
+                Family::default(),
+            ),
+            refusals: register(ours, "refused_clients", "Clients that were refused", Family::default()),
+            changes: register(
+                ours,
+                "data_path_changes",
+                "Changes of links, routes, rules, nftables and BPF maps",
+                Counter::default(),
+            ),
+            failures: register(
+                ours,
+                "data_path_failures",
+                "Attempts to change the data path that failed",
+                Counter::default(),
+            ),
+            in_place: register(
+                ours,
+                "data_path_in_place",
+                "Whether the last attempt succeeded",
+                Gauge::default(),
+            ),
+            snapshot: Arc::default(),
+        };
+        ours.register_collector(Box::new(Collected { pod, snapshot: Arc::clone(&metrics.snapshot) }));
+        metrics
+    }
+
+    /// A token was reviewed.
+    pub(crate) fn hello(&self, rejected: Option<&Rejected>) {
+        let result = rejected.map_or("ok", Rejected::reason);
+        self.hellos.get_or_create(&ResultLabel { result }).inc();
+    }
+
+    /// Clients were refused.
+    pub(crate) fn refused(&self, refusals: &[Refusal]) {
+        for refusal in refusals {
+            self.refusals.get_or_create(&ReasonLabel { reason: refusal.reason.name() }).inc();
+        }
+    }
+
+    /// The data path was changed; `None` is a failure.
+    pub(crate) fn applied(&self, changes: Option<usize>) {
+        match changes {
+            Some(changes) => drop(self.changes.inc_by(changes as u64)),
+            None => drop(self.failures.inc()),
+        }
+        self.in_place.set(i64::from(changes.is_some()));
+    }
+
+    /// Replaces what was read.
+    pub(crate) fn set(&self, snapshot: Snapshot) {
+        *self.snapshot.lock().unwrap_or_else(PoisonError::into_inner) = snapshot;
+    }
+}
+
+/// Packets that the programs drop, by the reason.
+const DROPS: [Counted; 6] = [
+    Counted::Failed,
+    Counted::Fragment,
+    Counted::InnerDestination,
+    Counted::InnerSource,
+    Counted::Malformed,
+    Counted::UnknownSender,
+];
+
+/// Writes the snapshot.
+#[derive(Debug)]
+struct Collected {
+    pod: Pod,
+    snapshot: Arc<Mutex<Snapshot>>,
+}
+
+type Labels = Vec<(&'static str, String)>;
+
+impl Collected {
+    fn labels(&self) -> Labels {
+        let Pod { namespace, pod, egress } = self.pod.clone();
+        vec![("namespace", namespace), ("pod", pod), ("egress", egress)]
+    }
+}
+
+impl Collector for Collected {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let snapshot = self.snapshot.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let Snapshot { counters, traffic, connections, clients, adopted, streams } = snapshot;
+        let mut to = Writer(&mut encoder);
+        let dropped = DROPS.map(|it| (vec![("reason", it.name().to_owned())], counters.of(it)));
+        to.counters("dropped_packets", "Packets that the gateway dropped, by the reason", &dropped)?;
+        let sent = [(Labels::new(), counters.of(Counted::Encapsulated))];
+        to.counters("encapsulated_packets", "Packets sent to clients", &sent)?;
+        let received = [(Labels::new(), counters.of(Counted::Decapsulated))];
+        to.counters("decapsulated_packets", "Packets received from clients", &received)?;
+        for (what, help, value) in [
+            ("nftables_masqueraded_packets", "First packets of connections whose source was translated", 0),
+            (
+                "nftables_masqueraded_bytes",
+                "Bytes of the first packets of connections whose source was translated",
+                1,
+            ),
+            ("nftables_invalid_packets", "Packets dropped because they belong to no connection", 2),
+            ("nftables_invalid_bytes", "Bytes of packets dropped because they belong to no connection", 3),
+        ] {
+            let of = |(family, it): (&IpFamily, &GatewayTraffic)| {
+                let mut labels = self.labels();
+                labels.push(("protocol", if *family == IpFamily::V4 { "ipv4" } else { "ipv6" }.to_owned()));
+                let values =
+                    [it.masqueraded.packets, it.masqueraded.bytes, it.invalid.packets, it.invalid.bytes];
+                (labels, values.get(value).copied().unwrap_or_default())
+            };
+            to.counters(what, help, &traffic.iter().map(of).collect::<Vec<_>>())?;
+        }
+        if let Some((count, limit)) = connections {
+            to.gauges("nf_conntrack_entries_count", "Tracked connections", &[(self.labels(), count)])?;
+            to.gauges(
+                "nf_conntrack_entries_limit",
+                "How many connections can be tracked",
+                &[(self.labels(), limit)],
+            )?;
+        }
+        let all = clients.values().fold(adopted, |sum: u64, count| sum.saturating_add(*count));
+        let labels = vec![("namespace", self.pod.namespace.clone()), ("egress", self.pod.egress.clone())];
+        to.gauges("client_pod_count", "Client pods", &[(labels, all)])?;
+        let of_nodes: Vec<_> =
+            clients.into_iter().map(|(node, count)| (vec![("node", node)], count)).collect();
+        to.gauges("node_client_pods", "Client pods of each Node that were accepted", &of_nodes)?;
+        let help = "Client addresses of an earlier process that no node program has claimed yet";
+        to.gauges("adopted_client_addresses", help, &[(Labels::new(), adopted)])?;
+        to.gauges("registration_streams", "Node programs that are connected", &[(Labels::new(), streams)])
+    }
+}
+
+struct Writer<'a, 'b>(&'a mut DescriptorEncoder<'b>);
+
+impl Writer<'_, '_> {
+    fn counters(&mut self, name: &str, help: &str, values: &[(Labels, u64)]) -> fmt::Result {
+        self.write(name, help, MetricType::Counter, values)
+    }
+
+    fn gauges(&mut self, name: &str, help: &str, values: &[(Labels, u64)]) -> fmt::Result {
+        self.write(name, help, MetricType::Gauge, values)
+    }
+
+    fn write(&mut self, name: &str, help: &str, kind: MetricType, values: &[(Labels, u64)]) -> fmt::Result {
+        let mut family = self.0.encode_descriptor(name, &format!("{help}."), None, kind)?;
+        let write = |encoder: MetricEncoder<'_>, value: u64| match kind {
+            MetricType::Counter => ConstCounter::new(value).encode(encoder),
+            _ => ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX)).encode(encoder),
+        };
+        for (labels, value) in values {
+            if labels.is_empty() {
+                // It is the only one.
+                return write(family, *value);
+            }
+            write(family.encode_family(labels)?, *value)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fairlead_cluster::metrics::{Exposition, text};
+
+    use super::*;
+
+    #[test]
+    fn a_scrape_has_coils_names_and_satisfies_promtool() {
+        let mut registry = Registry::default();
+        let pod = Pod { namespace: "n".to_owned(), pod: "p".to_owned(), egress: "e".to_owned() };
+        let metrics = Metrics::register(&mut registry, pod);
+        metrics.hello(None);
+        metrics.hello(Some(&Rejected::NoNode));
+        metrics.applied(Some(3));
+        metrics.set(Snapshot {
+            traffic: IpFamily::BOTH.map(|family| (family, GatewayTraffic::default())).into(),
+            connections: Some((5, 100)),
+            clients: [("n1".to_owned(), 2)].into(),
+            adopted: 1,
+            ..Snapshot::default()
+        });
+        metrics.refused(&[Refusal::new("u", crate::registry::Reason::InvalidAddress, "")]);
+        let text = text(&registry, Exposition::Text);
+        testbed_metrics::reference::check("egress-gateway", &testbed_metrics::Exposed::parse(&text)).unwrap();
+        // Prometheus would not have these two of Coil's names.
+        let is_usual =
+            |line: &&str| !["client_pod_count", "entries_count"].iter().any(|name| line.contains(name));
+        let usual: String = text.lines().filter(is_usual).map(|line| format!("{line}\n")).collect();
+        testbed_metrics::promtool::check_metrics(&usual).unwrap();
+        for line in [
+            "coil_egress_client_pod_count{namespace=\"n\",egress=\"e\"} 3",
+            "coil_egress_nf_conntrack_entries_count{namespace=\"n\",pod=\"p\",egress=\"e\"} 5",
+            "coil_egress_nf_conntrack_entries_limit{namespace=\"n\",pod=\"p\",egress=\"e\"} 100",
+            "coil_egress_nftables_invalid_packets_total{namespace=\"n\",pod=\"p\",egress=\"e\",protocol=\"ipv6\"} 0",
+            "coil_egress_dropped_packets_total{reason=\"inner_source\"} 0",
+            "coil_egress_registrations_total{result=\"NodeUnknown\"} 1",
+            "coil_egress_data_path_changes_total 3",
+            "coil_egress_node_client_pods{node=\"n1\"} 2",
+        ] {
+            assert!(text.lines().any(|it| it == line), "{line}: {text}");
+        }
+    }
+}

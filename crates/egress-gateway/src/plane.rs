@@ -1,0 +1,284 @@
+//! The data path in the kernel: tunnels, routes, rules and the nftables table, brought to a desired state.
+//!
+//! A new process cannot open the BPF programs of the one before, which takes `CAP_SYS_ADMIN`. It reads from links and routes who the
+//! clients are, fills the maps of new programs with them, and replaces each filter in one step; so no packet is lost.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use fairlead_address::IpFamily;
+use fairlead_api::names::{LINK_PREFIX_FOU_IPV4, LINK_PREFIX_FOU_IPV6};
+use fairlead_dataplane::egress_gateway::{self, Applier, GatewayRouting, GatewayTraffic};
+use fairlead_dataplane::uplink::{
+    disable_reverse_path_filter, enable_forwarding, forwards, is_reverse_path_strict,
+};
+use fairlead_fou::{Counters, Peer, Settings, TunnelLink, Tunnels, link_mtu, link_name};
+use fairlead_netlink::route::{KIND_IFB, Link, RouteSocket, delete_link};
+use ipnet::IpNet;
+
+/// Where the data path is, and how it sends.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PlaneSettings {
+    /// Name of the link to the network.
+    pub uplink: String,
+    /// The gateway's own addresses.
+    pub own: Vec<IpAddr>,
+    /// UDP port of FoU.
+    pub port: u16,
+    /// Whether the outer source port is computed from each inner flow, instead of being `port`.
+    pub source_port_auto: bool,
+}
+
+/// What the data path should be.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Desired {
+    /// The addresses of clients.
+    pub clients: BTreeSet<IpAddr>,
+    /// Prefixes that clients may (`true`) and may not (`false`) send to.
+    pub destinations: BTreeMap<IpNet, bool>,
+}
+
+/// What was done.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Applied {
+    /// Number of changes.
+    pub changes: usize,
+    /// Clients whose tunnel the kernel refuses, with the reason.
+    pub refused: BTreeMap<IpAddr, String>,
+}
+
+/// Why the data path is not as it should be.
+#[derive(Debug, thiserror::Error)]
+pub enum PlaneError {
+    /// See [`fairlead_fou::Error`].
+    #[error(transparent)]
+    Fou(#[from] fairlead_fou::Error),
+    /// See [`fairlead_netlink::Error`].
+    #[error(transparent)]
+    Netlink(#[from] fairlead_netlink::Error),
+    /// The pod has no such link.
+    #[error("there is no link {0}: a gateway needs the one that the CNI plugin makes")]
+    NoUplink(String),
+}
+
+type Result<T> = std::result::Result<T, PlaneError>;
+
+/// The data path of the network namespace of the calling thread.
+#[derive(Debug)]
+pub struct Plane {
+    settings: PlaneSettings,
+    tunnels: Tunnels,
+    routing: Applier,
+    /// What was applied last.
+    done: Option<GatewayRouting>,
+    peers: BTreeMap<IpAddr, Peer>,
+}
+
+/// The clients of an earlier process.
+///
+/// # Errors
+/// The kernel cannot be asked.
+pub fn earlier_clients() -> Result<Vec<IpAddr>> {
+    Ok(egress_gateway::routed_clients()?)
+}
+
+impl Plane {
+    /// Loads the programs; packets see them when [`Self::apply`] has filled their maps.
+    ///
+    /// # Errors
+    /// There is no uplink, the kernel lacks a feature, or the process a capability; the text says which.
+    pub fn open(settings: PlaneSettings) -> Result<Self> {
+        let uplink = uplink(&settings.uplink)?;
+        let tunnels = load(&settings, &uplink)?;
+        Ok(Self { settings, tunnels, routing: Applier::default(), done: None, peers: BTreeMap::new() })
+    }
+
+    /// Brings the kernel to what is desired; sends nothing when nothing differs. A client loses its way in first, and gets it last.
+    ///
+    /// # Errors
+    /// The kernel refuses; what is in place stays, and what is missing is tried again by the next call.
+    pub fn apply(&mut self, desired: &Desired) -> Result<Applied> {
+        let uplink = uplink(&self.settings.uplink)?;
+        if uplink.index != self.tunnels.uplink() {
+            // It was made anew, and its filters are gone.
+            self.tunnels = load(&self.settings, &uplink)?;
+            self.peers.clear();
+        }
+        let mut applied = Applied::default();
+        let present = tunnel_links()?;
+        let clients = self.links(desired, &uplink, &present, &mut applied);
+        let peers: BTreeMap<IpAddr, Peer> =
+            clients.iter().map(|(client, link)| (*client, Peer::Client { link: Some(*link) })).collect();
+        let staying = self.peers.iter().filter(|(client, _)| peers.contains_key(client));
+        let staying: BTreeMap<_, _> = staying.map(|(client, peer)| (*client, *peer)).collect();
+        let mut changes = 0usize;
+        if staying.len() < self.peers.len() {
+            changes = changes.saturating_add(self.tunnels.set_peers(&staying)?);
+            self.peers = staying;
+        }
+        changes = changes.saturating_add(self.tunnels.set_links(&self.tunnel_settings(&clients))?);
+        changes = changes.saturating_add(self.tunnels.set_allowed(&desired.destinations)?);
+        let routing = GatewayRouting {
+            uplink: uplink.name.clone(),
+            uplink_mtu: uplink.mtu,
+            own: self.settings.own.clone(),
+            clients,
+        };
+        changes = changes.saturating_add(self.routing.apply(&routing)?);
+        changes = changes.saturating_add(self.tunnels.set_peers(&peers)?);
+        self.peers = peers;
+        changes = changes.saturating_add(self.tunnels.attach()?);
+        changes = changes.saturating_add(delete_others(&present, &routing.clients)?);
+        applied.changes = applied.changes.saturating_add(changes);
+        self.done = Some(routing);
+        Ok(applied)
+    }
+
+    /// Whether nothing has changed of what the kernel does not report: filters and nftables.
+    ///
+    /// # Errors
+    /// The kernel cannot be asked.
+    pub fn is_in_place(&mut self) -> Result<bool> {
+        Ok(self.routing.is_table_in_place()? && self.tunnels.is_attached()?)
+    }
+
+    /// What the programs have counted.
+    ///
+    /// # Errors
+    /// The kernel cannot be asked.
+    pub fn counters(&self) -> Result<Counters> {
+        Ok(self.tunnels.counters()?)
+    }
+
+    /// What the nftables table has counted, by family.
+    ///
+    /// # Errors
+    /// The kernel cannot be asked.
+    pub fn traffic(&self) -> Result<BTreeMap<IpFamily, GatewayTraffic>> {
+        Ok(self.done.as_ref().map(egress_gateway::traffic).transpose()?.unwrap_or_default())
+    }
+
+    /// The tunnel link of each client, made where it is missing or differs. Clients of a family that the gateway lacks have none.
+    fn links(
+        &mut self,
+        desired: &Desired,
+        uplink: &Link,
+        present: &BTreeMap<String, Link>,
+        applied: &mut Applied,
+    ) -> BTreeMap<IpAddr, u32> {
+        let mut found = BTreeMap::new();
+        // IPv6 clients may share a name, and so a link: where a packet goes is in the packet.
+        let mut by_name = BTreeMap::<String, u32>::new();
+        let has = |client: &&IpAddr| {
+            self.settings.own.iter().any(|own| IpFamily::of(*own) == IpFamily::of(**client))
+        };
+        let clients: Vec<IpAddr> = desired.clients.iter().filter(has).copied().collect();
+        for client in &clients {
+            let name = link_name(*client);
+            let mtu = link_mtu(IpFamily::of(*client), uplink.mtu);
+            let is_right = |link: &&Link| link.up && link.mtu == mtu && link.mac == uplink.mac;
+            let known = by_name.get(&name).copied();
+            let index = match known.or_else(|| present.get(&name).filter(is_right).map(|link| link.index)) {
+                Some(index) => Ok(index),
+                None => {
+                    applied.changes = applied.changes.saturating_add(1);
+                    self.tunnels.add_link(*client)
+                }
+            };
+            match index {
+                Ok(index) => {
+                    by_name.insert(name, index);
+                    found.insert(*client, index);
+                }
+                Err(error) => drop(applied.refused.insert(*client, error.to_string())),
+            }
+        }
+        found
+    }
+
+    fn tunnel_settings(&self, clients: &BTreeMap<IpAddr, u32>) -> BTreeMap<u32, TunnelLink> {
+        let source_port = (!self.settings.source_port_auto).then_some(self.settings.port);
+        let of = |(client, link): (&IpAddr, &u32)| {
+            let is_same = |own: &&IpAddr| IpFamily::of(**own) == IpFamily::of(*client);
+            let local = *self.settings.own.iter().find(is_same)?;
+            Some((*link, TunnelLink { local, remote: None, source_port }))
+        };
+        clients.iter().filter_map(of).collect()
+    }
+}
+
+fn load(settings: &PlaneSettings, uplink: &Link) -> Result<Tunnels> {
+    let fou = Settings { port: settings.port, drop_unknown: true };
+    Ok(Tunnels::load(uplink.index, fou)?)
+}
+
+fn uplink(name: &str) -> Result<Link> {
+    RouteSocket::open()?.link_by_name(name)?.ok_or_else(|| PlaneError::NoUplink(name.to_owned()))
+}
+
+/// Links that have the name and the type of tunnel links, by name.
+fn tunnel_links() -> Result<BTreeMap<String, Link>> {
+    let links = RouteSocket::open()?.links_of_kind(KIND_IFB)?;
+    let is_tunnel = |link: &Link| {
+        [LINK_PREFIX_FOU_IPV4, LINK_PREFIX_FOU_IPV6].iter().any(|prefix| link.name.starts_with(prefix))
+    };
+    Ok(links.into_iter().filter(is_tunnel).map(|link| (link.name.clone(), link)).collect())
+}
+
+/// Deletes tunnel links that no client has; returns their number.
+fn delete_others(present: &BTreeMap<String, Link>, clients: &BTreeMap<IpAddr, u32>) -> Result<usize> {
+    let wanted: BTreeSet<String> = clients.keys().map(|client| link_name(*client)).collect();
+    let others = present.iter().filter(|(name, _)| !wanted.contains(*name));
+    let messages: Vec<_> = others.map(|(_, link)| delete_link(link.index)).collect();
+    for outcome in RouteSocket::open()?.apply_each(&messages)? {
+        match outcome {
+            Err(error) if !error.is_missing() => return Err(error.into()),
+            _ => {}
+        }
+    }
+    Ok(messages.len())
+}
+
+/// What the namespace must have, and the gateway may not be able to set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HostFault {
+    /// `net.ipv4.ip_forward` is 0.
+    ForwardingIpv4Disabled,
+    /// `net.ipv6.conf.all.forwarding` is 0.
+    ForwardingIpv6Disabled,
+    /// `net.ipv4.conf.{all,default}.rp_filter` is 1.
+    ReversePathFilterStrict,
+}
+
+impl std::fmt::Display for HostFault {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let advice = "the node program of Fairlead sets it for gateway pods";
+        match self {
+            Self::ForwardingIpv4Disabled => {
+                write!(out, "ForwardingIpv4Disabled: net.ipv4.ip_forward of the pod is 0; {advice}")
+            }
+            Self::ForwardingIpv6Disabled => {
+                write!(out, "ForwardingIpv6Disabled: net.ipv6.conf.all.forwarding of the pod is 0; {advice}")
+            }
+            Self::ReversePathFilterStrict => write!(
+                out,
+                "ReversePathFilterStrict: net.ipv4.conf.all.rp_filter or that of default is 1 in the pod; {advice}"
+            ),
+        }
+    }
+}
+
+/// Sets the forwarding settings where the file system permits it, and says which of them are wrong.
+pub fn prepare_host(own: &[IpAddr]) -> Vec<HostFault> {
+    for failure in [enable_forwarding().err(), disable_reverse_path_filter().err()].into_iter().flatten() {
+        tracing::debug!(error = %failure, "cannot change a setting of the pod");
+    }
+    let has = |family| own.iter().any(|own| IpFamily::of(*own) == family);
+    let is_off = |family| has(family) && !forwards(family).unwrap_or(false);
+    let faults = [
+        (is_off(IpFamily::V4), HostFault::ForwardingIpv4Disabled),
+        (is_off(IpFamily::V6), HostFault::ForwardingIpv6Disabled),
+        (has(IpFamily::V4) && is_reverse_path_strict().unwrap_or(true), HostFault::ReversePathFilterStrict),
+    ];
+    faults.into_iter().filter_map(|(is_wrong, fault)| is_wrong.then_some(fault)).collect()
+}

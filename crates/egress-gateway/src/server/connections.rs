@@ -1,0 +1,166 @@
+//! TLS connections of node programs: how many, of which address, and how long without an accepted token.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio::time::{Sleep, sleep, timeout};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+use tonic::transport::server::Connected;
+
+/// Longest TLS handshake.
+const HANDSHAKE: Duration = Duration::from_secs(5);
+/// Longest time without an accepted token.
+const STRANGER: Duration = Duration::from_secs(15);
+/// Connections in all: one for each node program, and those of strangers.
+const MAX_CONNECTIONS: usize = 8192;
+/// Connections of one address.
+const MAX_PER_SOURCE: usize = 16;
+
+/// Open connections by address.
+#[derive(Debug, Default)]
+pub(crate) struct Connections(Mutex<HashMap<IpAddr, usize>>);
+
+impl Connections {
+    fn open(&self) -> MutexGuard<'_, HashMap<IpAddr, usize>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// `None` at a limit.
+    fn begin(self: &Arc<Self>, source: IpAddr) -> Option<Counted> {
+        let mut open = self.open();
+        let all = open.values().copied().fold(0, usize::saturating_add);
+        let of_source = open.get(&source).copied().unwrap_or_default();
+        if all >= MAX_CONNECTIONS || of_source >= MAX_PER_SOURCE {
+            return None;
+        }
+        open.insert(source, of_source.saturating_add(1));
+        Some(Counted { source, all: Arc::clone(self) })
+    }
+}
+
+/// An open connection; it counts until it is dropped.
+#[derive(Debug)]
+struct Counted {
+    source: IpAddr,
+    all: Arc<Connections>,
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        let mut open = self.all.open();
+        if let Some(count) = open.get_mut(&self.source) {
+            *count = count.saturating_sub(1);
+            if *count == 0 {
+                open.remove(&self.source);
+            }
+        }
+    }
+}
+
+/// Where a connection comes from.
+#[derive(Debug, Clone)]
+pub(crate) struct Caller {
+    pub(crate) address: IpAddr,
+    /// Whether a token was accepted. Without one the connection ends.
+    pub(crate) is_known: Arc<AtomicBool>,
+}
+
+/// A connection that is ready for HTTP/2.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    stream: Box<TlsStream<TcpStream>>,
+    caller: Caller,
+    /// Until it must be known.
+    deadline: Pin<Box<Sleep>>,
+    _counted: Counted,
+}
+
+/// Accepts connections; their handshakes run beside each other.
+pub(crate) async fn accept_all(
+    listener: &TcpListener,
+    tls: &TlsAcceptor,
+    ready: mpsc::Sender<io::Result<Connection>>,
+) {
+    let connections = Arc::<Connections>::default();
+    let mut handshakes = JoinSet::new();
+    loop {
+        tokio::select! {
+            (stream, source) = fairlead_tls::accept(listener) => {
+                if let Some(counted) = connections.begin(source.ip().to_canonical()) {
+                    handshakes.spawn(handshake(stream, source, counted, tls.clone(), ready.clone()));
+                }
+            },
+            Some(ended) = handshakes.join_next() => if let Err(error) = ended {
+                tracing::error!(%error, "a handshake's task failed");
+            },
+        }
+    }
+}
+
+async fn handshake(
+    stream: TcpStream,
+    source: SocketAddr,
+    counted: Counted,
+    tls: TlsAcceptor,
+    ready: mpsc::Sender<io::Result<Connection>>,
+) {
+    if let Err(error) = stream.set_nodelay(true) {
+        return tracing::debug!(%source, %error, "cannot configure a connection");
+    }
+    let stream = match timeout(HANDSHAKE, tls.accept(stream)).await {
+        Ok(Ok(stream)) => Box::new(stream),
+        Ok(Err(error)) => return tracing::debug!(%source, %error, "a TLS handshake failed"),
+        Err(_) => return tracing::debug!(%source, "a TLS handshake took too long"),
+    };
+    let caller = Caller { address: counted.source, is_known: Arc::default() };
+    let deadline = Box::pin(sleep(STRANGER));
+    // It fails only when the server ends.
+    let _ = ready.send(Ok(Connection { stream, caller, deadline, _counted: counted })).await;
+}
+
+impl Connected for Connection {
+    type ConnectInfo = Caller;
+
+    fn connect_info(&self) -> Caller {
+        self.caller.clone()
+    }
+}
+
+impl AsyncRead for Connection {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        if !this.caller.is_known.load(Ordering::Relaxed) && this.deadline.as_mut().poll(context).is_ready() {
+            return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+        }
+        Pin::new(&mut this.stream).poll_read(context, buffer)
+    }
+}
+
+impl AsyncWrite for Connection {
+    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().stream).poll_write(context, bytes)
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().stream).poll_shutdown(context)
+    }
+}

@@ -1,0 +1,285 @@
+//! One stream of a node program: its token, its messages, and what it is told.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use fairlead_wire::egress::register_request::Kind;
+use fairlead_wire::egress::{self as wire, RegisterRequest, RegisterResponse, State};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until, timeout};
+use tokio_util::sync::CancellationToken;
+use tonic::{Status, Streaming};
+
+use super::connections::Caller;
+use crate::metrics::Metrics;
+use crate::registry::{Client, ProtocolError, Reason, Refusal, StreamId, Update};
+use crate::review::{Accepted, Rejected, Reviewer};
+use crate::shared::{InPlace, Shared};
+
+/// Longest wait for a token.
+const HELLO: Duration = Duration::from_secs(5);
+/// How long a client's AddressBlock may take to arrive here: the node program may have seen it before.
+const FACTS: Duration = Duration::from_secs(1);
+
+/// What all sessions share.
+pub(super) struct Context {
+    pub(super) shared: Arc<Shared>,
+    pub(super) reviewer: Reviewer,
+    pub(super) metrics: Metrics,
+    pub(super) stopping: CancellationToken,
+}
+
+/// A stream whose token was accepted.
+struct Known {
+    node: String,
+    stream: StreamId,
+    replaced: CancellationToken,
+    expires: Instant,
+    revision: u64,
+    /// What the node program was told last.
+    refusals: BTreeMap<String, Refusal>,
+    has_clients: bool,
+}
+
+/// A stream.
+pub(super) struct Session {
+    context: Arc<Context>,
+    source: Option<Caller>,
+    inbound: Streaming<RegisterRequest>,
+    state: watch::Receiver<State>,
+    in_place: watch::Receiver<InPlace>,
+    known: Option<Known>,
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        if let Some(known) = &self.known {
+            self.context.shared.end(&known.node, known.stream);
+        }
+    }
+}
+
+enum Event {
+    Message(RegisterRequest),
+    State,
+    InPlace,
+}
+
+impl Session {
+    pub(super) fn new(
+        context: Arc<Context>,
+        source: Option<Caller>,
+        inbound: Streaming<RegisterRequest>,
+    ) -> Self {
+        let (state, in_place) = (context.shared.state(), context.shared.in_place());
+        Self { context, source, inbound, state, in_place, known: None }
+    }
+
+    /// The next answer; `None` when the stream ends.
+    pub(super) async fn next(&mut self) -> Result<Option<RegisterResponse>, Status> {
+        if self.known.is_none() {
+            return self.first().await;
+        }
+        loop {
+            let Some(event) = self.event().await? else { return Ok(None) };
+            let answer = match event {
+                Event::Message(message) => self.message(message).await?,
+                Event::State => Some(Vec::new()),
+                Event::InPlace => self.changed_refusals(),
+            };
+            if let Some(refused) = answer {
+                return Ok(Some(self.answer(&refused)));
+            }
+        }
+    }
+
+    /// Waits for Hello.
+    async fn first(&mut self) -> Result<Option<RegisterResponse>, Status> {
+        if self.in_place.borrow().version.is_none() {
+            return Err(Status::unavailable("NotReady: the gateway has just started; try again"));
+        }
+        let message = timeout(HELLO, self.inbound.message()).await;
+        let message = message.map_err(|_| Status::deadline_exceeded("HelloTimeout: no Hello came"))??;
+        let Some(RegisterRequest { revision, kind: Some(Kind::Hello(hello)) }) = message else {
+            return Err(Status::invalid_argument("HelloMissing: the first message must be Hello"));
+        };
+        let Accepted { node, lifetime } = self.review(hello).await?;
+        let (stream, replaced) = self.context.shared.begin(&node);
+        let expires = Instant::now() + lifetime;
+        tracing::info!(node, "a node program registers its clients");
+        let (refusals, has_clients) = (BTreeMap::new(), false);
+        self.known =
+            Some(Known { node: node.clone(), stream, replaced, expires, revision, refusals, has_clients });
+        self.context.shared.registry(|registry| registry.check(&node, stream, revision)).map_err(protocol)?;
+        Ok(Some(self.answer(&[])))
+    }
+
+    async fn review(&self, hello: wire::Hello) -> Result<Accepted, Status> {
+        let source = self.source.as_ref().map_or(IpAddr::from([0; 4]), |caller| caller.address);
+        let reviewed = self.context.reviewer.review(hello.token, source).await;
+        self.context.metrics.hello(reviewed.as_ref().err());
+        match reviewed {
+            Ok(accepted) => {
+                if let Some(caller) = &self.source {
+                    caller.is_known.store(true, Ordering::Relaxed);
+                }
+                Ok(accepted)
+            }
+            Err(rejected) => {
+                tracing::warn!(%source, error = %rejected, "a token was not accepted");
+                let text = format!("{}: {rejected}", rejected.reason());
+                Err(match rejected {
+                    Rejected::TooManyReviews => Status::resource_exhausted(text),
+                    Rejected::Unavailable(_) => Status::unavailable(text),
+                    Rejected::Invalid(_) | Rejected::NoNode => Status::unauthenticated(text),
+                    Rejected::OtherUser(..) => Status::permission_denied(text),
+                })
+            }
+        }
+    }
+
+    /// What comes next; `None` when the stream or the program ends.
+    async fn event(&mut self) -> Result<Option<Event>, Status> {
+        let Some(known) = &self.known else { return Ok(None) };
+        let (replaced, expires) = (known.replaced.clone(), known.expires);
+        tokio::select! {
+            biased;
+            () = replaced.cancelled() => Err(protocol(ProtocolError::Replaced)),
+            () = self.context.stopping.cancelled() => Ok(None),
+            () = sleep_until(expires) => Err(Status::unauthenticated("TokenExpired: send a Hello with another token in time")),
+            // Neither sender ends before the server.
+            _ = self.state.changed() => Ok(Some(Event::State)),
+            message = self.inbound.message() => Ok(message?.map(Event::Message)),
+            _ = self.in_place.changed() => Ok(Some(Event::InPlace)),
+        }
+    }
+
+    /// Takes a message, and returns what is refused of it once the data path has the rest.
+    async fn message(&mut self, message: RegisterRequest) -> Result<Option<Vec<Refusal>>, Status> {
+        let (node, stream) = match &self.known {
+            Some(known) => (known.node.clone(), known.stream),
+            None => return Ok(None),
+        };
+        let revision = message.revision;
+        self.context.shared.registry(|registry| registry.check(&node, stream, revision)).map_err(protocol)?;
+        let (clients, removed) = match message.kind {
+            Some(Kind::Hello(hello)) => {
+                self.renew(hello, &node).await?;
+                self.note(revision);
+                return Ok(Some(Vec::new()));
+            }
+            Some(Kind::All(all)) => (all.clients, None),
+            Some(Kind::Change(change)) => (change.set, Some(change.removed)),
+            None => {
+                return Err(Status::invalid_argument(
+                    "UnknownMessage: this gateway is older than the node program",
+                ));
+            }
+        };
+        let mut refused = Vec::new();
+        let mut parsed = Vec::new();
+        for client in clients {
+            match Client::try_from(client) {
+                Ok(client) => parsed.push(client),
+                Err(refusal) => refused.push(refusal),
+            }
+        }
+        let named: BTreeSet<String> = parsed.iter().map(|client| client.uid.clone()).collect();
+        let update = match removed {
+            None => Update::All(parsed),
+            Some(mut removed) => {
+                // What is known of such a pod is no longer true.
+                removed.extend(refused.iter().map(|refusal| refusal.uid.clone()));
+                Update::Change(parsed, removed)
+            }
+        };
+        let kept = self.context.shared.registry(|registry| registry.update(&node, stream, update));
+        refused.extend(kept.map_err(protocol)?);
+        self.settle(&node, &named).await?;
+        self.note(revision);
+        let all = self.context.shared.refusals(&node);
+        refused.extend(all.values().filter(|refusal| named.contains(&refusal.uid)).cloned());
+        self.context.metrics.refused(&refused);
+        if let Some(known) = &mut self.known {
+            known.refusals = all;
+            known.has_clients = true;
+        }
+        Ok(Some(refused))
+    }
+
+    async fn renew(&mut self, hello: wire::Hello, node: &str) -> Result<(), Status> {
+        let accepted = self.review(hello).await?;
+        if accepted.node != node {
+            return Err(Status::permission_denied("OtherNode: the new token is one of another Node"));
+        }
+        if let Some(known) = &mut self.known {
+            known.expires = Instant::now() + accepted.lifetime;
+        }
+        Ok(())
+    }
+
+    fn note(&mut self, revision: u64) {
+        if let Some(known) = &mut self.known {
+            known.revision = revision;
+        }
+    }
+
+    /// Waits until the watches have shown what the clients need, for a moment, and until the data path has what is accepted.
+    async fn settle(&mut self, node: &str, named: &BTreeSet<String>) -> Result<(), Status> {
+        let shared = Arc::clone(&self.context.shared);
+        let Some(known) = &self.known else { return Ok(()) };
+        let (replaced, expires) = (known.replaced.clone(), known.expires);
+        let mut version = shared.version();
+        let waits_for_facts = |shared: &Shared| {
+            let refusals = shared.refusals(node);
+            refusals.values().any(|it| it.reason == Reason::AddressNotOfNode && named.contains(&it.uid))
+        };
+        let facts = async { while waits_for_facts(&shared) && version.changed().await.is_ok() {} };
+        let _ = timeout(FACTS, facts).await;
+        let wanted = shared.registry(|registry| registry.version());
+        let in_place = &mut self.in_place;
+        let in_place = async {
+            let has = |in_place: &InPlace| in_place.version.is_some_and(|version| version >= wanted);
+            in_place.wait_for(has).await.is_ok()
+        };
+        tokio::select! {
+            biased;
+            () = replaced.cancelled() => Err(protocol(ProtocolError::Replaced)),
+            () = self.context.stopping.cancelled() => Err(Status::unavailable("Ending: the gateway ends")),
+            () = sleep_until(expires) => Err(Status::unauthenticated("TokenExpired: send a Hello with another token in time")),
+            _ = in_place => Ok(()),
+        }
+    }
+
+    /// All that is refused of the Node, if that has changed since the node program was told.
+    fn changed_refusals(&mut self) -> Option<Vec<Refusal>> {
+        let known = self.known.as_mut().filter(|known| known.has_clients)?;
+        let all = self.context.shared.refusals(&known.node);
+        if known.refusals == all {
+            return None;
+        }
+        known.refusals = all;
+        Some(known.refusals.values().cloned().collect())
+    }
+
+    fn answer(&mut self, refused: &[Refusal]) -> RegisterResponse {
+        let state = *self.state.borrow_and_update();
+        RegisterResponse {
+            revision: self.known.as_ref().map_or(0, |known| known.revision),
+            refused: refused.iter().map(Refusal::to_wire).collect(),
+            state: state.into(),
+        }
+    }
+}
+
+fn protocol(error: ProtocolError) -> Status {
+    match error {
+        ProtocolError::Replaced => Status::aborted(format!("StreamReplaced: {error}")),
+        ProtocolError::ChangeFirst | ProtocolError::Revision => {
+            Status::invalid_argument(format!("ProtocolError: {error}"))
+        }
+    }
+}
