@@ -15,6 +15,7 @@
 mod cached_by_name;
 pub mod cni;
 pub mod container_locks;
+mod egress;
 pub mod egress_client;
 pub mod ipam;
 pub mod kernel_watch;

@@ -8,6 +8,7 @@ use fairlead_cluster::requests::RequestMetrics;
 use prometheus_client::registry::Registry;
 
 use crate::cni::metrics::CniMetrics;
+use crate::egress::registrar::metrics::RegistrarMetrics;
 use crate::ipam::metrics::IpamMetrics;
 use crate::mesh::metrics::MeshMetrics;
 use crate::pod_network::metrics::PodNetworkMetrics;
@@ -25,6 +26,8 @@ pub struct Metrics {
     pub requests: RequestMetrics,
     /// CNI operations.
     pub cni: CniMetrics,
+    /// Registrations at egress gateways.
+    pub(crate) egress_registrations: RegistrarMetrics,
     /// Kubernetes Events.
     pub events: EventMetrics,
     /// Addresses and blocks.
@@ -46,6 +49,7 @@ impl Default for Metrics {
             requests: RequestMetrics::register(ours),
             events: EventMetrics::register(ours),
             cni: CniMetrics::register(&mut registry),
+            egress_registrations: RegistrarMetrics::register(&mut registry),
             ipam: IpamMetrics::register(&mut registry),
             mesh: MeshMetrics::register(&mut registry),
             pod_network: PodNetworkMetrics::register(&mut registry),
@@ -158,6 +162,7 @@ mod tests {
 
     fn exposed() -> Exposed {
         let metrics = filled();
+        metrics.egress_registrations.example();
         metrics.mesh.example();
         metrics.router.synced("n", 1);
         Exposed::parse(&metrics.text(Exposition::Text))

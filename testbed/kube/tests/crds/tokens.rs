@@ -27,7 +27,8 @@ fn in_pod<'a>(bed: &'a Bed, name: &str, uid: &str) -> Program<'a> {
 }
 
 fn request(program: &Program<'_>, spec: &Value) -> Result<String, String> {
-    let request = serde_json::json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec});
+    let request =
+        serde_json::json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec});
     let path = "/api/v1/namespaces/kube-system/serviceaccounts/fairlead-node/token";
     program.run(&["create", "--raw", path, "-f", "-"], &request.to_string())
 }
