@@ -8,7 +8,8 @@ use fairlead_cluster::requests::RequestMetrics;
 use prometheus_client::registry::Registry;
 
 use crate::cni::metrics::CniMetrics;
-use crate::egress::registrar::metrics::RegistrarMetrics;
+use crate::egress::RegistrarMetrics;
+use crate::egress::metrics::EgressMetrics;
 use crate::ipam::metrics::IpamMetrics;
 use crate::mesh::metrics::MeshMetrics;
 use crate::pod_network::metrics::PodNetworkMetrics;
@@ -30,6 +31,8 @@ pub struct Metrics {
     pub(crate) egress_registrations: RegistrarMetrics,
     /// Kubernetes Events.
     pub events: EventMetrics,
+    /// Egress gateways of pods.
+    pub egress: EgressMetrics,
     /// Addresses and blocks.
     pub ipam: IpamMetrics,
     /// The mesh.
@@ -50,6 +53,7 @@ impl Default for Metrics {
             events: EventMetrics::register(ours),
             cni: CniMetrics::register(&mut registry),
             egress_registrations: RegistrarMetrics::register(&mut registry),
+            egress: EgressMetrics::register(&mut registry),
             ipam: IpamMetrics::register(&mut registry),
             mesh: MeshMetrics::register(&mut registry),
             pod_network: PodNetworkMetrics::register(&mut registry),

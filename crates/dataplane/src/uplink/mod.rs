@@ -15,7 +15,8 @@ use fairlead_netlink::route::{
 use ipnet::{IpNet, Ipv4Net};
 
 pub use sysctl::{
-    SysctlError, accept_ipv6, enable_forwarding, has_ipv6, loosen_reverse_path_filter, refuse_advertisements,
+    SysctlError, accept_ipv6, enable_forwarding, forward_in_gateway, has_ipv6, loosen_reverse_path_filter,
+    refuse_advertisements,
 };
 
 /// MTU of the mesh device: the configured one, unless the uplink cannot carry it with WireGuard's 80 bytes over IPv6; never

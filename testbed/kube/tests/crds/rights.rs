@@ -173,7 +173,11 @@ const NODE_RIGHTS: &[Right] = &[
     ("get list watch", "nodes", "", "", "", true),
     ("get list watch", "namespaces", "", "", "", true),
     ("get", "endpointslices.discovery.k8s.io", "", "kubernetes", "default", true),
-    // Gateways of Egresses.
+    // Egress gateways of pods: those of all namespaces, and their Services.
+    ("get list watch", "egresses.coil.cybozu.com", "", "", "", true),
+    ("create update patch delete", "egresses.coil.cybozu.com", "", "", "default", false),
+    ("list watch", "services", "", "", "", true),
+    ("create update patch delete", "services", "", "", "default", false),
     ("list watch", "endpointslices.discovery.k8s.io", "", "", "", true),
     ("get create update patch delete", "endpointslices.discovery.k8s.io", "", "", "default", false),
     ("get list watch", "pods", "", "", "", true),
