@@ -1,9 +1,13 @@
 //! Pods reduced to what concerns addresses. All other fields are not even parsed, so that a node program stays small beside
 //! pods with long specifications.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use fairlead_api::names::ANNOTATION_EGRESS_PREFIX;
+use fairlead_api::names::{
+    ANNOTATION_EGRESS_PREFIX, APP_NAME, EGRESS_COMPONENT, LABEL_APP_COMPONENT, LABEL_APP_INSTANCE,
+    LABEL_APP_NAME,
+};
 use k8s_openapi::api::core::v1::Pod;
 use kube::Resource;
 use kube::api::ObjectMeta;
@@ -77,13 +81,27 @@ impl SlimPod {
         matches!(self.status.phase.as_deref(), Some("Succeeded" | "Failed"))
     }
 
+    /// The name of the Egress in its namespace of which it is a gateway, by its labels; `None` for other pods.
+    pub fn gateway_of(&self) -> Option<&str> {
+        gateway_of(self.metadata.labels.as_ref())
+    }
+
     /// `status.podIPs`, without entries that are no address.
     pub fn addresses(&self) -> Vec<IpAddr> {
         self.status.pod_ips.iter().filter_map(|listed| listed.ip.parse().ok()).collect()
     }
 }
 
-/// Keeps of the metadata only the identity, and the annotations that concern the network.
+/// The name of the Egress of which a pod with these labels is a gateway. Everyone who may create pods can set them: they give a
+/// pod no rights.
+pub fn gateway_of(labels: Option<&BTreeMap<String, String>>) -> Option<&str> {
+    let labels = labels?;
+    let is = |label: &str, value: &str| labels.get(label).is_some_and(|found| found == value);
+    let is_gateway = is(LABEL_APP_NAME, APP_NAME) && is(LABEL_APP_COMPONENT, EGRESS_COMPONENT);
+    labels.get(LABEL_APP_INSTANCE).filter(|_| is_gateway).map(String::as_str)
+}
+
+/// Keeps of the metadata only the identity, the annotations that concern the network, and the labels of a gateway.
 pub fn trimmed(pod: &mut SlimPod) {
     let whole = std::mem::take(&mut pod.metadata);
     let is_kept = |name: &str| name == ANNOTATION_STATIC_UID || name.starts_with(ANNOTATION_EGRESS_PREFIX);
@@ -91,7 +109,14 @@ pub fn trimmed(pod: &mut SlimPod) {
         all.retain(|name, _| is_kept(name));
         all
     });
+    let labels = whole.labels.filter(|labels| gateway_of(Some(labels)).is_some()).map(|mut all| {
+        all.retain(|name, _| {
+            [LABEL_APP_NAME, LABEL_APP_COMPONENT, LABEL_APP_INSTANCE].contains(&name.as_str())
+        });
+        all
+    });
     pod.metadata = ObjectMeta {
+        labels,
         name: whole.name,
         namespace: whole.namespace,
         uid: whole.uid,
@@ -132,6 +157,21 @@ mod tests {
         assert!(!pod.uses_host_network() && !pod.has_ended());
         assert_eq!((pod.metadata.labels, pod.metadata.managed_fields), (None, None));
         assert_eq!(pod.metadata.annotations.unwrap().len(), 2);
+    }
+
+    #[test]
+    fn a_gateway_is_known_by_its_labels() {
+        let labels = |component: &str| {
+            serde_json::json!({
+                "app.kubernetes.io/name": "coil", "app.kubernetes.io/component": component,
+                "app.kubernetes.io/instance": "nat", "pod-template-hash": "x",
+            })
+        };
+        let gateway = pod(serde_json::json!({ "metadata": { "name": "g", "labels": labels("egress") } }));
+        assert_eq!(gateway.gateway_of(), Some("nat"));
+        assert_eq!(gateway.metadata.labels.unwrap().len(), 3);
+        let other = pod(serde_json::json!({ "metadata": { "name": "c", "labels": labels("ipam") } }));
+        assert_eq!((other.gateway_of(), &other.metadata.labels), (None, &None));
     }
 
     #[test]

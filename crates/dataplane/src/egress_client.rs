@@ -12,11 +12,11 @@
 
 mod steps;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 use fairlead_address::{DualStack, IpFamily};
-use fairlead_api::names::{TABLE_EGRESS_NARROW, TABLE_EGRESS_WIDE};
+use fairlead_api::names::{ROUTE_PROTOCOL, TABLE_EGRESS_NARROW, TABLE_EGRESS_WIDE};
 use fairlead_netlink::netns::Netns;
 use fairlead_netlink::route::{Route, RouteKind, RouteSocket};
 use ipnet::IpNet;
@@ -135,6 +135,47 @@ pub fn sync(
         }
     }
     failure.map_or(Ok(done), Err)
+}
+
+/// What [`sync`] would do, without doing it.
+///
+/// # Errors
+/// Rules or routes cannot be read.
+pub fn differences(
+    netns: &Netns,
+    desired: &DualStack<ClientRouting, ClientRouting>,
+    links: &BTreeMap<String, u32>,
+) -> Result<Vec<Step>, Error> {
+    let unreadable = |source| Error::Read { netns: netns.path().to_owned(), source };
+    let mut socket = RouteSocket::open_in(netns).map_err(unreadable)?;
+    let DualStack { ipv4, ipv6 } = desired.as_ref();
+    let families = [(IpFamily::V4, ipv4), (IpFamily::V6, ipv6)];
+    let mut found = Vec::new();
+    for (family, desired) in families.into_iter().filter(|(family, _)| *family == IpFamily::V4 || has_ipv6())
+    {
+        let present = read(&mut socket, family).map_err(unreadable)?;
+        let Steps { set, delete, .. } = steps(desired, links, &present);
+        found.extend(set.into_iter().chain(delete));
+    }
+    Ok(found)
+}
+
+/// The destinations of the routes of egress in a network namespace, each with its table.
+///
+/// # Errors
+/// Routes cannot be read.
+pub fn destinations(netns: &Netns) -> Result<BTreeSet<(u32, IpNet)>, Error> {
+    let unreadable = |source| Error::Read { netns: netns.path().to_owned(), source };
+    let mut socket = RouteSocket::open_in(netns).map_err(unreadable)?;
+    let mut found = BTreeSet::new();
+    for family in IpFamily::BOTH.into_iter().filter(|family| *family == IpFamily::V4 || has_ipv6()) {
+        for table in [TABLE_EGRESS_NARROW, TABLE_EGRESS_WIDE] {
+            let routes = socket.routes_of(family, table).map_err(unreadable)?;
+            let own = routes.iter().filter(|route| route.protocol == ROUTE_PROTOCOL);
+            found.extend(own.map(|route| (table, route.destination)));
+        }
+    }
+    Ok(found)
 }
 
 fn sync_family(

@@ -32,7 +32,7 @@ pub use error::{Error, Result};
 pub use flows::Flow;
 pub use layout::{Gateway, MAX_ALLOWED, MAX_CLIENTS, MAX_GATEWAYS, Peer, Service, Settings, TunnelLink};
 pub use links::{link_mtu, link_name};
-pub use tunnels::Tunnels;
+pub use tunnels::{Tunnels, is_own_filter};
 
 #[cfg(test)]
 mod tests;

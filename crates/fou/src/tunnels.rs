@@ -306,10 +306,15 @@ fn place(link: u32, hook: FilterHook) -> FilterPlace {
     FilterPlace { link, hook, priority: PRIORITY, handle: HANDLE }
 }
 
+/// Whether a filter is one that [`Tunnels`] attaches, by its place.
+pub fn is_own_filter(filter: &BpfFilter) -> bool {
+    filter.priority == PRIORITY && filter.handle == HANDLE
+}
+
 /// ID of our program at a hook.
 fn attached(socket: &mut RouteSocket, link: u32, hook: FilterHook) -> Result<Option<u32>> {
-    let is_ours = |filter: &&BpfFilter| filter.priority == PRIORITY && filter.handle == HANDLE;
-    Ok(socket.bpf_filters(link, hook)?.iter().find(is_ours).map(|filter| filter.program))
+    let filters = socket.bpf_filters(link, hook)?;
+    Ok(filters.iter().find(|filter| is_own_filter(filter)).map(|filter| filter.program))
 }
 
 /// Attaches a program, or replaces ours without a moment at which none is attached.

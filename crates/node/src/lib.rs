@@ -10,12 +10,12 @@
 //! Nothing is torn down on exit: the kernel keeps forwarding, and the next start adopts what is there. An API server
 //! that is away stops only what needs a new decision of the controller.
 //!
-//! Not here: egress gateways, relaying and NAT traversal; they will be modules beside [`mesh`].
+//! Pods that use egress gateways are kept by [`egress`].
 
 mod cached_by_name;
 pub mod cni;
 pub mod container_locks;
-pub mod egress_client;
+pub mod egress;
 pub mod ipam;
 pub mod kernel_watch;
 pub mod lifecycle;

@@ -8,6 +8,8 @@ use fairlead_cluster::requests::RequestMetrics;
 use prometheus_client::registry::Registry;
 
 use crate::cni::metrics::CniMetrics;
+use crate::egress::RegistrarMetrics;
+use crate::egress::metrics::EgressMetrics;
 use crate::ipam::metrics::IpamMetrics;
 use crate::mesh::metrics::MeshMetrics;
 use crate::pod_network::metrics::PodNetworkMetrics;
@@ -25,8 +27,12 @@ pub struct Metrics {
     pub requests: RequestMetrics,
     /// CNI operations.
     pub cni: CniMetrics,
+    /// Registrations at egress gateways.
+    pub(crate) egress_registrations: RegistrarMetrics,
     /// Kubernetes Events.
     pub events: EventMetrics,
+    /// Egress gateways of pods.
+    pub egress: EgressMetrics,
     /// Addresses and blocks.
     pub ipam: IpamMetrics,
     /// The mesh.
@@ -46,6 +52,8 @@ impl Default for Metrics {
             requests: RequestMetrics::register(ours),
             events: EventMetrics::register(ours),
             cni: CniMetrics::register(&mut registry),
+            egress_registrations: RegistrarMetrics::register(&mut registry),
+            egress: EgressMetrics::register(&mut registry),
             ipam: IpamMetrics::register(&mut registry),
             mesh: MeshMetrics::register(&mut registry),
             pod_network: PodNetworkMetrics::register(&mut registry),
@@ -158,6 +166,7 @@ mod tests {
 
     fn exposed() -> Exposed {
         let metrics = filled();
+        metrics.egress_registrations.example();
         metrics.mesh.example();
         metrics.router.synced("n", 1);
         Exposed::parse(&metrics.text(Exposition::Text))

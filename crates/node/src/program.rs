@@ -10,8 +10,8 @@ use crate::lifecycle::settings::{Access, Settings};
 use crate::lifecycle::{Node, handover};
 
 /// First no CNI operation comes in, then the mesh leaves its device to the successor; then what works for both ends.
-const SHUTDOWN_ORDER: [&str; 9] =
-    ["cni", "mesh", "router", "pod network", "ipam", "events", "http", "caches", "kernel"];
+const SHUTDOWN_ORDER: [&str; 10] =
+    ["cni", "mesh", "router", "egress", "pod network", "ipam", "events", "http", "caches", "kernel"];
 
 /// How long one subsystem may take to end: an ADD waits up to 20 s for a block, and kubelet grants a pod 30 s.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(25);
@@ -35,7 +35,8 @@ pub async fn run(settings: Settings, access: Access, stop: impl Future<Output = 
     let mesh = node.start_mesh(&events, &mut supervisor);
     let router = node.start_router(&mut supervisor);
     node.start_http(&ipam, &mut supervisor)?;
-    node.start_cni(ipam, &mesh, router, events, &mut supervisor).await?;
+    let egress = node.start_egress(&ipam, &events, &mut supervisor);
+    node.start_cni(ipam, egress, &mesh, router, events, &mut supervisor).await?;
 
     let ended = supervisor.run_until(stop).await;
 

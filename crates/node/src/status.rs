@@ -21,6 +21,7 @@ use fairlead_wire::node::{
 use ipnet::IpNet;
 use tonic::{Request, Response, Status};
 
+use crate::egress::EgressProblems;
 use crate::ipam::inventory::Inventory;
 use crate::lifecycle::watches::Caches;
 use crate::members::provenance::SourceAge;
@@ -46,6 +47,8 @@ pub struct Service {
     pub inventory: Inventory,
     /// What is wrong with the network of the pods.
     pub pod_network: PodNetworkProblems,
+    /// What is wrong with the egress of pods.
+    pub(crate) egress: EgressProblems,
     /// What the API server refuses is a problem of this node.
     pub(crate) caches: Arc<Caches>,
 }
@@ -81,6 +84,7 @@ impl Node for Service {
         answer.discovery_affiliate_id.clone_from(&discovery.affiliate_id);
         answer.discovery_services = describe_discovery(discovery);
         answer.problems.extend(self.inventory.ipam.problems());
+        answer.problems.extend(self.egress.get());
         // The mesh says of firewalls what the network of the pods says.
         let of_mesh: Vec<String> =
             report.iter().flat_map(|report| &report.problems).map(ToString::to_string).collect();

@@ -6,6 +6,7 @@
 //! - `pending-del/` has the DELs that the plugin reported as done while the node program did not answer. It finishes them.
 //! - `networks/<name>/` has the attachments of each network. Link aliases do not name the network, and GC must keep the
 //!   attachments of other networks.
+//! - `sandboxes/` says of each attachment where the pod's network namespace is. These files have a content.
 
 use std::path::{Path, PathBuf};
 
@@ -21,6 +22,11 @@ pub fn pending_deletions(socket: &Path) -> PathBuf {
 /// Directory with one directory per network.
 pub fn networks(socket: &Path) -> PathBuf {
     beside(socket).join("networks")
+}
+
+/// Directory with a file for each attachment that says where the pod's network namespace is.
+pub fn sandboxes(socket: &Path) -> PathBuf {
+    beside(socket).join("sandboxes")
 }
 
 /// Locked by the node program that serves the socket, until its process has ended. One that is started beside it waits.

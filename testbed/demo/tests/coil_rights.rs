@@ -53,6 +53,8 @@ rules:
 - {apiGroups: [wirekube.io], resources: [wirekubepeers/status], verbs: [get, update, patch]}
 - {apiGroups: [kilo.squat.ai], resources: [peers], verbs: [get, list, watch]}
 - {apiGroups: [''], resources: [secrets], resourceNames: [fairlead-peer-preshared-keys], verbs: [get, list, watch]}
+- {apiGroups: [discovery.k8s.io], resources: [endpointslices], verbs: [list, watch]}
+- {apiGroups: [''], resources: [serviceaccounts/token], resourceNames: [coild], verbs: [create]}
 ---
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRoleBinding

@@ -168,3 +168,27 @@ pub fn refuse_advertisements(interface: &str) -> Result<bool> {
 pub fn accept_ipv6(interface: &str) -> Result<bool> {
     set(&of_interface(IPV6, interface, "disable_ipv6"), "0")
 }
+
+/// Makes a pod forward what arrives for others, as an egress gateway does, and returns the files that were changed. Packets that come
+/// out of a tunnel have sources that the main table routes elsewhere, so the check of sources (`rp_filter`, RFC 3704) is off.
+/// For the network namespace of a pod: the host's setting is [`enable_forwarding`]'s.
+///
+/// # Errors
+/// A setting that differs cannot be written.
+pub fn forward_in_gateway(interface: &str) -> Result<Vec<PathBuf>> {
+    let filter = |name| (of_interface(IPV4, name, "rp_filter"), "0");
+    let wanted = [
+        (Path::new(IPV4).join("ip_forward"), "1"),
+        (of_interface(IPV6, "all", "forwarding"), "1"),
+        filter("all"),
+        filter("default"),
+        filter(interface),
+    ];
+    let mut changed = Vec::new();
+    for (path, value) in wanted {
+        if set(&path, value)? {
+            changed.push(path);
+        }
+    }
+    Ok(changed)
+}

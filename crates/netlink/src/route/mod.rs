@@ -31,7 +31,7 @@ pub use types::{
     Rule, Scope, TABLE_DEFAULT, TABLE_LOCAL, TABLE_MAIN, TunnelEnds,
 };
 pub(crate) use watch::count_changes;
-pub use watch::{Change, Subscription};
+pub use watch::{Change, ChangeSignal, Subscription};
 
 #[cfg(test)]
 mod tests;

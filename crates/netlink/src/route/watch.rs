@@ -125,6 +125,58 @@ impl AsRawFd for Subscription {
     }
 }
 
+/// What a [`ChangeSignal`] is woken by: links, routes, rules, filters, settings of interfaces.
+const SIGNALLED: u32 = (libc::RTMGRP_LINK
+    | libc::RTMGRP_IPV4_ROUTE
+    | libc::RTMGRP_IPV6_ROUTE
+    | libc::RTMGRP_IPV4_RULE
+    | libc::RTMGRP_TC)
+    .cast_unsigned()
+    | NEWER_GROUPS;
+
+/// A nonblocking socket that only says that links, routes, rules, filters or settings of interfaces have changed in a network
+/// namespace, not what: it holds no buffer, so that there can be one for each of many namespaces.
+#[derive(Debug)]
+pub struct ChangeSignal(OwnedFd);
+
+impl ChangeSignal {
+    /// Subscribes in the calling thread's network namespace.
+    ///
+    /// # Errors
+    /// Descriptors ran out.
+    pub fn open() -> Result<Self> {
+        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+        let fd = socket(AddressFamily::Netlink, SockType::Raw, flags, SockProtocol::NetlinkRoute)
+            .map_err(|errno| Error::socket("socket", errno))?;
+        bind(fd.as_raw_fd(), &NetlinkAddr::new(0, SIGNALLED))
+            .map_err(|errno| Error::socket("bind", errno))?;
+        Ok(Self(fd))
+    }
+
+    /// Forgets what has come so far, and says whether there was anything; lost notifications count. Never blocks.
+    ///
+    /// # Errors
+    /// The socket failed.
+    pub fn take(&mut self) -> Result<bool> {
+        let (mut any, mut byte) = (false, [0; 1]);
+        loop {
+            match recv(self.0.as_raw_fd(), &mut byte, MsgFlags::empty()) {
+                Ok(_) | Err(Errno::ENOBUFS) => any = true,
+                Err(Errno::EAGAIN) => return Ok(any),
+                Err(Errno::EINTR) => {}
+                Err(errno) => return Err(Error::socket("receive", errno)),
+            }
+        }
+    }
+}
+
+/// For `tokio::io::unix::AsyncFd`.
+impl AsRawFd for ChangeSignal {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
 /// Number of changes in a datagram.
 pub(crate) fn count_changes(datagram: &[u8]) -> Result<usize> {
     let mut changes = Vec::new();

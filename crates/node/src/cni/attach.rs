@@ -1,8 +1,8 @@
 //! ADD, DEL and CHECK as one ordered list of stages, each the owner of one part of an attachment.
 //!
 //! ADD attaches in order, CHECK compares in order, and DEL detaches in reverse order. An ADD that fails detaches what its
-//! stages made, the failed one included, and reports its own error. One more part of an attachment (an egress tunnel,
-//! network policy, bandwidth) is one more [`Stage`] in a file of its own, and one line in [`super::start`].
+//! stages made, the failed one included, and reports its own error. One more part of an attachment (network policy,
+//! bandwidth) is one more [`Stage`] in a file of its own, and one line in [`super::start`].
 //!
 //! Detaching stops at the first stage that fails, for what comes before it still is in use: an address is not free while a
 //! link answers to it. Runtimes repeat a DEL that failed.
@@ -26,6 +26,7 @@ use fairlead_wire::cni::CniArgs;
 use super::args::{self, Attachment};
 use super::check::Previous;
 use super::failure::Failure;
+use crate::egress::Request;
 
 /// One part of an attachment.
 #[tonic::async_trait]
@@ -52,6 +53,8 @@ pub(super) struct AttachContext {
     pub(super) pool: String,
     pub(super) addresses: DualStackAddrs,
     pub(super) links: Option<PodLinks>,
+    /// What the pod asks of egress gateways.
+    pub(super) egress: Request,
     /// The CNI result, in JSON.
     pub(super) result: Vec<u8>,
 }
@@ -59,8 +62,8 @@ pub(super) struct AttachContext {
 impl AttachContext {
     pub(super) fn new(args: CniArgs) -> Result<Self, Failure> {
         let key = args::key(&args)?;
-        let addresses = DualStackAddrs::default();
-        Ok(Self { key, args, pool: String::new(), addresses, links: None, result: Vec::new() })
+        let (addresses, egress) = (DualStackAddrs::default(), Request::default());
+        Ok(Self { key, args, pool: String::new(), addresses, links: None, egress, result: Vec::new() })
     }
 }
 

@@ -68,6 +68,16 @@ impl Previous {
         Ok(serde_json::from_slice::<Configuration>(stdin)?.previous)
     }
 
+    /// The addresses of an interface of the container.
+    pub(super) fn addresses(&self, ifname: &str) -> Vec<IpAddr> {
+        let is_there = |at: usize| {
+            let interface = self.interfaces.get(at);
+            interface.is_some_and(|interface| interface.name == ifname && !interface.sandbox.is_empty())
+        };
+        let ours = self.ips.iter().filter(|ip| ip.interface.is_none_or(is_there));
+        ours.map(|ip| ip.address.addr()).collect()
+    }
+
     /// The routing tables inside the pod that are compared.
     pub(super) fn tables(previous: Option<&Self>) -> Vec<u32> {
         let reported = previous.into_iter().flat_map(|previous| &previous.routes);

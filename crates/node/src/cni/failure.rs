@@ -8,6 +8,8 @@ use fairlead_ipam::state::AllocationError;
 use fairlead_wire::cni::{CniError, ErrorCode, status_with_error};
 use tonic::{Code, Status};
 
+use crate::egress::EgressReason;
+
 /// One CamelCase word per cause, the same in CNI errors, Events, logs and metrics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reason {
@@ -19,8 +21,8 @@ pub enum Reason {
     DataPlaneFailed,
     /// A bug: an operation did not finish.
     Internal,
-    /// The pod asks for egress NAT.
-    EgressUnsupported,
+    /// The pod does not get the egress gateways that it asks for.
+    Egress(EgressReason),
     /// No address, for a reason that is not the pool's.
     FailedAllocation,
     /// The pool has only IPv6, which the kernel does not have.
@@ -60,7 +62,8 @@ impl Reason {
             Self::ApiServerUnavailable => ("ApiServerUnavailable", ErrorCode::TryAgainLater),
             Self::AttachmentChanged => ("AttachmentChanged", ErrorCode::AttachmentChanged),
             Self::DataPlaneFailed => ("DataPlaneFailed", ErrorCode::IoFailure),
-            Self::EgressUnsupported => ("EgressUnsupported", ErrorCode::UnsupportedField),
+            Self::Egress(reason) if reason.is_temporary() => (reason.as_str(), ErrorCode::TryAgainLater),
+            Self::Egress(reason) => (reason.as_str(), ErrorCode::InvalidNetworkConfig),
             Self::FailedAllocation => ("FailedAllocation", ErrorCode::TryAgainLater),
             Self::Ipv6Disabled => ("Ipv6Disabled", ErrorCode::InvalidNetworkConfig),
             Self::Internal => ("Internal", ErrorCode::Internal),
@@ -100,7 +103,7 @@ pub struct Failure {
 }
 
 impl Failure {
-    pub(super) fn new(reason: Reason, message: impl Into<String>) -> Self {
+    pub(crate) fn new(reason: Reason, message: impl Into<String>) -> Self {
         Self { reason, code: reason.entry().1, message: message.into(), details: String::new() }
     }
 
@@ -108,7 +111,7 @@ impl Failure {
         Self { code, ..self }
     }
 
-    pub(super) fn details(self, details: impl fmt::Display) -> Self {
+    pub(crate) fn details(self, details: impl fmt::Display) -> Self {
         Self { details: details.to_string(), ..self }
     }
 }
@@ -157,7 +160,7 @@ impl From<Failure> for Status {
 }
 
 /// Runs what blocks on the kernel or on the file system. `what` names it if it panics.
-pub(super) async fn blocking<T: Send + 'static>(
+pub(crate) async fn blocking<T: Send + 'static>(
     what: &str,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Failure> {

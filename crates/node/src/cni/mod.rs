@@ -31,15 +31,17 @@ use kube::api::PartialObjectMeta;
 
 use self::attach::address::AddressStage;
 use self::attach::chained::ChainedStage;
-use self::attach::egress::EgressStage;
+use self::attach::egress::{EgressRequestStage, EgressStage};
 use self::attach::link::LinkStage;
 use self::attach::record::RecordStage;
 use self::attach::result::ResultStage;
 use self::attach::{DetachOnly, Stages};
+pub(crate) use self::failure::blocking;
 pub use self::failure::{Failure, Reason};
 use self::mtu::PodMtu;
 use self::records::Records;
 use crate::container_locks::ContainerLocks;
+use crate::egress::Egress;
 use crate::ipam::Ipam;
 use crate::ipam::cached_block::CachedBlock;
 use crate::metrics::Metrics;
@@ -79,6 +81,8 @@ pub struct CniDeps {
     pub calico_names: bool,
     /// Files beside the socket.
     pub records: Records,
+    /// Egress gateways of pods.
+    pub(crate) egress: Egress,
     /// Publishes why a pod gets no address.
     pub events: EventPublisher,
     /// Counters.
@@ -99,11 +103,13 @@ pub struct CniHandle(Arc<Service>);
 
 /// Starts the service and the task that finishes pending DELs.
 pub fn start(deps: CniDeps, supervisor: &mut Supervisor) -> CniHandle {
-    let egress = EgressStage {
+    let request = EgressRequestStage {
         pods: Arc::clone(&deps.pods),
         client: deps.client.clone(),
+        egress: deps.egress.clone(),
         events: deps.events.clone(),
     };
+    let egress = EgressStage { egress: deps.egress.clone(), events: deps.events.clone() };
     let address = AddressStage {
         ipam: Arc::clone(&deps.ipam),
         namespaces: Arc::clone(&deps.namespaces),
@@ -118,16 +124,22 @@ pub fn start(deps: CniDeps, supervisor: &mut Supervisor) -> CniHandle {
         calico_names: deps.calico_names,
     };
     let stages = Stages(match deps.enable_ipam {
-        true => {
-            vec![Box::new(egress), Box::new(address), Box::new(record), Box::new(link), Box::new(ResultStage)]
-        }
+        true => vec![
+            Box::new(request),
+            Box::new(address),
+            Box::new(record),
+            Box::new(link),
+            Box::new(egress),
+            Box::new(ResultStage),
+        ],
         // There usually is nothing to detach; what an earlier run with other settings made still goes.
         false => vec![
-            Box::new(egress),
+            Box::new(request),
             Box::new(DetachOnly(Box::new(address))),
             Box::new(record),
             Box::new(DetachOnly(Box::new(link))),
             Box::new(ChainedStage),
+            Box::new(egress),
         ],
     });
     let service = Arc::new(Service { deps, stages, collecting: tokio::sync::Mutex::default() });

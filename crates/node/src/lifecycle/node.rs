@@ -24,6 +24,7 @@ use super::{api_server, handover, identity, server, shutdown};
 use crate::cni::records::Records;
 use crate::cni::{CniDeps, MeshState};
 use crate::container_locks::ContainerLocks;
+use crate::egress::{Egress, EgressDeps, EgressProblems, Inputs, Registrar, RegistrarDeps};
 use crate::ipam::inventory::Inventory;
 use crate::ipam::{self, Ipam};
 use crate::kernel_watch::KernelWatch;
@@ -48,6 +49,7 @@ pub(crate) struct Node {
     metrics: Arc<Metrics>,
     kernel: KernelWatch,
     pod_network: PodNetworkProblems,
+    egress: EgressProblems,
 }
 
 /// Addresses of this node, and what CNI operations need of them.
@@ -88,8 +90,8 @@ impl Node {
         subsystem.spawn("API server endpoints", api_server::run(client.clone(), host, port, endpoints));
         let kernel = KernelWatch::start(supervisor.subsystem("kernel"))
             .context("cannot subscribe to the kernel's network changes")?;
-        let pod_network = PodNetworkProblems::default();
-        Ok(Self { settings, client, is_standalone, caches, api_server, metrics, kernel, pod_network })
+        let (pod_network, egress) = (PodNetworkProblems::default(), EgressProblems::default());
+        Ok(Self { settings, client, is_standalone, caches, api_server, metrics, kernel, pod_network, egress })
     }
 
     /// Forwarding and the rule for local pods, which every node needs.
@@ -240,6 +242,34 @@ impl Node {
         self.settings.router.then(|| routes::start(deps(), supervisor))
     }
 
+    /// Egress gateways of this node's pods.
+    pub(crate) fn start_egress(
+        &self,
+        ipam: &IpamHandle,
+        events: &EventPublisher,
+        supervisor: &mut Supervisor,
+    ) -> Egress {
+        let (settings, caches) = (&self.settings, &self.caches);
+        let subsystem = supervisor.subsystem("egress");
+        let registrar = RegistrarDeps {
+            client: self.client.clone(),
+            node: settings.node.clone(),
+            metrics: self.metrics.egress_registrations.clone(),
+        };
+        let (pools, ranges) = (Arc::clone(&caches.pools), Arc::clone(&caches.service_ranges));
+        let deps = EgressDeps {
+            inputs: Inputs::start(subsystem, &self.client, pools, ranges),
+            gateways: Arc::new(Registrar::start(registrar, subsystem)),
+            pods: Arc::clone(&caches.pods),
+            ipam: Arc::clone(&ipam.ipam),
+            locks: Arc::clone(&ipam.locks),
+            events: events.clone(),
+            metrics: self.metrics.egress.clone(),
+            problems: self.egress.clone(),
+        };
+        Egress::start(deps, &settings.socket, subsystem)
+    }
+
     /// Metrics and health.
     ///
     /// # Errors
@@ -265,6 +295,7 @@ impl Node {
     pub(crate) async fn start_cni(
         &self,
         ipam: IpamHandle,
+        egress: Egress,
         mesh: &MeshHandle,
         router: Option<RoutesHandle>,
         events: EventPublisher,
@@ -284,6 +315,7 @@ impl Node {
             mesh: Arc::new(mesh.view()),
             calico_names: settings.calico_names,
             records: ipam.records.clone(),
+            egress,
             events,
             metrics: Arc::clone(&self.metrics),
         };
@@ -304,6 +336,7 @@ impl Node {
             router,
             inventory,
             pod_network: self.pod_network.clone(),
+            egress: self.egress.clone(),
             caches: Arc::clone(caches),
         };
         caches.wait_for_first_lists().await;

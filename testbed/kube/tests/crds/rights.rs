@@ -173,7 +173,13 @@ const NODE_RIGHTS: &[Right] = &[
     ("get list watch", "nodes", "", "", "", true),
     ("get list watch", "namespaces", "", "", "", true),
     ("get", "endpointslices.discovery.k8s.io", "", "kubernetes", "default", true),
-    ("get list watch", "endpointslices.discovery.k8s.io", "", "", "default", false),
+    // Egress gateways of pods: those of all namespaces, and their Services.
+    ("get list watch", "egresses.coil.cybozu.com", "", "", "", true),
+    ("create update patch delete", "egresses.coil.cybozu.com", "", "", "default", false),
+    ("list watch", "services", "", "", "", true),
+    ("create update patch delete", "services", "", "", "default", false),
+    ("list watch", "endpointslices.discovery.k8s.io", "", "", "", true),
+    ("get create update patch delete", "endpointslices.discovery.k8s.io", "", "", "default", false),
     ("get list watch", "pods", "", "", "", true),
     ("get list watch", "addresspools.coil.cybozu.com", "", "", "", true),
     // Where no node can be: addresses of Services.
@@ -207,7 +213,10 @@ const NODE_RIGHTS: &[Right] = &[
     ("create update patch delete", "secrets", "", "fairlead-peer-preshared-keys", "kube-system", false),
     ("get list", "secrets", "", "", "kube-system", false),
     ("create get update", "leases.coordination.k8s.io", "", "coil-ipam-leader", "kube-system", false),
-    ("create", "serviceaccounts", "token", "fairlead-node", "kube-system", false),
+    // For gateways of Egresses; see `tokens`.
+    ("create", "serviceaccounts", "token", "fairlead-node", "kube-system", true),
+    ("create", "serviceaccounts", "token", "fairlead-controller", "kube-system", false),
+    ("create", "serviceaccounts", "token", "fairlead-node", "default", false),
 ];
 
 const VALIDATING: &str = "validatingwebhookconfigurations.admissionregistration.k8s.io";

@@ -5,6 +5,8 @@
 
 mod bed;
 
+use std::collections::BTreeSet;
+
 use anyhow::ensure;
 use serde_json::{Value, json};
 use testbed_lab::eventually;
@@ -68,11 +70,15 @@ fn gateways_become_ready_and_are_scaled() {
             Ok(())
         })
     };
-    for pod in pods(2)["items"].as_array().unwrap() {
+    let made = pods(2);
+    for (pod, number) in made["items"].as_array().unwrap().iter().zip(1..) {
         let name = pod["metadata"]["name"].as_str().unwrap();
-        let patch = json!({ "status": { "phase": "Running", "conditions": [
-            { "type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z" },
-        ] } });
+        let address = format!("10.20.30.{number}");
+        let patch = json!({ "status": { "phase": "Running", "podIP": address, "podIPs": [{ "ip": address }],
+            "conditions": [
+                { "type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z" },
+            ],
+        } });
         let patch = patch.to_string();
         let arguments = [
             "patch",
@@ -88,6 +94,7 @@ fn gateways_become_ready_and_are_scaled() {
         bed.plane.kubectl(&arguments).unwrap();
     }
     assert_eq!(bed.ready(namespace, "nat", "True", "AllAvailable"), "2 of 2 gateways are available");
+    slices_show_the_pods(namespace, &made);
     let status = bed.there(namespace, &["egress", "nat"])["status"].clone();
     let selector =
         "app.kubernetes.io/component=egress,app.kubernetes.io/instance=nat,app.kubernetes.io/name=coil";
@@ -97,6 +104,27 @@ fn gateways_become_ready_and_are_scaled() {
     pods(3);
     assert_eq!(bed.ready(namespace, "nat", "True", "SomeAvailable"), "2 of 3 gateways are available");
     nothing_is_written_while_nothing_changes(namespace);
+}
+
+/// Node programs find gateways by the labels of the Service, which Kubernetes copies, and know them by the UIDs of their pods.
+fn slices_show_the_pods(namespace: &str, pods: &Value) {
+    let uids = |items: &Value, path: &str| {
+        let items = items.as_array().into_iter().flatten();
+        items.map(|item| item.pointer(path).cloned().unwrap_or_default().to_string()).collect::<BTreeSet<_>>()
+    };
+    let selector = "--selector=app.kubernetes.io/name=coil,app.kubernetes.io/component=egress";
+    bed().until(namespace, &["endpointslices", selector], |slices| {
+        let slice = &slices["items"][0];
+        ensure!(slice["metadata"]["labels"]["kubernetes.io/service-name"] == "nat", "{slices}");
+        let endpoints = &slice["endpoints"];
+        ensure!(
+            endpoints[0]["conditions"] == json!({ "ready": true, "serving": true, "terminating": false }),
+            "{slice}"
+        );
+        let shown = uids(endpoints, "/targetRef/uid");
+        ensure!(shown == uids(&pods["items"], "/metadata/uid") && shown.len() == 2, "{slice}");
+        Ok(())
+    });
 }
 
 fn nothing_is_written_while_nothing_changes(namespace: &str) {

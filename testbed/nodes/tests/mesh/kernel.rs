@@ -147,7 +147,7 @@ fn a_pod_cannot_send_with_the_address_of_its_neighbour() {
 }
 
 #[test]
-fn a_pod_that_asks_for_egress_does_not_start_and_its_events_say_why() {
+fn a_pod_that_asks_for_an_unknown_egress_does_not_start_and_its_events_say_why() {
     let cluster = BED.shared();
     let room = Room::new(&cluster, "egress");
     let manifest = format!(
@@ -162,10 +162,9 @@ spec:
     );
     room.apply(&manifest).unwrap();
     let refused = || {
-        let events = room.kubectl(
-            "get events --field-selector reason=EgressUnsupported -o jsonpath={.items[*].message}",
-        )?;
-        ensure!(events.contains("egress.coil.cybozu.com/internet"), "{events:?}");
+        let events =
+            room.kubectl("get events --field-selector reason=EgressUnknown -o jsonpath={.items[*].message}")?;
+        ensure!(events.contains("no Egress internet/nat"), "{events:?}");
         Ok(())
     };
     eventually(TIMEOUT, refused).unwrap();

@@ -5,7 +5,9 @@ use fairlead_dataplane::egress_client::{ClientRoute, ClientRouting, ClientRule};
 use fairlead_egress::client::Routing;
 
 /// The rules and routes of both families, without links.
-pub fn client_routing(planned: &DualStack<Routing, Routing>) -> DualStack<ClientRouting, ClientRouting> {
+pub(crate) fn client_routing(
+    planned: &DualStack<Routing, Routing>,
+) -> DualStack<ClientRouting, ClientRouting> {
     planned.as_ref().map(of_family, of_family)
 }
 

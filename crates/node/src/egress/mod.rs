@@ -1,0 +1,180 @@
+//! Egress NAT: the pods of this node that use egress gateways.
+//!
+//! * [`inputs`]: Egresses, their Services, the ranges of the cluster; watched once there is a client pod.
+//! * [`plan`]: what a pod should have. Pure; [`problem`] says why it does not get it.
+//! * [`kernel`]: brings a network namespace to it.
+//! * [`sandboxes`]: where the namespaces are.
+//! * [`registrar`]: registers pods at gateways, and says which gateways can be reached.
+//! * [`attach`]: ADD, DEL and CHECK, for the stages of `cni/attach/egress.rs`.
+//! * [`reconciler`]: keeps running pods current, and repairs what others change.
+//!
+//! A pod that asks for gateways never sends to their destinations by `eth0`: it does not start without them, and later, whatever
+//! fails, routes refuse its packets.
+
+mod attach;
+mod inputs;
+mod intent;
+mod kernel;
+pub mod metrics;
+mod plan;
+mod problem;
+mod reconciler;
+pub(crate) mod registrar;
+mod routing;
+mod sandboxes;
+#[cfg(test)]
+pub(crate) mod tests;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use fairlead_api::names::ANNOTATION_EGRESS_PREFIX;
+use fairlead_cluster::caches::Cache;
+use fairlead_cluster::events::{EventPublisher, PendingEvent, pod_reference};
+use fairlead_cluster::pods::SlimPod;
+use fairlead_cluster::subsystem::Subsystem;
+use fairlead_egress::EgressName;
+use tokio::sync::watch;
+
+use crate::container_locks::ContainerLocks;
+use crate::ipam::Ipam;
+pub(crate) use attach::{Attached, Request};
+pub(crate) use inputs::Inputs;
+use metrics::EgressMetrics;
+pub use problem::{EgressProblem, EgressReason};
+pub(crate) use registrar::metrics::RegistrarMetrics;
+use registrar::{Client, Way};
+pub(crate) use registrar::{Registrar, RegistrarDeps};
+use sandboxes::{Sandbox, Sandboxes};
+
+/// What the pods' side asks of the gateways' side.
+#[tonic::async_trait]
+pub(crate) trait Gateways: Send + Sync {
+    /// All clients of each Egress on this node.
+    fn set_clients(&self, clients: BTreeMap<EgressName, Vec<Client>>);
+    /// Adds one client before [`Self::set_clients`] does.
+    fn add_client(&self, egress: &EgressName, client: Client);
+    /// Removes it again.
+    fn remove_client(&self, egress: &EgressName, uid: &str);
+    /// Resolves as soon as its packets can be sent to a gateway, or all gateways have refused it: then with the reason.
+    async fn registered(&self, egress: &EgressName, uid: &str) -> Result<(), String>;
+    /// Where its packets go now.
+    fn way(&self, egress: &EgressName, uid: &str) -> Way;
+    /// Changes whenever [`Self::way`] may return something else.
+    fn changes(&self) -> watch::Receiver<u64>;
+}
+
+#[tonic::async_trait]
+impl Gateways for Registrar {
+    fn set_clients(&self, clients: BTreeMap<EgressName, Vec<Client>>) {
+        Self::set_clients(self, clients);
+    }
+
+    fn add_client(&self, egress: &EgressName, client: Client) {
+        Self::add_client(self, egress, client);
+    }
+
+    fn remove_client(&self, egress: &EgressName, uid: &str) {
+        Self::remove_client(self, egress, uid);
+    }
+
+    async fn registered(&self, egress: &EgressName, uid: &str) -> Result<(), String> {
+        Self::registered(self, egress, uid).await.map_err(|error| format!("{error} ({})", error.reason()))
+    }
+
+    fn way(&self, egress: &EgressName, uid: &str) -> Way {
+        Self::way(self, egress, uid)
+    }
+
+    fn changes(&self) -> watch::Receiver<u64> {
+        Self::changes(self)
+    }
+}
+
+/// What egress of this node needs.
+pub(crate) struct EgressDeps {
+    pub(crate) inputs: Inputs,
+    pub(crate) gateways: Arc<dyn Gateways>,
+    /// The pods of this node.
+    pub(crate) pods: Arc<Cache<SlimPod>>,
+    /// Tells the containers of pods that are looked for.
+    pub(crate) ipam: Arc<Ipam>,
+    /// A container with a CNI operation under way is left to that operation.
+    pub(crate) locks: Arc<ContainerLocks>,
+    pub(crate) events: EventPublisher,
+    pub(crate) metrics: EgressMetrics,
+    pub(crate) problems: EgressProblems,
+}
+
+/// Egress of this node: for the CNI service, cheap to clone.
+#[derive(Clone)]
+pub(crate) struct Egress(Arc<Shared>);
+
+struct Shared {
+    deps: EgressDeps,
+    sandboxes: Sandboxes,
+}
+
+impl Egress {
+    /// Starts to keep running pods current. `socket` is the node program's.
+    pub(crate) fn start(deps: EgressDeps, socket: &Path, subsystem: &mut Subsystem) -> Self {
+        let egress = Self(Arc::new(Shared { deps, sandboxes: Sandboxes::load(socket) }));
+        subsystem.spawn("egress of pods", reconciler::run(Arc::clone(&egress.0)));
+        egress
+    }
+}
+
+impl Shared {
+    /// The pod of an attachment as the watch shows it.
+    fn pod_of(&self, sandbox: &Sandbox) -> Option<Arc<SlimPod>> {
+        let name = kube::runtime::reflector::ObjectRef::new(&sandbox.pod).within(&sandbox.namespace);
+        self.deps.pods.store.get(&name).filter(|pod| sandbox.is_of(pod))
+    }
+
+    fn warn(&self, sandbox: &Sandbox, reason: &'static str, note: String) {
+        self.deps.events.warn(PendingEvent {
+            regarding: pod_reference(&sandbox.namespace, &sandbox.pod, sandbox.uid.clone()),
+            reason,
+            action: "SetUpEgress",
+            note,
+        });
+    }
+}
+
+/// The annotations by which a pod asks for gateways.
+pub(crate) fn egress_annotations(annotations: Option<&BTreeMap<String, String>>) -> BTreeMap<String, String> {
+    let all = annotations.into_iter().flatten();
+    let ours = all.filter(|(name, _)| name.starts_with(ANNOTATION_EGRESS_PREFIX));
+    ours.map(|(name, value)| (name.clone(), value.clone())).collect()
+}
+
+fn client(sandbox: &Sandbox) -> Client {
+    Client {
+        uid: sandbox.uid(),
+        namespace: sandbox.namespace.clone(),
+        name: sandbox.pod.clone(),
+        addresses: sandbox.addresses(),
+    }
+}
+
+/// What is wrong with the egress of pods, as of the last comparison.
+#[derive(Clone, Default)]
+pub(crate) struct EgressProblems(Arc<Mutex<Vec<String>>>);
+
+impl EgressProblems {
+    /// One sentence each.
+    pub(crate) fn get(&self) -> Vec<String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set(&self, problems: Vec<String>) {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if *known != problems {
+            if !problems.is_empty() {
+                tracing::warn!(?problems, "pods of this node do not have the egress that they ask for");
+            }
+            *known = problems;
+        }
+    }
+}

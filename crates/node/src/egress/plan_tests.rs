@@ -1,0 +1,177 @@
+use fairlead_dataplane::egress_client::ClientRule;
+use proptest::prelude::*;
+
+use super::*;
+use crate::egress::EgressReason;
+
+fn name(name: &str) -> EgressName {
+    EgressName { namespace: "n".to_owned(), name: name.to_owned() }
+}
+
+fn prefixes(texts: &[&str]) -> BTreeSet<IpNet> {
+    texts.iter().map(|text| text.parse().unwrap()).collect()
+}
+
+fn known(cluster_ips: &[&str], destinations: &[&str]) -> KnownEgress {
+    KnownEgress {
+        destinations: Ok(prefixes(destinations)),
+        source_port: SourcePort::Fixed,
+        allowed_namespaces: None,
+        service: Some(KnownService {
+            cluster_ips: cluster_ips.iter().map(|text| text.parse::<IpAddr>().unwrap()).collect(),
+            port: 5555,
+            by_client: true,
+            idle_timeout: Some(Duration::from_secs(300)),
+        }),
+    }
+}
+
+fn cluster<const N: usize>(all: [(&str, KnownEgress); N]) -> Cluster {
+    let egresses = all.into_iter().map(|(egress, known)| (name(egress), known)).collect();
+    Cluster { egresses, in_cluster: PrefixSet::default() }
+}
+
+fn asking(chosen: &[&str]) -> Asking {
+    Asking {
+        namespace: "shop".to_owned(),
+        chosen: chosen.iter().map(|egress| name(egress)).collect(),
+        addresses: ["10.20.30.40", "fd02::1"]
+            .map(|text| text.parse::<IpAddr>().unwrap())
+            .into_iter()
+            .collect(),
+        mtu: 1500,
+    }
+}
+
+fn gateway(address: &str, is_draining: bool) -> Gateway {
+    Gateway { address: address.parse().unwrap(), is_draining }
+}
+
+fn links(routing: &DualStack<ClientRouting, ClientRouting>) -> Vec<(String, String)> {
+    let families = [&routing.ipv4, &routing.ipv6].into_iter().flatten();
+    families.flat_map(|it| &it.routes).map(|it| (it.destination.to_string(), it.link.clone())).collect()
+}
+
+#[test]
+fn a_tunnel_leads_to_the_gateways_of_its_family() {
+    let cluster = cluster([("a", known(&["10.68.0.1", "fd04::1"], &["0.0.0.0/0", "::/0"]))]);
+    let plan = plan(&cluster, &asking(&["a"])).unwrap();
+    let all = [gateway("10.1.0.2", true), gateway("fd02::9", false), gateway("10.1.0.3", false)];
+    let desired = desired(&plan, |_| Way::Gateways(all.to_vec())).unwrap();
+    let [ipv4, ipv6] = ["10.68.0.1", "fd04::1"].map(|ip| &desired.tunnels[&ip.parse::<IpAddr>().unwrap()]);
+    let expected = Service {
+        gateways: vec![gateway("10.1.0.3", false), gateway("10.1.0.2", true)],
+        by_client: true,
+        idle_timeout: Some(Duration::from_secs(300)),
+    };
+    assert_eq!(
+        (&ipv4.service, ipv4.link.as_str(), ipv4.source_port),
+        (&Some(expected), "fou4_0a440001", Some(5555))
+    );
+    assert_eq!(ipv4.local, "10.20.30.40".parse::<IpAddr>().unwrap());
+    assert_eq!(ipv6.service.as_ref().unwrap().gateways, [gateway("fd02::9", false)]);
+    assert!(ipv4.is_open() && ipv6.is_open());
+    let coil = super::desired(&plan, |_| Way::Service).unwrap();
+    assert!(coil.tunnels.values().all(|tunnel| tunnel.service.is_none() && tunnel.is_open()));
+    let none = super::desired(&plan, |_| Way::Gateways(Vec::new())).unwrap();
+    assert!(!none.tunnels.values().any(Tunnel::is_open));
+    assert_eq!(super::desired(&plan, |_| Way::Unknown), None);
+}
+
+#[test]
+fn what_cannot_be_used_is_refused_and_the_rest_works() {
+    let mut forbidden = known(&["10.68.0.2"], &["9.9.9.0/24", "10.9.0.0/16"]);
+    forbidden.allowed_namespaces = Some(BTreeSet::from(["bank".to_owned()]));
+    let mut down = known(&[], &["8.8.8.0/24", "2001:db8::/32"]);
+    down.service = None;
+    let ok = known(&["10.68.0.1"], &["192.0.2.0/24"]);
+    let cluster = cluster([("ok", ok), ("forbidden", forbidden), ("down", down)]);
+    let plan = plan(&cluster, &asking(&["ok", "forbidden", "down", "gone"])).unwrap();
+    let reasons: Vec<EgressReason> = plan.problems.iter().map(|problem| problem.reason).collect();
+    assert_eq!(reasons, [EgressReason::ServiceMissing, EgressReason::NotAllowed, EgressReason::Unknown]);
+    assert_eq!(plan.usable, BTreeSet::from([name("ok")]));
+    let desired = desired(&plan, |_| Way::Gateways(vec![gateway("10.1.0.2", false)])).unwrap();
+    assert!(desired.keeps_destinations);
+    let refused = |prefix: &str| (prefix.to_owned(), String::new());
+    let mut found = links(&desired.routing);
+    found.sort();
+    let mut expected = vec![
+        refused("8.8.8.0/24"),
+        refused("9.9.9.0/24"),
+        refused("10.9.0.0/16"),
+        refused("2001:db8::/32"),
+        ("192.0.2.0/24".to_owned(), "fou4_0a440001".to_owned()),
+    ];
+    expected.sort();
+    assert_eq!(found, expected);
+    // What the kernel still has of the one that is gone.
+    let kept = desired.refusing([(118, "7.7.7.0/24".parse().unwrap()), (118, "9.9.9.0/24".parse().unwrap())]);
+    assert_eq!(links(&kept.routing).len(), 6);
+}
+
+#[test]
+fn a_contradiction_is_an_error_with_the_reason() {
+    let same = known(&["10.68.0.2"], &["0.0.0.0/0"]);
+    let cluster = cluster([("a", known(&["10.68.0.1"], &["0.0.0.0/0"])), ("b", same)]);
+    let problem = plan(&cluster, &asking(&["a", "b"])).unwrap_err();
+    assert_eq!(problem.reason, EgressReason::SamePrefix);
+    assert!(problem.message.contains("n/a") && problem.message.contains("n/b"), "{problem}");
+}
+
+#[test]
+fn the_ranges_of_the_cluster_have_rules() {
+    let mut cluster = cluster([("a", known(&["10.68.0.1"], &["0.0.0.0/0"]))]);
+    cluster.in_cluster =
+        ["100.64.0.0/16", "10.0.0.0/8"].iter().map(|it| it.parse::<IpNet>().unwrap()).collect();
+    let plan = plan(&cluster, &asking(&["a"])).unwrap();
+    let rules = &plan.routing.ipv4.as_ref().unwrap().rules;
+    let own: Vec<&ClientRule> =
+        rules.iter().filter(|rule| rule.priority >= 2003 && rule.table == 254).collect();
+    assert_eq!(own.len(), 1);
+    assert_eq!(own[0].destination.to_string(), "100.64.0.0/16");
+}
+
+/// What an Egress may be like.
+fn any_egress() -> impl Strategy<Value = Option<KnownEgress>> {
+    let destinations = prop::collection::btree_set(0..6_u8, 0..4);
+    (0..5_u8, destinations, 1..5_u8).prop_map(|(kind, destinations, ip)| {
+        let destinations: Vec<String> = destinations.iter().map(|it| format!("203.0.{it}.0/24")).collect();
+        let destinations: Vec<&str> = destinations.iter().map(String::as_str).collect();
+        let mut egress = known(&[&format!("10.68.0.{ip}")], &destinations);
+        match kind {
+            0 => return None,
+            1 => egress.service = None,
+            2 => egress.allowed_namespaces = Some(BTreeSet::new()),
+            3 => egress.destinations = Err("spec.destinations[0]".to_owned()),
+            _ => {}
+        }
+        Some(egress)
+    })
+}
+
+proptest! {
+    #[test]
+    fn every_known_destination_has_a_route_and_only_open_tunnels_are_used(
+        egresses in prop::collection::vec(any_egress(), 1..4), open: bool,
+    ) {
+        let names: Vec<String> = (0..egresses.len()).map(|index| format!("e{index}")).collect();
+        let there = names.iter().zip(&egresses).filter_map(|(of, known)| Some((name(of), known.clone()?)));
+        let cluster = Cluster { egresses: there.collect(), in_cluster: PrefixSet::default() };
+        let chosen: Vec<&str> = names.iter().map(String::as_str).collect();
+        let Ok(plan) = plan(&cluster, &asking(&chosen)) else { return Ok(()) };
+        prop_assert_eq!(plan.problems.len() + plan.usable.len(), egresses.len());
+        let way = if open { vec![gateway("10.1.0.2", false)] } else { Vec::new() };
+        let desired = desired(&plan, |_| Way::Gateways(way.clone())).unwrap();
+        let routes = &desired.routing.ipv4.as_ref().unwrap().routes;
+        for known in cluster.egresses.values() {
+            for destination in known.destinations.iter().flatten() {
+                let of: Vec<&ClientRoute> = routes.iter().filter(|it| it.destination == *destination).collect();
+                prop_assert_eq!(of.len(), 1);
+                let tunnel = desired.tunnels.values().find(|tunnel| tunnel.link == of[0].link);
+                prop_assert!(of[0].link.is_empty() || tunnel.is_some_and(|tunnel| tunnel.is_open() == open));
+            }
+        }
+        let unknown = egresses.iter().any(|it| it.as_ref().is_none_or(|it| it.destinations.is_err()));
+        prop_assert_eq!(desired.keeps_destinations, unknown);
+    }
+}

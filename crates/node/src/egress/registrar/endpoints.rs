@@ -1,0 +1,224 @@
+//! The gateways of Egresses, from the EndpointSlices of their Services.
+//!
+//! The EndpointSlice controller copies the labels of a Service to its slices (`endpointslice/utils.go`), so that the selector of the
+//! Services selects the slices. A Service of two families has slices of each; `targetRef` says which endpoints are one pod.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use fairlead_address::DualStackAddrs;
+use fairlead_cluster::caches::{self, Cache};
+use fairlead_cluster::subsystem::Subsystem;
+use fairlead_egress::EgressName;
+use fairlead_egress::objects::selector_of_all;
+use fairlead_fou::MAX_GATEWAYS;
+use k8s_openapi::api::discovery::v1::{Endpoint, EndpointSlice};
+use kube::runtime::watcher;
+use kube::{Api, Client, ResourceExt as _};
+use sha2::{Digest as _, Sha256};
+
+use crate::cached_by_name::cached_by_name;
+
+/// Label: the Service of a slice (Kubernetes).
+const SERVICE_NAME: &str = "kubernetes.io/service-name";
+
+/// What a gateway is known by: the UID of its pod, or its address where the slice names no pod.
+pub(super) type GatewayUid = String;
+
+/// The gateways of each Egress.
+pub(super) type Endpoints = BTreeMap<EgressName, BTreeMap<GatewayUid, GatewayEndpoint>>;
+
+/// A gateway as EndpointSlices show it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct GatewayEndpoint {
+    pub(super) addresses: DualStackAddrs,
+    /// It passes its readiness probe and is not being deleted.
+    pub(super) ready: bool,
+    /// It passes its readiness probe.
+    pub(super) serving: bool,
+    /// It is being deleted.
+    pub(super) terminating: bool,
+}
+
+impl GatewayEndpoint {
+    /// Whether it forwards packets, as far as Kubernetes knows.
+    pub(super) fn is_alive(&self) -> bool {
+        self.ready || self.serving
+    }
+
+    /// Whether it keeps its flows and takes no new ones.
+    pub(super) fn is_draining(&self) -> bool {
+        self.terminating || !self.ready
+    }
+}
+
+/// An EndpointSlice, as the cache keeps it.
+#[derive(Debug, Clone)]
+pub(super) struct CachedSlice {
+    /// Namespace and name.
+    key: String,
+    egress: EgressName,
+    endpoints: Vec<(GatewayUid, GatewayEndpoint)>,
+}
+
+cached_by_name!(CachedSlice, EndpointSlice, |slice| &slice.key);
+
+impl CachedSlice {
+    /// Endpoints without a usable address are left out.
+    pub(super) fn new(slice: &EndpointSlice) -> Self {
+        let namespace = slice.namespace().unwrap_or_default();
+        let service = slice.labels().get(SERVICE_NAME).cloned().unwrap_or_default();
+        Self {
+            key: format!("{namespace}/{}", slice.name_any()),
+            egress: EgressName { namespace, name: service },
+            endpoints: slice.endpoints.iter().filter_map(gateway).collect(),
+        }
+    }
+}
+
+/// Consumers use the first address of an endpoint (Kubernetes, `Endpoint.addresses`). Unset conditions are ready and serving, and not
+/// terminating.
+fn gateway(endpoint: &Endpoint) -> Option<(GatewayUid, GatewayEndpoint)> {
+    let address: IpAddr = endpoint.addresses.first()?.parse().ok()?;
+    if address.is_loopback() || address.is_unspecified() || address.is_multicast() {
+        return None;
+    }
+    let pod = endpoint.target_ref.as_ref().filter(|target| target.kind.as_deref() == Some("Pod"));
+    let uid = pod.and_then(|pod| pod.uid.clone()).unwrap_or_else(|| address.to_string());
+    let conditions = endpoint.conditions.as_ref();
+    let ready = conditions.and_then(|it| it.ready).unwrap_or(true);
+    let serving = conditions.and_then(|it| it.serving).unwrap_or(ready);
+    let terminating = conditions.and_then(|it| it.terminating).unwrap_or(false);
+    let addresses = [address].into_iter().collect();
+    Some((uid, GatewayEndpoint { addresses, ready, serving, terminating }))
+}
+
+/// The endpoints of all slices, those of a pod together. While both slices of a Service are being written, one may be older.
+///
+/// An Egress has at most [`MAX_GATEWAYS`] here, since a client can use no more. Which ones depends on the node, so that all gateways get
+/// clients.
+pub(super) fn gateways<'a>(slices: impl IntoIterator<Item = &'a CachedSlice>, node: &str) -> Endpoints {
+    let mut all = Endpoints::new();
+    for slice in slices.into_iter().filter(|slice| !slice.egress.name.is_empty()) {
+        let of_egress = all.entry(slice.egress.clone()).or_default();
+        for (uid, part) in &slice.endpoints {
+            let whole = of_egress.entry(uid.clone()).or_default();
+            whole.addresses = whole.addresses.iter().chain(part.addresses.iter()).collect();
+            whole.ready |= part.ready;
+            whole.serving |= part.serving;
+            whole.terminating |= part.terminating;
+        }
+    }
+    for of_egress in all.values_mut() {
+        limit(of_egress, node);
+    }
+    all
+}
+
+/// Keeps those that take new flows before the others, by rendezvous hashing (Thaler and Ravishankar, 1998): a gateway that comes or goes
+/// changes the choice of few nodes.
+fn limit(gateways: &mut BTreeMap<GatewayUid, GatewayEndpoint>, node: &str) {
+    if gateways.len() <= MAX_GATEWAYS {
+        return;
+    }
+    let rank = |(uid, gateway): (&GatewayUid, &GatewayEndpoint)| {
+        let hash: [u8; 32] =
+            Sha256::new().chain_update(node).chain_update([0]).chain_update(uid).finalize().into();
+        (!gateway.is_alive(), gateway.is_draining(), hash, uid.clone())
+    };
+    let mut ranked: Vec<_> = gateways.iter().map(rank).collect();
+    ranked.sort_unstable();
+    for (.., uid) in ranked.into_iter().skip(MAX_GATEWAYS) {
+        gateways.remove(&uid);
+    }
+}
+
+/// Starts the watch, of slices of Egresses only.
+pub(super) fn watch(client: &Client, subsystem: &mut Subsystem) -> Cache<CachedSlice> {
+    let slices = Api::<EndpointSlice>::all(client.clone());
+    let events = watcher(slices, caches::config().labels(&selector_of_all()));
+    caches::start(
+        subsystem,
+        "EndpointSlices of Egresses",
+        caches::parsed(events, |slice| CachedSlice::new(&slice)),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn slice(name: &str, family: &str, endpoints: Value) -> CachedSlice {
+        let slice = json!({
+            "metadata": {"name": name, "namespace": "internet-egress", "labels": {SERVICE_NAME: "nat"}},
+            "addressType": family, "endpoints": endpoints, "ports": [{"port": 5555, "protocol": "UDP"}],
+        });
+        CachedSlice::new(&serde_json::from_value(slice).unwrap())
+    }
+
+    fn endpoint(address: &str, pod: &str, conditions: Value) -> Value {
+        json!({"addresses": [address], "conditions": conditions, "targetRef": {"kind": "Pod", "uid": pod}})
+    }
+
+    #[test]
+    fn slices_of_both_families_are_joined_by_pod() {
+        let ready = json!({"ready": true, "serving": true, "terminating": false});
+        let ending = json!({"ready": false, "serving": true, "terminating": true});
+        let slices = [
+            slice(
+                "a",
+                "IPv4",
+                json!([
+                    endpoint("10.0.0.1", "p1", ready.clone()),
+                    endpoint("10.0.0.2", "p2", ending.clone())
+                ]),
+            ),
+            slice("b", "IPv6", json!([endpoint("fd00::2", "p2", ending), endpoint("fd00::1", "p1", ready)])),
+            slice(
+                "c",
+                "IPv4",
+                json!([{"addresses": ["10.0.0.9"]}, {"addresses": ["127.0.0.1"]}, {"addresses": ["?"]}]),
+            ),
+        ];
+        let all = gateways(&slices, "n1");
+        let (egress, found) = all.first_key_value().unwrap();
+        assert_eq!((egress.to_string(), all.len()), ("internet-egress/nat".to_owned(), 1));
+        let shown: Vec<String> = found
+            .iter()
+            .map(|(uid, it)| {
+                format!("{uid}: {} alive {} draining {}", it.addresses, it.is_alive(), it.is_draining())
+            })
+            .collect();
+        assert_eq!(
+            shown,
+            [
+                "10.0.0.9: 10.0.0.9 alive true draining false",
+                "p1: 10.0.0.1 and fd00::1 alive true draining false",
+                "p2: 10.0.0.2 and fd00::2 alive true draining true",
+            ]
+        );
+    }
+
+    #[test]
+    fn of_many_gateways_each_node_has_as_many_as_a_client_can_use_and_prefers_those_that_take_flows() {
+        let conditions =
+            |number: usize| json!({"ready": number < 60, "serving": true, "terminating": number >= 60});
+        let many = |range: std::ops::Range<usize>| {
+            let endpoints: Vec<_> = range
+                .map(|number| {
+                    endpoint(&format!("10.0.0.{number}"), &format!("p{number}"), conditions(number))
+                })
+                .collect();
+            [slice("a", "IPv4", endpoints.into())]
+        };
+        let chosen = |range, node: &str| gateways(&many(range), node).into_values().next().unwrap();
+        let (n1, n2) = (chosen(1..90, "n1"), chosen(1..90, "n2"));
+        assert_eq!((n1.len(), n2.len()), (MAX_GATEWAYS, MAX_GATEWAYS));
+        assert_ne!(n1, n2);
+        assert!(n1.values().all(|gateway| gateway.ready));
+        let fewer = chosen(1..89, "n1");
+        assert_eq!(n1, fewer, "a draining one more");
+    }
+}

@@ -1,0 +1,179 @@
+//! Which gateways answer ICMP echo requests of this node. Pure; `probes` sends them.
+//!
+//! The kernel of the gateway answers, so that a gateway under load is not left. What this node itself could not do does not count: neither
+//! the time in which the program was stalled, nor that no gateway answers (`registry`).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+/// Time between two requests.
+pub(super) const INTERVAL: Duration = Duration::from_millis(500);
+/// After a longer time between two rounds, the program was stalled: what was not answered in it does not count.
+const STALLED: Duration = Duration::from_millis(750);
+/// Requests in a row without an answer after which a gateway is not used.
+const MISSES: u32 = 3;
+/// Answers in a row after which it is used again.
+const ANSWERS: u32 = 3;
+
+/// What is known of each address.
+#[derive(Debug, Default)]
+pub(super) struct Health {
+    addresses: BTreeMap<IpAddr, Address>,
+    /// Those that were asked in the last round.
+    asked: BTreeSet<IpAddr>,
+    last: Option<Instant>,
+}
+
+#[derive(Debug, Default)]
+struct Address {
+    /// Whether it has ever answered: else echo requests may be filtered.
+    has_answered: bool,
+    missed: u32,
+    answered: u32,
+    is_down: bool,
+}
+
+/// Addresses that changed in a round.
+#[derive(Debug, PartialEq, Eq, Default)]
+pub(super) struct Changes {
+    pub(super) down: Vec<IpAddr>,
+    pub(super) up: Vec<IpAddr>,
+}
+
+impl Health {
+    /// Whether packets to the address are lost.
+    pub(super) fn is_down(&self, address: IpAddr) -> bool {
+        self.addresses.get(&address).is_some_and(|it| it.is_down)
+    }
+
+    /// Takes who has answered since the last round, and who is asked now. Others are forgotten.
+    pub(super) fn observe(
+        &mut self,
+        now: Instant,
+        replies: &BTreeSet<IpAddr>,
+        asking: &BTreeSet<IpAddr>,
+    ) -> Changes {
+        let stalled = self.last.is_none_or(|last| now.saturating_duration_since(last) > STALLED);
+        let mut changes = Changes::default();
+        self.addresses.retain(|address, _| asking.contains(address));
+        for address in asking {
+            let known = self.addresses.entry(*address).or_default();
+            if replies.contains(address) {
+                known.answer(*address, &mut changes);
+            } else if self.asked.contains(address) && !stalled {
+                known.miss(*address, &mut changes);
+            }
+        }
+        self.asked = asking.clone();
+        self.last = Some(now);
+        changes
+    }
+}
+
+impl Address {
+    fn answer(&mut self, address: IpAddr, changes: &mut Changes) {
+        self.has_answered = true;
+        self.missed = 0;
+        self.answered = self.answered.saturating_add(1);
+        if self.is_down && self.answered >= ANSWERS {
+            self.is_down = false;
+            changes.up.push(address);
+        }
+    }
+
+    fn miss(&mut self, address: IpAddr, changes: &mut Changes) {
+        self.answered = 0;
+        self.missed = self.missed.saturating_add(1);
+        if self.has_answered && !self.is_down && self.missed >= MISSES {
+            self.is_down = true;
+            changes.down.push(address);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    struct World {
+        health: Health,
+        now: Instant,
+        address: IpAddr,
+    }
+
+    impl World {
+        fn new() -> Self {
+            Self { health: Health::default(), now: Instant::now(), address: IpAddr::from([10, 0, 0, 1]) }
+        }
+
+        fn round_after(&mut self, time: Duration, answers: bool) -> bool {
+            self.now += time;
+            let asking = BTreeSet::from([self.address]);
+            let replies = if answers { asking.clone() } else { BTreeSet::new() };
+            self.health.observe(self.now, &replies, &asking);
+            self.health.is_down(self.address)
+        }
+
+        fn round(&mut self, answers: bool) -> bool {
+            self.round_after(INTERVAL, answers)
+        }
+    }
+
+    #[test]
+    fn three_misses_take_a_gateway_out_of_use_and_three_answers_bring_it_back() {
+        let mut world = World::new();
+        world.round(true);
+        assert_eq!([false; 3].map(|it| world.round(it)), [false, false, true]);
+        assert_eq!(
+            [true, true, false, true, true, true].map(|it| world.round(it)),
+            [true, true, true, true, true, false]
+        );
+    }
+
+    #[test]
+    fn one_that_never_answered_is_not_judged() {
+        let mut world = World::new();
+        assert!((0..100).all(|_| !world.round(false)));
+    }
+
+    #[test]
+    fn misses_while_the_program_was_stalled_do_not_count() {
+        let mut world = World::new();
+        world.round(true);
+        world.round(false);
+        world.round(false);
+        for _ in 0..10 {
+            assert!(!world.round_after(Duration::from_secs(20), false));
+        }
+        assert!(world.round(false));
+    }
+
+    #[test]
+    fn an_address_that_is_not_in_use_is_forgotten() {
+        let mut world = World::new();
+        world.round(true);
+        assert!([false; 3].map(|it| world.round(it))[2]);
+        world.health.observe(world.now, &BTreeSet::new(), &BTreeSet::new());
+        assert!((0..10).all(|_| !world.round(false)), "nothing is known of it");
+    }
+
+    proptest! {
+        #[test]
+        fn a_gateway_is_down_only_after_three_misses_in_a_row(rounds in prop::collection::vec(any::<bool>(), 0..100)) {
+            let mut world = World::new();
+            world.round(true);
+            let mut seen = vec![true];
+            for answers in rounds {
+                let was_down = world.health.is_down(world.address);
+                let is_down = world.round(answers);
+                seen.push(answers);
+                let last: Vec<bool> = seen.iter().rev().take(3).copied().collect();
+                if is_down && !was_down { prop_assert_eq!(&last, &[false; 3]); }
+                if was_down && !is_down { prop_assert_eq!(&last, &[true; 3]); }
+            }
+        }
+    }
+}

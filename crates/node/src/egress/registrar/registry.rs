@@ -1,0 +1,438 @@
+//! What this node knows of its clients and of gateways, and what follows from it. Without I/O and without a clock.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use fairlead_address::IpFamily;
+use fairlead_egress::EgressName;
+use fairlead_fou::{Gateway as Target, MAX_GATEWAYS};
+use fairlead_wire::egress::{RegisterResponse, State};
+use tokio::sync::Notify;
+
+use super::endpoints::{Endpoints, GatewayEndpoint, GatewayUid};
+use super::health::{Changes, Health};
+use super::session::{Clients, Ended, Heard, Session, Step, Token};
+use super::{Client, NotRegistered, Way};
+
+/// How long nothing is said of the way of a client that may have one from before the start, while gateways are asked.
+const SETTLE: Duration = Duration::from_secs(10);
+
+/// A gateway of an Egress.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct GatewayId {
+    pub(super) egress: EgressName,
+    pub(super) uid: GatewayUid,
+    /// One that was gone and is shown again is another one: it has another task.
+    instance: u64,
+}
+
+/// What the task of a gateway is to do.
+#[derive(Debug, PartialEq)]
+pub(super) enum Poll {
+    /// End: the gateway is gone, or has no clients of this node.
+    Gone,
+    Step(Step),
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Registry {
+    clients: BTreeMap<EgressName, Clients>,
+    /// Those that [`Self::add_client`] has added and [`Self::set_clients`] has not had yet.
+    added: BTreeSet<(EgressName, String)>,
+    /// Those that may have a way from before the start, and until when that is left alone; `None` until the gateways are known.
+    unsettled: BTreeMap<(EgressName, String), Option<Instant>>,
+    gateways: BTreeMap<EgressName, BTreeMap<GatewayUid, Gateway>>,
+    instances: u64,
+    health: Health,
+    has_endpoints: bool,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Gateway {
+    instance: u64,
+    pub(super) endpoint: GatewayEndpoint,
+    pub(super) session: Session,
+    has_task: bool,
+    wake: Arc<Notify>,
+}
+
+impl Registry {
+    /// Takes all clients. Returns whether anything differs.
+    pub(super) fn set_clients(&mut self, wanted: BTreeMap<EgressName, Vec<Client>>, now: Instant) -> bool {
+        let mut all: BTreeMap<EgressName, Clients> = BTreeMap::new();
+        for (egress, clients) in wanted {
+            let clients: Clients = clients.into_iter().map(|client| (client.uid.clone(), client)).collect();
+            if !clients.is_empty() {
+                all.insert(egress, clients);
+            }
+        }
+        self.added.retain(|(egress, uid)| all.get(egress).is_none_or(|clients| !clients.contains_key(uid)));
+        for (egress, uid) in &self.added {
+            if let Some(client) = self.clients.get(egress).and_then(|clients| clients.get(uid)) {
+                all.entry(egress.clone()).or_default().insert(uid.clone(), client.clone());
+            }
+        }
+        if self.clients == all {
+            return false;
+        }
+        let until = self.has_endpoints.then(|| now.checked_add(SETTLE)).flatten();
+        for (egress, clients) in &all {
+            let known = self.clients.get(egress);
+            let new = clients.keys().filter(|uid| known.is_none_or(|known| !known.contains_key(*uid)));
+            self.unsettled.extend(new.map(|uid| ((egress.clone(), uid.clone()), until)));
+        }
+        let before = std::mem::replace(&mut self.clients, all);
+        for egress in before.keys().chain(self.clients.keys()) {
+            if before.get(egress) != self.clients.get(egress) {
+                self.wake(egress);
+            }
+        }
+        self.settle(now);
+        true
+    }
+
+    /// Returns whether anything differs.
+    pub(super) fn add_client(&mut self, egress: &EgressName, client: Client) -> bool {
+        let id = (egress.clone(), client.uid.clone());
+        self.unsettled.remove(&id);
+        self.added.insert(id);
+        let clients = self.clients.entry(egress.clone()).or_default();
+        let differs = clients.get(&client.uid) != Some(&client);
+        clients.insert(client.uid.clone(), client);
+        if differs {
+            self.wake(egress);
+        }
+        differs
+    }
+
+    /// Returns whether there was such a client.
+    pub(super) fn remove_client(&mut self, egress: &EgressName, uid: &str) -> bool {
+        let id = (egress.clone(), uid.to_owned());
+        self.unsettled.remove(&id);
+        self.added.remove(&id);
+        let Some(clients) = self.clients.get_mut(egress) else { return false };
+        let had = clients.remove(uid).is_some();
+        if clients.is_empty() {
+            self.clients.remove(egress);
+        }
+        if had {
+            self.wake(egress);
+        }
+        had
+    }
+
+    /// Takes what EndpointSlices show. Returns whether anything differs.
+    pub(super) fn set_endpoints(&mut self, endpoints: Endpoints, now: Instant) -> bool {
+        let mut changed = !std::mem::replace(&mut self.has_endpoints, true);
+        let until = now.checked_add(SETTLE);
+        for deadline in self.unsettled.values_mut() {
+            *deadline = deadline.or(until);
+        }
+        self.gateways.retain(|egress, gateways| {
+            let shown = endpoints.get(egress);
+            gateways.retain(|uid, gateway| {
+                let stays = shown.is_some_and(|shown| shown.contains_key(uid));
+                if !stays {
+                    changed = true;
+                    gateway.wake.notify_one();
+                }
+                stays
+            });
+            !gateways.is_empty()
+        });
+        for (egress, shown) in endpoints {
+            let gateways = self.gateways.entry(egress).or_default();
+            for (uid, endpoint) in shown {
+                let gateway = gateways.entry(uid).or_insert_with(|| {
+                    self.instances = self.instances.wrapping_add(1);
+                    Gateway { instance: self.instances, ..Gateway::default() }
+                });
+                changed |= gateway.show(endpoint);
+            }
+        }
+        self.settle(now);
+        changed
+    }
+
+    /// Gateways that need a task and have none. They count as having one from now on.
+    pub(super) fn start_tasks(&mut self) -> Vec<GatewayId> {
+        let mut started = Vec::new();
+        for (egress, gateways) in &mut self.gateways {
+            let has_clients = self.clients.contains_key(egress);
+            for (uid, gateway) in gateways {
+                if !gateway.has_task && (has_clients || gateway.session.has_clients()) {
+                    gateway.has_task = true;
+                    let (egress, uid) = (egress.clone(), uid.clone());
+                    started.push(GatewayId { egress, uid, instance: gateway.instance });
+                }
+            }
+        }
+        started
+    }
+
+    /// What the task of the gateway is to do now.
+    pub(super) fn poll(&mut self, id: &GatewayId, now: Instant) -> Poll {
+        let none = Clients::new();
+        let clients = self.clients.get(&id.egress).unwrap_or(&none);
+        let Some(gateway) = find(&mut self.gateways, id) else { return Poll::Gone };
+        if clients.is_empty() && gateway.session.is_idle() && !gateway.session.has_clients() {
+            gateway.has_task = false;
+            return Poll::Gone;
+        }
+        Poll::Step(gateway.session.poll(clients, gateway.endpoint.is_alive(), now))
+    }
+
+    /// Takes an answer.
+    ///
+    /// # Errors
+    /// The connection is to be closed.
+    pub(super) fn received(
+        &mut self,
+        id: &GatewayId,
+        response: RegisterResponse,
+        now: Instant,
+        random: u32,
+    ) -> Result<Heard, Ended> {
+        let none = Clients::new();
+        let clients = self.clients.get(&id.egress).unwrap_or(&none);
+        let Some(gateway) = find(&mut self.gateways, id) else { return Err(Ended::NoClients) };
+        let heard = gateway.session.received(clients, response, now, random)?;
+        self.settle(now);
+        Ok(heard)
+    }
+
+    /// The connection ended. Returns the failure if it is another one than before.
+    pub(super) fn closed(
+        &mut self,
+        id: &GatewayId,
+        ended: Ended,
+        now: Instant,
+        random: u32,
+    ) -> Option<Ended> {
+        let gateway = find(&mut self.gateways, id)?;
+        let before = gateway.session.failure().cloned();
+        let is_ready = gateway.endpoint.ready;
+        gateway.session.closed(ended, is_ready, now, random);
+        let failure = gateway.session.failure().cloned();
+        self.settle(now);
+        failure.filter(|failure| before.as_ref() != Some(failure))
+    }
+
+    /// Of a gateway that is still there.
+    pub(super) fn gateway(&self, id: &GatewayId) -> Option<&Gateway> {
+        self.gateways.get(&id.egress)?.get(&id.uid).filter(|gateway| gateway.instance == id.instance)
+    }
+
+    /// Of a gateway that is still there: there is a connection.
+    pub(super) fn opened(&mut self, id: &GatewayId, token: Token, now: Instant) {
+        if let Some(gateway) = find(&mut self.gateways, id) {
+            gateway.session.opened(token, now);
+        }
+    }
+
+    /// Of a gateway that is still there: there is another token, or none.
+    pub(super) fn renewed(&mut self, id: &GatewayId, token: Option<Token>, now: Instant, random: u32) {
+        if let Some(gateway) = find(&mut self.gateways, id) {
+            gateway.session.renewed(token, now, random);
+        }
+    }
+
+    /// The addresses of gateways that clients of this node use.
+    pub(super) fn in_use(&self) -> BTreeSet<IpAddr> {
+        let used = self.gateways.iter().filter(|(egress, _)| self.clients.contains_key(*egress));
+        let alive = used.flat_map(|(_, gateways)| gateways.values()).filter(|it| it.endpoint.is_alive());
+        alive.flat_map(|gateway| gateway.endpoint.addresses.iter()).collect()
+    }
+
+    /// Takes who has answered echo requests, and who is asked now.
+    pub(super) fn observe(
+        &mut self,
+        now: Instant,
+        replies: &BTreeSet<IpAddr>,
+        asking: &BTreeSet<IpAddr>,
+    ) -> Changes {
+        self.health.observe(now, replies, asking)
+    }
+
+    /// Says of clients from before the start what is known, if all gateways have been asked or it is time. Returns whether there were any.
+    pub(super) fn settle(&mut self, now: Instant) -> bool {
+        let before = self.unsettled.len();
+        let mut unsettled = std::mem::take(&mut self.unsettled);
+        unsettled.retain(|(egress, uid), until| {
+            let client = self.clients.get(egress).and_then(|clients| clients.get(uid));
+            let gateways = self.gateways.get(egress);
+            let waits = |client: &Client| {
+                let mut gateways = gateways.into_iter().flat_map(BTreeMap::values);
+                until.is_none_or(|until| now < until)
+                    && (!self.has_endpoints || gateways.any(|it| it.is_asked(client)))
+            };
+            client.is_some_and(waits)
+        });
+        self.unsettled = unsettled;
+        self.unsettled.len() != before
+    }
+
+    /// Whether [`Self::settle`] has something to decide.
+    pub(super) fn has_unsettled(&self) -> bool {
+        !self.unsettled.is_empty()
+    }
+
+    /// See `Registrar::way`.
+    pub(super) fn way(&self, egress: &EgressName, uid: &str) -> Way {
+        let Some(client) = self.client(egress, uid) else { return Way::Gateways(Vec::new()) };
+        if !self.has_endpoints || self.unsettled.contains_key(&(egress.clone(), uid.to_owned())) {
+            return Way::Unknown;
+        }
+        if self.do_not_register(egress) {
+            return Way::Service;
+        }
+        let gateways = self.gateways.get(egress).into_iter().flat_map(BTreeMap::values);
+        let registered: Vec<&Gateway> =
+            gateways.filter(|it| it.endpoint.is_alive() && it.session.confirmed(client)).collect();
+        let of_family = |family| {
+            let all = registered.iter().flat_map(|gateway| {
+                let of_family =
+                    gateway.endpoint.addresses.iter().filter(move |it| IpFamily::of(*it) == family);
+                of_family.map(|address| {
+                    (gateway.target(address), gateway.is_healthy() && !self.health.is_down(address))
+                })
+            });
+            usable(all.collect())
+        };
+        Way::Gateways([IpFamily::V4, IpFamily::V6].into_iter().flat_map(of_family).collect())
+    }
+
+    /// What is known of the registration; `None` while it may still succeed.
+    pub(super) fn registration(&self, egress: &EgressName, uid: &str) -> Option<Result<(), NotRegistered>> {
+        let Some(client) = self.client(egress, uid) else { return Some(Err(NotRegistered::NotAClient)) };
+        let ready: Vec<&Gateway> = self.ready(egress).collect();
+        if self.do_not_register(egress) || ready.iter().any(|it| it.session.confirmed(client)) {
+            return Some(Ok(()));
+        }
+        let refusals: Vec<_> = ready.iter().map_while(|it| it.session.refusal(client)).collect();
+        let refusal = refusals.first().filter(|_| refusals.len() == ready.len());
+        refusal.map(|refusal| Err(NotRegistered::Refused((*refusal).clone())))
+    }
+
+    /// Why a client is not registered after some time.
+    pub(super) fn not_registered(&self, egress: &EgressName, uid: &str) -> NotRegistered {
+        if let Some(Err(error)) = self.registration(egress, uid) {
+            return error;
+        }
+        if !self.has_endpoints {
+            return NotRegistered::EndpointSlicesUnknown;
+        }
+        let failures: Vec<Option<&Ended>> = self.ready(egress).map(|it| it.session.failure()).collect();
+        if failures.is_empty() {
+            return NotRegistered::NoGateway;
+        }
+        let token = failures.iter().flatten().find_map(|failure| match failure {
+            Ended::Token(message) => Some(message.clone()),
+            _ => None,
+        });
+        match token {
+            Some(message) => NotRegistered::TokenUnavailable(message),
+            None => {
+                let first = failures.into_iter().flatten().next().unwrap_or(&Ended::NoAnswer);
+                NotRegistered::NoGatewayAnswers(first.to_string())
+            }
+        }
+    }
+
+    /// All gateways of Egresses with clients of this node, for metrics.
+    pub(super) fn gateways_in_use(&self) -> impl Iterator<Item = (&Gateway, bool)> {
+        let used = self.gateways.iter().filter(|(egress, _)| self.clients.contains_key(*egress));
+        used.flat_map(|(_, gateways)| gateways.values()).map(|gateway| {
+            let is_down = gateway.endpoint.addresses.iter().any(|address| self.health.is_down(address));
+            (gateway, is_down)
+        })
+    }
+
+    fn client(&self, egress: &EgressName, uid: &str) -> Option<&Client> {
+        self.clients.get(egress)?.get(uid)
+    }
+
+    fn ready(&self, egress: &EgressName) -> impl Iterator<Item = &Gateway> {
+        let gateways = self.gateways.get(egress).into_iter().flat_map(BTreeMap::values);
+        gateways.filter(|gateway| gateway.endpoint.ready)
+    }
+
+    /// Whether the gateways are Coil's: all that are ready refuse connections, and none has ever answered. A gateway of ours that starts
+    /// refuses them, too, but is not ready then. In an upgrade, ours are used as soon as there is one.
+    fn do_not_register(&self, egress: &EgressName) -> bool {
+        let gateways = || self.gateways.get(egress).into_iter().flat_map(BTreeMap::values);
+        gateways().any(|it| it.session.does_not_register())
+            && gateways().all(|it| !it.session.has_registered())
+            && gateways().all(|it| it.session.does_not_register() || !it.endpoint.ready)
+    }
+
+    fn wake(&self, egress: &EgressName) {
+        for gateway in self.gateways.get(egress).into_iter().flat_map(BTreeMap::values) {
+            gateway.wake.notify_one();
+        }
+    }
+}
+
+impl Gateway {
+    /// Its task waits for this.
+    pub(super) fn wake(&self) -> Arc<Notify> {
+        Arc::clone(&self.wake)
+    }
+
+    /// Whether it keeps its flows and takes no new ones.
+    pub(super) fn is_draining(&self) -> bool {
+        self.endpoint.is_draining() || self.session.state() == State::Draining
+    }
+
+    /// Whether it says of itself that it forwards.
+    pub(super) fn is_healthy(&self) -> bool {
+        self.session.state() != State::Unhealthy
+    }
+
+    fn show(&mut self, endpoint: GatewayEndpoint) -> bool {
+        if self.endpoint == endpoint {
+            return false;
+        }
+        if endpoint.is_alive() && !self.endpoint.is_alive() || endpoint.ready && !self.endpoint.ready {
+            self.session.retry_now();
+        }
+        self.endpoint = endpoint;
+        self.wake.notify_one();
+        true
+    }
+
+    /// Whether its answer about the client is awaited.
+    fn is_asked(&self, client: &Client) -> bool {
+        self.endpoint.is_alive()
+            && !self.session.confirmed(client)
+            && self.session.refusal(client).is_none()
+            && self.session.failure().is_none()
+    }
+
+    fn target(&self, address: IpAddr) -> Target {
+        Target { address, is_draining: self.is_draining() }
+    }
+}
+
+fn find<'a>(
+    gateways: &'a mut BTreeMap<EgressName, BTreeMap<GatewayUid, Gateway>>,
+    id: &GatewayId,
+) -> Option<&'a mut Gateway> {
+    gateways.get_mut(&id.egress)?.get_mut(&id.uid).filter(|gateway| gateway.instance == id.instance)
+}
+
+/// Those that work, at most as many as can be used. If none that takes new flows works, it may be this node that does not hear them: all stay.
+fn usable(gateways: Vec<(Target, bool)>) -> Vec<Target> {
+    let any = gateways.iter().any(|(target, works)| *works && !target.is_draining);
+    let mut kept: Vec<Target> =
+        gateways.into_iter().filter(|(_, works)| *works || !any).map(|(target, _)| target).collect();
+    kept.sort_by_key(|target| (target.is_draining, target.address));
+    kept.truncate(MAX_GATEWAYS);
+    kept
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,263 @@
+//! Where the network namespaces of this node's pods are.
+//!
+//! An ADD says it, and one file for each attachment keeps it for later programs (`fairlead_wire::spool`): also for pods that get their
+//! annotation while they run, and behind another CNI plugin, which keeps its own records. A pod of before the first file is looked
+//! for among the namespaces of the container runtime, by its addresses.
+
+use std::collections::BTreeMap;
+use std::fs::{self, DirBuilder};
+use std::io;
+use std::net::IpAddr;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use fairlead_address::DualStackAddrs;
+use fairlead_cluster::pods::SlimPod;
+use fairlead_ipam::Key;
+use fairlead_netlink::netns::Netns;
+use fairlead_netlink::route::RouteSocket;
+use fairlead_wire::spool;
+use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
+
+/// The interface of a pod in Kubernetes.
+const IFNAME: &str = "eth0";
+/// Largest file that is read, in bytes.
+const MAX_FILE: u64 = 64 * 1024;
+
+/// An attachment of a pod.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Sandbox {
+    /// The pod's namespace in Kubernetes.
+    pub(crate) namespace: String,
+    /// The pod's name.
+    pub(crate) pod: String,
+    /// The pod's UID; `None` of runtimes that do not pass it.
+    pub(crate) uid: Option<String>,
+    /// File of the network namespace.
+    pub(crate) netns: PathBuf,
+    /// The interface by which packets leave.
+    pub(crate) ifname: String,
+    /// The addresses of that interface.
+    pub(crate) addresses: Vec<IpAddr>,
+    /// MTU of that interface in bytes.
+    pub(crate) mtu: u32,
+    /// The pod's egress annotations at the ADD, which count until the watch shows the pod.
+    #[serde(default)]
+    pub(crate) annotations: BTreeMap<String, String>,
+    /// The Egress of which the pod is a gateway.
+    #[serde(default)]
+    pub(crate) gateway_of: Option<String>,
+}
+
+impl Sandbox {
+    /// The addresses, one of each family.
+    pub(crate) fn addresses(&self) -> DualStackAddrs {
+        self.addresses.iter().copied().collect()
+    }
+
+    /// By what gateways know the pod: its UID, or its name where the runtime passes none.
+    pub(crate) fn uid(&self) -> String {
+        self.uid.clone().unwrap_or_else(|| format!("{}/{}", self.namespace, self.pod))
+    }
+
+    /// Whether it is an attachment of this pod, and not of an earlier one of the same name.
+    pub(crate) fn is_of(&self, pod: &SlimPod) -> bool {
+        (self.namespace == pod.namespace() && self.pod == pod.name())
+            && self.uid.as_ref().is_none_or(|uid| pod.uids().contains(uid))
+    }
+}
+
+/// The attachments of this node's pods.
+#[derive(Clone)]
+pub(crate) struct Sandboxes {
+    directory: Arc<PathBuf>,
+    known: Arc<Mutex<BTreeMap<Key, Arc<Sandbox>>>>,
+    changes: Arc<watch::Sender<()>>,
+}
+
+impl Sandboxes {
+    /// Those of a socket, as the last program left them. What cannot be read, or is of a namespace that is gone, is left out.
+    pub(crate) fn load(socket: &Path) -> Self {
+        let directory = spool::sandboxes(socket);
+        let mut known = BTreeMap::new();
+        for (key, file) in files(&directory) {
+            match read(&file) {
+                Ok(sandbox) if sandbox.netns.exists() => drop(known.insert(key, Arc::new(sandbox))),
+                Ok(_) => drop(fs::remove_file(&file)),
+                Err(error) => {
+                    tracing::warn!(file = %file.display(), %error, "cannot read where a pod is; it is looked for");
+                    let _ = fs::remove_file(&file);
+                }
+            }
+        }
+        let changes = Arc::new(watch::Sender::new(()));
+        Self { directory: Arc::new(directory), known: Arc::new(Mutex::new(known)), changes }
+    }
+
+    /// Adds one, or replaces it.
+    ///
+    /// # Errors
+    /// The file cannot be written; it is known until the program ends.
+    pub(crate) fn add(&self, key: &Key, sandbox: Sandbox) -> io::Result<()> {
+        let text = serde_json::to_vec(&sandbox)?;
+        self.lock().insert(key.clone(), Arc::new(sandbox));
+        self.changes.send_replace(());
+        let Some(name) = spool::file_name(&key.container_id, &key.ifname) else { return Ok(()) };
+        DirBuilder::new().recursive(true).mode(0o700).create(&*self.directory)?;
+        // A name without a colon is no attachment's: a file that is not complete is not read.
+        let new = self.directory.join(format!("{}.new", name.replace(':', "_")));
+        fs::write(&new, text)?;
+        fs::rename(new, self.directory.join(name))
+    }
+
+    /// Remembers one that was found, without a file.
+    pub(crate) fn found(&self, key: Key, sandbox: Sandbox) {
+        self.lock().insert(key, Arc::new(sandbox));
+        self.changes.send_replace(());
+    }
+
+    /// Forgets one and returns it.
+    pub(crate) fn remove(&self, key: &Key) -> Option<Arc<Sandbox>> {
+        if let Some(name) = spool::file_name(&key.container_id, &key.ifname) {
+            match fs::remove_file(self.directory.join(name)) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    tracing::warn!(container = key.container_id, %error, "the record of where a pod was remains");
+                }
+                _ => {}
+            }
+        }
+        let removed = self.lock().remove(key);
+        if removed.is_some() {
+            self.changes.send_replace(());
+        }
+        removed
+    }
+
+    /// One of them.
+    pub(crate) fn get(&self, key: &Key) -> Option<Arc<Sandbox>> {
+        self.lock().get(key).cloned()
+    }
+
+    /// All of them.
+    pub(crate) fn all(&self) -> BTreeMap<Key, Arc<Sandbox>> {
+        self.lock().clone()
+    }
+
+    /// Sees every change from now on.
+    pub(crate) fn subscribe(&self) -> watch::Receiver<()> {
+        self.changes.subscribe()
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<Key, Arc<Sandbox>>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn read(file: &Path) -> io::Result<Sandbox> {
+    if file.metadata()?.len() > MAX_FILE {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, format!("more than {MAX_FILE} bytes")));
+    }
+    Ok(serde_json::from_slice(&fs::read(file)?)?)
+}
+
+fn files(directory: &Path) -> Vec<(Key, PathBuf)> {
+    let entries = match fs::read_dir(directory) {
+        Ok(entries) => entries,
+        Err(error) => {
+            if error.kind() != io::ErrorKind::NotFound {
+                tracing::warn!(%error, "cannot read where the pods are; they are looked for");
+            }
+            return Vec::new();
+        }
+    };
+    let key = |entry: fs::DirEntry| {
+        let name = entry.file_name();
+        let (container_id, ifname) = spool::parse_file_name(name.to_str()?)?;
+        let key = Key { container_id: container_id.to_owned(), ifname: ifname.to_owned() };
+        Some((key, entry.path()))
+    };
+    entries.flatten().filter_map(key).collect()
+}
+
+/// Looks for the namespace with a pod's addresses among those of container runtimes. Blocks on the kernel.
+pub(crate) fn locate(directories: &[&Path], pod: &SlimPod) -> Option<Sandbox> {
+    let wanted = pod.addresses();
+    let entries = directories.iter().filter_map(|directory| fs::read_dir(directory).ok()).flatten().flatten();
+    entries.map(|entry| entry.path()).find_map(|path| {
+        let netns = Netns::open(&path).ok()?;
+        let mut socket = RouteSocket::open_in(&netns).ok()?;
+        let link = socket.link_by_name(IFNAME).ok()??;
+        let found = socket.addresses_on(link.index).ok()?;
+        let has = |ip: &IpAddr| found.iter().any(|address| address.prefix.addr() == *ip);
+        (!wanted.is_empty() && wanted.iter().all(has)).then(|| Sandbox {
+            namespace: pod.namespace().to_owned(),
+            pod: pod.name().to_owned(),
+            uid: pod.uids().into_iter().next(),
+            netns: path,
+            ifname: IFNAME.to_owned(),
+            addresses: wanted.clone(),
+            mtu: link.mtu,
+            annotations: BTreeMap::new(),
+            gateway_of: pod.gateway_of().map(str::to_owned),
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(id: &str) -> Key {
+        Key { container_id: id.to_owned(), ifname: "eth0".to_owned() }
+    }
+
+    pub(crate) fn sandbox(netns: &Path) -> Sandbox {
+        Sandbox {
+            namespace: "shop".to_owned(),
+            pod: "web".to_owned(),
+            uid: Some("u1".to_owned()),
+            netns: netns.to_owned(),
+            ifname: "eth0".to_owned(),
+            addresses: vec!["10.1.0.5".parse().unwrap()],
+            mtu: 1420,
+            annotations: BTreeMap::from([("egress.coil.cybozu.com/n".to_owned(), "a".to_owned())]),
+            gateway_of: None,
+        }
+    }
+
+    #[test]
+    fn what_an_add_said_is_known_after_a_restart_while_the_namespace_exists() {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("s");
+        let netns = directory.path().join("netns");
+        fs::write(&netns, "").unwrap();
+        let sandboxes = Sandboxes::load(&socket);
+        let mut changes = sandboxes.subscribe();
+        sandboxes.add(&key("a"), sandbox(&netns)).unwrap();
+        sandboxes.add(&key("gone"), sandbox(&directory.path().join("gone"))).unwrap();
+        assert!(changes.has_changed().unwrap());
+        changes.mark_unchanged();
+        fs::write(spool::sandboxes(&socket).join("broken:eth0"), "{").unwrap();
+        let again = Sandboxes::load(&socket);
+        assert_eq!(again.all(), BTreeMap::from([(key("a"), Arc::new(sandbox(&netns)))]));
+        assert_eq!(again.remove(&key("a")).as_deref(), Some(&sandbox(&netns)));
+        assert_eq!(again.remove(&key("a")), None);
+        assert!(Sandboxes::load(&socket).all().is_empty());
+        assert_eq!(files(&spool::sandboxes(&socket)), []);
+    }
+
+    #[test]
+    fn a_pod_of_the_same_name_may_be_a_later_one() {
+        let pod = |uid: &str| {
+            let metadata = serde_json::json!({ "name": "web", "namespace": "shop", "uid": uid });
+            serde_json::from_value::<SlimPod>(serde_json::json!({ "metadata": metadata })).unwrap()
+        };
+        let mut sandbox = sandbox(Path::new("/ns"));
+        assert!(sandbox.is_of(&pod("u1")) && !sandbox.is_of(&pod("u2")));
+        sandbox.uid = None;
+        assert!(sandbox.is_of(&pod("u2")));
+        assert_eq!(sandbox.uid(), "shop/web");
+    }
+}

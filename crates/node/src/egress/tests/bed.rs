@@ -1,0 +1,370 @@
+//! Egress of a node on caches that a test fills, gateways that a test sets, and real network namespaces.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Debug;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use fairlead_api::resources::{AddressPool, Egress as EgressObject};
+use fairlead_cluster::caches::{self, Cache};
+use fairlead_cluster::events::EventPublisher;
+use fairlead_cluster::pods::{self, SlimPod};
+use fairlead_cluster::subsystem::{Subsystem, Supervisor};
+use fairlead_egress::EgressName;
+use fairlead_fou::Gateway;
+use fairlead_ipam::Key;
+use futures::FutureExt as _;
+use k8s_openapi::api::networking::v1::ServiceCIDR;
+use kube::runtime::events::Reporter;
+use kube::runtime::reflector::Lookup;
+use kube::runtime::watcher::{self, Event};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use testbed_netns::Namespace;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+use tokio_stream::wrappers::UnboundedReceiverStream;
+
+use super::super::inputs::{Inputs, SlimNode, SlimService};
+use super::super::registrar::{Client, Way};
+use super::super::{Attached, Egress, EgressDeps, EgressProblems, Gateways, Request};
+use crate::cni::Failure;
+use crate::container_locks::ContainerLocks;
+use crate::ipam::tests::{client, node};
+use crate::metrics::Metrics;
+
+/// The address of each family, of the pod, of the Service, and of a gateway.
+pub(crate) const POD: [&str; 2] = ["10.20.30.40", "fd02::1"];
+pub(crate) const SERVICE: [&str; 2] = ["10.68.124.145", "fd04::2"];
+pub(crate) const GATEWAY: [&str; 2] = ["10.20.50.1", "fd02::50:1"];
+/// Addresses behind the gateways.
+pub(crate) const BEHIND: [&str; 2] = ["203.0.113.1:9", "[2001:db8::1]:9"];
+
+/// Gateways as a test wants them.
+#[derive(Default)]
+pub(crate) struct FakeGateways {
+    ways: Mutex<BTreeMap<EgressName, Way>>,
+    clients: Mutex<BTreeMap<EgressName, BTreeSet<String>>>,
+    refusal: Mutex<Option<String>>,
+    changes: watch::Sender<u64>,
+}
+
+impl FakeGateways {
+    pub(crate) fn set(&self, egress: &str, way: Way) {
+        self.ways.lock().unwrap().insert(name(egress), way);
+        self.changes.send_modify(|count| *count += 1);
+    }
+
+    pub(crate) fn refuse(&self, why: Option<&str>) {
+        *self.refusal.lock().unwrap() = why.map(str::to_owned);
+    }
+
+    /// UIDs of the clients of an Egress.
+    pub(crate) fn clients(&self, egress: &str) -> Vec<String> {
+        self.clients.lock().unwrap().get(&name(egress)).into_iter().flatten().cloned().collect()
+    }
+}
+
+#[tonic::async_trait]
+impl Gateways for FakeGateways {
+    fn set_clients(&self, clients: BTreeMap<EgressName, Vec<Client>>) {
+        let uids = |all: Vec<Client>| all.into_iter().map(|client| client.uid).collect();
+        *self.clients.lock().unwrap() =
+            clients.into_iter().map(|(egress, all)| (egress, uids(all))).collect();
+    }
+
+    fn add_client(&self, egress: &EgressName, client: Client) {
+        self.clients.lock().unwrap().entry(egress.clone()).or_default().insert(client.uid);
+    }
+
+    fn remove_client(&self, egress: &EgressName, uid: &str) {
+        if let Some(clients) = self.clients.lock().unwrap().get_mut(egress) {
+            clients.remove(uid);
+        }
+    }
+
+    async fn registered(&self, _: &EgressName, _: &str) -> Result<(), String> {
+        self.refusal.lock().unwrap().clone().map_or(Ok(()), Err)
+    }
+
+    fn way(&self, egress: &EgressName, _: &str) -> Way {
+        self.ways.lock().unwrap().get(egress).cloned().unwrap_or(Way::Gateways(Vec::new()))
+    }
+
+    fn changes(&self) -> watch::Receiver<u64> {
+        self.changes.subscribe()
+    }
+}
+
+pub(crate) fn name(text: &str) -> EgressName {
+    let (namespace, name) = text.split_once('/').unwrap();
+    EgressName { namespace: namespace.to_owned(), name: name.to_owned() }
+}
+
+/// Gateways at these addresses.
+pub(crate) fn gateways(addresses: &[&str]) -> Way {
+    let gateway = |text: &&str| Gateway { address: text.parse().unwrap(), is_draining: false };
+    Way::Gateways(addresses.iter().map(gateway).collect())
+}
+
+/// A watch whose events come from a test.
+pub(crate) struct Feed<K>(mpsc::UnboundedSender<watcher::Result<Event<K>>>);
+
+impl<K> Feed<K>
+where
+    K: Lookup<DynamicType = ()> + Clone + Debug + Send + Sync + 'static,
+{
+    fn start(subsystem: &mut Subsystem, what: &'static str, first: Vec<K>) -> (Self, Cache<K>) {
+        let (sender, events) = mpsc::unbounded_channel();
+        let feed = Self(sender);
+        feed.send(Event::Init);
+        first.into_iter().for_each(|object| feed.send(Event::InitApply(object)));
+        feed.send(Event::InitDone);
+        (feed, caches::start(subsystem, what, UnboundedReceiverStream::new(events)))
+    }
+
+    fn send(&self, event: Event<K>) {
+        self.0.send(Ok(event)).ok();
+    }
+
+    pub(crate) fn apply(&self, object: K) {
+        self.send(Event::Apply(object));
+    }
+
+    pub(crate) fn delete(&self, object: K) {
+        self.send(Event::Delete(object));
+    }
+}
+
+/// What a test starts with.
+#[derive(Clone, Default)]
+pub(crate) struct Objects {
+    pub(crate) egresses: Vec<EgressObject>,
+    pub(crate) services: Vec<SlimService>,
+    pub(crate) pods: Vec<SlimPod>,
+}
+
+/// The egress of a node.
+pub(crate) struct Bed {
+    pub(crate) supervisor: Supervisor,
+    pub(crate) egress: Egress,
+    pub(crate) gateways: Arc<FakeGateways>,
+    pub(crate) egresses: Feed<EgressObject>,
+    pub(crate) services: Feed<SlimService>,
+    pub(crate) pods: Feed<SlimPod>,
+    pub(crate) cached_pods: Arc<Cache<SlimPod>>,
+    pub(crate) events: EventPublisher,
+    pub(crate) problems: EgressProblems,
+    directory: Arc<TempDir>,
+    _tasks: JoinSet<()>,
+    _others: (Feed<SlimNode>, Feed<AddressPool>, Feed<ServiceCIDR>),
+}
+
+impl Bed {
+    pub(crate) fn new(objects: Objects) -> Self {
+        Self::beside(Arc::new(tempfile::tempdir().unwrap()), Arc::default(), objects)
+    }
+
+    fn beside(directory: Arc<TempDir>, gateways: Arc<FakeGateways>, objects: Objects) -> Self {
+        let mut supervisor = Supervisor::default();
+        let caches = supervisor.subsystem("caches");
+        let (egresses, cached_egresses) = Feed::start(caches, "Egresses", objects.egresses);
+        let (services, cached_services) = Feed::start(caches, "Services", objects.services);
+        let (nodes, cached_nodes) = Feed::start(caches, "Nodes", Vec::new());
+        let (pools, cached_pools) = Feed::start(caches, "AddressPools", Vec::new());
+        let (ranges, cached_ranges) = Feed::start(caches, "ServiceCIDRs", Vec::new());
+        let (pods, cached_pods) = Feed::start(caches, "Pods", objects.pods);
+        let cached_pods = Arc::new(cached_pods);
+        let inputs = Inputs::of(
+            (cached_egresses, cached_services, cached_nodes),
+            Arc::new(cached_pools),
+            Arc::new(cached_ranges),
+        );
+        let metrics = Metrics::default();
+        let events = EventPublisher::start(
+            supervisor.subsystem("events"),
+            client(|_| futures::future::pending().boxed()),
+            Reporter { controller: "test".to_owned(), instance: None },
+            metrics.events.clone(),
+        );
+        let mut tasks = JoinSet::new();
+        let ipam = node(client(|_| futures::future::pending().boxed()), &[], &mut tasks);
+        let problems = EgressProblems::default();
+        let deps = EgressDeps {
+            inputs,
+            gateways: Arc::<FakeGateways>::clone(&gateways),
+            pods: Arc::clone(&cached_pods),
+            ipam,
+            locks: Arc::<ContainerLocks>::default(),
+            events: events.clone(),
+            metrics: metrics.egress,
+            problems: problems.clone(),
+        };
+        let socket = directory.path().join("s");
+        let egress = Egress::start(deps, &socket, supervisor.subsystem("egress"));
+        Self {
+            supervisor,
+            egress,
+            gateways,
+            egresses,
+            services,
+            pods,
+            cached_pods,
+            events,
+            problems,
+            directory,
+            _tasks: tasks,
+            _others: (nodes, pools, ranges),
+        }
+    }
+
+    /// Another program takes over.
+    pub(crate) async fn restart(self, objects: Objects) -> Self {
+        let Self { supervisor, gateways, directory, .. } = self;
+        supervisor.shutdown(&["egress"], Duration::from_secs(5)).await;
+        Self::beside(directory, gateways, objects)
+    }
+
+    /// An ADD.
+    pub(crate) async fn add(&self, pod: &Pod, chosen: &[(&str, &str)]) -> Result<(), Failure> {
+        let request = Request {
+            uid: Some("u1".to_owned()),
+            annotations: annotations(chosen).into_iter().collect(),
+            gateway_of: None,
+        };
+        self.egress.examine("shop", &request).await?;
+        self.egress.attach(&pod.key, request, pod.attached()).await
+    }
+}
+
+fn annotations(chosen: &[(&str, &str)]) -> BTreeMap<String, String> {
+    let named = |(namespace, names): &(&str, &str)| {
+        (format!("egress.coil.cybozu.com/{namespace}"), (*names).to_owned())
+    };
+    chosen.iter().map(named).collect()
+}
+
+/// An Egress and its Service.
+pub(crate) fn egress(of: &str, destinations: &[&str]) -> EgressObject {
+    let EgressName { namespace, name } = name(of);
+    serde_json::from_value(json!({
+        "apiVersion": "coil.cybozu.com/v2", "kind": "Egress", "metadata": { "namespace": namespace, "name": name },
+        "spec": { "destinations": destinations },
+    }))
+    .unwrap()
+}
+
+pub(crate) fn service(of: &str, cluster_ips: &[&str]) -> SlimService {
+    let EgressName { namespace, name } = name(of);
+    serde_json::from_value(json!({
+        "metadata": { "namespace": namespace, "name": name },
+        "spec": {
+            "clusterIPs": cluster_ips, "ports": [{ "port": 5555, "protocol": "UDP" }], "sessionAffinity": "ClientIP",
+        },
+    }))
+    .unwrap()
+}
+
+/// The pod as a watch shows it.
+pub(crate) fn shown(chosen: &[(&str, &str)], more: &Value) -> SlimPod {
+    let mut pod = json!({
+        "metadata": { "name": "web", "namespace": "shop", "uid": "u1", "annotations": annotations(chosen) },
+        "status": { "podIPs": [] },
+    });
+    pod.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    let mut pod = serde_json::from_value(pod).unwrap();
+    pods::trimmed(&mut pod);
+    pod
+}
+
+/// A pod with `eth0` to a node, which counts what comes.
+pub(crate) struct Pod {
+    pub(crate) inside: Namespace,
+    node: Namespace,
+    pub(crate) key: Key,
+}
+
+const NODE_RULES: &str = "
+    table inet node {
+        counter in_clear { }
+        counter encapsulated { }
+        chain received { type filter hook prerouting priority raw;
+            ip daddr 203.0.113.0/24 counter name in_clear drop
+            ip daddr 192.168.10.0/24 counter name in_clear drop
+            ip6 daddr 2001:db8::/32 counter name in_clear drop
+            udp dport 5555 counter name encapsulated drop
+        }
+    }";
+
+impl Pod {
+    pub(crate) fn new() -> Self {
+        let (inside, node) = (Namespace::new(), Namespace::new());
+        // The kernel would report link-local addresses of its own at any time.
+        inside.sh("echo 1 > /proc/sys/net/ipv6/conf/default/addr_gen_mode");
+        inside.veth("eth0", &node, "host");
+        let mac = node.sh("ip -br link show host | awk '{print $3}'").trim().to_owned();
+        let [ipv4, ipv6] = POD;
+        inside.sh(&format!(
+            "ip addr add {ipv4}/32 dev eth0; ip -6 addr add {ipv6}/128 dev eth0 nodad
+             ip route add 169.254.1.1 dev eth0; ip neigh add 169.254.1.1 lladdr {mac} dev eth0
+             ip route add default via 169.254.1.1 dev eth0
+             ip -6 neigh add fe80::1 lladdr {mac} dev eth0; ip -6 route add default via fe80::1 dev eth0"
+        ));
+        node.sh(&format!("nft '{NODE_RULES}'"));
+        let key = Key { container_id: "c1".to_owned(), ifname: "eth0".to_owned() };
+        Self { inside, node, key }
+    }
+
+    pub(crate) fn attached(&self) -> Attached {
+        Attached {
+            namespace: "shop".to_owned(),
+            pod: "web".to_owned(),
+            netns: self.inside.path().into(),
+            addresses: POD.map(|text| text.parse().unwrap()).into_iter().collect(),
+            mtu: Some(1500),
+        }
+    }
+
+    /// Packets that came to the node: `in_clear` or `encapsulated`.
+    pub(crate) fn counted(&self, counter: &str) -> u64 {
+        let listed = self.node.sh(&format!("nft list counter inet node {counter}"));
+        listed.split_whitespace().skip_while(|word| *word != "packets").nth(1).unwrap().parse().unwrap()
+    }
+
+    /// Sends a datagram; the errno of a refusal.
+    pub(crate) fn send(&self, to: &str) -> Option<i32> {
+        let to: std::net::SocketAddr = to.parse().unwrap();
+        let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+        self.inside.run(|| {
+            let sent = std::net::UdpSocket::bind(any).and_then(|socket| socket.send_to(b"x", to));
+            sent.err().and_then(|error| error.raw_os_error())
+        })
+    }
+
+    /// What a command prints, in one line, without unreachable routes.
+    pub(crate) fn shown(&self, command: &str) -> String {
+        let output = self.inside.sh(command);
+        let lines = output.lines().filter(|line| !line.starts_with("unreachable"));
+        lines.flat_map(str::split_whitespace).collect::<Vec<_>>().join(" ")
+    }
+
+    /// Everything of egress.
+    pub(crate) fn egress_state(&self) -> String {
+        self.inside.sh(
+            "ip rule; ip -6 rule; ip route show table 117; ip route show table 118; ip -6 route show table 117
+             ip -6 route show table 118; ip -br link | grep fou || true
+             for link in $(ip -br link | awk '/^fou/ {print $1}') eth0; do tc filter show dev $link egress || true; done
+             tc filter show dev eth0 ingress || true",
+        )
+    }
+}
+
+/// Waits until a condition holds, and returns how long that took.
+pub(crate) async fn within(limit: Duration, what: &str, condition: impl Fn() -> bool) -> Duration {
+    let start = Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < limit, "not within {limit:?}: {what}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    start.elapsed()
+}
