@@ -96,12 +96,20 @@ fn run_ring(ring: &Ring, executables: &[Executable], filter: &[String]) -> Outco
         .iter()
         .filter(|executable| ring.packages.contains(&executable.package.as_str()))
         .collect();
+    let waits = |executable: &&Executable| {
+        let name = executable.path.file_name().unwrap_or_default();
+        ring.waiting.iter().any(|waiting| name.starts_with(&format!("{waiting}-")))
+    };
+    let (waiting, others): (Vec<&Executable>, Vec<&Executable>) = of_ring.into_iter().partition(waits);
+    let run = |executable: &Executable| run_one(executable, &programs, ring.options, filter, ring.limit);
+    let outcomes = thread::scope(|scope| {
+        let beside = scope.spawn(|| run_parallel(&waiting, 1, run));
+        let others = run_parallel(&others, ring.parallel, run);
+        // A panic there has failed this program already.
+        others.into_iter().chain(beside.join().unwrap_or_default()).collect::<Vec<_>>()
+    });
     let mut total = Outcome::default();
-    for outcome in run_parallel(&of_ring, ring.parallel, |executable| {
-        run_one(executable, &programs, ring.options, filter, ring.limit)
-    }) {
-        total.add(outcome);
-    }
+    outcomes.into_iter().for_each(|outcome| total.add(outcome));
     let seconds = start.elapsed().as_secs_f64();
     say(&format!("    {}: {} in {seconds:.0} s", ring.name, total.counts));
     total

@@ -30,7 +30,7 @@ use crate::orphans::{self, OrphanMetrics};
 use crate::relay::Reconciler;
 use crate::stores::Stores;
 use crate::work_queue::{ReconcileMetrics, WorkQueueMetrics};
-use crate::{discovery, granularity, leadership, mesh, not_implemented, peer_facts, pools};
+use crate::{discovery, granularity, leadership, mesh, peer_facts, pools, without_effect};
 
 /// How long the leader waits before it does certain things.
 #[derive(Debug, Clone, Copy)]
@@ -108,8 +108,8 @@ pub(crate) fn start(
     let egresses = watcher(Api::all(client.clone()), config()).modify(lean::any);
     let egresses = caches::start(subsystem, "Egresses", egresses);
     let changes = [meshes.subscribe(), egresses.subscribe()];
-    let ignored = not_implemented::run(client.clone(), meshes.store.clone(), egresses.store, changes);
-    subsystem.spawn("fields without effect", ignored);
+    let ignored = without_effect::run(client.clone(), meshes.store.clone(), egresses.store, changes);
+    subsystem.spawn("conditions of what has no effect", ignored);
     let relay = Reconciler::new(client.clone(), meshes.store.clone(), identity.to_owned());
     subsystem.spawn("relay", relay.run(meshes.subscribe()));
     let secret = discovery::run(client.clone(), meshes.store.clone(), meshes.subscribe());

@@ -23,7 +23,6 @@ mod mesh;
 mod mesh_addresses;
 #[cfg(test)]
 mod metrics_tests;
-mod not_implemented;
 mod orphans;
 mod peer_facts;
 mod pool_status;
@@ -31,6 +30,7 @@ mod pools;
 mod program;
 mod relay;
 mod stores;
+mod without_effect;
 mod work_queue;
 
 pub use program::{Settings, run};

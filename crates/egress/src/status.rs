@@ -8,8 +8,6 @@ use crate::objects::pod_labels;
 
 /// Type of the condition that says whether gateways are there.
 pub const READY: &str = "Ready";
-/// Reason of that condition while another writer says that gateways have no effect yet. It stays then.
-pub const NOT_IMPLEMENTED: &str = "NotImplemented";
 
 /// Why an Egress is ready or not.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -59,7 +57,7 @@ fn available(status: Option<&DeploymentStatus>) -> i32 {
     status.and_then(|status| status.available_replicas).unwrap_or_default()
 }
 
-/// The status to apply; `None` if the Egress has it. A condition of another writer, [`NOT_IMPLEMENTED`], is left to it.
+/// The status to apply; `None` if the Egress has it.
 pub fn due(
     egress: &Egress,
     deployment: Option<&Deployment>,
@@ -69,12 +67,11 @@ pub fn due(
     let present = egress.status.clone().unwrap_or_default();
     let name = egress.metadata.name.as_deref().unwrap_or_default();
     let before = present.conditions.iter().find(|condition| condition.type_ == READY);
-    let is_ours = before.is_none_or(|before| before.reason != NOT_IMPLEMENTED);
-    let condition = is_ours.then(|| condition(before, finding, egress.metadata.generation, now));
+    let condition = condition(before, finding, egress.metadata.generation, now);
     let wanted = EgressStatus {
         replicas: Some(available(deployment.and_then(|deployment| deployment.status.as_ref()))),
         selector: Some(selector(name)),
-        conditions: condition.into_iter().collect(),
+        conditions: vec![condition],
     };
     let is_there = (present.replicas, &present.selector) == (wanted.replicas, &wanted.selector)
         && wanted.conditions.iter().all(|condition| present.conditions.contains(condition));
@@ -183,14 +180,13 @@ mod tests {
     }
 
     #[test]
-    fn the_condition_of_the_other_writer_stays() {
+    fn what_another_writer_said_is_replaced() {
         let condition = json!({
-            "type": "Ready", "status": "False", "reason": "NotImplemented", "message": "no",
+            "type": "Ready", "status": "False", "reason": "NoController", "message": "no",
             "lastTransitionTime": "2026-01-01T00:00:00Z",
         });
         let egress = egress(&json!({ "conditions": [condition] }));
-        let finding = Finding::of(&egress, None);
-        let status = due(&egress, None, &finding, at(1)).unwrap();
-        assert_eq!((status.replicas, status.conditions.len()), (Some(0), 0));
+        let status = due(&egress, None, &Finding::of(&egress, None), at(1)).unwrap();
+        assert_eq!((status.replicas, status.conditions[0].reason.as_str()), (Some(0), "NoneAvailable"));
     }
 }

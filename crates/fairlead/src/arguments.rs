@@ -235,7 +235,7 @@ pub(crate) struct NodeArguments {
     #[arg(long, value_name = "BOOL", default_value = "true",
         num_args = 0..=1, require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
     pub(crate) enable_ipam: bool,
-    /// Without effect: egress gateways are not implemented yet
+    /// Coil's switch of egress gateways, which are always there for pods that ask for them; both this and IPAM cannot be off
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub(crate) enable_egress: Option<bool>,
     /// Release an address block after it has been empty for this long, such as 1m or 1h30m
@@ -326,7 +326,7 @@ impl NodeArguments {
     pub(crate) fn without_effect(&self) -> Vec<&'static str> {
         let mut flags = self.logging.given();
         flags.extend(self.egress.given());
-        flags.extend((self.enable_egress == Some(true)).then_some("--enable-egress"));
+        flags.extend((self.enable_egress == Some(false)).then_some("--enable-egress=false"));
         flags
     }
 }

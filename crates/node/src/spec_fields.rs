@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt::Debug;
 
-use fairlead_api::resources::not_implemented::{Gap, NotImplemented, Values};
+use fairlead_api::resources::not_implemented::{NotImplemented, Values};
 use kube::CustomResourceExt;
 use serde_json::{Value, json};
 
@@ -25,12 +25,9 @@ pub(crate) fn assert_each_is_read_or_listed<K: CustomResourceExt, T: PartialEq +
             "nothing reads {path}: list it in api::not_implemented"
         );
     }
-    let gaps: Vec<(&str, bool)> = match listed.map(|listed| listed.gap) {
-        Some(Gap::Fields(fields)) => {
-            fields.iter().map(|field| (field.path, matches!(field.values, Values::Only(_)))).collect()
-        }
-        _ => Vec::new(),
-    };
+    let listed = listed.map(|listed| listed.fields).unwrap_or_default();
+    let gaps: Vec<(&str, bool)> =
+        listed.iter().map(|field| (field.path, matches!(field.values, Values::Only(_)))).collect();
     let schema = serde_json::to_value(&K::crd().spec.versions[0].schema).unwrap();
     let mut fields = BTreeSet::new();
     leaves("spec", &schema["openAPIV3Schema"]["properties"]["spec"], &mut fields);

@@ -112,18 +112,6 @@ fn what_has_no_effect_has_a_condition(world: &World) {
     assert!(ignored("True").unwrap().contains("have no effect: spec.apiServerURL ("));
     patch(json!({ "apiServerURL": null }));
     ignored("False").unwrap();
-
-    let egress = json!({
-        "apiVersion": "coil.cybozu.com/v2", "kind": "Egress", "metadata": { "name": "nat", "namespace": "demo" },
-        "spec": { "destinations": ["0.0.0.0/0"] },
-    });
-    world.plane.apply(&egress.to_string()).unwrap();
-    let ready = || condition(&["egress", "-n", "demo", "nat"], "Ready");
-    let (status, message) = world.wait_for(TIMEOUT, |_| ready()).unwrap();
-    assert_eq!(
-        (status.as_str(), message.as_str()),
-        ("False", "Egress is not implemented yet: no egress gateway is created")
-    );
 }
 
 fn pools_are_completed_and_judged(world: &World) {

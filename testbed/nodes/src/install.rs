@@ -18,6 +18,8 @@ const TIMEOUT: Duration = Duration::from_secs(180);
 pub enum Mode {
     /// `deploy/`, and a mesh of all nodes.
     Mesh,
+    /// `deploy/overlays/egress`, and a mesh of all nodes.
+    MeshWithEgress,
     /// `deploy/overlays/router`: plain routes, for nodes on one network.
     Router,
 }
@@ -27,8 +29,13 @@ impl Mode {
     fn kustomization(self) -> &'static str {
         match self {
             Self::Mesh => "deploy",
+            Self::MeshWithEgress => "deploy/overlays/egress",
             Self::Router => "deploy/overlays/router",
         }
+    }
+
+    fn has_mesh(self) -> bool {
+        matches!(self, Self::Mesh | Self::MeshWithEgress)
     }
 }
 
@@ -96,16 +103,13 @@ impl Cluster {
         self.kubectl(&["apply", "-k", &kustomization.to_string_lossy()])?;
         self.kubectl(&["wait", "--for=condition=Established", "crd", "--all", "--timeout=60s"])?;
         self.apply(&pool(self.families())?)?;
-        if mode == Mode::Mesh {
+        if mode.has_mesh() {
             self.kubectl(&["apply", "-f", &checkout().join("deploy/examples/mesh.yaml").to_string_lossy()])?;
         }
         self.progress().step(&format!(
             "kubectl apply -k {}, a pool{}",
             kustomization.display(),
-            match mode {
-                Mode::Mesh => " and a mesh",
-                Mode::Router => "",
-            }
+            if mode.has_mesh() { " and a mesh" } else { "" }
         ));
         self.wait_fairlead()?;
         self.wait_ready()
@@ -172,14 +176,17 @@ impl Cluster {
         Ok(())
     }
 
-    /// Waits until the DaemonSet and the Deployment of `deploy/` have what they want.
+    /// Waits until the DaemonSet and the Deployments of `deploy/` have what they want.
     ///
     /// # Errors
     /// They do not; the message shows their pods and logs.
     pub fn wait_fairlead(&self) -> Result<()> {
         self.wake_daemonset_controller();
         let timeout = format!("--timeout={}s", TIMEOUT.as_secs());
-        for what in ["daemonset/coild", "deployment/coil-ipam-controller"] {
+        let egress = ["get", "deployment", "coil-egress-controller", "--ignore-not-found", "-o", "name"];
+        let egress = self.kubectl(&[&["-n", "kube-system"], &egress[..]].concat())?;
+        let egress = (!egress.trim().is_empty()).then_some("deployment/coil-egress-controller");
+        for what in ["daemonset/coild", "deployment/coil-ipam-controller"].into_iter().chain(egress) {
             self.kubectl(&["-n", "kube-system", "rollout", "status", what, &timeout])
                 .with_context(|| self.explain())?;
         }
@@ -225,9 +232,9 @@ impl Cluster {
         };
         let mut text = ask(&["get", "pods,nodes", "-A", "-o", "wide"]);
         text += &ask(&["get", "events", "-A", "--field-selector", "type=Warning"]);
-        for component in ["coild", "coil-ipam-controller"] {
+        for component in ["coild", "coil-ipam-controller", "coil-egress-controller", "egress"] {
             let selector = format!("app.kubernetes.io/component={component}");
-            text += &ask(&["-n", "kube-system", "logs", "--prefix", "--tail=15", "-l", &selector]);
+            text += &ask(&["logs", "-A", "--prefix", "--tail=15", "-l", &selector]);
         }
         for node in self.nodes() {
             text += &tail(&node.log("kubelet"));

@@ -11,6 +11,8 @@ pub(crate) struct Ring {
     pub(crate) packages: &'static [&'static str],
     /// Number of test executables that run concurrently: those of the first two rings mostly wait.
     pub(crate) parallel: usize,
+    /// Test executables that wait nearly all of the time: they run beside the others, one at a time.
+    pub(crate) waiting: &'static [&'static str],
     /// Only when it is named: a cluster of real nodes needs the machine to itself.
     pub(crate) only_by_name: bool,
     /// How long one test executable may run: several times what it takes on two busy cores.
@@ -47,6 +49,7 @@ pub(crate) const RINGS: &[Ring] = &[
             "xtask",
         ],
         parallel: 4,
+        waiting: &[],
         only_by_name: false,
         limit: Duration::from_secs(5 * MINUTE),
         options: &[],
@@ -66,6 +69,7 @@ pub(crate) const RINGS: &[Ring] = &[
             "fairlead-bench",
         ],
         parallel: 3,
+        waiting: &[],
         only_by_name: false,
         limit: Duration::from_secs(5 * MINUTE),
         options: &[],
@@ -74,6 +78,7 @@ pub(crate) const RINGS: &[Ring] = &[
         name: "kube",
         packages: &["testbed-kube"],
         parallel: 2,
+        waiting: &[],
         only_by_name: false,
         limit: Duration::from_secs(5 * MINUTE),
         options: &[],
@@ -82,6 +87,7 @@ pub(crate) const RINGS: &[Ring] = &[
         name: "vm",
         packages: &["testbed-vm"],
         parallel: 1,
+        waiting: &[],
         only_by_name: false,
         limit: Duration::from_secs(10 * MINUTE),
         options: &[],
@@ -90,6 +96,8 @@ pub(crate) const RINGS: &[Ring] = &[
         name: "demo",
         packages: &["fairlead-demo"],
         parallel: 2,
+        // A rekey takes two minutes to come.
+        waiting: &["clocks"],
         only_by_name: false,
         limit: Duration::from_secs(15 * MINUTE),
         options: &[],
@@ -98,6 +106,7 @@ pub(crate) const RINGS: &[Ring] = &[
         name: "nodes",
         packages: &["testbed-nodes"],
         parallel: 1,
+        waiting: &[],
         only_by_name: true,
         limit: Duration::from_secs(20 * MINUTE),
         // What a test wrote until it hung must not be lost.

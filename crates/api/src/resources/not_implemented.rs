@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::names::MAX_RELAY_REPLICAS;
 
-/// A kind of object of which something has no effect.
+/// A kind of object of which fields have no effect.
 #[derive(Debug, Clone, Copy)]
 pub struct NotImplemented {
     /// API group; empty for Kubernetes's core group.
@@ -21,17 +21,8 @@ pub struct NotImplemented {
     pub kind: &'static str,
     /// Resource name, as in URLs.
     pub plural: &'static str,
-    /// What has no effect.
-    pub gap: Gap,
-}
-
-/// What of an object has no effect.
-#[derive(Debug, Clone, Copy)]
-pub enum Gap {
-    /// Fields, with all that is below them.
-    Fields(&'static [Field]),
-    /// The whole object; the sentence says what therefore does not happen.
-    Object(&'static str),
+    /// What has no effect, with all that is below it.
+    pub fields: &'static [Field],
 }
 
 /// A field without effect.
@@ -59,16 +50,7 @@ pub enum Values {
 }
 
 /// Everything that has no effect yet.
-pub const NOT_IMPLEMENTED: &[NotImplemented] = &[EGRESS, WIREKUBE_MESH];
-
-/// Egresses.
-pub const EGRESS: NotImplemented = NotImplemented {
-    group: "coil.cybozu.com",
-    version: "v2",
-    kind: "Egress",
-    plural: "egresses",
-    gap: Gap::Object("no egress gateway is created"),
-};
+pub const NOT_IMPLEMENTED: &[NotImplemented] = &[WIREKUBE_MESH];
 
 /// Settings of the mesh.
 pub const WIREKUBE_MESH: NotImplemented = NotImplemented {
@@ -76,7 +58,7 @@ pub const WIREKUBE_MESH: NotImplemented = NotImplemented {
     version: "v1alpha1",
     kind: "WireKubeMesh",
     plural: "wirekubemeshes",
-    gap: Gap::Fields(&[
+    fields: &[
         Field::any("spec.apiServerURL", "nodes know the API server that they read it from"),
         Field::any("spec.natTraversal.directConnectedWindowSeconds", PROBED),
         Field::other_than("spec.natTraversal.handshakeValidWindowSeconds", 180, PROBED),
@@ -84,7 +66,7 @@ pub const WIREKUBE_MESH: NotImplemented = NotImplemented {
         Field::any("spec.relay.external.controlEndpoint", "one connection to endpoint has everything"),
         Field::above("spec.relay.managed.replicas", MAX_RELAY_REPLICAS, "each is connected to all others"),
         Field::value("spec.relay.managed.transport", "ws", "it always has TLS, as wss"),
-    ]),
+    ],
 };
 
 /// Paths are judged by probes, which follow the round-trip time, and not by the age of handshakes.
@@ -142,21 +124,13 @@ impl Field {
 impl NotImplemented {
     /// What of this object has no effect, in the words of the warning; `None` if nothing.
     pub fn message(&self, object: &Value) -> Option<String> {
-        let found: Vec<String> = match self.gap {
-            Gap::Fields(fields) => {
-                fields.iter().filter(|field| field.is_in(object)).map(Field::label).collect()
-            }
-            Gap::Object(consequence) => return Some(self.sentence(consequence)),
-        };
+        let found: Vec<String> =
+            self.fields.iter().filter(|field| field.is_in(object)).map(Field::label).collect();
         (!found.is_empty()).then(|| self.sentence(&found.join(", ")))
     }
 
     fn sentence(&self, what: &str) -> String {
-        let Self { kind, .. } = self;
-        match self.gap {
-            Gap::Fields(_) => format!("fields of {kind} that have no effect: {what}"),
-            Gap::Object(_) => format!("{kind} is not implemented yet: {what}"),
-        }
+        format!("fields of {} that have no effect: {what}", self.kind)
     }
 
     /// The admission policy and its binding: the API server answers the write of such an object with a warning.
@@ -196,14 +170,8 @@ impl NotImplemented {
 
     /// What has no effect, as a list in CEL.
     fn found(&self) -> String {
-        let select = |candidates: Vec<(String, String)>| {
-            let each = candidates.iter().map(|(cel, label)| format!("({cel} ? ['{label}'] : [])"));
-            each.collect::<Vec<_>>().join(" + ")
-        };
-        match self.gap {
-            Gap::Fields(fields) => select(fields.iter().map(|field| (field.cel(), field.label())).collect()),
-            Gap::Object(consequence) => format!("['{consequence}']"),
-        }
+        let each = self.fields.iter().map(|field| format!("({} ? ['{}'] : [])", field.cel(), field.label()));
+        each.collect::<Vec<_>>().join(" + ")
     }
 }
 
@@ -221,20 +189,17 @@ pub(super) fn explain(definition: &mut CustomResourceDefinition) {
     };
     let schemas = definition.spec.versions.iter_mut().filter_map(|version| version.schema.as_mut());
     for schema in schemas.filter_map(|schema| schema.open_api_v3_schema.as_mut()) {
-        match entry.gap {
-            Gap::Fields(fields) => fields.iter().for_each(|field| {
-                let words = match field.values {
-                    Values::Above(limit) => format!("Without effect: more than {limit} ({}).", field.why),
-                    Values::Only(value) => format!("Without effect: {value} ({}).", field.why),
-                    Values::Any | Values::OtherThan(_) => format!("Without effect: {}.", field.why),
-                };
-                let property = field
-                    .path
-                    .split('.')
-                    .try_fold(&mut *schema, |schema, name| schema.properties.as_mut()?.get_mut(name));
-                property.into_iter().for_each(|property| append(property, &words));
-            }),
-            Gap::Object(consequence) => append(schema, &format!("Not implemented yet: {consequence}.")),
+        for field in entry.fields {
+            let words = match field.values {
+                Values::Above(limit) => format!("Without effect: more than {limit} ({}).", field.why),
+                Values::Only(value) => format!("Without effect: {value} ({}).", field.why),
+                Values::Any | Values::OtherThan(_) => format!("Without effect: {}.", field.why),
+            };
+            let property = field
+                .path
+                .split('.')
+                .try_fold(&mut *schema, |schema, name| schema.properties.as_mut()?.get_mut(name));
+            property.into_iter().for_each(|property| append(property, &words));
         }
     }
 }
@@ -270,20 +235,15 @@ mod tests {
         let message = WIREKUBE_MESH.message(&traversal("enabled", 60)).unwrap();
         let expected = "have no effect: spec.natTraversal.handshakeValidWindowSeconds (probes find a dead path within seconds)";
         assert!(message.ends_with(expected), "{message}");
-        assert_eq!(
-            EGRESS.message(&json!({})).unwrap(),
-            "Egress is not implemented yet: no egress gateway is created"
-        );
     }
 
     #[test]
     fn every_listed_field_exists_and_says_so() {
         for entry in NOT_IMPLEMENTED {
-            let Gap::Fields(fields) = entry.gap else { continue };
             let all = super::super::definitions();
             let definition = all.iter().find(|definition| definition.spec.names.kind == entry.kind).unwrap();
             let schema = serde_json::to_value(&definition.spec.versions[0].schema).unwrap();
-            for field in fields {
+            for field in entry.fields {
                 let path = field.path.split('.').map(|name| format!("/properties/{name}"));
                 let path = path.collect::<String>();
                 let property = schema.pointer(&format!("/openAPIV3Schema{path}")).expect(field.path);

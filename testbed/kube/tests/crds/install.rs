@@ -67,6 +67,7 @@ fn the_overlays_are_taken_too() {
         ("registry", "registry.example.com/fairlead:"),
         ("router", "--router"),
         ("mesh-only", "--enable-ipam=false"),
+        ("egress", "coil-egress-controller"),
     ] {
         let directory = checkout().join("deploy/overlays").join(overlay);
         let arguments = ["apply", "--server-side", "--force-conflicts", "--dry-run=server", "-o=json", "-k"];

@@ -1,8 +1,9 @@
-//! Conditions that name what of an object has no effect yet: fields of a WireKubeMesh, and every Egress.
+//! Conditions that say what has no effect: fields of a WireKubeMesh, and an Egress that no controller of egress gateways takes, since
+//! that controller is installed apart.
 
 use std::time::Duration;
 
-use fairlead_api::resources::not_implemented::{EGRESS, WIREKUBE_MESH};
+use fairlead_api::resources::not_implemented::WIREKUBE_MESH;
 use fairlead_api::resources::{Egress, WireKubeMesh};
 use fairlead_cluster::conditions::{Finding, condition};
 use fairlead_cluster::writes::is_stale;
@@ -16,16 +17,17 @@ use tokio::sync::watch;
 use crate::changes::Changes;
 
 /// Field manager of these conditions alone: other conditions of the same objects have other writers.
-const MANAGER: &str = "fairlead-not-implemented";
+const MANAGER: &str = "fairlead-without-effect";
 /// Changes are collected this long.
 const DEBOUNCE: Duration = Duration::from_secs(1);
 /// Interval without a change, for writes that failed.
 const RESYNC_INTERVAL: Duration = Duration::from_secs(30);
 /// Whether fields of a WireKubeMesh have no effect.
 const FIELDS_IGNORED: &str = "FieldsIgnored";
-/// Whether the gateways of an Egress are there.
+/// Whether the gateways of an Egress are there: a condition of its controller, which replaces what is written here.
 const READY: &str = "Ready";
-const NOT_IMPLEMENTED: &str = "NotImplemented";
+/// How old an Egress without that condition is before it says so.
+const CONTROLLER_PATIENCE: jiff::SignedDuration = jiff::SignedDuration::from_secs(60);
 
 /// Keeps the conditions current forever.
 pub(crate) async fn run(
@@ -71,7 +73,7 @@ fn of_mesh(mesh: &WireKubeMesh, now: jiff::Timestamp) -> Option<Value> {
     let present = mesh.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
     let object = json!({ "spec": mesh.spec });
     let (holds, reason, message) = match WIREKUBE_MESH.message(&object) {
-        Some(message) => (true, NOT_IMPLEMENTED, message),
+        Some(message) => (true, "NotImplemented", message),
         None => (false, "AllFieldsRead", "every field of the spec is read".to_owned()),
     };
     let finding = Finding { type_: FIELDS_IGNORED, holds, reason, message };
@@ -79,10 +81,16 @@ fn of_mesh(mesh: &WireKubeMesh, now: jiff::Timestamp) -> Option<Value> {
     Some(status("wirekube.io/v1alpha1", "WireKubeMesh", &mesh.name_any(), &condition))
 }
 
+/// What to apply to the status of an Egress of which nothing is known yet; `None` if another writer knows something. Pure.
 fn of_egress(egress: &Egress, now: jiff::Timestamp) -> Option<Value> {
     let present = egress.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
-    let message = EGRESS.message(&json!({}))?;
-    let finding = Finding { type_: READY, holds: false, reason: NOT_IMPLEMENTED, message };
+    let Time(created) = egress.metadata.creation_timestamp.as_ref()?;
+    if present.iter().any(|it| it.type_ == READY) || now.duration_since(*created) < CONTROLLER_PATIENCE {
+        return None;
+    }
+    let message =
+        "no controller of egress gateways is here: kubectl apply -k deploy/overlays/egress".to_owned();
+    let finding = Finding { type_: READY, holds: false, reason: "NoController", message };
     let condition = due(present, finding, egress.metadata.generation, now)?;
     Some(status("coil.cybozu.com/v2", "Egress", &egress.name_any(), &condition))
 }
@@ -140,15 +148,21 @@ mod tests {
     }
 
     #[test]
-    fn an_egress_is_never_ready() {
-        let egress = json!({
-            "apiVersion": "coil.cybozu.com/v2", "kind": "Egress", "metadata": { "name": "e", "namespace": "n" },
-            "spec": { "destinations": ["0.0.0.0/0"] },
-        });
-        let egress: Egress = serde_json::from_value(egress).unwrap();
-        let patch = of_egress(&egress, jiff::Timestamp::UNIX_EPOCH).unwrap();
+    fn an_egress_that_no_controller_takes_says_so_after_a_minute() {
+        let egress = |conditions: Value| -> Egress {
+            let object = json!({
+                "apiVersion": "coil.cybozu.com/v2", "kind": "Egress",
+                "metadata": { "name": "e", "namespace": "n", "creationTimestamp": "1970-01-01T00:00:00Z" },
+                "spec": { "destinations": ["0.0.0.0/0"] }, "status": { "conditions": conditions },
+            });
+            serde_json::from_value(object).unwrap()
+        };
+        let at = |second| jiff::Timestamp::from_second(second).unwrap();
+        assert_eq!(of_egress(&egress(json!([])), at(59)), None);
+        let patch = of_egress(&egress(json!([])), at(60)).unwrap();
         let (type_, status, message) = written(&patch);
         assert_eq!((type_, status), ("Ready", "False"));
-        assert!(message.contains("no egress gateway is created"), "{message}");
+        assert!(message.contains("deploy/overlays/egress"), "{message}");
+        assert_eq!(of_egress(&egress(patch["status"]["conditions"].clone()), at(600)), None);
     }
 }

@@ -1,0 +1,219 @@
+//! Programs that are killed, gateways that are drained or lose their power, and what others delete, under traffic.
+
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use testbed_lab::traffic::Flow;
+use testbed_lab::{Place, eventually};
+use testbed_nodes::Cluster;
+
+use crate::BED;
+use crate::bed::{Pod, Room, TIMEOUT, network};
+use crate::outside::{connect, no_client_address_was_seen, outside, run};
+use crate::setup::{DOMESTIC, INTERNET, clients, gateways};
+
+/// Pause between two datagrams of the flow that measures gaps.
+const PACE: Duration = Duration::from_millis(10);
+/// How long it takes until messages of now are old enough to be counted.
+const SETTLE: Duration = Duration::from_millis(1100);
+
+/// Flows of clients to the machine outside: TCP in both families, and UDP every 10 ms.
+struct Outgoing {
+    flows: Vec<Flow>,
+}
+
+impl Outgoing {
+    fn start(cluster: &Cluster, pods: &[Pod]) -> Self {
+        let outside = outside(cluster);
+        let mut flows = Vec::new();
+        for pod in pods {
+            let place = network(cluster, pod);
+            for to in outside.addresses() {
+                for _ in 0..4 {
+                    flows.push(Flow::tcp(&place, &outside.host, to).unwrap());
+                }
+                flows.push(Flow::udp_every(PACE, &place, &outside.host, to).unwrap());
+            }
+        }
+        let outgoing = Self { flows };
+        // Flows that are older than a second.
+        std::thread::sleep(Duration::from_secs(1));
+        outgoing.flow();
+        outgoing
+    }
+
+    /// Waits until all flow.
+    fn flow(&self) {
+        let mark = Instant::now();
+        while !self.flows.iter().all(|flow| flow.flows_since(mark)) {
+            assert!(mark.elapsed() < TIMEOUT, "flows have stopped");
+            for flow in &self.flows {
+                assert!(flow.ended().is_none(), "{} ended: {:?}", flow.name(), flow.ended());
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// Not one message since `mark` was lost.
+    fn lost_nothing(&self, mark: Instant, what: &str) {
+        self.flow();
+        std::thread::sleep(SETTLE);
+        let figures: Vec<_> = self.flows.iter().map(|flow| flow.figures_since(mark)).collect();
+        let (sent, lost) = figures.iter().fold((0, 0), |sum, it| (sum.0 + it.sent, sum.1 + it.lost));
+        let gap = figures.iter().map(|it| it.longest_gap).max().unwrap_or_default();
+        println!("{what}: {lost} of {sent} messages of {} flows lost; longest gap {gap:.2?}", figures.len());
+        assert_eq!(lost, 0, "{what}");
+    }
+}
+
+/// Kills a container without a word; kubelet starts it again.
+fn kill(cluster: &Cluster, namespace: &str, pod: &str) {
+    let ask = |path: &str| {
+        cluster.kubectl(&["-n", namespace, "get", "pod", pod, "-o", &format!("jsonpath={path}")]).unwrap()
+    };
+    let restarts = || ask("{.status.containerStatuses[0].restartCount}/{.status.containerStatuses[0].ready}");
+    let container = ask("{.status.containerStatuses[0].containerID}");
+    let before: u32 = restarts().split('/').next().unwrap().parse().unwrap();
+    let node = cluster.node(&ask("{.spec.nodeName}")).unwrap();
+    let container = container.trim_start_matches("containerd://");
+    node.exec(&["ctr", "-n", "k8s.io", "tasks", "kill", "-s", "SIGKILL", container]).unwrap();
+    let is_back = || {
+        ensure!(restarts() == format!("{}/true", before + 1), "{pod}: {}", restarts());
+        Ok(())
+    };
+    eventually(TIMEOUT, is_back).with_context(|| cluster.explain()).unwrap();
+}
+
+fn pods_of(cluster: &Cluster, selector: &str) -> Vec<String> {
+    let path = "jsonpath={.items[*].metadata.name}";
+    let list = cluster.kubectl(&["-n", "kube-system", "get", "pods", "-l", selector, "-o", path]).unwrap();
+    list.split_whitespace().map(str::to_owned).collect()
+}
+
+#[test]
+fn no_flow_is_lost_when_programs_are_killed() {
+    let cluster = BED.alone();
+    let room = Room::new(&cluster, "killed");
+    let pods = clients(&room, 3);
+    let outgoing = Outgoing::start(&cluster, &pods);
+    let mark = Instant::now();
+    for gateway in gateways(&cluster, INTERNET).unwrap() {
+        kill(&cluster, INTERNET, &gateway.name);
+        outgoing.lost_nothing(mark, "kill -9 of a gateway program");
+    }
+    let mark = Instant::now();
+    for program in pods_of(&cluster, "app.kubernetes.io/component=coild") {
+        kill(&cluster, "kube-system", &program);
+    }
+    for program in pods_of(&cluster, "app.kubernetes.io/component=coil-egress-controller") {
+        kill(&cluster, "kube-system", &program);
+    }
+    // Packets between nodes wait while the program with the embedded tunnel is away, so only those of one node are counted.
+    outgoing.flow();
+    println!("kill -9 of node programs: all flows go on after {:.2?}", mark.elapsed());
+    no_client_address_was_seen(&cluster);
+}
+
+#[test]
+fn gateways_that_are_replaced_keep_their_flows_until_these_end() {
+    let cluster = BED.alone();
+    let room = Room::new(&cluster, "replaced");
+    let pods = clients(&room, 3);
+    let outgoing = Outgoing::start(&cluster, &pods);
+    let before = gateways(&cluster, INTERNET).unwrap();
+    let mark = Instant::now();
+    cluster.kubectl(&["-n", INTERNET, "rollout", "restart", "deployment/nat"]).unwrap();
+    cluster.kubectl(&["-n", INTERNET, "rollout", "status", "deployment/nat", "--timeout=120s"]).unwrap();
+    outside(&cluster);
+    outgoing.lost_nothing(mark, "gateways replaced");
+    let (_, seen) = connect(&network(&cluster, &pods[0]), outside(&cluster).addresses()[0]).unwrap();
+    assert!(
+        before.iter().all(|old| !old.addresses.contains(&seen)),
+        "a new flow goes to a new gateway, not {seen}"
+    );
+    drop(outgoing);
+    let are_gone = || {
+        let names = cluster.kubectl(&["-n", INTERNET, "get", "pods", "-o", "name"])?;
+        ensure!(before.iter().all(|old| !names.contains(&old.name)), "{names}");
+        Ok(())
+    };
+    eventually(TIMEOUT, are_gone).unwrap();
+    no_client_address_was_seen(&cluster);
+}
+
+#[test]
+fn what_others_delete_in_a_client_is_mended() {
+    let cluster = BED.alone();
+    let room = Room::new(&cluster, "mended");
+    let pods = clients(&room, 1);
+    let place = network(&cluster, &pods[0]);
+    let to = outside(&cluster).addresses()[0];
+    let gateway_addresses = crate::setup::addresses(&gateways(&cluster, INTERNET).unwrap());
+    let flushes = [
+        "ip rule del priority 2100",
+        "ip rule del priority 1900",
+        "ip route flush table 118",
+        "tc qdisc del dev eth0 clsact",
+        "ip link del $(ip -br link | grep -o 'fou4_[0-9a-f]*' | head -1)",
+    ];
+    for flush in flushes {
+        run(&place, flush).unwrap();
+        let begun = Instant::now();
+        let works = || -> Result<()> {
+            let seen = try_connect(&place, to)?;
+            ensure!(gateway_addresses.contains(&seen), "from {seen}");
+            Ok(())
+        };
+        eventually(TIMEOUT, works).with_context(|| flush).unwrap();
+        println!("{flush}: mended within {:.2?}", begun.elapsed());
+    }
+    no_client_address_was_seen(&cluster);
+}
+
+fn try_connect(place: &impl Place, to: IpAddr) -> Result<IpAddr> {
+    Ok(connect(place, to)?.1)
+}
+
+#[test]
+fn a_gateway_whose_node_loses_power_gets_no_new_flow() {
+    let mut cluster = BED.alone();
+    let victim = {
+        let room = Room::new(&cluster, "power");
+        let pods = clients(&room, 3);
+        room.keep();
+        drop(pods);
+        let on_second = gateways(&cluster, INTERNET).unwrap();
+        on_second.into_iter().find(|gateway| gateway.node == "cloud-2").map(|gateway| gateway.node)
+    };
+    let Some(victim) = victim else { panic!("no gateway on cloud-2") };
+    let room = Room::again(&cluster, "power");
+    let client = room.pods("client").unwrap().into_iter().find(|pod| pod.node == "cloud-1").unwrap();
+    room.keep();
+    let place = network(&cluster, &client);
+    let to = outside(&cluster).addresses()[0];
+    cluster.node_mut(&victim).unwrap().power_cut().unwrap();
+    let cut = Instant::now();
+    let works = || -> Result<()> {
+        // Ten in a row, so that none goes to the dead one.
+        (0..10).try_for_each(|_| try_connect_soon(&place, to))
+    };
+    eventually(TIMEOUT, works).unwrap();
+    println!("power cut: all new flows go to the other gateway after {:.2?}", cut.elapsed());
+    cluster.node_mut(&victim).unwrap().power_on().unwrap();
+    let room = Room::again(&cluster, "power");
+    for namespace in [INTERNET, DOMESTIC] {
+        let status = ["-n", namespace, "rollout", "status", "deployment/nat", "--timeout=180s"];
+        cluster.kubectl(&status).with_context(|| cluster.explain()).unwrap();
+    }
+    drop(room);
+    no_client_address_was_seen(&cluster);
+}
+
+/// A connection that comes about at once.
+fn try_connect_soon(place: &impl Place, to: IpAddr) -> Result<()> {
+    let target = std::net::SocketAddr::from((to, crate::outside::PORT));
+    let connect = || std::net::TcpStream::connect_timeout(&target, Duration::from_millis(300));
+    place.inside(connect)??;
+    Ok(())
+}

@@ -1,0 +1,149 @@
+//! The cluster with both Egresses, and client pods.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use anyhow::{Context, Result, ensure};
+use testbed_kube::images::AGNHOST;
+use testbed_lab::{Progress, eventually};
+use testbed_nodes::Cluster;
+use testbed_nodes::install::{Mode, POOL_RANGES, test_images};
+use testbed_nodes::topology::{Families, Network, two_and_one_behind_nat};
+
+use crate::bed::{Room, TIMEOUT, server};
+
+/// Namespace of the gateways to the Internet, and their addresses, which are public.
+pub(crate) const INTERNET: &str = "internet-egress";
+/// Namespace of the gateways to 192.168.10.0/24.
+pub(crate) const DOMESTIC: &str = "domestic-egress";
+/// What client pods are annotated with.
+pub(crate) const ANNOTATIONS: &str =
+    "egress.coil.cybozu.com/internet-egress: nat, egress.coil.cybozu.com/domestic-egress: nat";
+
+/// Addresses of gateways keep their form outside: each block has one.
+const POOLS: &str = "\
+apiVersion: coil.cybozu.com/v2
+kind: AddressPool
+metadata: {name: internet}
+spec: {blockSizeBits: 0, masquerade: false, subnets: [{ipv4: 192.0.2.0/28, ipv6: 2001:db8:ee::/124}]}
+---
+apiVersion: coil.cybozu.com/v2
+kind: AddressPool
+metadata: {name: domestic}
+spec: {blockSizeBits: 0, masquerade: false, subnets: [{ipv4: 192.168.20.0/28, ipv6: fd00:20::/124}]}
+";
+
+/// A namespace with its pool and its Egress. Gateways are on the nodes that the Internet reaches.
+fn egress(namespace: &str, pool: &str, destinations: &str) -> String {
+    format!(
+        "\
+apiVersion: v1
+kind: Namespace
+metadata: {{name: {namespace}, annotations: {{coil.cybozu.com/pool: {pool}}}}}
+---
+apiVersion: coil.cybozu.com/v2
+kind: Egress
+metadata: {{name: nat, namespace: {namespace}}}
+spec:
+  replicas: 2
+  destinations: [{destinations}]
+  template:
+    spec:
+      affinity:
+        nodeAffinity:
+          requiredDuringSchedulingIgnoredDuringExecution:
+            nodeSelectorTerms:
+              - matchExpressions: [{{key: kubernetes.io/hostname, operator: In, values: [cloud-1, cloud-2]}}]
+"
+    )
+}
+
+/// The cluster of all tests here.
+pub(crate) fn build() -> Result<Cluster> {
+    let topology = two_and_one_behind_nat(Families::Dual, Network::Installed { pods: POOL_RANGES });
+    let cluster = Cluster::start(topology, &test_images()?, Progress::default())?;
+    for site in cluster.sites() {
+        // Its router drops incoming IPv6 otherwise.
+        site.router().set_ipv6_firewall(false)?;
+    }
+    cluster.install_fairlead(Mode::MeshWithEgress)?;
+    cluster.apply(POOLS)?;
+    cluster.apply(&egress(INTERNET, "internet", "0.0.0.0/0, '::/0'"))?;
+    cluster.apply(&egress(DOMESTIC, "domestic", "192.168.10.0/24"))?;
+    for namespace in [INTERNET, DOMESTIC] {
+        eventually(TIMEOUT, || {
+            let ready = ["-n", namespace, "get", "egress", "nat", "-o", "jsonpath={.status.replicas}"];
+            ensure!(cluster.kubectl(&ready)? == "2", "the gateways of {namespace} are not ready");
+            Ok(())
+        })
+        .with_context(|| cluster.explain())?;
+    }
+    cluster.progress().step("two Egresses have two gateways each");
+    Ok(cluster)
+}
+
+/// A gateway pod that is not being deleted.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Gateway {
+    pub(crate) name: String,
+    pub(crate) node: String,
+    pub(crate) addresses: Vec<IpAddr>,
+}
+
+/// The gateways of a namespace.
+pub(crate) fn gateways(cluster: &Cluster, namespace: &str) -> Result<Vec<Gateway>> {
+    let fields = "{.metadata.deletionTimestamp}/{.metadata.name}/{.spec.nodeName}/{.status.podIPs[*].ip}";
+    let path = format!("jsonpath={{range .items[*]}}{fields}{{\"\\n\"}}{{end}}");
+    let selector = "app.kubernetes.io/component=egress";
+    let list = cluster.kubectl(&["-n", namespace, "get", "pods", "-l", selector, "-o", &path])?;
+    let living = list.lines().filter_map(|line| line.strip_prefix('/'));
+    let gateway = |line: &str| {
+        let mut fields = line.split('/');
+        let mut next = || fields.next().with_context(|| format!("incomplete: {line}"));
+        let (name, node) = (next()?.to_owned(), next()?.to_owned());
+        let addresses = next()?.split_whitespace().map(str::parse).collect::<Result<_, _>>()?;
+        Ok(Gateway { name, node, addresses })
+    };
+    living.map(gateway).collect()
+}
+
+/// All addresses of gateways.
+pub(crate) fn addresses(gateways: &[Gateway]) -> BTreeSet<IpAddr> {
+    gateways.iter().flat_map(|gateway| gateway.addresses.iter().copied()).collect()
+}
+
+/// Client pods, spread over the nodes.
+pub(crate) fn clients(room: &Room<'_>, replicas: usize) -> Vec<crate::bed::Pod> {
+    let metadata = format!("metadata: {{labels: {{app: client}}, annotations: {{{ANNOTATIONS}}}}}");
+    let manifest = server("client", replicas).replace("metadata: {labels: {app: client}}", &metadata);
+    assert!(manifest.contains(ANNOTATIONS), "{manifest}");
+    room.run("deployment/client", &manifest)
+}
+
+/// A pod that connects to `target` once, before anything else, and does not try again.
+pub(crate) fn connects_once(target: &str, pods: usize, at_once: usize) -> String {
+    format!(
+        "\
+apiVersion: batch/v1
+kind: Job
+metadata: {{name: once}}
+spec:
+  completions: {pods}
+  parallelism: {at_once}
+  backoffLimit: 0
+  template:
+    metadata: {{annotations: {{{ANNOTATIONS}}}}}
+    spec:
+      restartPolicy: Never
+      terminationGracePeriodSeconds: 1
+      initContainers:
+        - name: connect
+          image: {AGNHOST}
+          command: [sh, -c, 'exec 3<>/dev/tcp/{target} && read -r source <&3 && echo $source']
+      containers:
+        - name: main
+          image: {AGNHOST}
+          command: ['true']
+"
+    )
+}

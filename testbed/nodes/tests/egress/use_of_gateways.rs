@@ -1,0 +1,136 @@
+//! What client pods, and others, see of the gateways.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Context, Result, ensure};
+use testbed_lab::eventually;
+
+use crate::BED;
+use crate::bed::{Pod, Room, TIMEOUT, network, server};
+use crate::outside::{IN_DOMESTIC, ask_by_udp, connect, echoed, no_client_address_was_seen, outside, run};
+use crate::setup::{DOMESTIC, INTERNET, addresses, clients, connects_once, gateways};
+
+/// Bytes of one message, and how many there are.
+const MESSAGE: usize = 1 << 20;
+const MESSAGES: usize = 100;
+
+#[test]
+fn clients_on_every_node_leave_by_their_gateways_by_tcp_udp_and_icmp() {
+    let cluster = BED.shared();
+    let room = Room::new(&cluster, "clients");
+    let pods = clients(&room, 3);
+    let nodes: BTreeSet<&str> = pods.iter().map(|pod| pod.node.as_str()).collect();
+    assert_eq!(nodes.len(), 3, "{pods:?}");
+    let outside = outside(&cluster);
+    let internet = addresses(&gateways(&cluster, INTERNET).unwrap());
+    let domestic = addresses(&gateways(&cluster, DOMESTIC).unwrap());
+    for pod in &pods {
+        let place = network(&cluster, pod);
+        let ways =
+            outside.addresses().into_iter().map(|to| (to, &internet)).chain([(IN_DOMESTIC, &domestic)]);
+        for (to, gateways) in ways {
+            let explain = || format!("{pod:?} to {to}\n{}", explain(&place));
+            let (_, seen) = connect(&place, to).with_context(explain).unwrap();
+            assert!(gateways.contains(&seen), "TCP of {pod:?} to {to} came from {seen}, not of {gateways:?}");
+            let seen = ask_by_udp(&place, to).with_context(explain).unwrap();
+            assert!(gateways.contains(&seen), "UDP of {pod:?} to {to} came from {seen}, not of {gateways:?}");
+            run(&place, &format!("ping -n -c 3 -i 0.2 -W 5 {to}")).with_context(explain).unwrap();
+        }
+        prints_what_the_article_prints(&place, pod);
+    }
+    no_client_address_was_seen(&cluster);
+}
+
+fn explain(place: &impl testbed_lab::Place) -> String {
+    let show = "ip rule; ip route show table 117; ip route show table 118; ip -d link; tc -s filter show dev eth0 egress; \
+                tc -s filter show dev eth0 ingress";
+    run(place, show).unwrap_or_else(|error| format!("{error:#}"))
+}
+
+/// Rules, tables and names of links as in seed 003, apart from addresses, and with ranges of the cluster as rules 2003 to 2099.
+fn prints_what_the_article_prints(place: &impl testbed_lab::Place, pod: &Pod) {
+    let rules = run(place, "ip rule").unwrap();
+    let own: Vec<String> = rules
+        .lines()
+        .map(|line| line.replace('\t', " ").trim_end().to_owned())
+        .filter(|line| !("2003".."2100").contains(&line.split(':').next().unwrap_or_default()))
+        .collect();
+    let expected = [
+        "0: from all lookup local",
+        "1800: from all to 169.254.0.0/16 lookup main",
+        "1900: from all lookup 117",
+        "2000: from all to 10.0.0.0/8 lookup main",
+        "2001: from all to 172.16.0.0/12 lookup main",
+        "2002: from all to 192.168.0.0/16 lookup main",
+        "2100: from all lookup 118",
+        "32766: from all lookup main",
+        "32767: from all lookup default",
+    ];
+    assert_eq!(own, expected, "{pod:?}");
+    let route =
+        |table: u32| run(place, &format!("ip route show table {table} | grep -v unreachable")).unwrap();
+    let (narrow, wide) = (route(117), route(118));
+    let is_link = |name: &str| name.len() == 13 && name.starts_with("fou4_");
+    let link =
+        narrow.trim().strip_prefix("192.168.10.0/24 dev ").and_then(|rest| rest.strip_suffix(" proto 30"));
+    assert!(link.is_some_and(|link| is_link(link.trim_end_matches(" scope link"))), "{narrow}");
+    let link = wide.trim().strip_prefix("default dev ").and_then(|rest| rest.strip_suffix(" proto 30"));
+    assert!(link.is_some_and(|link| is_link(link.trim_end_matches(" scope link"))), "{wide}");
+}
+
+#[test]
+fn much_is_echoed_through_a_gateway_in_both_families() {
+    let cluster = BED.shared();
+    let room = Room::new(&cluster, "much");
+    let pods = clients(&room, 1);
+    let place = network(&cluster, &pods[0]);
+    let message: Vec<u8> = (0..MESSAGE).map(|at| at.to_le_bytes()[0]).collect();
+    for to in outside(&cluster).addresses() {
+        let (mut connection, _) = connect(&place, to).unwrap();
+        for number in 0..MESSAGES {
+            echoed(&mut connection, &message).with_context(|| format!("message {number} to {to}")).unwrap();
+        }
+    }
+    no_client_address_was_seen(&cluster);
+}
+
+#[test]
+fn pods_that_ask_for_no_gateway_are_not_translated_by_one() {
+    let cluster = BED.shared();
+    let room = Room::new(&cluster, "others");
+    let pods = room.run("deployment/other", &server("other", 3));
+    let outside = outside(&cluster);
+    let all: BTreeSet<_> = [INTERNET, DOMESTIC]
+        .iter()
+        .flat_map(|namespace| addresses(&gateways(&cluster, namespace).unwrap()))
+        .collect();
+    for pod in &pods {
+        let place = network(&cluster, pod);
+        assert!(!run(&place, "ip rule").unwrap().contains("1900:"));
+        let (_, seen) = connect(&place, outside.addresses()[0]).unwrap();
+        assert!(!all.contains(&seen), "{pod:?} came from {seen}");
+    }
+}
+
+/// Ready means that the gateways know the pod.
+#[test]
+fn the_first_connection_of_each_of_200_pods_succeeds() {
+    let cluster = BED.shared();
+    let room = Room::new(&cluster, "first");
+    let outside = outside(&cluster);
+    let target = format!("{}/{}", outside.addresses()[0], crate::outside::PORT);
+    room.apply(&connects_once(&target, 200, 24)).unwrap();
+    let finished = || -> Result<()> {
+        let counts = room.kubectl("get job once -o jsonpath={.status.succeeded}/{.status.failed}")?;
+        let (succeeded, failed) = counts.split_once('/').context("no counts")?;
+        ensure!(succeeded == "200" || !failed.is_empty(), "{counts}");
+        Ok(())
+    };
+    eventually(5 * TIMEOUT, finished).unwrap();
+    let counts = room.kubectl("get job once -o jsonpath={.status.succeeded}/{.status.failed}").unwrap();
+    let events = || room.kubectl("get events --field-selector type=Warning").unwrap();
+    assert_eq!(counts, "200/", "{}", events());
+    let pods = room.kubectl("get pods -l batch.kubernetes.io/job-name=once -o name").unwrap();
+    assert_eq!(pods.lines().count(), 200, "a pod was made again");
+    no_client_address_was_seen(&cluster);
+}
