@@ -31,9 +31,9 @@ impl Outgoing {
             let place = network(cluster, pod);
             for to in outside.addresses() {
                 for _ in 0..4 {
-                    flows.push(Flow::tcp(&place, &outside.host, to).unwrap());
+                    flows.push(Flow::tcp(&place, &*outside.host, to).unwrap());
                 }
-                flows.push(Flow::udp_every(PACE, &place, &outside.host, to).unwrap());
+                flows.push(Flow::udp_every(PACE, &place, &*outside.host, to).unwrap());
             }
         }
         let outgoing = Self { flows };

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 use testbed_lab::{Host, Place};
 use testbed_nodes::Cluster;
 
-use crate::setup::{DOMESTIC, Gateway, INTERNET, gateways};
+use crate::setup::{DOMESTIC, INTERNET, gateways};
 
 /// TCP and UDP port of its servers.
 pub(crate) const PORT: u16 = 7000;
