@@ -16,8 +16,8 @@
 //! `nft list table inet fairlead_egress` prints, with the same for IPv6:
 //!
 //! ```text
-//! chain forward     { iifname "eth0" ct state new drop
-//!                     oifname "eth0" meta nfproto ipv4 ct state invalid counter drop
+//! chain forward     { iifname "eth0" ct state & new == new drop
+//!                     oifname "eth0" meta nfproto ipv4 ct state & invalid == invalid counter drop
 //!                     meta nfproto ipv4 tcp flags syn tcp option maxseg size > 1382 tcp option maxseg size set 1382
 //!                     tcp flags syn tcp option maxseg size set rt mtu }
 //! chain postrouting { oifname "eth0" ip saddr != @own_ipv4 counter masquerade fully-random }
@@ -328,8 +328,8 @@ mod tests {
                 "maxseg size set rt mtu",
                 "maxseg size set 1382",
                 "maxseg size set 1342",
-                "ct state invalid",
-                "ct state new",
+                "ct state & invalid == invalid",
+                "ct state & new == new",
             ] {
                 assert!(listed.contains(part), "{part}: {listed}");
             }
