@@ -1,5 +1,7 @@
 //! A node program requests tokens that are bound to its own pod or Node, for gateways of Egresses, and no others.
 
+use std::time::{Duration, Instant};
+
 use serde_json::Value;
 
 use crate::bed::{Bed, Program, bed, refused};
@@ -33,6 +35,15 @@ fn request(program: &Program<'_>, spec: &Value) -> Result<String, String> {
     program.run(&["create", "--raw", path, "-f", "-"], &request.to_string())
 }
 
+/// The API server puts a policy into force some time after it has accepted it.
+fn await_policy(program: &Program<'_>) {
+    let end = Instant::now() + Duration::from_secs(120);
+    while request(program, &with(spec("Node", "", ""), "boundObjectRef", Value::Null)).is_ok() {
+        assert!(Instant::now() < end, "the policy does not come into force");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
 fn spec(kind: &str, name: &str, uid: &str) -> Value {
     let api_version = "v1";
     serde_json::json!({"audiences": [AUDIENCE], "expirationSeconds": 3600,
@@ -51,6 +62,7 @@ fn a_node_program_gets_tokens_of_its_own_pod_or_node_for_gateways_only() {
     let node = |name: &str| bed.get(&["node", name])["metadata"]["uid"].as_str().unwrap().to_owned();
     let (n1, n2) = (node("n1"), node("n2"));
     let program = in_pod(&bed, "own-n1", &uid);
+    await_policy(&program);
     let own = spec("Pod", "own-n1", &uid);
     let answer: Value = serde_json::from_str(&request(&program, &own).unwrap()).unwrap();
     assert!(answer["status"]["token"].as_str().is_some_and(|token| !token.is_empty()), "{answer}");
@@ -82,6 +94,7 @@ fn a_token_that_is_bound_to_a_node_requests_tokens_of_that_node_and_an_unbound_o
     let bed = bed();
     let uid = bed.get(&["node", "n1"])["metadata"]["uid"].as_str().unwrap().to_owned();
     let (n1, unbound) = (bed.program("fairlead-node", Some("n1")), bed.program("fairlead-node", None));
+    await_policy(&unbound);
     request(&n1, &spec("Node", "n1", &uid)).unwrap();
     let pod = pod(&bed, "bound-n1", "n1");
     refused(request(&n1, &spec("Pod", "bound-n1", &pod)), OWN);

@@ -5,8 +5,6 @@
 
 mod bed;
 
-use std::collections::BTreeSet;
-
 use anyhow::ensure;
 use serde_json::{Value, json};
 use testbed_lab::eventually;
@@ -70,15 +68,11 @@ fn gateways_become_ready_and_are_scaled() {
             Ok(())
         })
     };
-    let made = pods(2);
-    for (pod, number) in made["items"].as_array().unwrap().iter().zip(1..) {
+    for pod in pods(2)["items"].as_array().unwrap() {
         let name = pod["metadata"]["name"].as_str().unwrap();
-        let address = format!("10.20.30.{number}");
-        let patch = json!({ "status": { "phase": "Running", "podIP": address, "podIPs": [{ "ip": address }],
-            "conditions": [
-                { "type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z" },
-            ],
-        } });
+        let patch = json!({ "status": { "phase": "Running", "conditions": [
+            { "type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z" },
+        ] } });
         let patch = patch.to_string();
         let arguments = [
             "patch",
@@ -94,7 +88,6 @@ fn gateways_become_ready_and_are_scaled() {
         bed.plane.kubectl(&arguments).unwrap();
     }
     assert_eq!(bed.ready(namespace, "nat", "True", "AllAvailable"), "2 of 2 gateways are available");
-    slices_show_the_pods(namespace, &made);
     let status = bed.there(namespace, &["egress", "nat"])["status"].clone();
     let selector =
         "app.kubernetes.io/component=egress,app.kubernetes.io/instance=nat,app.kubernetes.io/name=coil";
@@ -104,27 +97,6 @@ fn gateways_become_ready_and_are_scaled() {
     pods(3);
     assert_eq!(bed.ready(namespace, "nat", "True", "SomeAvailable"), "2 of 3 gateways are available");
     nothing_is_written_while_nothing_changes(namespace);
-}
-
-/// Node programs find gateways by the labels of the Service, which Kubernetes copies, and know them by the UIDs of their pods.
-fn slices_show_the_pods(namespace: &str, pods: &Value) {
-    let uids = |items: &Value, path: &str| {
-        let items = items.as_array().into_iter().flatten();
-        items.map(|item| item.pointer(path).cloned().unwrap_or_default().to_string()).collect::<BTreeSet<_>>()
-    };
-    let selector = "--selector=app.kubernetes.io/name=coil,app.kubernetes.io/component=egress";
-    bed().until(namespace, &["endpointslices", selector], |slices| {
-        let slice = &slices["items"][0];
-        ensure!(slice["metadata"]["labels"]["kubernetes.io/service-name"] == "nat", "{slices}");
-        let endpoints = &slice["endpoints"];
-        ensure!(
-            endpoints[0]["conditions"] == json!({ "ready": true, "serving": true, "terminating": false }),
-            "{slice}"
-        );
-        let shown = uids(endpoints, "/targetRef/uid");
-        ensure!(shown == uids(&pods["items"], "/metadata/uid") && shown.len() == 2, "{slice}");
-        Ok(())
-    });
 }
 
 fn nothing_is_written_while_nothing_changes(namespace: &str) {
@@ -143,6 +115,58 @@ fn nothing_is_written_while_nothing_changes(namespace: &str) {
     // More than one look without a change.
     std::thread::sleep(std::time::Duration::from_secs(12));
     assert_eq!(versions(), settled.unwrap());
+}
+
+/// Node programs find gateways by the labels of the Service, which Kubernetes copies to EndpointSlices, and know them by the UIDs of
+/// their pods.
+#[test]
+fn endpoint_slices_have_the_labels_of_the_service_and_name_the_pods() {
+    let (bed, namespace) = (bed(), "slices");
+    bed.namespace(namespace);
+    bed.plane.apply(&egress(namespace, "nat", &json!({}))).unwrap();
+    bed.there(namespace, &["service", "nat"]);
+    bed.plane.apply("{apiVersion: v1, kind: Node, metadata: {name: slices}}").unwrap();
+    let labels = json!({
+        "app.kubernetes.io/name": "coil", "app.kubernetes.io/component": "egress", "app.kubernetes.io/instance": "nat",
+    });
+    let spec = json!({ "nodeName": "slices", "containers": [{ "name": "a", "image": IMAGE }] });
+    let metadata = json!({ "name": "gateway", "namespace": namespace, "labels": labels });
+    let pod = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec });
+    bed.plane.apply(&pod.to_string()).unwrap();
+    let ready = json!({ "type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z" });
+    let addresses = json!([{ "ip": "10.20.30.40" }, { "ip": "fd02::40" }]);
+    let status =
+        json!({ "phase": "Running", "podIP": "10.20.30.40", "podIPs": addresses, "conditions": [ready] });
+    let patch = json!({ "status": status }).to_string();
+    let arguments = [
+        "patch",
+        "pod",
+        "gateway",
+        "--namespace",
+        namespace,
+        "--subresource=status",
+        "--type=merge",
+        "-p",
+        &patch,
+    ];
+    bed.plane.kubectl(&arguments).unwrap();
+    let uid = bed.there(namespace, &["pod", "gateway"])["metadata"]["uid"].clone();
+    let selector = "--selector=app.kubernetes.io/name=coil,app.kubernetes.io/component=egress";
+    bed.until(namespace, &["endpointslices", selector], |slices| {
+        let slices = slices["items"].as_array().into_iter().flatten();
+        let shown = slices.filter(|slice| slice["metadata"]["labels"]["kubernetes.io/service-name"] == "nat");
+        let mut endpoints: Vec<_> = shown.flat_map(|slice| slice["endpoints"].as_array()).flatten().collect();
+        endpoints.sort_by_key(|endpoint| endpoint["addresses"].to_string());
+        let addresses: Vec<_> = endpoints.iter().map(|endpoint| &endpoint["addresses"][0]).collect();
+        ensure!(addresses == ["10.20.30.40", "fd02::40"]);
+        for endpoint in endpoints {
+            ensure!(endpoint["targetRef"]["uid"] == uid && endpoint["targetRef"]["kind"] == "Pod");
+            ensure!(
+                endpoint["conditions"] == json!({ "ready": true, "serving": true, "terminating": false })
+            );
+        }
+        Ok(())
+    });
 }
 
 #[test]

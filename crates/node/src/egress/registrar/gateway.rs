@@ -15,18 +15,19 @@ use tokio::time::{Instant as Time, sleep, sleep_until, timeout};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status};
 
-use super::Shared;
 use super::link::{self, Link};
 use super::registry::{Gateway, GatewayId, Poll};
 use super::session::{Ended, Heard, Step, Token};
+use super::{Refusal, Shared};
 
 /// Longest answer: the refusals of all pods of a node.
 const MAX_ANSWER: usize = 1 << 20;
 /// Most answers in a second that are read; more wait at the gateway.
 const MAX_ANSWERS: u32 = 100;
 const SECOND: Duration = Duration::from_secs(1);
-/// Longest message of a gateway in logs.
+/// Longest message of a gateway in logs, and longest UID.
 const MAX_STATUS: usize = 256;
+const MAX_UID: usize = 64;
 
 /// Ends when the gateway is gone, or has no clients of this node.
 pub(super) async fn run(shared: Arc<Shared>, id: GatewayId) {
@@ -178,15 +179,12 @@ impl Shared {
     ) -> Result<(), Ended> {
         let answer = answer.ok_or(Ended::ByGateway)?.map_err(|status| ended(&status))?;
         let was_synced = self.is_synced(id);
-        for refusal in answer.refused.iter().take(MAX_LOGGED) {
-            let (pod, reason, message) = (&refusal.uid, &refusal.reason, &refusal.message);
-            tracing::debug!(egress = %id.egress, gateway = id.uid, pod, reason, message, "refused");
-        }
+        let first = answer.refused.first().map(|it| (uid(&it.uid), Refusal::new(&it.reason, &it.message)));
         let heard = self.registry().received(id, answer, Instant::now(), rand::random())?;
         let Heard { changed, confirmed, refused } = heard;
         self.metrics.registered(confirmed, refused);
-        if changed && refused > 0 {
-            tracing::warn!(egress = %id.egress, gateway = id.uid, pods = refused, "the egress gateway refuses pods of this node");
+        if let Some((pod, Refusal { reason, message })) = first.filter(|_| changed && refused > 0) {
+            tracing::warn!(egress = %id.egress, gateway = id.uid, pods = refused, pod, reason, explanation = message, "the egress gateway refuses pods of this node");
         }
         let is_synced = self.is_synced(id);
         if is_synced && !was_synced {
@@ -223,8 +221,10 @@ impl Shared {
     }
 }
 
-/// Refusals of one answer that are logged.
-const MAX_LOGGED: usize = 16;
+/// A UID as it may be logged: a gateway says it.
+fn uid(text: &str) -> String {
+    text.chars().filter(|it| it.is_ascii_alphanumeric() || *it == '-').take(MAX_UID).collect()
+}
 
 fn ended(status: &Status) -> Ended {
     let message = status.message().chars().filter(|it| !it.is_control()).take(MAX_STATUS);
