@@ -90,6 +90,11 @@ where
     }
 }
 
+/// Whether the user has not the right; the message of the API server names it.
+pub(crate) fn is_forbidden(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(kube::Error::Api(status)) if status.code == 403)
+}
+
 async fn list_pages<K>(api: &Api<K>, parameters: ListParams) -> kube::Result<Vec<K>>
 where
     K: Clone + Debug + DeserializeOwned,

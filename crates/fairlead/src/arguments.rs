@@ -27,9 +27,10 @@ use crate::coil_compat::{
 use crate::install::{CleanupArguments, InstallArguments};
 
 pub(crate) use queries::{
-    ApiArguments, ConfigurationFormat, ConnectivityCommand, ConnectivityTest, GraphArguments, GraphOutput,
-    IpamCheck, IpamCommand, IpamRelease, IpamShow, KeyCommand, KeyRotateArguments, NetcheckArguments, Output,
-    PingArguments, ProbeArguments, ServeArguments, StatusArguments,
+    ApiArguments, ConfigurationFormat, ConnectivityCommand, ConnectivityTest, EgressCommand, EgressExplain,
+    EgressStatusArguments, GraphArguments, GraphOutput, IpamCheck, IpamCommand, IpamRelease, IpamShow,
+    KeyCommand, KeyRotateArguments, NetcheckArguments, Output, PingArguments, ProbeArguments, Qualified,
+    ServeArguments, StatusArguments,
 };
 
 pub(crate) use connect::{ConnectArguments, name as peer_name};
@@ -48,7 +49,8 @@ pub(crate) use standalone::StandaloneArguments;
     name = "fairlead",
     version,
     propagate_version = true,
-    after_help = "Exit codes: 0 done, 1 failed, 2 invalid arguments, 3 a problem was found (status, ipam check, connectivity test)."
+    after_help = "Exit codes: 0 done, 1 failed, 2 invalid arguments, 3 a problem was found (status, egress status, ipam check, \
+    connectivity test)."
 )]
 pub(crate) struct Arguments {
     /// Minimum log level
@@ -101,6 +103,11 @@ pub(crate) enum Command {
     Node(Box<NodeArguments>),
     /// Run the controller: address pools and blocks (replicas elect a leader)
     Controller(Box<ControllerArguments>),
+    /// Show egress gateways and their client pods, and which way packets of a pod take
+    Egress {
+        #[command(subcommand)]
+        command: EgressCommand,
+    },
     /// Run the controller of egress gateways (replicas elect a leader)
     #[command(hide = true)]
     EgressController(Box<EgressControllerArguments>),
@@ -472,7 +479,9 @@ mod tests {
 
     #[test]
     fn every_query_names_its_exit_codes() {
-        for words in ["status", "ipam show", "ipam check", "ipam release", "connectivity test"] {
+        let queries =
+            "status,egress explain,egress status,ipam show,ipam check,ipam release,connectivity test";
+        for words in queries.split(',') {
             let words = format!("fairlead {words} --help");
             let help = Arguments::try_parse_from(words.split_whitespace()).unwrap_err().to_string();
             assert!(help.contains("Exit codes: 0"), "{help}");

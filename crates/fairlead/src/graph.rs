@@ -91,7 +91,7 @@ impl Graph {
         let external = match api::list_if_served(&external, "Peers").await {
             Ok(external) => external,
             // The role `view` has them not: they have secrets.
-            Err(error) if is_forbidden(&error) => {
+            Err(error) if api::is_forbidden(&error) => {
                 tracing::warn!("Peers are not shown: {error:#}");
                 Vec::new()
             }
@@ -157,10 +157,6 @@ impl Graph {
         text.push_str("}\n");
         text
     }
-}
-
-fn is_forbidden(error: &anyhow::Error) -> bool {
-    matches!(error.downcast_ref(), Some(kube::Error::Api(status)) if status.code == 403)
 }
 
 impl Location {

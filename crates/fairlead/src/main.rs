@@ -1,9 +1,9 @@
 //! The `fairlead` executable: the programs of a cluster and the command line of its operators.
 //!
 //! It is thin: arguments become the settings of `fairlead-node`, `fairlead-controller`, `fairlead-relay` or `fairlead-discovery`;
-//! `install` installs the CNI plugin; `connect` joins a machine as a Peer; `status` and `ipam` query a node's socket or the API server; `connectivity test` runs test pods. Data goes to
-//! stdout, logs and errors to stderr. Exit codes: 0 done, 1 failed, 2 invalid arguments, 3 `status`, `ipam check` or
-//! `connectivity test` found a problem.
+//! `install` installs the CNI plugin; `connect` joins a machine as a Peer; `status`, `ipam` and `egress` query a node's socket or the API server; `connectivity test` runs test pods. Data goes to
+//! stdout, logs and errors to stderr. Exit codes: 0 done, 1 failed, 2 invalid arguments, 3 `status`, `egress status`,
+//! `ipam check` or `connectivity test` found a problem.
 
 mod api;
 mod arguments;
@@ -12,6 +12,7 @@ mod coil_compat;
 mod connect;
 mod connectivity;
 mod discovery;
+mod egress;
 mod endpoints;
 mod graph;
 mod install;
@@ -56,6 +57,7 @@ fn main() -> ExitCode {
         Command::Connect(connect) => connect::run(*connect),
         Command::Connectivity { command } => connectivity::run(&command),
         Command::Controller(controller) => programs::controller(*controller),
+        Command::Egress { command } => egress::run(&command),
         Command::EgressController(controller) => programs::egress_controller(*controller),
         Command::EgressGateway(gateway) => programs::egress_gateway(*gateway),
         Command::Graph(query) => graph::run(&query),

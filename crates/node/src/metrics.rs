@@ -28,7 +28,6 @@ pub struct Metrics {
     /// CNI operations.
     pub cni: CniMetrics,
     /// Registrations at egress gateways.
-    #[cfg_attr(not(test), expect(dead_code, reason = "nothing starts the registrar yet"))]
     pub(crate) egress_registrations: RegistrarMetrics,
     /// Kubernetes Events.
     pub events: EventMetrics,

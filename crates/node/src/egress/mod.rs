@@ -1,6 +1,8 @@
 //! Egress NAT: the pods of this node that use egress gateways.
 //!
 //! * [`inputs`]: Egresses, their Services, the ranges of the cluster; watched once there is a client pod.
+//! * [`objects`]: what is read of them.
+//! * [`explain`]: which way the packets of a pod take, for the command line.
 //! * [`plan`]: what a pod should have. Pure; [`problem`] says why it does not get it.
 //! * [`kernel`]: brings a network namespace to it.
 //! * [`sandboxes`]: where the namespaces are.
@@ -12,10 +14,12 @@
 //! fails, routes refuse its packets.
 
 mod attach;
+pub mod explain;
 mod inputs;
 mod intent;
 mod kernel;
 pub mod metrics;
+mod objects;
 mod plan;
 mod problem;
 mod reconciler;
@@ -42,6 +46,7 @@ use crate::ipam::Ipam;
 pub(crate) use attach::{Attached, Request};
 pub(crate) use inputs::Inputs;
 use metrics::EgressMetrics;
+pub use objects::{SlimNode, SlimService};
 pub use problem::{EgressProblem, EgressReason};
 pub(crate) use registrar::metrics::RegistrarMetrics;
 use registrar::{Client, Way};

@@ -63,26 +63,39 @@ pub(crate) struct Asking {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Plan {
     /// Rules, and routes into links; those of gateways that cannot be used have a link without a name.
-    routing: DualStack<ClientRouting, ClientRouting>,
-    tunnels: Vec<PlannedTunnel>,
+    pub(super) routing: DualStack<ClientRouting, ClientRouting>,
+    pub(super) tunnels: Vec<PlannedTunnel>,
     /// The Egresses that can be used: the pod is to be registered at their gateways.
     pub(crate) usable: BTreeSet<EgressName>,
     /// Destinations of an unknown Egress are not known any more: those in the kernel count.
-    keeps_destinations: bool,
+    pub(super) keeps_destinations: bool,
     /// What cannot be used, and why.
     pub(crate) problems: Vec<EgressProblem>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct PlannedTunnel {
-    egress: EgressName,
-    cluster_ip: IpAddr,
+pub(super) struct PlannedTunnel {
+    pub(super) egress: EgressName,
+    pub(super) cluster_ip: IpAddr,
     local: IpAddr,
-    link: String,
+    pub(super) link: String,
     source_port: Option<u16>,
-    port: u16,
-    by_client: bool,
+    pub(super) port: u16,
+    pub(super) by_client: bool,
     idle_timeout: Option<Duration>,
+}
+
+impl Plan {
+    /// Nothing of egress.
+    pub(super) fn nothing() -> Self {
+        Self {
+            routing: DualStack { ipv4: None, ipv6: None },
+            tunnels: Vec::new(),
+            usable: BTreeSet::new(),
+            keeps_destinations: false,
+            problems: Vec::new(),
+        }
+    }
 }
 
 /// What is wrong with an Egress for pods of a namespace, whatever their addresses are: what an ADD can find before anything is made.

@@ -4,6 +4,7 @@
 #![cfg(test)]
 
 mod bed;
+mod command_line;
 
 use anyhow::ensure;
 use serde_json::{Value, json};

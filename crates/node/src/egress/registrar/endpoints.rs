@@ -23,38 +23,38 @@ use crate::cached_by_name::cached_by_name;
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
 
 /// What a gateway is known by: the UID of its pod, or its address where the slice names no pod.
-pub(super) type GatewayUid = String;
+pub(in crate::egress) type GatewayUid = String;
 
 /// The gateways of each Egress.
-pub(super) type Endpoints = BTreeMap<EgressName, BTreeMap<GatewayUid, GatewayEndpoint>>;
+pub(in crate::egress) type Endpoints = BTreeMap<EgressName, BTreeMap<GatewayUid, GatewayEndpoint>>;
 
 /// A gateway as EndpointSlices show it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) struct GatewayEndpoint {
-    pub(super) addresses: DualStackAddrs,
+pub(in crate::egress) struct GatewayEndpoint {
+    pub(in crate::egress) addresses: DualStackAddrs,
     /// It passes its readiness probe and is not being deleted.
-    pub(super) ready: bool,
+    pub(in crate::egress) ready: bool,
     /// It passes its readiness probe.
-    pub(super) serving: bool,
+    pub(in crate::egress) serving: bool,
     /// It is being deleted.
-    pub(super) terminating: bool,
+    pub(in crate::egress) terminating: bool,
 }
 
 impl GatewayEndpoint {
     /// Whether it forwards packets, as far as Kubernetes knows.
-    pub(super) fn is_alive(&self) -> bool {
+    pub(in crate::egress) fn is_alive(&self) -> bool {
         self.ready || self.serving
     }
 
     /// Whether it keeps its flows and takes no new ones.
-    pub(super) fn is_draining(&self) -> bool {
+    pub(in crate::egress) fn is_draining(&self) -> bool {
         self.terminating || !self.ready
     }
 }
 
 /// An EndpointSlice, as the cache keeps it.
 #[derive(Debug, Clone)]
-pub(super) struct CachedSlice {
+pub(in crate::egress) struct CachedSlice {
     /// Namespace and name.
     key: String,
     egress: EgressName,
@@ -65,7 +65,7 @@ cached_by_name!(CachedSlice, EndpointSlice, |slice| &slice.key);
 
 impl CachedSlice {
     /// Endpoints without a usable address are left out.
-    pub(super) fn new(slice: &EndpointSlice) -> Self {
+    pub(in crate::egress) fn new(slice: &EndpointSlice) -> Self {
         let namespace = slice.namespace().unwrap_or_default();
         let service = slice.labels().get(SERVICE_NAME).cloned().unwrap_or_default();
         Self {
@@ -93,11 +93,18 @@ fn gateway(endpoint: &Endpoint) -> Option<(GatewayUid, GatewayEndpoint)> {
     Some((uid, GatewayEndpoint { addresses, ready, serving, terminating }))
 }
 
-/// The endpoints of all slices, those of a pod together. While both slices of a Service are being written, one may be older.
-///
-/// An Egress has at most [`MAX_GATEWAYS`] here, since a client can use no more. Which ones depends on the node, so that all gateways get
-/// clients.
+/// The gateways that a node uses. An Egress has at most [`MAX_GATEWAYS`] here, since a client can use no more. Which ones depends on
+/// the node, so that all gateways get clients.
 pub(super) fn gateways<'a>(slices: impl IntoIterator<Item = &'a CachedSlice>, node: &str) -> Endpoints {
+    let mut all = joined(slices);
+    for of_egress in all.values_mut() {
+        limit(of_egress, node);
+    }
+    all
+}
+
+/// The endpoints of all slices, those of a pod together. While both slices of a Service are being written, one may be older.
+pub(in crate::egress) fn joined<'a>(slices: impl IntoIterator<Item = &'a CachedSlice>) -> Endpoints {
     let mut all = Endpoints::new();
     for slice in slices.into_iter().filter(|slice| !slice.egress.name.is_empty()) {
         let of_egress = all.entry(slice.egress.clone()).or_default();
@@ -109,15 +116,12 @@ pub(super) fn gateways<'a>(slices: impl IntoIterator<Item = &'a CachedSlice>, no
             whole.terminating |= part.terminating;
         }
     }
-    for of_egress in all.values_mut() {
-        limit(of_egress, node);
-    }
     all
 }
 
 /// Keeps those that take new flows before the others, by rendezvous hashing (Thaler and Ravishankar, 1998): a gateway that comes or goes
 /// changes the choice of few nodes.
-fn limit(gateways: &mut BTreeMap<GatewayUid, GatewayEndpoint>, node: &str) {
+pub(in crate::egress) fn limit(gateways: &mut BTreeMap<GatewayUid, GatewayEndpoint>, node: &str) {
     if gateways.len() <= MAX_GATEWAYS {
         return;
     }

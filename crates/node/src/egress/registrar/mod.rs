@@ -7,7 +7,7 @@
 //! A gateway is used for a client once it has confirmed it, as long as EndpointSlices show it and it answers echo requests, also when the
 //! stream to it ends: gateways keep the clients that they have.
 
-mod endpoints;
+pub(super) mod endpoints;
 mod gateway;
 mod health;
 mod link;

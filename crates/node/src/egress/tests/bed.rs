@@ -25,7 +25,8 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 
-use super::super::inputs::{Inputs, SlimNode, SlimService};
+use super::super::inputs::Inputs;
+use super::super::objects::{SlimNode, SlimService};
 use super::super::registrar::{Client, Way};
 use super::super::{Attached, Egress, EgressDeps, EgressProblems, Gateways, Request};
 use crate::cni::Failure;

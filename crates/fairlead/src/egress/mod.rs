@@ -1,0 +1,115 @@
+//! `fairlead egress`: shows egress gateways and their client pods, and says which way packets of a pod take. Everything is read from the
+//! API server with the rights of the user.
+
+mod explain;
+mod read;
+mod status;
+#[cfg(test)]
+mod tests;
+
+use std::io::Write as _;
+use std::process::ExitCode;
+
+use fairlead_address::DualStackAddrs;
+use fairlead_node::egress::EgressProblem;
+use fairlead_node::egress::explain::GatewayPod;
+use k8s_openapi::api::core::v1::Event;
+use serde::Serialize;
+
+use crate::arguments::EgressCommand;
+use crate::output::{now, or_dash, table};
+use crate::status::current_thread;
+
+/// Runs a subcommand. The exit code says whether a problem was found.
+pub(crate) fn run(command: &EgressCommand) -> anyhow::Result<ExitCode> {
+    let (text, code) = current_thread(async {
+        match command {
+            EgressCommand::Explain(query) => explain::run(query).await,
+            EgressCommand::Status(query) => status::run(query).await,
+        }
+    })?;
+    // A closed pipe (`| head`) is not a failure.
+    let _ = std::io::stdout().write_all(text.as_bytes());
+    Ok(code)
+}
+
+/// A gateway pod.
+#[derive(Debug, Serialize)]
+struct Gateway {
+    pod: Option<String>,
+    node: Option<String>,
+    addresses: Vec<String>,
+    state: &'static str,
+}
+
+impl From<GatewayPod> for Gateway {
+    fn from(gateway: GatewayPod) -> Self {
+        let GatewayPod { pod, node, addresses, state } = gateway;
+        Self { pod, node, addresses: words(addresses), state: state.as_str() }
+    }
+}
+
+/// What is wrong with a pod.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+struct Problem {
+    reason: &'static str,
+    message: String,
+}
+
+impl From<EgressProblem> for Problem {
+    fn from(problem: EgressProblem) -> Self {
+        Self { reason: problem.reason.as_str(), message: problem.message }
+    }
+}
+
+/// An Event that says what went wrong.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Said {
+    reason: String,
+    message: String,
+    /// Unix time in seconds at which it was last seen.
+    last_seen_unix_seconds: Option<i64>,
+}
+
+impl Said {
+    fn of(event: &Event) -> Self {
+        let series = event.series.as_ref().and_then(|series| series.last_observed_time.as_ref());
+        let micro = series.or(event.event_time.as_ref()).map(|time| time.0.as_second());
+        Self {
+            reason: event.reason.clone().unwrap_or_default(),
+            message: event.message.clone().unwrap_or_default(),
+            last_seen_unix_seconds: event.last_timestamp.as_ref().map(|time| time.0.as_second()).max(micro),
+        }
+    }
+
+    fn line(&self) -> String {
+        let age = self.last_seen_unix_seconds.map(|at| crate::output::age(now().saturating_sub(at)));
+        let age = age.map_or_else(String::new, |age| format!(" ({age} ago)"));
+        format!("{}{age}: {}", self.reason, self.message)
+    }
+}
+
+fn words(addresses: DualStackAddrs) -> Vec<String> {
+    addresses.iter().map(|address| address.to_string()).collect()
+}
+
+fn gateway_table(gateways: &[Gateway]) -> String {
+    let mut table = table(&["GATEWAY", "NODE", "ADDRESSES", "STATE"]);
+    for gateway in gateways {
+        let name = |name: &Option<String>| or_dash(name.as_deref().unwrap_or_default());
+        table.add_row([
+            name(&gateway.pod),
+            name(&gateway.node),
+            or_dash(&gateway.addresses.join(" ")),
+            gateway.state.to_owned(),
+        ]);
+    }
+    table.to_string()
+}
+
+/// Lines under a heading; nothing without lines.
+fn section(heading: &str, lines: impl IntoIterator<Item = String>) -> String {
+    let lines: Vec<String> = lines.into_iter().map(|line| format!("  {line}\n")).collect();
+    if lines.is_empty() { String::new() } else { format!("\n{heading}:\n{}", lines.concat()) }
+}

@@ -1,0 +1,156 @@
+//! What the commands read. Where the user has not the right, an object that only makes the answer more precise is left out and named.
+
+use std::collections::BTreeSet;
+use std::fmt::Debug;
+
+use anyhow::Context as _;
+use fairlead_api::resources::{AddressPool, Egress};
+use fairlead_cluster::pods::{SlimPod, trimmed};
+use fairlead_egress::EgressName;
+use fairlead_egress::objects::selector_of_all;
+use fairlead_node::egress::SlimService;
+use fairlead_node::egress::explain::Objects;
+use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::api::core::v1::Event;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::api::networking::v1::ServiceCIDR;
+use kube::api::ListParams;
+use kube::{Api, Client, Resource};
+use serde::de::DeserializeOwned;
+
+use crate::api;
+
+/// Field of Events: the reason of the one that the planner cannot know.
+const NOT_REGISTERED: &str = "involvedObject.kind=Pod,reason=EgressNotRegistered";
+
+/// A cluster, and what of it may not be read.
+pub(super) struct Reader {
+    client: Client,
+    /// One sentence each, with the missing right.
+    pub(super) not_read: Vec<String>,
+}
+
+impl Reader {
+    pub(super) fn new(client: Client) -> Self {
+        Self { client, not_read: Vec::new() }
+    }
+
+    /// `None` where the right is missing.
+    fn optional<T>(&mut self, listed: anyhow::Result<T>) -> anyhow::Result<Option<T>> {
+        match listed {
+            Ok(found) => Ok(Some(found)),
+            Err(error) if api::is_forbidden(&error) => {
+                self.not_read.push(format!("{error:#}"));
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// All of a kind that have the labels of Egresses' objects, or those of one namespace where the right for all is missing.
+    async fn of_egresses<K>(&mut self, what: &str, namespace: &str) -> anyhow::Result<Vec<K>>
+    where
+        K: Resource<Scope = NamespaceResourceScope, DynamicType = ()> + Clone + Debug + DeserializeOwned,
+    {
+        let labels = || ListParams::default().labels(&selector_of_all());
+        let all = api::list(&Api::<K>::all(self.client.clone()), what, labels()).await;
+        match self.optional(all)? {
+            Some(found) => Ok(found),
+            None => api::list(&Api::<K>::namespaced(self.client.clone(), namespace), what, labels()).await,
+        }
+    }
+
+    /// Pods of all namespaces.
+    pub(super) async fn pods(&mut self) -> anyhow::Result<Option<Vec<SlimPod>>> {
+        let pods = Api::<SlimPod>::all(self.client.clone());
+        let pods = api::list(&pods, "Pods", ListParams::default()).await.map(|mut pods| {
+            pods.iter_mut().for_each(trimmed);
+            pods
+        });
+        self.optional(pods)
+    }
+
+    pub(super) async fn pod(&self, namespace: &str, name: &str) -> anyhow::Result<SlimPod> {
+        let pods = Api::<SlimPod>::namespaced(self.client.clone(), namespace);
+        let pod = pods.get_opt(name).await.with_context(|| format!("cannot read Pod {namespace}/{name}"))?;
+        pod.with_context(|| format!("there is no Pod {namespace}/{name}"))
+    }
+
+    /// Warnings of a pod in words of the node program.
+    pub(super) async fn events_of(&mut self, pod: &SlimPod) -> anyhow::Result<Vec<Event>> {
+        let uid = pod.metadata.uid.clone().unwrap_or_default();
+        let events = Api::<Event>::namespaced(self.client.clone(), pod.namespace());
+        let of_pod = ListParams::default().fields(&format!("involvedObject.uid={uid},type=Warning"));
+        let found = api::list(&events, "Events", of_pod).await;
+        let mut found = self.optional(found)?.unwrap_or_default();
+        found.retain(|event| {
+            let reason = event.reason.as_deref().unwrap_or_default();
+            reason.starts_with("Egress") || ["ApiServerUnavailable", "DataPlaneFailed"].contains(&reason)
+        });
+        Ok(found)
+    }
+
+    /// Events of pods that no gateway took.
+    pub(super) async fn not_registered(&mut self) -> anyhow::Result<Vec<Event>> {
+        let events = Api::<Event>::all(self.client.clone());
+        let found = api::list(&events, "Events", ListParams::default().fields(NOT_REGISTERED)).await;
+        Ok(self.optional(found)?.unwrap_or_default())
+    }
+
+    /// All Egresses; none where their kind is not installed.
+    pub(super) async fn egresses(&self) -> anyhow::Result<Vec<Egress>> {
+        api::list_if_served(&Api::<Egress>::all(self.client.clone()), "Egresses").await
+    }
+
+    /// What concerns the clients of an Egress, also other Egresses that they name.
+    pub(super) async fn objects_around(&mut self, egress: &EgressName) -> anyhow::Result<Objects> {
+        let namespace = &egress.namespace;
+        let all = self.egresses().await;
+        let egresses = match self.optional(all)? {
+            Some(found) => found,
+            None => {
+                let own = Api::<Egress>::namespaced(self.client.clone(), namespace);
+                api::list(&own, "Egresses", ListParams::default()).await?
+            }
+        };
+        let services = self.of_egresses("Services", namespace).await?;
+        let slices = self.of_egresses("EndpointSlices", namespace).await;
+        let slices = self.optional(slices)?;
+        let objects = Objects { egresses, services, slices, ..Objects::default() };
+        self.with_ranges(objects).await
+    }
+
+    /// What concerns a pod that names these Egresses: only they are read, and nothing without any.
+    pub(super) async fn objects_of(&mut self, egresses: &[EgressName]) -> anyhow::Result<Objects> {
+        let mut objects = Objects { slices: Some(Vec::new()), ..Objects::default() };
+        if egresses.is_empty() {
+            return Ok(objects);
+        }
+        for egress in egresses {
+            let api = Api::<Egress>::namespaced(self.client.clone(), &egress.namespace);
+            let found = api.get_opt(&egress.name).await;
+            objects.egresses.extend(found.with_context(|| format!("cannot read Egress {egress}"))?);
+        }
+        let namespaces: BTreeSet<&str> = egresses.iter().map(|egress| egress.namespace.as_str()).collect();
+        for namespace in namespaces {
+            let labels = || ListParams::default().labels(&selector_of_all());
+            let services = Api::<SlimService>::namespaced(self.client.clone(), namespace);
+            objects.services.extend(api::list(&services, "Services", labels()).await?);
+            let slices = Api::<EndpointSlice>::namespaced(self.client.clone(), namespace);
+            let found = self.optional(api::list(&slices, "EndpointSlices", labels()).await)?;
+            objects.slices = objects.slices.zip(found).map(|(all, found)| [all, found].concat());
+        }
+        self.with_ranges(objects).await
+    }
+
+    /// With what pods reach by `eth0`.
+    async fn with_ranges(&mut self, mut objects: Objects) -> anyhow::Result<Objects> {
+        let nodes = api::list(&Api::all(self.client.clone()), "Nodes", ListParams::default()).await;
+        objects.nodes = self.optional(nodes)?.unwrap_or_default();
+        let pools = api::list_if_served(&Api::<AddressPool>::all(self.client.clone()), "AddressPools").await;
+        objects.pools = self.optional(pools)?.unwrap_or_default();
+        let ranges = api::list_if_served(&Api::<ServiceCIDR>::all(self.client.clone()), "ServiceCIDRs").await;
+        objects.service_ranges = self.optional(ranges)?.unwrap_or_default();
+        Ok(objects)
+    }
+}

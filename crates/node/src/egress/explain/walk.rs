@@ -1,0 +1,206 @@
+//! A packet's way through the rules and routes of a client pod.
+
+use std::net::IpAddr;
+
+use fairlead_address::IpFamily;
+use fairlead_api::names::{
+    RULE_PRIORITIES_EGRESS_IN_CLUSTER, RULE_PRIORITY_EGRESS_LINK_LOCAL, RULE_PRIORITY_EGRESS_PRIVATE,
+    TABLE_EGRESS_NARROW,
+};
+use fairlead_cluster::pods::SlimPod;
+use fairlead_dataplane::egress_client::{ClientRoute, ClientRouting, ClientRule};
+use fairlead_egress::EgressName;
+use fairlead_egress::annotation::chosen;
+use fairlead_egress::client::TABLE_MAIN;
+
+use super::super::egress_annotations;
+use super::super::plan::{Plan, usable};
+use super::super::problem::{EgressProblem, EgressReason};
+use super::{GatewayPod, GatewayState, Known, PacketWay, ToGateways, Why};
+use crate::egress::registrar::NotRegistered;
+
+/// What a rule of the table `main` is for.
+fn kind(priority: u32) -> &'static str {
+    match priority {
+        RULE_PRIORITY_EGRESS_LINK_LOCAL => "link-local addresses",
+        _ if RULE_PRIORITIES_EGRESS_IN_CLUSTER.contains(&priority) => {
+            "ranges of the cluster: AddressPools, ServiceCIDRs, Nodes"
+        }
+        RULE_PRIORITY_EGRESS_PRIVATE.. => "private networks",
+        _ => "the table main",
+    }
+}
+
+/// What a table of routes to gateways is for.
+fn destinations_of(table: u32) -> &'static str {
+    if table == TABLE_EGRESS_NARROW { "destinations in private networks" } else { "all other destinations" }
+}
+
+impl Known {
+    /// The way by what the pod has of the destination's family.
+    pub(super) fn walk(
+        &self,
+        pod: &SlimPod,
+        plan: &Plan,
+        destination: IpAddr,
+        steps: &mut Vec<String>,
+    ) -> PacketWay {
+        let routing = match IpFamily::of(destination) {
+            IpFamily::V4 => &plan.routing.ipv4,
+            IpFamily::V6 => &plan.routing.ipv6,
+        };
+        let Some(routing) = routing else { return PacketWay::Uplink };
+        let mut may_be_kept = false;
+        for rules in groups(&routing.rules) {
+            let Some(first) = rules.first() else { continue };
+            if first.table == TABLE_MAIN {
+                let (has_it, step) = by_main(rules, first.priority, destination);
+                steps.push(step);
+                if has_it {
+                    break;
+                }
+                continue;
+            }
+            let (priority, table) = (first.priority, first.table);
+            let Some(route) = longest(routing, table, destination) else {
+                let of = destinations_of(table);
+                steps.push(format!("rule {priority}, table {table} ({of}): no route has the address"));
+                may_be_kept |= plan.keeps_destinations;
+                continue;
+            };
+            let prefix = route.destination;
+            steps.push(format!(
+                "rule {priority}, table {table} ({}): {prefix} has it",
+                destinations_of(table)
+            ));
+            return self.by_route(pod, plan, route, destination);
+        }
+        let is_of_kept = |it: &&EgressProblem| {
+            matches!(it.reason, EgressReason::Unknown | EgressReason::DestinationInvalid)
+        };
+        let problem = plan.problems.iter().find(is_of_kept).or(plan.problems.first());
+        problem
+            .filter(|_| may_be_kept)
+            .map_or(PacketWay::Uplink, |problem| PacketWay::NotKnown(kept(problem)))
+    }
+
+    fn by_route(&self, pod: &SlimPod, plan: &Plan, route: &ClientRoute, destination: IpAddr) -> PacketWay {
+        let Some(tunnel) = plan.tunnels.iter().find(|tunnel| tunnel.link == route.link) else {
+            return PacketWay::Refused(self.why_refused(pod, plan, route));
+        };
+        let egress = &tunnel.egress;
+        if self.cluster.in_cluster.contains(destination) || is_special(destination) {
+            let message = format!(
+                "the packet would go to a gateway of Egress {egress} (destination {}), which drops it, as gateways forward nothing to \
+                 pods, Services, nodes, link-local and multicast addresses: choose destinations without them",
+                route.destination
+            );
+            return PacketWay::Refused(Why::new("DestinationInCluster", message));
+        }
+        let gateways = self.used_by(pod.node(), egress).map(|mut all| {
+            let family = IpFamily::of(destination);
+            all.retain(|gateway| {
+                let has_family = gateway.addresses.iter().any(|address| IpFamily::of(address) == family);
+                has_family && gateway.state != GatewayState::NotReady
+            });
+            all
+        });
+        if let Some(why) = gateways.as_deref().and_then(|gateways| none_takes_flows(egress, gateways)) {
+            return PacketWay::Refused(why);
+        }
+        PacketWay::Gateways(Box::new(ToGateways {
+            egress: egress.clone(),
+            table: route.table,
+            prefix: route.destination,
+            link: tunnel.link.clone(),
+            cluster_ip: tunnel.cluster_ip,
+            port: tunnel.port,
+            by_client: tunnel.by_client,
+            gateways,
+        }))
+    }
+
+    /// A route without a link is to a destination of an Egress that cannot be used.
+    fn why_refused(&self, pod: &SlimPod, plan: &Plan, route: &ClientRoute) -> Why {
+        let has_it = |egress: &EgressName| {
+            let known = self.cluster.egresses.get(egress);
+            known.is_some_and(|known| {
+                known.destinations.as_ref().is_ok_and(|all| all.contains(&route.destination))
+            })
+        };
+        let annotations = egress_annotations(pod.metadata.annotations.as_ref());
+        let asked = chosen(&annotations).unwrap_or_default();
+        let mut problems = asked
+            .iter()
+            .filter(|egress| has_it(egress))
+            .filter_map(|egress| usable(&self.cluster, pod.namespace(), egress).err());
+        let problem = problems.next().or_else(|| plan.problems.first().cloned());
+        problem.as_ref().map_or_else(|| Why::new("NoGateway", "no gateway can be used"), Why::from)
+    }
+}
+
+/// Whether one of these rules of the table `main` is for the address, in words, too.
+fn by_main(rules: &[ClientRule], priority: u32, destination: IpAddr) -> (bool, String) {
+    let kind = kind(priority);
+    let found = rules.iter().find(|rule| rule.destination.contains(&destination));
+    let step = match found {
+        Some(rule) => format!("rule {} ({kind}): {} has it: table main", rule.priority, rule.destination),
+        None => format!("{} ({kind}): none has the address", numbers(rules)),
+    };
+    (found.is_some(), step)
+}
+
+/// Why no gateway of these takes a new flow; `None` if one does.
+fn none_takes_flows(egress: &EgressName, gateways: &[GatewayPod]) -> Option<Why> {
+    if gateways.is_empty() {
+        return Some(Why::new("NoGateway", format!("Egress {egress}: {}", NotRegistered::NoGateway)));
+    }
+    let message = || {
+        format!(
+            "all gateways of Egress {egress} drain: connections that they have go on, new ones are dropped until another is ready"
+        )
+    };
+    let drain = gateways.iter().all(|gateway| gateway.state == GatewayState::Draining);
+    drain.then(|| Why::new("GatewaysDrain", message()))
+}
+
+/// An Egress whose destinations are not known, in the way of a packet that no known destination has.
+fn kept(problem: &EgressProblem) -> Why {
+    let message = format!(
+        "{}. A pod that starts is not started for that. A running one refuses packets to the last destinations that the Egress had, and \
+         sends others by eth0: `ip route show table 118` and `table 117` in the pod show which",
+        problem.message
+    );
+    Why { message, ..Why::from(problem) }
+}
+
+/// Gateways forward nothing to such an address, whatever its Egress says.
+fn is_special(address: IpAddr) -> bool {
+    let is_link_local = match address {
+        IpAddr::V4(address) => address.is_link_local(),
+        IpAddr::V6(address) => address.is_unicast_link_local(),
+    };
+    is_link_local || address.is_loopback() || address.is_multicast()
+}
+
+/// Rules in a row that are for the same.
+fn groups(rules: &[ClientRule]) -> impl Iterator<Item = &[ClientRule]> {
+    let is_same = |a: &ClientRule, b: &ClientRule| {
+        a.table == TABLE_MAIN && b.table == TABLE_MAIN && kind(a.priority) == kind(b.priority)
+    };
+    rules.chunk_by(is_same)
+}
+
+fn numbers(rules: &[ClientRule]) -> String {
+    match rules {
+        [] => String::new(),
+        [one] => format!("rule {}", one.priority),
+        [first, .., last] => format!("rules {}–{}", first.priority, last.priority),
+    }
+}
+
+fn longest(routing: &ClientRouting, table: u32, destination: IpAddr) -> Option<&ClientRoute> {
+    let of_table = routing.routes.iter().filter(|route| route.table == table);
+    let matching = of_table.filter(|route| route.destination.contains(&destination));
+    matching.max_by_key(|route| route.destination.prefix_len())
+}
