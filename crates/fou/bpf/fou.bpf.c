@@ -110,7 +110,7 @@ enum counter {
 	COUNT_FRAGMENT, /* fragments of FoU packets: they are not reassembled before decapsulation */
 	COUNT_NO_GATEWAY,
 	COUNT_FAILED, /* a kernel helper failed */
-	COUNT_CHOSEN, /* flows for which a gateway was chosen */
+	COUNT_CHOSEN, /* flows, or clients, for which a gateway was chosen */
 	COUNTERS,
 };
 
@@ -499,14 +499,17 @@ static __always_inline int replace_addr(struct __sk_buff *skb, const struct oute
 				   &to->w[3], sizeof(to->w[3]), 0);
 }
 
-/* Whether a flow may keep this gateway: it is live or draining. */
-static __always_inline int still_there(const struct service *s, const struct addr *gateway)
+/* Whether a gateway is in a service, live or, if that is enough, draining. */
+static __always_inline int is_in(const struct service *s, const struct addr *gateway, int draining_is_enough)
 {
 	UNROLLED
 	for (__u32 i = 0; i < MAX_GATEWAYS; i++) {
+		__u32 state;
+
 		if (i >= s->count)
 			break;
-		if (s->gateways[i].state && same(&s->gateways[i].addr, gateway))
+		state = s->gateways[i].state;
+		if (state && (draining_is_enough || state == GATEWAY_LIVE) && same(&s->gateways[i].addr, gateway))
 			return 1;
 	}
 	return 0;
@@ -536,23 +539,48 @@ static __always_inline int rendezvous(const struct service *s, const struct flow
 	return found;
 }
 
-/* The gateway of this flow: the one in the map of flows, or a new choice. Returns 0 if there is none. */
+/* Whether a choice has been used within the idle time. */
+static __always_inline int is_recent(const struct service *s, const struct choice *c, __u64 now)
+{
+	return !s->idle_ns || now - c->used_ns < s->idle_ns;
+}
+
+/*
+ * The gateway of this flow. A flow keeps the one it has, also while that is draining. A new flow goes to a live one: if all flows of
+ * a client go to the same gateway, to that of the client, which has an entry with no more than its address. Returns 0 if there is
+ * none.
+ */
 static __always_inline int choose(const struct service *s, const struct flow *f, struct addr *gateway)
 {
-	struct choice *known = bpf_map_lookup_elem(&fou_flows, f);
-	__u64 now = bpf_ktime_get_ns();
-	struct choice new = {};
+	struct flow chooser = *f;
+	struct choice *of_flow = bpf_map_lookup_elem(&fou_flows, f), *of_client = 0;
+	struct choice new = { .used_ns = bpf_ktime_get_ns() };
 
-	if (known && (!s->idle_ns || now - known->used_ns < s->idle_ns) && still_there(s, &known->gateway)) {
-		known->used_ns = now;
-		*gateway = known->gateway;
+	if (s->by_client) {
+		__builtin_memset(&chooser.dst, 0, sizeof(chooser.dst));
+		chooser.sport = 0;
+		chooser.dport = 0;
+		chooser.proto = 0;
+		of_client = bpf_map_lookup_elem(&fou_flows, &chooser);
+	}
+	if (of_flow && is_recent(s, of_flow, new.used_ns) && is_in(s, &of_flow->gateway, 1)) {
+		of_flow->used_ns = new.used_ns;
+		*gateway = of_flow->gateway;
+		if (of_client && same(&of_client->gateway, gateway))
+			of_client->used_ns = new.used_ns;
 		return 1;
 	}
-	if (!rendezvous(s, f, &new.gateway))
-		return 0;
-	new.used_ns = now;
+	if (of_client && is_recent(s, of_client, new.used_ns) && is_in(s, &of_client->gateway, 0)) {
+		of_client->used_ns = new.used_ns;
+		new.gateway = of_client->gateway;
+	} else {
+		if (!rendezvous(s, &chooser, &new.gateway))
+			return 0;
+		if (s->by_client)
+			bpf_map_update_elem(&fou_flows, &chooser, &new, BPF_ANY);
+		count(COUNT_CHOSEN);
+	}
 	bpf_map_update_elem(&fou_flows, f, &new, BPF_ANY);
-	count(COUNT_CHOSEN);
 	*gateway = new.gateway;
 	return 1;
 }
@@ -577,12 +605,6 @@ static __always_inline int to_gateway(struct __sk_buff *skb, __be16 port)
 	if (kind != FOU || read_inner(skb, &o, &f, &tos))
 		return drop(COUNT_MALFORMED);
 	f.service = o.dst;
-	if (s->by_client) {
-		__builtin_memset(&f.dst, 0, sizeof(f.dst));
-		f.sport = 0;
-		f.dport = 0;
-		f.proto = 0;
-	}
 	if (!choose(s, &f, &gateway))
 		return drop(COUNT_NO_GATEWAY);
 	if (replace_addr(skb, &o, 1, &o.dst, &gateway))
