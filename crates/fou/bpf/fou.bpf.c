@@ -5,7 +5,8 @@
 //
 // fou_egress   clsact egress of the uplink (the pod's eth0) and of every tunnel link (an ifb device).
 //              On a tunnel link it encapsulates packets and sends them through the uplink. On the uplink it
-//              rewrites the destination of packets to a service address to a gateway of that service.
+//              drops packets with a foreign source address, where the settings say so, and rewrites the destination
+//              of packets to a service address to a gateway of that service.
 // fou_ingress  clsact ingress of the uplink. It checks FoU packets of peers, decapsulates them and redirects
 //              them to the ingress of the peer's tunnel link, or leaves them to the kernel's fou.
 //
@@ -46,7 +47,9 @@ struct settings {
 	__u64 version; /* of this program; the first 8 bytes in every version */
 	__u32 uplink; /* interface index of eth0 */
 	__be16 port; /* UDP port of FoU */
-	__u16 drop_unknown; /* not 0: FoU packets of unknown senders are dropped (a gateway) */
+	__u8 drop_unknown; /* not 0: FoU packets of unknown senders are dropped (a gateway) */
+	__u8 drop_foreign; /* not 0: packets leave the uplink only with these source addresses (a gateway) */
+	struct addr own[2]; /* IPv4, IPv6; all zero: there is none */
 };
 
 /* A tunnel link, by interface index. */
@@ -111,6 +114,7 @@ enum counter {
 	COUNT_NO_GATEWAY,
 	COUNT_FAILED, /* a kernel helper failed */
 	COUNT_CHOSEN, /* flows, or clients, for which a gateway was chosen */
+	COUNT_FOREIGN_SOURCE,
 	COUNTERS,
 };
 
@@ -612,6 +616,41 @@ static __always_inline int to_gateway(struct __sk_buff *skb, __be16 port)
 	return PASS;
 }
 
+/*
+ * Whether a packet on the uplink has one of the own addresses as its source; negative if that cannot be read. Every
+ * fragment has its source, and segments share that of their packet. Unspecified sources (DHCP, duplicate address
+ * detection) and link-local ones (neighbour discovery, listener reports) are no pod's, and no router forwards them.
+ */
+static __always_inline int has_own_source(struct __sk_buff *skb, const struct settings *c)
+{
+	if (skb->protocol == bpf_htons(ETH_P_IP)) {
+		__be32 src;
+
+		if (bpf_skb_load_bytes(skb, ETH_HLEN + offsetof(struct iphdr, saddr), &src, sizeof(src)))
+			return -1;
+		return !src || src == c->own[0].w[3];
+	}
+	if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
+		struct addr src;
+
+		if (bpf_skb_load_bytes(skb, ETH_HLEN + offsetof(struct ipv6hdr, saddr), &src, sizeof(src)))
+			return -1;
+		return is_zero(&src) || (src.w[0] & bpf_htonl(0xffc00000)) == bpf_htonl(0xfe800000) ||
+		       same(&src, &c->own[1]);
+	}
+	return 1;
+}
+
+/* What leaves by the uplink. This comes after nftables, so the source is the translated one. */
+static __always_inline int leave(struct __sk_buff *skb, const struct settings *c)
+{
+	int own = c->drop_foreign ? has_own_source(skb, c) : 1;
+
+	if (own < 0)
+		return drop(COUNT_MALFORMED);
+	return own ? to_gateway(skb, c->port) : drop(COUNT_FOREIGN_SOURCE);
+}
+
 SEC("classifier")
 int fou_egress(struct __sk_buff *skb)
 {
@@ -622,7 +661,7 @@ int fou_egress(struct __sk_buff *skb)
 	if (!c)
 		return TC_ACT_SHOT;
 	if (ifindex == c->uplink)
-		return to_gateway(skb, c->port);
+		return leave(skb, c);
 	l = bpf_map_lookup_elem(&fou_links, &ifindex);
 	if (l && l->v6 && skb->protocol == bpf_htons(ETH_P_IPV6))
 		return encapsulate6(skb, l, c->port, c->uplink);

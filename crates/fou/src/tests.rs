@@ -10,7 +10,7 @@ use testbed_netns::Namespace;
 
 use super::*;
 
-const SETTINGS: Settings = Settings { port: 5555, drop_unknown: true };
+const SETTINGS: Settings = Settings { port: 5555, drop_unknown: true, own: None };
 
 fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
