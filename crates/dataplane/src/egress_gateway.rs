@@ -37,7 +37,7 @@ use fairlead_netlink::nftables::{
     STATE_NEW, TCP_MAXIMUM_SEGMENT, Table,
 };
 use fairlead_netlink::route::{Route, RouteSocket, Rule as RoutingRule, Scope, add_rule};
-use fairlead_netlink::{Family, Result, Socket};
+use fairlead_netlink::{Family, Result, Socket, conntrack};
 use ipnet::IpNet;
 use nix::libc;
 
@@ -81,15 +81,23 @@ pub struct GatewayTraffic {
 #[derive(Debug, Default)]
 pub struct Applier {
     table: Keeper,
+    /// The table was made, and connections of clients may not be translated.
+    has_untranslated: bool,
 }
 
 impl Applier {
     /// Brings the namespace to what it should be, and returns the number of changes; sends nothing when nothing differs.
     ///
     /// # Errors
-    /// The kernel refuses. The table comes first, then rules, then routes; what comes before the refusal is in place.
+    /// The kernel refuses. The table comes first, then connections that were opened without it are forgotten, then come rules, then routes; what comes before the refusal is in place.
     pub fn apply(&mut self, wanted: &GatewayRouting) -> Result<usize> {
         let applied = self.table.apply(&table(wanted))?;
+        self.has_untranslated |= applied == Applied::Rebuilt;
+        if self.has_untranslated {
+            let forgotten = conntrack::forget_untranslated(&wanted.clients.keys().copied().collect())?;
+            tracing::debug!(connections = forgotten, "forgot connections without translation");
+            self.has_untranslated = false;
+        }
         let rules = sync_rules(wanted)?;
         let routes: Vec<Route> = wanted.clients.iter().map(|(client, link)| route(*client, *link)).collect();
         let done = sync_table(TABLE_EGRESS_WIDE, ROUTE_PROTOCOL, &routes)?;

@@ -127,8 +127,9 @@ impl Metrics {
 }
 
 /// Packets that the programs drop, by the reason.
-const DROPS: [Counted; 6] = [
+const DROPS: [Counted; 7] = [
     Counted::Failed,
+    Counted::ForeignSource,
     Counted::Fragment,
     Counted::InnerDestination,
     Counted::InnerSource,

@@ -208,7 +208,8 @@ impl Plane {
 }
 
 fn load(settings: &PlaneSettings, uplink: &Link) -> Result<Tunnels> {
-    let fou = Settings { port: settings.port, drop_unknown: true };
+    let own = settings.own.iter().copied().collect();
+    let fou = Settings { port: settings.port, drop_unknown: true, own: Some(own) };
     Ok(Tunnels::load(uplink.index, fou)?)
 }
 

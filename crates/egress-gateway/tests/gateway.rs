@@ -60,7 +60,10 @@ fn clients_reach_the_server_with_the_gateways_address() {
     assert!(rules.contains("\n2000:\tfrom all iif eth0 lookup 118\n"), "{rules}");
     let routes = bed.gateway.sh("ip route show table 118");
     assert_eq!(routes, "10.20.30.40 dev fou4_0a141e28 proto 30 \n");
-    assert!(bed.metric("coil_egress_decapsulated_packets_total") > 20);
+    // Counters are read now and then.
+    bed.wait("the counter", Duration::from_secs(2), || {
+        bed.metric("coil_egress_decapsulated_packets_total") > 20
+    });
     assert_eq!(bed.metric("coil_egress_client_pod_count{namespace=\"internet-egress\",egress=\"nat\"}"), 1);
     assert_eq!(bed.metric("coil_egress_node_client_pods{node=\"n1\"}"), 1);
 }
@@ -159,6 +162,126 @@ fn what_others_delete_is_back_within_a_second() {
             && bed.gateway.sh("tc filter show dev eth0 ingress").contains("fou_ingress")
     });
     println!("all at once: {mended:?}");
+}
+
+#[test]
+fn nothing_leaves_with_a_clients_address_while_nftables_is_flushed() {
+    let bed = Bed::new();
+    let _node = bed.registered();
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    let is_stopped = || stop.load(std::sync::atomic::Ordering::Relaxed);
+    let is_whole = || bed.gateway.sh("nft list tables").contains("fairlead_egress");
+    let (sent, windows) = thread::scope(|scope| {
+        // For each family a flow of before that goes on, and one new flow after the other.
+        let send = |family: bed::Addresses| {
+            let (bed, is_stopped) = (&bed, &is_stopped);
+            scope.spawn(move || {
+                let (old, mut sent) = (bed.flow(family.server), 0u64);
+                while !is_stopped() {
+                    for flow in [&old, &bed.flow(family.server)] {
+                        flow.send();
+                        sent += 1;
+                    }
+                    thread::sleep(Duration::from_millis(1));
+                }
+                sent
+            })
+        };
+        let senders = families().map(send);
+        let mut windows = Vec::new();
+        for _ in 0..20 {
+            thread::sleep(Duration::from_millis(120));
+            bed.gateway.sh("nft flush ruleset");
+            windows.push(bed.wait("the table", Duration::from_secs(3), is_whole));
+        }
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        (senders.map(|sender| sender.join().unwrap()).iter().sum::<u64>(), windows)
+    });
+    let dropped = || bed.metric("coil_egress_dropped_packets_total{reason=\"foreign_source\"}");
+    bed.wait("the counter", Duration::from_secs(2), || dropped() > 0);
+    println!(
+        "{sent} packets, {} dropped by their source, {} leaked, table missing for {windows:?}",
+        dropped(),
+        bed.leaked()
+    );
+    assert_eq!(bed.leaked(), 0);
+    for family in families() {
+        assert_eq!(bed.flow(family.server).seen_as(), Some(family.gateway));
+    }
+}
+
+#[test]
+fn flows_that_began_while_the_table_was_missing_are_translated_afterwards() {
+    let bed = Bed::new();
+    let _node = bed.registered();
+    // Another program's table has the kernel track connections meanwhile.
+    bed.gateway.sh("nft 'table inet other { chain c { type filter hook forward priority 0; ct state new counter; }; chain n { type nat hook postrouting priority 110; }; }'");
+    let before = families().map(|family| bed.flow(family.server));
+    assert!(before.iter().zip(families()).all(|(flow, family)| flow.seen_as() == Some(family.gateway)));
+    let flows = families().map(|family| bed.flow(family.server));
+    let connection = thread::scope(|scope| {
+        bed.gateway.sh("nft delete table inet fairlead_egress");
+        let connection = scope.spawn(|| bed.connect(families()[0].server));
+        for _ in 0..20 {
+            flows.iter().chain(&before).for_each(bed::Flow::send);
+            thread::sleep(Duration::from_millis(2));
+        }
+        connection.join().unwrap()
+    });
+    drop(connection);
+    bed.wait("the table", Duration::from_secs(3), || {
+        bed.gateway.sh("nft list tables").contains("fairlead_egress")
+    });
+    for (flow, family) in flows.iter().chain(&before).zip(families().iter().chain(&families())) {
+        let mut seen = (0..30).map(|_| flow.seen_as());
+        assert!(seen.any(|source| source == Some(family.gateway)), "{family:?}");
+    }
+    assert_eq!(bed.leaked(), 0);
+}
+
+/// What `docs/egress.md` says of deletions at the same time.
+#[test]
+fn filters_that_are_deleted_together_with_nftables_let_nothing_out() {
+    let bed = Bed::new();
+    let _node = bed.registered();
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    let is_stopped = || stop.load(std::sync::atomic::Ordering::Relaxed);
+    let is_whole = || {
+        let filters = bed.gateway.sh("tc filter show dev eth0 ingress; tc filter show dev eth0 egress");
+        bed.gateway.sh("nft list tables").contains("fairlead_egress")
+            && ["fou_ingress", "fou_egress"].iter().all(|name| filters.contains(name))
+    };
+    thread::scope(|scope| {
+        for family in families() {
+            let (bed, is_stopped) = (&bed, &is_stopped);
+            scope.spawn(move || {
+                while !is_stopped() {
+                    bed.flow(family.server).send();
+                    thread::sleep(Duration::from_millis(1));
+                }
+            });
+        }
+        let delete = |command: &str| {
+            thread::sleep(Duration::from_millis(300));
+            let before = bed.leaked();
+            bed.gateway.sh(command);
+            let mended = bed.wait(command, Duration::from_secs(3), is_whole);
+            thread::sleep(Duration::from_millis(100));
+            let leaked = bed.leaked() - before;
+            println!("{command}: mended after {mended:?}, {leaked} leaked");
+            leaked
+        };
+        assert_eq!(delete("tc filter del dev eth0 egress"), 0);
+        for _ in 0..5 {
+            assert_eq!(delete("tc qdisc del dev eth0 clsact; nft flush ruleset"), 0);
+        }
+        // The only way out: what lets packets in stays, and both that translate or drop are gone.
+        delete("tc filter del dev eth0 egress; nft flush ruleset");
+        let before = bed.leaked();
+        thread::sleep(Duration::from_millis(300));
+        assert_eq!(bed.leaked(), before, "it ended");
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    });
 }
 
 #[test]

@@ -40,8 +40,24 @@ impl Finding {
             message.push_str(": ");
             message.push_str(&failure);
         }
+        if let Some(warning) = short_grace(egress) {
+            message.push_str("; ");
+            message.push_str(&warning);
+        }
         Self { ready, reason, message }
     }
+}
+
+/// That gateways are killed before the time for their flows is over.
+fn short_grace(egress: &Egress) -> Option<String> {
+    let template = egress.spec.template.as_ref()?.spec.as_ref()?;
+    let grace = template.get("terminationGracePeriodSeconds")?.as_i64()?;
+    let drain = egress.spec.drain_seconds;
+    (grace < i64::from(drain)).then(|| {
+        format!(
+            "spec.template.spec.terminationGracePeriodSeconds ({grace}) ends gateways before spec.drainSeconds ({drain}): make it longer, or leave it out"
+        )
+    })
 }
 
 /// What the Deployment says of pods that it cannot make or that do not become available.
@@ -129,6 +145,21 @@ mod tests {
 
     fn at(seconds: i64) -> Time {
         Time(Timestamp::from_second(seconds).unwrap())
+    }
+
+    #[test]
+    fn a_grace_period_shorter_than_the_time_for_flows_is_named() {
+        let message = |drain: u32, grace: i64| {
+            let mut egress = egress(&json!({}));
+            egress.spec.drain_seconds = drain;
+            let template = json!({ "spec": { "terminationGracePeriodSeconds": grace } });
+            egress.spec.template = Some(serde_json::from_value(template).unwrap());
+            Finding::of(&egress, Some(&deployment(&json!({ "availableReplicas": 2 })))).message
+        };
+        let expected = "2 of 2 gateways are available; spec.template.spec.terminationGracePeriodSeconds (60) ends gateways before \
+            spec.drainSeconds (300): make it longer, or leave it out";
+        assert_eq!(message(300, 60), expected);
+        assert_eq!(message(60, 60), "2 of 2 gateways are available");
     }
 
     #[test]

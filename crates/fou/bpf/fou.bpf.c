@@ -5,7 +5,8 @@
 //
 // fou_egress   clsact egress of the uplink (the pod's eth0) and of every tunnel link (an ifb device).
 //              On a tunnel link it encapsulates packets and sends them through the uplink. On the uplink it
-//              rewrites the destination of packets to a service address to a gateway of that service.
+//              drops packets with a foreign source address, where the settings say so, and rewrites the destination
+//              of packets to a service address to a gateway of that service.
 // fou_ingress  clsact ingress of the uplink. It checks FoU packets of peers, decapsulates them and redirects
 //              them to the ingress of the peer's tunnel link, or leaves them to the kernel's fou.
 //
@@ -46,7 +47,9 @@ struct settings {
 	__u64 version; /* of this program; the first 8 bytes in every version */
 	__u32 uplink; /* interface index of eth0 */
 	__be16 port; /* UDP port of FoU */
-	__u16 drop_unknown; /* not 0: FoU packets of unknown senders are dropped (a gateway) */
+	__u8 drop_unknown; /* not 0: FoU packets of unknown senders are dropped (a gateway) */
+	__u8 drop_foreign; /* not 0: packets leave the uplink only with these source addresses (a gateway) */
+	struct addr own[2]; /* IPv4, IPv6; all zero: there is none */
 };
 
 /* A tunnel link, by interface index. */
@@ -110,7 +113,8 @@ enum counter {
 	COUNT_FRAGMENT, /* fragments of FoU packets: they are not reassembled before decapsulation */
 	COUNT_NO_GATEWAY,
 	COUNT_FAILED, /* a kernel helper failed */
-	COUNT_CHOSEN, /* flows for which a gateway was chosen */
+	COUNT_CHOSEN, /* flows, or clients, for which a gateway was chosen */
+	COUNT_FOREIGN_SOURCE,
 	COUNTERS,
 };
 
@@ -499,14 +503,17 @@ static __always_inline int replace_addr(struct __sk_buff *skb, const struct oute
 				   &to->w[3], sizeof(to->w[3]), 0);
 }
 
-/* Whether a flow may keep this gateway: it is live or draining. */
-static __always_inline int still_there(const struct service *s, const struct addr *gateway)
+/* Whether a gateway is in a service, live or, if that is enough, draining. */
+static __always_inline int is_in(const struct service *s, const struct addr *gateway, int draining_is_enough)
 {
 	UNROLLED
 	for (__u32 i = 0; i < MAX_GATEWAYS; i++) {
+		__u32 state;
+
 		if (i >= s->count)
 			break;
-		if (s->gateways[i].state && same(&s->gateways[i].addr, gateway))
+		state = s->gateways[i].state;
+		if (state && (draining_is_enough || state == GATEWAY_LIVE) && same(&s->gateways[i].addr, gateway))
 			return 1;
 	}
 	return 0;
@@ -536,23 +543,48 @@ static __always_inline int rendezvous(const struct service *s, const struct flow
 	return found;
 }
 
-/* The gateway of this flow: the one in the map of flows, or a new choice. Returns 0 if there is none. */
+/* Whether a choice has been used within the idle time. */
+static __always_inline int is_recent(const struct service *s, const struct choice *c, __u64 now)
+{
+	return !s->idle_ns || now - c->used_ns < s->idle_ns;
+}
+
+/*
+ * The gateway of this flow. A flow keeps the one it has, also while that is draining. A new flow goes to a live one: if all flows of
+ * a client go to the same gateway, to that of the client, which has an entry with no more than its address. Returns 0 if there is
+ * none.
+ */
 static __always_inline int choose(const struct service *s, const struct flow *f, struct addr *gateway)
 {
-	struct choice *known = bpf_map_lookup_elem(&fou_flows, f);
-	__u64 now = bpf_ktime_get_ns();
-	struct choice new = {};
+	struct flow chooser = *f;
+	struct choice *of_flow = bpf_map_lookup_elem(&fou_flows, f), *of_client = 0;
+	struct choice new = { .used_ns = bpf_ktime_get_ns() };
 
-	if (known && (!s->idle_ns || now - known->used_ns < s->idle_ns) && still_there(s, &known->gateway)) {
-		known->used_ns = now;
-		*gateway = known->gateway;
+	if (s->by_client) {
+		__builtin_memset(&chooser.dst, 0, sizeof(chooser.dst));
+		chooser.sport = 0;
+		chooser.dport = 0;
+		chooser.proto = 0;
+		of_client = bpf_map_lookup_elem(&fou_flows, &chooser);
+	}
+	if (of_flow && is_recent(s, of_flow, new.used_ns) && is_in(s, &of_flow->gateway, 1)) {
+		of_flow->used_ns = new.used_ns;
+		*gateway = of_flow->gateway;
+		if (of_client && same(&of_client->gateway, gateway))
+			of_client->used_ns = new.used_ns;
 		return 1;
 	}
-	if (!rendezvous(s, f, &new.gateway))
-		return 0;
-	new.used_ns = now;
+	if (of_client && is_recent(s, of_client, new.used_ns) && is_in(s, &of_client->gateway, 0)) {
+		of_client->used_ns = new.used_ns;
+		new.gateway = of_client->gateway;
+	} else {
+		if (!rendezvous(s, &chooser, &new.gateway))
+			return 0;
+		if (s->by_client)
+			bpf_map_update_elem(&fou_flows, &chooser, &new, BPF_ANY);
+		count(COUNT_CHOSEN);
+	}
 	bpf_map_update_elem(&fou_flows, f, &new, BPF_ANY);
-	count(COUNT_CHOSEN);
 	*gateway = new.gateway;
 	return 1;
 }
@@ -577,17 +609,46 @@ static __always_inline int to_gateway(struct __sk_buff *skb, __be16 port)
 	if (kind != FOU || read_inner(skb, &o, &f, &tos))
 		return drop(COUNT_MALFORMED);
 	f.service = o.dst;
-	if (s->by_client) {
-		__builtin_memset(&f.dst, 0, sizeof(f.dst));
-		f.sport = 0;
-		f.dport = 0;
-		f.proto = 0;
-	}
 	if (!choose(s, &f, &gateway))
 		return drop(COUNT_NO_GATEWAY);
 	if (replace_addr(skb, &o, 1, &o.dst, &gateway))
 		return drop(COUNT_FAILED);
 	return PASS;
+}
+
+/*
+ * Whether a packet on the uplink has one of the own addresses as its source; negative if that cannot be read. Every
+ * fragment has its source, and segments share that of their packet. Unspecified sources (DHCP, duplicate address
+ * detection) and link-local ones (neighbour discovery, listener reports) are no pod's, and no router forwards them.
+ */
+static __always_inline int has_own_source(struct __sk_buff *skb, const struct settings *c)
+{
+	if (skb->protocol == bpf_htons(ETH_P_IP)) {
+		__be32 src;
+
+		if (bpf_skb_load_bytes(skb, ETH_HLEN + offsetof(struct iphdr, saddr), &src, sizeof(src)))
+			return -1;
+		return !src || src == c->own[0].w[3];
+	}
+	if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
+		struct addr src;
+
+		if (bpf_skb_load_bytes(skb, ETH_HLEN + offsetof(struct ipv6hdr, saddr), &src, sizeof(src)))
+			return -1;
+		return is_zero(&src) || (src.w[0] & bpf_htonl(0xffc00000)) == bpf_htonl(0xfe800000) ||
+		       same(&src, &c->own[1]);
+	}
+	return 1;
+}
+
+/* What leaves by the uplink. This comes after nftables, so the source is the translated one. */
+static __always_inline int leave(struct __sk_buff *skb, const struct settings *c)
+{
+	int own = c->drop_foreign ? has_own_source(skb, c) : 1;
+
+	if (own < 0)
+		return drop(COUNT_MALFORMED);
+	return own ? to_gateway(skb, c->port) : drop(COUNT_FOREIGN_SOURCE);
 }
 
 SEC("classifier")
@@ -600,7 +661,7 @@ int fou_egress(struct __sk_buff *skb)
 	if (!c)
 		return TC_ACT_SHOT;
 	if (ifindex == c->uplink)
-		return to_gateway(skb, c->port);
+		return leave(skb, c);
 	l = bpf_map_lookup_elem(&fou_links, &ifindex);
 	if (l && l->v6 && skb->protocol == bpf_htons(ETH_P_IPV6))
 		return encapsulate6(skb, l, c->port, c->uplink);

@@ -25,11 +25,15 @@ pub enum Counter {
     Failed,
     /// Flows for which a gateway was chosen.
     Chosen,
+    /// Packets dropped at the uplink because their source is foreign: [`Settings::own`].
+    ///
+    /// [`Settings::own`]: crate::Settings::own
+    ForeignSource,
 }
 
 impl Counter {
     /// All of them, in the order of the map.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Encapsulated,
         Self::Decapsulated,
         Self::UnknownSender,
@@ -40,6 +44,7 @@ impl Counter {
         Self::NoGateway,
         Self::Failed,
         Self::Chosen,
+        Self::ForeignSource,
     ];
 
     /// Its name, in words joined by underscores as metrics have them.
@@ -49,6 +54,7 @@ impl Counter {
             Self::Decapsulated => "decapsulated",
             Self::Encapsulated => "encapsulated",
             Self::Failed => "failed",
+            Self::ForeignSource => "foreign_source",
             Self::Fragment => "fragment",
             Self::InnerDestination => "inner_destination",
             Self::InnerSource => "inner_source",

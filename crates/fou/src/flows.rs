@@ -4,7 +4,8 @@ use std::net::{IpAddr, Ipv6Addr};
 
 use crate::layout::{ChoiceBytes, FlowBytes};
 
-/// A flow and its gateway. By client (`Service::by_client`) the destination is unspecified, and ports and protocol are 0.
+/// A flow and its gateway. Where all flows of a client go to one gateway (`Service::by_client`), the client has an entry, too: its
+/// destination is unspecified, and ports and protocol are 0.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Flow {
     /// The service address the client sends to.

@@ -4,7 +4,7 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use fairlead_address::IpFamily;
+use fairlead_address::{DualStackAddrs, IpFamily};
 use ipnet::IpNet;
 
 use crate::{Error, Result};
@@ -18,7 +18,7 @@ pub const MAX_CLIENTS: usize = 4096;
 pub const MAX_ALLOWED: usize = 16_384;
 /// `struct addr`: IPv4 as `::ffff:a.b.c.d`.
 pub(crate) type AddressBytes = [u8; 16];
-pub(crate) type SettingsBytes = [u8; 16];
+pub(crate) type SettingsBytes = [u8; 48];
 pub(crate) type LinkBytes = [u8; 36];
 pub(crate) type PeerBytes = [u8; 24];
 pub(crate) type ServiceBytes = [u8; 656];
@@ -32,6 +32,10 @@ pub struct Settings {
     pub port: u16,
     /// FoU packets of hosts that are not peers are dropped, instead of being left to the kernel. A gateway needs it.
     pub drop_unknown: bool,
+    /// The only source addresses with which packets may leave the uplink, besides unspecified and IPv6 link-local ones; others are
+    /// dropped. Packets of a family without an address are all dropped. `None` lets every source out, as a client needs it. With
+    /// its own addresses here, a gateway sends no packet of a client whose source nothing has translated.
+    pub own: Option<DualStackAddrs>,
 }
 
 /// How packets of a tunnel link are encapsulated.
@@ -110,15 +114,19 @@ pub(crate) fn prefix(prefix: &IpNet) -> (u32, AddressBytes) {
 impl Settings {
     /// `struct settings`.
     pub(crate) fn bytes(self, version: u64, uplink: u32) -> SettingsBytes {
-        let mut bytes = [0; 16];
-        let drop_unknown = u16::from(self.drop_unknown);
+        let mut bytes = [0; 48];
+        let own = self.own.unwrap_or_default();
+        let [own_ipv4, own_ipv6] =
+            [own.ipv4.map(IpAddr::V4), own.ipv6.map(IpAddr::V6)].map(|own| own.map_or([0; 16], address));
         write(
             &mut bytes,
             &[
                 &version.to_ne_bytes(),
                 &uplink.to_ne_bytes(),
                 &self.port.to_be_bytes(),
-                &drop_unknown.to_ne_bytes(),
+                &[u8::from(self.drop_unknown), u8::from(self.own.is_some())],
+                &own_ipv4,
+                &own_ipv6,
             ],
         );
         bytes
@@ -226,11 +234,16 @@ mod unit {
 
     #[test]
     fn settings_begin_with_their_version() {
-        let bytes = Settings { port: 5555, drop_unknown: true }.bytes(0x0102_0304_0506_0708, 7);
+        let own = DualStackAddrs { ipv4: Some([10, 0, 0, 1].into()), ipv6: None };
+        let settings = Settings { port: 5555, drop_unknown: true, own: Some(own) };
+        let bytes = settings.bytes(0x0102_0304_0506_0708, 7);
         assert_eq!(version(&bytes), 0x0102_0304_0506_0708);
         assert_eq!(bytes[8..12], 7u32.to_ne_bytes());
         assert_eq!(bytes[12..14], [0x15, 0xb3]);
-        assert_eq!(bytes[14..], 1u16.to_ne_bytes());
+        assert_eq!(bytes[14..16], [1, 1]);
+        assert_eq!((&bytes[16..32], &bytes[32..]), (&address(ip("10.0.0.1"))[..], &[0; 16][..]));
+        let client = Settings { port: 5555, drop_unknown: false, own: None }.bytes(0, 7);
+        assert_eq!(client[14..], [0; 34]);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::sync::{Mutex, PoisonError};
 
 use fairlead_netlink::route::{FilterHook, RouteSocket};
 use ipnet::IpNet;
@@ -9,7 +10,7 @@ use testbed_netns::Namespace;
 
 use super::*;
 
-const SETTINGS: Settings = Settings { port: 5555, drop_unknown: true };
+const SETTINGS: Settings = Settings { port: 5555, drop_unknown: true, own: None };
 
 fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
@@ -54,8 +55,12 @@ impl Wanted {
     }
 }
 
+/// `changes_sent` counts those of the whole process.
+static ALONE: Mutex<()> = Mutex::new(());
+
 #[test]
 fn programs_of_another_version_are_replaced_and_flows_are_kept() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let namespace = Namespace::new();
     namespace.veth("eth0", &namespace, "other");
     let uplink: u32 = namespace.sh("ip -o link show eth0 | cut -d: -f1").trim().parse().unwrap();
@@ -92,6 +97,7 @@ fn programs_of_another_version_are_replaced_and_flows_are_kept() {
 
 #[test]
 fn loaded_programs_replace_those_of_an_earlier_process_once_they_are_attached() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let namespace = Namespace::new();
     namespace.veth("eth0", &namespace, "other");
     let uplink: u32 = namespace.sh("ip -o link show eth0 | cut -d: -f1").trim().parse().unwrap();

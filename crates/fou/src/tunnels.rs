@@ -260,7 +260,7 @@ impl Tunnels {
     /// Writes the settings if they differ.
     fn set_settings(&mut self, wanted: &layout::SettingsBytes) -> Result<()> {
         let map = &mut self.loaded.maps.settings;
-        let failed = |error: MapError| map_failed("set the UDP port of FoU", &error);
+        let failed = |error: MapError| map_failed("set the settings of the FoU programs", &error);
         if map.get(&0, 0).map_err(failed)? == *wanted {
             Ok(())
         } else {

@@ -11,7 +11,7 @@ use std::time::Duration;
 use fairlead_fou::{Counter, Gateway, Peer, Service, Settings, TunnelLink, Tunnels, link_name};
 use testbed_netns::{Namespace, try_sh_in};
 
-const SETTINGS: Settings = Settings { port: 5555, drop_unknown: false };
+const SETTINGS: Settings = Settings { port: 5555, drop_unknown: false, own: None };
 
 /// Addresses of one family: of the links, of the service, and inside of the tunnels.
 struct Family {

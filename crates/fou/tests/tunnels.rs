@@ -34,7 +34,7 @@ const GATEWAYS: &str = "FAIRLEAD_FOU_GATEWAYS";
 #[ignore = "runs in another process that tests start"]
 fn other_process() {
     let uplink = std::env::var(UPLINK).unwrap().parse().unwrap();
-    let mut tunnels = Tunnels::open(uplink, Settings { port: 5555, drop_unknown: false }).unwrap();
+    let mut tunnels = Tunnels::open(uplink, Settings { port: 5555, drop_unknown: false, own: None }).unwrap();
     let Ok(gateways) = std::env::var(GATEWAYS) else { return };
     let gateways: Vec<usize> = gateways.split(',').map(|index| index.parse().unwrap()).collect();
     // IPv4 and IPv6: nothing else differs from what the first process has set.
@@ -141,6 +141,57 @@ fn register(bed: &mut Bed) {
 }
 
 #[test]
+fn a_gateway_sends_no_packet_with_a_source_that_is_not_its_own() {
+    let mut bed = Bed::new();
+    let flows = families().map(|family| (bed.flow(family.server), family));
+    assert!(flows.iter().all(|(flow, family)| flow.seen_as() == Some(family.gateways[0])));
+    assert_eq!(bed.counted(Counter::ForeignSource), 0);
+    bed.gateways[0].0.sh("nft flush ruleset");
+    for (flow, family) in &flows {
+        let refused = |count: u64, send: &mut dyn FnMut() -> bool| {
+            let before = bed.counted(Counter::ForeignSource);
+            assert!(!send(), "{family:?}");
+            assert_eq!(bed.counted(Counter::ForeignSource) - before, count, "{family:?}");
+        };
+        refused(1, &mut || flow.seen_as().is_some());
+        refused(1, &mut || bed.ping("", family.server));
+        // Two fragments, of which the second has no header of ICMP.
+        refused(2, &mut || bed.ping("-s 2000", family.server));
+    }
+    assert_eq!(bed.routed("untranslated"), 0);
+
+    // What the gateway itself sends, and what finds neighbours.
+    let pod = &bed.gateways[0].0;
+    pod.sh("ip neigh flush dev eth0; ip -6 neigh flush dev eth0; ping -c 1 -W 2 fe80::1%eth0");
+    let before = bed.counted(Counter::ForeignSource);
+    for family in families() {
+        // The first IPv6 reply only tells the server of the smaller MTU.
+        pod.sh(&format!("ping -c 3 -i 0.2 -W 2 -s 2000 {}", family.server));
+    }
+    assert_eq!(bed.counted(Counter::ForeignSource), before);
+    pod.sh("sysctl -qw net.ipv6.conf.eth0.accept_dad=1 net.ipv6.conf.all.accept_dad=1
+            ip addr add fd00:50::77/128 dev eth0");
+    let start = Instant::now();
+    while bed.routed("unspecified") == 0 {
+        assert!(start.elapsed() < Duration::from_secs(5), "no duplicate address detection");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    // Another address of the pod's links is not among its own.
+    pod.sh("! ping -c 1 -W 1 -I fd00:50::77 2001:db8:113::10");
+
+    pod.sh(&format!("nft '{}'", bed::MASQUERADE));
+    assert!(flows.iter().all(|(flow, family)| flow.seen_as() == Some(family.gateways[0])));
+    // Without the setting, the same gateway would have sent them.
+    let Bed { gateways, .. } = &mut bed;
+    let (pod, tunnels) = &mut gateways[0];
+    let settings = Settings { port: 5555, drop_unknown: true, own: None };
+    pod.sh("nft flush ruleset");
+    drop(pod.run(|| Tunnels::open(tunnels.uplink(), settings)).unwrap());
+    assert!(!bed.ping("", families()[0].server));
+    assert_eq!(bed.routed("untranslated"), 1);
+}
+
+#[test]
 fn without_gateways_nothing_leaves_the_client() {
     let mut bed = Bed::new();
     bed.client_tunnels.set_services(&services(&[])).unwrap();
@@ -155,7 +206,7 @@ fn without_gateways_nothing_leaves_the_client() {
     }
     // Nor without the programs.
     let Bed { client, client_tunnels, .. } = &mut bed;
-    let settings = Settings { port: 5555, drop_unknown: false };
+    let settings = Settings { port: 5555, drop_unknown: false, own: None };
     let same = client.run(|| Tunnels::open(client_tunnels.uplink(), settings)).unwrap();
     same.remove().unwrap();
     assert!(!bed.ping("", families()[0].server));
@@ -214,7 +265,9 @@ fn missing_capabilities_are_named() {
 #[test]
 fn a_missing_uplink_is_named() {
     let namespace = Namespace::new();
-    let error = namespace.run(|| Tunnels::open(77, Settings { port: 5555, drop_unknown: true })).unwrap_err();
+    let error = namespace
+        .run(|| Tunnels::open(77, Settings { port: 5555, drop_unknown: true, own: None }))
+        .unwrap_err();
     assert!(matches!(error, Error::Invalid { .. }));
     assert_eq!(error.to_string(), "cannot use link 77 as the uplink of FoU: there is no such link");
 }
@@ -223,7 +276,7 @@ fn a_missing_uplink_is_named() {
 fn many_peers_are_set_by_difference() {
     let namespace = Namespace::new();
     namespace.veth("eth0", &namespace, "other");
-    let settings = Settings { port: 5555, drop_unknown: true };
+    let settings = Settings { port: 5555, drop_unknown: true, own: None };
     let mut tunnels = namespace.run(|| Tunnels::open(uplink(&namespace), settings)).unwrap();
     let peer =
         |number: u32| (IpAddr::from((0x0a00_0000 + number).to_be_bytes()), Peer::Client { link: None });

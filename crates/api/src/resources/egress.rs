@@ -75,6 +75,11 @@ pub struct EgressSpec {
     /// a service proxy that balances by flow spreads the flows of one client over all gateways.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub fou_source_port_auto: bool,
+    /// For how many seconds flows may go on through a gateway that is to end, 300 if it is not given. A change replaces
+    /// the gateway pods.
+    #[serde(default = "default_drain_seconds", skip_serializing_if = "is_default_drain")]
+    #[schemars(with = "i32", range(min = 0, max = 3600))]
+    pub drain_seconds: u32,
     /// How many gateways an eviction must keep.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod_disruption_budget: Option<EgressDisruptionBudget>,
@@ -83,6 +88,9 @@ pub struct EgressSpec {
     #[schemars(length(max = 1000), inner(length(min = 1, max = 63)))]
     pub allowed_namespaces: Option<Vec<String>>,
 }
+
+/// `spec.drainSeconds` of an Egress that does not say it, and `--drain-seconds` of gateways that are not told.
+pub const DEFAULT_DRAIN_SECONDS: u32 = 300;
 
 impl EgressSpec {
     /// Whether pods of this namespace may use the gateways.
@@ -207,4 +215,13 @@ fn labels_schema(_: &mut SchemaGenerator) -> Schema {
 
 fn default_replicas() -> i32 {
     1
+}
+
+fn default_drain_seconds() -> u32 {
+    DEFAULT_DRAIN_SECONDS
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_default_drain(seconds: &u32) -> bool {
+    *seconds == DEFAULT_DRAIN_SECONDS
 }

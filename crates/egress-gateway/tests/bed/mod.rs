@@ -288,6 +288,11 @@ impl Drop for Bed {
 pub(crate) struct Flow(UdpSocket);
 
 impl Flow {
+    /// Sends a packet and waits for nothing. Without a way there is none.
+    pub(crate) fn send(&self) {
+        let _ = self.0.send(b"?");
+    }
+
     /// Sends a packet; the source that the server has seen, or nothing if there is no reply.
     pub(crate) fn seen_as(&self) -> Option<IpAddr> {
         self.0.send(b"?").ok()?;
@@ -355,7 +360,7 @@ fn echo(server: &Namespace) {
 
 /// Tunnels straight to the gateway's addresses; no service stands before them.
 fn tunnels_of_client(pod: &Namespace) -> Tunnels {
-    let settings = Settings { port: 5555, drop_unknown: false };
+    let settings = Settings { port: 5555, drop_unknown: false, own: None };
     let uplink = pod.sh("ip -o link show eth0 | cut -d: -f1").trim().parse().unwrap();
     let mut tunnels = pod.run(|| Tunnels::open(uplink, settings)).unwrap();
     let (mut links, mut peers) = (BTreeMap::new(), BTreeMap::new());

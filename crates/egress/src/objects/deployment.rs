@@ -6,7 +6,7 @@ use fairlead_api::names::{
     EGRESS_COMPONENT, EGRESS_HEALTH_PORT, EGRESS_METRICS_PORT, EGRESS_PROGRAM, EGRESS_REGISTRATION_PORT,
     FOU_PORT,
 };
-use fairlead_api::resources::Egress;
+use fairlead_api::resources::{DEFAULT_DRAIN_SECONDS, Egress};
 use k8s_openapi::api::apps::v1::{Deployment, DeploymentSpec};
 use k8s_openapi::api::core::v1::{
     Capabilities, Container, ContainerPort, EmptyDirVolumeSource, EnvVar, EnvVarSource, HTTPGetAction,
@@ -19,9 +19,8 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use super::{Defaults, ObjectsError, label_selector, metadata, name, pod_labels};
 
-/// Seconds that a gateway has to end unless the template says otherwise: for five minutes its flows go on, and a few more for the
-/// rest.
-pub const TERMINATION_GRACE_SECONDS: i64 = 310;
+/// Seconds that a gateway has to end after its flows, unless the template says how many it has in all.
+const SECONDS_AFTER_DRAIN: u32 = 10;
 /// What changes links, routes, rules and nftables, and what loads BPF programs.
 const CAPABILITIES: [&str; 2] = ["NET_ADMIN", "BPF"];
 /// Volume and directory for what the gateway writes.
@@ -57,7 +56,8 @@ fn complete_pod(spec: &mut PodSpec, egress: &Egress, defaults: &Defaults) -> Res
     spec.service_account_name = Some(EGRESS_PROGRAM.to_owned());
     // The older name of the same field, which must not contradict it.
     spec.service_account = None;
-    spec.termination_grace_period_seconds.get_or_insert(TERMINATION_GRACE_SECONDS);
+    let grace = i64::from(egress.spec.drain_seconds.saturating_add(SECONDS_AFTER_DRAIN));
+    spec.termination_grace_period_seconds.get_or_insert(grace);
     spec.topology_spread_constraints.get_or_insert_with(|| vec![spread(egress)]);
     let volumes = spec.volumes.get_or_insert_default();
     if volumes.iter().all(|volume| volume.name != RUN_VOLUME) {
@@ -122,11 +122,14 @@ fn complete_container(
     Ok(())
 }
 
-/// What the program is told unless the template has arguments, which are kept as they are.
+/// What the program is told unless the template has arguments, which are kept as they are. Of what has a default only another value:
+/// so a gateway of Coil starts, and an upgrade of the controller alone replaces no gateway.
 fn arguments(egress: &Egress, port: u16) -> Vec<String> {
     let port = (port != FOU_PORT).then(|| format!("--fou-port={port}"));
     let auto = egress.spec.fou_source_port_auto.then(|| "--enable-sport-auto=true".to_owned());
-    port.into_iter().chain(auto).collect()
+    let drain = egress.spec.drain_seconds;
+    let drain = (drain != DEFAULT_DRAIN_SECONDS).then(|| format!("--drain-seconds={drain}"));
+    [port, auto, drain].into_iter().flatten().collect()
 }
 
 /// The variables that the program needs; others of the template stay.

@@ -26,7 +26,6 @@ use serde_json::Value;
 
 use crate::destinations::{self, InvalidDestination};
 
-pub use deployment::TERMINATION_GRACE_SECONDS;
 pub use service::take_back_ports;
 
 /// What gateways have that their Egress does not say.

@@ -197,6 +197,21 @@ fn the_gateway_is_told_of_another_port_and_of_source_ports() {
 }
 
 #[test]
+fn the_time_for_flows_is_passed_on_with_some_more_until_the_end() {
+    let of = |spec: &Value| {
+        let pod = template(spec)["spec"].clone();
+        (pod["containers"][0]["args"].clone(), pod["terminationGracePeriodSeconds"].clone())
+    };
+    assert_eq!(of(&json!({ "drainSeconds": 300 })), (json!([]), json!(310)));
+    assert_eq!(of(&json!({ "drainSeconds": 0 })), (json!(["--drain-seconds=0"]), json!(10)));
+    let mut spec = json!({ "drainSeconds": 3600, "fouSourcePortAuto": true });
+    let arguments = json!(["--enable-sport-auto=true", "--drain-seconds=3600"]);
+    assert_eq!(of(&spec), (arguments.clone(), json!(3610)));
+    spec["template"] = json!({ "spec": { "terminationGracePeriodSeconds": 60 } });
+    assert_eq!(of(&spec), (arguments, json!(60)));
+}
+
+#[test]
 fn a_service_has_both_families_and_the_affinity_of_the_egress() {
     let affinity = |spec: &Value| {
         let service = json!(made(spec).service)["spec"].clone();

@@ -31,6 +31,7 @@ const TCP_ECHO: u16 = 9000;
 const UDP_SOURCE: u16 = 9002;
 
 /// Addresses of one family.
+#[derive(Debug)]
 pub(crate) struct Addresses {
     pub(crate) client: IpAddr,
     pub(crate) service: IpAddr,
@@ -67,6 +68,8 @@ const ROUTER_RULES: &str = "
     table inet router {
         counter in_clear { }
         counter encapsulated { }
+        counter untranslated { }
+        counter unspecified { }
         chain services { type nat hook prerouting priority dstnat;
             ip daddr 10.68.12.49 udp dport 5555 dnat ip to 10.20.50.1
             ip6 daddr fd00:68::49 udp dport 5555 dnat ip6 to fd00:50::1
@@ -75,9 +78,12 @@ const ROUTER_RULES: &str = "
             iifname client ip daddr 203.0.113.0/24 counter name in_clear drop
             iifname client ip6 daddr 2001:db8:113::/64 counter name in_clear drop
             iifname client udp dport 5555 counter name encapsulated
+            iifname gateway0 ip saddr 10.20.30.0/24 counter name untranslated
+            iifname gateway0 ip6 saddr fd00:20::/64 counter name untranslated
+            iifname gateway0 ip6 saddr :: icmpv6 type nd-neighbor-solicit counter name unspecified
         }
     }";
-const MASQUERADE: &str = "
+pub(crate) const MASQUERADE: &str = "
     table inet egress {
         chain leaving { type nat hook postrouting priority srcnat;
             oifname eth0 ip saddr 10.20.30.40 masquerade
@@ -119,7 +125,7 @@ impl Bed {
         self.gateways[0].1.counters().unwrap().of(counter)
     }
 
-    /// Packets of a counter of the router: `in_clear`, `encapsulated`.
+    /// Packets of a counter of the router: `in_clear`, `encapsulated`, `untranslated`, `unspecified`.
     pub(crate) fn routed(&self, counter: &str) -> u64 {
         let listed = self.router.sh(&format!("nft list counter inet router {counter}"));
         listed.split_whitespace().skip_while(|word| *word != "packets").nth(1).unwrap().parse().unwrap()
@@ -243,7 +249,7 @@ pub(crate) fn uplink(namespace: &Namespace) -> u32 {
 }
 
 fn set_up_client(pod: &Namespace) -> Tunnels {
-    let settings = Settings { port: PORT, drop_unknown: false };
+    let settings = Settings { port: PORT, drop_unknown: false, own: None };
     let mut tunnels = pod.run(|| Tunnels::open(uplink(pod), settings)).unwrap();
     let (mut links, mut peers) = (BTreeMap::new(), BTreeMap::new());
     for family in families() {
@@ -262,7 +268,8 @@ fn set_up_client(pod: &Namespace) -> Tunnels {
 
 fn set_up_gateway(pod: &Namespace, index: usize) -> Tunnels {
     pod.sh(ROUTER_SETUP);
-    let settings = Settings { port: PORT, drop_unknown: true };
+    let own = families().iter().map(|family| family.gateways[index]).collect();
+    let settings = Settings { port: PORT, drop_unknown: true, own: Some(own) };
     let mut tunnels = pod.run(|| Tunnels::open(uplink(pod), settings)).unwrap();
     let (mut links, mut peers) = (BTreeMap::new(), BTreeMap::new());
     for family in families() {

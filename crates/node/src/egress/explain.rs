@@ -73,19 +73,31 @@ pub struct GatewayPod {
 pub enum GatewayState {
     /// It takes new ones.
     Ready,
-    /// It keeps its flows and gets no new ones.
+    /// It is being deleted: it keeps its flows and gets no new ones.
     Draining,
-    /// It forwards nothing.
+    /// It does not pass its readiness probe: it keeps its flows, as it may only be starting again, and gets no new ones.
     NotReady,
+    /// It forwards nothing any more.
+    Ended,
 }
 
 impl GatewayState {
+    fn of(endpoint: &GatewayEndpoint) -> Self {
+        match endpoint {
+            _ if !endpoint.is_alive() => Self::Ended,
+            _ if !endpoint.is_draining() => Self::Ready,
+            endpoint if endpoint.terminating => Self::Draining,
+            _ => Self::NotReady,
+        }
+    }
+
     /// As one word.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Ready => "ready",
             Self::Draining => "draining",
             Self::NotReady => "notReady",
+            Self::Ended => "ended",
         }
     }
 }
@@ -212,11 +224,7 @@ impl Known {
     fn gateway_pods(&self, all: &BTreeMap<GatewayUid, GatewayEndpoint>) -> Vec<GatewayPod> {
         let pod = |(uid, endpoint): (&GatewayUid, &GatewayEndpoint)| {
             let (pod, node) = self.places.get(uid).cloned().unwrap_or_default();
-            let state = match (endpoint.is_alive(), endpoint.is_draining()) {
-                (false, _) => GatewayState::NotReady,
-                (true, true) => GatewayState::Draining,
-                (true, false) => GatewayState::Ready,
-            };
+            let state = GatewayState::of(endpoint);
             GatewayPod { pod, node, addresses: endpoint.addresses, state }
         };
         let mut pods: Vec<GatewayPod> = all.iter().map(pod).collect();

@@ -135,7 +135,7 @@ pub(crate) fn remove(place: Place<'_>) -> Result<Vec<String>> {
         let is_attached = has_program(&mut socket, uplink.index, FilterHook::Ingress)?
             || has_program(&mut socket, uplink.index, FilterHook::Egress)?;
         if is_attached {
-            let settings = Settings { port: fairlead_api::names::FOU_PORT, drop_unknown: false };
+            let settings = Settings { port: fairlead_api::names::FOU_PORT, drop_unknown: false, own: None };
             Tunnels::open(uplink.index, settings)?.remove()?;
             removed.push(format!("detach the tunnel programs from {}", place.ifname));
         }
@@ -185,7 +185,7 @@ fn open_tunnels(place: Place<'_>, desired: &Desired) -> Result<(BTreeMap<String,
     }
     let mut socket = RouteSocket::open()?;
     let uplink = uplink(&mut socket, place)?.index;
-    let mut tunnels = Tunnels::open(uplink, Settings { port: desired.port, drop_unknown: false })?;
+    let mut tunnels = Tunnels::open(uplink, Settings { port: desired.port, drop_unknown: false, own: None })?;
     let (mut links, mut own, mut peers) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
     for (cluster_ip, tunnel) in &desired.tunnels {
         let kernel = socket.link_by_name(&tunnel.link)?.filter(is_kernel_tunnel);

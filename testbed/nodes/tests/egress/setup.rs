@@ -139,7 +139,7 @@ spec:
       initContainers:
         - name: connect
           image: {AGNHOST}
-          command: [sh, -c, 'exec 3<>/dev/tcp/{target} && read -r source <&3 && echo $source']
+          command: [curl, -sS, --http0.9, -m, '10', 'http://{target}/']
       containers:
         - name: main
           image: {AGNHOST}

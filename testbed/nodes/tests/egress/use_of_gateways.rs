@@ -118,7 +118,7 @@ fn the_first_connection_of_each_of_200_pods_succeeds() {
     let cluster = BED.shared();
     let room = Room::new(&cluster, "first");
     let outside = outside(&cluster);
-    let target = format!("{}/{}", outside.addresses()[0], crate::outside::PORT);
+    let target = format!("{}:{}", outside.addresses()[0], crate::outside::PORT);
     room.apply(&connects_once(&target, 200, 24)).unwrap();
     let finished = || -> Result<()> {
         let counts = room.kubectl("get job once -o jsonpath={.status.succeeded}/{.status.failed}")?;

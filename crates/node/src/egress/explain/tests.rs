@@ -74,6 +74,7 @@ fn known() -> Known {
                     endpoint("w2", "10.1.0.3", true, true),
                     endpoint("w1", "10.1.0.2", true, false),
                     endpoint("w3", "10.1.0.4", false, false),
+                    endpoint("w4", "10.1.0.8", false, true),
                 ]),
             ),
             slice("narrow", json!([endpoint("m1", "10.1.0.5", true, false)])),
@@ -120,7 +121,7 @@ fn way(way: &PacketWay) -> String {
 
 #[test]
 fn each_destination_has_the_way_that_the_rules_give_it() {
-    let wide = "n/wide 118 fou4_0a440001 0.0.0.0/0 w1=ready w2=draining";
+    let wide = "n/wide 118 fou4_0a440001 0.0.0.0/0 w1=ready w2=draining w3=notReady";
     let narrow = "n/narrow 117 fou4_0a440002 192.168.10.0/24 m1=ready";
     for (annotation, destination, expected) in [
         (None, "198.51.100.1", "eth0"),
@@ -218,5 +219,13 @@ fn all_gateways_of_an_egress_are_shown_with_their_state() {
         .into_iter()
         .map(|it| format!("{} {} {} {}", it.pod.unwrap(), it.node.unwrap(), it.addresses, it.state.as_str()))
         .collect();
-    assert_eq!(shown, ["w1 gate 10.1.0.2 ready", "w2 gate 10.1.0.3 draining", "w3 gate 10.1.0.4 notReady"]);
+    assert_eq!(
+        shown,
+        [
+            "w1 gate 10.1.0.2 ready",
+            "w2 gate 10.1.0.3 draining",
+            "w3 gate 10.1.0.4 notReady",
+            "w4 gate 10.1.0.8 ended"
+        ]
+    );
 }

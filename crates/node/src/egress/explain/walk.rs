@@ -101,7 +101,7 @@ impl Known {
             let family = IpFamily::of(destination);
             all.retain(|gateway| {
                 let has_family = gateway.addresses.iter().any(|address| IpFamily::of(address) == family);
-                has_family && gateway.state != GatewayState::NotReady
+                has_family && gateway.state != GatewayState::Ended
             });
             all
         });
@@ -152,16 +152,17 @@ fn by_main(rules: &[ClientRule], priority: u32, destination: IpAddr) -> (bool, S
 
 /// Why no gateway of these takes a new flow; `None` if one does.
 fn none_takes_flows(egress: &EgressName, gateways: &[GatewayPod]) -> Option<Why> {
-    if gateways.is_empty() {
-        return Some(Why::new("NoGateway", format!("Egress {egress}: {}", NotRegistered::NoGateway)));
-    }
-    let message = || {
-        format!(
+    let has = |state| gateways.iter().any(|gateway| gateway.state == state);
+    if has(GatewayState::Ready) {
+        None
+    } else if has(GatewayState::Draining) {
+        let message = format!(
             "all gateways of Egress {egress} drain: connections that they have go on, new ones are dropped until another is ready"
-        )
-    };
-    let drain = gateways.iter().all(|gateway| gateway.state == GatewayState::Draining);
-    drain.then(|| Why::new("GatewaysDrain", message()))
+        );
+        Some(Why::new("GatewaysDrain", message))
+    } else {
+        Some(Why::new("NoGateway", format!("Egress {egress}: {}", NotRegistered::NoGateway)))
+    }
 }
 
 /// An Egress whose destinations are not known, in the way of a packet that no known destination has.

@@ -41,9 +41,10 @@ pub(in crate::egress) struct GatewayEndpoint {
 }
 
 impl GatewayEndpoint {
-    /// Whether it forwards packets, as far as Kubernetes knows.
+    /// Whether it forwards packets, as far as is known. One that is not ready may only be starting its program again: the kernel
+    /// forwards meanwhile, and flows that moved to another gateway would end there. Echo requests find the dead ones.
     pub(in crate::egress) fn is_alive(&self) -> bool {
-        self.ready || self.serving
+        self.ready || self.serving || !self.terminating
     }
 
     /// Whether it keeps its flows and takes no new ones.
@@ -203,6 +204,24 @@ mod tests {
                 "p2: 10.0.0.2 and fd00::2 alive true draining true",
             ]
         );
+    }
+
+    #[test]
+    fn a_gateway_keeps_its_flows_while_its_program_starts_again_and_none_when_it_has_ended() {
+        let of = |ready, serving, terminating| GatewayEndpoint {
+            ready,
+            serving,
+            terminating,
+            ..Default::default()
+        };
+        for (gateway, alive, draining) in [
+            (of(true, true, false), true, false),
+            (of(false, false, false), true, true),
+            (of(false, true, true), true, true),
+            (of(false, false, true), false, true),
+        ] {
+            assert_eq!((gateway.is_alive(), gateway.is_draining()), (alive, draining), "{gateway:?}");
+        }
     }
 
     #[test]

@@ -11,8 +11,11 @@ use std::time::{Duration, Instant};
 pub(super) const INTERVAL: Duration = Duration::from_millis(500);
 /// After a longer time between two rounds, the program was stalled: what was not answered in it does not count.
 const STALLED: Duration = Duration::from_millis(750);
-/// Requests in a row without an answer after which a gateway is not used.
+/// Requests in a row without an answer after which a gateway gets no new flows.
 const MISSES: u32 = 3;
+/// Requests in a row without an answer after which the flows that it has go to others, where they end: an embedded tunnel between both nodes
+/// may only be starting again.
+const MISSES_OF_FLOWS: u32 = 6;
 /// Answers in a row after which it is used again.
 const ANSWERS: u32 = 3;
 
@@ -32,12 +35,17 @@ struct Address {
     missed: u32,
     answered: u32,
     is_down: bool,
+    is_lost: bool,
 }
 
 /// Addresses that changed in a round.
 #[derive(Debug, PartialEq, Eq, Default)]
 pub(super) struct Changes {
+    /// They get no new flows.
     pub(super) down: Vec<IpAddr>,
+    /// They lose their flows, too.
+    pub(super) lost: Vec<IpAddr>,
+    /// They are used again.
     pub(super) up: Vec<IpAddr>,
 }
 
@@ -45,6 +53,11 @@ impl Health {
     /// Whether packets to the address are lost.
     pub(super) fn is_down(&self, address: IpAddr) -> bool {
         self.addresses.get(&address).is_some_and(|it| it.is_down)
+    }
+
+    /// Whether this has lasted so long that flows are better off elsewhere.
+    pub(super) fn is_lost(&self, address: IpAddr) -> bool {
+        self.addresses.get(&address).is_some_and(|it| it.is_down && it.is_lost)
     }
 
     /// Takes who has answered since the last round, and who is asked now. Others are forgotten.
@@ -77,7 +90,7 @@ impl Address {
         self.missed = 0;
         self.answered = self.answered.saturating_add(1);
         if self.is_down && self.answered >= ANSWERS {
-            self.is_down = false;
+            (self.is_down, self.is_lost) = (false, false);
             changes.up.push(address);
         }
     }
@@ -88,6 +101,10 @@ impl Address {
         if self.has_answered && !self.is_down && self.missed >= MISSES {
             self.is_down = true;
             changes.down.push(address);
+        }
+        if self.is_down && !self.is_lost && self.missed >= MISSES_OF_FLOWS {
+            self.is_lost = true;
+            changes.lost.push(address);
         }
     }
 }
@@ -131,6 +148,19 @@ mod tests {
             [true, true, false, true, true, true].map(|it| world.round(it)),
             [true, true, true, true, true, false]
         );
+    }
+
+    #[test]
+    fn flows_are_lost_after_three_more_misses_and_until_it_is_used_again() {
+        let mut world = World::new();
+        world.round(true);
+        let mut lost = |answers| {
+            world.round(answers);
+            world.health.is_lost(world.address)
+        };
+        assert_eq!([false; 6].map(&mut lost), [false, false, false, false, false, true]);
+        assert_eq!([true; 3].map(&mut lost), [true, true, false]);
+        assert_eq!([false, false, false, false, true, false, false, false].map(&mut lost), [false; 8]);
     }
 
     #[test]

@@ -39,14 +39,17 @@ pub(super) async fn run_with(
 
 impl Shared {
     fn observe(&self, replies: &BTreeSet<IpAddr>, asking: &BTreeSet<IpAddr>) {
-        let Changes { down, up } = self.registry().observe(Instant::now(), replies, asking);
+        let Changes { down, lost, up } = self.registry().observe(Instant::now(), replies, asking);
         for gateway in &down {
-            tracing::warn!(%gateway, "the egress gateway answers no echo requests; others are used if there are any");
+            tracing::warn!(%gateway, "the egress gateway answers no echo requests; new flows go to others if there are any");
             self.metrics.failed_over();
+        }
+        for gateway in &lost {
+            tracing::warn!(%gateway, "the egress gateway still answers no echo requests; all flows go to others if there are any");
         }
         for gateway in &up {
             tracing::info!(%gateway, "the egress gateway answers echo requests again");
         }
-        self.changed(!down.is_empty() || !up.is_empty());
+        self.changed(!down.is_empty() || !lost.is_empty() || !up.is_empty());
     }
 }

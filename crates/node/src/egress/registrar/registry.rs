@@ -226,6 +226,16 @@ impl Registry {
         self.gateways.get(&id.egress)?.get(&id.uid).filter(|gateway| gateway.instance == id.instance)
     }
 
+    fn condition(&self, gateway: &Gateway, address: IpAddr) -> Condition {
+        if !gateway.is_healthy() || self.health.is_lost(address) {
+            Condition::Lost
+        } else if self.health.is_down(address) {
+            Condition::Doubtful
+        } else {
+            Condition::Works
+        }
+    }
+
     /// Of a gateway that is still there: there is a connection.
     pub(super) fn opened(&mut self, id: &GatewayId, token: Token, now: Instant) {
         if let Some(gateway) = find(&mut self.gateways, id) {
@@ -296,9 +306,7 @@ impl Registry {
             let all = registered.iter().flat_map(|gateway| {
                 let of_family =
                     gateway.endpoint.addresses.iter().filter(move |it| IpFamily::of(*it) == family);
-                of_family.map(|address| {
-                    (gateway.target(address), gateway.is_healthy() && !self.health.is_down(address))
-                })
+                of_family.map(|address| (gateway.target(address), self.condition(gateway, address)))
             });
             usable(all.collect())
         };
@@ -424,11 +432,26 @@ fn find<'a>(
     gateways.get_mut(&id.egress)?.get_mut(&id.uid).filter(|gateway| gateway.instance == id.instance)
 }
 
+/// Whether a gateway works.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Condition {
+    Works,
+    /// It keeps its flows for a while.
+    Doubtful,
+    Lost,
+}
+
 /// Those that work, at most as many as can be used. If none that takes new flows works, it may be this node that does not hear them: all stay.
-fn usable(gateways: Vec<(Target, bool)>) -> Vec<Target> {
-    let any = gateways.iter().any(|(target, works)| *works && !target.is_draining);
-    let mut kept: Vec<Target> =
-        gateways.into_iter().filter(|(_, works)| *works || !any).map(|(target, _)| target).collect();
+fn usable(gateways: Vec<(Target, Condition)>) -> Vec<Target> {
+    let takes_flows =
+        |(target, condition): &(Target, Condition)| *condition == Condition::Works && !target.is_draining;
+    let any = gateways.iter().any(takes_flows);
+    let keep = |(target, condition): (Target, Condition)| match condition {
+        Condition::Doubtful if any => Some(Target { is_draining: true, ..target }),
+        Condition::Lost if any => None,
+        _ => Some(target),
+    };
+    let mut kept: Vec<Target> = gateways.into_iter().filter_map(keep).collect();
     kept.sort_by_key(|target| (target.is_draining, target.address));
     kept.truncate(MAX_GATEWAYS);
     kept

@@ -150,6 +150,7 @@ pub(crate) struct Bed {
     pub(crate) supervisor: Supervisor,
     pub(crate) egress: Egress,
     pub(crate) gateways: Arc<FakeGateways>,
+    locks: Arc<ContainerLocks>,
     pub(crate) egresses: Feed<EgressObject>,
     pub(crate) services: Feed<SlimService>,
     pub(crate) pods: Feed<SlimPod>,
@@ -191,12 +192,13 @@ impl Bed {
         let mut tasks = JoinSet::new();
         let ipam = node(client(|_| futures::future::pending().boxed()), &[], &mut tasks);
         let problems = EgressProblems::default();
+        let locks = Arc::<ContainerLocks>::default();
         let deps = EgressDeps {
             inputs,
             gateways: Arc::<FakeGateways>::clone(&gateways),
             pods: Arc::clone(&cached_pods),
             ipam,
-            locks: Arc::<ContainerLocks>::default(),
+            locks: Arc::clone(&locks),
             events: events.clone(),
             metrics: metrics.egress,
             problems: problems.clone(),
@@ -207,6 +209,7 @@ impl Bed {
             supervisor,
             egress,
             gateways,
+            locks,
             egresses,
             services,
             pods,
@@ -226,8 +229,9 @@ impl Bed {
         Self::beside(directory, gateways, objects)
     }
 
-    /// An ADD.
+    /// An ADD, which has the container to itself as in `crate::cni`.
     pub(crate) async fn add(&self, pod: &Pod, chosen: &[(&str, &str)]) -> Result<(), Failure> {
+        let _guard = self.locks.lock(&pod.key.container_id).await;
         let request = Request {
             uid: Some("u1".to_owned()),
             annotations: annotations(chosen).into_iter().collect(),

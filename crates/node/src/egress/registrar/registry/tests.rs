@@ -309,9 +309,22 @@ fn each_gateway_with_clients_has_one_task() {
 
 #[test]
 fn a_client_uses_as_many_gateways_as_fit() {
-    let gateway = |number: u8, is_draining| (Target { address: address(number), is_draining }, true);
+    let gateway =
+        |number: u8, is_draining| (Target { address: address(number), is_draining }, Condition::Works);
     let many: Vec<_> = (0..40).map(|number| gateway(number, number < 20)).collect();
     let kept = usable(many);
     assert_eq!(kept.len(), MAX_GATEWAYS);
     assert_eq!(kept.iter().filter(|it| !it.is_draining).count(), 20);
+}
+
+#[test]
+fn one_in_doubt_keeps_its_flows_and_a_lost_one_does_not_unless_no_other_works() {
+    let target = |number: u8, is_draining| Target { address: address(number), is_draining };
+    let of = |conditions: [Condition; 3]| {
+        let gateways = (1..).zip(conditions).map(|(number, condition)| (target(number, false), condition));
+        usable(gateways.collect())
+    };
+    let (works, doubtful, lost) = (Condition::Works, Condition::Doubtful, Condition::Lost);
+    assert_eq!(of([works, doubtful, lost]), [target(1, false), target(2, true)]);
+    assert_eq!(of([doubtful, doubtful, lost]), [1, 2, 3].map(|number| target(number, false)));
 }
