@@ -104,7 +104,7 @@ fn an_egress_is_shown_with_gateways_clients_and_what_is_wrong() {
         (&json!("wide"), &json!(2), &json!("172.16.0.1"))
     );
     let unknown =
-        Detail::of(&objects.egresses[0], &Known::of(&Objects { slices: None, ..objects }), None, &[]);
+        Detail::of(&objects.egresses[0], &Known::of(&Objects { slices: None, ..objects.clone() }), None, &[]);
     assert!(
         unknown.is_healthy() && unknown.text().contains("Gateways: ?\n\nClients: ?\n"),
         "{}",

@@ -19,6 +19,10 @@ use super::super::problem::{EgressProblem, EgressReason};
 use super::{GatewayPod, GatewayState, Known, PacketWay, ToGateways, Why};
 use crate::egress::registrar::NotRegistered;
 
+/// What the objects do not show.
+const KEPT: &str = "an Egress that the pod names is not known any more, or its destinations are not: the last ones that it had are refused, \
+                    and may be within this one";
+
 /// What a rule of the table `main` is for.
 fn kind(priority: u32) -> &'static str {
     match priority {
@@ -73,6 +77,9 @@ impl Known {
                 "rule {priority}, table {table} ({}): {prefix} has it",
                 destinations_of(table)
             ));
+            if plan.keeps_destinations {
+                steps.push(KEPT.to_owned());
+            }
             return self.by_route(pod, plan, route, destination);
         }
         let is_of_kept = |it: &&EgressProblem| {
