@@ -65,18 +65,12 @@ impl Known {
                 }
                 continue;
             }
-            let (priority, table) = (first.priority, first.table);
-            let Some(route) = longest(routing, table, destination) else {
-                let of = destinations_of(table);
-                steps.push(format!("rule {priority}, table {table} ({of}): no route has the address"));
+            let found = longest(routing, first.table, destination);
+            steps.push(by_table(first, found));
+            let Some(route) = found else {
                 may_be_kept |= plan.keeps_destinations;
                 continue;
             };
-            let prefix = route.destination;
-            steps.push(format!(
-                "rule {priority}, table {table} ({}): {prefix} has it",
-                destinations_of(table)
-            ));
             if plan.keeps_destinations {
                 steps.push(KEPT.to_owned());
             }
@@ -155,6 +149,16 @@ fn by_main(rules: &[ClientRule], priority: u32, destination: IpAddr) -> (bool, S
         None => format!("{} ({kind}): none has the address", numbers(rules)),
     };
     (found.is_some(), step)
+}
+
+/// What a rule for a table of routes to gateways does, in words.
+fn by_table(rule: &ClientRule, found: Option<&ClientRoute>) -> String {
+    let ClientRule { priority, table, .. } = rule;
+    let what = found.map_or_else(
+        || "no route has the address".to_owned(),
+        |route| format!("{} has it", route.destination),
+    );
+    format!("rule {priority}, table {table} ({}): {what}", destinations_of(*table))
 }
 
 /// Why no gateway of these takes a new flow; `None` if one does.
