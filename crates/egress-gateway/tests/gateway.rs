@@ -168,43 +168,23 @@ fn what_others_delete_is_back_within_a_second() {
 fn nothing_leaves_with_a_clients_address_while_nftables_is_flushed() {
     let bed = Bed::new();
     let _node = bed.registered();
-    let stop = std::sync::atomic::AtomicBool::new(false);
-    let is_stopped = || stop.load(std::sync::atomic::Ordering::Relaxed);
     let is_whole = || bed.gateway.sh("nft list tables").contains("fairlead_egress");
-    let (sent, windows) = thread::scope(|scope| {
-        // For each family a flow of before that goes on, and one new flow after the other.
-        let send = |family: bed::Addresses| {
-            let (bed, is_stopped) = (&bed, &is_stopped);
-            scope.spawn(move || {
-                let (old, mut sent) = (bed.flow(family.server), 0u64);
-                while !is_stopped() {
-                    for flow in [&old, &bed.flow(family.server)] {
-                        flow.send();
-                        sent += 1;
-                    }
-                    thread::sleep(Duration::from_millis(1));
-                }
-                sent
-            })
-        };
-        let senders = families().map(send);
+    let (windows, sent) = bed.with_traffic(|| {
         let mut windows = Vec::new();
         for _ in 0..20 {
             thread::sleep(Duration::from_millis(120));
             bed.gateway.sh("nft flush ruleset");
             windows.push(bed.wait("the table", Duration::from_secs(3), is_whole));
         }
-        stop.store(true, std::sync::atomic::Ordering::Relaxed);
-        (senders.map(|sender| sender.join().unwrap()).iter().sum::<u64>(), windows)
+        windows
     });
     let dropped = || bed.metric("coil_egress_dropped_packets_total{reason=\"foreign_source\"}");
     bed.wait("the counter", Duration::from_secs(2), || dropped() > 0);
+    let (dropped, leaked) = (dropped(), bed.leaked());
     println!(
-        "{sent} packets, {} dropped by their source, {} leaked, table missing for {windows:?}",
-        dropped(),
-        bed.leaked()
+        "{sent} packets, {dropped} dropped by their source, {leaked} leaked, table missing for {windows:?}"
     );
-    assert_eq!(bed.leaked(), 0);
+    assert_eq!(leaked, 0);
     for family in families() {
         assert_eq!(bed.flow(family.server).seen_as(), Some(family.gateway));
     }
@@ -244,33 +224,22 @@ fn flows_that_began_while_the_table_was_missing_are_translated_afterwards() {
 fn filters_that_are_deleted_together_with_nftables_let_nothing_out() {
     let bed = Bed::new();
     let _node = bed.registered();
-    let stop = std::sync::atomic::AtomicBool::new(false);
-    let is_stopped = || stop.load(std::sync::atomic::Ordering::Relaxed);
     let is_whole = || {
         let filters = bed.gateway.sh("tc filter show dev eth0 ingress; tc filter show dev eth0 egress");
         bed.gateway.sh("nft list tables").contains("fairlead_egress")
             && ["fou_ingress", "fou_egress"].iter().all(|name| filters.contains(name))
     };
-    thread::scope(|scope| {
-        for family in families() {
-            let (bed, is_stopped) = (&bed, &is_stopped);
-            scope.spawn(move || {
-                while !is_stopped() {
-                    bed.flow(family.server).send();
-                    thread::sleep(Duration::from_millis(1));
-                }
-            });
-        }
-        let delete = |command: &str| {
-            thread::sleep(Duration::from_millis(300));
-            let before = bed.leaked();
-            bed.gateway.sh(command);
-            let mended = bed.wait(command, Duration::from_secs(3), is_whole);
-            thread::sleep(Duration::from_millis(100));
-            let leaked = bed.leaked() - before;
-            println!("{command}: mended after {mended:?}, {leaked} leaked");
-            leaked
-        };
+    let delete = |command: &str| {
+        thread::sleep(Duration::from_millis(300));
+        let before = bed.leaked();
+        bed.gateway.sh(command);
+        let mended = bed.wait(command, Duration::from_secs(3), is_whole);
+        thread::sleep(Duration::from_millis(100));
+        let leaked = bed.leaked() - before;
+        println!("{command}: mended after {mended:?}, {leaked} leaked");
+        leaked
+    };
+    bed.with_traffic(|| {
         assert_eq!(delete("tc filter del dev eth0 egress"), 0);
         for _ in 0..5 {
             assert_eq!(delete("tc qdisc del dev eth0 clsact; nft flush ruleset"), 0);
@@ -280,7 +249,6 @@ fn filters_that_are_deleted_together_with_nftables_let_nothing_out() {
         let before = bed.leaked();
         thread::sleep(Duration::from_millis(300));
         assert_eq!(bed.leaked(), before, "it ended");
-        stop.store(true, std::sync::atomic::Ordering::Relaxed);
     });
 }
 

@@ -15,6 +15,7 @@ use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -268,6 +269,30 @@ impl Bed {
         stream
     }
 
+    /// Runs `work` while the client sends to the server: in each family a flow that goes on, and one new flow after the other. Its
+    /// result, and the number of packets.
+    pub(crate) fn with_traffic<R>(&self, work: impl FnOnce() -> R) -> (R, u64) {
+        let stop = AtomicBool::new(false);
+        let send = &|family: Addresses| {
+            let (old, mut sent) = (self.flow(family.server), 0);
+            while !stop.load(Ordering::Relaxed) {
+                old.send();
+                self.flow(family.server).send();
+                sent += 2;
+                thread::sleep(Duration::from_millis(1));
+            }
+            sent
+        };
+        thread::scope(|scope| {
+            let senders = families().map(|family| scope.spawn(move || send(family)));
+            // Also when it panics: the scope waits for the senders.
+            let stop = StopOnDrop(&stop);
+            let result = work();
+            drop(stop);
+            (result, senders.into_iter().map(|sender| sender.join().unwrap()).sum())
+        })
+    }
+
     /// A new flow of the client; the source that the server sees.
     pub(crate) fn flow(&self, server: IpAddr) -> Flow {
         let any: IpAddr = if server.is_ipv4() { [0; 4].into() } else { Ipv6Addr::UNSPECIFIED.into() };
@@ -281,6 +306,14 @@ impl Bed {
 impl Drop for Bed {
     fn drop(&mut self) {
         self.kill();
+    }
+}
+
+struct StopOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
     }
 }
 

@@ -41,6 +41,11 @@ pub(in crate::egress) struct GatewayEndpoint {
 }
 
 impl GatewayEndpoint {
+    /// Whether its program is there, as far as Kubernetes knows.
+    pub(super) fn answers(&self) -> bool {
+        self.ready || self.serving
+    }
+
     /// Whether it forwards packets, as far as is known. One that is not ready may only be starting its program again: the kernel
     /// forwards meanwhile, and flows that moved to another gateway would end there. Echo requests find the dead ones.
     pub(in crate::egress) fn is_alive(&self) -> bool {

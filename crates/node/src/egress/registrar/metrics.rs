@@ -102,7 +102,7 @@ impl RegistrarMetrics {
 }
 
 fn state(gateway: &Gateway, is_down: bool) -> &'static str {
-    if !gateway.endpoint.is_alive() {
+    if !gateway.endpoint.answers() {
         return "not_ready";
     }
     if gateway.session.does_not_register() {

@@ -182,7 +182,7 @@ impl Registry {
             gateway.has_task = false;
             return Poll::Gone;
         }
-        Poll::Step(gateway.session.poll(clients, gateway.endpoint.is_alive(), now))
+        Poll::Step(gateway.session.poll(clients, gateway.endpoint.answers(), now))
     }
 
     /// Takes an answer.
@@ -404,7 +404,7 @@ impl Gateway {
         if self.endpoint == endpoint {
             return false;
         }
-        if endpoint.is_alive() && !self.endpoint.is_alive() || endpoint.ready && !self.endpoint.ready {
+        if endpoint.answers() && !self.endpoint.answers() || endpoint.ready && !self.endpoint.ready {
             self.session.retry_now();
         }
         self.endpoint = endpoint;
@@ -414,7 +414,7 @@ impl Gateway {
 
     /// Whether its answer about the client is awaited.
     fn is_asked(&self, client: &Client) -> bool {
-        self.endpoint.is_alive()
+        self.endpoint.answers()
             && !self.session.confirmed(client)
             && self.session.refusal(client).is_none()
             && self.session.failure().is_none()

@@ -162,6 +162,10 @@ fn gateways_that_do_not_answer_leave_unless_all_would() {
     for _ in 0..4 {
         world.echo(&[1]);
     }
+    assert_eq!(world.gateways(), [(address(1), false), (address(2), true)]);
+    for _ in 0..3 {
+        world.echo(&[1]);
+    }
     assert_eq!(world.gateways(), [(address(1), false)]);
     for _ in 0..4 {
         world.echo(&[]);
