@@ -63,6 +63,7 @@ pub(crate) const RINGS: &[Ring] = &[
             "testbed-netns",
             "fairlead-netlink",
             "fairlead-dataplane",
+            "fairlead-egress-gateway",
             "fairlead-fou",
             "fairlead-tunnel",
             "fairlead-port-mapping",
