@@ -193,7 +193,7 @@ fn a_rule_of_another_program_is_not_duplicated_and_foreign_rules_stay() {
     for command in [
         "ip rule add pref 2000 from 10.0.0.0/8 lookup 77",
         "ip rule add pref 2000 lookup 78 protocol 77",
-        "ip rule add pref 2000 ipproto udp lookup 79 protocol 30",
+        "ip rule add pref 2000 uidrange 0-5 lookup 79 protocol 30",
         "ip rule add pref 1999 lookup 116 protocol 30",
         // As Coil makes it, for one family.
         "ip -6 rule add pref 2000 lookup 116",
@@ -206,7 +206,7 @@ fn a_rule_of_another_program_is_not_duplicated_and_foreign_rules_stay() {
     assert_eq!(done.add, pod_rules(RoutingIds::default())[..1]);
     assert_eq!(done.delete, [Rule::lookup(IpFamily::V4, 2000, 115, 30)]);
     let shown = sh_in(&netns, "ip rule");
-    for kept in ["from 10.0.0.0/8 lookup 77", "lookup 78 proto 77", "ipproto udp lookup 79", "1999:"] {
+    for kept in ["from 10.0.0.0/8 lookup 77", "lookup 78 proto 77", "uidrange 0-5 lookup 79", "1999:"] {
         assert!(shown.contains(kept), "{kept}: {shown}");
     }
     assert_eq!(shown.matches("2000:\tfrom all lookup 116").count(), 1, "{shown}");

@@ -196,7 +196,7 @@ fn rules_are_dumped_as_they_were_added() {
     let wanted = [mesh.clone(), Rule { family: IpFamily::V6, ..mesh.clone() }, fussy, last];
     socket.apply(&wanted.iter().map(add_rule).collect::<Vec<_>>()).unwrap();
     assert!(socket.apply(&[add_rule(&mesh)]).unwrap_err().is_existing());
-    sh_in(&netns, "ip rule add pref 99 ipproto tcp lookup 42");
+    sh_in(&netns, "ip rule add pref 99 uidrange 0-5 lookup 42");
     let found = socket.rules().unwrap();
     assert!(wanted.iter().all(|rule| found.contains(rule)), "{found:#?}");
     let exotic = found.iter().find(|rule| rule.priority == 99).unwrap();

@@ -122,12 +122,13 @@ async fn clients_are_registered_and_changes_follow() {
     node.registrar.add_client(&nat(), client(1));
     node.registered(1).await.unwrap();
     assert_eq!(node.gateways(1), [(gateway.address.ip(), false)]);
-    let seen = gateway.state();
-    assert_eq!(seen.hellos, [gateway.audience(&nat())], "the token is for the key of the certificate");
-    let sent = &seen.clients[&client(1).uid];
-    assert_eq!((sent.namespace.as_str(), sent.name.as_str()), ("shop", "web-1"));
-    assert_eq!(sent.addresses.iter().map(Vec::len).collect::<Vec<_>>(), [4, 16]);
-    drop(seen);
+    {
+        let seen = gateway.state();
+        assert_eq!(seen.hellos, [gateway.audience(&nat())], "the token is for the key of the certificate");
+        let sent = &seen.clients[&client(1).uid];
+        assert_eq!((sent.namespace.as_str(), sent.name.as_str()), ("shop", "web-1"));
+        assert_eq!(sent.addresses.iter().map(Vec::len).collect::<Vec<_>>(), [4, 16]);
+    }
     let started = Instant::now();
     node.registrar.add_client(&nat(), client(2));
     node.registered(2).await.unwrap();
