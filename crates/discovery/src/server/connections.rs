@@ -1,14 +1,12 @@
 //! Connections: how many, of which address, with or without TLS.
 
-use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use fairlead_tls::Counted;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
@@ -27,74 +25,6 @@ const HANDSHAKE: Duration = Duration::from_secs(10);
 const BUFFER: usize = 32 << 10;
 /// Fewer bytes than this wait for others.
 const FEW: usize = 8 << 10;
-
-/// Open connections.
-#[derive(Debug)]
-pub(super) struct Connections {
-    total: usize,
-    per_source: usize,
-    open: Mutex<HashMap<Source, usize>>,
-    rejected: AtomicU64,
-    begun: AtomicU64,
-}
-
-impl Connections {
-    pub(super) fn new(total: usize, per_source: usize) -> Arc<Self> {
-        Arc::new(Self {
-            total,
-            per_source,
-            open: Mutex::default(),
-            rejected: AtomicU64::new(0),
-            begun: AtomicU64::new(0),
-        })
-    }
-
-    pub(super) fn open(&self) -> usize {
-        self.sources().values().sum()
-    }
-
-    pub(super) fn rejected(&self) -> u64 {
-        self.rejected.load(Ordering::Relaxed)
-    }
-
-    fn sources(&self) -> MutexGuard<'_, HashMap<Source, usize>> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// `None` at a limit.
-    fn begin(self: &Arc<Self>, source: Source) -> Option<Counted> {
-        let mut open = self.sources();
-        let all = open.values().copied().fold(0, usize::saturating_add);
-        let of_source = open.get(&source).copied().unwrap_or_default();
-        if all >= self.total || of_source >= self.per_source {
-            self.rejected.fetch_add(1, Ordering::Relaxed);
-            return None;
-        }
-        open.insert(source, of_source.saturating_add(1));
-        let number = self.begun.fetch_add(1, Ordering::Relaxed);
-        Some(Counted { source, number, all: Arc::clone(self) })
-    }
-}
-
-/// An open connection; it counts until it is dropped.
-#[derive(Debug)]
-struct Counted {
-    source: Source,
-    number: u64,
-    all: Arc<Connections>,
-}
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        let mut open = self.all.sources();
-        if let Some(count) = open.get_mut(&self.source) {
-            *count = count.saturating_sub(1);
-            if *count == 0 {
-                open.remove(&self.source);
-            }
-        }
-    }
-}
 
 /// Where a connection comes from.
 #[derive(Debug, Clone, Copy)]
@@ -118,7 +48,7 @@ pub(super) struct Connection {
     written: usize,
     /// Whether other tasks have had their turn since it was empty.
     has_waited: bool,
-    _counted: Counted,
+    _counted: Counted<Source>,
 }
 
 #[derive(Debug)]
@@ -135,11 +65,13 @@ pub(super) async fn accept_all(
     ready: mpsc::Sender<io::Result<Connection>>,
 ) {
     let mut handshakes = JoinSet::new();
+    let mut number: u64 = 0;
     loop {
         tokio::select! {
             (stream, source) = fairlead_tls::accept(listener) => {
                 if let Some(counted) = shared.connections.begin(Source::of(source.ip())) {
-                    let (tls, ready) = (tls.cloned(), ready.clone());
+                    let (tls, ready, counted) = (tls.cloned(), ready.clone(), (number, counted));
+                    number = number.wrapping_add(1);
                     handshakes.spawn(handshake(stream, source, counted, tls, ready));
                 }
             },
@@ -153,7 +85,7 @@ pub(super) async fn accept_all(
 async fn handshake(
     stream: TcpStream,
     source: SocketAddr,
-    counted: Counted,
+    counted: (u64, Counted<Source>),
     tls: Option<TlsAcceptor>,
     ready: mpsc::Sender<io::Result<Connection>>,
 ) {
@@ -169,7 +101,8 @@ async fn handshake(
             Err(_) => return tracing::debug!(%source, "a TLS handshake took too long"),
         },
     };
-    let caller = Caller { ip: source.ip().to_canonical(), connection: counted.number };
+    let (number, counted) = counted;
+    let caller = Caller { ip: source.ip().to_canonical(), connection: number };
     let connection =
         Connection { stream, caller, buffer: Vec::new(), written: 0, has_waited: false, _counted: counted };
     // It fails only when the server ends.

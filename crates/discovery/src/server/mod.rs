@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-use fairlead_tls::{Certificate, listen};
+use fairlead_tls::{Certificate, ConnectionLimits, listen};
 use fairlead_wire::discovery::server::cluster_server::ClusterServer;
 use ipnet::IpNet;
 use tokio::net::TcpListener;
@@ -30,9 +30,8 @@ use tokio_rustls::TlsAcceptor;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 
-use crate::core::{Discovery, Limits, WatchId};
+use crate::core::{Discovery, Limits, Source, WatchId};
 use admission::AdmissionFile;
-use connections::Connections;
 use etcd::Etcd;
 use service::Service;
 use snapshot::SnapshotFile;
@@ -147,7 +146,7 @@ pub struct Server {
 #[derive(Debug)]
 struct Shared {
     state: Mutex<State>,
-    connections: Arc<Connections>,
+    connections: Arc<ConnectionLimits<Source>>,
     statistics: Statistics,
     etcd: Option<Etcd>,
     trusted_proxies: Vec<IpNet>,
@@ -255,7 +254,7 @@ impl Server {
         let (total, per_source) = settings.connections;
         let shared = Shared {
             state: Mutex::new(State { discovery, wakers: HashMap::new() }),
-            connections: Connections::new(total, per_source),
+            connections: ConnectionLimits::new(total, per_source),
             statistics: Statistics::default(),
             etcd,
             trusted_proxies: settings.trusted_proxies,

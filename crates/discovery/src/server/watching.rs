@@ -41,7 +41,7 @@ impl Watch {
             Notification::Ended => Poll::Ready(Err(Status::aborted(
                 "the watch read too slowly, or its cluster is not accepted any more",
             ))),
-            // Under the lock: whoever stops the server wakes all watches after this is set.
+            // Checked under the lock: a server that stops cancels this first, then takes the lock and wakes all watches.
             Notification::Nothing if self.shared.stopping.is_cancelled() => {
                 Poll::Ready(Err(Status::unavailable("the server ends")))
             }

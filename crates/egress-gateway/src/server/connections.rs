@@ -1,14 +1,14 @@
 //! TLS connections of node programs: how many, of which address, and how long without an accepted token.
 
-use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use fairlead_tls::{ConnectionLimits, Counted};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
@@ -27,47 +27,6 @@ const MAX_CONNECTIONS: usize = 8192;
 /// Connections of one address.
 const MAX_PER_SOURCE: usize = 16;
 
-/// Open connections by address.
-#[derive(Debug, Default)]
-pub(crate) struct Connections(Mutex<HashMap<IpAddr, usize>>);
-
-impl Connections {
-    fn open(&self) -> MutexGuard<'_, HashMap<IpAddr, usize>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// `None` at a limit.
-    fn begin(self: &Arc<Self>, source: IpAddr) -> Option<Counted> {
-        let mut open = self.open();
-        let all = open.values().copied().fold(0, usize::saturating_add);
-        let of_source = open.get(&source).copied().unwrap_or_default();
-        if all >= MAX_CONNECTIONS || of_source >= MAX_PER_SOURCE {
-            return None;
-        }
-        open.insert(source, of_source.saturating_add(1));
-        Some(Counted { source, all: Arc::clone(self) })
-    }
-}
-
-/// An open connection; it counts until it is dropped.
-#[derive(Debug)]
-struct Counted {
-    source: IpAddr,
-    all: Arc<Connections>,
-}
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        let mut open = self.all.open();
-        if let Some(count) = open.get_mut(&self.source) {
-            *count = count.saturating_sub(1);
-            if *count == 0 {
-                open.remove(&self.source);
-            }
-        }
-    }
-}
-
 /// Where a connection comes from.
 #[derive(Debug, Clone)]
 pub(crate) struct Caller {
@@ -83,7 +42,7 @@ pub(crate) struct Connection {
     caller: Caller,
     /// Until it must be known.
     deadline: Pin<Box<Sleep>>,
-    _counted: Counted,
+    _counted: Counted<IpAddr>,
 }
 
 /// Accepts connections; their handshakes run beside each other.
@@ -92,7 +51,7 @@ pub(crate) async fn accept_all(
     tls: &TlsAcceptor,
     ready: mpsc::Sender<io::Result<Connection>>,
 ) {
-    let connections = Arc::<Connections>::default();
+    let connections = ConnectionLimits::new(MAX_CONNECTIONS, MAX_PER_SOURCE);
     let mut handshakes = JoinSet::new();
     loop {
         tokio::select! {
@@ -111,7 +70,7 @@ pub(crate) async fn accept_all(
 async fn handshake(
     stream: TcpStream,
     source: SocketAddr,
-    counted: Counted,
+    counted: Counted<IpAddr>,
     tls: TlsAcceptor,
     ready: mpsc::Sender<io::Result<Connection>>,
 ) {
@@ -123,7 +82,7 @@ async fn handshake(
         Ok(Err(error)) => return tracing::debug!(%source, %error, "a TLS handshake failed"),
         Err(_) => return tracing::debug!(%source, "a TLS handshake took too long"),
     };
-    let caller = Caller { address: counted.source, is_known: Arc::default() };
+    let caller = Caller { address: counted.source(), is_known: Arc::default() };
     let deadline = Box::pin(sleep(STRANGER));
     // It fails only when the server ends.
     let _ = ready.send(Ok(Connection { stream, caller, deadline, _counted: counted })).await;

@@ -6,14 +6,13 @@ use std::time::Duration;
 
 use fairlead_egress::EgressName;
 use fairlead_egress::registration::audience;
+use fairlead_tls::{AnyCertificate, public_key_info};
 use fairlead_wire::egress::register_request::Kind;
 use fairlead_wire::egress::registration_client::RegistrationClient;
 use fairlead_wire::egress::{Change, Client, Clients, Hello, RegisterRequest, RegisterResponse};
 use hyper_util::rt::TokioIo;
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
-use rustls::server::ParsedCertificate;
-use rustls::{ClientConfig, DigitallySignedStruct, SignatureScheme};
+use rustls::ClientConfig;
+use rustls::pki_types::ServerName;
 use sha2::{Digest as _, Sha256};
 use testbed_netns::Namespace;
 use tokio::runtime::Runtime;
@@ -29,46 +28,6 @@ pub(crate) struct Node {
     requests: mpsc::Sender<RegisterRequest>,
     answers: Streaming<RegisterResponse>,
     revision: u64,
-}
-
-/// Takes any certificate: the token is bound to its key.
-#[derive(Debug)]
-struct Any;
-
-impl ServerCertVerifier for Any {
-    fn verify_server_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Err(rustls::Error::General("TLS 1.2".to_owned()))
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        let algorithms = rustls::crypto::aws_lc_rs::default_provider().signature_verification_algorithms;
-        rustls::crypto::verify_tls13_signature(message, certificate, signature, &algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        rustls::crypto::aws_lc_rs::default_provider().signature_verification_algorithms.supported_schemes()
-    }
 }
 
 impl Node {
@@ -88,11 +47,11 @@ impl Node {
         let (requests, receiver) = mpsc::channel(8);
         let answers = runtime.block_on(async {
             let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-            let mut config = ClientConfig::builder_with_provider(provider)
+            let mut config = ClientConfig::builder_with_provider(Arc::clone(&provider))
                 .with_protocol_versions(&[&rustls::version::TLS13])
                 .unwrap()
                 .dangerous()
-                .with_custom_certificate_verifier(Arc::new(Any))
+                .with_custom_certificate_verifier(Arc::new(AnyCertificate(provider)))
                 .with_no_client_auth();
             config.alpn_protocols = vec![b"h2".to_vec()];
             let name = ServerName::try_from("gateway").unwrap();
@@ -102,7 +61,7 @@ impl Node {
                 .await
                 .map_err(|error| Status::unavailable(error.to_string()))?;
             let certificate = stream.get_ref().1.peer_certificates().unwrap()[0].clone();
-            let key = ParsedCertificate::try_from(&certificate).unwrap().subject_public_key_info();
+            let key = public_key_info(&certificate).unwrap();
             let token = token(&audience(egress, &Sha256::digest(key).into()));
             let stream = Mutex::new(Some(TokioIo::new(stream)));
             let connector = tower::service_fn(move |_: tonic::transport::Uri| {

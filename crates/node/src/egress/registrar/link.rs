@@ -7,12 +7,11 @@ use std::time::Duration;
 
 use fairlead_address::DualStackAddrs;
 use fairlead_egress::registration::PublicKeyHash;
+use fairlead_tls::{AnyCertificate, public_key_info};
 use hyper_util::rt::TokioIo;
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::{CryptoProvider, aws_lc_rs, verify_tls13_signature};
-use rustls::pki_types::{CertificateDer, IpAddr as TlsAddress, ServerName, UnixTime};
-use rustls::server::ParsedCertificate;
-use rustls::{ClientConfig, DigitallySignedStruct, Error, PeerIncompatible, SignatureScheme, version};
+use rustls::crypto::aws_lc_rs;
+use rustls::pki_types::{IpAddr as TlsAddress, ServerName};
+use rustls::{ClientConfig, version};
 use sha2::{Digest as _, Sha256};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
@@ -61,6 +60,7 @@ async fn secure(stream: TcpStream) -> io::Result<(TlsStream<TcpStream>, PublicKe
         .with_protocol_versions(&[&version::TLS13])
         .map_err(io::Error::other)?
         .dangerous()
+        // The token is for its key, and of no use to a server that does not have that.
         .with_custom_certificate_verifier(Arc::new(AnyCertificate(provider)))
         .with_no_client_auth();
     config.alpn_protocols = vec![b"h2".to_vec()];
@@ -71,13 +71,8 @@ async fn secure(stream: TcpStream) -> io::Result<(TlsStream<TcpStream>, PublicKe
     let certificates = stream.get_ref().1.peer_certificates().unwrap_or_default();
     let certificate =
         certificates.first().ok_or_else(|| io::Error::other("the gateway has no certificate"))?;
-    let key = key_hash(certificate).map_err(io::Error::other)?;
-    Ok((stream, key))
-}
-
-fn key_hash(certificate: &CertificateDer<'_>) -> Result<PublicKeyHash, Error> {
-    let parsed = ParsedCertificate::try_from(certificate)?;
-    Ok(Sha256::digest(parsed.subject_public_key_info()).into())
+    let key = public_key_info(certificate).map_err(io::Error::other)?;
+    Ok((stream, Sha256::digest(key).into()))
 }
 
 /// The channel never connects by itself: another connection could lead to another key.
@@ -96,44 +91,4 @@ async fn channel(stream: TlsStream<TcpStream>) -> Result<Channel, tonic::transpo
         .keep_alive_while_idle(true)
         .connect_with_connector(connector)
         .await
-}
-
-/// Any certificate will do: the token is for its key, and of no use to a server that does not have that. That it has the key is what the
-/// signature of the handshake shows (RFC 8446, section 4.4.3).
-#[derive(Debug)]
-struct AnyCertificate(Arc<CryptoProvider>);
-
-impl ServerCertVerifier for AnyCertificate {
-    fn verify_server_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: UnixTime,
-    ) -> Result<ServerCertVerified, Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        Err(PeerIncompatible::ServerDoesNotSupportTls12Or13.into())
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        verify_tls13_signature(message, certificate, signature, &self.0.signature_verification_algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.signature_verification_algorithms.supported_schemes()
-    }
 }
