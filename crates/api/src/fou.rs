@@ -21,6 +21,11 @@ pub fn link_name(remote: IpAddr) -> String {
     }
 }
 
+/// Whether a link has a name as [`link_name`] makes them.
+pub fn is_link_name(name: &str) -> bool {
+    [LINK_PREFIX_FOU_IPV4, LINK_PREFIX_FOU_IPV6].iter().any(|prefix| name.starts_with(prefix))
+}
+
 /// Bytes that the outer headers take from the MTU of the uplink.
 pub fn overhead(family: IpFamily) -> u32 {
     let outer = match family {

@@ -86,7 +86,7 @@ impl DataPath {
         Self { shared, settings, status, metrics, plane: None, faults: Vec::new() }
     }
 
-    /// Runs for ever. `is_known` becomes true when the cluster's objects have been read.
+    /// Never returns. `is_known` becomes true when the cluster's objects have been read.
     pub(crate) async fn run(mut self, mut is_known: watch::Receiver<bool>, mut kernel: mpsc::Receiver<()>) {
         if is_known.wait_for(|is_known| *is_known).await.is_err() {
             return std::future::pending().await;
@@ -126,7 +126,7 @@ impl DataPath {
         let (version, desired) = self.shared.desired();
         let (settings, plane) = (self.settings.clone(), self.plane.take());
         let work = move || {
-            let faults = plane::prepare_host(&settings.own);
+            let faults = plane::prepare_host(&settings);
             let mut plane = match plane.map_or_else(|| Plane::open(settings), Ok) {
                 Ok(plane) => plane,
                 Err(error) => return (None, faults, Err(error)),

@@ -7,11 +7,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use fairlead_address::IpFamily;
-use fairlead_api::names::{LINK_PREFIX_FOU_IPV4, LINK_PREFIX_FOU_IPV6};
+use fairlead_api::fou::is_link_name;
 use fairlead_dataplane::egress_gateway::{self, Applier, GatewayRouting, GatewayTraffic};
-use fairlead_dataplane::uplink::{
-    disable_reverse_path_filter, enable_forwarding, forwards, is_reverse_path_strict,
-};
+use fairlead_dataplane::uplink::{forward_in_gateway, forwards, is_reverse_path_strict};
 use fairlead_fou::{Counters, Peer, Settings, TunnelLink, Tunnels, link_mtu, link_name};
 use fairlead_netlink::route::{KIND_IFB, Link, RouteSocket, delete_link};
 use ipnet::IpNet;
@@ -47,7 +45,7 @@ pub struct Applied {
     pub refused: BTreeMap<IpAddr, String>,
 }
 
-/// Why the data path is not as it should be.
+/// Why the kernel does not have the desired data path.
 #[derive(Debug, thiserror::Error)]
 pub enum PlaneError {
     /// See [`fairlead_fou::Error`].
@@ -220,10 +218,8 @@ fn uplink(name: &str) -> Result<Link> {
 /// Links that have the name and the type of tunnel links, by name.
 fn tunnel_links() -> Result<BTreeMap<String, Link>> {
     let links = RouteSocket::open()?.links_of_kind(KIND_IFB)?;
-    let is_tunnel = |link: &Link| {
-        [LINK_PREFIX_FOU_IPV4, LINK_PREFIX_FOU_IPV6].iter().any(|prefix| link.name.starts_with(prefix))
-    };
-    Ok(links.into_iter().filter(is_tunnel).map(|link| (link.name.clone(), link)).collect())
+    let tunnels = links.into_iter().filter(|link| is_link_name(&link.name));
+    Ok(tunnels.map(|link| (link.name.clone(), link)).collect())
 }
 
 /// Deletes tunnel links that no client has; returns their number.
@@ -270,10 +266,11 @@ impl std::fmt::Display for HostFault {
 }
 
 /// Sets the forwarding settings where the file system permits it, and says which of them are wrong.
-pub fn prepare_host(own: &[IpAddr]) -> Vec<HostFault> {
-    for failure in [enable_forwarding().err(), disable_reverse_path_filter().err()].into_iter().flatten() {
-        tracing::debug!(error = %failure, "cannot change a setting of the pod");
+pub fn prepare_host(settings: &PlaneSettings) -> Vec<HostFault> {
+    if let Err(error) = forward_in_gateway(&settings.uplink) {
+        tracing::debug!(%error, "cannot change a setting of the pod");
     }
+    let own = &settings.own;
     let has = |family| own.iter().any(|own| IpFamily::of(*own) == family);
     let is_off = |family| has(family) && !forwards(family).unwrap_or(false);
     let faults = [

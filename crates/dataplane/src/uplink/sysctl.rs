@@ -94,18 +94,6 @@ pub fn forwards(family: IpFamily) -> Result<bool> {
     Ok(read(&path)?.as_deref() == Some("1"))
 }
 
-/// Lets new interfaces have packets whatever their sources (`rp_filter` 0 of `all` and `default`), as a host whose routes to sources
-/// are in other tables needs it.
-///
-/// # Errors
-/// A setting cannot be read, or differs and cannot be written.
-pub fn disable_reverse_path_filter() -> Result<()> {
-    for interface in ["all", "default"] {
-        set(&of_interface(IPV4, interface, "rp_filter"), "0")?;
-    }
-    Ok(())
-}
-
 /// Whether new interfaces drop IPv4 packets that the main table would answer by another interface: the greater of `all` and `default`
 /// counts, and 1 is strict.
 ///

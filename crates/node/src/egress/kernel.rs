@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use fairlead_address::DualStack;
-use fairlead_api::names::{LINK_PREFIX_FOU_IPV4, LINK_PREFIX_FOU_IPV6};
+use fairlead_api::fou::is_link_name;
 use fairlead_dataplane::egress_client::{self, ClientRouting, Step};
 use fairlead_dataplane::uplink::{self, SysctlError};
 use fairlead_fou::{Peer, Settings, TunnelLink, Tunnels};
@@ -267,10 +267,10 @@ fn remove_stale(desired: &Desired) -> Result<Vec<String>> {
 
 /// Links with the names of tunnels, ours and the kernel's own.
 fn tunnel_links(socket: &mut RouteSocket) -> Result<Vec<Link>> {
-    let is_named =
-        |link: &Link| [LINK_PREFIX_FOU_IPV4, LINK_PREFIX_FOU_IPV6].iter().any(|it| link.name.starts_with(it));
     let mut links = socket.links()?;
-    links.retain(|link| is_named(link) && (link.kind.as_deref() == Some(KIND_IFB) || is_kernel_tunnel(link)));
+    links.retain(|link| {
+        is_link_name(&link.name) && (link.kind.as_deref() == Some(KIND_IFB) || is_kernel_tunnel(link))
+    });
     Ok(links)
 }
 
