@@ -9,8 +9,12 @@ use ipnet::IpNet;
 /// What decides which clients are accepted.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Facts {
-    /// The addresses of the pods of each Node: its AddressBlocks and `spec.podCIDRs`.
-    pub nodes: BTreeMap<String, PrefixSet>,
+    /// The Nodes that there are.
+    pub nodes: BTreeSet<String>,
+    /// The AddressBlocks of each Node.
+    pub blocks: NodePrefixes,
+    /// `spec.podCIDRs` of each Node. They say nothing of an address that is in an AddressBlock.
+    pub pod_cidrs: NodePrefixes,
     /// Namespaces whose pods may use the gateway; `None` is all.
     pub namespaces: Option<BTreeSet<String>>,
 }
@@ -23,15 +27,37 @@ impl Facts {
 
     /// Whether an address is one of a pod of this Node.
     pub fn is_of(&self, node: &str, address: IpAddr) -> bool {
-        self.nodes.get(node).is_some_and(|prefixes| prefixes.contains(address))
+        self.nodes_of(address).any(|of| of == node)
     }
 
     /// The Nodes whose pods may have an address.
     pub fn nodes_of(&self, address: IpAddr) -> impl Iterator<Item = &str> {
-        self.nodes
-            .iter()
-            .filter(move |(_, prefixes)| prefixes.contains(address))
-            .map(|(node, _)| node.as_str())
+        let is_in_block = self.blocks.of(address).next().is_some();
+        let prefixes = if is_in_block { &self.blocks } else { &self.pod_cidrs };
+        prefixes.of(address)
+    }
+}
+
+/// Prefixes of Nodes, which are found by an address at a cost that does not depend on their number.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct NodePrefixes {
+    nodes: BTreeMap<IpNet, BTreeSet<String>>,
+    /// The lengths of these prefixes.
+    lengths: BTreeSet<u8>,
+}
+
+impl NodePrefixes {
+    /// Adds a prefix of a Node.
+    pub fn add(&mut self, node: &str, prefix: IpNet) {
+        self.lengths.insert(prefix.prefix_len());
+        self.nodes.entry(prefix.trunc()).or_default().insert(node.to_owned());
+    }
+
+    /// The Nodes that have a prefix with this address.
+    fn of(&self, address: IpAddr) -> impl Iterator<Item = &str> {
+        // Lengths of IPv6 give no prefix of IPv4.
+        let prefixes = self.lengths.iter().filter_map(move |length| IpNet::new(address, *length).ok());
+        prefixes.filter_map(|prefix| self.nodes.get(&prefix.trunc())).flatten().map(String::as_str)
     }
 }
 
@@ -71,6 +97,22 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn a_block_says_whose_an_address_is_and_pod_cidrs_only_where_there_is_none() {
+        let prefix = |text: &str| text.parse::<IpNet>().unwrap();
+        let mut facts = Facts::default();
+        facts.blocks.add("a", prefix("10.1.0.0/27"));
+        facts.blocks.add("a", prefix("fd00::/123"));
+        for all in ["0.0.0.0/0", "::/0"] {
+            facts.pod_cidrs.add("b", prefix(all));
+        }
+        facts.pod_cidrs.add("c", prefix("10.2.0.9/24"));
+        let of = |text: &str| facts.nodes_of(text.parse().unwrap()).collect::<Vec<_>>();
+        assert_eq!([of("10.1.0.31"), of("fd00::1f")], [["a"], ["a"]]);
+        assert_eq!([of("10.1.0.32"), of("fd00::20")], [["b"], ["b"]]);
+        assert_eq!(of("10.2.0.1"), ["b", "c"]);
+    }
 
     fn of(wanted: &[&str], cluster: &[&str]) -> Vec<(String, bool)> {
         let parse = |texts: &[&str]| texts.iter().map(|text| text.parse().unwrap()).collect::<Vec<IpNet>>();

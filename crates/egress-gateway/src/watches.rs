@@ -7,7 +7,6 @@ use std::marker::PhantomData;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use fairlead_address::PrefixSet;
 use fairlead_api::resources::{AddressBlock, AddressPool, Egress};
 use fairlead_cluster::caches::{self, Cache, Refusal};
 use fairlead_cluster::lean;
@@ -208,14 +207,15 @@ impl Watches {
             prefixes(&egress.spec.destinations).map_err(|error| format!("InvalidDestination: {error}"))?;
         let namespaces = egress.spec.allowed_namespaces.clone().map(|names| names.into_iter().collect());
         let (nodes, blocks) = (self.nodes.store.state(), self.blocks.store.state());
-        let mut of_nodes = BTreeMap::<String, Vec<IpNet>>::new();
+        let mut facts = Facts { namespaces, ..Facts::default() };
         for node in &nodes {
-            of_nodes.entry(node.name.clone()).or_default().extend(&node.pods);
+            facts.nodes.insert(node.name.clone());
+            node.pods.iter().for_each(|prefix| facts.pod_cidrs.add(&node.name, *prefix));
         }
         for block in &blocks {
-            // Those of a Node that is gone are nobody's.
-            if let Some(prefixes) = block.node.as_ref().and_then(|node| of_nodes.get_mut(node)) {
-                prefixes.extend(&block.pods);
+            // Those of a Node that is gone count for no Node.
+            if let Some(node) = block.node.as_ref().filter(|node| facts.nodes.contains(*node)) {
+                block.pods.iter().for_each(|prefix| facts.blocks.add(node, *prefix));
             }
         }
         let mut cluster: Vec<IpNet> =
@@ -223,12 +223,7 @@ impl Watches {
         cluster.extend(blocks.iter().flat_map(|block| &block.pods));
         cluster.extend(self.pools.store.state().iter().flat_map(|pool| pool.others.clone()));
         cluster.extend(self.services.store.state().iter().flat_map(|range| range.others.clone()));
-        let nodes =
-            of_nodes.into_iter().map(|(node, prefixes)| (node, prefixes.into_iter().collect::<PrefixSet>()));
-        Ok(Cluster {
-            facts: Facts { nodes: nodes.collect(), namespaces },
-            destinations: facts::destinations(wanted, cluster),
-        })
+        Ok(Cluster { facts, destinations: facts::destinations(wanted, cluster) })
     }
 
     /// What has not arrived yet. Where a resource does not exist, there are no objects of it.

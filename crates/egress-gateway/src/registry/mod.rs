@@ -116,7 +116,7 @@ impl Registry {
         &self.owners
     }
 
-    /// Addresses of an earlier process that no node program has claimed yet.
+    /// Addresses of clients of an earlier process that no node program has registered yet.
     pub fn adopted(&self) -> &BTreeSet<IpAddr> {
         &self.adopted
     }
@@ -217,7 +217,7 @@ impl Registry {
     /// Decides anew which claims are accepted.
     fn judge(&mut self) {
         let facts = &self.facts;
-        self.nodes.retain(|node, of_node| of_node.stream.is_some() || facts.nodes.contains_key(node));
+        self.nodes.retain(|node, of_node| of_node.stream.is_some() || facts.nodes.contains(node));
         let mut refusals = BTreeMap::<String, BTreeMap<String, Refusal>>::new();
         let mut refuse = |node: &str, refusal: Refusal| {
             refusals.entry(node.to_owned()).or_default().insert(refusal.uid.clone(), refusal);

@@ -13,8 +13,10 @@ fn ip(text: &str) -> IpAddr {
 fn facts(nodes: &[(&str, &str)]) -> Facts {
     let mut facts = Facts::default();
     for (node, prefixes) in nodes {
-        let prefixes = prefixes.split(' ').map(|text| text.parse::<IpNet>().unwrap());
-        facts.nodes.insert((*node).to_owned(), prefixes.collect());
+        facts.nodes.insert((*node).to_owned());
+        for prefix in prefixes.split(' ') {
+            facts.blocks.add(node, prefix.parse().unwrap());
+        }
     }
     facts
 }
@@ -207,9 +209,8 @@ fn apply(registry: &mut Registry, streams: &mut BTreeMap<usize, StreamId>, step:
             let mut facts = Facts::default();
             for (node, part) in list {
                 let prefix: IpNet = format!("10.0.0.{}/29", part * 8).parse().unwrap();
-                let known = facts.nodes.remove(NODES[*node]).unwrap_or_default();
-                let prefixes = known.family(fairlead_address::IpFamily::V4).prefixes();
-                facts.nodes.insert(NODES[*node].to_owned(), prefixes.into_iter().chain([prefix]).collect());
+                facts.nodes.insert(NODES[*node].to_owned());
+                facts.blocks.add(NODES[*node], prefix);
             }
             registry.set_facts(facts);
         }
