@@ -29,7 +29,7 @@ mod sandboxes;
 #[cfg(test)]
 pub(crate) mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -60,6 +60,8 @@ pub(crate) trait Gateways: Send + Sync {
     fn set_clients(&self, clients: BTreeMap<EgressName, Vec<Client>>);
     /// Adds one client before [`Self::set_clients`] does.
     fn add_client(&self, egress: &EgressName, client: Client);
+    /// Gateways of these Egresses may have clients of this node from before the start, and are told which there are, even if none.
+    fn expect_clients(&self, egresses: BTreeSet<EgressName>);
     /// Removes it again.
     fn remove_client(&self, egress: &EgressName, uid: &str);
     /// Resolves as soon as its packets can be sent to a gateway, or all gateways have refused it: then with the reason.
@@ -78,6 +80,10 @@ impl Gateways for Registrar {
 
     fn add_client(&self, egress: &EgressName, client: Client) {
         Self::add_client(self, egress, client);
+    }
+
+    fn expect_clients(&self, egresses: BTreeSet<EgressName>) {
+        Self::expect_clients(self, egresses);
     }
 
     fn remove_client(&self, egress: &EgressName, uid: &str) {
@@ -124,7 +130,9 @@ struct Shared {
 impl Egress {
     /// Starts to keep running pods current. `socket` is the node program's.
     pub(crate) fn start(deps: EgressDeps, socket: &Path, subsystem: &mut Subsystem) -> Self {
-        let egress = Self(Arc::new(Shared { deps, sandboxes: Sandboxes::load(socket) }));
+        let (sandboxes, used) = Sandboxes::load(socket);
+        deps.gateways.expect_clients(used);
+        let egress = Self(Arc::new(Shared { deps, sandboxes }));
         subsystem.spawn("egress of pods", reconciler::run(Arc::clone(&egress.0)));
         egress
     }

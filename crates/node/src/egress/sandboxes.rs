@@ -4,7 +4,7 @@
 //! annotation while they run, and behind another CNI plugin, which keeps its own records. A pod of before the first file is looked
 //! for among the namespaces of the container runtime, by its addresses.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, DirBuilder};
 use std::io;
 use std::net::IpAddr;
@@ -14,6 +14,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use fairlead_address::DualStackAddrs;
 use fairlead_cluster::pods::SlimPod;
+use fairlead_egress::EgressName;
+use fairlead_egress::annotation::chosen;
 use fairlead_ipam::Key;
 use fairlead_netlink::netns::Netns;
 use fairlead_netlink::route::RouteSocket;
@@ -78,12 +80,17 @@ pub(crate) struct Sandboxes {
 }
 
 impl Sandboxes {
-    /// Those of a socket, as the last program left them. What cannot be read, or is of a namespace that is gone, is left out.
-    pub(crate) fn load(socket: &Path) -> Self {
+    /// Those of a socket, as the last program left them, and the Egresses that they asked for at their ADD. What cannot be read, or is of
+    /// a namespace that is gone, is left out; the Egresses of the latter are not: their gateways may still have the pod as a client.
+    pub(crate) fn load(socket: &Path) -> (Self, BTreeSet<EgressName>) {
         let directory = spool::sandboxes(socket);
-        let mut known = BTreeMap::new();
+        let (mut known, mut used) = (BTreeMap::new(), BTreeSet::new());
         for (key, file) in files(&directory) {
-            match read(&file) {
+            let read = read(&file);
+            if let Ok(sandbox) = &read {
+                used.extend(chosen(&sandbox.annotations).unwrap_or_default());
+            }
+            match read {
                 Ok(sandbox) if sandbox.netns.exists() => drop(known.insert(key, Arc::new(sandbox))),
                 Ok(_) => drop(fs::remove_file(&file)),
                 Err(error) => {
@@ -93,7 +100,7 @@ impl Sandboxes {
             }
         }
         let changes = Arc::new(watch::Sender::new(()));
-        Self { directory: Arc::new(directory), known: Arc::new(Mutex::new(known)), changes }
+        (Self { directory: Arc::new(directory), known: Arc::new(Mutex::new(known)), changes }, used)
     }
 
     /// Adds one, or replaces it.
@@ -233,18 +240,21 @@ mod tests {
         let socket = directory.path().join("s");
         let netns = directory.path().join("netns");
         fs::write(&netns, "").unwrap();
-        let sandboxes = Sandboxes::load(&socket);
+        let (sandboxes, used) = Sandboxes::load(&socket);
+        assert_eq!(used, BTreeSet::new());
         let mut changes = sandboxes.subscribe();
         sandboxes.add(&key("a"), sandbox(&netns)).unwrap();
         sandboxes.add(&key("gone"), sandbox(&directory.path().join("gone"))).unwrap();
         assert!(changes.has_changed().unwrap());
         changes.mark_unchanged();
         fs::write(spool::sandboxes(&socket).join("broken:eth0"), "{").unwrap();
-        let again = Sandboxes::load(&socket);
+        let (again, used) = Sandboxes::load(&socket);
+        let egress = EgressName { namespace: "n".to_owned(), name: "a".to_owned() };
+        assert_eq!(used, BTreeSet::from([egress]), "also of the one that is gone");
         assert_eq!(again.all(), BTreeMap::from([(key("a"), Arc::new(sandbox(&netns)))]));
         assert_eq!(again.remove(&key("a")).as_deref(), Some(&sandbox(&netns)));
         assert_eq!(again.remove(&key("a")), None);
-        assert!(Sandboxes::load(&socket).all().is_empty());
+        assert!(Sandboxes::load(&socket).0.all().is_empty());
         assert_eq!(files(&spool::sandboxes(&socket)), []);
     }
 

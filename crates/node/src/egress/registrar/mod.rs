@@ -19,7 +19,7 @@ mod session;
 mod tests;
 mod token;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -191,6 +191,13 @@ impl Registrar {
         subsystem.spawn("egress registrations", run(Arc::clone(&self.shared)));
         subsystem.spawn("egress probes", probes::run(Arc::clone(&self.shared)));
         subsystem.spawn("egress gauges", gauges(Arc::clone(&self.shared)));
+    }
+
+    /// Gateways of these Egresses may have clients from before the start, also if there are none now: they are told all there are. Called
+    /// before anything else, it holds back what is sent until [`Self::set_clients`] says which clients there are.
+    pub(crate) fn expect_clients(&self, egresses: BTreeSet<EgressName>) {
+        self.shared.registry().expect_clients(egresses);
+        self.shared.tasks.notify_one();
     }
 
     /// All clients of each Egress on this node (desired state; called again on each change; no work if nothing differs). Clients that

@@ -45,6 +45,11 @@ pub(super) struct Registry {
     /// Those that may have a way from before the start, and until when that is left alone; `None` until the gateways are known.
     unsettled: BTreeMap<(EgressName, String), Option<Instant>>,
     gateways: BTreeMap<EgressName, BTreeMap<GatewayUid, Gateway>>,
+    /// Egresses whose gateways may have clients of this node from before the start. Forgotten once EndpointSlices have shown which
+    /// gateways there are.
+    expected: BTreeSet<EgressName>,
+    /// Which clients there are from before the start is not known yet: a gateway that was told of others alone would drop them.
+    is_waiting_for_all: bool,
     instances: u64,
     health: Health,
     has_endpoints: bool,
@@ -68,6 +73,9 @@ impl Registry {
             if !clients.is_empty() {
                 all.insert(egress, clients);
             }
+        }
+        if std::mem::take(&mut self.is_waiting_for_all) {
+            self.gateways.keys().for_each(|egress| self.wake(egress));
         }
         self.added.retain(|(egress, uid)| all.get(egress).is_none_or(|clients| !clients.contains_key(uid)));
         for (egress, uid) in &self.added {
@@ -124,6 +132,18 @@ impl Registry {
         had
     }
 
+    /// Gateways of these Egresses may have clients of this node. Nothing is sent before [`Self::set_clients`].
+    pub(super) fn expect_clients(&mut self, egresses: BTreeSet<EgressName>) {
+        self.is_waiting_for_all = true;
+        for egress in &egresses {
+            let gateways = self.gateways.get_mut(egress).into_iter().flat_map(BTreeMap::values_mut);
+            gateways.for_each(|gateway| gateway.session.expect_clients());
+        }
+        if !self.has_endpoints {
+            self.expected = egresses;
+        }
+    }
+
     /// Takes what EndpointSlices show. Returns whether anything differs.
     pub(super) fn set_endpoints(&mut self, endpoints: Endpoints, now: Instant) -> bool {
         let mut changed = !std::mem::replace(&mut self.has_endpoints, true);
@@ -143,13 +163,18 @@ impl Registry {
             });
             !gateways.is_empty()
         });
+        let expected = std::mem::take(&mut self.expected);
         for (egress, shown) in endpoints {
+            let is_expected = expected.contains(&egress);
             let gateways = self.gateways.entry(egress).or_default();
             for (uid, endpoint) in shown {
                 let gateway = gateways.entry(uid).or_insert_with(|| {
                     self.instances = self.instances.wrapping_add(1);
                     Gateway { instance: self.instances, ..Gateway::default() }
                 });
+                if is_expected {
+                    gateway.session.expect_clients();
+                }
                 changed |= gateway.show(endpoint);
             }
         }
@@ -181,6 +206,9 @@ impl Registry {
         if clients.is_empty() && gateway.session.is_idle() && !gateway.session.has_clients() {
             gateway.has_task = false;
             return Poll::Gone;
+        }
+        if self.is_waiting_for_all {
+            return Poll::Step(Step::Wait(None));
         }
         Poll::Step(gateway.session.poll(clients, gateway.endpoint.answers(), now))
     }

@@ -110,7 +110,7 @@ pub(super) struct Session {
     refused: BTreeMap<String, Refused>,
     state: State,
     token: Option<Token>,
-    /// A stream ended in which it was told of clients: it may have more than was confirmed.
+    /// It may have more clients than was confirmed: a stream ended in which it was told of some, or an earlier program told it.
     may_have_clients: bool,
     has_registered: bool,
     refuses_connections: bool,
@@ -181,6 +181,11 @@ impl Session {
         self.may_have_clients
             || !self.confirmed.is_empty()
             || matches!(&self.phase, Phase::Open(stream) if stream.has_sent_clients())
+    }
+
+    /// The gateway may have clients of an earlier program.
+    pub(super) fn expect_clients(&mut self) {
+        self.may_have_clients = true;
     }
 
     /// The gateway became ready: what failed before says nothing.

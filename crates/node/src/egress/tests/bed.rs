@@ -78,6 +78,8 @@ impl Gateways for FakeGateways {
         self.clients.lock().unwrap().entry(egress.clone()).or_default().insert(client.uid);
     }
 
+    fn expect_clients(&self, _: BTreeSet<EgressName>) {}
+
     fn remove_client(&self, egress: &EgressName, uid: &str) {
         if let Some(clients) = self.clients.lock().unwrap().get_mut(egress) {
             clients.remove(uid);

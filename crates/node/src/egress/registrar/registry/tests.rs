@@ -55,8 +55,8 @@ impl World {
         GatewayId { egress: nat(), uid, instance }
     }
 
-    /// The gateway answers all messages so far.
-    fn answer(&mut self, number: u8, refused: &[&str], state: State) {
+    /// The gateway answers all messages so far. Returns the UIDs of each that says which clients there are.
+    fn answer(&mut self, number: u8, refused: &[&str], state: State) -> Vec<Vec<String>> {
         let id = self.id(number);
         let refusal = |uid: &&str| wire::Refusal {
             uid: (*uid).to_owned(),
@@ -64,6 +64,7 @@ impl World {
             message: "m".to_owned(),
         };
         let refused: Vec<_> = refused.iter().map(refusal).collect();
+        let mut all = Vec::new();
         loop {
             match self.registry.poll(&id, self.now) {
                 Poll::Step(Step::Connect) => {
@@ -75,6 +76,9 @@ impl World {
                     );
                 }
                 Poll::Step(Step::Send(message)) => {
+                    if let Some(wire::register_request::Kind::All(clients)) = &message.kind {
+                        all.push(clients.clients.iter().map(|client| client.uid.clone()).collect());
+                    }
                     let response = RegisterResponse {
                         revision: message.revision,
                         refused: refused.clone(),
@@ -82,7 +86,7 @@ impl World {
                     };
                     self.registry.received(&id, response, self.now, 0).unwrap();
                 }
-                _ => return,
+                _ => return all,
             }
         }
     }
@@ -331,4 +335,33 @@ fn one_in_doubt_keeps_its_flows_and_a_lost_one_does_not_unless_no_other_works() 
     let (works, doubtful, lost) = (Condition::Works, Condition::Doubtful, Condition::Lost);
     assert_eq!(of([works, doubtful, lost]), [target(1, false), target(2, true)]);
     assert_eq!(of([doubtful, doubtful, lost]), [1, 2, 3].map(|number| target(number, false)));
+}
+
+#[test]
+fn a_gateway_is_told_nothing_before_it_is_known_which_clients_there_are_from_before_the_start() {
+    let mut world = World { registry: Registry::default(), now: Instant::now(), shown: BTreeMap::new() };
+    world.registry.expect_clients(BTreeSet::from([nat()]));
+    world.shown.insert("g1".to_owned(), ready(1));
+    world.show();
+    // A pod starts, before the running ones are known.
+    world.registry.add_client(&nat(), client(2));
+    assert_eq!(world.registry.start_tasks(), [world.id(1)]);
+    assert_eq!(world.answer(1, &[], State::Ready), Vec::<Vec<String>>::new());
+    world.registry.set_clients(BTreeMap::from([(nat(), vec![client(1)])]), world.now);
+    assert_eq!(world.answer(1, &[], State::Ready), [["u1", "u2"]]);
+}
+
+#[test]
+fn a_gateway_learns_that_the_last_client_went_while_no_program_ran() {
+    let mut world = World { registry: Registry::default(), now: Instant::now(), shown: BTreeMap::new() };
+    world.registry.expect_clients(BTreeSet::from([nat()]));
+    world.shown.insert("g1".to_owned(), ready(1));
+    world.show();
+    assert_eq!(world.registry.start_tasks(), [world.id(1)]);
+    assert!(!world.registry.set_clients(BTreeMap::new(), world.now), "none, as before");
+    assert_eq!(world.answer(1, &[], State::Ready), [Vec::<String>::new()]);
+    // One that comes later never had clients.
+    world.shown.insert("g2".to_owned(), ready(2));
+    world.show();
+    assert_eq!(world.registry.start_tasks(), []);
 }
