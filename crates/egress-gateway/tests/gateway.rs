@@ -203,7 +203,7 @@ fn flows_that_began_while_the_table_was_missing_are_translated_afterwards() {
         bed.gateway.sh("nft delete table inet fairlead_egress");
         let connection = scope.spawn(|| bed.connect(families()[0].server));
         for _ in 0..20 {
-            flows.iter().chain(&before).for_each(bed::Flow::send);
+            flows.iter().chain(&before).for_each(testbed_netns::pods::Flow::send);
             thread::sleep(Duration::from_millis(2));
         }
         connection.join().unwrap()

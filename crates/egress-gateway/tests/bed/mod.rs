@@ -25,6 +25,7 @@ use fairlead_fou::{Peer, Settings, TunnelLink, Tunnels};
 use fairlead_wire::egress::Client;
 use serde_json::{Value, json};
 use testbed_netns::Namespace;
+use testbed_netns::pods::{Flow, HOST_SETUP, pod};
 
 use api::Objects;
 use node::Node;
@@ -105,8 +106,6 @@ pub(crate) fn objects() -> Vec<(&'static str, Value)> {
     ]
 }
 
-const POD_SETUP: &str = "
-    sysctl -qw net.ipv6.conf.all.accept_dad=0 net.ipv6.conf.default.accept_dad=0 net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.default.rp_filter=0";
 const ROUTER_RULES: &str = "
     table inet router {
         counter leaked { }
@@ -136,9 +135,12 @@ impl Bed {
     /// With a gateway that is ready and has no client.
     pub(crate) fn new() -> Self {
         let router = Namespace::new();
-        router.sh(POD_SETUP);
+        router.sh(HOST_SETUP);
         router.sh("sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1");
-        let [client, gateway] = ["client", "gateway"].map(|name| pod(&router, name));
+        let [client, gateway] = ["client", "gateway"].map(|name| {
+            let own = families().map(|of| if name == "client" { of.client } else { of.gateway });
+            pod(&router, name, own, MTU)
+        });
         client.sh("ip addr add 10.20.30.41/32 dev lo; ip addr add fd00:20::41/128 dev lo nodad");
         let server = server(&router);
         router.sh(&format!("nft '{ROUTER_RULES}'"));
@@ -295,11 +297,7 @@ impl Bed {
 
     /// A new flow of the client; the source that the server sees.
     pub(crate) fn flow(&self, server: IpAddr) -> Flow {
-        let any: IpAddr = if server.is_ipv4() { [0; 4].into() } else { Ipv6Addr::UNSPECIFIED.into() };
-        let socket = self.client.run(|| UdpSocket::bind((any, 0))).unwrap();
-        socket.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
-        self.client.run(|| socket.connect((server, UDP_SOURCE))).unwrap();
-        Flow(socket)
+        Flow::new(&self.client, server, UDP_SOURCE)
     }
 }
 
@@ -317,50 +315,9 @@ impl Drop for StopOnDrop<'_> {
     }
 }
 
-/// A UDP flow to a server that says where packets come from.
-pub(crate) struct Flow(UdpSocket);
-
-impl Flow {
-    /// Sends a packet and waits for nothing. Without a way there is none.
-    pub(crate) fn send(&self) {
-        let _ = self.0.send(b"?");
-    }
-
-    /// Sends a packet; the source that the server has seen, or nothing if there is no reply.
-    pub(crate) fn seen_as(&self) -> Option<IpAddr> {
-        self.0.send(b"?").ok()?;
-        let mut reply = [0; 64];
-        let length = self.0.recv(&mut reply).ok()?;
-        std::str::from_utf8(&reply[..length]).unwrap().parse().ok()
-    }
-}
-
-fn pod(router: &Namespace, name: &str) -> Namespace {
-    let [v4, v6] = families().map(|of| if name == "client" { of.client } else { of.gateway });
-    let pod = Namespace::new();
-    pod.sh(POD_SETUP);
-    pod.veth("eth0", router, name);
-    pod.sh(&format!(
-        "ip link set eth0 mtu {MTU}
-         ip addr add {v4}/32 dev eth0
-         ip addr add {v6}/128 dev eth0 nodad"
-    ));
-    router.sh(&format!(
-        "ip link set {name} mtu {MTU}
-         ip addr add fe80::1/64 dev {name} nodad
-         ip addr add 169.254.1.1/32 dev {name}
-         ip route add {v4}/32 dev {name}
-         ip -6 route add {v6}/128 dev {name}"
-    ));
-    pod.sh("ip route add 169.254.1.1 dev eth0
-         ip route add default via 169.254.1.1 dev eth0
-         ip -6 route add default via fe80::1 dev eth0");
-    pod
-}
-
 fn server(router: &Namespace) -> Namespace {
     let server = Namespace::new();
-    server.sh(POD_SETUP);
+    server.sh(HOST_SETUP);
     server.veth("eth0", router, "server");
     router.sh("ip addr add 203.0.113.1/24 dev server; ip addr add 2001:db8:113::1/64 dev server nodad
          ip route add 10.96.0.0/12 via 203.0.113.10; ip -6 route add fd00:96::/108 via 2001:db8:113::10");

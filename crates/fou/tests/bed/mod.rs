@@ -22,6 +22,7 @@ use std::time::Duration;
 use fairlead_fou::{Counter, Gateway, Peer, Service, Settings, TunnelLink, Tunnels};
 use ipnet::IpNet;
 use testbed_netns::Namespace;
+use testbed_netns::pods::{Flow, HOST_SETUP, pod};
 
 /// MTU of the pods' links.
 pub(crate) const MTU: u32 = 1450;
@@ -54,16 +55,8 @@ pub(crate) fn families() -> [Addresses; 2] {
     ]
 }
 
-const POD_SETUP: &str = "
-    sysctl -qw net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.default.rp_filter=0
-    sysctl -qw net.ipv6.conf.all.accept_dad=0 net.ipv6.conf.default.accept_dad=0";
 const ROUTER_SETUP: &str = "
     sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1";
-/// What a pod's link to the router needs.
-const ROUTES: &str = "
-    ip route add 169.254.1.1 dev eth0
-    ip route add default via 169.254.1.1 dev eth0
-    ip -6 route add default via fe80::1 dev eth0";
 const ROUTER_RULES: &str = "
     table inet router {
         counter in_clear { }
@@ -104,9 +97,16 @@ pub(crate) struct Bed {
 impl Bed {
     pub(crate) fn new() -> Self {
         let router = Namespace::new();
-        router.sh(POD_SETUP);
+        router.sh(HOST_SETUP);
         router.sh(ROUTER_SETUP);
-        let pods = ["client", "gateway0", "gateway1"].map(|name| pod(&router, name));
+        let pods = ["client", "gateway0", "gateway1"].map(|name| {
+            let own = families().map(|of| match name {
+                "client" => of.client,
+                "gateway0" => of.gateways[0],
+                _ => of.gateways[1],
+            });
+            pod(&router, name, own, MTU)
+        });
         let server = server(&router);
         router.sh(&format!("nft '{ROUTER_RULES}'"));
         let [client, gateways @ ..] = pods;
@@ -181,57 +181,13 @@ impl Bed {
 
     /// A new flow of the client.
     pub(crate) fn flow(&self, server: IpAddr) -> Flow {
-        let any: IpAddr = if server.is_ipv4() { [0; 4].into() } else { Ipv6Addr::UNSPECIFIED.into() };
-        let socket = self.client.run(|| UdpSocket::bind((any, 0))).unwrap();
-        socket.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
-        self.client.run(|| socket.connect((server, UDP_SOURCE))).unwrap();
-        Flow(socket)
+        Flow::new(&self.client, server, UDP_SOURCE)
     }
-}
-
-/// A UDP flow to a server that says where packets come from.
-pub(crate) struct Flow(UdpSocket);
-
-impl Flow {
-    /// Sends a packet; the source that the server has seen, or nothing if there is no reply.
-    pub(crate) fn seen_as(&self) -> Option<IpAddr> {
-        self.0.send(b"?").ok()?;
-        let mut reply = [0; 64];
-        let length = self.0.recv(&mut reply).ok()?;
-        std::str::from_utf8(&reply[..length]).unwrap().parse().ok()
-    }
-}
-
-fn pod(router: &Namespace, name: &str) -> Namespace {
-    let [v4, v6] = families();
-    let address = |of: &Addresses| match name {
-        "client" => of.client,
-        "gateway0" => of.gateways[0],
-        _ => of.gateways[1],
-    };
-    let (v4, v6) = (address(&v4), address(&v6));
-    let pod = Namespace::new();
-    pod.sh(POD_SETUP);
-    pod.veth("eth0", router, name);
-    pod.sh(&format!(
-        "ip link set eth0 mtu {MTU}
-         ip addr add {v4}/32 dev eth0
-         ip addr add {v6}/128 dev eth0 nodad"
-    ));
-    router.sh(&format!(
-        "ip link set {name} mtu {MTU}
-         ip addr add fe80::1/64 dev {name} nodad
-         ip addr add 169.254.1.1/32 dev {name}
-         ip route add {v4}/32 dev {name}
-         ip -6 route add {v6}/128 dev {name}"
-    ));
-    pod.sh(ROUTES);
-    pod
 }
 
 fn server(router: &Namespace) -> Namespace {
     let server = Namespace::new();
-    server.sh(POD_SETUP);
+    server.sh(HOST_SETUP);
     server.veth("eth0", router, "server");
     let addresses = |v4: &str, v6: &str, link: &str| {
         format!("ip addr add {v4}/24 dev {link}; ip addr add {v6}/64 dev {link} nodad")

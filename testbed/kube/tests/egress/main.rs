@@ -74,19 +74,7 @@ fn gateways_become_ready_and_are_scaled() {
         let patch = json!({ "status": { "phase": "Running", "conditions": [
             { "type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z" },
         ] } });
-        let patch = patch.to_string();
-        let arguments = [
-            "patch",
-            "pod",
-            name,
-            "--namespace",
-            namespace,
-            "--subresource=status",
-            "--type=merge",
-            "-p",
-            &patch,
-        ];
-        bed.plane.kubectl(&arguments).unwrap();
+        patch_status(namespace, name, &patch);
     }
     assert_eq!(bed.ready(namespace, "nat", "True", "AllAvailable"), "2 of 2 gateways are available");
     let status = bed.there(namespace, &["egress", "nat"])["status"].clone();
@@ -98,6 +86,14 @@ fn gateways_become_ready_and_are_scaled() {
     pods(3);
     assert_eq!(bed.ready(namespace, "nat", "True", "SomeAvailable"), "2 of 3 gateways are available");
     nothing_is_written_while_nothing_changes(namespace);
+}
+
+/// As kubelet does.
+fn patch_status(namespace: &str, pod: &str, patch: &Value) {
+    let patch = patch.to_string();
+    let of_pod =
+        ["patch", "pod", pod, "--namespace", namespace, "--subresource=status", "--type=merge", "-p", &patch];
+    bed().plane.kubectl(&of_pod).unwrap();
 }
 
 fn nothing_is_written_while_nothing_changes(namespace: &str) {
@@ -138,19 +134,7 @@ fn endpoint_slices_have_the_labels_of_the_service_and_name_the_pods() {
     let addresses = json!([{ "ip": "10.20.30.40" }, { "ip": "fd02::40" }]);
     let status =
         json!({ "phase": "Running", "podIP": "10.20.30.40", "podIPs": addresses, "conditions": [ready] });
-    let patch = json!({ "status": status }).to_string();
-    let arguments = [
-        "patch",
-        "pod",
-        "gateway",
-        "--namespace",
-        namespace,
-        "--subresource=status",
-        "--type=merge",
-        "-p",
-        &patch,
-    ];
-    bed.plane.kubectl(&arguments).unwrap();
+    patch_status(namespace, "gateway", &json!({ "status": status }));
     let uid = bed.there(namespace, &["pod", "gateway"])["metadata"]["uid"].clone();
     let selector = "--selector=app.kubernetes.io/name=coil,app.kubernetes.io/component=egress";
     bed.until(namespace, &["endpointslices", selector], |slices| {
