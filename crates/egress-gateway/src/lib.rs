@@ -5,7 +5,8 @@
 //! * [`plane`]: the data path in the kernel, brought to a desired state.
 //! * `server`: node programs register clients at it, with a token that [`review`] has the API server judge.
 //! * `watches`: the Egress, and which addresses are inside of the cluster.
-//! * `data_path`: the task that keeps the kernel as it should be; `drain`: the end.
+//! * `data_path`: the task that compares the kernel with the desired state and mends it. `drain`: waits for the last flow before the program
+//!   ends.
 //!
 //! The kernel forwards without the program. A new one takes over links and routes, and keeps the clients that they name until node
 //! programs have said again who is one.

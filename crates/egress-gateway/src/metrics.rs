@@ -57,7 +57,7 @@ pub(crate) struct Snapshot {
     pub(crate) connections: Option<(u64, u64)>,
     /// Clients of each Node.
     pub(crate) clients: BTreeMap<String, u64>,
-    /// Addresses of an earlier process that nobody has claimed yet.
+    /// Addresses of clients of an earlier process that no node program has registered yet.
     pub(crate) adopted: u64,
     pub(crate) streams: u64,
 }

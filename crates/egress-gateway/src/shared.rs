@@ -47,7 +47,7 @@ impl Shared {
         }
     }
 
-    /// Works on the registry, and wakes whoever follows its changes.
+    /// Works on the registry, and wakes the tasks that follow its changes.
     pub(crate) fn registry<T>(&self, work: impl FnOnce(&mut Registry) -> T) -> T {
         let mut registry = self.locked();
         let result = work(&mut registry);

@@ -313,7 +313,7 @@ impl Cluster {
         self.frames.forget(number);
     }
 
-    /// Forgets messages that no watch has needed since it was called last.
+    /// See [`Frames::age`].
     pub(super) fn age_frames(&mut self) {
         self.frames.age();
     }

@@ -60,7 +60,7 @@ impl Frames {
         self.kept.retain(|(known, _), frame| change <= *known || frame.until < change);
     }
 
-    /// Forgets messages that nobody has needed since it was called last.
+    /// Forgets the messages if no watch has used one since the last call.
     pub(super) fn age(&mut self) {
         if !std::mem::take(&mut self.is_used) {
             self.kept = BTreeMap::new();
