@@ -123,6 +123,8 @@ fn good_objects_at_the_limits_are_accepted() {
     ];
     let create = ["create", "--dry-run=server", "--validate=ignore", "-f", "-"];
     bed.plane.kubectl_stdin(&create, &objects.join("\n---\n")).unwrap();
+    // A dry run does not make the Namespace of the examples.
+    bed.namespace("internet-egress");
     bed.plane
         .kubectl(&[
             "apply",
