@@ -234,6 +234,11 @@ pub const EGRESS_METRICS_PORT: u16 = 8080;
 pub const EGRESS_HEALTH_PORT: u16 = 8081;
 /// TCP port at which node programs register clients at a gateway pod (own).
 pub const EGRESS_REGISTRATION_PORT: u16 = 5556;
+/// TCP port at which the gateways of an Egress talk to each other.
+pub const EGRESS_PEER_PORT: u16 = 5557;
+/// Annotation of Namespaces: Egresses of other namespaces whose selectors may select pods of this one, `NAMESPACE/NAME` or `NAMESPACE/*`,
+/// separated by commas.
+pub const ANNOTATION_EGRESS_ALLOW_SELECTORS: &str = "egress.coil.cybozu.com/allow-selectors-of";
 /// Namespace of Fairlead's own objects (Coil v2).
 pub const SYSTEM_NAMESPACE: &str = "kube-system";
 /// Secret with the preshared keys of Peers that name one in `spec.presharedKeyRef`, in [`SYSTEM_NAMESPACE`]. Nodes may read it.

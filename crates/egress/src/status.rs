@@ -85,6 +85,7 @@ pub fn due(
     let before = present.conditions.iter().find(|condition| condition.type_ == READY);
     let condition = condition(before, finding, egress.metadata.generation, now);
     let wanted = EgressStatus {
+        source_addresses: Vec::new(),
         replicas: Some(available(deployment.and_then(|deployment| deployment.status.as_ref()))),
         selector: Some(selector(name)),
         conditions: vec![condition],

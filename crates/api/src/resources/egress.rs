@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::apps::v1::DeploymentStrategy;
 use k8s_openapi::api::core::v1::{PodSpec, SessionAffinityConfig};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::{CustomResource, KubeSchema};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::rules::{CIDR_LENGTH, cidrs, undescribed};
+use super::rules::{CIDR_LENGTH, cidrs, health_targets, source_addresses, undescribed};
 
 /// Which destinations go through the gateways, and how the gateways run.
 #[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
@@ -87,6 +87,68 @@ pub struct EgressSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 1000), inner(length(min = 1, max = 63)))]
     pub allowed_namespaces: Option<Vec<String>>,
+    /// Pods that use the gateways without an annotation of theirs. Those of other namespaces only where the Namespace consents with
+    /// the annotation egress.coil.cybozu.com/allow-selectors-of, a list of NAMESPACE/NAME of Egresses, or of NAMESPACE/* for all of a namespace.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 16))]
+    pub selectors: Option<Vec<EgressSelector>>,
+    /// Whether only connections that the client pods open go through the gateways: replies to those that were opened to them by eth0 leave
+    /// by eth0. Where it is not given, --enable-originating-only of the node program says so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub originating_only: Option<bool>,
+    /// Addresses that connections have outside instead of those of the gateway pods. Each is held by one gateway at a time, and taken over by
+    /// another when that one fails, with its connections. The n-th of each family is held by the same gateway. The controller must permit
+    /// them (--egress-source-addresses).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 32), inner(length(min = 2, max = 45)))]
+    #[x_kube(validation = source_addresses())]
+    pub source_addresses: Option<Vec<String>>,
+    /// What a gateway probes to know that it reaches the outside. One that reaches nothing gets no new connections, as long as another
+    /// gateway does better.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub health_check: Option<EgressHealthCheck>,
+    /// How many connections a client pod may have at a time through a gateway. More are refused.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1_000_000))]
+    pub max_connections_per_client: Option<u32>,
+    /// Whether gateways write a log line for each connection that ends, with the address and port that it had outside.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub log_connections: bool,
+}
+
+/// Pods that use the gateways, as in a NetworkPolicy: where both selectors are given, pods must match both.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("has(self.namespaceSelector) || has(self.podSelector)")
+    .message("namespaceSelector or podSelector must be given ({} selects all)"))]
+pub struct EgressSelector {
+    /// Labels of their Namespace. Without it, they are in the namespace of the Egress.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "undescribed::<LabelSelector>")]
+    pub namespace_selector: Option<LabelSelector>,
+    /// Their labels. Without it, all pods of the namespaces are meant.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "undescribed::<LabelSelector>")]
+    pub pod_selector: Option<LabelSelector>,
+}
+
+/// What a gateway probes.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct EgressHealthCheck {
+    /// Addresses, to which ICMP echo requests are sent, or ADDRESS:PORT (IPv6 addresses in brackets), to which TCP connections are opened. One that answers suffices.
+    #[schemars(length(min = 1, max = 8), inner(length(min = 2, max = 53)))]
+    #[x_kube(validation = health_targets())]
+    pub targets: Vec<String>,
+    /// Seconds between two probes, 2 if it is not given.
+    #[serde(default = "default_interval_seconds")]
+    #[schemars(range(min = 1, max = 300))]
+    pub interval_seconds: u32,
+    /// Probes in a row without an answer of any target after which a gateway is unhealthy, 3 if it is not given; as many with an answer make it
+    /// healthy again.
+    #[serde(default = "default_failure_threshold")]
+    #[schemars(range(min = 1, max = 100))]
+    pub failure_threshold: u32,
 }
 
 /// `spec.drainSeconds` of an Egress that does not say it, and `--drain-seconds` of gateways that are not told.
@@ -171,10 +233,24 @@ pub struct EgressStatus {
     /// Label selector of the gateway pods, for a HorizontalPodAutoscaler.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub selector: Option<String>,
+    /// Source addresses that the controller permits, and which gateway holds them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub source_addresses: Vec<EgressSourceAddress>,
     /// `Ready` is False, with the reason, while the gateways cannot be deployed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
     pub conditions: Vec<Condition>,
+}
+
+/// Source addresses that one gateway holds at a time.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct EgressSourceAddress {
+    /// At most one of each family.
+    pub addresses: Vec<String>,
+    /// The pod that holds them, if one does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gateway: Option<String>,
 }
 
 impl EgressPodTemplate {
@@ -215,6 +291,14 @@ fn labels_schema(_: &mut SchemaGenerator) -> Schema {
 
 fn default_replicas() -> i32 {
     1
+}
+
+fn default_interval_seconds() -> u32 {
+    2
+}
+
+fn default_failure_threshold() -> u32 {
+    3
 }
 
 fn default_drain_seconds() -> u32 {

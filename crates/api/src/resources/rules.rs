@@ -37,6 +37,32 @@ pub(super) fn cidrs() -> Rule {
     )
 }
 
+/// A list of addresses, of one family or as many of each.
+pub(super) fn source_addresses() -> Rule {
+    let invalid = "self.filter(entry, !isIP(entry))";
+    let repeated = "self.filter(entry, self.exists_one(other, isIP(entry) && isIP(other) && ip(entry) == ip(other)) == false)";
+    let of = |family| format!("size(self.filter(entry, isIP(entry) && ip(entry).family() == {family}))");
+    let (v4, v6) = (of(4), of(6));
+    explained(
+        &format!("size({invalid}) == 0 && size({repeated}) == 0 && ({v4} == 0 || {v6} == 0 || {v4} == {v6})"),
+        &format!(
+            "size({invalid}) > 0 ? \"'\" + {invalid}[0] + \"' is not an IP address\" : size({repeated}) > 0 ? \"'\" + {repeated}[0] + \"' is there twice\" : \
+             'there must be as many IPv6 as IPv4 addresses, or none of one family: the n-th of each are held by the same gateway'"
+        ),
+    )
+}
+
+/// A list of addresses, and addresses with a port.
+pub(super) fn health_targets() -> Rule {
+    let invalid = r"self.filter(entry, !isIP(entry) && !(entry.matches('^([0-9.]+|\\[[0-9A-Fa-f:.]+\\]):[0-9]{1,5}$') && int(entry.substring(entry.lastIndexOf(':') + 1)) >= 1 && int(entry.substring(entry.lastIndexOf(':') + 1)) <= 65535 && isIP(entry.startsWith('[') ? entry.substring(1, entry.lastIndexOf(':') - 1) : entry.substring(0, entry.lastIndexOf(':')))))";
+    explained(
+        &format!("size({invalid}) == 0"),
+        &format!(
+            "\"'\" + {invalid}[0] + \"' is neither an IP address nor ADDRESS:PORT (IPv6 addresses go in brackets, the port is 1 to 65535)\""
+        ),
+    )
+}
+
 /// Longest entry of [`address_filter`].
 pub(super) const FILTER_LENGTH: usize = CIDR_LENGTH + 1;
 

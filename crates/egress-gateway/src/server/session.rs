@@ -271,6 +271,7 @@ impl Session {
             revision: self.known.as_ref().map_or(0, |known| known.revision),
             refused: refused.iter().map(Refusal::to_wire).collect(),
             state: state.into(),
+            held: Vec::new(),
         }
     }
 }

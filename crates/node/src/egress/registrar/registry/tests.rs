@@ -83,6 +83,7 @@ impl World {
                         revision: message.revision,
                         refused: refused.clone(),
                         state: state.into(),
+                        held: Vec::new(),
                     };
                     self.registry.received(&id, response, self.now, 0).unwrap();
                 }

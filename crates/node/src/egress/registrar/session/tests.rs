@@ -24,7 +24,7 @@ fn token(now: Instant) -> Token {
 }
 
 fn answer(revision: u64) -> RegisterResponse {
-    RegisterResponse { revision, refused: Vec::new(), state: State::Ready.into() }
+    RegisterResponse { revision, refused: Vec::new(), state: State::Ready.into(), held: Vec::new() }
 }
 
 fn refusing(revision: u64, uid: &str) -> RegisterResponse {
@@ -316,7 +316,7 @@ impl Gateway {
                 self.clients.insert(client.uid, client.addresses);
             }
         }
-        RegisterResponse { revision: self.revision, refused, state: 0 }
+        RegisterResponse { revision: self.revision, refused, state: 0, held: Vec::new() }
     }
 }
 
@@ -354,7 +354,7 @@ proptest! {
                 Event::Refuse(numbers) => refuses = numbers.iter().map(|it| format!("u{it}")).collect(),
                 Event::Time(milliseconds) => world.now += Duration::from_millis(milliseconds),
                 Event::State(state) => {
-                    let response = RegisterResponse { revision: gateway.revision.min(1), refused: Vec::new(), state };
+                    let response = RegisterResponse { revision: gateway.revision.min(1), refused: Vec::new(), state, held: Vec::new() };
                     let _ = world.hear(response);
                 }
             }
@@ -397,7 +397,7 @@ proptest! {
                 revision = message.revision;
             }
             let refused = uids.into_iter().map(|uid| wire::Refusal { uid, ..wire::Refusal::default() }).collect();
-            let taken = world.hear(RegisterResponse { revision: answered, refused, state });
+            let taken = world.hear(RegisterResponse { revision: answered, refused, state, held: Vec::new() });
             prop_assert_eq!(taken.is_err(), answered > revision);
         }
         prop_assert!(world.session.refused.keys().all(|uid| world.clients.contains_key(uid)));

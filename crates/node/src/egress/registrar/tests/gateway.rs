@@ -212,7 +212,7 @@ async fn serve(
             }
             Ok(()) = states.changed() => {
                 let state = (*states.borrow_and_update()).into();
-                let _ = answers.send(Ok(RegisterResponse { revision, refused: Vec::new(), state })).await;
+                let _ = answers.send(Ok(RegisterResponse { revision, refused: Vec::new(), state, held: Vec::new() })).await;
             }
         }
     }
@@ -274,7 +274,7 @@ impl Seen {
                 self.clients.insert(client.uid.clone(), client);
             }
         }
-        RegisterResponse { revision: request.revision, refused, state: State::Ready.into() }
+        RegisterResponse { revision: request.revision, refused, state: State::Ready.into(), held: Vec::new() }
     }
 }
 
