@@ -15,6 +15,7 @@ const PACKAGES: &[&str] = &[
     "dnsmasq-base",
     "graphviz",
     "iputils-ping",
+    "iputils-tracepath",
     "keepalived",
     "iperf3",
     "miniupnpc",

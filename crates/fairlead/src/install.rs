@@ -48,6 +48,12 @@ pub(crate) struct InstallArguments {
     /// Network configuration; takes precedence over the file
     #[arg(long, value_name = "JSON", env = "CNI_NETCONF")]
     netconf: Option<String>,
+    /// Write no network configuration: add the plugin behind those of the one that the container runtime uses
+    #[arg(long, conflicts_with_all = ["netconf", "netconf_file"])]
+    chain: bool,
+    /// Socket of the node program, for --chain
+    #[arg(long, value_name = "PATH", default_value = NODE_SOCKET)]
+    socket: PathBuf,
 }
 
 #[derive(Debug, Args)]
@@ -78,6 +84,9 @@ enum Change {
 pub(crate) fn install(arguments: &InstallArguments) -> anyhow::Result<ExitCode> {
     let paths = &arguments.paths;
     let kind = paths.plugin_type()?;
+    if arguments.chain {
+        return chain(paths, kind, &arguments.socket);
+    }
     let text = netconf(arguments)?;
     let versions = supported_versions(&paths.plugin)?;
     let warning = netconf::check(&text, &paths.conf_name, kind, &versions).map_err(|reason| {
@@ -86,10 +95,8 @@ pub(crate) fn install(arguments: &InstallArguments) -> anyhow::Result<ExitCode> 
     if let Some(warning) = warning {
         tracing::warn!("{warning}");
     }
-    let plugin =
-        fs::read(&paths.plugin).with_context(|| format!("cannot read {}", paths.plugin.display()))?;
     // The runtime uses the configuration as soon as it exists, so the plugin is installed first.
-    report(&paths.bin_dir.join(kind), put(&paths.bin_dir, kind, &plugin, 0o755)?);
+    install_plugin(paths, kind)?;
     let conf = put(&paths.conf_dir, &paths.conf_name, text.as_bytes(), 0o644)?;
     report(&paths.conf_dir.join(&paths.conf_name), conf);
     for other in sorted_before(&paths.conf_dir, &paths.conf_name)? {
@@ -100,6 +107,41 @@ pub(crate) fn install(arguments: &InstallArguments) -> anyhow::Result<ExitCode> 
         );
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn install_plugin(paths: &Paths, kind: &str) -> anyhow::Result<()> {
+    let plugin =
+        fs::read(&paths.plugin).with_context(|| format!("cannot read {}", paths.plugin.display()))?;
+    report(&paths.bin_dir.join(kind), put(&paths.bin_dir, kind, &plugin, 0o755)?);
+    Ok(())
+}
+
+/// `fairlead install --chain`: the other plugin's configuration stays as it is, with one more plugin.
+fn chain(paths: &Paths, kind: &str, socket: &Path) -> anyhow::Result<ExitCode> {
+    let versions = supported_versions(&paths.plugin)?;
+    let name = configurations(&paths.conf_dir)?.into_iter().next().with_context(|| {
+        let directory = paths.conf_dir.display();
+        format!("there is no network configuration in {directory} yet: another CNI plugin must be installed first, and this is tried again")
+    })?;
+    let path = paths.conf_dir.join(&name);
+    let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    let longer = netconf::with_plugin(&text, &name, kind, socket, &versions)
+        .map_err(|reason| anyhow::anyhow!("cannot add the plugin {kind} to {}: {reason}", path.display()))?;
+    install_plugin(paths, kind)?;
+    let change = match longer {
+        Some(longer) => replace(&paths.conf_dir, &name, longer.as_bytes())?,
+        None => Change::Unchanged,
+    };
+    report(&path, change);
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Replaces the content of a file of another program, which keeps its mode.
+fn replace(directory: &Path, name: &str, content: &[u8]) -> anyhow::Result<Change> {
+    let path = directory.join(name);
+    let mode =
+        fs::metadata(&path).with_context(|| format!("cannot read {}", path.display()))?.permissions().mode();
+    put(directory, name, content, mode & 0o7777)
 }
 
 /// `fairlead cleanup`. First the files: without them the container runtime starts no more pods.
@@ -125,6 +167,13 @@ fn remove_files(paths: &Paths) -> anyhow::Result<()> {
         Ok(_) => tracing::warn!(file = %conf.display(), "kept: it does not name the plugin {kind}"),
         Err(error) if error.kind() == ErrorKind::NotFound => {}
         Err(error) => return Err(error).with_context(|| format!("cannot read {}", conf.display())),
+    }
+    for name in configurations_if_any(&paths.conf_dir)? {
+        let path = paths.conf_dir.join(&name);
+        let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        if let Some(shorter) = netconf::without_plugin(&text, kind) {
+            report(&path, replace(&paths.conf_dir, &name, shorter.as_bytes())?);
+        }
     }
     // Without the configuration the runtime does not execute the plugin any more.
     remove(&paths.bin_dir.join(kind))
@@ -209,14 +258,25 @@ fn is_unchanged(path: &Path, content: &[u8], mode: u32) -> bool {
 
 /// Configurations that a runtime would use instead of ours.
 fn sorted_before(directory: &Path, name: &str) -> anyhow::Result<Vec<String>> {
-    let entries = fs::read_dir(directory).with_context(|| format!("cannot list {}", directory.display()))?;
-    let mut others: Vec<String> = entries
-        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
-        .filter(|other| [".conf", ".conflist", ".json"].iter().any(|ending| other.ends_with(ending)))
-        .filter(|other| other.as_str() < name)
-        .collect();
-    others.sort();
+    let mut others = configurations(directory)?;
+    others.retain(|other| other.as_str() < name);
     Ok(others)
+}
+
+/// Names of configurations, in the order of their names: runtimes use the first.
+fn configurations(directory: &Path) -> anyhow::Result<Vec<String>> {
+    let entries = fs::read_dir(directory).with_context(|| format!("cannot list {}", directory.display()))?;
+    let mut names: Vec<String> = entries
+        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+        .filter(|name| [".conf", ".conflist", ".json"].iter().any(|ending| name.ends_with(ending)))
+        .collect();
+    names.sort();
+    Ok(names)
+}
+
+/// As [`configurations`]; none where there is no directory.
+fn configurations_if_any(directory: &Path) -> anyhow::Result<Vec<String>> {
+    if directory.exists() { configurations(directory) } else { Ok(Vec::new()) }
 }
 
 fn report(path: &Path, change: Change) {

@@ -1,8 +1,10 @@
 //! Validates a network configuration before it is installed: a container runtime that refuses it leaves the node without
 //! a network, and reports the reason only in its own log.
 
+use std::path::Path;
+
 use fairlead_wire::spool::is_identifier;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 /// Whether container runtimes accept the configuration and it names the plugin `kind`. Returns a warning if the plugin is
 /// not the first of the list.
@@ -55,6 +57,44 @@ pub(crate) fn check(
     }
 }
 
+/// The list of another plugin with the plugin `kind` behind all others, or `None` if it is in the list.
+///
+/// # Errors
+/// Why it cannot be added.
+pub(crate) fn with_plugin(
+    text: &str,
+    file_name: &str,
+    kind: &str,
+    socket: &Path,
+    versions: &[String],
+) -> Result<Option<String>, String> {
+    if !file_name.ends_with(".conflist") {
+        return Err(
+            "it is a single plugin, and only a list (.conflist) can have another one behind it".to_owned()
+        );
+    }
+    if names(text, kind) {
+        return check(text, file_name, kind, versions).map(|_| None);
+    }
+    let mut conf: Map<String, Value> =
+        serde_json::from_str(text).map_err(|error| format!("it is not a JSON object: {error}"))?;
+    if let Some(Value::Array(plugins)) = conf.get_mut("plugins") {
+        plugins.push(json!({"type": kind, "socket": socket}));
+    }
+    let longer = format!("{:#}\n", Value::Object(conf));
+    check(&longer, file_name, kind, versions).map(|_| Some(longer))
+}
+
+/// A list without the plugin `kind`, if another plugin stays in it.
+pub(crate) fn without_plugin(text: &str, kind: &str) -> Option<String> {
+    let mut conf: Value = serde_json::from_str(text).ok()?;
+    let plugins = conf.get_mut("plugins")?.as_array_mut()?;
+    let before = plugins.len();
+    plugins.retain(|plugin| plugin.get("type").and_then(Value::as_str) != Some(kind));
+    let is_shorter = plugins.len() < before && !plugins.is_empty();
+    is_shorter.then(|| format!("{conf:#}\n"))
+}
+
 fn check_plugin(plugin: &Map<String, Value>, kind: &str) -> Result<(), String> {
     let found = string(plugin, "type")?;
     if found != kind {
@@ -85,6 +125,40 @@ pub(crate) fn names(text: &str, kind: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const OTHER: &str = r#"{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "ptp", "ipam": {"type": "host-local"}}, {"type": "portmap"}]}"#;
+
+    fn chained(text: &str, file: &str) -> Result<Option<String>, String> {
+        with_plugin(text, file, "coil", Path::new("/run/coild.sock"), &["1.0.0".to_owned()])
+    }
+
+    #[test]
+    fn the_plugin_comes_behind_those_of_another_list_once_and_goes_again() {
+        let longer = chained(OTHER, "10-other.conflist").unwrap().unwrap();
+        let before: Value = serde_json::from_str(OTHER).unwrap();
+        let mut after: Value = serde_json::from_str(&longer).unwrap();
+        let last = after["plugins"].as_array_mut().unwrap().pop().unwrap();
+        assert_eq!(last, json!({"type": "coil", "socket": "/run/coild.sock"}));
+        assert_eq!(after, before, "nothing else has changed");
+        assert_eq!(chained(&longer, "10-other.conflist"), Ok(None));
+        let again: Value = serde_json::from_str(&without_plugin(&longer, "coil").unwrap()).unwrap();
+        assert_eq!(again, before);
+        assert_eq!(without_plugin(OTHER, "coil"), None);
+        assert_eq!(
+            without_plugin(r#"{"plugins": [{"type": "coil"}]}"#, "coil"),
+            None,
+            "a list needs a plugin"
+        );
+    }
+
+    #[test]
+    fn what_cannot_have_a_plugin_behind_it_is_named() {
+        let refused = |text: &str, file: &str| chained(text, file).unwrap_err();
+        assert!(refused(OTHER, "10-other.conf").contains("only a list"));
+        assert!(refused("{", "a.conflist").contains("not a JSON object"));
+        assert!(refused(&OTHER.replace("1.0.0", "0.1.0"), "a.conflist").contains("0.1.0"));
+        assert!(refused(r#"{"cniVersion": "1.0.0", "name": "net"}"#, "a.conflist").contains("plugins"));
+    }
 
     const LIST: &str = r#"{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "coil", "socket": "/run/coild.sock"}, {"type": "portmap"}]}"#;
 

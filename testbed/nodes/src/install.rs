@@ -20,6 +20,8 @@ pub enum Mode {
     Mesh,
     /// `deploy/overlays/egress`, and a mesh of all nodes.
     MeshWithEgress,
+    /// `deploy/overlays/egress-only`: egress gateways for pods of another plugin.
+    EgressOnly,
     /// `deploy/overlays/router`: plain routes, for nodes on one network.
     Router,
 }
@@ -30,6 +32,7 @@ impl Mode {
         match self {
             Self::Mesh => "deploy",
             Self::MeshWithEgress => "deploy/overlays/egress",
+            Self::EgressOnly => "deploy/overlays/egress-only",
             Self::Router => "deploy/overlays/router",
         }
     }
@@ -98,18 +101,24 @@ impl Cluster {
         self.apply_fairlead(mode, &checkout().join(mode.kustomization()))
     }
 
-    /// Applies a kustomization of Fairlead, a pool and, in a mesh, the mesh, each once: nothing may depend on what comes later.
+    /// Applies a kustomization of Fairlead, a pool unless another plugin has one, and, in a mesh, the mesh, each once: nothing may depend on what comes later.
     fn apply_fairlead(&self, mode: Mode, kustomization: &Path) -> Result<()> {
         self.kubectl(&["apply", "-k", &kustomization.to_string_lossy()])?;
         self.kubectl(&["wait", "--for=condition=Established", "crd", "--all", "--timeout=60s"])?;
-        self.apply(&pool(self.families())?)?;
+        if mode != Mode::EgressOnly {
+            self.apply(&pool(self.families())?)?;
+        }
         if mode.has_mesh() {
             self.kubectl(&["apply", "-f", &checkout().join("deploy/examples/mesh.yaml").to_string_lossy()])?;
         }
         self.progress().step(&format!(
-            "kubectl apply -k {}, a pool{}",
+            "kubectl apply -k {}{}",
             kustomization.display(),
-            if mode.has_mesh() { " and a mesh" } else { "" }
+            match mode {
+                Mode::Mesh | Mode::MeshWithEgress => ", a pool and a mesh",
+                Mode::Router => ", a pool",
+                Mode::EgressOnly => "",
+            }
         ));
         self.wait_fairlead()?;
         self.wait_ready()

@@ -45,8 +45,21 @@ impl Node {
     }
 
     fn install(&self, netconf: &str) -> Result<ExitCode, String> {
-        let arguments =
-            InstallArguments { paths: self.paths(), netconf_file: None, netconf: Some(netconf.to_owned()) };
+        self.install_with(Some(netconf.to_owned()))
+    }
+
+    fn chain(&self) -> Result<ExitCode, String> {
+        self.install_with(None)
+    }
+
+    fn install_with(&self, netconf: Option<String>) -> Result<ExitCode, String> {
+        let arguments = InstallArguments {
+            paths: self.paths(),
+            netconf_file: None,
+            chain: netconf.is_none(),
+            netconf,
+            socket: NODE_SOCKET.into(),
+        };
         install(&arguments).map_err(|error| format!("{error:#}"))
     }
 
@@ -202,4 +215,30 @@ fn cleanup_removes_only_files_of_fairlead() {
     fs::write(node.conf("10-coil.conflist"), r#"{"type": "other"}"#).unwrap();
     remove_files(&node.paths()).unwrap();
     assert!(node.conf("10-coil.conflist").exists());
+}
+
+#[test]
+fn a_chained_plugin_is_in_the_configuration_that_the_runtime_uses_until_it_is_removed() {
+    let node = Node::new();
+    fs::create_dir_all(node.path("etc/cni/net.d")).unwrap();
+    assert!(node.chain().unwrap_err().contains("another CNI plugin must be installed first"));
+    let other = r#"{"cniVersion": "1.0.0", "name": "other", "plugins": [{"type": "ptp"}]}"#;
+    for name in ["10-other.conflist", "20-late.conflist"] {
+        fs::write(node.conf(name), other).unwrap();
+    }
+    fs::set_permissions(node.conf("10-other.conflist"), Permissions::from_mode(0o600)).unwrap();
+    node.chain().unwrap();
+    let text = || fs::read_to_string(node.conf("10-other.conflist")).unwrap();
+    assert!(netconf::names(&text(), "coil") && netconf::names(&text(), "ptp"), "{}", text());
+    assert_eq!(mode(&node.conf("10-other.conflist")), 0o600);
+    assert_eq!(fs::read_to_string(node.conf("20-late.conflist")).unwrap(), other);
+    assert!(!node.conf("10-coil.conflist").exists());
+    assert!(node.installed().exists());
+    let before = node.files();
+    node.chain().unwrap();
+    assert_eq!(node.files(), before, "nothing is written twice");
+
+    remove_files(&node.paths()).unwrap();
+    assert!(!netconf::names(&text(), "coil") && netconf::names(&text(), "ptp"), "{}", text());
+    assert!(!node.installed().exists());
 }

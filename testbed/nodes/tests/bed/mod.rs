@@ -3,6 +3,7 @@
 #![allow(dead_code, unused_imports, reason = "each test program uses its part")]
 
 mod operator;
+pub(crate) mod outside;
 mod room;
 mod traffic;
 

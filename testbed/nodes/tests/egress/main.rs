@@ -8,7 +8,9 @@
 
 #[path = "../bed/mod.rs"]
 mod bed;
+mod changes;
 mod failures;
+mod limits;
 mod outside;
 mod setup;
 mod use_of_gateways;

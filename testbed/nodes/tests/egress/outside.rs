@@ -1,26 +1,20 @@
 //! The machine outside of the cluster, the routes to gateways, and the count of packets that should not be there.
 
-use std::io::{Read as _, Write as _};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
-use std::process::Command;
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::OnceLock;
-use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
-use testbed_lab::{Host, Place};
+use anyhow::{Context, Result};
+use testbed_lab::Host;
 use testbed_nodes::Cluster;
 
+pub(crate) use crate::bed::outside::{PORT, ask_by_udp, connect, echoed, run};
+use crate::bed::outside::{addresses_of, serve};
 use crate::setup::{DOMESTIC, INTERNET, gateways};
 
-/// TCP and UDP port of its servers.
-pub(crate) const PORT: u16 = 7000;
 /// Its address in the domestic network.
 pub(crate) const IN_DOMESTIC: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 168, 10, 5));
-/// How long an answer may take on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A machine on the Internet, and in the domestic network, with servers that tell clients which address they come from: by TCP as the
-/// first line, after which everything is echoed; by UDP as the answer.
+/// A machine on the Internet, and in the domestic network.
 pub(crate) struct Outside {
     pub(crate) host: Host,
 }
@@ -44,20 +38,13 @@ impl Outside {
              ip route replace 192.168.10.0/24 via {address} $device onlink\n{COUNT}"
         ))?;
         let outside = Self { host };
-        for address in outside.addresses().into_iter().chain([IN_DOMESTIC]) {
-            let (tcp, udp) = outside.host.inside(|| -> Result<_> {
-                Ok((TcpListener::bind((address, PORT))?, UdpSocket::bind((address, PORT))?))
-            })??;
-            std::thread::spawn(move || serve_tcp(&tcp));
-            std::thread::spawn(move || serve_udp(&udp));
-        }
+        serve(&outside.host, outside.addresses().into_iter().chain([IN_DOMESTIC]))?;
         Ok(outside)
     }
 
     /// Its public addresses, IPv4 first.
     pub(crate) fn addresses(&self) -> Vec<IpAddr> {
-        let ipv6 = self.host.address6().map(IpAddr::from);
-        std::iter::once(IpAddr::from(self.host.address())).chain(ipv6).collect()
+        addresses_of(&self.host)
     }
 
     /// As BGP would announce them: the Internet and the router of the cloud lead packets to the node of each gateway.
@@ -103,86 +90,4 @@ pub(crate) fn no_client_address_was_seen(cluster: &Cluster) {
     let rules = cluster.lab().internet().shell("nft list chain inet judge forward").unwrap();
     let counters: Vec<&str> = rules.lines().filter(|line| line.contains("counter")).collect();
     assert!(counters.len() == 4 && counters.iter().all(|line| line.contains("packets 0 ")), "{rules}");
-}
-
-/// Until the test program ends.
-fn serve_tcp(listener: &TcpListener) {
-    while let Ok((connection, from)) = listener.accept() {
-        std::thread::spawn(move || echo(connection, from));
-    }
-}
-
-fn echo(mut connection: TcpStream, from: SocketAddr) {
-    let _ = connection.set_nonblocking(false);
-    let _ = connection.set_nodelay(true);
-    let mut buffer = vec![0; 1 << 16];
-    let mut outcome = writeln!(connection, "{}", from.ip());
-    while outcome.is_ok() {
-        match connection.read(&mut buffer) {
-            // `curl` wants to see an end.
-            Ok(4..) if buffer.starts_with(b"GET ") => return,
-            Ok(length @ 1..) => outcome = connection.write_all(buffer.get(..length).unwrap_or_default()),
-            _ => return,
-        }
-    }
-}
-
-/// Until the test program ends.
-fn serve_udp(socket: &UdpSocket) {
-    let mut buffer = [0; 64];
-    loop {
-        // A refused answer is reported at the next call.
-        if let Ok((_, from)) = socket.recv_from(&mut buffer) {
-            let _ = socket.send_to(from.ip().to_string().as_bytes(), from);
-        }
-    }
-}
-
-/// A connection to a server of [`Outside`], and the address that the server sees.
-pub(crate) fn connect(from: &impl Place, to: IpAddr) -> Result<(TcpStream, IpAddr)> {
-    let target = SocketAddr::from((to, PORT));
-    let connection = from.inside(|| TcpStream::connect_timeout(&target, PATIENCE))??;
-    connection.set_read_timeout(Some(PATIENCE))?;
-    connection.set_nodelay(true)?;
-    let mut line = String::new();
-    let mut byte = [0];
-    let mut reader = connection.try_clone()?;
-    while byte != *b"\n" {
-        reader.read_exact(&mut byte)?;
-        line.extend(byte.map(char::from));
-    }
-    let seen = line.trim().parse().with_context(|| format!("the server wrote {line:?}"))?;
-    Ok((connection, seen))
-}
-
-/// The address that the UDP server of [`Outside`] sees.
-pub(crate) fn ask_by_udp(from: &impl Place, to: IpAddr) -> Result<IpAddr> {
-    let any = if to.is_ipv4() { IpAddr::from(Ipv4Addr::UNSPECIFIED) } else { Ipv6Addr::UNSPECIFIED.into() };
-    let socket = from.inside(|| UdpSocket::bind((any, 0)))??;
-    socket.set_read_timeout(Some(PATIENCE))?;
-    socket.send_to(b"who am I", (to, PORT))?;
-    let mut buffer = [0; 64];
-    let (length, _) = socket.recv_from(&mut buffer)?;
-    Ok(std::str::from_utf8(buffer.get(..length).unwrap_or_default())?.parse()?)
-}
-
-/// Sends bytes and reads them back.
-pub(crate) fn echoed(connection: &mut TcpStream, bytes: &[u8]) -> Result<()> {
-    let mut writer = connection.try_clone()?;
-    let mut answer = vec![0; bytes.len()];
-    std::thread::scope(|scope| {
-        let writing = scope.spawn(move || writer.write_all(bytes));
-        connection.read_exact(&mut answer)?;
-        writing.join().map_err(|_| anyhow::anyhow!("panicked"))??;
-        ensure!(answer == bytes, "the echo is another");
-        Ok(())
-    })
-}
-
-/// Runs a shell script in a network namespace.
-pub(crate) fn run(place: &impl Place, script: &str) -> Result<String> {
-    let output = place.inside(|| Command::new("sh").args(["-c", script]).output())??;
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    ensure!(output.status.success(), "{script}: {text}{}", String::from_utf8_lossy(&output.stderr));
-    Ok(text)
 }
