@@ -100,6 +100,45 @@ fn a_flow_keeps_its_gateway_while_another_process_adds_one() {
     }
 }
 
+/// `sessionAffinityConfig.clientIP.timeoutSeconds`: 300 s were shown with `AFFINITY_SECONDS=300` (docs/egress-tunnels.md).
+fn affinity() -> Duration {
+    let seconds = std::env::var("AFFINITY_SECONDS").ok().and_then(|text| text.parse().ok());
+    Duration::from_secs(seconds.unwrap_or(6))
+}
+
+/// The gateway of a client from now on is the second one; who has the first one keeps it, unless it was idle for too long.
+#[test]
+fn a_flow_keeps_its_gateway_while_it_is_busy_or_idle_for_less_than_the_timeout() {
+    let mut bed = Bed::new();
+    let with_timeout = |draining: bool| {
+        let mut services = services(&[0, 1]);
+        for service in services.values_mut() {
+            (service.by_client, service.idle_timeout) = (true, Some(affinity()));
+            if draining {
+                service.gateways[0].is_draining = true;
+            } else {
+                service.gateways.truncate(1);
+            }
+        }
+        services
+    };
+    bed.client_tunnels.set_services(&with_timeout(false)).unwrap();
+    let flows = families().map(|family| (bed.flow(family.server), family));
+    let seen = |index: usize| flows.iter().all(|(flow, it)| flow.seen_as() == Some(it.gateways[index]));
+    assert!(seen(0));
+    bed.client_tunnels.set_services(&with_timeout(true)).unwrap();
+    let busy = Instant::now();
+    while busy.elapsed() < affinity() * 31 / 30 {
+        assert!(seen(0), "after {:?}", busy.elapsed());
+        std::thread::sleep(affinity() / 300);
+    }
+    let last = Instant::now();
+    std::thread::sleep(affinity() * 2 / 3);
+    assert!(seen(0), "left after {:?} of {:?}", last.elapsed(), affinity());
+    std::thread::sleep(affinity() * 11 / 10);
+    assert!(seen(1), "idle for longer than the timeout");
+}
+
 #[test]
 fn what_a_client_may_not_send_is_dropped_and_counted() {
     let mut bed = Bed::new();
