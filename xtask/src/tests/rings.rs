@@ -107,7 +107,8 @@ pub(crate) const RINGS: &[Ring] = &[
         name: "nodes",
         packages: &["testbed-nodes"],
         parallel: 1,
-        waiting: &[],
+        // Small clusters, whose nodes start while the others' tests wait.
+        waiting: &["router", "chained"],
         only_by_name: true,
         limit: Duration::from_secs(20 * MINUTE),
         // What a test wrote until it hung must not be lost.
