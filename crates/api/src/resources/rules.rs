@@ -54,7 +54,14 @@ pub(super) fn source_addresses() -> Rule {
 
 /// A list of addresses, and addresses with a port.
 pub(super) fn health_targets() -> Rule {
-    let invalid = r"self.filter(entry, !isIP(entry) && !(entry.matches('^([0-9.]+|\\[[0-9A-Fa-f:.]+\\]):[0-9]{1,5}$') && int(entry.substring(entry.lastIndexOf(':') + 1)) >= 1 && int(entry.substring(entry.lastIndexOf(':') + 1)) <= 65535 && isIP(entry.startsWith('[') ? entry.substring(1, entry.lastIndexOf(':') - 1) : entry.substring(0, entry.lastIndexOf(':')))))";
+    // The host of an entry with a port.
+    let host = "(entry.startsWith('[') ? entry.substring(1, entry.lastIndexOf(':') - 1) : entry.substring(0, entry.lastIndexOf(':')))";
+    let port = "int(entry.substring(entry.lastIndexOf(':') + 1))";
+    let shape = r"entry.matches('^([0-9.]+|\\[[0-9A-Fa-f:.]+\\]):[0-9]{1,5}$')";
+    let is_valid = format!(
+        "isIP(entry) || ({shape} && {port} >= 1 && {port} <= 65535 && isIP({host}) && ip({host}).family() == (entry.startsWith('[') ? 6 : 4))"
+    );
+    let invalid = format!("self.filter(entry, !({is_valid}))");
     explained(
         &format!("size({invalid}) == 0"),
         &format!(
