@@ -98,6 +98,10 @@ pub const RULE_PRIORITY_EGRESS_GATEWAY: u32 = 2000;
 pub const RULE_PRIORITY_EGRESS_GATEWAY_ICMP: u32 = 2001;
 /// Priority of the rule in client pods that looks up [`TABLE_EGRESS_WIDE`] (Coil v2).
 pub const RULE_PRIORITY_EGRESS_WIDE: u32 = 2100;
+/// Priority of the rule in client pods for replies to connections that others opened by `eth0` (Coil v2).
+pub const RULE_PRIORITY_EGRESS_REPLIES: u32 = 1000;
+/// What the number of the routing table that this rule looks up has more than the index of `eth0` (Coil v2).
+pub const TABLE_EGRESS_REPLIES_BASE: u32 = 1000;
 /// Prefix of the names of FoU links over IPv4, followed by the peer's address as eight hexadecimal digits (Coil v2).
 pub const LINK_PREFIX_FOU_IPV4: &str = "fou4_";
 /// Prefix of the names of FoU links over IPv6, followed by the first four bytes of the SHA-1 of the peer's address (Coil v2).
@@ -149,6 +153,8 @@ pub const NFT_TABLE_FORWARD: &str = "fairlead_forward";
 pub const NFT_CHAIN_FORWARD: &str = "fairlead_forward";
 /// nftables table of an egress gateway, family `inet` (own).
 pub const NFT_TABLE_EGRESS: &str = "fairlead_egress";
+/// nftables table that marks replies in a client pod of an Egress with `spec.originatingOnly`, family `inet` (own).
+pub const NFT_TABLE_EGRESS_CLIENT: &str = "fairlead_egress_client";
 /// nftables table that joins the path socket to the port of the kernel's WireGuard, family `inet` (own).
 pub const NFT_TABLE_PATH_SOCKET: &str = "fairlead_path_socket";
 

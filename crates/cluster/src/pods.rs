@@ -101,7 +101,7 @@ pub fn gateway_of(labels: Option<&BTreeMap<String, String>>) -> Option<&str> {
     labels.get(LABEL_APP_INSTANCE).filter(|_| is_gateway).map(String::as_str)
 }
 
-/// Keeps of the metadata only the identity, the annotations that concern the network, and the labels of a gateway.
+/// Keeps of the metadata only the identity, the annotations that concern the network, and the labels, by which Egresses select pods.
 pub fn trimmed(pod: &mut SlimPod) {
     let whole = std::mem::take(&mut pod.metadata);
     let is_kept = |name: &str| name == ANNOTATION_STATIC_UID || name.starts_with(ANNOTATION_EGRESS_PREFIX);
@@ -109,14 +109,8 @@ pub fn trimmed(pod: &mut SlimPod) {
         all.retain(|name, _| is_kept(name));
         all
     });
-    let labels = whole.labels.filter(|labels| gateway_of(Some(labels)).is_some()).map(|mut all| {
-        all.retain(|name, _| {
-            [LABEL_APP_NAME, LABEL_APP_COMPONENT, LABEL_APP_INSTANCE].contains(&name.as_str())
-        });
-        all
-    });
     pod.metadata = ObjectMeta {
-        labels,
+        labels: whole.labels,
         name: whole.name,
         namespace: whole.namespace,
         uid: whole.uid,
@@ -155,7 +149,8 @@ mod tests {
         assert_eq!(pod.uids(), ["u1", "h1"]);
         assert_eq!(pod.addresses(), ["10.0.0.1".parse::<IpAddr>().unwrap(), "fd00::1".parse().unwrap()]);
         assert!(!pod.uses_host_network() && !pod.has_ended());
-        assert_eq!((pod.metadata.labels, pod.metadata.managed_fields), (None, None));
+        assert_eq!(pod.metadata.labels.as_ref().map(BTreeMap::len), Some(1));
+        assert_eq!(pod.metadata.managed_fields, None);
         assert_eq!(pod.metadata.annotations.unwrap().len(), 2);
     }
 
@@ -169,9 +164,8 @@ mod tests {
         };
         let gateway = pod(serde_json::json!({ "metadata": { "name": "g", "labels": labels("egress") } }));
         assert_eq!(gateway.gateway_of(), Some("nat"));
-        assert_eq!(gateway.metadata.labels.unwrap().len(), 3);
         let other = pod(serde_json::json!({ "metadata": { "name": "c", "labels": labels("ipam") } }));
-        assert_eq!((other.gateway_of(), &other.metadata.labels), (None, &None));
+        assert_eq!(other.gateway_of(), None);
     }
 
     #[test]

@@ -10,6 +10,7 @@
 //!
 //! Links are made elsewhere; [`sync`] is given their indexes.
 
+mod replies;
 mod steps;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,8 +23,9 @@ use fairlead_netlink::route::{Route, RouteKind, RouteSocket};
 use ipnet::IpNet;
 use nix::libc;
 
-use crate::uplink::has_ipv6;
+use crate::uplink::{SysctlError, has_ipv6};
 
+pub use replies::{Replies, reply_differences, sync_replies};
 pub use steps::{Occupied, Present, Step, Steps, steps};
 
 /// What a client pod has of one address family.
@@ -55,6 +57,8 @@ pub struct ClientRoute {
     pub destination: IpNet,
     /// Name of the link.
     pub link: String,
+    /// Connections that are opened from there to the pod are answered by the pod's uplink ([`Replies`]).
+    pub originating_only: bool,
 }
 
 /// Why a pod does not have the rules and routes that it should have.
@@ -78,6 +82,24 @@ pub enum Error {
         netns: PathBuf,
         /// Both routes.
         occupied: Box<Occupied>,
+    },
+    /// What replies to connections of others need could not be read or set.
+    #[error("network namespace {}: replies by {uplink} to connections that others open: {source}", .netns.display())]
+    Replies {
+        /// File of the namespace.
+        netns: PathBuf,
+        /// Name of the uplink.
+        uplink: String,
+        /// Why.
+        source: fairlead_netlink::Error,
+    },
+    /// A setting that replies need could not be written.
+    #[error("network namespace {}: {source}", .netns.display())]
+    Sysctl {
+        /// File of the namespace.
+        netns: PathBuf,
+        /// Why.
+        source: SysctlError,
     },
     /// Rules or routes could not be read.
     #[error(

@@ -91,6 +91,15 @@ pub(crate) fn remove_on(socket: &mut Socket, name: &str) -> Result<()> {
     }
 }
 
+/// Whether a table of ours is as it should be.
+///
+/// # Errors
+/// The kernel cannot be asked.
+pub(crate) fn is_current(wanted: &Table) -> Result<bool> {
+    let present = nftables::read(&mut Socket::open(Family::Netfilter)?, &wanted.name)?;
+    Ok(plan(wanted, present)?.applied == Applied::Unchanged)
+}
+
 /// Reconciles a table: only elements that differ if its chains are unchanged, else all of it at once.
 ///
 /// # Errors

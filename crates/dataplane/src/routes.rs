@@ -112,7 +112,11 @@ pub fn sync_table(table: u32, protocol: u8, desired: &[Route]) -> Result<Differe
     Ok(difference)
 }
 
-fn send(socket: &mut RouteSocket, difference: &Difference<Route>) -> Result<()> {
+/// Carries out a difference; additions first.
+///
+/// # Errors
+/// The first refusal, after everything else has been tried.
+pub(crate) fn send(socket: &mut RouteSocket, difference: &Difference<Route>) -> Result<()> {
     let delete: Vec<_> = difference.delete.iter().map(delete_route).collect();
     let replace = difference.replace.iter().map(|route| with_way_to_gateway(route, replace_route(route)));
     let add = difference.add.iter().map(|route| with_way_to_gateway(route, add_route(route)));

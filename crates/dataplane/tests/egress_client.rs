@@ -144,6 +144,7 @@ fn family(rules: &[(u32, &str, u32)], routes: &[(u32, &str, &str)]) -> ClientRou
         table: *table,
         destination: prefix(destination),
         link: (*link).to_owned(),
+        originating_only: false,
     };
     ClientRouting { rules: rules.iter().map(rule).collect(), routes: routes.iter().map(route).collect() }
 }
@@ -270,8 +271,12 @@ fn the_change_of_one_destination_touches_only_its_routes() {
         let with = |link: &str| {
             let mut desired = article();
             let of_family = if family == 0 { desired.ipv4.as_mut() } else { desired.ipv6.as_mut() };
-            let route =
-                ClientRoute { table: 118, destination: destination.parse().unwrap(), link: link.to_owned() };
+            let route = ClientRoute {
+                table: 118,
+                destination: destination.parse().unwrap(),
+                link: link.to_owned(),
+                originating_only: false,
+            };
             of_family.unwrap().routes.push(route);
             desired
         };

@@ -59,7 +59,12 @@ fn egress_is_sent_once(pod: &Namespace) {
     let everything = "0.0.0.0/0".parse().unwrap();
     let routing = ClientRouting {
         rules: vec![ClientRule { priority: 2100, destination: everything, table: 118 }],
-        routes: vec![ClientRoute { table: 118, destination: everything, link: "lo".to_owned() }],
+        routes: vec![ClientRoute {
+            table: 118,
+            destination: everything,
+            link: "lo".to_owned(),
+            originating_only: false,
+        }],
     };
     let desired = DualStack { ipv4: Some(routing), ipv6: None };
     let links = BTreeMap::from([("lo".to_owned(), LOOPBACK_INDEX)]);

@@ -6,6 +6,7 @@
 //! * [`choice`]: the gateway of a client or of a flow, among those that are ready.
 //! * [`objects`]: Deployment, Service and the other objects of an Egress, to be applied.
 //! * [`registration`]: which token a gateway accepts.
+//! * [`selectors`]: the pods that an Egress selects by their labels.
 //! * [`status`]: what the status of an Egress says.
 //!
 //! Everything is pure. The values come from watches of the controller and of the node program, which act on the results:
@@ -18,6 +19,7 @@ pub mod client;
 pub mod destinations;
 pub mod objects;
 pub mod registration;
+pub mod selectors;
 pub mod status;
 
 use std::fmt;
@@ -29,6 +31,14 @@ pub struct EgressName {
     pub namespace: String,
     /// Its name, which is also that of its Service.
     pub name: String,
+}
+
+impl EgressName {
+    /// From `NAMESPACE/NAME`; `None` if it is not of that form.
+    pub fn parse(text: &str) -> Option<Self> {
+        let (namespace, name) = text.split_once('/')?;
+        Some(Self { namespace: namespace.to_owned(), name: name.to_owned() })
+    }
 }
 
 impl fmt::Display for EgressName {

@@ -5,9 +5,22 @@ use k8s_openapi::api::apps::v1::{Deployment, DeploymentStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 use crate::objects::pod_labels;
+use crate::selectors::PodSelectors;
 
 /// Type of the condition that says whether gateways are there.
 pub const READY: &str = "Ready";
+
+/// Type of the condition that says whether `spec.selectors` make sense; an Egress without them has none.
+pub const SELECTORS_VALID: &str = "SelectorsValid";
+/// Its reason, and that of Events, for a selector that selects nothing.
+pub const SELECTOR_INVALID: &str = "SelectorInvalid";
+
+/// What is wrong with `spec.selectors`: reason and message.
+pub fn invalid_selectors(egress: &Egress) -> Option<(&'static str, String)> {
+    let (_, invalid) = PodSelectors::of(&egress.spec);
+    let messages: Vec<String> = invalid.iter().map(ToString::to_string).collect();
+    (!messages.is_empty()).then(|| (SELECTOR_INVALID, messages.join("; ")))
+}
 
 /// Why an Egress is ready or not.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -82,17 +95,34 @@ pub fn due(
 ) -> Option<EgressStatus> {
     let present = egress.status.clone().unwrap_or_default();
     let name = egress.metadata.name.as_deref().unwrap_or_default();
-    let before = present.conditions.iter().find(|condition| condition.type_ == READY);
-    let condition = condition(before, finding, egress.metadata.generation, now);
+    let condition = |type_: &str, finding: &Finding| {
+        let before = present.conditions.iter().find(|condition| condition.type_ == type_);
+        condition(type_, before, finding, egress.metadata.generation, now.clone())
+    };
+    let mut conditions = vec![condition(READY, finding)];
+    conditions.extend(selectors(egress).map(|finding| condition(SELECTORS_VALID, &finding)));
     let wanted = EgressStatus {
         source_addresses: Vec::new(),
         replicas: Some(available(deployment.and_then(|deployment| deployment.status.as_ref()))),
         selector: Some(selector(name)),
-        conditions: vec![condition],
+        conditions,
     };
-    let is_there = (present.replicas, &present.selector) == (wanted.replicas, &wanted.selector)
+    let has = |status: &EgressStatus| status.conditions.iter().any(|it| it.type_ == SELECTORS_VALID);
+    let is_there = has(&present) == has(&wanted)
+        && (present.replicas, &present.selector) == (wanted.replicas, &wanted.selector)
         && wanted.conditions.iter().all(|condition| present.conditions.contains(condition));
     (!is_there).then_some(wanted)
+}
+
+/// What the condition about selectors says; `None` without selectors.
+fn selectors(egress: &Egress) -> Option<Finding> {
+    egress.spec.selectors.as_ref()?;
+    let valid = || Finding {
+        ready: true,
+        reason: "AllValid",
+        message: "pods that match a selector use the gateways".to_owned(),
+    };
+    Some(invalid_selectors(egress).map_or_else(valid, |(reason, message)| Finding::problem(reason, message)))
 }
 
 /// The selector of the gateway pods, as a HorizontalPodAutoscaler takes it.
@@ -103,6 +133,7 @@ pub fn selector(egress: &str) -> String {
 
 /// `lastTransitionTime` changes only with the status (Kubernetes API conventions).
 fn condition(
+    type_: &str,
     before: Option<&Condition>,
     finding: &Finding,
     observed_generation: Option<i64>,
@@ -112,7 +143,7 @@ fn condition(
     let since =
         before.filter(|before| before.status == status).map(|before| before.last_transition_time.clone());
     Condition {
-        type_: READY.to_owned(),
+        type_: type_.to_owned(),
         status: status.to_owned(),
         reason: finding.reason.to_owned(),
         message: finding.message.clone(),
@@ -209,6 +240,34 @@ mod tests {
             (status.conditions[0].reason.as_str(), &status.conditions[0].last_transition_time),
             ("NameTaken", &at(3))
         );
+    }
+
+    #[test]
+    fn selectors_have_a_condition_of_their_own_that_leaves_the_other_as_it_is() {
+        let mut of = egress(&json!({}));
+        let select = |of: &mut Egress, operator: &str| {
+            let expression = json!([{ "key": "app", "operator": operator }]);
+            let all = json!([{ "podSelector": { "matchExpressions": expression } }]);
+            of.spec.selectors = Some(serde_json::from_value(all).unwrap());
+        };
+        select(&mut of, "exists");
+        let finding = Finding::of(&of, None);
+        let status = due(&of, None, &finding, at(1)).unwrap();
+        let said: Vec<_> =
+            status.conditions.iter().map(|it| (it.type_.as_str(), it.reason.as_str())).collect();
+        assert_eq!(said, [("Ready", "NoneAvailable"), ("SelectorsValid", "SelectorInvalid")]);
+        assert!(status.conditions[1].message.contains("\"exists\""), "{status:?}");
+        of.status = Some(status);
+        assert_eq!(due(&of, None, &finding, at(2)), None);
+        select(&mut of, "Exists");
+        let status = due(&of, None, &finding, at(2)).unwrap();
+        assert_eq!(
+            (status.conditions[1].status.as_str(), status.conditions[1].reason.as_str()),
+            ("True", "AllValid")
+        );
+        of.status = Some(status);
+        of.spec.selectors = None;
+        assert_eq!(due(&of, None, &finding, at(3)).unwrap().conditions.len(), 1);
     }
 
     #[test]

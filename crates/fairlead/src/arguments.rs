@@ -242,9 +242,14 @@ pub(crate) struct NodeArguments {
     #[arg(long, value_name = "BOOL", default_value = "true",
         num_args = 0..=1, require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
     pub(crate) enable_ipam: bool,
-    /// Coil's switch of egress gateways, which are always there for pods that ask for them; both this and IPAM cannot be off
-    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
-    pub(crate) enable_egress: Option<bool>,
+    /// Set up egress gateways for pods; if false, pods that ask for them do not start. This and IPAM cannot both be off
+    #[arg(long, value_name = "BOOL", default_value = "true",
+        num_args = 0..=1, require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
+    pub(crate) enable_egress: bool,
+    /// Connections that others open to pods are answered without egress gateways, unless an Egress says spec.originatingOnly
+    #[arg(long, value_name = "BOOL", default_value = "false",
+        num_args = 0..=1, require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
+    pub(crate) enable_originating_only: bool,
     /// Release an address block after it has been empty for this long, such as 1m or 1h30m
     #[arg(long, default_value = "1m", value_name = "DURATION", value_parser = duration)]
     pub(crate) addressblock_gc_interval: Duration,
@@ -333,7 +338,6 @@ impl NodeArguments {
     pub(crate) fn without_effect(&self) -> Vec<&'static str> {
         let mut flags = self.logging.given();
         flags.extend(self.egress.given());
-        flags.extend((self.enable_egress == Some(false)).then_some("--enable-egress=false"));
         flags
     }
 }

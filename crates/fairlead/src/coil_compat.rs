@@ -45,8 +45,6 @@ pub(crate) struct IgnoredEgressArguments {
     #[arg(long, hide = true)]
     backend: Option<String>,
     #[arg(long, hide = true, num_args = 0..=1, require_equals = true)]
-    enable_originating_only: Option<Option<String>>,
-    #[arg(long, hide = true, num_args = 0..=1, require_equals = true)]
     register_from_main: Option<Option<String>>,
 }
 
@@ -56,7 +54,6 @@ impl IgnoredEgressArguments {
         given([
             ("--egress-port", self.egress_port.is_some()),
             ("--backend", self.backend.is_some()),
-            ("--enable-originating-only", self.enable_originating_only.is_some()),
             ("--register-from-main", self.register_from_main.is_some()),
         ])
     }
@@ -178,15 +175,17 @@ mod tests {
 
     #[test]
     fn flags_of_coil_are_accepted_and_ignored_ones_are_listed() {
-        let flags = "--enable-ipam=false --enable-egress --egress-port=5555 --compat-calico \
+        let flags = "--enable-ipam=false --enable-egress --enable-originating-only --egress-port=5555 --compat-calico \
                      --backend nftables --addressblock-gc-interval=10m --health-addr=:9385";
         let given = node(flags);
-        assert_eq!((given.enable_ipam, given.enable_egress, given.compat_calico), (false, Some(true), true));
+        assert_eq!((given.enable_ipam, given.enable_egress, given.compat_calico), (false, true, true));
+        assert!(given.enable_originating_only);
         assert_eq!(given.addressblock_gc_interval, Duration::from_secs(600));
         assert_eq!(given.without_effect(), ["--egress-port", "--backend"]);
         let plain = node("");
         assert_eq!((plain.enable_ipam, plain.compat_calico, plain.without_effect().len()), (true, false, 0));
-        assert_eq!(node("--enable-egress=false").without_effect(), ["--enable-egress=false"]);
+        let off = node("--enable-egress=false");
+        assert!(!off.enable_egress && !off.enable_originating_only && off.without_effect().is_empty());
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use fairlead_cluster::http::MetricsAddress;
 use fairlead_egress::EgressName;
-use fairlead_node::Access;
+use fairlead_node::{Access, EgressSwitches};
 use futures::{Stream, stream};
 use tokio::runtime::Builder;
 use tokio::signal::unix::{SignalKind, signal};
@@ -37,7 +37,7 @@ const KERNEL_FORWARDS: &str = "shutting down; the kernel keeps forwarding";
 /// `fairlead node`
 pub(crate) fn node(arguments: NodeArguments) -> anyhow::Result<ExitCode> {
     // Coil's message, which administrators search for.
-    let egress = arguments.enable_egress.unwrap_or(true);
+    let egress = arguments.enable_egress;
     let without_effect = arguments.without_effect();
     anyhow::ensure!(arguments.enable_ipam || egress, "both IPAM and egress are disabled");
     let numbers = arguments.numbers.checked(arguments.enable_ipam)?;
@@ -51,6 +51,7 @@ pub(crate) fn node(arguments: NodeArguments) -> anyhow::Result<ExitCode> {
         health: arguments.health_addr,
         // Pools and blocks are objects of a cluster.
         enable_ipam: arguments.enable_ipam && standalone.is_none(),
+        egress: EgressSwitches { enabled: egress, originating_only: arguments.enable_originating_only },
         block_grace: arguments.addressblock_gc_interval,
         wireguard: arguments.wireguard.into(),
         peers: arguments.peers,

@@ -31,6 +31,7 @@ mod state_file;
 pub mod status;
 mod ttl_cell;
 
+pub use egress::EgressSwitches;
 pub use fairlead_dataplane::routing_ids;
 pub use lifecycle::cleanup::Cleanup;
 pub use lifecycle::settings::{Access, Settings, WireGuardChoice};

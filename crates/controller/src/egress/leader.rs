@@ -12,7 +12,7 @@ use fairlead_cluster::events::{EventPublisher, ProblemEvent, ProblemEvents};
 use fairlead_cluster::lean;
 use fairlead_cluster::subsystem::Subsystem;
 use fairlead_egress::objects::{Defaults, role_binding, selector_of_all};
-use fairlead_egress::status::Finding;
+use fairlead_egress::status::{Finding, invalid_selectors};
 use fairlead_ipam::queue::Attempt;
 use futures::{StreamExt as _, stream};
 use k8s_openapi::api::apps::v1::Deployment;
@@ -215,7 +215,8 @@ impl Leader {
         }
         memory.problem.clone_from(&problem);
         let now = Instant::now();
-        memory.events.update(problem.map(|Finding { reason, message, .. }| (reason, message)), now);
+        let problem = problem.map(|Finding { reason, message, .. }| (reason, message));
+        memory.events.update(problem.into_iter().chain(invalid_selectors(egress)), now);
         if is_done {
             (memory.failures, memory.retry) = (0, None);
             return;

@@ -107,7 +107,7 @@ fn kernel_rule(rule: &ClientRule) -> Rule {
 
 /// The unreachable route, and the one into the link if there is one.
 fn kernel_routes(route: &ClientRoute, links: &BTreeMap<String, u32>) -> Vec<Route> {
-    let ClientRoute { table, destination, link } = route;
+    let ClientRoute { table, destination, link, .. } = route;
     let refusing = unreachable(*table, ROUTE_PROTOCOL, *destination);
     // As Coil makes it; without a gateway the kernel would take another scope as well.
     let into = |link: &u32| Route {

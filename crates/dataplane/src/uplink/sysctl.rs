@@ -23,6 +23,32 @@ type Result<T> = std::result::Result<T, SysctlError>;
 const IPV4: &str = "/proc/sys/net/ipv4";
 const IPV6: &str = "/proc/sys/net/ipv6";
 
+/// Lets a pod answer packets that came in by an interface although other rules route their sources elsewhere: the check of sources
+/// (`rp_filter`, RFC 3704) is off, and what answers a packet with a mark has its mark: TCP sockets that were accepted (`tcp_fwmark_accept`) and what
+/// the kernel answers itself (`fwmark_reflect`). Returns the settings that differed; only with `apply` are they written.
+///
+/// # Errors
+/// A setting cannot be read or written.
+pub fn answer_by_mark(interface: &str, apply: bool) -> Result<Vec<PathBuf>> {
+    let filter = |name| (of_interface(IPV4, name, "rp_filter"), "0");
+    let wanted = [
+        filter("all"),
+        filter(interface),
+        (Path::new(IPV4).join("tcp_fwmark_accept"), "1"),
+        (Path::new(IPV4).join("fwmark_reflect"), "1"),
+        (Path::new(IPV6).join("fwmark_reflect"), "1"),
+    ];
+    let mut changed = Vec::new();
+    for (path, value) in wanted {
+        let differs =
+            if apply { set(&path, value)? } else { read(&path)?.is_some_and(|found| found != value) };
+        if differs {
+            changed.push(path);
+        }
+    }
+    Ok(changed)
+}
+
 /// Whether the kernel has IPv6: it has none with `ipv6.disable=1`.
 pub fn has_ipv6() -> bool {
     Path::new(IPV6).exists()

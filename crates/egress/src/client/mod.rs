@@ -4,6 +4,7 @@
 //!
 //! | priority | destinations | table |
 //! |---|---|---|
+//! | 1000 | all, of packets with the mark of replies ([`replies_by_uplink`]) | the routes of `main` by `eth0` |
 //! | 1800 | link-local | `main` |
 //! | 1900 | all | 117: destinations of Egresses in private networks |
 //! | 2000–2002 | private networks | `main` |
@@ -14,6 +15,7 @@
 
 mod link;
 mod problem;
+mod replies;
 mod rules;
 #[cfg(test)]
 mod tests;
@@ -30,6 +32,7 @@ use crate::EgressName;
 
 pub use link::{Link, SourcePort, link_name};
 pub use problem::{Problem, Problems};
+pub use replies::replies_by_uplink;
 pub use rules::{Rule, TABLE_MAIN, table_of};
 
 /// A pod that asks for egress gateways.
@@ -52,6 +55,8 @@ pub struct Gateways {
     pub destinations: BTreeSet<IpNet>,
     /// UDP source port of what the pod sends.
     pub source_port: SourcePort,
+    /// Only connections that the pod opens go through them: replies to others leave by `eth0`.
+    pub originating_only: bool,
 }
 
 /// What a client pod has of one address family.
@@ -74,6 +79,8 @@ pub struct Route {
     pub destination: IpNet,
     /// Name of the link.
     pub link: String,
+    /// Replies to connections that were opened from there do not take it.
+    pub originating_only: bool,
 }
 
 /// What a pod has of each address family that it has an address of. `in_cluster` is what it reaches by `eth0` although it may
@@ -130,7 +137,12 @@ impl Planner {
         for (egress, gateways) in egresses {
             let Some(link) = self.link(egress, gateways, local, mtu) else { continue };
             for destination in self.destinations(gateways) {
-                let route = Route { table: table_of(destination), destination, link: link.name.clone() };
+                let route = Route {
+                    table: table_of(destination),
+                    destination,
+                    link: link.name.clone(),
+                    originating_only: gateways.originating_only,
+                };
                 if let Some((other, _)) = routes.insert(destination, (egress, route)) {
                     let egresses = [other.clone(), egress.clone()];
                     self.problems.push(Problem::SamePrefix { prefix: destination, egresses });

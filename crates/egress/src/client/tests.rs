@@ -35,6 +35,7 @@ fn gateways(cluster_ips: &[&str], destinations: &[&str]) -> Gateways {
         port: 5555,
         destinations: prefixes(destinations),
         source_port: SourcePort::Fixed,
+        originating_only: false,
     }
 }
 
@@ -288,6 +289,7 @@ proptest! {
     #[test]
     fn every_packet_goes_where_the_model_says_or_the_pod_is_refused(
         destinations in prop::collection::vec((prefix(), 0..3_usize), 1..12),
+        originating_only in prop::array::uniform3(any::<bool>()),
         in_cluster in prop::collection::vec(prefix(), 0..8),
         service_range in prop::sample::select(vec!["10.68", "100.64"]),
     ) {
@@ -297,6 +299,7 @@ proptest! {
             let new = || gateways(&[&ipv4, &format!("fd04::{index}")], &[]);
             let gateways: &mut Gateways = egresses.entry(name(&format!("n/e{index}"))).or_insert_with(new);
             gateways.destinations.insert(prefix);
+            gateways.originating_only = originating_only[index];
         }
         let pod = pod(&["10.20.30.40", "fd02::1"]);
         let result = routing(&pod, &egresses, &in_cluster.iter().collect());
@@ -327,6 +330,12 @@ proptest! {
             let link = family.lookup(address).map(|route| &route.link);
             let remote = link.map(|name| family.links.iter().find(|link| link.name == *name).unwrap().remote);
             prop_assert_eq!(remote, model(&egresses, &in_cluster, address), "{}", address);
+            let routes = family.routes.iter().map(|it| (it.table, it.destination, it.originating_only));
+            let answered_by_eth0 = replies_by_uplink(IpFamily::of(address), routes).contains(address);
+            if let Some(remote) = remote {
+                let of = egresses.values().find(|gateways| gateways.cluster_ips.iter().any(|ip| ip == remote));
+                prop_assert_eq!(answered_by_eth0, of.unwrap().originating_only, "{}", address);
+            }
         }
         for family in [&ipv4, &ipv6] {
             // Outer packets leave by eth0.

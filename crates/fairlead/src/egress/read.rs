@@ -9,12 +9,12 @@ use fairlead_cluster::pods::{SlimPod, trimmed};
 use fairlead_egress::EgressName;
 use fairlead_egress::objects::selector_of_all;
 use fairlead_node::egress::SlimService;
-use fairlead_node::egress::explain::Objects;
+use fairlead_node::egress::explain::{Objects, Selection};
 use k8s_openapi::NamespaceResourceScope;
-use k8s_openapi::api::core::v1::Event;
+use k8s_openapi::api::core::v1::{Event, Namespace};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::networking::v1::ServiceCIDR;
-use kube::api::ListParams;
+use kube::api::{ListParams, PartialObjectMeta, PartialObjectMetaExt as _};
 use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
 
@@ -116,12 +116,35 @@ impl Reader {
         let services = self.of_egresses("Services", namespace).await?;
         let slices = self.of_egresses("EndpointSlices", namespace).await;
         let slices = self.optional(slices)?;
-        let objects = Objects { egresses, services, slices, ..Objects::default() };
+        let namespaces = self.namespaces(&egresses).await?;
+        let objects = Objects { egresses, services, slices, namespaces, ..Objects::default() };
         self.with_ranges(objects).await
     }
 
+    /// All Egresses that may be read, and Namespaces, where they select pods by these.
+    pub(super) async fn selection(&mut self) -> anyhow::Result<Selection> {
+        let egresses = self.egresses().await;
+        let egresses = self.optional(egresses)?.unwrap_or_default();
+        let namespaces = self.namespaces(&egresses).await?;
+        Ok(Selection::of(&egresses, &namespaces))
+    }
+
+    /// Namespaces, where these Egresses select pods by them.
+    pub(super) async fn namespaces(
+        &mut self,
+        egresses: &[Egress],
+    ) -> anyhow::Result<Vec<PartialObjectMeta<Namespace>>> {
+        if !Selection::of(egresses, &[]).needs_namespaces() {
+            return Ok(Vec::new());
+        }
+        let all =
+            api::list(&Api::<Namespace>::all(self.client.clone()), "Namespaces", ListParams::default()).await;
+        let all = self.optional(all)?.unwrap_or_default();
+        Ok(all.into_iter().map(|it| it.metadata.into_response_partial()).collect())
+    }
+
     /// What concerns a pod that names these Egresses: only they are read, and nothing without any.
-    pub(super) async fn objects_of(&mut self, egresses: &[EgressName]) -> anyhow::Result<Objects> {
+    pub(super) async fn objects_of(&mut self, egresses: &BTreeSet<EgressName>) -> anyhow::Result<Objects> {
         let mut objects = Objects { slices: Some(Vec::new()), ..Objects::default() };
         if egresses.is_empty() {
             return Ok(objects);
@@ -140,6 +163,7 @@ impl Reader {
             let found = self.optional(api::list(&slices, "EndpointSlices", labels()).await)?;
             objects.slices = objects.slices.zip(found).map(|(all, found)| [all, found].concat());
         }
+        objects.namespaces = self.namespaces(&objects.egresses).await?;
         self.with_ranges(objects).await
     }
 

@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::process::ExitCode;
 
 use anyhow::Context as _;
-use fairlead_api::resources::Egress;
+use fairlead_api::resources::{Egress, EgressSelector};
 use fairlead_cluster::pods::SlimPod;
 use fairlead_egress::EgressName;
 use fairlead_egress::status::READY;
-use fairlead_node::egress::explain::{Known, asked_by};
+use fairlead_node::egress::explain::{Known, Selection};
 use k8s_openapi::api::core::v1::Event;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::ResourceExt as _;
@@ -49,6 +49,7 @@ pub(super) struct Detail {
     row: Row,
     conditions: Vec<Condition>,
     allowed_namespaces: Option<Vec<String>>,
+    selectors: Option<Vec<EgressSelector>>,
     #[serde(rename = "clusterIPs")]
     cluster_ips: Vec<String>,
     /// `None` if they may not be read.
@@ -81,7 +82,8 @@ pub(super) async fn run(query: &EgressStatusArguments) -> anyhow::Result<(String
 async fn all(reader: &mut Reader, query: &EgressStatusArguments) -> anyhow::Result<(String, bool)> {
     let egresses = reader.egresses().await?;
     let pods = if egresses.is_empty() { None } else { reader.pods().await? };
-    let rows = rows(&egresses, pods.as_deref());
+    let namespaces = reader.namespaces(&egresses).await?;
+    let rows = rows(&egresses, &Selection::of(&egresses, &namespaces), pods.as_deref());
     let not_read = &reader.not_read;
     let data = || json!({ "egresses": rows, "notRead": not_read });
     let text = render(query.output, data, |wide| {
@@ -113,15 +115,15 @@ fn name_of(egress: &Egress) -> EgressName {
     EgressName { namespace: egress.namespace().unwrap_or_default(), name: egress.name_any() }
 }
 
-/// The Egresses that a running pod names; none if its annotation cannot be read.
-fn named_by(pod: &SlimPod) -> BTreeSet<EgressName> {
-    if pod.has_ended() { BTreeSet::new() } else { asked_by(pod).unwrap_or_default().into_iter().collect() }
+/// The Egresses that a running pod asks for; none if its annotation cannot be read.
+fn named_by(selection: &Selection, pod: &SlimPod) -> BTreeSet<EgressName> {
+    if pod.has_ended() { BTreeSet::new() } else { selection.asked_by(pod).unwrap_or_default() }
 }
 
-pub(super) fn rows(egresses: &[Egress], pods: Option<&[SlimPod]>) -> Vec<Row> {
+pub(super) fn rows(egresses: &[Egress], selection: &Selection, pods: Option<&[SlimPod]>) -> Vec<Row> {
     let clients = pods.map(|pods| {
         let mut clients: BTreeMap<EgressName, usize> = BTreeMap::new();
-        for egress in pods.iter().flat_map(named_by) {
+        for egress in pods.iter().flat_map(|pod| named_by(selection, pod)) {
             *clients.entry(egress).or_default() += 1;
         }
         clients
@@ -184,7 +186,7 @@ impl Detail {
     pub(super) fn of(egress: &Egress, known: &Known, pods: Option<&[SlimPod]>, events: &[Event]) -> Self {
         let name = name_of(egress);
         let clients = pods.map(|pods| {
-            let clients = pods.iter().filter(|pod| named_by(pod).contains(&name));
+            let clients = pods.iter().filter(|pod| named_by(known.selection(), pod).contains(&name));
             let mut clients: Vec<_> = clients.map(|pod| ClientPod::of(pod, known, events)).collect();
             clients.sort_by(|a, b| (&a.namespace, &a.name).cmp(&(&b.namespace, &b.name)));
             clients
@@ -194,6 +196,7 @@ impl Detail {
             row: Row::of(egress, clients.as_ref().map(Vec::len)),
             conditions: egress.status.as_ref().map(|status| status.conditions.clone()).unwrap_or_default(),
             allowed_namespaces: egress.spec.allowed_namespaces.clone(),
+            selectors: egress.spec.selectors.clone(),
             cluster_ips: known.cluster_ips(&name).iter().map(ToString::to_string).collect(),
             gateways: gateways.map(|all| all.into_iter().map(Gateway::from).collect()),
             clients,
@@ -212,9 +215,13 @@ impl Detail {
             Some([]) => "none".to_owned(),
             Some(names) => names.join(" "),
         };
+        let selects = match self.selectors.as_deref().map(<[_]>::len) {
+            None | Some(0) => "only by their annotation".to_owned(),
+            Some(count) => format!("by their annotation and {count} selectors"),
+        };
         let mut text = format!(
             "Egress:             {namespace}/{name}\nDestinations:       {}\nService addresses:  {}\nAllowed namespaces: {allowed}\n\
-             Gateways available: {available} of {wanted}\n",
+             Selects pods:       {selects}\nGateways available: {available} of {wanted}\n",
             destinations.join(" "),
             or_dash(&self.cluster_ips.join(" ")),
         );

@@ -1,7 +1,7 @@
 use clap::Parser as _;
 use fairlead_api::resources::Egress;
 use fairlead_cluster::pods::SlimPod;
-use fairlead_node::egress::explain::{Known, Objects};
+use fairlead_node::egress::explain::{Known, Objects, Selection};
 use k8s_openapi::api::core::v1::Event;
 use serde_json::{Value, json};
 
@@ -61,11 +61,11 @@ fn the_table_has_a_line_for_each_egress() {
         pod("c", "wide", "Failed"),
         pod("d", "W", "Running"),
     ];
-    let shown = rows_table(&rows(&egresses, Some(&pods)), false);
+    let shown = rows_table(&rows(&egresses, &Selection::default(), Some(&pods)), false);
     let lines: Vec<Vec<&str>> = shown.lines().map(|line| line.split_whitespace().collect()).collect();
     assert_eq!(lines[1], ["n/new", "9.9.9.0/24", "1/2", "1", "-"]);
     assert_eq!(lines[2], ["n/wide", "0.0.0.0/0,", "+1", "1/2", "2", "SomeAvailable"]);
-    let unknown = rows(&egresses, None);
+    let unknown = rows(&egresses, &Selection::default(), None);
     assert!(rows_table(&unknown, true).contains(" ? "), "{unknown:?}");
     assert_eq!(json!(unknown)[0]["clientCount"], Value::Null);
 }

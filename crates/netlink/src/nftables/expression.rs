@@ -35,6 +35,8 @@ const FIB_SOURCE_BY_INPUT: u32 = 1 | 8 | 32;
 const CONNECTION_STATE: u32 = 0;
 /// `NFT_CT_DIRECTION`
 const CONNECTION_DIRECTION: u32 = 1;
+/// `NFT_CT_MARK`
+const CONNECTION_MARK: u32 = 3;
 /// `NFT_RT_TCPMSS`
 const ROUTE_TCP_MSS: u32 = 3;
 /// `NFT_BYTEORDER_HTON`
@@ -166,6 +168,8 @@ pub const STATE_INVALID: u32 = 1;
 /// The same: the packet begins a connection (`NF_CT_STATE_BIT(IP_CT_NEW)`).
 pub const STATE_NEW: u32 = 8;
 
+/// `IP_CT_DIR_ORIGINAL` (`linux/netfilter/nf_conntrack_tuple_common.h`)
+pub const CONNECTION_ORIGINAL: u8 = 0;
 /// `IP_CT_DIR_REPLY` (`linux/netfilter/nf_conntrack_tuple_common.h`)
 pub const CONNECTION_REPLY: u8 = 1;
 
@@ -203,11 +207,15 @@ pub enum Expression {
         /// network card is yet to compute it.
         checksum: Option<u32>,
     },
-    /// Loads the direction of the packet in its connection, one byte: [`CONNECTION_REPLY`] if it is an answer. Ends the rule for packets
-    /// that the kernel does not track.
+    /// Loads the direction of the packet in its connection, one byte: [`CONNECTION_REPLY`] if it is an answer, [`CONNECTION_ORIGINAL`] if
+    /// not. Ends the rule for packets that the kernel does not track.
     LoadConnectionDirection,
     /// Loads the state of the packet's connection, four bytes in host order: one of [`STATE_INVALID`], [`STATE_NEW`] and others.
     LoadConnectionState,
+    /// Loads the mark of the packet's connection, four bytes in host order. Ends the rule for packets that the kernel does not track.
+    LoadConnectionMark,
+    /// Sets the mark of the packet's connection to what was loaded.
+    StoreConnectionMark,
     /// Loads the TCP segment size, two bytes in host order, that the path MTU leaves on the routes to the packet's destination
     /// and to its source. Ends the rule where there is no route.
     LoadRouteSegment,
@@ -324,7 +332,10 @@ impl Expression {
         match self {
             Self::LoadMeta(_) | Self::StoreMeta(_) => "meta",
             Self::LoadPayload { .. } | Self::LoadPortBehind { .. } | Self::StorePayload { .. } => "payload",
-            Self::LoadConnectionDirection | Self::LoadConnectionState => "ct",
+            Self::LoadConnectionDirection
+            | Self::LoadConnectionMark
+            | Self::LoadConnectionState
+            | Self::StoreConnectionMark => "ct",
             Self::LoadRouteSegment => "rt",
             Self::ToNetworkOrder => "byteorder",
             Self::LoadDestinationType | Self::LoadSourceIsReachable => "fib",
@@ -374,9 +385,17 @@ impl Expression {
                 data.be32(1, REGISTER);
                 data.be32(2, CONNECTION_DIRECTION);
             }
+            Self::LoadConnectionMark => {
+                data.be32(1, REGISTER);
+                data.be32(2, CONNECTION_MARK);
+            }
             Self::LoadConnectionState => {
                 data.be32(1, REGISTER);
                 data.be32(2, CONNECTION_STATE);
+            }
+            Self::StoreConnectionMark => {
+                data.be32(2, CONNECTION_MARK);
+                data.be32(4, REGISTER);
             }
             Self::LoadRouteSegment => {
                 data.be32(1, REGISTER);

@@ -134,8 +134,11 @@ const SIGNALLED: u32 = (libc::RTMGRP_LINK
     .cast_unsigned()
     | NEWER_GROUPS;
 
+/// `NFNLGRP_NFTABLES` (`linux/netfilter/nfnetlink.h`) as a bit.
+const NFTABLES: u32 = 1 << 6;
+
 /// A nonblocking socket that only says that links, routes, rules, filters or settings of interfaces have changed in a network
-/// namespace, not what: it holds no buffer, so that there can be one for each of many namespaces.
+/// namespace, or that nftables have, not what: it holds no buffer, so that there can be one for each of many namespaces.
 #[derive(Debug)]
 pub struct ChangeSignal(OwnedFd);
 
@@ -145,11 +148,22 @@ impl ChangeSignal {
     /// # Errors
     /// Descriptors ran out.
     pub fn open() -> Result<Self> {
+        Self::subscribe(SockProtocol::NetlinkRoute, SIGNALLED)
+    }
+
+    /// Subscribes to changes of nftables in the calling thread's network namespace.
+    ///
+    /// # Errors
+    /// Descriptors ran out, or the kernel has no nftables.
+    pub fn open_nftables() -> Result<Self> {
+        Self::subscribe(SockProtocol::NetlinkNetFilter, NFTABLES)
+    }
+
+    fn subscribe(protocol: SockProtocol, groups: u32) -> Result<Self> {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-        let fd = socket(AddressFamily::Netlink, SockType::Raw, flags, SockProtocol::NetlinkRoute)
+        let fd = socket(AddressFamily::Netlink, SockType::Raw, flags, protocol)
             .map_err(|errno| Error::socket("socket", errno))?;
-        bind(fd.as_raw_fd(), &NetlinkAddr::new(0, SIGNALLED))
-            .map_err(|errno| Error::socket("bind", errno))?;
+        bind(fd.as_raw_fd(), &NetlinkAddr::new(0, groups)).map_err(|errno| Error::socket("bind", errno))?;
         Ok(Self(fd))
     }
 

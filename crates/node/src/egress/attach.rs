@@ -30,6 +30,10 @@ pub(crate) struct Request {
     pub(crate) uid: Option<String>,
     /// Its egress annotations.
     pub(crate) annotations: BTreeMap<String, String>,
+    /// Its labels.
+    pub(crate) labels: BTreeMap<String, String>,
+    /// The Egresses that select it by its labels: what [`Egress::examine`] finds.
+    pub(crate) selected: BTreeSet<EgressName>,
     /// The Egress of which the pod is a gateway, by its labels.
     pub(crate) gateway_of: Option<String>,
 }
@@ -50,19 +54,29 @@ pub(crate) struct Attached {
 }
 
 impl Egress {
-    /// What can be said of a pod's request before anything is made for it.
+    /// What can be said of a pod's request before anything is made for it, and which Egresses select the pod.
     ///
     /// # Errors
     /// The pod cannot be a client, or not of these Egresses.
-    pub(crate) async fn examine(&self, namespace: &str, request: &Request) -> Result<(), Failure> {
-        if request.annotations.is_empty() {
-            return Ok(());
-        }
+    pub(crate) async fn examine(&self, namespace: &str, request: &mut Request) -> Result<(), Failure> {
         if let Some(name) = &request.gateway_of {
             let egress = EgressName { namespace: namespace.to_owned(), name: name.clone() };
-            return Err(EgressProblem::gateway(&egress).into());
+            let asks = !request.annotations.is_empty();
+            return if asks { Err(EgressProblem::gateway(&egress).into()) } else { Ok(()) };
         }
-        let chosen = chosen(&request.annotations).map_err(EgressProblem::from)?;
+        let inputs = &self.0.deps.inputs;
+        if !inputs.is_enabled() {
+            let asks = !request.annotations.is_empty();
+            return if asks { Err(EgressProblem::disabled().into()) } else { Ok(()) };
+        }
+        let mut chosen = chosen(&request.annotations).map_err(EgressProblem::from)?;
+        let selected = inputs.selected_at_start(namespace, &request.labels).await;
+        let selected = selected.ok_or_else(not_known_whether_selected)?;
+        chosen.extend(selected.iter().cloned());
+        request.selected = selected;
+        if chosen.is_empty() {
+            return Ok(());
+        }
         self.0.inputs_known().await?;
         let cluster = self.0.deps.inputs.cluster();
         for egress in &chosen {
@@ -82,11 +96,14 @@ impl Egress {
             tracing::warn!(container = key.container_id, %error, "a later program has to look for this pod");
         });
         let pod = self.0.pod_of(&sandbox);
-        match intent(&sandbox, pod.as_deref(), Some(&self.0.deps.inputs.cluster())) {
+        let cluster = self.0.deps.inputs.cluster();
+        let knowledge = self.0.knowledge(&sandbox, pod.as_deref(), Some(&cluster));
+        match intent(&sandbox, pod.as_deref(), knowledge) {
             Intent::Client(plan) => {
                 if let Some(problem) = plan.problems.first() {
                     return Err(problem.clone().into());
                 }
+                self.0.record(key, &sandbox, pod.as_deref(), &plan.usable);
                 let desired = self.0.register(&sandbox, &plan).await?;
                 in_namespace(&sandbox, "setting up egress", move |place| kernel::apply(place, &desired))
                     .await?;
@@ -97,7 +114,8 @@ impl Egress {
                 in_namespace(&sandbox, "preparing a gateway", kernel::make_gateway).await.map(drop)
             }
             Intent::Keep(problem) => Err(problem.into()),
-            Intent::Ended | Intent::Nothing | Intent::Unknown => Ok(()),
+            Intent::Unknown => Err(not_known_whether_selected()),
+            Intent::Ended | Intent::Nothing => Ok(()),
         }
     }
 
@@ -125,7 +143,8 @@ impl Egress {
         let is_known = self.0.deps.inputs.is_ready();
         let cluster = is_known.then(|| self.0.deps.inputs.cluster());
         let pod = self.0.pod_of(&sandbox);
-        let Intent::Client(plan) = intent(&sandbox, pod.as_deref(), cluster.as_deref()) else {
+        let knowledge = self.0.knowledge(&sandbox, pod.as_deref(), cluster.as_deref());
+        let Intent::Client(plan) = intent(&sandbox, pod.as_deref(), knowledge) else {
             return Ok(Vec::new());
         };
         let uid = sandbox.uid();
@@ -133,6 +152,12 @@ impl Egress {
         let Some(desired) = desired(&plan, way) else { return Ok(Vec::new()) };
         in_namespace(&sandbox, "reading egress", move |place| kernel::differences(place, &desired)).await
     }
+}
+
+fn not_known_whether_selected() -> Failure {
+    let what = "it is not known whether an Egress selects the pod (spec.selectors)";
+    let why = "the API server has not shown Egresses, or the pod's Namespace, yet";
+    Failure::new(Reason::ApiServerUnavailable, what).details(why)
 }
 
 impl Shared {
@@ -155,7 +180,7 @@ impl Shared {
         let mtu = match at.mtu {
             Some(mtu) => mtu,
             // Only a client needs it.
-            None if request.annotations.is_empty() => {
+            None if request.annotations.is_empty() && request.selected.is_empty() => {
                 read_mtu(at.netns.clone(), key.ifname.clone()).await.unwrap_or_default()
             }
             None => read_mtu(at.netns.clone(), key.ifname.clone()).await?,
@@ -170,6 +195,8 @@ impl Shared {
             mtu,
             annotations: request.annotations,
             gateway_of: request.gateway_of,
+            selected: request.selected.iter().map(EgressName::to_string).collect(),
+            clients_of: BTreeSet::new(),
         })
     }
 

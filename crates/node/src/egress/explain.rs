@@ -7,7 +7,7 @@
 mod tests;
 mod walk;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use fairlead_address::{DualStackAddrs, IpFamily};
@@ -16,12 +16,15 @@ use fairlead_api::resources::{AddressPool, Egress};
 use fairlead_cluster::pods::SlimPod;
 use fairlead_egress::EgressName;
 use fairlead_egress::annotation::chosen;
+use fairlead_egress::selectors::{Candidate, PodSelectors};
 use ipnet::IpNet;
+use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::networking::v1::ServiceCIDR;
+use kube::api::{ObjectMeta, PartialObjectMeta};
 
 use super::egress_annotations;
-use super::objects::{SlimNode, SlimService, subnets};
+use super::objects::{SlimNode, SlimService, name_of, subnets};
 use super::plan::{Asking, Cluster, Plan, plan, usable};
 use super::problem::EgressProblem;
 use super::registrar::endpoints::{CachedSlice, Endpoints, GatewayEndpoint, GatewayUid, joined, limit};
@@ -38,6 +41,8 @@ pub struct Objects {
     pub services: Vec<SlimService>,
     /// EndpointSlices of these; `None` if they may not be read.
     pub slices: Option<Vec<EndpointSlice>>,
+    /// All Namespaces, where Egresses select pods by them; those that may not be read are left out.
+    pub namespaces: Vec<PartialObjectMeta<Namespace>>,
     /// All Nodes.
     pub nodes: Vec<SlimNode>,
     /// All pools.
@@ -46,10 +51,70 @@ pub struct Objects {
     pub service_ranges: Vec<ServiceCIDR>,
 }
 
+/// Which Egresses pods ask for: by their annotations, and by the selectors of Egresses.
+#[derive(Debug, Clone, Default)]
+pub struct Selection {
+    selectors: BTreeMap<EgressName, PodSelectors>,
+    namespaces: BTreeMap<String, ObjectMeta>,
+}
+
+impl Selection {
+    /// By these objects.
+    pub fn of(egresses: &[Egress], namespaces: &[PartialObjectMeta<Namespace>]) -> Self {
+        let selectors = egresses.iter().map(|egress| {
+            let (selectors, _) = PodSelectors::of(&egress.spec);
+            (name_of(&egress.metadata), selectors)
+        });
+        let name =
+            |namespace: &PartialObjectMeta<Namespace>| namespace.metadata.name.clone().unwrap_or_default();
+        Self {
+            selectors: selectors.filter(|(_, selectors)| !selectors.is_empty()).collect(),
+            namespaces: namespaces.iter().map(|it| (name(it), it.metadata.clone())).collect(),
+        }
+    }
+
+    /// Whether Namespaces decide.
+    pub fn needs_namespaces(&self) -> bool {
+        self.selectors.values().any(PodSelectors::has_namespaces)
+    }
+
+    /// The Egresses that select a pod; none select gateways and pods in their node's network.
+    fn selected(&self, pod: &SlimPod) -> BTreeSet<EgressName> {
+        if pod.gateway_of().is_some() || pod.uses_host_network() {
+            return BTreeSet::new();
+        }
+        let namespace = self.namespaces.get(pod.namespace());
+        let candidate = Candidate {
+            namespace: pod.namespace(),
+            namespace_labels: namespace.and_then(|metadata| metadata.labels.as_ref()),
+            namespace_annotations: namespace.and_then(|metadata| metadata.annotations.as_ref()),
+            labels: pod.metadata.labels.as_ref(),
+        };
+        let all = self.selectors.iter().filter(|(egress, selectors)| selectors.selects(egress, candidate));
+        all.map(|(egress, _)| egress.clone()).collect()
+    }
+
+    /// The Egresses that a pod asks for.
+    ///
+    /// # Errors
+    /// An annotation is invalid.
+    pub fn asked_by(&self, pod: &SlimPod) -> Result<BTreeSet<EgressName>, EgressProblem> {
+        let mut asked = chosen(&egress_annotations(pod.metadata.annotations.as_ref()))?;
+        asked.extend(self.selected(pod));
+        Ok(asked)
+    }
+
+    /// Whether a pod asks for any, also in vain.
+    fn is_asked_by(&self, pod: &SlimPod) -> bool {
+        self.asked_by(pod).map_or(true, |asked| !asked.is_empty())
+    }
+}
+
 /// What is known of egress in a cluster.
 #[derive(Debug)]
 pub struct Known {
     cluster: Cluster,
+    selection: Selection,
     endpoints: Option<Endpoints>,
     /// Pod and node of each gateway, where the slices name them.
     places: BTreeMap<GatewayUid, (Option<String>, Option<String>)>,
@@ -174,15 +239,6 @@ impl Why {
     }
 }
 
-/// The Egresses that the annotations of a pod name.
-///
-/// # Errors
-/// An annotation is invalid.
-pub fn asked_by(pod: &SlimPod) -> Result<Vec<EgressName>, EgressProblem> {
-    let chosen = chosen(&egress_annotations(pod.metadata.annotations.as_ref()))?;
-    Ok(chosen.into_iter().collect())
-}
-
 impl Known {
     /// From what was read.
     pub fn of(objects: &Objects) -> Self {
@@ -203,9 +259,15 @@ impl Known {
         let slices = objects.slices.as_ref().map(|all| all.iter().map(CachedSlice::new).collect::<Vec<_>>());
         Self {
             cluster: Cluster::of(&objects.egresses, &objects.services, ranges),
+            selection: Selection::of(&objects.egresses, &objects.namespaces),
             endpoints: slices.map(|slices| joined(&slices)),
             places,
         }
+    }
+
+    /// Which Egresses pods ask for.
+    pub fn selection(&self) -> &Selection {
+        &self.selection
     }
 
     /// The gateways of an Egress; `None` if EndpointSlices may not be read. Those that take new flows come first.
@@ -240,7 +302,7 @@ impl Known {
 
     /// What is wrong with the egress of a pod, whatever it sends.
     pub fn problems(&self, pod: &SlimPod) -> Vec<EgressProblem> {
-        if pod.has_ended() || egress_annotations(pod.metadata.annotations.as_ref()).is_empty() {
+        if pod.has_ended() || !self.selection.is_asked_by(pod) {
             return Vec::new();
         }
         if pod.uses_host_network() {
@@ -258,7 +320,7 @@ impl Known {
 
     /// Without addresses there is nothing to route, so that only what concerns every pod of the namespace is found.
     fn plan(&self, pod: &SlimPod) -> Result<Plan, EgressProblem> {
-        let chosen = chosen(&egress_annotations(pod.metadata.annotations.as_ref()))?;
+        let chosen = self.selection.asked_by(pod)?;
         let addresses: DualStackAddrs = pod.addresses().into_iter().collect();
         if addresses.is_empty() {
             let refused =
@@ -278,6 +340,7 @@ impl Known {
         let source = pod.addresses().into_iter().find(|address| IpFamily::of(*address) == family);
         let mut steps = Vec::new();
         let way = self.without_plan(pod, destination, source, &mut steps).unwrap_or_else(|| {
+            steps.extend(self.by_selectors(pod));
             match self.plan(pod) {
                 Ok(plan) => self.walk(pod, &plan, destination, &mut steps),
                 Err(problem) => {
@@ -290,6 +353,13 @@ impl Known {
             }
         });
         Explanation { source, steps, way, problems: self.problems(pod) }
+    }
+
+    /// That selectors make the pod a client, which nothing of the pod shows.
+    fn by_selectors(&self, pod: &SlimPod) -> Option<String> {
+        let selected: Vec<String> = self.selection.selected(pod).iter().map(EgressName::to_string).collect();
+        (!selected.is_empty())
+            .then(|| format!("the pod is selected by spec.selectors of Egress {}", selected.join(", ")))
     }
 
     /// What is clear before it is asked which Egresses there are.
@@ -323,9 +393,9 @@ impl Known {
             );
             return Some(PacketWay::Uplink);
         }
-        if egress_annotations(pod.metadata.annotations.as_ref()).is_empty() {
+        if !self.selection.is_asked_by(pod) {
             let step = format!(
-                "the pod asks for no egress gateways: it has no annotation {ANNOTATION_EGRESS_PREFIX}…"
+                "the pod asks for no egress gateways: it has no annotation {ANNOTATION_EGRESS_PREFIX}…, and no Egress selects it"
             );
             steps.push(step);
             return Some(PacketWay::Uplink);

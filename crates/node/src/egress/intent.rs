@@ -1,6 +1,6 @@
 //! What is to be done with an attachment, by its pod and the cluster. Pure.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use fairlead_cluster::pods::SlimPod;
 use fairlead_egress::EgressName;
@@ -36,8 +36,19 @@ pub(crate) fn annotations(sandbox: &Sandbox, pod: Option<&SlimPod>) -> BTreeMap<
     )
 }
 
-/// What is to be done. Without a `cluster` it is not known yet.
-pub(crate) fn intent(sandbox: &Sandbox, pod: Option<&SlimPod>, cluster: Option<&Cluster>) -> Intent {
+/// What is known beside the pod.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Knowledge<'a> {
+    /// Pods may not have egress gateways on this node.
+    pub(crate) is_disabled: bool,
+    /// The Egresses that select the pod; `None` is not known yet.
+    pub(crate) selected: Option<BTreeSet<EgressName>>,
+    /// `None` is not known yet.
+    pub(crate) cluster: Option<&'a Cluster>,
+}
+
+/// What is to be done.
+pub(crate) fn intent(sandbox: &Sandbox, pod: Option<&SlimPod>, knowledge: Knowledge<'_>) -> Intent {
     let annotations = annotations(sandbox, pod);
     let gateway_of = pod.map_or(sandbox.gateway_of.as_deref(), SlimPod::gateway_of);
     if pod.is_some_and(SlimPod::has_ended) {
@@ -47,11 +58,17 @@ pub(crate) fn intent(sandbox: &Sandbox, pod: Option<&SlimPod>, cluster: Option<&
         let egress = EgressName { namespace: sandbox.namespace.clone(), name: name.to_owned() };
         return Intent::Gateway((!annotations.is_empty()).then(|| EgressProblem::gateway(&egress)));
     }
-    if annotations.is_empty() {
+    if knowledge.is_disabled {
+        let asks = !annotations.is_empty();
+        return if asks { Intent::Keep(EgressProblem::disabled()) } else { Intent::Nothing };
+    }
+    let Some(selected) = knowledge.selected else { return Intent::Unknown };
+    if annotations.is_empty() && selected.is_empty() {
         return Intent::Nothing;
     }
-    let Some(cluster) = cluster else { return Intent::Unknown };
-    let planned = chosen(&annotations).map_err(EgressProblem::from).and_then(|chosen| {
+    let Some(cluster) = knowledge.cluster else { return Intent::Unknown };
+    let planned = chosen(&annotations).map_err(EgressProblem::from).and_then(|mut chosen| {
+        chosen.extend(selected);
         let (namespace, addresses, mtu) = (sandbox.namespace.clone(), sandbox.addresses(), sandbox.mtu);
         plan(cluster, &Asking { namespace, chosen, addresses, mtu })
     });
@@ -79,7 +96,53 @@ mod tests {
             mtu: 1500,
             annotations: annotation.into_iter().collect(),
             gateway_of: None,
+            selected: BTreeSet::new(),
+            clients_of: BTreeSet::new(),
         }
+    }
+
+    /// No Egress selects the pod.
+    fn intent(sandbox: &Sandbox, pod: Option<&SlimPod>, cluster: Option<&Cluster>) -> Intent {
+        super::intent(
+            sandbox,
+            pod,
+            Knowledge { selected: Some(BTreeSet::new()), cluster, is_disabled: false },
+        )
+    }
+
+    #[test]
+    fn a_pod_that_is_selected_is_a_client_as_one_with_the_annotation_and_both_are_joined() {
+        let name = |name: &str| EgressName { namespace: "n".to_owned(), name: name.to_owned() };
+        let known = |selected: &[&str], cluster| Knowledge {
+            selected: Some(selected.iter().map(|it| name(it)).collect()),
+            cluster,
+            is_disabled: false,
+        };
+        let cluster = Cluster::default();
+        let plain = sandbox(None);
+        assert_eq!(super::intent(&plain, None, Knowledge::default()), Intent::Unknown);
+        assert_eq!(super::intent(&plain, None, known(&["b"], None)), Intent::Unknown);
+        let of = |sandbox: &Sandbox, selected: &[&str]| match super::intent(
+            sandbox,
+            None,
+            known(selected, Some(&cluster)),
+        ) {
+            Intent::Client(plan) => {
+                plan.problems.iter().map(|it| it.message.clone()).collect::<Vec<_>>().join(" ")
+            }
+            other => panic!("{other:?}"),
+        };
+        assert!(of(&plain, &["b"]).contains("n/b"));
+        let both = of(&sandbox(Some("a")), &["b"]);
+        assert!(both.contains("n/a") && both.contains("n/b"), "{both}");
+    }
+
+    #[test]
+    fn where_egress_is_off_a_pod_that_asks_for_it_keeps_what_it_has() {
+        let off = || Knowledge { is_disabled: true, ..Knowledge::default() };
+        assert_eq!(super::intent(&sandbox(None), None, off()), Intent::Nothing);
+        let Intent::Keep(problem) = super::intent(&sandbox(Some("a")), None, off()) else { panic!() };
+        assert_eq!(problem.reason, EgressReason::Disabled);
     }
 
     fn pod(annotation: Option<&str>, more: Value) -> SlimPod {

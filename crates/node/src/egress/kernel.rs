@@ -7,10 +7,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::path::PathBuf;
 
-use fairlead_address::DualStack;
+use fairlead_address::{DualStack, IntervalSet, IpFamily};
 use fairlead_api::fou::is_link_name;
-use fairlead_dataplane::egress_client::{self, ClientRouting, Step};
+use fairlead_dataplane::egress_client::{self, ClientRouting, Replies, Step};
 use fairlead_dataplane::uplink::{self, SysctlError};
+use fairlead_egress::client::replies_by_uplink;
 use fairlead_fou::{Peer, Settings, TunnelLink, Tunnels};
 use fairlead_netlink::netns::Netns;
 use fairlead_netlink::route::{
@@ -71,6 +72,7 @@ pub(crate) fn apply(place: Place<'_>, desired: &Desired) -> Result<Vec<String>> 
     let routing = kept(place, desired)?;
     let steps = egress_client::sync(place.netns, &routing, &open)?;
     done.extend(steps.iter().map(describe));
+    done.extend(egress_client::sync_replies(place.netns, &replies(place, &routing))?);
     if let Some(error) = failure {
         return Err(error);
     }
@@ -111,6 +113,8 @@ pub(crate) fn differences(place: Place<'_>, desired: &Desired) -> Result<Vec<Str
     let routing = kept(place, desired)?;
     let steps = egress_client::differences(place.netns, &routing, &open_links(desired, &links))?;
     found.extend(steps.iter().map(missing));
+    let replies = egress_client::reply_differences(place.netns, &replies(place, &routing))?;
+    found.extend(replies.into_iter().map(|what| format!("the pod is to answer by {}: {what}", place.ifname)));
     let wanted: BTreeSet<&str> = desired.tunnels.values().map(|tunnel| tunnel.link.as_str()).collect();
     let stale = tunnel_links(&mut socket)?.into_iter().filter(|link| !wanted.contains(link.name.as_str()));
     found.extend(stale.map(|link| format!("link {} is of no Egress", link.name)));
@@ -122,8 +126,10 @@ pub(crate) fn differences(place: Place<'_>, desired: &Desired) -> Result<Vec<Str
 /// # Errors
 /// The kernel refuses.
 pub(crate) fn remove(place: Place<'_>) -> Result<Vec<String>> {
-    let steps = egress_client::sync(place.netns, &DualStack::default(), &BTreeMap::new())?;
-    let mut done: Vec<String> = steps.iter().map(describe).collect();
+    let nothing = DualStack::default();
+    let mut done = egress_client::sync_replies(place.netns, &replies(place, &nothing))?;
+    let steps = egress_client::sync(place.netns, &nothing, &BTreeMap::new())?;
+    done.extend(steps.iter().map(describe));
     let removed = place.netns.run(|| -> Result<Vec<String>> {
         let mut socket = RouteSocket::open()?;
         let Some(uplink) = socket.link_by_name(place.ifname)? else { return Ok(Vec::new()) };
@@ -145,6 +151,21 @@ pub(crate) fn remove(place: Place<'_>) -> Result<Vec<String>> {
     Ok(done)
 }
 
+/// Whose connections are answered by `eth0` although routes of this routing have their addresses.
+fn replies(place: Place<'_>, routing: &DualStack<ClientRouting, ClientRouting>) -> Replies {
+    let peers = |family: IpFamily, of: Option<&ClientRouting>| {
+        let routes = of.into_iter().flat_map(|routing| &routing.routes);
+        let routes = routes.map(|it| (it.table, it.destination, it.originating_only));
+        if routes.clone().any(|(_, _, originating_only)| originating_only) {
+            replies_by_uplink(family, routes)
+        } else {
+            IntervalSet::empty(family)
+        }
+    };
+    let peers = [peers(IpFamily::V4, routing.ipv4.as_ref()), peers(IpFamily::V6, routing.ipv6.as_ref())];
+    Replies { uplink: place.ifname.to_owned(), peers }
+}
+
 /// Whether a namespace has rules or routes of egress.
 ///
 /// # Errors
@@ -162,12 +183,16 @@ pub(crate) fn make_gateway(place: Place<'_>) -> Result<Vec<String>> {
     Ok(changed.iter().map(|file| format!("set {}", file.display())).collect())
 }
 
-/// Reports changes of the namespace.
+/// Report changes of the namespace, with `nftables` of these, too.
 ///
 /// # Errors
 /// The namespace cannot be entered.
-pub(crate) fn signal(netns: &Netns) -> Result<ChangeSignal> {
-    Ok(netns.run(ChangeSignal::open)??)
+pub(crate) fn signals(netns: &Netns, nftables: bool) -> Result<Vec<ChangeSignal>> {
+    let mut signals = vec![netns.run(ChangeSignal::open)??];
+    if nftables {
+        signals.push(netns.run(ChangeSignal::open_nftables)??);
+    }
+    Ok(signals)
 }
 
 /// MTU of an interface in bytes; `None` if there is no such interface.

@@ -39,19 +39,37 @@ use fairlead_cluster::events::{EventPublisher, PendingEvent, pod_reference};
 use fairlead_cluster::pods::SlimPod;
 use fairlead_cluster::subsystem::Subsystem;
 use fairlead_egress::EgressName;
+use fairlead_ipam::Key;
 use tokio::sync::watch;
 
 use crate::container_locks::ContainerLocks;
 use crate::ipam::Ipam;
 pub(crate) use attach::{Attached, Request};
 pub(crate) use inputs::Inputs;
+use intent::Knowledge;
 use metrics::EgressMetrics;
 pub use objects::{SlimNode, SlimService};
+use plan::Cluster;
 pub use problem::{EgressProblem, EgressReason};
 pub(crate) use registrar::metrics::RegistrarMetrics;
 use registrar::{Client, Way};
 pub(crate) use registrar::{Registrar, RegistrarDeps};
 use sandboxes::{Sandbox, Sandboxes};
+
+/// Flags of the node program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EgressSwitches {
+    /// Egress gateways are set up for pods (`--enable-egress`). Otherwise a pod that asks for them does not start.
+    pub enabled: bool,
+    /// Of Egresses without `spec.originatingOnly` (`--enable-originating-only`).
+    pub originating_only: bool,
+}
+
+impl Default for EgressSwitches {
+    fn default() -> Self {
+        Self { enabled: true, originating_only: false }
+    }
+}
 
 /// What the pods' side asks of the gateways' side.
 #[tonic::async_trait]
@@ -131,7 +149,9 @@ impl Egress {
     /// Starts to keep running pods current. `socket` is the node program's.
     pub(crate) fn start(deps: EgressDeps, socket: &Path, subsystem: &mut Subsystem) -> Self {
         let (sandboxes, used) = Sandboxes::load(socket);
-        deps.gateways.expect_clients(used);
+        if deps.inputs.is_enabled() {
+            deps.gateways.expect_clients(used);
+        }
         let egress = Self(Arc::new(Shared { deps, sandboxes }));
         subsystem.spawn("egress of pods", reconciler::run(Arc::clone(&egress.0)));
         egress
@@ -143,6 +163,31 @@ impl Shared {
     fn pod_of(&self, sandbox: &Sandbox) -> Option<Arc<SlimPod>> {
         let name = kube::runtime::reflector::ObjectRef::new(&sandbox.pod).within(&sandbox.namespace);
         self.deps.pods.store.get(&name).filter(|pod| sandbox.is_of(pod))
+    }
+
+    /// What is known beside the pod of an attachment.
+    fn knowledge<'a>(
+        &self,
+        sandbox: &Sandbox,
+        pod: Option<&SlimPod>,
+        cluster: Option<&'a Cluster>,
+    ) -> Knowledge<'a> {
+        let inputs = &self.deps.inputs;
+        let selected = match pod {
+            Some(pod) => inputs.selected(&sandbox.namespace, pod.metadata.labels.as_ref(), false),
+            None => Some(sandbox.selected()),
+        };
+        Knowledge { is_disabled: !inputs.is_enabled(), selected, cluster }
+    }
+
+    /// Leaves for later programs what a pod asks for, and of which Egresses it is a client, before their gateways are told.
+    fn record(&self, key: &Key, sandbox: &Sandbox, pod: Option<&SlimPod>, clients_of: &BTreeSet<EgressName>) {
+        let selected = self.knowledge(sandbox, pod, None).selected.unwrap_or_else(|| sandbox.selected());
+        let annotations = intent::annotations(sandbox, pod);
+        if let Err(error) = self.sandboxes.record(key, annotations, &selected, clients_of) {
+            let pod = &sandbox.pod;
+            tracing::warn!(pod, %error, "a later program may not know which gateways have this pod as a client");
+        }
     }
 
     fn warn(&self, sandbox: &Sandbox, reason: &'static str, note: String) {

@@ -120,6 +120,7 @@ fn known_egress(egress: &Egress) -> KnownEgress {
         destinations: fairlead_egress::destinations::prefixes(&spec.destinations)
             .map_err(|error| error.to_string()),
         source_port: if spec.fou_source_port_auto { SourcePort::Auto } else { SourcePort::Fixed },
+        originating_only: spec.originating_only,
         allowed_namespaces: spec.allowed_namespaces.as_ref().map(|all| all.iter().cloned().collect()),
         service: None,
     }
@@ -141,7 +142,7 @@ impl Cluster {
                 egress.service = Some(service.known());
             }
         }
-        Self { egresses, in_cluster: ranges.into_iter().collect() }
+        Self { egresses, in_cluster: ranges.into_iter().collect(), originating_only: false }
     }
 }
 

@@ -25,6 +25,8 @@ pub(crate) struct Cluster {
     pub(crate) egresses: BTreeMap<EgressName, KnownEgress>,
     /// What a pod reaches by `eth0` although it may lie in a destination.
     pub(crate) in_cluster: PrefixSet,
+    /// Of Egresses that do not say `spec.originatingOnly`: the flag of the node program.
+    pub(crate) originating_only: bool,
 }
 
 /// An Egress.
@@ -33,6 +35,8 @@ pub(crate) struct KnownEgress {
     /// Its destinations, or why they cannot be read.
     pub(crate) destinations: Result<BTreeSet<IpNet>, String>,
     pub(crate) source_port: SourcePort,
+    /// Replies to connections that others open leave by `eth0`; `None` is as the node program has it.
+    pub(crate) originating_only: Option<bool>,
     /// `None` is all.
     pub(crate) allowed_namespaces: Option<BTreeSet<String>>,
     pub(crate) service: Option<KnownService>,
@@ -123,7 +127,9 @@ pub(crate) fn usable<'a>(
 pub(crate) fn plan(cluster: &Cluster, pod: &Asking) -> Result<Plan, EgressProblem> {
     let mut gateways = BTreeMap::new();
     let (mut problems, mut keeps_destinations) = (Vec::new(), false);
-    let mut refused: BTreeSet<IpNet> = BTreeSet::new();
+    // Destinations, and whether all of their Egresses leave replies to `eth0`.
+    let mut refused: BTreeMap<IpNet, bool> = BTreeMap::new();
+    let originating_only = |known: &KnownEgress| known.originating_only.unwrap_or(cluster.originating_only);
     for egress in &pod.chosen {
         match usable(cluster, &pod.namespace, egress) {
             Ok((destinations, known, service)) => {
@@ -132,14 +138,19 @@ pub(crate) fn plan(cluster: &Cluster, pod: &Asking) -> Result<Plan, EgressProble
                     port: service.port,
                     destinations: destinations.clone(),
                     source_port: known.source_port,
+                    originating_only: originating_only(known),
                 };
                 gateways.insert(egress.clone(), usable);
             }
             Err(problem) => {
                 problems.push(problem);
-                match cluster.egresses.get(egress).map(|known| &known.destinations) {
-                    Some(Ok(destinations)) => refused.extend(destinations),
-                    Some(Err(_)) | None => keeps_destinations = true,
+                match cluster.egresses.get(egress) {
+                    Some(known @ KnownEgress { destinations: Ok(destinations), .. }) => {
+                        for destination in destinations {
+                            *refused.entry(*destination).or_insert(true) &= originating_only(known);
+                        }
+                    }
+                    Some(_) | None => keeps_destinations = true,
                 }
             }
         }
@@ -164,23 +175,24 @@ pub(crate) fn plan(cluster: &Cluster, pod: &Asking) -> Result<Plan, EgressProble
         });
     }
     let mut routing = client_routing(&planned);
-    refuse(&mut routing, refused.into_iter().map(|prefix| (table_of(prefix), prefix)));
+    let refused = refused.into_iter();
+    refuse(&mut routing, refused.map(|(prefix, originating)| (table_of(prefix), prefix, originating)));
     Ok(Plan { routing, tunnels, usable: gateways.into_keys().collect(), keeps_destinations, problems })
 }
 
 /// Adds routes that only refuse packets, where there is none to the same destination.
 fn refuse(
     routing: &mut DualStack<ClientRouting, ClientRouting>,
-    destinations: impl Iterator<Item = (u32, IpNet)>,
+    destinations: impl Iterator<Item = (u32, IpNet, bool)>,
 ) {
-    for (table, destination) in destinations {
+    for (table, destination, originating_only) in destinations {
         let family = match IpFamily::of(destination.addr()) {
             IpFamily::V4 => &mut routing.ipv4,
             IpFamily::V6 => &mut routing.ipv6,
         };
         let Some(family) = family else { continue };
         if !family.routes.iter().any(|route| (route.table, route.destination) == (table, destination)) {
-            family.routes.push(ClientRoute { table, destination, link: String::new() });
+            family.routes.push(ClientRoute { table, destination, link: String::new(), originating_only });
         }
     }
 }
@@ -217,9 +229,16 @@ impl Tunnel {
 }
 
 impl Desired {
+    /// Whether connections of others are answered by `eth0` although their addresses are destinations.
+    pub(crate) fn answers_by_uplink(&self) -> bool {
+        let families = [&self.routing.ipv4, &self.routing.ipv6].into_iter().flatten();
+        families.flat_map(|family| &family.routes).any(|route| route.originating_only)
+    }
+
     /// With routes that refuse packets to these destinations, each in a table.
     pub(crate) fn refusing(mut self, destinations: impl IntoIterator<Item = (u32, IpNet)>) -> Self {
-        refuse(&mut self.routing, destinations.into_iter());
+        let destinations = destinations.into_iter().map(|(table, destination)| (table, destination, false));
+        refuse(&mut self.routing, destinations);
         self
     }
 }

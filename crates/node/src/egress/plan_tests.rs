@@ -16,6 +16,7 @@ fn known(cluster_ips: &[&str], destinations: &[&str]) -> KnownEgress {
     KnownEgress {
         destinations: Ok(prefixes(destinations)),
         source_port: SourcePort::Fixed,
+        originating_only: None,
         allowed_namespaces: None,
         service: Some(KnownService {
             cluster_ips: cluster_ips.iter().map(|text| text.parse::<IpAddr>().unwrap()).collect(),
@@ -28,7 +29,7 @@ fn known(cluster_ips: &[&str], destinations: &[&str]) -> KnownEgress {
 
 fn cluster<const N: usize>(all: [(&str, KnownEgress); N]) -> Cluster {
     let egresses = all.into_iter().map(|(egress, known)| (name(egress), known)).collect();
-    Cluster { egresses, in_cluster: PrefixSet::default() }
+    Cluster { egresses, ..Cluster::default() }
 }
 
 fn asking(chosen: &[&str]) -> Asking {
@@ -131,6 +132,30 @@ fn the_ranges_of_the_cluster_have_rules() {
     assert_eq!(own[0].destination.to_string(), "100.64.0.0/16");
 }
 
+#[test]
+fn which_connections_are_answered_by_eth0_is_said_of_each_egress() {
+    let of = |originating_only, destinations: &[&str], ip: &str| KnownEgress {
+        originating_only,
+        ..known(&[ip], destinations)
+    };
+    let mut forbidden = of(Some(true), &["8.8.8.0/24"], "10.68.0.4");
+    forbidden.allowed_namespaces = Some(BTreeSet::new());
+    let mut cluster = cluster([
+        ("yes", of(Some(true), &["0.0.0.0/0"], "10.68.0.1")),
+        ("no", of(Some(false), &["9.9.0.0/16"], "10.68.0.2")),
+        ("unsaid", of(None, &["9.9.9.0/24"], "10.68.0.3")),
+        ("forbidden", forbidden),
+    ]);
+    let answered = |cluster: &Cluster| -> Vec<String> {
+        let plan = plan(cluster, &asking(&["yes", "no", "unsaid", "forbidden"])).unwrap();
+        let routes = plan.routing.ipv4.unwrap().routes;
+        routes.iter().filter(|it| it.originating_only).map(|it| it.destination.to_string()).collect()
+    };
+    assert_eq!(answered(&cluster), ["0.0.0.0/0", "8.8.8.0/24"]);
+    cluster.originating_only = true;
+    assert_eq!(answered(&cluster), ["0.0.0.0/0", "9.9.9.0/24", "8.8.8.0/24"]);
+}
+
 /// What an Egress may be like.
 fn any_egress() -> impl Strategy<Value = Option<KnownEgress>> {
     let destinations = prop::collection::btree_set(0..6_u8, 0..4);
@@ -156,7 +181,7 @@ proptest! {
     ) {
         let names: Vec<String> = (0..egresses.len()).map(|index| format!("e{index}")).collect();
         let there = names.iter().zip(&egresses).filter_map(|(of, known)| Some((name(of), known.clone()?)));
-        let cluster = Cluster { egresses: there.collect(), in_cluster: PrefixSet::default() };
+        let cluster = Cluster { egresses: there.collect(), ..Cluster::default() };
         let chosen: Vec<&str> = names.iter().map(String::as_str).collect();
         let Ok(plan) = plan(&cluster, &asking(&chosen)) else { return Ok(()) };
         prop_assert_eq!(plan.problems.len() + plan.usable.len(), egresses.len());

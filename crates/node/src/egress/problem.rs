@@ -13,6 +13,8 @@ pub enum EgressReason {
     AnnotationInvalid,
     /// `spec.destinations` has an entry that is no prefix.
     DestinationInvalid,
+    /// The node program has `--enable-egress=false`.
+    Disabled,
     /// A gateway cannot be a client.
     GatewayIsClient,
     /// A pod in its node's network has none of its own.
@@ -43,9 +45,10 @@ pub enum EgressReason {
 
 impl EgressReason {
     /// All of them.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::AnnotationInvalid,
         Self::DestinationInvalid,
+        Self::Disabled,
         Self::GatewayIsClient,
         Self::HostNetwork,
         Self::MtuTooSmall,
@@ -66,6 +69,7 @@ impl EgressReason {
         match self {
             Self::AnnotationInvalid => "EgressAnnotationInvalid",
             Self::DestinationInvalid => "EgressDestinationInvalid",
+            Self::Disabled => "EgressDisabled",
             Self::GatewayIsClient => "EgressGatewayIsClient",
             Self::HostNetwork => "EgressHostNetwork",
             Self::MtuTooSmall => "EgressMtuTooSmall",
@@ -131,6 +135,12 @@ impl EgressProblem {
              remove the annotation egress.coil.cybozu.com/… of its template"
         );
         Self::new(EgressReason::GatewayIsClient, message)
+    }
+
+    pub(super) fn disabled() -> Self {
+        let message = "the pod asks for egress gateways, and the node program of its node has --enable-egress=false: let the pod run on another \
+                       node, or remove that flag";
+        Self::new(EgressReason::Disabled, message)
     }
 
     pub(super) fn host_network() -> Self {

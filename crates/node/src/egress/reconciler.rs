@@ -13,9 +13,11 @@ use std::time::Duration;
 
 use fairlead_cluster::pods::SlimPod;
 use fairlead_egress::EgressName;
+use fairlead_egress::selectors::PodSelectors;
 use fairlead_ipam::Key;
 use fairlead_netlink::netns::Netns;
 use fairlead_netlink::route::ChangeSignal;
+use futures::future::select_all;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
@@ -59,8 +61,8 @@ pub(super) enum Outcome {
         work: Work,
         /// What others had changed.
         corrected: Vec<String>,
-        /// Reports changes, if that was asked for.
-        signal: Option<ChangeSignal>,
+        /// Report changes, if that was asked for.
+        signals: Vec<ChangeSignal>,
     },
 }
 
@@ -85,7 +87,8 @@ pub(super) async fn run(shared: Arc<Shared>) -> Infallible {
     let (mut of_pods, mut inputs) = (deps.pods.subscribe(), deps.inputs.subscribe());
     let (mut ways, mut attachments) = (deps.gateways.changes(), shared.sandboxes.subscribe());
     let mut sweep = Instant::now() + SWEEP_INTERVAL;
-    let mut cluster = shared.cluster();
+    let mut namespaces = deps.inputs.subscribe_to_namespaces();
+    let (mut cluster, mut selectors) = (shared.cluster(), deps.inputs.selectors());
     shared.refresh(&mut pods);
     locate(&shared, &mut located);
     loop {
@@ -95,13 +98,13 @@ pub(super) async fn run(shared: Arc<Shared>) -> Infallible {
         let changed = tokio::select! {
             _ = of_pods.changed() => true,
             () = inputs.changed() => {
-                let now = shared.cluster();
-                let is_same = match (&cluster, &now) {
-                    (Some(before), Some(now)) => Arc::ptr_eq(before, now),
-                    (before, now) => before.is_none() && now.is_none(),
-                };
-                cluster = now;
-                !is_same
+                let now = (shared.cluster(), deps.inputs.selectors());
+                let differs = !is_same(&cluster, &now.0) || !is_same(&selectors, &now.1);
+                (cluster, selectors) = now;
+                differs
+            }
+            Ok(()) = namespaces.changed() => {
+                selectors.as_ref().is_some_and(|all| all.values().any(PodSelectors::has_namespaces))
             }
             _ = ways.changed() => true,
             _ = attachments.changed() => true,
@@ -132,12 +135,20 @@ pub(super) async fn run(shared: Arc<Shared>) -> Infallible {
     }
 }
 
+fn is_same<T>(before: &Option<Arc<T>>, now: &Option<Arc<T>>) -> bool {
+    match (before, now) {
+        (Some(before), Some(now)) => Arc::ptr_eq(before, now),
+        (before, now) => before.is_none() && now.is_none(),
+    }
+}
+
 /// Looks for pods that ask for gateways, or are gateways, and whose namespace is not known.
 fn locate(shared: &Arc<Shared>, located: &mut JoinSet<Vec<Sandbox>>) {
     let known = shared.sandboxes.all();
     let is_missing = |pod: &&Arc<SlimPod>| {
-        let concerns =
-            pod.gateway_of().is_some() || !egress_annotations(pod.metadata.annotations.as_ref()).is_empty();
+        let concerns = pod.gateway_of().is_some()
+            || !egress_annotations(pod.metadata.annotations.as_ref()).is_empty()
+            || shared.is_selected(pod);
         let has_own = !pod.uses_host_network() && !pod.has_ended() && !pod.addresses().is_empty();
         concerns && has_own && !known.values().any(|sandbox| sandbox.is_of(pod))
     };
@@ -171,7 +182,7 @@ fn carry_out_now(job: Job) -> Outcome {
         let netns = Netns::open(&sandbox.netns)?;
         let place = Place { netns: &netns, ifname: &sandbox.ifname };
         // Before anything is compared, so that no change is missed.
-        let signal = wants_signal.then(|| kernel::signal(&netns)).transpose()?;
+        let signals = if wants_signal { kernel::signals(&netns, work.has_nftables())? } else { Vec::new() };
         let corrected = match &work {
             Work::Client(desired) if is_check => {
                 let differences = kernel::differences(place, desired)?;
@@ -195,12 +206,18 @@ fn carry_out_now(job: Job) -> Outcome {
                 Vec::new()
             }
         };
-        Ok((corrected, signal))
+        Ok((corrected, signals))
     };
     match outcome() {
-        Ok((corrected, signal)) => Outcome::Finished { work, corrected, signal },
+        Ok((corrected, signals)) => Outcome::Finished { work, corrected, signals },
         Err(error) => Outcome::Failed(error.to_string()),
     }
+}
+
+/// Watches until one of them ends.
+async fn watch_all(signals: Vec<ChangeSignal>, key: Key, wake: mpsc::Sender<Key>) {
+    let watches = signals.into_iter().map(|signal| Box::pin(watch(signal, key.clone(), wake.clone())));
+    select_all(watches).await;
 }
 
 /// Says which namespace has changed, again and again, until it is gone.
@@ -236,9 +253,11 @@ impl Shared {
         let shown: BTreeMap<&Key, Option<Arc<SlimPod>>> =
             attachments.iter().map(|(key, sandbox)| (key, self.pod_of(sandbox))).collect();
         let asks = |(key, sandbox): (&Key, &Arc<Sandbox>)| {
-            !annotations(sandbox, shown.get(key).and_then(Option::as_deref)).is_empty()
+            let pod = shown.get(key).and_then(Option::as_deref);
+            let selected = || self.knowledge(sandbox, pod, None).selected.unwrap_or_default();
+            !annotations(sandbox, pod).is_empty() || !selected().is_empty()
         };
-        if attachments.iter().any(asks) {
+        if deps.inputs.is_enabled() && attachments.iter().any(asks) {
             deps.inputs.want();
         }
         let cluster = self.cluster();
@@ -251,13 +270,17 @@ impl Shared {
                     _ if !deps.pods.is_ready() => Intent::Unknown,
                     // The pod was deleted, and its sandbox is not gone yet.
                     Some(before) if *before != Intent::Unknown => before.clone(),
-                    _ => intent(sandbox, pod, cluster.as_deref()),
+                    _ => intent(sandbox, pod, self.knowledge(sandbox, pod, cluster.as_deref())),
                 };
                 (key.clone(), intent)
             })
             .collect();
         pods.set(&attachments, intents);
-        if deps.pods.is_ready() && !pods.is_any_unknown() {
+        for (key, sandbox) in &attachments {
+            let pod = shown.get(key).and_then(Option::as_deref);
+            self.record(key, sandbox, pod, &pods.usable_by(key));
+        }
+        if deps.inputs.is_enabled() && deps.pods.is_ready() && !pods.is_any_unknown() {
             deps.gateways.set_clients(clients(&attachments, pods));
         }
         pods.set_wanted(|sandbox, plan| {
@@ -310,6 +333,12 @@ impl Shared {
         self.deps.problems.set(problems);
     }
 
+    /// Whether an Egress selects a pod.
+    fn is_selected(&self, pod: &SlimPod) -> bool {
+        let selected = self.deps.inputs.selected(pod.namespace(), pod.metadata.labels.as_ref(), false);
+        selected.is_some_and(|selected| !selected.is_empty())
+    }
+
     /// Pods in this node's network that ask for gateways.
     fn host_network_clients(&self) -> Vec<Arc<SlimPod>> {
         let mut pods = self.deps.pods.store.state();
@@ -340,13 +369,14 @@ impl Shared {
                 }
                 self.report(pods, &self.sandboxes.all());
             }
-            Outcome::Finished { work, corrected, signal } => {
+            Outcome::Finished { work, corrected, signals } => {
                 if !corrected.is_empty() {
                     let (pod, namespace) = (&sandbox.pod, &sandbox.namespace);
                     tracing::warn!(pod, namespace, differences = ?corrected, "corrected the egress of a pod");
                     self.deps.metrics.corrected();
                 }
-                let watch = signal.map(|signal| watches.spawn(watch(signal, key.clone(), wake.clone())));
+                let watch = (!signals.is_empty())
+                    .then(|| watches.spawn(watch_all(signals, key.clone(), wake.clone())));
                 if pods.done(&key, work, watch) {
                     self.report(pods, &self.sandboxes.all());
                 }

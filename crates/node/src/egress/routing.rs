@@ -21,6 +21,7 @@ fn of_family(planned: &Routing) -> ClientRouting {
         table: route.table,
         destination: route.destination,
         link: route.link.clone(),
+        originating_only: route.originating_only,
     });
     ClientRouting { rules: rules.collect(), routes: routes.collect() }
 }
@@ -42,6 +43,7 @@ mod tests {
             port: 5555,
             destinations: destinations.iter().map(|prefix| prefix.parse().unwrap()).collect(),
             source_port: SourcePort::Fixed,
+            originating_only: false,
         };
         let name = |namespace: &str| EgressName { namespace: namespace.to_owned(), name: "nat".to_owned() };
         let egresses = BTreeMap::from([

@@ -51,7 +51,16 @@ pub(crate) struct Sandbox {
     /// The Egress of which the pod is a gateway.
     #[serde(default)]
     pub(crate) gateway_of: Option<String>,
+    /// Egresses that select the pod by its labels, as `NAMESPACE/NAME`; they count until the watch shows the pod.
+    #[serde(default)]
+    pub(crate) selected: BTreeSet<String>,
+    /// Egresses at whose gateways the pod may be registered: a later program tells them if it is no client any more.
+    #[serde(default)]
+    pub(crate) clients_of: BTreeSet<String>,
 }
+
+/// Most Egresses in [`Sandbox::clients_of`]; beyond, only those that it is a client of now are kept.
+const MAX_CLIENTS_OF: usize = 64;
 
 impl Sandbox {
     /// The addresses, one of each family.
@@ -62,6 +71,34 @@ impl Sandbox {
     /// By what gateways know the pod: its UID, or its name where the runtime passes none.
     pub(crate) fn uid(&self) -> String {
         self.uid.clone().unwrap_or_else(|| format!("{}/{}", self.namespace, self.pod))
+    }
+
+    /// The Egresses that select the pod.
+    pub(crate) fn selected(&self) -> BTreeSet<EgressName> {
+        self.selected.iter().filter_map(|text| EgressName::parse(text)).collect()
+    }
+
+    /// Whether both are one attachment in one place, whatever its pod asks for.
+    pub(crate) fn is_same_place(&self, other: &Self) -> bool {
+        let asked = |of: &Self| (of.annotations.clone(), of.selected.clone(), of.clients_of.clone());
+        let (annotations, selected, clients_of) = asked(other);
+        *other == Self { annotations, selected, clients_of, ..self.clone() }
+    }
+
+    /// With what its pod asks for now, and the Egresses that it is a client of.
+    fn asking(
+        &self,
+        annotations: BTreeMap<String, String>,
+        selected: &BTreeSet<EgressName>,
+        clients_of: &BTreeSet<EgressName>,
+    ) -> Self {
+        let texts =
+            |all: &BTreeSet<EgressName>| all.iter().map(EgressName::to_string).collect::<BTreeSet<_>>();
+        let mut all: BTreeSet<String> = self.clients_of.union(&texts(clients_of)).cloned().collect();
+        if all.len() > MAX_CLIENTS_OF {
+            all = texts(clients_of);
+        }
+        Self { annotations, selected: texts(selected), clients_of: all, ..self.clone() }
     }
 
     /// Whether it is an attachment of this pod, and not of an earlier one of the same name.
@@ -89,6 +126,8 @@ impl Sandboxes {
             let read = read(&file);
             if let Ok(sandbox) = &read {
                 used.extend(chosen(&sandbox.annotations).unwrap_or_default());
+                let others = sandbox.selected.iter().chain(&sandbox.clients_of);
+                used.extend(others.filter_map(|text| EgressName::parse(text)));
             }
             match read {
                 Ok(sandbox) if sandbox.netns.exists() => drop(known.insert(key, Arc::new(sandbox))),
@@ -111,6 +150,34 @@ impl Sandboxes {
         let text = serde_json::to_vec(&sandbox)?;
         self.lock().insert(key.clone(), Arc::new(sandbox));
         self.changes.send_replace(());
+        self.write(key, text)
+    }
+
+    /// Records what the pod of an attachment asks for now, and of which Egresses it is a client, if that is new. Nobody is told of it: it is
+    /// for later programs.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub(crate) fn record(
+        &self,
+        key: &Key,
+        annotations: BTreeMap<String, String>,
+        selected: &BTreeSet<EgressName>,
+        clients_of: &BTreeSet<EgressName>,
+    ) -> io::Result<()> {
+        let mut all = self.lock();
+        let Some(known) = all.get_mut(key) else { return Ok(()) };
+        let now = known.asking(annotations, selected, clients_of);
+        if now == **known {
+            return Ok(());
+        }
+        let text = serde_json::to_vec(&now)?;
+        *known = Arc::new(now);
+        // Under the lock: a file must not come after the removal of its attachment.
+        self.write(key, text)
+    }
+
+    fn write(&self, key: &Key, text: Vec<u8>) -> io::Result<()> {
         let Some(name) = spool::file_name(&key.container_id, &key.ifname) else { return Ok(()) };
         DirBuilder::new().recursive(true).mode(0o700).create(&*self.directory)?;
         // A name without a colon is no attachment's: a file that is not complete is not read.
@@ -127,6 +194,7 @@ impl Sandboxes {
 
     /// Forgets one and returns it.
     pub(crate) fn remove(&self, key: &Key) -> Option<Arc<Sandbox>> {
+        let mut all = self.lock();
         if let Some(name) = spool::file_name(&key.container_id, &key.ifname) {
             match fs::remove_file(self.directory.join(name)) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -135,7 +203,8 @@ impl Sandboxes {
                 _ => {}
             }
         }
-        let removed = self.lock().remove(key);
+        let removed = all.remove(key);
+        drop(all);
         if removed.is_some() {
             self.changes.send_replace(());
         }
@@ -208,6 +277,8 @@ pub(crate) fn locate(directories: &[&Path], pod: &SlimPod) -> Option<Sandbox> {
             mtu: link.mtu,
             annotations: BTreeMap::new(),
             gateway_of: pod.gateway_of().map(str::to_owned),
+            selected: BTreeSet::new(),
+            clients_of: BTreeSet::new(),
         })
     })
 }
@@ -231,7 +302,34 @@ mod tests {
             mtu: 1420,
             annotations: BTreeMap::from([("egress.coil.cybozu.com/n".to_owned(), "a".to_owned())]),
             gateway_of: None,
+            selected: BTreeSet::new(),
+            clients_of: BTreeSet::new(),
         }
+    }
+
+    #[test]
+    fn what_a_running_pod_asks_for_is_known_to_a_later_program() {
+        let directory = tempfile::tempdir().unwrap();
+        let (socket, netns) = (directory.path().join("s"), directory.path().join("netns"));
+        fs::write(&netns, "").unwrap();
+        let (sandboxes, _) = Sandboxes::load(&socket);
+        let first = Sandbox { annotations: BTreeMap::new(), ..sandbox(&netns) };
+        sandboxes.add(&key("a"), first.clone()).unwrap();
+        let mut changes = sandboxes.subscribe();
+        changes.mark_unchanged();
+        let of = |name: &str| EgressName { namespace: "n".to_owned(), name: name.to_owned() };
+        let annotations = BTreeMap::from([("egress.coil.cybozu.com/n".to_owned(), "b".to_owned())]);
+        let clients = BTreeSet::from([of("b"), of("c")]);
+        sandboxes.record(&key("a"), annotations.clone(), &BTreeSet::from([of("c")]), &clients).unwrap();
+        assert!(!changes.has_changed().unwrap() && sandboxes.get(&key("a")).unwrap().is_same_place(&first));
+        // It asks for nothing any more, but gateways may not have been told yet.
+        sandboxes.record(&key("a"), BTreeMap::new(), &BTreeSet::new(), &BTreeSet::new()).unwrap();
+        let (again, used) = Sandboxes::load(&socket);
+        assert_eq!(used, clients);
+        assert_eq!(again.get(&key("a")).unwrap().annotations, BTreeMap::new());
+        sandboxes.remove(&key("a"));
+        sandboxes.record(&key("a"), annotations, &clients, &clients).unwrap();
+        assert!(Sandboxes::load(&socket).0.all().is_empty());
     }
 
     #[test]

@@ -2,6 +2,8 @@
 //! `fairlead-fou`.
 
 pub(crate) mod bed;
+mod replies;
+mod selectors;
 
 use std::time::Duration;
 
@@ -34,6 +36,7 @@ fn article() -> Objects {
         egresses: vec![egress(INTERNET, &["0.0.0.0/0", "::/0"]), egress(DOMESTIC, &["192.168.10.0/24"])],
         services: vec![service(INTERNET, &SERVICE), service(DOMESTIC, &DOMESTIC_SERVICE)],
         pods: vec![shown(BOTH, &json!({}))],
+        ..Objects::default()
     }
 }
 
@@ -304,7 +307,7 @@ async fn setting_up_is_quick() {
                 .enumerate()
                 .map(|(at, of)| service(of, &[&format!("10.68.0.{}", at + 1)]))
                 .collect(),
-            pods: Vec::new(),
+            ..Objects::default()
         };
         let bed = Bed::new(objects);
         let chosen: Vec<(String, &str)> = (0..count).map(|index| (format!("n{index}"), "nat")).collect();

@@ -258,7 +258,14 @@ impl Node {
         };
         let (pools, ranges) = (Arc::clone(&caches.pools), Arc::clone(&caches.service_ranges));
         let deps = EgressDeps {
-            inputs: Inputs::start(subsystem, &self.client, pools, ranges),
+            inputs: Inputs::start(
+                subsystem,
+                &self.client,
+                pools,
+                ranges,
+                Arc::clone(&caches.namespaces),
+                settings.egress,
+            ),
             gateways: Arc::new(Registrar::start(registrar, subsystem)),
             pods: Arc::clone(&caches.pods),
             ipam: Arc::clone(&ipam.ipam),

@@ -9,6 +9,7 @@ use fairlead_dataplane::routing_ids::RoutingIds;
 use fairlead_dataplane::wireguard::Preference;
 
 use super::standalone::Standalone;
+use crate::egress::EgressSwitches;
 
 /// Which WireGuard to use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,6 +55,8 @@ pub struct Settings {
     pub health: SocketAddr,
     /// Whether to allocate addresses and create interfaces; otherwise another plugin does before this one is called.
     pub enable_ipam: bool,
+    /// What pods have of egress gateways.
+    pub egress: EgressSwitches,
     /// How long a block must have been empty before it is released.
     pub block_grace: Duration,
     /// Which WireGuard to use.

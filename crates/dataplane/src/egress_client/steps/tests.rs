@@ -110,7 +110,12 @@ fn routing(destinations: &[(&str, &str)], in_cluster: &[&str]) -> ClientRouting 
     let route = |(destination, link): &(&str, &str)| {
         let destination = prefix(destination);
         let is_private = private.iter().any(|range| prefix(range).contains(&destination.network()));
-        ClientRoute { table: if is_private { 117 } else { 118 }, destination, link: (*link).to_owned() }
+        ClientRoute {
+            table: if is_private { 117 } else { 118 },
+            destination,
+            link: (*link).to_owned(),
+            originating_only: false,
+        }
     };
     ClientRouting { rules, routes: destinations.iter().map(route).collect() }
 }
@@ -234,7 +239,12 @@ fn numbers_that_are_not_those_of_egress_are_named() {
     assert_eq!(with_rule(1801, "0.0.0.0/0", 117), "IPv4 rule 1801 to table 117");
     assert_eq!(with_rule(1900, "0.0.0.0/0", 116), "IPv4 rule 1900 to table 116");
     assert_eq!(with_rule(1900, "::/0", 117), "IPv6 rule 1900 to table 117");
-    let route = ClientRoute { table: 254, destination: prefix("9.0.0.0/8"), link: "a".to_owned() };
+    let route = ClientRoute {
+        table: 254,
+        destination: prefix("9.0.0.0/8"),
+        link: "a".to_owned(),
+        originating_only: false,
+    };
     let named = named(&ClientRouting { rules: vec![], routes: vec![route] });
     assert_eq!(named.unwrap(), "route 9.0.0.0/8 into \"a\" in table 254");
 }

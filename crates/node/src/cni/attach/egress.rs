@@ -5,6 +5,7 @@
 //! Annotations are read from the watch cache of this node's pods. The API server is asked only for a pod that the cache does
 //! not have; when it does not answer, such a pod is not attached either. Pods that the cache has start without it.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -42,7 +43,7 @@ impl Stage for EgressRequestStage {
         // What is no pod has no annotations; a stage that needs a pod says so.
         let Ok(attachment) = attachment(&context.args) else { return Ok(()) };
         context.egress = self.request_of(&attachment).await?;
-        let examined = self.egress.examine(&attachment.namespace, &context.egress).await;
+        let examined = self.egress.examine(&attachment.namespace, &mut context.egress).await;
         examined.inspect_err(|failure| warn_at_pod(&self.events, &attachment, "SetUpEgress", failure))
     }
 
@@ -126,6 +127,8 @@ fn request(uid: Option<&String>, metadata: &ObjectMeta) -> Request {
     Request {
         uid: uid.or(metadata.uid.as_ref()).cloned(),
         annotations: egress_annotations(metadata.annotations.as_ref()),
+        labels: metadata.labels.clone().unwrap_or_default(),
+        selected: BTreeSet::new(),
         gateway_of: gateway_of(metadata.labels.as_ref()).map(str::to_owned),
     }
 }

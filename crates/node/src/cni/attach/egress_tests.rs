@@ -126,7 +126,7 @@ async fn behind_another_plugin_the_addresses_of_its_result_count() {
         "ips": [{ "address": "10.20.30.40/24", "interface": 1 }, { "address": "10.9.9.9/24", "interface": 0 }],
     } });
     let mut context = context("web", "u1", &pod.inside.path(), &stdin.to_string());
-    context.egress = Request { uid: Some("u1".to_owned()), annotations, gateway_of: None };
+    context.egress = Request { uid: Some("u1".to_owned()), annotations, ..Request::default() };
     stage.attach(&mut context).await.unwrap();
     assert_eq!(pod.shown("ip route show table 118"), "default dev fou4_0a447c91 proto 30");
     assert_eq!(pod.send("203.0.113.1:9"), None);

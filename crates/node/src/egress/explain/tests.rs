@@ -81,6 +81,7 @@ fn known() -> Known {
             slice("empty", json!([endpoint("e1", "10.1.0.6", false, false)])),
             slice("drained", json!([endpoint("d1", "10.1.0.7", true, true)])),
         ]),
+        namespaces: Vec::new(),
         nodes: vec![object(node)],
         pools: Vec::new(),
         service_ranges: vec![object(json!({

@@ -10,10 +10,8 @@ use fairlead_api::names::{
 use fairlead_cluster::pods::SlimPod;
 use fairlead_dataplane::egress_client::{ClientRoute, ClientRouting, ClientRule};
 use fairlead_egress::EgressName;
-use fairlead_egress::annotation::chosen;
 use fairlead_egress::client::TABLE_MAIN;
 
-use super::super::egress_annotations;
 use super::super::plan::{Plan, usable};
 use super::super::problem::{EgressProblem, EgressReason};
 use super::{GatewayPod, GatewayState, Known, PacketWay, ToGateways, Why};
@@ -22,6 +20,10 @@ use crate::egress::registrar::NotRegistered;
 /// What the objects do not show.
 const KEPT: &str = "an Egress that the pod names is not known any more, or its destinations are not: the last ones that it had are refused, \
                     and may be within this one";
+
+/// What `spec.originatingOnly` is for.
+const REPLIES: &str = "rule 1000 (spec.originatingOnly): only connections that the pod opens go this way; replies to those that were opened to the \
+                       pod by eth0 leave by eth0";
 
 /// What a rule of the table `main` is for.
 fn kind(priority: u32) -> &'static str {
@@ -67,6 +69,9 @@ impl Known {
             }
             let found = longest(routing, first.table, destination);
             steps.push(by_table(first, found));
+            if found.is_some_and(|route| route.originating_only) {
+                steps.push(REPLIES.to_owned());
+            }
             let Some(route) = found else {
                 may_be_kept |= plan.keeps_destinations;
                 continue;
@@ -129,8 +134,7 @@ impl Known {
                 known.destinations.as_ref().is_ok_and(|all| all.contains(&route.destination))
             })
         };
-        let annotations = egress_annotations(pod.metadata.annotations.as_ref());
-        let asked = chosen(&annotations).unwrap_or_default();
+        let asked = self.selection.asked_by(pod).unwrap_or_default();
         let mut problems = asked
             .iter()
             .filter(|egress| has_it(egress))

@@ -36,6 +36,13 @@ pub(in crate::egress) enum Work {
     Nothing,
 }
 
+impl Work {
+    /// Whether a table of nftables belongs to it, whose changes are to be noticed.
+    pub(super) fn has_nftables(&self) -> bool {
+        matches!(self, Self::Client(desired) if desired.answers_by_uplink())
+    }
+}
+
 /// One attachment.
 struct Pod {
     sandbox: Arc<Sandbox>,
@@ -54,6 +61,8 @@ struct Pod {
     /// Of which an Event was published.
     told: Vec<EgressProblem>,
     watch: Option<AbortHandle>,
+    /// It reports changes of nftables, too.
+    watches_nftables: bool,
 }
 
 impl Drop for Pod {
@@ -105,6 +114,7 @@ impl Pod {
             refused: None,
             told: Vec::new(),
             watch: None,
+            watches_nftables: false,
         }
     }
 
@@ -137,12 +147,13 @@ pub(super) struct Pods {
 impl Pods {
     /// Takes over what is to be done with each attachment.
     pub(super) fn set(&mut self, attachments: &BTreeMap<Key, Arc<Sandbox>>, intents: BTreeMap<Key, Intent>) {
-        self.all.retain(|key, pod| attachments.get(key) == Some(&pod.sandbox));
+        self.all.retain(|key, pod| attachments.get(key).is_some_and(|now| now.is_same_place(&pod.sandbox)));
         let is_of_this_program = std::mem::replace(&mut self.is_adopted, true);
         for (key, intent) in intents {
             let Some(sandbox) = attachments.get(&key) else { continue };
             let new = || Pod::new(Arc::clone(sandbox), intent.clone(), is_of_this_program);
             let pod = self.all.entry(key).or_insert_with(new);
+            pod.sandbox = Arc::clone(sandbox);
             match &intent {
                 Intent::Client(plan) => pod.plan = Some(plan.clone()),
                 Intent::Nothing | Intent::Gateway(_) => pod.plan = None,
@@ -169,6 +180,12 @@ impl Pods {
         clients.filter_map(|(key, pod)| Some((key, &pod.plan.as_ref()?.usable)))
     }
 
+    /// The Egresses of an attachment that can be used.
+    pub(super) fn usable_by(&self, key: &Key) -> BTreeSet<EgressName> {
+        let pod = self.all.get(key).filter(|pod| matches!(pod.intent, Intent::Client(_) | Intent::Keep(_)));
+        pod.and_then(|pod| pod.plan.as_ref()).map(|plan| plan.usable.clone()).unwrap_or_default()
+    }
+
     /// How many pods have tunnels or should have some.
     pub(super) fn clients(&self) -> usize {
         self.usable().count()
@@ -187,7 +204,9 @@ impl Pods {
                 Intent::Nothing => Some(Work::Nothing),
                 Intent::Ended | Intent::Unknown => None,
             };
-            if pod.wanted.as_ref().is_none_or(|work| *work == Work::Nothing)
+            let needs_nftables = pod.wanted.as_ref().is_some_and(Work::has_nftables);
+            let is_unneeded = pod.wanted.as_ref().is_none_or(|work| *work == Work::Nothing);
+            if (is_unneeded || needs_nftables && !pod.watches_nftables)
                 && let Some(watch) = pod.watch.take()
             {
                 watch.abort();
@@ -256,7 +275,9 @@ impl Pods {
             }
             return false;
         };
+        let has_nftables = work.has_nftables();
         (pod.is_running, pod.pause, pod.applied) = (false, FIRST_PAUSE, Some(work));
+        pod.watches_nftables = if watch.is_some() { has_nftables } else { pod.watches_nftables };
         if let Some(watch) = watch
             && let Some(earlier) = pod.watch.replace(watch)
         {

@@ -14,7 +14,9 @@ use fairlead_egress::EgressName;
 use fairlead_fou::Gateway;
 use fairlead_ipam::Key;
 use futures::FutureExt as _;
+use k8s_openapi::api::core::v1::Namespace as NamespaceObject;
 use k8s_openapi::api::networking::v1::ServiceCIDR;
+use kube::api::PartialObjectMeta;
 use kube::runtime::events::Reporter;
 use kube::runtime::reflector::Lookup;
 use kube::runtime::watcher::{self, Event};
@@ -28,7 +30,7 @@ use tokio_stream::wrappers::UnboundedReceiverStream;
 use super::super::inputs::Inputs;
 use super::super::objects::{SlimNode, SlimService};
 use super::super::registrar::{Client, Way};
-use super::super::{Attached, Egress, EgressDeps, EgressProblems, Gateways, Request};
+use super::super::{Attached, Egress, EgressDeps, EgressProblems, EgressSwitches, Gateways, Request};
 use crate::cni::Failure;
 use crate::container_locks::ContainerLocks;
 use crate::ipam::tests::{client, node};
@@ -145,6 +147,8 @@ pub(crate) struct Objects {
     pub(crate) egresses: Vec<EgressObject>,
     pub(crate) services: Vec<SlimService>,
     pub(crate) pods: Vec<SlimPod>,
+    pub(crate) namespaces: Vec<PartialObjectMeta<NamespaceObject>>,
+    pub(crate) switches: EgressSwitches,
 }
 
 /// The egress of a node.
@@ -156,6 +160,7 @@ pub(crate) struct Bed {
     pub(crate) egresses: Feed<EgressObject>,
     pub(crate) services: Feed<SlimService>,
     pub(crate) pods: Feed<SlimPod>,
+    pub(crate) namespaces: Feed<PartialObjectMeta<NamespaceObject>>,
     pub(crate) cached_pods: Arc<Cache<SlimPod>>,
     pub(crate) events: EventPublisher,
     pub(crate) problems: EgressProblems,
@@ -177,12 +182,15 @@ impl Bed {
         let (nodes, cached_nodes) = Feed::start(caches, "Nodes", Vec::new());
         let (pools, cached_pools) = Feed::start(caches, "AddressPools", Vec::new());
         let (ranges, cached_ranges) = Feed::start(caches, "ServiceCIDRs", Vec::new());
+        let (namespaces, cached_namespaces) = Feed::start(caches, "Namespaces", objects.namespaces);
         let (pods, cached_pods) = Feed::start(caches, "Pods", objects.pods);
         let cached_pods = Arc::new(cached_pods);
         let inputs = Inputs::of(
             (cached_egresses, cached_services, cached_nodes),
             Arc::new(cached_pools),
             Arc::new(cached_ranges),
+            Arc::new(cached_namespaces),
+            objects.switches,
         );
         let metrics = Metrics::default();
         let events = EventPublisher::start(
@@ -215,6 +223,7 @@ impl Bed {
             egresses,
             services,
             pods,
+            namespaces,
             cached_pods,
             events,
             problems,
@@ -233,13 +242,25 @@ impl Bed {
 
     /// An ADD, which has the container to itself as in `crate::cni`.
     pub(crate) async fn add(&self, pod: &Pod, chosen: &[(&str, &str)]) -> Result<(), Failure> {
+        self.add_labelled(pod, chosen, &[]).await
+    }
+
+    /// As [`Self::add`], of a pod with labels.
+    pub(crate) async fn add_labelled(
+        &self,
+        pod: &Pod,
+        chosen: &[(&str, &str)],
+        labels: &[(&str, &str)],
+    ) -> Result<(), Failure> {
         let _guard = self.locks.lock(&pod.key.container_id).await;
-        let request = Request {
+        let labels = labels.iter().map(|(label, value)| ((*label).to_owned(), (*value).to_owned()));
+        let mut request = Request {
             uid: Some("u1".to_owned()),
-            annotations: annotations(chosen).into_iter().collect(),
-            gateway_of: None,
+            annotations: annotations(chosen),
+            labels: labels.collect(),
+            ..Request::default()
         };
-        self.egress.examine("shop", &request).await?;
+        self.egress.examine("shop", &mut request).await?;
         self.egress.attach(&pod.key, request, pod.attached()).await
     }
 }
@@ -303,6 +324,16 @@ const NODE_RULES: &str = "
         }
     }";
 
+const OUTSIDE_RULES: &str = "
+    table inet node {
+        counter in_clear { }
+        counter encapsulated { }
+        chain received { type filter hook prerouting priority raw;
+            udp dport 9 counter name in_clear drop
+            udp dport 5555 counter name encapsulated drop
+        }
+    }";
+
 impl Pod {
     pub(crate) fn new() -> Self {
         let (inside, node) = (Namespace::new(), Namespace::new());
@@ -336,6 +367,51 @@ impl Pod {
     pub(crate) fn counted(&self, counter: &str) -> u64 {
         let listed = self.node.sh(&format!("nft list counter inet node {counter}"));
         listed.split_whitespace().skip_while(|word| *word != "packets").nth(1).unwrap().parse().unwrap()
+    }
+
+    /// Gives the node addresses behind the gateways, from which it reaches the pod by `eth0`, whose check of sources is strict. From then on
+    /// only packets that the pod sends on its own, to port 9, count as in clear.
+    pub(crate) fn open_from_outside(&self) {
+        self.inside.sh("for name in all eth0; do echo 1 > /proc/sys/net/ipv4/conf/$name/rp_filter; done");
+        let mac = self.inside.sh("ip -br link show eth0 | awk '{print $3}'").trim().to_owned();
+        let [ipv4, ipv6] = POD;
+        self.node.sh(&format!(
+            "ip addr add 203.0.113.1/32 dev host; ip addr add 192.168.10.1/32 dev host
+             ip -6 addr add 2001:db8::1/128 dev host nodad; ip -6 addr add fd10::1/128 dev host nodad
+             ip neigh replace {ipv4} lladdr {mac} dev host; ip -6 neigh replace {ipv6} lladdr {mac} dev host
+             ip route add {ipv4} dev host src 203.0.113.1; ip -6 route add {ipv6} dev host src 2001:db8::1
+             nft delete table inet node; nft '{OUTSIDE_RULES}'"
+        ));
+    }
+
+    /// Whether connections that the node opens to the pod are answered, of each family.
+    pub(crate) fn answers_tcp(&self) -> [bool; 2] {
+        POD.map(|address| {
+            let address: std::net::IpAddr = address.parse().unwrap();
+            let listener = self.inside.run(|| std::net::TcpListener::bind((address, 0)).unwrap());
+            let to = listener.local_addr().unwrap();
+            self.node.run(|| std::net::TcpStream::connect_timeout(&to, Duration::from_millis(100)).is_ok())
+        })
+    }
+
+    /// Whether a datagram from an address of the node to the pod is answered.
+    pub(crate) fn answers_udp(&self, from: &str) -> bool {
+        let from: std::net::IpAddr = from.parse().unwrap();
+        let address: std::net::IpAddr = POD[usize::from(from.is_ipv6())].parse().unwrap();
+        let (pause, mut buffer) = (Some(Duration::from_millis(100)), [0; 1]);
+        let pod = self.inside.run(|| std::net::UdpSocket::bind((address, 0)).unwrap());
+        let node = self.node.run(|| std::net::UdpSocket::bind((from, 0)).unwrap());
+        pod.set_read_timeout(pause).unwrap();
+        node.set_read_timeout(pause).unwrap();
+        node.send_to(b"x", pod.local_addr().unwrap()).unwrap();
+        let Ok((_, peer)) = pod.recv_from(&mut buffer) else { return false };
+        pod.send_to(b"y", peer).is_ok() && node.recv_from(&mut buffer).is_ok()
+    }
+
+    /// Sends a datagram from the node.
+    pub(crate) fn send_from_outside(&self, from: &str, to: &str) {
+        let socket = self.node.run(|| std::net::UdpSocket::bind(from).unwrap());
+        socket.send_to(b"x", to).unwrap();
     }
 
     /// Sends a datagram; the errno of a refusal.

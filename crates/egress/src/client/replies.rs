@@ -1,0 +1,43 @@
+//! Which connections that others open to a client pod are answered by `eth0` although their peers are destinations of an Egress: those
+//! of peers that the pod reaches through an Egress with `spec.originatingOnly`.
+
+use std::collections::BTreeMap;
+
+use fairlead_address::{Interval, IntervalSet, IpFamily};
+use fairlead_api::names::TABLE_EGRESS_NARROW;
+use ipnet::IpNet;
+
+/// The addresses of such peers, of one family. `routes` are the routes into links or of refusal by table and destination, and whether they
+/// are of an Egress that only takes connections which the pod opens.
+///
+/// For addresses that rules leave to the table `main` it may say either: these leave by `eth0` in any case.
+pub fn replies_by_uplink(
+    family: IpFamily,
+    routes: impl IntoIterator<Item = (u32, IpNet, bool)>,
+) -> IntervalSet {
+    let (mut narrow, mut wide) = (BTreeMap::new(), BTreeMap::new());
+    for (table, destination, originating_only) in routes {
+        if IpFamily::of(destination.addr()) == family {
+            let of = if table == TABLE_EGRESS_NARROW { &mut narrow } else { &mut wide };
+            of.insert((destination.prefix_len(), destination), originating_only);
+        }
+    }
+    let all_narrow = IntervalSet::from_prefixes(family, narrow.keys().map(|(_, destination)| destination));
+    let by_wide = of_table(family, &wide).subtract(&all_narrow);
+    union(&of_table(family, &narrow), &by_wide)
+}
+
+/// Those whose longest route is one of such an Egress. The routes are ordered by their length.
+fn of_table(family: IpFamily, routes: &BTreeMap<(u8, IpNet), bool>) -> IntervalSet {
+    let mut found = IntervalSet::empty(family);
+    for ((_, destination), originating_only) in routes {
+        let it = IntervalSet::from_prefixes(family, [destination]);
+        found = if *originating_only { union(&found, &it) } else { found.subtract(&it) };
+    }
+    found
+}
+
+fn union(a: &IntervalSet, b: &IntervalSet) -> IntervalSet {
+    let all: Vec<Interval> = a.intervals().iter().chain(b.intervals()).copied().collect();
+    IntervalSet::from_intervals(a.family(), all)
+}
