@@ -236,6 +236,11 @@ pub struct EgressStatus {
     /// Source addresses that the controller permits, and which gateway holds them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub source_addresses: Vec<EgressSourceAddress>,
+    /// Ranges of the cluster outside of private networks, joined: pools, ServiceCIDRs, addresses and podCIDRs of Nodes. Client pods reach
+    /// them by eth0. Not given before they are known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 2000), inner(length(max = 49)))]
+    pub cluster_ranges: Option<Vec<String>>,
     /// `Ready` is False, with the reason, while the gateways cannot be deployed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]

@@ -25,7 +25,9 @@ use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Api, Client, Resource, ResourceExt as _};
 use serde::de::DeserializeOwned;
 use serde_json::json;
+use tokio::sync::watch;
 
+use super::ranges::{self, Ranges};
 use super::reconcile::{Outcome, Reconciler};
 use super::write::Writer;
 use super::{Metrics, Settings};
@@ -67,7 +69,9 @@ pub(super) fn start(subsystem: &mut Subsystem, client: &Client, settings: &Setti
     let budgets: Cache<PodDisruptionBudget> = cache(subsystem, "PodDisruptionBudgets", client, ours());
     let accounts: Cache<ServiceAccount> = cache(subsystem, "ServiceAccounts", client, ours());
     let bindings: Cache<ClusterRoleBinding> = cache(subsystem, "ClusterRoleBindings", client, binding);
+    let (ranges, changed_ranges) = ranges::start(subsystem, client);
     let watches = [
+        changed_ranges,
         egresses.subscribe(),
         deployments.subscribe(),
         services.subscribe(),
@@ -92,6 +96,7 @@ pub(super) fn start(subsystem: &mut Subsystem, client: &Client, settings: &Setti
         image: settings.image.clone(),
         writer,
         stores,
+        ranges,
         events,
         metrics: metrics.clone(),
         memories: BTreeMap::new(),
@@ -120,6 +125,7 @@ struct Leader {
     image: Option<String>,
     writer: Arc<Writer>,
     stores: Stores,
+    ranges: watch::Receiver<Ranges>,
     events: EventPublisher,
     metrics: Metrics,
     /// By the UIDs of Egresses.
@@ -170,6 +176,7 @@ impl Leader {
             self.stores.clone(),
             defaults,
             shared,
+            self.ranges.borrow().clone(),
         );
         let outcomes: Vec<_> = stream::iter(due)
             .map(|egress| {

@@ -6,6 +6,7 @@
 //! it should be. An object of the same name that belongs to another owner stays as it is.
 
 mod leader;
+mod ranges;
 mod reconcile;
 mod write;
 

@@ -21,6 +21,7 @@ use serde::de::DeserializeOwned;
 use serde_json::json;
 
 use super::leader::Stores;
+use super::ranges::Ranges;
 use super::write::{Failure, MANAGER, Writer};
 
 /// What came of a look at an Egress.
@@ -39,6 +40,8 @@ pub(super) struct Reconciler {
     defaults: Defaults,
     /// What keeps the gateways of all Egresses from running.
     shared: Option<Finding>,
+    /// Of the cluster, for the status.
+    ranges: Ranges,
 }
 
 /// What an Egress has of each kind.
@@ -55,8 +58,9 @@ impl Reconciler {
         stores: Stores,
         defaults: Defaults,
         shared: Option<Finding>,
+        ranges: Ranges,
     ) -> Self {
-        Self { client, writer, stores, defaults, shared }
+        Self { client, writer, stores, defaults, shared, ranges }
     }
 
     pub(super) async fn reconcile(&self, egress: &Egress) -> Outcome {
@@ -157,7 +161,9 @@ impl Reconciler {
         let deployment = deployment.as_deref().filter(|deployment| is_owner(egress, *deployment));
         let finding = problem.cloned().unwrap_or_else(|| Finding::of(egress, deployment));
         let now = Time(jiff::Timestamp::now());
-        let Some(status) = status::due(egress, deployment, &finding, now) else { return true };
+        let Some(status) = status::due(egress, deployment, &finding, self.ranges.as_deref(), now) else {
+            return true;
+        };
         let name = egress.name_any();
         let patch = json!({
             "apiVersion": "coil.cybozu.com/v2", "kind": "Egress", "metadata": { "name": name }, "status": status,

@@ -33,7 +33,7 @@ use crate::EgressName;
 pub use link::{Link, SourcePort, link_name};
 pub use problem::{Problem, Problems};
 pub use replies::replies_by_uplink;
-pub use rules::{Rule, TABLE_MAIN, table_of};
+pub use rules::{Rule, TABLE_MAIN, cluster_ranges, table_of};
 
 /// A pod that asks for egress gateways.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -77,6 +77,11 @@ pub(super) fn rules(family: IpFamily, in_cluster: &PrefixSet) -> Result<Vec<Rule
     Ok(rules)
 }
 
+/// The fewest prefixes for the ranges of the cluster, of both families, that need a rule of their own: for the status of Egresses.
+pub fn cluster_ranges(in_cluster: &PrefixSet) -> Vec<IpNet> {
+    IpFamily::BOTH.into_iter().flat_map(|family| ranges(family, in_cluster)).collect()
+}
+
 /// The fewest prefixes for the ranges of the cluster that no other rule keeps in the table `main`.
 fn ranges(family: IpFamily, in_cluster: &PrefixSet) -> Vec<IpNet> {
     let kept: Vec<IpNet> = private(family).iter().copied().chain([link_local(family)]).collect();

@@ -337,6 +337,10 @@ proptest! {
                 prop_assert_eq!(answered_by_eth0, of.unwrap().originating_only, "{}", address);
             }
         }
+        // What the controller writes into the status gives the same.
+        let written = cluster_ranges(&in_cluster.iter().collect()).into_iter().collect();
+        let again = super::routing(&pod, &egresses, &written).unwrap();
+        prop_assert_eq!((&again.ipv4.unwrap(), &again.ipv6.unwrap()), (&ipv4, &ipv6));
         for family in [&ipv4, &ipv6] {
             // Outer packets leave by eth0.
             for link in &family.links {

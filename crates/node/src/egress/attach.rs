@@ -169,6 +169,11 @@ impl Shared {
             Reason::ApiServerUnavailable,
             "the pod asks for egress gateways, and it is not known which there are",
         );
+        if self.deps.inputs.lacks_ranges() {
+            return Err(failure.details(
+                "no Egress has status.clusterRanges, which the controller of egress gateways writes: see whether it runs, and is as new as this program",
+            ));
+        }
         let refusal = self.deps.inputs.refusal();
         Err(match refusal {
             Some(refusal) => failure.details(format!("{refusal}; grant what deploy/rbac/node.yaml grants")),

@@ -10,12 +10,14 @@ mod walk;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use fairlead_address::{DualStackAddrs, IpFamily};
+use fairlead_address::{DualStackAddrs, IpFamily, PrefixSet};
 use fairlead_api::names::ANNOTATION_EGRESS_PREFIX;
 use fairlead_api::resources::{AddressPool, Egress};
+use fairlead_cluster::nodes::SlimNode;
 use fairlead_cluster::pods::SlimPod;
 use fairlead_egress::EgressName;
 use fairlead_egress::annotation::chosen;
+use fairlead_egress::client::cluster_ranges;
 use fairlead_egress::selectors::{Candidate, PodSelectors};
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::Namespace;
@@ -24,7 +26,7 @@ use k8s_openapi::api::networking::v1::ServiceCIDR;
 use kube::api::{ObjectMeta, PartialObjectMeta};
 
 use super::egress_annotations;
-use super::objects::{SlimNode, SlimService, name_of, subnets};
+use super::objects::{SlimService, name_of, ranges_of, subnets};
 use super::plan::{Asking, Cluster, Plan, plan, usable};
 use super::problem::EgressProblem;
 use super::registrar::endpoints::{CachedSlice, Endpoints, GatewayEndpoint, GatewayUid, joined, limit};
@@ -114,6 +116,8 @@ impl Selection {
 #[derive(Debug)]
 pub struct Known {
     cluster: Cluster,
+    /// All ranges of the cluster, also those in private networks: gateways forward nothing to them.
+    in_cluster: PrefixSet,
     selection: Selection,
     endpoints: Option<Endpoints>,
     /// Pod and node of each gateway, where the slices name them.
@@ -245,7 +249,14 @@ impl Known {
         let cidrs = objects.service_ranges.iter().filter_map(|range| range.spec.as_ref()?.cidrs.as_ref());
         let services = cidrs.flatten().filter_map(|text| text.parse::<IpNet>().ok());
         let pools = objects.pools.iter().flat_map(subnets);
-        let ranges = pools.chain(services).chain(objects.nodes.iter().flat_map(SlimNode::ranges));
+        let ranges: Vec<IpNet> =
+            pools.chain(services).chain(objects.nodes.iter().flat_map(ranges_of)).collect();
+        let mut cluster = Cluster::of(&objects.egresses, &objects.services);
+        let in_cluster: PrefixSet = ranges.iter().collect();
+        for known in cluster.egresses.values_mut() {
+            // What the controller is about to write.
+            known.cluster_ranges.get_or_insert_with(|| cluster_ranges(&in_cluster));
+        }
         let mut places = BTreeMap::new();
         for endpoint in objects.slices.iter().flatten().flat_map(|slice| &slice.endpoints) {
             let target = endpoint.target_ref.as_ref().filter(|target| target.kind.as_deref() == Some("Pod"));
@@ -258,7 +269,8 @@ impl Known {
         }
         let slices = objects.slices.as_ref().map(|all| all.iter().map(CachedSlice::new).collect::<Vec<_>>());
         Self {
-            cluster: Cluster::of(&objects.egresses, &objects.services, ranges),
+            cluster,
+            in_cluster,
             selection: Selection::of(&objects.egresses, &objects.namespaces),
             endpoints: slices.map(|slices| joined(&slices)),
             places,

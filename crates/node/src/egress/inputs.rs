@@ -1,4 +1,4 @@
-//! What the API server says of Egresses, their Services and the ranges of the cluster.
+//! What the API server says of Egresses, with the ranges of the cluster in their status, and of their Services.
 //!
 //! Only Egresses are watched on a node that has no client pod: they may select one. The other watches begin with the first client.
 
@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use fairlead_api::resources::{AddressPool, Egress};
+use fairlead_api::resources::{Egress, EgressStatus};
 use fairlead_cluster::caches::{self, Cache, Refusal};
 use fairlead_cluster::lean;
 use fairlead_cluster::subsystem::Subsystem;
@@ -15,7 +15,6 @@ use fairlead_egress::objects::selector_of_all;
 use fairlead_egress::selectors::{Candidate, Labels, PodSelectors};
 use futures::{Stream, StreamExt as _, stream};
 use k8s_openapi::api::core::v1::Namespace;
-use k8s_openapi::api::networking::v1::ServiceCIDR;
 use kube::api::PartialObjectMeta;
 use kube::runtime::reflector::ObjectRef;
 use kube::runtime::{WatchStreamExt as _, watcher};
@@ -23,9 +22,8 @@ use kube::{Api, Client};
 use tokio::sync::watch;
 
 use super::EgressSwitches;
-use super::objects::{SlimNode, SlimService, name_of, subnets};
+use super::objects::{SlimService, name_of, written_ranges};
 use super::plan::Cluster;
-use crate::members::cluster_addresses::service_prefixes;
 
 /// How long an ADD waits for first lists.
 const FIRST_LISTS_TIMEOUT: Duration = Duration::from_secs(2);
@@ -36,9 +34,6 @@ const POLL_INTERVAL: Duration = Duration::from_millis(5);
 pub(crate) struct Inputs {
     pub(super) egresses: Cache<Egress>,
     services: Cache<SlimService>,
-    nodes: Cache<SlimNode>,
-    pools: Arc<Cache<AddressPool>>,
-    service_ranges: Arc<Cache<ServiceCIDR>>,
     namespaces: Arc<Cache<PartialObjectMeta<Namespace>>>,
     /// Whether the watches were asked for.
     wanted: watch::Sender<bool>,
@@ -52,15 +47,13 @@ pub(crate) struct Inputs {
 /// Egresses that select pods.
 pub(crate) type Selectors = BTreeMap<EgressName, PodSelectors>;
 
-type Generations = [u64; 5];
+type Generations = [u64; 2];
 
 impl Inputs {
     /// Starts to watch Egresses, unless egress is off, and prepares the other watches; the first client pod starts them.
     pub(crate) fn start(
         subsystem: &mut Subsystem,
         client: &Client,
-        pools: Arc<Cache<AddressPool>>,
-        service_ranges: Arc<Cache<ServiceCIDR>>,
         namespaces: Arc<Cache<PartialObjectMeta<Namespace>>>,
         switches: EgressSwitches,
     ) -> Self {
@@ -69,17 +62,16 @@ impl Inputs {
         let enabled = watch::channel(switches.enabled).1;
         let egresses = watcher(Api::<Egress>::all(client.clone()), caches::config()).modify(|egress| {
             lean::identified(egress);
-            (egress.spec.template, egress.status) = (None, None);
+            egress.spec.template = None;
+            // Of the status only what the plans need.
+            let cluster_ranges = egress.status.take().and_then(|status| status.cluster_ranges);
+            egress.status = Some(EgressStatus { cluster_ranges, ..EgressStatus::default() });
         });
         let of_egresses = caches::config().labels(&selector_of_all());
         let services = watcher(Api::<SlimService>::all(client.clone()), of_egresses).modify(lean::identified);
-        let nodes = watcher(Api::<SlimNode>::all(client.clone()), caches::config()).modify(lean::identified);
         Self {
             egresses: caches::start(subsystem, "Egresses", once_wanted(enabled, egresses)),
-            services: caches::start(subsystem, "Services of Egresses", once_wanted(gate.clone(), services)),
-            nodes: caches::start(subsystem, "ranges of Nodes", once_wanted(gate, nodes)),
-            pools,
-            service_ranges,
+            services: caches::start(subsystem, "Services of Egresses", once_wanted(gate, services)),
             namespaces,
             wanted,
             switches,
@@ -91,25 +83,12 @@ impl Inputs {
     /// With caches of tests.
     #[cfg(test)]
     pub(super) fn of(
-        (egresses, services, nodes): (Cache<Egress>, Cache<SlimService>, Cache<SlimNode>),
-        pools: Arc<Cache<AddressPool>>,
-        service_ranges: Arc<Cache<ServiceCIDR>>,
+        (egresses, services): (Cache<Egress>, Cache<SlimService>),
         namespaces: Arc<Cache<PartialObjectMeta<Namespace>>>,
         switches: EgressSwitches,
     ) -> Self {
         let (wanted, cluster, selectors) = (watch::Sender::new(true), Mutex::default(), Mutex::default());
-        Self {
-            egresses,
-            services,
-            nodes,
-            pools,
-            service_ranges,
-            namespaces,
-            wanted,
-            switches,
-            cluster,
-            selectors,
-        }
+        Self { egresses, services, namespaces, wanted, switches, cluster, selectors }
     }
 
     /// Whether pods may have egress gateways on this node.
@@ -193,18 +172,20 @@ impl Inputs {
         self.wanted.send_if_modified(|wanted| !std::mem::replace(wanted, true));
     }
 
-    /// Whether everything is known that a plan needs. An API server that has no ServiceCIDRs or AddressPools shows none.
+    /// Whether everything is known that a plan needs: the controller writes the ranges of the cluster into the status of Egresses.
     pub(crate) fn is_ready(&self) -> bool {
-        self.egresses.is_ready()
-            && self.services.is_ready()
-            && self.nodes.is_ready()
-            && self.pools.has_answer()
-            && self.service_ranges.has_answer()
+        self.egresses.is_ready() && self.services.is_ready() && !self.lacks_ranges()
     }
 
-    /// Why the API server shows no Egresses, Services or Nodes.
+    /// Whether there are Egresses, and none says the ranges of the cluster.
+    pub(crate) fn lacks_ranges(&self) -> bool {
+        let egresses = self.egresses.store.state();
+        !egresses.is_empty() && egresses.iter().all(|egress| written_ranges(egress).is_none())
+    }
+
+    /// Why the API server shows no Egresses or Services.
     pub(crate) fn refusal(&self) -> Option<Refusal> {
-        self.egresses.refusal().or_else(|| self.services.refusal()).or_else(|| self.nodes.refusal())
+        self.egresses.refusal().or_else(|| self.services.refusal())
     }
 
     /// Waits until [`Self::is_ready`], up to 2 s, and says whether it is.
@@ -219,13 +200,7 @@ impl Inputs {
     }
 
     fn generations(&self) -> Generations {
-        [
-            self.egresses.generation(),
-            self.services.generation(),
-            self.nodes.generation(),
-            self.pools.generation(),
-            self.service_ranges.generation(),
-        ]
+        [self.egresses.generation(), self.services.generation()]
     }
 
     /// What is known now.
@@ -238,7 +213,7 @@ impl Inputs {
             return Arc::clone(cluster);
         }
         let read = self.read();
-        // Most changes of Nodes are none of their ranges.
+        // Most changes of a status are none of what is read of it.
         let same = last.as_ref().map(|(_, cluster)| cluster).filter(|cluster| ***cluster == read).cloned();
         let cluster = same.unwrap_or_else(|| Arc::new(read));
         *last = Some((generations, Arc::clone(&cluster)));
@@ -246,40 +221,26 @@ impl Inputs {
     }
 
     fn read(&self) -> Cluster {
-        let nodes = self.nodes.store.state();
-        let pools = self.pools.store.state();
-        let services = service_prefixes(&self.service_ranges);
-        let subnets = pools.iter().flat_map(|pool| subnets(pool));
-        let ranges = subnets.chain(services).chain(nodes.iter().flat_map(|node| node.ranges()));
-        let cluster = Cluster::of(self.egresses.store.state(), self.services.store.state(), ranges);
+        let cluster = Cluster::of(self.egresses.store.state(), self.services.store.state());
         Cluster { originating_only: self.switches.originating_only, ..cluster }
     }
 
     /// Resolves at the next change of any of it. Cancel safe.
     pub(crate) fn subscribe(&self) -> InputChanges {
-        InputChanges([
-            self.egresses.subscribe(),
-            self.services.subscribe(),
-            self.nodes.subscribe(),
-            self.pools.subscribe(),
-            self.service_ranges.subscribe(),
-        ])
+        InputChanges([self.egresses.subscribe(), self.services.subscribe()])
     }
 }
 
 /// Changes of [`Inputs`].
-pub(crate) struct InputChanges([watch::Receiver<u64>; 5]);
+pub(crate) struct InputChanges([watch::Receiver<u64>; 2]);
 
 impl InputChanges {
     /// Waits for the next one.
     pub(crate) async fn changed(&mut self) {
-        let [egresses, services, nodes, pools, ranges] = &mut self.0;
+        let [egresses, services] = &mut self.0;
         tokio::select! {
             _ = egresses.changed() => {}
             _ = services.changed() => {}
-            _ = nodes.changed() => {}
-            _ = pools.changed() => {}
-            _ = ranges.changed() => {}
         }
     }
 }

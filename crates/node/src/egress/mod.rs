@@ -1,6 +1,6 @@
 //! Egress NAT: the pods of this node that use egress gateways.
 //!
-//! * [`inputs`]: Egresses, their Services, the ranges of the cluster; watched once there is a client pod.
+//! * [`inputs`]: Egresses, and once there is a client pod their Services.
 //! * [`objects`]: what is read of them.
 //! * [`explain`]: which way the packets of a pod take, for the command line.
 //! * [`plan`]: what a pod should have. Pure; [`problem`] says why it does not get it.
@@ -48,7 +48,7 @@ pub(crate) use attach::{Attached, Request};
 pub(crate) use inputs::Inputs;
 use intent::Knowledge;
 use metrics::EgressMetrics;
-pub use objects::{SlimNode, SlimService};
+pub use objects::SlimService;
 use plan::Cluster;
 pub use problem::{EgressProblem, EgressReason};
 pub(crate) use registrar::metrics::RegistrarMetrics;

@@ -7,10 +7,11 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use fairlead_api::resources::{AddressPool, Egress};
+use fairlead_cluster::nodes::SlimNode;
 use fairlead_egress::EgressName;
 use fairlead_egress::client::SourcePort;
 use ipnet::IpNet;
-use k8s_openapi::api::core::v1::{Node, Service};
+use k8s_openapi::api::core::v1::Service;
 use kube::Resource;
 use kube::api::ObjectMeta;
 use serde::{Deserialize, Serialize};
@@ -57,37 +58,6 @@ struct ClientIp {
     timeout_seconds: Option<u64>,
 }
 
-/// A Node: where it is, and its pods are; other fields are not even parsed.
-#[derive(Resource, Serialize, Deserialize, Clone, Debug, Default)]
-#[resource(inherit = Node)]
-pub struct SlimNode {
-    #[serde(default)]
-    metadata: ObjectMeta,
-    #[serde(default)]
-    spec: NodeFields,
-    #[serde(default)]
-    status: NodeState,
-}
-
-#[derive(Serialize, Deserialize, Clone, Debug, Default)]
-#[serde(default)]
-struct NodeFields {
-    #[serde(rename = "podCIDRs")]
-    pod_cidrs: Vec<String>,
-}
-
-#[derive(Serialize, Deserialize, Clone, Debug, Default)]
-#[serde(default)]
-struct NodeState {
-    addresses: Vec<NodeAddress>,
-}
-
-#[derive(Serialize, Deserialize, Clone, Debug, Default)]
-#[serde(default)]
-struct NodeAddress {
-    address: String,
-}
-
 impl SlimService {
     fn known(&self) -> KnownService {
         let spec = &self.spec;
@@ -105,13 +75,16 @@ impl SlimService {
     }
 }
 
-impl SlimNode {
-    /// Its addresses, and the networks of its pods.
-    pub(super) fn ranges(&self) -> impl Iterator<Item = IpNet> + '_ {
-        let addresses = self.status.addresses.iter().filter_map(|it| it.address.parse::<IpAddr>().ok());
-        let pods = self.spec.pod_cidrs.iter().filter_map(|text| text.parse::<IpNet>().ok());
-        addresses.map(IpNet::from).chain(pods)
-    }
+/// Addresses of a Node, and the networks of its pods.
+pub(super) fn ranges_of(node: &SlimNode) -> impl Iterator<Item = IpNet> + '_ {
+    let pods = node.pod_cidrs().iter().filter_map(|text| text.parse::<IpNet>().ok());
+    node.addresses().map(IpNet::from).chain(pods)
+}
+
+/// The ranges of the cluster as the controller has written them into the status of an Egress; `None` before it has.
+pub(super) fn written_ranges(egress: &Egress) -> Option<impl Iterator<Item = IpNet> + '_> {
+    let written = egress.status.as_ref()?.cluster_ranges.as_ref()?;
+    Some(written.iter().filter_map(|text| text.parse::<IpNet>().ok()))
 }
 
 fn known_egress(egress: &Egress) -> KnownEgress {
@@ -121,17 +94,17 @@ fn known_egress(egress: &Egress) -> KnownEgress {
             .map_err(|error| error.to_string()),
         source_port: if spec.fou_source_port_auto { SourcePort::Auto } else { SourcePort::Fixed },
         originating_only: spec.originating_only,
+        cluster_ranges: written_ranges(egress).map(Iterator::collect),
         allowed_namespaces: spec.allowed_namespaces.as_ref().map(|all| all.iter().cloned().collect()),
         service: None,
     }
 }
 
 impl Cluster {
-    /// What client pods are planned by. `ranges` is what they reach by `eth0`. A Service without an Egress of its name does not count.
+    /// What client pods are planned by. A Service without an Egress of its name does not count.
     pub(super) fn of(
         egresses: impl IntoIterator<Item = impl Borrow<Egress>>,
         services: impl IntoIterator<Item = impl Borrow<SlimService>>,
-        ranges: impl IntoIterator<Item = IpNet>,
     ) -> Self {
         let known = |egress: &Egress| (name_of(&egress.metadata), known_egress(egress));
         let mut egresses: BTreeMap<EgressName, KnownEgress> =
@@ -142,7 +115,7 @@ impl Cluster {
                 egress.service = Some(service.known());
             }
         }
-        Self { egresses, in_cluster: ranges.into_iter().collect(), originating_only: false }
+        Self { egresses, originating_only: false }
     }
 }
 
@@ -200,7 +173,7 @@ mod tests {
             ] },
         }))
         .unwrap();
-        let ranges: Vec<String> = node.ranges().map(|range| range.to_string()).collect();
+        let ranges: Vec<String> = ranges_of(&node).map(|range| range.to_string()).collect();
         assert_eq!(ranges, ["192.0.2.1/32", "10.244.1.0/24"]);
     }
 }

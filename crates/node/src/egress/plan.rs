@@ -23,8 +23,6 @@ use super::routing::client_routing;
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Cluster {
     pub(crate) egresses: BTreeMap<EgressName, KnownEgress>,
-    /// What a pod reaches by `eth0` although it may lie in a destination.
-    pub(crate) in_cluster: PrefixSet,
     /// Of Egresses that do not say `spec.originatingOnly`: the flag of the node program.
     pub(crate) originating_only: bool,
 }
@@ -37,6 +35,9 @@ pub(crate) struct KnownEgress {
     pub(crate) source_port: SourcePort,
     /// Replies to connections that others open leave by `eth0`; `None` is as the node program has it.
     pub(crate) originating_only: Option<bool>,
+    /// What a pod reaches by `eth0` although it may lie in a destination (`status.clusterRanges`); `None` before it is written. Only pods that
+    /// use the Egress go by it, so that who can write one status cannot open a way for the packets of others.
+    pub(crate) cluster_ranges: Option<Vec<IpNet>>,
     /// `None` is all.
     pub(crate) allowed_namespaces: Option<BTreeSet<String>>,
     pub(crate) service: Option<KnownService>,
@@ -115,6 +116,9 @@ pub(crate) fn usable<'a>(
     }
     let destinations = known.destinations.as_ref();
     let destinations = destinations.map_err(|error| EgressProblem::invalid_destination(egress, error))?;
+    if known.cluster_ranges.is_none() {
+        return Err(EgressProblem::ranges_unknown(egress));
+    }
     let service = known.service.as_ref().filter(|service| !service.cluster_ips.is_empty());
     let service = service.ok_or_else(|| EgressProblem::service_missing(egress))?;
     Ok((destinations, known, service))
@@ -156,7 +160,9 @@ pub(crate) fn plan(cluster: &Cluster, pod: &Asking) -> Result<Plan, EgressProble
         }
     }
     let client = ClientPod { addresses: pod.addresses, mtu: pod.mtu };
-    let planned = routing(&client, &gateways, &cluster.in_cluster)?;
+    let used = pod.chosen.iter().filter_map(|egress| cluster.egresses.get(egress)?.cluster_ranges.as_ref());
+    let in_cluster: PrefixSet = used.flatten().collect();
+    let planned = routing(&client, &gateways, &in_cluster)?;
     let mut tunnels = Vec::new();
     let links = [&planned.ipv4, &planned.ipv6].into_iter().flatten().flat_map(|family| &family.links);
     for link in links {

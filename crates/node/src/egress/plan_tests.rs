@@ -17,6 +17,7 @@ fn known(cluster_ips: &[&str], destinations: &[&str]) -> KnownEgress {
         destinations: Ok(prefixes(destinations)),
         source_port: SourcePort::Fixed,
         originating_only: None,
+        cluster_ranges: Some(Vec::new()),
         allowed_namespaces: None,
         service: Some(KnownService {
             cluster_ips: cluster_ips.iter().map(|text| text.parse::<IpAddr>().unwrap()).collect(),
@@ -121,9 +122,17 @@ fn a_contradiction_is_an_error_with_the_reason() {
 
 #[test]
 fn the_ranges_of_the_cluster_have_rules() {
-    let mut cluster = cluster([("a", known(&["10.68.0.1"], &["0.0.0.0/0"]))]);
-    cluster.in_cluster =
-        ["100.64.0.0/16", "10.0.0.0/8"].iter().map(|it| it.parse::<IpNet>().unwrap()).collect();
+    let of = |ranges: Option<&str>, ip: &str, destination: &str| KnownEgress {
+        cluster_ranges: ranges.map(|text| vec![text.parse().unwrap()]),
+        ..known(&[ip], &[destination])
+    };
+    let cluster = cluster([
+        ("a", of(Some("100.64.0.0/16"), "10.68.0.1", "0.0.0.0/0")),
+        ("b", of(Some("0.0.0.0/1"), "10.68.0.2", "9.9.9.0/24")),
+        ("c", of(None, "10.68.0.3", "8.8.8.0/24")),
+    ]);
+    let problem = usable(&cluster, "shop", &name("c")).unwrap_err();
+    assert_eq!(problem.reason, EgressReason::RangesUnknown);
     let plan = plan(&cluster, &asking(&["a"])).unwrap();
     let rules = &plan.routing.ipv4.as_ref().unwrap().rules;
     let own: Vec<&ClientRule> =

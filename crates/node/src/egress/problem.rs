@@ -29,6 +29,8 @@ pub enum EgressReason {
     NotAllowed,
     /// No gateway has taken the pod as its client.
     NotRegistered,
+    /// The controller has not written `status.clusterRanges` yet.
+    RangesUnknown,
     /// The two links would have one name.
     SameLink,
     /// Two Egresses have the same destination.
@@ -45,7 +47,7 @@ pub enum EgressReason {
 
 impl EgressReason {
     /// All of them.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::AnnotationInvalid,
         Self::DestinationInvalid,
         Self::Disabled,
@@ -56,6 +58,7 @@ impl EgressReason {
         Self::NoServiceAddress,
         Self::NotAllowed,
         Self::NotRegistered,
+        Self::RangesUnknown,
         Self::SameLink,
         Self::SamePrefix,
         Self::ServiceMissing,
@@ -77,6 +80,7 @@ impl EgressReason {
             Self::NoServiceAddress => "EgressNoServiceAddress",
             Self::NotAllowed => "EgressNotAllowed",
             Self::NotRegistered => "EgressNotRegistered",
+            Self::RangesUnknown => "EgressRangesUnknown",
             Self::SameLink => "EgressSameLink",
             Self::SamePrefix => "EgressSamePrefix",
             Self::ServiceMissing => "EgressServiceMissing",
@@ -88,7 +92,14 @@ impl EgressReason {
 
     /// Whether it may be over when the runtime tries again, without a change of the pod.
     pub fn is_temporary(self) -> bool {
-        matches!(self, Self::NoServiceAddress | Self::NotRegistered | Self::ServiceMissing | Self::Unknown)
+        matches!(
+            self,
+            Self::NoServiceAddress
+                | Self::NotRegistered
+                | Self::RangesUnknown
+                | Self::ServiceMissing
+                | Self::Unknown
+        )
     }
 }
 
@@ -123,6 +134,14 @@ impl EgressProblem {
             "Egress {egress} has no Service with an address yet: the controller of egress gateways makes it"
         );
         Self::new(EgressReason::ServiceMissing, message)
+    }
+
+    pub(super) fn ranges_unknown(egress: &EgressName) -> Self {
+        let message = format!(
+            "Egress {egress} has no status.clusterRanges yet: the controller of egress gateways writes the ranges of the cluster there; see \
+             whether it runs, and is as new as the node program"
+        );
+        Self::new(EgressReason::RangesUnknown, message)
     }
 
     pub(super) fn invalid_destination(egress: &EgressName, error: &str) -> Self {

@@ -134,6 +134,32 @@ async fn the_change_of_one_destination_touches_only_its_routes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn the_ranges_of_the_cluster_are_those_of_the_status_of_the_egresses_that_a_pod_uses() {
+    let (bed, pod) = client().await;
+    let ranges = |of: &str, destinations: &[&str], ranges: Option<&str>| {
+        let mut egress = egress(of, destinations);
+        egress.status.as_mut().unwrap().cluster_ranges = ranges.map(|range| vec![range.to_owned()]);
+        egress
+    };
+    bed.egresses.apply(ranges(DOMESTIC, &["192.168.10.0/24"], Some("100.64.0.0/10")));
+    // Of no pod.
+    bed.egresses.apply(ranges("other/nat", &["9.9.9.0/24"], Some("0.0.0.0/0")));
+    let has = || pod.shown("ip rule").contains("2003: from all to 100.64.0.0/10 lookup main 2100:");
+    within(2 * SECOND, "the range", has).await;
+    reaches_gateways(&pod);
+    // Nobody has written any yet, as a controller that is older: what is there stays.
+    bed.egresses.delete(egress("other/nat", &[]));
+    bed.egresses.apply(ranges(DOMESTIC, &["192.168.10.0/24"], None));
+    bed.egresses.apply(ranges(INTERNET, &["0.0.0.0/0", "::/0"], None));
+    tokio::time::sleep(SECOND).await;
+    assert!(has() && bed.gateways.clients(INTERNET) == ["u1"]);
+    reaches_gateways(&pod);
+    bed.egresses.apply(egress(DOMESTIC, &["192.168.10.0/24"]));
+    bed.egresses.apply(egress(INTERNET, &["0.0.0.0/0", "::/0"]));
+    within(2 * SECOND, "the range is gone", || has_what_the_article_prints(&pod)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_others_flush_is_back_within_a_second_and_nothing_leaves_in_clear() {
     let (_bed, pod) = client().await;
     // The reconciler has compared once, and watches.

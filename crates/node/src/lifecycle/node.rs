@@ -256,16 +256,9 @@ impl Node {
             node: settings.node.clone(),
             metrics: self.metrics.egress_registrations.clone(),
         };
-        let (pools, ranges) = (Arc::clone(&caches.pools), Arc::clone(&caches.service_ranges));
+        let namespaces = Arc::clone(&caches.namespaces);
         let deps = EgressDeps {
-            inputs: Inputs::start(
-                subsystem,
-                &self.client,
-                pools,
-                ranges,
-                Arc::clone(&caches.namespaces),
-                settings.egress,
-            ),
+            inputs: Inputs::start(subsystem, &self.client, namespaces, settings.egress),
             gateways: Arc::new(Registrar::start(registrar, subsystem)),
             pods: Arc::clone(&caches.pods),
             ipam: Arc::clone(&ipam.ipam),

@@ -5,6 +5,7 @@
 
 mod bed;
 mod command_line;
+mod status;
 
 use anyhow::ensure;
 use serde_json::{Value, json};
@@ -389,6 +390,11 @@ fn the_controller_has_no_rights_that_it_does_not_need() {
         ("patch", "clusterrolebindings/coil-egress", "default", true),
         ("bind", "clusterroles/coil-egress", "default", true),
         ("get", "pods", "kube-system", true),
+        ("watch", "nodes", "default", true),
+        ("watch", "addresspools.coil.cybozu.com", "default", true),
+        ("watch", "servicecidrs.networking.k8s.io", "default", true),
+        ("patch", "nodes", "default", false),
+        ("patch", "addresspools.coil.cybozu.com", "default", false),
         ("patch", "clusterrolebindings/cluster-admin", "default", false),
         ("bind", "clusterroles/cluster-admin", "default", false),
         ("escalate", "clusterroles/coil-egress", "default", false),

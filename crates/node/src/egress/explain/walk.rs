@@ -95,7 +95,7 @@ impl Known {
             return PacketWay::Refused(self.why_refused(pod, plan, route));
         };
         let egress = &tunnel.egress;
-        if self.cluster.in_cluster.contains(destination) || is_special(destination) {
+        if self.in_cluster.contains(destination) || is_special(destination) {
             let message = format!(
                 "the packet would go to a gateway of Egress {egress} (destination {}), which drops it, as gateways forward nothing to \
                  pods, Services, nodes, link-local and multicast addresses: choose destinations without them",

@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use fairlead_api::resources::{AddressPool, Egress as EgressObject};
+use fairlead_api::resources::Egress as EgressObject;
 use fairlead_cluster::caches::{self, Cache};
 use fairlead_cluster::events::EventPublisher;
 use fairlead_cluster::pods::{self, SlimPod};
@@ -15,7 +15,6 @@ use fairlead_fou::Gateway;
 use fairlead_ipam::Key;
 use futures::FutureExt as _;
 use k8s_openapi::api::core::v1::Namespace as NamespaceObject;
-use k8s_openapi::api::networking::v1::ServiceCIDR;
 use kube::api::PartialObjectMeta;
 use kube::runtime::events::Reporter;
 use kube::runtime::reflector::Lookup;
@@ -28,7 +27,7 @@ use tokio::task::JoinSet;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 
 use super::super::inputs::Inputs;
-use super::super::objects::{SlimNode, SlimService};
+use super::super::objects::SlimService;
 use super::super::registrar::{Client, Way};
 use super::super::{Attached, Egress, EgressDeps, EgressProblems, EgressSwitches, Gateways, Request};
 use crate::cni::Failure;
@@ -166,7 +165,6 @@ pub(crate) struct Bed {
     pub(crate) problems: EgressProblems,
     directory: Arc<TempDir>,
     _tasks: JoinSet<()>,
-    _others: (Feed<SlimNode>, Feed<AddressPool>, Feed<ServiceCIDR>),
 }
 
 impl Bed {
@@ -179,19 +177,11 @@ impl Bed {
         let caches = supervisor.subsystem("caches");
         let (egresses, cached_egresses) = Feed::start(caches, "Egresses", objects.egresses);
         let (services, cached_services) = Feed::start(caches, "Services", objects.services);
-        let (nodes, cached_nodes) = Feed::start(caches, "Nodes", Vec::new());
-        let (pools, cached_pools) = Feed::start(caches, "AddressPools", Vec::new());
-        let (ranges, cached_ranges) = Feed::start(caches, "ServiceCIDRs", Vec::new());
         let (namespaces, cached_namespaces) = Feed::start(caches, "Namespaces", objects.namespaces);
         let (pods, cached_pods) = Feed::start(caches, "Pods", objects.pods);
         let cached_pods = Arc::new(cached_pods);
-        let inputs = Inputs::of(
-            (cached_egresses, cached_services, cached_nodes),
-            Arc::new(cached_pools),
-            Arc::new(cached_ranges),
-            Arc::new(cached_namespaces),
-            objects.switches,
-        );
+        let inputs =
+            Inputs::of((cached_egresses, cached_services), Arc::new(cached_namespaces), objects.switches);
         let metrics = Metrics::default();
         let events = EventPublisher::start(
             supervisor.subsystem("events"),
@@ -229,7 +219,6 @@ impl Bed {
             problems,
             directory,
             _tasks: tasks,
-            _others: (nodes, pools, ranges),
         }
     }
 
@@ -277,7 +266,7 @@ pub(crate) fn egress(of: &str, destinations: &[&str]) -> EgressObject {
     let EgressName { namespace, name } = name(of);
     serde_json::from_value(json!({
         "apiVersion": "coil.cybozu.com/v2", "kind": "Egress", "metadata": { "namespace": namespace, "name": name },
-        "spec": { "destinations": destinations },
+        "spec": { "destinations": destinations }, "status": { "clusterRanges": [] },
     }))
     .unwrap()
 }
