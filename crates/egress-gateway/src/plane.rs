@@ -10,7 +10,7 @@ use fairlead_address::IpFamily;
 use fairlead_api::fou::is_link_name;
 use fairlead_dataplane::egress_gateway::{self, Applier, GatewayRouting, GatewayTraffic};
 use fairlead_dataplane::uplink::{forward_in_gateway, forwards, is_reverse_path_strict};
-use fairlead_fou::{Counters, Peer, Settings, TunnelLink, Tunnels, link_mtu, link_name};
+use fairlead_fou::{ClientTraffic, Counters, Peer, Settings, TunnelLink, Tunnels, link_mtu, link_name};
 use fairlead_netlink::route::{KIND_IFB, Link, RouteSocket, delete_link};
 use ipnet::IpNet;
 
@@ -34,6 +34,8 @@ pub struct Desired {
     pub clients: BTreeSet<IpAddr>,
     /// Prefixes that clients may (`true`) and may not (`false`) send to.
     pub destinations: BTreeMap<IpNet, bool>,
+    /// How many connections a client may have at a time.
+    pub max_connections: Option<u32>,
 }
 
 /// What was done.
@@ -121,6 +123,7 @@ impl Plane {
             uplink_mtu: uplink.mtu,
             own: self.settings.own.clone(),
             clients,
+            max_connections: desired.max_connections,
         };
         changes = changes.saturating_add(self.routing.apply(&routing)?);
         changes = changes.saturating_add(self.tunnels.set_peers(&peers)?);
@@ -146,6 +149,14 @@ impl Plane {
     /// The kernel cannot be asked.
     pub fn counters(&self) -> Result<Counters> {
         Ok(self.tunnels.counters()?)
+    }
+
+    /// What was exchanged with each client.
+    ///
+    /// # Errors
+    /// The kernel cannot be asked.
+    pub fn client_traffic(&self) -> Result<BTreeMap<IpAddr, ClientTraffic>> {
+        Ok(self.tunnels.traffic()?)
     }
 
     /// What the nftables table has counted, by family.

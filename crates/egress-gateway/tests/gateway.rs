@@ -66,6 +66,21 @@ fn clients_reach_the_server_with_the_gateways_address() {
     });
     assert_eq!(bed.metric("coil_egress_client_pod_count{namespace=\"internet-egress\",egress=\"nat\"}"), 1);
     assert_eq!(bed.metric("coil_egress_node_client_pods{node=\"n1\"}"), 1);
+    // 1 MiB each way in each family, which is read every few seconds.
+    let bytes = |direction: &str| {
+        let text = bed.get(8080, "/metrics");
+        let name = format!("coil_egress_client_bytes_total{{client_namespace=\"default\",client_pod=\"c\",direction=\"{direction}\"}} ");
+        text.lines().find_map(|line| line.strip_prefix(&name)?.parse().ok()).unwrap_or(0u64)
+    };
+    bed.wait("the bytes", Duration::from_secs(15), || bytes("sent") > 2 << 20 && bytes("received") > 2 << 20);
+    assert!(bytes("sent") < 3 << 20 && bytes("received") < 3 << 20);
+    let answer = bed.get(8080, "/clients");
+    let body: serde_json::Value = serde_json::from_str(answer.split("\r\n\r\n").nth(1).unwrap()).unwrap();
+    println!("{body}");
+    let client = &body["clients"][0];
+    assert_eq!((&client["name"], &client["node"]), (&"c".into(), &"n1".into()));
+    assert!(client["connections"].as_u64().unwrap() > 0 && client["sentPackets"].as_u64().unwrap() > 100);
+    assert!(bed.get(8080, "/load").contains("\"draining\":false"));
 }
 
 #[test]
@@ -385,4 +400,79 @@ fn a_drained_gateway_waits_for_its_flows() {
     println!("ended {:?} after the last flow", start.elapsed());
     // The kernel still forwards.
     assert!(bed.ping("", families()[0].server));
+}
+
+/// `spec` of the Egress with more fields.
+fn set_spec(bed: &Bed, more: serde_json::Value) {
+    let mut objects = bed.objects.lock().unwrap();
+    let (_, egress) = objects.iter_mut().find(|(kind, _)| *kind == "egresses").unwrap();
+    egress["spec"] = serde_json::json!({ "destinations": ["0.0.0.0/0", "::/0"], "replicas": 1 });
+    egress["spec"].as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+}
+
+#[test]
+fn a_gateway_whose_targets_do_not_answer_is_unhealthy_and_stays_ready() {
+    let bed = Bed::new();
+    let mut node = bed.registered();
+    let [v4, v6] = families().map(|family| family.server);
+    let check = |targets: &[String]| {
+        serde_json::json!({ "healthCheck": { "targets": targets, "intervalSeconds": 1, "failureThreshold": 2 } })
+    };
+    let unhealthy = || bed.metric("coil_egress_unhealthy{reason=\"NoTargetAnswers\"}");
+    // One that answers suffices, of each kind.
+    for answering in [v4.to_string(), v6.to_string(), format!("{v4}:9000"), format!("[{v6}]:9000")] {
+        set_spec(&bed, check(&["203.0.113.99".to_owned(), answering.clone(), format!("{v4}:9")]));
+        let answered = || bed.metric("coil_egress_health_probes_total{result=\"answered\"}");
+        let before = answered();
+        bed.wait(&answering, Duration::from_secs(8), || answered() >= before + 2);
+        assert_eq!(unhealthy(), 0, "{answering}");
+    }
+    bed.router.sh("ip link set server down");
+    assert_eq!(node.answer().unwrap().state(), State::Unhealthy);
+    assert!(bed.get(8081, "/readyz").starts_with("HTTP/1.1 200"), "it stays ready");
+    assert_eq!(unhealthy(), 1);
+    bed.router.sh("ip link set server up; ip -6 addr add 2001:db8:113::1/64 dev server nodad || true; ip route replace 10.96.0.0/12 via 203.0.113.10");
+    assert_eq!(node.answer().unwrap().state(), State::Ready);
+    // Nothing answers of these; without a check all is well at once.
+    set_spec(&bed, check(&["203.0.113.99".to_owned()]));
+    assert_eq!(node.answer().unwrap().state(), State::Unhealthy);
+    set_spec(&bed, serde_json::json!({}));
+    assert_eq!(node.answer().unwrap().state(), State::Ready);
+}
+
+#[test]
+fn connections_beyond_the_limit_of_a_client_are_rejected() {
+    let bed = Bed::new();
+    let _node = bed.registered();
+    let is_limited = |most: u32| {
+        bed.gateway.sh("nft list table inet fairlead_egress").contains(&format!("ct count over {most} "))
+    };
+    let set = |most: u32| {
+        set_spec(&bed, serde_json::json!({ "maxConnectionsPerClient": most }));
+        bed.wait("the limit", Duration::from_secs(5), || is_limited(most));
+    };
+    set(3);
+    for family in families() {
+        let held: Vec<_> = (0..3).map(|_| bed.connect(family.server)).collect();
+        let refused = bed.try_connect(family.server).unwrap_err();
+        println!("{refused}");
+        use std::io::ErrorKind::{HostUnreachable, PermissionDenied};
+        let is_told = [HostUnreachable, PermissionDenied].contains(&refused.kind());
+        assert!(is_told, "{refused}");
+        assert!(!bed.ping("", family.server), "other protocols, too");
+        let name = if family.server.is_ipv4() { "ipv4" } else { "ipv6" };
+        let rejected = format!(
+            "coil_egress_rejected_connections_total{{namespace=\"internet-egress\",pod=\"nat-1\",egress=\"nat\",protocol=\"{name}\"}}"
+        );
+        bed.wait("the counter", Duration::from_secs(2), || bed.metric(&rejected) >= 2);
+        drop(held);
+        bed.gateway.sh("conntrack -D -p tcp --dport 9000 >/dev/null 2>&1 || true");
+        assert!(bed.tcp_echo(family.server, 1000), "connections that have ended do not count");
+    }
+    set(50);
+    let more: Vec<_> = (0..10).map(|_| bed.connect(families()[0].server)).collect();
+    assert_eq!(more.len(), 10);
+    set_spec(&bed, serde_json::json!({}));
+    bed.wait("no limit", Duration::from_secs(5), || !bed.gateway.sh("nft list table inet fairlead_egress").contains("ct count"));
+    assert_eq!(bed.leaked(), 0);
 }

@@ -1,6 +1,8 @@
 //! Connection tracking (`linux/netfilter/nfnetlink_conntrack.h`): which connections of this network namespace are alive, and those whose
 //! source should have been translated.
 
+mod statistics;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
@@ -8,6 +10,8 @@ use nix::libc;
 
 use crate::nftables::attributes::{AttributeWriter, Parsed, array, explain, find, require};
 use crate::{Family, Message, Result, Socket};
+
+pub use statistics::{Statistics, statistics};
 
 /// `IPCTNL_MSG_CT_GET`, `IPCTNL_MSG_CT_DELETE`
 const GET: i32 = 1;

@@ -265,10 +265,15 @@ impl Bed {
 
     /// A connection of the client to the echo server.
     pub(crate) fn connect(&self, server: IpAddr) -> TcpStream {
+        self.try_connect(server).unwrap()
+    }
+
+    /// The same, if it can be made.
+    pub(crate) fn try_connect(&self, server: IpAddr) -> std::io::Result<TcpStream> {
         let (address, limit) = (SocketAddr::new(server, TCP_ECHO), Duration::from_secs(10));
-        let stream = self.client.run(|| TcpStream::connect_timeout(&address, limit)).unwrap();
-        stream.set_read_timeout(Some(limit)).unwrap();
-        stream
+        let stream = self.client.run(|| TcpStream::connect_timeout(&address, limit))?;
+        stream.set_read_timeout(Some(limit))?;
+        Ok(stream)
     }
 
     /// Runs `work` while the client sends to the server: in each family a flow that goes on, and one new flow after the other. Its

@@ -255,9 +255,9 @@ impl Registry {
     }
 
     fn condition(&self, gateway: &Gateway, address: IpAddr) -> Condition {
-        if !gateway.is_healthy() || self.health.is_lost(address) {
+        if self.health.is_lost(address) {
             Condition::Lost
-        } else if self.health.is_down(address) {
+        } else if self.health.is_down(address) || !gateway.is_healthy() {
             Condition::Doubtful
         } else {
             Condition::Works
