@@ -371,7 +371,10 @@ mod tests {
             let limited = GatewayRouting { max_connections: Some(7), ..wanted };
             assert_eq!((applier.apply(&limited).unwrap(), applier.apply(&limited).unwrap()), (1, 0));
             let listed = sh("nft list table inet fairlead_egress");
-            assert!(listed.contains("add @connections_ipv6 { ip6 saddr ct count over 7 } counter"), "{listed}");
+            assert!(
+                listed.contains("add @connections_ipv6 { ip6 saddr ct count over 7 } counter"),
+                "{listed}"
+            );
         });
     }
 }

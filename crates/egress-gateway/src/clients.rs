@@ -60,7 +60,9 @@ pub(crate) fn uses(
     let of = |((namespace, name, _), (node, addresses)): ((&str, &str, String), (&str, Vec<IpAddr>))| {
         let of_address = |address: &IpAddr| traffic.get(address).copied().unwrap_or_default();
         let sum = addresses.iter().map(of_address).fold(ClientTraffic::default(), ClientTraffic::and);
-        let open = |address: &IpAddr| connections.map(|found| found.get(address).copied().unwrap_or_default() as u64);
+        let open = |address: &IpAddr| {
+            connections.map(|found| found.get(address).copied().unwrap_or_default() as u64)
+        };
         ClientUse {
             namespace: namespace.to_owned(),
             name: name.to_owned(),
@@ -118,12 +120,17 @@ mod tests {
 
     #[test]
     fn both_families_of_a_pod_are_one_client() {
-        let number = |bytes| ClientTraffic { sent_bytes: bytes, received_bytes: 1, ..ClientTraffic::default() };
+        let number =
+            |bytes| ClientTraffic { sent_bytes: bytes, received_bytes: 1, ..ClientTraffic::default() };
         let traffic = [("10.0.0.1", number(5)), ("fd00::1", number(7)), ("10.0.0.9", number(9))];
         let traffic = traffic.map(|(address, traffic)| (address.parse().unwrap(), traffic)).into();
-        let connections = [("10.0.0.1", 2), ("fd00::1", 3)].map(|(it, count)| (it.parse().unwrap(), count)).into();
+        let connections =
+            [("10.0.0.1", 2), ("fd00::1", 3)].map(|(it, count)| (it.parse().unwrap(), count)).into();
         let uses = super::uses(&registry(2), &traffic, Some(&connections));
-        let seen: Vec<_> = uses.iter().map(|it| (it.name.as_str(), it.sent_bytes, it.received_bytes, it.connections)).collect();
+        let seen: Vec<_> = uses
+            .iter()
+            .map(|it| (it.name.as_str(), it.sent_bytes, it.received_bytes, it.connections))
+            .collect();
         // The first is the one that is adopted.
         assert_eq!(seen, [("", 0, 0, Some(0)), ("p1", 12, 2, Some(5)), ("p2", 0, 0, Some(0))]);
         assert_eq!(uses[1].addresses.len(), 2);

@@ -20,9 +20,10 @@ impl Lack {
     /// Its name in logs, and what can be done.
     pub(crate) fn reason_and_advice(self) -> (&'static str, &'static str) {
         match self {
-            Self::ConnectionTableFull => {
-                ("ConnectionTableFull", "raise net.netfilter.nf_conntrack_max of the node, or limit clients with spec.maxConnectionsPerClient")
-            }
+            Self::ConnectionTableFull => (
+                "ConnectionTableFull",
+                "raise net.netfilter.nf_conntrack_max of the node, or limit clients with spec.maxConnectionsPerClient",
+            ),
             Self::PortsExhausted => (
                 "PortsExhausted",
                 "all ports towards a destination are in use: add gateways or source addresses, or limit clients with spec.maxConnectionsPerClient",

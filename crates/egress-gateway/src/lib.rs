@@ -7,6 +7,8 @@
 //! * `watches`: the Egress, and which addresses are inside of the cluster.
 //! * `data_path`: the task that compares the kernel with the desired state and mends it. `drain`: waits for the last flow before the program
 //!   ends.
+//! * `clients`, `connections`, `exhaustion`: who uses the gateway how much, who used an address and port outside, and whether ports or the
+//!   table of connections are used up.
 //! * [`options`]: what the Egress asks for beside destinations; `health` and `probes`: whether what it has probed answers.
 //!
 //! The kernel forwards without the program. A new one takes over links and routes, and keeps the clients that they name until node
@@ -14,6 +16,7 @@
 
 mod budget;
 mod clients;
+mod connections;
 mod data_path;
 mod drain;
 mod exhaustion;
@@ -122,10 +125,12 @@ async fn run_with(
     let metrics_registry = Arc::new(metrics_registry);
     let mut supervisor = Supervisor::default();
     let scrape = http::metrics(move |format| exposition::text(&metrics_registry, format));
-    let (of_clients, of_load) = (metrics.clone(), metrics.clone());
+    let known = connections::Known::new();
+    let (of_clients, of_load, of_connections) = (metrics.clone(), metrics.clone(), known.clone());
     let scrape = scrape
         .merge(http::json("/clients", move |_| Ok(Clients { clients: of_clients.clients() })))
-        .merge(http::json("/load", move |_| Ok(of_load.load())));
+        .merge(http::json("/load", move |_| Ok(of_load.load())))
+        .merge(http::json("/connections", move |query| of_connections.answer(query)));
     http::serve_metrics(supervisor.subsystem("metrics"), settings.metrics, scrape, &client)?;
 
     let adopted =
@@ -137,6 +142,8 @@ async fn run_with(
         );
     }
     let shared = Arc::new(Shared::new(Registry::new(settings.addresses.clone(), adopted)));
+    let watch = connections::watch(Arc::clone(&shared), known, metrics.clone());
+    supervisor.subsystem("connections").spawn("events", watch);
     let stopping = CancellationToken::new();
     start_watches(&mut supervisor, &client, &settings, &shared, &metrics);
     start_server(&mut supervisor, client, &settings, &shared, &metrics, &stopping)?;

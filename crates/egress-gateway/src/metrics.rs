@@ -51,6 +51,7 @@ pub(crate) struct Metrics {
     in_place: Gauge,
     probes: Family<ResultLabel, Counter>,
     unhealthy: Family<ReasonLabel, Gauge>,
+    left_out: Counter,
     snapshot: Arc<Mutex<Snapshot>>,
 }
 
@@ -115,6 +116,12 @@ impl Metrics {
                 "Whether the gateway takes no new connections if another does better, by the reason",
                 Family::default(),
             ),
+            left_out: register(
+                ours,
+                "connections_not_kept",
+                "Connections that /connections does not know, since too many are open",
+                Counter::default(),
+            ),
             snapshot: Arc::default(),
         };
         for outcome in Outcome::ALL {
@@ -150,6 +157,11 @@ impl Metrics {
     /// All targets were probed.
     pub(crate) fn probed(&self, outcome: Outcome) {
         self.probes.get_or_create(&ResultLabel { result: outcome.name() }).inc();
+    }
+
+    /// So many connections are not known by now.
+    pub(crate) fn connections_left_out(&self, all: u64) {
+        self.left_out.inc_by(all.saturating_sub(self.left_out.get()));
     }
 
     /// Whether targets answer; `None` if nothing is probed.
@@ -207,7 +219,8 @@ impl Collected {
 impl Collector for Collected {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let snapshot = self.snapshot.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let Snapshot { counters, traffic, connections, clients, adopted, streams, uses, statistics, .. } = snapshot;
+        let Snapshot { counters, traffic, connections, clients, adopted, streams, uses, statistics, .. } =
+            snapshot;
         let mut to = Writer(&mut encoder);
         let dropped = DROPS.map(|it| (vec![("reason", it.name().to_owned())], counters.of(it)));
         to.counters("dropped_packets", "Packets that the gateway dropped, by the reason", &dropped)?;
@@ -302,7 +315,8 @@ impl Writer<'_, '_> {
         let help = "Bytes that clients sent and received through the gateway, from their IP headers on; at most 256 clients are shown";
         self.counters("client_bytes", help, &bytes)?;
         let packets = both(|it| it.sent_packets, |it| it.received_packets);
-        let help = "Packets that clients sent and received through the gateway; at most 256 clients are shown";
+        let help =
+            "Packets that clients sent and received through the gateway; at most 256 clients are shown";
         self.counters("client_packets", help, &packets)?;
         let open = shown.iter().filter_map(|client| Some((labels(client), client.connections?)));
         let help = "Connections that clients have open; at most 256 clients are shown";

@@ -115,7 +115,8 @@ mod tests {
         assert_eq!(parse("192.0.2.1:443"), Some(Target::Connect(([192, 0, 2, 1], 443).into())));
         assert!(matches!(parse("2001:db8::1"), Some(Target::Echo(IpAddr::V6(_)))));
         assert!(matches!(parse("[2001:db8::1]:443"), Some(Target::Connect(SocketAddr::V6(_)))));
-        let invalid = ["", "a", "192.0.2.1:0", "192.0.2.1:70000", "2001:db8::1]:1", "ff02::1", "0.0.0.0", "[::]:1"];
+        let invalid =
+            ["", "a", "192.0.2.1:0", "192.0.2.1:70000", "2001:db8::1]:1", "ff02::1", "0.0.0.0", "[::]:1"];
         assert_eq!(invalid.map(parse), [None; 8]);
     }
 

@@ -60,7 +60,10 @@ fn report(check: &HealthCheck, is_healthy: bool) {
     let targets: Vec<String> = check.targets.iter().map(ToString::to_string).collect();
     let targets = targets.join(" ");
     if is_healthy {
-        tracing::info!(targets, "targets of spec.healthCheck answer again; this gateway takes new connections");
+        tracing::info!(
+            targets,
+            "targets of spec.healthCheck answer again; this gateway takes new connections"
+        );
     } else {
         tracing::warn!(
             reason = NO_TARGET_ANSWERS,

@@ -69,7 +69,9 @@ fn clients_reach_the_server_with_the_gateways_address() {
     // 1 MiB each way in each family, which is read every few seconds.
     let bytes = |direction: &str| {
         let text = bed.get(8080, "/metrics");
-        let name = format!("coil_egress_client_bytes_total{{client_namespace=\"default\",client_pod=\"c\",direction=\"{direction}\"}} ");
+        let name = format!(
+            "coil_egress_client_bytes_total{{client_namespace=\"default\",client_pod=\"c\",direction=\"{direction}\"}} "
+        );
         text.lines().find_map(|line| line.strip_prefix(&name)?.parse().ok()).unwrap_or(0u64)
     };
     bed.wait("the bytes", Duration::from_secs(15), || bytes("sent") > 2 << 20 && bytes("received") > 2 << 20);
@@ -415,9 +417,7 @@ fn a_gateway_whose_targets_do_not_answer_is_unhealthy_and_stays_ready() {
     let bed = Bed::new();
     let mut node = bed.registered();
     let [v4, v6] = families().map(|family| family.server);
-    let check = |targets: &[String]| {
-        serde_json::json!({ "healthCheck": { "targets": targets, "intervalSeconds": 1, "failureThreshold": 2 } })
-    };
+    let check = |targets: &[String]| serde_json::json!({ "healthCheck": { "targets": targets, "intervalSeconds": 1, "failureThreshold": 2 } });
     let unhealthy = || bed.metric("coil_egress_unhealthy{reason=\"NoTargetAnswers\"}");
     // One that answers suffices, of each kind.
     for answering in [v4.to_string(), v6.to_string(), format!("{v4}:9000"), format!("[{v6}]:9000")] {
@@ -473,6 +473,47 @@ fn connections_beyond_the_limit_of_a_client_are_rejected() {
     let more: Vec<_> = (0..10).map(|_| bed.connect(families()[0].server)).collect();
     assert_eq!(more.len(), 10);
     set_spec(&bed, serde_json::json!({}));
-    bed.wait("no limit", Duration::from_secs(5), || !bed.gateway.sh("nft list table inet fairlead_egress").contains("ct count"));
+    bed.wait("no limit", Duration::from_secs(5), || {
+        !bed.gateway.sh("nft list table inet fairlead_egress").contains("ct count")
+    });
     assert_eq!(bed.leaked(), 0);
+}
+
+/// Who had an address and port, as `/connections` says: the names of pods.
+fn who(bed: &Bed, outside: std::net::SocketAddr, more: &str) -> Vec<serde_json::Value> {
+    let path = format!("/connections?address={}&port={}{more}", outside.ip(), outside.port());
+    let answer = bed.get(8080, &path);
+    let body = answer.split("\r\n\r\n").nth(1).unwrap();
+    let body: serde_json::Value = serde_json::from_str(body).unwrap_or_else(|_| panic!("{answer}"));
+    body["connections"].as_array().unwrap_or_else(|| panic!("{answer}")).clone()
+}
+
+#[test]
+fn who_had_an_address_and_port_outside_is_known_while_the_connection_is_open_and_later() {
+    let bed = Bed::new();
+    let _node = bed.registered();
+    for family in families() {
+        let stream = bed.connect(family.server);
+        let seen = bed.outside_of(&stream, family.gateway);
+        bed.wait("the connection", Duration::from_secs(2), || who(&bed, seen, "").len() == 1);
+        let found = who(&bed, seen, "").remove(0);
+        let own = stream.local_addr().unwrap();
+        assert_eq!(found["namespace"], "default");
+        assert_eq!(found["pod"], "c");
+        assert_eq!(found["clientPort"], own.port());
+        assert_eq!(found["client"], own.ip().to_string());
+        assert_eq!(found["destination"], family.server.to_string());
+        assert_eq!((&found["destinationPort"], &found["end"]), (&9000.into(), &serde_json::Value::Null));
+        let at = found["begin"].as_str().unwrap();
+        assert_eq!(who(&bed, seen, &format!("&at={at}")).len(), 1);
+        assert_eq!(who(&bed, seen, "&at=2020-01-01T00:00:00Z").len(), 0);
+        drop(stream);
+        bed.gateway.sh("conntrack -D -p tcp --dport 9000 >/dev/null 2>&1 || true");
+        bed.wait("the end", Duration::from_secs(2), || {
+            who(&bed, seen, "").first().is_some_and(|found| found["end"].is_string())
+        });
+        assert_eq!(who(&bed, seen, &format!("&at={at}")).len(), 1);
+        assert_eq!(who(&bed, seen, "&at=2099-01-01T00:00:00Z").len(), 0);
+    }
+    assert!(bed.get(8080, "/connections?port=1").starts_with("HTTP/1.1 400"));
 }

@@ -100,11 +100,14 @@ pub struct ClientTraffic {
 impl ClientTraffic {
     /// `struct traffic`, of each CPU.
     pub(crate) fn sum<'a>(numbers: impl IntoIterator<Item = &'a TrafficNumbers>) -> Self {
-        numbers.into_iter().fold(Self::default(), |sum, [sent_packets, sent_bytes, received_packets, received_bytes]| {
-            let (sent_packets, sent_bytes) = (*sent_packets, *sent_bytes);
-            let (received_packets, received_bytes) = (*received_packets, *received_bytes);
-            sum.and(Self { sent_packets, sent_bytes, received_packets, received_bytes })
-        })
+        numbers.into_iter().fold(
+            Self::default(),
+            |sum, [sent_packets, sent_bytes, received_packets, received_bytes]| {
+                let (sent_packets, sent_bytes) = (*sent_packets, *sent_bytes);
+                let (received_packets, received_bytes) = (*received_packets, *received_bytes);
+                sum.and(Self { sent_packets, sent_bytes, received_packets, received_bytes })
+            },
+        )
     }
 
     /// Both together.

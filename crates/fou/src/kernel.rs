@@ -3,14 +3,17 @@
 use std::collections::BTreeMap;
 use std::error::Error as StdError;
 
-use aya::maps::{Array, HashMap, LpmTrie, Map, MapData, MapError, MapInfo, PerCpuArray, PerCpuHashMap, PerCpuValues};
+use aya::maps::{
+    Array, HashMap, LpmTrie, Map, MapData, MapError, MapInfo, PerCpuArray, PerCpuHashMap, PerCpuValues,
+};
 
 use aya::programs::{ProgramFd, ProgramInfo, SchedClassifier, loaded_programs};
 use aya::util::nr_cpus;
 use aya::{Ebpf, EbpfLoader, Pod};
 
 use crate::layout::{
-    AddressBytes, ChoiceBytes, FlowBytes, LinkBytes, PeerBytes, ServiceBytes, SettingsBytes, TrafficNumbers, version,
+    AddressBytes, ChoiceBytes, FlowBytes, LinkBytes, PeerBytes, ServiceBytes, SettingsBytes, TrafficNumbers,
+    version,
 };
 use crate::{Error, Result};
 
@@ -243,7 +246,9 @@ impl Maps {
 pub(crate) fn no_traffic() -> Result<PerCpuValues<TrafficNumbers>> {
     let zero = nr_cpus().map_err(|(_, error)| error);
     let zero = zero.and_then(|cpus| PerCpuValues::try_from(vec![TrafficNumbers::default(); cpus]));
-    zero.map_err(|error| Error::bpf("count the CPUs".to_owned(), &error, "it reads /sys/devices/system/cpu/possible"))
+    zero.map_err(|error| {
+        Error::bpf("count the CPUs".to_owned(), &error, "it reads /sys/devices/system/cpu/possible")
+    })
 }
 
 /// Flows of programs of another version.

@@ -16,7 +16,9 @@ use ipnet::IpNet;
 use crate::difference::{Difference, Step, difference, steps};
 use crate::kernel::{self, EGRESS, INGRESS, Loaded, NamedMaps, Program, VERSION, map_failed};
 use crate::layout::{self, AddressBytes, TrafficNumbers};
-use crate::{ClientTraffic, Counter, Counters, Error, Flow, Peer, Result, Service, Settings, TunnelLink, flows, links};
+use crate::{
+    ClientTraffic, Counter, Counters, Error, Flow, Peer, Result, Service, Settings, TunnelLink, flows, links,
+};
 
 /// Before the filters of other programs, which would end the processing of a packet.
 const PRIORITY: u16 = 1;
@@ -180,7 +182,8 @@ impl Tunnels {
     fn count_traffic(&mut self, clients: &BTreeSet<AddressBytes>) -> Result<()> {
         let map = &mut self.loaded.maps.traffic;
         let failed = |error: MapError| map_failed("count the traffic of clients", &error);
-        let counted: BTreeSet<AddressBytes> = map.keys().collect::<std::result::Result<_, _>>().map_err(failed)?;
+        let counted: BTreeSet<AddressBytes> =
+            map.keys().collect::<std::result::Result<_, _>>().map_err(failed)?;
         for gone in counted.difference(clients) {
             map.remove(gone).map_err(failed)?;
         }

@@ -27,8 +27,8 @@ pub(crate) use dump::count;
 pub use dump::{RuleTraffic, counters, exists, generation, read};
 pub use elements::{Difference, Elements};
 pub use expression::{
-    AddressEnd, CONNECTION_REPLY, COUNTED_ADDRESSES, Comparison, DestinationType, Expression, Header, Meta, STATE_INVALID,
-    STATE_NEW, TCP_MAXIMUM_SEGMENT, TcpOption,
+    AddressEnd, CONNECTION_REPLY, COUNTED_ADDRESSES, Comparison, DestinationType, Expression, Header, Meta,
+    STATE_INVALID, STATE_NEW, TCP_MAXIMUM_SEGMENT, TcpOption,
 };
 pub use messages::{change_elements, change_map, create, delete};
 

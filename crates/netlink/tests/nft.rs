@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 
 use fairlead_address::{IntervalSet, IpFamily};
 use fairlead_netlink::nftables::{
-    AddressEnd, Chain, Comparison, Elements, EndpointMap, Expression, Header, Hook, Meta, Rule, STATE_NEW, Table, change_elements,
-    change_map, commit, counters, create, delete, read,
+    AddressEnd, Chain, Comparison, Elements, EndpointMap, Expression, Header, Hook, Meta, Rule, STATE_NEW,
+    Table, change_elements, change_map, commit, counters, create, delete, read,
 };
 use fairlead_netlink::{Family, Socket};
 use ipnet::IpNet;

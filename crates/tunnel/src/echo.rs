@@ -271,7 +271,9 @@ mod tests {
     #[test]
     fn sockets_for_echo_alone_need_a_group_that_may_have_them() {
         in_namespace(|| {
-            sh("ip address add 192.0.2.1/24 dev lo; ip address add 2001:db8::1/64 dev lo nodad; sysctl -qw net.ipv4.ping_group_range='1 0'");
+            sh(
+                "ip address add 192.0.2.1/24 dev lo; ip address add 2001:db8::1/64 dev lo nodad; sysctl -qw net.ipv4.ping_group_range='1 0'",
+            );
             let addresses: BTreeSet<IpAddr> =
                 ["192.0.2.1", "2001:db8::1"].map(|it| it.parse().unwrap()).into();
             let mut sockets = EchoSockets::unprivileged([7; 8]);

@@ -28,7 +28,7 @@ use serde_json::json;
 
 use super::reconcile::{Outcome, Reconciler};
 use super::write::Writer;
-use super::{Metrics, Settings};
+use super::{Metrics, Settings, costs};
 use crate::changes::Changes;
 
 /// Changes are collected this long.
@@ -83,6 +83,7 @@ pub(super) fn start(subsystem: &mut Subsystem, client: &Client, settings: &Setti
         accounts: accounts.store,
         bindings: bindings.store,
     };
+    subsystem.spawn("deletion costs", costs::run(client.clone(), stores.egresses.clone()));
     let reporter = Reporter::from("fairlead-egress-controller");
     let events = EventPublisher::start(subsystem, client.clone(), reporter, metrics.events.clone());
     let writer = Arc::new(Writer::default());

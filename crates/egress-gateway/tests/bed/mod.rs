@@ -276,6 +276,16 @@ impl Bed {
         Ok(stream)
     }
 
+    /// The source that a connection of the client has outside, as the gateway's kernel says.
+    pub(crate) fn outside_of(&self, stream: &TcpStream, gateway: IpAddr) -> SocketAddr {
+        let own = stream.local_addr().unwrap();
+        let family = if own.is_ipv4() { "ipv4" } else { "ipv6" };
+        let listed =
+            self.gateway.sh(&format!("conntrack -L -f {family} -p tcp --sport {} 2>/dev/null", own.port()));
+        let reply = listed.rsplit("dport=").next().unwrap();
+        SocketAddr::new(gateway, reply.split_whitespace().next().unwrap().parse().unwrap())
+    }
+
     /// Runs `work` while the client sends to the server: in each family a flow that goes on, and one new flow after the other. Its
     /// result, and the number of packets.
     pub(crate) fn with_traffic<R>(&self, work: impl FnOnce() -> R) -> (R, u64) {

@@ -2,10 +2,12 @@
 //! API server with the rights of the user.
 
 mod explain;
+mod gateways;
 mod read;
 mod status;
 #[cfg(test)]
 mod tests;
+mod who;
 
 use std::io::Write as _;
 use std::process::ExitCode;
@@ -20,12 +22,15 @@ use crate::arguments::EgressCommand;
 use crate::output::{now, or_dash, table};
 use crate::status::current_thread;
 
+pub(crate) use who::at;
+
 /// Runs a subcommand. The exit code says whether a problem was found.
 pub(crate) fn run(command: &EgressCommand) -> anyhow::Result<ExitCode> {
     let (text, code) = current_thread(async {
         match command {
             EgressCommand::Explain(query) => explain::run(query).await,
             EgressCommand::Status(query) => status::run(query).await,
+            EgressCommand::Who(query) => who::run(query).await,
         }
     })?;
     // A closed pipe (`| head`) is not a failure.

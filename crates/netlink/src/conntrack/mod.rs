@@ -4,11 +4,10 @@
 
 mod events;
 mod flow;
+mod statistics;
 mod table;
 #[cfg(test)]
 mod tests;
-
-mod statistics;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;

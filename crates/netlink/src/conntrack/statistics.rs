@@ -45,7 +45,11 @@ pub fn statistics() -> Result<Statistics> {
 /// Of the attributes of one CPU.
 pub(crate) fn of_cpu(attributes: &[u8]) -> Parsed<Statistics> {
     let number = |kind| find(attributes, kind)?.map_or(Ok(0), be32).map(u64::from);
-    Ok(Statistics { insert_failed: number(INSERT_FAILED)?, drop: number(DROP)?, early_drop: number(EARLY_DROP)? })
+    Ok(Statistics {
+        insert_failed: number(INSERT_FAILED)?,
+        drop: number(DROP)?,
+        early_drop: number(EARLY_DROP)?,
+    })
 }
 
 #[cfg(test)]
@@ -69,9 +73,10 @@ mod tests {
     fn a_lack_of_ports_is_counted_as_insertions_that_failed() {
         testbed_netns::in_namespace(|| {
             assert_eq!(statistics().unwrap(), Statistics::default());
-            testbed_netns::sh("nft 'table inet t { chain n { type nat hook postrouting priority 100; udp dport 7 snat ip to 127.0.0.1:1024; }; }'");
-            let sockets: Vec<_> =
-                (0..3).map(|_| std::net::UdpSocket::bind("127.0.0.1:0").unwrap()).collect();
+            testbed_netns::sh(
+                "nft 'table inet t { chain n { type nat hook postrouting priority 100; udp dport 7 snat ip to 127.0.0.1:1024; }; }'",
+            );
+            let sockets: Vec<_> = (0..3).map(|_| std::net::UdpSocket::bind("127.0.0.1:0").unwrap()).collect();
             for socket in &sockets {
                 let _ = socket.send_to(b"x", "127.0.0.1:7");
             }

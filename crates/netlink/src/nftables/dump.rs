@@ -8,8 +8,9 @@ use nix::libc;
 use super::attributes::{AttributeWriter, Parsed, array, attributes, be32, explain, find, require, text};
 use super::messages::{family_header, kind};
 use super::{
-    BaseShape, ChainShape, ELEMENT_INTERVAL_END, Elements, EndpointMap, NFPROTO_INET, SET_DYNAMIC, SET_INTERVAL, SET_MAP,
-    SetShape, TableShape, TableState, chain, element, elements, endpoints, rule, set, table,
+    BaseShape, ChainShape, ELEMENT_INTERVAL_END, Elements, EndpointMap, NFPROTO_INET, SET_DYNAMIC,
+    SET_INTERVAL, SET_MAP, SetShape, TableShape, TableState, chain, element, elements, endpoints, rule, set,
+    table,
 };
 use crate::replies::ReplyKind;
 use crate::{Error, Message, Reply, Result, Socket};

@@ -7,8 +7,9 @@ use nix::libc;
 
 use super::attributes::AttributeWriter;
 use super::{
-    COUNTED_ADDRESSES, Chain, Difference, ELEMENT_INTERVAL_END, Elements, EndpointMap, NF_ACCEPT, NFPROTO_INET, Rule,
-    SET_DYNAMIC, SET_INTERVAL, SET_MAP, Table, chain, element, elements, endpoints, rule, set, table,
+    COUNTED_ADDRESSES, Chain, Difference, ELEMENT_INTERVAL_END, Elements, EndpointMap, NF_ACCEPT,
+    NFPROTO_INET, Rule, SET_DYNAMIC, SET_INTERVAL, SET_MAP, Table, chain, element, elements, endpoints, rule,
+    set, table,
 };
 use crate::{Message, Result};
 
