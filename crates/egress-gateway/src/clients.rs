@@ -40,6 +40,8 @@ pub(crate) struct Load {
     pub(crate) clients: u64,
     /// It takes no new flows and ends when those that it has have ended.
     pub(crate) draining: bool,
+    /// What the Egress has probed does not answer.
+    pub(crate) unhealthy: bool,
 }
 
 /// All clients by namespace and name. `traffic` and `connections` are by address.

@@ -26,6 +26,7 @@ mod metrics;
 pub mod options;
 pub mod plane;
 mod probes;
+pub mod query;
 pub mod registry;
 pub mod review;
 mod server;

@@ -180,7 +180,8 @@ impl Metrics {
         let snapshot = self.snapshot.lock().unwrap_or_else(PoisonError::into_inner);
         let clients = snapshot.uses.len() as u64;
         let connections = snapshot.connections.map(|(count, _)| count);
-        Load { connections, clients, draining: snapshot.is_draining }
+        let unhealthy = self.unhealthy.get_or_create(&ReasonLabel { reason: NO_TARGET_ANSWERS }).get() != 0;
+        Load { connections, clients, draining: snapshot.is_draining, unhealthy }
     }
 
     /// Replaces what was read.

@@ -82,6 +82,8 @@ impl Connection {
 pub(crate) struct Connections {
     /// By the tuple of replies, which is that of one connection at a time.
     open: HashMap<Tuple, Connection>,
+    /// Those of `open` that the last list did not have: that they have ended may still be heard.
+    missing: HashSet<Tuple>,
     /// The last ones, in the order of their ends.
     ended: VecDeque<Connection>,
     /// From when on all that have ended are in `ended`.
@@ -131,15 +133,17 @@ impl Connections {
         Some(ended)
     }
 
-    /// All that are open; `pod` says whose an address is. Others have ended unheard: they are returned.
+    /// All that are open; `pod` says whose an address is. Those that have been missing twice have ended unheard, and are returned.
     pub(crate) fn set_open(
         &mut self,
         flows: &[Flow],
         mut pod: impl FnMut(IpAddr) -> Option<Arc<Pod>>,
         now: Millis,
     ) -> Vec<Connection> {
-        let open: HashSet<&Tuple> = flows.iter().map(|flow| &flow.reply).collect();
-        let gone: Vec<Tuple> = self.open.keys().filter(|tuple| !open.contains(tuple)).copied().collect();
+        let listed: HashSet<&Tuple> = flows.iter().map(|flow| &flow.reply).collect();
+        let missing = self.open.keys().filter(|tuple| !listed.contains(tuple)).copied().collect();
+        let before = std::mem::replace(&mut self.missing, missing);
+        let gone: Vec<Tuple> = self.missing.intersection(&before).copied().collect();
         let gone: Vec<Connection> = gone.iter().filter_map(|tuple| self.open.remove(tuple)).collect();
         let ended: Vec<Connection> = gone.into_iter().map(|connection| connection.ended(now, None)).collect();
         ended.iter().for_each(|connection| self.keep(connection.clone()));
@@ -246,19 +250,21 @@ mod tests {
     }
 
     #[test]
-    fn connections_that_ended_unheard_end_with_the_next_list() {
+    fn connections_that_ended_unheard_end_with_the_second_list_that_lacks_them() {
         let mut all = Connections::new(0);
         let (first, second) = (flow("10.0.0.1", 1, 1), flow("10.0.0.2", 2, 2));
         all.seen(&first, pod("a"), Some(1));
-        let ended = all.set_open(&[second], |_| Some(pod("b")), 5);
-        assert_eq!(
-            ended.iter().map(|it| (it.pod.name.as_str(), it.end)).collect::<Vec<_>>(),
-            [("a", Some(5))]
-        );
-        assert_eq!(names(&all, 2, Some(-9_000_000)), ["b"], "it may be old");
-        let none = |_| None;
-        assert_eq!(all.set_open(&[flow("10.0.0.3", 3, 3)], none, 6).len(), 1);
-        assert!(all.open.is_empty(), "it is no client's");
+        all.seen(&second, pod("b"), Some(1));
+        assert_eq!(all.set_open(&[], |_| None, 5), []);
+        // The end of the second one was on its way.
+        assert!(all.ended(&second, pod("b"), 6).is_some());
+        let third = flow("10.0.0.3", 3, 3);
+        let ended = all.set_open(&[third], |_| Some(pod("c")), 7);
+        let ended: Vec<_> = ended.iter().map(|it| (it.pod.name.as_str(), it.end)).collect();
+        assert_eq!(ended, [("a", Some(7))]);
+        assert_eq!((names(&all, 2, None).len(), names(&all, 3, Some(-9_000_000))), (1, vec!["c".to_owned()]));
+        all.set_open(&[third, flow("10.0.0.4", 4, 4)], |_| None, 8);
+        assert_eq!(all.open.len(), 1, "one is no client's");
     }
 
     #[test]

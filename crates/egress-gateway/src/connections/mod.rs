@@ -1,8 +1,8 @@
 //! Who used an address and port outside: keeps what the kernel says of connections, writes them to the log if the Egress asks for it, and
 //! answers `/connections`.
 
+mod answer;
 mod log;
-mod query;
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -13,8 +13,8 @@ use fairlead_netlink::conntrack::{ConnectionEvent, ConnectionEvents, ConnectionT
 use tokio::io::unix::AsyncFd;
 use tokio::time::{MissedTickBehavior, interval};
 
+use self::answer::Answer;
 use self::log::{Connection, Connections, MAX_KEPT, Millis, Pod};
-use self::query::Answer;
 use crate::data_path::connections;
 use crate::metrics::Metrics;
 use crate::shared::Shared;
@@ -23,6 +23,8 @@ use crate::shared::Shared;
 const BATCH: usize = 256;
 /// How often all connections are listed: the kernel reports nothing of those that began before the program did.
 const LIST: Duration = Duration::from_secs(60);
+/// How soon that is done when notifications were lost.
+const LIST_SOON: Duration = Duration::from_secs(2);
 
 /// What is known of connections.
 #[derive(Clone)]
@@ -42,7 +44,7 @@ impl Known {
     /// # Errors
     /// The query is none.
     pub(crate) fn answer(&self, query: &str) -> Result<Answer, String> {
-        let query = query::parse(query)?;
+        let query = crate::query::parse(query)?;
         Ok(Answer::of(&self.locked(), &query))
     }
 }
@@ -58,16 +60,20 @@ pub(crate) async fn watch(shared: Arc<Shared>, known: Known, metrics: Metrics) -
     let mut lists = interval(LIST);
     lists.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut events = Vec::with_capacity(BATCH);
+    let mut is_soon = false;
     loop {
         tokio::select! {
-            _ = lists.tick() => watch.list().await,
+            _ = lists.tick() => {
+                is_soon = false;
+                watch.list().await;
+            }
             ready = socket.readable_mut() => {
                 let mut ready = ready?;
                 if ready.get_inner_mut().read(BATCH, &mut events)? {
                     ready.clear_ready();
                 }
-                if watch.take(&events) {
-                    lists.reset_immediately();
+                if watch.take(&events) && !std::mem::replace(&mut is_soon, true) {
+                    lists.reset_after(LIST_SOON);
                 }
                 events.clear();
             }
@@ -154,7 +160,7 @@ impl Watch {
         }
         for connection in ended {
             let Connection { pod, protocol, client, destination, outside, begin, end, bytes } = connection;
-            let at = |time: &Option<Millis>| time.map(query::time).unwrap_or_default();
+            let at = |time: &Option<Millis>| time.map(answer::time).unwrap_or_default();
             tracing::info!(
                 target: "connections",
                 namespace = pod.namespace,

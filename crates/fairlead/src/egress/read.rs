@@ -19,6 +19,7 @@ use kube::api::ListParams;
 use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
 
+use super::gateways::GatewayUse;
 use crate::api;
 use crate::arguments::Qualified;
 
@@ -56,6 +57,30 @@ impl Reader {
             phase == Some("Running")
         });
         Ok(pods)
+    }
+
+    /// What each gateway of an Egress says of itself and of its clients; `None` where the right is missing. One that does not answer is left
+    /// out and named.
+    pub(super) async fn gateway_uses(
+        &mut self,
+        egress: &Qualified,
+    ) -> anyhow::Result<Option<Vec<GatewayUse>>> {
+        let pods = self.gateway_pods(Some(egress)).await;
+        let Some(pods) = self.optional(pods)? else { return Ok(None) };
+        let mut uses = Vec::new();
+        for pod in &pods {
+            match GatewayUse::ask(&self.client, pod).await {
+                Ok(found) => uses.push(found),
+                Err(error) => {
+                    let is_forbidden = api::is_forbidden(&error);
+                    self.not_read.push(format!("{error:#}"));
+                    if is_forbidden {
+                        return Ok(None);
+                    }
+                }
+            }
+        }
+        Ok(Some(uses))
     }
 
     /// `None` where the right is missing.

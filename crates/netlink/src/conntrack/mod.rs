@@ -26,6 +26,7 @@ pub use statistics::{Statistics, statistics};
 pub use table::{ConnectionTable, TableChange};
 
 pub(crate) use events::count_events;
+pub(crate) use statistics::of_cpu;
 
 /// `IPCTNL_MSG_CT_NEW`, `IPCTNL_MSG_CT_GET`, `IPCTNL_MSG_CT_DELETE`
 const NEW: i32 = 0;

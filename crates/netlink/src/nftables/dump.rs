@@ -296,6 +296,7 @@ pub(crate) fn count(kind: ReplyKind, body: &[u8]) -> Parsed<usize> {
         ReplyKind::Changes
         | ReplyKind::Connection
         | ReplyKind::ConnectionEvents
+        | ReplyKind::ConnectionStatistics
         | ReplyKind::Filter
         | ReplyKind::WireGuardDevice => 0,
     })

@@ -5,6 +5,7 @@
 
 mod bed;
 mod command_line;
+mod costs;
 
 use anyhow::ensure;
 use serde_json::{Value, json};

@@ -1,30 +1,27 @@
-//! What `/connections` is asked, and answers. Pure.
+//! What `/connections` is asked. Pure.
 
 use std::net::IpAddr;
 
 use jiff::Timestamp;
 use percent_encoding::percent_decode_str;
-use serde::Serialize;
 
-use super::log::{Connection, Connections, Millis};
-
-/// Connections in an answer.
-const MAX_ANSWERED: usize = 1_000;
 /// Longest query.
 const MAX_QUERY: usize = 500;
 
 /// An address and port outside, and a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Query {
-    outside: (IpAddr, u16),
-    at: Option<Millis>,
+pub struct Query {
+    /// The source that was seen outside.
+    pub outside: (IpAddr, u16),
+    /// When, in milliseconds since 1970.
+    pub at: Option<i64>,
 }
 
 /// Reads `address=ADDRESS&port=PORT`, and `at=TIME` (RFC 3339).
 ///
 /// # Errors
 /// What is wrong with it.
-pub(crate) fn parse(text: &str) -> Result<Query, String> {
+pub fn parse(text: &str) -> Result<Query, String> {
     if text.len() > MAX_QUERY {
         return Err("the query is too long".to_owned());
     }
@@ -48,70 +45,6 @@ pub(crate) fn parse(text: &str) -> Result<Query, String> {
     }
     let outside = address.zip(port).ok_or("give address=ADDRESS and port=PORT")?;
     Ok(Query { outside: (outside.0.to_canonical(), outside.1), at })
-}
-
-/// What is known.
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub(crate) struct Answer {
-    /// The last first.
-    connections: Vec<Row>,
-    /// From when on all are known: those that ended before may be missing.
-    complete_since: Option<String>,
-}
-
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Row {
-    namespace: String,
-    pod: String,
-    protocol: u8,
-    client: IpAddr,
-    client_port: u16,
-    destination: IpAddr,
-    destination_port: u16,
-    source: IpAddr,
-    source_port: u16,
-    begin: Option<String>,
-    end: Option<String>,
-    sent_bytes: Option<u64>,
-    received_bytes: Option<u64>,
-}
-
-impl Answer {
-    pub(crate) fn of(connections: &Connections, query: &Query) -> Self {
-        let found = connections.find(query.outside, query.at);
-        Self {
-            connections: found.into_iter().take(MAX_ANSWERED).map(Row::of).collect(),
-            complete_since: connections.complete_since().map(time),
-        }
-    }
-}
-
-impl Row {
-    fn of(connection: &Connection) -> Self {
-        let bytes = |of: fn([u64; 2]) -> u64| connection.bytes.map(of);
-        Self {
-            namespace: connection.pod.namespace.clone(),
-            pod: connection.pod.name.clone(),
-            protocol: connection.protocol,
-            client: connection.client.0,
-            client_port: connection.client.1,
-            destination: connection.destination.0,
-            destination_port: connection.destination.1,
-            source: connection.outside.0,
-            source_port: connection.outside.1,
-            begin: connection.begin.map(time),
-            end: connection.end.map(time),
-            sent_bytes: bytes(|[sent, _]| sent),
-            received_bytes: bytes(|[_, received]| received),
-        }
-    }
-}
-
-/// RFC 3339, with milliseconds.
-pub(super) fn time(at: Millis) -> String {
-    Timestamp::from_millisecond(at).map_or_else(|_| String::new(), |at| format!("{at:.3}"))
 }
 
 #[cfg(test)]
