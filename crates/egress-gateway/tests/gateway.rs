@@ -517,3 +517,39 @@ fn who_had_an_address_and_port_outside_is_known_while_the_connection_is_open_and
     }
     assert!(bed.get(8080, "/connections?port=1").starts_with("HTTP/1.1 400"));
 }
+
+/// `cargo test -p fairlead-egress-gateway --test gateway figures -- --ignored --nocapture`
+#[test]
+#[ignore = "figures: what new connections cost the program"]
+fn figures_of_new_connections() {
+    let bed = Bed::new();
+    let _node = bed.registered();
+    let cpu = || {
+        let text = bed.get(8080, "/metrics");
+        let line = text.lines().find_map(|line| line.strip_prefix("process_cpu_seconds_total ")?.parse().ok());
+        line.unwrap_or_else(|| panic!("{text}"))
+    };
+    let server = std::net::SocketAddr::new(families()[0].server, 9002);
+    let seconds = 10;
+    let measure = |per_millisecond: usize| {
+        let (start, before): (_, f64) = (Instant::now(), cpu());
+        let mut sent = 0;
+        bed.client.run(|| {
+            while start.elapsed() < Duration::from_secs(seconds) {
+                for _ in 0..per_millisecond {
+                    let socket = std::net::UdpSocket::bind("0.0.0.0:0").unwrap();
+                    sent += usize::from(socket.send_to(b"x", server).is_ok());
+                }
+                let next = u32::try_from(sent / per_millisecond.max(1)).unwrap();
+                thread::sleep((Duration::from_millis(1) * next.max(1)).saturating_sub(start.elapsed()));
+                if per_millisecond == 0 {
+                    thread::sleep(Duration::from_millis(100));
+                }
+            }
+        });
+        let used = cpu() - before;
+        println!("{} new connections/s: {:.2} % of a core", sent as u64 / seconds, used * 100.0 / seconds as f64);
+    };
+    measure(0);
+    measure(1);
+}
