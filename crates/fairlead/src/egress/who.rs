@@ -70,7 +70,7 @@ pub(super) struct Report {
 }
 
 pub(super) async fn run(query: &EgressWho) -> anyhow::Result<(String, ExitCode)> {
-    let mut reader = Reader::new(query.api.client().await?);
+    let reader = Reader::new(query.api.client().await?);
     let pods = reader.gateway_pods(query.egress.as_ref()).await?;
     let path = path(query);
     let mut report = Report::default();
