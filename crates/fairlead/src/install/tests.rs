@@ -172,7 +172,13 @@ fn the_variable_takes_precedence_over_the_file() {
     let node = Node::new();
     let file = node.path("netconf.json");
     fs::write(&file, LIST).unwrap();
-    let mut arguments = InstallArguments { paths: node.paths(), netconf_file: Some(file), netconf: None };
+    let mut arguments = InstallArguments {
+        paths: node.paths(),
+        netconf_file: Some(file),
+        netconf: None,
+        chain: false,
+        socket: PathBuf::new(),
+    };
     assert_eq!(netconf(&arguments).unwrap(), LIST);
     arguments.netconf = Some("other".to_owned());
     assert_eq!(netconf(&arguments).unwrap(), "other");
