@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::options::HealthCheck;
+use fairlead_egress::options::HealthCheck;
 
 /// What came of a probe of all targets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

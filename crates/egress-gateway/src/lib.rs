@@ -9,7 +9,7 @@
 //!   ends.
 //! * `clients`, `connections`, `exhaustion`: who uses the gateway how much, who used an address and port outside, and whether ports or the
 //!   table of connections are used up.
-//! * [`options`]: what the Egress asks for beside destinations; `health` and `probes`: whether what it has probed answers.
+//! * `health` and `probes`: whether what the Egress has probed answers.
 //!
 //! The kernel forwards without the program. A new one takes over links and routes, and keeps the clients that they name until node
 //! programs have said again who is one.
@@ -23,10 +23,8 @@ mod exhaustion;
 pub mod facts;
 mod health;
 mod metrics;
-pub mod options;
 pub mod plane;
 mod probes;
-pub mod query;
 pub mod registry;
 pub mod review;
 mod server;

@@ -12,8 +12,8 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::health::{Health, Outcome, connect_timeout, next};
 use crate::metrics::Metrics;
-use crate::options::{HealthCheck, Target};
 use crate::shared::Shared;
+use fairlead_egress::options::{HealthCheck, Target};
 
 /// Why a gateway is unhealthy, in logs and metrics.
 pub(crate) const NO_TARGET_ANSWERS: &str = "NoTargetAnswers";

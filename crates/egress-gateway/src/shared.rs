@@ -9,9 +9,9 @@ use ipnet::IpNet;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::options::Options;
 use crate::plane::Desired;
 use crate::registry::{Reason, Refusal, Registry, StreamId};
+use fairlead_egress::options::Options;
 
 /// Longest text of a kernel's refusal that is sent.
 const MAX_MESSAGE: usize = 500;

@@ -23,7 +23,7 @@ use kube::{Api, Client, Resource, ResourceExt as _};
 use serde::de::DeserializeOwned;
 
 use crate::facts::{self, Facts};
-use crate::options::{InvalidTarget, Options};
+use fairlead_egress::options::{InvalidTarget, Options};
 
 /// How long changes are gathered.
 const DEBOUNCE: Duration = Duration::from_millis(50);

@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use serde::Serialize;
 
 use super::log::{Connection, Connections, Millis};
-use crate::query::Query;
+use fairlead_egress::lookup::Query;
 
 /// Connections in an answer.
 const MAX_ANSWERED: usize = 1_000;

@@ -44,7 +44,7 @@ impl Known {
     /// # Errors
     /// The query is none.
     pub(crate) fn answer(&self, query: &str) -> Result<Answer, String> {
-        let query = crate::query::parse(query)?;
+        let query = fairlead_egress::lookup::parse(query)?;
         Ok(Answer::of(&self.locked(), &query))
     }
 }

@@ -159,7 +159,7 @@ pub(crate) enum EgressCommand {
     Status(EgressStatusArguments),
     /// Say which pod used an address and port outside: all gateways are asked which connections had it as their source
     #[command(
-        after_help = "Gateways keep their last 65,536 connections and forget them when they end; with spec.logConnections they also write them to \
+        after_help = "Gateways remember the last 65,536 connections as long as their program runs; with spec.logConnections they also write them to \
         their logs. Asking one takes the right to `get` pods/proxy, and to list pods. A gateway that cannot be asked is named.\n\n\
         Exit codes: 0 found, 1 query failed, 2 invalid arguments, 3 no gateway that could be asked knows such a connection."
     )]

@@ -1,4 +1,4 @@
-//! What the Egress asks of its gateways beside destinations: probes, limits and logs. Pure.
+//! What the Egress asks of its gateways beside destinations: probes, limits and logs.
 
 use std::collections::BTreeSet;
 use std::fmt;

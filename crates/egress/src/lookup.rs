@@ -1,4 +1,4 @@
-//! What `/connections` is asked. Pure.
+//! What `/connections` of a gateway is asked: who used an address and port outside.
 
 use std::net::IpAddr;
 
