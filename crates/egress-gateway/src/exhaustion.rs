@@ -50,7 +50,7 @@ impl Exhaustion {
         connections: Option<(u64, u64)>,
     ) -> Option<(Lack, u64)> {
         let last = self.last.replace(read)?;
-        let grown = |of: fn(&Statistics) -> u64| of(&read).checked_sub(of(&last)).unwrap_or_default();
+        let grown = |of: fn(&Statistics) -> u64| of(&read).saturating_sub(of(&last));
         // A packet whose connection could not be inserted may be counted as dropped as well.
         let failed = grown(|it| it.insert_failed).max(grown(|it| it.drop));
         self.failed = self.failed.saturating_add(failed);

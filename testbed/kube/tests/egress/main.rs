@@ -392,7 +392,6 @@ fn the_controller_has_no_rights_that_it_does_not_need() {
         ("get", "pods", "kube-system", true),
         ("list", "pods", "default", true),
         ("patch", "pods", "default", true),
-        ("patch", "pods/status", "default", false),
         ("delete", "pods", "default", false),
         ("watch", "pods", "default", false),
         ("patch", "clusterrolebindings/cluster-admin", "default", false),
