@@ -97,7 +97,7 @@ fn set_up_client(own: [IpAddr; 2], services: [IpAddr; 2], gateways: [IpAddr; 2])
     tunnels.set_peers(&peers)?;
     tunnels.set_services(&sets)?;
     tunnels.set_links(&links)?;
-    let [ipv4, ipv6] = services.map(|service| routing(service));
+    let [ipv4, ipv6] = services.map(routing);
     let routing = DualStack { ipv4: Some(ipv4?), ipv6: Some(ipv6?) };
     egress_client::sync(&Netns::open("/proc/thread-self/ns/net")?, &routing, &indexes)?;
     Ok(())
