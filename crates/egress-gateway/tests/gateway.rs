@@ -404,3 +404,23 @@ fn a_drained_gateway_waits_for_its_flows() {
     // The kernel still forwards.
     assert!(bed.ping("", families()[0].server));
 }
+
+/// Resident memory of the gateway program for each client. It asserts nothing.
+#[test]
+#[ignore = "prints figures"]
+fn figures_of_memory() {
+    let bed = Bed::new();
+    let mut node = bed.node("n1");
+    let clients = |count: u8| {
+        let addresses =
+            |number| [[10, 20, 30, number].into(), [0xfd00, 0x20, 0, 0, 0, 0, 0, number.into()].into()];
+        (1..=count).map(|number| client(&format!("u{number}"), addresses(number))).collect::<Vec<_>>()
+    };
+    assert_eq!(node.all(clients(50)).unwrap(), []);
+    thread::sleep(Duration::from_secs(2));
+    let before = bed.resident_kib();
+    assert_eq!(node.all(clients(250)).unwrap(), []);
+    thread::sleep(Duration::from_secs(2));
+    let grown = bed.resident_kib().saturating_sub(before);
+    println!("200 clients of two addresses: {:.1} KiB each", f64::from(grown) / 200.0);
+}

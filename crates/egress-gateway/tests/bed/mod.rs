@@ -179,6 +179,14 @@ impl Bed {
         testbed_netns::sh(&format!("kill -TERM {id}"));
     }
 
+    /// Memory of the process.
+    pub(crate) fn resident_kib(&self) -> u32 {
+        let id = self.process.as_ref().unwrap().id();
+        let status = std::fs::read_to_string(format!("/proc/{id}/status")).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+        line.trim().strip_suffix(" kB").unwrap().parse().unwrap()
+    }
+
     /// Whether the process has ended well.
     pub(crate) fn has_ended(&mut self) -> bool {
         self.process.as_mut().unwrap().try_wait().unwrap().is_some_and(|status| status.success())

@@ -341,6 +341,13 @@ impl Registry {
         Way::Gateways([IpFamily::V4, IpFamily::V6].into_iter().flat_map(of_family).collect())
     }
 
+    /// Addresses of all gateways of an Egress that have not ended.
+    pub(super) fn addresses(&self, egress: &EgressName) -> BTreeSet<IpAddr> {
+        let gateways = self.gateways.get(egress).into_iter().flat_map(BTreeMap::values);
+        let alive = gateways.filter(|gateway| gateway.endpoint.is_alive());
+        alive.flat_map(|gateway| gateway.endpoint.addresses.iter()).collect()
+    }
+
     /// What is known of the registration; `None` while it may still succeed.
     pub(super) fn registration(&self, egress: &EgressName, uid: &str) -> Option<Result<(), NotRegistered>> {
         let Some(client) = self.client(egress, uid) else { return Some(Err(NotRegistered::NotAClient)) };
