@@ -18,6 +18,8 @@
 //! ```text
 //! chain forward     { iifname "eth0" ct state & new == new drop
 //!                     oifname "eth0" meta nfproto ipv4 ct state & invalid == invalid counter drop
+//!                     oifname "eth0" meta nfproto ipv4 ct state & new == new add @connections_ipv4 { ip saddr ct count over 1000 }
+//!                         counter reject with icmpx admin-prohibited        (where connections are limited)
 //!                     meta nfproto ipv4 tcp flags syn tcp option maxseg size > 1382 tcp option maxseg size set 1382
 //!                     tcp flags syn tcp option maxseg size set rt mtu }
 //! chain postrouting { oifname "eth0" ip saddr != @own_ipv4 counter masquerade fully-random }
@@ -66,6 +68,8 @@ pub struct GatewayRouting {
     pub own: Vec<IpAddr>,
     /// The index of the tunnel link of each client.
     pub clients: BTreeMap<IpAddr, u32>,
+    /// How many connections a source may have at a time. More are rejected; those of before the limit was set are not counted.
+    pub max_connections: Option<u32>,
 }
 
 /// What one family of the table has counted.
@@ -75,6 +79,8 @@ pub struct GatewayTraffic {
     pub masqueraded: RuleTraffic,
     /// Packets that belong to no connection.
     pub invalid: RuleTraffic,
+    /// Packets of connections that are more than a source may have.
+    pub over_limit: RuleTraffic,
 }
 
 /// Keeps rules, routes and table. Losing it loses nothing: what is there is adopted.
@@ -136,6 +142,7 @@ pub fn traffic(wanted: &GatewayRouting) -> Result<BTreeMap<IpFamily, GatewayTraf
     let traffic = |family| GatewayTraffic {
         masqueraded: of(masquerade(family, &wanted.uplink)),
         invalid: of(drop_invalid(family, &wanted.uplink)),
+        over_limit: limit(family, wanted).map(of).unwrap_or_default(),
     };
     Ok(IpFamily::BOTH.into_iter().map(|family| (family, traffic(family))).collect())
 }
@@ -185,6 +192,7 @@ fn table(wanted: &GatewayRouting) -> Table {
         [to_or_from(Meta::InputInterface, uplink), state(STATE_NEW), vec![Expression::Drop]].concat(),
     )];
     forward.extend(IpFamily::BOTH.map(|family| drop_invalid(family, uplink)));
+    forward.extend(IpFamily::BOTH.into_iter().filter_map(|family| limit(family, wanted)));
     forward.extend(IpFamily::BOTH.map(|family| clamp_to_tunnel(family, wanted.uplink_mtu)));
     forward.push(clamp_to_path());
     let chain = |hook, priority, rules| Chain { hook, priority, rules };
@@ -237,6 +245,23 @@ fn drop_invalid(family: IpFamily, uplink: &str) -> Rule {
         vec![Expression::Counter, Expression::Drop],
     ];
     Rule(parts.concat())
+}
+
+/// Connections beyond those that a source may have. ICMP tells it so, also of TCP: a reset would leave by the uplink.
+fn limit(family: IpFamily, wanted: &GatewayRouting) -> Option<Rule> {
+    let set = match family {
+        IpFamily::V4 => "connections_ipv4",
+        IpFamily::V6 => "connections_ipv6",
+    };
+    let over = Expression::ConnectionsOver { set: set.to_owned(), family, most: wanted.max_connections? };
+    let source = Expression::load_address(family, AddressEnd::Source);
+    let parts = [
+        to_or_from(Meta::OutputInterface, &wanted.uplink),
+        of_family(family),
+        state(STATE_NEW),
+        vec![source, over, Expression::Counter, Expression::Reject],
+    ];
+    Some(Rule(parts.concat()))
 }
 
 fn masquerade(family: IpFamily, uplink: &str) -> Rule {
@@ -303,6 +328,7 @@ mod tests {
             uplink_mtu: 1450,
             own: ["10.20.50.1", "fd00:50::1"].map(|text| text.parse().unwrap()).to_vec(),
             clients: clients.iter().map(|(client, link)| (client.parse().unwrap(), *link)).collect(),
+            max_connections: None,
         }
     }
 
@@ -342,6 +368,13 @@ mod tests {
                 assert!(listed.contains(part), "{part}: {listed}");
             }
             assert_eq!(traffic(&wanted).unwrap()[&IpFamily::V4], GatewayTraffic::default());
+            let limited = GatewayRouting { max_connections: Some(7), ..wanted };
+            assert_eq!((applier.apply(&limited).unwrap(), applier.apply(&limited).unwrap()), (1, 0));
+            let listed = sh("nft list table inet fairlead_egress");
+            assert!(
+                listed.contains("add @connections_ipv6 { ip6 saddr ct count over 7 } counter"),
+                "{listed}"
+            );
         });
     }
 }

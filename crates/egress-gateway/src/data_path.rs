@@ -2,21 +2,31 @@
 //! slow sweep.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use fairlead_cluster::subsystem::Readiness;
+use fairlead_fou::ClientTraffic;
+use fairlead_netlink::conntrack::{self, Statistics};
 use fairlead_netlink::route::{Change, Subscription};
+use fairlead_wire::egress::State;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
+use crate::clients;
+use crate::exhaustion::Exhaustion;
 use crate::metrics::{Metrics, Snapshot};
 use crate::plane::{self, HostFault, Plane, PlaneSettings};
 use crate::shared::{InPlace, Shared};
 
 /// How often that is compared which the kernel does not report: filters and nftables, each by a short question.
 const LOOK: Duration = Duration::from_millis(300);
+/// Looks from one that also reads clients and connections to the next: 6 s.
+const SLOW: u32 = 20;
+/// With more tracked connections than this, they are not listed, which would take memory: 16 MiB.
+const MAX_LISTED: u64 = 65_536;
 /// How often everything is compared.
 const SWEEP: Duration = Duration::from_secs(10);
 /// Pause after a failure.
@@ -74,6 +84,19 @@ pub(crate) struct DataPath {
     /// Taken along into the threads that talk to the kernel.
     plane: Option<Plane>,
     faults: Vec<HostFault>,
+    looks: u32,
+    exhaustion: Exhaustion,
+    /// What was read of clients and connections last.
+    last: Slow,
+}
+
+/// What takes longer to read.
+#[derive(Debug, Clone, Default)]
+struct Slow {
+    traffic: BTreeMap<IpAddr, ClientTraffic>,
+    /// Of each source; `None` where there are too many.
+    by_source: Option<BTreeMap<IpAddr, usize>>,
+    statistics: Option<Statistics>,
 }
 
 impl DataPath {
@@ -83,7 +106,17 @@ impl DataPath {
         status: Arc<Status>,
         metrics: Metrics,
     ) -> Self {
-        Self { shared, settings, status, metrics, plane: None, faults: Vec::new() }
+        Self {
+            shared,
+            settings,
+            status,
+            metrics,
+            plane: None,
+            faults: Vec::new(),
+            looks: 0,
+            exhaustion: Exhaustion::default(),
+            last: Slow::default(),
+        }
     }
 
     /// Never returns. `is_known` becomes true when the cluster's objects have been read.
@@ -92,11 +125,13 @@ impl DataPath {
             return std::future::pending().await;
         }
         let (mut version, mut destinations) = (self.shared.version(), self.shared.destinations());
+        let mut options = self.shared.options();
         let mut look = interval(LOOK);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             version.mark_unchanged();
             destinations.mark_unchanged();
+            options.mark_unchanged();
             if !self.apply().await {
                 tokio::time::sleep(RETRY).await;
                 continue;
@@ -106,6 +141,7 @@ impl DataPath {
                 tokio::select! {
                     _ = version.changed() => break,
                     _ = destinations.changed() => break,
+                    _ = options.changed() => break,
                     Some(()) = kernel.recv() => {
                         tokio::time::sleep(DEBOUNCE).await;
                         break;
@@ -176,16 +212,22 @@ impl DataPath {
     /// Whether what the kernel does not report is in place. Reads what metrics show as well.
     async fn look(&mut self) -> bool {
         let Some(mut plane) = self.plane.take() else { return false };
+        let is_slow = self.looks.is_multiple_of(SLOW);
+        self.looks = self.looks.wrapping_add(1);
         let work = move || {
             let is_in_place = plane.is_in_place();
             let read = plane.counters().and_then(|counters| Ok((counters, plane.traffic()?)));
-            (plane, is_in_place, read, connections())
+            let slow = is_slow.then(|| Slow::read(&plane));
+            (plane, is_in_place, read, connections(), slow)
         };
-        let (plane, is_in_place, read, connections) = match tokio::task::spawn_blocking(work).await {
+        let (plane, is_in_place, read, connections, slow) = match tokio::task::spawn_blocking(work).await {
             Ok(done) => done,
             Err(error) => std::panic::resume_unwind(error.into_panic()),
         };
         self.plane = Some(plane);
+        if let Some(slow) = slow {
+            self.take_slow(slow, connections);
+        }
         match read {
             Ok((counters, traffic)) => {
                 let mut snapshot = Snapshot { counters, traffic, connections, ..Snapshot::default() };
@@ -200,9 +242,23 @@ impl DataPath {
         })
     }
 
+    /// Says what is lacking, and keeps the rest for metrics.
+    fn take_slow(&mut self, slow: Slow, connections: Option<(u64, u64)>) {
+        let statistics = slow.statistics.unwrap_or_default();
+        let lack = self.exhaustion.observe(Instant::now().into_std(), statistics, connections);
+        if let Some((lack, packets)) = lack {
+            let (reason, advice) = lack.reason_and_advice();
+            tracing::warn!(reason, packets, advice, "new connections of clients fail");
+        }
+        self.last = slow;
+    }
+
     fn count(&self, snapshot: &mut Snapshot) {
         snapshot.streams = self.shared.streams() as u64;
+        snapshot.statistics = self.last.statistics;
+        snapshot.is_draining = *self.shared.state().borrow() == State::Draining;
         self.shared.registry(|registry| {
+            snapshot.uses = clients::uses(registry, &self.last.traffic, self.last.by_source.as_ref());
             let mut pods = BTreeMap::<&str, std::collections::BTreeSet<&str>>::new();
             for owner in registry.owners().values() {
                 pods.entry(&owner.node).or_default().insert(&owner.client.uid);
@@ -211,6 +267,20 @@ impl DataPath {
                 pods.into_iter().map(|(node, pods)| (node.to_owned(), pods.len() as u64)).collect();
             snapshot.adopted = registry.adopted().len() as u64;
         });
+    }
+}
+
+impl Slow {
+    /// What cannot be read is left out: it is for metrics alone.
+    fn read(plane: &Plane) -> Self {
+        let of = |error: &dyn std::fmt::Display| tracing::debug!(%error, "cannot read what metrics show");
+        let is_listed = connections().is_some_and(|(count, _)| count <= MAX_LISTED);
+        let by_source = is_listed.then(conntrack::connections_by_source);
+        Self {
+            traffic: plane.client_traffic().inspect_err(|error| of(error)).unwrap_or_default(),
+            by_source: by_source.and_then(|found| found.inspect_err(|error| of(error)).ok()),
+            statistics: conntrack::statistics().inspect_err(|error| of(error)).ok(),
+        }
     }
 }
 

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fairlead_netlink::conntrack;
-use fairlead_wire::egress::State;
 use futures::{Stream, StreamExt as _};
 use tokio::time::{Instant, sleep};
 
@@ -24,7 +23,7 @@ pub(crate) async fn drain(
     limit: Duration,
     mut signals: impl Stream<Item = ()> + Unpin,
 ) {
-    shared.set_state(State::Draining);
+    shared.set_draining();
     let start = Instant::now();
     loop {
         let clients = shared.desired().1.clients;

@@ -7,16 +7,24 @@
 //! * `watches`: the Egress, and which addresses are inside of the cluster.
 //! * `data_path`: the task that compares the kernel with the desired state and mends it. `drain`: waits for the last flow before the program
 //!   ends.
+//! * `clients`, `connections`, `exhaustion`: who uses the gateway how much, who used an address and port outside, and whether ports or the
+//!   table of connections are used up.
+//! * `health` and `probes`: whether what the Egress has probed answers.
 //!
 //! The kernel forwards without the program. A new one takes over links and routes, and keeps the clients that they name until node
 //! programs have said again who is one.
 
 mod budget;
+mod clients;
+mod connections;
 mod data_path;
 mod drain;
+mod exhaustion;
 pub mod facts;
+mod health;
 mod metrics;
 pub mod plane;
+mod probes;
 pub mod registry;
 pub mod review;
 mod server;
@@ -53,6 +61,12 @@ use crate::watches::Watches;
 const GRACE: Duration = Duration::from_secs(60);
 /// How long tasks may take to end.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// What `/clients` answers.
+#[derive(serde::Serialize)]
+struct Clients {
+    clients: Vec<clients::ClientUse>,
+}
 
 /// How the program is to run.
 #[derive(Debug, Clone)]
@@ -110,6 +124,12 @@ async fn run_with(
     let metrics_registry = Arc::new(metrics_registry);
     let mut supervisor = Supervisor::default();
     let scrape = http::metrics(move |format| exposition::text(&metrics_registry, format));
+    let known = connections::Known::new();
+    let (of_clients, of_load, of_connections) = (metrics.clone(), metrics.clone(), known.clone());
+    let scrape = scrape
+        .merge(http::json("/clients", move |_| Ok(Clients { clients: of_clients.clients() })))
+        .merge(http::json("/load", move |_| Ok(of_load.load())))
+        .merge(http::json("/connections", move |query| of_connections.answer(query)));
     http::serve_metrics(supervisor.subsystem("metrics"), settings.metrics, scrape, &client)?;
 
     let adopted =
@@ -121,6 +141,8 @@ async fn run_with(
         );
     }
     let shared = Arc::new(Shared::new(Registry::new(settings.addresses.clone(), adopted)));
+    let watch = connections::watch(Arc::clone(&shared), known, metrics.clone());
+    supervisor.subsystem("connections").spawn("events", watch);
     let stopping = CancellationToken::new();
     start_watches(&mut supervisor, &client, &settings, &shared, &metrics);
     start_server(&mut supervisor, client, &settings, &shared, &metrics, &stopping)?;
@@ -169,6 +191,8 @@ fn start_watches(
         port: settings.port,
         source_port_auto: settings.source_port_auto,
     };
+    let probes = probes::run(Arc::clone(shared), metrics.clone());
+    supervisor.subsystem("health check").spawn("probes", probes);
     let status = Arc::new(Status::new());
     let subsystem = supervisor.subsystem("data path");
     subsystem.readiness(Arc::clone(&status) as Arc<dyn Readiness>);
@@ -183,10 +207,16 @@ fn start_watches(
 async fn follow(watches: Arc<Watches>, shared: Arc<Shared>, known: watch::Sender<bool>) {
     let mut seen = 0;
     let mut last = None;
+    let mut invalid = Vec::new();
     loop {
         match watches.read() {
             Ok(cluster) => {
                 last = None;
+                if cluster.invalid != invalid {
+                    cluster.invalid.iter().for_each(|error| tracing::warn!(%error, "a target is not probed"));
+                    invalid = cluster.invalid;
+                }
+                shared.set_options(cluster.options);
                 shared.set_destinations(cluster.destinations);
                 shared.registry(|registry| registry.set_facts(cluster.facts));
                 known.send_replace(true);

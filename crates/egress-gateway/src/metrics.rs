@@ -8,6 +8,7 @@ use fairlead_address::IpFamily;
 use fairlead_cluster::metrics::register;
 use fairlead_dataplane::egress_gateway::GatewayTraffic;
 use fairlead_fou::{Counter as Counted, Counters};
+use fairlead_netlink::conntrack::Statistics;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric, MetricEncoder};
 use prometheus_client::metrics::MetricType;
@@ -16,6 +17,9 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::registry::Registry;
 
+use crate::clients::{ClientUse, Load, in_metrics};
+use crate::health::Outcome;
+use crate::probes::NO_TARGET_ANSWERS;
 use crate::registry::Refusal;
 use crate::review::Rejected;
 
@@ -45,6 +49,9 @@ pub(crate) struct Metrics {
     changes: Counter,
     failures: Counter,
     in_place: Gauge,
+    probes: Family<ResultLabel, Counter>,
+    unhealthy: Family<ReasonLabel, Gauge>,
+    left_out: Counter,
     snapshot: Arc<Mutex<Snapshot>>,
 }
 
@@ -60,6 +67,11 @@ pub(crate) struct Snapshot {
     /// Addresses of clients of an earlier process that no node program has registered yet.
     pub(crate) adopted: u64,
     pub(crate) streams: u64,
+    /// What each client has exchanged.
+    pub(crate) uses: Vec<ClientUse>,
+    /// What connection tracking has counted.
+    pub(crate) statistics: Option<Statistics>,
+    pub(crate) is_draining: bool,
 }
 
 impl Metrics {
@@ -92,8 +104,30 @@ impl Metrics {
                 "Whether the last attempt succeeded",
                 Gauge::default(),
             ),
+            probes: register(
+                ours,
+                "health_probes",
+                "Probes of the targets of spec.healthCheck: answered by one at least, silent, or impossible to send",
+                Family::default(),
+            ),
+            unhealthy: register(
+                ours,
+                "unhealthy",
+                "Whether the gateway takes no new connections if another does better, by the reason",
+                Family::default(),
+            ),
+            left_out: register(
+                ours,
+                "connections_not_kept",
+                "Connections that /connections does not know, since too many are open",
+                Counter::default(),
+            ),
             snapshot: Arc::default(),
         };
+        for outcome in Outcome::ALL {
+            metrics.probes.get_or_create(&ResultLabel { result: outcome.name() }).inc_by(0);
+        }
+        metrics.health(None);
         ours.register_collector(Box::new(Collected { pod, snapshot: Arc::clone(&metrics.snapshot) }));
         metrics
     }
@@ -118,6 +152,36 @@ impl Metrics {
             None => drop(self.failures.inc()),
         }
         self.in_place.set(i64::from(changes.is_some()));
+    }
+
+    /// All targets were probed.
+    pub(crate) fn probed(&self, outcome: Outcome) {
+        self.probes.get_or_create(&ResultLabel { result: outcome.name() }).inc();
+    }
+
+    /// So many connections are not known by now.
+    pub(crate) fn connections_left_out(&self, all: u64) {
+        self.left_out.inc_by(all.saturating_sub(self.left_out.get()));
+    }
+
+    /// Whether targets answer; `None` if nothing is probed.
+    pub(crate) fn health(&self, is_healthy: Option<bool>) {
+        let gauge = self.unhealthy.get_or_create(&ReasonLabel { reason: NO_TARGET_ANSWERS });
+        gauge.set(i64::from(is_healthy == Some(false)));
+    }
+
+    /// What each client has exchanged.
+    pub(crate) fn clients(&self) -> Vec<ClientUse> {
+        self.snapshot.lock().unwrap_or_else(PoisonError::into_inner).uses.clone()
+    }
+
+    /// How much the gateway has to do.
+    pub(crate) fn load(&self) -> Load {
+        let snapshot = self.snapshot.lock().unwrap_or_else(PoisonError::into_inner);
+        let clients = snapshot.uses.len() as u64;
+        let connections = snapshot.connections.map(|(count, _)| count);
+        let unhealthy = self.unhealthy.get_or_create(&ReasonLabel { reason: NO_TARGET_ANSWERS }).get() != 0;
+        Load { connections, clients, draining: snapshot.is_draining, unhealthy }
     }
 
     /// Replaces what was read.
@@ -156,7 +220,8 @@ impl Collected {
 impl Collector for Collected {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let snapshot = self.snapshot.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let Snapshot { counters, traffic, connections, clients, adopted, streams } = snapshot;
+        let Snapshot { counters, traffic, connections, clients, adopted, streams, uses, statistics, .. } =
+            snapshot;
         let mut to = Writer(&mut encoder);
         let dropped = DROPS.map(|it| (vec![("reason", it.name().to_owned())], counters.of(it)));
         to.counters("dropped_packets", "Packets that the gateway dropped, by the reason", &dropped)?;
@@ -173,12 +238,22 @@ impl Collector for Collected {
             ),
             ("nftables_invalid_packets", "Packets dropped because they belong to no connection", 2),
             ("nftables_invalid_bytes", "Bytes of packets dropped because they belong to no connection", 3),
+            (
+                "rejected_connections",
+                "First packets of connections rejected because the client has as many as spec.maxConnectionsPerClient allows",
+                4,
+            ),
         ] {
             let of = |(family, it): (&IpFamily, &GatewayTraffic)| {
                 let mut labels = self.labels();
                 labels.push(("protocol", if *family == IpFamily::V4 { "ipv4" } else { "ipv6" }.to_owned()));
-                let values =
-                    [it.masqueraded.packets, it.masqueraded.bytes, it.invalid.packets, it.invalid.bytes];
+                let values = [
+                    it.masqueraded.packets,
+                    it.masqueraded.bytes,
+                    it.invalid.packets,
+                    it.invalid.bytes,
+                    it.over_limit.packets,
+                ];
                 (labels, values.get(value).copied().unwrap_or_default())
             };
             to.counters(what, help, &traffic.iter().map(of).collect::<Vec<_>>())?;
@@ -190,6 +265,13 @@ impl Collector for Collected {
                 "How many connections can be tracked",
                 &[(self.labels(), limit)],
             )?;
+        }
+        to.uses(&uses)?;
+        if let Some(Statistics { insert_failed, drop, early_drop }) = statistics {
+            let of = [("insert_failed", insert_failed), ("drop", drop), ("early_drop", early_drop)];
+            let of = of.map(|(reason, count)| (vec![("reason", reason.to_owned())], count));
+            let help = "New connections that could not be tracked: ports or the table are used up, or connections were forgotten for them";
+            to.counters("conntrack_failures", help, &of)?;
         }
         let all = clients.values().fold(adopted, |sum: u64, count| sum.saturating_add(*count));
         let labels = vec![("namespace", self.pod.namespace.clone()), ("egress", self.pod.egress.clone())];
@@ -212,6 +294,34 @@ impl Writer<'_, '_> {
 
     fn gauges(&mut self, name: &str, help: &str, values: &[(Labels, u64)]) -> fmt::Result {
         self.write(name, help, MetricType::Gauge, values)
+    }
+
+    /// A bounded number of clients.
+    fn uses(&mut self, uses: &[ClientUse]) -> fmt::Result {
+        let shown = in_metrics(uses);
+        let labels = |client: &ClientUse| {
+            vec![("client_namespace", client.namespace.clone()), ("client_pod", client.name.clone())]
+        };
+        let both = |sent: fn(&ClientUse) -> u64, received: fn(&ClientUse) -> u64| {
+            let of = |client: &&ClientUse| {
+                [("sent", sent(client)), ("received", received(client))].map(|(direction, count)| {
+                    let mut labels = labels(client);
+                    labels.push(("direction", direction.to_owned()));
+                    (labels, count)
+                })
+            };
+            shown.iter().flat_map(of).collect::<Vec<_>>()
+        };
+        let bytes = both(|it| it.sent_bytes, |it| it.received_bytes);
+        let help = "Bytes that clients sent and received through the gateway, from their IP headers on; at most 256 clients are shown";
+        self.counters("client_bytes", help, &bytes)?;
+        let packets = both(|it| it.sent_packets, |it| it.received_packets);
+        let help =
+            "Packets that clients sent and received through the gateway; at most 256 clients are shown";
+        self.counters("client_packets", help, &packets)?;
+        let open = shown.iter().filter_map(|client| Some((labels(client), client.connections?)));
+        let help = "Connections that clients have open; at most 256 clients are shown";
+        self.gauges("client_connections", help, &open.collect::<Vec<_>>())
     }
 
     fn write(&mut self, name: &str, help: &str, kind: MetricType, values: &[(Labels, u64)]) -> fmt::Result {
@@ -250,6 +360,18 @@ mod tests {
             connections: Some((5, 100)),
             clients: [("n1".to_owned(), 2)].into(),
             adopted: 1,
+            statistics: Some(Statistics::default()),
+            uses: vec![ClientUse {
+                namespace: "shop".to_owned(),
+                name: "web".to_owned(),
+                node: "n1".to_owned(),
+                addresses: Vec::new(),
+                sent_packets: 1,
+                sent_bytes: 100,
+                received_packets: 2,
+                received_bytes: 200,
+                connections: Some(4),
+            }],
             ..Snapshot::default()
         });
         metrics.refused(&[Refusal::new("u", crate::registry::Reason::InvalidAddress, "")]);
@@ -268,6 +390,11 @@ mod tests {
             "coil_egress_dropped_packets_total{reason=\"inner_source\"} 0",
             "coil_egress_registrations_total{result=\"NodeUnknown\"} 1",
             "coil_egress_data_path_changes_total 3",
+            "coil_egress_client_bytes_total{client_namespace=\"shop\",client_pod=\"web\",direction=\"received\"} 200",
+            "coil_egress_client_connections{client_namespace=\"shop\",client_pod=\"web\"} 4",
+            "coil_egress_conntrack_failures_total{reason=\"insert_failed\"} 0",
+            "coil_egress_rejected_connections_total{namespace=\"n\",pod=\"p\",egress=\"e\",protocol=\"ipv4\"} 0",
+            "coil_egress_unhealthy{reason=\"NoTargetAnswers\"} 0",
             "coil_egress_node_client_pods{node=\"n1\"} 2",
         ] {
             assert!(text.lines().any(|it| it == line), "{line}: {text}");

@@ -2,16 +2,19 @@
 //!
 //! A new process cannot open the BPF programs of the one before, which takes `CAP_SYS_ADMIN`. It reads from links and routes who the
 //! clients are, fills the maps of new programs with them, and replaces each filter in one step; so no packet is lost.
+//!
+//! Tunnels of the kernel, which Coil's gateways have, give way to ours: a link of ours with another name carries packets while those links
+//! are deleted and made anew. The kernel cannot rename a link that is up (before 6.2), and a route is replaced in one step.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use fairlead_address::IpFamily;
 use fairlead_api::fou::is_link_name;
 use fairlead_dataplane::egress_gateway::{self, Applier, GatewayRouting, GatewayTraffic};
 use fairlead_dataplane::uplink::{forward_in_gateway, forwards, is_reverse_path_strict};
-use fairlead_fou::{Counters, Peer, Settings, TunnelLink, Tunnels, link_mtu, link_name};
-use fairlead_netlink::route::{KIND_IFB, Link, RouteSocket, delete_link};
+use fairlead_fou::{ClientTraffic, Counters, Peer, Settings, TunnelLink, Tunnels, link_mtu, link_name};
+use fairlead_netlink::route::{KIND_IFB, KIND_IP6TNL, KIND_IPIP, Link, RouteSocket, delete_link};
 use ipnet::IpNet;
 
 /// Where the data path is, and how it sends.
@@ -34,6 +37,8 @@ pub struct Desired {
     pub clients: BTreeSet<IpAddr>,
     /// Prefixes that clients may (`true`) and may not (`false`) send to.
     pub destinations: BTreeMap<IpNet, bool>,
+    /// How many connections a client may have at a time.
+    pub max_connections: Option<u32>,
 }
 
 /// What was done.
@@ -103,8 +108,47 @@ impl Plane {
             self.peers.clear();
         }
         let mut applied = Applied::default();
-        let present = tunnel_links()?;
-        let clients = self.links(desired, &uplink, &present, &mut applied);
+        let mut present = TunnelLinks::read()?;
+        if !present.kernel.is_empty() {
+            applied.changes = self.take_over(desired, &uplink, &present)?;
+            present = TunnelLinks::read()?;
+        }
+        let clients = self.links(desired, &uplink, &present.ours, &mut applied);
+        let mut changes = self.set(desired, &uplink, &present.ours, clients)?;
+        let wanted: BTreeSet<String> = self.peers.keys().map(|client| link_name(*client)).collect();
+        changes = changes.saturating_add(delete_all_but(&present.ours, &wanted)?);
+        applied.changes = applied.changes.saturating_add(changes);
+        Ok(applied)
+    }
+
+    /// Leads packets of all clients by one link of ours for each family, and deletes the kernel's. No client has the name of that link.
+    fn take_over(&mut self, desired: &Desired, uplink: &Link, present: &TunnelLinks) -> Result<usize> {
+        tracing::info!(links = present.kernel.len(), "tunnels of the kernel, as of Coil, become ours");
+        let mut passing = BTreeMap::new();
+        for own in &self.settings.own {
+            let nobody = match own {
+                IpAddr::V4(_) => IpAddr::from(Ipv4Addr::UNSPECIFIED),
+                IpAddr::V6(_) => IpAddr::from(Ipv6Addr::UNSPECIFIED),
+            };
+            passing.insert(IpFamily::of(*own), self.tunnels.add_link(nobody)?);
+        }
+        let link = |client: &IpAddr| {
+            let ours = present.ours.get(&link_name(*client)).map(|link| link.index);
+            Some((*client, ours.or_else(|| passing.get(&IpFamily::of(*client)).copied())?))
+        };
+        let clients = desired.clients.iter().filter_map(link).collect();
+        let changes = self.set(desired, uplink, &present.ours, clients)?;
+        Ok(changes.saturating_add(delete_all_but(&present.kernel, &BTreeSet::new())?))
+    }
+
+    /// Brings everything but links to what is desired. `present` has the links of ours that there were before.
+    fn set(
+        &mut self,
+        desired: &Desired,
+        uplink: &Link,
+        present: &BTreeMap<String, Link>,
+        clients: BTreeMap<IpAddr, u32>,
+    ) -> Result<usize> {
         let peers: BTreeMap<IpAddr, Peer> =
             clients.iter().map(|(client, link)| (*client, Peer::Client { link: Some(*link) })).collect();
         let staying = self.peers.iter().filter(|(client, _)| peers.contains_key(client));
@@ -114,22 +158,36 @@ impl Plane {
             changes = changes.saturating_add(self.tunnels.set_peers(&staying)?);
             self.peers = staying;
         }
-        changes = changes.saturating_add(self.tunnels.set_links(&self.tunnel_settings(&clients))?);
+        let links = self.tunnel_settings(&clients);
+        // Until routes are replaced, packets leave by the links of before.
+        let mut all = self.left_links(present);
+        all.extend(links.clone());
+        changes = changes.saturating_add(self.tunnels.set_links(&all)?);
         changes = changes.saturating_add(self.tunnels.set_allowed(&desired.destinations)?);
         let routing = GatewayRouting {
             uplink: uplink.name.clone(),
             uplink_mtu: uplink.mtu,
             own: self.settings.own.clone(),
             clients,
+            max_connections: desired.max_connections,
         };
         changes = changes.saturating_add(self.routing.apply(&routing)?);
         changes = changes.saturating_add(self.tunnels.set_peers(&peers)?);
         self.peers = peers;
         changes = changes.saturating_add(self.tunnels.attach()?);
-        changes = changes.saturating_add(delete_others(&present, &routing.clients)?);
-        applied.changes = applied.changes.saturating_add(changes);
+        if all.len() > links.len() {
+            changes = changes.saturating_add(self.tunnels.set_links(&links)?);
+        }
         self.done = Some(routing);
-        Ok(applied)
+        Ok(changes)
+    }
+
+    /// Settings of the links that clients had before and that are still there.
+    fn left_links(&self, present: &BTreeMap<String, Link>) -> BTreeMap<u32, TunnelLink> {
+        let Some(done) = &self.done else { return BTreeMap::new() };
+        let mut left = self.tunnel_settings(&done.clients);
+        left.retain(|index, _| present.values().any(|link| link.index == *index));
+        left
     }
 
     /// Whether nothing has changed of what the kernel does not report: filters and nftables.
@@ -146,6 +204,14 @@ impl Plane {
     /// The kernel cannot be asked.
     pub fn counters(&self) -> Result<Counters> {
         Ok(self.tunnels.counters()?)
+    }
+
+    /// What was exchanged with each client.
+    ///
+    /// # Errors
+    /// The kernel cannot be asked.
+    pub fn client_traffic(&self) -> Result<BTreeMap<IpAddr, ClientTraffic>> {
+        Ok(self.tunnels.traffic()?)
     }
 
     /// What the nftables table has counted, by family.
@@ -216,15 +282,28 @@ fn uplink(name: &str) -> Result<Link> {
 }
 
 /// Links that have the name and the type of tunnel links, by name.
-fn tunnel_links() -> Result<BTreeMap<String, Link>> {
-    let links = RouteSocket::open()?.links_of_kind(KIND_IFB)?;
-    let tunnels = links.into_iter().filter(|link| is_link_name(&link.name));
-    Ok(tunnels.map(|link| (link.name.clone(), link)).collect())
+struct TunnelLinks {
+    ours: BTreeMap<String, Link>,
+    /// Of the kernel's fou, as Coil makes them.
+    kernel: BTreeMap<String, Link>,
 }
 
-/// Deletes tunnel links that no client has; returns their number.
-fn delete_others(present: &BTreeMap<String, Link>, clients: &BTreeMap<IpAddr, u32>) -> Result<usize> {
-    let wanted: BTreeSet<String> = clients.keys().map(|client| link_name(*client)).collect();
+impl TunnelLinks {
+    fn read() -> Result<Self> {
+        let (mut ours, mut kernel) = (BTreeMap::new(), BTreeMap::new());
+        for link in RouteSocket::open()?.links()?.into_iter().filter(|link| is_link_name(&link.name)) {
+            match link.kind.as_deref() {
+                Some(KIND_IFB) => drop(ours.insert(link.name.clone(), link)),
+                Some(KIND_IPIP | KIND_IP6TNL) => drop(kernel.insert(link.name.clone(), link)),
+                _ => {}
+            }
+        }
+        Ok(Self { ours, kernel })
+    }
+}
+
+/// Deletes links without one of these names; returns their number.
+fn delete_all_but(present: &BTreeMap<String, Link>, wanted: &BTreeSet<String>) -> Result<usize> {
     let others = present.iter().filter(|(name, _)| !wanted.contains(*name));
     let messages: Vec<_> = others.map(|(_, link)| delete_link(link.index)).collect();
     for outcome in RouteSocket::open()?.apply_each(&messages)? {

@@ -11,6 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::plane::Desired;
 use crate::registry::{Reason, Refusal, Registry, StreamId};
+use fairlead_egress::options::Options;
 
 /// Longest text of a kernel's refusal that is sent.
 const MAX_MESSAGE: usize = 500;
@@ -24,13 +25,34 @@ pub(crate) struct InPlace {
     pub(crate) refused: Arc<BTreeMap<IpAddr, String>>,
 }
 
+/// What holds of this gateway, of which node programs are told one thing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+struct Conditions {
+    is_draining: bool,
+    is_unhealthy: bool,
+}
+
+impl Conditions {
+    /// One that drains takes no new flows whatever other gateways do, so this comes first.
+    fn state(self) -> State {
+        match self {
+            Self { is_draining: true, .. } => State::Draining,
+            Self { is_unhealthy: true, .. } => State::Unhealthy,
+            _ => State::Ready,
+        }
+    }
+}
+
 /// The registry, and who is told what.
 pub(crate) struct Shared {
     registry: Mutex<Registry>,
     destinations: watch::Sender<Arc<BTreeMap<IpNet, bool>>>,
+    options: watch::Sender<Arc<Options>>,
     /// The version of the registry.
     version: watch::Sender<u64>,
     in_place: watch::Sender<InPlace>,
+    conditions: Mutex<Conditions>,
+    /// What the conditions say.
     state: watch::Sender<State>,
     streams: Mutex<BTreeMap<String, (StreamId, CancellationToken)>>,
 }
@@ -41,7 +63,9 @@ impl Shared {
             version: watch::Sender::new(registry.version()),
             registry: Mutex::new(registry),
             destinations: watch::Sender::default(),
+            options: watch::Sender::default(),
             in_place: watch::Sender::default(),
+            conditions: Mutex::default(),
             state: watch::Sender::new(State::Ready),
             streams: Mutex::default(),
         }
@@ -83,11 +107,26 @@ impl Shared {
         self.destinations.subscribe()
     }
 
+    pub(crate) fn set_options(&self, options: Options) {
+        self.options.send_if_modified(|known| {
+            let is_new = **known != options;
+            if is_new {
+                *known = Arc::new(options);
+            }
+            is_new
+        });
+    }
+
+    pub(crate) fn options(&self) -> watch::Receiver<Arc<Options>> {
+        self.options.subscribe()
+    }
+
     /// What the data path should be, and the version of the registry that says so.
     pub(crate) fn desired(&self) -> (u64, Desired) {
         let destinations = BTreeMap::clone(&self.destinations.borrow());
+        let max_connections = self.options.borrow().max_connections;
         let registry = self.locked();
-        (registry.version(), Desired { clients: registry.addresses(), destinations })
+        (registry.version(), Desired { clients: registry.addresses(), destinations, max_connections })
     }
 
     pub(crate) fn set_in_place(&self, in_place: InPlace) {
@@ -98,8 +137,21 @@ impl Shared {
         self.in_place.subscribe()
     }
 
-    pub(crate) fn set_state(&self, state: State) {
-        self.state.send_replace(state);
+    /// The gateway ends when its flows have.
+    pub(crate) fn set_draining(&self) {
+        self.change(|conditions| conditions.is_draining = true);
+    }
+
+    /// Whether what the Egress has probed answers.
+    pub(crate) fn set_healthy(&self, is_healthy: bool) {
+        self.change(|conditions| conditions.is_unhealthy = !is_healthy);
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Conditions)) {
+        let mut conditions = self.conditions.lock().unwrap_or_else(PoisonError::into_inner);
+        change(&mut conditions);
+        let state = conditions.state();
+        self.state.send_if_modified(|known| std::mem::replace(known, state) != state);
     }
 
     pub(crate) fn state(&self) -> watch::Receiver<State> {

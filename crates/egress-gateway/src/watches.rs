@@ -23,6 +23,7 @@ use kube::{Api, Client, Resource, ResourceExt as _};
 use serde::de::DeserializeOwned;
 
 use crate::facts::{self, Facts};
+use fairlead_egress::options::{InvalidTarget, Options};
 
 /// How long changes are gathered.
 const DEBOUNCE: Duration = Duration::from_millis(50);
@@ -137,6 +138,10 @@ pub(crate) struct Cluster {
     pub(crate) facts: Facts,
     /// Where to clients may send.
     pub(crate) destinations: BTreeMap<IpNet, bool>,
+    /// What else the Egress asks for.
+    pub(crate) options: Options,
+    /// Which of its targets cannot be probed.
+    pub(crate) invalid: Vec<InvalidTarget>,
 }
 
 impl Watches {
@@ -223,7 +228,8 @@ impl Watches {
         cluster.extend(blocks.iter().flat_map(|block| &block.pods));
         cluster.extend(self.pools.store.state().iter().flat_map(|pool| pool.others.clone()));
         cluster.extend(self.services.store.state().iter().flat_map(|range| range.others.clone()));
-        Ok(Cluster { facts, destinations: facts::destinations(wanted, cluster) })
+        let (options, invalid) = Options::read(&egress.spec);
+        Ok(Cluster { facts, destinations: facts::destinations(wanted, cluster), options, invalid })
     }
 
     /// What has not arrived yet. Where a resource does not exist, there are no objects of it.

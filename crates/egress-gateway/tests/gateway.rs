@@ -2,6 +2,7 @@
 #![cfg(test)]
 
 mod bed;
+mod uses;
 
 use std::io::{Read, Write};
 use std::net::IpAddr;
@@ -66,6 +67,23 @@ fn clients_reach_the_server_with_the_gateways_address() {
     });
     assert_eq!(bed.metric("coil_egress_client_pod_count{namespace=\"internet-egress\",egress=\"nat\"}"), 1);
     assert_eq!(bed.metric("coil_egress_node_client_pods{node=\"n1\"}"), 1);
+    // 1 MiB each way in each family, which is read every few seconds.
+    let bytes = |direction: &str| {
+        let text = bed.get(8080, "/metrics");
+        let name = format!(
+            "coil_egress_client_bytes_total{{client_namespace=\"default\",client_pod=\"c\",direction=\"{direction}\"}} "
+        );
+        text.lines().find_map(|line| line.strip_prefix(&name)?.parse().ok()).unwrap_or(0u64)
+    };
+    bed.wait("the bytes", Duration::from_secs(15), || bytes("sent") > 2 << 20 && bytes("received") > 2 << 20);
+    assert!(bytes("sent") < 3 << 20 && bytes("received") < 3 << 20);
+    let answer = bed.get(8080, "/clients");
+    let body: serde_json::Value = serde_json::from_str(answer.split("\r\n\r\n").nth(1).unwrap()).unwrap();
+    println!("{body}");
+    let client = &body["clients"][0];
+    assert_eq!((&client["name"], &client["node"]), (&"c".into(), &"n1".into()));
+    assert!(client["connections"].as_u64().unwrap() > 0 && client["sentPackets"].as_u64().unwrap() > 100);
+    assert!(bed.get(8080, "/load").contains("\"draining\":false"));
 }
 
 #[test]
@@ -385,4 +403,24 @@ fn a_drained_gateway_waits_for_its_flows() {
     println!("ended {:?} after the last flow", start.elapsed());
     // The kernel still forwards.
     assert!(bed.ping("", families()[0].server));
+}
+
+/// Resident memory of the gateway program for each client. It asserts nothing.
+#[test]
+#[ignore = "prints figures"]
+fn figures_of_memory() {
+    let bed = Bed::new();
+    let mut node = bed.node("n1");
+    let clients = |count: u8| {
+        let addresses =
+            |number| [[10, 20, 30, number].into(), [0xfd00, 0x20, 0, 0, 0, 0, 0, number.into()].into()];
+        (1..=count).map(|number| client(&format!("u{number}"), addresses(number))).collect::<Vec<_>>()
+    };
+    assert_eq!(node.all(clients(50)).unwrap(), []);
+    thread::sleep(Duration::from_secs(2));
+    let before = bed.resident_kib();
+    assert_eq!(node.all(clients(250)).unwrap(), []);
+    thread::sleep(Duration::from_secs(2));
+    let grown = bed.resident_kib().saturating_sub(before);
+    println!("200 clients of two addresses: {:.1} KiB each", f64::from(grown) / 200.0);
 }

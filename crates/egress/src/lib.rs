@@ -4,6 +4,8 @@
 //! * [`destinations`]: the prefixes of an Egress.
 //! * [`client`]: rules, routes and links of a client pod.
 //! * [`choice`]: the gateway of a client or of a flow, among those that are ready.
+//! * [`options`]: what an Egress asks of its gateways beside destinations.
+//! * [`lookup`]: how a gateway is asked who used an address and port.
 //! * [`objects`]: Deployment, Service and the other objects of an Egress, to be applied.
 //! * [`registration`]: which token a gateway accepts.
 //! * [`selectors`]: the pods that an Egress selects by their labels.
@@ -17,7 +19,9 @@ pub mod annotation;
 pub mod choice;
 pub mod client;
 pub mod destinations;
+pub mod lookup;
 pub mod objects;
+pub mod options;
 pub mod registration;
 pub mod selectors;
 pub mod status;

@@ -1,9 +1,10 @@
-//! Every input that the fuzz targets `egress_annotation`, `egress_destinations` and `egress_token` keep is read again, without a fuzzer.
+//! Every input that the fuzz targets `egress_annotation`, `egress_destinations`, `egress_options` and `egress_token` keep is read again, without a fuzzer.
 #![cfg(test)]
 
 use std::path::Path;
 
-use fairlead_egress::{annotation, destinations, registration};
+use fairlead_egress::options::Target;
+use fairlead_egress::{annotation, destinations, lookup, registration};
 
 /// The kept inputs of a target with their names, in order.
 fn kept(target: &str) -> Vec<(String, String)> {
@@ -58,4 +59,17 @@ fn kept_tokens_never_panic_and_some_are_good() {
     });
     let expected = [("no_claims", None), ("valid", Some(3500))];
     assert_eq!(results.collect::<Vec<_>>(), expected.map(|(name, lifetime)| (name.to_owned(), lifetime)));
+}
+
+#[test]
+fn kept_options_never_panic_and_some_are_good() {
+    let results = kept("egress_options").into_iter().map(|(name, text)| {
+        let targets = text.lines().filter(|line| line.parse::<Target>().is_ok()).count();
+        (name, targets, text.lines().filter(|line| lookup::parse(line).is_ok()).count())
+    });
+    let expected = [("query", 0, 1), ("refused", 0, 0), ("targets", 3, 0)];
+    assert_eq!(
+        results.collect::<Vec<_>>(),
+        expected.map(|(name, targets, queries)| (name.to_owned(), targets, queries))
+    );
 }

@@ -28,9 +28,9 @@ use crate::install::{CleanupArguments, InstallArguments};
 
 pub(crate) use queries::{
     ApiArguments, ConfigurationFormat, ConnectivityCommand, ConnectivityTest, EgressCommand, EgressExplain,
-    EgressStatusArguments, GraphArguments, GraphOutput, IpamCheck, IpamCommand, IpamRelease, IpamShow,
-    KeyCommand, KeyRotateArguments, NetcheckArguments, Output, PingArguments, ProbeArguments, Qualified,
-    ServeArguments, StatusArguments,
+    EgressStatusArguments, EgressWho, GraphArguments, GraphOutput, IpamCheck, IpamCommand, IpamRelease,
+    IpamShow, KeyCommand, KeyRotateArguments, NetcheckArguments, Output, PingArguments, ProbeArguments,
+    Qualified, ServeArguments, StatusArguments,
 };
 
 pub(crate) use connect::{ConnectArguments, name as peer_name};

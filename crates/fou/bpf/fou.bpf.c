@@ -165,6 +165,23 @@ struct {
 	__type(value, __u32);
 } fou_allowed SEC(".maps");
 
+/* What was exchanged with a client: packets as they are on the wire, and their bytes from the inner IP header on. */
+struct traffic {
+	__u64 sent_packets; /* by the client */
+	__u64 sent_bytes;
+	__u64 received_packets;
+	__u64 received_bytes;
+};
+
+/* By the address of the client; only those that have an entry are counted. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_HASH);
+	__uint(max_entries, 4096);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct addr);
+	__type(value, struct traffic);
+} fou_traffic SEC(".maps");
+
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, COUNTERS);
@@ -178,6 +195,32 @@ static __always_inline void count(__u32 which)
 
 	if (value)
 		*value += 1;
+}
+
+/* A packet that is yet to be segmented counts as its segments; their headers are in `bytes` once. */
+static __always_inline __u32 packets(const struct __sk_buff *skb)
+{
+	return skb->gso_segs > 1 ? skb->gso_segs : 1;
+}
+
+static __always_inline void count_sent(const struct __sk_buff *skb, const struct addr *client, __u32 bytes)
+{
+	struct traffic *t = bpf_map_lookup_elem(&fou_traffic, client);
+
+	if (t) {
+		t->sent_packets += packets(skb);
+		t->sent_bytes += bytes;
+	}
+}
+
+static __always_inline void count_received(const struct __sk_buff *skb, const struct addr *client, __u32 bytes)
+{
+	struct traffic *t = bpf_map_lookup_elem(&fou_traffic, client);
+
+	if (t) {
+		t->received_packets += packets(skb);
+		t->received_bytes += bytes;
+	}
 }
 
 static __always_inline int drop(__u32 why)
@@ -337,6 +380,8 @@ static __always_inline int encapsulate4(struct __sk_buff *skb, const struct link
 	h.udp.source = source_port(l, &f);
 	h.udp.dest = port;
 	h.udp.len = length(n - sizeof(h.ip));
+	if (is_zero(&l->remote))
+		count_received(skb, &f.dst, n - sizeof(h));
 	/* Segments keep their size: the link's MTU already leaves room for the outer headers. */
 	if (bpf_skb_adjust_room(skb, sizeof(h), BPF_ADJ_ROOM_MAC,
 				BPF_F_ADJ_ROOM_FIXED_GSO | BPF_F_ADJ_ROOM_ENCAP_L3_IPV4 |
@@ -369,6 +414,8 @@ static __always_inline int encapsulate6(struct __sk_buff *skb, const struct link
 	h.udp.source = source_port(l, &f);
 	h.udp.dest = port;
 	h.udp.len = length(n); /* no checksum: RFC 6935 allows that for tunnels */
+	if (is_zero(&l->remote))
+		count_received(skb, &f.dst, n - sizeof(h.udp));
 	if (bpf_skb_adjust_room(skb, sizeof(h), BPF_ADJ_ROOM_MAC,
 				BPF_F_ADJ_ROOM_FIXED_GSO | BPF_F_ADJ_ROOM_ENCAP_L3_IPV6 |
 					BPF_F_ADJ_ROOM_ENCAP_L4_UDP) ||
@@ -734,8 +781,11 @@ int fou_ingress(struct __sk_buff *skb)
 		return PASS;
 	if (kind != FOU || read_inner(skb, &o, &f, &tos))
 		return drop(COUNT_MALFORMED);
-	if (p->role == ROLE_CLIENT && admit(&o, &f))
-		return TC_ACT_SHOT;
+	if (p->role == ROLE_CLIENT) {
+		if (admit(&o, &f))
+			return TC_ACT_SHOT;
+		count_sent(skb, &f.src, skb->len - o.inner);
+	}
 	if (p->ifindex)
 		return decapsulate(skb, &o, p->ifindex, tos);
 	if (p->role == ROLE_GATEWAY && replace_addr(skb, &o, 0, &o.src, &p->service))

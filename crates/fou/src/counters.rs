@@ -1,5 +1,7 @@
 //! What the programs count.
 
+use crate::layout::TrafficNumbers;
+
 /// What is counted: `enum counter` of `bpf/fou.bpf.c`, in its order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Counter {
@@ -81,6 +83,45 @@ impl Counters {
     }
 }
 
+/// What was exchanged with a client since it was one of these programs. Packets are those on the wire; bytes count from the inner IP
+/// header on, for segments that the network card makes their headers once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ClientTraffic {
+    /// Packets that the client sent and that were forwarded.
+    pub sent_packets: u64,
+    /// Their bytes.
+    pub sent_bytes: u64,
+    /// Packets that were sent to the client.
+    pub received_packets: u64,
+    /// Their bytes.
+    pub received_bytes: u64,
+}
+
+impl ClientTraffic {
+    /// `struct traffic`, of each CPU.
+    pub(crate) fn sum<'a>(numbers: impl IntoIterator<Item = &'a TrafficNumbers>) -> Self {
+        numbers.into_iter().fold(
+            Self::default(),
+            |sum, [sent_packets, sent_bytes, received_packets, received_bytes]| {
+                let (sent_packets, sent_bytes) = (*sent_packets, *sent_bytes);
+                let (received_packets, received_bytes) = (*received_packets, *received_bytes);
+                sum.and(Self { sent_packets, sent_bytes, received_packets, received_bytes })
+            },
+        )
+    }
+
+    /// Both together.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        Self {
+            sent_packets: self.sent_packets.wrapping_add(other.sent_packets),
+            sent_bytes: self.sent_bytes.wrapping_add(other.sent_bytes),
+            received_packets: self.received_packets.wrapping_add(other.received_packets),
+            received_bytes: self.received_bytes.wrapping_add(other.received_bytes),
+        }
+    }
+}
+
 #[cfg(test)]
 mod unit {
     use super::*;
@@ -95,6 +136,14 @@ mod unit {
             .map(|line| line.split(',').next().unwrap().to_lowercase())
             .collect();
         assert_eq!(named, Counter::ALL.map(Counter::name));
+    }
+
+    #[test]
+    fn traffic_is_that_of_all_cpus() {
+        let sum = ClientTraffic::sum(&[[1, 100, 2, 200], [3, 300, 4, 400]]);
+        let expected =
+            ClientTraffic { sent_packets: 4, sent_bytes: 400, received_packets: 6, received_bytes: 600 };
+        assert_eq!(sum, expected);
     }
 
     #[test]

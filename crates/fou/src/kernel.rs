@@ -3,12 +3,17 @@
 use std::collections::BTreeMap;
 use std::error::Error as StdError;
 
-use aya::maps::{Array, HashMap, LpmTrie, Map, MapData, MapError, MapInfo, PerCpuArray};
+use aya::maps::{
+    Array, HashMap, LpmTrie, Map, MapData, MapError, MapInfo, PerCpuArray, PerCpuHashMap, PerCpuValues,
+};
+
 use aya::programs::{ProgramFd, ProgramInfo, SchedClassifier, loaded_programs};
+use aya::util::nr_cpus;
 use aya::{Ebpf, EbpfLoader, Pod};
 
 use crate::layout::{
-    AddressBytes, ChoiceBytes, FlowBytes, LinkBytes, PeerBytes, ServiceBytes, SettingsBytes, version,
+    AddressBytes, ChoiceBytes, FlowBytes, LinkBytes, PeerBytes, ServiceBytes, SettingsBytes, TrafficNumbers,
+    version,
 };
 use crate::{Error, Result};
 
@@ -50,6 +55,7 @@ pub(crate) struct Maps {
     pub(crate) services: HashMap<MapData, AddressBytes, ServiceBytes>,
     pub(crate) flows: HashMap<MapData, FlowBytes, ChoiceBytes>,
     pub(crate) allowed: LpmTrie<MapData, AddressBytes, [u8; 4]>,
+    pub(crate) traffic: PerCpuHashMap<MapData, AddressBytes, TrafficNumbers>,
     pub(crate) counters: PerCpuArray<MapData, u64>,
 }
 
@@ -190,6 +196,7 @@ impl Maps {
             services: take(named, "fou_services")?,
             flows: take(named, "fou_flows")?,
             allowed: take(named, "fou_allowed")?,
+            traffic: take(named, "fou_traffic")?,
             counters: take(named, "fou_counters")?,
         })
     }
@@ -233,6 +240,15 @@ impl Maps {
         }
         Ok(())
     }
+}
+
+/// Zero on each CPU.
+pub(crate) fn no_traffic() -> Result<PerCpuValues<TrafficNumbers>> {
+    let zero = nr_cpus().map_err(|(_, error)| error);
+    let zero = zero.and_then(|cpus| PerCpuValues::try_from(vec![TrafficNumbers::default(); cpus]));
+    zero.map_err(|error| {
+        Error::bpf("count the CPUs".to_owned(), &error, "it reads /sys/devices/system/cpu/possible")
+    })
 }
 
 /// Flows of programs of another version.

@@ -24,6 +24,8 @@ pub(crate) type PeerBytes = [u8; 24];
 pub(crate) type ServiceBytes = [u8; 656];
 pub(crate) type FlowBytes = [u8; 56];
 pub(crate) type ChoiceBytes = [u8; 24];
+/// `struct traffic`.
+pub(crate) type TrafficNumbers = [u64; 4];
 
 /// What holds for all tunnels of a network namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

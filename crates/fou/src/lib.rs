@@ -27,7 +27,7 @@ mod layout;
 mod links;
 mod tunnels;
 
-pub use counters::{Counter, Counters};
+pub use counters::{ClientTraffic, Counter, Counters};
 pub use error::{Error, Result};
 pub use flows::Flow;
 pub use layout::{Gateway, MAX_ALLOWED, MAX_CLIENTS, MAX_GATEWAYS, Peer, Service, Settings, TunnelLink};

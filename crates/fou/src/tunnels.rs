@@ -1,12 +1,12 @@
 //! The programs at an uplink and the tunnels of its network namespace.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::IpAddr;
 use std::os::fd::AsFd as _;
 
 use aya::Pod;
-use aya::maps::{HashMap, MapData, MapError, lpm_trie};
+use aya::maps::{HashMap, MapData, MapError, PerCpuValues, lpm_trie};
 use fairlead_netlink::route::{
     BpfFilter, FilterHook, FilterPlace, KIND_IFB, Link, RouteSocket, add_clsact, delete_bpf_filter,
     set_bpf_filter,
@@ -15,8 +15,10 @@ use ipnet::IpNet;
 
 use crate::difference::{Difference, Step, difference, steps};
 use crate::kernel::{self, EGRESS, INGRESS, Loaded, NamedMaps, Program, VERSION, map_failed};
-use crate::layout::{self, AddressBytes};
-use crate::{Counter, Counters, Error, Flow, Peer, Result, Service, Settings, TunnelLink, flows, links};
+use crate::layout::{self, AddressBytes, TrafficNumbers};
+use crate::{
+    ClientTraffic, Counter, Counters, Error, Flow, Peer, Result, Service, Settings, TunnelLink, flows, links,
+};
 
 /// Before the filters of other programs, which would end the processing of a packet.
 const PRIORITY: u16 = 1;
@@ -161,13 +163,47 @@ impl Tunnels {
         Ok(changes)
     }
 
-    /// Sets all peers, by outer address, and returns the number of changes.
+    /// Sets all peers, by outer address, and returns the number of changes. Traffic of clients is counted from then on, and forgotten
+    /// when they are none any more.
     ///
     /// # Errors
     /// There are more than 4096, or the kernel refuses.
     pub fn set_peers(&mut self, wanted: &BTreeMap<IpAddr, Peer>) -> Result<usize> {
         let bytes = wanted.iter().map(|(address, peer)| (layout::address(*address), peer.bytes())).collect();
-        apply("the peers", &mut self.loaded.maps.peers, &bytes)
+        let changes = apply("the peers", &mut self.loaded.maps.peers, &bytes)?;
+        if changes > 0 {
+            let clients = wanted.iter().filter(|(_, peer)| matches!(peer, Peer::Client { .. }));
+            self.count_traffic(&clients.map(|(address, _)| layout::address(*address)).collect())?;
+        }
+        Ok(changes)
+    }
+
+    /// Begins to count what these clients send and receive, and forgets others.
+    fn count_traffic(&mut self, clients: &BTreeSet<AddressBytes>) -> Result<()> {
+        let map = &mut self.loaded.maps.traffic;
+        let failed = |error: MapError| map_failed("count the traffic of clients", &error);
+        let counted: BTreeSet<AddressBytes> =
+            map.keys().collect::<std::result::Result<_, _>>().map_err(failed)?;
+        for gone in counted.difference(clients) {
+            map.remove(gone).map_err(failed)?;
+        }
+        for client in clients.difference(&counted) {
+            map.insert(client, kernel::no_traffic()?, 0).map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    /// What was exchanged with each client since it became one: a system call for each.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn traffic(&self) -> Result<BTreeMap<IpAddr, ClientTraffic>> {
+        let read = |error: MapError| map_failed("read the traffic of clients", &error);
+        let of = |entry: std::result::Result<(AddressBytes, PerCpuValues<TrafficNumbers>), MapError>| {
+            let (address, numbers) = entry.map_err(read)?;
+            Ok((IpAddr::from(address).to_canonical(), ClientTraffic::sum(numbers.iter())))
+        };
+        self.loaded.maps.traffic.iter().map(of).collect()
     }
 
     /// Sets all service addresses with their gateways, and returns the number of changes. The gateways of one service are replaced

@@ -361,3 +361,66 @@ fn figures() {
     }
     println!("500 tunnel links: {} ms", start.elapsed().as_millis());
 }
+
+/// RFC 6040: congestion on the way of outer packets reaches the receiver of inner ones, or they are dropped if it would not understand.
+#[test]
+fn congestion_marks_of_outer_packets_reach_inner_ones() {
+    let bed = Bed::new();
+    bed.router.sh("nft 'table inet marks {
+             counter copied { }
+             counter marked { }
+             chain tunnel { type filter hook prerouting priority raw - 1;
+                 iifname client udp dport 5555 ip ecn ect0 counter name copied ip ecn set ce
+                 iifname client udp dport 5555 ip ecn not-ect ip ecn set ce
+                 iifname client udp dport 5555 ip6 ecn ect0 counter name copied ip6 ecn set ce
+                 iifname client udp dport 5555 ip6 ecn not-ect ip6 ecn set ce
+             }
+             chain server { type filter hook postrouting priority mangle;
+                 oifname server ip ecn ce counter name marked
+                 oifname server ip6 ecn ce counter name marked
+             }
+         }'");
+    let counted = |counter: &str| {
+        let listed = bed.router.sh(&format!("nft list counter inet marks {counter}"));
+        listed
+            .split_whitespace()
+            .skip_while(|word| *word != "packets")
+            .nth(1)
+            .unwrap()
+            .parse::<u64>()
+            .unwrap()
+    };
+    for (family, number) in families().into_iter().zip(1..) {
+        assert!(bed.ping("-Q 2", family.server), "{}", family.server);
+        assert_eq!((counted("copied"), counted("marked")), (number, number), "{}", family.server);
+        let before = bed.counted(Counter::Malformed);
+        assert!(!bed.ping("-Q 0", family.server), "{}", family.server);
+        assert_eq!(bed.counted(Counter::Malformed) - before, 1, "{}", family.server);
+    }
+}
+
+/// A path with a smaller MTU than the uplink's: the link's MTU does not help, and no packet is let through that nobody has checked.
+#[test]
+fn outer_fragments_are_dropped_and_counted() {
+    let bed = Bed::new();
+    let server = families()[0].server;
+    bed.router.sh("ip link set gateway0 mtu 1200");
+    assert!(bed.ping("-s 1000", server));
+    let before = bed.counted(Counter::Fragment);
+    assert!(!bed.ping("-M dont -s 1300", server));
+    assert_eq!(bed.counted(Counter::Fragment) - before, 1);
+}
+
+/// All fragments of a packet take the same gateway, which puts them together to translate them.
+#[test]
+fn inner_fragments_arrive() {
+    let mut bed = Bed::new();
+    bed.client_tunnels.set_services(&services(&[0, 1])).unwrap();
+    for family in families() {
+        // The first IPv6 replies tell the server the path MTU.
+        let replies = (0..6).filter(|_| bed.ping("-M dont -s 4000", family.server)).count();
+        assert!(replies >= 3, "{}: {replies} of 6", family.server);
+    }
+    assert_eq!(bed.routed("in_clear"), 0);
+    assert_eq!(bed.counted(Counter::Failed), 0);
+}

@@ -27,8 +27,8 @@ pub(crate) use dump::count;
 pub use dump::{RuleTraffic, counters, exists, generation, read};
 pub use elements::{Difference, Elements};
 pub use expression::{
-    AddressEnd, CONNECTION_ORIGINAL, CONNECTION_REPLY, Comparison, DestinationType, Expression, Header, Meta,
-    STATE_INVALID, STATE_NEW, TCP_MAXIMUM_SEGMENT, TcpOption,
+    AddressEnd, CONNECTION_ORIGINAL, CONNECTION_REPLY, COUNTED_ADDRESSES, Comparison, DestinationType,
+    Expression, Header, Meta, STATE_INVALID, STATE_NEW, TCP_MAXIMUM_SEGMENT, TcpOption,
 };
 pub use messages::{change_elements, change_map, create, delete};
 
@@ -134,6 +134,8 @@ pub struct TableShape {
 pub enum SetShape {
     /// An [`EndpointMap`].
     Endpoints,
+    /// The connections of addresses: [`Expression::ConnectionsOver`].
+    Connections(IpFamily),
     /// Intervals of addresses.
     Intervals(IpFamily),
     /// Something this module does not make.
@@ -183,6 +185,16 @@ impl From<Table> for TableState {
 }
 
 impl Table {
+    /// The sets in which rules count connections.
+    fn counted_sets(&self) -> BTreeMap<&str, IpFamily> {
+        let rules = self.chains.values().flat_map(|chain| &chain.rules);
+        let counted = |expression| match expression {
+            &Expression::ConnectionsOver { ref set, family, .. } => Some((set.as_str(), family)),
+            _ => None,
+        };
+        rules.flat_map(|rule| &rule.0).filter_map(counted).collect()
+    }
+
     /// What [`read`] reports once the table is in place.
     pub fn shape(&self) -> TableShape {
         let chain = |chain: &Chain| ChainShape {
@@ -196,9 +208,11 @@ impl Table {
         };
         let sets = self.sets.iter().map(|(name, set)| (name.clone(), SetShape::Intervals(set.family())));
         let maps = self.maps.keys().map(|name| (name.clone(), SetShape::Endpoints));
+        let counted = self.counted_sets().into_iter();
+        let counted = counted.map(|(name, family)| (name.to_owned(), SetShape::Connections(family)));
         TableShape {
             flags: 0,
-            sets: sets.chain(maps).collect(),
+            sets: sets.chain(maps).chain(counted).collect(),
             chains: self.chains.iter().map(|(name, made)| (name.clone(), chain(made))).collect(),
         }
     }
@@ -226,6 +240,8 @@ const NF_ACCEPT: u32 = 1;
 const NFPROTO_INET: u8 = 1;
 /// `NFT_SET_INTERVAL`
 const SET_INTERVAL: u32 = 4;
+/// `NFT_SET_EVAL`: rules add elements.
+const SET_DYNAMIC: u32 = 0x20;
 /// `NFT_SET_MAP`
 const SET_MAP: u32 = 8;
 /// `NFT_SET_ELEM_INTERVAL_END`

@@ -21,11 +21,15 @@ pub enum ReplyKind {
     Filter,
     /// The attributes of a tracked connection, behind `struct nfgenmsg`.
     Connection,
+    /// Frames with their headers, as a subscription to connections receives them.
+    ConnectionEvents,
+    /// The attributes of the statistics of connection tracking on a CPU, behind `struct nfgenmsg`.
+    ConnectionStatistics,
 }
 
 impl ReplyKind {
     /// All kinds, in an order that does not change: corpora name them by position.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 10] = [
         Self::Changes,
         Self::Chain,
         Self::Elements,
@@ -34,6 +38,8 @@ impl ReplyKind {
         Self::WireGuardDevice,
         Self::Filter,
         Self::Connection,
+        Self::ConnectionEvents,
+        Self::ConnectionStatistics,
     ];
 }
 
@@ -47,6 +53,8 @@ pub fn read(kind: ReplyKind, bytes: &[u8]) -> Result<usize, String> {
         ReplyKind::Connection => {
             conntrack::live_source(bytes).map(|source| usize::from(source.is_some())).map_err(str::to_owned)
         }
+        ReplyKind::ConnectionEvents => conntrack::count_events(bytes).map_err(|error| error.to_string()),
+        ReplyKind::ConnectionStatistics => conntrack::of_cpu(bytes).map(|_| 1).map_err(str::to_owned),
         ReplyKind::Filter => route::count_filters(bytes).map_err(str::to_owned),
         ReplyKind::WireGuardDevice => wireguard::count_peers(bytes).map_err(str::to_owned),
         other => nftables::count(other, bytes).map_err(str::to_owned),

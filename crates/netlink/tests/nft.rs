@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 
 use fairlead_address::{IntervalSet, IpFamily};
 use fairlead_netlink::nftables::{
-    AddressEnd, Chain, Elements, EndpointMap, Expression, Header, Hook, Meta, Rule, Table, change_elements,
-    change_map, commit, create, delete, read,
+    AddressEnd, Chain, Comparison, Elements, EndpointMap, Expression, Header, Hook, Meta, Rule, STATE_NEW,
+    Table, change_elements, change_map, commit, counters, create, delete, read,
 };
 use fairlead_netlink::{Family, Socket};
 use ipnet::IpNet;
@@ -52,6 +52,41 @@ fn a_table_is_read_as_it_was_made() {
             commit(socket, &delete("probe").unwrap()).unwrap();
             assert_eq!(read(socket, "probe").unwrap(), None);
         }
+    });
+}
+
+#[test]
+fn connections_of_an_address_are_counted_and_more_are_rejected() {
+    let over = Expression::ConnectionsOver { set: "clients".into(), family: IpFamily::V4, most: 2 };
+    let source = Expression::load_address(IpFamily::V4, AddressEnd::Source);
+    let state = STATE_NEW.to_ne_bytes().to_vec();
+    let mut rule = vec![Expression::LoadConnectionState];
+    rule.push(Expression::Compare(Comparison::Equal, state));
+    rule.extend([source, over, Expression::Counter, Expression::Reject]);
+    let mut wanted = table(rule.clone());
+    wanted.chains.get_mut("out").unwrap().hook = Hook::FilterInput;
+    in_namespace(|socket| {
+        commit(socket, &create(&wanted).unwrap()).unwrap();
+        assert_eq!(read(socket, "probe").unwrap().unwrap(), wanted.clone().into());
+        let listed = testbed_netns::sh("nft list table inet probe");
+        assert!(listed.contains("ct count over 2 } counter"), "{listed}");
+        let server = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        let to = server.local_addr().unwrap();
+        let mut sent = (0..4).map(|_| {
+            let client = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+            client.connect(to).unwrap();
+            client.send(b"x").unwrap();
+            let refused = client.send(b"x").is_err();
+            (client, refused)
+        });
+        let refused: Vec<bool> = sent.by_ref().map(|(_client, refused)| refused).collect();
+        assert_eq!(refused, [false, false, true, true]);
+        let counted = counters(socket, "probe").unwrap();
+        assert!(counted[&Rule(rule).fingerprint()].packets >= 2);
+        testbed_netns::sh("conntrack -F 2>/dev/null");
+        let client = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        client.connect(to).unwrap();
+        assert!(client.send(b"x").is_ok() && client.send(b"x").is_ok(), "the others have ended");
     });
 }
 

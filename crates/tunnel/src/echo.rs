@@ -1,4 +1,5 @@
-//! ICMP echo (RFC 792, RFC 4443 section 4.1) from one raw socket of each family, whose filter lets nothing in but the replies.
+//! ICMP echo (RFC 792, RFC 4443 section 4.1) from one socket of each family: a raw one, whose filter lets nothing in but the replies, or
+//! one for echo alone (`SOCK_DGRAM`), which needs no capability.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -25,11 +26,26 @@ const ROUNDS: u64 = 4;
 /// Most datagrams that are read at once, beside the replies to as many requests as were sent.
 const MAX_READ: usize = 32;
 
+/// Of the token: the kernel replaces the identifier of requests that a socket for echo alone sends.
+const IDENTIFIER: usize = 2;
+
+/// Which sockets send requests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// `SOCK_RAW`: CAP_NET_RAW.
+    Raw,
+    /// `SOCK_DGRAM`: a group in `net.ipv4.ping_group_range`, which counts for both families.
+    Echo,
+}
+
 /// Sends requests and reads replies.
 #[derive(Debug)]
 pub struct EchoSockets {
+    kind: Kind,
     token: [u8; 8],
     round: u64,
+    /// Why a socket of a family could not be opened, at the last attempt.
+    refusal: Option<io::Error>,
     /// How many were asked last.
     asked: usize,
     v4: Option<Socket>,
@@ -37,9 +53,23 @@ pub struct EchoSockets {
 }
 
 impl EchoSockets {
-    /// `token` is one that others do not guess.
+    /// Raw sockets, which need `CAP_NET_RAW`. `token` is one that others do not guess.
     pub fn new(token: [u8; 8]) -> Self {
-        Self { token, round: 0, asked: 0, v4: None, v6: None }
+        Self::of(Kind::Raw, token)
+    }
+
+    /// Sockets for echo alone, which `net.ipv4.ping_group_range` of the network namespace permits to groups of users.
+    pub fn unprivileged(token: [u8; 8]) -> Self {
+        Self::of(Kind::Echo, token)
+    }
+
+    fn of(kind: Kind, token: [u8; 8]) -> Self {
+        Self { kind, token, round: 0, refusal: None, asked: 0, v4: None, v6: None }
+    }
+
+    /// Why the last [`Self::exchange`] could not open a socket, if it could not: those addresses were not asked.
+    pub fn refusal(&self) -> Option<&io::Error> {
+        self.refusal.as_ref()
     }
 
     /// Who has replied since the last call. Then asks these addresses. One that cannot be asked does not reply.
@@ -62,10 +92,17 @@ impl EchoSockets {
         }
         self.round = self.round.wrapping_add(1);
         self.asked = addresses.len();
+        self.refusal = None;
         for address in addresses {
             let request = self.request(address.is_ipv4());
-            let asked =
-                self.socket(address.is_ipv4()).and_then(|socket| Ok(ask(socket, *address, &request)?));
+            let asked = match self.socket(address.is_ipv4()) {
+                Ok(socket) => ask(socket, *address, &request).map_err(io::Error::from),
+                Err(error) => {
+                    tracing::debug!(%address, %error, "cannot open a socket for ICMP echo requests");
+                    self.refusal = Some(error);
+                    continue;
+                }
+            };
             if let Err(error) = asked {
                 tracing::debug!(%address, %error, "cannot send an ICMP echo request");
             }
@@ -75,11 +112,11 @@ impl EchoSockets {
 
     /// Opens it at the first use: most nodes ask in one family, or none.
     fn socket(&mut self, is_ipv4: bool) -> io::Result<&Socket> {
-        let token = self.token;
+        let (kind, token) = (self.kind, self.token);
         let slot = if is_ipv4 { &mut self.v4 } else { &mut self.v6 };
         match slot {
             Some(socket) => Ok(socket),
-            None => Ok(slot.insert(open(is_ipv4, token)?)),
+            None => Ok(slot.insert(open(kind, is_ipv4, token)?)),
         }
     }
 
@@ -108,26 +145,35 @@ impl EchoSockets {
         bytes
     }
 
-    /// Whether it is the reply to one of the last requests. IPv4 comes with its header.
+    /// Whether it is the reply to one of the last requests. IPv4 comes with its header from raw sockets, and without it from others.
     fn is_reply(&self, datagram: &[u8]) -> bool {
         let message = match datagram.first().map(|first| (first >> 4, usize::from(first & 15) * 4)) {
-            Some((4, header)) => datagram.get(header..).filter(|it| it.first() == Some(&ECHO_REPLY)),
+            Some((4, header)) if self.kind == Kind::Raw => {
+                datagram.get(header..).filter(|it| it.first() == Some(&ECHO_REPLY))
+            }
+            _ if datagram.first() == Some(&ECHO_REPLY) && self.kind == Kind::Echo => Some(datagram),
             _ => Some(datagram).filter(|it| it.first() == Some(&ECHO_REPLY_V6)),
         };
-        let rest = message.and_then(|message| message.get(HEADER..));
-        let round = rest.and_then(|rest| rest.strip_prefix(&self.token)).and_then(|rest| rest.first_chunk());
+        // The kernel compares the identifier of a socket for echo alone.
+        let skipped = if self.kind == Kind::Echo { IDENTIFIER } else { 0 };
+        let rest = message.and_then(|message| message.get(HEADER.saturating_add(skipped)..));
+        let token = self.token.get(skipped..).unwrap_or_default();
+        let round = rest.and_then(|rest| rest.strip_prefix(token)).and_then(|rest| rest.first_chunk());
         round.is_some_and(|round| self.round.wrapping_sub(u64::from_be_bytes(*round)) < ROUNDS)
     }
 }
 
-fn open(is_ipv4: bool, token: [u8; 8]) -> io::Result<Socket> {
-    let (domain, protocol, kind) = match is_ipv4 {
+fn open(kind: Kind, is_ipv4: bool, token: [u8; 8]) -> io::Result<Socket> {
+    let (domain, protocol, reply) = match is_ipv4 {
         true => (Domain::IPV4, Protocol::ICMPV4, ECHO_REPLY),
         false => (Domain::IPV6, Protocol::ICMPV6, ECHO_REPLY_V6),
     };
-    let socket = Socket::new(domain, Type::RAW, Some(protocol))?;
+    let kind_of_socket = if kind == Kind::Raw { Type::RAW } else { Type::DGRAM };
+    let socket = Socket::new(domain, kind_of_socket, Some(protocol))?;
     socket.set_nonblocking(true)?;
-    socket.attach_filter(&filter(domain, kind, token))?;
+    if kind == Kind::Raw {
+        socket.attach_filter(&filter(domain, reply, token))?;
+    }
     Ok(socket)
 }
 
@@ -223,6 +269,24 @@ mod tests {
     }
 
     #[test]
+    fn sockets_for_echo_alone_need_a_group_that_may_have_them() {
+        in_namespace(|| {
+            sh(
+                "ip address add 192.0.2.1/24 dev lo; ip address add 2001:db8::1/64 dev lo nodad; sysctl -qw net.ipv4.ping_group_range='1 0'",
+            );
+            let addresses: BTreeSet<IpAddr> =
+                ["192.0.2.1", "2001:db8::1"].map(|it| it.parse().unwrap()).into();
+            let mut sockets = EchoSockets::unprivileged([7; 8]);
+            sockets.exchange(&addresses);
+            assert_eq!(sockets.refusal().unwrap().kind(), io::ErrorKind::PermissionDenied);
+            sh("sysctl -qw net.ipv4.ping_group_range='0 2147483647'");
+            assert!(sockets.exchange(&addresses).is_empty() && sockets.refusal().is_none());
+            assert_eq!(sockets.exchange(&BTreeSet::new()), addresses);
+            assert!(sockets.exchange(&BTreeSet::new()).is_empty());
+        });
+    }
+
+    #[test]
     fn the_checksum_of_a_message_with_its_checksum_is_zero() {
         assert_eq!(checksum(&EchoSockets::new([3; 8]).request(true)), 0);
     }
@@ -230,8 +294,9 @@ mod tests {
     proptest! {
         #[test]
         fn any_datagram_is_a_reply_or_not(bytes in prop::collection::vec(any::<u8>(), 0..80)) {
-            let sockets = EchoSockets::new([7; 8]);
-            prop_assert!(!sockets.is_reply(&bytes));
+            for sockets in [EchoSockets::new([7; 8]), EchoSockets::unprivileged([7; 8])] {
+                prop_assert!(!sockets.is_reply(&bytes));
+            }
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Benchmarks: what Fairlead does, measured beside what others do, in one run and in turns.
 //!
-//! `fairlead-bench [NAME...] [--quick] [--json] [--peers N] [--blocks N] [--rtt MS]` runs the [`CASES`] and prints a table, or with `--json` an array of
+//! `fairlead-bench [NAME...] [--quick] [--json] [--peers N] [--blocks N] [--rtt MS] [--rounds N]
+//! [--seconds N]` runs the [`CASES`] and prints a table, or with `--json` an array of
 //! [`report::Measurement`]s, to stdout; progress goes to stderr. Every sample of ours is taken next to one of the
 //! peer's, so that whatever else the machine does disturbs both alike, and ratios are taken pair by pair.
 //!
@@ -12,6 +13,7 @@
 mod agents;
 mod cni;
 mod cpu;
+mod egress;
 mod growth;
 mod ipam;
 mod joining;
@@ -36,11 +38,12 @@ use anyhow::{Context, Result, bail};
 use report::Measurement;
 
 const HELP: &str = "\
-Usage: fairlead-bench [NAME...] [--quick] [--json] [--peers N] [--blocks N] [--rtt MS]
+Usage: fairlead-bench [NAME...] [--quick] [--json] [--peers N] [--blocks N] [--rtt MS] [--rounds N] [--seconds N]
 
 Benchmarks (all of them without a name):
   agents   1,000 agents with links to a relay, a restart of it, and a real API server (ours alone, 15 minutes)
   cni      start and end pods: ours with a real API server, and ptp with host-local (5 minutes)
+  egress   through a gateway and by plain translation, and our FoU tunnels and the kernel's in a VM (15 minutes)
   growth   a cluster grows from 2 to 60 real nodes at five sites, until all reach each other (ours alone, 5 minutes)
   ipam     a cluster of 1,000 nodes and 100,000 pods against a real API server (ours alone, 5 minutes)
   mesh     plan a mesh, follow a change of one member, and a discovery server under load (ours alone, 12 minutes)
@@ -59,6 +62,8 @@ Options:
               growth to this many nodes
   --blocks N  mesh-scale with this many blocks; twice the peers without it
   --rtt MS    nat with so many milliseconds for the way between two sites and back
+  --rounds N  egress with so many rounds
+  --seconds N egress with so many seconds for each transfer
 
 Needs root, the Debian packages binutils, iperf3, iproute2, iputils-ping, nftables and wireguard-tools, and Go. nft, plan and
 tunnel take 20 s each at most.
@@ -80,6 +85,10 @@ pub(crate) struct Options {
     pub(crate) blocks: Option<usize>,
     /// Milliseconds from site to site and back.
     pub(crate) rtt: Option<usize>,
+    /// Samples of each subject.
+    pub(crate) rounds: Option<usize>,
+    /// Duration of one sample.
+    pub(crate) seconds: Option<usize>,
 }
 
 /// How much is measured.
@@ -95,6 +104,7 @@ pub(crate) enum Effort {
 const CASES: &[Case] = &[
     Case { name: agents::CASE, run: agents::run },
     Case { name: cni::CASE, run: cni::run },
+    Case { name: egress::CASE, run: egress::run },
     Case { name: growth::CASE, run: growth::run },
     Case { name: ipam::CASE, run: ipam::run },
     Case { name: mesh::CASE, run: mesh::run },
@@ -114,6 +124,8 @@ enum Command {
     Device(String),
     /// Load for a discovery server, in a process of its own.
     DiscoveryLoad(mesh::Load),
+    /// An end of egress tunnels, set up in the network namespace of the program.
+    EgressEnd(egress::End),
     Help,
     /// A path socket of the kernel's WireGuard, held open in the VM.
     HoldPathSocket,
@@ -164,6 +176,11 @@ fn parse(arguments: &[String]) -> Result<Command> {
     {
         return Ok(Command::DiscoveryLoad(mesh::Load::parse(rest)?));
     }
+    if let [first, rest @ ..] = arguments
+        && first == egress::END_COMMAND
+    {
+        return Ok(Command::EgressEnd(egress::End::parse(rest)?));
+    }
     let (mut names, mut options, mut json) = (Vec::new(), Options::default(), false);
     let mut arguments = arguments.iter();
     while let Some(argument) = arguments.next() {
@@ -176,13 +193,15 @@ fn parse(arguments: &[String]) -> Result<Command> {
             "--blocks" => options.blocks = Some(number()?),
             "--json" => json = true,
             "--peers" => options.peers = Some(number()?),
+            "--rounds" => options.rounds = Some(number()?),
             "--rtt" => options.rtt = Some(number()?),
+            "--seconds" => options.seconds = Some(number()?),
             "--quick" => options.effort = Effort::Quick,
             name if CASES.iter().any(|case| case.name == name) => names.push(name.to_owned()),
             other => {
                 let known: Vec<&str> = CASES.iter().map(|case| case.name).collect();
                 bail!(
-                    "unknown benchmark or option {other:?}: choose from {}, --quick, --json, --peers, --blocks and --rtt",
+                    "unknown benchmark or option {other:?}: choose from {}, --quick, --json, --peers, --blocks, --rtt, --rounds and --seconds",
                     known.join(", ")
                 );
             }
@@ -195,6 +214,7 @@ fn run_command(command: Command, arguments: &[String]) -> Result<()> {
     match command {
         Command::Device(interface) => tunnel::run_device(&interface),
         Command::DiscoveryLoad(load) => load.run(),
+        Command::EgressEnd(end) => end.set_up(),
         Command::Help => print(HELP),
         Command::HoldPathSocket => probe_socket::hold(),
         Command::RelayLoad { address, pairs, is_udp } => relay::run_load(&address, pairs, is_udp),
@@ -262,7 +282,7 @@ mod tests {
         let message = parsed(&["tunel"]).unwrap_err().to_string();
         assert_eq!(
             message,
-            "unknown benchmark or option \"tunel\": choose from agents, cni, growth, ipam, mesh, mesh-scale, nat, nft, plan, probe-socket, relay, tunnel, --quick, --json, --peers, --blocks and --rtt"
+            "unknown benchmark or option \"tunel\": choose from agents, cni, egress, growth, ipam, mesh, mesh-scale, nat, nft, plan, probe-socket, relay, tunnel, --quick, --json, --peers, --blocks, --rtt, --rounds and --seconds"
         );
     }
 

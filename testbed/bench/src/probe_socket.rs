@@ -46,7 +46,8 @@ impl Subject {
 pub(crate) fn run(options: Options) -> Result<Vec<Measurement>> {
     let rounds = if options.effort == Effort::Quick { 3 } else { 12 };
     let directory = tempfile::tempdir().context("cannot create a directory")?;
-    let program = stripped(directory.path())?;
+    let own = std::env::current_exe().context("cannot find out where this program is")?;
+    let program = stripped(&own, directory.path())?;
     let files = vec![program.clone()];
     let mut vm = Vm::start(&VmOptions { files, memory_mib: 1536, ..VmOptions::default() })?;
     vm.shell(&set_up())?;
@@ -151,12 +152,11 @@ pub(crate) fn hold() -> Result<()> {
     }
 }
 
-/// This program without its symbols: all files of a VM lie in its memory.
-fn stripped(directory: &Path) -> Result<PathBuf> {
-    let own = std::env::current_exe().context("cannot find out where this program is")?;
+/// A program without its symbols: all files of a VM lie in its memory.
+pub(crate) fn stripped(program: &Path, directory: &Path) -> Result<PathBuf> {
     let copy = directory.join("fairlead-bench");
-    let status = Command::new("strip").arg("-o").args([&copy, &own]).status();
+    let status = Command::new("strip").arg("-o").args([&copy, program]).status();
     let status = status.context("cannot run strip: install the Debian package binutils")?;
-    ensure!(status.success(), "strip {}: {status}", own.display());
+    ensure!(status.success(), "strip {}: {status}", program.display());
     Ok(copy)
 }

@@ -2,11 +2,14 @@
 //!
 //! Without names and without processes: a namespace is held by descriptors and vanishes with its handle, also after a
 //! panic. Whole networks with NAT and faults are in `testbed-lab`. Everything panics instead of returning errors, as
-//! a test would. [`Monitor`] tells what the kernel reports as changed, [`pods`] makes pods behind a router.
+//! a test would. [`Monitor`] tells what the kernel reports as changed, [`pods`] makes pods behind a router, [`coil`] egress
+//! as Coil v2 sets it up, [`traffic`] flows that go on meanwhile.
 #![expect(clippy::expect_used, clippy::panic, reason = "helpers of tests fail as tests do")]
 
+pub mod coil;
 mod monitor;
 pub mod pods;
+pub mod traffic;
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};

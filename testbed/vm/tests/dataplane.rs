@@ -18,12 +18,13 @@ fn test_program(package: &str, test: &str) -> PathBuf {
     built.unwrap_or_else(|| build_test(package, test))
 }
 
-/// Builds one test program of a package; cargo says in JSON lines where it put it. The whole workspace is selected,
+/// Builds one test program of a package, which has the package's name if it is that of its unit tests; cargo says in JSON lines where it put it. The whole workspace is selected,
 /// because selecting one package would build the libraries again with that package's features.
 fn build_test(package: &str, test: &str) -> PathBuf {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let output = Command::new(cargo)
-        .args(["test", "--workspace", "--test", test, "--no-run", "--message-format=json"])
+        .args(["test", "--workspace", "--no-run", "--message-format=json"])
+        .args(if package.replace('-', "_") == test { vec!["--lib"] } else { vec!["--test", test] })
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .stderr(Stdio::inherit())
         .output()
@@ -53,8 +54,27 @@ fn rendered(messages: &str) -> String {
 
 /// Runs a test program of a package in the VM.
 fn run(package: &str, test: &str, requires: &str, kernel_arguments: &'static str) {
-    let mut command = Command::new(test_program(package, test));
-    command.env(requires, "1").env("RUST_BACKTRACE", "1").current_dir("/root");
+    run_command(Command::new(test_program(package, test)), requires, kernel_arguments);
+}
+
+/// Runs those of a package's unit tests whose names contain `filter` in the VM.
+fn run_unit_tests(package: &str, filter: &str, requires: &str) {
+    let directory = tempfile::tempdir().unwrap();
+    let copy = directory.path().join(package);
+    let program = test_program(package, &package.replace('-', "_"));
+    let status = Command::new("strip").arg("-o").args([&copy, &program]).status().unwrap();
+    assert!(status.success(), "strip: {status}");
+    let mut command = Command::new(copy);
+    command.args([filter, "--nocapture", "--test-threads", "1"]);
+    run_command(command, requires, "");
+}
+
+fn run_command(mut command: Command, requires: &str, kernel_arguments: &'static str) {
+    command
+        .env(requires, "1")
+        .env("RUST_BACKTRACE", "1")
+        .env("RUST_TEST_NOCAPTURE", "1")
+        .current_dir("/root");
     // A test program with debug information is large, and it lies in memory twice while it is unpacked.
     let options = Options { memory_mib: 1536, kernel_arguments, ..Options::default() };
     let output = testbed_vm::run(&command, options).unwrap();
@@ -65,6 +85,7 @@ fn run(package: &str, test: &str, requires: &str, kernel_arguments: &'static str
         stdout.contains("test result: ok. ") && !stdout.contains("ok. 0 passed"),
         "nothing was tested:\n{stdout}"
     );
+    println!("{stdout}");
 }
 
 #[test]
@@ -85,4 +106,19 @@ fn the_data_plane_attaches_pods_without_ipv6() {
 #[test]
 fn fou_tunnels_by_bpf_and_the_kernels_understand_each_other() {
     run("fairlead-fou", "kernel_peer", "FAIRLEAD_KERNEL_FOU", "");
+}
+
+#[test]
+fn fou_tunnels_of_pods_that_coil_has_set_up_and_ours_understand_each_other() {
+    run("fairlead-fou", "coil_peer", "FAIRLEAD_KERNEL_FOU", "");
+}
+
+#[test]
+fn the_node_program_takes_over_clients_that_coil_has_set_up() {
+    run_unit_tests("fairlead-node", "egress::tests::coil::", "FAIRLEAD_KERNEL_FOU");
+}
+
+#[test]
+fn the_gateway_program_takes_over_gateways_that_coil_has_set_up() {
+    run("fairlead-egress-gateway", "coil_gateway", "FAIRLEAD_KERNEL_FOU", "");
 }

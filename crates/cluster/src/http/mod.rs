@@ -3,7 +3,7 @@
 //! * [`Limits`] and [`serve`]: a server that clients without credentials cannot exhaust.
 //! * [`probes`]: `/healthz` and `/readyz`.
 //! * [`metrics`]: `/metrics`, in both formats of Prometheus; [`serve_metrics`] can restrict it to those whom the API server
-//!   allows it.
+//!   allows it. [`json`] adds data beside them.
 
 mod auth;
 mod connections;
@@ -19,6 +19,7 @@ use axum::http::{HeaderMap, StatusCode, Uri, header};
 use axum::response::IntoResponse;
 use axum::routing::get;
 use kube::Client;
+use serde::Serialize;
 
 pub use server::{Limits, Plain, Transport, serve};
 
@@ -83,4 +84,20 @@ pub fn metrics(scrape: impl Fn(Exposition) -> String + Send + Sync + 'static) ->
         ([(header::CONTENT_TYPE, exposition.content_type())], scrape(exposition)).into_response()
     };
     Router::new().route("/metrics", get(answer))
+}
+
+/// A route that answers with data in JSON, of which `answer` is given the query. The error is one of the client.
+pub fn json<T: Serialize>(
+    path: &str,
+    answer: impl Fn(&str) -> Result<T, String> + Send + Sync + 'static,
+) -> Router {
+    let answer = Arc::new(answer);
+    let answer = move |uri: Uri| async move {
+        match answer(uri.query().unwrap_or_default()).map(|data| serde_json::to_string(&data)) {
+            Ok(Ok(text)) => ([(header::CONTENT_TYPE, "application/json")], text).into_response(),
+            Ok(Err(error)) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
+            Err(message) => (StatusCode::BAD_REQUEST, message).into_response(),
+        }
+    };
+    Router::new().route(path, get(answer))
 }

@@ -30,7 +30,7 @@ use tokio::sync::watch;
 use super::ranges::{self, Ranges};
 use super::reconcile::{Outcome, Reconciler};
 use super::write::Writer;
-use super::{Metrics, Settings};
+use super::{Metrics, Settings, costs};
 use crate::changes::Changes;
 
 /// Changes are collected this long.
@@ -87,6 +87,7 @@ pub(super) fn start(subsystem: &mut Subsystem, client: &Client, settings: &Setti
         accounts: accounts.store,
         bindings: bindings.store,
     };
+    subsystem.spawn("deletion costs", costs::run(client.clone(), stores.egresses.clone()));
     let reporter = Reporter::from("fairlead-egress-controller");
     let events = EventPublisher::start(subsystem, client.clone(), reporter, metrics.events.clone());
     let writer = Arc::new(Writer::default());

@@ -4,7 +4,10 @@
 //! Objects are written by server-side apply; only ports that others have added to a Service are taken back by another patch. They
 //! are compared with what was applied last: one that others change or delete is applied again, and nothing is sent while all is as
 //! it should be. An object of the same name that belongs to another owner stays as it is.
+//!
+//! It also asks gateways what they have to do, so that a scale-down takes those with the least: `costs`.
 
+mod costs;
 mod leader;
 mod ranges;
 mod reconcile;

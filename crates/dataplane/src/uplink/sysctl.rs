@@ -22,6 +22,8 @@ type Result<T> = std::result::Result<T, SysctlError>;
 
 const IPV4: &str = "/proc/sys/net/ipv4";
 const IPV6: &str = "/proc/sys/net/ipv6";
+/// The widest range of groups that every kernel takes for `ping_group_range`, as the kernel prints it.
+const ALL_GROUPS: &str = "0\t2147483647";
 
 /// Lets a pod answer packets that came in by an interface although other rules route their sources elsewhere: the check of sources
 /// (`rp_filter`, RFC 3704) is off, and what answers a packet with a mark has its mark: TCP sockets that were accepted (`tcp_fwmark_accept`) and what
@@ -185,7 +187,8 @@ pub fn accept_ipv6(interface: &str) -> Result<bool> {
 
 /// Makes a pod forward what arrives for others, as an egress gateway does, and returns the files that were changed. Packets that come
 /// out of a tunnel have sources that the main table routes elsewhere, so the check of sources (`rp_filter`, RFC 3704) is off.
-/// For the network namespace of a pod: the host's setting is [`enable_forwarding`]'s.
+/// Every group may open sockets for ICMP echo alone, which probe what is outside. For the network namespace of a pod: the host's setting is
+/// [`enable_forwarding`]'s.
 ///
 /// # Errors
 /// A setting that differs cannot be written.
@@ -197,6 +200,8 @@ pub fn forward_in_gateway(interface: &str) -> Result<Vec<PathBuf>> {
         filter("all"),
         filter("default"),
         filter(interface),
+        // Last: a user namespace without all groups refuses it.
+        (Path::new(IPV4).join("ping_group_range"), ALL_GROUPS),
     ];
     let mut changed = Vec::new();
     for (path, value) in wanted {

@@ -179,6 +179,14 @@ impl Bed {
         testbed_netns::sh(&format!("kill -TERM {id}"));
     }
 
+    /// Memory of the process.
+    pub(crate) fn resident_kib(&self) -> u32 {
+        let id = self.process.as_ref().unwrap().id();
+        let status = std::fs::read_to_string(format!("/proc/{id}/status")).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+        line.trim().strip_suffix(" kB").unwrap().parse().unwrap()
+    }
+
     /// Whether the process has ended well.
     pub(crate) fn has_ended(&mut self) -> bool {
         self.process.as_mut().unwrap().try_wait().unwrap().is_some_and(|status| status.success())
@@ -265,10 +273,25 @@ impl Bed {
 
     /// A connection of the client to the echo server.
     pub(crate) fn connect(&self, server: IpAddr) -> TcpStream {
+        self.try_connect(server).unwrap()
+    }
+
+    /// The same, if it can be made.
+    pub(crate) fn try_connect(&self, server: IpAddr) -> std::io::Result<TcpStream> {
         let (address, limit) = (SocketAddr::new(server, TCP_ECHO), Duration::from_secs(10));
-        let stream = self.client.run(|| TcpStream::connect_timeout(&address, limit)).unwrap();
-        stream.set_read_timeout(Some(limit)).unwrap();
-        stream
+        let stream = self.client.run(|| TcpStream::connect_timeout(&address, limit))?;
+        stream.set_read_timeout(Some(limit))?;
+        Ok(stream)
+    }
+
+    /// The source that a connection of the client has outside, as the gateway's kernel says.
+    pub(crate) fn outside_of(&self, stream: &TcpStream, gateway: IpAddr) -> SocketAddr {
+        let own = stream.local_addr().unwrap();
+        let family = if own.is_ipv4() { "ipv4" } else { "ipv6" };
+        let listed =
+            self.gateway.sh(&format!("conntrack -L -f {family} -p tcp --sport {} 2>/dev/null", own.port()));
+        let reply = listed.rsplit("dport=").next().unwrap();
+        SocketAddr::new(gateway, reply.split_whitespace().next().unwrap().parse().unwrap())
     }
 
     /// Runs `work` while the client sends to the server: in each family a flow that goes on, and one new flow after the other. Its

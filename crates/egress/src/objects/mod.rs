@@ -13,12 +13,12 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet};
 
 use fairlead_api::names::{
-    APP_NAME, COIL_GROUP, EGRESS_COMPONENT, EGRESS_PROGRAM, LABEL_APP_COMPONENT, LABEL_APP_INSTANCE,
-    LABEL_APP_NAME, is_service_name,
+    APP_NAME, COIL_GROUP, EGRESS_COMPONENT, EGRESS_METRICS_PORT, EGRESS_PROGRAM, LABEL_APP_COMPONENT,
+    LABEL_APP_INSTANCE, LABEL_APP_NAME, is_service_name,
 };
 use fairlead_api::resources::Egress;
 use k8s_openapi::api::apps::v1::Deployment;
-use k8s_openapi::api::core::v1::{Service, ServiceAccount};
+use k8s_openapi::api::core::v1::{Pod, Service, ServiceAccount};
 use k8s_openapi::api::policy::v1::{PodDisruptionBudget, PodDisruptionBudgetSpec};
 use k8s_openapi::api::rbac::v1::{ClusterRoleBinding, RoleRef, Subject};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta, OwnerReference};
@@ -176,6 +176,15 @@ fn metadata(egress: &Egress) -> ObjectMeta {
         owner_references: Some(vec![owner]),
         ..ObjectMeta::default()
     }
+}
+
+/// The port at which a gateway pod serves metrics and says what it has to do.
+pub fn metrics_port(pod: &Pod) -> u16 {
+    let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
+    let gateway = containers.filter(|container| container.name == EGRESS_COMPONENT);
+    let mut ports = gateway.flat_map(|container| container.ports.iter().flatten());
+    let port = ports.find(|port| port.name.as_deref() == Some("metrics")).map(|port| port.container_port);
+    port.and_then(|port| u16::try_from(port).ok()).unwrap_or(EGRESS_METRICS_PORT)
 }
 
 fn label_selector(egress: &Egress) -> LabelSelector {

@@ -157,6 +157,34 @@ pub(crate) enum EgressCommand {
         with a name, a client pod has a problem."
     )]
     Status(EgressStatusArguments),
+    /// Say which pod used an address and port outside: all gateways are asked which connections had it as their source
+    #[command(
+        after_help = "Gateways remember the last 65,536 connections as long as their program runs; with spec.logConnections they also write them to \
+        their logs. Asking one takes the right to `get` pods/proxy, and to list pods. A gateway that cannot be asked is named.\n\n\
+        Exit codes: 0 found, 1 query failed, 2 invalid arguments, 3 no gateway that could be asked knows such a connection."
+    )]
+    Who(EgressWho),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct EgressWho {
+    /// The source address that was seen outside
+    #[arg(value_name = "ADDRESS")]
+    pub(crate) address: IpAddr,
+    /// The source port that was seen outside; for ICMP, the identifier of echo requests
+    #[arg(value_name = "PORT")]
+    pub(crate) port: u16,
+    /// When it was seen, as in 2026-01-31T12:00:00Z; without it, all connections that are known are shown
+    #[arg(long, value_name = "TIME", value_parser = crate::egress::at)]
+    pub(crate) at: Option<jiff::Timestamp>,
+    /// Ask the gateways of this Egress alone
+    #[arg(long, value_name = "NAMESPACE/NAME", value_parser = qualified)]
+    pub(crate) egress: Option<Qualified>,
+    /// Output format
+    #[arg(short, long, value_enum, default_value = "table")]
+    pub(crate) output: Output,
+    #[command(flatten)]
+    pub(crate) api: ApiArguments,
 }
 
 #[derive(Debug, Args)]

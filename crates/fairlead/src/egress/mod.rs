@@ -2,10 +2,12 @@
 //! API server with the rights of the user.
 
 mod explain;
+mod gateways;
 mod read;
 mod status;
 #[cfg(test)]
 mod tests;
+mod who;
 
 use std::io::Write as _;
 use std::process::ExitCode;
@@ -20,18 +22,26 @@ use crate::arguments::EgressCommand;
 use crate::output::{now, or_dash, table};
 use crate::status::current_thread;
 
+pub(crate) use who::at;
+
 /// Runs a subcommand. The exit code says whether a problem was found.
 pub(crate) fn run(command: &EgressCommand) -> anyhow::Result<ExitCode> {
     let (text, code) = current_thread(async {
         match command {
             EgressCommand::Explain(query) => explain::run(query).await,
             EgressCommand::Status(query) => status::run(query).await,
+            EgressCommand::Who(query) => who::run(query).await,
         }
     })?;
     // A closed pipe (`| head`) is not a failure.
     let _ = std::io::stdout().write_all(text.as_bytes());
     Ok(code)
 }
+
+/// What is shown for what may not be read.
+const NOT_READ: &str = "?";
+/// State of a gateway that is ready, and whose targets do not answer.
+const UNHEALTHY: &str = "unhealthy";
 
 /// A gateway pod.
 #[derive(Debug, Serialize)]
@@ -40,12 +50,15 @@ struct Gateway {
     node: Option<String>,
     addresses: Vec<String>,
     state: &'static str,
+    /// Connections that it tracks, as it says; left out by commands that do not ask it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    connections: Option<u64>,
 }
 
 impl From<GatewayPod> for Gateway {
     fn from(gateway: GatewayPod) -> Self {
         let GatewayPod { pod, node, addresses, state } = gateway;
-        Self { pod, node, addresses: words(addresses), state: state.as_str() }
+        Self { pod, node, addresses: words(addresses), state: state.as_str(), connections: None }
     }
 }
 
@@ -95,15 +108,21 @@ fn words(addresses: DualStackAddrs) -> Vec<String> {
 }
 
 fn gateway_table(gateways: &[Gateway]) -> String {
-    let mut table = table(&["GATEWAY", "NODE", "ADDRESSES", "STATE"]);
+    let is_asked = gateways.iter().any(|gateway| gateway.connections.is_some());
+    let mut header = vec!["GATEWAY", "NODE", "ADDRESSES", "STATE"];
+    header.extend(is_asked.then_some("CONNECTIONS"));
+    let mut table = table(&header);
     for gateway in gateways {
         let name = |name: &Option<String>| or_dash(name.as_deref().unwrap_or_default());
-        table.add_row([
+        let mut cells = vec![
             name(&gateway.pod),
             name(&gateway.node),
             or_dash(&gateway.addresses.join(" ")),
             gateway.state.to_owned(),
-        ]);
+        ];
+        let connections = gateway.connections.map_or_else(|| NOT_READ.to_owned(), |count| count.to_string());
+        cells.extend(is_asked.then_some(connections));
+        table.add_row(cells);
     }
     table.to_string()
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt::Debug;
 
 use anyhow::Context as _;
+use fairlead_api::names::LABEL_APP_INSTANCE;
 use fairlead_api::resources::{AddressPool, Egress};
 use fairlead_cluster::pods::{SlimPod, trimmed};
 use fairlead_egress::EgressName;
@@ -11,14 +12,16 @@ use fairlead_egress::objects::selector_of_all;
 use fairlead_node::egress::SlimService;
 use fairlead_node::egress::explain::{Objects, Selection};
 use k8s_openapi::NamespaceResourceScope;
-use k8s_openapi::api::core::v1::{Event, Namespace};
+use k8s_openapi::api::core::v1::{Event, Namespace, Pod};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::networking::v1::ServiceCIDR;
 use kube::api::{ListParams, PartialObjectMeta, PartialObjectMetaExt as _};
 use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
 
+use super::gateways::GatewayUse;
 use crate::api;
+use crate::arguments::Qualified;
 
 /// Field of Events: the reason of the one that the planner cannot know.
 const NOT_REGISTERED: &str = "involvedObject.kind=Pod,reason=EgressNotRegistered";
@@ -33,6 +36,51 @@ pub(super) struct Reader {
 impl Reader {
     pub(super) fn new(client: Client) -> Self {
         Self { client, not_read: Vec::new() }
+    }
+
+    pub(super) fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// The running gateway pods of an Egress, or of all.
+    pub(super) async fn gateway_pods(&self, egress: Option<&Qualified>) -> anyhow::Result<Vec<Pod>> {
+        let (api, labels) = match egress {
+            None => (Api::<Pod>::all(self.client.clone()), selector_of_all()),
+            Some(egress) => {
+                let labels = format!("{},{LABEL_APP_INSTANCE}={}", selector_of_all(), egress.name);
+                (Api::namespaced(self.client.clone(), &egress.namespace), labels)
+            }
+        };
+        let mut pods = api::list(&api, "Pods", ListParams::default().labels(&labels)).await?;
+        pods.retain(|pod| {
+            let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+            phase == Some("Running")
+        });
+        Ok(pods)
+    }
+
+    /// What each gateway of an Egress says of itself and of its clients; `None` where the right is missing. One that does not answer is left
+    /// out and named.
+    pub(super) async fn gateway_uses(
+        &mut self,
+        egress: &Qualified,
+    ) -> anyhow::Result<Option<Vec<GatewayUse>>> {
+        let pods = self.gateway_pods(Some(egress)).await;
+        let Some(pods) = self.optional(pods)? else { return Ok(None) };
+        let mut uses = Vec::new();
+        for pod in &pods {
+            match GatewayUse::ask(&self.client, pod).await {
+                Ok(found) => uses.push(found),
+                Err(error) => {
+                    let is_forbidden = api::is_forbidden(&error);
+                    self.not_read.push(format!("{error:#}"));
+                    if is_forbidden {
+                        return Ok(None);
+                    }
+                }
+            }
+        }
+        Ok(Some(uses))
     }
 
     /// `None` where the right is missing.

@@ -15,14 +15,12 @@ use kube::ResourceExt as _;
 use serde::Serialize;
 use serde_json::json;
 
+use super::gateways::{GatewayUse, Use};
 use super::read::Reader;
-use super::{Gateway, Problem, Said, gateway_table, section};
+use super::{Gateway, NOT_READ, Problem, Said, UNHEALTHY, gateway_table, section};
 use crate::arguments::{EgressStatusArguments, Qualified};
-use crate::output::{or_dash, render, table};
+use crate::output::{bytes, or_dash, render, table};
 use crate::status::PROBLEM_FOUND;
-
-/// What is shown for what may not be read.
-const NOT_READ: &str = "?";
 
 /// An Egress.
 #[derive(Debug, Serialize)]
@@ -66,6 +64,9 @@ struct ClientPod {
     name: String,
     node: Option<String>,
     addresses: Vec<String>,
+    /// What it has exchanged with the gateways since they have it; `None` if they may not be asked.
+    #[serde(rename = "use")]
+    used: Option<Use>,
     problems: Vec<Problem>,
     events: Vec<Said>,
 }
@@ -105,7 +106,9 @@ async fn one(
     let pods = reader.pods().await?;
     let events = if pods.is_some() { reader.not_registered().await? } else { Vec::new() };
     let known = Known::of(&objects);
+    let uses = reader.gateway_uses(egress).await?;
     let mut detail = Detail::of(found, &known, pods.as_deref(), &events);
+    detail.set_uses(uses.as_deref());
     detail.not_read.clone_from(&reader.not_read);
     let text = render(query.output, || json!(detail), |_| detail.text())?;
     Ok((text, detail.is_healthy()))
@@ -204,6 +207,23 @@ impl Detail {
         }
     }
 
+    /// Takes what the gateways say of themselves and of their clients.
+    pub(super) fn set_uses(&mut self, uses: Option<&[GatewayUse]>) {
+        let Some(uses) = uses else { return };
+        for gateway in self.gateways.iter_mut().flatten() {
+            let said = uses.iter().find(|said| Some(&said.pod) == gateway.pod.as_ref());
+            gateway.connections = said.and_then(|said| said.load.connections);
+            if gateway.state == "ready" && said.is_some_and(|said| said.load.unhealthy) {
+                gateway.state = UNHEALTHY;
+            }
+        }
+        let by_client = GatewayUse::by_client(uses);
+        for client in self.clients.iter_mut().flatten() {
+            let used = by_client.get(&(client.namespace.as_str(), client.name.as_str()));
+            client.used = Some(used.copied().unwrap_or_default());
+        }
+    }
+
     pub(super) fn is_healthy(&self) -> bool {
         self.row.is_healthy() && self.clients.iter().flatten().all(|client| client.problems.is_empty())
     }
@@ -246,13 +266,19 @@ fn condition(condition: &Condition) -> String {
 }
 
 fn client_table(clients: &[ClientPod]) -> String {
-    let mut table = table(&["CLIENT", "NODE", "ADDRESSES", "PROBLEMS"]);
+    let mut table = table(&["CLIENT", "NODE", "ADDRESSES", "SENT", "RECEIVED", "CONNECTIONS", "PROBLEMS"]);
     for client in clients {
         let reasons: Vec<&str> = client.problems.iter().map(|problem| problem.reason).collect();
         table.add_row([
             format!("{}/{}", client.namespace, client.name),
             or_dash(client.node.as_deref().unwrap_or_default()),
             or_dash(&client.addresses.join(" ")),
+            client.used.map_or_else(|| NOT_READ.to_owned(), |used| bytes(used.sent_bytes)),
+            client.used.map_or_else(|| NOT_READ.to_owned(), |used| bytes(used.received_bytes)),
+            client
+                .used
+                .and_then(|used| used.connections)
+                .map_or_else(|| NOT_READ.to_owned(), |it| it.to_string()),
             or_dash(&reasons.join(" ")),
         ]);
     }
@@ -270,6 +296,7 @@ impl ClientPod {
             name: pod.name().to_owned(),
             node: pod.node().map(str::to_owned),
             addresses: pod.addresses().iter().map(ToString::to_string).collect(),
+            used: None,
             problems: known.problems(pod).into_iter().map(Problem::from).collect(),
             events: events.iter().filter(is_of).map(Said::of).collect(),
         }

@@ -5,9 +5,10 @@ use fairlead_node::egress::explain::{Known, Objects, Selection};
 use k8s_openapi::api::core::v1::Event;
 use serde_json::{Value, json};
 
-use super::Said;
 use super::explain::Answer;
+use super::gateways::GatewayUse;
 use super::status::{Detail, rows, rows_table};
+use super::{Said, who};
 use crate::arguments::{Arguments, Command, EgressCommand};
 
 fn object<T: serde::de::DeserializeOwned>(object: Value) -> T {
@@ -109,6 +110,108 @@ fn an_egress_is_shown_with_gateways_clients_and_what_is_wrong() {
         unknown.is_healthy() && unknown.text().contains("Gateways: ?\n\nClients: ?\n"),
         "{}",
         unknown.text()
+    );
+}
+
+#[test]
+fn what_gateways_say_of_their_clients_is_summed() {
+    let objects = objects();
+    let pods = [pod("a", "wide", "Running"), pod("b", "wide", "Running")];
+    let mut detail = Detail::of(&objects.egresses[0], &Known::of(&objects), Some(&pods), &[]);
+    let unknown = detail.text();
+    assert!(unknown.contains("?") && json!(detail)["clients"][0]["use"].is_null(), "{unknown}");
+    let says = |sent: u64, connections: Value| {
+        json!({ "clients": [{ "namespace": "shop", "name": "a", "node": "n1", "addresses": ["10.1.2.3"], "sentBytes": sent,
+            "receivedBytes": 1024, "connections": connections }] })
+    };
+    let load = json!({ "connections": 7, "clients": 1, "draining": false, "unhealthy": true });
+    let uses = [
+        GatewayUse::read("w1", load, says(1 << 20, 2.into())),
+        GatewayUse::read("w2", json!({}), says(1 << 20, 3.into())),
+    ];
+    detail.set_uses(Some(&uses));
+    let data = json!(detail);
+    assert_eq!(
+        (&data["clients"][0]["use"]["sentBytes"], &data["clients"][0]["use"]["connections"]),
+        (&json!(2 << 20), &json!(5))
+    );
+    assert_eq!(data["clients"][1]["use"]["sentBytes"], 0);
+    assert_eq!(
+        (&data["gateways"][0]["state"], &data["gateways"][0]["connections"]),
+        (&json!("unhealthy"), &json!(7))
+    );
+    let text = detail.text();
+    assert!(text.contains("2.0 MiB") && text.contains("2.0 KiB") && text.contains("CONNECTIONS"), "{text}");
+    let uses = [
+        GatewayUse::read("w1", json!({}), says(1, 2.into())),
+        GatewayUse::read("w2", json!({}), says(1, Value::Null)),
+    ];
+    detail.set_uses(Some(&uses));
+    assert_eq!(json!(detail)["clients"][0]["use"]["connections"], Value::Null, "one does not know");
+}
+
+fn who_query(words: &str) -> crate::arguments::EgressWho {
+    let words = format!("fairlead egress who {words}");
+    match Arguments::parse_from(words.split_whitespace()).command {
+        Command::Egress { command: EgressCommand::Who(query) } => query,
+        _ => panic!("unexpected command"),
+    }
+}
+
+#[test]
+fn who_asks_for_an_address_a_port_and_a_time() {
+    let path = |words: &str| who::path(&who_query(words));
+    assert_eq!(path("192.0.2.1 40000"), "/connections?address=192.0.2.1&port=40000");
+    assert_eq!(
+        path("2001:db8::1 1 --at 2026-01-31T12:00:00+01:00"),
+        "/connections?address=2001:db8::1&port=1&at=2026-01-31T11:00:00Z"
+    );
+    for words in
+        ["192.0.2.1", "nat 1", "192.0.2.1 70000", "192.0.2.1 1 --at noon", "192.0.2.1 1 --egress nat"]
+    {
+        let all = format!("fairlead egress who {words}");
+        assert_eq!(Arguments::try_parse_from(all.split_whitespace()).unwrap_err().exit_code(), 2, "{words}");
+    }
+}
+
+#[test]
+fn who_used_an_address_is_shown_with_the_gateway() {
+    let query = who_query("192.0.2.1 40000 --at 2026-01-31T12:00:00Z");
+    let gateway = object(
+        json!({ "metadata": { "name": "nat-a", "namespace": "n", "labels": { "app.kubernetes.io/instance": "nat" } } }),
+    );
+    let mut report = who::Report::default();
+    report.add(&gateway, object(json!({ "connections": [], "completeSince": "2026-01-31T11:00:00.000Z" })));
+    let text = report.text(&query);
+    assert!(
+        text.starts_with(
+            "No gateway knows a connection with the source 192.0.2.1:40000 at 2026-01-31T12:00:00Z.\n"
+        ),
+        "{text}"
+    );
+    assert!(text.contains("  n/nat-a: all connections since 2026-01-31T11:00:00.000Z"), "{text}");
+    let connection = json!({ "namespace": "shop", "pod": "web", "protocol": 6, "client": "10.1.2.3", "clientPort": 5000,
+        "destination": "2001:db8::1", "destinationPort": 443, "source": "192.0.2.1", "sourcePort": 40000,
+        "begin": "2026-01-31T11:59:00.000Z", "end": null, "sentBytes": null, "receivedBytes": null });
+    report.add(&gateway, object(json!({ "connections": [connection], "completeSince": null })));
+    let text = report.text(&query);
+    let row: Vec<&str> = text.lines().nth(1).unwrap().split_whitespace().collect();
+    assert_eq!(
+        row,
+        [
+            "shop/web",
+            "TCP",
+            "10.1.2.3:5000",
+            "[2001:db8::1]:443",
+            "2026-01-31T11:59:00.000Z",
+            "open",
+            "n/nat-a"
+        ]
+    );
+    let data = json!(report);
+    assert_eq!(
+        (&data["connections"][0]["egress"], &data["connections"][0]["pod"]),
+        (&json!("n/nat"), &json!("web"))
     );
 }
 

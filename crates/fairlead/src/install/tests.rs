@@ -177,7 +177,7 @@ fn the_variable_takes_precedence_over_the_file() {
         netconf_file: Some(file),
         netconf: None,
         chain: false,
-        socket: node.path("coild.sock"),
+        socket: PathBuf::new(),
     };
     assert_eq!(netconf(&arguments).unwrap(), LIST);
     arguments.netconf = Some("other".to_owned());

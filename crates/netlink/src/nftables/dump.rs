@@ -8,8 +8,9 @@ use nix::libc;
 use super::attributes::{AttributeWriter, Parsed, array, attributes, be32, explain, find, require, text};
 use super::messages::{family_header, kind};
 use super::{
-    BaseShape, ChainShape, ELEMENT_INTERVAL_END, Elements, EndpointMap, NFPROTO_INET, SET_INTERVAL, SET_MAP,
-    SetShape, TableShape, TableState, chain, element, elements, endpoints, rule, set, table,
+    BaseShape, ChainShape, ELEMENT_INTERVAL_END, Elements, EndpointMap, NFPROTO_INET, SET_DYNAMIC,
+    SET_INTERVAL, SET_MAP, SetShape, TableShape, TableState, chain, element, elements, endpoints, rule, set,
+    table,
 };
 use crate::replies::ReplyKind;
 use crate::{Error, Message, Reply, Result, Socket};
@@ -32,7 +33,7 @@ pub fn read(socket: &mut Socket, name: &str) -> Result<Option<TableState>> {
     for (set, shape) in &sets {
         match shape {
             SetShape::Endpoints => drop(maps.insert(set.clone(), read_map(socket, name, set)?)),
-            SetShape::Foreign => {}
+            SetShape::Connections(_) | SetShape::Foreign => {}
             SetShape::Intervals(family) => {
                 elements.insert(set.clone(), read_elements(socket, name, set, *family)?);
             }
@@ -144,13 +145,14 @@ fn parse_set(body: &[u8], table_name: &str) -> Parsed<Option<(String, SetShape)>
     if is_endpoint_map(body, (key_type, key_length, flags))? {
         return Ok(Some((name, SetShape::Endpoints)));
     }
-    let shape = [IpFamily::V4, IpFamily::V6]
-        .into_iter()
-        .find(|family| {
-            let wanted = (elements::nft_type(*family), elements::key_length(*family), SET_INTERVAL);
-            wanted == (key_type, key_length, flags)
-        })
-        .map_or(SetShape::Foreign, SetShape::Intervals);
+    let family = [IpFamily::V4, IpFamily::V6].into_iter().find(|family| {
+        (elements::nft_type(*family), elements::key_length(*family)) == (key_type, key_length)
+    });
+    let shape = match (family, flags) {
+        (Some(family), SET_DYNAMIC) => SetShape::Connections(family),
+        (Some(family), SET_INTERVAL) => SetShape::Intervals(family),
+        _ => SetShape::Foreign,
+    };
     Ok(Some((name, shape)))
 }
 
@@ -291,7 +293,12 @@ pub(crate) fn count(kind: ReplyKind, body: &[u8]) -> Parsed<usize> {
         }
         ReplyKind::Rule => usize::from(parse_rule(body, table)?.is_some()),
         ReplyKind::Set => usize::from(parse_set(body, table)?.is_some()),
-        ReplyKind::Changes | ReplyKind::Connection | ReplyKind::Filter | ReplyKind::WireGuardDevice => 0,
+        ReplyKind::Changes
+        | ReplyKind::Connection
+        | ReplyKind::ConnectionEvents
+        | ReplyKind::ConnectionStatistics
+        | ReplyKind::Filter
+        | ReplyKind::WireGuardDevice => 0,
     })
 }
 

@@ -45,6 +45,14 @@ const HOST_TO_NETWORK: u32 = 1;
 const LOOKUP_INVERTED: u32 = 1;
 /// `NF_NAT_RANGE_PROTO_RANDOM_FULLY` (`linux/netfilter/nf_nat.h`)
 const NAT_RANDOM_FULLY: u32 = 0x10;
+/// `NFT_DYNSET_OP_ADD`
+const ADD_TO_SET: u32 = 0;
+/// `NFT_CONNLIMIT_F_INV`: more than so many, instead of at most.
+const CONNLIMIT_INVERTED: u32 = 1;
+/// `NFT_REJECT_ICMPX_UNREACH`: ICMP or ICMPv6, as the packet is.
+const REJECT_BY_ICMP: u32 = 2;
+/// `NFT_REJECT_ICMPX_ADMIN_PROHIBITED`
+const ADMIN_PROHIBITED: u8 = 3;
 /// `IFNAMSIZ`: interface names are compared with their zeros.
 const INTERFACE_NAME: usize = 16;
 
@@ -173,6 +181,9 @@ pub const CONNECTION_ORIGINAL: u8 = 0;
 /// `IP_CT_DIR_REPLY` (`linux/netfilter/nf_conntrack_tuple_common.h`)
 pub const CONNECTION_REPLY: u8 = 1;
 
+/// How many addresses a set of [`Expression::ConnectionsOver`] holds.
+pub const COUNTED_ADDRESSES: u32 = 65_536;
+
 /// One step of a rule. A comparison or lookup that fails ends the rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Expression {
@@ -247,6 +258,20 @@ pub enum Expression {
     LookupAbsent(String),
     /// Loads what this map of the same table has for what was loaded; ends the rule if it has nothing.
     LookupMap(String),
+    /// Counts the connection of the packet among those of the address that was loaded, and continues if these are more than `most`.
+    /// Connections that end are no longer counted. For packets that begin one: of others each would be looked up among all of the
+    /// address. The table has the set because this names it; it holds up to [`COUNTED_ADDRESSES`], and more are not limited.
+    ConnectionsOver {
+        /// Name of the set, which is for this alone.
+        set: String,
+        /// Of the address.
+        family: IpFamily,
+        /// How many do not end the rule.
+        most: u32,
+    },
+    /// Ends the chain, drops the packet and tells its source so by ICMP: communication is administratively prohibited (RFC 1812 section 5.2.7.1,
+    /// RFC 4443 section 3.1).
+    Reject,
     /// Ends the chain and lets the packet pass.
     Accept,
     /// Counts packets and bytes.
@@ -320,8 +345,6 @@ impl Expression {
     /// Writes the list element `NFTA_LIST_ELEM` with this expression.
     pub(super) fn write(&self, list: &mut AttributeWriter) {
         const LIST_ELEMENT: u16 = 1;
-        const EXPRESSION_NAME: u16 = 1;
-        const EXPRESSION_DATA: u16 = 2;
         list.nested(LIST_ELEMENT, |element| {
             element.text(EXPRESSION_NAME, self.name());
             element.nested(EXPRESSION_DATA, |data| self.write_data(data));
@@ -341,6 +364,8 @@ impl Expression {
             Self::LoadDestinationType | Self::LoadSourceIsReachable => "fib",
             Self::LoadTcpOption(_) | Self::StoreTcpOption(_) => "exthdr",
             Self::LoadConstant(_) | Self::Accept | Self::Drop => "immediate",
+            Self::ConnectionsOver { .. } => "dynset",
+            Self::Reject => "reject",
             Self::Counter => "counter",
             Self::Masquerade => "masq",
             Self::Bitwise { .. } => "bitwise",
@@ -450,6 +475,22 @@ impl Expression {
                 data.be32(2, REGISTER);
                 data.be32(3, REGISTER);
             }
+            Self::ConnectionsOver { set, most, .. } => {
+                data.text(1, set);
+                data.be32(3, ADD_TO_SET);
+                data.be32(4, REGISTER);
+                data.nested(7, |limit| {
+                    limit.text(EXPRESSION_NAME, "connlimit");
+                    limit.nested(EXPRESSION_DATA, |data| {
+                        data.be32(1, *most);
+                        data.be32(2, CONNLIMIT_INVERTED);
+                    });
+                });
+            }
+            Self::Reject => {
+                data.be32(1, REJECT_BY_ICMP);
+                data.bytes(2, &[ADMIN_PROHIBITED]);
+            }
             Self::Accept => write_verdict(data, ACCEPT),
             // It begins at zero.
             Self::Counter => {}
@@ -459,6 +500,9 @@ impl Expression {
     }
 }
 
+/// `NFTA_EXPR_NAME`, `NFTA_EXPR_DATA`
+const EXPRESSION_NAME: u16 = 1;
+const EXPRESSION_DATA: u16 = 2;
 /// `NFTA_DATA_VALUE`
 const DATA_VALUE: u16 = 1;
 /// `NFTA_DATA_VERDICT`

@@ -7,8 +7,9 @@ use nix::libc;
 
 use super::attributes::AttributeWriter;
 use super::{
-    Chain, Difference, ELEMENT_INTERVAL_END, Elements, EndpointMap, NF_ACCEPT, NFPROTO_INET, Rule,
-    SET_INTERVAL, SET_MAP, Table, chain, element, elements, endpoints, rule, set, table,
+    COUNTED_ADDRESSES, Chain, Difference, ELEMENT_INTERVAL_END, Elements, EndpointMap, NF_ACCEPT,
+    NFPROTO_INET, Rule, SET_DYNAMIC, SET_INTERVAL, SET_MAP, Table, chain, element, elements, endpoints, rule,
+    set, table,
 };
 use crate::{Message, Result};
 
@@ -49,6 +50,9 @@ pub fn create(wanted: &Table) -> Result<Vec<Message>> {
         let elements = elements.clone().into();
         messages.push(add_set(&wanted.name, name, &elements, number)?);
         messages.extend(element_messages(&wanted.name, name, &elements, Direction::Add)?);
+    }
+    for ((name, family), number) in wanted.counted_sets().into_iter().zip(&mut numbers) {
+        messages.push(add_counted_set(&wanted.name, name, family, number)?);
     }
     for ((name, map), number) in wanted.maps.iter().zip(numbers) {
         messages.push(add_map(&wanted.name, name, number)?);
@@ -169,6 +173,20 @@ fn add_set(table_name: &str, name: &str, elements: &Elements, number: u32) -> Re
         m.be32(set::KEY_TYPE, elements::nft_type(family));
         m.be32(set::KEY_LENGTH, elements::key_length(family));
         m.be32(set::ID, number);
+    })
+}
+
+/// A set to which rules add addresses with the number of their connections.
+fn add_counted_set(table_name: &str, name: &str, family: IpFamily, number: u32) -> Result<Message> {
+    let what = format!("add set inet {table_name} {name}");
+    message(libc::NFT_MSG_NEWSET, libc::NLM_F_CREATE, what, |m| {
+        m.text(set::TABLE, table_name);
+        m.text(set::NAME, name);
+        m.be32(set::FLAGS, SET_DYNAMIC);
+        m.be32(set::KEY_TYPE, elements::nft_type(family));
+        m.be32(set::KEY_LENGTH, elements::key_length(family));
+        m.be32(set::ID, number);
+        m.nested(set::DESCRIPTION, |description| description.be32(set::SIZE, COUNTED_ADDRESSES));
     })
 }
 

@@ -234,7 +234,7 @@ impl Shared {
                 "the gateways of an Egress are not known yet: try again",
             )
         };
-        let desired = desired.ok_or_else(lost)?;
+        let desired = desired.ok_or_else(lost)?.answered_by(plan, |egress| gateways.addresses(egress));
         let closed = desired.tunnels.values().find(|tunnel| !tunnel.is_open());
         match closed {
             None => Ok(desired),

@@ -231,6 +231,7 @@ fn open_tunnels(place: Place<'_>, desired: &Desired) -> Result<(BTreeMap<String,
         peers.insert(*cluster_ip, peer);
         let gateways = tunnel.service.iter().flat_map(|service| &service.gateways);
         peers.extend(gateways.map(|gateway| (gateway.address, peer)));
+        peers.extend(tunnel.answering.iter().map(|gateway| (*gateway, peer)));
     }
     let services: BTreeMap<IpAddr, _> = desired
         .tunnels

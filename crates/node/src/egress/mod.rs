@@ -30,6 +30,7 @@ mod sandboxes;
 pub(crate) mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -86,6 +87,10 @@ pub(crate) trait Gateways: Send + Sync {
     async fn registered(&self, egress: &EgressName, uid: &str) -> Result<(), String>;
     /// Where its packets go now.
     fn way(&self, egress: &EgressName, uid: &str) -> Way;
+    /// Addresses of all gateways of an Egress.
+    fn addresses(&self, _: &EgressName) -> BTreeSet<IpAddr> {
+        BTreeSet::new()
+    }
     /// Changes whenever [`Self::way`] may return something else.
     fn changes(&self) -> watch::Receiver<u64>;
 }
@@ -114,6 +119,10 @@ impl Gateways for Registrar {
 
     fn way(&self, egress: &EgressName, uid: &str) -> Way {
         Self::way(self, egress, uid)
+    }
+
+    fn addresses(&self, egress: &EgressName) -> BTreeSet<IpAddr> {
+        Self::addresses(self, egress)
     }
 
     fn changes(&self) -> watch::Receiver<u64> {

@@ -19,6 +19,9 @@ use super::problem::EgressProblem;
 use super::registrar::Way;
 use super::routing::client_routing;
 
+/// Most gateways of a tunnel that may answer with their own addresses: the programs have room for 4096 hosts in all.
+const MAX_ANSWERING: usize = 256;
+
 /// What is known of the cluster.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Cluster {
@@ -225,6 +228,8 @@ pub(crate) struct Tunnel {
     pub(crate) source_port: Option<u16>,
     /// How a gateway is chosen; `None` leaves it to the Service.
     pub(crate) service: Option<Service>,
+    /// Gateways that answer with their own addresses although the Service has chosen them.
+    pub(crate) answering: Vec<IpAddr>,
 }
 
 impl Tunnel {
@@ -239,6 +244,24 @@ impl Desired {
     pub(crate) fn answers_by_uplink(&self) -> bool {
         let families = [&self.routing.ipv4, &self.routing.ipv6].into_iter().flatten();
         families.flat_map(|family| &family.routes).any(|route| route.originating_only)
+    }
+
+    /// Takes packets of tunnels whose gateways the Service chooses from these hosts, too. With a source port for each flow, the ports of
+    /// replies are not those of the request turned round, so the Service's translation does not give them the Service's address.
+    pub(crate) fn answered_by(
+        mut self,
+        plan: &Plan,
+        answering: impl Fn(&EgressName) -> BTreeSet<IpAddr>,
+    ) -> Self {
+        for planned in &plan.tunnels {
+            let tunnel = self.tunnels.get_mut(&planned.cluster_ip);
+            if let Some(tunnel) = tunnel.filter(|tunnel| tunnel.service.is_none()) {
+                let of_family = |it: &IpAddr| IpFamily::of(*it) == IpFamily::of(planned.cluster_ip);
+                tunnel.answering =
+                    answering(&planned.egress).into_iter().filter(of_family).take(MAX_ANSWERING).collect();
+            }
+        }
+        self
     }
 
     /// With routes that refuse packets to these destinations, each in a table.
@@ -264,7 +287,8 @@ pub(crate) fn desired(plan: &Plan, way: impl Fn(&EgressName) -> Way) -> Option<D
             }),
         };
         let PlannedTunnel { link, local, source_port, .. } = planned.clone();
-        tunnels.insert(planned.cluster_ip, Tunnel { link, local, source_port, service });
+        tunnels
+            .insert(planned.cluster_ip, Tunnel { link, local, source_port, service, answering: Vec::new() });
     }
     let port = plan.tunnels.first().map_or(fairlead_api::names::FOU_PORT, |tunnel| tunnel.port);
     let (routing, keeps_destinations) = (plan.routing.clone(), plan.keeps_destinations);

@@ -81,6 +81,22 @@ fn a_tunnel_leads_to_the_gateways_of_its_family() {
 }
 
 #[test]
+fn gateways_that_the_service_chooses_may_answer_with_their_own_addresses() {
+    let cluster = cluster([("a", known(&["10.68.0.1", "fd04::1"], &["0.0.0.0/0", "::/0"]))]);
+    let plan = plan(&cluster, &asking(&["a"])).unwrap();
+    let own = |_: &EgressName| ["10.1.0.2", "fd02::9"].map(|address| address.parse().unwrap()).into();
+    let answering = |way: Way| {
+        let desired = desired(&plan, |_| way.clone()).unwrap().answered_by(&plan, own);
+        let tunnels = desired.tunnels.into_values();
+        tunnels
+            .map(|tunnel| tunnel.answering.iter().map(ToString::to_string).collect())
+            .collect::<Vec<String>>()
+    };
+    assert_eq!(answering(Way::Service), ["10.1.0.2", "fd02::9"]);
+    assert_eq!(answering(Way::Gateways(vec![gateway("10.1.0.2", false)])), ["", ""]);
+}
+
+#[test]
 fn what_cannot_be_used_is_refused_and_the_rest_works() {
     let mut forbidden = known(&["10.68.0.2"], &["9.9.9.0/24", "10.9.0.0/16"]);
     forbidden.allowed_namespaces = Some(BTreeSet::from(["bank".to_owned()]));

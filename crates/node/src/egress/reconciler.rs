@@ -285,7 +285,8 @@ impl Shared {
         }
         pods.set_wanted(|sandbox, plan| {
             let uid = sandbox.uid();
-            desired(plan, |egress| deps.gateways.way(egress, &uid))
+            let desired = desired(plan, |egress| deps.gateways.way(egress, &uid))?;
+            Some(desired.answered_by(plan, |egress| deps.gateways.addresses(egress)))
         });
         self.report(pods, &attachments);
     }

@@ -2,6 +2,7 @@
 //! `fairlead-fou`.
 
 pub(crate) mod bed;
+mod coil;
 mod replies;
 mod selectors;
 

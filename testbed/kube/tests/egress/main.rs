@@ -5,6 +5,7 @@
 
 mod bed;
 mod command_line;
+mod costs;
 mod status;
 
 use anyhow::ensure;
@@ -395,6 +396,10 @@ fn the_controller_has_no_rights_that_it_does_not_need() {
         ("watch", "servicecidrs.networking.k8s.io", "default", true),
         ("patch", "nodes", "default", false),
         ("patch", "addresspools.coil.cybozu.com", "default", false),
+        ("list", "pods", "default", true),
+        ("patch", "pods", "default", true),
+        ("delete", "pods", "default", false),
+        ("watch", "pods", "default", false),
         ("patch", "clusterrolebindings/cluster-admin", "default", false),
         ("bind", "clusterroles/cluster-admin", "default", false),
         ("escalate", "clusterroles/coil-egress", "default", false),

@@ -20,6 +20,7 @@ mod tests;
 mod token;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -245,6 +246,11 @@ impl Registrar {
     /// Where its packets go now.
     pub(crate) fn way(&self, egress: &EgressName, uid: &str) -> Way {
         self.shared.registry().way(egress, uid)
+    }
+
+    /// Addresses of all gateways of an Egress that have not ended.
+    pub(crate) fn addresses(&self, egress: &EgressName) -> BTreeSet<IpAddr> {
+        self.shared.registry().addresses(egress)
     }
 
     /// A counter that changes whenever `way` may return something else for some client.

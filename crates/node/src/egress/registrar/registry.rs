@@ -255,9 +255,9 @@ impl Registry {
     }
 
     fn condition(&self, gateway: &Gateway, address: IpAddr) -> Condition {
-        if !gateway.is_healthy() || self.health.is_lost(address) {
+        if self.health.is_lost(address) {
             Condition::Lost
-        } else if self.health.is_down(address) {
+        } else if self.health.is_down(address) || !gateway.is_healthy() {
             Condition::Doubtful
         } else {
             Condition::Works
@@ -339,6 +339,13 @@ impl Registry {
             usable(all.collect())
         };
         Way::Gateways([IpFamily::V4, IpFamily::V6].into_iter().flat_map(of_family).collect())
+    }
+
+    /// Addresses of all gateways of an Egress that have not ended.
+    pub(super) fn addresses(&self, egress: &EgressName) -> BTreeSet<IpAddr> {
+        let gateways = self.gateways.get(egress).into_iter().flat_map(BTreeMap::values);
+        let alive = gateways.filter(|gateway| gateway.endpoint.is_alive());
+        alive.flat_map(|gateway| gateway.endpoint.addresses.iter()).collect()
     }
 
     /// What is known of the registration; `None` while it may still succeed.

@@ -1,5 +1,6 @@
 //! The registrar against servers on loopback addresses, which speak the protocol over TLS.
 
+mod figures;
 mod gateway;
 
 use std::collections::BTreeSet;

@@ -155,7 +155,7 @@ pub(crate) struct Bed {
     pub(crate) supervisor: Supervisor,
     pub(crate) egress: Egress,
     pub(crate) gateways: Arc<FakeGateways>,
-    locks: Arc<ContainerLocks>,
+    pub(crate) locks: Arc<ContainerLocks>,
     pub(crate) egresses: Feed<EgressObject>,
     pub(crate) services: Feed<SlimService>,
     pub(crate) pods: Feed<SlimPod>,
@@ -172,7 +172,21 @@ impl Bed {
         Self::beside(Arc::new(tempfile::tempdir().unwrap()), Arc::default(), objects)
     }
 
+    /// With gateways that are not a test's fake ones.
+    pub(crate) fn with_gateways(gateways: Arc<dyn Gateways>, objects: Objects) -> Self {
+        Self::start(Arc::new(tempfile::tempdir().unwrap()), Arc::default(), gateways, objects)
+    }
+
     fn beside(directory: Arc<TempDir>, gateways: Arc<FakeGateways>, objects: Objects) -> Self {
+        Self::start(directory, Arc::clone(&gateways), gateways, objects)
+    }
+
+    fn start(
+        directory: Arc<TempDir>,
+        fake: Arc<FakeGateways>,
+        gateways: Arc<dyn Gateways>,
+        objects: Objects,
+    ) -> Self {
         let mut supervisor = Supervisor::default();
         let caches = supervisor.subsystem("caches");
         let (egresses, cached_egresses) = Feed::start(caches, "Egresses", objects.egresses);
@@ -195,7 +209,7 @@ impl Bed {
         let locks = Arc::<ContainerLocks>::default();
         let deps = EgressDeps {
             inputs,
-            gateways: Arc::<FakeGateways>::clone(&gateways),
+            gateways,
             pods: Arc::clone(&cached_pods),
             ipam,
             locks: Arc::clone(&locks),
@@ -208,7 +222,7 @@ impl Bed {
         Self {
             supervisor,
             egress,
-            gateways,
+            gateways: fake,
             locks,
             egresses,
             services,

@@ -96,6 +96,14 @@ impl World {
         self.answer(number, &[], State::Ready);
     }
 
+    /// The gateway says another state of itself.
+    fn say(&mut self, number: u8, state: State) {
+        let id = self.id(number);
+        let response =
+            RegisterResponse { revision: 1, refused: Vec::new(), state: state.into(), held: Vec::new() };
+        assert!(self.registry.received(&id, response, self.now, 0).unwrap().changed);
+    }
+
     fn fail(&mut self, number: u8, ended: Ended) {
         let id = self.id(number);
         self.registry.poll(&id, self.now);
@@ -180,11 +188,21 @@ fn gateways_that_do_not_answer_leave_unless_all_would() {
         world.echo(&[2]);
     }
     assert_eq!(world.gateways(), [(address(2), false)]);
-    // What a gateway says of itself counts the same.
+}
+
+/// Its kernel forwards: flows that it has may go on, and would end elsewhere.
+#[test]
+fn a_gateway_that_is_unhealthy_gets_no_new_flows_unless_all_would() {
     let mut world = World::new([1, 2]);
     world.register(1);
     world.answer(2, &[], State::Unhealthy);
-    assert_eq!(world.gateways(), [(address(1), false)]);
+    assert_eq!(world.gateways(), [(address(1), false), (address(2), true)]);
+    world.say(1, State::Unhealthy);
+    assert_eq!(world.gateways(), [(address(1), false), (address(2), false)], "none is better");
+    world.say(2, State::Ready);
+    assert_eq!(world.gateways(), [(address(2), false), (address(1), true)]);
+    world.say(2, State::Draining);
+    assert_eq!(world.gateways(), [(address(1), false), (address(2), true)], "one that drains takes none");
 }
 
 #[test]

@@ -1,0 +1,188 @@
+//! Who used an address and port outside: keeps what the kernel says of connections, writes them to the log if the Egress asks for it, and
+//! answers `/connections`.
+
+mod answer;
+mod log;
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use fairlead_netlink::conntrack::{ConnectionEvent, ConnectionEvents, ConnectionTable, Flow};
+use tokio::io::unix::AsyncFd;
+use tokio::time::{MissedTickBehavior, interval};
+
+use self::answer::Answer;
+use self::log::{Connection, Connections, MAX_KEPT, Millis, Pod};
+use crate::data_path::connections;
+use crate::metrics::Metrics;
+use crate::shared::Shared;
+
+/// Notifications that are taken at once.
+const BATCH: usize = 256;
+/// How often all connections are listed: the kernel reports nothing of those that began before the program did.
+const LIST: Duration = Duration::from_secs(60);
+/// How soon that is done when notifications were lost.
+const LIST_SOON: Duration = Duration::from_secs(2);
+
+/// What is known of connections.
+#[derive(Clone)]
+pub(crate) struct Known(Arc<Mutex<Connections>>);
+
+impl Known {
+    pub(crate) fn new() -> Self {
+        Self(Arc::new(Mutex::new(Connections::new(now()))))
+    }
+
+    fn locked(&self) -> MutexGuard<'_, Connections> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What `/connections` answers to a query.
+    ///
+    /// # Errors
+    /// The query is none.
+    pub(crate) fn answer(&self, query: &str) -> Result<Answer, String> {
+        let query = fairlead_egress::lookup::parse(query)?;
+        Ok(Answer::of(&self.locked(), &query))
+    }
+}
+
+/// Takes what the kernel says of connections. Never ends.
+pub(crate) async fn watch(shared: Arc<Shared>, known: Known, metrics: Metrics) -> anyhow::Result<()> {
+    #[expect(
+        deprecated,
+        reason = "unsound only for types that do not own their descriptor; `register` is unsafe"
+    )]
+    let mut socket = AsyncFd::try_new(ConnectionEvents::open()?)?;
+    let mut watch = Watch { shared, known, metrics, pods: HashMap::new() };
+    let mut lists = interval(LIST);
+    lists.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut events = Vec::with_capacity(BATCH);
+    let mut is_soon = false;
+    loop {
+        tokio::select! {
+            _ = lists.tick() => {
+                is_soon = false;
+                watch.list().await;
+            }
+            ready = socket.readable_mut() => {
+                let mut ready = ready?;
+                if ready.get_inner_mut().read(BATCH, &mut events)? {
+                    ready.clear_ready();
+                }
+                if watch.take(&events) && !std::mem::replace(&mut is_soon, true) {
+                    lists.reset_after(LIST_SOON);
+                }
+                events.clear();
+            }
+        }
+    }
+}
+
+struct Watch {
+    shared: Arc<Shared>,
+    known: Known,
+    metrics: Metrics,
+    /// Each name once, by the address.
+    pods: HashMap<IpAddr, Arc<Pod>>,
+}
+
+impl Watch {
+    /// Returns whether some notifications are missing.
+    fn take(&mut self, events: &[ConnectionEvent]) -> bool {
+        let now = now();
+        let mut is_incomplete = false;
+        let mut ended = Vec::new();
+        let known = self.known.clone();
+        let mut connections = known.locked();
+        for event in events {
+            match event {
+                ConnectionEvent::Missed => is_incomplete = true,
+                ConnectionEvent::New(flow) => self.seen(&mut connections, flow, Some(now)),
+                ConnectionEvent::Updated(flow) => self.seen(&mut connections, flow, None),
+                ConnectionEvent::Destroyed(flow) => {
+                    let pod = self.pod(flow.original.source).unwrap_or_default();
+                    ended.extend(connections.ended(flow, pod, now));
+                }
+            }
+        }
+        self.metrics.connections_left_out(connections.left_out());
+        drop(connections);
+        self.log(&ended);
+        is_incomplete
+    }
+
+    /// The gateway's own connections are left out.
+    fn seen(&mut self, connections: &mut Connections, flow: &Flow, begin: Option<Millis>) {
+        if let Some(pod) = self.pod(flow.original.source) {
+            connections.seen(flow, pod, begin);
+        }
+    }
+
+    /// Lists all connections, unless they are too many.
+    async fn list(&mut self) {
+        if connections().is_none_or(|(count, _)| count > MAX_KEPT as u64) {
+            return;
+        }
+        let listed = tokio::task::spawn_blocking(|| ConnectionTable::open()?.all()).await;
+        let flows = match listed {
+            Ok(Ok(flows)) => flows,
+            Ok(Err(error)) => return tracing::warn!(%error, "cannot list connections; some may not be known"),
+            Err(error) => std::panic::resume_unwind(error.into_panic()),
+        };
+        let known = self.known.clone();
+        let now = now();
+        let ended = known.locked().set_open(&flows, |address| self.pod(address), now);
+        self.log(&ended);
+    }
+
+    /// The client with an address.
+    fn pod(&mut self, address: IpAddr) -> Option<Arc<Pod>> {
+        let pods = &mut self.pods;
+        self.shared.registry(|registry| {
+            let Some(owner) = registry.owners().get(&address) else {
+                return registry.adopted().contains(&address).then(Arc::default);
+            };
+            let (namespace, name) = (&owner.client.namespace, &owner.client.name);
+            let pod = pods.entry(address).or_default();
+            if (&pod.namespace, &pod.name) != (namespace, name) {
+                *pod = Arc::new(Pod { namespace: namespace.clone(), name: name.clone() });
+            }
+            Some(Arc::clone(pod))
+        })
+    }
+
+    fn log(&self, ended: &[Connection]) {
+        if !self.shared.options().borrow().log_connections {
+            return;
+        }
+        for connection in ended {
+            let Connection { pod, protocol, client, destination, outside, begin, end, bytes } = connection;
+            let at = |time: &Option<Millis>| time.map(answer::time).unwrap_or_default();
+            tracing::info!(
+                target: "connections",
+                namespace = pod.namespace,
+                pod = pod.name,
+                protocol,
+                client = %client.0,
+                client_port = client.1,
+                destination = %destination.0,
+                destination_port = destination.1,
+                source = %outside.0,
+                source_port = outside.1,
+                begin = at(begin),
+                end = at(end),
+                sent_bytes = bytes.map(|[sent, _]| sent),
+                received_bytes = bytes.map(|[_, received]| received),
+                "a connection has ended"
+            );
+        }
+    }
+}
+
+fn now() -> Millis {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Millis::try_from(since.as_millis()).unwrap_or(Millis::MAX)
+}

@@ -1,0 +1,234 @@
+//! Source addresses that gateways take over from each other, with their connections. They are addresses of the network of both nodes: its
+//! router asks for them by ARP and NDP.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Read as _;
+use std::net::IpAddr;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use testbed_lab::{ForeignNetwork, Place as _, eventually};
+use testbed_nodes::Cluster;
+
+use crate::BED;
+use crate::bed::{Pod, Room, TIMEOUT, network, server};
+use crate::failures::{Outgoing, kill};
+use crate::outside::{ask_by_udp, connect, no_client_address_was_seen, outside, run};
+use crate::setup::{FLOATING, Gateway, gateways, source_addresses};
+
+/// Client pods of the Egress with source addresses.
+fn clients(room: &Room<'_>, replicas: usize) -> Vec<Pod> {
+    let annotations = format!("egress.coil.cybozu.com/{FLOATING}: nat");
+    let metadata = format!("metadata: {{labels: {{app: client}}, annotations: {{{annotations}}}}}");
+    room.run(
+        "deployment/client",
+        &server("client", replicas).replace("metadata: {labels: {app: client}}", &metadata),
+    )
+}
+
+/// The gateway that holds the addresses, as the Egress shows it.
+fn holder(cluster: &Cluster) -> Gateway {
+    eventually(TIMEOUT, || {
+        let path = "jsonpath={.status.sourceAddresses[0].gateway}";
+        let name = cluster.kubectl(&["-n", FLOATING, "get", "egress", "nat", "-o", path])?;
+        let found = gateways(cluster, FLOATING)?.into_iter().find(|gateway| gateway.name == name);
+        found.with_context(|| format!("no living gateway holds the addresses: {name:?}"))
+    })
+    .with_context(|| cluster.explain())
+    .unwrap()
+}
+
+/// New connections have the address within `limit`.
+fn is_held(cluster: &Cluster, place: &ForeignNetwork) {
+    let held = source_addresses(cluster).unwrap();
+    let works = || -> Result<()> {
+        for to in outside(cluster).addresses() {
+            let (_, seen) = connect(place, to)?;
+            ensure!(held.contains(&seen), "{to} sees {seen}");
+        }
+        Ok(())
+    };
+    eventually(TIMEOUT, works).with_context(|| cluster.explain()).unwrap();
+}
+
+#[test]
+fn connections_have_the_source_address_whichever_node_the_client_is_on() {
+    let cluster = BED.shared();
+    let room = Room::new(&cluster, "source");
+    let held = source_addresses(&cluster).unwrap();
+    for pod in clients(&room, 3) {
+        let place = network(&cluster, &pod);
+        for to in outside(&cluster).addresses() {
+            let (_, seen) = connect(&place, to).with_context(|| cluster.explain()).unwrap();
+            assert!(held.contains(&seen), "TCP of {pod:?} to {to} came from {seen}");
+            let seen = ask_by_udp(&place, to).unwrap();
+            assert!(held.contains(&seen), "UDP of {pod:?} to {to} came from {seen}");
+            run(&place, &format!("ping -n -c 3 -i 0.2 -W 5 {to}")).unwrap();
+        }
+    }
+    no_client_address_was_seen(&cluster);
+}
+
+/// Tuples and states of the connections of these clients, without what differs by time.
+fn tuples(cluster: &Cluster, gateway: &Gateway, clients: &BTreeSet<IpAddr>) -> Result<BTreeSet<String>> {
+    let place = cluster.node(&gateway.node)?.pod_network(gateway.addresses[0])?;
+    let mut found = BTreeSet::new();
+    for family in ["ipv4", "ipv6"] {
+        let listed = run(&place, &format!("conntrack -L -f {family} 2>/dev/null"))?;
+        let of_clients = |line: &&str| {
+            line.split_whitespace()
+                .find_map(|word| word.strip_prefix("src="))
+                .and_then(|source| source.parse().ok())
+                .is_some_and(|source: IpAddr| clients.contains(&source))
+        };
+        let keep =
+            |word: &&str| word.contains('=') && !word.starts_with("use=") && !word.starts_with("mark=");
+        found.extend(listed.lines().filter(of_clients).map(|line| {
+            let protocol = line.split_whitespace().next().unwrap_or_default();
+            [protocol].into_iter().chain(line.split_whitespace().filter(keep)).collect::<Vec<_>>().join(" ")
+        }));
+    }
+    Ok(found)
+}
+
+#[test]
+fn all_gateways_know_the_connections_and_none_is_lost_when_programs_and_gateways_end() {
+    let cluster = BED.alone();
+    let room = Room::new(&cluster, "takeover");
+    let pods = clients(&room, 3);
+    let targets = outside(&cluster).addresses();
+    let outgoing = Outgoing::start(&cluster, &pods, &targets, true);
+    let addresses: BTreeSet<IpAddr> = pods.iter().flat_map(|pod| pod.addresses.clone()).collect();
+    let same = || {
+        let of: Vec<_> = gateways(&cluster, FLOATING)?
+            .iter()
+            .map(|gateway| tuples(&cluster, gateway, &addresses))
+            .collect::<Result<_>>()?;
+        ensure!(
+            of.len() == 2 && of[0].len() >= outgoing.len() && of[0] == of[1],
+            "conntrack -L prints {of:#?}"
+        );
+        Ok(of[0].len())
+    };
+    let known = eventually(TIMEOUT, same).unwrap();
+    println!("conntrack -L prints the same {known} connections on both gateways");
+
+    for gateway in gateways(&cluster, FLOATING).unwrap() {
+        let mark = Instant::now();
+        kill(&cluster, FLOATING, &gateway.name);
+        outgoing.lost_nothing(mark, "kill -9 of a gateway program");
+    }
+    let mark = Instant::now();
+    let before = holder(&cluster);
+    cluster.kubectl(&["-n", FLOATING, "delete", "pod", &before.name, "--wait=false"]).unwrap();
+    let moved = || Ok(ensure!(holder(&cluster).name != before.name, "still {before:?}"));
+    eventually(TIMEOUT, moved).unwrap();
+    outgoing.lost_nothing(mark, "the holder is deleted");
+    let status = ["-n", FLOATING, "rollout", "status", "deployment/nat", "--timeout=120s"];
+    cluster.kubectl(&status).unwrap();
+    let mark = Instant::now();
+    cluster.kubectl(&["-n", FLOATING, "rollout", "restart", "deployment/nat"]).unwrap();
+    cluster.kubectl(&status).unwrap();
+    outgoing.lost_nothing(mark, "gateways replaced");
+    is_held(&cluster, &network(&cluster, &pods[0]));
+    no_client_address_was_seen(&cluster);
+}
+
+#[test]
+fn connections_go_on_when_the_holders_node_loses_its_power() {
+    let mut cluster = BED.alone();
+    let room = Room::new(&cluster, "holder-power");
+    let victim = holder(&cluster);
+    let pods: Vec<Pod> = clients(&room, 6).into_iter().filter(|pod| pod.node != victim.node).collect();
+    let outgoing = Outgoing::start(&cluster, &pods, &outside(&cluster).addresses(), true);
+    let place = network(&cluster, &pods[0]);
+    room.keep();
+    let cut = Instant::now();
+    cluster.node_mut(&victim.node).unwrap().power_cut().unwrap();
+    let took = eventually(TIMEOUT, || {
+        let to = outside(&cluster).addresses()[0];
+        crate::failures::try_connect_soon(&place, to).map(|()| cut.elapsed())
+    })
+    .unwrap();
+    outgoing.flow();
+    let ended = outgoing.ended();
+    println!(
+        "power cut of the holder: new connections after {took:.2?}, {} of {} flows ended, longest gap {:.2?}",
+        ended.len(),
+        outgoing.len(),
+        outgoing.longest_gap(cut)
+    );
+    assert!(ended.is_empty(), "{ended:?}");
+    is_held(&cluster, &place);
+    drop(outgoing);
+    cluster.node_mut(&victim.node).unwrap().power_on().unwrap();
+    let status = ["-n", FLOATING, "rollout", "status", "deployment/nat", "--timeout=180s"];
+    cluster.kubectl(&status).with_context(|| cluster.explain()).unwrap();
+    drop(Room::again(&cluster, "holder-power"));
+    no_client_address_was_seen(&cluster);
+}
+
+/// `tcpdump` on the network of the nodes: when which node sent a packet with a source address.
+struct Capture {
+    child: Child,
+}
+
+impl Capture {
+    fn start(cluster: &Cluster, addresses: &BTreeSet<IpAddr>) -> Self {
+        let sources: Vec<String> = addresses.iter().map(|address| format!("src host {address}")).collect();
+        let filter = format!("({})", sources.join(" or "));
+        let router = cluster.sites()[0].router();
+        let mut command = Command::new("tcpdump");
+        command.args(["-l", "-n", "-e", "-tt", "-Q", "in", "-i", "lan", &filter]);
+        command.stdout(Stdio::piped()).stderr(Stdio::null());
+        let child = router.inside(|| command.spawn()).unwrap().unwrap();
+        std::thread::sleep(Duration::from_secs(1));
+        Self { child }
+    }
+
+    /// Seconds of the first and last packet of each node, by its MAC address, and the times of all.
+    fn end(mut self) -> BTreeMap<String, Vec<f64>> {
+        std::thread::sleep(Duration::from_secs(1));
+        self.child.kill().unwrap();
+        let mut text = String::new();
+        self.child.stdout.take().unwrap().read_to_string(&mut text).unwrap();
+        let _ = self.child.wait();
+        let mut found: BTreeMap<String, Vec<f64>> = BTreeMap::new();
+        for line in text.lines() {
+            let mut words = line.split_whitespace();
+            if let (Some(Ok(time)), Some(mac)) = (words.next().map(str::parse), words.next()) {
+                found.entry(mac.to_owned()).or_default().push(time);
+            }
+        }
+        found
+    }
+}
+
+#[test]
+fn a_holder_that_is_cut_off_does_not_use_its_addresses_when_it_is_back() {
+    let cluster = BED.alone();
+    let room = Room::new(&cluster, "cut");
+    let victim = holder(&cluster);
+    let pods: Vec<Pod> = clients(&room, 6).into_iter().filter(|pod| pod.node != victim.node).collect();
+    let outgoing = Outgoing::start(&cluster, &pods, &outside(&cluster).addresses(), true);
+    let capture = Capture::start(&cluster, &source_addresses(&cluster).unwrap());
+    let node = cluster.node(&victim.node).unwrap();
+    node.host().partition().unwrap();
+    std::thread::sleep(Duration::from_secs(8));
+    node.host().heal().unwrap();
+    std::thread::sleep(Duration::from_secs(5));
+    outgoing.flow();
+    assert!(outgoing.ended().is_empty(), "{:?}", outgoing.ended());
+    let senders = capture.end();
+    let spans: Vec<(f64, f64)> = senders.values().map(|times| (times[0], times[times.len() - 1])).collect();
+    let [one, other] = spans[..] else { panic!("senders: {:?}", senders.keys()) };
+    let both = (one.1.min(other.1) - one.0.max(other.0)).max(0.0);
+    println!(
+        "network cut of the holder: for {both:.2} s both nodes sent with its addresses ({} and {} packets)",
+        senders.values().next().map_or(0, Vec::len),
+        senders.values().nth(1).map_or(0, Vec::len)
+    );
+    assert!(both < 1.0, "{spans:?}");
+    no_client_address_was_seen(&cluster);
+}
