@@ -37,8 +37,8 @@ pub use block_request::{
 pub use definitions::definitions;
 pub use discovery::Discovery;
 pub use egress::{
-    DEFAULT_DRAIN_SECONDS, Egress, EgressDisruptionBudget, EgressPodMetadata, EgressPodTemplate, EgressSpec,
-    EgressStatus, SessionAffinity,
+    DEFAULT_DRAIN_SECONDS, Egress, EgressDisruptionBudget, EgressPodMetadata, EgressPodTemplate,
+    EgressSourceAddress, EgressSpec, EgressStatus, SessionAffinity,
 };
 pub use kilo_peer::{DnsOrIp, KiloPeer, KiloPeerSpec, PeerEndpoint, PresharedKeyRef};
 pub use location::{Encapsulation, Granularity, InvalidAnnotation, NodeLocation, Topology};
