@@ -357,14 +357,22 @@ impl Registry {
             gateways.filter(|it| it.endpoint.is_alive() && it.session.confirmed(client)).collect();
         // While none holds a source address, one is about to: what is sent meanwhile is sent again, and not refused.
         let forwards = |gateway: &&Gateway| !self.holds.has_handed_over(egress, gateway);
+        let known = registered.len();
         if registered.iter().any(forwards) {
             registered.retain(forwards);
         }
+        // New flows stay at a holder that drains until it has handed over: they continue at its successor.
+        let has_successor =
+            registered.len() < known && registered.iter().all(|gateway| gateway.is_draining());
         let of_family = |family| {
             let all = registered.iter().flat_map(|gateway| {
                 let of_family =
                     gateway.endpoint.addresses.iter().filter(move |it| IpFamily::of(*it) == family);
-                of_family.map(|address| (gateway.target(address), self.condition(gateway, address)))
+                of_family.map(|address| {
+                    let target = gateway.target(address);
+                    let is_draining = target.is_draining && !has_successor;
+                    (Target { is_draining, ..target }, self.condition(gateway, address))
+                })
             });
             usable(all.collect())
         };

@@ -448,7 +448,13 @@ async fn packets_leave_a_gateway_whose_addresses_another_one_holds() {
     one.hold(vec![hold([192, 0, 2, 40], 1, 60_000)]);
     two.hold(vec![hold([192, 0, 2, 40], 2, 60_000)]);
     until("only the new holder", || node.gateways(1) == second).await;
+    // It drains, and the other one has not taken the address yet.
+    one.push(State::Standby);
+    two.push(State::Draining);
+    sleep(Duration::from_millis(200)).await;
+    assert_eq!(node.gateways(1), second, "new flows stay at a holder that drains");
     // Both hold an address now.
+    two.hold(vec![hold([192, 0, 2, 40], 2, 60_000)]);
     one.hold(vec![hold([192, 0, 2, 41], 1, 60_000)]);
     until("both", || node.gateways(1).len() == 2).await;
     // During a hand-over nobody holds: packets still go somewhere.
