@@ -10,7 +10,7 @@ use nix::libc;
 use crate::pods::PodAlias;
 use crate::routes::{mesh_rules, pod_rules, sync_export, sync_router, sync_table};
 use crate::routing_ids::RoutingIds;
-use crate::{encapsulation, forwarding, mesh, nft_table};
+use crate::{encapsulation, forwarding, mesh, nft_table, source_addresses};
 
 /// Kinds of links that a mesh device can be: the kernel's WireGuard or the embedded one.
 const MESH_KINDS: [&str; 2] = [wireguard::KIND, "tun"];
@@ -21,7 +21,7 @@ const MESH_KINDS: [&str; 2] = [wireguard::KIND, "tun"];
 /// # Errors
 /// The first refusal of the kernel, after everything else has been tried.
 pub fn remove_all(ids: RoutingIds, mesh_devices: &[String]) -> Result<()> {
-    let steps: [&dyn Fn() -> Result<()>; 12] = [
+    let steps: [&dyn Fn() -> Result<()>; 13] = [
         // First the rules and routes that lead packets, then the links they lead to.
         &mesh::remove,
         &encapsulation::remove_all,
@@ -31,6 +31,7 @@ pub fn remove_all(ids: RoutingIds, mesh_devices: &[String]) -> Result<()> {
             Some(_) => Ok(()),
             None => remove_rules(&mesh_rules()),
         },
+        &|| source_addresses::remove_all(ids),
         &|| sync_table(ids.table_pods(), ids.protocol(), &[]).map(drop),
         &|| sync_export(ids, &[]).map(drop),
         &|| sync_router(&[]).map(drop),

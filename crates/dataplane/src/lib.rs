@@ -3,6 +3,7 @@
 //! * [`routing_ids`]: table IDs, rule priority and protocol, where an administrator chose others.
 //! * [`pods`]: the veth pair of a pod, its addresses and routes, and the kernel's state of pods that exist.
 //! * [`routes`]: whole routing tables and rules (pods, export, mesh).
+//! * [`source_addresses`]: source addresses of egress gateways on this node: routes to them, and answers for them on uplinks.
 //! * [`uplink`]: the node's own links: MTU towards other nodes, sysctls of forwarding.
 //! * [`masquerade`]: the nftables table that translates the sources of packets that leave the cluster to the node's address.
 //! * [`mesh`]: the nftables table with its sets, the rule and table that lead into the WireGuard device.
@@ -28,5 +29,6 @@ pub mod nft_table;
 pub mod pods;
 pub mod routes;
 pub mod routing_ids;
+pub mod source_addresses;
 pub mod uplink;
 pub mod wireguard;

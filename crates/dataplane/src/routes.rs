@@ -28,6 +28,10 @@ pub const LOOPBACK_INDEX: u32 = 1;
 /// Metric of a route that any other to its destination precedes (`ip-vrf(8)` uses it in the same way).
 const LAST_METRIC: u32 = 4_278_198_272;
 
+/// Metric of routes to source addresses of egress gateways ([`crate::source_addresses`]), by which they are told from those of pods and
+/// blocks in the same tables. A pod's own route precedes them.
+pub(crate) const SOURCE_METRIC: u32 = 2048;
+
 /// What has to be done to a set of routes or rules.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Difference<T> {
@@ -106,10 +110,7 @@ pub fn table_difference(
 /// # Errors
 /// The first refusal, after everything else has been tried: one bad route does not prevent the others.
 pub fn sync_table(table: u32, protocol: u8, desired: &[Route]) -> Result<Difference<Route>> {
-    let mut socket = RouteSocket::open()?;
-    let difference = table_difference(table, protocol, desired, &socket.routes(table)?);
-    send(&mut socket, &difference)?;
-    Ok(difference)
+    sync_some(table, protocol, desired, |_| true)
 }
 
 /// Carries out a difference; additions first.
@@ -158,12 +159,32 @@ pub fn export_routes(ids: RoutingIds, blocks: &[IpNet]) -> Vec<Route> {
     blocks.iter().map(route).collect()
 }
 
-/// Brings the export table to exactly the given blocks.
+/// Brings the export table to exactly the given blocks. Routes to source addresses are not touched.
 ///
 /// # Errors
 /// See [`sync_table`].
 pub fn sync_export(ids: RoutingIds, blocks: &[IpNet]) -> Result<Difference<Route>> {
-    sync_table(ids.table_export(), ids.protocol(), &export_routes(ids, blocks))
+    sync_some(ids.table_export(), ids.protocol(), &export_routes(ids, blocks), |route| !is_source(route))
+}
+
+/// Whether a route leads to a source address of an egress gateway.
+pub fn is_source(route: &Route) -> bool {
+    route.metric == SOURCE_METRIC && route.kind == RouteKind::UNICAST
+}
+
+/// Brings those routes of a table that `concerns` chooses to exactly `desired`.
+pub(crate) fn sync_some(
+    table: u32,
+    protocol: u8,
+    desired: &[Route],
+    concerns: impl Fn(&Route) -> bool,
+) -> Result<Difference<Route>> {
+    let mut socket = RouteSocket::open()?;
+    let mut existing = socket.routes(table)?;
+    existing.retain(concerns);
+    let difference = table_difference(table, protocol, desired, &existing);
+    send(&mut socket, &difference)?;
+    Ok(difference)
 }
 
 /// Routes in the table of pods that refuse packets to addresses of these blocks that no pod has: with a default route they would
@@ -180,13 +201,7 @@ fn block_routes(ids: RoutingIds, blocks: &[IpNet]) -> Vec<Route> {
 /// # Errors
 /// See [`sync_table`].
 pub fn sync_blocks(ids: RoutingIds, blocks: &[IpNet]) -> Result<Difference<Route>> {
-    let mut socket = RouteSocket::open()?;
-    let mut existing = socket.routes(ids.table_pods())?;
-    existing.retain(is_last_unreachable);
-    let desired = block_routes(ids, blocks);
-    let difference = table_difference(ids.table_pods(), ids.protocol(), &desired, &existing);
-    send(&mut socket, &difference)?;
-    Ok(difference)
+    sync_some(ids.table_pods(), ids.protocol(), &block_routes(ids, blocks), is_last_unreachable)
 }
 
 /// A route that refuses packets which no other route of its table takes.

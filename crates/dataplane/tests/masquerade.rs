@@ -28,6 +28,7 @@ fn wanted() -> Masquerade {
     Masquerade {
         pods: prefixes(&["10.1.0.0/16", "fd00:1::/64"]),
         cluster: prefixes(&["10.1.0.0/16", "fd00:1::/64", "192.0.2.11/32", "2001:db8::11/128"]),
+        sources: Vec::new(),
         mesh_devices: vec!["wire_kube".to_owned()],
     }
 }
@@ -106,6 +107,8 @@ fn the_table_is_changed_by_its_elements_and_removed_when_nothing_is_masqueraded(
         "oifgroup 116 accept",
         "oifname \"wire_kube\" accept",
         "ip daddr @cluster_ipv4 accept",
+        "ip saddr @sources_ipv4 accept",
+        "ip6 saddr @sources_ipv6 accept",
         "ip saddr @pods_ipv4 masquerade fully-random",
         "ip6 saddr @pods_ipv6 masquerade fully-random",
     ] {
@@ -116,6 +119,15 @@ fn the_table_is_changed_by_its_elements_and_removed_when_nothing_is_masqueraded(
     assert_eq!(apply(&more), Some(Applied::Elements { deleted: 0, added: 1 }));
     assert_eq!(apply(&Masquerade::default()), None);
     assert_eq!(host.sh("nft list tables"), "");
+}
+
+#[test]
+fn a_source_address_of_a_gateway_stays_and_all_others_are_masqueraded() {
+    let (host, pod, _other) = bed();
+    let held = Masquerade { sources: prefixes(&["10.1.0.5/32"]), ..wanted() };
+    host.at(|| masquerade::apply(&held).unwrap());
+    assert_eq!(source(&pod, &host.network, SERVER[0]), address(POD[0]));
+    assert_eq!(source(&pod, &host.network, SERVER[1]), address(NODE_V6));
 }
 
 /// The mesh of a node that others reach hosts of its network through. The pod at 10.1.0.5 stands for another node's.

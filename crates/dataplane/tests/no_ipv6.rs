@@ -41,7 +41,7 @@ fn an_ipv4_pod_is_attached_kept_and_masqueraded() {
         assert_eq!(difference.is_empty(), !changes, "{difference:?}");
         assert_eq!(host.sh("ip route show table 119").lines().count(), expected);
     }
-    let hidden = Masquerade { pods: blocks.to_vec(), cluster: blocks.to_vec(), mesh_devices: Vec::new() };
+    let hidden = Masquerade { pods: blocks.to_vec(), cluster: blocks.to_vec(), ..Masquerade::default() };
     for applied in [Applied::Rebuilt, Applied::Unchanged] {
         assert_eq!(host.at(|| pods::check_sources().unwrap()), applied);
         assert_eq!(host.at(|| masquerade::apply(&hidden).unwrap()), Some(applied));

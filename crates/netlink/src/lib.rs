@@ -4,6 +4,7 @@
 //!   sent in batches and acknowledged; errors carry the kernel's extended message and the caller's description.
 //! * [`netns`]: files of network namespaces, and running a closure inside one.
 //! * [`route`]: links, addresses, routes and rules (`rtnetlink(7)`).
+//! * [`frames`]: whole Ethernet frames, sent by a link (`packet(7)`).
 //! * [`conntrack`]: tracked connections (`linux/netfilter/nfnetlink_conntrack.h`).
 //! * [`nftables`]: tables, chains, sets and rules (`linux/netfilter/nf_tables.h`).
 //! * [`replies`]: the decoders alone, for bytes of another origin.
@@ -16,6 +17,7 @@
 
 pub mod conntrack;
 mod error;
+pub mod frames;
 pub mod netns;
 pub mod nftables;
 pub mod replies;

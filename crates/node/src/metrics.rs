@@ -9,6 +9,7 @@ use prometheus_client::registry::Registry;
 
 use crate::cni::metrics::CniMetrics;
 use crate::egress::RegistrarMetrics;
+use crate::egress::announce::metrics::AnnounceMetrics;
 use crate::egress::metrics::EgressMetrics;
 use crate::ipam::metrics::IpamMetrics;
 use crate::mesh::metrics::MeshMetrics;
@@ -33,6 +34,8 @@ pub struct Metrics {
     pub events: EventMetrics,
     /// Egress gateways of pods.
     pub egress: EgressMetrics,
+    /// Source addresses of egress gateways on this node.
+    pub(crate) egress_sources: AnnounceMetrics,
     /// Addresses and blocks.
     pub ipam: IpamMetrics,
     /// The mesh.
@@ -54,6 +57,7 @@ impl Default for Metrics {
             cni: CniMetrics::register(&mut registry),
             egress_registrations: RegistrarMetrics::register(&mut registry),
             egress: EgressMetrics::register(&mut registry),
+            egress_sources: AnnounceMetrics::register(&mut registry),
             ipam: IpamMetrics::register(&mut registry),
             mesh: MeshMetrics::register(&mut registry),
             pod_network: PodNetworkMetrics::register(&mut registry),

@@ -16,12 +16,13 @@ use fairlead_wire::node::{
     BlockRoute, DiscoveryService, ExternalPeer, IpamCheckRequest, IpamCheckResponse, IpamReleaseRequest,
     IpamReleaseResponse, IpamShowRequest, IpamShowResponse, MemberSource, NetcheckRequest, NetcheckResponse,
     Peer, PingRequest, PingResponse, PortMapping, Relay, RotateKeyRequest, RotateKeyResponse, Router,
-    StatusRequest, StatusResponse,
+    SourceAddress, StatusRequest, StatusResponse,
 };
 use ipnet::IpNet;
 use tonic::{Request, Response, Status};
 
 use crate::egress::EgressProblems;
+use crate::egress::announce::{Shown, SourceAddresses};
 use crate::ipam::inventory::Inventory;
 use crate::lifecycle::watches::Caches;
 use crate::members::provenance::SourceAge;
@@ -49,6 +50,8 @@ pub struct Service {
     pub pod_network: PodNetworkProblems,
     /// What is wrong with the egress of pods.
     pub(crate) egress: EgressProblems,
+    /// Source addresses of egress gateways.
+    pub(crate) sources: SourceAddresses,
     /// What the API server refuses is a problem of this node.
     pub(crate) caches: Arc<Caches>,
 }
@@ -85,6 +88,9 @@ impl Node for Service {
         answer.discovery_services = describe_discovery(discovery);
         answer.problems.extend(self.inventory.ipam.problems());
         answer.problems.extend(self.egress.get());
+        let sources = self.sources.report();
+        answer.problems.extend(sources.problems);
+        answer.source_addresses = sources.announced.iter().map(describe_source).collect();
         // The mesh says of firewalls what the network of the pods says.
         let of_mesh: Vec<String> =
             report.iter().flat_map(|report| &report.problems).map(ToString::to_string).collect();
@@ -160,6 +166,16 @@ fn describe_route(route: &fairlead_topology::BlockRoute) -> BlockRoute {
         destination: route.destination.to_string(),
         node: route.node.clone(),
         gateway: route.gateway.to_string(),
+    }
+}
+
+fn describe_source(shown: &Shown) -> SourceAddress {
+    SourceAddress {
+        address: shown.address.to_string(),
+        egress: shown.egress.clone(),
+        gateway: shown.gateway.clone(),
+        term: shown.term,
+        links: shown.links.clone(),
     }
 }
 

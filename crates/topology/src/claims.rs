@@ -1,7 +1,7 @@
 //! Which claims of nodes count, and how strongly.
 //!
 //! A node's token can announce any single address (`deploy/policy`). So an address counts only if the Node object has it, or an
-//! administrator granted it, or the controller gave it to the node on the mesh. Where the controller has not copied yet what the Node object says, it counts less than all others.
+//! administrator granted it, or the controller gave it to the node on the mesh, or it is a source address of egress gateways of which one is on the node. Where the controller has not copied yet what the Node object says, it counts less than all others.
 
 use std::collections::BTreeSet;
 
@@ -64,6 +64,9 @@ fn refusal(member: &Member, prefix: IpNet, policy: &Policy) -> Option<Problem> {
     if member.name == policy.own || member.external.is_some() || policy.is_granted(member, &prefix) {
         return None;
     }
+    if policy.source_tier(member, &prefix).is_some() {
+        return None;
+    }
     let node = || member.name.clone();
     if prefix.prefix_len() < MIN_LENGTH {
         return Some(Problem::ClaimTooWide { node: node(), prefix });
@@ -88,6 +91,10 @@ fn needed_by_others(address: &IpNet, policy: &Policy) -> Option<Refusal> {
 fn tier(member: &Member, prefix: &IpNet, policy: &Policy) -> Tier {
     let is_host = prefixes::is_host(prefix);
     let is_granted = policy.is_granted(member, prefix);
+    let source = policy.source_tier(member, prefix).filter(|_| member.name != policy.own && !is_granted);
+    if let Some(tier) = source {
+        return tier;
+    }
     let has_node_address =
         || member.addresses.as_ref().is_some_and(|of_node| of_node.contains(&prefix.addr()));
     match (is_host, member.external.is_some()) {

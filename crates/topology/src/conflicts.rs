@@ -33,6 +33,10 @@ pub(crate) enum Tier {
     HostClaim,
     /// The same, and the Node object of the node has it.
     NodeAddress,
+    /// A source address of an egress gateway, claimed by a node that has a gateway pod of its Egress.
+    SourceAddress,
+    /// The same, claimed by the node of the gateway that the controller names as its holder.
+    HeldSourceAddress,
     /// The network of a node's pods, as its Node object has it: an address that another node says is its own takes nothing of it.
     PodNetwork,
     /// An address on the mesh that the controller gave the node.
@@ -163,7 +167,10 @@ fn overlapping_blocks(
 /// Reports the claims on one prefix that lost; lost blocks are reported already.
 fn report_losers(rivals: &[Entry], strongest: &Strongest, names: &[&str], problems: &mut BTreeSet<Problem>) {
     let mut sharing = Vec::new();
-    for entry in rivals.iter().filter(|entry| entry.tier != Tier::Block) {
+    // Of a source address two nodes may speak for a moment, and one that lost its power goes on.
+    let is_reported =
+        |entry: &&Entry| !matches!(entry.tier, Tier::Block | Tier::SourceAddress | Tier::HeldSourceAddress);
+    for entry in rivals.iter().filter(is_reported) {
         let beaten_by = strongest.other_than(entry.owner).filter(|rival| rival.strength() > entry.strength());
         let Some(rival) = beaten_by else { continue };
         let (node, other, prefix) = (name(names, entry.owner), name(names, rival.owner), entry.prefix);

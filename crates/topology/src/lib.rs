@@ -47,7 +47,7 @@ pub use gateways::{Down, gateways, location};
 pub use locations::{Encapsulation, Granularity, InternalAddress, Site, TunnelRoute, Tunnels};
 pub use member::{Endpoints, External, Member, MemberRecord, Since, Source, Sources};
 pub use merge::merge;
-pub use plan::{PeerPlan, Plan, Policy, plan};
+pub use plan::{PeerPlan, Plan, Policy, SourceNodes, plan};
 pub use planner::{Change, Planner, changes};
 pub use prefixes::Unusable;
 pub use problem::{Problem, Refusal};

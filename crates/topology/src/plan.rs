@@ -23,6 +23,16 @@ use crate::rotation::{Announced, NextKey};
 use crate::routes::{self, BlockRoute, OwnAddress};
 use crate::site_networks;
 
+/// Which nodes may claim a source address of egress gateways (`spec.sourceAddresses` of an Egress). The cluster says it, not the nodes:
+/// none can take the address from the holder. While the holder that is named does not claim it (yet), another one may.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct SourceNodes {
+    /// The node of the gateway that the controller names as the holder.
+    pub holder: Option<String>,
+    /// The nodes that have a gateway pod of the Egress.
+    pub gateways: BTreeSet<String>,
+}
+
 /// What this node makes of the members.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Policy {
@@ -48,6 +58,8 @@ pub struct Policy {
     /// Prefixes that an administrator lets members have, by the member's name. What only discovery services know has none: the secret of
     /// the cluster proves no name.
     pub grants: BTreeMap<String, Vec<IpNet>>,
+    /// Source addresses of egress gateways: which nodes may claim them.
+    pub sources: BTreeMap<IpAddr, SourceNodes>,
     /// The terms this node has taken as an entry node, by the key of the external member, as far as it may not have published them yet.
     pub entry_terms: BTreeMap<PublicKey, u64>,
     /// Addresses of this host. On their networks, nodes get plain routes to their blocks, and no peers; `None` asks for peers
@@ -77,6 +89,7 @@ impl Policy {
             reserved: Vec::new(),
             services: Vec::new(),
             grants: BTreeMap::new(),
+            sources: BTreeMap::new(),
             entry_terms: BTreeMap::new(),
             routes_on: None,
             granularity: Granularity::Full,
@@ -84,6 +97,17 @@ impl Policy {
             includes_pod_networks: false,
             connected: Vec::new(),
         }
+    }
+
+    /// How strongly a member may claim a source address of egress gateways; `None` if it may not, or this is none.
+    pub(crate) fn source_tier(&self, member: &Member, prefix: &IpNet) -> Option<Tier> {
+        let is_candidate = prefixes::is_host(prefix) && member.external.is_none() && !member.is_discovered;
+        let nodes = self.sources.get(&prefix.addr()).filter(|_| is_candidate)?;
+        let is_holder = nodes.holder.as_ref() == Some(&member.name);
+        if is_holder {
+            return Some(Tier::HeldSourceAddress);
+        }
+        nodes.gateways.contains(&member.name).then_some(Tier::SourceAddress)
     }
 
     /// Whether an administrator lets the member have this prefix.
@@ -421,7 +445,8 @@ fn node_addresses(
     let is_other_node = |member: &Member| member.name != policy.own && member.external.is_none();
     let others = ranked.iter().zip(owned).filter(|(member, _)| is_other_node(member));
     let kept = others.flat_map(|(_, owned)| owned).filter(|prefix| prefixes::is_host(prefix));
-    kept.map(IpNet::addr).filter(|address| !pods.contains(*address)).collect()
+    let is_node = |address: &IpAddr| !pods.contains(*address) && !policy.sources.contains_key(address);
+    kept.map(IpNet::addr).filter(is_node).collect()
 }
 
 fn name(ranked: &[&Member], owner: usize) -> String {

@@ -247,6 +247,7 @@ impl Policy {
             reserved,
             services,
             grants,
+            sources,
             entry_terms,
             routes_on,
             granularity,
@@ -262,6 +263,7 @@ impl Policy {
             && *reserved == other.reserved
             && *services == other.services
             && *grants == other.grants
+            && *sources == other.sources
             && *entry_terms == other.entry_terms
             && *routes_on == other.routes_on
             && *granularity == other.granularity

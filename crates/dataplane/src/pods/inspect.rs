@@ -7,6 +7,7 @@ use fairlead_netlink::route::{Link, MacAddress, Route, RouteSocket};
 use ipnet::IpNet;
 
 use super::{Error, PodAlias, Result};
+use crate::routes::is_source;
 use crate::routing_ids::RoutingIds;
 
 /// One end of a pod's link.
@@ -82,8 +83,9 @@ pub fn inspect(
 }
 
 fn led_to(host: &mut RouteSocket, ids: RoutingIds, link: u32) -> fairlead_netlink::Result<Vec<IpNet>> {
-    let routes = host.routes(ids.table_pods())?;
-    Ok(routes.iter().filter(|route| route.link == Some(link)).map(|route| route.destination).collect())
+    let table = host.routes(ids.table_pods())?;
+    let of_pod = table.iter().filter(|route| route.link == Some(link) && !is_source(route));
+    Ok(of_pod.map(|route| route.destination).collect())
 }
 
 fn end(socket: &mut RouteSocket, link: Link) -> fairlead_netlink::Result<End> {

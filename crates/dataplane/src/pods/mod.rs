@@ -30,6 +30,7 @@ use fairlead_netlink::route::{
 use ipnet::IpNet;
 use tracing::trace_span;
 
+use crate::routes;
 use crate::routing_ids::RoutingIds;
 use crate::uplink::{self, SysctlError};
 
@@ -207,11 +208,11 @@ pub fn list(ids: RoutingIds) -> Result<Vec<PodOnNode>> {
 
 /// Finds the pods among links and routes of table 116. Links of other programs, and aliases without a pool (they mark
 /// other plugins' links that only use egress gateways), are no pods of ours.
-pub fn pods_among(links: &[Link], routes: &[Route]) -> Vec<PodOnNode> {
+pub fn pods_among(links: &[Link], table: &[Route]) -> Vec<PodOnNode> {
     let addresses = |index| {
-        routes
+        table
             .iter()
-            .filter(move |route| route.link == Some(index))
+            .filter(move |route| route.link == Some(index) && !routes::is_source(route))
             .map(|route| route.destination)
             .filter(|prefix| prefix.prefix_len() == prefix.max_prefix_len())
             .map(|prefix| prefix.addr())

@@ -5,6 +5,7 @@ use fairlead_netlink::route::{
 };
 
 use super::{Error, PodOnNode, Result};
+use crate::routes::is_source;
 use crate::routing_ids::{PROTOCOL_STATIC, RoutingIds};
 
 /// Brings the routes of those of `pods` that seem to have no address into the table of `ids`, and returns how many
@@ -45,5 +46,8 @@ pub fn gather_routes(ids: RoutingIds, pods: &[PodOnNode]) -> Result<usize> {
 fn is_astray(route: &Route, ids: RoutingIds) -> bool {
     let shared = [0, TABLE_DEFAULT, TABLE_MAIN, TABLE_LOCAL, ids.table_pods()];
     let whole = route.destination.prefix_len() == route.destination.max_prefix_len();
-    whole && u32::from(route.protocol) > PROTOCOL_STATIC && !shared.contains(&route.table)
+    whole
+        && !is_source(route)
+        && u32::from(route.protocol) > PROTOCOL_STATIC
+        && !shared.contains(&route.table)
 }

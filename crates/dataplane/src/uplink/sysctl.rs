@@ -177,6 +177,15 @@ pub fn refuse_advertisements(interface: &str) -> Result<bool> {
     set(&of_interface(IPV6, interface, "accept_ra"), "0")
 }
 
+/// Lets the kernel answer neighbour solicitations on an interface for the addresses that were added for it
+/// ([`fairlead_netlink::route::Proxy`]). Without such addresses the setting has no effect.
+///
+/// # Errors
+/// The setting differs and cannot be written.
+pub fn answer_for_neighbours(interface: &str) -> Result<bool> {
+    set(&of_interface(IPV6, interface, "proxy_ndp"), "1")
+}
+
 /// Enables IPv6 on an interface where container runtimes disabled it by default.
 ///
 /// # Errors

@@ -74,6 +74,10 @@ fn node_json(status: &StatusResponse) -> Value {
                 "destination": route.destination, "node": route.node, "gateway": route.gateway,
             })).collect::<Vec<_>>(),
         })),
+        "sourceAddresses": status.source_addresses.iter().map(|source| json!({
+            "address": source.address, "egress": source.egress, "gateway": source.gateway, "term": source.term,
+            "links": source.links,
+        })).collect::<Vec<_>>(),
         "blocks": status.blocks.iter().map(|block| json!({
             "name": block.name, "pool": block.pool, "ipv4": block.ipv4, "ipv6": block.ipv6,
             "used": block.used, "capacity": block.capacity, "state": block.state,
@@ -170,6 +174,18 @@ fn node_table(status: &StatusResponse, wide: bool) -> String {
             routes.add_row([&route.destination, &route.node, &route.gateway]);
         }
         text.push_str(&format!("\n{routes}\n"));
+    }
+    if !status.source_addresses.is_empty() {
+        let mut sources = table(&["SOURCE ADDRESS", "EGRESS", "GATEWAY", "LINKS"]);
+        for source in &status.source_addresses {
+            sources.add_row([
+                &source.address,
+                &source.egress,
+                &source.gateway,
+                &or_dash(&source.links.join(", ")),
+            ]);
+        }
+        text.push_str(&format!("\n{sources}\n"));
     }
     for problem in &status.problems {
         text.push_str(&format!("\nproblem: {problem}\n"));

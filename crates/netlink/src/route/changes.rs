@@ -22,9 +22,9 @@ use nix::libc;
 use super::types::{Address, IpFamily, MacAddress, Route, Rule};
 use crate::Message;
 
-const CREATE: u16 = libc::NLM_F_CREATE as u16;
+pub(super) const CREATE: u16 = libc::NLM_F_CREATE as u16;
 const EXCLUSIVE: u16 = libc::NLM_F_EXCL as u16;
-const REPLACE: u16 = libc::NLM_F_REPLACE as u16;
+pub(super) const REPLACE: u16 = libc::NLM_F_REPLACE as u16;
 
 pub(super) fn family(family: IpFamily) -> AddressFamily {
     match family {
@@ -295,7 +295,7 @@ pub fn delete_rule(it: &Rule) -> Message {
     rule(libc::RTM_DELRULE, 0, it, "delete")
 }
 
-fn neighbour(link: u32, ip: IpAddr) -> NeighbourMessage {
+pub(super) fn neighbour(link: u32, ip: IpAddr) -> NeighbourMessage {
     let mut wire = NeighbourMessage::default();
     wire.header.family = family(IpFamily::of(ip));
     wire.header.ifindex = link;

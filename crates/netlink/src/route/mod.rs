@@ -13,6 +13,7 @@ mod decode;
 mod dumps;
 mod exists;
 mod filters;
+mod proxies;
 mod types;
 mod watch;
 
@@ -26,6 +27,7 @@ pub use dumps::RouteSocket;
 pub use exists::link_exists;
 pub(crate) use filters::count_filters;
 pub use filters::{BpfFilter, FilterHook, FilterPlace, add_clsact, delete_bpf_filter, set_bpf_filter};
+pub use proxies::{Proxy, add_proxy, delete_proxy};
 pub use types::{
     Address, AddressFlags, IpFamily, Link, LinkLayer, MacAddress, Mark, Netconf, NextHop, Route, RouteKind,
     Rule, Scope, TABLE_DEFAULT, TABLE_LOCAL, TABLE_MAIN, TunnelEnds,

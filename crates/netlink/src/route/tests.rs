@@ -111,6 +111,17 @@ proptest! {
     }
 
     #[test]
+    fn proxies_come_back_as_written(address in prop_oneof![ipv4(), ipv6()], link in 1..u32::MAX, protocol: u8) {
+        let proxy = Proxy { address, link, protocol };
+        prop_assert_eq!(proxies::decode(&add_proxy(&proxy).payload).unwrap(), Some(proxy));
+    }
+
+    #[test]
+    fn bytes_are_no_proxy_or_one(bytes in vec(any::<u8>(), 0..64)) {
+        let _ = proxies::decode(&bytes);
+    }
+
+    #[test]
     fn rules_come_back_as_written(rule in rules()) {
         prop_assert_eq!(decode::rule(&add_rule(&rule).payload).unwrap(), Some(rule));
     }

@@ -8,11 +8,13 @@
 //! * [`sandboxes`]: where the namespaces are.
 //! * [`registrar`]: registers pods at gateways, and says which gateways can be reached.
 //! * [`attach`]: ADD, DEL and CHECK, for the stages of `cni/attach/egress.rs`.
+//! * [`announce`]: announces the source addresses that gateways on this node hold.
 //! * [`reconciler`]: keeps running pods current, and repairs what others change.
 //!
 //! A pod that asks for gateways never sends to their destinations by `eth0`: it does not start without them, and later, whatever
 //! fails, routes refuse its packets.
 
+pub(crate) mod announce;
 mod attach;
 pub mod explain;
 mod inputs;

@@ -267,10 +267,12 @@ fn read_kernel(numbers: RoutingIds) -> fairlead_netlink::Result<Kernel> {
     let stray = routes
         .iter()
         .filter(|route| route.link.is_none_or(|link| !known.contains(&link)))
-        .filter(|route| !routes::is_last_unreachable(route))
+        .filter(|route| !routes::is_last_unreachable(route) && !routes::is_source(route))
         .map(|route| route.destination.addr())
         .collect();
-    let exported = socket.routes(numbers.table_export())?.iter().map(|route| route.destination).collect();
+    let exported = socket.routes(numbers.table_export())?;
+    let exported = exported.iter().filter(|route| !routes::is_source(route));
+    let exported = exported.map(|route| route.destination).collect();
     Ok(Kernel { pods, stray, exported })
 }
 

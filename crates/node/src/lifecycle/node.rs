@@ -3,12 +3,14 @@
 use std::sync::Arc;
 
 use anyhow::Context as _;
+use fairlead_api::names::WIREGUARD_INTERFACE;
 use fairlead_cluster::events::{EventPublisher, PendingEvent, node_reference};
 use fairlead_cluster::http::{Limits, Plain};
 use fairlead_cluster::subsystem::Supervisor;
 use fairlead_cluster::{http, local_api, requests as api_requests, resumption};
 use fairlead_dataplane::pods::PodOnNode;
-use fairlead_dataplane::uplink::has_ipv6;
+use fairlead_dataplane::source_addresses::Found;
+use fairlead_dataplane::uplink::{Ignored, has_ipv6};
 use fairlead_wire::spool;
 use kube::runtime::events::Reporter;
 use kube::runtime::reflector::ObjectRef;
@@ -24,6 +26,8 @@ use super::{api_server, handover, identity, server, shutdown};
 use crate::cni::records::Records;
 use crate::cni::{CniDeps, MeshState};
 use crate::container_locks::ContainerLocks;
+use crate::egress::announce::{self, AnnounceDeps, SourceAddresses};
+use crate::egress::registrar::endpoints;
 use crate::egress::{Egress, EgressDeps, EgressProblems, Inputs, Registrar, RegistrarDeps};
 use crate::ipam::inventory::Inventory;
 use crate::ipam::{self, Ipam};
@@ -50,6 +54,7 @@ pub(crate) struct Node {
     kernel: KernelWatch,
     pod_network: PodNetworkProblems,
     egress: EgressProblems,
+    sources: SourceAddresses,
 }
 
 /// Addresses of this node, and what CNI operations need of them.
@@ -91,7 +96,18 @@ impl Node {
         let kernel = KernelWatch::start(supervisor.subsystem("kernel"))
             .context("cannot subscribe to the kernel's network changes")?;
         let (pod_network, egress) = (PodNetworkProblems::default(), EgressProblems::default());
-        Ok(Self { settings, client, is_standalone, caches, api_server, metrics, kernel, pod_network, egress })
+        Ok(Self {
+            settings,
+            client,
+            is_standalone,
+            caches,
+            api_server,
+            metrics,
+            kernel,
+            pod_network,
+            egress,
+            sources: SourceAddresses::default(),
+        })
     }
 
     /// Forwarding and the rule for local pods, which every node needs.
@@ -99,10 +115,13 @@ impl Node {
     /// # Errors
     /// The kernel refuses.
     pub(crate) async fn prepare_kernel(&self) -> anyhow::Result<()> {
+        let numbers = self.settings.numbers;
+        let read = tokio::task::spawn_blocking(move || Found::read(numbers, Ignored::default())).await?;
+        let found = read.context("cannot read the routes to source addresses of egress gateways")?;
+        self.sources.adopt(found.addresses());
         if !self.settings.enable_ipam {
             return Ok(());
         }
-        let numbers = self.settings.numbers;
         if !has_ipv6() {
             tracing::warn!("the kernel has IPv6 disabled: pods of this node have IPv4 only");
         }
@@ -154,6 +173,7 @@ impl Node {
                 pools: Arc::clone(&caches.pools),
                 meshes: Arc::clone(&caches.meshes),
                 peers: Arc::clone(&caches.peers),
+                sources: self.sources.announced(),
                 metrics: Arc::clone(&self.metrics),
                 problems: self.pod_network.clone(),
             };
@@ -223,6 +243,8 @@ impl Node {
             preshared_keys: Arc::clone(&caches.preshared_keys),
             api_server: self.api_server.clone(),
             kernel: self.kernel.clone(),
+            announced_sources: self.sources.announced(),
+            source_nodes: self.sources.nodes(),
             events: events.clone(),
             metrics: self.metrics.mesh.clone(),
             metrics_per_peer: settings.metrics_per_peer,
@@ -237,6 +259,7 @@ impl Node {
             node: self.settings.node.clone(),
             blocks: Arc::clone(&self.caches.blocks),
             meshes: Arc::clone(&self.caches.meshes),
+            source_nodes: self.sources.nodes(),
             metrics: self.metrics.router.clone(),
         };
         self.settings.router.then(|| routes::start(deps(), supervisor))
@@ -251,15 +274,34 @@ impl Node {
     ) -> Egress {
         let (settings, caches) = (&self.settings, &self.caches);
         let subsystem = supervisor.subsystem("egress");
+        let slices = Arc::new(endpoints::watch(&self.client, subsystem));
         let registrar = RegistrarDeps {
             client: self.client.clone(),
             node: settings.node.clone(),
+            slices: Arc::clone(&slices),
             metrics: self.metrics.egress_registrations.clone(),
         };
+        let registrar = Registrar::start(registrar, subsystem);
+        let meshes = Arc::clone(&caches.meshes);
+        let mesh_devices = move || {
+            let named =
+                meshes.store.state().iter().map(|mesh| mesh.spec.interface_name.clone()).collect::<Vec<_>>();
+            [named, vec![WIREGUARD_INTERFACE.to_owned()]].concat()
+        };
+        let sources = AnnounceDeps {
+            registrar: registrar.clone(),
+            slices,
+            pods: Arc::clone(&caches.pods),
+            sources: self.sources.clone(),
+            ids: settings.numbers,
+            metrics: self.metrics.egress_sources.clone(),
+            mesh_devices: Box::new(mesh_devices),
+        };
+        announce::start(&self.client, sources, subsystem);
         let namespaces = Arc::clone(&caches.namespaces);
         let deps = EgressDeps {
             inputs: Inputs::start(subsystem, &self.client, namespaces, settings.egress),
-            gateways: Arc::new(Registrar::start(registrar, subsystem)),
+            gateways: Arc::new(registrar),
             pods: Arc::clone(&caches.pods),
             ipam: Arc::clone(&ipam.ipam),
             locks: Arc::clone(&ipam.locks),
@@ -337,6 +379,7 @@ impl Node {
             inventory,
             pod_network: self.pod_network.clone(),
             egress: self.egress.clone(),
+            sources: self.sources.clone(),
             caches: Arc::clone(caches),
         };
         caches.wait_for_first_lists().await;

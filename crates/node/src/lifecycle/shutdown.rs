@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use fairlead_dataplane::routes;
 use fairlead_dataplane::routing_ids::RoutingIds;
+use fairlead_dataplane::{routes, source_addresses};
 use k8s_openapi::api::core::v1::Node;
 use kube::{Api, Client};
 use tokio::time::timeout;
@@ -45,7 +45,11 @@ pub(crate) async fn clear_if_deleted(
             tracing::info!(node, "the Node still exists; the export table stays");
             return;
         }
-        match tokio::task::spawn_blocking(move || routes::sync_export(numbers, &[])).await {
+        let clear = move || {
+            let sources = source_addresses::remove_all(numbers);
+            routes::sync_export(numbers, &[]).and_then(|difference| sources.map(|()| difference))
+        };
+        match tokio::task::spawn_blocking(clear).await {
             Ok(Ok(_)) => tracing::info!(node, "the Node was deleted; emptied the export table"),
             Ok(Err(error)) => tracing::warn!(%error, "cannot empty the export table"),
             Err(error) => tracing::warn!(%error, "emptying the export table stopped before it finished"),

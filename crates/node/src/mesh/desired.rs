@@ -272,6 +272,7 @@ impl Desired {
             reserved,
             services,
             grants,
+            sources: BTreeMap::clone(&inputs.sources),
             entry_terms,
             granularity,
             encapsulation: tunnels::encapsulation(inputs),

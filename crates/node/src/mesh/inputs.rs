@@ -1,7 +1,7 @@
 //! From the cluster's objects to everything the mesh is decided from. What the kernel says comes later, in
 //! [`super::desired`].
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use fairlead_address::{Endpoint, EndpointFilters, InterfaceId};
 use fairlead_api::resources::{NodeFacts, NodeFilters, WireKubeMesh};
 use fairlead_api::wireguard::{PrivateKey, PublicKey};
 use fairlead_cluster::caches::{Cache, Refusal};
-use fairlead_topology::{Member, MemberRecord, Source};
+use fairlead_topology::{Member, MemberRecord, Source, SourceNodes};
 use fairlead_wire::discovery::{id_of_key, mesh_subnet};
 use ipnet::IpNet;
 use jiff::Timestamp;
@@ -73,6 +73,8 @@ pub struct Inputs {
     pub services: Vec<IpNet>,
     /// What the resolver says of a NAT64.
     pub nat64: Nat64Answer,
+    /// Which nodes may have source addresses of egress gateways.
+    pub sources: Arc<BTreeMap<IpAddr, SourceNodes>>,
     /// Who left.
     pub departures: Departures,
     /// What could not be read.
@@ -113,6 +115,10 @@ pub(super) struct NetworkWatches {
     pub(super) public_ipv4: watch::Receiver<Option<Ipv4Addr>>,
     /// By the resolver.
     pub(super) nat64: watch::Receiver<Nat64Answer>,
+    /// Source addresses of egress gateways that this node announces.
+    pub(super) announced_sources: watch::Receiver<BTreeSet<IpAddr>>,
+    /// Which nodes may have such an address; `None` until the API server has said it.
+    pub(super) source_nodes: watch::Receiver<Option<Arc<BTreeMap<IpAddr, SourceNodes>>>>,
     /// See [`MeshIdentity`].
     pub(super) mesh_identity: MeshIdentity,
 }
@@ -190,6 +196,8 @@ impl NetworkWatches {
             Ok(()) = self.port_mappings.changed() => {}
             Ok(()) = self.public_ipv4.changed() => {}
             Ok(()) = self.nat64.changed() => {}
+            Ok(()) = self.announced_sources.changed() => {}
+            Ok(()) = self.source_nodes.changed() => {}
             Ok(()) = self.mesh_identity.cluster.changed() => {}
             Ok(()) = self.mesh_identity.keys.changed() => {}
             else => std::future::pending().await,
@@ -402,12 +410,18 @@ impl InputReader {
             return Err(MeshFailure::WaitingForApiServer);
         }
         let api_server = self.api_server.borrow().clone().ok_or(MeshFailure::WaitingForApiServer)?;
+        // Without it, the claim of the node that holds a source address would not count for a moment.
+        if self.network.source_nodes.borrow().is_none() {
+            return Err(MeshFailure::WaitingForApiServer);
+        }
         let mut problems = Vec::new();
         let mesh = super::selected(&self.meshes).ok_or(MeshFailure::NoMesh)?;
         let node = self.nodes.store.get(&ObjectRef::new(&self.node));
         let node = node.ok_or_else(|| MeshFailure::NodeNotFound(self.node.clone()))?;
         let settings = MeshSettings::parse(&mesh, &mut Vec::new());
-        let own = self.own_record(&node, &claims(&settings, &node));
+        // What comes later is read the next time.
+        self.network.announced_sources.mark_unchanged();
+        let own = self.own_record(&node, &self.claims(&settings, &node));
         let (previous, age) = match &self.last {
             Some(last) => (&*last.members, Duration::ZERO),
             None => (&*self.saved.earlier.0, self.saved.earlier.1),
@@ -458,12 +472,15 @@ impl InputReader {
         let resolved = self.names.resolve(manual_of_others.chain(&settings.stun_servers));
         let before = self.last.as_ref().map(|last| last.members.as_slice()).unwrap_or_default();
         let members = shared(members, before);
+        let claims = self.claims(&settings, &node);
+        let sources = self.network.source_nodes.borrow_and_update().clone().unwrap_or_default();
         Inputs {
             node: self.node.clone(),
             private_key,
             public_key,
             previous_key: previous,
-            claims: claims(&settings, &node),
+            claims,
+            sources,
             node_filters,
             settings,
             members,
@@ -524,6 +541,13 @@ impl InputReader {
             Some(Refusal::UnknownResource(_)) => MeshFailure::NoMesh,
             None => MeshFailure::WaitingForApiServer,
         }
+    }
+
+    /// The addresses at which this node is reached through the mesh, and the source addresses of egress gateways that it announces.
+    fn claims(&self, settings: &MeshSettings, node: &Node) -> Vec<IpAddr> {
+        let mut claims = claims(settings, node);
+        claims.extend(self.network.announced_sources.borrow().iter());
+        claims
     }
 
     /// Of this node the program knows more than what the API server last heard.

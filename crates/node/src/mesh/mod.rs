@@ -43,7 +43,8 @@ pub mod settings;
 mod tests;
 pub mod write_budget;
 
-use std::net::SocketAddr;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Instant, SystemTime};
@@ -58,6 +59,7 @@ use fairlead_cluster::subsystem::Supervisor;
 use fairlead_dataplane::uplink::{HostNetwork, Ignored};
 use fairlead_dataplane::wireguard::Preference;
 use fairlead_path::Identity;
+use fairlead_topology::SourceNodes;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::networking::v1::ServiceCIDR;
 use kube::Client;
@@ -137,6 +139,10 @@ pub struct MeshDeps {
     pub api_server: watch::Receiver<Option<Vec<SocketAddr>>>,
     /// What other programs change of the kernel's network state.
     pub kernel: KernelWatch,
+    /// Source addresses of egress gateways that this node announces.
+    pub announced_sources: watch::Receiver<BTreeSet<IpAddr>>,
+    /// Which nodes may have such an address; `None` until the API server has said it.
+    pub source_nodes: watch::Receiver<Option<Arc<BTreeMap<IpAddr, SourceNodes>>>>,
     /// Publishes problems on the Node, where `kubectl describe node` shows them.
     pub events: EventPublisher,
     /// Gauges of the peers.
@@ -193,7 +199,14 @@ pub fn start(deps: MeshDeps, supervisor: &mut Supervisor) -> MeshHandle {
         deps.service_ranges,
         Membership::new(deps.node.clone(), sources, session),
         deps.api_server,
-        NetworkWatches { port_mappings, public_ipv4, nat64, mesh_identity },
+        NetworkWatches {
+            port_mappings,
+            public_ipv4,
+            nat64,
+            mesh_identity,
+            announced_sources: deps.announced_sources,
+            source_nodes: deps.source_nodes,
+        },
     );
     let probes = Identity { private_key: private_key.clone(), public_key, epoch: rand::random() };
     let (relay_key, key) = watch::channel(private_key);

@@ -116,7 +116,8 @@ impl Publisher {
         }
     }
 
-    /// Rests. A Peer that came to this node, and a key of this node, do not wait as other news does: packets take another way.
+    /// Rests. A Peer or an address that came to this node, and a key of this node, do not wait as other news does: packets take
+    /// another way.
     async fn pause(
         &self,
         pause: Duration,
@@ -128,7 +129,7 @@ impl Publisher {
         sleep(pause.min(MIN_PAUSE)).await;
         let differs = |now: &Publication| match (published, now) {
             (Publication::Member(before), Publication::Member(now)) => {
-                !before.entry_terms().eq(now.entry_terms())
+                !before.entry_terms().eq(now.entry_terms()) || before.claims != now.claims
             }
             _ => false,
         };

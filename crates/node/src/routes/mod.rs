@@ -8,8 +8,10 @@
 
 pub mod metrics;
 
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::fmt;
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -20,7 +22,8 @@ use fairlead_cluster::subsystem::Supervisor;
 use fairlead_dataplane::routes::{self, Refused};
 use fairlead_dataplane::uplink::{HostNetwork, Ignored};
 use fairlead_netlink::route::{Route, TABLE_MAIN};
-use fairlead_topology::{BlockRoute, Member, OwnAddress, Plan, Policy, Problem, plan};
+use fairlead_topology::{BlockRoute, Member, OwnAddress, Plan, Policy, Problem, SourceNodes, plan};
+use ipnet::IpNet;
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client};
 use tokio::sync::watch;
@@ -46,6 +49,8 @@ pub struct RoutesDeps {
     pub blocks: Arc<Cache<CachedBlock>>,
     /// The mesh resources: their devices are no networks of this node.
     pub meshes: Arc<Cache<WireKubeMesh>>,
+    /// Which nodes have source addresses of egress gateways; `None` until the API server has said it.
+    pub source_nodes: watch::Receiver<Option<Arc<BTreeMap<IpAddr, SourceNodes>>>>,
     /// Counters.
     pub metrics: RouterMetrics,
 }
@@ -61,6 +66,7 @@ pub fn start(deps: RoutesDeps, supervisor: &mut Supervisor) -> RoutesHandle {
         sources: vec![Box::new(Kubernetes::of_routes(nodes, deps.blocks))],
         meshes_changed: deps.meshes.subscribe(),
         meshes: deps.meshes,
+        source_nodes: deps.source_nodes,
         reports: handle.clone(),
         metrics: deps.metrics,
     };
@@ -134,6 +140,7 @@ struct Router {
     sources: Vec<Box<dyn MemberSource>>,
     meshes_changed: watch::Receiver<u64>,
     meshes: Arc<Cache<WireKubeMesh>>,
+    source_nodes: watch::Receiver<Option<Arc<BTreeMap<IpAddr, SourceNodes>>>>,
     reports: RoutesHandle,
     metrics: RouterMetrics,
 }
@@ -165,6 +172,7 @@ impl Router {
                 tokio::select! {
                     () = members::changed(&mut self.sources) => {}
                     _ = self.meshes_changed.changed() => {}
+                    Ok(()) = self.source_nodes.changed() => {}
                 }
             };
             let _ = timeout(SWEEP_INTERVAL, changed).await;
@@ -176,7 +184,9 @@ impl Router {
         if !self.meshes.has_answer() {
             return None;
         }
-        let members = members::merged(&mut self.sources, &mut Vec::new())?;
+        let sources = self.source_nodes.borrow_and_update().clone()?;
+        let mut members = members::merged(&mut self.sources, &mut Vec::new())?;
+        add_sources(&mut members, &sources);
         let meshes = self.meshes.store.state();
         let mut mesh_devices: Vec<String> =
             meshes.iter().map(|mesh| mesh.spec.interface_name.clone()).collect();
@@ -213,6 +223,16 @@ fn sync(inputs: &Inputs) -> fairlead_netlink::Result<Report> {
     let desired: Vec<Route> = plan.routes.iter().map(kernel_route).collect();
     let (_, refused) = routes::sync_router(&desired)?;
     Ok(report(plan, refused, inputs.mesh))
+}
+
+/// Source addresses of egress gateways are prefixes of the node that the controller names, as its blocks are. Pure.
+fn add_sources(members: &mut [Member], sources: &BTreeMap<IpAddr, SourceNodes>) {
+    for (address, nodes) in sources {
+        let holder = members.iter_mut().find(|member| nodes.holder.as_ref() == Some(&member.name));
+        if let Some(holder) = holder {
+            holder.blocks.push(IpNet::from(*address));
+        }
+    }
 }
 
 fn kernel_route(route: &BlockRoute) -> Route {
@@ -259,6 +279,23 @@ mod tests {
         let text = found.problems[0].to_string();
         assert!(text.contains("10.0.0.0/27") && text.contains("unreachable"), "{text}");
         assert_eq!(found.problems[0].reason(), "RouteRefused");
+    }
+
+    #[test]
+    fn a_source_address_is_a_prefix_of_the_node_whose_gateway_is_named() {
+        let mut members = ["a", "b"].map(Member::named).to_vec();
+        let address = |last| IpAddr::from([192, 0, 2, last]);
+        let nodes = |holder: Option<&str>| SourceNodes {
+            holder: holder.map(str::to_owned),
+            gateways: ["a", "b"].map(str::to_owned).into(),
+        };
+        let sources =
+            [(address(40), nodes(Some("b"))), (address(41), nodes(None)), (address(42), nodes(Some("gone")))];
+        add_sources(&mut members, &sources.into());
+        assert_eq!(
+            (members[0].blocks.len(), &members[1].blocks[..]),
+            (0, &["192.0.2.40/32".parse().unwrap()][..])
+        );
     }
 
     #[test]

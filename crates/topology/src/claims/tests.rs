@@ -5,7 +5,7 @@ use fairlead_api::wireguard::PublicKey;
 
 use super::*;
 use crate::member::Since;
-use crate::plan::{Plan, plan};
+use crate::plan::{Plan, SourceNodes, plan};
 
 fn net(text: &str) -> IpNet {
     text.parse().unwrap()
@@ -199,4 +199,68 @@ fn of_discovered_members_the_smaller_identifier_wins() {
     // The longer prefix is the other member's.
     assert_eq!(allowed(&plan, 2), ["10.244.2.0/23"]);
     assert_eq!(reasons(&plan), ["ClaimedTwice", "ClaimTooWide"]);
+}
+
+const SOURCE: &str = "198.51.100.40/32";
+
+/// Node "b" and "c" have gateways of the Egress of [`SOURCE`]; the controller names this one as the holder.
+fn with_source(holder: Option<&str>) -> Policy {
+    let gateways = ["b", "c"].map(str::to_owned).into();
+    let nodes = SourceNodes { holder: holder.map(str::to_owned), gateways };
+    Policy { sources: BTreeMap::from([(net(SOURCE).addr(), nodes)]), ..Policy::new("a") }
+}
+
+/// Whose peers are sent for the address, by number.
+fn has_source(members: &[Member], policy: &Policy) -> Vec<u8> {
+    let planned = plan(members, policy);
+    assert!(planned.nodes.is_disjoint(&[net(SOURCE).addr()].into()), "it is no node's own");
+    let has = |number: &u8| {
+        let peer = planned.peers.get(&PublicKey([*number; 32]));
+        peer.is_some_and(|peer| peer.allowed_ips.contains(&net(SOURCE)))
+    };
+    (2..=4).filter(has).collect()
+}
+
+fn claimants(names: &[&str]) -> Vec<Member> {
+    let others = [("b", 2, "192.0.2.2"), ("c", 3, "192.0.2.3"), ("thief", 4, "192.0.2.4")];
+    let member = |(name, number, address): (&str, u8, &str)| {
+        let own = format!("{address}/32");
+        let claims: &[&str] = if names.contains(&name) { &[&own, SOURCE] } else { &[&own] };
+        node(name, number, claims, Some(&[address]))
+    };
+    [own()].into_iter().chain(others.map(member)).collect()
+}
+
+#[test]
+fn a_source_address_goes_from_holder_to_holder_without_a_moment_in_which_both_are_refused() {
+    let steps: [(&[&str], Option<&str>, &[u8]); 7] = [
+        (&["b"], None, &[2]),
+        (&["b"], Some("b"), &[2]),
+        // The next one has claimed it, and is not named yet; or is named, and has not claimed it yet.
+        (&["b", "c"], Some("b"), &[2]),
+        (&["b"], Some("c"), &[2]),
+        // The one before has lost its power, so what it claimed stays.
+        (&["b", "c"], Some("c"), &[3]),
+        (&["c"], Some("c"), &[3]),
+        (&["c"], None, &[3]),
+    ];
+    for (claiming, holder, expected) in steps {
+        let members = claimants(claiming);
+        assert_eq!(has_source(&members, &with_source(holder)), expected, "{claiming:?} {holder:?}");
+        assert!(plan(&members, &with_source(holder)).problems.is_empty(), "two may claim it for a moment");
+    }
+}
+
+#[test]
+fn a_stolen_token_takes_no_source_address_from_its_holder() {
+    for holder in [Some("b"), None] {
+        let members = claimants(&["b", "thief"]);
+        assert_eq!(has_source(&members, &with_source(holder)), [2]);
+        assert_eq!(reasons(&plan(&members, &with_source(holder))), ["ClaimNotOfNode"]);
+        assert!(has_source(&claimants(&["thief"]), &with_source(holder)).is_empty(), "not even a free one");
+    }
+    // Nor does the token of a node that has another gateway of the Egress.
+    let mut members = claimants(&["b", "c"]);
+    members.iter_mut().filter(|member| member.name == "c").for_each(|it| it.since = own().since);
+    assert_eq!(has_source(&members, &with_source(Some("b"))), [2]);
 }

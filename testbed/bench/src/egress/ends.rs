@@ -77,7 +77,7 @@ fn set_up_gateway(own: &[IpAddr], clients: &[IpAddr]) -> Result<()> {
     ensure!(faults.is_empty(), "{faults:?}");
     let destinations = [("0.0.0.0/0".parse()?, true), ("::/0".parse()?, true)].into();
     let applied = Plane::open(settings)?
-        .apply(&Desired { clients: clients.iter().copied().collect(), destinations })?;
+        .apply(&Desired { clients: clients.iter().copied().collect(), destinations, max_connections: None })?;
     ensure!(applied.refused.is_empty(), "{applied:?}");
     Ok(())
 }
@@ -118,7 +118,7 @@ fn routing(service: IpAddr) -> Result<ClientRouting> {
     }
     rules.push(rule(2100, all, TABLE_EGRESS_WIDE)?);
     let destination: IpNet = all.parse()?;
-    let route = ClientRoute { table: TABLE_EGRESS_WIDE, destination, link: link_name(service) };
+    let route = ClientRoute { table: TABLE_EGRESS_WIDE, destination, link: link_name(service), originating_only: false };
     Ok(ClientRouting { rules, routes: vec![route] })
 }
 

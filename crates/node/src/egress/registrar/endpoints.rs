@@ -23,7 +23,7 @@ use crate::cached_by_name::cached_by_name;
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
 
 /// What a gateway is known by: the UID of its pod, or its address where the slice names no pod.
-pub(in crate::egress) type GatewayUid = String;
+pub(crate) type GatewayUid = String;
 
 /// The gateways of each Egress.
 pub(in crate::egress) type Endpoints = BTreeMap<EgressName, BTreeMap<GatewayUid, GatewayEndpoint>>;
@@ -60,11 +60,21 @@ impl GatewayEndpoint {
 
 /// An EndpointSlice, as the cache keeps it.
 #[derive(Debug, Clone)]
-pub(in crate::egress) struct CachedSlice {
+pub(crate) struct CachedSlice {
     /// Namespace and name.
     key: String,
     egress: EgressName,
     endpoints: Vec<(GatewayUid, GatewayEndpoint)>,
+    places: Vec<GatewayPlace>,
+}
+
+/// Where a gateway runs, as an EndpointSlice shows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::egress) struct GatewayPlace {
+    /// Name of its pod.
+    pub(in crate::egress) pod: String,
+    /// Name of its node.
+    pub(in crate::egress) node: String,
 }
 
 cached_by_name!(CachedSlice, EndpointSlice, |slice| &slice.key);
@@ -78,7 +88,13 @@ impl CachedSlice {
             key: format!("{namespace}/{}", slice.name_any()),
             egress: EgressName { namespace, name: service },
             endpoints: slice.endpoints.iter().filter_map(gateway).collect(),
+            places: slice.endpoints.iter().filter_map(place).collect(),
         }
+    }
+
+    /// The Egress, and where those of its gateways run that are in this slice.
+    pub(in crate::egress) fn places(&self) -> (&EgressName, &[GatewayPlace]) {
+        (&self.egress, &self.places)
     }
 }
 
@@ -97,6 +113,11 @@ fn gateway(endpoint: &Endpoint) -> Option<(GatewayUid, GatewayEndpoint)> {
     let terminating = conditions.and_then(|it| it.terminating).unwrap_or(false);
     let addresses = [address].into_iter().collect();
     Some((uid, GatewayEndpoint { addresses, ready, serving, terminating }))
+}
+
+fn place(endpoint: &Endpoint) -> Option<GatewayPlace> {
+    let pod = endpoint.target_ref.as_ref().filter(|target| target.kind.as_deref() == Some("Pod"))?;
+    Some(GatewayPlace { pod: pod.name.clone()?, node: endpoint.node_name.clone()? })
 }
 
 /// The gateways that a node uses. An Egress has at most [`MAX_GATEWAYS`] here, since a client can use no more. Which ones depends on
@@ -144,7 +165,7 @@ pub(in crate::egress) fn limit(gateways: &mut BTreeMap<GatewayUid, GatewayEndpoi
 }
 
 /// Starts the watch, of slices of Egresses only.
-pub(super) fn watch(client: &Client, subsystem: &mut Subsystem) -> Cache<CachedSlice> {
+pub(crate) fn watch(client: &Client, subsystem: &mut Subsystem) -> Cache<CachedSlice> {
     let slices = Api::<EndpointSlice>::all(client.clone());
     let events = watcher(slices, caches::config().labels(&selector_of_all()));
     caches::start(

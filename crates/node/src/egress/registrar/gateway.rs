@@ -181,7 +181,10 @@ impl Shared {
         let was_synced = self.is_synced(id);
         let first = answer.refused.first().map(|it| (uid(&it.uid), Refusal::new(&it.reason, &it.message)));
         let heard = self.registry().received(id, answer, Instant::now(), rand::random())?;
-        let Heard { changed, confirmed, refused } = heard;
+        let Heard { changed, confirmed, refused, held } = heard;
+        if held {
+            self.holds.send_replace(());
+        }
         self.metrics.registered(confirmed, refused);
         if let Some((pod, Refusal { reason, message })) = first.filter(|_| changed && refused > 0) {
             tracing::warn!(egress = %id.egress, gateway = id.uid, pods = refused, pod, reason, explanation = message, "the egress gateway refuses pods of this node");

@@ -9,6 +9,8 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
+use fairlead_wire::egress::State;
+
 use super::registry::Gateway;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -26,8 +28,8 @@ const FAILED: &str = "failed";
 const REFUSED: &str = "refused";
 
 /// States of gateways, the first that applies.
-const STATES: [&str; 7] =
-    ["not_ready", "not_registering", "not_connected", "down", "unhealthy", "draining", "ready"];
+const STATES: [&str; 8] =
+    ["not_ready", "not_registering", "not_connected", "down", "standby", "unhealthy", "draining", "ready"];
 
 /// See [`Self::register`] for what each means.
 #[derive(Debug, Clone)]
@@ -113,6 +115,7 @@ fn state(gateway: &Gateway, is_down: bool) -> &'static str {
     }
     match (is_down, gateway.is_healthy(), gateway.is_draining()) {
         (true, ..) => "down",
+        _ if gateway.session.state() == State::Standby => "standby",
         (_, false, _) => "unhealthy",
         (_, _, true) => "draining",
         _ => "ready",

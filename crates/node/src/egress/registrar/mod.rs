@@ -7,7 +7,7 @@
 //! A gateway is used for a client once it has confirmed it, as long as EndpointSlices show it and it answers echo requests, also when the
 //! stream to it ends: gateways keep the clients that they have.
 
-pub(super) mod endpoints;
+pub(crate) mod endpoints;
 mod gateway;
 mod health;
 mod link;
@@ -16,7 +16,7 @@ mod probes;
 mod registry;
 mod session;
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 mod token;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -59,6 +59,21 @@ pub(crate) struct Client {
     pub(crate) name: String,
     /// What its packets to gateways have as their source.
     pub(crate) addresses: DualStackAddrs,
+}
+
+/// A source address that a gateway on this node holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct HeardHold {
+    /// Of the gateway.
+    pub(crate) egress: EgressName,
+    /// The gateway.
+    pub(crate) gateway: endpoints::GatewayUid,
+    /// The source address.
+    pub(crate) address: IpAddr,
+    /// Greater than that of each gateway that has held the address before.
+    pub(crate) term: u64,
+    /// When it ends, unless the gateway says it again.
+    pub(crate) until: Instant,
 }
 
 /// Where packets of a client to an Egress go.
@@ -110,6 +125,9 @@ pub(crate) enum NotRegistered {
         "no gateway of the Egress answers: {0}; nodes must reach TCP port {EGRESS_REGISTRATION_PORT} of gateway pods"
     )]
     NoGatewayAnswers(String),
+    /// Gateways have confirmed it, and none of them forwards.
+    #[error("no gateway of the Egress holds one of its source addresses: see status.sourceAddresses")]
+    NoSourceAddressHeld,
     /// It was never added, or removed meanwhile.
     #[error("the pod is no client of the Egress any more")]
     NotAClient,
@@ -128,6 +146,7 @@ impl NotRegistered {
             Self::EndpointSlicesUnknown => "EndpointSlicesUnknown",
             Self::NoGateway => "NoGateway",
             Self::NoGatewayAnswers(_) => "NoGatewayAnswers",
+            Self::NoSourceAddressHeld => "NoSourceAddressHeld",
             Self::NotAClient => "NotAClient",
             Self::Refused(refusal) => &refusal.reason,
             Self::TokenUnavailable(_) => "TokenUnavailable",
@@ -137,10 +156,12 @@ impl NotRegistered {
 
 /// What it needs.
 pub(crate) struct RegistrarDeps {
-    /// For EndpointSlices and tokens.
+    /// For tokens.
     pub(crate) client: kube::Client,
     /// Name of this node's Node object.
     pub(crate) node: String,
+    /// The gateways of Egresses.
+    pub(crate) slices: Arc<Cache<CachedSlice>>,
     /// What it counts.
     pub(crate) metrics: RegistrarMetrics,
 }
@@ -155,6 +176,8 @@ pub(crate) struct Registrar {
 struct Shared {
     registry: Mutex<Registry>,
     changes: watch::Sender<u64>,
+    /// Changes whenever [`Registrar::local_holds`] may return something else.
+    holds: watch::Sender<()>,
     /// There may be gateways without a task.
     tasks: Notify,
     /// There may be gateways to probe.
@@ -167,7 +190,7 @@ struct Shared {
 impl Registrar {
     /// Starts the watch of EndpointSlices, the registrations and the probes as tasks of `subsystem`.
     pub(crate) fn start(deps: RegistrarDeps, subsystem: &mut Subsystem) -> Self {
-        let slices = endpoints::watch(&deps.client, subsystem);
+        let slices = deps.slices;
         let request = token::request_with(deps.client);
         let registrar = Self::new(request, EGRESS_REGISTRATION_PORT, deps.metrics);
         subsystem.spawn("endpoints of Egresses", follow(Arc::clone(&registrar.shared), slices, deps.node));
@@ -179,6 +202,7 @@ impl Registrar {
         let shared = Shared {
             registry: Mutex::default(),
             changes: watch::Sender::new(0),
+            holds: watch::Sender::new(()),
             tasks: Notify::new(),
             probes: Notify::new(),
             request_token,
@@ -253,6 +277,24 @@ impl Registrar {
         self.shared.registry().addresses(egress)
     }
 
+    /// Keeps a connection to these gateways on this node, also without clients, to hear which source addresses they hold.
+    pub(crate) fn set_local_gateways(&self, local: BTreeSet<(EgressName, endpoints::GatewayUid)>) {
+        if self.shared.registry().set_local(local) {
+            self.shared.tasks.notify_one();
+            self.shared.holds.send_replace(());
+        }
+    }
+
+    /// What these hold. A hold that another gateway has with a greater term is left out.
+    pub(crate) fn local_holds(&self, now: Instant) -> Vec<HeardHold> {
+        self.shared.registry().local_holds(now)
+    }
+
+    /// Changes whenever [`Self::local_holds`] may return something else, apart from holds that end by time.
+    pub(crate) fn hold_changes(&self) -> watch::Receiver<()> {
+        self.shared.holds.subscribe()
+    }
+
     /// A counter that changes whenever `way` may return something else for some client.
     pub(crate) fn changes(&self) -> watch::Receiver<u64> {
         self.shared.changes.subscribe()
@@ -281,7 +323,7 @@ impl Shared {
 }
 
 /// Takes what EndpointSlices show.
-async fn follow(shared: Arc<Shared>, slices: Cache<CachedSlice>, node: String) {
+async fn follow(shared: Arc<Shared>, slices: Arc<Cache<CachedSlice>>, node: String) {
     let mut generation = slices.subscribe();
     loop {
         if slices.is_ready() {

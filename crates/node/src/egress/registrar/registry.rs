@@ -13,8 +13,11 @@ use tokio::sync::Notify;
 
 use super::endpoints::{Endpoints, GatewayEndpoint, GatewayUid};
 use super::health::{Changes, Health};
-use super::session::{Clients, Ended, Heard, Session, Step, Token};
-use super::{Client, NotRegistered, Way};
+use super::session::{Clients, Ended, Heard, Hold, Session, Step, Token};
+use super::{Client, HeardHold, NotRegistered, Way};
+use holds::Holds;
+
+mod holds;
 
 /// How long nothing is said of the way of a client that may have one from before the start, while gateways are asked.
 const SETTLE: Duration = Duration::from_secs(10);
@@ -45,6 +48,7 @@ pub(super) struct Registry {
     /// Those that may have a way from before the start, and until when that is left alone; `None` until the gateways are known.
     unsettled: BTreeMap<(EgressName, String), Option<Instant>>,
     gateways: BTreeMap<EgressName, BTreeMap<GatewayUid, Gateway>>,
+    holds: Holds,
     /// Egresses whose gateways may have clients of this node from before the start. Forgotten once EndpointSlices have shown which
     /// gateways there are.
     expected: BTreeSet<EgressName>,
@@ -144,6 +148,20 @@ impl Registry {
         }
     }
 
+    /// Takes which gateways on this node may hold source addresses. Returns whether anything differs.
+    pub(super) fn set_local(&mut self, local: BTreeSet<(EgressName, GatewayUid)>) -> bool {
+        let differs = self.holds.set_local(local);
+        if differs {
+            self.gateways.keys().for_each(|egress| self.wake(egress));
+        }
+        differs
+    }
+
+    /// What these hold.
+    pub(super) fn local_holds(&self, now: Instant) -> Vec<HeardHold> {
+        self.holds.of_local(&self.gateways, now)
+    }
+
     /// Takes what EndpointSlices show. Returns whether anything differs.
     pub(super) fn set_endpoints(&mut self, endpoints: Endpoints, now: Instant) -> bool {
         let mut changed = !std::mem::replace(&mut self.has_endpoints, true);
@@ -163,6 +181,7 @@ impl Registry {
             });
             !gateways.is_empty()
         });
+        self.holds.keep(|egress| endpoints.contains_key(egress));
         let expected = std::mem::take(&mut self.expected);
         for (egress, shown) in endpoints {
             let is_expected = expected.contains(&egress);
@@ -188,7 +207,8 @@ impl Registry {
         for (egress, gateways) in &mut self.gateways {
             let has_clients = self.clients.contains_key(egress);
             for (uid, gateway) in gateways {
-                if !gateway.has_task && (has_clients || gateway.session.has_clients()) {
+                let may_hold = self.holds.is_local(egress, uid);
+                if !gateway.has_task && (has_clients || may_hold || gateway.session.has_clients()) {
                     gateway.has_task = true;
                     let (egress, uid) = (egress.clone(), uid.clone());
                     started.push(GatewayId { egress, uid, instance: gateway.instance });
@@ -202,15 +222,16 @@ impl Registry {
     pub(super) fn poll(&mut self, id: &GatewayId, now: Instant) -> Poll {
         let none = Clients::new();
         let clients = self.clients.get(&id.egress).unwrap_or(&none);
+        let may_hold = self.holds.is_local(&id.egress, &id.uid);
         let Some(gateway) = find(&mut self.gateways, id) else { return Poll::Gone };
-        if clients.is_empty() && gateway.session.is_idle() && !gateway.session.has_clients() {
+        if clients.is_empty() && !may_hold && gateway.session.is_idle() && !gateway.session.has_clients() {
             gateway.has_task = false;
             return Poll::Gone;
         }
         if self.is_waiting_for_all {
             return Poll::Step(Step::Wait(None));
         }
-        Poll::Step(gateway.session.poll(clients, gateway.endpoint.answers(), now))
+        Poll::Step(gateway.session.poll(clients, gateway.endpoint.answers(), may_hold, now))
     }
 
     /// Takes an answer.
@@ -228,6 +249,9 @@ impl Registry {
         let clients = self.clients.get(&id.egress).unwrap_or(&none);
         let Some(gateway) = find(&mut self.gateways, id) else { return Err(Ended::NoClients) };
         let heard = gateway.session.received(clients, response, now, random)?;
+        if heard.held {
+            self.holds.hear(&id.egress, gateway.session.holds(), now);
+        }
         self.settle(now);
         Ok(heard)
     }
@@ -240,10 +264,11 @@ impl Registry {
         now: Instant,
         random: u32,
     ) -> Option<Ended> {
+        let may_hold = self.holds.is_local(&id.egress, &id.uid);
         let gateway = find(&mut self.gateways, id)?;
         let before = gateway.session.failure().cloned();
         let is_ready = gateway.endpoint.ready;
-        gateway.session.closed(ended, is_ready, now, random);
+        gateway.session.closed(ended, is_ready, may_hold, now, random);
         let failure = gateway.session.failure().cloned();
         self.settle(now);
         failure.filter(|failure| before.as_ref() != Some(failure))
@@ -328,13 +353,26 @@ impl Registry {
             return Way::Service;
         }
         let gateways = self.gateways.get(egress).into_iter().flat_map(BTreeMap::values);
-        let registered: Vec<&Gateway> =
+        let mut registered: Vec<&Gateway> =
             gateways.filter(|it| it.endpoint.is_alive() && it.session.confirmed(client)).collect();
+        // While none holds a source address, one is about to: what is sent meanwhile is sent again, and not refused.
+        let forwards = |gateway: &&Gateway| !self.holds.has_handed_over(egress, gateway);
+        let known = registered.len();
+        if registered.iter().any(forwards) {
+            registered.retain(forwards);
+        }
+        // New flows stay at a holder that drains until it has handed over: they continue at its successor.
+        let has_successor =
+            registered.len() < known && registered.iter().all(|gateway| gateway.is_draining());
         let of_family = |family| {
             let all = registered.iter().flat_map(|gateway| {
                 let of_family =
                     gateway.endpoint.addresses.iter().filter(move |it| IpFamily::of(*it) == family);
-                of_family.map(|address| (gateway.target(address), self.condition(gateway, address)))
+                of_family.map(|address| {
+                    let target = gateway.target(address);
+                    let is_draining = target.is_draining && !has_successor;
+                    (Target { is_draining, ..target }, self.condition(gateway, address))
+                })
             });
             usable(all.collect())
         };
@@ -352,7 +390,8 @@ impl Registry {
     pub(super) fn registration(&self, egress: &EgressName, uid: &str) -> Option<Result<(), NotRegistered>> {
         let Some(client) = self.client(egress, uid) else { return Some(Err(NotRegistered::NotAClient)) };
         let ready: Vec<&Gateway> = self.ready(egress).collect();
-        if self.do_not_register(egress) || ready.iter().any(|it| it.session.confirmed(client)) {
+        let takes = |it: &&Gateway| it.session.confirmed(client) && !self.holds.has_handed_over(egress, it);
+        if self.do_not_register(egress) || ready.iter().any(takes) {
             return Some(Ok(()));
         }
         let refusals: Vec<_> = ready.iter().map_while(|it| it.session.refusal(client)).collect();
@@ -367,6 +406,12 @@ impl Registry {
         }
         if !self.has_endpoints {
             return NotRegistered::EndpointSlicesUnknown;
+        }
+        if self
+            .ready(egress)
+            .any(|it| self.client(egress, uid).is_some_and(|client| it.session.confirmed(client)))
+        {
+            return NotRegistered::NoSourceAddressHeld;
         }
         let failures: Vec<Option<&Ended>> = self.ready(egress).map(|it| it.session.failure()).collect();
         if failures.is_empty() {

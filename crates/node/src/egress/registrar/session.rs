@@ -7,12 +7,13 @@
 mod stream;
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use fairlead_address::DualStackAddrs;
 use fairlead_egress::registration::PublicKeyHash;
 use fairlead_tls::part;
-use fairlead_wire::egress::{RegisterRequest, RegisterResponse, State};
+use fairlead_wire::egress::{self as wire, RegisterRequest, RegisterResponse, State};
 
 use self::stream::{Next, Stream};
 use super::{Client, Refusal};
@@ -22,6 +23,11 @@ const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LAST_PAUSE: Duration = Duration::from_secs(10);
 /// A stream that lasted this long was good: the next pause is the first.
 const GOOD: Duration = Duration::from_secs(10);
+/// Longest pause for a gateway on this node that may hold source addresses.
+const LAST_PAUSE_OF_HOLDER: Duration = Duration::from_millis(500);
+/// Longest time for which a hold counts without being said again, and most addresses that a gateway may hold.
+const MAX_VALIDITY: Duration = Duration::from_secs(5);
+const MAX_HOLDS: usize = 256;
 
 /// The clients of an Egress by the UIDs of their pods.
 pub(super) type Clients = BTreeMap<String, Client>;
@@ -83,6 +89,17 @@ pub(super) struct Heard {
     /// Clients that were confirmed, and refused.
     pub(super) confirmed: u64,
     pub(super) refused: u64,
+    /// What [`Session::holds`] returns differs, if only in its times.
+    pub(super) held: bool,
+}
+
+/// What a gateway says of a source address that it holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Hold {
+    /// Greater than that of each gateway that has held the address before.
+    pub(crate) term: u64,
+    /// When it ends, unless the gateway says it again.
+    pub(crate) until: Instant,
 }
 
 #[derive(Debug)]
@@ -109,6 +126,8 @@ pub(super) struct Session {
     confirmed: BTreeMap<String, DualStackAddrs>,
     refused: BTreeMap<String, Refused>,
     state: State,
+    /// As it said last, also those that have ended since.
+    holds: BTreeMap<IpAddr, Hold>,
     token: Option<Token>,
     /// It may have more clients than was confirmed: a stream ended in which it was told of some, or an earlier program told it.
     may_have_clients: bool,
@@ -125,6 +144,7 @@ impl Default for Session {
             confirmed: BTreeMap::new(),
             refused: BTreeMap::new(),
             state: State::Unspecified,
+            holds: BTreeMap::new(),
             token: None,
             may_have_clients: false,
             has_registered: false,
@@ -149,6 +169,11 @@ impl Session {
     /// What the gateway said last of itself.
     pub(super) fn state(&self) -> State {
         self.state
+    }
+
+    /// The source addresses that it said last it holds, some of which it may hold no more: see [`Hold::until`].
+    pub(super) fn holds(&self) -> &BTreeMap<IpAddr, Hold> {
+        &self.holds
     }
 
     /// Whether it has ever answered: it is not one of Coil's.
@@ -196,14 +221,22 @@ impl Session {
         }
     }
 
-    /// What to do now. `may_connect`: the gateway is ready or serving.
-    pub(super) fn poll(&mut self, clients: &Clients, may_connect: bool, now: Instant) -> Step {
+    /// What to do now. `may_connect`: the gateway is ready or serving. `may_hold`: it is on this node and may hold source addresses, so
+    /// it is connected in any case.
+    pub(super) fn poll(
+        &mut self,
+        clients: &Clients,
+        may_connect: bool,
+        may_hold: bool,
+        now: Instant,
+    ) -> Step {
         match &mut self.phase {
             Phase::Connecting => Step::Wait(None),
-            Phase::Open(stream) => stream.poll(clients, &self.refused, now),
+            Phase::Open(stream) => stream.poll(clients, &self.refused, may_hold, now),
             Phase::Idle { .. }
-                if !may_connect
-                    || (clients.is_empty() && self.confirmed.is_empty() && !self.may_have_clients) =>
+                if !may_hold
+                    && (!may_connect
+                        || (clients.is_empty() && self.confirmed.is_empty() && !self.may_have_clients)) =>
             {
                 Step::Wait(None)
             }
@@ -238,8 +271,9 @@ impl Session {
         }
     }
 
-    /// The connection ended, or there is none. `is_ready` is whether the gateway is, as EndpointSlices show.
-    pub(super) fn closed(&mut self, ended: Ended, is_ready: bool, now: Instant, random: u32) {
+    /// The connection ended, or there is none. `is_ready` is whether the gateway is, as EndpointSlices show; `may_hold` is as for
+    /// [`Self::poll`].
+    pub(super) fn closed(&mut self, ended: Ended, is_ready: bool, may_hold: bool, now: Instant, random: u32) {
         let mut lasted = Duration::ZERO;
         if let Phase::Open(stream) = &self.phase {
             lasted = stream.lasted(now);
@@ -254,6 +288,7 @@ impl Session {
             self.token = None;
         }
         let pause = pause(&mut self.failures, random);
+        let pause = if may_hold { pause.min(LAST_PAUSE_OF_HOLDER) } else { pause };
         self.phase = Phase::Idle { not_before: now.checked_add(pause) };
         self.failure = (ended != Ended::NoClients).then_some(ended);
     }
@@ -273,6 +308,8 @@ impl Session {
         let mut heard = Heard::default();
         let state = response.state();
         let acknowledged = stream.acknowledge(response.revision)?;
+        let says_holds = state == State::Standby || !response.held.is_empty();
+        let holds = holds(&response.held, now)?;
         for refusal in response.refused {
             // Whoever was not sent, or is no client any more, is none of the gateway's business.
             let Some(addresses) = stream.refuse(&refusal.uid) else { continue };
@@ -288,6 +325,13 @@ impl Session {
         if state != State::Unspecified {
             heard.changed |= self.state != state;
             self.state = state;
+        }
+        // Nothing said of holds leaves them as they are: each ends by its own time.
+        if says_holds {
+            heard.changed |= !holds.keys().eq(self.holds.keys())
+                || !holds.values().map(|it| it.term).eq(self.holds.values().map(|it| it.term));
+            heard.held |= holds != self.holds;
+            self.holds = holds;
         }
         if let Some(message) = acknowledged {
             self.has_registered = true;
@@ -316,6 +360,24 @@ impl Session {
         heard.confirmed = u64::try_from(new).unwrap_or(u64::MAX);
         heard.changed |= self.confirmed != before;
     }
+}
+
+/// What a gateway holds. An address that it says with no validity is released.
+fn holds(said: &[wire::Hold], now: Instant) -> Result<BTreeMap<IpAddr, Hold>, Ended> {
+    if said.len() > MAX_HOLDS {
+        return Err(Ended::Protocol(format!("it holds {} source addresses", said.len())));
+    }
+    let hold = |said: &wire::Hold| {
+        let address = <[u8; 4]>::try_from(&*said.address).map(IpAddr::from);
+        let address = address.or_else(|_| <[u8; 16]>::try_from(&*said.address).map(IpAddr::from));
+        let bytes = said.address.len();
+        let address = address.map_err(|_| Ended::Protocol(format!("a source address has {bytes} bytes")))?;
+        let validity = Duration::from_millis(said.valid_milliseconds.into()).min(MAX_VALIDITY);
+        Ok((address, Hold { term: said.term, until: now.checked_add(validity).unwrap_or(now) }))
+    };
+    let mut held = said.iter().map(hold).collect::<Result<BTreeMap<_, _>, _>>()?;
+    held.retain(|_, hold| hold.until > now);
+    Ok(held)
 }
 
 /// The next pause; `failures` counts up.

@@ -1,14 +1,14 @@
 //! The registrar against servers on loopback addresses, which speak the protocol over TLS.
 
 mod figures;
-mod gateway;
+pub(in crate::egress) mod gateway;
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::time::Duration;
 
 use fairlead_cluster::subsystem::Supervisor;
-use fairlead_wire::egress::State;
+use fairlead_wire::egress::{Hold, State};
 use futures::FutureExt as _;
 use prometheus_client::registry::Registry as Metrics;
 
@@ -99,6 +99,25 @@ impl Node {
             _ => Vec::new(),
         }
     }
+}
+
+/// A registrar that knows one gateway, where it listens.
+pub(in crate::egress) fn of_gateway(
+    egress: EgressName,
+    uid: &str,
+    gateway: &Fake,
+    supervisor: &mut Supervisor,
+) -> Registrar {
+    let metrics = RegistrarMetrics::register(&mut Metrics::default());
+    let registrar = Registrar::new(tokens(Duration::from_secs(3600)), gateway.address.port(), metrics);
+    let subsystem = supervisor.subsystem("egress");
+    subsystem.spawn("egress registrations", run(Arc::clone(&registrar.shared)));
+    let addresses = [gateway.address.ip()].into_iter().collect();
+    let endpoint = GatewayEndpoint { addresses, ready: true, serving: true, terminating: false };
+    let endpoints = Endpoints::from([(egress, [(uid.to_owned(), endpoint)].into())]);
+    let changed = registrar.shared.registry().set_endpoints(endpoints, Instant::now());
+    registrar.shared.clients_changed(changed);
+    registrar
 }
 
 async fn until(what: &str, is_true: impl Fn() -> bool) {
@@ -374,4 +393,93 @@ async fn a_gateway_that_answers_no_echo_requests_is_not_used() {
     assert!(changes.has_changed().unwrap());
     silent.lock().unwrap().take();
     until("back", || node.gateways(1).len() == 2).await;
+}
+
+fn hold(address: [u8; 4], term: u64, valid_milliseconds: u32) -> Hold {
+    Hold { address: address.to_vec(), term, valid_milliseconds }
+}
+
+/// A gateway on this node is heard without clients, before it is ready, and again after its program has ended.
+#[tokio::test]
+async fn a_gateway_on_this_node_says_what_it_holds() {
+    let mut gateway = Fake::start("127.0.0.1:0").await;
+    let mut node = Node::new(gateway.address.port(), tokens(Duration::from_secs(3600)));
+    node.show(gateway.address.ip(), GatewayEndpoint::default());
+    let uid = gateway.address.ip().to_string();
+    node.registrar.set_clients(BTreeMap::new());
+    sleep(Duration::from_millis(100)).await;
+    assert_eq!(gateway.state().connections, 0, "nothing asks for it");
+    node.registrar.set_local_gateways([(nat(), uid.clone())].into());
+    until("connected", || gateway.state().all == 1).await;
+    let held = |node: &Node| -> Vec<(IpAddr, u64)> {
+        node.registrar.local_holds(Instant::now()).iter().map(|it| (it.address, it.term)).collect()
+    };
+    gateway.hold(vec![hold([192, 0, 2, 40], 3, 60_000), hold([192, 0, 2, 41], 1, 300)]);
+    until("both", || held(&node).len() == 2).await;
+    assert_eq!(held(&node)[0], (IpAddr::from([192, 0, 2, 40]), 3));
+    until("the shorter one ends", || held(&node).len() == 1).await;
+    gateway.push(State::Standby);
+    until("standby", || held(&node).is_empty()).await;
+    gateway.stop().await;
+    sleep(Duration::from_millis(700)).await;
+    gateway.restart().await;
+    let started = Instant::now();
+    until("connected again", || gateway.state().all == 1).await;
+    println!("connected {:?} after the restart", started.elapsed());
+    assert!(started.elapsed() < Duration::from_secs(2));
+    gateway.hold(vec![hold([192, 0, 2, 40], 4, 60_000)]);
+    until("held again", || held(&node) == [(IpAddr::from([192, 0, 2, 40]), 4)]).await;
+    gateway.hold(vec![hold([192, 0, 2, 40], 4, 0)]);
+    sleep(Duration::from_millis(100)).await;
+    node.registrar.set_local_gateways(BTreeSet::new());
+    assert!(held(&node).is_empty(), "it is not on this node any more");
+}
+
+/// The power of the holder is cut: it is silent, and another one says a greater term.
+#[tokio::test]
+async fn packets_leave_a_gateway_whose_addresses_another_one_holds() {
+    let one = Fake::start("127.0.0.2:0").await;
+    let two = Fake::start(&format!("127.0.0.3:{}", one.address.port())).await;
+    let node = Node::of(&[&one, &two]);
+    node.set([1]);
+    until("registered", || node.gateways(1).len() == 2).await;
+    two.push(State::Standby);
+    let [first, second] = [&one, &two].map(|gateway| vec![(gateway.address.ip(), false)]);
+    until("only the holder", || node.gateways(1) == first).await;
+    one.hold(vec![hold([192, 0, 2, 40], 1, 60_000)]);
+    two.hold(vec![hold([192, 0, 2, 40], 2, 60_000)]);
+    until("only the new holder", || node.gateways(1) == second).await;
+    // It drains, and the other one has not taken the address yet.
+    one.push(State::Standby);
+    two.push(State::Draining);
+    sleep(Duration::from_millis(200)).await;
+    assert_eq!(node.gateways(1), second, "new flows stay at a holder that drains");
+    // Both hold an address now.
+    two.hold(vec![hold([192, 0, 2, 40], 2, 60_000)]);
+    one.hold(vec![hold([192, 0, 2, 41], 1, 60_000)]);
+    until("both", || node.gateways(1).len() == 2).await;
+    // During a hand-over nobody holds: packets still go somewhere.
+    one.push(State::Standby);
+    two.push(State::Standby);
+    sleep(Duration::from_millis(200)).await;
+    assert!(!node.gateways(1).is_empty());
+    node.registrar.add_client(&nat(), client(2));
+    let error = node.registered(2).await.unwrap_err();
+    assert_eq!(error.reason(), "NoSourceAddressHeld", "a pod does not start before it can send");
+}
+
+#[tokio::test]
+async fn holds_that_cannot_be_are_against_the_protocol() {
+    let gateway = Fake::start("127.0.0.1:0").await;
+    let node = Node::of(&[&gateway]);
+    node.set([1]);
+    until("registered", || node.gateways(1).len() == 1).await;
+    for held in [vec![Hold { address: vec![1; 5], ..Hold::default() }], vec![hold([192, 0, 2, 1], 1, 1); 300]]
+    {
+        let before = gateway.state().connections;
+        gateway.hold(held);
+        until("closed, and connected again", || gateway.state().connections > before).await;
+        gateway.push(State::Ready);
+        until("registered again", || gateway.state().all > 1 && node.gateways(1).len() == 1).await;
+    }
 }

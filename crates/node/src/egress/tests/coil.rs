@@ -31,6 +31,8 @@ fn wanted(port: SourcePort, way: &Way) -> Desired {
     let egress = KnownEgress {
         destinations: Ok(["0.0.0.0/0", "::/0"].map(|prefix| prefix.parse().unwrap()).into()),
         source_port: if port == SourcePort::Auto { Planned::Auto } else { Planned::Fixed },
+        originating_only: None,
+        cluster_ranges: Some(Vec::new()),
         allowed_namespaces: None,
         service: Some(service),
     };

@@ -77,6 +77,7 @@ pub(in crate::mesh) fn inputs(members: impl IntoIterator<Item = Member>) -> Inpu
         resolved: BTreeMap::new(),
         port_mappings: PortMappings::default(),
         public_ipv4: None,
+        sources: Arc::default(),
         services: Vec::new(),
         nat64: Nat64Answer::default(),
         departures: Departures::default(),

@@ -1,3 +1,4 @@
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -110,6 +111,8 @@ impl Cluster {
                 port_mappings: watch::channel(PortMappings::default()).1,
                 public_ipv4: watch::channel(None).1,
                 nat64: watch::channel(Nat64Answer::default()).1,
+                announced_sources: watch::channel(BTreeSet::new()).1,
+                source_nodes: watch::channel(Some(Arc::default())).1,
                 mesh_identity: MeshIdentity {
                     interface_id: None,
                     is_in_cluster: true,

@@ -97,6 +97,7 @@ impl Stream {
         &mut self,
         clients: &Clients,
         refused: &BTreeMap<String, Refused>,
+        may_hold: bool,
         now: Instant,
     ) -> Step {
         if let Some(outstanding) = &self.outstanding {
@@ -122,11 +123,18 @@ impl Stream {
             self.renew_at = None;
             return Step::RenewToken;
         }
-        self.wait(clients, refused, now)
+        self.wait(clients, refused, may_hold, now)
     }
 
-    fn wait(&mut self, clients: &Clients, refused: &BTreeMap<String, Refused>, now: Instant) -> Step {
-        self.idle_since = clients.is_empty().then(|| self.idle_since.unwrap_or(now));
+    fn wait(
+        &mut self,
+        clients: &Clients,
+        refused: &BTreeMap<String, Refused>,
+        may_hold: bool,
+        now: Instant,
+    ) -> Step {
+        let is_idle = clients.is_empty() && !may_hold;
+        self.idle_since = is_idle.then(|| self.idle_since.unwrap_or(now));
         let end = self.idle_since.and_then(|since| since.checked_add(LINGER));
         if end.is_some_and(|end| end <= now) {
             return Step::Close(Ended::NoClients);

@@ -53,7 +53,7 @@ impl World {
     }
 
     fn poll(&mut self) -> Step {
-        self.session.poll(&self.clients, true, self.now)
+        self.session.poll(&self.clients, true, false, self.now)
     }
 
     fn hear(&mut self, response: RegisterResponse) -> Result<Heard, Ended> {
@@ -91,7 +91,10 @@ fn after_hello_come_all_clients_and_then_changes() {
     // What changes meanwhile waits for the answer, and costs one message.
     world.clients = clients([2, 3, 4, 5, 6]);
     assert!(matches!(world.poll(), Step::Wait(Some(_))));
-    assert_eq!(world.hear(answer(3)).unwrap(), Heard { changed: true, confirmed: 1, refused: 0 });
+    assert_eq!(
+        world.hear(answer(3)).unwrap(),
+        Heard { changed: true, confirmed: 1, refused: 0, held: false }
+    );
     let (4, Kind::Change(change)) = sent(world.poll()) else { panic!() };
     assert_eq!(change.set.len(), 3);
 }
@@ -101,7 +104,7 @@ fn without_clients_nothing_is_connected_and_a_connection_ends_after_a_while() {
     let mut world = World::new([]);
     assert_eq!(world.poll(), Step::Wait(None));
     world.clients = clients([1]);
-    assert_eq!(world.session.poll(&world.clients, false, world.now), Step::Wait(None), "not ready");
+    assert_eq!(world.session.poll(&world.clients, false, false, world.now), Step::Wait(None), "not ready");
     world.open();
     world.clients = clients([]);
     let (3, Kind::Change(change)) = sent(world.poll()) else { panic!() };
@@ -111,7 +114,7 @@ fn without_clients_nothing_is_connected_and_a_connection_ends_after_a_while() {
     let Step::Wait(Some(until)) = world.poll() else { panic!() };
     world.now = until;
     assert_eq!(world.poll(), Step::Close(Ended::NoClients));
-    world.session.closed(Ended::NoClients, true, world.now, MAX);
+    world.session.closed(Ended::NoClients, true, false, world.now, MAX);
     world.now += LAST_PAUSE;
     assert_eq!((world.poll(), world.session.failure()), (Step::Wait(None), None));
 }
@@ -119,7 +122,7 @@ fn without_clients_nothing_is_connected_and_a_connection_ends_after_a_while() {
 #[test]
 fn what_was_confirmed_stays_when_the_stream_ends_until_all_clients_are_sent_again() {
     let mut world = World::synced([1, 2]);
-    world.session.closed(Ended::ByGateway, true, world.now, MAX);
+    world.session.closed(Ended::ByGateway, true, false, world.now, MAX);
     assert!(world.session.confirmed(&client(1)));
     assert_eq!(world.poll(), Step::Wait(Some(world.now + FIRST_PAUSE)));
     world.now += FIRST_PAUSE;
@@ -131,7 +134,7 @@ fn what_was_confirmed_stays_when_the_stream_ends_until_all_clients_are_sent_agai
 #[test]
 fn a_client_that_is_gone_while_there_is_no_stream_is_removed_at_the_gateway() {
     let mut world = World::synced([1]);
-    world.session.closed(Ended::ByGateway, true, world.now, MAX);
+    world.session.closed(Ended::ByGateway, true, false, world.now, MAX);
     world.clients = clients([]);
     world.now += FIRST_PAUSE;
     world.open();
@@ -147,7 +150,7 @@ fn a_client_that_may_have_been_registered_is_removed_at_the_gateway() {
     world.poll();
     world.hear(answer(1)).unwrap();
     assert!(matches!(sent(world.poll()), (2, Kind::All(_))));
-    world.session.closed(Ended::ByGateway, true, world.now, MAX);
+    world.session.closed(Ended::ByGateway, true, false, world.now, MAX);
     world.clients = clients([]);
     assert!(world.session.has_clients());
     world.now += FIRST_PAUSE;
@@ -164,12 +167,12 @@ fn pauses_grow_to_ten_seconds_with_jitter_and_a_good_stream_starts_anew() {
     let mut world = World::new([1]);
     for _ in 0..10 {
         assert_eq!(world.poll(), Step::Connect);
-        world.session.closed(Ended::NoAnswer, true, world.now, MAX);
+        world.session.closed(Ended::NoAnswer, true, false, world.now, MAX);
         world.now += LAST_PAUSE;
     }
     world.open();
     world.now += GOOD;
-    world.session.closed(Ended::ByGateway, true, world.now, MAX);
+    world.session.closed(Ended::ByGateway, true, false, world.now, MAX);
     assert_eq!(world.poll(), Step::Wait(Some(world.now + FIRST_PAUSE)));
     world.session.failures = 10;
     world.session.retry_now();
@@ -184,7 +187,10 @@ fn refusals_are_kept_and_the_gateway_is_asked_again() {
     world.poll();
     world.hear(answer(1)).unwrap();
     world.poll();
-    assert_eq!(world.hear(refusing(2, "u1")).unwrap(), Heard { changed: true, confirmed: 1, refused: 1 });
+    assert_eq!(
+        world.hear(refusing(2, "u1")).unwrap(),
+        Heard { changed: true, confirmed: 1, refused: 1, held: false }
+    );
     assert_eq!(world.session.refusal(&client(1)).unwrap().reason, "NotAllowed");
     assert!(!world.session.confirmed(&client(1)) && world.session.confirmed(&client(2)));
     assert_eq!(world.poll(), Step::Wait(Some(world.now + FIRST_PAUSE)));
@@ -192,7 +198,10 @@ fn refusals_are_kept_and_the_gateway_is_asked_again() {
     let (3, Kind::Change(change)) = sent(world.poll()) else { panic!() };
     assert_eq!((change.set[0].uid.as_str(), change.set.len()), ("u1", 1));
     // The same once more is no news, and the pause grows.
-    assert_eq!(world.hear(refusing(3, "u1")).unwrap(), Heard { changed: false, confirmed: 0, refused: 1 });
+    assert_eq!(
+        world.hear(refusing(3, "u1")).unwrap(),
+        Heard { changed: false, confirmed: 0, refused: 1, held: false }
+    );
     assert_eq!(world.poll(), Step::Wait(Some(world.now + 2 * FIRST_PAUSE)));
     world.now += 2 * FIRST_PAUSE;
     sent(world.poll());
@@ -228,7 +237,7 @@ fn a_token_is_renewed_in_time_and_kept_for_the_next_connection() {
     assert!(matches!(sent(world.poll()), (3, Kind::Hello(_))));
     world.hear(answer(3)).unwrap();
     assert!(world.session.is_synced() && world.session.confirmed(&client(1)));
-    world.session.closed(Ended::Rejected("no".to_owned()), true, world.now, 0);
+    world.session.closed(Ended::Rejected("no".to_owned()), true, false, world.now, 0);
     assert!(world.session.token(&[1; 32], world.now).is_none(), "it may be bad");
 }
 
@@ -250,15 +259,15 @@ fn a_gateway_that_does_not_answer_or_answers_too_much_is_left() {
 #[test]
 fn only_a_ready_gateway_that_never_answered_and_refuses_connections_does_not_register() {
     let mut world = World::new([1]);
-    world.session.closed(Ended::Refused(5556), false, world.now, 0);
+    world.session.closed(Ended::Refused(5556), false, false, world.now, 0);
     assert!(!world.session.does_not_register(), "it is starting");
-    world.session.closed(Ended::NoAnswer, true, world.now, 0);
+    world.session.closed(Ended::NoAnswer, true, false, world.now, 0);
     assert!(!world.session.does_not_register());
-    world.session.closed(Ended::Refused(5556), true, world.now, 0);
+    world.session.closed(Ended::Refused(5556), true, false, world.now, 0);
     assert!(world.session.does_not_register());
     world.session.retry_now();
     world.open();
-    world.session.closed(Ended::Refused(5556), true, world.now, 0);
+    world.session.closed(Ended::Refused(5556), true, false, world.now, 0);
     assert!(!world.session.does_not_register(), "it is ours");
 }
 
@@ -349,7 +358,7 @@ proptest! {
         for event in events.into_iter().chain([Event::Refuse(Vec::new()), Event::Time(60_000), Event::Time(60_000), Event::Time(1)]) {
             match event {
                 Event::Clients(numbers) => world.clients = clients(numbers),
-                Event::Break if !world.session.is_idle() => world.session.closed(Ended::ByGateway, true, world.now, MAX),
+                Event::Break if !world.session.is_idle() => world.session.closed(Ended::ByGateway, true, false, world.now, MAX),
                 Event::Break => {}
                 Event::Refuse(numbers) => refuses = numbers.iter().map(|it| format!("u{it}")).collect(),
                 Event::Time(milliseconds) => world.now += Duration::from_millis(milliseconds),
@@ -370,7 +379,7 @@ proptest! {
                         let response = gateway.take(message, &refuses);
                         world.hear(response).unwrap();
                     }
-                    Step::Close(ended) => world.session.closed(ended, true, world.now, MAX),
+                    Step::Close(ended) => world.session.closed(ended, true, false, world.now, MAX),
                     Step::RenewToken => world.session.renewed(Some(token(world.now)), world.now, 0),
                     Step::Wait(_) => break,
                 }

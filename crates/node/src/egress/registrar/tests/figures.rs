@@ -67,11 +67,17 @@ impl Bench {
             (format!("egress.coil.cybozu.com/{namespace}"), name.to_owned())
         });
         let uid = Some(format!("u{number}"));
-        let request = Request { uid, annotations: annotations.collect(), gateway_of: None };
+        let mut request = Request {
+            uid,
+            annotations: annotations.collect(),
+            labels: BTreeMap::new(),
+            selected: BTreeSet::new(),
+            gateway_of: None,
+        };
         let attached = Attached { pod: format!("web-{number}"), ..pod.attached() };
         let _guard = self.bed.locks.lock(&key.container_id).await;
         let started = Instant::now();
-        self.bed.egress.examine("shop", &request).await.unwrap();
+        self.bed.egress.examine("shop", &mut request).await.unwrap();
         self.bed.egress.attach(&key, request, attached).await.unwrap();
         (key, started.elapsed())
     }

@@ -12,7 +12,7 @@ use fairlead_egress::EgressName;
 use fairlead_egress::registration::audience;
 use fairlead_wire::egress::register_request::Kind;
 use fairlead_wire::egress::registration_server::{Registration, RegistrationServer};
-use fairlead_wire::egress::{Client, Refusal, RegisterRequest, RegisterResponse, State};
+use fairlead_wire::egress::{Client, Hold, Refusal, RegisterRequest, RegisterResponse, State};
 use rustls::ServerConfig;
 use rustls::pki_types::PrivateKeyDer;
 use sha2::{Digest as _, Sha256};
@@ -27,7 +27,7 @@ use tonic::transport::server::Connected;
 use tonic::{Request, Response, Status, Streaming};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) enum Behaviour {
+pub(in crate::egress) enum Behaviour {
     #[default]
     Answers,
     /// With `Unauthenticated`.
@@ -51,32 +51,32 @@ impl Behaviour {
 
 /// What a server was told, and what it does.
 #[derive(Debug, Default)]
-pub(super) struct Seen {
-    pub(super) behaviour: Behaviour,
-    pub(super) connections: usize,
-    pub(super) messages: usize,
-    pub(super) hellos: Vec<String>,
-    pub(super) all: usize,
-    pub(super) clients: BTreeMap<String, Client>,
-    pub(super) refuses: Vec<String>,
+pub(in crate::egress) struct Seen {
+    pub(in crate::egress) behaviour: Behaviour,
+    pub(in crate::egress) connections: usize,
+    pub(in crate::egress) messages: usize,
+    pub(in crate::egress) hellos: Vec<String>,
+    pub(in crate::egress) all: usize,
+    pub(in crate::egress) clients: BTreeMap<String, Client>,
+    pub(in crate::egress) refuses: Vec<String>,
 }
 
 /// A gateway.
-pub(super) struct Fake {
-    pub(super) address: SocketAddr,
+pub(in crate::egress) struct Fake {
+    pub(in crate::egress) address: SocketAddr,
     seen: Arc<Mutex<Seen>>,
-    states: watch::Sender<State>,
+    states: watch::Sender<(State, Vec<Hold>)>,
     key: [u8; 32],
     task: Option<JoinHandle<()>>,
     streams: Arc<Mutex<Vec<tokio::task::AbortHandle>>>,
 }
 
 impl Fake {
-    pub(super) async fn start(address: &str) -> Self {
+    pub(in crate::egress) async fn start(address: &str) -> Self {
         let mut fake = Self {
             address: address.parse().unwrap(),
             seen: Arc::default(),
-            states: watch::Sender::new(State::Ready),
+            states: watch::Sender::new((State::Ready, Vec::new())),
             key: [0; 32],
             task: None,
             streams: Arc::default(),
@@ -86,7 +86,7 @@ impl Fake {
     }
 
     /// With another key, and without what it knew.
-    pub(super) async fn restart(&mut self) {
+    pub(in crate::egress) async fn restart(&mut self) {
         let listener = TcpListener::bind(self.address).await.unwrap();
         self.address = listener.local_addr().unwrap();
         let certified = rcgen::generate_simple_self_signed(["gateway".to_owned()]).unwrap();
@@ -133,7 +133,7 @@ impl Fake {
     }
 
     /// Ends it, and all connections.
-    pub(super) async fn stop(&mut self) {
+    pub(in crate::egress) async fn stop(&mut self) {
         let task = self.task.take().unwrap();
         task.abort();
         let _ = task.await;
@@ -142,7 +142,7 @@ impl Fake {
         }
     }
 
-    pub(super) fn state(&self) -> MutexGuard<'_, Seen> {
+    pub(in crate::egress) fn state(&self) -> MutexGuard<'_, Seen> {
         self.seen.lock().unwrap()
     }
 
@@ -155,8 +155,13 @@ impl Fake {
     }
 
     /// Tells all nodes its state.
-    pub(super) fn push(&self, state: State) {
-        self.states.send_replace(state);
+    pub(in crate::egress) fn push(&self, state: State) {
+        self.states.send_replace((state, Vec::new()));
+    }
+
+    /// Tells all nodes that it is ready and holds these.
+    pub(in crate::egress) fn hold(&self, held: Vec<Hold>) {
+        self.states.send_replace((State::Ready, held));
     }
 }
 
@@ -170,7 +175,7 @@ impl Drop for Fake {
 
 struct Service {
     seen: Arc<Mutex<Seen>>,
-    states: watch::Receiver<State>,
+    states: watch::Receiver<(State, Vec<Hold>)>,
     streams: Arc<Mutex<Vec<tokio::task::AbortHandle>>>,
 }
 
@@ -196,7 +201,7 @@ async fn serve(
     mut requests: Streaming<RegisterRequest>,
     answers: Answers,
     seen: Arc<Mutex<Seen>>,
-    mut states: watch::Receiver<State>,
+    mut states: watch::Receiver<(State, Vec<Hold>)>,
 ) {
     let mut revision = 0;
     loop {
@@ -205,14 +210,16 @@ async fn serve(
                 let Ok(Some(request)) = request else { return };
                 revision = request.revision;
                 let answer = seen.lock().unwrap().take(request);
+                let answer = RegisterResponse { state: states.borrow().0.into(), ..answer };
                 let behaviour = seen.lock().unwrap().behaviour;
                 if !misbehave(behaviour, &answers, answer).await {
                     return;
                 }
             }
             Ok(()) = states.changed() => {
-                let state = (*states.borrow_and_update()).into();
-                let _ = answers.send(Ok(RegisterResponse { revision, refused: Vec::new(), state, held: Vec::new() })).await;
+                let (state, held) = states.borrow_and_update().clone();
+                let answer = RegisterResponse { revision, refused: Vec::new(), state: state.into(), held };
+                let _ = answers.send(Ok(answer)).await;
             }
         }
     }

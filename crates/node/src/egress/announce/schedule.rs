@@ -1,0 +1,86 @@
+//! When hosts beside this node are told that an address is here. Without I/O and without a clock.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use fairlead_dataplane::source_addresses::Uplink;
+
+/// How often they are told: a frame may be lost.
+const TIMES: u32 = 3;
+/// Time between two frames of an address.
+const INTERVAL: Duration = Duration::from_millis(100);
+
+/// What is to be sent. Bounded by the addresses of this node's gateways and its links.
+#[derive(Debug, Default)]
+pub(super) struct Schedule(BTreeMap<(IpAddr, u32), Entry>);
+
+#[derive(Debug)]
+struct Entry {
+    uplink: Uplink,
+    left: u32,
+    at: Instant,
+}
+
+impl Schedule {
+    /// The addresses that are here, and the uplinks of each. What is new is told from now on.
+    pub(super) fn set(&mut self, here: &[(IpAddr, Uplink)], now: Instant) {
+        self.0.retain(|(address, link), _| {
+            here.iter().any(|(it, uplink)| (it, &uplink.link) == (address, link))
+        });
+        for (address, uplink) in here {
+            let new = || Entry { uplink: uplink.clone(), left: TIMES, at: now };
+            self.0.entry((*address, uplink.link)).or_insert_with(new);
+        }
+    }
+
+    /// What is to be sent now.
+    pub(super) fn due(&mut self, now: Instant) -> Vec<(IpAddr, Uplink)> {
+        let mut due = Vec::new();
+        for ((address, _), entry) in &mut self.0 {
+            if entry.left > 0 && entry.at <= now {
+                entry.left = entry.left.saturating_sub(1);
+                entry.at = now.checked_add(INTERVAL).unwrap_or(now);
+                due.push((*address, entry.uplink.clone()));
+            }
+        }
+        due
+    }
+
+    /// When something is due next.
+    pub(super) fn next(&self) -> Option<Instant> {
+        self.0.values().filter(|entry| entry.left > 0).map(|entry| entry.at).min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fairlead_netlink::route::MacAddress;
+
+    use super::*;
+
+    #[test]
+    fn each_address_is_told_three_times_on_each_link_and_again_when_it_has_been_elsewhere() {
+        let (start, address) = (Instant::now(), IpAddr::from([192, 0, 2, 40]));
+        let uplink =
+            |link| Uplink { link, name: format!("eth{link}"), mac: MacAddress([2; 6]), link_local: None };
+        let here = [(address, uplink(2)), (address, uplink(3))];
+        let mut schedule = Schedule::default();
+        let told = |schedule: &mut Schedule, from: Instant| {
+            let mut counts = Vec::new();
+            let mut now = from;
+            while let Some(next) = schedule.next() {
+                now = next.max(now);
+                counts.push(schedule.due(now).len());
+            }
+            (counts, now - from)
+        };
+        schedule.set(&here, start);
+        assert_eq!(told(&mut schedule, start), (vec![2, 2, 2], 2 * INTERVAL));
+        schedule.set(&here, start);
+        assert_eq!(schedule.next(), None);
+        schedule.set(&here[..1], start);
+        schedule.set(&here, start);
+        assert_eq!(told(&mut schedule, start).0, [1, 1, 1]);
+    }
+}
