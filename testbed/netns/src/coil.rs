@@ -146,11 +146,6 @@ impl Network {
             exchange(&self.client, server);
         }
     }
-
-    /// Retransmitted segments of the server.
-    pub fn retransmitted(&self) -> String {
-        self.server.sh("nstat -asz TcpRetransSegs | awk '/Retrans/ {print $2}'").trim().to_owned()
-    }
 }
 
 /// Whether this kernel has FoU.

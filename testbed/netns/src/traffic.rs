@@ -29,6 +29,15 @@ pub struct Report {
     pub longest: (Duration, Duration),
 }
 
+impl Report {
+    /// Whether nothing of the flow is lost but what is sent in the millisecond in which the queueing discipline `clsact` is added: the
+    /// kernel stops a link for that (`dev_deactivate` in `qdisc_graft`, `net/sched/sch_api.c`).
+    pub fn has_gone_on(&self) -> bool {
+        let most = usize::from(self.flow.starts_with("UDP"));
+        self.sent > 20 && self.lost <= most
+    }
+}
+
 /// One flow of UDP, with a packet every 10 ms, and one connection of TCP to each server.
 #[derive(Debug)]
 pub struct Traffic {
