@@ -41,6 +41,7 @@ fn taken_over(port: SourcePort) {
         let desired = Desired {
             clients: earlier_clients().unwrap().into_iter().collect(),
             destinations: everything.into(),
+            max_connections: None,
         };
         let applied = plane.apply(&desired).unwrap();
         println!("{port:?}: {} changes", applied.changes);

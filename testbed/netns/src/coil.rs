@@ -96,7 +96,7 @@ pub struct Network {
     /// The gateway pods.
     pub gateways: [Namespace; 2],
     router: Namespace,
-    server: Namespace,
+    _server: Namespace,
 }
 
 impl Network {
@@ -116,9 +116,9 @@ impl Network {
             });
             pod(&router, name, own, MTU)
         });
-        let server = server(&router);
+        let _server = server(&router);
         router.sh(&format!("nft '{ROUTER_RULES}'"));
-        Some(Self { client, gateways: [one, two], router, server })
+        Some(Self { client, gateways: [one, two], router, _server })
     }
 
     /// Packets of a counter of the router: `in_clear`, `untranslated`; FoU packets by their source port, `fixed` and `auto`.

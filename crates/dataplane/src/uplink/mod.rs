@@ -16,8 +16,8 @@ use fairlead_netlink::route::{
 use ipnet::{IpNet, Ipv4Net};
 
 pub use sysctl::{
-    SysctlError, accept_ipv6, answer_by_mark, answer_for_neighbours, enable_forwarding, forward_in_gateway, forwards, has_ipv6,
-    is_reverse_path_strict, loosen_reverse_path_filter, refuse_advertisements,
+    SysctlError, accept_ipv6, answer_by_mark, answer_for_neighbours, enable_forwarding, forward_in_gateway,
+    forwards, has_ipv6, is_reverse_path_strict, loosen_reverse_path_filter, refuse_advertisements,
 };
 
 /// MTU of the mesh device: the configured one, unless the uplink cannot carry it with WireGuard's 80 bytes over IPv6; never

@@ -76,8 +76,11 @@ fn set_up_gateway(own: &[IpAddr], clients: &[IpAddr]) -> Result<()> {
     let faults = prepare_host(&settings);
     ensure!(faults.is_empty(), "{faults:?}");
     let destinations = [("0.0.0.0/0".parse()?, true), ("::/0".parse()?, true)].into();
-    let applied = Plane::open(settings)?
-        .apply(&Desired { clients: clients.iter().copied().collect(), destinations, max_connections: None })?;
+    let applied = Plane::open(settings)?.apply(&Desired {
+        clients: clients.iter().copied().collect(),
+        destinations,
+        max_connections: None,
+    })?;
     ensure!(applied.refused.is_empty(), "{applied:?}");
     Ok(())
 }
@@ -118,7 +121,12 @@ fn routing(service: IpAddr) -> Result<ClientRouting> {
     }
     rules.push(rule(2100, all, TABLE_EGRESS_WIDE)?);
     let destination: IpNet = all.parse()?;
-    let route = ClientRoute { table: TABLE_EGRESS_WIDE, destination, link: link_name(service), originating_only: false };
+    let route = ClientRoute {
+        table: TABLE_EGRESS_WIDE,
+        destination,
+        link: link_name(service),
+        originating_only: false,
+    };
     Ok(ClientRouting { rules, routes: vec![route] })
 }
 
