@@ -21,12 +21,12 @@ const PACE: Duration = Duration::from_millis(10);
 const SETTLE: Duration = Duration::from_millis(1100);
 
 /// Flows of clients to the machine outside: TCP in both families, and UDP every 10 ms unless only TCP is wanted.
-struct Outgoing {
+pub(crate) struct Outgoing {
     flows: Vec<Flow>,
 }
 
 impl Outgoing {
-    fn start(cluster: &Cluster, pods: &[Pod], targets: &[IpAddr], with_udp: bool) -> Self {
+    pub(crate) fn start(cluster: &Cluster, pods: &[Pod], targets: &[IpAddr], with_udp: bool) -> Self {
         let outside = outside(cluster);
         let mut flows = Vec::new();
         for pod in pods {
@@ -48,7 +48,7 @@ impl Outgoing {
     }
 
     /// Waits until all flow.
-    fn flow(&self) {
+    pub(crate) fn flow(&self) {
         let mark = Instant::now();
         while !self.flows.iter().all(|flow| flow.flows_since(mark)) {
             assert!(mark.elapsed() < TIMEOUT, "flows have stopped");
@@ -59,8 +59,24 @@ impl Outgoing {
         }
     }
 
+    /// How many flows there are.
+    pub(crate) fn len(&self) -> usize {
+        self.flows.len()
+    }
+
+    /// Those that have ended, and why.
+    pub(crate) fn ended(&self) -> Vec<String> {
+        let ended = |flow: &Flow| flow.ended().map(|why| format!("{}: {why}", flow.name()));
+        self.flows.iter().filter_map(ended).collect()
+    }
+
+    /// The longest time since `mark` in which a flow had no answer.
+    pub(crate) fn longest_gap(&self, mark: Instant) -> Duration {
+        self.flows.iter().map(|flow| flow.figures_since(mark).longest_gap).max().unwrap_or_default()
+    }
+
     /// Not one message since `mark` was lost.
-    fn lost_nothing(&self, mark: Instant, what: &str) {
+    pub(crate) fn lost_nothing(&self, mark: Instant, what: &str) {
         self.flow();
         std::thread::sleep(SETTLE);
         let figures: Vec<_> = self.flows.iter().map(|flow| flow.figures_since(mark)).collect();
@@ -72,7 +88,7 @@ impl Outgoing {
 }
 
 /// Kills a container without a word; kubelet starts it again.
-fn kill(cluster: &Cluster, namespace: &str, pod: &str) {
+pub(crate) fn kill(cluster: &Cluster, namespace: &str, pod: &str) {
     let ask = |path: &str| {
         cluster.kubectl(&["-n", namespace, "get", "pod", pod, "-o", &format!("jsonpath={path}")]).unwrap()
     };
@@ -242,7 +258,7 @@ fn a_gateway_whose_node_loses_power_gets_no_new_flow() {
 }
 
 /// A connection that comes about at once.
-fn try_connect_soon(place: &impl Place, to: IpAddr) -> Result<()> {
+pub(crate) fn try_connect_soon(place: &impl Place, to: IpAddr) -> Result<()> {
     let target = std::net::SocketAddr::from((to, crate::outside::PORT));
     let connect = || std::net::TcpStream::connect_timeout(&target, Duration::from_millis(300));
     place.inside(connect)??;

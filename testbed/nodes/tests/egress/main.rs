@@ -13,6 +13,7 @@ mod failures;
 mod limits;
 mod outside;
 mod setup;
+mod source_addresses;
 mod use_of_gateways;
 
 static BED: bed::Bed = bed::Bed::new(setup::build);

@@ -1,7 +1,7 @@
 //! The cluster with both Egresses, and client pods.
 
 use std::collections::BTreeSet;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use anyhow::{Context, Result, ensure};
 use testbed_kube::images::AGNHOST;
@@ -16,6 +16,10 @@ use crate::bed::{Room, TIMEOUT, server};
 pub(crate) const INTERNET: &str = "internet-egress";
 /// Namespace of the gateways to 192.168.10.0/24.
 pub(crate) const DOMESTIC: &str = "domestic-egress";
+/// Namespace of the gateways to the Internet that have source addresses.
+pub(crate) const FLOATING: &str = "floating-egress";
+/// Host part of these addresses in the network of the nodes.
+const SOURCE: u8 = 200;
 /// What client pods are annotated with.
 pub(crate) const ANNOTATIONS: &str =
     "egress.coil.cybozu.com/internet-egress: nat, egress.coil.cybozu.com/domestic-egress: nat";
@@ -32,6 +36,28 @@ kind: AddressPool
 metadata: {name: domestic}
 spec: {blockSizeBits: 0, masquerade: false, subnets: [{ipv4: 192.168.20.0/28, ipv6: fd00:20::/124}]}
 ";
+
+/// The source addresses of the third Egress.
+pub(crate) fn source_addresses(cluster: &Cluster) -> Result<BTreeSet<IpAddr>> {
+    let router = cluster.sites().first().context("no network")?.router();
+    let ipv4 = u32::from(router.lan().network()) | u32::from(SOURCE);
+    let ipv6 = u128::from(router.lan6().context("no IPv6")?.network()) | u128::from(SOURCE);
+    Ok(BTreeSet::from([Ipv4Addr::from(ipv4).into(), Ipv6Addr::from(ipv6).into()]))
+}
+
+/// The third Egress, once the controller permits its addresses.
+fn with_source_addresses(cluster: &Cluster) -> Result<()> {
+    let addresses: Vec<String> = source_addresses(cluster)?.iter().map(ToString::to_string).collect();
+    let flag = format!("--egress-source-addresses={}/32,{}/128", addresses[0], addresses[1]);
+    let patch =
+        format!(r#"[{{"op": "add", "path": "/spec/template/spec/containers/0/args/-", "value": "{flag}"}}]"#);
+    let words =
+        ["-n", "kube-system", "patch", "deployment", "coil-egress-controller", "--type=json", "-p", &patch];
+    cluster.kubectl(&words)?;
+    let manifest = egress(FLOATING, "default", "0.0.0.0/0, '::/0'")
+        + &format!("  sourceAddresses: [{}, '{}']\n", addresses[0], addresses[1]);
+    cluster.apply(&manifest).map(drop)
+}
 
 /// A namespace with its pool and its Egress. Gateways are on the nodes that the Internet reaches.
 fn egress(namespace: &str, pool: &str, destinations: &str) -> String {
@@ -70,7 +96,8 @@ pub(crate) fn build() -> Result<Cluster> {
     cluster.apply(POOLS)?;
     cluster.apply(&egress(INTERNET, "internet", "0.0.0.0/0, '::/0'"))?;
     cluster.apply(&egress(DOMESTIC, "domestic", "192.168.10.0/24"))?;
-    for namespace in [INTERNET, DOMESTIC] {
+    with_source_addresses(&cluster)?;
+    for namespace in [INTERNET, DOMESTIC, FLOATING] {
         eventually(TIMEOUT, || {
             let ready = ["-n", namespace, "get", "egress", "nat", "-o", "jsonpath={.status.replicas}"];
             ensure!(cluster.kubectl(&ready)? == "2", "the gateways of {namespace} are not ready");
@@ -78,7 +105,7 @@ pub(crate) fn build() -> Result<Cluster> {
         })
         .with_context(|| cluster.explain())?;
     }
-    cluster.progress().step("two Egresses have two gateways each");
+    cluster.progress().step("three Egresses have two gateways each");
     Ok(cluster)
 }
 
