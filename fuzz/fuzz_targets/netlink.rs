@@ -1,4 +1,4 @@
-//! The kernel's replies: links, addresses, routes, rules, nftables, WireGuard, BPF filters. The first byte chooses which.
+//! The kernel's replies: links, addresses, routes, rules, nftables, WireGuard, BPF filters, connections. The first byte chooses which.
 #![no_main]
 
 use fairlead_netlink::replies::{ReplyKind, read};

@@ -21,11 +21,13 @@ pub enum ReplyKind {
     Filter,
     /// The attributes of a tracked connection, behind `struct nfgenmsg`.
     Connection,
+    /// Frames with their headers, as a subscription to connections receives them.
+    ConnectionEvents,
 }
 
 impl ReplyKind {
     /// All kinds, in an order that does not change: corpora name them by position.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Changes,
         Self::Chain,
         Self::Elements,
@@ -34,6 +36,7 @@ impl ReplyKind {
         Self::WireGuardDevice,
         Self::Filter,
         Self::Connection,
+        Self::ConnectionEvents,
     ];
 }
 
@@ -47,6 +50,7 @@ pub fn read(kind: ReplyKind, bytes: &[u8]) -> Result<usize, String> {
         ReplyKind::Connection => {
             conntrack::live_source(bytes).map(|source| usize::from(source.is_some())).map_err(str::to_owned)
         }
+        ReplyKind::ConnectionEvents => conntrack::count_events(bytes).map_err(|error| error.to_string()),
         ReplyKind::Filter => route::count_filters(bytes).map_err(str::to_owned),
         ReplyKind::WireGuardDevice => wireguard::count_peers(bytes).map_err(str::to_owned),
         other => nftables::count(other, bytes).map_err(str::to_owned),

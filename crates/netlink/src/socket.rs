@@ -80,7 +80,7 @@ pub struct Socket {
 
 pub(crate) struct Frame<'a> {
     pub(crate) kind: u16,
-    flags: u16,
+    pub(crate) flags: u16,
     sequence: u32,
     pub(crate) payload: &'a [u8],
 }

@@ -291,7 +291,11 @@ pub(crate) fn count(kind: ReplyKind, body: &[u8]) -> Parsed<usize> {
         }
         ReplyKind::Rule => usize::from(parse_rule(body, table)?.is_some()),
         ReplyKind::Set => usize::from(parse_set(body, table)?.is_some()),
-        ReplyKind::Changes | ReplyKind::Connection | ReplyKind::Filter | ReplyKind::WireGuardDevice => 0,
+        ReplyKind::Changes
+        | ReplyKind::Connection
+        | ReplyKind::ConnectionEvents
+        | ReplyKind::Filter
+        | ReplyKind::WireGuardDevice => 0,
     })
 }
 

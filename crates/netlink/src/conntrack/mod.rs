@@ -1,5 +1,12 @@
 //! Connection tracking (`linux/netfilter/nfnetlink_conntrack.h`): which connections of this network namespace are alive, and those whose
-//! source should have been translated.
+//! source should have been translated. [`ConnectionEvents`] says what happens to connections, as it happens; [`ConnectionTable`] lists,
+//! adds, changes and deletes them.
+
+mod events;
+mod flow;
+mod table;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -9,7 +16,17 @@ use nix::libc;
 use crate::nftables::attributes::{AttributeWriter, Parsed, array, explain, find, require};
 use crate::{Family, Message, Result, Socket};
 
-/// `IPCTNL_MSG_CT_GET`, `IPCTNL_MSG_CT_DELETE`
+pub use events::{ConnectionEvent, ConnectionEvents};
+pub use flow::{
+    Flow, FlowCounters, Ports, STATUS_ASSURED, STATUS_CONFIRMED, STATUS_DESTINATION_TRANSLATED,
+    STATUS_SEEN_REPLY, STATUS_SOURCE_TRANSLATED, TCP_FLAG_LIBERAL, Tcp, Tuple,
+};
+pub use table::{ConnectionTable, TableChange};
+
+pub(crate) use events::count_events;
+
+/// `IPCTNL_MSG_CT_NEW`, `IPCTNL_MSG_CT_GET`, `IPCTNL_MSG_CT_DELETE`
+const NEW: i32 = 0;
 const GET: i32 = 1;
 const DELETE: i32 = 2;
 /// `struct nfgenmsg` in bytes.
@@ -22,10 +39,9 @@ const SOURCE_IPV4: u16 = 1;
 const DESTINATION_IPV4: u16 = 2;
 const SOURCE_IPV6: u16 = 3;
 const DESTINATION_IPV6: u16 = 4;
-/// `CTA_STATUS`, `CTA_STATUS_MASK`, `IPS_SRC_NAT`
+/// `CTA_STATUS`, `CTA_STATUS_MASK`
 const STATUS: u16 = 3;
 const STATUS_MASK: u16 = 26;
-const SOURCE_TRANSLATED: u32 = 1 << 4;
 /// `CTA_ID`
 const ID: u16 = 12;
 /// `CTA_PROTOINFO`, `CTA_PROTOINFO_TCP`, `CTA_PROTOINFO_TCP_STATE`
@@ -63,7 +79,7 @@ pub fn forget_untranslated(sources: &BTreeSet<IpAddr>) -> Result<usize> {
     // Kernels before 5.15 list all of them.
     let mut filter = AttributeWriter::new(&header(libc::AF_UNSPEC as u8));
     filter.be32(STATUS, 0);
-    filter.be32(STATUS_MASK, SOURCE_TRANSLATED);
+    filter.be32(STATUS_MASK, STATUS_SOURCE_TRANSLATED);
     let request = message(GET, filter.finish(what)?, what);
     let mut socket = Socket::open(Family::Netfilter)?;
     let mut messages = Vec::new();
@@ -136,92 +152,4 @@ pub(crate) fn live_source(connection: &[u8]) -> Parsed<Option<IpAddr>> {
         return Ok(None);
     }
     end(require(connection, TUPLE_ORIGINAL)?, SOURCE_IPV4, SOURCE_IPV6)
-}
-
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-    use crate::nftables::attributes::AttributeWriter;
-
-    fn connection(tcp_state: Option<u8>, source: (u16, &[u8])) -> Vec<u8> {
-        let mut writer = AttributeWriter::new(&[]);
-        writer.nested(TUPLE_ORIGINAL, |tuple| {
-            tuple.nested(TUPLE_ADDRESSES, |addresses| addresses.bytes(source.0, source.1));
-        });
-        if let Some(state) = tcp_state {
-            writer.nested(PROTOCOL_STATE, |info| {
-                info.nested(PROTOCOL_STATE_TCP, |tcp| tcp.bytes(TCP_STATE, &[state]));
-            });
-        }
-        writer.finish("test").unwrap()
-    }
-
-    #[test]
-    fn connections_that_ended_are_left_out() {
-        let ipv4 = (SOURCE_IPV4, &[10, 0, 0, 1][..]);
-        let found = |state| live_source(&connection(state, ipv4)).unwrap();
-        let source: IpAddr = "10.0.0.1".parse().unwrap();
-        assert_eq!((found(None), found(Some(3))), (Some(source), Some(source)));
-        assert_eq!((found(Some(7)), found(Some(8))), (None, None));
-        let ipv6 = connection(None, (SOURCE_IPV6, &[0xfd; 16]));
-        assert_eq!(live_source(&ipv6).unwrap(), Some(IpAddr::from([0xfd; 16])));
-        assert!(live_source(&connection(None, (SOURCE_IPV4, &[1]))).is_err());
-    }
-
-    #[test]
-    fn connections_of_a_namespace_are_listed() {
-        testbed_netns::in_namespace(|| {
-            // Loopback is tracked as soon as a rule asks for it.
-            testbed_netns::sh(
-                "nft 'table inet t { chain c { type filter hook input priority 0; ct state new accept; }; }'",
-            );
-            assert_eq!(connections_by_source().unwrap(), BTreeMap::new());
-            let server = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
-            let client = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
-            client.send_to(b"x", server.local_addr().unwrap()).unwrap();
-            let found = connections_by_source().unwrap();
-            assert_eq!(found.into_iter().collect::<Vec<_>>(), [([127, 0, 0, 1].into(), 1)]);
-        });
-    }
-
-    #[test]
-    fn only_connections_of_these_hosts_without_translation_are_forgotten() {
-        let router = testbed_netns::Namespace::new();
-        let [host, other] = ["host", "other"].map(|name| {
-            let namespace = testbed_netns::Namespace::new();
-            namespace.veth("eth0", &router, name);
-            namespace
-        });
-        router.sh("sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1
-            ip addr add 10.0.0.1/24 dev host; ip addr add 10.0.1.1/24 dev other
-            ip addr add fd00::1/64 dev host nodad; ip addr add fd00:1::1/64 dev other nodad
-            nft 'table inet t { chain c { type filter hook forward priority 0; ct state new accept; }; chain n { type nat hook postrouting priority 100; udp dport 7 masquerade; }; }'");
-        host.sh("ip addr add 10.0.0.2/24 dev eth0; ip addr add 10.0.0.3/24 dev eth0; ip addr add fd00::2/64 dev eth0 nodad
-            ip route add default via 10.0.0.1; ip -6 route add default via fd00::1");
-        other.sh("ip addr add 10.0.1.2/24 dev eth0; ip addr add fd00:1::2/64 dev eth0 nodad
-            ip route add default via 10.0.1.1; ip -6 route add default via fd00:1::1");
-        for (from, to) in [("10.0.0.2", "10.0.1.2:7"), ("10.0.0.2", "10.0.1.2:8"), ("10.0.0.3", "10.0.1.2:8")]
-        {
-            let socket = host.run(|| std::net::UdpSocket::bind((from, 0))).unwrap();
-            host.run(|| socket.send_to(b"x", to)).unwrap();
-        }
-        let socket = host.run(|| std::net::UdpSocket::bind("[fd00::2]:0")).unwrap();
-        host.run(|| socket.send_to(b"x", "[fd00:1::2]:8")).unwrap();
-        // The kernel has forwarded them when the last one has found its neighbour.
-        std::thread::sleep(std::time::Duration::from_millis(300));
-        let sources = ["10.0.0.2", "fd00::2"].map(|text| text.parse().unwrap()).into();
-        assert_eq!(router.run(|| forget_untranslated(&sources)).unwrap(), 2);
-        assert_eq!(router.run(|| forget_untranslated(&sources)).unwrap(), 0);
-        let left = router.run(connections_by_source).unwrap();
-        assert_eq!((left.get(&[10, 0, 0, 2].into()), left.get(&[10, 0, 0, 3].into())), (Some(&1), Some(&1)));
-    }
-
-    proptest! {
-        #[test]
-        fn garbage_is_an_error_or_nothing(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
-            let _ = (live_source(&bytes), untranslated_source(&bytes));
-        }
-    }
 }
