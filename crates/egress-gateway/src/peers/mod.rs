@@ -34,6 +34,8 @@ pub struct Slot {
     pub addresses: Vec<IpAddr>,
     /// The greatest term that this gateway knows of.
     pub term: u64,
+    /// The pod that the Lease names in this term.
+    pub holder: Option<String>,
     /// Whether this gateway holds it.
     pub is_held: bool,
 }
