@@ -23,6 +23,7 @@ pub mod registry;
 pub mod review;
 mod server;
 mod shared;
+pub mod sync;
 mod watches;
 
 use std::net::{IpAddr, SocketAddr};

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
+use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use fairlead_egress::registration::PublicKeyHash;
 use serde::{Deserialize, Serialize};
 
@@ -81,4 +81,49 @@ pub fn members(annotations: &BTreeMap<String, String>) -> (Members, Vec<String>)
         }
     }
     (members, wrong)
+}
+
+/// The UID of the pod that a token of its ServiceAccount is bound to (claim `kubernetes.io`). Nothing is verified: it is the own token.
+pub fn pod_uid(token: &str) -> Option<String> {
+    let claims = URL_SAFE_NO_PAD.decode(token.trim().split('.').nth(1)?).ok()?;
+    let claims: serde_json::Value = serde_json::from_slice(&claims).ok()?;
+    claims.pointer("/kubernetes.io/pod/uid")?.as_str().map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn member() -> Member {
+        let addresses = ["10.0.0.1", "fd00::1"].map(|text| text.parse().unwrap()).to_vec();
+        Member { uid: "u-1".to_owned(), addresses, key: [7; 32] }
+    }
+
+    #[test]
+    fn gateways_are_read_from_annotations_and_wrong_ones_named() {
+        let annotation = |pod: &str| format!("{ANNOTATION_PREFIX}{pod}");
+        let mut annotations = BTreeMap::from([
+            (annotation("nat-a"), member().encode()),
+            (annotation("nat-b"), "{}".to_owned()),
+            (annotation("nat-c"), member().encode().replace("Bw", "")),
+            (annotation("nat-d"), "x".repeat(MAX_ENTRY + 1)),
+            ("other".to_owned(), String::new()),
+        ]);
+        let (found, wrong) = members(&annotations);
+        assert_eq!(found, [("nat-a".to_owned(), member())].into());
+        assert_eq!(wrong.len(), 3, "{wrong:?}");
+        assert!(wrong[0].contains("nat-b") && wrong[1].contains("key"), "{wrong:?}");
+        annotations.extend(
+            (0..MAX_MEMBERS + 5).map(|number| (annotation(&format!("p{number}")), member().encode())),
+        );
+        let (found, wrong) = members(&annotations);
+        assert_eq!((found.len(), wrong.len()), (MAX_MEMBERS, 4), "{wrong:?}");
+    }
+
+    #[test]
+    fn the_own_uid_is_in_the_token() {
+        let claims = URL_SAFE_NO_PAD.encode(r#"{"kubernetes.io":{"pod":{"name":"nat-a","uid":"u-1"}}}"#);
+        assert_eq!(pod_uid(&format!("e30.{claims}.c2ln\n")).as_deref(), Some("u-1"));
+        assert_eq!((pod_uid(""), pod_uid("a.b.c"), pod_uid("e30.e30.x")), (None, None, None));
+    }
 }
