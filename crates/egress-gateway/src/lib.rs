@@ -5,6 +5,7 @@
 //! * [`plane`]: the data path in the kernel, brought to a desired state.
 //! * `server`: node programs register clients at it, with a token that [`review`] has the API server judge.
 //! * [`peers`]: the other gateways of the Egress, and connections to them.
+//! * [`sync`]: copies of tracked connections among them.
 //! * `watches`: the Egress, and which addresses are inside of the cluster.
 //! * `data_path`: the task that compares the kernel with the desired state and mends it. `drain`: waits for the last flow before the program
 //!   ends.

@@ -36,14 +36,16 @@ fn connections_go_on_when_the_address_moves_and_both_gateways_print_the_same() {
     let before: Vec<String> = sockets.iter().map(ask).collect();
     assert!(before.iter().all(|source| SOURCES.iter().any(|it| source.contains(it))), "{before:?}");
     streams.iter_mut().for_each(|stream| say(stream, "before").unwrap());
+    let bed = &bed;
     thread::scope(|scope| {
-        let pings =
-            SERVERS.map(|server| scope.spawn(|| bed.client.sh(&format!("ping -c 30 -i 0.1 -W 1 {server}"))));
+        let pings = SERVERS
+            .map(|server| scope.spawn(move || bed.client.sh(&format!("ping -c 30 -i 0.1 -W 1 {server}"))));
         // One that ends is copied no more.
         drop(bed.connect(SERVERS[0]));
         thread::sleep(Duration::from_millis(1000));
         let same = bed.wait_for_same();
         let of = |protocol: &str| same.iter().filter(|line| line.contains(protocol)).count();
+        assert_eq!(bed.b.metrics.counts()[2], 0, "refused");
         assert_eq!((of(" 6 ESTABLISHED"), of("udp"), of("icmp")), (20, 10, 2), "{same:#?}");
         bed.move_to("b", 2);
         streams.iter_mut().for_each(|stream| say(stream, "after").unwrap());
@@ -72,9 +74,8 @@ fn connections_go_on_when_the_address_moves_and_both_gateways_print_the_same() {
     bed.move_to("a", 3);
     streams.iter_mut().for_each(|stream| say(stream, "again").unwrap());
     for gateway in [&bed.a, &bed.b] {
-        let [_, injected, refused, missed] = gateway.metrics.counts();
+        let [_, injected, _, missed] = gateway.metrics.counts();
         assert!(injected > 0 && missed == 0, "{}: {injected} {missed}", gateway.name);
-        assert_eq!(refused, 0, "{}", gateway.name);
     }
 }
 
@@ -91,10 +92,8 @@ fn a_gateway_that_starts_gets_all_connections_and_loses_those_that_have_ended() 
     assert_eq!(bed.b.listed().len(), 2);
     let mut other = bed.connect(SERVERS[1]);
     say(&mut other, "x").unwrap();
+    // It has dropped what the holder said meanwhile, and now gets a full copy.
     bed.b.set_holder("a", 1);
-    // The holder sends a full copy when it is asked for one, or connected to; here it takes the address again.
-    bed.a.set_holder("a", 2);
-    bed.b.set_holder("a", 2);
     let same = bed.wait_for_same();
     assert_eq!(same.len(), 2, "{same:#?}");
     let mut complete = bed.b.complete.clone();

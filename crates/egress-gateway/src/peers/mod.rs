@@ -89,6 +89,8 @@ pub struct Peers {
     /// The connections that this gateway has dialed, by member: each has another number.
     connections: watch::Sender<BTreeMap<String, u64>>,
     inbox: mpsc::Sender<Heard>,
+    /// Whether `sync` takes messages about flows; otherwise they are dropped.
+    is_listening: AtomicBool,
     /// Members of which messages about flows were dropped.
     dropped: Mutex<BTreeMap<String, Arc<AtomicBool>>>,
 }
@@ -102,6 +104,7 @@ impl Peers {
             outboxes: Mutex::default(),
             connections: watch::Sender::default(),
             inbox,
+            is_listening: AtomicBool::new(true),
             dropped: Mutex::default(),
         };
         (Arc::new(peers), heard)
@@ -155,6 +158,11 @@ impl Peers {
         self.outboxes().get(member).map(|outbox| outbox.room()).unwrap_or_default()
     }
 
+    /// Whether messages about flows are taken from now on.
+    pub(crate) fn listen(&self, is_listening: bool) {
+        self.is_listening.store(is_listening, Ordering::Release);
+    }
+
     /// Whether messages of the member were dropped since the last call.
     pub(crate) fn take_dropped(&self, member: &str) -> bool {
         let dropped = self.dropped.lock().unwrap_or_else(PoisonError::into_inner);
@@ -163,7 +171,8 @@ impl Peers {
 
     /// Hands on what was heard; `false` if it was dropped.
     fn hear(&self, from: &str, news: News) -> bool {
-        let is_taken = self.inbox.try_send(Heard { from: from.to_owned(), news }).is_ok();
+        let is_listening = self.is_listening.load(Ordering::Acquire);
+        let is_taken = is_listening && self.inbox.try_send(Heard { from: from.to_owned(), news }).is_ok();
         if !is_taken {
             let mut dropped = self.dropped.lock().unwrap_or_else(PoisonError::into_inner);
             // Members are few; those that are gone are forgotten with their connection.

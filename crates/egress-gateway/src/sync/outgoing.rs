@@ -53,13 +53,16 @@ impl Outgoing {
         Self { limit, ..Self::default() }
     }
 
-    /// The gateway holds a slot from now on; [`Self::replace`] says which flows it has. All members get a full copy.
-    pub fn hold(&mut self, slot: u32, addresses: Vec<IpAddr>, term: u64) {
-        let table = self.slots.entry(slot).or_default();
-        if (&table.addresses, table.term) != (&addresses, term) {
-            *table = Table { addresses, term, ..Table::default() };
+    /// The gateway holds a slot from now on, and all members get a full copy. Whether that is new: then [`Self::replace`] has to say which
+    /// flows it has.
+    pub fn hold(&mut self, slot: u32, addresses: Vec<IpAddr>, term: u64) -> bool {
+        let known = self.slots.get(&slot);
+        let is_new = known.is_none_or(|known| (&known.addresses, known.term) != (&addresses, term));
+        if is_new {
+            self.slots.insert(slot, Table { addresses, term, ..Table::default() });
             self.copy_slot(slot);
         }
+        is_new
     }
 
     /// It no longer holds the slot.

@@ -73,7 +73,9 @@ impl Copier {
         let mut ticks = interval(INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            if self.slots.borrow_and_update().is_empty() {
+            let is_idle = self.slots.borrow_and_update().is_empty();
+            self.peers.listen(!is_idle);
+            if is_idle {
                 worker = None;
                 self.idle().await;
                 continue;
@@ -96,7 +98,7 @@ impl Copier {
         }
     }
 
-    /// Waits for a slot. What is heard meanwhile is dropped: it is of no slot.
+    /// Waits for a slot. What is heard meanwhile is dropped, and its senders are told.
     async fn idle(&mut self) {
         tokio::select! {
             changed = self.slots.changed() => if changed.is_err() {
@@ -230,16 +232,13 @@ impl Worker {
         }
         for (number, slot) in slots.iter() {
             let was = former.get(number);
-            let is_other =
-                was.is_none_or(|was| was.is_held != slot.is_held || was.addresses != slot.addresses);
             if slot.is_held {
-                self.outgoing.hold(*number, slot.addresses.clone(), slot.term);
-                if is_other {
+                if self.outgoing.hold(*number, slot.addresses.clone(), slot.term) {
                     self.incoming.forget(*number);
                     let flows = self.flows(*number)?;
                     self.outgoing.replace(*number, &flows);
                 }
-            } else if is_other {
+            } else if was.is_none_or(|was| was.is_held || was.addresses != slot.addresses) {
                 self.outgoing.release(*number);
                 self.incoming.forget(*number);
                 let flows = self.flows(*number)?;

@@ -122,7 +122,7 @@ impl Gateway {
         self.slots.send_replace(Arc::new([(0, slot)].into()));
     }
 
-    /// What `conntrack -L` prints of translated connections, in order, without timeouts.
+    /// What `conntrack -L` prints of translated connections that have not ended, without timeouts.
     pub(crate) fn listed(&self) -> BTreeSet<String> {
         let list = |family: &str, source: &str| {
             self.namespace.sh(&format!("conntrack -L -f {family} --reply-dst {source} 2>/dev/null"))
@@ -134,7 +134,8 @@ impl Gateway {
             words.retain(|word| !word.starts_with("use="));
             words.join(" ")
         };
-        lines.iter().flat_map(|lines| lines.lines()).map(words).collect()
+        let has_ended = |line: &str| line.contains(" TIME_WAIT ") || line.contains(" CLOSE ");
+        lines.iter().flat_map(|lines| lines.lines()).filter(|line| !has_ended(line)).map(words).collect()
     }
 }
 
