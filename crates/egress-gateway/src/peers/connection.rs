@@ -138,7 +138,8 @@ async fn serve(
             // Of a later version.
             None => None,
         };
-        if let Some(kind) = answer {
+        let wanted = peers.take_wanted(&from).map(|slot| from_member::Kind::Missed(Missed { slot }));
+        for kind in answer.into_iter().chain(wanted) {
             frames::write(&mut writer, &encode(&FromMember { kind: Some(kind) })).await?;
         }
         sleep(messages.pause(1, Instant::now())).await;
@@ -206,6 +207,7 @@ impl Peers {
     fn forget(&self, pod: &str) {
         self.outboxes().remove(pod);
         self.dropped.lock().unwrap_or_else(std::sync::PoisonError::into_inner).remove(pod);
+        self.wanted.lock().unwrap_or_else(std::sync::PoisonError::into_inner).remove(pod);
         self.connections.send_if_modified(|connections| connections.remove(pod).is_some());
     }
 }

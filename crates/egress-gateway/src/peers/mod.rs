@@ -18,7 +18,7 @@ mod start;
 mod tests;
 mod tls;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -93,6 +93,8 @@ pub struct Peers {
     is_listening: AtomicBool,
     /// Members of which messages about flows were dropped.
     dropped: Mutex<BTreeMap<String, Arc<AtomicBool>>>,
+    /// Slots of which members are asked for full copies, with the answer to their next message.
+    wanted: Mutex<BTreeMap<String, BTreeSet<u32>>>,
 }
 
 impl Peers {
@@ -106,6 +108,7 @@ impl Peers {
             inbox,
             is_listening: AtomicBool::new(true),
             dropped: Mutex::default(),
+            wanted: Mutex::default(),
         };
         (Arc::new(peers), heard)
     }
@@ -156,6 +159,16 @@ impl Peers {
     /// How many more messages about flows a member takes, and how long the first that waits has waited.
     pub(crate) fn room(&self, member: &str) -> (usize, Duration) {
         self.outboxes().get(member).map(|outbox| outbox.room()).unwrap_or_default()
+    }
+
+    /// Asks a member for a full copy of a slot.
+    pub(crate) fn want(&self, member: &str, slot: u32) {
+        let mut wanted = self.wanted.lock().unwrap_or_else(PoisonError::into_inner);
+        wanted.entry(member.to_owned()).or_default().insert(slot);
+    }
+
+    fn take_wanted(&self, member: &str) -> Option<u32> {
+        self.wanted.lock().unwrap_or_else(PoisonError::into_inner).get_mut(member)?.pop_first()
     }
 
     /// Whether messages about flows are taken from now on.

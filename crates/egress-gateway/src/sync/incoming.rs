@@ -153,6 +153,11 @@ impl Incoming {
         self.slots.get(&slot)?.completed
     }
 
+    /// Whether no full copy of a slot has arrived, and none is arriving.
+    pub fn needs_copy(&self, slot: u32) -> bool {
+        self.slots.get(&slot).is_none_or(|copies| copies.completed.is_none() && !copies.copying)
+    }
+
     /// This gateway holds the slot itself now, or the slot is gone: what it knows of it stays in the kernel, and is no copy any more.
     pub fn forget(&mut self, slot: u32) {
         if let Some(copies) = self.slots.remove(&slot) {

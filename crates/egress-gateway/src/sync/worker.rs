@@ -173,6 +173,10 @@ struct Worker {
     compare_at: Instant,
     /// When a member last got a full copy because it asked for it, and whether it has asked again since.
     asked: BTreeMap<(String, u32), (Instant, bool)>,
+    /// When the holder of a slot was last asked for a full copy.
+    wanted: BTreeMap<u32, Instant>,
+    /// Whether `events` has more than the end of connections, which is all that a gateway without a slot needs.
+    has_all_events: bool,
 }
 
 impl Worker {
@@ -184,7 +188,7 @@ impl Worker {
             addresses,
             metrics,
             table: ConnectionTable::open()?,
-            events: ConnectionEvents::open()?,
+            events: ConnectionEvents::open_destroyed()?,
             outgoing: Outgoing::new(LIMIT),
             incoming: Incoming::new(LIMIT),
             slots: Arc::default(),
@@ -193,6 +197,8 @@ impl Worker {
             is_missed: false,
             compare_at: Instant::now(),
             asked: BTreeMap::new(),
+            wanted: BTreeMap::new(),
+            has_all_events: false,
         })
     }
 
@@ -215,6 +221,7 @@ impl Worker {
                 self.outgoing.copy_all();
             }
             self.send(now);
+            self.want_copies(now);
         }
         self.metrics.copies.set(i64::try_from(self.incoming.flows()).unwrap_or(i64::MAX));
         self.metrics.held.set(i64::try_from(self.outgoing.flows()).unwrap_or(i64::MAX));
@@ -224,6 +231,13 @@ impl Worker {
     fn set_slots(&mut self, slots: Arc<Slots>) -> Result<()> {
         if self.slots == slots {
             return Ok(());
+        }
+        let is_holder = slots.values().any(|slot| slot.is_held);
+        if is_holder != self.has_all_events {
+            // Before the connections are listed, so that nothing is missed between.
+            self.events =
+                if is_holder { ConnectionEvents::open()? } else { ConnectionEvents::open_destroyed()? };
+            self.has_all_events = is_holder;
         }
         let former = std::mem::replace(&mut self.slots, Arc::clone(&slots));
         for slot in former.keys().filter(|slot| !slots.contains_key(*slot)) {
@@ -286,6 +300,20 @@ impl Worker {
         self.metrics.deleted.inc_by(applied.deleted as u64);
         self.metrics.refused(&refused);
         Ok(())
+    }
+
+    /// Asks holders for what has not arrived: they sent it before this gateway knew of the slot.
+    fn want_copies(&mut self, now: Instant) {
+        self.wanted.retain(|slot, _| self.slots.contains_key(slot));
+        for (number, slot) in self.slots.iter().filter(|(_, slot)| !slot.is_held) {
+            let last = self.wanted.entry(*number).or_insert(now);
+            let is_due = now.saturating_duration_since(*last) >= AGAIN;
+            if let Some(holder) = slot.holder.as_ref().filter(|_| is_due && self.incoming.needs_copy(*number))
+            {
+                *last = now;
+                self.peers.want(holder, *number);
+            }
+        }
     }
 
     /// A member lacks something: at once, or when the last time is long enough ago.

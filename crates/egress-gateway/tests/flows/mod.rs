@@ -49,6 +49,16 @@ impl Hold for NoHold {
     fn answer(&self, _: &str, _: Answer) {}
 }
 
+/// As the hold protocol sends them.
+async fn heartbeats(peers: &Peers) {
+    loop {
+        for member in peers.connections().borrow().keys() {
+            peers.heartbeat(member, Heartbeat::default());
+        }
+        tokio::time::sleep(Duration::from_millis(250)).await;
+    }
+}
+
 struct Known;
 
 impl Addresses for Known {
@@ -101,7 +111,8 @@ impl Gateway {
                     ready.send(copier.complete()).unwrap();
                     tokio::select! {
                         never = copier.run() => match never {},
-                        never = peers.run(listener, identity, PORT, Arc::new(NoHold)) => match never {},
+                        never = Arc::clone(&peers).run(listener, identity, PORT, Arc::new(NoHold)) => match never {},
+                        () = heartbeats(&peers) => {}
                         () = stopped.cancelled() => {}
                     }
                 });
@@ -154,8 +165,10 @@ impl Bed {
         a.namespace.veth("peer", &b.namespace, "peer");
         for (gateway, number) in [(&a, 1), (&b, 2)] {
             let Gateway { name, namespace, .. } = gateway;
-            namespace.veth("client", &client, name);
-            namespace.veth("server", &server, name);
+            // `ip link set a up` would be about an address.
+            let link = format!("gateway-{name}");
+            namespace.veth("client", &client, &link);
+            namespace.veth("server", &server, &link);
             namespace.sh(&format!(
                 "sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1 net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.default.rp_filter=0
                 sysctl -qw net.netfilter.nf_conntrack_tcp_loose=0
@@ -168,10 +181,10 @@ impl Bed {
                 SERVERS[0], SERVERS[1],
             ));
             client.sh(&format!(
-                "ip addr add 10.1.{number}.2/24 dev {name}; ip addr add fd01:{number}::2/64 dev {name} nodad"
+                "ip addr add 10.1.{number}.2/24 dev {link}; ip addr add fd01:{number}::2/64 dev {link} nodad"
             ));
             server.sh(&format!(
-                "ip addr add 10.2.{number}.2/24 dev {name}; ip addr add fd02:{number}::2/64 dev {name} nodad"
+                "ip addr add 10.2.{number}.2/24 dev {link}; ip addr add fd02:{number}::2/64 dev {link} nodad"
             ));
         }
         client.sh("sysctl -qw net.ipv4.ip_local_port_range='1024 65535'
